@@ -1,7 +1,7 @@
 """The audit trail: one line for each change, written where the change is made.
 
-The door says who asks (`asked_by`); what happens because of that, in this task and in those that it starts,
-has the same cause. What vgpud does by itself names its reason instead (`by_itself`).
+A door records the caller (`asked_by`). Every change of the same task, and of the tasks that it starts, has
+this caller as its cause. Changes that vgpud makes by itself have a reason instead (`by_itself`).
 """
 
 import os
@@ -21,7 +21,7 @@ log = structlog.get_logger("vgpud.audit")
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Who asked, through which door; or `reason`, where vgpud acts by itself."""
+    """The cause of a change: a caller and its door; or `reason`, if vgpud acts by itself."""
 
     door: str
     uid: int
@@ -35,7 +35,7 @@ class Cause:
 
 @dataclass(slots=True)
 class Change:
-    """What is told of a change beside its name; `made` is False where there was nothing to change."""
+    """The fields of an audit line besides the change's name; `made` is False if nothing had to be changed."""
 
     words: dict[str, object] = field(default_factory=dict)
     made: bool = True
@@ -49,19 +49,19 @@ _cause: ContextVar[Cause | None] = ContextVar("vgpud_audit_cause", default=None)
 
 
 def asked_by(caller: Caller, door: str = "", container: str = "", claim: str = "") -> None:
-    """From here on in this task, and in those that it starts."""
+    """Sets the caller as the cause of further changes in this task and in tasks that it starts."""
     name = door or caller.door.name.lower()
     _cause.set(Cause(name, caller.uid, caller.gid, caller.process.pid, container, claim=claim))
 
 
 def by_itself(reason: str) -> None:
-    """As `asked_by`, where no caller asked."""
+    """Sets `reason` as the cause of further changes, in place of a caller."""
     _cause.set(_itself(reason))
 
 
 @contextmanager
 def because(reason: str, pod: str = "") -> Iterator[None]:
-    """What the block changes, vgpud changes by itself; after the block the cause is as before."""
+    """Inside the block, changes have `reason` as their cause; afterwards the former cause holds again."""
     former = _cause.set(_itself(reason, pod))
     try:
         yield
@@ -71,7 +71,7 @@ def because(reason: str, pod: str = "") -> Iterator[None]:
 
 @contextmanager
 def of_pod(pod: str) -> Iterator[None]:
-    """What the block changes is of this pod; the cause stays."""
+    """Inside the block, audit lines name the pod; the cause stays."""
     former = _cause.set(replace(_cause.get() or _itself(""), pod=pod))
     try:
         yield
@@ -81,7 +81,7 @@ def of_pod(pod: str) -> Iterator[None]:
 
 @contextmanager
 def change(name: str, **words: object) -> Iterator[Change]:
-    """A line of what came of the block: done, or the error that it raises."""
+    """Writes one audit line when the block ends: success, or the error that it raises."""
     told = Change(words)
     try:
         yield told
@@ -93,12 +93,14 @@ def change(name: str, **words: object) -> Iterator[Change]:
 
 
 def automatic(name: str, reason: str, **words: object) -> None:
-    """A line for what vgpud has done by itself, in a task that an earlier caller may have started."""
+    """Writes an audit line for a change that vgpud made by itself, in a task that an earlier caller may have
+    started.
+    """
     _write(name, None, _itself(reason), words)
 
 
 def record(name: str, failure: VgpuError | None, **words: object) -> None:
-    """`failure` is why the change was not made."""
+    """Writes an audit line; `failure` is the error if the change was not made."""
     _write(name, failure, _cause.get() or _itself(""), words)
 
 

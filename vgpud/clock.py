@@ -1,5 +1,6 @@
-"""The daemon's clock, which is the event loop's: pauses, timeouts and what is compared with them agree, and a
-test that turns the loop's time (tests/clock.py) turns all of them."""
+"""The daemon's clock is the clock of the event loop. So sleeps, timeouts and time stamps agree, and a test
+that advances the loop's time (tests/clock.py) advances all of them.
+"""
 
 import asyncio
 

@@ -1,4 +1,6 @@
-"""vgpud itself: settings, policy, ledger, hardware, doors, signals; then it waits to be asked."""
+"""The daemon: reads settings and policy, opens the ledger, the hardware and the doors, and serves until a
+signal ends it.
+"""
 
 import argparse
 import asyncio
@@ -71,11 +73,11 @@ log = structlog.get_logger("vgpud")
 
 _STOP_SECONDS = 10.0
 _RETRY_SECONDS = 1.0
-_DESCRIPTORS = 524_288  # as the units have it
+_DESCRIPTORS = 524_288  # as LimitNOFILE= in the units
 
 
 class Daemon:
-    """Everything that lives as long as the process; built in `running`."""
+    """The objects that live as long as the process; `running` builds them."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -89,7 +91,8 @@ class Daemon:
         self.ledger: Ledger | None = None
         self.containers: Containers | None = None
         self.cdi_watch: CdiWatch | None = None
-        self.claim: int | None = None  # a descriptor that is held to the end
+        # the lock on the run directory: a descriptor that stays open until the end
+        self.claim: int | None = None
         self.originals: LedgerOriginals | None = None
 
     def load_policy(self) -> LoadedPolicy:
@@ -125,7 +128,7 @@ class Daemon:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[NodeKeeper]:
-        """A keeper whose book, ledger and world agree; raises VgpuError if that cannot be had."""
+        """Yields a keeper whose store, ledger and node agree. Raises VgpuError if that fails."""
         policy = self.load_policy()
         make_folders(self.settings)
         check_mount(self.settings)
@@ -182,7 +185,9 @@ class Daemon:
         return keeper, parts
 
     def _stop_helpers(self) -> None:
-        """With nothing allocated no tenant can miss them, and a stopped vgpud leaves nothing running."""
+        """Stops the helpers if there are no allocations: no tenant needs them, and a stopped vgpud leaves no
+        process behind.
+        """
         names = [unit.name for unit in self.units.list(unit_name(""))]
         for name in (ARBITER_UNIT, *names):
             if self.units.running(name) is not None:
@@ -190,7 +195,7 @@ class Daemon:
 
 
 def fault_hook(point: str) -> Callable[[str], None]:
-    """Tests cut the daemon after a named step, as kill -9 would."""
+    """A hook for tests: it ends the daemon after the step with this name, as kill -9 would."""
     if not point:
         return lambda _: None
 
@@ -202,13 +207,14 @@ def fault_hook(point: str) -> Callable[[str], None]:
 
 
 def make_folders(settings: Settings) -> None:
-    """Raises VgpuError(BAD_SETTING) for a folder that cannot be made or written."""
+    """Makes the daemon's folders. Raises VgpuError(BAD_SETTING) if that fails or if one is not writable."""
     wanted = ((settings.run_dir, 0o755), (settings.run_dir / "leases", 0o755), (settings.state_dir, 0o700))
     for folder, mode in wanted:
         try:
             if not folder.is_dir():
                 folder.mkdir(parents=True)
-                folder.chmod(mode)  # whatever the umask: tenants pass through to their leases
+                # the umask must not restrict these folders: tenants open their leases in them
+                folder.chmod(mode)
         except OSError as error:
             raise VgpuError(
                 ErrorCode.LEDGER_READ_ONLY if folder == settings.state_dir else ErrorCode.BAD_SETTING,
@@ -218,9 +224,11 @@ def make_folders(settings: Settings) -> None:
 
 
 def check_mount(settings: Settings) -> None:
-    """Leases are mounted into containers, whose root may change the modes of their files.
+    """Checks the mount of the run directory. Leases are mounted into containers, whose root can change the
+    modes of their files.
 
-    Raises VgpuError(BAD_SETTING) where a program with set-user-id or a device there would be one on the host.
+    Raises VgpuError(BAD_SETTING) if set-user-id programs or device files there would be effective on the
+    host.
     """
     if os.geteuid() != 0 or settings.any_run_dir:
         return
@@ -235,12 +243,14 @@ def check_mount(settings: Settings) -> None:
 
 
 def raise_file_limit() -> None:
-    """A tenant costs vgpud and the arbiter, which inherits this, up to three descriptors each."""
+    """Raises RLIMIT_NOFILE. Each tenant costs vgpud up to three descriptors, and the arbiter too, which
+    inherits the limit.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = max(hard, _DESCRIPTORS)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, wanted))
-    except (PermissionError, ValueError):  # above our own limit only with CAP_SYS_RESOURCE, below nr_open
+    except (PermissionError, ValueError):  # needs CAP_SYS_RESOURCE above the hard limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
@@ -251,10 +261,11 @@ async def serve(settings: Settings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, daemon.stopping.set)
-    hung_up = asyncio.Event()  # from the start on: unhandled, SIGHUP would end us
+    hung_up = asyncio.Event()  # installed first: the default action of SIGHUP would end the daemon
     loop.add_signal_handler(signal.SIGHUP, hung_up.set)
     async with daemon.running() as keeper:
-        # ten thousand recovered allocations live as long as we do: no collection need walk them
+        # up to ten thousand recovered allocations live as long as the daemon: the garbage collector need not
+        # visit them
         gc.freeze()
         gc.enable()
         passed = passed_sockets(os.environ)
@@ -295,7 +306,7 @@ async def serve(settings: Settings) -> None:
 def loops(
     daemon: Daemon, keeper: NodeKeeper, kubelet: KubeletDoor, hung_up: asyncio.Event
 ) -> tuple[Callable[[], Coroutine[Any, Any, None]], ...]:
-    """Each runs until the daemon stops."""
+    """The background tasks; each runs until the daemon stops."""
 
     async def beat() -> None:
         assert daemon.ledger is not None
@@ -318,7 +329,7 @@ def loops(
 
 
 class Restorer(Daemon):
-    """A policy that opens no door and manages no device, so that all devices are restored."""
+    """A daemon with a policy that opens no door and manages no device, so that all devices are restored."""
 
     def load_policy(self) -> LoadedPolicy:
         unmanaged = Policy(device=(DeviceRule(mode="unmanaged"),))
@@ -326,9 +337,10 @@ class Restorer(Daemon):
 
 
 async def restore(settings: Settings) -> tuple[str, ...]:
-    """Releases unused allocations, and restores what vgpud changed on devices. Returns what remains.
+    """Releases unused allocations, and restores the settings that vgpud changed on devices. Returns
+    descriptions of what remains.
 
-    For the removal of vgpud. Raises VgpuError, of which LEDGER_LOCKED says that a vgpud is running.
+    Called when vgpud is uninstalled. Raises VgpuError; LEDGER_LOCKED means that a vgpud is running.
     """
     daemon = Restorer(settings)
     left: list[str] = []
@@ -348,7 +360,7 @@ async def restore(settings: Settings) -> tuple[str, ...]:
 
 
 def kubelet_door(daemon: Daemon, keeper: NodeKeeper) -> KubeletDoor:
-    """Closed until the policy names a resource and there is a kubelet."""
+    """The kubelet's door. It opens when the policy names a resource and the kubelet's socket exists."""
     room = Room(keeper, daemon.inventory, daemon.book)
     settings = daemon.settings
     kubelet = Kubelet(settings.kubelet_dir, settings.device_plugins_dir)
@@ -358,7 +370,7 @@ def kubelet_door(daemon: Daemon, keeper: NodeKeeper) -> KubeletDoor:
 
 
 def dra_door(daemon: Daemon, keeper: NodeKeeper) -> DraDoor:
-    """Closed until the policy enables it."""
+    """The DRA door. It opens when the policy enables it."""
     settings = daemon.settings
     return DraDoor(
         keeper,
@@ -441,9 +453,11 @@ def main() -> int:
 
 
 async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
-    """`work`, and then the end of every task that it has left: watches of helpers, looks at hardware.
+    """Runs `work`, then cancels the tasks that it left running (watches of helpers, reads of hardware) and
+    waits for them.
 
-    asyncio's own end is one round: a task that begins while others are cancelled would be destroyed.
+    asyncio.run cancels tasks once only: a task that starts while others are being cancelled would be
+    destroyed.
     """
     try:
         return await work

@@ -1,8 +1,8 @@
-"""Logs: JSON lines on stderr, or a console rendering on a terminal; the journal takes fields.
+"""Configures logs: fields to the journal; otherwise JSON lines on stderr, or readable text on a terminal.
 
-Field names in the journal are upper case with the prefix VGPUD_ (systemd drops others without a
-word: systemd/python-systemd issue 69). What one user or one cause repeats is thinned out, and the
-next line says how many were left out; what was changed always stands in the audit trail.
+Field names in the journal are upper case with the prefix VGPUD_ (systemd silently drops others:
+systemd/python-systemd issue 69). Repeated lines of one user or one event are rate-limited, and the next line
+has the number of dropped ones. Audit lines are never dropped.
 """
 
 import json
@@ -17,7 +17,7 @@ import structlog
 from vgpud import sd
 from vgpud.model.journal import Message
 
-LINES, SECONDS = 60, 10.0  # of one kind, by one user
+LINES, SECONDS = 60, 10.0  # lines of one event by one user, in a window of SECONDS
 _FORGET_AT = 4096
 AUDIT = Message.AUDIT
 
@@ -26,7 +26,7 @@ _PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
 
 
 def configure(level: int) -> None:
-    """For the whole process; call once, before the first line is logged."""
+    """Configures logging for the whole process. Call it once, before the first log line."""
     shared: list[Any] = [
         Thinned(time.monotonic),
         structlog.processors.add_log_level,
@@ -47,16 +47,17 @@ def configure(level: int) -> None:
         logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
-    # grpc writes a traceback for each caller that goes away in the middle of a reply; what fails in vgpud
-    # itself is caught and logged by the doors
+    # grpc writes a traceback for each caller that disconnects during a reply; errors of vgpud itself are
+    # caught and logged by the doors
     logging.getLogger("grpc._cython.cygrpc").setLevel(logging.CRITICAL)
     logging.basicConfig(level=max(level, logging.WARNING), stream=sys.stderr)
 
 
 class Thinned:
-    """Drops lines beyond LINES in SECONDS of one event by one user, and ten times that of all users.
+    """A rate limit: drops lines of one event beyond LINES in SECONDS for one user, and beyond ten times that
+    for all users.
 
-    A tenant that asks in a loop and is refused must fill neither the disk nor the view.
+    A tenant whose requests are refused in a loop must not flood the journal.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -72,7 +73,8 @@ class Thinned:
         kind = event.get("event")
         keys = ((kind, event.get("uid")), (kind,))
         for key, most in zip(keys, (LINES, 10 * LINES), strict=True):
-            if self._count(key) > most:  # what one user may not write does not count for all
+            # a line that the user's own limit drops does not count towards the limit of all
+            if self._count(key) > most:
                 self._left_out[key] = self._left_out.get(key, 0) + 1
                 raise structlog.DropEvent
         left_out = sum(self._left_out.pop(key, 0) for key in keys)
@@ -85,7 +87,8 @@ class Thinned:
         began, count = self._windows.get(key, (now, 0))
         if now - began >= SECONDS:
             began, count = now, 0
-        if len(self._windows) >= _FORGET_AT:  # of so many users each begins anew, all together do not
+        # too many users: forget the windows of single users, keep those of all users
+        if len(self._windows) >= _FORGET_AT:
             self._windows = {k: v for k, v in self._windows.items() if len(k) == 1}
             self._left_out = {k: v for k, v in self._left_out.items() if len(k) == 1}
         self._windows[key] = (began, count + 1)
@@ -100,7 +103,9 @@ def _to_journal(logger: object, method: str, event: MutableMapping[str, Any]) ->
 
 
 def journal_message(event: Mapping[str, Any]) -> str:
-    """What `journalctl` shows unasked, in the style of logfmt: `refused: uid=7 why="the card is full"`."""
+    """The message that `journalctl` shows by default, in the style of logfmt: `refused: uid=7 why="the card
+    is full"`.
+    """
     told = [f"{key}={_quoted(value)}" for key, value in event.items() if key not in _UNTOLD]
     line = f"{event.get('event', '')}{': ' if told else ''}{' '.join(told)}"
     return f"{line}\n{event['exception']}" if "exception" in event else line
@@ -110,12 +115,12 @@ def _quoted(value: object) -> str:
     text = str(value)
     if text and text.isprintable() and not set(text) & set(' "='):
         return text
-    # what moves a cursor is escaped too
+    # control characters that move the cursor are escaped too
     return json.dumps(text, ensure_ascii=not text.isprintable())
 
 
 def journal_fields(event: Mapping[str, Any]) -> dict[str, str]:
-    """The journal's names for an event's keys."""
+    """The journal's fields of an event."""
     level = str(event.get("level", "info"))
     fields = {"PRIORITY": str(_PRIORITIES.get(level, 6)), "SYSLOG_IDENTIFIER": "vgpud"}
     if "message_id" in event:

@@ -1,7 +1,8 @@
-"""A part of the daemon's time for callers beside root, whatever they send and however many they are.
+"""Limits the share of the daemon's time that callers other than root can use, independent of their number and
+their messages.
 
-They take turns, one piece of work at a time and each user with one of its own in the queue; after each piece
-there is a rest of a multiple of the time that it took.
+One piece of work runs at a time, and each user has at most one in the queue. After each piece there is a
+pause of a multiple of its duration.
 """
 
 import asyncio
@@ -13,11 +14,11 @@ from vgpud import clock
 
 
 class Pace:
-    """With `rest_factor` 4 the work takes a fifth of the time at most."""
+    """With `rest_factor` 4 the work takes at most a fifth of the time."""
 
     def __init__(self, rest_factor: float) -> None:
         self._rest_factor = rest_factor
-        self._rested_at = 0.0  # of the daemon's clock
+        self._rested_at = 0.0  # time of the daemon's clock
         self._turn = asyncio.Lock()
         self._users: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
 
@@ -29,5 +30,5 @@ class Pace:
             yield
 
     def took(self, seconds: float) -> None:
-        """To be said within a turn, of the work that it was for."""
+        """Reports the duration of a turn's work. Call it within the turn."""
         self._rested_at = clock.now() + self._rest_factor * seconds

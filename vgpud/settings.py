@@ -1,4 +1,4 @@
-"""The daemon's own knobs, from VGPUD_* environment variables; never policy, which is in TOML files."""
+"""The daemon's settings from VGPUD_* environment variables. Policy is in TOML files."""
 
 import logging
 import os
@@ -12,12 +12,12 @@ from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.policy.layers import PolicyPaths
 
 _INSTALLED_LIBRARIES = Path("/usr/lib/vgpud")
-_KUBELET_SOCKET = "plugins_registry/gpu.vgpud.io-reg.sock"  # the longest name below the kubelet's root
+_KUBELET_SOCKET = "plugins_registry/gpu.vgpud.io-reg.sock"  # the longest socket name below the kubelet's root
 _SOCKET_BYTES = 107  # of a path in sockaddr_un, unix(7)
 
 
 class Settings(BaseSettings):
-    """Defaults suit a packaged install; a test or a laptop points the folders elsewhere."""
+    """The settings. Defaults are for a packaged installation; a test or a laptop sets other folders."""
 
     model_config = SettingsConfigDict(env_prefix="VGPUD_", frozen=True)
 
@@ -72,7 +72,7 @@ class Settings(BaseSettings):
     def policy_paths(self) -> PolicyPaths:
         return PolicyPaths(
             main=self.config,
-            # a path that was named and is not there is a typo, not the built-in policy
+            # if a given path does not exist, it is an error, and not the built-in policy
             main_required="config" in self.model_fields_set,
             vendor_dir=_INSTALLED_LIBRARIES / "conf.d",
             run_dir=self.run_dir / "conf.d",
@@ -81,12 +81,12 @@ class Settings(BaseSettings):
 
     @property
     def node(self) -> str:
-        """As the kubelet names it where it is not told otherwise."""
+        """The node's name; by default the kubelet's default."""
         return self.node_name or socket.gethostname().lower()
 
     @property
     def level(self) -> int:
-        """As the logging module counts; raises VgpuError(BAD_SETTING)."""
+        """The level as a number of the logging module. Raises VgpuError(BAD_SETTING)."""
         number = logging.getLevelNamesMapping().get(self.log_level.upper())
         if number is None:
             raise VgpuError(
@@ -98,7 +98,7 @@ class Settings(BaseSettings):
 
 
 def load_settings() -> Settings:
-    """Raises VgpuError(BAD_SETTING) naming every wrong variable."""
+    """Reads the settings. Raises VgpuError(BAD_SETTING), which names every invalid variable."""
     try:
         return Settings()
     except ValidationError as error:

@@ -1,1 +1,1 @@
-"""What is served by HTTP, all of it read-only: figures for Prometheus, and the status page."""
+"""The read-only HTTP pages: metrics for Prometheus, and the status page."""

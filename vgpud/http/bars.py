@@ -13,12 +13,12 @@ from vgpud.model.view import DeviceView
 
 WIDTH, HEIGHT = 1000, 40
 _COLOURS = 8
-_CHARACTER = 6.2  # about, of the font in the style sheet
-_SLIM = 28.0  # narrower, and nothing can be written into it
+_CHARACTER = 6.2  # approximate width of a character of the style sheet's font
+_SLIM = 28.0  # narrower parts have no text
 
 
 class Part(NamedTuple):
-    """`at` and `size` in the bar's own unit; `used` is the part of it in use, from 0 to 1."""
+    """A part of a bar. `at` and `size` are in the bar's unit; `used` is the fraction in use, from 0 to 1."""
 
     at: float
     size: float
@@ -29,7 +29,7 @@ class Part(NamedTuple):
 
 
 def device_bar(view: DeviceView, seen: Observation) -> str:
-    """An SVG of the device; a lost one is all one colour."""
+    """An SVG of the device; a lost device is drawn in one colour."""
     device = view.device
     if device.health is not Health.OK:
         return _svg([Part(0, 1, "lost", device.health.value, device.health_reason)], 1, 0)
@@ -41,7 +41,7 @@ def device_bar(view: DeviceView, seen: Observation) -> str:
 
 
 def memory_slots(device: Device) -> int:
-    """Memory slices of the card: where the last placement of any profile ends."""
+    """Memory slices of the card: the largest end of any placement of any profile."""
     ends = [place.start + place.size for profile in device.mig.profiles for place in profile.placements]
     return max(ends, default=0)
 
@@ -101,7 +101,7 @@ def _colour(allocation: Allocation) -> str:
 def _svg(parts: list[Part], total: float, grid: int) -> str:
     scale = WIDTH / total
     drawn = [f"<rect class=room width={WIDTH} height={HEIGHT} />"]
-    drawn += [_line(WIDTH * i / grid) for i in range(1, grid)]  # what lies on it covers it
+    drawn += [_line(WIDTH * i / grid) for i in range(1, grid)]  # parts are drawn over these lines
     for part in parts:
         x, width = part.at * scale, part.size * scale
         drawn.append(f"<g><title>{escape(part.title)}</title>{_rectangle(part.style, x, width, HEIGHT)}")
@@ -128,7 +128,7 @@ def _rectangle(style: str, x: float, width: float, height: float) -> str:
 
 
 def use_bar(used: int, limit: int) -> str:
-    """Of a tenant's memory; full is full, however far above."""
+    """A bar of a tenant's memory, limited to full."""
     width = 120 * min(1.0, used / max(1, limit))
     return (
         "<svg viewBox='0 0 120 12' role=img><rect class=room width=120 height=12 />"

@@ -1,4 +1,4 @@
-"""Where HTTP is listened for: metrics.sock always, and the loopback addresses that the policy names."""
+"""The HTTP listeners: metrics.sock always, and the loopback addresses that the policy names."""
 
 import asyncio
 import os
@@ -31,7 +31,7 @@ class _Door:
 
 
 class Doors:
-    """`observe` gathers what is shown; `user_of` names the user at the other end of a Unix socket.
+    """`observe` collects the data of the pages; `user_of` gives the user at the other end of a Unix socket.
 
     The addresses of a new policy are bound before it comes into force.
     """
@@ -52,7 +52,8 @@ class Doors:
     async def start(self, policy: Policy) -> None:
         """Raises VgpuError(BAD_SETTING) if metrics.sock cannot be made."""
         pages = {"/metrics": self._metrics}
-        hidden = self._run_dir / "private" / _HIDDEN  # made out of sight, so that its mode is right at once
+        # created in a private folder, so that no user sees it before its mode is set
+        hidden = self._run_dir / "private" / _HIDDEN
         hidden.unlink(missing_ok=True)
         one = socket.socket(socket.AF_UNIX)
         try:
@@ -68,16 +69,17 @@ class Doors:
         )
         try:
             (await self.prepare(policy))(True)
-        except VgpuError as error:  # a page that cannot be shown must not keep a node from serving
+        except VgpuError as error:  # a page that cannot be served must not prevent the node from serving
             log.error("not served by HTTP", why=str(error), hint=error.hint)
 
     def _user_at(self, writer: asyncio.StreamWriter) -> int:
         return self._user_of(writer.get_extra_info("socket"))
 
     async def prepare(self, policy: Policy) -> Callable[[bool], None]:
-        """Binds what `policy` adds; what comes back keeps it (True) and drops the rest, or undoes it.
+        """Binds the addresses that `policy` adds. The returned function commits (True: closes addresses that
+        are no longer wanted) or rolls back.
 
-        Raises VgpuError(BAD_SETTING) for an address that cannot be had; nothing has changed then.
+        Raises VgpuError(BAD_SETTING) for an address that cannot be bound; nothing has changed then.
         """
         wanted = wanted_addresses(policy)
         made: dict[str, _Door] = {}
@@ -145,7 +147,7 @@ class Doors:
 
 
 def wanted_addresses(policy: Policy) -> dict[str, bool]:
-    """By address: is the page there, or the figures alone?"""
+    """The addresses of the policy; True if the status page is served there, False for metrics alone."""
     wanted = {policy.metrics.listen: False, policy.http.listen: True}
     return {address: with_page for address, with_page in wanted.items() if address}
 

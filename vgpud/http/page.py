@@ -1,4 +1,4 @@
-"""The status page: one document, no script, no asset of its own or of others."""
+"""The status page: one document without scripts and without external resources."""
 
 from base64 import b64encode
 from datetime import UTC, datetime
@@ -43,7 +43,7 @@ CONTENT_SECURITY_POLICY = (
 
 
 def page(seen: Observation, hostname: str) -> str:
-    """The document; every text of others is escaped."""
+    """The document. All text from tenants is escaped."""
     vitals = seen.metered.vitals
     by_id = {allocation.id: allocation for allocation in seen.allocations}
     devices = "".join(_device(view, vitals.get(view.device.uuid, _NO_VITALS), seen) for view in seen.devices)

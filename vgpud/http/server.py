@@ -1,7 +1,8 @@
-"""As much of HTTP/1.1 (RFC 9112) as a scrape and a page need: one bodiless GET or HEAD a connection.
+"""The part of HTTP/1.1 (RFC 9112) that a scrape and a page need: one GET or HEAD without a body for each
+connection.
 
-A dependency for this would be a hundred times its size. What a peer may do is bounded: the bytes of its
-head, the seconds it takes over them, and how many there are at once.
+A library would be a hundred times larger. The bytes of a request, the time to send it and the number of
+connections are bounded.
 """
 
 import asyncio
@@ -22,13 +23,14 @@ MAX_HEAD_BYTES = 8192
 PEER_SECONDS = 5.0
 MAX_CONNECTIONS = 64
 CONNECTIONS_PER_USER = 8
-CONNECTIONS_OF_ROOT = 16  # beside those
-_REST_FACTOR = 9.0  # pages for users beside root take a tenth of the loop's time
+CONNECTIONS_OF_ROOT = 16  # in addition to those of other users
+_REST_FACTOR = 9.0  # pages for users other than root take a tenth of the loop's time
 _UNKNOWN_USER = -1
 
 _REQUEST = re.compile(rb"([A-Z]{1,16}) (/[!-~]{0,2000}) HTTP/1\.[01]")
 _HOST = re.compile(rb"\r\nhost:[ \t]*([!-~]*)[ \t]*\r\n", re.IGNORECASE)
-# a name that a stranger's page could have made to point here is none of these (DNS rebinding)
+# accepted Host names; a name that an attacker's page resolves to this address is none of these (DNS
+# rebinding)
 _LOOPBACK = re.compile(rb"(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]{1,5})?")
 
 
@@ -50,8 +52,8 @@ def _plain(status: HTTPStatus) -> Response:
 class Server:
     """Answers `pages` by path; `only_loopback` looks at the Host header as well (for TCP).
 
-    Where `user_of` names the user at the other end, each user has a share of the connections. Where it
-    cannot be known (TCP), a new connection takes the place of the oldest one.
+    With `user_of`, each user has a share of the connections. Without it (TCP), a new connection replaces the
+    oldest one if all are in use.
     """
 
     def __init__(
@@ -65,10 +67,10 @@ class Server:
         self._user_of = user_of
         self._shares = Shares(MAX_CONNECTIONS, CONNECTIONS_PER_USER, CONNECTIONS_OF_ROOT)
         self._pace = Pace(_REST_FACTOR)
-        self._open: dict[asyncio.StreamWriter, None] = {}  # by TCP, oldest first
+        self._open: dict[asyncio.StreamWriter, None] = {}  # TCP connections, oldest first
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """For asyncio.start_server."""
+        """The callback for asyncio.start_server."""
         if self._user_of is None:
             self._make_room()
             self._open[writer] = None
@@ -79,7 +81,7 @@ class Server:
             return
         try:
             user = self._user_of(writer)
-        except OSError:  # it has gone already
+        except OSError:  # already closed
             writer.close()
             return
         if not self._shares.take(user):
@@ -105,7 +107,7 @@ class Server:
                 writer.write(_encoded(response, with_body=not head.startswith(b"HEAD ")))
                 await writer.drain()
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # a peer that went away, is too slow, or talks too much
+            pass  # a peer that closed the connection, is too slow, or sends too much
         finally:
             writer.close()
 

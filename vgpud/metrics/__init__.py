@@ -1,1 +1,1 @@
-"""The daemon's figures as Prometheus reads them."""
+"""The daemon's metrics for Prometheus."""

@@ -1,8 +1,8 @@
 """The text format of Prometheus, version 0.0.4.
 
-https://prometheus.io/docs/instrumenting/exposition_formats/. Written here, not by prometheus-client:
-that one takes 11 to 17 ms for the 2200 samples of 200 allocations, more than the 1 % of a core that a
-scrape a second may cost; this takes 2. The tests read what it writes with prometheus-client's parser.
+https://prometheus.io/docs/instrumenting/exposition_formats/. This module replaces prometheus-client, which
+takes 11 to 17 ms for the 2200 samples of 200 allocations: more than the 1 % of a core that a scrape a second
+may cost. This module takes 2 ms. The tests parse its output with prometheus-client.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,7 +14,7 @@ _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 class Family(NamedTuple):
-    """One metric: its name, type (gauge, counter, histogram), text of help and label names."""
+    """One metric: its name, type (gauge, counter, histogram), help text and label names."""
 
     name: str
     kind: str
@@ -28,7 +28,7 @@ def label(text: str) -> str:
 
 
 def number(value: float) -> str:
-    """Whole numbers exactly, others by the shortest text that reads back the same."""
+    """The number as text: integers exactly, floats by the shortest text that reads back the same."""
     return str(value) if isinstance(value, int) else repr(float(value))
 
 
@@ -38,7 +38,7 @@ def labelled(pairs: Mapping[str, str]) -> str:
 
 
 def lines(family: Family, samples: Iterable[tuple[str, float]]) -> str:
-    """Of one family, each sample: (what follows the name, value)."""
+    """The lines of one family; each sample is (the text after the name, value)."""
     name = family.name
     return "".join([f"{name}{suffix} {number(value)}\n" for suffix, value in samples])
 
@@ -46,8 +46,9 @@ def lines(family: Family, samples: Iterable[tuple[str, float]]) -> str:
 def write(
     families: Iterable[tuple[Family, Iterable[tuple[str, float]]]], written: Mapping[Family, str]
 ) -> str:
-    """Each family with its samples, and with the lines that are `written` already. One without either
-    still shows."""
+    """The text of all families: the head of each, its samples, and its lines that are `written` already.
+    Families without samples have a head too.
+    """
     parts: list[str] = []
     for family, samples in families:
         parts.append(f"# HELP {family.name} {family.help}\n# TYPE {family.name} {family.kind}\n")

@@ -1,8 +1,8 @@
-"""Every metric there is. Names, types and labels are frozen: tests hold them to a golden file.
+"""All metrics. Names, types and labels are stable: a test compares them with a golden file.
 
 Base units only (bytes, seconds, ratios from 0 to 1, watts, degrees Celsius), as Prometheus asks:
-https://prometheus.io/docs/practices/naming/. Labels are bounded by devices and allocations; there is
-none with a pid or a command. `uid` is the allocation's owner, as the kernel named it.
+https://prometheus.io/docs/practices/naming/. The number of label values is bounded by devices and
+allocations; no label has a pid or a command. `uid` is the allocation's owner, as the kernel named it.
 """
 
 from vgpud.metrics.exposition import Family
@@ -89,7 +89,7 @@ UNKNOWN_CALLS = _gauge(
     "driver_unknown_calls", "Functions of the driver that libvgpu does not know.", ("driver_version",)
 )
 
-# decisions
+# requests and their decisions
 MADE = _counter("allocations_made", "Allocations made, by mode.", ("mode",))
 REFUSED = _counter("allocations_refused", "Requests refused, by the error's name.", ("reason",))
 RELEASED = _counter("allocations_released", "Allocations given back.")
@@ -107,7 +107,7 @@ RESUME_WAITED = _counter("resume_waited_seconds", "Spent by tenants from wanting
 MOVED = _counter("moves", "Tenants moved to other devices, or back where they were.", ("outcome",))
 WAITING = _gauge("allocations_waiting", "Suspended tenants that want to work and are not resumed yet.")
 
-# the process, by the names that all Prometheus clients give these
+# the process, by the standard names of Prometheus clients
 RESIDENT = Family("process_resident_memory_bytes", "gauge", "Resident memory size in bytes.")
 CPU = Family("process_cpu_seconds_total", "counter", "Total user and system CPU time spent in seconds.")
 OPEN_FDS = Family("process_open_fds", "gauge", "Number of open file descriptors.")

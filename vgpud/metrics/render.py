@@ -1,7 +1,7 @@
-"""An observation as the text that Prometheus scrapes.
+"""Renders an observation as the text that Prometheus scrapes.
 
-Nearly all of it is lines of allocations, and most allocations have counted nothing since the last scrape:
-their lines are kept, family by family.
+Most lines are those of allocations, and most allocations have not changed since the last scrape, so their
+lines are cached for each family.
 """
 
 from collections import Counter
@@ -22,7 +22,8 @@ _NO_VITALS = Vitals()
 _NO_TIMES = (None,) * 5
 
 
-#: What slices have samples of, as `families.ALL` has them one after the other; then the one with causes.
+#: The families with a sample for each slice, in the order of `families.ALL`; the family with causes comes
+#: last.
 _PER_SLICE = (
     f.MEMORY_LIMIT,
     f.MEMORY_USED,
@@ -40,23 +41,25 @@ _PER_ALLOCATION = (f.ALLOCATION_INFO, *_PER_SLICE, f.MEMORY_REFUSED)
 
 
 class _Written(NamedTuple):
-    """The lines of one allocation, one text for each of `_PER_ALLOCATION`, and what they tell of."""
+    """The cached lines of one allocation, one text for each of `_PER_ALLOCATION`, and the values that they
+    were made from.
+    """
 
     allocation: Allocation
     meters: tuple[SliceMeter, ...]
     info: str
-    heads: tuple[tuple[str, ...], ...]  # how the lines of each slice begin
+    heads: tuple[tuple[str, ...], ...]  # the beginnings of the lines of each slice
     lines: tuple[str, ...]
 
 
 class Renderer:
-    """Writes observation after observation. What it remembers is of the last one only."""
+    """Renders observations. The cache holds the last observation only."""
 
     def __init__(self) -> None:
         self._written: dict[str, _Written] = {}  # by allocation id
 
     def render(self, seen: Observation) -> str:
-        """All families of `families.ALL`, in that order, those without samples too."""
+        """The text of all families of `families.ALL`, in that order, also of those without samples."""
         samples: dict[Family, Samples] = {family: [] for family in f.ALL}
         _daemon(seen, samples)
         for view in seen.devices:
@@ -72,7 +75,7 @@ class Renderer:
         for allocation in seen.allocations:
             meters = seen.metered.meters.get(allocation.id, ())
             last = self._written.get(allocation.id)
-            # both are never changed in place: the same object says the same
+            # both are immutable: the same object has the same lines
             if last is None or last.allocation is not allocation:
                 heads = tuple(_heads(allocation, part) for part in allocation.slices)
                 info = _info(allocation)
@@ -119,7 +122,7 @@ def _lines(
 
 
 def _row(heads: tuple[str, ...], part: Slice, meter: SliceMeter | None) -> list[str]:
-    """Numbers as `exposition.number` writes them."""
+    """The lines of a slice; numbers as `exposition.number` writes them."""
     values = zip(heads, _values(part, meter), strict=False)
     row = ["" if value is None else f"{head}}} {value}\n" for head, value in values]
     refused = ""
@@ -132,7 +135,7 @@ def _row(heads: tuple[str, ...], part: Slice, meter: SliceMeter | None) -> list[
 
 
 def _values(part: Slice, meter: SliceMeter | None) -> tuple[float | None, ...]:
-    """Of `_PER_SLICE`; None has no line."""
+    """The values of `_PER_SLICE`; None has no line."""
     share = None if part.share is None else part.share.hundredths / 10_000
     if meter is None:
         return (part.memory_bytes, None, None, share, *_NO_TIMES, None, None)

@@ -1,4 +1,4 @@
-"""The methods of vgpud.v1.Vgpud as grpc.aio runs them: bytes in, bytes out, errors as status details."""
+"""The methods of vgpud.v1.Vgpud in the form of grpc.aio: bytes in, bytes out, errors as status details."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -28,8 +28,9 @@ log = structlog.get_logger(__name__)
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Vgpud"]
 
-_DELIVERIES_PER_USER = 4  # of events, at one time
-_DELIVERY_SECONDS = 1 / 500  # from one to the next, for all users beside root together: a tenth of the loop
+_DELIVERIES_PER_USER = 4  # concurrent deliveries of events
+# interval between deliveries, for all users other than root together: a tenth of the loop's time
+_DELIVERY_SECONDS = 1 / 500
 _TAKE_SECONDS = 30.0
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -43,10 +44,11 @@ class Calls:
         self._keeper = keeper
         self._peers = peers
         self._drop = drop
-        # of one event at a time, by whether its edits are seen
+        # the encoded bytes of the last event, with and without its edits
         self._written: dict[bool, tuple[Event, Allocation | None, bytes]] = {}
-        # what thousands of watchers of one user are told takes turns: others are not held up by all of it
-        self._next_delivery = 0.0  # of the daemon's clock
+        # deliveries are paced, so that an event for thousands of watchers of one user does not delay other
+        # users
+        self._next_delivery = 0.0  # time of the daemon's clock
         self._deliveries: WeakValueDictionary[int, asyncio.Semaphore] = WeakValueDictionary()
         self._stopping = asyncio.Event()
 
@@ -59,7 +61,7 @@ class Calls:
         return grpc.method_handlers_generic_handler(SERVICE.full_name, methods)
 
     def stop(self) -> None:
-        """Ends the watches, which would never end by themselves; calls that begin now are refused."""
+        """Ends the watches, which never end by themselves, and refuses new calls."""
         self._stopping.set()
 
     # --- one request, one reply
@@ -104,7 +106,7 @@ class Calls:
             return None
 
         async def release(held: pb.Allocation) -> None:
-            # nobody was told its name, so nobody can ask for it again
+            # the caller did not get the allocation's id, so no caller can release it
             try:
                 with audit.because(f"uid {caller.uid} left before its reply, and no caller can name it"):
                     await self._keeper.release(held.id, caller, force=True)
@@ -131,12 +133,13 @@ class Calls:
         asked = _parse(pb.WatchRequest, data)
         turns = self._deliveries.setdefault(caller.user, asyncio.Semaphore(_DELIVERIES_PER_USER))
         events = self._keeper.subscribe(asked.after_revision if asked.HasField("after_revision") else None)
-        # a watch is told to stop, not cancelled: that might cut grpc in the middle of a write
+        # a watch is asked to stop instead of cancelled, because a cancellation might interrupt grpc during a
+        # write
         stopping = asyncio.ensure_future(self._stopping.wait())
         upcoming = asyncio.ensure_future(anext(events, None))
         try:
             await asyncio.sleep(0)
-            if not upcoming.done():  # it listens now, which the metadata tells the caller
+            if not upcoming.done():  # the watcher is subscribed now, which the metadata reports to the caller
                 await context.send_initial_metadata(())
             while True:
                 await asyncio.wait((upcoming, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -163,7 +166,7 @@ class Calls:
         await asyncio.sleep(self._next_delivery - now)
 
     def _shown(self, caller: Caller, happened: Event, held: Allocation | None) -> bytes:
-        """An event as this caller may see it, written once for all watchers who see the same of it."""
+        """The bytes of an event for this caller, encoded once for all watchers with the same rights on it."""
         sees = held is not None and may_see_edits(caller, held.request.owner.uid)
         before = self._written.get(sees)
         if before is None or before[0] is not happened or before[1] is not held:
@@ -172,7 +175,7 @@ class Calls:
         return before[2]
 
     async def _write(self, data: bytes, context: Context) -> None:
-        """A watcher that does not take what happened loses its connection."""
+        """Sends an event. A watcher that does not read it in time loses its connection."""
         timer = asyncio.get_running_loop().call_later(_TAKE_SECONDS, self._drop, context.peer())
         try:
             await context.write(data)
@@ -198,7 +201,7 @@ def _stopping() -> VgpuError:
 
 
 def _bug(name: str) -> VgpuError:
-    """For whatever is handled just now: the log gets it whole, the caller nothing of it."""
+    """Logs the exception that is being handled, and returns an error for the caller without its details."""
     log.exception("a call failed, this is a bug", call=name)
     return VgpuError(
         ErrorCode.BUG,

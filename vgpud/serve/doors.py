@@ -1,4 +1,4 @@
-"""Loops that a bug does not end, and waits for changes of the node."""
+"""Loops that are restarted after a bug, and waits for changes of the node."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -12,13 +12,14 @@ from vgpud.serve.keeper import Keeper
 log = structlog.get_logger(__name__)
 
 Work = Callable[[], Awaitable[None]]  # a function or a method
-_MOST_SECONDS = 60.0  # between two starts of a loop that fails
+_MOST_SECONDS = 60.0  # longest wait before a failed loop is started again
 
 
 async def run_all(works: Sequence[Work], retry_seconds: float) -> None:
-    """Runs all loops until it is cancelled. A loop that a bug ends is logged and started again, after
-    `retry_seconds` at first and a minute at most: the other loops, the calls and the tenants go on. An event
-    loop or a ledger that hangs ends vgpud, by systemd's watchdog."""
+    """Runs all loops until it is cancelled. A loop that fails is logged and restarted, with a back-off from
+    `retry_seconds` to one minute; other loops, calls and tenants continue. An event loop or a ledger that
+    hangs ends vgpud, by systemd's watchdog.
+    """
     tasks = [asyncio.ensure_future(_run_always(work, retry_seconds)) for work in works]
     try:
         await asyncio.gather(*tasks)
@@ -44,7 +45,7 @@ async def _run_always(work: Work, retry_seconds: float) -> None:
 
 
 async def set_at_changes(keeper: Keeper, changed: asyncio.Event, pause_seconds: float) -> None:
-    """Sets `changed` at every event of the node, and each time the events were lost."""
+    """Sets `changed` at every event of the node, and also if events were lost."""
     while True:
         try:
             async for _ in keeper.subscribe(None):
@@ -56,7 +57,9 @@ async def set_at_changes(keeper: Keeper, changed: asyncio.Event, pause_seconds: 
 
 
 async def until_changed(changed: asyncio.Event, most_seconds: float, settle_seconds: float) -> None:
-    """Waits for a change, and then a moment longer, because more may follow; at most `most_seconds`."""
+    """Waits for a change, at most `most_seconds`, and then `settle_seconds` more, because further changes may
+    follow.
+    """
     try:
         async with asyncio.timeout(most_seconds):
             await changed.wait()

@@ -1,6 +1,6 @@
-"""One function per call of vgpud.proto, whatever carries it: (keeper, caller, request) -> reply.
+"""One function for each call of vgpud.proto: (keeper, caller, request) -> reply.
 
-The caller is what the kernel said of the peer. Each raises VgpuError.
+The caller is the peer as the kernel identified it. Each raises VgpuError.
 """
 
 import asyncio
@@ -111,7 +111,7 @@ async def list_allocations(
         sees = _sees_edits(caller, one)
         shown.append(encode.allocation(one, with_edits=sees, standing=standing, marks=keeper.marks(one)))
         if len(shown) % _LISTED_AT_ONCE == 0:
-            await asyncio.sleep(0)  # a long listing must not hold up an Allocate
+            await asyncio.sleep(0)  # lets other calls run during a long listing
     return pb.ListAllocationsReply(allocations=shown, revision=revision)
 
 
@@ -131,7 +131,7 @@ async def defrag(keeper: Keeper, caller: Caller, asked: pb.DefragRequest) -> pb.
 
 
 async def list_mps(keeper: Keeper, caller: Caller, asked: pb.ListMpsRequest) -> pb.ListMpsReply:
-    """What a client was started with is for its own user and the administrator."""
+    """Lists MPS daemons. Command lines are shown to their own user and to administrators only."""
     daemons = await keeper.operations.mps()
     return pb.ListMpsReply(
         daemons=[encode.mps_daemon(one, lambda uid: caller.is_admin or uid == caller.uid) for one in daemons]
@@ -156,7 +156,7 @@ async def drain_device(keeper: Keeper, caller: Caller, asked: pb.DrainDeviceRequ
 
 
 async def list_mig(keeper: Keeper, caller: Caller, asked: pb.ListMigRequest) -> pb.ListMigReply:
-    """What runs in an instance is for its own user and the administrator."""
+    """Lists MIG instances. Command lines are shown to their own user and to administrators only."""
     views = await _mig(keeper).devices()
     return pb.ListMigReply(
         devices=[encode.mig_device(view, lambda uid: caller.is_admin or uid == caller.uid) for view in views]
@@ -190,7 +190,7 @@ async def get_usage(keeper: Keeper, caller: Caller, asked: pb.GetUsageRequest) -
 async def list_processes(
     keeper: Keeper, caller: Caller, asked: pb.ListProcessesRequest
 ) -> pb.ListProcessesReply:
-    """What a process was started with is for its own user and the administrator."""
+    """Lists processes. Command lines are shown to their own user and to administrators only."""
     found = await keeper.processes()
     return encode.processes(found, lambda uid: caller.is_admin or uid == caller.uid)
 
@@ -223,7 +223,7 @@ async def reload_policy(
 
 
 def event_for(caller: Caller, happened: Event, held: Allocation | None) -> pb.Event:
-    """An event of Watch as this caller may see it."""
+    """An event for this caller, with edits only if it may see them."""
     shown = None if held is None else encode.allocation(held, with_edits=_sees_edits(caller, held))
     return encode.event(happened, shown)
 

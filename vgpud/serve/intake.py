@@ -1,8 +1,8 @@
-"""What one user may have under way by gRPC: calls, messages being received, watches; and for how long.
+"""Bounds the gRPC load of one user: calls, messages being received, watches, and their durations.
 
-A message may take 128 KiB, so what counts is how many are on their way at one time. The server hands each
-call over when its headers are there; its message is read here, in turn with the others of the same user. A
-caller that does not end its message in time, or does not take its reply, loses its connection.
+A message may take 128 KiB, so the number of messages in transit is bounded. The server passes each call on
+after its headers; the message is read here, in turn with the other messages of the same user. A caller that
+does not finish its message or read its reply in time loses its connection.
 """
 
 import asyncio
@@ -21,21 +21,21 @@ from vgpud.model.shares import Shares
 from vgpud.serve.peers import PeerTable
 
 Context = grpc.aio.ServicerContext[Any, Any]
-Handler = Any  # grpc.RpcMethodHandler, which knows no parameters when it runs
+Handler = Any  # grpc.RpcMethodHandler, which is not generic at run time
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """For each user, and in all; strangers are those who come by ro.sock."""
+    """Bounds for each user and for all. A stranger is a caller at ro.sock."""
 
     calls: int = 4096
     calls_per_user: int = 1024
     calls_per_stranger: int = 64
-    watches: int = 128  # an event goes to all of them
+    watches: int = 128  # bounded because each event goes to all of them
     watches_per_user: int = 16
     messages_per_user: int = 16
     unread_bytes_per_user: int = 32 * 1024 * 1024
-    root: int = 1024  # calls and watches that only root gets beside those
+    root: int = 1024  # additional calls and watches for root only
     message_seconds: float = 5.0
     reply_seconds: float = 30.0
 
@@ -53,8 +53,8 @@ class Intake(grpc.aio.ServerInterceptor):
         self.calls = Shares(bounds.calls, bounds.calls_per_user, bounds.root)
         self.strangers_calls = Shares(bounds.calls, bounds.calls_per_stranger, bounds.root)
         self.watches = Shares(bounds.watches, bounds.watches_per_user, bounds.root)
-        self.unread_bytes: Counter[int] = Counter()  # of replies, by user
-        self.receiving = 0  # messages, each of which may take the most that one may
+        self.unread_bytes: Counter[int] = Counter()  # bytes of replies, by user
+        self.receiving = 0  # messages in transit, each of which may have the largest size
         self._turns: WeakValueDictionary[int, asyncio.Semaphore] = WeakValueDictionary()
 
     async def intercept_service(
@@ -66,7 +66,7 @@ class Intake(grpc.aio.ServerInterceptor):
         return None if handler is None else self._bounded(handler)
 
     def _bounded(self, handler: Handler) -> Handler:
-        """The same method; on the wire a request that is one message looks like a stream of one."""
+        """Wraps a method. On the wire a request with one message is the same as a stream of one message."""
         coders = (handler.request_deserializer, handler.response_serializer)
         if handler.unary_unary is not None:
             return grpc.stream_unary_rpc_method_handler(self._call(handler.unary_unary), *coders)
@@ -79,7 +79,7 @@ class Intake(grpc.aio.ServerInterceptor):
             caller = await self._admitted(context, self._shares_of)
             asked = await self._received(caller, context)
             reply = await inner(asked, context)
-            # grpc sends it when this has returned, and calls back when all of it is sent
+            # grpc sends the reply after this function returns, and calls back when it is sent
             await self._owed(reply, caller, context)
             self._dropped_after(self._bounds.reply_seconds, context)
             return reply
@@ -94,7 +94,7 @@ class Intake(grpc.aio.ServerInterceptor):
         return serve
 
     def _dialogue(self, inner: Callable[[Any, Context], Any]) -> Callable[[Any, Context], Any]:
-        """Reflection: a few questions, and the time of one reply for all of them."""
+        """Wraps reflection: a few requests, with the time of one reply for all of them."""
 
         async def serve(requests: Any, context: Context) -> AsyncIterator[Any]:  # noqa: ANN401
             await self._admitted(context, self._shares_of)
@@ -142,7 +142,7 @@ class Intake(grpc.aio.ServerInterceptor):
         return asked
 
     async def _owed(self, reply: object, caller: Caller, context: Context) -> None:
-        """Counts a reply until it is sent; one more is refused to a user who leaves many of them unread."""
+        """Counts a reply until it is sent. A user with too many unread replies is refused further ones."""
         length = len(reply) if isinstance(reply, bytes) else 0
         unread = self.unread_bytes[caller.user]
         if unread and unread + length > self._bounds.unread_bytes_per_user and not caller.is_admin:
@@ -172,7 +172,7 @@ class Intake(grpc.aio.ServerInterceptor):
 
 
 def _when_over(context: Context, work: Callable[[], None]) -> None:
-    """`work` once the call has ended and what was sent has gone out."""
+    """Runs `work` when the call has ended and its data is sent."""
     context.add_done_callback(lambda _: work())  # type: ignore[arg-type] # the stub names its parameter
 
 

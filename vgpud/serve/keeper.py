@@ -1,4 +1,4 @@
-"""What the doors need of the node behind them."""
+"""The interface of the node for the doors."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
@@ -39,7 +39,7 @@ class PolicyInForce(Protocol):
 
 
 class Operations(Protocol):
-    """What operators do to devices; all raise VgpuError."""
+    """Operations on devices; all raise VgpuError."""
 
     async def mps(self) -> tuple[MpsDaemon, ...]: ...
 
@@ -63,7 +63,7 @@ class MigOperations(Protocol):
 
 
 class Moves(Protocol):
-    """Tenants to other devices; all raise VgpuError."""
+    """Moves of tenants to other devices; all raise VgpuError."""
 
     async def move(
         self, allocation_id: str, caller: Caller, to: Sequence[str], source: str
@@ -81,12 +81,12 @@ class Relocations(Protocol):
 
 
 class Keeper(Protocol):
-    """All methods raise VgpuError. What changes things runs on to its end if its caller goes away."""
+    """The node. All methods raise VgpuError. Changes continue to their end even if the caller disconnects."""
 
     async def allocate(self, request: Request) -> Allocation: ...
 
     async def release(self, allocation_id: str, caller: Caller, force: bool) -> bool:
-        """True if it was already gone."""
+        """Returns True if it was released already."""
         ...
 
     async def resize(
@@ -100,15 +100,15 @@ class Keeper(Protocol):
     def get(self, allocation_id: str) -> Allocation: ...
 
     def list(self) -> tuple[tuple[Allocation, ...], int]:
-        """With the revision they are of."""
+        """The allocations, and the revision of this state."""
         ...
 
     def standing(self, allocation: Allocation) -> str:
-        """What a suspended allocation waits for; empty for others."""
+        """The reason why a suspended allocation waits; empty for others."""
         ...
 
     def marks(self, allocation: Allocation) -> tuple[Mark, ...]:
-        """What was noticed of it that its limits do not cover."""
+        """The allocation's marks: findings that its limits do not cover."""
         ...
 
     async def slice_use(self, allocation: Allocation) -> tuple[SliceUse, ...]: ...
@@ -116,17 +116,17 @@ class Keeper(Protocol):
     async def plan(self, request: Request) -> tuple[Decision, tuple[Step, ...]]: ...
 
     async def devices(self) -> tuple[tuple[DeviceView, ...], int]:
-        """With the revision they are of."""
+        """The devices, and the revision of this state."""
         ...
 
     async def look(self) -> None:
-        """Before `describe` and `plan`: they then speak of the hardware as it is now. Never raises."""
+        """Refreshes the snapshot for `describe` and `plan`. Never raises."""
         ...
 
     def describe(self) -> NodeDescription: ...
 
     def subscribe(self, after_revision: int | None) -> AsyncIterator[tuple[Event, Allocation | None]]:
-        """Listens from the first step of the iterator on; BAD_REVISION may come from that step."""
+        """Subscribes at the first step of the iterator, which can raise BAD_REVISION."""
         ...
 
     async def metered(self) -> Metered: ...
@@ -134,7 +134,7 @@ class Keeper(Protocol):
     async def processes(self) -> tuple[NodeProcess, ...]: ...
 
     async def last_events(self, count: int) -> tuple[Event, ...]:
-        """Oldest first."""
+        """The last events, oldest first."""
         ...
 
     def policy(self) -> PolicyInForce: ...

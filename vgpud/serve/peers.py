@@ -1,4 +1,4 @@
-"""Who is at the other end of a socket, as the kernel says."""
+"""Identifies the process at the other end of a socket by the kernel's credentials."""
 
 import errno
 import os
@@ -17,9 +17,10 @@ from vgpud.model.tenancy import Lifetime, Owner
 from vgpud.node.tenants.users import SubordinateUids, login_group, namespace_owner
 
 _UCRED = struct.Struct("iII")  # struct ucred of unix(7): pid, uid, gid
-_FDINFO_PID = re.compile(rb"^Pid:\s*(-?\d+)$", re.MULTILINE)  # pidfd_open(2)
+# the line with the pid in a pidfd's fdinfo, pidfd_open(2)
+_FDINFO_PID = re.compile(rb"^Pid:\s*(-?\d+)$", re.MULTILINE)
 _SUBORDINATE = SubordinateUids()
-_SO_PEERPIDFD = 77  # asm-generic/socket.h, since Linux 6.5; not in the socket module
+_SO_PEERPIDFD = 77  # asm-generic/socket.h, since Linux 6.5; the socket module lacks it
 
 
 def user_of(connection: socket.socket) -> int:
@@ -30,8 +31,7 @@ def user_of(connection: socket.socket) -> int:
 def identify(connection: socket.socket, door: Door) -> Caller:
     """The process that called connect(2), from SO_PEERCRED. Raises OSError if the socket is gone.
 
-    Its `process` has pid 0 if it has ended already, or lives in a pid namespace that is not below
-    this one.
+    Its `process` has pid 0 if it has ended already, or if it is in a pid namespace that is not below vgpud's.
     """
     pid, uid, gid = _credentials(connection)
     process, made_by = _process(connection, pid, uid)
@@ -52,11 +52,11 @@ def _process(connection: socket.socket, pid: int, uid: int) -> tuple[Lifetime, i
         return Lifetime(), None
     try:
         pidfd = _pidfd(connection, pid, uid)
-    except OSError:  # ended, or no descriptors left
+    except OSError:  # ended, or no descriptor is free
         return Lifetime(), None
     try:
         stat, made_by = proc.read_stat(pid), namespace_owner(pid)
-        # while the pidfd says that its process lives, no other process can have had its pid
+        # while the process of the pidfd lives, no other process can have its pid
         if stat is None or proc.has_exited(pidfd):
             return Lifetime(), None
         return Lifetime(pid, stat.start_ticks), made_by
@@ -66,7 +66,7 @@ def _process(connection: socket.socket, pid: int, uid: int) -> tuple[Lifetime, i
 
 @dataclass(frozen=True, slots=True)
 class PassedProcess:
-    """A process that a caller named by its pidfd; `user` is the user that it counts as."""
+    """A process that a caller passed as a pidfd; `user` is the user that it counts for."""
 
     pid: int
     start_ticks: int
@@ -74,7 +74,9 @@ class PassedProcess:
 
 
 def passed_process(pidfd: int) -> PassedProcess | None:
-    """None for what is no pidfd, and for a process that has ended or is not in this pid namespace."""
+    """The process of a pidfd; None if the descriptor is no pidfd, or if the process has ended or is not in
+    this pid namespace.
+    """
     try:
         found = _FDINFO_PID.search(Path(f"/proc/self/fdinfo/{pidfd}").read_bytes())
         pid = int(found[1]) if found else 0
@@ -89,8 +91,9 @@ def passed_process(pidfd: int) -> PassedProcess | None:
 
 
 def _pidfd(connection: socket.socket, pid: int, uid: int) -> int:
-    """Raises OSError: the peer has ended. Before Linux 6.5 its pid is all that the kernel says; what has that
-    pid now is taken for the peer only where it runs as the peer's uid."""
+    """A pidfd of the peer. Raises OSError if the peer has ended. Before Linux 6.5 the kernel gives only its
+    pid; the process with that pid is accepted only if it has the peer's uid.
+    """
     try:
         return connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
     except OSError as error:
@@ -104,10 +107,10 @@ def _pidfd(connection: socket.socket, pid: int, uid: int) -> int:
 
 
 class PeerTable:
-    """Callers by the name that their onward connection is bound to.
+    """The callers, by the name to which the relay's connection for them is bound.
 
-    Names are never used twice in the life of a daemon, so a call that outlasts its connection is
-    never taken for somebody else's.
+    A daemon never uses a name twice, so a call that outlives its connection is never attributed to another
+    caller.
     """
 
     def __init__(self) -> None:
@@ -128,12 +131,12 @@ class PeerTable:
         return self._served_by_user[user]
 
     def greediest(self) -> tuple[int, int]:
-        """The user with the most connections, and how many; root's are not counted."""
+        """The user with the most connections, and their number; root is not counted."""
         others = ((user, count) for user, count in self._served_by_user.items() if user != 0)
         return max(others, key=lambda one: one[1], default=(0, 0))
 
     def oldest_of(self, user: int) -> str:
-        """The name of the connection that this user has had for longest; "" if it has none."""
+        """The name of the oldest connection of this user; "" if it has none."""
         own = (name for name, (caller, refusal) in self._peers.items() if caller.user == user and not refusal)
         return next(own, "")
 
@@ -144,7 +147,9 @@ class PeerTable:
         return self._peers[name][1] is not None
 
     def add(self, caller: Caller, refusal: VgpuError | None = None) -> str:
-        """The name for its connection; with a `refusal`, that is what each of its calls is told."""
+        """Adds a caller and returns the name for its connection. With a `refusal`, each of its calls is
+        answered by that error.
+        """
         self._made += 1
         name = f"c{self._made}"
         self._peers[name] = (caller, refusal)
@@ -164,9 +169,10 @@ class PeerTable:
             del self._served_by_user[user]
 
     def caller(self, grpc_peer: str) -> Caller:
-        """By what grpc calls the peer, "unix:/folder/name", percent-encoded.
+        """The caller, by grpc's name of the peer: "unix:/folder/name", percent-encoded.
 
-        Raises VgpuError: its refusal, or NOT_ALLOWED for one that did not come through the relay.
+        Raises VgpuError: the caller's refusal, or NOT_ALLOWED for a peer that did not connect through the
+        relay.
         """
         known = self._peers.get(name_in(grpc_peer))
         if known is None:
@@ -182,5 +188,5 @@ class PeerTable:
 
 
 def name_in(grpc_peer: str) -> str:
-    """The name that an onward connection is bound to, in what grpc calls its peer."""
+    """The name of the relay's connection, from grpc's name of the peer."""
     return unquote(grpc_peer).rpartition("/")[2]

@@ -1,4 +1,4 @@
-"""Checks a caller's rights: the door that a call needs (api/doors.py), and what belongs to its owner."""
+"""Checks a caller's rights: the door of a call (api/doors.py), and ownership."""
 
 from vgpud.api.doors import LEAST_DOOR, SOCKET_NAMES
 from vgpud.model.caller import Caller, Door
@@ -11,7 +11,7 @@ _HINTS = {
 
 
 def check_door(method: str, caller: Caller) -> None:
-    """Raises VgpuError(NOT_ALLOWED) if the caller came by a door that does not let `method` through."""
+    """Raises VgpuError(NOT_ALLOWED) if the caller's door has too few rights for `method`."""
     least = LEAST_DOOR[method]
     if caller.door < least:
         raise VgpuError(
@@ -22,7 +22,7 @@ def check_door(method: str, caller: Caller) -> None:
 
 
 def check_owner_override(caller: Caller) -> None:
-    """Raises VgpuError(NOT_ALLOWED) unless the caller may allocate for somebody else."""
+    """Raises VgpuError(NOT_ALLOWED) unless the caller may allocate for another user."""
     if not caller.is_admin:
         raise VgpuError(
             ErrorCode.NOT_ALLOWED,
@@ -32,5 +32,5 @@ def check_owner_override(caller: Caller) -> None:
 
 
 def may_see_edits(caller: Caller, owner_uid: int) -> bool:
-    """Environment and paths are for the owner and the administrator."""
+    """May the caller see environment and paths? The owner and administrators may."""
     return caller.is_admin or caller.uid == owner_uid

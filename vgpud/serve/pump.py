@@ -1,4 +1,4 @@
-"""Carries bytes between two connected sockets on the event loop, both ways, until either ends.
+"""Copies bytes between two connected sockets on the event loop, in both directions, until one is closed.
 
 Raw sockets and reader callbacks: one receive and one send for a message, no copy kept unless the
 other side is slow, and then no more is read until it has taken that. The caller's gate
@@ -19,7 +19,7 @@ _CHUNK_BYTES = 32 * 1024  # of frames of 9 bytes the counter has 1 ms of work
 class Pump:
     """Between a caller, `near`, and grpcio, `far`. `ended` is called once, after both sockets are closed."""
 
-    # one buffer for all: a chunk is sent on, or copied, before the loop runs anything else
+    # one shared buffer: a chunk is sent or stored before the loop runs other callbacks
     _buffer = bytearray(_CHUNK_BYTES)
     _view = memoryview(_buffer)
 

@@ -1,7 +1,7 @@
-"""Stands between the public sockets and grpcio, which cannot name its caller on a Unix socket.
+"""The relay between the public sockets and grpcio, which cannot identify its caller on a Unix socket.
 
-It accepts, asks the kernel who the peer is, and connects onwards from a socket bound to a name of
-its own, which is what grpcio then reports as the peer. The server looks that name up.
+It accepts a connection, gets the peer's credentials from the kernel, and connects to grpcio from a socket
+with a unique name. grpcio reports this name as the peer, and the server looks the caller up by it.
 """
 
 import asyncio
@@ -48,9 +48,9 @@ _SCARCE = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How many connections are kept open; the admin socket has `admin` more of its own.
+    """Bounds of open connections; the admin socket has `admin` additional ones.
 
-    `per_stranger` bounds a user's connections of all kinds when one more comes by ro.sock, but not root's.
+    `per_stranger`: a connection at ro.sock is refused if its user (except root) has this many at all sockets.
     """
 
     total: int = 4096
@@ -59,7 +59,9 @@ class Limits:
     per_stranger: int = 64
 
     def within_descriptors(self) -> "Limits":
-        """Lowered to what RLIMIT_NOFILE leaves room for, so that refusals come before EMFILE does."""
+        """The limits, lowered to what RLIMIT_NOFILE permits, so that connections are refused before EMFILE
+        occurs.
+        """
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft == resource.RLIM_INFINITY:
             return self
@@ -68,7 +70,9 @@ class Limits:
 
 
 class Relay:
-    """Serves `listening` until closed; `onward` is grpcio's socket, `folder` holds the names."""
+    """Serves the sockets in `listening` until it is closed. `onward` is grpcio's socket; `folder` contains
+    the names.
+    """
 
     def __init__(
         self,
@@ -105,7 +109,7 @@ class Relay:
             self._loop.remove_reader(listener)
 
     async def close(self) -> None:
-        """Ends every connection; what was in flight is lost."""
+        """Closes every connection; data in transit is lost."""
         if self._accepting:
             self.stop_accepting()
         for task in tuple(self._connecting):
@@ -115,7 +119,7 @@ class Relay:
             pump.close()
 
     def drop(self, grpc_peer: str) -> None:
-        """Ends the connection that grpc knows by this name, with all calls on it."""
+        """Closes the connection that grpc knows by this name, with all its calls."""
         pump = self._pumps.get(name_in(grpc_peer))
         if pump is not None:
             self._complain("drop", "ended a connection whose caller sends no message or takes no reply")
@@ -176,7 +180,7 @@ class Relay:
     def _accept_failed(self, door: Door, listener: socket.socket, error: OSError) -> None:
         self._complain("accept", f"cannot accept a connection: {error.strerror}", door=door.name.lower())
         if error.errno in _SCARCE:
-            # the listener stays readable: without a pause this would spin
+            # the listener stays readable: without a pause the loop would spin
             self._pause(door, listener, _ACCEPT_PAUSE_SECONDS)
 
     def _pause(self, door: Door, listener: socket.socket, seconds: float) -> None:
@@ -216,7 +220,9 @@ class Relay:
         task.add_done_callback(self._connecting.discard)
 
     def _refusal(self, caller: Caller) -> VgpuError | None:
-        """Why this caller is not served. It is let in for a moment all the same, to be told."""
+        """Why this caller is refused, or None. A refused caller is connected briefly, so that its call gets
+        the error.
+        """
         limits = self._limits
         if caller.door is Door.ADMIN:
             if caller.uid not in (0, os.geteuid()):
@@ -233,28 +239,32 @@ class Relay:
         return None
 
     def _made_room(self, caller: Caller) -> bool:
-        """With all connections taken, the user who has most of them gives its oldest to one who has fewer."""
+        """If all connections are in use, closes the oldest connection of the user with most, for a user with
+        fewer.
+        """
         user, count = self.peers.greediest()
         if count <= self.peers.connections_of(caller.user) + 1:
             return False
         oldest = self.peers.oldest_of(user)
-        if oldest not in self._pumps:  # it is still being connected onwards
+        if oldest not in self._pumps:  # its connection to grpcio is not complete yet
             return False
         self._complain("room", f"ended the oldest of {count} connections of uid {user}: others have fewer")
         self._pumps[oldest].close()
         return True
 
     def _complain(self, kind: str, sentence: str, **words: str) -> None:
-        """Once a minute for each kind: callers must not be able to fill the log."""
+        """Logs a problem once a minute for each kind, so that callers cannot flood the log."""
         now = clock.now()
         if now - self._complained.get(kind, -_COMPLAIN_SECONDS) >= _COMPLAIN_SECONDS:
             self._complained[kind] = now
             log.warning(sentence, **words)
 
-    # --- onwards
+    # --- connecting to grpcio
 
     def _try_connect(self, onward: socket.socket, name: str, connection: socket.socket) -> bool:
-        """False if grpcio's backlog is full, which passes; closes both ends on any other trouble."""
+        """Connects to grpcio. Returns False if its backlog is full, which passes; on any other error closes
+        both ends.
+        """
         try:
             self._connect(onward, name)
         except BlockingIOError:
@@ -271,7 +281,7 @@ class Relay:
         if not onward.getsockname():
             onward.bind(str(path))
         onward.connect(self.onward)
-        # the kernel keeps the name for as long as the connection lasts
+        # the kernel keeps the name as long as the connection exists
         path.unlink()
 
     async def _connect_patiently(self, onward: socket.socket, name: str, connection: socket.socket) -> None:

@@ -1,4 +1,4 @@
-"""Calls that change things: begun, they are finished, whether or not the caller stays."""
+"""Runs calls that change something: once begun they are finished, even if the caller disconnects."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
@@ -17,11 +17,11 @@ Abandoned = Callable[[Any], Awaitable[None]]
 class Running:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._owed: set[asyncio.Task[Any]] = set()  # of them: their answers must not be lost
-        self._outlasting: set[asyncio.Task[Any]] = set()  # of them: each awaits another
+        self._owed: set[asyncio.Task[Any]] = set()  # tasks whose results must not be lost
+        self._outlasting: set[asyncio.Task[Any]] = set()  # tasks that are awaited by other tasks
 
     async def finish(self, name: str, work: Coroutine[Any, Any, Any], abandoned: Abandoned | None) -> Any:  # noqa: ANN401
-        """What `work` answers. If this call is cancelled, `work` goes on and `abandoned` gets its answer."""
+        """The result of `work`. After a cancellation `work` continues, and `abandoned` gets the result."""
         task = self._keep(work, owed=abandoned is not None)
         try:
             return await asyncio.shield(task)
@@ -32,9 +32,9 @@ class Running:
             raise
 
     async def end(self, seconds: float) -> int:
-        """Waits for what runs, then cuts it short; how many calls still ran at the end of that time.
+        """Waits for running calls, then cancels them. Returns the number of calls that still ran.
 
-        An answer that `abandoned` shall get is waited for all the same: nobody else knows of it.
+        Calls with a pending `abandoned` are awaited in any case, because no other code gets their result.
         """
         end = clock.now() + seconds
         while self._tasks and (left := end - clock.now()) > 0:

@@ -1,8 +1,8 @@
-"""The door for OCI runtimes: runtime.sock, which vgpu-runtime and vgpu-hook call.
+"""The door for OCI runtimes: runtime.sock, with vgpu-runtime and vgpu-hook as its clients.
 
-No gRPC here: a container's start is to cost milliseconds, and the callers are C programs. vgpud is sent
-the config.json and sends back the one to use, so it needs no access to bundles. The caller is whom
-the kernel names; a container's init is known by a pidfd.
+It does not use gRPC: the delay of a container's start should be milliseconds, and the clients are C programs.
+A client sends the config.json, and vgpud returns the edited one, so that vgpud needs no access to bundles.
+The kernel identifies the caller; a pidfd identifies a container's init.
 """
 
 import asyncio
@@ -38,8 +38,8 @@ log = structlog.get_logger(__name__)
 
 _ACCEPT_PAUSE_SECONDS = 0.1
 _AUDITED_CHARACTERS = 128
-_REST_FACTOR = 9.0  # users beside root have a tenth of the reader's time
-_SHOWN_CHARACTERS = 12  # of a container's id, as docker ps and podman ps show it
+_REST_FACTOR = 9.0  # users other than root get a tenth of the reader's time
+_SHOWN_CHARACTERS = 12  # characters of a container's id, as docker ps and podman ps show it
 
 CgroupOf = Callable[[int, int], str]
 T = TypeVar("T")
@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of connections, each of which is one message and its answer."""
+    """Bounds of connections, each of which carries one message and its reply."""
 
     total: int = 512
     per_user: int = 16
@@ -57,7 +57,7 @@ class Limits:
 
 
 class Containers(Protocol):
-    """What this door needs of the node; all raise VgpuError."""
+    """The interface of the node for this door; all methods raise VgpuError."""
 
     @property
     def specs(self) -> Specs: ...
@@ -70,15 +70,17 @@ class Containers(Protocol):
 
 
 class Pods(Protocol):
-    """The kubelet's allocations, which are several containers' in turn."""
+    """The kubelet's allocations, each of which serves several containers in turn."""
 
     async def bind(self, allocation_id: str, init: Lifetime, pod: str) -> bool:
-        """False for an allocation that is not the kubelet's. Raises VgpuError."""
+        """Returns False for an allocation that is not the kubelet's. Raises VgpuError."""
         ...
 
 
 class RuntimeDoor:
-    """`rules` are the policy in force: which users may start containers, and what asks for slices."""
+    """The door. `rules` returns the policy in force: which users may start containers, and which requests
+    count.
+    """
 
     def __init__(
         self,
@@ -98,16 +100,16 @@ class RuntimeDoor:
         self._limits = limits or Limits()
         self._shares = Shares(self._limits.total, self._limits.per_user, self._limits.for_root)
         self._open: set[asyncio.Task[None]] = set()
-        # config.json is read and written here: the event loop serves the other callers meanwhile
+        # config.json is parsed and written in this thread, so that the event loop serves other callers
         self._reader = ThreadPoolExecutor(1, "vgpud-config")
         self._pace = Pace(_REST_FACTOR)
-        self._read_seconds = 0.0  # of the processor, for the latest message
+        self._read_seconds = 0.0  # processor time of the latest message
 
     def start(self) -> None:
         asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
 
     async def stop(self, grace_seconds: float) -> None:
-        """Takes no more callers, and gives those that are served `grace_seconds`."""
+        """Refuses new callers, and gives present ones `grace_seconds` to finish."""
         asyncio.get_running_loop().remove_reader(self._listener.fileno())
         self._door.close()
         if self._open:
@@ -125,7 +127,8 @@ class RuntimeDoor:
         except OSError as error:
             log.warning("cannot accept a container runtime", why=error.strerror)
             loop = asyncio.get_running_loop()
-            loop.remove_reader(self._listener.fileno())  # it stays readable: without a pause this would spin
+            # the listener stays readable: without a pause the loop would spin
+            loop.remove_reader(self._listener.fileno())
             loop.call_later(_ACCEPT_PAUSE_SECONDS, self._accept_again)
             return
         connection.setblocking(False)
@@ -143,7 +146,7 @@ class RuntimeDoor:
         task.add_done_callback(self._open.discard)
 
     def _refusal(self, caller: Caller) -> VgpuError | None:
-        """Why this caller is not heard; else a share is taken for it."""
+        """Why this caller is refused; None if it got a share."""
         if not _is_root(caller) and not self._rules().users:
             return VgpuError(
                 ErrorCode.NOT_ALLOWED,
@@ -169,7 +172,7 @@ class RuntimeDoor:
                 status, body = await self._answer(connection, caller)
                 async with asyncio.timeout(self._limits.reply_seconds):
                     await reply(connection, status, body)
-        except (OSError, TimeoutError) as error:  # what was allocated ends with the caller
+        except (OSError, TimeoutError) as error:  # the allocation is bound to the caller and ends with it
             log.debug("a runtime went away", why=str(error), uid=caller.user)
         finally:
             self._shares.give_back(caller.user)
@@ -188,15 +191,16 @@ class RuntimeDoor:
             return await self._carry_out(known, message)
         except VgpuError as error:
             return Status.REFUSED, _refused(error, caller)
-        except Exception as error:  # a bug of ours must not leave the runtime waiting
+        except Exception as error:  # a bug in vgpud must not leave the runtime waiting
             log.exception("runtime door failed")
             bug = VgpuError(ErrorCode.BUG, f"vgpud stumbled over {type(error).__name__}", "see its log")
             return Status.REFUSED, _told(bug)
 
     async def _aside(self, caller: Caller, work: Callable[..., T], *given: object) -> T:
-        """`work` off the event loop, after what this user has there already.
+        """Runs `work` in the reader's thread, after earlier work of the same user.
 
-        The thread and the loop share Python's lock, so users beside root have a part of the thread's time.
+        The thread and the loop share Python's lock, so users other than root get only a part of the thread's
+        time.
         """
         if _is_root(caller):
             return await self._read(work, *given)
@@ -236,7 +240,7 @@ class RuntimeDoor:
 
     async def _prepare(self, caller: Caller, message: Message) -> tuple[Status, bytes]:
         rules = self._rules()
-        # Podman sends each container through its hook, so only vgpu-runtime was asked for
+        # a Podman hook runs for every container, so only a container of vgpu-runtime must make a request
         must_ask = rules.must_ask and not message.for_parent
         understood = await self._aside(caller, _understood, message.body, rules.environment, must_ask)
         ignored, asks = understood
@@ -257,7 +261,7 @@ class RuntimeDoor:
             hook = self._containers.specs.hook
             if not message.for_parent or hook is None:
                 raise
-            # Podman tells nobody what its precreate hooks say, but does tell what its runtime says
+            # Podman does not show the output of its precreate hooks, but it shows errors of its runtime
             text = _refused(error, caller).decode()
             return Status.DONE, await self._aside(caller, _dumped, refused, config, text, hook)
 
@@ -300,7 +304,9 @@ def _is_root(caller: Caller) -> bool:
 
 
 def _known(caller: Caller) -> Caller:
-    """Root may do all here; others what they may by the tenants' socket. Raises VgpuError(BAD_REQUEST)."""
+    """The caller with its rights: root may do everything here, others what the tenants' socket allows. Raises
+    VgpuError(BAD_REQUEST) for an unknown process.
+    """
     if caller.process.pid == 0:
         raise VgpuError(
             ErrorCode.BAD_REQUEST,
@@ -311,16 +317,16 @@ def _known(caller: Caller) -> Caller:
 
 
 def _send_away(connection: socket.socket, refusal: VgpuError) -> None:
-    """Without a word of the caller being read, and without waiting for it."""
+    """Sends the refusal without reading the caller's message, and without waiting."""
     with connection, suppress(OSError):
         connection.send(packed(Status.REFUSED, _told(refusal)))
 
 
 def _request(wish: Wish, container: str, owner: Owner, starter: Lifetime) -> Request:
-    """Named by the container and by who starts it.
+    """The request of a container; its id has the container and the process that starts it.
 
-    A runtime that asks again gets the same allocation. A container that is started again under its old
-    name does not: what its last life held is on its way out.
+    A runtime that repeats its request gets the same allocation. A restarted container of the same name gets a
+    new one, because the allocation of its earlier run is being released.
     """
     attempt = f"{starter.pid}.{starter.start_ticks}"
     shown = "".join(c if c.isprintable() else "?" for c in container)
@@ -330,7 +336,7 @@ def _request(wish: Wish, container: str, owner: Owner, starter: Lifetime) -> Req
 
 
 def _parent(process: Lifetime) -> Lifetime:
-    """Of a Podman hook: Podman itself. Raises VgpuError(BAD_REQUEST) if it is gone."""
+    """The parent of a Podman hook, which is Podman itself. Raises VgpuError(BAD_REQUEST) if it has ended."""
     stat = read_stat(process.pid)
     parent = read_stat(stat.parent) if stat is not None and stat.parent > 1 else None
     if stat is None or parent is None or stat.start_ticks != process.start_ticks:
@@ -343,10 +349,10 @@ def _parent(process: Lifetime) -> Lifetime:
 def _understood(
     body: bytes, environment: bool, must_ask: bool
 ) -> tuple[tuple[str, ...], tuple[dict[str, Any], Wish, Owner] | None]:
-    """The variables that are ignored; and config.json, what it asks for, and the user that its process is, or
-    None if it asks for nothing.
+    """The ignored variables; and config.json with its request and the user of its process, or None if it has
+    no request.
 
-    Raises VgpuError: whatever is wrong with it is told before anything is allocated.
+    Raises VgpuError: every error in it is found before anything is allocated.
     """
     config = parsed(body)
     wish, ignored = wish_of(config, environment), ignored_by(config, environment)
@@ -359,7 +365,7 @@ def _understood(
 
 
 def _named_pod(state: bytes) -> str:
-    """ "" where the state does not name one: what a container runs under does not depend on it."""
+    """The pod's name in the container's state, or "". The name is for display only."""
     try:
         return pod_of(parsed(state)) if state else ""
     except VgpuError:

@@ -1,4 +1,4 @@
-"""What goes over runtime.sock: native/runtime/door.h is the contract, and says what each message means."""
+"""The messages on runtime.sock; native/runtime/door.h defines them."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ FOR_PARENT = 1
 MAX_ID_BYTES = 4096
 MAX_BODY_BYTES = 1 << 20
 _CHUNK_BYTES = 1 << 18
-_MOST_CLOSES = 64  # of descriptors that peers have sent, at once
+_MOST_CLOSES = 64  # bound of concurrent closes of descriptors from peers
 _closes = BoundedSemaphore(_MOST_CLOSES)
 
 
@@ -37,7 +37,7 @@ class Status(IntEnum):
 
 @dataclass(frozen=True)
 class Message:
-    """`process` is what the pidfd beside it names; None for no pidfd, and for a process that has ended."""
+    """A message. `process` is that of the passed pidfd; None without a pidfd, or if the process has ended."""
 
     verb: Verb
     for_parent: bool
@@ -47,7 +47,7 @@ class Message:
 
 
 async def receive(connection: socket.socket) -> Message:
-    """Raises VgpuError(BAD_REQUEST), or OSError where the peer goes away."""
+    """Receives a message. Raises VgpuError(BAD_REQUEST), or OSError if the peer disconnects."""
     head, process = await _head(connection)
     magic, verb, flags, id_length, body_length = REQUEST.unpack(head)
     if magic != MAGIC or verb not in set(Verb) or id_length > MAX_ID_BYTES or body_length > MAX_BODY_BYTES:
@@ -63,7 +63,7 @@ async def receive(connection: socket.socket) -> Message:
 
 async def _head(connection: socket.socket) -> tuple[bytes, PassedProcess | None]:
     await _readable(connection)
-    if not _closes.acquire(blocking=False):  # the kernel discards what comes beside the bytes
+    if not _closes.acquire(blocking=False):  # the kernel discards the descriptors in the ancillary data
         head = connection.recv(REQUEST.size)
         return head + await _exactly(connection, REQUEST.size - len(head)), None
     try:
@@ -80,9 +80,11 @@ async def _head(connection: socket.socket) -> tuple[bytes, PassedProcess | None]
 
 
 def _close(descriptors: list[int]) -> None:
-    """Closing what is no pidfd lasts as long as a peer likes: a file system of its own (FUSE) answers it."""
+    """Closes descriptors in a thread: a file of the peer's own file system (FUSE) can delay its close without
+    limit.
+    """
     for descriptor in descriptors:
-        with suppress(OSError):  # the file system's own word
+        with suppress(OSError):  # an error of the peer's file system
             os.close(descriptor)
     _closes.release()
 
@@ -110,7 +112,7 @@ async def _exactly(connection: socket.socket, length: int) -> bytes:
 
 
 async def reply(connection: socket.socket, status: Status, body: bytes = b"") -> None:
-    """Raises OSError where the peer is gone."""
+    """Sends a reply. Raises OSError if the peer has disconnected."""
     loop = asyncio.get_running_loop()
     await loop.sock_sendall(connection, packed(status, body))
 

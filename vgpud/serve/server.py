@@ -1,4 +1,4 @@
-"""The gRPC server behind the relay: what the daemon starts and stops."""
+"""The gRPC server behind the relay, with start and stop."""
 
 import stat
 from pathlib import Path
@@ -19,7 +19,8 @@ from vgpud.serve.sockets import PublicSockets, check_length, private_folder
 
 log = structlog.get_logger(__name__)
 
-# a request is read on the event loop; 64 layouts of 64 profiles, the most that one may name, take 50 KB
+# bounded because a request is parsed on the event loop; 64 layouts of 64 profiles, the largest useful
+# request, take 50 KB
 MAX_REQUEST_BYTES = 128 * 1024
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
@@ -31,7 +32,7 @@ _OPTIONS = (
     # a stream takes 16 KiB until its message is read, and a fast peer cannot widen that
     ("grpc.http2.lookahead_bytes", 16 * 1024),
     ("grpc.http2.bdp_probe", 0),
-    # a peer that connects and says nothing, or nothing of HTTP/2
+    # for a peer that connects and sends nothing, or no HTTP/2
     ("grpc.server_handshake_timeout_ms", 5000),
     ("grpc.so_reuseport", 0),
     ("grpc.enable_http_proxy", 0),
@@ -55,7 +56,7 @@ class Server:
         self._health = health.aio.HealthServicer()
 
     async def start(self) -> None:
-        """Returns when calls are answered. Raises VgpuError(BAD_SETTING) if it cannot listen."""
+        """Starts; returns when calls are answered. Raises VgpuError(BAD_SETTING) if it cannot listen."""
         folder = private_folder(self._sockets.run_dir)
         _clear(folder)
         inner = folder / "grpc.sock"
@@ -83,7 +84,7 @@ class Server:
             ) from None
 
     async def stop(self, grace_seconds: float = 10.0) -> None:
-        """Takes no more callers, ends the watches, and gives calls that run `grace_seconds` to finish."""
+        """Refuses new callers, ends the watches, and gives running calls `grace_seconds` to finish."""
         end = clock.now() + grace_seconds
         self.relay.stop_accepting()
         self._sockets.close()
@@ -97,7 +98,9 @@ class Server:
 
 
 def _clear(folder: Path) -> None:
-    """The names of an earlier daemon that was killed; ours alone, since its sockets are ours now."""
+    """Removes the socket names of an earlier daemon that was killed. They belong to no other daemon, because
+    this one holds the lock on the folder.
+    """
     for left in folder.iterdir():
         if stat.S_ISSOCK(left.lstat().st_mode):
             left.unlink()

@@ -1,4 +1,4 @@
-"""The public sockets: made here with their mode and group, or passed by systemd."""
+"""The public sockets: created with their mode and group, or passed by systemd."""
 
 import fcntl
 import grp
@@ -25,9 +25,9 @@ _BACKLOG = 1024
 
 
 def private_folder(run_dir: Path) -> Path:
-    """The folder in `run_dir` that only this user may enter; made if it is missing.
+    """The folder in `run_dir` that only this user may enter; creates it if it is missing.
 
-    Raises VgpuError(BAD_SETTING) if it is somebody else's, or cannot be made.
+    Raises VgpuError(BAD_SETTING) if it has another owner, or cannot be created.
     """
     folder = run_dir / "private"
     try:
@@ -49,9 +49,10 @@ def private_folder(run_dir: Path) -> Path:
 
 
 def claim(run_dir: Path) -> int:
-    """A descriptor that keeps other daemons off `run_dir`, whose leases they would take for orphans.
+    """Locks `run_dir` against other daemons, which would take its leases for orphans. Returns the descriptor
+    of the lock.
 
-    Raises VgpuError(BAD_SETTING) if one is there, or if there cannot be such a folder.
+    Raises VgpuError(BAD_SETTING) if another daemon has the lock, or if the folder cannot be created.
     """
     path = private_folder(run_dir) / "lock"
     try:
@@ -73,7 +74,7 @@ def claim(run_dir: Path) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PublicSockets:
-    """What listens for callers; `made` says that the files in `run_dir` are ours to remove."""
+    """The listening sockets; `made`: vgpud created the files in `run_dir` and removes them."""
 
     run_dir: Path
     listening: Mapping[Door, socket.socket]
@@ -81,7 +82,7 @@ class PublicSockets:
 
     def close(self) -> None:
         if self.made:
-            # first the names, while the sockets still tell a next daemon that they are taken
+            # names first, while the sockets still show a next daemon that they are in use
             for door in self.listening:
                 (self.run_dir / SOCKET_NAMES[door]).unlink(missing_ok=True)
         for one in self.listening.values():
@@ -89,7 +90,7 @@ class PublicSockets:
 
 
 def public_sockets(run_dir: Path, group: str, passed: Mapping[str, socket.socket]) -> PublicSockets:
-    """Those that systemd passed, or else our own; raises VgpuError(BAD_SETTING)."""
+    """The sockets that systemd passed, or else new ones. Raises VgpuError(BAD_SETTING)."""
     listening = {door: passed[name] for door, name in _DESCRIPTOR_NAMES.items() if name in passed}
     if listening:
         return PublicSockets(run_dir, listening, made=False)
@@ -99,8 +100,7 @@ def public_sockets(run_dir: Path, group: str, passed: Mapping[str, socket.socket
 def _open_sockets(run_dir: Path, group: str) -> dict[Door, socket.socket]:
     """Listens on ro.sock, vgpud.sock (for `group`; "" leaves the group as it is) and admin.sock.
 
-    Each is made out of sight in the private folder and moved into place when its mode and group are
-    right.
+    Each is created in the private folder, and moved into place when its mode and group are set.
     """
     folder = private_folder(run_dir)
     gid = _gid(group)
@@ -119,7 +119,9 @@ def _open_sockets(run_dir: Path, group: str) -> dict[Door, socket.socket]:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeSocket:
-    """What listens for container runtimes; `made` is ours to remove, and None if systemd holds it."""
+    """The socket for container runtimes. `made` is the path that vgpud created and removes; None if systemd
+    owns the socket.
+    """
 
     listening: socket.socket
     made: Path | None
@@ -131,9 +133,9 @@ class RuntimeSocket:
 
 
 def runtime_socket(run_dir: Path, group: str, passed: Mapping[str, socket.socket]) -> RuntimeSocket:
-    """runtime.sock, for container runtimes of root and of `group`: what systemd passed, or else our own.
+    """runtime.sock, for container runtimes of root and of `group`: passed by systemd, or created.
 
-    Raises VgpuError(BAD_SETTING). A name that an earlier daemon left is taken over.
+    Raises VgpuError(BAD_SETTING). A name that an earlier daemon left is replaced.
     """
     if _RUNTIME_DESCRIPTOR in passed:
         return RuntimeSocket(passed[_RUNTIME_DESCRIPTOR], None)
@@ -167,7 +169,7 @@ def _refuse_second_daemon(path: Path) -> None:
         probe.setblocking(False)
         try:
             probe.connect(str(path))
-        except BlockingIOError:  # somebody listens, and is behind with its work
+        except BlockingIOError:  # a process listens, and its backlog is full
             pass
         except OSError:
             return
@@ -202,11 +204,12 @@ def _gid(group: str) -> int:
 
 
 def passed_sockets(environment: MutableMapping[str, str]) -> dict[str, socket.socket]:
-    """The listening sockets that systemd passed (sd_listen_fds(3)), by FileDescriptorName; else none.
+    """The listening sockets that systemd passed (sd_listen_fds(3)), by FileDescriptorName; empty if there are
+    none.
 
-    Takes LISTEN_PID, LISTEN_FDS and LISTEN_FDNAMES out of `environment`, so that no child believes
-    them. Raises VgpuError(BAD_SETTING) for a name that is not ro, tenant, admin or runtime, or
-    one not a listening Unix stream socket.
+    Removes LISTEN_PID, LISTEN_FDS and LISTEN_FDNAMES from `environment`, so that no child uses them. Raises
+    VgpuError(BAD_SETTING) for a name that is not ro, tenant, admin or runtime, or one not a listening Unix
+    stream socket.
     """
     pid = environment.pop("LISTEN_PID", "")
     count = environment.pop("LISTEN_FDS", "")

@@ -1,4 +1,4 @@
-"""Small state beside the ledger, in a file of JSON: whole or as it was."""
+"""Small state beside the ledger, in a JSON file that is replaced atomically."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ _WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def write_state(path: Path, body: dict[str, Any]) -> None:
-    """Durable when it returns. Raises VgpuError(LEDGER_FAILED)."""
+    """Writes the file; it is durable when this returns. Raises VgpuError(LEDGER_FAILED)."""
     draft = path.with_suffix(".new")
     try:
         fd = os.open(draft, _WRITE, 0o600)
@@ -39,8 +39,9 @@ def write_state(path: Path, body: dict[str, Any]) -> None:
 
 
 def read_state(path: Path, version: int) -> dict[str, Any]:
-    """Empty where there is none of this version, or none that can be read: its owner can do without. A file
-    with other content is kept aside, because the next change overwrites `path`."""
+    """The content of the file; empty if it is missing, has another version, or cannot be read. In the last
+    two cases the file is renamed, because the next change would overwrite it.
+    """
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -56,7 +57,7 @@ def read_state(path: Path, version: int) -> dict[str, Any]:
 
 
 def _kept_aside(path: Path, why: str) -> dict[str, Any]:
-    """Returns the state to go on with: none."""
+    """Renames an unreadable file, and returns an empty state."""
     kept = path.with_suffix(".unread")
     try:
         path.replace(kept)
@@ -70,8 +71,8 @@ class StateFile(Generic[T]):
     """Dataclasses of one kind by key, in memory and in a file that each change writes as a whole.
 
     A file that cannot be read counts as empty, and an entry that cannot be read is left out. Changes raise
-    VgpuError(LEDGER_FAILED) if the file cannot be written; nothing changes then. A change ends before the
-    next one begins, also if its caller is cancelled.
+    VgpuError(LEDGER_FAILED) if the file cannot be written, and then change nothing. Changes run one after the
+    other, also if a caller is cancelled.
     """
 
     def __init__(self, path: Path, name: str, kind: type[T], key: Callable[[T], str]) -> None:
@@ -99,7 +100,7 @@ class StateFile(Generic[T]):
 
     async def _change(self, key: str, value: T | None) -> None:
         async with self._writing:
-            if self._all.get(key) == value:  # asked here, after the changes before this one
+            if self._all.get(key) == value:  # compared after earlier changes have been written
                 return
             changed = {name: other for name, other in self._all.items() if name != key}
             if value is not None:

@@ -1,1 +1,1 @@
-"""Dynamic resource allocation: what the cluster is told of the cards, and the claims that it makes."""
+"""Dynamic resource allocation: the cards that are published to the cluster, and its claims on them."""

@@ -1,7 +1,7 @@
-"""The API server, by the official Python client, which is imported only here and only when it is needed.
+"""Calls the API server by the official Python client, which is imported only here and only when needed.
 
-Objects go to and fro as plain data, so that any version of the client that knows custom objects will
-do, whatever it knows of resource.k8s.io.
+Objects are exchanged as plain data, so that any version of the client with support for custom objects works,
+even if it lacks resource.k8s.io.
 """
 
 import asyncio
@@ -20,16 +20,16 @@ _SLICES, _CLAIMS = "resourceslices", "resourceclaims"
 
 @dataclass(unsafe_hash=True)
 class Refusal(VgpuError):
-    """The API server's own no, with its HTTP status."""
+    """A refusal by the API server, with its HTTP status."""
 
     status: int = 0
 
 
 class Api(Protocol):
-    """All raise VgpuError: UNREACHABLE, or a Refusal (CLUSTER_REFUSED)."""
+    """The calls that vgpud needs. All raise VgpuError: UNREACHABLE, or a Refusal (CLUSTER_REFUSED)."""
 
     async def minor(self) -> int:
-        """Of the server's version 1.x."""
+        """The minor number of the server's version 1.x."""
         ...
 
     async def claim(self, namespace: str, name: str) -> Json: ...
@@ -39,7 +39,7 @@ class Api(Protocol):
     async def slices(self, driver: str, node: str) -> list[Json]: ...
 
     async def create_slice(self, body: Json, dry_run: bool = False) -> Json:
-        """As it is kept; with `dry_run` as it would be."""
+        """Creates a slice and returns the server's version of it; with `dry_run` nothing is stored."""
         ...
 
     async def replace_slice(self, body: Json) -> Json: ...
@@ -108,9 +108,10 @@ class ApiServer:
             return pick(kubernetes)(*arguments, _request_timeout=_TIMEOUT_SECONDS, **options)
         except kubernetes.ApiException as error:
             if error.status == 401:
-                self._client = None  # the kubeconfig is read again: its token or certificate may be a new one
+                # so that the kubeconfig is read again: its token or certificate may have changed
+                self._client = None
             raise _refused(error.status or 0, str(error.reason), str(error.body or "")) from None
-        except Exception as error:  # of urllib3, ssl, socket: the client wraps none of them
+        except Exception as error:  # errors of urllib3, ssl and socket, which the client does not wrap
             words = str(error).splitlines() or [type(error).__name__]
             raise VgpuError(
                 ErrorCode.UNREACHABLE,
@@ -130,7 +131,7 @@ class ApiServer:
         if self._client is None:
             try:
                 self._client = config.new_client_from_config(config_file=str(self._kubeconfig))
-            except Exception as error:  # of yaml, of files, and the client's own ConfigException
+            except Exception as error:  # errors of yaml, of files, and the client's ConfigException
                 raise VgpuError(
                     ErrorCode.BAD_SETTING,
                     f"{self._kubeconfig} is no kubeconfig that can be used: {str(error)[:200]}",
@@ -140,7 +141,7 @@ class ApiServer:
 
 
 def _is_slice(value: object) -> bool:
-    """Has it what the publisher reads? The rest of it is only compared."""
+    """Has the object the fields that the publisher reads? Other fields are only compared."""
     match value:
         case {
             "metadata": {"name": str(), "resourceVersion": str()},

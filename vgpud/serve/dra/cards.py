@@ -1,6 +1,7 @@
-"""Each card as it is offered to the cluster: whole, by MIG places, or as memory to be shared. Pure.
+"""The cards that are offered to the cluster: whole, by MIG placement, or as memory to share. Pure.
 
-A device of a ResourceSlice is named after its card's UUID, which stays when cards are added or lost.
+A device of a ResourceSlice is named after its card's UUID, which does not change when cards are added or
+lost.
 """
 
 import re
@@ -13,7 +14,7 @@ from vgpud.model.device import Device, Health, MigProfile, Placement
 from vgpud.model.tenancy import CLAIM_PREFIX, Allocation, Isolation, Mode, Slice
 from vgpud.policy.model import Policy
 
-_LABEL = 63  # characters of a DNS label
+_LABEL = 63  # bytes of a DNS label
 
 
 class Form(StrEnum):
@@ -51,7 +52,7 @@ _MODE = {Form.CARD: Mode.EXCLUSIVE, Form.MIG: Mode.MIG, Form.QUOTA: Mode.PRELOAD
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A MIG profile at one place of a card; `name` is the bare one, 1g.18gb."""
+    """A MIG profile at one placement of a card; `name` is without NVML's prefix: 1g.18gb."""
 
     profile: MigProfile
     name: str
@@ -59,7 +60,7 @@ class Place:
 
 
 class Taint(StrEnum):
-    """Why new claims keep off a device; those that have it keep it."""
+    """Why a device gets no new claims; claims that have it keep it."""
 
     DRAINED = "drained"
     UNWELL = "unwell"
@@ -67,9 +68,11 @@ class Taint(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """`places` are those of a MIG card that are free of others' instances; `tenants` how many may share.
+    """A card for claims. `places` are the placements of a MIG card without foreign instances; `tenants` is
+    the number of claims that may share it.
 
-    `memory_bytes` and `share_hundredths` are what claims can have in all: what others hold is not in them.
+    `memory_bytes` and `share_hundredths` are the totals for claims, without the capacity that other
+    allocations hold.
     """
 
     device: Device
@@ -83,7 +86,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What the name of a published device stands for."""
+    """The device, or part of it, that a published name means."""
 
     device: Device
     form: Form
@@ -94,10 +97,10 @@ Places = Callable[[Device], Iterable[tuple[MigProfile, str, tuple[Placement, ...
 
 
 def form_of(device: Device, policy: Policy) -> Form | None:
-    """None for a card that is left alone."""
+    """The form in which the card is published; None if it is not published."""
     mode = policy.rule_for(device).mode
     if mode == "auto":
-        # one whose MIG mode is on gives nothing else
+        # with MIG mode on, a card can only be published as MIG
         return Form.MIG if device.mig.current else _OF_AUTO[policy.dra.auto]
     return _OF_MODE.get(mode)
 
@@ -109,10 +112,10 @@ def cards_of(
     allocations: Collection[Allocation],
     closed: Collection[str] = (),
 ) -> tuple[Card, ...]:
-    """The cards for claims, those that take no new ones with the taint that says why; `closed` are the UUIDs
-    of drained ones.
+    """The cards for claims; a card that gets no new claims has a taint with the reason. `closed` are the
+    UUIDs of drained cards.
 
-    What other doors gave away is taken off: the scheduler knows of claims alone.
+    Capacity that other doors allocated is subtracted, because the scheduler knows claims only.
     """
     held = [a for a in allocations if not a.request.id.startswith(CLAIM_PREFIX)]
     found = []
@@ -143,7 +146,8 @@ def _card(device: Device, form: Form, policy: Policy, places: Places, others: Se
         free = tuple(place for place in all_places(device, places) if not _overlaps(place.at, taken))
         return Card(device, form, places=free) if free else None
     memory, preload = device.memory_usable_bytes, rule.settings_preload()
-    if form is Form.QUOTA:  # what tenants may be promised, which may be more than there is
+    # the memory that tenants may be promised, which can exceed the card's memory by overcommit
+    if form is Form.QUOTA:
         memory = memory * round(preload.memory_overcommit * 100) // 100
     memory -= sum(part.memory_bytes for part in others)
     share = 10000 - sum(part.share.hundredths for part in others if part.share is not None)
@@ -166,7 +170,7 @@ def _overlaps(at: Placement, taken: Iterable[Placement]) -> bool:
 
 
 def card_name(device: Device) -> str:
-    """A DNS label: gpu- and the UUID."""
+    """The card's name, a DNS label: gpu- and the UUID."""
     bare = re.sub(r"[^a-z0-9-]", "-", device.uuid.lower().removeprefix("gpu-")).strip("-")
     if len(bare) > 36:
         bare = sha256(bare.encode()).hexdigest()[:36]
@@ -174,12 +178,14 @@ def card_name(device: Device) -> str:
 
 
 def profile_label(profile: str) -> str:
-    """A part of a DNS label; profiles of one card have different ones (1g.24gb+me and 1g.24gb-me)."""
+    """The profile as part of a DNS label; profiles of one card have different labels (1g.24gb+me and
+    1g.24gb-me).
+    """
     return re.sub(r"[^a-z0-9]+", "-", profile.lower().replace("+", "-plus-")).strip("-")
 
 
 def place_name(device: Device, place: Place) -> str:
-    """A DNS label: the card's, the profile, and the memory slice that it starts at."""
+    """The placement's name, a DNS label: the card's name, the profile, and the first memory slice."""
     profile = profile_label(place.name)
     name = f"{card_name(device)}-mig-{profile}-{place.at.start}"
     if len(name) <= _LABEL:
@@ -189,7 +195,7 @@ def place_name(device: Device, place: Place) -> str:
 
 
 def names_of(device: Device, policy: Policy, places: Places) -> tuple[str, ...]:
-    """All that is published of the device, whatever has been taken since."""
+    """All names that are published for the device, independent of present allocations."""
     form = form_of(device, policy)
     if form is None:
         return ()
@@ -199,7 +205,7 @@ def names_of(device: Device, policy: Policy, places: Places) -> tuple[str, ...]:
 
 
 def target_of(name: str, devices: Iterable[Device], policy: Policy, places: Places) -> Target | None:
-    """What was published under this name, whatever has been taken since."""
+    """The target of a published name, independent of present allocations; None if there is none."""
     for device in devices:
         own = card_name(device)
         if not name.startswith(own):

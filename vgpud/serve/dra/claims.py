@@ -1,8 +1,8 @@
-"""From a ResourceClaim that the scheduler allocated to the requests that it means. Pure.
+"""Converts a ResourceClaim that the scheduler has allocated into requests. Pure.
 
-Each request of a claim becomes one allocation, on one or several cards alike; its id is the claim's
-uid, and the request's name where a claim has several. A container uses one request of a claim: the
-environment of two would contradict each other.
+Each request of a claim becomes one allocation, on one or several cards; its id is the claim's uid, and the
+request's name if a claim has several. A container uses one request of a claim: the environment of two would
+contradict each other.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,9 @@ Find = Callable[[str], Target | None]
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One device that the scheduler gave to a request; `consumed` and `share` are empty for a whole one."""
+    """One device that the scheduler gave to a request; `consumed` and `share` are empty for a
+    whole device.
+    """
 
     request: str
     pool: str
@@ -34,16 +36,16 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One allocation to be, and what of the claim it is."""
+    """One future allocation, and the parts of the claim that it serves."""
 
     request: Request
     results: tuple[Result, ...]
 
 
 def parts_of(claim: Mapping[str, Any], uid: str, pool: str, find: Find) -> tuple[Part, ...]:
-    """The parts of a claim on this node's pool; none if it has nothing of ours.
+    """The parts of a claim on this node's pool; empty if it has no device of this driver.
 
-    Raises VgpuError: BAD_REQUEST, UNSUPPORTED, or NO_SUCH_DEVICE for a device that is not published any more.
+    Raises VgpuError: BAD_REQUEST, UNSUPPORTED, or NO_SUCH_DEVICE for a device that is no longer published.
     """
     try:
         return _parts_of(claim, uid, pool, find)
@@ -143,7 +145,7 @@ def _part(
 
 
 def _short(request: str) -> str:
-    """Request ids have at most 128 characters, of which a claim's uid takes 43."""
+    """A short form of a request's name: ids have at most 128 characters, of which a claim's uid takes 43."""
     return request if len(request) <= 64 else sha256(request.encode()).hexdigest()[:40]
 
 
@@ -170,7 +172,7 @@ def _profile(key: str, targets: Sequence[Target], uuids: Sequence[str]) -> str:
 
 
 def _per_card(results: Sequence[Result], targets: Sequence[Target], capacity: str, missing: int) -> set[int]:
-    """How much of each card; several shares of one card are one larger share."""
+    """The amount on each card; several shares of one card are added."""
     sums: dict[str, int] = {}
     for result, target in zip(results, targets, strict=True):
         amount = result.consumed.get(capacity, missing)
@@ -179,7 +181,9 @@ def _per_card(results: Sequence[Result], targets: Sequence[Target], capacity: st
 
 
 def _memory(key: str, results: Sequence[Result], targets: Sequence[Target], parameters: Parameters) -> int:
-    """What the scheduler counted; less, if the claim says so. A cluster that counts nothing gives all."""
+    """The memory that the scheduler assigned, or less if the claim says so. A cluster without consumable
+    capacity assigns all of it.
+    """
     whole = min(target.device.memory_usable_bytes for target in targets)
     if any("memory" not in result.consumed for result in results) and len(targets) > 1:
         amounts = {parameters.memory_bytes or whole}

@@ -1,4 +1,4 @@
-"""The door of DRA as a whole: cards to the cluster, claims from the kubelet."""
+"""The DRA door: publishes cards to the cluster, and serves the kubelet's calls for claims."""
 
 import asyncio
 from dataclasses import dataclass
@@ -25,18 +25,18 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Seconds; tests go faster."""
+    """Intervals in seconds; tests use shorter ones."""
 
-    look: float = 1.0  # at our sockets
-    settle: float = 1.0  # between a change and the slices that tell of it, for more may follow
-    retry: float = 5.0  # after the API server failed us
+    look: float = 1.0  # between checks of the plugin's sockets
+    settle: float = 1.0  # between a change and the publication of slices, because further changes may follow
+    retry: float = 5.0  # after a failure of the API server
     hurry: float = (
-        30.0  # after a registration: a kubelet that starts deletes the slices, at any moment of these
+        30.0  # after a registration: a starting kubelet deletes the slices, at any time within this span
     )
 
 
 class DraDoor:
-    """`run` serves until it is cancelled. Nothing happens until the policy enables it."""
+    """The door. `run` serves until it is cancelled; it waits until the policy enables DRA."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class DraDoor:
             await until_changed(self._dirty, wait, self._pace.settle)
 
     async def _publish_once(self) -> None:
-        """Raises VgpuError."""
+        """Publishes the slices once, or withdraws them. Raises VgpuError."""
         if not self._enabled:
             if self._published:
                 await self._publisher.withdraw()
@@ -127,13 +127,17 @@ class DraDoor:
     # --- from the kubelet
 
     def _registered(self) -> None:
-        """By a kubelet that has started, maybe with another version of the whole cluster."""
+        """Called when a kubelet has registered the plugin: it may have another version, as may the whole
+        cluster.
+        """
         self._publisher.ask_anew()
         self._hurry_until = clock.now() + self._pace.hurry
         self._dirty.set()
 
     async def _serve(self) -> None:
-        """Its folders may be emptied, or made anew; on many nodes they never come."""
+        """Serves the plugin while the kubelet's folders exist. They may be emptied or made again, and on many
+        nodes they never exist.
+        """
         while True:
             if self._enabled and (self._kubelet / "plugins_registry").is_dir():
                 if not self.plugin.serving:
@@ -152,7 +156,7 @@ class DraDoor:
                 await self.preparer.check()
 
     def _complain(self, why: str, hint: str) -> None:
-        """Once for each reason."""
+        """Logs a failure, once for each reason."""
         if self._complained != why:
             self._complained = why
             log.warning("dra", why=why, hint=hint)

@@ -1,9 +1,8 @@
-"""What a claim or a class may say to this driver beyond devices and capacity: its opaque parameters.
+"""Parses the opaque parameters that a claim or a class has for this driver, in addition to devices and
+capacity.
 
-apiVersion: vgpud.io/v1
-kind: VgpuConfig
-memory: 7GiB     # of a shared card: not more than was allocated
-cores: 30        # percent of it
+apiVersion: vgpud.io/v1 kind: VgpuConfig memory: 7GiB # of a shared card: not more than was allocated cores:
+30 # percent of it
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,7 +19,7 @@ _KEYS = ("apiVersion", "kind", "memory", "cores")
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """None where nothing is said."""
+    """The parameters; None for those that are not given."""
 
     memory_bytes: int | None = None
     share: Percent | None = None
@@ -30,9 +29,11 @@ NOTHING = Parameters()
 
 
 def parameters_for(config: Iterable[Mapping[str, Any]], request: str, driver: str) -> Parameters:
-    """Of `status.allocation.devices.config`: what a claim says overrides what its class says.
+    """The parameters for a request in `status.allocation.devices.config`: those of the claim override those
+    of its class.
 
-    Raises VgpuError (BAD_REQUEST, BAD_QUANTITY, BAD_PERCENT) for what this driver would not obey.
+    Raises VgpuError (BAD_REQUEST, BAD_QUANTITY, BAD_PERCENT) for parameters that this driver does not
+    support.
     """
     found = NOTHING
     entries = [entry for entry in config if (entry.get("opaque") or {}).get("driver") == driver]
@@ -51,7 +52,7 @@ def parameters_for(config: Iterable[Mapping[str, Any]], request: str, driver: st
 
 
 def parse(body: object) -> Parameters:
-    """Raises VgpuError."""
+    """Parses one object of parameters. Raises VgpuError."""
     if not isinstance(body, Mapping):
         raise _bad("the parameters are no object", f"write apiVersion: {API_VERSION} and kind: {KIND}")
     if (body.get("apiVersion"), body.get("kind")) != (API_VERSION, KIND):

@@ -1,7 +1,7 @@
-"""The kubelet's side of DRA: how it gets to know us, and the claims that it wants prepared.
+"""The gRPC services for the kubelet: registration of the driver, and preparation of claims.
 
-One registration socket and one for the calls, in v1 and v1beta1 alike. Each claim of a call succeeds
-or fails by itself; a call may come again at any time, and nothing then happens twice.
+There is one registration socket and one for the calls, for v1 and v1beta1. Each claim of a call succeeds or
+fails by itself. Calls are idempotent.
 """
 
 import asyncio
@@ -23,17 +23,17 @@ from vgpud.serve.kubelet import wire
 
 log = structlog.get_logger(__name__)
 
-# the newest first, as the kubelet picks; its names for the services are not those on the wire
+# the newest first, as the kubelet chooses; its names for the services differ from those on the wire
 VERSIONS = {"v1.DRAPlugin": dra_v1_pb2, "v1beta1.DRAPlugin": dra_v1beta1_pb2}
 
 
-_HEALTH_SECONDS = 5.0  # the kubelet takes a device that it hears nothing of for 30 s as unknown
+_HEALTH_SECONDS = 5.0  # the kubelet takes a device without a report for 30 s as unknown
 _HEALTH_SERVICES = ("v1alpha1.DRAResourceHealth", "v1beta1.DRAResourceHealth")
 
 
 @dataclass(frozen=True, slots=True)
 class Wellness:
-    """Of one published device; `why` it is not well."""
+    """The health of one published device; `why` it is not healthy."""
 
     pool: str
     device: str
@@ -42,7 +42,7 @@ class Wellness:
 
 
 class Behind(Protocol):
-    """What the plugin does with claims. Both raise VgpuError, and are idempotent."""
+    """The handler of claims. Both methods raise VgpuError, and are idempotent."""
 
     async def prepare(self, namespace: str, name: str, uid: str) -> tuple[Answer, ...]: ...
 
@@ -50,7 +50,9 @@ class Behind(Protocol):
 
 
 class DraPlugin:
-    """`kubelet` is its root folder; `registered` is called when the kubelet has taken the driver."""
+    """The plugin. `kubelet` is the kubelet's root folder; `registered` is called when the kubelet has
+    accepted the driver.
+    """
 
     def __init__(
         self,
@@ -71,7 +73,7 @@ class DraPlugin:
         return bool(self._servers) and self.socket.exists() and self.registrar.exists()
 
     async def start(self) -> None:
-        """Raises VgpuError(BAD_SETTING) if there cannot be such sockets."""
+        """Serves both sockets. Raises VgpuError(BAD_SETTING) if they cannot be made."""
         await self.stop()
         try:
             self.socket.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
@@ -96,9 +98,10 @@ class DraPlugin:
             handlers: dict[str, Any] = {"NodeWatchResources": watch}
             calls.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
         wire.bind(calls, self.socket)
-        self._servers.append(calls)  # first: one whose start is cancelled must be stopped as well
+        # appended before the start, because a server whose start is cancelled must be stopped as well
+        self._servers.append(calls)
         await calls.start()
-        # last: the kubelet calls as soon as it sees this one
+        # started last, because the kubelet calls as soon as it sees this socket
         registrar = wire.server()
         handlers = {
             "GetInfo": wire.answering("GetInfo", registration.InfoRequest, self._info),
@@ -201,7 +204,7 @@ def health_of(devices: Iterable[Wellness], now_seconds: int) -> dra_health_pb2.N
 
 
 async def _each(claims: Any, work: Callable[[Any], Awaitable[Any]], failed: Any) -> dict[str, Any]:  # noqa: ANN401
-    """By uid, each claim once: its answer, or the words of what is wrong with it."""
+    """The answers by the claim's uid, each claim once; for a failed claim the error as text."""
 
     async def one(claim: Any) -> Any:  # noqa: ANN401
         try:

@@ -1,5 +1,6 @@
-"""Claims that were prepared, and what the kubelet was answered: so that it is answered the same again,
-also after a restart of either, and while the API server is away."""
+"""The prepared claims and the answers that the kubelet got. A repeated request gets the same answer, also
+after a restart and while the API server is down.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from vgpud.serve.statefile import StateFile
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One device of a claim; only the first of those that share an allocation carries its CDI name."""
+    """One device of a claim; of several devices in one allocation only the first has the CDI name."""
 
     request: str
     pool: str
@@ -20,7 +21,9 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """`request_ids` are those of its allocations; `answers` come once all of them are made."""
+    """A prepared claim. `request_ids` are those of its allocations; `answers` are set when all of
+    them exist.
+    """
 
     uid: str
     namespace: str

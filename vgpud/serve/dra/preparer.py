@@ -1,4 +1,4 @@
-"""Claims made real: each is one or a few allocations, whose request ids are made of its uid."""
+"""Prepares claims: each becomes one or several allocations, whose request ids are derived from its uid."""
 
 import asyncio
 from collections.abc import Callable
@@ -22,7 +22,7 @@ ROOT = Caller(Door.ADMIN, 0, 0, Lifetime())
 
 
 class Preparer:
-    """`find` knows what a published name stands for, or stood for."""
+    """`find` returns the target of a published name, also of one that is no longer published."""
 
     def __init__(
         self,
@@ -37,12 +37,14 @@ class Preparer:
         self._claims = claims
         self._pool = pool
         self._find = find
-        # one for each claim that somebody is at work on, and gone with the last of them
+        # one lock for each claim in work; it is dropped with its last user
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._suspects: set[str] = set()
 
     async def prepare(self, namespace: str, name: str, uid: str) -> tuple[Answer, ...]:
-        """Raises VgpuError; what was newly made of a claim that fails is undone."""
+        """Prepares a claim. Raises VgpuError, and then releases the allocations that it made for
+        the claim.
+        """
         audit.asked_by(ROOT, "dra", claim=f"{namespace}/{name}")
         async with self._lock(uid):
             known = self._claims.get(uid)
@@ -55,7 +57,8 @@ class Preparer:
             names = tuple(part.request.id for part in parts)
             await self._leave_failed(names)
             fresh = tuple(name for name in names if self._allocation(name) is None)
-            # before anything is made: what is found of a claim later is known to be a claim's
+            # recorded before the allocations are made, so that they can be attributed to the claim after a
+            # crash
             await self._claims.put(Prepared(uid, namespace, name, names))
             try:
                 made = [(part, await self._keeper.allocate(part.request)) for part in parts]
@@ -68,7 +71,9 @@ class Preparer:
             return answers
 
     async def unprepare(self, uid: str) -> None:
-        """Also of a claim that is not known. Raises VgpuError(TENANT_ALIVE) while its processes run."""
+        """Releases a claim's allocations, also of an unknown claim. Raises VgpuError(TENANT_ALIVE) while its
+        processes run.
+        """
         audit.asked_by(ROOT, "dra", claim=uid)
         await self._unprepare(uid)
 
@@ -86,9 +91,10 @@ class Preparer:
         return self._locks.setdefault(_checked(uid), asyncio.Lock())
 
     async def check(self) -> None:
-        """Releases what claims held that the cluster has no more: deleted by force, or made anew.
+        """Releases allocations of claims that no longer exist in the cluster, because they were deleted by
+        force or created again.
 
-        Only at the second time that a claim is missing, and never on an error.
+        A claim must be missing at two checks in a row; an error of the API server releases nothing.
         """
         missing = set()
         for claim in self._claims:
@@ -116,11 +122,13 @@ class Preparer:
                 await self._keeper.release(allocation.id, ROOT, force=False)
             if not self._of(uid):
                 await self._claims.drop(uid)
-        except VgpuError as error:  # it is tried again, or unprepared, by the kubelet
+        except VgpuError as error:  # the kubelet tries it again, or unprepares it
             log.warning("a claim that failed is not all undone", uid=uid, why=str(error))
 
     async def _leave_failed(self, names: tuple[str, ...]) -> None:
-        """What a lost device or a dead helper took is made anew. Raises VgpuError(TENANT_ALIVE)."""
+        """Releases failed allocations (device lost, helper died), so that they are made again. Raises
+        VgpuError(TENANT_ALIVE).
+        """
         for allocation in filter(None, map(self._allocation, names)):
             if allocation.state is State.FAILED:
                 await self._keeper.release(allocation.id, ROOT, force=False)
@@ -130,7 +138,7 @@ class Preparer:
         return allocation is not None and allocation.state is not State.FAILED
 
     def _of(self, uid: str) -> list[Allocation]:
-        """By their ids alone: the file may be lost."""
+        """The allocations of a claim, found by their request ids, because the file may be lost."""
         own = f"{CLAIM_PREFIX}{uid}"
         return [
             a for a in self._keeper.list()[0] if a.request.id == own or a.request.id.startswith(f"{own}/")
@@ -149,11 +157,13 @@ def _checked(uid: str) -> str:
 
 
 def _answers(part: Part, allocation: Allocation) -> list[Answer]:
-    """A runtime must meet the CDI name once, so the first device of the allocation has it."""
+    """The answers for a part. The first device of the allocation has the CDI name, because a runtime must get
+    it once only.
+    """
     names: tuple[str, ...] = (allocation.cdi_name,)
     found = []
     for result in part.results:
-        # a subrequest of a prioritised list is "main/sub", and containers name the main one
+        # a subrequest of a prioritised list is named "main/sub", and containers name "main"
         request = result.request.partition("/")[0]
         found.append(Answer(request, result.pool, result.device, names, result.share))
         names = ()

@@ -1,4 +1,4 @@
-"""Keeps the node's ResourceSlices in the cluster as they should be, whatever removes or changes them."""
+"""Keeps the node's ResourceSlices in the cluster up to date, even if other programs change or delete them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,15 +13,17 @@ from vgpud.serve.dra.slices import DRIVER, GROUP, VERSION, Cluster, Json
 
 log = structlog.get_logger(__name__)
 
-_SEPARATE_SINCE = 35  # kubernetes/kubernetes#134189
-_NOT_TAKEN = (400, 422)  # by a server of another version than the one that was asked
-_ASK_SECONDS = 300.0  # feature gates and versions change while vgpud runs
+# minor version since which counters must be in slices of their own (kubernetes/kubernetes#134189)
+_SEPARATE_SINCE = 35
+# HTTP statuses of a server that does not support the body: it has another version than the one that was asked
+_NOT_TAKEN = (400, 422)
+_ASK_SECONDS = 300.0  # interval of asking again, because feature gates and versions change while vgpud runs
 
 Build = Callable[[Cluster], tuple[Json, ...]]
 
 
 class Publisher:
-    """`publish` is for one caller at a time."""
+    """Publishes slices. Precondition: one call of `publish` at a time."""
 
     def __init__(self, api: Api, node: str, ask_seconds: float = _ASK_SECONDS) -> None:
         self._api = api
@@ -32,13 +34,14 @@ class Publisher:
         self._owner: Json | None = None
 
     def ask_anew(self) -> None:
-        """The next `publish` asks what the API server can do: it may be another one than before."""
+        """Makes the next `publish` ask for the API server's features again: the server may have changed."""
         self._cluster = None
 
     async def publish(self, build: Build) -> bool:
-        """Makes the cluster have what `build` says, and only that; True if anything was changed.
+        """Makes the node's slices in the cluster equal to those of `build`. Returns True if anything was
+        changed.
 
-        Raises VgpuError, also where another writer changed them meanwhile; the next call goes on from there.
+        Raises VgpuError, also if another writer changed them at the same time; the next call then continues.
         """
         try:
             return await self._publish(build)
@@ -50,7 +53,8 @@ class Publisher:
     async def _publish(self, build: Build) -> bool:
         cluster = await self._able()
         changed = await self._make(build(cluster))
-        while changed:  # what was not kept is left out, and nothing is published that relies on it
+        # features that the server dropped are left out, and devices that need them are not published
+        while changed:
             poorer = _poorer(cluster, changed)
             if poorer == cluster:
                 return True
@@ -69,19 +73,23 @@ class Publisher:
         return self._cluster
 
     async def _ask(self) -> Cluster:
-        """By a slice that is not stored (dryRun=All): the API server drops what its gates leave out."""
+        """Detects the server's features by a slice that is not stored (dryRun=All): it drops fields whose
+        feature gates are off.
+        """
         cluster = Cluster(separate_counters=await self._api.minor() >= _SEPARATE_SINCE)
         body = await self._body(f"{self._node}-{DRIVER}-asks", _probe(self._node, cluster), 1)
         kept = await self._api.create_slice(body, dry_run=True)
         return _poorer(cluster, [(body, kept)])
 
     async def withdraw(self) -> None:
-        """Takes all of it back."""
+        """Deletes all slices of this driver and node."""
         for there in await self._api.slices(DRIVER, self._node):
             await self._delete(there["metadata"]["name"])
 
     async def _make(self, wanted: Sequence[Json]) -> list[tuple[Json, Json]]:
-        """Pairs of what was sent and what was kept; empty if all was as it should be."""
+        """Creates, updates and deletes slices. Returns pairs (sent, stored); empty if nothing had
+        to change.
+        """
         there = {one["metadata"]["name"]: one for one in await self._api.slices(DRIVER, self._node)}
         # the scheduler reads slices in the order of their names
         names = [f"{self._node}-{DRIVER}-{number:03}" for number in range(len(wanted))]
@@ -100,7 +108,7 @@ class Publisher:
         return sent
 
     async def _body(self, name: str, spec: Json, generation: int) -> Json:
-        if self._owner is None:  # so that the slices go with the node
+        if self._owner is None:  # an owner reference, so that the slices are deleted with the node
             node = await self._api.node(self._node)
             self._owner = {"apiVersion": "v1", "kind": "Node", "name": node["name"], "uid": node["uid"]}
         return {
@@ -135,7 +143,7 @@ def _say(cluster: Cluster) -> None:
 
 
 def _probe(node: str, cluster: Cluster) -> Json:
-    """A device for each feature that may be off."""
+    """A slice with a device for each feature that may be off."""
     counters = {"a": {"value": "1"}}
     devices: list[Json] = [
         {"name": "a", "consumesCounters": [{"counterSet": "a", "counters": counters}]},
@@ -148,7 +156,7 @@ def _probe(node: str, cluster: Cluster) -> Json:
 
 
 def _same(there: Json, wanted: Json) -> bool:
-    """Whatever the server filled in beside it; the generation says nothing."""
+    """Is the stored slice equal to `wanted`, apart from the generation and fields that the server adds?"""
     pool = {key: value for key, value in there["pool"].items() if key != "generation"}
     kept = {key: value for key, value in there.items() if value not in (None, [])}
     if "devices" in kept:
@@ -157,13 +165,13 @@ def _same(there: Json, wanted: Json) -> bool:
 
 
 def _without_times(device: Json) -> Json:
-    """The server adds to each taint since when it is there."""
+    """The device without the time that the server adds to each taint."""
     taints = [{k: v for k, v in taint.items() if k != "timeAdded"} for taint in device.get("taints") or ()]
     return {**device, "taints": taints} if taints else device
 
 
 def _poorer(cluster: Cluster, sent: Sequence[tuple[Json, Json]]) -> Cluster:
-    """What the cluster can do, by what it kept."""
+    """The cluster's features, reduced by those that the server dropped."""
     for body, kept in sent:
         if _count(body, "consumesCounters") != _count(kept, "consumesCounters") or (
             len(body["spec"].get("sharedCounters") or ()) != len(kept["spec"].get("sharedCounters") or ())

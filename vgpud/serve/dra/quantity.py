@@ -1,4 +1,4 @@
-"""Amounts as the Kubernetes API writes them (apimachinery's resource.Quantity)."""
+"""Parses and prints amounts in the form of the Kubernetes API (apimachinery's resource.Quantity)."""
 
 import re
 from decimal import ROUND_CEILING, Decimal
@@ -14,7 +14,7 @@ _LONGEST = 64
 
 
 def parse(text: str) -> int:
-    """Whole units, rounded up as Kubernetes does. Raises VgpuError(BAD_QUANTITY)."""
+    """A whole number, rounded up as Kubernetes does. Raises VgpuError(BAD_QUANTITY)."""
     match = _SHAPE.fullmatch(text) if len(text) <= _LONGEST else None
     if match is None:
         raise VgpuError(
@@ -31,7 +31,7 @@ def parse(text: str) -> int:
 
 
 def show(value: int) -> str:
-    """Exact, in the largest binary unit that divides it."""
+    """The exact text in the largest binary unit that divides the value."""
     for suffix, bits in reversed(_BINARY.items()):
         if value and value % (1 << bits) == 0:
             return f"{value >> bits}{suffix}"

@@ -1,8 +1,8 @@
-"""ResourceSlices of resource.k8s.io/v1 as plain data: what the scheduler reckons with. Pure.
+"""Builds ResourceSlices of resource.k8s.io/v1 as plain data, from which the scheduler allocates. Pure.
 
-Field names and limits: k8s.io/api/resource/v1 (types.go). MIG places of a card share counters, one for
-each memory slice and one for compute slices, as KEP-4815 has it; memory, cores and tenants of a card
-that is shared are consumable capacity, as KEP-5075 has it.
+Field names and limits: k8s.io/api/resource/v1 (types.go). MIG placements of a card share counters, one for
+each memory slice and one for compute slices (KEP-4815). Memory, cores and tenants of a shared card are
+consumable capacity (KEP-5075).
 """
 
 import re
@@ -21,18 +21,18 @@ MAX_DEVICES = 128
 MAX_DEVICES_WITH_COUNTERS = 64
 MAX_COUNTER_SETS = 8
 _STRING = 64
-_STEP = 2 * MIB  # what libvgpu and the driver deal in; MPS takes whole MiB
+_STEP = 2 * MIB  # granularity of memory in libvgpu and the driver; MPS uses whole MiB
 
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What the API server can do, by its version and by what it kept of what it was sent.
+    """The API server's features, by its version and by the fields that it stored.
 
-    Up to 1.34 counters stand in the slice of the devices that consume them, from 1.35 on in one of
-    their own; where the feature is off they are dropped without a word. Without taints a card that takes no
-    new claims is left out.
+    Up to 1.34, counters are in the slice of the devices that consume them; since 1.35 they are in a slice of
+    their own. A server without the feature drops them silently. Without taints, a card that gets no new
+    claims is left out.
     """
 
     separate_counters: bool = True
@@ -43,7 +43,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """`driver_version` and `cuda_version` as NVML writes them."""
+    """The node in slices. `driver_version` and `cuda_version` are in NVML's form."""
 
     name: str
     driver_version: str = ""
@@ -55,14 +55,14 @@ _Order = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Devices, each with its place in the list, and the counters that they alone consume."""
+    """Devices, each with its sort key, and the counters that only they consume."""
 
     devices: tuple[tuple[_Order, Json], ...]
     counters: Json | None = None
 
 
 def specs(node: Node, cards: Iterable[Card], cluster: Cluster, cores: bool) -> tuple[Json, ...]:
-    """The `spec` of each slice of the node's pool, its generation left out; `cores`: quota limits them.
+    """The `spec` of each slice of the node's pool, without its generation. `cores`: claims can limit compute.
 
     The scheduler takes the first device that fits, slice by slice in the order of their names: the smallest
     devices come first, so that a claim leaves the larger ones whole.
@@ -70,7 +70,7 @@ def specs(node: Node, cards: Iterable[Card], cluster: Cluster, cores: bool) -> t
     kept = [card for card in cards if cluster.keeps_taints or not card.taints]
     groups = [group for card in kept if (group := _group(node, card, cluster, cores)) is not None]
     bodies = [*_plain(groups), *(_separate(groups) if cluster.separate_counters else _together(groups))]
-    # a pool of nothing is one empty slice: that there are no devices is known, too
+    # a pool without devices is one empty slice, so that the scheduler knows that there are none
     bodies = bodies or [{"devices": []}]
     pool = {"name": node.name, "resourceSliceCount": len(bodies)}
     return tuple({"driver": DRIVER, "nodeName": node.name, "pool": pool, **body} for body in bodies)
@@ -78,7 +78,8 @@ def specs(node: Node, cards: Iterable[Card], cluster: Cluster, cores: bool) -> t
 
 def _plain(groups: Sequence[_Group]) -> Iterator[Json]:
     devices = _in_order(group for group in groups if group.counters is None)
-    # such slices have the limit of those with counters (types.go, ResourceSliceMaxDevicesWithTaints...)
+    # slices with taints have the same limit as those with counters (types.go,
+    # ResourceSliceMaxDevicesWithTaints...)
     most = MAX_DEVICES_WITH_COUNTERS if any("taints" in one for one in devices) else MAX_DEVICES
     for chunk in _chunks(devices, most):
         yield {"devices": chunk}
@@ -93,7 +94,7 @@ def _separate(groups: Sequence[_Group]) -> Iterator[Json]:
 
 
 def _together(groups: Sequence[_Group]) -> Iterator[Json]:
-    """A card's devices and counters never part."""
+    """Slices for clusters in which a card's devices and counters must be in one slice."""
     body: Json = {"sharedCounters": [], "devices": []}
     for group in groups:
         if group.counters is None:
@@ -138,7 +139,9 @@ def _whole(card: Card, device: Json) -> _Group:
 
 
 def _sharing(card: Card, cluster: Cluster, cores: bool) -> Json:
-    """A claim that names no amount takes all the memory for claims, and unlimited compute."""
+    """The capacity of a shared card. A claim without amounts gets all memory for claims, and unlimited
+    compute.
+    """
     memory = card.memory_bytes // _STEP * _STEP
     most = min(memory, card.device.memory_usable_bytes // _STEP * _STEP)
     if not cluster.keeps_sharing:
@@ -169,7 +172,7 @@ def _sharing(card: Card, cluster: Cluster, cores: bool) -> Json:
 
 
 def _mig(node: Node, card: Card, cluster: Cluster) -> _Group | None:
-    """Places that do not overlap, as those of a fixed layout, need no counters."""
+    """The devices of a MIG card. Placements that do not overlap, as in a fixed layout, need no counters."""
     apart = not any(
         a.at.start < b.at.start + b.at.size and b.at.start < a.at.start + a.at.size
         for i, a in enumerate(card.places)
@@ -178,7 +181,7 @@ def _mig(node: Node, card: Card, cluster: Cluster) -> _Group | None:
     if apart:
         return _Group(tuple((_order(card, place), _mig_device(node, card, place)) for place in card.places))
     if not cluster.keeps_counters:
-        return None  # the scheduler would hand out the same memory twice
+        return None  # without counters the scheduler would allocate the same memory twice
     name = card_name(card.device)
     slices = range(max(place.at.start + place.at.size for place in card.places))
     counters = {f"memory-slice-{i}": {"value": "1"} for i in slices}
@@ -200,8 +203,9 @@ def _mig(node: Node, card: Card, cluster: Cluster) -> _Group | None:
 
 
 def _order(card: Card, place: Place) -> _Order:
-    """Smaller ones first, of equal ones those with fewer media engines; on a card from its end on, for
-    the largest profiles begin at its start."""
+    """The sort key: smaller profiles first, of equal ones those with fewer media engines; on a card from its
+    end, because the largest profiles begin at its start.
+    """
     profile = place.profile
     engines = 2 if "+" in place.name else 0 if "-" in place.name else 1
     size = (profile.memory_bytes, profile.slice_count, engines, profile.id)
@@ -209,7 +213,9 @@ def _order(card: Card, place: Place) -> _Order:
 
 
 def _limited(places: Sequence[Place]) -> dict[str, int]:
-    """Profiles of which the card takes fewer than they have places: those with media engines, one."""
+    """The profiles with fewer instances than placements, with their number: those with media engines have
+    one.
+    """
     found = {}
     for place in places:
         starts = sum(other.name == place.name for other in places)
@@ -267,6 +273,8 @@ def _attributes(node: Node, card: Card) -> Json:
 
 
 def semantic(text: str) -> str:
-    """As semver.org wants it: three numbers without leading zeros (580.159.04 is none); "" if hopeless."""
+    """The version in the form of semver.org: three numbers without leading zeros (580.159.04 is not valid);
+    "" if that is impossible.
+    """
     numbers = re.fullmatch(r"([0-9]+)(?:\.([0-9]+))?(?:\.([0-9]+))?", text.strip())
     return "" if numbers is None else ".".join(str(int(number or 0)) for number in numbers.groups())

@@ -1,1 +1,1 @@
-"""The kubelet's door: its device plugin API, and what its PodResources API says of pods."""
+"""The kubelet's door: its device plugin API, and its PodResources API."""

@@ -1,11 +1,11 @@
-"""From ids of the kubelet to an allocation, and back: the one place that knows what its calls can mean.
+"""Maps ids of the kubelet to allocations and back, and interprets the kubelet's calls.
 
-The kubelet never says for which pod it asks, nor that a pod has ended, and it may ask again for ids
-that vgpud knows. That is the same call once more, a container of the same pod (the kubelet gives the ids
-of an init container again to the containers after it), or a new pod after one whose end vgpud has not
-seen yet. The kubelet admits one pod after the other, and starts a pod's containers after the last of its
-calls: ids of an allocation whose containers have not started yet are asked for by the same pod, those of
-one whose containers have ended by another. Where no hooks tell of containers, PodResources does.
+The kubelet does not name the pod of a call, does not report the end of a pod, and may repeat ids that vgpud
+knows. Repeated ids mean a repeated call, another container of the same pod (the kubelet reuses the ids of an
+init container for later containers), or a new pod after one whose end vgpud has not noticed. The kubelet
+admits one pod after the other, and starts a pod's containers after its last call. So ids of an allocation
+whose containers have not started belong to the same pod, and ids of an allocation whose containers have ended
+belong to a new pod. Without hooks that report containers, PodResources is asked.
 """
 
 import asyncio
@@ -29,17 +29,18 @@ from vgpud.serve.kubelet.started import Started
 log = structlog.get_logger(__name__)
 
 ROOT = Caller(Door.ADMIN, 0, 0, Lifetime())
-_LEAVE_SECONDS = 5.0  # processes of a pod that is gone may take so long to end
+_LEAVE_SECONDS = 5.0  # longest wait for the processes of an ended pod
 _PAUSE_SECONDS = 0.2
-_ADMISSION_SECONDS = 10.0  # between the calls for two containers of one pod
-_START_SECONDS = 900.0  # until a pod's init container starts: its image may have to come first
+_ADMISSION_SECONDS = 10.0  # longest time between the calls for two containers of one pod
+# longest time until a pod's init container starts, which includes the pull of its image
+_START_SECONDS = 900.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Admission:
-    """When an allocation was made, and the pods that the kubelet listed then, its own among them.
+    """The time at which an allocation was made, and the pods that the kubelet listed then, including its own.
 
-    `fresh` are those that were not listed at the check before; `refusals` counts those until then.
+    `fresh` are the pods that the earlier check did not list; `refusals` is the number of refusals until then.
     """
 
     at_seconds: float
@@ -49,7 +50,9 @@ class _Admission:
 
 
 class Allocator:
-    """`devices` are those of the node now; `changed` is called when ids came to be held or free."""
+    """Makes and releases the kubelet's allocations. `devices` returns the node's devices; `changed` is called
+    when ids become held or free.
+    """
 
     def __init__(
         self,
@@ -67,16 +70,19 @@ class Allocator:
         self._pods = pods
         self._devices = devices
         self._changed = changed
-        self._one_at_a_time = asyncio.Lock()  # as the kubelet admits pods
-        self._unseen: dict[str, float] = {}  # by request id: since when no pod has it
-        self._admitted: dict[str, _Admission] = {}  # by request id, of the pod that is being admitted
+        self._one_at_a_time = asyncio.Lock()  # the kubelet admits one pod at a time, too
+        self._unseen: dict[str, float] = {}  # by request id: the time since when no pod has it
+        # the pod that is being admitted, by the request id of its allocation
+        self._admitted: dict[str, _Admission] = {}
         self._refusals = 0
         self._checked_pods: frozenset[str] = frozenset()
-        self._disputed: set[str] = set()  # request ids of what runs, whose ids the kubelet gave out again
+        # request ids of allocations with running containers, whose ids the kubelet gave to another pod
+        self._disputed: set[str] = set()
 
     def held_ids(self, resource_name: str) -> tuple[frozenset[str], frozenset[str]]:
-        """The ids of the resource that allocations stand for, and those among them that are not to be had: of
-        failed allocations, and of containers that run though the kubelet takes their ids for free."""
+        """The ids of the resource that allocations hold; and those among them that are unhealthy: of failed
+        allocations, and of running containers whose ids the kubelet takes for free.
+        """
         states = {a.request.id: a.state for a in self._keeper.list()[0]}
         holds = self.holds.of(resource_name)
         failed = [
@@ -89,7 +95,9 @@ class Allocator:
     # --- allocate
 
     async def allocate(self, resource: Resource, ids: Collection[str]) -> Allocation:
-        """Raises VgpuError. The same ids give the same allocation until their pod has gone."""
+        """Makes or finds the allocation for these ids. Raises VgpuError. The same ids give the same
+        allocation until their pod has ended.
+        """
         audit.asked_by(ROOT, "kubelet")
         async with self._one_at_a_time:
             wanted = frozenset(ids)
@@ -100,23 +108,23 @@ class Allocator:
             try:
                 return await self._allocate(resource, wanted)
             except VgpuError:
-                self._refusals += 1  # its pod fails; what comes next is another pod's
+                self._refusals += 1  # the kubelet fails the pod; the next call is another pod's
                 self._back_off(resource, wanted)
                 raise
             finally:
                 self._changed()
 
     def _back_off(self, resource: Resource, ids: frozenset[str]) -> None:
-        """A pod that fits the sum of the cards and none of them shall wait, not be made and fail again."""
+        """Starts a back-off if the pod fits the sum of the cards but no single card: it must wait, and not be
+        created and refused in a loop.
+        """
         one_card = resource.divisible and resource.rule.across == "refuse"
         if one_card and len(cards_of(resource, ids, self._devices())) > 1:
             self.scattered.refused(resource.name)
 
     async def _allocate(self, resource: Resource, ids: frozenset[str]) -> Allocation:
         known = self.holds.overlapping(resource.name, ids)
-        request_of(
-            resource, ids, self._devices(), request_id(resource.name, ids)
-        )  # ids that are none are refused
+        request_of(resource, ids, self._devices(), request_id(resource.name, ids))  # refuses unknown ids
         if known:
             listed = await self._pods.list()
             alive = [hold for hold in known if not await self._leave_if_stale(hold, ids, listed)]
@@ -142,7 +150,9 @@ class Allocator:
         return allocation
 
     async def _leave_if_stale(self, hold: Hold, ids: frozenset[str], listed: Listing | None) -> bool:
-        """Has its pod gone? Then what it held is released first, for the kubelet gives it out anew."""
+        """If the pod of the hold has ended, releases its allocation, because the kubelet has given its ids to
+        another pod. Returns True if it did.
+        """
         allocation = self._allocation(hold.request_id)
         if allocation is None:
             await self._drop(hold.request_id)
@@ -153,13 +163,13 @@ class Allocator:
             if self._is_being_admitted(hold.request_id, listed):
                 return False
             if not hold.pod and hold.ids == ids:
-                return False  # no pod had it yet: the same call once more
+                return False  # no pod has it yet: the call is a repetition
         with audit.because("the kubelet gives its ids to another pod", hold.pod):
             await self._release(allocation, _LEAVE_SECONDS)
         return True
 
     def _is_being_admitted(self, request_id: str, listed: Listing) -> bool:
-        """Was it made for a container of the pod that the kubelet asks for now? That pod is still listed."""
+        """Was the allocation made for the pod that the kubelet is admitting now? That pod is still listed."""
         made = self._admitted.get(request_id)
         return (
             made is not None
@@ -175,7 +185,9 @@ class Allocator:
         alive: list[Hold],
         listed: Listing | None,
     ) -> Allocation:
-        """Ids of which a living pod holds some: the same call, or another container of that pod."""
+        """The allocation for ids of which a living pod holds some: a repeated call, or another container of
+        that pod.
+        """
         hold = alive[0]
         self._refuse_those_that_run(alive)
         if len(alive) == 1 and ids <= hold.ids:
@@ -193,7 +205,9 @@ class Allocator:
         return await self._grow(resource, hold, hold.ids | ids)
 
     def _refuse_those_that_run(self, alive: list[Hold]) -> None:
-        """The admission of a pod is over when a container of it has started: another pod asks for its ids."""
+        """Refuses ids of allocations with running containers: the admission of their pod is over, so another
+        pod asks.
+        """
         for hold in alive:
             if self.started.began(hold.request_id):
                 self._disputed.add(hold.request_id)
@@ -205,7 +219,9 @@ class Allocator:
                 )
 
     async def _grow(self, resource: Resource, hold: Hold, ids: frozenset[str]) -> Allocation:
-        """The containers of a pod whose ids overlap share one allocation, of all their ids."""
+        """Enlarges the allocation to all ids of the pod's containers: containers with overlapping ids share
+        one allocation.
+        """
         allocation = self._held(hold)
         larger = request_of(resource, ids, self._devices(), hold.request_id)
         if larger.selector != allocation.request.selector:
@@ -230,7 +246,9 @@ class Allocator:
         return next((allocation for allocation in held if allocation.request.id == name), None)
 
     async def _release(self, allocation: Allocation, patience_seconds: float) -> None:
-        """Raises VgpuError(TENANT_ALIVE) where processes stay in it."""
+        """Releases the allocation, waiting for its processes. Raises VgpuError(TENANT_ALIVE) if processes
+        remain.
+        """
         end = clock.now() + patience_seconds
         while True:
             try:
@@ -254,10 +272,11 @@ class Allocator:
     # --- containers
 
     async def bind(self, allocation_id: str, init: Lifetime, pod: str) -> bool:
-        """A container of the allocation is about to run, with this init; `pod` is its name, "" if unknown.
+        """Records the init of a container that is about to run in the allocation; `pod` is its name, "" if
+        unknown.
 
-        False for an allocation that is not the kubelet's. Raises VgpuError: ALLOCATION_BUSY where it has
-        failed or is on its way out, LEDGER_FAILED.
+        Returns False for an allocation that is not the kubelet's. Raises VgpuError: ALLOCATION_BUSY if it has
+        failed or is being released, LEDGER_FAILED.
         """
         async with self._one_at_a_time:
             return await self._bind(allocation_id, init, pod)
@@ -284,10 +303,11 @@ class Allocator:
     # --- release
 
     async def check(self, release_seconds: float, settled: bool = False) -> None:
-        """Asks the kubelet once; releases what no pod has any more.
+        """Asks the kubelet for its pods once, and releases allocations that no pod has.
 
-        At once where a container ran under it, its pod is known, and the kubelet's list is `settled`; else
-        after `release_seconds` of answers without a gap. Nothing is released under a container that runs.
+        An allocation is released at once if a container ran in it, its pod is known, and the kubelet's list
+        is `settled`; otherwise after it was missing for `release_seconds` in consecutive answers. Allocations
+        with running containers are kept.
         """
         async with self._one_at_a_time:
             listed = await self._pods.list()
@@ -312,9 +332,10 @@ class Allocator:
                     await self._drop(hold.request_id)
 
     def _may_start(self, name: str, listed: Listing) -> bool:
-        """Is it of an init container, which is never listed, of a pod that has not started it yet?
+        """May the allocation belong to an init container that has not started? Init containers are never
+        listed.
 
-        Which pod that is cannot be told: one that came when the allocation was made, and is still there.
+        Its pod is unknown; it must be one that appeared when the allocation was made, and is still listed.
         """
         made = self._admitted.get(name)
         known = any(hold.pod for hold in self.holds if hold.request_id == name)
@@ -327,7 +348,7 @@ class Allocator:
         return now - self._unseen.setdefault(name, now)
 
     def _has_ended(self, name: str) -> bool:
-        """Had it a container of a pod that is known by name? It does not run, or this would not be asked."""
+        """Had the allocation a container of a known pod? Precondition: no container is running."""
         return self.started.began(name) and any(h.pod for h in self.holds if h.request_id == name)
 
     def waits_for_a_pods_end(self) -> bool:
@@ -337,16 +358,16 @@ class Allocator:
         )
 
     async def _seen(self, allocation: Allocation, listed: Listing) -> bool:
-        """Does a pod hold it? Also learns ids, and the pod, that were not known yet."""
+        """Does a pod hold the allocation? Also records ids and the pod if they were unknown."""
         name = allocation.request.id
         hold = next((hold for hold in self.holds if hold.request_id == name), None)
-        if hold is None:  # the file was lost: the ids themselves give the name
+        if hold is None:  # the file was lost: the ids give the request id
             mine = next((h for h in listed.held if request_id(h.resource, h.ids) == name), None)
             if mine is None:
                 return False
             hold = Hold(name, mine.resource, mine.ids)
         pod = listed.holder(hold.resource, hold.ids)
-        if not pod:  # an init container alone may have it, which its pod may start again
+        if not pod:  # only an init container may have it, which its pod may start again
             return listed.is_init_of_active(hold.pod) and self._is_latest(hold)
         named = await self.holds.bind(hold, pod)
         if not hold.pod:
@@ -355,7 +376,7 @@ class Allocator:
         return True
 
     def _is_latest(self, hold: Hold) -> bool:
-        """Not so where a pod of the same name has come after the one that had it."""
+        """Is it the newest hold of its pod's name? An older one belongs to an ended pod of the same name."""
         named = [h.request_id for h in self.holds if (h.resource, h.pod) == (hold.resource, hold.pod)]
         return named[-1:] == [hold.request_id]
 

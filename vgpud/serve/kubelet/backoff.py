@@ -1,7 +1,8 @@
-"""How long a resource is offered from one card alone, after a pod that fitted none. Pure, but for the clock.
+"""A back-off during which a resource is offered from one card only, after a pod that fitted no card. Pure
+except for the clock.
 
-The scheduler knows a node's sum. A pod that fits the sum and no card fails at its admission, and its
-controller makes another one at once: without a back-off, ten in a second.
+The scheduler knows only a node's sum. A pod that fits the sum but no card fails at its admission, and its
+controller creates another one at once: ten a second without a back-off.
 """
 
 from dataclasses import dataclass
@@ -19,13 +20,13 @@ class _Span:
 
 
 class Backoff:
-    """By the name of a resource. A span is twice as long as the one before, if that ended just now."""
+    """The spans by resource name. A span is twice as long as the previous one, if that has just ended."""
 
     def __init__(self) -> None:
         self._spans: dict[str, _Span] = {}
 
     def refused(self, resource: str) -> None:
-        """What a pod was given of it came from several cards. Within a span it was offered before."""
+        """Records a pod whose ids came from several cards. Ignores one that was decided before the span."""
         now, last = clock.now(), self._spans.get(resource)
         if last is not None and now < last.until_seconds:
             return

@@ -1,7 +1,7 @@
-"""The kubelet's door as a whole: which resources there are, how much of each is left, and who listens.
+"""The kubelet's door: its resources, the free units of each, and the plugins that serve them.
 
-A kubelet that starts empties its folder and forgets its plugins; a new kubelet.sock is how one notices.
-The folder is looked at, not watched: it may be removed and made anew, and on many nodes it never comes.
+A starting kubelet empties its folder and forgets its plugins; a new kubelet.sock shows that. The folder is
+polled, because it may be removed and made again, and on many nodes it never exists.
 """
 
 import asyncio
@@ -42,27 +42,27 @@ from vgpud.serve.kubelet.started import Started
 
 log = structlog.get_logger(__name__)
 
-_NAME_CHARACTERS = 40  # of a socket's name, whose whole path has room for 107
+_NAME_CHARACTERS = 40  # characters of a socket's name; the whole path has at most 107 bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Seconds; tests go faster."""
+    """Intervals in seconds; tests use shorter ones."""
 
-    look: float = 1.0  # at the kubelet's socket
-    settle: float = 0.05  # between a change and the list that tells of it, for more may follow
-    unwatched: float = 10.0  # a registration that nobody listens to is made again
-    retry: float = 5.0  # after a kubelet that refused
-    settled: float = 60.0  # after the kubelet's start; before that its list may lack pods
-    ending: float = 0.5  # between questions for the end of a pod whose containers have ended
-    ending_for: float = 30.0  # since the latest of them; a pod may also start its containers again
+    look: float = 1.0  # between checks of the kubelet's socket
+    settle: float = 0.05  # between a change and the new list, because further changes may follow
+    unwatched: float = 10.0  # after which a registration without a ListAndWatch call is repeated
+    retry: float = 5.0  # after a refusal by the kubelet
+    settled: float = 60.0  # after the kubelet's start; earlier its list may lack pods
+    ending: float = 0.5  # between checks while a pod whose containers have ended may disappear
+    ending_for: float = 30.0  # after the latest such end; a pod may also restart its containers
 
 
 @dataclass(frozen=True, slots=True)
 class Kubelet:
-    """Where a kubelet with this root folder (its --root-dir) has its sockets.
+    """The sockets of a kubelet with this root folder (--root-dir).
 
-    `plugins` is a constant of the kubelet, which its root folder does not move (kubernetes/kubernetes,
+    `plugins` is a constant of the kubelet, independent of its root folder (kubernetes/kubernetes,
     staging/src/k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1/constants.go).
     """
 
@@ -78,7 +78,7 @@ class Kubelet:
         return self.root / "pod-resources" / KUBELET_SOCKET
 
     def life(self) -> tuple[int, int] | None:
-        """Unlike any other life of this kubelet; None while there is none."""
+        """A value that identifies this run of the kubelet; None if it is not running."""
         try:
             found = self.socket.stat()
         except OSError:
@@ -87,7 +87,7 @@ class Kubelet:
 
 
 class KubeletDoor:
-    """`run` serves until it is cancelled. Nothing happens while the policy names no resource."""
+    """The door. `run` serves until it is cancelled; it waits until the policy names a resource."""
 
     def __init__(
         self,
@@ -163,11 +163,11 @@ class KubeletDoor:
             await until_changed(self._dirty, self._settings.check_seconds, self._pace.settle)
 
     async def _renew(self) -> None:
-        """Makes plugins and lists agree with the policy, the cards, and what is held."""
+        """Makes plugins and their lists agree with the policy, the cards, and the allocations."""
         settings = self._settings
         if settings.resource:
             try:
-                await self._keeper.devices()  # a snapshot of now
+                await self._keeper.devices()  # refreshes the snapshot
             except VgpuError as error:
                 self._complain("devices", str(error))
                 return
@@ -184,7 +184,7 @@ class KubeletDoor:
             listed = self._shares(resource, devices)
             if not listed:
                 self._say_why(resource, devices)
-            # the list is there before anybody can ask for it
+            # the list exists before the kubelet can ask for it
             await plugin.update(listed)
             self._plugins[name] = plugin
 
@@ -209,7 +209,7 @@ class KubeletDoor:
     def _shares_of(
         self, resource: Resource, device: Device, count: int, held: Collection[str], failed: Collection[str]
     ) -> tuple[Share, ...]:
-        """None of a card that will never serve it, unless some are held."""
+        """The card's ids. A card that can never serve the resource has none, unless some are held."""
         one = one_of(resource, device)
         if resource.kind == "memory":
             free = self._room.units(one, device.uuid, unit_bytes(resource, device))
@@ -236,7 +236,7 @@ class KubeletDoor:
             await asyncio.sleep(self._pace.look)
 
     async def _present(self, plugin: Plugin) -> None:
-        """Served and registered, or the next look tries again."""
+        """Serves and registers the plugin; a failure is retried at the next check."""
         name, now = plugin.resource.name, asyncio.get_running_loop().time()
         if plugin.unwatched(self._pace.unwatched):
             log.warning("the kubelet does not listen any more, registering again", resource=name)
@@ -256,9 +256,10 @@ class KubeletDoor:
             self._complained.pop(name, None)
 
     async def _check(self) -> None:
-        """Only while a kubelet is there that knows us: before that its lists say nothing of us.
+        """Releases allocations without a pod, while a kubelet runs with which vgpud is registered: other
+        lists prove nothing.
 
-        Where the policy names no resource any more, pods that run still hold what they were given.
+        Also runs after the policy's last resource was removed, because running pods keep their allocations.
         """
         while True:
             with suppress(TimeoutError):
@@ -275,25 +276,27 @@ class KubeletDoor:
                 self._complain("check", str(error))
 
     def _container_ended(self) -> None:
-        """Its pod may leave the kubelet's list in a moment, or start it again."""
+        """Called at a container's end: its pod may soon leave the kubelet's list, or start the container
+        again.
+        """
         self._ended_at = clock.now()
         self._ended.set()
 
     def _until_the_next_check(self) -> float:
-        """Seconds; few while pods may be ending, whose containers have."""
+        """Seconds until the next check; few while pods may be ending, whose containers have ended."""
         recent = clock.now() - self._ended_at < self._pace.ending_for
         soon = recent and self.allocator.waits_for_a_pods_end()
         return self._pace.ending if soon else self._settings.check_seconds
 
     def _complain(self, about: str, why: str) -> None:
-        """Once for each reason."""
+        """Logs a failure, once for each reason."""
         if self._complained.get(about) != why:
             self._complained[about] = why
             log.warning("kubelet", about=about, why=why)
 
 
 def socket_name(resource: str) -> str:
-    """A file name that tells people the resource, and is no other resource's."""
+    """A file name that shows the resource and differs from every other resource's."""
     plain = re.sub(r"[^A-Za-z0-9.-]", "_", resource)
     if plain == resource and len(plain) <= _NAME_CHARACTERS:
         return f"vgpud-{plain}.sock"

@@ -1,7 +1,7 @@
-"""Which ids of which resource an allocation stands for: what the kubelet gave out, and to which pod.
+"""The device ids and the pod of each allocation of the kubelet.
 
-Kept in a file beside the ledger, which knows nothing of ids: written whole before an allocation is
-made, so that no allocation of the kubelet's is ever without. An entry without an allocation is harmless.
+They are in a file beside the ledger. An entry is written before its allocation is made, so that each
+allocation of the kubelet has one. An entry without an allocation is harmless.
 """
 
 from collections.abc import Collection
@@ -13,7 +13,9 @@ from vgpud.serve.statefile import StateFile
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """`pod` is "namespace/pod/container" of the first container seen with it, "" before that."""
+    """The ids of an allocation. `pod` is "namespace/pod/container" of the first container that was seen with
+    it, "" before.
+    """
 
     request_id: str
     resource: str
@@ -26,7 +28,7 @@ class Holds(StateFile[Hold]):
         super().__init__(path, "holds", Hold, lambda hold: hold.request_id)
 
     async def bind(self, hold: Hold, pod: str) -> Hold:
-        """Names the pod, if none was named before."""
+        """Records the pod, unless one is recorded already."""
         named = hold if hold.pod else replace(hold, pod=pod)
         await self.put(named)
         return named

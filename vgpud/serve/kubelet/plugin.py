@@ -1,4 +1,4 @@
-"""One resource as a device plugin: its own socket, its list of ids, its calls."""
+"""One resource as a device plugin: its socket, its list of ids, its calls."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -26,7 +26,7 @@ _OPTIONS = pb.DevicePluginOptions(get_preferred_allocation_available=True)
 
 
 class Behind(Protocol):
-    """What a plugin needs of the door that it is part of. Both raise VgpuError."""
+    """The calls of a plugin to its door. Both raise VgpuError."""
 
     async def allocate(self, resource: Resource, ids: Sequence[str]) -> Allocation: ...
 
@@ -36,12 +36,12 @@ class Behind(Protocol):
 
     @property
     def driver(self) -> DriverFiles | None:
-        """None: containers get a CDI name, whose spec has the driver's files."""
+        """The driver's files; None if containers get a CDI name, whose spec has these files."""
         ...
 
 
 class Plugin:
-    """Started and stopped with the kubelet; the list outlives both."""
+    """A plugin, started and stopped with the kubelet; its list is kept meanwhile."""
 
     def __init__(self, resource: Resource, socket: Path, behind: Behind) -> None:
         self.resource = resource
@@ -58,16 +58,17 @@ class Plugin:
     # --- life
 
     async def start(self) -> None:
-        """Raises VgpuError(BAD_SETTING) if there cannot be such a socket."""
+        """Serves the socket. Raises VgpuError(BAD_SETTING) if it cannot be made."""
         await self.stop()
         server = wire.server()
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, self._methods()),))
         wire.bind(server, self.socket)
-        self._server = server  # first: one whose start is cancelled must be stopped as well
+        # assigned before the start, because a server whose start is cancelled must be stopped as well
+        self._server = server
         await server.start()
 
     async def stop(self) -> None:
-        """What is under way is finished by those who do it; the kubelet learns nothing more."""
+        """Stops serving. Allocations in progress are completed, but the kubelet gets no further replies."""
         self.registered = False
         if self._server is not None:
             await self._server.stop(0)
@@ -75,16 +76,18 @@ class Plugin:
 
     @property
     def serving(self) -> bool:
-        """False also where the kubelet, which empties its folder at each start, removed the socket."""
+        """Is the socket served? False also if a starting kubelet has removed the socket from its folder."""
         return self._server is not None and self.socket.exists()
 
     def unwatched(self, seconds: float) -> bool:
-        """Registered, and yet has nobody listened for so long? A kubelet that gave up does not come back."""
+        """Is the plugin registered, but without a ListAndWatch call for `seconds`? A kubelet that gave up
+        does not come back.
+        """
         silent = self.registered and not self._streams
         return silent and clock.now() - self._unwatched_since >= seconds
 
     async def register(self, kubelet: Path) -> None:
-        """Raises VgpuError(UNREACHABLE) with the kubelet's words."""
+        """Registers with the kubelet. Raises VgpuError(UNREACHABLE) with the kubelet's message."""
         asked = pb.RegisterRequest(
             version=VERSION, endpoint=self.socket.name, resource_name=self.resource.name, options=_OPTIONS
         )
@@ -94,7 +97,7 @@ class Plugin:
         log.info("registered with the kubelet", resource=self.resource.name, ids=len(self._shares))
 
     async def update(self, shares: tuple[Share, ...]) -> None:
-        """Tells the kubelet, if anything is different."""
+        """Sends the kubelet a new list, if it has changed."""
         if shares == self._shares:
             return
         async with self._changed:
@@ -176,7 +179,9 @@ def listing(shares: Sequence[Share]) -> pb.ListAndWatchResponse:
 
 
 def answer(allocation: Allocation, driver: DriverFiles | None) -> pb.ContainerAllocateResponse:
-    """A CDI name, or what stands in the spec of that name: never both, for a runtime would do it twice."""
+    """The reply for a container: a CDI name, or the content of that spec; never both, because a runtime would
+    apply it twice.
+    """
     if driver is None:
         return pb.ContainerAllocateResponse(cdi_devices=[pb.CDIDevice(name=allocation.cdi_name)])
     folder = driver.own_folder

@@ -1,4 +1,4 @@
-"""Which pod holds what, from the kubelet's PodResources API: a list, or that it could not be had."""
+"""Reads from the kubelet's PodResources API which containers hold which ids."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _TIMEOUT_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The ids of one resource that one container has; `pod` is "namespace/pod/container"."""
+    """The ids of one resource in one container; `pod` is "namespace/pod/container"."""
 
     pod: str
     resource: str
@@ -27,9 +27,9 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What containers hold, and the active pods ("namespace/pod"), also those that hold nothing.
+    """The ids held by containers, and the active pods ("namespace/pod"), also those without ids.
 
-    Plain init containers are not listed, whatever they hold (kubernetes/kubernetes,
+    Plain init containers are not listed, even if they hold ids (kubernetes/kubernetes,
     pkg/kubelet/apis/podresources/server_v1.go); from Kubernetes 1.34 on, neither are pods that have ended.
     """
 
@@ -38,7 +38,7 @@ class Listing:
     containers: frozenset[str] = frozenset()  # "namespace/pod/container"
 
     def holder(self, resource: str, ids: frozenset[str]) -> str:
-        """The first container that has one of the ids; "" where none is listed with one."""
+        """The first container with one of the ids; "" if none is listed with one."""
         return next((h.pod for h in self.held if h.resource == resource and not h.ids.isdisjoint(ids)), "")
 
     def is_init_of_active(self, container: str) -> bool:
@@ -52,7 +52,7 @@ class Pods:
         self._trouble = ""
 
     async def list(self) -> Listing | None:
-        """None where the kubelet does not answer: that says nothing of any pod."""
+        """The list; None if the kubelet does not answer, which proves nothing about any pod."""
         try:
             reply = await wire.ask(
                 self._socket,
@@ -77,7 +77,7 @@ def listing_of(reply: pb.ListPodResourcesResponse) -> Listing:
 
 
 def held_in(reply: pb.ListPodResourcesResponse) -> tuple[Held, ...]:
-    """What the kubelet splits by NUMA node is one again."""
+    """The held ids; entries that the kubelet split by NUMA node are joined."""
     found: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
     for pod in reply.pod_resources:
         for container in pod.containers:

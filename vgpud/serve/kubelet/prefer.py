@@ -1,7 +1,7 @@
-"""Which ids the kubelet had best hand out: advice that it follows where its own topology allows. Pure.
+"""Prefers ids for the kubelet, which follows this advice if its topology policy allows it. Pure.
 
-Whole cards and MIG instances: cards that lie near each other. Parts and units of memory: all of one
-card, by the policy the fullest or the emptiest one that has enough.
+For whole cards and MIG instances: cards near each other. For parts and units of memory: all from one card, by
+the policy's strategy the fullest or the emptiest card with enough.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -21,7 +21,7 @@ def preferred(
     spread: bool,
     nearest: Nearest,
 ) -> tuple[str, ...]:
-    """`size` of `available`, `must` among them; fewer only where there are fewer."""
+    """`size` ids of `available`, including `must`; fewer only if there are fewer."""
     by_card: dict[str, list[str]] = {}
     for name in dict.fromkeys((*must, *available)):
         card = card_of(resource, name, devices)
@@ -43,14 +43,14 @@ def _one_card_first(
         names = item[1]
         bound = bool(musts) and not set(musts) <= set(names)
         enough = len(names) >= size
-        # of cards that do not have enough the fullest is the best start; of the others the tightest
+        # of cards with too few ids the one with most is the best start; of the others the one with fewest
         return bound, not enough, -len(names) if spread or not enough else len(names)
 
     return [name for _, names in sorted(by_card.items(), key=key) for name in names]
 
 
 def _even(by_card: dict[str, list[str]], size: int) -> tuple[str, ...]:
-    """As much of each of the fewest cards that will do; nothing where one card has enough."""
+    """Equal numbers from the fewest cards that suffice; empty if one card is enough."""
     full = sorted(by_card.values(), key=len, reverse=True)
     for cards in range(1, len(full) + 1):
         each, rest = divmod(size, cards)
@@ -62,7 +62,7 @@ def _even(by_card: dict[str, list[str]], size: int) -> tuple[str, ...]:
 def _near_cards(
     by_card: dict[str, list[str]], musts: Sequence[str], size: int, nearest: Nearest
 ) -> Iterable[str]:
-    """One of each card, of near ones; more of a card only when the cards are used up."""
+    """One id of each card, of cards near each other; more of a card only if there are too few cards."""
     bound = tuple(uuid for uuid, names in by_card.items() if not set(musts).isdisjoint(names))
     cards = nearest(tuple(by_card), bound, min(size, len(by_card)))
     longest = max(map(len, by_card.values()), default=0)

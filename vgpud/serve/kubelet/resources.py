@@ -1,7 +1,7 @@
-"""What the node's GPUs are to the kubelet: names, and for each name the ids that it hands out. Pure.
+"""The node's GPUs as resources of the kubelet: names, and for each name the ids that it hands out. Pure.
 
-An id stands for an amount on a card, never for a place on it: "GPU-...::5" is one of the parts of that
-card, not the sixth. Ids have at most 63 characters, as the protocol wants; a card's UUID has 40.
+An id means an amount on a card, not a position: "GPU-...::5" is any one of the parts of that card, not the
+sixth. The protocol limits ids to 63 characters; a card's UUID has 40.
 """
 
 from collections import Counter
@@ -24,15 +24,15 @@ from vgpud.model.tenancy import (
 )
 from vgpud.policy.kubelet import KubeletResource, KubeletSettings
 
-_STEM = 40  # leaves room for the number in the 63 characters of an id
-_GRAIN_BYTES = 2 * MIB  # as the planner cuts cards
+_STEM = 40  # leaves room for the number within the 63 characters of an id
+_GRAIN_BYTES = 2 * MIB  # the planner's granularity
 _MARK = "::"
 _ISOLATION = {"quota": Isolation.QUOTA, "compute": Isolation.COMPUTE}
 
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """A name that pods may ask for; `profile` is the MIG profile of one of kind mig."""
+    """A resource name for pods; `profile` is the MIG profile if its kind is mig."""
 
     name: str
     rule: KubeletResource
@@ -44,20 +44,20 @@ class Resource:
 
     @property
     def mode(self) -> Mode:
-        """In which its cards are to be."""
+        """The mode that its cards must be in."""
         if self.divisible:
             return MODE_OF[_ISOLATION[self.rule.isolation]]
         return Mode.MIG if self.kind == "mig" else Mode.EXCLUSIVE
 
     @property
     def divisible(self) -> bool:
-        """Is more of it a larger piece, not more pieces?"""
+        """Do several units make one larger slice, instead of several slices?"""
         return self.kind in ("part", "memory")
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One id as the kubelet sees it; `numa_node` is None where the card has none."""
+    """One id for the kubelet; `numa_node` is None if the card has none."""
 
     id: str
     healthy: bool
@@ -67,7 +67,7 @@ class Share:
 def resources_of(
     settings: KubeletSettings, devices: Iterable[Device], profiles: Callable[[Device], Collection[str]]
 ) -> tuple[Resource, ...]:
-    """One for each name: those of kind mig have one for each profile, of the policy or else of the cards."""
+    """The resources. A rule of kind mig gives one for each profile of the policy, or else of the cards."""
     cards = tuple(devices)
     found: dict[str, Resource] = {}
     for rule in settings.resource:
@@ -79,7 +79,8 @@ def resources_of(
             for card in cards
             if rule.match.covers(card)
             for name in profiles(card)
-            if split_name(name) is None  # a part of a GPU instance is a resource where it is named only
+            # compute instance profiles become resources only if the policy names them
+            if split_name(name) is None
         )
         for profile in names:
             name = rule.name_of(profile)
@@ -88,7 +89,7 @@ def resources_of(
 
 
 def offered(resource: Resource, device: Device, profiles: Mapping[str, int], memory_bytes: int) -> int:
-    """How many ids the card has, whatever is taken of it; `memory_bytes` is what tenants may come to."""
+    """The number of ids of the card, independent of allocations; `memory_bytes` is the memory for tenants."""
     if not resource.rule.match.covers(device):
         return 0
     match resource.kind:
@@ -107,7 +108,7 @@ def share_id(resource: Resource, device_uuid: str, number: int) -> str:
 
 
 def _stem(device_uuid: str) -> str:
-    """The UUID, or a digest of one that is too long for the protocol, which no real one is."""
+    """The UUID, or a digest of a UUID that is too long for the protocol (no real one is)."""
     if len(device_uuid) <= _STEM:
         return device_uuid
     return "GPU-" + sha256(device_uuid.encode()).hexdigest()[: _STEM - 4]
@@ -121,9 +122,9 @@ def shares(
     held: Collection[str],
     failed: Collection[str] = (),
 ) -> tuple[Share, ...]:
-    """The card's ids: of those not held as many are healthy as are free.
+    """The card's ids. Of the ids that are not held, `free` are healthy.
 
-    Ids that are held are healthy as long as their card is and their allocation, which is not one of `failed`.
+    An id that is held is healthy if its card is healthy and the id is not in `failed`.
     """
     well = device.health is Health.OK
     found = []
@@ -139,16 +140,15 @@ def shares(
 
 
 def request_id(resource_name: str, ids: Iterable[str]) -> str:
-    """The same for the same ids, in whatever order: a call that comes again finds what it began."""
+    """A request id that depends on the set of ids only, so that a repeated call finds its allocation."""
     text = "\n".join((resource_name, *sorted(ids)))
     return f"{KUBELET_PREFIX}{sha256(text.encode()).hexdigest()[:40]}"
 
 
 def request_of(resource: Resource, ids: Collection[str], devices: Sequence[Device], name: str) -> Request:
-    """What a container with these ids asks for, under the request id `name`.
+    """The request of a container with these ids; `name` is its request id.
 
-    Raises VgpuError: NO_SUCH_DEVICE for an id that is none of the resource, BAD_REQUEST for ids that
-    cannot be one allocation.
+    Raises VgpuError: NO_SUCH_DEVICE for an unknown id, BAD_REQUEST for ids that cannot be one allocation.
     """
     counts = _by_card(resource, ids, devices)
     cards = [device for device in devices if counts[device.uuid]]
@@ -179,7 +179,7 @@ def request_of(resource: Resource, ids: Collection[str], devices: Sequence[Devic
 
 
 def one_of(resource: Resource, device: Device) -> Request:
-    """What the least that can be had of it on the card would ask for."""
+    """The request of one unit of the resource on the card."""
     number = share_id(resource, device.uuid, 0)
     return request_of(resource, (number,), (device,), request_id(resource.name, (number,)))
 
@@ -193,7 +193,7 @@ def unit_bytes(resource: Resource, device: Device) -> int:
 
 
 def card_of(resource: Resource, name: str, devices: Iterable[Device]) -> Device | None:
-    """The card that an id is of."""
+    """The card of an id; None if the id is invalid."""
     stem, mark, number = name.partition(_MARK)
     if (resource.kind == "card") == bool(mark) or (mark and not number.isdecimal()):
         return None
@@ -201,13 +201,13 @@ def card_of(resource: Resource, name: str, devices: Iterable[Device]) -> Device 
 
 
 def cards_of(resource: Resource, ids: Iterable[str], devices: Sequence[Device]) -> frozenset[str]:
-    """The UUIDs of the cards that ids are of; ids of no card are left out."""
+    """The UUIDs of the cards of these ids; unknown ids are left out."""
     found = (card_of(resource, name, devices) for name in ids)
     return frozenset(card.uuid for card in found if card is not None)
 
 
 def from_one_card(cards: Sequence[Sequence[Share]], held: Collection[str]) -> tuple[Share, ...]:
-    """The shares of all cards, healthy only where held or of the card that has the most left."""
+    """The ids of all cards; healthy are only held ones, and those of the card with most free ids."""
     free = [sum(share.healthy and share.id not in held for share in shares) for shares in cards]
     best = free.index(max(free, default=0)) if free else 0
     return tuple(

@@ -1,7 +1,8 @@
-"""The containers that run under the kubelet's allocations: their inits, told by the hooks of their CDI specs.
+"""The containers in the kubelet's allocations: their init processes, reported by the hooks of their CDI
+specs.
 
-The kubelet never says that a container runs or has ended. An allocation serves several containers in turn: a
-pod's init container and those after it, and each life of a container that is started again.
+The kubelet does not report that a container starts or ends. One allocation serves several containers in turn:
+a pod's init container, the containers after it, and each restart of a container.
 """
 
 import asyncio
@@ -18,13 +19,13 @@ from vgpud.serve.statefile import read_state, write_state
 log = structlog.get_logger(__name__)
 
 _VERSION = 1
-_Init = tuple[int, int]  # its pid, and when it started (proc(5), field 22)
+_Init = tuple[int, int]  # pid and start time (proc(5), field 22)
 
 
 class Started:
-    """By the request id of an allocation; kept in a file, for containers outlive vgpud.
+    """The init processes by the allocation's request id; kept in a file, because containers outlive vgpud.
 
-    `ended` is called when a container has ended. Only inits of this boot are known: `boot_id` tells it apart.
+    `ended` is called when a container has ended. Records of another boot than `boot_id` are ignored.
     """
 
     def __init__(self, path: Path, boot_id: str, ended: Callable[[], None]) -> None:
@@ -37,7 +38,7 @@ class Started:
         self._writing = asyncio.Lock()
 
     def watch(self) -> None:
-        """Watches those that ran when vgpud ended, each of which may have ended since."""
+        """Watches the recorded processes after vgpud's start; each of them may have ended meanwhile."""
         for request_id, inits in self._inits.items():
             for init in inits:
                 self._watch(request_id, init)
@@ -47,14 +48,14 @@ class Started:
         self._watched.clear()
 
     def began(self, request_id: str) -> bool:
-        """Has a container of it been started in this boot?"""
+        """Has a container of the allocation started in this boot?"""
         return request_id in self._inits
 
     def runs(self, request_id: str) -> bool:
         return bool(self._inits.get(request_id))
 
     async def add(self, request_id: str, init: Lifetime) -> None:
-        """Durably. Raises VgpuError(LEDGER_FAILED)."""
+        """Records an init durably. Raises VgpuError(LEDGER_FAILED)."""
         one = (init.pid, init.start_ticks)
         async with self._writing:
             inits = {**self._inits, request_id: self._inits.get(request_id, frozenset()) | {one}}
@@ -63,7 +64,7 @@ class Started:
         self._watch(request_id, one)
 
     async def forget(self, request_id: str) -> None:
-        """When its allocation is released. Raises VgpuError(LEDGER_FAILED)."""
+        """Forgets the inits of a released allocation. Raises VgpuError(LEDGER_FAILED)."""
         if request_id in self._inits:
             async with self._writing:
                 inits = {name: one for name, one in self._inits.items() if name != request_id}
@@ -76,7 +77,9 @@ class Started:
         self._lifetimes.watch(key, Lifetime(*init))
 
     def _end(self, key: str) -> None:
-        """The file keeps it: after a restart it is found to have ended once more."""
+        """Handles the end of a container. The file keeps its record: after a restart the process is found
+        ended again.
+        """
         request_id, init = self._watched.pop(key, ("", (0, 0)))
         if request_id in self._inits:
             self._inits = {**self._inits, request_id: self._inits[request_id] - {init}}
@@ -88,7 +91,7 @@ class Started:
 
 
 def _read(path: Path, boot_id: str) -> dict[str, frozenset[_Init]]:
-    """A file that cannot be read is as none: PodResources then tells which pods end."""
+    """The records of the file; none if it cannot be read: PodResources then shows which pods have ended."""
     body = read_state(path, _VERSION)
     try:
         if body.get("boot_id") != boot_id:

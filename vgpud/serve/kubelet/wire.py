@@ -1,4 +1,4 @@
-"""gRPC as the kubelet speaks it on Unix sockets: small calls both ways, errors as text for a pod's events."""
+"""gRPC with the kubelet on Unix sockets: small calls both ways; errors are texts for a pod's events."""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -16,7 +16,7 @@ log = structlog.get_logger(__name__)
 Context = grpc.aio.ServicerContext[Any, Any]
 Reply = TypeVar("Reply", bound=Message)
 
-_MAX_BYTES = 64 * 1024 * 1024  # a thousand pods with a thousand ids each
+_MAX_BYTES = 64 * 1024 * 1024  # for a thousand pods with a thousand ids each
 _OPTIONS = (
     ("grpc.max_receive_message_length", _MAX_BYTES),
     ("grpc.max_send_message_length", -1),
@@ -30,7 +30,7 @@ def server() -> grpc.aio.Server:
 
 
 def bind(running: grpc.aio.Server, path: Path) -> None:
-    """Raises VgpuError(BAD_SETTING) where there cannot be a socket of this name."""
+    """Binds the server to a Unix socket. Raises VgpuError(BAD_SETTING) if that fails."""
     try:
         running.add_insecure_port(f"unix:{quote(str(path))}")
     except RuntimeError as error:
@@ -44,7 +44,7 @@ def bind(running: grpc.aio.Server, path: Path) -> None:
 def answering(
     name: str, request: type[Message], work: Callable[[Any], Awaitable[Message]]
 ) -> "grpc.RpcMethodHandler[Any, Any]":
-    """One request, one answer; a VgpuError becomes the status and its words the message."""
+    """A method with one request and one reply; a VgpuError becomes a gRPC status with its sentence."""
 
     async def call(asked: Any, context: Context) -> Message:  # noqa: ANN401
         try:
@@ -69,14 +69,14 @@ async def refuse(context: Context, error: VgpuError) -> NoReturn:
 
 
 def words(error: VgpuError) -> str:
-    """One line: what is wrong, and what to do."""
+    """One line: the sentence and the hint."""
     return f"{error}; {error.hint}" if error.hint else str(error)
 
 
 async def ask(
     socket: Path, method: str, request: Message, reply: type[Reply], timeout_seconds: float
 ) -> Reply:
-    """One call by a connection of its own. Raises VgpuError(UNREACHABLE) with what the kubelet said."""
+    """Makes one call over a new connection. Raises VgpuError(UNREACHABLE) with the kubelet's message."""
     options = (*_OPTIONS, ("grpc.default_authority", "localhost"))
     async with grpc.aio.insecure_channel(f"unix:{quote(str(socket))}", options=options) as channel:
         call: Callable[..., Awaitable[Reply]] = channel.unary_unary(
