@@ -9,10 +9,10 @@
 #define SHARED_ROUND_MAX_NS 200e6
 #define QUANTUM_MIN_NS 500e3
 /* A tenant of many contexts takes milliseconds to hand over, and its contexts run unequally long meanwhile: its quantum
- * is at least ten such hand-overs. The hand-over of one context, 0.8 ms, lengthens nothing. */
+ * is at least twenty such hand-overs. The hand-over of one context, 0.8 ms, lengthens nothing. */
 #define HAND_OVER_USUAL_NS 1500000u
-#define HAND_OVERS_PER_QUANTUM 10
-#define ROUND_LONGEST_NS 500e6
+#define HAND_OVERS_PER_QUANTUM 20
+#define ROUND_LONGEST_NS 700e6
 #define ACTIVE_NS 100000000ull /* a tenant that held the device so lately still counts in the weights */
 #define WINDOW_MIN_NS 100e3
 #define WINDOW_MAX_NS 2e6

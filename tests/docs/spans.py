@@ -82,6 +82,7 @@ NOT_RUN = {
     "python -m tests.gpu.compute_programs --build build/native --out F --seconds 2": _CARD,
     "python -m tests.gpu.compute_programs": _CARD,
     "python -m tests.gpu.compute_h200 --engine cut together": _CARD,
+    "python -m tests.gpu.compute_h200 --engine cut stretched": _CARD,
     "python -m tests.gpu.compute_h200 --engine cut alone modes": _CARD,
     "python -m tests.gpu.compute_h200 --engine cut cost": _CARD,
     "python -m tests.gpu.compute_ranks --build build/native --out F --engine cut nccl": _CARD,
