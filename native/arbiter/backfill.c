@@ -6,13 +6,13 @@
 #include "gang.h"
 #include "run_queue.h"
 
-#define LIGHT_LOAD 0.75   /* of the time: below it, there are gaps that a slice of its own leaves unused */
-#define PRESSED_LOAD 0.95 /* beside others: it would use more than it gets */
+#define LIGHT_LOAD 0.75   /* of the time: a tenant with less load has gaps, which its own slice leaves unused */
+#define PRESSED_LOAD 0.95 /* beside other tenants: a tenant with more load would use more than it gets */
 #define LIGHT_NS 4000000000ull
 #define RETRY_NS 1000000000ull
 #define RETRY_MAX_NS 4000000000ull
-#define JUDGED_NS 100e6     /* one pause counts GAP_MAX_NS: it is not to decide a verdict */
-#define GAP_MAX_NS 5000000u /* what was idle for longer says no more about what it has to do now */
+#define JUDGED_NS 100e6     /* a single pause counts at most GAP_MAX_NS, so that it cannot decide a verdict */
+#define GAP_MAX_NS 5000000u /* a longer idle time says nothing about the present work */
 #define PRESSED_NS 50000000u
 #define AHEAD_ROUNDS 0.25
 
@@ -37,8 +37,10 @@ static bool is_light(const struct sched_entity *entity, uint64_t now)
     return now < entity->light_until;
 }
 
-/* One moment says little: a verdict is of JUDGED_NS in which it was seen. Beside others a tenant's work takes longer,
- * so that it may have gaps alone where it seems to have none. */
+/*
+ * Judges from JUDGED_NS of observation, because a moment says little. Beside others a tenant's work takes longer, so a
+ * tenant without gaps there may have gaps when it runs alone.
+ */
 static void judge(struct sched_entity *entity, double busy_ns, double gaps_ns, uint64_t now)
 {
     bool shared = is_shared(entity->device);
@@ -56,8 +58,10 @@ static void judge(struct sched_entity *entity, double busy_ns, double gaps_ns, u
     entity->gaps_ns = 0;
 }
 
-/* Where no tenant on a shared device seems to have gaps, they may have none: they have it in turns, and are judged anew.
- * In vain, it is tried again twice as late. */
+/*
+ * If no tenant on a shared device seems to have gaps, tries exclusive slices and judges again. If gaps show up, the
+ * next trial comes after twice the time.
+ */
 static void try_turns(struct sched_device *device, uint64_t now)
 {
     for (const struct sched_entity *p = device->entities; p != NULL; p = p->next)
@@ -82,8 +86,10 @@ void backfill_note_load(struct sched_entity *entity, double load, uint64_t span_
         try_turns(entity->device, now);
 }
 
-/* A tenant that leaves some of its share unused has gaps, too, even if it was busy whenever it had the device: its
- * work had gathered meanwhile. */
+/*
+ * A tenant that uses less than its share has gaps too, even if it is busy whenever it has the device: its work collects
+ * meanwhile.
+ */
 static double unused_ns(const struct sched_entity *entity, double used_ns, double gap_ns)
 {
     double worked_ns = (double)(entity->tenant->idle_since - entity->tenant->work_since);
@@ -105,7 +111,7 @@ void backfill_note_work(struct sched_tenant *tenant, uint64_t now)
     tenant->idle_since = 0;
 }
 
-/* Would the holder use more than it gets beside others? */
+/* Would the holder use more time than it gets beside other tenants? */
 static bool is_pressed(const struct sched_entity *holder, uint64_t now)
 {
     return !is_light(holder, now) || now < holder->pressed_until;
@@ -129,7 +135,7 @@ static bool all_cut(const struct sched_tenant *tenant)
     return true;
 }
 
-/* Under a hard share backfilling begins as a turn does, and ends with what the share has earned. */
+/* Under a hard share, backfilling begins like a time slice and ends when the share's tokens are used. */
 static bool affords(const struct sched_tenant *tenant)
 {
     bool backfills = false;
@@ -155,8 +161,10 @@ static bool may_backfill(const struct sched_tenant *tenant, uint64_t now)
     return true;
 }
 
-/* An idle tenant is left on the device while no tenant there would use more: its next work finds it there. Not under a
- * hard share: that it is idle is only what it says. */
+/*
+ * May an idle tenant stay on the device? Yes if no other tenant there could use more time: its next work then starts at
+ * once. Not under a hard share, because only the tenant itself reports that it is idle.
+ */
 static bool may_linger(const struct sched_tenant *tenant, uint64_t now)
 {
     if (tenant->held != 0 || tenant->wanted != 0 || tenant->members == NULL)
@@ -170,7 +178,7 @@ static bool may_linger(const struct sched_tenant *tenant, uint64_t now)
     return true;
 }
 
-/* Its turn is over: may it backfill the next holder's on all of its devices? */
+/* After the end of its time slice: may the tenant backfill the next holder's slice on all of its devices? */
 static bool stays_on(const struct sched_tenant *tenant, uint64_t now)
 {
     if (!all_cut(tenant) || tenant->changed)
@@ -185,7 +193,7 @@ static bool stays_on(const struct sched_tenant *tenant, uint64_t now)
     return true;
 }
 
-/* Time that no other tenant missed is not held against a guest for long. */
+/* Reduces a guest's debt for time that no other tenant could use. */
 static void forgive(struct sched_entity *guest, uint64_t now)
 {
     const struct sched_entity *holder = holder_of(guest->device);

@@ -1,12 +1,12 @@
 /*
- * backfill.h: tenants that run in the turns of others, as the driver slices time among them. Two tenants that fill the
- * device have it in turns. A tenant whose work has gaps (its host is the limit, or requests come one by one) neither
- * needs the device to itself nor should wait for it: it backfills the turns of others, others backfill its own, and
- * each tenant on the device is charged its part of the time. A tenant that is ahead of the holder by its weight may
- * not, while the holder would use more than it gets. Only on devices whose tenants are cut (sched_device.cut).
+ * backfill.h: lets tenants run in the time slices of others; the driver then divides the time among them. Two tenants
+ * that fill the device have exclusive slices. A tenant whose work has gaps (its host is the limit, or requests come one
+ * by one) backfills the slices of others, others backfill its slices, and each is charged its part of the time. A
+ * tenant whose virtual time is ahead of the holder's may not backfill while the holder could use its whole slice. Only
+ * on devices with the engine cut (sched_device.cut).
  *
- * Whether there are gaps is a tenant's own word. A tenant that lies shares its turns, or has them alone: it is charged
- * for what it has either way.
+ * A tenant itself reports its gaps. A false report gains nothing: the tenant is charged for its time with shared and
+ * with exclusive slices.
  *
  * One thread. Times are nanoseconds.
  */
@@ -15,14 +15,16 @@
 
 #include "sched_state.h"
 
-/* How busy the entity was in the last `span_ns`, see sched_note_load. */
+/* The tenant's load on the entity's device in the last `span_ns`; see sched_note_load. */
 void backfill_note_load(struct sched_entity *entity, double load, uint64_t span_ns, uint64_t now);
 
 /* A tenant that may have been idle has work. */
 void backfill_note_work(struct sched_tenant *tenant, uint64_t now);
 
-/* Decides whether a tenant without a turn backfills; of a tenant whose turn is over, whether it does so in the next
- * turn; of an idle tenant, whether it is left on its devices. After all grants. */
+/*
+ * Decides, after all grants: whether a tenant without a slice backfills; whether a tenant whose slice is over stays in
+ * the next slice; whether an idle tenant stays on its devices.
+ */
 void backfill_look(struct sched_tenant *tenant, uint64_t now);
 
 #endif

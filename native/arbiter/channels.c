@@ -24,14 +24,14 @@
 #define SYS_pidfd_getfd 438
 #endif
 
-#define STUCK_NS 50000000u /* an honest process's file is taken and closed in microseconds */
+#define STUCK_NS 50000000u /* the file of an honest process is copied and closed in microseconds */
 
 struct worker {
     struct channels_thread *of;
-    struct channels_order *order; /* that it carries out; NULL: none */
-    uint64_t foreign_since;       /* in a file or an exec of the tenant's; 0: it is not. Atomic */
-    bool left;                    /* another one has its place */
-    uint64_t tenant;              /* that it is left in */
+    struct channels_order *order; /* the order in progress; NULL: none */
+    uint64_t foreign_since;       /* since when it is in a file or an exec of the tenant's; 0: it is not. Atomic */
+    bool left;                    /* abandoned: another worker has its place */
+    uint64_t tenant;              /* the tenant of the order in which it was abandoned */
     struct worker *next_left;
 };
 
@@ -100,13 +100,14 @@ static bool read_table(int usage_fd, uint32_t slot, uint32_t tries, uint32_t *bu
         if (after == table->generation && (after & 1) == 0)
             return table->count > 0;
     }
-    return table->count > 0; /* a writer that is stopped, or does not stop: the driver refuses what is not there */
+    /* a writer that has stopped, or writes endlessly: the driver refuses channels that do not exist */
+    return table->count > 0;
 }
 
 bool channels_read(int usage_fd, uint32_t slot, const uint8_t uuid[16], uint32_t *budget,
                    struct channels_process *process)
 {
-    static struct vgpu_channel_table table; /* of the loop's thread */
+    static struct vgpu_channel_table table; /* used by the loop's thread only */
     *process = (struct channels_process){.slot = slot, .pidfd = -1};
     if (!read_table(usage_fd, slot, READ_TRIES, budget, &table))
         return false;
@@ -124,7 +125,7 @@ bool channels_read(int usage_fd, uint32_t slot, const uint8_t uuid[16], uint32_t
 
 uint32_t channels_devices(int usage_fd, uint32_t slot, const uint8_t *const uuids[], uint32_t count, uint32_t *groups)
 {
-    static struct vgpu_channel_table table; /* of the loop's thread */
+    static struct vgpu_channel_table table; /* used by the loop's thread only */
     uint32_t bits = 0;
     uint32_t budget = VGPU_MAX_GROUPS;
     *groups = 0;
@@ -163,7 +164,7 @@ bool channels_load(int usage_fd, uint32_t slot, struct channels_load *load)
 
 /* --- a device's thread */
 
-/* What its file system knows of it by itself: one of the tenant's own (FUSE) is not asked. */
+/* Checks a file by attributes that its file system caches: a file system of the tenant's own (FUSE) is not asked. */
 static bool is_control_device(int fd)
 {
     struct statx about;
@@ -173,7 +174,7 @@ static bool is_control_device(int fd)
     if (S_ISCHR(about.stx_mode))
         return makedev(about.stx_rdev_major, about.stx_rdev_minor) == control_device.st_rdev;
     return makedev(about.stx_dev_major, about.stx_dev_minor) == control_device.st_dev &&
-           about.stx_ino == control_device.st_ino; /* a simulated one */
+           about.stx_ino == control_device.st_ino; /* a simulated control device */
 }
 
 static void refused(struct channels_order *order, int error, uint32_t status)
@@ -188,7 +189,7 @@ static void enter_foreign(struct worker *worker)
     __atomic_store_n(&worker->foreign_since, now_ns(), __ATOMIC_SEQ_CST);
 }
 
-/* False: the worker has been left meanwhile, and the order is no longer carried out. */
+/* Returns false if the worker was abandoned meanwhile, so that the order must not go on. */
 static bool leave_foreign(struct worker *worker)
 {
     pthread_mutex_lock(&worker->of->lock);
@@ -198,7 +199,7 @@ static bool leave_foreign(struct worker *worker)
     return !left;
 }
 
-/* One call for all that is in `list`, through the process's own file. False: the worker has been left. */
+/* Makes one call for all channels in `list`, through the process's own file. False: the worker was abandoned. */
 static bool call(struct worker *worker, struct channels_order *order, int pidfd, const struct vgpu_channel_group *group,
                  struct rm_disable_channels *list)
 {
@@ -216,7 +217,7 @@ static bool call(struct worker *worker, struct channels_order *order, int pidfd,
         return false;
     }
     if (file < 0) {
-        if (error != ESRCH) /* it is dead: the driver took its channels away */
+        if (error != ESRCH) /* otherwise it is dead, and the driver has removed its channels */
             refused(order, error, 0);
         return true;
     }
@@ -240,13 +241,15 @@ static bool same_call(const struct vgpu_channel_group *a, const struct vgpu_chan
     return a->file == b->file && a->client == b->client && a->subdevice == b->subdevice;
 }
 
-/* As few calls as can be: each takes as long as a whole hand-over, however many channels it is for. False: the worker
- * has been left. */
+/*
+ * Makes as few calls as possible, because each takes as long as a whole hand-over, for any number of channels. False:
+ * the worker was abandoned.
+ */
 static bool carry_out_process(struct worker *worker, struct channels_order *order, struct channels_process *process)
 {
     struct rm_disable_channels list = {.count = 0};
     uint32_t calls = 0;
-    uint32_t first = 0; /* of this call */
+    uint32_t first = 0; /* the first channel of this call */
     uint32_t done = 0;
     uint32_t asked = process->count;
     process->count = 0;
@@ -299,7 +302,7 @@ static void finish(struct channels_order *order)
     (void)!write(finished_source.fd, &one, sizeof(one));
 }
 
-/* What a worker that was left still has to do once it comes back. */
+/* Finishes the work of an abandoned worker that returns. */
 static void come_back(struct worker *worker, struct channels_order *order)
 {
     struct worker **link = &left_workers;
@@ -375,7 +378,7 @@ struct channels_thread *channels_thread_start(void)
     return NULL;
 }
 
-/* With the thread's lock held. */
+/* Takes an order that hangs away from its worker. Precondition: the thread's lock is held. */
 static struct channels_order *take_stuck(struct channels_thread *thread, uint64_t now)
 {
     struct worker *stuck = thread->worker;
@@ -401,7 +404,7 @@ uint64_t channels_check(struct channels_thread *thread, uint64_t now)
     pthread_mutex_lock(&thread->lock);
     struct channels_order *order = take_stuck(thread, now);
     if (order != NULL)
-        answer = *order; /* it stays its worker's, which may come back at any time */
+        answer = *order; /* a copy: the original stays with its worker, which may return at any time */
     bool busy = thread->worker->order != NULL || thread->first != NULL;
     pthread_mutex_unlock(&thread->lock);
     if (order != NULL) {

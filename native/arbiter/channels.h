@@ -1,17 +1,17 @@
 /*
- * channels.h: takes the channels of a tenant's processes off a device and puts them back, from outside, by the
- * driver's own call (rm.h). A call blocks for up to half a millisecond, so each device has a thread for it.
+ * channels.h: disables and enables the channels of a tenant's processes on a device by a call of the driver (rm.h),
+ * without help of the tenant. A call blocks for up to half a millisecond, so each device has a thread for it.
  *
- * The driver knows a client by its open file, so the call goes through the process's own: taken by
- * pidfd_getfd(2) for the moment of the call only, since an open file keeps the memory of its client allocated.
- * What a process lists is hostile input: a file that is not the control device is not called, and every channel
- * of a call is named as one of the client that the call is for, which the driver checks against the file.
+ * The driver identifies a client by its open file, so the call is made on a copy of the process's file, made by
+ * pidfd_getfd(2). The copy exists only during the call, because an open file keeps its client's memory allocated. The
+ * list of channels is hostile input: a file other than the control device is not called, and the driver refuses
+ * channels that do not belong to the file's client.
  *
  * The functions are called by the loop's thread; an order is the device's thread's from channels_submit until `done`.
  *
- * To take a file waits for the end of the process's exec, and to close it asks its file system, which may be the
- * tenant's own (FUSE): a thread that stays in one of these is left there, and the device gets another. Until it comes
- * back, no more orders for that tenant are carried out.
+ * Copying a file waits for the end of the process's exec, and closing it asks its file system, which may be the
+ * tenant's own (FUSE). A thread that hangs in one of these is abandoned, and the device gets another. Until it returns,
+ * no more orders for that tenant are carried out.
  */
 #ifndef ARBITER_CHANNELS_H
 #define ARBITER_CHANNELS_H
@@ -22,18 +22,17 @@
 #include "lease.h"
 #include "loop.h"
 
-#define CHANNELS_PROCESS_CALLS_MAX 64u /* what one process can cost at most; more is an error */
-#define CHANNELS_ORDER_NS_MAX \
-    100000000u                    /* what one order can: a call takes up to 0.5 ms, and a lease has 256 processes */
-#define CHANNELS_GROUPS_MAX 4096u /* that are read for one order */
+#define CHANNELS_PROCESS_CALLS_MAX 64u   /* most calls for one process in one order; more is an error */
+#define CHANNELS_ORDER_NS_MAX 100000000u /* longest order: a call takes up to 0.5 ms, and a lease has 256 processes */
+#define CHANNELS_GROUPS_MAX 4096u        /* most groups that are read for one order */
 
 /* The groups of one process on one device. */
 struct channels_process {
-    int pidfd; /* of its own: closed with the order */
+    int pidfd; /* owned by this struct: closed with the order */
     uint32_t count;
     uint32_t slot;
-    uint32_t off;                      /* as the table says */
-    struct vgpu_channel_group *groups; /* once the order was carried out: those of calls that were not refused */
+    uint32_t off;                      /* the state in the table */
+    struct vgpu_channel_group *groups; /* afterwards: the groups whose call was not refused */
 };
 
 /* One order for one device's thread; freed by channels_order_free. */
@@ -42,13 +41,13 @@ struct channels_order {
     bool off;
     uint32_t process_count;
     struct channels_process *processes;
-    void *owner;     /* the caller's */
+    void *owner;     /* for the caller's use */
     uint64_t tenant; /* the same number for all leases of a tenant */
     uint32_t ordinal;
-    /* the answer */
+    /* the result */
     uint32_t calls;
-    uint32_t failed; /* calls that were refused */
-    uint32_t status; /* of the last refusal: the driver's, or 0 */
+    uint32_t failed; /* calls that the driver refused */
+    uint32_t status; /* the driver's status of the last refusal, or 0 */
     int error;       /* errno of the last refusal, or 0 */
     uint64_t began_ns;
     uint64_t first_ended_ns; /* the first of its calls; 0: there was none */
@@ -56,51 +55,57 @@ struct channels_order {
     uint64_t ended_ns;
 };
 
-/* `path`: the control device. `done` is called from the loop, for each order that was carried out. 0 or -errno. */
+/* `path` is the control device. `done` is called from the loop for each finished order. Returns 0 or -errno. */
 int channels_open(const char *path, void (*done)(struct channels_order *order));
 
-/* Looks what the control device is. The driver may be loaded after the arbiter has started, so this is asked before the
- * first order for a device. False: there is none, and no call can be made. */
+/*
+ * Identifies the control device. Called before the first order for a device, because the driver may be loaded after the
+ * arbiter's start. False: there is none, and no call can be made.
+ */
 bool channels_device(void);
 
 struct channels_thread;
 
-/* A thread for one device; NULL: out of memory. Devices do not go, so neither does it. */
+/* Starts a thread for one device; NULL: out of memory. The thread never ends, because devices do not disappear. */
 struct channels_thread *channels_thread_start(void);
 
-/* Hands the order over; it comes back by `done`. Orders of a thread are carried out in their order. */
+/* Hands an order over; it comes back by `done`. Orders of a thread are carried out in sequence. */
 void channels_submit(struct channels_thread *thread, struct channels_order *order);
 
 void channels_order_free(struct channels_order *order);
 
-/* Gives up an order that stays in a file or an exec of the tenant's: it comes back by `done`, with ETIMEDOUT. Returns
- * when to look again (CLOCK_MONOTONIC, nanoseconds), UINT64_MAX: the thread has nothing to do. */
+/*
+ * Abandons an order that hangs in a file or an exec of the tenant's: it comes back by `done`, with ETIMEDOUT. Returns
+ * when to call again (CLOCK_MONOTONIC, nanoseconds); UINT64_MAX: the thread is idle.
+ */
 uint64_t channels_check(struct channels_thread *thread, uint64_t now);
 
-/* A thread is still in an order of this tenant's that was given up. */
+/* Does a thread still hang in an abandoned order of this tenant? */
 bool channels_barred(uint64_t tenant);
 
-/* Puts the groups of a process on the device `uuid` that the table of its slot lists into `process`. False: it has
- * none, or the table cannot be read, or has more than *budget groups, from which what is read is taken.
- * `process->groups` is to be freed. */
+/*
+ * Reads the groups of a process on the device `uuid` from the table of its slot into `process`, and subtracts their
+ * number from *budget. False: there are none, the table cannot be read, or it has more than *budget groups. The caller
+ * frees `process->groups`.
+ */
 bool channels_read(int usage_fd, uint32_t slot, const uint8_t uuid[16], uint32_t *budget,
                    struct channels_process *process);
 
-/* Which of `count` devices the table of a slot lists, as bits. *groups: how many groups it has. */
+/* Returns the devices of `count` that the table of a slot lists, as bits. *groups: the number of its groups. */
 uint32_t channels_devices(int usage_fd, uint32_t slot, const uint8_t *const uuids[], uint32_t count, uint32_t *groups);
 
-/* Writes the table's word of a slot about one device. */
+/* Records in the table of a slot whether its channels are off a device. */
 void channels_note_off(int usage_fd, uint32_t slot, uint32_t ordinal, bool off);
 
-/* What a process has counted of its looks at its own work so far. False: its table cannot be read. */
+/* Reads the counters of a process's own load samples. False: its table cannot be read. */
 struct channels_load {
     uint32_t samples;
     uint32_t unfinished;
-    uint32_t groups; /* on all devices; each is given time slices by the driver */
+    uint32_t groups; /* on all devices; the driver gives each group time slices */
 };
 bool channels_load(int usage_fd, uint32_t slot, struct channels_load *load);
 
-/* The 16 bytes of "GPU-..."; false: it is no such text. */
+/* The 16 bytes of a UUID in the form "GPU-..."; false for any other text. */
 bool channels_uuid(const char *text, uint8_t uuid[16]);
 
 #endif

@@ -6,7 +6,7 @@
 #ifndef ARBITER_CONTROL_H
 #define ARBITER_CONTROL_H
 
-/* Listens on `path`, for root and the own user. Precondition: leases_open. 0 or -errno. */
+/* Listens on `path`, for root and the arbiter's own user. Precondition: leases_open. 0 or -errno. */
 int control_open(const char *path);
 
 #endif

@@ -11,15 +11,17 @@
 #include "fair.h"
 #include "rest.h"
 
-#define KERNEL_RUNS_ON_NS 250000u /* of the call that stops it: measured on an H100 */
-#define AGAIN_NS 5000000u         /* between two orders to take the same entity off: its tenant can ask for them */
-#define LOAD_NS 10000000u         /* between two looks at what the tenants on a shared device say of their work */
-#define SAMPLES_MIN 5u            /* fewer say nothing */
-#define SAMPLE_NS 1000000u        /* between two of a process, see struct vgpu_channel_table */
-/* In a row: a channel may have been freed between its listing and the call, and a tenant can have many that come and go.
- * Each costs the device's thread one call that fails at once. */
+#define KERNEL_RUNS_ON_NS 250000u /* after the call that stops it: measured on an H100 */
+#define AGAIN_NS 5000000u         /* between two orders to disable the same entity, because its tenant can cause them */
+#define LOAD_NS 10000000u         /* between two readings of the tenants' load samples on a shared device */
+#define SAMPLES_MIN 5u            /* fewer samples are not judged */
+#define SAMPLE_NS 1000000u        /* between two samples of a process, see struct vgpu_channel_table */
+/*
+ * refused orders in a row. A channel may be freed between its listing and the call, and a tenant can create and free
+ * many. Each costs the device's thread one call that fails at once.
+ */
 #define TRIES 8u
-#define GROUPS_PER_UNIT 32u /* of a lease's rate (rate.h): that are read */
+#define GROUPS_PER_UNIT 32u /* groups that are read for one unit of a lease's rate (rate.h) */
 
 enum state { UNKNOWN, ON, OFF };
 
@@ -32,29 +34,31 @@ struct cut_device {
     struct channels_thread *thread;
 };
 
-/* A channel group that is off. To take one off that is off, or to put one back that is on, loses what waits in it:
- * it is not run until its process submits more (seen on an H200, driver 580.159.04). */
+/*
+ * A channel group that is disabled. Disabling a disabled group, or enabling an enabled one, loses its waiting work: it
+ * does not run until its process submits more (seen on an H200, driver 580.159.04).
+ */
 struct off_group {
     uint32_t slot;
     uint32_t client;
-    uint32_t channel; /* its first */
+    uint32_t channel; /* its first channel */
 };
 
 struct cut_entity {
     struct cut_device *device;
     struct off_group *off;
     uint32_t off_count;
-    struct channels_order *order; /* under way */
+    struct channels_order *order; /* the order in progress */
     enum state state;
-    bool stale; /* channels may have come since */
+    bool stale; /* new channels may exist */
     uint32_t refusals;
     uint64_t on_at; /* when the first call of the last order to put it on had ended: some of it runs from then on */
     uint64_t off_at;
     uint64_t put_on_ns;        /* how long the last order took that put it on the device */
-    uint64_t lost_ns;          /* of the turn that ends: nothing of it ran */
-    struct channels_load load; /* as of loaded_at: 0, it was not read since the tenant was put on the device */
+    uint64_t lost_ns;          /* time of the ending slice in which none of its work ran */
+    struct channels_load load; /* counters at loaded_at; 0: not read since the tenant was put on the device */
     uint64_t loaded_at;
-    bool load_shared; /* others were on the device then */
+    bool load_shared; /* whether other tenants were on the device then */
 };
 
 static struct cut_device *devices;
@@ -62,7 +66,7 @@ static struct lease *cut_leases;
 static int run_folder = -1;
 static void (*look_again)(void);
 
-/* --- which engine a device has */
+/* --- the engine of a device */
 
 static bool says_cut(const char *uuid)
 {
@@ -77,7 +81,7 @@ static bool says_cut(const char *uuid)
     return size >= 3 && memcmp(word, "cut", 3) == 0;
 }
 
-/* What the device has is asked for when its first tenant comes, and stays until the last has gone. */
+/* The engine of a device is read when its first tenant comes, and stays until the last has gone. */
 static struct cut_device *device_get(const char *uuid)
 {
     struct cut_device *device = devices;
@@ -159,7 +163,7 @@ static bool any_off(const struct cut_entity *entity, uint32_t slot)
     return false;
 }
 
-/* Keeps the groups that are not yet where they are to be. */
+/* Keeps only the groups that are not in the desired state yet. */
 static void keep_others(const struct cut_entity *entity, struct channels_process *process, bool off)
 {
     uint32_t kept = 0;
@@ -169,7 +173,7 @@ static void keep_others(const struct cut_entity *entity, struct channels_process
     process->count = kept;
 }
 
-/* A lease that any user writes, a pod's, is a tenant of its own. */
+/* The lease of a pod, which any user can write, counts as a tenant of its own. */
 static uint64_t tenant_of(const struct lease *lease)
 {
     return lease->anyone ? 1ULL << 63 | lease->usage_inode : lease->owner;
@@ -199,7 +203,7 @@ static struct channels_order *order_make(const struct lease *lease, uint32_t ord
     return order;
 }
 
-/* What an arbiter before this one left off. */
+/* Takes over groups that an earlier arbiter has disabled. */
 static void adopt(struct lease *lease, uint32_t ordinal)
 {
     struct cut_entity *entity = &lease->cut_entities[ordinal];
@@ -221,7 +225,7 @@ static void set_state(struct cut_entity *entity, bool off, uint64_t now)
     *(off ? &entity->off_at : &entity->on_at) = now;
 }
 
-/* Where no process has channels there is nothing to do. */
+/* Submits an order; does nothing if no process has channels. */
 static void give_order(struct lease *lease, uint32_t ordinal, bool off, uint64_t now)
 {
     struct cut_entity *entity = &lease->cut_entities[ordinal];
@@ -247,8 +251,11 @@ static void give_order(struct lease *lease, uint32_t ordinal, bool off, uint64_t
     channels_submit(entity->device->thread, order);
 }
 
-/* The driver refused one order TRIES times: the tenant is put back on all of its devices, and keeps its slices by its
- * gate from then on. What cannot be put back is left to the tenant's process, as after an arbiter's end. */
+/*
+ * Gives the engine cut up for a tenant after TRIES refusals: enables it on all of its devices; its gate enforces its
+ * time slices from then on. Channels that cannot be enabled are left to the tenant's process, as after the arbiter's
+ * end.
+ */
 static void give_up(struct lease *lease, const struct channels_order *order)
 {
     struct cut_entity *entity = &lease->cut_entities[order->ordinal];
@@ -265,7 +272,7 @@ static void give_up(struct lease *lease, const struct channels_order *order)
             lease->id, order->off ? "off" : "back onto", entity->device->uuid, order->status, strerror(order->error));
 }
 
-/* What the order did, process by process: of each those groups whose call was not refused. */
+/* Records the result of an order: for each process the groups whose call was not refused. */
 static void note_done(struct lease *lease, const struct channels_order *order)
 {
     struct cut_entity *entity = &lease->cut_entities[order->ordinal];
@@ -278,7 +285,7 @@ static void note_done(struct lease *lease, const struct channels_order *order)
         channels_note_off(lease->usage_fd, process->slot, order->ordinal, any_off(entity, process->slot));
     }
     if (!order->off && order->failed == 0)
-        entity->off_count = 0; /* with what was freed meanwhile */
+        entity->off_count = 0; /* includes groups that were freed meanwhile */
 }
 
 /* Some of the entity runs until the last call of an order to take it off. */
@@ -320,7 +327,7 @@ static void carried_out(struct channels_order *order)
     look_again();
 }
 
-/* --- what the scheduler's word means */
+/* --- whether a tenant must be on or off */
 
 static bool others_have_work(const struct sched_entity *mine)
 {
@@ -336,8 +343,10 @@ static bool others_have_work(const struct sched_entity *mine)
     return false;
 }
 
-/* Its turn comes as soon as all that it waits for is given back: it is put on while the holders are taken off, one
- * call right after the other. */
+/*
+ * Is the tenant the next holder of all devices that it waits for? Then it is enabled while the holders are being
+ * disabled, in successive calls.
+ */
 static bool is_next(const struct sched_tenant *tenant)
 {
     if (tenant->held != 0 || tenant->wanted == 0)
@@ -368,15 +377,15 @@ static bool wants_off(const struct lease *lease, uint32_t ordinal)
     if (tenant->lingers)
         return lease->cut_entities[ordinal].state == OFF;
     if (lease->suspended && tenant->wanted == 0 && tenant->held == 0)
-        return false; /* it is quiet, and what moves its memory may need its channels */
+        return false; /* it is suspended, and a swap may need its channels */
     if (entity->limits.priority > 0 && entity->tokens_ns > 0 && tenant->wanted == 0)
-        return false; /* its next work finds it there; with work it is there while it is charged for it */
+        return false; /* its next work starts at once; while it has work there it is charged */
     if (fair_is_hard(entity) || others_have_work(entity))
         return true;
     return lease->cut_entities[ordinal].state == OFF;
 }
 
-/* --- how busy a tenant is */
+/* --- the load of a tenant */
 
 static bool is_shared(const struct sched_entity *mine)
 {
@@ -408,7 +417,7 @@ static uint32_t members_with_work(const struct sched_tenant *tenant)
     return count;
 }
 
-/* Returns when to look again. */
+/* Reads the load. Returns when to call again. */
 static uint64_t look_at_load(struct lease *lease, uint32_t ordinal, uint64_t now)
 {
     struct cut_entity *entity = &lease->cut_entities[ordinal];
@@ -455,7 +464,7 @@ static uint64_t follow_entity(struct lease *lease, uint32_t ordinal, bool offs, 
     return SCHED_NEVER;
 }
 
-/* The turn is over when the tenant is off all of its devices. */
+/* Ends a time slice when the tenant is off all of its devices. */
 static void settle(struct lease *lease, uint64_t now)
 {
     struct sched_tenant *tenant = &lease->tenant;

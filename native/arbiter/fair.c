@@ -1,11 +1,13 @@
 #include "fair.h"
 
-/* A tenant with share s in rounds of R ms is off by up to s(1-s)R in a window: rounds are as long as
- * keeps that near 6 ms, which is 2.4 points of a 250 ms window. */
+/*
+ * A tenant with share s in rounds of R ms deviates by up to s(1-s)R in a window. Rounds are as long as possible with a
+ * deviation near 6 ms, which is 2.4 points of a 250 ms window.
+ */
 #define DEVIATION_NS 6e6
 #define ROUND_MAX_NS 80e6
-#define SHARED_ROUND_NS 30e6 /* a tenant's part of a round */
-#define CUT_ROUND_NS 50e6    /* likewise, where a hand-over costs 700 us */
+#define SHARED_ROUND_NS 30e6 /* for each tenant in a round */
+#define CUT_ROUND_NS 50e6    /* the same, for a hand-over of 700 us */
 #define SHARED_ROUND_MAX_NS 200e6
 #define QUANTUM_MIN_NS 500e3
 /* A tenant of many contexts takes milliseconds to hand over, and its contexts run unequally long meanwhile: its quantum
@@ -98,7 +100,7 @@ static void find_wish(struct sched_device *device)
     }
 }
 
-/* Weights of the active entities; those without a limit divide what the others leave. */
+/* Sets the weights of the active entities; those without a limit divide the rest equally. */
 static void weigh(struct sched_device *device, uint64_t now)
 {
     double limited = 0;
@@ -120,7 +122,7 @@ static void weigh(struct sched_device *device, uint64_t now)
 static double usual_round(const struct sched_device *device, uint64_t now)
 {
     double length = ROUND_MAX_NS;
-    if (device->active > 1) /* each hand-over costs the device nearly 200 us, whatever the round */
+    if (device->active > 1) /* each hand-over costs the device nearly 200 us, for any length of the round */
         return clamp((device->cut ? CUT_ROUND_NS : SHARED_ROUND_NS) * device->active, 0, SHARED_ROUND_MAX_NS);
     for (const struct sched_entity *p = device->entities; p != NULL; p = p->next) {
         if (!fair_active(p, now))
@@ -153,12 +155,15 @@ double fair_quantum(const struct sched_entity *entity)
     return length > QUANTUM_MIN_NS ? length : QUANTUM_MIN_NS;
 }
 
-/* What an entity may have saved up at most: one turn's worth, so that alone it is never above its share for
- * longer than a round. */
+/*
+ * Most tokens that an entity may save: those of one slice, so that it is never above its share for longer than a round,
+ * even when alone.
+ */
 static double most_tokens(const struct sched_entity *entity)
 {
     double share = asked(entity);
-    double waits = entity->device->active > 1 ? fair_quantum(entity) / 2 : 0; /* for others: it goes on earning */
+    /* while it waits for others it keeps earning */
+    double waits = entity->device->active > 1 ? fair_quantum(entity) / 2 : 0;
     return fair_quantum(entity) * (1 - share) + QUANTUM_MIN_NS * share + waits;
 }
 
@@ -178,8 +183,10 @@ uint64_t fair_window(const struct sched_device *device, uint64_t now)
     return (uint64_t)clamp(shortest / 4, WINDOW_MIN_NS, WINDOW_MAX_NS);
 }
 
-/* Does the entity's virtual time count in the comparison? Not while only its own cap holds it back; nor does work that
- * can wait count against work that cannot. */
+/*
+ * Does the entity's virtual time count in the comparison? Not while only its own hard limit makes it wait; and
+ * low-priority work does not count against work that cannot wait.
+ */
 static bool is_peer(const struct sched_entity *p, bool can_wait, uint64_t now)
 {
     bool capped = fair_is_hard(p) && !p->holding && p->tokens_ns < fair_threshold(p, true);
@@ -235,7 +242,7 @@ static double streams(const struct sched_entity *entity)
     return entity->streams > 1 ? entity->streams : 1;
 }
 
-/* What the driver divides its time slices among. */
+/* The number of streams among which the driver divides its time slices. */
 static double on_device(const struct sched_device *device)
 {
     double all = 0;
@@ -273,7 +280,7 @@ void fair_refund(struct sched_entity *entity, uint64_t idle_ns)
     entity->count.used_ns -= idle_ns < entity->count.used_ns ? idle_ns : entity->count.used_ns;
 }
 
-/* The debt of what it ran before is not forgotten: short processes one after the other are one tenant. */
+/* The debt survives the last process: a sequence of short processes counts as one tenant. */
 void fair_come_back(struct sched_entity *entity, uint64_t now)
 {
     double least = peers_vtime(entity, now);

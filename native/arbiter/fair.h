@@ -1,5 +1,5 @@
 /*
- * fair.h: the arithmetic of shares on one device: weights, lengths of turns, tokens, virtual time.
+ * fair.h: the arithmetic of shares on one device: weights, lengths of time slices, tokens, virtual time.
  *
  * One thread. `now` is in nanoseconds and does not go back; virtual time and tokens are nanoseconds of device time.
  */
@@ -8,10 +8,10 @@
 
 #include "sched_state.h"
 
-/* Does the tenant of this entity take part now: has it members? */
+/* Is the tenant of this entity present: has it processes? */
 bool fair_present(const struct sched_entity *entity);
 
-/* Does the entity compete for turns: wants, holds, or held a moment ago? */
+/* Does the entity compete for time slices: does it want or hold one, or has it held one recently? */
 bool fair_active(const struct sched_entity *entity, uint64_t now);
 
 /* Is a tenant of a higher priority present on the device? */
@@ -19,43 +19,49 @@ bool fair_outranked(const struct sched_entity *entity);
 
 bool fair_is_hard(const struct sched_entity *entity);
 
-/* Is a tenant under a limit that matters on this device, so that it is given in turns? */
+/* Does this device need time slices, because a tenant on it has an effective limit? */
 bool fair_matters(const struct sched_device *device);
 
-/* Brings a device's figures up to date: which entities are active, how long a round is; charges the holder, and adds the
- * tokens that were earned since the last call. What the functions below say is as of then. */
+/*
+ * Updates a device's figures: the active entities and the length of a round; charges the holder, and adds the tokens
+ * earned since the last call. The functions below return values as of this update.
+ */
 void fair_refresh(struct sched_device *device, uint64_t now);
 
 /* Part of the device that the entity is entitled to, 0 to 1; `none` shares what the others leave. */
 double fair_share(const struct sched_entity *entity);
 
-/* Nanoseconds that the entity may hold the device at a time while others want it. */
+/* Longest time in nanoseconds that the entity may hold the device while others want it. */
 double fair_quantum(const struct sched_entity *entity);
 
-/* Most device time in flight for a holder of this device: what a revoked tenant still has to drain. */
+/* Most device time that a holder of this device may have in flight: after a revocation it must drain. */
 uint64_t fair_window(const struct sched_device *device, uint64_t now);
 
-/* Charges device time that was held; the debt stays within what SCHED_DEBT_WAIT_NS pays back. */
+/* Charges the time for which the device was held. The debt is limited to what SCHED_DEBT_WAIT_NS pays back. */
 void fair_charge(struct sched_entity *entity, uint64_t used_ns, uint64_t now);
 
 /* Takes back the charge for time of a turn in which nothing ran. */
 void fair_refund(struct sched_entity *entity, uint64_t idle_ns);
 
-/* How far the entity's virtual time is ahead of the hindmost of those that it competes with. */
+/* The difference between the entity's virtual time and the smallest one among its competitors. */
 double fair_ahead(const struct sched_entity *entity, uint64_t now);
 
-/* Length of the turn that the entity gets now: its quantum, less what it had too much before, so that all
- * are even again at the end of each round. */
+/*
+ * The length of the slice that the entity gets now: its quantum less its earlier overuse, so that all are even at the
+ * end of each round.
+ */
 double fair_turn(const struct sched_entity *entity, uint64_t now);
 
-/* A tenant whose last process had gone, or that is new. */
+/* Prepares the entity of a new tenant, or of one whose last process had ended. */
 void fair_come_back(struct sched_entity *entity, uint64_t now);
 
-/* An entity that comes back from idling does not keep time that it did not ask for. */
+/* Prepares an entity that was idle: it does not keep time that it did not use. */
 void fair_wake(struct sched_entity *entity, uint64_t now);
 
-/* Tokens that a `hard` entity needs before its next turn: a full turn's worth, or half of one if others want
- * the device, so that it is not left idle for a tenant that overran a little. */
+/*
+ * Tokens that a `hard` entity needs for its next slice: those of a full slice, or of half a slice if others want the
+ * device, so that the device is not idle because a tenant overran a little.
+ */
 double fair_threshold(const struct sched_entity *entity, bool contended);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * gang.h: the devices of one tenant's turn. Its processes may be on different ones and ask one after the
- * other; their kernels may wait for each other, so the tenant has its devices together or not at all.
+ * gang.h: gang scheduling of one tenant's devices. Its processes may use different devices and request them one after
+ * the other. Their kernels may wait for each other, so the tenant gets all of its devices together or none.
  *
  * One thread. Sets of devices are bits, by ordinal in the lease.
  */
@@ -9,35 +9,35 @@
 
 #include "sched_state.h"
 
-/* What to ask for when a member wants `bits`: also the devices of members that were at work a moment ago. */
+/* The devices to request when a process wants `bits`: also those of processes that worked recently. */
 uint32_t gang_wanted(const struct sched_tenant *tenant, uint32_t bits, uint64_t now);
 
 /* Devices that the tenant waits for, as bits; also while it holds others. */
 uint32_t gang_missing(const struct sched_tenant *tenant);
 
-/* For each of them: `d` is its ordinal in the lease. */
+/* Iterates over these devices: `d` is the ordinal in the lease. */
 #define EACH_WANTED(tenant, d)                            \
     for (uint32_t d = 0; d < (tenant)->device_count; d++) \
         if ((gang_missing(tenant) >> d & 1) != 0)
 
-/* The devices that it waits for join its turn. */
+/* Adds the devices that the tenant waits for to its slice. */
 void gang_extend(struct sched_tenant *tenant, uint64_t now);
 
 /*
- * A member that is still running well after the end of the turn may have a kernel that waits for one which a
- * process of the same tenant holds back for a turn on another device. Then the tenant is stuck: for a while
- * all members on whose devices no process runs may go on, those too that end meanwhile, since the next kernels of the
- * first to go on may wait for theirs. If they end apart again, the same is done again.
+ * Detects a stuck tenant. A process that runs long after the end of the slice may have a kernel that waits for a kernel
+ * of another process of the tenant, which waits for a slice on another device. Then all processes on whose devices no
+ * process runs may continue for some time, and also those that end meanwhile, because later kernels may wait for
+ * theirs. If the processes end apart again, this is repeated.
  */
 void gang_look(struct sched_tenant *tenant, uint64_t now);
 
-/* May a waiting member have its tenant's turn? Of a stuck one: if nothing runs on its devices. */
+/* May a waiting process join its tenant's slice? In a stuck tenant: if no process runs on its devices. */
 bool gang_may_join(const struct sched_member *member);
 
-/* Devices of a turn that none of its members uses go to a tenant that can use them at once. */
+/* Gives devices of a slice that no process uses to a tenant that can use them at once. */
 void gang_release(struct sched_tenant *tenant, uint64_t now);
 
-/* When there may be something to release, or the tenant is stuck; SCHED_NEVER: not by time alone. */
+/* The time at which devices may be released, or the tenant becomes stuck; SCHED_NEVER: no such time is known. */
 uint64_t gang_next_look(const struct sched_tenant *tenant, uint64_t now);
 
 #endif

@@ -20,7 +20,7 @@
 #define SO_PEERPIDFD 77 /* include/uapi/asm-generic/socket.h since Linux 6.5 */
 #endif
 
-#define LINE_BYTES 4352 /* of mountinfo: a path may have 4096 */
+#define LINE_BYTES 4352 /* of a line of mountinfo: a path may have 4096 */
 #define MOUNTS_MAX 2000
 
 bool identity_alive(int pidfd)
@@ -52,7 +52,10 @@ static bool runs_as(pid_t pid, uid_t owner)
     return same;
 }
 
-/* Of a namespace that is not the arbiter's own: that one is root's, and every process is in it. */
+/*
+ * Is the process in a user namespace of `owner`? The arbiter's own namespace does not count: it is root's, and every
+ * process is in it.
+ */
 static bool in_user_namespace_of(pid_t pid, uid_t owner)
 {
     char path[64];
@@ -152,7 +155,10 @@ bool identity_belongs(pid_t pid, struct lease *lease)
     return done == ASIDE_DONE && whose.belongs;
 }
 
-/* Before 6.5. The number may be another process's by now: it has to be one that may have connected. */
+/*
+ * Before Linux 6.5: opens the process with the peer's pid. The pid may have been reused, so the process must be one
+ * that may have connected.
+ */
 static int open_by_number(pid_t pid, struct lease *lease)
 {
     int pidfd = (int)syscall(SYS_pidfd_open, pid, 0);

@@ -169,7 +169,7 @@ void lease_release(struct lease *lease)
         return;
     turns_lease_settle(lease);
     if (lease->shut)
-        lease->holds = 1; /* opened and closed each time, its files would cost more than they do open */
+        lease->holds = 1; /* opening and closing its files each time would cost more than keeping them open */
     else
         rest_spent_on_look(lease, lease_close_files(lease));
 }

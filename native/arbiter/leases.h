@@ -1,4 +1,4 @@
-/* leases.h: the records of the leases that the arbiter serves, and their open files. One thread. */
+/* leases.h: the records of the leases that the arbiter serves, with their open files. One thread. */
 #ifndef ARBITER_LEASES_H
 #define ARBITER_LEASES_H
 
@@ -16,7 +16,7 @@
 
 struct lease;
 
-/* Why a registered process is to be looked at, the stronger reason last. */
+/* Reasons for a look at a registered process, the stronger reason last. */
 enum process_look {
     PROCESS_NONE,
     PROCESS_LEFT,  /* its connection has ended */
@@ -24,7 +24,7 @@ enum process_look {
     PROCESS_ENDED,
 };
 
-/* A registered process: its life is watched through its pidfd. */
+/* A registered process; its pidfd reports its end. */
 struct process {
     struct source pidfd;
     struct lease *lease;
@@ -32,9 +32,9 @@ struct process {
     int32_t pid; /* in the arbiter's pid namespace */
     uint32_t slot;
     uint32_t owner;
-    struct identity_image image; /* as it registered */
+    struct identity_image image; /* at registration */
     enum process_look due;       /* the strongest reason for a look that is queued */
-    bool left;                   /* its connection has ended, and it still held its lock then */
+    bool left;                   /* its connection has ended, and it held its lock at that time */
 };
 
 struct connection {
@@ -42,18 +42,18 @@ struct connection {
     struct lease *lease;
     struct connection *next;
     struct sched_member member;
-    bool joined;    /* the member is the lease's */
-    int pidfd;      /* of the process that connected (identity.h), until it has registered: then -1 */
-    pid_t pid;      /* its number while it lives */
+    bool joined;    /* the scheduler has the member */
+    int pidfd;      /* the process that connected (identity.h), until it has registered: then -1 */
+    pid_t pid;      /* its pid, valid while it lives */
     uint32_t owner; /* registration number of the process that it registered; 0: none yet */
-    uint32_t watch; /* cut: what it was told to say, enum vgpu_turn_flags */
-    uint32_t slot;  /* of its process */
+    uint32_t watch; /* engine cut: what it was told to report, enum vgpu_turn_flags */
+    uint32_t slot;  /* the slot of its process */
 };
 
 struct lease {
     struct source listener;
-    struct lease *next_cut;          /* of those whose turns are kept by the engine cut */
-    struct cut_entity *cut_entities; /* one a device; NULL: they are kept by the tenant's gate */
+    struct lease *next_cut;          /* list of the leases with the engine cut */
+    struct cut_entity *cut_entities; /* one for each device; NULL: the tenant's gate enforces its slices */
     struct lease *next;
     struct process *processes;
     struct connection *connections;
@@ -61,16 +61,16 @@ struct lease {
     uint32_t holds; /* connections, processes and calls that need the files below */
     int limits_fd;  /* -1 while nothing holds them: an idle lease costs one descriptor, its socket's */
     int usage_fd;
-    dev_t usage_device; /* of the file that was there when the lease was added */
+    dev_t usage_device; /* identity of the file at the time when the lease was added */
     ino_t usage_inode;
-    uid_t owner;      /* whom the lease is for: the file's owner */
-    bool anyone;      /* it is written by any user that reaches it: a container's */
-    int watch;        /* of usage_fd, see usage_guard.h */
-    uint32_t cuts;    /* how often `usage` was longer, or took more room, than it may */
+    uid_t owner;      /* the lease's uid: the file's owner */
+    bool anyone;      /* any user that reaches it may write it: a container's lease */
+    int watch;        /* inotify watch of usage_fd, see usage_guard.h */
+    uint32_t cuts;    /* how often `usage` was longer, or used more blocks, than allowed */
     struct rate rate; /* see rest.h */
     bool resting;
-    uint32_t long_looks;              /* at its locks, one after the other */
-    bool shut;                        /* its locks are not looked at any more, and its files stay open */
+    uint32_t long_looks;              /* expensive looks at its locks in a row */
+    bool shut;                        /* its locks are no longer looked at, and its files stay open */
     bool look_later;                  /* the next tick looks at disconnected processes and at claimed slots */
     uint8_t unlocked[VGPU_MAX_SLOTS]; /* looks in a row that found the claimed slot without a lock */
     bool look_due;                    /* see looks.h */
@@ -78,21 +78,21 @@ struct lease {
     bool ticks;
     struct lease *ticking_next;
     struct sched_tenant tenant;
-    bool schedules; /* the tenant is known to sched */
-    bool touched;   /* its counters are to be published */
-    bool refused;   /* the driver would not take it off a device, or put it back: its turns are kept by its gate */
-    uint32_t refused_status; /* the driver's; 0: errno says it */
+    bool schedules;          /* the scheduler has the tenant */
+    bool touched;            /* its counters must be published */
+    bool refused;            /* the driver refused to preempt it: its gate enforces its slices */
+    uint32_t refused_status; /* the driver's status; 0: errno is set instead */
     int refused_errno;
-    bool suspended; /* VGPU_LEASE_SUSPENDED, as of the last look at its limits */
+    bool suspended; /* VGPU_LEASE_SUSPENDED at the last look at its limits */
     struct lease *touched_next;
-    uint64_t generation; /* of the limits that sched knows */
+    uint64_t generation; /* of the limits that the scheduler has */
     char id[VGPU_ID_BYTES];
 };
 
-/* Names the folder leases/, an open descriptor that stays the caller's. Call once, before any other of these. */
+/* Sets the folder leases/. The caller keeps the descriptor. Call once, before any other function here. */
 void leases_open(int leases_fd);
 
-/* Adds to, or takes from, the list of the leases that are served. The lease stays the caller's. */
+/* Adds a lease to the list of served leases, or removes it. The caller owns the lease. */
 void lease_link(struct lease *lease);
 void lease_unlink(struct lease *lease);
 
@@ -108,17 +108,21 @@ void lease_each(void (*visit)(struct lease *lease));
 /* A descriptor of the folder with the entries of leases/<id>, which the caller closes, or -errno. No link is followed. */
 int lease_open_folder(const char *id);
 
-/* Opens `limits` and `usage` without following links, and says what `usage` is. Precondition: they are not open.
- * 0 or -errno; on failure both are closed again. */
+/*
+ * Opens `limits` and `usage` without following links, and sets *usage to the status of `usage`. Precondition: they are
+ * not open. Returns 0 or -errno; on failure both are closed again.
+ */
 int lease_open_files(int folder_fd, struct lease *lease, struct stat *usage);
-uint64_t lease_close_files(struct lease *lease); /* how long that took, see aside.h */
+uint64_t lease_close_files(struct lease *lease); /* returns how long that took, see aside.h */
 
 /* Opens `usage` for reading; closing this descriptor causes no event in usage_guard.h. A descriptor, or -errno (-ESTALE if
  * the file is not the one that the lease was added with). */
 int lease_open_to_read(const struct lease *lease);
 
-/* Keeps the lease's files open until the matching lease_release; they are opened again for the first hold. False:
- * they cannot be, or are not those that the lease was added with; nothing is held then. */
+/*
+ * Keeps the lease's files open until the matching lease_release; the first hold opens them. False: they cannot be
+ * opened, or are not those that the lease was added with; then nothing is held.
+ */
 bool lease_hold(struct lease *lease);
 void lease_release(struct lease *lease);
 

@@ -13,10 +13,10 @@
  * 0 or -errno. */
 int looks_open(bool (*look_at_one)(struct lease *lease));
 
-/* A look at the lease is due. */
+/* Queues a look at the lease. */
 void looks_add(struct lease *lease);
 
-/* The lease is about to go. */
+/* Removes a lease that is about to be freed. */
 void looks_forget(struct lease *lease);
 
 #endif

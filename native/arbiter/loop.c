@@ -12,8 +12,9 @@
 static void serve_slow(struct source *source, uint32_t events);
 
 static int epoll_fd = -1;
-static struct source slow_sources = {.fd = -1, .ready = serve_slow}; /* of epoll_fd; an epoll instance itself */
-static int spare_fd = -1; /* given up for a moment when the descriptor table is full */
+/* an epoll instance, which is itself a source of epoll_fd */
+static struct source slow_sources = {.fd = -1, .ready = serve_slow};
+static int spare_fd = -1; /* closed for a moment when the descriptor table is full */
 static struct source *dead_list;
 static void (*after_batch)(void);
 

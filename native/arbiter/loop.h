@@ -1,9 +1,9 @@
 /*
- * loop.h: one epoll loop, one thread. A source is embedded in whatever object it wakes.
+ * loop.h: one epoll loop, one thread. A source is embedded in the object that handles it.
  *
- * Slow sources are in an epoll instance of their own. Each turn of the loop serves one event of it, so a message on a fast
- * source waits for one look at most. Messages on slow sources (a registration) wait for their turn; epoll serves ready
- * sources round robin.
+ * Slow sources are in an epoll instance of their own. Each turn of the loop serves one event of it, so a message on a
+ * fast source waits for one look at most. Messages on slow sources (a registration) wait for their turn; epoll serves
+ * ready sources round robin.
  *
  * The thread that calls loop_run calls every other function, too.
  */
@@ -22,7 +22,7 @@ struct source {
     int dead;
 };
 
-/* All return 0 or -errno. */
+/* All functions return 0 or -errno. */
 int loop_open(void);
 int loop_add(struct source *source, uint32_t events);
 
@@ -33,17 +33,17 @@ void loop_remove(struct source *source);
  * events. */
 int loop_hasten(struct source *source, uint32_t events);
 
-/* Not looked at from now on; then again. Events of before may still come in this batch. */
+/* loop_pause: the source gets no events until loop_resume. Earlier events may still come in this batch. */
 void loop_pause(struct source *source);
 void loop_resume(struct source *source, uint32_t events);
 
 /* Called after each batch of events. */
 void loop_after(void (*after)(void));
 
-/* Serves for ever; returns -errno only if epoll itself fails. */
+/* Runs the loop; returns -errno only if epoll itself fails. */
 int loop_run(void);
 
-/* accept4 that survives a full descriptor table: the caller is dropped instead of spinning on it. */
+/* accept4 for a full descriptor table: it drops the caller, so that the loop does not spin. */
 int loop_accept(int listen_fd);
 
 #endif

@@ -1,11 +1,11 @@
 /*
- * vgpu-arbiter: registers the processes of every preload lease and gives back what the dead held.
+ * vgpu-arbiter: registers the processes of every preload lease, clears the slots of dead processes, and gives out time
+ * slices.
  *
- * usage: vgpu-arbiter --run-dir DIR [--foreground] [--control-device PATH]
- * Serves DIR/leases/<allocation>/arbiter.sock; takes orders on DIR/arbiter/control.sock (root).
- * Its knowledge of live processes is in the kernel (the locks on `usage` slots): killed and started
- * again it finds every tenant where it was, with no state file and without vgpud.
- * Exit status: 2 wrong arguments, 3 another arbiter serves this folder, 1 anything else.
+ * usage: vgpu-arbiter --run-dir DIR [--foreground] [--control-device PATH] Serves DIR/leases/<allocation>/arbiter.sock;
+ * takes orders on DIR/arbiter/control.sock (root). The kernel keeps the state of live processes (the locks on `usage`
+ * slots): after a kill and a restart the arbiter finds every tenant again, without a state file and without vgpud. Exit
+ * status: 2 wrong arguments, 3 another arbiter serves this folder, 1 anything else.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -59,8 +59,10 @@ static void notify_ready(void)
     close(fd);
 }
 
-/* One descriptor a lease, two more while it has processes, and two a process: the usual soft limit of 1024
- * would not do. */
+/*
+ * One descriptor for each lease, two more while it has processes, and two for each process: more than the usual soft
+ * limit of 1024.
+ */
 static void raise_descriptor_limit(void)
 {
     struct rlimit limit;

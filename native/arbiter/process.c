@@ -40,12 +40,12 @@ static void process_destroy(struct source *source)
     free(source); /* the source is the first member */
 }
 
-/* What the kernel knows of a slot and of a process, asked aside: either can take as long as a tenant likes. */
+/* Facts of a slot and a process from the kernel, read on another thread: a tenant can delay both. */
 struct about {
     int usage_fd; /* a copy */
     uint32_t slot;
-    pid_t pid;    /* 0: of no process */
-    pid_t holder; /* -1: it is not known */
+    pid_t pid;    /* 0: no process */
+    pid_t holder; /* -1: unknown */
     bool dying;
     struct identity_image image;
 };
@@ -68,8 +68,10 @@ static void clear_slot(void *data)
     close(about->usage_fd);
 }
 
-/* The time of each look is the lease's; where it is long again and again, no other follows: its slots are left as they
- * are. */
+/*
+ * The time of each look is charged to the lease; after several expensive looks in a row no further one is made, and its
+ * slots stay as they are.
+ */
 static bool look(struct lease *lease, void (*work)(void *data), struct about *about)
 {
     uint64_t took_ns;
@@ -105,7 +107,7 @@ static void look_due(struct process *process, enum process_look why)
     looks_add(process->lease);
 }
 
-/* The pidfd became readable: the process is dead, and the kernel has dropped its locks. */
+/* The pidfd is readable: the process is dead, and the kernel has released its locks. */
 static void process_ended(struct source *source, uint32_t events)
 {
     (void)events;
@@ -141,7 +143,7 @@ static struct process *track(struct lease *lease, const struct about *about, int
         return NULL;
     }
     lease->processes = process;
-    lease_hold(lease); /* its caller does already: this cannot fail */
+    lease_hold(lease); /* cannot fail, because the caller holds the lease too */
     return process;
 }
 
@@ -153,8 +155,10 @@ static struct process *met_again(struct process *known, const struct about *abou
     return known;
 }
 
-/* A program that closed all its files (closefrom(3)) has lost its slot's lock, but still accounts there. After an exec
- * it does not. */
+/*
+ * Does the process still account in its slot without the lock? A program that closed all its files (closefrom(3)) has
+ * lost the lock and does; after an exec it does not.
+ */
 static bool accounts_unlocked(const struct process *process, const struct about *about)
 {
     return process->pid == about->pid && identity_same_image(process->image, about->image) &&
@@ -172,7 +176,7 @@ struct process *process_watch(struct lease *lease, uint32_t slot, int32_t pid, i
     }
     if (known != NULL && identity_alive(known->pidfd.fd))
         return met_again(known, &about);
-    if (known != NULL) /* a dead one of the same number: its end is not told of yet */
+    if (known != NULL) /* a dead process of the same pid, whose end is not reported yet */
         process_forget(known);
     int own = fcntl(pidfd, F_DUPFD_CLOEXEC, 0);
     struct process *process = own >= 0 ? track(lease, &about, own) : NULL;
@@ -184,14 +188,14 @@ struct process *process_watch(struct lease *lease, uint32_t slot, int32_t pid, i
     return process;
 }
 
-/* Forgets a process that lives on after an exec, without its slot, and clears the slot. */
+/* Clears the slot of a process that lives on after an exec, and forgets the process. */
 static bool forgotten(struct process *process)
 {
     struct lease *lease = process->lease;
     struct about about = ask(lease, process->slot, process->pid);
     if (about.holder < 0 || about.holder == process->pid || about.dying || accounts_unlocked(process, &about))
         return false;
-    process_clear(lease, process->slot); /* it may have let go since the look above */
+    process_clear(lease, process->slot); /* it may have released its lock since the look above */
     process_forget(process);
     return true;
 }
@@ -229,7 +233,7 @@ static void look_now(struct process *process, enum process_look why)
         process_clear(lease, process->slot);
         process_forget(process);
     } else if (!forgotten(process)) {
-        process->left = !process->left; /* after the first look, the second is at the next tick */
+        process->left = !process->left; /* the first look is done; the second comes with the next tick */
         if (process->left)
             rest_look_later(lease);
     }
@@ -266,7 +270,10 @@ void process_look_again(struct lease *lease)
             look_due(p, PROCESS_LEFT);
 }
 
-/* Of a lease that is served from now on. Its slots are looked at here: a call aside costs more than all of them. */
+/*
+ * The holder of a slot of a lease that is being added. The slots are read on this thread, because a call aside costs
+ * more than all of them.
+ */
 static pid_t holder_here(struct lease *lease, uint32_t slot)
 {
     struct timespec before;

@@ -1,8 +1,8 @@
 /*
- * process.h: from a pid to a watched process.
+ * process.h: registered processes, which are watched by a pidfd.
  *
- * One thread: the loop's. Each look at a lock is charged to the lease (rest.h), and a lease that was charged too much
- * is looked at no more.
+ * One thread: the loop's. Each look at a lock is charged to the lease (rest.h); a lease that was charged too much gets
+ * no further looks.
  */
 #ifndef ARBITER_PROCESS_H
 #define ARBITER_PROCESS_H
@@ -10,24 +10,29 @@
 #include "leases.h"
 
 /*
- * Watches the process of this pidfd, whose number is `pid` while it lives, if it holds the lock of `slot`, or is known
- * there, runs the same program still and no other holds the lock: it closed all its files. `pidfd` stays
- * the caller's. Returns the (new or known) process, or NULL with *error set to an errno: ESRCH, it is gone; EPERM,
- * another process holds the slot, or none.
+ * Watches the process of this pidfd with the pid `pid`, if it holds the lock of `slot`; or if it is known there, still
+ * runs the same program, and no other process holds the lock, because it has closed all its files. The caller keeps
+ * `pidfd`. Returns the (new or known) process, or NULL with *error set to an errno: ESRCH: it has ended; EPERM: another
+ * process holds the slot, or none.
  */
 struct process *process_watch(struct lease *lease, uint32_t slot, int32_t pid, int pidfd, int *error);
 
-/* This process has registered. Clears one slot that it had before an exec, and queues looks (looks.h) at its other former
- * slots. */
+/*
+ * Called when the process has registered. Clears one slot that it had before an exec, and queues looks (looks.h) at its
+ * other former slots.
+ */
 void process_moved(struct process *now);
 
-/* The connection of the process with this registration number has ended. Where it lives on without the slot's lock as
- * another program, after an exec, its slot is cleared. Where it has only closed all its files it keeps its slot. Queues a
- * look (looks.h), and a second one at the next tick (rest.h) if the process still holds the lock. */
+/*
+ * Called when the connection of the process with this registration number has ended. If the process runs another
+ * program after an exec, and does not hold the slot's lock, its slot is cleared. If it has only closed all its files,
+ * it keeps its slot. Queues a look (looks.h), and a second one at the next tick (rest.h) if the process still holds the
+ * lock.
+ */
 void process_left(struct lease *lease, uint32_t owner);
 void process_look_again(struct lease *lease);
 
-/* Makes one of the looks at the lease's processes that are due (looks.h). False: none was. */
+/* Makes one due look at the lease's processes (looks.h). False: none was due. */
 bool process_look_at_one(struct lease *lease);
 
 /* Forgets a process without touching its slot. */
@@ -36,11 +41,13 @@ void process_forget(struct process *process);
 /* Clears the slot if no process holds its lock. Precondition: the lease is held (lease_hold). */
 void process_clear(struct lease *lease, uint32_t slot);
 
-/* Clears every slot that is owned but whose lock no process holds, of a lease that is served from now on. */
+/* Clears every slot of a new lease that has an owner but no process with its lock. */
 void process_sweep(struct lease *lease);
 
-/* Watches every process that holds a lock of this lease's slots and may be one of its own (after a restart): a lock says
- * no more than a number. */
+/*
+ * After a restart: watches every process that holds a lock of this lease's slots and can belong to the lease. The check
+ * is needed because a lock gives only a pid.
+ */
 void process_adopt_all(struct lease *lease);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * rate.h: what a tenant may cost the arbiter, as a bucket of units. A message is 1; libvgpu needs a few for each turn.
- * 10 000 messages a second are some 7 % of a core; a burst of 256 processes that come at once fits.
+ * rate.h: a token bucket that limits a tenant's cost for the arbiter, in units. A message is 1; libvgpu needs a few for
+ * each time slice. 10 000 messages a second are some 7 % of a core; a burst of 256 processes that come at once fits.
  */
 #ifndef ARBITER_RATE_H
 #define ARBITER_RATE_H
@@ -10,15 +10,15 @@
 
 #define RATE_UNITS_PER_S 10000
 #define RATE_BURST_UNITS 20000
-#define RATE_CONNECTION_UNITS 20u /* accepted, and closed again */
-#define RATE_NS_PER_UNIT 7000u    /* of what is measured instead of counted */
+#define RATE_CONNECTION_UNITS 20u /* for a connection that is accepted and closed */
+#define RATE_NS_PER_UNIT 7000u    /* for work whose time is measured */
 
 struct rate {
-    int64_t units;  /* at `at_ns`; below 0: owed */
-    uint64_t at_ns; /* CLOCK_MONOTONIC; 0: full */
+    int64_t units;  /* at the time `at_ns`; negative: debt */
+    uint64_t at_ns; /* CLOCK_MONOTONIC; 0: the bucket is full */
 };
 
-/* Units at `now_ns`, which does not go back. */
+/* The units at `now_ns`, which never goes back. */
 static inline int64_t rate_fill(struct rate *rate, uint64_t now_ns)
 {
     const uint64_t ns_per_unit = 1000000000u / RATE_UNITS_PER_S;
@@ -34,7 +34,7 @@ static inline int64_t rate_fill(struct rate *rate, uint64_t now_ns)
     return rate->units;
 }
 
-/* Takes `units`; false: there were none left. No more than a burst is ever owed. */
+/* Takes `units`. False: there were too few. The debt is at most one burst. */
 static inline bool rate_take(struct rate *rate, uint32_t units, uint64_t now_ns)
 {
     bool left = rate_fill(rate, now_ns) > 0;

@@ -10,7 +10,7 @@
 
 #define TICK_NS 100000000
 #define AGAIN_UNITS (RATE_BURST_UNITS / 4)
-#define LONG_LOOKS 3 /* one after the other: a virtual processor may be taken away in the midst of one */
+#define LONG_LOOKS 3 /* in a row, because a single one may be long when a virtual processor is descheduled */
 
 static struct source timer = {.fd = -1};
 static struct lease *ticking; /* those that rest, or are to be looked at later */
@@ -24,7 +24,7 @@ static uint64_t now_ns(void)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* The timer runs while it has a lease. */
+/* Starts the timer if the list has a lease, and stops it otherwise. */
 static void arm(void)
 {
     const struct timespec tick = {.tv_nsec = TICK_NS};

@@ -1,8 +1,8 @@
 /*
- * rest.h: a lease whose processes ask too much of the arbiter rests. Its listener is not looked at, and a connection
- * that says anything is closed, until its rate (rate.h) has filled again; limits stay as they were, as without an
- * arbiter. One whose locks are so many that each look at one takes long (aside.h) is not looked at any more: libvgpu sets
- * one a process, so such a tenant is hostile, and what it holds stays charged to it.
+ * rest.h: rate-limits a lease whose processes load the arbiter too much. Such a lease rests: its listener is not read,
+ * and a connection that sends a message is closed, until its rate (rate.h) has filled again. Limits stay in force, as
+ * without an arbiter. A lease with so many locks that each look takes long (aside.h) gets no further looks: libvgpu
+ * sets one lock for each process, so such a tenant is hostile, and the memory that it holds stays charged to it.
  */
 #ifndef ARBITER_REST_H
 #define ARBITER_REST_H
@@ -13,16 +13,16 @@
  * rest_look_later for the next tick. Call once, after loop_open. 0 or -errno. */
 int rest_open(void (*tick)(struct lease *lease, bool look));
 
-/* Takes units from the lease's rate; false: it rests now. */
+/* Takes units from the lease's rate. False: the lease rests now. */
 bool rest_afford(struct lease *lease, uint32_t units);
 
-/* As above, of what has been measured: nanoseconds of a processor for one look at the lease's locks or processes (aside.h). */
+/* As above, with measured time: nanoseconds of a processor for one look at the lease's locks or processes (aside.h). */
 void rest_spent_on_look(struct lease *lease, uint64_t ns);
 
-/* The next tick is to look at the lease's processes and slots. */
+/* Makes the next tick look at the lease's processes and slots. */
 void rest_look_later(struct lease *lease);
 
-/* The lease is about to go. */
+/* Removes a lease that is about to be freed. */
 void rest_forget(struct lease *lease);
 
 #endif

@@ -35,7 +35,7 @@ bool run_queue_starved(const struct sched_tenant *tenant, uint64_t now)
     return now - tenant->waits_since >= SCHED_STARVED_NS;
 }
 
-/* A priority counts while its share has not been used up, and no tenant starves. */
+/* The rank of the priority; it counts only while the entity's share is not used up, and while no tenant starves. */
 static int32_t rank(const struct sched_entity *entity, uint64_t now)
 {
     if (run_queue_starved(entity->tenant, now))
@@ -43,10 +43,12 @@ static int32_t rank(const struct sched_entity *entity, uint64_t now)
     return entity->tokens_ns > 0 || entity->limits.priority < 0 ? entity->limits.priority : 0;
 }
 
-/* One number for a tenant, whatever its devices: with one for each device, two tenants of two devices could
- * each be first on one. It is how far ahead of the hindmost the tenant is where it is furthest ahead, in half
- * rounds: tenants that have had as many time slices take them one after the other, however long each was. Half rounds,
- * as a tenant of several devices that waits for one keeps others from the next. */
+/*
+ * A tenant has one position for all of its devices: with one for each device, two tenants of two devices could each be
+ * first on one. The position is the largest lead in virtual time over the last competitor on any device, in half
+ * rounds, so that tenants with equally many time slices alternate, independent of their lengths. Half rounds are used
+ * because a tenant of several devices that waits for one of them blocks the next tenant.
+ */
 static void place_in_order(struct sched_tenant *tenant, uint64_t now)
 {
     bool first = true;

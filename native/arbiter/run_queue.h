@@ -8,15 +8,17 @@
 
 #include "sched_state.h"
 
-/* 0: the tenant may have a turn now; else nanoseconds that its `hard` share makes it wait. */
+/* 0: the tenant may have a slice now; otherwise the nanoseconds for which its `hard` share makes it wait. */
 uint64_t run_queue_must_wait(const struct sched_tenant *tenant);
 
-/* Has the waiting tenant had no turn for so long that its priority does not matter any more? */
+/* Has the waiting tenant been without a slice for so long that priorities no longer count? */
 bool run_queue_starved(const struct sched_tenant *tenant, uint64_t now);
 
-/* Marks on every managed device which waiting tenant gets it next (device->next_entity; NULL: none may). A
- * tenant is marked on all devices that it wants or on none: the first in the order always is, so that it
- * gets them together however busy they are; one behind it is if no tenant before it wants a device of its. */
+/*
+ * Marks on every managed device which waiting tenant gets it next (device->next_entity; NULL: none may). A tenant is
+ * marked on all devices that it wants or on none. The first tenant in the queue is always marked, so that it gets all
+ * of its devices even if they are busy. A later tenant is marked if no tenant before it wants one of its devices.
+ */
 void run_queue_mark(struct sched_tenant *tenants, struct sched_device *devices, uint64_t now);
 
 #endif

@@ -10,9 +10,9 @@
 #include "run_queue.h"
 
 #define PREEMPT_TOKENS_NS 300e3
-#define IDLE_MAX_NS 2000000u /* more of a turn than this is not believed to have been idle */
+#define IDLE_MAX_NS 2000000u /* longest idle time at the end of a slice that is believed */
 #define WINDOW_SHORT_NS 100000u
-#define WINDOW_LENT_NS 4000000u /* no tenant waits: more may be in flight */
+#define WINDOW_LENT_NS 4000000u /* while no tenant waits, more may be in flight */
 
 static struct sched_device *devices;
 static struct sched_tenant *tenants;
@@ -69,7 +69,7 @@ static void remove_entities(struct sched_tenant *tenant)
     }
 }
 
-/* Its first member is there. */
+/* Called when the tenant's first process registers. */
 static void attach(struct sched_tenant *tenant, uint64_t now)
 {
     for (uint32_t d = 0; d < tenant->device_count; d++) {
@@ -85,7 +85,7 @@ static void attach(struct sched_tenant *tenant, uint64_t now)
     }
 }
 
-/* Its last member has gone: an absent tenant costs the others no time. */
+/* Called when the tenant's last process has ended: an absent tenant costs the others no time. */
 static void detach(struct sched_tenant *tenant, uint64_t now)
 {
     for (uint32_t d = 0; d < tenant->device_count; d++) {
@@ -149,9 +149,9 @@ static bool any(const struct sched_tenant *tenant, enum sched_member_state state
     return false;
 }
 
-/* --- turns */
+/* --- time slices */
 
-/* Gives back what the tenant holds and charges it. */
+/* Takes the devices back from the tenant and charges it. */
 static void turn_over(struct sched_tenant *tenant, uint64_t now)
 {
     EACH_HELD(tenant, d) {
@@ -186,7 +186,7 @@ static bool any_waits(const struct sched_tenant *tenant)
     return false;
 }
 
-/* What ran beside others after a bypass is charged, too. */
+/* Charges the work that ran beside others after a bypass. */
 static void settle_overrun(struct sched_tenant *tenant, uint64_t now)
 {
     for (uint32_t d = 0; d < tenant->device_count; d++)
@@ -195,7 +195,7 @@ static void settle_overrun(struct sched_tenant *tenant, uint64_t now)
     tenant->overrun = 0;
 }
 
-/* After a member left a state: is the turn over, does a member still wait? */
+/* Called after a process left a state: is the slice over, and does another process wait? */
 static void member_left(struct sched_tenant *tenant, uint64_t now)
 {
     if (!any_waits(tenant))
@@ -247,7 +247,7 @@ static void say(struct sched_member *member, const struct sched_tenant *tenant, 
     uint64_t ends_at = tenant->stuck ? tenant->joined_until : tenant->ends_at;
     turn.length_ns = ends_at == SCHED_NEVER ? VGPU_TURN_OPEN_ENDED : ends_at > now ? ends_at - now : 0;
     bool endless = tenant->free_running &&
-                   !tenant->stopping; /* a member that joins a turn that is over has an end, and keeps to it */
+                   !tenant->stopping; /* a process that joins an ended slice gets an end too, and must keep it */
     turn.flags = endless ? VGPU_TURN_FREE : tenant->open_ended ? 0 : VGPU_TURN_WATCH;
     EACH_HELD(tenant, d) {
         turn.flags |= tenant->entities[d]->limits.quantum_us > 0 ? VGPU_TURN_BRIEF : 0;
@@ -281,14 +281,14 @@ void sched_want(struct sched_member *member, uint32_t wanted, uint64_t now)
     struct sched_tenant *tenant = member->tenant;
     wanted &= (1u << tenant->device_count) - 1;
     if (wanted == 0)
-        wanted = (1u << tenant->device_count) - 1; /* it could not tell: all of its devices */
+        wanted = (1u << tenant->device_count) - 1; /* the process does not know its devices: all of them */
     member->wants = member->state == SCHED_RUNNING || member->state == SCHED_OVERRUN;
     member->devices = wanted;
     member->seen_at = now;
     if (member->state == SCHED_RUNNING)
-        return; /* its DONE will come, and say whether it still wants */
+        return; /* its DONE follows, with a flag if it wants more */
     if (tenant->held != 0 && !tenant->stopping && (wanted & ~tenant->held) == 0) {
-        say(member, tenant, now); /* it joins the turn of its tenant */
+        say(member, tenant, now); /* joins the slice of its tenant */
         return;
     }
     note_waiting(tenant, now);
@@ -355,7 +355,7 @@ void sched_note_load(struct sched_entity *entity, double load, uint64_t span_ns,
     backfill_note_load(entity, load, span_ns, now);
 }
 
-/* Are all of its members that run cut ones? */
+/* Are all running processes of the tenant under the engine cut? */
 static bool is_cut(const struct sched_tenant *tenant)
 {
     bool runs = false;
@@ -379,7 +379,7 @@ static void let_in(struct sched_tenant *tenant, uint64_t now)
 
 static void grant(struct sched_tenant *tenant, bool free_running, uint64_t now)
 {
-    double length = -1; /* open-ended */
+    double length = -1; /* without an end */
     double quantum = 0;
     tenant->held = tenant->wanted;
     tenant->aged = run_queue_starved(tenant, now);
@@ -415,7 +415,7 @@ static void grant(struct sched_tenant *tenant, bool free_running, uint64_t now)
     let_in(tenant, now);
 }
 
-/* The devices that it waits for are its: in a new turn, or in the one that it has. */
+/* Gives the tenant the devices that it waits for: in a new slice, or in the present one. */
 static void give(struct sched_tenant *tenant, uint64_t now)
 {
     if (tenant->held == 0) {
@@ -444,9 +444,11 @@ static void stop(struct sched_tenant *tenant, uint64_t now)
             messages->revoke(m);
 }
 
-/* The bound has passed: the next is let in beside what still runs. Its members are not waited for in
- * later turns; one whose launches wait at its gate gets them all the same, as what still runs may be
- * waiting for just these launches. */
+/*
+ * Bypasses a tenant: the drain timeout has passed, so the next tenant is admitted beside it. Its processes are not
+ * waited for in later slices. A process whose launches wait at its gate still gets slices, because the running work may
+ * wait for these launches.
+ */
 static void bypass(struct sched_tenant *tenant, uint64_t now)
 {
     EACH_HELD(tenant, d)
@@ -482,7 +484,7 @@ static bool all_managed(const struct sched_tenant *tenant, uint32_t bits, bool a
     return true;
 }
 
-/* The tenant that is next on all devices that it wants, and finds them free, gets them. */
+/* Grants the next tenant of the queue all devices that it wants, if they are free. */
 static bool try_device(const struct sched_device *device, uint64_t now)
 {
     if (!device->managed || device->busy > 0 || device->next_entity == NULL)
@@ -511,7 +513,7 @@ static void say_again(struct sched_tenant *tenant, uint64_t now)
             say(m, tenant, now);
 }
 
-/* Another tenant came: a turn that was lent without an end gets one, and is given back when it idles. */
+/* Another tenant has work: a slice without an end gets one, and must be given back when the tenant idles. */
 static void set_end(struct sched_tenant *tenant, uint64_t now)
 {
     uint64_t least = UINT64_MAX;
@@ -529,7 +531,10 @@ static void set_end(struct sched_tenant *tenant, uint64_t now)
     say_again(tenant, now);
 }
 
-/* Two may have been let onto a device before it was managed, each in a turn on another: the later one goes. */
+/*
+ * Did the entity get the device second? Two tenants may have been on a device before it was managed, each in a slice on
+ * another device: the later one must leave.
+ */
 static bool came_second(const struct sched_entity *mine)
 {
     for (const struct sched_entity *p = mine->device->entities; p != NULL; p = p->next)
@@ -538,7 +543,7 @@ static bool came_second(const struct sched_entity *mine)
     return false;
 }
 
-/* Holders that have to make room: on a device that came under management, or for another tenant. */
+/* Makes holders leave: on a device that became managed, or for another tenant. */
 static void make_room(struct sched_tenant *tenant, uint64_t now)
 {
     uint32_t all = tenant->held | gang_missing(tenant);
@@ -560,15 +565,17 @@ static void make_room(struct sched_tenant *tenant, uint64_t now)
         set_end(tenant, now);
 }
 
-/* The others have left: the holder may go on without pacing. */
+/* The other tenants have left: the holder may run without pacing. */
 static void set_free(struct sched_tenant *tenant, uint64_t now)
 {
     tenant->free_running = true;
     say_again(tenant, now);
 }
 
-/* After a change of limits: the debt of a long turn under a large share would take seconds to pay under a
- * small one. */
+/*
+ * After a change of limits: forgives the debt, because a long slice under a large share would take seconds to pay under
+ * a small one.
+ */
 static void forgive(struct sched_tenant *tenant)
 {
     for (uint32_t d = 0; d < tenant->device_count && tenant->changed; d++)
@@ -607,7 +614,7 @@ static void look_at(struct sched_tenant *tenant, uint64_t now)
         grant(tenant, true, now);
 }
 
-/* When this tenant needs a look without any message coming in. */
+/* The time of this tenant's next deadline, if no message comes earlier. */
 static uint64_t next_look(const struct sched_tenant *tenant, uint64_t now)
 {
     if (tenant->held == 0) {
@@ -620,7 +627,7 @@ static uint64_t next_look(const struct sched_tenant *tenant, uint64_t now)
     return earlier(bound, gang_next_look(tenant, now));
 }
 
-/* The lists and the figures that are kept in two places agree. */
+/* Checks that the lists agree with the figures that are derived from them. */
 static void check_invariants(void)
 {
 #ifdef VGPU_DEBUG
@@ -654,7 +661,7 @@ uint64_t sched_run(uint64_t now)
         continue;
     for (struct sched_tenant *tenant = tenants; tenant != NULL; tenant = tenant->next)
         if (tenant->held != 0 && tenant->open_ended &&
-            !tenant->stopping) /* it may just have got what others wait for */
+            !tenant->stopping) /* it may just have got the devices that others wait for */
             make_room(tenant, now);
     for (struct sched_tenant *tenant = tenants; tenant != NULL; tenant = tenant->next)
         backfill_look(tenant, now);

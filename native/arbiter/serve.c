@@ -27,8 +27,10 @@ bool lease_id_valid(const char id[VGPU_ID_BYTES])
     return strspn(id, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") == length;
 }
 
-/* Binds under a temporary name and renames it into place: tenants never see a socket that refuses. A
- * user that may write `usage` may connect, as each is of no use without the other. */
+/*
+ * Binds under a temporary name and renames it into place, so that tenants never see a socket that refuses. A user may
+ * connect if it may write `usage`.
+ */
 static int bind_socket(int folder_fd, const struct stat *usage)
 {
     mode_t mode = usage->st_mode & S_IWOTH ? 0666 : 0600;
@@ -37,7 +39,7 @@ static int bind_socket(int folder_fd, const struct stat *usage)
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd < 0)
         return -errno;
-    /* through the held folder: a lease path may be longer than sun_path, and cannot be swapped */
+    /* through the folder's descriptor: a lease path may be longer than sun_path, and cannot be swapped for another */
     snprintf(address.sun_path, sizeof(address.sun_path), "/proc/self/fd/%d/%s", folder_fd, temporary);
     unlinkat(folder_fd, temporary, 0);
     if (bind(fd, (struct sockaddr *)&address, sizeof(address)) == 0 && fchmodat(folder_fd, temporary, mode, 0) == 0 &&
@@ -71,7 +73,7 @@ static void lease_close(struct lease *lease)
     loop_remove(&lease->listener);
 }
 
-/* Opens the lease's files and socket, and holds it; on failure everything is closed again. */
+/* Opens the lease's files and socket, and holds the lease; on failure everything is closed again. */
 static int lease_open(int folder_fd, struct lease *lease)
 {
     struct stat usage;
@@ -93,7 +95,7 @@ static int lease_open(int folder_fd, struct lease *lease)
     return error;
 }
 
-/* The same `usage` inode as when the lease was added: its folder was not replaced meanwhile. */
+/* Is `usage` the same inode as when the lease was added, so that its folder was not replaced? */
 static bool same_folder(int folder_fd, const struct lease *lease)
 {
     struct stat now;
@@ -101,8 +103,10 @@ static bool same_folder(int folder_fd, const struct lease *lease)
            now.st_dev == lease->usage_device;
 }
 
-/* Its tenant was moved: whatever turn it holds or waits for is of the old devices, so its processes are to
- * call again. They stay known. */
+/*
+ * Handles a move: the tenant's slices and requests are for the old devices, so its processes must request again. They
+ * stay registered.
+ */
 static void follow(struct lease *lease)
 {
     while (lease->connections != NULL)

@@ -1,16 +1,16 @@
-/* serve.h: begins and ends to serve a lease: its files, its socket, its live processes. One thread. */
+/* serve.h: starts and stops serving a lease: its files, its socket, its live processes. One thread. */
 #ifndef ARBITER_SERVE_H
 #define ARBITER_SERVE_H
 
 #include "leases.h"
 
-/* May this name a folder under leases/? Letters, digits, '.', '_' and '-', no leading dot. */
+/* Can this be the name of a folder under leases/? Letters, digits, '.', '_' and '-', no leading dot. */
 bool lease_id_valid(const char id[VGPU_ID_BYTES]);
 
 /*
- * Serves leases/<id>: opens its files, binds its socket, clears the slots of dead processes and adopts live ones. For
- * a lease that is served: reads its limits again, follows a move to other devices, and starts anew if its folder was
- * replaced. Preconditions: lease_id_valid(id), leases_open. 0 or -errno: it is not served.
+ * Serves leases/<id>: opens its files, binds its socket, clears the slots of dead processes and adopts live ones. If it
+ * is served already: reads its limits again, follows a move to other devices, and restarts if its folder was replaced.
+ * Preconditions: lease_id_valid(id), leases_open. Returns 0, or -errno if it is not served.
  */
 int lease_add(const char *id);
 

@@ -12,14 +12,14 @@
 #include "cut.h"
 #include "limits.h"
 
-#define REFRESH_NS 10000000u /* between two looks at the limits of tenants that are cut */
+#define REFRESH_NS 10000000u /* between two readings of the limits of tenants under the engine cut */
 #define READ_TRIES 8
-#define TRANSIT_MAX_NS 2000000u /* more is not time on the way but another time namespace */
+#define TRANSIT_MAX_NS 2000000u /* a longer transit time means another time namespace */
 
 static struct source timer;
 static uint64_t armed_for = SCHED_NEVER;
-static struct lease *touched; /* their counters have changed */
-static bool stale;            /* something happened since sched last ran */
+static struct lease *touched; /* leases whose counters have changed */
+static bool stale;            /* something has changed since the scheduler last ran */
 
 static uint64_t now_ns(void)
 {
@@ -41,7 +41,7 @@ static void arm(uint64_t at)
     armed_for = at;
 }
 
-/* The page belongs to the tenant: it is written for readers, and never read back. */
+/* Publishes counters. The tenant can write the page: it is written for readers, and never read back. */
 static void publish(const struct lease *lease)
 {
     struct vgpu_compute count[VGPU_MAX_DEVICES];
@@ -83,7 +83,7 @@ static struct connection *connection_of(struct sched_member *member)
     return (struct connection *)((char *)member - offsetof(struct connection, member));
 }
 
-/* A tenant that does not read its socket loses it; the hang-up is handled when it comes in. */
+/* Sends a message. A tenant that does not read its socket loses it; the hang-up is handled as an event. */
 static void say(struct sched_member *member, const struct vgpu_message *message)
 {
     int fd = connection_of(member)->socket.fd;
@@ -99,8 +99,10 @@ static void say_cut(struct connection *connection, uint32_t watch)
     say(&connection->member, &message);
 }
 
-/* A tenant that is alone on devices without time slices need not report that it is idle. One whose work takes others
- * off a device at once is to say at once that it is over. */
+/*
+ * What a tenant must report. A tenant that is alone on devices without time slices need not report that it is idle. A
+ * tenant whose work preempts others must report the end of its work at once.
+ */
 static uint32_t watch_of(const struct lease *lease)
 {
     uint32_t flags = 0;
@@ -122,8 +124,10 @@ static void tell_watches(void)
     }
 }
 
-/* A tenant that is gated asks for each turn, and its limits are looked at then. One that is cut and always has work
- * sends nothing, so new limits of these are looked for here. */
+/*
+ * Reads the limits of cut tenants again. A gated tenant requests each slice, and its limits are read then; a cut tenant
+ * with endless work sends nothing.
+ */
 static void refresh_cut(uint64_t now)
 {
     static uint64_t refreshed_at;
@@ -134,7 +138,7 @@ static void refresh_cut(uint64_t now)
         turns_lease_refresh(lease);
 }
 
-/* Its processes connect anew, as members that keep their turns by themselves. */
+/* Disconnects the processes of refused tenants; they connect again with the gate. */
 static void gate_refused(void)
 {
     for (struct lease *lease = cut_lease_next(NULL), *next; lease != NULL; lease = next) {
@@ -155,7 +159,7 @@ static void run_if_stale(void)
     if (!stale)
         return;
     refresh_cut(now_ns());
-    while (stale) { /* a turn that is over may be another's */
+    while (stale) { /* the end of a slice may start another one */
         stale = false;
         uint64_t now = now_ns();
         again = sched_run(now);
@@ -188,7 +192,7 @@ static void timer_ready(struct source *source, uint32_t events)
     }
 }
 
-/* A whole page between two equal, even generations. vgpud wrote it, and it may be writing now. */
+/* Reads a whole page between two equal, even generations. vgpud writes it, perhaps at this moment. */
 static bool read_limits(int fd, struct vgpu_limits *limits)
 {
     struct vgpu_limits page = {.magic = 0};
@@ -303,13 +307,14 @@ void turns_leave(struct connection *connection)
     stale = true;
 }
 
-/* What a member that is cut says; it is off its devices or on them, whatever it says. */
+/* Handles a message of a cut member. Whether it is on its devices does not depend on the message. */
 static void cut_message(struct connection *connection, const struct vgpu_message *message, uint64_t now)
 {
     struct sched_member *member = &connection->member;
     if (message->kind == VGPU_MSG_WANT) {
         sched_want(member, cut_devices(connection->lease, connection->slot) | message->turn.devices, now);
-        say_cut(connection, connection->watch); /* wakes the thread that looks for idleness: another one asked */
+        /* wakes the thread that checks for idleness: another tenant wants the device */
+        say_cut(connection, connection->watch);
     } else if (message->kind == VGPU_MSG_DONE) {
         sched_idle(member, message->turn.length_ns, now);
     }
@@ -328,7 +333,7 @@ bool turns_message(struct connection *connection, const struct vgpu_message *mes
     } else if (connection->member.cut && (turn->flags & VGPU_TURN_GATED) == 0) {
         cut_message(connection, message, now);
     } else if (message->kind == VGPU_MSG_WANT) {
-        if (connection->member.cut) { /* it is gated from now on */
+        if (connection->member.cut) { /* the tenant has the gate from now on */
             sched_idle(&connection->member, 0, now);
             connection->member.cut = false;
         }
@@ -343,10 +348,10 @@ bool turns_message(struct connection *connection, const struct vgpu_message *mes
     return true;
 }
 
-/* A cut tenant is put on its devices and taken off without a message to it. */
+/* A cut tenant is enabled and disabled without a message to it. */
 static void say_turn(struct sched_member *member, const struct vgpu_message *message)
 {
-    touch(connection_of(member)->lease); /* its counters moved, also by another tenant's message */
+    touch(connection_of(member)->lease); /* its counters have changed, perhaps by another tenant's message */
     if (!member->cut)
         say(member, message);
 }

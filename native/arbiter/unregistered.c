@@ -35,7 +35,7 @@ static bool has_ended(int usage_fd, uint32_t index, const struct vgpu_slot *slot
     return slot->owner == VGPU_OWNER_SELF && usage_io_holder(usage_fd, index) == 0 && !vgpu_process_dying(slot->pid);
 }
 
-/* Slots are read several at a time, because after three expensive looks a lease is not looked at again (rest.h). */
+/* Reads the slots in blocks, because after three expensive looks a lease gets no further ones (rest.h). */
 static void find_out(void *data)
 {
     struct claimed *claimed = data;
@@ -49,7 +49,7 @@ static void find_out(void *data)
     close(claimed->usage_fd);
 }
 
-/* No slot is unlocked where the file cannot be opened. */
+/* Finds unlocked slots; if the file cannot be opened, it finds none. */
 static enum aside look(struct lease *lease, struct claimed *claimed)
 {
     uint64_t took_ns;

@@ -14,10 +14,13 @@
 
 static struct source events = {.fd = -1, .slow = true};
 
-#define BLOCK_BYTES 512              /* of st_blocks, see stat(2) */
-#define ROOM_BYTES (2 * 1024 * 1024) /* a file system may give room in steps as large as a huge page */
+#define BLOCK_BYTES 512              /* unit of st_blocks, see stat(2) */
+#define ROOM_BYTES (2 * 1024 * 1024) /* a file system may allocate blocks in steps as large as a huge page */
 
-/* Room can be taken beyond the end of a file, too: fallocate with FALLOC_FL_KEEP_SIZE. */
+/*
+ * Is the file too long, or has it too many blocks? Blocks can be allocated beyond its end by fallocate with
+ * FALLOC_FL_KEEP_SIZE.
+ */
 static bool is_too_large(const struct stat *about)
 {
     const off_t most = (off_t)VGPU_USAGE_FILE_BYTES;
@@ -31,7 +34,7 @@ static void cut(struct lease *lease)
     if (fstat(lease->usage_fd, &about) != 0 || !is_too_large(&about))
         return;
     lease->cuts++;
-    (void)!ftruncate(lease->usage_fd, VGPU_USAGE_FILE_BYTES); /* also frees what lies beyond its end */
+    (void)!ftruncate(lease->usage_fd, VGPU_USAGE_FILE_BYTES); /* also frees blocks beyond its end */
 }
 
 static void cut_closed(struct lease *lease)
@@ -70,7 +73,7 @@ static void look(struct source *source, uint32_t ready)
     (void)ready;
     if (read(source->fd, &event, sizeof(event)) != (ssize_t)sizeof(event))
         return;
-    struct lease *lease = lease_by_watch(event.wd); /* NULL: an event of before its end */
+    struct lease *lease = lease_by_watch(event.wd); /* NULL: an event from before the watch ended */
     if (lease != NULL && !rest_afford(lease, 1))
         unwatch(lease);
     if (lease != NULL)

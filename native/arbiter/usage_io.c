@@ -43,7 +43,7 @@ static uint64_t plus(uint64_t a, uint64_t b)
     return a > UINT64_MAX - b ? UINT64_MAX : a + b;
 }
 
-/* Keeps the lease's counters monotone when the process that counted is gone. */
+/* Adds the counters of an ended process to the lease's retired ones, so that the sums never decrease. */
 static void retire(int usage_fd, const struct vgpu_slot *slot)
 {
     struct vgpu_slot_device total[VGPU_MAX_DEVICES] = {0};
@@ -62,14 +62,14 @@ static void retire(int usage_fd, const struct vgpu_slot *slot)
     (void)!pwrite(usage_fd, total, sizeof(total), at);
 }
 
-/* The owner word goes last: until it is 0 no process looks for the slot among the free ones. */
+/* Clears a slot. The owner word is cleared last: until it is 0, no process takes the slot for free. */
 static void clear(int usage_fd, uint32_t index)
 {
     static const struct vgpu_slot zero;
     struct vgpu_slot slot;
     size_t head = sizeof(zero.owner);
     if (pread(usage_fd, &slot, sizeof(slot), slot_offset(index)) != (ssize_t)sizeof(slot))
-        return; /* truncated by its own tenant: there is nothing to give back */
+        return; /* the tenant truncated the file: there is nothing to clear */
     retire(usage_fd, &slot);
     (void)!pwrite(usage_fd, (const char *)&zero + head, sizeof(zero) - head, slot_offset(index) + (off_t)head);
     (void)!pwrite(usage_fd, &zero, head, slot_offset(index));

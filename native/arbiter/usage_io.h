@@ -12,10 +12,10 @@
 
 #include "lease.h"
 
-/* The owner word of a slot; 0 where the file is too short. */
+/* The owner word of a slot; 0 if the file is too short. */
 uint32_t usage_io_owner(int usage_fd, uint32_t slot);
 
-/* Reads `count` slots from `first` on. How many were read: fewer where the file is too short. */
+/* Reads `count` slots from `first` on. Returns the number of slots read, which is smaller if the file is too short. */
 uint32_t usage_io_slots(int usage_fd, uint32_t first, struct vgpu_slot *slots, uint32_t count);
 
 /* Host pid of the live process that holds the slot's lock; 0: none; -1: unknown to this namespace. */
