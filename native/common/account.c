@@ -16,8 +16,7 @@ static void add(uint64_t *word, uint64_t bytes)
     __atomic_fetch_add(word, bytes, __ATOMIC_SEQ_CST);
 }
 
-/* Subtraction that stops at zero: the page is writable by the tenant, and a wrapped counter would
- * lock it out for good. */
+/* Subtracts, but not below zero: the tenant can write the page, and a wrapped counter would lock it out for good. */
 static void subtract(uint64_t *word, uint64_t bytes)
 {
     uint64_t seen = load(word);
@@ -44,8 +43,10 @@ static struct vgpu_slot_device *mine(struct vgpu_account *account, unsigned devi
     return &account->usage->slots[account->slot].devices[device];
 }
 
-/* The words of a slot in the order in which bytes move between them (claimed, used, learnt), so that bytes
- * on their way are seen twice rather than not at all. */
+/*
+ * Reads the words of a slot in the order in which bytes move between them (claimed, used, learnt), so that moving bytes
+ * are counted twice rather than not at all.
+ */
 static void sums(const struct vgpu_usage *usage, unsigned device, uint64_t *settled, uint64_t *claimed)
 {
     uint32_t high = slots_in_use(usage);
@@ -83,10 +84,10 @@ static void note_peak(struct vgpu_slot_device *device)
         continue;
 }
 
-/* Adds, then looks: true if the sum with the bytes in it is within the limit, else nothing is kept. */
+/* Adds, then sums: true if the sum, with these bytes, is within the limit; otherwise the bytes are removed again. */
 static bool try_add(struct vgpu_account *account, unsigned device, uint64_t bytes, uint64_t limit)
 {
-    if (bytes > limit) /* also keeps the word itself from wrapping */
+    if (bytes > limit) /* also keeps the word itself from overflowing */
         return false;
     add(&mine(account, device)->claim_bytes, bytes);
     if (vgpu_account_sum(account->usage, device) <= limit)
@@ -95,8 +96,10 @@ static bool try_add(struct vgpu_account *account, unsigned device, uint64_t byte
     return false;
 }
 
-/* A request that only claims of others are in the way of waits for them, lower slots less long: of
- * several that could fit alone the first to look again alone is granted. */
+/*
+ * For a request that only claims of other processes prevent: waits for them, in lower slots for a shorter time, so that
+ * of several requests that fit alone the first to look again is granted.
+ */
 static bool reserve_slowly(struct vgpu_account *account, unsigned device, uint64_t bytes, uint64_t limit)
 {
     for (uint32_t look = 0; look < LOOKS_MAX; look++) {
@@ -127,7 +130,7 @@ void vgpu_account_settle(struct vgpu_account *account, unsigned device, uint64_t
     struct vgpu_slot_device *own = mine(account, device);
     VGPU_ASSERT(kept <= reserved);
     if (kept > 0) {
-        add(&own->used_bytes, kept); /* before the claim goes: never uncounted */
+        add(&own->used_bytes, kept); /* before the claim is removed, so that the bytes are always counted */
         note_peak(own);
     }
     subtract(&own->claim_bytes, reserved);
@@ -146,7 +149,8 @@ void vgpu_account_release(struct vgpu_account *account, unsigned device, uint64_
 
 void vgpu_account_to_context(struct vgpu_account *account, unsigned device, uint64_t bytes)
 {
-    add(&mine(account, device)->context_bytes, bytes); /* before they stop being used: never uncounted */
+    /* before they are subtracted from used, so that the bytes are always counted */
+    add(&mine(account, device)->context_bytes, bytes);
     subtract(&mine(account, device)->used_bytes, bytes);
 }
 

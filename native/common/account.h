@@ -29,7 +29,7 @@
 
 #include "lease.h"
 
-/* Where one process accounts: its slot of the lease's `usage`. `slow` serialises its own threads. */
+/* The account of one process: its slot of the lease's `usage`. `slow` serialises its own threads. */
 struct vgpu_account {
     struct vgpu_usage *usage;
     uint32_t slot;
@@ -48,19 +48,19 @@ bool vgpu_account_reserve(struct vgpu_account *account, unsigned device, uint64_
 /* Ends a claim of `reserved` bytes; `kept` bytes of it (0: none) stay as used. */
 void vgpu_account_settle(struct vgpu_account *account, unsigned device, uint64_t reserved, uint64_t kept);
 
-/* Counts bytes that the driver holds already, whatever the limit. */
+/* Adds bytes that the driver holds already, even beyond the limit. */
 void vgpu_account_add(struct vgpu_account *account, unsigned device, uint64_t bytes);
 
 /* Gives used bytes back; never goes below zero. */
 void vgpu_account_release(struct vgpu_account *account, unsigned device, uint64_t bytes);
 
-/* Moves used bytes to the driver overhead: no allocation holds them, but the driver may still. */
+/* Moves used bytes to the driver overhead: no allocation has them any more, but the driver may keep them. */
 void vgpu_account_to_context(struct vgpu_account *account, unsigned device, uint64_t bytes);
 
-/* What the driver itself takes in this process: contexts, modules, local memory, streams. */
+/* Sets the driver's own memory in this process: contexts, modules, local memory, streams. */
 void vgpu_account_set_context(struct vgpu_account *account, unsigned device, uint64_t bytes);
 
-/* A request was refused: over the limit; or by the driver, for bytes that the limit allowed. */
+/* Counts a refused request: over the limit; or refused by the driver within the limit. */
 void vgpu_account_refused(struct vgpu_account *account, unsigned device);
 void vgpu_account_card_full(struct vgpu_account *account, unsigned device);
 

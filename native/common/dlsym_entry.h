@@ -1,8 +1,9 @@
-/* dlsym_entry.h: a dlsym that hands most lookups on without being seen.
+/*
+ * dlsym_entry.h: a dlsym that passes most lookups on transparently.
  *
- * VGPU_DLSYM_ENTRY(route) defines the exported dlsym. It asks route(handle, name, caller), and returns
- * the value, or *jumps* to the function it was given, with the caller's arguments and return address in
- * place: RTLD_NEXT and dlerror then mean what they mean without us. No C can say such a jump.
+ * VGPU_DLSYM_ENTRY(route) defines the exported dlsym. It asks route(handle, name, caller), and returns the value, or
+ * *jumps* to the function it was given, with the caller's arguments and return address in place: RTLD_NEXT and dlerror
+ * then work as without libvgpu. Such a jump cannot be written in C.
  */
 #ifndef VGPU_DLSYM_ENTRY_H
 #define VGPU_DLSYM_ENTRY_H

@@ -11,7 +11,10 @@
 #define FLAGS_FIELD 9
 #define THREADS_FIELD 20
 
-/* The start of a field of /proc/PID/stat, or an empty string. A name may hold anything, so counting starts behind it. */
+/*
+ * The start of a field of /proc/PID/stat, or an empty string. A process name may contain any character, so fields are
+ * counted after it.
+ */
 static const char *field(const char *text, int number)
 {
     const char *at = strrchr(text, ')');
@@ -33,13 +36,13 @@ static enum life life(pid_t pid)
         return GONE;
     ssize_t size = read(fd, text, sizeof(text) - 1);
     close(fd);
-    if (size <= 0) /* it went since the open */
+    if (size <= 0) /* it ended since the open */
         return GONE;
     text[size] = '\0';
     if ((strtoul(field(text, FLAGS_FIELD), NULL, 10) & PF_EXITING) == 0)
         return ALIVE;
     char state = *field(text, STATE_FIELD);
-    bool alone = strtoul(field(text, THREADS_FIELD), NULL, 10) <= 1; /* else another thread closes the files */
+    bool alone = strtoul(field(text, THREADS_FIELD), NULL, 10) <= 1; /* otherwise another thread closes the files */
     return alone && (state == 'Z' || state == 'X') ? GONE : DYING;
 }
 

@@ -1,5 +1,5 @@
 /*
- * dying.h: between a process that lives and one that is gone.
+ * dying.h: recognises processes that are dying.
  *
  * Any thread may call these functions; each opens and closes one file of /proc.
  */
@@ -10,10 +10,10 @@
 #include <sys/types.h>
 
 /*
- * Is the process on its way out? The kernel drops a dying process's locks while it closes its files, and
- * only after that are NVIDIA's files released and the card's memory with them (tens of milliseconds): until
- * the process is gone its memory is on the card, though no process holds its slot. False for one that is alive,
- * gone, a zombie with nothing left, or that /proc does not show.
+ * Is the process dying? The kernel releases a dying process's locks while it closes its files, and only then closes
+ * NVIDIA's files and frees the card's memory (tens of milliseconds). Until the process has ended, its memory is on the
+ * card although no process holds its slot. False for a process that is alive, has ended, is a zombie with all files
+ * closed, or is not in /proc.
  */
 bool vgpu_process_dying(pid_t pid);
 

@@ -1,16 +1,16 @@
 /*
  * glibc_floor.h: libraries that are mounted into containers must load beside a C library as old as 2.17.
  *
- * The linker binds a name to its newest version. Of the names below the C library of today has a newer one
- * (2.32 to 2.34 moved libpthread and libdl into libc, with nothing changed in what they do), and still the
- * old; the old is asked for here. Included before everything (-include); a test reads the result's versions.
+ * The linker binds a symbol to its newest version. The C library has a newer and an old version of the symbols below
+ * (2.32 to 2.34 moved libpthread and libdl into libc, without a change of behaviour); this header selects the old one.
+ * It is included before everything (-include); a test reads the versions of the result.
  */
 #ifndef VGPU_GLIBC_FLOOR_H
 #define VGPU_GLIBC_FLOOR_H
 
 #include <features.h>
 
-/* Since 2.38 the headers give strtoul and its kin new names (__isoc23_strtoul), which read "0b1" as well. */
+/* Since 2.38 the headers rename strtoul and related functions (__isoc23_strtoul); the new ones also accept "0b1". */
 #undef __GLIBC_USE_C2X_STRTOL
 #define __GLIBC_USE_C2X_STRTOL 0
 #undef __GLIBC_USE_C23_STRTOL
@@ -44,7 +44,7 @@ VGPU_OLD(pthread_sigmask);
 VGPU_OLD(__fxstat);
 VGPU_OLD(__lxstat);
 
-/* Until 2.33 these were no names of the C library: its headers called the ones that take a version. */
+/* Until 2.33 the C library did not export these symbols: its headers called the versioned functions. */
 int __fxstat(int version, int fd, struct stat *about);
 int __lxstat(int version, const char *path, struct stat *about);
 #define fstat(fd, about) __fxstat(VGPU_STAT_VERSION, fd, about)

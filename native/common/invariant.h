@@ -1,7 +1,7 @@
 /*
- * invariant.h: conditions that the code relies on and keeps by itself, checked in debug builds (VGPU_DEBUG, which a build
- * with sanitizers or of type Debug defines). A condition is never about what a tenant can write: the `usage` page and messages
- * are hostile input, which release builds have to refuse as well. It has no side effects: a release build does not evaluate it.
+ * invariant.h: invariants of the code itself, checked in debug builds (VGPU_DEBUG, which a build with sanitizers or of
+ * type Debug defines). A condition never depends on what a tenant can write: the `usage` page and messages are hostile
+ * input, which release builds must refuse too. A condition has no side effects: a release build does not evaluate it.
  */
 #ifndef VGPU_INVARIANT_H
 #define VGPU_INVARIANT_H
@@ -9,7 +9,10 @@
 #ifdef VGPU_DEBUG
 #include <stdio.h>
 
-/* Writes the condition to standard error and ends the process by SIGILL, with its stack as it is. Any thread. */
+/*
+ * If the condition is false, writes it to standard error and ends the process by SIGILL, with its stack intact. Any
+ * thread.
+ */
 #define VGPU_ASSERT(condition)                                                                      \
     do {                                                                                            \
         if (!(condition)) {                                                                         \

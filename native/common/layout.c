@@ -1,4 +1,4 @@
-/* layout.c: prints vgpud/lease_layout.py, so that Python's idea of the lease is the C compiler's. */
+/* layout.c: prints vgpud/lease_layout.py, so that Python uses the C compiler's layout of the lease. */
 #include <stdio.h>
 
 #include "lease.h"

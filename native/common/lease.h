@@ -5,17 +5,16 @@
  *   limits        written by vgpud only; read-only to the tenant
  *   usage         written by the tenant's processes and the arbiter; hostile input to vgpud and the arbiter
  *   arbiter.sock  SEQPACKET; a tenant process registers here, and its pid comes from SO_PEERCRED
- * Where the tenant's uid is not known (a pod's), any user may write `usage`. Then <allocation>/ is closed
- * to others than root (mode 0700), the entries are in <allocation>/anyone/, and that is what is mounted.
+ * If the tenant's uid is not known (a pod), any user may write `usage`. Then only root may enter <allocation>/ (mode 0700), and the entries are in <allocation>/anyone/, which is mounted into the containers.
  *
- * A slot of `usage` belongs to the process that holds the POSIX write lock (F_SETLK) on the slot's
- * first byte. The kernel drops that lock when the process dies, execs or closes its files, at any
- * instruction, so the lock alone says whether a slot's owner lives: a process that gets the lock may clear
- * the slot. F_GETLK names the holder's pid in the asker's pid namespace, so a restarted arbiter re-adopts
- * every live process from the kernel alone. A forked child does not inherit the lock.
+ * A slot of `usage` belongs to the process that holds the POSIX write lock (F_SETLK) on the slot's first byte. The
+ * kernel drops that lock when the process dies, execs or closes its files, at any instruction, so the lock alone shows
+ * whether a slot's owner lives: a process that gets the lock may clear the slot. F_GETLK returns the holder's pid in
+ * the caller's pid namespace, so a restarted arbiter finds every live process by the kernel alone. A forked child does
+ * not inherit the lock.
  *
- * This header is the single source: vgpud/lease_layout.py is generated from it by layout.c.
- * All words are little-endian and naturally aligned; sizes are bytes; shares are hundredths of a percent.
+ * This header is the single source: vgpud/lease_layout.py is generated from it by layout.c. All words are little-endian
+ * and naturally aligned; sizes are bytes; shares are hundredths of a percent.
  */
 #ifndef VGPU_LEASE_H
 #define VGPU_LEASE_H
@@ -27,52 +26,57 @@
 #define VGPU_LEASE_VERSION 1u
 
 #define VGPU_MAX_DEVICES 16u /* devices of one allocation */
-#define VGPU_MAX_SLOTS 256u  /* processes of one allocation at one time */
+#define VGPU_MAX_SLOTS 256u  /* most concurrent processes of one allocation */
 #define VGPU_UUID_BYTES 64u  /* "GPU-..." or "MIG-...", NUL-terminated */
 #define VGPU_ID_BYTES 64u    /* allocation id, NUL-terminated */
-#define VGPU_CALL_BYTES 48u  /* name of a function of the driver, NUL-terminated; a longer one is cut */
+#define VGPU_CALL_BYTES 48u  /* name of a driver function, NUL-terminated; a longer one is truncated */
 #define VGPU_SHARE_ALL 10000u
 
-/* Where a tenant finds its lease: the fixed mount point first, else the folder that the environment
- * names. Only the place can come from the environment, never a limit. */
+/*
+ * Where a tenant finds its lease: the fixed mount point, else the folder that the environment names. The environment
+ * gives only the path, never a limit.
+ */
 #define VGPU_LEASE_MOUNT "/run/vgpu/lease"
 #define VGPU_LEASE_ENV "VGPU_LEASE"
 #define VGPU_LIMITS_FILE "limits"
 #define VGPU_USAGE_FILE "usage"
 #define VGPU_ARBITER_SOCKET "arbiter.sock"
-#define VGPU_MOVED_FILE "moved" /* written by vgpud where a tenant was moved: see relocated.h */
+#define VGPU_MOVED_FILE "moved" /* written by vgpud after a move: see relocated.h */
 #define VGPU_ANYONE_FOLDER "anyone"
 
-/* What happens at the compute share's edge; values are part of the ABI. */
+/* The behaviour at the limit of the compute share; values are part of the ABI. */
 enum vgpu_share_policy {
     VGPU_SHARE_NONE = 0,            /* no compute limit */
-    VGPU_SHARE_HARD = 1,            /* never above the share, also alone */
-    VGPU_SHARE_WORK_CONSERVING = 2, /* idle time is lent */
+    VGPU_SHARE_HARD = 1,            /* never above the share, even alone */
+    VGPU_SHARE_WORK_CONSERVING = 2, /* idle time of others may be used */
 };
 
 enum vgpu_lease_state {
     VGPU_LEASE_OPEN = 1,
-    VGPU_LEASE_CLOSED = 2, /* released: existing memory stays until freed, nothing new is granted */
+    VGPU_LEASE_CLOSED = 2, /* released: existing memory stays until it is freed, nothing new is granted */
     VGPU_LEASE_SUSPENDED =
-        3, /* suspended: a process with work says so (slot.wants), and waits until it is open again */
+        3, /* suspended: a process with work reports it (slot.wants), and waits until the lease is open */
 };
 
-/* Where the memory is that libvgpu can move (evictable.h): what plain allocations get in a lease of one
- * device whose tenants take turns. */
+/*
+ * Where the memory must be that libvgpu can move (evictable.h). Plain allocations are movable in a lease of one device
+ * whose tenants take turns.
+ */
 enum vgpu_lease_memory {
-    VGPU_MEMORY_FIXED = 0, /* there is none: plain allocations are the driver's own */
+    VGPU_MEMORY_FIXED = 0, /* no movable memory: plain allocations are the driver's own */
     VGPU_MEMORY_HERE = 1,  /* on the device */
-    VGPU_MEMORY_OUT = 2,   /* while the lease is away: on the host; each process says in its slot how far it is */
+    /* on the host, while the lease is suspended; each process reports its progress in its slot */
+    VGPU_MEMORY_OUT = 2,
 };
 
 /* One device of the lease. */
 struct vgpu_device_limits {
-    char uuid[VGPU_UUID_BYTES]; /* another one after a move: the entry stays that of its slice */
+    char uuid[VGPU_UUID_BYTES]; /* changes with a move: the entry remains that of the same slice */
     uint64_t memory_bytes;      /* limit, contexts and modules included */
     uint32_t share;             /* hundredths of a percent, 1..10000 */
     uint32_t share_policy;      /* enum vgpu_share_policy */
-    int32_t priority;           /* higher goes first */
-    uint32_t quantum_us;        /* no other tenant's turn is longer while this one is present; 0: as the shares want */
+    int32_t priority;           /* higher values come first */
+    uint32_t quantum_us;        /* longest time slice of other tenants while this one is present; 0: no bound */
 };
 
 /*
@@ -88,38 +92,43 @@ struct vgpu_limits {
     uint32_t state; /* enum vgpu_lease_state */
     uint32_t device_count;
     struct vgpu_device_limits devices[VGPU_MAX_DEVICES];
-    uint32_t memory;     /* enum vgpu_lease_memory; not in a page of a vgpud that knew none: zero */
-    uint32_t keep_share; /* hundredths of a percent of each process's movable memory that stay on the device
-                          * while it is OUT: no tenant needs the room yet. Zero of a vgpud that knew none */
+    uint32_t memory; /* enum vgpu_lease_memory; zero in a page of an older vgpud */
+    /*
+     * hundredths of a percent of each process's movable memory that may stay on the device while it is OUT. Zero in a
+     * page of an older vgpud
+     */
+    uint32_t keep_share;
 };
 
-/* A page that was made before `memory` was known ends here. */
+/* A page of a vgpud without `memory` ends here. */
 #define VGPU_LIMITS_BYTES_LEAST offsetof(struct vgpu_limits, memory)
 
 /* Memory of one process on one device, by kind. Each word is written by its own process only. */
 struct vgpu_slot_device {
     uint64_t used_bytes;    /* held by API allocations, in the driver's pages */
-    uint64_t claim_bytes;   /* claimed by calls that are in the driver now, see account.h */
-    uint64_t context_bytes; /* contexts, modules, local memory, streams, as learnt from the driver */
+    uint64_t claim_bytes;   /* claimed by driver calls in progress, see account.h */
+    uint64_t context_bytes; /* contexts, modules, local memory, streams, as measured by NVML */
     uint64_t peak_bytes;
-    uint64_t refusals_limit; /* refused: over this lease's limit */
-    uint64_t refusals_card;  /* refused by the driver: the card itself is full */
+    uint64_t refusals_limit; /* requests refused: over this lease's limit */
+    uint64_t refusals_card;  /* requests refused by the driver: the card itself is full */
     uint64_t launches;
     uint64_t throttled_ns;
 };
 
-/* Owner word of a slot: 0 is free; VGPU_OWNER_SELF is claimed by lock, not yet registered; otherwise
- * the registration number that the arbiter gave. Sums count every slot whatever its owner word. */
+/*
+ * Owner word of a slot: 0 is free; VGPU_OWNER_SELF: locked, not registered yet; otherwise the registration number from
+ * the arbiter. Sums count every slot, whatever its owner word is.
+ */
 #define VGPU_OWNER_SELF 0x80000000u
 
-/* How far a process's memory has followed the lease's word. */
+/* How far a process's memory has followed the lease's request. */
 enum vgpu_swap_phase {
     VGPU_SWAP_HERE = 0,
-    VGPU_SWAP_DRAINING = 1, /* nothing has moved yet: what runs is waited for */
+    VGPU_SWAP_DRAINING = 1, /* waits for running work; nothing has moved yet */
     VGPU_SWAP_GOING = 2,
     VGPU_SWAP_OUT = 3,
     VGPU_SWAP_COMING = 4,
-    VGPU_SWAP_REFUSED = 5, /* it could not go, and is here again */
+    VGPU_SWAP_REFUSED = 5, /* it could not be moved, and is on the device again */
 };
 #define VGPU_SWAP_KEPT_SHIFT 8
 
@@ -127,28 +136,33 @@ struct vgpu_slot {
     uint32_t owner;
     int32_t pid;       /* as the process sees itself: informative, never trusted */
     uint64_t start_ns; /* CLOCK_MONOTONIC at the claim */
-    /* Written when the arbiter says LOOK: */
-    uint64_t calls;         /* launches by weight, copies, synchronisations and allocations so far */
-    uint32_t looks;         /* how often this was written */
-    uint32_t busy;          /* 1: work that was given to the devices has not all run */
-    uint32_t quiet;         /* 1: the lease is away, and libvgpu itself calls the driver no more until it is back */
-    uint32_t wants;         /* threads that wait for the lease to come back; at any time */
-    uint32_t swap_phase;    /* enum vgpu_swap_phase in the low byte; above it, while OUT, the MiB of movable memory
-                             * that are on the device still: in one word, so that both are of one moment */
-    uint32_t swap_error;    /* CUresult that REFUSED, or that keeps COMING; 0: none */
-    uint64_t movable_bytes; /* of the process's memory, wherever it is */
-    uint64_t host_bytes;    /* of the host's memory that are kept for it */
+    /* Written when the arbiter sends LOOK: */
+    uint64_t calls; /* number of launches by weight, copies, synchronisations and allocations */
+    uint32_t looks; /* how often this was written */
+    uint32_t busy;  /* 1: work on the devices has not finished */
+    /* 1: the lease is suspended, and libvgpu itself makes no driver call until it is open again */
+    uint32_t quiet;
+    uint32_t wants; /* threads that wait until the lease is open again; always up to date */
+    /*
+     * enum vgpu_swap_phase in the low byte; above it, while OUT, the MiB of movable memory that are still on the
+     * device: one word, so that both are consistent
+     */
+    uint32_t swap_phase;
+    uint32_t swap_error;    /* CUresult of a REFUSED swap, or of one that delays COMING; 0: none */
+    uint64_t movable_bytes; /* of the process's memory, on device or host */
+    uint64_t host_bytes;    /* of host memory reserved for it */
     struct vgpu_slot_device devices[VGPU_MAX_DEVICES];
 };
 
 /* Compute time of the whole lease on one device; written by the arbiter only. Times in nanoseconds. */
 struct vgpu_compute {
-    uint64_t granted_ns; /* length of the turns given */
-    uint64_t used_ns;    /* from the grant until the device was given back */
-    uint64_t waited_ns;  /* wanted the device and did not have it */
-    uint64_t overrun_ns; /* held beyond the end of a turn */
+    uint64_t granted_ns; /* sum of the time slices' lengths */
+    uint64_t used_ns;    /* from the grant until the devices were given back */
+    uint64_t waited_ns;  /* it wanted the device and did not have it */
+    uint64_t overrun_ns; /* it held the device after the end of a slice */
     uint64_t turns;
-    uint64_t bypasses; /* turns whose end did not come within the drain bound: the next was let in beside */
+    /* slices that did not end within the drain timeout, so that the next tenant was admitted beside it */
+    uint64_t bypasses;
     uint64_t reserved[2];
 };
 
@@ -156,44 +170,42 @@ struct vgpu_compute {
 struct vgpu_usage {
     uint32_t magic;
     uint32_t version;
-    uint32_t slot_high;                     /* slots at or above this index have never been used */
-    uint32_t context_mib[VGPU_MAX_DEVICES]; /* what a context took when one was last measured; 0: none was */
-    uint32_t unknown_calls; /* functions that a process's driver exports and libvgpu does not know: a newer driver */
-    char unknown_call[VGPU_CALL_BYTES];                /* one of them, NUL-terminated */
-    struct vgpu_slot_device retired[VGPU_MAX_DEVICES]; /* counters of processes that ended; arbiter's */
+    uint32_t slot_high;                     /* slots from this index on have never been used */
+    uint32_t context_mib[VGPU_MAX_DEVICES]; /* memory of a context at the last measurement; 0: none */
+    uint32_t unknown_calls;                 /* functions that the process's driver exports and libvgpu does not know */
+    char unknown_call[VGPU_CALL_BYTES];     /* one of them, NUL-terminated */
+    struct vgpu_slot_device retired[VGPU_MAX_DEVICES]; /* counters of ended processes; written by the arbiter */
     struct vgpu_slot slots[VGPU_MAX_SLOTS];
     struct vgpu_compute compute[VGPU_MAX_DEVICES];
 };
 
 /*
- * The channels that carry a process's kernels, for an arbiter that takes tenants off the device by the driver's
- * own call (rm.h). At VGPU_CHANNELS_AT of the `usage` file there is one table a slot, written by the slot's
- * process as the driver makes and frees channels; a file that ends before them has none. Every number here is a
- * tenant's claim: the arbiter makes its call through the tenant's own open file, and the driver refuses what is
- * not of that file.
+ * The channels that carry a process's kernels, for an arbiter that preempts tenants by the driver's call (rm.h). At
+ * VGPU_CHANNELS_AT of the `usage` file there is one table for each slot, written by the slot's process when the driver
+ * makes or frees channels; a shorter file has no tables. Every number here is the tenant's claim: the arbiter makes its
+ * call on the tenant's own open file, and the driver refuses channels of other files.
  */
 #define VGPU_GROUP_CHANNELS 8u
 #define VGPU_MAX_GROUPS 255u
 struct vgpu_channel_group {
-    uint8_t uuid[16]; /* of the device, as the driver gave it */
-    uint32_t file;    /* number of the process's open control device */
-    uint32_t client;  /* handles of the driver's, see rm.h */
+    uint8_t uuid[16]; /* of the device, as the driver reports it */
+    uint32_t file;    /* descriptor of the process's open control device */
+    uint32_t client;  /* handles of the driver, see rm.h */
     uint32_t subdevice;
-    uint32_t count; /* of channels; a group with more has several entries */
+    uint32_t count; /* number of channels; a group with more channels has several entries */
     uint32_t channels[VGPU_GROUP_CHANNELS];
 };
 struct vgpu_channel_table {
-    uint64_t generation; /* odd while it is written */
+    uint64_t generation; /* odd during a write */
     uint32_t count;
-    uint32_t lost; /* 1: there are groups that had no room here */
-    uint32_t
-        off; /* devices of the lease, as bits, that its channels are off or on their way from: the arbiter's word */
-    uint32_t samples;    /* looks of the process at its own work while it was on the device, and those of them that */
-    uint32_t unfinished; /* found some: a claim, which only decides whether others run beside it */
+    uint32_t lost; /* 1: some groups did not fit in this table */
+    uint32_t off;  /* devices of the lease, as bits, on which the arbiter has disabled or is disabling its channels */
+    uint32_t samples;    /* samples of the process's own work while it was on the device, and how many of them */
+    uint32_t unfinished; /* found unfinished work: a claim, which only decides whether others run beside it */
     uint8_t unused[36];
     struct vgpu_channel_group groups[VGPU_MAX_GROUPS];
 };
-#define VGPU_CHANNELS_AT 294912u /* offset of the first table: a whole page's */
+#define VGPU_CHANNELS_AT 294912u /* offset of the first table, at a page boundary */
 #define VGPU_USAGE_FILE_BYTES (VGPU_CHANNELS_AT + VGPU_MAX_SLOTS * sizeof(struct vgpu_channel_table))
 
 /* Messages on arbiter.sock (SEQPACKET, one struct a packet). */
@@ -201,49 +213,59 @@ enum vgpu_message_kind {
     VGPU_MSG_REGISTER = 1, /* tenant -> arbiter; slot = the slot whose lock the sender holds */
     VGPU_MSG_WELCOME = 2,  /* arbiter -> tenant; owner = word for the slot, value = host pid */
     VGPU_MSG_REFUSED = 3,  /* arbiter -> tenant; value: errno (ESHUTDOWN: the lease is closed) */
-    /* Compute turns, on a registered connection; `turn` is filled in. */
-    VGPU_MSG_WANT = 4,      /* tenant -> arbiter: work waits; turn.devices: bits of the devices it is for */
-    VGPU_MSG_DONE = 5,      /* tenant -> arbiter: nothing of turn.number is left on the device; turn.flags: MORE */
-    VGPU_MSG_GRANT = 6,     /* arbiter -> tenant: launch now */
-    VGPU_MSG_REVOKE = 7,    /* arbiter -> tenant: launch no more, and say DONE when nothing is left */
-    VGPU_MSG_ENDING = 8,    /* of older libvgpus, and ignored; 9 was theirs, too */
-    VGPU_MSG_LOOK = 10,     /* arbiter -> tenant: see what state the lease is in, and write your slot's figures;
-                          * vgpud -> arbiter: say so to all processes of this lease */
-    VGPU_MSG_CUT = 11,      /* arbiter -> tenant: launch as you like, turns are kept by taking your channels off the
-                             * device; with WATCH in turn.flags: say DONE when nothing is left to do, WANT at the
-                             * next call */
-    VGPU_MSG_CHANNELS = 12, /* tenant -> arbiter: the table of this process's channels has changed */
+    /* Time slices, on a registered connection; `turn` is filled in. */
+    VGPU_MSG_WANT = 4,   /* tenant -> arbiter: work waits; turn.devices: bits of the devices it is for */
+    VGPU_MSG_DONE = 5,   /* tenant -> arbiter: no work of turn.number is left on the device; turn.flags: MORE */
+    VGPU_MSG_GRANT = 6,  /* arbiter -> tenant: launches may run */
+    VGPU_MSG_REVOKE = 7, /* arbiter -> tenant: stop launching, and send DONE when no work is left */
+    VGPU_MSG_ENDING = 8, /* from older libvgpus, ignored; they used 9 too */
+    /*
+     * arbiter -> tenant: read the lease's state, and write your slot's figures; vgpud -> arbiter: send this to all
+     * processes of the lease
+     */
+    VGPU_MSG_LOOK = 10,
+    /*
+     * arbiter -> tenant: launch freely, slices are enforced by disabling your channels; with WATCH in turn.flags: send
+     * DONE when no work is left, WANT at the next call
+     */
+    VGPU_MSG_CUT = 11,
+    VGPU_MSG_CHANNELS = 12, /* tenant -> arbiter: this process's table of channels has changed */
     /* control socket, root only */
     VGPU_MSG_ADD = 16,    /* vgpud -> arbiter: serve this lease */
-    VGPU_MSG_REMOVE = 17, /* vgpud -> arbiter: stop serving it and forget it */
+    VGPU_MSG_REMOVE = 17, /* vgpud -> arbiter: stop serving this lease */
     VGPU_MSG_LIST = 18,   /* vgpud -> arbiter: the live processes of this lease */
     VGPU_MSG_OK = 19,
     VGPU_MSG_ERROR = 20, /* value: errno */
     VGPU_MSG_PROCESSES = 21,
 };
 
-#define VGPU_NO_SLOT 0xffffffffu /* no slot: not registered */
+#define VGPU_NO_SLOT 0xffffffffu /* the slot of a process that has none */
 
-/* A turn on the devices. Lengths, not points in time: the two ends may be in different time namespaces. */
+/*
+ * A time slice on the devices. It has lengths, not points in time: the two sides may be in different time namespaces.
+ */
 enum vgpu_turn_flags {
     VGPU_TURN_FREE = 1,   /* no other tenant is there: launch without pacing until revoked */
-    VGPU_TURN_WATCH = 2,  /* give the devices back as soon as nothing is left to do */
-    VGPU_TURN_MORE = 4,   /* in DONE: launches are waiting at the gate */
-    VGPU_TURN_SHORT = 8,  /* a latency tenant must not wait: one long launch in flight at a time */
-    VGPU_TURN_GATED = 32, /* in WANT: this process has no channels of its own, and keeps its turns by its gate */
-    VGPU_TURN_BRIEF = 16, /* with WATCH: idleness is looked for more often: others wait for its end, or it wishes
-                           * short turns */
+    VGPU_TURN_WATCH = 2,  /* give the devices back as soon as no work is left */
+    VGPU_TURN_MORE = 4,   /* in DONE: launches wait at the gate */
+    VGPU_TURN_SHORT = 8,  /* a latency tenant waits: keep at most one long launch in flight */
+    VGPU_TURN_GATED = 32, /* in WANT: this process has no channels in the table, and its gate enforces its slices */
+    /* with WATCH: check for idleness more often: other tenants wait, or one requests short slices */
+    VGPU_TURN_BRIEF = 16,
 };
 #define VGPU_TURN_OPEN_ENDED UINT64_MAX
 
 struct vgpu_turn {
     uint64_t number;
-    uint64_t length_ns; /* GRANT: from its receipt; VGPU_TURN_OPEN_ENDED: until revoked. DONE: of it, how long
-                         * nothing of the tenant ran */
-    uint64_t window_ns; /* most device time to have in flight */
+    /*
+     * GRANT: counted from its receipt; VGPU_TURN_OPEN_ENDED: until revoked. DONE: how long none of the tenant's work
+     * ran
+     */
+    uint64_t length_ns;
+    uint64_t window_ns; /* most device time in flight */
     uint32_t flags;     /* enum vgpu_turn_flags */
     uint32_t devices;
-    uint64_t sent_ns; /* the sender's CLOCK_MONOTONIC: time on the way is charged to no tenant */
+    uint64_t sent_ns; /* the sender's CLOCK_MONOTONIC: time in transit is charged to no tenant */
 };
 
 struct vgpu_message {
@@ -258,10 +280,12 @@ struct vgpu_message {
     };
 };
 
-/* Answer to VGPU_MSG_LIST: host pids of the lease's live registered processes. head.slot: how often `usage` was larger
- * than it may be and was cut; head.owner: 1 if its locks are so many that the arbiter looks at them no more.
- * head.turn.flags: 1 if the driver refused to take it off a device or to put it back, so that its slices are kept by
- * its gate; head.turn.number is the status, head.turn.length_ns the errno of that call. */
+/*
+ * Answer to VGPU_MSG_LIST: host pids of the lease's live registered processes. head.slot: how often `usage` was too
+ * large and was truncated; head.owner: 1 if it has so many locks that the arbiter no longer checks them.
+ * head.turn.flags: 1 if the driver refused to preempt or resume it, so that its gate enforces its slices;
+ * head.turn.number is the status, head.turn.length_ns the errno of that call.
+ */
 struct vgpu_process_list {
     struct vgpu_message head; /* kind VGPU_MSG_PROCESSES, value: count */
     int32_t pids[VGPU_MAX_SLOTS];

@@ -11,8 +11,10 @@
 
 _Static_assert(sizeof(struct vgpu_limits) % sizeof(uint64_t) == 0, "copied by words");
 
-/* By words with acquire loads: the second look at generation cannot move before them, and no word
- * of the page is read by plain loads while vgpud writes it. */
+/*
+ * Copies word by word with acquire loads: the second read of generation cannot move before them, and no plain load
+ * reads the page while vgpud writes it.
+ */
 static void copy_words(const struct vgpu_limits *shared, struct vgpu_limits *copy)
 {
     const uint64_t *from = (const uint64_t *)shared;

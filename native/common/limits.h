@@ -15,13 +15,13 @@
  */
 int vgpu_limits_read(const struct vgpu_limits *shared, struct vgpu_limits *copy);
 
-/* The generation as it stands, odd while a write is under way; a cheap "has anything changed". */
+/* The present generation, odd during a write; a cheap check for changes. */
 static inline uint64_t vgpu_limits_generation(const struct vgpu_limits *shared)
 {
     return __atomic_load_n(&shared->generation, __ATOMIC_ACQUIRE);
 }
 
-/* The 16 bytes of "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx" (or "MIG-..."). 0 or -EINVAL. */
+/* The 16 bytes of a UUID in the form "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx" (or "MIG-..."). 0 or -EINVAL. */
 int vgpu_uuid_parse(const char *text, unsigned char bytes[16]);
 
 #endif

@@ -1,11 +1,11 @@
 /*
- * rm.h: the few facts of the driver's resource manager that taking a tenant off the device needs. Numbers and
- * layouts are those of NVIDIA's published headers (open-gpu-kernel-modules: nv_escape.h, nvos.h, nvstatuscodes.h,
- * cl*.h, ctrl2080fifo.h, ctrl2080gpu.h), asked of driver 580.159.04 on an H100. NVIDIA does not document them as an
- * interface: native/probe proves on each device that they do what is said here before anything is built on it.
+ * rm.h: the facts of the driver's resource manager that preemption needs. Numbers and layouts are those of NVIDIA's
+ * published headers (open-gpu-kernel-modules: nv_escape.h, nvos.h, nvstatuscodes.h, cl*.h, ctrl2080fifo.h,
+ * ctrl2080gpu.h), asked of driver 580.159.04 on an H100. NVIDIA does not document them as an interface: native/probe
+ * verifies them on each device before the arbiter uses them.
  *
- * A process's calls go through an open file of /dev/nvidiactl. A client (the root of a process's objects) belongs
- * to the open file that made it; a call on another file with its handle is refused.
+ * A process's calls go through an open file of /dev/nvidiactl. A client (the root of a process's objects) belongs to
+ * the open file that made it; a call on another file with its handle is refused.
  */
 #ifndef VGPU_RM_H
 #define VGPU_RM_H
@@ -44,7 +44,9 @@ enum rm_status {
     RM_OBJECT_NOT_FOUND = 0x57,
 };
 
-/* RM_ESCAPE_ALLOC, in two lengths; the size in the ioctl request says which. `client` of a new client: itself. */
+/*
+ * RM_ESCAPE_ALLOC, in two lengths, which the size in the ioctl request distinguishes. `client` of a new client: itself.
+ */
 struct rm_alloc {
     uint32_t client;
     uint32_t parent;
@@ -67,7 +69,7 @@ struct rm_alloc_short {
     uint32_t status;
 };
 
-/* RM_ESCAPE_FREE: the object and everything below it. */
+/* RM_ESCAPE_FREE: frees the object and everything below it. */
 struct rm_free {
     uint32_t client;
     uint32_t parent;
@@ -86,19 +88,21 @@ struct rm_control {
     uint32_t status;
 };
 
-/* Of a subdevice: the UUID, as text ("GPU-...") or as 16 bytes. */
+/* Control of a subdevice: its UUID, as text ("GPU-...") or as 16 bytes. */
 #define RM_GET_GID 0x2080014au
 #define RM_GID_TEXT 0u
 #define RM_GID_BINARY 2u
 struct rm_gid {
     uint32_t index;
     uint32_t flags;
-    uint32_t length; /* of the answer, its NUL counted */
+    uint32_t length; /* of the answer, including its NUL */
     uint8_t data[256];
 };
 
-/* Of a subdevice: with `disable`, the channels run no more when the call returns, also in the middle of a
- * kernel; without it they go on. */
+/*
+ * Control of a subdevice: with `disable`, the channels are stopped when the call returns, even in the middle of a
+ * kernel; without it they continue.
+ */
 #define RM_DISABLE_CHANNELS 0x2080110bu
 #define RM_DISABLE_CHANNELS_MAX 64u
 struct rm_disable_channels {
@@ -108,7 +112,7 @@ struct rm_disable_channels {
     uint8_t only_scheduling;
     uint8_t rewind;
     uint8_t unused1[6];
-    uint64_t event; /* 0 */
+    uint64_t event; /* always 0 */
     uint32_t clients[RM_DISABLE_CHANNELS_MAX];
     uint32_t channels[RM_DISABLE_CHANNELS_MAX];
 };

@@ -31,8 +31,10 @@ static int set_lock(int fd, uint32_t slot, short type)
     return set_lock_at(fd, lock_offset(slot), type);
 }
 
-/* The owner word goes last when a slot is given up and last when it is taken, so that a body
- * is never read under the wrong owner. Other processes only ever sum these words. */
+/*
+ * The owner word is written last, both when a slot is given up and when it is taken, so that a body is never read under
+ * a wrong owner. Other processes only sum these words.
+ */
 static void clear(struct vgpu_slot *slot)
 {
     for (unsigned d = 0; d < VGPU_MAX_DEVICES; d++) {
@@ -69,8 +71,10 @@ static void take(struct vgpu_usage *usage, uint32_t index)
     own(usage, index, (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec);
 }
 
-/* No process holds the slot's lock, but its process may not be gone. Its pid is as it saw it: in another pid
- * namespace that is the pid of no process, or at worst of another process that is dying. */
+/*
+ * No process holds the slot's lock, but its process may still be dying. The pid was recorded in the process's own
+ * namespace: in another one it is no process's pid, or at worst that of another dying process.
+ */
 static bool still_there(const struct vgpu_slot *slot)
 {
     return vgpu_process_dying(slot->pid);
@@ -78,7 +82,7 @@ static bool still_there(const struct vgpu_slot *slot)
 
 int vgpu_slot_claim(int fd, struct vgpu_usage *usage)
 {
-    for (int pass = 0; pass < 2; pass++) { /* free slots first, then those of the dead */
+    for (int pass = 0; pass < 2; pass++) { /* free slots first, then those of dead processes */
         for (uint32_t i = 0; i < VGPU_MAX_SLOTS; i++) {
             bool is_free = __atomic_load_n(&usage->slots[i].owner, __ATOMIC_SEQ_CST) == 0;
             if (is_free != (pass == 0))
@@ -106,7 +110,7 @@ int vgpu_slot_lock_again(int fd, struct vgpu_usage *usage, uint32_t index, uint6
     if (error != 0)
         return error;
     uint32_t owner = __atomic_load_n(&slot->owner, __ATOMIC_SEQ_CST);
-    if (owner != 0 && slot->start_ns != start_ns) /* of a process that took the slot meanwhile, and died */
+    if (owner != 0 && slot->start_ns != start_ns) /* the slot belongs to a process that took it meanwhile, and died */
         clear(slot);
     if (owner == 0 || slot->start_ns != start_ns)
         own(usage, index, start_ns);

@@ -1,8 +1,7 @@
 /*
  * slot.h: claiming and clearing slots of `usage` from inside a tenant process (see lease.h).
  *
- * The caller has a lock where two threads may call at once. POSIX locks are the process's: preconditions about `fd`
- * are those of fcntl(2).
+ * Precondition: no two threads call at once. POSIX locks belong to the process: `fd` must satisfy fcntl(2).
  */
 #ifndef VGPU_SLOT_H
 #define VGPU_SLOT_H
@@ -12,35 +11,36 @@
 #include "lease.h"
 
 /*
- * Takes a slot: its lock, then a cleared body, then the owner word. `fd` is the process's one open
- * `usage` file: closing any descriptor of that file would drop the lock, so it stays open for life.
- * Returns the slot, or -EAGAIN if all slots have live owners, or another -errno of fcntl.
+ * Takes a slot: its lock, then a cleared body, then the owner word. `fd` is the process's one open `usage` file:
+ * closing any descriptor of that file would drop the lock, so it stays open until the process ends. Returns the slot,
+ * or -EAGAIN if all slots have live owners, or another -errno of fcntl.
  */
 int vgpu_slot_claim(int fd, struct vgpu_usage *usage);
 
 /*
- * Locks the slot that this process claimed at `start_ns` again by `fd`, another open `usage` file, after all descriptors of
- * the former were closed. A slot that was cleared or taken meanwhile is owned again: its figures are then as the clearing
- * left them. Returns 0, or -errno of fcntl: -EAGAIN or -EACCES while another process has the lock.
+ * Locks the slot that this process claimed at `start_ns` again by `fd`, another open `usage` file, after all
+ * descriptors of the former were closed. If the slot was cleared meanwhile, the process owns it again, with cleared
+ * figures. Returns 0, or -errno of fcntl: -EAGAIN or -EACCES while another process has the lock.
  */
 int vgpu_slot_lock_again(int fd, struct vgpu_usage *usage, uint32_t slot, uint64_t start_ns);
 
 /*
- * Clears the slots of dead processes, except `own`: not of those that are dying, see dying.h. The arbiter clears the slots of
- * the processes that registered with it; `registered` says that they are to be cleared as well, as no arbiter is there.
- * Returns how many slots were cleared.
+ * Clears the slots of dead processes, except `own`, and except those of dying processes (dying.h). The arbiter clears
+ * the slots of registered processes; with `registered` they are cleared here, because there is no arbiter. Returns how
+ * many slots were cleared.
  */
 int vgpu_slot_clear_dead(int fd, struct vgpu_usage *usage, uint32_t own, bool registered);
 
 /*
  * Waits up to 100 ms while the arbiter clears slots of registered processes that have ended. A pid is looked up in the
- * caller's pid namespace, so a process of another one counts as ended once it has no lock. True: a slot was cleared meanwhile.
+ * caller's pid namespace, so a process in another namespace counts as ended when it has no lock. True: a slot was
+ * cleared meanwhile.
  */
 bool vgpu_slot_await_clear(int fd, const struct vgpu_usage *usage, uint32_t own);
 
 /*
- * One process of the lease at a time makes its first context while it is not known what a context takes. Waits a
- * bounded time; false: it did not get the lock. Dropped by the kernel with the process, as slots are.
+ * Serialises the first contexts of a lease's processes while the size of a context is not known. Waits a bounded time;
+ * false: it did not get the lock. The kernel releases the lock with the process, as for slots.
  */
 bool vgpu_slot_lock_contexts(int fd);
 void vgpu_slot_unlock_contexts(int fd);

@@ -1,8 +1,10 @@
-/* The processes of one tenant share what it holds. MPS limits each process by itself, so two of them
- * would have twice the share; here each takes a part, and the next is refused when nothing is left.
+/*
+ * admission.c: divides a tenant's limits among its processes. MPS limits each process separately, so two processes
+ * would get twice the share. Here each process takes a part, and a process is refused when no part is left.
  *
- * The parts taken are records of a file of the tenant's, each locked by the process that has it (fcntl(2):
- * such a lock ends with its process, however that ends). A tenant that writes there harms itself alone. */
+ * The parts are records in a file of the tenant, each locked by its process (fcntl(2): the lock ends with the process).
+ * A tenant that writes there harms only itself.
+ */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -25,7 +27,7 @@ struct part {
 struct tenant {
     struct part whole;
     uint32_t processes;
-    bool pooled_memory; /* libvgpu holds all of them to one limit: none takes a part of it here */
+    bool pooled_memory; /* libvgpu enforces one limit for all processes, so none takes a part of it here */
 };
 
 static int g_file = -1;
@@ -47,7 +49,7 @@ static bool record_held(int file, int index)
     return fcntl(file, F_GETLK, &range) != 0 || range.l_type != F_UNLCK;
 }
 
-/* What the other processes left of `whole`, and a free record, or -1. */
+/* Computes what the other processes left of `whole`. Returns a free record, or -1. */
 static int measure(int file, const struct tenant *tenant, struct part *left)
 {
     const struct part *whole = &tenant->whole;
@@ -69,7 +71,7 @@ static int measure(int file, const struct tenant *tenant, struct part *left)
     return index;
 }
 
-/* "0=2048M" or "GPU-...=2G", of one device; 0: nothing of the kind. */
+/* Parses "0=2048M" or "GPU-...=2G", for one device; 0 for any other text. */
 static uint32_t asked_memory(void)
 {
     const char *text = getenv(MEMORY);
@@ -93,7 +95,7 @@ static uint32_t asked_share(void)
     return percent > 0 && percent <= 100 && *end == '\0' ? (uint32_t)(percent * 100 + 0.5) : 0;
 }
 
-/* A process may ask for less than its even part, or for more as long as the tenant has it. */
+/* The part of a process: it may request less than its even part, or more as long as the tenant has it. */
 static struct part wanted(const struct tenant *tenant)
 {
     const struct part *whole = &tenant->whole;
@@ -108,7 +110,8 @@ static struct part wanted(const struct tenant *tenant)
 static void set(const char *name, const char *value)
 {
     const char *now = getenv(name);
-    if (now == NULL || strcmp(now, value) != 0) /* setenv is not safe beside threads: only when it must be */
+    /* setenv is unsafe beside other threads, so it is called only if needed */
+    if (now == NULL || strcmp(now, value) != 0)
         setenv(name, value, 1);
 }
 
@@ -126,7 +129,7 @@ static void set_environment(const struct part *part)
 static bool read_limits(const char *folder, struct tenant *tenant)
 {
     struct part *whole = &tenant->whole;
-    unsigned pooled = 0; /* not in the files of older vgpud */
+    unsigned pooled = 0; /* missing in the files of older vgpuds */
     char path[512];
     snprintf(path, sizeof(path), "%s/limits", folder);
     FILE *file = fopen(path, "re");
@@ -168,11 +171,11 @@ int guard_admit(void)
     char path[512];
     const char *folder = tenant_folder();
     if (folder == NULL)
-        return GUARD_SUCCESS; /* nothing says what the tenant holds: MPS's own limits are all there is */
+        return GUARD_SUCCESS; /* without a file of limits, only MPS's own limits hold */
     snprintf(path, sizeof(path), "%s/slots", folder);
     guard_leave();
     if (!read_limits(folder, &tenant) || (g_file = open(path, O_RDWR | O_CLOEXEC)) < 0)
-        return GUARD_NO_CONNECTION; /* released, or not ours: no limits are no licence */
+        return GUARD_NO_CONNECTION; /* released, or of another tenant: without limits the process is refused */
     int result = take(g_file, &tenant);
     if (result != GUARD_SUCCESS)
         guard_leave();

@@ -1,6 +1,8 @@
-/* cuInit under guard: the same control daemon must accept before and after the driver's own cuInit. It
- * was then there in between, where the driver connected; one that came or went meanwhile may have left
- * this process without MPS, and so it is refused for good. */
+/*
+ * cuInit under guard: the same control daemon must accept connections before and after the driver's own cuInit, so that
+ * it ran in between, when the driver connected. If a daemon started or ended meanwhile, this process may be without
+ * MPS, and is refused permanently.
+ */
 #include "guard.h"
 
 #include <pthread.h>
@@ -11,11 +13,11 @@
 #define PIPE "CUDA_MPS_PIPE_DIRECTORY"
 
 static pthread_mutex_t g_lock = PTHREAD_MUTEX_INITIALIZER;
-static pid_t g_pid; /* whose verdict this is: after a fork the child is judged anew */
+static pid_t g_pid; /* the process of this verdict: a forked child gets its own */
 static bool g_admitted;
 static int g_refused;
 
-/* In a container the folder is known, so that `env -i` and login shells change nothing. */
+/* In a container the folder is a constant, so that `env -i` and login shells make no difference. */
 static const char *pipe_folder(void)
 {
     const char *named = getenv(PIPE);
@@ -24,7 +26,7 @@ static const char *pipe_folder(void)
             setenv(PIPE, GUARD_CONTAINER_PIPE, 1);
         return named == NULL ? GUARD_CONTAINER_PIPE : named;
     }
-    return named == NULL ? "/tmp/nvidia-mps" : named; /* where the driver would look */
+    return named == NULL ? "/tmp/nvidia-mps" : named; /* where the driver looks */
 }
 
 static int refuse(int code, const char *pipe)

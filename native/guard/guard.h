@@ -1,7 +1,9 @@
-/* guard.h: an MPS tenant's process may not initialise CUDA past its MPS control daemon.
+/*
+ * guard.h: prevents an MPS tenant's process from initialising CUDA without its MPS control daemon.
  *
- * The driver runs a process without MPS, and so with no limit at all, when no control daemon answers
- * (measured on an H200, driver 580). The guard stands before cuInit and refuses instead. */
+ * The driver runs a process without MPS, and so with no limit at all, when no control daemon answers (measured on an
+ * H200, driver 580). The guard wraps cuInit and refuses instead.
+ */
 #ifndef VGPU_GUARD_H
 #define VGPU_GUARD_H
 
@@ -18,25 +20,27 @@ enum {
     GUARD_NO_MORE_CLIENTS = 808 /* CUDA_ERROR_MPS_MAX_CLIENTS_REACHED */
 };
 
-/* Where these lie in a container, whatever the environment says (vgpud/modes/mps/edits.py). */
+/* The paths in a container, independent of the environment (vgpud/modes/mps/edits.py). */
 #define GUARD_CONTAINER_PIPE "/run/vgpu/mps/p"
 #define GUARD_CONTAINER_TENANT "/run/vgpu/mps-tenant"
 
-/* One life of a control daemon: each makes its socket anew. */
+/* One run of a control daemon: each run creates a new socket. */
 struct guard_life {
     dev_t device;
     ino_t inode;
     struct timespec changed;
 };
 
-/* probe.c: does a control daemon accept connections in `pipe`, and which life of it? Never blocks. */
+/* probe.c: does a control daemon accept connections in `pipe`, and which run of it? Never blocks. */
 bool guard_probe(const char *pipe, struct guard_life *life);
 bool guard_same_life(const struct guard_life *a, const struct guard_life *b);
 
-/* admission.c: this process's part of what its tenant holds, set in the environment for the driver.
- * GUARD_SUCCESS, or GUARD_NO_MORE_CLIENTS when the tenant's processes have all of it. */
+/*
+ * admission.c: takes this process's part of the tenant's limits, and sets it in the environment for the driver.
+ * GUARD_SUCCESS, or GUARD_NO_MORE_CLIENTS if the tenant's other processes have all of it.
+ */
 int guard_admit(void);
-void guard_leave(void); /* gives the part back; the end of the process does so too */
+void guard_leave(void); /* gives the part back; so does the end of the process */
 
 /* guard.c */
 typedef int (*guard_init_fn)(unsigned flags);

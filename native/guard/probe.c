@@ -1,5 +1,7 @@
-/* Asks the kernel whether somebody listens, by a connection that is closed at once: one that stays open
- * and says nothing blocks NVIDIA's daemon for everybody (measured on 535 and 550). */
+/*
+ * Checks by a connection that is closed at once whether a daemon listens: a connection that stays open and sends
+ * nothing would block NVIDIA's daemon for all users (measured on 535 and 550).
+ */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -10,7 +12,7 @@
 
 #include "guard.h"
 
-/* A full queue is an answer too: the daemon is there and behind with its work. */
+/* A full backlog counts too: a daemon is there and slow. */
 static bool connects(const struct sockaddr_un *address, int type, bool *wrong_type)
 {
     int fd = socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -30,9 +32,9 @@ bool guard_probe(const char *pipe, struct guard_life *life)
     int n = snprintf(address.sun_path, sizeof(address.sun_path), "%s/control", pipe);
     if (n < 0 || (size_t)n >= sizeof(address.sun_path) ||
         syscall(SYS_newfstatat, AT_FDCWD, address.sun_path, &found, 0) != 0)
-        return false; /* not by stat(3), which C libraries before 2.33 do not export */
+        return false; /* stat(3) is not used, because C libraries before 2.33 do not export it */
     *life = (struct guard_life){found.st_dev, found.st_ino, found.st_ctim};
-    if (connects(&address, SOCK_SEQPACKET, &wrong_type)) /* NVIDIA's, 535 and 550 */
+    if (connects(&address, SOCK_SEQPACKET, &wrong_type)) /* the socket type of NVIDIA's daemon, 535 and 550 */
         return true;
     return wrong_type && connects(&address, SOCK_STREAM, &wrong_type);
 }
