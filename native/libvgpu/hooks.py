@@ -1,6 +1,6 @@
-"""Makes the table of hooks and the wrappers that only wait, from NVIDIA's headers and hooks.toml.
+"""Generates the table of hooks and the wrappers that only wait, from NVIDIA's headers and hooks.toml.
 
-    hooks.py --out FOLDER --include FOLDER [--include FOLDER] [--table FILE] -- CC [ARGUMENT ...]
+hooks.py --out FOLDER --include FOLDER [--include FOLDER] [--table FILE] -- CC [ARGUMENT ...]
 
 CC is the C compiler: its preprocessor resolves the macros that rename versions. Written to FOLDER:
 
@@ -8,8 +8,8 @@ CC is the C compiler: its preprocessor resolves the macros that rename versions.
     known.def   KNOWN for each function of the driver that the table names, in the order of strcmp
     waits.c     the wrappers of the calls that only wait while the lease is suspended
 
-A call of cuda.h that hooks.toml does not name is an error, exit code 1, that lists all such calls: each
-needs a decision.
+A call of cuda.h that hooks.toml does not name is an error, exit code 1, that lists all such calls: each needs
+a decision.
 """
 
 import argparse
@@ -36,7 +36,7 @@ class TableError(Exception):
 
 @dataclass(frozen=True)
 class Entry:
-    """What libvgpu does at one function. `treatment`: one of TREATMENTS."""
+    """The treatment of one function by libvgpu, one of TREATMENTS."""
 
     symbol: str
     treatment: str
@@ -80,7 +80,8 @@ def read_prototypes(compiler: list[str], includes: list[Path]) -> dict[str, str]
 
 def read_versions(includes: list[Path], symbols: Iterable[str]) -> dict[str, int]:
     """CUDA version that brought each symbol. NVIDIA's typedefs name the versions of a function, cuda.h its
-    symbols; in order, each version belongs to one symbol. Raises TableError where they do not pair."""
+    symbols; in order, each version belongs to one symbol. Raises TableError if the numbers differ.
+    """
     versions: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
     for header in ("cudaTypedefs.h", "cudaProfilerTypedefs.h"):
         (path,) = (folder / header for folder in includes if (folder / header).exists())

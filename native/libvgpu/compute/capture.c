@@ -1,4 +1,4 @@
-/* capture.c: begin and end of stream captures, by the stream that each began on. */
+/* capture.c: tracks the begin and the end of stream captures, by the stream on which each began. */
 #include "capture.h"
 
 #include <pthread.h>
@@ -11,12 +11,12 @@
 struct capture {
     struct capture *next;
     CUstream stream;
-    CUcontext context; /* the stream's; NULL: not known */
+    CUcontext context; /* of the stream; NULL: not known */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct capture *begun; /* guarded by `lock` */
-static int captures;          /* of `begun`, and those that are being begun */
+static struct capture *begun; /* list of captures; guarded by `lock` */
+static int captures;          /* captures in `begun`, and those that are beginning */
 
 bool vgpu_capture_any(void)
 {
@@ -45,7 +45,7 @@ void vgpu_capture_restore(CUstreamCaptureMode before)
     CALL(cuThreadExchangeStreamCaptureMode, &before);
 }
 
-#define UNCHANGED (-1) /* no mode */
+#define UNCHANGED (-1) /* marks an unchanged mode */
 
 int vgpu_capture_relax_if_any(void)
 {
@@ -61,12 +61,12 @@ void vgpu_capture_restore_if_any(int before)
 static void reset(void)
 {
     pthread_mutex_init(&lock, NULL);
-    begun = NULL; /* the parent's driver objects are none of the child's; its records stay allocated */
+    begun = NULL; /* the driver's objects belong to the parent; its records stay allocated */
     captures = 0;
 }
 VGPU_IN_CHILD(reset);
 
-/* Unlinks those that are of `stream`, the first one only, or of `context`. Their count stays. */
+/* Unlinks the first capture of `stream`, or all of `context`. Does not change their count. */
 static struct capture *take(CUstream stream, CUcontext context)
 {
     struct capture *taken = NULL;
@@ -111,7 +111,10 @@ void vgpu_capture_forget(CUcontext context)
         ended(take(NULL, context));
 }
 
-/* Counted before the driver is asked, so that no marker gets into the gap. NULL: no memory for the record. */
+/*
+ * Counts the capture before the driver's call, so that no marker is recorded in between. NULL: no memory for the
+ * record.
+ */
 static struct capture *begin(CUstream stream)
 {
     struct capture *capture = calloc(1, sizeof(*capture));
@@ -198,7 +201,7 @@ VGPU_EXPORT CUresult cuStreamBeginCaptureToCig_ptsz(CUstream hStream, CUstreamCi
     BEGIN_BODY(cuStreamBeginCaptureToCig_ptsz, hStream, streamCigCaptureParams);
 }
 
-/* An invalidated capture has ended, too, whatever the driver's answer; one that was not begun has not. */
+/* An invalidated capture has ended too, whatever the driver returned; a capture that did not begin has not. */
 #define END_BODY(symbol, stream, ...)                                                                 \
     do {                                                                                              \
         vgpu_suspended_call();                                                                        \
@@ -209,8 +212,10 @@ VGPU_EXPORT CUresult cuStreamBeginCaptureToCig_ptsz(CUstream hStream, CUstreamCi
         return result;                                                                                \
     } while (0)
 
-/* A stream that is destroyed takes the capture that began on it along. Its record goes first: afterwards another
- * stream may have the handle. */
+/*
+ * Destroying a stream ends the capture that began on it. Its record is removed first, because another stream may get
+ * the handle afterwards.
+ */
 #define DESTROY_BODY(symbol, stream)                                              \
     do {                                                                          \
         vgpu_suspended_call();                                                    \

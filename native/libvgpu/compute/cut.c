@@ -10,43 +10,44 @@
 #include "inside.h"
 #include "in_flight.h"
 
-#define WATCH_NS 250000u /* between two looks */
+#define WATCH_NS 250000u /* between two checks for idleness */
 #define WATCH_BRIEF_NS 40000u
-#define WATCH_OFF_NS 1000000u /* what is off the device does not become idle */
-#define QUIET_NS 400000u      /* without a call, and nothing left: idle */
+#define WATCH_OFF_NS 1000000u /* while it is off the device, where it cannot become idle */
+#define QUIET_NS 400000u      /* idle: no call for this long, and no work left */
 #define QUIET_BRIEF_NS 80000u
-#define QUIET_MAX_NS 3000000u /* of a program that is never idle for long: see learn_quiet_time() */
+#define QUIET_MAX_NS 3000000u /* for a program that is never idle for long: see learn_quiet_time() */
 #define TOO_EARLY_NS 1000000u
 #define SAMPLE_NS 1000000u
-#define SAMPLE_COSTS 100u       /* a look at the process's own work costs the program less than this part of its time */
-#define MARKER_PASSES_NS 20000u /* a marker on an idle device takes 5 to 10 us */
-/* Where the kernel has no membarrier(2), a thread may be between its look at the flag and the driver when the process
- * counts as idle from then on; and work may come without a call, by another process. Such work would wait for a turn
- * that no call asks for. So a turn is asked for so much later, and the next ten times as late each time, until a call
- * comes. */
+#define SAMPLE_COSTS 100u       /* a sample of its own work costs the program less than this part of its time */
+#define MARKER_PASSES_NS 20000u /* time in which a marker on an idle device completes: it takes 5 to 10 us */
+/*
+ * Without membarrier(2), a thread may be between its check of the flag and the driver at the moment when the process is
+ * taken for idle; and another process may cause work without a call here. Such work would wait for a slice that no call
+ * requests. So a slice is requested after this time, and then after ten times the time each, until a call comes.
+ */
 #define DOUBT_NS 20000000u
 #define DOUBT_MAX_NS 20000000000u
 #define RESCUE_NS 500000000u
 
 static struct {
     pthread_mutex_t lock;
-    uint64_t *allow; /* of the launch path, see gate.h */
+    uint64_t *allow; /* the launch path's word, see gate.h */
     bool active;
     bool watch;
     bool brief;
     bool idle;
-    uint64_t quiet_ns; /* without a call until it counts as idle */
+    uint64_t quiet_ns; /* time without a call until it counts as idle */
     uint64_t idle_at;
-    bool sampled; /* a drain was begun to see whether there is work, and calls came since */
-    bool marked;  /* a drain was begun, and nothing was called since */
+    bool sampled; /* a drain was begun to find unfinished work, and calls came since */
+    bool marked;  /* a drain was begun, and no call came since */
     uint64_t looked_at;
-    uint64_t busy_at;   /* the look before the first at which nothing was called */
-    uint64_t sample_at; /* not before */
+    uint64_t busy_at;   /* the check before the first one without calls */
+    uint64_t sample_at; /* the next sample does not come before */
     uint64_t calls;
     uint64_t doubt_at;
     uint64_t doubt_ns;
-    uint64_t left_at; /* when it ended to be cut, or its channels last were not put back; 0: they are on */
-    bool refused;     /* the driver would not put them back then */
+    uint64_t left_at; /* when its engine cut ended, or its channels could last not be enabled; 0: they are enabled */
+    bool refused;     /* the driver refused to enable them then */
 } cut = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static void say(uint32_t kind, uint64_t idle_ns)
@@ -55,7 +56,7 @@ static void say(uint32_t kind, uint64_t idle_ns)
     message.turn.length_ns = idle_ns;
     message.turn.devices = vgpu_in_flight_declare();
     message.turn.sent_ns = now_ns();
-    vgpu_link_send(&message); /* a line that broke is noticed by its thread */
+    vgpu_link_send(&message); /* the link's thread handles send errors */
 }
 
 static void set_idle(bool idle)
@@ -103,7 +104,7 @@ void vgpu_cut_end(void)
     pthread_mutex_unlock(&cut.lock);
 }
 
-/* A program that had more to do soon after it was said to be idle was said so too early: each time costs orders. */
+/* A program that had work soon after it was reported idle was reported too early; each such report costs orders. */
 static void learn_quiet_time(void)
 {
     uint64_t least = cut.brief ? QUIET_BRIEF_NS : QUIET_NS;
@@ -111,7 +112,7 @@ static void learn_quiet_time(void)
     cut.quiet_ns = to < least ? least : to < QUIET_MAX_NS ? to : QUIET_MAX_NS;
 }
 
-/* With the lock held. */
+/* Precondition: the lock is held. */
 static void wake(void)
 {
     set_idle(false);
@@ -141,7 +142,7 @@ bool vgpu_cut_idle(void)
     return idle;
 }
 
-/* Idle: what may have slipped by gets a turn. */
+/* While idle: requests a slice for work that no call announced. */
 static int64_t doubt(uint64_t now)
 {
     if (now < cut.doubt_at)
@@ -157,7 +158,7 @@ static void mark(void)
     vgpu_drain_begin();
 }
 
-/* Has the marker that was just set passed? It takes a moment also where there is nothing before it. */
+/* Has the marker that was just recorded completed? Even on an idle device that takes a moment. */
 static bool passes(void)
 {
     uint64_t began = now_ns();
@@ -167,8 +168,10 @@ static bool passes(void)
     return done;
 }
 
-/* Of a process that goes on calling: is work of it unfinished? A thread that stays in a call waits for some. While
- * it is off the device the question has no answer. */
+/*
+ * For a process that keeps making calls: is some of its work unfinished? A thread that stays in a call waits for work.
+ * While the process is off the device, the answer is unknown.
+ */
 static void sample(uint64_t now, bool waits)
 {
     if (now < cut.sample_at || vgpu_channels_off())
@@ -184,7 +187,7 @@ static void sample(uint64_t now, bool waits)
     cut.sample_at = now + (pause > SAMPLE_NS ? pause : SAMPLE_NS);
 }
 
-/* True: nothing was called for a while, nothing is being called, and all that was has run. */
+/* True if there was no call for a while, no call is in progress, and all work has finished. */
 static bool is_quiet(uint64_t now)
 {
     bool inside;
@@ -192,7 +195,8 @@ static bool is_quiet(uint64_t now)
     cut.looked_at = now;
     uint64_t calls = vgpu_inside_glance(&inside);
     if (calls == cut.calls && !inside)
-        calls = vgpu_inside_read(&inside); /* membarrier(2) interrupts the threads: only if it seems idle */
+        /* membarrier(2) interrupts the process's threads, so it is used only if the process seems idle */
+        calls = vgpu_inside_read(&inside);
     bool same = calls == cut.calls;
     cut.calls = calls;
     if (!same || inside) {
@@ -202,7 +206,7 @@ static bool is_quiet(uint64_t now)
     }
     bool fresh = !cut.marked;
     if (fresh) {
-        cut.busy_at = looked_at; /* the last call returned somewhere between the two */
+        cut.busy_at = looked_at; /* the last call returned somewhere between the two checks */
         mark();
         cut.marked = true;
         cut.sampled = false;
@@ -215,7 +219,7 @@ static bool is_quiet(uint64_t now)
     return done && now - cut.busy_at >= cut.quiet_ns;
 }
 
-/* The flag is up: each thread that enters from now on says so. Has one entered since the last look? */
+/* With the flag set, each thread that enters reports it. Has a thread entered since the last check? */
 static bool stays_quiet(void)
 {
     bool inside;
@@ -240,7 +244,7 @@ bool vgpu_cut_look(int64_t *wait_ns)
             cut.idle_at = now;
             cut.doubt_at = now + cut.doubt_ns;
             say(VGPU_MSG_DONE, now - cut.busy_at);
-        } else { /* a call came in between, without a look at the flag */
+        } else { /* a call came in between and did not see the flag */
             set_idle(false);
             cut.marked = false;
         }

@@ -1,15 +1,15 @@
 /*
- * cut.h: a process whose turns the arbiter keeps by taking its channels off the device (VGPU_MSG_CUT). Its launches
- * run ahead as without libvgpu. What it does itself is to say whether it has work: WANT at the first call after it
- * was idle, DONE when nothing is left to do.
+ * cut.h: a process under the engine cut: the arbiter enforces its slices by disabling its channels (VGPU_MSG_CUT). Its
+ * launches run as without libvgpu. The process only reports whether it has work: WANT at the first call after it was
+ * idle, DONE when no work is left.
  *
- * Idle is a process that made no call for QUIET_NS, and all of whose contexts have reached an event that was
- * recorded since (cuCtxRecordEvent: host callbacks, graphs and waits on memory are before it). While it is off the
- * device the event does not come, so it is not idle. A call that passed by just then is found by looking once more
- * later: see cut.c.
+ * A process is idle if it made no call for QUIET_NS, and all of its contexts have reached an event recorded since
+ * (cuCtxRecordEvent: host callbacks, graphs and waits on memory come before it). While the process is off the device
+ * the event does not complete, so it is not idle. A call that comes at that moment is found by a later check: see
+ * cut.c.
  *
- * A process that is watched also looks once a millisecond, while it is on the device, whether work of its own is
- * unfinished, and counts both in its channel table: one that leaves gaps shares the device with others.
+ * A watched process also checks once a millisecond, while it is on the device, whether its work is unfinished, and
+ * counts both results in its channel table: a process with gaps shares the device with others.
  *
  * Any thread may call these functions; a lock of this file's own guards them.
  */
@@ -19,22 +19,26 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* From now on the process is cut; again, with other `flags` (enum vgpu_turn_flags). WATCH: it is to say that it idles,
- * with BRIEF sooner. `allow`: launches look at the gate while it is 0. */
+/*
+ * vgpu_cut_begin: the process is under the engine cut from now on, or gets other `flags` (enum vgpu_turn_flags). WATCH:
+ * it must report when it is idle, with BRIEF sooner. `allow`: launches check the gate while it is 0.
+ */
 void vgpu_cut_begin(uint32_t flags, uint64_t *allow);
 void vgpu_cut_end(void);
 
-/* Work comes: says so if the process counts as idle. On every call's path while it does. */
+/* Reports work if the process counts as idle. It is on every call's path while the process is idle. */
 void vgpu_cut_work(void);
 
 /* Does it count as idle? */
 bool vgpu_cut_idle(void);
 
-/* Looks whether it idles. Sets *wait_ns: until the next look, or -1. True: it has just become idle. */
+/* Checks for idleness. Sets *wait_ns to the time until the next check, or -1. True: it has just become idle. */
 bool vgpu_cut_look(int64_t *wait_ns);
 
-/* From half a second after the process was last cut: its channels may be off, and no other process would put them back.
- * Returns nanoseconds until it is to be called again, -1: need not be. */
+/*
+ * Called from half a second after the engine cut has ended for the process: its channels may be disabled, and no other
+ * process would enable them. Returns the nanoseconds until the next call, -1: none is needed.
+ */
 int64_t vgpu_cut_rescue(void);
 
 void vgpu_cut_reset(void);

@@ -1,6 +1,6 @@
 /*
- * drain.h: waiting for a whole context on drivers without cuCtxRecordEvent (before CUDA 12.5): a thread
- * that blocks in cuCtxSynchronize, so that no launching thread has to.
+ * drain.h: waits for a whole context on drivers without cuCtxRecordEvent (before CUDA 12.5): a thread blocks in
+ * cuCtxSynchronize, so that launching threads need not.
  *
  * Any thread may call these functions; the thread calls the driver with no lock held.
  */
@@ -14,21 +14,21 @@
 
 enum vgpu_drain_state { VGPU_DRAIN_BY_MARKERS, VGPU_DRAIN_BY_EVENT, VGPU_DRAIN_BY_THREAD };
 
-/* Of one context; zero at first, and the caller's memory until vgpu_drain_thread_forget. */
+/* The job of one context. Initially zero; the caller's memory until vgpu_drain_thread_forget. */
 struct vgpu_drain_job {
     struct vgpu_drain_job *next;
-    CUcontext context; /* NULL: the thread does not know the job */
+    CUcontext context; /* NULL: the thread has no such job */
     uint64_t asked;
     uint64_t done;
 };
 
-/* Asks for one synchronization of the context, begun after this call. False: there is no thread for it. */
+/* Requests one synchronization of the context, which begins after this call. False: there is no thread for it. */
 bool vgpu_drain_thread_ask(struct vgpu_drain_job *job, CUcontext context);
 
-/* Has the one asked for last come to its end? */
+/* Has the last requested synchronization ended? */
 bool vgpu_drain_thread_done(const struct vgpu_drain_job *job);
 
-/* The context is about to end. Returns when the thread is out of it; the job's memory may be freed then. */
+/* Called before the context ends. Returns when the thread is out of it; the job's memory may be freed then. */
 void vgpu_drain_thread_forget(struct vgpu_drain_job *job);
 
 #endif

@@ -22,57 +22,57 @@
 #include "tenant.h"
 #include "thread.h"
 
-#define WATCH_NS 250000             /* between two looks for idleness */
-#define WATCH_BRIEF_NS 80000        /* of a tenant that wishes short turns */
-#define DRAIN_POLL_NS 30000         /* between two looks at a drain */
-#define SILENCE_NS 3000000000u      /* an arbiter that leaves a wish unanswered for so long is taken for gone */
-#define PACE_WAIT_MAX_NS 100000000u /* what is in flight may wait for the very launch that is held back */
-#define TRANSIT_MAX_NS 2000000u     /* more is not time on the way but another time namespace */
+#define WATCH_NS 250000             /* between two checks for idleness */
+#define WATCH_BRIEF_NS 80000        /* the same, for a tenant that requests short slices */
+#define DRAIN_POLL_NS 30000         /* between two checks of a drain */
+#define SILENCE_NS 3000000000u      /* an arbiter that leaves a request unanswered for this long is considered gone */
+#define PACE_WAIT_MAX_NS 100000000u /* work in flight may wait for the launch that is delayed */
+#define TRANSIT_MAX_NS 2000000u     /* a longer transit time means another time namespace */
 #define DUTY_WINDOW_NS 2000000u
 #define SLEEP_ABOVE_NS 300000u
-#define COUNT_NS 1000000000 /* between two of its counts that a process that is cut publishes */
+#define COUNT_NS 1000000000 /* between two publications of its counts by a process under the engine cut */
 
 enum state { CLOSED, OPEN, FREE, CUT };
 
 static struct {
     pthread_mutex_t lock;
-    enum state state; /* read without the lock by waiting threads */
+    enum state state; /* waiting threads read it without the lock */
     bool linked;
-    bool gated;  /* it cannot be cut: it has no channels of its own */
-    bool held;   /* a turn is ours until nothing of it is left on the device */
-    bool wanted; /* WANT was said, or DONE with MORE */
-    bool fresh;  /* nothing was launched in this turn yet */
+    bool gated;  /* the engine cut is impossible: it has no channels of its own */
+    bool held;   /* a slice is this process's until none of its work is left on the device */
+    bool wanted; /* WANT was sent, or DONE with MORE */
+    bool fresh;  /* no launch in this slice yet */
     struct vgpu_turn turn;
     uint64_t ends_at; /* UINT64_MAX: open-ended */
     uint64_t wanted_at;
-    uint64_t seen_at; /* time of the last look */
-    int64_t idle_ns;  /* of the turn */
+    uint64_t seen_at; /* time of the last check */
+    int64_t idle_ns;  /* idle time in the slice */
     uint64_t granted_at;
-    uint64_t seen_count; /* for idleness and the counters */
+    uint64_t seen_count; /* count at the last check, for idleness and the counters */
     uint32_t waiting;    /* threads at the gate */
-    uint32_t epoch;      /* futex: moves when the state does */
-    bool draining;       /* a drain was begun for this turn */
-    bool watching;       /* a drain was begun to see whether the process idles */
-    bool look;           /* LOOK was said, and not answered yet */
-    bool probing;        /* a drain was begun to see whether what was launched has run */
+    uint32_t epoch;      /* futex: changes with the state */
+    bool draining;       /* a drain was begun for this slice */
+    bool watching;       /* a drain was begun to check for idleness */
+    bool look;           /* LOOK was received, and is not answered yet */
+    bool probing;        /* a drain was begun to check for unfinished launches */
     uint64_t looked_count;
     struct vgpu_duty duty;
     const struct vgpu_limits *limits;
-    double share; /* as own_share last said */
+    double share; /* last value of own_share */
     struct vgpu_usage *usage;
     uint32_t slot;
     uint64_t counted;
-    uint64_t counted_at; /* of a process that is cut */
+    uint64_t counted_at; /* for a process under the engine cut */
 } gate = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-static pthread_mutex_t one_drains = PTHREAD_MUTEX_INITIALIZER; /* thread at a time */
+static pthread_mutex_t one_drains = PTHREAD_MUTEX_INITIALIZER; /* at most one thread drains */
 
 static enum state state_now(void)
 {
     return __atomic_load_n(&gate.state, __ATOMIC_ACQUIRE);
 }
 
-/* --- below: with the lock held */
+/* --- below: the lock is held */
 
 static uint64_t free_until(void)
 {
@@ -96,7 +96,10 @@ static void close_gate(void)
     gate.watching = false;
 }
 
-/* No look is taken at a turn that is free, nor at its end: one with an end is as any other, whatever it says. */
+/*
+ * A slice without pacing is not checked, nor its end: a slice with an end is treated as any other, whatever its flags
+ * are.
+ */
 static void set_terms(const struct vgpu_turn *turn, uint64_t now)
 {
     bool endless = turn->length_ns == VGPU_TURN_OPEN_ENDED;
@@ -136,7 +139,7 @@ static void send_message(uint32_t kind, uint32_t flags, int64_t idle_ns)
                                       .flags = flags,
                                       .devices = vgpu_in_flight_declare()};
     message.turn.sent_ns = now_ns();
-    vgpu_link_send(&message); /* a line that broke is noticed by its thread */
+    vgpu_link_send(&message); /* the link's thread handles send errors */
 }
 
 static void want(uint64_t now)
@@ -152,7 +155,7 @@ static void give_back(uint64_t now)
 {
     bool more = gate.waiting > 0 && !vgpu_suspended_now();
     gate.held = false;
-    gate.look = gate.look || vgpu_suspended_now(); /* nothing of ours is in the driver from now on: say so */
+    gate.look = gate.look || vgpu_suspended_now(); /* from now on this process has no work in the driver: report it */
     vgpu_in_flight_idle();
     note_launches();
     if (gate.linked) {
@@ -164,7 +167,10 @@ static void give_back(uint64_t now)
     }
 }
 
-/* A turn that came too late: the lease is suspended by now. The driver is not asked, nothing was launched. */
+/*
+ * Declines a slice that came too late: the lease is suspended by now. The driver is not called, and nothing was
+ * launched.
+ */
 static void decline_turn(const struct vgpu_turn *turn, uint64_t now)
 {
     gate.turn = *turn;
@@ -179,9 +185,9 @@ static double own_share(void)
     return gate.share = vgpu_duty_share(gate.limits, gate.share);
 }
 
-/* --- below: without the lock */
+/* --- below: the lock is not held */
 
-/* One step of waiting until nothing is left on the device. True: it was given back. */
+/* One step of draining. True: the devices were given back. */
 static bool drain_step(void)
 {
     bool done = false;
@@ -219,7 +225,7 @@ static void sleep_at_gate(uint32_t epoch)
         vgpu_link_hang_up();
 }
 
-/* Until the gate is not closed. */
+/* Waits until the gate is open. */
 static void wait_for_turn(void)
 {
     pthread_mutex_lock(&gate.lock);
@@ -231,7 +237,7 @@ static void wait_for_turn(void)
             pthread_mutex_unlock(&gate.lock);
             vgpu_suspended_wait();
             pthread_mutex_lock(&gate.lock);
-            began += now_ns() - now; /* that is not for its share's sake */
+            began += now_ns() - now; /* this wait is not for the sake of its share */
             continue;
         }
         bool draining = gate.held;
@@ -250,7 +256,7 @@ static void wait_for_turn(void)
     pthread_mutex_unlock(&gate.lock);
 }
 
-/* With the gate open: true, if the launch may go. */
+/* Called with the gate open: true if the launch may run. */
 static bool admit(CUstream stream, int per_thread)
 {
     uint64_t began = now_ns();
@@ -290,7 +296,7 @@ static bool admit(CUstream stream, int per_thread)
     }
 }
 
-/* The turn is not one on a device that is launched to now for the first time: the next will be. */
+/* Ends a slice that does not include the device of this launch; the next slice will include it. */
 static void end_if_stray(void)
 {
     pthread_mutex_lock(&gate.lock);
@@ -299,7 +305,10 @@ static void end_if_stray(void)
     pthread_mutex_unlock(&gate.lock);
 }
 
-/* Something is launched: a process that has no channels to be cut by, a client of MPS, keeps its turns itself. */
+/*
+ * Handles a launch under the engine cut: a process without channels of its own, such as a client of MPS, must use the
+ * gate.
+ */
 static bool stay_cut(void)
 {
     if (vgpu_channels_known())
@@ -323,11 +332,11 @@ static CUresult look(CUstream stream, int per_thread)
         __atomic_store_n(&vgpu_launches.allow, UINT64_MAX, __ATOMIC_RELAXED);
         return CUDA_SUCCESS;
     }
-    vgpu_suspended_wait(); /* before anything that asks the driver */
+    vgpu_suspended_wait(); /* before any call of the driver */
     if (vgpu_capture_on(stream, per_thread))
         return CUDA_SUCCESS;
     enum vgpu_touch touched = vgpu_in_flight_touch(stream, per_thread);
-    if (touched == VGPU_TOUCH_NO_CONTEXT) /* a turn is of a device, and this launch has none */
+    if (touched == VGPU_TOUCH_NO_CONTEXT) /* a slice is for devices, and this launch has none */
         return CUDA_SUCCESS;
     if (touched == VGPU_TOUCH_NO_MEMORY)
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -371,7 +380,7 @@ void vgpu_gate_launched(CUstream stream, int per_thread, uint64_t weight)
     __atomic_sub_fetch(&vgpu_launches.asked, weight, __ATOMIC_SEQ_CST);
 }
 
-/* --- the link thread's */
+/* --- called by the link's thread */
 
 static bool start(const char *folder, struct vgpu_usage *usage, uint32_t slot)
 {
@@ -381,7 +390,7 @@ static bool start(const char *folder, struct vgpu_usage *usage, uint32_t slot)
     gate.usage = usage;
     gate.slot = slot;
     gate.share = -1;
-    gate.look = true; /* the lease may be suspended, and on its way out or in before the first LOOK */
+    gate.look = true; /* the lease may be suspended, or be swapped, before the first LOOK */
     vgpu_suspended_start(gate.limits, &usage->slots[slot]);
     return true;
 }
@@ -391,11 +400,11 @@ static void linked(void)
     pthread_mutex_lock(&gate.lock);
     gate.linked = true;
     gate.wanted = false;
-    gate.look = true; /* one may have been missed */
+    gate.look = true; /* a LOOK may have been missed */
     if (gate.state != CLOSED)
         close_gate();
     gate.gated = false;
-    gate.held = false; /* what still runs of a turn that no arbiter gave is drained beside the next holder */
+    gate.held = false; /* running work of a slice without an arbiter is drained beside the next holder */
     if (gate.waiting > 0)
         want(now_ns());
     pthread_mutex_unlock(&gate.lock);
@@ -420,7 +429,7 @@ static void take(const struct vgpu_message *message)
     pthread_mutex_lock(&gate.lock);
     if (message->kind == VGPU_MSG_GRANT) {
         if (gate.state == OPEN && message->turn.number == gate.turn.number)
-            set_terms(&message->turn, now); /* it goes on, under other terms */
+            set_terms(&message->turn, now); /* the slice continues, under new terms */
         else if (gate.state == CLOSED && !gate.held && vgpu_suspended_now())
             decline_turn(&message->turn, now);
         else
@@ -434,7 +443,7 @@ static void take(const struct vgpu_message *message)
         if (gate.state != CUT)
             set_state(CUT);
     } else if (message->kind == VGPU_MSG_LOOK) {
-        gate.look = true; /* its answer may take calls of the driver: the line's thread gives it */
+        gate.look = true; /* the answer may need driver calls, so the link's thread gives it */
     }
     pthread_mutex_unlock(&gate.lock);
 }
@@ -444,12 +453,14 @@ static int64_t watch_ns(void)
     return (gate.turn.flags & VGPU_TURN_BRIEF) != 0 ? WATCH_BRIEF_NS : WATCH_NS;
 }
 
-/* In an open turn that is to be given back when the process idles: has it launched since the last look,
- * and if not, has everything run? */
+/*
+ * In an open slice that must be given back when idle: were there launches since the last check, and if not, have all
+ * finished?
+ */
 static void watch(void)
 {
     pthread_mutex_lock(&gate.lock);
-    /* what waits in the pacing counts as launched, and is not */
+    /* a launch that is being paced is counted already, but not launched */
     bool asked = __atomic_load_n(&vgpu_launches.asked, __ATOMIC_SEQ_CST) > 0;
     bool quiet = gate.state == OPEN && vgpu_launches.count == gate.seen_count && !asked;
     bool begin = quiet && !gate.watching;
@@ -468,16 +479,16 @@ static void watch(void)
         close_gate();
         asked = __atomic_load_n(&vgpu_launches.asked, __ATOMIC_SEQ_CST) > 0;
         if (vgpu_launches.count == gate.seen_count &&
-            !asked) { /* else something slipped in: it is drained as any other */
+            !asked) { /* otherwise a launch came in between: it is drained as any other */
             gate.idle_ns += (int64_t)(begin ? (now - since) / 2
-                                            : (uint64_t)watch_ns() / 2); /* it ended somewhere in between */
+                                            : (uint64_t)watch_ns() / 2); /* it ended between the two checks */
             give_back(now);
         }
     }
     pthread_mutex_unlock(&gate.lock);
 }
 
-/* Without an arbiter: with threads at the gate, is it time for a time slice by this process's own count (duty.h)? */
+/* Without an arbiter: if threads wait at the gate, may a slice begin by this process's own duty cycle (duty.h)? */
 static int64_t own_turn(uint64_t now)
 {
     uint64_t wait = VGPU_DUTY_PERIOD_NS;
@@ -499,7 +510,7 @@ static int64_t own_turn(uint64_t now)
     return (int64_t)wait;
 }
 
-/* Has all that was launched run? A look at it is begun where nothing new was launched since the last one. */
+/* Is there unfinished work? A check is begun if nothing was launched since the last one. */
 static bool is_busy(bool closed, bool held, bool same)
 {
     if (closed || !same) {
@@ -512,8 +523,10 @@ static bool is_busy(bool closed, bool held, bool same)
     return !vgpu_drain_done();
 }
 
-/* What is in flight when the lease goes is waited for as at the end of a turn; then nothing of ours is in the
- * driver, whose lock would hold it. */
+/*
+ * Answers LOOK. If the lease was suspended, work in flight is waited for as at the end of a slice; then this process
+ * has no work in the driver, whose lock would block it.
+ */
 static void answer_look(void)
 {
     bool suspended = vgpu_suspended_now();
@@ -521,7 +534,7 @@ static void answer_look(void)
     vgpu_suspended_follow();
     bool cut = gate.state == CUT;
     if (cut && suspended)
-        __atomic_store_n(&vgpu_launches.allow, 0, __ATOMIC_SEQ_CST); /* the next launch looks, and waits */
+        __atomic_store_n(&vgpu_launches.allow, 0, __ATOMIC_SEQ_CST); /* the next launch checks the lease, and waits */
     if (!cut && suspended && gate.state != CLOSED)
         close_gate();
     bool closed = gate.state == CLOSED || vgpu_cut_idle();
@@ -534,7 +547,7 @@ static void answer_look(void)
     pthread_mutex_unlock(&gate.lock);
     bool busy = suspended ? held : is_busy(closed, held, same);
     if (!suspended)
-        vgpu_overhead_look_all(); /* of memory that the driver took since the last call, vgpud learns only here */
+        vgpu_overhead_look_all(); /* only here vgpud learns of memory that the driver allocated since the last call */
     vgpu_suspended_answer(count, busy, suspended && !held);
 }
 
@@ -549,17 +562,17 @@ static int64_t cut_tick(void)
         gate.counted_at = now;
     }
     pthread_mutex_unlock(&gate.lock);
-    if (wait < 0) /* not watched: it launches without a word */
+    if (wait < 0) /* not watched: it launches without a report */
         wait = COUNT_NS;
     if (!became_idle || !vgpu_suspended_now())
         return wait;
     pthread_mutex_lock(&gate.lock);
-    gate.look = true; /* nothing of ours is in the driver from now on: say so */
+    gate.look = true; /* from now on this process has no work in the driver: report it */
     pthread_mutex_unlock(&gate.lock);
     return 0;
 }
 
-/* Does what is due: the end of a turn, draining, idleness, the duty cycle. */
+/* Does all work that is due: the end of a slice, draining, idleness, the duty cycle. */
 static int64_t do_due(void)
 {
     uint64_t now = now_ns();

@@ -1,10 +1,10 @@
 /*
- * gate.h: may this process launch now? Compute is given in turns (see lease.h): the arbiter says GRANT and
- * for how long; at the end the process stops launching, waits until nothing of its own is left on the
- * device, and says DONE. Without an arbiter the process keeps to its own duty cycle (duty.h).
+ * gate.h: decides whether this process may launch now. Compute is given in time slices (see lease.h): the arbiter sends
+ * GRANT with a length; at its end the process stops launching, waits until none of its work is left on the device, and
+ * sends DONE. Without an arbiter the process follows its own duty cycle (duty.h).
  *
- * A launch in the common case is one addition, one relaxed load and a branch. `allow` is what the gate
- * and the count of work in flight (in_flight.h) move: 0 while the gate is closed.
+ * A launch in the common case is one addition, one relaxed load and a branch. `allow` is what the gate and the count of
+ * work in flight (in_flight.h) move: 0 while the gate is closed.
  *
  * Any thread may launch. vgpu_gate_look waits without a time limit where the arbiter grants no time slice, holds no
  * lock meanwhile, and is no point of cancellation.
@@ -21,16 +21,18 @@
 static inline bool vgpu_gate_passes(uint64_t weight)
 {
     if (__builtin_expect(__atomic_load_n(&vgpu_launches.allow, __ATOMIC_RELAXED) == UINT64_MAX, 1))
-        return true; /* not limited, or cut */
+        return true; /* not limited, or under the engine cut */
     uint64_t count = __atomic_add_fetch(&vgpu_launches.count, weight, __ATOMIC_RELAXED);
     return __builtin_expect(count < __atomic_load_n(&vgpu_launches.allow, __ATOMIC_RELAXED), 1);
 }
 
-/* The look at a launch of this weight: waits for a turn, paces, or finds out that this process is not limited.
- * A stream that is being captured is never delayed. An error of vgpu_tenant_enter means that nothing may run. */
+/*
+ * Checks a launch of this weight: waits for a slice, paces, or finds that this process is not limited. A stream that is
+ * being captured is never delayed. On an error of vgpu_tenant_enter nothing may run.
+ */
 CUresult vgpu_gate_look(CUstream stream, int per_thread, uint64_t weight);
 
-/* After the launch that vgpu_gate_look let through. */
+/* Called after a launch that vgpu_gate_look admitted. */
 void vgpu_gate_launched(CUstream stream, int per_thread, uint64_t weight);
 
 #endif

@@ -14,12 +14,12 @@
 #include "launches.h"
 #include "tenant.h"
 
-#define RING 32u     /* markers of one context in flight */
-#define DEPTH_MIN 2u /* launches in flight, however long they are */
+#define RING 32u     /* most markers in flight for one context */
+#define DEPTH_MIN 2u /* launches in flight that are always allowed, however long they are */
 #define BATCH_MAX 2048u
-#define FREE_BATCH 4096u /* launches between two looks while no limit holds */
-#define STRAY_BATCH 61u  /* and while one may be the first on a device whose time slice another tenant has */
-#define LONG_BATCH 1u    /* batches up to this get a marker behind, too: long launches are measured each */
+#define FREE_BATCH 4096u /* launches between two checks while no limit holds */
+#define STRAY_BATCH 61u  /* the same, while a launch may be the first on a device whose slice another tenant has */
+#define LONG_BATCH 1u    /* batches up to this get a marker after them, too: each long launch is measured */
 #define WAIT_MIN_NS 2000u
 #define ARRIVE_MAX_NS 500000u
 
@@ -31,34 +31,34 @@ struct context_queue {
     uint64_t counts[RING]; /* launches before the marker */
     uint32_t made;         /* events that exist */
     uint32_t head;         /* next to record */
-    uint32_t tail;         /* oldest that has not run; tail == head: none */
-    uint32_t barrier;      /* first marker since the device was last idle: times before it say nothing */
-    uint64_t run;          /* launches known to have run */
-    uint64_t run_seen_ns;  /* when that was seen */
+    uint32_t tail;         /* oldest one that has not completed; tail == head: none */
+    uint32_t barrier;      /* first marker since the device was last idle: earlier times are not usable */
+    uint64_t run;          /* launches known to have finished */
+    uint64_t run_seen_ns;  /* when that was observed */
     double unit_ns;        /* device time of one launch of weight 1; 0: not known yet */
     CUevent drain;
-    bool used;     /* launched to since the last drain */
-    bool launched; /* to it, ever */
+    bool used;     /* event of the last drain; and whether there were launches since */
+    bool launched; /* whether there was ever a launch in it */
     enum vgpu_drain_state draining;
     struct vgpu_drain_job job;
 };
 
-static struct context_queue *queues; /* one for each context that was launched to and has not ended */
+static struct context_queue *queues; /* one for each live context with launches */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static __thread bool mark_after;
-static uint32_t launched_to; /* devices, as bits */
-static uint32_t declared;    /* of them, those that the arbiter was told of; all, if none could be told */
+static uint32_t launched_to; /* devices with launches, as bits */
+static uint32_t declared;    /* those of them that were reported to the arbiter; all bits, if none could be reported */
 
 static void reset(void)
 {
-    queues = NULL; /* the parent's stay as garbage: a thread that is not here may have held the heap's lock */
+    queues = NULL; /* the parent's records stay allocated: another thread may have held the heap's lock at the fork */
     launched_to = 0;
     declared = 0;
     pthread_mutex_init(&lock, NULL);
 }
 VGPU_IN_CHILD(reset);
 
-/* Launches that have reached the driver, by weight. */
+/* The launches that have reached the driver, by weight. */
 static uint64_t launched(void)
 {
     uint64_t asked = __atomic_load_n(&vgpu_launches.asked, __ATOMIC_SEQ_CST);
@@ -115,7 +115,7 @@ static struct context_queue *queue_get(CUcontext context)
     return queue;
 }
 
-/* Something is launched to the context. */
+/* Records a launch in the context. */
 static struct context_queue *queue_launched(CUcontext context)
 {
     struct context_queue *queue = queue_get(context);
@@ -137,7 +137,9 @@ static void measure(struct context_queue *queue, uint32_t from, uint32_t to)
     queue->unit_ns = queue->unit_ns == 0 ? unit : queue->unit_ns + (unit - queue->unit_ns) * 0.25;
 }
 
-/* Takes note of the markers that have run. An error counts as run: it must not close the gate for good. */
+/*
+ * Records the completed markers. A marker with an error counts as completed, so that it cannot close the gate for good.
+ */
 static void reap(struct context_queue *queue)
 {
     while (queue->tail != queue->head && CALL(cuEventQuery, queue->ring[queue->tail % RING]) != CUDA_ERROR_NOT_READY) {
@@ -154,7 +156,7 @@ static void record(struct context_queue *queue, CUstream stream, int per_thread,
 {
     uint32_t at = queue->head % RING;
     if (queue->head - queue->tail >= RING - 1)
-        return; /* the slot before the oldest is still needed to measure it */
+        return; /* the slot before the oldest marker is still needed for its measurement */
     if (queue->made <= at) {
         if (CALL(cuEventCreate, &queue->ring[at], CU_EVENT_DEFAULT) != CUDA_SUCCESS)
             return;
@@ -173,7 +175,7 @@ static double at_most(double value, double most)
     return value < most ? value : most;
 }
 
-/* Called with the lock held and the markers reaped. `count`: launches before the one asked for. */
+/* Preconditions: the lock is held, and markers are reaped. `count`: launches before this one. */
 static enum vgpu_admission decide(const struct context_queue *queue, uint64_t count, const struct vgpu_turn *turn,
                                   uint64_t left_ns, bool first, uint64_t *batch, uint64_t *wait_ns)
 {
@@ -182,15 +184,19 @@ static enum vgpu_admission decide(const struct context_queue *queue, uint64_t co
     uint64_t waiting = queue->tail != queue->head && count > queue->run ? count - queue->run : 0;
     double ahead = (double)waiting * unit;
     double left = ahead -
-                  (double)(now_ns() - queue->run_seen_ns); /* the next marker has not run, but much before it has */
+                  /* the next marker has not completed, but much of the work before it has */
+                  (double)(now_ns() - queue->run_seen_ns);
     double deep = (turn->flags & VGPU_TURN_SHORT) != 0 ? unit : DEPTH_MIN * unit;
     double room = (double)turn->window_ns > deep ? (double)turn->window_ns : deep;
     *batch = 1;
-    /* half of what runs now has run, on average, and half of the next may overrun */
+    /* on average half of the running launch has finished, and half of the next one may overrun */
     if (!first && known && left_ns != UINT64_MAX &&
         (waiting > 0 && left > unit / 2 ? left : unit / 2) > (double)left_ns)
         return VGPU_ADMIT_STOP;
-    /* Refilled when half of it has run, not launch by launch: each marker costs the device some microseconds. */
+    /*
+     * refilled when half of it has finished, and not after each launch, because each marker costs the device some
+     * microseconds
+     */
     if (queue->tail != queue->head && (known ? ahead > room / 2 : waiting >= DEPTH_MIN)) {
         *wait_ns = known ? (uint64_t)(ahead - room / 2) : WAIT_MIN_NS;
         return VGPU_ADMIT_WAIT;
@@ -202,8 +208,10 @@ static enum vgpu_admission decide(const struct context_queue *queue, uint64_t co
     return VGPU_ADMIT_GO;
 }
 
-/* Before the first launch of a turn: the device may still have to come to this context from another. That
- * time is charged to no tenant, so it is waited out (the marker has run when it is over). */
+/*
+ * Called before the first launch of a slice: the device may still have to switch to this context. That time is charged
+ * to no tenant, so this waits until the marker has completed.
+ */
 static void arrive(struct context_queue *queue)
 {
     uint64_t until = now_ns() + ARRIVE_MAX_NS;
@@ -226,7 +234,7 @@ enum vgpu_admission vgpu_in_flight_admit(CUstream stream, int per_thread, const 
         uint64_t count = launched();
         uint32_t last = (queue->head - 1) % RING;
         queue->used = true;
-        if (queue->tail == queue->head || queue->counts[last] < count) /* not again after a wait */
+        if (queue->tail == queue->head || queue->counts[last] < count) /* there is already a marker for it */
             record(queue, stream, per_thread, count);
         reap(queue);
         if (first)
@@ -310,7 +318,7 @@ static void begin_one(struct context_queue *queue)
 {
     CUcontext popped;
     queue->draining = VGPU_DRAIN_BY_MARKERS;
-    if (vgpu_capture_any()) /* recording a context breaks its captures */
+    if (vgpu_capture_any()) /* recording an event in a context invalidates its captures */
         return;
     if (REAL(cuCtxRecordEvent) == NULL) {
         if (vgpu_drain_thread_ask(&queue->job, queue->context))
@@ -363,12 +371,12 @@ void vgpu_in_flight_idle(void)
     pthread_mutex_lock(&lock);
     for (struct context_queue *queue = queues; queue != NULL; queue = queue->next) {
         queue->used = false;
-        queue->barrier = queue->head + 1; /* the first may have come while the device was on its way */
+        queue->barrier = queue->head + 1; /* the first marker may have been recorded during the switch */
     }
     pthread_mutex_unlock(&lock);
 }
 
-/* With the lock held, and the context alive. */
+/* Frees a record. Preconditions: the lock is held, and the context is alive. */
 static void release(struct context_queue *queue)
 {
     vgpu_drain_thread_forget(&queue->job);

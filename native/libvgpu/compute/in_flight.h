@@ -1,10 +1,10 @@
 /*
- * in_flight.h: how much work this process has in flight. Markers (events) are recorded on the streams that it
- * launches to, about one for every half window of device time; they tell when launches have run and how
- * long one takes, so that no more is in flight than can be drained soon.
+ * in_flight.h: measures and bounds the work that this process has in flight. Markers (events) are recorded on the
+ * streams of its launches, about one for every half window of device time. They show when launches have finished and
+ * how long a launch takes, so that the work in flight can be drained soon.
  *
- * Any thread may call these functions; a lock of this file's own guards them, and is held over calls of the driver
- * that do not wait. Times are nanoseconds.
+ * Any thread may call these functions; a lock of this file's own guards them, and is held over calls of the driver that
+ * do not wait. Times are nanoseconds.
  */
 #ifndef VGPU_IN_FLIGHT_H
 #define VGPU_IN_FLIGHT_H
@@ -18,14 +18,14 @@
 enum vgpu_admission { VGPU_ADMIT_GO, VGPU_ADMIT_WAIT, VGPU_ADMIT_STOP };
 
 /*
- * Before a launch in an open turn that ends in `left_ns` (UINT64_MAX: open-ended). GO: *batch launches may
- * follow without a look. WAIT: too much is in flight; look again after *wait_ns. STOP: what is in flight
- * fills the rest of the turn. `first`: nothing was launched in this turn, so one launch goes whatever it takes.
+ * Called before a launch in an open slice that ends in `left_ns` (UINT64_MAX: no end). GO: *batch launches may follow
+ * without a check. WAIT: too much is in flight; check again after *wait_ns. STOP: the work in flight fills the rest of
+ * the slice. `first`: the slice had no launch yet, so one launch is admitted, however long it is.
  */
 enum vgpu_admission vgpu_in_flight_admit(CUstream stream, int per_thread, const struct vgpu_turn *turn,
                                          uint64_t left_ns, bool first, uint64_t *batch, uint64_t *wait_ns);
 
-/* After the launch, which still counts as asked: marks its end if launches are long. */
+/* Called after a launch that is still counted as asked: records a marker at its end if launches are long. */
 void vgpu_in_flight_mark_after(CUstream stream, int per_thread, uint64_t weight);
 
 enum vgpu_touch { VGPU_TOUCHED, VGPU_TOUCH_NO_CONTEXT, VGPU_TOUCH_NO_MEMORY };
@@ -34,33 +34,35 @@ enum vgpu_touch { VGPU_TOUCHED, VGPU_TOUCH_NO_CONTEXT, VGPU_TOUCH_NO_MEMORY };
  * refuse the launch. NO_MEMORY: libvgpu has no memory to note it; the launch must be refused. */
 enum vgpu_touch vgpu_in_flight_touch(CUstream stream, int per_thread);
 
-/* Takes note of a context that was made: before anything is launched to it. */
+/* Records a new context before it has launches. */
 void vgpu_in_flight_note(CUcontext context);
 
 /* Is no context known? */
 bool vgpu_in_flight_none(void);
 
-/* The next drain is one of all contexts. */
+/* Makes the next drain one of all contexts. */
 void vgpu_in_flight_use_all(void);
 
-/* While no limit holds for this process: how many launches may follow without a look, to any context. */
+/* While this process is not limited: how many launches may follow without a check, in any context. */
 uint64_t vgpu_in_flight_free(uint32_t device_count);
 
 /* Devices (bits of the lease) on which this process has launched, to tell the arbiter. */
 uint32_t vgpu_in_flight_declare(void);
 
-/* Has it launched on one that the arbiter was not told of? Its turn may not be one on that. */
+/* Has it launched on a device that was not reported to the arbiter? Its slice may not include that device. */
 bool vgpu_in_flight_strays(void);
 
-/* Begins to wait for everything that was launched; then asks whether it has run. */
+/* vgpu_drain_begin begins to wait for all launches; vgpu_drain_done: have they finished? */
 void vgpu_drain_begin(void);
 bool vgpu_drain_done(void);
 
-/* Everything has run, and the turn is over. */
+/* Called when all work has finished and the slice is over. */
 void vgpu_in_flight_idle(void);
 
-/* The context is about to end, and its events with it: none of them is used after this. Called before the driver ends
- * it; where it lives on, the next launch to it notes it again. */
+/*
+ * Called before the driver ends a context: its events are not used afterwards. If the context lives on, its next launch
+ * records it again.
+ */
 void vgpu_in_flight_forget(CUcontext context);
 
 #endif

@@ -20,7 +20,7 @@
 #define RETRY_MS_MIN 20
 #define RETRY_MS_MAX 100
 #define LOOK_NS \
-    250000000 /* the line is looked at so often: poll does not return for a descriptor that the program closed */
+    250000000 /* interval of checking the connection: poll does not return for a descriptor that the program closed */
 #define STACK_BYTES (128 * 1024)
 
 static struct {
@@ -28,12 +28,12 @@ static struct {
     struct vgpu_usage *usage;
     uint32_t slot;
     int fd;
-    dev_t device; /* of the socket: a program that closes all descriptors may reuse the number */
+    dev_t device; /* identity of the socket: a program that closes all descriptors may reuse the number */
     ino_t inode;
     int32_t host_pid;
 } line = {.fd = -1};
 
-/* The linker's name for the section's begin. */
+/* The linker's symbol for the beginning of the section. */
 extern const struct vgpu_link_listener *const __start_vgpu_link_listener[] __attribute__((visibility("hidden")));
 
 static const struct vgpu_link_listener *listener(void)
@@ -53,14 +53,14 @@ static bool still_ours(int fd)
     return is_same(fd, &socket);
 }
 
-/* Closes the descriptor unless the program closed it, and perhaps has a file of its own at that number. */
+/* Closes the descriptor, unless the program has closed it and may use its number for a file of its own. */
 static void close_same(int fd, const struct stat *socket)
 {
     if (is_same(fd, socket))
         close(fd);
 }
 
-/* One SEQPACKET connection whose calls are all bounded, and what fstat says of it; -errno: the arbiter does not listen. */
+/* Opens a SEQPACKET connection whose calls are all bounded, and its fstat data; -errno: the arbiter does not listen. */
 static int dial(struct stat *about)
 {
     struct timeval wait = {.tv_usec = VGPU_LINK_WAIT_MS * 1000};
@@ -83,12 +83,12 @@ static void note_welcome(const struct vgpu_message *reply)
     __atomic_store_n(&line.usage->slots[line.slot].owner, reply->owner, __ATOMIC_SEQ_CST);
 }
 
-/* Registers on a fresh connection. 0: line.fd is up; -ESHUTDOWN: closed lease; other -errno: not now. */
+/* Registers on a new connection. 0: line.fd is set; -ESHUTDOWN: the lease is closed; other -errno: try later. */
 static int register_once(void)
 {
     struct vgpu_message message = {.kind = VGPU_MSG_REGISTER, .version = VGPU_LEASE_VERSION, .slot = line.slot};
     struct stat about;
-    (void)vgpu_slot_lock_hold(); /* an arbiter that starts believes locks alone */
+    (void)vgpu_slot_lock_hold(); /* a restarted arbiter finds processes by their locks only */
     int fd = dial(&about);
     if (fd < 0)
         return fd;
@@ -111,8 +111,10 @@ static int register_once(void)
     return 0;
 }
 
-/* Waits `ns` for the line; true: it can be read, or is broken. Where a filter of system
- * calls refuses ppoll(2), poll(2) waits, in milliseconds. */
+/*
+ * Waits up to `ns`; true: the connection is readable or broken. If a seccomp filter refuses ppoll(2), poll(2) waits, in
+ * milliseconds.
+ */
 static bool wait_for_line(int fd, int64_t ns)
 {
     struct pollfd poll_fd = {.fd = fd, .events = POLLIN};
@@ -137,7 +139,7 @@ static enum taken take_message(int fd)
     return TAKEN;
 }
 
-/* Serves the listener until the arbiter is gone. */
+/* Serves the listener until the arbiter has gone. */
 static void serve(int fd)
 {
     listener()->linked();
@@ -153,7 +155,7 @@ static void serve(int fd)
         close(fd);
 }
 
-/* Ticks without an arbiter for so long, until it is time to look for the arbiter again. */
+/* Ticks without an arbiter for `ns`; then it is time to look for one. */
 static void live_alone(int64_t ns)
 {
     while (ns > 0) {
@@ -168,7 +170,7 @@ static void *keep(void *unused)
 {
     int pause_ms = RETRY_MS_MIN;
     (void)unused;
-    prctl(PR_SET_TIMERSLACK, 1000UL); /* of this thread: turns end on time */
+    prctl(PR_SET_TIMERSLACK, 1000UL); /* of this thread, so that slices end on time */
     for (;;) {
         int fd = __atomic_load_n(&line.fd, __ATOMIC_SEQ_CST);
         if (fd >= 0) {
@@ -187,7 +189,7 @@ static void set_address(const char *folder)
 {
     line.address.sun_family = AF_UNIX;
     int length = snprintf(line.address.sun_path, sizeof(line.address.sun_path), "%s/%s", folder, VGPU_ARBITER_SOCKET);
-    if (length >= (int)sizeof(line.address.sun_path)) /* too long a path: this process goes unregistered */
+    if (length >= (int)sizeof(line.address.sun_path)) /* too long a path: this process is not registered */
         line.address.sun_path[0] = '\0';
 }
 

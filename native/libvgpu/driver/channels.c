@@ -17,8 +17,8 @@
 #include "next_symbol.h"
 #include "rm.h"
 
-#define GROUPS_MAX 1024u /* of the process, with those for copies: what comes after is lost */
-#define CHANNELS_MAX 64u /* of one group */
+#define GROUPS_MAX 1024u /* bound for the process, including groups for copies: further ones are lost */
+#define CHANNELS_MAX 64u /* bound for one group */
 #define SUBDEVICES_MAX 64u
 
 typedef int (*ioctl_fn)(int fd, unsigned long request, ...);
@@ -29,7 +29,7 @@ struct group {
     uint32_t object;
     int file;
     bool computes;
-    bool put_back; /* by this process: see enable_groups */
+    bool put_back; /* enabled by this process: see enable_groups */
     uint32_t count;
     uint32_t channels[CHANNELS_MAX];
 };
@@ -45,12 +45,12 @@ struct subdevice {
 static struct group groups[GROUPS_MAX];
 static uint32_t groups_high;
 static struct subdevice subdevices[SUBDEVICES_MAX];
-static bool lost; /* something had no room */
+static bool lost; /* a group or channel did not fit */
 static struct vgpu_channel_table *table;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static ioctl_fn next_ioctl;
 static ioctl_fn drivers_ioctl;
-static bool ignored; /* the table leaves the channels out */
+static bool ignored; /* the table leaves this process's channels out */
 
 static ioctl_fn find_next(void)
 {
@@ -62,7 +62,7 @@ static ioctl_fn find_next(void)
     return next;
 }
 
-/* What the driver's library would call without libvgpu: another interposer's, libc's, or one that it brings. */
+/* The ioctl that the driver's library would call without libvgpu: another interposer's, libc's, or its own. */
 static ioctl_fn find_drivers(void)
 {
     ioctl_fn found = __atomic_load_n(&drivers_ioctl, __ATOMIC_ACQUIRE);
@@ -79,7 +79,7 @@ static int call_next(int fd, unsigned long request, void *argument)
     return next != NULL ? next(fd, request, argument) : (int)syscall(SYS_ioctl, fd, request, argument);
 }
 
-/* --- with the lock held */
+/* --- the lock is held */
 
 static struct group *group_of(uint32_t client, uint32_t object)
 {
@@ -103,7 +103,7 @@ static struct group *group_add(const struct rm_alloc *made, int file)
     return &groups[at];
 }
 
-/* A channel without a group is in one that the driver makes for it. */
+/* Records a channel. A channel without a group gets a group from the driver. */
 static void channel_add(const struct rm_alloc *made, int file)
 {
     struct group *group = group_of(made->client, made->parent);
@@ -115,7 +115,7 @@ static void channel_add(const struct rm_alloc *made, int file)
         lost = true;
 }
 
-/* A compute object below a channel. True: its group carries kernels from now on. */
+/* Records a compute object below a channel. True: its group carries kernels from now on. */
 static bool compute_add(const struct rm_alloc *made)
 {
     for (uint32_t i = 0; i < groups_high; i++) {
@@ -134,10 +134,10 @@ static void subdevice_add(const struct rm_alloc *made)
             subdevices[i] = (struct subdevice){.client = made->client, .device = made->parent, .object = made->object};
             return;
         }
-    /* a group whose device has no name is published as lost */
+    /* a group whose device is unknown is counted as lost */
 }
 
-/* The driver names the device; a call that does not change anything. */
+/* Asks the driver for the device's UUID; the call changes nothing. */
 static void name_subdevice(struct subdevice *subdevice, int file)
 {
     struct rm_gid gid = {.flags = RM_GID_BINARY};
@@ -204,7 +204,7 @@ static void publish(void)
     __atomic_store_n(&table->generation, generation + 1, __ATOMIC_RELEASE);
 }
 
-/* True: a group that carries kernels went, or a channel of one. */
+/* Forgets an object. True: it was a group that carries kernels, or a channel of one. */
 static bool forget_in_group(struct group *group, uint32_t client, uint32_t object)
 {
     if (group->client != client)
@@ -236,13 +236,13 @@ static bool forget(uint32_t client, uint32_t object)
     return changed;
 }
 
-/* --- without it */
+/* --- the lock is not held */
 
 static void tell(bool changed)
 {
     struct vgpu_message message = {.kind = VGPU_MSG_CHANNELS, .version = VGPU_LEASE_VERSION};
     if (changed && table != NULL)
-        vgpu_link_send(&message); /* one that is lost is made up for at the next turn: the table is read for each */
+        vgpu_link_send(&message); /* a lost message does no harm: the arbiter reads the table again at each slice */
 }
 
 static void note_made(const struct rm_alloc *made, int file)
@@ -286,7 +286,7 @@ static void note_alloc(const void *argument, unsigned long request, int file)
         note_made(&made, file);
 }
 
-/* Before the driver frees them: their handles may name other objects the moment after. */
+/* Called before the driver frees them, because their handles may be reused at once. */
 static void note_free(const struct rm_free *gone)
 {
     pthread_mutex_lock(&lock);
@@ -328,12 +328,12 @@ void vgpu_channels_start(int usage_fd, uint32_t slot)
     struct stat about;
     off_t at = (off_t)(VGPU_CHANNELS_AT + slot * sizeof(struct vgpu_channel_table));
     if (fstat(usage_fd, &about) != 0 || about.st_size < at + (off_t)sizeof(struct vgpu_channel_table))
-        return; /* a lease that an older vgpud made */
+        return; /* a lease made by an older vgpud */
     void *mapped = mmap(NULL, sizeof(struct vgpu_channel_table), PROT_READ | PROT_WRITE, MAP_SHARED, usage_fd, at);
     pthread_mutex_lock(&lock);
     table = mapped != MAP_FAILED ? mapped : NULL;
     if (table != NULL)
-        __atomic_store_n(&table->off, 0, __ATOMIC_SEQ_CST); /* of the slot's last owner */
+        __atomic_store_n(&table->off, 0, __ATOMIC_SEQ_CST); /* the word of the slot's last owner */
     publish();
     pthread_mutex_unlock(&lock);
 }
@@ -381,7 +381,10 @@ static bool enable(const struct group *group)
            control.status == RM_OK;
 }
 
-/* With the lock held. To put back what is on loses what waits in it, so each group is put back once. */
+/*
+ * Enables this process's groups. Precondition: the lock is held. Enabling an enabled group loses its waiting work, so
+ * each group is enabled once.
+ */
 static bool enable_groups(bool again)
 {
     bool all = true;
@@ -411,7 +414,7 @@ void vgpu_channels_ignore(void)
     __atomic_store_n(&ignored, true, __ATOMIC_RELAXED);
 }
 
-/* The parent's channels are not the child's own. */
+/* The channels belong to the parent. */
 static void reset_in_child(void)
 {
     pthread_mutex_init(&lock, NULL);

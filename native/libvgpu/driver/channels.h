@@ -1,10 +1,9 @@
 /*
- * channels.h: the channels of this process that carry kernels, as the driver makes and frees them. libvgpu
- * stands in front of libc's ioctl(2), through which libcuda asks the driver for them (rm.h), notes the groups
- * that hold a compute object, and publishes them in the lease (vgpu_channel_table): with them the arbiter takes
- * this process off the device and puts it back.
+ * channels.h: tracks the channels of this process that carry kernels. libvgpu wraps libc's ioctl(2), by which libcuda
+ * creates and frees them (rm.h), records the groups with a compute object, and publishes them in the lease
+ * (vgpu_channel_table). The arbiter uses them to preempt and resume this process.
  *
- * Only what passes through ioctl's symbol is seen. A client of MPS has no channels of its own.
+ * Only calls through the symbol ioctl are seen. A client of MPS has no channels of its own.
  *
  * Any thread may call these functions; an ioctl may come at any time, from the load of libvgpu on.
  */
@@ -16,23 +15,25 @@
 
 #include "lease.h"
 
-/* Publishes into the table of this slot from now on, if the file has one; with what is known already. */
+/* Publishes into the table of this slot from now on, if the file has one, including the channels known so far. */
 void vgpu_channels_start(int usage_fd, uint32_t slot);
 
-/* This process is not limited: its channels are not noted any more. */
+/* Stops tracking: this process is not limited. */
 void vgpu_channels_ignore(void);
 
 /* Has this process channels that carry kernels, and are all of them published? */
 bool vgpu_channels_known(void);
 
-/* Notes one look at the process's own work, for the arbiter (struct vgpu_channel_table). */
+/* Counts one sample of the process's own work, for the arbiter (struct vgpu_channel_table). */
 void vgpu_channels_sample(bool unfinished);
 
-/* Is this process off a device, as far as the arbiter says? */
+/* Is this process off a device, according to the arbiter? */
 bool vgpu_channels_off(void);
 
-/* Puts this process's own channels back on the device, if they are off. For a process whose arbiter is gone. False: the
- * driver refused some; `again`: those of the last call are tried again, and no others. */
+/*
+ * Enables this process's own channels, if they are disabled and the arbiter has gone. False: the driver refused some;
+ * `again`: tries only those of the last call again.
+ */
 bool vgpu_channels_enable(bool again);
 
 #endif

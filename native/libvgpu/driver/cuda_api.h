@@ -8,12 +8,12 @@
 #define NVML_NO_UNVERSIONED_FUNC_DEFS
 #include <nvml.h>
 
-/* Of a header that the toolkit has no more (cudaProfiler.h). outputMode: an enumeration. */
+/* From a header that the toolkit no longer has (cudaProfiler.h). outputMode: an enumeration. */
 CUresult cuProfilerInitialize(const char *configFile, const char *outputFile, int outputMode);
 CUresult cuProfilerStart(void);
 CUresult cuProfilerStop(void);
 
-/* In no header of NVIDIA's. */
+/* In none of NVIDIA's headers. */
 nvmlReturn_t nvmlInternalGetExportTable(const void **table, const void *name);
 
 #define VGPU_EXPORT __attribute__((visibility("default")))

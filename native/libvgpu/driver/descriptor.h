@@ -1,4 +1,4 @@
-/* descriptor.h: descriptors of libvgpu's own. */
+/* descriptor.h: helpers for libvgpu's own descriptors. */
 #ifndef VGPU_DESCRIPTOR_H
 #define VGPU_DESCRIPTOR_H
 
@@ -6,9 +6,11 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-/* A descriptor just opened, or -errno of its call: as it is, unless the program was started with its standard input,
- * output or error closed and the kernel gave out that number, at which the program reads and writes. Closes it then and
- * gives another above those; -errno: there is none. The old one must not hold a lock yet. */
+/*
+ * Moves a new descriptor above 2. If the program was started with standard input, output or error closed, the kernel
+ * may return that number, which the program reads and writes. Takes a descriptor, or the -errno of its open; returns
+ * one above 2, or -errno. Precondition: it has no lock.
+ */
 static inline int vgpu_above_stdio(int fd)
 {
     if (fd < 0 || fd > STDERR_FILENO)

@@ -1,6 +1,6 @@
 /*
- * functions.h: NVIDIA's own functions, found at run time in the library that the process loaded.
- * libvgpu links to neither libcuda nor NVML and does not load them into processes that do not use them.
+ * functions.h: NVIDIA's functions, looked up at run time in the library that the process has loaded. libvgpu links to
+ * neither libcuda nor NVML and does not load them into processes that do not use them.
  *
  * Any thread may call these functions, at any time from the load of libvgpu on. What was found stays valid until the
  * process unloads NVIDIA's library.
@@ -35,26 +35,29 @@ extern const struct vgpu_function vgpu_functions[VGPU_FUNCTIONS];
 
 /* NVIDIA's function, or NULL if its library is not loaded or lacks it. */
 void *vgpu_real_found(enum vgpu_function_id id);
-extern void *vgpu_reals[VGPU_FUNCTIONS]; /* as found so far */
+extern void *vgpu_reals[VGPU_FUNCTIONS]; /* the functions found so far */
 static inline void *vgpu_real(enum vgpu_function_id id)
 {
     void *real = __atomic_load_n(&vgpu_reals[id], __ATOMIC_ACQUIRE);
     return __builtin_expect(real != NULL, 1) ? real : vgpu_real_found(id);
 }
 
-/* What a symbol is to the library and what it needs, libvgpu left out; NULL: the process has not loaded it. */
+/*
+ * The definition of a symbol in the library or its dependencies, libvgpu excluded; NULL: the process has not loaded the
+ * library.
+ */
 void *vgpu_library_symbol(enum vgpu_library library, const char *name);
 
 /* Is this address inside NVIDIA's library? (libcuda.so*, libnvidia-ml.so*) */
 bool vgpu_is_nvidia(enum vgpu_library library, const void *address);
 
-/* Loads the library if the process has not; false if it cannot be. */
+/* Loads the library if the process has not; false if that fails. */
 bool vgpu_library_load(enum vgpu_library library);
 
-/* The driver's function by its C prototype. */
+/* The driver's function with its C prototype. */
 #define REAL(symbol) ((__typeof__(&symbol))vgpu_real(VGPU_FN_##symbol))
 
-/* Calls the driver; a driver without the function answers as it would for an unsupported one. */
+/* Calls the driver; if the driver lacks the function, the result is that of an unsupported function. */
 #define CALL(symbol, ...)                                              \
     __extension__({                                                    \
         __typeof__(&symbol) real_ = REAL(symbol);                      \

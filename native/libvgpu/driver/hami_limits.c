@@ -5,11 +5,11 @@
 #define MEMORY "CUDA_DEVICE_MEMORY_LIMIT"
 #define SHARE "CUDA_DEVICE_SM_LIMIT"
 #define POLICY "GPU_CORE_UTILIZATION_POLICY="
-#define BYTES_MAX ((uint64_t)1 << 50) /* no card has a pebibyte: what says more is a mistake */
+#define BYTES_MAX ((uint64_t)1 << 50) /* no card has a pebibyte: larger values are mistakes */
 #define NO_INDEX (-1)
 #define BAD_INDEX (-2)
 
-/* A whole decimal number from `text` on; the end of it, or NULL: none, or above `most`. */
+/* Parses a decimal integer at `text`; returns its end, or NULL if there is none or it exceeds `most`. */
 static const char *number(const char *text, uint64_t most, uint64_t *value)
 {
     if (*text < '0' || *text > '9')
@@ -84,7 +84,7 @@ bool vgpu_hami_asked(char *const *environment)
 struct figures {
     uint64_t memory_all;
     uint32_t share_all;
-    bool share_own[VGPU_MAX_DEVICES]; /* said for this device, be it "no limit" */
+    bool share_own[VGPU_MAX_DEVICES]; /* set for this device, also to "no limit" */
     bool no_shares;
 };
 

@@ -1,6 +1,6 @@
 /*
- * hami_limits.h: the limits that HAMi's variables ask for, so that its users can move over. They count only
- * where there is no lease, and are read strictly: a value that is not an amount is an error, never "no limit".
+ * hami_limits.h: limits from HAMi's variables, so that its users can migrate. They count only without a lease, and are
+ * parsed strictly: an invalid value is an error, never "no limit".
  *
  *   CUDA_DEVICE_MEMORY_LIMIT, CUDA_DEVICE_MEMORY_LIMIT_<i>   bytes, or whole k, m, g (1024s), as in 3000m
  *   CUDA_DEVICE_SM_LIMIT, CUDA_DEVICE_SM_LIMIT_<i>           percent of the compute time, 1 to 100; 0: no limit
@@ -23,10 +23,10 @@ struct vgpu_hami_limits {
     uint32_t share[VGPU_MAX_DEVICES];        /* hundredths of a percent; 0: not limited */
 };
 
-/* Is the environment (as environ(7) has it) asking for limits in HAMi's way at all? */
+/* Does the environment (environ(7)) contain variables of HAMi for limits? */
 bool vgpu_hami_asked(char *const *environment);
 
-/* Reads them. NULL, or the variable that is wrong, as NAME=VALUE. */
+/* Reads them. Returns NULL, or the invalid variable as NAME=VALUE. */
 const char *vgpu_hami_read(char *const *environment, struct vgpu_hami_limits *limits);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * in_child.h: what a forked child resets. It has none of its parent's contexts, slot or threads, and a lock may be held
- * by a thread that is not there any more.
+ * in_child.h: state that a forked child resets. A child has none of its parent's contexts, slot or threads, and a lock
+ * may be held by a thread that does not exist in it.
  */
 #ifndef VGPU_IN_CHILD_H
 #define VGPU_IN_CHILD_H
@@ -11,7 +11,7 @@
 #define VGPU_RETAINED __attribute__((used))
 #endif
 
-/* `function` is called in the child: in no order, each whether its file was used or not. */
+/* `function` is called in the child, in no particular order, even if its file was never used. */
 #define VGPU_IN_CHILD(function) \
     VGPU_RETAINED __attribute__((section("vgpu_in_child"))) static void (*const function##_in_child)(void) = function
 

@@ -10,13 +10,13 @@
 __thread struct vgpu_inside *vgpu_inside_own __attribute__((tls_model("initial-exec")));
 
 static struct vgpu_inside *records;
-static struct vgpu_inside spare = {.depth = 1, .owned = 1}; /* of all threads for which there is no memory */
+static struct vgpu_inside spare = {.depth = 1, .owned = 1}; /* shared by all threads for which there is no memory */
 static pthread_key_t key;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static bool has_key;
 static bool has_barrier;
 
-/* Its count goes on: it is of the process. */
+/* The record's count is kept, because it counts for the process. */
 static void thread_ended(void *record)
 {
     struct vgpu_inside *own = record;
@@ -84,7 +84,7 @@ uint64_t vgpu_inside_read(bool *inside)
     return vgpu_inside_glance(inside);
 }
 
-/* In a forked child there is one thread, and it is in no call. */
+/* A forked child has one thread, which is in no call. */
 static void reset(void)
 {
     for (struct vgpu_inside *r = records; r != NULL; r = r->next) {

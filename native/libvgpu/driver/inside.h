@@ -1,7 +1,7 @@
 /*
- * inside.h: which threads are in the driver now, and how many calls they have made: of a process that is cut
- * (cut.h). Each thread writes a record of its own, without a locked instruction; the reader of the
- * records makes the threads' writes visible first, by membarrier(2).
+ * inside.h: the threads that are in the driver now, and the number of their calls, for a process under the engine cut
+ * (cut.h). Each thread writes its own record without a locked instruction; the reader first makes the threads' writes
+ * visible by membarrier(2).
  */
 #ifndef VGPU_INSIDE_H
 #define VGPU_INSIDE_H
@@ -12,16 +12,16 @@
 #include "invariant.h"
 
 struct vgpu_inside {
-    uint64_t calls;    /* begun */
-    uint64_t launches; /* of them */
-    uint32_t depth;    /* of calls that have not returned */
-    uint32_t owned;    /* 0: its thread has ended, and another may have it */
+    uint64_t calls;    /* calls begun */
+    uint64_t launches; /* how many of them are launches */
+    uint32_t depth;    /* nested calls that have not returned */
+    uint32_t owned;    /* 0: its thread has ended, and another thread may take the record */
     struct vgpu_inside *next;
 };
 
 extern __thread struct vgpu_inside *vgpu_inside_own __attribute__((tls_model("initial-exec")));
 
-/* This thread's record; made at its first call. Never NULL: without memory, one that says that a thread is inside. */
+/* This thread's record, made at its first call. Never NULL: without memory it is one that always counts as inside. */
 struct vgpu_inside *vgpu_inside_first(void);
 
 static inline struct vgpu_inside *vgpu_inside_enter(void)
@@ -31,11 +31,11 @@ static inline struct vgpu_inside *vgpu_inside_enter(void)
         own = vgpu_inside_first();
     __atomic_store_n(&own->calls, own->calls + 1, __ATOMIC_RELAXED);
     __atomic_store_n(&own->depth, own->depth + 1, __ATOMIC_RELAXED);
-    __atomic_signal_fence(__ATOMIC_SEQ_CST); /* before the look at the flag: see vgpu_inside_read */
+    __atomic_signal_fence(__ATOMIC_SEQ_CST); /* before the check of the flag: see vgpu_inside_read */
     return own;
 }
 
-/* For a variable's cleanup. NULL: nothing was entered. */
+/* The cleanup function of a variable. NULL: nothing was entered. */
 static inline void vgpu_inside_leave(struct vgpu_inside **own)
 {
     if (*own == 0)
@@ -44,11 +44,13 @@ static inline void vgpu_inside_leave(struct vgpu_inside **own)
     __atomic_store_n(&(*own)->depth, (*own)->depth - 1, __ATOMIC_RELEASE);
 }
 
-/* Launches that were entered so far. */
+/* The number of launches so far. */
 uint64_t vgpu_inside_launches(void);
 
-/* Reads what all threads did before this call: a thread that has not entered by then sees what was written
- * before it. Returns the calls so far; *inside: is any thread in one? */
+/*
+ * Reads all records as of this call: a thread that has not entered by then sees what was written before it. Returns the
+ * number of calls; *inside: is a thread in one?
+ */
 uint64_t vgpu_inside_read(bool *inside);
 
 /* As vgpu_inside_read, without membarrier(2): the result may miss the newest call of a thread, and no thread is

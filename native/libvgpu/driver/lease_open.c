@@ -13,7 +13,7 @@
 #include "limits.h"
 #include "standalone.h"
 
-/* Sets view->folder. 1: there is a lease; 0: none; -errno: it cannot be told. */
+/* Sets view->folder. 1: there is a lease; 0: none; -errno: unknown. */
 static int find_folder(struct vgpu_lease_view *view, bool computes)
 {
     struct stat about;
@@ -44,8 +44,10 @@ int vgpu_lease_file(const char *path, const char *name, int flags)
     return fd < 0 ? -error : vgpu_above_stdio(fd);
 }
 
-/* A file that is shorter than its struct would raise SIGBUS in the host process: it is refused here, unless only
- * the last words of its last page are missing, which read as zeroes. */
+/*
+ * Maps a file. A file that is shorter than its struct would raise SIGBUS in the host process, so it is refused, unless
+ * only the last words of its last page are missing, which read as zeros.
+ */
 static int map_file(int fd, size_t least, size_t size, int protection, void **mapped)
 {
     struct stat about;

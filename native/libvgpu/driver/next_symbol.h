@@ -1,7 +1,7 @@
 /*
- * next_symbol.h: what comes after libvgpu in load order: the C library's dlsym and dlvsym, which libvgpu interposes.
- * Found by walking the dynamic symbol tables of the loaded objects (dl_iterate_phdr): no GLIBC_PRIVATE symbol, no
- * version number, and other interposers stay in line.
+ * next_symbol.h: finds the definitions after libvgpu in load order: the C library's dlsym and dlvsym, which libvgpu
+ * interposes. It walks the dynamic symbol tables of the loaded objects (dl_iterate_phdr): no GLIBC_PRIVATE symbol, no
+ * version number, and other interposers still work.
  *
  * Any thread may call these functions, before main as well. What they return is valid for the life of the process.
  */

@@ -119,8 +119,10 @@ void *vgpu_object_symbol(const struct vgpu_object *object, const char *name)
     return object->sysv_hash != NULL ? find_sysv(object, name) : NULL;
 }
 
-/* Of the symbol table, which does not say its own length. In the GNU hash table the chain of the bucket that begins
- * last ends with the last symbol. */
+/*
+ * The number of symbols, which the symbol table does not contain. In the GNU hash table, the chain of the last bucket
+ * ends with the last symbol.
+ */
 static uint32_t symbol_count(const struct vgpu_object *object)
 {
     if (object->sysv_hash != NULL)

@@ -9,7 +9,7 @@
  * nothing else: a sanitizer's or an allocator's start-up asks dlsym before its own strcmp or malloc work.
  */
 
-/* strcmp(a, b) == 0 without calling it. */
+/* strcmp(a, b) == 0, without calling strcmp. */
 static inline bool vgpu_same(const char *a, const char *b)
 {
     while (*a != '\0' && *a == *b) {
@@ -19,7 +19,7 @@ static inline bool vgpu_same(const char *a, const char *b)
     return *a == *b;
 }
 
-/* What `visit` is told about one loaded object, in load order. Non-zero ends the walk. */
+/* Called for each loaded object, in load order. A non-zero result ends the walk. */
 struct vgpu_object;
 typedef int (*vgpu_object_visit)(const struct vgpu_object *object, void *argument);
 void vgpu_objects_walk(vgpu_object_visit visit, void *argument);
@@ -30,7 +30,7 @@ bool vgpu_object_holds(const struct vgpu_object *object, const void *address);
 /* The address of a symbol that the object itself defines, or NULL. */
 void *vgpu_object_symbol(const struct vgpu_object *object, const char *name);
 
-/* Tells `visit` the name of each function that the object itself defines for others. */
+/* Calls `visit` with the name of each function that the object exports. */
 void vgpu_object_functions(const struct vgpu_object *object, void (*visit)(const char *name, void *argument),
                            void *argument);
 

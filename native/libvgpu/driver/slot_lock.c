@@ -15,8 +15,9 @@ static pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER;
 static struct {
     const char *folder;
     struct vgpu_usage *usage;
-    uint64_t start_ns; /* tells this process's claim of the slot from a later one */
-    dev_t device; /* of `usage`: the program may have closed the descriptor, and its number may be another file's */
+    uint64_t start_ns; /* distinguishes this process's claim of the slot from a later one */
+    /* identity of `usage`: the program may have closed the descriptor, and the number may mean another file */
+    dev_t device;
     ino_t inode;
     uint32_t slot;
     int fd; /* -1: not locked */
@@ -43,7 +44,7 @@ void vgpu_slot_lock_start(const char *folder, struct vgpu_usage *usage, uint32_t
     pthread_mutex_unlock(&guard);
 }
 
-/* Called with the guard held. */
+/* Precondition: the guard is held. */
 static int lock_again(void)
 {
     int fd = held.folder != NULL ? vgpu_lease_file(held.folder, VGPU_USAGE_FILE, O_RDWR) : -EBADF;
@@ -51,7 +52,7 @@ static int lock_again(void)
         return fd;
     int error = is_usage(fd) ? vgpu_slot_lock_again(fd, held.usage, held.slot, held.start_ns) : -ESTALE;
     if (error != 0) {
-        close(fd); /* drops no lock: this process has none on the file */
+        close(fd); /* releases no lock: this process has none on the file */
         return error;
     }
     return held.fd = fd;
@@ -83,6 +84,6 @@ void vgpu_slot_lock_drop(void)
 static void reset(void)
 {
     pthread_mutex_init(&guard, NULL);
-    drop(); /* the lock is the parent's: closing the child's copy drops none */
+    drop(); /* the lock is the parent's: closing the child's copy does not release it */
 }
 VGPU_IN_CHILD(reset);

@@ -13,7 +13,7 @@
 #include "limits.h"
 
 #define SHARED_MEMORY "/dev/shm"
-#define SCOPE "CUDA_DEVICE_MEMORY_SHARED_CACHE" /* HAMi's: processes that name the same file share the limits */
+#define SCOPE "CUDA_DEVICE_MEMORY_SHARED_CACHE" /* HAMi's variable: processes with the same file share the limits */
 #define VISIBLE "CUDA_VISIBLE_DEVICES"
 
 enum { FOLDER_BYTES = 48, DRAFT_BYTES = 64, PATH_BYTES = 96 };
@@ -29,7 +29,7 @@ static void write_uuid(struct vgpu_device_limits *device, const CUuuid *uuid, co
     }
 }
 
-/* The devices as CUDA counts them. A MIG device has a UUID of its own only in the second form of the call. */
+/* Names the devices in CUDA's order. Only the second form of the call returns a MIG device's own UUID. */
 static int name_by_cuda(struct vgpu_limits *limits)
 {
     int count = 0;
@@ -76,7 +76,7 @@ static bool uuid_of_entry(const char *entry, size_t length, unsigned count, char
     return false;
 }
 
-/* The devices as NVML counts them, taken by CUDA_VISIBLE_DEVICES: what CUDA would say in a process that only looks. */
+/* Names the devices in NVML's order, filtered by CUDA_VISIBLE_DEVICES, as CUDA would in a process that only reads. */
 static int name_by_nvml(struct vgpu_limits *limits)
 {
     unsigned count = 0;
@@ -89,7 +89,7 @@ static int name_by_nvml(struct vgpu_limits *limits)
     while (visible != NULL && *visible != '\0' && named < VGPU_MAX_DEVICES) {
         size_t length = strcspn(visible, ",");
         if (!uuid_of_entry(visible, length, count, limits->devices[named].uuid))
-            break; /* as CUDA does: what follows a wrong entry is not visible */
+            break; /* as CUDA does: entries after an invalid one are not visible */
         named++;
         visible += length + (visible[length] == ',' ? 1 : 0);
     }
@@ -123,7 +123,7 @@ static uint64_t hash_of(const struct vgpu_limits *limits)
     return scope != NULL ? hash(value, scope, strlen(scope)) : value;
 }
 
-/* 0: the folder is this user's and no other user can write to it; else -errno. */
+/* 0: the folder belongs to this user, and no other user can write to it; else -errno. */
 static int check_folder(const char *path)
 {
     struct stat about;
@@ -160,13 +160,13 @@ static void remove_draft(const char *draft)
     rmdir(draft);
 }
 
-/* Makes the folder whole or not at all; of two processes the second finds the folder of the first. */
+/* Creates the folder atomically; of two concurrent processes the second uses the folder of the first. */
 static int make_folder(const char *folder, const struct vgpu_limits *limits)
 {
     char draft[DRAFT_BYTES];
     const uint32_t usage_head[] = {VGPU_LEASE_MAGIC, VGPU_LEASE_VERSION};
     snprintf(draft, sizeof(draft), "%.47s.%d", folder, (int)getpid());
-    remove_draft(draft); /* of a namesake that died here */
+    remove_draft(draft); /* left by a process of the same pid that died here */
     if (mkdir(draft, 0700) != 0)
         return -errno;
     int error = write_file(draft, VGPU_LIMITS_FILE, limits, sizeof(*limits), sizeof(*limits));

@@ -1,7 +1,7 @@
 /*
- * suspended.h: a lease that is suspended (VGPU_LEASE_SUSPENDED): its device memory is on the host, and a call
- * of the driver blocks inside it, unseen by vgpud. So calls that bring work or take memory wait here, in front of the
- * driver, and say in the slot that they do: vgpud then resumes the lease.
+ * suspended.h: handles a suspended lease (VGPU_LEASE_SUSPENDED): its device memory is on the host, and a driver call
+ * would block inside the driver, invisible to vgpud. So calls that submit work or allocate memory wait here, before the
+ * driver, and report that in the slot; vgpud then resumes the lease.
  *
  * Any thread may call these functions but those "for the link thread". Waiting has no time limit: it ends with the
  * resume, or with the process.
@@ -18,18 +18,18 @@
 #include "lease.h"
 
 struct vgpu_suspended_words {
-    _Alignas(64) uint64_t calls; /* that were counted here so far */
-    _Alignas(64) uint32_t bits;  /* enum vgpu_suspended_bits; not 0: look closer before the driver is called */
-    uint32_t held;               /* 1: the memory is on its way or on the host, whatever the lease says */
+    _Alignas(64) uint64_t calls; /* calls counted here so far */
+    _Alignas(64) uint32_t bits;  /* enum vgpu_suspended_bits; not 0: more checks are needed before the driver's call */
+    uint32_t held;               /* 1: the memory is being moved or on the host, whatever the lease's state is */
 };
 enum vgpu_suspended_bits {
     VGPU_SUSPENDED_LEASE = 1,
-    VGPU_SUSPENDED_IDLE = 2, /* the arbiter is to hear of the next call: cut.h */
-    VGPU_SUSPENDED_CUT = 4,  /* calls are counted by thread: inside.h */
+    VGPU_SUSPENDED_IDLE = 2, /* the next call must be reported to the arbiter: cut.h */
+    VGPU_SUSPENDED_CUT = 4,  /* calls are counted for each thread: inside.h */
 };
 extern struct vgpu_suspended_words vgpu_suspended;
 
-/* Says that work comes if the process counts as idle, and waits until the lease is back, if it is suspended. */
+/* Reports work if the process counts as idle, and waits until the lease is resumed if it is suspended. */
 void vgpu_suspended_wait(void);
 
 static inline void vgpu_suspended_check(void)
@@ -39,7 +39,7 @@ static inline void vgpu_suspended_check(void)
         vgpu_suspended_wait();
 }
 
-/* As vgpu_suspended_check, and enters: for a process that is cut. */
+/* As vgpu_suspended_check, and counts the thread as inside, for a process under the engine cut. */
 struct vgpu_inside *vgpu_suspended_enter(void);
 
 static inline struct vgpu_inside *vgpu_suspended_called(void)
@@ -50,12 +50,14 @@ static inline struct vgpu_inside *vgpu_suspended_called(void)
                                                                                              : NULL;
 }
 
-/* In front of a driver call that is no launch, which lasts until the end of the block. Of two threads' counts at once
- * one may be lost: only whether the figure moves is asked, and an add that is atomic costs 5 ns more. */
+/*
+ * Placed before a driver call other than a launch; it covers the rest of the block. Of two concurrent counts one may be
+ * lost: only a change of the figure matters, and an atomic add costs 5 ns more.
+ */
 #define vgpu_suspended_call() \
     struct vgpu_inside *inside_call_ __attribute__((cleanup(vgpu_inside_leave), unused)) = vgpu_suspended_called()
 
-/* A launch, likewise: it looks at the gate itself. */
+/* The same for a launch, which checks the gate itself. */
 static inline struct vgpu_inside *vgpu_suspended_launched(void)
 {
     uint32_t bits = __atomic_load_n(&vgpu_suspended.bits, __ATOMIC_RELAXED);
@@ -68,22 +70,22 @@ static inline struct vgpu_inside *vgpu_suspended_launched(void)
 #define vgpu_suspended_launch() \
     struct vgpu_inside *inside_launch_ __attribute__((cleanup(vgpu_inside_leave), unused)) = vgpu_suspended_launched()
 
-/* Is it suspended now, or its memory not back yet? False before vgpu_suspended_start. */
+/* Is the lease suspended now, or its memory not back yet? False before vgpu_suspended_start. */
 bool vgpu_suspended_now(void);
 
-/* What the page says now (enum vgpu_lease_state); 0 before vgpu_suspended_start. */
+/* The present state in the page (enum vgpu_lease_state); 0 before vgpu_suspended_start. */
 uint32_t vgpu_suspended_state(void);
 
-/* Called when work comes while VGPU_SUSPENDED_IDLE is set. */
+/* Sets the function that is called for work while VGPU_SUSPENDED_IDLE is set. */
 void vgpu_suspended_on_work(void (*say)(void));
 
 /* Sets or clears one of the bits. */
 void vgpu_suspended_set(uint32_t bit, bool to);
 
-/* Follows the page: notes that the lease was suspended, or wakes the threads that wait for its resume. */
+/* Reads the page: records a suspension, or wakes the threads that wait for the resume. */
 void vgpu_suspended_follow(void);
 
-/* Sets whether the memory is held; vgpu_suspended_follow is due after it. */
+/* Sets whether the memory is held; call vgpu_suspended_follow afterwards. */
 static inline void vgpu_suspended_hold(bool held)
 {
     __atomic_store_n(&vgpu_suspended.held, held, __ATOMIC_SEQ_CST);
@@ -94,15 +96,15 @@ static inline bool vgpu_suspended_held(void)
     return __atomic_load_n(&vgpu_suspended.held, __ATOMIC_SEQ_CST) != 0;
 }
 
-/* What moves the memory. Called by the link's thread. */
+/* The module that moves the memory. The link's thread calls it. */
 struct vgpu_suspended_listener {
-    /* From vgpu_suspended_start. Both pages stay mapped until the process ends, or forks. */
+    /* Called by vgpu_suspended_start. Both pages stay mapped until the process ends or forks. */
     void (*start)(const struct vgpu_limits *limits, struct vgpu_slot *slot);
-    /* The lease's state may have changed. `quiet`: it is suspended, and what was launched has run. */
+    /* Called when the lease's state may have changed. `quiet`: it is suspended, and all launches have finished. */
     void (*follow)(bool quiet);
 };
 
-/* Makes a `static const struct vgpu_suspended_listener` known. */
+/* Registers a `static const struct vgpu_suspended_listener`. */
 #define VGPU_SUSPENDED_LISTENER(name) \
     VGPU_RETAINED                     \
     __attribute__((                   \
@@ -112,7 +114,7 @@ struct vgpu_suspended_listener {
 
 void vgpu_suspended_start(const struct vgpu_limits *limits, struct vgpu_slot *slot);
 
-/* Writes the figures of the slot. `launches`: by weight. */
+/* Writes the figures of the slot. `launches` is by weight. */
 void vgpu_suspended_answer(uint64_t launches, bool busy, bool quiet);
 
 #endif

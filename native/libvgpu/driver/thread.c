@@ -11,14 +11,16 @@
 
 typedef size_t (*minimum_fn)(const pthread_attr_t *attributes);
 
-/* What glibc takes of a stack for itself and for thread-local storage; its own word for it, where it says it. */
+/*
+ * The part of a stack that glibc uses for itself and for thread-local storage; glibc's own figure, if it exports one.
+ */
 static size_t overhead_bytes(const pthread_attr_t *attributes)
 {
     minimum_fn minimum = (minimum_fn)(uintptr_t)vgpu_libc_dlsym()(RTLD_DEFAULT, "__pthread_get_minstack");
     return minimum != NULL ? minimum(attributes) : 0;
 }
 
-/* 0, or an errno. EINVAL: the stack is too small for what the C library puts there. */
+/* 0, or an errno. EINVAL: the stack is too small for the C library's own data. */
 static int start_with(void *(*body)(void *), void *argument, size_t stack_bytes, pthread_t *thread)
 {
     pthread_attr_t attributes;

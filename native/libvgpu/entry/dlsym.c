@@ -1,13 +1,13 @@
 /*
- * dlsym.c: dlsym and dlvsym that hand out the wrappers.
+ * dlsym.c: dlsym and dlvsym that return the wrappers.
  *
- * Every lookup of a name that is not in hooks.def *jumps* to the next dlsym with the caller's return
- * address in place, so RTLD_NEXT, RTLD_DEFAULT, scopes and dlerror mean what they mean without
- * libvgpu. That jump cannot be written in C; the two entry points are a few lines of assembly.
+ * Every lookup of a name that is not in hooks.def *jumps* to the next dlsym with the caller's return address in place,
+ * so RTLD_NEXT, RTLD_DEFAULT, scopes and dlerror work as without libvgpu. That jump cannot be written in C; the two
+ * entry points are a few lines of assembly.
  *
- * For a wrapped name the answer is looked up first, and replaced only if it is NVIDIA's own function
- * (or libvgpu's export of it); a function of the same name from anywhere else is handed on untouched.
- * RTLD_NEXT then means the first object after the caller's own, in load order, that defines the name.
+ * For a wrapped name the answer is looked up first, and replaced only if it is NVIDIA's own function (or libvgpu's
+ * export of it); a function of the same name from another object is returned unchanged. RTLD_NEXT then means the first
+ * object after the caller's own, in load order, that defines the name.
  */
 #include <dlfcn.h>
 #include <stddef.h>
@@ -90,7 +90,7 @@ ENTRY("dlvsym", "vgpu_dlvsym_route", "x3");
 #error "dlsym's entry is written for x86-64 and aarch64"
 #endif
 
-/* What a lookup that found `found` shall return for the wrapped function `id`. */
+/* The result of a lookup of the wrapped function `id` that found `found`. */
 static struct vgpu_route replace(int id, void *found)
 {
     const struct vgpu_hook *hook = &vgpu_hooks[id];
@@ -98,8 +98,10 @@ static struct vgpu_route replace(int id, void *found)
     if (found == NULL)
         return route;
     if (found == hook->wrapper) {
-        /* Our export stands in for the driver's function only where the driver has it; the second
-         * lookup also leaves the dlerror that the process would see without us. */
+        /*
+         * libvgpu's export replaces the driver's function only if the driver has it; the second lookup also sets
+         * dlerror as without libvgpu.
+         */
         if (vgpu_real((enum vgpu_function_id)id) == NULL)
             route.value = vgpu_libc_dlsym()(RTLD_NEXT, vgpu_functions[id].name);
     } else if (vgpu_is_nvidia(vgpu_functions[id].library, found)) {
@@ -116,7 +118,7 @@ struct vgpu_route vgpu_dlsym_route(void *handle, const char *name, const void *c
     if (handle != RTLD_NEXT)
         return replace(id, vgpu_libc_dlsym()(handle, name));
     void *found = vgpu_next_definition(name, caller);
-    if (found == NULL) /* jumps for the error text */
+    if (found == NULL) /* jumps, so that dlerror has the right text */
         return (struct vgpu_route){.jump = (void *)vgpu_libc_dlsym()};
     return replace(id, found);
 }

@@ -1,7 +1,7 @@
 /*
- * hooks.c: the table of wrappers, and cuGetProcAddress, which hands them out. The driver is asked first, with the same
- * arguments, so versions, flags and status are its own; then the function that it returned is mapped to the wrapper of
- * that very function, told by its address, never by the name that was asked for (which stands for many variants).
+ * hooks.c: the table of wrappers, and cuGetProcAddress, which returns them. The driver is called first, with the same
+ * arguments, so versions, flags and status are its own. Then the returned function is replaced by its wrapper,
+ * identified by its address and never by the requested name, which means many variants.
  */
 #include "hooks.h"
 
@@ -55,8 +55,10 @@ static bool is_per_thread(int id)
     return strstr(vgpu_functions[id].name, "_pt") != NULL;
 }
 
-/* A driver may answer with an entry that is not the exported one; then its own name for it decides, and
- * last the variant that the asked version and stream flag stand for. */
+/*
+ * If the driver returns an entry that is not exported, its own name for it decides, and otherwise the variant that the
+ * requested version and stream flag mean.
+ */
 static void *wrapper_by_version(const char *symbol, int version, cuuint64_t flags)
 {
     bool per_thread = (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0;
@@ -73,7 +75,7 @@ static void *wrapper_by_version(const char *symbol, int version, cuuint64_t flag
     return best >= 0 ? vgpu_hooks[best].wrapper : NULL;
 }
 
-/* What the driver answers for the newest version that libvgpu knows, or NULL. */
+/* The driver's result for the newest version that libvgpu knows, or NULL. */
 static void *newest_known(const char *symbol, cuuint64_t flags)
 {
     void *answer = NULL;
@@ -83,8 +85,10 @@ static void *newest_known(const char *symbol, cuuint64_t flags)
     return result == CUDA_SUCCESS ? answer : NULL;
 }
 
-/* A variant that is newer than the header may take other arguments than any wrapper does: it stays the driver's own,
- * as an exported function does that libvgpu does not know (unknown.h). */
+/*
+ * A variant newer than the header may take other arguments than any wrapper: it stays the driver's own, like an
+ * exported function that libvgpu does not know (unknown.h).
+ */
 static void *map_answer(const char *symbol, void *answer, int version, cuuint64_t flags)
 {
     Dl_info about;

@@ -10,7 +10,7 @@
 
 struct vgpu_hook {
     void *wrapper; /* NULL: called, not wrapped */
-    int since;     /* CUDA version that brought this variant, as cuGetProcAddress counts */
+    int since;     /* CUDA version that introduced this variant, as cuGetProcAddress counts */
 };
 
 extern const struct vgpu_hook vgpu_hooks[VGPU_FUNCTIONS]; /* by enum vgpu_function_id */

@@ -1,9 +1,8 @@
 /*
- * array.c: CUDA arrays. The driver does not say an array's size, so it is worked out from the descriptor:
- * rows of 64-byte sectors in blocks of eight rows. A flat array is padded to the next power of two of such
- * blocks, 128 rows at most; one with depth to 8 rows and 16 layers (held against NVML on an H200, driver
- * 580). Formats that are not listed count 16 bytes a texel, the largest there is. That is what is claimed,
- * with something to spare; what an array really took is learnt.
+ * array.c: CUDA arrays. The driver does not report an array's size, so it is computed from the descriptor: rows of
+ * 64-byte sectors in blocks of eight rows. A flat array is padded to the next power of two of such blocks, 128 rows at
+ * most; one with depth to 8 rows and 16 layers (compared with NVML on an H200, driver 580). Unlisted formats count 16
+ * bytes a texel, the largest. This size is claimed with a margin; the actual size is read from NVML afterwards.
  */
 #include "suspended.h"
 #include "charge.h"
@@ -50,7 +49,7 @@ static uint64_t block_rows(uint64_t height)
     return rows;
 }
 
-/* One level of an array, in bytes. A height or depth of 0 stands for a lower dimension. */
+/* The bytes of one level of an array. A height or depth of 0 means a lower dimension. */
 static uint64_t level_bytes(uint64_t width, uint64_t height, uint64_t depth, uint64_t texel, bool layered)
 {
     uint64_t row = vgpu_round(times(width, texel), SECTOR_BYTES);
@@ -69,7 +68,7 @@ static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned level
     uint64_t sum = 0;
     bool layered = (shape->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP)) != 0;
     if (shape->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING))
-        return 0; /* address space only: its memory comes by cuMemCreate */
+        return 0; /* address space only: cuMemCreate allocates its memory */
     for (unsigned level = 0; level < levels && width > 0; level++) {
         uint64_t bytes = level_bytes(width, height, depth, texel, layered);
         sum = sum > UINT64_MAX - bytes ? UINT64_MAX : sum + bytes;
@@ -89,7 +88,7 @@ static CUDA_ARRAY3D_DESCRIPTOR shape_3d(size_t width, size_t height, size_t dept
         .Width = width, .Height = height, .Depth = depth, .Format = format, .NumChannels = channels, .Flags = flags};
 }
 
-/* What is claimed for an array of `bytes`: all but plain shapes may take somewhat more than worked out. */
+/* The claim for an array of `bytes`: all but plain shapes may take somewhat more than computed. */
 static uint64_t claim_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned levels, uint64_t bytes)
 {
     uint64_t row = times(shape->Width, texel_bytes(shape->Format, shape->NumChannels));
@@ -105,7 +104,7 @@ static CUresult destroy(enum vgpu_kind kind, void *handle)
                                    : CALL(cuMipmappedArrayDestroy, (CUmipmappedArray)handle);
 }
 
-/* What the array took is learnt; where that cannot be, it is charged as worked out. */
+/* Charges the size that NVML reports, or, if that is not possible, the computed size. */
 static CUresult settle(struct vgpu_charge *charge, CUresult result, enum vgpu_kind kind, uint64_t bytes,
                        void *const *handle)
 {
@@ -147,7 +146,7 @@ static CUresult destroyed(enum vgpu_kind kind, void *handle)
     return result;
 }
 
-/* The descriptor may be NULL: the driver says what it thinks of that. */
+/* The descriptor may be NULL, which the driver handles. */
 #define ARRAY_CREATE(symbol, descriptor, depth, flags)                                                 \
     VGPU_EXPORT CUresult symbol(CUarray *pHandle, const descriptor *pAllocateArray)                    \
     {                                                                                                  \

@@ -1,10 +1,9 @@
 /*
- * context.c: contexts take device memory that no call names (518 MiB on an H200). What NVML says the
- * process holds beyond what it asked for, just after a context came to be, is charged as context bytes.
+ * context.c: contexts take device memory that no call names (518 MiB on an H200). The difference between NVML's figure
+ * and the process's own allocations, right after a context was made, is charged as context bytes.
  *
- * Before the driver is entered, what a context took in this lease before is claimed. While no process has
- * learnt that yet they come one after another, so that the limit is passed by one context at most, which
- * is then taken down again.
+ * Before the driver's call, the size of an earlier context of this lease is claimed. While no size is known, contexts
+ * are made one after another, so that at most one context exceeds the limit, and it is destroyed again.
  */
 #include <pthread.h>
 #include <string.h>
@@ -35,7 +34,7 @@ struct device_contexts {
 static struct device_contexts contexts[VGPU_MAX_DEVICES];
 static pthread_mutex_t creation = PTHREAD_MUTEX_INITIALIZER; /* one measurement at a time */
 
-/* Neither call's caller is cancelled in between: it would keep the lock, here or in the driver. */
+/* The thread is not cancelled between the two calls: it would keep the lock, here or in the driver. */
 static int creation_begins(void)
 {
     int cancels = vgpu_thread_keep();
@@ -56,7 +55,7 @@ static void reset(void)
 }
 VGPU_IN_CHILD(reset);
 
-/* What a context takes on the device, in bytes, as a process of this lease measured it; 0: not measured yet. */
+/* The size of a context on the device in bytes, as a process of this lease measured it; 0: not measured yet. */
 static uint64_t learnt(unsigned device)
 {
     return (uint64_t)__atomic_load_n(&vgpu_tenant_account()->usage->context_mib[device], __ATOMIC_RELAXED) << 20;
@@ -78,11 +77,11 @@ static uint64_t context_bytes(unsigned device)
 /* One context that is about to be made. */
 struct creation {
     struct vgpu_charge charge;
-    uint64_t before; /* context bytes of this process until then */
-    bool alone;      /* holds the lease's lock: the first context of all */
+    uint64_t before; /* context bytes of this process before */
+    bool alone;      /* holds the lease's lock, because no context was measured yet */
 };
 
-/* The driver's answer where it has one: it is not initialised, as in a forked child, or has no such device. */
+/* The driver's error if it has one: not initialised, as in a forked child, or no such device. */
 static CUresult not_in_lease(CUdevice device)
 {
     int count = 0;
@@ -92,7 +91,7 @@ static CUresult not_in_lease(CUdevice device)
     return device < 0 || device >= count ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_NOT_PERMITTED;
 }
 
-/* Claims for one more context. Called with `creation` held. */
+/* Claims memory for one more context. Precondition: `creation` is held. */
 static CUresult begin(struct creation *made, CUdevice device)
 {
     bool limited;
@@ -104,7 +103,7 @@ static CUresult begin(struct creation *made, CUdevice device)
     if (index == VGPU_NOT_IN_LEASE)
         return not_in_lease(device);
     if (learnt((unsigned)index) == 0) {
-        vgpu_process_memory_warm(); /* NVML starts while the driver makes the context, which takes longer */
+        vgpu_process_memory_warm(); /* starts NVML while the driver makes the context, which takes longer */
         made->alone = vgpu_tenant_lock_contexts();
     }
     result = vgpu_charge_index(&made->charge, index, learnt((unsigned)index));
@@ -114,8 +113,10 @@ static CUresult begin(struct creation *made, CUdevice device)
     return result;
 }
 
-/* Settles for what the new context really takes; false: that passes the limit, so it must go again. What
- * others have learnt stands in until NVML has started, which takes some milliseconds, or where it cannot say. */
+/*
+ * Settles for the actual size of the new context; false: it exceeds the limit, so it must be destroyed. The known size
+ * is used until NVML has started, which takes some milliseconds, or if NVML has no figure.
+ */
 static bool measure(struct creation *made)
 {
     struct vgpu_charge *charge = &made->charge;
@@ -153,7 +154,7 @@ static void ended(int device, CUcontext context)
     vgpu_overhead_later(device);
 }
 
-/* After the driver's answer to a context's creation. Called with `creation` held. */
+/* Handles the driver's result of a context's creation. Precondition: `creation` is held. */
 static CUresult finish(struct creation *made, CUresult result, const CUcontext *context)
 {
     int device = made->charge.device;
@@ -162,7 +163,7 @@ static CUresult finish(struct creation *made, CUresult result, const CUcontext *
     if (result != CUDA_SUCCESS) {
         vgpu_charge_undo(&made->charge, result);
     } else if (!measure(made)) {
-        CALL(cuCtxDestroy_v2, *context); /* nothing was launched to it */
+        CALL(cuCtxDestroy_v2, *context); /* it has no launches */
         vgpu_account_set_context(vgpu_tenant_account(), (unsigned)device, made->before);
         result = CUDA_ERROR_OUT_OF_MEMORY;
     } else {
@@ -207,7 +208,7 @@ VGPU_EXPORT CUresult cuCtxCreate_v4(CUcontext *pctx, CUctxCreateParams *ctxCreat
     CREATE_BODY(cuCtxCreate_v4, pctx, ctxCreateParams, flags, dev);
 }
 
-/* The device must be asked for before the context is gone. */
+/* The device of a context; must be called before the context ends. */
 static int index_of(CUcontext context)
 {
     bool limited;
@@ -241,7 +242,7 @@ VGPU_EXPORT CUresult cuCtxDestroy_v2(CUcontext ctx)
     DESTROY_BODY(cuCtxDestroy_v2);
 }
 
-/* Of CUDA 4: whether it ends the context, the driver's count of cuCtxAttach decides. */
+/* Deprecated since CUDA 4. It ends the context with its last reference (cuCtxAttach). */
 VGPU_EXPORT CUresult cuCtxDetach(CUcontext ctx)
 {
     vgpu_suspended_call();
@@ -255,7 +256,7 @@ VGPU_EXPORT CUresult cuCtxDetach(CUcontext ctx)
     return result;
 }
 
-/* One more reference to a primary context that is there already costs nothing. */
+/* Adds a reference to an existing primary context, which costs no memory. */
 static CUresult retain_more(struct device_contexts *known, CUcontext *pctx, CUdevice dev)
 {
     CUresult result = CALL(cuDevicePrimaryCtxRetain, pctx, dev);
@@ -307,7 +308,7 @@ VGPU_EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev)
     return result;
 }
 
-/* The primary context of a limited device, or NULL. Called with `creation` held. */
+/* The primary context of a limited device, or NULL. Precondition: `creation` is held. */
 static struct device_contexts *primary_of(CUdevice dev, int *index)
 {
     bool limited;
@@ -317,7 +318,7 @@ static struct device_contexts *primary_of(CUdevice dev, int *index)
     return &contexts[*index];
 }
 
-/* Before the driver ends it, if it does: what is libvgpu's own in the context goes while it lives. */
+/* Called before the driver may end it: libvgpu's own objects in the context are freed while it lives. */
 static void primary_ends(const struct device_contexts *known, int index)
 {
     vgpu_in_flight_forget(known->primary);
@@ -333,7 +334,7 @@ static void primary_ended(struct device_contexts *known, int index)
     vgpu_primary_ended(index);
 }
 
-/* Green contexts keep it too, and the driver alone knows how long. */
+/* Checks whether the primary context has ended: green contexts keep it too, and only the driver knows how long. */
 static void end_if_inactive(struct device_contexts *known, int index, CUdevice dev)
 {
     unsigned int flags;

@@ -1,7 +1,7 @@
 /*
- * context.h: contexts of this process.
+ * context.h: the contexts of this process.
  *
- * Any thread may call these functions. Precondition: vgpu_tenant_enter said limited.
+ * Any thread may call these functions. Precondition: vgpu_tenant_enter returned "limited".
  */
 #ifndef VGPU_CONTEXT_H
 #define VGPU_CONTEXT_H
@@ -11,7 +11,10 @@
 /* The primary context of a device of the lease while it is active, or NULL. */
 CUcontext vgpu_context_primary(int index);
 
-/* What kept a primary context besides the program's own references went: it may have ended. */
+/*
+ * Called when an object that kept a primary context, such as a green context, has ended: checks whether the primary
+ * context has ended.
+ */
 void vgpu_context_look(CUdevice dev);
 
 #endif

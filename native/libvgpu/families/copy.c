@@ -1,5 +1,7 @@
-/* copy.c: copies and memsets. From COPY_LEAST_BYTES on they pass the gate, as a launch for each MiB does:
- * they take the device's memory bandwidth and its copy engines from the tenants that compute. */
+/*
+ * copy.c: copies and memsets. From COPY_LEAST_BYTES on they pass the gate, with the weight of one launch for each MiB,
+ * because they use the device's memory bandwidth and copy engines.
+ */
 #include <stddef.h>
 #include <stdint.h>
 
@@ -138,8 +140,10 @@ ASYNC(cuMemcpyBatchAsync_v2, sum_of(sizes, count),
 
 #define ELEMENT_BYTES_MAX 16u /* four channels of 32 bits */
 
-/* Of copies in three dimensions. An extent counts elements, whose size an array knows: the most that it can be is
- * taken, so that such a copy is never let by. Between two pointers an element is a byte. */
+/*
+ * Bytes of copies in three dimensions. An extent counts elements, whose size the array knows; the largest size is
+ * assumed, so that no such copy bypasses the gate. Between two pointers an element is a byte.
+ */
 static uint64_t sum_of_3d(const CUDA_MEMCPY3D_BATCH_OP *copies, size_t count)
 {
     uint64_t sum = 0;

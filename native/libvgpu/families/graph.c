@@ -15,18 +15,18 @@
 #include "tenant.h"
 
 #define DEPTH_MAX 64     /* child graphs in child graphs */
-#define NEVER UINT32_MAX /* a count of trims that no graph has been launched at */
+#define NEVER UINT32_MAX /* marks a graph that was never launched */
 
 /* What an executable graph can add, by device of the lease. */
 struct vgpu_graph_need {
     uint64_t bytes[VGPU_MAX_DEVICES];
-    uint32_t trims; /* the graph's memory is there since this count of trims */
+    uint32_t trims; /* the count of trims since which the graph's memory exists */
 };
 
 static uint32_t any_memory; /* a graph of this process may allocate */
-static uint32_t trims;      /* a graph whose memory was given back adds it again */
+static uint32_t trims;      /* counts trims: a graph whose memory was given back allocates it again */
 static uint64_t charged[VGPU_MAX_DEVICES];
-static CUdevice ordinals[VGPU_MAX_DEVICES]; /* plus 1; 0: no graph has allocated there */
+static CUdevice ordinals[VGPU_MAX_DEVICES]; /* ordinal plus 1; 0: no graph has allocated there */
 static pthread_mutex_t settling = PTHREAD_MUTEX_INITIALIZER;
 
 bool vgpu_graph_captures(CUstream stream, int per_thread)
@@ -105,7 +105,7 @@ static bool needs_any(const struct vgpu_graph_need *need)
     return false;
 }
 
-/* Remembers what an executable graph can add. */
+/* Records what an executable graph can add. */
 static CUresult instantiated(CUresult result, const CUgraphExec *exec, CUgraph graph)
 {
     bool limited;
@@ -155,7 +155,8 @@ CUresult vgpu_graph_begin(struct vgpu_graph_charge *charge, CUgraphExec exec)
         !vgpu_table_get(VGPU_KIND_GRAPH, (uint64_t)(uintptr_t)exec, &entry))
         return CUDA_SUCCESS;
     struct vgpu_graph_need *need = entry.owner;
-    uint32_t now = __atomic_load_n(&trims, __ATOMIC_SEQ_CST); /* before the launch: it may be trimmed right after */
+    /* read before the launch, because the memory may be trimmed right after it */
+    uint32_t now = __atomic_load_n(&trims, __ATOMIC_SEQ_CST);
     CUresult result = claim(charge, need, __atomic_load_n(&need->trims, __ATOMIC_RELAXED) == now);
     if (result == CUDA_SUCCESS) {
         __atomic_store_n(&need->trims, now, __ATOMIC_RELAXED);
@@ -243,7 +244,7 @@ VGPU_EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *phGraphExec, CUgra
     return instantiated(CALL(cuGraphInstantiateWithFlags, phGraphExec, hGraph, flags), phGraphExec, hGraph);
 }
 
-/* May upload, and so allocate, at once: then it is claimed as for a launch. */
+/* The call may upload the graph, and so allocate, at once: it is claimed as for a launch. */
 static CUresult upload_begin(struct vgpu_graph_charge *charge, CUgraph graph, const CUDA_GRAPH_INSTANTIATE_PARAMS *how)
 {
     struct vgpu_graph_need need = {0};
@@ -301,7 +302,8 @@ VGPU_EXPORT CUresult cuDeviceGraphMemTrim(CUdevice device)
 {
     vgpu_suspended_call();
     bool limited;
-    __atomic_fetch_add(&trims, 1, __ATOMIC_SEQ_CST); /* before and after: a launch in between may lose its memory */
+    /* counted before and after, because a launch in between may lose its memory */
+    __atomic_fetch_add(&trims, 1, __ATOMIC_SEQ_CST);
     CUresult result = CALL(cuDeviceGraphMemTrim, device);
     __atomic_fetch_add(&trims, 1, __ATOMIC_SEQ_CST);
     if (vgpu_tenant_enter(&limited) == CUDA_SUCCESS && limited && vgpu_device_index(device) != VGPU_NOT_IN_LEASE)

@@ -1,6 +1,6 @@
 /*
- * graph.h: memory that graphs allocate when they run. Per device the driver says how much it holds for
- * graphs, and that is the charge; the most that a graph can add is claimed before it is launched.
+ * graph.h: memory that graphs allocate when they run. For each device the driver reports the memory that it holds for
+ * graphs, which is charged; the most that a graph can add is claimed before its launch.
  *
  * Any thread may call these functions.
  */
@@ -22,13 +22,13 @@ struct vgpu_graph_charge {
     struct vgpu_charge of[VGPU_MAX_DEVICES];
 };
 
-/* Does the stream record into a graph now? Costs one load until something was captured. */
+/* Is the stream being captured into a graph now? Costs one load until a capture was begun. */
 bool vgpu_graph_captures(CUstream stream, int per_thread);
 
 /*
  * Around the launch or upload of an executable graph. Precondition: no other thread destroys `exec` before end, as CUDA
- * requires of a program. begin returns what to answer if not CUDA_SUCCESS:
- * CUDA_ERROR_OUT_OF_MEMORY over the limit. Both cost one load until a graph that allocates was made.
+ * requires of a program. begin returns CUDA_SUCCESS or the error for the program: CUDA_ERROR_OUT_OF_MEMORY over the
+ * limit. Both cost one load until a graph that allocates was made.
  */
 CUresult vgpu_graph_begin(struct vgpu_graph_charge *charge, CUgraphExec exec);
 CUresult vgpu_graph_end(struct vgpu_graph_charge *charge, CUresult result);

@@ -1,7 +1,7 @@
 /*
- * green.c: green contexts. One retains the primary context of its device, and makes it if need be: so that
- * is claimed for as if the program had retained it. What it takes itself is claimed at what one of 16 SMs took
- * on an H200, then learnt. Memory that is made while one is current is the primary context's.
+ * green.c: green contexts. A green context retains the primary context of its device, and creates it if needed, so that
+ * is claimed as if the program had retained it. Its own memory is claimed at the size that one of 16 SMs had on an
+ * H200, and then read from NVML. Memory that is allocated while it is current belongs to the primary context.
  */
 #include "suspended.h"
 #include "capture.h"
@@ -30,7 +30,7 @@ static void note(CUcontext context)
     vgpu_primary_note(context, primary, index);
 }
 
-/* With the primary context kept by the caller. */
+/* Precondition: the caller keeps the primary context. */
 static CUresult create(CUgreenCtx *green, CUdevResourceDesc desc, CUdevice dev, unsigned int flags)
 {
     struct vgpu_charge charge;
@@ -52,7 +52,7 @@ VGPU_EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *phCtx, CUdevResourceDesc desc,
 {
     vgpu_suspended_call();
     CUcontext primary;
-    CUresult result = cuDevicePrimaryCtxRetain(&primary, dev); /* ours: claims */
+    CUresult result = cuDevicePrimaryCtxRetain(&primary, dev); /* libvgpu's wrapper, which claims memory */
     if (result != CUDA_SUCCESS)
         return result;
     result = create(phCtx, desc, dev, flags);
@@ -71,7 +71,7 @@ VGPU_EXPORT CUresult cuCtxFromGreenCtx(CUcontext *pContext, CUgreenCtx hCtx)
     return result;
 }
 
-/* The device of a green context; false: it has none, as the driver will say. */
+/* The device of a green context; false: it has none, which the driver reports. */
 static bool device_of(CUgreenCtx green, CUcontext *context, CUdevice *device)
 {
     return green != NULL && CALL(cuCtxFromGreenCtx, context, green) == CUDA_SUCCESS &&

@@ -1,4 +1,4 @@
-/* launch.c: kernels and graphs. Each passes the gate; what is captured into a graph is not delayed. */
+/* launch.c: kernels and graphs. Each launch passes the gate; a launch that is captured into a graph is not delayed. */
 #include "suspended.h"
 #include "functions.h"
 #include "gate.h"
@@ -8,7 +8,7 @@
 #include "tenant.h"
 
 #define KERNEL_WEIGHT 1u
-#define GRAPH_WEIGHT 16u /* a graph is looked at nearly each time: it may be one kernel or thousands */
+#define GRAPH_WEIGHT 16u /* a graph is checked at nearly each launch: it may contain one kernel or thousands */
 
 #define LAUNCH_BODY(weight, stream, per_thread, symbol, ...)          \
     do {                                                              \
@@ -54,7 +54,7 @@ LAUNCH_KERNEL_EX(cuLaunchKernelEx_ptsz, 1)
 LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel, 0)
 LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel_ptsz, 1)
 
-/* The turn has to be one on all of its devices. */
+/* Records all devices of the launch, because its slice must include all of them. */
 static CUresult touch_all(const CUDA_LAUNCH_PARAMS *list, unsigned int count)
 {
     bool limited;
@@ -93,7 +93,7 @@ VGPU_EXPORT CUresult cuLaunchGridAsync(CUfunction f, int grid_width, int grid_he
     LAUNCH_BODY(KERNEL_WEIGHT, hStream, 0, cuLaunchGridAsync, f, grid_width, grid_height, hStream);
 }
 
-/* What a graph allocates when it runs is claimed before it is launched: see graph.h. */
+/* What a graph allocates when it runs is claimed before its launch: see graph.h. */
 #define LAUNCH_GRAPH(symbol, per_thread)                                             \
     static CUresult gated_##symbol(CUgraphExec hGraphExec, CUstream hStream)         \
     {                                                                                \

@@ -4,7 +4,7 @@
 #include "functions.h"
 #include "evictable.h"
 
-/* The first version of these calls has 32-bit pointers and sizes; both are one shape otherwise. */
+/* The first version of these calls has 32-bit pointers and sizes; both have the same form otherwise. */
 #define ALLOC_BODY(symbol, free_symbol, kind, pointer, bytes, evictable, ...)                                       \
     do {                                                                                                            \
         struct vgpu_charge charge;                                                                                  \
@@ -39,7 +39,7 @@ VGPU_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsig
     ALLOC_BODY(cuMemAllocManaged, cuMemFree_v2, VGPU_KIND_MANAGED, dptr, bytesize, false, dptr, bytesize, flags);
 }
 
-/* The driver chooses the pitch: a guess at its alignment is reserved, the difference settled after. */
+/* The driver chooses the pitch: a guess of its alignment is claimed, and the difference settled afterwards. */
 #define PITCH_GUESS_BYTES 512u
 
 static uint64_t times(uint64_t a, uint64_t b)
@@ -118,7 +118,7 @@ VGPU_EXPORT CUresult cuMemFree_v2(CUdeviceptr dptr)
     return result;
 }
 
-/* Of memory in several chunks the driver would tell the one. */
+/* For memory in several chunks the driver would report only one chunk. */
 VGPU_EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *pbase, size_t *psize, CUdeviceptr dptr)
 {
     if (vgpu_evictable_range(dptr, pbase, psize))

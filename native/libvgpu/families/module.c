@@ -1,11 +1,10 @@
 /*
- * module.c: code and what it brings: globals, the heap and buffers of device functions, local memory.
+ * module.c: the memory of code: globals, the heap and buffers of device functions, local memory.
  *
- * A module's memory is known when it is loaded: one that passes the limit is unloaded again. Local memory
- * is a pool of each context, as large as the most demanding function that ran needs on every thread that
- * fits on the device at once: 16 KiB a thread are 4.2 GiB on an H200. The driver makes it larger at the
- * launch, where nothing can be refused any more; so it is made larger when the function is looked up,
- * through the same limit that the driver itself moves (CU_LIMIT_STACK_SIZE).
+ * A module's memory is known when it is loaded: one that passes the limit is unloaded again. Local memory is a pool of
+ * each context, large enough for the most demanding function that ran, on all threads that fit on the device: 16 KiB a
+ * thread are 4.2 GiB on an H200. The driver enlarges it at the launch, which cannot be refused; so libvgpu enlarges it
+ * when the function is looked up, through the same limit that the driver uses (CU_LIMIT_STACK_SIZE).
  */
 #include "module.h"
 
@@ -49,8 +48,10 @@ static int limited_device(CUdevice *device)
     return vgpu_device_index(*device);
 }
 
-/* After a call that made the driver take memory: false if that passed the limit. Code that is loaded lazily
- * comes later, so the next allocation looks again. */
+/*
+ * Called after a call that made the driver allocate memory: false if that exceeded the limit. Lazily loaded code comes
+ * later, so the next allocation checks again.
+ */
 static bool fits(CUresult result)
 {
     CUdevice device;
@@ -146,7 +147,7 @@ VGPU_EXPORT CUresult cuLibraryUnload(CUlibrary library)
     return unloaded(CALL(cuLibraryUnload, library));
 }
 
-/* Threads that a device runs at once: what local memory is made for; 0 if the driver does not say. */
+/* Threads that a device runs at once, for which local memory is made; 0 if the driver does not report it. */
 static uint64_t resident_threads(CUdevice device)
 {
     int a_processor = 0;
@@ -171,8 +172,10 @@ static CUresult grow_local(int index, CUdevice device, size_t from, size_t to)
     return result;
 }
 
-/* Makes the local memory that a function needs. False: the launch makes it, outside of the lease or during a capture, which
- * a change of limits would end; libvgpu learns it afterwards. *result: CUDA_ERROR_OUT_OF_MEMORY past the limit. */
+/*
+ * Makes the local memory that a function needs. False: the launch makes it, outside of the lease or during a capture,
+ * which a change of limits would end; libvgpu measures it afterwards. *result: CUDA_ERROR_OUT_OF_MEMORY over the limit.
+ */
 static bool make_local(CUresult asked, int local_bytes, CUresult *result)
 {
     CUdevice device;
@@ -216,7 +219,7 @@ VGPU_EXPORT CUresult cuKernelGetFunction(CUfunction *pFunc, CUkernel kernel)
     return looked_up(result, result == CUDA_SUCCESS ? *pFunc : NULL);
 }
 
-/* A kernel is of no context: what it needs is measured each time, of the device that is current. */
+/* A kernel belongs to no context: its memory is measured each time, on the current device. */
 VGPU_EXPORT CUresult cuLibraryGetKernel(CUkernel *pKernel, CUlibrary library, const char *name)
 {
     vgpu_suspended_call();
@@ -230,7 +233,7 @@ VGPU_EXPORT CUresult cuLibraryGetKernel(CUkernel *pKernel, CUlibrary library, co
     return result;
 }
 
-/* The stack is made larger or smaller at once; the other limits count when a module that uses them is loaded. */
+/* The stack is resized at once; the other limits take effect when a module that uses them is loaded. */
 VGPU_EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value)
 {
     vgpu_suspended_call();
@@ -242,7 +245,7 @@ VGPU_EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value)
     if (limit == CU_LIMIT_STACK_SIZE && CALL(cuCtxGetLimit, &now, limit) == CUDA_SUCCESS && value > now)
         return grow_local(index, device, now, value);
     CUresult result = CALL(cuCtxSetLimit, limit, value);
-    vgpu_module_forget(); /* the stack may be smaller now */
+    vgpu_module_forget(); /* the stack may be smaller now: measure each function again */
     vgpu_overhead_look(index, 0);
     return result;
 }

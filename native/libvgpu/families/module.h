@@ -2,8 +2,10 @@
 #ifndef VGPU_MODULE_H
 #define VGPU_MODULE_H
 
-/* Empties the cache. To be called after handles of functions have become invalid, because the driver gives them to
- * other functions. A lookup that races with the end of a module may go unmeasured until the next measurement. */
+/*
+ * Empties the cache. Call it after handles of functions have become invalid, because the driver reuses handles. A
+ * lookup that races with the end of a module may stay unmeasured until the next measurement.
+ */
 void vgpu_module_forget(void);
 
 #endif

@@ -1,7 +1,7 @@
 /*
- * pool.c: stream-ordered allocations and memory pools. The most that a request can make its pool grow by
- * is claimed before the driver is entered; afterwards the pool's own figure says what it did. So pointers
- * need no entry of their own, and a free costs nothing.
+ * pool.c: stream-ordered allocations and memory pools. The most by which a request can enlarge its pool is claimed
+ * before the driver's call; afterwards the pool's own figure is charged. So pointers need no entries, and a free costs
+ * nothing.
  */
 #include "pool.h"
 
@@ -24,16 +24,16 @@
 struct pool {
     CUmemoryPool handle;
     int device;       /* index in the lease */
-    bool unseen;      /* managed: NVML does not show it with the process */
-    uint64_t charged; /* guarded by `mutex` for writing */
+    bool unseen;      /* managed memory: NVML does not count it for the process */
+    uint64_t charged; /* `mutex` guards writes */
     pthread_mutex_t mutex;
     struct pool *next;
 };
 
 static struct pool *pools; /* guarded by `list` */
 static pthread_mutex_t list = PTHREAD_MUTEX_INITIALIZER;
-static struct pool *current[VGPU_MAX_DEVICES]; /* the pool that cuMemAllocAsync takes from; NULL: ask */
-static uint32_t holding;                       /* pools that have been charged anything since they were made */
+static struct pool *current[VGPU_MAX_DEVICES]; /* the pool of cuMemAllocAsync; NULL: ask the driver */
+static uint32_t holding;                       /* number of pools that were ever charged */
 
 /* This call is unsafe during a capture, as is cuMemPoolTrimTo: it invalidates a capture that this thread began on
  * another stream. So libvgpu makes both in relaxed mode. */
@@ -46,7 +46,7 @@ static uint64_t attribute(CUmemoryPool pool, CUmemPool_attribute which)
     return result == CUDA_SUCCESS ? value : 0;
 }
 
-/* Charges the pool as it is now. True: nothing had changed. */
+/* Charges the pool's present size. True: it had not changed. */
 static bool settle(struct pool *pool)
 {
     struct vgpu_account *account = vgpu_tenant_account();
@@ -76,7 +76,7 @@ static struct pool *find(CUmemoryPool handle)
     return vgpu_table_get(VGPU_KIND_POOL, (uint64_t)(uintptr_t)handle, &entry) ? entry.owner : NULL;
 }
 
-/* What is known of a pool, from now on; NULL: no memory for that, or not a device of the lease. */
+/* The record of a pool, made at its first use; NULL: no memory for it, or not a device of the lease. */
 static struct pool *note(CUmemoryPool handle, int device, bool unseen)
 {
     if (device == VGPU_NOT_IN_LEASE)
@@ -98,7 +98,7 @@ static struct pool *note(CUmemoryPool handle, int device, bool unseen)
     return pool;
 }
 
-/* The pool that a plain stream-ordered request on the device takes from. */
+/* The pool from which a plain stream-ordered request on the device allocates. */
 static struct pool *current_pool(int device, CUdevice cuda_device)
 {
     CUmemoryPool handle;
@@ -165,7 +165,7 @@ static void reset(void)
 }
 VGPU_IN_CHILD(reset);
 
-/* What a stream-ordered request needs beside its claim. */
+/* The state of a stream-ordered request, in addition to its claim. */
 struct request {
     struct vgpu_charge charge;
     struct pool *pool; /* NULL: not limited */
@@ -181,14 +181,14 @@ static CUresult claim(struct request *request, struct pool *pool, uint64_t bytes
     return result;
 }
 
-/* While a stream is captured the request becomes a node of a graph: see graph.c. */
+/* While a stream is captured, the request becomes a node of a graph: see graph.c. */
 static CUresult begin(struct request *request, CUstream stream, int per_thread, uint64_t bytes)
 {
     CUdevice device = 0;
     bool limited;
     CUresult result = vgpu_tenant_enter(&limited);
     request->pool = NULL;
-    vgpu_suspended_check(); /* before anything that asks the driver */
+    vgpu_suspended_check(); /* before any call of the driver */
     if (result != CUDA_SUCCESS || !limited || vgpu_graph_captures(stream, per_thread))
         return result;
     int index = vgpu_device_alone();
@@ -237,7 +237,7 @@ static CUresult end(struct request *request, CUresult result)
         return result != CUDA_SUCCESS ? result : end(&request, CALL(symbol, dptr, bytesize, pool, hStream)); \
     }
 
-/* What cuMemAlloc gave may be freed in stream order too. */
+/* Memory of cuMemAlloc can be freed in stream order too. */
 #define FREE_ASYNC(symbol, per_thread)                                     \
     VGPU_EXPORT CUresult symbol(CUdeviceptr dptr, CUstream hStream)        \
     {                                                                      \
@@ -259,7 +259,7 @@ ALLOC_FROM_POOL(cuMemAllocFromPoolAsync_ptsz, 1)
 FREE_ASYNC(cuMemFreeAsync, 0)
 FREE_ASYNC(cuMemFreeAsync_ptsz, 1)
 
-/* A pool at a location; one in host memory is not limited. */
+/* Records a pool at a location; a pool in host memory is not limited. */
 static void note_at(CUmemoryPool pool, const CUmemLocation *location, CUmemAllocationType type)
 {
     bool limited;
@@ -272,7 +272,7 @@ static void note_of_device(CUmemoryPool pool, CUdevice device)
     note_at(pool, &(CUmemLocation){.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device}, CU_MEM_ALLOCATION_TYPE_PINNED);
 }
 
-/* Of a limited tenant's, on a device that its lease does not have. */
+/* Is the pool a limited tenant's, on a device outside of its lease? */
 static bool is_outside(const CUmemPoolProps *props)
 {
     bool limited;
@@ -285,7 +285,7 @@ VGPU_EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *p
 {
     vgpu_suspended_call();
     if (is_outside(poolProps))
-        return CUDA_ERROR_NOT_PERMITTED; /* as of cuMemCreate: what it takes is charged to no lease */
+        return CUDA_ERROR_NOT_PERMITTED; /* as for cuMemCreate: its memory would be charged to no lease */
     CUresult result = CALL(cuMemPoolCreate, pool, poolProps);
     if (result == CUDA_SUCCESS)
         note_at(*pool, &poolProps->location, poolProps->allocType);
@@ -308,7 +308,7 @@ static struct pool *forget(CUmemoryPool handle)
     return entry.owner;
 }
 
-/* What was not freed before, or whose free has not come about, keeps its memory until then: that is learnt. */
+/* Memory that was not freed before, or whose free is still pending, stays until then, and is measured. */
 VGPU_EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool)
 {
     vgpu_suspended_call();
@@ -324,7 +324,8 @@ VGPU_EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool)
         vgpu_account_release(vgpu_tenant_account(), (unsigned)known->device, known->charged);
         vgpu_overhead_unseen(known->device, -(int64_t)known->charged);
     } else if (known->charged > 0) {
-        vgpu_overhead_instead(known->device, known->charged); /* not with `list` held: a look needs that */
+        /* not with `list` held, because a measurement needs `list` */
+        vgpu_overhead_instead(known->device, known->charged);
     }
     vgpu_overhead_changed();
     vgpu_overhead_later(known->device);

@@ -1,6 +1,6 @@
 /*
- * vmm.c: virtual memory management. Physical memory lives while a handle or a mapping holds it, in
- * whatever order they are given up, so the charge belongs to a block that counts both.
+ * vmm.c: virtual memory management. Physical memory lives as long as a handle or a mapping refers to it, so the charge
+ * belongs to a block that counts both.
  */
 #include <pthread.h>
 #include <stdlib.h>
@@ -27,7 +27,7 @@ static void reset(void)
 }
 VGPU_IN_CHILD(reset);
 
-/* Ends the block if nothing holds it any more. Called with `blocks` held. */
+/* Frees the block if no handle and no mapping refers to it. Precondition: `blocks` is held. */
 static void let_go(struct block *block)
 {
     if (block->handles > 0 || block->mappings > 0)
@@ -75,8 +75,10 @@ VGPU_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t si
     return result;
 }
 
-/* The driver gives the same handle again for another reference: the block counts them, and the entry
- * leaves with the last. */
+/*
+ * The driver returns the same handle for another reference: the block counts these, and the entry is removed with the
+ * last.
+ */
 VGPU_EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 {
     vgpu_suspended_call();
@@ -103,7 +105,7 @@ VGPU_EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *h
     vgpu_suspended_call();
     struct vgpu_entry mapping;
     if (vgpu_evictable_range((CUdeviceptr)(uintptr_t)addr, NULL, NULL))
-        return CUDA_ERROR_INVALID_VALUE; /* as of any plain memory */
+        return CUDA_ERROR_INVALID_VALUE; /* as for any plain memory */
     pthread_mutex_lock(&blocks);
     CUresult result = CALL(cuMemRetainAllocationHandle, handle, addr);
     if (result == CUDA_SUCCESS && vgpu_table_holding(VGPU_KIND_MAPPING, (uint64_t)(uintptr_t)addr, &mapping) &&
@@ -117,8 +119,10 @@ VGPU_EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *h
     return result;
 }
 
-/* A mapping of a block, or of memory that another process charges (NULL): its place must be known where one unmap covers
- * both. Called with `blocks` held. */
+/*
+ * Records a mapping of a block, or of memory that another process is charged for (NULL): its place is needed when one
+ * unmap covers both. Precondition: `blocks` is held.
+ */
 static void note_mapping(CUdeviceptr at, size_t bytes, struct block *block)
 {
     bool limited;
