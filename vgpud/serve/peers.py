@@ -55,13 +55,21 @@ def _process(connection: socket.socket, pid: int, uid: int) -> tuple[Lifetime, i
     except OSError:  # ended, or no descriptor is free
         return Lifetime(), None
     try:
-        stat, made_by = proc.read_stat(pid), namespace_owner(pid)
+        stat, made_by = proc.read_stat(pid), _made_by(pid)
         # while the process of the pidfd lives, no other process can have its pid
         if stat is None or proc.has_exited(pidfd):
             return Lifetime(), None
         return Lifetime(pid, stat.start_ticks), made_by
     finally:
         os.close(pidfd)
+
+
+def _made_by(pid: int) -> int | None:
+    """As namespace_owner; None, too, where the kernel does not answer: then the uid counts."""
+    try:
+        return namespace_owner(pid)
+    except OSError:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +92,7 @@ def passed_process(pidfd: int) -> PassedProcess | None:
             return None
     except OSError:
         return None
-    uids, stat, made_by = proc.uids(pid), proc.read_stat(pid), namespace_owner(pid)
+    uids, stat, made_by = proc.uids(pid), proc.read_stat(pid), _made_by(pid)
     if uids is None or stat is None or proc.has_exited(pidfd):
         return None
     return PassedProcess(pid, stat.start_ticks, _SUBORDINATE.user_of(uids[0] if made_by is None else made_by))

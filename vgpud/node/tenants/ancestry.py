@@ -71,11 +71,8 @@ def _mounted(pid: int, owners: Mapping[str, Owner]) -> str:
     if name not in owners:
         return ""
     try:
-        pidfd = os.pidfd_open(pid)
+        with proc.PidFd(os.pidfd_open(pid)):
+            made_by = namespace_owner(pid)
     except OSError:
         return ""
-    try:
-        made_by = namespace_owner(pid)
-    finally:
-        os.close(pidfd)
     return name if made_by in (None, owners[name].uid) else ""

@@ -5,6 +5,7 @@ influence. This check reads facts of the kernel only, and a pidfd guards against
 """
 
 import os
+from contextlib import suppress
 
 from vgpud import proc
 from vgpud.model.tenancy import ANYONE, Allocation, SuspendedProcess
@@ -38,8 +39,9 @@ def _is_own(pid: int, allocation: Allocation) -> bool:
     if request.owner.uid == ANYONE:
         return not _is_in_host_mounts(pid)
     users = {request.owner.uid, request.counts_for.uid}
-    if namespace_owner(pid) in users:
-        return True
+    with suppress(OSError):
+        if namespace_owner(pid) in users:
+            return True
     uids = proc.uids(pid) or ()
     return bool(uids) and all(uid in users or _SUBORDINATE.user_of(uid) in users for uid in uids)
 

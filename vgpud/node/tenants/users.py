@@ -77,13 +77,10 @@ def namespace_owner(pid: int) -> int | None:
 
     Of nested namespaces the outermost that is not root's counts, because everything inside it was made with
     its owner's rights. The caller opens a pidfd before, and sees by it afterwards
-    that the process still runs.
+    that the process still runs. Raises OSError where the kernel does not answer.
     """
-    try:
-        here = _identity(Path("/proc/self/ns/user").stat())
-        namespace = _user_namespace(pid)
-    except OSError:
-        return None
+    here = _identity(Path("/proc/self/ns/user").stat())
+    namespace = _user_namespace(pid)
     owner = None
     for _ in range(_MOST_NESTED):
         try:
