@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.conditions import needs
 from tests.fusefile import fuse_file
@@ -437,8 +438,11 @@ def test_silent_connections_of_a_user_leave_room_for_root(open_folder: Path) -> 
 def test_the_runtime_door_is_closed_to_users_unless_the_policy_opens_it(open_folder: Path) -> None:
     async def scene(made: World) -> None:
         opened_to_all(made)
-        async with another_user(made, 1, "read") as told:
-            assert told == "uid 4242 may not start containers with GPU slices by runtime.sock (E201)"
+        with capture_logs() as lines:
+            async with another_user(made, 1, "read") as told:
+                assert told == "uid 4242 may not start containers with GPU slices by runtime.sock (E201)"
+        (trail,) = [line for line in lines if line["event"] == "audit"]
+        assert [trail[key] for key in ("door", "uid", "outcome")] == ["runtime", 4242, "NOT_ALLOWED"]
         assert await made.ask(Verb.PREPARE, body="{}") == (Status.UNCHANGED, "")
 
     run(open_folder, scene, opened=False)

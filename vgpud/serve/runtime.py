@@ -30,7 +30,7 @@ from vgpud.model.tenancy import Allocation, Lifetime, Owner, Request
 from vgpud.pace import Pace
 from vgpud.policy.model import RuntimeSettings
 from vgpud.proc import read_stat
-from vgpud.serve.peers import identify
+from vgpud.serve.peers import identify, user_of
 from vgpud.serve.runtime_wire import Message, Status, Verb, packed, receive, reply
 from vgpud.serve.sockets import RuntimeSocket
 
@@ -39,6 +39,7 @@ log = structlog.get_logger(__name__)
 _ACCEPT_PAUSE_SECONDS = 0.1
 _AUDITED_CHARACTERS = 128
 _REST_FACTOR = 9.0  # users other than root get a tenth of the reader's time
+_ARRIVAL_REST_FACTOR = 9.0  # and a tenth of the event loop's time for the look at their processes
 _SHOWN_CHARACTERS = 12  # characters of a container's id, as docker ps and podman ps show it
 
 CgroupOf = Callable[[int, int], str]
@@ -103,6 +104,7 @@ class RuntimeDoor:
         # config.json is parsed and written in this thread, so that the event loop serves other callers
         self._reader = ThreadPoolExecutor(1, "vgpud-config")
         self._pace = Pace(_REST_FACTOR)
+        self._arrivals = Pace(_ARRIVAL_REST_FACTOR)
         self._read_seconds = 0.0  # processor time of the latest message
 
     def start(self) -> None:
@@ -133,51 +135,52 @@ class RuntimeDoor:
             return
         connection.setblocking(False)
         try:
-            caller = identify(connection, Door.TENANT)
+            user = user_of(connection)
         except OSError:
             connection.close()
             return
-        refusal = self._refusal(caller)
-        if refusal is not None:
-            _send_away(connection, refusal)
+        if not self._shares.take(user):
+            _send_away(connection, self._full(user))
             return
-        task = asyncio.ensure_future(self._serve(connection, caller))
+        task = asyncio.ensure_future(self._serve(connection, user))
         self._open.add(task)
         task.add_done_callback(self._open.discard)
 
-    def _refusal(self, caller: Caller) -> VgpuError | None:
-        """Why this caller is refused; None if it got a share."""
-        if not _is_root(caller) and not self._rules().users:
-            return VgpuError(
-                ErrorCode.NOT_ALLOWED,
-                f"uid {caller.uid} may not start containers with GPU slices by runtime.sock",
-                "set users = true in [runtime] of the policy, or start the container as root",
-            )
-        if not self._shares.take(caller.user):
-            return VgpuError(
-                ErrorCode.NO_CAPACITY,
-                f"uid {caller.user} has {self._shares.taken_by(caller.user)} containers on their way, of "
-                f"{self._shares.taken} in all",
-                "try again in a moment",
-            )
-        return None
+    def _full(self, user: int) -> VgpuError:
+        have = f"{self._shares.taken_by(user)} containers on their way, of {self._shares.taken} in all"
+        return VgpuError(ErrorCode.NO_CAPACITY, f"uid {user} has {have}", "try again in a moment")
 
     def _accept_again(self) -> None:
         if self._listener.fileno() >= 0:
             self.start()
 
-    async def _serve(self, connection: socket.socket, caller: Caller) -> None:
+    async def _serve(self, connection: socket.socket, user: int) -> None:
         try:
             with connection:
+                caller = await self._identified(connection, user)
                 status, body = await self._answer(connection, caller)
                 async with asyncio.timeout(self._limits.reply_seconds):
                     await reply(connection, status, body)
         except (OSError, TimeoutError) as error:  # the allocation is bound to the caller and ends with it
-            log.debug("a runtime went away", why=str(error), uid=caller.user)
+            log.debug("a runtime went away", why=str(error), uid=user)
         finally:
-            self._shares.give_back(caller.user)
+            self._shares.give_back(user)
+
+    async def _identified(self, connection: socket.socket, user: int) -> Caller:
+        """Raises OSError if the peer is gone."""
+        if user in (0, os.geteuid()):
+            return identify(connection, Door.TENANT)
+        async with self._arrivals.turn(user):
+            began = time.thread_time()
+            caller = identify(connection, Door.TENANT)
+            self._arrivals.took(time.thread_time() - began)
+            return caller
 
     async def _answer(self, connection: socket.socket, caller: Caller) -> tuple[Status, bytes]:
+        if not _is_root(caller) and not self._rules().users:
+            audit.asked_by(caller, "runtime")
+            audit.record("start container", refusal := _closed_to(caller))
+            return Status.REFUSED, _told(refusal)
         try:
             async with asyncio.timeout(self._limits.receive_seconds):
                 message = await receive(connection)
@@ -314,6 +317,14 @@ def _known(caller: Caller) -> Caller:
             "run the container runtime in vgpud's pid namespace or one below it",
         )
     return replace(caller, door=Door.ADMIN) if _is_root(caller) else caller
+
+
+def _closed_to(caller: Caller) -> VgpuError:
+    return VgpuError(
+        ErrorCode.NOT_ALLOWED,
+        f"uid {caller.uid} may not start containers with GPU slices by runtime.sock",
+        "set users = true in [runtime] of the policy, or start the container as root",
+    )
 
 
 def _send_away(connection: socket.socket, refusal: VgpuError) -> None:
