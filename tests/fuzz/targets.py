@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from tests.fuzz import test_claims, test_containers, test_lease_pages, test_mig_parted
+from tests.fuzz.nvml import BrokenNvml
+from tests.hardware.fakenvml import uuid_of
 from tests.node.world import device
 from tests.policy import test_fuzz as policies
 from vgpud import lease_layout as layout
@@ -27,8 +29,10 @@ from vgpud.api.gen.kubelet import dra_v1_pb2 as dra
 from vgpud.api.gen.kubelet import pluginregistration_v1_pb2 as registration
 from vgpud.api.gen.kubelet import podresources_v1_pb2 as pr
 from vgpud.ctl import hami, policy_cases
+from vgpud.hardware.gateway import Gateway
 from vgpud.inject.driver import DriverFiles, toolkit_files
 from vgpud.lease import ArbiterClient, read_activity, read_limits, read_meters, read_swaps, read_usage
+from vgpud.model.device import MigProfile, Node
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.modes.mps import answers as mps
 from vgpud.policy.kubelet import KubeletResource
@@ -143,6 +147,27 @@ def check_arbiter_answer(data: bytes) -> None:
     pids = refused(lambda: client.list("a"), ErrorCode.HELPER_FAILED)
     assert pids is None or len(pids) <= layout.MAX_SLOTS  # type: ignore[arg-type]
     refused(lambda: client.registered("a"), ErrorCode.HELPER_FAILED)
+
+
+def check_profile(profile: MigProfile) -> None:
+    """The planner counts with these figures."""
+    assert 0 < profile.slice_count <= 64
+    assert profile.instance_count <= 64
+    assert all(place.size > 0 and place.start + place.size <= 64 for place in profile.placements)
+    for compute in profile.compute:
+        check_profile(compute)
+
+
+def check_nvml(data: bytes) -> None:
+    """Two snapshots, since the first is kept for the second, and each question about a device."""
+    gateway = Gateway(deadline_seconds=30.0, binding=BrokenNvml(data))
+    for _ in range(2):
+        node = refused(gateway.snapshot)
+        for card in node.devices if isinstance(node, Node) else ():
+            for profile in card.mig.profiles:
+                check_profile(profile)
+    for ask in (gateway.processes, gateway.vitals, gateway.gpu_instances):
+        refused(partial(ask, uuid_of(0)))
 
 
 def check_podresources(data: bytes) -> None:
@@ -323,6 +348,7 @@ TARGETS = {
     "limits": Target(check_limits, ANY.map(lambda tail: test_lease_pages.HEAD + tail) | ANY),
     "mig-parted": Target(check_yaml, dumped(test_mig_parted.FILE | test_mig_parted.JSON) | ANY),
     "mps": Target(check_mps, LINES.map(lambda lines: "\n".join(lines).encode(errors="replace")) | ANY),
+    "nvml": Target(check_nvml, ANY, runs=30),
     "oci-config": Target(test_containers.understood, dumped(test_containers.CONFIGS) | ANY),
     "podresources": Target(check_podresources, ANY),
     "policy": Target(

@@ -10,12 +10,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from vgpud.hardware.nvml import INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, Nvml, NvmlRefusal
+from vgpud.hardware.nvml import INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, UNKNOWN, Nvml, NvmlRefusal
 from vgpud.model.device import ComputeInstance, MigProfile, Placement
 
 Handle = object
 GONE = frozenset({INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED})
-_MAX_INSTANCES = 32
+# A broken driver's figures end here, because the planner counts with them. The largest profile has 8 slices.
+MAX_SLICES = 64
+MAX_INSTANCES = 32  # of one profile
+MAX_PLACEMENTS = 256
 _PROFILE_COUNT = 0x8  # NVML_COMPUTE_INSTANCE_PROFILE_COUNT of nvml.h 12.9, for bindings without the constant
 _ENGINE_SHARED = 0  # NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
 # nvml.h NVML_COMPUTE_INSTANCE_PROFILE_*_SLICE: the compute slices of each number
@@ -54,9 +57,9 @@ def read_compute_profiles(nvml: Nvml, gpu_instance: Handle, profile: MigProfile)
     found = []
     for index in range(nvml.constant("NVML_COMPUTE_INSTANCE_PROFILE_COUNT", _PROFILE_COUNT)):
         info = _profile_info(nvml, gpu_instance, index)
-        if info is None:
+        slices = int(info.sliceCount) if info is not None else 0
+        if not 0 < slices <= MAX_SLICES:
             continue
-        slices = int(info.sliceCount)
         name = getattr(info, "name", "")
         name = name.decode(errors="replace") if isinstance(name, bytes) else name
         found.append(
@@ -64,7 +67,7 @@ def read_compute_profiles(nvml: Nvml, gpu_instance: Handle, profile: MigProfile)
                 id=int(info.id),
                 name=name.removeprefix("MIG ") or _name(slices, profile),
                 slice_count=slices,
-                instance_count=int(info.instanceCount),
+                instance_count=min(int(info.instanceCount), MAX_INSTANCES),
                 sm_count=int(info.multiprocessorCount),
                 memory_bytes=profile.memory_bytes,
                 placements=_placements(nvml, gpu_instance, int(info.id))
@@ -86,14 +89,40 @@ def _profile_info(nvml: Nvml, gpu_instance: Handle, index: int) -> Any:  # noqa:
 
 def _placements(nvml: Nvml, gpu_instance: Handle, profile_id: int) -> tuple[Placement, ...]:
     """The possible placements; empty if the driver does not report them."""
-    count = ctypes.pointer(ctypes.c_uint(0))
     name = "nvmlGpuInstanceGetComputeInstancePossiblePlacements"
-    if nvml.call(name, gpu_instance, profile_id, None, count) is None or not count.contents.value:
+    return possible_placements(
+        nvml, nvml.binding.c_nvmlComputeInstancePlacement_t, name, gpu_instance, profile_id
+    )
+
+
+def possible_placements(
+    nvml: Nvml, kind: type[ctypes.Structure], name: str, handle: Handle, profile_id: int
+) -> tuple[Placement, ...]:
+    """Empty if the driver does not report them. `kind` is the struct that the call `name` fills in."""
+    count = ctypes.pointer(ctypes.c_uint(0))
+    if nvml.call(name, handle, profile_id, None, count) is None:
         return ()
-    places = (nvml.binding.c_nvmlComputeInstancePlacement_t * count.contents.value)()
-    if nvml.call(name, gpu_instance, profile_id, places, count) is None:
+    if not 0 < count.contents.value <= MAX_PLACEMENTS:
         return ()
-    return tuple(sorted({Placement(int(p.start), int(p.size)) for p in places[: count.contents.value]}))
+    places = (kind * count.contents.value)()
+    if nvml.call(name, handle, profile_id, places, count) is None:
+        return ()
+    listed = (Placement(int(p.start), int(p.size)) for p in places[: count.contents.value])
+    return tuple(sorted({place for place in listed if is_possible(place)}))
+
+
+def is_possible(place: Placement) -> bool:
+    return place.size > 0 and place.start + place.size <= MAX_SLICES
+
+
+def read_placement(place: Any, function: str) -> Placement:  # noqa: ANN401  # the binding's
+    """Of an instance that exists. Raises NvmlRefusal: no card has it."""
+    found = Placement(int(place.start), int(place.size))
+    if not is_possible(found):
+        raise NvmlRefusal(
+            UNKNOWN, function, f"an instance of {found.size} slices from slice {found.start} on"
+        )
+    return found
 
 
 def with_compute(profile: MigProfile, compute: tuple[MigProfile, ...]) -> MigProfile:
@@ -121,7 +150,7 @@ def read_compute_instance(nvml: Nvml, compute_instance: Handle) -> ComputeInstan
     """`device` in NVML's answer is the MIG device's handle, whose UUID is the MIG UUID."""
     info = nvml.demand("nvmlComputeInstanceGetInfo_v2", compute_instance)
     uuid = nvml.call("nvmlDeviceGetUUID", info.device) if info.device else None
-    place = Placement(int(info.placement.start), int(info.placement.size))
+    place = read_placement(info.placement, "nvmlComputeInstanceGetInfo_v2")
     return ComputeInstance(int(info.id), int(info.profileId), uuid or "", place)
 
 
@@ -131,7 +160,7 @@ def compute_instance_handles(nvml: Nvml, gpu_instance: Handle, sizes: Sizes | No
     known = compute_sizes(nvml, gpu_instance) if sizes is None else sizes
     for profile_id in dict.fromkeys(number for number, _, _ in known):
         count = ctypes.pointer(ctypes.c_uint(0))
-        room = (nvml.binding.c_nvmlComputeInstance_t * _MAX_INSTANCES)()
+        room = (nvml.binding.c_nvmlComputeInstance_t * MAX_INSTANCES)()
         answer = nvml.call("nvmlGpuInstanceGetComputeInstances", gpu_instance, profile_id, room, count)
         if answer is not None:
             handles += room[: count.contents.value]

@@ -4,21 +4,21 @@ import ctypes
 
 from vgpud.hardware.compute import (
     GONE,
+    MAX_INSTANCES,
+    MAX_SLICES,
     Handle,
     compute_sizes,
+    possible_placements,
     presumed,
     read_compute_instances,
     read_compute_profiles,
+    read_placement,
     with_compute,
 )
 from vgpud.hardware.nvml import Nvml, NvmlRefusal
-from vgpud.model.device import GpuInstance, MigProfile, Placement
+from vgpud.model.device import GpuInstance, MigProfile
 from vgpud.model.quantity import GIB, MIB
 
-# nvml.h asks for an array of the profile's instance count, but that count is wrong on A30
-_MAX_INSTANCES = 32
-_MAX_SLICES = 64  # bound for a profile, from which placements are computed; the largest today has 8
-_MAX_PLACEMENTS = 256
 _GPU_PROFILE_COUNT = 0x11  # NVML_GPU_INSTANCE_PROFILE_COUNT of nvml.h 12.9, for bindings without the constant
 
 # nvml.h NVML_GPU_INSTANCE_PROFILE_*: suffixes of the profile variants, because a v1 struct has no name
@@ -54,7 +54,7 @@ def _read_profile(nvml: Nvml, handle: Handle, index: int, total_bytes: int) -> M
     name = info.name if info is not None else ""
     if info is None:
         info = nvml.call("nvmlDeviceGetGpuInstanceProfileInfo", handle, index, 1)
-    if info is None or not 0 < int(info.sliceCount) <= _MAX_SLICES:
+    if info is None or not 0 < int(info.sliceCount) <= MAX_SLICES:
         return None
     if isinstance(name, bytes):
         name = name.decode(errors="replace")
@@ -63,10 +63,16 @@ def _read_profile(nvml: Nvml, handle: Handle, index: int, total_bytes: int) -> M
         id=int(info.id),
         name=name.removeprefix("MIG ") or profile_name(index, info.sliceCount, memory_bytes, total_bytes),
         slice_count=int(info.sliceCount),
-        instance_count=int(info.instanceCount),
+        instance_count=min(int(info.instanceCount), MAX_INSTANCES),
         sm_count=int(info.multiprocessorCount),
         memory_bytes=memory_bytes,
-        placements=_read_placements(nvml, handle, int(info.id)),
+        placements=possible_placements(
+            nvml,
+            nvml.binding.c_nvmlGpuInstancePlacement_t,
+            "nvmlDeviceGetGpuInstancePossiblePlacements",
+            handle,
+            int(info.id),
+        ),
     )
     return with_compute(profile, presumed(profile))
 
@@ -86,26 +92,13 @@ def profile_name(index: int, slice_count: int, memory_bytes: int, total_bytes: i
     return f"{slice_count}g.{gib}gb{suffix}"
 
 
-def _read_placements(nvml: Nvml, handle: Handle, profile_id: int) -> tuple[Placement, ...]:
-    count = ctypes.pointer(ctypes.c_uint(0))
-    name = "nvmlDeviceGetGpuInstancePossiblePlacements"
-    if nvml.call(name, handle, profile_id, None, count) is None:
-        return ()
-    if not 0 < count.contents.value <= _MAX_PLACEMENTS:
-        return ()
-    places = (nvml.binding.c_nvmlGpuInstancePlacement_t * count.contents.value)()
-    if nvml.call(name, handle, profile_id, places, count) is None:
-        return ()
-    listed = {Placement(int(p.start), int(p.size)) for p in places[: count.contents.value]}
-    return tuple(sorted(listed))
-
-
 def read_instances(nvml: Nvml, handle: Handle, profiles: tuple[MigProfile, ...]) -> tuple[GpuInstance, ...]:
     """Existing GPU instances, by id. An instance that is destroyed during the listing is left out."""
     found: list[GpuInstance] = []
     for profile in profiles:
         count = ctypes.pointer(ctypes.c_uint(0))
-        room = (nvml.binding.c_nvmlGpuInstance_t * max(_MAX_INSTANCES, profile.instance_count))()
+        # nvml.h asks for an array of the profile's instance count, but that count is wrong on A30
+        room = (nvml.binding.c_nvmlGpuInstance_t * MAX_INSTANCES)()
         if nvml.call("nvmlDeviceGetGpuInstances", handle, profile.id, room, count) is None:
             continue
         for gpu_instance in room[: count.contents.value]:
@@ -124,7 +117,7 @@ def read_instance(nvml: Nvml, gpu_instance: Handle) -> GpuInstance:
     return GpuInstance(
         id=int(info.id),
         profile_id=int(info.profileId),
-        placement=Placement(int(info.placement.start), int(info.placement.size)),
+        placement=read_placement(info.placement, "nvmlGpuInstanceGetInfo"),
         compute_instances=read_compute_instances(nvml, gpu_instance, sizes),
         slice_count=max((slices for _, slices, _ in sizes), default=None),
     )
