@@ -17,6 +17,7 @@ from vgpud.model.device import Health, Node
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import GIB
 from vgpud.model.tenancy import Allocation, Isolation, Mode, State
+from vgpud.node.cdi_watch import CdiWatch
 from vgpud.node.recover import Start, recover
 from vgpud.node.tenants.lifetimes import Lifetimes
 from vgpud.policy.load import LoadedPolicy
@@ -421,5 +422,31 @@ def test_of_two_reloads_at_once_the_later_one_stays(tmp_path: Path) -> None:
             slow.open()
             await asyncio.gather(first, second)
             assert w.keeper.policy() is newer
+
+    clock.run(work())
+
+
+# --- CDI specs
+
+
+def test_specs_written_at_the_start_leave_out_releases_that_began_meanwhile(tmp_path: Path) -> None:
+    """One spec is checked in each turn of the event loop; two releases begin after the first turn."""
+
+    async def work() -> None:
+        async with world(tmp_path) as w:
+            held = [await w.keeper.allocate(request(name)) for name in "ab"]
+            watch = CdiWatch(w.keeper, w.parts, tmp_path).run()
+            watch.send(None)
+            gate = w.effectors[Mode.PRELOAD].detach_gate = asyncio.Event()
+            releases = [asyncio.ensure_future(w.keeper.release(a.id, ALICE, force=False)) for a in held]
+            while w.specs():
+                await asyncio.sleep(0)
+            while watch.send(None) is None:  # until the watch sleeps
+                continue
+            watch.close()
+            assert w.specs() == []
+            gate.set()
+            await asyncio.gather(*releases)
+            assert w.is_empty()
 
     clock.run(work())

@@ -143,9 +143,11 @@ class CdiWatch:
 
     async def _rewrite(self) -> None:
         for name in self._held():
-            if name in self._parts.book and not self._parts.specs.is_current(self._parts.book.get(name)):
-                self._parts.specs.write(self._parts.book.get(name))
             await asyncio.sleep(0)  # ten thousand specs must not hold up an Allocate
+            held = self._parts.book.get(name) if name in self._parts.book else None
+            # a release that began meanwhile removes its spec only once
+            if held is not None and held.state in _HAVE_SPECS and not self._parts.specs.is_current(held):
+                self._parts.specs.write(held)
 
 
 def _instances(capabilities: Path) -> tuple[str, ...]:
