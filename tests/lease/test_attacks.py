@@ -162,7 +162,7 @@ class Burst:
         self.usages = [os.open(lease / layout.USAGE_FILE, os.O_RDWR) for lease in self.leases]
         for usage in self.usages:
             stack.callback(os.close, usage)
-            lock_besides(usage, 1000)
+            lock_besides(usage, 750)  # a look at 2000 is too long for the arbiter: it refuses registrations
 
     def tenant(self, slot: int) -> Tenant:
         tenant = Tenant(self.leases[0], slot)
@@ -313,7 +313,7 @@ def test_a_tenant_that_floods_is_hung_up_on_and_served_again(node: Node) -> None
 def test_connections_are_taken_at_a_rate(node: Node) -> None:
     """Those that find no room now are refused by the kernel, or wait; the arbiter's time is bounded."""
     lease = node.lease()
-    before = cpu_seconds(node)
+    before, began = cpu_seconds(node), time.monotonic()
     for _ in range(400):
         with ExitStack() as held:
             for _ in range(100):
@@ -322,7 +322,8 @@ def test_connections_are_taken_at_a_rate(node: Node) -> None:
                 with suppress(BlockingIOError):
                     connect_to_arbiter(line, lease)
     assert node.client.ready()
-    assert cpu_seconds(node) - before < 0.2  # 0.7 s without a rate, 0.02 s with one
+    elapsed = time.monotonic() - began  # the rate's budget grows with it, by 7 % of a processor
+    assert cpu_seconds(node) - before < 0.2 + 0.1 * elapsed  # 0.7 s without a rate, 0.02 s with one, in 1 s
     eventually(lambda: registers(lease))
 
 
