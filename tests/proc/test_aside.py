@@ -2,8 +2,11 @@
 
 import errno
 import os
+import signal
 import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -146,3 +149,29 @@ def test_a_refused_question_about_a_namespace_leaves_no_descriptor_open(held: He
             with pytest.raises(OSError):  # not None: that is what a process of the host has
                 namespace_owner(pid)
         assert descriptors() == before
+
+
+STARVED = """
+import os
+from vgpud.proc import aside
+
+def question():
+    os.write(1, b"asked\\n")
+    return os.read(0, 100)
+
+print(aside(os.getpid(), question).decode())
+"""
+
+
+def test_a_process_that_gets_no_processor_waits_for_its_answer() -> None:
+    """Stopped, as on a CPU that runs other programs, for longer than an answer may take on an idle CPU."""
+    words = [sys.executable, "-c", STARVED]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as starved:
+        assert starved.stdout is not None
+        assert starved.stdout.readline() == "asked\n"
+        starved.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, starved.pid, os.WSTOPPED)
+        stopped = time.monotonic()
+        eventually(lambda: time.monotonic() > stopped + 0.5, "it has been without a processor")
+        starved.send_signal(signal.SIGCONT)
+        assert starved.communicate("the answer")[0] == "the answer\n"
