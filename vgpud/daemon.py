@@ -288,7 +288,9 @@ async def serve(settings: Settings) -> None:
         )
         runtimes.start()
         watcher = watch_devices(daemon, keeper, loop)
-        lasting = asyncio.ensure_future(run_all(loops(daemon, keeper, kubelet, hung_up), _RETRY_SECONDS))
+        lasting = asyncio.ensure_future(
+            run_all((*loops(daemon, keeper, kubelet, hung_up), doors.record), _RETRY_SECONDS)
+        )
         sd.notify("READY=1", f"STATUS={keeper.describe().status}")
         log.info("ready", message_id=Message.READY, status=keeper.describe().status, version=__version__)
         try:

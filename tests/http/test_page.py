@@ -13,8 +13,9 @@ import pytest
 from tests.conditions import browser, needs
 from tests.http.test_server import free_port, observe, policy
 from tests.metrics.samples import NODE, observation
-from vgpud.http.bars import WIDTH, device_bar
+from vgpud.http.bars import WIDTH, colours, device_bar
 from vgpud.http.doors import Doors
+from vgpud.http.history import SAMPLE_SECONDS, History
 from vgpud.http.page import CONTENT_SECURITY_POLICY, page
 from vgpud.model.device import ComputeInstance, Placement
 from vgpud.model.view import NodeDescription
@@ -85,6 +86,44 @@ def test_a_lost_device_and_no_hardware_are_shown() -> None:
     assert "the nvidia kernel driver is not loaded" in bare
 
 
+def test_neighbours_of_a_device_have_different_colours() -> None:
+    first = observation().allocations[0]
+    many = [replace(first, id=f"{number:012x}", created_unix_ns=number) for number in range(8)]
+    assert len(set(colours(many).values())) == 8
+
+
+def test_a_user_is_shown_by_name_where_the_host_has_one() -> None:
+    uid = observation().allocations[0].request.owner.uid
+    assert f"alice ({uid})" in page(observation(), "node1", names={uid: "alice"})
+    assert f"uid {uid}" in page(observation(), "node1")
+
+
+def test_memory_on_a_device_without_tenants_is_outside_vgpud() -> None:
+    seen = observation()
+    views = tuple(
+        replace(view, allocation_count=0, device=replace(view.device, memory_used_bytes=5 << 30))
+        for view in seen.devices[:1]
+    )
+    assert "5GiB used outside vgpud" in page(replace(seen, devices=views), "node1")
+
+
+def test_the_history_draws_the_last_hour_of_devices_and_tenants() -> None:
+    history = History()
+    seen = observation()
+    device, tenant = seen.devices[0].device.uuid, seen.allocations[0].id
+    history.add(seen, 0.0)
+    assert history.drawn(device, 1000, 36) == ""
+    for number in range(1, 200):
+        history.add(seen, number * SAMPLE_SECONDS)
+    drawn = history.drawn(device, 1000, 36)
+    (busy,) = re.findall("class=busy points='([^']*)'", drawn)
+    assert len(busy.split()) == 120
+    assert busy.split()[-1] == f"1000.0,{35 - 0.87 * 34:.1f}", "the device is busy for 87 %"
+    assert history.drawn(tenant, 120, 20).count("class=past") == 1
+    history.add(replace(seen, allocations=()), 6000.0)
+    assert history.drawn(tenant, 120, 20) == ""
+
+
 @needs("chromium")
 def test_a_browser_draws_it_without_a_complaint(tmp_path: Path) -> None:
     program = browser()
@@ -111,6 +150,6 @@ def test_a_browser_draws_it_without_a_complaint(tmp_path: Path) -> None:
 
     dom, log = asyncio.run(run())
     assert "<h2>Devices</h2>" in dom
-    assert dom.count("<svg") == 3 + 2
+    assert dom.count("<svg") == 6 + 3 + 2 * 2  # legend, devices, tenants
     assert "Content Security Policy" not in log
     assert "CONSOLE" not in log

@@ -1,6 +1,6 @@
 """Devices as bars, drawn to scale: memory slices under MIG, bytes otherwise."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from html import escape
 from typing import NamedTuple
 from zlib import crc32
@@ -28,16 +28,32 @@ class Part(NamedTuple):
     used: float = 0.0
 
 
-def device_bar(view: DeviceView, seen: Observation) -> str:
+def colours(allocations: Iterable[Allocation]) -> dict[str, str]:
+    """A style for each allocation, by its id; neighbours of a device differ as long as there are enough."""
+    taken: dict[str, set[int]] = {}
+    found = {}
+    for allocation in sorted(allocations, key=lambda a: (a.created_unix_ns, a.id)):
+        beside = set().union(*(taken.setdefault(part.device_uuid, set()) for part in allocation.slices))
+        first = crc32(allocation.id.encode()) % _COLOURS
+        wheel = [(first + step) % _COLOURS for step in range(_COLOURS)]
+        chosen = next((number for number in wheel if number not in beside), first)
+        for part in allocation.slices:
+            taken[part.device_uuid].add(chosen)
+        found[allocation.id] = f"c{chosen}"
+    return found
+
+
+def device_bar(view: DeviceView, seen: Observation, styles: Mapping[str, str] | None = None) -> str:
     """An SVG of the device; a lost device is drawn in one colour."""
+    styles = colours(seen.allocations) if styles is None else styles
     device = view.device
     if device.health is not Health.OK:
         return _svg([Part(0, 1, "lost", device.health.value, device.health_reason)], 1, 0)
     slots = memory_slots(device)
     if device.mig.current and slots:
-        return _svg(list(_instances(device, seen)), slots, slots)
+        return _svg(list(_instances(device, seen, styles)), slots, slots)
     total = max(1, device.memory_usable_bytes)
-    return _svg(list(_slices(device, seen)), total, 0)
+    return _svg(list(_slices(device, seen, styles)), total, 0)
 
 
 def memory_slots(device: Device) -> int:
@@ -55,7 +71,7 @@ def _held(device: Device, seen: Observation) -> Iterator[tuple[Allocation, Slice
                 yield allocation, part, min(1.0, used / max(1, part.memory_bytes))
 
 
-def _instances(device: Device, seen: Observation) -> Iterator[Part]:
+def _instances(device: Device, seen: Observation, styles: Mapping[str, str]) -> Iterator[Part]:
     held = {part.mig.place: (a, used) for a, part, used in _held(device, seen) if part.mig is not None}
     for instance in device.mig.instances:
         profile = device.mig.profile(instance.profile_id)
@@ -63,7 +79,7 @@ def _instances(device: Device, seen: Observation) -> Iterator[Part]:
         place = instance.placement
         where = f"at memory slice {place.start}, {place.size} wide"
         if not instance.is_divided:
-            yield _instance(place.start, place.size, name, where, held.get((instance.key, None)))
+            yield _instance(place.start, place.size, name, where, held.get((instance.key, None)), styles)
             continue
         step = place.size / (instance.slice_count or len(instance.compute_instances))
         for at, one in enumerate(instance.compute_instances):
@@ -75,27 +91,33 @@ def _instances(device: Device, seen: Observation) -> Iterator[Part]:
                 name if part is None else part.name,
                 f"{where}, {lies.size} of its compute slices from {lies.start} on",
                 held.get((instance.key, one.key)),
+                styles,
             )
 
 
-def _instance(at: float, size: float, name: str, where: str, owner: tuple[Allocation, float] | None) -> Part:
+def _instance(
+    at: float,
+    size: float,
+    name: str,
+    where: str,
+    owner: tuple[Allocation, float] | None,
+    styles: Mapping[str, str],
+) -> Part:
     if owner is None:
         return Part(at, size, "idle", name, f"{name} {where}, idle")
     allocation, used = owner
-    return Part(at, size, _colour(allocation), name, f"{name} {where}, allocation {allocation.id}", used)
+    return Part(at, size, styles[allocation.id], name, f"{name} {where}, allocation {allocation.id}", used)
 
 
-def _slices(device: Device, seen: Observation) -> Iterator[Part]:
+def _slices(device: Device, seen: Observation, styles: Mapping[str, str]) -> Iterator[Part]:
     at = 0
     for allocation, part, used in _held(device, seen):
         text = f"{show_bytes(part.memory_bytes)}{f' {part.share}' if part.share is not None else ''}"
         title = f"allocation {allocation.id}, uid {allocation.request.owner.uid}, {text}"
-        yield Part(at, part.memory_bytes, _colour(allocation), allocation.request.label or text, title, used)
+        yield Part(
+            at, part.memory_bytes, styles[allocation.id], allocation.request.label or text, title, used
+        )
         at += part.memory_bytes
-
-
-def _colour(allocation: Allocation) -> str:
-    return f"c{crc32(allocation.id.encode()) % _COLOURS}"
 
 
 def _svg(parts: list[Part], total: float, grid: int) -> str:
@@ -127,10 +149,10 @@ def _rectangle(style: str, x: float, width: float, height: float) -> str:
     return f"<rect class={style} x={x:.1f} width={width:.1f} height={height} />"
 
 
-def use_bar(used: int, limit: int) -> str:
+def use_bar(used: int, limit: int, style: str) -> str:
     """A bar of a tenant's memory, limited to full."""
     width = 120 * min(1.0, used / max(1, limit))
     return (
         "<svg viewBox='0 0 120 12' role=img><rect class=room width=120 height=12 />"
-        f"<rect class=c0 width={width:.1f} height=12 /></svg>"
+        f"<rect class={style} width={width:.1f} height=12 /></svg>"
     )

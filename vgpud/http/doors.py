@@ -9,6 +9,9 @@ from pathlib import Path
 
 import structlog
 
+from vgpud import clock
+from vgpud.http.history import SAMPLE_SECONDS, History
+from vgpud.http.names import UserNames
 from vgpud.http.page import CONTENT_SECURITY_POLICY, page
 from vgpud.http.server import MAX_HEAD_BYTES, Page, Response, Server
 from vgpud.metrics.exposition import CONTENT_TYPE
@@ -46,6 +49,8 @@ class Doors:
         self._run_dir = run_dir
         self._observe = observe
         self._renderer = Renderer()
+        self._history = History()
+        self._names = UserNames()
         self._unix: asyncio.Server | None = None
         self._tcp: dict[str, _Door] = {}  # by address
 
@@ -71,6 +76,13 @@ class Doors:
             (await self.prepare(policy))(True)
         except VgpuError as error:  # a page that cannot be served must not prevent the node from serving
             log.error("not served by HTTP", why=str(error), hint=error.hint)
+
+    async def record(self) -> None:
+        """Samples the history of the status page, while there is one, until the daemon stops."""
+        while True:
+            if any("/" in door.pages for door in self._tcp.values()):
+                self._history.add(await self._observe(), clock.now())
+            await asyncio.sleep(SAMPLE_SECONDS)
 
     def _user_at(self, writer: asyncio.StreamWriter) -> int:
         return self._user_of(writer.get_extra_info("socket"))
@@ -141,7 +153,9 @@ class Doors:
         return Response(self._renderer.render(await self._observe()).encode(), CONTENT_TYPE)
 
     async def _page(self) -> Response:
-        html = page(await self._observe(), os.uname().nodename)
+        seen = await self._observe()
+        names = await self._names.of({allocation.request.owner.uid for allocation in seen.allocations})
+        html = page(seen, os.uname().nodename, self._history, names)
         headers = {"Content-Security-Policy": CONTENT_SECURITY_POLICY, "Referrer-Policy": "no-referrer"}
         return Response(html.encode(), "text/html; charset=utf-8", headers=headers)
 

@@ -1,15 +1,19 @@
 """The status page: one document without scripts and without external resources."""
 
 from base64 import b64encode
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from hashlib import sha256
 from html import escape
+from types import MappingProxyType
+from typing import NamedTuple
 
-from vgpud.http.bars import device_bar, use_bar
+from vgpud.http.bars import colours, device_bar, use_bar
+from vgpud.http.history import History
 from vgpud.model.device import Health
 from vgpud.model.observation import Observation
 from vgpud.model.quantity import show_bytes
-from vgpud.model.tenancy import Allocation, Slice
+from vgpud.model.tenancy import ANYONE, Allocation, Slice
 from vgpud.model.view import DeviceView, SliceMeter, Vitals
 
 REFRESH_SECONDS = 5
@@ -27,13 +31,20 @@ table{border-collapse:collapse;width:100%}th{text-align:left;font-weight:600;col
 th,td{padding:.25rem .7rem .25rem 0;border-bottom:1px solid #e3e6e9;vertical-align:middle}
 td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}code{font-size:.92em}
 td svg{width:120px;height:12px;vertical-align:middle}
+td svg.key{width:14px;height:14px;margin-left:0}td svg.past{height:20px}
+.card svg.past{height:22px;margin-top:2px}.memory{fill:#b8c4d0}
+.busy{fill:none;stroke:#b3541e;stroke-width:1.5;
+vector-effect:non-scaling-stroke}.key{display:inline-block;width:14px;height:14px;vertical-align:-2px;
+margin:0 .3rem 0 .9rem}.wide{overflow-x:auto}.tenants td{white-space:nowrap}
+@media(max-width:45rem){.card svg{height:30px}.card svg text{display:none}.card code{display:none}}
 svg text{font:11px system-ui,sans-serif;fill:#1c2024}
 .room{fill:#eef0f2}.line{stroke:#fff;stroke-width:2}.idle{fill:#cfd5da}.lost{fill:#f3c9c6}
 .c0{fill:#9cc9ee}.c1{fill:#f6c28b}.c2{fill:#a9d9a4}.c3{fill:#d3b5e5}.c4{fill:#f2aeb5}
 .c5{fill:#b9dfdc}.c6{fill:#e5d58a}.c7{fill:#c9c2f0}.used{fill:#1c2024;opacity:.28}
 @media(prefers-color-scheme:dark){body{background:#15181b;color:#e4e7ea}th,.dim{color:#9aa4ad}
 .room{fill:#2a2f34}.line{stroke:#15181b}.sim{background:#4a3d08}th,td{border-color:#30363c}
-.idle{fill:#444c54}svg text{fill:#101214}svg .on-room{fill:#e4e7ea}.bad{color:#ff8a80}}
+.memory{fill:#4a5a6a}.busy{stroke:#ffb27a}.idle{fill:#444c54}svg text{fill:#101214}
+svg .on-room{fill:#e4e7ea}.bad{color:#ff8a80}}
 """
 
 CONTENT_SECURITY_POLICY = (
@@ -42,20 +53,59 @@ CONTENT_SECURITY_POLICY = (
 )
 
 
-def page(seen: Observation, hostname: str) -> str:
-    """The document. All text from tenants is escaped."""
+def page(
+    seen: Observation,
+    hostname: str,
+    history: History | None = None,
+    names: Mapping[int, str] = MappingProxyType({}),
+) -> str:
+    """The document. All text from tenants is escaped. `names` are those of users, by uid."""
+    shown = _Shown(seen, history or History(), names, colours(seen.allocations))
     vitals = seen.metered.vitals
     by_id = {allocation.id: allocation for allocation in seen.allocations}
-    devices = "".join(_device(view, vitals.get(view.device.uuid, _NO_VITALS), seen) for view in seen.devices)
-    rows = "".join(_tenant(by_id[name], seen) for name in sorted(by_id))
+    devices = "".join(_device(view, vitals.get(view.device.uuid, _NO_VITALS), shown) for view in seen.devices)
+    rows = "".join(_tenant(by_id[name], shown) for name in sorted(by_id))
     return (
         "<!doctype html><html lang=en><head><meta charset=utf-8>"
         f"<meta http-equiv=refresh content={REFRESH_SECONDS}>"
         "<meta name=viewport content='width=device-width,initial-scale=1'>"
         f"<title>vgpud on {escape(hostname)}</title><style>{STYLE}</style></head><body>"
-        f"{_head(seen, hostname)}<h2>Devices</h2>{devices or '<p class=dim>none</p>'}"
-        f"<h2>Tenants</h2>{_tenants(rows)}<h2>Events</h2>{_events(seen)}</body></html>\n"
+        f"{_head(seen, hostname)}<h2>Devices</h2>{_LEGEND}{devices or '<p class=dim>none</p>'}"
+        f"<h2>Tenants</h2>{_tenants(rows)}<h2>Events</h2><div class=wide>{_events(seen)}</div>"
+        "</body></html>\n"
     )
+
+
+class _Shown(NamedTuple):
+    """What the rows need: `styles` are the colours of allocations."""
+
+    seen: Observation
+    history: History
+    names: Mapping[int, str]
+    styles: Mapping[str, str]
+
+    def owner(self, allocation: Allocation) -> str:
+        uid = allocation.request.owner.uid
+        if uid == ANYONE:
+            return "any (a pod's)"
+        return f"{self.names[uid]} ({uid})" if self.names.get(uid) else f"uid {uid}"
+
+
+def _key(style: str, text: str) -> str:
+    return f"<svg class=key viewBox='0 0 14 14'>{style}</svg>{text}"
+
+
+_SWATCH = "<rect class={} width=14 height=14 />"
+_LEGEND = (
+    "<p class=dim>"
+    + _key(_SWATCH.format("c0"), "a tenant, by its limit")
+    + _key(_SWATCH.format("c0") + "<rect class=used y=9 width=14 height=5 />", "what of it is in use")
+    + _key(_SWATCH.format("idle"), "an idle MIG instance")
+    + _key(_SWATCH.format("room"), "free")
+    + _key(_SWATCH.format("memory"), "memory in the last hour")
+    + _key("<polyline class=busy points='0,11 5,3 9,9 14,4' />", "compute in the last hour")
+    + "</p>"
+)
 
 
 def _head(seen: Observation, hostname: str) -> str:
@@ -71,7 +121,7 @@ def _head(seen: Observation, hostname: str) -> str:
     return "".join(lines)
 
 
-def _device(view: DeviceView, vitals: Vitals, seen: Observation) -> str:
+def _device(view: DeviceView, vitals: Vitals, shown: _Shown) -> str:
     device = view.device
     mode = "idle" if view.mode is None else view.mode.value
     usable = show_bytes(max(0, device.memory_usable_bytes))
@@ -79,7 +129,8 @@ def _device(view: DeviceView, vitals: Vitals, seen: Observation) -> str:
     facts = [
         mode + engine + (", drained" if view.drained else ""),
         f"{show_bytes(view.memory_allocated_bytes)} of {usable} allocated",
-        f"{show_bytes(device.memory_used_bytes)} used",
+        f"{show_bytes(device.memory_used_bytes)} used"
+        + (" outside vgpud" if device.memory_used_bytes and not view.allocation_count else ""),
     ]
     if vitals.busy_percent is not None:
         facts.append(f"{vitals.busy_percent}% busy")
@@ -94,7 +145,7 @@ def _device(view: DeviceView, vitals: Vitals, seen: Observation) -> str:
         f"<section class=card><b>{device.index}</b> {escape(device.name)} "
         f"<code class=dim>{escape(device.uuid)}</code> "
         f"<span class=dim>{escape(' · '.join(facts))}</span>{bad}"
-        f"{device_bar(view, seen)}</section>"
+        f"{device_bar(view, shown.seen, shown.styles)}{shown.history.drawn(device.uuid, 1000, 36)}</section>"
     )
 
 
@@ -114,34 +165,41 @@ def _tenants(rows: str) -> str:
             ("Waited", True),
             ("Refused", True),
             ("Processes", True),
+            ("Last hour", False),
             ("Label", False),
         )
     )
-    return f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
+    return (
+        f"<div class=wide><table class=tenants><thead><tr>{heads}</tr></thead>"
+        f"<tbody>{rows}</tbody></table></div>"
+        "<p class=dim><code>vgpuctl why ALLOCATION</code> says how a tenant got what it has, "
+        "and what limits it</p>"
+    )
 
 
-def _tenant(allocation: Allocation, seen: Observation) -> str:
-    meters = seen.metered.meters.get(allocation.id, ())
+def _tenant(allocation: Allocation, shown: _Shown) -> str:
+    meters = shown.seen.metered.meters.get(allocation.id, ())
     rows = []
     for at, part in enumerate(allocation.slices):
-        rows.append(_slice(allocation, part, meters[at] if at < len(meters) else None, seen))
+        rows.append(_slice(allocation, part, meters[at] if at < len(meters) else None, shown))
     return "".join(rows)
 
 
-def _slice(allocation: Allocation, part: Slice, meter: SliceMeter | None, seen: Observation) -> str:
-    device = seen.described.node.device(part.device_uuid)
+def _slice(allocation: Allocation, part: Slice, meter: SliceMeter | None, shown: _Shown) -> str:
+    style = shown.styles[allocation.id]
+    device = shown.seen.described.node.device(part.device_uuid)
     memory = show_bytes(part.memory_bytes)
     if meter is not None:
         used = meter.memory_used_bytes
-        memory = f"{use_bar(used, part.memory_bytes)} {show_bytes(used)} / {memory}"
+        memory = f"{use_bar(used, part.memory_bytes, style)} {show_bytes(used)} / {memory}"
     waited = meter.compute.waited_ns if meter is not None and meter.compute is not None else None
     refused = (meter.refusals_limit, meter.refusals_card) if meter is not None else (None, None)
     known = [count for count in refused if count is not None]
     mode = part.mode.value if part.mig is None else f"{part.mode.value} {part.mig.profile_name}"
     state = allocation.state.value
     cells = (
-        ("", f"<code>{escape(allocation.id)}</code>"),
-        ("", f"uid {allocation.request.owner.uid}"),
+        ("", f"{_key(_SWATCH.format(style), '')}<code>{escape(allocation.id)}</code>"),
+        ("", escape(shown.owner(allocation))),
         ("bad" if allocation.failure else "", escape(f"{state} {allocation.failure}".strip())),
         ("", escape(mode)),
         ("n", str(device.index) if device is not None else "?"),
@@ -150,12 +208,11 @@ def _slice(allocation: Allocation, part: Slice, meter: SliceMeter | None, seen: 
         ("n", f"{waited / 1e9:.1f} s" if waited else ""),
         ("n", str(sum(known)) if known else ""),
         ("n", str(meter.processes) if meter is not None else ""),
+        ("", shown.history.drawn(allocation.id, 120, 20)),
         ("", escape(allocation.request.label)),
     )
-    shown = "".join(
-        f"<td class='{style}'>{text}</td>" if style else f"<td>{text}</td>" for style, text in cells
-    )
-    return f"<tr>{shown}</tr>"
+    row = "".join(f"<td class='{kind}'>{text}</td>" if kind else f"<td>{text}</td>" for kind, text in cells)
+    return f"<tr>{row}</tr>"
 
 
 def _events(seen: Observation) -> str:

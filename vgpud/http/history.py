@@ -1,0 +1,90 @@
+"""The last hour of each device and tenant, for the status page: kept in memory, drawn as SVG."""
+
+from collections import deque
+from typing import NamedTuple
+
+from vgpud.model.observation import Observation
+from vgpud.model.tenancy import Allocation
+from vgpud.model.view import DeviceView, SliceMeter
+
+SAMPLE_SECONDS = 30.0
+SAMPLES = 120
+
+
+class Sample(NamedTuple):
+    """Parts of 1; `busy` is None where it is not known."""
+
+    memory: float
+    busy: float | None
+
+
+class _Time(NamedTuple):
+    at_seconds: float
+    used_ns: int
+
+
+class History:
+    def __init__(self) -> None:
+        self._past: dict[str, deque[Sample]] = {}
+        self._times: dict[str, _Time] = {}
+
+    def add(self, seen: Observation, now_seconds: float) -> None:
+        """Adds a sample of each device and allocation. What is gone is forgotten."""
+        fresh = {view.device.uuid: _device(view, seen) for view in seen.devices}
+        times: dict[str, _Time] = {}
+        for allocation in seen.allocations:
+            meters = seen.metered.meters.get(allocation.id, ())
+            fresh[allocation.id] = Sample(_memory(allocation, meters), None)
+            if meters and all(meter.compute is not None for meter in meters):
+                used = sum(meter.compute.used_ns for meter in meters if meter.compute is not None)
+                times[allocation.id] = _Time(now_seconds, used)
+                busy = _rate(self._times.get(allocation.id), times[allocation.id], len(meters))
+                fresh[allocation.id] = fresh[allocation.id]._replace(busy=busy)
+        self._times = times
+        past = {}
+        for key, sample in fresh.items():
+            past[key] = self._past.get(key) or deque(maxlen=SAMPLES)
+            past[key].append(sample)
+        self._past = past
+
+    def drawn(self, key: str, width: int, height: int) -> str:
+        """An SVG: memory as an area, compute as a line, the newest at the right. Empty for fewer than two
+        samples."""
+        past = self._past.get(key, ())
+        if len(past) < 2:
+            return ""
+        step = width / (SAMPLES - 1)
+        first = width - step * (len(past) - 1)
+        memory = [(first + step * at, sample.memory) for at, sample in enumerate(past)]
+        area = f"{first:.1f},{height} {_points(memory, height)} {width},{height}"
+        busy = [(first + step * at, one.busy) for at, one in enumerate(past) if one.busy is not None]
+        line = f"<polyline class=busy points='{_points(busy, height)}' />" if len(busy) > 1 else ""
+        return (
+            f"<svg class=past viewBox='0 0 {width} {height}' preserveAspectRatio=none role=img>"
+            f"<title>the last hour: memory (area) and compute (line)</title>"
+            f"<rect class=room width={width} height={height} />"
+            f"<polygon class=memory points='{area}' />{line}</svg>"
+        )
+
+
+def _device(view: DeviceView, seen: Observation) -> Sample:
+    vitals = seen.metered.vitals.get(view.device.uuid)
+    busy = None if vitals is None or vitals.busy_percent is None else vitals.busy_percent / 100
+    usable = max(1, view.device.memory_usable_bytes)
+    return Sample(min(1.0, view.device.memory_used_bytes / usable), busy)
+
+
+def _memory(allocation: Allocation, meters: tuple[SliceMeter, ...]) -> float:
+    limit = sum(part.memory_bytes for part in allocation.slices)
+    return min(1.0, sum(meter.memory_used_bytes for meter in meters) / max(1, limit))
+
+
+def _rate(before: _Time | None, now: _Time, slices: int) -> float | None:
+    if before is None or now.at_seconds <= before.at_seconds:
+        return None
+    used = (now.used_ns - before.used_ns) / 1e9 / (now.at_seconds - before.at_seconds) / slices
+    return min(1.0, max(0.0, used))
+
+
+def _points(values: list[tuple[float, float]], height: int) -> str:
+    return " ".join(f"{x:.1f},{height - 1 - value * (height - 2):.1f}" for x, value in values)
