@@ -59,6 +59,7 @@ _SUITE = "is the suite, or is run by a test of it by other words"
 #: Spans and commands of `checkout` blocks that no test types, each with why; what they name is there.
 NOT_RUN = {
     "./dev shell": _SUITE,
+    "kubectl apply -k configs/kubernetes": "is rendered by tests/kubelet/test_manifests.py",
     "./dev demo": _SUITE,  # tests/demo
     "./dev test": _SUITE,
     "./dev test tests/planner": _SUITE,

@@ -2,16 +2,19 @@
 
 import configparser
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tests.conditions import needs
 from tests.kubelet.cluster import Cluster
 from tests.kubelet.shapes import problems
 from tests.kubelet.test_slices import policy_of, publish
 from tests.planner.cards import h200_node
+from vgpud import __version__
 from vgpud.policy.kubelet import KubeletSettings
 from vgpud.serve.dra.parameters import parse
 from vgpud.serve.dra.quantity import parse as quantity
@@ -20,7 +23,8 @@ from vgpud.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "configs" / "kubernetes"
-FILES = sorted(FOLDER.rglob("*.yaml"))
+CLUSTER = ("rbac.yaml", "deviceclasses.yaml")
+FILES = sorted([*(FOLDER / name for name in CLUSTER), *(FOLDER / "examples").glob("*.yaml")])
 
 
 def documents(path: Path) -> list[dict[str, Any]]:
@@ -157,3 +161,21 @@ def test_the_units_drop_in_opens_the_kubelets_folders() -> None:
     assert set(parser["Service"]["RestrictAddressFamilies"].split()) == {"AF_INET", "AF_INET6"}
     # the unit denies any; an address of both lists is let through, systemd.resource-control(5)
     assert parser["Service"]["IPAddressAllow"] == "any"
+
+
+def test_the_chart_has_the_objects_of_the_cluster_and_nothing_to_render() -> None:
+    """helm lint asks for name, version and apiVersion; text without braces is rendered as it is."""
+    chart = yaml.safe_load((FOLDER / "chart" / "Chart.yaml").read_text())
+    assert (chart["apiVersion"], chart["name"]) == ("v2", "vgpud")
+    assert chart["version"] == chart["appVersion"] == __version__
+    templates = {path.name: path.read_text() for path in (FOLDER / "chart" / "templates").iterdir()}
+    assert templates == {name: (FOLDER / name).read_text() for name in CLUSTER}
+    assert not any("{{" in text for text in templates.values())
+
+
+@needs("kubectl")
+def test_the_kustomization_renders_the_objects_of_the_cluster() -> None:
+    done = subprocess.run(["kubectl", "kustomize", FOLDER], capture_output=True, text=True, check=True)
+    rendered = [(d["kind"], d["metadata"]["name"]) for d in yaml.safe_load_all(done.stdout)]
+    shipped = [(d["kind"], d["metadata"]["name"]) for name in CLUSTER for d in documents(FOLDER / name)]
+    assert sorted(rendered) == sorted(shipped)

@@ -147,9 +147,13 @@ def test_the_library_lies_under_its_version(debs: Path) -> None:
 
 
 @needs("debhelper")
-def test_the_only_conffiles_are_the_policy(debs: Path) -> None:
+def test_the_only_conffiles_are_the_policy_and_the_settings_of_vgpud_sim(debs: Path) -> None:
     shown = {name: conffiles(one(debs, name)) for name in NAMES}
-    assert shown == {"vgpud": ["/etc/vgpud/vgpud.toml"], "libvgpu": [], "vgpud-sim": []}
+    assert shown == {
+        "vgpud": ["/etc/vgpud/vgpud.toml"],
+        "libvgpu": [],
+        "vgpud-sim": ["/etc/default/vgpud-sim"],
+    }
 
 
 def conffiles(deb: Path) -> list[str]:
