@@ -15,6 +15,7 @@ import structlog
 from vgpud.model.caller import Caller
 from vgpud.model.errors import VgpuError
 from vgpud.model.journal import Message
+from vgpud.model.log_event import LogEvent
 
 log = structlog.get_logger("vgpud.audit")
 
@@ -113,7 +114,7 @@ def _write(name: str, failure: VgpuError | None, cause: Cause, words: dict[str, 
     if failure is not None:
         told["why"] = failure.sentence
     (log.info if failure is None else log.warning)(
-        "audit",
+        LogEvent.AUDIT,
         message_id=Message.AUDIT,
         audit=name,
         uid=cause.uid,

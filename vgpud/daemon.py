@@ -32,6 +32,7 @@ from vgpud.ledger import Ledger, LedgerState
 from vgpud.model.caller import Caller, Door
 from vgpud.model.errors import ErrorCode, Exit, VgpuError
 from vgpud.model.journal import Message
+from vgpud.model.log_event import LogEvent
 from vgpud.model.tenancy import Lifetime, Mode
 from vgpud.modes.base import Effector, Paths
 from vgpud.modes.exclusive import Exclusive
@@ -142,9 +143,9 @@ class Daemon:
             )
             keeper, parts = self._assemble(ledger, state, policy)
             if self.inventory.error is not None:
-                log.warning("no hardware", why=str(self.inventory.error))
+                log.warning(LogEvent.NO_DEVICES, why=str(self.inventory.error))
             if self.inventory.node.simulated:
-                log.warning("this node is simulated", driver=self.inventory.node.driver_version)
+                log.warning(LogEvent.NODE_IS_SIMULATED, driver=self.inventory.node.driver_version)
             self.keeper = keeper
             start = Start(self.units, self.settings.run_dir, sd.boot_id())
             await recover(keeper, parts, state, start)
@@ -292,7 +293,9 @@ async def serve(settings: Settings) -> None:
             run_all((*loops(daemon, keeper, kubelet, hung_up), doors.record), _RETRY_SECONDS)
         )
         sd.notify("READY=1", f"STATUS={keeper.describe().status}")
-        log.info("ready", message_id=Message.READY, status=keeper.describe().status, version=__version__)
+        log.info(
+            LogEvent.READY, message_id=Message.READY, status=keeper.describe().status, version=__version__
+        )
         try:
             await daemon.stopping.wait()
         finally:
@@ -302,7 +305,7 @@ async def serve(settings: Settings) -> None:
             watcher()
             doors.close()
             await asyncio.gather(server.stop(_STOP_SECONDS), runtimes.stop(_STOP_SECONDS))
-    log.info("stopped", message_id=Message.STOPPED)
+    log.info(LogEvent.STOPPED, message_id=Message.STOPPED)
 
 
 def loops(
@@ -469,7 +472,7 @@ async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
                 task.cancel()
             for outcome in await asyncio.gather(*left, return_exceptions=True):
                 if isinstance(outcome, Exception):
-                    log.warning("cut short at the end", why=str(outcome))
+                    log.warning(LogEvent.TASK_CANCELLED_AT_THE_END, why=str(outcome))
 
 
 def complain(error: VgpuError) -> None:

@@ -428,7 +428,7 @@ def test_two_tenants_take_turns_without_the_drivers_checkpoint(turns: DemoNode) 
         assert answer(second)["whole"]
     log = turns.log.read_text()
     assert log.count("swapped out at the end of its turn") >= 4
-    assert "not swapped out, suspending by driver" not in log
+    assert "swap_out_failed_suspending_by_driver" not in log
     assert list(states(turns).values()).count("active") <= 1
     close(first, second)
     eventually(lambda: not states(turns), "both end")
@@ -438,11 +438,11 @@ def test_two_tenants_take_turns_without_the_drivers_checkpoint(turns: DemoNode) 
 def test_a_refused_swap_out_falls_back_to_the_drivers_checkpoint(turns: DemoNode) -> None:
     first, _one = tenant(turns, HOLD, str(SIZE_MIB))
     first.line()
-    before = turns.log.read_text().count("not swapped out, suspending by driver")
+    before = turns.log.read_text().count("swap_out_failed_suspending_by_driver")
     simulate(turns, "fault", "fail", "--function", "cuMemHostRegister_v2", "--code", "304", "--count", "1")
     second, _two = tenant(turns, HOLD, str(SIZE_MIB))
     second.line()
-    assert turns.log.read_text().count("not swapped out, suspending by driver") == before + 1
+    assert turns.log.read_text().count("swap_out_failed_suspending_by_driver") == before + 1
     for each in (first, second):
         assert answer(each)["whole"]
     close(first, second)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from vgpud.model.log_event import LogEvent
+
 ROOT = Path(__file__).resolve().parents[2]
 
 # DESIGN's table: a room may import from these rooms, and from itself. `ctl` reads policy files for
@@ -261,3 +263,33 @@ def imports_and_attributes(path: Path) -> set[str]:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             found.add(f"{node.value.id}.{node.attr}")
     return found
+
+
+def test_log_events_come_from_one_enum() -> None:
+    """Operators search and alert by event names. `event` is a parameter of this type."""
+    levels = {f"log.{level}" for level in ("debug", "info", "warning", "error", "exception", "critical")}
+    others = []
+    for path in modules():
+        for call in (node for node in ast.walk(tree(path)) if isinstance(node, ast.Call)):
+            if ast.unparse(call.func) in levels:
+                event = ast.unparse(call.args[0])
+                if not event.startswith("LogEvent") and event != "event":
+                    others.append(f"{path}:{call.lineno}: {event}")
+    assert others == []
+
+
+def test_each_log_event_is_used() -> None:
+    names = {event.name for event in LogEvent} - {
+        "ACTIVE",
+        "SUSPENDED",
+        "AUDIT",
+    }  # by value, or built in place
+    used = {
+        node.attr
+        for path in modules()
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "LogEvent"
+    }
+    assert names <= used, sorted(names - used)

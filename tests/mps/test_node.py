@@ -169,7 +169,7 @@ def test_a_dead_control_daemon_is_reported_closed_and_restarted(make: NodeMaker)
 
 
 def lost_clients(node: DemoNode) -> str:
-    return "".join(line for line in node.log.read_text().splitlines() if "MPS clients lost" in line)
+    return "".join(line for line in node.log.read_text().splitlines() if "mps_clients_lost" in line)
 
 
 def control_pid_or_none(node: DemoNode) -> int | None:

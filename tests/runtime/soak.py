@@ -149,7 +149,7 @@ def soak(folder: Path, starts: int, restart_every: int, seed: int = 0, told: boo
         left = one.leaked()
         log = node.log.read_text()
         if told:
-            said = ("container prepared", "container refused", '"released"', "reconcile")
+            said = ("container_prepared", "container_refused", '"released"', "reconcile")
             print({words: log.count(words) for words in said}, flush=True)
         if left and told:
             print(log[-6000:])

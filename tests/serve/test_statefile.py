@@ -68,7 +68,7 @@ def test_an_entry_that_cannot_be_read_is_left_out_and_logged(tmp_path: Path, bad
     statefile.write_state(path, {"version": 1, "holds": [bad, GOOD]})
     with capture_logs() as lines:
         assert [hold.request_id for hold in Holds(path)] == ["good"]
-    assert [line["event"] for line in lines] == ["cannot read an entry, going on without"]
+    assert [line["event"] for line in lines] == ["state_entry_ignored"]
 
 
 @pytest.mark.parametrize("text", ['{"version": 2, "holds": []}', "[]", "half writ"])

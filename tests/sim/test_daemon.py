@@ -19,7 +19,7 @@ def test_vgpud_reports_a_simulated_node(node: DemoNode) -> None:
     node.start()
     assert node.ctl("status").stdout.splitlines()[0] == "SIMULATED: no real GPU is behind this daemon"
     assert node.ctl_json("status")["simulated"] is True
-    assert "this node is simulated" in node.log.read_text()
+    assert "node_is_simulated" in node.log.read_text()
 
 
 def test_vgpud_notices_a_changed_driver_version(node: DemoNode) -> None:

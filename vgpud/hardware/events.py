@@ -10,6 +10,7 @@ from vgpud.hardware.compute import Handle
 from vgpud.hardware.gateway import Gateway
 from vgpud.hardware.nvml import GPU_IS_LOST, TIMEOUT, Nvml, NvmlRefusal
 from vgpud.model.errors import VgpuError
+from vgpud.model.log_event import LogEvent
 
 log = structlog.get_logger(__name__)
 
@@ -69,7 +70,7 @@ def _watch(gateway: Gateway, callback: Callable[[DeviceEvent], None], stop: thre
             event_set, watched, listed = gateway.run("its events", lambda: _register(gateway.nvml))
             try:
                 if not watched:
-                    log.info("no-device-with-events", devices=listed)
+                    log.info(LogEvent.NO_DEVICE_WITH_XID_EVENTS, devices=listed)
                     return
                 _wait(gateway.nvml, event_set, listed, callback, stop)
             finally:
@@ -79,7 +80,7 @@ def _watch(gateway: Gateway, callback: Callable[[DeviceEvent], None], stop: thre
                 callback(DeviceEvent("", None))
             if error.sentence != told:
                 told = error.sentence
-                log.warning("events-interrupted", error=told, retry_seconds=RETRY_SECONDS)
+                log.warning(LogEvent.XID_EVENTS_INTERRUPTED, error=told, retry_seconds=RETRY_SECONDS)
             stop.wait(RETRY_SECONDS)
 
 
@@ -96,7 +97,7 @@ def _register(nvml: Nvml) -> tuple[Handle, int, int]:
                 nvml.demand("nvmlDeviceRegisterEvents", handle, XID_CRITICAL_ERROR, event_set)
                 watched += 1
         except NvmlRefusal as refusal:
-            log.info("device-without-events", index=index, reason=refusal.sentence)
+            log.info(LogEvent.DEVICE_WITHOUT_XID_EVENTS, index=index, reason=refusal.sentence)
     return event_set, watched, listed
 
 

@@ -40,6 +40,7 @@ from vgpud.model.device import (
     Placement,
 )
 from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.log_event import LogEvent
 from vgpud.model.view import Vitals
 
 log = structlog.get_logger(__name__)
@@ -128,7 +129,7 @@ class Gateway:
         except NvmlRefusal as refusal:
             if refusal.status != UNINITIALIZED:
                 raise
-        log.warning("nvml-initialised-again", subject=subject)
+        log.warning(LogEvent.NVML_INITIALISED_AGAIN, subject=subject)
         self._forget_init(generation)
         self._ensure_init()
         return self._workers.run(subject, deadline, job)
@@ -251,7 +252,7 @@ class Gateway:
                 lambda: read_links(self.nvml, {d.uuid: self.nvml.demand(handle, d.index) for d in devices}),
             )
         except VgpuError as error:
-            log.warning("links-not-read", error=error.sentence)
+            log.warning(LogEvent.DEVICE_LINKS_UNREADABLE, error=error.sentence)
             return (), {}
         return key, links
 
@@ -368,7 +369,9 @@ def _marked(unwell: list[_Unwell], read: list[Device], known: _Known) -> list[De
         silent = one.error.code is ErrorCode.NVML_TIMEOUT
         health = Health.LOST if lost else Health.SILENT if silent else Health.FAILED
         if device.health is not health:
-            log.error("device-unwell", uuid=device.uuid, health=health.value, reason=one.error.sentence)
+            log.error(
+                LogEvent.DEVICE_UNHEALTHY, uuid=device.uuid, health=health.value, reason=one.error.sentence
+            )
         marked.append(
             replace(device, index=one.index, processes=(), health=health, health_reason=one.error.sentence)
         )

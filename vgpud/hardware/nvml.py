@@ -11,6 +11,7 @@ import structlog
 
 from vgpud.hardware.workers import beat
 from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.log_event import LogEvent
 
 log = structlog.get_logger(__name__)
 
@@ -184,4 +185,4 @@ class Nvml:
             return
         self._told.add(key)
         level = log.debug if refusal.status in _EXPECTED else log.warning
-        level("nvml-no-answer", function=refusal.function, status=refusal.status)
+        level(LogEvent.NVML_CALL_UNSUPPORTED, function=refusal.function, status=refusal.status)

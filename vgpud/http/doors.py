@@ -17,6 +17,7 @@ from vgpud.http.server import MAX_HEAD_BYTES, Page, Response, Server
 from vgpud.metrics.exposition import CONTENT_TYPE
 from vgpud.metrics.render import Renderer
 from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.log_event import LogEvent
 from vgpud.model.observation import Observation
 from vgpud.policy.model import Policy
 
@@ -75,7 +76,7 @@ class Doors:
         try:
             (await self.prepare(policy))(True)
         except VgpuError as error:  # a page that cannot be served must not prevent the node from serving
-            log.error("not served by HTTP", why=str(error), hint=error.hint)
+            log.error(LogEvent.HTTP_NOT_LISTENING, why=str(error), hint=error.hint)
 
     async def record(self) -> None:
         """Samples the history of the status page, while there is one, until the daemon stops."""
@@ -137,7 +138,7 @@ class Doors:
         except OSError as error:
             one.close()
             raise _cannot(address, error) from None
-        log.info("serving by HTTP", address=address)
+        log.info(LogEvent.HTTP_LISTENING, address=address)
         pages: dict[str, Page] = {}
         answer = Server(pages, only_loopback=True).connected
         return _Door(await asyncio.start_server(answer, sock=one, limit=MAX_HEAD_BYTES), pages)

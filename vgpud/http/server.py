@@ -14,6 +14,7 @@ from http import HTTPStatus
 import structlog
 
 from vgpud import clock
+from vgpud.model.log_event import LogEvent
 from vgpud.model.shares import Shares
 from vgpud.pace import Pace
 
@@ -126,7 +127,7 @@ class Server:
         try:
             return await (page() if user == 0 else self._paced(page, user))
         except Exception:
-            log.exception("a page failed, this is a bug", path=request[2].decode("ascii"))
+            log.exception(LogEvent.BUG_IN_HTTP_PAGE, path=request[2].decode("ascii"))
             return _plain(HTTPStatus.INTERNAL_SERVER_ERROR)
 
     async def _paced(self, page: Page, user: int) -> Response:

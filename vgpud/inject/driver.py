@@ -18,6 +18,7 @@ from typing import Any
 
 import structlog
 
+from vgpud.model.log_event import LogEvent
 from vgpud.model.tenancy import Edits, Mount
 
 log = structlog.get_logger(__name__)
@@ -68,7 +69,7 @@ def find_driver(host_root: Path = Path("/")) -> DriverFiles:
         try:
             return _by_toolkit(toolkit)
         except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError) as error:
-            log.warning("nvidia-ctk gives no CDI spec, looking for the driver's files here", why=str(error))
+            log.warning(LogEvent.NVIDIA_CTK_FAILED_SEARCHING_DRIVER_FILES, why=str(error))
     libcuda = _find_libcuda()
     if libcuda is None:
         return DriverFiles()

@@ -17,6 +17,7 @@ from vgpud.hardware.nodes import device_nodes
 from vgpud.hardware.reset import reset_device
 from vgpud.model.device import ComputeInstance, Device, DeviceProcess, GpuInstance
 from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.log_event import LogEvent
 from vgpud.model.tenancy import Allocation, Edits, MigSlice, Mode, Slice
 from vgpud.model.view import SliceMeter, SliceUse
 from vgpud.modes.base import Originals, Paths
@@ -112,7 +113,9 @@ class MigMode:
         if self._wish(device_uuid).reset:
             processes = await asyncio.to_thread(self._gateway.processes, device_uuid)
             if not processes:
-                log.warning("GPU reset", device=device_uuid, why="MIG mode changes with it, policy allows it")
+                log.warning(
+                    LogEvent.GPU_RESET, device=device_uuid, why="MIG mode changes with it, policy allows it"
+                )
                 await asyncio.to_thread(reset_device, device_uuid)
                 return await asyncio.to_thread(self._gateway.set_mig_mode, device_uuid, enabled)
         await asyncio.to_thread(self._gateway.set_mig_mode, device_uuid, not enabled)

@@ -40,6 +40,7 @@ from vgpud.lease import (
 )
 from vgpud.model.device import Device
 from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.log_event import LogEvent
 from vgpud.model.quantity import WHOLE
 from vgpud.model.tenancy import LEASE_VARIABLE, Allocation, Edits, Mode, Mount, Slice, State
 from vgpud.model.view import SliceMeter, SliceUse
@@ -146,7 +147,7 @@ class Preload:
         """
         self._notice = None
         if self._is_needed():
-            log.error("the arbiter died, it is started again")
+            log.error(LogEvent.ARBITER_DIED_RESTARTING)
             self._restart = asyncio.ensure_future(self._start_again())
 
     async def _start_again(self) -> None:
@@ -155,7 +156,7 @@ class Preload:
             try:
                 await self.ensure_arbiter()
             except VgpuError as error:
-                log.error("the arbiter does not start", why=str(error), details=error.details)
+                log.error(LogEvent.ARBITER_START_FAILED, why=str(error), details=error.details)
             else:
                 return
 
@@ -291,7 +292,9 @@ class Preload:
             try:
                 self._follow(allocation)
             except VgpuError as error:
-                log.error("a tenant keeps its old rules", allocation=allocation.id, why=str(error))
+                log.error(
+                    LogEvent.POLICY_RULES_NOT_APPLIED_TO_TENANT, allocation=allocation.id, why=str(error)
+                )
 
     def _follow(self, allocation: Allocation) -> None:
         """Changes only values that rules set: a resize may have changed the book and not yet the lease."""

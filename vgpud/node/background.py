@@ -6,6 +6,8 @@ from typing import Any
 
 import structlog
 
+from vgpud.model.log_event import LogEvent
+
 log = structlog.get_logger(__name__)
 
 
@@ -26,7 +28,7 @@ class Background:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("background work failed", why=str(error), exc_info=error)
+            log.error(LogEvent.BACKGROUND_TASK_FAILED, why=str(error), exc_info=error)
 
     async def close(self) -> None:
         """Cancels all background tasks and accepts no new ones."""

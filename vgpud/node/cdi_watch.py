@@ -17,6 +17,7 @@ from vgpud import audit
 from vgpud.inject.driver import driver_mark, find_driver
 from vgpud.model.device import Health, Node
 from vgpud.model.errors import VgpuError
+from vgpud.model.log_event import LogEvent
 from vgpud.model.tenancy import Slice, State
 from vgpud.node.keeper import NodeKeeper
 from vgpud.node.parts import Parts
@@ -55,7 +56,7 @@ class CdiWatch:
             try:
                 await self._renew(seen, now)
             except VgpuError as error:
-                log.error("CDI specs not renewed", why=str(error))
+                log.error(LogEvent.CDI_SPECS_NOT_REWRITTEN, why=str(error))
                 continue  # tried again
             seen = now
 
@@ -79,7 +80,7 @@ class CdiWatch:
     async def _renew(self, seen: _Mark, now: _Mark) -> None:
         if now.driver != seen.driver:
             self._parts.specs.driver = await asyncio.to_thread(find_driver, self._host_root)
-            log.info("the driver's files changed, CDI specs are written anew")
+            log.info(LogEvent.DRIVER_FILES_CHANGED_REWRITING_CDI_SPECS)
         # an instance may have come and gone between two looks
         moved = now.instances != seen.instances or self._lacks_nodes(now.instances)
         if moved or now[:2] != seen[:2]:
@@ -127,18 +128,18 @@ class CdiWatch:
                 with audit.because("the driver's nodes are other ones now"):
                     await repair(self._keeper, self._parts, name)
             except VgpuError as error:  # it may have been released meanwhile, or be changing
-                log.error("allocation not renewed", allocation=name, why=str(error))
+                log.error(LogEvent.CDI_SPEC_NOT_REWRITTEN, allocation=name, why=str(error))
 
     def _tidy(self) -> None:
         """Never awaits, so that the book and the folder are compared at one moment."""
         there = self._parts.specs.list()
         for name in there:
             if name not in self._parts.book:
-                log.warning("a CDI spec that no allocation owns is removed", allocation=name)
+                log.warning(LogEvent.ORPHANED_CDI_SPEC_REMOVED, allocation=name)
                 self._parts.specs.remove(name)
         for name in self._held():
             if name not in there:
-                log.warning("a CDI spec that was removed is written again", allocation=name)
+                log.warning(LogEvent.MISSING_CDI_SPEC_REWRITTEN, allocation=name)
                 self._parts.specs.write(self._parts.book.get(name))
 
     async def _rewrite(self) -> None:

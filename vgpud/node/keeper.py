@@ -17,6 +17,7 @@ from vgpud.model.caller import Caller
 from vgpud.model.device import Device
 from vgpud.model.event import Event
 from vgpud.model.journal import Message
+from vgpud.model.log_event import LogEvent
 from vgpud.model.marks import Mark
 from vgpud.model.plan import Step
 from vgpud.model.quantity import Percent
@@ -350,7 +351,7 @@ class NodeKeeper:
 
     def helper_died(self, device_uuid: str, sentence: str) -> None:
         """A helper died whose tenants die with it: marks their allocations as failed."""
-        log.error("helper died", message_id=Message.HELPER_DIED, device=device_uuid, why=sentence)
+        log.error(LogEvent.HELPER_DIED, message_id=Message.HELPER_DIED, device=device_uuid, why=sentence)
         self._parts.transitions.lost(device_uuid)
         self.spawn(self.failures.mark_on(device_uuid, sentence))
 

@@ -16,6 +16,7 @@ from vgpud.lease import list_leases, remove_lease
 from vgpud.ledger import LedgerState
 from vgpud.model.errors import VgpuError
 from vgpud.model.lifecycle import Phase, phase_of
+from vgpud.model.log_event import LogEvent
 from vgpud.model.tenancy import Allocation, Edits, Mode
 from vgpud.modes.mps import unit_name
 from vgpud.modes.preload import Preload
@@ -72,7 +73,12 @@ async def _finish_change(keeper: NodeKeeper, allocation: Allocation) -> None:
             else:
                 await keeper.suspends.recover(allocation)
     except VgpuError as error:  # its owner can ask again, or release it
-        log.error("not finished", allocation=allocation.id, state=allocation.state.value, why=str(error))
+        log.error(
+            LogEvent.INTERRUPTED_CHANGE_NOT_FINISHED,
+            allocation=allocation.id,
+            state=allocation.state.value,
+            why=str(error),
+        )
 
 
 async def agree(keeper: NodeKeeper, parts: Parts, start: Start, boot_changed: bool) -> None:
@@ -93,16 +99,21 @@ async def agree(keeper: NodeKeeper, parts: Parts, start: Start, boot_changed: bo
         await _resume_engines(parts, observed.leases)
     await _assume_modes(parts, [a for a in parts.book if a.id not in busy], daemons)
     for action in actions:
-        log.info("reconcile", action=action.kind.value, subject=action.subject, why=action.reason)
+        log.info(LogEvent.RECONCILE, action=action.kind.value, subject=action.subject, why=action.reason)
         try:
             await carry_out(keeper, parts, start, action)
         except VgpuError as error:
-            log.error("reconcile failed", action=action.kind.value, subject=action.subject, why=str(error))
+            log.error(
+                LogEvent.RECONCILE_FAILED, action=action.kind.value, subject=action.subject, why=str(error)
+            )
     if keeper.mig is not None:
         for name in await keeper.mig.stale():
             if name not in busy:
                 log.info(
-                    "reconcile", action="renew", subject=name, why="the driver's nodes are other ones now"
+                    LogEvent.RECONCILE,
+                    action="renew",
+                    subject=name,
+                    why="the driver's nodes are other ones now",
                 )
                 with audit.because("the driver's nodes are other ones now"):
                     await repair(keeper, parts, name)
@@ -138,7 +149,7 @@ async def _resume_engines(parts: Parts, leases: frozenset[str]) -> None:
         if lost and isinstance(preload, Preload):
             await preload.serve_anew(sorted({name for uuid in lost for name in users[uuid]}))
     except VgpuError as error:
-        log.error("cannot restore the engines of devices", why=str(error))
+        log.error(LogEvent.ENGINES_NOT_RESTORED, why=str(error))
 
 
 def observe(

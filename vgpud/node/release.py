@@ -15,6 +15,7 @@ import structlog
 from vgpud import audit
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.lifecycle import Change
+from vgpud.model.log_event import LogEvent
 from vgpud.model.plan import StepKind
 from vgpud.model.tenancy import Allocation, State
 from vgpud.node.devices.execute import Executor
@@ -108,7 +109,7 @@ class Releases:
         try:
             await self._begin(allocation_id)
         except VgpuError as error:
-            log.warning("undo failed, will retry", allocation=allocation_id, why=str(error))
+            log.warning(LogEvent.UNDO_FAILED_WILL_RETRY, allocation=allocation_id, why=str(error))
             self.later(allocation_id, "its allocation failed half-way")
 
     def _begin(self, allocation_id: str) -> asyncio.Task[None]:
@@ -179,7 +180,7 @@ class Releases:
                 if not await attempt:
                     audit.record("release", None, allocation=allocation_id, owner=owner)
             except VgpuError as error:
-                log.debug("release must wait", allocation=allocation_id, why=str(error))
+                log.debug(LogEvent.RELEASE_WAITS_FOR_PROCESSES, allocation=allocation_id, why=str(error))
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _RETRY_SECONDS)
             finally:

@@ -17,6 +17,7 @@ from vgpud.api.status import to_status
 from vgpud.model.caller import Caller
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.event import Event
+from vgpud.model.log_event import LogEvent
 from vgpud.model.tenancy import Allocation
 from vgpud.serve.handlers import HANDLERS, Handler, event_for
 from vgpud.serve.keeper import Keeper
@@ -110,9 +111,9 @@ class Calls:
             try:
                 with audit.because(f"uid {caller.uid} left before its reply, and no caller can name it"):
                     await self._keeper.release(held.id, caller, force=True)
-                log.info("released what no caller can name", allocation=held.id, uid=caller.uid)
+                log.info(LogEvent.UNANSWERED_ALLOCATION_RELEASED, allocation=held.id, uid=caller.uid)
             except VgpuError as error:
-                log.warning("cannot release what no caller can name", allocation=held.id, why=str(error))
+                log.warning(LogEvent.UNANSWERED_ALLOCATION_NOT_RELEASED, allocation=held.id, why=str(error))
 
         return release
 
@@ -202,7 +203,7 @@ def _stopping() -> VgpuError:
 
 def _bug(name: str) -> VgpuError:
     """Logs the exception that is being handled, and returns an error for the caller without its details."""
-    log.exception("a call failed, this is a bug", call=name)
+    log.exception(LogEvent.BUG_IN_CALL, call=name)
     return VgpuError(
         ErrorCode.BUG,
         f"vgpud failed on {name}, this is a bug in it",

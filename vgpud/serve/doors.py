@@ -7,6 +7,7 @@ import structlog
 
 from vgpud import clock
 from vgpud.model.errors import VgpuError
+from vgpud.model.log_event import LogEvent
 from vgpud.serve.keeper import Keeper
 
 log = structlog.get_logger(__name__)
@@ -35,9 +36,9 @@ async def _run_always(work: Work, retry_seconds: float) -> None:
         began = clock.now()
         try:
             await work()
-            log.error("loop ended, this is a bug", loop=work.__qualname__)
+            log.error(LogEvent.BUG_LOOP_ENDED, loop=work.__qualname__)
         except Exception:
-            log.exception("loop failed, this is a bug", loop=work.__qualname__)
+            log.exception(LogEvent.BUG_LOOP_FAILED, loop=work.__qualname__)
         if clock.now() - began > _MOST_SECONDS:
             pause = retry_seconds
         await asyncio.sleep(pause)
@@ -51,7 +52,7 @@ async def set_at_changes(keeper: Keeper, changed: asyncio.Event, pause_seconds: 
             async for _ in keeper.subscribe(None):
                 changed.set()
         except VgpuError as error:
-            log.debug("events of the node are lost", why=str(error))
+            log.debug(LogEvent.NODE_EVENTS_LOST, why=str(error))
         changed.set()
         await asyncio.sleep(pause_seconds)
 

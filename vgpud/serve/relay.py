@@ -21,6 +21,7 @@ import structlog
 from vgpud import clock
 from vgpud.model.caller import Caller, Door
 from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.log_event import LogEvent
 from vgpud.model.shares import Shares
 from vgpud.pace import Pace
 from vgpud.serve.gate import Gate
@@ -92,7 +93,7 @@ class Relay:
         self._arrivals = Shares(_ARRIVALS, _ARRIVALS_OF_A_USER, 0)
         self._pace = Pace(_ARRIVAL_REST_FACTOR)
         self._accepting = False
-        self._complained: dict[str, float] = {}
+        self._complained: dict[LogEvent, float] = {}
 
     @property
     def _loop(self) -> asyncio.AbstractEventLoop:
@@ -122,7 +123,10 @@ class Relay:
         """Closes the connection that grpc knows by this name, with all its calls."""
         pump = self._pumps.get(name_in(grpc_peer))
         if pump is not None:
-            self._complain("drop", "ended a connection whose caller sends no message or takes no reply")
+            self._complain(
+                LogEvent.SLOW_CONNECTION_DROPPED,
+                "ended a connection whose caller sends no message or takes no reply",
+            )
             pump.close()
 
     def taken(self, grpc_peer: str) -> None:
@@ -160,7 +164,10 @@ class Relay:
         elif self._arrivals.take(user):
             self._keep(self._welcome_in_turn(user, connection, door))
         else:
-            self._complain("arrivals", f"closed a connection of uid {user}: it connects too fast")
+            self._complain(
+                LogEvent.CONNECTION_CLOSED_TOO_MANY_ARRIVALS,
+                f"closed a connection of uid {user}: it connects too fast",
+            )
             connection.close()
             return False
         return True
@@ -178,7 +185,11 @@ class Relay:
             self._arrivals.give_back(user)
 
     def _accept_failed(self, door: Door, listener: socket.socket, error: OSError) -> None:
-        self._complain("accept", f"cannot accept a connection: {error.strerror}", door=door.name.lower())
+        self._complain(
+            LogEvent.CONNECTION_NOT_ACCEPTED,
+            f"cannot accept a connection: {error.strerror}",
+            door=door.name.lower(),
+        )
         if error.errno in _SCARCE:
             # the listener stays readable: without a pause the loop would spin
             self._pause(door, listener, _ACCEPT_PAUSE_SECONDS)
@@ -199,14 +210,14 @@ class Relay:
             return
         refusal = self._refusal(caller)
         if refusal is not None:
-            self._complain("refuse", f"refused a connection: {refusal.sentence}")
+            self._complain(LogEvent.CONNECTION_REFUSED, f"refused a connection: {refusal.sentence}")
             if self.peers.refused >= _REFUSED_KEPT:
                 connection.close()
                 return
         try:
             onward = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         except OSError as error:
-            self._complain("onward", f"cannot carry a connection: {error.strerror}")
+            self._complain(LogEvent.CONNECTION_NOT_FORWARDED, f"cannot carry a connection: {error.strerror}")
             connection.close()
             return
         onward.setblocking(False)
@@ -248,16 +259,19 @@ class Relay:
         oldest = self.peers.oldest_of(user)
         if oldest not in self._pumps:  # its connection to grpcio is not complete yet
             return False
-        self._complain("room", f"ended the oldest of {count} connections of uid {user}: others have fewer")
+        self._complain(
+            LogEvent.OLDEST_CONNECTION_CLOSED,
+            f"ended the oldest of {count} connections of uid {user}: others have fewer",
+        )
         self._pumps[oldest].close()
         return True
 
-    def _complain(self, kind: str, sentence: str, **words: str) -> None:
+    def _complain(self, event: LogEvent, why: str, **words: str) -> None:
         """Logs a problem once a minute for each kind, so that callers cannot flood the log."""
         now = clock.now()
-        if now - self._complained.get(kind, -_COMPLAIN_SECONDS) >= _COMPLAIN_SECONDS:
-            self._complained[kind] = now
-            log.warning(sentence, **words)
+        if now - self._complained.get(event, -_COMPLAIN_SECONDS) >= _COMPLAIN_SECONDS:
+            self._complained[event] = now
+            log.warning(event, why=why, **words)
 
     # --- connecting to grpcio
 
@@ -270,7 +284,9 @@ class Relay:
         except BlockingIOError:
             return False
         except OSError as error:
-            self._complain("onward", f"cannot reach the server within: {error.strerror}")
+            self._complain(
+                LogEvent.CONNECTION_NOT_FORWARDED, f"cannot reach the server within: {error.strerror}"
+            )
             self._abandon(onward, name, connection)
             return True
         self._join(onward, name, connection)
@@ -290,7 +306,9 @@ class Relay:
                 await asyncio.sleep(_CONNECT_RETRY_SECONDS)
                 if self._try_connect(onward, name, connection):
                     return
-            self._complain("onward", "cannot reach the server within: it does not accept")
+            self._complain(
+                LogEvent.CONNECTION_NOT_FORWARDED, "cannot reach the server within: it does not accept"
+            )
         except asyncio.CancelledError:
             self._abandon(onward, name, connection)
             raise

@@ -8,6 +8,7 @@ import structlog
 
 from vgpud import clock
 from vgpud.model.errors import VgpuError
+from vgpud.model.log_event import LogEvent
 
 log = structlog.get_logger(__name__)
 
@@ -60,14 +61,14 @@ class Running:
         self._outlasting.discard(task)
 
     async def _outlast(self, name: str, task: asyncio.Task[Any], abandoned: Abandoned | None) -> None:
-        log.info("the caller went away, its call goes on", call=name)
+        log.info(LogEvent.CALLER_DISCONNECTED_CALL_CONTINUES, call=name)
         try:
             answer = await task
         except VgpuError as error:
-            log.info("a call whose caller went away failed", call=name, why=str(error))
+            log.info(LogEvent.DISCONNECTED_CALL_FAILED, call=name, why=str(error))
             return
         except Exception:
-            log.exception("a call whose caller went away failed, this is a bug", call=name)
+            log.exception(LogEvent.BUG_IN_DISCONNECTED_CALL, call=name)
             return
         if abandoned is not None:
             await abandoned(answer)

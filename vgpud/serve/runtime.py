@@ -25,6 +25,7 @@ from vgpud.inject.specs import Specs
 from vgpud.inject.wish import Wish, check_pod_asks, ignored_by, owner_of, pod_of, wish_of
 from vgpud.model.caller import Caller, Door
 from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.log_event import LogEvent
 from vgpud.model.shares import Shares
 from vgpud.model.tenancy import Allocation, Lifetime, Owner, Request
 from vgpud.pace import Pace
@@ -127,7 +128,7 @@ class RuntimeDoor:
         except (BlockingIOError, ConnectionAbortedError):
             return
         except OSError as error:
-            log.warning("cannot accept a container runtime", why=error.strerror)
+            log.warning(LogEvent.RUNTIME_ACCEPT_FAILED, why=error.strerror)
             loop = asyncio.get_running_loop()
             # the listener stays readable: without a pause the loop would spin
             loop.remove_reader(self._listener.fileno())
@@ -162,7 +163,7 @@ class RuntimeDoor:
                 async with asyncio.timeout(self._limits.reply_seconds):
                     await reply(connection, status, body)
         except (OSError, TimeoutError) as error:  # the allocation is bound to the caller and ends with it
-            log.debug("a runtime went away", why=str(error), uid=user)
+            log.debug(LogEvent.RUNTIME_DISCONNECTED, why=str(error), uid=user)
         finally:
             self._shares.give_back(user)
 
@@ -195,7 +196,7 @@ class RuntimeDoor:
         except VgpuError as error:
             return Status.REFUSED, _refused(error, caller)
         except Exception as error:  # a bug in vgpud must not leave the runtime waiting
-            log.exception("runtime door failed")
+            log.exception(LogEvent.BUG_IN_RUNTIME_DOOR)
             bug = VgpuError(ErrorCode.BUG, f"vgpud stumbled over {type(error).__name__}", "see its log")
             return Status.REFUSED, _told(bug)
 
@@ -249,7 +250,7 @@ class RuntimeDoor:
         ignored, asks = understood
         if ignored:
             log.warning(
-                "variables of a container ask for nothing: they may be its image's",
+                LogEvent.CONTAINER_VARIABLES_IGNORED,
                 container=message.id,
                 ignored=ignored,
                 hint="use annotations, or set environment = true in [runtime] of the policy",
@@ -281,7 +282,11 @@ class RuntimeDoor:
         held = await self._containers.start(request)
         after = await self._aside(caller, _dumped, edited, config, held.id, held.edits, specs.driver, hook)
         log.info(
-            "container prepared", container=message.id, allocation=held.id, uid=caller.uid, owner=owner.uid
+            LogEvent.CONTAINER_PREPARED,
+            container=message.id,
+            allocation=held.id,
+            uid=caller.uid,
+            owner=owner.uid,
         )
         return Status.DONE, after
 
@@ -398,7 +403,7 @@ def _needed(hook: HookProgram | None) -> HookProgram:
 
 
 def _refused(error: VgpuError, caller: Caller) -> bytes:
-    log.info("container refused", why=str(error), uid=caller.user, pid=caller.process.pid)
+    log.info(LogEvent.CONTAINER_REFUSED, why=str(error), uid=caller.user, pid=caller.process.pid)
     return _told(error)
 
 

@@ -11,6 +11,7 @@ from grpc_reflection.v1alpha import reflection
 
 from vgpud import clock
 from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.log_event import LogEvent
 from vgpud.serve.calls import SERVICE, Calls
 from vgpud.serve.intake import Bounds, Intake
 from vgpud.serve.keeper import Keeper
@@ -93,7 +94,7 @@ class Server:
         await self._grpc.stop(grace_seconds)
         left = await self._calls.running.end(max(0.0, end - clock.now()))
         if left:
-            log.warning("calls are cut short, the next start will finish or undo them", calls=left)
+            log.warning(LogEvent.CALLS_CANCELLED_AT_STOP, calls=left)
         await self.relay.close()
 
 

@@ -11,6 +11,7 @@ import structlog
 from pydantic import TypeAdapter, ValidationError
 
 from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.log_event import LogEvent
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
@@ -47,7 +48,7 @@ def read_state(path: Path, version: int) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except OSError as error:
-        log.warning("cannot read the state, going on without", file=str(path), why=str(error))
+        log.warning(LogEvent.STATE_FILE_IGNORED, file=str(path), why=str(error))
         return {}
     except ValueError as error:
         return _kept_aside(path, str(error))
@@ -63,7 +64,7 @@ def _kept_aside(path: Path, why: str) -> dict[str, Any]:
         path.replace(kept)
     except OSError as error:
         why = f"{why}; it cannot be kept: {error.strerror}"
-    log.warning("cannot read the state, going on without", file=str(path), kept=str(kept), why=why)
+    log.warning(LogEvent.STATE_FILE_IGNORED, file=str(path), kept=str(kept), why=why)
     return {}
 
 
@@ -115,4 +116,4 @@ class StateFile(Generic[T]):
             try:
                 yield self._kind.validate_python(entry)
             except ValidationError as error:
-                log.warning("cannot read an entry, going on without", file=str(self._path), why=str(error))
+                log.warning(LogEvent.STATE_ENTRY_IGNORED, file=str(self._path), why=str(error))

@@ -19,6 +19,7 @@ from pathlib import Path
 import structlog
 
 from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.log_event import LogEvent
 from vgpud.model.quantity import Percent
 from vgpud.modes.mps import answers
 from vgpud.modes.mps.answers import ListedClient
@@ -175,13 +176,13 @@ class MpsControl:
         except VgpuError:
             if server in self.servers():
                 raise
-            log.debug("an MPS server ended while its limits were set", server=server)
+            log.debug(LogEvent.MPS_SERVER_ENDED_DURING_LIMITS, server=server)
 
     def _set_share(self, name: str, server: str, share: Percent) -> None:
         self.ask(f"set_{name}{server} {share.value:g}")
         answer = self.ask(f"get_{name}{server}")
         if server and _says_nothing(answer, answers.share(answer) is None):
-            log.warning("cannot read back the share of an MPS server", server=server.strip(), answer=answer)
+            log.warning(LogEvent.MPS_SHARE_UNREADABLE, server=server.strip(), answer=answer)
         elif answers.refusal(answer) or not answers.share_agrees(share.value, answers.share(answer)):
             raise _refused(name.replace("_", " "), f"{share.value:g}", answer)
 
@@ -189,7 +190,7 @@ class MpsControl:
         self.ask(f"set_{name} {server}0 {mebibytes}M")
         answer = self.ask(f"get_{name} {server}0")
         if server and _says_nothing(answer, not answers.is_memory(answers.memory(answer))):
-            log.warning("cannot read back the limit of an MPS server", server=server.strip(), answer=answer)
+            log.warning(LogEvent.MPS_MEMORY_LIMIT_UNREADABLE, server=server.strip(), answer=answer)
         elif answers.memory(answer) != answers.memory_as_printed(mebibytes):
             raise _refused(name.replace("_", " "), f"{mebibytes}M", answer)
 

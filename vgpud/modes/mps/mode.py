@@ -18,6 +18,7 @@ from vgpud.hardware.gateway import Gateway
 from vgpud.hardware.nodes import device_nodes
 from vgpud.model.device import ComputeMode, Device, DeviceProcess
 from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.log_event import LogEvent
 from vgpud.model.tenancy import Allocation, Edits, Mode, Slice, State
 from vgpud.model.view import MpsDaemon, SliceMeter, SliceUse
 from vgpud.modes.base import Effector, Paths
@@ -157,7 +158,7 @@ class MpsMode:
         try:
             await self._supervisor(part.target, part.device_uuid).limit()
         except VgpuError as error:  # a release does not wait for a hung daemon, which the health checks end
-            log.warning("limits stay those of a larger tenant", device=part.target, why=str(error))
+            log.warning(LogEvent.MPS_LIMITS_NOT_LOWERED, device=part.target, why=str(error))
 
     async def unapply(self, device_uuid: str) -> None:
         """Stops the daemon of a device or of a MIG device."""
@@ -344,11 +345,11 @@ class MpsMode:
         try:
             processes = await asyncio.to_thread(self._gateway.processes, device_uuid)
         except VgpuError as error:
-            log.warning("cannot list the MPS clients that died", device=device_uuid, why=str(error))
+            log.warning(LogEvent.MPS_LOST_CLIENTS_UNKNOWN, device=device_uuid, why=str(error))
             return
         named = {p.pid: allocation_of(p.pid) for p in processes if p.kind != "graphics"}
         lost = {pid: name for pid, name in named.items() if name in held}
-        log.error("MPS clients lost", device=device_uuid, allocation_by_pid=lost)
+        log.error(LogEvent.MPS_CLIENTS_LOST, device=device_uuid, allocation_by_pid=lost)
 
     async def _close_compute_mode(self, device: Device) -> None:
         """Sets EXCLUSIVE_PROCESS: a program that bypasses MPS gets no context, whether it loads the guard or

@@ -15,6 +15,7 @@ import structlog
 
 from vgpud import audit, clock, proc
 from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.log_event import LogEvent
 from vgpud.modes.edits import driver_environment
 from vgpud.modes.mps.control import MpsControl
 from vgpud.modes.mps.features import Features
@@ -104,7 +105,7 @@ class Supervisor:
             # an ending server stays on the card for some time, and would count as a foreign program
             left = await asyncio.to_thread(still_there, known, _GONE_SECONDS)
             if left:
-                log.warning("MPS is down, and has processes left", device=self.charge.device_uuid, pids=left)
+                log.warning(LogEvent.MPS_PROCESSES_LEFT_AFTER_STOP, device=self.charge.device_uuid, pids=left)
             self.charge.folder.remove()
 
     async def _start(self) -> None:
@@ -172,7 +173,9 @@ class Supervisor:
             found = await asyncio.to_thread(control.changed, *self._wanted)
             if not found:
                 return
-            log.error("MPS limits were not as set", device=self.charge.device_uuid, found=found)
+            log.error(
+                LogEvent.MPS_LIMITS_CHANGED_BY_OTHER_PROGRAM, device=self.charge.device_uuid, found=found
+            )
             await self._limit(control)
             reason = f"another program changed them: {', '.join(found)}"
             audit.automatic("set MPS limits", reason, device=self.charge.device_uuid)
@@ -213,12 +216,14 @@ class Supervisor:
             try:
                 await self.up()
             except VgpuError as error:
-                log.error("MPS is not back", device=self.charge.device_uuid, why=str(error))
+                log.error(LogEvent.MPS_DAEMON_RESTART_FAILED, device=self.charge.device_uuid, why=str(error))
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LAST_RETRY_SECONDS)
                 continue
             seconds = clock.now() - died
-            log.warning("MPS is back", device=self.charge.device_uuid, seconds=round(seconds, 3))
+            log.warning(
+                LogEvent.MPS_DAEMON_RESTARTED, device=self.charge.device_uuid, seconds=round(seconds, 3)
+            )
             audit.automatic("start MPS daemon", "it had died", device=self.charge.device_uuid)
             self.charge.notice(f"MPS is back after {seconds:.1f} s, with every limit in force")
             return
@@ -232,7 +237,7 @@ class Supervisor:
             try:
                 await self._check(health)
             except VgpuError as error:  # the next check tries again
-                log.warning("MPS check failed", device=self.charge.device_uuid, why=str(error))
+                log.warning(LogEvent.MPS_HEALTH_CHECK_FAILED, device=self.charge.device_uuid, why=str(error))
 
     async def _check(self, health: Health) -> None:
         control = self.control()
@@ -280,7 +285,7 @@ class Supervisor:
                 peer_pid=peer.pid,
             )
             log.error(
-                "a silent connection kept the MPS control daemon waiting, cut",
+                LogEvent.MPS_SILENT_CONNECTION_CLOSED,
                 device=self.charge.device_uuid,
                 uid=peer.uid,
                 pid=peer.pid,
@@ -294,7 +299,7 @@ class Supervisor:
                 "from answering and were cut"
             )
         if verdict is Verdict.END and not found:
-            log.error("the MPS control daemon hangs, ended", device=self.charge.device_uuid)
+            log.error(LogEvent.MPS_DAEMON_HUNG_AND_ENDED, device=self.charge.device_uuid)
             audit.automatic("end MPS daemon", f"it hangs: {why}", device=self.charge.device_uuid)
             await asyncio.to_thread(self.units.stop, self.name, 0.0)
 

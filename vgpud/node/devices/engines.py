@@ -16,6 +16,7 @@ from vgpud.hardware.engine_probe import EngineProbe
 from vgpud.lease.engines import EngineFiles
 from vgpud.model.device import Device
 from vgpud.model.engine import Engine, EngineChoice, EngineReason, EngineVerdict
+from vgpud.model.log_event import LogEvent
 from vgpud.node.devices.inventory import Inventory
 from vgpud.planner.engine import choose_engine, is_fallback
 
@@ -101,7 +102,7 @@ class Engines:
         driver = self._inventory.node.driver_version
         began = clock.now()
         verdict = await asyncio.to_thread(self._probe.ask, device.uuid, self._boot_id, driver)
-        log.info("engine probed", device=device.uuid, engine=verdict.engine.value, why=verdict.why)
+        log.info(LogEvent.ENGINE_PROBED, device=device.uuid, engine=verdict.engine.value, why=verdict.why)
         if not verdict.failed or clock.now() - began > _QUICK_SECONDS:
             self._files.keep(device.uuid, verdict)
             self._verdicts[device.uuid] = verdict

@@ -15,6 +15,7 @@ from vgpud import audit
 from vgpud.model.device import Device, Health
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.event import EventKind
+from vgpud.model.log_event import LogEvent
 from vgpud.model.mig_view import MigChange, MigDevice, MigPlan, MigTarget
 from vgpud.model.tenancy import Allocation, Mode, Reason, Selector, State
 from vgpud.modes.mig import MigMode
@@ -243,7 +244,7 @@ class MigLayouts:
             await self._inventory.refresh()
 
     async def _take_back(self, device: Device, before: Applied | None, why: VgpuError) -> None:
-        log.error("MIG layout not applied, restoring the earlier one", device=device.uuid, why=str(why))
+        log.error(LogEvent.MIG_LAYOUT_FAILED_RESTORING_EARLIER, device=device.uuid, why=str(why))
         await self._mig.records.apply(device.uuid, before)
         await self.converge_device(device.uuid)
         await self._tell(device, f"MIG layout not applied, {why.sentence}")
@@ -290,7 +291,7 @@ class MigLayouts:
     async def _tell(self, device: Device, sentence: str) -> None:
         words = f"device {device.index}: {sentence}"
         await self._store.notice(EventKind.DEVICE_CHANGED, device.uuid, words)
-        log.info("mig", device=device.uuid, what=sentence)
+        log.info(LogEvent.MIG_LAYOUT_CHANGED, device=device.uuid, what=sentence)
 
     # --- reconcile
 
@@ -311,7 +312,7 @@ class MigLayouts:
                 if await self._mig.is_stale(allocation, part, device):
                     return True
             except VgpuError as error:
-                log.warning("cannot check edits of an allocation", allocation=allocation.id, why=str(error))
+                log.warning(LogEvent.EDITS_NOT_CHECKED, allocation=allocation.id, why=str(error))
         return False
 
     async def converge(self) -> None:
@@ -332,7 +333,9 @@ class MigLayouts:
             try:
                 await self._do(step)
             except VgpuError as error:
-                log.error("MIG layout step failed", device=device.uuid, step=step.words, why=str(error))
+                log.error(
+                    LogEvent.MIG_LAYOUT_STEP_FAILED, device=device.uuid, step=step.words, why=str(error)
+                )
                 if step.do is Do.ENABLE:
                     break
             else:

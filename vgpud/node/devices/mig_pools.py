@@ -7,6 +7,7 @@ import structlog
 
 from vgpud.model.device import Device
 from vgpud.model.errors import VgpuError
+from vgpud.model.log_event import LogEvent
 from vgpud.model.tenancy import Mode
 from vgpud.modes.mig import Wish
 from vgpud.modes.mig_records import Applied, MigRecords
@@ -101,7 +102,7 @@ class Pools:
                 rest = stock.pinned & ~table.state(target.pinned)
                 target = layouts.target(table, stock.layout._replace(blocked=0), rest, plain)
         except VgpuError as error:
-            log.error("MIG layout of the policy is impossible", device=device.uuid, why=str(error))
+            log.error(LogEvent.MIG_LAYOUT_IMPOSSIBLE, device=device.uuid, why=str(error))
             return None
         if isinstance(target, Blocked):
             return None

@@ -6,6 +6,7 @@ from vgpud.hardware.events import DeviceEvent
 from vgpud.model.device import Device, Health
 from vgpud.model.event import EventKind
 from vgpud.model.journal import Message
+from vgpud.model.log_event import LogEvent
 from vgpud.node.devices.inventory import Inventory
 from vgpud.node.store.allocations import AllocationStore
 
@@ -20,7 +21,7 @@ class Notices:
     async def event(self, event: DeviceEvent) -> None:
         """Reports an Xid, or a device that fell off the bus; then refreshes the inventory."""
         log.warning(
-            "device event",
+            LogEvent.DEVICE_EVENT,
             message_id=Message.DEVICE_EVENT,
             device=event.uuid,
             xid=event.xid,
@@ -41,5 +42,5 @@ class Notices:
     async def notice(self, device_uuid: str, sentence: str) -> None:
         device = self._inventory.node.device(device_uuid)
         name = device_uuid if device is None else f"device {device.index}"
-        log.warning("device notice", device=device_uuid, why=sentence)
+        log.warning(LogEvent.DEVICE_NOTICE, device=device_uuid, why=sentence)
         await self._store.notice(EventKind.DEVICE_CHANGED, device_uuid, f"{name}: {sentence}")

@@ -11,6 +11,7 @@ from vgpud import audit
 from vgpud.model.device import Device
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.journal import Message
+from vgpud.model.log_event import LogEvent
 from vgpud.model.tenancy import Isolation, Mode, Request
 from vgpud.model.view import DrainView, MpsDaemon
 from vgpud.modes.base import Effector
@@ -75,8 +76,11 @@ class Operations:
         if drained != self.is_drained(device_uuid):
             with audit.change("drain" if drained else "undrain", device=device_uuid):
                 await self._drains.put(device_uuid, drained)
-            word = "drained" if drained else "undrained"
-            log.info(word, message_id=Message.DRAINED, device=device_uuid)
+            log.info(
+                LogEvent.DRAINED if drained else LogEvent.UNDRAINED,
+                message_id=Message.DRAINED,
+                device=device_uuid,
+            )
         held = tuple(a.id for a in self._book if any(p.device_uuid == device_uuid for p in a.slices))
         pids = tuple(sorted({process.pid for process in device.processes}))
         return DrainView(device_uuid, drained, held, pids)

@@ -7,6 +7,7 @@ import structlog
 
 from vgpud.model.errors import VgpuError
 from vgpud.model.journal import Message
+from vgpud.model.log_event import LogEvent
 from vgpud.model.tally import Tally
 from vgpud.model.tenancy import Allocation, Request
 from vgpud.model.view import ReloadReport
@@ -31,7 +32,7 @@ class Account:
         self.tally.made[allocation.slices[0].mode.value] += 1
         self.tally.took(seconds)
         log.info(
-            "allocated",
+            LogEvent.ALLOCATED,
             message_id=Message.ALLOCATED,
             uid=allocation.request.owner.uid,
             **asked(allocation.request),
@@ -42,7 +43,7 @@ class Account:
     def refused(self, request: Request, refusal: VgpuError) -> None:
         self.tally.refused[refusal.code.name] += 1
         log.info(
-            "refused",
+            LogEvent.REFUSED,
             message_id=Message.REFUSED,
             uid=request.owner.uid,
             **asked(request),
@@ -57,7 +58,7 @@ class Account:
         self.tally.released += 1
         held_seconds = max(0.0, (time.time_ns() - allocation.created_unix_ns) / 1e9)
         log.info(
-            "released",
+            LogEvent.RELEASED,
             message_id=Message.RELEASED,
             **held(allocation),
             uid=allocation.request.owner.uid,
@@ -68,7 +69,7 @@ class Account:
     def resized(self, allocation: Allocation, sentence: str) -> None:
         self.tally.resized += 1
         log.info(
-            "resized",
+            LogEvent.RESIZED,
             message_id=Message.RESIZED,
             **held(allocation),
             uid=allocation.request.owner.uid,
@@ -78,7 +79,7 @@ class Account:
     def failed(self, allocation: Allocation, sentence: str) -> None:
         self.tally.failed += 1
         log.warning(
-            "allocation failed",
+            LogEvent.ALLOCATION_FAILED,
             message_id=Message.ALLOCATION_FAILED,
             **held(allocation),
             uid=allocation.request.owner.uid,
@@ -89,7 +90,7 @@ class Account:
         self.tally.reload_succeeded = True
         self.tally.reload_unix_seconds = time.time()
         log.info(
-            "policy reloaded",
+            LogEvent.POLICY_RELOADED,
             message_id=Message.POLICY_RELOADED,
             digest=report.digest,
             changed=report.changed,
@@ -100,7 +101,7 @@ class Account:
     def reload_failed(self, failure: VgpuError) -> None:
         self.tally.reload_succeeded = False
         log.error(
-            "policy not reloaded",
+            LogEvent.POLICY_REJECTED,
             message_id=Message.POLICY_REJECTED,
             why=str(failure),
             details=failure.details,

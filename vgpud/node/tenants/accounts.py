@@ -7,6 +7,7 @@ import structlog
 
 from vgpud import clock
 from vgpud.model.caller import BARE, Account
+from vgpud.model.log_event import LogEvent
 from vgpud.model.tenancy import Owner
 from vgpud.policy.accounts import account_of, needs_accounts
 from vgpud.policy.model import Policy
@@ -43,7 +44,7 @@ class Accounts:
             task.add_done_callback(lambda done: self._ended(owner, done))
         done, _ = await asyncio.wait((self._running[owner],), timeout=self._patience_seconds)
         if not done:
-            log.warning("account not looked up in time", uid=owner.uid, seconds=self._patience_seconds)
+            log.warning(LogEvent.ACCOUNT_LOOKUP_TIMEOUT, uid=owner.uid, seconds=self._patience_seconds)
         return self._known.get(owner, (0.0, known))[1]
 
     def _ended(self, owner: Owner, done: asyncio.Task[Account]) -> None:
@@ -52,7 +53,7 @@ class Accounts:
             return
         error = done.exception()
         if error is not None:
-            log.warning("account not looked up", uid=owner.uid, why=str(error))
+            log.warning(LogEvent.ACCOUNT_LOOKUP_FAILED, uid=owner.uid, why=str(error))
             return
         self._known.pop(owner, None)
         self._known[owner] = clock.now(), done.result()

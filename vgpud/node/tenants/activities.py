@@ -11,6 +11,7 @@ import structlog
 from vgpud import clock
 from vgpud.lease import LeaseActivity
 from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.log_event import LogEvent
 from vgpud.model.tenancy import Allocation, Mode
 from vgpud.modes.preload import Preload
 from vgpud.node.tenants.blocked import Blocked
@@ -70,7 +71,7 @@ class Activities:
         try:
             return self._preload.activity(allocation.id)
         except VgpuError as error:  # for example, the allocation was released meanwhile
-            log.debug("cannot read a tenant's activity", allocation=allocation.id, why=str(error))
+            log.debug(LogEvent.TENANT_ACTIVITY_UNREADABLE, allocation=allocation.id, why=str(error))
             return None
 
     async def quieten(self, going: Allocation, idle_since: LeaseActivity | None) -> None:

@@ -16,6 +16,7 @@ from itertools import groupby
 
 import structlog
 
+from vgpud.model.log_event import LogEvent
 from vgpud.model.tenancy import Allocation, State, Way
 from vgpud.node.store.book import Book
 from vgpud.proc import aside, start_ticks
@@ -227,7 +228,7 @@ class Blocked:
         self._told[allocation.id] = allocation.revision
         one = threads[0]
         log.info(
-            "waits inside the driver, where libvgpu does not see it",
+            LogEvent.SUSPENDED_THREAD_BLOCKED_IN_DRIVER,
             allocation=allocation.id,
             pid=one.pid,
             tid=one.tid,

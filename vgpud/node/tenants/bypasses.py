@@ -21,6 +21,7 @@ from vgpud.lease import Registered, UnknownCalls
 from vgpud.model.errors import VgpuError
 from vgpud.model.event import EventKind
 from vgpud.model.journal import Message
+from vgpud.model.log_event import LogEvent
 from vgpud.model.marks import Mark, MarkKind
 from vgpud.model.tally import Tally
 from vgpud.model.tenancy import Allocation, Mode, Slice, State
@@ -267,13 +268,13 @@ class Bypasses:
         try:
             await self.around.store.mark(mark, _EVENTS[kind], allocation)
         except VgpuError as error:
-            log.error("mark not recorded", allocation=allocation.id, mark=kind.value, why=str(error))
+            log.error(LogEvent.MARK_NOT_RECORDED, allocation=allocation.id, mark=kind.value, why=str(error))
             return
         self._marks.setdefault(allocation.id, {})[kind] = mark
         self.tally.marked[kind.value] += 1
         owner = allocation.request.owner.uid
         log.warning(
-            "marked",
+            LogEvent.MARKED,
             message_id=Message.MARKED,
             allocation=allocation.id,
             mark=kind.value,
@@ -295,7 +296,7 @@ class Bypasses:
         try:
             await self.around.store.unmark(mark, allocation, why)
         except VgpuError as error:
-            log.error("mark not taken back", allocation=allocation.id, why=str(error))
+            log.error(LogEvent.MARK_NOT_REMOVED, allocation=allocation.id, why=str(error))
             return
         self._marks.get(allocation.id, {}).pop(kind, None)
         owner = allocation.request.owner.uid
@@ -327,7 +328,7 @@ class Bypasses:
         try:
             await self.around.store.notice(EventKind.ALLOCATION_STOPPED, allocation.id, sentence)
         except VgpuError as error:
-            log.error("stop not recorded", allocation=allocation.id, why=str(error))
+            log.error(LogEvent.STOP_NOT_RECORDED, allocation=allocation.id, why=str(error))
 
     def _end_processes(self, preload: Preload, allocation: Allocation, survey: _Survey) -> list[int]:
         """Kills the processes of the allocation only: ownership is checked again while a pidfd of the process

@@ -10,6 +10,7 @@ import structlog
 from vgpud.hardware.suspender import ProcessState, Session, Suspender
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.lifecycle import Change
+from vgpud.model.log_event import LogEvent
 from vgpud.model.quantity import format_bytes
 from vgpud.model.tenancy import Allocation, Mode, State, SuspendedProcess
 from vgpud.modes.base import Effector
@@ -155,7 +156,7 @@ class Checkpoints:
         own = belongs(process, allocation)
         if not own and start_ticks(process.pid) == process.start_ticks:
             log.warning(
-                "left a process alone: it is not the tenant's",
+                LogEvent.FOREIGN_PROCESS_NOT_SUSPENDED,
                 allocation=allocation.id,
                 pid=process.pid,
                 owner=allocation.request.owner.uid,
@@ -175,7 +176,7 @@ class Checkpoints:
 
     async def end(self, outcome: Allocation, change: Change, sentence: str) -> Allocation:
         done = await self._around.store.commit(outcome, change, sentence)
-        log.info(outcome.state.value, allocation=outcome.id, why=sentence)
+        log.info(LogEvent(outcome.state.value), allocation=outcome.id, why=sentence)
         return done
 
 

@@ -7,6 +7,7 @@ import structlog
 from vgpud import audit
 from vgpud.model.errors import VgpuError
 from vgpud.model.lifecycle import Change
+from vgpud.model.log_event import LogEvent
 from vgpud.model.tenancy import State
 from vgpud.node.tenants.checkpoints import Surroundings
 
@@ -37,6 +38,6 @@ class Failures:
         try:
             await self._store.commit(failed, Change.FAILED, sentence)
         except VgpuError as error:
-            log.error("failure not recorded", allocation=allocation_id, why=str(error))
+            log.error(LogEvent.FAILURE_NOT_RECORDED, allocation=allocation_id, why=str(error))
             return
         audit.automatic("fail", sentence, allocation=failed.id, owner=failed.request.owner.uid)

@@ -7,6 +7,7 @@ import structlog
 from vgpud import clock
 from vgpud.lease import ProcessSwap
 from vgpud.model.errors import VgpuError
+from vgpud.model.log_event import LogEvent
 from vgpud.model.quantity import format_bytes
 from vgpud.model.tenancy import Allocation, State
 from vgpud.modes.preload import Preload
@@ -63,7 +64,9 @@ class Kept:
         for part in coming.slices:
             for other in self._away(part.device_uuid):
                 if other.id != coming.id and self.bytes_of(other):
-                    log.warning("device full, evicting kept memory", allocation=other.id, for_=coming.id)
+                    log.warning(
+                        LogEvent.DEVICE_FULL_EVICTING_KEPT_MEMORY, allocation=other.id, for_=coming.id
+                    )
                     self._less(other, 0)
 
     async def make_way(self, coming: Allocation) -> None:
@@ -78,7 +81,9 @@ class Kept:
             less = shrunk(self._capacity(uuid), self._book.use_of(uuid).memory_bytes, kept)
             for name, now in less.items():
                 freed = format_bytes(kept[name] - now)
-                log.info("evicting kept memory", allocation=name, bytes=freed, device=uuid, for_=coming.id)
+                log.info(
+                    LogEvent.KEPT_MEMORY_EVICTED, allocation=name, bytes=freed, device=uuid, for_=coming.id
+                )
                 self._less(self._book.get(name), now)
             await self._until(less)
 
@@ -88,7 +93,7 @@ class Kept:
             if self._preload is not None:
                 self._preload.keep(allocation.id, allowed_bytes * SHARE_ALL // max(movable, 1))
         except VgpuError as error:  # for example, the allocation was released meanwhile
-            log.debug("cannot limit kept memory", allocation=allocation.id, why=str(error))
+            log.debug(LogEvent.KEPT_MEMORY_NOT_LIMITED, allocation=allocation.id, why=str(error))
 
     async def _until(self, allowed: dict[str, int]) -> None:
         began, most = clock.now(), seconds_to_move(sum(map(self._bytes_now, allowed)))
@@ -97,7 +102,7 @@ class Kept:
         looks = Looks(self._activities.ask)
         while late := [name for name, bytes_ in allowed.items() if self._bytes_now(name) > bytes_]:
             if clock.now() > began + most:
-                log.warning("kept memory not evicted in time", allocations=late, seconds=round(most))
+                log.warning(LogEvent.KEPT_MEMORY_EVICTION_TIMEOUT, allocations=late, seconds=round(most))
                 return
             await looks.pause(late)
 
@@ -114,5 +119,5 @@ class Kept:
         try:
             return () if self._preload is None else self._preload.swaps(allocation.id)
         except VgpuError as error:
-            log.debug("no swaps", allocation=allocation.id, why=str(error))
+            log.debug(LogEvent.SWAP_STATE_UNREADABLE, allocation=allocation.id, why=str(error))
             return ()

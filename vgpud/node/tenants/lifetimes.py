@@ -6,6 +6,7 @@ from collections.abc import Callable
 import structlog
 
 from vgpud import proc
+from vgpud.model.log_event import LogEvent
 from vgpud.model.tenancy import Lifetime
 
 log = structlog.get_logger(__name__)
@@ -35,7 +36,7 @@ class Lifetimes:
         try:
             pidfd = proc.pin(lifetime.pid, lifetime.start_ticks)
         except OSError as error:
-            log.error("process not watched yet", allocation=allocation_id, why=error.strerror)
+            log.error(LogEvent.PROCESS_WATCH_DELAYED, allocation=allocation_id, why=error.strerror)
             self._later[allocation_id] = loop.call_later(_RETRY_SECONDS, self.watch, allocation_id, lifetime)
             return
         if pidfd is None:

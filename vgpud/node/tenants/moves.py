@@ -17,6 +17,7 @@ from vgpud.model.caller import Caller
 from vgpud.model.device import Node
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.lifecycle import Change
+from vgpud.model.log_event import LogEvent
 from vgpud.model.plan import Step, StepKind
 from vgpud.model.tally import Tally
 from vgpud.model.tenancy import Allocation, Edits, Request, State, SuspendedProcess
@@ -185,7 +186,7 @@ class Moves:
                 steps = rules.back_steps(held)
             await self._run(session, held, steps, f"not moved, {why.sentence}")
         except VgpuError as error:
-            log.error("move neither finished nor undone", allocation=held.id, why=str(error))
+            log.error(LogEvent.MOVE_NEITHER_FINISHED_NOR_UNDONE, allocation=held.id, why=str(error))
 
     async def _run(
         self, session: Session, allocation: Allocation, steps: Iterable[Step], sentence: str

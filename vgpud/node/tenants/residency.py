@@ -17,6 +17,7 @@ from vgpud import audit, clock
 from vgpud.lease import LeaseActivity
 from vgpud.model.device import Node
 from vgpud.model.errors import VgpuError
+from vgpud.model.log_event import LogEvent
 from vgpud.model.quantity import format_bytes
 from vgpud.model.tally import Tally
 from vgpud.model.tenancy import Allocation, Cause, Mode, State
@@ -97,7 +98,7 @@ class Residency:
             with audit.change("suspend", allocation=made.id, owner=owner, reason="it waits for its turn"):
                 return await self.suspends.suspend(made, Cause.TURN)
         except VgpuError as error:
-            log.warning("cannot suspend a new tenant that does not fit", allocation=made.id, why=str(error))
+            log.warning(LogEvent.NEW_TENANT_NOT_SUSPENDED, allocation=made.id, why=str(error))
             return self.around.book.get(made.id) if made.id in self.around.book else made
 
     def standing(self, allocation: Allocation) -> str:
@@ -234,7 +235,12 @@ class Residency:
             else:
                 await self._resume(allocation, move, seen)
         except VgpuError as error:
-            log.warning("not moved", allocation=move.id, move=move.kind.value, why=str(error))
+            log.warning(
+                LogEvent.SUSPEND_OR_RESUME_BY_RULE_FAILED,
+                allocation=move.id,
+                move=move.kind.value,
+                why=str(error),
+            )
             if seen is not None:
                 seen.not_before = clock.now() + _BACK_OFF_SECONDS
                 seen.why_not = error.sentence
@@ -243,7 +249,7 @@ class Residency:
             self.nudge()
 
     async def _suspend(self, allocation: Allocation, move: Move, seen: _Seen | None) -> None:
-        log.info("suspend", allocation=move.id, cause=move.cause.value, why=move.sentence)
+        log.info(LogEvent.SUSPEND, allocation=move.id, cause=move.cause.value, why=move.sentence)
         idle = seen.activity if seen is not None and move.cause is Cause.IDLE else None
         worked = seen is not None and seen.active_at > seen.since
         audit.by_itself(f"residency: {move.sentence}")
@@ -254,7 +260,7 @@ class Residency:
         self.tally.suspended[move.cause.value] += 1
 
     async def _resume(self, allocation: Allocation, move: Move, seen: _Seen | None) -> None:
-        log.info("resume", allocation=move.id, why=move.sentence)
+        log.info(LogEvent.RESUME, allocation=move.id, why=move.sentence)
         began, cause = clock.now(), allocation.cause
         wanted = None if seen is None else seen.wants_since
         if seen is not None and cause is Cause.IDLE:

@@ -9,6 +9,7 @@ import structlog
 
 from vgpud.model.errors import VgpuError
 from vgpud.model.lifecycle import Change
+from vgpud.model.log_event import LogEvent
 from vgpud.model.quantity import Percent
 from vgpud.model.tenancy import Allocation, State
 from vgpud.node.tenants.accounts import Accounts
@@ -90,7 +91,7 @@ class Resizes:
         try:
             await self._end(before, f"not resized, {why.sentence}")
         except VgpuError as error:
-            log.error("cannot record the end of a resize", allocation=before.id, why=str(error))
+            log.error(LogEvent.RESIZE_OUTCOME_NOT_RECORDED, allocation=before.id, why=str(error))
 
     async def _end(self, outcome: Allocation, sentence: str) -> Allocation:
         return await self._store.commit(replace(outcome, state=State.ACTIVE), Change.RESIZED, sentence)

@@ -14,6 +14,7 @@ from vgpud.hardware.suspender import ProcessState, Session
 from vgpud.lease import LeaseActivity
 from vgpud.model.errors import VgpuError
 from vgpud.model.lifecycle import Change, at_rest
+from vgpud.model.log_event import LogEvent
 from vgpud.model.tenancy import Allocation, Cause, State, SuspendedProcess
 from vgpud.node.tenants.checkpoints import Checkpoints, Surroundings, check_well, living, seconds_for, told
 from vgpud.node.tenants.checks import settled
@@ -61,7 +62,9 @@ class Suspends:
                 work = self.swaps.out(replace(allocation, cause=cause), room_for)
                 return await asyncio.shield(self._around.changes.begin(allocation.id, work))
             except VgpuError as error:
-                log.warning("not swapped out, suspending by driver", allocation=allocation.id, why=str(error))
+                log.warning(
+                    LogEvent.SWAP_OUT_FAILED_SUSPENDING_BY_DRIVER, allocation=allocation.id, why=str(error)
+                )
                 allocation = settled(self._book.get(allocation.id))
         work = self._suspend(replace(allocation, cause=cause), idle_since)
         return await asyncio.shield(self._around.changes.begin(allocation.id, work))
@@ -96,7 +99,7 @@ class Suspends:
         try:
             await self._wake(session, going, f"not suspended, {why.sentence}")
         except VgpuError as error:
-            log.error("cannot undo a failed suspension", allocation=going.id, why=str(error))
+            log.error(LogEvent.FAILED_SUSPENSION_NOT_UNDONE, allocation=going.id, why=str(error))
 
     # --- resume
 

@@ -12,6 +12,7 @@ from vgpud import clock
 from vgpud.lease import ProcessSwap, SwapPhase
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.lifecycle import Change, at_rest
+from vgpud.model.log_event import LogEvent
 from vgpud.model.tenancy import Allocation, Mode, State, SuspendedProcess, Way
 from vgpud.node.tenants.activities import Looks, seconds_to_move
 from vgpud.node.tenants.checkpoints import Checkpoints, Surroundings, living, told, waiting
@@ -92,7 +93,7 @@ class Swaps:
             await self._do.limit(coming)
             await self._until(coming, SwapPhase.HERE)
         except VgpuError as error:
-            log.warning("swap-in failed, tenant stays suspended", allocation=allocation.id, why=str(error))
+            log.warning(LogEvent.SWAP_IN_FAILED, allocation=allocation.id, why=str(error))
             await self._stay(replace(living(allocation), state=State.SUSPENDED), error)
             return
         await self._end_active(coming, sentence)
@@ -128,7 +129,7 @@ class Swaps:
         try:
             await self._until(away, SwapPhase.OUT)
         except VgpuError as error:  # the order stays in the lease, and libvgpu follows it later
-            log.warning("swap-out after a failed swap-in is late", allocation=before.id, why=str(error))
+            log.warning(LogEvent.SWAP_OUT_TIMEOUT_AFTER_FAILED_SWAP_IN, allocation=before.id, why=str(error))
         await self._do.end(away, at_rest(away), f"not resumed, {why.sentence}")
 
     async def _processes(self, allocation: Allocation) -> tuple[SuspendedProcess, ...]:

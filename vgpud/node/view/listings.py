@@ -10,6 +10,7 @@ from vgpud import clock
 from vgpud.model.device import Device
 from vgpud.model.engine import EngineChoice
 from vgpud.model.errors import VgpuError
+from vgpud.model.log_event import LogEvent
 from vgpud.model.tenancy import Allocation, Mode
 from vgpud.model.view import DeviceView, NodeDescription, SliceUse
 from vgpud.modes.base import Effector
@@ -51,7 +52,7 @@ class Listings:
                 device = self._inventory.device(part.device_uuid)
                 found.append(await self._effectors[part.mode].use(allocation, part, device))
             except VgpuError as error:
-                log.debug("no usage", allocation=allocation.id, why=str(error))
+                log.debug(LogEvent.USAGE_UNREADABLE, allocation=allocation.id, why=str(error))
                 found.append(SliceUse(part.device_uuid, 0, 0, 0, 0, 0, ()))
         return tuple(found)
 

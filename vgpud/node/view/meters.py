@@ -8,6 +8,7 @@ import structlog
 
 from vgpud import clock
 from vgpud.model.errors import VgpuError
+from vgpud.model.log_event import LogEvent
 from vgpud.model.tenancy import Allocation, Mode, State
 from vgpud.model.view import Metered, SliceMeter, Vitals
 from vgpud.modes.base import Effector
@@ -84,5 +85,5 @@ class Meters:
             try:
                 found[allocation.id] = self._effectors[allocation.slices[0].mode].meters(allocation, devices)
             except VgpuError as error:  # for example, the allocation was released meanwhile
-                log.debug("cannot read the meters of an allocation", allocation=allocation.id, why=str(error))
+                log.debug(LogEvent.METERS_UNREADABLE, allocation=allocation.id, why=str(error))
         return found

@@ -10,6 +10,7 @@ import structlog
 from vgpud.hardware.holders import command, owner_uid
 from vgpud.model.device import Device, DeviceProcess
 from vgpud.model.errors import VgpuError
+from vgpud.model.log_event import LogEvent
 from vgpud.model.tenancy import Allocation, Mode, Slice
 from vgpud.model.view import Metered, NodeProcess
 from vgpud.modes.base import Effector
@@ -59,7 +60,7 @@ class Processes:
         try:
             return await self._effectors[part.mode].tenants(allocation, part)
         except VgpuError as error:
-            log.debug("no processes", allocation=allocation.id, why=str(error))
+            log.debug(LogEvent.PROCESSES_UNREADABLE, allocation=allocation.id, why=str(error))
             return ()
 
     def _described(

@@ -9,6 +9,7 @@ import structlog
 from vgpud import clock
 from vgpud.model.device import Health
 from vgpud.model.errors import VgpuError
+from vgpud.model.log_event import LogEvent
 from vgpud.node.room import Room
 from vgpud.serve.doors import run_all, set_at_changes, until_changed
 from vgpud.serve.dra.api import Api
@@ -159,4 +160,4 @@ class DraDoor:
         """Logs a failure, once for each reason."""
         if self._complained != why:
             self._complained = why
-            log.warning("dra", why=why, hint=hint)
+            log.warning(LogEvent.DRA_FAILED, why=why, hint=hint)

@@ -17,6 +17,7 @@ import structlog
 from vgpud.api.gen.kubelet import dra_health_pb2, dra_v1_pb2, dra_v1beta1_pb2
 from vgpud.api.gen.kubelet import pluginregistration_v1_pb2 as registration
 from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.log_event import LogEvent
 from vgpud.serve.dra.prepared import Answer
 from vgpud.serve.dra.slices import DRIVER
 from vgpud.serve.kubelet import wire
@@ -129,10 +130,10 @@ class DraPlugin:
 
     async def _status(self, told: registration.RegistrationStatus) -> registration.RegistrationStatusResponse:
         if told.plugin_registered:
-            log.info("registered with the kubelet", driver=DRIVER)
+            log.info(LogEvent.REGISTERED_WITH_KUBELET, driver=DRIVER)
             self._registered()
         else:
-            log.error("the kubelet does not take the driver", driver=DRIVER, why=told.error)
+            log.error(LogEvent.KUBELET_REJECTED_DRIVER, driver=DRIVER, why=told.error)
         return registration.RegistrationStatusResponse()
 
     # --- health
@@ -211,11 +212,11 @@ async def _each(claims: Any, work: Callable[[Any], Awaitable[Any]], failed: Any)
             return await work(claim)
         except VgpuError as error:
             log.warning(
-                "claim failed", claim=f"{claim.namespace}/{claim.name}", uid=claim.uid, why=str(error)
+                LogEvent.CLAIM_FAILED, claim=f"{claim.namespace}/{claim.name}", uid=claim.uid, why=str(error)
             )
             return failed(error=wire.words(error))
         except Exception:
-            log.exception("a claim failed, this is a bug", uid=claim.uid)
+            log.exception(LogEvent.BUG_IN_CLAIM, uid=claim.uid)
             return failed(error="vgpud failed on it, this is a bug (E901); see its journal")
 
     by_uid = {claim.uid: claim for claim in claims}

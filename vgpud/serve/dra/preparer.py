@@ -9,6 +9,7 @@ import structlog
 from vgpud import audit
 from vgpud.model.caller import Caller, Door
 from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.log_event import LogEvent
 from vgpud.model.tenancy import CLAIM_PREFIX, Allocation, Lifetime, State
 from vgpud.serve.dra.api import Api, is_gone
 from vgpud.serve.dra.cards import Target
@@ -67,7 +68,7 @@ class Preparer:
                 raise
             answers = tuple(answer for part, allocation in made for answer in _answers(part, allocation))
             await self._claims.put(Prepared(uid, namespace, name, names, answers))
-            log.info("claim prepared", claim=f"{namespace}/{name}", uid=uid, allocations=len(made))
+            log.info(LogEvent.CLAIM_PREPARED, claim=f"{namespace}/{name}", uid=uid, allocations=len(made))
             return answers
 
     async def unprepare(self, uid: str) -> None:
@@ -111,9 +112,9 @@ class Preparer:
             try:
                 await self._unprepare(uid)
             except VgpuError as error:
-                log.warning("its claim is gone, but it cannot go yet", uid=uid, why=str(error))
+                log.warning(LogEvent.DELETED_CLAIM_NOT_RELEASED, uid=uid, why=str(error))
             else:
-                log.info("released, its claim is gone", uid=uid)
+                log.info(LogEvent.DELETED_CLAIM_RELEASED, uid=uid)
         self._suspects = missing
 
     async def _undo(self, uid: str, names: tuple[str, ...]) -> None:
@@ -123,7 +124,7 @@ class Preparer:
             if not self._of(uid):
                 await self._claims.drop(uid)
         except VgpuError as error:  # the kubelet tries it again, or unprepares it
-            log.warning("a claim that failed is not all undone", uid=uid, why=str(error))
+            log.warning(LogEvent.FAILED_CLAIM_NOT_UNDONE, uid=uid, why=str(error))
 
     async def _leave_failed(self, names: tuple[str, ...]) -> None:
         """Releases failed allocations (device lost, helper died), so that they are made again. Raises

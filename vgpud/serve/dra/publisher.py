@@ -8,6 +8,7 @@ import structlog
 
 from vgpud import clock
 from vgpud.model.errors import VgpuError
+from vgpud.model.log_event import LogEvent
 from vgpud.serve.dra.api import Api, Refusal, is_gone
 from vgpud.serve.dra.slices import DRIVER, GROUP, VERSION, Cluster, Json
 
@@ -104,7 +105,7 @@ class Publisher:
             sent.append((body, await self._put(body, there.get(name))))
         for name in there.keys() - set(names):
             await self._delete(name)
-        log.info("published", slices=len(wanted), generation=generation)
+        log.info(LogEvent.RESOURCE_SLICES_PUBLISHED, slices=len(wanted), generation=generation)
         return sent
 
     async def _body(self, name: str, spec: Json, generation: int) -> Json:
@@ -135,7 +136,7 @@ class Publisher:
 def _say(cluster: Cluster) -> None:
     if not (cluster.keeps_counters and cluster.keeps_sharing and cluster.keeps_taints):
         log.warning(
-            "the cluster drops what it was sent: its feature gates are off",
+            LogEvent.CLUSTER_LACKS_DRA_FEATURES,
             counters=cluster.keeps_counters,
             sharing=cluster.keeps_sharing,
             taints=cluster.keeps_taints,

@@ -18,6 +18,7 @@ from vgpud import audit, clock
 from vgpud.model.caller import Caller, Door
 from vgpud.model.device import Device
 from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.log_event import LogEvent
 from vgpud.model.tenancy import KUBELET_PREFIX, Allocation, Lifetime, State
 from vgpud.serve.keeper import Keeper
 from vgpud.serve.kubelet.backoff import Backoff
@@ -146,7 +147,9 @@ class Allocator:
         if listed is not None:
             fresh = listed.pods - self._checked_pods
             self._admitted[name] = _Admission(clock.now(), listed.pods, fresh, self._refusals)
-        log.info("the kubelet's", allocation=allocation.id, resource=resource.name, ids=len(ids))
+        log.info(
+            LogEvent.ALLOCATED_FOR_KUBELET, allocation=allocation.id, resource=resource.name, ids=len(ids)
+        )
         return allocation
 
     async def _leave_if_stale(self, hold: Hold, ids: frozenset[str], listed: Listing | None) -> bool:
@@ -386,7 +389,9 @@ class Allocator:
             with audit.because("no pod holds it", pod):
                 await self._release(allocation, 0.0)
         except VgpuError as error:
-            log.warning("no pod holds it, but it cannot go yet", allocation=allocation.id, why=str(error))
+            log.warning(
+                LogEvent.ALLOCATION_WITHOUT_POD_NOT_RELEASED, allocation=allocation.id, why=str(error)
+            )
         else:
-            log.info("released what no pod holds", allocation=allocation.id)
+            log.info(LogEvent.ALLOCATION_WITHOUT_POD_RELEASED, allocation=allocation.id)
             self._changed()

@@ -18,6 +18,7 @@ from vgpud import clock
 from vgpud.inject.driver import DriverFiles
 from vgpud.model.device import Device
 from vgpud.model.errors import VgpuError
+from vgpud.model.log_event import LogEvent
 from vgpud.model.tenancy import Allocation
 from vgpud.node.room import Room
 from vgpud.policy.kubelet import KubeletSettings
@@ -239,7 +240,7 @@ class KubeletDoor:
         """Serves and registers the plugin; a failure is retried at the next check."""
         name, now = plugin.resource.name, asyncio.get_running_loop().time()
         if plugin.unwatched(self._pace.unwatched):
-            log.warning("the kubelet does not listen any more, registering again", resource=name)
+            log.warning(LogEvent.KUBELET_LOST_PLUGIN_REGISTERING_AGAIN, resource=name)
             plugin.registered = False
         if plugin.registered and plugin.serving:
             return
@@ -292,7 +293,7 @@ class KubeletDoor:
         """Logs a failure, once for each reason."""
         if self._complained.get(about) != why:
             self._complained[about] = why
-            log.warning("kubelet", about=about, why=why)
+            log.warning(LogEvent.KUBELET_PLUGIN_FAILED, about=about, why=why)
 
 
 def socket_name(resource: str) -> str:

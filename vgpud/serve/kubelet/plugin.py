@@ -11,6 +11,7 @@ import structlog
 from vgpud import clock
 from vgpud.api.gen.kubelet import deviceplugin_v1beta1_pb2 as pb
 from vgpud.inject.driver import DriverFiles
+from vgpud.model.log_event import LogEvent
 from vgpud.model.tenancy import Allocation, Edits
 from vgpud.serve.kubelet import wire
 from vgpud.serve.kubelet.resources import Resource, Share
@@ -94,7 +95,7 @@ class Plugin:
         self._unwatched_since = clock.now()
         await wire.ask(kubelet, _REGISTER, asked, pb.Empty, _REGISTER_SECONDS)
         self.registered = True
-        log.info("registered with the kubelet", resource=self.resource.name, ids=len(self._shares))
+        log.info(LogEvent.REGISTERED_WITH_KUBELET, resource=self.resource.name, ids=len(self._shares))
 
     async def update(self, shares: tuple[Share, ...]) -> None:
         """Sends the kubelet a new list, if it has changed."""

@@ -8,6 +8,7 @@ import structlog
 
 from vgpud.api.gen.kubelet import podresources_v1_pb2 as pb
 from vgpud.model.errors import VgpuError
+from vgpud.model.log_event import LogEvent
 from vgpud.serve.kubelet import wire
 
 log = structlog.get_logger(__name__)
@@ -64,7 +65,7 @@ class Pods:
         except VgpuError as error:
             if self._trouble != str(error):
                 self._trouble = str(error)
-                log.warning("which pods hold what is not known, nothing is released", why=str(error))
+                log.warning(LogEvent.PODS_UNKNOWN_RELEASING_NOTHING, why=str(error))
             return None
         self._trouble = ""
         return listing_of(reply)

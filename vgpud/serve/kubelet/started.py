@@ -12,6 +12,7 @@ from typing import Any
 
 import structlog
 
+from vgpud.model.log_event import LogEvent
 from vgpud.model.tenancy import Lifetime
 from vgpud.node.tenants.lifetimes import Lifetimes
 from vgpud.serve.statefile import read_state, write_state
@@ -101,5 +102,5 @@ def _read(path: Path, boot_id: str) -> dict[str, frozenset[_Init]]:
             for name, of in body["inits"].items()
         }
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        log.warning("cannot read which containers run", file=str(path), why=str(error))
+        log.warning(LogEvent.STARTED_CONTAINERS_UNREADABLE, file=str(path), why=str(error))
         return {}

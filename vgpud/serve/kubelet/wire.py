@@ -10,6 +10,7 @@ import structlog
 from google.protobuf.message import Message
 
 from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.log_event import LogEvent
 
 log = structlog.get_logger(__name__)
 
@@ -50,10 +51,10 @@ def answering(
         try:
             return await work(asked)
         except VgpuError as error:
-            log.warning("refused the kubelet", call=name, why=str(error), details=error.details)
+            log.warning(LogEvent.KUBELET_CALL_REFUSED, call=name, why=str(error), details=error.details)
             failure = error
         except Exception:
-            log.exception("a call of the kubelet failed, this is a bug", call=name)
+            log.exception(LogEvent.BUG_IN_KUBELET_CALL, call=name)
             failure = VgpuError(ErrorCode.BUG, f"vgpud failed on {name}, a bug in it", "see its journal")
         return await refuse(context, failure)
 
