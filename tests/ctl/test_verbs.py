@@ -266,7 +266,7 @@ def test_a_bug_is_a_sentence(main: Ctl, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("vgpud.ctl.tables.devices", lambda _items: 1 // 0)
     done = main("devices")
     assert done.returncode == 70
-    assert done.stderr.startswith("vgpuctl: vgpuctl stumbled over ZeroDivisionError: ")
+    assert done.stderr.startswith("vgpuctl: vgpuctl failed with ZeroDivisionError: ")
     assert "Traceback" not in done.stderr
     assert "Traceback" in main("devices", "-v").stderr
 

@@ -208,9 +208,9 @@ def parameters(source: str = "FromClaim", **body: Any) -> dict[str, Any]:
         (parameters(memory=7), "memory is 7, not text with a unit (E103)"),
         (parameters(cores="30"), "cores is '30', not a number (E103)"),
         (parameters(cores=0), "bad share 0: it must be from 0.01 to 100 (E102)"),
-        (parameters(gpus=1), "'gpus' is no parameter of a VgpuConfig (E103)"),
+        (parameters(gpus=1), "'gpus' is not a parameter of a VgpuConfig (E103)"),
         (parameters(kind="GpuConfig"), "parameters of vgpud.io/v1 GpuConfig are not known (E103)"),
-        ({"opaque": {"driver": DRIVER, "parameters": "x"}}, "the parameters are no object (E103)"),
+        ({"opaque": {"driver": DRIVER, "parameters": "x"}}, "the parameters are not an object (E103)"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -246,7 +246,7 @@ def test_an_invalid_claim_fails_without_the_others(short: Path) -> None:
             answers = await dra.node("Prepare", [good, other, gone, asked, good])
             errors = {uid: answer.error for uid, answer in answers.items()}
             assert errors[good["metadata"]["uid"]] == ""
-            assert "is not published by this node any more (E302)" in errors[other["metadata"]["uid"]]
+            assert "is no longer published by this node (E302)" in errors[other["metadata"]["uid"]]
             assert "404" in errors[gone["metadata"]["uid"]]
             assert "has uid" in errors["an-older-one"]
             assert len(dra.held) == 1

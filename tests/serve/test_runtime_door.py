@@ -428,7 +428,7 @@ def test_silent_connections_of_a_user_leave_room_for_root(open_folder: Path) -> 
     async def scene(made: World) -> None:
         opened_to_all(made)
         async with another_user(made, 5, "read") as told:
-            assert told == "uid 4242 has 4 containers on their way, of 4 in all (E401)"
+            assert told == "uid 4242 has 4 containers being started, of 4 in all (E401)"
             assert await made.ask(Verb.PREPARE, body="{}") == (Status.UNCHANGED, "")
 
     run(open_folder, scene, limits=Limits(total=4, per_user=4, for_root=1))

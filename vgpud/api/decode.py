@@ -49,7 +49,9 @@ def request(asked: pb.AllocateRequest, request_id: str, owner: Owner, lifetime: 
 
 def _priority(word: str) -> str:
     if word and word not in PRIORITIES:
-        raise _bad(f"priority {word[:20]!r} is none", f"write {' or '.join(PRIORITIES)}, or leave it out")
+        raise _bad(
+            f"priority {word[:20]!r} is not known", f"write {' or '.join(PRIORITIES)}, or leave it out"
+        )
     return word
 
 
@@ -78,7 +80,7 @@ def named_owner(asked: pb.AllocateRequest) -> Owner | None:
     if not (asked.HasField("owner_uid") and asked.HasField("owner_gid")):
         raise _bad("owner_uid and owner_gid belong together, one is missing", "give both or neither")
     if ANYONE in (asked.owner_uid, asked.owner_gid):  # means "no change" to chown(2) and setuid(2)
-        raise _bad(f"{ANYONE} is nobody's uid or gid", "give the uid and gid of the tenant")
+        raise _bad(f"{ANYONE} is not a valid uid or gid", "give the uid and gid of the tenant")
     return Owner(asked.owner_uid, asked.owner_gid)
 
 

@@ -46,7 +46,7 @@ def unreachable(socket: Path, why: str) -> VgpuError:
 
 
 def _closed(socket: Path, door: Door) -> VgpuError:
-    hint = "join its group (usermod -aG vgpu USER, then log in anew), or call as root"
+    hint = "join its group (usermod -aG vgpu USER, then log in again), or call as root"
     return VgpuError(
         ErrorCode.NOT_ALLOWED,
         f"uid {os.geteuid()} may not open {socket}",

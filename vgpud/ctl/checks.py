@@ -130,7 +130,7 @@ def _group(host: Host) -> Iterator[Finding]:
         yield Finding("group", FAIL, f"there is no group {host.group}", fix)
         return
     if os.geteuid() != 0 and gid not in os.getgroups():
-        fix = f"usermod -aG {host.group} {_own_name()}, then log in anew"
+        fix = f"usermod -aG {host.group} {_own_name()}, then log in again"
         yield Finding("group", WARN, f"you are not in group {host.group}, so you can look only", fix)
 
 

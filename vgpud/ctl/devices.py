@@ -24,7 +24,7 @@ def device_uuid(devices: Iterable[pb.Device], named: str) -> str:
     if len(found) != 1:
         raise VgpuError(
             ErrorCode.NO_SUCH_DEVICE,
-            f"{len(found) or 'no'} devices of the {len(known)} of this node are {named!r}",
+            f"{len(found) or 'no'} devices of the {len(known)} of this node match {named!r}",
             "see 'vgpuctl devices'",
         )
     return found[0]

@@ -36,7 +36,7 @@ def report(error: Exception, terminal: Terminal | None) -> int:
             print_exception(error)
         error = VgpuError(
             ErrorCode.BUG,
-            f"vgpuctl stumbled over {type(error).__name__}: {error}",
+            f"vgpuctl failed with {type(error).__name__}: {error}",
             "run it again with -v and send what it says to the authors",
         )
     print_error(error, terminal)

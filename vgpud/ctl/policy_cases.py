@@ -200,7 +200,7 @@ def _node(path: Path, cases: Cases, arguments: Namespace) -> Node:
     except (OSError, ValueError, KeyError, TypeError, ParseError) as error:
         raise VgpuError(
             ErrorCode.BAD_REQUEST,
-            f"{file} is no list of devices: {error}",
+            f"{file} is not a list of devices: {error}",
             "make it by 'vgpuctl devices -o json'",
         ) from None
     return node_of(found)

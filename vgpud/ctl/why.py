@@ -126,7 +126,7 @@ def limiting(
     least one.
     """
     if held.state == State.FAILED:
-        yield f"it has failed: {held.failure}; release it and allocate anew"
+        yield f"it has failed: {held.failure}; release it and allocate again"
     if held.state == State.SUSPENDED:
         resumes = f"'vgpuctl resume {held.id}' resumes it"
         yield f"it is suspended ({held.standing or held.cause}): {resumes}"

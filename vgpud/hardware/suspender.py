@@ -111,7 +111,7 @@ class Session:
         except (OSError, ValueError) as error:
             raise VgpuError(
                 ErrorCode.HELPER_FAILED,
-                f"vgpu-suspend ended while it was to {verb} process {process.pid}",
+                f"vgpu-suspend ended before it could {verb} process {process.pid}",
                 "see the journal of vgpud",
             ) from error
         return int(code), name, int(state)

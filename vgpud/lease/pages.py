@@ -242,7 +242,7 @@ def update_limits(
     if [d.uuid for d in held.devices] != [d.uuid for d in devices]:
         raise VgpuError(ErrorCode.BUG, f"the lease of {held.allocation} is for other devices", "report this")
     if held.closed:
-        raise VgpuError(ErrorCode.LEASE_FAILED, f"the lease of {held.allocation} is closed", "allocate anew")
+        raise VgpuError(ErrorCode.LEASE_FAILED, f"the lease of {held.allocation} is closed", "allocate again")
     try:
         state = _state(held.away if away is None else away)
         where = held.memory if memory is None else memory
@@ -349,7 +349,7 @@ def read_limits(folder: Path) -> Limits:
         raise VgpuError(
             ErrorCode.LEASE_FAILED,
             f"the limits of lease {folder.name} are not valid ({len(raw)} bytes)",
-            "release the allocation and allocate anew",
+            "release the allocation and allocate again",
         ) from error
 
 

@@ -98,7 +98,7 @@ class MigMode:
             await self._originals.drop(device.uuid, ORIGINAL_KEY)
             raise VgpuError(
                 ErrorCode.RESET_NEEDED,
-                f"MIG mode of device {device.index} comes into force with a GPU reset only, and the policy "
+                f"MIG mode of device {device.index} takes effect only with a GPU reset, and the policy "
                 "does not let vgpud reset it (mig.reset)",
                 f"set mig.reset = true; or, when it is idle: nvidia-smi -i {device.index} -mig 1, then "
                 f"nvidia-smi --gpu-reset -i {device.index}",
@@ -148,7 +148,7 @@ class MigMode:
         if not await self._switch(device_uuid, enabled=False):
             raise VgpuError(
                 ErrorCode.RESET_NEEDED,
-                f"MIG mode of device {device_uuid} goes off with a GPU reset only, and the policy does not "
+                f"MIG mode of device {device_uuid} is disabled only by a GPU reset, and the policy does not "
                 "let vgpud reset it (mig.reset)",
                 "set mig.reset = true, or do it by hand with nvidia-smi -mig 0 and --gpu-reset",
             )

@@ -49,7 +49,7 @@ class Containers:
             raise VgpuError(
                 ErrorCode.ALLOCATION_BUSY,
                 f"allocation {allocation_id} is {held.state.value}, no container can be bound to it",
-                "start the container anew",
+                "start the container again",
             )
 
     async def _bind(self, allocation_id: str, lifetime: Lifetime) -> None:

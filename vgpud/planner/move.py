@@ -35,13 +35,13 @@ def check_movable(allocation: Allocation, node: Node) -> None:
     if not branch.isdigit() or int(branch) < MOVE_BRANCH:
         raise VgpuError(
             ErrorCode.UNSUPPORTED,
-            f"driver {node.driver_version or 'of unknown version'} brings no process back on another device",
-            f"branch {MOVE_BRANCH} is the first that can",
+            f"driver {node.driver_version or 'of unknown version'} cannot restore a process on other devices",
+            f"branch {MOVE_BRANCH} is the first that can do it",
         )
     if allocation.request.outlives_reboot:
         raise VgpuError(
             ErrorCode.UNSUPPORTED,
-            f"allocation {allocation.id} is a pod's: the kubelet has its device in its own books",
+            f"allocation {allocation.id} is a pod's: the kubelet records its device itself",
             "delete the pod, and let it be scheduled anew",
         )
     if allocation.is_swapped:
@@ -157,7 +157,7 @@ def _check_device(allocation: Allocation, part: Slice, here: Device | None, ther
             ErrorCode.UNSUPPORTED,
             f"allocation {allocation.id} is on {here.name} of {shown_bytes(here.memory_total_bytes)}, and "
             f"device {there.index} is {there.name} of {shown_bytes(there.memory_total_bytes)}",
-            "the driver brings a process back on the same kind of device only",
+            "the driver restores a process only on the same kind of device",
         )
 
 
@@ -205,7 +205,7 @@ def check_card(allocation: Allocation, node: Node) -> None:
             ErrorCode.NO_CAPACITY,
             f"{shown_bytes(wanted)} of allocation {allocation.id} do not fit on its target device: others "
             f"leave {shown_bytes(max(0, free))}",
-            "see 'vgpuctl devices' for who uses them",
+            "see 'vgpuctl devices' for the processes that use them",
         )
 
 

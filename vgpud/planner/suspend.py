@@ -55,7 +55,7 @@ def check_host(wanted_bytes: int, held: int, host: HostMemory) -> None:
     if host.limit_bytes is not None and held + wanted_bytes > host.limit_bytes:
         raise VgpuError(
             ErrorCode.NO_CAPACITY,
-            f"its {shown_bytes(wanted_bytes)} of device memory pass the host memory of suspended tenants: "
+            f"its {shown_bytes(wanted_bytes)} of device memory exceed the host memory for suspended tenants: "
             f"{shown_bytes(held)} of {shown_bytes(host.limit_bytes)} are taken",
             "resume or release a suspended allocation, or raise pool.host_memory in the policy",
         )
@@ -120,7 +120,7 @@ def check_card(allocation: Allocation, node: Node, kept_bytes: int = 0) -> None:
             ErrorCode.NO_CAPACITY,
             f"{shown_bytes(wanted)} do not fit on the devices of allocation {allocation.id}: programs that "
             f"vgpud did not start leave {shown_bytes(max(0, free))}",
-            "see 'vgpuctl devices' for who uses them; the allocation stays suspended",
+            "see 'vgpuctl devices' for the processes that use them; the allocation stays suspended",
         )
 
 

@@ -81,7 +81,7 @@ class KubeletResource(Table):
             if getattr(self, key) is not None and self.kind != kind
         ]
         if stray:
-            raise wrong(f"{stray[0]} stands in a resource of kind {self.kind}", f"remove {stray[0]}")
+            raise wrong(f"{stray[0]} is not allowed in a resource of kind {self.kind}", f"remove {stray[0]}")
         if self.kind == "part" and self.parts is None:
             raise wrong("a resource of kind part does not say into how many", "write parts = 4")
         if self.kind == "memory" and self.unit_bytes < MIN_UNIT_BYTES:
@@ -92,7 +92,7 @@ class KubeletResource(Table):
     @model_validator(mode="after")
     def _name_fits_kind(self) -> Self:
         if _PROFILE in self.name and self.kind != "mig":
-            raise wrong(f"{{profile}} stands in the name of kind {self.kind}", "it is for kind mig")
+            raise wrong(f"{{profile}} is not allowed in the name of kind {self.kind}", "it is for kind mig")
         if self.kind == "mig" and _PROFILE not in self.name and len(self.profiles or ()) != 1:
             raise wrong("several MIG profiles would have one name", f"write {_PROFILE} into the name")
         return self

@@ -190,8 +190,8 @@ def _parse(request_class: type[Message], data: bytes) -> Any:  # noqa: ANN401
     except DecodeError:
         raise VgpuError(
             ErrorCode.BAD_REQUEST,
-            f"{len(data)} bytes came that are no {request_class.DESCRIPTOR.name}",
-            "see if the caller and vgpud are of one version",
+            f"a request of {len(data)} bytes is not a valid {request_class.DESCRIPTOR.name}",
+            "check that the caller and vgpud have the same version",
         ) from None
 
 

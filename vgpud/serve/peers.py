@@ -186,7 +186,7 @@ class PeerTable:
         if known is None:
             raise VgpuError(
                 ErrorCode.NOT_ALLOWED,
-                "the caller cannot be named: its connection is closed, or did not come by a public socket",
+                "the caller cannot be identified: its connection is closed, or not by a public socket",
                 "call by ro.sock, vgpud.sock or admin.sock",
             )
         caller, refusal = known

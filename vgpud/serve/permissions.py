@@ -5,7 +5,7 @@ from vgpud.model.caller import Caller, Door
 from vgpud.model.errors import ErrorCode, VgpuError
 
 _HINTS = {
-    Door.TENANT: "use vgpud.sock, which is open to its group: usermod -aG vgpu USER, then log in anew",
+    Door.TENANT: "use vgpud.sock, which is open to its group: usermod -aG vgpu USER, then log in again",
     Door.ADMIN: "call as root, by admin.sock",
 }
 

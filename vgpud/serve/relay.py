@@ -343,6 +343,6 @@ def _not_root(uid: int) -> VgpuError:
 def _too_many(sentence: str) -> VgpuError:
     return VgpuError(
         ErrorCode.NO_CAPACITY,
-        f"{sentence}, more are not taken",
+        f"{sentence}, no more are accepted",
         "close connections that are not needed, or send many calls by one",
     )

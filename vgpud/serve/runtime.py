@@ -197,7 +197,7 @@ class RuntimeDoor:
             return Status.REFUSED, _refused(error, caller)
         except Exception as error:  # a bug in vgpud must not leave the runtime waiting
             log.exception(LogEvent.BUG_IN_RUNTIME_DOOR)
-            bug = VgpuError(ErrorCode.BUG, f"vgpud stumbled over {type(error).__name__}", "see its log")
+            bug = VgpuError(ErrorCode.BUG, f"vgpud failed with {type(error).__name__}", "see its log")
             return Status.REFUSED, _told(bug)
 
     async def _aside(self, caller: Caller, work: Callable[..., T], *given: object) -> T:
@@ -357,7 +357,9 @@ def _parent(process: Lifetime) -> Lifetime:
     parent = read_stat(stat.parent) if stat is not None and stat.parent > 1 else None
     if stat is None or parent is None or stat.start_ticks != process.start_ticks:
         raise VgpuError(
-            ErrorCode.BAD_REQUEST, "who starts the container has ended", "start the container anew"
+            ErrorCode.BAD_REQUEST,
+            "the process that starts the container has ended",
+            "start the container again",
         )
     return Lifetime(parent.pid, parent.start_ticks)
 
@@ -396,7 +398,7 @@ def _needed(hook: HookProgram | None) -> HookProgram:
     if hook is None:
         raise VgpuError(
             ErrorCode.HELPER_FAILED,
-            "vgpu-hook is missing, so nobody would notice this container's end",
+            "vgpu-hook is missing, so the end of this container would not be noticed",
             "install it, or name it in VGPUD_HOOK",
         )
     return hook

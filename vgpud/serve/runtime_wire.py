@@ -53,7 +53,7 @@ async def receive(connection: socket.socket) -> Message:
     if magic != MAGIC or verb not in set(Verb) or id_length > MAX_ID_BYTES or body_length > MAX_BODY_BYTES:
         raise VgpuError(
             ErrorCode.BAD_REQUEST,
-            f"a message of verb {verb} with {body_length} bytes is none that vgpud takes",
+            f"a message of verb {verb} with {body_length} bytes is not one that vgpud accepts",
             "use vgpu-runtime and vgpu-hook of vgpud's own version",
         )
     name = await _exactly(connection, id_length)

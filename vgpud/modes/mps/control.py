@@ -244,6 +244,6 @@ def _says_nothing(answer: str, no_figure: bool) -> bool:
 def _refused(what: str, wanted: str, answer: str) -> VgpuError:
     return VgpuError(
         ErrorCode.MPS_REFUSED,
-        f"the MPS control daemon did not take the {what} {wanted}: it reads back {answer!r}",
+        f"the MPS control daemon did not accept the {what} {wanted}: it reads back {answer!r}",
         "see the control daemon's log; its driver may be too old",
     )

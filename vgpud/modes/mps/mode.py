@@ -144,7 +144,7 @@ class MpsMode:
         raise VgpuError(
             ErrorCode.UNSUPPORTED,
             f"allocation {allocation.id} is held by MPS, whose limits are fixed when a process starts",
-            "allocate anew with the other size and release this one",
+            "allocate again with the other size and release this one",
         )
 
     async def detach(self, allocation: Allocation, part: Slice) -> None:

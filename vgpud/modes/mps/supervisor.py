@@ -152,7 +152,7 @@ class Supervisor:
         raise VgpuError(
             ErrorCode.HELPER_TIMEOUT,
             f"the MPS control daemon of device {self.charge.device_uuid} runs and does not answer",
-            "see 'vgpuctl mps ls'; it is ended and started anew when it stays so",
+            "see 'vgpuctl mps ls'; it is restarted if it stays silent",
         )
 
     async def _limit(self, control: MpsControl) -> None:

@@ -88,7 +88,7 @@ class Activities:
         self._left[going.id] = now.calls
         if idle_since is not None and (now.calls > idle_since.calls or now.wants):
             raise VgpuError(
-                ErrorCode.ALLOCATION_BUSY, f"allocation {going.id} works again", "it is left to its work"
+                ErrorCode.ALLOCATION_BUSY, f"allocation {going.id} works again", "it stays resumed"
             )
 
     def left(self, going: Allocation) -> None:

@@ -185,7 +185,7 @@ def check_well(allocation: Allocation) -> None:
         raise VgpuError(
             ErrorCode.UNSUPPORTED,
             f"allocation {allocation.id} has failed: {allocation.failure}",
-            "release it and allocate anew",
+            "release it and allocate again",
         )
 
 

@@ -29,7 +29,7 @@ def check_resizable(allocation: Allocation) -> None:
         raise VgpuError(
             ErrorCode.UNSUPPORTED,
             f"allocation {allocation.id} has failed: {allocation.failure}",
-            "release it and allocate anew",
+            "release it and allocate again",
         )
 
 
@@ -57,5 +57,5 @@ def check_ended(allocation_id: str, listed: Iterable[int]) -> None:
         raise VgpuError(
             ErrorCode.TENANT_ALIVE,
             f"{len(pids)} processes still run in allocation {allocation_id} (pid {named})",
-            "end them first, or release with --force: their limits then drop to nothing new",
+            "end them first, or release with --force: their processes then keep their memory and get no more",
         )

@@ -153,7 +153,7 @@ class Moves:
             raise VgpuError(
                 ErrorCode.UNSUPPORTED,
                 f"process {pid} of allocation {going.id} has no node of device {hidden[0]} in its /dev",
-                "a container is started anew where there is room; on the host, 'nvidia-modprobe -c INDEX' "
+                "restart the container where there is room; on the host, 'nvidia-modprobe -c INDEX' "
                 "makes the node",
             )
 

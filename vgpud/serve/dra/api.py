@@ -134,7 +134,7 @@ class ApiServer:
             except Exception as error:  # errors of yaml, of files, and the client's ConfigException
                 raise VgpuError(
                     ErrorCode.BAD_SETTING,
-                    f"{self._kubeconfig} is no kubeconfig that can be used: {str(error)[:200]}",
+                    f"{self._kubeconfig} is not a usable kubeconfig: {str(error)[:200]}",
                     "set VGPUD_KUBECONFIG to that of vgpud's service account",
                 ) from None
         return client

@@ -63,7 +63,7 @@ def _parts_of(claim: Mapping[str, Any], uid: str, pool: str, find: Find) -> tupl
         raise VgpuError(
             ErrorCode.BAD_REQUEST,
             f"claim {name} has uid {metadata.get('uid')} and not {uid}",
-            "it was deleted and made anew: the pod must be, too",
+            "it was deleted and created again: do the same with the pod",
         )
     allocation = (claim.get("status") or {}).get("allocation")
     if not allocation:
@@ -154,7 +154,7 @@ def _target(result: Result, find: Find) -> Target:
     if target is None:
         raise VgpuError(
             ErrorCode.NO_SUCH_DEVICE,
-            f"device {result.device} of request {result.request} is not published by this node any more",
+            f"device {result.device} of request {result.request} is no longer published by this node",
             "a card or the policy changed since: delete the pod, so that it is scheduled anew",
         )
     return target

@@ -54,13 +54,13 @@ def parameters_for(config: Iterable[Mapping[str, Any]], request: str, driver: st
 def parse(body: object) -> Parameters:
     """Parses one object of parameters. Raises VgpuError."""
     if not isinstance(body, Mapping):
-        raise _bad("the parameters are no object", f"write apiVersion: {API_VERSION} and kind: {KIND}")
+        raise _bad("the parameters are not an object", f"write apiVersion: {API_VERSION} and kind: {KIND}")
     if (body.get("apiVersion"), body.get("kind")) != (API_VERSION, KIND):
         given = f"{str(body.get('apiVersion'))[:40]} {str(body.get('kind'))[:40]}"
         raise _bad(f"parameters of {given} are not known", f"write apiVersion: {API_VERSION}, kind: {KIND}")
     unknown = next((key for key in body if key not in _KEYS), None)
     if unknown is not None:
-        raise _bad(f"{str(unknown)[:40]!r} is no parameter of a {KIND}", "use memory and cores")
+        raise _bad(f"{str(unknown)[:40]!r} is not a parameter of a {KIND}", "use memory and cores")
     return Parameters(_memory(body.get("memory")), _cores(body.get("cores")))
 
 

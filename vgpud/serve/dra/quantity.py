@@ -18,7 +18,9 @@ def parse(text: str) -> int:
     match = _SHAPE.fullmatch(text) if len(text) <= _LONGEST else None
     if match is None:
         raise VgpuError(
-            ErrorCode.BAD_QUANTITY, f"{text[:_LONGEST]!r} is no quantity of Kubernetes", "write it as in 7Gi"
+            ErrorCode.BAD_QUANTITY,
+            f"{text[:_LONGEST]!r} is not a quantity of Kubernetes",
+            "write it as in 7Gi",
         )
     number, suffix = Decimal(match["number"]), match["suffix"] or ""
     if suffix in _BINARY:

@@ -218,7 +218,7 @@ class Allocator:
                     ErrorCode.ALLOCATION_BUSY,
                     f"ids of {hold.resource} are held by {hold.pod or 'a container'}, which has started, and "
                     "the kubelet gives them to another pod",
-                    "the kubelet lost its account of them: its next choice has others",
+                    "the kubelet has lost its record of them; its next pod gets other ids",
                 )
 
     async def _grow(self, resource: Resource, hold: Hold, ids: frozenset[str]) -> Allocation:
