@@ -84,7 +84,7 @@ def test_a_socket_without_a_listener_is_unreachable(tmp_path: Path) -> None:
     assert caught.value.code is ErrorCode.UNREACHABLE
 
 
-def test_each_client_has_a_connection_of_its_own() -> None:
+def test_each_client_opens_its_own_connection() -> None:
     """gRPC shares them within a process: a new client could have that of a vgpud that was restarted since."""
     with tempfile.TemporaryDirectory(prefix="vgpud-") as folder:  # a Unix socket's path is short
         server = Daemon(Path(folder) / "vgpud.sock")

@@ -86,7 +86,7 @@ def test_an_allocation_arrives_whole() -> None:
     assert not none.HasField("compute_used_ns")
 
 
-def test_without_edits_nothing_of_them_is_sent() -> None:
+def test_an_allocation_without_edits_sends_no_environment_or_paths() -> None:
     sent = encode.allocation(HELD, with_edits=False)
     assert not sent.HasField("edits")
     assert b"/h" not in sent.SerializeToString()
@@ -133,7 +133,7 @@ def test_a_device_arrives_whole() -> None:
     assert (sent.mode, sent.share_allocated_percent, sent.allocation_count) == ("mps", 33.33, 2)
 
 
-def test_what_nvml_does_not_say_is_left_out() -> None:
+def test_fields_that_nvml_does_not_report_are_left_out() -> None:
     sent = encode.device(DeviceView(Device("GPU-1", 0), "mig", None, 0, 0, 0))
     assert not any(sent.HasField(field) for field in ("minor", "sm_count", "numa_node"))
     assert (sent.compute_capability, sent.mode) == ("", "")

@@ -47,7 +47,7 @@ def failing(tmp_path: Path) -> Any:
     made.server.stop(None)
 
 
-def test_every_error_comes_back_as_it_was(failing: Failing) -> None:
+def test_every_error_survives_the_grpc_status(failing: Failing) -> None:
     for code in ErrorCode:
         sent = VgpuError(code, f"würde {code.number} sein", "tu was", ("one", "two"))
         failing.status = status.to_status(sent)
@@ -107,12 +107,12 @@ def test_errors_of_grpc_itself(failing: Failing, code: grpc.StatusCode, number: 
         ("Socket closed", "socket closed"),
     ],
 )
-def test_an_absent_daemon_is_said_in_one_sentence(failing: Failing, said: str, why: str) -> None:
+def test_an_absent_daemon_is_reported_in_one_sentence(failing: Failing, said: str, why: str) -> None:
     failing.plain = (grpc.StatusCode.UNAVAILABLE, said)
     words = why if why == "socket closed" else f"connection {why}"
     assert failing.error().sentence == f"vgpud does not answer at {failing.path}: {words}"
 
 
-def test_a_number_of_a_newer_daemon_keeps_its_words() -> None:
+def test_an_unknown_error_number_keeps_its_sentence() -> None:
     got = status.error(pb.Error(number=999, sentence="new", hint="h"))
     assert got == VgpuError(ErrorCode.BUG, "new", "h")

@@ -150,7 +150,7 @@ def stays_on(*leases: Path) -> bool:
     return off < 40 and all(counters(lease)["used_ns"] > b for lease, b in zip(leases, before, strict=True))
 
 
-def test_a_tenant_with_gaps_rides_in_the_slices_of_one_without(cut_card: Card) -> None:
+def test_a_tenant_with_gaps_backfills_the_slices_of_a_tenant_without_gaps(cut_card: Card) -> None:
     gaps, full = cut_card.lease("a", CONSERVING, 50), cut_card.lease("b", CONSERVING, 50)
     cut_card.spin(full, LONG)
     line = answer(cut_card.spin(gaps, 4.0, "--every-us", "20000"))
@@ -186,7 +186,7 @@ def test_40_live_contexts_are_under_the_share(cut_card: Card) -> None:
     eventually(lambda: channels_off(cut_card, lease) == 40 * 8, "with all of its channels", 30)
 
 
-def test_a_tenant_of_40_contexts_has_slices_that_are_long_beside_its_hand_over(cut_card: Card) -> None:
+def test_a_tenant_of_40_contexts_has_slices_much_longer_than_its_hand_over(cut_card: Card) -> None:
     """Five calls each way take at least 3 ms; a tenant of one context has slices of 8 ms."""
     lease = cut_card.lease("a", HARD, 25)
     update_limits(lease, [replace(one, memory_bytes=64 * GIB) for one in cut_card.limits(HARD, 25)])

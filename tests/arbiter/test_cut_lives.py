@@ -53,7 +53,7 @@ def test_an_endless_kernel_leaves_other_tenants_their_share(cut_card: Card) -> N
     goes_on(cut_card, stuck.pid)
 
 
-def test_all_tenants_that_are_off_when_the_arbiter_dies_come_back(cut_card: Card) -> None:
+def test_preempted_tenants_resume_after_the_arbiter_dies(cut_card: Card) -> None:
     leases = [cut_card.lease(name, HARD, 5) for name in "abc"]
     processes = [cut_card.spin(lease, LONG) for lease in leases]
     eventually(lambda: all(is_off(lease) for lease in leases), "all are off")
@@ -63,7 +63,7 @@ def test_all_tenants_that_are_off_when_the_arbiter_dies_come_back(cut_card: Card
         goes_on(cut_card, process.pid)
 
 
-def test_a_tenant_that_is_suspended_while_it_is_off_is_quiet_and_continues(cut_card: Card) -> None:
+def test_a_tenant_suspended_while_preempted_is_quiet_and_continues(cut_card: Card) -> None:
     lease = cut_card.lease("a", HARD, 10)
     process = cut_card.spin(lease, LONG)
     for _ in range(3):

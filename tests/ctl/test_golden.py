@@ -95,7 +95,7 @@ def test_a_table_without_headers_has_its_rows_alone(name: str, main: Ctl, daemon
     assert [line.split() for line in without] == [line.split() for line in with_them[1:]]
 
 
-def test_color_paints_what_is_wrong(main: Ctl, daemon: Daemon) -> None:
+def test_color_marks_failed_states(main: Ctl, daemon: Daemon) -> None:
     daemon.replies["ListDevices"] = canned.devices("lost")
     painted = main("devices", "--color", "always").stdout
     assert "\x1b[31mlost\x1b[0m" in painted
@@ -103,7 +103,7 @@ def test_color_paints_what_is_wrong(main: Ctl, daemon: Daemon) -> None:
     assert "\x1b" not in main("devices").stdout
 
 
-def test_the_same_without_a_process_of_its_own(main: Ctl, ctl: Ctl) -> None:
+def test_main_in_this_process_prints_the_same(main: Ctl, ctl: Ctl) -> None:
     for line in ("devices", "show a1b2c3d4 -o json"):
         inside, outside = main(*line.split()), ctl(*line.split())
         assert (outside.returncode, outside.stdout, outside.stderr) == (0, inside.stdout, "")

@@ -96,7 +96,9 @@ PERCENT = (
 )
 
 
-def test_a_part_of_a_card_needs_its_size(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_percentage_of_memory_needs_the_size_of_the_card(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     assert "--card-memory" in refused(capsys, tmp_path, PERCENT)
     (pod,), _ = run(capsys, tmp_path, PERCENT, "--card-memory", "80GiB")
     assert pod["spec"]["containers"][0]["env"] == [{"name": "VGPU_MEMORY", "value": "40GiB"}]
@@ -147,7 +149,7 @@ def test_a_manifest_that_cannot_be_read_is_refused(
     assert said in refused(capsys, tmp_path, text)
 
 
-def test_annotations_without_a_counterpart_are_said(
+def test_annotations_without_a_counterpart_are_reported(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     annotations = "{nvidia.com/nouse-gputype: T4, hami.io/gpu-scheduler-policy: spread}"

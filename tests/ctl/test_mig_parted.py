@@ -79,7 +79,7 @@ def test_a_wrong_mig_parted_file_is_refused_with_the_reason(tmp_path: Path, text
     assert BAD[text] in wrong.value.sentence
 
 
-def test_compute_instances_go_by_their_names(tmp_path: Path) -> None:
+def test_compute_instances_are_written_by_their_own_names(tmp_path: Path) -> None:
     text = ENTRY % "{devices: all, mig-enabled: true, mig-devices: {1c.3g.20gb: 3}}"
     _, entries = read(file(tmp_path, text), None)
     assert entries[0].layout == ("1c.3g.20gb*3",)

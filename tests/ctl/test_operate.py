@@ -47,7 +47,7 @@ def test_the_policy_is_explained_for_each_device_and_the_user(main: Ctl, daemon:
 # --- ps and events
 
 
-def test_ps_names_the_tenant_and_those_outside(main: Ctl) -> None:
+def test_ps_lists_processes_of_tenants_and_other_processes(main: Ctl) -> None:
     lines = main("ps").stdout.splitlines()
     assert re.search(r"4242 +root +python +a1b2c3d4 +0 +1GiB", lines[1])
     assert re.search(r"4343 +- +- +outside vgpud +1 +-", lines[2])
@@ -125,7 +125,7 @@ def test_a_tenant_that_is_alone_on_its_device_waits_for_its_own_share() -> None:
     assert "others" not in said
 
 
-def test_a_failed_allocation_comes_first() -> None:
+def test_why_reports_a_failed_allocation_first() -> None:
     part = pb.Slice(device_uuid=canned.C, mode="preload", memory_bytes=GIB)
     failed = held(part, failure="device 2 is lost")
     failed.state = "failed"
@@ -134,7 +134,7 @@ def test_a_failed_allocation_comes_first() -> None:
     assert said[1].startswith("device 2 is lost: ")
 
 
-def test_a_suspended_tenant_is_said_to_wait_for_its_resume() -> None:
+def test_why_says_that_a_suspended_tenant_waits_for_its_resume() -> None:
     waiting = held(pb.Slice(device_uuid=canned.A, mode="preload", memory_bytes=GIB))
     waiting.state = "suspended"
     waiting.standing = "idle"
@@ -170,7 +170,7 @@ def test_why_shows_the_memory_of_an_allocation_that_is_younger_than_the_first_re
 # --- doctor and bug-report
 
 
-def test_doctor_without_a_daemon_tells_what_it_can(tmp_path: Path) -> None:
+def test_doctor_without_a_daemon_checks_the_host(tmp_path: Path) -> None:
     env = {
         **environment(tmp_path / "none.sock"),
         "VGPUD_RUN_DIR": str(tmp_path / "run"),
@@ -193,7 +193,7 @@ def test_doctor_without_a_daemon_tells_what_it_can(tmp_path: Path) -> None:
         assert item["fix"] or item["state"] in ("ok", "skipped"), item
 
 
-def test_doctor_finds_what_is_wrong(main: Ctl, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_reports_each_fault(main: Ctl, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = daemon.socket.parent
     for name, mode in (("ro.sock", 0o666), ("vgpud.sock", 0o666), ("admin.sock", 0o600)):
         if not (folder / name).exists():
@@ -230,7 +230,7 @@ def test_doctor_finds_what_is_wrong(main: Ctl, daemon: Daemon, monkeypatch: pyte
     assert state("outside", "process 4343 uses") == "warning"
 
 
-def test_a_bug_report_names_nobody(main: Ctl, daemon: Daemon, tmp_path: Path) -> None:
+def test_a_bug_report_contains_no_user_or_host_names(main: Ctl, daemon: Daemon, tmp_path: Path) -> None:
     path = tmp_path / "report.tar.gz"
     assert main("bug-report", "--file", str(path)).returncode == 0
     assert path.stat().st_mode & 0o077 == 0
@@ -272,7 +272,7 @@ def test_a_bug_report_hides_names_and_paths() -> None:
 # --- policy diff and test
 
 
-def test_compare_tells_keys_that_come_go_and_change() -> None:
+def test_compare_reports_added_removed_and_changed_keys() -> None:
     old = {"a": 1, "b": {"c": "x"}, "d": [{"e": 1}]}
     new = {"a": 1, "b": {"c": "y"}, "d": [{"e": 1}, {"e": 2}]}
     assert compare(old, new) == (Change("b.c", "x", "y"), Change("d[1].e", None, 2))
@@ -400,7 +400,7 @@ def test_bash_completes(scripts: Path) -> None:
 @pytest.mark.parametrize(
     "shell", ["bash", *(pytest.param(name, marks=needs(name)) for name in ("zsh", "fish"))]
 )
-def test_each_shell_takes_its_script(scripts: Path, shell: str) -> None:
+def test_each_shell_accepts_its_completion_script(scripts: Path, shell: str) -> None:
     words = ["-n", str(scripts / shell)]
     done = subprocess.run([shell, *words], capture_output=True, text=True, check=False, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")

@@ -132,7 +132,7 @@ def test_options_have_their_defaults() -> None:
         ("-v run -q -- -- x", ["--", "x"]),
     ],
 )
-def test_what_follows_the_command_is_its_own(line: str, command: list[str]) -> None:
+def test_arguments_after_the_command_belong_to_the_command(line: str, command: list[str]) -> None:
     _, arguments = parse(line.split())
     assert arguments.command == command
 
@@ -236,7 +236,7 @@ def test_a_mode_names_the_isolation_that_it_gives(mode: str) -> None:
     assert MODE_OF[Isolation(arguments.isolation)] == mode
 
 
-def test_a_refusal_as_the_user_sees_it(ctl: Ctl) -> None:
+def test_a_refusal_is_printed_as_sentence_and_hint(ctl: Ctl) -> None:
     done = ctl("alloc", "--memory", "10G")
     assert done.returncode == 2
     assert done.stdout == ""

@@ -58,7 +58,7 @@ def test_kill_9_from_outside_meets_the_command_itself(daemon: Daemon) -> None:
         assert process.wait(300) == -signal.SIGKILL
 
 
-def test_what_is_asked_of_the_daemon(ctl: Ctl, daemon: Daemon) -> None:
+def test_run_requests_a_bound_allocation(ctl: Ctl, daemon: Daemon) -> None:
     options = "--memory 4GiB --cores 12.5 --count 2 --isolation quota --device 0 --label nightly"
     assert (
         ctl(
@@ -76,7 +76,7 @@ def test_what_is_asked_of_the_daemon(ctl: Ctl, daemon: Daemon) -> None:
     assert daemon.requests("Release") == []
 
 
-def test_what_is_not_asked_is_not_sent(ctl: Ctl, daemon: Daemon) -> None:
+def test_options_that_are_not_given_are_not_sent(ctl: Ctl, daemon: Daemon) -> None:
     assert ctl("run", "--profile", "1g.18gb", "--", "true").returncode == 0
     (request,) = daemon.requests("Allocate")
     assert request.mig_profile == "1g.18gb"
@@ -86,7 +86,7 @@ def test_what_is_not_asked_is_not_sent(ctl: Ctl, daemon: Daemon) -> None:
     assert request.count == 1
 
 
-def test_the_environment_is_the_callers_with_the_allocations_over_it(daemon: Daemon) -> None:
+def test_the_allocations_variables_override_the_callers(daemon: Daemon) -> None:
     given = {**environment(daemon.socket), "LANG": "C", "WHO": "caller", "ODD": "a\nb=c", "EMPTY": ""}
     done = subprocess.run(
         (*COMMAND, "run", "--", "env", "-0"), env=given, capture_output=True, text=True, check=True
@@ -95,7 +95,7 @@ def test_the_environment_is_the_callers_with_the_allocations_over_it(daemon: Dae
     assert got == {**given, "WHO": "host", "CUDA_VISIBLE_DEVICES": canned.A}
 
 
-def test_a_preload_library_goes_before_those_that_are_there(ctl: Ctl, daemon: Daemon) -> None:
+def test_a_preload_library_is_put_before_existing_ones(ctl: Ctl, daemon: Daemon) -> None:
     daemon.replies["Allocate"] = canned.preload()
     shown = ["run", "--", "printenv", "LD_PRELOAD"]
     assert ctl(*shown).stdout == "/opt/vgpud/libvgpu.so\n"
@@ -117,7 +117,7 @@ def test_directory_and_standard_input_are_the_callers(ctl: Ctl, tmp_path: Path) 
     assert done.stdout == f"{tmp_path}\nthrough\n"
 
 
-def test_the_command_gets_the_callers_descriptors_and_no_others(daemon: Daemon) -> None:
+def test_the_command_inherits_only_the_callers_descriptors(daemon: Daemon) -> None:
     reader, writer = os.pipe()
     # the shell's own listing opens one more, which `ls` reports as the directory that it reads
     probe = "import os; print(sorted(int(n) for n in os.listdir('/proc/self/fd')))"
@@ -220,11 +220,11 @@ def test_no_command_asks_for_nothing(ctl: Ctl, daemon: Daemon) -> None:
     assert daemon.asked == []
 
 
-def test_verbose_says_which_allocation(ctl: Ctl) -> None:
+def test_verbose_prints_the_allocation(ctl: Ctl) -> None:
     assert ctl("run", "-v", "--", "true").stderr == f"allocation a1b2c3d4 on {canned.A}\n"
 
 
-def test_exports_do_to_a_shell_what_run_does(ctl: Ctl) -> None:
+def test_exports_set_the_environment_of_run(ctl: Ctl) -> None:
     lines = export_lines(canned.preload())
     show = 'printf "%s\\n" "$CUDA_VISIBLE_DEVICES" "$VGPU_LEASE" "$LD_PRELOAD"'
     for before, preload in (("", "/opt/vgpud/libvgpu.so"), ("/x.so", "/opt/vgpud/libvgpu.so:/x.so")):

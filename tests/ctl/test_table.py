@@ -34,7 +34,7 @@ def test_an_empty_table_is_its_headers() -> None:
     assert render(Table((Column("A"),), []), wide=False, headers=False) == []
 
 
-def test_facts_leave_out_what_is_not_known() -> None:
+def test_facts_without_a_value_are_left_out() -> None:
     assert render(facts([("a", "1"), ("long", "2"), ("none", "")]), False, True) == ["a:     1", "long:  2"]
 
 
@@ -95,7 +95,7 @@ def test_color(choice: str, tty: bool, environment: dict[str, str], wanted: bool
     assert wants_color(choice, Tty() if tty else io.StringIO(), environment) is wanted
 
 
-def test_devices_of_which_the_same_is_said_share_a_line() -> None:
+def test_devices_with_equal_values_share_a_line() -> None:
     said = [pb.Reason(device_uuid=f"GPU-{n}{n}-4000", sentence="too small") for n in range(3)]
     taken = pb.Reason(device_uuid="GPU-aa-1", taken=True, mode="mig", sentence="fits")
     table = tables.reasons([taken, *said])

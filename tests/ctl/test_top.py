@@ -127,7 +127,7 @@ def test_no_line_is_wider_than_the_terminal(columns: int) -> None:
     assert width(cut("训练训练", 3)) == 2
 
 
-def test_a_narrow_terminal_loses_what_matters_least() -> None:
+def test_a_narrow_terminal_drops_the_least_important_columns() -> None:
     def heads(columns: int) -> list[str]:
         shown = lines(TENANT_HEADS, [tenant_cells(ROW, "█░")], columns, plain, TENANT_SPARE)
         return [head for head in TENANT_HEADS if head in shown[0]]
@@ -137,7 +137,7 @@ def test_a_narrow_terminal_loses_what_matters_least() -> None:
     assert "OVERRUN" not in heads(100)
 
 
-def test_a_low_terminal_says_how_many_devices_it_does_not_show() -> None:
+def test_a_low_terminal_shows_the_number_of_hidden_devices() -> None:
     devices = ["head", *"01234567"]
     assert some(devices, 9, 80) == devices
     assert some(devices, 5, 80) == ["head", "0", "1", "2", "and 5 devices more"]
@@ -157,7 +157,7 @@ def test_top_prints_once_and_ends(main: Ctl, daemon: Daemon) -> None:
     assert "\x1b" not in done.stdout
 
 
-def test_without_hardware_it_says_why(main: Ctl, daemon: Daemon) -> None:
+def test_top_without_nvml_shows_the_reason(main: Ctl, daemon: Daemon) -> None:
     daemon.replies["GetNode"] = canned.node(hardware_error="the driver is not loaded")
     done = main("top", "-1")
     assert done.returncode == 0
@@ -210,7 +210,7 @@ class Live:
         os.close(self.theirs)
 
 
-def test_live_keys_a_restart_and_the_terminal_given_back(daemon: Daemon) -> None:
+def test_top_handles_keys_and_a_daemon_restart_and_restores_the_terminal(daemon: Daemon) -> None:
     live = Live(daemon)
     try:
         live.until("by memory")

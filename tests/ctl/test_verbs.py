@@ -20,7 +20,7 @@ from vgpud.ctl.fail import DETAILS_MATTER
 from vgpud.model.errors import ErrorCode, VgpuError
 
 
-def test_status_of_a_simulated_node_says_so_first(main: Ctl, daemon: Daemon) -> None:
+def test_status_of_a_simulated_node_begins_with_a_warning(main: Ctl, daemon: Daemon) -> None:
     daemon.replies["GetNode"] = canned.node(simulated=True)
     done = main("status")
     assert done.returncode == 0
@@ -71,9 +71,7 @@ def test_alloc_for_another_user_by_an_id_of_the_callers(main: Ctl, daemon: Daemo
     assert not request.bind_to_caller
 
 
-def test_a_request_file_gives_what_the_command_line_leaves_out(
-    main: Ctl, daemon: Daemon, tmp_path: Path
-) -> None:
+def test_a_request_file_supplies_missing_options(main: Ctl, daemon: Daemon, tmp_path: Path) -> None:
     path = tmp_path / "request.toml"
     path.write_text('memory = "8GiB"\ncores = 25\ndevice = [0, 1]\nlabel = "from the file"\n')
     assert main("alloc", "-f", str(path), "--label", "mine").returncode == 0
@@ -100,14 +98,14 @@ def test_a_mistake_in_a_request_file_is_named(main: Ctl, tmp_path: Path, text: s
     assert main("alloc", "-f", str(tmp_path / "none.toml")).returncode == 2
 
 
-def test_each_alloc_has_an_id_of_its_own(main: Ctl, daemon: Daemon) -> None:
+def test_each_alloc_has_a_unique_request_id(main: Ctl, daemon: Daemon) -> None:
     main("alloc")
     main("alloc")
     first, second = (request.request_id for request in daemon.requests("Allocate"))
     assert first != second
 
 
-def test_a_cut_off_alloc_says_how_to_get_it(main: Ctl, daemon: Daemon) -> None:
+def test_an_interrupted_alloc_prints_how_to_get_the_allocation(main: Ctl, daemon: Daemon) -> None:
     daemon.replies["Allocate"] = VgpuError(ErrorCode.STOPPING, "vgpud is stopping")
     done = main("alloc")
     (request,) = daemon.requests("Allocate")
@@ -115,7 +113,7 @@ def test_a_cut_off_alloc_says_how_to_get_it(main: Ctl, daemon: Daemon) -> None:
     assert f"--request-id {request.request_id} gets it" in done.stderr
 
 
-def test_release_goes_on_after_one_that_fails(main: Ctl, daemon: Daemon) -> None:
+def test_release_continues_after_a_failure(main: Ctl, daemon: Daemon) -> None:
     def answer(request: pb.ReleaseRequest) -> object:
         if request.allocation_id == "b":
             return VgpuError(ErrorCode.TENANT_ALIVE, "b has 2 processes", "stop them or use --force")
@@ -150,7 +148,7 @@ def test_resize_sends_only_what_changes(main: Ctl, daemon: Daemon) -> None:
     assert (done.returncode, done.stderr.splitlines()[0]) == (2, "vgpuctl: nothing to change (E103)")
 
 
-def test_a_plan_that_is_refused(main: Ctl, daemon: Daemon) -> None:
+def test_plan_exits_with_the_code_of_the_refusal(main: Ctl, daemon: Daemon) -> None:
     daemon.replies["Plan"] = canned.refused_plan()
     done = main("plan", "--memory", "100GiB", "-v")
     assert done.returncode == 33
@@ -192,7 +190,7 @@ def test_policy_check_needs_no_daemon(main: Ctl, daemon: Daemon, tmp_path: Path)
     assert (document["kind"], document["policy"]["planner"]["strategy"]) == ("PolicyCheck", "spread")
 
 
-def test_every_mistake_of_a_policy_is_said(main: Ctl, tmp_path: Path) -> None:
+def test_policy_check_reports_every_mistake(main: Ctl, tmp_path: Path) -> None:
     bad = tmp_path / "bad.toml"
     bad.write_text('version = 1\n[planner]\nstrategi = "pack"\n[[device]]\nmode = "migg"\n')
     done = main("policy", "check", str(bad))
@@ -346,7 +344,7 @@ def test_times_keep_every_nanosecond(unix_ns: int, text: str | None) -> None:
     assert rfc3339(unix_ns) == text
 
 
-def test_it_runs_from_any_directory(daemon: Daemon, tmp_path: Path) -> None:
+def test_vgpuctl_runs_from_any_directory(daemon: Daemon, tmp_path: Path) -> None:
     done = subprocess.run(
         (*COMMAND, "--version"), cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True
     )

@@ -104,7 +104,7 @@ def test_json_lines(daemon: Daemon, gate: threading.Event) -> None:
     assert daemon.requests("Watch")[0].after_revision == 7
 
 
-def test_it_resumes_when_the_daemon_restarts(daemon: Daemon, gate: threading.Event) -> None:
+def test_watch_resumes_when_the_daemon_restarts(daemon: Daemon, gate: threading.Event) -> None:
     daemon.watches = [events(42, 43, gate=gate), events(44, gate=gate)]
     with watching(daemon) as process:
         line(process)
@@ -119,7 +119,7 @@ def test_it_resumes_when_the_daemon_restarts(daemon: Daemon, gate: threading.Eve
     assert [request.after_revision for request in daemon.requests("Watch")] == [41, 43]
 
 
-def test_it_resumes_after_a_daemon_that_says_goodbye(daemon: Daemon, gate: threading.Event) -> None:
+def test_watch_resumes_after_the_daemon_stops_and_starts(daemon: Daemon, gate: threading.Event) -> None:
     goodbye = VgpuError(ErrorCode.STOPPING, "vgpud is stopping")
     daemon.replies["GetNode"].revision = 42
     daemon.watches = [events(42, fail=goodbye), events(43, gate=gate)]
@@ -129,7 +129,7 @@ def test_it_resumes_after_a_daemon_that_says_goodbye(daemon: Daemon, gate: threa
         assert interrupt(process) == ""
 
 
-def test_events_that_are_lost_are_told(daemon: Daemon, gate: threading.Event) -> None:
+def test_watch_reports_lost_events(daemon: Daemon, gate: threading.Event) -> None:
     goodbye = VgpuError(ErrorCode.STOPPING, "vgpud is stopping")
     gone = VgpuError(ErrorCode.BAD_REVISION, "events after revision 42 are no longer kept")
     daemon.replies["GetNode"].revision = 90
@@ -143,7 +143,7 @@ def test_events_that_are_lost_are_told(daemon: Daemon, gate: threading.Event) ->
     assert [request.after_revision for request in daemon.requests("Watch")] == [90, 42, 90]
 
 
-def test_a_count_that_was_set_back_is_told(daemon: Daemon, gate: threading.Event) -> None:
+def test_watch_reports_a_reset_of_revisions(daemon: Daemon, gate: threading.Event) -> None:
     goodbye = VgpuError(ErrorCode.STOPPING, "vgpud is stopping")
     daemon.replies["GetNode"].revision = 3
     daemon.watches = [events(42, fail=goodbye), events(4, gate=gate)]
@@ -161,6 +161,6 @@ def test_a_revision_that_is_not_kept_is_an_error_at_the_start(ctl: Ctl, daemon: 
     assert "events after revision 1 are no longer kept (E105)" in done.stderr
 
 
-def test_without_a_daemon_at_the_start_it_does_not_wait(ctl: Ctl, daemon: Daemon) -> None:
+def test_watch_fails_at_once_without_a_daemon_at_the_start(ctl: Ctl, daemon: Daemon) -> None:
     daemon.stop()
     assert ctl("watch").returncode == 32

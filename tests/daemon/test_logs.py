@@ -35,7 +35,7 @@ def test_a_line_becomes_fields_with_the_id_that_journalctl_knows() -> None:
     assert all(re.fullmatch(r"[A-Z][A-Z0-9_]*", name) for name in fields)
 
 
-def test_what_journalctl_shows_unasked_says_it_all() -> None:
+def test_the_default_view_of_journalctl_has_all_fields() -> None:
     event = {"event": "refused", "level": "info", "message_id": Message.REFUSED, "uid": 7}
     why = {"why": 'no "room"', "label": "", "left_out": 2}
     assert logs.journal_message(event) == "refused: uid=7"
@@ -49,7 +49,7 @@ def test_what_journalctl_shows_unasked_says_it_all() -> None:
     assert logs.journal_message({"event": "x", "label": "a\nb"}) == 'x: label="a\\nb"'
 
 
-def test_every_id_is_explained_and_no_other() -> None:
+def test_the_catalog_explains_exactly_the_message_ids() -> None:
     assert set(entries()) == {message.value for message in Message}
     assert len({message.value for message in Message}) == len(Message)
     for text in entries().values():
@@ -128,7 +128,7 @@ def test_many_users_together_cannot_either() -> None:
     assert len(thin._windows) <= logs._FORGET_AT
 
 
-def test_what_was_changed_is_never_left_out() -> None:
+def test_audit_lines_are_never_dropped() -> None:
     thin = logs.Thinned(Clock())
     audit = {"message_id": Message.AUDIT, "uid": 7}
     assert len(kept(thin, 1000, outcome="done", **audit)) == 1000

@@ -94,7 +94,7 @@ def test_without_systemd_nothing_is_sent(monkeypatch: pytest.MonkeyPatch) -> Non
     assert sd.watchdog_seconds() is None
 
 
-def test_the_watchdog_is_fed_twice_in_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_watchdog_is_notified_twice_in_its_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WATCHDOG_USEC", "30000000")
     monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
     assert sd.watchdog_seconds() == 15

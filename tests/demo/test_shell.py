@@ -47,7 +47,7 @@ def test_the_exit_code_is_the_commands() -> None:
     assert shell("--profile", "t4x1", "--", "sh", "-c", "exit 7").returncode == 7
 
 
-def test_an_unknown_profile_is_refused_with_those_there_are() -> None:
+def test_an_unknown_profile_is_refused_with_the_known_ones() -> None:
     done = shell("--profile", "nope", "--", "true")
     assert done.returncode == 1
     assert "no profile 'nope'; there are: a100x8" in done.stderr

@@ -19,7 +19,7 @@ def dev(*words: str, **changes: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_without_a_verb_it_lists_them() -> None:
+def test_dev_without_a_verb_lists_the_verbs() -> None:
     done = dev(str(ROOT / "dev"))
     assert done.returncode == 0
     assert [verb for verb in VERBS if f"\n  {verb} " not in done.stdout] == []
@@ -32,7 +32,7 @@ def test_an_unknown_verb_is_refused() -> None:
 
 
 @needs("root")
-def test_not_root_and_something_missing_is_told_the_one_command(tmp_path: Path) -> None:
+def test_a_user_without_root_gets_the_command_that_installs_missing_packages(tmp_path: Path) -> None:
     """On a machine without a compiler: the tools that ./dev itself needs are there, gcc is not."""
     for name in ("bash", "sh", "env", "readlink", "dirname", "tr", "id", "mkdir", "cat"):
         found = shutil.which(name)

@@ -60,23 +60,23 @@ def test_a_skip_without_a_condition_fails(said: str) -> None:
     assert "not tested here: 2 tests for want of moon 1, rocket 1; docs/testing.md says how" in said
 
 
-def test_programs_of_tests_do_not_ignore_what_a_parent_ignores(said: str) -> None:
+def test_programs_of_tests_do_not_inherit_ignored_signals(said: str) -> None:
     assert "PASSED" in next(line for line in said.splitlines() if "test_signals" in line)
 
 
-def test_the_first_tier_says_what_it_leaves_out(tmp_path: Path) -> None:
+def test_the_first_tier_reports_the_tests_that_it_excludes(tmp_path: Path) -> None:
     """Counted in the workers, told by the process that started them."""
     told = play(tmp_path, "-n", "2", "-m", "not real", "-k", "rocket or moon")
     assert "not tested here: 1 tests of real programs (rocket 1); ./dev test-all runs them" in told
     assert "1 skipped" in told
 
 
-def test_the_documented_table_is_the_one_in_force() -> None:
+def test_the_documented_table_equals_the_code() -> None:
     assert table() in (ROOT / "docs" / "testing.md").read_text()
     assert [name for name, one in CONDITIONS.items() if not (one.how or one.packages)] == []
 
 
-def test_the_packages_of_what_is_installed_are_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_of_installed_programs_are_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.conditions.PATH", "/nowhere")
     assert {"podman", "slurmd", "lintian"} <= set(packages())
     monkeypatch.setattr("tests.conditions.shutil.which", lambda name, path=None: f"/usr/bin/{name}")

@@ -70,7 +70,7 @@ def pages() -> list[ParameterSet]:
 
 
 @pytest.mark.parametrize("page", pages())
-def test_what_the_page_says_is_what_happens(page: Path, node: DemoNode, shell: Reader) -> None:
+def test_the_commands_of_a_page_print_what_the_page_shows(page: Path, node: DemoNode, shell: Reader) -> None:
     tried = 0
     for block in blocks(page):
         if block.language == "toml" and "[[case]]" in block.text:
@@ -87,7 +87,7 @@ def test_what_the_page_says_is_what_happens(page: Path, node: DemoNode, shell: R
     assert not [d for d in node.ctl_json("devices")["items"] if d.get("drained")], "a device stays drained"
 
 
-def test_what_sentences_name_is_taken_too(node: DemoNode, shell: Reader) -> None:
+def test_commands_named_in_sentences_are_accepted(node: DemoNode, shell: Reader) -> None:
     hold = [str(BUILD / "bin" / "vgpu-probe"), "hold", str(1 << 20), "--then-wait-on-stdin"]
     quota = node.tenant(["--memory", "1GiB", "--isolation", "quota", "--device", "0"], hold)
     client = node.tenant(["--memory", "1GiB", "--isolation", "compute", "--device", "7"], hold)

@@ -78,7 +78,7 @@ def test_the_lists_name_nothing_that_no_page_has() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_every_block_says_what_it_is(page: Path) -> None:
+def test_every_block_has_a_language(page: Path) -> None:
     for block in blocks(page):
         assert block.language in (*QUIET, "console"), block
         assert block.place in (PLACES if block.language == "console" else ("",)), block
@@ -92,7 +92,7 @@ def test_every_block_says_what_it_is(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_what_a_block_holds_can_be_read(page: Path, tmp_path: Path) -> None:
+def test_the_content_of_each_block_parses(page: Path, tmp_path: Path) -> None:
     """A policy, or a part of one, by vgpud itself."""
     for block in blocks(page):
         if block.language == "json":
@@ -113,7 +113,7 @@ def test_what_a_block_holds_can_be_read(page: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", MANUALS, ids=lambda page: page.stem)
-def test_manual_pages_type_what_the_pages_type(page: Path, tmp_path: Path) -> None:
+def test_commands_of_manual_pages_are_tested_too(page: Path, tmp_path: Path) -> None:
     indented = [line[4:] for line in page.read_text().splitlines() if line.startswith("    ")]
     run = typed()
     assert [line for line in indented if is_command(line) and plain(line) not in run] == []
@@ -127,7 +127,7 @@ def checkout() -> list[str]:
 
 
 @pytest.mark.parametrize("command", checkout())
-def test_what_is_not_run_is_there_at_least(command: str) -> None:
+def test_names_in_commands_that_are_not_run_exist(command: str) -> None:
     program, *words = command.split()
     if program == "./dev":
         usage = subprocess.run([ROOT / "dev"], capture_output=True, text=True, check=False).stdout

@@ -257,7 +257,7 @@ def test_a_container_that_ends_is_released_with_one_line_that_says_why(trail: Tr
     assert (found[1]["door"], found[1]["allocation"]) == ("vgpud", held)
 
 
-def test_what_is_asked_for_again_is_not_written_again(trail: Trail) -> None:
+def test_a_repeated_request_leaves_no_second_audit_line(trail: Trail) -> None:
     """A tenant that repeats itself in a loop would fill the journal."""
     held = suspended(trail)
     small = quota(trail.node, request_id="again")

@@ -194,7 +194,7 @@ def test_a_tenant_that_fills_its_usage_file_is_marked(shared_node: DemoNode, end
     assert "active (tampered)" in node.ctl("ls").stdout
 
 
-def test_a_driver_that_libvgpu_does_not_know_is_told_once(shared_node: DemoNode, ended: list[Tenant]) -> None:
+def test_an_unknown_driver_is_reported_once(shared_node: DemoNode, ended: list[Tenant]) -> None:
     """Once for each allocation, however many processes it has; in `doctor` once for the driver."""
     node = shared_node
     tenants = [start(node, HOLD) for _ in range(2)]

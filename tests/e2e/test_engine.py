@@ -83,7 +83,7 @@ def test_a_tenant_is_held_to_its_share_by_the_engine_cut(cut_node: DemoNode) -> 
     assert engine(cut_node) == ("cut", "probed"), "as the next first tenant will have it"
 
 
-def test_a_driver_that_refuses_leaves_the_gate_and_says_why(cut_node: DemoNode) -> None:
+def test_a_driver_that_refuses_cut_leaves_the_gate_with_the_reason(cut_node: DemoNode) -> None:
     cut_node.start()
     sim(cut_node, "fault", "fail", "--function", "FIFO_DISABLE_CHANNELS", "--code", "86")
     held = cut_node.ctl("alloc", *ASKED, "--cores", "25").stdout.strip()

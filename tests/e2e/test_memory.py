@@ -97,7 +97,7 @@ preload.memory_overcommit = 1.5
 """
 
 
-def test_an_overcommitted_tenant_is_told_that_the_card_is_full(make_node: NodeMaker) -> None:
+def test_an_overcommitted_tenant_gets_out_of_memory_when_the_card_is_full(make_node: NodeMaker) -> None:
     """Both limits fit the policy, not the card: the second tenant meets the card's end, and it is told so."""
     node = make_node(profile="h200x1", policy=OVERCOMMIT)
     node.start()

@@ -280,7 +280,7 @@ def test_the_policy_bounds_the_host_memory_of_suspended_tenants(make_node: NodeM
     suspend(node, one)
     refused = refusal(node, "suspend", two)
     assert refused.code is ErrorCode.NO_CAPACITY
-    assert "pass the host memory of suspended tenants" in refused.sentence
+    assert "exceed the host memory for suspended tenants" in refused.sentence
     assert goes_on(second)
     resume(node, one)
     end(node, first, one)

@@ -55,7 +55,7 @@ def test_an_unsupported_question_is_logged_once(status: int, level: str) -> None
         (pynvml.NVML_ERROR_MEMORY, ErrorCode.NVML_FAILED),
     ],
 )
-def test_what_makes_a_device_unusable_is_raised(status: int, code: ErrorCode) -> None:
+def test_errors_that_make_a_device_unusable_are_raised(status: int, code: ErrorCode) -> None:
     fake = FakeNvml(1)
     fake.answers["nvmlSystemGetDriverVersion"] = status
     with pytest.raises(NvmlRefusal) as caught:
@@ -65,7 +65,7 @@ def test_what_makes_a_device_unusable_is_raised(status: int, code: ErrorCode) ->
     assert caught.value.sentence[0].islower()
 
 
-def test_a_refusal_about_a_device_names_it() -> None:
+def test_an_error_about_a_device_names_the_device() -> None:
     fake = FakeNvml(1)
     fake.answers["*", 0] = pynvml.NVML_ERROR_GPU_IS_LOST
     uuid = fake.gpus[0].uuid
@@ -89,7 +89,7 @@ def _hang(
     return caught.value
 
 
-def test_a_hanging_call_is_given_up_and_says_which() -> None:
+def test_a_hanging_call_is_abandoned_and_named() -> None:
     workers, free, ran = Workers(), threading.Event(), threading.Event()
     error = _hang(workers, "gpu 3", free, ran.set, 0.5)
     assert error.code is ErrorCode.NVML_TIMEOUT
@@ -127,7 +127,7 @@ def test_the_deadline_is_of_one_call_not_of_the_job() -> None:
     assert Workers().run("gpu 0", 1.0, job) == 4
 
 
-def test_errors_of_a_job_come_back() -> None:
+def test_errors_of_a_job_reach_the_caller() -> None:
     with pytest.raises(ZeroDivisionError):
         Workers().run("gpu 0", 5, lambda: 1 // 0)
 

@@ -98,7 +98,7 @@ def test_mig_mode_that_cannot_be_set(nvml: FakeNvml, gateway: Gateway, status: i
     assert GPU in caught.value.sentence
 
 
-def test_an_instance_comes_with_one_compute_instance_over_all_of_it(nvml: FakeNvml, mig: Gateway) -> None:
+def test_a_new_gpu_instance_has_one_compute_instance_over_all_of_it(nvml: FakeNvml, mig: Gateway) -> None:
     instance = mig.create_gpu_instance(GPU, 9, Placement(4, 4))
     assert (instance.profile_id, instance.placement) == (9, Placement(4, 4))
     (compute,) = instance.compute_instances
@@ -149,7 +149,7 @@ def test_destroy_is_idempotent(mig: Gateway) -> None:
     assert mig.gpu_instances(GPU) == ()
 
 
-def test_destroy_of_an_instance_in_use_names_who_is_on_it(nvml: FakeNvml, mig: Gateway) -> None:
+def test_destroying_an_instance_in_use_names_its_processes(nvml: FakeNvml, mig: Gateway) -> None:
     instance = mig.create_gpu_instance(GPU, 14, Placement(0, 2))
     nvml.gpus[0].processes = [process(4242, instance=instance.id), process(9, instance=instance.id + 1)]
     with pytest.raises(VgpuError) as caught:
@@ -159,7 +159,7 @@ def test_destroy_of_an_instance_in_use_names_who_is_on_it(nvml: FakeNvml, mig: G
     assert mig.gpu_instances(GPU) == (instance,)
 
 
-def test_destroy_goes_on_where_it_was_cut(nvml: FakeNvml, mig: Gateway) -> None:
+def test_an_interrupted_destroy_can_be_repeated(nvml: FakeNvml, mig: Gateway) -> None:
     instance = mig.create_gpu_instance(GPU, 14, Placement(0, 2))
     nvml.answers["nvmlGpuInstanceDestroy"] = IN_USE
     with pytest.raises(VgpuError) as caught:
@@ -187,7 +187,7 @@ def test_destroy_waits_for_the_driver_to_let_go(
     assert mig.gpu_instances(GPU) == ()
 
 
-def test_an_instance_that_goes_while_it_is_listed_is_left_out(nvml: FakeNvml, mig: Gateway) -> None:
+def test_an_instance_destroyed_during_the_listing_is_left_out(nvml: FakeNvml, mig: Gateway) -> None:
     first = mig.create_gpu_instance(GPU, 19, Placement(0, 1))
     mig.create_gpu_instance(GPU, 14, Placement(2, 2))
     nvml.answers["nvmlGpuInstanceGetInfo"] = 6
@@ -197,7 +197,7 @@ def test_an_instance_that_goes_while_it_is_listed_is_left_out(nvml: FakeNvml, mi
 
 
 @given(st.lists(st.sampled_from([(p[1], place) for p in H200_PROFILES for place in p[7]]), max_size=12))
-def test_any_layout_that_fits_is_listed_as_made_and_goes_again(
+def test_any_valid_layout_can_be_made_listed_and_destroyed(
     wanted: list[tuple[int, tuple[int, int]]],
 ) -> None:
     nvml = FakeNvml(1)
@@ -247,7 +247,7 @@ HALF = Placement(4, 4)
 ONE, MIDDLE = (0, Placement(0, 1)), (0, Placement(1, 1))
 
 
-def test_compute_instances_of_one_gpu_instance_come_and_go(mig: Gateway) -> None:
+def test_compute_instances_of_one_gpu_instance_are_created_and_destroyed(mig: Gateway) -> None:
     empty = mig.create_gpu_instance(GPU, 9, HALF, whole=False)
     assert empty.compute_instances == ()
     mig.create_compute_instance(GPU, empty.id, MIDDLE)
@@ -269,7 +269,7 @@ def test_compute_instances_of_one_gpu_instance_come_and_go(mig: Gateway) -> None
     assert mig.gpu_instances(GPU) == ()
 
 
-def test_destroy_of_a_compute_instance_in_use_names_who_is_on_it(nvml: FakeNvml, mig: Gateway) -> None:
+def test_destroying_a_compute_instance_in_use_names_its_processes(nvml: FakeNvml, mig: Gateway) -> None:
     number = mig.create_gpu_instance(GPU, 9, HALF, whole=False).id
     for key in (ONE, MIDDLE):
         mig.create_compute_instance(GPU, number, key)
@@ -287,7 +287,7 @@ def test_destroy_of_a_compute_instance_in_use_names_who_is_on_it(nvml: FakeNvml,
     assert str(41 if made.id == 1 else 42) not in said
 
 
-def test_how_a_gpu_instance_divides_is_read_of_the_first_that_stands(
+def test_compute_profiles_are_read_from_the_first_existing_gpu_instance(
     nvml: FakeNvml, mig: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before that it is presumed; what the driver says counts."""

@@ -26,7 +26,7 @@ def test_the_answer_is_kept_with_boot_and_driver(tmp_path: Path) -> None:
     assert (said.boot_id, said.driver_version, said.failed) == ("boot", "580.1", False)
 
 
-def test_the_probe_is_told_the_device_and_reaches_no_mps_daemon(tmp_path: Path) -> None:
+def test_the_probe_gets_the_device_and_reaches_no_mps_daemon(tmp_path: Path) -> None:
     script = 'echo "$1 $CUDA_MPS_PIPE_DIRECTORY $CUDA_CACHE_DISABLE" >&2; exit 1'
     said = EngineProbe(program(tmp_path, script), tmp_path).ask("GPU-1", "boot", "580.1")
     assert said.why == f"the probe ended with status 1: GPU-1 {tmp_path} 1"
@@ -47,7 +47,7 @@ def test_no_answer_is_the_gate_with_a_reason(tmp_path: Path, script: str, why: s
     assert (said.engine, said.failed, said.why) == (Engine.GATE, True, why)
 
 
-def test_a_probe_that_is_missing_is_the_gate_with_a_reason(tmp_path: Path) -> None:
+def test_without_the_probe_the_engine_is_gate_with_a_reason(tmp_path: Path) -> None:
     said = EngineProbe(tmp_path / "none", tmp_path).ask("GPU-1", "boot", "580.1")
     assert (said.engine, said.failed) == (Engine.GATE, True)
     assert said.why.endswith("does not start: no such file or directory")

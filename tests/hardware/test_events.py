@@ -49,13 +49,13 @@ def watch(nvml: FakeNvml, wanted: int) -> list[DeviceEvent]:
     return told.events
 
 
-def test_xids_are_told_with_device_and_instance() -> None:
+def test_xid_events_have_device_and_instance() -> None:
     nvml = FakeNvml(2)
     nvml.events = [xid(nvml, 1, 79), xid(nvml, 0, 5, kind=4), xid(nvml, 0, 13, gi=3, ci=0)]
     assert watch(nvml, 2) == [DeviceEvent(uuid_of(1), 79), DeviceEvent(uuid_of(0), 13, 3, 0)]
 
 
-def test_a_programs_fault_is_told_apart() -> None:
+def test_xids_of_program_faults_are_not_device_errors() -> None:
     lost, program = DeviceEvent("GPU-1", 79), DeviceEvent("GPU-1", 31, 2)
     assert (lost.is_application_fault, program.is_application_fault) == (False, True)
     assert lost.sentence == "GPU-1 reported Xid 79"
@@ -63,7 +63,7 @@ def test_a_programs_fault_is_told_apart() -> None:
     assert DeviceEvent("", None).sentence == "a device has fallen off the bus"
 
 
-def test_a_lost_device_is_told_and_the_watch_goes_on() -> None:
+def test_a_lost_device_is_reported_and_the_watch_continues() -> None:
     nvml = FakeNvml(2)
     nvml.events = [pynvml.NVML_ERROR_GPU_IS_LOST, xid(nvml, 1, 48)]
     assert watch(nvml, 2) == [DeviceEvent("", None), DeviceEvent(uuid_of(1), 48)]

@@ -38,7 +38,7 @@ def gateway(nvml: FakeNvml) -> Gateway:
     return Gateway(deadline_seconds=5.0, binding=nvml)
 
 
-def test_a_snapshot_holds_what_nvml_says(nvml: FakeNvml, gateway: Gateway) -> None:
+def test_a_snapshot_has_the_values_of_nvml(nvml: FakeNvml, gateway: Gateway) -> None:
     nvml.gpus[1].processes = [process(4242, 512 * MIB)]
     nvml.gpus[1].compute_mode = 3
     node = gateway.snapshot()
@@ -150,7 +150,7 @@ def test_process_lists_fall_back_to_the_older_struct(nvml: FakeNvml, gateway: Ga
     assert [p.pid for p in gateway.snapshot().devices[0].processes] == [5]
 
 
-def test_a_process_that_has_ended_is_listed_no_more(nvml: FakeNvml, gateway: Gateway) -> None:
+def test_an_ended_process_is_not_listed(nvml: FakeNvml, gateway: Gateway) -> None:
     """An MPS server that nobody has collected yet: on an H200 it kept the next tenant out."""
     ended = subprocess.Popen(["true"])
     os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # and is a zombie until it is collected
@@ -191,7 +191,7 @@ def test_not_supported_everywhere_is_a_device_with_few_facts(nvml: FakeNvml, sta
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
-def test_any_one_question_may_go_without_an_answer(nvml: FakeNvml, name: str) -> None:
+def test_a_snapshot_survives_any_single_unsupported_call(nvml: FakeNvml, name: str) -> None:
     nvml.answers[name] = pynvml.NVML_ERROR_NOT_SUPPORTED
     node = Gateway(binding=nvml).snapshot()
     assert [(d.uuid, d.health) for d in node.devices] == [(uuid_of(i), Health.OK) for i in range(2)]
@@ -210,7 +210,7 @@ def test_no_mps_in_a_vgpu_guest_or_on_an_old_card(nvml: FakeNvml) -> None:
     assert not Gateway(binding=old).snapshot().devices[0].mps_capable
 
 
-def test_a_lost_device_keeps_its_identity_and_the_others_go_on(nvml: FakeNvml, gateway: Gateway) -> None:
+def test_a_lost_device_keeps_its_identity_and_the_others_are_read(nvml: FakeNvml, gateway: Gateway) -> None:
     nvml.gpus[0].processes = [process(5)]
     before = gateway.snapshot()
     nvml.answers["nvmlDeviceGetHandleByIndex", 0] = LOST
@@ -270,7 +270,7 @@ def test_several_hanging_devices_are_waited_for_together() -> None:
     assert seconds < len(devices) * 1.0, "one after the other would take this long at least"
 
 
-def test_one_hanging_device_is_marked_and_asked_again_only_once_it_answers(nvml: FakeNvml) -> None:
+def test_a_hanging_device_is_marked_silent_until_it_answers(nvml: FakeNvml) -> None:
     gateway = Gateway(deadline_seconds=1.0, binding=nvml)
     before = gateway.snapshot()
     free = nvml.hangs["nvmlDeviceGetMemoryInfo", 0] = threading.Event()
@@ -328,7 +328,7 @@ def test_no_driver_is_an_error_until_there_is_one(nvml: FakeNvml, status: int, c
     assert len(gateway.snapshot().devices) == 2
 
 
-def test_a_driver_unloaded_under_way_is_no_lost_device(nvml: FakeNvml, gateway: Gateway) -> None:
+def test_a_driver_unloaded_during_a_snapshot_is_no_lost_device(nvml: FakeNvml, gateway: Gateway) -> None:
     nvml.answers["nvmlDeviceGetHandleByIndex"] = pynvml.NVML_ERROR_DRIVER_NOT_LOADED
     with pytest.raises(VgpuError) as caught:
         gateway.snapshot()

@@ -47,7 +47,7 @@ def test_a_late_answer_is_not_taken_for_the_next_calls(tmp_path: Path) -> None:
     asyncio.run(work())
 
 
-def test_a_helper_that_dies_says_nothing(tmp_path: Path) -> None:
+def test_a_helper_that_dies_leaves_the_result_unknown(tmp_path: Path) -> None:
     async def work() -> None:
         async with suspender(tmp_path).session() as session:
             for _ in range(2):

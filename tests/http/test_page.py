@@ -21,7 +21,7 @@ from vgpud.model.device import ComputeInstance, Placement
 from vgpud.model.view import NodeDescription
 
 
-def test_nothing_comes_from_elsewhere() -> None:
+def test_the_page_loads_no_external_resource() -> None:
     html = page(observation(), "node1")
     assert not re.search(r"https?:|//|<script|<img|<link|<iframe|\son\w+=|\sstyle=|url\(|@import", html)
 
@@ -35,7 +35,7 @@ def test_the_style_is_the_one_that_the_policy_names() -> None:
     assert "unsafe" not in CONTENT_SECURITY_POLICY
 
 
-def test_words_of_others_are_escaped() -> None:
+def test_text_of_tenants_is_escaped() -> None:
     html = page(observation(), "<h1>host")
     for raw in ("<script", "<h1>host", "off the bus <b>", "allocation <made>", 'NVIDIA "H200"'):
         assert raw not in html
@@ -125,7 +125,7 @@ def test_the_history_draws_the_last_hour_of_devices_and_tenants() -> None:
 
 
 @needs("chromium")
-def test_a_browser_draws_it_without_a_complaint(tmp_path: Path) -> None:
+def test_a_browser_draws_the_page_without_errors(tmp_path: Path) -> None:
     program = browser()
     assert program is not None
     port = free_port()

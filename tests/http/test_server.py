@@ -89,7 +89,7 @@ def test_the_unix_socket_is_anybodys_and_has_figures_only(tmp_path: Path) -> Non
     assert not (tmp_path / "metrics.sock").exists()
 
 
-def test_what_is_answered(tmp_path: Path) -> None:
+def test_the_http_server_answers_get_and_head_only(tmp_path: Path) -> None:
     port = free_port()
 
     async def work(_: Doors) -> None:
@@ -170,7 +170,7 @@ def test_a_user_has_a_share_of_the_unix_socket(tmp_path: Path, monkeypatch: pyte
     with_doors(tmp_path, policy(), work, lambda peer: users.pop(0))
 
 
-def test_a_page_that_fails_says_nothing_of_it(tmp_path: Path) -> None:
+def test_a_failing_page_reveals_no_details(tmp_path: Path) -> None:
     async def work() -> None:
         async def broken() -> http.Response:
             raise RuntimeError("secret")
@@ -223,7 +223,7 @@ def test_an_address_that_is_taken_changes_nothing(tmp_path: Path) -> None:
     with_doors(tmp_path, policy(page=mine), work)
 
 
-def test_a_start_goes_on_without_a_taken_address(tmp_path: Path) -> None:
+def test_a_start_continues_without_an_address_in_use(tmp_path: Path) -> None:
     port = free_port()
 
     async def work(_: Doors) -> None:

@@ -23,7 +23,7 @@ def allocation(name: str = "abc123") -> Allocation:
     return Allocation(name, Request("r", Owner(0, 0)), State.ALLOCATING, (), edits=EDITS)
 
 
-def test_a_written_spec_says_what_the_edits_say(tmp_path: Path) -> None:
+def test_a_written_spec_contains_the_edits(tmp_path: Path) -> None:
     path = cdi.write_spec(tmp_path / "cdi", allocation())
     spec = json.loads(path.read_text())
     assert spec["kind"] == "vgpud.io/vgpu"
@@ -102,7 +102,7 @@ def test_leftovers_of_an_interrupted_write_are_removed(tmp_path: Path) -> None:
     assert {entry.name for entry in tmp_path.iterdir()} == {path.name, ".others.json.tmp"}
 
 
-def test_others_can_read_specs_whatever_the_umask(tmp_path: Path) -> None:
+def test_specs_are_world_readable_under_any_umask(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
         path = cdi.write_spec(tmp_path / "cdi", allocation())

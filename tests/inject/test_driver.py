@@ -31,7 +31,7 @@ def by_name(found: DriverFiles) -> dict[str, str]:
     return {Path(m.container_path).name: Path(m.host_path).name for m in found.mounts}
 
 
-def test_own_search_finds_the_driver_and_its_names(libraries: Path) -> None:
+def test_the_search_without_the_toolkit_finds_libraries_and_links(libraries: Path) -> None:
     found = find_driver()
     assert by_name(found) == {
         "libcuda.so": f"libcuda.so.{VERSION}",

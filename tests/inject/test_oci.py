@@ -46,7 +46,7 @@ def test_mounts_come_last_and_outer_ones_first() -> None:
     assert places == ["/run", "/run/vgpu/lease", "/run/vgpu/lease/usage"]
 
 
-def test_hooks_follow_those_that_are_there() -> None:
+def test_hooks_are_added_after_existing_ones() -> None:
     after = edited(CONFIG, "a1", EDITS, DRIVER, HOOK)["hooks"]
     assert [hook["path"] for hook in after["poststop"]] == ["/bin/other", str(HOOK.path)]
     assert after["createRuntime"][0]["args"][-2:] == ["bind", "a1"]

@@ -75,7 +75,7 @@ def test_the_image_keeps_its_own_preloads() -> None:
     ]
 
 
-def test_hooks_have_an_environment_of_their_own() -> None:
+def test_hooks_set_their_own_environment() -> None:
     """Where a hook has none, runc gives it the container's: the image's LD_PRELOAD, as root, on the host."""
     for hook in hooks_of(PRELOAD, DriverFiles(), HOOK):
         assert hook["env"] and not any(str(e).startswith("LD_") for e in hook["env"])
@@ -87,7 +87,7 @@ def test_without_the_program_the_environment_must_do(tmp_path: Path) -> None:
     assert "LD_PRELOAD=/run/vgpu/libvgpu.so" in text and "hooks" not in text
 
 
-def test_the_driver_comes_with_every_spec(tmp_path: Path) -> None:
+def test_every_spec_has_the_drivers_files(tmp_path: Path) -> None:
     specs = Specs(tmp_path, None, DRIVER)
     (device,) = json.loads(specs.write(held(EDITS)).read_text())["devices"]
     edits = device["containerEdits"]
@@ -95,7 +95,7 @@ def test_the_driver_comes_with_every_spec(tmp_path: Path) -> None:
     assert edits["hooks"][0]["path"] == "/usr/bin/nvidia-cdi-hook"
 
 
-def test_what_was_written_is_known_again(tmp_path: Path) -> None:
+def test_a_written_spec_is_recognised_as_current(tmp_path: Path) -> None:
     specs = Specs(tmp_path)
     assert not specs.is_current(allocation())
     path = specs.write(allocation())

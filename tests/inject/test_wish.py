@@ -85,7 +85,7 @@ def test_an_image_adds_nothing_to_annotations_and_cancels_none(environment: bool
     assert ignored_by(config, environment) == ("VGPU_MEMORY", "VGPU_CORES", "VGPU_ALLOCATION")
 
 
-def test_an_image_asks_for_nothing_that_the_policy_does_not_let_it() -> None:
+def test_variables_of_an_image_count_only_if_the_policy_allows() -> None:
     config = container(env=["VGPU_MEMORY=100GiB", "VGPU_LABEL=x"])
     assert wish_of(config) is None
     assert ignored_by(config) == ("VGPU_MEMORY", "VGPU_LABEL")

@@ -45,7 +45,7 @@ def sizes(node: Node) -> list[int]:
 
 
 @pytest.mark.parametrize(("first", "then"), [(2, 5), (5, 2), (3, 3), (1, 7)])
-def test_an_init_container_keeps_its_allocation_whatever_the_next_one_asks(
+def test_an_init_container_keeps_its_allocation_when_later_containers_ask(
     short: Path, first: int, then: int
 ) -> None:
     """A pod's containers are admitted before the first one starts; PodResources lists no plain init ones."""
@@ -131,9 +131,7 @@ def test_the_end_of_a_pods_last_container_releases_at_once(short: Path) -> None:
 
 
 @pytest.mark.parametrize("init", [False, True])
-def test_a_pod_that_comes_again_by_its_name_does_not_keep_what_the_former_held(
-    short: Path, init: bool
-) -> None:
+def test_a_new_pod_of_the_same_name_does_not_inherit_the_old_ones_allocation(short: Path, init: bool) -> None:
     """A StatefulSet's: PodResources knows pods by name alone."""
 
     async def story() -> None:
@@ -171,7 +169,7 @@ def test_a_pod_deleted_by_force_keeps_its_allocation_while_its_container_runs(sh
     run(story())
 
 
-def test_a_kubelet_that_lost_its_checkpoint_takes_nothing_from_a_running_container(short: Path) -> None:
+def test_a_kubelet_without_its_checkpoint_cannot_take_a_running_containers_ids(short: Path) -> None:
     async def story() -> None:
         async with node_in(short) as node:
             await node.kubelet.healthy(UNITS, 160)

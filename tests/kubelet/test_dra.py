@@ -495,7 +495,7 @@ def test_slices_are_back_after_a_restart_of_the_kubelet_before_the_next_check(sh
 
 
 @pytest.mark.parametrize("version", ["v1alpha1", "v1beta1"])
-def test_the_kubelet_is_told_of_the_health_of_each_device(
+def test_the_kubelet_gets_the_health_of_each_device(
     short: Path, version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From 1.36 on it asks, and logs an error each 5 s where no driver answers."""

@@ -273,7 +273,7 @@ def test_ids_of_a_failed_allocation_stay_unhealthy(short: Path) -> None:
     run(story())
 
 
-def test_what_ended_pods_held_is_released_after_the_last_resource_is_removed(short: Path) -> None:
+def test_allocations_of_ended_pods_are_released_after_the_last_resource_is_removed(short: Path) -> None:
     async def story() -> None:
         async with node_in(short) as node:
             await node.kubelet.healthy(UNITS, 160)

@@ -80,7 +80,7 @@ def test_tenants_of_one_instance_are_each_held_to_their_part(node: DemoNode, iso
         assert calls.allocate(whole).slices[0].mig.profile_name == "3g.71gb", "it is whole again"
 
 
-def test_an_instance_is_made_for_the_first_and_goes_with_the_last(node: DemoNode) -> None:
+def test_a_shared_instance_is_made_for_the_first_slice_and_removed_with_the_last(node: DemoNode) -> None:
     one = part(node, "quota", index=1, mig_profile="1g.18gb")
     two = part(node, "quota", index=1, mig_profile="1g.18gb")
     other = part(node, "compute", index=1, share_percent=50.0)

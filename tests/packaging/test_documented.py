@@ -37,12 +37,12 @@ def shell(installed: Installed) -> Iterator[Shell]:
 
 
 @pytest.mark.parametrize("page", pages_of("machine"), ids=name_of)
-def test_what_the_page_says_is_what_happens(page: Path, shell: Shell) -> None:
+def test_the_commands_of_a_page_print_what_the_page_shows(page: Path, shell: Shell) -> None:
     for block in in_place(page, "machine"):
         shell.follow(block)
 
 
-def test_what_sentences_name_is_taken_too(installed: Installed, shell: Shell) -> None:
+def test_commands_named_in_sentences_are_accepted(installed: Installed, shell: Shell) -> None:
     machine: Machine = installed.machine
     machine.shell(f"cat >/tmp/editor <<'END'\n{EDITOR}END\nchmod 755 /tmp/editor")
     for span, command in ON_MACHINE.items():

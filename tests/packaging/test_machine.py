@@ -223,7 +223,7 @@ def test_a_tenant_is_taken_off_its_device_by_the_confined_arbiter(machine: Machi
         machine.shell(f"rm -f {own}; systemctl reload vgpud.service")
 
 
-def test_a_tenant_is_suspended_and_goes_on(machine: Machine, tenants: Tenants) -> None:
+def test_a_tenant_is_suspended_and_resumed(machine: Machine, tenants: Tenants) -> None:
     (allocation,) = (name for name, slices in allocations(machine).items() if slices[0]["mode"] == "preload")
     ctl(machine, "suspend", allocation)
     try:
@@ -372,7 +372,7 @@ def test_an_upgrade_disturbs_no_tenant(installed: Installed, tenants: Tenants) -
     assert machine.shell("tail -n 1 /etc/vgpud/vgpud.toml") == "# mine"
 
 
-def test_an_older_version_is_refused_where_it_would_not_understand_the_ledger(installed: Installed) -> None:
+def test_a_downgrade_with_a_newer_ledger_is_refused(installed: Installed) -> None:
     machine = installed.machine
     before = machine.shell("dpkg-query -W -f '${Version}' vgpud")
     machine.shell(

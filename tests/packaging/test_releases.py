@@ -93,7 +93,7 @@ def test_apt_installs_the_packages_where_python_is_new_enough(
     assert set(re.findall(r"^Inst (\S+)", said.stdout, re.MULTILINE)) == set(NAMES)
 
 
-def test_apt_names_python_as_the_reason_where_it_is_too_old(debs: Path, tmp_path: Path) -> None:
+def test_apt_reports_a_too_old_python(debs: Path, tmp_path: Path) -> None:
     said = apt_says(debs, "Ubuntu 22.04", tmp_path)
     assert said.returncode == 100
     assert re.search(r"vgpud : Depends: python3 \(>= 3\.11~\) but 3\.10\.6\S* is", said.stdout), said.stdout

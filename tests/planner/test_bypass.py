@@ -55,7 +55,7 @@ def test_the_tolerance_stays_below_one_context() -> None:
     assert tolerance_bytes(1000) == 256 * MIB < 412 * MIB
 
 
-def test_two_looks_in_a_row_make_a_mark_and_a_quiet_minute_takes_it_back() -> None:
+def test_two_surveys_in_a_row_make_a_mark_and_a_minute_without_excess_removes_it() -> None:
     now, verdict = judge(watched(), CONTEXT, 0.0)
     assert verdict is Verdict.NOTHING
     assert judge(now, 0, 1.0)[1] is Verdict.NOTHING
@@ -74,7 +74,7 @@ def test_two_looks_in_a_row_make_a_mark_and_a_quiet_minute_takes_it_back() -> No
     assert (verdict, now.marked) == (Verdict.CLEAR, False)
 
 
-def test_what_was_held_when_the_limit_was_lowered_is_no_bypass() -> None:
+def test_memory_held_before_a_limit_was_lowered_is_no_bypass() -> None:
     lowered = under_limit(watched(4 * GIB), GIB, 3 * GIB)
     assert excess_bytes(lowered, Reading(3 * GIB, 3 * GIB, 1)) == 0
     less = under_limit(lowered, GIB, 2 * GIB)

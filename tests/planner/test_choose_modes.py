@@ -78,7 +78,7 @@ def test_a_whole_share_under_preload_limits_nothing() -> None:
     assert only(request(memory=GIB, share=100)) == Slice("GPU-0", Mode.PRELOAD, GIB)
 
 
-def test_a_whole_card_is_all_of_its_usable_memory() -> None:
+def test_an_exclusive_slice_has_all_usable_memory() -> None:
     assert only(request()) == Slice("GPU-0", Mode.EXCLUSIVE, H200_USABLE)
 
 
@@ -94,7 +94,7 @@ def test_the_smallest_share_still_gets_some_memory() -> None:
     assert decision.slices[0].memory_bytes == 2 * MIB
 
 
-def test_a_mig_slice_says_profile_place_memory_and_share() -> None:
+def test_a_mig_slice_has_profile_placement_memory_and_share() -> None:
     assert only(request(mig_profile="3g.71gb")) == Slice(
         "GPU-0",
         Mode.MIG,
@@ -132,17 +132,17 @@ def test_the_smallest_profile_that_serves_is_taken(wanted: Request, profile: str
     assert mig.profile_name == profile
 
 
-def test_the_full_card_profile_takes_no_more_than_the_card_has() -> None:
+def test_the_full_card_profile_has_at_most_the_cards_memory() -> None:
     assert only(request(mig_profile="7g.141gb")).memory_bytes == H200_USABLE
 
 
-def test_a_larger_profile_serves_where_the_policy_leaves_the_smaller_out() -> None:
+def test_a_larger_profile_serves_if_the_policy_excludes_the_smaller() -> None:
     rules = policy({"mode": "mig", "mig": {"profiles": ("2g.35gb", "7g.141gb")}})
     decision = choose(request(memory=GIB), NODE, rules, {})
     assert decision.slices[0].mig == MigSlice(14, "2g.35gb", Placement(4, 2))
 
 
-def test_an_instance_of_others_keeps_its_place() -> None:
+def test_a_foreign_instance_keeps_its_placement() -> None:
     node = node_of(h200(0, mig_on=True, instances=(instance(3, 19, 6),)))
     decision = choose(request(mig_profile="3g.71gb"), node, AUTO, {})
     assert decision.slices[0].mig == MigSlice(9, "3g.71gb", Placement(0, 4))
@@ -190,7 +190,7 @@ def test_mps_without_a_share_adds_nothing_to_the_sum_of_shares() -> None:
     assert only(request(memory=GIB, isolation=COMPUTE), use=use) == Slice("GPU-0", Mode.MPS, GIB)
 
 
-def test_processes_of_others_do_not_shut_preload_out() -> None:
+def test_foreign_processes_do_not_exclude_preload() -> None:
     node = node_of(h200(0, processes=(DeviceProcess(7, GIB, "compute"),)))
     assert choose(request(memory=GIB), node, AUTO, {}).slices
     graphics = node_of(h200(0, processes=(DeviceProcess(7, GIB, "graphics"),)))

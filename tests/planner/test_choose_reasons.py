@@ -443,7 +443,7 @@ def test_an_impossible_amount_is_refused(memory: int) -> None:
         (Selector(uuids=("GPU-0",), indices=(1,)), "no device matches uuid GPU-0 and index 1"),
     ],
 )
-def test_a_selector_that_names_no_device_says_which(selector: Selector, sentence: str) -> None:
+def test_a_selector_without_a_match_names_the_missing_device(selector: Selector, sentence: str) -> None:
     error = refused(request(selector=selector), h200_node(2))
     assert (error.code, error.sentence) == (ErrorCode.NO_SUCH_DEVICE, sentence)
 
@@ -453,13 +453,13 @@ def test_a_node_without_devices_refuses_every_request() -> None:
     assert (error.code, error.sentence) == (ErrorCode.NO_SUCH_DEVICE, "this node has no device")
 
 
-def test_a_device_that_the_selector_leaves_out_says_so() -> None:
+def test_a_device_outside_of_the_selector_has_that_reason() -> None:
     decision = choose(request(selector=Selector(indices=(1,))), h200_node(2), AUTO, {})
     assert [piece.device_uuid for piece in decision.slices] == ["GPU-1"]
     assert decision.reasons[0].sentence == "the request's selector leaves it out"
 
 
-def test_what_fits_now_is_said_for_memory() -> None:
+def test_a_refusal_says_how_much_memory_fits_now() -> None:
     use = {"GPU-0": used(Mode.PRELOAD, 100 * GIB), "GPU-1": used(Mode.PRELOAD, 90 * GIB)}
     error = refused(request(memory=60 * GIB), h200_node(2), AUTO, use)
     assert error.sentence == (
@@ -468,7 +468,7 @@ def test_what_fits_now_is_said_for_memory() -> None:
     assert error.hint == "ask for no more than that, or wait until something is released"
 
 
-def test_what_fits_now_is_said_for_a_share() -> None:
+def test_a_refusal_says_how_much_share_fits_now() -> None:
     use = {"GPU-0": used(Mode.MPS, GIB, share=7000)}
     error = refused(request(memory=GIB, share=40), h200_node(1), AUTO, use)
     assert error.sentence == (
@@ -477,7 +477,7 @@ def test_what_fits_now_is_said_for_a_share() -> None:
     )
 
 
-def test_what_fits_now_is_said_for_mig() -> None:
+def test_a_refusal_says_which_mig_profile_fits_now() -> None:
     node = node_of(h200(0, mig_on=True))
     error = refused(request(mig_profile="4g.71gb"), node, AUTO, {"GPU-0": used_mig((19, 0))})
     assert error.sentence == "no device has a place for a MIG instance of 4g.71gb now"
@@ -487,7 +487,7 @@ def test_what_fits_now_is_said_for_mig() -> None:
     )
 
 
-def test_what_fits_now_is_said_for_whole_devices() -> None:
+def test_a_refusal_says_how_many_whole_devices_are_free() -> None:
     use = {"GPU-0": used(Mode.EXCLUSIVE, H200_USABLE)}
     error = refused(request(count=2), h200_node(2), AUTO, use)
     assert error.code is ErrorCode.NO_CAPACITY
@@ -497,7 +497,7 @@ def test_what_fits_now_is_said_for_whole_devices() -> None:
     assert refused(request(), h200_node(2), AUTO, both).sentence == "no whole device is free now"
 
 
-def test_the_largest_that_would_fit_an_idle_node_is_said() -> None:
+def test_a_refusal_says_the_largest_request_of_an_idle_node() -> None:
     small = h200(1, memory_total_bytes=24 * GIB, memory_reserved_bytes=0)
     error = refused(request(memory=200 * GIB), node_of(h200(0), small))
     assert error.code is ErrorCode.IMPOSSIBLE
@@ -519,7 +519,7 @@ def test_more_devices_than_there_are_is_impossible() -> None:
     assert error.sentence == "3 devices asked, 2 of the 2 that may be taken can serve in one mode"
 
 
-def test_a_lost_device_that_makes_the_count_short_is_said_as_such() -> None:
+def test_a_refusal_names_the_lost_device_that_is_missing() -> None:
     node = node_of(h200(0), h200(1, health=Health.LOST))
     assert refused(request(count=2), node).code is ErrorCode.GPU_LOST
 

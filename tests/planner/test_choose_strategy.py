@@ -58,13 +58,13 @@ def test_pack_prefers_a_device_fixed_to_the_mode_over_a_free_card() -> None:
     assert taken(request(), h200_node(4), whole) == [3]
 
 
-def test_the_mode_that_is_wanted_goes_before_another_that_would_serve() -> None:
+def test_the_preferred_mode_wins_over_another_possible_mode() -> None:
     use = {"GPU-0": used(Mode.MPS, 100 * GIB)}
     assert taken(request(memory=GIB), h200_node(2), AUTO, use) == [1]
     assert taken(request(memory=GIB, isolation=COMPUTE), h200_node(2), AUTO, use) == [0]
 
 
-def test_a_whole_card_is_the_smallest_of_those_free() -> None:
+def test_a_whole_device_request_gets_the_smallest_free_card() -> None:
     node = node_of(h200(0), h200(1, memory_total_bytes=80 * GIB), h200(2))
     assert taken(request(), node) == [1]
 
@@ -109,7 +109,7 @@ def test_several_devices_are_the_nearest_by_link() -> None:
     assert taken(request(count=2), node) == [1, 6]
 
 
-def test_numa_goes_before_links_and_links_before_packing() -> None:
+def test_numa_counts_before_links_and_links_before_packing() -> None:
     node = node_of(*(h200(i) for i in range(8)), links=ring((3, 4), (5, 6)))
     use = {"GPU-0": used(Mode.PRELOAD, 90 * GIB), "GPU-1": used(Mode.PRELOAD, 90 * GIB)}
     assert taken(request(memory=GIB, count=2), node, AUTO, use) == [5, 6]
@@ -130,7 +130,7 @@ def test_equal_devices_go_by_index_not_by_order() -> None:
     assert taken(request(), node_of(*(h200(i) for i in (3, 1, 2)))) == [1]
 
 
-def test_a_device_that_fits_and_is_passed_over_says_for_which() -> None:
+def test_a_device_that_was_not_chosen_names_the_chosen_one() -> None:
     decision = choose(request(), h200_node(2), AUTO, {})
     assert decision.reasons[1].sentence == (
         "it fits (mode exclusive, the whole card with 139.8GiB), but device 0 in mode exclusive fits better"
@@ -144,7 +144,7 @@ def test_a_device_that_fits_and_is_passed_over_says_for_which() -> None:
 
 
 @pytest.mark.parametrize("isolation", [QUOTA, COMPUTE])
-def test_memory_is_given_away_to_the_last_byte_and_no_further(isolation: Isolation) -> None:
+def test_memory_is_allocated_up_to_the_last_byte(isolation: Isolation) -> None:
     mode = MODE_OF[isolation]
     use = {"GPU-0": used(mode, 100 * GIB)}
     grain = MIB if mode is Mode.MPS else 1  # what the mode can count in

@@ -63,7 +63,7 @@ def test_the_names_of_compute_instances_are_the_drivers() -> None:
     assert split_name("3g.71gb") is None
 
 
-def test_the_first_makes_a_gpu_instance_and_the_next_go_into_it() -> None:
+def test_the_first_compute_instance_makes_a_gpu_instance_for_the_next() -> None:
     use, places = EMPTY, []
     for _ in range(3):
         piece = taken(ask(request("1c.3g.71gb"), use={"GPU-0": use} if use.count else {}))
@@ -80,7 +80,7 @@ def test_the_first_makes_a_gpu_instance_and_the_next_go_into_it() -> None:
     assert fourth.key not in {key for key, _ in places}
 
 
-def test_the_whole_by_its_other_name() -> None:
+def test_a_compute_profile_over_all_slices_means_the_whole_gpu_instance() -> None:
     assert taken(ask(request("3c.3g.71gb"))).mig == taken(ask(request("3g.71gb"))).mig
 
 
@@ -135,7 +135,7 @@ def divided(key: PlaceKey, parts: tuple[PlaceKey, ...], slices: int, **fields: A
 PARTS = ((0, Placement(0, 1)), (0, Placement(1, 1)), (0, Placement(2, 1)))
 
 
-def test_one_in_which_something_runs_is_not_given() -> None:
+def test_a_compute_instance_with_processes_is_not_allocated() -> None:
     running = (DeviceProcess(1, None, "compute", 7, 0), DeviceProcess(2, None, "compute", 7, 2))
     device, pool = divided(HALF, PARTS, 3, processes=running)
     mig = taken(ask(request("1c.3g.71gb@4"), device, pools={"GPU-0": pool})).mig
@@ -144,7 +144,7 @@ def test_one_in_which_something_runs_is_not_given() -> None:
 
 
 @pytest.mark.parametrize("foreign", ["keep", "lend"])
-def test_those_of_others_are_given_where_the_policy_lends_them(foreign: str) -> None:
+def test_foreign_compute_instances_are_allocated_only_if_the_policy_lends_them(foreign: str) -> None:
     device, _ = divided(HALF, PARTS[:1], 3)
     pools = {"GPU-0": Pool(foreign=foreign)}
     decision = ask(request("1c.3g.71gb@4"), device, pools=pools)
@@ -158,7 +158,7 @@ def test_those_of_others_are_given_where_the_policy_lends_them(foreign: str) -> 
         assert again.refusal is not None, "nothing is made inside what others made"
 
 
-def test_a_divided_gpu_instance_is_not_given_whole() -> None:
+def test_a_divided_gpu_instance_is_not_allocated_as_a_whole() -> None:
     device, pool = divided(HALF, PARTS, 3)
     use = {"GPU-0": EMPTY.with_slice(taken(ask(request("1c.3g.71gb"), device, pools={"GPU-0": pool})))}
     assert ask(request("3g.71gb@4"), device, use=use, pools={"GPU-0": pool}).refusal is not None
@@ -167,7 +167,7 @@ def test_a_divided_gpu_instance_is_not_given_whole() -> None:
     assert mig.placement.start == 0
 
 
-def test_an_idle_divided_one_makes_way_for_a_whole_one() -> None:
+def test_an_idle_divided_gpu_instance_is_removed_for_a_whole_one() -> None:
     """The only place that is left: the request gets it, once all its parts are gone."""
     device, pool = divided(HALF, PARTS, 3)
     other = taken(ask(request("4g.71gb"), device, pools={"GPU-0": pool}))
@@ -203,7 +203,7 @@ def test_limits_of_memory_in_one_gpu_instance_add_up() -> None:
     assert ask(asked, use={"GPU-0": use}, rule=ON_TOP).refusal is not None
 
 
-def test_what_is_not_limited_counts_with_its_even_part() -> None:
+def test_a_slice_without_a_memory_limit_counts_as_an_even_part() -> None:
     plain = EMPTY.with_slice(taken(ask(request("2c.3g.71gb@4"))))
     asked = request("1c.3g.71gb@4", isolation=Isolation.QUOTA, memory_bytes=30 * GIB)
     refusal = ask(asked, use={"GPU-0": plain}, rule=ON_TOP).refusal
@@ -222,12 +222,12 @@ def test_what_is_not_limited_counts_with_its_even_part() -> None:
         (["2c.3g.71gb"], ErrorCode.DENIED_BY_POLICY),
     ],
 )
-def test_the_policy_names_what_may_be_made(allowed: list[str], code: ErrorCode | None) -> None:
+def test_the_policy_restricts_compute_instance_profiles(allowed: list[str], code: ErrorCode | None) -> None:
     refusal = ask(request("1c.3g.71gb"), rule={"mode": "mig", "mig": {"profiles": allowed}}).refusal
     assert (refusal and refusal.code) == code
 
 
-def test_only_whole_ones_where_only_parts_are_named() -> None:
+def test_compute_profiles_in_the_policy_exclude_whole_gpu_instances() -> None:
     rule: dict[str, object] = {"mode": "mig", "mig": {"profiles": ["1c.3g.71gb"]}}
     refusal = ask(request("3g.71gb"), rule=rule).refusal
     assert refusal is not None
@@ -235,7 +235,7 @@ def test_only_whole_ones_where_only_parts_are_named() -> None:
 
 
 @pytest.mark.parametrize("name", ["5c.3g.71gb", "1c.1g.18gb.x", "1c.8g.71gb", "2c.1g.18gb"])
-def test_what_no_card_has_is_impossible(name: str) -> None:
+def test_a_profile_that_no_card_has_is_impossible(name: str) -> None:
     refusal = ask(request(name)).refusal
     assert refusal is not None
     assert refusal.code is ErrorCode.IMPOSSIBLE
@@ -246,7 +246,7 @@ def test_a_share_is_of_the_compute_instance() -> None:
     assert ask(request("1c.4g.71gb", share=Percent(5000))).refusal is not None
 
 
-def test_a_fixed_layout_gives_its_parts_and_no_more() -> None:
+def test_a_fixed_layout_allocates_only_its_compute_instances() -> None:
     computes = frozenset((HALF, part) for part in PARTS[:2])
     device = replace(h200(0), mig=Mig(True, True, True, H200_PROFILES))
     pool = Pool(layout=frozenset([HALF]), dynamic=False, computes=computes)
@@ -295,7 +295,7 @@ def test_every_division_of_a_gpu_instance_can_be_written_and_read(profiles: tupl
             assert inside.packed(bins[0].parts) == inside.counts[state]
 
 
-def test_the_states_of_a_gpu_instance_are_those_of_brute_force() -> None:
+def test_the_states_of_a_gpu_instance_equal_brute_force() -> None:
     for profile in H200_PROFILES:
         slots = [(p, place) for p in profile.compute for place in p.placements]
         legal = 0

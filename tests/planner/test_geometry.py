@@ -77,14 +77,14 @@ def test_h200_has_the_723_known_states_without_me() -> None:
 
 
 @pytest.mark.parametrize("card", CARDS)
-def test_states_are_those_of_brute_force(card: str) -> None:
+def test_the_legal_states_equal_brute_force(card: str) -> None:
     table = table_for(CARDS[card])
     assert {keys_of(table, state) for state in table.free_after} == every_state(CARDS[card])
 
 
 @pytest.mark.parametrize("card", CARDS)
 @given(data=st.data())
-def test_free_and_best_places_are_those_of_brute_force(card: str, data: st.DataObject) -> None:
+def test_free_and_best_placements_equal_brute_force(card: str, data: st.DataObject) -> None:
     profiles = CARDS[card]
     table = table_for(profiles)
     state = data.draw(st.sampled_from(sorted(every_state(profiles), key=sorted)))
@@ -109,7 +109,7 @@ def test_free_and_best_places_are_those_of_brute_force(card: str, data: st.DataO
     assert {p.id for p in table.free_profiles(layout)} == {key[0] for key in free}
 
 
-def test_an_empty_h200_gives_away_the_places_that_cost_least() -> None:
+def test_an_empty_h200_allocates_the_placements_of_lowest_cost() -> None:
     table = table_for(H200_PROFILES)
     starts = {p.name: table.best_place(Layout(), p.id).placement.start for p in H200_PROFILES}  # type: ignore[union-attr]
     assert starts == {
@@ -130,7 +130,7 @@ def test_two_3g_take_six_of_seven_compute_slices_and_all_memory() -> None:
     assert table.free_profiles(layout) == ()
 
 
-def test_four_1g_leave_room_for_one_3g_at_the_other_end() -> None:
+def test_four_1g_instances_leave_room_for_a_3g_instance() -> None:
     table = table_for(H200_PROFILES)
     layout = table.layout((), used_mig((19, 0), (19, 1), (19, 2), (19, 3)).mig)
     assert free_of(table, layout, 9) == (Placement(4, 4),)
@@ -143,19 +143,19 @@ def test_me_is_there_once_at_most() -> None:
     assert len(free_of(table, layout, 19)) == 6
 
 
-def test_an_instance_that_is_held_and_seen_counts_once() -> None:
+def test_an_allocated_instance_that_nvml_lists_counts_once() -> None:
     table = table_for(H200_PROFILES)
     held = used_mig((9, 0)).mig
     assert table.layout((instance(1, 9, 0),), held) == table.layout((), held)
 
 
-def test_an_instance_of_others_occupies_its_place() -> None:
+def test_a_foreign_instance_occupies_its_placement() -> None:
     table = table_for(H200_PROFILES)
     layout = table.layout((instance(1, 9, 4),), ())
     assert free_of(table, layout, 9) == (Placement(0, 4),)
 
 
-def test_an_instance_that_no_table_lists_shuts_what_it_touches() -> None:
+def test_an_unknown_instance_blocks_overlapping_placements() -> None:
     table = table_for(H200_PROFILES)
     layout = table.layout((GpuInstance(1, 77, Placement(1, 2), ()),), ())
     assert [p.start for p in free_of(table, layout, 19)] == [0, 3, 4, 5, 6]

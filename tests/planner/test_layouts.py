@@ -64,7 +64,7 @@ def test_balanced_is_a_half_a_quarter_and_eighths() -> None:
     ]
 
 
-def test_what_stands_already_is_kept() -> None:
+def test_a_layout_keeps_existing_instances() -> None:
     assert laid("1g.18gb*2", now="1g.18gb@3 1g.18gb@0 2g.35gb@4") == "1g.18gb@0 1g.18gb@3"
 
 

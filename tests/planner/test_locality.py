@@ -36,7 +36,9 @@ def cost(node: Node, chosen: tuple[Fit, ...]) -> tuple[int, int, int]:
 
 @settings(deadline=None)
 @given(situations(), st.data())
-def test_no_set_of_up_to_eight_lies_nearer(situation: tuple[Node, list[Fit]], data: st.DataObject) -> None:
+def test_the_chosen_set_of_up_to_eight_devices_is_the_nearest(
+    situation: tuple[Node, list[Fit]], data: st.DataObject
+) -> None:
     node, fits = situation
     count = data.draw(st.integers(1, len(fits)))
     chosen = nearest(node, fits, count)
@@ -68,7 +70,7 @@ def test_a_bridge_across_numa_nodes_is_preferred() -> None:
     assert [fit.device.index for fit in nearest(node_of(*devices, links=links), fits, 2)] == [1, 2]
 
 
-def test_devices_that_must_be_taken_are_grown_by_those_joined_to_them() -> None:
+def test_required_devices_are_joined_by_their_nearest_neighbours() -> None:
     devices = [h200(i) for i in range(8)]
     pair = {("GPU-1", "GPU-6"), ("GPU-6", "GPU-1")}
     links = {

@@ -28,7 +28,7 @@ PROFILES = ("1g.18gb", "2g.35gb", "3g.71gb", "7g.141gb")
         max_size=20,
     )
 )
-def test_a_decision_does_not_depend_on_those_before(steps: list[tuple[str, int, object]]) -> None:
+def test_a_decision_is_independent_of_earlier_decisions(steps: list[tuple[str, int, object]]) -> None:
     """The same request, with all that is remembered and on a node that nobody has seen."""
     node = node_of(*(h200(i, mig_on=True) for i in range(4)))
     use = {}
@@ -66,7 +66,7 @@ def test_each_part_of_a_seat_counts() -> None:
     assert len(calls) == 7
 
 
-def test_a_policy_that_changes_is_seen_at_once() -> None:
+def test_a_changed_policy_takes_effect_at_once() -> None:
     node = node_of(h200(0, mig_on=True))
     asked = request(mig_profile="1g.18gb")
     assert choose(asked, node, AUTO, {}).slices

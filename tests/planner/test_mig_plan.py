@@ -53,13 +53,13 @@ def test_a_device_in_another_mode_is_an_obstacle() -> None:
     assert made.obstacle == "device 0 is in mode preload with 1 allocations"
 
 
-def test_a_reset_that_is_due_is_an_obstacle() -> None:
+def test_a_pending_reset_is_an_obstacle() -> None:
     waiting = h200(0, mig=Mig(capable=True, current=False, pending=True, profiles=H200_PROFILES))
     made = plan_device(waiting, EMPTY, NO_POOL, ["3g.71gb"])
     assert made.obstacle == "device 0 has a reset due, which brings MIG mode on"
 
 
-def test_an_instance_of_others_in_the_way_is_a_blocker() -> None:
+def test_a_foreign_instance_blocks_a_layout() -> None:
     made = plan("7g.141gb", instance(1, 19, 0))
     assert made.blockers == (key(19, 0),)
 
@@ -71,7 +71,7 @@ def test_off_destroys_idle_instances_and_switches_mig_mode_off() -> None:
     assert plan("off", on=False, use=used(Mode.MPS, GIB)).steps == ()
 
 
-def test_off_is_blocked_by_what_is_in_use_or_not_known() -> None:
+def test_disabling_mig_is_blocked_by_used_and_unknown_instances() -> None:
     held = plan("off", instance(1, 19, 0), pool=pool_of((19, 0)), use=used_mig((19, 0)))
     assert (held.blockers, held.steps) == ((key(19, 0),), ())
     unknown = GpuInstance(1, 77, Placement(0, 1), ())
@@ -89,7 +89,7 @@ def test_auto_destroys_idle_instances_of_our_own_and_releases_the_mode() -> None
 SPREAD = (instance(1, 19, 0), instance(2, 19, 4))
 
 
-def test_defrag_moves_an_idle_instance_where_a_larger_one_fits_then() -> None:
+def test_defrag_moves_an_idle_instance_to_fit_a_larger_one() -> None:
     made = plan_defrag(h200(0, mig_on=True, instances=SPREAD), EMPTY, pool_of((19, 0), (19, 4)))
     kinds = [step.do.value for step in made.steps]
     assert kinds == sorted(kinds, reverse=True) == ["destroy", "create"]  # what goes, goes first
@@ -106,7 +106,7 @@ def test_defrag_keeps_a_fixed_layout_with_the_moved_instance() -> None:
     assert made.layout == fixed.layout - {gone} | {come}
 
 
-def test_defrag_moves_no_instance_of_others_and_none_without_gain() -> None:
+def test_defrag_moves_no_foreign_instance_and_none_without_gain() -> None:
     assert plan_defrag(h200(0, mig_on=True, instances=SPREAD), EMPTY, NO_POOL).steps == ()
     packed = h200(0, mig_on=True, instances=(instance(1, 9, 4),))
     assert plan_defrag(packed, EMPTY, pool_of((9, 4))).steps == ()

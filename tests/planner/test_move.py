@@ -75,7 +75,7 @@ def test_a_tenant_that_cannot_move_is_refused() -> None:
     rules.check_movable(held(0), NODE)
 
 
-def test_its_memory_is_saved_before_the_other_end_becomes_its_own() -> None:
+def test_a_move_saves_memory_before_it_records_the_new_device() -> None:
     kinds = [step.kind for step in rules.move_steps(going(held(0, 1), 2, 3))]
     order = [StepKind.RECORD_INTENT, StepKind.LOCK, StepKind.SAVE, StepKind.RECORD_MOVE]
     order += [StepKind.ATTACH, StepKind.RESTORE, StepKind.UNLOCK, StepKind.COMMIT, StepKind.UNAPPLY_MODE]

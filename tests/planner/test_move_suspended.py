@@ -67,7 +67,7 @@ def test_two_that_change_places_go_back_by_the_same_map(order: list[int], seen: 
     assert {to: source for source, to in device_map(old, new, seen).items()} == back
 
 
-def test_a_chain_closes_among_its_own() -> None:
+def test_a_chain_of_moves_maps_to_a_device_of_the_same_model() -> None:
     """Two chains of moves stay separate, so that no memory moves between different models of card. The first
     device of each chain, which becomes free, gets the context of the chain's last device."""
     a, b, c, d, e, f = UUIDS
@@ -78,7 +78,7 @@ def test_a_chain_closes_among_its_own() -> None:
 
 
 @given(ORDERS)
-def test_the_record_keeps_where_it_was_saved(places: list[tuple[int, int]]) -> None:
+def test_the_record_keeps_the_device_of_the_save(places: list[tuple[int, int]]) -> None:
     allocation = away(held(0, 1))
     at = allocation
     for place in places:

@@ -64,7 +64,7 @@ def test_idle_instances_make_room_and_come_back_elsewhere() -> None:
     assert kinds.index("clear-instance") < kinds.index("attach")
 
 
-def test_what_is_in_use_or_not_ours_never_moves() -> None:
+def test_used_and_foreign_instances_never_move() -> None:
     for pool, held, busy in (
         (Pool(), (), ()),
         (Pool(own(IDLE)), ((19, 2),), ()),
@@ -77,7 +77,7 @@ def test_what_is_in_use_or_not_ours_never_moves() -> None:
     assert decide("4g.71gb", (IDLE,), Pool(foreign="remove")).moves
 
 
-def test_a_fixed_layout_gives_what_it_has_and_nothing_else() -> None:
+def test_a_fixed_layout_allocates_only_its_instances() -> None:
     fixed = Pool(layout=frozenset({(9, Placement(4, 4))}), dynamic=False)
     assert start(decide("3g.71gb", (), fixed)) == 4
     refused = decide("1g.18gb", (), fixed)

@@ -81,14 +81,14 @@ def test_a_refusal_for_compute_says_that_cores_were_left_out() -> None:
         ),
     ],
 )
-def test_what_is_held_counts_with_what_is_wanted(
+def test_held_and_requested_sizes_count_together(
     rule: QuotaRule, wanted: tuple[Slice, ...], said: str | None
 ) -> None:
     """Neither what is being released nor what others hold counts."""
     assert sentence(rule, *wanted) == said
 
 
-def test_a_resize_counts_in_the_place_of_what_it_changes() -> None:
+def test_a_resize_replaces_the_old_size_in_the_quota() -> None:
     assert sentence(QuotaRule(max_memory=8 * GIB), piece(8), instead_of="a1") is None
     assert sentence(QuotaRule(max_memory=8 * GIB), piece(9), instead_of="a1") is not None
     assert sentence(QuotaRule(max_allocations=1), piece(), instead_of="a1") is None
@@ -161,7 +161,7 @@ def test_small_slices_of_one_user_leave_places_to_others(policy: Policy, owner: 
     assert over_quota(policy, NODE, BOB, have, small(0).slices) is None
 
 
-def test_places_are_for_shared_slices_alone_and_what_is_held_may_be_resized() -> None:
+def test_the_bound_of_places_applies_to_new_shared_slices_only() -> None:
     have = [small(number) for number in range(60)]
     assert over_quota(Policy(), NODE, ALICE, have, small(0).slices, instead_of="a7") is None
     whole = [small(number, mode=Mode.EXCLUSIVE) for number in range(60)]

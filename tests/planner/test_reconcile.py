@@ -116,7 +116,7 @@ def test_any_start_ends_in_agreement_and_is_then_done(data: st.DataObject) -> No
 
 @settings(max_examples=examples(150), suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
-def test_what_a_living_tenant_holds_is_kept(data: st.DataObject) -> None:
+def test_allocations_of_living_tenants_are_kept(data: st.DataObject) -> None:
     world = data.draw(faults(data.draw(worlds())))
     held = {
         a.id: a.slices
@@ -243,7 +243,7 @@ def there(**changes: object) -> World:
         ),
     ],
 )
-def test_each_difference_has_its_one_action(
+def test_each_difference_leads_to_one_action(
     allocation: Allocation, world: World, kind: ActionKind, reason: str
 ) -> None:
     world.ledger["a"] = allocation
@@ -265,12 +265,12 @@ def test_each_difference_has_its_one_action(
         ),
     ],
 )
-def test_what_agrees_is_left_alone(allocation: Allocation, world: World) -> None:
+def test_a_consistent_allocation_needs_no_action(allocation: Allocation, world: World) -> None:
     world.ledger["a"] = allocation
     assert world.reconcile() == ()
 
 
-def test_orphans_go_and_instances_of_others_stay() -> None:
+def test_orphans_are_removed_and_foreign_instances_stay() -> None:
     mine = InstancePlace("GPU-1", 19, Placement(6, 1))
     gone = InstancePlace("GPU-1", 19, Placement(5, 1))
     world = World(
@@ -304,7 +304,7 @@ def test_room_is_made_before_anything_is_built_again() -> None:
     assert kinds == [ActionKind.UNDO, ActionKind.REMOVE_SPEC, ActionKind.MARK_FAILED, ActionKind.REPAIR]
 
 
-def test_an_orphan_of_our_own_makes_way_for_what_is_held() -> None:
+def test_an_orphaned_instance_is_removed_for_an_allocated_one() -> None:
     orphan = InstancePlace("GPU-0", 19, Placement(5, 1))
     world = there(leases=set(), instances={orphan}, records={orphan, MIG_PLACE})
     world.ledger["a"] = held(MIG_SLICE)

@@ -352,7 +352,7 @@ def test_every_plan_is_consistent(tenants: list[Tenant]) -> None:
 # --- replays
 
 
-def test_a_day_of_notebooks_on_half_the_card_they_hold() -> None:
+def test_notebooks_run_a_day_on_a_card_with_half_their_memory() -> None:
     """24 tenants of 12 GiB on a card of 141 GiB: most of their memory lies idle, and they hardly wait."""
     traces = notebooks(24, 0.3, 7)
     found = replay(traces, Rules(idle_seconds=600), 0.3)

@@ -71,7 +71,7 @@ def test_nothing_to_change_and_no_such_device_are_errors() -> None:
     assert refused(GIB, mine=gone).code is ErrorCode.NO_SUCH_DEVICE
 
 
-def test_overcommit_counts_what_the_policy_allows() -> None:
+def test_a_resize_counts_the_policys_overcommit() -> None:
     """Half as much again as the card has may be promised, but to nobody more than there is."""
     half_more = policy({"mode": "preload", "preload": {"memory_overcommit": 1.5}})
     room = H200_USABLE * 150 // 100 - 100 * GIB

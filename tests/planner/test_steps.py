@@ -46,7 +46,7 @@ def test_an_engine_is_chosen_before_the_first_preload_tenant_of_a_whole_device()
     assert not any(step.kind is StepKind.CHOOSE_ENGINE for step in allocate_steps(PAIR, {}))
 
 
-def test_a_device_that_is_in_its_mode_is_not_put_into_it_again() -> None:
+def test_the_mode_is_applied_only_to_devices_without_slices() -> None:
     use = use_of([allocation(PAIR[0])])
     assert ("apply-mode", "GPU-0") not in short(allocate_steps(PAIR, use))
     assert ("apply-mode", "GPU-1") in short(allocate_steps(PAIR, use))
@@ -84,7 +84,7 @@ def test_repair_repeats_every_step() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["GPU-0", "GPU-1"]), st.booleans()), min_size=1, max_size=6))
-def test_intent_comes_first_and_the_record_goes_last(made: list[tuple[str, bool]]) -> None:
+def test_the_intent_is_the_first_step_and_forget_the_last(made: list[tuple[str, bool]]) -> None:
     mode = Mode.PRELOAD
     mine = allocation(*(Slice(uuid, mode, GIB) for uuid, _ in made))
     others = [allocation(Slice(uuid, mode, GIB), name=str(i)) for i, (uuid, more) in enumerate(made) if more]

@@ -34,12 +34,12 @@ def test_mps_clients_and_tenants_on_mig_are_not_suspended() -> None:
     ("wanted", "held", "limit", "why"),
     [
         (9, 0, None, "do not fit into the host's"),
-        (4, 3, 6, "pass the host memory of suspended tenants"),
+        (4, 3, 6, "exceed the host memory for suspended tenants"),
         (8, 0, None, ""),
         (3, 3, 6, ""),
     ],
 )
-def test_the_host_has_room_for_what_is_suspended(wanted: int, held: int, limit: int | None, why: str) -> None:
+def test_a_suspension_needs_free_host_memory(wanted: int, held: int, limit: int | None, why: str) -> None:
     host = HostMemory(10 * GIB, 2 * GIB, None if limit is None else limit * GIB)
     if not why:
         check_host(wanted * GIB, held * GIB, host)

@@ -25,7 +25,7 @@ PIECES = st.lists(
 
 
 @given(PIECES, st.randoms(use_true_random=False))
-def test_taking_off_in_any_order_comes_back_to_empty(pieces: list[Slice], random: object) -> None:
+def test_removing_slices_in_any_order_gives_empty_use(pieces: list[Slice], random: object) -> None:
     use = EMPTY
     for piece in pieces:
         use = use.with_slice(piece)
@@ -44,7 +44,7 @@ def test_a_share_that_is_not_limited_adds_nothing() -> None:
     assert use.share_hundredths == 2500
 
 
-def test_an_instance_is_taken_off_by_its_place_though_its_ids_came_later() -> None:
+def test_an_instance_is_removed_by_its_placement_not_its_ids() -> None:
     planned = MigSlice(19, "1g.18gb", Placement(6, 1))
     made = MigSlice(19, "1g.18gb", Placement(6, 1), gpu_instance_id=7, compute_instance_id=0, uuid="MIG-1")
     other = MigSlice(19, "1g.18gb", Placement(5, 1))
@@ -72,7 +72,7 @@ def test_two_modes_on_a_device_are_a_bug() -> None:
 
 
 @pytest.mark.parametrize("mode", [Mode.MPS, Mode.PRELOAD])
-def test_taking_off_what_is_not_there_is_a_bug(mode: Mode) -> None:
+def test_removing_an_absent_slice_is_a_bug(mode: Mode) -> None:
     with pytest.raises(VgpuError) as caught:
         EMPTY.without_slice(Slice("GPU-0", mode, GIB))
     assert caught.value.code is ErrorCode.BUG

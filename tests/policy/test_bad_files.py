@@ -13,7 +13,7 @@ FILES = sorted(DATA.glob("*/*.toml"))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_every_mistake_is_told_with_file_line_and_key(path: Path) -> None:
+def test_every_mistake_is_reported_with_file_line_and_key(path: Path) -> None:
     expected = [line[3:] for line in path.read_text().splitlines() if line.startswith("#! ")]
     assert expected
     with pytest.raises(VgpuError) as caught:
@@ -82,7 +82,7 @@ def test_a_single_mistake_is_the_sentence_itself(tmp_path: Path) -> None:
     assert caught.value.hint == "did you mean planner"
 
 
-def test_mistakes_of_all_files_are_told_at_once_lowest_layer_first(etc: Etc) -> None:
+def test_mistakes_of_all_files_are_reported_together(etc: Etc) -> None:
     etc.write("lib/conf.d/10-a.toml", "[planner]\nstrategy = 'x'\nfoo = 1\n")
     etc.write("etc/vgpud.toml", "[[device]]\nmode = 1\n")
     etc.write("run/conf.d/20-b.toml", "not toml")

@@ -82,7 +82,7 @@ def test_the_main_file_explains_every_key(table: str) -> None:
     assert set(uncommented(MAIN.read_text(), table)) == set(TABLES[table].model_fields) - tables
 
 
-def test_with_all_comment_signs_off_it_loads_and_shows_the_defaults(tmp_path: Path) -> None:
+def test_the_uncommented_example_loads_with_the_defaults(tmp_path: Path) -> None:
     text = re.sub(r"^#(?=\[|[a-z_]+ = )", "", MAIN.read_text(), flags=re.MULTILINE)
     text = text.replace(
         "GPU-00000000-0000-0000-0000-000000000000", "GPU-12345678-0000-0000-0000-000000000000"

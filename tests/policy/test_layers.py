@@ -71,7 +71,9 @@ def test_order_is_vendor_main_then_run_and_etc_by_name(etc: Etc) -> None:
         ({"lib/conf.d/50-x.toml": SPREAD, "etc/conf.d/50-x.toml": ""}, "built-in"),
     ],
 )
-def test_the_highest_layer_wins_and_equal_names_hide(etc: Etc, files: dict[str, str], winner: str) -> None:
+def test_the_highest_layer_wins_and_a_drop_in_hides_lower_ones_of_its_name(
+    etc: Etc, files: dict[str, str], winner: str
+) -> None:
     for name, text in files.items():
         etc.write(name, text)
     loaded = etc.load()
@@ -135,7 +137,7 @@ def only_detail(etc: Etc) -> str:
     return detail.removeprefix(f"{etc.root}/")
 
 
-def test_what_is_there_but_cannot_be_read_is_an_error(etc: Etc) -> None:
+def test_an_unreadable_file_is_an_error(etc: Etc) -> None:
     link = etc.root / "etc/conf.d/10-x.toml"
     link.parent.mkdir(parents=True)
     link.symlink_to("nowhere")
@@ -186,7 +188,7 @@ def test_a_huge_file_is_refused_before_it_is_parsed(etc: Etc) -> None:
     assert only_detail(etc).startswith("etc/vgpud.toml: is larger than 262144 bytes")
 
 
-def test_a_file_name_that_is_no_text_can_still_be_told(etc: Etc) -> None:
+def test_an_undecodable_file_name_can_be_reported(etc: Etc) -> None:
     directory = etc.root / "etc/conf.d"
     directory.mkdir(parents=True)
     (directory / os.fsdecode(b"\xff\n.toml")).write_text("planner = 3")

@@ -108,7 +108,7 @@ def test_a_device_gets_the_first_rule_that_covers_it(etc: Etc) -> None:
     assert Policy().rule_for(Device("GPU-2", 1, "Tesla T4")).mode == "auto"
 
 
-def test_the_digest_is_of_what_is_in_force(etc: Etc) -> None:
+def test_the_digest_covers_the_effective_policy(etc: Etc) -> None:
     built_in = etc.load().digest
     etc.write("etc/vgpud.toml", "# stated defaults change nothing\nversion = 1\nplanner.strategy = 'pack'")
     assert etc.load().digest == built_in

@@ -102,7 +102,7 @@ def nearly_documents(draw: Any) -> str:
 @example('a = """"""\nb = ""')
 @example('a = """""x"""""\nb=1')
 @example("a = []\n[[b]]\n[b.c]\n[[b]]\n[b.c]")
-def test_whatever_the_parser_takes_is_located(text: str) -> None:
+def test_every_key_that_tomllib_parses_has_a_line(text: str) -> None:
     try:
         data = tomllib.loads(text)
     except ValueError:

@@ -103,7 +103,7 @@ DEVICES = st.builds(
 
 
 @given(MATCHES, MATCHES, st.lists(DEVICES, min_size=1, max_size=8))
-def test_a_hidden_match_covers_no_device_that_the_hiding_one_does_not(
+def test_a_hidden_match_covers_only_devices_of_the_hiding_match(
     wide: Match, narrow: Match, devices: list[Device]
 ) -> None:
     if subsumes(wide, narrow):
@@ -111,7 +111,7 @@ def test_a_hidden_match_covers_no_device_that_the_hiding_one_does_not(
 
 
 @given(PATTERNS, PATTERNS, st.lists(st.text("ab[]*?!", max_size=5), min_size=1, max_size=20))
-def test_hidden_patterns_match_no_more_names(wide: str, narrow: str, names: list[str]) -> None:
+def test_a_hidden_pattern_matches_no_additional_name(wide: str, narrow: str, names: list[str]) -> None:
     if subsumes(Match(name=wide), Match(name=narrow)):
         for name in names:
             device = Device("GPU-a", 0, name)
@@ -119,7 +119,7 @@ def test_hidden_patterns_match_no_more_names(wide: str, narrow: str, names: list
 
 
 @given(st.lists(MATCHES, max_size=4), DEVICES)
-def test_a_rule_behind_one_that_hides_it_is_never_taken(matches: list[Match], device: Device) -> None:
+def test_a_hidden_rule_never_applies(matches: list[Match], device: Device) -> None:
     rules = tuple(DeviceRule(match=match) for match in matches)
     taken = Policy(device=rules).rule_for(device)
     for number, rule in enumerate(rules):
@@ -140,6 +140,6 @@ def test_a_rule_allows_its_mode_and_auto_allows_all(mode: Mode) -> None:
     assert [m for m in Mode if DeviceRule(mode=mode.value).allows(m)] == [mode]
 
 
-def test_an_unmanaged_device_is_given_to_no_tenant() -> None:
+def test_an_unmanaged_device_is_never_allocated() -> None:
     assert not any(DeviceRule(mode="unmanaged").allows(mode) for mode in Mode)
     assert not DeviceRule().allows(Mode.UNMANAGED)

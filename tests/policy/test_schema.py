@@ -49,7 +49,7 @@ def test_bad_files_fail_both(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", sorted((DATA / "conflict").glob("*.toml")), ids=lambda path: path.stem)
-def test_what_spans_rules_only_the_loader_sees(path: Path) -> None:
+def test_conditions_across_rules_are_checked_by_the_loader_only(path: Path) -> None:
     """The honest limit of the schema; should it ever see these, move the file to bad/."""
     with pytest.raises(VgpuError):
         check(path)
@@ -81,7 +81,7 @@ QUANTITY = st.from_regex(r"[ ]?[0-9]{1,4}(\.[0-9]{1,3})?[ ]?[KMGTkm]?i?[B]?", fu
 
 
 @given(QUANTITY | st.integers() | st.booleans() | st.floats(allow_nan=False))
-def test_a_quantity_that_the_loader_takes_the_schema_takes(value: Any) -> None:
+def test_the_schema_accepts_every_quantity_of_the_loader(value: Any) -> None:
     text = f'version = 1\ndevice = [{{ match.memory_min = "{value}" }}]'
     if not isinstance(value, str):
         text = text.replace('"', "").replace("False", "false").replace("True", "true")

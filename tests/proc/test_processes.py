@@ -80,7 +80,7 @@ os.execvp("sleep", ["sleep", "1000"])
 
 
 @needs("root", "fuse")
-def test_a_process_in_the_midst_of_an_exec_holds_no_look_at_others(tmp_path: Path) -> None:
+def test_an_exec_that_hangs_delays_no_question_about_other_processes(tmp_path: Path) -> None:
     """The attack: the exec closes a file of the user's own file system, which does not answer."""
     with fuse_file(tmp_path / "mount", "flush") as file:
         words = [sys.executable, "-c", EXECS, str(file.path), "0"]

@@ -310,7 +310,7 @@ def test_mps_and_drain_calls_reach_the_keeper(live: Live, reader: Client, admin:
     assert code_of(lambda: admin.drain_device("")) is ErrorCode.BAD_REQUEST
 
 
-def test_mig_shows_root_what_runs_where(live: Live, admin: Client) -> None:
+def test_mig_listings_show_processes_to_root(live: Live, admin: Client) -> None:
     (device,) = admin.list_mig().devices
     (instance,) = device.instances
     assert (instance.profile_name, instance.allocation_id, instance.own) == ("1g.18gb", "a1", True)

@@ -53,7 +53,7 @@ def test_a_jobs_name_and_comment_request_no_slice(cluster: Cluster) -> None:
     empty(cluster)
 
 
-def test_a_refusal_is_told_to_the_job_and_drains_nothing(cluster: Cluster) -> None:
+def test_a_refusal_reaches_the_job_and_drains_no_node(cluster: Cluster) -> None:
     """vgpud has less than Slurm believes: somebody holds part of it outside of Slurm."""
     outside = cluster.node.ctl("alloc", "--memory", "100GiB", "--isolation", "quota").stdout.strip()
     done = cluster.run("srun", "--gres=vgpu_memory:100", "true")

@@ -240,6 +240,6 @@ def test_damaged_memory_raises_nothing(text: bytes, maps: str, words: list[int],
 
 
 @given(st.lists(WORDS.filter(lambda word: not CUDA <= word < CUDA + 0x100000), max_size=64))
-def test_a_stack_without_the_driver_is_no_wait_inside_it(words: list[int]) -> None:
+def test_a_stack_without_driver_frames_is_no_wait_in_the_driver(words: list[int]) -> None:
     stack = Stack({8 * place: word for place, word in enumerate(words)})
     assert not in_driver(Wait(SP, PC), Code(MAPS), stack.memory, X86)

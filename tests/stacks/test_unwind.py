@@ -79,7 +79,7 @@ def test_the_unwind_row_of_an_address_is_found(pc: int, size: int | None) -> Non
     assert found(library(TWO), pc) == (None if size is None else Frame(size, -8))
 
 
-def test_a_library_without_frames_has_no_rows() -> None:
+def test_a_library_without_call_frame_information_has_no_rows() -> None:
     assert found(library({}), 0x30000) is None
     assert found(bytes(0x4000), 0x30000) is None
 

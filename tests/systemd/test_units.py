@@ -62,7 +62,7 @@ def test_every_socket_is_made_before_the_daemon_and_passed_to_it() -> None:
     assert set(installed.split()) >= sockets
 
 
-def test_every_folder_that_is_written_is_made_by_systemd() -> None:
+def test_systemd_creates_every_folder_that_vgpud_writes() -> None:
     """A ReadWritePaths= that is not there keeps the service from starting (systemd.exec(5))."""
     settings = load_settings()
     made = {f"/run/{name}" for name in words("vgpud.service", "RuntimeDirectory")}
@@ -73,7 +73,7 @@ def test_every_folder_that_is_written_is_made_by_systemd() -> None:
     assert [path for path in writable if not path.startswith("-")] == []
 
 
-def test_what_outlives_vgpud_is_kept_and_not_killed() -> None:
+def test_helpers_survive_the_stop_of_vgpuds_unit() -> None:
     assert words("vgpud.service", "RuntimeDirectoryPreserve") == ["yes"]
     assert words("vgpud-arbiter.service", "RuntimeDirectoryPreserve") == ["yes"]
     assert words("vgpud.service", "KillMode") == ["process"]

@@ -131,7 +131,7 @@ def test_a_helper_that_is_not_ready_in_time_is_stopped(units: ChildUnits) -> Non
 
 
 @pytest.mark.parametrize("ready", [None, Path("/nonexistent/socket")])
-def test_a_helper_that_ends_at_once_says_why(units: ChildUnits, ready: Path | None) -> None:
+def test_a_helper_that_ends_at_once_is_an_error_with_its_log(units: ChildUnits, ready: Path | None) -> None:
     with pytest.raises(VgpuError) as caught:
         units.start(UnitSpec("helper", ("/bin/sh", "-c", "echo no gpu here >&2; exit 3"), ready=ready))
     assert caught.value.code is ErrorCode.HELPER_FAILED
@@ -162,7 +162,7 @@ def test_a_helper_that_ends_on_sigterm_may_clean_up(units: ChildUnits, tmp_path:
     assert cleaned.exists()
 
 
-def test_what_a_helper_left_behind_ends_with_it(units: ChildUnits, tmp_path: Path) -> None:
+def test_descendants_of_a_helper_end_with_it(units: ChildUnits, tmp_path: Path) -> None:
     pid_file = tmp_path / "server"
     script = f"sleep 1000 & echo $! >{pid_file}.new; mv {pid_file}.new {pid_file}; wait"
     units.start(UnitSpec("helper", ("/bin/sh", "-c", script), ready=pid_file))
@@ -239,7 +239,7 @@ def test_a_helper_outlives_kill_9_of_vgpud_and_is_found_again(
     assert not is_alive(running.pid, running.start_ticks)
 
 
-def test_exit_is_told_once(units: ChildUnits) -> None:
+def test_the_exit_callback_is_called_once(units: ChildUnits) -> None:
     async def scenario() -> list[str]:
         running = units.start(UnitSpec("helper", SLEEP))
         told: asyncio.Queue[str] = asyncio.Queue()

@@ -115,7 +115,7 @@ def test_a_unit_that_fails_to_start(units: SystemdUnits, systemd: Path) -> None:
     assert caught.value.details == (f"Job for {NAME}.service failed",)
 
 
-def test_a_unit_that_ends_at_once(units: SystemdUnits, systemd: Path) -> None:
+def test_a_unit_that_ends_at_once_is_an_error(units: SystemdUnits, systemd: Path) -> None:
     (systemd / "dies").touch()
     with pytest.raises(VgpuError, match="ended at once"):
         units.start(UnitSpec(NAME, ("x",)))
@@ -128,7 +128,7 @@ def test_a_unit_that_is_not_ready_in_time_is_stopped(units: SystemdUnits) -> Non
     assert units.running(NAME) is None
 
 
-def test_stopping_a_unit_that_is_not_installed(units: SystemdUnits, systemd: Path) -> None:
+def test_stopping_an_uninstalled_unit_succeeds(units: SystemdUnits, systemd: Path) -> None:
     (systemd / "installed").unlink()
     units.stop(NAME, 1)
 
@@ -139,7 +139,7 @@ def test_an_absent_systemctl_is_an_error(tmp_path: Path) -> None:
     assert caught.value.code is ErrorCode.HELPER_FAILED
 
 
-def test_exit_is_told(units: SystemdUnits) -> None:
+def test_the_exit_of_a_unit_is_reported(units: SystemdUnits) -> None:
     async def scenario() -> str:
         running = units.start(UnitSpec(NAME, ("x",)))
         told: asyncio.Queue[str] = asyncio.Queue()
