@@ -8,10 +8,12 @@ import pytest
 
 from tests.arbiter.conftest import Card, made_card
 from tests.arbiter.test_edges import OPERATING_SYSTEM, WAIT_S, environment, lease_of
+from tests.arbiter.test_edges import run as run_preloaded
 from tests.e2e.support import eventually
 from tests.native.harness import TEST_BUILD
 from vgpud.lease import read_usage
 
+SLOW_OPEN = TEST_BUILD / "libslow_open.so"
 #: System calls that libvgpu can do without.
 CALLS = ("ppoll", "connect", "prctl", "setsockopt", "madvise", "sched_yield")
 
@@ -34,6 +36,13 @@ def test_a_program_is_limited_and_runs_to_its_end(card: Card, way: str) -> None:
     done = run(card, lease, way)
     assert (done.returncode, done.stderr) == (0, "at exit\n" if way == "exit" else "")
     eventually(lambda: read_usage(lease).processes == (), "no slot is left")
+
+
+def test_a_file_of_the_program_at_a_number_that_libvgpu_has_just_opened_stays_open(card: Card) -> None:
+    """The program closes all descriptors and puts its own file at the first free number, while libvgpu's
+    thread opens the lease again."""
+    done = run_preloaded(card, lease_of(card), "strangers", "closefrom", preload=str(SLOW_OPEN))
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("engine", ["cut", "gate"])

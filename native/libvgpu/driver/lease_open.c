@@ -33,15 +33,14 @@ static int find_folder(struct vgpu_lease_view *view, bool computes)
     return 1;
 }
 
-int vgpu_lease_file(const char *path, const char *name, int flags)
+int vgpu_lease_file(const char *folder, const char *name, int flags)
 {
-    int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (folder < 0)
-        return -errno;
-    int fd = openat(folder, name, flags | O_NOFOLLOW | O_CLOEXEC);
-    int error = errno;
-    close(folder);
-    return fd < 0 ? -error : vgpu_above_stdio(fd);
+    char file[VGPU_LEASE_PATH_MAX + sizeof(VGPU_LIMITS_FILE) + 1];
+    int length = snprintf(file, sizeof(file), "%s/%s", folder, name);
+    if (length >= (int)sizeof(file))
+        return -ENAMETOOLONG;
+    int fd = open(file, flags | O_NOFOLLOW | O_CLOEXEC);
+    return fd < 0 ? -errno : vgpu_above_stdio(fd);
 }
 
 /*

@@ -32,7 +32,8 @@ int vgpu_lease_open(struct vgpu_lease_view *view, bool computes);
 
 /*
  * Opens the file `name` in `folder`, close-on-exec and without following links. Returns a descriptor above 2, or
- * -errno.
+ * -errno. Opens nothing besides: a program that closes all descriptors may put a file of its own at any number
+ * between two calls, and a close of that number would close the program's file.
  */
 int vgpu_lease_file(const char *folder, const char *name, int flags);
 
