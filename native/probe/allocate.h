@@ -1,4 +1,4 @@
-/* allocate.h: one piece of device memory by any family of calls. */
+/* allocate.h: allocates device memory by any family of calls. */
 #ifndef PROBE_ALLOCATE_H
 #define PROBE_ALLOCATE_H
 

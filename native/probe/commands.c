@@ -31,13 +31,15 @@ int command_info(const struct options *options)
     return STATUS_OK;
 }
 
-/* Writes into each large page: memory behind all of it, at the cost of little of the host's where it is simulated. */
+/*
+ * Writes into each large page, so that all of it is backed by memory; on the simulator that costs little host memory.
+ */
 static CUresult touch(uint64_t pointer, uint64_t bytes)
 {
     return cu.cuMemsetD2D8_v2(pointer, LARGE_PAGE_BYTES, 0x5a, 1, (bytes + LARGE_PAGE_BYTES - 1) / LARGE_PAGE_BYTES);
 }
 
-/* Makes pieces until `total` bytes or a refusal. The pieces stay with the process. */
+/* Allocates pieces until `total` bytes or a refusal. The process keeps the pieces. */
 static CUresult make_all(const struct options *options, uint64_t total, uint64_t piece_bytes, struct piece *pieces,
                          uint64_t *count)
 {
@@ -100,7 +102,7 @@ int command_fill(const struct options *options)
         total += pieces[i].bytes;
     if (!options->keep)
         drop_all(options, pieces, count);
-    /* filled_bytes is what was got; total_bytes of this line means the same, not the device's total */
+    /* filled_bytes is what was allocated; total_bytes of this line has the same value, not the device's total */
     printf("{\"state\": \"filled\", \"total_bytes\": %llu, \"pieces\": %llu, \"result\": \"%s\", \"pid\": %d",
            (unsigned long long)total, (unsigned long long)count, result_name(result), getpid());
     print_end();
@@ -117,8 +119,10 @@ static double now_seconds(void)
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-/* Allocates and frees at random, with many alive: for races between processes, which all wait for their
- * stdin to close once each has its context. */
+/*
+ * Allocates and frees at random, with many live allocations, to provoke races between processes. Each process waits for
+ * the end of its stdin after it has made its context.
+ */
 int command_churn(const struct options *options)
 {
     enum { ALIVE = 64 };
@@ -152,14 +156,14 @@ int command_churn(const struct options *options)
     for (int i = 0; status == STATUS_OK && i < ALIVE; i++)
         if (alive[i].bytes != 0)
             piece_drop(options->family, &alive[i]);
-    cu.cuDevicePrimaryCtxRelease_v2(options->device); /* so that a fake driver's books close, too */
+    cu.cuDevicePrimaryCtxRelease_v2(options->device); /* so that the simulated driver's accounts are balanced too */
     printf("{\"state\": \"churned\", \"rounds\": %llu, \"refused\": %llu, \"pid\": %d",
            (unsigned long long)options->rounds, (unsigned long long)refused, getpid());
     print_end();
     return status;
 }
 
-/* A kernel that spins for as many clocks as it is told. */
+/* A kernel that spins for a given number of clocks. */
 static const char spin_ptx[] = ".version 6.0\n"
                                ".target sm_50\n"
                                ".address_size 64\n"

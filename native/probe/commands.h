@@ -1,4 +1,4 @@
-/* commands.h: what vgpu-probe can do. Each prints one JSON object a line and returns the exit status. */
+/* commands.h: the commands of vgpu-probe. Each prints one JSON object a line and returns the exit status. */
 #ifndef PROBE_COMMANDS_H
 #define PROBE_COMMANDS_H
 

@@ -42,7 +42,7 @@ static bool load_dlsym(void)
     return complete;
 }
 
-/* The base name and a version are asked for, as the CUDA runtime does. */
+/* Requests the base name with a version, as the CUDA runtime does. */
 static void *proc_address(const char *symbol)
 {
     char base[64];

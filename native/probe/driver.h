@@ -1,4 +1,4 @@
-/* driver.h: the driver's functions, reached in the way that the command line asks for. */
+/* driver.h: the driver's functions, looked up in the way that the command line selects. */
 #ifndef PROBE_DRIVER_H
 #define PROBE_DRIVER_H
 

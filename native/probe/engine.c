@@ -1,10 +1,11 @@
 /*
- * vgpu-engine-probe UUID: can a tenant be taken off this device from outside, in the middle of a kernel?
+ * vgpu-engine-probe UUID: can the arbiter preempt a tenant on this device in the middle of a kernel?
  *
- * Proved with a kernel of its own, by another process that takes its open control file for each call, as the arbiter
- * does: the kernel runs; off, it stands still far longer than it needs, while copies go on; on, it goes on and ends
- * whole, with the same result as undisturbed. One JSON line: {"engine": "cut" or "gate", "why": ..., "off_us", "on_us"}.
- * Exit status: 0 if there is an answer, 1 if the driver does not let the program work at all, 2 for wrong arguments.
+ * Tested with a kernel of its own and another process, which copies the open control file for each call as the arbiter
+ * does. The kernel runs; disabled, it makes no progress for far longer than it needs, while copies continue; enabled,
+ * it continues and ends with the same result as undisturbed. One JSON line: {"engine": "cut" or "gate", "why": ...,
+ * "off_us", "on_us"}. Exit status: 0 if there is an answer, 1 if the driver does not let the program work at all, 2 for
+ * wrong arguments.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -47,7 +48,7 @@ struct driver {
 static struct driver cu;
 #define DO(call) check(cu.call, #call)
 
-/* What this process's libcuda made, as its ioctl calls tell. Calls come from one thread: this program has no other. */
+/* The channels that this process's libcuda made, collected from its ioctl calls. There is one thread. */
 static struct {
     int file;
     uint32_t client, subdevice, count;
@@ -100,7 +101,7 @@ static const struct object *find(uint32_t handle)
     return NULL;
 }
 
-/* The channels of the groups that hold a compute object, and their subdevice; count 0: there are none. */
+/* Fills in the channels of the groups with a compute object, and their subdevice; count 0: there are none. */
 static void name_channels(struct rm_disable_channels *call)
 {
     for (uint32_t i = 0; i < seen.count; i++) {
@@ -146,7 +147,7 @@ struct answer {
     uint64_t took_ns; /* of the ioctl alone */
 };
 
-/* The other process: for each order it takes the file, makes the call, and lets the file go. */
+/* The other process: for each order it copies the file, makes the call, and closes the copy. */
 static void serve(int link, pid_t tenant)
 {
     struct order order;
@@ -238,8 +239,10 @@ static bool same(struct result a, struct result b)
 
 enum outcome { PROVED, DISPROVED, OVER };
 
-/* One kernel, stopped `after_ns`. OVER: this process had no processor for so long that the kernel ended before it was
- * stopped, which says nothing. */
+/*
+ * Runs one kernel, disabled after `after_ns`. OVER: this process had no processor for so long that the kernel ended
+ * before, which proves nothing.
+ */
 static enum outcome attempt(struct order *order, uint64_t after_ns, uint64_t alone_ns, struct result whole)
 {
     launch();
@@ -277,14 +280,14 @@ static bool prove(void)
     order.subdevice = seen.subdevice;
     if (order.call.count == 0 || order.subdevice == 0)
         return say("the process has no channels of its own");
-    launch(); /* once for what is loaded at the first launch */
+    launch(); /* a first launch for everything that is loaded lazily */
     DO(cuStreamSynchronize(run.stream));
     uint64_t begin = now_ns();
     launch();
     DO(cuStreamSynchronize(run.stream));
     uint64_t alone_ns = now_ns() - begin;
     struct result whole = look();
-    /* On a busy machine alone_ns may be many times what the kernel takes: each attempt stops it earlier. */
+    /* On a busy machine alone_ns may be many times the kernel's duration: each attempt disables it earlier. */
     uint64_t after_ns = alone_ns / 4;
     enum outcome outcome = OVER;
     for (int i = 0; i < ATTEMPTS && outcome == OVER; i++) {
@@ -325,7 +328,7 @@ int main(int argc, char **argv)
         fputs("usage: vgpu-engine-probe UUID\n", stderr);
         return 2;
     }
-    alarm(SECONDS_AT_MOST); /* a call that never comes back: no answer */
+    alarm(SECONDS_AT_MOST); /* ends a call that never returns: no answer */
     setenv("CUDA_VISIBLE_DEVICES", argv[1], 1);
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, link) != 0)
         return 1;

@@ -1,4 +1,4 @@
-/* limiter.h: is libvgpu in this process? A figure of a limit is worth nothing without. */
+/* limiter.h: is libvgpu loaded in this process? Measured limits are meaningless without it. */
 #ifndef PROBE_LIMITER_H
 #define PROBE_LIMITER_H
 

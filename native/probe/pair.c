@@ -165,7 +165,7 @@ static void run(void)
     for (double before = began; before - began < want.seconds; before = now_seconds()) {
         step(steps + 1);
         double took = now_seconds() - before;
-        /* the other has come to its end */
+        /* the other rank has ended */
         if (__atomic_load_n(word_of(1 - want.rank), __ATOMIC_SEQ_CST) == UINT64_MAX)
             break;
         longest = took > longest ? took : longest;

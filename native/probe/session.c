@@ -37,7 +37,7 @@ int session_open(int device)
     return result == CUDA_SUCCESS ? STATUS_OK : session_error("cuCtxSetCurrent", result);
 }
 
-/* Told by the mapped files, so that a preload which did not happen shows. */
+/* Found by the mapped files, so that a failed preload shows. */
 static int libvgpu_loaded(void)
 {
     char line[4096];

@@ -286,14 +286,14 @@ static void sleep_until(uint64_t at)
         continue;
 }
 
-/* What was done at the end of each window, whatever the launching thread waits for. */
+/* Reports the finished kernels at the end of each window, even if the launching thread waits. */
 static struct {
     uint64_t start, window;
     unsigned count;
     struct {
         uint64_t at, done;
     } marks[4096];
-    uint64_t end, end_done; /* the end of the time asked for, and what was done then */
+    uint64_t end, end_done; /* the end of the requested time, and the kernels finished by then */
 } report;
 
 static void *report_windows(void *unused)
@@ -435,7 +435,7 @@ static int find_driver(const struct vgpu_object *object, void *found)
 {
     void *symbol = vgpu_object_symbol(object, "cuLaunchKernel");
     if (symbol != NULL && (void *)cu.cuLaunchKernel != symbol)
-        *(void **)found = symbol; /* the last in load order: libvgpu came first */
+        *(void **)found = symbol; /* the last in load order, because libvgpu comes first */
     return 0;
 }
 
@@ -450,7 +450,7 @@ static double block_ns(__typeof__(&cuLaunchKernel) function)
     return each;
 }
 
-/* Alternating blocks in one process: differences between processes are larger than a hook's cost. */
+/* Measures alternating blocks in one process: processes differ by more than the cost of a hook. */
 static int cost(void)
 {
     enum { BLOCKS = 2000 };
@@ -458,7 +458,7 @@ static int cost(void)
     __typeof__(&cuLaunchKernel) real = NULL;
     vgpu_objects_walk(find_driver, &real);
     if (real == NULL)
-        real = cu.cuLaunchKernel; /* nothing is interposed: the noise of the method */
+        real = cu.cuLaunchKernel; /* without interposition: the noise of the method */
     run.iterations = 1;
     for (int i = 0; i < BLOCKS; i++) {
         ours[i] = block_ns(cu.cuLaunchKernel);
@@ -551,6 +551,6 @@ int main(int argc, char **argv)
         make_graph();
     int status = want.every_us > 0 ? latency() : saturate();
     fflush(stdout);
-    usleep((useconds_t)(want.linger_ms * 1000)); /* the end of a context would be seen by the others */
+    usleep((useconds_t)(want.linger_ms * 1000)); /* other processes would notice the end of the context */
     return status;
 }

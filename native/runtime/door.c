@@ -117,7 +117,7 @@ static int converse(int fd, const struct vgpu_door_call *call, char **reply, siz
     return (int)answer.status;
 }
 
-/* A vgpud that is being restarted is one of these for a moment; asking again is safe, the answer is the same. */
+/* Is the error one of a vgpud that is being restarted? The request can be repeated safely, with the same reply. */
 static bool may_pass(int error)
 {
     return error == ENOENT || error == ECONNREFUSED || error == ECONNRESET || error == EPIPE || error == EAGAIN;

@@ -1,4 +1,5 @@
-/* vgpu-hook: what OCI runtimes call at the turns of a container's life. The commands, and their hooks:
+/*
+ * vgpu-hook: the OCI hooks of containers. The commands, and their hooks:
  *
  *   bind ALLOCATION       createRuntime     the allocation ends with the container's init from here on
  *   container             createContainer   --preload=PATH and --libraries=FOLDER in the container's root;
@@ -8,7 +9,8 @@
  *   precreate             precreate         (Podman's) config.json from standard input, edited, to standard output
  *
  * --run-dir=FOLDER says where vgpud is. It is linked statically: hooks are given the container's environment by some
- * runtimes, and LD_PRELOAD of an image must not get into a program that runs as root outside of it. */
+ * runtimes, and LD_PRELOAD of an image must not get into a program that runs as root outside of it.
+ */
 #include <errno.h>
 #include <limits.h>
 #include <stdbool.h>
@@ -81,7 +83,7 @@ static int pidfd_of_init(const char *state)
     return (int)syscall(SYS_pidfd_open, (pid_t)pid, 0);
 }
 
-/* `state` goes along: its annotations name the pod. */
+/* Passes `state` on, whose annotations name the pod. */
 static int call(const struct hook *hook, uint32_t verb, const char *state, int pidfd, double patience_s, int answer_s)
 {
     char *reply = NULL;
@@ -111,7 +113,10 @@ static int bind_init(const struct hook *hook, const char *state)
     return call(hook, VGPU_DOOR_BIND, state, pidfd, VGPU_PATIENCE_S, VGPU_ANSWER_S);
 }
 
-/* The bundle as it was before vgpu-runtime edited it. One that was not, or is gone, is no concern. */
+/*
+ * Restores the bundle's config.json from before vgpu-runtime edited it. A bundle that was not edited, or no longer
+ * exists, is no error.
+ */
 static void restore_bundle(const char *state)
 {
     char bundle[PATH_MAX / 2], edited[PATH_MAX], original[PATH_MAX];
@@ -123,7 +128,7 @@ static void restore_bundle(const char *state)
     (void)rename(original, edited);
 }
 
-/* Never in the way of a container's end: a vgpud that is away learns of it at its start. */
+/* Reports a container's end. It never delays or fails the end: a vgpud that is down finds it out at its start. */
 static int end_container(const struct hook *hook, const char *state)
 {
     restore_bundle(state);
@@ -133,7 +138,7 @@ static int end_container(const struct hook *hook, const char *state)
 
 /* --- container */
 
-/* The text of the container's config.json, whose bundle goes to `bundle`. */
+/* The text of the container's config.json; writes the path of its bundle to `bundle`. */
 static char *config_of(const char *state, char bundle[PATH_MAX / 2])
 {
     char path[PATH_MAX];
@@ -156,7 +161,7 @@ static bool root_of(const char *config, const char *bundle, char root[PATH_MAX])
     return true;
 }
 
-/* The allocation that the container's environment names, which is the last one that its engine brought in. */
+/* The allocation in the container's environment, which is the last one that its engine injected. */
 static bool held_by(const char *config, char held[PATH_MAX])
 {
     static const char name[] = "VGPU_ALLOCATION=";
@@ -173,8 +178,10 @@ static bool held_by(const char *config, char held[PATH_MAX])
     return found;
 }
 
-/* Two allocations in one container contradict each other: the environment of the last one counts, and what the other
- * one holds is out of reach. */
+/*
+ * Refuses two allocations in one container: only the environment of the last one would count, and the other one would
+ * be unusable.
+ */
 static int check_only(const struct hook *hook, const char *config)
 {
     char held[PATH_MAX], text[2 * PATH_MAX + 256];

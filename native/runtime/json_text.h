@@ -4,21 +4,25 @@
 
 #include <stddef.h>
 
-/* Where the value of `key` begins in the object that begins at `text`; NULL where there is no such key,
- * or where the text is not JSON up to there. Of a key that is there twice, the last, as Go has it.
- * `text` ends with a zero byte. */
+/*
+ * The position of the value of `key` in the object at `text`; NULL if there is no such key, or the text up to there is
+ * not JSON. If a key occurs twice, the last one counts, as in Go. `text` ends with a zero byte.
+ */
 const char *vgpu_json_member(const char *text, const char *key);
 
-/* Where the first element of the array that begins at `text` begins, and the one after the element at `element`.
- * NULL where there is none. */
+/*
+ * The position of the first element of the array at `text`, and of the element after `element`. NULL if there is none.
+ */
 const char *vgpu_json_first(const char *text);
 const char *vgpu_json_next(const char *element);
 
-/* The string that begins at `value`, decoded, in `out`. Its length; -1 where there is no string, where it
- * holds a zero byte, or where it and its final zero byte need more than `room`. */
+/*
+ * Decodes the string at `value` into `out`. Returns its length; -1 if there is no string, if it contains a zero byte,
+ * or if it and a final zero byte need more than `room`.
+ */
 long vgpu_json_string(const char *value, char *out, size_t room);
 
-/* The integer at `value`; -1 where there is none, or a negative one. */
+/* The integer at `value`; -1 if there is none, or if it is negative. */
 long vgpu_json_integer(const char *value);
 
 #endif

@@ -1,5 +1,7 @@
-/* vgpu-runtime: an OCI runtime that asks vgpud for what a container wants of the GPUs, and then becomes
- * runc or crun. A container that wants nothing costs one look at its config.json. */
+/*
+ * vgpu-runtime: an OCI runtime that lets vgpud allocate what a container requests, and then executes runc or crun. For
+ * a container without a request it only reads config.json.
+ */
 #include <errno.h>
 #include <limits.h>
 #include <stdbool.h>
@@ -14,10 +16,10 @@
 #include "refuse.h"
 
 #define DEFAULT_PATH "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-#define ORIGINAL ".vgpud-original" /* vgpu-hook puts it back when the container is gone */
+#define ORIGINAL ".vgpud-original" /* vgpu-hook restores it when the container has ended */
 
 struct invocation {
-    const char *run_dir, *runtime; /* our own flags */
+    const char *run_dir, *runtime; /* vgpu-runtime's own flags */
     const char *command, *id, *bundle, *config;
     struct vgpu_log log;
 };
@@ -52,7 +54,7 @@ static void take_flag(struct invocation *asked, const char *name, size_t length,
         asked->log.json = strcmp(value, "json") == 0;
 }
 
-/* Reads the command line, and takes our own flags out of it; argv stays as the runtime shall have it. */
+/* Parses the command line, and removes vgpu-runtime's own flags; argv then has the runtime's arguments. */
 static void parse(int argc, char **argv, struct invocation *asked)
 {
     int kept = 1;
@@ -94,7 +96,7 @@ static bool is_runtime(const char *path)
     return access(path, X_OK) == 0 && !is_ourselves(path);
 }
 
-/* Where a runtime of this name is; a name with a slash is a path. */
+/* Finds the path of a runtime; a name with a slash is a path. */
 static bool find_named(const char *name, char out[PATH_MAX])
 {
     const char *folders = getenv("PATH");
@@ -119,8 +121,10 @@ static bool find_runtime(const struct invocation *asked, char out[PATH_MAX])
     return find_named("runc", out) || find_named("crun", out);
 }
 
-/* A container of containerd's or CRI-O's CRI is vgpud's to judge also where it names nothing: its pod asked for this
- * runtime, and an engine that passes no annotations on hides what the pod asked for. */
+/*
+ * Must vgpud see the config.json? Also for a container of containerd's or CRI-O's CRI without a request: its pod
+ * selected this runtime, and an engine that does not pass annotations on hides the pod's request.
+ */
 static bool may_ask(const char *config, size_t length)
 {
     static const char *const marks[] = {"VGPU_", "vgpud.io", "io.kubernetes.cri"};
@@ -130,7 +134,7 @@ static bool may_ask(const char *config, size_t length)
     return false;
 }
 
-/* The config.json before it was edited for an earlier container of this bundle, or else `config`. */
+/* The config.json from before it was edited for an earlier container of this bundle, else `config`. */
 static char *unedited(const char *path, char *config, size_t *length)
 {
     char original[PATH_MAX];
@@ -159,7 +163,10 @@ static int put_in_force(const char *path, const char *before, size_t before_leng
     return vgpu_replace_file(path, after, after_length);
 }
 
-/* Edits the container's config.json by vgpud's word; false: the container is not to start, and why is said. */
+/*
+ * Replaces the container's config.json by the one that vgpud returns; false: the container must not start, and the
+ * reason was printed.
+ */
 static bool prepare(const struct invocation *asked)
 {
     char path[PATH_MAX], text[PATH_MAX + 128];
@@ -171,7 +178,7 @@ static bool prepare(const struct invocation *asked)
         snprintf(path, sizeof(path), "%s/config.json", asked->bundle != NULL ? asked->bundle : ".");
     char *config = vgpu_read_file(path, &length);
     if (config == NULL || !may_ask(config, length)) {
-        free(config); /* one that cannot be read is the runtime's to complain of */
+        free(config); /* the runtime reports an unreadable one itself */
         return true;
     }
     config = unedited(path, config, &length);

@@ -1,11 +1,11 @@
-/* refuse.h: why a container is not started, where those who started it will read it. */
+/* refuse.h: reports why a container is not started, on the runtime's error stream and log. */
 #ifndef VGPU_RUNTIME_REFUSE_H
 #define VGPU_RUNTIME_REFUSE_H
 
 #include <stdbool.h>
 
 #define VGPU_RUN_DIR "/run/vgpud"
-#define VGPU_PATIENCE_S 10.0 /* a vgpud that is being restarted is back by then */
+#define VGPU_PATIENCE_S 10.0 /* a vgpud that is being restarted is back within this time */
 #define VGPU_ANSWER_S 60
 
 struct vgpu_log {
@@ -14,7 +14,7 @@ struct vgpu_log {
     bool json;        /* as runc's --log-format */
 };
 
-/* Writes the text to standard error and to the log, as runc would; a second line is a hint. */
+/* Writes the text to standard error and to the log, in runc's format; a second line is a hint. */
 void vgpu_refuse(const struct vgpu_log *log, const char *text);
 
 /* The same, for a vgpud that did not answer (errno). */

@@ -16,7 +16,7 @@
 enum { PLACE_MAX = 64 };
 #define PRELOAD "ld.so.preload"
 
-/* A path that leads to what the descriptor is, and not to what may now lie over it. */
+/* A path of the file that the descriptor refers to, even if another mount covers its name. */
 static const char *place(int fd, char out[PLACE_MAX])
 {
     snprintf(out, PLACE_MAX, "/proc/self/fd/%d", fd);
@@ -28,7 +28,7 @@ static int open_folder(int parent, const char *name)
     return openat(parent, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 }
 
-/* A folder below `root` by names that are no links; -1 with errno. */
+/* Opens a folder below `root` without following links; -1 with errno. */
 static int open_below(const char *root, const char *path)
 {
     char copy[4096], *rest = NULL;
@@ -49,7 +49,7 @@ static int bind_over(int source, int target)
     return mount(place(source, from), place(target, to), NULL, MS_BIND, NULL);
 }
 
-/* Through a descriptor that was opened after the mount, or else it is the file below that is meant. */
+/* The descriptor must have been opened after the mount; otherwise it refers to the covered file. */
 static int make_read_only(int folder, const char *name)
 {
     char at[PLACE_MAX];
@@ -61,8 +61,10 @@ static int make_read_only(int folder, const char *name)
     return done;
 }
 
-/* The file of that name, made if there is none, as a place to mount over: an image may have a FIFO or a device there,
- * whose open(2) blocks or does something, so it is not opened. -1 with errno, EINVAL if it is no file. */
+/*
+ * Opens or creates a file as a mount point, without opening its contents: an image may have a FIFO or a device there,
+ * whose open(2) blocks or has an effect. -1 with errno, EINVAL if it is not a regular file.
+ */
 static int place_of_file(int folder, const char *name, mode_t mode)
 {
     struct stat found;
@@ -92,14 +94,16 @@ static int write_merged(int folder, const char *library, const char *image, size
     return -1;
 }
 
-/* The merged file lives on a tmpfs of its own that nobody can reach any more, so the image stays as it is
- * and there is nothing to clear away. Over the image's file with it. */
+/*
+ * Puts the merged file over the image's file. It is on a detached tmpfs, so the image stays unchanged and nothing must
+ * be cleaned up.
+ */
 static int put_merged(const char *root, int etc, int target, const char *library, const char *image, size_t length)
 {
     char at[PLACE_MAX];
     if (mount("vgpud", place(etc, at), "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, "size=1m,mode=0755") != 0)
         return -1;
-    int cover = open_below(root, "etc"); /* what now lies over it */
+    int cover = open_below(root, "etc"); /* the mount that now covers it */
     int merged = cover < 0 ? -1 : open(place(cover, at), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     int file = merged < 0 ? -1 : write_merged(merged, library, image, length);
     int failed = file < 0 || bind_over(file, target) != 0;
@@ -141,7 +145,7 @@ int vgpu_preload(const char *root, const char *library)
     return failed ? -1 : 0;
 }
 
-/* Where the image's C library is, there it looks for others too. */
+/* Opens the folder of the image's C library, in which it searches for other libraries too. */
 static int open_default(const char *root, char name[PLACE_MAX])
 {
     static const char *const folders[] = {"usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64",
@@ -163,7 +167,7 @@ static bool is_driver(const char *name)
     return strstr(name, ".so") != NULL && (strncmp(name, "libcuda", 7) == 0 || strncmp(name, "libnv", 5) == 0);
 }
 
-/* What lies over a name in `from` also over the same name in `to`; read-only, as it is there. */
+/* Mounts what is mounted over a name in `from` also over that name in `to`; read-only, as there. */
 static int show(int from, int to, const char *name)
 {
     int source = openat(from, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);

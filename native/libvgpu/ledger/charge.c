@@ -9,13 +9,15 @@
 #include "source.h"
 #include "tenant.h"
 
-/* Before a refusal: memory that this process's pools hold without need goes back, as the driver does it
- * on a full card, and that of processes that died (cleared here, or by the arbiter within 100 ms). */
+/*
+ * Before a refusal, frees memory that this process's pools hold unused, as the driver does on a full card, and memory
+ * of dead processes (cleared here, or by the arbiter within 100 ms).
+ */
 static bool reserve(int device, uint64_t bytes)
 {
     struct vgpu_account *account = vgpu_tenant_account();
     unsigned d = (unsigned)device;
-    vgpu_suspended_check(); /* what fits is not to be told before the lease is back */
+    vgpu_suspended_check(); /* while the lease is suspended, free memory is not known */
     uint64_t limit = vgpu_tenant_limit(d);
     if (vgpu_account_reserve(account, d, bytes, limit))
         return true;
@@ -163,7 +165,7 @@ bool vgpu_charge_take(enum vgpu_kind kind, uint64_t key, struct vgpu_entry *entr
     return true;
 }
 
-/* What goes with the entry: its own bytes, or those of the shared page whose last it was. */
+/* The bytes that the entry releases: its own, or those of the shared page whose last entry it was. */
 static uint64_t bytes_of(const struct vgpu_entry *entry)
 {
     struct vgpu_entry page;
@@ -200,7 +202,7 @@ void vgpu_charge_freed_later(const struct vgpu_entry *entry, bool taken, CUresul
     }
 }
 
-/* Shared pages are entries of their own here, so small pointers give nothing back themselves. */
+/* Shared pages have entries of their own here, so small pointers release nothing. */
 static bool ends_with_context(const struct vgpu_entry *entry, void *context)
 {
     if (entry->owner != context || entry->kind < VGPU_KIND_POINTER || entry->kind > VGPU_KIND_MIPMAP)

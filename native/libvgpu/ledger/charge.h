@@ -17,22 +17,22 @@
 #include "table.h"
 
 struct vgpu_charge {
-    bool active; /* false: not limited, or nothing to charge */
+    bool active; /* false: not limited, or without bytes to charge */
     int device;  /* index in the lease */
     uint64_t bytes;
 };
 
 static inline uint64_t vgpu_round(uint64_t bytes,
-                                  uint64_t unit) /* up to whole units; a constant unit costs no division */
+                                  uint64_t unit) /* rounded up to whole units; a constant unit costs no division */
 {
     return bytes > UINT64_MAX - unit ? UINT64_MAX / unit * unit : (bytes + unit - 1) / unit * unit;
 }
 
 /*
  * Claims `bytes` in whole pages on a CUDA device, or on the current context's. Returns CUDA_SUCCESS;
- * CUDA_ERROR_OUT_OF_MEMORY over the limit (the driver is not entered); CUDA_ERROR_NOT_PERMITTED for a
- * device that is not in the lease; or an error of vgpu_tenant_enter. If the device cannot be told (no
- * current context), nothing is charged and the driver will say so.
+ * CUDA_ERROR_OUT_OF_MEMORY over the limit (the driver is not entered); CUDA_ERROR_NOT_PERMITTED for a device that is
+ * not in the lease; or an error of vgpu_tenant_enter. If the device is unknown (no current context), nothing is
+ * charged, and the driver's call fails.
  */
 CUresult vgpu_charge_device(struct vgpu_charge *charge, CUdevice device, uint64_t bytes);
 CUresult vgpu_charge_current(struct vgpu_charge *charge, uint64_t bytes);
@@ -40,10 +40,10 @@ CUresult vgpu_charge_current(struct vgpu_charge *charge, uint64_t bytes);
 /* As vgpu_charge_device for an index in the lease, after vgpu_tenant_enter said limited. */
 CUresult vgpu_charge_index(struct vgpu_charge *charge, int index, uint64_t bytes);
 
-/* Makes an active charge larger or smaller; false (and the old size) if the limit is in the way. */
+/* Makes an active charge larger or smaller; false, with the old size, if it would exceed the limit. */
 bool vgpu_charge_resize(struct vgpu_charge *charge, uint64_t bytes);
 
-/* Gives the claim back; counts a full card if that is what the driver said. */
+/* Gives the claim back; counts a refusal of the card if that was the driver's result. */
 void vgpu_charge_undo(struct vgpu_charge *charge, CUresult result);
 
 /*
@@ -60,14 +60,17 @@ CUresult vgpu_charge_pointer(struct vgpu_charge *charge, CUresult result, enum v
 /* The current context as an entry's owner. */
 void *vgpu_charge_context(void);
 
-/* Around the driver's freeing of what the table knows: takes the entry, and settles with the answer. */
+/*
+ * Around the driver's free of an allocation in the table: vgpu_charge_take removes the entry, vgpu_charge_freed settles
+ * with the driver's result.
+ */
 bool vgpu_charge_take(enum vgpu_kind kind, uint64_t key, struct vgpu_entry *entry);
 void vgpu_charge_freed(const struct vgpu_entry *entry, bool taken, CUresult result);
 
-/* The same where the driver frees when a stream gets there: from then on what is left counts as driver overhead. */
+/* The same for a free in stream order: until the driver frees the memory, it counts as driver overhead. */
 void vgpu_charge_freed_later(const struct vgpu_entry *entry, bool taken, CUresult result);
 
-/* A context ended: what was allocated in it is gone. */
+/* Called when a context has ended: its allocations no longer exist. */
 void vgpu_charge_end_context(CUcontext context);
 
 #endif

@@ -48,7 +48,7 @@ int vgpu_device_index(CUdevice device)
     return known >= FIRST ? known - FIRST : VGPU_NOT_IN_LEASE;
 }
 
-/* The process sees one device only: the driver need not be asked which. */
+/* Does the process see exactly one device? Then the driver need not be asked which one. */
 static bool single(void)
 {
     static int known; /* 0: not asked; 1: several; 2: one */

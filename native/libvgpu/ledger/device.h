@@ -13,13 +13,15 @@
 /* Index in the lease of a CUDA device, or VGPU_NOT_IN_LEASE. Only for limited processes. */
 int vgpu_device_index(CUdevice device);
 
-/* Device of the current context, of a context, of a stream. The driver's error if it has none. */
+/* Device of the current context, of a context, or of a stream. The driver's error if it has none. */
 CUresult vgpu_device_current(CUdevice *device);
 CUresult vgpu_device_of_context(CUcontext context, CUdevice *device);
 CUresult vgpu_device_of_stream(CUstream stream, int per_thread, CUdevice *device);
 
-/* Index in the lease of the one device that this process sees; VGPU_NOT_IN_LEASE where that is not so, or not
- * known yet: vgpu_device_of_stream finds it out. */
+/*
+ * Index in the lease of the only device that this process sees; VGPU_NOT_IN_LEASE if there are several, or if it is not
+ * known yet: vgpu_device_of_stream finds it out.
+ */
 extern int vgpu_device_known_alone; /* index + 1 */
 static inline int vgpu_device_alone(void)
 {

@@ -9,8 +9,8 @@
 #include "tenant.h"
 #include "thread.h"
 
-#define LOOKS_MAX 20  /* of about 10 us each, while other threads allocate */
-#define LEFT_LOOKS 64 /* synchronisations that look after what was left: the first may be of another stream */
+#define LOOKS_MAX 20  /* looks of about 10 us each, while other threads allocate */
+#define LEFT_LOOKS 64 /* synchronisations after which leftover memory is measured: the first may be of another stream */
 
 uint32_t vgpu_overhead_stale;
 uint32_t vgpu_overhead_left;
@@ -24,7 +24,7 @@ static uint32_t left_looks[VGPU_MAX_DEVICES];
 struct state {
     uint64_t moves;
     uint64_t used;
-    bool quiet; /* no call is between its claim and its settlement, or freeing */
+    bool quiet; /* no call is between its claim and its settlement, or in a free */
 };
 
 static struct state state_of(unsigned device, uint64_t claimed)
@@ -37,7 +37,7 @@ static struct state state_of(unsigned device, uint64_t claimed)
     return state;
 }
 
-/* One look; false if the figures moved under it. *known is false if NVML cannot say. */
+/* Makes one measurement; false if figures changed meanwhile. *known is false if NVML has no figure. */
 static bool look(int device, uint64_t claimed, bool *known)
 {
     uint64_t held;
@@ -56,7 +56,7 @@ static bool look(int device, uint64_t claimed, bool *known)
     return true;
 }
 
-/* Called with `looking` held. *known: NVML can say. */
+/* Precondition: `looking` is held. *known: NVML has a figure. */
 static bool look_often(int device, uint64_t claimed, int looks, bool *known)
 {
     bool done = false;
@@ -69,7 +69,10 @@ static bool look_often(int device, uint64_t claimed, int looks, bool *known)
     return done && *known;
 }
 
-/* NVML opens and reads files: a thread that is cancelled there would keep the lock. *cancels: for let_look(). */
+/*
+ * Makes the thread uncancellable: NVML opens and reads files, and a thread cancelled there would keep the lock.
+ * *cancels: for let_look().
+ */
 static void keep_look(int *cancels)
 {
     *cancels = vgpu_thread_keep();
@@ -129,7 +132,7 @@ void vgpu_overhead_instead(int device, uint64_t bytes)
     vgpu_overhead_later(device);
 }
 
-/* Where NVML cannot say what the driver keeps: it is taken to be gone. Called with `looking` held. */
+/* Gives leftover bytes back if NVML cannot measure them. Precondition: `looking` is held. */
 static void forget_left(int device)
 {
     const struct vgpu_account *account = vgpu_tenant_account();

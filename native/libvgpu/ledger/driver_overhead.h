@@ -1,13 +1,13 @@
 /*
- * driver_overhead.h: memory that the driver takes and no call names (contexts, modules, local memory, streams), in
- * bytes. It is the difference between what NVML says this process holds and what its calls account for, and is kept in
- * the slot's context_bytes. Where NVML cannot say, it stays as it was.
+ * driver_overhead.h: the driver's own memory (contexts, modules, local memory, streams), in bytes. It is the difference
+ * between NVML's figure for this process and the allocations of its calls, and is kept in the slot's context_bytes.
+ * Without a figure of NVML it stays unchanged.
  *
  * Precondition of each function: vgpu_tenant_enter said limited, and `device` is an index in the lease, 0 to
  * vgpu_tenant_devices() - 1. Any thread may call them; one look is taken at a time.
  *
- * One look costs about 10 us (H200, driver 580), so it is taken when something happened that makes such
- * memory, never on every call.
+ * One measurement costs about 10 us (H200, driver 580), so it is made after calls that may allocate such memory, and
+ * not at every call.
  */
 #ifndef VGPU_DRIVER_OVERHEAD_H
 #define VGPU_DRIVER_OVERHEAD_H
@@ -17,20 +17,25 @@
 
 #include "invariant.h"
 
-/* Looks now, with `claimed` bytes of this process being claims of the caller's own. False: NVML cannot say,
- * or other threads allocated all the while; then the next allocation looks again. */
+/*
+ * Measures now; `claimed` bytes are claims of the caller itself. False: NVML has no figure, or other threads allocated
+ * all the time; then the next allocation measures again.
+ */
 bool vgpu_overhead_look(int device, uint64_t claimed);
 
-/* Looks once, unless another thread does. */
+/* Measures once, unless another thread is measuring. */
 void vgpu_overhead_look_once(int device);
 
-/* Looks once at each device of the lease, unless another thread does; for the link's thread, when vgpud asks. */
+/*
+ * Measures once on each device of the lease, unless another thread is measuring; for the link's thread, when vgpud
+ * asks.
+ */
 void vgpu_overhead_look_all(void);
 
-/* Something happened that makes the driver take memory now or soon: the next allocation looks first. */
+/* Called after a call that makes the driver allocate memory now or soon: the next allocation measures first. */
 void vgpu_overhead_later(int device);
 
-extern uint32_t vgpu_overhead_stale; /* a bit a device */
+extern uint32_t vgpu_overhead_stale; /* one bit for each device */
 static inline void vgpu_overhead_if_stale(int device)
 {
     if (__builtin_expect((__atomic_load_n(&vgpu_overhead_stale, __ATOMIC_RELAXED) >> device & 1) != 0, 0))
@@ -38,24 +43,24 @@ static inline void vgpu_overhead_if_stale(int device)
 }
 
 /*
- * `bytes` that calls accounted for belong to no allocation any more, but the driver may keep them for now (a free in
- * stream order, a pool that ends before its allocations): from now on they count as driver overhead. Looks
- * are taken at the next synchronisations and before a refusal; where NVML cannot say, they are given back there.
+ * Counts `bytes` of a freed allocation as driver overhead, because the driver may keep them for now (a free in stream
+ * order, a pool that ends before its allocations). They are measured at the next synchronisations and before a refusal;
+ * without a figure of NVML they are given back then.
  */
 void vgpu_overhead_instead(int device, uint64_t bytes);
 
-/* Looks after such bytes, if there are any on the device; false: there are none. */
+/* Measures such leftover bytes on the device; false: there are none. */
 bool vgpu_overhead_leftovers(int device);
-extern uint32_t vgpu_overhead_left; /* devices that have some */
+extern uint32_t vgpu_overhead_left; /* devices with leftover bytes, as bits */
 
 /* Is the tenant within its limit on the device now? */
 bool vgpu_overhead_within_limit(int device);
 
-/* Bytes that are charged but that NVML does not show with this process (managed memory). */
+/* Counts bytes that are charged but that NVML does not show for this process (managed memory). */
 void vgpu_overhead_unseen(int device, int64_t bytes);
 
-/* The figures of this process changed, or are about to: a look that overlaps does not count. */
-extern uint64_t vgpu_overhead_moves; /* lower half: calls that are freeing now; upper half: changes so far */
+/* Counts changes of this process's figures: a measurement that overlaps one is repeated. */
+extern uint64_t vgpu_overhead_moves; /* lower half: frees in progress; upper half: number of changes */
 #define VGPU_OVERHEAD_CHANGE (1ull << 32)
 static inline void vgpu_overhead_changed(void)
 {

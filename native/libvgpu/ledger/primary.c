@@ -5,14 +5,15 @@
 
 #include "in_child.h"
 
-enum { NAMES_MAX = 256 }; /* more are not known: what is made in them is given back pointer by pointer only */
+/* further contexts are not recorded: memory made in them is given back only by its pointers */
+enum { NAMES_MAX = 256 };
 
 static struct name {
     CUcontext context; /* NULL: free */
     CUcontext primary;
     int device;
 } names[NAMES_MAX];
-static unsigned used; /* entries at or above were never used */
+static unsigned used; /* entries from here on were never used */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static struct name *find(CUcontext context)

@@ -1,5 +1,5 @@
 /*
- * primary.h: the primary context behind each green context of this process: a green context is a name of it.
+ * primary.h: maps the green contexts of this process to their primary contexts.
  *
  * Any thread may call these functions; `visit` is called with this file's lock held, and calls none of them.
  */
@@ -8,17 +8,17 @@
 
 #include "cuda_api.h"
 
-/* The primary context behind a green context's name; any other context as it is. */
+/* The primary context of a green context; any other context unchanged. */
 CUcontext vgpu_primary_of(CUcontext context);
 
-/* `context` is a name of `primary`, of a device of the lease. Beyond 256 names a further one is not known. */
+/* Records that the green context `context` belongs to `primary`, on a device of the lease. At most 256 are recorded. */
 void vgpu_primary_note(CUcontext context, CUcontext primary, int device);
 void vgpu_primary_forget(CUcontext context);
 
-/* The primary context of this device of the lease is about to end: `visit` is told its names. */
+/* Called before the primary context of this device ends: calls `visit` for each of its green contexts. */
 void vgpu_primary_ends(int device, void (*visit)(CUcontext context));
 
-/* It is gone, and its names with it. */
+/* Called when the primary context of this device has ended: forgets its green contexts. */
 void vgpu_primary_ended(int device);
 
 #endif

@@ -13,10 +13,10 @@
  * thread-safe: the caller has a lock. */
 bool vgpu_process_memory(unsigned device, uint64_t *bytes);
 
-/* Starts NVML beside the caller: it takes some milliseconds. */
+/* Starts NVML on another thread, which takes some milliseconds. */
 void vgpu_process_memory_warm(void);
 
-/* Has it started? Else a look would wait for it. */
+/* Has NVML started? If not, a measurement would wait for it. */
 bool vgpu_process_memory_ready(void);
 
 #endif

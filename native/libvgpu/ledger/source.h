@@ -1,5 +1,5 @@
 /*
- * source.h: memory that the driver holds for this process and says the amount of: pools, graphs. Each kind of it has a
+ * source.h: memory that the driver holds for this process, and reports by a call: pools, graphs. Each kind of it has a
  * source, which is asked before the ledger is compared with NVML.
  *
  * Any thread may call a source's functions, several at once: a source has a lock of its own. They call the driver.
@@ -12,9 +12,9 @@
 #include "in_child.h"
 
 struct vgpu_source {
-    /* Charges what the driver holds on a device (index in the lease) now. True: nothing had changed. */
+    /* Charges the memory that the driver holds on a device (index in the lease) now. True: it had not changed. */
     bool (*settle)(int device);
-    /* Makes the driver give back what nothing uses. True: something came back. May be NULL. */
+    /* Makes the driver free unused memory. True: some was freed. May be NULL. */
     bool (*give_back)(int device);
 };
 
@@ -23,7 +23,7 @@ struct vgpu_source {
     VGPU_RETAINED           \
     __attribute__((section("vgpu_sources"))) static const struct vgpu_source *const source##_listed = &source
 
-/* All of them: as above. */
+/* The same for all sources. */
 bool vgpu_sources_settle(int device);
 bool vgpu_sources_give_back(int device);
 

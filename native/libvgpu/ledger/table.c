@@ -147,7 +147,8 @@ static bool look_up(enum vgpu_kind kind, uint64_t key, struct vgpu_entry *entry,
 {
     struct shard *shard = shard_of(kind, key);
     bool found = false;
-    if (__atomic_load_n(&shard->count, __ATOMIC_RELAXED) == 0) /* what this thread knows of was put before */
+    /* entries of this thread were put before, so it sees them */
+    if (__atomic_load_n(&shard->count, __ATOMIC_RELAXED) == 0)
         return false;
     pthread_mutex_lock(&shard->mutex);
     if (shard->count > 0) {

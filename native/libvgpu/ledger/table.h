@@ -26,18 +26,20 @@ enum vgpu_kind {
 struct vgpu_entry {
     uint64_t key;
     uint64_t bytes;
-    void *owner;    /* context whose end frees the memory, or what the kind says */
+    void *owner;    /* the context whose end frees the memory, or as the kind says */
     uint8_t kind;   /* enum vgpu_kind */
     int8_t device;  /* index in the lease */
     uint32_t count; /* of VGPU_KIND_PAGE */
 };
 
-/* The driver takes memory from the card in pages of 2 MiB. A request above 1 MiB has pages of its own;
- * smaller ones share a page, which goes back with the last of them (measured on an H200, driver 580). */
+/*
+ * The driver takes memory from the card in pages of 2 MiB. A request above 1 MiB has pages of its own; smaller requests
+ * share a page, which is freed with the last of them (measured on an H200, driver 580).
+ */
 #define VGPU_PAGE_BYTES (2u << 20)
 #define VGPU_SHARED_MAX (1u << 20)
 
-/* All are thread-safe. put replaces an entry of the same kind and key; false: out of memory. */
+/* All functions are thread-safe. put replaces an entry of the same kind and key; false: out of memory. */
 bool vgpu_table_put(const struct vgpu_entry *entry);
 bool vgpu_table_get(enum vgpu_kind kind, uint64_t key, struct vgpu_entry *entry);
 bool vgpu_table_take(enum vgpu_kind kind, uint64_t key, struct vgpu_entry *entry);
@@ -45,7 +47,7 @@ bool vgpu_table_take(enum vgpu_kind kind, uint64_t key, struct vgpu_entry *entry
 /* As put, for a small allocation (VGPU_KIND_POINTER): it is counted in its page, too. *first: the page is new. */
 bool vgpu_table_put_in_page(const struct vgpu_entry *entry, bool *first);
 
-/* One allocation less in the page of `pointer`; true if it was the last: *page is what the entry was. */
+/* Removes one allocation from the page of `pointer`; true if it was the last: *page is the page's entry. */
 bool vgpu_table_leave_page(uint64_t pointer, struct vgpu_entry *page);
 
 /* The entry of this kind whose `bytes` from its key on hold `address`. Looks at all entries: for rare calls. */

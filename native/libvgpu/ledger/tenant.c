@@ -14,7 +14,7 @@
 #include "slot.h"
 #include "slot_lock.h"
 #include "thread.h"
-int vgpu_tenant_phase; /* written last, under `entry` */
+int vgpu_tenant_phase; /* written last, with `entry` held */
 static pthread_mutex_t entry = PTHREAD_MUTEX_INITIALIZER;
 static struct vgpu_lease_view lease = {.usage_fd = -1};
 static struct vgpu_account account = {.slow = PTHREAD_MUTEX_INITIALIZER};
@@ -23,7 +23,7 @@ static uint64_t memory_limit[VGPU_MAX_DEVICES];
 static bool complained;
 static pthread_once_t fork_handler = PTHREAD_ONCE_INIT;
 
-/* At most one line a process, and only when something is wrong. */
+/* Prints an error, at most one line for each process. */
 static void complain(const char *what, int error)
 {
     char text[512];
@@ -43,15 +43,17 @@ static void set_limits(const struct vgpu_limits *limits)
     }
 }
 
-/* A tenant may have been moved: each entry stays the same slice, whichever device carries it. */
+/* Reads the devices. After a move an entry is still the same slice, on another device. */
 static void set_devices(const struct vgpu_limits *limits)
 {
     for (unsigned d = 0; d < limits->device_count; d++)
         memcpy(lease.first.devices[d].uuid, limits->devices[d].uuid, sizeof(lease.first.devices[d].uuid));
 }
 
-/* Whatever goes wrong here leaves the last good limits in force, and is tried again only when
- * generation moves on: a vgpud that died while writing must not cost every allocation a wait. */
+/*
+ * Reads the limits. After any failure the last good limits stay in force, and the next try comes after the next change
+ * of generation, so that a vgpud that died while writing does not delay every allocation.
+ */
 static void refresh_limits(void)
 {
     struct vgpu_limits now;
@@ -126,9 +128,11 @@ void vgpu_tenant_unlock_contexts(void)
         vgpu_slot_unlock_contexts(fd);
 }
 
-/* The child has none of the parent's contexts, slot or threads; it enters anew if it uses CUDA.
- * Locks may have been held by threads that are not here any more, one of which may have been in the midst of entering:
- * what it had mapped by then stays mapped. */
+/*
+ * Resets the state in a forked child, which has none of the parent's contexts, slot or threads, and enters again if it
+ * uses CUDA. Locks may have been held by other threads of the parent, one of which may have been entering: its mappings
+ * stay.
+ */
 static void forget_in_child(void)
 {
     vgpu_in_child();
@@ -141,8 +145,9 @@ static void forget_in_child(void)
     munmap(lease.usage, sizeof(struct vgpu_usage));
 }
 
-/* Before the first lock is taken: a child that is forked while another thread enters for the first time has to be told,
- * too. */
+/*
+ * Called before the first lock is taken, because a child may be forked while another thread enters for the first time.
+ */
 static void set_fork_handler(void)
 {
     (void)vgpu_thread_at_fork(forget_in_child);
@@ -152,10 +157,10 @@ static void close_lease(void)
 {
     munmap((void *)lease.limits, sizeof(struct vgpu_limits));
     munmap(lease.usage, sizeof(struct vgpu_usage));
-    vgpu_slot_lock_drop(); /* the next process to come may clear the slot */
+    vgpu_slot_lock_drop(); /* the next process that starts may clear the slot */
 }
 
-/* Takes a slot and registers. The arbiter's only veto is a closed lease. */
+/* Takes a slot and registers. The arbiter refuses only for a closed lease. */
 static CUresult join(void)
 {
     int slot = lease.first.state != VGPU_LEASE_CLOSED ? vgpu_slot_claim(lease.usage_fd, lease.usage) : -ESHUTDOWN;
@@ -199,7 +204,7 @@ static CUresult enter_first(void)
         return result;
     }
     set_limits(&lease.first);
-    generation_seen = 1; /* odd, so never what a good page says: the first use looks */
+    generation_seen = 1; /* odd, and so different from every valid page: the first use reads the limits */
     __atomic_store_n(&vgpu_tenant_phase, VGPU_TENANT_LIMITED, __ATOMIC_RELEASE);
     return CUDA_SUCCESS;
 }

@@ -1,8 +1,7 @@
 /*
- * tenant.h: what this process is held to: its lease, its slot, its limits.
+ * tenant.h: this process as a tenant: its lease, its slot, its limits.
  *
- * Any thread may call these functions. Those that wait hold a lock of this file's own, and are no points of
- * cancellation.
+ * Any thread may call these functions. Functions that wait hold a lock of this file, and are no cancellation points.
  */
 #ifndef VGPU_TENANT_H
 #define VGPU_TENANT_H
@@ -13,10 +12,10 @@
 #include "cuda_api.h"
 
 /*
- * Is this process limited? The first call looks for the lease; with one, it claims a slot and
- * registers. Sets *limited. Returns CUDA_SUCCESS, or why nothing may run: the lease cannot be read or
- * is not valid, or no thread of libvgpu's can be started (CUDA_ERROR_OPERATING_SYSTEM), the lease is closed
- * (CUDA_ERROR_NOT_PERMITTED), or has as many processes as a lease can (CUDA_ERROR_OUT_OF_MEMORY). Such an error is not kept: the next call looks again.
+ * Is this process limited? The first call looks for the lease; with one, it claims a slot and registers. Sets *limited.
+ * Returns CUDA_SUCCESS, or an error with which nothing may run: the lease cannot be read or is not valid, or no thread
+ * of libvgpu's can be started (CUDA_ERROR_OPERATING_SYSTEM), the lease is closed (CUDA_ERROR_NOT_PERMITTED), or has as
+ * many processes as a lease can (CUDA_ERROR_OUT_OF_MEMORY). The error is not cached: the next call tries again.
  */
 CUresult vgpu_tenant_enter_first(bool *limited);
 enum vgpu_tenant_phase { VGPU_TENANT_COLD, VGPU_TENANT_UNLIMITED, VGPU_TENANT_LIMITED };
@@ -30,23 +29,25 @@ static inline CUresult vgpu_tenant_enter(bool *limited)
     return CUDA_SUCCESS;
 }
 
-/* The functions below hold only after vgpu_tenant_enter said limited. */
+/* Precondition of the functions below: vgpu_tenant_enter returned "limited". */
 
-/* Memory limit in bytes of a device of the lease as it stands now; 0 when the lease is closed. */
+/* The present memory limit of a device of the lease in bytes; 0 if the lease is closed. */
 uint64_t vgpu_tenant_limit(unsigned device);
 
-/* Devices in the lease, and the UUID text of one as it stands now: a tenant may be moved. */
+/* Number of devices in the lease, and the present UUID of one, which changes with a move. */
 unsigned vgpu_tenant_devices(void);
 void vgpu_tenant_uuid(unsigned device, char uuid[VGPU_UUID_BYTES]);
 
-/* Where the lease is. */
+/* The folder of the lease. */
 const char *vgpu_tenant_folder(void);
 
 struct vgpu_account *vgpu_tenant_account(void);
 
-/* Clears the slots of dead processes that no arbiter clears: all where none is there, else those that never registered
- * with it (a filter of system calls kept them from it). Waits up to 100 ms for the arbiter to clear slots of ended registered
- * processes. True if any was cleared. */
+/*
+ * Clears the slots of dead processes that the arbiter does not clear: all if there is no arbiter, else those of
+ * processes that never registered (because of a seccomp filter). Waits up to 100 ms for the arbiter to clear slots of
+ * ended registered processes. True if any was cleared.
+ */
 bool vgpu_tenant_reclaim(void);
 
 /* See vgpu_slot_lock_contexts. */

@@ -8,8 +8,8 @@
 #include "allocation.h"
 #include "in_child.h"
 
-#define IN_FLIGHT 16u       /* copies */
-#define ROOM_LOOK_NS 300000 /* a chunk's copy takes ten times as long */
+#define IN_FLIGHT 16u       /* copies in flight */
+#define ROOM_LOOK_NS 300000 /* polling interval for room; a chunk's copy takes ten times as long */
 #define ROOM_LOOKS 100u
 
 struct copy {
@@ -18,7 +18,7 @@ struct copy {
 };
 
 static struct {
-    CUcontext context; /* NULL: there is nothing of ours in one */
+    CUcontext context; /* NULL: libvgpu has no object in a context */
     CUstream stream;
     CUevent events[IN_FLIGHT];
     struct copy flying[IN_FLIGHT];
@@ -40,7 +40,7 @@ static bool good(CUresult result)
     return result == CUDA_SUCCESS;
 }
 
-/* Any context of the device does: mappings are the process's. Pushed on true. */
+/* Makes a context of the device current; any one will do, because mappings belong to the process. Pushed on true. */
 static bool begin(const struct vgpu_allocation *allocation)
 {
     CUcontext popped;
@@ -82,7 +82,7 @@ static CUresult copy_chunk(const struct vgpu_allocation *allocation, unsigned ch
     return result;
 }
 
-/* The oldest copy's end. */
+/* Waits for the end of the oldest copy. */
 static CUresult land(void)
 {
     const struct copy *copy = &line.flying[line.first];
@@ -121,14 +121,14 @@ struct vgpu_evict_bytes vgpu_evict_count(void)
     return bytes;
 }
 
-/* Room on the host for the bytes that go until `kept` are left: the last chunk may be more than is asked for. */
+/* Makes room on the host for the bytes that leave until `kept` remain; the last chunk may be larger than needed. */
 static CUresult make_room(struct vgpu_evict_bytes now, uint64_t kept)
 {
     uint64_t most = now.all - kept + VGPU_CHUNK_BYTES;
     return vgpu_hostbuf_grow(most < now.all ? most : now.all);
 }
 
-/* Those that are out have the first offsets. */
+/* Chunks that are out have the first offsets. */
 static bool all_out(struct vgpu_evict_bytes now, uint64_t kept)
 {
     CUresult result = CUDA_SUCCESS;
@@ -161,7 +161,7 @@ bool vgpu_evict_out(uint64_t kept)
     return done;
 }
 
-/* While another tenant makes room chunk by chunk, copies under way need not be waited for, too. */
+/* While another tenant frees chunk by chunk, maps without waiting for copies in flight. */
 static CUresult map_soon(struct vgpu_allocation *allocation, unsigned chunk, bool (*stop)(void))
 {
     const struct timespec pause = {.tv_nsec = ROOM_LOOK_NS};
@@ -173,7 +173,7 @@ static CUresult map_soon(struct vgpu_allocation *allocation, unsigned chunk, boo
     return result;
 }
 
-/* False: an error, or `stop` says so. What is mapped by then is fresh. */
+/* Copies chunks in. False: an error, or `stop` returned true; chunks mapped by then are fresh. */
 static bool bring_in(bool (*stop)(void))
 {
     for (struct vgpu_allocation *allocation = vgpu_allocations(); allocation != NULL; allocation = allocation->next)
@@ -183,7 +183,7 @@ static bool bring_in(bool (*stop)(void))
             if ((stop != NULL && stop()) || !good(map_soon(allocation, i, stop)))
                 return false;
             if (!good(copy_chunk(allocation, i, false))) {
-                CALL(cuStreamSynchronize, line.stream); /* a part of it may be on its way */
+                CALL(cuStreamSynchronize, line.stream); /* a part of its copy may be in flight */
                 vgpu_chunk_unmap(allocation, i);
                 return false;
             }
@@ -212,7 +212,7 @@ bool vgpu_evict_in(bool (*stop)(void))
     bool mapped = bring_in(stop);
     bool whole = good(CALL(cuStreamSynchronize, line.stream)) && mapped;
     if (whole || error != CUDA_ERROR_OUT_OF_MEMORY)
-        settle(whole); /* else those that are here already stay, and the next call goes on */
+        settle(whole); /* otherwise chunks on the device stay, and the next call continues */
     end();
     return whole;
 }

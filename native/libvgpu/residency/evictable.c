@@ -94,7 +94,7 @@ bool vgpu_evictable_alloc(struct vgpu_charge *charge, uint64_t bytes, CUdevicept
     return made;
 }
 
-/* As the driver's own free does. */
+/* Waits for the context, as the driver's own free does. */
 static CUresult wait_for(CUcontext context)
 {
     CUcontext popped;
@@ -108,7 +108,7 @@ static CUresult wait_for(CUcontext context)
     return result;
 }
 
-/* The program has it no more. Inside. */
+/* Called after the program has freed the allocation. Precondition: the caller is inside. */
 static CUresult let_go(const struct vgpu_entry *entry)
 {
     struct vgpu_allocation *allocation = entry->owner;
@@ -210,7 +210,7 @@ bool vgpu_evictable_range(CUdeviceptr pointer, CUdeviceptr *base, size_t *bytes)
     return vgpu_allocation_find(is_around, &range, false) != NULL;
 }
 
-/* One that another thread is freeing at this moment is left to it. */
+/* Skips an allocation that another thread is freeing at this moment. */
 static bool ends_with(const struct vgpu_allocation *allocation, void *context)
 {
     struct vgpu_entry known;

@@ -28,7 +28,7 @@ static bool read_history(char history[HISTORY_BYTES])
     return size > 0;
 }
 
-/* A UUID, or a beginning of one, as CUDA takes it. */
+/* Does `word` name this UUID, in full or by a prefix, as CUDA accepts it? */
 static bool names(const char *word, size_t length, const char *uuid)
 {
     return length > 4 && strncmp(word, "GPU-", 4) == 0 && strncmp(uuid, word, length) == 0;
@@ -45,7 +45,7 @@ static bool is_held(const char *word, size_t length)
     return false;
 }
 
-/* The UUID of now of the slice that a former UUID was; false: it is none. */
+/* Looks up the present UUID of the slice that had a former UUID; false: there is none. */
 static bool look_up(const char *history, const char *word, size_t length, char uuid[VGPU_UUID_BYTES])
 {
     unsigned index;
@@ -78,7 +78,7 @@ void vgpu_relocated_follow(void)
                         ? snprintf(list + used, sizeof(list) - used, "%s%s", used > 0 ? "," : "", uuid)
                         : snprintf(list + used, sizeof(list) - used, "%s%.*s", used > 0 ? "," : "", (int)length, word);
         if (added < 0 || (size_t)added >= sizeof(list) - used)
-            return; /* no list of devices is so long: it stays as it is */
+            return; /* longer than any list of devices: it stays unchanged */
         used += (size_t)added;
         changed |= former;
         word = word[length] == ',' ? word + length + 1 : NULL;

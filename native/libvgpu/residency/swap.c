@@ -16,18 +16,18 @@
 #include "in_child.h"
 
 #define STACK_BYTES (256 * 1024)
-#define LOOK_NS 100000000 /* without an arbiter no message says that the lease's word changed */
-#define STEP_NS 200000    /* while something is waited for that comes soon */
-#define AGAIN_NS 3000000  /* until the card is asked for room again */
+#define LOOK_NS 100000000 /* polling interval without an arbiter, which would report changes of the lease */
+#define STEP_NS 200000    /* while waiting for an event that is expected soon */
+#define AGAIN_NS 3000000  /* interval of asking the card for room again */
 
 struct vgpu_swap_words vgpu_swap;
 
 static const struct vgpu_limits *limits;
 static struct vgpu_slot *slot;
 static bool started;
-static uint32_t news;  /* futex: moves when the lease's word, or the gate's, may have changed */
-static uint32_t seen;  /* of `news`, by the thread */
-static uint32_t quiet; /* the gate has drained since the lease went */
+static uint32_t news;  /* futex: changes when the lease's request or the gate's state may have changed */
+static uint32_t seen;  /* the value of `news` that the thread has seen */
+static uint32_t quiet; /* the gate has drained since the suspension */
 static uint32_t phase; /* enum vgpu_swap_phase; any thread that sees the resume sets DRAINING to HERE */
 
 static void say(enum vgpu_swap_phase now)
@@ -50,7 +50,7 @@ static bool turn_phase(enum vgpu_swap_phase from, enum vgpu_swap_phase to)
     return turned;
 }
 
-/* Out, and so much of the memory is on the device still. */
+/* Reports OUT, and how much memory is still on the device. */
 static void say_out(void)
 {
     uint32_t kept = (uint32_t)(vgpu_evict_count().here >> 20);
@@ -58,21 +58,21 @@ static void say_out(void)
     __atomic_store_n(&slot->swap_phase, VGPU_SWAP_OUT | kept << VGPU_SWAP_KEPT_SHIFT, __ATOMIC_SEQ_CST);
 }
 
-/* How much of it may be. */
+/* How much memory may stay on the device. */
 static uint64_t may_keep(void)
 {
     uint32_t share = __atomic_load_n(&limits->keep_share, __ATOMIC_ACQUIRE);
     return share >= VGPU_SHARE_ALL ? UINT64_MAX : vgpu_evict_count().all / VGPU_SHARE_ALL * share;
 }
 
-/* Is the memory to be on the host? */
+/* Must the memory be on the host? */
 static bool is_sent(void)
 {
     return vgpu_suspended_state() == VGPU_LEASE_SUSPENDED &&
            __atomic_load_n(&limits->memory, __ATOMIC_ACQUIRE) == VGPU_MEMORY_OUT;
 }
 
-/* The thread's: until there is news since the last pause, or for so long, whatever is done to the wall clock. */
+/* For the thread: waits for news or until `ns` have passed, independent of the wall clock. */
 static void pause_for(int64_t ns)
 {
     const struct timespec most = {.tv_nsec = (long)ns};
@@ -133,7 +133,7 @@ static void let_in(void)
     vgpu_suspended_follow();
 }
 
-/* What did not pass the gate (small copies, say) is waited for here. */
+/* Waits for work that did not pass the gate, such as small copies. */
 static void wait_for_contexts(void)
 {
     CUcontext done = NULL;
@@ -148,7 +148,7 @@ static void wait_for_contexts(void)
     }
 }
 
-/* Until nothing of the program's touches the memory; false: the lease is back before. */
+/* Waits until no work of the program uses the memory; false: the lease was resumed before. */
 static bool drain(void)
 {
     say(VGPU_SWAP_DRAINING);
@@ -157,11 +157,11 @@ static bool drain(void)
            (!__atomic_load_n(&quiet, __ATOMIC_ACQUIRE) || __atomic_load_n(&vgpu_swap.inside, __ATOMIC_SEQ_CST) > 0))
         pause_for(STEP_NS);
     if (is_sent() && !vgpu_capture_any())
-        wait_for_contexts(); /* in which it may stay for long: follow lets the program go on then */
+        wait_for_contexts(); /* may take long: follow lets the program continue meanwhile */
     return is_sent() && turn_phase(VGPU_SWAP_DRAINING, VGPU_SWAP_GOING);
 }
 
-/* Everything is to be here; whatever of it is out comes back. False: it is to be out again. */
+/* Brings all memory back to the device. False: it must be out again. */
 static bool come_back(void)
 {
     while (!vgpu_evict_in(is_sent)) {
@@ -183,8 +183,9 @@ static void go(void)
             let_in();
         return;
     }
-    vgpu_overhead_free_begins();        /* what NVML says of this process has no meaning until it is back */
-    bool captures = vgpu_capture_any(); /* whose thread waits: it would not end, and is not to be broken */
+    vgpu_overhead_free_begins(); /* NVML's figure for this process is meaningless until the memory is back */
+    /* captures of threads that wait here: they cannot end, and must not be invalidated */
+    bool captures = vgpu_capture_any();
     if (!captures && vgpu_evict_out(may_keep())) {
         say_out();
         return;
@@ -211,7 +212,7 @@ static void come(void)
     let_in();
 }
 
-/* Others need the room of what was kept. */
+/* Evicts kept memory that other tenants need. */
 static void shrink(void)
 {
     say_error(vgpu_evict_out(may_keep()) ? CUDA_SUCCESS : vgpu_evict_error());
@@ -257,7 +258,7 @@ static void start(const struct vgpu_limits *page, struct vgpu_slot *own)
     slot = own;
     say(VGPU_SWAP_HERE);
     say_error(CUDA_SUCCESS);
-    __atomic_store_n(&slot->movable_bytes, 0, __ATOMIC_SEQ_CST); /* of the slot's last owner */
+    __atomic_store_n(&slot->movable_bytes, 0, __ATOMIC_SEQ_CST); /* the word of the slot's last owner */
     __atomic_store_n(&slot->host_bytes, 0, __ATOMIC_SEQ_CST);
     vgpu_evict_start(&slot->host_bytes);
     if (__atomic_load_n(&page->memory, __ATOMIC_ACQUIRE) != VGPU_MEMORY_FIXED)

@@ -52,16 +52,16 @@ static inline void vgpu_swap_leave(bool entered)
         inside_result_;                                      \
     })
 
-/* Does the lease want plain memory to be evictable? */
+/* Does the lease require plain memory to be evictable? */
 bool vgpu_swap_wanted(void);
 
-/* From now on calls count themselves. */
+/* Makes calls count themselves from now on. */
 void vgpu_swap_count(void);
 
-/* Evictable memory of the process grew, or shrank. */
+/* Adds to the amount of evictable memory of the process. */
 void vgpu_swap_holds(int64_t bytes);
 
-/* A context ends: nothing of the thread's is in it any more. Inside. */
+/* Called before a context ends: the thread has no objects in it afterwards. Precondition: the caller is inside. */
 void vgpu_swap_forget(CUcontext context);
 
 #endif

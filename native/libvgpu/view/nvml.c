@@ -9,8 +9,10 @@ struct slice {
     unsigned long long free;
 };
 
-/* The slice of a device, if it is in the lease. Without a readable `usage` (another user asks) the
- * card's own use stands in, as far as it fits. */
+/*
+ * The slice of a device, if it is in the lease. If `usage` is not readable (another user asks), the card's own use is
+ * shown, up to the limit.
+ */
 static bool slice_of(nvmlDevice_t device, unsigned long long card_total, unsigned long long card_used,
                      struct slice *slice)
 {
@@ -38,7 +40,7 @@ VGPU_EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory
     return result;
 }
 
-/* What the driver keeps for itself is not the slice's: total = used + free, reserved is 0. */
+/* The driver's reserve is not part of the slice: total = used + free, reserved is 0. */
 VGPU_EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
 {
     struct slice slice;

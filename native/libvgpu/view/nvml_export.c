@@ -1,11 +1,10 @@
 /*
- * nvml_export.c: the private table through which nvidia-smi reads its lists of processes. NVIDIA publishes
- * nothing about it: what is known was learnt by watching nvidia-smi of branches 535 and 550 (see
- * native/sim/nvml/nvml_export.c), and of 580 on an H200. The first word is the table's size; three entries list processes.
+ * nvml_export.c: the private table through which nvidia-smi reads its lists of processes. NVIDIA does not document it:
+ * its form was found by tracing nvidia-smi of branches 535 and 550 (see native/sim/nvml/nvml_export.c), and of 580 on
+ * an H200. The first word is the table's size; three entries list processes.
  *
- * A list is replaced by the slice's own only where its form is certain: each of its pids stands where the
- * public list of the same device says that it must, or the driver is of a branch that was watched. Anything
- * else is handed on as it came.
+ * A list is replaced by the slice's own only if its form is certain: each of its pids is at the place that the public
+ * list of the device requires, or the driver is of a traced branch. Any other list is passed on unchanged.
  */
 #include <pthread.h>
 #include <stdlib.h>
@@ -32,7 +31,7 @@ typedef nvmlReturn_t (*list_fn)(nvmlDevice_t device, unsigned *count, struct lis
 
 static list_fn originals[LISTS]; /* compute, graphics, MPS */
 static const void *theirs;       /* NVIDIA's table */
-static void *ours;               /* its copy, with our lists in it; kept for the life of the process */
+static void *ours;               /* a copy of it with libvgpu's lists, kept until the process ends */
 static pthread_mutex_t copying = PTHREAD_MUTEX_INITIALIZER;
 
 static bool watched_branch(void)
@@ -56,7 +55,7 @@ static nvmlReturn_t public_list(int which, nvmlDevice_t device, unsigned *count,
     return CALL_NVML(nvmlDeviceGetMPSComputeRunningProcesses_v3, device, count, infos);
 }
 
-/* Do the entries have the form that is known? Processes may come and go between the two looks. */
+/* Do the entries have the known form? Processes may start and end between the two calls. */
 static bool form_known(int which, nvmlDevice_t device, unsigned count, const struct listed *entries)
 {
     nvmlProcessInfo_t infos[VGPU_MAX_SLOTS];
@@ -122,7 +121,7 @@ static nvmlReturn_t list_mps(nvmlDevice_t device, unsigned *count, struct listed
     return list(2, device, count, entries);
 }
 
-/* The copy of `table` with our lists, or `table` itself where it is too small to have them. */
+/* The copy of `table` with libvgpu's lists, or `table` itself if it is too small for them. */
 static const void *with_ours(const void *table)
 {
     static const list_fn mine[LISTS] = {list_compute, list_graphics, list_mps};

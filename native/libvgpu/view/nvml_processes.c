@@ -63,7 +63,7 @@ EMPTY_LIST(nvmlDeviceGetMPSComputeRunningProcesses, nvmlProcessInfo_v1_t)
 EMPTY_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlProcessInfo_v2_t)
 EMPTY_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlProcessInfo_t)
 
-/* The tenant's own pids, to keep out what NVML says of others. */
+/* The tenant's own pids, by which entries of other tenants are removed. */
 struct own {
     bool limited;
     unsigned count;
@@ -86,7 +86,7 @@ static bool is_own(const struct own *own, unsigned pid)
     return !own->limited;
 }
 
-/* Keeps the entries of own processes in front; the new count. */
+/* Moves the entries of own processes to the front; sets the new count. */
 #define KEEP_OWN(own, list, number, pid_of)        \
     do {                                           \
         unsigned kept_ = 0;                        \

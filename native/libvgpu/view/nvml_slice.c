@@ -10,7 +10,7 @@
 #include "in_child.h"
 #include "limits.h"
 
-#define NO_INSTANCE 0xffffffffu /* NVML's word for "not a MIG instance" */
+#define NO_INSTANCE 0xffffffffu /* NVML's value for "not a MIG instance" */
 
 enum { UNKNOWN, ABSENT, PRESENT };
 static int state;
@@ -24,7 +24,7 @@ const struct vgpu_lease_view *vgpu_nvml_lease(void)
     if (now == UNKNOWN) {
         pthread_mutex_lock(&opening);
         int found = state == UNKNOWN ? vgpu_lease_open(&view, false) : -EAGAIN;
-        if (found != -EAGAIN) /* NVML may be asked for its table before it is initialised */
+        if (found != -EAGAIN) /* NVML's table may be requested before NVML is initialised */
             __atomic_store_n(&state, found == 1 ? PRESENT : ABSENT, __ATOMIC_RELEASE);
         now = state;
         pthread_mutex_unlock(&opening);
@@ -52,8 +52,10 @@ int vgpu_nvml_index(nvmlDevice_t device, uint64_t *limit_bytes)
     return -1;
 }
 
-/* The pid of the process that holds a slot, in this pid namespace; 0: none, or none that is seen from here.
- * A process does not see its own lock. */
+/*
+ * The pid of the process that holds a slot, in this pid namespace; 0: none, or not visible here. A process does not see
+ * its own lock.
+ */
 static unsigned holder(int fd, uint32_t slot, const struct vgpu_slot *claimed)
 {
     struct flock range = {.l_type = F_WRLCK,

@@ -1,6 +1,6 @@
 /*
- * nvml_slice.h: the lease as NVML's wrappers see it. A program that only looks (nvidia-smi) never calls
- * cuInit, so this reads the lease by itself, claims no slot and registers nowhere.
+ * nvml_slice.h: the lease as NVML's wrappers see it. A program that only reads (nvidia-smi) never calls cuInit, so this
+ * module reads the lease without claiming a slot or registering.
  *
  * Any thread may call these functions. Sizes are bytes.
  */

@@ -23,7 +23,7 @@ static int compare(const void *name, const void *place)
     return strcmp(name, *(const char *const *)place);
 }
 
-/* The driver's own names are cu and a capital; cudbg... are a debugger's. */
+/* The driver's functions begin with cu and a capital; cudbg... belong to a debugger. */
 static bool is_driver_call(const char *name)
 {
     return name[0] == 'c' && name[1] == 'u' && name[2] >= 'A' && name[2] <= 'Z';
@@ -51,7 +51,7 @@ static int visit_driver(const struct vgpu_object *object, void *argument)
 void vgpu_unknown_tell(struct vgpu_usage *usage)
 {
     struct unknown found = {0};
-    if (REAL(cuInit) == NULL) /* asked here: not within the walk below, which holds the loader's lock */
+    if (REAL(cuInit) == NULL) /* checked here and not in the walk below, which holds the loader's lock */
         return;
     vgpu_objects_walk(visit_driver, &found);
     if (found.count == 0)

@@ -9,8 +9,8 @@
 #include "lease.h"
 
 /*
- * Looks through what the loaded driver exports, and writes how many functions hooks.toml does not name, and the first
- * of them, to the page for vgpud. They pass: no limit holds there. Costs some 100 us; at cuInit.
+ * Counts the functions of the loaded driver that hooks.toml does not name, and writes the number and the first name to
+ * the page for vgpud. Calls of them bypass the limits. Takes some 100 us, at cuInit.
  */
 void vgpu_unknown_tell(struct vgpu_usage *usage);
 

@@ -1,4 +1,4 @@
-/* view.c: what the tenant is told about its memory: the slice. */
+/* view.c: the memory figures that the tenant sees: those of the slice. */
 #include <pthread.h>
 #include <time.h>
 
@@ -13,7 +13,9 @@
 #include "tenant.h"
 #include "unknown.h"
 
-/* Where no process of the lease has learnt what a context takes, this one will wait for NVML: its start is hidden. */
+/*
+ * Starts NVML early if no process of the lease knows the size of a context, because this process will need NVML for it.
+ */
 static void warm(void)
 {
     const struct vgpu_usage *usage = vgpu_tenant_account()->usage;
@@ -30,14 +32,14 @@ VGPU_EXPORT CUresult cuInit(unsigned int flags)
     CUresult result = vgpu_tenant_enter(&limited);
     if (result == CUDA_SUCCESS && limited) {
         warm();
-        vgpu_suspended_wait(); /* initialised before, it would wait in the driver */
+        vgpu_suspended_wait(); /* after initialisation the call would wait inside the driver */
         vgpu_relocated_follow();
         vgpu_unknown_tell(vgpu_tenant_account()->usage);
     }
     return result == CUDA_SUCCESS ? CALL(cuInit, flags) : result;
 }
 
-/* Asked often, and answered from the driver's own memory; not so the clocks (304 of an H200, driver 580.159.04). */
+/* Called often, and answered from the driver's cache, except for the clocks (304 of an H200, driver 580.159.04). */
 VGPU_EXPORT CUresult cuDeviceGetAttribute(int *pi, CUdevice_attribute attrib, CUdevice dev)
 {
     CUresult result = CALL(cuDeviceGetAttribute, pi, attrib, dev);
@@ -52,7 +54,7 @@ struct slice {
     uint64_t free;
 };
 
-/* The slice as the tenant sees it; `card` is what the driver said, which can only be the smaller. */
+/* The tenant's view of the slice; `card` are the driver's figures, used if they are smaller. */
 static struct slice slice_of(unsigned device, struct slice card)
 {
     uint64_t limit = vgpu_tenant_limit(device);
@@ -62,7 +64,7 @@ static struct slice slice_of(unsigned device, struct slice card)
     return slice;
 }
 
-/* Index of the current context's device, or VGPU_NOT_IN_LEASE if the driver's own figures stand. */
+/* Index of the current context's device, or VGPU_NOT_IN_LEASE if the driver's own figures apply. */
 static int limited_current(void)
 {
     CUdevice device;
@@ -72,13 +74,13 @@ static int limited_current(void)
     return vgpu_device_index(device);
 }
 
-/* The first version counts in 32 bits: it answers what fits. */
+/* The first version has 32 bits: larger values are truncated to the maximum. */
 static unsigned narrow(uint64_t bytes)
 {
     return bytes > UINT32_MAX ? UINT32_MAX : (unsigned)bytes;
 }
 
-/* The card's own figures on a device, as the driver said them last. */
+/* The card's own figures on a device, as last read from the driver. */
 struct card {
     uint64_t at_ns; /* CLOCK_MONOTONIC; 0: never */
     uint64_t total;
@@ -87,9 +89,11 @@ struct card {
 static struct card cards[VGPU_MAX_DEVICES];
 static pthread_mutex_t card_mutex = PTHREAD_MUTEX_INITIALIZER;
 
-/* What the card has left matters only where more was promised than there is, and the driver takes 3 us to
- * say it: the answer is good for a millisecond. While the lease is suspended it is good until that is back: the driver
- * answers with an error (304 of an H200, driver 580.159.04), and a question alone need not resume the tenant. */
+/*
+ * The card's free memory matters only under overcommit, and the driver needs 3 us to report it, so the figure is cached
+ * for a millisecond. While the lease is suspended it is cached until the resume: the driver would return an error (304
+ * of an H200, driver 580.159.04), and a query should not resume the tenant.
+ */
 #define CARD_FRESH_NS 1000000u
 
 static bool is_fresh(const struct card *card, uint64_t now_ns)

@@ -23,7 +23,7 @@ enum { CLASSES = 12 };
 struct slab {
     CUdeviceptr base;
     uint32_t class_bytes, slots, used, scan;
-    struct slab *next, *previous; /* among those of its class with room */
+    struct slab *next, *previous; /* list of slabs of the same class with free slots */
     struct cu_block *blocks;
 };
 
@@ -39,7 +39,7 @@ struct hole {
 };
 
 static char *g_base;
-static int g_file = -1; /* -1: this process may have no file of that size, and shares nothing */
+static int g_file = -1; /* -1: this process cannot have a file of that size, and shares no memory */
 static uint64_t g_size;
 static uint64_t g_next; /* bytes ever handed out */
 static struct page *g_pages;
@@ -56,7 +56,7 @@ static void *reserve(uint64_t bytes)
 static int new_file(uint64_t bytes)
 {
     struct rlimit most;
-    if (getrlimit(RLIMIT_FSIZE, &most) != 0 || most.rlim_cur < bytes) /* else SIGXFSZ */
+    if (getrlimit(RLIMIT_FSIZE, &most) != 0 || most.rlim_cur < bytes) /* otherwise SIGXFSZ would end the process */
         return -1;
     int fd = memfd_create("vgpu-sim-device-memory", MFD_CLOEXEC);
     if (fd >= 0 && ftruncate(fd, (off_t)bytes) != 0) {
@@ -142,7 +142,7 @@ CUdeviceptr cu_arena_take(uint64_t bytes)
 
 void cu_arena_give(CUdeviceptr p, uint64_t bytes)
 {
-    madvise((void *)p, bytes, g_file >= 0 ? MADV_REMOVE : MADV_DONTNEED); /* the next reads zeroes */
+    madvise((void *)p, bytes, g_file >= 0 ? MADV_REMOVE : MADV_DONTNEED); /* later reads return zeros */
     struct hole **at = &g_holes;
     while (*at != NULL && (*at)->base + (*at)->bytes < p)
         at = &(*at)->next;
@@ -221,7 +221,7 @@ static CUresult alloc_small(CUcontext ctx, size_t size, CUdeviceptr *out)
         s = new_slab(ctx->ordinal, class, &why);
     if (s == NULL)
         return why;
-    uint32_t i = s->scan; /* no slot below it is free */
+    uint32_t i = s->scan; /* all slots below it are in use */
     while (s->blocks[i].size != 0)
         i++;
     s->scan = i + 1;

@@ -5,7 +5,7 @@
 
 static _Thread_local struct CUstream_st t_per_thread; /* capture state of CU_STREAM_PER_THREAD */
 
-/* Where the capture of a stream is kept; NULL: the legacy stream, which cannot be captured. */
+/* The stream that holds the capture state of a stream; NULL for the legacy stream, which cannot be captured. */
 static CUstream state_of(CUstream stream)
 {
     if (stream == NULL || stream == CU_STREAM_LEGACY)
@@ -58,7 +58,7 @@ void cu_capture_list(CUstream stream, const CUgraphNode **nodes, size_t *count)
 
 void cu_capture_frontier(CUstream stream, CUgraphNode node)
 {
-    cu_capture_set(stream, &node, 1, false); /* the list has room for one: it never fails */
+    cu_capture_set(stream, &node, 1, false); /* the list has room for one entry, so this cannot fail */
 }
 
 static CUresult join(struct cu_capture *c, CUstream stream, const CUgraphNode *nodes, size_t count)
@@ -185,7 +185,7 @@ CUresult cu_capture_add(CUstream stream, CUgraphNodeType type, CUgraphNode *out)
     return result;
 }
 
-/* What a capturing stream cannot take. */
+/* Refuses a call that a capturing stream cannot record. */
 CUresult cu_capture_refuse(CUstream stream)
 {
     struct cu_capture *c = cu_capture_find(stream);
@@ -195,8 +195,10 @@ CUresult cu_capture_refuse(CUstream stream)
     return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }
 
-/* Ends captures of the context's streams (of a green context's: its own), or only of those that wait for the
- * legacy stream. */
+/*
+ * Invalidates captures of the context's streams (for a green context: of its own), or only of those that wait for the
+ * legacy stream.
+ */
 static bool invalidate(CUcontext ctx, bool all)
 {
     bool hit = false;
@@ -216,7 +218,7 @@ static bool invalidate(CUcontext ctx, bool all)
     return hit;
 }
 
-/* The legacy stream waits for every blocking stream: not for one that only captures. */
+/* A use of the legacy stream waits for every blocking stream, which invalidates their captures. */
 CUresult cu_capture_implicit(CUcontext ctx)
 {
     return invalidate(ctx, false) ? CUDA_ERROR_STREAM_CAPTURE_IMPLICIT : CUDA_SUCCESS;
@@ -227,13 +229,13 @@ void cu_capture_green(CUgreenCtx green)
     invalidate(green->view, true);
 }
 
-/* Waiting for a context waits for every stream of it, whatever the modes are. */
+/* Waiting for a context waits for each of its streams, in any capture mode. */
 CUresult cu_capture_whole(CUcontext ctx)
 {
     return invalidate(ctx, true) ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
 }
 
-/* Events in captures: recording remembers where the stream was, waiting joins. */
+/* Events in captures: recording stores the position of the stream, waiting joins the capture. */
 
 static void forget_event(CUevent event)
 {
@@ -276,7 +278,7 @@ bool cu_capture_has(CUevent event)
     return lives;
 }
 
-/* A call that needs the result of an event which only a capture has recorded. */
+/* For a call that needs the result of an event that was only recorded in a capture. */
 CUresult cu_capture_event(CUevent event)
 {
     if (!cu_capture_has(event))
@@ -318,7 +320,7 @@ void cu_capture_leave_event(CUevent event)
     forget_event(event);
 }
 
-/* A stream that goes while it captures takes its capture with it. */
+/* Destroying a stream that is being captured ends its capture. */
 void cu_capture_leave_stream(CUstream stream)
 {
     cu_lock();
@@ -339,7 +341,7 @@ void cu_capture_leave_stream(CUstream stream)
     cu_unlock();
 }
 
-/* The captures that began on a stream of the context end with it. */
+/* The captures on a context's streams end with the context. */
 static void end_of_context(CUcontext ctx)
 {
     for (struct cu_capture *c = cu_captures_list, *next; c != NULL; c = next) {

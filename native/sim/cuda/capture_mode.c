@@ -1,7 +1,7 @@
-/* What a capture forbids to other calls, by its mode and by the calling thread's. */
+/* The restrictions that a capture imposes on other calls, by its mode and by the calling thread's mode. */
 #include "graph.h"
 
-_Atomic uint32_t cu_captures; /* under way; at 0 other calls take no lock */
+_Atomic uint32_t cu_captures; /* captures in progress; at 0, other calls take no lock */
 struct cu_capture *cu_captures_list;
 
 static _Thread_local CUstreamCaptureMode t_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;

@@ -17,7 +17,7 @@ enum { COMPUTE_CHANNELS = 8, COPY_CHANNELS = 4 };
 
 typedef int ioctl_function(int, unsigned long, ...);
 
-/* For those whom the dynamic linker leads here: of the calls on the control device this is the kernel. */
+/* Exported for callers that the dynamic linker binds here: for the control device this function acts as the kernel. */
 CU_EXPORT int ioctl(int fd, unsigned long request, ...)
 {
     va_list arguments;
@@ -29,7 +29,10 @@ CU_EXPORT int ioctl(int fd, unsigned long request, ...)
     return (int)syscall(SYS_ioctl, fd, request, argument);
 }
 
-/* The program's ioctl, for this library's own symbols come first in it; the C library's knows no such device. */
+/*
+ * Calls the program's ioctl, because this library's symbols bind to the program's first; the C library's ioctl does not
+ * know the device.
+ */
 static int call(unsigned long request, void *argument)
 {
     static ioctl_function *seen;
@@ -85,7 +88,7 @@ static bool make_device(struct cu_device *d)
     return d->rm_subdevice != 0;
 }
 
-/* Its handle; 0: no more channels are to be had. */
+/* Returns the handle; 0: no more channels are available. */
 static uint32_t make_group(const struct cu_device *d, int channels, bool computes)
 {
     uint32_t group = make_next(RM_CLASS_CHANNEL_GROUP, d->rm_device, NULL), first = 0;

@@ -23,7 +23,7 @@ static bool fits(const struct cu_device *d, enum sim_kind kind, uint64_t bytes)
     uint64_t counted = kind == SIM_CONTEXT ? cu.s->devices[d->device].context_bytes : bytes;
     if (d->mps_limit > 0 && mps_held(d) + counted > d->mps_limit)
         return false;
-    if (kind == SIM_MANAGED) /* the host takes what the card cannot */
+    if (kind == SIM_MANAGED) /* managed memory beyond the card goes to the host */
         return true;
     uint64_t capacity = sim_capacity_bytes(cu.s, d->device, d->gi);
     if (bytes <= capacity && sim_used_bytes(cu.s, d->device, d->gi) <= capacity - bytes)

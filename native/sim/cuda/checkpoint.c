@@ -5,7 +5,7 @@
 
 #include "internal.h"
 
-/* Initialised, the pid is a process, and this user may touch it. */
+/* Checks that the driver is initialised, the pid is a process, and this user may control it. */
 static CUresult enter(const char *function, int pid)
 {
     char path[32];

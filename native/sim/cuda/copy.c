@@ -1,5 +1,7 @@
-/* Checks and moves bytes. Device memory is memory of this process, so a copy is a copy; what a
- * card would refuse is refused before anything is touched. */
+/*
+ * Checks and moves bytes. Device memory is host memory of this process. Copies that a card would refuse are refused
+ * before any byte is moved.
+ */
 #include "internal.h"
 
 CUresult cu_check_device_range(CUdeviceptr p, size_t size)

@@ -1,4 +1,4 @@
-/* Which contexts are there, and which is current: the stack of each thread. */
+/* The existing contexts, and the current one: the stack of each thread. */
 #include "internal.h"
 
 #define STACK_DEPTH 64

@@ -295,7 +295,7 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice
     CU_CHECK(!is_clock || !cu_checkpointed(), CUDA_ERROR_OPERATING_SYSTEM); /* as an H200 does, 580.159.04 */
     if (card_attribute(attribute, dev, value))
         return CUDA_SUCCESS;
-    *value = 0; /* what the card does not have */
+    *value = 0; /* a feature that the card lacks */
     for (size_t i = 0; i < sizeof(fixed_attributes) / sizeof(fixed_attributes[0]); i++)
         if (fixed_attributes[i].attribute == attribute)
             *value = fixed_attributes[i].value;

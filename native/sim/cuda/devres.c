@@ -6,11 +6,11 @@
 
 #define SET_MAGIC 0x534d5331u
 
-enum { GPC_SMS = 18 }; /* at most, of one graphics processing cluster: H100 white paper */
+enum { GPC_SMS = 18 }; /* most SMs of one graphics processing cluster: H100 white paper */
 
 struct sm_set {
     uint32_t magic, ordinal;
-    uint64_t split; /* which split it came from; 0: none */
+    uint64_t split; /* number of the split that made it; 0: none */
     struct cu_sms sms;
 };
 _Static_assert(sizeof(struct sm_set) <= sizeof(((CUdevResource *)NULL)->_internal_padding), "it has room");
@@ -35,7 +35,7 @@ static uint32_t count(const struct cu_sms *sms)
     return n;
 }
 
-/* The least part, and what parts are multiples of. */
+/* The smallest part, and the number of which part sizes are multiples. */
 static void grain(int ordinal, bool independent, uint32_t *least, uint32_t *multiple)
 {
     uint32_t major = cu_sim_device(ordinal)->cc_major;
@@ -88,7 +88,7 @@ static uint32_t groups_of(uint32_t sms, uint32_t size, uint32_t least)
     return sms / size - (size == least && least >= 8 && sms > GPC_SMS);
 }
 
-/* `groups` of `size` SMs each, in the SMs' order; what is left over. */
+/* Takes `groups` of `size` SMs each, in the order of the SMs; the rest goes to `remainder`. */
 static void deal(const struct sm_set *from, CUdevResource *result, unsigned int groups, uint32_t size,
                  CUdevResource *remainder)
 {
@@ -114,9 +114,9 @@ CUresult cuDevSmResourceSplitByCount(CUdevResource *result, unsigned int *groups
     struct sm_set from;
     uint32_t least, multiple;
     CU_TRY(cu_enter("cuDevSmResourceSplitByCount"));
-    CU_CHECK(groups != NULL && input != NULL, CUDA_ERROR_INVALID_VALUE); /* flags that are not known are let be */
+    CU_CHECK(groups != NULL && input != NULL, CUDA_ERROR_INVALID_VALUE); /* unknown flags are ignored */
     CU_TRY(read_set(input, &from));
-    CU_CHECK(from.split == 0, CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION); /* a part is not parted again */
+    CU_CHECK(from.split == 0, CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION); /* a part cannot be split again */
     uint32_t sms = count(&from.sms);
     CU_CHECK(result == NULL || *groups > 0, CUDA_ERROR_INVALID_VALUE);
     grain((int)from.ordinal, (flags & CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING) != 0, &least, &multiple);
@@ -145,7 +145,7 @@ CUresult cuDevResourceGenerateDesc(CUdevResourceDesc *out, CUdevResource *resour
         for (int w = 0; w < CU_SM_WORDS; w++)
             sms.bits[w] |= one.sms.bits[w];
     }
-    CUdevResourceDesc desc = calloc(1, sizeof(*desc)); /* for the life of the process */
+    CUdevResourceDesc desc = calloc(1, sizeof(*desc)); /* never freed */
     CU_CHECK(desc != NULL, CUDA_ERROR_OUT_OF_MEMORY);
     *desc = (struct CUdevResourceDesc_st){CU_DESCRIPTION, (int)first.ordinal, sms};
     *out = desc;

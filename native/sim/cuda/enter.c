@@ -1,4 +1,4 @@
-/* The way into every call: is the driver ready, is the process locked, does the profile ask for an error? */
+/* Entered by every call: is the driver ready, is the process locked, does the profile inject an error? */
 #include "internal.h"
 
 CUresult cu_enter(const char *function)

@@ -18,10 +18,10 @@ struct CUgraphNode_st {
     uint32_t magic;
     CUgraphNodeType type;
     CUgraph graph;
-    CUgraphNode origin; /* that this one is a clone of */
+    CUgraphNode origin; /* the node that it was cloned from */
     unsigned int id;
     bool disabled, ordered;
-    CUgraphNode *before; /* must have run */
+    CUgraphNode *before; /* nodes that must run before it */
     size_t before_count;
     CUgraphNode next;
     union {
@@ -35,7 +35,7 @@ struct CUgraphNode_st {
             CUcontext ctx;
         } set;
         CUDA_HOST_NODE_PARAMS host;
-        CUgraph child; /* owned */
+        CUgraph child; /* owned by the node */
         CUevent event;
         struct {
             CUDA_MEM_ALLOC_NODE_PARAMS shape;
@@ -55,22 +55,22 @@ struct CUgraph_st {
     uint32_t magic;
     unsigned int id, next_node;
     CUgraph origin;
-    CUgraphNode parent; /* of a child graph: the node that owns it */
+    CUgraphNode parent; /* for a child graph: the node that owns it */
     CUgraphNode first, last;
     size_t node_count;
-    CUgraphNode *order; /* of an instantiated graph: in which its nodes run */
-    bool has_memory;    /* allocation or free nodes, here or in a child */
-    CUgraphExec execs;  /* instantiations that live */
+    CUgraphNode *order; /* for an instantiated graph: the order in which its nodes run */
+    bool has_memory;    /* it has allocation or free nodes, in itself or in a child */
+    CUgraphExec execs;  /* list of live instantiations */
     struct cu_kept_object *objects;
 };
 
 struct CUgraphExec_st {
     uint32_t magic;
-    struct cu_owner owner; /* the context that was current; no ctx: none was */
+    struct cu_owner owner; /* the context that was current; ctx NULL: none was */
     CUgraph graph;         /* a clone, owned */
-    CUgraph source;        /* NULL when it was destroyed */
+    CUgraph source;        /* NULL after it was destroyed */
     cuuint64_t flags;
-    CUgraphExec next; /* of the same source */
+    CUgraphExec next; /* list of instantiations of the same source */
 };
 
 static inline bool cu_is_graph(CUgraph graph)
@@ -88,30 +88,30 @@ CUgraph cu_graph_new(void);
 void cu_graph_free(CUgraph graph);
 CUresult cu_graph_clone(CUgraph from, bool with_memory, CUgraph *out);
 CUresult cu_graph_add(CUgraph graph, CUgraphNodeType type, const CUgraphNode *before, size_t count, CUgraphNode *out);
-void cu_graph_drop_last(CUgraph graph, CUgraphNode node); /* undoes the cu_graph_add just made */
+void cu_graph_drop_last(CUgraph graph, CUgraphNode node); /* undoes the last cu_graph_add */
 CUgraphNode cu_graph_find_clone(CUgraph graph, CUgraphNode original);
-CUresult cu_graph_order(CUgraph graph); /* fills order, here and in children; INVALID_VALUE: a cycle */
+CUresult cu_graph_order(CUgraph graph); /* fills `order`, here and in children; INVALID_VALUE: a cycle */
 CUresult cu_list_nodes(CUgraphNode *out, size_t *count, CUgraphNode *all, size_t n);
 
 /* graph_backing.c. The caller holds cu_lock. */
 CUresult cu_graph_memory_new(CUcontext ctx, size_t size, struct cu_graph_memory **out);
 void cu_graph_memory_release(struct cu_graph_memory *m);
-CUresult cu_graph_memory_take(struct cu_graph_memory *m); /* at a launch */
-bool cu_graph_memory_owns(CUdeviceptr p);                 /* an address of an allocation node */
+CUresult cu_graph_memory_take(struct cu_graph_memory *m); /* called at a launch */
+bool cu_graph_memory_owns(CUdeviceptr p);                 /* is p an address of an allocation node? */
 /* graph_memory.c. The caller holds cu_lock. */
 CUresult cu_graph_add_alloc(CUgraph graph, const CUgraphNode *before, size_t count, CUDA_MEM_ALLOC_NODE_PARAMS *params,
                             CUgraphNode *out);
 CUresult cu_graph_add_free(CUgraph graph, const CUgraphNode *before, size_t count, CUdeviceptr p, CUgraphNode *out);
 
 /* graph_exec.c */
-CUresult cu_check_exec(CUgraphExec exec); /* is it one, whose context lives? */
+CUresult cu_check_exec(CUgraphExec exec); /* is it a live instantiation with a live context? */
 CUresult cu_graph_instantiate(CUgraph graph, cuuint64_t flags, CUgraphExec *out);
 CUresult cu_graph_launch(CUgraphExec exec, CUstream stream);
 
 /* user_object.c. The caller holds cu_lock; what came to its end is in the list returned by take. */
 void cu_object_drop(CUuserObject object, unsigned int count);
 void cu_object_keep(CUuserObject object, unsigned int count);
-void cu_objects_run(void); /* destructors that came due; called without the lock */
+void cu_objects_run(void); /* runs destructors that are due; called without the lock */
 
 /* capture.c */
 struct cu_capture {
@@ -131,9 +131,9 @@ CUresult cu_capture_begin(CUstream stream, CUgraph graph, const CUgraphNode *bef
                           CUstreamCaptureMode mode);
 CUresult cu_capture_end(CUstream stream, CUgraph *graph);
 CUresult cu_capture_set(CUstream state, const CUgraphNode *nodes, size_t count, bool add);
-/* A node after what the stream has captured; the caller fills it in. */
+/* Adds a node after those that the stream has captured; the caller fills it in. */
 CUresult cu_capture_add(CUstream stream, CUgraphNodeType type, CUgraphNode *out);
 void cu_capture_list(CUstream stream, const CUgraphNode **nodes, size_t *count);
-void cu_capture_frontier(CUstream stream, CUgraphNode node); /* the stream has come to this node */
+void cu_capture_frontier(CUstream stream, CUgraphNode node); /* sets the node at which the stream now is */
 
 #endif

@@ -295,7 +295,7 @@ static CUresult run_graph(CUgraph graph, CUstream stream)
     return CUDA_SUCCESS;
 }
 
-/* Are allocations of this graph still there? With `drop` they are freed. */
+/* Are allocations of this graph still live? With `drop` they are freed. */
 static bool holds_memory(CUgraph graph, bool drop)
 {
     bool held = false;
@@ -323,7 +323,7 @@ CUresult cu_graph_launch(CUgraphExec exec, CUstream stream)
     if (result == CUDA_SUCCESS || !exec->graph->has_memory)
         return result;
     cu_lock();
-    holds_memory(exec->graph, true); /* a launch is made whole or not at all */
+    holds_memory(exec->graph, true); /* a launch succeeds as a whole or not at all */
     cu_unlock();
     return result;
 }

@@ -1,7 +1,7 @@
 /* Nodes that allocate and free memory. */
 #include "graph.h"
 
-/* The graphs above a graph hold its memory too. */
+/* Marks the graphs above a graph, which contain its memory too. */
 static void mark(CUgraph graph)
 {
     for (; graph != NULL; graph = graph->parent == NULL ? NULL : graph->parent->graph)

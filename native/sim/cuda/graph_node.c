@@ -57,7 +57,7 @@ CUresult cuGraphAddKernelNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphN
 static CUDA_KERNEL_NODE_PARAMS widen(const CUDA_KERNEL_NODE_PARAMS_v1 *p)
 {
     CUDA_KERNEL_NODE_PARAMS wide = {.func = p->func};
-    memcpy(&wide, p, sizeof(*p)); /* version 2 is version 1 with two fields more */
+    memcpy(&wide, p, sizeof(*p)); /* version 2 is version 1 with two more fields */
     return wide;
 }
 

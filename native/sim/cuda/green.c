@@ -3,7 +3,8 @@
  * the profile says; kernels take as long in it as elsewhere (docs/simulator.md). */
 #include "green.h"
 
-static CUgreenCtx g_greens; /* the living; the others are never freed, for streams and threads may know them */
+/* list of live green contexts; ended ones are never freed, because streams and threads may refer to them */
+static CUgreenCtx g_greens;
 
 static bool is_green(CUgreenCtx green)
 {

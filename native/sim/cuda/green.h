@@ -18,7 +18,7 @@ struct CUdevResourceDesc_st {
 
 struct CUgreenCtx_st {
     uint32_t magic;
-    CUcontext view; /* what cuCtxFromGreenCtx gives: lives and dies with it */
+    CUcontext view; /* the context that cuCtxFromGreenCtx returns; it ends with the green context */
     unsigned long long id;
     struct cu_sms sms;
     CUgreenCtx next;

@@ -7,7 +7,7 @@
 #include "internal.h"
 
 enum { HOLDS = 64, LOOK_AGAIN_NS = 50000 };
-#define LONGEST_NS 4e12 /* then it ends by itself; much longer and positions lose their nanoseconds */
+#define LONGEST_NS 4e12 /* a kernel then ends by itself; a larger value makes positions lose nanoseconds */
 
 struct hold {
     CUcontext ctx; /* NULL: free */

@@ -31,7 +31,7 @@ struct cu_host *cu_host_at(const void *p)
     struct node *exact = *slot_of(p);
     if (exact != NULL || g_count == 0)
         return exact == NULL ? NULL : &exact->host;
-    for (uint32_t i = 0; i < BUCKETS; i++) /* inside a block: rare, and there are few blocks */
+    for (uint32_t i = 0; i < BUCKETS; i++) /* an address inside a block: rare, and there are few blocks */
         for (struct node *n = g_buckets[i]; n != NULL; n = n->next)
             if ((uintptr_t)p - (uintptr_t)n->host.base < n->host.size)
                 return &n->host;

@@ -8,7 +8,9 @@ static void after_fork(void)
     pthread_mutex_init(&cu.lock, NULL);
 }
 
-/* Before the first lock: a child that is forked while another thread is in cuInit has a lock of its own, too. */
+/*
+ * Called before the first lock is taken, so that a child forked during another thread's cuInit gets a lock of its own.
+ */
 static void watch_forks(void)
 {
     pthread_atfork(NULL, NULL, after_fork);
@@ -70,5 +72,5 @@ CUresult cuGetExportTable(const void **table, const CUuuid *id)
     (void)id;
     CU_CHECK(table != NULL, CUDA_ERROR_INVALID_VALUE);
     *table = NULL;
-    return CUDA_ERROR_NOT_SUPPORTED; /* NVIDIA's private interface: no simulated driver has it */
+    return CUDA_ERROR_NOT_SUPPORTED; /* NVIDIA's private interface, which the simulated driver lacks */
 }

@@ -17,8 +17,10 @@
 enum { CU_MAX_ORDINALS = 32, CU_LAUNCH_DEPTH = 1024, CU_PENDING_EVENTS = 64, CU_CHANNEL_GROUPS = 4 };
 #define CU_EXPORT __attribute__((visibility("default")))
 
-/* A handle's first word tells a live object of the right type; freed objects are kept for reuse, so
- * that a stale handle is refused and never touches memory that is gone. */
+/*
+ * A handle's first word identifies a live object of the right type; freed objects are kept for reuse, so that a stale
+ * handle is refused and never refers to freed memory.
+ */
 enum cu_magic {
     CU_DEAD = 0,
     CU_CONTEXT = 0x43545830,
@@ -41,8 +43,8 @@ enum cu_magic {
 
 /* One CUDA ordinal: a card, or one MIG compute instance of it. */
 struct cu_device {
-    uint32_t card;           /* as it was found at cuInit */
-    _Atomic uint32_t device; /* where its work is done: a restore may have moved it */
+    uint32_t card;           /* the card found at cuInit */
+    _Atomic uint32_t device; /* the card on which its work runs: a restore may have changed it */
     int gi, ci;
     struct sim_use *use; /* in the shared state; NULL until this process has a context there */
     CUcontext primary;
@@ -51,26 +53,29 @@ struct cu_device {
     _Atomic double launched[CU_LAUNCH_DEPTH];
     _Atomic uint64_t launch_count;
     uint64_t mps_limit;               /* bytes that this process may hold; 0: no limit */
-    uint32_t rm_device, rm_subdevice; /* handles; 0: not made yet */
+    uint32_t rm_device, rm_subdevice; /* resource manager handles; 0: not made yet */
 };
 
 struct CUctx_st {
     uint32_t magic;
     int ordinal;
-    CUcontext base;   /* itself, or the primary context of which this is a green context's name */
-    CUgreenCtx green; /* NULL */
+    CUcontext base;   /* the context itself; for a green context's context, the primary context */
+    CUgreenCtx green; /* the green context, or NULL */
     unsigned int flags;
     bool primary;
     uint32_t attached; /* references beyond the first: cuCtxAttach */
     unsigned long long id;
-    _Atomic double position; /* of the last work given to any of its streams */
+    _Atomic double position; /* end of the last work in any of its streams */
     CUevent pending[CU_PENDING_EVENTS];
     uint32_t pending_count;
     size_t limits[CU_LIMIT_MAX];
     uint32_t groups[CU_CHANNEL_GROUPS]; /* handles of its channel groups */
 };
 
-/* The context that an object was made in, and ends with: a later one may be at the same address. */
+/*
+ * The context in which an object was made, and with which it ends; the serial number distinguishes a later context at
+ * the same address.
+ */
 struct cu_owner {
     CUcontext ctx;
     unsigned long long id;
@@ -80,13 +85,13 @@ struct CUstream_st {
     uint32_t magic;
     CUcontext ctx;
     struct cu_owner owner;
-    CUgreenCtx green; /* made in it; NULL */
+    CUgreenCtx green; /* the green context in which it was made, or NULL */
     unsigned int flags;
     int priority;
     unsigned long long id;
     _Atomic double position;
     struct cu_capture *capture;
-    CUgraphNode *frontier; /* what the next captured node comes after */
+    CUgraphNode *frontier; /* the nodes after which the next captured node comes */
     size_t frontier_count;
 };
 
@@ -98,49 +103,53 @@ struct CUevent_st {
     bool recorded, resolved;
     double position;
     uint64_t recorded_ns, at_ns;
-    struct sim_shared_event *shared; /* known to other processes; NULL */
+    struct sim_shared_event *shared; /* set if other processes know it, or NULL */
     unsigned long long shared_id;
-    unsigned long long capture_id; /* recorded in this capture; 0: in none */
+    unsigned long long capture_id; /* id of the capture in which it was recorded; 0: none */
     CUgraphNode *captured;
     size_t captured_count;
 };
 
 struct cu_block {
     CUdeviceptr base;
-    size_t size; /* as asked for; 0: a free slot of a slab */
+    size_t size; /* the requested size; 0: a free slot of a slab */
     enum sim_kind kind;
     int ordinal;
     CUcontext ctx;
     CUmemoryPool pool;
     unsigned long long id;
-    struct cu_graph_memory *memory; /* whose addresses these are, when they are a graph's */
-    bool imported;                  /* memory of another process, charged to it alone */
-    bool external;                  /* so, and given back as one's own is */
+    struct cu_graph_memory *memory; /* the graph memory that owns these addresses, if any */
+    bool imported;                  /* memory of another process, which alone is charged */
+    bool external;                  /* imported, and freed like own memory */
 };
 
 struct cu_process {
     struct sim_state *s;
     struct sim_proc *proc;
-    _Atomic int started;        /* 0: cuInit was not called, 1: ready, 2: child of a process that was */
-    uint64_t boot;              /* of the node, when this process came; after the next it is no more */
-    _Atomic uint32_t gate_seen; /* the value of proc->gate that this process last went through */
+    _Atomic int started; /* 0: cuInit was not called, 1: ready, 2: child of a process that had called it */
+    /* the node's boot at the start of this process; after a reboot the process is no longer valid */
+    uint64_t boot;
+    _Atomic uint32_t gate_seen; /* the value of proc->gate that this process has passed last */
     pthread_mutex_t lock;       /* guards everything below, and the registries of each family */
     int device_count;
     struct cu_device devices[CU_MAX_ORDINALS];
     unsigned long long next_id;
-    double kernel_us;    /* 0: what the profile says */
-    int shared_memories; /* that keep the process from being suspended */
-    int rm_file;         /* of the control device; -1: not open yet */
+    double kernel_us;    /* 0: the profile's value */
+    int shared_memories; /* shared memories, which prevent a suspension */
+    int rm_file;         /* descriptor of the control device; -1: not open yet */
     uint32_t rm_client, rm_handles;
     bool mps;
-    _Atomic int mps_fault; /* 0, or the CUresult that every call now gives */
+    _Atomic int mps_fault; /* 0, or the CUresult that every call returns from now on */
     double mps_fraction;
 };
 
 extern struct cu_process cu;
 
-/* What an object's end means for others: a file that keeps something of it is told, by a section of the linker's, so
- * that the lower file knows no higher one. Each is called under cu_lock, in no order, while the object is whole. */
+/*
+ * Lists functions that are called when an object ends, for files that keep data of it. They are collected in a linker
+ * section, so that a lower file need not know a higher one. Called under cu_lock, in no order, while the object is
+ * valid.
+ */
 #define CU_AT_END(type, list, function) \
     __attribute__((used, section(#list))) static void (*const function##_listed)(type) = function
 #define CU_ENDS(type, list)                                                            \
@@ -156,25 +165,25 @@ typedef const struct cu_block *cu_block_end;
 
 /* enter.c */
 CUresult cu_enter(const char *function);                         /* initialised, not faulted */
-CUresult cu_enter_device(const char *function, CUdevice dev);    /* and dev is an ordinal */
-CUresult cu_enter_context(const char *function, CUcontext *ctx); /* and a context is current */
+CUresult cu_enter_device(const char *function, CUdevice dev);    /* also checks that dev is an ordinal */
+CUresult cu_enter_context(const char *function, CUcontext *ctx); /* also requires a current context */
 /* As cu_enter, for calls that answer in a checkpointed process: as an H200 does, driver 580.159.04. */
 CUresult cu_enter_suspended(const char *function);
 CUresult cu_enter_locked_out(const char *function); /* as cu_enter, for calls that a lock does not hold */
 
 /* process.c */
-bool cu_checkpointed(void); /* this process is, now */
-CUresult cu_gate(void);     /* waits while this process is locked; learns where a restore has put it */
-void cu_sim_lock(void);     /* sim_lock, when this process is not locked */
+bool cu_checkpointed(void); /* is this process checkpointed now? */
+CUresult cu_gate(void);     /* waits while this process is locked; reads on which device a restore has put it */
+void cu_sim_lock(void);     /* takes sim_lock while this process is not locked */
 void cu_lock(void);
 void cu_unlock(void);
 struct sim_device *cu_sim_device(int ordinal);
-uint32_t cu_sm_count(int ordinal);  /* of the card or the instance, before MPS */
-void cu_cannot_suspend(int change); /* memory that other processes share came or went */
+uint32_t cu_sm_count(int ordinal);  /* SMs of the card or the instance, before MPS */
+void cu_cannot_suspend(int change); /* counts memory shared with other processes, which prevents a suspension */
 
 /* device.c */
 void cu_parse_uuid(const char *text, CUuuid *uuid); /* "GPU-..." or "MIG-..." */
-int cu_multiprocessors(int ordinal);                /* of the card or the instance, after MPS */
+int cu_multiprocessors(int ordinal);                /* SMs of the card or the instance, after MPS */
 
 /* visible.c: fills cu.devices by CUDA_VISIBLE_DEVICES, out of those that an MPS daemon offers (NULL: all) */
 CUresult cu_find_devices(const char *offered);
@@ -194,10 +203,11 @@ CUresult cu_find_devices(const char *offered);
 /* current.c */
 bool cu_is_context(CUcontext ctx);
 struct cu_owner cu_owner_of(CUcontext ctx);
-bool cu_owned(const struct cu_owner *owner); /* does the context that the object was made in live? */
-CUcontext cu_current(void);               /* of this thread, for what is made: a green context's is the primary one */
-CUcontext cu_view(void);                  /* as it was made current */
-CUresult cu_find_context(CUcontext *ctx); /* the current one, if it lives */
+bool cu_owned(const struct cu_owner *owner); /* does the object's context still live? */
+/* this thread's context for new objects: for a green context, the primary one */
+CUcontext cu_current(void);
+CUcontext cu_view(void);                  /* the context as it was made current */
+CUresult cu_find_context(CUcontext *ctx); /* finds the current context, if it lives */
 CUresult cu_push(CUcontext ctx);
 CUresult cu_pop(CUcontext *ctx); /* ctx may be NULL */
 struct cu_device *cu_device_of(CUcontext ctx);
@@ -219,15 +229,15 @@ uint64_t cu_round_page(uint64_t bytes);
 /* arena.c: addresses. The caller holds cu_lock. */
 CUresult cu_alloc(CUcontext ctx, enum sim_kind kind, CUmemoryPool pool, size_t size, CUdeviceptr *out);
 CUresult cu_free(CUdeviceptr p);
-struct cu_block *cu_block_at(CUdeviceptr p); /* that holds p; NULL */
+struct cu_block *cu_block_at(CUdeviceptr p); /* the block that contains p, or NULL */
 bool cu_in_arena(CUdeviceptr p);
 CUdeviceptr cu_arena_take(uint64_t bytes); /* whole pages, aligned to 2 MiB; 0: no addresses left */
 void cu_arena_give(CUdeviceptr p, uint64_t bytes);
-void cu_arena_restore(CUdeviceptr p, uint64_t bytes); /* after something else was mapped there */
-int cu_arena_file(CUdeviceptr p, uint64_t *offset);   /* behind p; -1: none */
+void cu_arena_restore(CUdeviceptr p, uint64_t bytes); /* called after another file was mapped there */
+int cu_arena_file(CUdeviceptr p, uint64_t *offset);   /* the file behind p; -1: none */
 CUresult cu_block_import(CUcontext ctx, CUmemoryPool pool, int fd, uint64_t offset, size_t size, CUdeviceptr *out);
-void cu_block_close(struct cu_block *b); /* of an imported block */
-/* Lays a block on addresses that a graph's allocation node holds. */
+void cu_block_close(struct cu_block *b); /* ends an imported block */
+/* Makes a block at addresses that a graph's allocation node owns. */
 CUresult cu_block_place(CUcontext ctx, CUmemoryPool pool, struct cu_graph_memory *memory, CUdeviceptr base,
                         size_t size);
 void cu_free_of_pool(CUmemoryPool pool);
@@ -236,15 +246,15 @@ void cu_free_of_pool(CUmemoryPool pool);
 bool cu_shared_make(CUevent e); /* false: no room */
 bool cu_shared_alive(const struct sim_shared_event *e);
 void cu_shared_record(CUevent e);
-bool cu_shared_elsewhere(CUevent e); /* recorded last by another process */
+bool cu_shared_elsewhere(CUevent e); /* did another process record it last? */
 bool cu_shared_reached(CUevent e);
 void cu_shared_wait(CUevent e);
 void cu_shared_leave(CUevent e);
 
 /* vmm.c */
 bool cu_vmm_covers(CUdeviceptr p, size_t size);
-int cu_vmm_ordinal(CUdeviceptr p);            /* of the memory mapped at p; -1 */
-bool cu_vmm_exported(int fd, uint64_t *size); /* is this what an allocation was exported as? */
+int cu_vmm_ordinal(CUdeviceptr p);            /* ordinal of the memory mapped at p; -1: none */
+bool cu_vmm_exported(int fd, uint64_t *size); /* is this the descriptor of an exported allocation? */
 
 /* host.c */
 struct cu_host {
@@ -275,20 +285,20 @@ CUresult cu_stream_make(CUcontext view, unsigned int flags, int priority, CUstre
 CUcontext cu_stream_view(CUstream stream, CUcontext ctx); /* ctx, or the green context's name for it */
 CUresult cu_context_record(CUcontext view, CUevent event);
 CUresult cu_context_wait(CUcontext view, CUevent event);
-CUresult cu_check_event(CUevent event); /* is it one, whose context lives? */
+CUresult cu_check_event(CUevent event); /* is it a live event with a live context? */
 void cu_pending_resolve(CUcontext ctx);
 
 /* capture.c */
 extern _Atomic uint32_t cu_captures;
-struct cu_capture *cu_capture_find(CUstream stream); /* that the stream is part of; NULL */
-CUresult cu_capture_refuse(CUstream stream);         /* of a call that no capture can hold */
-CUresult cu_capture_implicit(CUcontext ctx);         /* of a use of the legacy stream */
-CUresult cu_capture_whole(CUcontext ctx);            /* of a wait for all of the context */
-void cu_capture_green(CUgreenCtx green);             /* it ends, and its streams' captures with it */
-CUresult cu_capture_unsafe(void);                    /* of a call that may wait for the device */
+struct cu_capture *cu_capture_find(CUstream stream); /* the capture that the stream is part of, or NULL */
+CUresult cu_capture_refuse(CUstream stream);         /* refuses a call that no capture can record */
+CUresult cu_capture_implicit(CUcontext ctx);         /* for a use of the legacy stream */
+CUresult cu_capture_whole(CUcontext ctx);            /* for a wait for the whole context */
+void cu_capture_green(CUgreenCtx green);             /* ends a green context's captures */
+CUresult cu_capture_unsafe(void);                    /* for a call that may wait for the device */
 CUresult cu_capture_record(CUevent event, CUstream stream);
 CUresult cu_capture_wait(CUstream stream, CUevent event);
-CUresult cu_capture_event(CUevent event); /* of a call that asks for the event's outcome */
+CUresult cu_capture_event(CUevent event); /* for a call that needs the event's result */
 bool cu_capture_has(CUevent event);
 void cu_capture_leave_event(CUevent event);
 void cu_capture_leave_stream(CUstream stream);
@@ -299,24 +309,26 @@ CUresult cu_launch_check(CUfunction f, const unsigned int grid[3], const unsigne
 CUresult cu_launch(CUfunction f, const unsigned int grid[3], const unsigned int block[3], unsigned int shared_bytes,
                    CUstream stream);
 
-CUresult cu_hold(CUfunction f, void **parameters, CUstream stream); /* after the launch of a kernel that may wait */
+/* called after the launch of a kernel that may wait */
+CUresult cu_hold(CUfunction f, void **parameters, CUstream stream);
 
 /* hold.c */
 CUresult cu_hold_add(CUcontext ctx, void **parameters, double *end); /* the caller holds cu_lock */
-void cu_holds_look(void);                                            /* ends those that have waited enough */
-bool cu_holds_wait(CUcontext ctx, double position); /* until it is reached; false: nothing waits any more */
+void cu_holds_look(void);                                            /* ends kernels whose wait is over */
+/* waits until `position` is reached; false: no kernel waits any more */
+bool cu_holds_wait(CUcontext ctx, double position);
 
 /* module.c */
 struct CUmod_st {
     uint32_t magic;
     CUcontext ctx;
     struct cu_owner owner;
-    char *text; /* PTX; NULL: a binary image, in which every name is taken to exist */
+    char *text; /* PTX; NULL: a binary image, in which every name is assumed to exist */
     struct CUfunc_st *functions;
     struct cu_global *globals;
     double kernel_us;
-    bool waits; /* its kernels: see hold.c */
-    bool lazy;  /* of a library: loaded when it is used */
+    bool waits; /* properties of its kernels: see hold.c */
+    bool lazy;  /* part of a library: loaded at its first use */
 };
 struct CUfunc_st {
     uint32_t magic;
@@ -341,7 +353,7 @@ bool cu_is_mipmap(CUmipmappedArray mipmap);
 size_t cu_element_bytes(CUarray_format format, unsigned int channels);
 
 /* pool.c */
-struct cu_pool_origin { /* tells a pool from every other of the node */
+struct cu_pool_origin { /* identifies a pool on the node */
     uint64_t start_ticks, id;
     uint32_t pid;
 };
@@ -350,9 +362,9 @@ struct CUmemPoolHandle_st {
     uint32_t magic;
     int ordinal;
     bool is_default;
-    unsigned int handle_types; /* by which it may be given to other processes */
-    bool imported, shared;     /* shared: either way, which keeps the process from being suspended */
-    int memory;                /* imported: the file behind it */
+    unsigned int handle_types; /* handle types by which it can be exported */
+    bool imported, shared;     /* shared: exported or imported, which prevents a suspension */
+    int memory;                /* imported: the file of its memory */
     struct cu_pool_origin origin;
     uint64_t threshold, used, used_high, reserved, reserved_high;
     int reuse[4];
@@ -369,6 +381,6 @@ void cu_pool_trim(CUmemoryPool pool, uint64_t keep);
 
 /* mps.c */
 CUresult cu_mps_connect(void);
-void cu_mps_check(void); /* notices a dead daemon */
+void cu_mps_check(void); /* detects a dead daemon */
 
 #endif
