@@ -12,6 +12,7 @@ from vgpud.ctl.devices import complete_uuids
 from vgpud.ctl.document import plain
 from vgpud.ctl.environment import export_lines
 from vgpud.ctl.fail import exit_code_of, print_error, worst
+from vgpud.ctl.progress import told
 from vgpud.ctl.request import request_of
 from vgpud.ctl.terminal import Terminal, View
 from vgpud.model.errors import ErrorCode, Exit, VgpuError
@@ -70,7 +71,9 @@ def resize(arguments: Namespace, terminal: Terminal) -> int:
 
 def suspend(arguments: Namespace, terminal: Terminal) -> int:
     with connect(arguments) as client:
-        allocation = client.suspend(allocation_id(client, arguments.allocation))
+        name = allocation_id(client, arguments.allocation)
+        with told(arguments, terminal, name, "suspending"):
+            allocation = client.suspend(name)
     _show(allocation, terminal)
     if not terminal.is_machine:
         amount = words.memory(allocation.suspended_bytes)
@@ -82,7 +85,9 @@ def suspend(arguments: Namespace, terminal: Terminal) -> int:
 
 def resume(arguments: Namespace, terminal: Terminal) -> int:
     with connect(arguments) as client:
-        allocation = client.resume(allocation_id(client, arguments.allocation))
+        name = allocation_id(client, arguments.allocation)
+        with told(arguments, terminal, name, "resuming"):
+            allocation = client.resume(name)
     _show(allocation, terminal)
     return Exit.OK.value
 

@@ -9,6 +9,7 @@ from vgpud.ctl.allocations import allocation_id
 from vgpud.ctl.connect import connect
 from vgpud.ctl.devices import complete_uuids, device_uuid
 from vgpud.ctl.document import plain
+from vgpud.ctl.progress import told
 from vgpud.ctl.request import selector_of
 from vgpud.ctl.table import Column, Table
 from vgpud.ctl.terminal import Terminal, View
@@ -28,7 +29,9 @@ def move(arguments: Namespace, terminal: Terminal) -> int:
         devices = client.list_devices().devices
         to = [device_uuid(devices, named) for named in arguments.to]
         source = device_uuid(devices, arguments.source) if arguments.source else ""
-        allocation = client.move(allocation_id(client, arguments.allocation), to, source)
+        name = allocation_id(client, arguments.allocation)
+        with told(arguments, terminal, name, "moving"):
+            allocation = client.move(name, to, source)
     table = tables.allocations([allocation], time.time_ns())
     terminal.show(View("Allocation", plain(allocation), [allocation.id], [table]))
     return Exit.OK.value

@@ -1,0 +1,64 @@
+"""What a terminal is told while a tenant is suspended, resumed or moved."""
+
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from tests.ctl import canned
+from tests.ctl.conftest import Ctl
+from tests.ctl.daemon import Daemon
+from tests.ctl.test_top import Live
+from vgpud.api.gen import vgpud_pb2 as pb
+from vgpud.ctl.progress import progress_line
+
+SUSPEND = ("suspend", "a1b2c3d4")
+
+
+@pytest.fixture
+def ready(daemon: Daemon) -> Iterator[threading.Event]:
+    """The daemon ends a suspension once this is set."""
+    event = threading.Event()
+
+    def suspend(request: object) -> pb.Allocation:
+        assert event.wait(60)
+        return canned.preload()
+
+    daemon.replies["Suspend"] = suspend
+    yield event
+    event.set()
+
+
+def test_a_terminal_is_told_how_a_suspension_goes_on(daemon: Daemon, ready: threading.Event) -> None:
+    live = Live(daemon, verb=SUSPEND)
+    try:
+        live.until("suspending a1b2c3d4: ")
+        live.until("1GiB of 1GiB on the device; Ctrl-C leaves the rest to vgpud")
+        since = len(live.text)
+        ready.set()
+        live.until("LABEL", since)
+        assert live.process.wait(30) == 0
+    finally:
+        live.close()
+
+
+def test_an_interrupt_says_that_vgpud_goes_on(daemon: Daemon, ready: threading.Event) -> None:
+    live = Live(daemon, verb=SUSPEND)
+    try:
+        live.until("suspending a1b2c3d4: ")
+        live.process.send_signal(signal.SIGINT)
+        live.until("vgpud goes on suspending a1b2c3d4")
+        ready.set()
+        assert live.process.wait(30) == 130
+    finally:
+        live.close()
+
+
+def test_a_pipe_is_told_nothing(main: Ctl, ready: threading.Event) -> None:
+    ready.set()
+    assert "suspending" not in main("suspend", "a1b2c3d4").stderr
+
+
+def test_an_operation_without_memory_tells_its_time_alone() -> None:
+    assert progress_line("moving a1", 0, 0, 75.0) == "moving a1: 1m; Ctrl-C leaves the rest to vgpud"

@@ -1,0 +1,77 @@
+"""Tells on a terminal how a long operation of one allocation goes on."""
+
+import sys
+import threading
+import time
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from vgpud.api.client import Client
+from vgpud.ctl import words
+from vgpud.ctl.connect import connect
+from vgpud.ctl.terminal import Terminal
+from vgpud.model.errors import VgpuError
+
+_FIRST_SECONDS = 1.0  # shorter operations print nothing
+_LOOK_SECONDS = 0.5
+_START, _CLEAR = "\r", "\x1b[K"
+
+
+@contextmanager
+def told(arguments: Namespace, terminal: Terminal, allocation: str, doing: str) -> Iterator[None]:
+    """While the body runs: a line on standard error with the time, and the memory that is on the device.
+    An interrupt says that vgpud goes on with the operation."""
+    if terminal.quiet or not sys.stderr.isatty():
+        yield
+        return
+    ended = threading.Event()
+    thread = threading.Thread(
+        target=_tell, args=(arguments, allocation, f"{doing} {allocation}", ended), daemon=True
+    )
+    thread.start()
+    try:
+        yield
+    except KeyboardInterrupt:
+        ended.set()
+        thread.join(_LOOK_SECONDS)
+        terminal.say(f"{_START}{_CLEAR}vgpud goes on {doing} {allocation}; 'vgpuctl ls' shows its state")
+        raise
+    finally:
+        ended.set()
+        thread.join(_LOOK_SECONDS)
+        if not thread.is_alive():
+            sys.stderr.write(_START + _CLEAR)
+            sys.stderr.flush()
+
+
+def _tell(arguments: Namespace, allocation: str, doing: str, ended: threading.Event) -> None:
+    began = time.monotonic()
+    if ended.wait(_FIRST_SECONDS):
+        return
+    with suppress(VgpuError), connect(arguments) as client:
+        whole = 0
+        while True:
+            held = client.get_allocation(allocation).suspended_bytes
+            on_device = _on_device(client, allocation)
+            whole = max(whole, held, on_device)
+            line = progress_line(doing, whole, on_device, time.monotonic() - began)
+            sys.stderr.write(_START + line + _CLEAR)
+            sys.stderr.flush()
+            if ended.wait(_LOOK_SECONDS):
+                return
+
+
+def _on_device(client: Client, allocation: str) -> int:
+    """Device memory that the processes of the allocation hold, as NVML has it."""
+    processes = client.list_processes().processes
+    return sum(one.memory_bytes for one in processes if one.allocation_id == allocation)
+
+
+def progress_line(doing: str, whole_bytes: int, on_device_bytes: int, seconds: float) -> str:
+    """`whole_bytes` is what the operation moves. The driver can move it in one piece, and then the line tells
+    no part of it."""
+    text = f"{doing}: {words.duration(seconds)}"
+    if whole_bytes:
+        text += f", {words.memory(on_device_bytes)} of {words.memory(whole_bytes)} on the device"
+    return f"{text}; Ctrl-C leaves the rest to vgpud"
