@@ -12,7 +12,7 @@ from vgpud.model.errors import VgpuError
 from vgpud.model.event import Event
 from vgpud.model.marks import Mark
 from vgpud.model.mig_view import MigChange, MigDevice, MigInstance, MigPlan
-from vgpud.model.move_view import NOBODY, DefragView, Evacuation, TenantMove
+from vgpud.model.move_view import NO_EVACUATION, DefragView, Evacuation, TenantMove
 from vgpud.model.plan import Step
 from vgpud.model.quantity import Percent
 from vgpud.model.tenancy import Allocation, Decision, Edits, MigSlice, Reason, Slice, State
@@ -420,7 +420,7 @@ def _mps_client(client: MpsClient, with_command: bool) -> pb.MpsClient:
     )
 
 
-def drain(view: DrainView, gone: Evacuation = NOBODY) -> pb.DrainDeviceReply:
+def drain(view: DrainView, gone: Evacuation = NO_EVACUATION) -> pb.DrainDeviceReply:
     return pb.DrainDeviceReply(
         device_uuid=view.device_uuid,
         drained=view.drained,

@@ -46,4 +46,4 @@ class Evacuation:
     staying: tuple[tuple[str, str], ...] = ()
 
 
-NOBODY = Evacuation()
+NO_EVACUATION = Evacuation()

@@ -18,7 +18,7 @@ from vgpud.model.tenancy import Allocation, Decision, Request, State
 from vgpud.node.devices.execute import Executor
 from vgpud.node.devices.mig_layouts import MigLayouts
 from vgpud.node.parts import Parts
-from vgpud.node.release import Releases
+from vgpud.node.release import AllocationReleaser
 from vgpud.node.store.account import asked, held
 from vgpud.node.store.book import RequestKey, check_same_request, request_key
 from vgpud.node.tenants.accounts import Accounts
@@ -32,7 +32,7 @@ _SNAPSHOT_SECONDS = 1.0  # greatest age of the snapshot behind a decision
 _SETTLE_SECONDS = 2.0  # before it refuses, a request waits this long for releases that are running
 
 
-class Allocates:
+class AllocationMaker:
     """`closed(request)` returns the devices that accept no such request, each with the reason. `made` is
     called with each new allocation and returns it after admission: it may start suspended.
     """
@@ -41,7 +41,7 @@ class Allocates:
         self,
         parts: Parts,
         executor: Executor,
-        releases: Releases,
+        releases: AllocationReleaser,
         mig: MigLayouts | None,
         policy: Callable[[], Policy],
         closed: Callable[[Request], Mapping[str, str]],

@@ -25,7 +25,7 @@ from vgpud.model.tenancy import Allocation, Decision, Mode, Request, State
 from vgpud.model.view import DeviceView, Metered, NodeDescription, NodeProcess, ReloadReport, SliceUse
 from vgpud.modes.mig import MigMode
 from vgpud.modes.preload import Preload
-from vgpud.node.allocate import Allocates
+from vgpud.node.allocate import AllocationMaker
 from vgpud.node.background import Background
 from vgpud.node.devices.execute import Executor
 from vgpud.node.devices.mig_layouts import MigLayouts, Surroundings
@@ -33,7 +33,7 @@ from vgpud.node.devices.notices import Notices
 from vgpud.node.devices.operations import Operations
 from vgpud.node.parts import Parts
 from vgpud.node.policies import Policies, reload_report
-from vgpud.node.release import Releases
+from vgpud.node.release import AllocationReleaser
 from vgpud.node.tenants import checkpoints
 from vgpud.node.tenants.accounts import Accounts
 from vgpud.node.tenants.activities import Activities
@@ -76,7 +76,7 @@ class NodeKeeper:
         self._changes = Changes()
         self._background = Background()
         self.spawn = self._background.spawn
-        self.releases = Releases(parts, self._executor, self._changes, self.spawn, self._released)
+        self.releases = AllocationReleaser(parts, self._executor, self._changes, self.spawn, self._released)
         self.lifetimes = Lifetimes(self._lifetime_ended)
         self._notices = Notices(parts.store, parts.inventory)
         self.policies = Policies(policy, self._load_policy, self._reload_report, self.store.account)
@@ -105,7 +105,7 @@ class NodeKeeper:
         parts.inventory.health_changed = self._health_changed
         parts.engines.setting = lambda device: self.policy().policy.rule_for(device).settings_preload().engine
         parts.engines.notice = self.device_notice
-        self.allocates = Allocates(
+        self.allocates = AllocationMaker(
             parts,
             self._executor,
             self.releases,
@@ -168,7 +168,7 @@ class NodeKeeper:
     # --- allocate and release
 
     async def allocate(self, request: Request) -> Allocation:
-        """As Allocates.allocate."""
+        """Makes the allocation, or refuses with VgpuError: see AllocationMaker.allocate."""
         return await self.allocates.allocate(request)
 
     async def _made(self, allocation: Allocation) -> Allocation:
@@ -176,7 +176,7 @@ class NodeKeeper:
         return await self.residency.admit(allocation)
 
     async def plan(self, request: Request) -> tuple[Decision, tuple[Step, ...]]:
-        """As Allocates.plan."""
+        """The decision and the steps of the request; changes nothing: see AllocationMaker.plan."""
         return await self.allocates.plan(request)
 
     async def release(self, allocation_id: str, caller: Caller, force: bool) -> bool:
@@ -188,7 +188,7 @@ class NodeKeeper:
         return not told.made
 
     def release_later(self, allocation_id: str, reason: str) -> bool:
-        """As Releases.later."""
+        """Releases the allocation after its last process: see AllocationReleaser.later."""
         return self.releases.later(allocation_id, reason)
 
     def _released(self, allocation: Allocation) -> None:

@@ -32,7 +32,7 @@ _REMEMBERED = 10_000
 _RETRY_SECONDS = 1.0  # retry interval while children of an ended tenant still run
 
 
-class Releases:
+class AllocationReleaser:
     """`ended(allocation)` is called after each release."""
 
     def __init__(

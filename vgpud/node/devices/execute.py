@@ -18,7 +18,7 @@ from vgpud.modes.mig import MigMode
 from vgpud.node.devices.engines import Engines
 from vgpud.node.devices.inventory import Inventory
 from vgpud.node.devices.transitions import Transitions, lost_is_left
-from vgpud.node.store.allocations import AllocationStore, shown
+from vgpud.node.store.allocations import AllocationStore, slices_sentence
 from vgpud.planner.use import is_anybodys
 
 FaultHook = Callable[[str], None]
@@ -117,7 +117,7 @@ class Executor:
         """Records the outcome: a new allocation becomes active, a repaired one keeps its state."""
         made = allocation.state is State.ALLOCATING
         outcome = replace(allocation, state=State.ACTIVE) if made else allocation
-        sentence = f"{shown(allocation)} for uid {allocation.request.owner.uid}"
+        sentence = f"{slices_sentence(allocation)} for uid {allocation.request.owner.uid}"
         return await self._store.commit(outcome, Change.ALLOCATED if made else Change.REPAIRED, sentence)
 
 

@@ -137,7 +137,7 @@ class AllocationStore:
         check_change(self.book.get(allocation.id), Change.RELEASED, None)
         event = None
         if allocation.revision:
-            event = _event(EVENT_OF[Change.RELEASED], allocation.id, shown(allocation))
+            event = _event(EVENT_OF[Change.RELEASED], allocation.id, slices_sentence(allocation))
         written = await self._ledger.forget(allocation.id, event)
         self.book.remove(allocation.id)
         if written is not None:
@@ -213,7 +213,7 @@ class AllocationStore:
         assert booked == {uuid: _content(use) for uuid, use in use_of(self.book).items()}
 
 
-def shown(allocation: Allocation) -> str:
+def slices_sentence(allocation: Allocation) -> str:
     """A sentence with mode and device of each slice, for events."""
     return ", ".join(f"{part.mode.value} on {part.device_uuid}" for part in allocation.slices)
 
