@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* looked up by name: an older branch has none of the last five */
+/* looked up by name, because an older branch lacks the last five */
 static struct {
     CUresult (*init)(unsigned int);
     CUresult (*name)(CUresult, const char **);

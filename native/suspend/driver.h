@@ -11,21 +11,24 @@
 
 #define DRIVER_PAIRS_MAX 64
 
-/* Opens libcuda and initialises it (a restore needs that). NULL, or why not. */
+/* Opens libcuda and initialises it (a restore needs that). Returns NULL, or the reason of the failure. */
 const char *driver_open(void);
 
-/* The constant's name as cuda.h has it. */
+/* Returns the constant's name as in cuda.h. */
 const char *driver_name(CUresult result);
 
 CUresult driver_state(int pid, CUprocessState *state);
 
-/* Waits at most timeout_ms for the process's calls under way, without end if 0; it stays running then. */
+/*
+ * Waits for the process's calls under way: at most timeout_ms, without limit if 0. After a timeout the process stays
+ * running.
+ */
 CUresult driver_lock(int pid, unsigned int timeout_ms);
 
-/* The memory of a locked process goes to the host. */
+/* Copies the memory of a locked process to the host and frees it on the device. */
 CUresult driver_save(int pid);
 
-/* The memory of a saved process comes back, to other devices where there are pairs; it stays locked. */
+/* Restores the memory of a saved process, to other devices if pairs are given; the process stays locked. */
 CUresult driver_restore(int pid, const CUcheckpointGpuPair *pairs, unsigned int count);
 
 CUresult driver_unlock(int pid);

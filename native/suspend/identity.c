@@ -17,7 +17,10 @@ bool identity_alive(int pidfd)
     return poll(&ended, 1, 0) == 0;
 }
 
-/* 0 or -errno. The command in brackets may hold any character, so the fields count from its last bracket. */
+/*
+ * Returns 0 or -errno. The command in brackets may contain any character, so the fields are counted from the last
+ * bracket.
+ */
 static int started(pid_t pid, unsigned long *ticks)
 {
     char text[1024];
@@ -45,7 +48,7 @@ int identity_open(pid_t pid, unsigned long ticks)
     unsigned long since = 0;
     int pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
     if (pidfd < 0)
-        return errno == EINVAL ? -ESRCH : -errno; /* EINVAL: the number is a thread's by now */
+        return errno == EINVAL ? -ESRCH : -errno; /* EINVAL: the pid now names a thread */
     int error = started(pid, &since);
     if (error == 0 && since == ticks && identity_alive(pidfd))
         return pidfd;

@@ -107,7 +107,7 @@ static bool alone(const char *path)
     while (flock(descriptor, LOCK_EX) != 0)
         if (errno != EINTR)
             return false;
-    return true; /* the lock goes with the process */
+    return true; /* the lock ends with the process */
 }
 
 int main(int argc, char **argv)

@@ -33,7 +33,7 @@ struct given {
 };
 
 static struct opened *g_opened;
-static struct given *g_given; /* own memory that has a handle */
+static struct given *g_given; /* memory of this process for which a handle was given */
 
 static struct opened **opened_at(CUdeviceptr p)
 {
@@ -51,7 +51,7 @@ static struct given **given_at(CUdeviceptr p)
     return at;
 }
 
-/* The block is gone: so are its handles. */
+/* Invalidates the handles of a block that is being freed. */
 static void forget(const struct cu_block *b)
 {
     if (cu.shared_memories == 0)
@@ -165,7 +165,8 @@ CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *p, CUipcMemHandle handle, unsigned i
     memcpy(&h, &handle, sizeof(h));
     CU_CHECK(p != NULL && flags == CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, CUDA_ERROR_INVALID_VALUE);
     CU_CHECK(h.magic == IPC_MAGIC, CUDA_ERROR_INVALID_HANDLE);
-    CU_CHECK(h.pid != (uint32_t)getpid(), CUDA_ERROR_INVALID_CONTEXT); /* never one's own */
+    /* the driver does not open a process's own handle */
+    CU_CHECK(h.pid != (uint32_t)getpid(), CUDA_ERROR_INVALID_CONTEXT);
     cu_lock();
     CUresult result = open_locked(ctx, &h, p);
     cu_unlock();
@@ -183,7 +184,7 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr p)
     cu_lock();
     struct opened *o = *opened_at(p);
     if (o != NULL && --o->refs == 0)
-        cu_block_close(cu_block_at(p)); /* which forgets o */
+        cu_block_close(cu_block_at(p)); /* frees o */
     cu_unlock();
     return o != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }

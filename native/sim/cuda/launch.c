@@ -52,7 +52,7 @@ CUresult cu_launch(CUfunction f, const unsigned int grid[3], const unsigned int 
     CU_CHECK(!cu.s->devices[d->device].lost, CUDA_ERROR_UNKNOWN);
     uint64_t n = atomic_fetch_add_explicit(&d->launch_count, 1, memory_order_relaxed);
     _Atomic double *slot = &d->launched[n % CU_LAUNCH_DEPTH];
-    if (n >= CU_LAUNCH_DEPTH && !cu_reached(ctx, *slot)) /* the channel is full: as on a card, wait */
+    if (n >= CU_LAUNCH_DEPTH && !cu_reached(ctx, *slot)) /* the channel is full: the launch waits, as on a card */
         CU_TRY(cu_wait(ctx, *slot));
     position = sim_engine_submit(cu.s, cu.proc, d->use, work_ns(f, d));
     *slot = position;

@@ -1,4 +1,4 @@
-/* Plain, pitched and managed memory, and what the driver says of it. */
+/* Plain, pitched and managed memory, and the calls that describe an address. */
 #include "internal.h"
 
 #define PITCH_ALIGN 512u
@@ -7,7 +7,8 @@ CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
 {
     CUcontext ctx;
     CU_TRY(cu_enter_locked_out("cuMemGetInfo_v2"));
-    CU_CHECK(!cu_checkpointed(), CUDA_ERROR_OPERATING_SYSTEM); /* an H200, driver 580.159.04: it does not wait */
+    /* as an H200 with driver 580.159.04: the call fails at once */
+    CU_CHECK(!cu_checkpointed(), CUDA_ERROR_OPERATING_SYSTEM);
     CU_TRY(cu_enter_context("cuMemGetInfo_v2", &ctx));
     CU_CHECK(free_bytes != NULL && total != NULL, CUDA_ERROR_INVALID_VALUE);
     const struct cu_device *d = cu_device_of(ctx);
@@ -85,7 +86,7 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr p)
     return b != NULL ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 
-/* One attribute of a pointer; false: the address is none of the driver's. */
+/* Reads one attribute of a pointer. Returns false if the address is unknown to the driver. */
 static bool pointer_value(CUpointer_attribute attribute, CUdeviceptr p, void *data)
 {
     const struct cu_block *b = cu_block_at(p);

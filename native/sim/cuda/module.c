@@ -31,7 +31,7 @@ static const char *skip_space(const char *p)
     return p + strspn(p, " \t\r\n");
 }
 
-/* Next `.entry NAME` at or after p; NULL at the end. */
+/* Returns the next `.entry NAME` at or after p; NULL at the end of the text. */
 static const char *next_entry(const char *p, size_t *length)
 {
     while ((p = strstr(p, ".entry")) != NULL) {
@@ -63,7 +63,7 @@ static CUfunction add_function(CUmodule m, const char *name, size_t length)
     return f;
 }
 
-/* `.global .align 4 .b8 NAME[64]` or `.global .u32 NAME`: its size, or 0. */
+/* Returns the size that a global's declaration gives (`.global .align 4 .b8 NAME[64]`, `.global .u32 NAME`), or 0. */
 static size_t global_size(const char *text, const char *name)
 {
     for (const char *p = text; (p = strstr(p, ".global")) != NULL; p++) {

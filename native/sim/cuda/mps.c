@@ -30,7 +30,7 @@ static int open_control(void)
     return fd;
 }
 
-/* One line, without its end; false: the daemon went away. */
+/* Reads one line, without its end. Returns false if the daemon closed the connection. */
 static bool read_line(int fd, char *line, size_t size)
 {
     size_t n = 0;
@@ -70,11 +70,11 @@ static uint64_t parse_size(const char *text)
 static void limit_device(int ordinal, uint64_t bytes)
 {
     struct cu_device *d = &cu.devices[ordinal];
-    if (bytes > 0 && (d->mps_limit == 0 || bytes < d->mps_limit)) /* may only be lowered */
+    if (bytes > 0 && (d->mps_limit == 0 || bytes < d->mps_limit)) /* a limit may only be lowered */
         d->mps_limit = bytes;
 }
 
-/* "0=1G,GPU-uuid=512M": by ordinal or by UUID. Modifies text. */
+/* Applies "0=1G,GPU-uuid=512M": limits by ordinal or by UUID. Changes text. */
 static void apply_limits(char *text)
 {
     char *word;
@@ -111,7 +111,7 @@ CUresult cu_mps_connect(void)
     int used = 0, refusal;
     int fd = open_control();
     if (fd < 0)
-        return CUDA_SUCCESS; /* no daemon: no MPS and no word, as the driver does */
+        return CUDA_SUCCESS; /* no daemon: the process runs without MPS and no error is reported, as with the driver */
     int n = snprintf(hello, sizeof(hello), "HELLO %d\n", (int)getpid());
     if (send(fd, hello, (size_t)n, MSG_NOSIGNAL) != n || !read_line(fd, line, sizeof(line))) {
         close(fd);

@@ -51,7 +51,7 @@ CUmemoryPool cu_pool_of_graphs(int ordinal)
 {
     struct cu_device *d = &cu.devices[ordinal];
     if (d->graph_pool == NULL && (d->graph_pool = cu_pool_new(ordinal, true)) != NULL)
-        d->graph_pool->threshold = UINT64_MAX; /* kept until it is trimmed */
+        d->graph_pool->threshold = UINT64_MAX; /* the graph pool keeps its memory until it is trimmed */
     return d->graph_pool;
 }
 

@@ -12,14 +12,14 @@
 #define POOL_MAGIC 0x706f6f31u
 #define POINTER_MAGIC 0x706f6f32u
 
-struct pool_share { /* the file */
+struct pool_share { /* the content of the file */
     struct cu_pool_origin origin;
     uint64_t inode;
     uint32_t magic, device;
     int32_t fd;
 };
 
-struct pointer_share { /* CUmemPoolPtrExportData */
+struct pointer_share { /* the content of a CUmemPoolPtrExportData */
     struct cu_pool_origin origin;
     uint64_t offset, size;
     uint32_t magic;
@@ -71,7 +71,7 @@ CUresult cuMemPoolExportToShareableHandle(void *out, CUmemoryPool pool, CUmemAll
     return result;
 }
 
-/* The file behind the memory of the process that gave the pool, as long as that process lives; -1. */
+/* Opens the file behind the memory of the process that exported the pool, while that process lives; otherwise -1. */
 static int open_memory(const struct pool_share *share)
 {
     char path[64];

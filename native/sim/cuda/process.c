@@ -1,4 +1,7 @@
-/* The state of the process: its lock, its gate in the shared state, its devices. Lowest of all files. */
+/*
+ * The state of the process: its lock, its gate in the shared state, its devices. Includes no other file of this
+ * folder's API.
+ */
 #include "internal.h"
 
 struct cu_process cu = {.lock = PTHREAD_MUTEX_INITIALIZER, .mps_fraction = 1.0, .rm_file = -1};
@@ -37,7 +40,7 @@ CUresult cu_gate(void)
             sim_gate_wait(cu.proc);
             continue;
         }
-        for (int i = 0; i < cu.device_count; i++) /* several threads may: they write the same */
+        for (int i = 0; i < cu.device_count; i++) /* several threads may do this at once: all write the same values */
             cu.devices[i].device = cu.proc->card_of[cu.devices[i].card];
         atomic_store_explicit(&cu.gate_seen, gate, memory_order_relaxed);
     }

@@ -1,5 +1,7 @@
-/* Events that other processes know by a handle. Where such an event was recorded last stands in the node's state.
- * A stream that waits for another process's work waits at once, on the host: that work is already given. */
+/*
+ * Events that other processes open by a handle. The node's state holds where such an event was recorded last. A stream
+ * that waits for work of another process waits at once, on the host: that work is already submitted.
+ */
 #include <unistd.h>
 
 #include "internal.h"
@@ -9,7 +11,7 @@ bool cu_shared_alive(const struct sim_shared_event *e)
     return atomic_load(&e->used) && sim_start_ticks(e->owner_pid, NULL) == e->owner_ticks;
 }
 
-/* A free place, if need be that of a dead process. The caller holds sim_lock. */
+/* Returns a free entry, or the entry of a dead process. The caller holds sim_lock. */
 static struct sim_shared_event *claim(void)
 {
     for (uint32_t i = 0; i < SIM_MAX_SHARED_EVENTS; i++) {

@@ -1,5 +1,7 @@
-/* Streams and events. All work of a process on a device is one queue (state/engine.c), so a stream is
- * the position in it of the last thing that was given to it. */
+/*
+ * Streams and events. All work of a process on a device is one queue (state/engine.c), so a stream is a position in the
+ * queue: the position of the work that was submitted last to the stream.
+ */
 #include "green.h"
 
 enum { OWN_STREAMS = 8 };
@@ -9,7 +11,7 @@ static bool is_default(CUstream stream)
     return stream == NULL || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD;
 }
 
-/* The default stream that a thread has to itself, in each of the contexts that it used last. */
+/* A thread's own default stream, in each of the contexts that the thread used last. */
 struct own_stream {
     unsigned long long id; /* of the context */
     double position;
@@ -23,12 +25,14 @@ static struct own_stream *own_of_thread(CUcontext ctx)
         if (streams[i].id == ctx->id)
             return &streams[i];
     struct own_stream *own = &streams[next++ % OWN_STREAMS];
-    /* when one was forgotten, this may be it: then it has all that the context has */
+    /*
+     * if the table overflowed, an earlier entry of this context may be lost: the stream then has the context's position
+     */
     *own = (struct own_stream){ctx->id, next > OWN_STREAMS ? ctx->position : 0};
     return own;
 }
 
-/* Its green context is gone. Even its end is refused then (H200, driver 580). */
+/* Was the stream's green context destroyed? Then even the stream's destruction is refused (H200, driver 580). */
 static bool orphaned(CUstream stream)
 {
     return stream->green != NULL && stream->green->magic != CU_GREEN;
@@ -59,7 +63,7 @@ CUresult cu_stream_resolve(CUstream stream, CUcontext *ctx, double *position)
     return CUDA_SUCCESS;
 }
 
-/* Threads share contexts, and may share streams: a position only ever grows. */
+/* Raises a position. Threads share contexts and may share streams, so a position only ever grows. */
 static void raise_position(_Atomic double *at, double position)
 {
     double now = atomic_load_explicit(at, memory_order_relaxed);
@@ -191,8 +195,10 @@ static bool resolve(CUevent e)
     return true;
 }
 
-/* The engine remembers only its latest rates, so events that have come due are given their time soon:
- * at the next record or synchronisation. */
+/*
+ * Gives pending events their time, if they have come due. The engine remembers only its latest rates, so this runs at
+ * the next record or synchronisation.
+ */
 void cu_pending_resolve(CUcontext ctx)
 {
     uint32_t kept = 0;

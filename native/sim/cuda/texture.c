@@ -1,5 +1,7 @@
-/* Texture and surface objects: checked and kept, for kernels here read nothing. Memory of no extent, rows wider than
- * their pitch, a view of memory and a surface of any array are let be: so an H200 does (driver 580). */
+/*
+ * Texture and surface objects: checked and kept, since simulated kernels read nothing. Memory without extent, rows
+ * wider than their pitch, a view of memory and a surface of any array are accepted, as by an H200 (driver 580).
+ */
 #include <stddef.h>
 
 #include "internal.h"
@@ -12,7 +14,7 @@ struct object {
     bool surface;
     CUDA_RESOURCE_DESC resource;
     CUDA_TEXTURE_DESC texture;
-    CUDA_RESOURCE_VIEW_DESC view; /* zeros where none was given */
+    CUDA_RESOURCE_VIEW_DESC view; /* zeros if the caller gave none */
     struct object *next;
 };
 
@@ -148,7 +150,7 @@ static CUresult look(const char *function, unsigned long long id, bool surface, 
     return object != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* The part of an object that lies at `offset`. */
+/* Returns the part of an object that lies at `offset`. */
 static CUresult tell(const char *function, unsigned long long id, bool surface, size_t offset, size_t bytes, void *out)
 {
     struct object object;

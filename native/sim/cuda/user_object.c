@@ -1,4 +1,4 @@
-/* Objects of the program whose life a graph prolongs. A destructor runs without any lock held. */
+/* Objects of the program that a graph keeps alive. A destructor runs without any lock held. */
 #include "graph.h"
 
 struct CUuserObject_st {
@@ -6,7 +6,7 @@ struct CUuserObject_st {
     CUhostFn destroy;
     void *data;
     unsigned int count;
-    CUuserObject next; /* among those that came to their end */
+    CUuserObject next; /* the next in the list of objects whose last reference was dropped */
 };
 
 static CUuserObject g_ended;

@@ -17,7 +17,7 @@ static void add(uint32_t device, int gi, int ci)
 
 typedef bool (*instance_visitor)(uint32_t device, uint32_t gi, uint32_t ci, const char *word);
 
-/* Visits compute instances of `device` until one is taken. */
+/* Calls `visit` for the compute instances of `device` until one is accepted. */
 static bool each_instance(uint32_t device, instance_visitor visit, const char *word)
 {
     const struct sim_device *d = &cu.s->devices[device];
@@ -69,7 +69,7 @@ static bool take_uuid(const char *word)
     return hits == 1 && take_card(hit);
 }
 
-/* "MIG-GPU-uuid/gi/ci": the form of before branch 470. */
+/* "MIG-GPU-uuid/gi/ci": the form before branch 470. */
 static bool take_old_mig(const char *word)
 {
     unsigned gi, ci;
@@ -124,7 +124,7 @@ static void take_list(const char *list)
         word += strspn(word, " ");
         word[strcspn(word, " ")] = '\0';
         if (!take_word(word))
-            break; /* as the driver does: what follows a bad entry is not seen */
+            break; /* as the driver does: entries after a bad one are ignored */
     }
 }
 
@@ -137,7 +137,7 @@ static void take_all(void)
         cu.device_count = 1;
 }
 
-/* Of the devices offered those that the process itself asks for, in its order. */
+/* Chooses from the offered devices those that the process itself asks for, in its order. */
 static void choose(const struct cu_device *offered, int count, const char *list)
 {
     char text[2048];

@@ -19,7 +19,7 @@ struct share { /* after the memory, in a file of its own */
 struct physical {
     CUmemGenericAllocationHandle id;
     uint64_t size, offset;
-    int file; /* of its own; -1: in the common one */
+    int file; /* a file of its own; -1: the common file */
     bool imported;
     bool shared; /* imported, or exported: keeps the process from being suspended */
     uint32_t refs, maps;
@@ -209,7 +209,7 @@ CUresult cuMemAddressReserve(CUdeviceptr *out, size_t size, size_t alignment, CU
                              unsigned long long flags)
 {
     CU_TRY(cu_enter("cuMemAddressReserve"));
-    (void)addr; /* a hint, that the driver may pass over too */
+    (void)addr; /* a hint, which the driver too may ignore */
     CU_CHECK(out != NULL && flags == 0 && size > 0 && size % SIM_PAGE_BYTES == 0 &&
                  (alignment & (alignment - 1)) == 0 && alignment <= SIM_PAGE_BYTES,
              CUDA_ERROR_INVALID_VALUE);
@@ -374,7 +374,7 @@ CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle ha
 {
     CU_TRY(cu_enter("cuMemExportToShareableHandle"));
     CU_CHECK(out != NULL && flags == 0 && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CUDA_ERROR_INVALID_VALUE);
-    CUresult result = CUDA_ERROR_INVALID_VALUE; /* no handle, or none that was made for this */
+    CUresult result = CUDA_ERROR_INVALID_VALUE; /* no handle, or a handle of another kind */
     cu_lock();
     struct physical *p = *find_physical(handle);
     if (p != NULL && p->file >= 0) {
@@ -390,7 +390,7 @@ CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle ha
     return result;
 }
 
-/* What was exported; false: the descriptor is no such file. */
+/* Reads what was exported. Returns false if the descriptor is no such file. */
 static bool read_share(int fd, struct share *share)
 {
     struct stat file;

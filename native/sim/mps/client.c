@@ -1,4 +1,4 @@
-/* The other faces of the program: the control shell, and the server process. */
+/* The other roles of the program: the control shell, and the server process. */
 #include "mps.h"
 
 #include <errno.h>
@@ -67,7 +67,7 @@ int control_shell(void)
             fclose(stream);
             return 1;
         }
-        if (strncmp(line, "quit", 4) == 0 && silent) { /* not refused: returns when the daemon is gone */
+        if (strncmp(line, "quit", 4) == 0 && silent) { /* accepted: returns when the daemon has ended */
             while (read(fd, line, sizeof(line)) > 0)
                 continue;
             break;
@@ -77,7 +77,7 @@ int control_shell(void)
     return 0;
 }
 
-/* The server outlives its control daemon by a moment, as on a real node. */
+/* The server ends shortly after its control daemon, as on a real node. */
 int server_main(pid_t control)
 {
     prctl(PR_SET_NAME, "nvidia-cuda-mps");

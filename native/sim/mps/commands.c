@@ -22,8 +22,10 @@ __attribute__((format(printf, 2, 3))) static void say(struct reply *r, const cha
         r->used += (size_t)n < r->size - r->used ? (size_t)n : r->size - r->used - 1;
 }
 
-/* For whom: everybody, or the daemon's own user and root. The privileges of a command that names a server are
- * asked for only when there is one. */
+/*
+ * The users that may give a command: all users, or the daemon's own user and root. A command that names a server is
+ * checked for its rights only if that server exists.
+ */
 enum right { ANYBODY, OWNER, OWNER_OF_SERVER };
 
 struct command {
@@ -231,7 +233,7 @@ static void ps(struct daemon *d, char **words, int count, struct reply *r)
     }
 }
 
-/* The layout of a line is not known: a device, and who uses it. */
+/* The layout of NVIDIA's lines is not known; this prints a device and its clients. */
 static void get_device_client_list(struct daemon *d, char **words, int count, struct reply *r)
 {
     const struct server *only = count > 1 ? find_server(d, words[1], r) : NULL;

@@ -326,7 +326,7 @@ static int serve(struct daemon *d)
     return 0;
 }
 
-/* Parent: 0 when the daemon is up. Child: -1, and goes on as the daemon. */
+/* Returns 0 in the parent when the daemon is up, and -1 in the child, which goes on as the daemon. */
 static int go_background(int *ready)
 {
     int ends[2];
@@ -360,7 +360,7 @@ int daemon_run(bool background, bool multiuser, daemon_command command)
     int ready = -1;
     d.state = sim_attach();
     if (d.state == NULL)
-        return 244; /* as branch 580 without libcuda: no word, no log */
+        return 244; /* as branch 580 without libcuda: no output, no log */
     if (snprintf(d.directory, sizeof(d.directory) - 20, "%s", pipe_directory()) >= (int)sizeof(d.directory) - 20) {
         fprintf(stderr, "The path of the MPS pipe directory is too long\n");
         return 1;

@@ -9,7 +9,7 @@ void limits_init(struct limits *l)
     l->thread_percentage = 100.0;
 }
 
-/* 0, above 100 and what is no number keep the old value, without a word (measured). */
+/* 0, values above 100 and text that is no number keep the old value; no error is printed (measured). */
 void limits_set_percentage(struct limits *l, const char *text)
 {
     char *end;
@@ -46,7 +46,7 @@ void limits_print_memory(const struct limits *l, const char *device, char *out, 
     out[0] = '\0';
     for (uint32_t i = 0; i < l->count; i++) {
         uint64_t mib = l->memory[i].bytes >> 20;
-        if (strcmp(l->memory[i].device, device) != 0 || mib == 0) /* unlimited: nothing */
+        if (strcmp(l->memory[i].device, device) != 0 || mib == 0) /* unlimited: prints nothing */
             continue;
         if (mib >= 1024)
             snprintf(out, size, "%lluG\n", (unsigned long long)(mib >> 10));

@@ -30,7 +30,7 @@ struct limits {
 struct server {
     pid_t pid;
     uid_t uid;
-    struct limits limits; /* as the defaults were when it started */
+    struct limits limits; /* a copy of the defaults when the server started */
     bool fault;
 };
 
@@ -68,7 +68,7 @@ void limits_init(struct limits *l);
 void limits_set_percentage(struct limits *l, const char *text); /* a bad value changes nothing */
 void limits_set_memory(struct limits *l, const char *device, const char *text);
 void limits_print_memory(const struct limits *l, const char *device, char *out, size_t size);
-/* What clients may see: "*" (all), "-" (nothing), or UUIDs in the daemon's order. */
+/* What clients see: "*" (all), "-" (nothing), or UUIDs in the daemon's order. */
 void limits_devices(const struct sim_state *s, char *out, size_t size);
 /* "GPU-uuid=BYTES,..." for a client; ordinals count the devices that the daemon sees. */
 void limits_for_client(const struct limits *l, const struct sim_state *s, char *out, size_t size);
@@ -86,7 +86,7 @@ void command_run(struct daemon *d, const struct connection *from, char *line, ch
 
 /* client.c */
 int control_shell(void);        /* commands on stdin, replies on stdout */
-int server_main(pid_t control); /* named, for it may be gone before its child looks */
+int server_main(pid_t control); /* the parent is named, because it may have ended before the child reads getppid() */
 const char *pipe_directory(void);
 
 #endif

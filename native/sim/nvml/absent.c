@@ -1,6 +1,8 @@
-/* The rest of NVML's functions: a program finds each of them, and hears that this card has no such thing.
- * They differ only in what their first argument is, and answer before they look at any other; so this
- * file leaves nvml.h out, and declares them by that argument alone. */
+/*
+ * The rest of NVML's functions: each can be called and answers NVML_ERROR_NOT_SUPPORTED. They differ only in what their
+ * first argument is, and answer before they look at any other; so this file leaves nvml.h out, and declares them by
+ * that argument alone.
+ */
 #include "absent.h"
 
 #define DEVICE(name)                               \

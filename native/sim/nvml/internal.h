@@ -1,4 +1,4 @@
-/* What every NVML family uses: handles, the way into a call, versioned structures. */
+/* Shared by all NVML families: handles, the entry into a call, versioned structures. */
 #ifndef VGPU_SIM_NVML_INTERNAL_H
 #define VGPU_SIM_NVML_INTERNAL_H
 
@@ -10,8 +10,10 @@
 
 #include "../state/state.h"
 
-/* Handles point into process-local tables with one entry for every device and instance that can be,
- * so a handle stays valid for ever and a made-up one is told by its address. */
+/*
+ * Handles point into process-local tables with one entry for each possible device and instance. So a handle stays valid
+ * for ever, and an invented handle is recognised by its address.
+ */
 struct nvmlDevice_st {
     uint32_t device;
     int gi, ci; /* SIM_NONE: the physical device */
@@ -40,12 +42,12 @@ nvmlComputeInstance_t nv_ci_handle(uint32_t device, uint32_t gi, uint32_t ci);
 
 nvmlReturn_t nv_enter_system(const char *function, struct sim_state **s);
 nvmlReturn_t nv_enter(const char *function, nvmlDevice_t device, struct nv_call *call);
-/* As nv_enter, and NOT_SUPPORTED on a MIG device handle. */
+/* As nv_enter; NOT_SUPPORTED for a MIG device handle. */
 nvmlReturn_t nv_enter_physical(const char *function, nvmlDevice_t device, struct nv_call *call);
 nvmlReturn_t nv_enter_gi(const char *function, nvmlGpuInstance_t gi, struct nv_call *call);
 nvmlReturn_t nv_enter_ci(const char *function, nvmlComputeInstance_t ci, struct nv_call *call);
 nvmlReturn_t nv_copy_text(char *to, unsigned int length, const char *text);
-bool nv_is_admin(void); /* root, or whoever made the node */
+bool nv_is_admin(void); /* root, or the user that made the node */
 void nv_pci_info(const struct sim_device *d, nvmlPciInfo_t *pci);
 
 #define NV_TRY(expression)                      \
@@ -75,7 +77,7 @@ void nv_pci_info(const struct sim_device *d, nvmlPciInfo_t *pci);
         return nv_copy_text(out, length, (value));                             \
     }
 
-/* A function that exists, takes this device, and answers that the card does not have it. */
+/* A function that exists, takes this device, and answers NVML_ERROR_NOT_SUPPORTED. */
 #define NV_NOT_SUPPORTED(function, parameter)             \
     nvmlReturn_t function(nvmlDevice_t device, parameter) \
     {                                                     \

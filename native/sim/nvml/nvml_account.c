@@ -1,4 +1,4 @@
-/* Accounting: what processes used, during their life and after it. */
+/* Accounting: the use of processes, during their life and after it. */
 #include "internal.h"
 
 static const struct sim_use *use_on(const struct sim_proc *p, uint32_t device)
@@ -9,7 +9,7 @@ static const struct sim_use *use_on(const struct sim_proc *p, uint32_t device)
     return NULL;
 }
 
-/* The kept record at `age`: 0 is the latest. NULL: there is none. */
+/* Returns the kept record at `age` (0: the latest), or NULL. */
 static const struct sim_account *kept(const struct sim_device *d, uint64_t age)
 {
     if (age >= d->account_count || age >= SIM_MAX_ACCOUNTS)

@@ -1,4 +1,4 @@
-/* What a device is: names, numbers, PCI, memory, modes. */
+/* Properties of a device: names, numbers, PCI, memory, modes. */
 #include "internal.h"
 
 NV_GET_TEXT(nvmlDeviceGetSerial, c.d->serial)
@@ -278,7 +278,7 @@ nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, nvmlMemoryErrorTyp
     return NVML_SUCCESS;
 }
 
-/* Modes that an administrator changes. */
+/* Modes that an administrator can change. */
 
 nvmlReturn_t nvmlDeviceGetComputeMode(nvmlDevice_t device, nvmlComputeMode_t *mode)
 {
@@ -297,7 +297,7 @@ nvmlReturn_t nvmlDeviceSetComputeMode(nvmlDevice_t device, nvmlComputeMode_t mod
     if (mode >= NVML_COMPUTEMODE_COUNT)
         return NVML_ERROR_INVALID_ARGUMENT;
     if (mode == NVML_COMPUTEMODE_EXCLUSIVE_THREAD)
-        return NVML_ERROR_NOT_SUPPORTED; /* gone since CUDA 8 */
+        return NVML_ERROR_NOT_SUPPORTED; /* removed since CUDA 8 */
     if (!nv_is_admin())
         return NVML_ERROR_NO_PERMISSION;
     sim_lock(c.s);

@@ -1,4 +1,4 @@
-/* What a healthy card reports of its parts: error counters, firmware, clocks that may be set, links. */
+/* Reports of a healthy card about its parts: error counters, firmware, adjustable clocks, links. */
 #include "internal.h"
 
 static nvmlReturn_t need_ecc(const char *function, nvmlDevice_t device, struct nv_call *c)
@@ -34,7 +34,7 @@ nvmlReturn_t nvmlDeviceGetSramEccErrorStatus(nvmlDevice_t device, nvmlEccSramErr
     return NVML_SUCCESS;
 }
 
-/* Rows are remapped from Ampere on; before, pages were retired. */
+/* Ampere and later cards remap rows; earlier cards retire pages. */
 static bool remaps_rows(const struct sim_device *d)
 {
     return d->ecc && d->architecture >= NVML_DEVICE_ARCH_AMPERE;
@@ -263,7 +263,7 @@ nvmlReturn_t nvmlDeviceGetViolationStatus(nvmlDevice_t device, nvmlPerfPolicyTyp
     return NVML_SUCCESS;
 }
 
-/* Nothing moves over the simulated link, encodes, or captures a screen. */
+/* The simulated card transfers nothing over its link, encodes nothing, and captures no screen. */
 
 nvmlReturn_t nvmlDeviceGetPcieThroughput(nvmlDevice_t device, nvmlPcieUtilCounter_t counter, unsigned int *value)
 {

@@ -172,7 +172,7 @@ nvmlReturn_t nvmlDeviceGetGpuInstancePossiblePlacements_v2(nvmlDevice_t device, 
     return NVML_SUCCESS;
 }
 
-/* Version 1 took no buffer size: the caller's buffer holds as many as the profile has. */
+/* Version 1 has no buffer size: the caller's buffer holds as many entries as the profile has. */
 nvmlReturn_t nvmlDeviceGetGpuInstancePossiblePlacements(nvmlDevice_t device, unsigned int profile_id,
                                                         nvmlGpuInstancePlacement_t *placements, unsigned int *count)
 {

@@ -57,7 +57,7 @@ nvmlReturn_t nvmlGpuInstanceGetComputeInstanceProfileInfoV(nvmlGpuInstance_t gi,
                                                   .sharedJpegCount = g->jpegs,
                                                   .sharedOfaCount = g->ofas};
     snprintf(info->name, sizeof(info->name), "%s", p.name);
-    if (v3) /* version 3 is version 2 with one field more at the end */
+    if (v3) /* version 3 is version 2 with one more field at the end */
         ((nvmlComputeInstanceProfileInfo_v3_t *)(void *)info)->capabilities = 0;
     return NVML_SUCCESS;
 }

@@ -1,4 +1,4 @@
-/* Who uses a device: process lists of every version, utilisation by process. */
+/* The processes of a device: process lists of every version, utilisation by process. */
 #include "internal.h"
 
 enum list { LIST_COMPUTE, LIST_MPS };
@@ -20,7 +20,7 @@ static bool wanted(const struct nv_call *c, const struct sim_use *u, enum list l
     return (u->mps != 0) == (list == LIST_MPS);
 }
 
-/* Copies at most `room` entries; returns how many there are. */
+/* Copies at most `room` entries; returns the number of all entries. */
 static unsigned int collect(struct nv_call *c, enum list list, struct entry *out, unsigned int room)
 {
     unsigned int n = 0;
@@ -101,7 +101,7 @@ static nvmlReturn_t list_v1(const char *function, nvmlDevice_t device, enum list
 PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses, LIST_COMPUTE)
 PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses, LIST_MPS)
 
-/* Nothing draws on a simulated card. */
+/* A simulated card has no graphics processes. */
 static nvmlReturn_t no_graphics(const char *function, nvmlDevice_t device, unsigned int *count)
 {
     struct nv_call c;

@@ -1,4 +1,4 @@
-/* Heat, power, clocks, and field values. They follow the load; nothing here is random. */
+/* Temperature, power, clocks, and field values. They follow the load; none is random. */
 #include "internal.h"
 
 static uint32_t load_percent(struct nv_call *c)

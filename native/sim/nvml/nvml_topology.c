@@ -1,4 +1,4 @@
-/* Where devices sit: NUMA, PCI distance, NVLink, peer access. */
+/* The place of devices: NUMA, PCI distance, NVLink, peer access. */
 #include <unistd.h>
 
 #include "internal.h"
@@ -136,7 +136,7 @@ nvmlReturn_t nvmlDeviceGetNvLinkCapability(nvmlDevice_t device, unsigned int lin
     return NVML_SUCCESS;
 }
 
-/* All-to-all goes through switches, each link of a device to one of four, as on an HGX board. */
+/* All-to-all links go through four switches, each link of a device to one of them, as on an HGX board. */
 nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, unsigned int link, nvmlPciInfo_t *pci)
 {
     struct nv_call c;

@@ -19,7 +19,7 @@
 #include "state.h"
 
 enum { BRANCH_OF_CHECKPOINTS = 570, BRANCH_OF_MOVES = 580 };
-#define LOOK_NS 200000 /* how often a lock looks whether the work given so far is done */
+#define LOOK_NS 200000 /* the interval at which a lock checks whether the submitted work is done */
 
 static void set_gate(struct sim_proc *p, enum sim_gate to, bool moved)
 {
@@ -29,7 +29,7 @@ static void set_gate(struct sim_proc *p, enum sim_gate to, bool moved)
     syscall(SYS_futex, &p->gate, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-/* The process with this pid, in state `wanted`, or why not. The caller holds sim_lock. */
+/* Finds the process with this pid in state `wanted`. Returns a CUresult. The caller holds sim_lock. */
 static int find(struct sim_state *s, uint32_t pid, enum sim_gate wanted, struct sim_proc **out)
 {
     struct sim_proc *p = sim_proc_find(s, pid);
@@ -66,12 +66,12 @@ int sim_checkpoint_lock(struct sim_state *s, uint32_t pid, uint32_t most_ms)
     if (result == CUDA_SUCCESS && (atoi(s->driver_version) < BRANCH_OF_CHECKPOINTS || any_mps(p)))
         result = CUDA_ERROR_NOT_SUPPORTED;
     if (result == CUDA_SUCCESS)
-        set_gate(p, SIM_LOCKED, false); /* from here on it can add neither memory nor work */
+        set_gate(p, SIM_LOCKED, false); /* from here on the process can add neither memory nor work */
     while (result == CUDA_SUCCESS && !is_idle(s, p)) {
         sim_unlock(s);
         nanosleep(&(struct timespec){0, LOOK_NS}, NULL);
         sim_lock(s);
-        result = find(s, pid, SIM_LOCKED, &p); /* it may have been killed */
+        result = find(s, pid, SIM_LOCKED, &p); /* the process may have been killed */
         if (result == CUDA_SUCCESS && most_ms != 0 && sim_now_ns() >= end) {
             set_gate(p, SIM_RUNNING, false);
             result = CUDA_ERROR_NOT_READY;
@@ -97,7 +97,7 @@ int sim_checkpoint_save(struct sim_state *s, uint32_t pid)
     if (result == CUDA_SUCCESS && !is_idle(s, p))
         result = CUDA_ERROR_ILLEGAL_STATE; /* the lock has not returned yet */
     if (result == CUDA_SUCCESS && (has_managed(p) || p->cannot_suspend)) {
-        set_gate(p, SIM_FAILED, false); /* the driver does not put right what it has begun */
+        set_gate(p, SIM_FAILED, false); /* as the driver, which does not undo a restore that failed half-way */
         result = CUDA_ERROR_NOT_SUPPORTED;
     }
     if (result == CUDA_SUCCESS) {
@@ -110,8 +110,10 @@ int sim_checkpoint_save(struct sim_state *s, uint32_t pid)
     return result;
 }
 
-/* Where each card goes: every card of the node must be named, whichever the process uses or sees, and go to
- * one of the same kind that no other goes to (NVIDIA/cuda-checkpoint issue 35; cuda.core's checkpoint module). */
+/*
+ * Checks the target of each card: every card of the node must be named, even if the process does not use or see it, and
+ * each needs a target of its own of the same kind (NVIDIA/cuda-checkpoint issue 35; cuda.core's checkpoint module).
+ */
 static int check_moves(const struct sim_state *s, const struct sim_proc *p, const uint8_t *card_of)
 {
     uint32_t taken = 0;
@@ -137,7 +139,7 @@ static uint32_t moved_to(const uint8_t *card_of, uint32_t card)
     return card_of == NULL || card_of[card] >= SIM_MAX_DEVICES ? card : card_of[card];
 }
 
-/* Nothing of the process is on any device now, so its parts are asked for one after the other. */
+/* No device counts the process now, so its parts are checked one after the other. */
 static int check_room(struct sim_state *s, const struct sim_proc *p)
 {
     for (uint32_t i = 0; i < SIM_MAX_USES; i++) {
@@ -186,7 +188,8 @@ int sim_checkpoint_restore(struct sim_state *s, uint32_t pid, const uint8_t *car
     if (result == CUDA_SUCCESS && card_of != NULL)
         result = check_moves(s, p, card_of);
     if (result == CUDA_SUCCESS) {
-        place(s, p, card_of); /* while nothing counts it; a caller killed here may ask again */
+        /* the process is counted nowhere meanwhile; a caller that was killed here may repeat the call */
+        place(s, p, card_of);
         result = check_room(s, p);
         if (result == CUDA_SUCCESS)
             set_gate(p, SIM_LOCKED, card_of != NULL);

@@ -9,7 +9,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Locks the engine of the device where the queue is now: a restore may move it meanwhile. */
+/* Locks the engine of the queue's present device. A restore may move the queue meanwhile, so this checks again. */
 static struct sim_device *lock_engine(struct sim_state *s, const struct sim_use *u)
 {
     for (;;) {
@@ -57,7 +57,7 @@ static void activate(struct sim_engine *e, uint32_t ref, struct sim_queue *q)
         q->active = 1;
         e->active[e->active_count++] = ref;
     }
-    if (!q->active) /* more than SIM_MAX_ACTIVE at once: this work passes in no time */
+    if (!q->active) /* more than SIM_MAX_ACTIVE queues at once: this work takes no time */
         q->done = q->submitted;
 }
 
@@ -70,7 +70,7 @@ void sim_engine_channels(struct sim_state *s, uint32_t ref, struct sim_use *u)
         u->queue.active = 0;
     } else if (!sim_use_stands(u) && !u->queue.active && u->queue.submitted - u->queue.done > SIM_WORK_EPSILON_NS) {
         if (e->active_count == 0)
-            e->holder = 0; /* no switch: the call that lets the channels go on has put the state back */
+            e->holder = 0; /* no switch: the call that enabled the channels has restored the state */
         activate(e, ref, &u->queue);
     }
     if (!sim_use_stands(u)) {
@@ -83,7 +83,7 @@ double sim_engine_submit(struct sim_state *s, struct sim_proc *p, struct sim_use
 {
     struct sim_device *d = lock_engine(s, u);
     uint32_t ref = (uint32_t)((p - s->procs) * SIM_MAX_USES + (u - p->uses));
-    while (sim_gate_shut(p)) { /* suspended since this call began */
+    while (sim_gate_shut(p)) { /* the process was suspended after this call began */
         sim_engine_unlock(d);
         sim_gate_wait(p);
         d = lock_engine(s, u);

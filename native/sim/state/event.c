@@ -1,4 +1,4 @@
-/* Events of the node: a ring, and a futex that wakes who waits for the next. */
+/* Events of the node: a ring, and a futex that wakes the waiters for the next event. */
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <time.h>

@@ -14,8 +14,10 @@ bool sim_gate_shut(const struct sim_proc *p)
     return gate == SIM_LOCKED || gate == SIM_CHECKPOINTED;
 }
 
-/* As in NVIDIA's driver 580, who calls a suspended process's driver waits for a pthread_rwlock without a time,
- * in private memory. A thread of the driver's own holds it for as long as the gate is shut. */
+/*
+ * As in NVIDIA's driver 580, a caller of a suspended process's driver waits for a pthread_rwlock without a timeout, in
+ * private memory. A thread of the driver holds the lock for as long as the gate is shut.
+ */
 static pthread_rwlock_t g_calls = PTHREAD_RWLOCK_INITIALIZER;
 static pthread_mutex_t g_keeping = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t g_kept = PTHREAD_COND_INITIALIZER;
@@ -24,7 +26,7 @@ static enum { KEPT_BY_NOBODY, KEEPER_COMES, KEPT_BY_KEEPER, KEEPER_GOES } g_keep
 static void gate_sleep(struct sim_proc *p)
 {
     uint32_t seen = atomic_load(&p->gate);
-    struct timespec t = {0, 50000000}; /* the process that changed it may die before the wake */
+    struct timespec t = {0, 50000000}; /* the process that changed the gate may die before it wakes the waiters */
     if (sim_gate_of(seen) != SIM_RUNNING)
         syscall(SYS_futex, &p->gate, FUTEX_WAIT, seen, &t, NULL, 0);
 }
@@ -63,7 +65,7 @@ static bool start_keeper(struct sim_proc *p)
     return started;
 }
 
-/* Is g_calls kept from the callers? Not if there are no threads to be had. */
+/* Does a driver thread hold g_calls? False if no thread could be started. */
 static bool is_kept(struct sim_proc *p)
 {
     pthread_mutex_lock(&g_keeping);

@@ -1,5 +1,7 @@
-/* When a queue did what: its recent runs, so that any position gets the exact moment at which it was reached
- * however late somebody asks, and how busy it was in the last second. */
+/*
+ * The history of a queue: its recent runs. They give the exact moment at which any position was reached, however late
+ * the query comes, and how busy the queue was in the last second.
+ */
 #include "state.h"
 
 #include <math.h>
@@ -15,7 +17,7 @@ static void append(struct sim_queue *q, struct sim_segment segment)
     __atomic_store_n(&q->segment_count, q->segment_count + 1, __ATOMIC_RELEASE);
 }
 
-/* When `done` was left behind, if all since has gone as the segment says. */
+/* Returns when the queue passed `done`, if it has run since as the segment says. */
 static uint64_t resumes_at(const struct sim_segment *g, double done)
 {
     double work = done - g->done, periods = 0;
@@ -26,8 +28,10 @@ static uint64_t resumes_at(const struct sim_segment *g, double done)
     return g->at_ns + (uint64_t)periods * g->period_ns + (uint64_t)(work / g->rate + 0.5);
 }
 
-/* The queue has the engine from now on; with slice_ns > 0 for one slice at most. Turns of full slices at
- * regular intervals are one segment, however many. */
+/*
+ * The queue has the engine from now on; if slice_ns > 0, for at most one slice. Full slices at regular intervals are
+ * one segment, however many there are.
+ */
 void sim_history_run(struct sim_queue *q, uint64_t at_ns, double rate, uint64_t slice_ns)
 {
     struct sim_segment *g = newest(q);
@@ -47,7 +51,7 @@ void sim_history_run(struct sim_queue *q, uint64_t at_ns, double rate, uint64_t 
     append(q, (struct sim_segment){.at_ns = at_ns, .done = q->done, .rate = rate});
 }
 
-/* What is before `position` is done at once. */
+/* Completes the work before `position` at once. */
 void sim_history_jump(struct sim_queue *q, uint64_t at_ns, double position)
 {
     q->done = position;
@@ -59,7 +63,7 @@ static uint64_t when_in(const struct sim_segment *g, double position)
     double work = position - g->done, periods = 0;
     if (work <= 0)
         return g->at_ns;
-    if (g->period_ns > 0) { /* the end of a slice, not the beginning of the next */
+    if (g->period_ns > 0) { /* the position is the end of a slice, not the beginning of the next */
         periods = fmax(ceil((work - SIM_WORK_EPSILON_NS) / g->chunk) - 1, 0);
         work -= periods * g->chunk;
     }
@@ -69,7 +73,7 @@ static uint64_t when_in(const struct sim_segment *g, double position)
 uint64_t sim_history_when(const struct sim_queue *q, double position)
 {
     uint32_t oldest = q->segment_count > SIM_SEGMENTS ? q->segment_count - SIM_SEGMENTS : 0;
-    uint64_t until = UINT64_MAX; /* a jump may have come before the segment's end */
+    uint64_t until = UINT64_MAX; /* a jump may have come before the end of the segment */
     for (uint32_t i = q->segment_count; i > oldest; i--) {
         const struct sim_segment *g = &q->segments[(i - 1) % SIM_SEGMENTS];
         if (g->done < position || i - 1 == oldest) {

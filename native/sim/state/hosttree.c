@@ -1,4 +1,4 @@
-/* The host files of the node, below <state>.root: what vgpud and tools read of /proc and /sys. */
+/* The host files of the node, below <state>.root: the files of /proc and /sys that vgpud and tools read. */
 #include "state.h"
 
 #include <errno.h>

@@ -1,4 +1,4 @@
-/* MIG: what can be placed where, and what a reset or a reboot keeps. */
+/* MIG: possible placements, and the settings that a reset or a reboot keeps. */
 #include "state.h"
 
 #include <nvml.h>
@@ -34,7 +34,7 @@ static uint32_t count_of(const struct sim_device *d, const struct sim_gi_profile
 uint32_t sim_gi_remaining(const struct sim_device *d, const struct sim_gi_profile *p)
 {
     uint32_t left = p->instance_count - count_of(d, p), free_places = 0;
-    for (uint32_t i = 0; i < p->placement_count; i++) /* one profile's places never overlap */
+    for (uint32_t i = 0; i < p->placement_count; i++) /* places of one profile never overlap */
         free_places += !overlaps(d, &p->placements[i]);
     return free_places < left ? free_places : left;
 }
@@ -47,7 +47,7 @@ static bool is_place_of(const struct sim_gi_profile *p, const struct sim_placeme
     return false;
 }
 
-/* The driver fills from the high end when it is not told where (NVIDIA's MIG guide). */
+/* Without a given place the driver fills a device from the high end (NVIDIA's MIG guide). */
 static bool choose_place(const struct sim_device *d, const struct sim_gi_profile *p, struct sim_placement *at)
 {
     for (uint32_t i = p->placement_count; i > 0; i--) {
@@ -137,7 +137,7 @@ bool sim_ci_profile(const struct sim_device *d, const struct sim_gi *g, uint32_t
 
 uint32_t sim_ci_placements(const struct sim_gi_profile *p, uint32_t slices, uint32_t *starts)
 {
-    uint32_t step = slices == 3 ? 4 : slices, n = 0; /* three slices sit where four would */
+    uint32_t step = slices == 3 ? 4 : slices, n = 0; /* an instance of three slices occupies the place of four */
     for (uint32_t start = 0; start + slices <= p->slice_count; start += step)
         starts[n++] = start;
     return n;

@@ -1,4 +1,4 @@
-/* Entries of living processes, and what is summed from them. */
+/* Entries of living processes, and the sums over them. */
 #include "state.h"
 
 #include <errno.h>
@@ -51,15 +51,17 @@ void sim_proc_release(struct sim_state *s, struct sim_proc *p)
     atomic_store(&p->used, 0);
 }
 
-/* The word of a robust mutex holds its owner's thread until the kernel takes it out, at the owner's end: long
- * before the process is a zombie, and without a system call for whoever asks. */
+/*
+ * The word of a robust mutex names its owner's thread until the kernel clears it at that thread's end. That is long
+ * before the process is a zombie, and reading it needs no system call.
+ */
 static bool is_marked(const struct sim_state *s, uint32_t index)
 {
     int word = __atomic_load_n(&s->alive[index].__data.__lock, __ATOMIC_ACQUIRE);
     return ((uint32_t)word & FUTEX_TID_MASK) == 0;
 }
 
-/* Marked: the process ended, began another image, or goes on without the thread that claimed its entry. */
+/* Is the entry marked? Then the process ended, called exec, or goes on without the thread that claimed its entry. */
 static bool is_gone(const struct sim_state *s, uint32_t index)
 {
     const struct sim_proc *p = &s->procs[index];
@@ -79,8 +81,10 @@ void sim_sweep(struct sim_state *s)
             sim_proc_release(s, &s->procs[i]);
 }
 
-/* A free entry, and its mutex with it: an entry taken from a living process (by a reboot) is no more free
- * than before, and the mutex tells. */
+/*
+ * Returns a free entry whose mutex is free too: a reboot takes the entry from a living process, whose thread still
+ * holds the mutex.
+ */
 static struct sim_proc *find_free(struct sim_state *s)
 {
     for (uint32_t i = 0; i < SIM_MAX_PROCS; i++) {
@@ -101,8 +105,10 @@ struct sim_proc *sim_proc_self(struct sim_state *s)
     uint64_t ticks = sim_start_ticks(pid, NULL);
     uint32_t high = atomic_load(&s->proc_high);
     for (uint32_t i = 0; i < high; i++) {
-        /* An entry of this pid that this image did not claim is from before an exec, or from
-         * an earlier process of the same number: its memory went with it. */
+        /*
+         * An entry of this pid that this image did not claim is from before an exec or from an earlier process with
+         * this pid: its memory is gone.
+         */
         if (atomic_load(&s->procs[i].used) && s->procs[i].pid == pid)
             sim_proc_release(s, &s->procs[i]);
     }
@@ -187,7 +193,7 @@ uint64_t sim_used_bytes(struct sim_state *s, uint32_t device, int gi)
         struct sim_proc *p = &s->procs[i];
         if (!sim_proc_holds(p))
             continue;
-        for (uint32_t j = 0; j < SIM_MAX_USES && p->uses[j].used; j++) { /* taken in order */
+        for (uint32_t j = 0; j < SIM_MAX_USES && p->uses[j].used; j++) { /* uses are taken in order */
             const struct sim_use *u = &p->uses[j];
             if (u->device == device && (gi == SIM_NONE || u->gi == gi))
                 sum += sim_use_bytes(u);

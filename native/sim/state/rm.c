@@ -23,8 +23,8 @@
 
 #define FIRST_CLIENT 0xc1d00000u
 #define SPIN_NS 60000
-#define FAULT "FIFO_DISABLE_CHANNELS"          /* answers the fault's code, and does nothing */
-#define FAULT_LIE "FIFO_DISABLE_CHANNELS.lies" /* answers 0, and does nothing */
+#define FAULT "FIFO_DISABLE_CHANNELS"          /* this fault makes the call return its code and do nothing */
+#define FAULT_LIE "FIFO_DISABLE_CHANNELS.lies" /* this fault makes the call return 0 and do nothing */
 enum { CLASS_ROOT_MAX = 1, CLASS_CLIENT = 0x41 };
 
 bool sim_rm_is(struct sim_state *s, int fd)
@@ -41,7 +41,7 @@ static struct sim_proc *client_of(struct sim_state *s, uint32_t client)
     return NULL;
 }
 
-/* The client that a call names, if it was made through this file; NULL. */
+/* Returns the client that a call names, if it was made through this file; otherwise NULL. */
 static struct sim_proc *client_of_file(struct sim_state *s, int fd, uint32_t client)
 {
     struct sim_proc *p = client_of(s, client);
@@ -71,7 +71,7 @@ static struct sim_device *device_of(struct sim_state *s, const struct sim_proc *
     return &s->devices[p->uses[o->use].device];
 }
 
-/* Counts a use's channels anew, and stops its queue or lets it go on. */
+/* Counts the channels of a use again, and stops or continues its queue accordingly. */
 static void settle(struct sim_state *s, struct sim_proc *p, uint32_t use)
 {
     struct sim_use *u = &p->uses[use];
@@ -105,7 +105,7 @@ static bool fits(const struct sim_object *parent, uint32_t class_id)
     }
 }
 
-/* The channels of the group that the object is in can compute. */
+/* Marks the channels of the object's group as able to compute. */
 static void mark_group(struct sim_proc *p, uint32_t group)
 {
     for (uint32_t i = 0; i < p->object_high; i++)
@@ -180,7 +180,7 @@ static void drop_below(struct sim_proc *p, uint32_t handle)
         uint32_t below = o->handle;
         o->handle = 0;
         if (below != handle)
-            drop_below(p, below); /* a tree of five levels */
+            drop_below(p, below); /* the tree has at most five levels */
     }
 }
 
@@ -211,7 +211,10 @@ static void pass_until(uint64_t end_ns)
     }
 }
 
-/* Every channel that is named, or RM_INVALID_CHANNEL and none. With `change` their state is set. */
+/*
+ * Finds every channel that is named; RM_INVALID_CHANNEL if one is unknown, and none is changed. With `change` sets
+ * their state.
+ */
 static uint32_t name_channels(struct sim_state *s, const struct sim_device *d, const struct rm_disable_channels *c,
                               bool change)
 {
@@ -239,7 +242,7 @@ static uint32_t locked_name_channels(struct sim_state *s, const struct sim_devic
                                      const struct rm_disable_channels *c, bool change)
 {
     sim_lock(s);
-    uint32_t status = name_channels(s, d, c, false); /* what ended meanwhile has no channels any more */
+    uint32_t status = name_channels(s, d, c, false); /* channels of processes that ended meanwhile are gone */
     if (status == RM_OK && change)
         status = name_channels(s, d, c, true);
     sim_unlock(s);
@@ -289,7 +292,7 @@ static uint32_t get_gid(const struct sim_device *d, struct rm_gid *gid)
     return RM_OK;
 }
 
-/* The device of the subdevice that a call names; NULL with the status. */
+/* Returns the device of the subdevice that a call names; NULL with the status. */
 static struct sim_device *find_device(struct sim_state *s, int fd, const struct rm_control *c, uint32_t *status)
 {
     struct sim_device *d = NULL;

@@ -1,18 +1,20 @@
-/* The open files of the control device: whose is which, and which of them a process's end leaves open (rm.c). */
+/*
+ * The open files of the control device: the process of each, and the files that stay open after a process's end (rm.c).
+ */
 #include <fcntl.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "state.h"
 
-#define FIRST_LOCK ((off_t)1 << 40) /* no byte of the file is there: it need not be long */
+#define FIRST_LOCK ((off_t)1 << 40) /* the lock is beyond the end of the file, which a lock may be */
 
 static struct flock lock_of(const struct sim_state *s, const struct sim_proc *p)
 {
     return (struct flock){.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = FIRST_LOCK + (p - s->procs), .l_len = 1};
 }
 
-/* Does an open file other than this one hold the process's lock? */
+/* Does another open file than `fd` hold the process's lock? */
 bool sim_rm_held_by_another(const struct sim_state *s, const struct sim_proc *p, int fd)
 {
     struct flock lock = lock_of(s, p);

@@ -13,11 +13,11 @@
 
 #include <math.h>
 
-#define KEY_CLIENTS UINT32_MAX /* of MPS */
+#define KEY_CLIENTS UINT32_MAX /* the key of all MPS clients together */
 #define KEY_LEFT (UINT32_MAX - 1)
 
 struct turn {
-    uint32_t key; /* whose state the engine must hold: a reference plus one, or all clients' */
+    uint32_t key; /* the process whose state the engine must hold: its reference plus one, or KEY_CLIENTS */
     uint32_t first, count;
 };
 
@@ -26,8 +26,8 @@ struct ring {
     struct turn turn[SIM_MAX_ACTIVE];
     uint32_t ref[SIM_MAX_ACTIVE];
     struct sim_use *use[SIM_MAX_ACTIVE];
-    double rate[SIM_MAX_ACTIVE]; /* engine nanoseconds per nanosecond while it is its turn */
-    uint64_t alike_from_ns;      /* not before then is it worth while to look for rotations alike */
+    double rate[SIM_MAX_ACTIVE]; /* engine nanoseconds per nanosecond in its turn */
+    uint64_t alike_from_ns;      /* earlier than this, no search for equal rotations is made */
 };
 
 static uint64_t slice_of(const struct sim_device *d)
@@ -63,7 +63,7 @@ static void begin_turn(struct ring *r, uint32_t key)
     r->turn[r->turns++] = (struct turn){key, r->members, 0};
 }
 
-/* All clients from the `from`th on: those before it are none. */
+/* Adds all clients from index `from` on: those before it are none. */
 static void add_clients(struct sim_state *s, const struct sim_engine *e, uint32_t from, struct ring *r)
 {
     double sum = 0;
@@ -80,7 +80,7 @@ static void add_clients(struct sim_state *s, const struct sim_engine *e, uint32_
         r->rate[i] = sum > 1 ? r->use[i]->mps_fraction / sum : r->use[i]->mps_fraction;
 }
 
-/* Those who have work, in their order; the others are let go. */
+/* Collects the queues with work in their order, and removes the others. */
 static void gather(struct sim_state *s, const struct sim_engine *e, struct ring *r)
 {
     bool clients = false;
@@ -103,7 +103,7 @@ static void gather(struct sim_state *s, const struct sim_engine *e, struct ring 
     }
 }
 
-/* The order again, from him whose turn it is. */
+/* Writes the order back, beginning with the queue that has the engine. */
 static void scatter(struct sim_engine *e, const struct ring *r)
 {
     uint32_t n = 0;
@@ -131,7 +131,9 @@ static void turn_to(const struct sim_device *d, struct sim_engine *e, uint32_t k
     e->holder = key;
 }
 
-/* How many whole rotations from here leave everybody something to do, and end before `now`. */
+/*
+ * Returns the number of whole rotations from here after which every queue still has work, and which end before `now`.
+ */
 static uint64_t rotations_alike(const struct sim_device *d, const struct sim_engine *e, const struct ring *r,
                                 uint64_t now)
 {
@@ -144,8 +146,10 @@ static uint64_t rotations_alike(const struct sim_device *d, const struct sim_eng
     return most;
 }
 
-/* A member's share of `count` rotations, the first of its slices beginning at `at`. The third at the latest shows
- * the history what the interval is. */
+/*
+ * Runs a member's slices in `count` rotations, the first beginning at `at`. At the third slice at the latest the
+ * history knows the interval.
+ */
 static void run_slices(struct sim_queue *q, double rate, uint64_t at, uint64_t slice, uint64_t period, uint64_t count)
 {
     for (uint64_t i = 0; i < 3 && i < count; i++) {
@@ -174,20 +178,23 @@ static void skip_rotations(const struct sim_device *d, struct sim_engine *e, str
     e->slice_end_ns += to - from;
 }
 
-/* Until when the holder runs: to the end of its slice if others wait, until one of it has no more to do. */
+/*
+ * Returns until when the holder runs: until its slice ends if others wait, and until one of its queues has no more
+ * work.
+ */
 static uint64_t run_end(const struct sim_engine *e, const struct ring *r, uint64_t now)
 {
     const struct turn *t = &r->turn[r->at];
     uint64_t end = r->turns > 1 && e->slice_end_ns < now ? e->slice_end_ns : now;
     for (uint32_t j = t->first; j < t->first + t->count; j++) {
-        double step = fmax(ceil(left_of(r->use[j]) / r->rate[j]), 1); /* time is in whole nanoseconds */
+        double step = fmax(ceil(left_of(r->use[j]) / r->rate[j]), 1); /* time is counted in whole nanoseconds */
         if (step < (double)(end - e->last_ns))
             end = e->last_ns + (uint64_t)step;
     }
     return end;
 }
 
-/* Whether somebody ran out of work. */
+/* Returns true if a queue ran out of work. */
 static bool run(const struct sim_device *d, struct sim_engine *e, struct ring *r, uint64_t now)
 {
     const struct turn *t = &r->turn[r->at];
@@ -207,7 +214,7 @@ static bool run(const struct sim_device *d, struct sim_engine *e, struct ring *r
         return finished;
     if (r->turns > 1)
         r->at = (r->at + 1) % r->turns;
-    else if (goes_on) /* who comes back later begins a slice */
+    else if (goes_on) /* a queue that comes back later begins a new slice */
         e->slice_end_ns += ((e->last_ns - e->slice_end_ns) / slice + 1) * slice;
     return finished;
 }
@@ -234,7 +241,9 @@ void sim_rotate(struct sim_state *s, const struct sim_device *d, struct sim_engi
         e->last_ns = now_ns;
 }
 
-/* Exact if nobody comes or goes and no more than its present or next slice is needed; else the end of that. */
+/*
+ * Exact if no queue comes or goes and the present or next slice of the use is enough; otherwise the end of that slice.
+ */
 double sim_rotation_left(struct sim_state *s, const struct sim_device *d, struct sim_engine *e, const struct sim_use *u,
                          double position)
 {
@@ -268,7 +277,7 @@ void sim_rotation_leave(struct sim_engine *e, uint32_t ref)
             e->active[kept++] = e->active[i];
     e->active_count = kept;
     if (e->holder == ref + 1)
-        e->holder = KEY_LEFT; /* the next with this reference is another */
+        e->holder = KEY_LEFT; /* another process will get this reference */
 }
 
 void sim_rotation_mend(struct sim_state *s, struct sim_device *d)

@@ -69,8 +69,10 @@ struct sim_state *sim_attach(void)
     return s;
 }
 
-/* How vgpud tells that the node is simulated: both libraries export it, and NVIDIA's have no such
- * symbol. The path of the state file, or "" without a node. */
+/*
+ * vgpud recognises a simulated node by this symbol: both libraries export it, and NVIDIA's libraries do not. Returns
+ * the path of the state file, or "" without a node.
+ */
 __attribute__((visibility("default"))) const char *vgpuSimStatePath(void);
 const char *vgpuSimStatePath(void)
 {
@@ -89,7 +91,7 @@ static void init_mutex(pthread_mutex_t *m)
 
 struct sim_state *sim_create_path(const char *path)
 {
-    /* A new inode, so that processes of an earlier node of this name keep theirs. */
+    /* A new inode: processes of an earlier node of this name keep their file. */
     if (unlink(path) != 0 && errno != ENOENT)
         return NULL;
     int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
@@ -116,7 +118,7 @@ struct sim_state *sim_create_path(const char *path)
     return s;
 }
 
-/* Whether the last owner was killed with it. */
+/* Locks, and returns true if the last owner was killed while it held the lock. */
 static bool robust_lock(pthread_mutex_t *m)
 {
     if (pthread_mutex_lock(m) != EOWNERDEAD)
@@ -127,8 +129,10 @@ static bool robust_lock(pthread_mutex_t *m)
 
 void sim_lock(struct sim_state *s)
 {
-    /* What a dead owner was changing is either in its own entry, which the next sweep drops,
-     * or becomes visible by one last store: there is nothing to repair. */
+    /*
+     * A change of a dead owner is either in its own entry, which the next sweep drops, or became visible by one last
+     * store: nothing needs repair.
+     */
     robust_lock(&s->lock);
 }
 

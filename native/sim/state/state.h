@@ -37,7 +37,7 @@ enum {
     SIM_MAX_ACCOUNTS = 4000, /* NVML's accounting buffer */
     SIM_SEGMENTS = 32,
     SIM_BUCKETS = 16,
-    SIM_MAX_OBJECTS = 4096, /* of one process: some 160 contexts */
+    SIM_MAX_OBJECTS = 4096, /* of one process: enough for about 160 contexts */
 };
 #define SIM_BUCKET_NS UINT64_C(125000000) /* utilisation is averaged over 8 buckets: one second */
 
@@ -68,7 +68,7 @@ struct sim_segment {
 
 struct sim_queue {
     double submitted, done;
-    uint32_t segment_count; /* ever begun; the last SIM_SEGMENTS are kept */
+    uint32_t segment_count; /* number of segments ever begun; the last SIM_SEGMENTS are kept */
     uint32_t active;
     struct sim_segment segments[SIM_SEGMENTS];
     uint64_t bucket_epoch[SIM_BUCKETS];
@@ -76,57 +76,59 @@ struct sim_queue {
     uint64_t last_launch_ns;
 };
 
-/* What one process holds on one device or MIG compute instance. */
+/* The use of one device or MIG compute instance by one process. */
 struct sim_use {
     uint32_t used;
-    _Atomic uint32_t device;   /* changes under the lock of the engine that it leaves */
-    uint32_t suspended_device; /* where it was when its process was checkpointed */
+    _Atomic uint32_t device;   /* changes under the lock of the engine that the queue leaves */
+    uint32_t suspended_device; /* the device at the time of the checkpoint */
     int32_t gi, ci;            /* SIM_NONE outside MIG */
     _Atomic uint32_t contexts;
-    uint32_t mps;        /* through an MPS server */
-    double mps_fraction; /* 0..1 of the SMs */
+    uint32_t mps;        /* the use goes through an MPS server */
+    double mps_fraction; /* the fraction of the SMs, 0 to 1 */
     uint64_t bytes[SIM_KINDS];
     uint64_t peak_bytes;
-    struct sim_queue queue;          /* guarded by the device's engine lock, as the rest */
-    uint32_t channels, channels_off; /* that can compute; with all of them off the queue stands still */
-    uint32_t loses_wait;             /* turned to what it was: nothing goes on before more work comes */
-    _Atomic uint32_t on_wake;        /* a futex: changes when it goes on */
+    struct sim_queue queue;          /* guarded by the device's engine lock, like the rest */
+    uint32_t channels, channels_off; /* channels that can compute; with all of them disabled the queue stands still */
+    uint32_t loses_wait;             /* enabled, but nothing runs before more work comes */
+    _Atomic uint32_t on_wake;        /* a futex: changes when the queue goes on */
 };
 
-/* What a process's driver client consists of: rm.c. */
+/* An object of a process's driver client: rm.c. */
 struct sim_object {
     uint32_t handle, parent, class_id; /* handle 0: free */
-    uint8_t use;                       /* of the process, to whose device it belongs */
-    uint8_t computes;                  /* a channel of a group that holds a compute object */
+    uint8_t use;                       /* the use to whose device the object belongs */
+    uint8_t computes;                  /* a channel of a group that has a compute object */
     uint8_t off;
 };
 
-/* CUprocessState, in the low bits of sim_proc.gate; the rest counts the moves to other devices. */
+/* CUprocessState, in the low bits of sim_proc.gate; the high bits count the moves to other devices. */
 enum sim_gate { SIM_RUNNING, SIM_LOCKED, SIM_CHECKPOINTED, SIM_FAILED, SIM_GATE_STATES };
 
 struct sim_proc {
     _Atomic uint32_t used;
-    _Atomic uint32_t gate;                      /* a futex: those whom it holds wait for its next value */
-    uint32_t restore_broken;                    /* a restore ran out of memory: none succeeds any more */
-    uint32_t cannot_suspend;                    /* holds memory that other processes share */
-    uint8_t card_of[SIM_MAX_DEVICES];           /* where each card's work of this process is done now */
-    uint8_t suspended_card_of[SIM_MAX_DEVICES]; /* and was, when it was checkpointed */
+    _Atomic uint32_t gate;                      /* a futex: calls that the gate holds wait for its next value */
+    uint32_t restore_broken;                    /* a restore ran out of memory: no later restore succeeds */
+    uint32_t cannot_suspend;                    /* the process has memory that other processes share */
+    uint8_t card_of[SIM_MAX_DEVICES];           /* for each card the card that does its work now */
+    uint8_t suspended_card_of[SIM_MAX_DEVICES]; /* the same at the time of the checkpoint */
     uint32_t pid;
-    uint64_t start_ticks; /* field 22 of /proc/PID/stat: tells a reused pid */
+    uint64_t start_ticks; /* field 22 of /proc/PID/stat: distinguishes processes with the same pid */
     uint64_t first_seen_us;
     struct sim_use uses[SIM_MAX_USES];
-    _Atomic uint32_t rm_client;                 /* its handle; 0: none */
-    uint32_t object_high;                       /* entries at or above were never used */
+    _Atomic uint32_t rm_client;                 /* handle of its driver client; 0: none */
+    uint32_t object_high;                       /* entries from here on were never used */
     struct sim_object objects[SIM_MAX_OBJECTS]; /* guarded by sim_lock */
 };
 
-/* One engine: the whole card, or one compute instance. Holds those that have work pending, in the order
- * of their turns; the first has the engine. */
+/*
+ * One engine: the whole card, or one compute instance. `active` holds the queues with pending work, in the order of
+ * their turns; the first has the engine.
+ */
 struct sim_engine {
     uint64_t last_ns;
     uint64_t ready_ns;     /* when the switch to the holder is done */
-    uint64_t slice_end_ns; /* and until when it keeps the engine from others */
-    uint32_t holder;       /* rotation.c's key of the last to have had it */
+    uint64_t slice_end_ns; /* until then the holder keeps the engine */
+    uint32_t holder;       /* rotation.c's key of the last holder */
     uint32_t active_count;
     uint32_t active[SIM_MAX_ACTIVE]; /* proc * SIM_MAX_USES + use */
     uint64_t bucket_epoch[SIM_BUCKETS];
@@ -146,7 +148,7 @@ struct sim_gi {
     struct sim_ci cis[SIM_MAX_CIS];
 };
 
-/* What is remembered of a process that ended while accounting was on. */
+/* Accounting record of a process that ended. */
 struct sim_account {
     uint32_t pid, gpu_percent;
     uint64_t peak_bytes, started_us, lasted_ms;
@@ -168,22 +170,25 @@ struct sim_device {
     uint64_t memory_total, memory_reserved, bar1_total;
     uint64_t context_bytes, context_mps_bytes, green_context_bytes;
     double kernel_us, timeslice_us, context_switch_us;
-    double channels_stop_us, channels_off_us, channels_on_us; /* a call to stop channels: they stand still, it returns;
-                                                                 and a call to let them go on */
+    /*
+     * durations of a call that disables channels: until they stand still, and until it returns; and of a call that
+     * enables them
+     */
+    double channels_stop_us, channels_off_us, channels_on_us;
     uint32_t mig_capable, mig_needs_reset, mig_persists_reboot, memory_slices;
     uint32_t sm_per_slice;
     uint32_t gi_profile_count;
     struct sim_gi_profile gi_profiles[SIM_MAX_GI_PROFILES];
     /* changes while the node runs */
     uint32_t compute_mode, persistence, accounting, mig_current, mig_pending;
-    uint32_t lost;          /* fallen off the bus */
-    uint64_t hidden_bytes;  /* fault: memory that nobody holds and nobody can have */
-    uint64_t account_count; /* ever ended; the last SIM_MAX_ACCOUNTS are kept */
+    uint32_t lost;          /* the device has fallen off the bus */
+    uint64_t hidden_bytes;  /* a fault: memory that is in use by no process and cannot be allocated */
+    uint64_t account_count; /* number of records ever made; the last SIM_MAX_ACCOUNTS are kept */
     struct sim_account accounts[SIM_MAX_ACCOUNTS];
     struct sim_gi gis[SIM_MAX_GIS];
-    pthread_mutex_t rm_lock; /* the driver's: calls that stop channels or let them go on come one after the other */
+    pthread_mutex_t rm_lock; /* the driver serialises the calls that disable or enable channels */
     pthread_mutex_t engine_lock;
-    uint32_t engine_torn; /* who held the lock was killed: the engines' lists are to be made anew */
+    uint32_t engine_torn; /* the owner of the lock was killed: the engines' lists must be rebuilt */
     struct sim_engine whole;
     struct sim_engine mig_engines[SIM_MAX_GIS][SIM_MAX_CIS];
 };
@@ -192,17 +197,17 @@ struct sim_fault {
     uint32_t used, action;
     char function[64];
     uint32_t code;
-    int32_t remaining;        /* calls left; negative: for ever */
+    int32_t remaining;        /* number of calls left; negative: no end */
     uint32_t device_plus_one; /* 0: every device */
     uint32_t delay_us;
 };
 
-/* A CUDA event that other processes know by a handle: whose queue it was last recorded in, and where. */
+/* A CUDA event that other processes open by a handle: the queue in which it was last recorded, and the position. */
 struct sim_shared_event {
     _Atomic uint32_t used;
     uint32_t owner_pid, proc, use;
     uint64_t id, owner_ticks, proc_ticks;
-    double position; /* negative: never recorded */
+    double position; /* negative: the event was never recorded */
 };
 
 struct sim_event {
@@ -219,12 +224,14 @@ struct sim_state {
     char profile[64], driver_version[32], nvml_version[48];
     uint32_t cuda_version, caps_minor_base;
     uint64_t boot_count, next_event;
-    uint32_t rm_clients; /* ever made */
+    uint32_t rm_clients; /* number of clients ever made */
     _Atomic uint32_t fault_count;
     _Atomic uint32_t event_wake; /* a futex: changes with every event */
-    _Atomic uint32_t proc_high;  /* entries at or above were never used */
-    /* Held by the thread that claimed the entry, for as long as it lives: robust, so that the kernel itself
-     * marks the entries of the killed. Dense, for every query reads them all. */
+    _Atomic uint32_t proc_high;  /* entries from here on were never used */
+    /*
+     * Each thread that claimed an entry holds the entry's mutex as long as it lives. The mutexes are robust, so that
+     * the kernel itself marks the entries of killed processes, and stand together, because every query reads all.
+     */
     pthread_mutex_t alive[SIM_MAX_PROCS];
     struct sim_fault faults[SIM_MAX_FAULTS];
     struct sim_event events[SIM_MAX_EVENTS];
@@ -240,56 +247,61 @@ struct sim_state {
 struct sim_state *sim_attach(void);                  /* by the environment; NULL: no node */
 struct sim_state *sim_attach_path(const char *path); /* NULL with errno */
 struct sim_state *sim_create_path(const char *path); /* a zeroed state with live mutexes */
-const char *sim_state_path(void);                    /* of the attached node, or "" */
+const char *sim_state_path(void);                    /* path of the attached node's state file, or "" */
 void sim_lock(struct sim_state *s);
 void sim_unlock(struct sim_state *s);
 void sim_engine_lock(struct sim_device *d);
 void sim_engine_unlock(struct sim_device *d);
 void sim_rm_lock(struct sim_device *d);
 void sim_rm_unlock(struct sim_device *d);
-int sim_open_state(void);       /* the state file of the attached node, a new open file; -1 with errno */
-bool sim_is_state_file(int fd); /* of the attached node */
+int sim_open_state(void);       /* a new open file of the attached node's state; -1 with errno */
+bool sim_is_state_file(int fd); /* is fd the state file of the attached node? */
 uint64_t sim_now_ns(void);      /* CLOCK_MONOTONIC */
 uint64_t sim_wall_us(void);     /* CLOCK_REALTIME, as NVML's time stamps */
 uint64_t sim_start_ticks(uint32_t pid, char *run_state);
 bool sim_parse_unsigned(const char *text, unsigned long long *value);
 
 /* process.c: entries, sweeping, sums. The caller holds sim_lock unless said otherwise. */
-struct sim_proc *sim_proc_self(struct sim_state *s); /* claims an entry; NULL: table full */
+struct sim_proc *sim_proc_self(struct sim_state *s); /* claims an entry; NULL: the table is full */
 void sim_proc_release(struct sim_state *s, struct sim_proc *p);
 void sim_sweep(struct sim_state *s);
 struct sim_use *sim_use_find(struct sim_proc *p, uint32_t device, int gi, int ci);
 struct sim_use *sim_use_get(struct sim_proc *p, uint32_t device, int gi, int ci);
-uint64_t sim_use_bytes(const struct sim_use *u);                       /* on the device: managed memory is not */
-uint64_t sim_used_bytes(struct sim_state *s, uint32_t device, int gi); /* gi SIM_NONE: all */
+/* bytes on the device; managed memory does not count */
+uint64_t sim_use_bytes(const struct sim_use *u);
+uint64_t sim_used_bytes(struct sim_state *s, uint32_t device, int gi); /* gi SIM_NONE: all instances */
 uint64_t sim_capacity_bytes(const struct sim_state *s, uint32_t device, int gi);
 bool sim_in_use(struct sim_state *s, uint32_t device, int gi, int ci);
-struct sim_proc *sim_proc_find(struct sim_state *s, uint32_t pid); /* of a living process; NULL */
-bool sim_proc_holds(const struct sim_proc *p);                     /* alive, and its memory is on the devices */
+struct sim_proc *sim_proc_find(struct sim_state *s, uint32_t pid); /* entry of a living process, or NULL */
+/* alive and not checkpointed: its memory counts on the devices */
+bool sim_proc_holds(const struct sim_proc *p);
 
 /* checkpoint.c: a process is locked, taken off its devices, and brought back. Returns are CUresult
  * values; the state changes by one store, so a caller killed half-way leaves the old or the new. */
 int sim_checkpoint_lock(struct sim_state *s, uint32_t pid, uint32_t most_ms); /* 0: no limit */
 int sim_checkpoint_save(struct sim_state *s, uint32_t pid);
 int sim_checkpoint_unlock(struct sim_state *s, uint32_t pid);
-/* `card_of`, when not NULL, says for each card where its work goes: SIM_MAX_DEVICES: not named. */
+/* `card_of`, if not NULL, has for each card its target; SIM_MAX_DEVICES: not named. */
 int sim_checkpoint_restore(struct sim_state *s, uint32_t pid, const uint8_t *card_of);
 bool sim_gate_shut(const struct sim_proc *p);
-void sim_gate_wait(struct sim_proc *p); /* while it is shut */
+void sim_gate_wait(struct sim_proc *p); /* waits while the gate is shut */
 static inline enum sim_gate sim_gate_of(uint32_t gate)
 {
     return (enum sim_gate)(gate % SIM_GATE_STATES);
 }
 
-/* engine.c: who computes when */
+/* engine.c: which queue computes at what time */
 struct sim_engine *sim_engine_of(struct sim_device *d, int gi, int ci);
 double sim_engine_submit(struct sim_state *s, struct sim_proc *p, struct sim_use *u, double work_ns);
 bool sim_engine_reached(struct sim_state *s, struct sim_use *u, double position, uint64_t *at_ns);
-/* What is before the position is done; false: it is not, for the queue stands still. */
+/* Completes all work before the position. Returns false if it is not complete because the queue stands still. */
 bool sim_engine_release(struct sim_state *s, struct sim_use *u, double position);
-bool sim_engine_idle(struct sim_state *s, struct sim_use *u); /* nothing of this queue is left to do */
+bool sim_engine_idle(struct sim_state *s, struct sim_use *u); /* is all work of this queue done? */
 #define SIM_STANDS (-1.0)
-/* Nanoseconds until the position is reached, if nothing else comes; 0: it is; SIM_STANDS: not while the channels are off. */
+/*
+ * Returns the nanoseconds until the position is reached if no other work comes; 0 if it is reached; SIM_STANDS while
+ * the channels are disabled.
+ */
 double sim_engine_left(struct sim_state *s, struct sim_use *u, double position);
 void sim_engine_wait(struct sim_state *s, struct sim_use *u, double position); /* wait.c */
 void sim_engine_forget(struct sim_state *s, uint32_t ref, struct sim_use *u);
@@ -297,27 +309,29 @@ uint32_t sim_engine_percent(struct sim_device *d, struct sim_engine *e);
 uint32_t sim_queue_percent(const struct sim_queue *q);
 void sim_engine_advance(struct sim_state *s, struct sim_device *d, struct sim_engine *e);
 
-/* Stops the queue or lets it go on, as its channels say. The caller holds the engine's lock. */
+/* Stops or continues the queue according to its channels. The caller holds the engine's lock. */
 void sim_engine_channels(struct sim_state *s, uint32_t ref, struct sim_use *u);
 static inline bool sim_use_stands(const struct sim_use *u)
 {
     return u->loses_wait || (u->channels > 0 && u->channels_off == u->channels);
 }
 
-/* rotation.c: whose turn it is. The caller holds the engine's lock. */
+/* rotation.c: the order of turns. The caller holds the engine's lock. */
 void sim_rotate(struct sim_state *s, const struct sim_device *d, struct sim_engine *e, uint64_t now_ns);
 double sim_rotation_left(struct sim_state *s, const struct sim_device *d, struct sim_engine *e, const struct sim_use *u,
-                         double position); /* ns until `position`, or to look again */
+                         double position); /* ns until `position`, or until the next check */
 void sim_rotation_leave(struct sim_engine *e, uint32_t ref);
-void sim_rotation_mend(struct sim_state *s, struct sim_device *d); /* after a holder of the lock was killed */
+/* rebuilds the lists after an owner of the lock was killed */
+void sim_rotation_mend(struct sim_state *s, struct sim_device *d);
 
-/* history.c: when a queue did what */
+/* history.c: past runs of a queue */
 #define SIM_WORK_EPSILON_NS 0.01
 void sim_history_run(struct sim_queue *q, uint64_t at_ns, double rate, uint64_t slice_ns);
 void sim_history_jump(struct sim_queue *q, uint64_t at_ns, double position);
 uint64_t sim_history_when(const struct sim_queue *q, double position);
 void sim_history_busy(uint64_t *epochs, uint64_t *sums, uint64_t from_ns, uint64_t to_ns, double share);
-uint32_t sim_history_percent(const uint64_t *epochs, const uint64_t *sums); /* of the last second */
+/* busy share of the last second, in percent */
+uint32_t sim_history_percent(const uint64_t *epochs, const uint64_t *sums);
 
 /* mig.c: instances. Returns are nvmlReturn_t values. */
 struct sim_ci_profile {
@@ -341,27 +355,29 @@ void sim_mig_uuid(const struct sim_device *d, uint32_t gi, uint32_t ci, char out
 void sim_device_reset(struct sim_state *s, uint32_t device);
 void sim_reboot(struct sim_state *s);
 void sim_post_event(struct sim_state *s, uint32_t device, int gi, int ci, uint64_t type, uint64_t data);
-void sim_event_sleep(struct sim_state *s, uint32_t seen, uint64_t most_ns); /* while event_wake is seen */
+void sim_event_sleep(struct sim_state *s, uint32_t seen, uint64_t most_ns); /* sleeps while event_wake is `seen` */
 void sim_account_end(struct sim_state *s, const struct sim_proc *p);
 struct sim_account sim_account_of(const struct sim_proc *p, const struct sim_use *u);
 
-/* rm.c: the control device, /dev/nvidiactl, for which the state file stands: each open file of it may hold a client. */
+/* rm.c: the control device /dev/nvidiactl, which the state file stands for: each open file of it may hold a client. */
 bool sim_rm_is(struct sim_state *s, int fd);
-int sim_rm_open(struct sim_state *s, struct sim_proc *p); /* a new file, whose client is p's; -1 with errno */
+int sim_rm_open(struct sim_state *s, struct sim_proc *p); /* opens a new file for the client of p; -1 with errno */
 int sim_rm_ioctl(struct sim_state *s, int fd, unsigned long request, void *argument); /* as ioctl(2) */
-bool sim_rm_open_elsewhere(const struct sim_state *s, const struct sim_proc *p); /* its file outlives the process */
+/* is the client's file still open in another process? */
+bool sim_rm_open_elsewhere(const struct sim_state *s, const struct sim_proc *p);
 /* Does an open file other than this one hold the process's lock? */
 bool sim_rm_held_by_another(const struct sim_state *s, const struct sim_proc *p, int fd);
-void sim_rm_forget(struct sim_proc *p); /* the process is gone, its engines have been left */
+void sim_rm_forget(struct sim_proc *p); /* the process has ended and left its engines */
 
 /* hosttree.c: <state>.root/proc/driver/nvidia and friends */
 void sim_tree_write(struct sim_state *s);
 void sim_tree_gi(struct sim_state *s, uint32_t device, uint32_t gi);
 void sim_tree_ci(struct sim_state *s, uint32_t device, uint32_t gi, uint32_t ci);
 
-/* fault.c: what a call named `function` must answer. 0: go on; else the code to return. */
+/* fault.c: the result that a fault gives to a call of `function`; 0: no fault. */
 int sim_fault_check(struct sim_state *s, const char *function, int device);
-bool sim_fault_missing(struct sim_state *s, const char *function); /* as if the driver had no such function */
+/* a fault makes the function missing from the driver */
+bool sim_fault_missing(struct sim_state *s, const char *function);
 static inline int sim_fault(struct sim_state *s, const char *function, int device)
 {
     if (atomic_load_explicit(&s->fault_count, memory_order_relaxed) == 0)

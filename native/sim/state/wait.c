@@ -7,7 +7,7 @@
 #include "state.h"
 
 #define SPIN_BELOW_NS 60000.0
-#define LOOK_AGAIN_NS 5000000.0 /* others may join or leave while one waits */
+#define LOOK_AGAIN_NS 5000000.0 /* other queues may join or leave during a wait */
 
 static void sleep_until_on(struct sim_use *u, uint32_t seen)
 {
@@ -22,7 +22,7 @@ void sim_engine_wait(struct sim_state *s, struct sim_use *u, double position)
         double left = sim_engine_left(s, u, position);
         if (left <= 0 && left != SIM_STANDS)
             return;
-        if (looks % 8 == 0) { /* another's death speeds this engine up: notice it */
+        if (looks % 8 == 0) { /* the death of another process speeds this engine up: check for it */
             sim_lock(s);
             sim_sweep(s);
             sim_unlock(s);

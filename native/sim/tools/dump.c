@@ -5,7 +5,7 @@
 
 #include "../../common/rm.h"
 
-/* Handles: of the subdevice, and of the channels that can compute. */
+/* Prints the handles of the subdevice and of the channels that can compute. */
 static void print_channels(const struct sim_proc *p, uint32_t use)
 {
     uint32_t subdevice = 0;
@@ -85,7 +85,7 @@ static void print_device(struct sim_state *s, uint32_t i)
     printf("]}");
 }
 
-/* Engines stand still until somebody looks: this does. */
+/* Engines advance only when they are read; this advances them. */
 static void advance(struct sim_state *s, struct sim_device *d)
 {
     sim_engine_lock(d);

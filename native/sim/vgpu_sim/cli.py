@@ -35,7 +35,9 @@ def _create(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    """Run inside an existing node (--state of a file that is there), or inside a new one that goes after."""
+    """Runs a command inside an existing node (--state of an existing file), or inside a new one that is
+    removed afterwards.
+    """
     command = [os.environ.get("SHELL", "/bin/sh")] if args.verb == "shell" else args.command
     if command[:1] == ["--"]:
         command = command[1:]
@@ -174,7 +176,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         act: int = args.act(args)
         sys.stdout.flush()
     except BrokenPipeError:
-        os._exit(141)  # the reader went away; as a program killed by SIGPIPE
+        os._exit(141)  # the reader closed the pipe: exit as a program killed by SIGPIPE
     except (NodeError, ProfileError) as exc:
         print(f"vgpu-sim: {exc}", file=sys.stderr)
         return 1

@@ -1,4 +1,4 @@
-"""One simulated node: where its parts are, how it is made, and the environment inside it."""
+"""One simulated node: the place of its parts, how it is made, and the environment inside it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from typing import Any
 
 from vgpu_sim import profile as profiles
 
-#: What stands for the driver's control device in programs without a CUDA driver.
+#: The library that stands for the driver's control device in programs without a CUDA driver.
 CONTROL_DEVICE = "libvgpu-sim-rm.so"
 
 
 class NodeError(RuntimeError):
-    """vgpu-simctl refused, or is not where it should be."""
+    """vgpu-simctl failed, or is missing."""
 
 
 @dataclass(frozen=True)
 class Tree:
-    """Where the built simulator and its profiles are."""
+    """The folders of the built simulator and of its profiles."""
 
     lib: Path
     bin: Path
@@ -61,7 +61,7 @@ class Node:
         return Path(f"{self.state}.root")
 
     def control(self, *words: str, text: str | None = None) -> str:
-        """Run vgpu-simctl on this node. Raises NodeError with what it said."""
+        """Runs vgpu-simctl on this node. Raises NodeError with its error output."""
         try:
             done = subprocess.run(
                 [str(self.tree.simctl), str(self.state), *words],

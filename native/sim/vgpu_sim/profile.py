@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-#: Keys of a card that go through as they are; the value is what a card without the key gets.
+#: Keys of a card that are passed on as they are, each with its default.
 CARD_DEFAULTS: Mapping[str, int | float | str] = {
     "brand": 14, "architecture": 0, "sm_count": 0, "core_count": 0, "memory_total": 0,
     "memory_reserved": 0, "memory_bus_width_bits": 256, "bar1_total": 268435456, "vbios": "N/A",

@@ -20,7 +20,7 @@ static inline CUstream own(CUstream stream)
     return stream == NULL ? DEFAULT_STREAM : stream;
 }
 
-/* Enter a call that orders itself in a stream. */
+/* Enters a call whose work is ordered in a stream. */
 static inline CUresult enter_stream(const char *function, CUstream stream, CUcontext *ctx)
 {
     double position;
@@ -28,7 +28,7 @@ static inline CUresult enter_stream(const char *function, CUstream stream, CUcon
     return cu_stream_resolve(own(stream), ctx, &position);
 }
 
-/* Enter a call that waits for what its default stream has. */
+/* Enters a call that waits for the work of its default stream. */
 static inline CUresult enter_sync(const char *function)
 {
     CUcontext ctx;

@@ -87,7 +87,7 @@ CUresult PTSZ(cuStreamEndCapture)(CUstream stream, CUgraph *graph)
     return result;
 }
 
-/* Asking does not count as using: on the legacy stream only this gives IMPLICIT. */
+/* A query does not count as use of the stream: on the legacy stream only a use gives IMPLICIT. */
 CUresult PTSZ(cuStreamGetCaptureInfo_v3)(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
                                          const CUgraphNode **before, const CUgraphEdgeData **data, size_t *count)
 {

@@ -2,7 +2,7 @@
 #include "api.h"
 #include "graph.h"
 
-/* A node that starts after what the stream has captured. */
+/* Adds an allocation node that follows what the stream has captured. */
 static CUresult capture_alloc(CUdeviceptr *out, size_t size, CUcontext ctx, CUstream stream)
 {
     CUgraphNode node;
@@ -59,7 +59,7 @@ CUresult PTSZ(cuMemAllocAsync)(CUdeviceptr *out, size_t size, CUstream stream)
     CU_TRY(enter_stream("cuMemAllocAsync", stream, &ctx));
     CU_CHECK(out != NULL, CUDA_ERROR_INVALID_VALUE);
     *out = 0;
-    if (size == 0) /* as the driver: nothing, and no error */
+    if (size == 0) /* as the driver: no work and no error */
         return CUDA_SUCCESS;
     return allocate(out, size, NULL, ctx, own(stream));
 }

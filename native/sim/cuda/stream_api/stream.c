@@ -120,7 +120,7 @@ CUresult PTSZ(cuStreamAttachMemAsync)(CUstream stream, CUdeviceptr p, size_t siz
     return cu_check_device_range(p, 1);
 }
 
-/* A host function runs when everything before it in the stream is done: here, before it returns. */
+/* A host function runs when all earlier work of the stream is done: here, before the call returns. */
 CUresult PTSZ(cuLaunchHostFunc)(CUstream stream, CUhostFn function, void *data)
 {
     CUcontext ctx;
