@@ -265,7 +265,7 @@ def check_policy_cases(data: bytes) -> None:
 def check_hami(data: bytes) -> None:
     path = folder() / "pods.yaml"
     path.write_bytes(data)
-    documents = refused(lambda: hami._read(str(path)))
+    documents = refused(lambda: hami.read_documents(str(path)))
     for document in documents or ():  # type: ignore[attr-defined]
         for target in ("runtime", "kubelet"):
             refused(lambda d=document, t=target: hami.convert_document(d, t, 80 << 30, lambda *_: None))  # type: ignore[misc]

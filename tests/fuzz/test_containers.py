@@ -92,7 +92,7 @@ def check_message(words: bytes) -> None:
 
 def understood(body: bytes) -> None:
     try:
-        _, found = runtime._understood(body, True, True)
+        _, found = runtime.understood(body, True, True)
     except VgpuError as error:
         assert error.code.exit_code is Exit.BAD_ARGUMENT
         assert len(str(error).splitlines()) == 1
@@ -105,7 +105,7 @@ def understood(body: bytes) -> None:
             lambda: edited(config, "a1", EDITS, NO_DRIVER, HOOK),
             lambda: refused(config, "no", HOOK),
         ):
-            assert isinstance(json.loads(runtime._dumped(make)), dict)
+            assert isinstance(json.loads(runtime.dumped(make)), dict)
 
 
 @given(st.binary(max_size=200))

@@ -15,7 +15,7 @@ from vgpud.api.status import to_status
 from vgpud.model.caller import Caller, Door
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Lifetime, Owner
-from vgpud.serve.calls import SERVICE, _parse
+from vgpud.serve.calls import SERVICE, parse
 from vgpud.serve.handlers import HANDLERS
 
 ROOT = Caller(Door.ADMIN, 0, 0, Lifetime())
@@ -80,7 +80,7 @@ def answered(name: str, data: bytes) -> None:
     for caller in (ROOT, USER):
 
         async def call(caller: Caller = caller) -> None:
-            reply = await HANDLERS[name](FakeKeeper(), caller, _parse(kind, data))
+            reply = await HANDLERS[name](FakeKeeper(), caller, parse(kind, data))
             assert isinstance(reply.SerializeToString(), bytes)
 
         try:

@@ -252,7 +252,7 @@ def test_whatever_a_peer_sends_is_answered_or_refused(head: bytes) -> None:
         return http.Response(b"secret")
 
     server = http.Server({"/": page}, only_loopback=True)
-    answer = asyncio.run(server._answer(head + b"\r\n\r\n", 0))
+    answer = asyncio.run(server.answer(head + b"\r\n\r\n", 0))
     assert answer.status.value in (200, 400, 404, 405, 421)
     if answer.status.value == 200:
         assert re.search(rb"(?i)\r\nhost:\s*(localhost|127\.|\[::1\])", head)

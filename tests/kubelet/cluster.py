@@ -237,7 +237,7 @@ class Cluster:
         }
         return devices, sets
 
-    def _results(self) -> list[dict[str, Any]]:
+    def results(self) -> list[dict[str, Any]]:
         return [
             result
             for claim in self.claims.values()
@@ -247,7 +247,7 @@ class Cluster:
     def fits(self, device: dict[str, Any], asked: dict[str, str]) -> dict[str, str] | None:
         """What a request for it would consume; None if it cannot be had."""
         devices, sets = self.pool()
-        taken = self._results()
+        taken = self.results()
         own = [result for result in taken if result["device"] == device["name"]]
         several = device.get("allowMultipleAllocations", False)
         if own and not several:

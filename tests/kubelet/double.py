@@ -142,11 +142,11 @@ class Kubelet:
         # it dials, and asks for the options, before it has answered
         options = await endpoint.call("GetDevicePluginOptions", dp.Empty(), dp.DevicePluginOptions)
         assert options == asked.options
-        endpoint.watch = asyncio.ensure_future(self._watch(endpoint))
+        endpoint.watch = asyncio.ensure_future(self.watch(endpoint))
         self.endpoints[asked.resource_name] = endpoint
         return dp.Empty()
 
-    async def _watch(self, endpoint: Endpoint) -> None:
+    async def watch(self, endpoint: Endpoint) -> None:
         stream = endpoint.channel.unary_stream(
             "/v1beta1.DevicePlugin/ListAndWatch",
             request_serializer=encode,

@@ -242,7 +242,7 @@ def test_two_concurrent_watches_both_get_changes(short: Path) -> None:
         async with node_in(short) as node:
             await node.kubelet.healthy(UNITS, 160)
             endpoint = node.kubelet.endpoints[UNITS]
-            other = asyncio.ensure_future(node.kubelet._watch(endpoint))
+            other = asyncio.ensure_future(node.kubelet.watch(endpoint))
             await node.until(lambda: endpoint.lists == 2)
             await node.world.keeper.operations.drain(node.world.gateway.node.devices[0].uuid, True)
             await node.until(lambda: endpoint.lists >= 4 and len(endpoint.healthy) == 80)

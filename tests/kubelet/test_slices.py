@@ -163,7 +163,7 @@ def test_a_claim_takes_the_smallest_mig_instance_that_fits(minor: int) -> None:
     assert profile_of("c", "60Gi") == "3g.71gb"
     assert profile_of("d", "1Gi") == "1g.18gb"
     # the first card is full now: small instances were taken from its end, where no large one begins
-    assert {r["device"].partition("-mig-")[0] for r in cluster._results()} == {"gpu-0"}
+    assert {r["device"].partition("-mig-")[0] for r in cluster.results()} == {"gpu-0"}
 
 
 def test_slices_of_a_large_node_are_read_in_their_order() -> None:

@@ -73,12 +73,12 @@ def test_config_json_is_read_by_the_door_in_its_thread_alone() -> None:
         for node in ast.walk(function)
         if isinstance(node, ast.Name) and node.id in work
     }
-    assert readers == {"_understood", "_named_pod"}
+    assert readers == {"understood", "_named_pod"}
     handed = [
         ast.unparse(call.args[1])
         for call in ast.walk(door)
         if isinstance(call, ast.Call) and ast.unparse(call.func) == "self._aside"
     ]
-    assert "_understood" in handed and {*handed} <= {"_understood", "_dumped", "_named_pod"}
+    assert "understood" in handed and {*handed} <= {"understood", "dumped", "_named_pod"}
     users = [path for path in modules() if "vgpud.inject.oci.parsed" in imports_of(path)]
     assert users == [ROOT / "vgpud/serve/runtime.py"]

@@ -1,6 +1,7 @@
 """The audit trail: one line for each change, by whichever way it came, with its cause."""
 
 import asyncio
+import subprocess
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests import clock
+from tests.node.test_lifetimes import of
 from tests.node.world import ALICE, BOB, World, request, world
 from vgpud import audit
 from vgpud.daemon import reload_once
@@ -114,11 +116,11 @@ def test_repeats_of_a_refused_request_are_forgotten(tmp_path: Path) -> None:
 def test_a_release_by_itself_names_its_reason(tmp_path: Path) -> None:
     async def scene(w: World) -> None:
         audit.asked_by(ASKER)
-        held = await w.keeper.allocate(request("r"))
-        w.keeper._lifetime_ended(held.id)
-        while held.id in w.parts.book:
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.01)
+        with subprocess.Popen(["sleep", "1000"]) as sleeper:
+            held = await w.keeper.allocate(request("r", lifetime=of(sleeper.pid)))
+            sleeper.kill()
+        await clock.until(lambda: held.id not in w.parts.book)
+        await clock.settled()
 
     line = trail(tmp_path, scene)[-1]
     assert told(line, "audit", "door", "reason") == (

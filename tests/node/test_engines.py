@@ -36,6 +36,7 @@ class Made:
     files: EngineFiles
     probe: FakeProbe
     told: list[tuple[str, str]]
+    inventory: Inventory
 
     def word(self) -> str:
         """What the arbiter reads."""
@@ -63,7 +64,7 @@ async def made(
     told: list[tuple[str, str]] = []
     engines.setting = lambda device: setting
     engines.notice = lambda uuid, sentence: told.append((uuid, sentence))
-    return Made(engines, files, probe, told)
+    return Made(engines, files, probe, told, inventory)
 
 
 @in_a_loop
@@ -105,7 +106,7 @@ async def test_what_is_in_force_stays_in_force_while_there_are_tenants(tmp_path:
     assert await second.engines.resume([UUID]) == frozenset()
     await second.engines.settle(UUID)
     assert second.word() == "cut"
-    device, _ = second.engines._inventory.node.devices
+    device, _ = second.inventory.node.devices
     assert second.engines.view(device).engine is Engine.CUT
     second.engines.forget(UUID)
     await second.engines.settle(UUID)
@@ -187,4 +188,5 @@ async def test_a_run_folder_that_cannot_be_written_fails_the_allocation(tmp_path
     with pytest.raises(VgpuError) as raised:
         await one.engines.settle(UUID)
     assert raised.value.code is ErrorCode.HELPER_FAILED
-    assert UUID not in one.engines._chosen
+    with pytest.raises(VgpuError):  # no engine is in force: the next allocation chooses again
+        await one.engines.settle(UUID)

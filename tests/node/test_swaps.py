@@ -44,7 +44,7 @@ def test_a_resume_waits_while_another_tenant_of_the_device_is_suspended() -> Non
     finds = Finds(beside)
 
     async def comes() -> None:
-        waits = asyncio.ensure_future(finds._until(tenant("a", State.RESUMING), SwapPhase.HERE))
+        waits = asyncio.ensure_future(finds.until(tenant("a", State.RESUMING), SwapPhase.HERE))
         await clock.passed(60)
         assert not waits.done() and not finds.forbidden
         beside[0] = tenant("b", State.SUSPENDED)

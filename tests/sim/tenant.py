@@ -15,9 +15,9 @@ class Tenant:
     def __init__(self, node: SimNode, env: Mapping[str, str] | None = None) -> None:
         full = {"PYTHONPATH": str(ROOT), **(env or {})}
         self.process: subprocess.Popen[str] = node.start([sys.executable, "-m", "tests.sim.cuda"], full)
-        self.first = self._read()
+        self.first = self.line()
 
-    def _read(self) -> str:
+    def line(self) -> str:
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
@@ -26,7 +26,7 @@ class Tenant:
         assert self.process.stdin is not None
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
-        return self._read()
+        return self.line()
 
     def do(self, code: str) -> str:
         """Run one line of Python in it; what it sets `out` to."""

@@ -55,9 +55,9 @@ for line in sys.stdin:
 
     def __init__(self, node: SimNode) -> None:
         self.process = node.start([sys.executable, "-c", self.CODE])
-        assert self._read() == "0"
+        assert self.line() == "0"
 
-    def _read(self) -> str:
+    def line(self) -> str:
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
@@ -71,7 +71,7 @@ for line in sys.stdin:
         assert self.process.stdin is not None
         self.process.stdin.write(" ".join(map(str, words)) + "\n")
         self.process.stdin.flush()
-        return self._read()
+        return self.line()
 
     def suspend(self, pid: int) -> list[int]:
         return [self.call("Lock", pid), self.call("Checkpoint", pid)]
@@ -109,7 +109,7 @@ def test_a_suspended_process_holds_no_memory_and_resumes_with_its_contents(sim_n
     tenant.process.stdin.write(f"do {Tenant.READ}\n")  # waits for the restore
     tenant.process.stdin.flush()
     assert control.resume(pid) == [0, 0]
-    assert tenant._read() == "4242"
+    assert tenant.line() == "4242"
     assert used_mib(node) == [CONTEXT_MIB + 1000]
     assert [tenant.say("launch 3 10"), tenant.say("sync"), tenant.say("alloc 1")] == ["ok"] * 3
 
@@ -149,7 +149,7 @@ def test_calls_in_a_suspended_process_answer_or_block_as_on_an_h200(sim_node: Ma
     assert tenant.process.stdout is not None
     assert select.select([tenant.process.stdout], [], [], 0.2)[0] == []
     assert control.resume(tenant.process.pid) == [0, 0]
-    assert tenant._read() == "0"
+    assert tenant.line() == "0"
 
 
 def test_each_checkpoint_step_requires_the_previous_state(sim_node: Make) -> None:
@@ -280,7 +280,7 @@ def test_a_checkpoint_of_a_killed_controller_is_finished_by_another(sim_node: Ma
         one.process.stdin.write(f"Lock {pid}\nCheckpoint {pid}\nRestore {pid}\nUnlock {pid}\n" * 40)
         one.process.stdin.flush()
         for _ in range(choose.randrange(120)):
-            one._read()
+            one.line()
         one.process.send_signal(signal.SIGKILL)
         one.process.wait()
         two = Controller(node)

@@ -49,14 +49,15 @@ def convert(arguments: Namespace, terminal: Terminal) -> int:
     """Prints the converted manifests; notes go to standard error. Raises VgpuError(BAD_REQUEST)."""
     import yaml
 
-    documents = _read(arguments.file)
+    documents = read_documents(arguments.file)
     for document in documents:
         convert_document(document, arguments.to, arguments.card_memory, terminal.say)
     print(yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True), end="")
     return Exit.OK.value
 
 
-def _read(name: str) -> list[Any]:
+def read_documents(name: str) -> list[Any]:
+    """The YAML documents of a file, or of standard input ("-"). Raises VgpuError(BAD_REQUEST)."""
     import yaml
 
     try:

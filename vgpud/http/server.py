@@ -103,7 +103,7 @@ class Server:
         try:
             async with asyncio.timeout(PEER_SECONDS):
                 head = await reader.readuntil(b"\r\n\r\n")
-            response = await self._answer(head, user)
+            response = await self.answer(head, user)
             async with asyncio.timeout(PEER_SECONDS):
                 writer.write(_encoded(response, with_body=not head.startswith(b"HEAD ")))
                 await writer.drain()
@@ -112,7 +112,8 @@ class Server:
         finally:
             writer.close()
 
-    async def _answer(self, head: bytes, user: int) -> Response:
+    async def answer(self, head: bytes, user: int) -> Response:
+        """The response to a request's head (its lines up to the empty one) from the uid `user`."""
         request = _REQUEST.fullmatch(head.partition(b"\r\n")[0])
         if request is None:
             return _plain(HTTPStatus.BAD_REQUEST)

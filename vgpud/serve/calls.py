@@ -74,7 +74,7 @@ class Calls:
         async def call(data: bytes, context: Context) -> bytes:
             try:
                 caller = self._caller(name, context)
-                asked = _parse(request_class, data)
+                asked = parse(request_class, data)
                 work = handler(self._keeper, caller, asked)
                 if changing:
                     reply = await self.running.finish(name, work, self._if_abandoned(asked, caller))
@@ -131,7 +131,7 @@ class Calls:
 
     async def _send_events(self, data: bytes, context: Context) -> None:
         caller = self._caller("Watch", context)
-        asked = _parse(pb.WatchRequest, data)
+        asked = parse(pb.WatchRequest, data)
         turns = self._deliveries.setdefault(caller.user, asyncio.Semaphore(_DELIVERIES_PER_USER))
         events = self._keeper.subscribe(asked.after_revision if asked.HasField("after_revision") else None)
         # a watch is asked to stop instead of cancelled, because a cancellation might interrupt grpc during a
@@ -184,7 +184,8 @@ class Calls:
             timer.cancel()
 
 
-def _parse(request_class: type[Message], data: bytes) -> Any:  # noqa: ANN401
+def parse(request_class: type[Message], data: bytes) -> Any:  # noqa: ANN401
+    """The request in `data`. Raises VgpuError(BAD_REQUEST)."""
     try:
         return request_class.FromString(data)
     except DecodeError:

@@ -246,8 +246,7 @@ class RuntimeDoor:
         rules = self._rules()
         # a Podman hook runs for every container, so only a container of vgpu-runtime must make a request
         must_ask = rules.must_ask and not message.for_parent
-        understood = await self._aside(caller, _understood, message.body, rules.environment, must_ask)
-        ignored, asks = understood
+        ignored, asks = await self._aside(caller, understood, message.body, rules.environment, must_ask)
         if ignored:
             log.warning(
                 LogEvent.CONTAINER_VARIABLES_IGNORED,
@@ -267,7 +266,7 @@ class RuntimeDoor:
                 raise
             # Podman does not show the output of its precreate hooks, but it shows errors of its runtime
             text = _refused(error, caller).decode()
-            return Status.DONE, await self._aside(caller, _dumped, refused, config, text, hook)
+            return Status.DONE, await self._aside(caller, dumped, refused, config, text, hook)
 
     async def _prepared(
         self, caller: Caller, message: Message, config: dict[str, Any], wish: Wish, named: Owner
@@ -280,7 +279,7 @@ class RuntimeDoor:
         if not caller.is_admin:
             request = replace(request, quota_owner=caller.quota_owner)
         held = await self._containers.start(request)
-        after = await self._aside(caller, _dumped, edited, config, held.id, held.edits, specs.driver, hook)
+        after = await self._aside(caller, dumped, edited, config, held.id, held.edits, specs.driver, hook)
         log.info(
             LogEvent.CONTAINER_PREPARED,
             container=message.id,
@@ -364,7 +363,7 @@ def _parent(process: Lifetime) -> Lifetime:
     return Lifetime(parent.pid, parent.start_ticks)
 
 
-def _understood(
+def understood(
     body: bytes, environment: bool, must_ask: bool
 ) -> tuple[tuple[str, ...], tuple[dict[str, Any], Wish, Owner] | None]:
     """The ignored variables; and config.json with its request and the user of its process, or None if it has
@@ -390,7 +389,8 @@ def _named_pod(state: bytes) -> str:
         return ""
 
 
-def _dumped(make: Callable[..., dict[str, Any]], *given: object) -> bytes:
+def dumped(make: Callable[..., dict[str, Any]], *given: object) -> bytes:
+    """The JSON text of what `make` returns. Raises what `make` raises."""
     return json.dumps(make(*given)).encode()
 
 

@@ -64,7 +64,7 @@ class Swaps:
             self._around.kept.allow(going, stays, room_for)
             await self._do.limit(going)
             self._around.fault("swap-out.limit")
-            await self._until(going, SwapPhase.OUT)
+            await self.until(going, SwapPhase.OUT)
             self._around.activities.left(going)
             self._around.fault("swap-out.out")
             away = await self._measured(replace(going, state=State.SUSPENDED))
@@ -79,7 +79,7 @@ class Swaps:
         try:
             await self._do.limit(coming)
             self._around.fault("swap-in.limit")
-            await self._until(coming, SwapPhase.HERE)
+            await self.until(coming, SwapPhase.HERE)
             self._around.fault("swap-in.here")
         except VgpuError as error:
             await self._stay(before, error)
@@ -91,7 +91,7 @@ class Swaps:
         coming = replace(allocation, state=State.RESUMING)
         try:
             await self._do.limit(coming)
-            await self._until(coming, SwapPhase.HERE)
+            await self.until(coming, SwapPhase.HERE)
         except VgpuError as error:
             log.warning(LogEvent.SWAP_IN_FAILED, allocation=allocation.id, why=str(error))
             await self._stay(replace(living(allocation), state=State.SUSPENDED), error)
@@ -105,7 +105,7 @@ class Swaps:
             try:
                 self._around.kept.forbid(cut)
                 await self._do.limit(cut)
-                await self._until(cut, SwapPhase.OUT)
+                await self.until(cut, SwapPhase.OUT)
             except VgpuError as error:
                 sentence = f"{sentence}, {error.sentence}"
             else:
@@ -127,7 +127,7 @@ class Swaps:
         away = replace(before, state=State.SUSPENDED)
         await self._do.limit(away)
         try:
-            await self._until(away, SwapPhase.OUT)
+            await self.until(away, SwapPhase.OUT)
         except VgpuError as error:  # the order stays in the lease, and libvgpu follows it later
             log.warning(LogEvent.SWAP_OUT_TIMEOUT_AFTER_FAILED_SWAP_IN, allocation=before.id, why=str(error))
         await self._do.end(away, at_rest(away), f"not resumed, {why.sentence}")
@@ -184,7 +184,7 @@ class Swaps:
         beside = self._book.allocations_on(part.device_uuid)
         return any(other.state is State.SUSPENDING and other.id != allocation.id for other in beside)
 
-    async def _until(self, allocation: Allocation, wanted: SwapPhase) -> None:
+    async def until(self, allocation: Allocation, wanted: SwapPhase) -> None:
         """Waits until every process reports the phase `wanted`. Raises VgpuError(SUSPEND_FAILED)."""
         looks = Looks(self._around.activities.ask)
         began = drained = full = clock.now()
