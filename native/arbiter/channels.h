@@ -50,8 +50,10 @@ struct channels_order {
     uint32_t status; /* the driver's status of the last refusal, or 0 */
     int error;       /* errno of the last refusal, or 0 */
     uint64_t began_ns;
+    uint64_t calls_ns;       /* all of its calls */
     uint64_t first_ended_ns; /* the first of its calls; 0: there was none */
     uint64_t last_began_ns;
+    uint64_t last_ended_ns;
     uint64_t ended_ns;
 };
 

@@ -12,6 +12,7 @@
 #include "rest.h"
 
 #define KERNEL_RUNS_ON_NS 250000u /* after the call that stops it: measured on an H100 */
+#define LOST_MAX_NS 1000000u      /* more of that call is a wait for the driver's lock, in which the kernel runs */
 #define AGAIN_NS 5000000u         /* between two orders to disable the same entity, because its tenant can cause them */
 #define LOAD_NS 10000000u         /* between two readings of the tenants' load samples on a shared device */
 #define SAMPLES_MIN 5u            /* fewer samples are not judged */
@@ -288,21 +289,21 @@ static void note_done(struct lease *lease, const struct channels_order *order)
         entity->off_count = 0; /* includes groups that were freed meanwhile */
 }
 
-/* Some of the entity runs until the last call of an order to take it off. */
+/* Some of the entity runs until the last call of an order to take it off. What the tenant can prolong, the taking of a
+ * file, counts in neither measure. */
 static void note_hand_over(struct lease *lease, const struct channels_order *order)
 {
     struct cut_entity *entity = &lease->cut_entities[order->ordinal];
-    uint64_t took = order->ended_ns - order->began_ns;
-    uint64_t last = order->ended_ns - order->last_began_ns;
+    uint64_t last = order->last_ended_ns - order->last_began_ns;
     entity->lost_ns = 0;
     if (order->failed != 0 || order->calls == 0)
         return;
     if (!order->off && entity->state == OFF)
-        entity->put_on_ns = took;
+        entity->put_on_ns = order->calls_ns;
     if (order->off && entity->state == ON)
-        sched_note_hand_over(lease->tenant.entities[order->ordinal], entity->put_on_ns + took);
+        sched_note_hand_over(lease->tenant.entities[order->ordinal], entity->put_on_ns + order->calls_ns);
     if (order->off && last > KERNEL_RUNS_ON_NS)
-        entity->lost_ns = last - KERNEL_RUNS_ON_NS;
+        entity->lost_ns = last - KERNEL_RUNS_ON_NS < LOST_MAX_NS ? last - KERNEL_RUNS_ON_NS : LOST_MAX_NS;
 }
 
 static void carried_out(struct channels_order *order)

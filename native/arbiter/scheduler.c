@@ -344,8 +344,11 @@ void sched_cut_done(struct sched_tenant *tenant, uint64_t lost_ns, uint64_t now)
     }
 }
 
+/* A single slow hand-over is one of a busy host: the measure rises by a quarter of the difference. */
 void sched_note_hand_over(struct sched_entity *entity, uint64_t span_ns)
 {
+    if (span_ns > entity->hand_over_ns && entity->hand_over_ns > 0)
+        span_ns = entity->hand_over_ns + (span_ns - entity->hand_over_ns) / 4;
     entity->hand_over_ns = span_ns;
 }
 

@@ -194,7 +194,19 @@ def test_a_tenant_of_40_contexts_has_slices_much_longer_than_its_hand_over(cut_c
     eventually(lambda: len(table(lease)[1]) == 40 and table(lease)[0] == 1, "40 groups are off", 60)
     account = Accounts(lease)
     eventually(lambda: account.since("turns")[0] >= 8, "8 slices of 40 contexts", 60)
-    assert account.since("granted_ns")[0] >= 20e6 * account.since("turns")[0]
+    assert account.since("granted_ns")[0] >= 50e6 * account.since("turns")[0]
+
+
+def test_a_tenant_of_40_contexts_lengthens_no_slice_of_its_neighbour(cut_card: Card) -> None:
+    """Half of a round of 100 ms: 50 ms."""
+    lease, neighbour = cut_card.lease("a", HARD, 25), cut_card.lease("b", HARD, 50)
+    update_limits(lease, [replace(one, memory_bytes=64 * GIB) for one in cut_card.limits(HARD, 25)])
+    cut_card.program(str(TEST_BUILD / "context-cycles"), lease, "live", "40", "60", "1000", "1000")
+    cut_card.spin(neighbour, LONG)
+    eventually(lambda: len(table(lease)[1]) == 40 and table(lease)[0] == 1, "40 groups are off", 60)
+    account = Accounts(neighbour)
+    eventually(lambda: account.since("turns")[0] >= 8, "8 slices of the neighbour", 60)
+    assert account.since("granted_ns")[0] < 80e6 * account.since("turns")[0]
 
 
 def channels_off(card: Card, lease: Path) -> int:
