@@ -35,7 +35,7 @@ def configure(level: int) -> None:
     if sd.stderr_is_journal():
         tail: list[Any] = [_to_journal]
     elif sys.stderr.isatty():
-        tail = [structlog.processors.TimeStamper(fmt="%H:%M:%S"), structlog.dev.ConsoleRenderer()]
+        tail = [structlog.processors.TimeStamper(fmt="%H:%M:%S"), _escaped, structlog.dev.ConsoleRenderer()]
     else:
         tail = [
             structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -93,6 +93,15 @@ class Thinned:
             self._left_out = {k: v for k, v in self._left_out.items() if len(k) == 1}
         self._windows[key] = (began, count + 1)
         return count + 1
+
+
+def _escaped(logger: object, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Escapes control characters, which a caller's text may have and a terminal obeys."""
+    for key, value in event.items():
+        if isinstance(value, str) and not value.isprintable():
+            kept = "\n" if key == "exception" else ""
+            event[key] = "".join(c if c.isprintable() or c in kept else ascii(c)[1:-1] for c in value)
+    return event
 
 
 def _to_journal(logger: object, method: str, event: MutableMapping[str, Any]) -> str:

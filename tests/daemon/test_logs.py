@@ -1,8 +1,11 @@
 """Lines in the journal: fields, ids that a catalog explains, rate limits, and an audit trail."""
 
+import os
+import pty
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import structlog
@@ -47,6 +50,27 @@ def test_the_default_view_of_journalctl_has_all_fields() -> None:
     assert logs.journal_message({"event": "x", "label": "a\x1b[2J"}) == 'x: label="a\\u001b[2J"'
     assert logs.journal_message({"event": "x", "label": "Büro 1"}) == 'x: label="Büro 1"'
     assert logs.journal_message({"event": "x", "label": "a\nb"}) == 'x: label="a\\nb"'
+
+
+LOGS = """
+import structlog
+from vgpud import logs
+logs.configure(0)
+try:
+    raise ValueError("b\\x1b[2J")
+except ValueError:
+    structlog.get_logger().exception("x\\x1b[2J", container="a\\x1b[2J\\x9b2J")
+"""
+
+
+def test_a_terminal_does_not_obey_what_a_caller_wrote() -> None:
+    ours, theirs = pty.openpty()
+    with os.fdopen(ours, "rb") as read:
+        subprocess.run([sys.executable, "-c", LOGS], stderr=theirs, check=True, cwd=ROOT, timeout=300)
+        os.close(theirs)
+        shown = read.read1().decode()
+    assert "\\x1b[2J" in shown and "ValueError" in shown
+    assert "\x1b[2J" not in shown and "\x9b" not in shown
 
 
 def test_the_catalog_explains_exactly_the_message_ids() -> None:
