@@ -130,6 +130,9 @@ struct sched_tenant {
     uint64_t work_since; /* when it last got work after being idle */
     bool aged;           /* it got its slice after waiting for SCHED_STARVED_NS, so the slice is not interrupted */
     uint64_t idle_ns;    /* idle time of the process that gave back last */
+    bool idle_measured;  /* by the arbiter; else the process says so */
+    uint32_t unproven;   /* bits of the devices on which `unproven_ns` of the last slice are charged until then */
+    uint64_t unproven_ns;
 };
 
 /* The scheduler's messages to processes, called within sched_want and sched_run; they must not call the scheduler. */

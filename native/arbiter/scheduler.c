@@ -151,15 +151,39 @@ static bool any(const struct sched_tenant *tenant, enum sched_member_state state
 
 /* --- time slices */
 
+/*
+ * The part of a slice's idle time that is refunded at its end. A process can say that it was idle and want the device
+ * again at once, slice after slice, and would never be charged. So a claim counts for half of the slice at most; the rest
+ * counts as far as the tenant stays away (settle_unproven).
+ */
+static uint64_t believed_ns(struct sched_tenant *tenant, uint64_t held_ns)
+{
+    uint64_t idle_ns = earlier(tenant->idle_ns, held_ns);
+    uint64_t most_ns = tenant->idle_measured ? held_ns : held_ns / 2;
+    tenant->unproven = tenant->held;
+    tenant->unproven_ns = idle_ns > most_ns ? idle_ns - most_ns : 0;
+    return idle_ns - tenant->unproven_ns;
+}
+
+static void settle_unproven(struct sched_tenant *tenant, uint64_t now)
+{
+    uint64_t refund_ns = earlier(tenant->unproven_ns, now - tenant->last_held);
+    for (uint32_t d = 0; d < tenant->device_count; d++)
+        if ((tenant->unproven >> d & 1) != 0 && tenant->entities[d]->device->managed)
+            fair_refund(tenant->entities[d], refund_ns);
+    tenant->unproven_ns = 0;
+}
+
 /* Takes the devices back from the tenant and charges it. */
 static void turn_over(struct sched_tenant *tenant, uint64_t now)
 {
+    uint64_t held = now - tenant->granted_at;
+    uint64_t refund_ns = believed_ns(tenant, held);
     EACH_HELD(tenant, d) {
         struct sched_entity *entity = tenant->entities[d];
         fair_refresh(entity->device, now);
-        uint64_t held = now - tenant->granted_at;
         if (entity->device->managed)
-            fair_refund(entity, tenant->idle_ns < held ? tenant->idle_ns : held);
+            fair_refund(entity, refund_ns);
         entity->holding = false;
         entity->device->busy--;
         if (entity->device->managed && tenant->ends_at == SCHED_NEVER)
@@ -268,6 +292,7 @@ static void note_waiting(struct sched_tenant *tenant, uint64_t now)
 {
     if (tenant->wanted == 0) {
         tenant->waits_since = now;
+        settle_unproven(tenant, now);
         for (uint32_t d = 0; d < tenant->device_count; d++) {
             fair_refresh(tenant->entities[d]->device, now);
             fair_wake(tenant->entities[d], now);
@@ -298,7 +323,8 @@ void sched_want(struct sched_member *member, uint32_t wanted, uint64_t now)
 }
 
 /* `idle_ns`: of the turn, in which nothing of it ran. */
-static void end_part(struct sched_member *member, const struct vgpu_turn *turn, uint64_t idle_ns, uint64_t now)
+static void end_part(struct sched_member *member, const struct vgpu_turn *turn, uint64_t idle_ns, bool measured,
+                     uint64_t now)
 {
     bool more = (turn->flags & VGPU_TURN_MORE) != 0;
     struct sched_tenant *tenant = member->tenant;
@@ -316,12 +342,13 @@ static void end_part(struct sched_member *member, const struct vgpu_turn *turn, 
     member->state = more ? SCHED_WAITING : SCHED_IDLE;
     member->wants = false;
     tenant->idle_ns = idle_ns;
+    tenant->idle_measured = measured;
     member_left(tenant, now);
 }
 
 void sched_done(struct sched_member *member, const struct vgpu_turn *turn, uint64_t now)
 {
-    end_part(member, turn, turn->length_ns < IDLE_MAX_NS ? turn->length_ns : IDLE_MAX_NS, now);
+    end_part(member, turn, turn->length_ns < IDLE_MAX_NS ? turn->length_ns : IDLE_MAX_NS, false, now);
 }
 
 void sched_idle(struct sched_member *member, uint64_t idle_ns, uint64_t now)
@@ -340,7 +367,7 @@ void sched_cut_done(struct sched_tenant *tenant, uint64_t lost_ns, uint64_t now)
     for (struct sched_member *m = tenant->members; m != NULL; m = m->next) {
         struct vgpu_turn over = {.number = m->turn, .flags = VGPU_TURN_MORE};
         if (m->cut && (m->state == SCHED_RUNNING || m->state == SCHED_OVERRUN))
-            end_part(m, &over, lost_ns, now); /* the arbiter's own measure: it needs no bound */
+            end_part(m, &over, lost_ns, true, now);
     }
 }
 

@@ -1,24 +1,28 @@
 """Tenants under the engine `cut` that let the arbiter take files and lists that it is not to trust."""
 
+import ctypes
 import os
+import socket
 import struct
 import subprocess
 import sys
+import threading
 from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 
-from tests.arbiter.conftest import LONG, Card
+from tests.arbiter.conftest import LONG, Card, counters
 from tests.arbiter.test_cut import GROUP, launches
 from tests.conditions import needs
 from tests.e2e.support import eventually
 from tests.fusefile import fuse_file
-from tests.fuzz.test_arbiter import WANT, Tenant, message
+from tests.fuzz.test_arbiter import DONE, WANT, Tenant, message
 from vgpud import lease_layout as layout
 from vgpud.lease import SharePolicy
 
-CONSERVING = SharePolicy.WORK_CONSERVING
+CONSERVING, HARD = SharePolicy.WORK_CONSERVING, SharePolicy.HARD
+PIDFD_GETFD = 438  # of every architecture
 UUID_BYTES = 16
 
 
@@ -87,3 +91,48 @@ os.set_inheritable(tenant.line.fileno(), True)
 os.open(sys.argv[3], os.O_RDWR | os.O_CLOEXEC)
 os.execvp("sleep", ["sleep", "1000"])
 """
+
+
+def own_line(pid: int) -> socket.socket:
+    """The connection of a process to the arbiter, as the process itself has it (pidfd_getfd(2))."""
+    libc, pidfd = ctypes.CDLL(None), os.pidfd_open(pid)
+    try:
+        for file in Path(f"/proc/{pid}/fd").iterdir():
+            if not str(file.readlink()).startswith("socket:"):
+                continue
+            made = socket.socket(fileno=libc.syscall(PIDFD_GETFD, pidfd, int(file.name), 0))
+            if made.family == socket.AF_UNIX and made.type == socket.SOCK_SEQPACKET:
+                return made
+            made.close()
+    finally:
+        os.close(pidfd)
+    raise AssertionError("it has no connection to an arbiter")
+
+
+@needs("ptrace")
+@pytest.mark.parametrize("priority", [0, 1])
+def test_false_reports_of_idle_time_cost_another_tenant_no_share(cut_card: Card, priority: int) -> None:
+    """With priority such a tenant had 88 percent of a device of which 5 were its own, and the other one 9."""
+    good, bad = cut_card.lease("good", HARD, 50), cut_card.lease("bad", HARD, 5, priority=priority)
+    cut_card.spin(good, LONG)
+    hostile = cut_card.spin(bad, LONG)
+    eventually(lambda: counters(bad)["used_ns"] > 0, "both run")
+    stop = threading.Event()
+    idle = struct.pack("<QQQIIQ", 0, 2_000_000, 0, 0, 1, 0)
+    works = struct.pack("<QQQIIQ", 0, 0, 0, 0, 1, 0)
+
+    def lie(line: socket.socket) -> None:
+        with line, suppress(OSError):
+            while not stop.wait(0.002):
+                line.send(message(DONE, 0, idle), socket.MSG_DONTWAIT)
+                line.send(message(WANT, 0, works), socket.MSG_DONTWAIT)
+
+    liar = threading.Thread(target=lie, args=(own_line(hostile.pid),))
+    liar.start()
+    try:
+        before = launches(good), launches(bad)
+        eventually(lambda: launches(good) > before[0] + 1000, "kernels of the good one run", 60)
+        assert launches(bad) - before[1] < 0.6 * (launches(good) - before[0])
+    finally:
+        stop.set()
+        liar.join()
