@@ -16,13 +16,13 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_START = 1000.0  # seconds; the first tick of a machine is not special
+_START = 1000.0  # seconds; not 0, so that the first tick of a machine is not special
 _LIMIT = 30 * 86400.0  # simulated seconds after which a test that still waits fails
-_PATIENCE_SECONDS = 60.0  # of real time, for processes and threads that the loop does not know of
+_PATIENCE_SECONDS = 60.0  # seconds of real time, for processes and threads that the loop does not know
 
 
 class _Selector(selectors.DefaultSelector):
-    """Turns the loop's time instead of waiting."""
+    """Advances the loop's time instead of waiting."""
 
     loop: "TurnedLoop"
 
@@ -40,7 +40,7 @@ class _Selector(selectors.DefaultSelector):
 class TurnedLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._now = _START
-        self.outside = 0  # how many things are under way that only real time brings to their end
+        self.outside = 0  # number of operations under way that only real time completes
         selector = _Selector()
         selector.loop = self
         super().__init__(selector)
@@ -49,7 +49,7 @@ class TurnedLoop(asyncio.SelectorEventLoop):
         return self._now
 
     def turn(self, seconds: float) -> None:
-        """Raises TimeoutError where a test waits for what never comes."""
+        """Raises TimeoutError if a test waits too long."""
         self._now += seconds
         if self._now > _START + _LIMIT:
             raise TimeoutError(f"the test has not ended after {_LIMIT:g} s of its own time")
@@ -70,14 +70,16 @@ class TurnedLoop(asyncio.SelectorEventLoop):
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """`main` to its end, on a clock of its own."""
+    """Runs `main` to its end, on a clock of its own."""
     with asyncio.Runner(loop_factory=TurnedLoop) as runner:
         return runner.run(main)
 
 
 @contextmanager
 def outside() -> Iterator[None]:
-    """Time stands still within: what is awaited there happens outside of the loop. Other loops: no effect."""
+    """Time stands still inside the block: its awaits complete outside of the loop. No effect on other
+    loops.
+    """
     loop = asyncio.get_running_loop()
     if not isinstance(loop, TurnedLoop):
         yield
@@ -100,7 +102,7 @@ class Gate:
         self._waiting = 0
 
     def wait(self) -> None:
-        """In the thread."""
+        """Called in the thread."""
         self._loop.call_soon_threadsafe(self._arrived)
         assert self._open.wait(_PATIENCE_SECONDS)
 
@@ -110,7 +112,7 @@ class Gate:
             self._loop.ends()
 
     def open(self) -> None:
-        """In the loop."""
+        """Called in the loop."""
         self._open.set()
         while self._waiting:
             self._waiting -= 1
@@ -118,17 +120,17 @@ class Gate:
 
 
 async def passed(seconds: float) -> None:
-    """When so much of the loop's time has passed, and all that happens within it has happened."""
+    """Returns when so much of the loop's time has passed, and all that happens in this time has happened."""
     await asyncio.sleep(seconds)
 
 
 async def settled() -> None:
-    """When everything that can happen without time passing has happened."""
+    """Returns when everything that can happen without time passing has happened."""
     await passed(1e-6)
 
 
 async def until(holds: Callable[[], object], what: str = "it") -> None:
-    """When it holds, by time that passes in the loop or by what goes on outside of it."""
+    """Returns when `holds` is true, by time that passes in the loop or by work outside of the loop."""
     end = time.monotonic() + _PATIENCE_SECONDS
     while not holds():
         assert time.monotonic() < end, f"never: {what}"

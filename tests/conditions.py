@@ -20,21 +20,21 @@ from typing import NoReturn
 
 import pytest
 
-#: Where Debian has programs that are not on every user's PATH.
+#: Debian's folders of programs that are not on every user's PATH.
 PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
 
 @dataclass(frozen=True)
 class Condition:
-    why: str  # what tests do with it
-    how: str  # how a machine comes to have it; empty: the Debian packages say it
+    why: str  # what tests use it for
+    how: str  # how to provide it; empty: install the Debian packages
     packages: tuple[str, ...] = ()
     real: bool = False
-    programs: tuple[str, ...] = ()  # all of them must be there
-    look: Callable[[], str] = str  # what is missing besides; empty when nothing is
+    programs: tuple[str, ...] = ()  # all of these programs are needed
+    look: Callable[[], str] = str  # returns what else is missing; empty if nothing is
 
     def missing(self) -> str:
-        """What is missing on this machine; empty when nothing is."""
+        """Returns what is missing on this machine; empty if nothing is."""
         lacking = [program for program in self.programs if shutil.which(program, path=PATH) is None]
         return f"{', '.join(lacking)} not installed" if lacking else self.look()
 

@@ -2,9 +2,11 @@
 
 from hypothesis import settings
 
-_USUAL = 100  # of hypothesis, and of a run that does not explore
+_USUAL = 100  # the usual number of hypothesis, in a run without --explore
 
 
 def examples(usual: int) -> int:
-    """So many; `./dev test --explore` tries as many times more as it does of every other property."""
+    """The number of examples; `./dev test --explore` multiplies it as it multiplies that of every other
+    property.
+    """
     return usual * settings().max_examples // _USUAL

@@ -80,13 +80,13 @@ class FuseFile:
     said: IO[str]
 
     def asked(self) -> bool:
-        """Waits until a process waits for an answer that does not come."""
+        """Returns when a process waits for an answer that does not come."""
         return self.said.readline() == "asked\n"
 
 
 @contextmanager
 def fuse_file(folder: Path, *silent: str) -> Iterator[FuseFile]:
-    """Its descriptors are to be closed after this."""
+    """Close the descriptors of the file before the block ends."""
     folder.mkdir()
     command = [sys.executable, "-m", "tests.fusefile", str(folder), *silent]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

@@ -33,10 +33,10 @@ _MESSAGE = 1 << 18  # bytes; an environment fits
 
 
 class Forked:
-    """What the tests use of subprocess.Popen."""
+    """The part of subprocess.Popen that the tests use."""
 
     def __init__(self, told: socket.socket) -> None:
-        self._told = told  # its pid, and its exit status when it has ended
+        self._told = told  # receives its pid, and its exit status at its end
         self.pid = int(self._receive())
         self.returncode: int | None = None
 
@@ -73,7 +73,7 @@ class Forked:
 
 
 class Command(Forked):
-    """With pipes, and its standard error in a file."""
+    """A process with pipes, and its standard error in a file."""
 
     def __init__(self, told: socket.socket, stdin: TextIO, stdout: TextIO, stderr: TextIO) -> None:
         super().__init__(told)

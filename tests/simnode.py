@@ -46,7 +46,7 @@ def build_dir() -> Path:
 
 @cache
 def simulator(module: str) -> ModuleType:
-    """A module of `vgpu-sim` as it was built: to do what it does without a program of its own each time."""
+    """Imports a module of the built `vgpu-sim`, to call it without a program each time."""
     sys.path.insert(0, str(build_dir() / "sim" / "python"))
     return importlib.import_module(f"vgpu_sim.{module}")
 

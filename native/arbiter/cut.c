@@ -53,9 +53,9 @@ struct cut_entity {
     enum state state;
     bool stale; /* new channels may exist */
     uint32_t refusals;
-    uint64_t on_at; /* when the first call of the last order to put it on had ended: some of it runs from then on */
+    uint64_t on_at; /* end of the first call of the last order that enabled its channels: its work runs from then on */
     uint64_t off_at;
-    uint64_t put_on_ns;        /* how long the last order took that put it on the device */
+    uint64_t put_on_ns;        /* duration of the last order that enabled its channels */
     uint64_t lost_ns;          /* time of the ending slice in which none of its work ran */
     struct channels_load load; /* counters at loaded_at; 0: not read since the tenant was put on the device */
     uint64_t loaded_at;

@@ -1,4 +1,4 @@
-"""The client before it reaches a daemon: what it loads, which socket it takes."""
+"""The client before it reaches a daemon: its imports, and its choice of a socket."""
 
 import os
 import subprocess
@@ -97,6 +97,6 @@ def test_each_client_opens_its_own_connection() -> None:
 
 
 def connections(socket: Path) -> int:
-    """Those that a server has on it: in state SS_CONNECTED, 3 (proc_net_unix(5))."""
+    """Returns the number of connections of the server's socket: state SS_CONNECTED, 3 (proc_net_unix(5))."""
     rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
     return sum(row[5] == "03" and row[-1] == str(socket) for row in rows)

@@ -1,4 +1,4 @@
-"""Replies: nothing of the model is lost, nothing private goes out."""
+"""Replies: no field of the model is lost, and no private field goes out."""
 
 from vgpud.api import encode
 from vgpud.model.device import (

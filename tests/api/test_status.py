@@ -14,7 +14,7 @@ from vgpud.model.errors import ErrorCode, VgpuError
 
 
 class Failing:
-    """A plain grpcio server whose every GetNode ends with `status`, or with gRPC's own (code, words)."""
+    """A plain grpcio server: every GetNode ends with `status`, or with gRPC's own (code, text)."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -72,7 +72,7 @@ def test_long_errors_are_cut_to_what_any_client_takes(failing: Failing) -> None:
     assert got.sentence.endswith("...")
     assert got.details[0] == "d" * 100
     assert got.details[-1] == f"and {500 - (len(got.details) - 1)} more"
-    # and grpcio with its default limits gets it whole
+    # grpcio with its default limits receives the whole error
     with grpc.insecure_channel(f"unix:{failing.path}") as channel, pytest.raises(grpc.RpcError) as caught:
         call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/vgpud.v1.Vgpud/GetNode")
         call(b"")

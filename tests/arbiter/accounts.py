@@ -1,4 +1,4 @@
-"""Conditions on the arbiter's accounts, which come about however slow the machine is.
+"""Conditions on the arbiter's accounts, which come true even on a slow machine.
 
 Who has how much is the scheduler's decision: its model and exact figures are test_model.py's, on a clock that
 they turn, and what a card gives is `./dev bench shares`. Here, real processes meet the real arbiter.
@@ -12,34 +12,34 @@ from tests.arbiter.conftest import answer, counters
 from tests.e2e.support import eventually
 from vgpud.lease import read_meters
 
-_SECONDS = 60  # of patience
+_SECONDS = 60  # seconds of patience
 
 
 def launches(lease: Path) -> int:
-    """Of all processes of a lease with one device, ever."""
+    """Launches of all processes that a lease with one device ever had."""
     (meter,) = read_meters(lease, 1)
     return meter.memory.launches
 
 
 def throttled_ns(lease: Path) -> int:
-    """How long libvgpu itself has held launches back."""
+    """Nanoseconds for which libvgpu itself delayed launches."""
     (meter,) = read_meters(lease, 1)
     return meter.memory.throttled_ns
 
 
 def works(process: "subprocess.Popen[str]") -> bool:
-    """A short one: it ends, and has had kernels done."""
+    """True if the process (a short one) ended after kernels of it were done."""
     return float(answer(process)["per_second"]) > 0
 
 
 def goes_on(lease: Path, more: int = 100) -> None:
-    """Its processes launch kernels from now on."""
+    """Waits until processes of the lease launch more kernels."""
     wanted = launches(lease) + more
     eventually(lambda: launches(lease) >= wanted, f"{more} launches more of {lease.name}", _SECONDS)
 
 
 class Accounts:
-    """What leases have used and waited since now, on one device of each."""
+    """The use and the waiting of leases since the object was made, on one device of each."""
 
     def __init__(self, *leases: Path, ordinals: tuple[int, ...] = ()) -> None:
         self._where = list(zip(leases, ordinals or (0,) * len(leases), strict=True))
@@ -50,18 +50,18 @@ class Accounts:
 
     @property
     def part(self) -> float:
-        """The first one's, in percent of what all of them used."""
+        """The use of the first lease, in percent of the use of all."""
         used = self.since("used_ns")
         return 100 * used[0] / max(sum(used), 1)
 
     @property
     def percent(self) -> float:
-        """What the first one used of the time that it wanted the device."""
+        """The use of the first lease, in percent of the time in which it wanted the device."""
         (used, *_), (waited, *_) = self.since("used_ns"), self.since("waited_ns")
         return 100 * used / max(used + waited, 1)
 
     def come_to(self, holds: Callable[["Accounts"], bool], what: str, turns: int = 10) -> None:
-        """After so many turns of each at the least."""
+        """Waits until `holds` is true after at least `turns` turns of each lease."""
         eventually(
             lambda: min(self.since("turns")) >= turns and holds(self), f"{what} ({self._shown()})", _SECONDS
         )
@@ -72,19 +72,21 @@ class Accounts:
 
 
 def have_turns(*leases: Path, ordinals: tuple[int, ...] = (), turns: int = 5) -> None:
-    """Each gets so many turns from now on."""
+    """Waits until each lease has had so many turns from now on."""
     Accounts(*leases, ordinals=ordinals).come_to(lambda _: True, f"{turns} turns for each", turns)
 
 
 def divide(*leases: Path, least: float, most: float, ordinals: tuple[int, ...] = ()) -> None:
-    """The first one's part of what all of them use comes to lie between these percents."""
-    have_turns(*leases, ordinals=ordinals, turns=1)  # all of them want it
+    """Waits until the first lease's share of the use of all lies between these percents."""
+    have_turns(*leases, ordinals=ordinals, turns=1)  # all leases want the device
     what = f"a part between {least:g} and {most:g} %"
     Accounts(*leases, ordinals=ordinals).come_to(lambda got: least < got.part < most, what)
 
 
 def is_held_to(lease: Path, percent: float, turns: int = 10) -> None:
-    """Alone, it comes to have about that much of the time in which it wants the device, and not nothing."""
+    """Waits until the lease, alone, uses about this percentage of the time in which it wants the device, and
+    more than zero.
+    """
     have_turns(lease, turns=1)
     what = f"about {percent:g} % of its time"
     Accounts(lease).come_to(lambda got: percent / 3 < got.percent < 1.3 * percent, what, turns)

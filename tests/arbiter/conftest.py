@@ -28,7 +28,7 @@ from vgpud.lease import (
 )
 
 KERNEL_US = 1000
-LONG = 120.0  # seconds: until the end of the test
+LONG = 120.0  # seconds: longer than any test
 GIB = 1 << 30
 
 
@@ -41,7 +41,7 @@ class Card:
     uuids: tuple[str, ...]
     arbiter: "subprocess.Popen[bytes] | None" = None
     processes: "list[subprocess.Popen[str]]" = field(default_factory=list)
-    preloads: tuple[Path, ...] = ()  # of the tenants, besides libvgpu
+    preloads: tuple[Path, ...] = ()  # libraries that tenants preload besides libvgpu
     kernel_us: int = KERNEL_US
     engine: str = "gate"
 
@@ -99,7 +99,7 @@ class Card:
     def spin(
         self, lease: Path, seconds: float, *words: str, around: Sequence[str] = ()
     ) -> "subprocess.Popen[str]":
-        """`around` are words before the command, as `unshare` has them."""
+        """`around` is put before the command, as for `unshare`."""
         asked = ("--kernel-us", str(self.kernel_us), "--seconds", str(seconds), *words)
         return self.program("vgpu-spin", lease, *asked, around=around)
 
@@ -144,19 +144,19 @@ def counters(lease: Path, ordinal: int = 0) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Span:
-    """What the arbiter charged to some leases while all of them wanted the device."""
+    """Charges of the arbiter to leases while all of them wanted the device."""
 
     seconds: float
     used: tuple[float, ...]  # seconds
 
     @property
     def percents(self) -> list[float]:
-        """Of the time that passed."""
+        """Use in percent of the time that passed."""
         return [100 * used / self.seconds for used in self.used]
 
 
 def span(*leases: Path, ordinals: tuple[int, ...] = (), turns: int = 10, seconds: float = 1.0) -> Span:
-    """Of a time in which each had so many turns, after its first; their processes spin for LONG."""
+    """Measures a span in which each lease had so many turns, after its first; the processes spin for LONG."""
     where = list(zip(leases, ordinals or (0,) * len(leases), strict=True))
     eventually(lambda: all(counters(*one)["used_ns"] > 0 for one in where), "each has had a turn")
     began, before = time.monotonic(), [counters(*one)["used_ns"] for one in where]
@@ -177,7 +177,9 @@ def until_turns(where: list[tuple[Path, int]], more: int) -> None:
 
 
 def bypassed_seldom(*leases: Path) -> bool:
-    """A machine that keeps a process from running for so long may have had it bypassed."""
+    """Asserts that few slices were bypassed. On a busy machine a process may run so late that the arbiter
+    bypasses it.
+    """
     counted = [counters(lease) for lease in leases]
     return 4 * sum(one["bypasses"] for one in counted) < sum(one["turns"] for one in counted)
 

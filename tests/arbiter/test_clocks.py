@@ -30,7 +30,9 @@ def shares_hold(card: Card) -> None:
 
 
 def test_shares_hold_with_an_arbiter_in_another_time_namespace(card: Card) -> None:
-    """As after a suspend, when the two ends' clocks have gone apart; a container may have its own as well."""
+    """As after a suspend, after which the clocks of both ends differ; a container may have its own
+    clock too.
+    """
     tried = subprocess.run([*A_DAY_LATER, "true"], capture_output=True, text=True, check=False)
     if tried.returncode != 0:
         unmet("namespaces", tried.stderr.strip())
@@ -48,7 +50,9 @@ def test_shares_hold_while_the_wall_clock_jumps(card: Card) -> None:
 
 
 def test_shares_hold_after_the_node_was_stopped_for_a_second(card: Card) -> None:
-    """The arbiter and all tenants, in the middle of turns: nobody pays for it, and nobody is given up."""
+    """The arbiter and all tenants are stopped during time slices: no tenant loses its share or is
+    given up.
+    """
     small, large = card.lease("a", CONSERVING, 25), card.lease("b", CONSERVING, 75)
     processes = [card.spin(lease, LONG) for lease in (small, large)]
     have_turns(small, large)

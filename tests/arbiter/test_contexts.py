@@ -12,7 +12,7 @@ from tests.native.harness import GIB, LIBVGPU, TEST_BUILD
 from vgpud.lease import DeviceLimits, SharePolicy, write_lease
 
 SHARE = 20
-ROOM_BYTES = 64 * GIB  # for all contexts
+ROOM_BYTES = 64 * GIB  # memory for all contexts
 PARTED = 45  # percent: far from what a tenant without a share has (70 to 100), whatever the machine does
 
 

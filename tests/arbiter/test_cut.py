@@ -1,4 +1,4 @@
-"""The engine that takes tenants off the card: shares, and what becomes of a tenant that is off."""
+"""The engine cut, which takes tenants off the card: shares, and the state of a tenant that is off."""
 
 import os
 import random
@@ -27,13 +27,13 @@ DONE = 5
 
 
 def work(line: dict[str, Any]) -> float:
-    """Percent of the card's time, by the kernels that the process got through."""
+    """Percent of the card's time, computed from the kernels that the process completed."""
     assert line["libvgpu"] is True
     return float(line["per_second"]) * KERNEL_US / 1e4
 
 
 def table(lease: Path, slot: int = 0) -> tuple[int, list[tuple[int, ...]]]:
-    """The devices that the process of a slot is off, as bits, and its channel groups."""
+    """The devices that the process of a slot is kept off, as bits, and its channel groups."""
     raw = (lease / layout.USAGE_FILE).read_bytes()[layout.CHANNELS_AT + slot * layout.CHANNELS_SIZE :]
     _, count, _, off = struct.unpack_from("<QIII", raw)
     groups = [GROUP.unpack_from(raw, layout.CHANNELS_GROUPS + i * GROUP.size)[1:] for i in range(count)]
@@ -56,7 +56,7 @@ def test_a_lone_hard_tenant_stays_under_its_share(cut_card: Card) -> None:
 
 
 def test_a_lone_hard_tenant_with_priority_stays_under_its_share(cut_card: Card) -> None:
-    """It stays on the device while it is idle; what it does while it waits for its share is off."""
+    """The idle tenant stays on the device; work that waits for its share is kept off."""
     lease = cut_card.lease("a", HARD, 25, priority=1)
     assert work(answer(cut_card.spin(lease, 2.0))) < 45
 
@@ -117,7 +117,7 @@ def test_a_restarted_arbiter_continues_the_turns(cut_card: Card) -> None:
     process = cut_card.spin(lease, 4.0)
     eventually(lambda: counters(lease)["turns"] > 5, "it has turns")
     cut_card.kill_arbiter()
-    time.sleep(0.1)  # less than a tenant waits before it puts itself back
+    time.sleep(0.1)  # less than the time after which a tenant enables its channels itself
     cut_card.start_arbiter()
     assert 0 < work(answer(process)) < 40
 
@@ -159,7 +159,9 @@ def test_a_tenant_with_gaps_backfills_the_slices_of_a_tenant_without_gaps(cut_ca
 
 
 def test_each_request_of_a_priority_tenant_interrupts(cut_card: Card) -> None:
-    """The tenant says at the end of each that it is idle; were that late, requests would share slices."""
+    """The tenant reports at the end of each request that it is idle; if that were late, requests would share
+    slices.
+    """
     first = cut_card.lease("a", CONSERVING, 40, priority=1)
     cut_card.spin(cut_card.lease("b", CONSERVING, 60), LONG)
     answer(cut_card.spin(first, 3.0, "--every-us", "10000"))
@@ -168,7 +170,7 @@ def test_each_request_of_a_priority_tenant_interrupts(cut_card: Card) -> None:
 
 @pytest.mark.parametrize("how", ["reset", "release", "destroy", "green"])
 def test_contexts_that_come_and_go_stay_under_the_share(cut_card: Card, how: str) -> None:
-    """200 of one process, each with work: channels may be gone when the engine comes to take them off."""
+    """200 contexts of one process, each with work: channels may be gone when the arbiter disables them."""
     lease = cut_card.lease("a", HARD, 50)
     said = answer(
         cut_card.program(str(TEST_BUILD / "context-cycles"), lease, how, "200", "2", "1000", "1000")
@@ -216,7 +218,9 @@ def channels_off(card: Card, lease: Path) -> int:
 
 
 def test_two_jobs_of_two_ranks_share_two_devices(cut_card: Card, tmp_path: Path) -> None:
-    """The kernels of a rank wait for the other's: each job has both devices, or is off both."""
+    """The kernels of a rank wait for those of the other rank: each job has both devices, or is kept
+    off both.
+    """
     leases = [cut_card.lease(name, CONSERVING, 50, devices=2) for name in "ab"]
     ranks = [pair(cut_card, tmp_path / lease.name, (lease, lease), "--think-us", "500") for lease in leases]
     for process in (process for job in ranks for process in job):
@@ -239,7 +243,9 @@ def test_launches_of_a_process_that_is_cut_are_counted(cut_card: Card, policy: S
 
 
 def test_random_handles_reach_no_channel_of_another_tenant(cut_card: Card) -> None:
-    """Handles in tenants' tables, among them another's own: the arbiter goes on, and gates the liars."""
+    """Random handles in tenants' tables, among them handles of another tenant: the arbiter continues, and
+    puts those tenants under the gate.
+    """
     other = cut_card.lease("b", SharePolicy.NONE, 100, first_device=1)
     victim = cut_card.spin(other, LONG)
     eventually(lambda: len(table(other)[1]) == 1, "the other's channels are listed")
@@ -268,7 +274,7 @@ def lists_its_channels(lease: Path) -> bool:
 
 
 def made_up(dice: random.Random, theirs: list[int]) -> list[int]:
-    """A group with some words of another tenant's and some at random."""
+    """A channel group with some words of another tenant and some random words."""
     row = [dice.getrandbits(32) if dice.random() < 0.5 else word for word in theirs]
     row[0] = dice.choice([theirs[0], dice.randrange(64), dice.getrandbits(32)])
     row[3] = dice.choice([8, dice.randrange(16), dice.getrandbits(32)])
@@ -276,7 +282,7 @@ def made_up(dice: random.Random, theirs: list[int]) -> list[int]:
 
 
 def test_new_limits_reach_a_tenant_that_always_has_work(cut_card: Card) -> None:
-    """It sends the arbiter nothing by which it could be noticed; vgpud only writes the page."""
+    """The tenant sends the arbiter no message that could wake it; vgpud only writes the page."""
     lease = cut_card.lease("a", HARD, 10)
     cut_card.spin(lease, LONG)
     (before,) = span(lease).percents
@@ -286,7 +292,9 @@ def test_new_limits_reach_a_tenant_that_always_has_work(cut_card: Card) -> None:
 
 @pytest.mark.parametrize("word", ["client", "subdevice", "channel", "file"])
 def test_listed_channels_of_another_tenant_are_not_disabled(cut_card: Card, word: str) -> None:
-    """A tenant that lists another's channels as its own: the driver refuses the call, the other goes on."""
+    """A tenant that lists another tenant's channels as its own: the driver refuses the call, the other tenant
+    continues.
+    """
     liar, other = cut_card.lease("a", HARD, 10), cut_card.lease("b", SharePolicy.NONE, 100, first_device=1)
     victim = cut_card.spin(other, LONG)
     eventually(lambda: len(table(other)[1]) == 1, "the other's channels are listed")
@@ -309,7 +317,9 @@ def test_listed_channels_of_another_tenant_are_not_disabled(cut_card: Card, word
 def test_a_tenant_that_the_driver_refuses_to_cut_keeps_its_share_by_the_gate(
     cut_card: Card, share: int
 ) -> None:
-    """Refused while it is off (at 5 %), and while it is on: no tenant stays off the card."""
+    """The driver refuses while the tenant is off (at 5 %), and while it is on: no tenant stays off
+    the card.
+    """
     lease = cut_card.lease("a", HARD, share)
     process = cut_card.spin(lease, LONG)
     eventually(lambda: counters(lease)["turns"] > 5, "it has turns")
@@ -326,14 +336,16 @@ def test_a_tenant_that_the_driver_refuses_to_cut_keeps_its_share_by_the_gate(
 
 
 def test_a_refusal_for_one_tenant_gates_no_other(cut_card: Card) -> None:
-    """One lists channels that are not there. Eight refusals are its own, and it is gated alone."""
+    """One tenant lists channels that do not exist. Its eight refusals put only this tenant under the gate."""
     liar, other = (cut_card.lease(name, CONSERVING, 50) for name in "ab")
     _, honest = (cut_card.spin(lease, LONG) for lease in (liar, other))
     eventually(lambda: all(counters(lease)["turns"] > 2 for lease in (liar, other)), "both have turns")
     at = layout.CHANNELS_AT + layout.CHANNELS_GROUPS + 16 + 4
 
     def is_given_up() -> bool:
-        """libvgpu writes a group again when a channel of it comes or goes: the lie is repeated."""
+        """Writes the false entry again each time: libvgpu rewrites a group when a channel of it comes or
+        goes.
+        """
         with (liar / layout.USAGE_FILE).open("r+b") as page:
             os.pwrite(page.fileno(), struct.pack("<I", 0x1234), at)
         return cut_card.client.registered("a").refusal != ""
@@ -345,7 +357,7 @@ def test_a_refusal_for_one_tenant_gates_no_other(cut_card: Card) -> None:
 
 
 def done_ns(card: Card, pid: int) -> int:
-    """The work that the device has done for a process."""
+    """The nanoseconds of work that the device has done for a process."""
     return sum(
         use["done_ns"] for one in card.sim.dump()["processes"] if one["pid"] == pid for use in one["uses"]
     )

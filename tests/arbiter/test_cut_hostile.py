@@ -1,4 +1,4 @@
-"""Tenants under the engine `cut` that let the arbiter take files and lists that it is not to trust."""
+"""Tenants under the engine `cut` that offer the arbiter files and lists that it must not trust."""
 
 import ctypes
 import os
@@ -31,7 +31,7 @@ def uuid_bytes(text: str) -> bytes:
 
 
 def list_groups(tenant: Tenant, uuid: str, rows: list[tuple[int, ...]]) -> None:
-    """In the table of the tenant's slot: rows of file, client, subdevice, count and channels."""
+    """Writes rows into the table of the tenant's slot: file, client, subdevice, count and channels."""
     at = layout.CHANNELS_AT + tenant.slot * layout.CHANNELS_SIZE
     body = b"".join(GROUP.pack(uuid_bytes(uuid), *row) for row in rows)
     os.pwrite(tenant.usage, body, at + layout.CHANNELS_GROUPS)
@@ -43,7 +43,7 @@ def want(tenant: Tenant) -> None:
 
 
 def goes_on(lease: Path) -> None:
-    """With more kernels of 1 ms than fit into the time until the arbiter comes to the other tenant."""
+    """Waits for more kernels of 1 ms than fit into the time until the arbiter serves the other tenant."""
     least = launches(lease) + 2000
     eventually(lambda: launches(lease) > least, "kernels run", 60)
 
@@ -53,7 +53,7 @@ def goes_on(lease: Path) -> None:
 def test_a_file_that_blocks_in_place_of_the_control_device_stops_no_turn_of_others(
     cut_card: Card, tmp_path: Path, silent: str
 ) -> None:
-    """close(2) or fstat(2) of a file of the tenant's own file system waits for as long as it likes."""
+    """close(2) or fstat(2) of a file of the tenant's own file system blocks as long as its server likes."""
     good, bad = (cut_card.lease(name, CONSERVING, 50) for name in ("good", "bad"))
     cut_card.spin(good, LONG)
     with fuse_file(tmp_path / "mount", silent) as made:

@@ -37,7 +37,7 @@ def frozen(threads: Sequence[int]) -> Iterator[None]:
     for thread in threads:
         if libc.ptrace(seize, thread, None, None) != 0 or libc.ptrace(interrupt, thread, None, None) != 0:
             unmet("ptrace", os.strerror(ctypes.get_errno()))
-        os.waitpid(thread, 0x40000000)  # __WALL: it has stopped
+        os.waitpid(thread, 0x40000000)  # __WALL: the thread has stopped
     try:
         yield
     finally:
@@ -78,7 +78,9 @@ def test_a_tenant_suspended_while_preempted_is_quiet_and_continues(cut_card: Car
 
 @needs("ptrace")
 def test_a_tenant_whose_libvgpu_threads_are_stopped_is_held_to_its_share(cut_card: Card) -> None:
-    """Its launching thread goes on. It sends the arbiter nothing any more, and is preempted all the same."""
+    """The launching thread goes on. It sends the arbiter no message any more, and is preempted
+    nevertheless.
+    """
     lease, other = cut_card.lease("a", HARD, 25), cut_card.lease("b", CONSERVING, 50)
     process = cut_card.spin(lease, LONG)
     eventually(lambda: counters(lease)["turns"] > 3, "it has turns")

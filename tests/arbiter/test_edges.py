@@ -1,4 +1,4 @@
-"""Programs that do what few do run inside a share as they run without one (tests/gpu/edges.c)."""
+"""Programs with rare behaviour run inside a share as they run without one (tests/gpu/edges.c)."""
 
 import fcntl
 import os
@@ -17,7 +17,7 @@ from vgpud import lease_layout as layout
 from vgpud.lease import DeviceLimits, SharePolicy, read_usage, write_lease
 
 OPERATING_SYSTEM = 304  # CUDA_ERROR_OPERATING_SYSTEM
-WAIT_S = 60  # a program that hangs has not ended by then
+WAIT_S = 60  # a program that runs longer than this hangs
 
 
 def lease_of(card: Card, served: bool = True) -> Path:
@@ -48,7 +48,7 @@ def run(
 
 
 def locked_slots(lease: Path) -> int:
-    """How many slots of the lease another process has locked, as fcntl(2) says."""
+    """Number of the lease's slots that another process has locked, by fcntl(2)."""
     count = 0
     with (lease / layout.USAGE_FILE).open("r+b") as usage:
         for slot in range(layout.MAX_SLOTS):
@@ -66,7 +66,9 @@ def test_a_program_with_much_thread_local_storage_launches(card: Card, program: 
 
 
 def test_a_program_at_its_thread_limit_is_refused_at_its_first_call(card: Card) -> None:
-    """Without libvgpu's own thread no turn would be taken in: each launch would wait for ever."""
+    """Without libvgpu's own thread no message of a time slice would be read: each launch would wait
+    for ever.
+    """
     done = run(card, lease_of(card), "edges", "launch", preload=str(TEST_BUILD / "libnothreads.so"))
     assert done.returncode == 1
     assert "libvgpu: no thread" in done.stderr
@@ -86,7 +88,9 @@ def test_a_program_without_standard_streams_writes_to_no_descriptor_of_libvgpu(
 
 
 def test_a_fork_during_the_first_call_of_another_thread_succeeds(card: Card) -> None:
-    """The stand-in arbiter takes the connection and says nothing: the first cuInit waits for it meanwhile."""
+    """The stand-in arbiter accepts the connection and sends no reply: the first cuInit waits for it
+    meanwhile.
+    """
     lease = lease_of(card, served=False)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(str(lease / layout.ARBITER_SOCKET))
@@ -136,11 +140,13 @@ def closes_its_files(card: Card, lease: Path) -> "subprocess.Popen[str]":
 
 
 def test_a_program_that_closed_all_its_files_keeps_its_slot(card: Card) -> None:
-    """Its memory stays counted, and it is known, while others of the lease start and end beside it."""
+    """The program's memory stays counted and the program stays registered while other processes of the lease
+    start and end.
+    """
     lease = lease_of(card)
     program = closes_its_files(card, lease)
     try:
-        for _ in range(3):  # each is registered after the arbiter has seen the connection's end
+        for _ in range(3):  # each process is registered after the arbiter has seen the connection's end
             assert run(card, lease, "edges", "unmap").returncode == 0
             held = [process for process in read_usage(lease).processes if process.pid == program.pid]
             assert [process.devices[0].used_bytes for process in held] == [64 * MIB]
@@ -152,7 +158,7 @@ def test_a_program_that_closed_all_its_files_keeps_its_slot(card: Card) -> None:
 
 
 def test_a_program_that_closed_all_its_files_keeps_its_slot_when_the_arbiter_restarts(card: Card) -> None:
-    """An arbiter that starts knows the slots' locks alone, and closefrom(3) dropped it."""
+    """An arbiter that starts knows only the slots' locks, and closefrom(3) dropped this lock."""
     lease = lease_of(card)
     program = closes_its_files(card, lease)
     try:

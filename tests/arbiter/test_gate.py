@@ -1,4 +1,6 @@
-"""What a process does with what an arbiter tells it: this one says things that the real one would not."""
+"""Reactions of a process to messages of an arbiter; this stand-in sends messages that the real one
+would not.
+"""
 
 import socket
 import struct
@@ -20,7 +22,7 @@ WINDOW_NS = 2_000_000
 
 
 class Line:
-    """To one process, by way of its registration."""
+    """The connection to one process, from its registration on."""
 
     def __init__(self, line: socket.socket) -> None:
         self.line = line
@@ -34,7 +36,7 @@ class Line:
         self.line.send(MESSAGE.pack(kind, layout.VERSION, self.slot, 1, 1, *turn))
 
     def until(self, kind: int, number: int) -> None:
-        """Reads on until a message of this kind comes, about this turn."""
+        """Reads until a message of this kind about this turn comes."""
         said: tuple[int, int] = (0, 0)
         while said != (kind, number):
             words = MESSAGE.unpack(self.line.recv(MESSAGE.size))
@@ -43,7 +45,9 @@ class Line:
 
 @contextmanager
 def stand_in(card: Card, *words: str) -> Iterator[Callable[[], AbstractContextManager[Line]]]:
-    """In the arbiter's place for one process: what is yielded waits until it connects and wants a turn."""
+    """Stands in for the arbiter of one process: the yielded function waits until the process connects and
+    wants a turn.
+    """
     lease = card.lease("a", SharePolicy.WORK_CONSERVING, 50)
     card.kill_arbiter()
     path = lease / layout.ARBITER_SOCKET
@@ -67,7 +71,7 @@ def stand_in(card: Card, *words: str) -> Iterator[Callable[[], AbstractContextMa
 
 @pytest.fixture
 def line(card: Card) -> Iterator[Line]:
-    """Of a process that has work without end, and wants a turn."""
+    """The connection of a process that has endless work and wants a turn."""
     with stand_in(card) as accept, accept() as line:
         yield line
 

@@ -1,4 +1,4 @@
-"""Good tenants beside ones that have registered and then say and write what they like."""
+"""Good tenants beside hostile ones that have registered and then send and write anything."""
 
 import os
 import random
@@ -18,7 +18,7 @@ WANT = 4
 
 
 def harass(lease: Path, dice: random.Random, stop: threading.Event) -> None:
-    """Comes again whenever it was hung up on."""
+    """Connects again whenever the arbiter closed the connection."""
     while not stop.is_set():
         with suppress(OSError), closing(Tenant(lease, dice.randrange(layout.MAX_SLOTS))) as tenant:
             for _ in range(dice.randrange(400)):
@@ -28,7 +28,9 @@ def harass(lease: Path, dice: random.Random, stop: threading.Event) -> None:
 
 
 def misbehave(tenant: Tenant, dice: random.Random) -> None:
-    """Turns of any number, descriptors, packets of any size, any bytes anywhere in a page that grows, too."""
+    """Sends turns of any number, descriptors and packets of any size, and writes random bytes into a page
+    that also grows.
+    """
     tenant.listen()
     tenant.say(message(WANT, tenant.slot) if dice.randrange(2) else rude(dice, tenant.slot))
     tenant.scribble(dice)
@@ -57,13 +59,14 @@ def test_hostile_tenants_cost_the_others_no_more_than_their_turns(card: Card) ->
         for lease in good:
             card.spin(lease, LONG)
         divide(*good, least=33, most=67)
-        assert len(list(open_files.iterdir())) < before + 60  # it keeps none that it is passed
+        # the arbiter keeps no descriptor that a tenant passes to it
+        assert len(list(open_files.iterdir())) < before + 60
     finally:
         stop.set()
         for thread in threads:
             thread.join()
     for lease in good:
         (meter,) = read_meters(lease, 1)
-        assert meter.compute.used_ns < 3600e9  # nothing that a tenant made up
+        assert meter.compute.used_ns < 3600e9  # no figure that a tenant invented
     assert bypassed_seldom(*good)
     assert card.client.ready()

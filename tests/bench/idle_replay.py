@@ -55,19 +55,19 @@ def notebooks(count: int, days: float, seed: int, gib: int = 12) -> list[Trace]:
 
 
 def metronomes(count: int, every: float, days: float, gib: int = 12) -> list[Trace]:
-    """The worst for a rule by time: work again just after it was suspended."""
+    """The worst case for a rule by time: each tenant works again just after its suspension."""
     times = [every * i for i in range(int(days * DAY / every))]
     return [Trace(gib, [(at + n, at + n + 5) for at in times]) for n in range(count)]
 
 
 def replay(traces: Sequence[Trace], rules: Rules, days: float, patient: bool = True) -> Outcome:
-    """`patient` is False to see what it would be without the doubling of idle times."""
+    """`patient` False: as if idle times were not doubled."""
     tenants = [
         Tenant(str(n), ((GPU, trace.gib),), Where.AWAY, -DAY, rules, cause=Cause.IDLE)
         for n, trace in enumerate(traces)
     ]
     left = [sum(until - since for since, until in trace.spells) for trace in traces]
-    due = [0.0] * len(traces)  # work that has come up so far and is not done
+    due = [0.0] * len(traces)  # work that has come up and is not yet done
     upcoming = [list(reversed(trace.spells)) for trace in traces]
     counts = [0] * len(traces)
     found, moving, until, now = Outcome(), -1, 0.0, 0.0

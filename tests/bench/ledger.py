@@ -17,11 +17,11 @@ from vgpud.ledger.batch import Committer, Job
 from vgpud.model.tenancy import Allocation
 
 _LOADED = 10_000
-_TURN = 50  # bare commits and intents by turns, as the disk's mood changes
+_TURN = 50  # bare commits and intents take turns, because the disk's speed changes
 
 
 def run(calls: int) -> Report:
-    """`calls` for one caller; four times as many for many."""
+    """`calls` for one caller; four times as many for many callers."""
     report = Report("ledger")
     with tempfile.TemporaryDirectory(prefix="vgpud-bench-") as folder:
         asyncio.run(_one_caller(report, Path(folder), calls))
@@ -64,7 +64,7 @@ async def _many_callers(report: Report, folder: Path, calls: int) -> None:
 
 @contextmanager
 def counted_batches() -> Iterator[list[int]]:
-    """The sizes of the transactions that are made meanwhile."""
+    """The sizes of the transactions that are committed inside the block."""
     sizes: list[int] = []
     original = Committer.run
 
@@ -85,7 +85,7 @@ async def _commit(ledger: Ledger, ready: Sequence[Allocation], _: int, number: i
 
 
 async def fill(path: Path, count: int, uuids: tuple[str, ...]) -> None:
-    """A ledger with so many active allocations."""
+    """Fills a ledger with this number of active allocations."""
     async with await Ledger.open(path) as ledger:
         wanted = [allocation(n, uuids) for n in range(count)]
         await asyncio.gather(*[ledger.intent(one) for one in wanted])

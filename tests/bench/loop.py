@@ -25,7 +25,8 @@ from tests.demo.node import ROOT
 _POLICY = f"{POLICY}\n[runtime]\nusers = true\n"
 _SECONDS = 5.0
 _USERS = {"watchers": 32}  # 2048 watches are asked for; others: 4
-_TOGETHER = ("idle connections", "unread replies", "slow http", "watchers")  # the review's
+# the attacks of the security review
+_TOGETHER = ("idle connections", "unread replies", "slow http", "watchers")
 _FILES = 20_000  # descriptors: 4096 connections take three each
 _HONEST = """
 import os, sys, time
@@ -76,7 +77,7 @@ class WatchedNode(BenchNode):
 
 @contextmanager
 def _attack(names: Sequence[str], run_dir: Path) -> Iterator[None]:
-    """They stand when the block begins."""
+    """The attacks are under way when the block begins."""
     programs = []
     try:
         for name in names:
@@ -95,7 +96,7 @@ def _attack(names: Sequence[str], run_dir: Path) -> Iterator[None]:
 
 
 def _honest(node: WatchedNode) -> float:
-    """Pairs of Allocate and Release in a second; 0 where the user is not served."""
+    """Pairs of Allocate and Release in a second; 0 if the user is not served."""
     words = [sys.executable, "-c", _HONEST, str(node.run_dir / "vgpud.sock"), str(_SECONDS)]
     done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=ROOT, timeout=60)
     if done.returncode != 0:

@@ -79,7 +79,7 @@ def _packing(report: Report, seeds: int, count: int) -> None:
 
 
 def _one_card(report: Report, seeds: int, count: int) -> None:
-    """What is to be had on one card without moving anything: the optimum, which knows mix and load."""
+    """The optimum on one card without moves, for a solver that knows mix and load."""
     table = Table(H200_WITHOUT_ME)
     best: list[float] = []
     refusing: list[float] = []
@@ -168,12 +168,12 @@ def _decision(report: Report) -> None:
     ids = [PROFILES[0], PROFILES[2], PROFILES[3]]
 
     def anew(number: int) -> object:
-        """A node like this one, seen for the first time."""
+        """A node like this one, with no cached result."""
         fresh = node_of(*(replace(device) for device in node.devices))
         return choose(asked[number % 3], fresh, AUTO, use)
 
     def scan(profile_id: int) -> object:
-        """Every free place of every device, tried and weighed anew."""
+        """Tries and weighs every free place of every device, without a cache."""
         options = []
         for device, layout in enumerate(states):
             places = [table.slots[slot] for slot in bits(table.free(layout))]
@@ -195,12 +195,12 @@ def _decision(report: Report) -> None:
     changes = [used_mig((19, 6), (14, 4)), used_mig((9, 4)), used_mig((5, 0)), used_mig((19, 6))]
 
     def changed(number: int) -> object:
-        """As in life: the last allocation changed one device, and the others are as they were."""
+        """As in use: the last allocation changed one device, and the others are as they were."""
         use[f"GPU-{number % 8}"] = changes[(number + number // 8) % 4]
         return choose(asked[number % 3], node, AUTO, use)
 
     def changed_one_kind(number: int) -> object:
-        """The same where all requests are alike."""
+        """The same if all requests are alike."""
         use[f"GPU-{number % 8}"] = changes[(number + number // 8) % 4]
         return choose(asked[0], node, AUTO, use)
 

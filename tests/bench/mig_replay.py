@@ -118,7 +118,7 @@ def replay(
 
 
 def _with_moves(node: Cards, profile_id: int, budget: int) -> tuple[Spot | None, int]:
-    """The card on which the fewest instances move, if they are within the budget, none given up."""
+    """The card on which the fewest instances move, if they are within the budget; no instance is given up."""
     table, best = node.table, None
     for card, state in enumerate(node.states):
         target = make_room(table, Layout(state), 0, profile_id)
@@ -147,7 +147,7 @@ def _move(node: Cards, card: int, target: int, profile_id: int) -> Spot:
 
 
 def reference(table: Table, trace: Sequence[Arrival], cards: int) -> float:
-    """Accepted work when each card repacks at will."""
+    """Accepted work if each card may repack at any time."""
     counts, load = [0] * cards, [0] * cards
     slices = slices_of(table)
     leaving: list[tuple[float, int, int]] = []
@@ -172,7 +172,7 @@ def reference(table: Table, trace: Sequence[Arrival], cards: int) -> float:
 
 
 def ours(node: Cards, profile_id: int) -> Spot | None:
-    """As fit_mig ranks: the lowest cost, then the least worth left, over all cards."""
+    """Ranks as fit_mig: the lowest cost, then the smallest remaining worth, over all cards."""
     found: list[tuple[int, int, int, Place]] = []
     for card, state in enumerate(node.states):
         place = node.table.best_place(Layout(state), profile_id)

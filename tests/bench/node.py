@@ -59,7 +59,7 @@ class BenchNode(DemoNode):
         return self.daemon.pid
 
     def resident_mib(self) -> float:
-        """VmRSS of /proc/PID/status."""
+        """VmRSS of /proc/PID/status, in MiB."""
         for text in Path(f"/proc/{self.pid}/status").read_text().splitlines():
             if text.startswith("VmRSS:"):
                 return int(text.split()[1]) / 1024
@@ -71,12 +71,12 @@ class BenchNode(DemoNode):
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def run_seconds(self) -> float:
-        """What its threads ran so far, to the nanosecond: schedstat's first field (sched-stats.rst)."""
+        """Run time of the process's threads, to the nanosecond: schedstat's first field (sched-stats.rst)."""
         tasks = Path(f"/proc/{self.pid}/task").iterdir()
         return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
     def end(self) -> None:
-        """Whatever happened, nothing stays behind."""
+        """Ends the daemon and removes its folders, also after a failure."""
         if self.daemon is not None and self.daemon.poll() is None:
             try:
                 self.stop()

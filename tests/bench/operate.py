@@ -1,4 +1,4 @@
-"""What it costs to look: a scrape, the status page, and vgpuctl's listings."""
+"""The cost of monitoring: a scrape, the status page, and vgpuctl's listings."""
 
 import http.client
 import socket
@@ -62,7 +62,7 @@ def scrape(path: Path) -> bytes:
 
 
 def _scrapes(report: Report, node: BenchNode, allocations: int) -> None:
-    """Once a second is what Prometheus would do at its quickest: nothing is still fresh then."""
+    """Once a second is Prometheus's shortest usual interval: no cached value is still fresh then."""
     path = node.run_dir / "metrics.sock"
     size = len(scrape(path))
     usages = list((node.run_dir / "leases").glob("*/usage"))
@@ -84,7 +84,7 @@ def _scrapes(report: Report, node: BenchNode, allocations: int) -> None:
 
 
 def _count(usage: Path, turn: int) -> None:
-    """As the arbiter does at a grant, so that nothing that was made of it before can be used again."""
+    """Writes the page as the arbiter does at a grant, so that no cached result of it can be used again."""
     with usage.open("r+b") as file:
         file.seek(layout.USAGE_COMPUTE)
         file.write(struct.pack("<Q", turn * 1000 + 7))

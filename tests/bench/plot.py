@@ -118,7 +118,7 @@ def bars(title: str, rows: Sequence[tuple[str, float, float | None]], unit: str)
 
 
 def rows_of(name: str) -> list[dict[str, Any]]:
-    """Of one bench; none if it has not been run."""
+    """The rows of one bench; none if it has not been run."""
     path = OUTPUT / f"{name}.json"
     return json.loads(path.read_text())["rows"] if path.exists() else []
 

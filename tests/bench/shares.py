@@ -1,4 +1,5 @@
-"""What tenants of a simulated card get done, beside what they are promised, and what the arbiter costs.
+"""The work that tenants of a simulated card complete, compared with their shares, and the cost of the
+arbiter.
 
 Real processes in real time: on a machine with cores to spare the first figure is close to the second. The
 scheduler alone, on a clock of its own, is exact (tests/arbiter/test_model.py).

@@ -69,13 +69,13 @@ def _size(folder: Path) -> int:
 
 
 def _files(node: BenchNode) -> int:
-    """Of the run folder and the CDI specs: nothing of what is released may stay."""
+    """Number of files in the run folder and of CDI specs: no file of a released allocation may stay."""
     folders = (node.run_dir, node.folder / "cdi")
     return sum(len(names) + len(dirs) for folder in folders for _, dirs, names in os.walk(folder))
 
 
 def _growth(report: Report) -> None:
-    """From the middle on, when caches and the kept events are full."""
+    """Growth from the middle of the run on, when caches and the kept events are full."""
     for what in ("memory", "descriptors", "threads", "disk", "files"):
         values = [row.value for row in report.rows if row.what.endswith(f": {what}")]
         known = [value for value in values if value is not None]

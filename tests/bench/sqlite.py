@@ -1,4 +1,4 @@
-"""The yardstick: one durable commit of a row of like size, with nothing around it."""
+"""The yardstick: one durable commit of a row of similar size, without the ledger around it."""
 
 import sqlite3
 import time
@@ -8,7 +8,7 @@ from typing import Self
 
 from tests.bench.common import Row, latency_row
 
-WARM = 400  # the log begins again at its front by then, and is no longer growing
+WARM = 400  # by then the log is reused from its start and no longer grows
 _ROW_BYTES = 1600
 
 
@@ -35,7 +35,7 @@ class BareCommits:
         self._db.close()
 
     def commit(self) -> float:
-        """Seconds that it took."""
+        """Commits a row and returns the seconds."""
         self._number += 1
         row = (f"a{self._number:06d}", f"r{self._number:06d}", self._body)
         began = time.perf_counter()

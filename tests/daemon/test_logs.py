@@ -145,7 +145,7 @@ def test_one_user_cannot_fill_the_journal_nor_silence_another() -> None:
     assert "left_out" not in kept(thin, 1, uid=1000)[0]
 
 
-def test_many_users_together_cannot_either() -> None:
+def test_log_lines_of_many_users_are_limited_in_total() -> None:
     clock = Clock()
     thin = logs.Thinned(clock)
     assert sum(len(kept(thin, 20, uid=uid)) for uid in range(10_000)) == 10 * logs.LINES

@@ -1,4 +1,4 @@
-"""Policy files that are wrong: no start, and no reload, but never a half of one."""
+"""Wrong policy files: the daemon does not start, or keeps its whole old policy at a reload."""
 
 import json
 import signal

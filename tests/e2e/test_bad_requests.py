@@ -1,4 +1,4 @@
-"""Requests that are wrong, impossible or repeated, as vgpuctl and as gRPC bring them."""
+"""Wrong, impossible and repeated requests, sent by vgpuctl and by gRPC."""
 
 import math
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ def node(make_shared_node: NodeMaker) -> DemoNode:
 
 @pytest.fixture(autouse=True)
 def nothing_is_held(node: DemoNode) -> Iterator[None]:
-    """A refused request leaves nothing behind."""
+    """Asserts that a refused request leaves no allocation."""
     yield
     assert states(node) == {}
     assert list((node.run_dir / "leases").iterdir()) == []

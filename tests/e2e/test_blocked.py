@@ -1,4 +1,4 @@
-"""A tenant that waits inside the driver, where libvgpu does not see it, is seen all the same."""
+"""vgpud notices a tenant that waits inside the driver, where libvgpu does not see the wait."""
 
 import os
 import select
@@ -56,7 +56,7 @@ def answer(tenant: Tenant, seconds: float = 300) -> dict[str, object]:
 
 
 def wants(node: DemoNode, name: str) -> int:
-    """How many of its threads libvgpu has waiting."""
+    """Number of the tenant's threads that libvgpu keeps waiting."""
     return read_activity(node.run_dir / "leases" / name).wants
 
 

@@ -30,7 +30,7 @@ SIMULATED = ("VGPU_SIM_STATE", "LD_LIBRARY_PATH")
 
 
 def marks(node: DemoNode) -> dict[str, dict[str, str]]:
-    """By allocation: the sentence of each kind."""
+    """The sentence of each kind of mark, by allocation."""
     with client(node) as calls:
         held = calls.list_allocations().allocations
     return {item.id: {mark.kind: mark.sentence for mark in item.marks} for item in held}
@@ -50,7 +50,7 @@ class Line(http.client.HTTPConnection):
 
 
 def metric(node: DemoNode, name: str) -> float:
-    """The sum over its labels."""
+    """Sum of a metric over its labels."""
     path = node.run_dir / "metrics.sock"
     eventually(path.exists, "it is opened after the others")
     line = Line(str(path))
@@ -63,7 +63,7 @@ def metric(node: DemoNode, name: str) -> float:
 
 
 def start(node: DemoNode, command: Sequence[str], options: list[str] | None = None) -> tuple[Tenant, str]:
-    """A tenant that has printed its first line, and its allocation."""
+    """Starts a tenant; returns it after its first line, with its allocation."""
     before = states(node)
     tenant = node.tenant(options or QUOTA, list(command))
     tenant.line()
@@ -72,7 +72,9 @@ def start(node: DemoNode, command: Sequence[str], options: list[str] | None = No
 
 
 def stripped(node: DemoNode) -> list[str]:
-    """Without the lease's environment, as a static binary or a program that cleans its environment runs."""
+    """The command without the lease's environment, as a static binary or a program that cleans its
+    environment runs.
+    """
     return ["env", "-i", *(f"{name}={node.environment[name]}" for name in SIMULATED)]
 
 
@@ -83,7 +85,7 @@ def shared_policy() -> str:
 
 @pytest.fixture
 def ended() -> Iterator[list[Tenant]]:
-    """Tenants that the test leaves running."""
+    """Tenants to end after the test."""
     left: list[Tenant] = []
     yield left
     for tenant in left:
@@ -168,7 +170,7 @@ def test_a_mark_outlives_the_daemon(make_node: NodeMaker, ended: list[Tenant]) -
 
 
 def test_the_policy_ends_a_tenant_past_libvgpu_and_no_other(make_node: NodeMaker) -> None:
-    """Of the user's other processes, and of its other allocation, none."""
+    """Other processes of the user, and its other allocation, are not ended."""
     node = make_node(policy=POLICY.format(rule="stop"))
     node.start()
     honest, first = start(node, HOLD)
@@ -217,7 +219,7 @@ def test_an_unknown_driver_is_reported_once(shared_node: DemoNode, ended: list[T
 def test_a_process_of_a_container_that_never_connected_is_marked(
     shared_node: DemoNode, ended: list[Tenant]
 ) -> None:
-    """The lease lies where containers have it; no environment and no parent says whose it is."""
+    """The lease is at the containers' path; neither the environment nor a parent names the allocation."""
     node = shared_node
     allocation = quota(node, 2)
     lease = node.run_dir / "leases" / allocation.id
@@ -266,7 +268,7 @@ def honest(node: DemoNode) -> dict[str, list[str]]:
 
 
 def test_honest_programs_are_never_marked(make_node: NodeMaker) -> None:
-    """Beside each other and an MPS tenant, so that every look overlaps with calls of each."""
+    """Side by side with an MPS tenant, so that every check overlaps with calls of each program."""
     node = make_node("h200x8", policy=POLICY.format(rule="stop"))
     node.start()
     options = ["--isolation", "quota", "--memory", "4GiB", "--cores", "20"]

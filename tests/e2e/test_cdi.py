@@ -1,4 +1,4 @@
-"""CDI specs stay true while the daemon runs: what makes one stale is seen, and soon."""
+"""CDI specs stay correct while the daemon runs: a change that makes one stale is noticed soon."""
 
 import json
 import shutil
@@ -31,7 +31,7 @@ def spec_file(node: DemoNode, name: str) -> Path:
 
 
 def edits(node: DemoNode, name: str) -> dict[str, Any]:
-    """Empty while there is none."""
+    """The edits of the spec; empty if there is no spec."""
     try:
         (device,) = json.loads(spec_file(node, name).read_text())["devices"]
     except FileNotFoundError:
@@ -65,7 +65,9 @@ def test_a_cdi_spec_without_an_allocation_is_removed(node: DemoNode) -> None:
 
 
 def test_a_driver_upgrade_under_a_running_daemon_updates_the_cdi_specs(node: DemoNode) -> None:
-    """An upgrade under a running daemon: its new files are in the specs of what is held already."""
+    """The driver is upgraded under a running daemon: its new files are in the specs of existing
+    allocations.
+    """
     node.start()
     held = quota(node)
     assert "libcuda.so.1" in mounted(node, held.id) and "libcuda.so.590.10" not in mounted(node, held.id)
@@ -88,7 +90,7 @@ def test_a_driver_upgrade_while_no_daemon_runs_updates_the_cdi_specs(node: DemoN
 
 
 def test_a_driver_load_with_other_device_numbers_updates_the_cdi_specs(node: DemoNode) -> None:
-    """The driver's majors are the kernel's to choose, at each load."""
+    """The kernel chooses the driver's major numbers at each load."""
     root = Path(node.environment["VGPUD_HOST_ROOT"])
     node.start()
     held = allocate(node, isolation="hardware", mig_profile="1g.10gb")
@@ -116,7 +118,7 @@ n.nvmlGpuInstanceDestroy(instance)
 
 
 def test_a_mig_instance_destroyed_outside_vgpud_is_made_again_with_its_cdi_spec(node: DemoNode) -> None:
-    """It is made again; a spec must not name one that is not there."""
+    """The instance is made again, because a spec must not name one that does not exist."""
     node.start()
     held = allocate(node, isolation="hardware", mig_profile="1g.10gb")
     mig = held.slices[0].mig

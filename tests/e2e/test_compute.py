@@ -1,4 +1,4 @@
-"""Compute shares through the daemon: asked for, summed, resized while a program runs, counted."""
+"""Compute shares through the daemon: requested, summed, resized while a program runs, counted."""
 
 import itertools
 from pathlib import Path
@@ -51,7 +51,7 @@ def test_compute_shares_of_a_device_do_not_exceed_100_percent(started: DemoNode)
 
 
 def test_an_idle_tenants_share_is_lent_under_work_conserving(started: DemoNode) -> None:
-    """Hard at first; the reload reaches the running tenant."""
+    """The limit is hard at first; the reload reaches the running tenant."""
     idle = started.tenant([*ASKED, "--cores", "75"], [PROBE, "hold", "64MiB", "--then-wait-on-stdin"])
     idle.line()
     (idle_id,) = active(started, 1)
@@ -88,7 +88,9 @@ def test_share_rules_survive_resize_and_restart_and_follow_the_policy(started: D
 
 
 def active(node: DemoNode, count: int) -> set[str]:
-    """The allocations, once so many are whole; one that is being made has no lease yet."""
+    """Returns the allocations as soon as `count` are complete; an allocation that is being made has no lease
+    yet.
+    """
     eventually(lambda: list(states(node).values()) == ["active"] * count, f"{count} are active")
     return set(states(node))
 

@@ -27,7 +27,7 @@ def client(node: DemoNode) -> Client:
 
 
 def world(node: DemoNode) -> dict[str, int]:
-    """What is there of any allocation, in every place where something could be left."""
+    """The parts of allocations that exist, counted in every place where one could be left."""
     with client(node) as calls:
         devices = calls.list_devices().devices
         allocations = calls.list_allocations().allocations
@@ -66,7 +66,7 @@ def release(node: DemoNode, allocation: str) -> None:
 
 
 def was_cut(node: DemoNode, error: VgpuError) -> None:
-    """The daemon died of its fault point, and the caller was told that nobody answers."""
+    """Asserts that the daemon died at its fault point, and that the caller got UNREACHABLE."""
     assert error.code is ErrorCode.UNREACHABLE
     assert node.daemon is not None
     assert node.daemon.wait(300) == -9
@@ -100,7 +100,7 @@ def test_a_release_cut_after_every_step_converges(node: DemoNode, mode: str) -> 
         was_cut(node, cut.value)
         node.start()
         assert world(node) == NOTHING, point
-        with client(node) as calls:  # as one does who heard no answer
+        with client(node) as calls:  # as a caller that got no answer
             assert calls.release(held.id).already_released, point
         node.stop()
 
@@ -137,7 +137,7 @@ def test_a_start_cut_after_every_step_converges_at_the_next_start(node: DemoNode
 
 
 def test_allocations_of_every_mode_survive_kills_of_vgpud(node: DemoNode) -> None:
-    """One allocation in every mode at once, each on its device, and five kills."""
+    """One allocation in each mode, each on its own device, and five kills."""
     node.start()
     held = [allocate(node, mode, mode).id for mode in ASK]
     before = snapshot(node)

@@ -19,12 +19,12 @@ ASK = (
     {"isolation": "compute", "memory_bytes": GIB, "share_percent": 10},
     {"isolation": "hardware", "mig_profile": "1g.18gb"},
 )
-#: Of ending.py, asyncio and Python, on what was not waited for.
+#: Messages of ending.py, asyncio and Python about work that was not awaited.
 COMPLAINTS = ("left behind", "destroyed", "never retrieved", "never awaited", "Traceback")
 
 
 def keep_calling(node: DemoNode, number: int) -> None:
-    """Some of the callers have gone when the answer comes. Ends with the daemon."""
+    """Calls again and again until the daemon ends; some callers leave before the answer comes."""
     seconds = 30 if number % 2 else 0.02
     while True:
         try:

@@ -1,4 +1,6 @@
-"""Idle tenants give their memory back and come for it when they work; more tenants than fit take turns."""
+"""Idle tenants give up their device memory and get it back when they work; more tenants than fit take
+turns.
+"""
 
 import signal
 import sys
@@ -158,10 +160,10 @@ def test_an_idle_tenant_is_suspended_and_resumed_by_its_next_call(idle: DemoNode
     goes_idle(idle, name)
     eventually(lambda: used_mib(idle) < SIZE_MIB, "NVML shows none of its memory")
     assert (shown(idle, name).cause, shown(idle, name).standing) == ("idle", "idle")
-    other, second = holding(idle, 100)  # its room is for others
+    other, second = holding(idle, 100)  # another tenant can use the room
     goes_idle(idle, second)
     for _ in range(2):
-        assert goes_on(tenant)  # waits until it is back, and does not fail
+        assert goes_on(tenant)  # the call waits until the memory is back, and succeeds
         assert goes_on(other)
     end(idle, tenant, name)
     end(idle, other, second)
@@ -193,7 +195,7 @@ def follow(node: DemoNode, policy: str) -> None:
 
 
 def test_an_idle_rule_set_by_a_reload_suspends_an_idle_tenant(make_node: NodeMaker) -> None:
-    """Without one nothing is looked at, for minutes."""
+    """Without an idle rule no tenant is observed, even for minutes."""
     node = make_node(policy=ROOMY)
     node.start()
     tenant, name = holding(node)
@@ -266,7 +268,7 @@ def test_a_tenant_without_room_waits_in_the_resume_queue(idle: DemoNode) -> None
     assert first.line()["whole"]
     assert states(idle)[two] == "suspended"
     follow(idle, IDLE)
-    assert second.line()["whole"]  # as soon as the first is idle again
+    assert second.line()["whole"]  # comes as soon as the first tenant is idle again
     end(idle, first, one)
     end(idle, second, two)
 
@@ -280,7 +282,7 @@ def test_a_vgpud_killed_during_an_idle_suspension_loses_no_tenant(cut_node: Demo
         [sys.executable, "-c", PROGRAM, str(SIZE_MIB)],
     )
     tenant.line()
-    (lease,) = (node.run_dir / "leases").iterdir()  # the daemon itself may have died by now
+    (lease,) = (node.run_dir / "leases").iterdir()  # the daemon may have died by now, so the folder is read
     name = lease.name
     assert node.daemon is not None
     if point.startswith("resume"):
@@ -330,13 +332,13 @@ def test_two_tenants_that_exceed_the_card_take_turns(turns: DemoNode) -> None:
     second, two = busy(turns, 100)
     eventually(lambda: shown(turns, two).state != "allocating", "it is made")
     assert shown(turns, two).state in ("suspending", "suspended", "resuming", "active")
-    second.line()  # it has had its first turn
+    second.line()  # the second tenant has had its first turn
     seen = [rounds(first), rounds(second)]
     for _ in range(2):
         now = [rounds(first), rounds(second)]
         assert all(b > a for a, b in zip(seen, now, strict=True))
         seen = now
-    # at a hand-over the tenant that comes may be active before the one that goes is on record as suspending
+    # during a swap the incoming tenant may be active before the outgoing one is recorded as suspending
     eventually(lambda: list(states(turns).values()).count("active") <= 1, "one is active")
     for tenant in (first, second):
         assert tenant.process.stdin is not None

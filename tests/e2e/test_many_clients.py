@@ -1,4 +1,6 @@
-"""Sixty-four clients at once: never more than there is, and never a refusal while there is room."""
+"""Sixty-four clients at once: never more is allocated than exists, and none is refused while there is
+room.
+"""
 
 import asyncio
 import subprocess
@@ -19,7 +21,7 @@ from vgpud.api.status import from_rpc_error
 from vgpud.model.errors import ErrorCode, VgpuError
 
 if TYPE_CHECKING:
-    from vgpud.api.gen.vgpud_pb2_grpc import VgpudAsyncStub  # in the stubs only
+    from vgpud.api.gen.vgpud_pb2_grpc import VgpudAsyncStub  # a type that exists only in the stubs
 
 CLIENTS = 64
 Reply = TypeVar("Reply", pb.Allocation, pb.ReleaseReply)
@@ -34,7 +36,7 @@ def node(make_node: NodeMaker) -> DemoNode:
 
 
 def at_once(node: DemoNode, work: Work[Reply]) -> list[Reply | VgpuError]:
-    """What each of the clients got; each has a connection of its own."""
+    """The results of the clients; each has its own connection."""
 
     async def one(number: int) -> Reply | VgpuError:
         target = f"unix:{node.run_dir / TENANT}"
@@ -66,7 +68,7 @@ def release_all(node: DemoNode) -> None:
 
 
 def allocated(node: DemoNode) -> list[int]:
-    """Bytes held on each device, checked against what each has."""
+    """Bytes allocated on each device; asserts that none exceeds its memory."""
     with client(node) as calls:
         devices = calls.list_devices().devices
         held: Counter[str] = Counter()
@@ -80,7 +82,7 @@ def allocated(node: DemoNode) -> list[int]:
 
 
 def test_sixty_four_clients_share_eight_devices_to_the_last_slice(node: DemoNode) -> None:
-    """Eight on each of eight devices: the last one fits just as the first."""
+    """Eight allocations on each of eight devices: the last one fits like the first."""
     with client(node) as calls:
         device = calls.list_devices().devices[0]
     usable = device.memory_total_bytes - device.memory_reserved_bytes
@@ -99,7 +101,7 @@ def test_sixty_four_clients_share_eight_devices_to_the_last_slice(node: DemoNode
 
 
 def test_concurrent_clients_beyond_the_capacity_are_refused(node: DemoNode) -> None:
-    """Three fit on a device: twenty-four get one, forty hear that there is no room."""
+    """Three fit on a device: twenty-four clients get one, forty are refused for lack of room."""
     answers = at_once(
         node,
         lambda calls, _: calls.Allocate(
@@ -114,7 +116,7 @@ def test_concurrent_clients_beyond_the_capacity_are_refused(node: DemoNode) -> N
 
 
 def test_concurrent_clients_get_seven_mig_instances_of_a_device_and_no_more(node: DemoNode) -> None:
-    """Seven of the smallest on a device, and no more."""
+    """Seven of the smallest instances fit on a device."""
     answers = at_once(
         node,
         lambda calls, _: calls.Allocate(
@@ -147,7 +149,7 @@ def test_a_request_id_from_sixty_four_clients_makes_one_allocation(node: DemoNod
 
 
 def test_concurrent_vgpuctl_runs_each_hold_and_release_their_own_allocation(node: DemoNode) -> None:
-    """`vgpuctl run` from many processes: each gets its own, and all of it comes back."""
+    """`vgpuctl run` from many processes: each gets its own allocation, and all are released."""
     command = [
         "run",
         "--isolation",

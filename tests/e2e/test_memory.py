@@ -1,4 +1,4 @@
-"""Memory of preload tenants through the daemon: limits that change, promises beyond the card, counters."""
+"""Memory of preload tenants through the daemon: changed limits, overcommitment, counters."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ from tests.e2e.conftest import NodeMaker
 from tests.e2e.support import GIB, MIB, PROBE, eventually, states
 from tests.native.harness import LIBVGPU
 
-CONTEXT = 526 * MIB  # of the simulated H200
+CONTEXT = 526 * MIB  # bytes of a context on the simulated H200
 ASKED = ["--isolation", "quota", "--device", "0"]
 
 # Allocates as it is told: "N" MiB more, or "?"; answers with result, total and free MiB.
@@ -30,7 +30,7 @@ for line in sys.stdin:
 
 
 class Talker:
-    """A tenant that does as it is told, and its allocation."""
+    """A tenant that allocates on request (TALKS), and its allocation."""
 
     def __init__(self, node: DemoNode, memory: str) -> None:
         before = states(node).keys()
@@ -65,7 +65,7 @@ class Talker:
 
 
 def test_a_resize_of_memory_holds_for_a_running_tenant(make_node: NodeMaker) -> None:
-    """Down below what it holds: nothing is killed, nothing new is given until it fits again."""
+    """Resized below its use: no process is killed, and no new memory is granted until the use fits again."""
     node = make_node()
     node.start()
     one = Talker(node, "4GiB")
@@ -107,7 +107,7 @@ def test_an_overcommitted_tenant_gets_out_of_memory_when_the_card_is_full(make_n
     assert one.ask(str(90 * 1024))[0] == 0
     assert two.ask(str(60 * 1024))[0] == 2
     free = two.ask("?")[2]
-    assert free < 52 * 1024  # what the card has left, not what the limit leaves
+    assert free < 52 * 1024  # the free memory of the card, not the rest of the limit
     use = two.use()
     assert (int(use.get("refusalsLimit", 0)), int(use["refusalsCard"])) == (0, 1)
     row = two.row()

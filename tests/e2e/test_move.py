@@ -1,4 +1,4 @@
-"""Moving tenants: they find their memory as it was, on another device; or everything stays as it was."""
+"""Moving tenants: they find their memory unchanged on another device, or the move is undone."""
 
 import json
 import signal
@@ -16,8 +16,8 @@ from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.lease import read_limits, read_usage
 from vgpud.model.errors import ErrorCode, VgpuError
 
-SIZE_MIB = 32  # of each process, beside its context
-CONTEXT_MIB = 256  # less than what one takes
+SIZE_MIB = 32  # of each process, in addition to its context
+CONTEXT_MIB = 256  # less than one context
 SHARED = ("--isolation", "quota", "--memory", "4GiB", "--device")
 
 
@@ -44,19 +44,19 @@ def used_mib(node: DemoNode) -> list[int]:
 
 
 def in_use(node: DemoNode) -> list[int]:
-    """Devices with more than contexts on them, as NVML says."""
+    """Devices that have more than contexts in use, by NVML."""
     return [index for index, mib in enumerate(used_mib(node)) if mib > CONTEXT_MIB]
 
 
 def allocated(node: DemoNode) -> dict[int, int]:
-    """Bytes that allocations hold, by device, where there are any."""
+    """Allocated bytes by device, without the devices that have none."""
     with client(node) as calls:
         devices = calls.list_devices().devices
     return {d.index: int(d.memory_allocated_bytes) for d in devices if d.memory_allocated_bytes}
 
 
 def check_at(node: DemoNode, name: str, index: int, gib: int = 4) -> None:
-    """Ledger, lease, CDI edits and NVML all say that it is there, and nowhere else."""
+    """Asserts that ledger, lease, CDI edits and NVML show the allocation on this device and on no other."""
     uuid = uuids(node)[index]
     with client(node) as calls:
         held = calls.get_allocation(name)
@@ -86,7 +86,7 @@ def test_a_tenant_moves_to_other_devices_and_back(node: DemoNode) -> None:
         check_at(node, name, to)
         assert allocated(node) == {to: 4 * GIB}
         assert goes_on(tenant)
-    assert move(node, name, 0).state == "active"  # where it is: nothing to do
+    assert move(node, name, 0).state == "active"  # the device where the tenant is: the move changes nothing
     end(node, tenant, name)
 
 
@@ -139,7 +139,7 @@ for line in sys.stdin:
 
 
 def test_programs_started_after_a_move_see_the_new_device(node: DemoNode) -> None:
-    """Their environment names the old one, as that of the shell that starts them does."""
+    """Their environment names the old device, like that of the shell that starts them."""
     program = """
 import ctypes as c, json, sys, uuid
 u = c.CDLL("libcuda.so.1")
@@ -200,7 +200,7 @@ def test_moves_without_room_or_rights_are_refused(node: DemoNode) -> None:
 
 @needs("namespaces")
 def test_a_tenant_that_cannot_open_the_new_device_is_not_moved(node: DemoNode) -> None:
-    """As in a container: in mounts of its own, without the device's node."""
+    """As in a container: with its own mounts, without the new device's node."""
     tenant = node.tenant([*SHARED, "0"], ["unshare", "-m", sys.executable, "-c", PROGRAM, str(SIZE_MIB)])
     tenant.line()
     (name,) = states(node)
@@ -257,14 +257,16 @@ def tenant_of_three(node: DemoNode) -> tuple[Tenant, str]:
 
 
 def cut(node: DemoNode, name: str, to: int) -> None:
-    """Moves it, and has vgpud killed on the way."""
+    """Starts a move and asserts that the fault point killed vgpud."""
     assert refusal(node, name, to).code is ErrorCode.UNREACHABLE
     assert node.daemon is not None
     assert node.daemon.wait(300) == -signal.SIGKILL
 
 
 def test_a_move_that_can_be_neither_done_nor_undone_stays_open(node: DemoNode) -> None:
-    """Room is held at both ends, nothing else is done to it, and it is resumed when the reason is gone."""
+    """Room is held on both devices, other changes are refused, and the tenant is resumed when the cause is
+    gone.
+    """
     tenant, name = tenant_on(node, 0)
     simulate(node, "fault", "fail", "--function", "cuCheckpointProcessRestore", "--code", "304")
     assert refusal(node, name, 3).code is ErrorCode.SUSPEND_FAILED
@@ -286,7 +288,7 @@ NO_RESTORE = "fault", "fail", "--function", "cuCheckpointProcessRestore", "--cod
 
 
 def test_a_move_cut_before_the_save_is_recorded_is_undone(cut_node: DemoNode) -> None:
-    """Undone at the next start, which is cut at the next step of the next move."""
+    """The next start undoes the move; then vgpud is killed at the next step of a new move."""
     node = cut_node
     node.start(fault_point="move.record-intent")
     tenant, name = tenant_on(node, 0)
@@ -314,7 +316,7 @@ def test_a_move_cut_before_the_save_is_recorded_is_undone(cut_node: DemoNode) ->
 def test_a_move_cut_after_the_save_is_recorded_is_finished(
     cut_node: DemoNode, point: str, ends_at: int, fails: bool
 ) -> None:
-    """Finished at the next start. One whose restore fails is on its way back, and ends there."""
+    """The next start finishes the move. If its restore fails, the start finishes the way back."""
     node = cut_node
     node.start(fault_point=f"move.{point}")
     tenant, name = tenant_on(node, 0)
@@ -335,7 +337,7 @@ def test_the_move_check_for_real_cards_passes_on_the_simulator(capsys: pytest.Ca
 
 
 def test_a_cut_move_of_several_processes_moves_all_or_none(cut_node: DemoNode) -> None:
-    """One is there already when another one's restore fails: it comes back, and they move later."""
+    """One process has moved when the restore of another fails: it is moved back, and both move later."""
     node = cut_node
     node.start(fault_point="move.restore-0")
     tenant, name = tenant_of_three(node)

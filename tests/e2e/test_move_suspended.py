@@ -1,4 +1,4 @@
-"""Moving suspended tenants: no memory moves and no room is needed; they come back on the other device."""
+"""Moving suspended tenants: no memory is copied and no room is needed; they are resumed on the new device."""
 
 import os
 import signal
@@ -33,7 +33,9 @@ SIZE_MIB = 32
 
 
 def check_waits_at(node: DemoNode, name: str, index: int, cause: str = "hand") -> None:
-    """The API, the lease and the CDI edits say that it is there; no device has any of it."""
+    """Asserts that API, lease and CDI edits name the new device, and that no device has memory of the
+    tenant.
+    """
     uuid = uuids(node)[index]
     with client(node) as calls:
         held = calls.get_allocation(name)
@@ -89,7 +91,7 @@ def test_a_resume_on_a_full_device_is_refused(node: DemoNode) -> None:
 
 
 def test_processes_that_end_or_start_during_a_suspended_move_are_followed(node: DemoNode) -> None:
-    """Whoever begins has the old device in the environment, and finds itself on the new one."""
+    """A process that starts has the old device in its environment, and uses the new one."""
     tenant, name = tenant_on(node, 0)
     lease = node.run_dir / "leases" / name
     node.environment["CUDA_VISIBLE_DEVICES"] = uuids(node)[0]
@@ -132,7 +134,7 @@ def test_two_suspended_slices_exchange_devices(node: DemoNode) -> None:
 
 
 def test_a_suspended_tenant_of_a_whole_card_moves_beside_other_tenants(node: DemoNode) -> None:
-    """Others may have its card by now, and that which it is to come to."""
+    """Other tenants may use its card by now, and the card that it moves to."""
     tenant, name = holding(node, 0, "--isolation", "device", "--device", "2", size_mib=SIZE_MIB)
     suspend(node, name)
     others = [on(node, 1, 2), on(node, 1, 3)]
@@ -180,14 +182,16 @@ def test_moves_of_a_suspended_tenant_to_unfit_devices_are_refused(node: DemoNode
 
 
 def test_a_failed_resume_returns_all_processes_to_where_they_were_saved(cut_node: DemoNode) -> None:
-    """One of three cannot be restored where they were moved to. Each comes back from where it was saved."""
+    """One of three processes cannot be restored on the new device. All are restored on the device where they
+    were saved.
+    """
     node = cut_node
     node.start(fault_point="resume.restore-0")
     tenant, name = tenant_of_three(node)
     suspend(node, name)
     move(node, name, 3)
     with pytest.raises(VgpuError):
-        resume(node, name)  # vgpud is killed when the first is there
+        resume(node, name)  # vgpud is killed after the first process was restored
     simulate(node, *NO_RESTORE)
     node.start()
     assert states(node) == {name: "suspended"}

@@ -265,7 +265,9 @@ def test_memory_limits_hold_without_vgpud_and_the_arbiter(make_node: NodeMaker) 
 
 
 def test_a_killed_mps_daemon_fails_its_allocations_and_no_others(make_node: NodeMaker) -> None:
-    """It takes its clients along; what they held is marked, said, and makes room when released."""
+    """The daemon takes its clients along; their allocations are marked failed, reported, and free room when
+    released.
+    """
     node = make_node()
     node.start()
     ask = ["--isolation", "compute", "--memory", "1GiB", "--device", "0"]
@@ -316,7 +318,7 @@ def test_an_mps_daemon_killed_while_vgpud_is_down_is_noticed_at_the_start(make_n
 
 
 def test_helpers_inherit_no_descriptors_of_vgpud(make_node: NodeMaker) -> None:
-    """A socket or the ledger's lock in a helper would keep the next vgpud from starting."""
+    """With an inherited socket or ledger lock a helper would keep the next vgpud from starting."""
     node = make_node()
     node.start()
     quota(node)

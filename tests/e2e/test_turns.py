@@ -1,4 +1,4 @@
-"""Turns the fast way: libvgpu takes a tenant's memory off the card itself, and brings it back."""
+"""Fast turns: libvgpu itself swaps a tenant's memory out of the card and back in."""
 
 import json
 import signal
@@ -104,7 +104,7 @@ for line in sys.stdin:
     whole = whole and base.value == second and bytes_.value == 130 << 20
     say(whole=whole, at=[memory.value for memory, _, _ in held])
 """
-# Takes pieces of many sizes until it is refused, frees half of them, and ends its context with the others
+# Allocates pieces of many sizes until refused, frees half of them, and destroys its context with the rest
 LIMITS = """
 import ctypes as c, json, sys
 u = c.CDLL("libcuda.so.1")
@@ -169,14 +169,14 @@ call("cuCtxSynchronize")
 say(done=True)
 sys.stdin.readline()
 """
-HELD_MIB = SIZE_MIB + 130 + 4 + 2  # in whole pages, without the small one
-OWN_MIB = 4  # for the stream of the copies
-CONTEXT_MIB = 700  # of a tenant that is out, and what it leaves besides; less than the margin more
+HELD_MIB = SIZE_MIB + 130 + 4 + 2  # in whole pages, without the small piece
+OWN_MIB = 4  # memory of the stream for the copies
+CONTEXT_MIB = 700  # use of a tenant that is swapped out, including its remains; less than the margin more
 
 
 @pytest.fixture(scope="module")
 def still(make_shared_node: NodeMaker) -> DemoNode:
-    """Nobody waits there: the test itself says when memory goes."""
+    """A node with long slices: the test itself decides when memory is swapped out."""
     node = make_shared_node(policy=ROOMY.replace("500ms", "1h"))
     node.start()
     return node
@@ -197,7 +197,7 @@ def cut_node(make_node: NodeMaker) -> Iterator[DemoNode]:
 
 
 def all_but(node: DemoNode, mib: int) -> int:
-    """MiB of what tenants can have on the device."""
+    """The limit that leaves `mib` MiB of the device's memory for tenants."""
     with client(node) as calls:
         device = calls.list_devices().devices[0]
     return int(device.memory_total_bytes - device.memory_reserved_bytes) // MIB - mib
@@ -227,7 +227,7 @@ def close(*all_: Tenant) -> None:
 
 
 def put(node: DemoNode, name: str, out: bool, keep_share: int = 0) -> None:
-    """The word in the lease, as vgpud writes it."""
+    """Writes the order (swapped out or not) into the lease, as vgpud does."""
     folder = node.run_dir / "leases" / name
     memory = LeaseMemory.OUT if out else LeaseMemory.HERE
     update_limits(folder, read_limits(folder).devices, away=out, memory=memory, keep_share=keep_share)
@@ -245,7 +245,7 @@ def follows(node: DemoNode, name: str, out: bool) -> None:
 
 
 def used_mib(node: DemoNode) -> int:
-    """As the simulated card has it now."""
+    """MiB in use on the simulated card."""
     simctl = BUILD / "sim" / "bin" / "vgpu-simctl"
     shown = json.loads(subprocess.check_output([simctl, node.environment["VGPU_SIM_STATE"], "dump"]))
     return int(shown["devices"][0]["memory_used"]) // MIB
@@ -259,7 +259,7 @@ def test_a_swapped_in_tenant_has_its_contents_at_the_same_addresses(still: DemoN
     lease = still.run_dir / "leases" / name
     (swap,) = read_swaps(lease)
     assert swap.movable_bytes == HELD_MIB * MIB
-    assert read_usage(lease).device(0).used_bytes == (HELD_MIB + 2) * MIB  # the small one shares a page
+    assert read_usage(lease).device(0).used_bytes == (HELD_MIB + 2) * MIB  # the small piece shares a page
     full = used_mib(still)
     for _ in range(3):
         follows(still, name, True)
@@ -279,7 +279,7 @@ def test_a_swapped_out_tenant_keeps_its_share_of_memory_on_the_card(still: DemoN
     full = used_mib(still)
 
     def keeps(share: int) -> int:
-        """MiB that it keeps of that share: whole chunks."""
+        """MiB that stay on the device if this share of the movable memory may stay: whole chunks."""
         put(still, name, True, share)
         allowed = held.movable_bytes * share // 10000
 
@@ -305,7 +305,7 @@ def test_a_swapped_out_tenant_keeps_its_share_of_memory_on_the_card(still: DemoN
         assert answer(one) == before
     simulate(still, "fault", "fail", "--function", "cuMemcpyDtoHAsync_v2", "--code", "2", "--count", "2")
     keeps(10000)
-    keeps(5000)  # it is tried again until it has gone
+    keeps(5000)  # the order is repeated until the memory has gone
     simulate(still, "fault", "clear")
     follows(still, name, False)
     assert answer(one) == before
@@ -340,7 +340,7 @@ def test_a_kernel_that_does_not_end_holds_up_the_swap_out(still: DemoNode) -> No
     time.sleep(0.2)
     assert phases(still, name) == {SwapPhase.DRAINING}
     follows(still, name, False)
-    assert answer(one)["done"]  # its calls are let in again
+    assert answer(one)["done"]  # the tenant's calls pass again
     follows(still, name, True)
     follows(still, name, False)
     close(one)
@@ -422,7 +422,7 @@ def test_two_tenants_take_turns_without_the_drivers_checkpoint(turns: DemoNode) 
     first, _one = tenant(turns, HOLD, str(SIZE_MIB))
     second, _two = tenant(turns, HOLD, str(SIZE_MIB))
     first.line()
-    second.line()  # it has had its first turn
+    second.line()  # the second tenant has had its first turn
     for _ in range(3):
         assert answer(first)["whole"]
         assert answer(second)["whole"]
@@ -472,14 +472,14 @@ def swapped_away(node: DemoNode, name: str) -> bool:
 
 
 def test_a_swapped_out_tenant_keeps_memory_on_the_card_until_others_need_it(turns: DemoNode) -> None:
-    limit = all_but(turns, CONTEXT_MIB + MARGIN_MIB + 500)  # 500 MiB and a little more are nobody's
+    limit = all_but(turns, CONTEXT_MIB + MARGIN_MIB + 500)  # a little more than 500 MiB are unallocated
     first, one = tenant(turns, HOLD, "700", limit_mib=limit)
     first.line()
     second, two = tenant(turns, HOLD, str(SIZE_MIB), limit_mib=limit)
     second.line()
     eventually(lambda: swapped_away(turns, one), "the first is out")
     kept = kept_mib(turns, one)
-    assert 500 - 128 < kept < 500 + CONTEXT_MIB - 500  # a context takes more than 500
+    assert 500 - 128 < kept < 500 + CONTEXT_MIB - 500  # a context needs more than 500
     assert f"{kept}MiB until others need the room" in shown(turns, one).standing
     with client(turns) as calls:
         calls.resize(two, (limit + 200) * MIB)
@@ -497,7 +497,7 @@ def test_a_swapped_out_tenant_keeps_memory_on_the_card_until_others_need_it(turn
 
 @pytest.mark.parametrize("point", ["swap-out.limit", "swap-out.out", "swap-in.limit", "swap-in.open"])
 def test_a_turn_cut_after_a_step_converges_at_the_next_start(cut_node: DemoNode, point: str) -> None:
-    """The other steps are between these, and write nothing that a start could see."""
+    """The other steps lie between these, and write no record that a start could see."""
     node = cut_node
     node.start(fault_point=point)
     first, one = tenant(node, HOLD, str(SIZE_MIB))
@@ -505,7 +505,7 @@ def test_a_turn_cut_after_a_step_converges_at_the_next_start(cut_node: DemoNode,
     second, _two = tenant(node, HOLD, str(SIZE_MIB))
     if point.startswith(
         "swap-in"
-    ):  # else the answer may come before the first is out, and it needs no swap-in
+    ):  # otherwise the answer may come before the first tenant is out, and no swap-in is needed
         eventually(lambda: swapped_away(node, one), "the first is out")
     ask(first)
     ask(second)

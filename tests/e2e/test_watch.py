@@ -1,4 +1,4 @@
-"""Watches across restarts of the daemon: every event once, in order, nothing lost."""
+"""Watches across restarts of the daemon: every event once, in order, none lost."""
 
 import json
 import subprocess
@@ -18,7 +18,7 @@ from vgpud.model.errors import ErrorCode, VgpuError
 
 @contextmanager
 def watching(node: DemoNode, *words: str) -> Iterator[list[dict[str, Any]]]:
-    """What `vgpuctl watch` has printed so far, by the socket that anybody may open."""
+    """The output of `vgpuctl watch` so far, over the socket that every user may open."""
     process = subprocess.Popen(
         [sys.executable, "-m", "vgpud.ctl", "watch", "-o", "json", *words],
         env={**node.environment, "VGPUD_SOCKET": str(node.run_dir / READ)},
@@ -69,7 +69,7 @@ def test_a_watch_continues_across_a_restart(make_node: NodeMaker, end: str) -> N
 
 
 def test_a_watch_gets_the_events_of_earlier_daemon_runs(make_node: NodeMaker) -> None:
-    """The ledger keeps the events, not the daemon's memory."""
+    """Events come from the ledger, not from the daemon's memory."""
     node = make_node()
     node.start()
     with client(node) as calls:

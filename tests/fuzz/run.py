@@ -43,7 +43,7 @@ def keep(name: str, data: bytes) -> Path:
 def run_native(
     name: str, seconds: int, runs: int, seed: int, kept: Path
 ) -> "subprocess.CompletedProcess[str]":
-    """Its last input is in the file `current` of `kept`; what a sanitizer says is in the output."""
+    """The last input is in the file `current` of `kept`; a sanitizer's report is in the output."""
     words = [str(word) for word in (seconds, runs, seed, kept / "current", CORPUS / name)]
     said = dict.fromkeys(("ASAN_OPTIONS", "UBSAN_OPTIONS"), f"log_path={kept / 'said'}:print_stacktrace=1")
     done = subprocess.run(
@@ -93,7 +93,7 @@ def fuzz(name: str, target: Target, seconds: float, number: int) -> bool:
             seed(dice.getrandbits(32))(examples(given(target.inputs)(one)))()
             for _ in range(200):
                 one(mutated(pool, dice))
-        except Exception as error:  # whatever it is, it is a finding
+        except Exception as error:  # any exception is a finding
             failed = error
     print(f"{name}: {runs} runs, seed {number}", flush=True)
     if failed is not None:

@@ -43,7 +43,7 @@ from vgpud.serve.kubelet.resources import Resource, request_id, request_of
 from vgpud.serve.statefile import read_state
 
 ROOT = Path(__file__).resolve().parents[2]
-LONG = 6000  # characters: more digits than Python makes a number of
+LONG = 6000  # characters: more digits than Python converts to a number
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,13 @@ class Target:
 
     check: Callable[[bytes], None]
     inputs: SearchStrategy[bytes]
-    runs: int = 100  # in each run of the suite
+    runs: int = 100  # examples in each run of the suite
 
 
 def refused(work: Callable[[], object], *codes: ErrorCode) -> object:
-    """What `work` answers; None where it refuses in one short line, with one of these codes, never BUG."""
+    """Returns the result of `work`, or None if it refuses in one short line with one of these codes, never
+    BUG.
+    """
     try:
         return work()
     except VgpuError as error:
@@ -69,7 +71,7 @@ def refused(work: Callable[[], object], *codes: ErrorCode) -> object:
 
 @cache
 def folder() -> Path:
-    """Of this process; the operating system clears it."""
+    """A temporary folder of this process, removed at its end."""
     made = tempfile.TemporaryDirectory(prefix="fuzz")
     folder.made = made  # type: ignore[attr-defined]  # kept as long as the process
     return Path(made.name)
@@ -130,7 +132,7 @@ def check_usage(data: bytes) -> None:
 
 
 class Arbiter(ArbiterClient):
-    """One whose answer is there already."""
+    """A client whose answer is prepared."""
 
     def __init__(self, answer: bytes) -> None:
         super().__init__(Path("/none"))
@@ -201,7 +203,7 @@ def check_kubelet_call(data: bytes) -> None:
 
 
 class Answered(ApiServer):
-    """An API server whose every answer is this one."""
+    """An API server that gives this answer to every call."""
 
     def __init__(self, answer: Any) -> None:
         super().__init__(Path("/none"))
@@ -231,7 +233,7 @@ def check_claim(data: bytes) -> None:
 
 
 def check_toolkit(data: bytes) -> None:
-    """What nvidia-ctk prints; find_driver takes these errors for a toolkit that gives nothing."""
+    """The output of nvidia-ctk; find_driver treats these errors as a toolkit without files."""
     try:
         files = toolkit_files(data.decode(errors="replace"))
     except (ValueError, KeyError, TypeError):

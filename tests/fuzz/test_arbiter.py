@@ -1,4 +1,4 @@
-"""The arbiter, built with sanitizers, and tenants that have registered and then lose all manners."""
+"""The arbiter, built with sanitizers, and hostile tenants that have registered."""
 
 import fcntl
 import os
@@ -60,7 +60,7 @@ def message(kind: int, slot: int, turn: bytes = b"") -> bytes:
 
 
 def rude(dice: random.Random, slot: int) -> bytes:
-    """A message of a turn with any number in any place; now and then one that is none."""
+    """A message of a turn with any number in any field; sometimes no valid message."""
     word = [0, 1, 2, 3, 1000, 20_000_000, 1 << 31, (1 << 32) - 1, 1 << 62, (1 << 64) - 1]
     numbers = [dice.choice(word) for _ in range(3)]
     flags, devices = dice.choice([0, 1, 4, 31, 0xFFFFFFFF]), dice.choice([0, 1, 2, 3, 0x8000, 0xFFFFFFFF])
@@ -94,7 +94,7 @@ def limits(dice: random.Random) -> list[DeviceLimits]:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_hostile_tenants_harm_no_other_tenant(folder: Path, seed: int) -> None:
-    """Three tenants on the same devices say what they like; a fourth is served as if they were not there."""
+    """Three tenants on the same devices send anything; a fourth is served as if they did not exist."""
     dice = random.Random(seed)
     client = ArbiterClient(folder / "arbiter" / "control.sock")
     leases = [write_lease(folder / "leases", f"rude{i}", limits(dice), uid=UID, gid=GID) for i in range(3)]

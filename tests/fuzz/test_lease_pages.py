@@ -1,4 +1,4 @@
-"""A lease's pages, written by a tenant's root or a failing disk: numbers, or LEASE_FAILED."""
+"""A lease's pages, written by a tenant's root or a failing disk: reading gives numbers, or LEASE_FAILED."""
 
 import struct
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from vgpud.model.errors import ErrorCode, VgpuError
 
 MOST = (1 << 63) - 1
 HEAD = struct.pack("<II", layout.MAGIC, layout.VERSION)
-#: Places in a page, and what is written there.
+#: Offsets in a page, and the bytes that are written there.
 CHANGES = st.lists(
     st.tuples(
         st.integers(0, layout.USAGE_SIZE), st.sampled_from([b"\xff" * 8, b"\0" * 8]) | st.binary(max_size=80)

@@ -37,7 +37,7 @@ LOOK_SECONDS = 10.0
 
 
 class ConfinedNode(DemoNode):
-    """A node whose daemon is closed in, but for the folders that the unit leaves open to it."""
+    """A node whose daemon is confined to the folders that the unit leaves writable."""
 
     def __init__(self, prepared: Path) -> None:
         tempfile.tempdir = FOLDERS

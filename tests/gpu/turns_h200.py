@@ -248,7 +248,9 @@ def switches(node: DemoNode) -> dict[str, object]:
 
 
 def reaches(node: DemoNode, times: int) -> int:
-    """Until one has gone for that time, 0.1 s after which the other has come; as often as it was by then."""
+    """Until one has been out that many times, 0.1 s after which the other has come; as often as it was by
+    then.
+    """
     until = time.monotonic() + PATIENCE_SECONDS
     while (gone := node.log.read_text().count("swapped out at the end of its turn")) < times:
         assert time.monotonic() < until, f"{gone} of {times} turns have ended"

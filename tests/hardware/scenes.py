@@ -131,7 +131,7 @@ def xids_are_told() -> None:
         stop.set()
 
     watch_events(gateway, tell, stop)
-    for _ in range(100):  # one that comes before the watch is set up is nobody's
+    for _ in range(100):  # an event before the watch is set up is lost
         sim("fault", "xid", "--device", "6", "--code", "48")
         if stop.wait(0.2):
             break

@@ -48,14 +48,14 @@ def test_mig_mode_in_force(nvml: FakeNvml, gateway: Gateway) -> None:
     assert gateway.set_mig_mode(GPU, False) is True
 
 
-def test_mig_mode_taken_that_waits_for_a_reset_is_pending(nvml: FakeNvml, gateway: Gateway) -> None:
+def test_mig_mode_that_needs_a_reset_is_pending(nvml: FakeNvml, gateway: Gateway) -> None:
     nvml.activation = pynvml.NVML_ERROR_RESET_REQUIRED
     assert gateway.set_mig_mode(GPU, True) is False
     mig = gateway.snapshot().devices[0].mig
     assert (mig.current, mig.pending) == (False, True)
 
 
-def test_mig_mode_taken_that_waits_for_processes_is_taken_back(nvml: FakeNvml, gateway: Gateway) -> None:
+def test_mig_mode_that_waits_for_processes_is_undone(nvml: FakeNvml, gateway: Gateway) -> None:
     nvml.activation = IN_USE
     nvml.gpus[0].processes = [process(4242)]
     with pytest.raises(VgpuError) as caught:

@@ -23,7 +23,7 @@ def xid(
 
 
 class Told:
-    """Collects events; sets `stop` when it has as many as wanted."""
+    """Collects events; sets `stop` after `wanted` events."""
 
     def __init__(self, wanted: int) -> None:
         self.wanted = wanted

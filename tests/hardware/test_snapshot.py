@@ -281,7 +281,7 @@ def test_a_hanging_device_is_marked_silent_until_it_answers(nvml: FakeNvml) -> N
     assert node.devices[1] == before.devices[1]
     nvml.calls.clear()
     assert gateway.snapshot().devices[0].health is Health.SILENT
-    assert nvml.calls.count("nvmlDeviceGetMemoryInfo") == 1  # of the other device
+    assert nvml.calls.count("nvmlDeviceGetMemoryInfo") == 1  # only the other device was asked
     nvml.hangs.clear()
     free.set()
     recovered = threading.Event()

@@ -108,7 +108,7 @@ def test_the_http_server_answers_get_and_head_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example", ""])
-def test_a_strangers_name_for_this_host_gets_nothing(tmp_path: Path, host: str) -> None:
+def test_a_request_with_an_unknown_host_header_is_refused(tmp_path: Path, host: str) -> None:
     port = free_port()
 
     async def work(_: Doors) -> None:
@@ -187,7 +187,7 @@ def test_a_failing_page_reveals_no_details(tmp_path: Path) -> None:
     asyncio.run(work())
 
 
-def test_a_new_policy_moves_the_page(tmp_path: Path) -> None:
+def test_a_reload_moves_the_page_to_the_new_address(tmp_path: Path) -> None:
     first, second = free_port(), free_port()
 
     async def work(doors: Doors) -> None:

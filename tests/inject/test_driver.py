@@ -63,7 +63,9 @@ def test_no_driver_is_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert find_driver() == DriverFiles()
 
 
-def test_the_loaders_cache_is_asked(libraries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_libraries_are_found_through_ldconfig(
+    libraries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tool = tmp_path / "bin" / "ldconfig"
     tool.parent.mkdir()
     lines = "".join(

@@ -1,4 +1,4 @@
-"""Edits of config.json: what is added, in which order, and that all else stays as it was."""
+"""Edits of config.json: which entries are added, in which order, and that the rest stays as it was."""
 
 import copy
 from pathlib import Path

@@ -312,7 +312,7 @@ class Cluster:
 
 
 def consume(capacity: dict[str, Any], asked: str | None, several: bool) -> int | None:
-    """As the policy rounds it; the whole where it says nothing."""
+    """Rounds as the policy says; the whole capacity if it says nothing."""
     value, policy = parse(capacity["value"]), capacity.get("requestPolicy")
     if not several:
         return value if asked is None or parse(asked) <= value else None

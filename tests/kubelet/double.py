@@ -177,7 +177,7 @@ class Kubelet:
                 continue
             told = pods[pod]
             one = told.containers.add(name=container)
-            for name in sorted(ids):  # as it may be split by NUMA node
+            for name in sorted(ids):  # split by NUMA node, if the plugin does so
                 one.devices.add(resource_name=resource, device_ids=[name])
         return pr.ListPodResourcesResponse(pod_resources=pods.values())
 
@@ -250,7 +250,7 @@ class Kubelet:
         return answer
 
     def end(self, pod: str) -> None:
-        """The pod is gone; the plugin is not told."""
+        """Ends the pod. The plugin is not informed."""
         self.active.discard(pod)
         self.held = {key: ids for key, ids in self.held.items() if key[0] != pod}
 

@@ -109,7 +109,7 @@ def test_pods_on_mig_and_memory_keep_their_devices_across_restarts_of_vgpud(make
             await k.healthy("nvidia.com/mig-1g.18gb", 7)
             assert json.dumps(spec_of(node, small.cdi_devices[0].name)) == mig
             assert len(await held_on(node)) == 2
-            # a reboot: the kubelet starts its pods again with the names that it was told before
+            # a reboot: the kubelet starts its pods again with the names from before
             await asyncio.to_thread(reboot, node)
             await k.restart()
             await asyncio.to_thread(node.start)

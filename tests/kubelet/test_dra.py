@@ -220,7 +220,7 @@ def test_claim_parameters_beyond_the_device_are_refused(
     async def story() -> None:
         async with dra_in(short) as dra:
             await dra.published()
-            # a class says something reasonable, which the claim's own words override
+            # a class has parameters, which the claim's own parameters override
             base = [parameters("FromClass", memory="1GiB")]
             claim = dra.cluster.allocate("a", "quota", {"memory": "7Gi"}, config=[*base, config])
             assert claim is not None
@@ -317,7 +317,7 @@ def test_a_prepare_that_fails_is_undone_and_may_be_tried_again(short: Path) -> N
             assert dra.world.is_empty()
             dra.world.effectors[Mode.PRELOAD].fail = set()
             assert not (await dra.prepare(claim)).error
-            # the card is lost and comes back: the claim is prepared anew
+            # the card is lost and comes back: the claim is prepared again
             well = dra.world.gateway.node
             lost = replace(well.devices[0], health=Health.LOST)
             dra.world.gateway.node = replace(well, devices=(lost, well.devices[1]))

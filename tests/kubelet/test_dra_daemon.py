@@ -69,7 +69,7 @@ async def published(cluster: Cluster, count: int) -> None:
 
 
 async def ask(node: DemoNode, verb: str, claim: dict[str, Any]) -> Any:
-    """As the kubelet does, which tries again for as long as it takes."""
+    """Calls as the kubelet does, which tries again for as long as needed."""
     about = claim["metadata"]
     request = getattr(dra, f"Node{verb}ResourcesRequest")()
     request.claims.add(namespace=about["namespace"], name=about["name"], uid=about["uid"])

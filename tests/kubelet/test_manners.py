@@ -51,7 +51,7 @@ def test_a_kubelet_without_its_pod_list_releases_no_allocation(short: Path, turn
             await allocator.check(3600)
             turned.passed = 3000.0
             await allocator.check(3600)
-            node.kubelet.listing_fails = True  # says nothing of pods, however long
+            node.kubelet.listing_fails = True  # the kubelet's listing of pods fails, for any length of time
             turned.passed = 60000.0
             await allocator.check(3600)
             node.kubelet.listing_fails = False
@@ -59,7 +59,7 @@ def test_a_kubelet_without_its_pod_list_releases_no_allocation(short: Path, turn
             turned.passed = 63000.0
             await allocator.check(3600)
             assert gib(node) == [5]
-            node.kubelet.listing_empty = False  # the pod is seen again: it begins anew
+            node.kubelet.listing_empty = False  # the pod is listed again: the count of misses restarts
             await allocator.check(3600)
             node.kubelet.end("a/one")
             turned.passed = 64000.0

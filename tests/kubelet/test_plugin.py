@@ -209,7 +209,7 @@ def test_memory_units_are_overcommitted_by_policy(short: Path) -> None:
 
 
 def test_units_with_compute_are_bounded_by_the_devices_shares(short: Path) -> None:
-    """However much more memory is promised, and whoever holds the shares."""
+    """The bound holds however much memory is overcommitted, and whichever tenant holds the shares."""
 
     async def story() -> None:
         beyond = (

@@ -1,4 +1,4 @@
-"""A lease of a tenant whose uid nobody knows, a pod's: for every user within, for none of the host."""
+"""A lease of a tenant of unknown uid (a pod's): open to every user inside the pod, to no user of the host."""
 
 import json
 import shutil

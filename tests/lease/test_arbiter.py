@@ -240,7 +240,7 @@ def test_resize_of_a_running_tenant(node: Node) -> None:
     assert (info["total_bytes"], info["free_bytes"]) == (2 * GIB, 2 * GIB - HELD - CONTEXT_BYTES)
 
 
-def test_a_closed_lease_grants_nothing_and_kills_nobody(node: Node) -> None:
+def test_a_closed_lease_grants_nothing_and_kills_no_process(node: Node) -> None:
     lease = node.lease()
     process = node.tenant(lease, *HOLD)
     held_by(process)
@@ -302,7 +302,7 @@ def test_a_slot_that_is_not_held_is_refused(checked: Node) -> None:
     other = checked.tenant(sock.parent, *HOLD)
     held_by(other)
     (value,) = struct.unpack_from("<q", talk(sock, register(0)), layout.MESSAGE_VALUE)
-    assert value == 1  # EPERM: somebody else holds it
+    assert value == 1  # EPERM: another process holds it
     assert checked.client.list("a1") == (other.pid,)
 
 

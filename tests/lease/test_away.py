@@ -1,4 +1,6 @@
-"""A lease that is away: whoever brings work or takes memory waits in front of the driver, and says so."""
+"""A suspended lease: a thread that launches or allocates waits in front of the driver, and the wait is
+counted.
+"""
 
 import json
 import sys
@@ -154,7 +156,7 @@ def test_a_suspended_process_resumes_without_a_message(node: Node, lease: Path, 
 def test_a_process_is_suspended_though_the_arbiter_was_absent(
     node: Node, lease: Path, tenant: "Popen[str]"
 ) -> None:
-    """Who registers anew looks."""
+    """A process that registers again reads the page."""
     node.kill_arbiter()
     put(node, lease, away=True, look=False)
     node.start_arbiter()

@@ -47,7 +47,7 @@ def gone(pidfd: int) -> bool:
 
 
 def make_it_look(lease: Path) -> None:
-    """A connection that ends: the arbiter looks whether anybody has left."""
+    """Closes a connection: the arbiter then checks which processes have left."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.connect(str(lease / "arbiter.sock"))
 

@@ -26,7 +26,7 @@ def small(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", tmp_path], check=True)
 
 
-def test_a_full_disk_is_said_and_space_brings_the_ledger_back(small: Path) -> None:
+def test_a_full_disk_is_reported_and_the_ledger_recovers_with_space(small: Path) -> None:
     async def work() -> None:
         async with await Ledger.open(ledger_path(small)) as ledger:
             kept: list[str] = []

@@ -43,7 +43,7 @@ def leave_as_a_crash_does(path: Path) -> None:
 
 
 def hashes(folder: Path) -> dict[str, str]:
-    """All that is there but the lock file, which only tells who looked last."""
+    """Hashes of all files except the lock file, which only names the last process that looked."""
     return {
         file.name: hashlib.sha256(file.read_bytes()).hexdigest()
         for file in folder.iterdir()
@@ -266,13 +266,13 @@ def read_only_folder(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("name", ["ledger.db", "other.db"])
-def test_a_read_only_folder_is_said(read_only_folder: Path, name: str) -> None:
+def test_a_read_only_folder_is_reported(read_only_folder: Path, name: str) -> None:
     error = refusal(read_only_folder / name)
     assert error.code is ErrorCode.LEDGER_READ_ONLY
     assert str(read_only_folder / name) in error.sentence
 
 
-def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported(tmp_path: Path) -> None:
     error = refusal(tmp_path / "nowhere" / "ledger.db")
     assert error.code is ErrorCode.LEDGER_FAILED
     assert "does not exist" in error.sentence

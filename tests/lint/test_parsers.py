@@ -28,7 +28,7 @@ ROOMS = {"api", "audit", "daemon", "http", "hardware", "inject", "lease", "ledge
          "model", "modes", "node", "planner", "policy", "serve", "settings", "units"}  # fmt: skip
 THREAD, SMALL, OWN = "in a thread", "of a bounded input", "of root's or vgpud's own file, or the kubelet's"
 WHERE = {
-    "vgpud/hardware/engine_probe.py": OWN,  # what vgpu-engine-probe says
+    "vgpud/hardware/engine_probe.py": OWN,  # the output of vgpu-engine-probe
     "vgpud/inject/cdi.py": OWN,
     "vgpud/inject/driver.py": OWN,
     "vgpud/inject/oci.py": THREAD,  # RuntimeDoor._aside

@@ -72,7 +72,7 @@ def program(dashboard: dict[str, Any]) -> str:
 
 
 def errors(home: Path, dashboard: dict[str, Any], folder: Path) -> str:
-    """What the compiler says of it; empty when there is nothing."""
+    """The compiler's errors; empty if there are none."""
     (folder / "dashboard.ts").write_text(program(dashboard))
     (folder / "tsconfig.json").write_text(
         json.dumps({"compilerOptions": _OPTIONS, "files": ["dashboard.ts"]})

@@ -367,7 +367,7 @@ def test_mig_mode_switched_off_by_hand_comes_back(node: DemoNode) -> None:
 
 @pytest.mark.parametrize("profile", ["h200x8", "a100x8", "mixed"])
 def test_every_card_of_a_node_gets_each_of_its_profiles_somewhere(make_node: NodeMaker, profile: str) -> None:
-    """Geometry is what the driver lists: 7- and 4-slice cards, +me and the other variants."""
+    """Geometry comes from the driver's listing: 7- and 4-slice cards, +me and the other variants."""
     node = make_node(profile, policy='version = 1\n[[device]]\nmode = "mig"\nmig.reset = true\n')
     tools = node.folder / "tools"
     tools.mkdir()

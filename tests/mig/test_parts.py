@@ -136,7 +136,7 @@ def test_a_layout_killed_after_a_step_is_finished_by_the_next_start(node: DemoNo
 
 @pytest.mark.parametrize("foreign", ["keep", "lend"])
 def test_compute_instances_of_others_are_kept(make_node: NodeMaker, foreign: str) -> None:
-    """By hand: in a GPU instance of theirs, and in one of ours."""
+    """Made by hand: in a GPU instance of another owner, and in one of vgpud's."""
     node = make_node(policy=f'version = 1\n[[device]]\nmode = "mig"\nmig.foreign = "{foreign}"\n')
     nvml(node, "n.nvmlDeviceSetMigMode(h, 1)")
     make_by_hand(node, profile=9, start=4, size=4, compute=0)

@@ -15,7 +15,7 @@ INTENTS = set(list(Change)[:6])
 
 
 def record_in(phase: Phase, allocation: Allocation | None = None) -> Allocation | None:
-    """The allocation as it is recorded in a phase."""
+    """The allocation as recorded in a phase."""
     if phase is Phase.ABSENT:
         return None
     one = allocation or Allocation("a", Request("r", Owner(1, 1)), State.ACTIVE, (PART,), revision=1)

@@ -1,4 +1,4 @@
-"""What a lease's meters are made of is read anew each time, and made anew only where it changed."""
+"""The files of a lease's meters are read each time; a meter is rebuilt only if its files changed."""
 
 import os
 import struct
@@ -41,7 +41,7 @@ def test_a_tenant_that_counts_is_seen_and_an_idle_one_costs_no_new_object(tmp_pa
     assert meters.read(moved)[0].device_uuid == "GPU-1"
 
 
-def test_a_lease_that_is_gone_is_said_so_whatever_was_read_before(tmp_path: Path) -> None:
+def test_a_removed_lease_is_reported_after_any_earlier_read(tmp_path: Path) -> None:
     allocation, usage = lease(tmp_path, os.geteuid())
     meters = LeaseMeters(tmp_path)
     meters.read(allocation)

@@ -1,4 +1,4 @@
-"""What the lease of a preload allocation says, from the request and the policy."""
+"""The content of a preload allocation's lease, from the request and the policy."""
 
 from dataclasses import replace
 

@@ -111,7 +111,7 @@ def stop(made: Watched) -> None:
 
 
 def sits_silent(path: Path) -> socket.socket:
-    """A connection that says nothing, as any tenant may open one."""
+    """Opens a connection that sends nothing, as any tenant may."""
     made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     made.connect(str(path / "control"))
     return made

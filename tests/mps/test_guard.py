@@ -49,7 +49,7 @@ class Node:
             time.sleep(0.01)
 
     def accepts(self) -> bool:
-        """A socket is there a moment before anybody listens at it."""
+        """A socket exists a moment before its server listens."""
         for kind in (socket.SOCK_SEQPACKET, socket.SOCK_STREAM):
             with socket.socket(socket.AF_UNIX, kind) as one, contextlib.suppress(OSError):
                 one.connect(str(self.pipe / "control"))
@@ -99,7 +99,9 @@ def test_the_guard_is_transparent_with_an_mps_daemon(node: Node, way: str) -> No
 
 
 def test_a_program_without_the_guard_starts_without_limits(node: Node) -> None:
-    """What it is there for: the driver itself runs without MPS, and so without limits, and says nothing."""
+    """The reason for the guard: the driver itself runs without MPS, and so without limits, and reports no
+    error.
+    """
     assert node.probe("hold", "1MiB", extra={"LD_PRELOAD": ""})[0] == "CUDA_SUCCESS"
 
 

@@ -180,7 +180,7 @@ def control_pid_or_none(node: DemoNode) -> int | None:
 
 
 def told(node: DemoNode, after: int) -> list[str]:
-    """The sentences of the events after that revision that have come by now."""
+    """The sentences of the events after that revision so far."""
     with client(node, timeout_seconds=300) as calls:
         last = calls.list_allocations().revision
         sentences = []
@@ -320,7 +320,7 @@ def test_an_operator_lists_and_ends_mps_clients(make: NodeMaker) -> None:
 
 
 def test_libvgpu_holds_all_processes_of_a_tenant_to_one_limit(make: NodeMaker) -> None:
-    """Whoever comes first may have all of it, which equal parts of MPS's own limit do not allow."""
+    """The first process may use all of it, which equal parts of MPS's own limit do not allow."""
     node = make(policy=QUICK + 'processes_per_tenant = 4\nmemory = "libvgpu"\n')
     node.start()
     held, beside = share(node, 4, 40), share(node, 2, 40)

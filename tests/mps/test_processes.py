@@ -1,4 +1,4 @@
-"""What /proc says of control daemons and servers."""
+"""Facts from /proc about control daemons and servers."""
 
 import os
 import shutil

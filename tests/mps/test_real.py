@@ -181,7 +181,7 @@ def logged() -> Iterator[list[Any]]:
 
 
 def audits(logged: list[Any]) -> list[tuple[Any, ...]]:
-    """Name, door and device of each line of the audit trail; every one says why."""
+    """Name, door and device of each line of the audit trail; asserts that every line has a reason."""
     lines = [line for line in logged if line["event"] == "audit"]
     assert all(line["reason"] for line in lines)
     return [(line["audit"], line["door"], line.get("device")) for line in lines]

@@ -110,7 +110,7 @@ def test_limits_hold_under_races_kills_and_a_full_device(
 
 
 def test_programs_compute_the_same_with_and_without_a_limit(run: Callable[..., dict[str, Any]]) -> None:
-    """The driver's own program under a lease and under HAMi's variables; what is not here says so."""
+    """The driver's own program under a lease and under HAMi's variables; a missing feature is reported."""
     figures = run("memory_frameworks", "programs", "hami", "nccl")
     for rows, most in ((figures["programs"], 6144 - CONTEXT_MIB), (figures["hami"], 6144 - CONTEXT_MIB)):
         row, *others = rows

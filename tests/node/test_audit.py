@@ -212,8 +212,8 @@ def told_of_start(lines: list[dict[str, Any]]) -> dict[str, Any]:
     return line
 
 
-def test_repeated_ends_of_a_container_wait_once(tmp_path: Path) -> None:
-    """A caller that says END in a loop while its processes run had a task begun by each."""
+def test_repeated_ends_of_a_container_start_one_task(tmp_path: Path) -> None:
+    """A caller that sent END in a loop while its processes ran started a task with each call."""
 
     async def scene(w: World) -> None:
         containers = Containers(w.keeper, w.parts)

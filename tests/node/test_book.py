@@ -1,4 +1,4 @@
-"""What is held: a change that cannot be leaves all as it was."""
+"""Refused changes: the state stays as it was."""
 
 from dataclasses import replace
 

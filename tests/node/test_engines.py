@@ -68,7 +68,7 @@ async def made(
 
 
 @in_a_loop
-async def test_the_probe_is_asked_once_a_boot(tmp_path: Path) -> None:
+async def test_the_probe_runs_once_a_boot(tmp_path: Path) -> None:
     first = await made(tmp_path)
     await first.engines.settle(UUID)
     await first.engines.settle(UUID)
@@ -86,7 +86,7 @@ async def test_the_probe_is_asked_once_a_boot(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("change", [{"boot": "boot 2"}, {"driver": "590.2"}])
 @in_a_loop
-async def test_the_probe_is_asked_again_after_a_boot_and_a_driver_change(
+async def test_the_probe_runs_again_after_a_boot_and_a_driver_change(
     tmp_path: Path, change: dict[str, str]
 ) -> None:
     first = await made(tmp_path)
@@ -145,7 +145,7 @@ async def test_the_probe_does_not_run_where_the_gate_is_asked_for(tmp_path: Path
 
 
 @in_a_loop
-async def test_a_refusal_is_told_once_and_the_tenant_has_the_gate(tmp_path: Path) -> None:
+async def test_a_refusal_is_reported_once_and_the_tenant_has_the_gate(tmp_path: Path) -> None:
     refused = replace(PROVED, engine=Engine.GATE, why="status 0x56")
     one = await made(tmp_path, probe=FakeProbe(refused))
     for _ in range(2):
@@ -156,7 +156,7 @@ async def test_a_refusal_is_told_once_and_the_tenant_has_the_gate(tmp_path: Path
 
 
 @in_a_loop
-async def test_a_probe_that_could_not_start_is_asked_again(tmp_path: Path) -> None:
+async def test_a_probe_that_could_not_start_runs_again(tmp_path: Path) -> None:
     failed = replace(PROVED, engine=Engine.GATE, failed=True, why="it does not start")
     one = await made(tmp_path, probe=FakeProbe(failed))
     for _ in range(2):

@@ -13,7 +13,7 @@ def of(pid: int) -> Lifetime:
     return Lifetime(pid, start_ticks(pid) or 0)
 
 
-def test_the_end_of_a_process_is_told_once() -> None:
+def test_the_end_of_a_process_is_reported_once() -> None:
     async def work() -> None:
         told: list[str] = []
         lifetimes = Lifetimes(told.append)
@@ -50,7 +50,7 @@ def test_a_process_that_is_gone_already_and_a_pid_that_was_reused() -> None:
     clock.run(work())
 
 
-def test_what_is_forgotten_is_not_told() -> None:
+def test_the_end_of_a_forgotten_process_is_not_reported() -> None:
     async def work() -> None:
         told: list[str] = []
         lifetimes = Lifetimes(told.append)

@@ -40,7 +40,7 @@ OWNER = Caller(Door.TENANT, os.getuid(), os.getgid(), Lifetime())
 
 @dataclass
 class Driver:
-    """Stands for a Suspender and its sessions: the states of processes, and what restores were told."""
+    """Stands for a Suspender and its sessions: the states of processes, and the arguments of restores."""
 
     states: dict[int, ProcessState] = field(default_factory=dict)
     told: list[Mapping[str, str] | None] = field(default_factory=list)

@@ -37,7 +37,7 @@ def test_other_settings_that_change_with_the_engine_are_done(tmp_path: Path) -> 
     assert len(said.waiting) == 1
 
 
-def test_each_changed_key_of_the_node_is_told(tmp_path: Path) -> None:
+def test_a_reload_names_each_changed_key_of_the_node(tmp_path: Path) -> None:
     said = report(tmp_path, "", "[runtime]\nusers = true\n[[quota]]\nmax_devices = 3")
     assert said.done == (
         "runtime.users: false becomes true",

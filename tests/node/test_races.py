@@ -136,7 +136,7 @@ def test_room_that_a_failed_shrink_gave_up_is_not_given_away(
 
 
 def test_two_releases_at_once_are_one(tmp_path: Path) -> None:
-    """The second one's look at the tenants may end when the allocation is gone."""
+    """The second release's check for tenants may end when the allocation is gone."""
 
     async def work() -> None:
         async with world(tmp_path) as w:
@@ -219,7 +219,7 @@ def test_a_release_while_a_device_fails_stops_nothing_else_from_failing(
 
 
 def test_a_failure_does_not_take_a_release_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second allocation's release begins while the first one's failure is being written."""
+    """The second allocation's release begins while the failure of the first is being written."""
 
     async def work() -> None:
         async with world(tmp_path, one_device()) as w:
@@ -399,7 +399,7 @@ def test_a_failed_allocation_is_not_made_well_by_a_resize(tmp_path: Path) -> Non
 
 
 def test_of_two_reloads_at_once_the_later_one_stays(tmp_path: Path) -> None:
-    """A slow disk: the first one's files were read before the second one's."""
+    """A slow disk: the files of the first reload were read before those of the second."""
 
     async def work() -> None:
         async with world(tmp_path) as w:

@@ -39,7 +39,7 @@ class Finds(swaps.Swaps):
 
 
 def test_a_resume_waits_while_another_tenant_of_the_device_is_suspended() -> None:
-    """The first time that takes as long as the other's buffer on the host: 23 s for 69 GiB (an H200's)."""
+    """The resume then waits for the other tenant's buffer on the host: 23 s for 69 GiB on an H200."""
     beside = [tenant("b", State.SUSPENDING)]
     finds = Finds(beside)
 

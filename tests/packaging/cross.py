@@ -56,7 +56,7 @@ class Arm:
         (self.sim / "python/vgpu_sim/location.json").write_text(json.dumps(location))
 
     def probe(self, *words: str, lease: Path | None = None) -> list[dict[str, object]]:
-        """What vgpu-probe says on the node, line by line."""
+        """The output of vgpu-probe on the node, line by line."""
         environment = {"LD_LIBRARY_PATH": str(self.sim / "lib")}
         if lease is not None:
             environment |= {"LD_PRELOAD": str(self.libvgpu), "VGPU_LEASE": str(lease)}

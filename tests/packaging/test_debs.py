@@ -164,7 +164,7 @@ def conffiles(deb: Path) -> list[str]:
 
 
 @needs("debhelper")
-def test_the_ledger_format_is_told_to_the_installer(debs: Path) -> None:
+def test_the_installer_gets_the_ledger_format(debs: Path) -> None:
     done = subprocess.run(
         ["dpkg-deb", "--info", str(one(debs, "vgpud")), "preinst"], capture_output=True, text=True, check=True
     )

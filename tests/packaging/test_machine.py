@@ -165,7 +165,8 @@ def test_a_container_runtime_that_comes_while_the_daemon_is_away_waits_for_it(ma
         "import socket; s = socket.socket(socket.AF_UNIX); s.settimeout(120);"
         "s.connect('/run/vgpud/runtime.sock'); s.sendall(bytes(20)); print(s.recv(4096))"
     )
-    assert "E103" in machine.run("python3", "-c", ask).stdout  # it is no message, but somebody says so
+    # the call fails with an error message, not with silence
+    assert "E103" in machine.run("python3", "-c", ask).stdout
     ready_again(machine, pid)
 
 

@@ -41,7 +41,7 @@ def watched(limit: int = 2 * GIB) -> Watched:
         (73 * MIB, 0, 73 * MIB),
         (2 * GIB, 2 * GIB, 0),
         (64 * GIB, 64 * GIB, 62 * GIB),  # learnt, and past the limit: RTLD_DEEPBIND
-        (CONTEXT, 1 << 60, 0),  # a ledger that says more than there is
+        (CONTEXT, 1 << 60, 0),  # a ledger that claims more memory than exists
         (8 * GIB, 1 << 60, 6 * GIB),  # and hides no more than the limit
         (0, GIB, 0),  # managed memory, which NVML does not show
     ],

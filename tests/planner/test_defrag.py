@@ -138,7 +138,7 @@ def test_an_instance_moves_to_make_way_for_another() -> None:
     assert [(piece.allocation_id, to) for piece, to in way.moves] == [("c", "d2"), ("a", "d1")]
 
 
-def test_many_alike_are_no_longer_search() -> None:
+def test_equal_tenants_do_not_lengthen_the_search() -> None:
     """Forty equal tenants on eight devices: which of them moves does not matter."""
     devices = bins(*[100] * 8, tenants=8)
     pieces = [Piece(f"t{n}", f"d{n % 8}", 18) for n in range(40)]

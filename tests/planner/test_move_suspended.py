@@ -1,4 +1,6 @@
-"""Moves of suspended tenants: their record keeps where they were saved, and what the driver is told of it."""
+"""Moves of suspended tenants: their record keeps the device where they were saved, and the pairs for the
+driver.
+"""
 
 from dataclasses import replace
 
@@ -44,7 +46,7 @@ def moved(allocation: Allocation, *to: int) -> Allocation:
     return rules.arrived(rules.turned(going(allocation, *to)))
 
 
-# --- what the driver is told
+# --- the pairs for the driver
 
 ORDERS = st.lists(st.permutations(range(6)).map(lambda order: tuple(order[:2])), min_size=1, max_size=6)
 

@@ -1,4 +1,4 @@
-"""Who has its memory on the device: by table, and over random lives of many tenants."""
+"""Which tenants have their memory on the device: by table, and over random lives of many tenants."""
 
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -47,8 +47,8 @@ def test_an_idle_tenant_is_suspended_at_its_limit_and_not_before() -> None:
     assert decide(699, [lazy], CARD) == Plan((), 700)
     assert told(decide(700, [lazy], CARD)) == ["suspend a"]
     assert decide(700, [lazy], CARD).moves[0].cause is Cause.IDLE
-    assert told(decide(700, [replace(lazy, since=650)], CARD)) == []  # its residence
-    assert told(decide(700, [replace(lazy, rules=TURNS)], CARD)) == []  # nobody waits
+    assert told(decide(700, [replace(lazy, since=650)], CARD)) == []  # its minimum residence
+    assert told(decide(700, [replace(lazy, rules=TURNS)], CARD)) == []  # no tenant waits
     assert told(decide(700, [replace(lazy, patience=1)], CARD)) == []
 
 
@@ -197,7 +197,7 @@ def live(lives: list[Life], seconds: float, begin_away: bool, stays: int = 0) ->
         if begin_away:
             assert _taken(tenants, count_switches=not stays) <= CARD[GPU]
         now += STEP
-    for number, life in enumerate(lives):  # those who still wait have waited so long at least
+    for number, life in enumerate(lives):  # tenants that still wait have waited at least as long
         wants = tenants[str(number)].wants_since
         if wants is not None and tenants[str(number)].where is Where.AWAY:
             life.waits.append(now - wants)

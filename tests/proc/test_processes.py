@@ -1,4 +1,4 @@
-"""Processes told apart by their start, and those that end."""
+"""Processes distinguished by their start time, and processes that end."""
 
 import os
 import subprocess

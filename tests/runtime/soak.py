@@ -132,7 +132,7 @@ class Soak:
 
 
 def soak(folder: Path, starts: int, restart_every: int, seed: int = 0, told: bool = False) -> dict[str, Any]:
-    """What leaked: empty is as it should be."""
+    """Runs the soak and returns the leaks: none is expected."""
     began = time.monotonic()
     with node_maker(folder) as make:
         node = make("h200x8")

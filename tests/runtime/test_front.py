@@ -1,4 +1,4 @@
-"""vgpu-runtime before a runtime that only says what it was given: nothing of its command line is lost."""
+"""vgpu-runtime in front of a runtime that only records its arguments: none of its command line is lost."""
 
 import json
 import os

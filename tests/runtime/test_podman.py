@@ -113,7 +113,7 @@ def test_containers_start_and_end_while_vgpud_is_down(podman: Podman, shared_nod
 
 @pytest.fixture
 def by_cdi(shared_node: DemoNode, rootfs: Path) -> Iterator[Podman]:
-    """Podman reads the specs in a folder of its own here, so the system's stays as it is."""
+    """Podman reads the specs in its own folder here, so the system's folder stays unchanged."""
     made = podman_with(shared_node, rootfs, "--runtime=runc")
     system = Path("/var/run/cdi")
     links = []

@@ -1,4 +1,6 @@
-"""runc by vgpu-runtime, with nobody else to clear up: what a bare container holds, and for how long."""
+"""runc with vgpu-runtime, without a container manager that clears up: what a bare container holds, and for
+how long.
+"""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Every call over real sockets: what goes in, what comes out, who may."""
+"""Every call over real sockets: requests, replies, rights."""
 
 import json
 import os

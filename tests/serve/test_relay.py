@@ -1,4 +1,4 @@
-"""The relay by itself: who the peer is, how much it carries, what it refuses and survives."""
+"""The relay by itself: the peer's identity, its limits, its refusals."""
 
 import asyncio
 import errno
@@ -183,7 +183,8 @@ def test_the_pump_loses_nothing_with_a_slow_reader() -> None:
             asyncio.ensure_future(loop.sock_sendall(near, there)),
             asyncio.ensure_future(loop.sock_sendall(far, back)),
         ]
-        await asyncio.sleep(0.05)  # nobody reads: the writers must be held up, not the memory filled
+        # the client does not read: the writers must be delayed, and the memory must not fill
+        await asyncio.sleep(0.05)
         held_up = sum(not task.done() for task in writing)
         got = await asyncio.gather(read(far, len(there)), read(near, len(back)))
         near.close()

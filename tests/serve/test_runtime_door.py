@@ -363,7 +363,7 @@ def test_config_json_is_read_and_written_off_the_event_loop(
 
 @needs("root")
 def test_unread_replies_of_a_user_end_and_leave_room_for_others(tmp_path: Path) -> None:
-    """512 replies that nobody read once kept root from starting containers."""
+    """512 unread replies once kept root from starting containers."""
     limits = Limits(total=4, per_user=4, for_root=2, reply_seconds=0.2)
     large = config_asking(x="y" * 700_000)
 

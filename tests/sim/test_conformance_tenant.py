@@ -1,4 +1,6 @@
-"""The driver answers a tenant's program as it answers without libvgpu, calls beside a capture included."""
+"""The driver's answers to a tenant's program are the same as without libvgpu, including calls beside a
+capture.
+"""
 
 from __future__ import annotations
 

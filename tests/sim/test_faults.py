@@ -31,7 +31,7 @@ def test_a_hanging_function_returns_once_the_faults_are_cleared(node: SimNode) -
     assert asking.stdout is not None
     assert asking.stdout.readline() == "asks\n"
     other = "import pynvml as n; n.nvmlInit(); print(n.nvmlDeviceGetUUID(n.nvmlDeviceGetHandleByIndex(0)))"
-    assert node.python(other).startswith("GPU-")  # nobody else hangs
+    assert node.python(other).startswith("GPU-")  # no other process hangs
     assert asking.poll() is None
     node.sim("fault", "clear")
     assert asking.communicate(timeout=300)[0] == "NVIDIA H200\n"

@@ -276,7 +276,7 @@ out += [held, code("cuMemAlloc_v2", c.byref(u64()), size(10 * MIB)), green(d)[0]
 
 
 def test_under_libvgpu_a_green_context_is_charged_its_memory(node: SimNode, tmp_path: Path) -> None:
-    """Of the tenant's own memory, told at once; it comes back when it ends."""
+    """Charged to the tenant's own memory at once, and freed at its end."""
     out = ask(node, GREEN + AT_THE_LIMIT, lease(node, tmp_path, CONTEXT_MIB + 10 << 20))
     green = CONTEXT_MIB + GREEN_MIB
     assert out == [0, 2, [green, green, CONTEXT_MIB], 0, 2]

@@ -48,7 +48,7 @@ def test_two_processes_share_an_allocation(node: SimNode, size: str) -> None:
     assert [one.say("alloc 1"), one.say(f"alloc {size}"), one.write(11)] == ["ok"] * 3
     handle = one.do(GIVE)
     before = used_mib(node)
-    assert take(one, handle) == INVALID_CONTEXT  # never one's own
+    assert take(one, handle) == INVALID_CONTEXT  # the process's own handle is refused
     assert take(two, handle) == "0"
     assert two.read() == "11"
     two.write(12)
@@ -82,7 +82,7 @@ def test_an_ipc_event_is_opened_by_another_process(node: SimNode) -> None:
         "e = c.c_void_p(); cu('cuEventCreate', c.byref(e), {}); h = (c.c_char * 64)(); "
         "out = cu.raw('cuIpcGetEventHandle', h, e), bytes(h).hex()"
     )
-    assert one.do(give.format(2)).startswith("(1,")  # not made for it
+    assert one.do(give.format(2)).startswith("(1,")  # the object was made without a handle type
     assert (
         one.do("e = c.c_void_p(); out = cu.raw('cuEventCreate', c.byref(e), 4)") == "1"
     )  # timing must be off
@@ -100,7 +100,7 @@ def test_an_ipc_event_is_opened_by_another_process(node: SimNode) -> None:
     one.do("cu('cuEventRecord', e, None)")
     assert two.do(query) == NOT_READY
     one.kill()
-    assert two.do("out = cu.raw('cuStreamWaitEvent', None, e, 0)") == "0"  # nobody's work any more
+    assert two.do("out = cu.raw('cuStreamWaitEvent', None, e, 0)") == "0"  # no process has this work any more
 
 
 VMM = (
@@ -125,7 +125,7 @@ def test_a_vmm_allocation_is_imported_by_file_descriptor(node: SimNode) -> None:
         for line in VMM:
             tenant.do(line)
     one.do(CREATE.format(0))
-    assert one.do(EXPORT).startswith("(1,")  # not made for it
+    assert one.do(EXPORT).startswith("(1,")  # the object was made without a handle type
     one.do(CREATE.format(1))
     code, fd = one.do(EXPORT).strip("()").split(", ")
     assert code == "0"
@@ -175,7 +175,7 @@ def test_a_memory_pool_is_imported_by_file_descriptor(node: SimNode) -> None:
     one, two = pool_tenants(node)
     assert one.do(MAKE_POOL.format(8)) == NOT_SUPPORTED_TEXT  # fabric handles
     assert [one.do(MAKE_POOL.format(0)), one.do(ALLOC.format(4))] == ["0", "0"]
-    assert one.do(GIVE_POOL).startswith("(1,")  # not made for it
+    assert one.do(GIVE_POOL).startswith("(1,")  # the object was made without a handle type
     assert one.do(GIVE_POINTER).startswith("(1,")
     assert [one.do(MAKE_POOL.format(1)), one.do(ALLOC.format(8))] == ["0", "0"]
     code, fd = one.do(GIVE_POOL).strip("()").split(", ")

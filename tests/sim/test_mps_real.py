@@ -159,7 +159,7 @@ def test_the_simulated_mps_daemon_answers_as_nvidias(sim_node: Make, short_folde
     finally:
         real.quit()
         ours.quit()
-    assert ours.hears(["get_server_list"]) == real.hears(["get_server_list"])  # nobody there
+    assert ours.hears(["get_server_list"]) == real.hears(["get_server_list"])  # no client is connected
 
 
 def compare(ours: list[Answer], reals: list[Answer], apart: set[str]) -> None:

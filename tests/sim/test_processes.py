@@ -50,7 +50,7 @@ def test_memory_is_seen_by_all_processes_and_freed_by_a_kill(sim_node: Make) -> 
 
 
 def test_a_zombie_holds_no_memory(sim_node: Make) -> None:
-    """kill -9, and nobody has waited for it yet: its memory is back all the same."""
+    """A zombie after kill -9, not yet reaped: its memory is free already."""
     node = sim_node()
     one = Tenant(node)
     one.say("alloc 1000")

@@ -135,7 +135,7 @@ def test_a_wait_of_the_c_library_alone_does_not_count() -> None:
     assert not blocked(PLAIN, line(pc=BLAS + 5))
 
 
-def test_the_drivers_own_threads_are_told_by_their_names() -> None:
+def test_the_drivers_threads_are_recognised_by_name() -> None:
     assert all(map(is_drivers_own, ("cuda-EvtHandlr", "cuda00001400006", "cuda0000140000f")))
     assert not any(map(is_drivers_own, ("python3", "cuda-bench", "cudaMemtest", "cuda", "cuda2", "")))
 
@@ -211,7 +211,7 @@ def test_the_c_librarys_frames_are_known_exactly() -> None:
     """A return address of a call that has ended is not taken for one that has not."""
     stale = {24: CUDA + 0x1B2C3, 32: CUDA + 0x3400}
     frames = {0: LIBC + 0x9A8F1, 48: PROGRAM + 0x11F0, 120: PROGRAM + 0x99, 400: PROGRAM + 3}
-    assert blocked(Stack({**frames, **stale}))  # as far as can be told without
+    assert blocked(Stack({**frames, **stale}))  # as far as the frames alone show
     assert not blocked(Stack({**frames, **stale}, libc=LIBRARY))
     assert blocked(Stack({**frames, 24: BLAS + 9, 48: CUDA + 0x3400}, libc=LIBRARY))
     assert not blocked(Stack({**frames, 24: CUDA + 9, 48: 12}, libc=LIBRARY))

@@ -28,7 +28,7 @@ class Ledger:
 
 
 def heard(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
-    """What systemd was told while the loop went round a few times."""
+    """The messages to systemd during a few rounds of the loop."""
     told: list[tuple[str, ...]] = []
     monkeypatch.setattr(sd, "notify", lambda *words: told.append(words))
     monkeypatch.setattr(sd, "watchdog_seconds", lambda: 0.0)

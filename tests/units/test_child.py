@@ -83,7 +83,7 @@ def test_many_starts_at_once_make_one_helper(tmp_path: Path) -> None:
     many[0].stop("helper", 5)
 
 
-def test_environment_is_small_and_as_asked(
+def test_the_environment_has_only_requested_variables(
     units: ChildUnits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", "/run/notify")
@@ -247,7 +247,7 @@ def test_the_exit_callback_is_called_once(units: ChildUnits) -> None:
         os.kill(running.pid, signal.SIGKILL)
         names = [await asyncio.wait_for(told.get(), 30)]
         assert read_stat(running.pid) is None, "a zombie is left"
-        units.on_exit("helper", told.put_nowait)  # it is gone already
+        units.on_exit("helper", told.put_nowait)  # the unit has ended already
         names.append(await asyncio.wait_for(told.get(), 30))
         assert told.empty()
         return names

@@ -166,7 +166,7 @@ static void send_packet(int fd)
 {
     struct vgpu_message message = {.kind = byte(), .version = VGPU_LEASE_VERSION, .slot = byte()};
     uint8_t odd = byte();
-    if (message.kind == VGPU_MSG_REGISTER && (odd & 1) == 0) /* else hardly any would come to be registered */
+    if (message.kind == VGPU_MSG_REGISTER && (odd & 1) == 0) /* otherwise hardly any input would register */
         ask_tenant(LOCK, odd >> 1, (uint8_t)message.slot);
     bytes(&message.turn, sizeof(message.turn));
     if (odd == 0xff)
@@ -261,13 +261,13 @@ static void step(void)
 int __wrap_epoll_wait(int fd, struct epoll_event *events, int most, int timeout)
 {
     int count = __real_epoll_wait(fd, events, most, 0);
-    if (most == 1) /* one of the slow sources (loop.h), which are ready */
+    if (most == 1) /* one of the slow sources (loop.h), which are always ready */
         return count;
     (void)timeout;
     if (count != 0 && ++events_in_a_row < EVENTS_MAX)
         return count;
     if (count != 0)
-        abort(); /* events that no step has caused do not end */
+        abort(); /* the loop spins: events that no step has caused do not end */
     events_in_a_row = 0;
     if (left == 0) {
         errno = ECANCELED;
@@ -286,7 +286,10 @@ int __wrap_clock_gettime(clockid_t id, struct timespec *now)
     return done;
 }
 
-/* With its last connection gone the arbiter holds no memory but the leases': the sanitizer sees a leak. */
+/*
+ * Closes the last connection. The arbiter then holds only the memory of the leases: the sanitizer reports any other as
+ * a leak.
+ */
 static void end(void)
 {
     char command[128];
@@ -358,7 +361,8 @@ static void begin(void)
     atexit(end);
     for (unsigned c = 0; c < CONNECTIONS; c++)
         connections[c] = -1;
-    freopen("/dev/null", "w", stderr); /* the loop's end is told there, each time; a sanitizer has its own */
+    /* the arbiter logs the loop's end here each time; a sanitizer writes to its own file */
+    freopen("/dev/null", "w", stderr);
     left = 0;
     arbiter_main(6, words);
     snprintf(address.sun_path, sizeof(address.sun_path), "%s/arbiter/control.sock", folder);

@@ -36,7 +36,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             continue;
         if (value < text || value > text + size)
             abort();
-        /* of the least room and of plenty: on the heap, so that a byte beyond it is seen */
+        /* small and large buffers, on the heap, so that the sanitizer sees a write beyond the end */
         for (size_t room = 1; room <= 4096; room *= 8) {
             char *out = malloc(room);
             long length = out == NULL ? -1 : vgpu_json_string(value, out, room);

@@ -87,7 +87,7 @@ static void check_account(const uint8_t *data, size_t size, int slot)
         case 0:
             if (vgpu_account_reserve(&account, device, bytes, 1 << 30)) {
                 if (bytes > 1 << 30)
-                    abort(); /* whatever the page says, one request above the limit is refused */
+                    abort(); /* a request above the limit is refused, whatever the page contains */
                 vgpu_account_settle(&account, device, bytes, bytes / 2);
             }
             break;

@@ -41,7 +41,7 @@ static void *answer(void *unused)
 {
     char sink[256];
     int fd = accept(listener, NULL, NULL);
-    /* the request first: closing before it is read would be a reset, and the call would be made again */
+    /* reads the request first: a close before that would be a reset, and the client would repeat the call */
     for (size_t got = 0; got < sizeof(struct vgpu_door_request) + 2;) {
         ssize_t part = read(fd, sink, sizeof(sink));
         if (part <= 0)

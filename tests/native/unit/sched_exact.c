@@ -37,7 +37,7 @@ struct worker {
     struct sched_tenant tenant;
     struct sched_member member;
     uint64_t kernel_ns;
-    uint64_t period_ns; /* one kernel so often; 0: one after the other */
+    uint64_t period_ns; /* the interval between kernels; 0: one directly after the other */
     bool granted, revoked, finished;
     struct vgpu_turn turn;
     uint64_t granted_at;

@@ -137,7 +137,7 @@ static bool waits_elsewhere(const struct sched_tenant *tenant)
     return false;
 }
 
-/* Every device that the tenant waits for is nobody's matter, and it has not been let in. */
+/* The tenant waits, each of its devices has no holder, and it was not granted a turn. */
 static bool waits_for_nothing(const struct sched_tenant *tenant)
 {
     uint32_t missing = gang_missing(tenant);
@@ -171,7 +171,7 @@ static void check_device(const struct sched_device *device)
               (device->next_entity != NULL && waits_elsewhere(device->next_entity->tenant)));
 }
 
-/* Who may launch, as far as it was told, has its tenant's turn. */
+/* A process that may launch, by its messages, has its tenant's turn. */
 static void check_gates(unsigned t)
 {
     for (unsigned c = 0; nodes[t].there && c < MEMBERS; c++) {
@@ -201,7 +201,7 @@ static void check_exclusive(void)
         check_gates(t);
 }
 
-/* Everybody answers and nobody wants more: whoever waits must get a turn. */
+/* All processes answer and none wants more: a waiting tenant must get a turn. */
 static void check_liveness(void)
 {
     bool waiting = true;

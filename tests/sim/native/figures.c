@@ -42,7 +42,7 @@ static CUfunction begin(void)
     return function;
 }
 
-/* The cheapest of several batches: what a busy machine adds is nobody's cost. */
+/* The cheapest of several batches, without the delays of a busy machine. */
 #define COST(call)                                                                        \
     __extension__({                                                                       \
         double best = 1e18;                                                               \

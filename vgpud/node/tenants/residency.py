@@ -256,7 +256,7 @@ class Residency:
         with audit.change("suspend", allocation=move.id, owner=allocation.request.owner.uid):
             await self.suspends.suspend(allocation, move.cause, idle, move.swaps, move.room_for)
         if seen is not None and move.cause is Cause.TURN and worked:
-            seen.wants_since = clock.now()  # its turn ended while it worked, so it has work
+            seen.wants_since = clock.now()  # the turn ended while the tenant worked: it waits for the next
         self.tally.suspended[move.cause.value] += 1
 
     async def _resume(self, allocation: Allocation, move: Move, seen: _Seen | None) -> None:

@@ -55,7 +55,9 @@ def answering(
             failure = error
         except Exception:
             log.exception(LogEvent.BUG_IN_KUBELET_CALL, call=name)
-            failure = VgpuError(ErrorCode.BUG, f"vgpud failed on {name}, a bug in it", "see its journal")
+            failure = VgpuError(
+                ErrorCode.BUG, f"a bug in vgpud made {name} fail", "see the journal of vgpud.service"
+            )
         return await refuse(context, failure)
 
     return grpc.unary_unary_rpc_method_handler(
