@@ -43,14 +43,14 @@ class Trail:
     _read: int = 0
 
     def lines(self) -> list[dict[str, Any]]:
-        """Those since the last call."""
+        """The audit lines since the last call."""
         text = self.node.log.read_text()
         new, self._read = text[self._read :], len(text)
         told = [json.loads(line) for line in new.splitlines() if line.startswith("{")]
         return [line for line in told if line["event"] == "audit"]
 
     def until(self, what: str, holds: Callable[[list[dict[str, Any]]], object]) -> list[dict[str, Any]]:
-        """Those since the last call, as soon as `holds` of them."""
+        """Waits until `holds(lines)` is true for the audit lines since the last call; returns them."""
         found: list[dict[str, Any]] = []
 
         def look() -> bool:

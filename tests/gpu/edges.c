@@ -119,7 +119,7 @@ static void try_launch(void)
 #endif
 }
 
-/* Writes to the number that standard output has, with nothing of its own there. */
+/* Writes to descriptor 1 although the program has closed its standard output. */
 static void try_stdio(void)
 {
     static const char line[] = "progress: epoch 1, loss 0.25, step 1 of 1000\n";

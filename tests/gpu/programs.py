@@ -24,7 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-Step = Callable[[], float | None]  # the time that counts, in seconds; None: all of the step's
+Step = Callable[[], float | None]  # the seconds that count; None: the whole duration of the step
 #: How long a step takes is measured at the start; a simulated card takes the time from the comment.
 PTX = """.version 6.0
 .target sm_50
@@ -54,7 +54,8 @@ class Driver:
         self("cuModuleGetFunction", c.byref(self.kernel), module, b"spin")
         self("cuMemAlloc_v2", c.byref(self.out), c.c_size_t(64))
         self.steps = c.c_uint64(1_000_000)
-        fastest = min(self.timed() for _ in range(20))  # the clocks rise at first
+        # the clocks rise at first, so the fastest of many counts
+        fastest = min(self.timed() for _ in range(20))
         self.steps = c.c_uint64(max(1, int(1_000_000 * us / 1e6 / fastest)))
 
     def __call__(self, function: str, *arguments: Any) -> None:
@@ -203,7 +204,7 @@ KINDS: dict[str, Callable[[], Step]] = {
 
 
 def made(kind: str) -> tuple[Step, Step]:
-    """One step of the program, and a wait for all that it gave the device."""
+    """A step of the program, and a function that waits for all work that the step submitted."""
     name, _, us = kind.partition(":")
     if us:
         return (kernels if name == "kernels" else request)(float(us)), lambda: None
@@ -213,7 +214,7 @@ def made(kind: str) -> tuple[Step, Step]:
 
 
 def work(step: Step, settle: Step, begin: int, end: int) -> dict[str, float]:
-    """Steps a second; what is unfinished at the end counts, and so does its time."""
+    """Steps a second. An unfinished step at the end counts with its time."""
     time.sleep(max(0.0, (begin - time.monotonic_ns()) / 1e9))
     started = now = time.monotonic_ns()
     took: list[float] = []

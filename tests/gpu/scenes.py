@@ -1,4 +1,4 @@
-"""What the programs of this folder that play scenes share: how they say, hold, and play."""
+"""Shared by the programs of this folder that play scenes: output, checks, and the runner of scenes."""
 
 import json
 import time
@@ -26,7 +26,7 @@ def say(scene: str, **facts: object) -> None:
 
 
 def ask(one: Tenant, words: str = "") -> dict[str, object]:
-    """What a tenant answers to a line."""
+    """The answer of a tenant to a line."""
     assert one.process.stdin is not None
     one.process.stdin.write(f"{words}\n")
     one.process.stdin.flush()
@@ -35,7 +35,7 @@ def ask(one: Tenant, words: str = "") -> dict[str, object]:
 
 @contextmanager
 def started(node: DemoNode) -> Iterator[DemoNode]:
-    """Its daemon runs, and nothing of it is left afterwards."""
+    """The daemon runs inside the block, and is ended and removed after it."""
     try:
         node.start()
         yield node

@@ -64,7 +64,7 @@ static struct {
 
 static const char ptx[] = ".version 6.0\n.target sm_50\n.address_size 64\n.visible .entry one()\n{\n ret;\n}\n";
 
-/* What is made in the context that ends. */
+/* The objects made in the context that ends. */
 static struct {
     CUcontext context;
     CUevent event;
@@ -106,7 +106,7 @@ static int make(void)
     return 0;
 }
 
-/* Begins a context and makes it current: the primary one, or another. */
+/* Creates a context and makes it current: the primary one, or another. */
 static int begin(int primary, CUcontext *context)
 {
     if (!primary)

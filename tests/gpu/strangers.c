@@ -126,7 +126,7 @@ static void launch(void)
     DO(cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL));
 }
 
-/* One allocation, one that is past the limit, a launch, a free. */
+/* One allocation, one above the limit, a launch, a free. */
 static void work(void)
 {
     CUdeviceptr pointer;
@@ -151,7 +151,7 @@ static void wait_for(pid_t child, const char *what)
     check(status, what);
 }
 
-/* Not at once: a context counts twice for a moment while it is made, and three do not fit then. */
+/* The children do not start at once: a context counts twice while it is made, and three would not fit then. */
 static void try_forks(char **unused)
 {
     (void)unused;
@@ -223,9 +223,10 @@ static void try_closefrom(char **unused)
     begin();
     for (int i = 0; i < 8; i++) {
         close_all();
-        NEED(dup2(STDIN_FILENO, 3) == 3); /* the program's own file at a number that libvgpu had, or has again */
+        /* the program opens its own file at a number that libvgpu used, or uses again */
+        NEED(dup2(STDIN_FILENO, 3) == 3);
         work();
-        NEED(fcntl(3, F_GETFD) == 0); /* is open: a descriptor of libvgpu's would be closed at an exec */
+        NEED(fcntl(3, F_GETFD) == 0); /* the number is open: libvgpu's descriptors would be closed at an exec */
     }
 }
 
@@ -348,7 +349,7 @@ static void try_ranks(char **unused)
     (void)unused;
     check(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair), "socketpair");
     bool exports = fork() != 0;
-    close(pair[exports ? 1 : 0]); /* so that each ends when the other does */
+    close(pair[exports ? 1 : 0]); /* so that each process ends when the other ends */
     begin();
     do {
         CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -368,13 +369,14 @@ static void try_ranks(char **unused)
         launch();
         DO(cuCtxSynchronize());
         DO(cuMemRelease(handle));
-        pass(pair[exports ? 0 : 1], &pair[exports ? 0 : 1], true); /* the other is done with it, too */
+        /* the other process has finished with the memory too */
+        pass(pair[exports ? 0 : 1], &pair[exports ? 0 : 1], true);
         pass(pair[exports ? 0 : 1], &fd, false);
         close(fd);
     } while (!input_ended());
 }
 
-/* Runs without a point of cancellation, for as long as a process takes to count as idle. */
+/* Computes without a cancellation point, for as long as a process takes to count as idle. */
 static void compute(void)
 {
     struct timespec began;
@@ -385,7 +387,7 @@ static void compute(void)
     while ((now.tv_sec - began.tv_sec) * 1000000000 + now.tv_nsec - began.tv_nsec < 8000000);
 }
 
-/* The thread is cancelled while it computes, so at the first such point of the calls that follow. */
+/* The thread is cancelled while it computes, so at the first cancellation point of the following calls. */
 static void *allocate_and_launch(void *unused)
 {
     (void)unused;
@@ -416,7 +418,7 @@ static void try_cancelled(char **unused)
     work();
 }
 
-/* The child has its parent's handles and none of its contexts: each call is an error, which comes at once. */
+/* The child has its parent's handles and none of its contexts: each call fails at once. */
 static void try_orphans(char **unused)
 {
     (void)unused;

@@ -163,7 +163,7 @@ def killed(node: DemoNode) -> None:
     half = subprocess.Popen(
         [sys.executable, "-m", "vgpud.ctl", "suspend", name], env=node.environment, stderr=subprocess.DEVNULL
     )
-    time.sleep(1.0)  # within the saving of 8 GiB
+    time.sleep(1.0)  # within the save of 8 GiB
     node.kill()
     half.wait()
     began = time.perf_counter()

@@ -33,7 +33,7 @@ static CUfunction function;
 static CUlibrary library;
 static CUkernel kernel;
 static CUmemoryPool pool;
-static CUkernel late; /* of a binary image: loaded when it is used */
+static CUkernel late; /* a function of a binary image, loaded at its first use */
 static CUfunction late_function;
 static CUgraph graph;
 static CUgraphNode node;
@@ -48,7 +48,7 @@ static CUDA_RESOURCE_DESC linear = {
 static const CUDA_TEXTURE_DESC texture;
 static CUpointer_attribute type_of_memory = CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
 
-/* what answers are written to */
+/* buffers for results */
 static int number;
 static size_t size;
 static unsigned flags;
@@ -82,7 +82,7 @@ static void *need(const char *name)
     {                                     \
         return CALL(symbol)(__VA_ARGS__); \
     }
-/* The same function, asked for something else. */
+/* The same function with another argument. */
 #define TRY_MORE(name, label, symbol, ...) \
     static CUresult try_##name(void)       \
     {                                      \
@@ -197,7 +197,7 @@ static const void *binary(void)
     MUST(cuLinkCreate_v2, 0, NULL, NULL, &link);
     MUST(cuLinkAddData_v2, link, CU_JIT_INPUT_PTX, (void *)ptx, sizeof(ptx), "text", 0, NULL, NULL);
     MUST(cuLinkComplete, link, &image, &size);
-    return image; /* the link stays: the image is its */
+    return image; /* the link stays, because it owns the image */
 }
 
 static void make_late(void)
@@ -222,7 +222,7 @@ static void make_graph(void)
 static void live(const struct call *call, int from, int to)
 {
     char order = 'r';
-    if (read(from, &order, 1) != 1) /* a card has not the room for the contexts of all */
+    if (read(from, &order, 1) != 1) /* a card has no room for the contexts of all processes */
         _Exit(5);
     MUST(cuInit, 0);
     MUST(cuDevicePrimaryCtxRetain, &context, 0);
@@ -290,7 +290,7 @@ static void ask(size_t index)
     waitpid(child->pid, NULL, 0);
 }
 
-/* The next WAVE of them make their contexts at the same time. */
+/* Lets the next WAVE processes make their contexts at the same time. */
 static void let_go(size_t first)
 {
     for (size_t i = first; i < COUNT && i < first + WAVE; i++)
@@ -312,7 +312,7 @@ int main(int argc, char **argv)
     driver = dlopen("libcuda.so.1", RTLD_NOW);
     if (driver == NULL)
         return 2;
-    for (size_t i = 0; i < COUNT; i++) /* before the driver is initialised here */
+    for (size_t i = 0; i < COUNT; i++) /* forks before the driver is initialised in this process */
         if (is_wanted(calls[i].name, argv + 1))
             start(i);
     MUST(cuInit, 0);

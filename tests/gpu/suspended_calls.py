@@ -26,7 +26,7 @@ CUDA = Path(sysconfig.get_paths()["purelib"]) / "nvidia" / "cu13" / "include"
 
 
 def build(folder: Path, cuda_include: Path = CUDA) -> Path:
-    """The program. Raises CalledProcessError."""
+    """Builds the program. Raises CalledProcessError."""
     program = folder / "suspended_calls"
     source = str(HERE / "suspended_calls.c")
     subprocess.run(["cc", "-O1", f"-I{cuda_include}", source, "-o", str(program), "-ldl"], check=True)
@@ -34,13 +34,13 @@ def build(folder: Path, cuda_include: Path = CUDA) -> Path:
 
 
 def wrapped() -> set[str]:
-    """What libvgpu stands in front of."""
+    """The functions that libvgpu wraps."""
     done = subprocess.run([BUILD / "bin" / "vgpu-hooks-doc"], capture_output=True, text=True, check=True)
     return set(re.findall(r"^\| `(\w+)` \| \w+ \| wrapped: ", done.stdout, re.MULTILINE))
 
 
 def open_ways(tried: Iterable[dict[str, Any]], known: set[str]) -> list[str]:
-    """Calls that neither answer as always nor are wrapped."""
+    """Calls that do not answer in a suspended process and that libvgpu does not wrap."""
     good = [row["call"] for row in tried if (row["it"], row["result"]) == ("answers", 0)]
     left = [row["call"] for row in tried if row["call"] not in good]
     return [call for call in left if call.split()[0] not in known]

@@ -138,7 +138,7 @@ print(json.dumps({"whole": whole}), flush=True)
 
 
 def tenant(node: DemoNode, program: str, plain: str, mib: int, *words: str) -> tuple[Tenant, str]:
-    """Its first line has been said."""
+    """Returns after the tenant's first line."""
     python = None if SIMULATED else torch_python()
     assert python or SIMULATED, "no python3 with PyTorch here"
     before = states(node)
@@ -167,7 +167,7 @@ def pinned_seconds(mib: int) -> dict[str, float]:
 
 
 def swapped(node: DemoNode, name: str, out: bool) -> float:
-    """Seconds from the word in the lease to the last process that has followed it."""
+    """Seconds from the order in the lease until the last process has followed it."""
     folder = node.run_dir / "leases" / name
     arbiter = ArbiterClient(node.run_dir / "arbiter" / "control.sock", 10)
     began = time.perf_counter()
@@ -216,7 +216,7 @@ def swap(_arguments: argparse.Namespace) -> None:
 
 
 class Count:
-    """The rounds of a tenant, in a file that it writes."""
+    """The counter of a tenant's rounds, in a file that the tenant writes."""
 
     def __init__(self, path: Path) -> None:
         path.write_bytes(bytes(8))
@@ -230,7 +230,7 @@ class Count:
 
 
 def switches(node: DemoNode) -> dict[str, object]:
-    """How long those that were swapped took to go and to come, by vgpud's log; and how often which way."""
+    """Durations of the swaps out and in, from vgpud's log, and their number by direction."""
     began: dict[tuple[str, str], datetime] = {}
     took: dict[str, list[float]] = {"out": [], "in": [], "by_the_driver": []}
     for line in node.log.read_text().splitlines():
@@ -278,7 +278,7 @@ def turns(arguments: argparse.Namespace) -> None:
             time.sleep(2 * TURN_SECONDS)
             alone = (first.read() - start) / (time.perf_counter() - began)
             with worker(node, 2, mib) as (two, second):
-                gone = reaches(node, 2)  # the buffers of both are made by then
+                gone = reaches(node, 2)  # the host buffers of both tenants are allocated by then
                 begun, starts = time.perf_counter(), (first.read(), second.read())
                 reaches(node, gone + 2 * max(int(seconds / (2 * TURN_SECONDS + 2)), 1))
                 ends, lasted = (first.read(), second.read()), time.perf_counter() - begun

@@ -1,4 +1,4 @@
-"""What happens inside a simulated node: `python -m tests.hardware.scenes NAME`, started by test_simulated."""
+"""Scenes inside a simulated node: `python -m tests.hardware.scenes NAME`, started by test_simulated."""
 
 import os
 import subprocess

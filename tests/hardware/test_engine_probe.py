@@ -1,4 +1,4 @@
-"""The probe as a process: what it answers, and an end for one that never does."""
+"""The probe as a process: its answers, and the end of a probe that never answers."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The Xid watch: what it tells, and that it outlives what can happen to it."""
+"""The Xid watch: its events, and that it survives failures of NVML."""
 
 import threading
 from types import SimpleNamespace

@@ -26,7 +26,7 @@ NODES = {
 
 @pytest.fixture
 def host(fs: FakeFilesystem, monkeypatch: pytest.MonkeyPatch) -> FakeFilesystem:
-    """As data/h200-580.159.04.txt shows it, with one MIG instance besides."""
+    """The nodes of data/h200-580.159.04.txt, and one MIG instance."""
     # pyfakefs has no device numbers
     monkeypatch.setattr(nodes, "device_numbers", lambda path: NODES.get(str(path)))
     fs.create_file(

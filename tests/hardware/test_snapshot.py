@@ -1,4 +1,4 @@
-"""Snapshots: what NVML answers becomes a Node, whatever of it is missing, lost or hanging."""
+"""Snapshots: NVML's answers become a Node, also if parts are missing, lost or hanging."""
 
 import os
 import subprocess
@@ -153,7 +153,7 @@ def test_process_lists_fall_back_to_the_older_struct(nvml: FakeNvml, gateway: Ga
 def test_an_ended_process_is_not_listed(nvml: FakeNvml, gateway: Gateway) -> None:
     """An MPS server that nobody has collected yet: on an H200 it kept the next tenant out."""
     ended = subprocess.Popen(["true"])
-    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # and is a zombie until it is collected
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # the process is a zombie until it is reaped
     nvml.gpus[0].processes = [process(ended.pid), process(os.getpid())]
     assert [p.pid for p in gateway.processes(uuid_of(0))] == [os.getpid()]
     ended.wait()
@@ -173,7 +173,7 @@ QUESTIONS = [
     for name in vars(FakeNvml)
     if name.startswith("nvmlDeviceGet")
     and "Handle" not in name
-    and name not in ("nvmlDeviceGetUUID", "nvmlDeviceGetCount")  # without these there is nothing to list
+    and name not in ("nvmlDeviceGetUUID", "nvmlDeviceGetCount")  # without these calls no device can be listed
 ]
 
 
@@ -242,7 +242,7 @@ def test_a_device_lost_from_the_start_is_seen_nevertheless(nvml: FakeNvml, gatew
 
 def test_a_lost_device_does_not_take_the_identity_of_one_that_moved(nvml: FakeNvml, gateway: Gateway) -> None:
     gateway.snapshot()
-    nvml.gpus.reverse()  # after a driver reload the order can be another
+    nvml.gpus.reverse()  # after a driver reload the order may differ
     nvml.answers["nvmlDeviceGetHandleByIndex", 1] = LOST
     node = gateway.snapshot()
     assert [d.uuid for d in node.devices] == [uuid_of(1), "unknown-gpu-1"]

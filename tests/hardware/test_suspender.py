@@ -1,4 +1,4 @@
-"""One vgpu-suspend, stood in for by a shell script: each answer belongs to its order."""
+"""One vgpu-suspend, with a shell script in its place: each answer belongs to its order."""
 
 import asyncio
 from pathlib import Path
@@ -9,7 +9,7 @@ from vgpud.hardware.suspender import ProcessState, Suspender
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import SuspendedProcess
 
-# answers with the state that the pid names; a save waits until there is a file that it may end by
+# answers with the state that the pid names; a save waits for the file that lets it end
 PROGRAM = """#!/bin/sh
 echo ready
 while read -r verb pid ticks rest; do
@@ -32,7 +32,7 @@ def suspender(folder: Path) -> Suspender:
 
 
 def test_a_late_answer_is_not_taken_for_the_next_calls(tmp_path: Path) -> None:
-    """As of a save that takes longer than it may: what is asked next is about another process."""
+    """As after a save that exceeds its time limit: the next order is about another process."""
 
     async def work() -> None:
         async with suspender(tmp_path).session() as session:

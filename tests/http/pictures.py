@@ -79,7 +79,7 @@ def query(base: str, expression: str, seconds: float) -> list[dict[str, Any]]:
 
 
 def panels(base: str, seconds: float) -> str:
-    """Every panel of the dashboard, with its own query over what was recorded."""
+    """Every panel of the dashboard, with its own query over the recorded data."""
     dashboard = json.loads((ROOT / "configs" / "grafana" / "vgpud.json").read_text())
     drawn = []
     for panel in dashboard["panels"]:
@@ -107,7 +107,7 @@ def panels(base: str, seconds: float) -> str:
 
 
 def populate(node: DemoNode) -> list[Tenant]:
-    """What the tenants hold is the host's own memory: little of it."""
+    """Tenants hold little memory, because it is the host's own."""
     probe = str(BUILD / "bin" / "vgpu-probe")
     tenants = []
 

@@ -1,4 +1,4 @@
-"""The page: nothing from elsewhere, nothing unescaped, bars to scale; and a browser that takes it."""
+"""The page: it loads no external resource, escapes all text, draws bars to scale, and works in a browser."""
 
 import asyncio
 import re

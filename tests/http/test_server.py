@@ -1,4 +1,4 @@
-"""HTTP from the outside: what is answered, what is not, and what a rude peer gets."""
+"""HTTP from outside: which requests are answered or refused, and what a hostile peer gets."""
 
 import asyncio
 import re
@@ -125,7 +125,7 @@ def test_slow_and_talkative_peers_are_dropped(tmp_path: Path, monkeypatch: pytes
     port = free_port()
 
     async def work(_: Doors) -> None:
-        assert await say(b"GET / HT", port) == b""  # ends when the daemon closes, not we
+        assert await say(b"GET / HT", port) == b""  # the daemon closes the connection, not this client
         try:
             answer = await say(b"GET / HTTP/1.1\r\nX: " + b"y" * 4 * http.MAX_HEAD_BYTES, port)
         except ConnectionError:
@@ -136,7 +136,7 @@ def test_slow_and_talkative_peers_are_dropped(tmp_path: Path, monkeypatch: pytes
 
 
 def test_slow_peers_do_not_keep_a_scrape_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """64 connections that say nothing once shut the page and the figures for all."""
+    """64 silent connections once blocked the page and the metrics for all."""
     port = free_port()
     monkeypatch.setattr(http, "PEER_SECONDS", 1e6)
 
@@ -246,7 +246,7 @@ HEADS = (
     )
 )
 def test_whatever_a_peer_sends_is_answered_or_refused(head: bytes) -> None:
-    """Never an exception, and never the page by a name that is not this host's."""
+    """Raises no exception, and never serves the page under a host name that is not this host's."""
 
     async def page() -> http.Response:
         return http.Response(b"secret")

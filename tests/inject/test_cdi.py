@@ -1,4 +1,4 @@
-"""CDI specs: what runtimes take, written whole or not at all."""
+"""CDI specs: accepted by runtimes, and written completely or not at all."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def test_a_written_spec_contains_the_edits(tmp_path: Path) -> None:
         "major": 195,
         "minor": 0,
     }
-    # a runtime refuses a container for a node that it cannot find
+    # a runtime refuses a container whose device node it cannot find
     assert len(edits["deviceNodes"]) == 1
     assert [m["options"][0] for m in edits["mounts"]] == ["rw", "ro"]
     assert path.stat().st_mode & 0o777 == 0o644
@@ -62,7 +62,7 @@ def test_listing_and_removing(tmp_path: Path) -> None:
 
 
 def test_no_half_written_file_is_ever_visible(tmp_path: Path) -> None:
-    """A spec that does not validate leaves nothing that a runtime reads."""
+    """A spec that does not validate leaves no file that a runtime reads."""
     bad = replace(allocation(), edits=Edits())
     with pytest.raises(VgpuError) as refused:
         cdi.write_spec(tmp_path, bad)

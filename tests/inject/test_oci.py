@@ -41,7 +41,7 @@ def test_an_oci_config_gets_environment_mounts_and_devices() -> None:
 
 
 def test_mounts_come_last_and_outer_ones_first() -> None:
-    """A tmpfs on /run must not hide them, nor the lease's folder its usage file."""
+    """A tmpfs on /run must not hide the mounts, nor the lease's folder its usage file."""
     places = [m["destination"] for m in edited(CONFIG, "a1", EDITS, DriverFiles(), HOOK)["mounts"]]
     assert places == ["/run", "/run/vgpu/lease", "/run/vgpu/lease/usage"]
 
@@ -53,7 +53,7 @@ def test_hooks_are_added_after_existing_ones() -> None:
     assert after["poststop"][1]["args"][-2:] == ["end", "a1"]
     toolkit, ours = after["createContainer"]
     assert toolkit == {"path": "/usr/bin/nvidia-cdi-hook", "args": ["x"]}
-    # its own libraries' folder is shown to the loader by our hook, the toolkit's by the toolkit's
+    # vgpud's hook adds the folder of its libraries to the loader's path; the toolkit's hook adds its own
     assert ours["args"][2:] == ["container", "--preload=/run/vgpu/libvgpu.so", "--libraries=/usr/lib64"]
 
 

@@ -62,7 +62,7 @@ def hooks_of(edits: Edits, driver: DriverFiles, hook: HookProgram | None) -> lis
 
 
 def test_the_image_keeps_its_own_preloads() -> None:
-    """With a hook the library goes beside what the image has; LD_PRELOAD would stand in its place."""
+    """With a hook the library is added to the image's preloads; LD_PRELOAD would replace them."""
     (device,) = cdi.build_spec(held(PRELOAD), DriverFiles(), HOOK)["devices"]
     assert device["containerEdits"]["env"] == ["A=1"]
     (hook,) = hooks_of(PRELOAD, DriverFiles(), HOOK)

@@ -53,7 +53,7 @@ def test_every_word_by_annotation_and_by_environment() -> None:
         container({"vgpud.io/label": "no more than a name"}),
         container({"vgpud.io/prepared": "a1", "other.io/memory": "1GiB"}),
         container(env=["VGPU_COUNT=0"]),
-        # its CDI device was asked for by name
+        # its CDI device was requested by name
         container(env=["VGPU_ALLOCATION=a1", "VGPU_MEMORY=1GiB"]),
         # the pause container of a pod
         container({"vgpud.io/memory": "1GiB", "io.kubernetes.cri.container-type": "sandbox"}),

@@ -134,7 +134,7 @@ class Cluster:
         self.slices_by_name: dict[str, dict[str, Any]] = {}
         self.claims: dict[tuple[str, str], dict[str, Any]] = {}
         self.requests: list[str] = []
-        self.fail = 0  # an HTTP status to answer everything with
+        self.fail = 0  # an HTTP status for every answer
         self._version = itertools.count(1)
         self._uids = itertools.count(1)
 
@@ -220,7 +220,7 @@ class Cluster:
     def pool(self) -> tuple[list[dict[str, Any]], dict[str, dict[str, int]]]:
         """Devices and counter sets of the newest generation, once it is complete, in the scheduler's order.
 
-        It reads slices by their names, and leaves a pool alone in which two devices have one name.
+        It reads slices by their names, and ignores a pool in which two devices have one name.
         """
         specs = [self.slices_by_name[name]["spec"] for name in sorted(self.slices_by_name)]
         newest = max((spec["pool"]["generation"] for spec in specs), default=0)
@@ -245,7 +245,7 @@ class Cluster:
         ]
 
     def fits(self, device: dict[str, Any], asked: dict[str, str]) -> dict[str, str] | None:
-        """What a request for it would consume; None if it cannot be had."""
+        """The capacity that a request for the device would consume; None if the request does not fit."""
         devices, sets = self.pool()
         taken = self.results()
         own = [result for result in taken if result["device"] == device["name"]]
@@ -400,7 +400,7 @@ def _kubeconfig(port: int) -> str:
 
 
 class HttpCluster:
-    """The same cluster on a loopback port; `kubeconfig` is the text that leads there."""
+    """The same cluster on a loopback port; `kubeconfig` is the text of a kubeconfig file for it."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(cluster))

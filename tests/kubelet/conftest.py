@@ -31,7 +31,7 @@ kind = "memory"
 
 @dataclass
 class Turned:
-    """Seconds by which a test has turned vgpud's clock on; everything else has the real time."""
+    """Seconds by which a test has advanced vgpud's clock; other processes have the real time."""
 
     passed: float = 0.0
 
@@ -66,7 +66,7 @@ class Node:
         self.task = asyncio.ensure_future(self.door.run())
 
     async def close(self) -> None:
-        """As if vgpud were gone."""
+        """Stops the tasks as if vgpud had ended."""
         assert self.task is not None
         self.task.cancel()
         with suppress(asyncio.CancelledError):

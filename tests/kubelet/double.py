@@ -71,9 +71,9 @@ class Kubelet:
         self.held: dict[tuple[str, str, str], set[str]] = {}
         self.init_containers: set[tuple[str, str]] = set()  # pod and container: these are never listed
         self.active: set[str] = set()  # pods, from their admission on
-        self.refuse = ""  # a reason to refuse registrations with
+        self.refuse = ""  # a reason with which registrations are refused
         self.listing_fails = False
-        self.listing_empty = False  # as after a start, before the pods are known
+        self.listing_empty = False  # the list is empty as after a start, before the pods are known
         self.takes_advice = True
         self._servers: list[grpc.aio.Server] = []
         self._news = asyncio.Condition()
@@ -81,7 +81,7 @@ class Kubelet:
     # --- life
 
     async def start(self) -> None:
-        for entry in self.plugins.iterdir():  # it empties its folder, and forgets its plugins
+        for entry in self.plugins.iterdir():  # the kubelet empties its folder, and forgets its plugins
             entry.unlink()
         register = grpc.unary_unary_rpc_method_handler(
             self._register, dp.RegisterRequest.FromString, response_serializer=encode
@@ -139,7 +139,7 @@ class Kubelet:
             await self._forget(old)
         channel = grpc.aio.insecure_channel(f"unix:{self.plugins / asked.endpoint}")
         endpoint = Endpoint(asked.resource_name, channel)
-        # it dials, and asks for the options, before it has answered
+        # the kubelet dials and asks for the options before it answers the registration
         options = await endpoint.call("GetDevicePluginOptions", dp.Empty(), dp.DevicePluginOptions)
         assert options == asked.options
         endpoint.watch = asyncio.ensure_future(self.watch(endpoint))

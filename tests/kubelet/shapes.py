@@ -81,7 +81,7 @@ SHAPES: dict[tuple[str, str], dict[str, Shape]] = {
 
 
 def problems(document: Mapping[str, Any]) -> list[str]:
-    """What its API would not know, or not take, in an object."""
+    """Returns the keys and values of an object that its API would reject."""
     kind = (str(document.get("apiVersion")), str(document.get("kind")))
     if kind not in SHAPES:
         return [f"{kind} is not known"]

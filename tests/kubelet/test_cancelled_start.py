@@ -12,7 +12,7 @@ from vgpud.serve.kubelet.plugin import Plugin
 
 
 class Server:
-    """Never starts."""
+    """A server that never starts."""
 
     stopped = False
 

@@ -116,7 +116,7 @@ def test_a_record_without_an_instance_is_dropped_at_the_start() -> None:
 
 
 def test_an_older_snapshot_does_not_remove_an_instance_that_was_just_allocated() -> None:
-    """Ledger and world are also made to agree while requests are served."""
+    """Reconciliation also runs while requests are served."""
     card, disk = Card(mode=True), Disk()
     node = Node1(card, disk)
     key = next(key for key in TABLE.number if key[0] == 19)

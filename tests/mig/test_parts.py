@@ -19,7 +19,7 @@ ON_TOP = 'version = 1\n[[device]]\nmode = "mig"\nmig.on_top = ["preload", "mps"]
 
 
 def parts(node: DemoNode, index: int = 0) -> list[str]:
-    """PROFILE@MEMORY SLICE/COMPUTE SLICE of every instance that stands and is a part of one."""
+    """PROFILE@MEMORY SLICE/COMPUTE SLICE of every compute instance that is a part of a GPU instance."""
     return sorted(
         f"{i.profile_name}@{i.placement.start}/{i.compute_placement.start}"
         for i in device(node, index).instances
@@ -159,7 +159,7 @@ def test_compute_instances_of_others_are_kept(make_node: NodeMaker, foreign: str
 
 
 def test_memory_limits_hold_on_compute_instances(make_node: NodeMaker) -> None:
-    """Hardware does not divide the memory of a GPU instance: libvgpu does where it is asked to."""
+    """Hardware does not divide the memory of a GPU instance: libvgpu does so on request."""
     node = make_node(policy=ON_TOP)
     node.start()
     with pytest.raises(VgpuError) as refused, client(node) as calls:

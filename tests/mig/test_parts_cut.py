@@ -1,4 +1,6 @@
-"""Layouts that divide GPU instances, cut by kill -9 at every point; and what is never touched in them."""
+"""Layouts that divide GPU instances, interrupted by kill -9 at every point; instances of others are never
+touched.
+"""
 
 import random
 from collections.abc import Callable
@@ -23,7 +25,7 @@ Standing = tuple[set[SlotKey], set[ComputeKey]]
 
 
 def drawn(draw: random.Random) -> tuple[str, ...]:
-    """Words for a layout of which most that can be divided is."""
+    """A random layout in which most GPU instances that can be divided are divided."""
     keys = TABLE.keys(draw.choice(LARGE))
     computes: set[ComputeKey] = set()
     for key in keys:
@@ -55,7 +57,9 @@ def check_records(card: Card, disk: Disk) -> None:
 
 @pytest.mark.parametrize("seed", range(PAIRS))
 def test_every_prefix_of_a_plan_converges(seed: int) -> None:
-    """From one random layout to another, cut at each point in turn; and the start after it cut too."""
+    """From one random layout to another, interrupted at each point in turn, and then interrupted in the start
+    that follows.
+    """
     draw = random.Random(seed)
     before, after = drawn(draw), drawn(draw)
     card, disk = laid_out(before)
@@ -72,7 +76,7 @@ def test_every_prefix_of_a_plan_converges(seed: int) -> None:
 
 
 def test_a_transition_touches_what_it_must_and_nothing_else() -> None:
-    """GPU instances that stay divided are not destroyed, and parts that both layouts have are not either."""
+    """GPU instances that stay divided are not destroyed, nor parts that both layouts have."""
     draw = random.Random(2)
     for _ in range(60):
         before, after = drawn(draw), drawn(draw)
@@ -116,7 +120,7 @@ def test_a_step_that_fails_brings_the_old_layout_back(draw: random.Random, data:
 @given(st.randoms(use_true_random=False))
 @settings(max_examples=examples(60))
 def test_what_is_in_use_or_of_others_is_never_touched(draw: random.Random) -> None:
-    """In GPU instances of ours and of others, with compute instances of ours and of others."""
+    """In GPU instances of vgpud and of others, with compute instances of both."""
     card, disk = laid_out(drawn(draw))
     keys, parts = standing(card)
     for key in sorted(keys):

@@ -1,4 +1,4 @@
-"""What the MIG tests ask the daemon, and what they do behind its back."""
+"""Requests of the MIG tests to the daemon, and changes made outside of it."""
 
 import json
 import subprocess
@@ -48,7 +48,7 @@ def place(allocation: pb.Allocation) -> str:
 
 
 def fill(node: DemoNode, held: pb.Allocation) -> dict[str, Any]:
-    """A program of the tenant's that takes all the memory it gets; what it got."""
+    """Runs a tenant's program that allocates all memory that it can; returns the result."""
     done = subprocess.run(
         [PROBE, "fill", "--piece", "256MiB"],
         env={**node.environment, **held.edits.env, **held.edits.host_env},
@@ -63,7 +63,7 @@ def fill(node: DemoNode, held: pb.Allocation) -> dict[str, Any]:
 
 
 def nvml(node: DemoNode, code: str) -> str:
-    """Runs Python with NVML inside the node, as someone else would; `h` is device 0."""
+    """Runs Python with NVML inside the node, as another administrator would; `h` is device 0."""
     head = "import ctypes, pynvml as n\nn.nvmlInit()\nh = n.nvmlDeviceGetHandleByIndex(0)\n"
     done = subprocess.run(
         [sys.executable, "-c", head + code],

@@ -1,4 +1,4 @@
-"""Quantities are exact: what is written is what is meant, or it is refused with a way out."""
+"""Quantities are exact: a text means exactly its value, or is refused with a hint."""
 
 from fractions import Fraction
 

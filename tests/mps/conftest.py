@@ -47,7 +47,7 @@ def short_folder() -> Iterator[Path]:
 
 @dataclass
 class Watched:
-    """A supervisor of one daemon, with what it tells kept."""
+    """A supervisor of one daemon, and the reports that it made."""
 
     supervisor: Supervisor
     units: ChildUnits
@@ -97,7 +97,7 @@ def watched(program: str, run_dir: Path, rules: MpsRules | None = None) -> Watch
 
 @pytest.fixture
 def real(real_control: str, short_folder: Path) -> Iterator[Watched]:
-    """NVIDIA's own daemon under a supervisor; whatever runs of it in the end is stopped."""
+    """NVIDIA's own daemon under a supervisor; all its processes are stopped at the end."""
     made = watched(real_control, short_folder)
     yield made
     stop(made)

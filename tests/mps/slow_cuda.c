@@ -1,4 +1,4 @@
-/* A driver that does what $DURING says while it starts. */
+/* A driver that does at its start what $DURING says. */
 #include <stdlib.h>
 
 int cuInit(unsigned flags);

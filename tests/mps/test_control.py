@@ -79,7 +79,9 @@ def test_a_refusal_with_exit_status_0_is_recognised(
 
 
 def test_a_limit_is_set_on_a_running_server_too(control: MpsControl, tmp_path: Path) -> None:
-    """A default reaches only servers that start later: a larger tenant would be held to the smaller's."""
+    """A default applies only to servers that start later: a larger tenant would have the limit of the
+    smaller.
+    """
     (tmp_path / "servers").write_text("7\n9\n")
     control.limit(limits(2048, "50"))
     assert [(tmp_path / f"memory.{pid}").read_text() for pid in (7, 9)] == ["2048\n"] * 2
@@ -99,7 +101,7 @@ def test_a_limit_that_a_server_does_not_read_back_is_an_error(
 def test_a_server_that_cannot_read_limits_back_is_accepted(
     control: MpsControl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The default is in force and read back; a running server's silence is no refusal."""
+    """The default is in force and was read back; a running server without an answer is no refusal."""
     (tmp_path / "servers").write_text("7\n")
     monkeypatch.setenv("REFUSE_SERVER", "1")
     control.limit(limits(2048, "50"))
@@ -130,7 +132,7 @@ def test_a_silent_daemon_neither_hangs_vgpud_nor_leaves_a_process(tmp_path: Path
         MpsControl(str(program), tmp_path / "p", tmp_path / "l", timeout_seconds=0.5).ask("ps")
     assert silent.value.code is ErrorCode.HELPER_TIMEOUT
     child = int((tmp_path / "child").read_text())
-    end = time.monotonic() + 10  # it was killed: on a busy machine it may not have had its turn to die
+    end = time.monotonic() + 10  # the daemon was killed: on a busy machine its end may take a moment
     while (stat := read_stat(child)) is not None and stat.is_alive:
         assert time.monotonic() < end, "the silent daemon's child lives on"
         time.sleep(0.01)

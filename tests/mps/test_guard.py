@@ -1,4 +1,4 @@
-"""The guard in a tenant's process: never past a control daemon that is not there, never past the share."""
+"""The guard in a tenant's process: no CUDA without a control daemon, and none beyond the share."""
 
 import contextlib
 import json
@@ -65,13 +65,13 @@ class Node:
         return {**self.env, "LD_PRELOAD": str(self.guard), **(extra or {})}
 
     def probe(self, *words: str, extra: dict[str, str] | None = None) -> tuple[str, str]:
-        """The last line's result of vgpu-probe, and what was said on standard error."""
+        """The last line of vgpu-probe, and its standard error."""
         program = str(self.sim.build / "bin" / "vgpu-probe")
         done = self.sim.run([program, *words], self.guarded(extra), check=False)
         return json.loads(done.stdout.splitlines()[-1])["result"], done.stderr
 
     def holding(self, extra: dict[str, str] | None = None) -> subprocess.Popen[str]:
-        """A program that has its memory and waits."""
+        """A program that has allocated its memory and waits."""
         program = str(self.sim.build / "bin" / "vgpu-probe")
         made = self.sim.start([program, "hold", "1MiB", "--then-wait-on-stdin"], self.guarded(extra))
         assert made.stdout is not None
@@ -128,7 +128,7 @@ def test_an_unset_pipe_folder_does_not_bypass_the_guard(node: Node) -> None:
 @needs("debian-archive")
 @pytest.mark.parametrize("branch", ["535", "550"])
 def test_the_guard_knows_the_socket_of_nvidias_daemon(node: Node, branch: str) -> None:
-    """It is SEQPACKET, the simulator's is STREAM."""
+    """NVIDIA's socket is SEQPACKET, the simulator's is STREAM."""
     node.start_daemon(control_program(branch))
     assert node.probe("hold", "1MiB")[0] == "CUDA_SUCCESS"
     node.kill_daemon()
@@ -147,7 +147,7 @@ DURING = {
 
 @pytest.mark.parametrize("fate", DURING)
 def test_a_daemon_that_dies_during_cuinit_is_noticed(node: Node, fate: str) -> None:
-    """Else the driver may have found none at the moment it looked, and this process is under no limit."""
+    """Otherwise the driver may have found no daemon when it looked, and this process has no limit."""
     node.start_daemon()
     assert node.daemon is not None
     library = TEST_BUILD / "slow" / "libcuda.so.1"
@@ -229,7 +229,7 @@ def test_limits_of_two_tenants_are_independent(node: Node, tenant: Path) -> None
 
 @pytest.mark.parametrize("damage", ["gone", "empty", "words"])
 def test_unreadable_limits_refuse_cuda(node: Node, tenant: Path, damage: str) -> None:
-    """A released allocation has none: what starts under its environment after that is refused."""
+    """A released allocation has no limits file: a program that starts in its environment later is refused."""
     node.start_daemon()
     env = hold_to(tenant, 1024, 10, 1)
     limits = tenant / "limits"
@@ -241,7 +241,7 @@ def test_unreadable_limits_refuse_cuda(node: Node, tenant: Path, damage: str) ->
 
 
 def test_the_guard_loads_with_old_c_libraries(guard: Path) -> None:
-    """One that does not load is skipped by ld.so with a warning: the gate would be open."""
+    """A guard that does not load is skipped by ld.so with a warning: the tenant would have no guard."""
     shown = subprocess.run(["objdump", "-T", guard], capture_output=True, text=True, check=True).stdout
     versions = {tuple(map(int, found.split("."))) for found in re.findall(r"GLIBC_([0-9.]+)", shown)}
     assert versions

@@ -117,7 +117,7 @@ def test_mps_shares_of_any_size_run_beside_each_other(make: NodeMaker) -> None:
     first.process.kill()
     first.process.wait()
     sizes = [filled(node, held) for held in (small, middle, large)]
-    context = 544 * MIB  # what the driver itself takes of each limit, at most (measured on an H200)
+    context = 544 * MIB  # the driver's own use of each limit, at most (measured on an H200)
     for got, gib in zip(sizes, (1, 2, 8), strict=True):
         assert gib * GIB - context <= got < gib * GIB
     assert [sms(node, held) for held in (small, middle, large)] == [14, 40, 80]
@@ -173,7 +173,7 @@ def lost_clients(node: DemoNode) -> str:
 
 
 def control_pid_or_none(node: DemoNode) -> int | None:
-    """None while there is none that answers."""
+    """The daemon's pid; None while no daemon answers."""
     with client(node) as calls:
         daemons = calls.list_mps().daemons
     return daemons[0].pid if daemons and not daemons[0].trouble else None
@@ -215,7 +215,7 @@ def test_no_program_starts_without_limits(make: NodeMaker) -> None:
 
 
 def test_a_control_daemon_that_died_while_vgpud_was_down_is_noticed(make: NodeMaker) -> None:
-    """Nobody shuts the door then, so the guard alone stands between the tenant and a whole card."""
+    """No vgpud closes the pipe then, so only the guard keeps the tenant from using the whole card."""
     node = make(policy=QUICK)
     node.start()
     held = share(node, 2, 40)

@@ -54,7 +54,7 @@ def test_the_end_of_mps_servers_is_awaited(tmp_path: Path) -> None:
 
 
 def test_a_program_with_a_servers_environment_is_not_taken_for_a_server(tmp_path: Path) -> None:
-    """The attack: a program with set-user-id keeps the environment that its caller gave it."""
+    """The attack: a set-user-ID program keeps the environment that its caller gave it."""
     folder = DeviceFolder(tmp_path)
     stranger = server(folder)
     try:

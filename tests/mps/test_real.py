@@ -155,7 +155,7 @@ time.sleep(600)
 
 @contextmanager
 def bystander(passed: socket.socket) -> Iterator[subprocess.Popen[str]]:
-    """A process of another user's that was handed a connection, as a message bus takes any descriptor."""
+    """A process of another user that received a connection, as a message bus accepts any descriptor."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         process = subprocess.Popen(
@@ -190,7 +190,7 @@ def audits(logged: list[Any]) -> list[tuple[Any, ...]]:
 def test_a_silent_connection_passed_to_another_process_is_closed_and_the_process_lives(
     real: Watched, logged: list[Any]
 ) -> None:
-    """The attack: a descriptor passed to a stranger's process had that process killed by vgpud."""
+    """The attack: vgpud killed the process of another user to which a descriptor had been passed."""
 
     async def work() -> None:
         await real.supervisor.up()

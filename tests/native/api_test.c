@@ -50,7 +50,7 @@ static uint64_t free_bytes(void)
     return available;
 }
 
-/* What the driver keeps is learnt from NVML, which may still be starting. */
+/* What the driver reserves is read from NVML, which may still be starting. */
 static bool becomes_free(uint64_t bytes)
 {
     for (int look = 0; look < 2000 && free_bytes() != bytes; look++)
@@ -84,8 +84,10 @@ static void check_ways_in(void)
     CHECK(strcmp(object_of(dlsym(cuda, "cuDeviceGetCount")), "libcuda.so.1") == 0);
     CHECK(namesake != NULL && strcmp(object_of(dlsym(namesake, "cuMemAlloc_v2")), "libnamesake.so") == 0);
     CHECK(next_of("malloc") != NULL && !ours(next_of("malloc")));
-    CHECK(next_of("next_of") == NULL && dlerror() != NULL);            /* RTLD_NEXT is still the caller's next */
-    CHECK(dlsym(cuda, "cuCtxCreate_v4") == NULL && dlerror() != NULL); /* this driver has none: neither have we */
+    /* RTLD_NEXT still means the library after the caller */
+    CHECK(next_of("next_of") == NULL && dlerror() != NULL);
+    /* this driver lacks the function, so libvgpu reports none */
+    CHECK(dlsym(cuda, "cuCtxCreate_v4") == NULL && dlerror() != NULL);
     CHECK(dlsym(RTLD_DEFAULT, "cuCtxCreate_v4") == NULL);
     CHECK(dlvsym(RTLD_DEFAULT, "dlopen", "GLIBC_2.2.5") != NULL ||
           dlvsym(RTLD_DEFAULT, "dlopen", "GLIBC_2.17") != NULL);
@@ -111,7 +113,7 @@ static void check_proc_address(void)
     CHECK(cuGetProcAddress_v2("cuInit", NULL, 12000, 0, NULL) == CUDA_ERROR_INVALID_VALUE);
 }
 
-/* A driver whose answers are no symbols of its own: version and stream flag say which variant it is. */
+/* A driver that returns addresses without symbols: version and stream flag select the variant. */
 static void check_private_entries(void)
 {
     void *address = NULL;
@@ -171,7 +173,7 @@ static void check_plain(void)
     CHECK(cuMemAlloc_v2(&first, 1) == CUDA_ERROR_INVALID_CONTEXT);
 }
 
-/* The driver's pitch is coarser than the guess, and does not fit: nothing stays behind. */
+/* The driver's pitch is coarser than the estimate and does not fit: no memory stays allocated. */
 static void check_pitch(void)
 {
     CUdeviceptr pointer;
@@ -181,7 +183,7 @@ static void check_pitch(void)
     CHECK(free_bytes() == LIMIT - CONTEXT);
 }
 
-/* Small allocations share the driver's pages, which go back with the last of them. */
+/* Small allocations share the driver's pages, which are freed with the last of them. */
 static void check_small(void)
 {
     enum { MANY = 10000 };
@@ -213,7 +215,7 @@ static void check_async(void)
     CHECK(cuCtxSynchronize() == CUDA_SUCCESS && free_bytes() == LIMIT - CONTEXT);
     CHECK(cuMemAlloc_v2(&pointer, 512 * MIB) == CUDA_SUCCESS);
     CHECK(cuMemFreeAsync(pointer, NULL) == CUDA_SUCCESS);
-    CHECK(free_bytes() == LIMIT - CONTEXT - 512 * MIB); /* the stream has not got there */
+    CHECK(free_bytes() == LIMIT - CONTEXT - 512 * MIB); /* the stream has not reached the free */
     CHECK(cuCtxSynchronize() == CUDA_SUCCESS && free_bytes() == LIMIT - CONTEXT);
     CHECK(cuMemAllocAsync(&pointer, LIMIT, NULL) == CUDA_ERROR_OUT_OF_MEMORY);
 }
@@ -231,10 +233,10 @@ static void check_pool(void)
     CHECK(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep) == CUDA_SUCCESS);
     CHECK(cuMemAllocAsync(&pointer, 700 * MIB, NULL) == CUDA_SUCCESS && cuMemFreeAsync(pointer, NULL) == CUDA_SUCCESS);
     CHECK(cuCtxSynchronize() == CUDA_SUCCESS);
-    CHECK(free_bytes() == LIMIT - CONTEXT - 704 * MIB); /* what a pool keeps is charged */
+    CHECK(free_bytes() == LIMIT - CONTEXT - 704 * MIB); /* memory that a pool keeps is charged */
     CHECK(cuMemPoolTrimTo(pool, 100 * MIB) == CUDA_SUCCESS && free_bytes() == LIMIT - CONTEXT - 128 * MIB);
     CHECK(cuMemAllocAsync(&pointer, 700 * MIB, NULL) == CUDA_SUCCESS && cuMemFreeAsync(pointer, NULL) == CUDA_SUCCESS);
-    CHECK(cuMemAlloc_v2(&pointer, 600 * MIB) == CUDA_SUCCESS); /* what a pool does not need makes room */
+    CHECK(cuMemAlloc_v2(&pointer, 600 * MIB) == CUDA_SUCCESS); /* a pool's unused memory is freed for the allocation */
     CHECK(free_bytes() == LIMIT - CONTEXT - 600 * MIB && cuMemFree_v2(pointer) == CUDA_SUCCESS);
     CHECK(cuMemPoolCreate(&other, &props) == CUDA_SUCCESS);
     CHECK(cuMemAllocFromPoolAsync(&pointer, LIMIT, other, NULL) == CUDA_ERROR_OUT_OF_MEMORY);
@@ -249,7 +251,7 @@ static void check_pool(void)
     CHECK(cuMemPoolCreate(&other, &props) == CUDA_SUCCESS);
     CHECK(cuMemAllocFromPoolAsync(&pointer, 64 * MIB, other, NULL) == CUDA_SUCCESS);
     CHECK(cuMemPoolDestroy(other) == CUDA_SUCCESS);
-    CHECK(free_bytes() == LIMIT - CONTEXT - 64 * MIB); /* what was not freed outlives its pool */
+    CHECK(free_bytes() == LIMIT - CONTEXT - 64 * MIB); /* allocations that were not freed outlive their pool */
     CHECK(cuMemAllocAsync(&second, LIMIT - CONTEXT - 32 * MIB, NULL) == CUDA_ERROR_OUT_OF_MEMORY);
     CHECK(cuMemFreeAsync(pointer, NULL) == CUDA_SUCCESS && cuCtxSynchronize() == CUDA_SUCCESS);
     CHECK(free_bytes() == LIMIT - CONTEXT);
@@ -277,7 +279,7 @@ static void check_graph(void)
     CHECK(cuDeviceGraphMemTrim(0) == CUDA_SUCCESS && free_bytes() == LIMIT - CONTEXT);
     CHECK(cuGraphLaunch(large, NULL) == CUDA_ERROR_OUT_OF_MEMORY && cuGraphLaunch(exec, NULL) == CUDA_SUCCESS);
     CHECK(cuGraphExecDestroy(large) == CUDA_SUCCESS && cuGraphExecDestroy(exec) == CUDA_SUCCESS);
-    CHECK(free_bytes() == LIMIT - CONTEXT - 320 * MIB); /* the device keeps it */
+    CHECK(free_bytes() == LIMIT - CONTEXT - 320 * MIB); /* the device keeps the memory */
     CHECK(cuDeviceGraphMemTrim(0) == CUDA_SUCCESS && free_bytes() == LIMIT - CONTEXT);
     CUDA_GRAPH_INSTANTIATE_PARAMS upload = {.flags = CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD};
     CHECK(cuGraphInstantiateWithParams(&exec, graph, &upload) == CUDA_ERROR_OUT_OF_MEMORY); /* 300 and 700 MiB */
@@ -306,7 +308,7 @@ static void check_graph_node(void)
 
 int fake_capture_questions(void);
 
-/* Streams are asked after only while libvgpu knows of a capture. */
+/* libvgpu queries streams only while it knows of a capture. */
 static bool knows_of_a_capture(void)
 {
     CUdeviceptr pointer;
@@ -348,7 +350,7 @@ static void check_cut_captures(void)
     CHECK(!knows_of_a_capture());
 }
 
-/* What the driver takes by itself: globals, local memory, streams. */
+/* Memory that the driver allocates by itself: globals, local memory, streams. */
 static void check_driver(void)
 {
     CUmodule module;
@@ -392,7 +394,7 @@ static void check_vmm(void)
     CHECK(cuMemCreate(&handle, LIMIT, &prop, 0) == CUDA_ERROR_OUT_OF_MEMORY);
     prop.location.id = 1; /* not in the lease */
     CHECK(cuMemCreate(&handle, MIB, &prop, 0) == CUDA_ERROR_NOT_PERMITTED);
-    CHECK(cuCtxSetCurrent(NULL) == CUDA_SUCCESS); /* no context is needed for it */
+    CHECK(cuCtxSetCurrent(NULL) == CUDA_SUCCESS); /* needs no context */
     prop.location.id = 0;
     CHECK(cuMemCreate(&handle, MIB, &prop, 0) == CUDA_SUCCESS && cuMemRelease(handle) == CUDA_SUCCESS);
 }
@@ -405,7 +407,7 @@ static void check_array(void)
     CHECK(cuArrayCreate_v2(&array, &shape) == CUDA_SUCCESS);
     CHECK(free_bytes() == LIMIT - CONTEXT - 16 * MIB);
     CHECK(cuArrayDestroy(array) == CUDA_SUCCESS && free_bytes() == LIMIT - CONTEXT);
-    shape.Width = shape.Height = 64; /* shares a page with others, which it does not show: learnt */
+    shape.Width = shape.Height = 64; /* shares a page with others; its size is unknown until libvgpu measures it */
     CHECK(cuArrayCreate_v2(&array, &shape) == CUDA_SUCCESS && free_bytes() == LIMIT - CONTEXT - 2 * MIB);
     CHECK(cuArrayDestroy(array) == CUDA_SUCCESS && free_bytes() == LIMIT - CONTEXT);
     shape.Width = 1024;
@@ -428,7 +430,7 @@ static void check_context(void)
     CHECK(cuDevicePrimaryCtxRelease_v2(0) == CUDA_SUCCESS);
     CHECK(free_bytes() == LIMIT - CONTEXT - 100 * MIB); /* one reference is left */
     CHECK(cuDevicePrimaryCtxRelease_v2(0) == CUDA_SUCCESS);
-    CHECK(free_bytes() == LIMIT); /* its context and all in it are gone */
+    CHECK(free_bytes() == LIMIT); /* its context and all its memory are freed */
     CHECK(cuDevicePrimaryCtxRelease_v2(0) == CUDA_ERROR_INVALID_CONTEXT);
 }
 
@@ -438,7 +440,7 @@ static void check_card_full(void)
     begin();
     setenv("FAKE_CARD_BYTES", "1048576", 1);
     CHECK(cuMemAlloc_v2(&pointer, 100 * MIB) == CUDA_ERROR_OUT_OF_MEMORY);
-    CHECK(free_bytes() == LIMIT - CONTEXT); /* given back */
+    CHECK(free_bytes() == LIMIT - CONTEXT); /* the memory is freed, and its charge removed */
 }
 
 static void check_fork(void)
@@ -449,11 +451,11 @@ static void check_fork(void)
     pid_t child = fork();
     if (child == 0) {
         CUdeviceptr own;
-        begin(); /* its own slot: what the parent holds counts beside it */
+        begin(); /* the child has its own slot: the parent's memory counts in addition */
         uint64_t left = free_bytes();
         CHECK(left <= LIMIT - CONTEXT - 100 * MIB);
         CHECK(cuMemAlloc_v2(&own, 50 * MIB) == CUDA_SUCCESS && free_bytes() == left - 50 * MIB);
-        CHECK(cuMemFree_v2(pointer) != CUDA_SUCCESS); /* not an allocation of this process: nothing given back */
+        CHECK(cuMemFree_v2(pointer) != CUDA_SUCCESS); /* not an allocation of this process: no charge is removed */
         CHECK(free_bytes() == left - 50 * MIB);
         exit(0);
     }
@@ -480,7 +482,7 @@ static void check_signals(void)
         CHECK(sigaction(number, NULL, &action) != 0 || action.sa_handler == SIG_DFL);
 }
 
-/* The tenant's own processes, with what the lease counts for them. */
+/* The tenant's own processes, with the lease's figures. */
 static void check_processes(void)
 {
     void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW);
@@ -542,7 +544,7 @@ static void check_nvml(void)
     CHECK(info2(device, &memory2) == NVML_SUCCESS && memory2.total == LIMIT && memory2.reserved == 0);
     CHECK(memory2.used == CONTEXT && memory2.free == LIMIT - CONTEXT);
     CHECK(by_index(1, &device) == NVML_SUCCESS && info(device, &memory) == NVML_SUCCESS);
-    CHECK(memory.total == 8192 * MIB); /* not in the lease: the card's own */
+    CHECK(memory.total == 8192 * MIB); /* not in the lease: the card's real figures */
 }
 
 int main(int argc, char **argv)

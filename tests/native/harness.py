@@ -33,7 +33,7 @@ def connect_to_arbiter(line: socket.socket, lease: Path) -> None:
 
 @dataclass(frozen=True)
 class Tenant:
-    """How a process runs inside a lease: libvgpu preloaded, the fake driver as its libcuda."""
+    """Runs processes inside a lease: libvgpu preloaded, the fake driver as libcuda."""
 
     lease: Path | None
     libvgpu: tuple[Path, ...] = (LIBVGPU,)

@@ -21,7 +21,7 @@
 #define RUN_US 100      /* how long the process then runs before it is stepped again */
 #define RUNS_MAX 200
 
-/* Where the code of libvgpu is in the process. */
+/* Finds the address of libvgpu's code in the process. */
 static int find_code(pid_t pid, uint64_t *start, uint64_t *end)
 {
     char path[64];

@@ -1,4 +1,4 @@
-"""Watchers: nothing missed, nothing twice, nothing out of order, whenever they come."""
+"""Watchers get every event once and in order, whenever they connect."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Snapshots: callers share one, and none is overtaken by an older one."""
+"""Snapshots: callers share one, and an older one never replaces a newer one."""
 
 import asyncio
 import itertools

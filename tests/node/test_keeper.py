@@ -1,4 +1,4 @@
-"""Allocate, release and resize: idempotent, undone when they fail, never more than there is."""
+"""Allocate, release and resize: idempotent, undone on failure, never above the capacity."""
 
 import asyncio
 from dataclasses import replace
@@ -122,7 +122,7 @@ def test_an_unwritable_spec_folder_undoes_the_allocation(tmp_path: Path) -> None
 
 
 def test_racing_requests_never_pass_the_card(tmp_path: Path) -> None:
-    """Two cards of 80 GiB hold ten requests of 16 GiB and no eleventh, however they race."""
+    """Two cards of 80 GiB hold ten requests of 16 GiB and no eleventh, in any order of arrival."""
 
     async def work() -> None:
         async with world(tmp_path) as w:

@@ -1,4 +1,4 @@
-"""Bound processes: their end is noticed, once, also when it came before anyone looked."""
+"""Bound processes: their end is noticed once, also if it came before the first check."""
 
 import os
 import subprocess

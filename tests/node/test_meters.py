@@ -61,7 +61,7 @@ def test_hardware_that_hangs_is_waited_for_half_a_second(tmp_path: Path) -> None
             gateway.gate = clock.Gate()
             now = asyncio.get_running_loop().time
             for _ in range(2):
-                await clock.passed(10)  # until what was read before is too old
+                await clock.passed(10)  # until the previous reading is too old
                 began = now()
                 seen = await w.keeper.metered()
                 assert now() - began == pytest.approx(2 * 0.5)  # a snapshot, and the sensors

@@ -1,4 +1,6 @@
-"""Moves of suspended tenants, with a driver that only remembers: what fails on the way, and what meets it."""
+"""Moves of suspended tenants, with a driver that records its calls: failures of the move, and concurrent
+changes.
+"""
 
 import asyncio
 import os
@@ -76,7 +78,7 @@ class Driver:
 
 @asynccontextmanager
 async def sleeping(folder: Path, **asked: Any) -> AsyncIterator[tuple[World, Driver, Allocation]]:
-    """A tenant of one process, suspended on the first of four devices."""
+    """A suspended tenant of one process, on the first of four devices."""
     driver = Driver({os.getpid(): ProcessState.RUNNING})
     async with world(folder, FakeGateway(NODE), cast(Suspender, driver)) as w:
         w.effectors[Mode.PRELOAD].pids = w.effectors[Mode.EXCLUSIVE].pids = (os.getpid(),)
@@ -213,7 +215,7 @@ def test_two_that_resume_it_at_once_do_it_once(tmp_path: Path) -> None:
 
 
 def test_a_process_that_began_to_use_cuda_during_the_suspension_blocks_a_move(tmp_path: Path) -> None:
-    """libvgpu could not hold it, so that it would keep the old device."""
+    """libvgpu could not stop the process, which would go on to use the old device."""
 
     async def work() -> None:
         async with sleeping(tmp_path) as (w, driver, away):
@@ -224,7 +226,8 @@ def test_a_process_that_began_to_use_cuda_during_the_suspension_blocks_a_move(tm
             assert devices_of(w.keeper.get(away.id)) == (uuid(0),)
             assert not w.keeper.get(away.id).moves
 
-    with subprocess.Popen(["sleep", "1000"]) as child:  # of the tenant's user, as pid 1 may not be
+    # a process of the tenant's user, which pid 1 may not be
+    with subprocess.Popen(["sleep", "1000"]) as child:
         try:
             clock.run(work())
         finally:

@@ -1,4 +1,4 @@
-"""What happens between two awaits of the same allocation: nothing is lost, and no state is a trap."""
+"""Changes between two awaits of the same allocation: none is lost, and every state can be left."""
 
 import asyncio
 import resource

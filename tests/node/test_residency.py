@@ -51,7 +51,7 @@ class Card:
         one = self.book.get(name)
         return one.state, one.cause
 
-    # --- what Residency asks of the node
+    # --- calls of Residency into the node
 
     def read(self, allocation: Allocation) -> LeaseActivity:
         self.calls += allocation.id in self.works
@@ -135,7 +135,7 @@ def test_a_tenant_that_works_is_not_suspended_as_idle(tmp_path: Path) -> None:
 
 
 def test_a_release_during_an_observation_does_not_end_the_idle_rule(tmp_path: Path) -> None:
-    """Seen on a loaded machine: turns stood still until vgpud was started again."""
+    """Observed on a loaded machine: turns stopped until vgpud was restarted."""
 
     async def scene(card: Card) -> None:
         card.add("a", gib=10)

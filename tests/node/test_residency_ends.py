@@ -1,4 +1,4 @@
-"""The watch of residency ends when it is told to, whatever comes at the same moment."""
+"""The residency loop ends when it is cancelled, whatever happens at the same moment."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ from vgpud.node.tenants.residency import Residency
 
 
 class Restless(Residency):
-    """With nothing to look at."""
+    """A residency loop without tenants."""
 
     def __init__(self) -> None:
         self._nudged = asyncio.Event()
@@ -36,5 +36,5 @@ async def ends(ticks: int) -> bool:
 
 @pytest.mark.parametrize("ticks", range(5))
 def test_it_ends_though_it_is_nudged_at_that_moment(ticks: int) -> None:
-    """asyncio.wait_for lost the cancellation then, and vgpud did not stop."""
+    """asyncio.wait_for lost the cancellation in this case, and vgpud did not stop."""
     assert clock.run(ends(ticks))

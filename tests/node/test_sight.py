@@ -30,7 +30,7 @@ def test_a_container_sees_the_devices_whose_nodes_it_has(tmp_path: Path) -> None
     (host / "dev/nvidia1").symlink_to("/dev/zero")
     (root / "nvidia0").symlink_to("/dev/null")
     assert visible_devices(7, DEVICES, host, proc) == {"GPU-a"}
-    (root / "nvidia1").symlink_to("/dev/null")  # a node of that name, of another device
+    (root / "nvidia1").symlink_to("/dev/null")  # a node with that name, but of another device
     assert visible_devices(7, DEVICES, host, proc) == {"GPU-a"}
     (root / "nvidia1").unlink()
     (root / "nvidia1").symlink_to("/dev/zero")

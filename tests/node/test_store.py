@@ -68,7 +68,7 @@ class Walk:
         recorded = {a.id: (phase_of(a), a.slices, a.request, a.revision) for a in state.allocations}
         booked = {a.id: (phase_of(a), a.slices, a.request, a.revision) for a in self.held()}
         never = [a.id for a in self.held() if not a.revision and a.state is State.RELEASING]
-        for name in never:  # its release may not be on record yet
+        for name in never:  # the release may not be recorded yet
             recorded.pop(name), booked.pop(name)
         assert recorded == booked
         told = await self.ledger.last_events(1000)

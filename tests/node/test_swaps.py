@@ -1,4 +1,4 @@
-"""How long one that comes back waits for room."""
+"""How long a returning tenant waits for room."""
 
 import asyncio
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ def tenant(name: str, state: State) -> Allocation:
 
 
 class Finds(swaps.Swaps):
-    """A card that is full for good."""
+    """A card that stays full."""
 
     def __init__(self, beside: list[Allocation]) -> None:
         self.forbidden: list[str] = []

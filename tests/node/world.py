@@ -38,7 +38,7 @@ BOB = Caller(Door.TENANT, 1001, 1001, Lifetime())
 
 
 class AbleProbe(EngineProbe):
-    """Of devices whose driver can take tenants off."""
+    """A probe of devices whose driver can preempt tenants."""
 
     def ask(self, device_uuid: str, boot_id: str, driver_version: str) -> EngineVerdict:
         return EngineVerdict(Engine.CUT, "a kernel stood still", boot_id, driver_version)
@@ -158,7 +158,7 @@ class World:
         return sorted(p.name for p in (self.folder / "cdi").glob("*.json"))
 
     def is_empty(self) -> bool:
-        """Nothing is left anywhere of any allocation."""
+        """Asserts that no trace of any allocation is left."""
         return not (
             len(self.parts.book)
             or self.specs()

@@ -95,7 +95,7 @@ class Machine:
             time.sleep(0.1)
 
     def stop(self) -> None:
-        """Whatever it does, it is gone after."""
+        """Ends the machine in any case."""
         if self.leader:
             with suppress(ProcessLookupError):
                 os.kill(self.leader, signal.SIGKILL)  # the namespace's first process, and so every other

@@ -29,7 +29,7 @@ def test_every_file_names_the_same_version() -> None:
 
 @needs("lintian", "debhelper")
 def test_lintian_finds_no_error(debs: Path) -> None:
-    """Where lintian is; every override says why."""
+    """Runs if lintian is installed; every override has a reason."""
     argv = ["lintian", "--allow-root", "--fail-on", "error", *(str(one(debs, name)) for name in NAMES)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr

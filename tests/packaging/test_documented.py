@@ -15,7 +15,7 @@ from tests.packaging.machine import Machine
 pytestmark = [needs("machine", "debhelper", "root"), pytest.mark.xdist_group("packaging")]
 
 READER = "/tmp/reader"
-#: What an administrator leaves behind who follows every page.
+#: Files that the commands of all pages create.
 MADE = "/etc/containers/oci/hooks.d/vgpud-hook.json /etc/systemd/system/vgpud.service.d"
 EDITOR = """#!/bin/sh
 printf '[Service]\\nPrivateNetwork=no\\nRestrictAddressFamilies=AF_INET AF_INET6\\n' >"$1"

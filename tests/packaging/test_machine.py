@@ -284,7 +284,7 @@ def test_callers_of_a_daemon_that_cannot_start_neither_make_it_spin_nor_close_th
         for name in names:
             asked = machine.run("python3", "-c", ask, f"/run/vgpud/{name}.sock")
             assert asked.stdout.strip() == "True"
-        time.sleep(3)  # time enough for another start, if anything asked for one
+        time.sleep(3)  # time enough for another start, if one was requested
         journal = machine.run(
             "journalctl", "-u", "vgpud.service", "-o", "cat", f"--after-cursor={cursor}"
         ).stdout

@@ -1,4 +1,6 @@
-"""When a tenant counts as past libvgpu, and whose a process is: by table, and by property."""
+"""When a tenant counts as bypassing libvgpu, and which tenant a process belongs to: by table, and by
+property.
+"""
 
 import random
 

@@ -96,7 +96,7 @@ def requests(draw: st.DrawFn) -> Request:
 
 
 def check_device(device: Device, slices: list[Slice], rules: Policy) -> None:
-    """Nothing is promised twice on one device."""
+    """The slices of a device never exceed it."""
     modes = {piece.device_mode for piece in slices}
     assert len(modes) <= 1
     mode = next(iter(modes), None)

@@ -1,4 +1,4 @@
-"""The fewest moves, against every sequence of moves there is on small nodes."""
+"""The fewest moves, compared with all sequences of moves on small nodes."""
 
 from itertools import count
 
@@ -143,7 +143,7 @@ def test_equal_tenants_do_not_lengthen_the_search() -> None:
     devices = bins(*[100] * 8, tenants=8)
     pieces = [Piece(f"t{n}", f"d{n % 8}", 18) for n in range(40)]
     way = fewest_moves(devices, pieces, Goal(frozenset(one.uuid for one in devices), 28))
-    assert way is None  # each has 10 free, and 18 go nowhere
+    assert way is None  # each device has 10 free, and no piece of 18 fits anywhere
     way = fewest_moves(devices, pieces[:35], Goal(frozenset(one.uuid for one in devices), 45))
     assert way is not None
     assert len(way.moves) == 1

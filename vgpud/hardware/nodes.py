@@ -51,7 +51,7 @@ def _capability_nodes(device: Device, mig: MigSlice, host_root: Path) -> list[De
     if mig.gpu_instance_id is None or mig.compute_instance_id is None or device.minor is None:
         raise VgpuError(
             ErrorCode.BUG,
-            f"device nodes asked for an instance of {device.uuid} that has no ids",
+            f"a MIG instance of {device.uuid} without ids has no device nodes",
             "report this with the log of vgpud",
         )
     instance = f"gpu{device.minor}/gi{mig.gpu_instance_id}"

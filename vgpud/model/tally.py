@@ -18,7 +18,9 @@ class Tally:
     released: int = 0
     resized: int = 0
     failed: int = 0
-    suspended: Counter[str] = field(default_factory=Counter)  # by a rule of the policy: cause
+    suspended: Counter[str] = field(
+        default_factory=Counter
+    )  # number by cause, for causes that are rules of the policy
     resumed: Counter[str] = field(default_factory=Counter)
     resume_waited_seconds: float = 0.0  # seconds from the wish to work until the resume was complete
     marked: Counter[str] = field(default_factory=Counter)  # allocations, by the mark's kind

@@ -52,7 +52,7 @@ class Gate:
 
     def __init__(self, always_open: bool = False) -> None:
         self._always_open = always_open
-        self._queued: deque[float] = deque()  # when each was passed on
+        self._queued: deque[float] = deque()  # times at which connections were passed on
         self._waiting: deque[Callable[[], None]] = deque()
         self._debt_seconds, self._debt_at = 0.0, 0.0
         self._look: asyncio.TimerHandle | None = None

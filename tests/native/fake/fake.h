@@ -23,12 +23,12 @@ int fake_no_context(void); /* CUDA_SUCCESS if there is one */
     if (fake_no_context() != CUDA_SUCCESS) \
         return (CUresult)fake_no_context();
 
-/* Bytes that reach the card; called with the mutex held. */
+/* Counts bytes in use on the card; called with the mutex held. */
 void fake_count(int device, uint64_t bytes);
 void fake_uncount(int device, uint64_t bytes);
 bool fake_has_room(int device, uint64_t bytes);
 
-/* Before memory really goes, inside the driver's call: the limiter must not have given it back. */
+/* Called before memory is freed, inside the driver's call: the limiter must not have removed the charge. */
 void fake_linger(int device);
 
 CUresult fake_drop(uint64_t handle);

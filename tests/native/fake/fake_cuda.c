@@ -19,7 +19,7 @@
 #include "lease.h"
 
 #define RECORDS 65536
-#define PAGES 4096 /* that small allocations share */
+#define PAGES 4096 /* shared by small allocations */
 #define MAPPINGS 256
 
 struct state { /* read by the tests as unsigned 64-bit words */
@@ -95,7 +95,7 @@ static struct vgpu_slot *own_slot(void)
     return NULL;
 }
 
-/* The limiter's promise, whatever other processes do: what is on the card is in the ledger. */
+/* The limiter's promise, whatever other processes do: memory in use on the card is in the ledger. */
 static void compare_with_ledger(int device)
 {
     const struct vgpu_slot *slot = own_slot();
@@ -560,13 +560,13 @@ API CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz,
     return CUDA_SUCCESS;
 }
 
-/* No name leads here. */
+/* A function that no symbol names. */
 static CUresult private_entry(void)
 {
     return CUDA_SUCCESS;
 }
 
-/* With an argument more, say. */
+/* The same with one more argument. */
 static CUresult private_entry_of_14(void)
 {
     return CUDA_SUCCESS;

@@ -172,7 +172,7 @@ API CUresult cuCtxGetLimit(size_t *value, CUlimit limit)
     return CUDA_SUCCESS;
 }
 
-/* What the first stack takes is part of the context. */
+/* The first stack's memory is part of the context. */
 API CUresult cuCtxSetLimit(CUlimit limit, size_t value)
 {
     if (limit != CU_LIMIT_STACK_SIZE)

@@ -1,7 +1,7 @@
 /* fake_new.c: functions that CUDA 13.1 to 13.5 brought; the test's own words say what they do. */
 #include "fake.h"
 
-/* Of a driver that is newer than libvgpu's table. */
+/* A function of a driver that is newer than libvgpu's table. */
 API CUresult cuMemTeleport(CUdeviceptr to)
 {
     (void)to;

@@ -8,7 +8,7 @@
 struct CUmemPoolHandle_st {
     int device;
     int made;
-    int destroyed; /* goes with its last allocation */
+    int destroyed; /* freed with its last allocation */
     uint64_t reserved, used, threshold;
 };
 
@@ -156,7 +156,7 @@ API CUresult cuMemPoolDestroy(CUmemoryPool pool)
 {
     pthread_mutex_lock(&fake_mutex);
     shrink(pool, 0);
-    pool->made = pool->used > 0; /* its place is not used again until it is gone */
+    pool->made = pool->used > 0; /* the entry is reused only after the pool is gone */
     pool->destroyed = 1;
     pthread_mutex_unlock(&fake_mutex);
     return CUDA_SUCCESS;

@@ -1,4 +1,4 @@
-/* A system that has no thread left. */
+/* A system on which no thread can be created. */
 #include <errno.h>
 #include <pthread.h>
 

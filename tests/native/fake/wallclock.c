@@ -1,4 +1,4 @@
-/* A wall clock that jumps by hours, back and forth, each time somebody looks at it. */
+/* A wall clock that jumps by hours, back and forth, at each reading. */
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <time.h>

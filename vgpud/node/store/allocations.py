@@ -180,7 +180,7 @@ class AllocationStore:
         return self._hub.watchers
 
     def subscribe(self, after_revision: int | None) -> AsyncIterator[Item]:
-        """As Hub.subscribe."""
+        """Events after the revision, then live ones: see Hub.subscribe."""
         return self._hub.subscribe(after_revision)
 
     def latest(self, count: int) -> tuple[Event, ...]:
