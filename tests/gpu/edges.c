@@ -119,7 +119,7 @@ static void try_launch(void)
 #endif
 }
 
-/* Writes to descriptor 1 although the program has closed its standard output. */
+/* Writes to descriptors 1 and 2, which may be closed: libvgpu must not have a descriptor with these numbers. */
 static void try_stdio(void)
 {
     static const char line[] = "progress: epoch 1, loss 0.25, step 1 of 1000\n";

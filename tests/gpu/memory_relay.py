@@ -33,7 +33,7 @@ def relay(bench: Bench) -> Any:
 
 
 def _sized(bench: Bench, mib: float) -> Iterator[dict[str, Any]]:
-    """Each family beside the plain one, before and after it, and by itself."""
+    """Pairs of allocation families: each before and after the plain one, and twice the same."""
     pairs = dict.fromkeys([*((one, HANDED[0]) for one in HANDED), *((one, one) for one in HANDED)])
     for first, second in [*pairs, *((HANDED[0], one) for one in HANDED[1:])]:
         yield {"first": first, "second": second, "mib": mib, **_handed_on(bench, first, second, mib)}

@@ -52,7 +52,12 @@ for line in sys.stdin:
     calls[line.strip()]()
     say(done=line.strip())
 """
-CALLS = ("launch", "synchronise", "allocate", "free")  # of the fake driver; tests/e2e/test_idle.py has more
+CALLS = (
+    "launch",
+    "synchronise",
+    "allocate",
+    "free",
+)  # calls that the fake driver has; tests/e2e/test_idle.py tries more
 
 
 def ask(process: "Popen[str]", call: str) -> None:

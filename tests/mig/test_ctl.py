@@ -47,7 +47,7 @@ def parted(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_plan_apply_assert_ls(node: DemoNode) -> None:
+def test_a_planned_layout_is_applied_asserted_and_listed(node: DemoNode) -> None:
     node.start()
     layout = ["3g.71gb@4", "1g.18gb*2", "--device", "0"]
     planned = node.ctl_json("mig", "plan", *layout)["changes"]

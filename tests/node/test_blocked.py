@@ -34,7 +34,7 @@ def open_in_proc() -> Counter[str]:
 
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.EACCES, errno.ESRCH, errno.ENOENT, errno.EIO])
 @pytest.mark.parametrize("wanted", ["/proc/", "task", "syscall", "start_ticks"])
-def test_what_cannot_be_read_is_let_be(monkeypatch: pytest.MonkeyPatch, wanted: str, code: int) -> None:
+def test_unreadable_processes_are_ignored(monkeypatch: pytest.MonkeyPatch, wanted: str, code: int) -> None:
     real, refused = os.open, []
 
     def fail(*words: object) -> int:

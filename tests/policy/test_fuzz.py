@@ -84,7 +84,7 @@ def mutated(draw: Any) -> str:
 
 
 @given(mutated())
-def test_shipped_files_with_damage(folder: Path, text: str) -> None:
+def test_a_damaged_copy_of_a_shipped_file_is_read_or_refused(folder: Path, text: str) -> None:
     try_file(folder / "damaged.toml", text.encode())
 
 

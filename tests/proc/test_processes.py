@@ -35,7 +35,7 @@ ctypes.CDLL(None).pthread_exit(None)
 """
 
 
-def test_a_process_whose_main_thread_has_ended_is_ending_and_has_not_ended() -> None:
+def test_a_process_without_its_main_thread_is_ending_until_its_last_thread_ends() -> None:
     process = subprocess.Popen([sys.executable, "-c", LEADERLESS], stdin=subprocess.PIPE)
     assert process.stdin is not None
     end = time.monotonic() + 20

@@ -51,7 +51,7 @@ class Pump:
         self._ended()
 
     def taken(self) -> None:
-        """The event loop has a call of this connection."""
+        """Called when the event loop has taken over a call of this connection."""
         self._gate.taken()
 
     def _read(self, source: socket.socket) -> None:
