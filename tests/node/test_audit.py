@@ -130,7 +130,7 @@ def test_a_release_by_itself_names_its_reason(tmp_path: Path) -> None:
     )
 
 
-def test_a_reload_by_signal_is_told_from_one_that_was_asked_for(tmp_path: Path) -> None:
+def test_the_audit_trail_tells_a_reload_by_signal_from_a_requested_reload(tmp_path: Path) -> None:
     async def scene(w: World) -> None:
         audit.by_itself("SIGHUP")
         await reload_once(w.keeper)
@@ -164,7 +164,7 @@ def test_a_container_is_named_by_prepare_bind_and_end(tmp_path: Path) -> None:
     assert {told(line, "door", "container", "uid", "pid") for line in lines} == {("runtime", "c1", 1000, 77)}
 
 
-def test_what_a_lost_device_takes_names_the_loss(tmp_path: Path) -> None:
+def test_allocations_on_a_lost_device_fail_with_the_loss_as_reason(tmp_path: Path) -> None:
     async def scene(w: World) -> None:
         audit.asked_by(ASKER)
         held = await w.keeper.allocate(request("r"))

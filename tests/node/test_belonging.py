@@ -110,7 +110,7 @@ def test_a_process_with_the_lease_at_its_place_belongs() -> None:
 
 
 @needs("namespaces")
-def test_a_process_of_the_host_does_not_belong_to_a_pod_and_one_of_a_container_does() -> None:
+def test_a_container_process_belongs_to_its_pod_and_a_host_process_to_none() -> None:
     with running(AS_USER, TENANT, TENANT) as process:
         assert not belongs(process, held(ANYONE))
     with running(WITH_THE_LEASE, "/run/elsewhere", "a1") as process:

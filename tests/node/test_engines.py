@@ -98,7 +98,7 @@ async def test_the_probe_runs_again_after_a_boot_and_a_driver_change(
 
 
 @in_a_loop
-async def test_what_is_in_force_stays_in_force_while_there_are_tenants(tmp_path: Path) -> None:
+async def test_the_engine_in_force_stays_while_the_device_has_tenants(tmp_path: Path) -> None:
     """Also across a start of vgpud with another policy: the arbiter reads the engine when the first tenant
     comes.
     """

@@ -32,7 +32,7 @@ def test_allocate_then_release_leaves_nothing(tmp_path: Path) -> None:
     clock.run(work())
 
 
-def test_the_same_request_twice_is_one_allocation(tmp_path: Path) -> None:
+def test_a_repeated_request_makes_a_single_allocation(tmp_path: Path) -> None:
     async def work() -> None:
         async with world(tmp_path) as w:
             at_once = await asyncio.gather(*(w.keeper.allocate(request("r")) for _ in range(8)))
@@ -80,7 +80,7 @@ def test_a_request_id_belongs_to_its_user(tmp_path: Path, at_once: bool) -> None
 
 
 @pytest.mark.parametrize("step", ["apply", "attach"])
-def test_what_fails_half_way_is_undone(tmp_path: Path, step: str) -> None:
+def test_an_allocation_that_fails_half_way_is_undone(tmp_path: Path, step: str) -> None:
     async def work() -> None:
         async with world(tmp_path) as w:
             w.effectors[Mode.PRELOAD].fail = {step}
@@ -280,7 +280,7 @@ def test_watchers_see_each_event_once_and_in_order(tmp_path: Path) -> None:
     clock.run(work())
 
 
-def test_a_lost_device_fails_what_is_on_it_and_nothing_else(tmp_path: Path) -> None:
+def test_a_lost_device_fails_its_allocations_alone(tmp_path: Path) -> None:
     async def work() -> None:
         async with world(tmp_path) as w:
             uuids = [d.uuid for d in w.gateway.node.devices]

@@ -12,7 +12,7 @@ from vgpud.model.tenancy import Mode
 from vgpud.model.view import Vitals
 
 
-def test_concurrent_readers_share_one_reading(tmp_path: Path) -> None:
+def test_concurrent_readers_share_a_reading(tmp_path: Path) -> None:
     async def work() -> None:
         async with world(tmp_path) as w:
             held = await w.keeper.allocate(request("r1"))

@@ -115,7 +115,7 @@ def test_no_word_to_the_driver_until_it_is_resumed(tmp_path: Path) -> None:
     clock.run(work())
 
 
-def test_what_cannot_be_attached_there_stays_as_it_was(
+def test_a_tenant_that_fails_to_attach_stays_on_its_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work() -> None:
@@ -141,7 +141,7 @@ def test_what_cannot_be_attached_there_stays_as_it_was(
     clock.run(work())
 
 
-def test_one_that_can_be_attached_nowhere_is_resumed_when_it_can(tmp_path: Path) -> None:
+def test_a_suspended_tenant_that_fails_to_attach_is_resumed_later(tmp_path: Path) -> None:
     async def work() -> None:
         async with sleeping(tmp_path) as (w, driver, away):
             w.effectors[Mode.PRELOAD].fail = {"attach"}
@@ -179,7 +179,7 @@ def test_nothing_else_is_done_to_it_meanwhile(tmp_path: Path) -> None:
     clock.run(work())
 
 
-def test_what_is_shown_as_moved_can_be_moved_on(tmp_path: Path) -> None:
+def test_a_moved_tenant_can_be_moved_again(tmp_path: Path) -> None:
     """Also while the helper of the move before has not ended yet."""
 
     async def work() -> None:

@@ -135,7 +135,7 @@ def test_room_that_a_failed_shrink_gave_up_is_not_given_away(
 # --- release
 
 
-def test_two_releases_at_once_are_one(tmp_path: Path) -> None:
+def test_concurrent_releases_run_once(tmp_path: Path) -> None:
     """The second release's check for tenants may end when the allocation is gone."""
 
     async def work() -> None:
@@ -248,7 +248,7 @@ def test_a_failure_does_not_take_a_release_back(tmp_path: Path, monkeypatch: pyt
     clock.run(work())
 
 
-def test_a_device_that_is_lost_while_it_is_given_fails_what_is_given(tmp_path: Path) -> None:
+def test_a_device_lost_during_an_allocation_fails_the_allocation(tmp_path: Path) -> None:
     async def work() -> None:
         async with world(tmp_path, one_device()) as w:
             w.effectors[Mode.PRELOAD].gate = asyncio.Event()
@@ -398,7 +398,7 @@ def test_a_failed_allocation_is_not_made_well_by_a_resize(tmp_path: Path) -> Non
 # --- policy
 
 
-def test_of_two_reloads_at_once_the_later_one_stays(tmp_path: Path) -> None:
+def test_of_two_concurrent_reloads_the_later_policy_is_in_force(tmp_path: Path) -> None:
     """A slow disk: the files of the first reload were read before those of the second."""
 
     async def work() -> None:
