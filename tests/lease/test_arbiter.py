@@ -166,7 +166,7 @@ def test_a_silent_arbiter_blocks_no_tenant(node: Node) -> None:
     eventually(lambda: node.client.list("a1") == (process.pid,))
 
 
-def test_two_arbiters_on_one_folder(node: Node) -> None:
+def test_a_second_arbiter_on_the_same_folder_ends(node: Node) -> None:
     command = [str(ARBITER), "--run-dir", str(node.run_dir), "--foreground"]
     second = subprocess.run(command, capture_output=True, text=True, check=False)
     assert second.returncode == 3

@@ -41,7 +41,7 @@ def test_racing_processes_never_pass_the_limit(node: Node, tmp_path: Path, famil
     assert read_usage(lease).device(0).refusals_limit == refused
 
 
-def test_one_of_two_that_race_for_the_same_room_gets_it(node: Node) -> None:
+def test_of_two_requests_that_race_for_the_same_room_exactly_one_is_granted(node: Node) -> None:
     lease = node.lease()
     command = (PROBE, "fill", "--piece", "600MiB", "--keep", "--then-wait-on-stdin")
     for _ in range(5):
@@ -105,7 +105,7 @@ def test_limits_that_go_bad_under_a_running_tenant_stay_as_they_were(node: Node)
     assert process.poll() is None
 
 
-def test_a_scribbled_page_refuses_its_own_tenant_and_no_other(node: Node) -> None:
+def test_a_scribbled_page_refuses_its_own_tenant_alone(node: Node) -> None:
     own, other = node.lease("a1"), node.lease("a2")
     with (own / "usage").open("r+b") as file:
         page = mmap.mmap(file.fileno(), 0)

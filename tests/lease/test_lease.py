@@ -82,7 +82,7 @@ def test_a_tenant_of_unknown_uid_can_write_its_usage_and_nothing_else(tmp_path: 
     assert list_leases(tmp_path) == {"a1"}
 
 
-def test_a_lease_of_unknown_uid_is_used_as_any_other(tmp_path: Path) -> None:
+def test_a_lease_of_an_unknown_uid_is_read_changed_and_removed(tmp_path: Path) -> None:
     folder = write_lease(tmp_path, "a1", DEVICES, ANYONE, ANYONE)
     smaller = (DeviceLimits(UUIDS[0], GIB), DEVICES[1])
     assert write_lease(tmp_path, "a1", smaller, ANYONE, ANYONE) == folder

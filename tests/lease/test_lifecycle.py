@@ -200,7 +200,7 @@ say("ended")
     assert lease_used(lease) == OWN + 50 * MIB
 
 
-def test_a_parent_can_allocate_what_its_dead_child_held(node: Node) -> None:
+def test_a_parent_can_allocate_the_memory_of_its_dead_child(node: Node) -> None:
     """libvgpu waits until the arbiter has cleared the slot of the child, which the parent has reaped."""
     lease = node.lease()
     process = python(
@@ -320,7 +320,7 @@ def test_a_reused_pid_is_not_taken_for_the_dead_tenants(tmp_path: Path) -> None:
 # --- limits that change, several devices
 
 
-def test_a_limit_below_what_is_held_stops_new_allocations(node: Node) -> None:
+def test_a_limit_below_the_memory_in_use_stops_new_allocations(node: Node) -> None:
     """No new memory until it falls, nothing is killed, and what is free is never a wrapped number."""
     lease = node.lease()
     process = python(
