@@ -48,7 +48,7 @@ def test_every_prefix_of_a_plan_converges(seed: int) -> None:
     assert at > 3
 
 
-def test_a_transition_touches_what_it_must_and_nothing_else() -> None:
+def test_a_transition_changes_only_the_instances_that_differ() -> None:
     draw = random.Random(1)
     for _ in range(60):
         before, after = draw.choice(STATES), draw.choice(STATES)
@@ -77,7 +77,7 @@ def test_a_step_that_fails_brings_the_old_layout_back(before: int, after: int, d
 
 @given(st.sampled_from(STATES), st.sampled_from(STATES), st.data())
 @settings(max_examples=examples(100))
-def test_what_is_in_use_or_of_others_is_never_touched(before: int, after: int, data: st.DataObject) -> None:
+def test_instances_in_use_or_made_by_others_stay(before: int, after: int, data: st.DataObject) -> None:
     card, disk = Card(), Disk()
     card.place(keys(before))
     busy = data.draw(st.sets(st.sampled_from(sorted(keys(before))))) if before else set()

@@ -39,7 +39,7 @@ def test_a_layout_is_applied_kept_and_served_from(node: DemoNode) -> None:
     assert (standing(node), shown.current, shown.origin) == (set(), False, "")
 
 
-def test_what_both_layouts_have_is_not_touched(node: DemoNode) -> None:
+def test_instances_of_both_layouts_stay(node: DemoNode) -> None:
     node.start()
     apply(node, "3g.71gb@4 1g.18gb@0 1g.18gb@1")
     before = {i.uuids[0] for i in device(node).instances}
@@ -117,7 +117,7 @@ def test_unmanaged_hands_the_device_back(make_node: NodeMaker) -> None:
     assert nvml(node, "print(n.nvmlDeviceGetMigMode(h))") == "[0, 0]"
 
 
-def test_unmanaged_also_hands_back_what_an_administrator_applied(make_node: NodeMaker) -> None:
+def test_unmanaged_also_hands_back_a_layout_that_an_administrator_applied(make_node: NodeMaker) -> None:
     node = make_node()
     node.start()
     apply(node, "3g.71gb@4")
@@ -178,7 +178,9 @@ def restore(node: DemoNode) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(("foreign", "lent", "removed"), [("keep", 0, 0), ("lend", 1, 0), ("remove", 0, 1)])
-def test_instances_of_others_are_kept(make_node: NodeMaker, foreign: str, lent: int, removed: int) -> None:
+def test_instances_made_outside_vgpud_are_kept(
+    make_node: NodeMaker, foreign: str, lent: int, removed: int
+) -> None:
     node = make_node(policy=f'version = 1\n[[device]]\nmode = "mig"\nmig.foreign = "{foreign}"\n')
     nvml(node, "n.nvmlDeviceSetMigMode(h, 1)")
     make_by_hand(node, profile=14, start=0, size=2, compute=1)

@@ -52,7 +52,7 @@ def part(node: DemoNode, isolation: str, gib: int = 4, index: int = 0, **asked: 
 
 
 @pytest.mark.parametrize("isolation", ["quota", "compute"])
-def test_tenants_of_one_instance_are_each_held_to_their_part(node: DemoNode, isolation: str) -> None:
+def test_each_tenant_of_an_instance_is_held_to_its_part(node: DemoNode, isolation: str) -> None:
     share: dict[str, Any] = {"share_percent": 40.0} if isolation == "compute" else {}
     one, two = part(node, isolation, **share), part(node, isolation, 8, **share)
     with client(node) as calls:
@@ -111,7 +111,7 @@ def test_a_quota_inside_an_instance_is_resized_within_it(node: DemoNode) -> None
     assert 5 * GIB < fill(node, held)["total_bytes"] <= 6 * GIB
 
 
-def test_a_restart_of_vgpud_disturbs_nobody_on_top(node: DemoNode) -> None:
+def test_a_restart_of_vgpud_leaves_tenants_on_top_undisturbed(node: DemoNode) -> None:
     quota, share = part(node, "quota"), part(node, "compute", share_percent=40.0)
     daemons = helper_pids(node, "vgpud-mps@MIG-")
     node.kill()

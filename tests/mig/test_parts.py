@@ -135,7 +135,7 @@ def test_a_layout_killed_after_a_step_is_finished_by_the_next_start(node: DemoNo
 
 
 @pytest.mark.parametrize("foreign", ["keep", "lend"])
-def test_compute_instances_of_others_are_kept(make_node: NodeMaker, foreign: str) -> None:
+def test_compute_instances_made_outside_vgpud_are_kept(make_node: NodeMaker, foreign: str) -> None:
     """Made by hand: in a GPU instance of another owner, and in one of vgpud's."""
     node = make_node(policy=f'version = 1\n[[device]]\nmode = "mig"\nmig.foreign = "{foreign}"\n')
     nvml(node, "n.nvmlDeviceSetMigMode(h, 1)")
@@ -244,7 +244,7 @@ def test_a_policy_lays_them_out_before_any_door_opens(make_node: NodeMaker) -> N
 
 
 @needs("debian-archive")
-def test_what_nvidia_smi_makes_and_lists(node: DemoNode) -> None:
+def test_nvidia_smi_lists_the_instances_of_vgpud(node: DemoNode) -> None:
     """The judge is NVIDIA's own program: it lists ours, and what it makes is taken for others'."""
     branch = max(outside.SUITES)
     program = outside.nvidia_smi(branch)

@@ -75,7 +75,7 @@ def test_every_prefix_of_a_plan_converges(seed: int) -> None:
     assert at > 3
 
 
-def test_a_transition_touches_what_it_must_and_nothing_else() -> None:
+def test_a_transition_changes_only_the_instances_that_differ() -> None:
     """GPU instances that stay divided are not destroyed, nor parts that both layouts have."""
     draw = random.Random(2)
     for _ in range(60):
@@ -119,7 +119,7 @@ def test_a_step_that_fails_brings_the_old_layout_back(draw: random.Random, data:
 
 @given(st.randoms(use_true_random=False))
 @settings(max_examples=examples(60))
-def test_what_is_in_use_or_of_others_is_never_touched(draw: random.Random) -> None:
+def test_instances_in_use_or_made_by_others_stay(draw: random.Random) -> None:
     """In GPU instances of vgpud and of others, with compute instances of both."""
     card, disk = laid_out(drawn(draw))
     keys, parts = standing(card)
