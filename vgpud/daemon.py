@@ -433,8 +433,8 @@ def main() -> int:
     parser.add_argument(
         "--restore",
         action="store_true",
-        help="with no vgpud running: release what nobody uses, put devices back as they were before vgpud, "
-        "and leave; for its removal",
+        help="with no vgpud running: release unused allocations, restore the original settings of devices, "
+        "and leave; for the removal of vgpud",
     )
     arguments = parser.parse_args()
     try:

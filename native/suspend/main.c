@@ -5,9 +5,9 @@
  *
  * TICKS is the start time of the process (identity.h): an order for a process that has ended does nothing, whatever
  * has its pid now, and its answer is "-1 ENDED -1". Else the answer is the driver's result as a number, its name, and
- * the state of the process then (CUprocessState; -1: not known). The first line is "ready", or "error " and why nothing can be done. It ends with its input:
- * the order under way is carried out first. The lock file keeps a second one waiting meanwhile, so whoever
- * starts again after a crash sees processes in a state that stays. */
+ * the state of the process then (CUprocessState; -1: not known). The first line is "ready", or "error " and the reason.
+ * The program ends with its input, after the order under way. The lock file makes a second instance wait meanwhile, so
+ * an instance that starts after a crash sees processes in a state that stays. */
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>

@@ -1,6 +1,6 @@
 /* Who computes when. Each process has a queue of work measured in engine nanoseconds; rotation.c says who has
- * the engine. Nothing runs in the background: whoever looks brings the engine up to the present first, and an
- * event gets the exact moment its position was reached (history.c), however late somebody asks.
+ * the engine. Nothing runs in the background: each reader first brings the engine up to the present, and an
+ * event gets the exact moment its position was reached (history.c), however late the query comes.
  */
 #include "state.h"
 

@@ -3,11 +3,12 @@
  * Processes with work pending have the engine in turns, each for one slice, and each turn costs a switch
  * first; one that runs out of work gives the rest of its slice up. The clients of one MPS server run together
  * in one such turn, each held to its fraction of the SMs. A process that is alone is never interrupted, and its
- * slices follow each other, so that one who comes waits for the end of the one that runs. Kernels are cut
+ * slices follow each other, so a newcomer waits for the end of the running slice. Kernels are cut
  * wherever a slice ends, as cards since Pascal do.
  *
- * Whoever looks computes what has happened since the last look. Rotations in which nobody runs out of
- * work are all alike and are passed over in one step, so a look costs O(processes) for each that did.
+ * Each reader first computes what has happened since the last reading. Rotations in which
+ * no process runs out of work are equal and are computed in one step, so a reading costs O(processes) for each process
+ * that ran out.
  */
 #include "state.h"
 
