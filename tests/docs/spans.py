@@ -107,6 +107,7 @@ NOT_RUN = {
     "./dev bench soak --cycles 200000": _LONG,
     "./dev bench mig-packing": _LONG,
     "./dev bench idle-replay": _LONG,
+    "./dev bench pool-replay": _LONG,
     "apt install ./vgpud_NEW.deb ./libvgpu_NEW.deb": "the test of an upgrade has dpkg do it",
     "apt upgrade": "the test of an upgrade has dpkg do it",
     "apt remove vgpud": "the test of removal has dpkg do it, which asks nobody",

@@ -23,6 +23,7 @@ mode = "auto"
 [device.preload]
 idle_suspend = "300ms"
 min_residence = "100ms"
+evictable = false  # so that the driver saves it; tests/e2e/test_evict.py has the other way
 """
 TURNS = """version = 1
 [[device]]

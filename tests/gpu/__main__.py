@@ -25,6 +25,7 @@ TESTS = (
     "suspended_calls",
     "idle_h200",
     "turns_h200",
+    "pool_h200",
     "move_h200",
     "confined_h200",
     "edges_h200",

@@ -5,8 +5,7 @@
 Scenes: `swap` (tenants of 1, 8 and 32 GiB go out and come in three times, bit-equal: seconds beside those of
 a pinned copy in the same run; claim: within 1.2 times), `turns` (two tenants whose limits are 75 % of a card
 each, and that hold --gib each, take turns of 5 s: what they get of what one gets alone, and how long a switch
-takes), `driver` (a tenant with movable memory is suspended by the driver's checkpoint, as `vgpuctl suspend`
-does it, before its first turn's end and after it, when it has page-locked host memory, too). Needs root,
+takes). Needs root,
 build/native, and a python3 with PyTorch. It ends all that it started.
 
 On the simulated node it runs with plain driver calls instead of PyTorch, and smaller (figures mean nothing):
@@ -30,7 +29,7 @@ from statistics import median
 
 from tests.demo.node import DemoNode, Tenant
 from tests.demo.scenes import torch_python
-from tests.e2e.support import client, eventually, states
+from tests.e2e.support import eventually, states
 from tests.gpu.idle_h200 import SIMULATED, running
 from tests.gpu.scenes import say
 from vgpud.lease import ArbiterClient, LeaseMemory, SwapPhase, read_limits, read_swaps, update_limits
@@ -137,12 +136,14 @@ print(json.dumps({"whole": whole}), flush=True)
 """
 
 
-def tenant(node: DemoNode, program: str, plain: str, mib: int, *words: str) -> tuple[Tenant, str]:
+def tenant(
+    node: DemoNode, program: str, plain: str, mib: int, *words: str, limit: str = LIMIT
+) -> tuple[Tenant, str]:
     """Returns after the tenant's first line."""
     python = None if SIMULATED else torch_python()
     assert python or SIMULATED, "no python3 with PyTorch here"
     before = states(node)
-    asked = ["--isolation", "quota", "--memory", LIMIT, "--device", "0"]
+    asked = ["--isolation", "quota", "--memory", limit, "--device", "0"]
     code = plain if python is None else program
     made = node.tenant(asked, [python or sys.executable, "-c", code, str(mib), *words])
     assert made.line()["ready"]
@@ -304,31 +305,7 @@ def turns(arguments: argparse.Namespace) -> None:
         )
 
 
-def driver(_arguments: argparse.Namespace) -> None:
-    mib = SIZES_MIB[1]
-    with (
-        running('memory_overcommit = 2.0\nturn = "1h"\n') as node,
-        client(node, timeout_seconds=300) as calls,
-    ):
-        one, name = tenant(node, HOLD, PLAIN_HOLD, mib)
-        took: list[tuple[float, float]] = []
-        for after_a_turn in (False, True):
-            if after_a_turn:
-                swapped(node, name, True)
-                swapped(node, name, False)
-            times = [time.perf_counter()]
-            for verb in (calls.suspend, calls.resume):
-                verb(name)
-                times.append(time.perf_counter())
-            took.append((round(times[1] - times[0], 2), round(times[2] - times[1], 2)))
-            say("driver", after_a_turn=after_a_turn, whole=whole(one), suspend_and_resume_seconds=took[-1])
-        swapped(node, name, True)
-        swapped(node, name, False)
-        say("driver", held=whole(one), mib=mib, seconds=took)
-        one.end()
-
-
-SCENES: dict[str, Callable[[argparse.Namespace], None]] = {"swap": swap, "turns": turns, "driver": driver}
+SCENES: dict[str, Callable[[argparse.Namespace], None]] = {"swap": swap, "turns": turns}
 
 
 def main() -> int:

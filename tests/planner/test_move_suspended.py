@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.plan import StepKind
 from vgpud.model.quantity import Percent
-from vgpud.model.tenancy import Allocation, Mode, Slice, State, SuspendedProcess, Way
+from vgpud.model.tenancy import Allocation, Mode, Slice, State, SuspendedProcess
 from vgpud.planner import move as rules
 from vgpud.planner.places import device_map, devices_of, saved_on
 from vgpud.planner.suspend import check_room
@@ -145,14 +145,6 @@ def test_a_whole_card_may_wait_for_any_and_holds_none() -> None:
     kinds = [step.kind for step in rules.move_steps(there)]
     assert StepKind.APPLY_MODE not in kinds
     assert StepKind.UNAPPLY_MODE not in kinds
-
-
-def test_a_swapped_out_tenant_is_not_moved() -> None:
-    swapped = away(held(0), SuspendedProcess(7, 1, GIB, Way.SWAP, GIB))
-    with pytest.raises(VgpuError, match="leaves 1GiB of it on its device") as refused:
-        rules.check_movable(swapped, NODE)
-    assert "resume" in refused.value.hint
-    rules.check_movable(away(held(0)), NODE)
 
 
 def test_a_suspended_move_locks_and_resumes_nothing() -> None:

@@ -4,9 +4,11 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.bench import pool_replay
 from tests.bench.idle_replay import DAY, metronomes, notebooks, replay
 from tests.examples import examples
 from vgpud.model.tenancy import Cause
@@ -125,7 +127,7 @@ def test_kept_memory_is_evicted_for_a_tenant_that_does_not_fit_beside_it() -> No
     back = replace(idle, where=Where.HERE, since=9)
     assert told(decide(13, [back, more, big], CARD)) == ["wait b 1"]
     goes = decide(14, [back, more, big], CARD)
-    assert told(goes) == ["suspend a", "wait b 1"] and not goes.moves[0].swaps
+    assert told(goes) == ["suspend a", "wait b 1"] and goes.moves[0].deep
     assert told(decide(15, [replace(idle, stays=(), swaps=False), more, big], CARD)) == ["resume b"]
     hand = replace(idle, cause=Cause.HAND)
     assert told(decide(9, [hand, big], CARD)) == ["wait b 1"]
@@ -217,8 +219,9 @@ def _moved(
     one = tenants[move.id]
     if move.kind is Kind.SUSPEND:
         life.suspensions.append((now, move.cause, one.since))
-        stays = left if move.swaps else ()
-        return replace(one, where=Where.GOING, since=now, cause=move.cause, stays=stays, swaps=move.swaps)
+        swaps = bool(left) and not move.deep
+        stays = left if swaps else ()
+        return replace(one, where=Where.GOING, since=now, cause=move.cause, stays=stays, swaps=swaps)
     assert one.wants_since is not None
     assert not move.beside or (one.swaps and tenants[move.beside].where is Where.GOING)
     life.waits.append(now - one.wants_since)
@@ -277,13 +280,13 @@ def test_a_suspension_is_followed_at_once_by_the_next_resume() -> None:
     first = here("a", 60, **turning, stays=((GPU, 1),))
     second = away("b", 60, 50, **turning, cause=Cause.TURN, stays=((GPU, 1),))
     plan = decide(100, [first, second], CARD)
-    assert [(move.kind, move.id, move.swaps, move.beside) for move in plan.moves] == [
-        (Kind.SUSPEND, "a", True, ""),
+    assert [(move.kind, move.id, move.deep, move.beside) for move in plan.moves] == [
+        (Kind.SUSPEND, "a", False, ""),
         (Kind.RESUME, "b", False, "a"),
     ]
     full = away("c", 100, None, cause=Cause.TURN)
     sent, waits = decide(100, [first, second, full], CARD).moves
-    assert (sent.swaps, waits.kind) == (False, Kind.WAIT)  # nothing may stay beside one that needs it all
+    assert (sent.deep, waits.kind) == (True, Kind.WAIT)  # nothing may stay beside one that needs it all
 
 
 @settings(max_examples=examples(80))
@@ -366,3 +369,12 @@ def test_a_tenant_that_works_just_after_each_suspension_is_soon_left_resident() 
     patient = replay(traces, Rules(idle_seconds=600), 0.3)
     hasty = replay(traces, Rules(idle_seconds=600), 0.3, patient=False)
     assert patient.most_suspensions <= 4 < hasty.most_suspensions / 2
+
+
+def test_a_day_of_shared_serving_has_the_figures_of_the_trace_and_short_waits() -> None:
+    pods = pool_replay.day(seconds=4 * 3600)
+    drawn = pool_replay.figures(pods)
+    for (what, value), real in zip(drawn.items(), pool_replay.TRACE, strict=True):
+        assert value == pytest.approx(real, rel=0.35), what
+    found = pool_replay.replay(pods[:20], 5, None, pool_replay.EVICTION, until=1800)
+    assert len(found.waits) > 100 and found.p99 < 2

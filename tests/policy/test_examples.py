@@ -97,7 +97,7 @@ def test_the_uncommented_example_loads_with_the_defaults(tmp_path: Path) -> None
     assert rule.preload is not None
     # their defaults, never, cannot be written down
     assert (rule.preload.idle_suspend, rule.preload.turn) == (600, 30)
-    never = {"idle_suspend": None, "turn": None}
+    never = {"idle_suspend": None, "turn": None, "evictable": None}
     assert rule.preload.model_copy(update=never) == default.settings_preload()
     assert rule.mps == default.settings_mps()
     assert rule.mig is not None

@@ -76,6 +76,7 @@ def test_every_effective_key_has_its_origin(etc: Etc) -> None:
         "planner.strategy": "run/conf.d/50-x.toml:2",
         "planner.user_places_percent": "built-in",
         "pool.host_memory_reserve": "built-in",
+        "pool.unevictable": "built-in",
         "device[0].match.mig_capable": "etc/vgpud.toml:8",
         "device[0].mode": "etc/vgpud.toml:7",
         "device[0].mig.change_mode": "built-in",

@@ -176,7 +176,7 @@ class FakeKeeper:
         self.held[allocation_id] = replace(held, slices=(part,))
         return self.held[allocation_id]
 
-    async def suspend(self, allocation_id: str, caller: Caller) -> Allocation:
+    async def suspend(self, allocation_id: str, caller: Caller, deep: bool = False) -> Allocation:
         self._check()
         process = SuspendedProcess(17, 4711, 1 << 30)
         self.held[allocation_id] = replace(

@@ -143,9 +143,9 @@ class Client:
             share_percent=share_percent,
         )
 
-    def suspend(self, allocation_id: str) -> "pb.Allocation":
+    def suspend(self, allocation_id: str, deep: bool = False) -> "pb.Allocation":
         """If the connection breaks, the daemon finishes the suspension."""
-        return self._call("Suspend", allocation_id=allocation_id)
+        return self._call("Suspend", allocation_id=allocation_id, deep=deep)
 
     def resume(self, allocation_id: str) -> "pb.Allocation":
         """If the connection breaks, the daemon finishes the resumption."""

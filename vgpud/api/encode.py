@@ -148,6 +148,7 @@ def allocation(
         cause=held.cause.value if held.state is State.SUSPENDED else "",
         standing=standing,
         marks=[_mark(mark) for mark in marks],
+        stays_bytes=held.stays_bytes,
     )
 
 

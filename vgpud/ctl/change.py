@@ -73,13 +73,16 @@ def suspend(arguments: Namespace, terminal: Terminal) -> int:
     with connect(arguments) as client:
         name = allocation_id(client, arguments.allocation)
         with told(arguments, terminal, name, "suspending"):
-            allocation = client.suspend(name)
+            allocation = client.suspend(name, arguments.deep)
     _show(allocation, terminal)
     if not terminal.is_machine:
         amount = words.memory(allocation.suspended_bytes)
         terminal.say(
             f"{len(allocation.suspended_pids)} processes wait, {amount} of device memory are on the host"
         )
+        if allocation.stays_bytes:
+            stays = words.memory(allocation.stays_bytes)
+            terminal.say(f"{stays} stay on the device: contexts, and what libvgpu cannot evict (--deep)")
     return Exit.OK.value
 
 

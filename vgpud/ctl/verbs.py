@@ -170,10 +170,18 @@ VERBS: tuple[Verb | Group, ...] = (
         "suspend",
         "take an allocation's memory off its devices until it is resumed",
         "change:suspend",
-        (ALLOCATION,),
-        details="All its processes wait meanwhile, at their next CUDA call. 16 GiB take some ten seconds: "
-        "give a long --timeout. vgpud goes on if the call is cut short.",
-        examples=("vgpuctl suspend 4f2a --timeout 300",),
+        (
+            ALLOCATION,
+            argument(
+                "--deep",
+                action="store_true",
+                help="leave nothing on the devices: the driver saves what libvgpu cannot evict, contexts too",
+            ),
+        ),
+        details="All its processes wait meanwhile, at their next CUDA call. libvgpu copies evictable memory "
+        "(docs/pool.md) as fast as the bus; the driver takes some ten seconds for 16 GiB: then give a long "
+        "--timeout. vgpud goes on if the call is cut short.",
+        examples=("vgpuctl suspend 4f2a", "vgpuctl suspend 4f2a --deep --timeout 300"),
     ),
     Verb(
         "resume",

@@ -80,6 +80,7 @@ TABLE: dict[tuple[Phase, Change], Phase] = {
     (_P.SUSPENDED, _C.SUSPENDED): _P.SUSPENDED,  # suspended by hand: no rule resumes it
     (_P.EVICTED, _C.EVICTED): _P.EVICTED,
     (_P.SUSPENDED, _C.RESUME): _P.RESUMING,
+    (_P.EVICTED, _C.SUSPEND): _P.SUSPENDING,  # by the driver, what libvgpu could not evict
     (_P.EVICTED, _C.RESUME): _P.RESUMING,
     (_P.RESUMING, _C.RESUME): _P.RESUMING,  # repeated, because the place of its memory has changed
     (_P.RESUMING, _C.RESUMED): _P.ACTIVE,

@@ -290,15 +290,17 @@ class Way(StrEnum):
     """How the memory of a process was moved to the host."""
 
     CHECKPOINT = "checkpoint"  # by the driver, all of it
-    SWAP = "swap"  # by libvgpu, the movable part of it
+    SWAP = "swap"  # by libvgpu, the evictable part of it
+    DEEP = "deep"  # by libvgpu the evictable part of it, then by the driver the rest
 
 
 @dataclass(frozen=True, slots=True)
 class SuspendedProcess:
     """A suspended process. `start_ticks` (field 22 of /proc/PID/stat) distinguishes it from a later process
     with its pid. `memory_bytes` have left the device or may leave at any time (node/tenants/kept.py);
-    `stays_bytes` cannot leave. `saved_on` has the UUIDs of the slices' devices at the time of the driver's
-    save, separated by commas, because a restore must name them; empty: they are the present devices.
+    `stays_bytes` cannot be evicted: they are on the device, or (way DEEP) among `memory_bytes`. `saved_on`
+    has the UUIDs of the slices' devices at the time of the driver's save, separated by commas, because a
+    restore must name them; empty: they are the present devices.
     """
 
     pid: int
@@ -343,15 +345,20 @@ class Allocation:
 
     @property
     def is_swapped(self) -> bool:
-        """Was its memory moved by libvgpu, not by the driver? All of its processes are moved in
-        the same way.
+        """Was its memory evicted by libvgpu, and none of it saved by the driver? All of its processes are
+        suspended in the same way.
         """
         return any(process.way is Way.SWAP for process in self.suspended)
 
     @property
+    def is_deep(self) -> bool:
+        """Has libvgpu what it can evict, and the driver the rest?"""
+        return any(process.way is Way.DEEP for process in self.suspended)
+
+    @property
     def stays_bytes(self) -> int:
         """The memory of a suspended tenant that is still on its device."""
-        return sum(process.stays_bytes for process in self.suspended)
+        return sum(process.stays_bytes for process in self.suspended if process.way is Way.SWAP)
 
     @property
     def moves(self) -> bool:

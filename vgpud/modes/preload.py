@@ -75,7 +75,7 @@ class PreloadRules:
 
     share_policy: SharePolicy = SharePolicy.HARD
     latency_quantum_us: int = 0
-    takes_turns: bool = False  # allocations get movable memory, for swap-out
+    evictable: bool = False  # allocations get memory that libvgpu can evict
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,15 +250,18 @@ class Preload:
         return read_unknown_calls(self._leases / allocation_id)
 
     def _memory(self, allocation: Allocation) -> LeaseMemory:
-        """Where libvgpu must keep the tenant's memory. Memory is movable (not FIXED) only under `turn` and on
-        a single device: with several devices, peers would map it too.
+        """Where libvgpu must keep the tenant's memory. Memory is evictable (not FIXED) only where the policy
+        says so, and on a single device: with several devices, peers would map it too. While the driver has
+        processes saved, their memory stays out.
         """
+        if allocation.is_deep:
+            return LeaseMemory.OUT
         if allocation.is_swapped:
             return LeaseMemory.OUT if allocation.state in _OUT else LeaseMemory.HERE
         parts = allocation.slices
         alone = len(parts) == 1 and parts[0].mode is Mode.PRELOAD and parts[0].mig is None
-        turns = alone and self._world.rules_for(parts[0].device_uuid).takes_turns
-        return LeaseMemory.HERE if turns else LeaseMemory.FIXED
+        evictable = alone and self._world.rules_for(parts[0].device_uuid).evictable
+        return LeaseMemory.HERE if evictable else LeaseMemory.FIXED
 
     def keep(self, allocation_id: str, share_hundredths: int) -> None:
         """Lets this share of its movable memory stay on its device while the rest is out. Its processes read

@@ -98,6 +98,7 @@ class NodeKeeper:
             lambda: self.policies.current.policy,
             self.operations.closed,
             tally,
+            self.suspends,
         )
         self.relocations = Relocations(
             self.moves, parts.book, parts.inventory, lambda: self.policy().policy, self.operations.is_drained
@@ -153,6 +154,7 @@ class NodeKeeper:
             parts.fault,
             activities,
             Kept(parts.book, parts.inventory, preload, activities),
+            lambda: self.policy().policy.pool.unevictable,
             parts.host_root,
         )
 
@@ -246,11 +248,12 @@ class NodeKeeper:
 
     # --- suspend
 
-    async def suspend(self, allocation_id: str, caller: Caller) -> Allocation:
-        """Suspends: device memory moves to the host, and the processes wait until the tenant is resumed."""
-        with self._change("suspend", allocation_id, caller) as told:
+    async def suspend(self, allocation_id: str, caller: Caller, deep: bool = False) -> Allocation:
+        """Suspends: device memory moves to the host, and the processes wait until the tenant is resumed.
+        `deep` leaves nothing on the device."""
+        with self._change("suspend", allocation_id, caller, deep=deep or None) as told:
             before = self._book.get(allocation_id)
-            after = await self.suspends.suspend(before)
+            after = await self.suspends.suspend(before, deep=deep)
             told.made = after is not before
         return after
 

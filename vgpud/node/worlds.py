@@ -55,7 +55,7 @@ def mps_world(
 
 def preload_rules(settings: PreloadSettings) -> PreloadRules:
     return PreloadRules(
-        _POLICIES[settings.share_policy], settings.latency_quantum_us, settings.turn is not None
+        _POLICIES[settings.share_policy], settings.latency_quantum_us, settings.makes_evictable
     )
 
 

@@ -27,9 +27,7 @@ MOVE_BRANCH = 580
 
 
 def check_movable(allocation: Allocation, node: Node) -> None:
-    """Checks that the driver and the allocation support a move. Raises VgpuError: UNSUPPORTED,
-    ALLOCATION_BUSY.
-    """
+    """Checks that the driver and the allocation support a move. Raises VgpuError(UNSUPPORTED)."""
     check_mode(allocation)
     branch = node.driver_version.split(".")[0]
     if not branch.isdigit() or int(branch) < MOVE_BRANCH:
@@ -43,13 +41,6 @@ def check_movable(allocation: Allocation, node: Node) -> None:
             ErrorCode.UNSUPPORTED,
             f"allocation {allocation.id} is a pod's: the kubelet records its device itself",
             "delete the pod, and let it be scheduled anew",
-        )
-    if allocation.is_swapped:
-        raise VgpuError(
-            ErrorCode.ALLOCATION_BUSY,
-            f"allocation {allocation.id} is swapped out by libvgpu, which leaves "
-            f"{shown_bytes(allocation.stays_bytes)} of it on its device at least",
-            f"run 'vgpuctl resume {allocation.id}' first, and then move it",
         )
 
 

@@ -78,8 +78,8 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """SUSPEND has `cause`, `swaps` (memory that libvgpu cannot move may stay) and `room_for`, the tenant that
-    gets the room (empty: none yet). WAIT has the `place` in the queue, from 1. A RESUME `beside` another
+    """SUSPEND has `cause`, `deep` (memory that libvgpu cannot evict may not stay) and `room_for`, the tenant
+    that gets the room (empty: none yet). WAIT has the `place` in the queue, from 1. A RESUME `beside` another
     tenant's suspension takes the room as it becomes free."""
 
     kind: Kind
@@ -87,7 +87,7 @@ class Move:
     sentence: str
     cause: Cause = Cause.IDLE
     place: int = 0
-    swaps: bool = False
+    deep: bool = False
     room_for: str = ""
     beside: str = ""
 
@@ -224,7 +224,7 @@ class _Round:
             return self._clear(tenant) or [self._wait(tenant, lacking)]
         idle_before = not self._making
         sent = [self._make_way(one, tenant) for one in chosen]
-        if tenant.swaps and idle_before and len(sent) == 1 and sent[0].swaps:
+        if tenant.swaps and idle_before and len(sent) == 1 and chosen[0].swaps and not sent[0].deep:
             self._come(tenant)
             sentence = f"{sent[0].id} makes room for it"
             return [*sent, Move(Kind.RESUME, tenant.id, sentence, beside=sent[0].id)]
@@ -272,10 +272,10 @@ class _Round:
     def _send(self, tenant: Tenant, cause: Cause, sentence: str, room_for: str = "") -> Move:
         self._here.remove(tenant)
         self._leaves(tenant)
-        swaps = cause is Cause.TURN and tenant.swaps and self._may_leave_some(tenant)
-        if swaps:
+        deep = tenant.swaps and not self._may_leave_some(tenant)
+        if tenant.swaps and not deep:
             self._leaving.append(tenant)
-        return Move(Kind.SUSPEND, tenant.id, sentence, cause, swaps=swaps, room_for=room_for)
+        return Move(Kind.SUSPEND, tenant.id, sentence, cause, deep=deep, room_for=room_for)
 
     def _may_leave_some(self, tenant: Tenant) -> bool:
         """Would every other tenant still fit, alone on the device, beside the memory that stays?"""

@@ -1,11 +1,11 @@
 """Checks whether a tenant can be suspended, and whether there is room to resume it. Pure."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vgpud.model.device import Node
 from vgpud.model.errors import ErrorCode, VgpuError
-from vgpud.model.tenancy import Allocation, Mode, State
+from vgpud.model.tenancy import Allocation, Mode, State, SuspendedProcess, Way
 from vgpud.planner.places import saved_on
 from vgpud.planner.use import EMPTY, DeviceUse
 from vgpud.planner.words import shown_bytes
@@ -21,6 +21,51 @@ class HostMemory:
     available_bytes: int
     reserve_bytes: int
     limit_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Evictable:
+    """What libvgpu can evict of a tenant's memory, and what would stay on the device; `why_not` says why it
+    is less than half, or nothing: empty if it is more."""
+
+    bytes: int = 0
+    stays_bytes: int = 0
+    why_not: str = ""
+
+
+def evictable(movable_bytes: int, used_bytes: int, context_bytes: int, follows: bool) -> Evictable:
+    """`used_bytes` are allocations, of which `movable_bytes` can be evicted; contexts never are. `follows`:
+    do all processes follow the lease?"""
+    stays = max(used_bytes + context_bytes - movable_bytes, 0)
+    why_not = ""
+    if not follows:
+        why_not = "a process of it has not followed the last order"
+    elif movable_bytes <= 0:
+        why_not = "it has no memory that libvgpu can evict"
+    elif used_bytes > 2 * movable_bytes:
+        why_not = f"libvgpu can evict {shown_bytes(movable_bytes)} of its {shown_bytes(used_bytes)} only"
+    return Evictable(movable_bytes if follows else 0, stays, why_not)
+
+
+def unevictable(allocation: Allocation, found: Evictable) -> VgpuError:
+    """The refusal of a suspension that libvgpu cannot make."""
+    return VgpuError(
+        ErrorCode.SUSPEND_FAILED,
+        f"allocation {allocation.id} is not suspended: {found.why_not}",
+        "use 'vgpuctl suspend --deep', by which the driver saves the rest, or set pool.unevictable",
+    )
+
+
+def deepened(process: SuspendedProcess) -> SuspendedProcess:
+    """The record of an evicted process once the driver has saved what libvgpu left."""
+    return replace(process, way=Way.DEEP, memory_bytes=process.memory_bytes + process.stays_bytes)
+
+
+def surfaced(process: SuspendedProcess) -> SuspendedProcess:
+    """The record of a process of way DEEP once the driver has restored it."""
+    return replace(
+        process, way=Way.SWAP, memory_bytes=max(process.memory_bytes - process.stays_bytes, 0), saved_on=""
+    )
 
 
 def check_mode(allocation: Allocation) -> None:

@@ -147,11 +147,21 @@ class PreloadSettings(Table):
     min_residence: Seconds = Field(
         60.0, description="for so long at least a tenant that has come back is not suspended as idle"
     )
+    evictable: bool | None = Field(
+        None,
+        description="libvgpu makes device memory that it can evict by itself, so that a suspension takes as "
+        "long as a copy; such memory cannot be shared between processes; left out: with idle_suspend or turn",
+    )
     on_bypass: Literal["report", "stop"] = Field(
         "report",
         description="a tenant whose processes hold device memory that libvgpu does not count, or that "
         "tampers with its lease: report marks it, stop also ends its processes and releases it",
     )
+
+    @property
+    def makes_evictable(self) -> bool:
+        ruled = self.idle_suspend is not None or self.turn is not None
+        return ruled if self.evictable is None else self.evictable
 
 
 class MpsSettings(Table):
@@ -418,6 +428,11 @@ class PoolSettings(Table):
     )
     host_memory_reserve: MemoryBytes = Field(
         2 << 30, description="what stays available on the host, whatever is suspended"
+    )
+    unevictable: Literal["checkpoint", "keep", "refuse"] = Field(
+        "checkpoint",
+        description="what happens to a tenant of whose memory libvgpu can evict less than half: checkpoint "
+        "has the driver save all of it, keep evicts what can be evicted, refuse does not suspend it",
     )
 
 

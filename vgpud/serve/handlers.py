@@ -83,7 +83,7 @@ async def resize(keeper: Keeper, caller: Caller, asked: pb.ResizeRequest) -> pb.
 
 
 async def suspend(keeper: Keeper, caller: Caller, asked: pb.SuspendRequest) -> pb.Allocation:
-    held = await keeper.suspend(decode.identifier(asked.allocation_id, "allocation_id"), caller)
+    held = await keeper.suspend(decode.identifier(asked.allocation_id, "allocation_id"), caller, asked.deep)
     return encode.allocation(held, with_edits=_sees_edits(caller, held))
 
 

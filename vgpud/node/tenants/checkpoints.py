@@ -12,7 +12,7 @@ from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.lifecycle import Change
 from vgpud.model.log_event import LogEvent
 from vgpud.model.quantity import format_bytes
-from vgpud.model.tenancy import Allocation, Mode, State, SuspendedProcess
+from vgpud.model.tenancy import Allocation, Mode, State, SuspendedProcess, Way
 from vgpud.modes.base import Effector
 from vgpud.modes.preload import Preload
 from vgpud.node.devices.execute import FaultHook
@@ -41,7 +41,8 @@ _ROUNDS = 5  # rounds of locking; a tenant that still starts processes after the
 @dataclass(frozen=True)
 class Surroundings:
     """The collaborators of suspension. `preload` is None if a test replaces it. `host` reads the host's free
-    memory and the policy's bounds of it; below `host_root` are the device nodes of the host.
+    memory and the policy's bounds of it; `unevictable` reads the policy's key of that name; below `host_root`
+    are the device nodes of the host.
     """
 
     store: AllocationStore
@@ -55,6 +56,7 @@ class Surroundings:
     fault: FaultHook
     activities: Activities
     kept: Kept
+    unevictable: Callable[[], str] = lambda: "checkpoint"
     host_root: Path = Path("/")
 
     @property
@@ -133,7 +135,8 @@ class Checkpoints:
     async def processes(
         self, session: Session, allocation: Allocation, known: tuple[SuspendedProcess, ...]
     ) -> tuple[SuspendedProcess, ...]:
-        """Live processes of the tenant that use CUDA: `known` first, then new ones by pid."""
+        """Live processes of the tenant that use CUDA: `known` first, then new ones by pid, which go the same
+        way."""
         used: dict[int, int] = {}
         await self._around.inventory.refresh()
         for part in allocation.slices:
@@ -145,7 +148,8 @@ class Checkpoints:
         new = []
         for pid in sorted(pids - {process.pid for process in known}):
             ticks = start_ticks(pid)
-            found = SuspendedProcess(pid, ticks or 0, used.get(pid, 0))
+            way = known[0].way if known else Way.CHECKPOINT
+            found = SuspendedProcess(pid, ticks or 0, used.get(pid, 0), way)
             if ticks is None or not await asyncio.to_thread(self._is_own, found, allocation):
                 continue
             if await session.state(found) is not None:

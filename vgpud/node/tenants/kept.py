@@ -69,6 +69,12 @@ class Kept:
                     )
                     self._less(other, 0)
 
+    async def clear(self, allocation: Allocation) -> None:
+        """Evicts all that a swapped-out tenant keeps. Never raises; what is late stays."""
+        if self.bytes_of(allocation):
+            self._less(allocation, 0)
+            await self._until({allocation.id: 0})
+
     async def make_way(self, coming: Allocation) -> None:
         """Evicts kept memory of other tenants until `coming`, whose room is booked, fits on its devices.
 

@@ -13,6 +13,7 @@ import structlog
 
 from vgpud import audit
 from vgpud.hardware.suspender import ProcessState, Session
+from vgpud.lease import SwapPhase
 from vgpud.model.caller import Caller
 from vgpud.model.device import Node
 from vgpud.model.errors import ErrorCode, VgpuError
@@ -20,11 +21,12 @@ from vgpud.model.lifecycle import Change
 from vgpud.model.log_event import LogEvent
 from vgpud.model.plan import Step, StepKind
 from vgpud.model.tally import Tally
-from vgpud.model.tenancy import Allocation, Edits, Request, State, SuspendedProcess
+from vgpud.model.tenancy import Allocation, Edits, Request, State, SuspendedProcess, Way
 from vgpud.node.devices.execute import Executor
 from vgpud.node.tenants.cgroups import processes_in
 from vgpud.node.tenants.checkpoints import Checkpoints, Surroundings, check_well, living, seconds_for, told
 from vgpud.node.tenants.checks import check_owner, settled
+from vgpud.node.tenants.suspends import Suspends, surfaced
 from vgpud.planner import move as rules
 from vgpud.planner.places import device_map, devices_of
 from vgpud.planner.suspend import check_host, held_bytes, is_away
@@ -46,8 +48,11 @@ class Moves:
         policy: Callable[[], Policy],
         closed: Callable[[Request], Mapping[str, str]],
         tally: Tally,
+        suspends: Suspends,
     ) -> None:
         self._around = around
+        self._suspends = suspends
+        self._swaps = suspends.swaps
         self._book = around.book
         self._do = Checkpoints(around)
         self._executor = executor
@@ -72,6 +77,9 @@ class Moves:
         """The moved allocation; None if it is on these devices already."""
         await self._around.inventory.refresh()
         allocation = await self._do.at_rest(allocation_id)
+        if allocation.is_swapped:
+            self.plan(allocation, rules.ends_of(allocation, to, source))
+            allocation = await self._suspends.deepen(allocation)
         plan = self.plan(allocation, rules.ends_of(allocation, to, source))
         if not plan.moves:
             return None
@@ -123,7 +131,10 @@ class Moves:
 
     async def _processes(self, session: Session, before: Allocation) -> tuple[SuspendedProcess, ...]:
         if not is_away(before):
-            return await self._do.processes(session, before, ())
+            found = await self._do.processes(session, before, ())
+            if self._swaps.evictable(before).why_not:
+                return found
+            return tuple(replace(process, way=Way.DEEP) for process in found)
         there = (await self._do.placed(session, living(before))).suspended
         if any(is_anybodys(before, part) for part in before.slices):
             return there  # other tenants may be on its device, so new processes are not searched
@@ -220,9 +231,11 @@ class Moves:
         return held
 
     async def _lock(self, session: Session, held: Allocation) -> Allocation:
-        """Holds calls in libvgpu first, which catches processes that start meanwhile; then in the driver."""
+        """Holds calls in libvgpu first, which catches processes that start meanwhile, and evicts what libvgpu
+        can; then holds them in the driver."""
         await self._do.limit(held)
         await self._around.activities.quieten(held, None)
+        await self._evict(held)
         return await self._do.lock_all(session, held, "move")
 
     async def _save(self, session: Session, held: Allocation) -> None:
@@ -244,12 +257,25 @@ class Moves:
         await self._do.record(moved, Change.MOVE, "move", "record-move")
         return moved
 
+    async def _evict(self, held: Allocation) -> None:
+        """Waits until libvgpu has evicted what it can; the lease says so already."""
+        if held.is_deep:
+            await self._swaps.until(held, SwapPhase.OUT)
+            self._around.fault("move.out")
+
     async def _unlock(self, session: Session, held: Allocation) -> None:
-        await self._do.limit(replace(held, state=State.ACTIVE))
+        if not held.is_deep:
+            await self._do.limit(replace(held, state=State.ACTIVE))
         for number, process in enumerate(held.suspended):
             if await session.state(process) is ProcessState.LOCKED:
                 await self._do.unless_gone(process, session.unlock(process))
             self._around.fault(f"move.unlock-{number}")
+        if held.is_deep:
+            coming = surfaced(replace(held, state=State.RESUMING))
+            await self._do.limit(coming)
+            await self._swaps.until(coming, SwapPhase.HERE)
+            await self._around.inventory.refresh()  # it showed the device as it was before the memory came
+            await self._do.limit(replace(held, state=State.ACTIVE, suspended=()))
 
     async def _commit(self, held: Allocation, sentence: str) -> Allocation:
         ended, change = rules.arrived(held), Change.MOVED_SUSPENDED
@@ -272,6 +298,7 @@ class Moves:
             await session.restore(process, seconds, pairs if crosses else None)
         if await self._is_at_other_end(process, held):
             if await session.state(process) is ProcessState.RUNNING:
+                await self._evict(held)  # of a move back
                 await session.lock(process, seconds)
             await session.save(process, seconds)
             await session.restore(process, seconds, pairs)

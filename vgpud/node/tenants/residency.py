@@ -220,7 +220,7 @@ class Residency:
 
     def _stays(self, allocation: Allocation, where: Where, rules: Rules) -> int | None:
         """Bytes that remain on the device after a swap-out by libvgpu; None if libvgpu cannot swap it out."""
-        if where is Where.HERE and rules.turn_seconds is not None:
+        if where is Where.HERE and rules.any:
             return self.suspends.swaps.stays_bytes(allocation)
         return allocation.stays_bytes if allocation.is_swapped else None
 
@@ -254,7 +254,7 @@ class Residency:
         worked = seen is not None and seen.active_at > seen.since
         audit.by_itself(f"residency: {move.sentence}")
         with audit.change("suspend", allocation=move.id, owner=allocation.request.owner.uid):
-            await self.suspends.suspend(allocation, move.cause, idle, move.swaps, move.room_for)
+            await self.suspends.suspend(allocation, move.cause, idle, move.deep, move.room_for)
         if seen is not None and move.cause is Cause.TURN and worked:
             seen.wants_since = clock.now()  # the turn ended while the tenant worked: it waits for the next
         self.tally.suspended[move.cause.value] += 1

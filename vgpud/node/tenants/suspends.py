@@ -1,7 +1,10 @@
 """Suspends and resumes tenants: all processes of a tenant or none; each change is recorded before it is made.
 
-A suspension locks all processes, then saves them, one after the other. The next start undoes an interrupted
-suspension and finishes an interrupted resume, so that no tenant stays locked.
+A suspension has two steps. libvgpu evicts what it can (swaps.py); that is all of a plain one, and the
+processes keep their contexts on the device. Where nothing may stay (a deep one, a move), and where libvgpu
+can evict too little, the driver then locks all processes and saves them, one after the other. The next start
+finishes an interrupted eviction, undoes an interrupted step of the driver and finishes an interrupted resume,
+so that no tenant stays locked.
 """
 
 import asyncio
@@ -12,7 +15,7 @@ import structlog
 
 from vgpud.hardware.suspender import ProcessState, Session
 from vgpud.lease import LeaseActivity
-from vgpud.model.errors import VgpuError
+from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.lifecycle import Change, at_rest
 from vgpud.model.log_event import LogEvent
 from vgpud.model.tenancy import Allocation, Cause, State, SuspendedProcess
@@ -44,42 +47,90 @@ class Suspends:
         allocation: Allocation,
         cause: Cause = Cause.HAND,
         idle_since: LeaseActivity | None = None,
-        swaps: bool = True,
+        deep: bool = False,
         room_for: str = "",
     ) -> Allocation:
-        """Suspends a tenant. At the end of a turn, with `swaps`, libvgpu swaps out as much memory as
-        `room_for` and other tenants need, if it can; otherwise the driver saves all of it.
+        """Suspends a tenant: libvgpu evicts what it can, at the end of a turn only as much as `room_for` and
+        other tenants need. The driver saves the rest if the suspension is `deep`, and all of a tenant of
+        which libvgpu can evict less than half, if the policy says so (pool.unevictable).
 
         Raises VgpuError, with every process of the tenant running as before. Raises it too if the tenant has
         worked since the observation `idle_since`."""
         allocation = await self._do.at_rest(allocation.id)
         if allocation.state is State.SUSPENDED:
-            return await self._suspended_again(allocation, cause)
+            return await self._suspended_again(allocation, cause, deep)
         check_well(allocation)
         rules.check_mode(allocation)
-        if cause is Cause.TURN and swaps and self.swaps.stays_bytes(allocation) is not None:
-            try:
-                work = self.swaps.out(replace(allocation, cause=cause), room_for)
-                return await asyncio.shield(self._around.changes.begin(allocation.id, work))
-            except VgpuError as error:
-                log.warning(
-                    LogEvent.SWAP_OUT_FAILED_SUSPENDING_BY_DRIVER, allocation=allocation.id, why=str(error)
-                )
-                allocation = settled(self._book.get(allocation.id))
-        work = self._suspend(replace(allocation, cause=cause), idle_since)
+        before = replace(allocation, cause=cause)
+        if self._is_evicted(allocation, deep):
+            work = self._evict(before, idle_since, deep, room_for)
+        else:
+            work = self._save(before, idle_since)
         return await asyncio.shield(self._around.changes.begin(allocation.id, work))
 
-    async def _suspended_again(self, allocation: Allocation, cause: Cause) -> Allocation:
-        """Changes the cause of a suspension to HAND: no rule resumes the tenant then."""
-        if cause is not Cause.HAND or allocation.cause is Cause.HAND:
+    def _is_evicted(self, allocation: Allocation, deep: bool) -> bool:
+        """Is libvgpu to evict what it can? If not, the driver saves all. Raises VgpuError if the policy wants
+        neither."""
+        found, otherwise = self.swaps.evictable(allocation), self._around.unevictable()
+        if not found.why_not or deep or otherwise == "checkpoint":
+            return not found.why_not
+        if otherwise == "keep" and found.bytes > 0:
+            return True
+        raise rules.unevictable(allocation, found)
+
+    async def _suspended_again(self, allocation: Allocation, cause: Cause, deep: bool) -> Allocation:
+        """A suspension by hand of a suspended tenant: from now on no rule resumes it. A deep one takes what
+        an eviction left."""
+        if cause is not Cause.HAND:
             return allocation
-        work = self._do.end(replace(allocation, cause=cause), at_rest(allocation), "suspended by hand")
+        if deep and allocation.is_swapped:
+            work = self._deepen(replace(allocation, cause=cause))
+        elif allocation.cause is Cause.HAND:
+            return allocation
+        else:
+            work = self._do.end(replace(allocation, cause=cause), at_rest(allocation), "suspended by hand")
         return await asyncio.shield(self._around.changes.begin(allocation.id, work))
 
-    async def _suspend(self, before: Allocation, idle_since: LeaseActivity | None) -> Allocation:
+    async def _evict(
+        self, before: Allocation, idle_since: LeaseActivity | None, deep: bool, room_for: str
+    ) -> Allocation:
+        try:
+            evicted = await self.swaps.out(before, idle_since, room_for, all_=deep)
+        except VgpuError as error:
+            may_save = deep or self._around.unevictable() == "checkpoint"
+            if error.code is not ErrorCode.SUSPEND_FAILED or not may_save:
+                raise
+            log.warning(LogEvent.SWAP_OUT_FAILED_SUSPENDING_BY_DRIVER, allocation=before.id, why=str(error))
+            now = self._book.get(before.id)
+            if now.state is not State.ACTIVE:
+                raise
+            return await self._save(replace(now, cause=before.cause), idle_since)
+        if not deep:
+            return evicted
+        try:
+            return await self._save(evicted, None)
+        except VgpuError:
+            with suppress(VgpuError):  # it stays evicted if others have its room by now
+                await self._resume(*self._book_room(self._book.get(before.id)), 0)
+            raise
+
+    async def deepen(self, allocation: Allocation) -> Allocation:
+        """Has the driver save what an eviction left. Raises VgpuError; the tenant then stays evicted."""
+        allocation = await self._do.at_rest(allocation.id)
+        if not allocation.is_swapped:
+            return allocation
+        return await asyncio.shield(self._around.changes.begin(allocation.id, self._deepen(allocation)))
+
+    async def _deepen(self, evicted: Allocation) -> Allocation:
+        await self._around.kept.clear(evicted)
+        return await self._save(await self.swaps.measured(living(evicted)), None)
+
+    async def _save(self, before: Allocation, idle_since: LeaseActivity | None) -> Allocation:
+        """Has the driver save all that a tenant has on the device: of an evicted one what libvgpu left."""
+        known = tuple(rules.deepened(process) for process in before.suspended)
         async with self._around.suspender.session() as session:
-            processes = await self._do.processes(session, before, ())
-            wanted = sum(process.memory_bytes for process in processes)
+            processes = await self._do.processes(session, before, known)
+            wanted = sum(p.stays_bytes if before.is_swapped else p.memory_bytes for p in processes)
             rules.check_host(wanted, rules.held_bytes(self._book), self._around.host())
             going = replace(before, state=State.SUSPENDING, suspended=processes)
             await self._do.record(going, Change.SUSPEND, "suspend")
@@ -97,7 +148,7 @@ class Suspends:
 
     async def _undo(self, session: Session, going: Allocation, why: VgpuError) -> None:
         try:
-            await self._wake(session, going, f"not suspended, {why.sentence}")
+            await self._wake(session, going, f"not suspended, {why.sentence}", stays_evicted=True)
         except VgpuError as error:
             log.error(LogEvent.FAILED_SUSPENSION_NOT_UNDONE, allocation=going.id, why=str(error))
 
@@ -116,14 +167,18 @@ class Suspends:
         allocation = await self._do.at_rest(allocation.id)
         if allocation.state is State.ACTIVE:
             return allocation
-        if not (beside and allocation.is_swapped):
-            rules.check_room(allocation, self._around.inventory.node, self._book.use)
-        kept = self._around.kept.bytes_of(allocation)
-        # from here on its room is booked
-        coming = replace(living(allocation), state=State.RESUMING)
-        self._around.store.reserve(coming, Change.RESUME)
-        work = self._resume(allocation, coming, None if beside and allocation.is_swapped else kept)
+        beside = beside and allocation.is_swapped
+        kept = None if beside else self._around.kept.bytes_of(allocation)
+        work = self._resume(*self._book_room(allocation, beside), kept)
         return await asyncio.shield(self._around.changes.begin(allocation.id, work))
+
+    def _book_room(self, away: Allocation, beside: bool = False) -> tuple[Allocation, Allocation]:
+        """Books the room of a suspended tenant; the tenant as it is, and as it comes. Raises VgpuError."""
+        if not beside:
+            rules.check_room(away, self._around.inventory.node, self._book.use)
+        coming = replace(living(away), state=State.RESUMING)
+        self._around.store.reserve(coming, Change.RESUME)
+        return away, coming
 
     async def _resume(self, before: Allocation, coming: Allocation, kept_bytes: int | None) -> Allocation:
         """`kept_bytes` is what the tenant kept on the card; None while another tenant still makes room."""
@@ -138,7 +193,10 @@ class Suspends:
                 return await self.swaps.back(before, coming)
             async with self._around.suspender.session() as session:
                 await self._do.record(coming, Change.RESUME, "resume")
-                return await self._bring_back(session, coming)
+                coming = await self._bring_back(session, coming)
+            if coming.is_swapped:
+                return await self.swaps.back(coming, coming)
+            return coming
         except VgpuError:
             self._around.store.cancel(before.id)
             held = self._book.get(before.id)
@@ -148,6 +206,8 @@ class Suspends:
             raise
 
     async def _bring_back(self, session: Session, coming: Allocation) -> Allocation:
+        """Restores the processes. The tenant is active then; or it is only libvgpu that has its memory, to
+        whose calls the driver is open again."""
         try:
             for number, process in enumerate(coming.suspended):
                 await self._do.unless_gone(process, self._restore(session, process, coming))
@@ -156,10 +216,13 @@ class Suspends:
             await self._stay(session, coming, error)
             raise
         active = replace(coming, state=State.ACTIVE, suspended=())
-        await self._do.limit(active)
+        if not coming.is_deep:
+            await self._do.limit(active)
         for number, process in enumerate(coming.suspended):
             await self._do.unless_gone(process, session.unlock(process))
             self._around.fault(f"resume.unlock-{number}")
+        if coming.is_deep:
+            return surfaced(coming)
         return await self._do.end(active, Change.RESUMED, told("resumed", coming))
 
     async def _restore(self, session: Session, process: SuspendedProcess, coming: Allocation) -> None:
@@ -186,7 +249,8 @@ class Suspends:
     # --- recovery
 
     async def recover(self, allocation: Allocation) -> None:
-        """At start: undoes an interrupted suspension, finishes an interrupted resume. Raises VgpuError."""
+        """At start: finishes an interrupted eviction, undoes an interrupted suspension by the driver,
+        finishes an interrupted resume. Raises VgpuError."""
         coming = replace(living(allocation), state=State.RESUMING)
 
         async def wake() -> None:
@@ -194,14 +258,19 @@ class Suspends:
                 sentence = told("resumed after vgpud was interrupted", coming)
                 await self.swaps.recover(allocation, sentence)
                 return
+            sentence = told("resumed after vgpud was interrupted", coming)
+            stays = allocation.state is State.SUSPENDING
             async with self._around.suspender.session() as session:
-                await self._wake(session, coming, told("resumed after vgpud was interrupted", coming))
+                await self._wake(session, coming, sentence, stays_evicted=stays)
 
         await asyncio.shield(self._around.changes.begin(allocation.id, wake()))
 
-    async def _wake(self, session: Session, allocation: Allocation, sentence: str) -> None:
-        """Makes all processes of the tenant run, whatever state they are in. If one cannot, the tenant
-        becomes suspended, and can be resumed once the reason is gone."""
+    async def _wake(
+        self, session: Session, allocation: Allocation, sentence: str, stays_evicted: bool
+    ) -> None:
+        """Makes all processes of the tenant run, whatever state they are in; or has only libvgpu hold them,
+        if it has evicted the tenant and that is to stay. If a process cannot be restored, the tenant becomes
+        suspended, and can be resumed once the reason is gone."""
         for process in allocation.suspended:
             with suppress(VgpuError):
                 if await session.state(process) is ProcessState.SAVED:
@@ -213,8 +282,20 @@ class Suspends:
             await self._do.end(away, at_rest(away), f"{sentence}; its memory is on the host")
             return
         active = replace(allocation, state=State.ACTIVE, suspended=())
-        await self._do.limit(active)
+        if not allocation.is_deep:
+            await self._do.limit(active)
         for process, state in zip(allocation.suspended, states, strict=True):
             if state is ProcessState.LOCKED:
                 await session.unlock(process)
-        await self._do.end(active, Change.RESUMED, sentence)
+        if not allocation.is_deep:
+            await self._do.end(active, Change.RESUMED, sentence)
+        elif stays_evicted:
+            away = await self.swaps.measured(replace(surfaced(allocation), state=State.SUSPENDED))
+            await self._do.end(away, at_rest(away), f"{sentence}; libvgpu has its memory")
+        else:
+            await self.swaps.wake(surfaced(allocation), sentence)
+
+
+def surfaced(allocation: Allocation) -> Allocation:
+    """A tenant of which the driver has restored what it had, and libvgpu has the rest."""
+    return replace(allocation, suspended=tuple(rules.surfaced(process) for process in allocation.suspended))

@@ -1,4 +1,4 @@
-"""Fast turns: libvgpu swaps a tenant's movable memory out of the card and in again (residency/swap.h).
+"""Eviction: libvgpu swaps a tenant's evictable memory out of the card and in again (residency/swap.h).
 
 vgpud records the swap, writes the order into the lease, and waits until every process reports that it has
 followed: all processes of a tenant or none. The next start finishes an interrupted swap.
@@ -9,19 +9,25 @@ from dataclasses import replace
 import structlog
 
 from vgpud import clock
-from vgpud.lease import ProcessSwap, SwapPhase
+from vgpud.lease import LeaseActivity, ProcessSwap, SwapPhase
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.lifecycle import Change, at_rest
 from vgpud.model.log_event import LogEvent
-from vgpud.model.tenancy import Allocation, Mode, State, SuspendedProcess, Way
+from vgpud.model.quantity import format_bytes
+from vgpud.model.tenancy import Allocation, Cause, Mode, State, SuspendedProcess, Way
 from vgpud.node.tenants.activities import Looks, seconds_to_move
 from vgpud.node.tenants.checkpoints import Checkpoints, Surroundings, living, told, waiting
 from vgpud.planner import suspend as rules
+from vgpud.planner.suspend import Evictable
 from vgpud.proc import start_ticks
 
 log = structlog.get_logger(__name__)
 
-_OUT = "swapped out at the end of its turn,"
+_SAID = {
+    Cause.HAND: "evicted by libvgpu",
+    Cause.IDLE: "evicted by libvgpu as idle",
+    Cause.TURN: "swapped out at the end of its turn,",
+}
 _DRAIN_SECONDS = 4.0
 _ROOM_SECONDS = 10.0  # longest wait of a swap-in for room on the card
 _TIGHT_SECONDS = 1.0  # after this wait other tenants keep no memory on the card
@@ -34,44 +40,68 @@ class Swaps:
         self._do = Checkpoints(around)
         self._preload = around.preload
 
-    def stays_bytes(self, allocation: Allocation) -> int | None:
-        """Bytes that would stay on the device after a swap-out; None if libvgpu cannot swap it out now."""
+    def evictable(self, allocation: Allocation) -> Evictable:
+        """What libvgpu could evict of a running tenant now."""
         if self._preload is None or not _is_alone(allocation):
-            return None
+            return Evictable(why_not="libvgpu evicts the memory of preload tenants with one slice only")
         try:
             swaps = self._preload.swaps(allocation.id)
             held = self._preload.held(allocation.id)
-        except VgpuError:
-            return None
-        movable = sum(swap.movable_bytes for swap in swaps)
-        here = all(swap.phase is SwapPhase.HERE for swap in swaps)
-        if not here or movable <= 0 or held.used_bytes > 2 * movable:
-            return None
-        return max(held.used_bytes + held.context_bytes - movable, 0)
+        except VgpuError as error:
+            return Evictable(why_not=error.sentence)
+        return rules.evictable(
+            sum(swap.movable_bytes for swap in swaps),
+            held.used_bytes,
+            held.context_bytes,
+            all(swap.phase is SwapPhase.HERE for swap in swaps),
+        )
 
-    async def out(self, before: Allocation, room_for: str = "") -> Allocation:
-        """Swaps out. The tenant keeps memory on the device that neither `room_for` nor another tenant needs.
+    def stays_bytes(self, allocation: Allocation) -> int | None:
+        """Bytes that would stay on the device after an eviction; None if libvgpu cannot evict most of its
+        memory now."""
+        found = self.evictable(allocation)
+        return None if found.why_not else found.stays_bytes
 
-        Raises VgpuError, with every process of the tenant running as before."""
-        stays = self.stays_bytes(before) or 0
+    async def out(
+        self,
+        before: Allocation,
+        idle_since: LeaseActivity | None = None,
+        room_for: str = "",
+        all_: bool = False,
+    ) -> Allocation:
+        """Swaps out. At the end of a turn, unless `all_` has to go, the tenant keeps memory on the device
+        that neither `room_for` nor another tenant needs.
+
+        Raises VgpuError, with every process of the tenant running as before; also if the tenant has worked
+        since the observation `idle_since`."""
+        found = self.evictable(before)
         processes = await self._processes(before)
-        swaps = self._read(before)
-        wanted = sum(max(swap.movable_bytes - swap.host_bytes, 0) for swap in swaps)
-        rules.check_host(wanted, rules.held_bytes(self._book), self._around.host())
+        self._check_host(before)
         going = replace(before, state=State.SUSPENDING, suspended=processes)
         await self._do.record(going, Change.SUSPEND, "swap-out")
         try:
-            self._around.kept.allow(going, stays, room_for)
+            if before.cause is Cause.TURN and not all_:
+                self._around.kept.allow(going, found.stays_bytes, room_for)
+            else:
+                self._around.kept.forbid(going)
             await self._do.limit(going)
             self._around.fault("swap-out.limit")
+            if idle_since is not None:
+                await self._around.activities.quieten(going, idle_since)
             await self.until(going, SwapPhase.OUT)
             self._around.activities.left(going)
             self._around.fault("swap-out.out")
-            away = await self._measured(replace(going, state=State.SUSPENDED))
-            return await self._do.end(away, at_rest(away), told(_OUT, away))
+            away = await self.measured(replace(going, state=State.SUSPENDED))
+            return await self._do.end(away, at_rest(away), _told_out(away))
         except VgpuError as error:
-            await self.wake(self._book.get(before.id), f"not swapped out, {error.sentence}")
+            await self.wake(self._book.get(before.id), f"not evicted, {error.sentence}")
             raise
+
+    def _check_host(self, allocation: Allocation) -> None:
+        """Raises VgpuError(NO_CAPACITY). Buffers that its processes have already are not asked for again."""
+        swaps = self._read(allocation)
+        wanted = sum(max(swap.movable_bytes - swap.host_bytes, 0) for swap in swaps)
+        rules.check_host(wanted, rules.held_bytes(self._book), self._around.host())
 
     async def back(self, before: Allocation, coming: Allocation) -> Allocation:
         """Swaps in; the room must be booked. Raises VgpuError; the tenant is then suspended as before."""
@@ -109,8 +139,8 @@ class Swaps:
             except VgpuError as error:
                 sentence = f"{sentence}, {error.sentence}"
             else:
-                away = await self._measured(replace(living(cut), state=State.SUSPENDED))
-                await self._do.end(away, at_rest(away), told(_OUT, away))
+                away = await self.measured(replace(living(cut), state=State.SUSPENDED))
+                await self._do.end(away, at_rest(away), _told_out(away))
                 return
         await self.wake(living(cut), sentence)
 
@@ -145,7 +175,7 @@ class Swaps:
             if since is not None
         )
 
-    async def _measured(self, away: Allocation) -> Allocation:
+    async def measured(self, away: Allocation) -> Allocation:
         """The bytes that left the device, by NVML. Memory that it may keep for now counts as swapped out."""
         await self._around.inventory.refresh()
         stays, kept = {}, self._around.kept.bytes_of(away)
@@ -212,6 +242,11 @@ class Swaps:
                 raise _failed(allocation, f"its memory was not moved within {most:.0f} seconds")
             if await looks.pause((allocation.id,)) and allocation.suspended and not waiting(allocation):
                 return  # all have ended; without an arbiter their slots stay
+
+
+def _told_out(away: Allocation) -> str:
+    stays = format_bytes(away.stays_bytes) if away.stays_bytes else "nothing"
+    return f"{told(_SAID[away.cause], away)}; {stays} of it stays on the device"
 
 
 def _is_alone(allocation: Allocation) -> bool:

@@ -1,0 +1,344 @@
+"""Suspension by eviction: libvgpu copies what it can to the host, the driver saves the rest where it must."""
+
+import signal
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.demo.node import DemoNode, Tenant
+from tests.e2e.conftest import NodeMaker
+from tests.e2e.support import GIB, MIB, client, eventually, simulate, states
+from tests.e2e.test_idle import CALLS, ask, eventually_stands, shown
+from tests.e2e.test_move import check_at, in_use, move
+from tests.e2e.test_suspend import beside, refusal, resume
+from tests.e2e.test_turns import HOLD, answer, used_mib
+from vgpud.api.gen import vgpud_pb2 as pb
+from vgpud.lease import SwapPhase, read_activity, read_limits, read_swaps
+from vgpud.model.errors import ErrorCode, VgpuError
+
+EVICTS = """version = 1
+[[device]]
+mode = "auto"
+[device.preload]
+evictable = true
+[pool]
+host_memory_reserve = "1MiB"
+"""
+IDLE = EVICTS.replace("evictable = true", 'idle_suspend = "300ms"\nmin_residence = "100ms"')
+SIZE_MIB = 64
+HELD_MIB = SIZE_MIB + 130 + 3 + 2
+NO_DRIVER = ("fault", "fail", "--function", "cuCheckpointProcess*", "--code", "801")
+LIMIT = ("--isolation", "quota", "--memory", "4GiB", "--device")
+
+
+@pytest.fixture(scope="module")
+def node(make_shared_node: NodeMaker) -> DemoNode:
+    made = make_shared_node(policy=EVICTS)
+    made.start()
+    return made
+
+
+@pytest.fixture
+def cut_node(make_node: NodeMaker) -> Iterator[DemoNode]:
+    made = make_node(policy=EVICTS)
+    yield made
+    if made.daemon is not None and made.daemon.poll() is None:
+        made.stop()
+
+
+def holding(node: DemoNode, device: int = 0) -> tuple[Tenant, str]:
+    """A tenant whose memory libvgpu can evict, but for a page."""
+    before = states(node)
+    tenant = node.tenant([*LIMIT, str(device)], [sys.executable, "-c", HOLD, str(SIZE_MIB)])
+    assert tenant.line()["ready"]
+    (name,) = states(node).keys() - before.keys()
+    return tenant, name
+
+
+def suspend(node: DemoNode, name: str, deep: bool = False) -> pb.Allocation:
+    with client(node) as calls:
+        return calls.suspend(name, deep)
+
+
+def refused(node: DemoNode, name: str, deep: bool = False) -> VgpuError:
+    with pytest.raises(VgpuError) as error:
+        suspend(node, name, deep)
+    return error.value
+
+
+def goes_on(tenant: Tenant) -> bool:
+    return bool(answer(tenant)["whole"])
+
+
+def end(node: DemoNode, tenant: Tenant, name: str) -> None:
+    assert tenant.end()[0] == 0
+    eventually(lambda: name not in states(node), "its allocation goes with it")
+
+
+def test_a_suspension_evicts_without_the_driver_and_leaves_the_context(node: DemoNode) -> None:
+    tenant, name = holding(node)
+    simulate(node, *NO_DRIVER)
+    full = used_mib(node)
+    gone = suspend(node, name)
+    assert (gone.state, gone.cause, len(gone.suspended_pids)) == ("suspended", "hand", 1)
+    assert HELD_MIB - 16 < gone.suspended_bytes // MIB <= HELD_MIB + 16
+    left = used_mib(node)
+    assert full - left >= HELD_MIB - 16
+    assert gone.stays_bytes // MIB == pytest.approx(left, abs=8)
+    with client(node) as calls:
+        assert calls.list_devices().devices[0].memory_allocated_bytes == gone.stays_bytes
+    assert f"{gone.stays_bytes // MIB}MiB of it on the device" in shown(node, name).standing
+    assert resume(node, name).stays_bytes == 0
+    assert goes_on(tenant)
+    simulate(node, "fault", "clear")
+    end(node, tenant, name)
+
+
+def test_an_evicted_tenant_waits_at_its_next_call_until_it_is_resumed(node: DemoNode) -> None:
+    tenant, name = holding(node)
+    suspend(node, name)
+    ask(tenant)
+    eventually_stands(node, name, "by hand, wants to work")
+    resume(node, name)
+    assert tenant.line()["whole"]
+    end(node, tenant, name)
+
+
+def test_a_deep_suspension_leaves_nothing_on_the_device(node: DemoNode) -> None:
+    tenant, name = holding(node)
+    for _ in range(2):
+        gone = suspend(node, name, deep=True)
+        assert (gone.state, gone.stays_bytes) == ("suspended", 0)
+        assert {swap.phase for swap in read_swaps(node.run_dir / "leases" / name)} == {SwapPhase.OUT}
+        eventually(lambda: in_use(node) == [], "nothing of it is on the device")
+        assert used_mib(node) == 0
+        resume(node, name)
+        assert goes_on(tenant)
+    suspend(node, name)
+    assert used_mib(node) > 0
+    gone = suspend(node, name, deep=True)  # what the eviction left
+    assert (gone.stays_bytes, used_mib(node)) == (0, 0)
+    assert suspend(node, name, deep=True).revision == gone.revision
+    assert suspend(node, name).revision == gone.revision
+    resume(node, name)
+    assert goes_on(tenant)
+    end(node, tenant, name)
+
+
+@pytest.mark.parametrize("function", ["cuCheckpointProcessLock", "cuCheckpointProcessCheckpoint"])
+def test_a_deep_suspension_that_fails_leaves_the_tenant_as_it_was(node: DemoNode, function: str) -> None:
+    tenant, name = holding(node)
+    simulate(node, "fault", "fail", "--function", function, "--code", "801", "--count", "1")
+    assert refused(node, name, deep=True).code is ErrorCode.SUSPEND_FAILED
+    assert states(node)[name] == "active"
+    assert goes_on(tenant)
+    suspend(node, name)
+    simulate(node, "fault", "fail", "--function", function, "--code", "801", "--count", "1")
+    assert refused(node, name, deep=True).code is ErrorCode.SUSPEND_FAILED
+    assert "swapped out by libvgpu" in shown(node, name).standing
+    resume(node, name)
+    assert goes_on(tenant)
+    end(node, tenant, name)
+
+
+def test_a_deep_resumption_that_fails_leaves_the_tenant_suspended(node: DemoNode) -> None:
+    tenant, name = holding(node)
+    for function in ("cuCheckpointProcessRestore", "cuCheckpointProcessUnlock"):
+        suspend(node, name, deep=True)
+        simulate(node, "fault", "fail", "--function", function, "--code", "304", "--count", "1")
+        assert refusal(node, "resume", name).code is ErrorCode.SUSPEND_FAILED
+        assert states(node)[name] == "suspended"
+        resume(node, name)
+        assert goes_on(tenant), function
+    end(node, tenant, name)
+
+
+def test_all_processes_of_a_tenant_are_evicted_saved_and_resumed(node: DemoNode) -> None:
+    first, name = holding(node)
+    second = beside(node, node.run_dir / "leases" / name)
+    second.line()
+    for deep in (False, True):
+        assert len(suspend(node, name, deep).suspended_pids) == 2
+        resume(node, name)
+        assert goes_on(first) and goes_on(second)
+    suspend(node, name, deep=True)
+    second.process.kill()
+    second.process.wait()
+    resume(node, name)
+    assert goes_on(first)
+    end(node, first, name)
+
+
+def test_an_eviction_that_fails_has_the_driver_save_all(node: DemoNode) -> None:
+    tenant, name = holding(node)
+    simulate(node, "fault", "fail", "--function", "cuMemHostRegister_v2", "--code", "304", "--count", "1")
+    gone = suspend(node, name)
+    assert gone.stays_bytes == 0
+    assert "swap_out_failed_suspending_by_driver" in node.log.read_text()
+    resume(node, name)
+    assert goes_on(tenant)
+    end(node, tenant, name)
+
+
+def test_a_tenant_moves_by_an_eviction_and_the_drivers_rest(node: DemoNode) -> None:
+    tenant, name = holding(node)
+    eventually(lambda: in_use(node) == [0], "it is there")
+    for to in (3, 0):
+        assert move(node, name, to).state == "active"
+        check_at(node, name, to)
+        (swap,) = read_swaps(node.run_dir / "leases" / name)
+        assert swap.host_bytes >= HELD_MIB * MIB  # it went by libvgpu's buffer
+        assert goes_on(tenant)
+    end(node, tenant, name)
+
+
+def test_an_evicted_tenant_moves_and_is_resumed_on_the_other_device(node: DemoNode) -> None:
+    tenant, name = holding(node)
+    suspend(node, name)
+    moved = move(node, name, 2)
+    assert (moved.state, moved.stays_bytes) == ("suspended", 0)
+    eventually(lambda: in_use(node) == [], "nothing of it is on a device")
+    resume(node, name)
+    check_at(node, name, 2)
+    assert goes_on(tenant)
+    end(node, tenant, name)
+
+
+def test_a_move_that_cannot_be_restored_brings_the_evicted_memory_back(node: DemoNode) -> None:
+    tenant, name = holding(node)
+    simulate(
+        node, "fault", "fail", "--function", "cuCheckpointProcessRestore", "--code", "304", "--count", "1"
+    )
+    with pytest.raises(VgpuError):
+        move(node, name, 3)
+    check_at(node, name, 0)
+    assert goes_on(tenant)
+    end(node, tenant, name)
+
+
+POINTS = {
+    "suspend": ["swap-out.record-intent", "swap-out.limit", "swap-out.out"],
+    "deep": ["suspend.record-intent", "suspend.limit", "suspend.lock-0", "suspend.save-0"],
+    "restore": ["resume.record-intent", "resume.restore-0", "resume.unlock-0"],
+    "resume": ["swap-in.record-intent", "swap-in.limit", "swap-in.here", "swap-in.open"],
+}
+
+
+@pytest.mark.parametrize(("verb", "point"), [(verb, point) for verb in POINTS for point in POINTS[verb]])
+def test_a_kill_at_each_step_loses_nothing(cut_node: DemoNode, verb: str, point: str) -> None:
+    """A cut eviction is finished, a cut step of the driver undone, a cut resumption finished."""
+    node = cut_node
+    node.start(fault_point=point)
+    tenant, name = holding(node)
+    back = verb in ("restore", "resume")
+    if back:
+        suspend(node, name, deep=True)
+        assert refusal(node, "resume", name).code is ErrorCode.UNREACHABLE
+    else:
+        assert refused(node, name, deep=verb == "deep").code is ErrorCode.UNREACHABLE
+    assert node.daemon is not None
+    assert node.daemon.wait(300) == -signal.SIGKILL
+    node.start()
+    assert states(node) == {name: "active" if back else "suspended"}
+    if not back:
+        assert "swapped out by libvgpu" in shown(node, name).standing
+        resume(node, name)
+    assert read_limits(node.run_dir / "leases" / name).devices[0].memory_bytes == 4 * GIB
+    assert goes_on(tenant)
+    suspend(node, name, deep=True)
+    resume(node, name)
+    assert goes_on(tenant)
+    end(node, tenant, name)
+
+
+MOVE_POINTS = ["record-intent", "out", "lock-0", "save-0", "record-move", "restore-0", "unlock-0", "commit"]
+
+
+@pytest.mark.parametrize("point", MOVE_POINTS)
+def test_a_kill_in_a_move_loses_nothing(cut_node: DemoNode, point: str) -> None:
+    node = cut_node
+    node.start(fault_point=f"move.{point}")
+    tenant, name = holding(node)
+    with pytest.raises(VgpuError) as error:
+        move(node, name, 3)
+    assert error.value.code is ErrorCode.UNREACHABLE
+    assert node.daemon is not None
+    assert node.daemon.wait(300) == -signal.SIGKILL
+    node.start()
+    gone = MOVE_POINTS.index(point) >= MOVE_POINTS.index("record-move")
+    check_at(node, name, 3 if gone else 0)
+    assert goes_on(tenant)
+    end(node, tenant, name)
+
+
+def test_an_idle_tenant_is_evicted_and_wakes_by_its_next_call(make_node: NodeMaker) -> None:
+    node = make_node(policy=IDLE)
+    node.start()
+    simulate(node, *NO_DRIVER)
+    tenant, name = holding(node)
+    for _ in range(3):
+        eventually_stands(node, name, "idle; swapped out by libvgpu")
+        assert goes_on(tenant)
+    assert states(node) == {name: "active"} or states(node) == {name: "suspended"}
+    end(node, tenant, name)
+    node.stop()
+
+
+def test_every_kind_of_call_of_an_evicted_tenant_waits_until_it_is_resumed(make_node: NodeMaker) -> None:
+    node = make_node(policy=f'{EVICTS}unevictable = "keep"\n')
+    node.start()
+    tenant = node.tenant([*LIMIT, "0"], [sys.executable, "-c", CALLS])
+    kinds = tenant.line()["calls"]
+    (name,) = states(node)
+    lease = node.run_dir / "leases" / name
+    for kind in kinds[: kinds.index("capture") + 1]:  # a capture that has begun is not evicted
+        assert suspend(node, name).stays_bytes > 0
+        ask(tenant, kind)
+        eventually(lambda: read_activity(lease).wants == 1, f"{kind} waits in libvgpu")
+        resume(node, name)
+        assert tenant.line() == {"done": kind}
+    end(node, tenant, name)
+    node.stop()
+
+
+PINNED = """
+import ctypes as c, json, sys
+u = c.CDLL("libcuda.so.1")
+context, memory, small = c.c_void_p(), c.c_uint64(), [c.c_uint64() for _ in range(int(sys.argv[1]))]
+def call(name, *words):
+    code = getattr(u, name)(*words)
+    if code: sys.exit(f"{name}: {code}")
+call("cuInit", 0)
+call("cuDevicePrimaryCtxRetain", c.byref(context), 0)
+call("cuCtxSetCurrent", context)
+call("cuMemAlloc_v2", c.byref(memory), c.c_size_t(2 << 20))
+for one in small: call("cuMemAlloc_v2", c.byref(one), c.c_size_t(1 << 20))
+print(json.dumps({"ready": True}), flush=True)
+for line in sys.stdin: print(json.dumps({"whole": True}), flush=True)
+"""
+
+
+@pytest.mark.parametrize("otherwise", ["checkpoint", "keep", "refuse"])
+def test_the_policy_decides_about_memory_that_cannot_be_evicted(make_node: NodeMaker, otherwise: str) -> None:
+    """The tenant has 2 MiB that libvgpu can evict, and 8 MiB in small pieces, which stay."""
+    node = make_node(policy=f'{EVICTS}unevictable = "{otherwise}"\n')
+    node.start()
+    tenant = node.tenant([*LIMIT, "0"], [sys.executable, "-c", PINNED, "8"])
+    assert tenant.line()["ready"]
+    (name,) = states(node)
+    if otherwise == "refuse":
+        error = refused(node, name)
+        assert error.code is ErrorCode.SUSPEND_FAILED
+        assert "2MiB of its 10MiB" in error.sentence
+        assert "--deep" in error.hint
+        assert states(node) == {name: "active"}
+    else:
+        gone = suspend(node, name)
+        assert (gone.stays_bytes > 8 * MIB) == (otherwise == "keep")
+        resume(node, name)
+    assert suspend(node, name, deep=True).stays_bytes == 0
+    resume(node, name)
+    assert goes_on(tenant)
+    end(node, tenant, name)
+    node.stop()

@@ -1,0 +1,161 @@
+"""Suspension by libvgpu's copies on a real GPU: a JSON object a line; `held` says if the line's claim held.
+
+    python -m tests.gpu.pool_h200 [--mib 1024 8192 32768 102400] [SCENE...]
+
+Scenes: `sizes` (a tenant of each size is suspended and resumed three times, bit-equal; the first time makes
+the host's buffer, the others find their memory unchanged since; claim: both ways within 1.15 times a pinned
+copy in the same run, and 0.1 s), `deep` (of the third size: suspended with --deep, and from evicted to deep,
+and resumed; claim: under 2 s), `exact` (a training run in PyTorch, with expandable segments off and on,
+suspended and resumed 20 times, each third time deep, ends bit-equal to an undisturbed one). Needs root,
+build/native, as much host memory as the largest size and 8 GiB, and a python3 with PyTorch. It ends all that
+it started.
+
+On the simulated node it runs with plain driver calls instead of PyTorch, and smaller (figures mean nothing):
+
+    build/native/bin/vgpu-sim run --profile h200x8 --state FOLDER -- python -m tests.gpu.pool_h200
+"""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+from tests.demo.node import DemoNode, Tenant
+from tests.e2e.support import client, eventually, states
+from tests.gpu.idle_h200 import SIMULATED, running
+from tests.gpu.scenes import play, say
+from tests.gpu.suspend_h200 import TRAIN, card_used_gib
+from tests.gpu.suspend_h200 import tenant as training
+from tests.gpu.turns_h200 import HOLD, PATIENCE_SECONDS, PLAIN_HOLD, pinned_seconds, tenant, whole
+from vgpud.lease import read_swaps
+
+SIZES_MIB = (64, 128, 256) if SIMULATED else (1 << 10, 8 << 10, 32 << 10, 100 << 10)
+LIMIT = "130GiB"
+ROUNDS = 3
+AIM_OF_COPY, AIM_MORE_SECONDS, AIM_DEEP_SECONDS = 1.15, 0.1, 2.0
+TIMES = 3 if SIMULATED else 20
+STEPS = 1500
+POLICY = "evictable = true\n"
+
+
+def timed(node: DemoNode, verb: str, name: str, **words: bool) -> float:
+    with client(node, timeout_seconds=300) as calls:
+        began = time.perf_counter()
+        getattr(calls, verb)(name, **words)
+        return round(time.perf_counter() - began, 3)
+
+
+@contextmanager
+def held(node: DemoNode, mib: int) -> Iterator[tuple[Tenant, str]]:
+    one, name = tenant(node, HOLD, PLAIN_HOLD, mib, limit=LIMIT)
+    try:
+        yield one, name
+    finally:
+        one.process.kill()
+        eventually(lambda: not states(node), "it ends", PATIENCE_SECONDS)
+
+
+def used_gib() -> float:
+    return 0.0 if SIMULATED else round(card_used_gib(), 2)
+
+
+def sizes(arguments: argparse.Namespace) -> None:
+    with running(POLICY) as node:
+        for mib in arguments.mib:
+            copy = pinned_seconds(mib)
+            with held(node, mib) as (one, name):
+                before, out, back, away, good = used_gib(), [], [], 0.0, []
+                for _ in range(ROUNDS):
+                    out.append(timed(node, "suspend", name))
+                    away = used_gib()
+                    back.append(timed(node, "resume", name))
+                    good.append(whole(one))
+                (swap,) = read_swaps(node.run_dir / "leases" / name)
+            bounds = {way: AIM_OF_COPY * copy[way] + AIM_MORE_SECONDS for way in copy}
+            within = min(out[1:]) <= bounds["out"] and min(back) <= bounds["in"]
+            say(
+                "sizes",
+                held=all(good) and (SIMULATED or within),
+                mib=mib,
+                movable_mib=swap.movable_bytes >> 20,
+                whole=good,
+                suspend_seconds=out,
+                resume_seconds=back,
+                pinned_out_seconds=round(copy["out"], 3),
+                pinned_in_seconds=round(copy["in"], 3),
+                bound_seconds={way: round(bound, 3) for way, bound in bounds.items()},
+                card_gib=(before, away),
+            )
+
+
+def deep(arguments: argparse.Namespace) -> None:
+    mib = arguments.mib[min(2, len(arguments.mib) - 1)]
+    with running(POLICY) as node, held(node, mib) as (one, name):
+        timed(node, "suspend", name)  # makes the host's buffer
+        timed(node, "resume", name)
+        for way in ("at once", "from evicted"):
+            evicted = timed(node, "suspend", name) if way == "from evicted" else 0.0
+            out = timed(node, "suspend", name, deep=True)
+            away = used_gib()
+            back = timed(node, "resume", name)
+            good = whole(one)
+            within = out <= AIM_DEEP_SECONDS and back <= AIM_DEEP_SECONDS
+            say(
+                "deep",
+                held=good and (SIMULATED or within),
+                way=way,
+                mib=mib,
+                whole=good,
+                evict_seconds=evicted,
+                deep_seconds=out,
+                resume_seconds=back,
+                card_gib_suspended=away,
+            )
+
+
+def exact(_arguments: argparse.Namespace) -> None:
+    if SIMULATED:
+        say("exact", held=True, skipped="no PyTorch on a simulated node")
+        return
+    for expandable in (False, True):
+        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = f"expandable_segments:{expandable}"
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        digests, spans = [], []
+        with running(POLICY) as node:
+            slow = node.folder / "slow"
+            for times in (0, TIMES):
+                slow.touch() if times else slow.unlink(missing_ok=True)
+                one, name = training(node, 8, TRAIN, str(STEPS), str(slow))
+                for number in range(times):
+                    out = timed(node, "suspend", name, deep=number % 3 == 2)
+                    spans.append((out, timed(node, "resume", name)))
+                slow.unlink(missing_ok=True)
+                digests.append(one.line())
+                one.end()
+                eventually(lambda: not states(node), "it ends", PATIENCE_SECONDS)
+        say(
+            "exact",
+            held=digests[0] == digests[1],
+            expandable_segments=expandable,
+            times=TIMES,
+            digests=digests,
+            suspend_and_resume_seconds=spans,
+        )
+
+
+SCENES: dict[str, Callable[[argparse.Namespace], None]] = {"sizes": sizes, "deep": deep, "exact": exact}
+
+
+def main(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(description="suspension by libvgpu's copies on a real GPU")
+    parser.add_argument("scenes", nargs="*", choices=[[], *SCENES], metavar="SCENE")
+    parser.add_argument("--mib", type=int, nargs="+", default=list(SIZES_MIB))
+    arguments = parser.parse_args(words)
+    return play((name, partial(SCENES[name], arguments)) for name in arguments.scenes or SCENES)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
