@@ -206,7 +206,7 @@ def test_a_tenant_that_cannot_open_the_new_device_is_not_moved(node: DemoNode) -
     (name,) = states(node)
     refused = refusal(node, name, 1)
     assert refused.code is ErrorCode.UNSUPPORTED
-    assert "container" in refused.sentence
+    assert "has no node of device" in refused.sentence
     assert goes_on(tenant)
     suspend(node, name)
     resume(node, name)

@@ -265,7 +265,7 @@ def test_a_suspended_tenant_that_cannot_open_the_new_device_is_not_moved(node: D
     tenant.line()
     (name,) = states(node).keys() - before.keys()
     suspend(node, name)
-    assert "container" in refusal(node, name, 1).sentence
+    assert "has no node of device" in refusal(node, name, 1).sentence
     check_waits_at(node, name, 0)
     resume(node, name)
     assert goes_on(tenant)
