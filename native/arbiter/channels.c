@@ -217,7 +217,9 @@ static bool call(struct worker *worker, struct channels_order *order, int pidfd,
         return false;
     }
     if (file < 0) {
-        if (error != ESRCH) /* otherwise it is dead, and the driver has removed its channels */
+        if (error == EBADF)
+            order->missing++;
+        else if (error != ESRCH) /* otherwise it is dead, and the driver has removed its channels */
             refused(order, error, 0);
         return true;
     }
@@ -271,10 +273,10 @@ static bool carry_out_process(struct worker *worker, struct channels_order *orde
             refused(order, E2BIG, 0);
             return true;
         }
-        uint32_t failed = order->failed;
+        uint32_t undone = order->failed + (order->off ? order->missing : 0);
         if (list.count > 0 && !call(worker, order, process->pidfd, group, &list))
             return false;
-        for (uint32_t g = first; g <= i && order->failed == failed; g++)
+        for (uint32_t g = first; g <= i && order->failed + (order->off ? order->missing : 0) == undone; g++)
             process->groups[done++] = process->groups[g];
         process->count = done;
         first = i + 1;

@@ -32,7 +32,7 @@ struct channels_process {
     uint32_t count;
     uint32_t slot;
     uint32_t off;                      /* the state in the table */
-    struct vgpu_channel_group *groups; /* afterwards: the groups whose call was not refused */
+    struct vgpu_channel_group *groups; /* afterwards: the groups whose call was made */
 };
 
 /* One order for one device's thread; freed by channels_order_free. */
@@ -46,6 +46,9 @@ struct channels_order {
     uint32_t ordinal;
     /* the result */
     uint32_t calls;
+    /* Calls that were not made: the process has no such file. It is in its exit (EBADF before Linux 6.9, then ESRCH) or
+     * was in an exec, and its channels went with the file; or its table is false. */
+    uint32_t missing;
     uint32_t failed; /* calls that the driver refused */
     uint32_t status; /* the driver's status of the last refusal, or 0 */
     int error;       /* errno of the last refusal, or 0 */

@@ -22,7 +22,8 @@
  * many. Each costs the device's thread one call that fails at once.
  */
 #define TRIES 8u
-#define GROUPS_PER_UNIT 32u /* groups that are read for one unit of a lease's rate (rate.h) */
+#define MISSING_NS 5000000000u /* a process that exits or was in an exec is forgotten sooner */
+#define GROUPS_PER_UNIT 32u    /* groups that are read for one unit of a lease's rate (rate.h) */
 
 enum state { UNKNOWN, ON, OFF };
 
@@ -53,6 +54,7 @@ struct cut_entity {
     enum state state;
     bool stale; /* new channels may exist */
     uint32_t refusals;
+    uint64_t missing_since; /* first of the orders in a row that found no file of a listed group; 0: none */
     uint64_t on_at; /* end of the first call of the last order that enabled its channels: its work runs from then on */
     uint64_t off_at;
     uint64_t put_on_ns;        /* duration of the last order that enabled its channels */
@@ -241,6 +243,7 @@ static void give_order(struct lease *lease, uint32_t ordinal, bool off, uint64_t
         if (order != NULL)
             channels_order_free(order);
         entity->off_count = off ? entity->off_count : 0;
+        entity->missing_since = off ? 0 : entity->missing_since;
         set_state(entity, off, now);
         return;
     }
@@ -306,6 +309,22 @@ static void note_hand_over(struct lease *lease, const struct channels_order *ord
         entity->lost_ns = last - KERNEL_RUNS_ON_NS < LOST_MAX_NS ? last - KERNEL_RUNS_ON_NS : LOST_MAX_NS;
 }
 
+/* A table that lists a file that its process does not have is false, unless the process is about to be forgotten. Until
+ * that is known the tenant counts as off, and the order is tried again. */
+static void note_missing(struct lease *lease, struct channels_order *order)
+{
+    struct cut_entity *entity = &lease->cut_entities[order->ordinal];
+    if (order->missing == 0)
+        entity->missing_since = 0;
+    else if (entity->missing_since == 0)
+        entity->missing_since = order->ended_ns;
+    if (entity->missing_since != 0 && order->ended_ns - entity->missing_since >= MISSING_NS) {
+        order->error = EBADF;
+        give_up(lease, order);
+    }
+    entity->stale |= order->missing > 0;
+}
+
 static void carried_out(struct channels_order *order)
 {
     struct lease *lease = order->owner;
@@ -316,6 +335,8 @@ static void carried_out(struct channels_order *order)
     note_hand_over(lease, order);
     set_state(entity, order->off, order->off || order->calls == 0 ? order->ended_ns : order->first_ended_ns);
     note_done(lease, order);
+    if (order->off)
+        note_missing(lease, order);
     if (order->failed == 0) {
         entity->refusals = 0;
     } else if (order->error != ETIMEDOUT && ++entity->refusals < TRIES) {

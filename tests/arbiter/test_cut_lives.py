@@ -1,7 +1,9 @@
 """Tenants under the engine cut: endless kernels, the arbiter's death, suspension and stopped threads."""
 
 import ctypes
+import errno
 import os
+import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,7 +13,11 @@ from tests.arbiter.conftest import LONG, Card, answer, counters, span
 from tests.arbiter.test_cut import CONSERVING, HARD, done_ns, table, work
 from tests.conditions import needs, unmet
 from tests.e2e.support import eventually
+from tests.native.harness import TEST_BUILD
+from vgpud import lease_layout as layout
 from vgpud.lease import read_activity, update_limits
+
+UUID_BYTES = 16
 
 
 def is_off(lease: Path) -> bool:
@@ -90,3 +96,35 @@ def test_a_tenant_whose_libvgpu_threads_are_stopped_is_held_to_its_share(cut_car
         assert 0 < percent < 45
         goes_on(cut_card, process.pid)
         assert work(answer(cut_card.spin(other, 2.0))) > 40
+
+
+def test_a_process_whose_files_are_gone_for_a_moment_is_not_marked(cut_card: Card, tmp_path: Path) -> None:
+    """As one in its exit, or before the arbiter hears of its exec. Its tenant counts as off meanwhile."""
+    hidden = tmp_path / "hidden"
+    cut_card.kill_arbiter()
+    preloads = f"{TEST_BUILD / 'libno-file.so'}:{cut_card.sim.environment()['LD_PRELOAD']}"
+    cut_card.start_arbiter("env", f"LD_PRELOAD={preloads}", f"NO_FILE_WHILE={hidden}")
+    lease, other = cut_card.lease("a", HARD, 10), cut_card.lease("b", CONSERVING, 50)
+    cut_card.spin(lease, LONG)
+    cut_card.spin(other, LONG)
+    eventually(lambda: is_off(lease), "it is off", 30)
+    hidden.touch()
+    span(lease, other, turns=5, seconds=0.5)
+    hidden.unlink()
+    assert cut_card.client.registered("a").refusal == ""
+    eventually(lambda: is_off(lease), "it is off again", 30)
+    span(lease, turns=3, seconds=0.1)
+    assert cut_card.client.registered("a").refusal == ""
+
+
+def test_a_tenant_whose_files_stay_away_has_the_gate(cut_card: Card) -> None:
+    """Its table names a file that it does not have: it would be on the device all the time."""
+    lease = cut_card.lease("a", HARD, 10)
+    cut_card.spin(lease, LONG)
+    eventually(lambda: is_off(lease), "it is off")
+    at = layout.CHANNELS_AT + layout.CHANNELS_GROUPS + UUID_BYTES
+    with (lease / layout.USAGE_FILE).open("r+b") as page:
+        os.pwrite(page.fileno(), struct.pack("<I", 999), at)
+    eventually(
+        lambda: cut_card.client.registered("a").refusal == os.strerror(errno.EBADF).lower(), "given up", 60
+    )

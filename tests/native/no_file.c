@@ -1,0 +1,30 @@
+/*
+ * no_file.c: preloaded into the arbiter, answers pidfd_getfd(2) with EBADF while the file that NO_FILE_WHILE names
+ * exists, as Linux before 6.9 does for a process in its exit.
+ */
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#define PIDFD_GETFD 438
+#define ARGUMENTS 6
+
+__attribute__((visibility("default"))) long syscall(long number, ...)
+{
+    long (*real)(long, ...) = (long (*)(long, ...))dlsym(RTLD_NEXT, "syscall");
+    const char *file = getenv("NO_FILE_WHILE");
+    long a[ARGUMENTS];
+    va_list arguments;
+    va_start(arguments, number);
+    for (int i = 0; i < ARGUMENTS; i++)
+        a[i] = va_arg(arguments, long);
+    va_end(arguments);
+    if (number == PIDFD_GETFD && file != NULL && access(file, F_OK) == 0) {
+        errno = EBADF;
+        return -1;
+    }
+    return real(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+}
