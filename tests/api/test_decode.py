@@ -142,7 +142,7 @@ def test_a_field_of_a_newer_version_is_refused(data: bytes) -> None:
 
 def test_resize_names_what_it_changes() -> None:
     both = decode.limits(pb.ResizeRequest(memory_bytes=7, share_percent=0.01))
-    assert both == decode.Limits(7, Percent(1))
+    assert both == decode.ResizeLimits(7, Percent(1))
     assert decode.limits(pb.ResizeRequest(memory_bytes=7)).share is None
     with pytest.raises(VgpuError) as caught:
         decode.limits(pb.ResizeRequest(allocation_id="a"))

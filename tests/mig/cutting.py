@@ -30,7 +30,7 @@ from vgpud.model.tenancy import Mode, Selector
 from vgpud.modes.base import Paths
 from vgpud.modes.mig import MigMode, Wish
 from vgpud.node.devices.inventory import Inventory
-from vgpud.node.devices.mig_layouts import MigLayouts, Surroundings
+from vgpud.node.devices.mig_layouts import LayoutParts, MigLayouts
 from vgpud.node.devices.transitions import Transitions
 from vgpud.node.store.allocations import AllocationStore
 from vgpud.node.store.book import Book
@@ -272,7 +272,7 @@ class Node1:
             {Mode.MIG: self.mig}, self.inventory, lambda uuid: bool(self.book.slices_on(uuid))
         )
         self.layouts = MigLayouts(
-            Surroundings(
+            LayoutParts(
                 self.mig,
                 self.inventory,
                 AllocationStore(NoLedger(), self.book),  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from vgpud.model.errors import VgpuError
 from vgpud.model.quantity import Percent
 from vgpud.modes.mps.features import probe
 from vgpud.modes.mps.folders import DeviceFolder
-from vgpud.modes.mps.rules import Limits, MpsRules
+from vgpud.modes.mps.rules import MpsLimits, MpsRules
 from vgpud.modes.mps.supervisor import Charge, Supervisor
 from vgpud.units import ChildUnits
 
@@ -52,7 +52,7 @@ class Watched:
     supervisor: Supervisor
     units: ChildUnits
     folder: DeviceFolder
-    limits: Limits | None
+    limits: MpsLimits | None
     rules: MpsRules
     tenants: frozenset[int] = frozenset()
     deaths: list[str] = field(default_factory=list)
@@ -76,7 +76,7 @@ class Watched:
 def watched(program: str, run_dir: Path, rules: MpsRules | None = None) -> Watched:
     units = ChildUnits(run_dir)
     folder = DeviceFolder.of(run_dir, UUID)
-    made = Watched(None, units, folder, Limits(3000, Percent(3333)), rules or MpsRules())  # type: ignore[arg-type]
+    made = Watched(None, units, folder, MpsLimits(3000, Percent(3333)), rules or MpsRules())  # type: ignore[arg-type]
     made.supervisor = Supervisor(
         Charge(
             device_uuid=UUID,

@@ -10,7 +10,7 @@ from vgpud.model.quantity import MIB, Percent
 from vgpud.model.tenancy import Mode, Slice
 from vgpud.modes.mps import answers
 from vgpud.modes.mps.control import MpsControl
-from vgpud.modes.mps.rules import Limits
+from vgpud.modes.mps.rules import MpsLimits
 from vgpud.proc import read_stat
 
 # answers as nvidia-cuda-mps-control 550 does: rc 0 and the old value on a refusal, floored GiB
@@ -49,8 +49,8 @@ def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MpsControl:
     return MpsControl(str(program), tmp_path / "p", tmp_path / "log")
 
 
-def limits(mebibytes: int, share: str) -> Limits:
-    return Limits(mebibytes, Percent.parse(share))
+def limits(mebibytes: int, share: str) -> MpsLimits:
+    return MpsLimits(mebibytes, Percent.parse(share))
 
 
 @pytest.mark.parametrize("share", ["100", "50", "12.5", "0.5", "33.33"])
@@ -141,9 +141,9 @@ def test_a_silent_daemon_neither_hangs_vgpud_nor_leaves_a_process(tmp_path: Path
 def test_a_daemons_default_limits_are_those_of_its_largest_tenant() -> None:
     small = Slice("GPU-0", Mode.MPS, 1024 * MIB, Percent.parse("60"))
     large = Slice("GPU-0", Mode.MPS, 4096 * MIB, Percent.parse("10"))
-    assert Limits.largest((small, large)) == limits(4096, "60")
-    assert Limits.largest((large, Slice("GPU-0", Mode.MPS, MIB))) == limits(4096, "100")
-    assert Limits.largest(()) is None
+    assert MpsLimits.largest((small, large)) == limits(4096, "60")
+    assert MpsLimits.largest((large, Slice("GPU-0", Mode.MPS, MIB))) == limits(4096, "100")
+    assert MpsLimits.largest(()) is None
 
 
 def test_limits_are_printed_in_nvidias_form() -> None:

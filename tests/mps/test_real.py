@@ -23,7 +23,7 @@ from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import Percent
 from vgpud.modes.mps.control import MpsControl
 from vgpud.modes.mps.features import probe
-from vgpud.modes.mps.rules import Limits, MpsRules
+from vgpud.modes.mps.rules import MpsLimits, MpsRules
 from vgpud.modes.mps.silent import cut_silent
 
 pytestmark = needs("debian-archive")
@@ -114,7 +114,7 @@ def test_a_restarted_vgpud_adopts_the_running_real_daemon(real: Watched, short_f
         pid = real.pid
         real.says("set_default_active_thread_percentage 90")
         later = watched(real.supervisor.charge.program, short_folder)
-        later.limits = Limits(700, Percent(1000))
+        later.limits = MpsLimits(700, Percent(1000))
         await later.supervisor.up()
         assert later.pid == pid
         assert settings(later) == ("700M", "10.0")
@@ -137,7 +137,7 @@ def test_a_start_cut_before_clients_were_admitted_is_finished(real: Watched, sho
 def test_limits_of_a_real_daemon_follow_its_tenants(real: Watched) -> None:
     async def work() -> None:
         await real.supervisor.up()
-        real.limits = Limits(512, Percent(50))
+        real.limits = MpsLimits(512, Percent(50))
         await real.supervisor.limit()
         assert settings(real) == ("512M", "0.5")
 

@@ -22,7 +22,7 @@ import grpc
 
 from tests.serve.fake_keeper import FakeKeeper
 from vgpud.api.gen import vgpud_pb2 as pb
-from vgpud.serve.relay import Limits, Relay
+from vgpud.serve.relay import ConnectionLimits, Relay
 from vgpud.serve.server import Server
 from vgpud.serve.sockets import private_folder, public_sockets
 
@@ -41,7 +41,7 @@ async def _serve(run_dir: Path) -> None:
     server.add_insecure_port(f"unix:{folder}/echo.sock")
     await server.start()
     sockets = public_sockets(run_dir, "", {})
-    relay = Relay(sockets.listening, folder / "echo.sock", folder, Limits())
+    relay = Relay(sockets.listening, folder / "echo.sock", folder, ConnectionLimits())
     relay.start()
     whole = run_dir / "whole"
     doors = Server(_Still(), public_sockets(whole, "", {}))

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from tests.otheruser import open_place
 from tests.serve.fake_keeper import FakeKeeper
 from vgpud.serve.intake import Bounds
-from vgpud.serve.relay import Limits
+from vgpud.serve.relay import ConnectionLimits
 from vgpud.serve.server import Server
 from vgpud.serve.sockets import public_sockets
 
@@ -20,7 +20,9 @@ T = TypeVar("T")
 
 
 class Live:
-    def __init__(self, limits: Limits | None = None, group: str = "", bounds: Bounds | None = None) -> None:
+    def __init__(
+        self, limits: ConnectionLimits | None = None, group: str = "", bounds: Bounds | None = None
+    ) -> None:
         # short, and open to other users: Unix socket paths have room for 108 bytes
         self.run_dir = Path(tempfile.mkdtemp(prefix="vgs-", dir=open_place()))
         self.run_dir.chmod(0o755)
@@ -30,7 +32,7 @@ class Live:
         self.stopped = False
         self.do(self._start(limits, group, bounds))
 
-    async def _start(self, limits: Limits | None, group: str, bounds: Bounds | None) -> None:
+    async def _start(self, limits: ConnectionLimits | None, group: str, bounds: Bounds | None) -> None:
         self.keeper = FakeKeeper()
         self.server = Server(self.keeper, public_sockets(self.run_dir, group, {}), limits, bounds)
         await self.server.start()

@@ -11,7 +11,7 @@ from tests.conditions import needs
 from tests.otheruser import open_folder
 from tests.systemd.test_memory import MIB, one_user
 from vgpud.serve.intake import Bounds
-from vgpud.serve.relay import Limits
+from vgpud.serve.relay import ConnectionLimits
 
 SERVER = """
 import asyncio, sys
@@ -71,9 +71,9 @@ def test_a_user_without_rights_takes_no_more_memory_than_its_share(folder: Path)
             before = peak_bytes(server.pid)
             attack = [sys.executable, "-c", ATTACKER, str(folder / "ro.sock"), "100"]
             done = subprocess.run(attack, stdout=subprocess.PIPE, text=True, check=True, timeout=300)
-            assert int(done.stdout) >= Limits().per_stranger
+            assert int(done.stdout) >= ConnectionLimits().per_stranger
             grown = peak_bytes(server.pid) - before
-            share = one_user(Limits().per_stranger, Bounds().calls_per_stranger)
+            share = one_user(ConnectionLimits().per_stranger, Bounds().calls_per_stranger)
             # and what Python and its allocator take to handle that many connections and refusals
             assert grown < share + 32 * MIB
         finally:

@@ -29,7 +29,7 @@ from vgpud.model.tenancy import Lifetime
 from vgpud.serve import peers, relay
 from vgpud.serve.gate import Gate
 from vgpud.serve.pump import Pump
-from vgpud.serve.relay import Limits
+from vgpud.serve.relay import ConnectionLimits
 
 AS_ANOTHER = """
 import os, sys
@@ -207,7 +207,7 @@ def own_connection(path: Path) -> pb.NodeReply:
 
 
 def test_one_user_cannot_take_every_connection() -> None:
-    live = Live(Limits(total=3, per_uid=2, admin=1))
+    live = Live(ConnectionLimits(total=3, per_uid=2, admin=1))
     try:
         with Client(live.tenant, 10) as one, Client(live.ro, 10) as two:
             assert (one.get_node().status, two.get_node().status) == ("well", "well")
@@ -272,7 +272,7 @@ def test_a_user_who_connects_again_and_again_delays_no_connection_of_another(
 @needs("root")
 def test_a_user_with_few_connections_is_admitted_where_others_hold_all() -> None:
     """Users with 1024 idle connections each kept all others out."""
-    live = Live(Limits(total=6, per_uid=4, admin=1))
+    live = Live(ConnectionLimits(total=6, per_uid=4, admin=1))
     live.tenant.chmod(0o666)
     words = [sys.executable, "-c", HOLDS, str(live.tenant)]
     holders = []
@@ -305,11 +305,11 @@ print(len(held), flush=True); input()
 
 def test_connection_limits_stay_below_the_descriptor_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda which: (1024, 4096))
-    lowered = Limits().within_descriptors()
+    lowered = ConnectionLimits().within_descriptors()
     assert lowered.total * 3 + lowered.admin * 3 + 128 <= 1024
     assert 4 <= lowered.per_uid < lowered.total
     monkeypatch.setattr(resource, "getrlimit", lambda which: (2**20, 2**20))
-    assert Limits().within_descriptors() == Limits()
+    assert ConnectionLimits().within_descriptors() == ConnectionLimits()
 
 
 class NoDescriptors(socket.socket):

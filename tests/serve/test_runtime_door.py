@@ -29,7 +29,7 @@ from vgpud.model.tenancy import Allocation, Edits, Lifetime, Request, State
 from vgpud.policy.model import RuntimeSettings
 from vgpud.proc import start_ticks
 from vgpud.serve import runtime
-from vgpud.serve.runtime import Limits, RuntimeDoor
+from vgpud.serve.runtime import RuntimeDoor, RuntimeLimits
 from vgpud.serve.runtime_wire import FOR_PARENT, MAGIC, REPLY, REQUEST, Status, Verb
 from vgpud.serve.sockets import runtime_socket
 
@@ -94,7 +94,7 @@ async def world(
     folder: Path,
     held: socket.socket | None = None,
     opened: bool = True,
-    limits: Limits | None = None,
+    limits: RuntimeLimits | None = None,
     environment: bool = False,
 ) -> AsyncIterator[World]:
     """`held` is what systemd listens on, if it does; `opened` is the policy's [runtime] users."""
@@ -364,7 +364,7 @@ def test_config_json_is_read_and_written_off_the_event_loop(
 @needs("root")
 def test_unread_replies_of_a_user_end_and_leave_room_for_others(tmp_path: Path) -> None:
     """512 unread replies once kept root from starting containers."""
-    limits = Limits(total=4, per_user=4, for_root=2, reply_seconds=0.2)
+    limits = RuntimeLimits(total=4, per_user=4, for_root=2, reply_seconds=0.2)
     large = config_asking(x="y" * 700_000)
 
     async def scene(made: World) -> None:
@@ -431,7 +431,7 @@ def test_silent_connections_of_a_user_leave_room_for_root(open_folder: Path) -> 
             assert told == "uid 4242 has 4 containers being started, of 4 in all (E401)"
             assert await made.ask(Verb.PREPARE, body="{}") == (Status.UNCHANGED, "")
 
-    run(open_folder, scene, limits=Limits(total=4, per_user=4, for_root=1))
+    run(open_folder, scene, limits=RuntimeLimits(total=4, per_user=4, for_root=1))
 
 
 @needs("root")

@@ -21,7 +21,7 @@ from vgpud.model.caller import Caller, Door
 from vgpud.model.tenancy import Owner
 from vgpud.node.tenants.users import SubordinateUids
 from vgpud.serve import peers
-from vgpud.serve.relay import Limits
+from vgpud.serve.relay import ConnectionLimits
 
 USER, FIRST = 4242, 1_000_000
 # becomes the user, makes a user namespace, waits for its maps, takes a uid of it, and connects
@@ -124,7 +124,7 @@ def test_changed_subordinate_ranges_are_read_again(tmp_path: Path) -> None:
 
 @needs("user-namespaces")
 def test_connections_of_all_uids_of_a_user_count_together() -> None:
-    live = Live(Limits(total=30, per_uid=4, admin=1))
+    live = Live(ConnectionLimits(total=30, per_uid=4, admin=1))
     try:
         with subordinate(live.ro, 1, 3), subordinate(live.ro, 2, 3):
             live.do(settled(live, 6))

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from vgpud.model.quantity import GIB, parse_bytes
 from vgpud.serve.intake import Bounds
-from vgpud.serve.relay import Limits
-from vgpud.serve.runtime import Limits as RuntimeLimits
+from vgpud.serve.relay import ConnectionLimits
+from vgpud.serve.runtime import RuntimeLimits
 from vgpud.serve.runtime_wire import MAX_BODY_BYTES
 from vgpud.serve.server import MAX_REQUEST_BYTES
 
@@ -39,7 +39,7 @@ def one_user(connections: int, calls: int) -> int:
 
 
 def test_several_hostile_users_at_once_stay_below_the_limits() -> None:
-    limits, bounds = Limits(), Bounds()
+    limits, bounds = ConnectionLimits(), Bounds()
     tenant = one_user(limits.per_uid, bounds.calls_per_user)
     tenant += RuntimeLimits().per_user * MAX_BODY_BYTES * CONFIG_COPIES
     stranger = one_user(limits.per_stranger, bounds.calls_per_stranger)

@@ -22,7 +22,7 @@ MAX_COUNT = 64  # devices of one node, and so slices of one allocation
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ResizeLimits:
     """The limits that a Resize asks for; None leaves a limit unchanged."""
 
     memory_bytes: int | None
@@ -64,13 +64,13 @@ def room_wanted(asked: pb.DefragRequest) -> RoomWanted:
     )
 
 
-def limits(asked: pb.ResizeRequest) -> Limits:
+def limits(asked: pb.ResizeRequest) -> ResizeLimits:
     refuse_unknown_fields(asked)
     memory_bytes = check_bytes(asked.memory_bytes) if asked.HasField("memory_bytes") else None
     share = Percent.from_float(asked.share_percent) if asked.HasField("share_percent") else None
     if memory_bytes is None and share is None:
         raise _bad("the resize names neither memory nor a share", "give memory_bytes, share_percent or both")
-    return Limits(memory_bytes, share)
+    return ResizeLimits(memory_bytes, share)
 
 
 def named_owner(asked: pb.AllocateRequest) -> Owner | None:

@@ -28,7 +28,7 @@ from vgpud.modes.preload import Preload
 from vgpud.node.allocate import AllocationMaker
 from vgpud.node.background import Background
 from vgpud.node.devices.execute import Executor
-from vgpud.node.devices.mig_layouts import MigLayouts, Surroundings
+from vgpud.node.devices.mig_layouts import LayoutParts, MigLayouts
 from vgpud.node.devices.notices import Notices
 from vgpud.node.devices.operations import Operations
 from vgpud.node.parts import Parts
@@ -164,7 +164,7 @@ class NodeKeeper:
         if not isinstance(mig, MigMode):
             return None
         return MigLayouts(
-            Surroundings(mig, parts.inventory, parts.store, parts.transitions, self.policy, parts.fault)
+            LayoutParts(mig, parts.inventory, parts.store, parts.transitions, self.policy, parts.fault)
         )
 
     # --- allocate and release

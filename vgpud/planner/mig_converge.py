@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from vgpud.model.device import Device
 from vgpud.planner.geometry import SlotKey, table_for
-from vgpud.planner.mig_parts import Move, Scene, scene_of
+from vgpud.planner.mig_parts import LayoutStep, Scene, scene_of
 from vgpud.planner.mig_plan import Do, MigStep, idle_parts, step_of
 from vgpud.planner.pool import Pool, stock_of
 from vgpud.planner.use import DeviceUse
@@ -28,7 +28,7 @@ def _parts_wanted(pool: Pool, key: SlotKey) -> frozenset[SlotKey]:
     return frozenset(part for at, part in pool.computes if at == key)
 
 
-def _going(scene: Scene, pool: Pool, layout: frozenset[SlotKey]) -> Iterator[Move]:
+def _going(scene: Scene, pool: Pool, layout: frozenset[SlotKey]) -> Iterator[LayoutStep]:
     table = scene.table
     ours = table.state(pool.own & table.number.keys()) & ~scene.stock.pinned
     for one in scene.device.mig.instances:
@@ -37,10 +37,12 @@ def _going(scene: Scene, pool: Pool, layout: frozenset[SlotKey]) -> Iterator[Mov
         wanted = _parts_wanted(pool, one.key) if one.key in layout else frozenset()
         as_wanted = one.key in layout and one.key not in (scene.whole if wanted else scene.parts)
         if ours >> table.number[one.key] & 1 and not as_wanted and not (wanted and one.key in scene.parts):
-            yield Move(False, one.key)
+            yield LayoutStep(False, one.key)
         elif one.key in scene.parts:
             yield from (
-                Move(False, one.key, part) for part in idle_parts(scene, pool, one.key) if part not in wanted
+                LayoutStep(False, one.key, part)
+                for part in idle_parts(scene, pool, one.key)
+                if part not in wanted
             )
 
 
@@ -48,8 +50,8 @@ _HAS_IT = "in the layout, and unallocated"
 
 
 def _coming(
-    scene: Scene, pool: Pool, layout: frozenset[SlotKey], going: list[Move]
-) -> Iterator[tuple[Move, str]]:
+    scene: Scene, pool: Pool, layout: frozenset[SlotKey], going: list[LayoutStep]
+) -> Iterator[tuple[LayoutStep, str]]:
     table, stock = scene.table, scene.stock
     standing = {one.key: one for one in scene.device.mig.instances if one.key in table.number}
     gone = {move.key for move in going if move.part is None}
@@ -59,17 +61,21 @@ def _coming(
         if not taken & bit:
             if table.free(stock.layout._replace(slots=taken)) & bit:  # otherwise another instance blocks it
                 taken |= bit
-                yield from ((Move(True, key, part), _HAS_IT) for part in _ordered(wanted))
+                yield from ((LayoutStep(True, key, part), _HAS_IT) for part in _ordered(wanted))
                 if not wanted:
-                    yield Move(True, key), _HAS_IT
+                    yield LayoutStep(True, key), _HAS_IT
         elif key in pool.own and key in standing and key not in gone:
             if wanted and key not in scene.whole:
-                yield from ((Move(True, key, part), _HAS_IT) for part in _missing(scene, key, wanted, going))
+                yield from (
+                    (LayoutStep(True, key, part), _HAS_IT) for part in _missing(scene, key, wanted, going)
+                )
             elif not standing[key].compute_instances:  # interrupted before it was made, or deleted by hand
-                yield Move(True, key), "it has no compute instance"
+                yield LayoutStep(True, key), "it has no compute instance"
 
 
-def _missing(scene: Scene, key: SlotKey, wanted: frozenset[SlotKey], going: list[Move]) -> list[SlotKey]:
+def _missing(
+    scene: Scene, key: SlotKey, wanted: frozenset[SlotKey], going: list[LayoutStep]
+) -> list[SlotKey]:
     """The compute instances of the layout that are missing and have room."""
     division = scene.parts.get(key)
     if division is None:

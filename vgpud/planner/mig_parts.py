@@ -185,7 +185,7 @@ def _is_pinned(scene: Scene, key: SlotKey) -> bool:
     return bool(scene.stock.pinned >> scene.table.number[key] & 1)
 
 
-class Move(NamedTuple):
+class LayoutStep(NamedTuple):
     """One instance to destroy or create; `part` is the compute instance, None for a whole GPU instance."""
 
     create: bool
@@ -193,7 +193,7 @@ class Move(NamedTuple):
     part: SlotKey | None = None
 
 
-def moves(scene: Scene, state: int, computes: frozenset[ComputeKey]) -> tuple[Move, ...]:
+def moves(scene: Scene, state: int, computes: frozenset[ComputeKey]) -> tuple[LayoutStep, ...]:
     """The changes from the existing instances to `state`, divided as in `computes`: first all removals, then
     the largest instances first.
 
@@ -204,20 +204,20 @@ def moves(scene: Scene, state: int, computes: frozenset[ComputeKey]) -> tuple[Mo
     wanted: dict[SlotKey, set[SlotKey]] = {}
     for key, part in computes:
         wanted.setdefault(key, set()).add(part)
-    going = [Move(False, key) for key in scene.table.keys(now & ~state)]
-    coming: list[Move] = []
+    going = [LayoutStep(False, key) for key in scene.table.keys(now & ~state)]
+    coming: list[LayoutStep] = []
     for key in sorted(scene.table.keys(state), key=lambda key: (-key[1].size, key[1], key[0])):
         parts = wanted.get(key, set())
         there = scene.parts.get(key)
         has = set() if there is None else set(there.table.keys(there.layout.slots))
         if not now >> scene.table.number[key] & 1 or _changes_kind(scene, key, bool(parts)):
             if now >> scene.table.number[key] & 1:
-                going.append(Move(False, key))
+                going.append(LayoutStep(False, key))
             has = set()
-            coming += [] if parts else [Move(True, key)]
+            coming += [] if parts else [LayoutStep(True, key)]
         elif parts:
-            going += [Move(False, key, part) for part in sorted(has - parts)]
-        coming += [Move(True, key, part) for part in sorted(parts - has, key=_largest)]
+            going += [LayoutStep(False, key, part) for part in sorted(has - parts)]
+        coming += [LayoutStep(True, key, part) for part in sorted(parts - has, key=_largest)]
     return (*going, *coming)
 
 

@@ -10,7 +10,7 @@ from vgpud.model.tenancy import Mode
 from vgpud.planner import layouts
 from vgpud.planner.geometry import ComputeKey, SlotKey, Table, table_for
 from vgpud.planner.layouts import AUTO, OFF, Blocked
-from vgpud.planner.mig_parts import Move, Scene, divide, moves, part_name, scene_of, split
+from vgpud.planner.mig_parts import LayoutStep, Scene, divide, moves, part_name, scene_of, split
 from vgpud.planner.pool import Pool, Stock, stock_of
 from vgpud.planner.terms import bare_name
 from vgpud.planner.transitions import between, defragmented
@@ -170,7 +170,7 @@ def changes(
     return made
 
 
-def step_of(device: Device, move: Move, why: str) -> MigStep:
+def step_of(device: Device, move: LayoutStep, why: str) -> MigStep:
     do = Do.CREATE if move.create else Do.DESTROY
     if move.part is not None:
         return MigStep(do, device.uuid, why, part_name(device, move.key, move.part), move.key, move.part)
@@ -197,9 +197,9 @@ def _to_auto(device: Device, use: DeviceUse, table: Table, stock: Stock, pool: P
     own = table.state(key for key in pool.own if key in table.number)
     idle = stock.layout.slots & own & ~stock.pinned
     scene = scene_of(device, table, stock, use, pool)
-    gone = [Move(False, key) for key in table.keys(idle)]
+    gone = [LayoutStep(False, key) for key in table.keys(idle)]
     staying = scene.parts.keys() - set(table.keys(idle))
-    gone += [Move(False, key, part) for key in sorted(staying) for part in idle_parts(scene, pool, key)]
+    gone += [LayoutStep(False, key, part) for key in sorted(staying) for part in idle_parts(scene, pool, key)]
     going = [step_of(device, move, "no allocation holds it and no layout has it") for move in gone]
     last = () if use.count or not device.mig.current else (_release(device),)
     return DevicePlan(device, steps=(*going, *last))

@@ -48,7 +48,7 @@ _SCARCE = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ConnectionLimits:
     """Bounds of open connections; the admin socket has `admin` additional ones.
 
     `per_stranger`: a connection at ro.sock is refused if its user (except root) has this many at all sockets.
@@ -59,7 +59,7 @@ class Limits:
     admin: int = 64
     per_stranger: int = 64
 
-    def within_descriptors(self) -> "Limits":
+    def within_descriptors(self) -> "ConnectionLimits":
         """The limits, lowered to what RLIMIT_NOFILE permits, so that connections are refused before EMFILE
         occurs.
         """
@@ -80,7 +80,7 @@ class Relay:
         listening: Mapping[Door, socket.socket],
         onward: Path,
         folder: Path,
-        limits: Limits,
+        limits: ConnectionLimits,
     ) -> None:
         self.peers = PeerTable()
         self.listening = listening

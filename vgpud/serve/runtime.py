@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RuntimeLimits:
     """Bounds of connections, each of which carries one message and its reply."""
 
     total: int = 512
@@ -90,7 +90,7 @@ class RuntimeDoor:
         door: RuntimeSocket,
         cgroup_of: CgroupOf,
         rules: Callable[[], RuntimeSettings],
-        limits: Limits | None = None,
+        limits: RuntimeLimits | None = None,
         pods: Pods | None = None,
     ) -> None:
         self._containers = containers
@@ -99,7 +99,7 @@ class RuntimeDoor:
         self._listener = door.listening
         self._cgroup_of = cgroup_of
         self._rules = rules
-        self._limits = limits or Limits()
+        self._limits = limits or RuntimeLimits()
         self._shares = Shares(self._limits.total, self._limits.per_user, self._limits.for_root)
         self._open: set[asyncio.Task[None]] = set()
         # config.json is parsed and written in this thread, so that the event loop serves other callers
@@ -148,7 +148,7 @@ class RuntimeDoor:
         task.add_done_callback(self._open.discard)
 
     def _full(self, user: int) -> VgpuError:
-        have = f"{self._shares.taken_by(user)} containers on their way, of {self._shares.taken} in all"
+        have = f"{self._shares.taken_by(user)} containers being started, of {self._shares.taken} in all"
         return VgpuError(ErrorCode.NO_CAPACITY, f"uid {user} has {have}", "try again in a moment")
 
     def _accept_again(self) -> None:

@@ -15,7 +15,7 @@ from vgpud.model.log_event import LogEvent
 from vgpud.serve.calls import SERVICE, Calls
 from vgpud.serve.intake import Bounds, Intake
 from vgpud.serve.keeper import Keeper
-from vgpud.serve.relay import Limits, Relay
+from vgpud.serve.relay import ConnectionLimits, Relay
 from vgpud.serve.sockets import PublicSockets, check_length, private_folder
 
 log = structlog.get_logger(__name__)
@@ -47,12 +47,12 @@ class Server:
         self,
         keeper: Keeper,
         sockets: PublicSockets,
-        limits: Limits | None = None,
+        limits: ConnectionLimits | None = None,
         bounds: Bounds | None = None,
     ) -> None:
         self._keeper = keeper
         self._sockets = sockets
-        self._limits = limits or Limits().within_descriptors()
+        self._limits = limits or ConnectionLimits().within_descriptors()
         self._bounds = bounds or Bounds()
         self._health = health.aio.HealthServicer()
 

@@ -23,7 +23,7 @@ from vgpud.model.log_event import LogEvent
 from vgpud.model.quantity import Percent
 from vgpud.modes.mps import answers
 from vgpud.modes.mps.answers import ListedClient
-from vgpud.modes.mps.rules import Limits
+from vgpud.modes.mps.rules import MpsLimits
 
 log = structlog.get_logger(__name__)
 
@@ -113,7 +113,7 @@ class MpsControl:
 
     # --- setting
 
-    def limit(self, limits: Limits, below_normal: bool | None = None) -> None:
+    def limit(self, limits: MpsLimits, below_normal: bool | None = None) -> None:
         """Sets the limits for all later clients, and reads them back.
 
         `below_normal` None leaves the priority alone (branches before 535 have none). Raises
@@ -126,7 +126,7 @@ class MpsControl:
         for server in self.servers():
             self._limit_server(server, limits)
 
-    def changed(self, limits: Limits, below_normal: bool | None = None) -> tuple[str, ...]:
+    def changed(self, limits: MpsLimits, below_normal: bool | None = None) -> tuple[str, ...]:
         """A sentence for each setting that differs from what `limit` with the same arguments has set.
 
         Any program that reaches the daemon may set limits on branch 535. Raises VgpuError.
@@ -169,7 +169,7 @@ class MpsControl:
         if answer.split()[-1:] != [wanted]:
             raise _refused("default client priority", wanted, answer)
 
-    def _limit_server(self, server: int, limits: Limits) -> None:
+    def _limit_server(self, server: int, limits: MpsLimits) -> None:
         try:
             self._set_memory("device_pinned_mem_limit", f"{server} ", limits.memory_mib)
             self._set_share("active_thread_percentage", f" {server}", limits.share)

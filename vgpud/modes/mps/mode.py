@@ -35,7 +35,7 @@ from vgpud.modes.mps.edits import mps_edits, with_libvgpu
 from vgpud.modes.mps.features import Features, probe
 from vgpud.modes.mps.folders import DeviceFolder, remove_tenant, tenant_folder, write_tenant
 from vgpud.modes.mps.report import report
-from vgpud.modes.mps.rules import Limits, MpsWorld, Users
+from vgpud.modes.mps.rules import MpsLimits, MpsWorld, Users
 from vgpud.modes.mps.supervisor import Charge, Supervisor, unit_name
 from vgpud.proc import is_ending
 from vgpud.units import Units
@@ -325,7 +325,7 @@ class MpsMode:
                 folder=DeviceFolder.of(self._paths.run_dir, target),
                 features=self.features,
                 rules=lambda: world.rules_for(device_uuid),
-                limits=lambda: Limits.largest(world.slices_on(target)),
+                limits=lambda: MpsLimits.largest(world.slices_on(target)),
                 tenants=lambda: world.users_on(target),
                 died=lambda sentence: self._died(target, device_uuid, sentence),
                 notice=lambda sentence: world.notice(target, sentence),

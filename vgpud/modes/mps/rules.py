@@ -31,14 +31,14 @@ class MpsRules:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class MpsLimits:
     """The upper limits of every client of a daemon: those of its largest tenant."""
 
     memory_mib: int
     share: Percent
 
     @classmethod
-    def largest(cls, slices: Iterable[Slice]) -> "Limits | None":
+    def largest(cls, slices: Iterable[Slice]) -> "MpsLimits | None":
         """The limits for these slices; None without slices. A client can only lower what the
         daemon grants.
         """

@@ -22,7 +22,7 @@ from vgpud.modes.mps.features import Features
 from vgpud.modes.mps.folders import DeviceFolder
 from vgpud.modes.mps.health import Health, Verdict
 from vgpud.modes.mps.processes import command, end_servers, of_lives, still_there
-from vgpud.modes.mps.rules import Limits, MpsRules, Users
+from vgpud.modes.mps.rules import MpsLimits, MpsRules, Users
 from vgpud.modes.mps.silent import cut_silent
 from vgpud.units import Units, UnitSpec
 
@@ -52,7 +52,7 @@ class Charge:
     folder: DeviceFolder
     features: Callable[[], Features]
     rules: Callable[[], MpsRules]
-    limits: Callable[[], Limits | None]  # None if the device has no tenant
+    limits: Callable[[], MpsLimits | None]  # None if the device has no tenant
     tenants: Callable[[], frozenset[int]]  # the uids whose programs may connect
     died: Callable[[str], None]
     notice: Callable[[str], None]
@@ -65,7 +65,7 @@ class Supervisor:
     charge: Charge
     units: Units
     multi_user: bool = False  # of the running daemon
-    _wanted: tuple[Limits, bool | None] | None = None  # the limits that this vgpud set last
+    _wanted: tuple[MpsLimits, bool | None] | None = None  # the limits that this vgpud set last
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _unwatch: Callable[[], None] | None = None
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)

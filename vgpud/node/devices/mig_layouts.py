@@ -37,7 +37,7 @@ FaultHook = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class LayoutParts:
     """The collaborators of MigLayouts, all of them owned by the keeper."""
 
     mig: MigMode
@@ -49,7 +49,7 @@ class Surroundings:
 
 
 class MigLayouts:
-    def __init__(self, around: Surroundings) -> None:
+    def __init__(self, around: LayoutParts) -> None:
         self._mig = around.mig
         self._inventory = around.inventory
         self._store = around.store
