@@ -33,14 +33,30 @@ static int find_folder(struct vgpu_lease_view *view, bool computes)
     return 1;
 }
 
+#define FILE_PATH_MAX (VGPU_LEASE_PATH_MAX + sizeof(VGPU_LIMITS_FILE) + 1)
+
+static bool path_of(char path[FILE_PATH_MAX], const char *folder, const char *name)
+{
+    return snprintf(path, FILE_PATH_MAX, "%s/%s", folder, name) < (int)FILE_PATH_MAX;
+}
+
 int vgpu_lease_file(const char *folder, const char *name, int flags)
 {
-    char file[VGPU_LEASE_PATH_MAX + sizeof(VGPU_LIMITS_FILE) + 1];
-    int length = snprintf(file, sizeof(file), "%s/%s", folder, name);
-    if (length >= (int)sizeof(file))
+    char path[FILE_PATH_MAX];
+    if (!path_of(path, folder, name))
         return -ENAMETOOLONG;
-    int fd = open(file, flags | O_NOFOLLOW | O_CLOEXEC);
+    int fd = open(path, flags | O_NOFOLLOW | O_CLOEXEC);
     return fd < 0 ? -errno : vgpu_above_stdio(fd);
+}
+
+void vgpu_lease_close(const char *folder, const char *name, int fd)
+{
+    char path[FILE_PATH_MAX];
+    struct stat there;
+    struct stat here;
+    if (path_of(path, folder, name) && lstat(path, &there) == 0 && fstat(fd, &here) == 0 &&
+        there.st_dev == here.st_dev && there.st_ino == here.st_ino)
+        close(fd);
 }
 
 /*
@@ -65,7 +81,7 @@ static int open_limits(struct vgpu_lease_view *view)
     if (fd < 0)
         return fd;
     int error = map_file(fd, VGPU_LIMITS_BYTES_LEAST, sizeof(struct vgpu_limits), PROT_READ, &mapped);
-    close(fd);
+    vgpu_lease_close(view->folder, VGPU_LIMITS_FILE, fd);
     if (error != 0)
         return error;
     view->limits = mapped;
@@ -83,7 +99,7 @@ static int open_usage(struct vgpu_lease_view *view)
         return fd;
     int error = map_file(fd, sizeof(struct vgpu_usage), sizeof(struct vgpu_usage), PROT_READ | PROT_WRITE, &mapped);
     if (error != 0) {
-        close(fd);
+        vgpu_lease_close(view->folder, VGPU_USAGE_FILE, fd);
         return error;
     }
     view->usage = mapped;
@@ -117,6 +133,6 @@ const struct vgpu_limits *vgpu_lease_limits(const char *folder)
     int fd = vgpu_lease_file(folder, VGPU_LIMITS_FILE, O_RDONLY);
     bool done = fd >= 0 && map_file(fd, VGPU_LIMITS_BYTES_LEAST, sizeof(struct vgpu_limits), PROT_READ, &mapped) == 0;
     if (fd >= 0)
-        close(fd);
+        vgpu_lease_close(folder, VGPU_LIMITS_FILE, fd);
     return done ? mapped : NULL;
 }

@@ -37,6 +37,12 @@ int vgpu_lease_open(struct vgpu_lease_view *view, bool computes);
  */
 int vgpu_lease_file(const char *folder, const char *name, int flags);
 
+/*
+ * Closes a descriptor of vgpu_lease_file if it is still that file's. If the program has put a file of its own at the
+ * number, that stays open.
+ */
+void vgpu_lease_close(const char *folder, const char *name, int fd);
+
 /* Maps the limits in `folder` again, for the gate; NULL if that fails. */
 const struct vgpu_limits *vgpu_lease_limits(const char *folder);
 

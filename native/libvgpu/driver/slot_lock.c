@@ -50,11 +50,9 @@ static int lock_again(void)
     int fd = held.folder != NULL ? vgpu_lease_file(held.folder, VGPU_USAGE_FILE, O_RDWR) : -EBADF;
     if (fd < 0)
         return fd;
-    if (!is_usage(fd)) /* the program has put a file of its own there (dup2), which stays open */
-        return -ESTALE;
-    int error = vgpu_slot_lock_again(fd, held.usage, held.slot, held.start_ns);
+    int error = is_usage(fd) ? vgpu_slot_lock_again(fd, held.usage, held.slot, held.start_ns) : -ESTALE;
     if (error != 0) {
-        close(fd); /* releases no lock: this process has none on the file */
+        vgpu_lease_close(held.folder, VGPU_USAGE_FILE, fd); /* releases no lock: this process has none on the file */
         return error;
     }
     return held.fd = fd;
