@@ -270,6 +270,30 @@ static void try_limits(char **words)
     begin_and_work();
 }
 
+static long used_ms(void)
+{
+    struct rusage usage;
+    check(getrusage(RUSAGE_SELF, &usage), "getrusage");
+    return (usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) * 1000 +
+           (usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1000;
+}
+
+/* A sandbox that opens all files first, and allows no more: poll(2) of any descriptor is refused from then on. */
+static void try_sealed(char **unused)
+{
+    struct rlimit none = {0, 0};
+    (void)unused;
+    begin_and_work();
+    check(setrlimit(RLIMIT_NOFILE, &none), "setrlimit");
+    long before = used_ms();
+    usleep(500000);
+    NEED(used_ms() < before + 250); /* a thread that does not sleep takes a processor */
+    for (int i = 0; i < 20; i++) {
+        work();
+        usleep(5000);
+    }
+}
+
 static unsigned number_of(const char *call)
 {
     static const struct {
@@ -452,7 +476,8 @@ int main(int argc, char **argv)
                 {"exit", try_exit},           {"limits", try_limits},
                 {"deny", try_deny},           {"graphs", try_graphs},
                 {"ranks", try_ranks},         {"orphans", try_orphans},
-                {"cancelled", try_cancelled}, {"work", try_work}};
+                {"cancelled", try_cancelled}, {"work", try_work},
+                {"sealed", try_sealed}};
     int own = fcntl(STDERR_FILENO, F_DUPFD, 100);
     out = own >= 0 ? fdopen(own, "w") : stderr;
     void *handle = load();
