@@ -242,7 +242,16 @@ VGPU_EXPORT CUresult cuCtxDestroy_v2(CUcontext ctx)
     DESTROY_BODY(cuCtxDestroy_v2);
 }
 
-/* Deprecated since CUDA 4. It ends the context with its last reference (cuCtxAttach). */
+static bool is_current(CUcontext ctx)
+{
+    CUcontext current = NULL;
+    return CALL(cuCtxGetCurrent, &current) == CUDA_SUCCESS && current == ctx;
+}
+
+/*
+ * Deprecated since CUDA 4. It ends the context with its last reference (cuCtxAttach). Only a current context can be
+ * detached, and it is not current after its end. Its handle may be freed then, so it is not passed to the driver.
+ */
 VGPU_EXPORT CUresult cuCtxDetach(CUcontext ctx)
 {
     vgpu_suspended_call();
@@ -250,7 +259,7 @@ VGPU_EXPORT CUresult cuCtxDetach(CUcontext ctx)
     int device = ctx != NULL ? index_of(ctx) : VGPU_NOT_IN_LEASE;
     vgpu_in_flight_forget(ctx);
     CUresult result = CALL(cuCtxDetach, ctx);
-    if (result == CUDA_SUCCESS && device != VGPU_NOT_IN_LEASE && index_of(ctx) == VGPU_NOT_IN_LEASE)
+    if (result == CUDA_SUCCESS && device != VGPU_NOT_IN_LEASE && !is_current(ctx))
         ended(device, ctx);
     creation_ends(cancels);
     return result;
