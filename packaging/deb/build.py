@@ -58,7 +58,7 @@ def build(out: Path, architecture: str, system_compiler: bool) -> int:
     source, wheels, log = out / "src", out / "wheels", out / "build.log"
     run([sys.executable, str(HERE / "wheels.py"), "--out", str(wheels), "--machine", MACHINES[architecture]])
     copy_tree(source)
-    for old in out.rglob("*.*deb"):
+    for old in (*out.glob("vgpud*.*deb"), *out.glob("libvgpu*.*deb"), *(out / "debug").glob("*-dbgsym_*deb")):
         old.unlink()
     environment = {
         **os.environ,
