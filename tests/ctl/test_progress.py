@@ -1,5 +1,6 @@
 """What a terminal is told while a tenant is suspended, resumed or moved."""
 
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -34,13 +35,25 @@ def test_a_terminal_is_told_how_a_suspension_goes_on(daemon: Daemon, ready: thre
     live = Live(daemon, verb=SUSPEND)
     try:
         live.until("suspending a1b2c3d4: ")
-        live.until("1GiB of 1GiB on the device; Ctrl-C leaves the rest to vgpud")
+        live.until("1GiB of 1GiB on the device; Ctrl-C leaves it to vgpud")
         since = len(live.text)
         ready.set()
         live.until("LABEL", since)
         assert live.process.wait(30) == 0
     finally:
         live.close()
+
+
+def test_the_line_does_not_wrap_in_a_narrow_terminal(daemon: Daemon, ready: threading.Event) -> None:
+    live = Live(daemon, verb=SUSPEND, columns=40)
+    try:
+        live.until("\rsuspending a1b2c3d4: 2s, 1GiB of 1GiB")
+        ready.set()
+        assert live.process.wait(30) == 0
+    finally:
+        live.close()
+    lines = re.findall(r"\r(suspending [^\x1b\r]*)", live.text)
+    assert lines and max(map(len, lines)) < 40
 
 
 def test_an_interrupt_says_that_vgpud_goes_on(daemon: Daemon, ready: threading.Event) -> None:
@@ -61,4 +74,4 @@ def test_a_pipe_is_told_nothing(main: Ctl, ready: threading.Event) -> None:
 
 
 def test_an_operation_without_memory_tells_its_time_alone() -> None:
-    assert progress_line("moving a1", 0, 0, 75.0) == "moving a1: 1m; Ctrl-C leaves the rest to vgpud"
+    assert progress_line("moving a1", 0, 0, 75.0) == "moving a1: 1m; Ctrl-C leaves it to vgpud"

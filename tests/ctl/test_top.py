@@ -165,11 +165,13 @@ def test_top_without_nvml_shows_the_reason(main: Ctl, daemon: Daemon) -> None:
 
 
 class Live:
-    """vgpuctl top on a pseudo-terminal of 100 columns and 20 lines."""
+    """vgpuctl top on a pseudo-terminal , of 20 lines."""
 
-    def __init__(self, daemon: Daemon, *words: str, verb: Sequence[str] = ("top", "-d", "0.2")) -> None:
+    def __init__(
+        self, daemon: Daemon, *words: str, verb: Sequence[str] = ("top", "-d", "0.2"), columns: int = 100
+    ) -> None:
         self.ours, theirs = pty.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 20, 100, 0, 0))
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 20, columns, 0, 0))
         self.before = termios.tcgetattr(theirs)
         self.theirs = theirs
         self.process = subprocess.Popen(
@@ -281,27 +283,21 @@ def test_a_selected_allocation_is_suspended_after_a_question(daemon: Daemon) -> 
     assert [request.allocation_id for request in daemon.requests("Suspend")] == ["a1b2c3d4"]
 
 
-def test_kill_ends_the_processes_that_vgpud_lists_and_no_other(daemon: Daemon) -> None:
-    victim, other = (subprocess.Popen(["sleep", "300"]) for _ in range(2))
-    daemon.replies["ListProcesses"] = pb.ListProcessesReply(
-        processes=[
-            pb.NodeProcess(pid=victim.pid, allocation_id="a1b2c3d4", device_uuid=canned.A),
-            pb.NodeProcess(pid=other.pid, allocation_id="e5f6a7b8", device_uuid=canned.B),
-        ]
-    )
+def test_held_arrow_keys_move_the_selection_and_change_nothing_else(daemon: Daemon) -> None:
     live = Live(daemon)
     try:
         live.until("a1b2c3d4")
-        live.until("\x1b[7ma1b2c3d4", live.press("\x1b[B"))
-        live.until("kill all processes of a1b2c3d4? y", live.press("k"))
-        live.until("1 processes of a1b2c3d4 were killed", live.press("y"))
-        assert victim.wait(30) == -signal.SIGKILL
-        assert other.poll() is None
+        live.press("/a1b2\r")
+        live.until("filter 'a1b2'")
+        live.until("\x1b[7ma1b2c3d4", live.press("\x1b[A\x1b[B\x1bOA\x1bOB\x1b[5~"))
+        live.press("\x1b")
+        since = live.press("[B")
+        live.until("\x1b[7ma1b2c3d4", since)
+        assert "filter 'a1b2'" in live.text[since:]
+        assert "reversed" not in live.text
+        assert live.end() == 0
     finally:
         live.close()
-        for process in (victim, other):
-            process.kill()
-            process.wait()
 
 
 def test_processes_that_no_limit_holds_have_rows_of_their_own(main: Ctl, daemon: Daemon) -> None:

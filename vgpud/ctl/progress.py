@@ -1,5 +1,6 @@
 """Tells on a terminal how a long operation of one allocation goes on."""
 
+import os
 import sys
 import threading
 import time
@@ -11,10 +12,11 @@ from vgpud.api.client import Client
 from vgpud.ctl import words
 from vgpud.ctl.connect import connect
 from vgpud.ctl.terminal import Terminal
+from vgpud.ctl.top_draw import cut
 from vgpud.model.errors import VgpuError
 
 _FIRST_SECONDS = 1.0  # shorter operations print nothing
-_LOOK_SECONDS = 0.5
+_LOOK_SECONDS = 1.0
 _START, _CLEAR = "\r", "\x1b[K"
 
 
@@ -56,7 +58,11 @@ def _tell(arguments: Namespace, allocation: str, doing: str, ended: threading.Ev
             on_device = _on_device(client, allocation)
             whole = max(whole, held, on_device)
             line = progress_line(doing, whole, on_device, time.monotonic() - began)
-            sys.stderr.write(_START + line + _CLEAR)
+            if ended.is_set():
+                return
+            # a line that wraps could not be overwritten
+            columns = os.get_terminal_size(sys.stderr.fileno()).columns
+            sys.stderr.write(_START + cut(line, max(1, columns - 1)) + _CLEAR)
             sys.stderr.flush()
             if ended.wait(_LOOK_SECONDS):
                 return
@@ -74,4 +80,4 @@ def progress_line(doing: str, whole_bytes: int, on_device_bytes: int, seconds: f
     text = f"{doing}: {words.duration(seconds)}"
     if whole_bytes:
         text += f", {words.memory(on_device_bytes)} of {words.memory(whole_bytes)} on the device"
-    return f"{text}; Ctrl-C leaves the rest to vgpud"
+    return f"{text}; Ctrl-C leaves it to vgpud"

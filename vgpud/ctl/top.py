@@ -3,6 +3,7 @@ one sample.
 """
 
 import os
+import re
 import select
 import sys
 import termios
@@ -36,10 +37,9 @@ _TENANTS_LEAST = 3
 AWAY = (ErrorCode.UNREACHABLE, ErrorCode.STOPPING, ErrorCode.DEADLINE)
 FOOT = "q quit  ? help"
 HELP = """keys
-  up, down   select an allocation; s, r and k ask before they act on it
+  up, down   select an allocation; s and r ask before they act on it
   s          suspend it: its device memory goes to the host, its processes wait
   r          resume it
-  k          kill its processes (your own; all as root)
   o  O       order by the next column; turn the order round
   /          filter by text, gpu0 say; an empty text or Esc shows all
   q          quit
@@ -52,6 +52,10 @@ GIVEN      memory that is allocated to tenants, used or not
 
 any key goes back"""
 _ARROWS = {"\x1b[A": -1, "\x1b[B": 1, "\x1bOA": -1, "\x1bOB": 1}
+# a key of the terminal: an escape sequence (ECMA-48), or a character
+_KEYS = re.compile(r"\x1b\[[0-9;]*[@-~]|\x1bO[ -~]|.", re.S)
+_BEGUN = re.compile(r"\x1b(\[[0-9;]*|O)?\Z")  # of a sequence whose end is not read yet
+_SEQUENCE_SECONDS = 0.05
 _ENTER_SCREEN, _LEAVE_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 _HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 
@@ -228,20 +232,17 @@ class Screen:
         ready, _, _ = select.select([sys.stdin], [], [], seconds)
         if not ready:
             return False
-        keys = os.read(sys.stdin.fileno(), 64).decode(errors="replace")
-        if not keys:
-            return True  # the terminal is gone
-        if keys in _ARROWS and not self.typing and self.asking is None:
-            self._select(_ARROWS[keys])
-            keys = ""
-        for key in keys:
-            if self._key(key):
-                return True
+        keys = _read_keys()
+        if not keys or any(self._key(key) for key in keys):
+            return True  # a key that ends it, or the terminal is gone
         self._draw()
         return False
 
     def _key(self, key: str) -> bool:
-        if self.typing:
+        if len(key) > 1:
+            if key in _ARROWS and not self.typing and self.asking is None:
+                self._select(_ARROWS[key])
+        elif self.typing:
             self._type(key)
         elif self.asking is not None:
             if key == "y":
@@ -318,6 +319,18 @@ class Screen:
         filtered = f"  filter {self.filter!r}" if self.filter else ""
         order = f"{self.sort}{' reversed' if self.reverse else ''}"
         return f"{kept} of {all_rows} slices  by {order}{filtered}  {FOOT}"
+
+
+def _read_keys() -> list[str]:
+    """The keys that were pressed; none at the end of the input. The rest of an escape sequence is waited for
+    shortly: Esc alone has none."""
+    text = os.read(sys.stdin.fileno(), 64).decode(errors="replace")
+    while _BEGUN.search(text) and select.select([sys.stdin], [], [], _SEQUENCE_SECONDS)[0]:
+        more = os.read(sys.stdin.fileno(), 64).decode(errors="replace")
+        if not more:
+            break
+        text += more
+    return _KEYS.findall(text)
 
 
 @contextmanager

@@ -1,11 +1,8 @@
 """What a key of `vgpuctl top` does to the selected allocation, after the operator has said yes."""
 
-import os
-import signal
 import threading
 from argparse import Namespace
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
 from vgpud.api.client import Client
@@ -33,33 +30,9 @@ def _resume(client: Client, allocation: str) -> str:
     return f"{allocation} is resumed"
 
 
-def _kill(client: Client, allocation: str) -> str:
-    """Kills the processes that vgpud lists for the allocation. vgpud is asked again after a pidfd of each was
-    opened, so that no later process of the same pid is killed."""
-    with ExitStack() as opened:
-        held = {}
-        for pid in _pids(client, allocation):
-            with suppress(OSError):
-                held[pid] = os.pidfd_open(pid)
-                opened.callback(os.close, held[pid])
-        ended, kept = 0, ""
-        for pid in held.keys() & _pids(client, allocation):
-            try:
-                signal.pidfd_send_signal(held[pid], signal.SIGKILL)
-                ended += 1
-            except OSError as error:
-                kept = f", pid {pid} was not: {(error.strerror or '').lower()}"
-    return f"{ended} processes of {allocation} were killed{kept}"
-
-
-def _pids(client: Client, allocation: str) -> set[int]:
-    return {one.pid for one in client.list_processes().processes if one.allocation_id == allocation}
-
-
 ACTIONS = {
     "s": Action("suspend {}?", "suspending {}; vgpud goes on with it if you leave", _suspend),
     "r": Action("resume {}?", "resuming {}; vgpud goes on with it if you leave", _resume),
-    "k": Action("kill all processes of {}?", "killing {}", _kill),
 }
 
 
