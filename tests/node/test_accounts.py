@@ -2,14 +2,16 @@
 
 import asyncio
 import os
+import threading
 from pathlib import Path
 from threading import Event
 
 from tests import clock
-from vgpud.model.caller import BARE, Account
-from vgpud.model.tenancy import Owner
+from vgpud import directory
+from vgpud.model.caller import BARE, UNKNOWN, Account
+from vgpud.model.tenancy import ANYONE, Owner
 from vgpud.node.tenants.accounts import Accounts
-from vgpud.policy.accounts import account_of, strangers
+from vgpud.policy.accounts import unknown_names
 from vgpud.policy.load import check
 from vgpud.policy.model import Policy, QuotaRule
 
@@ -19,33 +21,35 @@ BY_GROUP = Policy(quota=(QuotaRule(gids=(300,)),))
 
 
 class Directory:
-    def __init__(self) -> None:
-        self.asked = 0
+    def __init__(self, answer: Account = KNOWN) -> None:
+        self.asked: list[int] = []
+        self.answer = answer
         self.opened = Event()
         self.opened.set()
 
-    def look_up(self, owner: Owner) -> Account:
-        self.asked += 1
+    def look_up(self, uid: int) -> Account:
+        self.asked.append(uid)
         self.opened.wait(60)
-        return KNOWN
+        return self.answer
 
 
 def test_root_is_known_by_name_and_with_all_its_groups() -> None:
-    account = account_of(Owner(0, 0))
+    account = directory.account_of(0)
     assert account.user == "root"
     assert account.gids >= {0, *os.getgrouplist("root", 0)}
 
 
-def test_a_uid_without_an_account_has_the_group_that_it_runs_with() -> None:
-    account = account_of(Owner(3_999_999, 3_999_998))
-    assert (account.user, account.gids) == ("", frozenset({3_999_998}))
+def test_a_uid_without_an_account_is_not_known() -> None:
+    assert directory.account_of(3_999_999) == UNKNOWN
 
 
 def test_a_name_that_the_host_lacks_is_a_mistake_of_the_policy(tmp_path: Path) -> None:
     path = tmp_path / "vgpud.toml"
     path.write_text('version = 1\n[[quota]]\nusers = ["root", "nobody-has-this-name"]\nmax_devices = 1\n')
-    (problem,) = strangers(check(path))
-    assert str(problem).startswith(f"{path}:3: quota[0].users: this host has no user nobody-has-this-name")
+    (problem,) = unknown_names(check(path), directory.has_user, directory.has_group)
+    assert str(problem).startswith(
+        f"{path}:3: quota[0].users: the account databases give no user nobody-has-this-name"
+    )
 
 
 def test_an_account_is_looked_up_once_a_minute_and_only_for_rules_that_need_it() -> None:
@@ -54,22 +58,45 @@ def test_an_account_is_looked_up_once_a_minute_and_only_for_rules_that_need_it()
     async def main() -> None:
         accounts = Accounts(directory.look_up)
         assert await accounts.of(ALICE, Policy(quota=(QuotaRule(uids=(1000,)),))) == BARE
-        assert directory.asked == 0
-        assert [await accounts.of(ALICE, BY_GROUP) for _ in range(3)] == [KNOWN] * 3
-        assert directory.asked == 1
+        assert await accounts.of(Owner(ANYONE, ANYONE), BY_GROUP) == BARE
+        assert directory.asked == []
+        for seconds, lookups in ((0, 1), (59, 1), (2, 2)):
+            await asyncio.sleep(seconds)
+            assert await accounts.of(ALICE, BY_GROUP) == KNOWN
+            assert await accounts.of(Owner(1000, 300), BY_GROUP) == KNOWN
+            assert len(directory.asked) == lookups
 
     clock.run(main())
 
 
-def test_a_directory_that_gives_no_answer_holds_a_request_for_seconds() -> None:
+def test_an_account_that_the_databases_do_not_give_is_asked_for_again_in_seconds() -> None:
+    directory = Directory(UNKNOWN)
+
+    async def main() -> None:
+        accounts = Accounts(directory.look_up)
+        for _ in range(2):
+            assert await accounts.of(ALICE, BY_GROUP) == UNKNOWN
+        assert len(directory.asked) == 1
+        directory.answer = KNOWN
+        await asyncio.sleep(6)
+        assert await accounts.of(ALICE, BY_GROUP) == KNOWN
+
+    clock.run(main())
+
+
+def test_a_hung_directory_holds_neither_the_threads_of_the_event_loop_nor_its_end() -> None:
     directory = Directory()
     directory.opened.clear()
 
     async def main() -> None:
         accounts = Accounts(directory.look_up, patience_seconds=0.01)
-        assert await accounts.of(ALICE, BY_GROUP) == BARE
-        assert await accounts.of(ALICE, BY_GROUP) == BARE
-        assert directory.asked == 1, "one question at a time"
-        directory.opened.set()
+        asked = (accounts.of(Owner(uid, 100), BY_GROUP) for uid in range(1, 101))
+        assert set(await asyncio.gather(*asked)) == {UNKNOWN}
+        await asyncio.wait_for(asyncio.to_thread(lambda: None), 30)
+        assert len(directory.asked) == 2
 
-    asyncio.run(main())
+    try:
+        asyncio.run(main())
+        assert all(one.daemon for one in threading.enumerate() if one.name == "vgpud-account")
+    finally:
+        directory.opened.set()

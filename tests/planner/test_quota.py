@@ -2,7 +2,7 @@
 
 import pytest
 
-from vgpud.model.caller import Account
+from vgpud.model.caller import UNKNOWN, Account
 from vgpud.model.device import Device, Node
 from vgpud.model.errors import ErrorCode, Exit
 from vgpud.model.quantity import GIB, Percent
@@ -104,6 +104,22 @@ def test_the_first_matching_quota_rule_counts() -> None:
     )
     most = [policy.quota_of(uid, gid) for uid, gid in ((1000, 200), (5, 200), (5, 5), (0, 0), (0, 200))]
     assert [None if rule is None else rule.max_allocations for rule in most] == [5, 3, 1, None, 3]
+
+
+@pytest.mark.parametrize(
+    ("rules", "code"),
+    [
+        ((QuotaRule(users=("alice",)), QuotaRule()), ErrorCode.ACCOUNT_UNKNOWN),
+        ((QuotaRule(gids=(300,)),), ErrorCode.ACCOUNT_UNKNOWN),
+        ((QuotaRule(uids=(1000,), max_devices=9), QuotaRule(groups=("lab",))), None),
+        ((QuotaRule(gids=(100,), max_devices=0),), ErrorCode.OVER_QUOTA),
+    ],
+)
+def test_a_quota_that_needs_an_unknown_account_refuses(
+    rules: tuple[QuotaRule, ...], code: ErrorCode | None
+) -> None:
+    over = over_quota(Policy(quota=rules), NODE, Owner(1000, 100), (), (piece(),), account=UNKNOWN)
+    assert (over.code if over else None) is code
 
 
 def test_a_rule_by_name_or_group_covers_all_members() -> None:

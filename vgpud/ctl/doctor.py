@@ -88,14 +88,15 @@ def _files() -> list[Finding]:
 def _policy(node: Node) -> Finding:
     from vgpud.ctl.policy_cases import node_of
     from vgpud.ctl.policy_files import on_disk
+    from vgpud.directory import has_group, has_user
     from vgpud.planner.misfits import misfits
-    from vgpud.policy.accounts import strangers
+    from vgpud.policy.accounts import unknown_names
 
     try:
         loaded = on_disk()
     except VgpuError as error:
         return Finding("policy", FAIL, error.sentence, error.hint)
-    problems = (*misfits(loaded, node_of(node.devices)), *strangers(loaded))
+    problems = (*misfits(loaded, node_of(node.devices)), *unknown_names(loaded, has_user, has_group))
     if problems:
         first = problems[0]
         more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""

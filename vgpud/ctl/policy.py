@@ -108,23 +108,25 @@ def _file(name: str) -> "LoadedPolicy":
 
 
 def _check_devices(loaded: "LoadedPolicy", arguments: Namespace) -> bool:
-    """Checks the rules against the node's devices. Returns False if vgpud does not answer. Raises
-    VgpuError(BAD_POLICY) for rules that the devices cannot satisfy.
+    """Checks the rules against the host's users and the node's devices. Returns False if vgpud does not
+    answer. Raises VgpuError(BAD_POLICY) for rules that they cannot satisfy.
     """
     from vgpud.ctl.policy_cases import node_of
+    from vgpud.directory import has_group, has_user
     from vgpud.planner.misfits import misfits
-    from vgpud.policy.accounts import strangers
+    from vgpud.policy.accounts import unknown_names
     from vgpud.policy.load import bad_policy
 
+    problems = [*unknown_names(loaded, has_user, has_group)]
+    answers = True
     try:
         with connect(arguments) as client:
-            devices = client.list_devices().devices
+            problems += misfits(loaded, node_of(client.list_devices().devices))
     except VgpuError:
-        return False
-    problems = (*misfits(loaded, node_of(devices)), *strangers(loaded))
+        answers = False
     if problems:
         raise bad_policy(problems)
-    return True
+    return answers
 
 
 def _document(loaded: "LoadedPolicy") -> dict[str, Any]:

@@ -28,6 +28,7 @@ from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.ctl.connect import connect
 from vgpud.ctl.table import Column, Table
 from vgpud.ctl.terminal import Terminal, View
+from vgpud.directory import account_of
 from vgpud.model.caller import BARE
 from vgpud.model.device import ComputeMode, Device, GpuInstance, Health, Mig, MigProfile, Node, Placement
 from vgpud.model.errors import ErrorCode, Exit, VgpuError
@@ -36,7 +37,7 @@ from vgpud.model.tenancy import Allocation, Decision, Isolation, Owner, Request,
 from vgpud.planner.choose import choose
 from vgpud.planner.quota import over_quota
 from vgpud.planner.use import use_of
-from vgpud.policy.accounts import account_of, needs_accounts
+from vgpud.policy.accounts import needs_accounts
 from vgpud.policy.model import Policy
 
 STATE_STYLES = {"passed": "green", "failed": "red"}
@@ -147,7 +148,8 @@ def _decide(policy: Policy, node: Node, request: Request, held: Sequence[Allocat
     decision = choose(request, node, policy, use_of(held))
     if decision.refusal is None:
         owner = request.counts_for
-        account = account_of(owner) if needs_accounts(policy) else BARE
+        account = account_of(owner.uid) if needs_accounts(policy) else BARE
+        account = account if account.is_known else BARE  # a case need not be a user of this host
         over = over_quota(policy, node, owner, held, decision.slices, account=account)
         if over is not None:
             return decision.refused(over)

@@ -11,10 +11,11 @@ from vgpud.ctl.devices import device_uuid
 from vgpud.ctl.policy_cases import node_of
 from vgpud.ctl.table import Column, Table
 from vgpud.ctl.terminal import Terminal, View
+from vgpud.directory import account_of
 from vgpud.model.device import Device
-from vgpud.model.errors import Exit
+from vgpud.model.errors import ErrorCode, Exit
 from vgpud.model.tenancy import Owner
-from vgpud.policy.accounts import account_of
+from vgpud.planner.quota import is_undecided
 from vgpud.policy.effective import as_toml, leaves
 from vgpud.policy.locate import spell
 from vgpud.policy.model import MODES_WITH_SETTINGS, TABLES, DeviceRule, Policy
@@ -86,7 +87,10 @@ def _of_rule(rule: DeviceRule, path: str, origins: Mapping[str, str]) -> Iterato
 
 def _of_user(policy: Policy, owner: Owner, origins: Mapping[str, str]) -> tuple[str, _Rows]:
     name = f"user {words.user(owner.uid)}"
-    rule = policy.quota_of(owner.uid, owner.gid, account_of(owner))
+    account = account_of(owner.uid)
+    if is_undecided(policy, owner, account):
+        return f"{name}: refused, no account for the quotas (E{ErrorCode.ACCOUNT_UNKNOWN.number})", []
+    rule = policy.quota_of(owner.uid, owner.gid, account)
     if rule is None:
         percent = policy.planner.user_places_percent
         origin = origins.get("planner.user_places_percent", BUILT_IN)

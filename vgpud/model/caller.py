@@ -16,14 +16,17 @@ class Door(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What the host's databases say of a user: its name, and all its groups."""
+    """What the host's databases say of a user: its name, and all its groups. Not known: they gave no answer,
+    or no account."""
 
     user: str = ""
     gids: frozenset[int] = frozenset()
     groups: frozenset[str] = frozenset()
+    is_known: bool = True
 
 
-BARE = Account()
+BARE = Account()  # where no quota needs more
+UNKNOWN = Account(is_known=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,14 +138,15 @@ class AllocationMaker:
         """Decides and makes the plan. Does not await after the decision, so that the capacity is still free
         when the caller books it.
         """
-        await self._inventory.refresh(_SNAPSHOT_SECONDS)
         account = await self._accounts.of(request.counts_for, self._policy())
+        await self._inventory.refresh(_SNAPSHOT_SECONDS)
         decision = self._decide(request, account)
         if decision[0].refusal is None:
             return decision
         leaving = self._releases.attempts
         if leaving:  # a running release may free the capacity
             await asyncio.wait(leaving, timeout=_SETTLE_SECONDS)
+        account = await self._accounts.of(request.counts_for, self._policy())  # a reload may need it now
         await self._inventory.refresh()
         return self._decide(request, account)
 

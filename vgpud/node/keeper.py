@@ -55,7 +55,6 @@ from vgpud.node.view.listings import Listings
 from vgpud.node.view.meters import Meters
 from vgpud.node.view.processes import Processes
 from vgpud.planner.misfits import misfits
-from vgpud.policy.accounts import strangers
 from vgpud.policy.load import LoadedPolicy, bad_policy
 
 T = TypeVar("T")
@@ -322,7 +321,7 @@ class NodeKeeper:
 
     def _load_policy(self) -> LoadedPolicy:
         loaded = self._parts.load_policy()
-        problems = (*misfits(loaded, self._inventory.node), *strangers(loaded))
+        problems = tuple(misfits(loaded, self._inventory.node))
         if problems:
             raise bad_policy(problems)
         return loaded

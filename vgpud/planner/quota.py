@@ -2,6 +2,7 @@
 of the node's places for shared slices that one user may hold. Pure."""
 
 from collections.abc import Iterable
+from itertools import takewhile
 
 from vgpud.model.caller import BARE, Account
 from vgpud.model.device import Node
@@ -26,6 +27,12 @@ def over_quota(
     account: Account = BARE,
 ) -> VgpuError | None:
     """Why `owner` may not hold `wanted` as well (in the place of allocation `instead_of`), or None."""
+    if is_undecided(policy, owner, account):
+        return VgpuError(
+            ErrorCode.ACCOUNT_UNKNOWN,
+            f"the account databases of this host give no account of uid {owner.uid}, and a quota goes by it",
+            f"see 'getent passwd {owner.uid}'; or a [[quota]] with this uid before the others",
+        )
     rule = policy.quota_of(owner.uid, owner.gid, account)
     own = [a for a in held if a.request.counts_for.uid == owner.uid and a.state is not State.RELEASING]
     before = [a for a in own if a.id != instead_of]
@@ -36,6 +43,14 @@ def over_quota(
             return refusal
     is_bounded = QuotaRule().covers(owner.uid, owner.gid) and not instead_of
     return _over_places(policy, node, owner, slices) if is_bounded else None
+
+
+def is_undecided(policy: Policy, owner: Owner, account: Account) -> bool:
+    """Can a quota that goes by accounts cover the owner, whose account is not known?"""
+    if account.is_known:
+        return False
+    rule = policy.quota_of(owner.uid, owner.gid, account)
+    return any(one.goes_by_account for one in takewhile(lambda one: one is not rule, policy.quota))
 
 
 def _over_places(policy: Policy, node: Node, owner: Owner, slices: list[Slice]) -> VgpuError | None:

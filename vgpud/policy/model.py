@@ -409,6 +409,10 @@ class QuotaRule(Table):
         description="percent of a device, of all slices together; one without a limit counts as 100",
     )
 
+    @property
+    def goes_by_account(self) -> bool:
+        return bool(self.users or self.groups or self.gids)
+
     def covers(self, uid: int, gid: int, account: Account = BARE) -> bool:
         """Does the quota cover the owner? One without users covers all but pods and root, which runs
         agents."""

@@ -1,61 +1,95 @@
-"""Accounts of users for quotas: looked up on a thread, and kept for a minute."""
+"""Accounts of users for quotas: looked up in threads of their own, and kept for a minute."""
 
 import asyncio
+import threading
 from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import ParamSpec, TypeVar
 
 import structlog
 
 from vgpud import clock
-from vgpud.model.caller import BARE, Account
+from vgpud.directory import account_of
+from vgpud.model.caller import BARE, UNKNOWN, Account
 from vgpud.model.log_event import LogEvent
-from vgpud.model.tenancy import Owner
-from vgpud.policy.accounts import account_of, needs_accounts
+from vgpud.model.tenancy import ANYONE, Owner
+from vgpud.policy.accounts import needs_accounts
 from vgpud.policy.model import Policy
 
 log = structlog.get_logger(__name__)
 
 _KEPT_SECONDS = 60.0
-_LOOKUP_SECONDS = 2.0  # a directory service can be away
-_MOST = 1024
+_UNKNOWN_KEPT_SECONDS = 5.0  # the directory service can be away
+_LOOKUP_SECONDS = 2.0
+_THREADS = 2
+_MOST_LOOKUPS = 64  # running and waiting for a thread
+_MOST_KEPT = 1024
+
+T = TypeVar("T")
+P = ParamSpec("P")
+LookUp = Callable[[int], Account]
 
 
 class Accounts:
-    def __init__(
-        self, look_up: Callable[[Owner], Account] = account_of, patience_seconds: float = _LOOKUP_SECONDS
-    ) -> None:
+    """Lookups hang while a directory service hangs: they take no thread of the event loop's executor."""
+
+    def __init__(self, look_up: LookUp = account_of, patience_seconds: float = _LOOKUP_SECONDS) -> None:
         self._look_up = look_up
         self._patience_seconds = patience_seconds
-        self._known: dict[Owner, tuple[float, Account]] = {}
-        self._running: dict[Owner, asyncio.Task[Account]] = {}
+        self._threads = asyncio.Semaphore(_THREADS)
+        self._known: dict[int, tuple[float, Account]] = {}
+        self._running: dict[int, asyncio.Task[Account]] = {}
 
     async def of(self, owner: Owner, policy: Policy) -> Account:
-        """The account, if a quota of the policy needs it. After a lookup that gives no answer in time: the
-        last one known, or the primary group alone."""
-        if not needs_accounts(policy):
+        """The account of the user, if a quota of the policy needs it. After a lookup that gives no answer in
+        time: the last answer, or UNKNOWN."""
+        uid = owner.uid
+        if uid == ANYONE or not needs_accounts(policy):
             return BARE
-        since, known = self._known.get(owner, (float("-inf"), BARE))
-        if clock.now() - since <= _KEPT_SECONDS:
+        since, known = self._known.get(uid, (float("-inf"), UNKNOWN))
+        if clock.now() - since <= (_KEPT_SECONDS if known.is_known else _UNKNOWN_KEPT_SECONDS):
             return known
-        if owner not in self._running:
-            if len(self._running) >= _MOST:
+        if uid not in self._running:
+            if len(self._running) >= _MOST_LOOKUPS:
                 return known
-            task = asyncio.ensure_future(asyncio.to_thread(self._look_up, owner))
-            self._running[owner] = task
-            task.add_done_callback(lambda done: self._ended(owner, done))
-        done, _ = await asyncio.wait((self._running[owner],), timeout=self._patience_seconds)
+            self._running[uid] = task = asyncio.ensure_future(self._ask(uid))
+            task.add_done_callback(lambda done: self._ended(uid, done))
+        done, _ = await asyncio.wait((self._running[uid],), timeout=self._patience_seconds)
         if not done:
-            log.warning(LogEvent.ACCOUNT_LOOKUP_TIMEOUT, uid=owner.uid, seconds=self._patience_seconds)
-        return self._known.get(owner, (0.0, known))[1]
+            log.warning(LogEvent.ACCOUNT_LOOKUP_TIMEOUT, uid=uid, seconds=self._patience_seconds)
+        return self._known.get(uid, (0.0, known))[1]
 
-    def _ended(self, owner: Owner, done: asyncio.Task[Account]) -> None:
-        del self._running[owner]
+    async def _ask(self, uid: int) -> Account:
+        async with self._threads:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(_DaemonThreads(), self._look_up, uid)
+
+    def _ended(self, uid: int, done: asyncio.Task[Account]) -> None:
+        del self._running[uid]
         if done.cancelled():
             return
         error = done.exception()
         if error is not None:
-            log.warning(LogEvent.ACCOUNT_LOOKUP_FAILED, uid=owner.uid, why=str(error))
+            log.warning(LogEvent.ACCOUNT_LOOKUP_FAILED, uid=uid, why=str(error))
             return
-        self._known.pop(owner, None)
-        self._known[owner] = clock.now(), done.result()
-        if len(self._known) > _MOST:
+        self._known.pop(uid, None)
+        self._known[uid] = clock.now(), done.result()
+        if len(self._known) > _MOST_KEPT:
             del self._known[next(iter(self._known))]
+
+
+class _DaemonThreads(Executor):
+    """A thread for each job. One of a ThreadPoolExecutor that hangs holds the end of vgpud up."""
+
+    def submit(self, work: Callable[P, T], /, *args: P.args, **named: P.kwargs) -> Future[T]:
+        answer: Future[T] = Future()
+        answer.set_running_or_notify_cancel()
+
+        def run() -> None:
+            try:
+                answer.set_result(work(*args, **named))
+            except Exception as error:  # the asker logs it
+                answer.set_exception(error)
+
+        threading.Thread(target=run, name="vgpud-account", daemon=True).start()
+        return answer
