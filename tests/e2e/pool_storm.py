@@ -1,6 +1,9 @@
 """Tenants suspended, resumed, moved and killed at random, with vgpud killed among them: nothing is lost.
 
-    .venv/bin/python -m tests.e2e.pool_storm --cycles 1000 [--seed 1] [--cuts 0.04]
+    .venv/bin/python -m tests.e2e.pool_storm --cycles 1000 [--seed 1] [--cuts 0.04] [--evictable]
+
+With --evictable libvgpu evicts the tenants' memory, and every second suspension is deep; without it the
+driver saves the memory.
 
 After each cycle the API, the ledger's file, the leases, the arbiter and NVML agree with what was done, and
 every tenant that runs has its bytes.
@@ -19,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +98,7 @@ class Storm:
     node: DemoNode
     dice: random.Random
     cut_share: float  # of the calls, in the middle of which vgpud is killed
+    evictable: bool = False
     tenants: list[Tenant] = field(default_factory=list)
     done: Counter[str] = field(default_factory=Counter)
 
@@ -133,6 +138,8 @@ class Storm:
         tenant = self.dice.choice(self.tenants)
         suspended = self.state(tenant).state == "suspended"
         running = ["suspend"] * 4 + ["move"] * 5 + ["work"] * 2
+        if self.evictable:
+            running += ["suspend deep"] * 4
         verbs = ["resume"] * 5 + ["move"] * 3 if suspended else running
         verb = self.dice.choice([*verbs, "kill"])
         away = " away" if suspended and verb == "move" else ""
@@ -163,6 +170,8 @@ class Storm:
         if verb == "move":
             target = self.dice.choice(self.uuids)
             return lambda: self.connection.move(tenant.name, [target])
+        if verb.startswith("suspend"):
+            return lambda: self.connection.suspend(tenant.name, verb.endswith("deep"))
         return lambda: getattr(self.connection, verb)(tenant.name)
 
     def work(self, tenant: Tenant) -> None:
@@ -225,6 +234,8 @@ class Storm:
             if one.state == "active":
                 assert tenant.ask("sum") == tenant.sum, f"{one.id} has lost its bytes"
                 expected[part.device_uuid] += SLICE_GIB * GIB
+            else:
+                expected[part.device_uuid] += one.stays_bytes
         for device in self.connection.list_devices().devices:
             assert device.memory_allocated_bytes == expected[device.uuid], device
         self._check_node(held)
@@ -246,7 +257,7 @@ class Storm:
         processes = {process["pid"]: process for process in shown["processes"]}
         for tenant in self.tenants:
             one, process = held[tenant.name], processes[tenant.process.pid]
-            away = one.state == "suspended"
+            away = one.state == "suspended" and not one.stays_bytes
             assert process["state"] == ("checkpointed" if away else "running"), (one, process)
             if away:
                 continue
@@ -259,14 +270,20 @@ class Storm:
 
 
 def run(
-    folder: Path, cycles: int, seed: int, cut_share: float = 0.04, say: Callable[[str], None] = lambda _: None
+    folder: Path,
+    cycles: int,
+    seed: int,
+    cut_share: float = 0.04,
+    say: Callable[[str], None] = lambda _: None,
+    evictable: bool = False,
 ) -> Storm:
     """On a new simulated node of eight cards."""
-    policy = f'{POLICY}\n[pool]\nhost_memory_reserve = "1MiB"\n'
+    rules = "[device.preload]\nevictable = true\n" if evictable else ""
+    policy = f'{POLICY}{rules}\n[pool]\nhost_memory_reserve = "1MiB"\n'
     with node_maker(folder) as make:
         node = make(policy=policy)
         node.start()
-        storm = Storm(node, random.Random(seed), cut_share)
+        storm = Storm(node, random.Random(seed), cut_share, evictable)
         try:
             storm.fill_up()
             for number in range(cycles):
@@ -290,11 +307,13 @@ def main() -> None:
     parser.add_argument("--cycles", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--cuts", type=float, default=0.04, help="share of calls in which vgpud is killed")
+    parser.add_argument("--evictable", action="store_true", help="libvgpu evicts the tenants' memory")
     arguments = parser.parse_args()
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         seed, cuts = arguments.seed, arguments.cuts
-        storm = run(Path(folder), arguments.cycles, seed, cuts, lambda line: print(line, flush=True))
+        say = partial(print, flush=True)
+        storm = run(Path(folder), arguments.cycles, seed, cuts, say, arguments.evictable)
     seconds = time.monotonic() - began
     print(f"{arguments.cycles} cycles in {seconds:.0f} s, nothing lost: {dict(storm.done.most_common())}")
 

@@ -2,8 +2,13 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.pool_storm import run
 
 
-def test_tenants_suspended_resumed_moved_and_killed_at_random_keep_their_memory(tmp_path: Path) -> None:
-    assert sum(run(tmp_path, cycles=40, seed=5).done.values()) == 40
+@pytest.mark.parametrize("evictable", [False, True])
+def test_tenants_suspended_resumed_moved_and_killed_at_random_keep_their_memory(
+    tmp_path: Path, evictable: bool
+) -> None:
+    assert sum(run(tmp_path, cycles=40, seed=5, evictable=evictable).done.values()) == 40
