@@ -131,6 +131,30 @@ def test_the_command_inherits_only_the_callers_descriptors(daemon: Daemon) -> No
     assert len(got) == 5
 
 
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_stream_that_the_caller_closed_stays_closed_for_the_command(
+    daemon: Daemon, tmp_path: Path, number: int
+) -> None:
+    probe = (
+        "import os, sys\n"
+        "kinds = ''\n"
+        "for number in range(3):\n"
+        "    try: kinds += 'open ' if os.fstat(number) else ''\n"
+        "    except OSError: kinds += 'closed '\n"
+        "open(sys.argv[1], 'w').write(kinds)\n"
+    )
+    closing = ("sh", "-c", f'exec "$@" {number}>&-', "sh")
+    subprocess.run(
+        (*closing, *COMMAND, "run", "--", sys.executable, "-c", probe, str(tmp_path / "kinds")),
+        env=environment(daemon.socket),
+        capture_output=True,
+        check=True,
+    )
+    kinds = ["open"] * 3
+    kinds[number] = "closed"
+    assert (tmp_path / "kinds").read_text().split() == kinds
+
+
 def test_no_signal_stays_ignored_or_blocked(ctl: Ctl) -> None:
     fields = dict(
         line.split(":\t") for line in ctl("run", "--", "cat", "/proc/self/status").stdout.splitlines()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.ctl import canned
-from tests.ctl.conftest import COMMAND, ROOT, Ctl, environment
+from tests.ctl.conftest import COMMAND, ROOT, Ctl, Done, environment
 from tests.ctl.daemon import Daemon
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.ctl.document import rfc3339
@@ -270,7 +270,7 @@ def test_a_bug_is_a_sentence(main: Ctl, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_closed_pipe_ends_the_output_quietly(daemon: Daemon) -> None:
-    for line in ("devices", "ls -o json", "status -o yaml", "policy show", "devices --help"):
+    for line in ("devices", "ls -o json", "status -o yaml", "policy show", "devices --help", "help"):
         with subprocess.Popen(
             (*COMMAND, *line.split()),
             env=environment(daemon.socket),
@@ -284,18 +284,44 @@ def test_a_closed_pipe_ends_the_output_quietly(daemon: Daemon) -> None:
         assert (process.returncode, said) == (141, b""), line
 
 
-def test_a_full_disk_under_the_output_is_an_error(daemon: Daemon) -> None:
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            (*COMMAND, "devices"),
-            env=environment(daemon.socket),
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
+def redirected(daemon: Daemon, line: str, redirection: str) -> Done:
+    return subprocess.run(
+        ("sh", "-c", f'exec "$@" {redirection}', "sh", *COMMAND, *line.split()),
+        env=environment(daemon.socket),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("line", ["devices", "ls -o name", "top -1", "doctor", "policy explain", "help"])
+@pytest.mark.parametrize(
+    ("redirection", "why"), [(">/dev/full", "no space left on device"), (">&-", "bad file descriptor")]
+)
+def test_output_that_cannot_be_written_is_an_error(
+    daemon: Daemon, line: str, redirection: str, why: str
+) -> None:
+    done = redirected(daemon, line, redirection)
     assert done.returncode == 70
-    assert done.stderr == "vgpuctl: cannot write the answer: no space left on device\n"
+    assert done.stderr.endswith(f"vgpuctl: cannot write the answer: {why}\n")
+    assert "E901" not in done.stderr
+
+
+def test_a_closed_standard_error_drops_messages_alone(daemon: Daemon) -> None:
+    assert redirected(daemon, "devices", "2>&-").returncode == 0
+    assert redirected(daemon, "nonsense", "2>&-").returncode == 2
+
+
+@pytest.mark.parametrize("output", ["name", "json", "env"])
+def test_an_allocation_whose_answer_cannot_be_written_is_named(daemon: Daemon, output: str) -> None:
+    done = redirected(daemon, f"alloc -q -o {output}", ">/dev/full")
+    (request,) = daemon.requests("Allocate")
+    assert done.returncode == 70
+    assert done.stderr == (
+        f"allocation a1b2c3d4 is made; its request id is {request.request_id}\n"
+        "vgpuctl: cannot write the answer: no space left on device\n"
+    )
 
 
 def test_a_locale_without_the_letters_of_a_label(ctl: Ctl) -> None:

@@ -1,5 +1,6 @@
 """The verbs that change allocations: alloc, release, resize; and plan, which shows what alloc would do."""
 
+import sys
 import time
 from argparse import Namespace
 
@@ -30,10 +31,15 @@ def alloc(arguments: Namespace, terminal: Terminal) -> int:
         if not isinstance(error, VgpuError) or error.code in UNCERTAIN:
             terminal.say(f"if it was made after all, --request-id {request.request_id} gets it")
         raise
-    if terminal.output == "env":
-        print("\n".join(export_lines(allocation)))
-    else:
-        _show(allocation, terminal)
+    try:
+        if terminal.output == "env":
+            print("\n".join(export_lines(allocation)))
+        else:
+            _show(allocation, terminal)
+        sys.stdout.flush()
+    except OSError:  # said with --quiet too: the caller knows no other name of it
+        print(f"allocation {allocation.id} is made; its request id is {request.request_id}", file=sys.stderr)
+        raise
     return Exit.OK.value
 
 

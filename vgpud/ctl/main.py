@@ -4,6 +4,7 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, cast
@@ -21,6 +22,7 @@ EXIT_INTERNAL = 70  # model.errors.Exit.INTERNAL; not imported, for a fast --hel
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line and returns its exit code; `vgpuctl run` does not return."""
+    _hold_closed_streams()
     if isinstance(sys.stdout, TextIOWrapper):
         # a label with characters that the locale lacks must not end a listing
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -35,12 +37,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _flush(code)
 
 
+def _hold_closed_streams() -> None:
+    """Opens standard streams that the caller has closed, so that no socket gets their numbers: the command of
+    `vgpuctl run` would inherit it. They close on exec. A write to standard output fails as before; messages
+    are dropped.
+    """
+    for number, name, how in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            taken = os.open(os.devnull, os.O_WRONLY if name == "stderr" else os.O_RDONLY)
+            if taken != number:
+                os.dup2(taken, number, inheritable=False)
+                os.close(taken)
+            setattr(sys, name, open(number, how, closefd=False))  # noqa: SIM115 - for the whole process
+
+
 def _flush(code: int) -> int:
     """Flushes standard output and returns the exit code. Output that cannot be written is dropped, or the
     interpreter would print an error.
     """
-    if sys.stdout is None:
-        return code
     try:
         sys.stdout.flush()
     except OSError as error:
@@ -55,13 +69,16 @@ def _unwritten(error: OSError) -> int:
     """
     if isinstance(error, BrokenPipeError):
         return EXIT_BROKEN_PIPE
-    print(f"vgpuctl: cannot write the answer: {(error.strerror or str(error)).lower()}", file=sys.stderr)
+    with suppress(OSError):
+        print(f"vgpuctl: cannot write the answer: {(error.strerror or str(error)).lower()}", file=sys.stderr)
     return EXIT_INTERNAL
 
 
 def _run(argv: Sequence[str]) -> int:
     try:
         verb, arguments = parse(argv)
+    except OSError:  # of help, which is written to standard output
+        raise
     except Exception as error:
         return _report(error, None)
     from vgpud.ctl.terminal import Terminal
