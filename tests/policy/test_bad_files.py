@@ -35,7 +35,7 @@ def test_every_mistake_is_reported_with_file_line_and_key(path: Path) -> None:
         ("version = 1\nname = 'a\nb'", ":2: is not TOML: "),
         ("version 1", ":1: is not TOML: expected '=' after a key in a key/value pair at column 9"),
         ("\ufeffversion = 1", ":1: is not TOML: invalid statement at column 1; save the file without a byte"),
-        ("version = 1\nx = " + "9" * 5000, ": is not TOML: exceeds the limit (4300"),
+        ("version = 1\nx = " + "9" * 5000, ": is not TOML: a number has more than 4300 digits"),
         ("version = 1\nx = " + "[" * 5000 + "]" * 5000, ":2: is nested more than 32 levels deep; a policy"),
         ("version = 1\n" + "a." * 100_000 + "a = 1", ":2: is nested more than 32 levels deep; a policy"),
         ("version = 1\n[" + "a." * 32 + "a]", ":2: is nested more than 32 levels deep; a policy"),

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from vgpud.ctl.files import MAX_BYTES, decoded, read_text
 from vgpud.ctl.terminal import Terminal
 from vgpud.model.errors import ErrorCode, Exit, VgpuError
 from vgpud.model.quantity import GIB, MIB, format_bytes
@@ -31,6 +32,7 @@ _DROPPED_ANNOTATIONS = {
     "hami.io/node-scheduler-policy": "nodes are chosen by the cluster's own scheduler",
     "hami.io/gpu-scheduler-policy": "set planner.strategy in vgpud's policy",
 }
+_HINT = "give manifests as 'kubectl apply -f' takes them"
 _DROPPED_ENVIRONMENT = ("CUDA_DISABLE_CONTROL", "GPU_CORE_UTILIZATION_POLICY", "CUDA_TASK_PRIORITY")
 
 Json = dict[str, Any]
@@ -52,7 +54,11 @@ def convert(arguments: Namespace, terminal: Terminal) -> int:
     documents = read_documents(arguments.file)
     for document in documents:
         convert_document(document, arguments.to, arguments.card_memory, terminal.say)
-    print(yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True), end="")
+    try:
+        text = yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True)
+    except RecursionError:  # the writer needs more of the stack than the reader
+        raise _bad(f"{arguments.file} is nested too deeply") from None
+    print(text, end="")
     return Exit.OK.value
 
 
@@ -60,12 +66,15 @@ def read_documents(name: str) -> list[Any]:
     """The YAML documents of a file, or of standard input ("-"). Raises VgpuError(BAD_REQUEST)."""
     import yaml
 
+    if name == "-":
+        text = decoded("standard input", sys.stdin.buffer.read(MAX_BYTES + 1), _HINT)
+    else:
+        text = read_text(Path(name), _HINT)
     try:
-        text = sys.stdin.read() if name == "-" else Path(name).read_text()
         return list(yaml.safe_load_all(text))
-    except OSError as error:
-        raise _bad(f"{name} cannot be read: {(error.strerror or str(error)).lower()}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise _bad(f"{name} is nested too deeply") from None
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a bad date or number
         raise _bad(f"{name} is not YAML: {str(error).splitlines()[0]}") from None
 
 
@@ -217,4 +226,4 @@ def _ask_kubelet(container: Json, want: Want, words: dict[str, str], place: str,
 
 
 def _bad(sentence: str) -> VgpuError:
-    return VgpuError(ErrorCode.BAD_REQUEST, sentence, "give manifests as 'kubectl apply -f' takes them")
+    return VgpuError(ErrorCode.BAD_REQUEST, sentence, _HINT)

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vgpud.api.gen import vgpud_pb2 as pb
+from vgpud.ctl.files import read_text
 from vgpud.model.errors import ErrorCode, VgpuError
 
 VERSION = "v1"
 OFF, NONE = "off", "none"
+_HINT = "see the example in docs/mig.md"
 _ENTRY_KEYS = {"devices", "device-filter", "mig-enabled", "mig-devices"}
 
 
@@ -37,11 +39,10 @@ def read(name: str, config: str | None) -> tuple[str, tuple[Entry, ...]]:
     """
     import yaml
 
+    text = read_text(Path(name), _HINT)
     try:
-        data = yaml.safe_load(Path(name).read_text())
-    except OSError as error:
-        raise _bad(f"{name} cannot be read: {(error.strerror or str(error)).lower()}") from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a bad date or number, or no UTF-8
+        data = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a bad date or number
         raise _bad(f"{name} is not YAML: {str(error).splitlines()[0]}") from None
     except RecursionError:
         raise _bad(f"{name} is nested too deeply") from None
@@ -154,4 +155,4 @@ def written(devices: Iterable[pb.MigDevice], config: str) -> dict[str, Any]:
 
 
 def _bad(sentence: str) -> VgpuError:
-    return VgpuError(ErrorCode.BAD_REQUEST, sentence, "see the example in docs/mig.md")
+    return VgpuError(ErrorCode.BAD_REQUEST, sentence, _HINT)

@@ -16,7 +16,6 @@ expect = { refused = "OVER_QUOTA" }
 """
 
 import json
-import tomllib
 from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -26,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.ctl.connect import connect
+from vgpud.ctl.files import read_text, read_toml
 from vgpud.ctl.table import Column, Table
 from vgpud.ctl.terminal import Terminal, View
 from vgpud.directory import account_of
@@ -116,13 +116,9 @@ def test(arguments: Namespace, terminal: Terminal) -> int:
 
 def read(path: Path) -> Cases:
     """Reads the file of cases. Raises VgpuError(BAD_REQUEST), which names the case and the key."""
+    given = read_toml(path, "name a TOML file, as in docs/policy.md")
     try:
-        return Cases.model_validate(tomllib.loads(path.read_text()))
-    except OSError as error:
-        why = (error.strerror or str(error)).lower()
-        raise VgpuError(ErrorCode.BAD_REQUEST, f"cannot read {path}: {why}", "name a TOML file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise VgpuError(ErrorCode.BAD_REQUEST, f"{path} is not TOML: {error}", "correct it") from None
+        return Cases.model_validate(given)
     except ValidationError as error:
         details = tuple(
             f"{'.'.join(str(part) for part in one['loc'])}: {one['msg'].lower()}" for one in error.errors()
@@ -196,10 +192,11 @@ def _node(path: Path, cases: Cases, arguments: Namespace) -> Node:
     from google.protobuf.json_format import ParseDict, ParseError
 
     file = path.parent / cases.node.devices
+    text = read_text(file, "make it by 'vgpuctl devices -o json'")
     try:
-        items: list[dict[str, Any]] = json.loads(file.read_text())["items"]
+        items: list[dict[str, Any]] = json.loads(text)["items"]
         found = [ParseDict(item, pb.Device(), ignore_unknown_fields=True) for item in items]
-    except (OSError, ValueError, KeyError, TypeError, ParseError) as error:
+    except (ValueError, KeyError, TypeError, ParseError, RecursionError) as error:
         raise VgpuError(
             ErrorCode.BAD_REQUEST,
             f"{file} is not a list of devices: {error}",

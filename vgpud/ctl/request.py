@@ -1,7 +1,6 @@
 """Turns the options of a request (memory, cores, isolation and others) into the API's message."""
 
 import secrets
-import tomllib
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.ctl import arguments as kinds
+from vgpud.ctl.files import read_toml
 from vgpud.model.errors import ErrorCode, VgpuError
 
 # the options of a request file, each with the parser of its text
@@ -64,13 +64,7 @@ def selector_of(devices: list[str], name_glob: str) -> pb.Selector:
 
 def _add_file(arguments: Namespace, path: Path) -> None:
     """Gives the options of the file, but for those of the command line."""
-    try:
-        given = tomllib.loads(path.read_text())
-    except OSError as error:
-        why = (error.strerror or str(error)).lower()
-        raise VgpuError(ErrorCode.BAD_REQUEST, f"cannot read {path}: {why}", "name a TOML file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise VgpuError(ErrorCode.BAD_REQUEST, f"{path} is not TOML: {error}", "correct it") from None
+    given = read_toml(path, "name a TOML file, as 'vgpuctl alloc --help' has it")
     for key, value in given.items():
         parse = _KEYS.get(key)
         if parse is None:
@@ -85,7 +79,7 @@ def _value(path: Path, key: str, value: object, parse: Callable[[str], Any]) -> 
         if key == "device":
             return [parse(str(one)) for one in (value if isinstance(value, list) else [value])]
         return parse(str(value))
-    except (VgpuError, ArgumentTypeError) as error:
+    except (VgpuError, ArgumentTypeError, ValueError) as error:  # ValueError: 4300 digits and more
         said = error.sentence if isinstance(error, VgpuError) else str(error)
         hint = error.hint if isinstance(error, VgpuError) else "see 'vgpuctl alloc --help'"
         raise VgpuError(ErrorCode.BAD_REQUEST, f"{path}: {key}: {said}", hint) from None

@@ -2,6 +2,7 @@
 
 import re
 import stat
+import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -65,8 +66,11 @@ def parse(path: Path, text: str) -> Source | Problem:
         pass  # tomllib below gives a better message
     try:
         return Source(path, tomllib.loads(text), lines)
-    except ValueError as error:  # TOMLDecodeError, or a plain ValueError for a number with 4300 digits
+    except tomllib.TOMLDecodeError as error:
         return _malformed(path, text, str(error))
+    except ValueError:  # of int()
+        digits = sys.get_int_max_str_digits()
+        return Problem(Origin(path), "", f"is not TOML: a number has more than {digits} digits")
 
 
 def _read_bytes(path: Path) -> bytes | Problem:
