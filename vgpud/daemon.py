@@ -54,7 +54,7 @@ from vgpud.node.store.allocations import AllocationStore
 from vgpud.node.store.book import Book
 from vgpud.node.store.originals import LedgerOriginals
 from vgpud.node.tenants.cgroups import cgroup_of
-from vgpud.node.tenants.users import SubordinateUids
+from vgpud.node.tenants.users import SUBORDINATE
 from vgpud.node.worlds import mps_world, preload_world
 from vgpud.policy.load import LoadedPolicy, load
 from vgpud.policy.model import DeviceRule, Policy
@@ -257,7 +257,8 @@ def raise_file_limit() -> None:
 
 async def serve(settings: Settings) -> None:
     """Runs until SIGTERM or SIGINT; SIGHUP reloads the policy. A loop that fails is started again."""
-    proc.count_users_by(SubordinateUids().user_of)
+    SUBORDINATE.user_of(0)  # reads the file and looks the names up before the first caller comes
+    proc.count_users_by(SUBORDINATE.user_of)
     daemon = Daemon(settings)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -100,7 +100,7 @@ def test_a_subordinate_uid_outside_of_its_namespace_counts_as_its_user(
     """A file that was made set-uid inside of the namespace runs with that uid on the host."""
     subuid = tmp_path / "subuid"
     subuid.write_text(f"# comment\nbroken:x:1\n{USER}:{FIRST}:65536\nno-such-user:{FIRST + 65536}:65536\n")
-    monkeypatch.setattr(peers, "_SUBORDINATE", SubordinateUids(subuid))
+    monkeypatch.setattr(peers, "SUBORDINATE", SubordinateUids(subuid))
     with listening(path) as listener:
         for uid, user in ((FIRST, USER), (FIRST + 65535, USER), (FIRST + 65536, FIRST + 65536), (7, 7)):
             words = [sys.executable, "-c", WITHOUT_A_NAMESPACE, str(path), str(uid)]
@@ -120,6 +120,24 @@ def test_changed_subordinate_ranges_are_read_again(tmp_path: Path) -> None:
     assert (ranges.user_of(FIRST), ranges.user_of(FIRST + 10)) == (USER, FIRST + 10)
     file.unlink()
     assert ranges.user_of(FIRST) == FIRST
+
+
+def test_a_directory_service_that_hangs_delays_no_question_for_a_user(tmp_path: Path) -> None:
+    answers = threading.Event()
+
+    def uid_of(name: str) -> int:
+        assert answers.wait(60)
+        if name == "gone":
+            raise KeyError(name)
+        return USER
+
+    file = tmp_path / "subuid"
+    file.write_text(f"alice:{FIRST}:10\ngone:{FIRST + 10}:10\n{USER + 1}:{FIRST + 20}:10\n")
+    ranges = SubordinateUids(file, uid_of)
+    assert [ranges.user_of(FIRST + n) for n in (0, 10, 20)] == [FIRST, FIRST + 10, USER + 1]
+    answers.set()
+    eventually(lambda: ranges.user_of(FIRST) == USER, "the name is looked up")
+    assert ranges.user_of(FIRST + 10) == FIRST + 10
 
 
 @needs("user-namespaces")

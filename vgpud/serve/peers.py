@@ -14,18 +14,17 @@ from vgpud import proc
 from vgpud.model.caller import Caller, Door
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Lifetime, Owner
-from vgpud.node.tenants.users import SubordinateUids, login_group, namespace_owner
+from vgpud.node.tenants.users import SUBORDINATE, login_group, namespace_owner
 
 _UCRED = struct.Struct("iII")  # struct ucred of unix(7): pid, uid, gid
 # the line with the pid in a pidfd's fdinfo, pidfd_open(2)
 _FDINFO_PID = re.compile(rb"^Pid:\s*(-?\d+)$", re.MULTILINE)
-_SUBORDINATE = SubordinateUids()
 _SO_PEERPIDFD = 77  # asm-generic/socket.h, since Linux 6.5; the socket module lacks it
 
 
 def user_of(connection: socket.socket) -> int:
     """The user whose uid called connect(2), which is known at once. Raises OSError if the socket is gone."""
-    return _SUBORDINATE.user_of(_credentials(connection)[1])
+    return SUBORDINATE.user_of(_credentials(connection)[1])
 
 
 def identify(connection: socket.socket, door: Door) -> Caller:
@@ -35,7 +34,7 @@ def identify(connection: socket.socket, door: Door) -> Caller:
     """
     pid, uid, gid = _credentials(connection)
     process, made_by = _process(connection, pid, uid)
-    user = _SUBORDINATE.user_of(uid if made_by is None else made_by)
+    user = SUBORDINATE.user_of(uid if made_by is None else made_by)
     if user == uid:
         return Caller(door, uid, gid, process)
     return Caller(door, uid, gid, process, Owner(user, login_group(user, gid)))
@@ -95,7 +94,7 @@ def passed_process(pidfd: int) -> PassedProcess | None:
     uids, stat, made_by = proc.uids(pid), proc.read_stat(pid), _made_by(pid)
     if uids is None or stat is None or proc.has_exited(pidfd):
         return None
-    return PassedProcess(pid, stat.start_ticks, _SUBORDINATE.user_of(uids[0] if made_by is None else made_by))
+    return PassedProcess(pid, stat.start_ticks, SUBORDINATE.user_of(uids[0] if made_by is None else made_by))
 
 
 def _pidfd(connection: socket.socket, pid: int, uid: int) -> int:

@@ -11,10 +11,8 @@ from vgpud import proc
 from vgpud.model.tenancy import ANYONE, Allocation, SuspendedProcess
 from vgpud.modes.preload import CONTAINER_LEASE
 from vgpud.node.tenants.cgroups import processes_in
-from vgpud.node.tenants.users import SubordinateUids, namespace_owner
+from vgpud.node.tenants.users import SUBORDINATE, namespace_owner
 from vgpud.proc import Running, has_exited, open_pidfd
-
-_SUBORDINATE = SubordinateUids()
 
 
 def belongs(process: SuspendedProcess, allocation: Allocation) -> bool:
@@ -43,7 +41,7 @@ def _is_own(pid: int, allocation: Allocation) -> bool:
         if namespace_owner(pid) in users:
             return True
     uids = proc.uids(pid) or ()
-    return bool(uids) and all(uid in users or _SUBORDINATE.user_of(uid) in users for uid in uids)
+    return bool(uids) and all(uid in users or SUBORDINATE.user_of(uid) in users for uid in uids)
 
 
 def _has_mounted(pid: int, allocation_id: str) -> bool:

@@ -7,8 +7,13 @@ user: the namespace by its owner, the uid by its range.
 
 import array
 import fcntl
+import math
 import os
 import pwd
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,40 +24,69 @@ _NS_GET_PARENT = 0xB702  # ioctl_ns(2)
 _NS_GET_OWNER_UID = 0xB704
 _MOST_NESTED = 33  # user namespaces nest 32 deep at most, user_namespaces(7)
 _SUBUID = Path("/etc/subuid")
+_LOOK_UP_AGAIN_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Range:
-    user: str
+    user: str  # subuid(5): a login name or a uid
     first: int
     count: int
 
 
 class SubordinateUids:
-    """The ranges of /etc/subuid, read again after a change of the file."""
+    """The ranges of /etc/subuid, read again after a change of the file. Thread-safe.
 
-    def __init__(self, path: Path = _SUBUID) -> None:
+    Login names are looked up on a thread of its own, because a directory service can be slow and the event
+    loop asks. `uid_of` is pwd.getpwnam(3): it raises KeyError for a name without an account.
+    """
+
+    def __init__(self, path: Path = _SUBUID, uid_of: Callable[[str], int] | None = None) -> None:
         self._path = path
+        self._uid_of = uid_of or _uid_of
+        self._lock = threading.Lock()
         self._seen: tuple[int, int, int] | None = None
         self._ranges: tuple[_Range, ...] = ()
+        self._uids: dict[str, int] = {}  # of the login names
+        self._is_looking_up = False
+        self._look_up_at = math.inf  # when names without an answer are looked up again
 
     def user_of(self, uid: int) -> int:
-        """The user whose range has `uid`; `uid` itself if it is in no range."""
+        """The user whose range has `uid`. `uid` itself if it is in no range, or while the name of the range's
+        user is not looked up. Does not wait for the directory service.
+        """
         for one in self._current():
             if one.first <= uid < one.first + one.count:
-                return _uid_of(one.user, uid)
+                return int(one.user) if one.user.isdecimal() else self._uids.get(one.user, uid)
         return uid
 
     def _current(self) -> tuple[_Range, ...]:
-        try:
-            found = self._path.stat()
-            seen = (found.st_ino, found.st_mtime_ns, found.st_size)
-            if seen != self._seen:
-                self._ranges = _ranges(self._path.read_text(errors="replace"))
-                self._seen = seen
-        except OSError:  # without the file there are no ranges
-            self._ranges, self._seen = (), None
-        return self._ranges
+        with self._lock:
+            try:
+                found = self._path.stat()
+                seen = (found.st_ino, found.st_mtime_ns, found.st_size)
+                if seen != self._seen:
+                    self._ranges = _ranges(self._path.read_text(errors="replace"))
+                    self._seen, self._look_up_at = seen, 0.0
+            except OSError:  # without the file there are no ranges
+                self._ranges, self._seen = (), None
+            if not self._is_looking_up and time.monotonic() >= self._look_up_at:
+                self._is_looking_up, self._look_up_at = True, math.inf
+                names = {one.user for one in self._ranges if not one.user.isdecimal()}
+                threading.Thread(target=self._look_up, args=(names,), name="subuid", daemon=True).start()
+            return self._ranges
+
+    def _look_up(self, names: set[str]) -> None:
+        found = {}
+        for name in names:
+            with suppress(KeyError, OSError):
+                found[name] = self._uid_of(name)
+        with self._lock:
+            # a name that has no answer now keeps its earlier one: the directory may be away
+            self._uids = {name: uid for name, uid in self._uids.items() if name in names} | found
+            if len(self._uids) < len(names):
+                self._look_up_at = min(self._look_up_at, time.monotonic() + _LOOK_UP_AGAIN_SECONDS)
+            self._is_looking_up = False
 
 
 def _ranges(text: str) -> tuple[_Range, ...]:
@@ -64,12 +98,12 @@ def _ranges(text: str) -> tuple[_Range, ...]:
     )
 
 
-def _uid_of(user: str, otherwise: int) -> int:
-    """subuid(5) names a user by login name or by uid."""
-    try:
-        return int(user) if user.isdecimal() else pwd.getpwnam(user).pw_uid
-    except KeyError:
-        return otherwise
+def _uid_of(name: str) -> int:
+    return pwd.getpwnam(name).pw_uid
+
+
+#: The host's ranges, one table for the daemon.
+SUBORDINATE = SubordinateUids()
 
 
 def namespace_owner(pid: int) -> int | None:
