@@ -184,5 +184,7 @@ class Nvml:
         if key in self._told:
             return
         self._told.add(key)
-        level = log.debug if refusal.status in _EXPECTED else log.warning
-        level(LogEvent.NVML_CALL_UNSUPPORTED, function=refusal.function, status=refusal.status)
+        if refusal.status in _EXPECTED:
+            log.debug(LogEvent.NVML_CALL_UNSUPPORTED, function=refusal.function, status=refusal.status)
+        else:
+            log.warning(LogEvent.NVML_CALL_FAILED, function=refusal.function, status=refusal.status)

@@ -103,6 +103,7 @@ class LogEvent(StrEnum):
     NO_DEVICES = auto()
     NO_DEVICE_WITH_XID_EVENTS = auto()
     NVIDIA_CTK_FAILED_SEARCHING_DRIVER_FILES = auto()
+    NVML_CALL_FAILED = auto()
     NVML_CALL_UNSUPPORTED = auto()
     NVML_INITIALISED_AGAIN = auto()
     OLDEST_CONNECTION_CLOSED = auto()

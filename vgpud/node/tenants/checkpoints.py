@@ -35,6 +35,7 @@ log = structlog.get_logger(__name__)
 _LOCK_SECONDS = 10.0
 _SAVE_SECONDS = 60.0  # plus the same time for each further so many bytes
 _SAVE_BYTES = 16 << 30
+_ENDED = {State.ACTIVE: LogEvent.ACTIVE, State.SUSPENDED: LogEvent.SUSPENDED}
 _ROUNDS = 5  # rounds of locking; a tenant that still starts processes after these is not suspended
 
 
@@ -179,8 +180,10 @@ class Checkpoints:
             await self._around.effectors[mode].resize(allocation)
 
     async def end(self, outcome: Allocation, change: Change, sentence: str) -> Allocation:
+        """Commits `outcome`, which is active or suspended."""
+        event = _ENDED[outcome.state]
         done = await self._around.store.commit(outcome, change, sentence)
-        log.info(LogEvent(outcome.state.value), allocation=outcome.id, why=sentence)
+        log.info(event, allocation=outcome.id, why=sentence)
         return done
 
 
