@@ -159,6 +159,16 @@ def test_an_ended_process_is_not_listed(nvml: FakeNvml, gateway: Gateway) -> Non
     ended.wait()
 
 
+@pytest.mark.parametrize("number", [0, 2**31, 2**32 - 1])
+def test_a_row_whose_number_is_no_process_id_is_left_out(
+    nvml: FakeNvml, gateway: Gateway, number: int
+) -> None:
+    """The field of NVML has 32 bits without a sign; a pid_t, and the API's field, have a sign."""
+    nvml.gpus[0].processes = [process(number), process(10)]
+    assert [p.pid for p in gateway.processes(uuid_of(0))] == [10]
+    assert [p.pid for p in gateway.snapshot().devices[0].processes] == [10]
+
+
 def test_a_process_is_listed_once_and_as_an_mps_client_if_it_is_one(nvml: FakeNvml, gateway: Gateway) -> None:
     nvml.gpus[0].processes = [process(10), process(11, None)]
     nvml.gpus[0].mps_processes = [process(10, 3 * MIB)]

@@ -34,6 +34,7 @@ _VIRTUALISATION: dict[int, Virtualisation] = {
     4: Virtualisation.HOST_VSGA,
 }
 _NO_INSTANCE = 0xFFFFFFFF  # nvml.h: gpuInstanceId of a process outside MIG
+_LARGEST_PID = 2**31 - 1  # of pid_t
 _MEMORY_V2 = 0x02000028  # nvmlMemory_v2: size of the struct, and 2 in the top byte
 _MPS_SINCE = (3, 5)  # CUDA MPS documentation, "Limitations"
 _NODE_SCOPE = 0  # NVML_AFFINITY_SCOPE_NODE
@@ -182,7 +183,9 @@ def _read_mig(nvml: Nvml, handle: Handle, mode: list[int] | None, profiles: tupl
 
 
 def read_processes(nvml: Nvml, handle: Handle) -> tuple[DeviceProcess, ...]:
-    """All processes on a device, each once: as an MPS client if it is one, else as a compute process."""
+    """All processes on a device, each once: as an MPS client if it is one, else as a compute process. A row
+    whose number is no process id is left out.
+    """
     found: dict[tuple[int, int | None, int | None], DeviceProcess] = {}
     for kind, name in (
         ("mps", "nvmlDeviceGetMPSComputeRunningProcesses"),
@@ -190,6 +193,8 @@ def read_processes(nvml: Nvml, handle: Handle) -> tuple[DeviceProcess, ...]:
         ("graphics", "nvmlDeviceGetGraphicsRunningProcesses"),
     ):
         for entry in _process_list(nvml, handle, name):
+            if not 0 < entry.pid <= _LARGEST_PID:  # NVML's field has 32 bits without a sign
+                continue
             instance, compute = _instance_id(entry.gpuInstanceId), _instance_id(entry.computeInstanceId)
             process = DeviceProcess(entry.pid, entry.usedGpuMemory, kind, instance, compute)
             found.setdefault((process.pid, instance, compute), process)
