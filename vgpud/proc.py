@@ -31,9 +31,10 @@ from typing import TypeVar
 
 _PIDFD_GETFD = 438  # asm-generic/unistd.h, the same on every architecture (Linux 5.6)
 _MOST_MOUNTS = 2000
-# 0.25 s where CPUs are idle. On a busy host a look takes longer, as the asker waits for a processor, as the
-# answering thread does: a limit in seconds refused a fifth of all questions at a load of 20 for each core.
+# 0.25 s where CPUs are idle. On a busy host a look takes longer, because the asker waits for a processor as
+# the answering thread does: a limit of 0.25 s refused a fifth of all questions at a load of 20 for each core.
 _LOOK_SECONDS, _LOOKS = 0.005, 50
+_ANSWER_SECONDS = 2.0  # bound by the clock, because the event loop asks, too
 # how often in a row a thread may be found waiting in the kernel before its question is abandoned
 _LOOKS_HELD = 3
 _LATELY_SECONDS = 10.0
@@ -243,7 +244,7 @@ class Aside:
                 forget(answer)
 
         worker.do(work)
-        if not _wait(done, worker):
+        if not self._wait(done, worker):
             user = self._user(pid) if user is None else user
             with self._lock:
                 if not answers:
@@ -253,6 +254,19 @@ class Aside:
         if isinstance(answers[0], BaseException):
             raise answers[0]
         return answers[0]
+
+    def _wait(self, done: threading.Lock, worker: _Worker) -> bool:
+        """Waits for the answer: up to _LOOKS times and _ANSWER_SECONDS, and up to _LOOKS_HELD times in a row
+        in which the worker is found waiting in the kernel. Returns False without an answer.
+        """
+        held, end = 0, self._clock() + _ANSWER_SECONDS
+        for _ in range(_LOOKS):
+            if done.acquire(timeout=_LOOK_SECONDS):
+                return True
+            held = held + 1 if worker.waits_in_kernel() else 0
+            if held >= _LOOKS_HELD or self._clock() >= end:
+                break
+        return False
 
     def _refuses(self, pid: int, user: int | None) -> bool:
         """Must the question be refused? `user` is None if no question was abandoned at the check."""
@@ -271,20 +285,6 @@ class Aside:
         is not dumpable.
         """
         return self.user_of((uids(pid) or (0, 0))[0])
-
-
-def _wait(done: threading.Lock, worker: _Worker) -> bool:
-    """Waits for the answer: up to _LOOKS times, and up to _LOOKS_HELD times in a row in which the worker is
-    found waiting in the kernel. Returns False without an answer.
-    """
-    held = 0
-    for _ in range(_LOOKS):
-        if done.acquire(timeout=_LOOK_SECONDS):
-            return True
-        held = held + 1 if worker.waits_in_kernel() else 0
-        if held >= _LOOKS_HELD:
-            break
-    return False
 
 
 _aside = Aside()

@@ -151,6 +151,21 @@ def test_a_refused_question_about_a_namespace_leaves_no_descriptor_open(held: He
         assert descriptors() == before
 
 
+def test_a_question_waits_two_seconds_at_most_however_slow_its_looks_are() -> None:
+    """As on a host whose processors run other programs: each look of the asker takes a fifth of a second."""
+    now, answers = [0.0], threading.Event()
+
+    def slow() -> float:
+        now[0] += 0.2
+        return now[0]
+
+    aside = Aside(clock=slow)
+    with pytest.raises(OSError, match="busy"):
+        aside.ask(os.getpid(), answers.wait)
+    answers.set()
+    assert 2 <= now[0] < 3
+
+
 STARVED = """
 import os
 from vgpud.proc import aside
