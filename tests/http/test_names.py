@@ -1,6 +1,9 @@
 """Names of users for the status page."""
 
 import asyncio
+import pwd
+
+import pytest
 
 from vgpud.http.names import UserNames
 
@@ -16,3 +19,10 @@ def test_a_user_has_the_name_of_its_account_and_a_stranger_none() -> None:
         return first[0], first[UNKNOWN]
 
     assert asyncio.run(ask()) == ("root", "")
+
+
+def test_a_name_that_is_not_utf_8_can_be_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pwd(3) gives a name in Latin-1 with surrogates, which no page can be encoded with."""
+    account = pwd.struct_passwd(("andr\udce9", "x", 7, 7, "", "/", "/bin/sh"))
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: account)
+    assert asyncio.run(UserNames().of([7]))[7].encode() == b"andr?"

@@ -26,7 +26,8 @@ class UserNames:
         if task is not None:
             await asyncio.wait((task,), timeout=_PATIENCE_SECONDS)
             if task.done() and self._running is task:
-                self._names, self._since, self._running = task.result(), clock.now(), None
+                self._running = None
+                self._names, self._since = task.result(), clock.now()
         return self._names
 
 
@@ -34,7 +35,8 @@ def _look_up(uids: set[int]) -> dict[int, str]:
     found = {}
     for uid in uids:
         try:
-            found[uid] = pwd.getpwuid(uid).pw_name
+            # a directory may have names that are not UTF-8, which no page can contain
+            found[uid] = pwd.getpwuid(uid).pw_name.encode(errors="replace").decode()
         except (KeyError, OverflowError):
             found[uid] = ""
     return found
