@@ -2,10 +2,13 @@
  * vgpu-arbiter: registers the processes of every preload lease, clears the slots of dead processes, and gives out time
  * slices.
  *
- * usage: vgpu-arbiter --run-dir DIR [--foreground] [--control-device PATH] Serves DIR/leases/<allocation>/arbiter.sock;
- * takes orders on DIR/arbiter/control.sock (root). The kernel keeps the state of live processes (the locks on `usage`
- * slots): after a kill and a restart the arbiter finds every tenant again, without a state file and without vgpud. Exit
- * status: 2 wrong arguments, 3 another arbiter serves this folder, 1 anything else.
+ *     vgpu-arbiter --run-dir DIR [--foreground] [--control-device PATH]
+ *
+ * It serves DIR/leases/<allocation>/arbiter.sock and takes orders on DIR/arbiter/control.sock (root). The kernel keeps
+ * the state of live processes (the locks on `usage` slots): after a kill and a restart the arbiter finds every tenant
+ * again, without a state file and without vgpud.
+ *
+ * Exit status: 2 wrong arguments, 3 another arbiter serves this folder, 1 anything else.
  */
 #include <errno.h>
 #include <fcntl.h>

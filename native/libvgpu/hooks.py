@@ -1,6 +1,6 @@
 """Generates the table of hooks and the wrappers that only wait, from NVIDIA's headers and hooks.toml.
 
-hooks.py --out FOLDER --include FOLDER [--include FOLDER] [--table FILE] -- CC [ARGUMENT ...]
+    hooks.py --out FOLDER --include FOLDER [--include FOLDER] [--table FILE] -- CC [ARGUMENT ...]
 
 CC is the C compiler: its preprocessor resolves the macros that rename versions. Written to FOLDER:
 

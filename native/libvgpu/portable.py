@@ -1,7 +1,6 @@
-"""Compiles libvgpu.so for containers with an old C library, or for another processor: `python
-native/libvgpu/portable.py`.
+"""Compiles libvgpu.so for containers with an old C library, or for another processor.
 
-portable.py --out FOLDER [--machine x86_64 | aarch64] [--glibc 2.17] [--include FOLDER ...]
+    portable.py --out FOLDER [--machine x86_64 | aarch64] [--glibc 2.17] [--include FOLDER ...]
 
 Compiles with Zig's C compiler (`pip install ziglang`), which links against the symbol versions of any glibc
 from 2.17 on, and then reads the result's own version table: a symbol from later is an error.

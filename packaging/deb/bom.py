@@ -1,10 +1,11 @@
 """Lists the third-party software in the package: a CycloneDX bill of materials, and a part of
 debian/copyright.
 
-bom.py --packages SITE-PACKAGES --version VERSION --bom FILE --copyright FILE
+    bom.py --packages SITE-PACKAGES --version VERSION --bom FILE --copyright FILE
 
 debian/rules runs it on the environment that environment.py has made, so both files name what is shipped.
-Names, versions and licences come from each wheel's metadata (core metadata, PEP 639).
+Names, versions and licences come from each wheel's metadata (core metadata, PEP 639). The copyright FILE
+exists already: the script appends to it.
 """
 
 import argparse

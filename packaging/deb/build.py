@@ -1,6 +1,6 @@
 """Builds the packages: `./dev deb` runs this with the tree's own Python.
 
-build.py [--out build/deb] [--system-compiler] [--arch amd64]
+    build.py [--out build/deb] [--system-compiler] [--arch amd64]
 
 The script copies the tree to OUT/src with packaging/deb/debian at its top and runs dpkg-buildpackage there.
 The packages are then in OUT. Zig compiles libvgpu.so for glibc 2.17, so that old containers can load it: the

@@ -40,8 +40,8 @@ def write_state(path: Path, body: dict[str, Any]) -> None:
 
 
 def read_state(path: Path, version: int) -> dict[str, Any]:
-    """The content of the file; empty if it is missing, has another version, or cannot be read. In the last
-    two cases the file is renamed, because the next change would overwrite it.
+    """The content of the file; empty if it is missing, cannot be read, is not JSON, or has another version.
+    In the last two cases the file is renamed, because the next change would overwrite it.
     """
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
@@ -58,7 +58,7 @@ def read_state(path: Path, version: int) -> dict[str, Any]:
 
 
 def _kept_aside(path: Path, why: str) -> dict[str, Any]:
-    """Renames an unreadable file, and returns an empty state."""
+    """Renames a file that is not JSON or of another version, and returns an empty state."""
     kept = path.with_suffix(".unread")
     try:
         path.replace(kept)

@@ -21,7 +21,7 @@ _WAITS = (0, 9)  # FUTEX_WAIT, FUTEX_WAIT_BITSET; linux/futex.h
 _FLAGS = 128 | 256  # FUTEX_PRIVATE_FLAG, FUTEX_CLOCK_REALTIME
 _PRIVATE = 128
 #: The futex values of glibc's mutexes (2) and read-write locks (2, 3) (nptl/lowlevellock.c,
-#: pthread_rwlock_common.c; : since 2.25). Its semaphores and, before 2.41, its condition variables wait on 0.
+#: pthread_rwlock_common.c; since 2.25). Its semaphores and, before 2.41, its condition variables wait on 0.
 _LOCKS = (2, 3)
 _STACK_BYTES = 64 << 10  # bytes of the stack to read, up to the caller of the driver
 _NEAR_BYTES = 1024  # libc's frames are small, so a candidate further up is not its return address

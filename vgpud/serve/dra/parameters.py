@@ -1,8 +1,10 @@
 """Parses the opaque parameters that a claim or a class has for this driver, in addition to devices and
 capacity.
 
-apiVersion: vgpud.io/v1 kind: VgpuConfig memory: 7GiB # of a shared card: not more than was allocated cores:
-30 # percent of it
+    apiVersion: vgpud.io/v1
+    kind: VgpuConfig
+    memory: 7GiB     # of a shared card: not more than was allocated
+    cores: 30        # percent of it
 """
 
 from collections.abc import Iterable, Mapping
