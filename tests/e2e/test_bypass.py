@@ -138,6 +138,7 @@ def test_a_process_past_its_limits_is_listed_with_its_allocation(
     tenant, allocation = start(node, bypasses(node)["in a child"])
     ended.append(tenant)
     with client(node) as calls:
+        eventually(lambda: "bypassed" in marks(node).get(allocation, {}), "it is marked")
         (process,) = [one for one in calls.list_processes().processes if one.allocation_id == allocation]
     pid = str(process.pid)
     assert f"{allocation} (past its limits)" in node.ctl("ps").stdout

@@ -126,6 +126,7 @@ class Remembering:
         self.applied.discard(device_uuid)
 
     async def tenants(self, allocation: Allocation, part: Slice) -> tuple[int, ...]:
+        self._called("tenants")
         return self.pids
 
     async def use(self, allocation: Allocation, part: Slice, device: Device) -> SliceUse:

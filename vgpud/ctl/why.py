@@ -111,8 +111,8 @@ def _past(held: pb.Allocation, processes: Iterable[pb.NodeProcess]) -> Iterator[
         if process.allocation_id == held.id and process.unlimited:
             named = f"process {process.pid}" + (f" ({process.command})" if process.command else "")
             yield (
-                f"{named} on device {process.device_index} is past its limits: it runs without the "
-                "environment of the allocation"
+                f"{named} on device {process.device_index} is past its limits: libvgpu does not "
+                "count it, and the allocation is marked as bypassed"
             )
 
 

@@ -99,7 +99,7 @@ class NodeProcess:
     mode: str = ""  # mode and label of the allocation
     label: str = ""
     standing: str = ""  # what a suspended allocation waits for
-    limited: bool = True  # False: it is the allocation's, and past what limits the allocation
+    limited: bool = True  # False: its allocation is marked as bypassed, and libvgpu does not count it
 
 
 @dataclass(frozen=True, slots=True)

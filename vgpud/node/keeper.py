@@ -81,7 +81,6 @@ class NodeKeeper:
         self.policies = Policies(policy, self._load_policy, self._reload_report, self.store.account)
         self.policies.changed.append(lambda old, new: self._policy_changed())
         self.meters = Meters(parts.book, parts.inventory, parts.effectors)
-        self._processes = Processes(parts.book, parts.inventory, parts.effectors, owners_of)
         around = self._surroundings()
         self.activities = around.activities
         self.failures = Failures(around)
@@ -91,13 +90,11 @@ class NodeKeeper:
         tally = self.store.account.tally
         self.residency = Residency(around, self.suspends, lambda: self.policy().policy, tally, self.spawn)
         self.bypasses = Bypasses(around, lambda: self.policy().policy, tally, self.releases.later)
+        self._processes = Processes(
+            parts.book, parts.inventory, parts.effectors, owners_of, self.bypasses.is_bypassed
+        )
         self.moves = Moves(
-            around,
-            self._executor,
-            lambda: self.policies.current.policy,
-            self.operations.closed,
-            tally,
-            self.suspends,
+            around, self._executor, lambda: self.policy().policy, self.operations.closed, tally, self.suspends
         )
         self.relocations = Relocations(
             self.moves, parts.book, parts.inventory, lambda: self.policy().policy, self.operations.is_drained

@@ -96,6 +96,9 @@ class Bypasses:
     def marks_of(self, allocation_id: str) -> tuple[Mark, ...]:
         return tuple(self._marks.get(allocation_id, {}).values())
 
+    def is_bypassed(self, allocation: Allocation) -> bool:
+        return MarkKind.BYPASSED in self._marks.get(allocation.id, {})
+
     async def run(self) -> None:
         """Surveys until the daemon stops."""
         while True:

@@ -1,7 +1,7 @@
 """Lists processes with their allocation and device, from NVML and the arbiter."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +24,8 @@ FindOwners = Callable[[tuple[Allocation, ...], Iterable[int]], Mapping[int, str]
 
 
 class Processes:
-    """`find_owners` returns the allocations of processes that no mode counts, by pid. It runs in a thread."""
+    """`find_owners` returns the allocations of processes that no mode counts, by pid. It runs in a thread.
+    `is_bypassed` says whether the survey of bypasses has marked an allocation."""
 
     def __init__(
         self,
@@ -32,12 +33,14 @@ class Processes:
         inventory: Inventory,
         effectors: Mapping[Mode, Effector],
         find_owners: FindOwners,
+        is_bypassed: Callable[[Allocation], bool] = lambda _: False,
         host_root: Path = Path("/"),
     ) -> None:
         self._book = book
         self._inventory = inventory
         self._effectors = effectors
         self._find_owners = find_owners
+        self._is_bypassed = is_bypassed
         self._host_root = host_root
 
     async def listed(
@@ -47,49 +50,56 @@ class Processes:
         pairs = [
             (allocation, part)
             for allocation in tuple(self._book)
-            if any(meter.processes for meter in metered.meters.get(allocation.id, ()))
+            if self._is_bypassed(allocation)
+            or any(meter.processes for meter in metered.meters.get(allocation.id, ()))
             for part in allocation.slices
         ]
         pids = await asyncio.gather(*(self._pids(allocation, part) for allocation, part in pairs))
         everything = tuple(self._book)
-        found = await asyncio.to_thread(self._described, everything, pairs, pids)
+        # an uncounted process need not be past the limits: it can be new, or the mode silent
+        answered = {pair[0].id for pair, found in zip(pairs, pids, strict=True) if found is not None}
+        past = {one.id for one in everything if one.id in answered and self._is_bypassed(one)}
+        found = await asyncio.to_thread(self._described, everything, pairs, pids, past)
         stands = {allocation.id: standing(allocation) for allocation in everything}
         return tuple(replace(one, standing=stands.get(one.allocation_id, "")) for one in found)
 
-    async def _pids(self, allocation: Allocation, part: Slice) -> tuple[int, ...]:
+    async def _pids(self, allocation: Allocation, part: Slice) -> tuple[int, ...] | None:
+        """None if the mode does not answer."""
         try:
             return await self._effectors[part.mode].tenants(allocation, part)
         except VgpuError as error:
             log.debug(LogEvent.PROCESSES_UNREADABLE, allocation=allocation.id, why=str(error))
-            return ()
+            return None
 
     def _described(
         self,
         everything: tuple[Allocation, ...],
         pairs: list[tuple[Allocation, Slice]],
-        pids: list[tuple[int, ...]],
+        pids: list[tuple[int, ...] | None],
+        bypassed: Container[str],
     ) -> tuple[NodeProcess, ...]:
         devices = self._inventory.node.devices
         memory = {(device.uuid, process.pid): process.memory_bytes for device, process in _listed(devices)}
         owners: dict[tuple[str, int], tuple[Allocation, Slice]] = {}
         for pair, found in zip(pairs, pids, strict=True):
-            for pid in found:
+            for pid in found or ():
                 owners[pair[1].device_uuid, pid] = pair
-        past = self._past_limits(everything, memory.keys() - owners.keys())
+        strays = self._strays(everything, memory.keys() - owners.keys())
         order = {device.uuid: device.index for device in devices}
         keys = sorted({*memory, *owners}, key=lambda key: (order.get(key[0], -1), key[1]))
         rows = []
         for uuid, pid in keys:
-            held = owners.get((uuid, pid)) or past.get((uuid, pid))
+            held = owners.get((uuid, pid)) or strays.get((uuid, pid))
             row = self._process(uuid, pid, order.get(uuid, 0), memory.get((uuid, pid)), held)
-            rows.append(replace(row, limited=(uuid, pid) not in past))
+            is_past = (uuid, pid) in strays and row.allocation_id in bypassed
+            rows.append(replace(row, limited=not is_past))
         return tuple(rows)
 
-    def _past_limits(
-        self, everything: tuple[Allocation, ...], strays: Iterable[tuple[str, int]]
+    def _strays(
+        self, everything: tuple[Allocation, ...], uncounted: Iterable[tuple[str, int]]
     ) -> dict[tuple[str, int], tuple[Allocation, Slice | None]]:
         """Of processes that no mode counts, those that belong to an allocation."""
-        keys = tuple(strays)
+        keys = tuple(uncounted)
         held = {allocation.id: allocation for allocation in everything} if keys else {}
         owners = self._find_owners(everything, {pid for _, pid in keys}) if held else {}
         found: dict[tuple[str, int], tuple[Allocation, Slice | None]] = {}

@@ -1,0 +1,41 @@
+"""Processes of a device with their allocations: which of them are past the limits."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests import clock
+from tests.node.world import FakeGateway, device, request, world
+from vgpud.model.device import DeviceProcess, Node
+from vgpud.model.quantity import GIB
+from vgpud.model.tenancy import Mode
+from vgpud.node.view.processes import Processes
+
+STRAY = DeviceProcess(4242, GIB, "compute")
+
+
+@pytest.mark.parametrize(
+    ("is_marked", "is_silent", "is_past"), [(True, False, True), (True, True, False), (False, False, False)]
+)
+def test_an_uncounted_process_is_past_its_limits_if_its_tenant_is_marked(
+    tmp_path: Path, is_marked: bool, is_silent: bool, is_past: bool
+) -> None:
+    """A mode that does not answer, or a process that began after the readings, says nothing of a tenant."""
+
+    async def work() -> None:
+        async with world(tmp_path, FakeGateway(Node((replace(device(0), processes=(STRAY,)),)))) as w:
+            held = await w.keeper.allocate(request("r1"))
+            if is_silent:
+                w.effectors[Mode.PRELOAD].fail.add("tenants")
+            processes = Processes(
+                w.parts.book,
+                w.parts.inventory,
+                w.parts.effectors,
+                lambda _, pids: dict.fromkeys(pids, held.id),
+                lambda _: is_marked,
+            )
+            (found,) = await processes.listed(await w.keeper.metered())
+            assert (found.pid, found.allocation_id, found.limited) == (4242, held.id, not is_past)
+
+    clock.run(work())
