@@ -15,7 +15,7 @@ from tests.http.test_server import free_port, observe, policy
 from tests.metrics.samples import NODE, observation
 from vgpud.http.bars import WIDTH, colours, device_bar
 from vgpud.http.doors import Doors
-from vgpud.http.history import SAMPLE_SECONDS, History
+from vgpud.http.history import MOST_TENANTS, SAMPLE_SECONDS, History
 from vgpud.http.page import CONTENT_SECURITY_POLICY, page
 from vgpud.model.device import ComputeInstance, Placement
 from vgpud.model.view import NodeDescription
@@ -122,6 +122,19 @@ def test_the_history_draws_the_last_hour_of_devices_and_tenants() -> None:
     assert history.drawn(tenant, 120, 20).count("class=past") == 1
     history.add(replace(seen, allocations=()), 6000.0)
     assert history.drawn(tenant, 120, 20) == ""
+    history.clear()
+    assert history.drawn(device, 1000, 36) == ""
+
+
+def test_the_history_is_bounded_and_drawn_once_a_sample() -> None:
+    history = History()
+    seen = observation()
+    first = seen.allocations[0]
+    many = replace(seen, allocations=tuple(replace(first, id=f"a{number}") for number in range(1000)))
+    for number in range(2):
+        history.add(many, number * SAMPLE_SECONDS)
+    assert sum(history.drawn(one.id, 120, 20) != "" for one in many.allocations) == MOST_TENANTS
+    assert history.drawn("a0", 120, 20) is history.drawn("a0", 120, 20)
 
 
 @needs("chromium")

@@ -83,6 +83,8 @@ class Doors:
         while True:
             if any("/" in door.pages for door in self._tcp.values()):
                 self._history.add(await self._observe(), clock.now())
+            else:
+                self._history.clear()
             await asyncio.sleep(SAMPLE_SECONDS)
 
     def _user_at(self, writer: asyncio.StreamWriter) -> int:

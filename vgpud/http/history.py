@@ -1,6 +1,7 @@
 """The last hour of each device and tenant, for the status page: kept in memory, drawn as SVG."""
 
 from collections import deque
+from itertools import islice
 from typing import NamedTuple
 
 from vgpud.model.observation import Observation
@@ -9,6 +10,7 @@ from vgpud.model.view import DeviceView, SliceMeter
 
 SAMPLE_SECONDS = 30.0
 SAMPLES = 120
+MOST_TENANTS = 200  # what the event loop draws in some 30 ms, once a sample
 
 
 class Sample(NamedTuple):
@@ -27,12 +29,13 @@ class History:
     def __init__(self) -> None:
         self._past: dict[str, deque[Sample]] = {}
         self._times: dict[str, _Time] = {}
+        self._drawn: dict[tuple[str, int, int], str] = {}  # since the last sample
 
     def add(self, seen: Observation, now_seconds: float) -> None:
-        """Adds a sample of each device and allocation. What is gone is forgotten."""
+        """Adds a sample of each device and the first MOST_TENANTS allocations. What is gone is forgotten."""
         fresh = {view.device.uuid: _device(view, seen) for view in seen.devices}
         times: dict[str, _Time] = {}
-        for allocation in seen.allocations:
+        for allocation in islice(seen.allocations, MOST_TENANTS):
             meters = seen.metered.meters.get(allocation.id, ())
             fresh[allocation.id] = Sample(_memory(allocation, meters), None)
             if meters and all(meter.compute is not None for meter in meters):
@@ -46,10 +49,22 @@ class History:
             past[key] = self._past.get(key) or deque(maxlen=SAMPLES)
             past[key].append(sample)
         self._past = past
+        self._drawn.clear()
+
+    def clear(self) -> None:
+        """While the page is off there are no samples, and a gap would not be seen in the picture."""
+        for kept in (self._past, self._times, self._drawn):
+            kept.clear()
 
     def drawn(self, key: str, width: int, height: int) -> str:
         """An SVG: memory as an area, compute as a line, the newest at the right. Empty for fewer than two
         samples."""
+        key_and_size = key, width, height
+        if key_and_size not in self._drawn:
+            self._drawn[key_and_size] = self._draw(key, width, height)
+        return self._drawn[key_and_size]
+
+    def _draw(self, key: str, width: int, height: int) -> str:
         past = self._past.get(key, ())
         if len(past) < 2:
             return ""
