@@ -4,6 +4,8 @@ import ctypes
 import errno
 import os
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -128,3 +130,32 @@ def test_a_tenant_whose_files_stay_away_has_the_gate(cut_card: Card) -> None:
     eventually(
         lambda: cut_card.client.registered("a").refusal == os.strerror(errno.EBADF).lower(), "given up", 60
     )
+
+
+CAPTURES = """
+import ctypes, signal
+from tests.sim.cuda import Driver
+PER_THREAD, RELAXED = ctypes.c_void_p(2), 2
+driver = Driver()
+driver.init()
+driver.context()
+kernel, graph = driver.function(), ctypes.c_void_p()
+driver("cuStreamBeginCapture_v2", PER_THREAD, RELAXED)
+driver("cuStreamEndCapture_ptsz", None, ctypes.byref(graph))
+driver.kernel_us(KERNEL_MS * 1e3)
+driver.launch(kernel)
+signal.pause()
+"""
+
+
+def test_a_capture_that_ends_under_the_other_name_of_its_stream_is_over(cut_card: Card) -> None:
+    """CU_STREAM_PER_THREAD is NULL in a function with _ptsz. While a capture is counted, no event shows
+    that a kernel runs: the tenant would count as idle, and be off the device with its kernel unfinished."""
+    lease, kernel_ms = cut_card.lease("a", HARD, 50), 500
+    env = {"LD_PRELOAD": str(cut_card.sim.build / "lib" / "libvgpu.so"), "VGPU_LEASE": str(lease)}
+    command = [sys.executable, "-c", f"KERNEL_MS = {kernel_ms}{CAPTURES}"]
+    with subprocess.Popen(command, env=cut_card.sim.environment(env)) as process:
+        try:
+            eventually(lambda: done_ns(cut_card, process.pid) >= 0.9e6 * kernel_ms, "the kernel runs", 15)
+        finally:
+            process.kill()

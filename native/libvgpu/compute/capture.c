@@ -136,10 +136,17 @@ static CUresult began(struct capture *capture, CUresult result)
     return result;
 }
 
-#define BEGIN_BODY(symbol, stream, ...)                             \
+/* The record's stream of a function with the suffix _ptsz, for which NULL is the thread's own stream. */
+static CUstream per_thread(CUstream stream)
+{
+    return stream != NULL ? stream : CU_STREAM_PER_THREAD;
+}
+
+#define BEGIN_BODY(symbol, stream, ...) BEGIN_AS(symbol, stream, stream, ##__VA_ARGS__)
+#define BEGIN_AS(symbol, key, stream, ...)                          \
     do {                                                            \
         vgpu_suspended_call();                                      \
-        struct capture *capture = begin(stream);                    \
+        struct capture *capture = begin(key);                       \
         if (capture == NULL)                                        \
             return CUDA_ERROR_OUT_OF_MEMORY;                        \
         return began(capture, CALL(symbol, stream, ##__VA_ARGS__)); \
@@ -152,7 +159,7 @@ VGPU_EXPORT CUresult cuStreamBeginCapture(CUstream hStream)
 
 VGPU_EXPORT CUresult cuStreamBeginCapture_ptsz(CUstream hStream)
 {
-    BEGIN_BODY(cuStreamBeginCapture_ptsz, hStream);
+    BEGIN_AS(cuStreamBeginCapture_ptsz, per_thread(hStream), hStream);
 }
 
 VGPU_EXPORT CUresult cuStreamBeginCapture_v2(CUstream hStream, CUstreamCaptureMode mode)
@@ -162,7 +169,7 @@ VGPU_EXPORT CUresult cuStreamBeginCapture_v2(CUstream hStream, CUstreamCaptureMo
 
 VGPU_EXPORT CUresult cuStreamBeginCapture_v2_ptsz(CUstream hStream, CUstreamCaptureMode mode)
 {
-    BEGIN_BODY(cuStreamBeginCapture_v2_ptsz, hStream, mode);
+    BEGIN_AS(cuStreamBeginCapture_v2_ptsz, per_thread(hStream), hStream, mode);
 }
 
 VGPU_EXPORT CUresult cuStreamBeginCaptureToGraph(CUstream hStream, CUgraph hGraph, const CUgraphNode *dependencies,
@@ -176,7 +183,8 @@ VGPU_EXPORT CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream hStream, CUgraph 
                                                       const CUgraphEdgeData *dependencyData, size_t numDependencies,
                                                       CUstreamCaptureMode mode)
 {
-    BEGIN_BODY(cuStreamBeginCaptureToGraph_ptsz, hStream, hGraph, dependencies, dependencyData, numDependencies, mode);
+    BEGIN_AS(cuStreamBeginCaptureToGraph_ptsz, per_thread(hStream), hStream, hGraph, dependencies, dependencyData,
+             numDependencies, mode);
 }
 
 VGPU_EXPORT CUresult cuStreamBeginRecaptureToGraph(CUstream hStream, CUstreamCaptureMode mode, CUgraph hGraph,
@@ -188,7 +196,7 @@ VGPU_EXPORT CUresult cuStreamBeginRecaptureToGraph(CUstream hStream, CUstreamCap
 VGPU_EXPORT CUresult cuStreamBeginRecaptureToGraph_ptsz(CUstream hStream, CUstreamCaptureMode mode, CUgraph hGraph,
                                                         CUgraphRecaptureCallback callbackFunc, void *userData)
 {
-    BEGIN_BODY(cuStreamBeginRecaptureToGraph_ptsz, hStream, mode, hGraph, callbackFunc, userData);
+    BEGIN_AS(cuStreamBeginRecaptureToGraph_ptsz, per_thread(hStream), hStream, mode, hGraph, callbackFunc, userData);
 }
 
 VGPU_EXPORT CUresult cuStreamBeginCaptureToCig(CUstream hStream, CUstreamCigCaptureParams *streamCigCaptureParams)
@@ -198,17 +206,18 @@ VGPU_EXPORT CUresult cuStreamBeginCaptureToCig(CUstream hStream, CUstreamCigCapt
 
 VGPU_EXPORT CUresult cuStreamBeginCaptureToCig_ptsz(CUstream hStream, CUstreamCigCaptureParams *streamCigCaptureParams)
 {
-    BEGIN_BODY(cuStreamBeginCaptureToCig_ptsz, hStream, streamCigCaptureParams);
+    BEGIN_AS(cuStreamBeginCaptureToCig_ptsz, per_thread(hStream), hStream, streamCigCaptureParams);
 }
 
 /* An invalidated capture has ended too, whatever the driver returned; a capture that did not begin has not. */
-#define END_BODY(symbol, stream, ...)                                                                 \
+#define END_BODY(symbol, stream, ...) END_AS(symbol, stream, stream, ##__VA_ARGS__)
+#define END_AS(symbol, key, stream, ...)                                                              \
     do {                                                                                              \
         vgpu_suspended_call();                                                                        \
         CUresult result = CALL(symbol, stream, ##__VA_ARGS__);                                        \
         if (result != CUDA_ERROR_ILLEGAL_STATE && result != CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD && \
             result != CUDA_ERROR_STREAM_CAPTURE_UNMATCHED)                                            \
-            ended(take(stream, NULL));                                                                \
+            ended(take(key, NULL));                                                                   \
         return result;                                                                                \
     } while (0)
 
@@ -245,7 +254,7 @@ VGPU_EXPORT CUresult cuStreamEndCapture(CUstream hStream, CUgraph *phGraph)
 
 VGPU_EXPORT CUresult cuStreamEndCapture_ptsz(CUstream hStream, CUgraph *phGraph)
 {
-    END_BODY(cuStreamEndCapture_ptsz, hStream, phGraph);
+    END_AS(cuStreamEndCapture_ptsz, per_thread(hStream), hStream, phGraph);
 }
 
 VGPU_EXPORT CUresult cuStreamEndCaptureToCig(CUstream hStream)
@@ -255,5 +264,5 @@ VGPU_EXPORT CUresult cuStreamEndCaptureToCig(CUstream hStream)
 
 VGPU_EXPORT CUresult cuStreamEndCaptureToCig_ptsz(CUstream hStream)
 {
-    END_BODY(cuStreamEndCaptureToCig_ptsz, hStream);
+    END_AS(cuStreamEndCaptureToCig_ptsz, per_thread(hStream), hStream);
 }
