@@ -27,6 +27,7 @@ from vgpud.model.caller import Caller, Door
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Lifetime
 from vgpud.serve import peers, relay
+from vgpud.serve.arrivals import Arrivals
 from vgpud.serve.gate import Gate
 from vgpud.serve.pump import Pump
 from vgpud.serve.relay import ConnectionLimits
@@ -267,6 +268,57 @@ def test_a_user_who_connects_again_and_again_delays_no_connection_of_another(
         for caller in callers:
             caller.communicate("\n")
         live.close()
+
+
+@needs("root")
+def test_users_whose_connections_fill_the_queue_of_arrivals_keep_no_other_user_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    live = Live(ConnectionLimits(arrivals=4, arrivals_per_user=2))
+    live.tenant.chmod(0o666)
+    looked_at: list[int] = []
+
+    def identify(connection: socket.socket, door: Door) -> Caller:
+        found = peers.identify(connection, door)
+        looked_at.append(found.uid)
+        return found
+
+    monkeypatch.setattr(relay, "identify", identify)
+    go_on = threading.Event()
+    live.loop.call_soon_threadsafe(go_on.wait)  # all of them stand in the listener's queue
+    pipe, words = subprocess.PIPE, [sys.executable, "-c", CONNECTS, str(live.tenant)]
+    callers = []
+    try:
+        for uid, count in (("4242", "3"), ("4243", "3"), ("4244", "1")):
+            callers.append(subprocess.Popen([*words, uid, count], stdin=pipe, stdout=pipe, text=True))
+            assert callers[-1].stdout is not None and callers[-1].stdout.readline() == "connected\n"
+        go_on.set()
+        wait_until(lambda: len(looked_at) >= 4)
+        assert sorted(looked_at) in ([4242, 4242, 4243, 4244], [4242, 4243, 4243, 4244])
+    finally:
+        go_on.set()
+        for caller in callers:
+            caller.communicate("\n")
+        live.close()
+
+
+def test_a_relay_that_is_closed_closes_the_connections_that_wait_for_their_turn() -> None:
+    async def close() -> tuple[bool, bool]:
+        arrivals = Arrivals(2, 2)
+        one, other = socket.socketpair()
+        with other:
+            task: list[asyncio.Task[None]] = []
+
+            def wait() -> asyncio.Task[None]:
+                task.append(asyncio.get_running_loop().create_task(asyncio.sleep(1000)))
+                return task[0]
+
+            assert arrivals.add(7, one, wait) == ""
+            arrivals.close()  # before the first step of the task
+            await asyncio.wait(task)
+            return task[0].cancelled(), one.fileno() < 0
+
+    assert asyncio.run(close()) == (True, True)
 
 
 @needs("root")

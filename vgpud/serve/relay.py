@@ -22,8 +22,8 @@ from vgpud import clock
 from vgpud.model.caller import Caller, Door
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.log_event import LogEvent
-from vgpud.model.shares import Shares
 from vgpud.pace import Pace
+from vgpud.serve.arrivals import Arrivals
 from vgpud.serve.gate import Gate
 from vgpud.serve.peers import PeerTable, identify, name_in, user_of
 from vgpud.serve.pump import Pump
@@ -31,8 +31,6 @@ from vgpud.serve.pump import Pump
 log = structlog.get_logger(__name__)
 
 _ACCEPTS_AT_ONCE = 8  # the other callers wait meanwhile
-# accepted connections that wait for their turn; the processes of a job may all come at once
-_ARRIVALS, _ARRIVALS_OF_A_USER = 1024, 128
 _ARRIVAL_REST_FACTOR = 9  # users who connect again and again get a tenth of the loop together
 _CLOSED_PAUSE_SECONDS = 0.005
 _ACCEPT_PAUSE_SECONDS = 0.1
@@ -42,7 +40,7 @@ _REFUSED_SECONDS = 1.0
 _CONNECT_RETRY_SECONDS = 0.01
 _CONNECT_TRIES = 500
 _DESCRIPTORS_PER_CONNECTION = 3  # the caller's, ours onwards, grpcio's
-_DESCRIPTORS_KEPT = 128 + _ARRIVALS  # for everything else in the daemon
+_DESCRIPTORS_KEPT = 128  # for everything else in the daemon
 # accept(2): worth a later try
 _SCARCE = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
@@ -51,6 +49,7 @@ _SCARCE = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 class ConnectionLimits:
     """Bounds of open connections; the admin socket has `admin` additional ones.
 
+    `arrivals`: of accepted connections that wait for their turn; the processes of a job may all come at once.
     `per_stranger`: a connection at ro.sock is refused if its user (except root) has this many at all sockets.
     """
 
@@ -58,6 +57,8 @@ class ConnectionLimits:
     per_uid: int = 1024
     admin: int = 64
     per_stranger: int = 64
+    arrivals: int = 1024
+    arrivals_per_user: int = 128
 
     def within_descriptors(self) -> "ConnectionLimits":
         """The limits, lowered to what RLIMIT_NOFILE permits, so that connections are refused before EMFILE
@@ -66,7 +67,7 @@ class ConnectionLimits:
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft == resource.RLIM_INFINITY:
             return self
-        room = max(8, (soft - _DESCRIPTORS_KEPT) // _DESCRIPTORS_PER_CONNECTION - self.admin)
+        room = max(8, (soft - _DESCRIPTORS_KEPT - self.arrivals) // _DESCRIPTORS_PER_CONNECTION - self.admin)
         return replace(self, total=min(self.total, room), per_uid=min(self.per_uid, max(4, room // 2)))
 
 
@@ -90,7 +91,7 @@ class Relay:
         self._pumps: dict[str, Pump] = {}  # by the name of the onward connection
         self._gates: WeakValueDictionary[int, Gate] = WeakValueDictionary()  # by user
         self._connecting: set[asyncio.Task[None]] = set()
-        self._arrivals = Shares(_ARRIVALS, _ARRIVALS_OF_A_USER, 0)
+        self._arrivals = Arrivals(limits.arrivals, limits.arrivals_per_user)
         self._pace = Pace(_ARRIVAL_REST_FACTOR)
         self._accepting = False
         self._complained: dict[LogEvent, float] = {}
@@ -113,6 +114,7 @@ class Relay:
         """Closes every connection; data in transit is lost."""
         if self._accepting:
             self.stop_accepting()
+        self._arrivals.close()
         for task in tuple(self._connecting):
             task.cancel()
         await asyncio.gather(*self._connecting, return_exceptions=True)
@@ -153,7 +155,9 @@ class Relay:
             self._pause(door, listener, _CLOSED_PAUSE_SECONDS)  # the callers may come again at once
 
     def _arrived(self, connection: socket.socket, door: Door) -> bool:
-        """False: the connection is closed. Root's do not wait for those of other users."""
+        """Identifies the caller, root's at once and others' in their turn. Returns False if this or another
+        connection was closed.
+        """
         try:
             user = user_of(connection)
         except OSError:
@@ -161,28 +165,20 @@ class Relay:
             return False
         if user in (0, os.geteuid()):
             self._welcome(connection, door)
-        elif self._arrivals.take(user):
-            self._keep(self._welcome_in_turn(user, connection, door))
-        else:
-            self._complain(
-                LogEvent.CONNECTION_CLOSED_TOO_MANY_ARRIVALS,
-                f"closed a connection of uid {user}: it connects too fast",
-            )
-            connection.close()
-            return False
-        return True
+            return True
+        why = self._arrivals.add(
+            user, connection, lambda: self._keep(self._welcome_in_turn(user, connection, door))
+        )
+        if why:
+            self._complain(LogEvent.CONNECTION_CLOSED_TOO_MANY_ARRIVALS, f"closed a connection: {why}")
+        return not why
 
     async def _welcome_in_turn(self, user: int, connection: socket.socket, door: Door) -> None:
-        try:
-            async with self._pace.turn(user):
-                began = time.thread_time()
-                self._welcome(connection, door)
-                self._pace.took(time.thread_time() - began)
-        except asyncio.CancelledError:
-            connection.close()
-            raise
-        finally:
-            self._arrivals.give_back(user)
+        async with self._pace.turn(user):
+            self._arrivals.remove(user, connection)
+            began = time.thread_time()
+            self._welcome(connection, door)
+            self._pace.took(time.thread_time() - began)
 
     def _accept_failed(self, door: Door, listener: socket.socket, error: OSError) -> None:
         self._complain(
@@ -223,12 +219,18 @@ class Relay:
         onward.setblocking(False)
         name = self.peers.add(caller, refusal)
         if not self._try_connect(onward, name, connection):
-            self._keep(self._connect_patiently(onward, name, connection))
 
-    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+            def ended(done: asyncio.Task[None]) -> None:
+                if done.cancelled():  # the task itself does not see it if it had no first step
+                    self._abandon(onward, name, connection)
+
+            self._keep(self._connect_patiently(onward, name, connection)).add_done_callback(ended)
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
+        return task
 
     def _refusal(self, caller: Caller) -> VgpuError | None:
         """Why this caller is refused, or None. A refused caller is connected briefly, so that its call gets
@@ -301,17 +303,13 @@ class Relay:
         path.unlink()
 
     async def _connect_patiently(self, onward: socket.socket, name: str, connection: socket.socket) -> None:
-        try:
-            for _ in range(_CONNECT_TRIES):
-                await asyncio.sleep(_CONNECT_RETRY_SECONDS)
-                if self._try_connect(onward, name, connection):
-                    return
-            self._complain(
-                LogEvent.CONNECTION_NOT_FORWARDED, "cannot reach the server within: it does not accept"
-            )
-        except asyncio.CancelledError:
-            self._abandon(onward, name, connection)
-            raise
+        for _ in range(_CONNECT_TRIES):
+            await asyncio.sleep(_CONNECT_RETRY_SECONDS)
+            if self._try_connect(onward, name, connection):
+                return
+        self._complain(
+            LogEvent.CONNECTION_NOT_FORWARDED, "cannot reach the server within: it does not accept"
+        )
         self._abandon(onward, name, connection)
 
     def _abandon(self, onward: socket.socket, name: str, connection: socket.socket) -> None:
