@@ -138,7 +138,7 @@ class Arbiter(ArbiterClient):
         super().__init__(Path("/none"))
         self._answer = answer
 
-    def _receive(self, message: bytes) -> bytes:
+    def _receive(self, message: bytes, patience_seconds: float) -> bytes:
         return self._answer[: layout.PROCESS_LIST_SIZE]
 
 

@@ -1,8 +1,10 @@
 """vgpud/lease alone: files, sequence lock, hostile figures."""
 
 import os
+import socket
 import stat
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -180,6 +182,29 @@ def test_usage_that_is_a_link_is_refused(tmp_path: Path) -> None:
     (folder / "usage").symlink_to("/etc/passwd")
     with pytest.raises(VgpuError):
         read_usage(folder)
+
+
+def test_questions_to_an_arbiter_that_does_not_answer_wait_briefly_after_the_first(tmp_path: Path) -> None:
+    path = tmp_path / "control.sock"
+    client = ArbiterClient(path, timeout_seconds=0.5)
+
+    def waited(order: Callable[[str], object]) -> str:
+        with pytest.raises(VgpuError, match="did not answer within") as caught:
+            order("a1")
+        assert caught.value.code is ErrorCode.HELPER_TIMEOUT
+        return caught.value.sentence.rpartition("within ")[2]
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
+        silent.bind(str(path))
+        silent.listen(10)
+        orders = (client.list, client.list, client.look, client.add, client.list)
+        assert [waited(order) for order in orders] == [
+            "0.5 seconds",
+            "0.25 seconds",
+            "0.25 seconds",
+            "0.5 seconds",
+            "0.25 seconds",
+        ]
 
 
 def test_no_arbiter_is_a_numbered_error(tmp_path: Path) -> None:

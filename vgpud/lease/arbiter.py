@@ -4,11 +4,15 @@ import errno
 import os
 import socket
 import struct
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from vgpud import lease_layout as layout
 from vgpud.model.errors import ErrorCode, VgpuError
+
+_QUESTIONS = (layout.MSG_LIST, layout.MSG_LOOK)
+_SILENCE_SECONDS, _BRIEF_SECONDS = 10.0, 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +33,20 @@ class Registered:
 
 
 class ArbiterClient:
-    """Sends orders to vgpu-arbiter. Blocking; each order uses a connection of its own and is bounded by
-    timeout_seconds.
+    """Sends orders to vgpu-arbiter. Blocking and thread-safe; each order uses a connection of its own and is
+    bounded by timeout_seconds.
 
     The arbiter answers within milliseconds on an idle host. With seven busy programs on each core 0.7 s was
-    measured, and 2 s was exceeded; the default leaves time for a repeated order within a client's 30 s."""
+    measured, and 2 s was exceeded. Within a client's 30 s the default leaves time for an order and the one
+    that undoes it, not for the start of an arbiter besides. Once an order was not answered, questions about
+    leases (`look`, `list`) wait briefly for some seconds or until the next answer: a request that asks about
+    many leases waits for one of them, and its threads are free for other requests.
+    """
 
     def __init__(self, path: Path, timeout_seconds: float = 10.0) -> None:
         self._path = path
         self._timeout_seconds = timeout_seconds
+        self._silent_until = 0.0  # by time.monotonic()
 
     def ready(self) -> bool:
         """Does an arbiter answer?"""
@@ -89,22 +98,31 @@ class ArbiterClient:
     def _ask(self, kind: int, allocation: str) -> bytes:
         head = struct.pack("<IIIIq", kind, layout.VERSION, layout.NO_SLOT, 0, 0)
         message = (head + allocation.encode()[: layout.ID_BYTES - 1]).ljust(layout.MESSAGE_SIZE, b"\0")
-        reply = self._receive(message)
+        reply = self._receive(message, self._patience_seconds(kind))
         if len(reply) < layout.MESSAGE_SIZE:
             raise VgpuError(ErrorCode.HELPER_FAILED, f"vgpu-arbiter sent {len(reply)} bytes", "upgrade both")
         return reply
 
-    def _receive(self, message: bytes) -> bytes:
+    def _patience_seconds(self, kind: int) -> float:
+        if kind in _QUESTIONS and time.monotonic() < self._silent_until:
+            return min(self._timeout_seconds, _BRIEF_SECONDS)
+        return self._timeout_seconds
+
+    def _receive(self, message: bytes, patience_seconds: float) -> bytes:
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
-                line.settimeout(self._timeout_seconds)
+                line.settimeout(patience_seconds)
                 line.connect(str(self._path))
                 line.send(message)
-                return line.recv(layout.PROCESS_LIST_SIZE)
+                reply = line.recv(layout.PROCESS_LIST_SIZE)
+                self._silent_until = 0.0
+                return reply
         except TimeoutError as error:
+            if patience_seconds == self._timeout_seconds:
+                self._silent_until = time.monotonic() + _SILENCE_SECONDS
             raise VgpuError(
                 ErrorCode.HELPER_TIMEOUT,
-                f"vgpu-arbiter did not answer within {self._timeout_seconds:g} seconds",
+                f"vgpu-arbiter did not answer within {patience_seconds:g} seconds",
                 "see its log; tenants keep their limits meanwhile",
             ) from error
         except OSError as error:
