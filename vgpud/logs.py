@@ -54,10 +54,11 @@ def configure(level: int) -> None:
 
 
 class Thinned:
-    """A rate limit: drops lines of one event beyond LINES in SECONDS for one user, and beyond ten times that
-    for all users.
+    """A rate limit: drops lines of one kind beyond LINES in SECONDS for one user, and beyond ten times that
+    for all users. An event is a kind; of the audit trail, each change that was asked for is.
 
-    A tenant whose requests are refused in a loop must not flood the journal.
+    A tenant whose requests are refused in a loop must not flood the journal, nor refusals of one change (each
+    connection to a closed runtime.sock is one) push out those of others.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -70,8 +71,8 @@ class Thinned:
     ) -> MutableMapping[str, Any]:
         if event.get("message_id") == AUDIT and event.get("outcome") == "done":
             return event
-        kind = event.get("event")
-        keys = ((kind, event.get("uid")), (kind,))
+        kind = event.get("event"), event.get("audit")
+        keys = ((*kind, event.get("uid")), kind)
         for key, most in zip(keys, (LINES, 10 * LINES), strict=True):
             # a line that the user's own limit drops does not count towards the limit of all
             if self._count(key) > most:
@@ -89,8 +90,8 @@ class Thinned:
             began, count = now, 0
         # too many users: forget the windows of single users, keep those of all users
         if len(self._windows) >= _FORGET_AT:
-            self._windows = {k: v for k, v in self._windows.items() if len(k) == 1}
-            self._left_out = {k: v for k, v in self._left_out.items() if len(k) == 1}
+            self._windows = {k: v for k, v in self._windows.items() if len(k) == 2}
+            self._left_out = {k: v for k, v in self._left_out.items() if len(k) == 2}
         self._windows[key] = (began, count + 1)
         return count + 1
 

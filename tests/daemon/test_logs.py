@@ -152,6 +152,14 @@ def test_log_lines_of_many_users_are_limited_in_total() -> None:
     assert len(thin._windows) <= logs._FORGET_AT
 
 
+def test_refusals_of_one_change_push_out_no_refusals_of_another() -> None:
+    thin = logs.Thinned(Clock())
+    refused = {"message_id": Message.AUDIT, "outcome": "NOT_ALLOWED"}
+    found = [kept(thin, 100, audit="start container", uid=uid, **refused) for uid in range(20)]
+    assert sum(map(len, found)) == 10 * logs.LINES
+    assert len(kept(thin, 1, audit="reload", uid=1000, **refused)) == 1
+
+
 def test_audit_lines_are_never_dropped() -> None:
     thin = logs.Thinned(Clock())
     audit = {"message_id": Message.AUDIT, "uid": 7}

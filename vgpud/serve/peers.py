@@ -28,8 +28,9 @@ def user_of(connection: socket.socket) -> int:
 
 
 def identify(connection: socket.socket, door: Door) -> Caller:
-    """The process that called connect(2), from SO_PEERCRED. Raises OSError if the socket is gone.
+    """The process that called connect(2), from SO_PEERPIDFD. Raises OSError if the socket is gone.
 
+    Before Linux 6.5 it is the process that has the peer's pid at this call, if it has the peer's uid, too.
     Its `process` has pid 0 if it has ended already, or if it is in a pid namespace that is not below vgpud's.
     """
     pid, uid, gid = _credentials(connection)

@@ -27,7 +27,7 @@ _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
     ("grpc.max_send_message_length", -1),
     ("grpc.max_concurrent_streams", 32),
-    # the relay keeps the queue short (serve/gate.py): room for some hundreds of users who fill their part
+    # the relay keeps the queue short (serve/gate.py): room for a hundred users who fill their part
     ("grpc.server.max_pending_requests", 4096),
     ("grpc.server.max_pending_requests_hard_limit", 4096),
     # a stream takes 16 KiB until its message is read, and a fast peer cannot widen that
