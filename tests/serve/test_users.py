@@ -1,6 +1,7 @@
 """A user is one user for quotas and limits, by whichever of its uids it calls."""
 
 import asyncio
+import pwd
 import socket
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -98,6 +100,11 @@ def test_a_subordinate_uid_outside_of_its_namespace_counts_as_its_user(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file that was made set-uid inside of the namespace runs with that uid on the host."""
+
+    def refused(_: int) -> NoReturn:
+        pytest.fail("the event loop waits for a directory service")
+
+    monkeypatch.setattr(pwd, "getpwuid", refused)
     subuid = tmp_path / "subuid"
     subuid.write_text(f"# comment\nbroken:x:1\n{USER}:{FIRST}:65536\nno-such-user:{FIRST + 65536}:65536\n")
     monkeypatch.setattr(peers, "SUBORDINATE", SubordinateUids(subuid))

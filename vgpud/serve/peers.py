@@ -14,7 +14,7 @@ from vgpud import proc
 from vgpud.model.caller import Caller, Door
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Lifetime, Owner
-from vgpud.node.tenants.users import SUBORDINATE, login_group, namespace_owner
+from vgpud.node.tenants.users import SUBORDINATE, namespace_owner
 
 _UCRED = struct.Struct("iII")  # struct ucred of unix(7): pid, uid, gid
 # the line with the pid in a pidfd's fdinfo, pidfd_open(2)
@@ -38,7 +38,7 @@ def identify(connection: socket.socket, door: Door) -> Caller:
     user = SUBORDINATE.user_of(uid if made_by is None else made_by)
     if user == uid:
         return Caller(door, uid, gid, process)
-    return Caller(door, uid, gid, process, Owner(user, login_group(user, gid)))
+    return Caller(door, uid, gid, process, Owner(user, gid))
 
 
 def _credentials(connection: socket.socket) -> tuple[int, int, int]:

@@ -151,11 +151,3 @@ def _owner_uid(namespace: int) -> int:
 
 def _identity(found: os.stat_result) -> tuple[int, int]:
     return found.st_dev, found.st_ino
-
-
-def login_group(uid: int, otherwise: int) -> int:
-    """The group of a user's account; `otherwise` if the uid has no account."""
-    try:
-        return pwd.getpwuid(uid).pw_gid
-    except KeyError:
-        return otherwise
