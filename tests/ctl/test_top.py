@@ -263,8 +263,54 @@ def test_a_watched_listing_is_drawn_again_across_a_restart_of_the_daemon(daemon:
     assert live.process.wait(30) == 130
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_ends_top_restores_the_terminal(daemon: Daemon, number: signal.Signals) -> None:
+    live = Live(daemon)
+    try:
+        live.until("by memory")
+        live.process.send_signal(number)
+        live.until("\x1b[?25h\x1b[?1049l")
+        assert live.process.wait(30) == 128 + number
+        assert termios.tcgetattr(live.theirs) == live.before
+    finally:
+        live.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_ends_a_watched_listing_restores_the_terminal(
+    daemon: Daemon, number: signal.Signals
+) -> None:
+    live = Live(daemon, verb=("ls", "-w"))
+    try:
+        live.until("a1b2c3d4")
+        live.process.send_signal(number)
+        assert live.process.wait(30) == 128 + number
+        live.until("\x1b[?7h")
+    finally:
+        live.close()
+
+
+def test_a_watched_listing_draws_its_messages(daemon: Daemon) -> None:
+    daemon.replies["ListProcesses"] = pb.ListProcessesReply()
+    live = Live(daemon, verb=("ps", "-w"))
+    try:
+        live.until("every 2 s")
+        live.until("no process runs on a device\x1b[K")
+    finally:
+        live.close()
+
+
 def test_a_listing_into_a_pipe_is_not_watched(main: Ctl) -> None:
     assert main("ls", "-w").returncode == 2
+
+
+def test_names_and_documents_are_not_watched(daemon: Daemon) -> None:
+    live = Live(daemon, verb=("ls", "-w", "-o", "name"))
+    try:
+        live.until("--watch draws tables on a terminal")
+        assert live.process.wait(30) == 2
+    finally:
+        live.close()
 
 
 def test_a_selected_allocation_is_suspended_after_a_question(daemon: Daemon) -> None:
@@ -314,3 +360,27 @@ def test_a_history_draws_the_mean_of_each_ten_seconds() -> None:
     assert past.line("gpu", "012") == "012"
     past.add([("gpu", None)] * 1)
     assert past.line("gone", "012") == ""
+
+
+def test_two_slices_on_one_device_have_histories_of_their_own(daemon: Daemon) -> None:
+    item = canned.mig()
+    item.slices[0].share_percent = 50
+    item.slices.append(item.slices[0])
+    item.slices[1].mig.placement.start = 4
+
+    def usage(_request: object) -> pb.UsageReply:
+        meters = [pb.SliceMeter(compute_used_ns=used) for used in (time.monotonic_ns(), 0)]
+        return pb.UsageReply(allocations=[pb.AllocationMeters(allocation_id=item.id, slices=meters)])
+
+    daemon.replies["ListAllocations"] = canned.allocations(item)
+    daemon.replies["GetUsage"] = usage
+    live = Live(daemon, columns=200)
+    try:
+        for _ in range(3):
+            live.until("by memory", len(live.text))
+    finally:
+        live.close()
+    drawn = [ANSI.sub("", line).rstrip() for line in PLACES.split(live.text)]
+    assert "█" in {line[-1] for line in drawn if "1g.18gb@2" in line}
+    of_the_second = {line[-1] for line in drawn if "1g.18gb@4" in line}
+    assert "▁" in of_the_second and "█" not in of_the_second

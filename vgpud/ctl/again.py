@@ -6,9 +6,9 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 
-from vgpud.ctl.terminal import Terminal, wants_color
+from vgpud.ctl.terminal import Terminal, ended_in_order, wants_color
 from vgpud.model.errors import ErrorCode, VgpuError
 
 PAUSE_SECONDS = 2.0
@@ -22,7 +22,7 @@ Function = Callable[[Namespace, Terminal], int]
 def again(function: Function, arguments: Namespace, terminal: Terminal) -> int:
     """Does not return: an interrupt or an error ends it. A daemon that is away after the first listing is
     waited for. Raises VgpuError(BAD_REQUEST) if standard output is no terminal."""
-    if not sys.stdout.isatty() or terminal.is_machine:
+    if not sys.stdout.isatty() or terminal.output not in ("table", "wide"):
         raise VgpuError(
             ErrorCode.BAD_REQUEST,
             "--watch draws tables on a terminal",
@@ -31,19 +31,24 @@ def again(function: Function, arguments: Namespace, terminal: Terminal) -> int:
     color = "always" if wants_color(terminal.color, sys.stdout, os.environ) else "never"
     painted = terminal._replace(color=color)
     is_first = True
-    while True:
-        text = _text(function, arguments, painted, is_first)
-        sys.stdout.write((_CLEAR if is_first else "") + _HOME + _NO_WRAP + text + _WRAP)
-        sys.stdout.flush()
-        is_first = False
-        time.sleep(PAUSE_SECONDS)
+    with ended_in_order():
+        try:
+            while True:
+                text = _text(function, arguments, painted, is_first)
+                sys.stdout.write((_CLEAR if is_first else "") + _HOME + _NO_WRAP + text + _WRAP)
+                sys.stdout.flush()
+                is_first = False
+                time.sleep(PAUSE_SECONDS)
+        finally:
+            sys.stdout.write(_WRAP)
+            sys.stdout.flush()
 
 
 def _text(function: Function, arguments: Namespace, terminal: Terminal, is_first: bool) -> str:
     _, height = os.get_terminal_size(sys.stdout.fileno())
     written = io.StringIO()
     try:
-        with redirect_stdout(written):
+        with redirect_stdout(written), redirect_stderr(written):
             function(arguments, terminal)
         lines = written.getvalue().splitlines()
     except VgpuError as error:

@@ -28,8 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = _run(sys.argv[1:] if argv is None else argv)
-    except SystemExit:  # argparse raises it after printing help
-        code = 0
+    except SystemExit as ended:  # of argparse after printing help (0), or of a signal
+        code = int(ended.code or 0)
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
     except OSError as error:

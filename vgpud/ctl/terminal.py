@@ -1,9 +1,11 @@
 """Writes data to standard output and messages to standard error."""
 
 import os
+import signal
 import sys
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, TextIO
 
 from vgpud.ctl.table import Table, render
@@ -37,6 +39,27 @@ def wants_color(choice: str, stream: TextIO, environment: Mapping[str, str]) -> 
     if environment.get("NO_COLOR"):
         return False
     return stream.isatty() and environment.get("TERM") != "dumb"
+
+
+@contextmanager
+def ended_in_order() -> Iterator[None]:
+    """SIGTERM and SIGHUP in the body raise SystemExit, so that what it has set on the terminal is taken back.
+    A signal that is ignored (nohup) stays so.
+    """
+    ends = [
+        number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL
+    ]
+    for number in ends:
+        signal.signal(number, _end)
+    try:
+        yield
+    finally:
+        for number in ends:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _end(number: int, _frame: object) -> None:
+    raise SystemExit(128 + number)  # as shells tell it
 
 
 class Terminal(NamedTuple):

@@ -21,7 +21,7 @@ from vgpud.ctl import top_draw, top_rows
 from vgpud.ctl.connect import connect
 from vgpud.ctl.read import SIMULATED
 from vgpud.ctl.table import clean
-from vgpud.ctl.terminal import Terminal, View
+from vgpud.ctl.terminal import Terminal, View, ended_in_order
 from vgpud.ctl.top_actions import ACTIONS, Action, Doing
 from vgpud.ctl.top_draw import Cell
 from vgpud.ctl.top_history import ASCII, BLOCKS, History
@@ -153,6 +153,11 @@ class Drawn(NamedTuple):
         return heads if self.past is None else (*heads, top_draw.HISTORY)
 
 
+def _slice_key(row: top_rows.TenantRow) -> Hashable:
+    """A slice among those on the screen. The mode has the MIG placement: several can be on one device."""
+    return row.allocation, row.device, row.mode
+
+
 def _drawn(now: Look, rows: list[top_rows.TenantRow], how: Drawn) -> list[str]:
     columns, paint = how.columns, how.terminal.paint
     drawn = []
@@ -168,9 +173,7 @@ def _drawn(now: Look, rows: list[top_rows.TenantRow], how: Drawn) -> list[str]:
     if how.height is not None:
         room = how.height - len(drawn) - _GAP_AND_HEAD - min(len(rows), _TENANTS_LEAST)
         devices = top_draw.some(devices, max(3, room), columns)
-    tenants = [
-        [*top_draw.tenant_cells(row, how.blocks), *how.line((row.allocation, row.device))] for row in rows
-    ]
+    tenants = [[*top_draw.tenant_cells(row, how.blocks), *how.line(_slice_key(row))] for row in rows]
     for number, row in enumerate(rows):
         if row.allocation == how.selected:
             tenants[number] = [cell._replace(style="selected") for cell in tenants[number]]
@@ -205,7 +208,7 @@ class Screen:
         self.away = ""
 
     def run(self) -> None:
-        with _raw_terminal():
+        with ended_in_order(), _raw_terminal():
             while True:
                 self._look()
                 until = time.monotonic() + self.delay_seconds
@@ -225,7 +228,7 @@ class Screen:
         self.before, self.now, self.away = self.now, fresh, ""
         busy = [(row.uuid, row.busy_percent) for row in top_rows.device_rows(fresh)]
         rows = top_rows.tenant_rows(fresh, self.before, time.time_ns())
-        self.past.add([*busy, *(((row.allocation, row.device), row.share_used_percent) for row in rows)])
+        self.past.add([*busy, *((_slice_key(row), row.share_used_percent) for row in rows)])
 
     def _pressed(self, seconds: float) -> bool:
         """Handles a key. True if `vgpuctl top` is to end."""
