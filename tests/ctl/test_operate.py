@@ -250,7 +250,7 @@ def test_a_bug_report_contains_no_user_or_host_names(main: Ctl, daemon: Daemon, 
     assert "LD_PRELOAD" not in parts["allocations.json"]
     again = main("bug-report", "--file", str(path))
     assert again.returncode == 2  # never over what is there
-    assert "file exists" in again.stderr
+    assert "it exists, and is not overwritten" in again.stderr
 
 
 def test_a_bug_report_hides_names_and_paths() -> None:

@@ -330,6 +330,31 @@ def test_a_locale_without_the_letters_of_a_label(ctl: Ctl) -> None:
     assert "tr\\xe4ning" in done.stdout
 
 
+@pytest.mark.parametrize(
+    "line", ["alloc --label ?", "alloc --request-id ?", "show ?", "run --label ? -- true"]
+)
+def test_arguments_that_are_not_utf8_are_refused(ctl: Ctl, daemon: Daemon, line: str) -> None:
+    done = ctl(*line.replace("?", os.fsdecode(b"\xff\xff\xff\xff")).split())
+    assert done.returncode == 2
+    assert "is not UTF-8 (E103)\nhint: " in done.stderr
+    assert daemon.requests("Allocate") == []
+
+
+def test_the_state_of_a_suspended_allocation_is_short_in_tables_and_whole_elsewhere(
+    main: Ctl, daemon: Daemon
+) -> None:
+    item = canned.preload("suspended")
+    item.standing = (
+        "waits to resume, 2nd in the queue: no room; swapped out by libvgpu, 526MiB of it on the device"
+    )
+    daemon.replies["ListAllocations"] = canned.allocations(item)
+    daemon.replies["GetAllocation"] = item
+    assert "  suspended (waits to resume, 2nd in the queue)  " in main("ls").stdout
+    assert item.standing in main("show", item.id).stdout
+    (document,) = json.loads(main("ls", "-o", "json").stdout)["items"]
+    assert document["standing"] == item.standing
+
+
 def test_an_interrupt_ends_a_call(daemon: Daemon) -> None:
     gate = threading.Event()
     daemon.replies["Allocate"] = lambda _request: (gate.wait(30), canned.preload())[1]

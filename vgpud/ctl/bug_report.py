@@ -48,7 +48,8 @@ def bug_report(arguments: Namespace, terminal: Terminal) -> int:
     try:
         write(path, parts)
     except OSError as error:
-        why = (error.strerror or str(error)).lower()
+        exists = isinstance(error, FileExistsError)
+        why = "it exists, and is not overwritten" if exists else (error.strerror or str(error)).lower()
         raise VgpuError(
             ErrorCode.BAD_REQUEST, f"cannot write {path}: {why}", "name another with --file"
         ) from None

@@ -29,6 +29,9 @@ def exit_code_of(error: VgpuError) -> int:
 def report(error: Exception, terminal: Terminal | None) -> int:
     """Prints the error and returns its exit code; `terminal` is None if the options could not be parsed."""
     terminal = terminal or Terminal()
+    if isinstance(error, UnicodeEncodeError):  # of the API's messages; output escapes what it cannot encode
+        text = ascii(error.object)[:80]
+        error = VgpuError(ErrorCode.BAD_REQUEST, f"{text} is not UTF-8", "vgpud takes text in UTF-8")
     if not isinstance(error, VgpuError):
         if terminal.verbose:
             from traceback import print_exception

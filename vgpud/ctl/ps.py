@@ -48,7 +48,7 @@ def _row(item: pb.NodeProcess) -> tuple[str, ...]:
         words.memory(item.memory_bytes) if item.HasField("memory_bytes") else "",
         item.mode,
         item.label,
-        item.standing,
+        words.standing(item.standing),
         item.device_uuid,
     )
 

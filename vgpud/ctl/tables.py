@@ -119,7 +119,7 @@ def _allocation_row(item: pb.Allocation, now_ns: int) -> Sequence[str]:
 
 
 def _state(item: pb.Allocation) -> str:
-    said = [words.passed(item), item.standing]
+    said = [words.passed(item), words.standing(item.standing)]
     return f"{item.state} ({', '.join(filter(None, said))})" if any(said) else item.state
 
 

@@ -1,6 +1,7 @@
 """Values as people read them in tables."""
 
 import pwd
+import re
 from collections.abc import Iterable, Sequence
 
 from vgpud.api.gen import vgpud_pb2 as pb
@@ -63,6 +64,11 @@ def passed(item: pb.Allocation) -> str:
     """The marks of a tenant that passes its limits: "bypassed", "tampered", both, or ""."""
     kinds = (MarkKind.BYPASSED, MarkKind.TAMPERED)
     return joined(mark.kind for mark in item.marks if mark.kind in kinds)
+
+
+def standing(text: str) -> str:
+    """The first part of what a suspended allocation waits for, for a table; `vgpuctl show` has all of it."""
+    return re.split("[;:]", text, maxsplit=1)[0]
 
 
 def short_uuid(uuid: str) -> str:
