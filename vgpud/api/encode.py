@@ -143,6 +143,7 @@ def allocation(
         bound_pid=request.lifetime.pid,
         use=[slice_use(part) for part in use],
         isolation=request.isolation.value if request.isolation is not None else "",
+        priority=request.priority,
         suspended_pids=[process.pid for process in held.suspended],
         suspended_bytes=sum(process.memory_bytes for process in held.suspended),
         cause=held.cause.value if held.state is State.SUSPENDED else "",

@@ -165,6 +165,7 @@ def allocation_facts(item: pb.Allocation, engines: str = "") -> Table:
             ("owner", f"{words.user(item.owner_uid)} (uid {item.owner_uid}, gid {item.owner_gid})"),
             ("label", item.label),
             ("isolation", item.isolation),
+            ("priority", item.priority),
             ("engine", engines),
             ("created", words.moment(item.created_unix_ns)),
             ("ends with", f"pid {item.bound_pid}" if item.bound_pid else ""),
