@@ -113,7 +113,6 @@ bool channels_read(int usage_fd, uint32_t slot, const uint8_t uuid[16], uint32_t
         return false;
     process->groups = malloc(table.count * sizeof(table.groups[0]));
     process->off = table.off;
-    process->generation = table.generation;
     for (uint32_t i = 0; process->groups != NULL && i < table.count; i++)
         if (memcmp(table.groups[i].uuid, uuid, sizeof(table.groups[i].uuid)) == 0)
             process->groups[process->count++] = table.groups[i];
@@ -140,19 +139,15 @@ uint32_t channels_devices(int usage_fd, uint32_t slot, const uint8_t *const uuid
     return bits;
 }
 
-void channels_note_place(int usage_fd, uint32_t slot, uint32_t ordinal, enum channels_place place, uint64_t generation)
+void channels_note_off(int usage_fd, uint32_t slot, uint32_t ordinal, bool off)
 {
-    struct vgpu_channel_table head;
-    off_t at = (off_t)(VGPU_CHANNELS_AT + slot * sizeof(head));
-    size_t size = offsetof(struct vgpu_channel_table, groups);
-    if (pread(usage_fd, &head, size, at) != (ssize_t)size)
+    uint32_t bits = 0;
+    off_t at = (off_t)(VGPU_CHANNELS_AT + slot * sizeof(struct vgpu_channel_table) +
+                       offsetof(struct vgpu_channel_table, off));
+    if (pread(usage_fd, &bits, sizeof(bits), at) != (ssize_t)sizeof(bits))
         return;
-    uint32_t bit = 1u << ordinal;
-    uint32_t off = place == CHANNELS_ON ? head.off & ~bit : head.off | bit;
-    uint32_t held[] = {place == CHANNELS_HELD && head.generation == generation ? head.held | bit : head.held & ~bit,
-                       head.orders + 1};
-    (void)!pwrite(usage_fd, &off, sizeof(off), at + (off_t)offsetof(struct vgpu_channel_table, off));
-    (void)!pwrite(usage_fd, held, sizeof(held), at + (off_t)offsetof(struct vgpu_channel_table, held));
+    bits = off ? bits | 1u << ordinal : bits & ~(1u << ordinal);
+    (void)!pwrite(usage_fd, &bits, sizeof(bits), at);
 }
 
 bool channels_load(int usage_fd, uint32_t slot, struct channels_load *load)

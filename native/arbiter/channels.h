@@ -32,7 +32,6 @@ struct channels_process {
     uint32_t count;
     uint32_t slot;
     uint32_t off;                      /* the state in the table */
-    uint64_t generation;               /* of the table */
     struct vgpu_channel_group *groups; /* afterwards: the groups whose call was made */
 };
 
@@ -100,15 +99,8 @@ bool channels_read(int usage_fd, uint32_t slot, const uint8_t uuid[16], uint32_t
 /* Returns the devices of `count` that the table of a slot lists, as bits. *groups: the number of its groups. */
 uint32_t channels_devices(int usage_fd, uint32_t slot, const uint8_t *const uuids[], uint32_t count, uint32_t *groups);
 
-/* Whether a process is on a device. */
-enum channels_place {
-    CHANNELS_ON,
-    CHANNELS_AWAY, /* some of its channels are disabled, or are being disabled or enabled */
-    CHANNELS_HELD, /* all of them are disabled */
-};
-
-/* Records in the table of a slot where its channels are. Records AWAY for HELD if the table is not of `generation` now. */
-void channels_note_place(int usage_fd, uint32_t slot, uint32_t ordinal, enum channels_place place, uint64_t generation);
+/* Records in the table of a slot whether its channels are off a device. */
+void channels_note_off(int usage_fd, uint32_t slot, uint32_t ordinal, bool off);
 
 /* Reads the counters of a process's own load samples. False: its table cannot be read. */
 struct channels_load {

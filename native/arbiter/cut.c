@@ -247,8 +247,9 @@ static void give_order(struct lease *lease, uint32_t ordinal, bool off, uint64_t
         set_state(entity, off, now);
         return;
     }
-    for (uint32_t p = 0; p < order->process_count; p++)
-        channels_note_place(lease->usage_fd, order->processes[p].slot, ordinal, CHANNELS_AWAY, 0);
+    if (off)
+        for (uint32_t p = 0; p < order->process_count; p++)
+            channels_note_off(lease->usage_fd, order->processes[p].slot, ordinal, true);
     order->owner = lease;
     entity->order = order;
     channels_submit(entity->device->thread, order);
@@ -279,15 +280,13 @@ static void give_up(struct lease *lease, const struct channels_order *order)
 static void note_done(struct lease *lease, const struct channels_order *order)
 {
     struct cut_entity *entity = &lease->cut_entities[order->ordinal];
-    bool held = order->off && order->failed == 0 && order->missing == 0;
     for (uint32_t p = 0; p < order->process_count; p++) {
         const struct channels_process *process = &order->processes[p];
         if (order->off)
             note_off(entity, process);
         else
             forget_off(entity, process);
-        enum channels_place place = held ? CHANNELS_HELD : any_off(entity, process->slot) ? CHANNELS_AWAY : CHANNELS_ON;
-        channels_note_place(lease->usage_fd, process->slot, order->ordinal, place, process->generation);
+        channels_note_off(lease->usage_fd, process->slot, order->ordinal, any_off(entity, process->slot));
     }
     if (!order->off && order->failed == 0)
         entity->off_count = 0; /* includes groups that were freed meanwhile */
@@ -557,7 +556,6 @@ void cut_lease_add(struct lease *lease)
 {
     bool all = true;
     lease->refused = false;
-    lease->runs_on = false;
     if (run_folder < 0 || (lease->cut_entities = calloc(VGPU_MAX_DEVICES, sizeof(lease->cut_entities[0]))) == NULL)
         return;
     for (uint32_t d = 0; d < lease->tenant.device_count; d++) {
@@ -599,18 +597,6 @@ void cut_lease_remove(struct lease *lease)
     put_devices(lease);
     free(lease->cut_entities);
     lease->cut_entities = NULL;
-}
-
-void cut_lease_runs_on(struct lease *lease)
-{
-    if (lease->cut_entities == NULL || lease->refused)
-        return;
-    lease->refused = true;
-    lease->runs_on = true;
-    fprintf(
-        stderr,
-        "vgpu-arbiter: lease %s: its kernels run while the driver says that they are stopped, and it has the gate\n",
-        lease->id);
 }
 
 bool cut_refused(const struct lease *lease)

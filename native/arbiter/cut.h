@@ -31,13 +31,7 @@ void cut_lease_add(struct lease *lease);
 void cut_lease_remove(struct lease *lease);
 
 /*
- * A process of the lease has seen its kernels run while the driver reported that its channels are disabled: the gate
- * enforces the lease's slices from now on. The report is not checked. A tenant can get the gate by false channels, too.
- */
-void cut_lease_runs_on(struct lease *lease);
-
-/*
- * Has the driver finally refused orders for the lease, or ignored them? It was enabled on its devices then, and its gate enforces its
+ * Has the driver finally refused orders for the lease? It was enabled on its devices then, and its gate enforces its
  * slices.
  */
 bool cut_refused(const struct lease *lease);

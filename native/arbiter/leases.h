@@ -81,7 +81,6 @@ struct lease {
     bool schedules;          /* the scheduler has the tenant */
     bool touched;            /* its counters must be published */
     bool refused;            /* the driver refused to preempt it: its gate enforces its slices */
-    bool runs_on;            /* with `refused`: the driver accepts orders for it and ignores them */
     uint32_t refused_status; /* the driver's status; 0: errno is set instead */
     int refused_errno;
     bool suspended; /* VGPU_LEASE_SUSPENDED at the last look at its limits */

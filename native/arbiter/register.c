@@ -99,7 +99,7 @@ static void connection_ready(struct source *source, uint32_t events)
         return;
     }
     if (request.kind == VGPU_MSG_WANT || request.kind == VGPU_MSG_DONE || request.kind == VGPU_MSG_ENDING ||
-        request.kind == VGPU_MSG_CHANNELS || request.kind == VGPU_MSG_RUNS_ON) {
+        request.kind == VGPU_MSG_CHANNELS) {
         if (request.version != VGPU_LEASE_VERSION || !turns_message(connection, &request))
             connection_close(connection);
         return;

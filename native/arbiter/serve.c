@@ -192,10 +192,8 @@ int lease_list(const char *id, struct vgpu_process_list *list)
     list->head.value = count;
     list->head.slot = lease->cuts;
     list->head.owner = lease->shut;
-    list->head.turn = (struct vgpu_turn){.flags = (lease->refused ? VGPU_LIST_GATED : 0) |
-                                                  (lease->runs_on ? VGPU_LIST_RUNS_ON : 0),
-                                         .number = lease->refused_status,
-                                         .length_ns = (uint64_t)lease->refused_errno};
+    list->head.turn = (struct vgpu_turn){
+        .flags = lease->refused, .number = lease->refused_status, .length_ns = (uint64_t)lease->refused_errno};
     return 0;
 }
 

@@ -330,8 +330,6 @@ bool turns_message(struct connection *connection, const struct vgpu_message *mes
     uint64_t transit = now > turn->sent_ns && now - turn->sent_ns < TRANSIT_MAX_NS ? now - turn->sent_ns : 0;
     if (message->kind == VGPU_MSG_CHANNELS) {
         cut_lease_stale(connection->lease);
-    } else if (message->kind == VGPU_MSG_RUNS_ON) {
-        cut_lease_runs_on(connection->lease);
     } else if (connection->member.cut && (turn->flags & VGPU_TURN_GATED) == 0) {
         cut_message(connection, message, now);
     } else if (message->kind == VGPU_MSG_WANT) {

@@ -33,7 +33,7 @@ void turns_leave(struct connection *connection);
 /* Sends LOOK to the connection's process. */
 void turns_look(struct connection *connection);
 
-/* Handles WANT, DONE, CHANNELS or RUNS_ON of a connection. False: the connection is invalid and must be closed. */
+/* Handles WANT, DONE or CHANNELS of a connection. False: the connection is invalid and must be closed. */
 bool turns_message(struct connection *connection, const struct vgpu_message *message);
 
 #endif

@@ -202,9 +202,7 @@ struct vgpu_channel_table {
     uint32_t off;  /* devices of the lease, as bits, on which the arbiter has disabled or is disabling its channels */
     uint32_t samples;    /* samples of the process's own work while it was on the device, and how many of them */
     uint32_t unfinished; /* found unfinished work: a claim, which only decides whether others run beside it */
-    uint32_t held;       /* devices of `off` on which the driver has reported all listed channels as disabled */
-    uint32_t orders;     /* counts the arbiter's changes of `held` */
-    uint8_t unused[28];
+    uint8_t unused[36];
     struct vgpu_channel_group groups[VGPU_MAX_GROUPS];
 };
 #define VGPU_CHANNELS_AT 294912u /* offset of the first table, at a page boundary */
@@ -232,7 +230,6 @@ enum vgpu_message_kind {
      */
     VGPU_MSG_CUT = 11,
     VGPU_MSG_CHANNELS = 12, /* tenant -> arbiter: this process's table of channels has changed */
-    VGPU_MSG_RUNS_ON = 13,  /* tenant -> arbiter: its kernels ran while the driver reported its channels as disabled */
     /* control socket, root only */
     VGPU_MSG_ADD = 16,    /* vgpud -> arbiter: serve this lease */
     VGPU_MSG_REMOVE = 17, /* vgpud -> arbiter: stop serving this lease */
@@ -286,12 +283,9 @@ struct vgpu_message {
 /*
  * Answer to VGPU_MSG_LIST: host pids of the lease's live registered processes. head.slot: how often `usage` was too
  * large and was truncated; head.owner: 1 if it has so many locks that the arbiter no longer checks them.
- * head.turn.flags: enum vgpu_list_flags; head.turn.number is the status, head.turn.length_ns the errno of a refused call.
+ * head.turn.flags: 1 if the driver refused to preempt or resume it, so that its gate enforces its slices;
+ * head.turn.number is the status, head.turn.length_ns the errno of that call.
  */
-enum vgpu_list_flags {
-    VGPU_LIST_GATED = 1,   /* the driver refused to preempt or resume it, so that its gate enforces its slices */
-    VGPU_LIST_RUNS_ON = 2, /* with GATED: the driver did not refuse, and did not preempt it */
-};
 struct vgpu_process_list {
     struct vgpu_message head; /* kind VGPU_MSG_PROCESSES, value: count */
     int32_t pids[VGPU_MAX_SLOTS];

@@ -335,31 +335,6 @@ def test_a_tenant_that_the_driver_refuses_to_cut_keeps_its_share_by_the_gate(
     assert 0 < percent < 45 and process.poll() is None
 
 
-@pytest.mark.parametrize("mode", ["eager", "callbacks"])
-def test_a_tenant_whose_kernels_the_driver_does_not_stop_has_the_gate(cut_card: Card, mode: str) -> None:
-    """From a moment on the driver accepts every call, and stops nothing. The queue of 20 ms is shorter than
-    the time between two slices."""
-    lease = cut_card.lease("a", HARD, 10)
-    process = cut_card.spin(lease, LONG, "--mode", mode)
-    eventually(lambda: counters(lease)["turns"] > 5, "it has turns")
-    fault(cut_card, "fail", "--function", "FIFO_DISABLE_CHANNELS.lies", "--code", "1")
-    eventually(lambda: cut_card.client.registered("a").runs_on, "it is seen to run on", 60)
-    turns = counters(lease)["turns"]
-    eventually(lambda: counters(lease)["turns"] > turns + 5, "it has turns of the gate", 60)
-    assert cut_card.client.registered("a").refusal == "" and table(lease)[0] == 0
-    began, before = time.monotonic(), done_ns(cut_card, process.pid)
-    span(lease, turns=5)
-    assert (done_ns(cut_card, process.pid) - before) / 1e9 < 0.4 * (time.monotonic() - began)
-
-
-@pytest.mark.parametrize("mode", ["eager", "streams", "callbacks"])
-def test_a_tenant_that_the_driver_stops_is_not_taken_for_one_that_runs_on(cut_card: Card, mode: str) -> None:
-    lease = cut_card.lease("a", HARD, 25)
-    cut_card.spin(lease, LONG, "--mode", mode)
-    span(lease, turns=50)
-    assert not cut_card.client.registered("a").runs_on
-
-
 def test_a_refusal_for_one_tenant_gates_no_other(cut_card: Card) -> None:
     """One tenant lists channels that do not exist. Its eight refusals put only this tenant under the gate."""
     liar, other = (cut_card.lease(name, CONSERVING, 50) for name in "ab")

@@ -213,18 +213,3 @@ def test_a_driver_that_refuses_in_mid_run_has_the_tenant_marked_and_gated(cut_no
     assert 0 < percent < 45 and table(lease)[0] == 0
     tenant.process.kill()
     tenant.end()
-
-
-def test_a_driver_that_stops_no_kernel_in_mid_run_has_the_tenant_marked_and_gated(cut_node: DemoNode) -> None:
-    cut_node.start()
-    tenant = cut_node.tenant([*ASKED, "--cores", "10"], [*SPIN, "--seconds", "120"])
-    eventually(lambda: list(states(cut_node).values()) == ["active"], "it is allocated")
-    (held,) = states(cut_node)
-    eventually(lambda: counters(cut_node.run_dir / "leases" / held)["turns"] > 2, "it has turns")
-    sim(cut_node, "fault", "fail", "--function", "FIFO_DISABLE_CHANNELS.lies", "--code", "1")
-    sentence = "the driver says that it stops its kernels, and they run on"
-    eventually(lambda: sentence in cut_node.ctl("show", held).stdout, "it is marked")
-    assert f"{held} is gated: {sentence}" in cut_node.ctl("doctor", check=False).stdout
-    assert events(cut_node, "allocation_gated") == [held]
-    tenant.process.kill()
-    tenant.end()

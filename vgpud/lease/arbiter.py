@@ -22,14 +22,12 @@ class Registered:
     so many locks that the arbiter no longer checks them. Both happen only by tampering, because libvgpu does
     neither. `refusal` is the driver's answer when the arbiter could not preempt or resume the tenant ("status
     0x56"); libvgpu's gate then enforces its time slices. "": no refusal.
-    `runs_on`: the driver accepted the call and did not preempt the tenant; the gate enforces its slices, too.
     """
 
     pids: tuple[int, ...] = ()
     cuts: int = 0
     shut: bool = False
     refusal: str = ""
-    runs_on: bool = False
 
 
 class ArbiterClient:
@@ -85,7 +83,7 @@ class ArbiterClient:
         count = max(0, min(count, layout.MAX_SLOTS))
         pids = struct.unpack_from(f"<{count}i", reply, layout.PROCESS_LIST_PIDS)
         cuts, shut = struct.unpack_from("<II", reply, layout.MESSAGE_SLOT)
-        return Registered(pids, cuts, shut != 0, _refusal(reply), _flags(reply) & layout.LIST_RUNS_ON != 0)
+        return Registered(pids, cuts, shut != 0, _refusal(reply))
 
     def _list(self, allocation: str) -> bytes | None:
         reply = self._ask(layout.MSG_LIST, allocation)
@@ -145,13 +143,10 @@ class ArbiterClient:
         )
 
 
-def _flags(reply: bytes) -> int:
-    return int(struct.unpack_from("<I", reply, layout.MESSAGE_TURN_FLAGS)[0])
-
-
 def _refusal(reply: bytes) -> str:
+    (refused,) = struct.unpack_from("<I", reply, layout.MESSAGE_TURN_FLAGS)
     (status,) = struct.unpack_from("<Q", reply, layout.MESSAGE_TURN_NUMBER)
     (error,) = struct.unpack_from("<Q", reply, layout.MESSAGE_TURN_LENGTH_NS)
-    if not _flags(reply) & layout.LIST_GATED or _flags(reply) & layout.LIST_RUNS_ON:
+    if not refused:
         return ""
     return f"status {status:#x}" if status or not 0 < error < 4096 else os.strerror(error).lower()

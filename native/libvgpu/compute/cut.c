@@ -28,9 +28,6 @@
 #define DOUBT_NS 20000000u
 #define DOUBT_MAX_NS 20000000000u
 #define RESCUE_NS 500000000u
-#define RUNS_ON_TIMES 4u /* spans off the device in which kernels ran */
-#define RUNS_ON_PAUSE_MIN_NS 100000000u
-#define RUNS_ON_PAUSE_MAX_NS 3000000000u
 
 static struct {
     pthread_mutex_t lock;
@@ -51,15 +48,6 @@ static struct {
     uint64_t doubt_ns;
     uint64_t left_at; /* when its engine cut ended, or its channels could last not be enabled; 0: they are enabled */
     bool refused;     /* the driver refused to enable them then */
-    struct {          /* one span off the device, see look_for_runs_on() */
-        uint32_t orders;
-        uint64_t launches; /* at its begin; UINT64_MAX: the span is not checked */
-        bool marked;       /* an event was recorded behind a launch of this span */
-        bool waits;        /* the event was not reached at the last look */
-        uint32_t times;    /* spans in which it was reached */
-        uint64_t pause_ns;
-        uint64_t not_before;
-    } runs_on;
 } cut = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static void say(uint32_t kind, uint64_t idle_ns)
@@ -180,55 +168,6 @@ static bool passes(void)
     return done;
 }
 
-/* A new span off the device begins, or none. After a span in which the event was not reached the next look is later. */
-static void begin_runs_on(uint64_t now, bool held, uint32_t orders)
-{
-    if (cut.runs_on.waits) {
-        uint64_t longer = 2 * cut.runs_on.pause_ns;
-        cut.runs_on.pause_ns = longer < RUNS_ON_PAUSE_MIN_NS   ? RUNS_ON_PAUSE_MIN_NS
-                               : longer < RUNS_ON_PAUSE_MAX_NS ? longer
-                                                               : RUNS_ON_PAUSE_MAX_NS;
-        cut.runs_on.not_before = now + cut.runs_on.pause_ns;
-    }
-    cut.runs_on.orders = orders;
-    cut.runs_on.launches = held ? vgpu_inside_launches() : UINT64_MAX;
-    cut.runs_on.marked = false;
-    cut.runs_on.waits = false;
-}
-
-/*
- * Does the driver stop what it reports as stopped? A kernel that is launched while the process is off the device runs
- * when it is on again, so an event behind it is reached before that only if the driver ignores orders. (An older event
- * may wait for a copy, and copies go on.) A thread in a launch may hold the driver's lock until the process is on the
- * device again, so the driver is not asked then.
- */
-static void look_for_runs_on(uint64_t now)
-{
-    uint32_t orders;
-    if (now < cut.runs_on.not_before)
-        return;
-    bool held = vgpu_channels_held(&orders);
-    if (!held || orders != cut.runs_on.orders) {
-        begin_runs_on(now, held, orders);
-    } else if (cut.runs_on.launches == UINT64_MAX || vgpu_inside_launch()) {
-        return;
-    } else if (!cut.runs_on.marked) {
-        if (cut.runs_on.launches == vgpu_inside_launches())
-            return;
-        mark();
-        cut.sampled = true;
-        cut.runs_on.marked = true;
-    } else if (!vgpu_drain_reached()) {
-        cut.runs_on.waits = true;
-    } else if (vgpu_channels_held(&orders) && orders == cut.runs_on.orders) {
-        cut.runs_on.waits = false;
-        cut.runs_on.pause_ns = 0;
-        cut.runs_on.launches = UINT64_MAX; /* until the next time */
-        if (++cut.runs_on.times == RUNS_ON_TIMES)
-            say(VGPU_MSG_RUNS_ON, 0);
-    }
-}
-
 /*
  * For a process that keeps making calls: is some of its work unfinished? A thread that stays in a call waits for work.
  * While the process is off the device, the answer is unknown.
@@ -262,7 +201,6 @@ static bool is_quiet(uint64_t now)
     cut.calls = calls;
     if (!same || inside) {
         cut.marked = false;
-        look_for_runs_on(now);
         sample(now, same && inside);
         return false;
     }

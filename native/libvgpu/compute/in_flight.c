@@ -366,22 +366,6 @@ bool vgpu_drain_done(void)
     return done;
 }
 
-bool vgpu_drain_reached(void)
-{
-    bool any = false;
-    bool reached = true;
-    CUstreamCaptureMode mode = vgpu_capture_relax();
-    pthread_mutex_lock(&lock);
-    for (struct context_queue *queue = queues; queue != NULL && reached; queue = queue->next) {
-        reached = !queue->used ||
-                  (queue->draining == VGPU_DRAIN_BY_EVENT && CALL(cuEventQuery, queue->drain) == CUDA_SUCCESS);
-        any |= queue->used;
-    }
-    pthread_mutex_unlock(&lock);
-    vgpu_capture_restore(mode);
-    return any && reached;
-}
-
 void vgpu_in_flight_idle(void)
 {
     pthread_mutex_lock(&lock);

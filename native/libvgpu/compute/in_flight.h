@@ -56,12 +56,6 @@ bool vgpu_in_flight_strays(void);
 void vgpu_drain_begin(void);
 bool vgpu_drain_done(void);
 
-/*
- * Like vgpu_drain_done, but true only if each context has reached an event that vgpu_drain_begin recorded: false after an
- * error, in a capture, and for a driver without cuCtxRecordEvent.
- */
-bool vgpu_drain_reached(void);
-
 /* Called when all work has finished and the slice is over. */
 void vgpu_in_flight_idle(void);
 

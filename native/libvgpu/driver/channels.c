@@ -202,7 +202,6 @@ static void publish(void)
             at = publish_group(&groups[i], at);
     table->count = at;
     __atomic_store_n(&table->generation, generation + 1, __ATOMIC_RELEASE);
-    __atomic_store_n(&table->held, 0, __ATOMIC_SEQ_CST); /* a group may be new */
 }
 
 /* Forgets an object. True: it was a group that carries kernels, or a channel of one. */
@@ -363,29 +362,6 @@ bool vgpu_channels_off(void)
     bool off = table != NULL && __atomic_load_n(&table->off, __ATOMIC_RELAXED) != 0;
     pthread_mutex_unlock(&lock);
     return off;
-}
-
-/* How many devices the table's groups are on. */
-static int count_devices(void)
-{
-    int devices = 0;
-    for (uint32_t i = 0; i < table->count; i++) {
-        uint32_t first = 0;
-        while (memcmp(table->groups[first].uuid, table->groups[i].uuid, sizeof(table->groups[i].uuid)) != 0)
-            first++;
-        devices += first == i;
-    }
-    return devices;
-}
-
-bool vgpu_channels_held(uint32_t *orders)
-{
-    pthread_mutex_lock(&lock);
-    uint32_t held = table != NULL ? __atomic_load_n(&table->held, __ATOMIC_ACQUIRE) : 0;
-    bool all = held != 0 && table->lost == 0 && __builtin_popcount(held) == count_devices();
-    *orders = table != NULL ? __atomic_load_n(&table->orders, __ATOMIC_ACQUIRE) : 0;
-    pthread_mutex_unlock(&lock);
-    return all;
 }
 
 static bool enable(const struct group *group)

@@ -31,11 +31,6 @@ void vgpu_channels_sample(bool unfinished);
 bool vgpu_channels_off(void);
 
 /*
- * Has the driver reported all channels of this process as disabled? *orders changes whenever the answer does.
- */
-bool vgpu_channels_held(uint32_t *orders);
-
-/*
  * Enables this process's own channels, if they are disabled and the arbiter has gone. False: the driver refused some;
  * `again`: tries only those of the last call again.
  */

@@ -65,15 +65,6 @@ uint64_t vgpu_inside_launches(void)
     return launches;
 }
 
-bool vgpu_inside_launch(void)
-{
-    bool in = spare.calls != 0;
-    for (const struct vgpu_inside *r = __atomic_load_n(&records, __ATOMIC_ACQUIRE); r != NULL; r = r->next)
-        in |= __atomic_load_n(&r->depth, __ATOMIC_ACQUIRE) != 0 &&
-              __atomic_load_n(&r->calls, __ATOMIC_RELAXED) == __atomic_load_n(&r->launch, __ATOMIC_RELAXED);
-    return in;
-}
-
 uint64_t vgpu_inside_glance(bool *inside)
 {
     uint64_t calls = spare.calls;

@@ -14,7 +14,6 @@
 struct vgpu_inside {
     uint64_t calls;    /* calls begun */
     uint64_t launches; /* how many of them are launches */
-    uint64_t launch;   /* `calls` at the last launch */
     uint32_t depth;    /* nested calls that have not returned */
     uint32_t owned;    /* 0: its thread has ended, and another thread may take the record */
     struct vgpu_inside *next;
@@ -47,9 +46,6 @@ static inline void vgpu_inside_leave(struct vgpu_inside **own)
 
 /* The number of launches so far. */
 uint64_t vgpu_inside_launches(void);
-
-/* Is a thread in a launch? */
-bool vgpu_inside_launch(void);
 
 /*
  * Reads all records as of this call: a thread that has not entered by then sees what was written before it. Returns the

@@ -65,7 +65,6 @@ static inline struct vgpu_inside *vgpu_suspended_launched(void)
         return NULL;
     struct vgpu_inside *own = vgpu_inside_enter();
     __atomic_store_n(&own->launches, own->launches + 1, __ATOMIC_RELAXED);
-    __atomic_store_n(&own->launch, own->calls, __ATOMIC_RELAXED);
     return own;
 }
 #define vgpu_suspended_launch() \

@@ -24,7 +24,7 @@
 #define FIRST_CLIENT 0xc1d00000u
 #define SPIN_NS 60000
 #define FAULT "FIFO_DISABLE_CHANNELS"          /* this fault makes the call return its code and do nothing */
-#define FAULT_LIE "FIFO_DISABLE_CHANNELS.lies" /* this fault makes the call return 0 and stop nothing */
+#define FAULT_LIE "FIFO_DISABLE_CHANNELS.lies" /* this fault makes the call return 0 and do nothing */
 enum { CLASS_ROOT_MAX = 1, CLASS_CLIENT = 0x41 };
 
 bool sim_rm_is(struct sim_state *s, int fd)
@@ -213,17 +213,17 @@ static void pass_until(uint64_t end_ns)
 
 /*
  * Finds every channel that is named; RM_INVALID_CHANNEL if one is unknown, and none is changed. With `change` sets
- * their state; with `lies` no work is lost of channels that are in that state already.
+ * their state.
  */
 static uint32_t name_channels(struct sim_state *s, const struct sim_device *d, const struct rm_disable_channels *c,
-                              bool change, bool lies)
+                              bool change)
 {
     for (uint32_t i = 0; i < c->count; i++) {
         struct sim_proc *p = client_of(s, c->clients[i]);
         struct sim_object *o = p == NULL ? NULL : find(p, c->channels[i]);
         if (o == NULL || !is_channel(o) || device_of(s, p, o) != d)
             return RM_INVALID_CHANNEL;
-        if (change && !lies && o->off == (c->disable != 0))
+        if (change && o->off == (c->disable != 0))
             p->uses[o->use].loses_wait = 1;
         if (change)
             o->off = c->disable != 0;
@@ -239,12 +239,12 @@ static uint32_t name_channels(struct sim_state *s, const struct sim_device *d, c
 }
 
 static uint32_t locked_name_channels(struct sim_state *s, const struct sim_device *d,
-                                     const struct rm_disable_channels *c, bool change, bool lies)
+                                     const struct rm_disable_channels *c, bool change)
 {
     sim_lock(s);
-    uint32_t status = name_channels(s, d, c, false, false); /* channels of processes that ended meanwhile are gone */
+    uint32_t status = name_channels(s, d, c, false); /* channels of processes that ended meanwhile are gone */
     if (status == RM_OK && change)
-        status = name_channels(s, d, c, true, lies);
+        status = name_channels(s, d, c, true);
     sim_unlock(s);
     return status;
 }
@@ -257,16 +257,15 @@ static uint32_t disable(struct sim_state *s, struct sim_device *d, const struct 
         return RM_INVALID_ARGUMENT;
     int device = (int)(d - s->devices);
     int refused = sim_fault(s, FAULT, device);
-    uint32_t status = refused != 0 ? (uint32_t)refused : locked_name_channels(s, d, c, false, false);
+    uint32_t status = refused != 0 ? (uint32_t)refused : locked_name_channels(s, d, c, false);
     if (status != RM_OK)
         return status;
-    bool lies = sim_fault(s, FAULT_LIE, device) != 0;
-    bool acts = c->disable == 0 || (c->only_scheduling == 0 && !lies);
+    bool acts = (c->disable == 0 || c->only_scheduling == 0) && sim_fault(s, FAULT_LIE, device) == 0;
     sim_rm_lock(d);
     uint64_t begin = sim_now_ns();
     pass_until(begin + (uint64_t)((c->disable ? d->channels_stop_us : d->channels_on_us) * 1e3));
     if (acts)
-        status = locked_name_channels(s, d, c, true, lies);
+        status = locked_name_channels(s, d, c, true);
     if (c->disable)
         pass_until(begin + (uint64_t)(d->channels_off_us * 1e3));
     sim_rm_unlock(d);

@@ -239,18 +239,13 @@ class Bypasses:
     async def _judge_engine(self, allocation: Allocation, seen: Registered | None) -> None:
         """Marks a tenant that the driver refused to preempt. `seen` is None if the arbiter gave no answer."""
         marked = MarkKind.GATED in self._marks.get(allocation.id, {})
-        if seen is None:
-            return
-        gated = seen.runs_on or seen.refusal != ""
-        if gated and not marked:
-            cause = (
-                "the driver says that it stops its kernels, and they run on"
-                if seen.runs_on
-                else f"the driver refused to take it off its device ({seen.refusal})"
+        if seen is not None and seen.refusal and not marked:
+            sentence = (
+                f"the driver refused to take it off its device ({seen.refusal}): "
+                "its time slices are kept by libvgpu's gate"
             )
-            sentence = f"{cause}: its time slices are kept by libvgpu's gate"
             await self._mark(allocation, MarkKind.GATED, "", 0, sentence)
-        if not gated and marked:
+        if seen is not None and not seen.refusal and marked:
             await self._unmark(allocation, MarkKind.GATED, "its time slices are kept by the engine cut again")
 
     async def _judge_slice(
