@@ -44,6 +44,7 @@ HELP = """keys
   /          filter by text, gpu0 say; an empty text or Esc shows all
   q          quit
 
+SHARE      of the time, the tenant had the device; 0 where tenants get no time slices
 HELD BACK  of the time, launches were held back to keep to the share
 WAITED     of the time, the tenant waited for its time slice
 OVERRUN    of the time, it kept the device after the end of its time slice
