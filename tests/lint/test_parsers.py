@@ -33,6 +33,7 @@ WHERE = {
     "vgpud/inject/driver.py": OWN,
     "vgpud/inject/oci.py": THREAD,  # RuntimeDoor._aside
     "vgpud/inject/wish.py": THREAD,  # and 32 characters
+    "vgpud/planner/layouts.py": SMALL,  # the first 32 characters of a word
     "vgpud/planner/refuse.py": SMALL,  # a profile's name, 256 characters
     "vgpud/planner/select.py": SMALL,  # a UUID, 256 characters
     "vgpud/policy/locate.py": OWN,

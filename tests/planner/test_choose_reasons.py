@@ -513,6 +513,11 @@ def test_an_unknown_profile_is_answered_with_the_nearest_name() -> None:
     assert error.hint.startswith("did you mean '3g.71gb'? there are 1g.18gb, ")
 
 
+def test_a_profile_that_is_too_small_for_the_memory_asked_is_not_proposed_again() -> None:
+    error = refused(request(mig_profile="1g.18gb", memory=30 * GIB), h200_node(1))
+    assert error.hint == "ask for less than the profile has, or leave the profile out"
+
+
 def test_more_devices_than_there_are_is_impossible() -> None:
     error = refused(request(count=3), h200_node(2))
     assert error.code is ErrorCode.IMPOSSIBLE

@@ -49,6 +49,13 @@ def test_words(words: str, places: str | None) -> None:
         assert laid(words) == places
 
 
+@pytest.mark.parametrize(("word", "meant"), [("all-balancd", "all-balanced"), ("3g.70gb", "3g.71gb")])
+def test_an_unknown_word_is_answered_with_the_nearest_one(word: str, meant: str) -> None:
+    with pytest.raises(VgpuError) as wrong:
+        laid(word)
+    assert wrong.value.hint.startswith(f"did you mean {meant}? it has ")
+
+
 def test_balanced_is_a_half_a_quarter_and_eighths() -> None:
     """As `all-balanced` of mig-parted's shipped configuration has it for 7- and 4-slice cards."""
     assert sorted(w.partition("@")[0] for w in laid("all-balanced").split()) == [

@@ -31,7 +31,14 @@ def test_every_mistake_is_reported_with_file_line_and_key(path: Path) -> None:
         # the standard parser's words differ from one Python to the next, its positions do not
         ("version = 1\nversion = 1\n", ":2: is not TOML: cannot overwrite a value at column 12"),
         ("version = 1\n[planner\n", ":2: is not TOML: expected ']' at the end of a table declaration at"),
-        ("version = 1\nmode = ", ":2: is not TOML: invalid value at the end of the file"),
+        (
+            "version = 1\nmode = ",
+            ":2: is not TOML: invalid value at the end of the file; text stands in quotes",
+        ),
+        (
+            "version = 1\nmode = auto",
+            ":2: is not TOML: invalid value at column 8; text stands in quotes, as in",
+        ),
         ("version = 1\nname = 'a\nb'", ":2: is not TOML: "),
         ("version 1", ":1: is not TOML: expected '=' after a key in a key/value pair at column 9"),
         ("\ufeffversion = 1", ":1: is not TOML: invalid statement at column 1; save the file without a byte"),
@@ -46,6 +53,7 @@ def test_every_mistake_is_reported_with_file_line_and_key(path: Path) -> None:
         "twice",
         "bracket",
         "end",
+        "quotes",
         "newline",
         "equals",
         "bom",

@@ -38,7 +38,7 @@ _SHAPE = re.compile(r"(?P<whole>[0-9]+)(?:\.(?P<fraction>[0-9]+))? *(?P<unit>[A-
 MAX_BYTES = 2**56
 # longer text cannot be a quantity; the bound also limits int() and messages
 _MAX_TEXT = 64
-_NO_LIMIT_HINT = "leave the limit out to ask for no memory limit"
+_NO_LIMIT_HINT = "ask for at least 1MiB, or leave it out"
 
 
 def parse_bytes(text: str) -> int:

@@ -8,6 +8,7 @@ GPU instances (1c.3g.71gb).
 
 import re
 from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from typing import NamedTuple
 
 from vgpud.model.device import MigProfile
@@ -120,7 +121,9 @@ def find_profile(table: Table, text: str) -> MigProfile:
             f"profile {text!r} is there {len(found)} times: {names}",
             "name it by its id",
         )
-    raise VgpuError(ErrorCode.IMPOSSIBLE, f"the card has no profile {text!r}", f"it has {names}")
+    close = get_close_matches(text[:32], (*SPECIAL, *(bare_name(p.name) for p in table.profiles)), n=1)
+    meant = f"did you mean {close[0]}? " if close else ""
+    raise VgpuError(ErrorCode.IMPOSSIBLE, f"the card has no profile {text!r}", f"{meant}it has {names}")
 
 
 def _slot(table: Table, entry: Entry, profile: MigProfile) -> int:

@@ -146,7 +146,10 @@ def _largest_hint(want: Wanted, causes: tuple[Unfit, ...]) -> str:
         return "ask for another isolation, 'vgpuctl devices' shows what each device has"
     profiles = tuple(dict.fromkeys(name for unfit in causes for name in unfit.largest.profiles))
     if want.profile:
-        close = get_close_matches(bare_name(want.profile), profiles, n=1)
+        name = bare_name(want.profile)
+        if name in map(bare_name, profiles):
+            return "ask for less than the profile has, or leave the profile out"
+        close = get_close_matches(name, profiles, n=1)
         meant = f"did you mean {close[0]!r}? " if close else ""
         return f"{meant}there are {listed(profiles)}"
     largest = max((unfit.largest for unfit in causes), key=lambda room: room[:2])

@@ -97,4 +97,6 @@ def _malformed(path: Path, text: str, message: str) -> Problem:
     reason = "".join(c if c.isprintable() else " " for c in message)
     sentence = f"is not TOML: {reason[:1].lower()}{reason[1:200]}{where}"
     hint = "save the file without a byte order mark" if text.startswith("\ufeff") else ""
+    if reason.startswith("Invalid value") and not hint:
+        hint = 'text stands in quotes, as in mode = "auto"'
     return Problem(Origin(path, line), "", sentence, hint)

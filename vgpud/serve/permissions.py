@@ -17,7 +17,7 @@ def check_door(method: str, caller: Caller) -> None:
         raise VgpuError(
             ErrorCode.NOT_ALLOWED,
             f"uid {caller.uid} may not call {method} by {SOCKET_NAMES[caller.door]}",
-            _HINTS[least],
+            "call by admin.sock" if caller.uid == 0 else _HINTS[least],
         )
 
 
