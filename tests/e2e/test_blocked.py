@@ -24,7 +24,7 @@ from vgpud.stacks.blocked import MACHINES
 QUOTA = ("--isolation", "quota", "--memory", "1GiB", "--device", "0")
 CARD = ("--isolation", "device", "--device", "2")
 WAITS = str(TEST_BUILD / "waits")
-SAID = "waits inside the driver"
+SAID = "suspended_thread_blocked_in_driver"
 pytestmark = needs("ptrace")
 
 

@@ -264,7 +264,7 @@ def test_a_tenant_without_room_waits_in_the_resume_queue(idle: DemoNode) -> None
         eventually_stands(idle, name, words)
     (row,) = [item for item in idle.ctl_json("ps")["items"] if item["allocationId"] == two]
     assert row["standing"].startswith("waits to resume, 2nd in the queue: others wait for longer")
-    assert f"suspended ({shown(idle, one).standing})" in idle.ctl("ls").stdout
+    assert "suspended (waits to resume, 1st in the queue)" in idle.ctl("ls").stdout
     end(idle, third, three)
     assert first.line()["whole"]
     assert states(idle)[two] == "suspended"

@@ -490,7 +490,7 @@ def test_a_swapped_out_tenant_keeps_memory_on_the_card_until_others_need_it(turn
     eventually(lambda: kept_mib(turns, one) == 0, "a new one has its room, too")
     for each in (third, second, first):
         assert answer(each)["whole"]
-    assert "the card is full" not in turns.log.read_text()
+    assert "device_full_evicting_kept_memory" not in turns.log.read_text()
     close(first, second, third)
     eventually(lambda: not states(turns), "all end")
 
