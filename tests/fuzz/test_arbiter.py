@@ -30,12 +30,18 @@ class Tenant:
         fcntl.lockf(self.usage, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, at)
         self.slot = slot
         self.line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        eventually(lambda: self.registers(lease))
+        self.line.setblocking(False)
+
+    def registers(self, lease: Path) -> bool:
+        """The arbiter refuses a registration if its look at the locks takes long; libvgpu tries again."""
+        self.line.close()
+        self.line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connect_to_arbiter(self.line, lease)
         self.line.settimeout(10)
-        self.line.send(message(REGISTER, slot))
+        self.line.send(message(REGISTER, self.slot))
         (kind,) = struct.unpack_from("<I", self.line.recv(4096))
-        assert kind == WELCOME
-        self.line.setblocking(False)
+        return bool(kind == WELCOME)
 
     def say(self, words: bytes) -> None:
         with suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
