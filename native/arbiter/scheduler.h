@@ -30,8 +30,9 @@ void sched_member_remove(struct sched_member *member, uint64_t now);
 void sched_want(struct sched_member *member, uint32_t devices, uint64_t now);
 
 /*
- * A member gave its slice back: the slice's number, MORE, and its idle time at the end (half of the slice is believed at once, the rest as far
- * as the tenant then stays away: the member itself reports it). Numbers of earlier slices are ignored.
+ * A member gave its slice back: the slice's number, MORE, and its idle time at the end. The member itself reports the
+ * idle time: half of the slice is refunded at once, the rest as far as the tenant then stays away. Numbers of earlier
+ * slices are ignored.
  */
 void sched_done(struct sched_member *member, const struct vgpu_turn *turn, uint64_t now);
 

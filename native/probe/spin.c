@@ -107,7 +107,7 @@ static const char usage[] =
     "  --every-us P --burst K\n"
     "                  a latency-sensitive client: K kernels every P microseconds, timed\n"
     "  --rate R        loop iterations in a microsecond, from --calibrate on the idle device (default 400)\n"
-    "  --depth N       at most N submissions in flight (1: each waits for the one before); default some 20 ms of work\n"
+    "  --depth N       at most N submissions in flight on the first stream; default some 20 ms of work\n"
     "  --report-ms W   a line each W milliseconds (default 250)\n"
     "  --begin-at NS   begin at this time of CLOCK_MONOTONIC\n"
     "  --linger-ms L   keep the context for so long afterwards\n"

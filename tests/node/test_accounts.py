@@ -45,10 +45,10 @@ def test_a_uid_without_an_account_is_not_known() -> None:
 
 def test_a_name_that_the_host_lacks_is_a_mistake_of_the_policy(tmp_path: Path) -> None:
     path = tmp_path / "vgpud.toml"
-    path.write_text('version = 1\n[[quota]]\nusers = ["root", "nobody-has-this-name"]\nmax_devices = 1\n')
+    path.write_text('version = 1\n[[quota]]\nusers = ["root", "no-such-user"]\nmax_devices = 1\n')
     (problem,) = unknown_names(check(path), directory.has_user, directory.has_group)
     assert str(problem).startswith(
-        f"{path}:3: quota[0].users: the account databases give no user nobody-has-this-name"
+        f"{path}:3: quota[0].users: the account databases give no user no-such-user"
     )
 
 

@@ -236,6 +236,19 @@ print("connected", flush=True); input()
 """
 
 
+def identified(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The uids of the connections that the relay identifies from now on, in this order."""
+    uids: list[int] = []
+
+    def identify(connection: socket.socket, door: Door) -> Caller:
+        found = peers.identify(connection, door)
+        uids.append(found.uid)
+        return found
+
+    monkeypatch.setattr(relay, "identify", identify)
+    return uids
+
+
 @needs("root")
 def test_a_user_who_connects_again_and_again_delays_no_connection_of_another(
     monkeypatch: pytest.MonkeyPatch,
@@ -243,14 +256,7 @@ def test_a_user_who_connects_again_and_again_delays_no_connection_of_another(
     """With four such users others had 15 to 29 percent of their speed."""
     live = Live()
     live.tenant.chmod(0o666)
-    looked_at: list[int] = []
-
-    def identify(connection: socket.socket, door: Door) -> Caller:
-        found = peers.identify(connection, door)
-        looked_at.append(found.uid)
-        return found
-
-    monkeypatch.setattr(relay, "identify", identify)
+    looked_at = identified(monkeypatch)
     go_on = threading.Event()
     live.loop.call_soon_threadsafe(go_on.wait)  # all of them stand in the listener's queue
     pipe, words = subprocess.PIPE, [sys.executable, "-c", CONNECTS, str(live.tenant)]
@@ -276,14 +282,7 @@ def test_users_whose_connections_fill_the_queue_of_arrivals_keep_no_other_user_o
 ) -> None:
     live = Live(ConnectionLimits(arrivals=4, arrivals_per_user=2))
     live.tenant.chmod(0o666)
-    looked_at: list[int] = []
-
-    def identify(connection: socket.socket, door: Door) -> Caller:
-        found = peers.identify(connection, door)
-        looked_at.append(found.uid)
-        return found
-
-    monkeypatch.setattr(relay, "identify", identify)
+    looked_at = identified(monkeypatch)
     go_on = threading.Event()
     live.loop.call_soon_threadsafe(go_on.wait)  # all of them stand in the listener's queue
     pipe, words = subprocess.PIPE, [sys.executable, "-c", CONNECTS, str(live.tenant)]

@@ -2,7 +2,8 @@
 
 grpcio has one queue of calls for all connections, from which the event loop takes one at a time. While it is
 longer than `grpc.server.max_pending_requests`, grpcio cancels new calls at random, also of other
-users. So the relay counts the calls that it passes on, and reads no more of a user who has some in the queue.
+users. So the relay counts the calls that it passes on, and reads nothing from a user with MOST_QUEUED of
+them.
 """
 
 import asyncio
