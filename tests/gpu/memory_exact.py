@@ -22,6 +22,7 @@ from tests.gpu.memory_node import (
     Bench,
     go_on,
     ledger_bytes,
+    lines,
     main,
     nvml_bytes,
     step,
@@ -60,6 +61,12 @@ def families(bench: Bench) -> Any:
         row["stderr"] = error[-300:]
         results.append(row)
     return results
+
+
+def graphs(bench: Bench) -> Any:
+    """What the driver holds for graphs that share memory, after each step."""
+    done = bench.run(None, bench.program("graph_memory"))
+    return {"steps": lines(done.stdout), "rc": done.returncode, "stderr": done.stderr[-300:]}
 
 
 def ledger(bench: Bench) -> Any:
@@ -225,6 +232,7 @@ def views(bench: Bench) -> Any:
 if __name__ == "__main__":
     PARTS = {
         "families": families,
+        "graphs": graphs,
         "ledger": ledger,
         "views": views,
         "race": race,

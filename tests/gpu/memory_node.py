@@ -107,7 +107,7 @@ def lines(text: str) -> list[dict[str, Any]]:
 
 
 def programs(out: Path) -> None:
-    for name in ("memory_bench", "memory_families"):
+    for name in ("memory_bench", "memory_families", "graph_memory"):
         command = ["cc", "-O2", "-I/usr/local/cuda/include", str(HERE / f"{name}.c"), "-o", str(out / name)]
         libraries = ["-L/usr/local/cuda/lib64/stubs", "-L/usr/local/nvidia/lib64", "-l:libcuda.so.1", "-ldl"]
         done = subprocess.run(command + libraries, capture_output=True, text=True, check=False)
