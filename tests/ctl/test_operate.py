@@ -42,6 +42,7 @@ def test_the_policy_is_explained_for_each_device_and_the_user(main: Ctl, daemon:
     assert re.search(r"preload.max_tenants +8 +a.toml:5 +allocations on one device", said)
     assert "devices 1, 2 (NVIDIA H200): rule 2 of 2" in said
     assert re.search(r"user .*: quota 1 of 1\n\n.*\nmax_devices +3 +built-in +slices", said)
+    assert re.search(r'max_priority +"normal" +built-in +the highest priority', said)
 
 
 # --- ps and events
@@ -302,6 +303,7 @@ POLICY = """version = 1
 [[quota]]
 uids = [1000]
 max_memory = "16GiB"
+max_priority = "above-normal"
 [[device]]
 match = { index = 0 }
 mode = "preload"
@@ -322,6 +324,14 @@ held = [{ memory = "10GiB" }]
 request = { memory = "10GiB" }
 expect = { refused = "OVER_QUOTA" }
 [[case]]
+name = "a user has no priority"
+request = { memory = "4GiB", cores = 10, isolation = "quota", uid = 7, priority = "above-normal" }
+expect = { refused = "DENIED_BY_POLICY" }
+[[case]]
+name = "a user whose quota gives priority"
+request = { memory = "4GiB", cores = 10, isolation = "quota", priority = "above-normal" }
+expect = { mode = "preload" }
+[[case]]
 name = "expects what is not so"
 request = { memory = "4GiB", uid = 7 }
 expect = { mode = "mig" }
@@ -336,8 +346,8 @@ def test_policy_cases_pass_and_fail(main: Ctl, tmp_path: Path) -> None:
     done = main("policy", "test", str(cases), "--file", str(tmp_path / "policy.toml"))
     assert done.returncode == 1, done.stderr
     states = [line.split()[0] for line in done.stdout.splitlines()[1:]]
-    assert states == ["passed", "passed", "passed", "failed"]
-    assert "3 of 4 cases passed" in done.stderr
+    assert states == ["passed", "passed", "passed", "passed", "passed", "failed"]
+    assert "5 of 6 cases passed" in done.stderr
     assert "OVER_QUOTA: uid 1000 would hold 20GiB, and its quota is 16GiB" in done.stdout
     names = main("policy", "test", str(cases), "--file", str(tmp_path / "policy.toml"), "-o", "name")
     assert names.stdout.splitlines() == ["expects what is not so"]

@@ -11,12 +11,15 @@ from tests.e2e.support import PROBE, eventually, states
 from vgpud.lease import DeviceLimits, SharePolicy, read_limits
 
 KERNEL_US = "1000"
+# for a tester that is not root
+PRIORITY = '[[quota]]\nmax_priority = "above-normal"\n'
 ASKED = ["--isolation", "quota", "--device", "0", "--memory", "2GiB"]
 SPIN = ["env", f"VGPU_SIM_KERNEL_US={KERNEL_US}", str(BUILD / "bin" / "vgpu-spin"), "--kernel-us", KERNEL_US]
 
 
 @pytest.fixture
 def started(node: DemoNode) -> DemoNode:
+    config(node).write_text(POLICY + PRIORITY)
     node.start()
     return node
 
@@ -110,6 +113,6 @@ def config(node: DemoNode) -> Path:
 
 
 def reload(node: DemoNode, preload: str) -> None:
-    config(node).write_text(f"{POLICY}[device.preload]\n{preload}")
+    config(node).write_text(f"{POLICY}[device.preload]\n{preload}{PRIORITY}")
     told = node.ctl("policy", "reload")
     assert "settings of mode auto changed" in told.stdout + told.stderr

@@ -112,6 +112,28 @@ def test_a_member_of_the_group_cannot_administer(node: DemoNode) -> None:
     assert states(node) == {}
 
 
+def test_priority_is_refused_to_a_member_until_the_policy_gives_it(node: DemoNode) -> None:
+    """An idle tenant with priority stays on the device of others, and is not charged for it."""
+    ask = (*ASK, "--cores", "10", "--priority", "above-normal")
+    config = Path(node.environment["VGPUD_CONFIG"])
+    before = config.read_text()
+    refused = call(node, ALICE, *ask, member=True)
+    assert refused.returncode == 34, refused.stderr
+    assert f"uid {ALICE} may not have priority above-normal" in refused.stderr
+    assert "E203" in refused.stderr
+    assert 'max_priority = "above-normal"' in refused.stderr
+    try:
+        config.write_text(f'{before}\n[[quota]]\nusers = ["nobody"]\nmax_priority = "above-normal"\n')
+        node.ctl("policy", "reload")
+        held = call(node, ALICE, *ask, member=True)
+        assert held.returncode == 0, held.stderr
+        assert call(node, BOB, *ask, member=True).returncode == 34
+        release(node, held.stdout.strip())
+    finally:
+        config.write_text(before)
+        node.ctl("policy", "reload")
+
+
 def test_request_ids_of_two_members_do_not_collide(node: DemoNode) -> None:
     held = call(node, ALICE, *ASK, "--request-id", "shared", member=True)
     assert held.returncode == 0, held.stderr

@@ -135,6 +135,35 @@ def test_a_rule_by_name_or_group_covers_all_members() -> None:
         assert over_quota(policy, NODE, BOB, [], (piece(),), account=Account("bob")) is None
 
 
+OF_BOB = QuotaRule(uids=(1001,), max_priority="above-normal")
+OF_LAB = QuotaRule(groups=("lab",), max_priority="above-normal")
+
+
+@pytest.mark.parametrize(
+    ("rules", "owner", "priority", "code"),
+    [
+        ((), ALICE, "above-normal", ErrorCode.DENIED_BY_POLICY),
+        ((), ALICE, "normal", None),
+        ((), ALICE, "below-normal", None),
+        ((), ROOT, "above-normal", None),
+        ((QuotaRule(max_priority="above-normal"),), ALICE, "above-normal", None),
+        ((QuotaRule(max_devices=9),), ALICE, "above-normal", ErrorCode.DENIED_BY_POLICY),
+        ((OF_BOB,), ALICE, "above-normal", ErrorCode.DENIED_BY_POLICY),
+        ((OF_BOB,), BOB, "above-normal", None),
+        ((OF_LAB,), ALICE, "above-normal", None),
+        ((QuotaRule(uids=(0,)),), ROOT, "above-normal", ErrorCode.DENIED_BY_POLICY),
+    ],
+)
+def test_priority_is_for_users_to_whom_the_policy_gives_it(
+    rules: tuple[QuotaRule, ...], owner: Owner, priority: str, code: ErrorCode | None
+) -> None:
+    account = Account("alice", frozenset({300}), frozenset({"lab"}))
+    policy = Policy(quota=rules)
+    over = over_quota(policy, NODE, owner, [], (piece(),), account=account, priority=priority)
+    assert (over.code if over else None) is code
+    assert over is None or 'max_priority = "above-normal"' in over.hint
+
+
 def test_root_has_a_quota_where_it_is_named() -> None:
     assert sentence(QuotaRule(max_allocations=0), owner=ROOT) is None
     assert sentence(QuotaRule(uids=(0,), max_allocations=0), owner=ROOT) is not None

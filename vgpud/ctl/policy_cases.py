@@ -54,6 +54,7 @@ class Asked(_Table):
     isolation: Literal["hardware", "compute", "quota", "device"] | None = None
     profile: str = ""
     device: int | None = None
+    priority: Literal["", "above-normal", "normal", "below-normal"] = ""
     uid: int = 1000
     gid: int = 1000
 
@@ -68,6 +69,7 @@ class Asked(_Table):
             isolation=None if self.isolation is None else Isolation(self.isolation),
             mig_profile=self.profile,
             selector=Selector(indices=() if self.device is None else (self.device,)),
+            priority=self.priority,
         )
 
 
@@ -146,7 +148,9 @@ def _decide(policy: Policy, node: Node, request: Request, held: Sequence[Allocat
         owner = request.counts_for
         account = account_of(owner.uid) if needs_accounts(policy) else BARE
         account = account if account.is_known else BARE  # a case need not be a user of this host
-        over = over_quota(policy, node, owner, held, decision.slices, account=account)
+        over = over_quota(
+            policy, node, owner, held, decision.slices, account=account, priority=request.priority
+        )
         if over is not None:
             return decision.refused(over)
     return decision

@@ -100,7 +100,8 @@ def _of_user(policy: Policy, owner: Owner, origins: Mapping[str, str]) -> tuple[
             origin,
             _description("planner", "user_places_percent"),
         )
-        return f"{name}: no quota", [row] if owner.uid else []
+        rank = ("quota.max_priority", as_toml("normal"), BUILT_IN, _description("quota", "max_priority"))
+        return f"{name}: no quota", [row, rank] if owner.uid else []
     number = policy.quota.index(rule)
     given = rule.model_dump(mode="json", exclude_none=True)
     rows = [

@@ -158,7 +158,13 @@ class AllocationMaker:
         decision = choose(request, node, policy, self._book.use, closed=self._closed(request), pools=pools)
         if decision.refusal is None:
             refusal = over_quota(
-                policy, node, request.counts_for, self._book, decision.slices, account=account
+                policy,
+                node,
+                request.counts_for,
+                self._book,
+                decision.slices,
+                account=account,
+                priority=request.priority,
             )
             decision = decision if refusal is None else decision.refused(refusal)
         if decision.refusal is not None:

@@ -1,5 +1,5 @@
-"""Checks the total that one user holds against the first matching quota of the policy, and against the part
-of the node's places for shared slices that one user may hold. Pure."""
+"""Checks a user's priority and the total that it holds against the first matching quota of the policy, and
+against the part of the node's places for shared slices that one user may hold. Pure."""
 
 from collections.abc import Iterable
 from itertools import takewhile
@@ -25,8 +25,10 @@ def over_quota(
     wanted: tuple[Slice, ...],
     instead_of: str = "",
     account: Account = BARE,
+    priority: str = "",
 ) -> VgpuError | None:
-    """Why `owner` may not hold `wanted` as well (in the place of allocation `instead_of`), or None."""
+    """Why `owner` may not hold `wanted` as well (in the place of allocation `instead_of`) with this priority
+    (as in Request), or None."""
     if is_undecided(policy, owner, account):
         return VgpuError(
             ErrorCode.ACCOUNT_UNKNOWN,
@@ -34,6 +36,9 @@ def over_quota(
             f"see 'getent passwd {owner.uid}'; or a [[quota]] with this uid before the others",
         )
     rule = policy.quota_of(owner.uid, owner.gid, account)
+    is_bounded = QuotaRule().covers(owner.uid, owner.gid)
+    if priority == "above-normal" and (rule or QuotaRule()).max_priority == "normal" and (rule or is_bounded):
+        return _over_priority(owner)
     own = [a for a in held if a.request.counts_for.uid == owner.uid and a.state is not State.RELEASING]
     before = [a for a in own if a.id != instead_of]
     slices = [*(part for a in before for part in a.slices), *wanted]
@@ -41,8 +46,7 @@ def over_quota(
         refusal = _over_rule(rule, owner, before, slices)
         if refusal is not None or rule.max_devices is not None or rule.max_allocations is not None:
             return refusal
-    is_bounded = QuotaRule().covers(owner.uid, owner.gid) and not instead_of
-    return _over_places(policy, node, owner, slices) if is_bounded else None
+    return _over_places(policy, node, owner, slices) if is_bounded and not instead_of else None
 
 
 def is_undecided(policy: Policy, owner: Owner, account: Account) -> bool:
@@ -51,6 +55,14 @@ def is_undecided(policy: Policy, owner: Owner, account: Account) -> bool:
         return False
     rule = policy.quota_of(owner.uid, owner.gid, account)
     return any(one.goes_by_account for one in takewhile(lambda one: one is not rule, policy.quota))
+
+
+def _over_priority(owner: Owner) -> VgpuError:
+    return VgpuError(
+        ErrorCode.DENIED_BY_POLICY,
+        f"uid {owner.uid} may not have priority above-normal: no [[quota]] gives it to this user",
+        'leave the priority out, or set max_priority = "above-normal" in a [[quota]] that covers the user',
+    )
 
 
 def _over_places(policy: Policy, node: Node, owner: Owner, slices: list[Slice]) -> VgpuError | None:

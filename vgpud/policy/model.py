@@ -408,6 +408,9 @@ class QuotaRule(Table):
         le=102_400.0,
         description="percent of a device, of all slices together; one without a limit counts as 100",
     )
+    max_priority: Literal["normal", "above-normal"] = Field(
+        "normal", description="the highest priority that its allocations may have; normal without a rule, too"
+    )
 
     @property
     def goes_by_account(self) -> bool:
