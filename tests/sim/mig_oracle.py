@@ -43,6 +43,16 @@ RTX_PRO_6000: Table = {
     0: (1, 4, (0,)),
     32: (1, 4, (0,)),
 }
+RTX_PRO_5000: Table = {
+    5: (2, 1, (0, 1)),
+    6: (1, 1, (0, 1)),
+    35: (2, 1, (0, 1)),
+    64: (1, 1, (0, 1)),
+    66: (2, 1, (0, 1)),
+    0: (1, 2, (0,)),
+    32: (1, 2, (0,)),
+}
+RTX_PRO_4500: Table = {profile: row for profile, row in RTX_PRO_5000.items() if profile != 6}
 #: The 723 layouts that are usually counted leave the +me profile out.
 SEVEN_WITHOUT_ME: Table = {profile: row for profile, row in SEVEN_SLICE_CARD.items() if profile != 20}
 TABLES = {
@@ -50,6 +60,8 @@ TABLES = {
     "seven+me": SEVEN_SLICE_CARD,
     "a30": A30,
     "rtx": RTX_PRO_6000,
+    "rtx5000": RTX_PRO_5000,
+    "rtx4500": RTX_PRO_4500,
 }
 
 

@@ -52,8 +52,12 @@ def ask(node: SimNode, body: str) -> object:
         ("a100x8", "all", "seven", 723),
         ("h100x8", "all", "seven", 723),
         ("b200x8", "all", "seven", 723),
+        ("b300x8", "all", "seven", 723),
+        ("gb300x4", "all", "seven", 723),
         ("a30x4", "all", "a30", 84),
         ("rtxpro6000x2", "all", "rtx", 1249),
+        ("rtxpro5000x2", "all", "rtx5000", 36),
+        ("rtxpro4500x2", "all", "rtx4500", 26),
     ],
 )
 def test_instance_placement_agrees_with_the_model(

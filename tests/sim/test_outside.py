@@ -21,8 +21,12 @@ from tests.simnode import ROOT, SimNode
 Make = Callable[..., SimNode]
 Smi = Callable[..., subprocess.CompletedProcess[str]]
 
-#: What one H200 (driver 580.159.04, MIG mode off) printed for `nvidia-smi mig -lgip; nvidia-smi mig -lgipp`.
-CARD = (Path(__file__).parent / "data" / "h200_mig_profiles.txt").read_text().split("\n\n")
+#: What an H200 and an H100 (driver 580.159.04, MIG mode off) printed for `nvidia-smi mig -lgip` and `-lgipp`.
+CARDS = {
+    card: (Path(__file__).parent / "data" / f"{card}_mig_profiles.txt").read_text().split("\n\n")
+    for card in ("h200", "h100")
+}
+CARD = CARDS["h200"]
 
 
 def fetched(branch: str) -> Path:
@@ -130,10 +134,11 @@ def body(text: str) -> list[str]:
 
 
 @NVIDIA_SMI
-def test_nvidia_smi_prints_the_profiles_as_on_the_card(sim_node: Make) -> None:
-    node = sim_node("h200x1")
-    assert body(run("550", node, "mig -lgip").stdout) == body(CARD[0])
-    assert run("550", node, "mig -lgipp").stdout.split("\n")[:7] == CARD[1].split("\n")[:7]
+@pytest.mark.parametrize("card", CARDS)
+def test_nvidia_smi_prints_the_profiles_as_on_the_card(sim_node: Make, card: str) -> None:
+    node = sim_node(f"{card}x1")
+    assert body(run("550", node, "mig -lgip").stdout) == body(CARDS[card][0])
+    assert run("550", node, "mig -lgipp").stdout.split("\n")[:7] == CARDS[card][1].split("\n")[:7]
 
 
 @NVIDIA_SMI
