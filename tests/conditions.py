@@ -77,6 +77,13 @@ def _fuse() -> str:
     return ""
 
 
+def _cgroups() -> str:
+    for top in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified"):
+        if os.access(f"{top}/cgroup.procs", os.W_OK):
+            return ""
+    return "no tree of cgroup v2 that this user may write to"
+
+
 def _traced() -> str:
     scope = Path("/proc/sys/kernel/yama/ptrace_scope")
     if os.geteuid() == 0 or not scope.exists() or scope.read_text().strip() == "0":
@@ -113,6 +120,11 @@ CONDITIONS: dict[str, Condition] = {
         "files of a FUSE file system that delays the kernel",
         "run it as root where the kernel has FUSE",
         look=_fuse,
+    ),
+    "cgroups": Condition(
+        "memory limits that the driver enforces for a control group",
+        "run it as root where cgroup v2 is mounted below /sys/fs/cgroup and can be written to",
+        look=_cgroups,
     ),
     "ptrace": Condition(
         "kill at an instruction, read another process's memory",

@@ -51,11 +51,11 @@ def simulator(module: str) -> ModuleType:
     return importlib.import_module(f"vgpu_sim.{module}")
 
 
-def create(state: Path, profile: str, seed: str = "") -> Any:
+def create(state: Path, profile: str, seed: str = "", driver: str = "") -> Any:
     """A new simulated node, as vgpu_sim.node.Node."""
     parts = simulator("node")
     node = parts.Node(state, parts.find_tree())
-    node.create(profile, seed)
+    node.create(profile, seed, driver)
     return node
 
 
@@ -152,12 +152,12 @@ class SimNode:
 
 @pytest.fixture
 def sim_node(tmp_path: Path) -> Iterator[Callable[..., SimNode]]:
-    """Makes nodes: `sim_node(profile="h200x8", seed="")` -> SimNode."""
+    """Makes nodes: `sim_node(profile="h200x8", seed="", driver="")` -> SimNode."""
     nodes: list[SimNode] = []
 
-    def make(profile: str = "h200x8", seed: str = "") -> SimNode:
+    def make(profile: str = "h200x8", seed: str = "", driver: str = "") -> SimNode:
         node = SimNode(tmp_path / f"node{len(nodes)}", build_dir(), profile)
-        create(node.state, profile, seed)
+        create(node.state, profile, seed, driver)
         nodes.append(node)
         return node
 

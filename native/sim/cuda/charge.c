@@ -1,4 +1,6 @@
 /* Device memory, charged in the shared state to this process's own entry. */
+#include <unistd.h>
+
 #include "internal.h"
 
 uint64_t cu_round_page(uint64_t bytes)
@@ -25,6 +27,8 @@ static bool fits(const struct cu_device *d, enum sim_kind kind, uint64_t bytes)
         return false;
     if (kind == SIM_MANAGED) /* managed memory beyond the card goes to the host */
         return true;
+    if (d->gi == SIM_NONE && bytes > sim_wall_left(cu.s, d->device, (uint32_t)getpid()))
+        return false;
     uint64_t capacity = sim_capacity_bytes(cu.s, d->device, d->gi);
     if (bytes <= capacity && sim_used_bytes(cu.s, d->device, d->gi) <= capacity - bytes)
         return true;

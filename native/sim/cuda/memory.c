@@ -1,4 +1,6 @@
 /* Plain, pitched and managed memory, and the calls that describe an address. */
+#include <unistd.h>
+
 #include "internal.h"
 
 #define PITCH_ALIGN 512u
@@ -16,11 +18,14 @@ CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
     sim_sweep(cu.s);
     uint64_t capacity = sim_capacity_bytes(cu.s, d->device, d->gi);
     uint64_t used = sim_used_bytes(cu.s, d->device, d->gi);
+    uint64_t left = d->gi == SIM_NONE ? sim_wall_left(cu.s, d->device, (uint32_t)getpid()) : SIM_NO_LIMIT;
     sim_unlock(cu.s);
     size_t size = 0;
     CU_TRY(cuDeviceTotalMem_v2(&size, ctx->ordinal));
     *total = size;
     *free_bytes = used < capacity ? capacity - used : 0;
+    if (left < *free_bytes)
+        *free_bytes = left;
     return CUDA_SUCCESS;
 }
 

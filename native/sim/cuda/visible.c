@@ -103,7 +103,7 @@ static bool take_word(const char *word)
 
 static void keep_instances_only(void)
 {
-    int kept = 0, limit = atoi(cu.s->driver_version) >= 570 ? CU_MAX_ORDINALS : 1;
+    int kept = 0, limit = sim_branch(cu.s) >= 570 ? CU_MAX_ORDINALS : 1;
     bool any = false;
     for (int i = 0; i < cu.device_count; i++)
         any = any || cu.devices[i].gi != SIM_NONE;

@@ -57,6 +57,14 @@ void nv_pci_info(const struct sim_device *d, nvmlPciInfo_t *pci);
             return nv_try_ret;                  \
     } while (0)
 
+/* A function that drivers before this branch lack: programs do not find its symbol there. */
+#define NV_SINCE(state, branch)                                  \
+    do {                                                         \
+        const struct sim_state *nv_since = (state);              \
+        if (nv_since != NULL && sim_branch(nv_since) < (branch)) \
+            return NVML_ERROR_FUNCTION_NOT_FOUND;                \
+    } while (0)
+
 /* One unsigned figure of a physical device. */
 #define NV_GET_UINT(function, value)                              \
     nvmlReturn_t function(nvmlDevice_t device, unsigned int *out) \

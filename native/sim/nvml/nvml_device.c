@@ -140,6 +140,7 @@ nvmlReturn_t nvmlDeviceGetPciInfoExt(nvmlDevice_t device, nvmlPciInfoExt_t *pci)
 {
     struct nv_call c;
     NV_TRY(nv_enter_physical("nvmlDeviceGetPciInfoExt", device, &c));
+    NV_SINCE(c.s, 550);
     if (pci == NULL)
         return NVML_ERROR_INVALID_ARGUMENT;
     if (pci->version != nvmlPciInfoExt_v1)

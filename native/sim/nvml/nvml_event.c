@@ -10,7 +10,11 @@ struct nvmlEventSet_st {
     uint64_t next;
 };
 
-static const unsigned long long supported = nvmlEventTypeXidCriticalError | nvmlEventMigConfigChange;
+static unsigned long long supported(const struct sim_state *s)
+{
+    unsigned long long types = nvmlEventTypeXidCriticalError | nvmlEventMigConfigChange;
+    return sim_branch(s) >= 580 ? types | nvmlEventTypeGpuRecoveryAction : types;
+}
 
 nvmlReturn_t nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device, unsigned long long *types)
 {
@@ -18,7 +22,7 @@ nvmlReturn_t nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device, unsigned long
     NV_TRY(nv_enter_physical("nvmlDeviceGetSupportedEventTypes", device, &c));
     if (types == NULL)
         return NVML_ERROR_INVALID_ARGUMENT;
-    *types = supported;
+    *types = supported(c.s);
     return NVML_SUCCESS;
 }
 
@@ -41,7 +45,7 @@ nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long ty
     NV_TRY(nv_enter_physical("nvmlDeviceRegisterEvents", device, &c));
     if (set == NULL)
         return NVML_ERROR_INVALID_ARGUMENT;
-    if ((types & ~supported) != 0)
+    if ((types & ~supported(c.s)) != 0)
         return NVML_ERROR_NOT_SUPPORTED;
     set->types[c.device] |= types;
     return NVML_SUCCESS;

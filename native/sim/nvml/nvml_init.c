@@ -339,6 +339,7 @@ nvmlReturn_t nvmlDeviceGetHandleByUUIDV(const nvmlUUID_t *uuid, nvmlDevice_t *de
 {
     char text[NVML_DEVICE_UUID_V2_BUFFER_SIZE];
     const unsigned char *b;
+    NV_SINCE(nv_state(), 580);
     if (uuid == NULL || device == NULL)
         return NVML_ERROR_INVALID_ARGUMENT;
     if (uuid->version != nvmlUUID_v1)

@@ -49,7 +49,10 @@ nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned int *correc
         return NVML_ERROR_INVALID_ARGUMENT;
     if (!remaps_rows(c.d))
         return NVML_ERROR_NOT_SUPPORTED;
-    *correctable = *uncorrectable = *pending = *failed = 0;
+    *correctable = 0;
+    *uncorrectable = c.d->rows_remapped;
+    *pending = c.d->rows_pending;
+    *failed = c.d->rows_failed;
     return NVML_SUCCESS;
 }
 
@@ -146,6 +149,7 @@ nvmlReturn_t nvmlDeviceGetC2cModeInfoV(nvmlDevice_t device, nvmlC2cModeInfo_v1_t
 {
     struct nv_call c;
     NV_TRY(nv_enter_physical("nvmlDeviceGetC2cModeInfoV", device, &c));
+    NV_SINCE(c.s, 550);
     if (info == NULL)
         return NVML_ERROR_INVALID_ARGUMENT;
     info->isC2cEnabled = 0;
@@ -372,6 +376,7 @@ nvmlReturn_t nvmlSystemGetDriverBranch(nvmlSystemDriverBranchInfo_t *info, unsig
     struct sim_state *s;
     char text[NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE];
     NV_TRY(nv_enter_system("nvmlSystemGetDriverBranch", &s));
+    NV_SINCE(s, 580);
     if (info == NULL)
         return NVML_ERROR_INVALID_ARGUMENT;
     snprintf(text, sizeof(text), "r%.*s", (int)strcspn(s->driver_version, "."), s->driver_version);

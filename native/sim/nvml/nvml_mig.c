@@ -143,6 +143,7 @@ nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfoByIdV(nvmlDevice_t device, unsig
 {
     struct nv_call c;
     NV_TRY(nv_enter_physical("nvmlDeviceGetGpuInstanceProfileInfoByIdV", device, &c));
+    NV_SINCE(c.s, 580);
     const struct sim_gi_profile *p = sim_gi_profile_by_id(c.d, profile_id);
     if (info == NULL || p == NULL)
         return NVML_ERROR_INVALID_ARGUMENT;

@@ -1,6 +1,8 @@
 /* Temperature, power, clocks, and field values. They follow the load; none is random. */
 #include "internal.h"
 
+#define FIELD_PENDING_BANK_REMAPPING 307 /* NVML_FI_DEV_PENDING_BANK_REMAPPING of nvidia-ml-py 13.615 */
+
 static uint32_t load_percent(struct nv_call *c)
 {
     sim_engine_lock(c->d);
@@ -63,6 +65,7 @@ nvmlReturn_t nvmlDeviceGetTemperatureV(nvmlDevice_t device, nvmlTemperature_t *t
 {
     struct nv_call c;
     NV_TRY(nv_enter_physical("nvmlDeviceGetTemperatureV", device, &c));
+    NV_SINCE(c.s, 580);
     if (temperature == NULL || temperature->sensorType != NVML_TEMPERATURE_GPU)
         return NVML_ERROR_INVALID_ARGUMENT;
     if (temperature->version != nvmlTemperature_v1)
@@ -198,6 +201,14 @@ static void fill_field(struct nv_call *c, nvmlFieldValue_t *v)
     case NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION:
         v->valueType = NVML_VALUE_TYPE_UNSIGNED_LONG_LONG;
         v->value.ullVal = (unsigned long long)(c->d->whole.busy_ns_total / 1e9 * c->d->power_limit_mw);
+        break;
+    case NVML_FI_DEV_GET_GPU_RECOVERY_ACTION: /* shown by nvidia-smi 580, not by 550 */
+        v->value.uiVal = c->d->recovery_action;
+        v->nvmlReturn = sim_branch(c->s) >= 580 ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
+        break;
+    case FIELD_PENDING_BANK_REMAPPING:
+        v->value.uiVal = c->d->banks_pending;
+        v->nvmlReturn = sim_branch(c->s) >= 615 ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
         break;
     default:
         v->nvmlReturn = NVML_ERROR_NOT_SUPPORTED;

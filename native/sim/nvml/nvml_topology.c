@@ -7,6 +7,7 @@ nvmlReturn_t nvmlDeviceGetNumaNodeId(nvmlDevice_t device, unsigned int *node)
 {
     struct nv_call c;
     NV_TRY(nv_enter("nvmlDeviceGetNumaNodeId", device, &c));
+    NV_SINCE(c.s, 550);
     if (node == NULL)
         return NVML_ERROR_INVALID_ARGUMENT;
     if (!c.d->numa_node_reported)

@@ -63,7 +63,7 @@ int sim_checkpoint_lock(struct sim_state *s, uint32_t pid, uint32_t most_ms)
     uint64_t end = sim_now_ns() + (uint64_t)most_ms * 1000000;
     sim_lock(s);
     int result = find(s, pid, SIM_RUNNING, &p);
-    if (result == CUDA_SUCCESS && (atoi(s->driver_version) < BRANCH_OF_CHECKPOINTS || any_mps(p)))
+    if (result == CUDA_SUCCESS && (sim_branch(s) < BRANCH_OF_CHECKPOINTS || any_mps(p)))
         result = CUDA_ERROR_NOT_SUPPORTED;
     if (result == CUDA_SUCCESS)
         set_gate(p, SIM_LOCKED, false); /* from here on the process can add neither memory nor work */
@@ -131,7 +131,7 @@ static int check_moves(const struct sim_state *s, const struct sim_proc *p, cons
         if (u->used && u->contexts > 0 && u->gi != SIM_NONE)
             return CUDA_ERROR_INVALID_VALUE;
     }
-    return atoi(s->driver_version) < BRANCH_OF_MOVES ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
+    return sim_branch(s) < BRANCH_OF_MOVES ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
 }
 
 static uint32_t moved_to(const uint8_t *card_of, uint32_t card)
@@ -156,7 +156,8 @@ static int check_room(struct sim_state *s, const struct sim_proc *p)
             if (p->uses[j].used && p->uses[j].device == u->device && p->uses[j].gi == u->gi)
                 bytes += sim_use_bytes(&p->uses[j]);
         uint64_t capacity = sim_capacity_bytes(s, u->device, u->gi);
-        if (bytes > capacity || sim_used_bytes(s, u->device, u->gi) > capacity - bytes)
+        if (bytes > capacity || sim_used_bytes(s, u->device, u->gi) > capacity - bytes ||
+            (u->gi == SIM_NONE && bytes > sim_wall_left(s, u->device, p->pid)))
             return CUDA_ERROR_OUT_OF_MEMORY;
     }
     return CUDA_SUCCESS;

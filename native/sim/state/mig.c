@@ -301,6 +301,9 @@ void sim_device_reset(struct sim_state *s, uint32_t device)
     d->mig_current = d->mig_pending;
     d->lost = 0;
     d->hidden_bytes = 0;
+    d->recovery_action = d->banks_pending = 0;
+    d->rows_remapped += d->rows_pending;
+    d->rows_pending = 0;
 }
 
 void sim_reboot(struct sim_state *s)

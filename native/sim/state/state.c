@@ -204,3 +204,8 @@ bool sim_parse_unsigned(const char *text, unsigned long long *value)
     *value = strtoull(text, &end, 0);
     return errno == 0 && *end == '\0';
 }
+
+int sim_branch(const struct sim_state *s)
+{
+    return atoi(s->driver_version);
+}

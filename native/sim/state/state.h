@@ -17,7 +17,7 @@
 #include <stdint.h>
 
 #define SIM_MAGIC UINT64_C(0x314d495355504756) /* "VGPUSIM1" */
-#define SIM_LAYOUT_VERSION 7u
+#define SIM_LAYOUT_VERSION 8u
 #define SIM_ENV_STATE "VGPU_SIM_STATE"
 #define SIM_NONE (-1)
 #define SIM_PAGE_BYTES (UINT64_C(2) << 20) /* device memory is charged in 2 MiB pages */
@@ -37,8 +37,11 @@ enum {
     SIM_MAX_ACCOUNTS = 4000, /* NVML's accounting buffer */
     SIM_SEGMENTS = 32,
     SIM_BUCKETS = 16,
+    SIM_MAX_WALLS = 256,
+    SIM_GROUP_PATH = 256,
     SIM_MAX_OBJECTS = 4096, /* of one process: enough for about 160 contexts */
 };
+#define SIM_NO_LIMIT UINT64_MAX           /* NVML_DEVICE_MEMORY_LIMIT_MAX */
 #define SIM_BUCKET_NS UINT64_C(125000000) /* utilisation is averaged over 8 buckets: one second */
 
 enum sim_kind { SIM_CONTEXT, SIM_PLAIN, SIM_VMM, SIM_POOL, SIM_ARRAY, SIM_GREEN, SIM_MANAGED, SIM_KINDS };
@@ -181,7 +184,9 @@ struct sim_device {
     struct sim_gi_profile gi_profiles[SIM_MAX_GI_PROFILES];
     /* changes while the node runs */
     uint32_t compute_mode, persistence, accounting, mig_current, mig_pending;
-    uint32_t lost;          /* the device has fallen off the bus */
+    uint32_t lost;            /* the device has fallen off the bus */
+    uint32_t recovery_action; /* nvmlDeviceGpuRecoveryAction_t; a reset or a reboot ends it */
+    uint32_t rows_remapped, rows_pending, rows_failed, banks_pending; /* of uncorrectable errors */
     uint64_t hidden_bytes;  /* a fault: memory that is in use by no process and cannot be allocated */
     uint64_t account_count; /* number of records ever made; the last SIM_MAX_ACCOUNTS are kept */
     struct sim_account accounts[SIM_MAX_ACCOUNTS];
@@ -210,6 +215,13 @@ struct sim_shared_event {
     double position; /* negative: the event was never recorded */
 };
 
+/* The memory limit of a control group on one device; it stands as long as the group's folder has this inode. */
+struct sim_wall {
+    uint32_t used, device;
+    uint64_t inode, soft, hard;
+    char path[SIM_GROUP_PATH];
+};
+
 struct sim_event {
     uint64_t sequence, type, data;
     uint32_t device;
@@ -235,6 +247,8 @@ struct sim_state {
     pthread_mutex_t alive[SIM_MAX_PROCS];
     struct sim_fault faults[SIM_MAX_FAULTS];
     struct sim_event events[SIM_MAX_EVENTS];
+    _Atomic uint32_t has_walls; /* a limit was set since the node was made */
+    struct sim_wall walls[SIM_MAX_WALLS];
     struct sim_shared_event shared_events[SIM_MAX_SHARED_EVENTS];
     uint64_t next_shared_event;
     uint8_t links[SIM_MAX_DEVICES][SIM_MAX_DEVICES];    /* NVLinks between two devices */
@@ -259,6 +273,7 @@ bool sim_is_state_file(int fd); /* is fd the state file of the attached node? */
 uint64_t sim_now_ns(void);      /* CLOCK_MONOTONIC */
 uint64_t sim_wall_us(void);     /* CLOCK_REALTIME, as NVML's time stamps */
 uint64_t sim_start_ticks(uint32_t pid, char *run_state);
+int sim_branch(const struct sim_state *s); /* of the driver: 580 of 580.159.04 */
 bool sim_parse_unsigned(const char *text, unsigned long long *value);
 
 /* process.c: entries, sweeping, sums. The caller holds sim_lock unless said otherwise. */
@@ -368,6 +383,14 @@ bool sim_rm_open_elsewhere(const struct sim_state *s, const struct sim_proc *p);
 /* Does an open file other than this one hold the process's lock? */
 bool sim_rm_held_by_another(const struct sim_state *s, const struct sim_proc *p, int fd);
 void sim_rm_forget(struct sim_proc *p); /* the process has ended and left its engines */
+
+/*
+ * wall.c: limits of control groups; the caller holds sim_lock. Returns are nvmlReturn_t values; `path` is the group's
+ * folder. sim_wall_left: the bytes that a process may still have of a device; SIM_NO_LIMIT: no limit.
+ */
+int sim_wall_set(struct sim_state *s, uint32_t device, const char *path, uint64_t soft, uint64_t hard);
+int sim_wall_get(struct sim_state *s, uint32_t device, const char *path, struct sim_wall *out, uint64_t *used);
+uint64_t sim_wall_left(struct sim_state *s, uint32_t device, uint32_t pid);
 
 /* hosttree.c: <state>.root/proc/driver/nvidia and friends */
 void sim_tree_write(struct sim_state *s);

@@ -122,6 +122,18 @@ void sim_dump(struct sim_state *s)
         printf("]}");
         comma = ",";
     }
+    printf("],\"walls\":[");
+    comma = "";
+    for (uint32_t i = 0; i < SIM_MAX_WALLS; i++) {
+        const struct sim_wall *w = &s->walls[i];
+        struct sim_wall now;
+        uint64_t used;
+        if (!w->used || sim_wall_get(s, w->device, w->path, &now, &used) != 0 || now.inode != w->inode)
+            continue;
+        printf("%s{\"device\":%u,\"path\":\"%s\",\"hard\":%llu,\"used\":%llu}", comma, w->device, w->path,
+               (unsigned long long)now.hard, (unsigned long long)used);
+        comma = ",";
+    }
     printf("],\"faults\":[");
     comma = "";
     for (uint32_t i = 0; i < SIM_MAX_FAULTS; i++) {

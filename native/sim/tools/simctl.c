@@ -5,7 +5,8 @@
  *   vgpu-simctl STATE fault FUNCTION error|missing|hang|slow CODE-OR-US COUNT DEVICE   (-1: for ever, all)
  *   vgpu-simctl STATE clear-faults           vgpu-simctl STATE lost DEVICE 0|1
  *   vgpu-simctl STATE hide DEVICE BYTES      vgpu-simctl STATE xid DEVICE CODE
- *   vgpu-simctl STATE driver VERSION
+ *   vgpu-simctl STATE driver VERSION         vgpu-simctl STATE recovery DEVICE ACTION
+ *   vgpu-simctl STATE rows-pending|rows-failed|banks-pending DEVICE COUNT
  */
 #include <errno.h>
 #include <nvml.h>
@@ -99,6 +100,15 @@ static int change_device(struct sim_state *s, const char *verb, int argc, char *
         d->lost = value != 0;
         if (value != 0)
             sim_post_event(s, device, SIM_NONE, SIM_NONE, nvmlEventTypeXidCriticalError, 79);
+    } else if (strcmp(verb, "recovery") == 0) {
+        d->recovery_action = (uint32_t)value;
+        sim_post_event(s, device, SIM_NONE, SIM_NONE, nvmlEventTypeGpuRecoveryAction, value);
+    } else if (strcmp(verb, "rows-pending") == 0) {
+        d->rows_pending = (uint32_t)value;
+    } else if (strcmp(verb, "rows-failed") == 0) {
+        d->rows_failed = (uint32_t)value;
+    } else if (strcmp(verb, "banks-pending") == 0) {
+        d->banks_pending = (uint32_t)value;
     } else if (strcmp(verb, "hide") == 0) {
         d->hidden_bytes = value;
     } else if (strcmp(verb, "xid") == 0) {

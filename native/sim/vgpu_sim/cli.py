@@ -17,6 +17,8 @@ from vgpu_sim.profile import ProfileError
 
 DEFAULT_PROFILE = "h200x8"
 DEFAULT_STATE = "VGPU_SIM_STATE"
+#: What a card says of its repair: nvmlDeviceGpuRecoveryAction_t, or a number of rows or banks.
+SICK = ("recovery", "rows-pending", "rows-failed", "banks-pending")
 NVML_FUNCTION_NOT_FOUND, CUDA_NOT_FOUND = 13, 500
 
 
@@ -29,7 +31,7 @@ def _node(args: argparse.Namespace) -> Node:
 
 def _create(args: argparse.Namespace) -> int:
     node = _node(args)
-    node.create(args.profile, args.seed)
+    node.create(args.profile, args.seed, args.driver)
     print(node.state)
     return 0
 
@@ -47,7 +49,7 @@ def _run(args: argparse.Namespace) -> int:
         state = Path(args.state).absolute() if args.state else Path(scratch) / "node"
         node = Node(state, find_tree())
         if not state.exists():
-            node.create(args.profile, args.seed)
+            node.create(args.profile, args.seed, args.driver)
         env = node.environment(os.environ)
         try:
             done = subprocess.run(
@@ -93,7 +95,8 @@ def _fault(args: argparse.Namespace) -> int:
         for index, found in enumerate(node.dump()["devices"]):
             if found["lost"]:
                 node.control("lost", str(index), "0")
-            node.control("hide", str(index), "0")
+            for what in ("hide", *SICK):
+                node.control(what, str(index), "0")
     elif args.what in ("fail", "hang", "missing", "slow"):
         if not args.function:
             raise NodeError(f"fault {args.what} needs --function NAME (a trailing * matches a prefix)")
@@ -108,8 +111,8 @@ def _fault(args: argparse.Namespace) -> int:
         node.control("lost", device, "1")
     elif args.what == "memory":
         node.control("hide", device, str(args.bytes))
-    elif args.what == "xid":
-        node.control("xid", device, str(args.code))
+    elif args.what in ("xid", *SICK):
+        node.control(args.what, device, str(args.code))
     return 0
 
 
@@ -137,6 +140,9 @@ def _parser() -> argparse.ArgumentParser:
     make.add_argument(
         "--profile", default=DEFAULT_PROFILE, help=f"name or TOML file (default: {DEFAULT_PROFILE})"
     )
+    make.add_argument(
+        "--driver", default="", metavar="BRANCH", help="another driver than the profile's: 535 to 615"
+    )
     make.add_argument("--seed", default="", help="other UUIDs and serial numbers")
     verbs.add_parser("create", parents=[make], help="make a node").set_defaults(act=_create)
     for verb in ("run", "shell"):
@@ -148,10 +154,12 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("--json", action="store_true")
     show.set_defaults(act=_state)
     fault = verbs.add_parser("fault", parents=[state], help="break something, or `clear` all faults")
-    faults = ["fail", "hang", "missing", "slow", "gpu-lost", "memory", "xid", "clear"]
+    faults = ["fail", "hang", "missing", "slow", "gpu-lost", "memory", "xid", *SICK, "clear"]
     fault.add_argument("what", choices=faults)
     fault.add_argument("--function", help="an NVML or CUDA function; a trailing * matches a prefix")
-    fault.add_argument("--code", type=int, default=999, help="nvmlReturn_t, CUresult or Xid (default 999)")
+    fault.add_argument(
+        "--code", type=int, default=999, help="nvmlReturn_t, CUresult, Xid, action or number (default 999)"
+    )
     fault.add_argument("--count", type=int, default=-1, help="calls to hit (default: every one)")
     fault.add_argument("--device", type=int, default=-1, help="device index (default: all)")
     fault.add_argument("--microseconds", type=int, default=1000000, help="delay of `slow`")

@@ -78,9 +78,14 @@ class Node:
             )
         return done.stdout
 
-    def create(self, name: str, seed: str = "") -> None:
-        """Make the node from a profile. An existing state of this name is replaced by a new inode."""
-        text = profiles.flatten(profiles.load(name, list(self.tree.profiles)), seed)
+    def create(self, name: str, seed: str = "", driver: str = "") -> None:
+        """Make the node from a profile. An existing state of this name is replaced by a new inode.
+
+        `driver` is a branch; if it is empty, VGPU_SIM_DRIVER or else the profile has the driver.
+        """
+        branch = driver or os.environ.get("VGPU_SIM_DRIVER", "")
+        loaded = profiles.with_driver(profiles.load(name, list(self.tree.profiles)), branch)
+        text = profiles.flatten(loaded, seed)
         shutil.rmtree(self.host_root, ignore_errors=True)
         self.state.parent.mkdir(parents=True, exist_ok=True)
         self.control("create", text=text)

@@ -30,6 +30,15 @@ CARD_DEFAULTS: Mapping[str, int | float | str] = {
     "context_switch_us": 120.9, "channels_stop_us": 250.0, "channels_off_us": 449.0,
     "channels_on_us": 275.0, "numa_node_reported": 0,
 }  # fmt: skip
+#: Drivers that a node can be made with: branch -> version, NVML version, CUDA version (what NVIDIA's packages
+#: nvidia-compute-utils and libnvidia-compute of these branches say).
+DRIVERS: Mapping[str, tuple[str, str, int]] = {
+    "535": ("535.309.01", "12.535.309.01", 12020),
+    "550": ("550.163.01", "12.550.163.01", 12040),
+    "580": ("580.159.04", "13.580.159.04", 13000),
+    "595": ("595.99.02", "13.595.99.02", 13020),
+    "615": ("615.71.09", "13.615.71.09", 13040),
+}
 CARD_KEYS = frozenset(CARD_DEFAULTS) | {"name", "cc", "mig"}
 ENGINES = {"copy": "copy_engines", "decode": "decoders", "encode": "encoders", "jpeg": "jpegs", "ofa": "ofas"}
 MIG_PROFILE_KEYS = {
@@ -144,6 +153,15 @@ def flatten(profile: Mapping[str, Any], seed: str = "") -> str:
     except KeyError as exc:
         raise ProfileError(f"key {exc.args[0]!r} is missing") from exc
     return "".join(f"{key}={value}\n" for key, value in lines)
+
+
+def with_driver(profile: dict[str, Any], branch: str) -> dict[str, Any]:
+    """The profile with the driver of a branch; with its own if `branch` is empty. Raises ProfileError."""
+    if not branch:
+        return profile
+    if branch not in DRIVERS:
+        raise ProfileError(f"no driver {branch!r}; there are: {', '.join(DRIVERS)}")
+    return profile | {"driver": dict(zip(("version", "nvml", "cuda"), DRIVERS[branch], strict=True))}
 
 
 def find(name: str, directories: list[Path]) -> Path:

@@ -1,0 +1,119 @@
+"""Drivers of other branches as a property of a node: what their NVML has, and what it lacks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cgroups import cgroup  # noqa: F401
+from tests.conditions import needs
+from tests.sim.tenant import Tenant
+from tests.simnode import SimNode, simulator
+
+Make = Callable[..., SimNode]
+MIB = 1 << 20
+
+HEAD = """
+import ctypes, json, pynvml as n
+def ask(function, *args):
+    try:
+        return function(*args)
+    except n.NVMLError as e:
+        return f"error {e.value}"
+n.nvmlInit()
+h = n.nvmlDeviceGetHandleByIndex(0)
+def field(number):
+    value = n.nvmlDeviceGetFieldValues(h, [number])[0]
+    return [value.nvmlReturn, value.value.uiVal]
+def limit(path, hard, soft=0):
+    return ask(n.nvmlDeviceSetMemoryLimits_v1, h, n.c_nvmlSetMemoryLimits_v1_t(path.encode(), soft, hard))
+def limits(path):
+    out = n.c_nvmlGetMemoryLimits_v1_t(path.encode())
+    return ask(n.nvmlDeviceGetMemoryLimits_v1, h, out) or [out.softLimit, out.hardLimit, out.currentUsed]
+"""
+
+
+def ask(node: SimNode, body: str) -> object:
+    return json.loads(node.python(HEAD + body + "\nprint(json.dumps(out))"))
+
+
+@pytest.mark.parametrize("branch", ["535", "550", "580", "595", "615"])
+def test_a_node_has_the_driver_that_it_is_made_with(sim_node: Make, branch: str) -> None:
+    node = sim_node(driver=branch)
+    version, nvml, cuda = simulator("profile").DRIVERS[branch]
+    out = ask(
+        node,
+        "out = [ask(getattr(n, f'nvmlSystemGet{name}Version')) for name in ('Driver', 'NVML', 'CudaDriver')]",
+    )
+    assert out == [version, nvml, cuda]
+
+
+def test_a_node_refuses_a_driver_that_is_not_known(sim_node: Make) -> None:
+    with pytest.raises(simulator("profile").ProfileError, match="no driver '470'; there are: 535, 550"):
+        sim_node(driver="470")
+
+
+@pytest.mark.parametrize(
+    ("branch", "recovery", "banks", "limits"),
+    [
+        ("535", 3, 3, "error 13"),
+        ("550", 3, 3, "error 13"),
+        ("580", 0, 3, "error 13"),
+        ("595", 0, 3, "error 13"),
+        ("615", 0, 0, "error 2"),
+    ],
+)
+def test_a_driver_lacks_what_later_branches_brought(
+    sim_node: Make, branch: str, recovery: int, banks: int, limits: str
+) -> None:
+    """13 is FUNCTION_NOT_FOUND, 3 NOT_SUPPORTED, 2 INVALID_ARGUMENT (the path is in no cgroup tree)."""
+    out = ask(sim_node(driver=branch), "out = [field(230)[0], field(307)[0], limits('/nowhere')]")
+    assert out == [recovery, banks, limits]
+
+
+def test_a_card_says_which_repair_it_needs_until_its_reset(sim_node: Make) -> None:
+    node = sim_node(driver="615")
+    node.sim("fault", "recovery", "--device", "0", "--code", "1")
+    node.sim("fault", "rows-pending", "--device", "0", "--code", "2")
+    node.sim("fault", "banks-pending", "--device", "0", "--code", "1")
+    body = "out = [field(230), field(307), n.nvmlDeviceGetRemappedRows(h)]"
+    assert ask(node, body) == [[0, 1], [0, 1], [0, 0, 2, 0]]
+    node.sim("reset", "0")
+    assert ask(node, body) == [[0, 0], [0, 0], [0, 2, 0, 0]]
+
+
+@needs("cgroups")
+def test_the_driver_refuses_memory_beyond_the_limit_of_a_cgroup(sim_node: Make, cgroup: Path) -> None:  # noqa: F811
+    """Both of a process in the group and of one below it; a process outside is free."""
+    node, inner = sim_node(driver="615"), cgroup / "inner"
+    inner.mkdir()
+    first, second, outside = Tenant(node), Tenant(node), Tenant(node)
+    (cgroup / "cgroup.procs").write_text(str(first.process.pid))
+    (inner / "cgroup.procs").write_text(str(second.process.pid))
+    assert ask(node, f"out = limit({str(cgroup)!r}, {2048 * MIB})") is None
+    answers = [first.say("alloc 600"), second.say("alloc 600"), outside.say("alloc 2000")]
+    assert answers == ["ok", "error 2", "ok"]
+    assert ask(node, f"out = limits({str(cgroup)!r})") == [0, 2048 * MIB, (600 + 2 * 526) * MIB]
+    assert ask(node, f"out = [limit({str(cgroup)!r}, n.NVML_DEVICE_MEMORY_LIMIT_MAX)]") == [None]
+    assert second.say("alloc 600") == "ok"
+
+
+@needs("cgroups")
+def test_a_limit_ends_with_its_cgroup(sim_node: Make, cgroup: Path) -> None:  # noqa: F811
+    node, inner = sim_node(driver="615"), cgroup / "inner"
+    for _ in range(2):
+        inner.mkdir()
+        assert ask(node, f"out = limits({str(inner)!r})") == [0, 2**64 - 1, 0]
+        assert ask(node, f"out = limit({str(inner)!r}, {MIB})") is None
+        assert [wall["hard"] for wall in node.dump()["walls"]] == [MIB]
+        inner.rmdir()
+        assert node.dump()["walls"] == []
+
+
+@needs("cgroups")
+def test_a_card_in_mig_mode_has_no_limits_for_cgroups(sim_node: Make, cgroup: Path) -> None:  # noqa: F811
+    body = f"n.nvmlDeviceSetMigMode(h, 1); out = limits({str(cgroup)!r})"
+    assert ask(sim_node(driver="615"), body) == "error 3"
