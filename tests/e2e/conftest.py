@@ -12,18 +12,21 @@ from tests.demo.node import POLICY, Command, Daemon, DemoNode
 from tests.simnode import create
 
 NodeMaker = Callable[..., DemoNode]
-#: For tenants that are suspended: the machine of the tests may be short of memory, and they hold little.
+#: A policy for tests that suspend tenants. Its small reserve of host memory lets a test machine with little
+#: memory take them.
 ROOMY = f'{POLICY}\n[pool]\nhost_memory_reserve = "1MiB"\n'
 
 
 def simulated(state: Path, profile: str) -> dict[str, str]:
-    """The environment inside a new simulated node; a missing build is a failure, not a skip."""
+    """The environment variables of a new simulated node. A missing build fails the test."""
     inside: dict[str, str] = create(state, profile).environment(os.environ)
     return inside
 
 
 class PreparedNode(DemoNode):
-    """Its programs have nothing to import any more, unless a test has another program for its daemon."""
+    """A node whose daemon and vgpuctl are forked from prepared processes that have imported vgpud. A node
+    with a daemon program of its own starts that program.
+    """
 
     def launch(self, environment: Mapping[str, str], log: int) -> Daemon:
         if self.command is not DemoNode.command:
@@ -36,7 +39,7 @@ class PreparedNode(DemoNode):
 
 @contextmanager
 def node_maker(folder: Path) -> Iterator[NodeMaker]:
-    """Makes nodes, and clears away all that they started."""
+    """Yields a function that makes nodes. Ends every process that they started after the test."""
     made: list[DemoNode] = []
 
     def make(profile: str = "h200x8", policy: str = POLICY) -> DemoNode:
@@ -62,20 +65,20 @@ def make_node(tmp_path: Path) -> Iterator[NodeMaker]:
 
 @pytest.fixture(scope="module")
 def make_shared_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeMaker]:
-    """For a daemon that all tests of a module share."""
+    """Makes nodes that all tests of a module share."""
     with node_maker(tmp_path_factory.mktemp("shared")) as make:
         yield make
 
 
 @pytest.fixture(scope="module")
 def shared_policy() -> str:
-    """Of the two below; a module that wants another has a fixture of this name."""
+    """The policy of `shared_node` and `cut_node`. A module overrides this fixture to use another policy."""
     return ROOMY
 
 
 @pytest.fixture(scope="module")
 def shared_node(make_shared_node: NodeMaker, shared_policy: str) -> DemoNode:
-    """One started for all tests of a module."""
+    """A started node that all tests of a module share."""
     node = make_shared_node(policy=shared_policy)
     node.start()
     return node
@@ -83,14 +86,14 @@ def shared_node(make_shared_node: NodeMaker, shared_policy: str) -> DemoNode:
 
 @pytest.fixture
 def cut_node(make_node: NodeMaker, shared_policy: str) -> Iterator[DemoNode]:
-    """One that a test starts, and cuts, itself."""
+    """A node that the test itself starts, usually with a fault point at which vgpud is killed."""
     node = make_node(policy=shared_policy)
     yield node
     node.stop()
 
 
 def end_helpers(node: DemoNode) -> None:
-    """Every process whose environment names this node's folders."""
+    """Ends every process that names this node's folder in its command line or environment."""
     marker = f"{node.folder}".encode()
     for process in Path("/proc").glob("[0-9]*"):
         try:

@@ -1,4 +1,4 @@
-"""vgpud in an event loop that clears nothing up, and says what tasks are left at its end.
+"""Runs vgpud in an event loop that cancels nothing at its end, and prints the tasks that are left.
 
 python -m tests.e2e.ending GRACE_SECONDS
 """

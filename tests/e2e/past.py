@@ -1,4 +1,6 @@
-"""A tenant whose calls libvgpu does not see, and one whose threads wait for all kinds of things."""
+"""Test programs: a tenant whose driver calls bypass libvgpu, and a tenant whose threads wait for locks of
+many kinds.
+"""
 
 import os
 from functools import partial
@@ -6,7 +8,8 @@ from pathlib import Path
 
 from vgpud.stacks.blocked import MACHINES, Code, lock_wait
 
-#: Calls the driver's own function for each line of input, "past", by its address: as from a private table.
+#: For the input line "past" it calls the driver's own function by its address, as a program with the driver's
+#: private table does. libvgpu does not see that call.
 PAST = """
 import ctypes as c, json, mmap, struct, sys
 u = c.CDLL("libcuda.so.1")
@@ -45,8 +48,9 @@ for line in sys.stdin:
 
 
 def frames_are_told(pid: int) -> bool:
-    """Those of the functions in which the process's threads wait for locks: else stale words may be taken for
-    return addresses."""
+    """True if the call frames of all threads that wait for a lock can be found. Without frames, stale words
+    of the stack may be taken for return addresses.
+    """
     machine = MACHINES[os.uname().machine]
     folder = Path(f"/proc/{pid}")
     code = Code((folder / "maps").read_text())

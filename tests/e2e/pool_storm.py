@@ -1,12 +1,12 @@
-"""Tenants suspended, resumed, moved and killed at random, with vgpud killed among them: nothing is lost.
+"""Suspends, resumes, moves and kills tenants at random, and kills vgpud at random: no memory is lost.
 
     .venv/bin/python -m tests.e2e.pool_storm --cycles 1000 [--seed 1] [--cuts 0.04] [--evictable]
 
 With --evictable libvgpu evicts the tenants' memory, and every second suspension is deep; without it the
 driver saves the memory.
 
-After each cycle the API, the ledger's file, the leases, the arbiter and NVML agree with what was done, and
-every tenant that runs has its bytes.
+After each cycle the API, the ledger's file, the leases, the arbiter and NVML agree with the operations that
+were made, and every running tenant has its bytes.
 """
 
 import argparse
@@ -33,7 +33,8 @@ from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.lease import ArbiterClient, read_limits, read_usage
 from vgpud.model.errors import ErrorCode, VgpuError
 
-# Commands on lines, answers on lines: "fill SEED" new bytes, "sum" of all bytes, "grow MIB"
+# Reads a command from each line and prints an answer. "fill SEED" writes new bytes, "sum" prints a checksum
+# of all bytes, "grow MIB" allocates more.
 PROGRAM = """
 import ctypes as c, json, random, sys, zlib
 u = c.CDLL("libcuda.so.1")
@@ -65,15 +66,15 @@ for line in sys.stdin:
     print(total(), flush=True)
 """
 TENANTS = 4
-DEVICES = 4  # of the node's eight, so that they meet
-SLICE_GIB = 40  # three fit on a card, so that a move may find no room
+DEVICES = 4  # of the eight devices of the node; few, so that tenants share devices
+SLICE_GIB = 40  # three slices fill a device, so that a move may find no room
 NO_MOVE = (ErrorCode.NO_CAPACITY, ErrorCode.DEVICE_IN_USE)
 CUT = (ErrorCode.UNREACHABLE, ErrorCode.STOPPING)
 
 
 @dataclass
 class Tenant:
-    """A program under an allocation, and what it should find."""
+    """A program under an allocation, with the checksum and the size of memory that it is expected to have."""
 
     node: DemoNode
     held: pb.Allocation
@@ -97,7 +98,7 @@ class Tenant:
 class Storm:
     node: DemoNode
     dice: random.Random
-    cut_share: float  # of the calls, in the middle of which vgpud is killed
+    cut_share: float  # share of the operations during which vgpud is killed
     evictable: bool = False
     tenants: list[Tenant] = field(default_factory=list)
     done: Counter[str] = field(default_factory=Counter)
@@ -108,7 +109,7 @@ class Storm:
         self.connection = client(self.node)
         self.arbiter = ArbiterClient(self.node.run_dir / "arbiter" / "control.sock", 10)
 
-    # --- what is done
+    # --- operations
 
     def fill_up(self) -> None:
         while len(self.tenants) < TENANTS:
@@ -130,7 +131,7 @@ class Storm:
             self.tenants.append(tenant)
 
     def grow(self, tenant: Tenant) -> None:
-        mib = self.dice.choice((2, 4))  # whole pages of the driver
+        mib = self.dice.choice((2, 4))  # multiples of the driver's 2 MiB pages
         tenant.sum = tenant.ask(f"grow {mib} {self.dice.getrandbits(30)}")
         tenant.mib += mib
 
@@ -187,7 +188,7 @@ class Storm:
         self.is_released(tenant)
 
     def is_released(self, tenant: Tenant) -> None:
-        """In the end."""
+        """Called at the end of the storm."""
         eventually(lambda: not self.alive(tenant), "its processes are known to be gone")
 
     def alive(self, tenant: Tenant) -> bool:
@@ -199,7 +200,7 @@ class Storm:
         return False
 
     def cut(self, order: Callable[[], object]) -> None:
-        """vgpud is killed somewhere in the middle of it."""
+        """Runs an operation and kills vgpud at a random moment of it."""
 
         def try_it() -> None:
             try:
@@ -216,7 +217,7 @@ class Storm:
         self.node.start(timeout_seconds=300)
         self.connection = client(self.node)
 
-    # --- what is checked
+    # --- checks after each cycle
 
     def check(self) -> None:
         held = {one.id: one for one in self.connection.list_allocations().allocations}
@@ -250,7 +251,9 @@ class Storm:
         assert not any("other_uuid" in text for _, _, text in rows)
 
     def _check_node(self, held: dict[str, pb.Allocation]) -> None:
-        """As the driver sees it: where each process lies, how much it has, and nobody else."""
+        """Compares with the simulated driver's state: the device and the memory of each process. Devices
+        outside of the test have no memory in use.
+        """
         simctl = BUILD / "sim" / "bin" / "vgpu-simctl"
         state = self.node.environment["VGPU_SIM_STATE"]
         shown: dict[str, Any] = json.loads(subprocess.check_output([simctl, state, "dump"]))
@@ -277,7 +280,7 @@ def run(
     say: Callable[[str], None] = lambda _: None,
     evictable: bool = False,
 ) -> Storm:
-    """On a new simulated node of eight cards."""
+    """Runs the storm on a new simulated node of eight devices."""
     rules = "[device.preload]\nevictable = true\n" if evictable else ""
     policy = f'{POLICY}{rules}\n[pool]\nhost_memory_reserve = "1MiB"\n'
     with node_maker(folder) as make:

@@ -1,4 +1,6 @@
-"""What the fault tests share: calls without the cost of a process, a node to break, and patience."""
+"""Shared by the fault tests: API calls from the test's process, commands of the simulator, waiting for a
+condition.
+"""
 
 import time
 from collections.abc import Callable
@@ -28,7 +30,7 @@ def allocate(node: DemoNode, **asked: Any) -> pb.Allocation:
 
 
 def quota(node: DemoNode, gib: int = 1, **asked: Any) -> pb.Allocation:
-    """A preload allocation on device 0, unless another is named."""
+    """Makes a preload allocation, on device 0 unless the caller names another device."""
     asked.setdefault("selector", pb.Selector(indices=[0]))
     return allocate(node, isolation="quota", memory_bytes=gib * GIB, **asked)
 
@@ -46,12 +48,12 @@ def states(node: DemoNode) -> dict[str, str]:
 
 
 def simulate(node: DemoNode, *words: str) -> None:
-    """`vgpu-sim WORDS` on the node."""
+    """Runs `vgpu-sim WORDS` on the node."""
     simnode.simulate(node.environment["VGPU_SIM_STATE"], *words)
 
 
 def eventually(holds: Callable[[], object], what: str, seconds: float = 300) -> None:
-    """Waits until it holds; how long it takes is not what is tested."""
+    """Waits until `holds()` is true. The limit of `seconds` only ends a test that would never finish."""
     end, pause = time.monotonic() + seconds, 0.01
     while not holds():
         assert time.monotonic() < end, f"not within {seconds:g} s: {what}"
@@ -60,7 +62,7 @@ def eventually(holds: Callable[[], object], what: str, seconds: float = 300) -> 
 
 
 def helper_pids(node: DemoNode, prefix: str = "") -> dict[str, int]:
-    """The pid of each helper process of the node that runs, by name."""
+    """The pids of the node's running helper processes, by unit name."""
     found = {}
     for path in (node.run_dir / "units").glob(f"{prefix}*.pid"):
         pid = int(path.read_text().split()[0])

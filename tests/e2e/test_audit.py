@@ -1,4 +1,4 @@
-"""The audit trail of a whole vgpud: a change through any door of it leaves exactly one line."""
+"""The audit trail of a whole vgpud: a change through any door leaves exactly one line."""
 
 import json
 import os
@@ -35,15 +35,15 @@ mode = "auto"
 
 @dataclass
 class Trail:
-    """The audit lines of a node, as they come."""
+    """Reads the audit lines of a node as vgpud writes them."""
 
     node: DemoNode
     tenants: list[Tenant] = field(default_factory=list)
-    container: str = ""  # its allocation
+    container: str = ""  # allocation id of the container
     _read: int = 0
 
     def lines(self) -> list[dict[str, Any]]:
-        """The audit lines since the last call."""
+        """Returns the audit lines written since the last call."""
         text = self.node.log.read_text()
         new, self._read = text[self._read :], len(text)
         told = [json.loads(line) for line in new.splitlines() if line.startswith("{")]
@@ -74,7 +74,7 @@ class Trail:
         return held
 
     def hook(self, *words: str, told: object = None) -> str:
-        """What an OCI runtime runs."""
+        """Calls vgpu-hook as an OCI runtime does."""
         done = subprocess.run(
             [BUILD / "bin" / "vgpu-hook", f"--run-dir={self.node.run_dir}", *words],
             input=json.dumps(told),
@@ -118,7 +118,9 @@ def mig(layout: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Row:
-    """`before` makes what `change` works on; `name` is the line's."""
+    """A change to audit. `before` prepares it and returns what `change` takes; `name` is the expected value
+    of the line's field `audit`.
+    """
 
     name: str
     change: Callable[[Trail, Any], object]
@@ -126,7 +128,7 @@ class Row:
 
 
 def fragmented(trail: Trail) -> str:
-    """A tenant on device 3, which is to be empty."""
+    """A tenant on device 3, which the change is to empty."""
     held = trail.tenant()
     trail.call("Move", allocation_id=held, to=[trail.uuid(3)])
     return held
@@ -160,7 +162,7 @@ BY_GRPC = {
 
 
 def settled(trail: Trail, row: Row) -> list[dict[str, Any]]:
-    """The lines of a change, and of nothing that went before it."""
+    """The audit lines of the change alone, without those of its preparation."""
     made = row.before(trail)
     trail.lines()
     row.change(trail, made)
@@ -199,12 +201,14 @@ def test_a_call_that_is_not_in_the_table_changes_nothing(trail: Trail, name: str
 
 
 def prepared(trail: Trail) -> str:
-    """A container's allocation.
+    """Allocates for a container, and returns the allocation's id.
 
-    A container is known by the process that starts it, which is this one for all: the last one ends first.
+    vgpud identifies a container by the process that starts it. In this module that is always the test's
+    process, so that the previous container is released first.
     """
     if trail.container in states(trail.node):
-        trail.node.ctl("release", "--force", trail.container, check=False)  # it may end meanwhile
+        # fails if vgpud has released it meanwhile
+        trail.node.ctl("release", "--force", trail.container, check=False)
         eventually(lambda: trail.container not in states(trail.node), "the container before has ended")
     user = {"uid": os.geteuid(), "gid": os.getegid()}
     asked = {"vgpud.io/memory": "1GiB", "vgpud.io/device": "0"}
@@ -245,7 +249,7 @@ def test_a_container_that_ends_is_released_with_one_line_that_says_why(trail: Tr
     trail.hook("end", held, told={})
 
     def of_it(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Without those of an earlier test's container, which may be released meanwhile."""
+        """The lines of this allocation. The container of an earlier test may be released at the same time."""
         return [line for line in lines if line.get("allocation") == held]
 
     def released(lines: list[dict[str, Any]]) -> bool:
@@ -258,7 +262,7 @@ def test_a_container_that_ends_is_released_with_one_line_that_says_why(trail: Tr
 
 
 def test_a_repeated_request_leaves_no_second_audit_line(trail: Trail) -> None:
-    """A tenant that repeats itself in a loop would fill the journal."""
+    """A tenant that repeats a request in a loop must not fill the journal."""
     held = suspended(trail)
     small = quota(trail.node, request_id="again")
     trail.lines()
@@ -272,7 +276,7 @@ def test_a_repeated_request_leaves_no_second_audit_line(trail: Trail) -> None:
 
 
 def reloads(lines: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Door and reason of each; the container of an earlier test may end meanwhile."""
+    """Door and reason of each reload. Lines of an earlier test's container may lie between them."""
     return [(line["door"], line["reason"]) for line in lines if line["audit"] == "reload policy"]
 
 
@@ -300,7 +304,7 @@ def test_an_interrupted_change_is_ended_with_a_line_at_the_next_start(make_node:
 
 
 def test_mig_instances_that_vgpud_makes_by_itself_are_written(make_node: NodeMaker) -> None:
-    """A tenant is in the way of the layout; when it has gone, vgpud brings the layout about."""
+    """A tenant blocks the layout. vgpud makes the layout's MIG instances after the tenant has ended."""
     node = make_node()
     node.start()
     held = allocate(node, mig_profile="1g.18gb", selector=pb.Selector(indices=[0]))

@@ -115,7 +115,7 @@ def test_waits_outside_the_driver_are_not_taken_for_blocked(node: DemoNode) -> N
         unmet("frames", "not by the stack pointer alone")
     assert looks.blocked([one]) == ()
     assert shown(node, name).standing == "by hand"
-    ask(tenant)  # one more thread, which allocates
+    ask(tenant)  # starts another thread, which allocates memory
     eventually(lambda: seen(looks, one), "it alone is seen")
     assert len(looks.blocked([one])) == 1
     looks.look([(one[0], one[1] + 1)])

@@ -1,4 +1,6 @@
-"""Device memory that a preload tenant holds past libvgpu: found, told, and ended where the policy says so."""
+"""Preload tenants that hold device memory past libvgpu: vgpud finds and reports them, and ends them where the
+policy says so.
+"""
 
 import http.client
 import json
@@ -30,7 +32,7 @@ SIMULATED = ("VGPU_SIM_STATE", "LD_LIBRARY_PATH")
 
 
 def marks(node: DemoNode) -> dict[str, dict[str, str]]:
-    """The sentence of each kind of mark, by allocation."""
+    """The sentences of the marks, by kind and allocation."""
     with client(node) as calls:
         held = calls.list_allocations().allocations
     return {item.id: {mark.kind: mark.sentence for mark in item.marks} for item in held}
@@ -50,7 +52,7 @@ class Line(http.client.HTTPConnection):
 
 
 def metric(node: DemoNode, name: str) -> float:
-    """Sum of a metric over its labels."""
+    """The sum of a metric over all its labels."""
     path = node.run_dir / "metrics.sock"
     eventually(path.exists, "it is opened after the others")
     line = Line(str(path))
@@ -63,7 +65,7 @@ def metric(node: DemoNode, name: str) -> float:
 
 
 def start(node: DemoNode, command: Sequence[str], options: list[str] | None = None) -> tuple[Tenant, str]:
-    """Starts a tenant; returns it after its first line, with its allocation."""
+    """Starts a tenant and waits for its first line. Returns the tenant and its allocation."""
     before = states(node)
     tenant = node.tenant(options or QUOTA, list(command))
     tenant.line()
@@ -72,8 +74,8 @@ def start(node: DemoNode, command: Sequence[str], options: list[str] | None = No
 
 
 def stripped(node: DemoNode) -> list[str]:
-    """The command without the lease's environment, as a static binary or a program that cleans its
-    environment runs.
+    """A prefix for a command that drops the lease's environment, as a program that cleans its environment
+    does. Only the simulator's variables stay.
     """
     return ["env", "-i", *(f"{name}={node.environment[name]}" for name in SIMULATED)]
 
@@ -85,7 +87,7 @@ def shared_policy() -> str:
 
 @pytest.fixture
 def ended() -> Iterator[list[Tenant]]:
-    """Tenants to end after the test."""
+    """Tenants that are killed after the test."""
     left: list[Tenant] = []
     yield left
     for tenant in left:
@@ -171,7 +173,7 @@ def test_a_mark_outlives_the_daemon(make_node: NodeMaker, ended: list[Tenant]) -
 
 
 def test_the_policy_ends_a_tenant_past_libvgpu_and_no_other(make_node: NodeMaker) -> None:
-    """Other processes of the user, and its other allocation, are not ended."""
+    """The user's other processes and its other allocation keep running."""
     node = make_node(policy=POLICY.format(rule="stop"))
     node.start()
     honest, first = start(node, HOLD)
@@ -198,7 +200,7 @@ def test_a_tenant_that_fills_its_usage_file_is_marked(shared_node: DemoNode, end
 
 
 def test_an_unknown_driver_is_reported_once(shared_node: DemoNode, ended: list[Tenant]) -> None:
-    """Once for each allocation, however many processes it has; in `doctor` once for the driver."""
+    """Each allocation has one mark, however many processes it has. `doctor` has one line for the driver."""
     node = shared_node
     tenants = [start(node, HOLD) for _ in range(2)]
     ended += [tenant for tenant, _ in tenants]
@@ -220,7 +222,9 @@ def test_an_unknown_driver_is_reported_once(shared_node: DemoNode, ended: list[T
 def test_a_process_of_a_container_that_never_connected_is_marked(
     shared_node: DemoNode, ended: list[Tenant]
 ) -> None:
-    """The lease is at the containers' path; neither the environment nor a parent names the allocation."""
+    """The lease is mounted at the path that containers have. Neither the environment nor a parent process
+    names the allocation.
+    """
     node = shared_node
     allocation = quota(node, 2)
     lease = node.run_dir / "leases" / allocation.id
@@ -242,7 +246,9 @@ def test_a_process_of_a_container_that_never_connected_is_marked(
 
 
 def honest(node: DemoNode) -> dict[str, list[str]]:
-    """Programs of every kind that libvgpu limits, each for as long as its standard input is open."""
+    """One program for each way of allocating that libvgpu limits. Each runs until its standard input is
+    closed.
+    """
     families = ("alloc", "pitch", "managed", "async", "vmm", "array")
     cycles = str(TEST_BUILD / "context-cycles")
     again = "while kill -0 $PPID 2>/dev/null && ! read -t 0 _; do {} >/dev/null || exit 1; done"
@@ -269,7 +275,9 @@ def honest(node: DemoNode) -> dict[str, list[str]]:
 
 
 def test_honest_programs_are_never_marked(make_node: NodeMaker) -> None:
-    """Side by side with an MPS tenant, so that every check overlaps with calls of each program."""
+    """An MPS tenant runs at the same time. All programs call the driver throughout, so that each check of
+    vgpud overlaps with their calls.
+    """
     node = make_node("h200x8", policy=POLICY.format(rule="stop"))
     node.start()
     options = ["--isolation", "quota", "--memory", "4GiB", "--cores", "20"]

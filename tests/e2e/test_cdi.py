@@ -1,4 +1,4 @@
-"""CDI specs stay correct while the daemon runs: a change that makes one stale is noticed soon."""
+"""CDI specs stay correct while the daemon runs: vgpud notices a change that makes a spec stale."""
 
 import json
 import shutil
@@ -31,7 +31,7 @@ def spec_file(node: DemoNode, name: str) -> Path:
 
 
 def edits(node: DemoNode, name: str) -> dict[str, Any]:
-    """The edits of the spec; empty if there is no spec."""
+    """The container edits of the spec; empty if there is no spec."""
     try:
         (device,) = json.loads(spec_file(node, name).read_text())["devices"]
     except FileNotFoundError:
@@ -65,9 +65,7 @@ def test_a_cdi_spec_without_an_allocation_is_removed(node: DemoNode) -> None:
 
 
 def test_a_driver_upgrade_under_a_running_daemon_updates_the_cdi_specs(node: DemoNode) -> None:
-    """The driver is upgraded under a running daemon: its new files are in the specs of existing
-    allocations.
-    """
+    """After a driver upgrade the specs of existing allocations name the new driver's files."""
     node.start()
     held = quota(node)
     assert "libcuda.so.1" in mounted(node, held.id) and "libcuda.so.590.10" not in mounted(node, held.id)
@@ -90,7 +88,7 @@ def test_a_driver_upgrade_while_no_daemon_runs_updates_the_cdi_specs(node: DemoN
 
 
 def test_a_driver_load_with_other_device_numbers_updates_the_cdi_specs(node: DemoNode) -> None:
-    """The kernel chooses the driver's major numbers at each load."""
+    """The kernel may give the driver other major numbers at each load of its module."""
     root = Path(node.environment["VGPUD_HOST_ROOT"])
     node.start()
     held = allocate(node, isolation="hardware", mig_profile="1g.10gb")
@@ -118,7 +116,7 @@ n.nvmlGpuInstanceDestroy(instance)
 
 
 def test_a_mig_instance_destroyed_outside_vgpud_is_made_again_with_its_cdi_spec(node: DemoNode) -> None:
-    """The instance is made again, because a spec must not name one that does not exist."""
+    """vgpud makes the instance again, because a spec must not name an instance that does not exist."""
     node.start()
     held = allocate(node, isolation="hardware", mig_profile="1g.10gb")
     mig = held.slices[0].mig

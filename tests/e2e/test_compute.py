@@ -1,4 +1,4 @@
-"""Compute shares through the daemon: requested, summed, resized while a program runs, counted."""
+"""Compute shares through the daemon: requested, added up, resized while a program runs, and counted."""
 
 import itertools
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests.e2e.support import PROBE, eventually, states
 from vgpud.lease import DeviceLimits, SharePolicy, read_limits
 
 KERNEL_US = "1000"
-# for a tester that is not root
+# allows an unprivileged test user to ask for priority
 PRIORITY = '[[quota]]\nmax_priority = "above-normal"\n'
 ASKED = ["--isolation", "quota", "--device", "0", "--memory", "2GiB"]
 SPIN = ["env", f"VGPU_SIM_KERNEL_US={KERNEL_US}", str(BUILD / "bin" / "vgpu-spin"), "--kernel-us", KERNEL_US]
@@ -54,7 +54,7 @@ def test_compute_shares_of_a_device_do_not_exceed_100_percent(started: DemoNode)
 
 
 def test_an_idle_tenants_share_is_lent_under_work_conserving(started: DemoNode) -> None:
-    """The limit is hard at first; the reload reaches the running tenant."""
+    """The share is a hard limit at first. The reload of the policy changes it for the running tenant."""
     idle = started.tenant([*ASKED, "--cores", "75"], [PROBE, "hold", "64MiB", "--then-wait-on-stdin"])
     idle.line()
     (idle_id,) = active(started, 1)
@@ -91,8 +91,8 @@ def test_share_rules_survive_resize_and_restart_and_follow_the_policy(started: D
 
 
 def active(node: DemoNode, count: int) -> set[str]:
-    """Returns the allocations as soon as `count` are complete; an allocation that is being made has no lease
-    yet.
+    """Waits for `count` active allocations and returns their ids. An allocation in another state may have no
+    lease yet.
     """
     eventually(lambda: list(states(node).values()) == ["active"] * count, f"{count} are active")
     return set(states(node))

@@ -27,7 +27,7 @@ def client(node: DemoNode) -> Client:
 
 
 def world(node: DemoNode) -> dict[str, int]:
-    """The parts of allocations that exist, counted in every place where one could be left."""
+    """Counts the parts of allocations in every place where a crash could leave one."""
     with client(node) as calls:
         devices = calls.list_devices().devices
         allocations = calls.list_allocations().allocations
@@ -66,7 +66,7 @@ def release(node: DemoNode, allocation: str) -> None:
 
 
 def was_cut(node: DemoNode, error: VgpuError) -> None:
-    """Asserts that the daemon died at its fault point, and that the caller got UNREACHABLE."""
+    """Asserts that vgpud was killed at its fault point, and that the caller's error is UNREACHABLE."""
     assert error.code is ErrorCode.UNREACHABLE
     assert node.daemon is not None
     assert node.daemon.wait(300) == -9
@@ -100,7 +100,7 @@ def test_a_release_cut_after_every_step_converges(node: DemoNode, mode: str) -> 
         was_cut(node, cut.value)
         node.start()
         assert world(node) == NOTHING, point
-        with client(node) as calls:  # as a caller that got no answer
+        with client(node) as calls:  # a caller without an answer releases again
             assert calls.release(held.id).already_released, point
         node.stop()
 
@@ -122,7 +122,9 @@ def test_a_resize_cut_after_every_step_converges(node: DemoNode, point: str) -> 
 
 
 def test_a_start_cut_after_every_step_converges_at_the_next_start(node: DemoNode) -> None:
-    """A half-made MIG allocation, and the start that undoes it killed after each of its steps."""
+    """vgpud is killed during a MIG allocation. The next start undoes it and is killed after each step of the
+    release.
+    """
     node.start(fault_point="allocate.attach-0")
     with pytest.raises(VgpuError) as cut:
         allocate(node, "mig")
@@ -137,7 +139,7 @@ def test_a_start_cut_after_every_step_converges_at_the_next_start(node: DemoNode
 
 
 def test_allocations_of_every_mode_survive_kills_of_vgpud(node: DemoNode) -> None:
-    """One allocation in each mode, each on its own device, and five kills."""
+    """One allocation for each mode, each on its own device. vgpud is killed five times."""
     node.start()
     held = [allocate(node, mode, mode).id for mode in ASK]
     before = snapshot(node)

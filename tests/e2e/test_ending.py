@@ -1,5 +1,6 @@
-"""The daemon's end with calls under way: each is answered, finished or left to the next start, and no task is
-dropped in the middle."""
+"""The daemon stops with calls under way: it answers them, finishes them or leaves them to the next start. No
+task is dropped before its end.
+"""
 
 import sys
 import threading
@@ -24,7 +25,7 @@ COMPLAINTS = ("left behind", "destroyed", "never retrieved", "never awaited", "T
 
 
 def keep_calling(node: DemoNode, number: int) -> None:
-    """Calls again and again until the daemon ends; some callers leave before the answer comes."""
+    """Calls repeatedly until the daemon ends. Every second caller gives up before its answer arrives."""
     seconds = 30 if number % 2 else 0.02
     while True:
         try:

@@ -1,6 +1,4 @@
-"""The engine cut through the daemon: chosen by policy and probe, reported in each view, kept across
-crashes.
-"""
+"""Engine `cut` through the daemon: chosen by policy and probe, reported in each view, kept across crashes."""
 
 import json
 import os
@@ -47,7 +45,7 @@ def engine(node: DemoNode) -> tuple[str, str]:
 
 
 def in_force(node: DemoNode) -> str:
-    """The engine of device 0 in the file that the arbiter reads."""
+    """The engine of device 0 in the file that the arbiter reads, or "absent"."""
     path = node.run_dir / "engines" / device(node)["uuid"]
     return path.read_text().split("\n")[0] if path.exists() else "absent"
 
@@ -124,8 +122,8 @@ def test_a_restart_keeps_the_engine_of_running_tenants_and_the_verdict(cut_node:
 
 
 def test_a_driver_that_came_while_vgpud_was_away_and_refuses_leaves_the_gate(cut_node: DemoNode) -> None:
-    """The arbiter still has the lease, and vgpud makes it read the engine again: the tenant's next program is
-    under the gate.
+    """The arbiter still has the lease. vgpud makes it read the engine again, so that the tenant's next
+    program runs under engine `gate`.
     """
     cut_node.start()
     held = cut_node.ctl("alloc", *ASKED, "--cores", "25").stdout.strip()
@@ -168,7 +166,9 @@ def test_an_allocate_cut_around_the_choice_leaves_a_right_state(cut_node: DemoNo
 
 
 def test_a_tenant_that_ran_before_engines_were_known_keeps_the_gate(cut_node: DemoNode) -> None:
-    """As after an upgrade: a lease exists, but no file with its device's engine."""
+    """The state after an upgrade from a version without engine files: a lease exists, but no file with its
+    device's engine.
+    """
     cut_node.start()
     held = cut_node.ctl("alloc", *ASKED, "--cores", "25").stdout.strip()
     cut_node.kill()

@@ -48,7 +48,7 @@ def cut_node(make_node: NodeMaker) -> Iterator[DemoNode]:
 
 
 def holding(node: DemoNode, device: int = 0) -> tuple[Tenant, str]:
-    """A tenant whose memory libvgpu can evict, but for a page."""
+    """A tenant whose memory libvgpu can evict except for one page."""
     before = states(node)
     tenant = node.tenant([*LIMIT, str(device)], [sys.executable, "-c", HOLD, str(SIZE_MIB)])
     assert tenant.line()["ready"]
@@ -117,7 +117,7 @@ def test_a_deep_suspension_leaves_nothing_on_the_device(node: DemoNode) -> None:
         assert goes_on(tenant)
     suspend(node, name)
     assert used_mib(node) > 0
-    gone = suspend(node, name, deep=True)  # what the eviction left
+    gone = suspend(node, name, deep=True)  # the driver saves what the eviction left
     assert (gone.stays_bytes, used_mib(node)) == (0, 0)
     assert suspend(node, name, deep=True).revision == gone.revision
     assert suspend(node, name).revision == gone.revision
@@ -188,7 +188,7 @@ def test_a_tenant_moves_by_an_eviction_and_the_drivers_rest(node: DemoNode) -> N
         assert move(node, name, to).state == "active"
         check_at(node, name, to)
         (swap,) = read_swaps(node.run_dir / "leases" / name)
-        assert swap.host_bytes >= HELD_MIB * MIB  # it went by libvgpu's buffer
+        assert swap.host_bytes >= HELD_MIB * MIB  # libvgpu copied this memory to its host buffer
         assert goes_on(tenant)
     end(node, tenant, name)
 
@@ -227,7 +227,9 @@ POINTS = {
 
 @pytest.mark.parametrize(("verb", "point"), [(verb, point) for verb in POINTS for point in POINTS[verb]])
 def test_a_kill_at_each_step_loses_nothing(cut_node: DemoNode, verb: str, point: str) -> None:
-    """A cut eviction is finished, a cut step of the driver undone, a cut resumption finished."""
+    """The next start finishes a cut eviction, undoes a cut step of the driver and finishes a cut
+    resumption.
+    """
     node = cut_node
     node.start(fault_point=point)
     tenant, name = holding(node)
@@ -292,7 +294,8 @@ def test_every_kind_of_call_of_an_evicted_tenant_waits_until_it_is_resumed(make_
     kinds = tenant.line()["calls"]
     (name,) = states(node)
     lease = node.run_dir / "leases" / name
-    for kind in kinds[: kinds.index("capture") + 1]:  # a capture that has begun is not evicted
+    # after "capture" the stream is being captured, and such a tenant is not evicted
+    for kind in kinds[: kinds.index("capture") + 1]:
         assert suspend(node, name).stays_bytes > 0
         ask(tenant, kind)
         eventually(lambda: read_activity(lease).wants == 1, f"{kind} waits in libvgpu")
@@ -321,7 +324,7 @@ for line in sys.stdin: print(json.dumps({"whole": True}), flush=True)
 
 @pytest.mark.parametrize("otherwise", ["checkpoint", "keep", "refuse"])
 def test_the_policy_decides_about_memory_that_cannot_be_evicted(make_node: NodeMaker, otherwise: str) -> None:
-    """The tenant has 2 MiB that libvgpu can evict, and 8 MiB in small pieces, which stay."""
+    """The tenant has 2 MiB that libvgpu can evict, and 8 MiB in small allocations that it cannot."""
     node = make_node(policy=f'{EVICTS}unevictable = "{otherwise}"\n')
     node.start()
     tenant = node.tenant([*LIMIT, "0"], [sys.executable, "-c", PINNED, "8"])

@@ -1,4 +1,4 @@
-"""NVML that is missing, late, slow or hangs, and a device that is lost under its tenants."""
+"""NVML that is missing, appears late, is slow or hangs, and a device that is lost while it has tenants."""
 
 import subprocess
 import sys
@@ -29,7 +29,7 @@ LIBRARY = BUILD / "sim" / "lib" / "libnvidia-ml.so.1"
 
 
 def without_nvml(node: DemoNode, folder: Path) -> None:
-    """Sets the library path to an empty folder, into which a driver may be installed later."""
+    """Points the library path to an empty folder, into which the test may install a driver later."""
     folder.mkdir()
     node.environment["LD_LIBRARY_PATH"] = str(folder)
     found = subprocess.run(
@@ -104,7 +104,7 @@ def test_a_start_without_nvml_keeps_all_allocations(make_node: NodeMaker, tmp_pa
 
 @pytest.fixture
 def impatient(make_node: NodeMaker) -> DemoNode:
-    """A node whose calls of NVML may take two seconds."""
+    """A node that waits at most two seconds for a call of NVML."""
     node = make_node()
     node.environment["VGPUD_NVML_DEADLINE_SECONDS"] = "2"
     node.start()
@@ -112,7 +112,7 @@ def impatient(make_node: NodeMaker) -> DemoNode:
 
 
 def healths(node: DemoNode) -> list[str]:
-    """Health of the devices in the last snapshot, which may be a second old."""
+    """Health of each device in vgpud's last snapshot, which may be one second old."""
     with client(node) as calls:
         return [device.health for device in calls.list_devices().devices]
 
@@ -140,7 +140,7 @@ def test_a_hanging_device_leaves_the_others_in_service(impatient: DemoNode) -> N
 
 
 def test_a_start_while_devices_hang_keeps_their_allocations(impatient: DemoNode) -> None:
-    """Tenants of a device that hangs may be well: their allocations are not failed."""
+    """A hanging device does not prove that its tenants failed. Their allocations keep their state."""
     node = impatient
     held = {
         quota(node).id: "active",

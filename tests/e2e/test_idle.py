@@ -1,5 +1,5 @@
-"""Idle tenants give up their device memory and get it back when they work; more tenants than fit take
-turns.
+"""vgpud suspends idle tenants and resumes them when they call the driver. Tenants that do not fit together
+take turns.
 """
 
 import signal
@@ -33,7 +33,7 @@ memory_overcommit = 2.0
 turn = "500ms"
 """
 
-# Launches nothing but memsets, each checked, and says how many there were whenever it is asked; sys.argv: MiB
+# Launches only memsets and checks each. Prints their number for each line of input. sys.argv: MiB to hold
 BUSY = """
 import ctypes as c, json, select, sys
 u = c.CDLL("libcuda.so.1")
@@ -62,7 +62,7 @@ while True:
 """
 
 
-# One call for each line of input, by name
+# Makes the driver call that each line of input names
 CALLS = """
 import ctypes as c, json, struct, sys
 u = c.CDLL("libcuda.so.1")
@@ -161,10 +161,10 @@ def test_an_idle_tenant_is_suspended_and_resumed_by_its_next_call(idle: DemoNode
     goes_idle(idle, name)
     eventually(lambda: used_mib(idle) < SIZE_MIB, "NVML shows none of its memory")
     assert (shown(idle, name).cause, shown(idle, name).standing) == ("idle", "idle")
-    other, second = holding(idle, 100)  # another tenant can use the room
+    other, second = holding(idle, 100)  # another tenant uses the freed memory
     goes_idle(idle, second)
     for _ in range(2):
-        assert goes_on(tenant)  # the call waits until the memory is back, and succeeds
+        assert goes_on(tenant)  # the tenant's call waits until its memory is back, and then succeeds
         assert goes_on(other)
     end(idle, tenant, name)
     end(idle, other, second)
@@ -196,7 +196,7 @@ def follow(node: DemoNode, policy: str) -> None:
 
 
 def test_an_idle_rule_set_by_a_reload_suspends_an_idle_tenant(make_node: NodeMaker) -> None:
-    """Without an idle rule no tenant is observed, even for minutes."""
+    """Without an idle rule vgpud does not observe tenants."""
     node = make_node(policy=ROOMY)
     node.start()
     tenant, name = holding(node)
@@ -269,7 +269,7 @@ def test_a_tenant_without_room_waits_in_the_resume_queue(idle: DemoNode) -> None
     assert first.line()["whole"]
     assert states(idle)[two] == "suspended"
     follow(idle, IDLE)
-    assert second.line()["whole"]  # comes as soon as the first tenant is idle again
+    assert second.line()["whole"]  # arrives when the first tenant is idle again
     end(idle, first, one)
     end(idle, second, two)
 
@@ -283,7 +283,8 @@ def test_a_vgpud_killed_during_an_idle_suspension_loses_no_tenant(cut_node: Demo
         [sys.executable, "-c", PROGRAM, str(SIZE_MIB)],
     )
     tenant.line()
-    (lease,) = (node.run_dir / "leases").iterdir()  # the daemon may have died by now, so the folder is read
+    # the daemon may be dead already, so that the id is read from the folder and not by a call
+    (lease,) = (node.run_dir / "leases").iterdir()
     name = lease.name
     assert node.daemon is not None
     if point.startswith("resume"):
@@ -333,13 +334,13 @@ def test_two_tenants_that_exceed_the_card_take_turns(turns: DemoNode) -> None:
     second, two = busy(turns, 100)
     eventually(lambda: shown(turns, two).state != "allocating", "it is made")
     assert shown(turns, two).state in ("suspending", "suspended", "resuming", "active")
-    second.line()  # the second tenant has had its first turn
+    second.line()  # printed during the second tenant's first turn
     seen = [rounds(first), rounds(second)]
     for _ in range(2):
         now = [rounds(first), rounds(second)]
         assert all(b > a for a, b in zip(seen, now, strict=True))
         seen = now
-    # during a swap the incoming tenant may be active before the outgoing one is recorded as suspending
+    # during a swap the incoming tenant may be active before the ledger has the outgoing one as suspending
     eventually(lambda: list(states(turns).values()).count("active") <= 1, "one is active")
     for tenant in (first, second):
         assert tenant.process.stdin is not None

@@ -1,4 +1,4 @@
-"""Sixty-four clients at once: never more is allocated than exists, and none is refused while there is
+"""Sixty-four clients at once: allocations never exceed the capacity, and no request is refused while there is
 room.
 """
 
@@ -21,7 +21,7 @@ from vgpud.api.status import from_rpc_error
 from vgpud.model.errors import ErrorCode, VgpuError
 
 if TYPE_CHECKING:
-    from vgpud.api.gen.vgpud_pb2_grpc import VgpudAsyncStub  # a type that exists only in the stubs
+    from vgpud.api.gen.vgpud_pb2_grpc import VgpudAsyncStub  # this type exists only in the stubs
 
 CLIENTS = 64
 Reply = TypeVar("Reply", pb.Allocation, pb.ReleaseReply)
@@ -36,7 +36,7 @@ def node(make_node: NodeMaker) -> DemoNode:
 
 
 def at_once(node: DemoNode, work: Work[Reply]) -> list[Reply | VgpuError]:
-    """The results of the clients; each has its own connection."""
+    """Runs `work` once for each client, each with its own connection. Returns replies and errors."""
 
     async def one(number: int) -> Reply | VgpuError:
         target = f"unix:{node.run_dir / TENANT}"
@@ -82,7 +82,7 @@ def allocated(node: DemoNode) -> list[int]:
 
 
 def test_sixty_four_clients_share_eight_devices_to_the_last_slice(node: DemoNode) -> None:
-    """Eight allocations on each of eight devices: the last one fits like the first."""
+    """Eight allocations fill each of eight devices, and the last one succeeds."""
     with client(node) as calls:
         device = calls.list_devices().devices[0]
     usable = device.memory_total_bytes - device.memory_reserved_bytes
@@ -101,7 +101,7 @@ def test_sixty_four_clients_share_eight_devices_to_the_last_slice(node: DemoNode
 
 
 def test_concurrent_clients_beyond_the_capacity_are_refused(node: DemoNode) -> None:
-    """Three fit on a device: twenty-four clients get one, forty are refused for lack of room."""
+    """Three allocations fit on a device: 24 of 64 clients get one, and 40 are refused for lack of room."""
     answers = at_once(
         node,
         lambda calls, _: calls.Allocate(
@@ -149,7 +149,7 @@ def test_a_request_id_from_sixty_four_clients_makes_one_allocation(node: DemoNod
 
 
 def test_concurrent_vgpuctl_runs_each_hold_and_release_their_own_allocation(node: DemoNode) -> None:
-    """`vgpuctl run` from many processes: each gets its own allocation, and all are released."""
+    """Many `vgpuctl run` processes: each gets its own allocation, and all allocations are released."""
     command = [
         "run",
         "--isolation",

@@ -1,4 +1,4 @@
-"""Memory of preload tenants through the daemon: changed limits, overcommitment, counters."""
+"""Memory of preload tenants through the daemon: resized limits, overcommitment, counters."""
 
 import subprocess
 import sys
@@ -13,7 +13,8 @@ from tests.native.harness import LIBVGPU
 CONTEXT = 526 * MIB  # bytes of a context on the simulated H200
 ASKED = ["--isolation", "quota", "--device", "0"]
 
-# Allocates as it is told: "N" MiB more, or "?"; answers with result, total and free MiB.
+# For each input line "N" it allocates N MiB; for "?" it allocates nothing. Answers with the result, and total
+# and free MiB.
 TALKS = """
 import ctypes, sys
 cuda = ctypes.CDLL("libcuda.so.1")
@@ -65,7 +66,9 @@ class Talker:
 
 
 def test_a_resize_of_memory_holds_for_a_running_tenant(make_node: NodeMaker) -> None:
-    """Resized below its use: no process is killed, and no new memory is granted until the use fits again."""
+    """A resize below the tenant's use kills no process. New memory is refused until the use is below the
+    limit.
+    """
     node = make_node()
     node.start()
     one = Talker(node, "4GiB")
@@ -80,7 +83,7 @@ def test_a_resize_of_memory_holds_for_a_running_tenant(make_node: NodeMaker) -> 
     row = one.row()
     assert (row["MEMORY"], row["REFUSED"], row["CARD-FULL"]) == ("2GiB", "1", "0")
     assert row["USABLE"] == "1.5GiB"
-    # another process of the same lease meets the same limit
+    # another process of the lease has the same limit
     lease = {"LD_PRELOAD": str(LIBVGPU), "VGPU_LEASE": str(node.run_dir / "leases" / one.allocation)}
     words = [PROBE, "info"]
     second = subprocess.run(words, env=node.environment | lease, capture_output=True, text=True, check=False)
@@ -98,7 +101,9 @@ preload.memory_overcommit = 1.5
 
 
 def test_an_overcommitted_tenant_gets_out_of_memory_when_the_card_is_full(make_node: NodeMaker) -> None:
-    """Both limits fit the policy, not the card: the second tenant meets the card's end, and it is told so."""
+    """The policy allows both limits, though their sum exceeds the device. The second tenant's refusal is
+    counted as "card full", not as "limit reached".
+    """
     node = make_node(profile="h200x1", policy=OVERCOMMIT)
     node.start()
     one, two = Talker(node, "100GiB"), Talker(node, "100GiB")
@@ -107,7 +112,7 @@ def test_an_overcommitted_tenant_gets_out_of_memory_when_the_card_is_full(make_n
     assert one.ask(str(90 * 1024))[0] == 0
     assert two.ask(str(60 * 1024))[0] == 2
     free = two.ask("?")[2]
-    assert free < 52 * 1024  # the free memory of the card, not the rest of the limit
+    assert free < 52 * 1024  # the device's free memory, which is less than the rest of the limit
     use = two.use()
     assert (int(use.get("refusalsLimit", 0)), int(use["refusalsCard"])) == (0, 1)
     row = two.row()

@@ -1,4 +1,4 @@
-"""Moving tenants: they find their memory unchanged on another device, or the move is undone."""
+"""Moving tenants: their memory is unchanged on the other device, or the move is undone."""
 
 import json
 import signal
@@ -16,7 +16,7 @@ from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.lease import read_limits, read_usage
 from vgpud.model.errors import ErrorCode, VgpuError
 
-SIZE_MIB = 32  # of each process, in addition to its context
+SIZE_MIB = 32  # of each process, without its context
 CONTEXT_MIB = 256  # less than one context
 SHARED = ("--isolation", "quota", "--memory", "4GiB", "--device")
 
@@ -44,7 +44,7 @@ def used_mib(node: DemoNode) -> list[int]:
 
 
 def in_use(node: DemoNode) -> list[int]:
-    """Devices that have more than contexts in use, by NVML."""
+    """Devices that use more memory than contexts need, by NVML."""
     return [index for index, mib in enumerate(used_mib(node)) if mib > CONTEXT_MIB]
 
 
@@ -56,7 +56,7 @@ def allocated(node: DemoNode) -> dict[int, int]:
 
 
 def check_at(node: DemoNode, name: str, index: int, gib: int = 4) -> None:
-    """Asserts that ledger, lease, CDI edits and NVML show the allocation on this device and on no other."""
+    """Asserts that API, lease, CDI edits and NVML show the allocation on this device only."""
     uuid = uuids(node)[index]
     with client(node) as calls:
         held = calls.get_allocation(name)
@@ -86,13 +86,15 @@ def test_a_tenant_moves_to_other_devices_and_back(node: DemoNode) -> None:
         check_at(node, name, to)
         assert allocated(node) == {to: 4 * GIB}
         assert goes_on(tenant)
-    assert move(node, name, 0).state == "active"  # the device where the tenant is: the move changes nothing
+    # the tenant is on this device already, so that the move changes nothing
+    assert move(node, name, 0).state == "active"
     end(node, tenant, name)
 
 
 def test_a_moved_tenants_limit_holds_on_the_new_device(node: DemoNode) -> None:
-    """What it allocates afterwards is counted by the lease, and shown by NVML, where it is now; NVML in its
-    own process shows the slice there, and a whole card where it was."""
+    """After a move, lease and NVML count new memory on the new device. NVML inside the tenant shows the
+    slice's size for the new device and the whole memory of the old one.
+    """
     program = """
 import ctypes as c, json, pynvml, sys
 u = c.CDLL("libcuda.so.1")
@@ -128,7 +130,7 @@ for line in sys.stdin:
     move(node, name, 6)
     assert [ask(names[i])["total"] == 4 * GIB for i in (1, 6)] == [False, True]
     assert allocates(2000) == 0
-    assert allocates(2000) == 2  # CUDA_ERROR_OUT_OF_MEMORY: 4 GiB with the context
+    assert allocates(2000) == 2  # CUDA_ERROR_OUT_OF_MEMORY: the limit of 4 GiB includes the context
     meter = read_usage(node.run_dir / "leases" / name).device(0)
     held = (meter.used_bytes + meter.context_bytes) // MIB
     assert held > 3000
@@ -139,7 +141,7 @@ for line in sys.stdin:
 
 
 def test_programs_started_after_a_move_see_the_new_device(node: DemoNode) -> None:
-    """Their environment names the old device, like that of the shell that starts them."""
+    """New programs inherit an environment that names the old device."""
     program = """
 import ctypes as c, json, sys, uuid
 u = c.CDLL("libcuda.so.1")
@@ -200,7 +202,7 @@ def test_moves_without_room_or_rights_are_refused(node: DemoNode) -> None:
 
 @needs("namespaces")
 def test_a_tenant_that_cannot_open_the_new_device_is_not_moved(node: DemoNode) -> None:
-    """As in a container: with its own mounts, without the new device's node."""
+    """The tenant has its own mounts, without the new device's node, as a container has."""
     tenant = node.tenant([*SHARED, "0"], ["unshare", "-m", sys.executable, "-c", PROGRAM, str(SIZE_MIB)])
     tenant.line()
     (name,) = states(node)
@@ -264,7 +266,7 @@ def cut(node: DemoNode, name: str, to: int) -> None:
 
 
 def test_a_move_that_can_be_neither_done_nor_undone_stays_open(node: DemoNode) -> None:
-    """Room is held on both devices, other changes are refused, and the tenant is resumed when the cause is
+    """vgpud reserves room on both devices and refuses other changes. It resumes the tenant when the fault is
     gone.
     """
     tenant, name = tenant_on(node, 0)
@@ -288,7 +290,7 @@ NO_RESTORE = "fault", "fail", "--function", "cuCheckpointProcessRestore", "--cod
 
 
 def test_a_move_cut_before_the_save_is_recorded_is_undone(cut_node: DemoNode) -> None:
-    """The next start undoes the move; then vgpud is killed at the next step of a new move."""
+    """The next start undoes the move. Then a new move is cut at the next step."""
     node = cut_node
     node.start(fault_point="move.record-intent")
     tenant, name = tenant_on(node, 0)
@@ -316,7 +318,9 @@ def test_a_move_cut_before_the_save_is_recorded_is_undone(cut_node: DemoNode) ->
 def test_a_move_cut_after_the_save_is_recorded_is_finished(
     cut_node: DemoNode, point: str, ends_at: int, fails: bool
 ) -> None:
-    """The next start finishes the move. If its restore fails, the start finishes the way back."""
+    """The next start finishes the move. If the restore on the new device fails, it restores the tenant on the
+    old device.
+    """
     node = cut_node
     node.start(fault_point=f"move.{point}")
     tenant, name = tenant_on(node, 0)
@@ -337,7 +341,9 @@ def test_the_move_check_for_real_cards_passes_on_the_simulator(capsys: pytest.Ca
 
 
 def test_a_cut_move_of_several_processes_moves_all_or_none(cut_node: DemoNode) -> None:
-    """One process has moved when the restore of another fails: it is moved back, and both move later."""
+    """One process has moved when the restore of another fails. The first is moved back, and a later attempt
+    moves both.
+    """
     node = cut_node
     node.start(fault_point="move.restore-0")
     tenant, name = tenant_of_three(node)

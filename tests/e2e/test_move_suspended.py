@@ -1,4 +1,6 @@
-"""Moving suspended tenants: no memory is copied and no room is needed; they are resumed on the new device."""
+"""Moving suspended tenants: no memory is copied, and the new device needs no free memory. The tenants are
+resumed on the new device.
+"""
 
 import os
 import signal
@@ -33,8 +35,8 @@ SIZE_MIB = 32
 
 
 def check_waits_at(node: DemoNode, name: str, index: int, cause: str = "hand") -> None:
-    """Asserts that API, lease and CDI edits name the new device, and that no device has memory of the
-    tenant.
+    """Asserts that API, lease and CDI edits name the new device, and that the tenant has no memory on any
+    device.
     """
     uuid = uuids(node)[index]
     with client(node) as calls:
@@ -64,7 +66,7 @@ def test_a_suspended_tenant_is_resumed_on_the_device_that_it_was_moved_to(node: 
     resume(node, name)
     check_at(node, name, 4)
     assert goes_on(tenant)
-    suspend(node, name)  # from there
+    suspend(node, name)  # suspends it on the new device
     move(node, name, 0)
     resume(node, name)
     check_at(node, name, 0)
@@ -91,7 +93,7 @@ def test_a_resume_on_a_full_device_is_refused(node: DemoNode) -> None:
 
 
 def test_processes_that_end_or_start_during_a_suspended_move_are_followed(node: DemoNode) -> None:
-    """A process that starts has the old device in its environment, and uses the new one."""
+    """A process that starts now has the old device in its environment, and uses the new one."""
     tenant, name = tenant_on(node, 0)
     lease = node.run_dir / "leases" / name
     node.environment["CUDA_VISIBLE_DEVICES"] = uuids(node)[0]
@@ -134,7 +136,7 @@ def test_two_suspended_slices_exchange_devices(node: DemoNode) -> None:
 
 
 def test_a_suspended_tenant_of_a_whole_card_moves_beside_other_tenants(node: DemoNode) -> None:
-    """Other tenants may use its card by now, and the card that it moves to."""
+    """Other tenants may use the suspended tenant's device, and the device that it moves to."""
     tenant, name = holding(node, 0, "--isolation", "device", "--device", "2", size_mib=SIZE_MIB)
     suspend(node, name)
     others = [on(node, 1, 2), on(node, 1, 3)]
@@ -143,7 +145,7 @@ def test_a_suspended_tenant_of_a_whole_card_moves_beside_other_tenants(node: Dem
         resume(node, name)
     assert refused.value.code is ErrorCode.DEVICE_IN_USE
     node.ctl("drain", "3", "--move", check=False)
-    assert places(node)[name] == [0]  # free, so it could come back now
+    assert places(node)[name] == [0]  # the device is free, so that a resume would succeed now
     resume(node, name)
     assert goes_on(tenant)
     eventually(lambda: in_use(node) == [0], "NVML shows it there")
@@ -182,8 +184,8 @@ def test_moves_of_a_suspended_tenant_to_unfit_devices_are_refused(node: DemoNode
 
 
 def test_a_failed_resume_returns_all_processes_to_where_they_were_saved(cut_node: DemoNode) -> None:
-    """One of three processes cannot be restored on the new device. All are restored on the device where they
-    were saved.
+    """The restore of one of three processes fails on the new device. All three are restored on the device
+    where they were saved.
     """
     node = cut_node
     node.start(fault_point="resume.restore-0")
@@ -191,7 +193,7 @@ def test_a_failed_resume_returns_all_processes_to_where_they_were_saved(cut_node
     suspend(node, name)
     move(node, name, 3)
     with pytest.raises(VgpuError):
-        resume(node, name)  # vgpud is killed after the first process was restored
+        resume(node, name)  # vgpud is killed after the restore of the first process
     simulate(node, *NO_RESTORE)
     node.start()
     assert states(node) == {name: "suspended"}
@@ -208,8 +210,9 @@ def test_a_failed_resume_returns_all_processes_to_where_they_were_saved(cut_node
 
 
 def test_a_suspended_move_cut_after_every_step_converges(cut_node: DemoNode) -> None:
-    """It stays suspended, at one end or the other; the next move is cut at the next step, and once it is on
-    record as moved, the start that finishes it is."""
+    """The tenant stays suspended, on the old or the new device. Each move is cut one step later than the one
+    before. Once the move is recorded, the starts that finish it are cut as well.
+    """
     node = cut_node
     node.start(fault_point="move.record-intent")
     tenant, name = tenant_on(node, 0)
@@ -238,15 +241,18 @@ def is_all_on(node: DemoNode, device: int) -> bool:
 
 
 def test_a_rollback_of_a_resume_cut_in_the_middle_converges(cut_node: DemoNode) -> None:
-    """What it had brought back was saved where it is now, not where it was before."""
+    """The resume restores one process on the new device, fails for the next one and rolls back. The rollback
+    saves the restored process from the new device.
+    """
     node = cut_node
     node.start(fault_point="resume.record-stay")
     tenant, name = tenant_of_three(node)
     for to, following in ((3, "resume.save-0"), (5, "")):
         suspend(node, name)
         move(node, name, to)
-        simulate(node, "fault", "slow", *NO_RESTORE[2:4], "--microseconds", "1", "--count", "1")  # the first
-        simulate(node, *NO_RESTORE)  # the second
+        # fault for the first restore: slow, but it succeeds
+        simulate(node, "fault", "slow", *NO_RESTORE[2:4], "--microseconds", "1", "--count", "1")
+        simulate(node, *NO_RESTORE)  # fault for the second restore: it fails
         with pytest.raises(VgpuError) as lost:
             resume(node, name)
         assert lost.value.code is ErrorCode.UNREACHABLE
@@ -259,7 +265,7 @@ def test_a_rollback_of_a_resume_cut_in_the_middle_converges(cut_node: DemoNode) 
 
 @needs("namespaces")
 def test_a_suspended_tenant_that_cannot_open_the_new_device_is_not_moved(node: DemoNode) -> None:
-    """As in a container. Nothing is changed."""
+    """The tenant cannot open the new device's node, as in a container. The refused move changes nothing."""
     before = states(node)
     tenant = node.tenant([*SHARED, "0"], ["unshare", "-m", sys.executable, "-c", PROGRAM, str(SIZE_MIB)])
     tenant.line()

@@ -1,4 +1,6 @@
-"""What operators see of a whole daemon: figures, the page, quotas, and a reload that is all or nothing."""
+"""The operator's view of a whole daemon: metrics, the status page, quotas, and reloads that apply completely
+or not at all.
+"""
 
 import http.client
 import json
@@ -104,12 +106,12 @@ def test_a_users_quota_is_enforced_and_counted(node: DemoNode) -> None:
     assert "would hold 11GiB" in grown.stderr
     node.ctl("resize", first, "--memory", "10GiB")
     refusals = {have["reason"]: count for have, count in figures(node)["vgpud_allocations_refused_total"]}
-    assert refusals == {"OVER_QUOTA": 1}  # a plan and a resize are no requests
+    assert refusals == {"OVER_QUOTA": 1}  # a plan and a resize are not counted as refused requests
     node.ctl("release", first)
 
 
 def test_a_reload_is_atomic(node: DemoNode, ports: tuple[int, int]) -> None:
-    """An address that is taken is an error of the whole policy, like a mistake in a file."""
+    """A port in use makes the whole new policy invalid, as a mistake in the file does."""
     before = node.ctl_json("policy", "show")["digest"]
     with socket.create_server(("127.0.0.1", ports[1])):
         rewrite(node, POLICY.format(port=ports[1], uid=OTHER + 1))
@@ -145,7 +147,7 @@ def test_every_tool_shows_a_tenants_process(node: DemoNode) -> None:
         listed: list[dict[str, Any]] = []
 
         def is_listed() -> bool:
-            """A listing that did not wait for NVML knows no memory."""
+            """A listing that did not wait for NVML has no memory figures."""
             listed[:] = [p for p in node.ctl_json("ps")["items"] if p["pid"] == pid and p["memoryBytes"]]
             return listed != []
 
@@ -171,7 +173,7 @@ def test_every_tool_shows_a_tenants_process(node: DemoNode) -> None:
 
 
 def test_a_lost_device_is_shown_by_top_and_metrics(make_node: NodeMaker) -> None:
-    """The others go on as if nothing was."""
+    """The other devices stay healthy."""
     node = make_node("h100x8")
     node.start()
     simulate(node, "fault", "gpu-lost", "--device", "3")

@@ -1,4 +1,4 @@
-"""The short form of the storm; its module runs as many cycles as one likes."""
+"""A short run of the storm in tests/e2e/pool_storm.py."""
 
 from pathlib import Path
 

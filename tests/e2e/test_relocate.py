@@ -1,4 +1,4 @@
-"""Room by moves: drain --move, defrag, and allocations of several slices that go as one."""
+"""Making room by moves: drain --move, defrag, and allocations of several slices, which move together."""
 
 import json
 import sys
@@ -54,8 +54,8 @@ def test_a_drain_moves_tenants_and_reports_those_that_stay(node: DemoNode) -> No
     assert why.keys() == {pod}
     assert "kubelet" in why[pod]
     where = places(node)
-    assert where[large] == [2]  # the 60 GiB leave too little
-    assert where[name] == [2]  # the fullest device that has room
+    assert where[large] == [2]  # 60 GiB are in use, so that too little is left
+    assert where[name] == [2]  # the device with the least free memory that is enough
     assert where[sleeping] == [2]
     assert states(node)[sleeping] == "suspended"
     assert goes_on(tenant)
@@ -65,7 +65,9 @@ def test_a_drain_moves_tenants_and_reports_those_that_stay(node: DemoNode) -> No
 
 
 def test_a_drain_reports_a_tenant_that_fits_on_no_other_device(node: DemoNode) -> None:
-    """A suspended tenant needs none, but goes where it could come back at once."""
+    """A suspended tenant needs no memory now, but moves only to a device where it could be resumed at
+    once.
+    """
     sleeping = on(node, 45, 3)
     suspend(node, sleeping)
     held = [on(node, 90 if device == 6 else 100, device) for device in range(8)]
@@ -81,7 +83,7 @@ def test_a_drain_reports_a_tenant_that_fits_on_no_other_device(node: DemoNode) -
 
 
 def test_a_defrag_makes_room_for_a_request(node: DemoNode) -> None:
-    """Seventy and eighty gibibytes are free on two cards, and a request wants a hundred."""
+    """70 and 80 GiB are free on two devices, and a request asks for 100 GiB."""
     tenant, name = holding(
         node, 0, "--isolation", "quota", "--memory", "70GiB", "--device", "0", size_mib=SIZE_MIB
     )
@@ -180,7 +182,7 @@ def test_an_allocation_of_two_slices_is_limited_and_moved_as_a_whole(node: DemoN
     resume(node, name)
     assert looks(tenant) == [7, 8]
     for to, source in (((3, 6), None), ((6, 3), None), ((4,), 6), ((2, 5), None)):
-        if to == (6, 3):  # they would meet
+        if to == (6, 3):  # both slices would be on one device
             with pytest.raises(VgpuError):
                 move(node, name, *to)
             continue
@@ -188,7 +190,8 @@ def test_an_allocation_of_two_slices_is_limited_and_moved_as_a_whole(node: DemoN
         assert looks(tenant) == [7, 8]
     assert places(node)[name] == [2, 5]
     assert looks(tenant, "1000") == [7, 8]
-    assert looks(tenant, "1000") == [7, "full", 8, "full"]  # on each: 2 GiB with its context
+    # for each slice the next 1000 MiB exceed its 2 GiB, which include the context
+    assert looks(tenant, "1000") == [7, "full", 8, "full"]
     usage = read_usage(node.run_dir / "leases" / name)
     for ordinal, index in enumerate((2, 5)):
         meter = usage.device(ordinal)

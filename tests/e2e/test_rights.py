@@ -1,4 +1,6 @@
-"""Who may do what, by the kernel's word on the caller: other users call from processes of their own."""
+"""Permissions by the uid and gid that the kernel reports for a caller. Callers of other users are processes
+of their own.
+"""
 
 import grp
 import json
@@ -28,14 +30,14 @@ ASK = ("alloc", "--isolation", "quota", "--memory", "1GiB", "--device", "0")
 def node(make_shared_node: NodeMaker) -> DemoNode:
     node = make_shared_node()
     node.environment["VGPUD_GROUP"] = GROUP.gr_name
-    del node.environment["VGPUD_SOCKET"]  # vgpuctl chooses, unless a test names one
+    del node.environment["VGPUD_SOCKET"]  # without it vgpuctl chooses the socket; a test may name one
     _open_up(Path(node.environment["VGPU_SIM_STATE"]))
     node.start()
     return node
 
 
 def _open_up(state: Path) -> None:
-    """Any user may use the simulated driver, as any may use a real one's device nodes."""
+    """Lets every user use the simulated driver, as every user may open a real driver's device nodes."""
     state.chmod(0o666)
     for parent in state.parents:
         if parent.stat().st_mode & 0o005 != 0o005:
@@ -45,7 +47,7 @@ def _open_up(state: Path) -> None:
 def call(
     node: DemoNode, uid: int, *words: str, member: bool = False, socket: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """`vgpuctl WORDS` as that user, in the group of the tenants' socket or not."""
+    """Runs `vgpuctl WORDS` as this user. `member` puts the process into the group of the tenants' socket."""
     environment = dict(node.environment)
     if socket:
         environment["VGPUD_SOCKET"] = str(node.run_dir / socket)
@@ -113,7 +115,9 @@ def test_a_member_of_the_group_cannot_administer(node: DemoNode) -> None:
 
 
 def test_priority_is_refused_to_a_member_until_the_policy_gives_it(node: DemoNode) -> None:
-    """An idle tenant with priority stays on the device of others, and is not charged for it."""
+    """Above-normal priority needs a quota that allows it, because an idle tenant with priority stays on a
+    device that others want and is not charged for it.
+    """
     ask = (*ASK, "--cores", "10", "--priority", "above-normal")
     config = Path(node.environment["VGPUD_CONFIG"])
     before = config.read_text()
@@ -161,7 +165,7 @@ def test_a_member_of_the_group_runs_a_program_under_its_limit(node: DemoNode) ->
 
 
 def test_tenants_reach_their_leases_under_a_daemon_with_umask_0077(make_node: NodeMaker) -> None:
-    """systemd starts vgpud with UMask=0077."""
+    """vgpud runs with umask 0077, as systemd starts it."""
     node = make_node()
     node.environment["VGPUD_GROUP"] = GROUP.gr_name
     del node.environment["VGPUD_SOCKET"]

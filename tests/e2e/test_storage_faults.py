@@ -1,4 +1,4 @@
-"""State directories that are full, read-only, of another daemon, or hold what no tenant should make."""
+"""State directories that are full, read-only, of another daemon, or contain foreign files."""
 
 import os
 import shutil
@@ -29,7 +29,7 @@ def tmpfs(folder: Path, options: str) -> Iterator[None]:
 
 
 def fill(folder: Path) -> Path:
-    """Takes every byte that is left."""
+    """Writes a file until the file system is full."""
     ballast = folder / "ballast"
     with ballast.open("wb") as file:
         try:
@@ -40,7 +40,7 @@ def fill(folder: Path) -> Path:
 
 
 def start_and_fail(node: DemoNode) -> subprocess.CompletedProcess[str]:
-    """A start that is expected to be refused."""
+    """Starts a daemon whose start is expected to fail."""
     return subprocess.run(
         [sys.executable, "-m", "vgpud.daemon"],
         env=node.environment,
@@ -145,7 +145,7 @@ def test_a_second_daemon_on_the_same_state_is_refused(make_node: NodeMaker) -> N
 
 @pytest.mark.parametrize("own", ["VGPUD_STATE_DIR", "VGPUD_RUN_DIR"])
 def test_a_second_daemon_that_shares_one_directory_is_refused(make_node: NodeMaker, own: str) -> None:
-    """It shares the other one: the leases, or the ledger."""
+    """The second daemon has its own state or its own run directory, and shares the other of the two."""
     node = make_node()
     node.start()
     mps = allocate(node, isolation="compute", memory_bytes=GIB, selector=pb.Selector(indices=[1]))
@@ -177,7 +177,7 @@ def unharmed(node: DemoNode, before: dict[str, str]) -> None:
 def test_foreign_files_in_the_lease_directory_are_neither_read_nor_followed(
     make_node: NodeMaker, tmp_path: Path
 ) -> None:
-    """Neither read nor followed, at a start nor while it runs."""
+    """vgpud neither reads nor follows them, at its start and while it runs."""
     node = make_node()
     node.start()
     held = quota(node)
@@ -233,7 +233,7 @@ HOSTILE: dict[str, Callable[[Path], object]] = {
 
 
 def test_a_hostile_usage_file_harms_no_other_tenant(make_node: NodeMaker) -> None:
-    """In a container root is the lease directory's owner, so all of this is in a tenant's power."""
+    """In a container, root owns the lease directory, so that a tenant can do all of this."""
     node = make_node()
     node.start()
     for how, hurt in HOSTILE.items():
@@ -286,7 +286,7 @@ def test_vgpud_refuses_a_state_directory_that_is_a_file(make_node: NodeMaker) ->
 
 
 def test_vgpud_refuses_a_broken_ledger_and_leaves_it_unchanged(make_node: NodeMaker) -> None:
-    """It is left as it is: whoever can mend it may."""
+    """vgpud leaves the ledger unchanged for a repair."""
     node = make_node()
     node.start()
     quota(node)

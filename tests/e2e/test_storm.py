@@ -1,6 +1,7 @@
-"""Sixteen clients in every mode while vgpud is killed again and again: nothing is lost, nothing leaks.
+"""Sixteen clients use every mode while vgpud is killed repeatedly: no allocation is lost, and nothing is
+leaked.
 
-VGPUD_STORM_SECONDS makes it longer, VGPUD_STORM_SEED another one.
+VGPUD_STORM_SECONDS sets its length, VGPUD_STORM_SEED its seed.
 """
 
 import os
@@ -35,7 +36,7 @@ NO_ROOM = {ErrorCode.NO_CAPACITY, ErrorCode.DENIED_BY_POLICY}
 
 @dataclass
 class Tenant:
-    """Knows at every moment what it holds: a call that was cut is made again until it is answered."""
+    """A client that records what it holds. It repeats a call that was cut until an answer comes."""
 
     node: DemoNode
     number: int
@@ -57,7 +58,7 @@ class Tenant:
                     self.release(dice.choice(list(self.held)))
                 elif self.held and verb == "resize":
                     self.resize(dice.choice(list(self.held)), dice.randint(1, 4))
-        except Exception as error:  # shown by the test, in the test's thread
+        except Exception as error:  # the test's main thread asserts that there is none
             self.wrong.append(f"{type(error).__name__}: {error}")
 
     def allocate(self, name: str, mode: str) -> None:
@@ -81,7 +82,7 @@ class Tenant:
         try:
             self.insist(lambda calls: calls.release(self.held[name].id))
         except VgpuError as error:
-            # of a daemon that had forgotten it when it was killed
+            # the killed daemon had released the allocation before the client had its answer
             if error.code is not ErrorCode.NO_SUCH_ALLOCATION:
                 self.wrong.append(f"release {name}: {error}")
         del self.held[name]
@@ -152,7 +153,7 @@ def test_a_storm_of_clients_faults_and_kills_converges(node: DemoNode) -> None:
 
 
 def agrees(node: DemoNode, held: dict[str, pb.Allocation]) -> None:
-    """Every place where something of an allocation is has that of those held, and no more."""
+    """Asserts that every place with parts of allocations has the parts of those in `held`, and no others."""
     slices = [(a.id, part) for a in held.values() for part in a.slices]
     with client(node) as calls:
         devices = calls.list_devices().devices
@@ -177,5 +178,5 @@ def agrees(node: DemoNode, held: dict[str, pb.Allocation]) -> None:
 
 
 def names(folder: Path) -> set[str]:
-    """Also of hidden files: half-made things are leaks as well."""
+    """Names of all files, hidden ones too, because unfinished files are leaks as well."""
     return {path.name for path in folder.iterdir()} if folder.is_dir() else set()

@@ -1,4 +1,6 @@
-"""Suspending tenants: their memory is free for others, and they go on as if nothing had been."""
+"""Suspending tenants: their device memory becomes free, and after the resumption they continue with the same
+memory.
+"""
 
 import os
 import signal
@@ -17,7 +19,7 @@ from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.lease import read_activity, read_limits
 from vgpud.model.errors import ErrorCode, VgpuError
 
-# holds memory with a pattern; for each line of input it says whether it still has it
+# holds memory with a pattern; for each line of input it prints whether the pattern is unchanged
 PROGRAM = """
 import ctypes as c, json, sys
 u = c.CDLL("libcuda.so.1")
@@ -54,7 +56,7 @@ def holding(node: DemoNode, gib: int = 1, *options: str, size_mib: int = SIZE_MI
 
 
 def beside(node: DemoNode, lease: Path, size_mib: int = 16) -> Tenant:
-    """One more process in an allocation."""
+    """Starts another process in an existing allocation."""
     library = str(BUILD / "lib/libvgpu.so")
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(size_mib)],
@@ -129,7 +131,7 @@ def test_a_suspended_tenant_waits_at_its_next_call(node: DemoNode) -> None:
     assert tenant.process.stdin is not None
     tenant.process.stdin.write("\n")
     tenant.process.stdin.flush()
-    assert suspend(node, name).state == "suspended"  # again: nothing changes
+    assert suspend(node, name).state == "suspended"  # a repeated call changes nothing
     resume(node, name)
     assert tenant.line()["whole"]
     assert resume(node, name).state == "active"
@@ -166,7 +168,7 @@ def test_a_tenant_of_a_whole_card_is_suspended_and_resumed(node: DemoNode) -> No
 
 @needs("root")
 def test_another_users_process_on_a_whole_card_is_left_alone(node: DemoNode) -> None:
-    """NVML lists it on the tenant's device; it is not the tenant's, and is not suspended."""
+    """NVML lists the other user's process on the tenant's device. vgpud does not suspend it."""
     tenant, name = holding(node, 0, "--isolation", "device", "--device", "2")
     words = [*as_user(4242, 4242), sys.executable, "-c", PROGRAM, str(SIZE_MIB)]
     environment = {**node.environment, "CUDA_VISIBLE_DEVICES": "2"}
@@ -331,7 +333,8 @@ def test_a_suspended_process_that_dies_leaves_the_others_suspended(node: DemoNod
     script = f"exec 3<&0; {one} & echo '{{\"child\": '$!'}}'; {one}; wait"
     asked = ["--isolation", "quota", "--memory", "4GiB", "--device", "0"]
     tenant = node.tenant(asked, ["sh", "-c", script, sys.executable, PROGRAM])
-    said = [tenant.line() for _ in range(3)]  # the child's number, and that each of both holds memory
+    # the child's pid, and a line of each of the two processes when it holds memory
+    said = [tenant.line() for _ in range(3)]
     child = next(line["child"] for line in said if "child" in line)
     (name,) = states(node)
     assert child in suspend(node, name).suspended_pids

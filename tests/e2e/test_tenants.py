@@ -1,4 +1,6 @@
-"""Allocations bound to processes: however those end, and whoever is away at that moment."""
+"""Allocations that are bound to processes: they are released however the process ends, also while vgpud or
+the arbiter is down.
+"""
 
 import json
 import os
@@ -63,7 +65,7 @@ def test_a_killed_tenants_allocation_is_released(node: DemoNode, isolation: str)
 
 
 def test_an_allocation_stays_while_a_child_of_its_tenant_runs(node: DemoNode) -> None:
-    """Its memory is in use for as long as the child runs, and so the allocation stays."""
+    """The child uses the memory, so that the allocation stays until the child ends."""
     script = f'exec 3<&0; {PROBE} hold 64MiB --then-wait-on-stdin <&3 & echo "{{\\"child\\": $!}}"; wait'
     tenant = node.tenant(QUOTA, ["sh", "-c", script])
     child = int({**tenant.line(), **tenant.line()}["child"])
@@ -84,7 +86,7 @@ def test_an_allocation_stays_while_a_child_of_its_tenant_runs(node: DemoNode) ->
 
 
 def test_a_child_that_outlives_its_allocation_gets_no_memory(node: DemoNode) -> None:
-    """Its allocation has gone with its parent: it gets nothing, and never more than it had."""
+    """The allocation ended with the parent, so that the child is refused all memory."""
     script = f"exec 3<&0; (read go; exec {PROBE} fill --piece 64MiB) <&3 & exit 0"
     tenant = node.tenant(QUOTA, ["sh", "-c", script])
     tenant.process.wait(300)
@@ -107,7 +109,7 @@ def test_a_run_ends_with_the_exit_code_or_signal_of_its_command(node: DemoNode) 
 
 
 def slow_alloc(node: DemoNode, source: str) -> subprocess.Popen[str]:
-    """A client that is inside an Allocate which takes a while."""
+    """Starts a client and waits until its Allocate call is under way; the simulator makes the call slow."""
     simulate(
         *(node, "fault", "slow", "--function", "nvmlDeviceCreateGpuInstance*"),
         *("--microseconds", "1500000", "--count", "1"),
@@ -132,7 +134,7 @@ CALL = """
 def test_an_allocation_of_a_killed_caller_without_a_request_id_is_released(
     node: DemoNode, extra: dict[str, object]
 ) -> None:
-    """Bound to the caller, or without a request id: nobody would ever release it."""
+    """The allocation is bound to the caller or has no request id, so that no later call could release it."""
     caller = slow_alloc(node, CALL.format(extra=extra))
     (allocation,) = states(node)
     caller.kill()
@@ -157,7 +159,9 @@ def test_an_allocation_of_a_killed_caller_is_found_by_its_request_id(node: DemoN
 
 
 def test_vgpud_finds_tenants_that_ended_while_it_was_down(make_node: NodeMaker) -> None:
-    """One ends by itself, one by kill -9, one stays: killed or stopped, vgpud finds out at its start."""
+    """While vgpud is down, one tenant exits, one is killed, and one stays. The next start of vgpud notices
+    both ends, after a stop and after a kill.
+    """
     node = make_node()
     node.start()
     ending, first = holding(node)
@@ -199,7 +203,9 @@ def test_sigterm_to_vgpud_leaves_tenants_and_helpers_running(make_node: NodeMake
 
 
 def test_a_killed_arbiter_is_restarted_and_its_tenants_register_again(make_node: NodeMaker) -> None:
-    """Limits stay as they were, it is started again, and tenants register again by themselves."""
+    """A call makes vgpud start the arbiter again. Limits are unchanged, and the tenants reconnect to the
+    arbiter.
+    """
     node = make_node()
     node.start()
     tenant, first = holding(node)
@@ -226,7 +232,7 @@ def test_a_killed_arbiter_is_restarted_and_its_tenants_register_again(make_node:
 
 
 def test_a_killed_arbiter_is_restarted_without_a_call(make_node: NodeMaker) -> None:
-    """vgpud itself starts it again."""
+    """vgpud starts the arbiter again without any call."""
     node = make_node()
     node.start()
     tenant, _ = holding(node)
@@ -241,7 +247,7 @@ def test_a_killed_arbiter_is_restarted_without_a_call(make_node: NodeMaker) -> N
 
 
 def test_memory_limits_hold_without_vgpud_and_the_arbiter(make_node: NodeMaker) -> None:
-    """Neither vgpud nor the arbiter: what a process may have is in its lease."""
+    """The limits hold while vgpud and the arbiter are down, because libvgpu reads them from the lease."""
     node = make_node()
     node.start()
     held = quota(node, 1)
@@ -265,8 +271,8 @@ def test_memory_limits_hold_without_vgpud_and_the_arbiter(make_node: NodeMaker) 
 
 
 def test_a_killed_mps_daemon_fails_its_allocations_and_no_others(make_node: NodeMaker) -> None:
-    """The daemon takes its clients along; their allocations are marked failed, reported, and free room when
-    released.
+    """The clients of an MPS daemon end with it. vgpud marks their allocations as failed and reports them. A
+    release frees their room.
     """
     node = make_node()
     node.start()
@@ -318,7 +324,7 @@ def test_an_mps_daemon_killed_while_vgpud_is_down_is_noticed_at_the_start(make_n
 
 
 def test_helpers_inherit_no_descriptors_of_vgpud(make_node: NodeMaker) -> None:
-    """With an inherited socket or ledger lock a helper would keep the next vgpud from starting."""
+    """A helper with an inherited socket or ledger lock would prevent the next start of vgpud."""
     node = make_node()
     node.start()
     quota(node)

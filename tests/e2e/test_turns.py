@@ -1,4 +1,4 @@
-"""Fast turns: libvgpu itself swaps a tenant's memory out of the card and back in."""
+"""Fast turns: libvgpu swaps a tenant's memory out to the host and back in."""
 
 import json
 import signal
@@ -29,8 +29,9 @@ MARGIN_MIB = MARGIN_BYTES >> 20
 ROOMY = f'{TURNS}\n[pool]\nhost_memory_reserve = "1MiB"\n'
 SIZE_MIB = 8
 
-# Threads that each keep a number in memory of their own, by memsets, copies and frees, and check it
-# at each step: whatever a call touches must be there. For each line of input it says how far all of them are.
+# Each thread keeps a number in its own device memory, changes it by memsets, copies and frees, and checks it
+# at each step. The memory of every call must be on the device. Prints the progress of all threads for each
+# line of input.
 RACES = """
 import ctypes as c, json, sys, threading
 u = c.CDLL("libcuda.so.1")
@@ -71,7 +72,8 @@ for line in sys.stdin:
 ended.set()
 """
 
-# Holds a pattern in pieces of several sizes; for each line says where they are and whether all of it is true
+# Holds a pattern in pieces of several sizes. Prints for each line of input their addresses and whether the
+# pattern is unchanged
 HOLD = """
 import ctypes as c, json, random, sys
 u = c.CDLL("libcuda.so.1")
@@ -104,7 +106,7 @@ for line in sys.stdin:
     whole = whole and base.value == second and bytes_.value == 130 << 20
     say(whole=whole, at=[memory.value for memory, _, _ in held])
 """
-# Allocates pieces of many sizes until refused, frees half of them, and destroys its context with the rest
+# Allocates pieces of many sizes until a refusal, frees half of them, and destroys its context with the rest
 LIMITS = """
 import ctypes as c, json, sys
 u = c.CDLL("libcuda.so.1")
@@ -139,7 +141,7 @@ for line in sys.stdin:
     call("cuCtxDestroy_v2", context)
     say(ended=True)
 """
-# A kernel that runs until the next line of input comes
+# Runs a kernel that ends with the next line of input
 SPINS = """
 import ctypes as c, json, sys
 u = c.CDLL("libcuda.so.1")
@@ -169,14 +171,15 @@ call("cuCtxSynchronize")
 say(done=True)
 sys.stdin.readline()
 """
-HELD_MIB = SIZE_MIB + 130 + 4 + 2  # in whole pages, without the small piece
-OWN_MIB = 4  # memory of the stream for the copies
-CONTEXT_MIB = 700  # use of a tenant that is swapped out, including its remains; less than the margin more
+HELD_MIB = SIZE_MIB + 130 + 4 + 2  # the tenant's whole pages; the small piece is not included
+OWN_MIB = 4  # device memory of the stream that copies
+# more than the use of a swapped-out tenant (context and remains); the difference is less than MARGIN_MIB
+CONTEXT_MIB = 700
 
 
 @pytest.fixture(scope="module")
 def still(make_shared_node: NodeMaker) -> DemoNode:
-    """A node with long slices: the test itself decides when memory is swapped out."""
+    """A node with slices of one hour, so that only the test swaps memory out."""
     node = make_shared_node(policy=ROOMY.replace("500ms", "1h"))
     node.start()
     return node
@@ -197,15 +200,16 @@ def cut_node(make_node: NodeMaker) -> Iterator[DemoNode]:
 
 
 def all_but(node: DemoNode, mib: int) -> int:
-    """The limit that leaves `mib` MiB of the device's memory for tenants."""
+    """A limit in MiB that leaves `mib` MiB of the device's memory unallocated."""
     with client(node) as calls:
         device = calls.list_devices().devices[0]
     return int(device.memory_total_bytes - device.memory_reserved_bytes) // MIB - mib
 
 
 def tenant(node: DemoNode, program: str, *words: str, limit_mib: int = 0) -> tuple[Tenant, str]:
-    """A tenant. With the default limit two tenants fit only if one has all of its movable memory swapped
-    out."""
+    """Starts a tenant. With the default limit two tenants fit only if the movable memory of one is swapped
+    out.
+    """
     before = states(node)
     limit_mib = limit_mib or all_but(node, CONTEXT_MIB)
     asked = ["--isolation", "quota", "--memory", f"{limit_mib}MiB", "--device", "0"]
@@ -227,7 +231,7 @@ def close(*all_: Tenant) -> None:
 
 
 def put(node: DemoNode, name: str, out: bool, keep_share: int = 0) -> None:
-    """Writes the order (swapped out or not) into the lease, as vgpud does."""
+    """Writes the order to swap out or in into the lease, as vgpud does."""
     folder = node.run_dir / "leases" / name
     memory = LeaseMemory.OUT if out else LeaseMemory.HERE
     update_limits(folder, read_limits(folder).devices, away=out, memory=memory, keep_share=keep_share)
@@ -259,7 +263,8 @@ def test_a_swapped_in_tenant_has_its_contents_at_the_same_addresses(still: DemoN
     lease = still.run_dir / "leases" / name
     (swap,) = read_swaps(lease)
     assert swap.movable_bytes == HELD_MIB * MIB
-    assert read_usage(lease).device(0).used_bytes == (HELD_MIB + 2) * MIB  # the small piece shares a page
+    # and the 2 MiB page of the small piece
+    assert read_usage(lease).device(0).used_bytes == (HELD_MIB + 2) * MIB
     full = used_mib(still)
     for _ in range(3):
         follows(still, name, True)
@@ -279,7 +284,9 @@ def test_a_swapped_out_tenant_keeps_its_share_of_memory_on_the_card(still: DemoN
     full = used_mib(still)
 
     def keeps(share: int) -> int:
-        """MiB that stay on the device if this share of the movable memory may stay: whole chunks."""
+        """Lets this share of the movable memory stay, in 1/10000, and waits. Returns the MiB that stay on the
+        device, in whole chunks.
+        """
         put(still, name, True, share)
         allowed = held.movable_bytes * share // 10000
 
@@ -305,7 +312,7 @@ def test_a_swapped_out_tenant_keeps_its_share_of_memory_on_the_card(still: DemoN
         assert answer(one) == before
     simulate(still, "fault", "fail", "--function", "cuMemcpyDtoHAsync_v2", "--code", "2", "--count", "2")
     keeps(10000)
-    keeps(5000)  # the order is repeated until the memory has gone
+    keeps(5000)  # the order is repeated until all memory is swapped out
     simulate(still, "fault", "clear")
     follows(still, name, False)
     assert answer(one) == before
@@ -340,7 +347,7 @@ def test_a_kernel_that_does_not_end_holds_up_the_swap_out(still: DemoNode) -> No
     time.sleep(0.2)
     assert phases(still, name) == {SwapPhase.DRAINING}
     follows(still, name, False)
-    assert answer(one)["done"]  # the tenant's calls pass again
+    assert answer(one)["done"]  # the tenant's calls no longer wait
     follows(still, name, True)
     follows(still, name, False)
     close(one)
@@ -422,7 +429,7 @@ def test_two_tenants_take_turns_without_the_drivers_checkpoint(turns: DemoNode) 
     first, _one = tenant(turns, HOLD, str(SIZE_MIB))
     second, _two = tenant(turns, HOLD, str(SIZE_MIB))
     first.line()
-    second.line()  # the second tenant has had its first turn
+    second.line()  # printed during the second tenant's first turn
     for _ in range(3):
         assert answer(first)["whole"]
         assert answer(second)["whole"]
@@ -472,14 +479,14 @@ def swapped_away(node: DemoNode, name: str) -> bool:
 
 
 def test_a_swapped_out_tenant_keeps_memory_on_the_card_until_others_need_it(turns: DemoNode) -> None:
-    limit = all_but(turns, CONTEXT_MIB + MARGIN_MIB + 500)  # a little more than 500 MiB are unallocated
+    limit = all_but(turns, CONTEXT_MIB + MARGIN_MIB + 500)  # leaves a little more than 500 MiB unallocated
     first, one = tenant(turns, HOLD, "700", limit_mib=limit)
     first.line()
     second, two = tenant(turns, HOLD, str(SIZE_MIB), limit_mib=limit)
     second.line()
     eventually(lambda: swapped_away(turns, one), "the first is out")
     kept = kept_mib(turns, one)
-    assert 500 - 128 < kept < 500 + CONTEXT_MIB - 500  # a context needs more than 500
+    assert 500 - 128 < kept < 500 + CONTEXT_MIB - 500  # a context uses more than 500 of the CONTEXT_MIB
     assert f"{kept}MiB until others need the room" in shown(turns, one).standing
     with client(turns) as calls:
         calls.resize(two, (limit + 200) * MIB)
@@ -497,7 +504,7 @@ def test_a_swapped_out_tenant_keeps_memory_on_the_card_until_others_need_it(turn
 
 @pytest.mark.parametrize("point", ["swap-out.limit", "swap-out.out", "swap-in.limit", "swap-in.open"])
 def test_a_turn_cut_after_a_step_converges_at_the_next_start(cut_node: DemoNode, point: str) -> None:
-    """The other steps lie between these, and write no record that a start could see."""
+    """The other steps lie between these and write no record that the next start could read."""
     node = cut_node
     node.start(fault_point=point)
     first, one = tenant(node, HOLD, str(SIZE_MIB))
@@ -505,7 +512,7 @@ def test_a_turn_cut_after_a_step_converges_at_the_next_start(cut_node: DemoNode,
     second, _two = tenant(node, HOLD, str(SIZE_MIB))
     if point.startswith(
         "swap-in"
-    ):  # otherwise the answer may come before the first tenant is out, and no swap-in is needed
+    ):  # otherwise the first tenant may answer before it is swapped out, and needs no swap-in
         eventually(lambda: swapped_away(node, one), "the first is out")
     ask(first)
     ask(second)

@@ -1,4 +1,4 @@
-"""Watches across restarts of the daemon: every event once, in order, none lost."""
+"""Watches across restarts of the daemon: every event arrives once and in order."""
 
 import json
 import subprocess
@@ -18,7 +18,7 @@ from vgpud.model.errors import ErrorCode, VgpuError
 
 @contextmanager
 def watching(node: DemoNode, *words: str) -> Iterator[list[dict[str, Any]]]:
-    """The output of `vgpuctl watch` so far, over the socket that every user may open."""
+    """Yields the output of `vgpuctl watch` so far. The watch uses the socket that every user may open."""
     process = subprocess.Popen(
         [sys.executable, "-m", "vgpud.ctl", "watch", "-o", "json", *words],
         env={**node.environment, "VGPUD_SOCKET": str(node.run_dir / READ)},
@@ -69,7 +69,7 @@ def test_a_watch_continues_across_a_restart(make_node: NodeMaker, end: str) -> N
 
 
 def test_a_watch_gets_the_events_of_earlier_daemon_runs(make_node: NodeMaker) -> None:
-    """Events come from the ledger, not from the daemon's memory."""
+    """A watch reads events from the ledger, which outlives the daemon."""
     node = make_node()
     node.start()
     with client(node) as calls:

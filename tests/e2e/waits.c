@@ -1,6 +1,8 @@
-/* Threads that have worked on the device and then wait for ever, each for something of the program's own: none of
- * them waits in the driver, though the driver's return addresses are left on their stacks. For each line of
- * input one more thread allocates. Needs no cuda.h: waits.c -ldl -lpthread. */
+/*
+ * waits.c: threads that use the device and then wait for ever for locks, pipes and other objects of the program. None
+ * waits in the driver, but their stacks still hold return addresses of the driver. Each line of input starts one more
+ * thread, which allocates. Needs no cuda.h: cc waits.c -ldl -lpthread.
+ */
 #include <dlfcn.h>
 #include <poll.h>
 #include <pthread.h>
@@ -13,7 +15,7 @@
 
 enum { CALLS = 4, WAITS = 10, ROUNDS = 6, SIZE = 4096 };
 
-typedef int call(); /* as many arguments as the driver's function has */
+typedef int call(); /* accepts as many arguments as each driver function has */
 
 static void *driver, *context;
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER, own = PTHREAD_MUTEX_INITIALIZER;
@@ -29,7 +31,7 @@ static call *named(const char *name)
     return (call *)dlsym(driver, name);
 }
 
-/* in the same frame as what waits then: what it has left on the stack lies where that puts its own */
+/* inlined into the caller, so that the driver's return addresses stay in the stack region that the later wait uses */
 static inline __attribute__((always_inline)) void work(long kind)
 {
     uint64_t memory = 0;
@@ -58,7 +60,7 @@ static inline __attribute__((always_inline)) void wait_for(long kind)
         pthread_mutex_lock(&mutex);
         break;
     case 1:
-    case 2: /* the driver's own lock is such a one */
+    case 2: /* the driver's own lock is of this kind */
     case 3:
         pthread_rwlock_rdlock(&rwlock);
         break;
