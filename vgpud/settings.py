@@ -77,6 +77,7 @@ class Settings(BaseSettings):
             vendor_dir=_INSTALLED_LIBRARIES / "conf.d",
             run_dir=self.run_dir / "conf.d",
             admin_dir=self.config.parent / "conf.d",
+            is_roots=os.geteuid() == 0,
         )
 
     @property

@@ -30,6 +30,7 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     settings = load_settings()
     assert settings.run_dir == Path("/somewhere/run")
     assert settings.policy_paths().run_dir == Path("/somewhere/run/conf.d")
+    assert settings.policy_paths().is_roots == (os.geteuid() == 0)
     assert settings.level == 30
 
 

@@ -138,6 +138,36 @@ def test_priority_is_refused_to_a_member_until_the_policy_gives_it(node: DemoNod
         node.ctl("policy", "reload")
 
 
+def test_a_reload_refuses_a_policy_that_a_user_can_change(node: DemoNode) -> None:
+    config = Path(node.environment["VGPUD_CONFIG"])
+    before = config.stat()
+    for uid, mode, told in ((ALICE, 0o644, f"uid {ALICE} owns {config}"), (0, 0o666, "others can write to")):
+        os.chown(config, uid, -1)
+        config.chmod(mode)
+        refused = node.ctl("policy", "reload", check=False)
+        assert refused.returncode == 78
+        assert told in refused.stderr
+        doctor = node.ctl("doctor", check=False)
+        assert f"{config}: {told}" in " ".join(doctor.stdout.split())
+        assert (
+            f"warning: vgpud would refuse it here: {told}" in node.ctl("policy", "check", str(config)).stderr
+        )
+        check = subprocess.run(
+            [sys.executable, "-m", "vgpud.daemon", "--check"],
+            env=node.environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            cwd=ROOT,
+            check=False,
+        )
+        assert check.returncode == 78
+        assert told in check.stderr
+    os.chown(config, before.st_uid, before.st_gid)
+    config.chmod(before.st_mode & 0o7777)
+    node.ctl("policy", "reload")
+
+
 def test_request_ids_of_two_members_do_not_collide(node: DemoNode) -> None:
     held = call(node, ALICE, *ASK, "--request-id", "shared", member=True)
     assert held.returncode == 0, held.stderr

@@ -16,6 +16,7 @@ from vgpud.model.device import Health
 from vgpud.model.engine import EngineReason
 from vgpud.model.marks import MarkKind
 from vgpud.model.tenancy import State
+from vgpud.policy.trust import distrust
 
 OK, WARN, FAIL, SKIP = "ok", "warning", "failed", "skipped"
 _CDI_PREFIX = "vgpud.io-vgpu_"  # the prefix that inject/cdi.py gives to specs
@@ -100,6 +101,18 @@ def folders(host: Host) -> Iterator[Finding]:
             yield Finding(name, FAIL, f"{free // 2**20} MiB are free in {folder}", "make room there")
         else:
             yield Finding(name, OK, f"{free // 2**20} MiB are free in {folder}")
+
+
+def specs(host: Host) -> Iterator[Finding]:
+    """Container runtimes obey every spec in the CDI folder, which can mount any file of the host."""
+    try:
+        found = distrust(host.cdi_dir) if host.run_dir.stat().st_uid == 0 else None
+    except OSError:
+        return
+    if found is None:
+        yield Finding("CDI folder", OK, f"root alone writes to {host.cdi_dir}")
+    else:
+        yield Finding("CDI folder", FAIL, found.sentence, found.fix)
 
 
 def sockets(host: Host) -> Iterator[Finding]:

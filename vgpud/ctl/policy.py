@@ -1,6 +1,7 @@
 """The verbs of `vgpuctl policy`. With a file, check and show work without a daemon."""
 
 import json
+import os
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,9 +27,19 @@ def check(arguments: Namespace, terminal: Terminal) -> int:
     document = _document(loaded)
     if terminal.output in ("table", "wide"):
         terminal.say(f"{arguments.file} is a valid policy" + ("" if compared else UNCOMPARED))
+        _warn_of_others(Path(arguments.file), terminal)
     else:
         terminal.show(_view(document, origins=True, kind="PolicyCheck"))
     return Exit.OK.value
+
+
+def _warn_of_others(path: Path, terminal: Terminal) -> None:
+    """Warns of a file that vgpud refuses if it reads it in this place. A draft may be its user's."""
+    from vgpud.policy.trust import distrust
+
+    found = distrust(path, os.geteuid())
+    if found is not None:
+        terminal.say(f"warning: vgpud would refuse it here: {found.sentence}; {found.fix}")
 
 
 def show(arguments: Namespace, terminal: Terminal) -> int:

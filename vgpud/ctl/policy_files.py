@@ -13,13 +13,23 @@ def paths() -> PolicyPaths:
     """
     main = os.environ.get("VGPUD_CONFIG")
     config = Path(main or "/etc/vgpud/vgpud.toml")
+    run_dir = Path(os.environ.get("VGPUD_RUN_DIR") or "/run/vgpud")
     return PolicyPaths(
         main=config,
         main_required=main is not None,
         vendor_dir=Path("/usr/lib/vgpud/conf.d"),
-        run_dir=Path(os.environ.get("VGPUD_RUN_DIR") or "/run/vgpud") / "conf.d",
+        run_dir=run_dir / "conf.d",
         admin_dir=config.parent / "conf.d",
+        is_roots=_daemon_uid(run_dir) == 0,
     )
+
+
+def _daemon_uid(run_dir: Path) -> int:
+    """The user that vgpud runs as; root where no daemon has made the run folder."""
+    try:
+        return run_dir.stat().st_uid
+    except OSError:
+        return 0
 
 
 def on_disk() -> LoadedPolicy:

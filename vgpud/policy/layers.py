@@ -7,10 +7,13 @@ in the order of the file names. A drop-in hides those of the same name in direct
 """
 
 import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from vgpud.policy.origin import Origin, Problem
+from vgpud.policy.trust import distrust
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,7 @@ class PolicyPaths:
     run_dir: Path | None = Path("/run/vgpud/conf.d")
     admin_dir: Path | None = Path("/etc/vgpud/conf.d")
     main_required: bool = False
+    is_roots: bool = False  # root's daemon obeys them, so root alone must be able to change them
 
 
 def select(paths: PolicyPaths) -> tuple[tuple[Path, ...], tuple[Problem, ...]]:
@@ -37,6 +41,18 @@ def select(paths: PolicyPaths) -> tuple[tuple[Path, ...], tuple[Problem, ...]]:
     below = {name: path for name, path in vendor.items() if name not in above}
     main = (paths.main,) if paths.main_required or os.path.lexists(paths.main) else ()
     return (*_in_order(below), *main, *_in_order(above)), tuple(problems)
+
+
+def distrusted(paths: PolicyPaths, files: Iterable[Path]) -> Iterator[Problem]:
+    """Files of `files` and drop-in directories that a user other than root can change."""
+    folders = (one for one in (paths.vendor_dir, paths.run_dir, paths.admin_dir) if one is not None)
+    for path in (*folders, *files) if paths.is_roots else ():
+        with suppress(
+            OSError
+        ):  # a folder that is not there; a file is read later, which tells why it cannot be
+            found = distrust(path)
+            if found is not None:
+                yield Problem(Origin(path), "", found.sentence, found.fix)
 
 
 def _drop_ins(directory: Path | None, problems: list[Problem]) -> dict[str, Path]:

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.policy.effective import digest, effective, leaves
-from vgpud.policy.layers import PolicyPaths, select
+from vgpud.policy.layers import PolicyPaths, distrusted, select
 from vgpud.policy.locate import KeyPath, spell
 from vgpud.policy.model import Policy
 from vgpud.policy.origin import BUILT_IN, Origin, Problem
@@ -42,7 +42,7 @@ class LoadedPolicy:
 def load(paths: PolicyPaths) -> LoadedPolicy:
     """The policy of these files. Raises VgpuError(BAD_POLICY) with one line of details for each mistake."""
     files, unlisted = select(paths)
-    problems = list(unlisted)
+    problems = [*unlisted, *distrusted(paths, files)]
     sources: list[Source] = []
     for path in files:
         source = read(path)
