@@ -4,6 +4,9 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from tests.native.harness import LIBVGPU, MIB
 from tests.simnode import SimNode
@@ -27,29 +30,100 @@ for device in (1, 0):
     assert cuda.cuDevicePrimaryCtxRetain(c.byref(context), device) == 0
 assert cuda.cuCtxSetCurrent(context) == 0 and cuda.cuStreamCreate(c.byref(stream), 1) == 0
 class Graph:
-    def __init__(self, *sizes):
+    # Allocations one behind the other; with `frees` each is freed again by the graph.
+    def __init__(self, *sizes, frees=False):
         graph, self.exec, before = c.c_void_p(), c.c_void_p(), None
         assert cuda.cuGraphCreate(c.byref(graph), 0) == 0
         for device, size in sizes:
             node, what = c.c_void_p(), Node(Props(1, 0, Location(1, device)), None, 0, size * MIB, 0)
             after = (c.byref(before), 1) if before is not None else (None, 0)
             assert cuda.cuGraphAddMemAllocNode(c.byref(node), graph, *after, c.byref(what)) == 0
-            before = node
+            before, self.pointer = node, c.c_uint64(what.pointer)
+            if frees:
+                end = c.c_void_p()
+                assert cuda.cuGraphAddMemFreeNode(c.byref(end), graph, c.byref(node), 1, self.pointer) == 0
+                before = end
         assert cuda.cuGraphInstantiateWithFlags(c.byref(self.exec), graph, c.c_uint64(0)) == 0
-    def launch(self):
-        return cuda.cuGraphLaunch(self.exec, stream)
+    def launch(self, on=None):
+        return cuda.cuGraphLaunch(self.exec, on or stream)
+    def free(self):
+        return cuda.cuMemFree_v2(self.pointer)
+    def destroy(self):
+        return cuda.cuGraphExecDestroy(self.exec)
 def plain(size):
     return cuda.cuMemAlloc_v2(c.byref(c.c_uint64()), c.c_size_t(size * MIB))
-both = Graph((0, 640), (1, 32))
-said = {"launch": both.launch(), "plain": plain(640), "past the limit": Graph((0, 512), (1, 32)).launch()}
-print(json.dumps(said))
+def held():
+    value = c.c_uint64()
+    assert cuda.cuDeviceGetGraphMemAttribute(0, 2, c.byref(value)) == 0
+    return value.value // MIB
 """
 OUT_OF_MEMORY = 2
 
 
-def test_memory_of_a_graph_is_claimed_on_each_of_its_devices(sim_node: Make, tmp_path: Path) -> None:
+LIMIT_MIB = 1900
+
+
+@pytest.fixture
+def say(sim_node: Make, tmp_path: Path) -> Callable[[str], Any]:
+    """Runs a program under the limit, and returns what its last line says."""
     node = sim_node("h200x8")
-    limits = [DeviceLimits(device["uuid"], 1900 * MIB) for device in node.dump()["devices"][:2]]
+    limits = [DeviceLimits(device["uuid"], LIMIT_MIB * MIB) for device in node.dump()["devices"][:2]]
     lease = write_lease(tmp_path, "a1", limits, os.getuid(), os.getgid())
-    said = node.python(PROGRAM, {"LD_PRELOAD": str(LIBVGPU), "VGPU_LEASE": str(lease)})
-    assert json.loads(said) == {"launch": 0, "plain": 0, "past the limit": OUT_OF_MEMORY}
+    env = {"LD_PRELOAD": str(LIBVGPU), "VGPU_LEASE": str(lease)}
+    return lambda steps: json.loads(node.python(f"{PROGRAM}\n{steps}\nprint(json.dumps(said))", env))
+
+
+def test_memory_of_a_graph_is_claimed_on_each_of_its_devices(say: Callable[[str], Any]) -> None:
+    steps = """
+both = Graph((0, 640), (1, 32))
+said = [both.launch(), plain(640), Graph((0, 512), (1, 32)).launch()]"""
+    assert say(steps) == [0, 0, OUT_OF_MEMORY]
+
+
+def test_a_graph_whose_memory_another_holds_needs_room_to_run_again(say: Callable[[str], Any]) -> None:
+    """The second graph runs in the memory of the first and keeps it. Only when it is freed can the first
+    run again, in that memory."""
+    steps = """
+first, second = Graph((0, 512), frees=True), Graph((0, 512))
+said = [first.launch(), second.launch(), plain(512), held()]
+said += [first.launch(), held(), second.free(), first.launch(), held()]"""
+    assert say(steps) == [0, 0, 0, 512, OUT_OF_MEMORY, 512, 0, 0, 512]
+
+
+def test_graphs_that_fit_one_after_the_other_run(say: Callable[[str], Any]) -> None:
+    """Together they do not fit: each runs in the memory that the one before it left."""
+    steps = """
+graphs = [Graph((0, size), frees=True) for size in (512, 640, 576)]
+assert plain(512) == 0
+said = [[graph.launch() for graph in graphs] for _ in range(3)] + [held() < 1024]"""
+    assert say(steps) == [[0, 0, 0], [0, 0, 0], [0, 0, 0], True]
+
+
+def test_unused_memory_of_graphs_is_given_to_other_allocations(say: Callable[[str], Any]) -> None:
+    steps = """
+graph = Graph((0, 640), frees=True)
+said = [graph.launch(), held(), plain(800), held(), graph.launch()]"""
+    assert say(steps) == [0, 640, 0, 0, OUT_OF_MEMORY]
+
+
+def test_graphs_in_turn_on_two_streams_need_no_room_beyond_their_sum(say: Callable[[str], Any]) -> None:
+    """What the driver holds for graphs is all that they need: their launches claim nothing."""
+    steps = """
+other = c.c_void_p()
+assert cuda.cuStreamCreate(c.byref(other), 1) == 0
+keeper, frees = Graph((0, 256)), Graph((0, 256), frees=True)
+said = [keeper.launch(), frees.launch(other), held(), plain(700)]
+said += [frees.launch(on) for on in (stream, other, stream)]
+said += [keeper.free(), keeper.launch(other), held()]"""
+    assert say(steps) == [0, 0, 512, 0, 0, 0, 0, 0, 0, 512]
+
+
+def test_memory_of_a_destroyed_graph_is_room_for_the_next(say: Callable[[str], Any]) -> None:
+    steps = """
+assert plain(512) == 0
+said = []
+for _ in range(5):
+    graph = Graph((0, 576), frees=True)
+    said += [graph.launch(), graph.launch(), graph.destroy()]
+said.append(held())"""
+    assert say(steps) == [0] * 15 + [576]

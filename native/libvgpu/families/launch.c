@@ -2,7 +2,7 @@
 #include "suspended.h"
 #include "functions.h"
 #include "gate.h"
-#include "graph.h"
+#include "graph_memory.h"
 #include "in_flight.h"
 #include "swap.h"
 #include "tenant.h"
@@ -93,19 +93,19 @@ VGPU_EXPORT CUresult cuLaunchGridAsync(CUfunction f, int grid_width, int grid_he
     LAUNCH_BODY(KERNEL_WEIGHT, hStream, 0, cuLaunchGridAsync, f, grid_width, grid_height, hStream);
 }
 
-/* What a graph allocates when it runs is claimed before its launch: see graph.h. */
-#define LAUNCH_GRAPH(symbol, per_thread)                                             \
-    static CUresult gated_##symbol(CUgraphExec hGraphExec, CUstream hStream)         \
-    {                                                                                \
-        LAUNCH_BODY(GRAPH_WEIGHT, hStream, per_thread, symbol, hGraphExec, hStream); \
-    }                                                                                \
-    VGPU_EXPORT CUresult symbol(CUgraphExec hGraphExec, CUstream hStream)            \
-    {                                                                                \
-        struct vgpu_graph_charge charge;                                             \
-        CUresult result = vgpu_graph_begin(&charge, hGraphExec);                     \
-        if (result != CUDA_SUCCESS)                                                  \
-            return result;                                                           \
-        return vgpu_graph_end(&charge, gated_##symbol(hGraphExec, hStream));         \
+/* What a graph allocates when it runs is claimed before its launch: see graph_memory.h. */
+#define LAUNCH_GRAPH(symbol, per_thread)                                              \
+    static CUresult gated_##symbol(CUgraphExec hGraphExec, CUstream hStream)          \
+    {                                                                                 \
+        LAUNCH_BODY(GRAPH_WEIGHT, hStream, per_thread, symbol, hGraphExec, hStream);  \
+    }                                                                                 \
+    VGPU_EXPORT CUresult symbol(CUgraphExec hGraphExec, CUstream hStream)             \
+    {                                                                                 \
+        struct vgpu_graph_charge charge;                                              \
+        CUresult result = vgpu_graph_begin(&charge, hGraphExec, hStream, per_thread); \
+        if (result != CUDA_SUCCESS)                                                   \
+            return result;                                                            \
+        return vgpu_graph_end(&charge, gated_##symbol(hGraphExec, hStream));          \
     }
 LAUNCH_GRAPH(cuGraphLaunch, 0)
 LAUNCH_GRAPH(cuGraphLaunch_ptsz, 1)

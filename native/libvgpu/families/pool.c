@@ -14,7 +14,7 @@
 #include "charge.h"
 #include "device.h"
 #include "functions.h"
-#include "graph.h"
+#include "graph_memory.h"
 #include "in_child.h"
 #include "driver_overhead.h"
 #include "evictable.h"

@@ -1,0 +1,383 @@
+#include "graph_memory.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "capture.h"
+#include "device.h"
+#include "driver_overhead.h"
+#include "functions.h"
+#include "in_child.h"
+#include "pool.h"
+#include "source.h"
+#include "tenant.h"
+
+#define DEPTH_MAX 64 /* child graphs in child graphs */
+
+/* What an executable graph can add, by device of the lease. */
+struct vgpu_graph_need {
+    uint64_t bytes[VGPU_MAX_DEVICES];
+    uint64_t unfreed; /* 0: the graph frees what it allocates; else the sum of mixed addresses that it leaves */
+    uint64_t bound;   /* the count of bindings at its last launch; 0: it has no memory */
+    uint64_t stream;  /* of its last launch */
+};
+
+static uint32_t any_memory; /* a graph of this process may allocate */
+
+/* Of the graphs of this process; guarded by `lock`. */
+static struct {
+    uint64_t bindings;  /* counts what may take the memory of a graph from it */
+    uint64_t stream;    /* of the last launch */
+    uint32_t launching; /* launches whose claim relies on the memory that the driver holds */
+    uint32_t trimming;
+    struct {
+        CUdevice ordinal; /* ordinal plus 1; 0: no graph has allocated there */
+        uint64_t charged;
+        uint64_t needs; /* of all executable graphs, with those that were destroyed since the last trim: */
+        uint64_t gone;
+    } of[VGPU_MAX_DEVICES];
+} graphs = {.bindings = 1};
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+void vgpu_graph_memory_made(void)
+{
+    __atomic_store_n(&any_memory, 1, __ATOMIC_RELAXED);
+}
+
+static bool none_made(void)
+{
+    return __atomic_load_n(&any_memory, __ATOMIC_RELAXED) == 0;
+}
+
+bool vgpu_graph_captures(CUstream stream, int per_thread)
+{
+    if (!vgpu_capture_on(stream, per_thread))
+        return false;
+    vgpu_graph_memory_made();
+    return true;
+}
+
+/* --- the lock is held */
+
+/* What the driver holds for graphs on a device now; if it does not say, the last figure. */
+static uint64_t held_on(int device)
+{
+    cuuint64_t held = 0;
+    CUdevice ordinal = graphs.of[device].ordinal - 1;
+    return CALL(cuDeviceGetGraphMemAttribute, ordinal, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &held) == CUDA_SUCCESS
+               ? held
+               : graphs.of[device].charged;
+}
+
+/* The most that a launch can add: were each graph in memory of its own, the driver would hold what all need. */
+static uint64_t addable(int device, uint64_t bytes)
+{
+    uint64_t held = held_on(device);
+    uint64_t needs = graphs.of[device].needs;
+    uint64_t missing = needs > held ? needs - held : 0;
+    return graphs.trimming > 0 || bytes < missing ? bytes : missing;
+}
+
+/* Records a launch. True: the graph has its memory still. */
+static bool bind(struct vgpu_graph_need *need, uint64_t stream)
+{
+    bool has_it = need->bound == graphs.bindings && need->stream == stream && graphs.trimming == 0;
+    if (graphs.stream != stream || need->unfreed != 0)
+        graphs.bindings++;
+    graphs.stream = stream;
+    need->bound = graphs.bindings;
+    need->stream = stream;
+    return has_it;
+}
+
+/* --- the lock is not held */
+
+static bool settle(int device)
+{
+    pthread_mutex_lock(&lock);
+    if (graphs.of[device].ordinal == 0) {
+        pthread_mutex_unlock(&lock);
+        return true;
+    }
+    uint64_t before = graphs.of[device].charged;
+    uint64_t held = held_on(device);
+    if (held > before)
+        vgpu_account_add(vgpu_tenant_account(), (unsigned)device, held - before);
+    else if (held < before)
+        vgpu_account_release(vgpu_tenant_account(), (unsigned)device, before - held);
+    graphs.of[device].charged = held;
+    pthread_mutex_unlock(&lock);
+    if (held != before)
+        vgpu_overhead_changed();
+    return held == before;
+}
+
+static void trim_ended(void)
+{
+    pthread_mutex_lock(&lock);
+    graphs.trimming--;
+    graphs.bindings++;
+    for (int d = 0; d < (int)VGPU_MAX_DEVICES; d++) {
+        uint64_t held = graphs.of[d].gone > 0 ? held_on(d) : 0;
+        uint64_t kept = graphs.of[d].gone < held ? graphs.of[d].gone : held;
+        graphs.of[d].needs -= graphs.of[d].gone - kept;
+        graphs.of[d].gone = kept;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+/* Makes the driver free what no graph uses now, unless a launch relies on it. True: some was freed. */
+static bool give_back(int device)
+{
+    if (none_made())
+        return false;
+    pthread_mutex_lock(&lock);
+    CUdevice ordinal = graphs.of[device].ordinal - 1;
+    bool may = ordinal >= 0 && graphs.of[device].charged > 0 && graphs.launching == 0;
+    graphs.trimming += may;
+    pthread_mutex_unlock(&lock);
+    if (!may)
+        return false;
+    int mode = vgpu_capture_relax_if_any();
+    CALL(cuDeviceGraphMemTrim, ordinal);
+    vgpu_capture_restore_if_any(mode);
+    trim_ended();
+    return !settle(device);
+}
+
+static const struct vgpu_source graph_source = {settle, give_back};
+VGPU_SOURCE(graph_source);
+
+CUresult vgpu_graph_trim(CUdevice device)
+{
+    bool limited;
+    pthread_mutex_lock(&lock);
+    graphs.trimming++;
+    pthread_mutex_unlock(&lock);
+    CUresult result = CALL(cuDeviceGraphMemTrim, device);
+    trim_ended();
+    if (vgpu_tenant_enter(&limited) == CUDA_SUCCESS && limited && vgpu_device_index(device) != VGPU_NOT_IN_LEASE)
+        settle(vgpu_device_index(device));
+    return result;
+}
+
+/* --- what a graph needs */
+
+static uint64_t mixed(CUdeviceptr address)
+{
+    uint64_t word = (uint64_t)address * 0x9e3779b97f4a7c15u;
+    return (word ^ word >> 32) * 0x9e3779b97f4a7c15u;
+}
+
+/* What one allocation node can add, and where. */
+static void add_node(CUgraphNode node, struct vgpu_graph_need *need)
+{
+    CUDA_MEM_ALLOC_NODE_PARAMS parameters;
+    if (CALL(cuGraphMemAllocNodeGetParams, node, &parameters) != CUDA_SUCCESS)
+        return;
+    need->unfreed += mixed(parameters.dptr);
+    if (parameters.poolProps.location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+        return;
+    int device = vgpu_device_index(parameters.poolProps.location.id);
+    if (device == VGPU_NOT_IN_LEASE)
+        return;
+    need->bytes[device] += vgpu_round(parameters.bytesize, VGPU_POOL_GRAIN);
+    pthread_mutex_lock(&lock);
+    graphs.of[device].ordinal = parameters.poolProps.location.id + 1;
+    pthread_mutex_unlock(&lock);
+}
+
+static void free_node(CUgraphNode node, struct vgpu_graph_need *need)
+{
+    CUdeviceptr address;
+    if (CALL(cuGraphMemFreeNodeGetParams, node, &address) == CUDA_SUCCESS)
+        need->unfreed -= mixed(address);
+}
+
+static void add_graph(CUgraph graph, struct vgpu_graph_need *need, int depth)
+{
+    size_t count = 0;
+    if (depth > DEPTH_MAX || CALL(cuGraphGetNodes, graph, NULL, &count) != CUDA_SUCCESS || count == 0)
+        return;
+    CUgraphNode *nodes = calloc(count, sizeof(*nodes));
+    if (nodes == NULL || CALL(cuGraphGetNodes, graph, nodes, &count) != CUDA_SUCCESS)
+        count = 0;
+    for (size_t i = 0; i < count; i++) {
+        CUgraphNodeType type;
+        CUgraph child;
+        if (CALL(cuGraphNodeGetType, nodes[i], &type) != CUDA_SUCCESS)
+            continue;
+        if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
+            add_node(nodes[i], need);
+        else if (type == CU_GRAPH_NODE_TYPE_MEM_FREE)
+            free_node(nodes[i], need);
+        else if (type == CU_GRAPH_NODE_TYPE_GRAPH &&
+                 CALL(cuGraphChildGraphNodeGetGraph, nodes[i], &child) == CUDA_SUCCESS)
+            add_graph(child, need, depth + 1);
+    }
+    free(nodes);
+}
+
+/* The devices on which the graph allocates, as bits. */
+static uint32_t devices_of(const struct vgpu_graph_need *need)
+{
+    uint32_t devices = 0;
+    for (unsigned d = 0; d < VGPU_MAX_DEVICES; d++)
+        devices |= need->bytes[d] > 0 ? 1u << d : 0;
+    return devices;
+}
+
+void vgpu_graph_forget(CUgraphExec exec)
+{
+    struct vgpu_entry entry;
+    if (none_made() || !vgpu_table_take(VGPU_KIND_GRAPH, (uint64_t)(uintptr_t)exec, &entry))
+        return;
+    const struct vgpu_graph_need *need = entry.owner;
+    pthread_mutex_lock(&lock);
+    for (unsigned d = 0; d < VGPU_MAX_DEVICES; d++)
+        graphs.of[d].gone += need->bytes[d];
+    pthread_mutex_unlock(&lock);
+    free(entry.owner);
+}
+
+CUresult vgpu_graph_instantiated(CUresult result, const CUgraphExec *exec, CUgraph graph)
+{
+    bool limited;
+    if (result != CUDA_SUCCESS || none_made() || vgpu_tenant_enter(&limited) != CUDA_SUCCESS || !limited)
+        return result;
+    vgpu_graph_forget(*exec); /* one that ended with its context had the same handle */
+    struct vgpu_graph_need *need = calloc(1, sizeof(*need));
+    if (need == NULL)
+        return result; /* its memory is counted after each launch */
+    add_graph(graph, need, 0);
+    struct vgpu_entry entry = {.kind = VGPU_KIND_GRAPH, .key = (uint64_t)(uintptr_t)*exec, .owner = need};
+    if (devices_of(need) == 0 || !vgpu_table_put(&entry)) {
+        free(need);
+        return result;
+    }
+    pthread_mutex_lock(&lock);
+    for (unsigned d = 0; d < VGPU_MAX_DEVICES; d++)
+        graphs.of[d].needs += need->bytes[d];
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+/* --- claims */
+
+/* Charges what the driver holds now, and gives the claims back. */
+static void undo(struct vgpu_graph_charge *charge, CUresult result)
+{
+    for (int d = 0; d < (int)VGPU_MAX_DEVICES; d++)
+        if ((charge->devices >> d & 1) != 0)
+            settle(d);
+    for (unsigned i = 0; i < charge->count; i++)
+        vgpu_charge_undo(&charge->of[i], result);
+    charge->count = 0;
+}
+
+static void unbind(struct vgpu_graph_need *need)
+{
+    pthread_mutex_lock(&lock);
+    need->bound = 0;
+    pthread_mutex_unlock(&lock);
+}
+
+static void set_launching(bool launching)
+{
+    pthread_mutex_lock(&lock);
+    graphs.launching += launching ? 1 : -1;
+    pthread_mutex_unlock(&lock);
+}
+
+/* Claims on each device what the launch can add; on success it counts as launching. */
+static CUresult claim_once(struct vgpu_graph_charge *charge, const struct vgpu_graph_need *need)
+{
+    CUresult result = CUDA_SUCCESS;
+    set_launching(true);
+    for (int d = 0; d < (int)VGPU_MAX_DEVICES && result == CUDA_SUCCESS; d++) {
+        pthread_mutex_lock(&lock);
+        uint64_t bytes = charge->need != NULL && need->bytes[d] > 0 ? addable(d, need->bytes[d]) : need->bytes[d];
+        pthread_mutex_unlock(&lock);
+        if (bytes > 0 && (result = vgpu_charge_index(&charge->of[charge->count], d, bytes)) == CUDA_SUCCESS)
+            charge->count++;
+    }
+    if (result != CUDA_SUCCESS) {
+        undo(charge, result);
+        set_launching(false);
+    }
+    return result;
+}
+
+static CUresult claim(struct vgpu_graph_charge *charge, const struct vgpu_graph_need *need)
+{
+    bool came = false;
+    CUresult result = claim_once(charge, need);
+    for (int d = 0; d < (int)VGPU_MAX_DEVICES && result == CUDA_ERROR_OUT_OF_MEMORY; d++)
+        came = ((charge->devices >> d & 1) != 0 && give_back(d)) || came;
+    return came ? claim_once(charge, need) : result;
+}
+
+/* The stream as a word that no other stream has; a thread's own stream gets another one each time. */
+static uint64_t word_of(CUstream stream, int per_thread)
+{
+    static uint64_t own;
+    if (stream == CU_STREAM_PER_THREAD || (stream == NULL && per_thread))
+        return __atomic_add_fetch(&own, 2, __ATOMIC_RELAXED) | 1;
+    if (stream != NULL && stream != CU_STREAM_LEGACY)
+        return (uint64_t)(uintptr_t)stream;
+    return (uint64_t)(uintptr_t)vgpu_charge_context() + 2;
+}
+
+CUresult vgpu_graph_begin(struct vgpu_graph_charge *charge, CUgraphExec exec, CUstream stream, int per_thread)
+{
+    struct vgpu_entry entry;
+    charge->devices = 0;
+    if (none_made() || !vgpu_table_get(VGPU_KIND_GRAPH, (uint64_t)(uintptr_t)exec, &entry))
+        return CUDA_SUCCESS;
+    struct vgpu_graph_need *need = entry.owner;
+    uint64_t word = word_of(stream, per_thread);
+    *charge = (struct vgpu_graph_charge){.need = need, .devices = devices_of(need)};
+    pthread_mutex_lock(&lock);
+    bool has_it = bind(need, word);
+    graphs.launching += has_it;
+    pthread_mutex_unlock(&lock);
+    CUresult result = has_it ? CUDA_SUCCESS : claim(charge, need);
+    if (result != CUDA_SUCCESS)
+        unbind(need);
+    return result;
+}
+
+CUresult vgpu_graph_end(struct vgpu_graph_charge *charge, CUresult result)
+{
+    if (charge->devices == 0)
+        return result;
+    undo(charge, result);
+    set_launching(false);
+    if (charge->need != NULL && result != CUDA_SUCCESS)
+        unbind(charge->need);
+    return result;
+}
+
+CUresult vgpu_graph_begin_upload(struct vgpu_graph_charge *charge, CUgraph graph,
+                                 const CUDA_GRAPH_INSTANTIATE_PARAMS *how)
+{
+    struct vgpu_graph_need need = {0};
+    bool limited;
+    charge->devices = 0;
+    if (how == NULL || (how->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD) == 0 || none_made() ||
+        vgpu_tenant_enter(&limited) != CUDA_SUCCESS || !limited)
+        return CUDA_SUCCESS;
+    add_graph(graph, &need, 0);
+    *charge = (struct vgpu_graph_charge){.devices = devices_of(&need)};
+    return charge->devices != 0 ? claim(charge, &need) : CUDA_SUCCESS;
+}
+
+static void reset(void)
+{
+    pthread_mutex_init(&lock, NULL);
+    memset(&graphs, 0, sizeof(graphs));
+    graphs.bindings = 1;
+    any_memory = 0;
+}
+VGPU_IN_CHILD(reset);
