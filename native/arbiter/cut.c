@@ -390,7 +390,11 @@ static bool wants_off(const struct lease *lease, uint32_t ordinal)
 {
     const struct sched_tenant *tenant = &lease->tenant;
     const struct sched_entity *entity = tenant->entities[ordinal];
-    if (!entity->device->managed || lease->refused)
+    if (lease->refused)
+        return false;
+    if (lease->paused)
+        return true;
+    if (!entity->device->managed)
         return false;
     if (entity->holding)
         return tenant->stopping && !tenant->stays;
@@ -605,6 +609,19 @@ bool cut_refused(const struct lease *lease)
         if (lease->cut_entities[d].order != NULL || lease->cut_entities[d].state != ON)
             return false;
     return lease->refused;
+}
+
+bool cut_paused(const struct lease *lease)
+{
+    if (!lease->paused || lease->refused || lease->cut_entities == NULL)
+        return false;
+    for (const struct connection *c = lease->connections; c != NULL; c = c->next)
+        if (c->joined && !c->member.cut)
+            return false;
+    for (uint32_t d = 0; d < lease->tenant.device_count; d++)
+        if (lease->cut_entities[d].order != NULL || lease->cut_entities[d].state != OFF)
+            return false;
+    return true;
 }
 
 struct lease *cut_lease_next(const struct lease *lease)

@@ -36,6 +36,9 @@ void cut_lease_remove(struct lease *lease);
  */
 bool cut_refused(const struct lease *lease);
 
+/* Is the lease paused, and are all of its processes off all of its devices? */
+bool cut_paused(const struct lease *lease);
+
 /* Iterates over the leases with this engine: NULL begins and ends. */
 struct lease *cut_lease_next(const struct lease *lease);
 

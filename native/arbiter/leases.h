@@ -48,6 +48,7 @@ struct connection {
     uint32_t owner; /* registration number of the process that it registered; 0: none yet */
     uint32_t watch; /* engine cut: what it was told to report, enum vgpu_turn_flags */
     uint32_t slot;  /* the slot of its process */
+    bool works;     /* engine cut: its last message was WANT, not DONE */
 };
 
 struct lease {
@@ -84,6 +85,7 @@ struct lease {
     uint32_t refused_status; /* the driver's status; 0: errno is set instead */
     int refused_errno;
     bool suspended; /* VGPU_LEASE_SUSPENDED at the last look at its limits */
+    bool paused;    /* and whether it is to be off its devices; false while it is suspended, which needs its channels */
     struct lease *touched_next;
     uint64_t generation; /* of the limits that the scheduler has */
     char id[VGPU_ID_BYTES];

@@ -12,6 +12,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "cut.h"
 #include "looks.h"
 #include "usage_guard.h"
 #include "process.h"
@@ -192,8 +193,9 @@ int lease_list(const char *id, struct vgpu_process_list *list)
     list->head.value = count;
     list->head.slot = lease->cuts;
     list->head.owner = lease->shut;
+    uint32_t flags = (lease->refused ? VGPU_LIST_REFUSED : 0) | (cut_paused(lease) ? VGPU_LIST_PAUSED : 0);
     list->head.turn = (struct vgpu_turn){
-        .flags = lease->refused, .number = lease->refused_status, .length_ns = (uint64_t)lease->refused_errno};
+        .flags = flags, .number = lease->refused_status, .length_ns = (uint64_t)lease->refused_errno};
     return 0;
 }
 

@@ -207,6 +207,23 @@ static bool read_limits(int fd, struct vgpu_limits *limits)
     return false;
 }
 
+/* To the scheduler a paused tenant has no work; cut_follow takes it off its devices. */
+static void set_paused(struct lease *lease, bool paused)
+{
+    uint64_t now = now_ns();
+    if (lease->paused == paused)
+        return;
+    lease->paused = paused;
+    for (struct connection *c = lease->connections; c != NULL; c = c->next) {
+        if (!c->joined || !c->member.cut || !c->works)
+            continue;
+        if (paused)
+            sched_idle(&c->member, 0, now);
+        else
+            sched_want(&c->member, cut_devices(lease, c->slot), now);
+    }
+}
+
 static void set_limits(struct lease *lease, const struct vgpu_limits *limits)
 {
     for (uint32_t d = 0; d < lease->tenant.device_count && d < limits->device_count; d++) {
@@ -216,6 +233,7 @@ static void set_limits(struct lease *lease, const struct vgpu_limits *limits)
     }
     lease->generation = limits->generation;
     lease->suspended = limits->state == VGPU_LEASE_SUSPENDED;
+    set_paused(lease, limits->state == VGPU_LEASE_OPEN && limits->paused == 1);
     stale = true;
 }
 
@@ -289,6 +307,7 @@ void turns_join(struct connection *connection)
         return;
     sched_member_add(&connection->lease->tenant, &connection->member, now_ns());
     connection->joined = true;
+    connection->works = false;
     stale = true;
     connection->member.cut = connection->lease->cut_entities != NULL;
     if (connection->member.cut) {
@@ -311,7 +330,10 @@ void turns_leave(struct connection *connection)
 static void cut_message(struct connection *connection, const struct vgpu_message *message, uint64_t now)
 {
     struct sched_member *member = &connection->member;
-    if (message->kind == VGPU_MSG_WANT) {
+    connection->works = message->kind == VGPU_MSG_WANT;
+    if (connection->lease->paused) {
+        return;
+    } else if (message->kind == VGPU_MSG_WANT) {
         sched_want(member, cut_devices(connection->lease, connection->slot) | message->turn.devices, now);
         /* wakes the thread that checks for idleness: another tenant wants the device */
         say_cut(connection, connection->watch);

@@ -98,6 +98,8 @@ struct vgpu_limits {
      * page of an older vgpud
      */
     uint32_t keep_share;
+    uint32_t paused; /* 1: kept off its devices by the engine cut; its memory stays. Read by the arbiter only */
+    uint32_t reserved;
 };
 
 /* A page of a vgpud without `memory` ends here. */
@@ -283,9 +285,13 @@ struct vgpu_message {
 /*
  * Answer to VGPU_MSG_LIST: host pids of the lease's live registered processes. head.slot: how often `usage` was too
  * large and was truncated; head.owner: 1 if it has so many locks that the arbiter no longer checks them.
- * head.turn.flags: 1 if the driver refused to preempt or resume it, so that its gate enforces its slices;
- * head.turn.number is the status, head.turn.length_ns the errno of that call.
+ * head.turn.flags: enum vgpu_list_flags; with REFUSED head.turn.number is the status, head.turn.length_ns the errno of
+ * that call.
  */
+enum vgpu_list_flags {
+    VGPU_LIST_REFUSED = 1, /* the driver refused to preempt or resume it, so that its gate enforces its slices */
+    VGPU_LIST_PAUSED = 2,  /* it is paused, and all of its processes are off its devices */
+};
 struct vgpu_process_list {
     struct vgpu_message head; /* kind VGPU_MSG_PROCESSES, value: count */
     int32_t pids[VGPU_MAX_SLOTS];

@@ -98,6 +98,12 @@ def trail(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trail]:
             tenant.process.communicate()
 
 
+def paused(trail: Trail) -> str:
+    held = trail.tenant()
+    trail.call("Pause", allocation_id=held)
+    return held
+
+
 def suspended(trail: Trail) -> str:
     held = trail.tenant()
     trail.call("Suspend", allocation_id=held)
@@ -142,6 +148,8 @@ BY_GRPC = {
         lambda t, a: t.call("Resize", allocation_id=a.id, memory_bytes=2 * GIB),
         lambda t: quota(t.node),
     ),
+    "Pause": Row("pause", lambda t, a: t.call("Pause", allocation_id=a), Trail.tenant),
+    "Unpause": Row("unpause", lambda t, a: t.call("Unpause", allocation_id=a), paused),
     "Suspend": Row("suspend", lambda t, a: t.call("Suspend", allocation_id=a), Trail.tenant),
     "Resume": Row("resume", lambda t, a: t.call("Resume", allocation_id=a), suspended),
     "Move": Row("move", lambda t, a: t.call("Move", allocation_id=a, to=[t.uuid(1)]), Trail.tenant),

@@ -176,6 +176,16 @@ class FakeKeeper:
         self.held[allocation_id] = replace(held, slices=(part,))
         return self.held[allocation_id]
 
+    async def pause(self, allocation_id: str, caller: Caller) -> Allocation:
+        self._check()
+        self.held[allocation_id] = replace(self.get(allocation_id), paused=True)
+        return self.held[allocation_id]
+
+    async def unpause(self, allocation_id: str, caller: Caller) -> Allocation:
+        self._check()
+        self.held[allocation_id] = replace(self.get(allocation_id), paused=False)
+        return self.held[allocation_id]
+
     async def suspend(self, allocation_id: str, caller: Caller, deep: bool = False) -> Allocation:
         self._check()
         process = SuspendedProcess(17, 4711, 1 << 30)

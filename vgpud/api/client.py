@@ -143,6 +143,12 @@ class Client:
             share_percent=share_percent,
         )
 
+    def pause(self, allocation_id: str) -> "pb.Allocation":
+        return self._call("Pause", allocation_id=allocation_id)
+
+    def unpause(self, allocation_id: str) -> "pb.Allocation":
+        return self._call("Unpause", allocation_id=allocation_id)
+
     def suspend(self, allocation_id: str, deep: bool = False) -> "pb.Allocation":
         """If the connection breaks, the daemon finishes the suspension."""
         return self._call("Suspend", allocation_id=allocation_id, deep=deep)

@@ -20,6 +20,8 @@ LEAST_DOOR: dict[str, Door] = {
     "Allocate": Door.TENANT,
     "Release": Door.TENANT,
     "Resize": Door.TENANT,
+    "Pause": Door.TENANT,
+    "Unpause": Door.TENANT,
     "Suspend": Door.TENANT,
     "Resume": Door.TENANT,
     "Move": Door.TENANT,

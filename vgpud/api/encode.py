@@ -131,7 +131,7 @@ def allocation(
         request_id=request.id,
         owner_uid=request.owner.uid,
         owner_gid=request.owner.gid,
-        state=held.state.value,
+        state=held.shown_state,
         slices=[slice_(part) for part in held.slices],
         reasons=[reason(why) for why in held.reasons],
         edits=edits(held.edits) if with_edits else None,
@@ -150,6 +150,7 @@ def allocation(
         standing=standing,
         marks=[_mark(mark) for mark in marks],
         stays_bytes=held.stays_bytes,
+        paused=held.paused,
     )
 
 

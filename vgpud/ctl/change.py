@@ -75,6 +75,20 @@ def resize(arguments: Namespace, terminal: Terminal) -> int:
     return Exit.OK.value
 
 
+def pause(arguments: Namespace, terminal: Terminal) -> int:
+    with connect(arguments) as client:
+        allocation = client.pause(allocation_id(client, arguments.allocation))
+    _show(allocation, terminal)
+    return Exit.OK.value
+
+
+def unpause(arguments: Namespace, terminal: Terminal) -> int:
+    with connect(arguments) as client:
+        allocation = client.unpause(allocation_id(client, arguments.allocation))
+    _show(allocation, terminal)
+    return Exit.OK.value
+
+
 def suspend(arguments: Namespace, terminal: Terminal) -> int:
     with connect(arguments) as client:
         name = allocation_id(client, arguments.allocation)

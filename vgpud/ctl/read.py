@@ -160,6 +160,7 @@ def allocation_facts(item: pb.Allocation, engines: str = "") -> Table:
             ("id", item.id),
             ("state", item.state),
             ("suspended", item.standing),
+            ("paused", "yes" if item.paused else ""),
             ("failure", item.failure),
             *((mark.kind, mark.sentence) for mark in item.marks),
             ("owner", f"{words.user(item.owner_uid)} (uid {item.owner_uid}, gid {item.owner_gid})"),

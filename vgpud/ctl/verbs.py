@@ -167,6 +167,22 @@ VERBS: tuple[Verb | Group, ...] = (
         examples=("vgpuctl resize 4f2a --memory 12GiB --cores 50",),
     ),
     Verb(
+        "pause",
+        "stop an allocation's work on its devices; its memory stays there",
+        "change:pause",
+        (ALLOCATION,),
+        details="Takes a millisecond: the engine cut keeps it off. Its processes run on until they wait for "
+        "their work. Only for mode preload on devices with the engine cut (docs/pool.md).",
+        examples=("vgpuctl pause 4f2a",),
+    ),
+    Verb(
+        "unpause",
+        "let a paused allocation's work go on",
+        "change:unpause",
+        (ALLOCATION,),
+        examples=("vgpuctl unpause 4f2a",),
+    ),
+    Verb(
         "suspend",
         "take an allocation's memory off its devices until it is resumed",
         "change:suspend",

@@ -130,6 +130,8 @@ def limiting(
     if held.state == State.SUSPENDED:
         resumes = f"'vgpuctl resume {held.id}' resumes it"
         yield f"it is suspended ({held.standing or held.cause}): {resumes}"
+    if held.paused:
+        yield f"it is paused, and kept off its devices: 'vgpuctl unpause {held.id}' lets its work go on"
     for at, part in enumerate(held.slices):
         device = devices.get(part.device_uuid)
         name = "its device" if device is None else f"device {device.index}"

@@ -196,7 +196,7 @@ def _slice(allocation: Allocation, part: Slice, meter: SliceMeter | None, shown:
     refused = (meter.refusals_limit, meter.refusals_card) if meter is not None else (None, None)
     known = [count for count in refused if count is not None]
     mode = part.mode.value if part.mig is None else f"{part.mode.value} {part.mig.profile_name}"
-    state = allocation.state.value
+    state = allocation.shown_state
     cells = (
         ("", f"{_key(_SWATCH.format(style), '')}<code>{escape(allocation.id)}</code>"),
         ("", escape(shown.owner(allocation))),

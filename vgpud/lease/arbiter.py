@@ -21,13 +21,15 @@ class Registered:
     namespace. `cuts`: how often the arbiter truncated a `usage` file that was too large. `shut`: the file has
     so many locks that the arbiter no longer checks them. Both happen only by tampering, because libvgpu does
     neither. `refusal` is the driver's answer when the arbiter could not preempt or resume the tenant ("status
-    0x56"); libvgpu's gate then enforces its time slices. "": no refusal.
+    0x56"); libvgpu's gate then enforces its time slices. "": no refusal. `paused`: it is paused, and all of
+    its processes are off its devices.
     """
 
     pids: tuple[int, ...] = ()
     cuts: int = 0
     shut: bool = False
     refusal: str = ""
+    paused: bool = False
 
 
 class ArbiterClient:
@@ -83,7 +85,9 @@ class ArbiterClient:
         count = max(0, min(count, layout.MAX_SLOTS))
         pids = struct.unpack_from(f"<{count}i", reply, layout.PROCESS_LIST_PIDS)
         cuts, shut = struct.unpack_from("<II", reply, layout.MESSAGE_SLOT)
-        return Registered(pids, cuts, shut != 0, _refusal(reply))
+        (flags,) = struct.unpack_from("<I", reply, layout.MESSAGE_TURN_FLAGS)
+        refusal = _refusal(reply) if flags & layout.LIST_REFUSED else ""
+        return Registered(pids, cuts, shut != 0, refusal, flags & layout.LIST_PAUSED != 0)
 
     def _list(self, allocation: str) -> bytes | None:
         reply = self._ask(layout.MSG_LIST, allocation)
@@ -144,9 +148,6 @@ class ArbiterClient:
 
 
 def _refusal(reply: bytes) -> str:
-    (refused,) = struct.unpack_from("<I", reply, layout.MESSAGE_TURN_FLAGS)
     (status,) = struct.unpack_from("<Q", reply, layout.MESSAGE_TURN_NUMBER)
     (error,) = struct.unpack_from("<Q", reply, layout.MESSAGE_TURN_LENGTH_NS)
-    if not refused:
-        return ""
     return f"status {status:#x}" if status or not 0 < error < 4096 else os.strerror(error).lower()

@@ -22,6 +22,7 @@ from vgpud.model.tenancy import ANYONE
 # No card has a pebibyte: larger values are invalid, and sums of clamped values cannot overflow.
 BYTES_MAX = 1 << 50
 _WORD = struct.Struct("<Q")
+_WORDS = struct.Struct("<III")  # memory, keep_share, paused, which are adjacent
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -56,6 +57,7 @@ class Limits:
     away: bool = False  # suspended
     memory: LeaseMemory = LeaseMemory.FIXED
     keep_share: int = 0
+    paused: bool = False
 
 
 def lease_failed(what: str, error: OSError) -> VgpuError:
@@ -97,6 +99,7 @@ def _pack_body(
     devices: Sequence[DeviceLimits],
     memory: LeaseMemory = LeaseMemory.FIXED,
     keep_share: int = 0,
+    paused: bool = False,
 ) -> bytes:
     """The bytes of a `limits` page after `generation`."""
     name = allocation.encode()
@@ -108,7 +111,7 @@ def _pack_body(
         )
     head = struct.pack(f"<{layout.ID_BYTES}sII", name, state, len(devices))
     body = head + b"".join(_pack_device(device) for device in devices)
-    words = struct.pack("<II", memory, min(keep_share, layout.SHARE_ALL))  # two adjacent words
+    words = _WORDS.pack(memory, min(keep_share, layout.SHARE_ALL), paused)
     body = body.ljust(layout.LIMITS_MEMORY - layout.LIMITS_ALLOCATION, b"\0") + words
     return body.ljust(layout.LIMITS_SIZE - layout.LIMITS_ALLOCATION, b"\0")
 
@@ -147,6 +150,7 @@ def write_lease(
     gid: int,
     away: bool = False,
     memory: LeaseMemory = LeaseMemory.FIXED,
+    paused: bool = False,
 ) -> Path:
     """Creates the folder root/allocation atomically; the tenant is uid:gid, or ANYONE. An existing lease
     keeps its files, because a tenant may have them mapped, and gets the new limits. Returns the folder with
@@ -156,7 +160,7 @@ def write_lease(
     Raises VgpuError LEASE_FAILED if the file system refuses.
     """
     folder = root / allocation
-    body = _pack_body(allocation, _state(away), devices, memory)
+    body = _pack_body(allocation, _state(away), devices, memory, paused=paused)
     try:
         if folder.exists():
             _note_moved(folder, [device.uuid for device in devices])
@@ -231,10 +235,12 @@ def update_limits(
     away: bool | None = None,
     memory: LeaseMemory | None = None,
     keep_share: int | None = None,
+    paused: bool | None = None,
 ) -> None:
     """Resizes a running tenant, in place. The devices and their order cannot change; `away`: it is suspended.
     `memory`: the requested place of its movable memory. `keep_share`: how much of that may stay on the device
-    while it is OUT, in hundredths of a percent. None leaves a value unchanged.
+    while it is OUT, in hundredths of a percent. `paused`: it is kept off its devices. None leaves a value
+    unchanged.
 
     Raises VgpuError LEASE_FAILED if the lease is gone or closed, BUG if it is for other devices.
     """
@@ -247,7 +253,8 @@ def update_limits(
         state = _state(held.away if away is None else away)
         where = held.memory if memory is None else memory
         keep = held.keep_share if keep_share is None else keep_share
-        _rewrite(folder, _pack_body(held.allocation, state, devices, where, keep))
+        halted = held.paused if paused is None else paused
+        _rewrite(folder, _pack_body(held.allocation, state, devices, where, keep, halted))
     except OSError as error:
         raise lease_failed(f"update the lease of {held.allocation}", error) from error
 
@@ -362,7 +369,7 @@ def _parse_limits(raw: bytes) -> Limits:
         raise ValueError("bad device count")
     (state,) = struct.unpack_from("<I", raw, layout.LIMITS_STATE)
     # a page of an older vgpud ends before these words
-    memory, keep = struct.unpack_from("<II", raw.ljust(layout.LIMITS_SIZE, b"\0"), layout.LIMITS_MEMORY)
+    memory, keep, paused = _WORDS.unpack_from(raw.ljust(layout.LIMITS_SIZE, b"\0"), layout.LIMITS_MEMORY)
     return Limits(
         allocation=_text(raw[layout.LIMITS_ALLOCATION : layout.LIMITS_ALLOCATION + layout.ID_BYTES]),
         generation=_WORD.unpack_from(raw, layout.LIMITS_GENERATION)[0],
@@ -370,6 +377,7 @@ def _parse_limits(raw: bytes) -> Limits:
         away=state == layout.LEASE_SUSPENDED,
         memory=LeaseMemory(memory),
         keep_share=keep,
+        paused=paused == 1,
         devices=tuple(_read_device(raw, i) for i in range(count)),
     )
 

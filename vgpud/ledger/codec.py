@@ -36,6 +36,7 @@ class Outcome(NamedTuple):
     failure: str
     suspended: str  # JSON
     cause: str
+    paused: int
 
 
 class AllocationRow(NamedTuple):
@@ -56,6 +57,7 @@ class AllocationRow(NamedTuple):
     failure: str
     suspended: str  # JSON
     cause: str
+    paused: int
 
 
 def encode_allocation(allocation: Allocation) -> AllocationRow:
@@ -78,6 +80,7 @@ def encode_allocation(allocation: Allocation) -> AllocationRow:
         failure=outcome.failure,
         suspended=outcome.suspended,
         cause=outcome.cause,
+        paused=outcome.paused,
     )
 
 
@@ -90,6 +93,7 @@ def encode_outcome(allocation: Allocation) -> Outcome:
         allocation.failure,
         _dump(_encode(_SUSPENDED, allocation.suspended)),
         allocation.cause.value,
+        int(allocation.paused),
     )
 
 
@@ -125,6 +129,7 @@ def _decode(row: AllocationRow) -> Allocation:
         failure=row.failure,
         suspended=_SUSPENDED.decode(texts[4]),
         cause=Cause(row.cause),
+        paused=row.paused == 1,
     )
 
 

@@ -63,6 +63,7 @@ MIGRATIONS: tuple[Migration, ...] = (
             PRIMARY KEY (allocation_id, kind)
         ) STRICT, WITHOUT ROWID""",
     ),
+    ("ALTER TABLE allocations ADD COLUMN paused INTEGER NOT NULL DEFAULT 0 CHECK (paused IN (0, 1))",),
 )
 
 

@@ -70,8 +70,8 @@ class Ledger:
         """Records an intent. An ALLOCATING allocation is new, all others exist. A suspended allocation that
         is moved stays suspended.
 
-        For an existing allocation the state, slices, edits, failure, suspended and cause are written. Raises
-        VgpuError(REQUEST_ID_REUSED) or NO_SUCH_ALLOCATION.
+        For an existing allocation the state, slices, edits, failure, suspended, cause and paused are written.
+        Raises VgpuError(REQUEST_ID_REUSED) or NO_SUCH_ALLOCATION.
         """
         if allocation.state is State.ALLOCATING:
             row = encode_allocation(allocation)
@@ -93,8 +93,8 @@ class Ledger:
     ) -> Allocation:
         """Records an outcome; allocation and event get the next revision.
 
-        The state, slices, edits, failure, suspended and cause are written; request and reasons stay as the
-        intent wrote them. `event.revision` is ignored. Raises VgpuError(NO_SUCH_ALLOCATION).
+        The state, slices, edits, failure, suspended, cause and paused are written; request and reasons stay
+        as the intent wrote them. `event.revision` is ignored. Raises VgpuError(NO_SUCH_ALLOCATION).
         """
         outcome = encode_outcome(allocation)
         revision = await self._do(lambda tables: tables.commit(allocation.id, outcome, event), durability)

@@ -22,16 +22,16 @@ UNSYNCED_REVISIONS = 1_000
 # the columns in the order of AllocationRow
 _SELECT = (
     "SELECT id, request_id, request_digest, owner_uid, owner_gid, created_unix_ns, request, reasons,"
-    " state, revision, slices, edits, failure, suspended, cause FROM allocations ORDER BY rowid"
+    " state, revision, slices, edits, failure, suspended, cause, paused FROM allocations ORDER BY rowid"
 )
 _INSERT = (
     "INSERT INTO allocations (id, request_id, request_digest, owner_uid, owner_gid, created_unix_ns,"
-    " request, reasons, state, revision, slices, edits, failure, suspended, cause)"
-    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    " request, reasons, state, revision, slices, edits, failure, suspended, cause, paused)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 _UPDATE = (
     "UPDATE allocations SET state = ?, slices = ?, edits = ?, failure = ?, suspended = ?, cause = ?,"
-    " revision = coalesce(?, revision) WHERE id = ?"
+    " paused = ?, revision = coalesce(?, revision) WHERE id = ?"
 )
 
 

@@ -14,7 +14,7 @@ from vgpud.model.device import Health
 from vgpud.model.marks import Mark, MarkKind
 from vgpud.model.observation import Observation
 from vgpud.model.tally import BUCKETS_SECONDS
-from vgpud.model.tenancy import Allocation, Slice, State
+from vgpud.model.tenancy import PAUSED, Allocation, Slice, State
 from vgpud.model.view import ComputeTime, DeviceView, SliceMeter, Vitals
 
 Samples = list[tuple[str, float]]
@@ -101,7 +101,7 @@ def _info(allocation: Allocation) -> str:
         "allocation": allocation.id,
         "uid": str(allocation.request.owner.uid),
         "mode": allocation.slices[0].mode.value if allocation.slices else "",
-        "state": allocation.state.value,
+        "state": allocation.shown_state,
         "label": allocation.request.label,
     }
     return lines(f.ALLOCATION_INFO, [(labelled(labels), 1)])
@@ -156,8 +156,8 @@ def _times(time: ComputeTime) -> tuple[float, ...]:
 
 
 def _states(seen: Observation) -> dict[str, int]:
-    counted = Counter(allocation.state for allocation in seen.allocations)
-    return {state.value: counted[state] for state in State}
+    counted = Counter(allocation.shown_state for allocation in seen.allocations)
+    return {state: counted[state] for state in (*map(str, State), PAUSED)}
 
 
 def _daemon(seen: Observation, samples: dict[Family, Samples]) -> None:

@@ -7,6 +7,8 @@ from enum import StrEnum
 class EventKind(StrEnum):
     ALLOCATION_ACTIVE = "allocation_active"
     ALLOCATION_RESIZED = "allocation_resized"
+    ALLOCATION_PAUSED = "allocation_paused"
+    ALLOCATION_UNPAUSED = "allocation_unpaused"
     ALLOCATION_SUSPENDED = "allocation_suspended"
     ALLOCATION_RESUMED = "allocation_resumed"
     ALLOCATION_MOVED = "allocation_moved"

@@ -39,6 +39,8 @@ class Change(StrEnum):
     ALLOCATED = "allocated"
     REPAIRED = "repaired"
     BOUND = "bound"  # the allocation is bound to the init of its container
+    PAUSED = "paused"  # its processes are off their devices, and its memory stays
+    UNPAUSED = "unpaused"
     RESIZED = "resized"  # the new limits are in force, or the old ones again
     SUSPENDED = "suspended"  # after a suspension, or after a failed resumption
     EVICTED = "evicted"  # by libvgpu: after a swap-out, or after a failed swap-in
@@ -53,6 +55,8 @@ class Change(StrEnum):
 EVENT_OF = {
     Change.ALLOCATED: EventKind.ALLOCATION_ACTIVE,
     Change.REPAIRED: EventKind.ALLOCATION_ACTIVE,
+    Change.PAUSED: EventKind.ALLOCATION_PAUSED,
+    Change.UNPAUSED: EventKind.ALLOCATION_UNPAUSED,
     Change.RESIZED: EventKind.ALLOCATION_RESIZED,
     Change.SUSPENDED: EventKind.ALLOCATION_SUSPENDED,
     Change.EVICTED: EventKind.ALLOCATION_SUSPENDED,
@@ -68,6 +72,10 @@ TABLE: dict[tuple[Phase, Change], Phase] = {
     (_P.ABSENT, _C.ALLOCATE): _P.ALLOCATING,
     (_P.ALLOCATING, _C.ALLOCATED): _P.ACTIVE,
     (_P.ACTIVE, _C.BOUND): _P.ACTIVE,
+    (_P.ACTIVE, _C.PAUSED): _P.ACTIVE,
+    (_P.ACTIVE, _C.UNPAUSED): _P.ACTIVE,
+    (_P.SUSPENDED, _C.UNPAUSED): _P.SUSPENDED,  # it runs once it is resumed
+    (_P.EVICTED, _C.UNPAUSED): _P.EVICTED,
     (_P.ACTIVE, _C.RESIZE): _P.RESIZING,
     # repeated, because the outcome of the last resize was not recorded
     (_P.RESIZING, _C.RESIZE): _P.RESIZING,

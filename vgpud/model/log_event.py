@@ -108,6 +108,7 @@ class LogEvent(StrEnum):
     NVML_INITIALISED_AGAIN = auto()
     OLDEST_CONNECTION_CLOSED = auto()
     ORPHANED_CDI_SPEC_REMOVED = auto()
+    PAUSE_NOT_RESTORED = auto()
     PODS_UNKNOWN_RELEASING_NOTHING = auto()
     POLICY_REJECTED = auto()
     POLICY_RELOADED = auto()

@@ -199,6 +199,9 @@ class State(StrEnum):
     FAILED = "failed"  # its device or helper is gone; release it
 
 
+PAUSED = "paused"  # an active allocation that is paused, in listings
+
+
 @dataclass(frozen=True, slots=True)
 class Reason:
     """Why a device was chosen or not."""
@@ -336,6 +339,8 @@ class Allocation:
     failure: str = ""
     suspended: tuple[SuspendedProcess, ...] = ()
     cause: Cause = Cause.HAND
+    # kept off its devices by the engine cut, with its memory there; without effect while it is suspended
+    paused: bool = False
 
     @property
     def has_lease(self) -> bool:
@@ -364,6 +369,11 @@ class Allocation:
     def moves(self) -> bool:
         """Is it being moved from one device to another?"""
         return any(part.other_uuid for part in self.slices)
+
+    @property
+    def shown_state(self) -> str:
+        """Its state for listings."""
+        return PAUSED if self.paused and self.state is State.ACTIVE else self.state.value
 
     @property
     def cdi_name(self) -> str:

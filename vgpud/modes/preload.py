@@ -202,6 +202,7 @@ class Preload:
             gid=owner.gid,
             away=allocation.state in _AWAY,
             memory=self._memory(allocation),
+            paused=allocation.paused,
         )
         self._contexts.seed(self._leases / allocation.id)
         await self._order(ArbiterClient.add, allocation.id)
@@ -223,9 +224,20 @@ class Preload:
     async def resize(self, allocation: Allocation) -> None:
         folder = self._leases / allocation.id
         away = allocation.state in _AWAY
-        update_limits(folder, self._limits(allocation), away=away, memory=self._memory(allocation))
+        memory, paused = self._memory(allocation), allocation.paused
+        update_limits(folder, self._limits(allocation), away=away, memory=memory, paused=paused)
         with suppress(VgpuError):  # a process that is not reached now reads the lease when it registers
             await self.look(allocation.id)
+
+    async def pause(self, allocation_id: str, paused: bool) -> None:
+        """Orders the arbiter to keep the tenant off its devices, or no longer. Raises VgpuError."""
+        folder = self._leases / allocation_id
+        update_limits(folder, read_limits(folder).devices, paused=paused)
+        await self._order(ArbiterClient.add, allocation_id)  # it reads the limits of a lease that it serves
+
+    def is_pause_ordered(self, allocation_id: str) -> bool:
+        """Raises VgpuError(LEASE_FAILED)."""
+        return read_limits(self._leases / allocation_id).paused
 
     async def look(self, allocation_id: str) -> None:
         """Makes the tenant's processes write the report that `activity` reads. Raises VgpuError."""

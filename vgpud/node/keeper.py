@@ -47,6 +47,7 @@ from vgpud.node.tenants.host import host_memory
 from vgpud.node.tenants.kept import Kept
 from vgpud.node.tenants.lifetimes import Lifetimes
 from vgpud.node.tenants.moves import Moves
+from vgpud.node.tenants.pauses import Pauses
 from vgpud.node.tenants.relocate import Relocations
 from vgpud.node.tenants.residency import Residency
 from vgpud.node.tenants.resizes import Resizes
@@ -86,6 +87,7 @@ class NodeKeeper:
         self.failures = Failures(around)
         accounts = Accounts()
         self.resizes = Resizes(around, lambda: self.policies.current.policy, accounts)
+        self.pauses = Pauses(around, parts.engines)
         self.suspends = Suspends(around)
         tally = self.store.account.tally
         self.residency = Residency(around, self.suspends, lambda: self.policy().policy, tally, self.spawn)
@@ -242,7 +244,22 @@ class NodeKeeper:
             told.made = after is not before
         return after
 
-    # --- suspend
+    # --- pause and suspend
+
+    async def pause(self, allocation_id: str, caller: Caller) -> Allocation:
+        """Takes the tenant off its devices; its memory stays there."""
+        with self._change("pause", allocation_id, caller) as told:
+            before = self._book.get(allocation_id)
+            after = await self.pauses.pause(before)
+            told.made = after is not before
+        return after
+
+    async def unpause(self, allocation_id: str, caller: Caller) -> Allocation:
+        with self._change("unpause", allocation_id, caller) as told:
+            before = self._book.get(allocation_id)
+            after = await self.pauses.unpause(before)
+            told.made = after is not before
+        return after
 
     async def suspend(self, allocation_id: str, caller: Caller, deep: bool = False) -> Allocation:
         """Suspends: device memory moves to the host, and the processes wait until the tenant is resumed.

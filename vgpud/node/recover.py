@@ -56,6 +56,7 @@ async def recover(keeper: NodeKeeper, parts: Parts, state: LedgerState, start: S
     await parts.store.set_boot_id(start.boot_id)
     for allocation in tuple(parts.book):
         await _finish_change(keeper, allocation)
+        await keeper.pauses.restore(allocation.id)
         keeper.lifetimes.watch(allocation.id, allocation.request.lifetime)
 
 

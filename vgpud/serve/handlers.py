@@ -82,6 +82,16 @@ async def resize(keeper: Keeper, caller: Caller, asked: pb.ResizeRequest) -> pb.
     return encode.allocation(held, with_edits=_sees_edits(caller, held))
 
 
+async def pause(keeper: Keeper, caller: Caller, asked: pb.PauseRequest) -> pb.Allocation:
+    held = await keeper.pause(decode.identifier(asked.allocation_id, "allocation_id"), caller)
+    return encode.allocation(held, with_edits=_sees_edits(caller, held))
+
+
+async def unpause(keeper: Keeper, caller: Caller, asked: pb.UnpauseRequest) -> pb.Allocation:
+    held = await keeper.unpause(decode.identifier(asked.allocation_id, "allocation_id"), caller)
+    return encode.allocation(held, with_edits=_sees_edits(caller, held))
+
+
 async def suspend(keeper: Keeper, caller: Caller, asked: pb.SuspendRequest) -> pb.Allocation:
     held = await keeper.suspend(decode.identifier(asked.allocation_id, "allocation_id"), caller, asked.deep)
     return encode.allocation(held, with_edits=_sees_edits(caller, held))
@@ -240,6 +250,8 @@ HANDLERS: dict[str, Handler] = {
     "Allocate": allocate,
     "Release": release,
     "Resize": resize,
+    "Pause": pause,
+    "Unpause": unpause,
     "Suspend": suspend,
     "Resume": resume,
     "Move": move,

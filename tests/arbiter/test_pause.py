@@ -1,0 +1,132 @@
+"""Pausing under the engine cut: a tenant is kept off its devices until its lease says otherwise."""
+
+from pathlib import Path
+
+from tests.arbiter.conftest import GIB, LONG, Card, answer, counters
+from tests.arbiter.test_cut import CONSERVING, HARD, done_ns, table, work
+from tests.arbiter.test_cut_lives import goes_on, is_off
+from tests.e2e.support import eventually
+from vgpud.lease import DeviceLimits, SharePolicy, read_activity, read_limits, update_limits
+
+FREE = SharePolicy.NONE
+
+
+def order(card: Card, lease: Path, paused: bool, away: bool | None = None) -> None:
+    update_limits(lease, read_limits(lease).devices, paused=paused, away=away)
+    card.client.add(lease.name)
+    if away is not None:
+        card.client.look(lease.name)
+
+
+def pause(card: Card, lease: Path) -> None:
+    order(card, lease, True)
+    eventually(lambda: card.client.registered(lease.name).paused, "it is off its device")
+    assert is_off(lease)
+
+
+def stands_still(card: Card, pid: int, beside: Path) -> None:
+    """Nothing of the process runs while another tenant's program runs to its end."""
+    before = done_ns(card, pid)
+    assert work(answer(card.spin(beside, 1.0))) > 60
+    assert done_ns(card, pid) == before
+
+
+def test_a_paused_tenant_stands_still_and_leaves_the_device_to_others(cut_card: Card) -> None:
+    for policy, share in ((FREE, 100), (CONSERVING, 50), (HARD, 50)):
+        name = policy.name.lower()
+        lease, other = cut_card.lease(name, policy, share), cut_card.lease(f"{name}-other", FREE, 100)
+        process = cut_card.spin(lease, LONG)
+        goes_on(cut_card, process.pid)
+        for _ in range(2):
+            pause(cut_card, lease)
+            stands_still(cut_card, process.pid, other)
+            order(cut_card, lease, False)
+            goes_on(cut_card, process.pid)
+            assert not cut_card.client.registered(lease.name).paused
+        process.kill()
+        process.wait()
+
+
+def test_a_paused_tenant_waits_for_no_time_and_has_its_share_afterwards(cut_card: Card) -> None:
+    lease, other = cut_card.lease("a", CONSERVING, 50), cut_card.lease("b", CONSERVING, 50)
+    process = cut_card.spin(lease, LONG)
+    goes_on(cut_card, process.pid)
+    pause(cut_card, lease)
+    waited = counters(lease)["waited_ns"]
+    assert work(answer(cut_card.spin(other, 1.0))) > 60
+    assert counters(lease)["waited_ns"] == waited
+    order(cut_card, lease, False)
+    assert 25 < work(answer(cut_card.spin(other, 2.0))) < 75
+    goes_on(cut_card, process.pid)
+
+
+def test_a_program_that_a_paused_tenant_starts_is_kept_off_too(cut_card: Card) -> None:
+    lease, other = cut_card.lease("a", FREE, 100), cut_card.lease("b", FREE, 100)
+    pause_of_none = cut_card.client.registered("a").paused
+    order(cut_card, lease, True)
+    eventually(lambda: cut_card.client.registered("a").paused, "a tenant without processes is paused")
+    process = cut_card.spin(lease, LONG)
+    eventually(lambda: is_off(lease), "its channels are disabled")
+    stands_still(cut_card, process.pid, other)
+    order(cut_card, lease, False)
+    goes_on(cut_card, process.pid)
+    assert not pause_of_none
+
+
+def test_a_tenant_is_still_paused_after_the_arbiter_is_restarted(cut_card: Card) -> None:
+    lease, other = cut_card.lease("a", FREE, 100), cut_card.lease("b", FREE, 100)
+    process = cut_card.spin(lease, LONG)
+    goes_on(cut_card, process.pid)
+    pause(cut_card, lease)
+    cut_card.kill_arbiter()
+    cut_card.start_arbiter()
+    eventually(lambda: cut_card.client.registered("a").pids == (process.pid,), "it is registered again")
+    eventually(lambda: cut_card.client.registered("a").paused, "it is off again")
+    stands_still(cut_card, process.pid, other)
+    order(cut_card, lease, False)
+    goes_on(cut_card, process.pid)
+
+
+def test_a_tenant_killed_while_paused_leaves_nothing_on_the_device(cut_card: Card) -> None:
+    lease = cut_card.lease("a", FREE, 100)
+    process = cut_card.spin(lease, LONG)
+    goes_on(cut_card, process.pid)
+    pause(cut_card, lease)
+    process.kill()
+    process.wait()
+    assert work(answer(cut_card.spin(cut_card.lease("b", FREE, 100), 1.0))) > 60
+
+
+def test_a_suspension_lifts_the_pause_until_the_tenant_is_resumed(cut_card: Card) -> None:
+    """Its work in flight ends, and libvgpu's copies need its channels."""
+    lease, other = cut_card.lease("a", HARD, 50), cut_card.lease("b", FREE, 100)
+    process = cut_card.spin(lease, LONG)
+    goes_on(cut_card, process.pid)
+    pause(cut_card, lease)
+    order(cut_card, lease, True, away=True)
+    eventually(lambda: read_activity(lease).quiet, "nothing of it is in the driver")
+    assert not is_off(lease)
+    order(cut_card, lease, True, away=False)
+    eventually(lambda: cut_card.client.registered("a").paused, "it is off again")
+    stands_still(cut_card, process.pid, other)
+    order(cut_card, lease, False)
+    goes_on(cut_card, process.pid)
+
+
+def test_a_tenant_removed_while_paused_goes_on(cut_card: Card) -> None:
+    lease = cut_card.lease("a", FREE, 100)
+    process = cut_card.spin(lease, LONG)
+    goes_on(cut_card, process.pid)
+    pause(cut_card, lease)
+    cut_card.client.remove("a")
+    goes_on(cut_card, process.pid)
+
+
+def test_a_tenant_with_the_gate_does_not_count_as_paused(card: Card) -> None:
+    lease = card.lease("a", FREE, 100)
+    process = card.spin(lease, LONG)
+    eventually(lambda: card.client.registered("a").pids == (process.pid,), "it is registered")
+    order(card, lease, True)
+    assert not card.client.registered("a").paused
+    assert read_limits(lease).devices == (DeviceLimits(card.uuids[0], 8 * GIB),)
+    assert table(lease)[0] == 0

@@ -1,0 +1,119 @@
+"""Pauses tenants: the arbiter keeps them off their devices by the engine cut, and their memory stays there.
+
+The order is in the lease, where it outlives the arbiter; the record is in the ledger. The order comes first,
+and a start repeats it as the record says, so that an interrupted pause is undone.
+"""
+
+import asyncio
+from dataclasses import replace
+
+import structlog
+
+from vgpud import clock
+from vgpud.model.engine import Engine
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.lifecycle import Change
+from vgpud.model.log_event import LogEvent
+from vgpud.model.tenancy import Allocation, Mode, State
+from vgpud.modes.preload import Preload
+from vgpud.node.devices.engines import Engines
+from vgpud.node.tenants.checkpoints import Checkpoints, Surroundings, check_well
+
+log = structlog.get_logger(__name__)
+
+_OFF_SECONDS = 2.0  # an arbiter takes a tenant off within a millisecond
+_LOOK_SECONDS = 0.001
+
+
+class Pauses:
+    def __init__(self, around: Surroundings, engines: Engines) -> None:
+        self._around = around
+        self._engines = engines
+        self._do = Checkpoints(around)
+
+    async def pause(self, allocation: Allocation) -> Allocation:
+        """Raises VgpuError, with the tenant running as before: UNSUPPORTED without the engine cut."""
+        allocation = await self._do.at_rest(allocation.id)
+        check_well(allocation)
+        preload = self._check_engine(allocation)
+        if allocation.state is not State.ACTIVE:
+            raise VgpuError(
+                ErrorCode.ALLOCATION_BUSY,
+                f"allocation {allocation.id} is suspended, with {len(allocation.suspended)} processes",
+                f"run 'vgpuctl resume {allocation.id}' first",
+            )
+        if allocation.paused:
+            return allocation
+        return await asyncio.shield(
+            self._around.changes.begin(allocation.id, self._pause(preload, allocation))
+        )
+
+    async def _pause(self, preload: Preload, running: Allocation) -> Allocation:
+        try:
+            await preload.pause(running.id, True)
+            self._around.fault("pause.order")
+            await self._until_off(preload, running.id)
+            paused = replace(running, paused=True)
+            return await self._around.store.commit(paused, Change.PAUSED, "paused, off its devices")
+        except VgpuError:
+            await preload.pause(running.id, False)
+            raise
+
+    async def unpause(self, allocation: Allocation) -> Allocation:
+        """Raises VgpuError. A tenant that is suspended runs once it is resumed."""
+        allocation = await self._do.at_rest(allocation.id)
+        check_well(allocation)
+        if not allocation.paused or self._around.preload is None:
+            return allocation
+        work = self._unpause(self._around.preload, allocation)
+        return await asyncio.shield(self._around.changes.begin(allocation.id, work))
+
+    async def _unpause(self, preload: Preload, paused: Allocation) -> Allocation:
+        await preload.pause(paused.id, False)
+        self._around.fault("unpause.order")
+        return await self._around.store.commit(replace(paused, paused=False), Change.UNPAUSED, "unpaused")
+
+    async def restore(self, allocation_id: str) -> None:
+        """At start: repeats the order as the record says."""
+        preload = self._around.preload
+        held = self._around.book.get(allocation_id)
+        if preload is None or not held.has_lease or held.state in (State.FAILED, State.RELEASING):
+            return
+        try:
+            if preload.is_pause_ordered(held.id) != held.paused:
+                await preload.pause(held.id, held.paused)
+        except VgpuError as error:
+            log.error(LogEvent.PAUSE_NOT_RESTORED, allocation=held.id, why=str(error))
+
+    def _check_engine(self, allocation: Allocation) -> Preload:
+        """Raises VgpuError(UNSUPPORTED) if the engine cut does not enforce all of its time slices."""
+        preload = self._around.preload
+        for part in allocation.slices:
+            if part.mode is not Mode.PRELOAD or part.mig is not None or preload is None:
+                raise _cannot(allocation, f"mode {part.device_mode.value} has no engine cut")
+            device = self._around.inventory.device(part.device_uuid)
+            choice = self._engines.view(device)
+            if choice.engine is not Engine.CUT:
+                raise _cannot(allocation, f"device {device.index} has the engine {choice.engine.value}")
+        assert preload is not None  # it has slices
+        return preload
+
+    async def _until_off(self, preload: Preload, allocation_id: str) -> None:
+        """Raises VgpuError(UNSUPPORTED) if a process of the tenant has the gate."""
+        end = clock.now() + _OFF_SECONDS
+        while True:
+            state = await asyncio.to_thread(preload.registered, allocation_id)
+            if state.paused:
+                return
+            if state.refusal or clock.now() > end:
+                why = state.refusal or f"a process of it stays on for {_OFF_SECONDS:g} seconds"
+                raise _cannot(self._around.book.get(allocation_id), f"the driver does not stop it ({why})")
+            await asyncio.sleep(_LOOK_SECONDS)
+
+
+def _cannot(allocation: Allocation, why: str) -> VgpuError:
+    return VgpuError(
+        ErrorCode.UNSUPPORTED,
+        f"allocation {allocation.id} cannot be paused: {why}",
+        "use 'vgpuctl suspend', which waits for its work and takes its memory off, too",
+    )
