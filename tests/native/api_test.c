@@ -1,6 +1,6 @@
 /*
- * api_test.c: libvgpu as a CUDA program meets it, against the fake driver. Run with libvgpu preloaded and
- * a lease of LIMIT bytes on device 0; the argument names one check. Exit 0: it held.
+ * api_test.c: libvgpu as a CUDA program uses it, against the fake driver. Runs with libvgpu preloaded and a lease of
+ * LIMIT bytes on device 0. The argument names one check; exit status 0 means that it passed.
  */
 #define __CUDA_API_VERSION_INTERNAL
 #include <cuda.h>
@@ -21,7 +21,7 @@
 
 #define MIB (1ull << 20)
 #define LIMIT (1024 * MIB)
-#define CONTEXT (64 * MIB) /* of the fake driver */
+#define CONTEXT (64 * MIB) /* bytes of a context of the fake driver */
 
 #define CHECK(condition)                                                    \
     do {                                                                    \
@@ -50,7 +50,7 @@ static uint64_t free_bytes(void)
     return available;
 }
 
-/* What the driver reserves is read from NVML, which may still be starting. */
+/* Waits until this much memory is free: libvgpu may learn late what the driver reserves, because NVML starts slowly. */
 static bool becomes_free(uint64_t bytes)
 {
     for (int look = 0; look < 2000 && free_bytes() != bytes; look++)
@@ -84,9 +84,9 @@ static void check_ways_in(void)
     CHECK(strcmp(object_of(dlsym(cuda, "cuDeviceGetCount")), "libcuda.so.1") == 0);
     CHECK(namesake != NULL && strcmp(object_of(dlsym(namesake, "cuMemAlloc_v2")), "libnamesake.so") == 0);
     CHECK(next_of("malloc") != NULL && !ours(next_of("malloc")));
-    /* RTLD_NEXT still means the library after the caller */
+    /* RTLD_NEXT still means the library after the caller's */
     CHECK(next_of("next_of") == NULL && dlerror() != NULL);
-    /* this driver lacks the function, so libvgpu reports none */
+    /* this driver lacks the function, so that a look-up fails */
     CHECK(dlsym(cuda, "cuCtxCreate_v4") == NULL && dlerror() != NULL);
     CHECK(dlsym(RTLD_DEFAULT, "cuCtxCreate_v4") == NULL);
     CHECK(dlvsym(RTLD_DEFAULT, "dlopen", "GLIBC_2.2.5") != NULL ||
@@ -113,7 +113,7 @@ static void check_proc_address(void)
     CHECK(cuGetProcAddress_v2("cuInit", NULL, 12000, 0, NULL) == CUDA_ERROR_INVALID_VALUE);
 }
 
-/* A driver that returns addresses without symbols: version and stream flag select the variant. */
+/* A driver that returns addresses without symbols: libvgpu chooses the wrapper by version and stream flag. */
 static void check_private_entries(void)
 {
     void *address = NULL;
@@ -127,12 +127,15 @@ static void check_private_entries(void)
     CHECK(ours(per_thread) && per_thread != address);
     CHECK(cuGetProcAddress_v2("cuStreamSynchronize", &address, 2000, CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM,
                               NULL) == CUDA_SUCCESS);
-    CHECK(address == (void *)cuStreamSynchronize); /* there was none for each thread yet */
+    CHECK(address == (void *)cuStreamSynchronize); /* CUDA 2.0 had no per-thread variant of this function */
     CHECK(cuGetProcAddress_v2("cuMemAlloc", &address, 12000, CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, NULL) ==
           CUDA_SUCCESS);
     CHECK(address == (void *)cuMemAlloc_v2);
     CHECK(cuGetProcAddress_v2("cuMemAlloc", &address, 2000, 0, NULL) == CUDA_SUCCESS && address == (void *)cuMemAlloc);
-    /* a version above the header's: the wrapper of the same function, never that of an older one */
+    /*
+     * a version newer than the headers: the wrapper is used if the function is the same, and never one of an older
+     * function
+     */
     CHECK(cuGetProcAddress_v2("cuMemAlloc", &address, 14000, 0, NULL) == CUDA_SUCCESS);
     CHECK(address == (void *)cuMemAlloc_v2);
     CHECK(cuGetProcAddress_v2("cuMemsetD8", &address, 13000, 0, NULL) == CUDA_SUCCESS);
@@ -155,9 +158,9 @@ static void check_plain(void)
     CHECK(cuMemAlloc_v2(&second, 0) == CUDA_ERROR_INVALID_VALUE);
     CHECK(cuMemAlloc_v2(NULL, 1) == CUDA_ERROR_INVALID_VALUE);
     CHECK(cuMemAlloc_v2(&second, 1) == CUDA_SUCCESS);
-    CHECK(free_bytes() == LIMIT - CONTEXT - 602 * MIB); /* the driver takes a page of 2 MiB for it */
+    CHECK(free_bytes() == LIMIT - CONTEXT - 602 * MIB); /* the driver uses a page of 2 MiB for the small allocation */
     CHECK(cuMemFree_v2(second) == CUDA_SUCCESS && cuMemFree_v2(first) == CUDA_SUCCESS);
-    CHECK(cuMemFree_v2(first) == CUDA_ERROR_INVALID_VALUE); /* the driver's answer to a double free */
+    CHECK(cuMemFree_v2(first) == CUDA_ERROR_INVALID_VALUE); /* a double free has the driver's own error */
     CHECK(cuMemFree_v2(0x1234000) == CUDA_ERROR_INVALID_VALUE && cuMemFree_v2(0) == CUDA_SUCCESS);
     CHECK(cuMemAllocPitch_v2(&first, &pitch, 100, 1000, 4) == CUDA_SUCCESS && pitch == 1024);
     CHECK(free_bytes() == LIMIT - CONTEXT - 2 * MIB);
@@ -173,7 +176,9 @@ static void check_plain(void)
     CHECK(cuMemAlloc_v2(&first, 1) == CUDA_ERROR_INVALID_CONTEXT);
 }
 
-/* The driver's pitch is coarser than the estimate and does not fit: no memory stays allocated. */
+/*
+ * The driver's pitch is larger than libvgpu's estimate, so that the allocation does not fit. Its memory is freed again.
+ */
 static void check_pitch(void)
 {
     CUdeviceptr pointer;
@@ -183,7 +188,7 @@ static void check_pitch(void)
     CHECK(free_bytes() == LIMIT - CONTEXT);
 }
 
-/* Small allocations share the driver's pages, which are freed with the last of them. */
+/* Small allocations share the driver's pages. A page is freed with its last allocation. */
 static void check_small(void)
 {
     enum { MANY = 10000 };
@@ -211,11 +216,11 @@ static void check_async(void)
     CHECK(free_bytes() == LIMIT - CONTEXT - 512 * MIB); /* the pool grows by 32 MiB */
     CHECK(cuMemAllocAsync(&more, 10 * MIB, NULL) == CUDA_SUCCESS && free_bytes() == LIMIT - CONTEXT - 512 * MIB);
     CHECK(cuMemFree_v2(pointer) == CUDA_SUCCESS && cuMemFreeAsync(more, NULL) == CUDA_SUCCESS);
-    CHECK(free_bytes() == LIMIT - CONTEXT - 512 * MIB); /* until the next synchronisation */
+    CHECK(free_bytes() == LIMIT - CONTEXT - 512 * MIB); /* the pool keeps the memory until the next synchronisation */
     CHECK(cuCtxSynchronize() == CUDA_SUCCESS && free_bytes() == LIMIT - CONTEXT);
     CHECK(cuMemAlloc_v2(&pointer, 512 * MIB) == CUDA_SUCCESS);
     CHECK(cuMemFreeAsync(pointer, NULL) == CUDA_SUCCESS);
-    CHECK(free_bytes() == LIMIT - CONTEXT - 512 * MIB); /* the stream has not reached the free */
+    CHECK(free_bytes() == LIMIT - CONTEXT - 512 * MIB); /* the stream has not executed the free yet */
     CHECK(cuCtxSynchronize() == CUDA_SUCCESS && free_bytes() == LIMIT - CONTEXT);
     CHECK(cuMemAllocAsync(&pointer, LIMIT, NULL) == CUDA_ERROR_OUT_OF_MEMORY);
 }
@@ -233,7 +238,7 @@ static void check_pool(void)
     CHECK(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep) == CUDA_SUCCESS);
     CHECK(cuMemAllocAsync(&pointer, 700 * MIB, NULL) == CUDA_SUCCESS && cuMemFreeAsync(pointer, NULL) == CUDA_SUCCESS);
     CHECK(cuCtxSynchronize() == CUDA_SUCCESS);
-    CHECK(free_bytes() == LIMIT - CONTEXT - 704 * MIB); /* memory that a pool keeps is charged */
+    CHECK(free_bytes() == LIMIT - CONTEXT - 704 * MIB); /* memory that a pool keeps counts */
     CHECK(cuMemPoolTrimTo(pool, 100 * MIB) == CUDA_SUCCESS && free_bytes() == LIMIT - CONTEXT - 128 * MIB);
     CHECK(cuMemAllocAsync(&pointer, 700 * MIB, NULL) == CUDA_SUCCESS && cuMemFreeAsync(pointer, NULL) == CUDA_SUCCESS);
     CHECK(cuMemAlloc_v2(&pointer, 600 * MIB) == CUDA_SUCCESS); /* a pool's unused memory is freed for the allocation */
@@ -251,7 +256,7 @@ static void check_pool(void)
     CHECK(cuMemPoolCreate(&other, &props) == CUDA_SUCCESS);
     CHECK(cuMemAllocFromPoolAsync(&pointer, 64 * MIB, other, NULL) == CUDA_SUCCESS);
     CHECK(cuMemPoolDestroy(other) == CUDA_SUCCESS);
-    CHECK(free_bytes() == LIMIT - CONTEXT - 64 * MIB); /* allocations that were not freed outlive their pool */
+    CHECK(free_bytes() == LIMIT - CONTEXT - 64 * MIB); /* allocations that are still in use outlive their pool */
     CHECK(cuMemAllocAsync(&second, LIMIT - CONTEXT - 32 * MIB, NULL) == CUDA_ERROR_OUT_OF_MEMORY);
     CHECK(cuMemFreeAsync(pointer, NULL) == CUDA_SUCCESS && cuCtxSynchronize() == CUDA_SUCCESS);
     CHECK(free_bytes() == LIMIT - CONTEXT);
@@ -279,10 +284,11 @@ static void check_graph(void)
     CHECK(cuDeviceGraphMemTrim(0) == CUDA_SUCCESS && free_bytes() == LIMIT - CONTEXT);
     CHECK(cuGraphLaunch(large, NULL) == CUDA_ERROR_OUT_OF_MEMORY && cuGraphLaunch(exec, NULL) == CUDA_SUCCESS);
     CHECK(cuGraphExecDestroy(large) == CUDA_SUCCESS && cuGraphExecDestroy(exec) == CUDA_SUCCESS);
-    CHECK(free_bytes() == LIMIT - CONTEXT - 320 * MIB); /* the device keeps the memory */
+    CHECK(free_bytes() == LIMIT - CONTEXT - 320 * MIB); /* the device keeps the graphs' memory */
     CHECK(cuDeviceGraphMemTrim(0) == CUDA_SUCCESS && free_bytes() == LIMIT - CONTEXT);
     CUDA_GRAPH_INSTANTIATE_PARAMS upload = {.flags = CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD};
-    CHECK(cuGraphInstantiateWithParams(&exec, graph, &upload) == CUDA_ERROR_OUT_OF_MEMORY); /* 300 and 700 MiB */
+    /* nodes of 300 and 700 MiB */
+    CHECK(cuGraphInstantiateWithParams(&exec, graph, &upload) == CUDA_ERROR_OUT_OF_MEMORY);
     parameters.bytesize = 300 * MIB;
     CHECK(cuGraphCreate(&graph, 0) == CUDA_SUCCESS);
     CHECK(cuGraphAddMemAllocNode(&node, graph, NULL, 0, &parameters) == CUDA_SUCCESS);
@@ -350,7 +356,7 @@ static void check_cut_captures(void)
     CHECK(!knows_of_a_capture());
 }
 
-/* Memory that the driver allocates by itself: globals, local memory, streams. */
+/* Memory that the driver allocates by itself: global variables, local memory, streams. */
 static void check_driver(void)
 {
     CUmodule module;
@@ -363,7 +369,8 @@ static void check_driver(void)
     CHECK(cuModuleLoadData(&module, "104857600 65536") == CUDA_SUCCESS && free_bytes() == LIMIT - CONTEXT - 100 * MIB);
     CHECK(cuModuleLoadData(&large, "1048576000 0") == CUDA_ERROR_OUT_OF_MEMORY);
     CHECK(free_bytes() == LIMIT - CONTEXT - 100 * MIB);
-    CHECK(cuModuleGetFunction(&function, module, "f") == CUDA_SUCCESS); /* 64 KiB on 1024 threads, 1 KiB was there */
+    /* 64 KiB for each of 1024 threads; the context has 1 KiB for each already */
+    CHECK(cuModuleGetFunction(&function, module, "f") == CUDA_SUCCESS);
     CHECK(cuCtxGetLimit(&stack, CU_LIMIT_STACK_SIZE) == CUDA_SUCCESS && stack == 65536);
     CHECK(free_bytes() == LIMIT - CONTEXT - 163 * MIB);
     CHECK(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, MIB) == CUDA_ERROR_OUT_OF_MEMORY);
@@ -388,13 +395,13 @@ static void check_vmm(void)
     CHECK(cuMemCreate(&handle, 100 * MIB, &prop, 0) == CUDA_SUCCESS);
     CHECK(cuMemMap(at, 100 * MIB, 0, handle, 0) == CUDA_SUCCESS);
     CHECK(cuMemRelease(handle) == CUDA_SUCCESS);
-    CHECK(free_bytes() == LIMIT - CONTEXT - 100 * MIB); /* still mapped */
+    CHECK(free_bytes() == LIMIT - CONTEXT - 100 * MIB); /* the memory is still mapped */
     CHECK(cuMemUnmap(at, 100 * MIB) == CUDA_SUCCESS);
     CHECK(free_bytes() == LIMIT - CONTEXT);
     CHECK(cuMemCreate(&handle, LIMIT, &prop, 0) == CUDA_ERROR_OUT_OF_MEMORY);
-    prop.location.id = 1; /* not in the lease */
+    prop.location.id = 1; /* this device is not in the lease */
     CHECK(cuMemCreate(&handle, MIB, &prop, 0) == CUDA_ERROR_NOT_PERMITTED);
-    CHECK(cuCtxSetCurrent(NULL) == CUDA_SUCCESS); /* needs no context */
+    CHECK(cuCtxSetCurrent(NULL) == CUDA_SUCCESS); /* cuMemCreate needs no context */
     prop.location.id = 0;
     CHECK(cuMemCreate(&handle, MIB, &prop, 0) == CUDA_SUCCESS && cuMemRelease(handle) == CUDA_SUCCESS);
 }
@@ -407,7 +414,7 @@ static void check_array(void)
     CHECK(cuArrayCreate_v2(&array, &shape) == CUDA_SUCCESS);
     CHECK(free_bytes() == LIMIT - CONTEXT - 16 * MIB);
     CHECK(cuArrayDestroy(array) == CUDA_SUCCESS && free_bytes() == LIMIT - CONTEXT);
-    shape.Width = shape.Height = 64; /* shares a page with others; its size is unknown until libvgpu measures it */
+    shape.Width = shape.Height = 64; /* the array shares a page with others, and libvgpu has to measure its size */
     CHECK(cuArrayCreate_v2(&array, &shape) == CUDA_SUCCESS && free_bytes() == LIMIT - CONTEXT - 2 * MIB);
     CHECK(cuArrayDestroy(array) == CUDA_SUCCESS && free_bytes() == LIMIT - CONTEXT);
     shape.Width = 1024;
@@ -451,11 +458,12 @@ static void check_fork(void)
     pid_t child = fork();
     if (child == 0) {
         CUdeviceptr own;
-        begin(); /* the child has its own slot: the parent's memory counts in addition */
+        begin(); /* the child has its own slot, so that the parent's memory counts in addition */
         uint64_t left = free_bytes();
         CHECK(left <= LIMIT - CONTEXT - 100 * MIB);
         CHECK(cuMemAlloc_v2(&own, 50 * MIB) == CUDA_SUCCESS && free_bytes() == left - 50 * MIB);
-        CHECK(cuMemFree_v2(pointer) != CUDA_SUCCESS); /* not an allocation of this process: no charge is removed */
+        /* the allocation belongs to the parent, so that no charge is removed */
+        CHECK(cuMemFree_v2(pointer) != CUDA_SUCCESS);
         CHECK(free_bytes() == left - 50 * MIB);
         exit(0);
     }
@@ -470,7 +478,7 @@ static void check_signals(void)
     sigset_t after;
     struct sigaction action;
     mode_t mask = umask(027);
-    sigemptyset(&before); /* the calls fill in less than all of it */
+    sigemptyset(&before); /* the system call writes only part of a sigset_t */
     sigemptyset(&after);
     pthread_sigmask(SIG_SETMASK, NULL, &before);
     begin();
@@ -482,7 +490,7 @@ static void check_signals(void)
         CHECK(sigaction(number, NULL, &action) != 0 || action.sa_handler == SIG_DFL);
 }
 
-/* The tenant's own processes, with the lease's figures. */
+/* Lists the tenant's own processes with the lease's figures. */
 static void check_processes(void)
 {
     void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW);
@@ -496,7 +504,7 @@ static void check_processes(void)
     CUdeviceptr pointer;
     unsigned count = 0;
     CHECK(init() == NVML_SUCCESS && by_index(0, &device) == NVML_SUCCESS);
-    CHECK(list(device, &count, NULL) == NVML_SUCCESS && count == 0); /* before any cuInit */
+    CHECK(list(device, &count, NULL) == NVML_SUCCESS && count == 0); /* no process has called cuInit yet */
     begin();
     CHECK(cuMemAlloc_v2(&pointer, 100 * MIB) == CUDA_SUCCESS);
     int ready[2];
@@ -537,14 +545,15 @@ static void check_nvml(void)
     nvmlMemory_v2_t memory2 = {.version = nvmlMemory_v2};
     nvmlDevice_t device;
     CHECK(init() == NVML_SUCCESS && by_index(0, &device) == NVML_SUCCESS);
-    CHECK(info(device, &memory) == NVML_SUCCESS && memory.total == LIMIT && memory.used == 0); /* before any cuInit */
+    /* no process has called cuInit yet */
+    CHECK(info(device, &memory) == NVML_SUCCESS && memory.total == LIMIT && memory.used == 0);
     begin();
     CHECK(info(device, &memory) == NVML_SUCCESS);
     CHECK(memory.total == LIMIT && memory.used == CONTEXT && memory.free == LIMIT - CONTEXT);
     CHECK(info2(device, &memory2) == NVML_SUCCESS && memory2.total == LIMIT && memory2.reserved == 0);
     CHECK(memory2.used == CONTEXT && memory2.free == LIMIT - CONTEXT);
     CHECK(by_index(1, &device) == NVML_SUCCESS && info(device, &memory) == NVML_SUCCESS);
-    CHECK(memory.total == 8192 * MIB); /* not in the lease: the card's real figures */
+    CHECK(memory.total == 8192 * MIB); /* this device is not in the lease: NVML gives the device's own figures */
 }
 
 int main(int argc, char **argv)

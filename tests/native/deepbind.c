@@ -1,5 +1,7 @@
-/* deepbind PLUGIN MIB: loads a plugin with RTLD_DEEPBIND, which holds so much device memory until the standard input
- * ends. The plugin's names bind to libcuda itself, past every preloaded library. */
+/*
+ * deepbind.c: deepbind PLUGIN MIB loads a plugin with RTLD_DEEPBIND, which holds MIB of device memory until standard
+ * input ends. The plugin's calls bind to libcuda directly and bypass every preloaded library.
+ */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* Linked to libcuda, for deepbind.c. */
+/* A plugin of deepbind.c, linked to libcuda. */
 #include <cuda.h>
 
 int hold(size_t bytes)

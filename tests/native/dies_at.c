@@ -1,6 +1,7 @@
 /*
- * dies_at.c: preloaded before libvgpu, ends the process with SIGKILL at a call of the C library that its link to the arbiter
- * makes. DIES_AT names the call (socket, connect, send, recv), and DIES_WHEN says "before" or "after" it.
+ * dies_at.c: preloaded before libvgpu. Kills the process with SIGKILL at a call of the C library that libvgpu makes for
+ * its connection to the arbiter. DIES_AT names the call (socket, connect, send, recv), and DIES_WHEN is "before" or
+ * "after".
  */
 #include <dlfcn.h>
 #include <signal.h>

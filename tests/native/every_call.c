@@ -1,8 +1,8 @@
 /*
- * every_call.c: a thread for each call of the driver that libvgpu has a wrapper of. For a line of input all of them
- * call, and for the next one the names of those that came back are printed: none, while the lease is away, as they wait
- * before they do anything else. What they call it with is nothing that a call could work with. Those of family
- * `answers` wait only where the driver has no answer, and are not among them.
+ * every_call.c: one thread for each driver call that has a wrapper in libvgpu. At one line of input all threads make
+ * their call. At the next line the program prints the names of the calls that returned. While the lease is suspended no
+ * call returns, because each waits in libvgpu before it does anything else. The arguments are meaningless. Calls of
+ * family `answers` are left out, because they wait only if the driver has no answer.
  */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -44,7 +44,8 @@ static void *context;
 static void *call(void *argument)
 {
     struct row *row = argument;
-    word at = strcmp(row->family, "copy") == 0 ? 0 : (word)zeros; /* a batch of no copies, else of very many */
+    /* for a batch copy: zero entries, not a huge number */
+    word at = strcmp(row->family, "copy") == 0 ? 0 : (word)zeros;
     cuCtxSetCurrent(context);
     row->call(at, at, at, at, at, at, at, at, at, at, at, at);
     atomic_store(&row->came_back, 1);

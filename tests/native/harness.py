@@ -1,4 +1,4 @@
-"""What the tests of the native parts share: where the built things are, and processes run with them."""
+"""Shared by the tests of the native parts: paths of built programs, and processes that run with them."""
 
 import os
 import socket
@@ -14,16 +14,18 @@ TEST_BUILD = ROOT / "build" / "native-tests"  # made by ./dev build
 LIBVGPU = BUILD / "lib" / "libvgpu.so"
 PROBE = BUILD / "bin" / "vgpu-probe"
 ARBITER = BUILD / "bin" / "vgpu-arbiter"
-DRIVER = TEST_BUILD / "driver"  # the fake libcuda and NVML
+DRIVER = TEST_BUILD / "driver"  # fake libcuda and NVML
 UUIDS = tuple(f"GPU-00000000-0000-0000-0000-{i:012x}" for i in (1, 2))
-UID, GID = os.geteuid(), os.getegid()  # an ordinary user gives its leases to no other
+UID, GID = os.geteuid(), os.getegid()  # an unprivileged test user cannot give leases to others
 MIB = 1 << 20
 GIB = 1 << 30
 CONTEXT_BYTES = 64 * MIB  # of the fake driver
 
 
 def connect_to_arbiter(line: socket.socket, lease: Path) -> None:
-    """Through a descriptor of the lease's folder, as a test's folder can have a longer path than a socket."""
+    """Connects through a descriptor of the lease's folder, because the folder's path may be longer than a
+    socket's address.
+    """
     folder = os.open(lease, os.O_PATH)
     try:
         line.connect(f"/proc/self/fd/{folder}/{layout.ARBITER_SOCKET}")
@@ -33,7 +35,7 @@ def connect_to_arbiter(line: socket.socket, lease: Path) -> None:
 
 @dataclass(frozen=True)
 class Tenant:
-    """Runs processes inside a lease: libvgpu preloaded, the fake driver as libcuda."""
+    """Runs processes inside a lease, with libvgpu preloaded and the fake driver as libcuda."""
 
     lease: Path | None
     libvgpu: tuple[Path, ...] = (LIBVGPU,)

@@ -1,11 +1,12 @@
 /*
- * impostor: takes a slot's lock and a connection in the name of a process that is gone, and whose number a stranger has.
+ * impostor.c: keeps a slot's lock and a connection under the pid of a dead process, and then starts another user's
+ * process with that pid.
  *
  *   impostor LEASE SLOT register|stay
- * A child that shares the table of descriptors (clone with CLONE_FILES) locks the slot and connects, and ends: lock and
- * connection live on with its number. Then a process of another uid gets that number (clone3 with set_tid).
- * register: registers on the connection, and prints the kind of the answer. stay: prints the stranger's number, and ends
- * with its standard input. Exit status 3: numbers cannot be chosen here.
+ * A child that shares the descriptor table (clone with CLONE_FILES) locks the slot, connects and ends. Lock and
+ * connection stay open under its pid. Then clone3 with set_tid starts a process of another uid with that pid.
+ * register: registers on the connection, and prints the kind of the answer. stay: prints the pid, and ends with
+ * standard input. Exit status 3: pids cannot be chosen here.
  */
 #include <fcntl.h>
 #include <linux/sched.h>

@@ -1,6 +1,6 @@
 /*
- * no_file.c: preloaded into the arbiter, answers pidfd_getfd(2) with EBADF while the file that NO_FILE_WHILE names
- * exists, as Linux before 6.9 does for a process in its exit.
+ * no_file.c: preloaded into the arbiter. pidfd_getfd(2) fails with EBADF while the file named by NO_FILE_WHILE exists,
+ * as before Linux 6.9 for a process that is exiting.
  */
 
 #include <dlfcn.h>

@@ -1,10 +1,10 @@
 /*
- * stepkill.c: ends a process with SIGKILL at an instruction of libvgpu.
+ * stepkill.c: kills a process with SIGKILL at a chosen instruction of libvgpu.
  *
  *   stepkill PID STEPS    steps the process until it is in libvgpu, then STEPS instructions of libvgpu further
  *
- * Prints the offset in libvgpu at which it ended. Exit: 3 if this process may not trace, 4 if the process did
- * not come to libvgpu.
+ * Prints the offset in libvgpu of the last instruction. Exit status 3: tracing is not permitted. 4: the process did
+ * not enter libvgpu.
  */
 #include <elf.h>
 #include <inttypes.h>
@@ -17,11 +17,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define OUTSIDE_MAX 200 /* single steps outside of libvgpu: a memset in the driver takes millions */
-#define RUN_US 100      /* how long the process then runs before it is stepped again */
+#define OUTSIDE_MAX 200 /* steps outside of libvgpu; a memset in the driver would take millions */
+#define RUN_US 100      /* time that the process then runs freely before the next steps */
 #define RUNS_MAX 200
 
-/* Finds the address of libvgpu's code in the process. */
+/* Finds the addresses of libvgpu's code in the process. */
 static int find_code(pid_t pid, uint64_t *start, uint64_t *end)
 {
     char path[64];
@@ -41,7 +41,7 @@ static int find_code(pid_t pid, uint64_t *start, uint64_t *end)
 static uint64_t instruction(pid_t pid)
 {
 #if defined(__x86_64__)
-    return (uint64_t)ptrace(PTRACE_PEEKUSER, pid, (void *)(16 * sizeof(long)), NULL); /* rip */
+    return (uint64_t)ptrace(PTRACE_PEEKUSER, pid, (void *)(16 * sizeof(long)), NULL); /* register rip */
 #else
     struct {
         uint64_t x[31], sp, pc, state;
@@ -56,7 +56,7 @@ static int stopped(pid_t pid, int *status)
     return waitpid(pid, status, __WALL) == pid && WIFSTOPPED(*status);
 }
 
-/* Lets the stopped process run for a moment, and stops it again. */
+/* Lets the stopped process run for RUN_US, and stops it again. */
 static int run_on(pid_t pid, int *status)
 {
     if (ptrace(PTRACE_CONT, pid, NULL, NULL) != 0)
@@ -74,7 +74,7 @@ int main(int argc, char **argv)
     long left = argc == 3 ? atol(argv[2]) : 0;
     if (pid <= 0 || !find_code(pid, &start, &end))
         return 2;
-    alarm(30); /* a process that sleeps in a call is not stepped on */
+    alarm(30); /* a process that sleeps in a system call makes no steps */
     if (ptrace(PTRACE_SEIZE, pid, NULL, NULL) != 0 || ptrace(PTRACE_INTERRUPT, pid, NULL, NULL) != 0)
         return 3;
     if (!stopped(pid, &status))

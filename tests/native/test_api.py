@@ -1,4 +1,6 @@
-"""libvgpu as a CUDA program meets it: every check of api_test.c, as shipped and under ASan/UBSan."""
+"""libvgpu as a CUDA program uses it: every check of api_test.c, with the library as shipped and with ASan and
+UBSan.
+"""
 
 import json
 import struct
@@ -43,17 +45,19 @@ def test_a_native_check_passes(lease: Path, check: str, flavour: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-# What libvgpu learns after the driver took it: a module that is too large is unloaded again, as is a pitched
-# allocation whose rows are coarser than the 512 bytes of any card.
+# MiB that libvgpu charges only after the driver has allocated them: a module, which is unloaded if it is too
+# large, and a pitched allocation whose rows are wider than the 512-byte alignment of real devices.
 LEARNT_MIB = {"driver": 1000, "pitch": 600}
 
 
 @pytest.mark.parametrize("check", [check for check in CHECKS if check != "fork"])
 def test_the_ledger_never_shows_less_than_the_device(lease: Path, tmp_path: Path, check: str) -> None:
-    """At every change, from inside the driver: claimed before it takes memory, given back after it let go."""
+    """The fake driver compares at every change: a charge is made before the driver allocates, and removed
+    after it has freed.
+    """
     state, usage = tmp_path / "driver-state", lease / "usage"
     state.write_bytes(bytes(48))
-    with usage.open("r+b") as page:  # what a context takes is known from an earlier process
+    with usage.open("r+b") as page:  # the size of a context, as an earlier process would have recorded it
         page.seek(layout.USAGE_CONTEXT_MIB)
         page.write(struct.pack("<I", CONTEXT_BYTES // MIB))
     done = Tenant(lease).run(
@@ -102,7 +106,9 @@ def test_a_program_without_cuda_is_unaffected(lease: Path) -> None:
 
 
 def test_an_unknown_driver_function_is_reported(lease: Path) -> None:
-    """The fake driver has one; it passes, and the page says its name."""
+    """The fake driver has a function that libvgpu does not know. The call passes, and the lease's page names
+    it.
+    """
     done = Tenant(lease).run(TEST_BUILD / "api-test", "ways-in")
     assert (done.returncode, done.stderr) == (0, "")
     assert read_unknown_calls(lease) == UnknownCalls(1, "cuMemTeleport")

@@ -1,4 +1,4 @@
-"""The GPU programs of tests/gpu on the simulated node: their correctness, not their figures."""
+"""The GPU programs of tests/gpu on the simulated node. Their correctness is tested, not their figures."""
 
 import json
 import re
@@ -29,14 +29,14 @@ def node(sim_node: Make) -> SimNode:
 
 @pytest.fixture
 def slow_frees(node: SimNode) -> None:
-    """Makes free calls slow: the driver takes 300 us before the memory is freed."""
+    """Makes freeing slow: the driver frees the memory 300 us after the call begins."""
     for function in FREES:
         node.sim("fault", "slow", "--function", function, "--microseconds", "300")
 
 
 @pytest.fixture
 def run(node: SimNode, tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """Runs parts of a program on a simulated H200; what it writes."""
+    """Runs parts of a program on a simulated H200, and returns its output."""
     cache = (BUILD / "CMakeCache.txt").read_text()
     includes = re.findall(r"^VGPU_(?:CUDA|NVML)_INCLUDE:\w+=(.*)$", cache, re.MULTILINE)
     env = {
@@ -74,7 +74,9 @@ def test_the_ledger_agrees_with_nvml(run: Callable[..., dict[str, Any]]) -> None
 
 
 def test_a_device_with_one_piece_at_a_time_never_shows_two(run: Callable[..., dict[str, Any]]) -> None:
-    """The simulator frees at once, which a real driver need not: then the figure says so."""
+    """The simulator frees memory before the call returns. A real driver may free it later, which the
+    program's figure then shows.
+    """
     figures = run("memory_exact", "relay", VGPU_RELAY="alloc vmm")["relay"]
     assert figures["samples"] > 100 and figures["over"] == 0, figures
 
@@ -82,13 +84,14 @@ def test_a_device_with_one_piece_at_a_time_never_shows_two(run: Callable[..., di
 def test_memory_stays_below_the_limit_during_calls(
     run: Callable[..., dict[str, Any]], slow_frees: None
 ) -> None:
-    """The use of the card is sampled during the calls. On the simulator no call takes more than requested."""
+    """Samples the device's use during the calls. On the simulator no call uses more than it requested."""
     few = {"VGPU_RACE_OPERATIONS": "10000", "VGPU_DEATHS": "4"}
     figures = run("memory_exact", "each", "deaths", **few)
     for family, row in (*figures["each"].items(), ("deaths", figures["deaths"])):
         assert row["card"]["over_limit"] == 0, (family, row)
     assert all(row["returncodes"] == [0] * 8 for row in figures["each"].values())
-    assert sum(row["refused"] > 0 for row in figures["each"].values()) >= 8, figures  # the limit was met
+    # so many families reached the limit
+    assert sum(row["refused"] > 0 for row in figures["each"].values()) >= 8, figures
 
 
 def test_limits_hold_under_races_kills_and_a_full_device(
@@ -99,7 +102,7 @@ def test_limits_hold_under_races_kills_and_a_full_device(
     race = figures["race"]
     assert race["returncodes"] == [0] * 8 and race["operations"] == 8_000
     assert race["stopped"]["over_limit"] == 0 and race["stopped_ledger"]["over_limit"] == 0
-    assert race["card"]["over_limit"] == 0, race  # in flight, too
+    assert race["card"]["over_limit"] == 0, race  # also for calls in flight
     assert race["ledger_after"] == 0
     assert figures["killed"]["kills"] == 5
     first, second = figures["card_full"]
@@ -110,7 +113,9 @@ def test_limits_hold_under_races_kills_and_a_full_device(
 
 
 def test_programs_compute_the_same_with_and_without_a_limit(run: Callable[..., dict[str, Any]]) -> None:
-    """The driver's own program under a lease and under HAMi's variables; a missing feature is reported."""
+    """Runs the same program without a limit, under a lease and under HAMi's variables. A missing feature is
+    reported.
+    """
     figures = run("memory_frameworks", "programs", "hami", "nccl")
     for rows, most in ((figures["programs"], 6144 - CONTEXT_MIB), (figures["hami"], 6144 - CONTEXT_MIB)):
         row, *others = rows
@@ -119,7 +124,7 @@ def test_programs_compute_the_same_with_and_without_a_limit(run: Callable[..., d
         assert row["limited"]["total"] == 6 * GIB < row["native"][0]["total"]
         assert row["limited"]["pieces"] == most // 256
         assert [other for other in others if "skipped" not in other and "verdict" not in other] == []
-    assert "skipped" in figures["nccl"]  # a simulated H200 is alone
+    assert "skipped" in figures["nccl"]  # NCCL needs more than one device
 
 
 KNOWN = {
@@ -159,7 +164,7 @@ def test_a_blocking_call_without_a_wrapper_is_named() -> None:
 
 
 def test_a_programs_own_numeric_noise_is_not_a_difference() -> None:
-    """Two native runs tell a last digit of the framework's own from one of libvgpu's."""
+    """Two runs without libvgpu show the numeric noise of the program itself."""
 
     def run(*numbers: float) -> dict[str, Any]:
         return {"numbers": list(numbers)}
@@ -172,7 +177,7 @@ def test_a_programs_own_numeric_noise_is_not_a_difference() -> None:
 
 
 def test_two_processes_of_an_mps_tenant_share_one_limit(run: Callable[..., dict[str, Any]]) -> None:
-    """MPS limits each process by itself; libvgpu on top holds both to one limit."""
+    """MPS limits each process separately. libvgpu limits the sum of both."""
     mps = run("memory_exact", "mps")["mps"]
     assert mps["said"][0]["total_mib"] == 1600
     assert mps["said"][1]["result"] == 2

@@ -1,4 +1,6 @@
-"""The table of hooks against headers: a call that nobody decided about fails the build, with its name."""
+"""The table of hooks against NVIDIA's headers: a driver call that is missing from the table fails the build,
+which names the call.
+"""
 
 import re
 import subprocess
@@ -23,7 +25,7 @@ def nvidia_headers() -> tuple[Path, Path]:
 
 
 def headers_with(folder: Path, declarations: str, typedefs: str) -> Path:
-    """NVIDIA's headers with more at their end, as a later toolkit has it."""
+    """NVIDIA's headers with additional declarations, as a later toolkit would have them."""
     cuda, _ = nvidia_headers()
     folder.mkdir()
     for name, more in (
@@ -45,7 +47,7 @@ def make(out: Path, cuda: Path, table: Path = TABLE) -> "subprocess.CompletedPro
 
 @pytest.mark.parametrize("name", ["cuMemTeleport", "cuMemAlloc_v9"])
 def test_a_call_missing_from_the_table_fails_the_build(tmp_path: Path, name: str) -> None:
-    """A new version of a known call, too: it may take other arguments."""
+    """This includes a new version of a known call, because its arguments may differ."""
     cuda = headers_with(
         tmp_path / "cuda", f"CUresult CUDAAPI {name}(CUdeviceptr *where, size_t bytes);\n", ""
     )
@@ -56,7 +58,7 @@ def test_a_call_missing_from_the_table_fails_the_build(tmp_path: Path, name: str
 
 
 def test_a_waiting_call_gets_wrappers_for_its_twin_and_its_version(tmp_path: Path) -> None:
-    """One line of the table is all that a call needs which is not limited."""
+    """A call that is not limited needs only one line in the table."""
     declarations = "".join(
         f"CUresult CUDAAPI cuStreamPaint{twin}(CUstream hStream, const unsigned char *colour);\n"
         for twin in ("", "_ptsz")

@@ -1,4 +1,6 @@
-"""A function that is looked up again and again: NCCL looks its kernels up at each collective."""
+"""A kernel function that is looked up repeatedly, as NCCL does at each collective. Later look-ups do not
+query NVML.
+"""
 
 import json
 import sys

@@ -1,6 +1,6 @@
-"""libvgpu for old C libraries and the other processor, by Zig: builds, and asks for no glibc after 2.17.
+"""libvgpu for old C libraries and ARM64, built with Zig: it builds, and needs no symbol after glibc 2.17.
 
-What ./dev build makes is held to the same by test_symbols.py, with no Zig.
+test_symbols.py checks the libraries of ./dev build without Zig.
 """
 
 import os
@@ -17,7 +17,7 @@ from tests.sim import outside
 
 @pytest.fixture(scope="module")
 def zig() -> Path:
-    """A folder for PYTHONPATH that holds Zig, from the index that this system's own pip uses."""
+    """A folder for PYTHONPATH that contains Zig, from the package index that pip uses."""
     folder = outside.zig()
     if folder is None:
         unmet("python-index", outside.why["zig"])

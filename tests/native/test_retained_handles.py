@@ -1,4 +1,4 @@
-"""A handle that is retained by an address in the middle of its mapping."""
+"""Retaining a memory handle by an address in the middle of its mapping."""
 
 import json
 import os
@@ -38,7 +38,8 @@ OUT_OF_MEMORY = 2
 
 def test_memory_that_a_retained_handle_holds_stays_charged(sim_node: Make, tmp_path: Path) -> None:
     node = sim_node("h200x1")
-    limit = DeviceLimits(node.dump()["devices"][0]["uuid"], 1200 * MIB)  # a context, and two of 256 MiB
+    # room for a context and two allocations of 256 MiB
+    limit = DeviceLimits(node.dump()["devices"][0]["uuid"], 1200 * MIB)
     lease = write_lease(tmp_path, "a1", [limit], os.getuid(), os.getgid())
     results = json.loads(node.python(PROGRAM, {"LD_PRELOAD": str(LIBVGPU), "VGPU_LEASE": str(lease)}))
     assert results == [0, 0, OUT_OF_MEMORY, OUT_OF_MEMORY]

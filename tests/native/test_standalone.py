@@ -1,4 +1,4 @@
-"""HAMi's variables: limits with no daemon, read strictly, and no more than noise where there is a lease."""
+"""HAMi's variables: they set limits without a daemon, are read strictly, and are ignored inside a lease."""
 
 import json
 import os
@@ -17,7 +17,8 @@ from tests.simnode import SimNode
 
 MEMORY = "CUDA_DEVICE_MEMORY_LIMIT"
 SHARE = "CUDA_DEVICE_SM_LIMIT"
-DEVICES_OFFSET = DEVICE_BYTES = 88  # struct vgpu_limits, struct vgpu_device_limits (native/common/lease.h)
+# offsets in struct vgpu_limits and struct vgpu_device_limits (native/common/lease.h)
+DEVICES_OFFSET = DEVICE_BYTES = 88
 
 
 SCOPE = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
@@ -25,7 +26,7 @@ SCOPE = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
 
 @pytest.fixture
 def scope() -> Iterator[dict[str, str]]:
-    """Limits that only this test's processes share; what they leave in shared memory goes."""
+    """A scope whose limits only this test's processes share. Removes its shared memory after the test."""
     given = {SCOPE: f"/none/{uuid.uuid4()}.cache"}
     yield given
     for folder in folders(given):
@@ -33,8 +34,9 @@ def scope() -> Iterator[dict[str, str]]:
 
 
 def folders(scope: dict[str, str]) -> list[Path]:
-    """In shared memory, of the processes with this scope, as their names and contents say: other tests make
-    some at the same time."""
+    """The folders in shared memory of this scope, found by name and content. Other tests make folders at the
+    same time.
+    """
     found = []
     for folder in Path("/dev/shm").glob(f"vgpu-{os.geteuid()}-*"):
         with suppress(OSError):
@@ -47,7 +49,7 @@ def folders(scope: dict[str, str]) -> list[Path]:
 
 
 def fnv_1a(text: bytes) -> int:
-    """64 bits, as native/libvgpu/driver/standalone.c names the folder."""
+    """The 64-bit hash by which native/libvgpu/driver/standalone.c names the folder."""
     value = 0xCBF29CE484222325
     for byte in text:
         value = (value ^ byte) * 0x100000001B3 % (1 << 64)
@@ -154,7 +156,7 @@ def test_no_environment_variable_disables_libvgpu(lease: Path) -> None:
 
 
 def test_nvml_and_cuda_report_the_same_limit(sim_node: Any, scope: dict[str, str]) -> None:
-    """By CUDA_VISIBLE_DEVICES the first device is the node's second."""
+    """CUDA_VISIBLE_DEVICES reorders the devices: CUDA's first device is the node's second."""
     node: SimNode = sim_node("h200x8")
     uuids = [device["uuid"] for device in node.dump()["devices"]]
     query = (

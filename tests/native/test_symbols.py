@@ -1,4 +1,4 @@
-"""What libvgpu.so asks of the host process, what it offers, and whether its table is complete."""
+"""The symbols that libvgpu.so imports and exports, and whether its table of hooks is complete."""
 
 import re
 import subprocess
@@ -20,7 +20,9 @@ def symbols(which: str) -> list[str]:
 
 
 def exported() -> set[str]:
-    """What other objects can bind to: the linker lists hidden names of section ends, too."""
+    """Symbols that other objects can bind to. The linker also lists hidden names of section ends, which are
+    left out.
+    """
     done = subprocess.run(
         ["readelf", "--dyn-syms", "-W", LIBVGPU], capture_output=True, text=True, check=True
     )
@@ -47,7 +49,7 @@ def test_libvgpu_needs_only_the_c_library() -> None:
 
 
 def test_musl_programs_start_with_libvgpu_preloaded() -> None:
-    """musl takes these libraries' names for its own, and has neither glibc's loader nor its private names."""
+    """musl provides the listed libraries itself, and lacks glibc's dynamic loader and its private symbols."""
     needed = subprocess.run(["readelf", "-d", LIBVGPU], capture_output=True, text=True, check=True).stdout
     assert "[ld-linux" not in needed
     imported = {name.split("@")[0] for name in symbols("--undefined-only")}
@@ -57,7 +59,7 @@ def test_musl_programs_start_with_libvgpu_preloaded() -> None:
 @needs("musl")
 @pytest.mark.parametrize("library", ["libvgpu.so", "libvgpu-guard.so"])
 def test_a_musl_program_runs_with_the_library_preloaded(tmp_path: Path, library: str) -> None:
-    """It is not limited: musl has a libc of its own, and NVIDIA's driver is built for glibc's."""
+    """The program is not limited: musl has its own libc, and NVIDIA's driver needs glibc."""
     source = tmp_path / "program.c"
     source.write_text('#include <stdio.h>\nint main(void) { return puts("ran") < 0 ? 1 : 7; }\n')
     subprocess.run(["musl-gcc", "-o", tmp_path / "program", source], check=True)
@@ -70,7 +72,9 @@ def test_a_musl_program_runs_with_the_library_preloaded(tmp_path: Path, library:
 
 @pytest.mark.parametrize("library", ["libvgpu.so", "libvgpu-guard.so"])
 def test_libvgpu_needs_no_symbol_after_glibc_2_17(library: str) -> None:
-    """Also of today's compiler: no symbol of a later version, and threads and dlopen where they were then."""
+    """A current compiler must not add newer symbols either. In 2.17 threads and dlopen are in libraries of
+    their own.
+    """
     path = LIBVGPU.with_name(library)
     asked = subprocess.run(["readelf", "-VW", path], capture_output=True, text=True, check=True).stdout
     versions = {tuple(map(int, text.split("."))) for text in re.findall(r"GLIBC_([\d.]+)", asked)}
@@ -80,7 +84,7 @@ def test_libvgpu_needs_no_symbol_after_glibc_2_17(library: str) -> None:
 
 
 def test_libvgpu_has_no_constructor() -> None:
-    """The C start-up files bring one constructor, frame_dummy; one of ours would be a second."""
+    """The C start-up files bring one constructor, frame_dummy. A second one would be libvgpu's."""
     done = subprocess.run(["readelf", "-SW", LIBVGPU], capture_output=True, text=True, check=True)
     (size,) = re.findall(r"\.init_array\s+INIT_ARRAY\s+\w+\s+\w+\s+(\w+)", done.stdout)
     assert int(size, 16) == 8

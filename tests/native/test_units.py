@@ -1,4 +1,4 @@
-"""Accounting, limits, slots and table, by their own C tests under the sanitizers."""
+"""Accounting, limits, slots and table: runs their C tests under the sanitizers."""
 
 import subprocess
 

@@ -1,6 +1,6 @@
-"""Inside a slice every tool tells the slice's story: nvidia-smi's private lists, nvitop, NVML, the driver.
+"""Inside a slice every tool shows the slice: nvidia-smi's private process lists, nvitop, NVML, the driver.
 
-The programs are real (tests/sim/outside.py fetches them), the node is simulated.
+The programs are real (tests/sim/outside.py fetches them), and the node is simulated.
 """
 
 import json
@@ -105,7 +105,7 @@ def test_nvitop_shows_the_slice_alone(slices: Slices) -> None:
 
 
 def test_cuda_and_nvml_agree_on_the_slice(slices: Slices) -> None:
-    """The process that looks has a CUDA context too, so two contexts are counted."""
+    """The querying process also has a CUDA context, so that two contexts are counted."""
     line = json.loads(slices.run("two", str(PROBE), "info").stdout)
     used = 200 * MIB + 2 * CONTEXT_BYTES
     assert (line["total_bytes"], line["device_total_bytes"]) == (8 * GIB, 8 * GIB)

@@ -1,4 +1,4 @@
-"""Per-thread default streams: the driver's own variants of a function each lead into libvgpu."""
+"""Per-thread default streams: each variant of a driver function leads into libvgpu."""
 
 import json
 import sys
@@ -11,7 +11,7 @@ from tests.native.harness import GIB, GID, LIBVGPU, MIB, UID
 from tests.simnode import SimNode
 from vgpud.lease import DeviceLimits, write_lease
 
-# Asks as the CUDA runtime does, and allocates through what it got.
+# Looks functions up as the CUDA runtime does, and allocates through the result
 PROGRAM = """
 import ctypes, json
 class Info(ctypes.Structure):

@@ -1,4 +1,4 @@
-"""Accounts of users, which quotas by name and group need."""
+"""User accounts, which quotas by user name and group need."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""The audit trail: one line for each change, by whichever way it came, with its cause."""
+"""The audit trail: one line for each change, through whichever door it came, with its cause."""
 
 import asyncio
 import subprocess
@@ -26,7 +26,7 @@ ASKER = Caller(Door.TENANT, 1000, 1000, Lifetime(77, 1))
 
 
 def trail(tmp_path: Path, scene: Callable[[World], Coroutine[Any, Any, None]]) -> list[dict[str, Any]]:
-    """The audit lines of a scene."""
+    """Plays a scene and returns its audit lines."""
 
     async def work() -> None:
         async with world(tmp_path) as w:
@@ -80,7 +80,9 @@ def test_a_change_that_is_refused_is_written_too(tmp_path: Path) -> None:
 
 
 def test_repeats_of_a_request_are_counted_not_written(tmp_path: Path) -> None:
-    """A loop over one request id wrote 2940 lines a second, for which the journal left out other lines."""
+    """A tenant that repeated one request id wrote 2940 lines a second, so that the journal dropped other
+    lines.
+    """
     counted: list[Any] = []
 
     async def scene(w: World) -> None:
@@ -207,13 +209,13 @@ def test_an_action_of_the_start_leaves_one_line_with_its_reason(tmp_path: Path, 
 
 
 def told_of_start(lines: list[dict[str, Any]]) -> dict[str, Any]:
-    """The second audit line, which the start wrote; the first is that of the allocation."""
+    """The second audit line, which vgpud writes at its start. The first is that of the allocation."""
     (_, line) = lines
     return line
 
 
 def test_repeated_ends_of_a_container_start_one_task(tmp_path: Path) -> None:
-    """A caller that sent END in a loop while its processes ran started a task with each call."""
+    """Each END call that was repeated while the container's processes ran started another task."""
 
     async def scene(w: World) -> None:
         containers = Containers(w.keeper, w.parts)

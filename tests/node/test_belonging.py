@@ -1,4 +1,6 @@
-"""Whose a process is, by real ones: what is not the tenant's is not suspended, moved or ended with it."""
+"""Finds a process's tenant, with real processes. A process outside of the tenant is not suspended, moved or
+ended with it.
+"""
 
 import subprocess
 import sys

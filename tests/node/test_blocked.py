@@ -1,4 +1,4 @@
-"""Looking at the threads of processes that cannot be looked at: nothing is found, and nothing raises."""
+"""Threads of processes that are gone or not readable: the check finds nothing and raises nothing."""
 
 import errno
 import os
@@ -12,7 +12,7 @@ from vgpud.node.tenants import blocked
 from vgpud.node.tenants.blocked import Looks
 from vgpud.proc import start_ticks
 
-GONE = (2**22 + 1, 1)  # larger than the largest pid of proc(5)
+GONE = (2**22 + 1, 1)  # a pid above the largest one of proc(5), with a start time
 
 
 def own() -> tuple[int, int]:
@@ -22,9 +22,11 @@ def own() -> tuple[int, int]:
 
 
 def open_in_proc() -> Counter[str]:
-    """Files of /proc that this process has open.
+    """Counts the files of /proc that this process has open.
 
-    Other tests' threads and the garbage collector open and close descriptors of other kinds at any time."""
+    Other descriptors are left out: other tests' threads and the garbage collector open and close them at any
+    time.
+    """
     links = []
     for entry in Path("/proc/self/fd").iterdir():
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""The engine of a device: chosen before its first preload tenant, in force until its last one has gone."""
+"""The engine of a device: chosen before its first preload tenant, and kept until its last tenant is gone."""
 
 import asyncio
 import functools
@@ -39,7 +39,7 @@ class Made:
     inventory: Inventory
 
     def word(self) -> str:
-        """What the arbiter reads."""
+        """The engine in the file that the arbiter reads, or "absent"."""
         path = self.files.folder / UUID
         return path.read_text().split("\n")[0] if path.exists() else "absent"
 
@@ -99,8 +99,8 @@ async def test_the_probe_runs_again_after_a_boot_and_a_driver_change(
 
 @in_a_loop
 async def test_the_engine_in_force_stays_while_the_device_has_tenants(tmp_path: Path) -> None:
-    """Also across a start of vgpud with another policy: the arbiter reads the engine when the first tenant
-    comes.
+    """This holds across a start of vgpud with another policy. The arbiter reads the engine when the first
+    tenant comes.
     """
     first = await made(tmp_path)
     await first.engines.settle(UUID)
@@ -118,7 +118,9 @@ async def test_the_engine_in_force_stays_while_the_device_has_tenants(tmp_path: 
 @pytest.mark.parametrize("able", [True, False])
 @in_a_loop
 async def test_another_driver_under_kept_allocations_is_probed(tmp_path: Path, able: bool) -> None:
-    """The modules cannot be exchanged while a process of a tenant lives, so none is disturbed."""
+    """A driver's modules cannot be replaced while a tenant's process lives, so that the probe disturbs no
+    process.
+    """
     first = await made(tmp_path)
     await first.engines.settle(UUID)
     now = PROVED if able else replace(PROVED, engine=Engine.GATE, why="status 0x56")
@@ -190,5 +192,5 @@ async def test_a_run_folder_that_cannot_be_written_fails_the_allocation(tmp_path
     with pytest.raises(VgpuError) as raised:
         await one.engines.settle(UUID)
     assert raised.value.code is ErrorCode.HELPER_FAILED
-    with pytest.raises(VgpuError):  # no engine is in force: the next allocation chooses again
+    with pytest.raises(VgpuError):  # the failed choice left no engine: the next allocation chooses again
         await one.engines.settle(UUID)

@@ -23,7 +23,9 @@ async def history_of(count: int, after: int) -> tuple[Event, ...]:
 
 
 def test_history_then_live_without_gap_or_repeat() -> None:
-    """Events that are published while the history is read are in both, and are sent once."""
+    """Events published while the history is read are in the history and in the live stream, and are sent
+    once.
+    """
 
     async def work() -> None:
         hub = Hub(lambda after: history_of(7, after))

@@ -1,4 +1,4 @@
-"""Snapshots: callers share one, and an older one never replaces a newer one."""
+"""Snapshots: callers share one, and an older snapshot never replaces a newer one."""
 
 import asyncio
 import itertools
@@ -10,7 +10,9 @@ from vgpud.node.devices.inventory import Inventory
 
 
 class Numbered(FakeGateway):
-    """Each snapshot has the number in which it began; those with a gate wait at it."""
+    """Numbers its snapshots in the order in which they begin. A snapshot whose number has a gate
+    waits there.
+    """
 
     def __init__(self) -> None:
         super().__init__()

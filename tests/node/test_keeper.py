@@ -122,7 +122,7 @@ def test_an_unwritable_spec_folder_undoes_the_allocation(tmp_path: Path) -> None
 
 
 def test_racing_requests_never_pass_the_card(tmp_path: Path) -> None:
-    """Two cards of 80 GiB hold ten requests of 16 GiB and no eleventh, in any order of arrival."""
+    """Two devices of 80 GiB hold ten requests of 16 GiB and no eleventh, in any order of arrival."""
 
     async def work() -> None:
         async with world(tmp_path) as w:
@@ -197,7 +197,7 @@ def test_a_device_stays_in_its_mode_while_any_tenant_does(tmp_path: Path) -> Non
 
 
 def test_a_request_that_comes_while_the_mode_is_left_is_served(tmp_path: Path) -> None:
-    """The device is put back into its mode before the newcomer's slice is attached."""
+    """vgpud puts the device back into its mode before it attaches the second allocation's slice."""
 
     async def work() -> None:
         async with world(tmp_path, FakeGateway(Node(devices=FakeGateway().node.devices[:1]))) as w:

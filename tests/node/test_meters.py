@@ -1,4 +1,4 @@
-"""Meters: shared by callers, and never stopped by hardware that hangs."""
+"""Meters: callers share one reading, and hanging hardware does not block them."""
 
 import asyncio
 from pathlib import Path
@@ -38,7 +38,7 @@ def test_a_slice_that_cannot_be_read_is_left_out(tmp_path: Path) -> None:
 
 
 class Hanging(FakeGateway):
-    """NVML whose calls wait at a gate, once there is one."""
+    """NVML whose calls wait at `gate`, if it is set."""
 
     gate: clock.Gate | None = None
 
@@ -61,10 +61,11 @@ def test_hardware_that_hangs_is_waited_for_half_a_second(tmp_path: Path) -> None
             gateway.gate = clock.Gate()
             now = asyncio.get_running_loop().time
             for _ in range(2):
-                await clock.passed(10)  # until the previous reading is too old
+                await clock.passed(10)  # after which the previous reading is too old
                 began = now()
                 seen = await w.keeper.metered()
-                assert now() - began == pytest.approx(2 * 0.5)  # a snapshot, and the sensors
+                # the limit of the snapshot, and that of the sensors
+                assert now() - began == pytest.approx(2 * 0.5)
                 assert list(seen.meters) == [held.id]
                 assert dict(seen.vitals) == {}
             gateway.gate.open()

@@ -36,13 +36,15 @@ from vgpud.planner.places import devices_of
 from vgpud.proc import start_ticks
 
 NODE = Node(devices=tuple(device(i) for i in range(4)), driver_version="580.159.04")
-#: The suspended process is the test's own, and only processes of the owner are suspended.
+#: The suspended process is the test's own. vgpud suspends only processes of the allocation's owner.
 OWNER = Caller(Door.TENANT, os.getuid(), os.getgid(), Lifetime())
 
 
 @dataclass
 class Driver:
-    """Stands for a Suspender and its sessions: the states of processes, and the arguments of restores."""
+    """Replaces a Suspender and its sessions. Records the states of processes and the arguments of
+    restores.
+    """
 
     states: dict[int, ProcessState] = field(default_factory=dict)
     told: list[Mapping[str, str] | None] = field(default_factory=list)
@@ -180,7 +182,7 @@ def test_nothing_else_is_done_to_it_meanwhile(tmp_path: Path) -> None:
 
 
 def test_a_moved_tenant_can_be_moved_again(tmp_path: Path) -> None:
-    """Also while the helper of the move before has not ended yet."""
+    """The second move waits for the helper of the first, which has not ended."""
 
     async def work() -> None:
         async with sleeping(tmp_path) as (w, driver, away):
@@ -215,7 +217,7 @@ def test_two_that_resume_it_at_once_do_it_once(tmp_path: Path) -> None:
 
 
 def test_a_process_that_began_to_use_cuda_during_the_suspension_blocks_a_move(tmp_path: Path) -> None:
-    """libvgpu could not stop the process, which would go on to use the old device."""
+    """libvgpu cannot stop this process, which would keep using the old device."""
 
     async def work() -> None:
         async with sleeping(tmp_path) as (w, driver, away):
@@ -226,7 +228,7 @@ def test_a_process_that_began_to_use_cuda_during_the_suspension_blocks_a_move(tm
             assert devices_of(w.keeper.get(away.id)) == (uuid(0),)
             assert not w.keeper.get(away.id).moves
 
-    # a process of the tenant's user, which pid 1 may not be
+    # the child belongs to the test's user, which pid 1 may not
     with subprocess.Popen(["sleep", "1000"]) as child:
         try:
             clock.run(work())

@@ -1,4 +1,4 @@
-"""What a reload of the policy says that it does, and what waits."""
+"""What a reload of the policy reports as done and as waiting."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Processes of a device with their allocations: which of them are past the limits."""
+"""Processes of a device with their allocations, and which of them exceed the limits."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,7 @@ STRAY = DeviceProcess(4242, GIB, "compute")
 def test_an_uncounted_process_is_past_its_limits_if_its_tenant_is_marked(
     tmp_path: Path, is_marked: bool, is_silent: bool, is_past: bool
 ) -> None:
-    """A mode that does not answer, or a process that began after the readings, says nothing of a tenant."""
+    """If the mode does not answer, an uncounted process proves nothing, even when its tenant is marked."""
 
     async def work() -> None:
         async with world(tmp_path, FakeGateway(Node((replace(device(0), processes=(STRAY,)),)))) as w:

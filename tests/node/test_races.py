@@ -1,4 +1,4 @@
-"""Changes between two awaits of the same allocation: none is lost, and every state can be left."""
+"""Two changes of one allocation interleave between awaits: no change is lost, and every state can be left."""
 
 import asyncio
 import resource
@@ -136,7 +136,7 @@ def test_room_that_a_failed_shrink_gave_up_is_not_given_away(
 
 
 def test_concurrent_releases_run_once(tmp_path: Path) -> None:
-    """The second release's check for tenants may end when the allocation is gone."""
+    """The check for tenants of the second release may end after the first has removed the allocation."""
 
     async def work() -> None:
         async with world(tmp_path) as w:
@@ -219,7 +219,7 @@ def test_a_release_while_a_device_fails_stops_nothing_else_from_failing(
 
 
 def test_a_failure_does_not_take_a_release_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second allocation's release begins while the failure of the first is being written."""
+    """The release of the second allocation begins while vgpud records the failure of both."""
 
     async def work() -> None:
         async with world(tmp_path, one_device()) as w:
@@ -268,7 +268,9 @@ def test_a_device_lost_during_an_allocation_fails_the_allocation(tmp_path: Path)
 
 
 def test_a_mode_kept_for_a_failed_allocation_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last one leaves while a newcomer is booked, whose intent then cannot be recorded."""
+    """The last allocation of the mode is released while a new one is booked, whose intent then cannot be
+    recorded.
+    """
 
     async def work() -> None:
         async with world(tmp_path, one_device()) as w:
@@ -373,7 +375,7 @@ def test_a_resize_that_cannot_be_finished_stops_no_start(tmp_path: Path) -> None
 
 
 class NoUnits:
-    """No helper runs."""
+    """A unit manager without running helpers."""
 
     def list(self, prefix: str = "") -> tuple[Running, ...]:
         return ()
@@ -399,7 +401,7 @@ def test_a_failed_allocation_is_not_made_well_by_a_resize(tmp_path: Path) -> Non
 
 
 def test_of_two_concurrent_reloads_the_later_policy_is_in_force(tmp_path: Path) -> None:
-    """A slow disk: the files of the first reload were read before those of the second."""
+    """On a slow disk the first reload reads its files before the second does, and finishes after it."""
 
     async def work() -> None:
         async with world(tmp_path) as w:
@@ -430,7 +432,9 @@ def test_of_two_concurrent_reloads_the_later_policy_is_in_force(tmp_path: Path) 
 
 
 def test_specs_written_at_the_start_leave_out_releases_that_began_meanwhile(tmp_path: Path) -> None:
-    """One spec is checked in each turn of the event loop; two releases begin after the first turn."""
+    """The watch checks one spec in each iteration of the event loop. Two releases begin after the first
+    iteration.
+    """
 
     async def work() -> None:
         async with world(tmp_path) as w:
@@ -441,7 +445,7 @@ def test_specs_written_at_the_start_leave_out_releases_that_began_meanwhile(tmp_
             releases = [asyncio.ensure_future(w.keeper.release(a.id, ALICE, force=False)) for a in held]
             while w.specs():
                 await asyncio.sleep(0)
-            while watch.send(None) is None:  # until the watch sleeps
+            while watch.send(None) is None:  # runs the watch until it sleeps
                 continue
             watch.close()
             assert w.specs() == []

@@ -1,4 +1,4 @@
-"""The idle rule, turns and the back-off, on a clock that the test turns."""
+"""The idle rule, turns and the back-off, on a simulated clock."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
@@ -23,7 +23,7 @@ from vgpud.model.tenancy import Allocation, Cause, Mode, Slice, State
 from vgpud.node.store.book import Book
 from vgpud.node.tenants.residency import Residency
 
-CARD = device(0)  # 80 GiB
+CARD = device(0)  # a card of 80 GiB
 IDLE_SECONDS, TURN_SECONDS, BACK_OFF_SECONDS = 600.0, 60.0, 30.0
 HOUR = 3600.0
 IDLE = 'idle_suspend = "10min"'
@@ -32,8 +32,9 @@ TURNS = 'memory_overcommit = 2.0\nturn = "1min"'
 
 @dataclass
 class Card:
-    """Tenants of one card. A suspension changes a tenant's state after `takes_seconds`, or fails if
-    `fails`."""
+    """Tenants of one device. A suspension changes a tenant's state after `takes_seconds`, or fails if `fails`
+    is set.
+    """
 
     book: Book = field(default_factory=Book)
     works: set[str] = field(default_factory=set)
@@ -135,7 +136,7 @@ def test_a_tenant_that_works_is_not_suspended_as_idle(tmp_path: Path) -> None:
 
 
 def test_a_release_during_an_observation_does_not_end_the_idle_rule(tmp_path: Path) -> None:
-    """Observed on a loaded machine: turns stopped until vgpud was restarted."""
+    """Before the mend, such a release on a loaded machine stopped all turns until vgpud was restarted."""
 
     async def scene(card: Card) -> None:
         card.add("a", gib=10)
@@ -181,7 +182,8 @@ def test_a_failed_suspension_is_tried_again_after_the_back_off(tmp_path: Path) -
         times = [at for at, _, _ in card.moves]
         gaps = [later - sooner for sooner, later in pairwise(times)]
         assert len(gaps) > 10
-        assert BACK_OFF_SECONDS <= min(gaps) <= max(gaps) <= BACK_OFF_SECONDS + 2.5  # and a look's rest
+        # the back-off plus the rest of a look's interval
+        assert BACK_OFF_SECONDS <= min(gaps) <= max(gaps) <= BACK_OFF_SECONDS + 2.5
         assert card.state("a")[0] is State.ACTIVE
         card.fails = False
         await clock.passed(BACK_OFF_SECONDS + 2.5)

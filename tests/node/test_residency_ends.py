@@ -19,7 +19,7 @@ class Restless(Residency):
 
 
 async def ends(ticks: int) -> bool:
-    """Is it cancelled so many turns of the loop after a nudge?"""
+    """Returns whether the loop ends if it is cancelled this many event-loop iterations after a nudge."""
     watch = Restless()
     task = asyncio.ensure_future(watch.run())
     await clock.settled()
@@ -28,7 +28,7 @@ async def ends(ticks: int) -> bool:
         await asyncio.sleep(0)
     task.cancel()
     done, _ = await asyncio.wait((task,), timeout=5)
-    if not done:  # for the loop's own end
+    if not done:  # ends a loop that has missed the cancellation
         task.cancel()
         await asyncio.wait((task,))
     return bool(done)
@@ -36,5 +36,5 @@ async def ends(ticks: int) -> bool:
 
 @pytest.mark.parametrize("ticks", range(5))
 def test_it_ends_though_it_is_nudged_at_that_moment(ticks: int) -> None:
-    """asyncio.wait_for lost the cancellation in this case, and vgpud did not stop."""
+    """asyncio.wait_for lost the cancellation in this case, so that vgpud did not stop."""
     assert clock.run(ends(ticks))

@@ -1,4 +1,4 @@
-"""Which devices a process can open, by the mounts that it has."""
+"""Which devices a process can open, by its mounts."""
 
 import os
 from pathlib import Path
@@ -19,7 +19,7 @@ def test_a_dead_process_sees_no_devices() -> None:
 
 
 def test_a_container_sees_the_devices_whose_nodes_it_has(tmp_path: Path) -> None:
-    """/dev/null and /dev/zero stand for two devices, as no other character devices are everywhere."""
+    """/dev/null and /dev/zero stand for the two devices, because they exist everywhere."""
     host, proc = tmp_path / "host", tmp_path / "proc"
     root = proc / "7" / "root" / "dev"
     for folder in (host / "dev", root, proc / "7/ns", proc / "self/ns"):
@@ -30,7 +30,8 @@ def test_a_container_sees_the_devices_whose_nodes_it_has(tmp_path: Path) -> None
     (host / "dev/nvidia1").symlink_to("/dev/zero")
     (root / "nvidia0").symlink_to("/dev/null")
     assert visible_devices(7, DEVICES, host, proc) == {"GPU-a"}
-    (root / "nvidia1").symlink_to("/dev/null")  # a node with that name, but of another device
+    # a node with the device's name, but with another device number
+    (root / "nvidia1").symlink_to("/dev/null")
     assert visible_devices(7, DEVICES, host, proc) == {"GPU-a"}
     (root / "nvidia1").unlink()
     (root / "nvidia1").symlink_to("/dev/zero")

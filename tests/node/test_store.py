@@ -28,7 +28,7 @@ def full() -> VgpuError:
 
 
 class Walk:
-    """A store over a real ledger, which fails when told to."""
+    """A store over a real ledger, which can be made to fail."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
@@ -46,7 +46,7 @@ class Walk:
         return Allocation(f"a{self.made}", request(f"r{self.made}"), State.ALLOCATING, (part,))
 
     async def make(self, before: Allocation | None, change: Change, end: Phase) -> None:
-        """Asks the store for a change that leads to `end`."""
+        """Makes the store's change that leads to the phase `end`."""
         if change is Change.ALLOCATE:
             await self.store.begin(record_in(end, before or self.new()) or self.new(), change)
             return
@@ -68,7 +68,7 @@ class Walk:
         recorded = {a.id: (phase_of(a), a.slices, a.request, a.revision) for a in state.allocations}
         booked = {a.id: (phase_of(a), a.slices, a.request, a.revision) for a in self.held()}
         never = [a.id for a in self.held() if not a.revision and a.state is State.RELEASING]
-        for name in never:  # the release may not be recorded yet
+        for name in never:  # the release of an allocation that was never committed may not be recorded yet
             recorded.pop(name), booked.pop(name)
         assert recorded == booked
         told = await self.ledger.last_events(1000)

@@ -1,4 +1,4 @@
-"""How long a returning tenant waits for room."""
+"""How long a resuming tenant waits for room."""
 
 import asyncio
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ def tenant(name: str, state: State) -> Allocation:
 
 
 class Finds(swaps.Swaps):
-    """A card that stays full."""
+    """A device that stays full."""
 
     def __init__(self, beside: list[Allocation]) -> None:
         self.forbidden: list[str] = []
@@ -39,7 +39,7 @@ class Finds(swaps.Swaps):
 
 
 def test_a_resume_waits_while_another_tenant_of_the_device_is_suspended() -> None:
-    """The resume then waits for the other tenant's buffer on the host: 23 s for 69 GiB on an H200."""
+    """The resume waits until the other tenant's memory is on the host: 23 s for 69 GiB on an H200."""
     beside = [tenant("b", State.SUSPENDING)]
     finds = Finds(beside)
 

@@ -1,4 +1,4 @@
-"""A small world for the keeper: devices that exist, effectors that remember, a real ledger."""
+"""A small world for the keeper: fake devices, effectors that record their calls, a real ledger."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -75,7 +75,7 @@ class FakeGateway:
 
 @dataclass
 class Remembering:
-    """An effector whose world is a set; it fails or waits when told to."""
+    """An effector that keeps its state in sets and records its calls. A test can make it fail or wait."""
 
     mode: Mode
     attached: dict[tuple[str, str], Allocation] = field(default_factory=dict)
@@ -139,7 +139,7 @@ class Remembering:
 
 
 class Counted(Ledger):
-    """A test's time stands still while it writes."""
+    """A ledger whose writes take no simulated time."""
 
     async def _do(self, operation: Any, durability: Durability) -> Any:
         with clock.outside():
@@ -159,7 +159,7 @@ class World:
         return sorted(p.name for p in (self.folder / "cdi").glob("*.json"))
 
     def is_empty(self) -> bool:
-        """Asserts that no trace of any allocation is left."""
+        """True if no trace of any allocation is left."""
         return not (
             len(self.parts.book)
             or self.specs()

@@ -1,4 +1,4 @@
-/* fake.h: what the parts of the fake driver share. */
+/* fake.h: shared by the parts of the fake driver. */
 #ifndef FAKE_H
 #define FAKE_H
 
@@ -17,23 +17,23 @@
 extern pthread_mutex_t fake_mutex;
 extern __thread CUcontext fake_current;
 
-int fake_device(void);     /* of the current context */
-int fake_no_context(void); /* CUDA_SUCCESS if there is one */
+int fake_device(void);     /* device of the current context */
+int fake_no_context(void); /* CUDA_SUCCESS if the thread has a context */
 #define NEED_CONTEXT                       \
     if (fake_no_context() != CUDA_SUCCESS) \
         return (CUresult)fake_no_context();
 
-/* Counts bytes in use on the card; called with the mutex held. */
+/* These count a device's bytes in use. The caller holds the mutex. */
 void fake_count(int device, uint64_t bytes);
 void fake_uncount(int device, uint64_t bytes);
 bool fake_has_room(int device, uint64_t bytes);
 
-/* Called before memory is freed, inside the driver's call: the limiter must not have removed the charge. */
+/* Called inside the driver's call before memory is freed: libvgpu must not have removed the charge yet. */
 void fake_linger(int device);
 
 CUresult fake_drop(uint64_t handle);
-void fake_drop_later(uint64_t handle); /* at the next synchronisation */
+void fake_drop_later(uint64_t handle); /* frees it at the next synchronisation */
 void fake_drop_due(void);
-bool fake_pool_free(CUdeviceptr pointer); /* false: not a pool's */
+bool fake_pool_free(CUdeviceptr pointer); /* false: the memory is not a pool's */
 
 #endif

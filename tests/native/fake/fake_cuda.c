@@ -1,9 +1,9 @@
 /*
- * fake_cuda.c: a libcuda.so.1 for tests of the limiter alone. Two devices; allocations are numbers.
- * It is the oracle: with FAKE_STATE set, every byte that reaches the driver is counted, by device, in a
- * file shared by all processes, with the highest total ever seen. It has no limit but FAKE_CARD_BYTES. With
- * FAKE_LEDGER (a lease's `usage`) each change is held against the process's own slot; FAKE_LINGER_US is how
- * long a freeing call takes before the memory is really gone.
+ * fake_cuda.c: a libcuda.so.1 for tests of libvgpu alone, with two devices. Allocations are numbers without memory. It
+ * is the tests' oracle: with FAKE_STATE it counts the bytes that reach the driver, by device, in a file that all
+ * processes share, with the highest total. Its only limit is FAKE_CARD_BYTES. With FAKE_LEDGER (a lease's `usage`) it
+ * compares each change with the process's own slot. FAKE_LINGER_US is the time that a freeing call takes before the
+ * memory is free.
  */
 #include "fake.h"
 
@@ -19,22 +19,22 @@
 #include "lease.h"
 
 #define RECORDS 65536
-#define PAGES 4096 /* shared by small allocations */
+#define PAGES 4096 /* pages that small allocations share */
 #define MAPPINGS 256
 
 struct state { /* read by the tests as unsigned 64-bit words */
     uint64_t now[DEVICES];
     uint64_t most[DEVICES];
     uint64_t calls;
-    uint64_t uncounted; /* most that one process held beyond what its lease's ledger said, in DEVICES[0] */
+    uint64_t uncounted; /* on devices[0]: the most bytes that one process held beyond the charge in its slot */
 };
 
 struct record {
     uint64_t handle;
-    uint64_t bytes; /* of whole pages; 0: shares `page` */
+    uint64_t bytes; /* bytes in whole pages; 0: the allocation shares `page` */
     struct page *page;
     int device;
-    int mappings; /* of a released handle they keep the memory */
+    int mappings; /* mappings keep the memory after the handle is released */
     unsigned char released;
     unsigned char managed;
     unsigned char fill;
@@ -51,7 +51,7 @@ static struct page pages[PAGES];
 static struct {
     uint64_t at, bytes, handle;
 } mappings[MAPPINGS];
-static uint64_t hidden_bytes[DEVICES]; /* managed memory: NVML does not show it */
+static uint64_t hidden_bytes[DEVICES]; /* managed memory, which NVML does not show */
 
 static struct state private_state;
 static struct state *state = &private_state;
@@ -62,7 +62,7 @@ pthread_mutex_t fake_mutex = PTHREAD_MUTEX_INITIALIZER;
 static int ready;
 static unsigned primary_refs[DEVICES];
 __thread CUcontext fake_current;
-static int contexts[DEVICES]; /* their addresses are the context handles */
+static int contexts[DEVICES]; /* the address of an element is the context's handle */
 
 int fake_device(void)
 {
@@ -74,7 +74,7 @@ int fake_no_context(void)
     return !ready ? CUDA_ERROR_NOT_INITIALIZED : fake_current == NULL ? CUDA_ERROR_INVALID_CONTEXT : CUDA_SUCCESS;
 }
 
-/* Leaves the file open: closing `usage` anywhere in the process would drop its lock. */
+/* Never closes the file, because closing `usage` anywhere in the process would drop its lock. */
 static void *map_file(const char *path, size_t size)
 {
     int fd = open(path, O_RDWR | O_CLOEXEC);
@@ -82,7 +82,7 @@ static void *map_file(const char *path, size_t size)
     return mapped != MAP_FAILED ? mapped : NULL;
 }
 
-/* The process's own slot of the `usage` file that FAKE_LEDGER names; NULL: none, or not claimed yet. */
+/* The process's own slot in the `usage` file that FAKE_LEDGER names; NULL if there is none or it is not claimed yet. */
 static struct vgpu_slot *own_slot(void)
 {
     static struct vgpu_usage *usage;
@@ -95,7 +95,7 @@ static struct vgpu_slot *own_slot(void)
     return NULL;
 }
 
-/* The limiter's promise, whatever other processes do: memory in use on the card is in the ledger. */
+/* Memory in use on the device is always charged in the slot, whatever other processes do. */
 static void compare_with_ledger(int device)
 {
     const struct vgpu_slot *slot = own_slot();
@@ -145,7 +145,9 @@ static struct record *find(uint64_t handle)
     return NULL;
 }
 
-/* The process dies inside the driver, between the limiter's reservation and its settlement. */
+/*
+ * Kills the process inside the driver's call, after libvgpu has reserved the memory and before it settles the charge.
+ */
 static void die_if_asked(void)
 {
     static int calls;
@@ -169,7 +171,7 @@ static struct record *new_record(uint64_t handle)
         }
 }
 
-/* Small allocations share pages of 2 MiB, as on a card. */
+/* Small allocations share pages of 2 MiB, as on a real device. */
 static struct record *make_small(int device, uint64_t bytes)
 {
     struct page *page = NULL;
@@ -221,7 +223,7 @@ static CUresult make(int device, uint64_t bytes, uint64_t *handle)
     return record != NULL ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* Called with the mutex held. */
+/* The caller holds the mutex. */
 static void end_record(struct record *record)
 {
     struct page *page = record->page;
@@ -251,13 +253,13 @@ static CUresult drop(uint64_t handle)
     return record != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-API uint64_t fake_cuda_process_bytes(int device); /* for fake_nvml.c */
+API uint64_t fake_cuda_process_bytes(int device); /* called by fake_nvml.c */
 API uint64_t fake_cuda_process_bytes(int device)
 {
     return own_bytes[device] - hidden_bytes[device];
 }
 
-/* A child has no driver state: neither contexts nor allocations are its own. */
+/* A forked child has no state in the driver: no contexts and no allocations. */
 static void forget(void)
 {
     ready = 0;
@@ -419,7 +421,7 @@ API CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t widt
 {
     (void)element;
     NEED_CONTEXT
-    *pitch = (width + 1023) & ~1023ul; /* coarser than the limiter's guess, so that it must adjust */
+    *pitch = (width + 1023) & ~1023ul; /* larger than libvgpu's estimate, so that libvgpu must correct its charge */
     return make(fake_device(), *pitch * height, (uint64_t *)pointer);
 }
 
@@ -560,19 +562,19 @@ API CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz,
     return CUDA_SUCCESS;
 }
 
-/* A function that no symbol names. */
+/* A function without a symbol, reached only by cuGetProcAddress. */
 static CUresult private_entry(void)
 {
     return CUDA_SUCCESS;
 }
 
-/* The same with one more argument. */
+/* The variant of CUDA 14, which has one more argument. */
 static CUresult private_entry_of_14(void)
 {
     return CUDA_SUCCESS;
 }
 
-/* As the driver does it: the base name and a version give the newest variant of that version. */
+/* As in NVIDIA's driver, the base name and a version select the newest variant up to that version. */
 API CUresult cuGetProcAddress_v2(const char *symbol, void **address, int version, cuuint64_t flags,
                                  CUdriverProcAddressQueryResult *status)
 {

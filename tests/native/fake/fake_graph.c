@@ -1,6 +1,6 @@
 /*
- * fake_graph.c: graphs of memory nodes, modules, local memory and streams: what the driver takes by itself.
- * A module is a text "GLOBALS LOCAL": bytes of its globals, and of each thread's local memory.
+ * fake_graph.c: memory that the driver allocates by itself, for graphs with memory nodes, modules, local memory and
+ * streams. A module is a text "GLOBALS LOCAL": the bytes of its global variables, and of each thread's local memory.
  */
 #include "fake.h"
 
@@ -9,7 +9,7 @@
 
 #define NODES 16
 #define GRAIN (32ull << 20)
-#define THREADS 1024u /* that the device runs at once */
+#define THREADS 1024u /* threads that the device runs at once */
 #define STREAM_BYTES (1ull << 20)
 
 struct CUgraphNode_st {
@@ -75,7 +75,7 @@ API CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsig
     return CUDA_SUCCESS;
 }
 
-static void hold(uint64_t bytes) /* all graphs run one after another here, so the largest decides */
+static void hold(uint64_t bytes) /* graphs run one after another here, so that the largest decides */
 {
     uint64_t need = (bytes + GRAIN - 1) / GRAIN * GRAIN;
     pthread_mutex_lock(&fake_mutex);
@@ -172,7 +172,7 @@ API CUresult cuCtxGetLimit(size_t *value, CUlimit limit)
     return CUDA_SUCCESS;
 }
 
-/* The first stack's memory is part of the context. */
+/* The memory of the default stack size is part of the context. */
 API CUresult cuCtxSetLimit(CUlimit limit, size_t value)
 {
     if (limit != CU_LIMIT_STACK_SIZE)

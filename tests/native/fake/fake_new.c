@@ -1,4 +1,4 @@
-/* fake_new.c: functions that CUDA 13.1 to 13.5 brought; the test's own words say what they do. */
+/* fake_new.c: functions that CUDA 13.1 to 13.5 added, and two functions that only tests use. */
 #include "fake.h"
 
 /* A function of a driver that is newer than libvgpu's table. */
@@ -11,7 +11,7 @@ API CUresult cuMemTeleport(CUdeviceptr to)
 static int capturing;
 static int asked;
 
-/* How often libvgpu has asked whether a stream is being captured: only while it knows of a capture. */
+/* How often libvgpu has asked whether a stream is being captured. It asks only while it knows of a capture. */
 API int fake_capture_questions(void)
 {
     return asked;
@@ -42,7 +42,7 @@ API CUresult cuStreamGetCtx(CUstream stream, CUcontext *context)
 API CUresult cuStreamDestroy_v2(CUstream stream)
 {
     (void)stream;
-    capturing = 0; /* a stream takes its capture along */
+    capturing = 0; /* destroying a stream ends its capture */
     return CUDA_SUCCESS;
 }
 

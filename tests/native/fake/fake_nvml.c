@@ -11,8 +11,8 @@
 #define API __attribute__((visibility("default")))
 #define CARD_BYTES (8ull << 30)
 
-static int devices[2];        /* their addresses are the device handles */
-API unsigned fake_nvml_looks; /* lists of processes that were asked for */
+static int devices[2];        /* the address of an element is the device's handle */
+API unsigned fake_nvml_looks; /* number of calls that list processes */
 
 static int index_of(nvmlDevice_t device)
 {

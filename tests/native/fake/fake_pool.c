@@ -8,11 +8,11 @@
 struct CUmemPoolHandle_st {
     int device;
     int made;
-    int destroyed; /* freed with its last allocation */
+    int destroyed; /* the pool ends with its last allocation */
     uint64_t reserved, used, threshold;
 };
 
-static struct CUmemPoolHandle_st pools[POOLS]; /* the first are the devices' own */
+static struct CUmemPoolHandle_st pools[POOLS]; /* the first entries are the devices' default pools */
 static CUmemoryPool currents[DEVICES];
 static struct {
     uint64_t at, bytes;
@@ -156,7 +156,7 @@ API CUresult cuMemPoolDestroy(CUmemoryPool pool)
 {
     pthread_mutex_lock(&fake_mutex);
     shrink(pool, 0);
-    pool->made = pool->used > 0; /* the entry is reused only after the pool is gone */
+    pool->made = pool->used > 0; /* the entry may be used again only when no allocation is left */
     pool->destroyed = 1;
     pthread_mutex_unlock(&fake_mutex);
     return CUDA_SUCCESS;

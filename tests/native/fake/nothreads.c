@@ -1,4 +1,4 @@
-/* A system on which no thread can be created. */
+/* nothreads.c: preloaded; thread creation always fails. */
 #include <errno.h>
 #include <pthread.h>
 

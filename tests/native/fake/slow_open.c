@@ -1,4 +1,6 @@
-/* slow_open.c: open(2) and openat(2) after which the caller is not scheduled for 3 ms: other threads act meanwhile. */
+/*
+ * slow_open.c: preloaded; delays the caller by 3 ms after open(2) and openat(2), so that other threads run meanwhile.
+ */
 #include <fcntl.h>
 #include <stdarg.h>
 #include <sys/syscall.h>

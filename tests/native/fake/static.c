@@ -1,4 +1,4 @@
-/* static.c: a program with no dynamic linker, so with no libvgpu. Waits for the end of its input. */
+/* static.c: a statically linked program, into which libvgpu cannot be preloaded. Waits until its input ends. */
 #include <stdio.h>
 
 int main(void)

@@ -1,4 +1,4 @@
-/* A wall clock that jumps by hours, back and forth, at each reading. */
+/* wallclock.c: preloaded; the wall clock jumps back and forth by hours at each reading. */
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <time.h>

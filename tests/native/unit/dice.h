@@ -1,12 +1,12 @@
-/* dice.h: the chance of the scheduler's models, the same in each run of a seed. */
+/* dice.h: pseudorandom numbers for the scheduler's models, the same for each run of a seed. */
 #ifndef VGPU_TEST_DICE_H
 #define VGPU_TEST_DICE_H
 
 #include <stdint.h>
 
-static unsigned seed; /* set before the first throw */
+static unsigned seed; /* set before the first call */
 
-/* 0 to sides - 1. */
+/* Returns 0 to sides - 1. */
 static inline unsigned dice(unsigned sides)
 {
     static uint64_t state;

@@ -1,6 +1,6 @@
 /*
- * sched_exact.c: how exact the scheduler's shares are, with tenants that behave as on a card: a hand-over takes
- * time that nobody uses, and a turn ends with a kernel. In virtual time, by events.
+ * sched_exact.c: accuracy of the scheduler's shares, in virtual time. Tenants behave as measured on an H200: a
+ * hand-over takes time that no tenant uses, and a time slice ends with a kernel.
  *
  *   sched-exact weights        tenants with endless work get their weights, in windows of 4 s
  *   sched-exact starving SEED  no tenant waits much longer than SCHED_STARVED_NS at any priority
@@ -19,9 +19,9 @@
 enum { MOST = 9 };
 
 #define COUNT(a) (sizeof(a) / sizeof((a)[0]))
-#define ARRIVE_NS 138000u /* from one process to another, on an H200 */
-#define NOTICE_NS 12000u  /* until the arbiter knows that the device is idle */
-#define LINGER_NS 80000u  /* until a process that has nothing more to do gives its turn back */
+#define ARRIVE_NS 138000u /* hand-over between two processes, measured on an H200 */
+#define NOTICE_NS 12000u  /* delay until the arbiter knows that the device is idle */
+#define LINGER_NS 80000u  /* delay until a process without work gives its time slice back */
 #define WINDOW_NS 4000000000u
 #define SECOND_NS 1000000000u
 
@@ -37,11 +37,11 @@ struct worker {
     struct sched_tenant tenant;
     struct sched_member member;
     uint64_t kernel_ns;
-    uint64_t period_ns; /* the interval between kernels; 0: one directly after the other */
+    uint64_t period_ns; /* time between kernels; 0: back to back */
     bool granted, revoked, finished;
     struct vgpu_turn turn;
     uint64_t granted_at;
-    uint64_t next_at; /* end of a kernel, the word that the turn is over, or the next request */
+    uint64_t next_at; /* end of a kernel, report of the end of the time slice, or next request */
     uint64_t asked_at;
     uint64_t work_ns, work_before_ns;
 };
@@ -112,7 +112,7 @@ static void turn_ended(struct worker *worker)
     sched_done(&worker->member, &done, now);
 }
 
-/* True: the scheduler has something to decide. */
+/* Returns true if the scheduler has a decision to make. */
 static bool step(struct worker *worker)
 {
     if (worker->next_at > now)
@@ -161,7 +161,7 @@ static void end(void)
 
 /* --- weights */
 
-/* The most that a window can be off by: where it begins and ends some have had a turn more, or a kernel. */
+/* The largest error of a window: at its ends a tenant may have one more time slice, or one more kernel. */
 static double edge(double share)
 {
     double round = 30e6 * count > 200e6 ? 200e6 : 30e6 * count;

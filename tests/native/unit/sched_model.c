@@ -1,12 +1,12 @@
 /*
- * sched_model.c: the scheduler of turns against a model of tenants in virtual time, at random.
+ * sched_model.c: random tests of the time-slice scheduler against a model of tenants in virtual time.
  *
  *   sched-model SEED STEPS
  *   sched-model shares | ranks
- * Tenants with one to three devices come and go, launch and idle, answer late or never, die, and have their
- * limits changed; at times hours pass at once. After every step: a managed device has at most one holder that was not bypassed; nobody
- * waits for a free device that he may have; no debt outgrows its bound. `shares`: tenants that always want
- * more, each of whom must get its weight on each of its devices. `ranks`: tenants with a process on each of two
+ * Tenants with one to three devices start and end, launch and idle, answer late or never, die, and get other
+ * limits; at times hours pass at once. After every step: a managed device has at most one holder that was not
+ * bypassed; no tenant waits for a free device that it may use; every debt is within its bound. `shares`: tenants
+ * with endless work each get their weight on each of their devices. `ranks`: tenants with a process on each of two
  * devices, whose kernels wait for each other. Exit status 0, or an abort.
  */
 #include <stdio.h>
@@ -40,7 +40,7 @@ static struct {
     struct sched_tenant tenant;
     bool there;
     struct client clients[MEMBERS];
-} nodes[CROWD]; /* the first TENANTS of them at random */
+} nodes[CROWD]; /* a random step uses only the first TENANTS */
 
 static long step;
 static uint64_t now = 1000000000;
@@ -53,7 +53,7 @@ static struct client *client_of(struct sched_member *member)
 static void say_grant(struct sched_member *member, const struct vgpu_turn *turn)
 {
     struct client *client = client_of(member);
-    bool free_running = (turn->flags & VGPU_TURN_FREE) != 0; /* until it is revoked, which happens once */
+    bool free_running = (turn->flags & VGPU_TURN_FREE) != 0; /* free-running lasts until the revocation */
     CHECK(!free_running || (turn->length_ns == VGPU_TURN_OPEN_ENDED && !member->tenant->stopping));
     client->granted = true;
     client->revoked = false;
@@ -80,7 +80,7 @@ static void come(unsigned t)
     memset(nodes[t].clients, 0, sizeof(nodes[t].clients));
 }
 
-/* With few tenants some are alone on their devices, and run free. */
+/* Removes tenants down to `crowd`. With few tenants some are alone on their devices and run freely. */
 static unsigned leave_to(unsigned crowd)
 {
     for (unsigned t = crowd; t < TENANTS; t++)
@@ -119,16 +119,16 @@ static void client_step(unsigned t, struct client *client)
             struct vgpu_turn done = client->turn;
             done.flags = dice(2) ? VGPU_TURN_MORE : 0;
             done.length_ns = dice(2) ? dice(2000000) : UINT64_MAX;
-            done.devices = dice(2) ? 1u << dice(DEVICES) : done.devices; /* each process uses its own */
+            done.devices = dice(2) ? 1u << dice(DEVICES) : done.devices; /* each process uses one device */
             client->granted = false;
             sched_done(&client->member, &done, now);
             if (dice(30) == 0)
-                sched_done(&client->member, &done, now); /* twice: stale */
+                sched_done(&client->member, &done, now); /* the second report is stale */
         }
     }
 }
 
-/* A tenant that wants several devices, one of which is busy. */
+/* True if one of the tenant's wanted devices is busy. */
 static bool waits_elsewhere(const struct sched_tenant *tenant)
 {
     for (uint32_t d = 0; d < tenant->device_count; d++)
@@ -137,7 +137,7 @@ static bool waits_elsewhere(const struct sched_tenant *tenant)
     return false;
 }
 
-/* The tenant waits, each of its devices has no holder, and it was not granted a turn. */
+/* True if the tenant lacks devices and none of them is managed. */
 static bool waits_for_nothing(const struct sched_tenant *tenant)
 {
     uint32_t missing = gang_missing(tenant);
@@ -182,12 +182,12 @@ static void check_gates(unsigned t)
     }
 }
 
-/* From a managed start, with nothing running free: never two. */
+/* On a device that was managed from the start, without free-running tenants, at most one tenant holds a time slice. */
 static void check_exclusive(void)
 {
     for (const struct sched_device *device = sched_devices(); device != NULL; device = device->next) {
         uint32_t turns = 0;
-        bool single = false; /* a tenant of several devices may have been let onto one before it was managed */
+        bool single = false; /* a tenant of several devices may have got a device before it was managed */
         for (const struct sched_entity *p = device->entities; p != NULL; p = p->next)
             if (p->holding && !p->tenant->free_running) {
                 turns += !p->tenant->stopping;
@@ -201,7 +201,7 @@ static void check_exclusive(void)
         check_gates(t);
 }
 
-/* All processes answer and none wants more: a waiting tenant must get a turn. */
+/* Once all processes have answered and none wants more, every waiting tenant gets a time slice. */
 static void check_liveness(void)
 {
     bool waiting = true;
@@ -230,7 +230,7 @@ static void check_liveness(void)
 struct wish {
     uint32_t first, count; /* devices */
     uint32_t share, policy;
-    double least, most; /* of the time of a device that it shares with others */
+    double least, most; /* share of a device's time that the tenant must get */
 };
 
 static void join(unsigned t, const struct wish *wish)
@@ -251,7 +251,7 @@ static void join(unsigned t, const struct wish *wish)
     nodes[t].there = true;
 }
 
-/* Its turn is over, or was ended: it drains for some 100 us, and wants the next. */
+/* When its time slice is over or revoked, the client drains for some 100 us and asks for the next one. */
 static void saturate(struct client *client)
 {
     struct vgpu_turn done = client->turn;
@@ -325,14 +325,14 @@ static int shares(void)
     return 0;
 }
 
-/* --- ranks: a kernel of one process runs until that of the other has come to its end, too */
+/* --- ranks: a kernel of one process runs until the kernel of the other process has ended, too */
 
 enum { RANKS = 2, KERNEL_NS = 1000000, IDLE_NS = 250000, TICK_NS = 50000 };
 
 struct job {
     bool launched[RANKS];
     uint64_t thinks_until[RANKS];
-    uint64_t both_since; /* 0: not both have launched */
+    uint64_t both_since; /* 0: only one process has launched */
     uint64_t steps;
 };
 
@@ -342,7 +342,7 @@ static void rank_step(unsigned t, unsigned r, struct job *job, bool single)
     bool over = client->revoked || (client->granted && now - client->granted_at >= client->turn.length_ns);
     bool thinks = now < job->thinks_until[r];
     if (job->launched[r])
-        return; /* also if the turn is over: it does not drain */
+        return; /* does not drain, though its time slice may be over */
     if (client->granted && !over && !thinks) {
         job->launched[r] = true;
         job->both_since = single || job->launched[1 - r] ? now : 0;
@@ -373,7 +373,7 @@ static void job_step(unsigned t, struct job *job, unsigned think_ns)
     }
 }
 
-/* For 10 s; how many steps each makes at least, of the 1 ms that one takes alone. */
+/* Runs for 10 s of virtual time. Each tenant makes at least `least` steps; one step takes 1 ms for a tenant alone. */
 static void check_jobs(const struct wish *wishes, unsigned count, unsigned think_ns, uint64_t least)
 {
     struct job jobs[TENANTS] = {{{0}, {0}, 0, 0}};
@@ -450,10 +450,10 @@ int main(int argc, char **argv)
         next = sched_run(now);
         check_exclusive();
         uint64_t passes = dice(4) == 0 ? dice(30000000) : dice(300000);
-        if (next != SCHED_NEVER && next < now + passes) /* the timer */
+        if (next != SCHED_NEVER && next < now + passes) /* the scheduler's timer is due */
             passes = next > now ? next - now : 1;
         now += passes;
-        if (dice(5000) == 0) /* the machine was suspended, or its clock set forward */
+        if (dice(5000) == 0) /* the machine was suspended, or its clock was set forward */
             now += dice(48) * 3600000000000;
         sched_run(now);
         check_exclusive();

@@ -1,4 +1,4 @@
-/* unit.c: the pure native parts, by threads and by process forks. Exit 0: all held. */
+/* unit.c: tests of the pure native parts with threads and forked processes. Exit status 0: all passed. */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -31,7 +31,7 @@
 
 static struct vgpu_usage *usage;
 static struct vgpu_account accounts[THREADS];
-static uint64_t granted_total; /* the oracle: what holders believe they hold, changed around the calls */
+static uint64_t granted_total; /* the oracle: bytes that all holders believe they hold, changed around the calls */
 
 static void fresh_usage(void)
 {
@@ -57,7 +57,8 @@ static void *race(void *argument)
             held = 0;
         } else if (vgpu_account_reserve(account, 0, bytes, LIMIT)) {
             CHECK(__atomic_add_fetch(&granted_total, bytes, __ATOMIC_SEQ_CST) <= LIMIT);
-            uint64_t kept = rand_r(&seed) % 4 == 0 ? bytes / 2 : bytes; /* the driver took less than was claimed */
+            /* sometimes the driver allocates less than was reserved */
+            uint64_t kept = rand_r(&seed) % 4 == 0 ? bytes / 2 : bytes;
             __atomic_fetch_sub(&granted_total, bytes - kept, __ATOMIC_SEQ_CST);
             vgpu_account_settle(account, 0, bytes, kept);
             held += kept;
@@ -99,7 +100,7 @@ static void *want_most(void *argument)
     return NULL;
 }
 
-/* Of racing requests of which any one would fit, exactly one is granted: never two, never none. */
+/* Of several racing requests, each of which fits alone, exactly one is granted. */
 static void test_one_of_many_wins(void)
 {
     pthread_barrier_init(&barrier, NULL, THREADS);
@@ -116,21 +117,23 @@ static void test_account_edges(void)
 {
     fresh_usage();
     CHECK(vgpu_account_reserve(&accounts[0], 1, LIMIT, LIMIT));
-    CHECK(!vgpu_account_reserve(&accounts[1], 1, 1, LIMIT)); /* a claim stands in the way for good */
+    /* the first reservation is never settled here, so that it blocks the limit */
+    CHECK(!vgpu_account_reserve(&accounts[1], 1, 1, LIMIT));
     vgpu_account_settle(&accounts[0], 1, LIMIT, LIMIT);
     CHECK(!vgpu_account_reserve(&accounts[1], 1, 1, LIMIT));
     vgpu_account_refused(&accounts[1], 1);
     CHECK(usage->slots[1].devices[1].refusals_limit == 1);
     CHECK(!vgpu_account_reserve(&accounts[1], 1, UINT64_MAX, LIMIT));
-    CHECK(!vgpu_account_reserve(&accounts[1], 1, 1, 0)); /* a closed lease */
+    CHECK(!vgpu_account_reserve(&accounts[1], 1, 1, 0)); /* a limit of 0, as of a closed lease */
     vgpu_account_release(&accounts[0], 1, 400);
     vgpu_account_set_context(&accounts[0], 1, 400);
     CHECK(vgpu_account_sum(usage, 1) == LIMIT && vgpu_account_settled(usage, 1) == LIMIT);
-    vgpu_account_release(&accounts[0], 1, 10 * LIMIT); /* never below zero */
+    vgpu_account_release(&accounts[0], 1, 10 * LIMIT); /* a release never makes the use negative */
     CHECK(vgpu_account_sum(usage, 1) == 400);
     vgpu_account_set_context(&accounts[0], 1, 0);
     CHECK(vgpu_account_sum(usage, 1) == 0 && usage->slots[0].devices[1].peak_bytes == LIMIT);
-    usage->slots[3].devices[1].used_bytes = UINT64_MAX; /* a scribbled page refuses, and does not wrap */
+    /* after a tenant overwrites the page, requests are refused and the sum does not wrap */
+    usage->slots[3].devices[1].used_bytes = UINT64_MAX;
     usage->slots[4].devices[1].used_bytes = UINT64_MAX;
     usage->slot_high = UINT32_MAX;
     CHECK(vgpu_account_sum(usage, 1) == UINT64_MAX);
@@ -154,8 +157,10 @@ static double cpu_seconds(pid_t pid)
     return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
 }
 
-/* Beside a claim that stands (its process is in the driver, or died there), a request is refused after a bounded
- * wait on a busy CPU too: a busy process of the same CPU runs for far less than a second meanwhile. */
+/*
+ * A reservation of another process is open (that process is in the driver, or died there). A request is refused after a
+ * bounded wait, also on a busy CPU: a busy process on the same CPU runs for much less than a second meanwhile.
+ */
 static void test_a_busy_cpu_does_not_prolong_a_refusal(void)
 {
     cpu_set_t before;
@@ -229,7 +234,7 @@ static void test_limits_never_torn(void)
             CHECK(copy.devices[d].memory_bytes == copy.devices[0].memory_bytes);
     }
     pthread_join(writer, NULL);
-    shared_limits->generation |= 1; /* a writer that died inside */
+    shared_limits->generation |= 1; /* as if a writer had died while it wrote */
     CHECK(vgpu_limits_read(shared_limits, &copy) == -EAGAIN);
 }
 
@@ -310,7 +315,7 @@ static void test_uuids(void)
     CHECK(vgpu_uuid_parse("", bytes) == -EINVAL);
 }
 
-/* The table against an array that remembers everything. */
+/* Compares the table with an array of all keys. */
 static void test_table(void)
 {
     enum { KEYS = 3000 };
@@ -360,7 +365,7 @@ static void test_table_purge(void)
         CHECK(vgpu_table_get(VGPU_KIND_HANDLE, i * 0x1000, &entry) == (i % 2 == 1));
 }
 
-/* Small allocations are counted in their page, which goes with the last of them, in whatever order. */
+/* Small allocations are counted in their page. The page goes with the last of them, whatever the order of frees. */
 static void test_table_pages(void)
 {
     struct vgpu_entry page;
@@ -393,7 +398,7 @@ static void *table_thread(void *argument)
     return NULL;
 }
 
-/* Slots: locks are of processes, so this one forks. */
+/* Slots: their locks belong to processes, so that this test forks. */
 static void test_slots(void)
 {
     char path[] = "/tmp/vgpu-unit-XXXXXX";
@@ -415,8 +420,9 @@ static void test_slots(void)
     }
     int status;
     CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status));
-    CHECK(page->slots[1].devices[0].used_bytes == 77); /* the dead still counts until it is cleared */
-    page->slots[1].owner = 5;                          /* registered: while there is an arbiter, it clears the slot */
+    CHECK(page->slots[1].devices[0].used_bytes == 77); /* the dead process's memory counts until its slot is cleared */
+    /* while there is an arbiter, the arbiter clears registered slots */
+    page->slots[1].owner = 5;
     CHECK(vgpu_slot_clear_dead(fd, page, 0, false) == 0 && page->slots[1].devices[0].used_bytes == 77);
     page->slots[1].owner = VGPU_OWNER_SELF;
     CHECK(vgpu_slot_clear_dead(fd, page, 0, false) == 1);
@@ -431,7 +437,7 @@ int main(void)
 {
     usage = mmap(NULL, sizeof(*usage), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     shared_limits = mmap(NULL, sizeof(*shared_limits), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    test_slots(); /* the first two fork, and the others start threads */
+    test_slots(); /* these two fork, so that they run before threads are started */
     test_a_busy_cpu_does_not_prolong_a_refusal();
     test_never_over_the_limit();
     test_one_of_many_wins();
