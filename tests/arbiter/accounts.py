@@ -1,7 +1,7 @@
-"""Conditions on the arbiter's accounts, which come true even on a slow machine.
+"""Conditions on the arbiter's accounts that come true even on a slow machine.
 
-Who has how much is the scheduler's decision: its model and exact figures are test_model.py's, on a clock that
-they turn, and what a card gives is `./dev bench shares`. Here, real processes meet the real arbiter.
+Here real processes use the real arbiter. The scheduler's exact shares are tested in test_model.py on a
+simulated clock, and measured on a device by `./dev bench shares`.
 """
 
 import subprocess
@@ -12,34 +12,34 @@ from tests.arbiter.conftest import answer, counters
 from tests.e2e.support import eventually
 from vgpud.lease import read_meters
 
-_SECONDS = 60  # seconds of patience
+_SECONDS = 60  # seconds until a wait fails
 
 
 def launches(lease: Path) -> int:
-    """Launches of all processes that a lease with one device ever had."""
+    """Kernel launches so far of all processes of a lease with one device."""
     (meter,) = read_meters(lease, 1)
     return meter.memory.launches
 
 
 def throttled_ns(lease: Path) -> int:
-    """Nanoseconds for which libvgpu itself delayed launches."""
+    """Nanoseconds for which libvgpu itself has delayed launches."""
     (meter,) = read_meters(lease, 1)
     return meter.memory.throttled_ns
 
 
 def works(process: "subprocess.Popen[str]") -> bool:
-    """True if the process (a short one) ended after kernels of it were done."""
+    """Waits for the end of a short process. Returns true if it completed kernels."""
     return float(answer(process)["per_second"]) > 0
 
 
 def goes_on(lease: Path, more: int = 100) -> None:
-    """Waits until processes of the lease launch more kernels."""
+    """Waits until the lease's processes have launched `more` further kernels."""
     wanted = launches(lease) + more
     eventually(lambda: launches(lease) >= wanted, f"{more} launches more of {lease.name}", _SECONDS)
 
 
 class Accounts:
-    """The use and the waiting of leases since the object was made, on one device of each."""
+    """Device time that leases have used and waited since the object was made, on one device of each."""
 
     def __init__(self, *leases: Path, ordinals: tuple[int, ...] = ()) -> None:
         self._where = list(zip(leases, ordinals or (0,) * len(leases), strict=True))
@@ -61,7 +61,7 @@ class Accounts:
         return 100 * used / max(used + waited, 1)
 
     def come_to(self, holds: Callable[["Accounts"], bool], what: str, turns: int = 10) -> None:
-        """Waits until `holds` is true after at least `turns` turns of each lease."""
+        """Waits until each lease has had `turns` time slices and `holds` is true."""
         eventually(
             lambda: min(self.since("turns")) >= turns and holds(self), f"{what} ({self._shown()})", _SECONDS
         )
@@ -72,20 +72,20 @@ class Accounts:
 
 
 def have_turns(*leases: Path, ordinals: tuple[int, ...] = (), turns: int = 5) -> None:
-    """Waits until each lease has had so many turns from now on."""
+    """Waits until each lease has had this many further time slices."""
     Accounts(*leases, ordinals=ordinals).come_to(lambda _: True, f"{turns} turns for each", turns)
 
 
 def divide(*leases: Path, least: float, most: float, ordinals: tuple[int, ...] = ()) -> None:
     """Waits until the first lease's share of the use of all lies between these percents."""
-    have_turns(*leases, ordinals=ordinals, turns=1)  # all leases want the device
+    have_turns(*leases, ordinals=ordinals, turns=1)  # from here on, all leases want the device
     what = f"a part between {least:g} and {most:g} %"
     Accounts(*leases, ordinals=ordinals).come_to(lambda got: least < got.part < most, what)
 
 
 def is_held_to(lease: Path, percent: float, turns: int = 10) -> None:
-    """Waits until the lease, alone, uses about this percentage of the time in which it wants the device, and
-    more than zero.
+    """Waits until the lease, alone on its device, uses about this percentage of the time in which it wants
+    the device. Zero use does not count.
     """
     have_turns(lease, turns=1)
     what = f"about {percent:g} % of its time"

@@ -1,4 +1,4 @@
-"""The arbiter's compute turns: a simulated card, real processes."""
+"""The arbiter's time slices, with a simulated device and real processes."""
 
 import json
 import os
@@ -34,7 +34,7 @@ GIB = 1 << 30
 
 @dataclass
 class Card:
-    """A simulated card, an arbiter, and tenants whose kernels of 1 ms occupy the card's engine."""
+    """A simulated device, an arbiter, and tenants whose kernels of 1 ms occupy the device."""
 
     sim: SimNode
     run_dir: Path
@@ -99,7 +99,7 @@ class Card:
     def spin(
         self, lease: Path, seconds: float, *words: str, around: Sequence[str] = ()
     ) -> "subprocess.Popen[str]":
-        """`around` is put before the command, as for `unshare`."""
+        """Starts vgpu-spin in the lease. `around` is a command that runs it, for example `unshare`."""
         asked = ("--kernel-us", str(self.kernel_us), "--seconds", str(seconds), *words)
         return self.program("vgpu-spin", lease, *asked, around=around)
 
@@ -144,19 +144,21 @@ def counters(lease: Path, ordinal: int = 0) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Span:
-    """Charges of the arbiter to leases while all of them wanted the device."""
+    """Device time that the arbiter charged to leases while all of them wanted the device."""
 
     seconds: float
     used: tuple[float, ...]  # seconds
 
     @property
     def percents(self) -> list[float]:
-        """Use in percent of the time that passed."""
+        """Device time of each lease in percent of the measured time."""
         return [100 * used / self.seconds for used in self.used]
 
 
 def span(*leases: Path, ordinals: tuple[int, ...] = (), turns: int = 10, seconds: float = 1.0) -> Span:
-    """Measures a span in which each lease had so many turns, after its first; the processes spin for LONG."""
+    """Measures for `seconds` and at least `turns` time slices of each lease, after the first slice of each.
+    The processes must spin for LONG.
+    """
     where = list(zip(leases, ordinals or (0,) * len(leases), strict=True))
     eventually(lambda: all(counters(*one)["used_ns"] > 0 for one in where), "each has had a turn")
     began, before = time.monotonic(), [counters(*one)["used_ns"] for one in where]
@@ -186,7 +188,7 @@ def bypassed_seldom(*leases: Path) -> bool:
 
 @contextmanager
 def made_card(engine: str = "gate") -> Iterator[Card]:
-    folder = Path(tempfile.mkdtemp())  # short: the socket's path must fit
+    folder = Path(tempfile.mkdtemp())  # a short path, because a socket's path has at most 108 bytes
     (folder / "run" / "leases").mkdir(parents=True)
     sim = SimNode(folder / "state", build_dir(), "h200x8")
     create(sim.state, sim.profile)

@@ -1,4 +1,6 @@
-"""Clocks that jump: turns are lengths of CLOCK_MONOTONIC, and no message needs two clocks that agree."""
+"""Clocks that jump: time slices are measured by CLOCK_MONOTONIC, and no message needs equal clocks at both
+ends.
+"""
 
 import os
 import signal
@@ -30,9 +32,7 @@ def shares_hold(card: Card) -> None:
 
 
 def test_shares_hold_with_an_arbiter_in_another_time_namespace(card: Card) -> None:
-    """As after a suspend, after which the clocks of both ends differ; a container may have its own
-    clock too.
-    """
+    """The clocks of the two ends differ, as for a container with a clock of its own."""
     tried = subprocess.run([*A_DAY_LATER, "true"], capture_output=True, text=True, check=False)
     if tried.returncode != 0:
         unmet("namespaces", tried.stderr.strip())
@@ -60,7 +60,7 @@ def test_shares_hold_after_the_node_was_stopped_for_a_second(card: Card) -> None
     pids = [card.arbiter.pid, *(process.pid for process in processes)]
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
-    time.sleep(1.0)  # longer than a turn, a drain and a bypass
+    time.sleep(1.0)  # longer than a time slice with its drain and bypass
     for pid in pids:
         os.kill(pid, signal.SIGCONT)
     divide(small, large, least=12, most=40)

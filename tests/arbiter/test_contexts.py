@@ -1,4 +1,4 @@
-"""Contexts that end, and many of them at once, do not free a tenant from its share."""
+"""A tenant cannot leave its share by ending contexts, or by having many of them at once."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from vgpud.lease import DeviceLimits, SharePolicy, write_lease
 
 SHARE = 20
 ROOM_BYTES = 64 * GIB  # memory for all contexts
-PARTED = 45  # percent: far from what a tenant without a share has (70 to 100), whatever the machine does
+PARTED = 45  # percent; a tenant without a share has 70 to 100, also on a busy machine
 
 
 def percent(card: Card, how: str, count: int, kernel_us: int = KERNEL_US) -> float:

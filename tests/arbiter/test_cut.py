@@ -1,4 +1,4 @@
-"""The engine cut, which takes tenants off the card: shares, and the state of a tenant that is off."""
+"""Engine `cut`, which preempts tenants: shares, and the state of a preempted tenant."""
 
 import os
 import random
@@ -33,7 +33,9 @@ def work(line: dict[str, Any]) -> float:
 
 
 def table(lease: Path, slot: int = 0) -> tuple[int, list[tuple[int, ...]]]:
-    """The devices that the process of a slot is kept off, as bits, and its channel groups."""
+    """Returns the devices on which the process of a slot is preempted, as a bit mask, and its channel
+    groups.
+    """
     raw = (lease / layout.USAGE_FILE).read_bytes()[layout.CHANNELS_AT + slot * layout.CHANNELS_SIZE :]
     _, count, _, off = struct.unpack_from("<QIII", raw)
     groups = [GROUP.unpack_from(raw, layout.CHANNELS_GROUPS + i * GROUP.size)[1:] for i in range(count)]
@@ -56,7 +58,7 @@ def test_a_lone_hard_tenant_stays_under_its_share(cut_card: Card) -> None:
 
 
 def test_a_lone_hard_tenant_with_priority_stays_under_its_share(cut_card: Card) -> None:
-    """The idle tenant stays on the device; work that waits for its share is kept off."""
+    """An idle tenant is not preempted. A tenant with work is preempted while it has no share left."""
     lease = cut_card.lease("a", HARD, 25, priority=1)
     assert work(answer(cut_card.spin(lease, 2.0))) < 45
 
@@ -138,9 +140,10 @@ def test_two_tenants_that_leave_gaps_are_not_taken_off(cut_card: Card) -> None:
 
 
 def stays_on(*leases: Path) -> bool:
-    """Both compute, and few looks find one off: in turns one would be off at half of them.
+    """True if both leases are used and a tenant is rarely found preempted. If they took turns, every second
+    sample would find one.
 
-    A tenant whose slice has no end is taken off once when the other comes.
+    A tenant with an open-ended slice is preempted once, when the other tenant starts.
     """
     before = [counters(lease)["used_ns"] for lease in leases]
     off = 0
@@ -159,8 +162,8 @@ def test_a_tenant_with_gaps_backfills_the_slices_of_a_tenant_without_gaps(cut_ca
 
 
 def test_each_request_of_a_priority_tenant_interrupts(cut_card: Card) -> None:
-    """The tenant reports at the end of each request that it is idle; if that were late, requests would share
-    slices.
+    """The tenant reports at the end of each request that it is idle. After a late report several requests
+    would share one slice.
     """
     first = cut_card.lease("a", CONSERVING, 40, priority=1)
     cut_card.spin(cut_card.lease("b", CONSERVING, 60), LONG)
@@ -170,7 +173,7 @@ def test_each_request_of_a_priority_tenant_interrupts(cut_card: Card) -> None:
 
 @pytest.mark.parametrize("how", ["reset", "release", "destroy", "green"])
 def test_contexts_that_come_and_go_stay_under_the_share(cut_card: Card, how: str) -> None:
-    """200 contexts of one process, each with work: channels may be gone when the arbiter disables them."""
+    """One process makes 200 contexts, each with work. A channel may be gone when the arbiter disables it."""
     lease = cut_card.lease("a", HARD, 50)
     said = answer(
         cut_card.program(str(TEST_BUILD / "context-cycles"), lease, how, "200", "2", "1000", "1000")
@@ -189,7 +192,9 @@ def test_40_live_contexts_are_under_the_share(cut_card: Card) -> None:
 
 
 def test_a_tenant_of_40_contexts_has_slices_much_longer_than_its_hand_over(cut_card: Card) -> None:
-    """Five calls each way take at least 3 ms; a tenant of one context has slices of 8 ms."""
+    """Five calls in each direction take at least 3 ms, so that the slices are longer. A tenant with one
+    context has slices of 8 ms.
+    """
     lease = cut_card.lease("a", HARD, 25)
     update_limits(lease, [replace(one, memory_bytes=64 * GIB) for one in cut_card.limits(HARD, 25)])
     cut_card.program(str(TEST_BUILD / "context-cycles"), lease, "live", "40", "60", "1000", "1000")
@@ -200,7 +205,7 @@ def test_a_tenant_of_40_contexts_has_slices_much_longer_than_its_hand_over(cut_c
 
 
 def test_a_tenant_of_40_contexts_lengthens_no_slice_of_its_neighbour(cut_card: Card) -> None:
-    """Half of a round of 100 ms: 50 ms."""
+    """The neighbour's slice stays at 50 ms, half of a round of 100 ms."""
     lease, neighbour = cut_card.lease("a", HARD, 25), cut_card.lease("b", HARD, 50)
     update_limits(lease, [replace(one, memory_bytes=64 * GIB) for one in cut_card.limits(HARD, 25)])
     cut_card.program(str(TEST_BUILD / "context-cycles"), lease, "live", "40", "60", "1000", "1000")
@@ -218,8 +223,8 @@ def channels_off(card: Card, lease: Path) -> int:
 
 
 def test_two_jobs_of_two_ranks_share_two_devices(cut_card: Card, tmp_path: Path) -> None:
-    """The kernels of a rank wait for those of the other rank: each job has both devices, or is kept
-    off both.
+    """The kernels of each rank wait for the other rank, so that a job has both devices at the same time or
+    neither.
     """
     leases = [cut_card.lease(name, CONSERVING, 50, devices=2) for name in "ab"]
     ranks = [pair(cut_card, tmp_path / lease.name, (lease, lease), "--think-us", "500") for lease in leases]
@@ -243,8 +248,8 @@ def test_launches_of_a_process_that_is_cut_are_counted(cut_card: Card, policy: S
 
 
 def test_random_handles_reach_no_channel_of_another_tenant(cut_card: Card) -> None:
-    """Random handles in tenants' tables, among them handles of another tenant: the arbiter continues, and
-    puts those tenants under the gate.
+    """Tenants write random handles into their tables, among them handles of another tenant. The arbiter keeps
+    running, and puts those tenants under engine `gate`.
     """
     other = cut_card.lease("b", SharePolicy.NONE, 100, first_device=1)
     victim = cut_card.spin(other, LONG)
@@ -274,7 +279,7 @@ def lists_its_channels(lease: Path) -> bool:
 
 
 def made_up(dice: random.Random, theirs: list[int]) -> list[int]:
-    """A channel group with some words of another tenant and some random words."""
+    """A channel group that mixes words of another tenant's group with random words."""
     row = [dice.getrandbits(32) if dice.random() < 0.5 else word for word in theirs]
     row[0] = dice.choice([theirs[0], dice.randrange(64), dice.getrandbits(32)])
     row[3] = dice.choice([8, dice.randrange(16), dice.getrandbits(32)])
@@ -282,7 +287,7 @@ def made_up(dice: random.Random, theirs: list[int]) -> list[int]:
 
 
 def test_new_limits_reach_a_tenant_that_always_has_work(cut_card: Card) -> None:
-    """The tenant sends the arbiter no message that could wake it; vgpud only writes the page."""
+    """No message of the tenant wakes the arbiter, and vgpud only writes the limits page."""
     lease = cut_card.lease("a", HARD, 10)
     cut_card.spin(lease, LONG)
     (before,) = span(lease).percents
@@ -292,8 +297,8 @@ def test_new_limits_reach_a_tenant_that_always_has_work(cut_card: Card) -> None:
 
 @pytest.mark.parametrize("word", ["client", "subdevice", "channel", "file"])
 def test_listed_channels_of_another_tenant_are_not_disabled(cut_card: Card, word: str) -> None:
-    """A tenant that lists another tenant's channels as its own: the driver refuses the call, the other tenant
-    continues.
+    """A tenant lists another tenant's channels as its own. The driver refuses the call, and the other tenant
+    keeps running.
     """
     liar, other = cut_card.lease("a", HARD, 10), cut_card.lease("b", SharePolicy.NONE, 100, first_device=1)
     victim = cut_card.spin(other, LONG)
@@ -317,8 +322,8 @@ def test_listed_channels_of_another_tenant_are_not_disabled(cut_card: Card, word
 def test_a_tenant_that_the_driver_refuses_to_cut_keeps_its_share_by_the_gate(
     cut_card: Card, share: int
 ) -> None:
-    """The driver refuses while the tenant is off (at 5 %), and while it is on: no tenant stays off
-    the card.
+    """The driver refuses while the tenant is preempted (share 5 %), and while it is running (share 95 %). In
+    neither case does the tenant stay preempted.
     """
     lease = cut_card.lease("a", HARD, share)
     process = cut_card.spin(lease, LONG)
@@ -343,8 +348,8 @@ def test_a_refusal_for_one_tenant_gates_no_other(cut_card: Card) -> None:
     at = layout.CHANNELS_AT + layout.CHANNELS_GROUPS + 16 + 4
 
     def is_given_up() -> bool:
-        """Writes the false entry again each time: libvgpu rewrites a group when a channel of it comes or
-        goes.
+        """Writes the false entry again at each look, because libvgpu rewrites a group when one of its
+        channels starts or ends.
         """
         with (liar / layout.USAGE_FILE).open("r+b") as page:
             os.pwrite(page.fileno(), struct.pack("<I", 0x1234), at)
@@ -357,7 +362,7 @@ def test_a_refusal_for_one_tenant_gates_no_other(cut_card: Card) -> None:
 
 
 def done_ns(card: Card, pid: int) -> int:
-    """The nanoseconds of work that the device has done for a process."""
+    """Nanoseconds of work that the device has done for a process."""
     return sum(
         use["done_ns"] for one in card.sim.dump()["processes"] if one["pid"] == pid for use in one["uses"]
     )

@@ -1,4 +1,4 @@
-"""The engine cut for a tenant in namespaces of its own, as a container has them."""
+"""Engine `cut` for a tenant in namespaces of its own, as in a container."""
 
 import pytest
 

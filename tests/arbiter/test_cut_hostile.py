@@ -22,7 +22,7 @@ from vgpud import lease_layout as layout
 from vgpud.lease import SharePolicy
 
 CONSERVING, HARD = SharePolicy.WORK_CONSERVING, SharePolicy.HARD
-PIDFD_GETFD = 438  # of every architecture
+PIDFD_GETFD = 438  # the same number on every architecture
 UUID_BYTES = 16
 
 
@@ -43,7 +43,7 @@ def want(tenant: Tenant) -> None:
 
 
 def goes_on(lease: Path) -> None:
-    """Waits for more kernels of 1 ms than fit into the time until the arbiter serves the other tenant."""
+    """Waits for so many kernels of 1 ms that the arbiter must have served the other tenant meanwhile."""
     least = launches(lease) + 2000
     eventually(lambda: launches(lease) > least, "kernels run", 60)
 
@@ -53,7 +53,9 @@ def goes_on(lease: Path) -> None:
 def test_a_file_that_blocks_in_place_of_the_control_device_stops_no_turn_of_others(
     cut_card: Card, tmp_path: Path, silent: str
 ) -> None:
-    """close(2) or fstat(2) of a file of the tenant's own file system blocks as long as its server likes."""
+    """For a file of a tenant's own file system, close(2) or fstat(2) blocks until the file system's server
+    answers.
+    """
     good, bad = (cut_card.lease(name, CONSERVING, 50) for name in ("good", "bad"))
     cut_card.spin(good, LONG)
     with fuse_file(tmp_path / "mount", silent) as made:
@@ -68,7 +70,7 @@ def test_a_file_that_blocks_in_place_of_the_control_device_stops_no_turn_of_othe
 
 @needs("root", "fuse")
 def test_an_exec_that_does_not_end_stops_no_turn_of_others(cut_card: Card, tmp_path: Path) -> None:
-    """pidfd_getfd(2) waits for the end of the exec of the process whose file it takes."""
+    """pidfd_getfd(2) waits until the exec of the target process ends."""
     good, bad = (cut_card.lease(name, CONSERVING, 50) for name in ("good", "bad"))
     cut_card.spin(good, LONG)
     with fuse_file(tmp_path / "mount", "flush") as made:
@@ -94,7 +96,7 @@ os.execvp("sleep", ["sleep", "1000"])
 
 
 def own_line(pid: int) -> socket.socket:
-    """The connection of a process to the arbiter, as the process itself has it (pidfd_getfd(2))."""
+    """A duplicate of the process's own connection to the arbiter, taken by pidfd_getfd(2)."""
     libc, pidfd = ctypes.CDLL(None), os.pidfd_open(pid)
     try:
         for file in Path(f"/proc/{pid}/fd").iterdir():
@@ -112,7 +114,9 @@ def own_line(pid: int) -> socket.socket:
 @needs("ptrace")
 @pytest.mark.parametrize("priority", [0, 1])
 def test_false_reports_of_idle_time_cost_another_tenant_no_share(cut_card: Card, priority: int) -> None:
-    """With priority such a tenant had 88 percent of a device of which 5 were its own, and the other one 9."""
+    """Before the fix, such a tenant with priority used 88 percent of the device with a share of 5, and the
+    other tenant 9.
+    """
     good, bad = cut_card.lease("good", HARD, 50), cut_card.lease("bad", HARD, 5, priority=priority)
     cut_card.spin(good, LONG)
     hostile = cut_card.spin(bad, LONG)

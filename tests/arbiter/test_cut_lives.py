@@ -1,4 +1,4 @@
-"""Tenants under the engine cut: endless kernels, the arbiter's death, suspension and stopped threads."""
+"""Tenants under engine `cut`: endless kernels, restarts of the arbiter, suspension and stopped threads."""
 
 import ctypes
 import errno
@@ -38,14 +38,15 @@ def put(card: Card, lease: Path, share: float, away: bool) -> None:
 
 @contextmanager
 def frozen(threads: Sequence[int]) -> Iterator[None]:
-    """Stops each of the threads, by ptrace(2). Detaches them at the end, because a
-    traced thread that dies is not reaped."""
+    """Stops each of the threads by ptrace(2), and detaches them at the end, because a traced thread that dies
+    is not reaped.
+    """
     seize, interrupt, detach = 0x4206, 0x4207, 17
     libc = ctypes.CDLL(None, use_errno=True)
     for thread in threads:
         if libc.ptrace(seize, thread, None, None) != 0 or libc.ptrace(interrupt, thread, None, None) != 0:
             unmet("ptrace", os.strerror(ctypes.get_errno()))
-        os.waitpid(thread, 0x40000000)  # __WALL: the thread has stopped
+        os.waitpid(thread, 0x40000000)  # waits with __WALL until the thread has stopped
     try:
         yield
     finally:
@@ -86,7 +87,7 @@ def test_a_tenant_suspended_while_preempted_is_quiet_and_continues(cut_card: Car
 
 @needs("ptrace")
 def test_a_tenant_whose_libvgpu_threads_are_stopped_is_held_to_its_share(cut_card: Card) -> None:
-    """The launching thread goes on. It sends the arbiter no message any more, and is preempted
+    """The launching thread keeps running. The tenant sends the arbiter no messages, and is preempted
     nevertheless.
     """
     lease, other = cut_card.lease("a", HARD, 25), cut_card.lease("b", CONSERVING, 50)
@@ -101,7 +102,9 @@ def test_a_tenant_whose_libvgpu_threads_are_stopped_is_held_to_its_share(cut_car
 
 
 def test_a_process_whose_files_are_gone_for_a_moment_is_not_marked(cut_card: Card, tmp_path: Path) -> None:
-    """As one in its exit, or before the arbiter hears of its exec. Its tenant counts as off meanwhile."""
+    """Files are missing for a moment in a process that is exiting, or before the arbiter learns of its exec.
+    The tenant counts as preempted meanwhile.
+    """
     hidden = tmp_path / "hidden"
     cut_card.kill_arbiter()
     preloads = f"{TEST_BUILD / 'libno-file.so'}:{cut_card.sim.environment()['LD_PRELOAD']}"
@@ -120,7 +123,9 @@ def test_a_process_whose_files_are_gone_for_a_moment_is_not_marked(cut_card: Car
 
 
 def test_a_tenant_whose_files_stay_away_has_the_gate(cut_card: Card) -> None:
-    """Its table names a file that it does not have: it would be on the device all the time."""
+    """The tenant's table names a file descriptor that the tenant does not have. Without engine `gate` it
+    could not be preempted at all.
+    """
     lease = cut_card.lease("a", HARD, 10)
     cut_card.spin(lease, LONG)
     eventually(lambda: is_off(lease), "it is off")
@@ -149,8 +154,10 @@ signal.pause()
 
 
 def test_a_capture_that_ends_under_the_other_name_of_its_stream_is_over(cut_card: Card) -> None:
-    """CU_STREAM_PER_THREAD is NULL in a function with _ptsz. While a capture is counted, no event shows
-    that a kernel runs: the tenant would count as idle, and be off the device with its kernel unfinished."""
+    """In functions with _ptsz, NULL and CU_STREAM_PER_THREAD name the same stream. While libvgpu counts a
+    capture it records no event for a kernel. A capture that never ended would make the tenant count as idle
+    and be preempted before its kernel is done.
+    """
     lease, kernel_ms = cut_card.lease("a", HARD, 50), 500
     env = {"LD_PRELOAD": str(cut_card.sim.build / "lib" / "libvgpu.so"), "VGPU_LEASE": str(lease)}
     command = [sys.executable, "-c", f"KERNEL_MS = {kernel_ms}{CAPTURES}"]

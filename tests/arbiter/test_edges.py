@@ -1,4 +1,4 @@
-"""Programs with rare behaviour run inside a share as they run without one (tests/gpu/edges.c)."""
+"""Programs with rare behaviour run inside a share as they do without one (tests/gpu/edges.c)."""
 
 import fcntl
 import os
@@ -17,7 +17,7 @@ from vgpud import lease_layout as layout
 from vgpud.lease import DeviceLimits, SharePolicy, read_usage, write_lease
 
 OPERATING_SYSTEM = 304  # CUDA_ERROR_OPERATING_SYSTEM
-WAIT_S = 60  # a program that runs longer than this hangs
+WAIT_S = 60  # seconds; a program that takes longer hangs
 
 
 def lease_of(card: Card, served: bool = True) -> Path:
@@ -48,7 +48,7 @@ def run(
 
 
 def locked_slots(lease: Path) -> int:
-    """Number of the lease's slots that another process has locked, by fcntl(2)."""
+    """Number of the lease's slots that other processes have locked by fcntl(2)."""
     count = 0
     with (lease / layout.USAGE_FILE).open("r+b") as usage:
         for slot in range(layout.MAX_SLOTS):
@@ -66,7 +66,7 @@ def test_a_program_with_much_thread_local_storage_launches(card: Card, program: 
 
 
 def test_a_program_at_its_thread_limit_is_refused_at_its_first_call(card: Card) -> None:
-    """Without libvgpu's own thread no message of a time slice would be read: each launch would wait
+    """Without libvgpu's own thread no message about a time slice would be read, and each launch would wait
     for ever.
     """
     done = run(card, lease_of(card), "edges", "launch", preload=str(TEST_BUILD / "libnothreads.so"))
@@ -88,8 +88,8 @@ def test_a_program_without_standard_streams_writes_to_no_descriptor_of_libvgpu(
 
 
 def test_a_fork_during_the_first_call_of_another_thread_succeeds(card: Card) -> None:
-    """The stand-in arbiter accepts the connection and sends no reply: the first cuInit waits for it
-    meanwhile.
+    """The stand-in arbiter accepts the connection and does not reply, so that the first cuInit is waiting
+    during the fork.
     """
     lease = lease_of(card, served=False)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -126,7 +126,7 @@ def test_a_pool_of_a_device_that_the_lease_does_not_have_is_refused(card: Card) 
 
 
 def closes_its_files(card: Card, lease: Path) -> "subprocess.Popen[str]":
-    """A program that has closed all its files by closefrom(3), and ends with its standard input."""
+    """A program that has closed all its files by closefrom(3), and ends with standard input."""
     program = subprocess.Popen(
         [str(TEST_BUILD / "edges"), "close"],
         env=environment(card, lease),
@@ -158,7 +158,7 @@ def test_a_program_that_closed_all_its_files_keeps_its_slot(card: Card) -> None:
 
 
 def test_a_program_that_closed_all_its_files_keeps_its_slot_when_the_arbiter_restarts(card: Card) -> None:
-    """An arbiter that starts knows only the slots' locks, and closefrom(3) dropped this lock."""
+    """A new arbiter finds processes by the locks of their slots, and closefrom(3) drops this lock."""
     lease = lease_of(card)
     program = closes_its_files(card, lease)
     try:

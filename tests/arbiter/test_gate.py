@@ -1,5 +1,5 @@
-"""Reactions of a process to messages of an arbiter; this stand-in sends messages that the real one
-would not.
+"""How a process reacts to messages of the arbiter. A stand-in sends messages that the real arbiter would not
+send.
 """
 
 import socket
@@ -22,7 +22,7 @@ WINDOW_NS = 2_000_000
 
 
 class Line:
-    """The connection to one process, from its registration on."""
+    """The connection of one process to the arbiter, from its registration on."""
 
     def __init__(self, line: socket.socket) -> None:
         self.line = line
@@ -36,7 +36,7 @@ class Line:
         self.line.send(MESSAGE.pack(kind, layout.VERSION, self.slot, 1, 1, *turn))
 
     def until(self, kind: int, number: int) -> None:
-        """Reads until a message of this kind about this turn comes."""
+        """Reads until a message of this kind about this time slice arrives."""
         said: tuple[int, int] = (0, 0)
         while said != (kind, number):
             words = MESSAGE.unpack(self.line.recv(MESSAGE.size))
@@ -45,8 +45,8 @@ class Line:
 
 @contextmanager
 def stand_in(card: Card, *words: str) -> Iterator[Callable[[], AbstractContextManager[Line]]]:
-    """Stands in for the arbiter of one process: the yielded function waits until the process connects and
-    wants a turn.
+    """Replaces the arbiter for one process. The yielded function waits until the process connects and wants a
+    time slice.
     """
     lease = card.lease("a", SharePolicy.WORK_CONSERVING, 50)
     card.kill_arbiter()
@@ -71,7 +71,7 @@ def stand_in(card: Card, *words: str) -> Iterator[Callable[[], AbstractContextMa
 
 @pytest.fixture
 def line(card: Card) -> Iterator[Line]:
-    """The connection of a process that has endless work and wants a turn."""
+    """The connection of a process that has endless work and wants a time slice."""
     with stand_in(card) as accept, accept() as line:
         yield line
 

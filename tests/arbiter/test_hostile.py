@@ -1,4 +1,4 @@
-"""Good tenants beside hostile ones that have registered and then send and write anything."""
+"""Honest tenants beside hostile registered tenants, which send and write arbitrary data."""
 
 import os
 import random
@@ -18,7 +18,7 @@ WANT = 4
 
 
 def harass(lease: Path, dice: random.Random, stop: threading.Event) -> None:
-    """Connects again whenever the arbiter closed the connection."""
+    """Sends and writes random data. Connects again whenever the arbiter closes the connection."""
     while not stop.is_set():
         with suppress(OSError), closing(Tenant(lease, dice.randrange(layout.MAX_SLOTS))) as tenant:
             for _ in range(dice.randrange(400)):
@@ -28,8 +28,8 @@ def harass(lease: Path, dice: random.Random, stop: threading.Event) -> None:
 
 
 def misbehave(tenant: Tenant, dice: random.Random) -> None:
-    """Sends turns of any number, descriptors and packets of any size, and writes random bytes into a page
-    that also grows.
+    """Sends messages with random time-slice numbers, descriptors and packets of random sizes. Writes random
+    bytes into the usage page, and makes the page larger.
     """
     tenant.listen()
     tenant.say(message(WANT, tenant.slot) if dice.randrange(2) else rude(dice, tenant.slot))
@@ -67,6 +67,6 @@ def test_hostile_tenants_cost_the_others_no_more_than_their_turns(card: Card) ->
             thread.join()
     for lease in good:
         (meter,) = read_meters(lease, 1)
-        assert meter.compute.used_ns < 3600e9  # no figure that a tenant invented
+        assert meter.compute.used_ns < 3600e9  # the figure is not one that a tenant wrote
     assert bypassed_seldom(*good)
     assert card.client.ready()

@@ -1,4 +1,4 @@
-"""MIG instances as devices: turns within an instance, and none between instances."""
+"""MIG instances as devices: tenants take turns within an instance, and instances do not affect each other."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The scheduler against its models: see tests/native/unit/sched_model.c and sched_exact.c."""
+"""The scheduler against its models in tests/native/unit: sched_model.c and sched_exact.c."""
 
 import subprocess
 
@@ -20,21 +20,27 @@ def test_a_device_has_one_holder_whenever_a_tenant_waits(seed: int) -> None:
 
 
 def test_tenants_of_one_and_of_several_devices_get_their_weights() -> None:
-    """Pairs that share devices with singles, chains and rings of them, caps, lent time, no limit."""
+    """Tenants of two devices beside tenants of one, in chains and in rings, with hard shares, with lent time
+    and without a limit.
+    """
     model("shares")
 
 
 def test_kernels_that_wait_for_each_other_on_two_devices_make_progress() -> None:
-    """A process on each: alone, beside another such tenant, beside one of one device."""
+    """The tenant has a process on each device. It runs alone, beside another such tenant, and beside a tenant
+    of one device.
+    """
     model("ranks")
 
 
 def test_each_tenant_gets_its_weight_for_any_length_of_turns_and_kernels() -> None:
-    """Within 0.6 % over 40 s, and in windows of 4 s but for the turn or kernel that its edges cut."""
+    """Within 0.6 % over 40 s. In windows of 4 s the error is at most the slice or kernel at the window's
+    edges.
+    """
     model("weights", program="sched-exact")
 
 
 @pytest.mark.parametrize("seed", range(1, 4))
 def test_no_tenant_starves_at_any_priority(seed: int) -> None:
-    """A second, and the turns that were before it in the order."""
+    """A tenant waits at most a second, and the slices of the tenants before it in the run queue."""
     model("starving", str(seed), program="sched-exact")

@@ -1,4 +1,6 @@
-"""Kernels that wait for those of another rank, as a collective's do, or for the host: native/probe/pair.c."""
+"""Kernels that wait for the kernel of another rank, as in a collective operation, or for the host:
+native/probe/pair.c.
+"""
 
 import subprocess
 import tempfile
@@ -33,7 +35,9 @@ def pair(card: Card, page: Path, leases: tuple[Path, Path], *words: str) -> "lis
 
 
 def devices_of(leases: tuple[Path, Path]) -> list[tuple[str, str]]:
-    """Of one lease of two devices its first and second; of two leases of one each its only one."""
+    """Device arguments of two ranks: the two devices of one lease, or the only device of each of two
+    leases.
+    """
     second = "1" if leases[0] == leases[1] else "0"
     return [("--device", "0"), ("--device", second)]
 
@@ -54,8 +58,9 @@ def test_two_jobs_of_two_ranks_share_the_same_two_devices(
 def test_a_lone_job_of_two_ranks_makes_progress_under_a_hard_share(
     card: Card, pages: Path, work: str
 ) -> None:
-    """Its turns end on both devices in the middle of steps, also of steps so short that a rank which is let
-    in beside the one that waits for it is soon in the next: neither may hold the other until a bypass."""
+    """The job's slices end on both devices in the middle of steps, even of very short ones. A waiting rank
+    must not block the other rank until a bypass.
+    """
     lease = card.lease("a", HARD, 25, devices=2)
     ranks = pair(card, pages / "a", (lease, lease), "--work", work)
     assert min(answer(process)["steps"] for process in ranks) > 0
@@ -63,7 +68,9 @@ def test_a_lone_job_of_two_ranks_makes_progress_under_a_hard_share(
 
 
 def test_ranks_in_separate_leases_make_progress_by_the_drain_bound(card: Card, pages: Path) -> None:
-    """Nobody can know that they belong together: each may have its turn while the other waits for its own."""
+    """The arbiter cannot know that the two leases belong together: one rank may have its slice while the
+    other waits for one. The bound on the drain resolves this.
+    """
     first = [card.lease(f"a{d}", CONSERVING, 50, first_device=d) for d in range(2)]
     second = [card.lease(f"b{d}", CONSERVING, 50, first_device=d) for d in range(2)]
     ranks = [
@@ -71,7 +78,7 @@ def test_ranks_in_separate_leases_make_progress_by_the_drain_bound(card: Card, p
         *pair(card, pages / "b", (second[0], second[1])),
     ]
     for process in ranks:
-        assert answer(process)["steps"] > 0  # a kernel that waited for good would have made the program fail
+        assert answer(process)["steps"] > 0  # the program fails if a kernel waits for ever
 
 
 def test_a_kernel_that_waits_for_its_host_is_bypassed_and_counted(card: Card) -> None:

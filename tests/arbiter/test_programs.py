@@ -1,4 +1,4 @@
-"""The programs that measure on a card, on a simulated one: that they run, and what they say of it."""
+"""The measuring programs of tests/gpu on the simulator: they run, and their output is complete."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_benchmark_of_ranks_runs_on_the_simulator(card: Card, tmp_path: Path) -> None:
-    card.kill_arbiter()  # it starts its own
+    card.kill_arbiter()  # the program starts an arbiter of its own
     out = tmp_path / "figures.json"
     command = [sys.executable, "-m", "tests.gpu.compute_ranks", "--build", card.sim.build, "--out", out]
     done = subprocess.run(

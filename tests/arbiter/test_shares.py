@@ -31,7 +31,7 @@ WANT, DONE = 4, 5
 
 @pytest.mark.parametrize("mode", ["plain", "green", "callbacks"])
 def test_a_lone_hard_tenant_is_held_to_its_share(card: Card, mode: str) -> None:
-    """Also by green contexts, and with host functions behind its kernels."""
+    """This also holds for green contexts, and for kernels with host functions behind them."""
     lease = card.lease("a", HARD, 25)
     card.spin(lease, LONG, "--mode", mode)
     is_held_to(lease, 25)
@@ -53,7 +53,7 @@ def test_processes_of_one_tenant_have_one_share(card: Card) -> None:
 
 
 def test_a_kernel_longer_than_a_turn_is_charged(card: Card) -> None:
-    """Each turn ends late; the next comes so much later."""
+    """Each slice ends late, and the next slice starts later by the same time."""
     lease = card.lease("a", HARD, 10)
     card.kernel_us = 40_000
     card.spin(lease, LONG)
@@ -104,7 +104,8 @@ def test_a_stopped_holder_is_bypassed(card: Card) -> None:
     os.kill(victim.pid, signal.SIGSTOP)
     try:
         assert works(card.spin(living, 0.5))
-        assert counters(stopped)["bypasses"] - before <= 2  # it is not waited for again until it answers
+        # the arbiter does not wait for the stopped process again until the process answers
+        assert counters(stopped)["bypasses"] - before <= 2
     finally:
         os.kill(victim.pid, signal.SIGCONT)
     have_turns(stopped, living, turns=3)
@@ -118,7 +119,7 @@ def test_limits_hold_without_the_arbiter_and_after_its_restart(card: Card) -> No
     goes_on(lease)
     before = throttled_ns(lease)
     goes_on(lease)
-    assert throttled_ns(lease) > before  # by its own pace
+    assert throttled_ns(lease) > before  # libvgpu itself delays launches while the arbiter is down
     card.start_arbiter()
     is_held_to(lease, 25)
     goes_on(lease)
@@ -157,7 +158,7 @@ def test_a_tenant_of_two_devices_is_not_deadlocked_by_another(card: Card) -> Non
 
 @pytest.mark.parametrize("policy", [NONE, CONSERVING])
 def test_a_process_on_the_other_device_joins_the_turn_of_its_tenant(card: Card, policy: SharePolicy) -> None:
-    """Whether turns are given or not: it waits for none."""
+    """The second process does not wait for a time slice, whether the policy makes time slices or not."""
     lease = card.lease("a", policy, 50, devices=2)
     card.spin(lease, LONG, "--device", "0")
     eventually(lambda: counters(lease)["turns"] > 0, "the first process has a turn")
@@ -166,7 +167,9 @@ def test_a_process_on_the_other_device_joins_the_turn_of_its_tenant(card: Card, 
 
 @pytest.mark.parametrize("mode", ["multi", "both"])
 def test_a_process_on_several_devices_has_a_turn_on_each(card: Card, mode: str) -> None:
-    """By one launch on all, and by launches on one after the other: those to the first need no turn."""
+    """One launch on all devices, and launches on one device after the other. Launches on the first device
+    need no time slice.
+    """
     both = card.lease("a", CONSERVING, 50, devices=2)
     single = card.lease("b", CONSERVING, 50, first_device=1)
     card.spin(both, LONG, "--mode", mode)
@@ -197,7 +200,7 @@ def message(kind: int, turn: int, flags: int, devices: int) -> bytes:
 
 
 def test_malformed_messages_about_turns_are_ignored(card: Card) -> None:
-    """From a process that is not registered, and from one that is."""
+    """The messages come from an unregistered process and from a registered one."""
     good = card.lease("b", HARD, 40)
     noisy = card.lease("a", HARD, 40)
     dice = random.Random(5)
@@ -226,7 +229,8 @@ def test_an_idle_arbiter_does_not_wake_up(card: Card) -> None:
     pid = card.arbiter.pid
 
     eventually(lambda: len(card.client.list("a") + card.client.list("b")) == 2, "its tenants have come")
-    # in the kernel with nothing to look at again: epoll_pwait(2) without a timeout, proc_pid_syscall(5)
+    # the arbiter waits in epoll_pwait(2) without a timeout: it has nothing to check later,
+    # proc_pid_syscall(5)
     eventually(lambda: waits_for_ever(pid), "the arbiter sleeps until it is woken")
 
 
@@ -238,25 +242,25 @@ def test_an_idle_lease_costs_one_descriptor(card: Card) -> None:
     def one_each() -> bool:
         return before + 29 <= open_descriptors() <= before + 30
 
-    before = open_descriptors()  # with the connection by which the test has seen that it is ready, or without
+    before = open_descriptors()  # may include the connection of the test's readiness check
     leases = [card.lease(f"l{i}", HARD, 10) for i in range(30)]
     eventually(one_each, "one descriptor a lease")
     answer(card.spin(leases[7], 0.3))
     eventually(one_each, "one descriptor a lease")
-    assert counters(leases[7])["used_ns"] > 0  # published before its files were closed
+    assert counters(leases[7])["used_ns"] > 0  # the use was published before the lease's files were closed
     card.kill_arbiter()
     card.start_arbiter()
     eventually(one_each, "one descriptor a lease")
 
 
 def waits_for_ever(pid: int) -> bool:
-    """Is it in a system call whose fourth word, the timeout of epoll_wait, is -1?"""
+    """True if the process is in a system call whose fourth argument, the timeout of epoll_wait, is -1."""
     words = Path(f"/proc/{pid}/syscall").read_text().split()
     return len(words) > 4 and int(words[4], 16) & 0xFFFFFFFF == 0xFFFFFFFF
 
 
 def test_a_moved_tenant_shares_its_new_device(card: Card) -> None:
-    """Its running process goes on in the new card's turns; what it had before stays counted."""
+    """The running process continues in time slices of the new device. Its earlier use stays counted."""
     moved, there = card.lease("a", HARD, 25), card.lease("b", HARD, 75, first_device=1)
     first = card.spin(moved, LONG)
     have_turns(moved)

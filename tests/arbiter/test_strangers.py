@@ -1,4 +1,4 @@
-"""Programs as people start them run inside a share as they run without one (tests/gpu/strangers.c)."""
+"""Ordinary programs run inside a share as they do without one (tests/gpu/strangers.c)."""
 
 import errno
 import subprocess
@@ -14,7 +14,7 @@ from tests.native.harness import TEST_BUILD
 from vgpud.lease import read_usage
 
 SLOW_OPEN = TEST_BUILD / "libslow_open.so"
-#: System calls that libvgpu can do without.
+#: System calls whose failure libvgpu tolerates.
 CALLS = ("ppoll", "connect", "prctl", "setsockopt", "madvise", "sched_yield")
 
 
@@ -41,8 +41,9 @@ def test_a_program_is_limited_and_runs_to_its_end(card: Card, way: str) -> None:
 
 
 def test_a_file_of_the_program_at_a_number_that_libvgpu_has_just_opened_stays_open(card: Card) -> None:
-    """The program closes all descriptors and puts its own file at the first free number, while libvgpu's
-    thread opens the lease again."""
+    """While libvgpu's thread opens the lease again, the program closes all descriptors and opens its own
+    file, which gets the first free number.
+    """
     done = run_preloaded(card, lease_of(card), "strangers", "closefrom", preload=str(SLOW_OPEN))
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -77,9 +78,12 @@ def test_a_process_that_may_not_make_a_system_call_is_limited(card: Card, call: 
 
 
 def test_memory_of_dead_processes_that_never_registered_is_given_back(card: Card) -> None:
-    """A filter of system calls kept them from the arbiter, which does not know of their end."""
+    """A system-call filter kept these processes from connecting, so that the arbiter gets no notice of their
+    end.
+    """
     lease = lease_of(card)
-    for _ in range(8):  # each leaves a context's memory in its slot, and the lease has room for three
+    # each process leaves the memory of a context in its slot; the lease has room for three
+    for _ in range(8):
         done = run(card, lease, "deny", "connect", str(errno.EPERM))
         assert (done.returncode, done.stderr) == (0, "")
     done = run(card, lease, "forks")

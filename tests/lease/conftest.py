@@ -11,7 +11,7 @@ from vgpud.lease import ArbiterClient, DeviceLimits, Usage, read_usage, write_le
 
 
 def eventually(holds: Callable[[], bool], seconds: float = 300) -> None:
-    """Polls until `holds`; the bound is for a loaded machine, not a measurement."""
+    """Polls until `holds` is true. The bound allows for a loaded machine and measures nothing."""
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline, "it did not come to hold"
@@ -20,11 +20,11 @@ def eventually(holds: Callable[[], bool], seconds: float = 300) -> None:
 
 @dataclass
 class Node:
-    """A run directory with one arbiter, and leases in it."""
+    """A run directory with one arbiter and its leases."""
 
     run_dir: Path
     program: Path = ARBITER
-    before: Sequence[str] = ()  # words before the arbiter's
+    before: Sequence[str] = ()  # a command that runs the arbiter
     arbiter: "subprocess.Popen[bytes] | None" = None
     processes: "list[subprocess.Popen[str]]" = field(default_factory=list)
 

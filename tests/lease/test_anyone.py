@@ -1,4 +1,6 @@
-"""A lease of a tenant of unknown uid (a pod's): open to every user inside the pod, to no user of the host."""
+"""A lease whose tenant's uid is unknown (a pod): every user inside the pod can use it, and no user of the
+host.
+"""
 
 import json
 import shutil
@@ -20,8 +22,8 @@ from vgpud.model.tenancy import ANYONE
 pytestmark = needs("root")
 
 NOBODY = 65534
-# as a container's runtime does: the folder read-only, and its usage page writable, at the place by which the
-# arbiter knows that a process of any user belongs to the lease
+# Mounts the lease as a container runtime does: the folder read-only and its usage page writable. At this path
+# the arbiter accepts processes of any user as the lease's.
 MOUNT = """
 set -e
 mount -t tmpfs tmpfs /run
@@ -36,7 +38,7 @@ exec "$@"
 
 @pytest.fixture
 def node() -> Iterator[Node]:
-    """In a folder that everybody may enter, so that nothing but the lease's own rights is in the way."""
+    """A node in a folder that every user may enter, so that only the lease's own permissions protect it."""
     with open_folder() as run_dir:
         (run_dir / "leases").mkdir()
         (run_dir / "leases").chmod(0o755)
@@ -54,7 +56,7 @@ def lease(node: Node) -> Path:
 
 
 def as_stranger(*command: str | Path) -> "subprocess.CompletedProcess[str]":
-    """`command` as a user of the host, with no capability at all."""
+    """Runs `command` as a user of the host without any capability."""
     setpriv = shutil.which("setpriv")
     assert setpriv is not None, "util-linux's setpriv is not installed"
     user = [setpriv, f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--"]
@@ -73,7 +75,7 @@ def test_users_of_the_host_cannot_open_a_lease_of_unknown_uid(node: Node, lease:
 
 
 def within(node: Node, lease: Path, *command: str | Path) -> "subprocess.Popen[str]":
-    """`command` as another user than root, where the lease is mounted as into a container."""
+    """Runs `command` as an unprivileged user in a mount namespace with the lease, as in a container."""
     mounted = Path(lease_layout.MOUNT)
     env = ["env", "-i", *(f"{name}={value}" for name, value in Tenant(mounted).env().items())]
     mount: list[str | Path] = ["unshare", "-m", "sh", "-c", MOUNT, "sh", lease, mounted]

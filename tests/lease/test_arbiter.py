@@ -1,4 +1,4 @@
-"""The arbiter with live tenants: registration, reclaim, restart, absence, hostile input."""
+"""The arbiter with live tenants: registration, reclaiming memory, restart, absence, hostile input."""
 
 import json
 import os
@@ -121,7 +121,8 @@ def test_a_restarted_arbiter_finds_everyone(node: Node) -> None:
     first.kill()
     first.wait()
     node.start_arbiter()
-    assert node.client.list("a1") == (second.pid,)  # adopted before it registers again
+    # the new arbiter adopts the process before it registers again
+    assert node.client.list("a1") == (second.pid,)
     eventually(lambda: lease_used(lease) == HELD)
     eventually(lambda: [p.registered for p in read_usage(lease).processes] == [True])
     second.kill()
@@ -139,7 +140,8 @@ def test_an_absent_arbiter_blocks_and_frees_no_tenant(node: Node) -> None:
     assert json.loads(filled.stdout)["total_bytes"] == GIB - HELD - CONTEXT_BYTES
     node.start_arbiter()
     eventually(lambda: node.client.list("a1") == (process.pid,))
-    eventually(lambda: lease_used(lease) == HELD)  # the one that filled was swept
+    # the memory of the process that filled the lease is reclaimed
+    eventually(lambda: lease_used(lease) == HELD)
     process.kill()
     process.wait()
     eventually(lambda: lease_used(lease) == 0)
@@ -215,7 +217,7 @@ def test_the_arbiter_sleeps_while_nothing_happens(node: Node) -> None:
         threading.Event().wait(0.5)
         return switches() == before
 
-    eventually(sleeps)  # what its tenant's start left to do is done once, a moment later
+    eventually(sleeps)  # work left from the tenant's start may take a moment
 
 
 def test_the_arbiter_serves_a_thousand_leases(node: Node) -> None:
@@ -232,9 +234,9 @@ def test_resize_of_a_running_tenant(node: Node) -> None:
     lease = node.lease()
     process = node.tenant(lease, *HOLD)
     held_by(process)
-    update_limits(lease, [DeviceLimits(UUIDS[0], 300 * MIB)])  # below what is held
+    update_limits(lease, [DeviceLimits(UUIDS[0], 300 * MIB)])  # below the memory in use
     seen = Tenant(lease).run(PROBE, "info")
-    assert seen.returncode == 4  # a new context does not fit: an ordinary out-of-memory error
+    assert seen.returncode == 4  # a new context does not fit, which is an ordinary out-of-memory error
     update_limits(lease, [DeviceLimits(UUIDS[0], 2 * GIB)])
     info = json.loads(Tenant(lease).run(PROBE, "info").stdout)
     assert (info["total_bytes"], info["free_bytes"]) == (2 * GIB, 2 * GIB - HELD - CONTEXT_BYTES)
@@ -302,7 +304,7 @@ def test_a_slot_that_is_not_held_is_refused(checked: Node) -> None:
     other = checked.tenant(sock.parent, *HOLD)
     held_by(other)
     (value,) = struct.unpack_from("<q", talk(sock, register(0)), layout.MESSAGE_VALUE)
-    assert value == 1  # EPERM: another process holds it
+    assert value == 1  # EPERM: another process holds the slot
     assert checked.client.list("a1") == (other.pid,)
 
 
@@ -340,7 +342,9 @@ def test_a_scribbled_or_cut_usage_page(checked: Node) -> None:
 
 
 def test_a_usage_page_that_grows_is_cut_back(checked: Node) -> None:
-    """Its file system is everybody's; what the tenant has in it stays, and its processes go on."""
+    """The page's file system is shared by all tenants. The arbiter cuts the page back to its size. The
+    tenant's figures stay, and its processes keep running.
+    """
     lease = checked.lease()
     process = checked.tenant(lease, *HOLD)
     held_by(process)

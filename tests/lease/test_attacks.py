@@ -1,4 +1,4 @@
-"""What a tenant tries against the arbiter, and through it against others: each test is the attack."""
+"""Attacks of a tenant on the arbiter, and through it on other tenants. Each test is one attack."""
 
 import ctypes
 import fcntl
@@ -35,7 +35,7 @@ HOLD = (PROBE, "hold", "100MiB", "--then-wait-on-stdin")
 
 @pytest.fixture
 def shm() -> Iterator[Node]:
-    """A node whose leases are on a file system in memory, as /run is."""
+    """A node whose leases are on a file system in memory, as in /run."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         (Path(folder) / "leases").mkdir()
         node = Node(Path(folder))
@@ -45,7 +45,7 @@ def shm() -> Iterator[Node]:
 
 
 def cpu_seconds(node: Node) -> float:
-    """Of the arbiter, so far."""
+    """Processor time of the arbiter so far."""
     assert node.arbiter is not None
     fields = Path(f"/proc/{node.arbiter.pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -113,7 +113,7 @@ def test_an_arbiter_that_starts_anew_adopts_no_stranger_by_its_number(any_kernel
 
 
 def test_bad_packets_cost_nothing_that_grows_with_the_locks_of_the_tenant(node: Node) -> None:
-    """Every slot has an owner word, and the file 20 000 locks: a sweep looks at all of them 256 times."""
+    """Every slot has an owner, and the file has 20 000 locks. A sweep queries all locks 256 times."""
     lease = node.lease()
     before = cpu_seconds(node)
     with (lease / layout.USAGE_FILE).open("r+b") as usage:
@@ -126,12 +126,14 @@ def test_bad_packets_cost_nothing_that_grows_with_the_locks_of_the_tenant(node: 
                 connect_to_arbiter(line, lease)
                 line.send(b"no message")
         assert node.client.ready()
-    assert cpu_seconds(node) - before < 1  # 26 s where each packet brings a sweep
+    assert cpu_seconds(node) - before < 1  # 26 s if each packet starts a sweep
 
 
 @pytest.mark.parametrize("locks", [20_000, 30_000])
 def test_bad_packets_cost_another_tenant_less_than_a_millisecond(node: Node, locks: int) -> None:
-    """Processor time of the arbiter from a message to its answer: other programs do not change it."""
+    """The arbiter's processor time from the message to its answer is compared, which other programs do not
+    affect.
+    """
     lease, honest = node.lease(), Honest(node)
     with (lease / layout.USAGE_FILE).open("r+b") as usage:
         for slot in range(layout.MAX_SLOTS):
@@ -151,18 +153,21 @@ def test_bad_packets_cost_another_tenant_less_than_a_millisecond(node: Node, loc
 
 
 class Burst:
-    """COUNT simultaneous acts of a tenant with many locks; the arbiter looks at all locks for each."""
+    """COUNT simultaneous operations of a tenant with many locks. For each of them the arbiter queries all
+    locks.
+    """
 
     COUNT = 60
 
     def __init__(self, node: Node, number: int, stack: ExitStack) -> None:
-        """With two leases of its own. The stack is what ends with the round."""
+        """Makes two leases. `stack` closes them at the end of the round."""
         self.leases = [node.lease(f"attacker-{number}-{one}") for one in range(2)]
         self.stack = stack
         self.usages = [os.open(lease / layout.USAGE_FILE, os.O_RDWR) for lease in self.leases]
         for usage in self.usages:
             stack.callback(os.close, usage)
-            lock_besides(usage, 750)  # a look at 2000 is too long for the arbiter: it refuses registrations
+            # with 2000 locks a query takes too long, and the arbiter refuses registrations
+            lock_besides(usage, 750)
 
     def tenant(self, slot: int) -> Tenant:
         tenant = Tenant(self.leases[0], slot)
@@ -170,10 +175,10 @@ class Burst:
         return tenant
 
     def prepare(self) -> None:
-        """Done while the arbiter runs."""
+        """Runs while the arbiter runs."""
 
     def act(self) -> None:
-        """Done while the arbiter is stopped."""
+        """Runs while the arbiter is stopped."""
 
 
 class HangUps(Burst):
@@ -182,11 +187,13 @@ class HangUps(Burst):
 
     def act(self) -> None:
         for tenant in self.tenants:
-            tenant.line.close()  # `usage` stays open, so that the locks stay
+            tenant.line.close()  # `usage` stays open and keeps its locks
 
 
 class Registrations(Burst):
-    """Of one process for slot after slot: its former slots are worth a look each time."""
+    """One process registers for one slot after another. For each registration the arbiter checks the former
+    slot.
+    """
 
     def prepare(self) -> None:
         self.lines = []
@@ -239,7 +246,9 @@ for _ in range(int(sys.argv[2])):
 
 
 class Writes(Burst):
-    """The kernel tells of each, and the arbiter looks at the size of the file, which it closes after that."""
+    """inotify reports each write. The arbiter checks the size of the file and closes it, which is reported as
+    well.
+    """
 
     def act(self) -> None:
         for number in range(self.COUNT):
@@ -250,10 +259,11 @@ class Writes(Burst):
 def test_the_message_of_another_tenant_waits_for_one_look_and_not_for_all(
     node: Node, kind: type[Burst]
 ) -> None:
-    """The arbiter is stopped while the attacker acts and the other tenant sends WANT, so all events are ready
-    at once. The cost is the arbiter's processor time until the GRANT; the least of three runs is compared,
-    because work after the GRANT may be counted. On a busy machine the arbiter may seem to be done before it
-    is, so that the median of the whole costs is taken."""
+    """The arbiter is stopped while the attacker acts and the other tenant sends WANT, so that all events are
+    ready at once. The cost is the arbiter's processor time until the GRANT. The test compares the smallest of
+    three runs, because work after the GRANT may be counted. For the cost of all events it takes the median,
+    because on a busy machine the arbiter may seem to be done too early.
+    """
     honest = Honest(node)
     assert node.arbiter is not None
     answers, wholes = [], []
@@ -276,19 +286,21 @@ def test_the_message_of_another_tenant_waits_for_one_look_and_not_for_all(
 
 
 def lock_besides(usage: int, locks: int) -> None:
-    """So many locks of this process, none of a slot."""
+    """Takes this many locks on bytes that belong to no slot."""
     for lock in range(locks):
         fcntl.lockf(usage, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, (1 << 30) + 2 * lock)
 
 
 def arbiter_cpu_seconds(node: Node) -> float:
-    """Of all its threads, to the nanosecond: the clock that clock_getcpuclockid(3) names."""
+    """Processor time of all threads, in nanosecond resolution, by the clock id that clock_getcpuclockid(3)
+    computes.
+    """
     assert node.arbiter is not None
     return time.clock_gettime(~node.arbiter.pid << 3 | 2)
 
 
 def settled(node: Node) -> float:
-    """Waits until the arbiter does nothing for two of its ticks; its processor time."""
+    """Waits until the arbiter does nothing for two of its ticks. Returns its processor time."""
     last, since = arbiter_cpu_seconds(node), time.monotonic()
     while time.monotonic() < since + 0.25:
         time.sleep(0.02)
@@ -306,13 +318,13 @@ def test_a_tenant_that_floods_is_hung_up_on_and_served_again(node: Node) -> None
     with pytest.raises(OSError):
         for _ in range(1_000_000):
             flood.line.send(message(WANT, flood.slot))
-    Tenant(node.run_dir / "leases" / "other", 0).close()  # is served meanwhile
+    Tenant(node.run_dir / "leases" / "other", 0).close()  # another tenant is served meanwhile
     flood.close()
     eventually(lambda: registers(lease))
 
 
 def test_connections_are_taken_at_a_rate(node: Node) -> None:
-    """Those that find no room now are refused by the kernel, or wait; the arbiter's time is bounded."""
+    """The kernel refuses connections without room, or they wait. The arbiter's processor time is bounded."""
     lease = node.lease()
     before, began = cpu_seconds(node), time.monotonic()
     for _ in range(400):
@@ -323,8 +335,9 @@ def test_connections_are_taken_at_a_rate(node: Node) -> None:
                 with suppress(BlockingIOError):
                     connect_to_arbiter(line, lease)
     assert node.client.ready()
-    elapsed = time.monotonic() - began  # the rate's budget grows with it, by 7 % of a processor
-    assert cpu_seconds(node) - before < 0.2 + 0.1 * elapsed  # 0.7 s without a rate, 0.02 s with one, in 1 s
+    elapsed = time.monotonic() - began  # the rate limit allows 7 % of a processor over this time
+    # in 1 s: 0.7 s without the rate limit, 0.02 s with it
+    assert cpu_seconds(node) - before < 0.2 + 0.1 * elapsed
     eventually(lambda: registers(lease))
 
 
@@ -341,7 +354,9 @@ os.execvp("sleep", ["sleep", "1000"])
 
 @needs("root", "fuse")
 def test_a_tenant_that_stays_in_the_midst_of_an_exec_stops_nothing(node: Node, tmp_path: Path) -> None:
-    """The exec closes the file of the tenant's own file system, and waits; until it ends, so does /proc."""
+    """The exec closes a file of the tenant's own file system and waits. Until the exec ends, reads of the
+    process's /proc files wait, too.
+    """
     lease, other = node.lease(), node.lease("other")
     with fuse_file(tmp_path / "mount", "flush") as file:
         program = subprocess.Popen([sys.executable, "-c", EXECS, str(lease), str(file.path)])
@@ -354,7 +369,7 @@ def test_a_tenant_that_stays_in_the_midst_of_an_exec_stops_nothing(node: Node, t
 
 
 def states(node: Node) -> list[str]:
-    """Of the arbiter's threads: D, it waits inside the kernel."""
+    """States of the arbiter's threads. D means that a thread waits inside the kernel."""
     assert node.arbiter is not None
     threads = Path(f"/proc/{node.arbiter.pid}/task").iterdir()
     return [(thread / "stat").read_text().rsplit(")", 1)[1].split()[0] for thread in threads]
@@ -368,6 +383,6 @@ def registers(lease: Path) -> bool:
             line.send(message(1, 0))
             return bool(
                 struct.unpack_from("<I", line.recv(4096))[0] == REFUSED
-            )  # slot 0 is not held: it answers
+            )  # slot 0 is not locked, so that the answer is a refusal
         except OSError:
             return False

@@ -1,6 +1,4 @@
-"""A suspended lease: a thread that launches or allocates waits in front of the driver, and the wait is
-counted.
-"""
+"""A suspended lease: threads that launch or allocate wait before they reach the driver, and are counted."""
 
 import json
 import sys
@@ -14,7 +12,7 @@ from tests.lease.conftest import Node, eventually
 from tests.native.harness import GIB, TEST_BUILD, UUIDS
 from vgpud.lease import DeviceLimits, LeaseActivity, read_activity, read_limits, update_limits
 
-# One call for each line of input; what libvgpu lets pass is answered with the result of the driver, if any
+# Makes one call for each line of input, and prints the driver's result when the call returns
 PROGRAM = """
 import ctypes as c, json, sys
 u = c.CDLL(None)
@@ -57,7 +55,7 @@ CALLS = (
     "synchronise",
     "allocate",
     "free",
-)  # calls that the fake driver has; tests/e2e/test_idle.py tries more
+)  # calls of the fake driver; tests/e2e/test_idle.py tests more
 
 
 def ask(process: "Popen[str]", call: str) -> None:
@@ -119,7 +117,7 @@ def test_no_call_that_is_wrapped_gets_past(node: Node, lease: Path) -> None:
     put(node, lease, away=True)
     eventually(lambda: read_activity(lease).quiet)
     ask(process, "")
-    with suppress(AssertionError):  # said below, with the names
+    with suppress(AssertionError):  # the assertion below fails with the names of the calls
         eventually(lambda: read_activity(lease).wants == count)
     ask(process, "")
     assert (process.stdout.readline().split(), read_activity(lease).wants) == ([], count)
@@ -161,7 +159,7 @@ def test_a_suspended_process_resumes_without_a_message(node: Node, lease: Path, 
 def test_a_process_is_suspended_though_the_arbiter_was_absent(
     node: Node, lease: Path, tenant: "Popen[str]"
 ) -> None:
-    """A process that registers again reads the page."""
+    """The process reads the limits page when it registers again."""
     node.kill_arbiter()
     put(node, lease, away=True, look=False)
     node.start_arbiter()

@@ -1,4 +1,6 @@
-"""What a context costs goes from lease to lease, so that no later process waits for NVML to start."""
+"""vgpud copies the measured size of a context from lease to lease, so that later processes need not wait for
+NVML to start.
+"""
 
 import os
 import struct
@@ -27,7 +29,8 @@ def said(usage: Path) -> tuple[int, ...]:
 
 def test_by_device_and_the_least_that_any_says(tmp_path: Path) -> None:
     costs = ContextCosts()
-    for name, found in (("a", (518, 0)), ("b", (64, 300)), ("c", (600, 1))):  # 1 MiB is no context
+    # 1 MiB is too small for a context and is ignored
+    for name, found in (("a", (518, 0)), ("b", (64, 300)), ("c", (600, 1))):
         write_lease(tmp_path, name, BOTH, UID, GID)
         say(tmp_path / name / "usage", *found)
         costs.learn(tmp_path / name)
@@ -38,7 +41,7 @@ def test_by_device_and_the_least_that_any_says(tmp_path: Path) -> None:
     pod = write_lease(tmp_path, "e", BOTH[:1], ANYONE, ANYONE)
     say(pod / "usage", 700)
     costs.seed(tmp_path / "e")
-    assert said(pod / "usage") == (700, 0, 0)  # what its own processes found stays
+    assert said(pod / "usage") == (700, 0, 0)  # a figure of the lease's own processes stays
 
 
 def test_leases_that_are_gone_or_spoilt_say_nothing(tmp_path: Path) -> None:
@@ -57,7 +60,7 @@ def test_leases_that_are_gone_or_spoilt_say_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("known", [True, False])
 def test_with_the_figure_a_first_process_does_not_wait_for_nvml(tmp_path: Path, known: bool) -> None:
-    """NVML that never comes up: only where nobody knows the cost of a context somebody waits for it."""
+    """NVML never starts. A process waits for it only if the size of a context is unknown."""
     folder = write_lease(tmp_path, "a", BOTH[:1], UID, GID)
     say(folder / "usage", CONTEXT_BYTES // MIB if known else 0)
     process = Tenant(folder).start(PROBE, "hold", "16MiB", "--seconds", "0", FAKE_NVML_NEVER_STARTS="1")

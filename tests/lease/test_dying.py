@@ -1,9 +1,9 @@
-"""A process that is dying holds its memory until it is gone, though its lock went before.
+"""Memory of a dying process counts until the process is gone, although its lock is dropped earlier.
 
-The kernel drops a process's locks while it closes its files, and releases NVIDIA's files after that: the
-card's memory comes back last. Given back with the lock, it would be another process's for as long as that
-takes. The last use of an inotify file takes some milliseconds to end, so a process with several of them is
-a while on its way.
+The kernel drops a process's locks when it closes the process's files, and NVIDIA's files are released later:
+the device's memory becomes free last. If the arbiter gave it back with the lock, another process could get it
+too early. The release of an inotify file takes some milliseconds, so that a process with several of them dies
+slowly.
 """
 
 import fcntl
@@ -27,7 +27,7 @@ for _ in range(24):
 say("ready")
 """
 PROCESSES = 20
-FIRST_SLOT = 128 + 16 * 64  # offset of the first process's slot in `usage`, see lease.h
+FIRST_SLOT = 128 + 16 * 64  # offset of the first process's slot in `usage`, native/common/lease.h
 
 
 def slow_to_go(node: Node, lease: Path) -> "subprocess.Popen[str]":
@@ -47,13 +47,13 @@ def gone(pidfd: int) -> bool:
 
 
 def make_it_look(lease: Path) -> None:
-    """Closes a connection: the arbiter then checks which processes have left."""
+    """Opens and closes a connection, after which the arbiter checks which processes are gone."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.connect(str(lease / "arbiter.sock"))
 
 
 def dies_slowly(node: Node, lease: Path) -> int:
-    """One process from its start to its end; how often it was seen alive without its lock."""
+    """Runs one process to its end. Returns how often it was alive without its lock."""
     process = slow_to_go(node, lease)
     pidfd, usage = os.pidfd_open(process.pid), os.open(lease / "usage", os.O_RDWR)
     process.kill()
@@ -72,7 +72,7 @@ def dies_slowly(node: Node, lease: Path) -> int:
 
 
 def test_memory_comes_back_when_the_process_is_gone_and_no_sooner(node: Node) -> None:
-    """Most processes show the time between lock and end: one that does not is followed by another."""
+    """Most processes are observed between lock and end. If one is not, another is started."""
     lease = node.lease()
     assert any(dies_slowly(node, lease) for _ in range(PROCESSES))
 

@@ -1,4 +1,6 @@
-"""Many processes under one limit, with the driver's own count as the judge; and failing closed."""
+"""Many processes under one limit, judged by the driver's own count. Errors refuse memory and never
+grant it.
+"""
 
 import json
 import mmap
@@ -15,7 +17,7 @@ from vgpud.lease import DeviceLimits, read_usage, write_lease
 
 @pytest.mark.parametrize("family", ["alloc", "vmm"])
 def test_racing_processes_never_pass_the_limit(node: Node, tmp_path: Path, family: str) -> None:
-    """Sizes are chosen so that the limit is met all the time."""
+    """The sizes are chosen so that the processes reach the limit all the time."""
     lease = node.lease(memory_bytes=8 * CONTEXT_BYTES + 256 * MIB)
     state = tmp_path / "driver-state"
     state.write_bytes(bytes(48))
@@ -32,9 +34,9 @@ def test_racing_processes_never_pass_the_limit(node: Node, tmp_path: Path, famil
     assert [process.returncode for process in processes] == [0] * 8, results
     now, _, most, _, calls, _ = struct.unpack("<6Q", state.read_bytes())
     limit = 8 * CONTEXT_BYTES + 256 * MIB
-    assert limit // 2 < most <= limit  # the driver never saw more than the limit, and it was met
+    assert limit // 2 < most <= limit  # the driver's highest total is close to the limit and not above it
     assert now == 0  # no reservation and no allocation leaked
-    assert calls > 1000  # the race decides how many of the 64000 calls libvgpu refuses
+    assert calls > 1000  # how many of the 64000 calls are refused depends on the race
     refused = sum(json.loads(out)["refused"] for out, _ in results)
     assert refused > 0
     eventually(lambda: lease_used(lease) == 0)

@@ -1,4 +1,4 @@
-"""vgpud/lease alone: files, sequence lock, hostile figures."""
+"""vgpud/lease alone: files, the sequence lock, hostile figures."""
 
 import os
 import socket
@@ -125,7 +125,7 @@ def test_a_lease_is_closed_and_removed_with_its_leftovers(tmp_path: Path) -> Non
     remove_lease(tmp_path, "a1")
     remove_lease(tmp_path, "a1")
     close_lease(folder)
-    (tmp_path / ".a2.new").mkdir()  # an interrupted write
+    (tmp_path / ".a2.new").mkdir()  # left by an interrupted write
     assert list_leases(tmp_path) == frozenset()
     assert list(tmp_path.iterdir()) == []
     assert list_leases(tmp_path / "nowhere") == frozenset()
@@ -217,7 +217,7 @@ def test_no_arbiter_is_a_numbered_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [b"", b"\0" * 64, struct.pack("<II", layout.MAGIC, layout.VERSION + 1)])
 def test_a_damaged_lease_can_be_closed_and_removed(tmp_path: Path, damage: bytes) -> None:
-    """Else its allocation could never be released: an upgrade may change the version."""
+    """Otherwise the allocation could never be released. An upgrade may change the lease's version."""
     folder = write_lease(tmp_path, "a1", DEVICES, UID, GID)
     (folder / layout.LIMITS_FILE).write_bytes(damage)
     close_lease(folder)

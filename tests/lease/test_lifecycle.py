@@ -1,4 +1,4 @@
-"""However a tenant's process comes and goes, its memory is counted once and comes back."""
+"""However a tenant's processes start and end, their memory is counted once and given back."""
 
 import json
 import os
@@ -30,7 +30,7 @@ from vgpud.lease import DeviceLimits, read_usage, update_limits, write_lease
 HOLD = (PROBE, "hold", "256MiB", "--then-wait-on-stdin")
 HELD = CONTEXT_BYTES + 256 * MIB
 
-# A Python process with a context and 100 MiB, which then does as it is told.
+# A Python process with a context and 100 MiB, which then runs the test's code
 CUDA = """
 import ctypes, os, subprocess, sys
 cuda = ctypes.CDLL("libcuda.so.1")
@@ -75,7 +75,9 @@ def static_program() -> Path:
 
 @pytest.mark.parametrize("family", ["alloc", "vmm", "async", "array", "managed"])
 def test_a_death_at_any_instruction_of_libvgpu_gives_back(node: Node, family: str) -> None:
-    """Some processes end in the middle of a claim, a settlement, a table's shard, a page's count."""
+    """Some processes are killed in the middle of a reservation, a settlement, a change of the table, or a
+    change of a page's count.
+    """
     lease = node.lease(memory_bytes=2 * GIB)
     survivor = node.tenant(lease, *HOLD)
     assert survivor.stdout is not None
@@ -100,7 +102,7 @@ def test_a_death_at_any_instruction_of_libvgpu_gives_back(node: Node, family: st
             places.add(done.stdout)
         eventually(lambda: lease_used(lease) == HELD)
     assert len(places) > 1
-    filled = Tenant(lease).run(PROBE, "fill", "--piece", "4MiB")  # no claim is left either
+    filled = Tenant(lease).run(PROBE, "fill", "--piece", "4MiB")  # no reservation is left either
     assert json.loads(filled.stdout)["total_bytes"] == 2 * GIB - HELD - CONTEXT_BYTES
 
 
@@ -119,7 +121,9 @@ def test_a_death_inside_the_driver_gives_back(node: Node, family: str, call: int
 
 
 def test_children_that_exec_take_nothing_along(node: Node) -> None:
-    """subprocess uses vfork; a child has libvgpu in it, or none if it is static, and is no tenant process."""
+    """subprocess uses vfork. The child has libvgpu loaded, or not if it is static, and is not a process of
+    the tenant.
+    """
     lease = node.lease()
     process = python(
         node,
@@ -157,7 +161,7 @@ def test_exec_of_a_static_program_gives_back(node: Node) -> None:
 
 
 def test_a_forked_child_outlives_its_parent(node: Node) -> None:
-    """The parent's memory is back although the child still has all of its descriptors open."""
+    """The parent's memory is given back, although the child still has all descriptors open."""
     lease = node.lease()
     process = python(
         node,
@@ -230,7 +234,9 @@ IN_A_NAMESPACE = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
 
 @needs("namespaces")
 def test_the_arbiter_knows_a_tenant_in_a_pid_namespace(node: Node) -> None:
-    """The arbiter knows it by the host's pid, NVML's wrappers name it by its own."""
+    """The arbiter knows the process by the host's pid. libvgpu's NVML wrappers show its pid in the
+    namespace.
+    """
     lease = node.lease()
     code = """
 class Info(ctypes.Structure):
@@ -302,7 +308,9 @@ print("fine")
 
 @needs("namespaces")
 def test_a_reused_pid_is_not_taken_for_the_dead_tenants(tmp_path: Path) -> None:
-    """Neither a stranger with the dead tenant's pid nor a later tenant process with it is taken for it."""
+    """Another user's process with the dead tenant's pid is not treated as that tenant, nor is a later process
+    of the tenant.
+    """
     (tmp_path / "leases").mkdir()
     done = subprocess.run(
         [*IN_A_NAMESPACE, sys.executable, "-c", REUSE, str(tmp_path)],
@@ -321,7 +329,9 @@ def test_a_reused_pid_is_not_taken_for_the_dead_tenants(tmp_path: Path) -> None:
 
 
 def test_a_limit_below_the_memory_in_use_stops_new_allocations(node: Node) -> None:
-    """No new memory until it falls, nothing is killed, and what is free is never a wrapped number."""
+    """No memory is granted until the use falls below the limit. No process is killed, and the free memory is
+    never negative or wrapped.
+    """
     lease = node.lease()
     process = python(
         node,
@@ -341,7 +351,7 @@ while True:
 
     assert seen() == [1024, 1024 - 64 - 100, 0]
     update_limits(lease, [DeviceLimits(UUIDS[0], 128 * MIB)])
-    seen()  # was under way
+    seen()  # this call may have begun before the change
     assert seen() == [128, 0, 2]
     assert process.poll() is None
     assert read_usage(lease).device(0).refusals_limit >= 1
@@ -352,7 +362,7 @@ while True:
 
 
 def test_each_device_is_limited_by_its_uuid(node: Node) -> None:
-    """The lease names the second card first: limits follow the UUID, not the order."""
+    """The lease lists the second device first. Limits belong to the UUID, not to the position."""
     leases = node.run_dir / "leases"
     lease = write_lease(
         leases, "two", [DeviceLimits(UUIDS[1], 300 * MIB), DeviceLimits(UUIDS[0], GIB)], uid=UID, gid=GID

@@ -1,7 +1,7 @@
-"""A process that ends before it has registered with the arbiter gives back its memory and its slot.
+"""A process that ends before it is registered gives back its memory and its slot.
 
-The arbiter has no pidfd of a process that died before it sent REGISTER, that died before its connection was
-accepted, or that could not connect.
+The arbiter has no pidfd of a process that died before it sent REGISTER or before its connection was accepted,
+or that could not connect.
 """
 
 import signal
@@ -48,7 +48,7 @@ def test_a_process_that_never_connected_gives_back(node: Node) -> None:
 
 
 def test_a_living_process_that_cannot_register_keeps_its_memory(node: Node) -> None:
-    """Other processes of its lease come and go: the arbiter looks at the slots each time."""
+    """Other processes of the lease start and end, and the arbiter checks the slots each time."""
     lease = node.lease()
     (lease / "arbiter.sock").rename(lease / "elsewhere")
     process = hold(node, lease)
@@ -65,7 +65,7 @@ def test_a_living_process_that_cannot_register_keeps_its_memory(node: Node) -> N
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("call", ["socket", "connect", "send", "recv"])
 def test_a_death_on_the_way_to_the_registration_gives_the_slot_back(node: Node, call: str, when: str) -> None:
-    """Killed between its claim of the slot and the arbiter's answer."""
+    """The process is killed between its lock of the slot and the arbiter's answer."""
     lease = node.lease()
     tenant = Tenant(lease, (TEST_BUILD / "libdies-at.so", LIBVGPU))
     died = tenant.run(PROBE, "info", DIES_AT=call, DIES_WHEN=when)

@@ -136,7 +136,7 @@ def test_a_tenant_that_works_is_not_suspended_as_idle(tmp_path: Path) -> None:
 
 
 def test_a_release_during_an_observation_does_not_end_the_idle_rule(tmp_path: Path) -> None:
-    """Before the mend, such a release on a loaded machine stopped all turns until vgpud was restarted."""
+    """Before the fix, such a release on a loaded machine stopped all turns until vgpud was restarted."""
 
     async def scene(card: Card) -> None:
         card.add("a", gib=10)

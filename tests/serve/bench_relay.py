@@ -1,4 +1,4 @@
-"""What the relay and vgpud's own call path cost, beside a bare grpcio echo.
+"""Cost of the relay and of vgpud's call path, beside a plain grpcio echo.
 
     python -m tests.serve.bench_relay [CALLS]
 
@@ -50,7 +50,7 @@ async def _serve(run_dir: Path) -> None:
 
 
 class _Still(FakeKeeper):
-    """Keeps nothing, so that the thousandth call costs what the first did."""
+    """Forgets each allocation, so that all calls cost the same."""
 
     async def allocate(self, request: Any) -> Any:
         held = await super().allocate(request)

@@ -1,4 +1,4 @@
-"""A keeper in memory: what the doors can be tested with, no ledger, no device."""
+"""A keeper in memory for tests of the doors, without ledger and devices."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -109,7 +109,7 @@ class FakeMoves:
 
 
 class FakeKeeper:
-    """`failure` is raised by every call if set; `gate` holds Allocate until it is set."""
+    """If `failure` is set, every call raises it. If `gate` is set, Allocate waits until the event is set."""
 
     def __init__(self) -> None:
         self.failure: Exception | None = None
@@ -302,7 +302,7 @@ class FakeKeeper:
 
     async def mps(self) -> tuple[MpsDaemon, ...]:
         self._check()
-        # of no user that runs this test
+        # clients of a user that does not run this test
         clients = (MpsClient(7, 5, 4242, "a", 1, "python secret.py"), MpsClient(8, 5, None, "", None, "x"))
         return (MpsDaemon("GPU-1", 0, 4, 0, False, 48, (MpsServer(5, 0, "FAULT"),), clients),)
 

@@ -1,4 +1,4 @@
-"""As much of HTTP/2 (RFC 9113) and gRPC as a peer needs that breaks off where it likes."""
+"""The parts of HTTP/2 (RFC 9113) and gRPC that a peer needs which stops in the middle of a call."""
 
 import socket
 import struct
@@ -9,7 +9,7 @@ DATA, HEADERS, SETTINGS, GOAWAY, RST_STREAM, WINDOW_UPDATE = 0, 1, 4, 7, 3, 8
 
 
 class Peer:
-    """One connection; streams are numbered 1, 3, 5 as they are opened."""
+    """One connection. Streams are numbered 1, 3, 5 in the order in which they are opened."""
 
     def __init__(self, path: Path) -> None:
         self.socket = socket.socket(socket.AF_UNIX)
@@ -19,7 +19,7 @@ class Peer:
         self._next = 1
 
     def open(self, method: str, service: str = "vgpud.v1.Vgpud") -> int:
-        """Headers of a call; its message is to come."""
+        """Sends the headers of a call; its message follows."""
         stream, self._next = self._next, self._next + 2
         fields = {
             ":method": "POST",
@@ -34,30 +34,30 @@ class Peer:
         return stream
 
     def begin_message(self, stream: int, length: int, data: bytes = b"") -> None:
-        """A message of `length` bytes, of which `data` is the beginning."""
+        """Sends the head of a message of `length` bytes, and `data` as its first bytes."""
         self.socket.sendall(_frame(DATA, 0, stream, struct.pack(">BI", 0, length) + data))
 
     def more(self, stream: int, data: bytes) -> None:
         self.socket.sendall(_frame(DATA, 0, stream, data))
 
     def end(self, stream: int) -> None:
-        """No more comes on it."""
+        """Ends the client's side of the stream."""
         self.socket.sendall(_frame(DATA, 0x1, stream, b""))
 
     def grant(self, stream: int, count: int) -> None:
-        """The server may send that many bytes more, on the stream and in all."""
+        """Allows the server to send `count` more bytes, on the stream and on the connection."""
         step = struct.pack(">I", count)
         self.socket.sendall(_frame(WINDOW_UPDATE, 0, stream, step) + _frame(WINDOW_UPDATE, 0, 0, step))
 
     def read_frame(self) -> tuple[int, int, int, bytes]:
-        """Kind, flags, stream and payload; what the server set is acknowledged."""
+        """Returns kind, flags, stream and payload. Acknowledges the server's settings."""
         kind, flags, stream, payload = self._read()
         if kind == SETTINGS and not flags & 0x1:
             self.socket.sendall(_frame(SETTINGS, 0x1, 0, b""))
         return kind, flags, stream, payload
 
     def ends(self) -> bool:
-        """Reads until the server closes the connection; False if it says nothing for 30 s."""
+        """Reads until the server closes the connection. Returns false if nothing arrives for 30 s."""
         try:
             while self.socket.recv(65536):
                 pass
@@ -68,7 +68,7 @@ class Peer:
         return True
 
     def ended_streams(self, count: int) -> set[int]:
-        """Reads until so many streams were ended by the server; its numbers."""
+        """Reads until the server has ended `count` streams. Returns their numbers."""
         ended: set[int] = set()
         while len(ended) < count:
             kind, flags, stream, _ = self._read()
@@ -99,5 +99,5 @@ def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 
 def _literal(name: str, value: str) -> bytes:
-    """RFC 7541, 6.2.2: without indexing, a new name; lengths below 127."""
+    """A literal header without indexing and with a new name (RFC 7541, 6.2.2); lengths below 127."""
     return b"\x00" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()

@@ -1,4 +1,4 @@
-"""A server on real sockets, its event loop in a thread of its own."""
+"""A server on real sockets. Its event loop runs in a thread of its own."""
 
 import asyncio
 import concurrent.futures
@@ -23,7 +23,7 @@ class Live:
     def __init__(
         self, limits: ConnectionLimits | None = None, group: str = "", bounds: Bounds | None = None
     ) -> None:
-        # short, and open to other users: Unix socket paths have room for 108 bytes
+        # A short path, because a Unix socket's path has at most 108 bytes. Other users may enter the folder.
         self.run_dir = Path(tempfile.mkdtemp(prefix="vgs-", dir=open_place()))
         self.run_dir.chmod(0o755)
         self.loop = asyncio.new_event_loop()
@@ -38,7 +38,7 @@ class Live:
         await self.server.start()
 
     def do(self, work: Coroutine[Any, Any, T], timeout_seconds: float = 300) -> T:
-        """Runs `work` on the server's loop and waits for its answer."""
+        """Runs `work` on the server's loop and returns its result."""
         return self.begin(work).result(timeout_seconds)
 
     def begin(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:

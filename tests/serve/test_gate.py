@@ -1,4 +1,6 @@
-"""What a user may pass on to grpcio: a few calls that wait there, and a part of the event loop's time."""
+"""How much of a user's traffic is passed on to grpcio: a few waiting calls, and a share of the event loop's
+time.
+"""
 
 import asyncio
 
@@ -36,7 +38,7 @@ def test_a_gate_is_closed_while_calls_wait_to_be_taken() -> None:
         gate.wait(lambda: resumed.append("first"))
         gate.wait(lambda: resumed.append("second"))
         gate.taken()
-        assert gate.is_open and resumed == ["first"]  # it is asked again before the second
+        assert gate.is_open and resumed == ["first"]  # the gate is checked again before "second"
         await asyncio.sleep(0.02)
         assert resumed == ["first", "second"]
 

@@ -1,4 +1,6 @@
-"""Peers that begin calls and do not end them: each has its share, and loses its connection in time."""
+"""Peers that begin calls and do not end them: each user has a share, and connections without progress are
+closed.
+"""
 
 import os
 import subprocess
@@ -26,7 +28,7 @@ EVER = 1e6
 
 def bounded(**more: float) -> Live:
     live = Live(bounds=Bounds(**(vars_of(QUICK) | more)))  # type: ignore[arg-type]
-    # root has no share of its own here: the tests run as root, and are to be like any other user
+    # root's own share is removed, because the tests run as root and must be treated like an ordinary user
     for shares in (live.server.intake.calls, live.server.intake.strangers_calls):
         shares.root = -1
     live.server.intake.watches.root = -1
@@ -50,14 +52,15 @@ def reading(live: Live) -> int:
 
 @pytest.mark.parametrize(("door", "most"), [("ro", 4), ("tenant", 6)])
 def test_unfinished_messages_of_a_user_are_bounded_by_its_share(live: Live, door: str, most: int) -> None:
-    """48 connections with 128 unfinished messages of 1 MiB each took 5 GB."""
+    """Before the fix, 48 connections with 128 unfinished messages of 1 MiB each used 5 GB."""
     peer = Peer(getattr(live, door))
     for _ in range(12):
         peer.begin_message(peer.open("Plan"), MAX_REQUEST_BYTES, bytes(1000))
     calls = live.server.intake.strangers_calls if door == "ro" else live.server.intake.calls
     assert len(peer.ended_streams(12 - most)) == 12 - most
     assert calls.taken == most
-    wait_until(lambda: reading(live) == QUICK.messages_per_user)  # what is read into memory at one time
+    # number of messages that are read into memory at a time
+    wait_until(lambda: reading(live) == QUICK.messages_per_user)
     peer.close()
     wait_until(lambda: calls.taken == 0)
 
@@ -105,7 +108,7 @@ def test_watches_of_a_user_are_bounded_by_its_share(live: Live) -> None:
     peer = Peer(live.ro)
     for _ in range(5):
         peer.begin_message(peer.open("Watch"), 0)
-        # END_STREAM is not sent: the call stays open both ways
+        # END_STREAM is not sent, so that the call stays open in both directions
     watches = live.server.intake.watches
     wait_until(lambda: watches.taken == 2)
     assert len(peer.ended_streams(3)) == 3
@@ -153,7 +156,7 @@ print("sent", flush=True); input()
 
 @needs("root")
 def test_calls_of_one_user_in_grpcs_queue_cost_no_call_of_another() -> None:
-    """grpcio cancels calls at random where 1000 wait for the event loop, whose ever they are."""
+    """When 1000 calls wait for the event loop, grpcio cancels calls at random, those of other users too."""
     live = Live()
     go_on = threading.Event()
     pipe = subprocess.PIPE
@@ -162,7 +165,7 @@ def test_calls_of_one_user_in_grpcs_queue_cost_no_call_of_another() -> None:
         assert flood.stdin and flood.stdout
         try:
             wait_until(lambda: live.server.relay.peers.served == 64)
-            live.loop.call_soon_threadsafe(go_on.wait)  # all of it comes in one turn of the loop
+            live.loop.call_soon_threadsafe(go_on.wait)  # all calls arrive in one iteration of the event loop
             assert flood.stdout.readline() == "sent\n"
             with grpc.insecure_channel(f"unix:{live.admin}") as channel:
                 calls = [VgpudStub(channel).GetNode.future(pb.GetNodeRequest()) for _ in range(30)]

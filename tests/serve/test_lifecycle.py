@@ -1,4 +1,4 @@
-"""Callers that leave in the middle, deadlines, many at once, and the end."""
+"""Callers that leave during a call, deadlines, many calls at once, and the server's stop."""
 
 import asyncio
 import os
@@ -48,13 +48,15 @@ Client(Path(sys.argv[1]), 60).allocate(pb.AllocateRequest(request_id=sys.argv[2]
 def test_a_call_of_a_killed_client_leaves_the_server_unharmed(
     live: Live, tenant: Client, request_id: str
 ) -> None:
-    """Its allocation is finished and found again by the request id; without one nothing is left."""
+    """With a request id the allocation is finished, and a later call finds it. Without a request id nothing
+    is left.
+    """
     close_gate(live)
     caller = subprocess.Popen([sys.executable, "-c", ALLOCATE, str(live.tenant), request_id])
     wait_until(lambda: len(live.keeper.requests) == 1)
     caller.send_signal(signal.SIGKILL)
     caller.wait()
-    time.sleep(0.2)  # the server notices
+    time.sleep(0.2)  # time for the server to notice
     assert live.keeper.held == {}
     open_gate(live)
     if request_id:
@@ -69,7 +71,7 @@ def test_a_call_of_a_killed_client_leaves_the_server_unharmed(
 def test_a_callers_deadline_ends_its_call_alone(live: Live) -> None:
     close_gate(live)
     deadline_seconds = 0.1
-    while not live.keeper.requests:  # on a busy machine a deadline may pass before the call arrives
+    while not live.keeper.requests:  # on a busy machine the deadline may pass before the call arrives
         deadline_seconds *= 2
         with Client(live.tenant, deadline_seconds) as hasty, pytest.raises(VgpuError) as caught:
             hasty.allocate(pb.AllocateRequest(request_id="r"))
@@ -88,7 +90,7 @@ def test_two_hundred_concurrent_callers_are_served(live: Live) -> None:
         made = []
         ready.wait()
         for i in range(10):
-            # a subchannel pool of its own gives each client a connection of its own
+            # a subchannel pool of its own gives each client its own connection
             options = [("grpc.use_local_subchannel_pool", 1)]
             channels.append(grpc.insecure_channel(f"unix:{live.tenant}", options=options))
             call = channels[-1].unary_unary(
@@ -114,7 +116,8 @@ def test_two_hundred_concurrent_callers_are_served(live: Live) -> None:
 @pytest.mark.parametrize(
     "junk",
     [b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(100_000), b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\xff"],
-    ids=["nothing", "http", "noise", "http2"],  # of noise pytest would make another name in each worker
+    # without names, pytest would name random bytes differently in each worker
+    ids=["nothing", "http", "noise", "http2"],
 )
 def test_junk_on_the_socket_leaves_other_clients_unharmed(live: Live, reader: Client, junk: bytes) -> None:
     with socket.socket(socket.AF_UNIX) as odd:
@@ -132,7 +135,7 @@ def test_junk_on_the_socket_leaves_other_clients_unharmed(live: Live, reader: Cl
 
 
 def test_a_stop_waits_for_running_calls(live: Live, reader: Client) -> None:
-    """The running call is answered, the watch ends with an error, new connections are refused."""
+    """The running call is answered, the watch ends with an error, and new connections are refused."""
     close_gate(live)
     watch = reader.watch()
     with ThreadPoolExecutor(2) as pool, Client(live.tenant, 30) as client:
@@ -162,7 +165,7 @@ def test_a_stop_cancels_calls_beyond_the_grace(live: Live) -> None:
         with pytest.raises(VgpuError) as caught:
             answer.result(20)
         assert caught.value.code in (ErrorCode.STOPPING, ErrorCode.UNREACHABLE)
-    assert live.do(others()) == []  # nothing of it waits on for an answer
+    assert live.do(others()) == []  # no task waits for an answer any more
     open_gate(live)
 
 
@@ -172,7 +175,7 @@ async def others() -> list[str]:
 
 def test_health_reports_the_stop(live: Live) -> None:
     with grpc.insecure_channel(f"unix:{live.ro}") as channel:
-        stub: Any = health_pb2_grpc.HealthStub(channel)  # its stubs name no methods
+        stub: Any = health_pb2_grpc.HealthStub(channel)  # these stubs have no typed methods
         states = stub.Watch(health_pb2.HealthCheckRequest())
         assert next(states).status == health_pb2.HealthCheckResponse.SERVING
         ending = live.begin(live.server.stop(0.5))

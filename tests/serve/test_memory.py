@@ -1,4 +1,6 @@
-"""The memory of the daemon while a stranger sends messages that never end; in 24 s it once was 5.2 GB."""
+"""The daemon's memory while another user sends messages that never end. Before the fix it grew to 5.2 GB in
+24 s.
+"""
 
 import subprocess
 import sys
@@ -27,7 +29,8 @@ async def main():
     await server.stop(0.1)
 asyncio.run(main())
 """
-# as many streams as a connection has, and as much of a message on each as the server takes
+# Opens as many streams as a connection may have, and sends on each as much of a message as the server
+# accepts.
 ATTACKER = """
 import os, sys
 from pathlib import Path
@@ -74,7 +77,7 @@ def test_a_user_without_rights_takes_no_more_memory_than_its_share(folder: Path)
             assert int(done.stdout) >= ConnectionLimits().per_stranger
             grown = peak_bytes(server.pid) - before
             share = one_user(ConnectionLimits().per_stranger, Bounds().calls_per_stranger)
-            # and what Python and its allocator take to handle that many connections and refusals
+            # 32 MiB for Python and its allocator to handle so many connections and refusals
             assert grown < share + 32 * MIB
         finally:
             server.communicate("\n", timeout=300)

@@ -1,4 +1,4 @@
-"""Callers beside root have a part of the daemon's time, however many they are."""
+"""All callers together, root excepted, have a bounded share of the daemon's time, however many they are."""
 
 import asyncio
 from contextlib import suppress

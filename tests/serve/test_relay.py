@@ -1,4 +1,4 @@
-"""The relay by itself: the peer's identity, its limits, its refusals."""
+"""The relay alone: the peer's identity, limits, refusals."""
 
 import asyncio
 import errno
@@ -46,7 +46,7 @@ try:
 except VgpuError as error:
     print(error.code.name, error.sentence)
 """
-TENANTS = 60_123  # a gid that no group has
+TENANTS = 60_123  # a gid without a group
 
 
 def as_another(path: Path, uid: int, gid: int, groups: str = "") -> str:
@@ -97,7 +97,8 @@ def pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
 
 
-# names a peer that lives and two that have ended; the second's pid is another user's process's by clone3(2)
+# Prints the identity of a living peer and of two that have ended. By clone3(2) another user's process has the
+# pid of the second ended one.
 IDENTIFIES = """
 import ctypes, os, socket, struct, subprocess, sys
 from vgpud.model.caller import Door
@@ -163,7 +164,7 @@ def test_peer_names_are_never_reused() -> None:
 
 
 def test_the_pump_loses_nothing_with_a_slow_reader() -> None:
-    """Both ways at once, far more than the sockets hold, and holds little of it itself."""
+    """Data flows in both directions, far more than the sockets hold. The pump buffers little of it."""
 
     async def carry() -> tuple[bool, int]:
         loop = asyncio.get_running_loop()
@@ -184,7 +185,7 @@ def test_the_pump_loses_nothing_with_a_slow_reader() -> None:
             asyncio.ensure_future(loop.sock_sendall(near, there)),
             asyncio.ensure_future(loop.sock_sendall(far, back)),
         ]
-        # the client does not read: the writers must be delayed, and the memory must not fill
+        # the client does not read: writers must wait, and memory must not grow
         await asyncio.sleep(0.05)
         held_up = sum(not task.done() for task in writing)
         got = await asyncio.gather(read(far, len(there)), read(near, len(back)))
@@ -198,7 +199,7 @@ def test_the_pump_loses_nothing_with_a_slow_reader() -> None:
 
 
 def own_connection(path: Path) -> pb.NodeReply:
-    """A call on a connection that no other channel of this process shares."""
+    """Makes a call on a connection that no other channel of this process uses."""
     options = [("grpc.use_local_subchannel_pool", 1)]
     with grpc.insecure_channel(f"unix:{path}", options=options) as channel:
         try:
@@ -237,7 +238,9 @@ print("connected", flush=True); input()
 
 
 def identified(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The uids of the connections that the relay identifies from now on, in this order."""
+    """Returns a list that receives the uids of connections in the order in which the relay identifies
+    them.
+    """
     uids: list[int] = []
 
     def identify(connection: socket.socket, door: Door) -> Caller:
@@ -253,12 +256,12 @@ def identified(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_user_who_connects_again_and_again_delays_no_connection_of_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With four such users others had 15 to 29 percent of their speed."""
+    """Before the fix, four such users reduced the speed of other users to 15 to 29 percent."""
     live = Live()
     live.tenant.chmod(0o666)
     looked_at = identified(monkeypatch)
     go_on = threading.Event()
-    live.loop.call_soon_threadsafe(go_on.wait)  # all of them stand in the listener's queue
+    live.loop.call_soon_threadsafe(go_on.wait)  # all connections wait in the listener's queue
     pipe, words = subprocess.PIPE, [sys.executable, "-c", CONNECTS, str(live.tenant)]
     callers = []
     try:
@@ -268,7 +271,7 @@ def test_a_user_who_connects_again_and_again_delays_no_connection_of_another(
         go_on.set()
         wait_until(lambda: 4243 in looked_at)
         assert looked_at.index(4243) < 200
-        wait_until(lambda: looked_at.count(4242) >= 128)  # its part of those that may wait
+        wait_until(lambda: looked_at.count(4242) >= 128)  # the share of one user among waiting connections
     finally:
         go_on.set()
         for caller in callers:
@@ -284,7 +287,7 @@ def test_users_whose_connections_fill_the_queue_of_arrivals_keep_no_other_user_o
     live.tenant.chmod(0o666)
     looked_at = identified(monkeypatch)
     go_on = threading.Event()
-    live.loop.call_soon_threadsafe(go_on.wait)  # all of them stand in the listener's queue
+    live.loop.call_soon_threadsafe(go_on.wait)  # all connections wait in the listener's queue
     pipe, words = subprocess.PIPE, [sys.executable, "-c", CONNECTS, str(live.tenant)]
     callers = []
     try:
@@ -313,7 +316,7 @@ def test_a_relay_that_is_closed_closes_the_connections_that_wait_for_their_turn(
                 return task[0]
 
             assert arrivals.add(7, one, wait) == ""
-            arrivals.close()  # before the first step of the task
+            arrivals.close()  # before the task has run at all
             await asyncio.wait(task)
             return task[0].cancelled(), one.fileno() < 0
 
@@ -322,7 +325,7 @@ def test_a_relay_that_is_closed_closes_the_connections_that_wait_for_their_turn(
 
 @needs("root")
 def test_a_user_with_few_connections_is_admitted_where_others_hold_all() -> None:
-    """Users with 1024 idle connections each kept all others out."""
+    """Before the fix, users with 1024 idle connections each kept all other users out."""
     live = Live(ConnectionLimits(total=6, per_uid=4, admin=1))
     live.tenant.chmod(0o666)
     words = [sys.executable, "-c", HOLDS, str(live.tenant)]
@@ -364,7 +367,7 @@ def test_connection_limits_stay_below_the_descriptor_limit(monkeypatch: pytest.M
 
 
 class NoDescriptors(socket.socket):
-    """A listener whose first accepts fail as they do at the limit of open files."""
+    """A listener whose first accepts fail with the error of the limit on open files."""
 
     failures = 3
 
@@ -400,7 +403,7 @@ def small_backlog(monkeypatch: pytest.MonkeyPatch) -> Iterator[Live]:
 
 
 def test_the_relay_waits_for_a_full_backlog_of_the_server(small_backlog: Live) -> None:
-    """grpcio's socket is replaced by one that takes one connection and accepts late."""
+    """grpcio's socket is replaced by a socket with a backlog of one that accepts late."""
     live = small_backlog
     relay = live.server.relay
     path = live.run_dir / "private" / "slow.sock"
@@ -430,7 +433,7 @@ def test_the_relay_waits_for_a_full_backlog_of_the_server(small_backlog: Live) -
 
 
 def test_requests_of_two_clients_keep_their_own_callers(live: Live) -> None:
-    """One connection is one caller: calls of two clients do not mix."""
+    """Each connection has its own caller: calls of two clients do not mix."""
     with Client(live.ro, 10) as reader, Client(live.tenant, 10) as tenant:
         for number in range(20):
             tenant.allocate(pb.AllocateRequest(request_id=str(number)))

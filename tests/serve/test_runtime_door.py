@@ -1,4 +1,4 @@
-"""The door for container runtimes against peers of every kind; the node behind it is a fake."""
+"""The door for container runtimes, with peers of every kind and a fake node behind it."""
 
 import asyncio
 import contextlib
@@ -97,7 +97,7 @@ async def world(
     limits: RuntimeLimits | None = None,
     environment: bool = False,
 ) -> AsyncIterator[World]:
-    """`held` is what systemd listens on, if it does; `opened` is the policy's [runtime] users."""
+    """`held` is a listening socket passed by systemd, if any. `opened` is the policy's [runtime] users."""
     hook = folder / "vgpu-hook"
     hook.touch()
     run_dir = folder / "run"
@@ -138,7 +138,7 @@ def test_a_prepared_container_has_its_allocation_in_its_config(tmp_path: Path) -
         (request,) = made.containers.started
         assert (request.memory_bytes, request.lifetime, request.label) == (GIB, me(), "c1")
         assert (request.owner.uid, request.owner.gid) == (5, 6)
-        # asked again by the same process it is the same request, by another name another
+        # repeated by the same process it is the same request; with another name it is another request
         await made.ask(Verb.PREPARE, body=ASKS)
         await made.ask(Verb.PREPARE, name="c2", body=ASKS)
         ids = [one.id for one in made.containers.started]
@@ -176,7 +176,9 @@ def test_refusals_and_internal_errors_are_answered(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mark", ["io.kubernetes.cri.container-type", "io.kubernetes.cri-o.ContainerType"])
 def test_a_pods_container_that_asks_for_nothing_is_refused(tmp_path: Path, mark: str) -> None:
-    """An engine that drops the pod's annotations would start it without a GPU and without an error."""
+    """A container engine that drops the pod's annotations would otherwise start the container without a GPU
+    and without an error.
+    """
 
     def config(env: list[str], **annotations: str) -> str:
         return json.dumps({"annotations": {mark: "container", **annotations}, "process": {"env": env}})
@@ -187,8 +189,8 @@ def test_a_pods_container_that_asks_for_nothing_is_refused(tmp_path: Path, mark:
             status is Status.REFUSED and "asks for no GPU slice (E103)" in text and "pod_annotations" in text
         )
         unchanged = (
-            config(["VGPU_ALLOCATION=a1"]),  # it has one by its CDI device
-            config(["VGPU_COUNT=0"]),  # a sidecar beside a container that asks
+            config(["VGPU_ALLOCATION=a1"]),  # has an allocation by its CDI device
+            config(["VGPU_COUNT=0"]),  # a sidecar of a container with a slice
             config([], **{"io.container.manager": "libpod"}),
             json.dumps({"annotations": {mark: "sandbox"}}),
         )
@@ -202,7 +204,7 @@ def test_a_pods_container_that_asks_for_nothing_is_refused(tmp_path: Path, mark:
 
 @needs("root", "fuse")
 def test_a_descriptor_of_a_users_own_file_system_does_not_hold_the_door(tmp_path: Path) -> None:
-    """The attack: the file system does not answer the close of the descriptor that came with a message."""
+    """An attack: the file system does not answer the close of a descriptor that came with a message."""
 
     with fuse_file(tmp_path / "mount", "flush") as file:
         theirs = os.open(file.path, os.O_RDWR)
@@ -215,7 +217,7 @@ def test_a_descriptor_of_a_users_own_file_system_does_not_hold_the_door(tmp_path
             assert (await made.ask(Verb.BIND, name="a1", pidfd=own))[0] is Status.DONE
 
         run(tmp_path, scene)
-    with contextlib.suppress(OSError):  # its server has ended
+    with contextlib.suppress(OSError):  # the file system's server has ended
         os.close(theirs)
     os.close(own)
 
@@ -225,7 +227,7 @@ def test_a_bind_takes_the_process_of_the_passed_pidfd(tmp_path: Path) -> None:
         pidfd = os.pidfd_open(os.getpid())
         assert (await made.ask(Verb.BIND, name="a1", pidfd=pidfd))[0] is Status.DONE
         assert made.containers.bound == [("a1", Lifetime(me().pid, me().start_ticks, f"of {os.getpid()}"))]
-        for wrong in (None, 0):  # none, and one of something else
+        for wrong in (None, 0):  # no descriptor, and one that is not a pidfd
             status, text = await made.ask(Verb.BIND, name="a1", pidfd=wrong)
             assert status is Status.REFUSED and "E103" in text
         os.close(pidfd)
@@ -277,7 +279,7 @@ def test_a_connection_made_while_vgpud_is_down_is_served_by_the_next_vgpud(tmp_p
             held.setblocking(False)
             async with world(tmp_path, held) as first:
                 assert await first.ask(Verb.PREPARE, body="{}") == (Status.UNCHANGED, "")
-            with await first.connect() as peer:  # not refused
+            with await first.connect() as peer:  # the second server must not refuse this connection
                 await asyncio.get_running_loop().sock_sendall(peer, REQUEST.pack(MAGIC, 1, 0, 2, 2) + b"c1{}")
                 async with world(tmp_path, held):
                     assert await answer(peer) == (Status.UNCHANGED, "")
@@ -344,7 +346,7 @@ def test_a_refusal_is_short_for_a_huge_request(tmp_path: Path) -> None:
 def test_config_json_is_read_and_written_off_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The time that a container's configuration takes is not taken from all other callers."""
+    """Large configurations must not delay other callers."""
     places: list[threading.Thread] = []
 
     def noted(real: Any, *given: Any) -> Any:
@@ -363,7 +365,7 @@ def test_config_json_is_read_and_written_off_the_event_loop(
 
 @needs("root")
 def test_unread_replies_of_a_user_end_and_leave_room_for_others(tmp_path: Path) -> None:
-    """512 unread replies once kept root from starting containers."""
+    """Before the fix, 512 unread replies prevented root from starting containers."""
     limits = RuntimeLimits(total=4, per_user=4, for_root=2, reply_seconds=0.2)
     large = config_asking(x="y" * 700_000)
 
@@ -375,7 +377,7 @@ def test_unread_replies_of_a_user_end_and_leave_room_for_others(tmp_path: Path) 
             unread.append(peer)
             await loop.sock_sendall(peer, REQUEST.pack(MAGIC, Verb.PREPARE, 0, 2, len(large)) + b"c1")
             await loop.sock_sendall(peer, large.encode())
-        while len(made.containers.started) < 6:  # all shares are taken, root's too
+        while len(made.containers.started) < 6:  # all places are taken, also root's
             await asyncio.sleep(0.01)
         answered = False
         while not answered:
@@ -402,7 +404,9 @@ input()
 
 @contextlib.asynccontextmanager
 async def another_user(made: World, connections: int, then: str) -> AsyncIterator[str]:
-    """A process of uid 4242 with so many connections; the first line of what the last one is told."""
+    """Starts a process of uid 4242 with `connections` connections. Yields the first line of the last one's
+    answer.
+    """
     words = [sys.executable, "-c", AS_USER, str(made.path), str(connections), then]
     pipe = asyncio.subprocess.PIPE
     child = await asyncio.create_subprocess_exec(*words, stdin=pipe, stdout=pipe)

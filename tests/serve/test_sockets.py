@@ -1,4 +1,4 @@
-"""The public sockets: modes, groups, a second daemon, those of systemd."""
+"""The public sockets: modes, groups, a second daemon, sockets from systemd."""
 
 import grp
 import os
@@ -150,11 +150,11 @@ def test_sockets_passed_by_systemd_are_used(tmp_path: Path) -> None:
             ("TENANT", 6, False, 0.0),
         ]
     )
-    assert shown[1] == "['s0', 's1', 's2', 's3']"  # theirs to remove
+    assert shown[1] == "['s0', 's1', 's2', 's3']"  # sockets that systemd made and removes
 
 
 def test_sockets_that_systemd_does_not_pass_are_created(run_dir: Path) -> None:
-    """As where the unit of this one socket is not enabled."""
+    """The unit of one of the sockets is not enabled."""
     run_dir.mkdir()
     shown = passed(run_dir, "admin:ro:tenant", "unix,unix,unix")
     assert "('RUNTIME', " in shown[0]

@@ -1,4 +1,4 @@
-"""State beside the ledger is written in the order of its changes, also by calls that are cancelled."""
+"""State beside the ledger is written in the order of its changes, also by cancelled calls."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""A user is one user for quotas and limits, by whichever of its uids it calls."""
+"""Quotas and limits treat all uids of a user as one user."""
 
 import asyncio
 import pwd
@@ -26,7 +26,7 @@ from vgpud.serve import peers
 from vgpud.serve.relay import ConnectionLimits
 
 USER, FIRST = 4242, 1_000_000
-# becomes the user, makes a user namespace, waits for its maps, takes a uid of it, and connects
+# Becomes the user, makes a user namespace, waits for its uid map, takes a uid of it, and connects
 IN_A_NAMESPACE = """
 import ctypes, os, socket, sys
 path, inside, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
@@ -57,7 +57,7 @@ def path() -> Iterator[Path]:
 
 @contextmanager
 def subordinate(path: Path, inside: int, count: int = 1) -> Iterator[None]:
-    """A process of USER's namespace holds `count` connections as uid FIRST + inside."""
+    """Runs a process in a user namespace of USER that holds `count` connections as uid FIRST + inside."""
     words = [sys.executable, "-c", IN_A_NAMESPACE, str(path), str(inside), str(count)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdin and child.stdout
@@ -99,7 +99,7 @@ def test_a_subordinate_uid_counts_as_the_owner_of_its_namespace(path: Path) -> N
 def test_a_subordinate_uid_outside_of_its_namespace_counts_as_its_user(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file that was made set-uid inside of the namespace runs with that uid on the host."""
+    """A file made set-uid inside the namespace runs with that uid on the host."""
 
     def refused(_: int) -> NoReturn:
         pytest.fail("the event loop waits for a directory service")
@@ -179,7 +179,9 @@ os.execvp("sleep", ["sleep", "1000"])
 
 @needs("fuse")
 def test_a_caller_in_the_midst_of_an_exec_holds_no_door(path: Path, tmp_path: Path) -> None:
-    """The attack: it connects, and its exec closes a file of its own file system, which does not answer."""
+    """An attack: a process connects, and its exec closes a file of its own file system, which does not
+    answer.
+    """
     callers: list[Caller] = []
     with listening(path) as listener, fuse_file(tmp_path / "mount", "flush") as file:
         words = [sys.executable, "-c", CONNECTS_AND_EXECS, str(path), str(file.path)]
