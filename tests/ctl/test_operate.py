@@ -37,11 +37,11 @@ def test_the_policy_is_explained_for_each_device_and_the_user(main: Ctl, daemon:
         origins={"device[0].mode": "a.toml:4", "device[0].preload.max_tenants": "a.toml:5"},
     )
     said = main("policy", "explain").stdout
-    assert "device 0 (NVIDIA H200): rule 1 of 2" in said
+    assert "device 0 (NVIDIA H200): device[0]" in said
     assert re.search(r'mode +"preload" +a.toml:4 +quotas by libvgpu', said)
     assert re.search(r"preload.max_tenants +8 +a.toml:5 +allocations on one device", said)
-    assert "devices 1, 2 (NVIDIA H200): rule 2 of 2" in said
-    assert re.search(r"user .*: quota 1 of 1\n\n.*\nmax_devices +3 +built-in +slices", said)
+    assert "devices 1, 2 (NVIDIA H200): device[1]" in said
+    assert re.search(r"user .*: quota\[0\]\n\n.*\nmax_devices +3 +built-in +slices", said)
     assert re.search(r'max_priority +"normal" +built-in +the highest priority', said)
 
 
@@ -297,6 +297,9 @@ def test_a_policy_diff_shows_changed_keys(main: Ctl, daemon: Daemon, tmp_path: P
     assert re.search(r'^\+ +planner.strategy = "spread" +.*other.toml:3$', done.stdout, re.MULTILINE)
     document = json.loads(main("policy", "diff", str(other), "-o", "json").stdout)
     assert document["changes"] == [{"key": "planner.strategy", "inForce": "pack", "onDisk": "spread"}]
+    other.write_text('version = 1\n[[device]]\nmatch = { index = 0 }\nmode = "mig"\n')
+    document = json.loads(main("policy", "diff", str(other), "-o", "json").stdout)
+    assert [change["key"] for change in document["changes"]] == ["device[0].match.index", "device[0].mode"]
 
 
 POLICY = """version = 1
@@ -348,13 +351,38 @@ def test_policy_cases_pass_and_fail(main: Ctl, tmp_path: Path) -> None:
     states = [line.split()[0] for line in done.stdout.splitlines()[1:]]
     assert states == ["passed", "passed", "passed", "passed", "passed", "failed"]
     assert "5 of 6 cases passed" in done.stderr
+    assert "mode preload on device 0; expected mode mig" in done.stdout
     assert "OVER_QUOTA: uid 1000 would hold 20GiB, and its quota is 16GiB" in done.stdout
     names = main("policy", "test", str(cases), "--file", str(tmp_path / "policy.toml"), "-o", "name")
     assert names.stdout.splitlines() == ["expects what is not so"]
     cases.write_text('[[case]]\nname = "x"\nrequest = { memroy = "4GiB" }\nexpect = {}\n')
     bad = main("policy", "test", str(cases), "--file", str(tmp_path / "policy.toml"))
     assert bad.returncode == 2
-    assert "case.0.request.memroy" in bad.stderr
+    assert "case[0].request.memroy: no such key: did you mean memory" in bad.stderr
+
+
+@pytest.mark.parametrize(
+    ("case", "sentence"),
+    [
+        ('request = { memory = "4Gib" }\nexpect = {}', "case[0].request.memory: bad amount of memory '4Gib'"),
+        ("request = { cores = 200.0 }\nexpect = {}", "case[0].request.cores: "),
+        (
+            'request = {}\nexpect = { refuse = "" }',
+            "case[0].expect.refuse: no such key: did you mean refused",
+        ),
+        (
+            'request = {}\nexpect = { refused = "OVERQUOTA" }',
+            "case[0].expect.refused: no error is named OVERQUOTA, did you mean OVER_QUOTA",
+        ),
+        ("request = {}\nexpect = {}\nhold = []", "case[0].hold: no such key: did you mean held"),
+    ],
+)
+def test_a_mistake_in_a_policy_case_is_named(main: Ctl, tmp_path: Path, case: str, sentence: str) -> None:
+    cases = tmp_path / "cases.toml"
+    cases.write_text('[[case]]\nname = "x"\n' + case)
+    done = main("policy", "test", str(cases))
+    assert done.returncode == 2
+    assert sentence in done.stderr
 
 
 # --- completions

@@ -171,7 +171,8 @@ def test_policy_reload(main: Ctl, daemon: Daemon, dry: bool, changed: bool, code
     )
     done = main("policy", "reload", *(["--dry-run"] if dry else []))
     assert done.returncode == code
-    assert done.stdout == "done: strategy is spread\nwaiting: device 0 waits for 2 allocations\n"
+    when = "at a reload" if dry else "done"
+    assert done.stdout == f"{when}: strategy is spread\nwaiting: device 0 waits for 2 allocations\n"
     word = "changed" if changed else "unchanged"
     assert done.stderr == f"policy {'would be ' if dry else ''}{word}, digest 77\n"
     assert daemon.requests("ReloadPolicy")[0].dry_run is dry
@@ -216,6 +217,8 @@ def test_every_error_has_its_exit_code(main: Ctl, daemon: Daemon, code: ErrorCod
     assert done.stderr == f"{sentence}{details}hint: do this\n"
     assert main("devices", "-v").stderr == f"{sentence}  one\n  two\nhint: do this\n"
     assert "hint" not in main("devices", "-q").stderr
+    assert "hint" in main("alloc", "--memory", "10G").stderr
+    assert "hint" not in main("-q", "alloc", "--memory", "10G").stderr
 
 
 def test_an_error_is_a_document_for_machines(main: Ctl, daemon: Daemon) -> None:

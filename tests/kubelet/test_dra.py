@@ -385,7 +385,7 @@ def test_an_unprepare_with_running_processes_is_refused(short: Path) -> None:
             assert claim is not None
             await dra.prepare(claim)
             dra.world.effectors[Mode.PRELOAD].pids = (1,)
-            assert "processes still run" in await dra.unprepare(claim)
+            assert "still has 1 process" in await dra.unprepare(claim)
             assert len(dra.held) == 1
             dra.world.effectors[Mode.PRELOAD].pids = ()
             assert await dra.unprepare(claim) == ""

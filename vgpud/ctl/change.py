@@ -17,6 +17,7 @@ from vgpud.ctl.progress import told
 from vgpud.ctl.request import request_of
 from vgpud.ctl.terminal import Terminal, View
 from vgpud.model.errors import ErrorCode, Exit, VgpuError
+from vgpud.model.quantity import counted
 
 UNCERTAIN = (ErrorCode.DEADLINE, ErrorCode.STOPPING)
 
@@ -98,7 +99,8 @@ def suspend(arguments: Namespace, terminal: Terminal) -> int:
     if not terminal.is_machine:
         amount = words.memory(allocation.suspended_bytes)
         terminal.say(
-            f"{len(allocation.suspended_pids)} processes wait, {amount} of device memory are on the host"
+            f"suspended with {counted(len(allocation.suspended_pids), 'process')}, "
+            f"{amount} of device memory is on the host"
         )
         if allocation.stays_bytes:
             stays = words.memory(allocation.stays_bytes)

@@ -26,9 +26,8 @@ def exit_code_of(error: VgpuError) -> int:
     return error.exit_code if isinstance(error, CommandFailed) else error.code.exit_code.value
 
 
-def report(error: Exception, terminal: Terminal | None) -> int:
-    """Prints the error and returns its exit code; `terminal` is None if the options could not be parsed."""
-    terminal = terminal or Terminal()
+def report(error: Exception, terminal: Terminal) -> int:
+    """Prints the error and returns its exit code."""
     if isinstance(error, UnicodeEncodeError):  # of the API's messages; output escapes what it cannot encode
         text = ascii(error.object)[:80]
         error = VgpuError(ErrorCode.BAD_REQUEST, f"{text} is not UTF-8", "vgpud takes text in UTF-8")

@@ -75,13 +75,14 @@ def _unwritten(error: OSError) -> int:
 
 
 def _run(argv: Sequence[str]) -> int:
+    from vgpud.ctl.terminal import Terminal
+
     try:
         verb, arguments = parse(argv)
     except OSError:  # of help, which is written to standard output
         raise
     except Exception as error:
-        return _report(error, None)
-    from vgpud.ctl.terminal import Terminal
+        return _report(error, Terminal(quiet=_is_quiet(argv)))
 
     terminal = Terminal.of(arguments, verb.streams)
     try:
@@ -97,12 +98,18 @@ def _run(argv: Sequence[str]) -> int:
         return _report(error, terminal)
 
 
+def _is_quiet(argv: Sequence[str]) -> bool:
+    """--quiet of a line that cannot be parsed; words behind -- belong to a program."""
+    own = argv[: argv.index("--")] if "--" in argv else argv
+    return "-q" in own or "--quiet" in own
+
+
 def _function(verb: "Verb") -> "Callable[[Namespace, Terminal], int]":
     module, name = verb.function.split(":")
     return cast("Callable[[Namespace, Terminal], int]", getattr(import_module(f"vgpud.ctl.{module}"), name))
 
 
-def _report(error: Exception, terminal: "Terminal | None") -> int:
+def _report(error: Exception, terminal: "Terminal") -> int:
     from vgpud.ctl.fail import report
 
     return report(error, terminal)

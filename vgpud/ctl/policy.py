@@ -14,6 +14,7 @@ from vgpud.ctl.terminal import Terminal, View
 from vgpud.model.errors import ErrorCode, Exit, VgpuError
 
 if TYPE_CHECKING:
+    from vgpud.policy.compare import Change
     from vgpud.policy.load import LoadedPolicy
 
 BUILT_IN = "built-in"
@@ -57,7 +58,8 @@ def reload(arguments: Namespace, terminal: Terminal) -> int:
     else:
         would = "would be " if arguments.dry_run else ""
         terminal.say(f"policy {would}{'changed' if reply.changed else 'unchanged'}, digest {reply.digest}")
-        for word, sentences in (("done", reply.done), ("waiting", reply.waiting)):
+        done = "at a reload" if arguments.dry_run else "done"
+        for word, sentences in ((done, reply.done), ("waiting", reply.waiting)):
             for sentence in sentences:
                 print(f"{word}: {clean(sentence)}")
     differs = arguments.dry_run and reply.changed
@@ -76,7 +78,7 @@ def diff(arguments: Namespace, terminal: Terminal) -> int:
         from vgpud.ctl.policy_files import on_disk
 
         new = _document(on_disk())
-    changes = compare(now["policy"], new["policy"])
+    changes = [change for change in compare(now["policy"], new["policy"]) if _is_given(change, now, new)]
     lines = []
     for key, before, after in changes:
         for sign, value, origins in (("-", before, now["origins"]), ("+", after, new["origins"])):
@@ -91,6 +93,15 @@ def diff(arguments: Namespace, terminal: Terminal) -> int:
     if not changes:
         terminal.say(f"nothing differs, digest {now['digest'][:8]}")
     return Exit.DIFFERS.value if changes else Exit.OK.value
+
+
+def _is_given(change: "Change", now: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """False for the built-in value of a key whose rule is in one of the two policies only: the keys that a
+    file gives for the rule are listed."""
+    if None not in (change.before, change.after):
+        return True
+    side = new if change.before is None else now
+    return change.key in side["origins"] and side["origins"][change.key] != BUILT_IN
 
 
 def _online(arguments: Namespace) -> dict[str, Any]:

@@ -17,11 +17,12 @@ expect = { refused = "OVER_QUOTA" }
 
 import json
 from argparse import Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.ctl.connect import connect
@@ -38,13 +39,29 @@ from vgpud.planner.choose import choose
 from vgpud.planner.quota import over_quota
 from vgpud.planner.use import use_of
 from vgpud.policy.accounts import needs_accounts
+from vgpud.policy.locate import spell
 from vgpud.policy.model import Policy
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+T = TypeVar("T")
 
 STATE_STYLES = {"passed": "green", "failed": "red"}
 
 
 class _Table(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+def _sentenced(parse: Callable[[T], object], value: T | None) -> T | None:
+    """Raises ValueError with the sentence of the error that `parse` raises."""
+    try:
+        if value is not None:
+            parse(value)
+    except VgpuError as error:
+        raise ValueError(error.sentence) from None
+    return value
 
 
 class Asked(_Table):
@@ -58,8 +75,17 @@ class Asked(_Table):
     uid: int = 1000
     gid: int = 1000
 
+    @field_validator("memory")
+    @classmethod
+    def _is_an_amount(cls, text: str | None) -> str | None:
+        return _sentenced(parse_bytes, text)
+
+    @field_validator("cores")
+    @classmethod
+    def _is_a_share(cls, percent: float | None) -> float | None:
+        return _sentenced(Percent.from_float, percent)
+
     def request(self, name: str) -> Request:
-        """Raises VgpuError(BAD_QUANTITY or BAD_PERCENT)."""
         return Request(
             id=name,
             owner=Owner(self.uid, self.gid),
@@ -77,6 +103,14 @@ class Expected(_Table):
     mode: Literal["mig", "mps", "preload", "exclusive"] | None = None
     devices: list[int] | None = None
     refused: str | None = None
+
+    @field_validator("refused")
+    @classmethod
+    def _is_an_error(cls, name: str | None) -> str | None:
+        if name is not None and name not in ErrorCode.__members__:
+            near = get_close_matches(name.upper(), ErrorCode.__members__, n=1)
+            raise ValueError(f"no error is named {name}{f', did you mean {near[0]}' if near else ''}")
+        return name
 
 
 class Case(_Table):
@@ -107,7 +141,8 @@ def test(arguments: Namespace, terminal: Terminal) -> int:
     for case in cases.case:
         got = answer(policy, node, case)
         passed = fits(case.expect, got, node)
-        rows.append(("passed" if passed else "failed", case.name, said(got, node)))
+        answered = said(got, node) if passed else f"{said(got, node)}; expected {expected(case.expect)}"
+        rows.append(("passed" if passed else "failed", case.name, answered))
     document = {"items": [{"state": row[0], "name": row[1], "answer": row[2]} for row in rows]}
     columns = (Column("STATE", styles=STATE_STYLES), Column("CASE"), Column("ANSWER"))
     failed = [row[1] for row in rows if row[0] == "failed"]
@@ -122,12 +157,30 @@ def read(path: Path) -> Cases:
     try:
         return Cases.model_validate(given)
     except ValidationError as error:
-        details = tuple(
-            f"{'.'.join(str(part) for part in one['loc'])}: {one['msg'].lower()}" for one in error.errors()
-        )
+        details = tuple(f"{spell(one['loc'])}: {_mistake(one)}" for one in error.errors())
         raise VgpuError(
             ErrorCode.BAD_REQUEST, f"{path}: {details[0]}", "see 'vgpuctl policy test --help'", details
         ) from None
+
+
+def _mistake(found: "ErrorDetails") -> str:
+    if found["type"] != "extra_forbidden":
+        text = found["msg"].removeprefix("Value error, ")
+        return text[:1].lower() + text[1:]
+    known = _table_of(found["loc"]).model_fields
+    near = get_close_matches(str(found["loc"][-1]), known, n=1)
+    return f"no such key: {f'did you mean {near[0]}' if near else ', '.join(known)}"
+
+
+def _table_of(path: Sequence[int | str]) -> type[_Table]:
+    """The table that a path such as case[0].expect.mode lies in."""
+    if len(path) == 1:
+        return Cases
+    if path[0] == "node":
+        return NodeTable
+    if len(path) == 3:
+        return Case
+    return Expected if path[2] == "expect" else Asked
 
 
 def answer(policy: Policy, node: Node, case: Case) -> Decision:
@@ -163,6 +216,14 @@ def fits(expected: Expected, got: Decision, node: Node) -> bool:
     return (expected.mode is None or modes == {expected.mode}) and (
         expected.devices is None or sorted(_indices(got, node)) == sorted(expected.devices)
     )
+
+
+def expected(asked: Expected) -> str:
+    """What a case expects, as in "mode mig on device 0, 1"."""
+    if asked.refused is not None:
+        return asked.refused
+    mode = f"mode {asked.mode}" if asked.mode else "any mode"
+    return f"{mode} on device {', '.join(map(str, sorted(asked.devices)))}" if asked.devices else mode
 
 
 def said(got: Decision, node: Node) -> str:

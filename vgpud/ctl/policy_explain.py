@@ -44,7 +44,8 @@ def explain(arguments: Namespace, terminal: Terminal) -> int:
     items = []
     for title, rows in (*_of_devices(policy, devices, reply), _of_user(policy, owner, reply.origins)):
         tables.append(Table((Column(""),), [(title,)]))
-        tables.append(Table(_COLUMNS, rows))
+        if rows:
+            tables.append(Table(_COLUMNS, rows))
         keys = ("key", "value", "origin", "meaning")
         items.append({"about": title, "keys": [dict(zip(keys, row, strict=True)) for row in rows]})
     names = [str(item["about"]) for item in items]
@@ -67,7 +68,7 @@ def _of_devices(
     for number, members in alike.items():
         indices = ", ".join(str(device.index) for device in members)
         plural = "devices" if len(members) > 1 else "device"
-        which = f"rule {number + 1} of {len(policy.device)}" if number >= 0 else "no rule covers it"
+        which = f"device[{number}]" if number >= 0 else "no rule covers it"
         rule = policy.device[number] if number >= 0 else DeviceRule()
         rows = list(_of_rule(rule, f"device[{number}]", reply.origins))
         yield f"{plural} {indices} ({members[0].name}): {which}", rows
@@ -109,7 +110,7 @@ def _of_user(policy: Policy, owner: Owner, origins: Mapping[str, str]) -> tuple[
         for key, value in given.items()
         if key.startswith("max_")
     ]
-    return f"{name}: quota {number + 1} of {len(policy.quota)}", rows
+    return f"{name}: quota[{number}]", rows
 
 
 def _description(table: str, key: str) -> str:

@@ -195,3 +195,10 @@ def _share_too_fine(shown: str) -> VgpuError:
 
 
 WHOLE = Percent(10000)
+
+
+def counted(number: int, noun: str) -> str:
+    """As in "1 device", "2 devices", "2 processes"."""
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number} {noun}es" if noun.endswith("s") else f"{number} {noun}s"

@@ -8,6 +8,7 @@ from vgpud import proc
 from vgpud.hardware.gateway import Gateway
 from vgpud.model.device import Device, DeviceProcess
 from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.quantity import counted
 from vgpud.model.tenancy import Slice
 from vgpud.model.view import SliceMeter, SliceUse
 
@@ -87,4 +88,4 @@ async def foreign_processes(gateway: Gateway, device: Device) -> str | None:
     if not processes:
         return None
     pids = ", ".join(str(p.pid) for p in processes[:5])
-    return f"{len(processes)} processes outside vgpud use it (pid {pids})"
+    return f"it is used by {counted(len(processes), 'process')} outside vgpud (pid {pids})"

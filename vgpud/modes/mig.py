@@ -18,6 +18,7 @@ from vgpud.hardware.reset import reset_device
 from vgpud.model.device import ComputeInstance, Device, DeviceProcess, GpuInstance
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.log_event import LogEvent
+from vgpud.model.quantity import counted
 from vgpud.model.tenancy import Allocation, Edits, MigSlice, Mode, Slice
 from vgpud.model.view import SliceMeter, SliceUse
 from vgpud.modes.base import Originals, Paths
@@ -80,7 +81,7 @@ class MigMode:
         if not processes:
             return None
         named = ", ".join(f"{p.pid} ({command(p.pid, self._paths.host_root)})" for p in processes[:5])
-        return f"{len(processes)} processes use it, and MIG mode needs it idle (pid {named})"
+        return f"it is used by {counted(len(processes), 'process')}, and MIG mode needs it idle (pid {named})"
 
     async def apply(self, device: Device) -> None:
         """Enables MIG mode. Raises VgpuError: DEVICE_IN_USE (with the processes), RESET_NEEDED if the card

@@ -8,12 +8,12 @@ from typing import Any
 from vgpud.model.device import Device, Node
 from vgpud.model.errors import VgpuError
 from vgpud.model.event import EventKind
+from vgpud.model.quantity import counted
 from vgpud.model.tenancy import Mode
 from vgpud.model.view import ReloadReport
 from vgpud.node.store.account import Account
 from vgpud.node.store.allocations import AllocationStore
 from vgpud.planner.use import EMPTY, DeviceUse
-from vgpud.planner.words import counted
 from vgpud.policy.compare import compare
 from vgpud.policy.load import LoadedPolicy
 from vgpud.policy.model import DeviceRule, Policy

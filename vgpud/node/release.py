@@ -17,6 +17,7 @@ from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.lifecycle import Change
 from vgpud.model.log_event import LogEvent
 from vgpud.model.plan import StepKind
+from vgpud.model.quantity import counted
 from vgpud.model.tenancy import Allocation, State
 from vgpud.node.devices.execute import Executor
 from vgpud.node.parts import Parts
@@ -86,10 +87,10 @@ class AllocationReleaser:
                 "try again in a moment",
             )
         if waiting(allocation) and force:
+            held = counted(len(waiting(allocation)), "process")
             raise VgpuError(
                 ErrorCode.TENANT_ALIVE,
-                f"allocation {allocation.id} is suspended with {len(waiting(allocation))} processes, which "
-                "nothing could wake any more",
+                f"allocation {allocation.id} is suspended with {held}, which nothing could wake any more",
                 "resume it first, or end its processes",
             )
         if allocation.id not in self._running and not force:

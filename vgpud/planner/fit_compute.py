@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from vgpud.model.device import split_name
 from vgpud.model.errors import ErrorCode
+from vgpud.model.quantity import counted
 from vgpud.model.tenancy import Mode
 from vgpud.planner.division import divisions, given_bytes, part_of, seats
 from vgpud.planner.geometry import Layout, Place, SlotKey, Table, table_for
@@ -11,7 +12,7 @@ from vgpud.planner.pool import Stock
 from vgpud.planner.terms import Offer, bare_name
 from vgpud.planner.verdict import Room, Seat, Unfit, never
 from vgpud.planner.wanted import Wanted
-from vgpud.planner.words import counted, listed
+from vgpud.planner.words import listed
 
 
 class Part(NamedTuple):

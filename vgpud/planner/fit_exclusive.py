@@ -1,8 +1,9 @@
 """Checks whether a whole device can be allocated."""
 
+from vgpud.model.quantity import counted
 from vgpud.model.tenancy import Mode, Slice
 from vgpud.planner.verdict import Fit, Seat, Verdict, busy
-from vgpud.planner.words import counted, listed, shown_bytes
+from vgpud.planner.words import listed, shown_bytes
 
 
 def fit_exclusive(seat: Seat) -> Verdict:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from vgpud.model.device import split_name
 from vgpud.model.errors import ErrorCode
+from vgpud.model.quantity import counted
 from vgpud.model.tenancy import MigMove, MigSlice, Mode, Slice
 from vgpud.planner import fit_compute
 from vgpud.planner.geometry import Place, SlotKey, Table, table_for
@@ -13,7 +14,7 @@ from vgpud.planner.terms import Offer, Terms, bare_name
 from vgpud.planner.transitions import between, make_room
 from vgpud.planner.verdict import Fit, Room, Seat, Unfit, Verdict, busy, never
 from vgpud.planner.wanted import Wanted
-from vgpud.planner.words import counted, listed, shown_bytes
+from vgpud.planner.words import listed, shown_bytes
 
 _REMEMBERED = 64
 _FITS = 1024

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from vgpud.model.device import Device, DeviceProcess, Mig
+from vgpud.model.quantity import counted
 from vgpud.model.tenancy import MigMove, MigSlice, Mode
 from vgpud.planner.division import given_bytes
 from vgpud.planner.fit_mig import find_instance, full, mode_shut, serving_offers
@@ -19,7 +20,6 @@ from vgpud.planner.terms import Offer
 from vgpud.planner.use import EMPTY, DeviceUse, InstanceUse
 from vgpud.planner.verdict import NO_ROOM, Fit, Seat, Unfit, Verdict, busy
 from vgpud.planner.wanted import Wanted
-from vgpud.planner.words import counted
 
 
 class _Instance(NamedTuple):

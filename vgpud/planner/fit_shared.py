@@ -1,11 +1,11 @@
 """Checks whether a quota (preload) or a spatial share (mps) of the requested size fits on a device."""
 
 from vgpud.model.errors import ErrorCode
-from vgpud.model.quantity import MIB, Percent
+from vgpud.model.quantity import MIB, Percent, counted
 from vgpud.model.tenancy import Mode, Slice
 from vgpud.planner.verdict import Fit, Room, Seat, Unfit, Verdict, busy, never
 from vgpud.planner.wanted import Wanted
-from vgpud.planner.words import counted, shown_apart, shown_bytes, shown_share
+from vgpud.planner.words import shown_apart, shown_bytes, shown_share
 
 # cuMemCreate's granularity on every card so far, and what the driver reserves per small allocation
 GRAIN_BYTES = 2 * MIB

@@ -2,6 +2,7 @@
 
 from vgpud.model.device import ComputeMode, Health, Virtualisation
 from vgpud.model.errors import ErrorCode
+from vgpud.model.quantity import counted
 from vgpud.model.tenancy import Mode
 from vgpud.planner.fit_exclusive import fit_exclusive
 from vgpud.planner.fit_mig import fit_mig
@@ -10,7 +11,6 @@ from vgpud.planner.fit_shared import fit_shared
 from vgpud.planner.use import EMPTY
 from vgpud.planner.verdict import Seat, Unfit, Verdict, busy, never
 from vgpud.planner.wanted import Wanted
-from vgpud.planner.words import counted
 
 _HOSTS_MACHINES = (Virtualisation.HOST_VGPU, Virtualisation.HOST_VSGA)
 

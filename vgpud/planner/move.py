@@ -14,13 +14,14 @@ from dataclasses import replace
 from vgpud.model.device import Device, Health, Link, Node
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.plan import Step, StepKind
+from vgpud.model.quantity import counted
 from vgpud.model.tenancy import Allocation, Mode, Slice
 from vgpud.planner.locality import DISTANCE
 from vgpud.planner.places import on_record
 from vgpud.planner.suspend import check_mode, is_away
 from vgpud.planner.terms import Terms
 from vgpud.planner.use import EMPTY, DeviceUse, is_anybodys
-from vgpud.planner.words import counted, shown_bytes, shown_share
+from vgpud.planner.words import shown_bytes, shown_share
 
 # CUDA driver API, "CUDA checkpointing": a restore accepts GPU pairs from this branch on
 MOVE_BRANCH = 580

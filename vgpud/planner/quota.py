@@ -7,10 +7,9 @@ from itertools import takewhile
 from vgpud.model.caller import BARE, Account
 from vgpud.model.device import Node
 from vgpud.model.errors import ErrorCode, VgpuError
-from vgpud.model.quantity import show_bytes
+from vgpud.model.quantity import counted, show_bytes
 from vgpud.model.tenancy import Allocation, Mode, Owner, Slice, State
 from vgpud.planner.terms import all_terms
-from vgpud.planner.words import counted
 from vgpud.policy.model import Policy, QuotaRule
 
 _WHOLE_HUNDREDTHS = 10_000

@@ -6,11 +6,12 @@ from difflib import get_close_matches
 
 from vgpud.model.device import Device
 from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.quantity import counted
 from vgpud.model.tenancy import Mode
 from vgpud.planner.terms import bare_name
 from vgpud.planner.verdict import Fit, Room, Unfit, Verdict
 from vgpud.planner.wanted import Wanted
-from vgpud.planner.words import DRAINED, counted, listed, shown_bytes, shown_share
+from vgpud.planner.words import DRAINED, listed, shown_bytes, shown_share
 
 # if devices have different causes, the cause that the caller can change most easily is first
 _GRAVITY = (

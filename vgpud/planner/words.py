@@ -20,13 +20,6 @@ def shown_share(hundredths: int) -> str:
     return f"{hundredths / 100:g}%"
 
 
-def counted(number: int, noun: str) -> str:
-    """As in "1 device", "2 devices", "2 processes"."""
-    if number == 1:
-        return f"1 {noun}"
-    return f"{number} {noun}es" if noun.endswith("s") else f"{number} {noun}s"
-
-
 def listed(items: tuple[str, ...], most: int = 12) -> str:
     """The items separated by commas, at most `most`, and the number of the others."""
     if len(items) <= most:

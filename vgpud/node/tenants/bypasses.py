@@ -23,6 +23,7 @@ from vgpud.model.event import EventKind
 from vgpud.model.journal import Message
 from vgpud.model.log_event import LogEvent
 from vgpud.model.marks import Mark, MarkKind
+from vgpud.model.quantity import counted
 from vgpud.model.tally import Tally
 from vgpud.model.tenancy import Allocation, Mode, Slice, State
 from vgpud.modes.gpu_use import is_in
@@ -326,7 +327,7 @@ class Bypasses:
         self.release_later(allocation.id, reason)
 
     async def _tell_stop(self, allocation: Allocation, ended: int) -> None:
-        count = "1 process" if ended == 1 else f"{ended} processes"
+        count = counted(ended, "process")
         sentence = f"allocation {allocation.id}: vgpud ended {count} and releases it, as on_bypass is stop"
         try:
             await self.around.store.notice(EventKind.ALLOCATION_STOPPED, allocation.id, sentence)

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from vgpud.model.caller import Caller
 from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.quantity import counted
 from vgpud.model.tenancy import Allocation, State
 from vgpud.proc import has_ended
 
@@ -22,7 +23,7 @@ def check_resizable(allocation: Allocation) -> None:
     if settled(allocation).state is State.SUSPENDED:
         raise VgpuError(
             ErrorCode.ALLOCATION_BUSY,
-            f"allocation {allocation.id} is suspended, with {len(allocation.suspended)} processes",
+            f"allocation {allocation.id} is suspended, with {counted(len(allocation.suspended), 'process')}",
             f"run 'vgpuctl resume {allocation.id}' first",
         )
     if allocation.state is State.FAILED:
@@ -56,6 +57,6 @@ def check_ended(allocation_id: str, listed: Iterable[int]) -> None:
         named = ", ".join(str(pid) for pid in pids[:8])
         raise VgpuError(
             ErrorCode.TENANT_ALIVE,
-            f"{len(pids)} processes still run in allocation {allocation_id} (pid {named})",
+            f"allocation {allocation_id} still has {counted(len(pids), 'process')} (pid {named})",
             "end them first, or release with --force: their processes then keep their memory and get no more",
         )

@@ -119,7 +119,7 @@ class Residency:
         move = self._waiting.get(allocation.id)
         if move is not None:
             return f"waits to resume, {_ordinal(move.place)} in the queue: {move.sentence}"
-        return "idle" if allocation.cause is Cause.IDLE else "its turn is over, it wants nothing"
+        return "idle" if allocation.cause is Cause.IDLE else "has no work, and others use its room"
 
     @property
     def waiting(self) -> int:
