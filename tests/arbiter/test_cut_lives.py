@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.arbiter.conftest import LONG, Card, answer, counters, span
-from tests.arbiter.test_cut import CONSERVING, HARD, done_ns, table, work
+from tests.arbiter.test_cut import CONSERVING, HARD, done_ns, fault, table, work
 from tests.conditions import needs, unmet
 from tests.e2e.support import eventually
 from tests.native.harness import TEST_BUILD
@@ -70,6 +70,20 @@ def test_preempted_tenants_resume_after_the_arbiter_dies(cut_card: Card) -> None
     eventually(lambda: not any(is_off(lease) for lease in leases), "all are back")
     for process in processes:
         goes_on(cut_card, process.pid)
+
+
+def test_a_preempted_tenant_whose_link_thread_waits_in_the_driver_resumes(cut_card: Card) -> None:
+    """libvgpu's thread that talks to the arbiter also records events. The driver may keep it until the
+    tenant is on the device again, and then it does not see that the arbiter has gone."""
+    lease = cut_card.lease("a", HARD, 5)
+    process = cut_card.spin(lease, LONG)
+    eventually(lambda: counters(lease)["turns"] > 3, "it has turns")
+    fault(cut_card, "hang", "--function", "cuCtxRecordEvent")
+    span(lease, turns=3, seconds=0.5)
+    eventually(lambda: is_off(lease), "it is off")
+    cut_card.kill_arbiter()
+    eventually(lambda: not is_off(lease), "it is back", 15)
+    goes_on(cut_card, process.pid)
 
 
 def test_a_tenant_suspended_while_preempted_is_quiet_and_continues(cut_card: Card) -> None:

@@ -9,6 +9,7 @@
 #include "clock.h"
 #include "inside.h"
 #include "in_flight.h"
+#include "thread.h"
 
 #define WATCH_NS 250000u /* between two checks for idleness */
 #define WATCH_BRIEF_NS 40000u
@@ -28,11 +29,13 @@
 #define DOUBT_NS 20000000u
 #define DOUBT_MAX_NS 20000000000u
 #define RESCUE_NS 500000000u
+#define RESCUE_LOOK_NS 200000000u
+#define RESCUE_STACK_BYTES (64 * 1024)
 
 static struct {
     pthread_mutex_t lock;
     uint64_t *allow; /* the launch path's word, see gate.h */
-    bool active;
+    bool active;     /* the rescue reads it without the lock */
     bool watch;
     bool brief;
     bool idle;
@@ -46,8 +49,9 @@ static struct {
     uint64_t calls;
     uint64_t doubt_at;
     uint64_t doubt_ns;
-    uint64_t left_at; /* when its engine cut ended, or its channels could last not be enabled; 0: they are enabled */
-    bool refused;     /* the driver refused to enable them then */
+    bool guarded;      /* the rescue has a thread */
+    uint64_t alone_at; /* of the rescue: since when it is off without an arbiter, or was refused; 0: it is not */
+    bool refused;      /* the driver refused to enable the channels then */
 } cut = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static void say(uint32_t kind, uint64_t idle_ns)
@@ -57,6 +61,11 @@ static void say(uint32_t kind, uint64_t idle_ns)
     message.turn.devices = vgpu_in_flight_declare();
     message.turn.sent_ns = now_ns();
     vgpu_link_send(&message); /* the link's thread handles send errors */
+}
+
+static void set_active(bool active)
+{
+    __atomic_store_n(&cut.active, active, __ATOMIC_SEQ_CST);
 }
 
 static void set_idle(bool idle)
@@ -77,8 +86,7 @@ void vgpu_cut_begin(uint32_t flags, uint64_t *allow)
     cut.allow = allow;
     if (!cut.active) {
         vgpu_suspended_on_work(vgpu_cut_work);
-        cut.active = true;
-        cut.left_at = 0;
+        set_active(true);
         cut.marked = false;
         cut.sampled = false;
         cut.looked_at = now_ns();
@@ -94,11 +102,7 @@ void vgpu_cut_begin(uint32_t flags, uint64_t *allow)
 void vgpu_cut_end(void)
 {
     pthread_mutex_lock(&cut.lock);
-    if (cut.active) {
-        cut.left_at = now_ns();
-        cut.refused = false;
-    }
-    cut.active = false;
+    set_active(false);
     cut.idle = false;
     vgpu_suspended_set(VGPU_SUSPENDED_IDLE | VGPU_SUSPENDED_CUT, false);
     pthread_mutex_unlock(&cut.lock);
@@ -253,23 +257,36 @@ bool vgpu_cut_look(int64_t *wait_ns)
     return became;
 }
 
-int64_t vgpu_cut_rescue(void)
+static void rescue(void)
 {
     uint64_t now = now_ns();
-    int64_t wait = -1;
-    pthread_mutex_lock(&cut.lock);
-    uint64_t due_at = cut.left_at + RESCUE_NS;
-    if (cut.left_at != 0 && now < due_at)
-        wait = (int64_t)(due_at - now);
-    else if (cut.left_at != 0 && vgpu_channels_enable(cut.refused))
-        cut.left_at = 0;
-    else if (cut.left_at != 0) {
-        cut.left_at = now;
-        cut.refused = true;
-        wait = RESCUE_NS;
+    if (!vgpu_channels_off() || (__atomic_load_n(&cut.active, __ATOMIC_SEQ_CST) && vgpu_link_lives())) {
+        cut.alone_at = 0;
+        cut.refused = false;
+    } else if (cut.alone_at == 0) {
+        cut.alone_at = now;
+    } else if (now - cut.alone_at >= RESCUE_NS) {
+        cut.refused = !vgpu_channels_enable(cut.refused);
+        cut.alone_at = cut.refused ? now : 0;
     }
-    pthread_mutex_unlock(&cut.lock);
-    return wait;
+}
+
+static void *keep_rescuing(void *unused)
+{
+    (void)unused;
+    for (;;) {
+        pause_ns(RESCUE_LOOK_NS);
+        rescue();
+    }
+    return NULL;
+}
+
+void vgpu_cut_guard(bool starts)
+{
+    if (!cut.guarded && starts)
+        cut.guarded = vgpu_thread_start(keep_rescuing, NULL, RESCUE_STACK_BYTES, NULL);
+    if (!cut.guarded)
+        rescue();
 }
 
 void vgpu_cut_reset(void)

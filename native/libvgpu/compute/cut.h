@@ -36,10 +36,12 @@ bool vgpu_cut_idle(void);
 bool vgpu_cut_look(int64_t *wait_ns);
 
 /*
- * Called from half a second after the engine cut has ended for the process: its channels may be disabled, and no other
- * process would enable them. Returns the nanoseconds until the next call, -1: none is needed.
+ * The rescue: enables the process's channels where they have been disabled for half a second without an arbiter, or
+ * after the engine cut has ended for the process. It has a thread, which calls no function of libcuda: every other
+ * thread, the link's as well, may wait in one until the process is on the device. With `starts` the thread is started,
+ * if there is none; while the system has none to give, each call does its work. Called by the link's thread only.
  */
-int64_t vgpu_cut_rescue(void);
+void vgpu_cut_guard(bool starts);
 
 void vgpu_cut_reset(void);
 

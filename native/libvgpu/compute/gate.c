@@ -439,6 +439,7 @@ static void take(const struct vgpu_message *message)
             close_gate();
         gate.ends_at = now;
     } else if (message->kind == VGPU_MSG_CUT && !gate.gated) {
+        vgpu_cut_guard(true);
         vgpu_cut_begin(message->turn.flags, &vgpu_launches.allow);
         if (gate.state != CUT)
             set_state(CUT);
@@ -612,9 +613,8 @@ static int64_t do_due(void)
 
 static int64_t tick(void)
 {
-    int64_t rescue = state_now() == CUT ? -1 : vgpu_cut_rescue();
-    int64_t wait = do_due();
-    return rescue >= 0 && (wait < 0 || rescue < wait) ? rescue : wait;
+    vgpu_cut_guard(false);
+    return do_due();
 }
 
 static const struct vgpu_link_listener listener = {

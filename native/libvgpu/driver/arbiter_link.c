@@ -253,6 +253,18 @@ int vgpu_link_up(void)
     return __atomic_load_n(&line.fd, __ATOMIC_SEQ_CST) >= 0;
 }
 
+bool vgpu_link_lives(void)
+{
+    char first;
+    int fd = __atomic_load_n(&line.fd, __ATOMIC_SEQ_CST);
+    struct pollfd about = {.fd = fd};
+    if (fd < 0 || !still_ours(fd))
+        return false;
+    if (poll(&about, 1, 0) >= 0)
+        return (about.revents & (POLLHUP | POLLERR)) == 0;
+    return recv(fd, &first, sizeof(first), MSG_PEEK | MSG_DONTWAIT) != 0; /* see wait_by_receive */
+}
+
 int32_t vgpu_link_host_pid(void)
 {
     int32_t pid = __atomic_load_n(&line.host_pid, __ATOMIC_RELAXED);

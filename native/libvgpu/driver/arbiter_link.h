@@ -47,6 +47,9 @@ void vgpu_link_hang_up(void);
 /* Is an arbiter connected now? */
 int vgpu_link_up(void);
 
+/* The same without the link's thread, which may not have seen yet that the arbiter has gone. */
+bool vgpu_link_lives(void);
+
 /* The pid of this process on the host; getpid() until an arbiter has reported it. */
 int32_t vgpu_link_host_pid(void);
 
