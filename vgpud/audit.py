@@ -16,6 +16,7 @@ from vgpud.model.caller import Caller
 from vgpud.model.errors import VgpuError
 from vgpud.model.journal import Message
 from vgpud.model.log_event import LogEvent
+from vgpud.model.tenancy import Allocation
 
 log = structlog.get_logger("vgpud.audit")
 
@@ -78,6 +79,18 @@ def of_pod(pod: str) -> Iterator[None]:
         yield
     finally:
         _cause.reset(former)
+
+
+def of(allocation: Allocation) -> dict[str, object]:
+    """The words that name an allocation, its owner, and its pod or claim."""
+    workload = allocation.request.workload
+    owner = allocation.request.owner.uid
+    return {
+        "allocation": allocation.id,
+        "owner": owner,
+        "pod": workload.pod_path,
+        "claim": workload.claim_path,
+    }
 
 
 @contextmanager

@@ -129,6 +129,7 @@ def mig() -> pb.Allocation:
         state="active",
         slices=[pb.Slice(device_uuid=B, mode="mig", memory_bytes=18 * GIB, mig=piece)],
         cdi_name="vgpud.io/vgpu=e5f6a7b8",
+        workload=pb.Workload(namespace="ml", pod="train-0", container="main", claim="weights"),
         revision=41,
         isolation="hardware",
     )

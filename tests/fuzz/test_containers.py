@@ -98,12 +98,11 @@ def understood(body: bytes) -> None:
         assert len(str(error).splitlines()) == 1
         return
     if found is not None:
-        config, wish, owner = found
-        assert owner.uid >= 0
-        assert wish.memory_bytes is None or wish.memory_bytes > 0
+        assert found.owner.uid >= 0 and found.pod.isprintable()
+        assert found.wish.memory_bytes is None or found.wish.memory_bytes > 0
         for make in (
-            lambda: edited(config, "a1", EDITS, NO_DRIVER, HOOK),
-            lambda: refused(config, "no", HOOK),
+            lambda: edited(found.config, "a1", EDITS, NO_DRIVER, HOOK),
+            lambda: refused(found.config, "no", HOOK),
         ):
             assert isinstance(json.loads(runtime.dumped(make)), dict)
 

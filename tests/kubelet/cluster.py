@@ -283,6 +283,7 @@ class Cluster:
         config: list[dict[str, Any]] | None = None,
         request: str = "gpu",
         among: Any = lambda device: True,
+        pod: str = "",
     ) -> dict[str, Any] | None:
         """A claim in namespace "ns" for devices of a type, allocated; None if the node cannot have it.
 
@@ -290,10 +291,12 @@ class Cluster:
         """
         results: list[dict[str, Any]] = []
         uid = f"{next(self._uids):08d}-0000-4000-8000-000000000000"
-        claim = {
+        claim: dict[str, Any] = {
             "metadata": {"namespace": "ns", "name": name, "uid": uid},
             "status": {"allocation": {"devices": {"results": results, "config": config or []}}},
         }
+        if pod:
+            claim["status"]["reservedFor"] = [{"resource": "pods", "name": pod, "uid": f"uid-of-{pod}"}]
         for device in self.pool()[0]:
             if device["attributes"]["type"]["string"] != kind or len(results) == count or not among(device):
                 continue

@@ -69,6 +69,8 @@ class Kubelet:
         self.registrations: list[dp.RegisterRequest] = []
         # by pod, container and resource: the checkpoint
         self.held: dict[tuple[str, str, str], set[str]] = {}
+        # CDI devices of claims, by pod and container, with the claim's name
+        self.claimed: dict[tuple[str, str], tuple[str, list[str]]] = {}
         self.init_containers: set[tuple[str, str]] = set()  # pod and container: these are never listed
         self.active: set[str] = set()  # pods, from their admission on
         self.refuse = ""  # a reason with which registrations are refused
@@ -179,6 +181,14 @@ class Kubelet:
             one = told.containers.add(name=container)
             for name in sorted(ids):  # split by NUMA node, if the plugin does so
                 one.devices.add(resource_name=resource, device_ids=[name])
+        for (pod, container), (claim, cdi_names) in self.claimed.items():
+            if pod in pods:
+                told = pods[pod]
+                dynamic = told.containers.add(name=container).dynamic_resources.add(
+                    claim_name=claim, claim_namespace=told.namespace
+                )
+                for cdi_name in cdi_names:
+                    dynamic.claim_resources.add().cdi_devices.add(name=cdi_name)
         return pr.ListPodResourcesResponse(pod_resources=pods.values())
 
     # --- its device manager

@@ -9,7 +9,7 @@ from vgpud.model.marks import Mark, MarkKind
 from vgpud.model.observation import Observation, ProcessFigures
 from vgpud.model.quantity import GIB, Percent
 from vgpud.model.tally import Tally
-from vgpud.model.tenancy import Allocation, MigSlice, Mode, Owner, Request, Slice, State
+from vgpud.model.tenancy import Allocation, MigSlice, Mode, Owner, Request, Slice, State, Workload
 from vgpud.model.view import ComputeTime, DeviceView, Metered, NodeDescription, SliceMeter, Vitals
 
 A, B, C = (f"GPU-{letter * 8}-0000-4000-8000-000000000001" for letter in "abc")
@@ -44,7 +44,12 @@ NODE = Node(
 )
 QUOTA = Allocation(
     "aaaa00000001",
-    Request("r1", Owner(1000, 1000), label='<script>alert("1")</script>\n\\'),
+    Request(
+        "r1",
+        Owner(1000, 1000),
+        label='<script>alert("1")</script>\n\\',
+        workload=Workload("ml", "train-0", "main", "weights"),
+    ),
     State.ACTIVE,
     (Slice(A, Mode.PRELOAD, 4 * GIB, Percent.parse("12.5")),),
     created_unix_ns=10**18,

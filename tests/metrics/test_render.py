@@ -59,6 +59,14 @@ def test_every_family_has_a_sample_where_there_is_something_to_tell(text: str) -
     assert {f.name for f in families.ALL if f"\n{f.name}" not in text} == set()
 
 
+def test_the_policy_takes_names_of_the_cluster_out_of_the_labels() -> None:
+    renderer, seen = Renderer(), observation()
+    names = ("namespace", "pod", "container", "claim")
+    for shown, expected in ((True, ("ml", "train-0", "main", "weights")), (False, ("", "", "", ""))):
+        found = samples(renderer.render(replace(seen, names_workloads=shown)))["vgpud_allocation_info"]
+        assert tuple(found[0][0][name] for name in names) == expected
+
+
 def test_values_have_base_units(text: str) -> None:
     found = samples(text)
 

@@ -94,6 +94,7 @@ def test_every_effective_key_has_its_origin(etc: Etc) -> None:
         "device[1].mps.check_seconds": "built-in",
         "device[1].mps.hang_seconds": "built-in",
         "metrics.listen": "built-in",
+        "metrics.workloads": "built-in",
         "http.listen": "built-in",
         "quota": "built-in",
     }

@@ -74,6 +74,7 @@ def test_every_effective_key_with_its_value_and_origin(etc: Etc) -> None:
         ("device[0].mig.reset", "false", "built-in"),
         ("device[1].mode", '"exclusive"', "etc/vgpud.toml:9"),
         ("metrics.listen", '""', "built-in"),
+        ("metrics.workloads", "true", "built-in"),
         ("http.listen", '""', "built-in"),
         ("quota", "[]", "built-in"),
     ]
@@ -88,6 +89,7 @@ def test_a_policy_without_rules_is_shown_as_such(etc: Etc) -> None:
         ("pool.unevictable", '"checkpoint"', "built-in"),
         ("device", "[]", "built-in"),
         ("metrics.listen", '""', "built-in"),
+        ("metrics.workloads", "true", "built-in"),
         ("http.listen", '""', "built-in"),
         ("quota", "[]", "built-in"),
     ]

@@ -26,6 +26,7 @@ from vgpud.model.tenancy import (
     Slice,
     State,
     SuspendedProcess,
+    Workload,
 )
 from vgpud.model.view import (
     ComputeTime,
@@ -155,6 +156,10 @@ class FakeKeeper:
         self.held[held.id] = held
         await self.publish(EventKind.ALLOCATION_ACTIVE, held)
         return held
+
+    async def name(self, allocation_id: str, workload: Workload) -> None:
+        held = self.held[allocation_id]
+        self.held[allocation_id] = replace(held, request=replace(held.request, workload=workload))
 
     async def release(self, allocation_id: str, caller: Caller, force: bool) -> bool:
         self._check()

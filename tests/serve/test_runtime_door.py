@@ -25,7 +25,7 @@ from vgpud.inject.specs import Specs
 from vgpud.model.caller import Caller
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import GIB
-from vgpud.model.tenancy import Allocation, Edits, Lifetime, Request, State
+from vgpud.model.tenancy import Allocation, Edits, Lifetime, Request, State, Workload
 from vgpud.policy.model import RuntimeSettings
 from vgpud.proc import start_ticks
 from vgpud.serve import runtime
@@ -200,6 +200,21 @@ def test_a_pods_container_that_asks_for_nothing_is_refused(tmp_path: Path, mark:
         assert made.containers.started == []
 
     run(tmp_path, scene, environment=True)
+
+
+@pytest.mark.parametrize("name", ["train-0", "\x1b[31m", "x" * 300])
+def test_a_pods_container_gives_its_allocation_the_names_of_the_cluster(tmp_path: Path, name: str) -> None:
+    names = {"sandbox-namespace": "ml", "sandbox-name": name, "container-name": "main"}
+    annotations = {f"io.kubernetes.cri.{key}": word for key, word in names.items()}
+    body = json.dumps({"annotations": {**annotations, "vgpud.io/memory": "1GiB"}, "process": {"user": {}}})
+
+    async def scene(made: World) -> None:
+        assert (await made.ask(Verb.PREPARE, body=body))[0] is Status.DONE
+        (request,) = made.containers.started
+        shown = Workload("ml", name, "main") if name.isprintable() and len(name) < 256 else Workload()
+        assert request.workload == shown
+
+    run(tmp_path, scene)
 
 
 @needs("root", "fuse")

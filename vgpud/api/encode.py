@@ -15,7 +15,7 @@ from vgpud.model.mig_view import MigChange, MigDevice, MigInstance, MigPlan
 from vgpud.model.move_view import NO_EVACUATION, DefragView, Evacuation, TenantMove
 from vgpud.model.plan import Step
 from vgpud.model.quantity import Percent
-from vgpud.model.tenancy import Allocation, Decision, Edits, MigSlice, Reason, Slice, State
+from vgpud.model.tenancy import Allocation, Decision, Edits, MigSlice, Reason, Slice, State, Workload
 from vgpud.model.view import (
     ComputeTime,
     DeviceView,
@@ -151,7 +151,12 @@ def allocation(
         marks=[_mark(mark) for mark in marks],
         stays_bytes=held.stays_bytes,
         paused=held.paused,
+        workload=_workload(request.workload),
     )
+
+
+def _workload(names: Workload) -> pb.Workload:
+    return pb.Workload(namespace=names.namespace, pod=names.pod, container=names.container, claim=names.claim)
 
 
 def _mark(mark: Mark) -> pb.Mark:

@@ -165,6 +165,8 @@ def allocation_facts(item: pb.Allocation, engines: str = "") -> Table:
             *((mark.kind, mark.sentence) for mark in item.marks),
             ("owner", f"{words.user(item.owner_uid)} (uid {item.owner_uid}, gid {item.owner_gid})"),
             ("label", item.label),
+            ("pod", words.pod(item.workload)),
+            ("claim", words.claim(item.workload)),
             ("isolation", item.isolation),
             ("priority", item.priority),
             ("engine", engines),

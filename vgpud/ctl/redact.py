@@ -16,7 +16,18 @@ _PATTERNS = (
     (re.compile(r"(?im)^(\s*(serial number|board part number|asset tag)\s*[:=]\s*).*$"), r"\1REMOVED"),
     (re.compile(r"/home/[^/\s:\"']+"), "/home/USER"),
 )
-_KEYS = {"label", "command", "edits", "env", "hostEnv", "hostname", "requestId", "request", "owner"}
+_KEYS = {
+    "label",
+    "command",
+    "edits",
+    "env",
+    "hostEnv",
+    "hostname",
+    "requestId",
+    "request",
+    "owner",
+    "workload",
+}
 
 
 def redact(text: str, names: Iterable[tuple[str, str]]) -> str:

@@ -109,7 +109,7 @@ def _allocation_row(item: pb.Allocation, now_ns: int) -> Sequence[str]:
         _of_each([words.held_memory(part) for part in parts]),
         _of_each(shares),
         words.age(item.created_unix_ns, now_ns),
-        item.label,
+        words.label(item),
         str(item.bound_pid or ""),
         words.joined(filter(None, (words.mig_name(part) for part in parts))),
         item.cdi_name,

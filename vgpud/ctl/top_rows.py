@@ -188,7 +188,7 @@ def _tenant(
         refused=refused,
         processes=meter.processes if meter is not None else 0,
         age_seconds=max(0.0, (now_unix_ns - item.created_unix_ns) / 1e9),
-        label=item.label,
+        label=words.label(item),
     )
 
 

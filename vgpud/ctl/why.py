@@ -97,6 +97,8 @@ def _asked(held: pb.Allocation) -> list[tuple[str, str]]:
         ("state", held.state),
         ("isolation asked for", held.isolation or "what the policy chooses"),
         ("label", held.label),
+        ("pod", words.pod(held.workload)),
+        ("claim", words.claim(held.workload)),
         ("since", words.moment(held.created_unix_ns)),
         ("ends with process", str(held.bound_pid or "")),
     ]

@@ -71,6 +71,20 @@ def standing(text: str) -> str:
     return re.split("[;:]", text, maxsplit=1)[0]
 
 
+def pod(names: pb.Workload) -> str:
+    """ "namespace/pod/container", as far as it is known."""
+    return "/".join(filter(None, (names.namespace, names.pod, names.container))) if names.pod else ""
+
+
+def claim(names: pb.Workload) -> str:
+    return f"{names.namespace}/{names.claim}" if names.claim else ""
+
+
+def label(item: pb.Allocation) -> str:
+    """The label, and the pod as far as it is known."""
+    return joined(filter(None, (item.label, pod(item.workload))))
+
+
 def short_uuid(uuid: str) -> str:
     """The first group of digits of the UUID, which distinguishes the devices of a node."""
     prefix, _, rest = uuid.partition("-")

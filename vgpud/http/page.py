@@ -196,7 +196,7 @@ def _slice(allocation: Allocation, part: Slice, meter: SliceMeter | None, shown:
     refused = (meter.refusals_limit, meter.refusals_card) if meter is not None else (None, None)
     known = [count for count in refused if count is not None]
     mode = part.mode.value if part.mig is None else f"{part.mode.value} {part.mig.profile_name}"
-    state = allocation.shown_state
+    state, request = allocation.shown_state, allocation.request
     cells = (
         ("", f"{_key(_SWATCH.format(style), '')}<code>{escape(allocation.id)}</code>"),
         ("", escape(shown.owner(allocation))),
@@ -209,7 +209,7 @@ def _slice(allocation: Allocation, part: Slice, meter: SliceMeter | None, shown:
         ("n", str(sum(known)) if known else ""),
         ("n", str(meter.processes) if meter is not None else ""),
         ("", shown.history.drawn(allocation.id, 120, 20)),
-        ("", escape(allocation.request.label)),
+        ("", escape(", ".join(filter(None, (request.label, request.workload.pod_path))))),
     )
     row = "".join(f"<td class='{kind}'>{text}</td>" if kind else f"<td>{text}</td>" for kind, text in cells)
     return f"<tr>{row}</tr>"

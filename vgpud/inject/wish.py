@@ -127,9 +127,13 @@ def pod_of(state: Mapping[str, Any]) -> str:
     annotations = _table(state, "annotations")
     for names in _POD_NAMES:
         words = [word for name in names if isinstance(word := annotations.get(name), str) and word]
-        if len(words) == len(names) and all(len(word) <= _MAX_TEXT_CHARACTERS for word in words):
+        if len(words) == len(names) and all(map(_is_short_text, words)):
             return "/".join(words)
     return ""
+
+
+def _is_short_text(word: str) -> bool:
+    return len(word) <= _MAX_TEXT_CHARACTERS and word.isprintable()
 
 
 def owner_of(config: Mapping[str, Any]) -> Owner:

@@ -134,10 +134,10 @@ def _decode(row: AllocationRow) -> Allocation:
 
 
 def _digest(request: dict[str, Any]) -> str:
-    """The SHA-256 in hex of the request without its lifetime: a retry from another process has the same
-    digest.
+    """The SHA-256 in hex of the request without its lifetime and its workload's names: a retry from another
+    process has the same digest.
     """
-    asked = {name: value for name, value in request.items() if name != "lifetime"}
+    asked = {name: value for name, value in request.items() if name not in ("lifetime", "workload")}
     return hashlib.sha256(_dump_sorted(asked).encode("ascii")).hexdigest()
 
 

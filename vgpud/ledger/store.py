@@ -84,7 +84,9 @@ class Ledger:
         )
 
     async def rebind(self, allocation: Allocation, *, durability: Durability = Durability.PROCESS) -> None:
-        """Records the process to which an allocation is bound. Raises VgpuError(NO_SUCH_ALLOCATION)."""
+        """Records the process to which an allocation is bound, and its workload's names. Raises
+        VgpuError(NO_SUCH_ALLOCATION).
+        """
         request = encode_allocation(allocation).request
         await self._do(lambda tables: tables.rebind(allocation.id, request), durability)
 

@@ -57,7 +57,9 @@ GPU_MIG_INSTANCES = _gauge("gpu_mig_instances", "GPU instances that stand on it.
 # allocations
 ALLOCATIONS = _gauge("allocations", "Allocations, by state.", ("state",))
 ALLOCATION_INFO = _gauge(
-    "allocation_info", "An allocation: 1.", ("allocation", "uid", "mode", "state", "label")
+    "allocation_info",
+    "An allocation: 1.",
+    ("allocation", "uid", "mode", "state", "label", "namespace", "pod", "container", "claim"),
 )
 MEMORY_LIMIT = _gauge("allocation_memory_limit_bytes", "What a slice may have.", _SLICE)
 MEMORY_USED = _gauge("allocation_memory_used_bytes", "What it has, contexts included.", _SLICE)

@@ -14,7 +14,7 @@ from vgpud.model.device import Health
 from vgpud.model.marks import Mark, MarkKind
 from vgpud.model.observation import Observation
 from vgpud.model.tally import BUCKETS_SECONDS
-from vgpud.model.tenancy import PAUSED, Allocation, Slice, State
+from vgpud.model.tenancy import PAUSED, Allocation, Slice, State, Workload
 from vgpud.model.view import ComputeTime, DeviceView, SliceMeter, Vitals
 
 Samples = list[tuple[str, float]]
@@ -57,6 +57,7 @@ class Renderer:
 
     def __init__(self) -> None:
         self._written: dict[str, _Written] = {}  # by allocation id
+        self._names_workloads = True
 
     def render(self, seen: Observation) -> str:
         """The text of all families of `families.ALL`, in that order, also of those without samples."""
@@ -72,13 +73,16 @@ class Renderer:
 
     def _of_allocations(self, seen: Observation) -> dict[Family, str]:
         now = {}
+        if seen.names_workloads != self._names_workloads:
+            self._names_workloads = seen.names_workloads
+            self._written = {}
         for allocation in seen.allocations:
             meters = seen.metered.meters.get(allocation.id, ())
             last = self._written.get(allocation.id)
             # both are immutable: the same object has the same lines
             if last is None or last.allocation is not allocation:
                 heads = tuple(_heads(allocation, part) for part in allocation.slices)
-                info = _info(allocation)
+                info = _info(allocation, seen.names_workloads)
                 last = _Written(allocation, meters, info, heads, _lines(allocation, meters, info, heads))
             elif last.meters is not meters:
                 written = _lines(allocation, meters, last.info, last.heads)
@@ -96,13 +100,18 @@ def _heads(allocation: Allocation, part: Slice) -> tuple[str, ...]:
     return tuple(family.name + labels for family in (*_PER_SLICE, f.MEMORY_REFUSED))
 
 
-def _info(allocation: Allocation) -> str:
+def _info(allocation: Allocation, names_workloads: bool) -> str:
+    workload = allocation.request.workload if names_workloads else Workload()
     labels = {
         "allocation": allocation.id,
         "uid": str(allocation.request.owner.uid),
         "mode": allocation.slices[0].mode.value if allocation.slices else "",
         "state": allocation.shown_state,
         "label": allocation.request.label,
+        "namespace": workload.namespace,
+        "pod": workload.pod,
+        "container": workload.container,
+        "claim": workload.claim,
     }
     return lines(f.ALLOCATION_INFO, [(labelled(labels), 1)])
 

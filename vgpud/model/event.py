@@ -6,6 +6,7 @@ from enum import StrEnum
 
 class EventKind(StrEnum):
     ALLOCATION_ACTIVE = "allocation_active"
+    ALLOCATION_NAMED = "allocation_named"  # its pod or claim is known
     ALLOCATION_RESIZED = "allocation_resized"
     ALLOCATION_PAUSED = "allocation_paused"
     ALLOCATION_UNPAUSED = "allocation_unpaused"

@@ -37,3 +37,4 @@ class Observation:
     collect_seconds: float = 0.0
     waiting: int = 0  # suspended tenants that have work
     marks: tuple[Mark, ...] = ()
+    names_workloads: bool = True  # metrics show namespaces, pods, containers and claims

@@ -74,13 +74,51 @@ class Selector:
     name_glob: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The names that the cluster has for what runs in an allocation; each is "" while it is unknown. Names
+    are for display: no decision depends on them.
+
+    Of several containers that share an allocation it names the first.
+    """
+
+    namespace: str = ""
+    pod: str = ""
+    container: str = ""
+    claim: str = ""
+
+    @property
+    def pod_path(self) -> str:
+        """ "namespace/pod/container", or without the container; "" if the pod is unknown."""
+        return "/".join(filter(None, (self.namespace, self.pod, self.container))) if self.pod else ""
+
+    @property
+    def claim_path(self) -> str:
+        """ "namespace/claim"; "" if no claim is known."""
+        return f"{self.namespace}/{self.claim}" if self.claim else ""
+
+    def __str__(self) -> str:
+        pod = f"pod {self.pod_path}" if self.pod else ""
+        claim = f"claim {self.claim_path}" if self.claim else ""
+        return ", ".join(filter(None, (pod, claim)))
+
+
+def workload_of(pod: str) -> Workload:
+    """The workload of "namespace/pod/container"."""
+    namespace, _, rest = pod.partition("/")
+    name, _, container = rest.partition("/")
+    return Workload(namespace, name, container)
+
+
 # values in requests; MPS has no above-normal
 PRIORITIES = ("above-normal", "normal", "below-normal")
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A tenant's request; sizes are for each device. `id` makes Allocate idempotent."""
+    """A tenant's request; sizes are for each device. `id` makes Allocate idempotent. `lifetime` and
+    `workload` may be recorded later, and are no part of what is asked for.
+    """
 
     id: str
     owner: Owner
@@ -96,6 +134,7 @@ class Request:
     priority: str = ""
     # the user whose quota counts, if the owner's uid is one of this user's subordinate uids (subuid(5))
     quota_owner: Owner | None = None
+    workload: Workload = field(default_factory=Workload)
 
     @property
     def counts_for(self) -> Owner:

@@ -29,8 +29,8 @@ class Containers:
 
     async def bind(self, allocation_id: str, caller: Caller, lifetime: Lifetime) -> None:
         """Binds the allocation durably to the container's init, whose end then releases the allocation."""
-        owner = self._parts.book.get(allocation_id).request.owner.uid
-        with audit.change("bind", allocation=allocation_id, owner=owner, init=lifetime.pid) as told:
+        words = audit.of(self._parts.book.get(allocation_id))
+        with audit.change("bind", **words, init=lifetime.pid) as told:
             told.made = self._parts.book.get(allocation_id).request.lifetime != lifetime
             await self._bind_checked(allocation_id, caller, lifetime)
 
@@ -63,8 +63,7 @@ class Containers:
         """The runtime reports the container's end: releases the allocation after its last process."""
         if allocation_id not in self._parts.book:
             return
-        owner = self._parts.book.get(allocation_id).request.owner.uid
-        with audit.change("end", allocation=allocation_id, owner=owner) as told:
+        with audit.change("end", **audit.of(self._parts.book.get(allocation_id))) as told:
             check_owner(self._parts.book.get(allocation_id), caller)
             told.made = self._keeper.release_later(
                 allocation_id, "its runtime says that its container is gone"

@@ -21,7 +21,7 @@ from vgpud.model.log_event import LogEvent
 from vgpud.model.marks import Mark
 from vgpud.model.plan import Step
 from vgpud.model.quantity import Percent
-from vgpud.model.tenancy import Allocation, Decision, Mode, Request, State
+from vgpud.model.tenancy import Allocation, Decision, Mode, Request, State, Workload
 from vgpud.model.view import DeviceView, Metered, NodeDescription, NodeProcess, ReloadReport, SliceUse
 from vgpud.modes.mig import MigMode
 from vgpud.modes.preload import Preload
@@ -203,9 +203,7 @@ class NodeKeeper:
     ) -> Iterator[audit.Change]:
         """Audits a requested change. Raises VgpuError(NOT_OWNER) if the caller may not make it."""
         allocation = self._book.get(allocation_id)
-        with audit.change(
-            name, allocation=allocation_id, owner=allocation.request.owner.uid, **words
-        ) as told:
+        with audit.change(name, **audit.of(allocation), **words) as told:
             check_owner(allocation, caller)
             yield told
 
@@ -222,6 +220,16 @@ class NodeKeeper:
         await self._changes.settle(allocation_id)
         if self._book.get(allocation_id).state is not State.RELEASING:
             await asyncio.shield(self._changes.begin(allocation_id, work()))
+
+    async def name(self, allocation_id: str, workload: Workload) -> None:
+        """Records the names of what runs in the allocation. Does nothing if they are recorded."""
+
+        async def record() -> None:
+            if self._book.get(allocation_id).request.workload != workload:
+                await self.store.name(allocation_id, workload)
+
+        if self._book.get(allocation_id).request.workload != workload:
+            await self.change(allocation_id, record)
 
     def busy(self) -> frozenset[str]:
         """Allocations that are being made, changed or released right now."""

@@ -39,6 +39,7 @@ async def observe(keeper: NodeKeeper) -> Observation:
         events=keeper.store.latest(_EVENTS),
         collect_seconds=time.perf_counter() - began,
         waiting=keeper.residency.waiting,
+        names_workloads=keeper.policy().policy.metrics.workloads,
         marks=tuple(mark for allocation in allocations for mark in keeper.marks(allocation)),
     )
 

@@ -66,7 +66,7 @@ async def _finish_change(keeper: NodeKeeper, allocation: Allocation) -> None:
     if phase not in _CHANGING:
         return
     try:
-        with audit.because("vgpud was interrupted"), audit.change("recover", **_named(allocation)):
+        with audit.because("vgpud was interrupted"), audit.change("recover", **audit.of(allocation)):
             if phase is Phase.MOVING:
                 await keeper.moves.recover(allocation)
             elif phase is Phase.RESIZING:
@@ -128,13 +128,9 @@ async def carry_out(keeper: NodeKeeper, parts: Parts, start: Start, action: Acti
             await _act(keeper, parts, start, action)  # the functions called there write the audit line
             return
         held = parts.book.get(action.subject) if action.subject in parts.book else None
-        what: dict[str, object] = {"subject": action.subject} if held is None else _named(held)
+        what: dict[str, object] = {"subject": action.subject} if held is None else audit.of(held)
         with audit.change(action.kind.value, **what):
             await _act(keeper, parts, start, action)
-
-
-def _named(allocation: Allocation) -> dict[str, object]:
-    return {"allocation": allocation.id, "owner": allocation.request.owner.uid}
 
 
 async def _resume_engines(parts: Parts, leases: frozenset[str]) -> None:
@@ -227,5 +223,5 @@ async def repair(keeper: NodeKeeper, parts: Parts, allocation_id: str) -> None:
     """Repairs an allocation, with new edits: device nodes of earlier instances must not stay in them."""
     allocation = replace(parts.book.get(allocation_id), edits=Edits())
     parts.store.amend(allocation)
-    with audit.change("repair", **_named(allocation)):
+    with audit.change("repair", **audit.of(allocation)):
         await keeper.run_steps("repair", allocation_id, repair_steps(allocation))

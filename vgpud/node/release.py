@@ -174,12 +174,12 @@ class AllocationReleaser:
     async def _retry(self, allocation_id: str) -> None:
         pause = _RETRY_SECONDS / 16
         while allocation_id in self._book:
-            owner = self._book.get(allocation_id).request.owner.uid
-            attempt = asyncio.ensure_future(self.release(self._book.get(allocation_id), force=False))
+            allocation = self._book.get(allocation_id)
+            attempt = asyncio.ensure_future(self.release(allocation, force=False))
             self._attempts[allocation_id] = attempt
             try:
                 if not await attempt:
-                    audit.record("release", None, allocation=allocation_id, owner=owner)
+                    audit.record("release", None, **audit.of(allocation))
             except VgpuError as error:
                 log.debug(LogEvent.RELEASE_WAITS_FOR_PROCESSES, allocation=allocation_id, why=str(error))
                 await asyncio.sleep(pause)

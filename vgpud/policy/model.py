@@ -352,6 +352,11 @@ class MetricsSettings(Table):
     """Metrics for Prometheus; the Unix socket metrics.sock always serves them."""
 
     listen: Listen = Field("", description="also by TCP at this loopback address; empty: not")
+    workloads: bool = Field(
+        True,
+        description="vgpud_allocation_info has the names of namespace, pod, container and claim; "
+        "false: these labels are empty",
+    )
 
 
 class HttpSettings(Table):

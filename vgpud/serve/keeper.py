@@ -11,7 +11,7 @@ from vgpud.model.mig_view import MigDevice, MigPlan, MigTarget
 from vgpud.model.move_view import DefragView, Evacuation, RoomWanted
 from vgpud.model.plan import Step
 from vgpud.model.quantity import Percent
-from vgpud.model.tenancy import Allocation, Decision, Request, Selector
+from vgpud.model.tenancy import Allocation, Decision, Request, Selector, Workload
 from vgpud.model.view import (
     DeviceView,
     DrainView,
@@ -87,6 +87,10 @@ class Keeper(Protocol):
 
     async def release(self, allocation_id: str, caller: Caller, force: bool) -> bool:
         """Returns True if it was released already."""
+        ...
+
+    async def name(self, allocation_id: str, workload: Workload) -> None:
+        """Records the names of what runs in the allocation. Does nothing if they are recorded."""
         ...
 
     async def resize(

@@ -27,7 +27,7 @@ from vgpud.model.caller import Caller, Door
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.log_event import LogEvent
 from vgpud.model.shares import Shares
-from vgpud.model.tenancy import Allocation, Lifetime, Owner, Request
+from vgpud.model.tenancy import Allocation, Lifetime, Owner, Request, workload_of
 from vgpud.pace import Pace
 from vgpud.policy.model import RuntimeSettings
 from vgpud.proc import read_stat
@@ -257,29 +257,30 @@ class RuntimeDoor:
             )
         if asks is None:
             return Status.UNCHANGED, b""
-        config, wish, named = asks
         try:
-            return await self._prepared(caller, message, config, wish, named)
+            return await self._prepared(caller, message, asks)
         except VgpuError as error:
             hook = self._containers.specs.hook
             if not message.for_parent or hook is None:
                 raise
             # Podman does not show the output of its precreate hooks, but it shows errors of its runtime
             text = _refused(error, caller).decode()
-            return Status.DONE, await self._aside(caller, dumped, refused, config, text, hook)
+            return Status.DONE, await self._aside(caller, dumped, refused, asks.config, text, hook)
 
-    async def _prepared(
-        self, caller: Caller, message: Message, config: dict[str, Any], wish: Wish, named: Owner
-    ) -> tuple[Status, bytes]:
+    async def _prepared(self, caller: Caller, message: Message, asks: "Asks") -> tuple[Status, bytes]:
         specs = self._containers.specs
         hook = _needed(specs.hook)
-        owner = named if caller.is_admin else caller.owner
+        owner = asks.owner if caller.is_admin else caller.owner
         starter = _parent(caller.process) if message.for_parent else caller.process
-        request = _request(wish, message.id, owner, starter)
-        if not caller.is_admin:
+        request = _request(asks.wish, message.id, owner, starter)
+        if caller.is_admin:
+            request = replace(request, workload=workload_of(asks.pod))
+        else:
             request = replace(request, quota_owner=caller.quota_owner)
         held = await self._containers.start(request)
-        after = await self._aside(caller, dumped, edited, config, held.id, held.edits, specs.driver, hook)
+        after = await self._aside(
+            caller, dumped, edited, asks.config, held.id, held.edits, specs.driver, hook
+        )
         log.info(
             LogEvent.CONTAINER_PREPARED,
             container=message.id,
@@ -363,11 +364,18 @@ def _parent(process: Lifetime) -> Lifetime:
     return Lifetime(parent.pid, parent.start_ticks)
 
 
-def understood(
-    body: bytes, environment: bool, must_ask: bool
-) -> tuple[tuple[str, ...], tuple[dict[str, Any], Wish, Owner] | None]:
-    """The ignored variables; and config.json with its request and the user of its process, or None if it has
-    no request.
+@dataclass(frozen=True, slots=True)
+class Asks:
+    """A config.json with its request, the user of its process, and "namespace/pod/container" or ""."""
+
+    config: dict[str, Any]
+    wish: Wish
+    owner: Owner
+    pod: str
+
+
+def understood(body: bytes, environment: bool, must_ask: bool) -> tuple[tuple[str, ...], Asks | None]:
+    """The ignored variables; and what config.json asks for, or None if it has no request.
 
     Raises VgpuError: every error in it is found before anything is allocated.
     """
@@ -378,7 +386,7 @@ def understood(
             check_pod_asks(config, environment)
         return ignored, None
     check_shape(config)
-    return ignored, (config, wish, owner_of(config))
+    return ignored, Asks(config, wish, owner_of(config), pod_of(config))
 
 
 def _named_pod(state: bytes) -> str:

@@ -123,9 +123,12 @@ def asked(request: Request) -> dict[str, object]:
 
 def held(allocation: Allocation) -> dict[str, object]:
     modes = Counter(part.mode.value for part in allocation.slices)
+    workload = allocation.request.workload
+    names = {"pod": workload.pod_path, "claim": workload.claim_path}
     return {
         "allocation": allocation.id,
         "mode": ",".join(modes),
         "gpu_uuid": ",".join(part.device_uuid for part in allocation.slices),
         "memory_bytes": sum(part.memory_bytes for part in allocation.slices),
+        **{key: name for key, name in names.items() if name},
     }

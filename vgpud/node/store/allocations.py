@@ -18,7 +18,7 @@ from vgpud.ledger import Ledger, LedgerState
 from vgpud.model.event import Event, EventKind
 from vgpud.model.lifecycle import EVENT_OF, Change, check_change, problems
 from vgpud.model.marks import Mark
-from vgpud.model.tenancy import Allocation, Lifetime, State
+from vgpud.model.tenancy import Allocation, Lifetime, State, Workload
 from vgpud.node.store.account import Account
 from vgpud.node.store.book import Book
 from vgpud.node.store.hub import Hub, Item
@@ -132,12 +132,22 @@ class AllocationStore:
         self.book.replace(replace(held, request=bound.request))
         self._check()
 
+    async def name(self, allocation_id: str, workload: Workload) -> None:
+        """Records the names of what runs in the allocation, and tells watchers."""
+        await self._ledger.rebind(_named(self.book.get(allocation_id), workload))
+        named = _named(self.book.get(allocation_id), workload)
+        self.book.replace(named)
+        event = _event(EventKind.ALLOCATION_NAMED, allocation_id, f"it is of {workload}")
+        self._hub.publish(await self._ledger.event(event.kind, event.subject, event.sentence), named)
+
     async def forget(self, allocation: Allocation) -> None:
         """Drops a released allocation. Watchers receive no event of one that was never committed."""
         check_change(self.book.get(allocation.id), Change.RELEASED, None)
         event = None
         if allocation.revision:
-            event = _event(EVENT_OF[Change.RELEASED], allocation.id, slices_sentence(allocation))
+            workload = str(allocation.request.workload)
+            sentence = slices_sentence(allocation) + (f", of {workload}" if workload else "")
+            event = _event(EVENT_OF[Change.RELEASED], allocation.id, sentence)
         written = await self._ledger.forget(allocation.id, event)
         self.book.remove(allocation.id)
         if written is not None:
@@ -216,6 +226,10 @@ class AllocationStore:
 def slices_sentence(allocation: Allocation) -> str:
     """A sentence with mode and device of each slice, for events."""
     return ", ".join(f"{part.mode.value} on {part.device_uuid}" for part in allocation.slices)
+
+
+def _named(allocation: Allocation, workload: Workload) -> Allocation:
+    return replace(allocation, request=replace(allocation.request, workload=workload))
 
 
 def _event(kind: EventKind, allocation_id: str, sentence: str) -> Event:

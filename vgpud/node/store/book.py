@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from vgpud.model.errors import ErrorCode, VgpuError
-from vgpud.model.tenancy import Allocation, Lifetime, Request, Slice, State
+from vgpud.model.tenancy import Allocation, Lifetime, Request, Slice, State, Workload
 from vgpud.planner.use import EMPTY, DeviceUse, charged
 
 RequestKey = tuple[int, str]
@@ -119,14 +119,14 @@ class Book:
 
 
 def check_same_request(first: Request, second: Request) -> None:
-    """Checks that two requests ask for the same; the calling process may differ.
+    """Checks that two requests ask for the same; the calling process and the workload's names may differ.
 
     Raises VgpuError(REQUEST_ID_REUSED).
     """
 
     def body(request: Request) -> Request:
         bound = Lifetime(pid=1) if request.lifetime.pid else Lifetime()
-        return replace(request, lifetime=bound)
+        return replace(request, lifetime=bound, workload=Workload())
 
     if body(first) != body(second):
         raise VgpuError(

@@ -286,7 +286,7 @@ class Bypasses:
             amount=amount,
             why=sentence,
         )
-        audit.automatic("mark", sentence, allocation=allocation.id, owner=owner, mark=kind.value)
+        audit.automatic("mark", sentence, **audit.of(allocation), mark=kind.value)
 
     async def _clear(self, allocation: Allocation) -> None:
         if any(one.marked for place, one in self._watched.items() if place[0] == allocation.id):
@@ -303,8 +303,7 @@ class Bypasses:
             log.error(LogEvent.MARK_NOT_REMOVED, allocation=allocation.id, why=str(error))
             return
         self._marks.get(allocation.id, {}).pop(kind, None)
-        owner = allocation.request.owner.uid
-        audit.automatic("unmark", why, allocation=allocation.id, owner=owner, mark=kind.value)
+        audit.automatic("unmark", why, **audit.of(allocation), mark=kind.value)
 
     # --- ending a tenant
 
@@ -321,8 +320,7 @@ class Bypasses:
         self._stopped.add(allocation.id)
         self.tally.stopped += 1
         reason = "it was marked, and on_bypass is stop"
-        owner = allocation.request.owner.uid
-        audit.automatic("stop", reason, allocation=allocation.id, owner=owner, ended=len(ended))
+        audit.automatic("stop", reason, **audit.of(allocation), ended=len(ended))
         await self._tell_stop(allocation, len(ended))
         self.release_later(allocation.id, reason)
 

@@ -40,4 +40,4 @@ class Failures:
         except VgpuError as error:
             log.error(LogEvent.FAILURE_NOT_RECORDED, allocation=allocation_id, why=str(error))
             return
-        audit.automatic("fail", sentence, allocation=failed.id, owner=failed.request.owner.uid)
+        audit.automatic("fail", sentence, **audit.of(failed))

@@ -66,8 +66,8 @@ class Moves:
 
         Raises VgpuError; the tenant then stays on its device, running or suspended.
         """
-        owner = self._book.get(allocation_id).request.owner.uid
-        with audit.change("move", allocation=allocation_id, owner=owner, to=",".join(to)) as told_of:
+        words = audit.of(self._book.get(allocation_id))
+        with audit.change("move", **words, to=",".join(to)) as told_of:
             check_owner(self._book.get(allocation_id), caller)
             moved = await self._checked(allocation_id, to, source)
             told_of.made = moved is not None

@@ -94,8 +94,7 @@ class Residency:
             await self.around.kept.make_way(made)
             return made
         try:
-            owner = made.request.owner.uid
-            with audit.change("suspend", allocation=made.id, owner=owner, reason="it waits for its turn"):
+            with audit.change("suspend", **audit.of(made), reason="it waits for its turn"):
                 return await self.suspends.suspend(made, Cause.TURN)
         except VgpuError as error:
             log.warning(LogEvent.NEW_TENANT_NOT_SUSPENDED, allocation=made.id, why=str(error))
@@ -253,7 +252,7 @@ class Residency:
         idle = seen.activity if seen is not None and move.cause is Cause.IDLE else None
         worked = seen is not None and seen.active_at > seen.since
         audit.by_itself(f"residency: {move.sentence}")
-        with audit.change("suspend", allocation=move.id, owner=allocation.request.owner.uid):
+        with audit.change("suspend", **audit.of(allocation)):
             await self.suspends.suspend(allocation, move.cause, idle, move.deep, move.room_for)
         if seen is not None and move.cause is Cause.TURN and worked:
             seen.wants_since = clock.now()  # the turn ended while the tenant worked: it waits for the next
@@ -266,7 +265,7 @@ class Residency:
         if seen is not None and cause is Cause.IDLE:
             seen.patience = patience_after(seen.patience, began - seen.since, self._rules(allocation))
         audit.by_itself(f"residency: {move.sentence}")
-        with audit.change("resume", allocation=move.id, owner=allocation.request.owner.uid):
+        with audit.change("resume", **audit.of(allocation)):
             await self.suspends.resume(allocation, bool(move.beside))
         self.tally.resumed[cause.value] += 1
         self.tally.resume_waited_seconds += clock.now() - (began if wanted is None else wanted)

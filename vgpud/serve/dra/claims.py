@@ -12,7 +12,7 @@ from typing import Any
 
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import Percent, format_bytes, show_bytes
-from vgpud.model.tenancy import ANYONE, CLAIM_PREFIX, Owner, Request, Selector
+from vgpud.model.tenancy import ANYONE, CLAIM_PREFIX, Owner, Request, Selector, Workload
 from vgpud.serve.dra.cards import Form, Target
 from vgpud.serve.dra.parameters import Parameters, parameters_for
 from vgpud.serve.dra.quantity import parse
@@ -72,6 +72,7 @@ def _parts_of(claim: Mapping[str, Any], uid: str, pool: str, find: Find) -> tupl
         )
     devices = allocation.get("devices") or {}
     results = [_result(entry) for entry in devices.get("results") or () if entry.get("driver") == DRIVER]
+    workload = Workload(str(metadata.get("namespace", "")), _pod_of(claim), "", str(metadata.get("name", "")))
     by_request: dict[str, list[Result]] = {}
     for result in results:
         if result.pool != pool:
@@ -81,6 +82,7 @@ def _parts_of(claim: Mapping[str, Any], uid: str, pool: str, find: Find) -> tupl
         _part(
             uid,
             name,
+            workload,
             list(own),
             find,
             parameters_for(devices.get("config") or (), key, DRIVER),
@@ -88,6 +90,12 @@ def _parts_of(claim: Mapping[str, Any], uid: str, pool: str, find: Find) -> tupl
         )
         for key, own in by_request.items()
     )
+
+
+def _pod_of(claim: Mapping[str, Any]) -> str:
+    """The first pod for which the claim is reserved; "" if there is none."""
+    reserved = (claim.get("status") or {}).get("reservedFor") or ()
+    return next((str(one["name"]) for one in reserved if one.get("resource") == "pods"), "")
 
 
 def _result(entry: Mapping[str, Any]) -> Result:
@@ -112,7 +120,13 @@ def _result(entry: Mapping[str, Any]) -> Result:
 
 
 def _part(
-    uid: str, claim: str, results: Sequence[Result], find: Find, parameters: Parameters, requests: int
+    uid: str,
+    claim: str,
+    workload: Workload,
+    results: Sequence[Result],
+    find: Find,
+    parameters: Parameters,
+    requests: int,
 ) -> Part:
     key = results[0].request
     targets = [_target(result, find) for result in results]
@@ -139,6 +153,7 @@ def _part(
             mig_profile=_profile(key, targets, uuids) if form is Form.MIG else "",
             selector=Selector(uuids=uuids),
             label=f"{claim} {key}"[:256],
+            workload=workload,
         ),
         tuple(results),
     )

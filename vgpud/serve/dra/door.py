@@ -20,6 +20,8 @@ from vgpud.serve.dra.preparer import Preparer
 from vgpud.serve.dra.publisher import Publisher
 from vgpud.serve.dra.slices import Cluster, Json, Node, specs
 from vgpud.serve.keeper import Keeper
+from vgpud.serve.kubelet.plugin import KUBELET_SOCKET
+from vgpud.serve.kubelet.pods import Pods
 
 log = structlog.get_logger(__name__)
 
@@ -58,6 +60,7 @@ class DraDoor:
         self.preparer = Preparer(keeper, api, PreparedClaims(state_dir / "claims.json"), node, self._find)
         self.plugin = DraPlugin(kubelet, self.preparer, self._registered, self._health)
         self._kubelet = kubelet
+        self._pods = Pods(kubelet / "pod-resources" / KUBELET_SOCKET)
         self._publisher = Publisher(api, node)
         self._published = False
         self._hurry_until = 0.0
@@ -155,6 +158,15 @@ class DraDoor:
             await asyncio.sleep(self._keeper.policy().policy.dra.check_seconds)
             if self._enabled:
                 await self.preparer.check()
+                await self._name()
+
+    async def _name(self) -> None:
+        listed = await self._pods.list()
+        if listed is not None:
+            try:
+                await self.preparer.name(listed)
+            except VgpuError as error:
+                self._complain(str(error), error.hint)
 
     def _complain(self, why: str, hint: str) -> None:
         """Logs a failure, once for each reason."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from weakref import WeakValueDictionary
 
 import structlog
@@ -10,12 +11,13 @@ from vgpud import audit
 from vgpud.model.caller import Caller, Door
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.log_event import LogEvent
-from vgpud.model.tenancy import CLAIM_PREFIX, Allocation, Lifetime, State
+from vgpud.model.tenancy import CLAIM_PREFIX, Allocation, Lifetime, State, workload_of
 from vgpud.serve.dra.api import Api, is_gone
 from vgpud.serve.dra.cards import Target
 from vgpud.serve.dra.claims import Part, parts_of
 from vgpud.serve.dra.prepared import Answer, Prepared, PreparedClaims
 from vgpud.serve.keeper import Keeper
+from vgpud.serve.kubelet.pods import Listing
 
 log = structlog.get_logger(__name__)
 
@@ -116,6 +118,14 @@ class Preparer:
             else:
                 log.info(LogEvent.DELETED_CLAIM_RELEASED, uid=uid)
         self._suspects = missing
+
+    async def name(self, listed: Listing) -> None:
+        """Records the pods and containers with the claims, as the kubelet lists them. Raises VgpuError."""
+        for allocation in self._keeper.list()[0]:
+            workload = allocation.request.workload
+            user = workload_of(listed.users.get(allocation.cdi_name, ""))
+            if user.pod and not workload.container and allocation.request.id.startswith(CLAIM_PREFIX):
+                await self._keeper.name(allocation.id, replace(user, claim=workload.claim))
 
     async def _undo(self, uid: str, names: tuple[str, ...]) -> None:
         try:

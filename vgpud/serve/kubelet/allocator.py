@@ -19,7 +19,7 @@ from vgpud.model.caller import Caller, Door
 from vgpud.model.device import Device
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.log_event import LogEvent
-from vgpud.model.tenancy import KUBELET_PREFIX, Allocation, Lifetime, State
+from vgpud.model.tenancy import KUBELET_PREFIX, Allocation, Lifetime, State, workload_of
 from vgpud.serve.keeper import Keeper
 from vgpud.serve.kubelet.backoff import Backoff
 from vgpud.serve.kubelet.holds import Hold, Holds
@@ -296,12 +296,15 @@ class Allocator:
             )
         name = found.request.id
         with audit.of_pod(pod):
-            audit.record("bind", None, allocation=allocation_id, owner=found.request.owner.uid, init=init.pid)
+            audit.record("bind", None, **audit.of(found), init=init.pid)
         await self.started.add(name, init)
         hold = next((hold for hold in self.holds if hold.request_id == name), None)
         if hold is not None and pod:
-            await self.holds.bind(hold, pod)
+            await self._name(found, await self.holds.bind(hold, pod))
         return True
+
+    async def _name(self, allocation: Allocation, hold: Hold) -> None:
+        await self._keeper.name(allocation.id, workload_of(hold.pod))
 
     # --- release
 
@@ -375,7 +378,8 @@ class Allocator:
         named = await self.holds.bind(hold, pod)
         if not hold.pod:
             with audit.because("the kubelet's PodResources names it", named.pod):
-                audit.record("bind", None, allocation=allocation.id, owner=allocation.request.owner.uid)
+                audit.record("bind", None, **audit.of(allocation))
+        await self._name(allocation, named)
         return True
 
     def _is_latest(self, hold: Hold) -> bool:

@@ -1,7 +1,8 @@
 """Reads from the kubelet's PodResources API which containers hold which ids."""
 
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import structlog
@@ -37,6 +38,8 @@ class Listing:
     held: tuple[Held, ...]
     pods: frozenset[str]
     containers: frozenset[str] = frozenset()  # "namespace/pod/container"
+    # the first container with each CDI device of a claim, by the device's name
+    users: Mapping[str, str] = field(default_factory=dict)
 
     def holder(self, resource: str, ids: frozenset[str]) -> str:
         """The first container with one of the ids; "" if none is listed with one."""
@@ -74,7 +77,17 @@ class Pods:
 def listing_of(reply: pb.ListPodResourcesResponse) -> Listing:
     names = {f"{pod.namespace}/{pod.name}": pod.containers for pod in reply.pod_resources}
     containers = frozenset(f"{pod}/{one.name}" for pod, listed in names.items() for one in listed)
-    return Listing(held_in(reply), frozenset(names), containers)
+    return Listing(held_in(reply), frozenset(names), containers, _users_in(reply))
+
+
+def _users_in(reply: pb.ListPodResourcesResponse) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for pod in reply.pod_resources:
+        for container in pod.containers:
+            for dynamic in container.dynamic_resources:
+                for device in (one for claim in dynamic.claim_resources for one in claim.cdi_devices):
+                    found.setdefault(device.name, f"{pod.namespace}/{pod.name}/{container.name}")
+    return found
 
 
 def held_in(reply: pb.ListPodResourcesResponse) -> tuple[Held, ...]:

@@ -1,0 +1,92 @@
+"""The cluster's names of what runs in an allocation: of a device plugin's pod, and of a claim."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from structlog.testing import capture_logs
+
+from tests.kubelet.conftest import node_in, run
+from tests.kubelet.double import kubelet
+from tests.kubelet.test_audit import trail
+from tests.kubelet.test_containers import container, start
+from tests.kubelet.test_dra import dra_in
+from tests.node.world import ROOT
+from vgpud.model.tenancy import Allocation, Workload
+
+UNITS = "vgpud.io/memory-gib"
+
+
+def named_events(keeper: Any) -> list[str]:
+    return [e.sentence for e in keeper.store.latest(20) if e.kind == "allocation_named"]
+
+
+def workloads(allocations: tuple[Allocation, ...]) -> list[Workload]:
+    return [allocation.request.workload for allocation in allocations]
+
+
+def test_an_allocation_has_the_names_of_the_pod_that_its_hook_tells(short: Path) -> None:
+    async def story() -> None:
+        async with node_in(short) as node:
+            await node.kubelet.healthy(UNITS, 160)
+            node.kubelet.listing_fails = True
+            ids = [f"{device.uuid}::0" for device in node.world.keeper.describe().node.devices[:1]]
+            await node.kubelet.allocate(UNITS, ids)
+            assert workloads(node.allocations) == [Workload()]
+            with container() as init:
+                await start(node, "ml/train-0/main", init)
+                (held,) = node.allocations
+                assert held.request.workload == Workload("ml", "train-0", "main")
+                assert named_events(node.world.keeper) == [
+                    f"allocation {held.id}: it is of pod ml/train-0/main"
+                ]
+                # a second container does not rename it, and names are no part of what is asked for
+                await start(node, "ml/train-0/sidecar", init)
+                nameless = replace(held.request, workload=Workload())
+                assert (await node.world.keeper.allocate(nameless)).id == held.id
+                assert workloads(node.allocations) == [Workload("ml", "train-0", "main")]
+
+    run(story())
+
+
+def test_names_are_durable_and_on_every_line_of_the_audit_trail(short: Path) -> None:
+    async def story() -> None:
+        async with node_in(short) as node:
+            await node.kubelet.healthy(UNITS, 160)
+            await node.kubelet.admit("ml/train-0", UNITS, 2)
+            await node.until(lambda: workloads(node.allocations) == [Workload("ml", "train-0", "main")])
+            assert workloads((await node.world.ledger.load()).allocations) == workloads(node.allocations)
+            with capture_logs() as lines:
+                (held,) = node.allocations
+                await node.world.keeper.resize(held.id, ROOT, 3 * 2**30, None)
+            assert trail(lines, "audit", "pod") == [("resize", "ml/train-0/main")]
+            node.kubelet.end("ml/train-0")
+            await node.until(lambda: not node.allocations)
+            (gone,) = [e for e in node.world.keeper.store.latest(20) if e.kind == "allocation_released"]
+            assert gone.sentence.endswith(", of pod ml/train-0/main")
+
+    run(story())
+
+
+def test_a_claims_allocation_has_the_names_of_claim_pod_and_container(short: Path) -> None:
+    async def story() -> None:
+        async with kubelet(short / "k") as listing, dra_in(short) as dra:
+            await dra.published()
+            claim = dra.cluster.allocate("weights", "quota", {"memory": "7Gi"}, pod="infer-0")
+            assert claim is not None
+            assert not (await dra.prepare(claim)).error
+            keeper = dra.world.keeper
+            (held,) = keeper.list()[0]
+            assert held.request.workload == Workload("ns", "infer-0", "", "weights")
+            # PodResources alone has the container
+            listing.active.add("ns/infer-0")
+            listing.claimed["ns/infer-0", "server"] = ("weights", [held.cdi_name])
+            whole = Workload("ns", "infer-0", "server", "weights")
+            await dra.until(lambda: workloads(keeper.list()[0]) == [whole])
+            (sentence,) = named_events(keeper)
+            assert sentence == f"allocation {held.id}: it is of pod ns/infer-0/server, claim ns/weights"
+            # the kubelet repeats its call: the same allocation
+            assert not (await dra.prepare(claim)).error
+            assert len(keeper.list()[0]) == 1
+
+    run(story())
