@@ -93,8 +93,16 @@ def test_a_member_of_the_group_controls_only_its_own_allocations(node: DemoNode)
     held = call(node, ALICE, *ASK, member=True)
     assert held.returncode == 0, held.stderr
     allocation = held.stdout.strip()
-    for word in ("release", "resize", "pause", "unpause"):
-        more = {"resize": ("--memory", "2GiB"), "release": ("--force",)}.get(word, ())
+    for word, *more in (
+        ("release", "--force"),
+        ("resize", "--memory", "2GiB"),
+        ("suspend",),
+        ("suspend", "--deep"),
+        ("resume",),
+        ("move", "--to", "1"),
+        ("pause",),
+        ("unpause",),
+    ):
         refused = call(node, BOB, word, allocation, *more, member=True)
         assert refused.returncode == 4, refused.stderr
         assert "E202" in refused.stderr

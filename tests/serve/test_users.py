@@ -1,13 +1,14 @@
 """Quotas and limits treat all uids of a user as one user."""
 
 import asyncio
+import errno
 import pwd
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -147,6 +148,49 @@ def test_a_directory_service_that_hangs_delays_no_question_for_a_user(tmp_path: 
     assert ranges.user_of(FIRST + 10) == FIRST + 10
 
 
+LEAVES_ITS_CONNECTION = IN_A_NAMESPACE.replace(
+    'print("connected", flush=True); input()',
+    """
+if os.fork() == 0:
+    print("connected", flush=True); input()
+""",
+)
+
+
+@needs("user-namespaces")
+def test_a_subordinate_uid_is_no_user_of_its_own_after_its_process_has_ended(path: Path) -> None:
+    """The attack: the range is in a directory service alone, so only the process leads to its user. It
+    connects, leaves the connection to its child, and ends.
+    """
+    with listening(path) as listener:
+        words = [sys.executable, "-c", LEAVES_ITS_CONNECTION, str(path), "1", "1"]
+        with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+            assert child.stdin and child.stdout
+            assert child.stdout.readline() == "made\n"
+            for kind in ("uid_map", "gid_map"):
+                Path(f"/proc/{child.pid}/{kind}").write_text(f"0 {FIRST} 65536\n")
+            print(file=child.stdin, flush=True)
+            assert child.stdout.readline() == "connected\n"
+            child.wait()
+            with pytest.raises(OSError, match=r"ended|No such process|Invalid argument"):
+                accepted(listener)
+            print(file=child.stdin, flush=True)
+
+
+@needs("user-namespaces")
+def test_a_subordinate_uid_is_no_user_of_its_own_while_the_kernel_does_not_answer(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attack before Linux 6.11: an exec that does not end, for which /proc/PID/ns/user waits."""
+
+    def busy(pid: int) -> NoReturn:
+        raise OSError(errno.EBUSY, "the kernel does not answer")
+
+    monkeypatch.setattr(peers, "namespace_owner", busy)
+    with listening(path) as listener, subordinate(path, 1), pytest.raises(OSError, match="does not answer"):
+        accepted(listener)
+
+
 @needs("user-namespaces")
 def test_connections_of_all_uids_of_a_user_count_together() -> None:
     live = Live(ConnectionLimits(total=30, per_uid=4, admin=1))
@@ -180,16 +224,21 @@ os.execvp("sleep", ["sleep", "1000"])
 @needs("fuse")
 def test_a_caller_in_the_midst_of_an_exec_holds_no_door(path: Path, tmp_path: Path) -> None:
     """An attack: a process connects, and its exec closes a file of its own file system, which does not
-    answer.
+    answer. A caller whose user the kernel does not tell is sent away.
     """
     callers: list[Caller] = []
+
+    def serve() -> None:
+        with suppress(OSError):
+            callers.append(accepted(listener))
+
     with listening(path) as listener, fuse_file(tmp_path / "mount", "flush") as file:
         words = [sys.executable, "-c", CONNECTS_AND_EXECS, str(path), str(file.path)]
         child = subprocess.Popen(words)
         assert file.asked()
-        door = threading.Thread(target=lambda: callers.append(accepted(listener)), daemon=True)
+        door = threading.Thread(target=serve, daemon=True)
         door.start()
         eventually(lambda: not door.is_alive(), "the caller is identified while its exec goes on", 20)
     child.kill()
     child.wait()
-    assert [(caller.uid, caller.user) for caller in callers] == [(USER, USER)]
+    assert [(caller.uid, caller.user) for caller in callers] in ([], [(USER, USER)])

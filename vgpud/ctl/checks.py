@@ -115,6 +115,22 @@ def specs(host: Host) -> Iterator[Finding]:
         yield Finding("CDI folder", FAIL, found.sentence, found.fix)
 
 
+def subordinate_uids(nsswitch: Path = Path("/etc/nsswitch.conf")) -> Iterator[Finding]:
+    """Warns of ranges that vgpud does not see, with whose uids a user can have several quotas."""
+    try:
+        lines = nsswitch.read_text(errors="replace").splitlines()
+    except OSError:
+        return
+    sources = next((line.split()[1:] for line in lines if line.startswith("subid:")), [])
+    if any(one != "files" for one in sources):
+        yield Finding(
+            "subordinate uids",
+            WARN,
+            f"{nsswitch} takes them from {' '.join(sources)}, and vgpud sees those of /etc/subuid alone",
+            "copy the ranges there, or let the first [[quota]] go by groups: it refuses uids without account",
+        )
+
+
 def sockets(host: Host) -> Iterator[Finding]:
     """Checks the modes of the sockets: wider modes let other users connect."""
     for name, mode in (("ro.sock", 0o666), ("vgpud.sock", 0o660), ("admin.sock", 0o600)):

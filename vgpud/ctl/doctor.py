@@ -35,7 +35,7 @@ def examine(arguments: Namespace) -> list[Finding]:
     """Makes every possible check, in the order in which problems should be repaired."""
     host = Host.of(os.environ)
     found = [*checks.kernel(), *checks.folders(host), *checks.programs(host), *checks.units()]
-    found += [*checks.sockets(host), *checks.specs(host)]
+    found += [*checks.sockets(host), *checks.specs(host), *checks.subordinate_uids()]
     try:
         node = _ask(arguments)
     except VgpuError as error:

@@ -28,10 +28,13 @@ def user_of(connection: socket.socket) -> int:
 
 
 def identify(connection: socket.socket, door: Door) -> Caller:
-    """The process that called connect(2), from SO_PEERPIDFD. Raises OSError if the socket is gone.
+    """The process that called connect(2), from SO_PEERPIDFD.
 
     Before Linux 6.5 it is the process that has the peer's pid at this call, if it has the peer's uid, too.
-    Its `process` has pid 0 if it has ended already, or if it is in a pid namespace that is not below vgpud's.
+    Its `process` has pid 0 if it is in a pid namespace that is not below vgpud's.
+
+    Raises OSError if the socket is gone, and if the kernel does not say who made the process's user
+    namespace, as of a process that has ended: by its uid alone it could be a user of its own, with a quota.
     """
     pid, uid, gid = _credentials(connection)
     process, made_by = _process(connection, pid, uid)
@@ -50,25 +53,22 @@ def _process(connection: socket.socket, pid: int, uid: int) -> tuple[Lifetime, i
     """The peer's process, and the user who made its user namespace. `uid` is the effective one at connect."""
     if pid <= 0:
         return Lifetime(), None
-    try:
-        pidfd = _pidfd(connection, pid, uid)
-    except OSError:  # ended, or no descriptor is free
-        return Lifetime(), None
+    pidfd = _pidfd(connection, pid, uid)
     try:
         stat, made_by = proc.read_stat(pid), _made_by(pid)
         # while the process of the pidfd lives, no other process can have its pid
         if stat is None or proc.has_exited(pidfd):
-            return Lifetime(), None
+            raise ProcessLookupError(errno.ESRCH, "the peer has ended")
         return Lifetime(pid, stat.start_ticks), made_by
     finally:
         os.close(pidfd)
 
 
 def _made_by(pid: int) -> int | None:
-    """As namespace_owner; None, too, where the kernel does not answer: then the uid counts."""
+    """As namespace_owner; None, too, where vgpud lacks the right to ask. Raises OSError."""
     try:
         return namespace_owner(pid)
-    except OSError:
+    except PermissionError:  # vgpud is not root's
         return None
 
 
@@ -82,17 +82,17 @@ class PassedProcess:
 
 
 def passed_process(pidfd: int) -> PassedProcess | None:
-    """The process of a pidfd; None if the descriptor is no pidfd, or if the process has ended or is not in
-    this pid namespace.
+    """The process of a pidfd; None if the descriptor is no pidfd, or if the process has ended, is not in
+    this pid namespace, or the kernel does not say who made its user namespace.
     """
     try:
         found = _FDINFO_PID.search(Path(f"/proc/self/fdinfo/{pidfd}").read_bytes())
         pid = int(found[1]) if found else 0
         if pid <= 0:
             return None
+        uids, stat, made_by = proc.uids(pid), proc.read_stat(pid), _made_by(pid)
     except OSError:
         return None
-    uids, stat, made_by = proc.uids(pid), proc.read_stat(pid), _made_by(pid)
     if uids is None or stat is None or proc.has_exited(pidfd):
         return None
     return PassedProcess(pid, stat.start_ticks, SUBORDINATE.user_of(uids[0] if made_by is None else made_by))

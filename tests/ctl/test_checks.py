@@ -1,0 +1,39 @@
+"""Checks of doctor that look at files of the host."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.conditions import needs
+from vgpud.ctl import checks
+
+
+@pytest.mark.parametrize(
+    ("text", "warned"),
+    [
+        ("passwd: files sss\n", ""),
+        ("subid: files\n", ""),
+        ("# subid: sss\nsubid:  sss\n", "takes them from sss, and vgpud sees those of /etc/subuid alone"),
+    ],
+)
+def test_ranges_of_subordinate_uids_that_vgpud_does_not_see_are_told(
+    tmp_path: Path, text: str, warned: str
+) -> None:
+    file = tmp_path / "nsswitch.conf"
+    assert list(checks.subordinate_uids(file)) == []
+    file.write_text(text)
+    found = list(checks.subordinate_uids(file))
+    assert [warned in one.sentence for one in found] == ([True] if warned else [])
+
+
+@needs("root")
+def test_a_cdi_folder_that_a_user_can_change_is_told(tmp_path: Path) -> None:
+    for name in ("run", "cdi"):
+        (tmp_path / name).mkdir(mode=0o755)
+    host = checks.Host.of(os.environ)._replace(run_dir=tmp_path / "run", cdi_dir=tmp_path / "cdi")
+    assert [one.state for one in checks.specs(host)] == [checks.OK]
+    (tmp_path / "cdi").chmod(0o777)
+    (found,) = checks.specs(host)
+    assert found.state == checks.FAIL
+    assert found.sentence.startswith(f"others can write to {tmp_path}/cdi")
