@@ -1,9 +1,10 @@
-"""Every program of this folder that has a main, on this machine's GPU: `python -m tests.gpu test | bench`.
+"""Runs every program of this folder that has a main on this machine's GPU: `python -m tests.gpu test |
+bench`.
 
     ./dev gpu-test [NAME ...]     those that check
     ./dev gpu-bench [NAME ...]    those that measure; their figures go to build/gpu/NAME.json
 
-Exit status: how many failed. Without a GPU nothing runs, and that is said.
+Exit status: the number of programs that failed. Without a GPU it runs nothing and prints that.
 """
 
 import shutil
@@ -32,8 +33,8 @@ TESTS = (
     "cuda_conformance",
 )
 BENCHES = ("compute_h200", "compute_h200_cut", "compute_programs", "compute_ranks", "memory_figures")
-WITH_FIGURES = ("memory_exact", "memory_frameworks", *BENCHES)  # these take --build and --out
-ENGINE_CUT = "compute_h200_cut"  # compute_h200 with the other engine
+WITH_FIGURES = ("memory_exact", "memory_frameworks", *BENCHES)  # programs that take --build and --out
+ENGINE_CUT = "compute_h200_cut"  # runs compute_h200 with engine `cut`
 
 
 def arguments(name: str) -> list[str]:

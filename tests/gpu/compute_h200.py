@@ -1,9 +1,9 @@
 """Compute shares on a real GPU: `python -m tests.gpu.compute_h200 --build DIR --out FILE [SECTION ...]`.
 
 Every run starts its own arbiter, writes leases, and starts `vgpu-spin` processes: native ones to compare
-with, and tenants with libvgpu preloaded. A tenant says whether libvgpu is in its process, and the arbiter's
-count of its turns says whether it was armed: a figure without both is not used. Achieved percent are of the
-native rate of the same kernels. Figures go to FILE as JSON and to standard output as lines.
+with, and tenants with libvgpu preloaded. A figure counts only if the tenant reports that libvgpu is loaded,
+and the arbiter counts time slices for it. Percentages are of the rate of the same kernels without libvgpu.
+Figures go to FILE as JSON and to standard output as lines.
 """
 
 import argparse
@@ -28,26 +28,26 @@ from tests.demo.scenes import torch_python
 from vgpud import lease_layout as layout
 from vgpud.lease import ArbiterClient, DeviceLimits, SharePolicy, update_limits, write_lease
 
-LEAD_SECONDS = 2.5  # contexts of all processes are there before the common start
+LEAD_SECONDS = 2.5  # time in which all processes make their contexts before the common start
 HARD, WORK_CONSERVING, NONE = SharePolicy.HARD, SharePolicy.WORK_CONSERVING, SharePolicy.NONE
 Line = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Work:
-    """What one process runs: kernels of `us` microseconds, in a mode of vgpu-spin."""
+    """The work of one process: kernels of `us` microseconds, in a mode of vgpu-spin."""
 
     us: float
     mode: str = "eager"
     seconds: float = 3.0
     report_ms: float = 250.0
     extra: tuple[str, ...] = ()
-    delay: float = 0.0  # seconds behind the common start
+    delay: float = 0.0  # seconds after the common start
 
 
 @dataclass(frozen=True)
 class Tenant:
-    """A lease and its processes; without a policy a native process."""
+    """A lease and its processes; without a policy, processes without libvgpu."""
 
     policy: SharePolicy | None
     share: float  # percent
@@ -145,7 +145,9 @@ def compute_counters(lease: Path) -> dict[str, int]:
 
 
 def run(node: Node, tenants: Sequence[Tenant], lead: float = LEAD_SECONDS) -> list[Line]:
-    """Runs the tenants at once; a line each, summed over its processes, with `percent` of native."""
+    """Runs the tenants at the same time. Returns one line for each, summed over its processes, with `percent`
+    of the native rate.
+    """
     leases = [node.lease(t) if t.policy is not None else None for t in tenants]
     begin = time.monotonic_ns() + int(lead * 1e9)
     started = [
@@ -174,7 +176,9 @@ def run(node: Node, tenants: Sequence[Tenant], lead: float = LEAD_SECONDS) -> li
 
 
 def windows(parts: Sequence[Line], native: float) -> list[float]:
-    """Percent of native in each report window, summed over processes, without the first: the start."""
+    """Percent of the native rate in each report window, summed over processes. The first window, the start,
+    is left out.
+    """
     sums: list[float] = []
     for part in parts:
         marks = part["windows"]
@@ -195,11 +199,11 @@ def percentile(values: Sequence[float], part: float) -> float:
     return ordered[min(len(ordered) - 1, math.ceil(part * len(ordered)) - 1)] if ordered else math.nan
 
 
-# --- sections: each returns its figures
+# --- sections: each function returns its figures
 
 
 def cost(node: Node) -> Line:
-    """cuLaunchKernel, hooked against the driver's own function in one process."""
+    """Cost of cuLaunchKernel: libvgpu's wrapper and the driver's own function in one process."""
     out: Line = {"native": answer(node.spin(None, "--cost"))}
     for name, tenant in {
         "alone": Tenant(NONE, 100, Work(5)),
@@ -219,7 +223,7 @@ def cost(node: Node) -> Line:
 
 
 def alone(node: Node, asked: Sequence[float], cases: Sequence[tuple[float, str, int]]) -> list[Line]:
-    """One tenant under `hard`."""
+    """One tenant under `hard`, alone."""
     out = []
     for us, mode, processes in cases:
         native_rate(node, us, mode)
@@ -241,7 +245,7 @@ def alone(node: Node, asked: Sequence[float], cases: Sequence[tuple[float, str, 
     return out
 
 
-# kernel's length, mode, depth, seconds: one kernel of a second, graphs of 40 kernels, host callbacks
+# kernel's microseconds, mode, depth, seconds: one kernel of a second, graphs of 40 kernels, host callbacks
 STRETCHED = (
     (1_000_000.0, "eager", 2, 17.0),
     (50.0, "graph", 1, 3.0),
@@ -253,7 +257,7 @@ STRETCHED = (
 
 
 def stretched(node: Node) -> list[Line]:
-    """A lone tenant under `hard`, asked 25, whose work ends seldom or waits for its host."""
+    """A lone tenant with a `hard` share of 25 percent, whose kernels end rarely or wait for the host."""
     out = []
     for us, mode, depth, seconds in STRETCHED:
         extra = ("--depth", str(depth))
@@ -266,7 +270,7 @@ def stretched(node: Node) -> list[Line]:
 
 
 def rate_between_ends(line: Line) -> float:
-    """Kernels a second between the first and the last window in which a kernel ended."""
+    """Kernels per second between the first and the last window in which a kernel ended."""
     marks = line["windows"]
     ends = [b for a, b in itertools.pairwise(marks) if b[1] != a[1]]
     return float(1e3 * (ends[-1][1] - ends[0][1]) / (ends[-1][0] - ends[0][0]))
@@ -279,11 +283,14 @@ def jain(values: Sequence[float]) -> float:
 def together(
     node: Node, us: float, weights: Sequence[float], policy: SharePolicy, mode: str = "eager"
 ) -> Line:
-    """Several saturating tenants; `None` weights mean native processes that the driver slices."""
+    """Several tenants with endless work. Weights of `None` mean processes without libvgpu, which the driver
+    time-slices.
+    """
     native_rate(node, us, mode)
     total = sum(weights)
     asked = [100 * w / total for w in weights]
-    seconds = 10.0 if len(weights) < 4 else 20.0  # of which a turn at each edge is 1 % of anybody's share
+    # so long that one more time slice at each end is 1 % of a share
+    seconds = 10.0 if len(weights) < 4 else 20.0
     tenants = [Tenant(policy, a, Work(us, mode, seconds)) for a in asked]
     before = arbiter_ns(node)
     lines = run(node, tenants, lead=2.0 + 0.2 * len(weights))
@@ -322,19 +329,21 @@ def sliced(node: Node, us: float) -> Line:
 
 
 def arbiter_ns(node: Node) -> int:
-    """Time on a processor so far; /proc/PID/stat counts in ticks of 10 ms, which is too coarse."""
+    """Processor time of the arbiter so far. /proc/PID/stat is too coarse, because it counts ticks of
+    10 ms.
+    """
     assert node.arbiter is not None
     return int(Path(f"/proc/{node.arbiter.pid}/schedstat").read_text().split()[0])
 
 
 def lone(node: Node, cases: Sequence[tuple[float, str]]) -> list[Line]:
-    """A lone tenant without a limit, or work-conserving with another registered but idle."""
+    """A lone tenant without a limit, or work-conserving while another tenant is registered and idle."""
     out = []
     for us, mode in cases:
         for name in ("none", "work-conserving, another idle"):
             rates: list[float] = []
             base: list[float] = []
-            for _ in range(2):  # alternating with native: clocks and temperature drift
+            for _ in range(2):  # alternates with native runs, because clocks and temperature drift
                 base.append(run(node, [Tenant(None, 0, Work(us, mode, 1.0))], lead=0.8)[0]["per_second"])
                 tenants = [Tenant(NONE if name == "none" else WORK_CONSERVING, 50, Work(us, mode, 1.0))]
                 if name.endswith("idle"):
@@ -354,7 +363,9 @@ def lone(node: Node, cases: Sequence[tuple[float, str]]) -> list[Line]:
 
 
 def pytorch(node: Node) -> list[Line]:
-    """PyTorch alone: native, without a limit, and work-conserving with another tenant there; alternating."""
+    """PyTorch alone on the device: native, without a limit, and work-conserving beside an idle tenant; the
+    runs alternate.
+    """
     command = [str(torch_python()), "-m", "tests.gpu.torch_rates", "1.2"]
     idle = Work(5, seconds=0.1, extra=("--every-us", "30000000"))
     other = node.spin(
@@ -383,7 +394,9 @@ def pytorch(node: Node) -> list[Line]:
 
 
 def lending(node: Node) -> Line:
-    """Two work-conserving halves of which one comes 1 s later and stays 1 s: 10 ms windows of the other."""
+    """Two work-conserving halves. One starts 1 s later and runs for 1 s. Returns 10 ms windows of the
+    other.
+    """
     native_rate(node, 200)
     stays = Tenant(WORK_CONSERVING, 50, Work(200, seconds=3.2, report_ms=2))
     comes = Tenant(
@@ -410,7 +423,9 @@ def lending(node: Node) -> Line:
 
 
 def change(node: Node) -> Line:
-    """90 -> 10 -> 90 percent of a hard tenant beside another with the rest; 20 ms windows."""
+    """A hard tenant's share changes from 90 to 10 and back to 90 percent, beside a tenant with the rest.
+    Returns 20 ms windows.
+    """
     native_rate(node, 50)
     tenant = Tenant(HARD, 90, Work(50, seconds=3.0, report_ms=20))
     lease = node.lease(tenant)
@@ -441,7 +456,7 @@ def change(node: Node) -> Line:
 
 
 def latency(node: Node) -> Line:
-    """1 ms of work every 5 ms beside a saturating tenant with 200 us kernels."""
+    """Latency of 1 ms of work every 5 ms, beside a tenant with endless kernels of 200 us."""
     native_rate(node, 200)
     client = Work(200, seconds=4.0, extra=("--every-us", "5000", "--burst", "5"))
     solo = run(node, [Tenant(None, 0, client)], lead=1.0)[0]
@@ -470,7 +485,7 @@ def latency(node: Node) -> Line:
 
 
 def orphaned(node: Node) -> Line:
-    """The arbiter dies under a hard tenant and comes back: windows of 100 ms."""
+    """The arbiter is killed and started again under a hard tenant. Returns windows of 100 ms."""
     native_rate(node, 50)
     tenant = Tenant(HARD, 25, Work(50, seconds=4.0, report_ms=100))
     lease = node.lease(tenant)

@@ -1,10 +1,10 @@
-"""Compute shares of programs as people run them: `python -m tests.gpu.compute_programs --build D --out F`.
+"""Compute shares of ordinary programs: `python -m tests.gpu.compute_programs --build D --out F`.
 
 Each program of tests/gpu/programs.py is started three times, native, as a client of NVIDIA's MPS daemon
-(where it is installed; without thread percentages) and as a tenant, and stays: a measurement is a window that
-all programs of a case begin and end together. Of each pair: the driver's own time slicing, MPS, and every
-asked weight under `hard` and `work-conserving`, in the same run, in percent of what each does alone without
-libvgpu. The engine that the device has (vgpu-engine-probe) is in the figures.
+(where it is installed; without thread percentages) and as a tenant, and keeps running: a measurement is a
+window in which all programs of a case work at the same time. For each pair it measures the driver's own time
+slicing, MPS, and every requested weight under `hard` and `work-conserving`, in the same run, in percent of
+the program's rate alone without libvgpu. The figures name the device's engine (vgpu-engine-probe).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SETTLE_S, START_S = 1.0, 240.0
 
 @dataclass
 class Program:
-    """One process that stays; with a lease it is a tenant whose share changes between the windows."""
+    """One running process. With a lease it is a tenant whose share changes between the windows."""
 
     node: Node
     kind: str
@@ -75,7 +75,9 @@ def limits(node: Node, policy: SharePolicy, percent: float, priority: int = 0) -
 
 @contextmanager
 def mps_environment() -> Iterator[dict[str, str]]:
-    """Yields the environment of clients of an MPS daemon of its own; empty where MPS is not installed."""
+    """Yields the environment variables for clients of an MPS daemon that it starts; an empty dictionary if
+    MPS is not installed.
+    """
     control = shutil.which("nvidia-cuda-mps-control")
     if control is None:
         print("MPS is not installed: no case `mps`", flush=True)
@@ -114,7 +116,7 @@ def start(
 
 
 def window(programs: Sequence[Program], seconds: float) -> list[Line]:
-    """What each does in a window of this length, after one that settles."""
+    """Returns each program's rate in a window of this length, after a window that lets the clocks settle."""
     begin = time.monotonic_ns() + 50_000_000
     middle = begin + int(SETTLE_S * 1e9)
     for program in programs:
@@ -196,7 +198,7 @@ class Bench:
 
 
 def engine(build: Path) -> Line:
-    """What vgpu-engine-probe says of the device that CUDA has first."""
+    """The result of vgpu-engine-probe for CUDA's first device."""
     uuid = gpu_uuids()[0]
     probe = [str(build / "bin" / "vgpu-engine-probe"), uuid]
     done = subprocess.run(probe, capture_output=True, text=True, check=True)
@@ -206,7 +208,9 @@ def engine(build: Path) -> Line:
 
 
 def priority(node: Node, seconds: float, besides: Sequence[float], stack: ExitStack) -> list[Line]:
-    """A request of 1 ms every 5 ms at 30 percent with priority beside kernels of several lengths."""
+    """A request of 1 ms every 5 ms, with a share of 30 percent and priority, beside kernels of several
+    lengths.
+    """
     native = start(node, "request:1000", False, stack)
     client = start(node, "request:1000", True, stack)
     native.line(), client.line()

@@ -1,8 +1,9 @@
-"""Jobs whose kernels wait for each other or for their host, and work that can wait, on a real GPU:
-`python -m tests.gpu.compute_ranks --build DIR --out FILE [SECTION ...]`.
+"""Jobs whose kernels wait for each other or for their host, and work that can wait, on a real GPU: `python -m
+tests.gpu.compute_ranks --build DIR --out FILE [SECTION ...]`.
 
-As compute_h200.py, with `vgpu-pair` (native/probe/pair.c) and, where PyTorch and two GPUs are there, NCCL.
-What a machine cannot show is written down as skipped, with the reason. Runs on the simulated node too.
+As compute_h200.py, with `vgpu-pair` (native/probe/pair.c) and, where the machine has PyTorch and two GPUs,
+NCCL. Sections that the machine cannot run are recorded as skipped, with the reason. Runs on the simulated
+node too.
 """
 
 import argparse
@@ -64,7 +65,9 @@ def skipped(what: str, why: str) -> Line:
 
 
 def ranks(bench: Bench) -> Line:
-    """Two jobs of two ranks, on two devices or, with one GPU, on the same; turns must not hold them up."""
+    """Two jobs of two ranks each, on two devices or, with one GPU, on the same device. Time slices must not
+    block them.
+    """
     devices = (bench.uuids * 2)[:2]
     own = tuple(dict.fromkeys(devices))
     out: Line = {"devices": len(own)}
@@ -86,7 +89,9 @@ def ranks(bench: Bench) -> Line:
 
 
 def apart(bench: Bench) -> Line:
-    """Ranks in leases of their own, which nobody knows to belong together: the drain bound lets them on."""
+    """Ranks in separate leases, which the arbiter cannot treat as a gang. They make progress by the drain
+    bound.
+    """
     if len(bench.uuids) < 2:
         return skipped(
             "apart", "needs two GPUs: on one, ranks of one device cannot wait for turns on another"
@@ -108,7 +113,7 @@ def apart(bench: Bench) -> Line:
 
 
 def host_flag(bench: Bench) -> Line:
-    """A tenant whose kernels wait 400 ms for their host, beside one that always computes."""
+    """A tenant whose kernels wait 400 ms for the host, beside a tenant with endless work."""
     native_rate(bench.node, 1000)
     waiting = bench.lease("flag", CONSERVING, 50, bench.uuids[:1])
     words = ("--rank", "0", "--host-ms", "400", "--seconds", str(bench.seconds + 3))
@@ -125,7 +130,9 @@ def host_flag(bench: Bench) -> Line:
 
 
 def starving(bench: Bench) -> Line:
-    """Below-normal beside normal, both saturating: a turn a second or so."""
+    """A below-normal tenant beside a normal one, both with endless work: the first gets about one time slice
+    a second.
+    """
     native_rate(bench.node, 50)
     low = Tenant(CONSERVING, 50, Work(50, seconds=2 * bench.seconds), priority=-1)
     lines = run(bench.node, [low, Tenant(CONSERVING, 50, Work(50, seconds=2 * bench.seconds))])
@@ -139,7 +146,9 @@ def starving(bench: Bench) -> Line:
 
 
 def ways(bench: Bench) -> Line:
-    """`hard` 25 with host functions behind kernels, and in one cooperative launch on two devices."""
+    """A `hard` share of 25 with host functions behind kernels, and with one cooperative launch on two
+    devices.
+    """
     node = bench.node
     native_rate(node, 50, "callbacks")
     line = run(node, [Tenant(HARD, 25, Work(50, "callbacks", bench.seconds))])[0]
@@ -204,7 +213,7 @@ print(json.dumps(line))
 def nccl(bench: Bench) -> Line:
     """Two jobs of two NCCL ranks each on the same two GPUs, native and as tenants.
 
-    A step is a product and an all-reduce, eager or in a CUDA graph.
+    A step is a matrix product and an all-reduce, eager or in a CUDA graph.
     """
     if len(bench.uuids) < 2:
         return skipped("nccl", "needs two GPUs: NCCL refuses two ranks of one job on one")

@@ -4,9 +4,9 @@
     python -m tests.gpu.confine run FILE --writable FOLDER ... -- COMMAND ...     as root, anywhere
 
 `prepare` reads the unit and compiles its seccomp filters, so that `run` needs neither systemd nor libseccomp.
-Each line of [Service] is applied, is no restriction (IGNORED), or cannot be had without systemd (NOT_HERE,
-which `run` prints); a line that is none of these is an error, so that unit and program stay together.
-What each line does is systemd.exec(5)'s word; the filters are those of systemd 252.
+Each line of [Service] is applied, is not a restriction (IGNORED), or needs systemd (NOT_HERE, which `run`
+prints). Any other line is an error, so that this program follows the unit. systemd.exec(5) says what each
+line does; the filters are those of systemd 252.
 """
 
 import base64
@@ -70,7 +70,7 @@ APPLIED = {
         "LimitNOFILE",
     ),
 }
-#: linux/capability.h
+#: from linux/capability.h
 CAPABILITIES = {
     "CHOWN": 0,
     "DAC_OVERRIDE": 1,
@@ -80,14 +80,14 @@ CAPABILITIES = {
     "SYS_ADMIN": 21,
     "MKNOD": 27,
 }
-#: bits/socket.h
+#: from bits/socket.h
 FAMILIES = {"AF_UNIX": 1, "AF_INET": 2, "AF_INET6": 10, "AF_NETLINK": 16}
 LAST_FAMILY = 45
-# seccomp.h of libseccomp
+# from seccomp.h of libseccomp
 ALLOW, ERRNO, KILL_PROCESS = 0x7FFF0000, 0x00050000, 0x80000000
 NE, EQ, MASKED_EQ = 1, 4, 7
 EPERM, EAFNOSUPPORT = 1, 97
-# linux/prctl.h, linux/mount.h, linux/sched.h, linux/keyctl.h
+# from linux/prctl.h, linux/mount.h, linux/sched.h and linux/keyctl.h
 PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_SET_MDWE = 22, 24, 38, 65
 MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 NAMESPACES = (0x80, 0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000)
@@ -100,7 +100,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def directives() -> dict[str, list[str]]:
-    """Of [Service]: key -> words; a key that comes again adds to what it has."""
+    """The settings of [Service]: key -> words. Repeated keys are joined."""
     found: dict[str, list[str]] = {}
     section = ""
     for line in UNIT.read_text().splitlines():
@@ -118,7 +118,7 @@ def directives() -> dict[str, list[str]]:
 
 
 def expand(group: str) -> set[str]:
-    """The system calls of a group such as @system-service, of the groups in it too."""
+    """The system calls of a group such as @system-service, with those of nested groups."""
     if not group.startswith("@"):
         return {group}
     words = ["systemd-analyze", "syscall-filter", group]
@@ -132,7 +132,7 @@ class _Compare(ctypes.Structure):
 
 
 class Filter:
-    """One seccomp filter, by libseccomp."""
+    """One seccomp filter, made with libseccomp."""
 
     def __init__(self, default: int) -> None:
         self._library = ctypes.CDLL("libseccomp.so.2")
@@ -140,7 +140,9 @@ class Filter:
         self._context = ctypes.c_void_p(self._library.seccomp_init(ctypes.c_uint32(default)))
 
     def rule(self, action: int, call: str, *compares: tuple[int, int, int, int]) -> None:
-        """For calls that this architecture has; an argument compare is (number, how, a, b)."""
+        """Adds a rule, unless this architecture lacks the call. A comparison is (argument number, operator,
+        a, b).
+        """
         number = self._library.seccomp_syscall_resolve_name(call.encode())
         if number < 0:
             return
@@ -161,7 +163,7 @@ class Filter:
 
 
 def filters(unit: dict[str, list[str]]) -> Iterator[Filter]:
-    """Those of systemd 252: a call passes if it passes all of them."""
+    """The filters of systemd 252. A call is allowed if every filter allows it."""
     refused = ERRNO | EPERM
     allowed: set[str] = expand("@default")
     for word in unit["SystemCallFilter"]:
@@ -224,7 +226,7 @@ def _writable(path: str, allowed: bool) -> None:
 
 
 def _bind(path: str, allowed: bool) -> None:
-    """Makes it a mount of its own, which can be written to, or not."""
+    """Makes the path a mount of its own, writable or read-only."""
     _mount(path, path, None, MS_BIND | MS_REC)
     _writable(path, allowed)
 
@@ -234,9 +236,11 @@ def _holds_the_tree(folder: str) -> bool:
 
 
 def enter_own_root() -> None:
-    """Makes `/` a mount of this process alone, which it is not in a chroot: there nothing of `/` can be set.
+    """Makes `/` a mount that only this process sees. In a chroot `/` is no mount, and its flags could not be
+    changed.
 
-    It is bound over /proc, a mount in every root, which is made private first: no other process sees it.
+    `/` is bound over /proc, which is a mount in every root. /proc is made private first, so that no other
+    process sees this.
     """
     here = Path.cwd()
     _checked("unshare", libc.unshare(NEW_MOUNTS))
@@ -249,7 +253,7 @@ def enter_own_root() -> None:
 
 
 def mounts(writable: list[str]) -> list[str]:
-    """The unit's view of the file system; returns what had to stay open for this tree's own sake."""
+    """Sets up the unit's view of the file system. Returns the paths that stay open for this source tree."""
     enter_own_root()
     _checked("unshare", libc.unshare(NEW_UTS | NEW_NETWORK))
     kept: list[str] = []
@@ -295,9 +299,9 @@ def seccomp(compiled: str) -> None:
 
 
 def confine(prepared: dict[str, object], writable: list[str]) -> list[str]:
-    """This process, and all that it starts, from now on; returns what could not be had here.
+    """Confines this process and its future children. Returns the restrictions that this machine lacks.
 
-    Raises ValueError for what was prepared for another machine, or from another unit.
+    Raises ValueError if the file was prepared for another machine or another unit.
     """
     unit = directives()
     if (prepared["machine"], prepared["unit"]) != (platform.machine(), unit):
@@ -312,18 +316,20 @@ def confine(prepared: dict[str, object], writable: list[str]) -> list[str]:
     files = min(int(unit["LimitNOFILE"][0]), resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     os.umask(int(unit["UMask"][0], 8))
-    _checked("keyctl", libc.syscall(SYS_KEYCTL[platform.machine()], 1, None))  # KEYCTL_JOIN_SESSION_KEYRING
+    # 1: KEYCTL_JOIN_SESSION_KEYRING
+    _checked("keyctl", libc.syscall(SYS_KEYCTL[platform.machine()], 1, None))
     keep = {CAPABILITIES[name.removeprefix("CAP_")] for name in unit["CapabilityBoundingSet"]}
     try:
         for number in set(range(int(Path("/proc/sys/kernel/cap_last_cap").read_text()) + 1)) - keep:
             _checked("capability", libc.prctl(PR_CAPBSET_DROP, number, 0, 0, 0))
     except PermissionError as error:
         missing.append(f"CapabilityBoundingSet ({error})")
-    libc.prctl(PR_SET_MDWE, 1, 0, 0, 0)  # from Linux 6.3 on; the filter says the same
+    libc.prctl(PR_SET_MDWE, 1, 0, 0, 0)  # needs Linux 6.3; a filter restricts the same
     _checked("no_new_privs", libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
     loaded = prepared["filters"]
     assert isinstance(loaded, list)
-    for compiled in reversed(loaded):  # the first forbids to load more
+    # the first filter forbids loading further filters, so that it is loaded last
+    for compiled in reversed(loaded):
         seccomp(compiled)
     return missing
 

@@ -1,13 +1,13 @@
-"""vgpud under its unit's own restrictions, in every mode: `python -m tests.gpu.confined_h200`.
+"""vgpud under the restrictions of its systemd unit, in every mode: `python -m tests.gpu.confined_h200`.
 
-The scenes of ./dev demo, and suspending, a reload and a scrape, with a daemon that tests/gpu/confine.py
-has closed in as systemd/vgpud.service says; the tenants are not. On this machine's GPUs, or on the simulated
-node where none answers. Needs root and build/native. --prepared names a file of `tests.gpu.confine prepare`,
-from a machine with systemd; else it is prepared here. No MIG mode of a card is changed: where it is off, mig
-is left out. What this machine does not let us restrict is said, and not asked for.
+Plays the scenes of ./dev demo, and a suspension, a reload and a scrape. tests/gpu/confine.py confines the
+daemon as systemd/vgpud.service says; the tenants are not confined. It uses this machine's GPUs, or the
+simulated node if there are none. Needs root and build/native. --prepared names a file of `tests.gpu.confine
+prepare`, from a machine with systemd; else it is prepared here. The MIG mode of devices is not changed: if it
+is off, mode mig is left out. Restrictions that this machine lacks are printed and not checked.
 
-Without systemd the helpers of vgpud are its children, and so as closed as it is: the MPS control daemon,
-which has a unit of its own with far fewer restrictions, is tried harder here than there.
+Without systemd the helpers of vgpud are its children, and confined like vgpud. The MPS control daemon has a
+unit of its own with far fewer restrictions, so that it is more confined here than under systemd.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from tests.http.test_server import free_port
 from vgpud.model.errors import VgpuError
 from vgpud.model.quantity import MIB
 
-#: systemd's PrivateTmp= hides /tmp, so the node's folders are where vgpud's own would be.
+#: The node's folders are where vgpud's own would be, because PrivateTmp= hides /tmp.
 FOLDERS = "/run"
 LOOK_SECONDS = 10.0
 
@@ -45,7 +45,7 @@ class ConfinedNode(DemoNode):
         tempfile.tempdir = None
         open_folders = [self.folder]
         if "VGPU_SIM_STATE" in os.environ:
-            open_folders.append(Path(os.environ["VGPU_SIM_STATE"]).parent)  # stands for /dev/nvidia*
+            open_folders.append(Path(os.environ["VGPU_SIM_STATE"]).parent)  # replaces /dev/nvidia*
         words = [word for folder in open_folders for word in ("--writable", str(folder))]
         confined = (sys.executable, "-m", "tests.gpu.confine", "run", str(prepared), *words)
         self.command = (*confined, "--", *DemoNode.command)
@@ -97,7 +97,7 @@ def suspend(node: DemoNode, checks: Checks) -> None:
 
 
 def look_inside(node: DemoNode, checks: Checks) -> None:
-    """A whole card has no libvgpu: that its tenant wants to work is read from its threads."""
+    """A tenant with a whole device has no libvgpu. vgpud finds by its threads that it wants to work."""
     what = "a suspended whole card that wants to work is seen"
     tenant = node.tenant(["--isolation", "device", "--device", "0"], [sys.executable, "-c", PAST])
     tenant.line()
@@ -119,7 +119,9 @@ def look_inside(node: DemoNode, checks: Checks) -> None:
 
 
 def reload(node: DemoNode, checks: Checks) -> None:
-    """Metrics are served by the socket; TCP is not the unit's without a drop-in, and is refused."""
+    """Metrics are served on the Unix socket. The unit forbids TCP without a drop-in, so that such a policy is
+    refused.
+    """
     policy, plain = Path(node.environment["VGPUD_CONFIG"]), POLICY
     policy.write_text(f'{plain}[metrics]\nlisten = "127.0.0.1:{free_port()}"\n')
     tcp = node.ctl("policy", "reload", check=False)
@@ -135,7 +137,7 @@ def reload(node: DemoNode, checks: Checks) -> None:
 
 
 def refused_outside(node: DemoNode, checks: Checks) -> None:
-    """The same restrictions on a shell: what the unit promises not to be possible is not."""
+    """A shell under the same restrictions cannot do what the unit forbids."""
     tries = {
         "write to /usr": "touch /usr/vgpud-was-here",
         "write to /proc/sys": "echo 1 >/proc/sys/vm/swappiness",

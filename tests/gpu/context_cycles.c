@@ -1,12 +1,12 @@
 /*
- * context_cycles: contexts that come and go, or are many, with work in each.
+ * context_cycles.c: contexts that begin and end, or many at the same time, with work in each.
  *
  *   context_cycles calibrate                        loop iterations in a microsecond, alone on the device
  *   context_cycles HOW COUNT SECONDS KERNEL_US ITERATIONS
  *     HOW: reset, release (the primary context), destroy (one of cuCtxCreate), green (of a green context):
  *          COUNT times make it, load, launch, end it; live: COUNT contexts of cuCtxCreate beside each other, a launch to
  *          each, then all work in the last
- * Says how much of the time its kernels ran: kernels * KERNEL_US / elapsed. One JSON object.
+ * Prints one JSON object with the part of the time in which kernels ran: kernels * KERNEL_US / elapsed.
  */
 #include <dlfcn.h>
 #include <stdbool.h>
@@ -50,7 +50,7 @@ static const char ptx[] =
     " ld.param.u64 %n, [iterations];\n mov.f32 %f, 0f3F800000;\n"
     "again:\n fma.rn.f32 %f, %f, 0f3F7FFFFF, 0f3F800001;\n sub.u64 %n, %n, 1;\n"
     " setp.gt.s64 %p, %n, 0;\n @%p bra again;\n"
-    /* never true, but unknown to the compiler, which would remove a loop without effect */
+    /* never true, but the compiler cannot know this, and keeps the loop */
     " setp.eq.f32 %q, %f, 0f7F7FFFFF;\n mov.u64 %at, 0;\n @%q st.global.f32 [%at], %f;\n ret;\n}\n";
 
 static uint64_t iterations;
@@ -101,7 +101,7 @@ static void launch(CUfunction function)
     launched++;
 }
 
-/* Work in the current context for so long; the device is synchronised every IN_FLIGHT_US. */
+/* Works in the current context for `us` microseconds. Synchronises the device every IN_FLIGHT_US. */
 static void work(double us)
 {
     CUfunction function = function_here();
@@ -154,7 +154,7 @@ static void cycle(const char *how, double us)
         DO(cuDevicePrimaryCtxRelease_v2(device));
 }
 
-/* The time of the work alone, in microseconds: contexts take long to make. */
+/* Returns the microseconds of the work alone, without making the contexts. */
 static double live(unsigned count, double us)
 {
     static CUcontext contexts[LIVE_MAX];

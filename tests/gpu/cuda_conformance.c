@@ -1,6 +1,9 @@
-/* What a CUDA driver answers, as JSON: return codes, sizes, orderings and cuMemGetInfo deltas of a fixed tour.
+/*
+ * cuda_conformance.c: makes a fixed series of CUDA calls and prints the results as JSON: return codes, sizes, orderings
+ * and differences of cuMemGetInfo.
  *   cc -I CUDA_INCLUDE cuda_conformance*.c -ldl && ./a.out
- * Lines are "name": value. Nothing here depends on speed, addresses, or what else the device holds. */
+ * Each line is "name": value. No value depends on speed, addresses, or other users of the device.
+ */
 #include "cuda_conformance.h"
 
 #include <signal.h>

@@ -1,4 +1,6 @@
-/* What the parts of the conformance tour share: finding the driver's functions, and saying an answer. */
+/*
+ * cuda_conformance.h: shared by the conformance program's parts: look-up of the driver's functions, output of results.
+ */
 #ifndef CUDA_CONFORMANCE_H
 #define CUDA_CONFORMANCE_H
 
@@ -18,7 +20,7 @@
 void *need(const char *name);
 void said(const char *name, long long value);
 
-/* A question that the driver does not survive is answered with CRASHED, and the tour goes on. */
+/* The result of a call that crashes the driver is CRASHED, and the program goes on. */
 enum { CRASHED = -11 };
 extern sigjmp_buf question;
 extern volatile int asking;
@@ -34,17 +36,17 @@ extern volatile int asking;
         }                                           \
     } while (0)
 
-void mark(void);             /* what is free now */
-void used(const char *name); /* says how much less it is than at the mark */
+void mark(void);             /* notes the free memory */
+void used(const char *name); /* prints how much less is free than at mark() */
 CUresult alloc(CUdeviceptr *p, size_t n);
 CUresult drop(CUdeviceptr p);
 
 CUresult launch(CUstream stream, unsigned grid, unsigned block, unsigned shared);
 
-/* cuda_conformance_objects.c: with the primary context `ctx` current */
+/* in cuda_conformance_objects.c; `ctx`, the primary context, is current */
 void objects(CUcontext ctx);
 
-/* cuda_conformance_captures.c: the same */
+/* in cuda_conformance_captures.c; `ctx` is current */
 void captures(CUcontext ctx);
 
 #endif

@@ -1,10 +1,10 @@
-"""The same CUDA program on the simulated node and on a card: do they answer alike?
+"""Compares the results of one CUDA program on the simulated node with those on a real device.
 
-    python -m tests.gpu.cuda_conformance PROGRAM --write FILE     on a machine with a card: record it
-    python -m tests.gpu.cuda_conformance PROGRAM --against FILE   compare what runs here with a record
+    python -m tests.gpu.cuda_conformance PROGRAM --write FILE     record the results of a real device
+    python -m tests.gpu.cuda_conformance PROGRAM --against FILE   compare this machine's results with a record
 
 PROGRAM is cuda_conformance*.c, compiled (`build()` does it). The record of one H200, driver 580.159.04, is
-data/cuda_conformance_h200.json; tests/sim/test_conformance.py holds the simulator against it.
+data/cuda_conformance_h200.json; tests/sim/test_conformance.py compares the simulator with it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 H200 = HERE / "data" / "cuda_conformance_h200.json"
-STALE_H200 = HERE / "data" / "stale_handles_h200.json"  # of stale_handles.c, on the same kind of card
+# results of stale_handles.c on the same kind of device
+STALE_H200 = HERE / "data" / "stale_handles_h200.json"
 SECONDS = 60
-CRASHED = -11  # the answer to a question that the driver does not survive
+CRASHED = -11  # the result of a call that crashes the driver
 
 
 def build(folder: Path, cuda_include: Path) -> Path:
-    """Compile the tour; the program. Raises CalledProcessError."""
+    """Compiles the program and returns its path. Raises CalledProcessError."""
     program = folder / "cuda_conformance"
     sources = sorted(map(str, HERE.glob("cuda_conformance*.c")))
     subprocess.run(
@@ -35,7 +36,7 @@ def build(folder: Path, cuda_include: Path) -> Path:
 
 
 def answers(program: Path, env: Mapping[str, str] | None = None) -> dict[str, int]:
-    """What the driver that the program finds says: name of the question -> code, bytes or count."""
+    """Runs the program with the driver that it finds. Returns name of the call -> code, bytes or count."""
     done = subprocess.run(
         [str(program)],
         env=None if env is None else dict(env),
@@ -51,13 +52,13 @@ def answers(program: Path, env: Mapping[str, str] | None = None) -> dict[str, in
 def differences(
     here: Mapping[str, int], there: Mapping[str, int]
 ) -> dict[str, tuple[int | None, int | None]]:
-    """Questions that are answered differently: (here, there)."""
+    """Calls with different results: (here, there)."""
     names = list(here) + [name for name in there if name not in here]
     return {n: (here.get(n), there.get(n)) for n in names if here.get(n) != there.get(n)}
 
 
 def main() -> int:
-    """0: alike (or recorded); 1: something differs, which is printed."""
+    """Returns 0 if the results are equal or recorded, and 1 if some differ; those are printed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("program", type=Path)
     parser.add_argument("--write", type=Path)

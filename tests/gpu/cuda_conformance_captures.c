@@ -1,5 +1,7 @@
-/* The conformance tour, continued: which calls break a capture that their thread began on another stream in
- * thread-local mode. These are the calls that libvgpu makes on its own account in the middle of a program's call. */
+/*
+ * cuda_conformance_captures.c: which calls break a capture that the same thread began on another stream in thread-local
+ * mode. libvgpu makes these calls itself inside a program's call.
+ */
 #include "cuda_conformance.h"
 
 static CUstream other, side;
@@ -142,8 +144,10 @@ static const struct {
             {"alloc", act_alloc},
             {"free", act_free}};
 
-/* Says the call's own answer times 1000 plus that of the capture's end. A call that is refused is made again after the
- * capture, so that the next one finds what it needs. */
+/*
+ * Prints the call's own result times 1000 plus the result of ending the capture. A refused call is repeated after the
+ * capture, so that the next call finds its objects.
+ */
 void captures(CUcontext ctx)
 {
     CUstream captured;

@@ -1,5 +1,7 @@
-/* The conformance tour, continued: what is made of other things. Green contexts, textures and surfaces, pools and
- * external memory by file descriptor. */
+/*
+ * cuda_conformance_objects.c: objects made from others. Green contexts, textures and surfaces, pools, and external
+ * memory by file descriptor.
+ */
 #include <fcntl.h>
 #include <unistd.h>
 

@@ -1,5 +1,6 @@
 /*
- * edges: what programs do that few do. Each way runs with libvgpu preloaded, on the simulated node and on a card.
+ * edges.c: rare behaviour of programs. Each way runs with libvgpu preloaded, on the simulated node and on a real
+ * device.
  *
  *   edges WAY [FILE]
  *     launch   a kernel, in a program with TLS_BYTES of thread-local storage
@@ -10,7 +11,7 @@
  *     unmap    one cuMemUnmap over a mapping of an imported handle and one of its own
  *     close    allocates, closes all descriptors above 2 as a daemon does, says so, and ends with its standard input
  *     outside  makes a memory pool on the second device, which the lease does not have
- * Ends with 0, or says what is wrong.
+ * Exit status 0, or a message.
  */
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -119,7 +120,7 @@ static void try_launch(void)
 #endif
 }
 
-/* Writes to descriptors 1 and 2, which may be closed: libvgpu must not have a descriptor with these numbers. */
+/* Writes to descriptors 1 and 2, which may be closed. libvgpu must not use descriptors with these numbers. */
 static void try_stdio(void)
 {
     static const char line[] = "progress: epoch 1, loss 0.25, step 1 of 1000\n";
@@ -278,7 +279,7 @@ int main(int argc, char **argv)
     int first = argc > 2 ? open(argv[2], O_WRONLY | O_CREAT | O_TRUNC, 0600) : STDERR_FILENO;
     out = fdopen(fcntl(first, F_DUPFD, 100), "w");
     if (argc > 2)
-        close(first); /* it may be the number of a standard stream that was closed */
+        close(first); /* may be the number of a closed standard stream */
     load();
     for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); i++)
         if (argc > 1 && strcmp(argv[1], ways[i].name) == 0) {

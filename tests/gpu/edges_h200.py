@@ -1,13 +1,13 @@
-"""What few programs do, on a real GPU.
+"""Rare behaviour of programs, on a real GPU.
 
     python -m tests.gpu.edges_h200 [--engine cut|gate] [--build DIR] [--programs DIR] [PART ...]
 
 Contexts that end and begin again, more of them than a table has, thread-local storage, closed standard
 streams, a fork, cancelled threads, one cuMemUnmap over mappings of two kinds: each alone on the device, under
 a memory limit and a hard share of 20 %, with libvgpu preloaded. The programs are context_cycles.c and edges.c
-(build/native-tests). Each line is what was asked and what came; exit status: how many were wrong. The parts
-are `programs` and `streams` (half a minute together), `cycles` and `live` (contexts; a minute and a half
-each); without one, all. No setting of the device is changed.
+(build/native-tests). Each line has the expected and the measured value. The exit status is the number of
+wrong ones. The parts are `programs` and `streams` (half a minute together), `cycles` and `live` (contexts; a
+minute and a half each); without one, all. No setting of the device is changed.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from vgpud.lease import ArbiterClient, DeviceLimits, SharePolicy, write_lease
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARE = 20
-NEAR = 6  # percent of the device: a share of 20 that is held by a program that starts anew again and again
+NEAR = 6  # percent: the share, and the allowed error for a program that restarts repeatedly
 KERNEL_US = 500
 GIB = 1 << 30
 SECONDS_MOST = 100

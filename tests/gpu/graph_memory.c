@@ -1,9 +1,9 @@
 /*
- * graph_memory.c: what a driver holds for graphs with memory nodes, after each step of how graphs share memory: two
- * graphs on one stream and on two, one behind the other and both waiting, memory that outlives its launch, executables
- * that end, trims. Prints one JSON object a step: RESERVED and USED as the driver has them, and what the card lost.
+ * graph_memory.c: measures what a driver holds for graphs with memory nodes, after each step: two graphs on one stream
+ * and on two, one behind the other and both waiting, memory that outlives its launch, executables that end, trims.
+ * Prints one JSON object for each step: the driver's RESERVED and USED, and the decrease of the device's free memory.
  *
- *   graph_memory [STEP_MIB]     needs a real card: the steps hold streams back by host functions
+ * graph_memory [STEP_MIB] needs a real device, because the steps delay streams by host functions
  */
 #include <cuda.h>
 #include <stdatomic.h>
@@ -46,8 +46,10 @@ static void say(const char *what)
     fflush(stdout);
 }
 
-/* `count` allocations of `bytes`; with `frees` each is freed in the graph: behind its own work, or (`beside`) when all
- * of them are there. */
+/*
+ * A graph of `count` allocations of `bytes`. With `frees` the graph frees each: after its own work, or with `beside`
+ * after all allocations.
+ */
 static struct graph make(size_t bytes, int count, int frees, int beside)
 {
     struct graph g = {0};

@@ -1,13 +1,14 @@
-"""Idle suspension and turns on a real GPU: a JSON object a line, a scene each; `held` says if its claim held.
+"""Idle suspension and turns on a real GPU: prints one JSON object for each scene, whose `held` says whether
+the scene's claim is true.
 
     python -m tests.gpu.idle_h200 [SCENE...]
 
-Scenes: `idle` (a tenant gives its memory back after 1 s, and its next work brings it back: how long it took),
-`first` (whatever it does first after that, it is brought back), `past` (so it is by a call that libvgpu does
-not know, which waits inside the driver), `stays` (threads that have worked and wait for something else are
-not taken for such), `turns` (two tenants of 75 % of the card take turns of 5 s and of 20 s: what each got of
-what one gets alone, and that nothing was lost). Needs root, build/native, cc, driver 570 or later, and a
-python3 with PyTorch. It ends all that it started.
+Scenes: `idle` (a tenant is suspended after 1 s without work, and its next call resumes it: the times),
+`first` (every kind of first call resumes it), `past` (so does a call that libvgpu does not know, which waits
+inside the driver), `stays` (threads that wait for something else are not taken for such calls), `turns` (two
+tenants with 75 % of the device each take turns of 5 s and of 20 s: the rate of each compared with a tenant
+alone, and that no memory is lost). Needs root, build/native, cc, driver 570 or later, and a python3 with
+PyTorch. It ends all that it started.
 
 On the simulated node it runs with plain driver calls instead of PyTorch, and shorter (figures mean nothing):
 
@@ -86,7 +87,7 @@ for line in sys.stdin:
     calls[line.strip()]()
     print(json.dumps({"done": line.strip()}), flush=True)
 """
-# with threads of autograd's, of OpenMP's and of its own that wait
+# a training program with waiting threads of autograd, of OpenMP and of its own
 TRAINED = """
 import json, queue, sys, threading, torch
 model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(4))).cuda()
@@ -126,7 +127,9 @@ def running(rules: str) -> AbstractContextManager[DemoNode]:
 
 
 def tenant(node: DemoNode, memory: str, program: str, plain: str) -> tuple[Tenant, str, dict[str, object]]:
-    """`plain` instead of `program` where there is no PyTorch; both get SIZE_GIB in MiB, and say a line."""
+    """Starts a tenant that runs `program`, or `plain` if PyTorch is missing. Both take SIZE_GIB in MiB as
+    argument, and print a line when they are ready.
+    """
     python = None if SIMULATED else torch_python()
     assert python or SIMULATED, "no python3 with PyTorch here"
     before = states(node)
@@ -148,7 +151,7 @@ def is_empty(node: DemoNode) -> bool:
 
 
 def goes(node: DemoNode, name: str) -> float:
-    """Seconds until it is suspended."""
+    """Returns the seconds until the tenant is suspended."""
     began = time.perf_counter()
     try:
         eventually(lambda: states(node)[name] == "suspended", f"{name} is suspended", PATIENCE_SECONDS)
@@ -185,7 +188,9 @@ def idle() -> None:
 
 
 def comes_back(node: DemoNode, name: str, one: Tenant, kind: str) -> tuple[float, bool]:
-    """Seconds until it has answered, and if it had to be resumed by hand: nobody saw its first call."""
+    """Returns the seconds until the tenant answers, and whether it had to be resumed by hand because vgpud
+    missed its first call.
+    """
     assert one.process.stdin is not None
     began = time.perf_counter()
     one.process.stdin.write(f"{kind}\n")
@@ -206,7 +211,7 @@ def first() -> None:
         took, by_hand = {}, {}
         for kind in kinds:
             goes(node, name)
-            time.sleep(IDLE_SECONDS)  # one that comes back sooner is left alone for longer
+            time.sleep(IDLE_SECONDS)  # a tenant that returns sooner is left alone for longer
             took[kind], by_hand[kind] = comes_back(node, name, one, kind)
             say("first", call=kind, seconds_until_it_was_back=took[kind], by_hand=by_hand[kind])
         one.end()
@@ -214,7 +219,7 @@ def first() -> None:
 
 
 def past() -> None:
-    """By hand first: it says that it wants to work, and libvgpu knows nothing of it."""
+    """A tenant suspended by hand is then shown as wanting to work, though libvgpu does not see its call."""
     with running(f'idle_suspend = "{IDLE_SECONDS:g}s"\nmin_residence = "500ms"\n') as node:
         one, name, _said = tenant(node, "8GiB", PAST, PAST)
         goes(node, name)

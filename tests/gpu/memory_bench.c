@@ -1,7 +1,7 @@
 /*
- * memory_bench.c: what libvgpu's memory wrappers cost. In one process, the driver's own function and the
- * hooked one in alternating blocks; medians and minima of the blocks, and the median of what a hooked block took
- * more than the driver's beside it (which the card's slow drifts do not touch), in ns a call, as JSON lines.
+ * memory_bench.c: cost of libvgpu's memory wrappers. One process calls the driver's own function and the wrapper in
+ * alternating blocks. Prints, in ns a call, medians and minima of the blocks, and the median difference between
+ * neighbouring blocks, which slow drifts of the device do not affect. The output is JSON lines.
  *
  *   memory_bench calls          (with libvgpu preloaded and a lease)
  *   memory_bench start          cuInit and the first context, in ns
@@ -36,7 +36,7 @@ static double now_ns(void)
         }                                                              \
     } while (0)
 
-/* The driver's own function, from its symbol table: dlsym is libvgpu's. */
+/* The driver's own function, from its symbol table. dlsym would return libvgpu's wrapper. */
 static void *own(const char *name)
 {
     struct link_map *map = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
@@ -112,7 +112,7 @@ static void one_launch(const struct api *api)
 
 static CUmemoryPool pool;
 
-/* Not hooked: what the hook of a stream-ordered allocation asks the driver. */
+/* A function without a wrapper: the query that libvgpu makes for a stream-ordered allocation. */
 static void one_attribute(const struct api *api)
 {
     cuuint64_t bytes;
@@ -184,7 +184,7 @@ static void calls(void)
     compare("launch", one_launch, 1000);
     compare("alloc_free_1MiB", one_alloc, 60);
     compare("alloc_free_512B", one_small, 60);
-    CHECK(cuMemAllocAsync(&keep, MIB, stream)); /* the pool stays as it is */
+    CHECK(cuMemAllocAsync(&keep, MIB, stream)); /* keeps the pool at its size */
     compare("alloc_free_async_1MiB", one_async, 1000);
     CHECK(cuDeviceGetDefaultMemPool(&pool, 0));
     compare("pool_attribute", one_attribute, 1000);

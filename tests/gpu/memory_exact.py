@@ -44,7 +44,9 @@ def _checkpoint(bench: Bench, lease: Path, process: "subprocess.Popen[str]", sai
 
 
 def families(bench: Bench) -> Any:
-    """Every family in 32 MiB pieces up to a limit of 1 GiB, and the ledger beside NVML there."""
+    """Allocates in each family in pieces of 32 MiB up to a limit of 1 GiB, and compares the ledger with NVML
+    there.
+    """
     results = []
     for family in FAMILIES:
         lease = bench.lease(f"fill-{family}", GIB)
@@ -70,7 +72,9 @@ def graphs(bench: Bench) -> Any:
 
 
 def ledger(bench: Bench) -> Any:
-    """The ledger against NVML after every step of three random walks through everything."""
+    """Compares the ledger with NVML after every step of three random walks through all kinds of
+    allocations.
+    """
     walks = {}
     for seed in (1, 2, 3):
         lease = bench.lease(f"walk-{seed}", 12 * GIB)
@@ -93,8 +97,9 @@ def ledger(bench: Bench) -> Any:
 
 
 def killed(bench: Bench) -> Any:
-    """Processes in the middle of random operations are killed; how long until the lease has it all back,
-    counted from the end of the process (the driver's own work at a death included, and told apart)."""
+    """Kills processes in the middle of random operations. Returns how long after the process's end the lease
+    has its memory back; the driver's own work at the death is included, and shown separately.
+    """
     dice = random.Random(2)
     lease = bench.lease("killed", 8 * GIB)
     rows = []
@@ -122,8 +127,9 @@ def killed(bench: Bench) -> Any:
 
 
 def card_full(bench: Bench) -> Any:
-    """Two leases whose limits come to more than the card: an ordinary out-of-memory error, and the counters
-    say that it was the card."""
+    """Two leases whose limits together exceed the device. The program gets an ordinary out-of-memory error,
+    and the counters show that the device was full.
+    """
     total = int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(bench.uuid)).total)
     first, second = (bench.lease(f"full-{i}", total * 3 // 4) for i in range(2))
     rows = []
@@ -152,7 +158,7 @@ MPS = "nvidia-cuda-mps-control"
 
 
 def mps(bench: Bench) -> Any:
-    """libvgpu as the memory limiter of an MPS tenant of two processes, which share one limit."""
+    """libvgpu limits the memory of an MPS tenant of two processes, which share one limit."""
     if shutil.which(MPS) is None:
         return f"there is no {MPS}"
     with tempfile.TemporaryDirectory(prefix="m") as folder:
@@ -196,7 +202,7 @@ def _mps_tenant(bench: Bench, env: dict[str, str]) -> Any:
 
 
 def views(bench: Bench) -> Any:
-    """What nvidia-smi and NVML's Python bindings say inside the slice while a process holds memory."""
+    """What nvidia-smi and NVML's Python bindings show inside the slice while a process holds memory."""
     lease = bench.lease("views", 4 * GIB)
     process = bench.start(lease, bench.program("memory_families"), "fill", "alloc")
     said = step(process)

@@ -1,5 +1,5 @@
 /*
- * memory_families.c: every way to take device memory, for the ledger's exactness.
+ * memory_families.c: allocates device memory in every way, to check the ledger's exactness.
  *
  *   memory_families fill FAMILY [MIB [COUNT]]   pieces of 32 or MIB MiB until refused, or COUNT of them; says how
  *                                  much, then waits for a line
@@ -9,9 +9,9 @@
  *   memory_families relay FAMILY FAMILY MIB SECONDS     two processes that hand one piece on: a family each, and
  *                                  never both at a time (the next one begins when the last one's free has returned)
  *
- * With MEMORY_WORDS (a file) and MEMORY_WORD (an index) a process says in its 32-bit word of that file what it does
- * now: 0 nothing, 1 + 2 * family making, 2 + 2 * family dropping, 100 its context, 101 ending. Whoever reads the
- * card then knows what was in flight.
+ * With MEMORY_WORDS (a file) and MEMORY_WORD (an index) a process writes its current operation into its 32-bit word of
+ * that file: 0 none, 1 + 2 * family allocating, 2 + 2 * family freeing, 100 making its context, 101 ending. A reader of
+ * the device's use then knows which operations were in flight.
  */
 #define _GNU_SOURCE
 #include <cuda.h>
@@ -28,7 +28,7 @@
 
 static CUcontext context;
 static CUstream stream;
-static unsigned long long managed_bytes; /* NVML does not show managed memory with the process */
+static unsigned long long managed_bytes; /* NVML does not count managed memory for the process */
 
 static void fail(const char *what, CUresult result)
 {
@@ -117,7 +117,7 @@ static CUresult make(struct piece *piece, int family, size_t bytes)
     CUDA_ARRAY_DESCRIPTOR flat = {bytes / 16384 > 0 ? 4096 : bytes / 4 + 1, bytes / 16384, CU_AD_FORMAT_FLOAT, 1};
     CUDA_ARRAY3D_DESCRIPTOR deep = {256, 256, bytes / (256 * 256 * 4) + 1, CU_AD_FORMAT_FLOAT, 1, 0};
     CUDA_ARRAY3D_DESCRIPTOR levels = {2048, bytes / 4 * 3 / (2048 * 4) + 1, 0, CU_AD_FORMAT_FLOAT, 1,
-                                      0}; /* smaller levels: a third more */
+                                      0}; /* smaller mipmap levels add a third */
     piece->family = family;
     piece->bytes = bytes;
     switch (family) {
@@ -216,7 +216,7 @@ static void fill(const char *name, size_t piece_bytes, int most)
     checkpoint("freed");
 }
 
-/* 16 KiB of local memory a thread, and 64 MiB of globals. */
+/* 16 KiB of local memory for each thread, and 64 MiB of global variables. */
 static const char *const module_text =
     ".version 6.0\n.target sm_50\n.address_size 64\n.global .align 8 .b8 big[67108864];\n"
     ".visible .entry k(.param .u64 p){ .local .align 16 .b8 l[16384]; .reg .u64 %a,%b,%c; .reg .u32 %t; "
@@ -285,9 +285,9 @@ static size_t random_size(unsigned *seed)
     return 1 + (size_t)rand_r(seed) % most[rand_r(seed) % 4];
 }
 
-enum { ANY = -1, ON_THE_CARD = -2 }; /* families of random operations, or one of them */
+enum { ANY = -1, ON_THE_CARD = -2 }; /* random operations of all families, or of those on the device */
 
-/* One random operation; true unless it was refused. */
+/* Makes one random operation. Returns true unless it was refused. */
 static int random_step(struct piece *pieces, int count, unsigned *seed, int only)
 {
     struct piece *piece = &pieces[rand_r(seed) % (unsigned)count];
@@ -358,8 +358,10 @@ static void race(unsigned seed, long operations, int only)
     doing(ENDING);
 }
 
-/* The other process of a relay: takes and gives back a piece for each byte it gets, and answers with one. 'h':
- * it holds the piece until the next byte. */
+/*
+ * The second process of a relay: for each byte it gets, it allocates and frees a piece and answers with a byte. For 'h'
+ * it holds the piece until the next byte.
+ */
 static void relay_second(int from, int to, int family, size_t bytes)
 {
     struct piece piece;

@@ -1,4 +1,5 @@
-"""What libvgpu's memory half costs on a real GPU: calls beside the driver's own, starts beside native ones.
+"""Cost of libvgpu's memory limits on a real GPU: its wrappers beside the driver's own functions, starts
+beside native starts.
 
 python -m tests.gpu.memory_figures --build FOLDER --out FILE [calls] [start] [first] [many] [shell]
 """
@@ -15,7 +16,7 @@ from tests.gpu.memory_node import GIB, Bench, lines, main
 
 
 def calls(bench: Bench) -> Any:
-    """Driver against hooked, in one process."""
+    """The driver's functions against libvgpu's wrappers, in one process."""
     done = bench.run(bench.lease("calls", 8 * GIB), bench.program("memory_bench"), "calls")
     return {"figures": lines(done.stdout), "stderr": done.stderr[-500:], "rc": done.returncode}
 
@@ -41,7 +42,7 @@ def _bash(bench: Bench, lease: Path | None) -> float:
 
 
 def start(bench: Bench) -> Any:
-    """cuInit and the first context, alternating. Milliseconds."""
+    """Milliseconds for cuInit and the first context, native and limited alternately."""
     lease = bench.lease("start", 64 * GIB)
     took: dict[str, list[float]] = {"native": [], "limited": []}
     for _ in range(10):
@@ -51,7 +52,7 @@ def start(bench: Bench) -> Any:
 
 
 def first(bench: Bench) -> Any:
-    """The same, of processes that are each the first of a lease which knows of no context's cost."""
+    """Milliseconds for the first process of a lease that does not know the size of a context yet."""
     took: dict[str, list[float]] = {"native": [], "first": []}
     for i in range(10):
         took["native"].append(_one_start(bench, None))
@@ -63,7 +64,7 @@ def first(bench: Bench) -> Any:
 
 
 def many(bench: Bench) -> Any:
-    """64 processes at once. Milliseconds."""
+    """Milliseconds for 64 processes that start at the same time."""
     lease = bench.lease("many", 64 * GIB)
     figures = {}
     for which, where in (("native", None), ("limited", lease)):
@@ -73,7 +74,7 @@ def many(bench: Bench) -> Any:
 
 
 def shell(bench: Bench) -> Any:
-    """A program that does not use CUDA. Milliseconds."""
+    """Milliseconds for a program that does not use CUDA."""
     lease = bench.lease("shell", 64 * GIB)
     took: dict[str, list[float]] = {"native": [], "limited": []}
     for _ in range(8):

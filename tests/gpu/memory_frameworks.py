@@ -1,9 +1,10 @@
-"""Frameworks under a limit of 6 GiB: the same numbers as without, and their own out-of-memory error.
+"""Frameworks under a limit of 6 GiB: they compute the same numbers as without it, and end with their own
+out-of-memory error.
 
 python -m tests.gpu.memory_frameworks --build FOLDER --out FILE [programs] [hami] [nccl]
 
-Each program runs twice without libvgpu: where its numbers differ between those two, libvgpu is not the
-reason. What is not installed, or needs more GPUs than there are, is skipped, and the reason is in its place.
+Each program runs twice without libvgpu: differences between these two runs are not caused by libvgpu. A
+program that is not installed, or needs more GPUs, is skipped, and the reason is in its place.
 """
 
 import math
@@ -47,7 +48,7 @@ def _module(name: str) -> str | None:
 
 
 def missing(name: str) -> str | None:
-    """Why the program cannot run here."""
+    """Why the program cannot run here, or None."""
     module = _module(name)
     if module is not None and python_with(module) is None:
         return f"{module} is not installed"
@@ -72,14 +73,14 @@ def _native(bench: Bench, name: str, env: dict[str, str]) -> dict[str, Any]:
 
 
 def apart(one: Sequence[float], other: Sequence[float]) -> float:
-    """The largest relative difference of two runs' numbers; infinite where one has none."""
+    """The largest relative difference between two runs' numbers; infinite if a run has no numbers."""
     if not one or len(one) != len(other):
         return math.inf
     return max(abs(a - b) / max(abs(a), abs(b), 1e-300) for a, b in zip(one, other, strict=True))
 
 
 def verdict(limited: dict[str, Any], native: Sequence[dict[str, Any]]) -> str:
-    """Whether the numbers say anything about libvgpu."""
+    """Compares the limited run with two native ones; the native runs show the program's own noise."""
     first, second = (run.get("numbers", []) for run in native)
     mine = limited.get("numbers", [])
     if not mine or not first:
@@ -147,7 +148,7 @@ def _without_lease(bench: Bench, name: str) -> dict[str, Any]:
 
 
 def hami(bench: Bench) -> Any:
-    """Without a daemon and a lease, by HAMi's variables."""
+    """Programs without a daemon and a lease, limited by HAMi's variables."""
     return [_without_lease(bench, name) for name in WITHOUT_LEASE]
 
 
@@ -182,7 +183,7 @@ def _two_ranks(bench: Bench, lease: Path | None, exhaust: bool) -> list[dict[str
 
 
 def nccl(bench: Bench) -> Any:
-    """Two processes that share two GPUs' worth of one lease, and reduce their gradients over NCCL."""
+    """Two processes of one lease on two GPUs, which reduce their gradients over NCCL."""
     count = pynvml.nvmlDeviceGetCount()
     why = missing("nccl_train") or (None if count >= 2 else f"{count} GPU here, two are needed")
     if why is not None:

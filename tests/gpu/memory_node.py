@@ -1,4 +1,4 @@
-"""What the memory programs of this folder share: where things are, a running arbiter, leases, NVML's figures.
+"""Shared by the memory programs of this folder: paths, a running arbiter, leases, NVML's figures.
 
 Each of them is run as `python -m tests.gpu.NAME --build FOLDER --out FILE [PART ...]`: FOLDER is the native
 build, FILE gets the figures as JSON. They need a free GPU, cc and cuda.h, and change no setting.
@@ -28,7 +28,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Bench:
-    """Where things are, and one running arbiter."""
+    """Paths, and one running arbiter."""
 
     libvgpu: Path
     programs: Path
@@ -75,13 +75,13 @@ class Bench:
 
 
 def nvml_bytes(uuid: str) -> dict[int, int]:
-    """Memory of each compute process as NVML says it."""
+    """Memory of each compute process, as NVML reports it."""
     device = pynvml.nvmlDeviceGetHandleByUUID(uuid)
     return {p.pid: p.usedGpuMemory or 0 for p in pynvml.nvmlDeviceGetComputeRunningProcesses(device)}
 
 
 def step(process: "subprocess.Popen[str]") -> list[dict[str, Any]]:
-    """What a program prints until it waits for a line."""
+    """Returns the lines that a program prints until it waits for input."""
     assert process.stdout is not None
     said = []
     for line in process.stdout:

@@ -2,7 +2,7 @@
 
     python -m tests.gpu.memory_programs NAME [--until-out-of-memory]
 
-Prints one JSON object: the numbers, what the framework sees as its memory, and how it ran out.
+Prints one JSON object: the numbers, the memory that the framework reports, and its out-of-memory error.
 """
 
 import ctypes
@@ -157,7 +157,7 @@ def triton_kernel(exhaust: bool) -> Outcome:
 
 
 def nccl_train(exhaust: bool) -> Outcome:
-    """One of two ranks, on the GPU of its rank: steps of one model whose gradients both reduce."""
+    """One of two ranks, each on its own GPU: training steps of a model whose gradients both reduce."""
     import torch  # type: ignore[import-not-found,unused-ignore]
     import torch.distributed as group  # type: ignore[import-not-found,unused-ignore]
 
@@ -190,7 +190,7 @@ def _check(result: int) -> None:
 
 
 def driver_copies(exhaust: bool) -> Outcome:
-    """The driver alone, through ctypes: what was set is what is copied back."""
+    """Uses the driver alone, through ctypes, and checks that copies return the values that were set."""
     cuda = ctypes.CDLL("libcuda.so.1")
     context, stream, pointer = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_uint64()
     _check(cuda.cuInit(0))

@@ -1,8 +1,8 @@
 """Racing processes under one limit, read while they race: parts of memory_exact.
 
-Each process says in a word of shared memory what it does now, and the words are read with NVML's figures:
-a reading that is over the limit names what was in flight. The same is counted for every reading, so that
-what is more often there when the limit is passed than else stands out.
+Each process writes its current operation into a word of shared memory, and the words are read with NVML's
+figures: a reading over the limit names the operations in flight. They are counted for every reading, so that
+an operation which is more frequent over the limit stands out.
 """
 
 import mmap
@@ -44,7 +44,7 @@ def card_used(uuid: str) -> int:
 
 
 class Most:
-    """The highest of a figure, and how often it was above the limit."""
+    """The highest value of a figure, and how often it was above the limit."""
 
     def __init__(self, limit: int) -> None:
         self.limit, self.most, self.samples, self.over = limit, 0, 0, 0
@@ -61,7 +61,7 @@ class Most:
 
 @dataclass
 class Racers:
-    """Processes of one lease, and the words in which they say what they do."""
+    """Processes of one lease, and the words into which they write their operations."""
 
     bench: Bench
     lease: Path
@@ -72,7 +72,7 @@ class Racers:
     outs: list[tuple[str, str]] = field(default_factory=list)
 
     def start(self, index: int) -> "subprocess.Popen[str]":
-        """Another one, in the place of the index; it waits for a line once it has its context."""
+        """Starts a new process for this index. It waits for a line once it has its context."""
         arguments = ["race", str(random.randrange(1 << 30)), str(self.operations)]
         words = {"MEMORY_WORDS": str(self.bench.run_dir / "words"), "MEMORY_WORD": str(index)}
         arguments += [self.family] if self.family is not None else []
@@ -126,10 +126,10 @@ def exiting(pid: int) -> bool:
 
 @dataclass
 class Readings:
-    """Figures on the fly, and what was under way when one was over the limit."""
+    """Figures read while processes run, and the operations in flight when a figure was over the limit."""
 
     racers: Racers
-    offset: int  # what the card's figure is above the processes' sum while nothing happens
+    offset: int  # device's figure minus the sum of the processes while they are idle
     moving: Most
     card: Most
     always: "Counter[str]" = field(default_factory=Counter)
@@ -175,7 +175,7 @@ class Readings:
         }
 
     def said(self) -> dict[str, Any]:
-        """`culprits`: in what share of the readings over the limit an operation was under way, and of all."""
+        """`culprits`: for each operation its share of the readings over the limit, and of all readings."""
         over, samples = max(self.over, 1), max(self.card.samples, 1)
         shares = {
             name: [round(self.when_over[name] / over, 3), round(count / samples, 3)]
@@ -203,8 +203,9 @@ def _stopped(pid: int) -> bool:
 
 @dataclass
 class Stopped:
-    """Figures of one instant: every process stopped, and none inside the driver's kernel part. One may have
-    stopped with a lock that the reader needs, as the simulator's processes share some: then all go on."""
+    """Figures of one instant: all processes are stopped, and none is inside the driver's kernel part. If a
+    stopped process holds a lock that the reader needs (the simulator's processes share some), all continue.
+    """
 
     still: Most
     card: Most
@@ -263,9 +264,10 @@ def _outcome(group: Racers) -> dict[str, Any]:
 
 
 def race(bench: Bench) -> Any:
-    """A million operations by eight processes under one limit. NVML's figures of several processes are not of
-    one instant, so three figures are taken: their sum on the fly; the card's own figure, less what it is
-    above that sum while nothing happens; and the sum while all eight are stopped, which is of one instant."""
+    """Eight processes make a million operations under one limit. NVML does not read all processes at one
+    instant, so that three figures are taken: their sum while they run; the device's own figure, minus the
+    offset that it has while they are idle; and the sum while all eight are stopped, which is of one instant.
+    """
     limit = _limit()
     with racers(bench, "race", limit, _operations()) as group:
         flight = readings(group, limit)
@@ -287,8 +289,10 @@ def race(bench: Bench) -> Any:
 
 
 def each(bench: Bench) -> Any:
-    """The race with one family at a time, and nothing stopped: whose operations take memory for a moment."""
-    limit, figures = _limit(0), {}  # one family alone takes less
+    """The race with one family at a time and without stopping: finds the families whose operations use extra
+    memory for a moment.
+    """
+    limit, figures = _limit(0), {}  # a single family needs a smaller limit
     for family in FAMILIES:
         with racers(bench, f"race-{family}", limit, _operations(25), family) as group:
             flight = readings(group, limit)
@@ -298,8 +302,9 @@ def each(bench: Bench) -> Any:
 
 
 def deaths(bench: Bench) -> Any:
-    """Half of the processes race on; the others are killed amid it and followed by new ones: the memory of
-    one that is dying is on the card until it is gone, and must be nobody else's before."""
+    """Half of the processes keep running. The others are killed and replaced: the memory of a dying process
+    stays on the device until the process is gone, and must not be granted to another before that.
+    """
     limit, rounds, late = _limit(), int(os.environ.get("VGPU_DEATHS", "40")), 0
     with racers(bench, "deaths", limit, 1_000_000_000) as group:
         flight = readings(group, limit)
@@ -321,5 +326,5 @@ def deaths(bench: Bench) -> Any:
             if step(group.processes[index]):
                 go_on(group.processes[index])
             else:
-                late += 1  # others had filled the limit: there was no room for its context
+                late += 1  # the other processes had filled the limit, so that its context had no room
         return {"limit_mib": limit / MIB, "kills": rounds, "found_no_room": late, **flight.said()}

@@ -1,9 +1,9 @@
-"""How true the card's own figure is on the fly: a part of memory_exact, and the judge of its races.
+"""Accuracy of NVML's figure for the device while memory changes: a part of memory_exact, by which its races
+are judged.
 
-Two processes hand one piece of memory on: one takes it, gives it back, and only when that free has returned
-does the other take its own. So there is never more than one piece, by nobody's limit but their own order; no
-libvgpu is in them. Where NVML's figure of the card shows more all the same, it shows memory that the driver
-has on its way, and a race's reading of that size is no overrun.
+Two processes without libvgpu allocate in turns: the second allocates only after the first one's free has
+returned, so that there is never more than one piece. If NVML's figure for the device is larger, it includes
+memory that the driver is still freeing. A reading of that size in a race is then not an overrun.
 """
 
 import os
@@ -21,7 +21,9 @@ _SETTLE_SECONDS = 0.05
 
 
 def relay(bench: Bench) -> Any:
-    """Counts samples of the card's use above the larger of the two pieces, by families and size."""
+    """Counts the samples in which the device's use exceeds the larger of the two pieces, by family
+    and size.
+    """
     rows = [row for size in PIECES_MIB for row in _sized(bench, size)]
     over = [row for row in rows if row["over"]]
     return {
@@ -33,7 +35,7 @@ def relay(bench: Bench) -> Any:
 
 
 def _sized(bench: Bench, mib: float) -> Iterator[dict[str, Any]]:
-    """Pairs of allocation families: each before and after the plain one, and twice the same."""
+    """Pairs of allocation families: each family before and after plain allocations, and each with itself."""
     pairs = dict.fromkeys([*((one, HANDED[0]) for one in HANDED), *((one, one) for one in HANDED)])
     for first, second in [*pairs, *((HANDED[0], one) for one in HANDED[1:])]:
         yield {"first": first, "second": second, "mib": mib, **_handed_on(bench, first, second, mib)}
@@ -43,7 +45,7 @@ def _handed_on(bench: Bench, first: str, second: str, mib: float) -> dict[str, A
     words = ["relay", first, second, str(mib), str(SECONDS)]
     process = bench.start(None, bench.program("memory_families"), *words)
     levels = {}
-    for _ in range(3):  # none, first, second
+    for _ in range(3):  # no process, the first, the second
         said = step(process)
         time.sleep(_SETTLE_SECONDS)
         levels[str(said[-1]["at"])] = card_used(bench.uuid)

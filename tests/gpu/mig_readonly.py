@@ -1,8 +1,8 @@
-"""MIG against the real NVML, changing nothing: `python -m tests.gpu.mig_readonly`.
+"""Compares vgpud's MIG figures with the real NVML, without changes: `python -m tests.gpu.mig_readonly`.
 
-Starts a vgpud in folders of its own (nothing is allocated or applied), and compares what it reads and
-plans with what NVML says directly. Meant for a GPU with MIG mode off; runs with it on as well. Needs
-read access to /dev/nvidia*, no root. Prints a table and exits 0 if all holds.
+Starts a vgpud in folders of its own (nothing is allocated or applied), and compares its readings and plans
+with direct calls of NVML. Meant for a GPU with MIG mode off; runs with it on as well. Needs read access to
+/dev/nvidia*, no root. Prints a table and exits 0 if all holds.
 """
 
 import sys
@@ -26,7 +26,7 @@ results: list[tuple[str, bool, str]] = []
 def check(name: str, work: Callable[[], tuple[bool, str]]) -> None:
     try:
         held, said = work()
-    except Exception as error:  # the table shall be whole
+    except Exception as error:  # an error must not cut the table short
         held, said = False, f"{type(error).__name__}: {error}"
     results.append((name, held, said))
     print(f"{'ok  ' if held else 'FAIL'} {name}: {said}", flush=True)

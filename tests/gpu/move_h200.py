@@ -1,4 +1,5 @@
-"""Moving between two real GPUs of one kind: a JSON object a line, a scene each; `held`: did its claim hold?
+"""Moving between two real GPUs of one kind: prints one JSON object for each scene, whose `held` says whether
+the scene's claim is true.
 
     python -m tests.gpu.move_h200 [--simulated] [SCENE...]
 
@@ -9,7 +10,7 @@ memory limit goes with it), `killed` (vgpud killed in the middle of moves), `pee
 access, suspended and resumed), `drain` (drain --move), `suspended` (moved while it is suspended, several
 times over: its memory is whole, NVML shows it only where it was resumed, and a training run ends bit-equal).
 Needs root, build/native, two GPUs of one kind, driver 580 or later, and a python3 with PyTorch. On the
-simulator: what needs no PyTorch, in MiB. It ends all that it started.
+simulator: what needs no PyTorch, in MiB. It ends every process that it started.
 """
 
 import argparse
@@ -37,10 +38,10 @@ from vgpud.proc import start_ticks
 
 SIZES_GIB = (1, 8, 32)
 KILLS = 6
-AWAY_TIMES = 6  # a training run is moved while it is suspended
+AWAY_TIMES = 6  # number of moves of a training run while it is suspended
 
-# Needs ctypes only. Holds MIB of a pattern on each visible device; answers lines: "" whether it is whole and
-# what CUDA says of device 0, "MIB" the result of allocating as much more
+# Needs only ctypes. Holds a pattern of MIB on each visible device. Answers "" with whether the pattern is
+# whole and what CUDA reports for device 0, and "MIB" with the result of allocating so much more
 BARE = """
 import ctypes as c, json, sys, uuid
 u = c.CDLL("libcuda.so.1")
@@ -84,7 +85,7 @@ for line in sys.stdin:
 
 @dataclass
 class Bench:
-    """A node, real or simulated, and how large "a GiB" is there."""
+    """A node, real or simulated, and the size of "a GiB" on it."""
 
     node: DemoNode
     simulated: bool
@@ -118,8 +119,8 @@ class Bench:
             return time.perf_counter() - began
 
     def used_mib(self) -> list[int]:
-        """Of the first two devices, as NVML says it now."""
-        time.sleep(1.1)  # a listing may be a second old
+        """Current use of the first two devices, by NVML."""
+        time.sleep(1.1)  # a listing may be one second old
         with client(self.node) as calls:
             return [int(device.memory_used_bytes) >> 20 for device in calls.list_devices().devices[:2]]
 
@@ -135,7 +136,7 @@ WANTED = ["--isolation", "quota", "--memory", "4GiB", "--device", "0"]
 
 
 class Hand:
-    """vgpu-suspend, driven by hand."""
+    """Drives vgpu-suspend directly, without vgpud."""
 
     def __init__(self, bench: Bench) -> None:
         lock = bench.node.folder / "by-hand.lock"
@@ -166,7 +167,7 @@ class Hand:
 
 
 def lists(uuids: list[str], old: str, new: str) -> dict[str, list[str]]:
-    """Pairs in the forms that have been written about; the last is what vgpud gives."""
+    """Forms of pair lists that are documented or reported. The last is the form that vgpud passes."""
     change = {old: new, new: old}
     around = {uuid: uuids[(i + 1) % len(uuids)] for i, uuid in enumerate(uuids)}
     return {
@@ -241,7 +242,9 @@ def sizes(bench: Bench) -> None:
 
 
 def train(bench: Bench, times: int, disturb: Callable[[str, int], float]) -> tuple[object, list[float]]:
-    """What a training run ends with that is disturbed so often, and what each time took, in seconds."""
+    """Returns the final state of a training run that is disturbed this many times, and the seconds of each
+    disturbance.
+    """
     slow = bench.node.folder / "slow"
     slow.touch() if times else slow.unlink(missing_ok=True)
     one, name = bench.torch(8, TRAIN, str(STEPS), str(slow))
@@ -273,7 +276,7 @@ def suspended(bench: Bench) -> None:
     away = bench.used_mib()
     spans.append(timed(bench.node, "resume", name))
     good, there = whole(one), bench.used_mib()
-    timed(bench.node, "suspend", name)  # from there
+    timed(bench.node, "suspend", name)  # suspends it on the new device
     spans.append(bench.move(name, 0))
     spans.append(timed(bench.node, "resume", name))
     good = good and whole(one)

@@ -1,9 +1,10 @@
-"""Mode mps measured on a real GPU: one JSON object a line, a scene each; `held` says if its claim held.
+"""Mode mps measured on a real GPU: prints one JSON object for each scene, whose `held` says whether the
+scene's claim is true.
 
     python -m tests.gpu.mps_h200 [SCENE...]
 
-It starts a vgpud of its own and ends all it started. The card's compute mode is never changed. Needs
-root, nvidia-cuda-mps-control, and build/native; PyTorch where the machine's python3 has it.
+It starts a vgpud of its own and ends all it started. The card's compute mode is never changed. Needs root,
+nvidia-cuda-mps-control, and build/native; PyTorch where the machine's python3 has it.
 """
 
 import json
@@ -30,7 +31,7 @@ RULES = "[device.mps]\ncheck_seconds = 1.0\nhang_seconds = 5.0\n"
 WORKER = str(ROOT / "tests" / "gpu" / "mps_worker.py")
 PYTHON = "/usr/bin/python3" if os.access("/usr/bin/python3", os.X_OK) else sys.executable
 MANY, ITERATIONS, SECONDS = 132 * 64, 2000, 2.0
-HALF = 64  # blocks: under half of the chip, one a multiprocessor
+HALF = 64  # in blocks: less than half of the device, with one block on a multiprocessor
 FAMILIES = ("alloc", "pitch", "managed", "async", "vmm", "array")
 TORCH = """
 import json, time, torch
@@ -48,7 +49,7 @@ print(json.dumps({"rate": n / 3, "bytes": torch.cuda.memory_reserved()}))
 
 
 class Program:
-    """A worker, under an allocation or (None) on the bare card."""
+    """A worker process under an allocation, or (None) directly on the device."""
 
     def __init__(self, node: DemoNode, held: pb.Allocation | None, uid: int | None = None) -> None:
         edits = {} if held is None else {**held.edits.env, **held.edits.host_env}
@@ -88,7 +89,7 @@ class Program:
 
 
 def rates(programs: list[Program], blocks: int = MANY, seconds: float = SECONDS) -> list[float]:
-    """Blocks a second of each, all at once; the middle of three rounds."""
+    """Blocks per second of each program, all at the same time; the median of three rounds."""
     rounds = []
     for _ in range(3):
         for one in programs:
@@ -142,7 +143,7 @@ def control_pid(node: DemoNode) -> int:
 
 
 def recorded() -> None:
-    """What the daemon of this branch really prints: material for the parsers' tests."""
+    """Records the output of this driver's MPS daemon, as input for the parsers' tests."""
     with running() as node:
         one, two = share(node, 2, 25), share(node, 4, 50)
         programs = [Program(node, one), Program(node, two)]
@@ -201,7 +202,9 @@ def recorded() -> None:
 
 
 def shares() -> None:
-    """10, 30 and 60 % at once, and each alone, of what one tenant with all of it does."""
+    """Tenants of 10, 30 and 60 % at the same time, and each alone, compared with one tenant that has all of
+    the device.
+    """
     with running() as node:
         bare = Program(node, None)
         bare.tell("launch 20000")
@@ -244,7 +247,7 @@ def shares() -> None:
 
 
 def halves() -> None:
-    """Two tenants of half the card each against two programs that the driver slices in time."""
+    """Two tenants with half of the device each, compared with two programs that the driver time-slices."""
     with running() as node:
         sliced = [Program(node, None) for _ in range(2)]
         before = {"small": sum(rates(sliced, HALF)), "many": sum(rates(sliced))}
@@ -292,7 +295,7 @@ def memory() -> None:
 
 
 def death() -> None:
-    """kill -9 of the control daemon under load, thrice; programs start all the while."""
+    """Kills the control daemon three times under load, while programs keep starting."""
     rounds, open_windows, tried = [], 0, 0
     with running() as node:
         for _ in range(3):
@@ -333,7 +336,7 @@ def death() -> None:
 
 
 def restart() -> None:
-    """kill -9 of vgpud under load: no client notices."""
+    """Kills vgpud under load: no client is affected."""
     with running() as node:
         held = share(node, 8, 50)
         program = Program(node, held)
@@ -353,7 +356,9 @@ def restart() -> None:
 
 
 def users() -> None:
-    """Two uids at once: one server for all where the driver has it; else the second is refused."""
+    """Clients of two uids at the same time: one server for all if the driver supports it; otherwise the
+    second is refused.
+    """
     names = [entry.pw_uid for entry in pwd.getpwall() if entry.pw_name in ("nobody", "daemon")]
     with running(RULES + 'users = "multi"\n') as node:
         node.folder.chmod(0o755)
@@ -385,7 +390,7 @@ def users() -> None:
 
 
 def silent() -> None:
-    """A process that connects and says nothing: does it stop the daemon here too, and is it cut off?"""
+    """A process that connects and sends nothing: does it block this daemon, and is it disconnected?"""
     with running() as node:
         held = share(node, 4, 40)
         program = Program(node, held)
@@ -449,7 +454,7 @@ def pytorch() -> None:
 
 
 def pooled() -> None:
-    """libvgpu on MPS: two processes of one tenant, of which either may have all, within one limit."""
+    """libvgpu with MPS: two processes of one tenant share one limit, of which either may use all."""
     with running(RULES + 'processes_per_tenant = 2\nmemory = "libvgpu"\n') as node:
         held, beside = share(node, 4, 40), share(node, 8, 40)
         alone = probe(node, held, "fill", "--piece", str(32 * MIB))
@@ -476,7 +481,9 @@ def pooled() -> None:
 
 
 def fault() -> None:
-    """A stray write of one tenant: what the other feels, what vgpud says, when the device serves again."""
+    """One tenant makes an invalid write: the effect on the other tenant, vgpud's report, and when the device
+    serves again.
+    """
     with running() as node:
         one, two = share(node, 4, 40), share(node, 4, 40)
         stray, beside = Program(node, one), Program(node, two)
@@ -486,7 +493,7 @@ def fault() -> None:
         said = stray.line()
         seen = node.ctl("mps", "ls", check=False).stdout
         felt = beside.line()
-        time.sleep(1.5)  # a check comes each second
+        time.sleep(1.5)  # vgpud checks once a second
         shown = node.ctl("mps", "ls", check=False).stdout
         newcomer = probe(node, one, "hold", "1MiB", seconds=10)
         stray.end()

@@ -1,4 +1,5 @@
-"""A tenant's program for the measurements: the driver API by ctypes, driven line by line, no packages.
+"""A tenant's program for measurements. It calls the driver API through ctypes, follows commands line by line
+and needs no packages.
 
 One JSON object a line. On standard input: "work SECONDS BLOCKS ITERATIONS", "launch COUNT", "fault", "end".
 """
@@ -8,7 +9,8 @@ import json
 import sys
 import time
 
-# fixed work, not fixed time: what a block costs is the same however many share the chip
+# a fixed amount of work, not of time: the cost of a block does not depend on how many processes share the
+# device
 PTX = b"""
 .version 7.0
 .target sm_70
@@ -85,7 +87,7 @@ class Driver:
         self.check("cuLaunchKernel", self.kernel, blocks, 1, 1, THREADS, 1, 1, 0, None, parameters, None)
 
     def work(self, seconds: float, blocks: int, iterations: int) -> None:
-        """Launches in pairs, so that the next is there when one ends."""
+        """Launches in pairs, so that the next kernel is queued when one ends."""
         launches, began = 0, time.perf_counter()
         while time.perf_counter() - began < seconds:
             for _ in range(2):
@@ -96,7 +98,9 @@ class Driver:
         say(state="worked", launches=launches, blocks_per_second=launches * blocks / passed)
 
     def fault(self) -> None:
-        """Writes where nothing is: an error of this process alone without MPS, of all clients with it."""
+        """Writes to an unmapped address: without MPS an error of this process alone, with MPS of all
+        clients.
+        """
         self.check("cuModuleGetFunction", ctypes.byref(self.kernel), self.module, b"stray")
         self.out = ctypes.c_uint64(0x1000)
         self.launch(1, 1)

@@ -1,4 +1,5 @@
-"""Suspension by libvgpu's copies on a real GPU: a JSON object a line; `held` says if the line's claim held.
+"""Suspension by libvgpu's copies on a real GPU: prints JSON lines, whose `held` says whether the line's claim
+is true.
 
     python -m tests.gpu.pool_h200 [--mib 1024 8192 32768 102400] [SCENE...]
 
@@ -7,8 +8,8 @@ the host's buffer, the others find their memory unchanged since; claim: both way
 copy in the same run, and 0.1 s), `deep` (of the third size: suspended with --deep, and from evicted to deep,
 and resumed; claim: under 2 s), `exact` (a training run in PyTorch, with expandable segments off and on,
 suspended and resumed 20 times, each third time deep, ends bit-equal to an undisturbed one). Needs root,
-build/native, as much host memory as the largest size and 8 GiB, and a python3 with PyTorch. It ends all that
-it started.
+build/native, as much host memory as the largest size and 8 GiB, and a python3 with PyTorch. It ends every
+process that it started.
 
 On the simulated node it runs with plain driver calls instead of PyTorch, and smaller (figures mean nothing):
 
@@ -94,7 +95,7 @@ def sizes(arguments: argparse.Namespace) -> None:
 def deep(arguments: argparse.Namespace) -> None:
     mib = arguments.mib[min(2, len(arguments.mib) - 1)]
     with running(POLICY) as node, held(node, mib) as (one, name):
-        timed(node, "suspend", name)  # makes the host's buffer
+        timed(node, "suspend", name)  # the first suspension allocates the host buffer
         timed(node, "resume", name)
         for way in ("at once", "from evicted"):
             evicted = timed(node, "suspend", name) if way == "from evicted" else 0.0

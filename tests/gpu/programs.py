@@ -1,7 +1,7 @@
-"""Programs as people run them: `python -m tests.gpu.programs KIND`, driven by lines on standard input.
+"""Ordinary programs: `python -m tests.gpu.programs KIND`, driven by lines on standard input.
 
-It says `{"state": "ready", "libvgpu": bool}` when it is set up. For each line `BEGIN END` (ns of
-CLOCK_MONOTONIC) it works from BEGIN to END and says `{"per_second", "p50_ms", "p99_ms"}` of its steps; it
+It prints `{"state": "ready", "libvgpu": bool}` when it is set up. For each line `BEGIN END` (ns of
+CLOCK_MONOTONIC) it works from BEGIN to END and prints `{"per_second", "p50_ms", "p99_ms"}` of its steps; it
 ends with its input.
 
     decoder     a 12 GiB decoder's weights, one CUDA graph a token, the host reads each token
@@ -24,8 +24,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-Step = Callable[[], float | None]  # the seconds that count; None: the whole duration of the step
-#: How long a step takes is measured at the start; a simulated card takes the time from the comment.
+Step = Callable[[], float | None]  # returns the seconds to count; None: the whole duration of the step
+#: The number of loop steps is measured at the start. The simulator takes the duration from the comment.
 PTX = """.version 6.0
 .target sm_50
 .address_size 64
@@ -41,7 +41,7 @@ again: fma.rn.f32 %f, %f, 0f3F7FFFFF, 0f33D6BF95; sub.u64 %n, %n, 1; setp.ne.u64
 
 
 class Driver:
-    """A kernel of a given time through libcuda alone."""
+    """A kernel of a given duration, launched through libcuda alone."""
 
     def __init__(self, us: float) -> None:
         self.lib = c.CDLL("libcuda.so.1")
@@ -54,7 +54,7 @@ class Driver:
         self("cuModuleGetFunction", c.byref(self.kernel), module, b"spin")
         self("cuMemAlloc_v2", c.byref(self.out), c.c_size_t(64))
         self.steps = c.c_uint64(1_000_000)
-        # the clocks rise at first, so the fastest of many counts
+        # the clocks rise at first, so that the fastest of many runs counts
         fastest = min(self.timed() for _ in range(20))
         self.steps = c.c_uint64(max(1, int(1_000_000 * us / 1e6 / fastest)))
 
@@ -204,7 +204,7 @@ KINDS: dict[str, Callable[[], Step]] = {
 
 
 def made(kind: str) -> tuple[Step, Step]:
-    """A step of the program, and a function that waits for all work that the step submitted."""
+    """Returns a step of the program, and a function that waits for all work that the steps submitted."""
     name, _, us = kind.partition(":")
     if us:
         return (kernels if name == "kernels" else request)(float(us)), lambda: None
@@ -214,7 +214,7 @@ def made(kind: str) -> tuple[Step, Step]:
 
 
 def work(step: Step, settle: Step, begin: int, end: int) -> dict[str, float]:
-    """Steps a second. An unfinished step at the end counts with its time."""
+    """Steps per second, and their times. An unfinished step at the end counts by its time."""
     time.sleep(max(0.0, (begin - time.monotonic_ns()) / 1e9))
     started = now = time.monotonic_ns()
     took: list[float] = []

@@ -1,4 +1,4 @@
-"""Shared by the programs of this folder that play scenes: output, checks, and the runner of scenes."""
+"""Shared by the programs of this folder that play scenes: output, checks, and the runner of the scenes."""
 
 import json
 import time
@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from tests.demo.node import DemoNode, Tenant
 from tests.e2e.conftest import end_helpers
 
-#: Holds sys.argv[1] MiB of a pattern by PyTorch; for each line of input it says whether it still has it.
+#: Holds a pattern of sys.argv[1] MiB in PyTorch. For each line of input it prints whether the pattern is
+#: unchanged.
 HOLD = """
 import json, sys, torch
 held = torch.arange(int(sys.argv[1]) << 17, dtype=torch.int64, device="cuda")
@@ -26,7 +27,7 @@ def say(scene: str, **facts: object) -> None:
 
 
 def ask(one: Tenant, words: str = "") -> dict[str, object]:
-    """The answer of a tenant to a line."""
+    """Sends a line to a tenant and returns the answer."""
     assert one.process.stdin is not None
     one.process.stdin.write(f"{words}\n")
     one.process.stdin.flush()
@@ -35,7 +36,7 @@ def ask(one: Tenant, words: str = "") -> dict[str, object]:
 
 @contextmanager
 def started(node: DemoNode) -> Iterator[DemoNode]:
-    """The daemon runs inside the block, and is ended and removed after it."""
+    """Runs the daemon for the block, and removes the node after it."""
     try:
         node.start()
         yield node

@@ -1,8 +1,8 @@
 /*
- * stale_handles: what the driver answers to a handle whose context has ended. Each question is asked in a process of
- * its own: an object is made in a context, the context ends (cuDevicePrimaryCtxReset or cuCtxDestroy), another begins,
- * and one call is made with the old handle. Prints JSON: question -> code of the answer; -11: the driver crashed, -1: the
- * question could not be put, -2: no answer within 20 s. Runs on a card and on the simulated node: cuda_conformance.py.
+ * stale_handles.c: the driver's result for a handle whose context has ended. Each call is made in a process of its own:
+ * an object is made in a context, the context ends (cuDevicePrimaryCtxReset or cuCtxDestroy), another begins, and one
+ * call is made with the old handle. Prints JSON: call -> result; -11: the driver crashed, -1: the call could not be
+ * prepared, -2: no result within 20 s. cuda_conformance.py runs it on a real device and on the simulated node.
  */
 #include <dlfcn.h>
 #include <signal.h>

@@ -1,5 +1,5 @@
 /*
- * strangers: programs as people start them. Each way runs with libvgpu preloaded, under a memory limit of 2 GiB.
+ * strangers.c: ordinary programs. Each way runs with libvgpu preloaded, under a memory limit of 2 GiB.
  *
  *   strangers WAY [ARGUMENT...]
  *     forks        a server without CUDA forks 24 workers one after the other; each allocates, launches and ends
@@ -15,7 +15,7 @@
  *     orphans      launches before cuInit, and in a forked child
  *     ranks        two processes share one buffer by a file descriptor and launch, until standard input ends
  *     work         allocates past the limit, is refused, launches, and frees
- * Each ends with 0 where 3 GiB were refused and the rest was as without limits, or says what is wrong.
+ * Exit status 0 if 3 GiB were refused and all else was as without limits, or a message.
  */
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -151,7 +151,10 @@ static void wait_for(pid_t child, const char *what)
     check(status, what);
 }
 
-/* The children do not start at once: a context counts twice while it is made, and three would not fit then. */
+/*
+ * The children start at intervals: while a context is made it counts twice, so that three at the same time would not
+ * fit.
+ */
 static void try_forks(char **unused)
 {
     (void)unused;
@@ -223,10 +226,10 @@ static void try_closefrom(char **unused)
     begin();
     for (int i = 0; i < 8; i++) {
         close_all();
-        /* the program opens its own file at a number that libvgpu used, or uses again */
+        /* the program opens its own file at a number that libvgpu has used or will use */
         NEED(dup2(STDIN_FILENO, 3) == 3);
         work();
-        NEED(fcntl(3, F_GETFD) == 0); /* the number is open: libvgpu's descriptors would be closed at an exec */
+        NEED(fcntl(3, F_GETFD) == 0); /* still open; libvgpu's own descriptors would be closed at an exec */
     }
 }
 
@@ -278,7 +281,7 @@ static long used_ms(void)
            (usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1000;
 }
 
-/* A sandbox that opens all files first, and allows no more: poll(2) of any descriptor is refused from then on. */
+/* A sandbox that opens all its files first and then allows no more: poll(2) of any descriptor is refused. */
 static void try_sealed(char **unused)
 {
     struct rlimit none = {0, 0};
@@ -287,7 +290,7 @@ static void try_sealed(char **unused)
     check(setrlimit(RLIMIT_NOFILE, &none), "setrlimit");
     long before = used_ms();
     usleep(500000);
-    NEED(used_ms() < before + 250); /* a thread that does not sleep takes a processor */
+    NEED(used_ms() < before + 250); /* a thread that polls without sleeping would use a processor */
     for (int i = 0; i < 20; i++) {
         work();
         usleep(5000);
@@ -373,7 +376,7 @@ static void try_ranks(char **unused)
     (void)unused;
     check(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair), "socketpair");
     bool exports = fork() != 0;
-    close(pair[exports ? 1 : 0]); /* so that each process ends when the other ends */
+    close(pair[exports ? 1 : 0]); /* so that each process ends with the other */
     begin();
     do {
         CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -393,14 +396,14 @@ static void try_ranks(char **unused)
         launch();
         DO(cuCtxSynchronize());
         DO(cuMemRelease(handle));
-        /* the other process has finished with the memory too */
+        /* the other process no longer uses the memory either */
         pass(pair[exports ? 0 : 1], &pair[exports ? 0 : 1], true);
         pass(pair[exports ? 0 : 1], &fd, false);
         close(fd);
     } while (!input_ended());
 }
 
-/* Computes without a cancellation point, for as long as a process takes to count as idle. */
+/* Computes without a cancellation point, until the process counts as idle. */
 static void compute(void)
 {
     struct timespec began;
@@ -411,7 +414,7 @@ static void compute(void)
     while ((now.tv_sec - began.tv_sec) * 1000000000 + now.tv_nsec - began.tv_nsec < 8000000);
 }
 
-/* The thread is cancelled while it computes, so at the first cancellation point of the following calls. */
+/* The thread is cancelled while it computes, and ends at the first cancellation point of the following calls. */
 static void *allocate_and_launch(void *unused)
 {
     (void)unused;
@@ -442,7 +445,7 @@ static void try_cancelled(char **unused)
     work();
 }
 
-/* The child has its parent's handles and none of its contexts: each call fails at once. */
+/* A forked child has its parent's handles but not its contexts: each call fails at once. */
 static void try_orphans(char **unused)
 {
     (void)unused;

@@ -1,11 +1,12 @@
-"""Suspending and resuming on a real GPU: one JSON object a line, a scene each; `held` says if its claim held.
+"""Suspending and resuming on a real GPU: prints one JSON object for each scene, whose `held` says whether the
+scene's claim is true.
 
     python -m tests.gpu.suspend_h200 [SCENE...]
 
 Scenes: `sizes` (times for 1, 8 and 32 GiB beside a pinned copy of as much in the same run), `exact` (a
 training run suspended 20 times ends bit-equal to an undisturbed one), `room` (a tenant that fits only while
 another is suspended), `killed` (vgpud killed while a tenant is suspended, and in the middle of it). Needs
-root, build/native, driver 570 or later, and a python3 with PyTorch. It ends all that it started.
+root, build/native, driver 570 or later, and a python3 with PyTorch. It ends every process that it started.
 """
 
 import json
@@ -163,7 +164,7 @@ def killed(node: DemoNode) -> None:
     half = subprocess.Popen(
         [sys.executable, "-m", "vgpud.ctl", "suspend", name], env=node.environment, stderr=subprocess.DEVNULL
     )
-    time.sleep(1.0)  # within the save of 8 GiB
+    time.sleep(1.0)  # a moment within the save of 8 GiB
     node.kill()
     half.wait()
     began = time.perf_counter()

@@ -1,11 +1,12 @@
 /*
- * suspended_calls.c: which of the driver's functions answer in a process that is checkpointed, and which do not.
+ * suspended_calls.c: which of the driver's functions return in a checkpointed process.
  *
- *   suspended_calls [FUNCTION ...]      all, if none is named
+ * suspended_calls [FUNCTION ...] all, if none is named
  *
  * Each is called first by a process of its own, which has a context, a stream, an event, memory, a function, a graph
- * and a library with a kernel that was never launched, and was checkpointed before. JSON lines: "answers" with the result, "blocks" (no answer in WAIT_MS), or
- * "ends" (the process does). Without libvgpu: what blocks or ends here, libvgpu has to stand in front of.
+ * and a library with a kernel that was never launched, and was checkpointed before. JSON lines: "answers" with the
+ * result, "blocks" (no answer in WAIT_MS), or "ends" (the process does). libvgpu is not loaded: it has to wrap every
+ * function that blocks or ends the process here.
  */
 #define __CUDA_API_VERSION_INTERNAL
 #include <cuda.h>
@@ -33,7 +34,7 @@ static CUfunction function;
 static CUlibrary library;
 static CUkernel kernel;
 static CUmemoryPool pool;
-static CUkernel late; /* a function of a binary image, loaded at its first use */
+static CUkernel late; /* a function of a binary image, which the driver loads at its first use */
 static CUfunction late_function;
 static CUgraph graph;
 static CUgraphNode node;
@@ -82,13 +83,13 @@ static void *need(const char *name)
     {                                     \
         return CALL(symbol)(__VA_ARGS__); \
     }
-/* The same function with another argument. */
+/* Tests the same function with other arguments. */
 #define TRY_MORE(name, label, symbol, ...) \
     static CUresult try_##name(void)       \
     {                                      \
         return CALL(symbol)(__VA_ARGS__);  \
     }
-/* lists, one call after the other */
+/* Lists of calls, in the order in which they are made. */
 /* clang-format off */
 #define MORE_CALLS(X)                                                                                  \
     X(cast, "cuFuncGetAttribute of a kernel", cuFuncGetAttribute, &number, CU_FUNC_ATTRIBUTE_NUM_REGS, (CUfunction)late) \
@@ -187,7 +188,10 @@ static struct child {
     int from;
 } children[MOST];
 
-/* The program as the card runs it: only such a one is loaded late. Text where a driver does not link. */
+/*
+ * Links the program to a binary image, because only a binary is loaded lazily. If the driver cannot link, returns PTX
+ * text.
+ */
 static const void *binary(void)
 {
     CUlinkState link;
@@ -222,7 +226,8 @@ static void make_graph(void)
 static void live(const struct call *call, int from, int to)
 {
     char order = 'r';
-    if (read(from, &order, 1) != 1) /* a card has no room for the contexts of all processes */
+    /* waits, because the device has no room for the contexts of all processes at once */
+    if (read(from, &order, 1) != 1)
         _Exit(5);
     MUST(cuInit, 0);
     MUST(cuDevicePrimaryCtxRetain, &context, 0);
@@ -239,7 +244,7 @@ static void live(const struct call *call, int from, int to)
     MUST(cuLaunchKernel, function, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL);
     MUST(cuDeviceGetDefaultMemPool, &pool, 0);
     linear.res.linear.devPtr = memory;
-    pointer = text; /* of cuPointerGetAttributes */
+    pointer = text; /* a buffer for cuPointerGetAttributes */
     make_late();
     make_graph();
     MUST(cuCtxSynchronize);

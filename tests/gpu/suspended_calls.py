@@ -1,11 +1,11 @@
-"""What does not answer in a suspended process, and does libvgpu stand in front of all of it?
+"""Which calls block in a suspended process, and does libvgpu wrap all of them?
 
     python -m tests.gpu.suspended_calls
 
-A thread that has been idle may begin with any call of the driver's. Those that block in there, end the
-process or fail while its memory is out must wait in libvgpu, where vgpud sees it and brings the tenant back.
-A JSON line for each call that was tried (suspended_calls.c); the last one says `held`, and names those that
-are not wrapped. Needs driver 570 or later, cc and cuda.h.
+A thread that has been idle may begin with any driver call. Calls that block there, end the process or fail
+while its memory is saved must wait in libvgpu, where vgpud sees the wait and resumes the tenant. A JSON line
+for each call that was tried (suspended_calls.c); the last one says `held`, and names those that are not
+wrapped. Needs driver 570 or later, cc and cuda.h.
 """
 
 import json
@@ -40,7 +40,7 @@ def wrapped() -> set[str]:
 
 
 def open_ways(tried: Iterable[dict[str, Any]], known: set[str]) -> list[str]:
-    """Calls that do not answer in a suspended process and that libvgpu does not wrap."""
+    """Calls that do not return in a suspended process and that libvgpu does not wrap."""
     good = [row["call"] for row in tried if (row["it"], row["result"]) == ("answers", 0)]
     left = [row["call"] for row in tried if row["call"] not in good]
     return [call for call in left if call.split()[0] not in known]

@@ -1,4 +1,4 @@
-"""What a PyTorch process gets done per second: `python -m tests.gpu.torch_rates SECONDS`.
+"""Rates of a PyTorch process: `python -m tests.gpu.torch_rates SECONDS`.
 
 One JSON line: calls a second of an eager decoder step, of the same step as a CUDA graph, and of a large
 matrix product, each with a synchronization per step as a server's loop has, and whether libvgpu is loaded.

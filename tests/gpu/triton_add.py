@@ -1,4 +1,4 @@
-"""One Triton kernel; Triton reads its source, so it has a file of its own."""
+"""One Triton kernel, in a file of its own because Triton reads its source."""
 
 from typing import Any
 

@@ -1,12 +1,12 @@
-"""Turns the fast way on a real GPU: a JSON object a line, a scene each; `held` says if its claim held.
+"""Turns by libvgpu's swaps on a real GPU: prints one JSON object for each scene, whose `held` says whether
+the scene's claim is true.
 
     python -m tests.gpu.turns_h200 [--gib 40] [--seconds 60] [SCENE...]
 
 Scenes: `swap` (tenants of 1, 8 and 32 GiB go out and come in three times, bit-equal: seconds beside those of
 a pinned copy in the same run; claim: within 1.2 times), `turns` (two tenants whose limits are 75 % of a card
-each, and that hold --gib each, take turns of 5 s: what they get of what one gets alone, and how long a switch
-takes). Needs root,
-build/native, and a python3 with PyTorch. It ends all that it started.
+each, and that hold --gib each, take turns of 5 s: their rate compared with a tenant alone, and how long a
+switch takes). Needs root, build/native, and a python3 with PyTorch. It ends every process that it started.
 
 On the simulated node it runs with plain driver calls instead of PyTorch, and smaller (figures mean nothing):
 
@@ -86,7 +86,8 @@ def seconds(copy):
 print(json.dumps({"out": seconds(lambda: host.copy_(device, non_blocking=True)),
                   "in": seconds(lambda: device.copy_(host, non_blocking=True))}))
 """
-# counts its rounds in a file, which is read while it waits for its turn; at its end says if nothing was lost
+# Counts its rounds in a file, which is read while it waits for its turn. At its end it prints whether its
+# memory was unchanged
 WORK = """
 import json, mmap, struct, sys, threading, torch
 # in pieces: a kernel of torch.arange counts its first 2^32 elements only
@@ -139,7 +140,7 @@ print(json.dumps({"whole": whole}), flush=True)
 def tenant(
     node: DemoNode, program: str, plain: str, mib: int, *words: str, limit: str = LIMIT
 ) -> tuple[Tenant, str]:
-    """Returns after the tenant's first line."""
+    """Starts a tenant and returns it after its first line."""
     python = None if SIMULATED else torch_python()
     assert python or SIMULATED, "no python3 with PyTorch here"
     before = states(node)
@@ -168,7 +169,7 @@ def pinned_seconds(mib: int) -> dict[str, float]:
 
 
 def swapped(node: DemoNode, name: str, out: bool) -> float:
-    """Seconds from the order in the lease until the last process has followed it."""
+    """Returns the seconds from the order in the lease until the last process has followed it."""
     folder = node.run_dir / "leases" / name
     arbiter = ArbiterClient(node.run_dir / "arbiter" / "control.sock", 10)
     began = time.perf_counter()
@@ -231,7 +232,7 @@ class Count:
 
 
 def switches(node: DemoNode) -> dict[str, object]:
-    """Durations of the swaps out and in, from vgpud's log, and their number by direction."""
+    """Durations of the swaps by direction, and their number, from vgpud's log."""
     began: dict[tuple[str, str], datetime] = {}
     took: dict[str, list[float]] = {"out": [], "in": [], "by_the_driver": []}
     for line in node.log.read_text().splitlines():
@@ -249,8 +250,8 @@ def switches(node: DemoNode) -> dict[str, object]:
 
 
 def reaches(node: DemoNode, times: int) -> int:
-    """Until one has been out that many times, 0.1 s after which the other has come; as often as it was by
-    then.
+    """Waits until tenants have been swapped out `times` times, and 0.1 s for the swap-in. Returns the number
+    of swap-outs so far.
     """
     until = time.monotonic() + PATIENCE_SECONDS
     while (gone := node.log.read_text().count("swapped out at the end of its turn")) < times:
@@ -279,7 +280,7 @@ def turns(arguments: argparse.Namespace) -> None:
             time.sleep(2 * TURN_SECONDS)
             alone = (first.read() - start) / (time.perf_counter() - began)
             with worker(node, 2, mib) as (two, second):
-                gone = reaches(node, 2)  # the host buffers of both tenants are allocated by then
+                gone = reaches(node, 2)  # both tenants' host buffers are allocated by now
                 begun, starts = time.perf_counter(), (first.read(), second.read())
                 reaches(node, gone + 2 * max(int(seconds / (2 * TURN_SECONDS + 2)), 1))
                 ends, lasted = (first.read(), second.read()), time.perf_counter() - begun
