@@ -234,7 +234,8 @@ static int precreate(const struct hook *hook, const char *config, size_t length)
                                    .patience_s = VGPU_PATIENCE_S,
                                    .answer_s = VGPU_ANSWER_S};
     int status = VGPU_DOOR_UNCHANGED;
-    if (memmem(config, length, "VGPU_", 5) != NULL || memmem(config, length, "vgpud.io", 8) != NULL)
+    if (memmem(config, length, "VGPU_", 5) != NULL || memmem(config, length, "vgpud.io", 8) != NULL ||
+        memmem(config, length, "NVIDIA_GPU_MEMORY_", 18) != NULL)
         status = vgpu_door_call(&asked, &reply, &reply_length);
     if (status == -1)
         vgpu_refuse_absent(&to_stderr, hook->run_dir);

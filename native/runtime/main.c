@@ -127,7 +127,7 @@ static bool find_runtime(const struct invocation *asked, char out[PATH_MAX])
  */
 static bool may_ask(const char *config, size_t length)
 {
-    static const char *const marks[] = {"VGPU_", "vgpud.io", "io.kubernetes.cri"};
+    static const char *const marks[] = {"VGPU_", "vgpud.io", "io.kubernetes.cri", "NVIDIA_GPU_MEMORY_"};
     for (size_t i = 0; i < sizeof(marks) / sizeof(marks[0]); i++)
         if (memmem(config, length, marks[i], strlen(marks[i])) != NULL)
             return true;

@@ -85,6 +85,23 @@ def test_an_image_adds_nothing_to_annotations_and_cancels_none(environment: bool
     assert ignored_by(config, environment) == ("VGPU_MEMORY", "VGPU_CORES", "VGPU_ALLOCATION")
 
 
+@pytest.mark.parametrize(
+    ("variables", "gib"),
+    [
+        (["NVIDIA_GPU_MEMORY_LIMIT=2048"], 2),
+        (["NVIDIA_GPU_MEMORY_REQUEST=1024"], 1),
+        (["NVIDIA_GPU_MEMORY_REQUEST=1024", "NVIDIA_GPU_MEMORY_LIMIT=2048"], 2),
+        (["NVIDIA_GPU_MEMORY_LIMIT=2048", "VGPU_MEMORY=3GiB"], 3),
+    ],
+)
+def test_the_memory_limit_of_nvidias_container_toolkit_is_a_request(variables: list[str], gib: int) -> None:
+    """Whole MiB, as its CDI hook apply-cuda-memory-limits reads them."""
+    config = container(env=variables)
+    assert wish_of(config, environment=True) == Wish(memory_bytes=gib * GIB)
+    assert wish_of(config) is None
+    assert ignored_by(config) == (variables[-1].partition("=")[0],)
+
+
 def test_variables_of_an_image_count_only_if_the_policy_allows() -> None:
     config = container(env=["VGPU_MEMORY=100GiB", "VGPU_LABEL=x"])
     assert wish_of(config) is None

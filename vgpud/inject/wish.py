@@ -44,6 +44,8 @@ _POD_NAMES = (
     ("io.kubernetes.pod.namespace", "io.kubernetes.pod.name", "io.kubernetes.container.name"),
 )
 _ENGINE = "io.container.manager"  # "libpod" if Podman runs pods, whose containers it marks as CRI-O does
+# in whole MiB; the hook apply-cuda-memory-limits of NVIDIA's container toolkit reads them of a container
+_TOOLKIT_MEMORY = ("NVIDIA_GPU_MEMORY_LIMIT", "NVIDIA_GPU_MEMORY_REQUEST")
 _HELD = "VGPU_ALLOCATION"  # set by an allocation's edits: its CDI device was requested by name
 
 
@@ -157,7 +159,9 @@ def ignored_by(config: Mapping[str, Any], environment: bool = False) -> tuple[st
     arguments.
     """
     variables = environment_of(config)
-    asked = tuple(map(_variable, _asked_by(variables)))
+    words = _asked_by(variables)
+    toolkit = "" if variables.get(_variable("memory"), "").strip() else _toolkit_memory(variables)
+    asked = tuple(toolkit if key == "memory" and toolkit else _variable(key) for key in words)
     if _annotated(_table(config, "annotations")):
         return (*asked, _HELD) if variables.get(_HELD) else asked
     return () if environment or variables.get(_HELD) else asked
@@ -182,7 +186,15 @@ def _annotated(annotations: Mapping[str, Any]) -> dict[str, str]:
 
 def _asked_by(variables: Mapping[str, str]) -> dict[str, str]:
     words = {key: variables.get(_variable(key), "").strip() for key in KEYS}
+    toolkit = _toolkit_memory(variables)
+    if toolkit and not words["memory"]:
+        words["memory"] = f"{variables[toolkit].strip()}MiB"
     return {key: value for key, value in words.items() if value}
+
+
+def _toolkit_memory(variables: Mapping[str, str]) -> str:
+    """The variable by which NVIDIA's container toolkit limits the memory; empty if there is none."""
+    return next((name for name in _TOOLKIT_MEMORY if variables.get(name, "").strip()), "")
 
 
 def _variable(key: str) -> str:
