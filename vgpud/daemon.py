@@ -39,6 +39,7 @@ from vgpud.modes.exclusive import Exclusive
 from vgpud.modes.mig import MigMode, Wish
 from vgpud.modes.mps import MpsMode, unit_name
 from vgpud.modes.preload import ARBITER_UNIT, Preload
+from vgpud.modes.walls import Walls
 from vgpud.node.cdi_watch import CdiWatch
 from vgpud.node.containers import Containers
 from vgpud.node.devices.drains import Drains
@@ -55,7 +56,7 @@ from vgpud.node.store.book import Book
 from vgpud.node.store.originals import LedgerOriginals
 from vgpud.node.tenants.cgroups import cgroup_of
 from vgpud.node.tenants.users import SUBORDINATE
-from vgpud.node.worlds import mps_world, preload_world
+from vgpud.node.worlds import mps_world, preload_world, wall_world
 from vgpud.policy.load import LoadedPolicy, load
 from vgpud.policy.model import DeviceRule, Policy
 from vgpud.serve.doors import run_all
@@ -166,7 +167,8 @@ class Daemon:
         probe = EngineProbe(self.settings.engine_probe, files.folder)
         engines = Engines(files, probe, self.inventory, sd.boot_id())
         world = preload_world(self.book, self.inventory, engines, lambda: self.keeper)
-        preload = Preload(self.units, self.paths(), world)
+        walled = wall_world(self.gateway, self.book, self.inventory, lambda: self.keeper)
+        preload = Preload(self.units, self.paths(), world, Walls(self.settings.cgroup, walled))
         effectors = self.effectors(originals, preload)
         parts = Parts(
             store=AllocationStore(ledger, self.book, checked=self.settings.log_level == "debug"),

@@ -51,6 +51,11 @@ class Settings(BaseSettings):
         Path("/etc/kubernetes/vgpud.conf"), description="how the API server is reached, for dra"
     )
     node_name: str = Field("", description="the node's name in the cluster; empty: the host's name")
+    cgroup: str = Field(
+        "vgpud",
+        description="folder, below the mount of cgroup v2, for the control groups of tenants; "
+        "made only if the driver limits the memory of groups",
+    )
     mps_control: str = Field("nvidia-cuda-mps-control", description="NVIDIA's MPS control daemon")
     any_run_dir: bool = Field(
         False,

@@ -277,6 +277,7 @@ def test_orphans_are_removed_and_foreign_instances_stay() -> None:
         leases={"x"},
         specs={"y"},
         daemons={"GPU-2"},
+        walls={"z"},
         instances={mine},
         records={mine, gone},
         foreign={InstancePlace("GPU-0", 9, Placement(0, 4))},
@@ -284,6 +285,7 @@ def test_orphans_are_removed_and_foreign_instances_stay() -> None:
     assert world.reconcile() == (
         Action(ActionKind.REMOVE_SPEC, "y", "no allocation has this id"),
         Action(ActionKind.REMOVE_LEASE, "x", "no allocation has this id"),
+        Action(ActionKind.REMOVE_WALL, "z", "no allocation has this id"),
         Action(ActionKind.STOP_MPS, "GPU-2", "no allocation is in mode mps there"),
         Action(ActionKind.REMOVE_INSTANCE, "GPU-1", "it is on record and does not exist", gone),
         Action(ActionKind.REMOVE_INSTANCE, "GPU-1", "no allocation holds it", mine),

@@ -28,6 +28,7 @@ class World:
     leases: set[str] = field(default_factory=set)
     specs: set[str] = field(default_factory=set)
     daemons: set[str] = field(default_factory=set)
+    walls: set[str] = field(default_factory=set)
     instances: set[InstancePlace] = field(default_factory=set)
     foreign: set[InstancePlace] = field(default_factory=set)
     records: set[InstancePlace] = field(default_factory=set)
@@ -57,6 +58,7 @@ class World:
             leases=frozenset(self.leases),
             specs=frozenset(self.specs),
             mps_daemons=frozenset(self.daemons),
+            walls=frozenset(self.walls),
             dead_lifetimes=frozenset(self.dead & set(self.ledger)),
             boot_changed=self.rebooted,
             own_instances=frozenset(self.records),
@@ -90,6 +92,8 @@ class World:
                 return [lambda: self.specs.remove(name)]
             case ActionKind.REMOVE_LEASE:
                 return [lambda: self.leases.remove(name)]
+            case ActionKind.REMOVE_WALL:
+                return [lambda: self.walls.remove(name)]
             case ActionKind.STOP_MPS:
                 return [lambda: self.daemons.remove(name)]
             case ActionKind.REMOVE_INSTANCE:

@@ -220,6 +220,9 @@ class FakeKeeper:
     def marks(self, allocation: Allocation) -> tuple[Mark, ...]:
         return ()
 
+    def memory_limit(self, allocation: Allocation) -> str:
+        return "libvgpu"
+
     def standing(self, allocation: Allocation) -> str:
         return "waits for the test" if allocation.state is State.SUSPENDED else ""
 

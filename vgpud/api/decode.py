@@ -44,6 +44,7 @@ def request(asked: pb.AllocateRequest, request_id: str, owner: Owner, lifetime: 
         label=text(asked.label, "label"),
         lifetime=lifetime,
         priority=_priority(asked.priority),
+        own_cgroup=asked.own_cgroup and asked.bind_to_caller,
     )
 
 

@@ -121,6 +121,7 @@ def allocation(
     use: Iterable[SliceUse] = (),
     standing: str = "",
     marks: Iterable[Mark] = (),
+    memory_limit: str = "",
 ) -> pb.Allocation:
     """The message of an allocation. `with_edits` is False for callers without rights on the allocation,
     because env and paths are for its owner.
@@ -149,6 +150,7 @@ def allocation(
         cause=held.cause.value if held.state is State.SUSPENDED else "",
         standing=standing,
         marks=[_mark(mark) for mark in marks],
+        memory_limit=memory_limit,
         stays_bytes=held.stays_bytes,
         paused=held.paused,
         workload=_workload(request.workload),

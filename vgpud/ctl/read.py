@@ -169,6 +169,7 @@ def allocation_facts(item: pb.Allocation, engines: str = "") -> Table:
             ("claim", words.claim(item.workload)),
             ("isolation", item.isolation),
             ("priority", item.priority),
+            ("memory limit", words.memory_limit(item)),
             ("engine", engines),
             ("created", words.moment(item.created_unix_ns)),
             ("ends with", f"pid {item.bound_pid}" if item.bound_pid else ""),

@@ -39,7 +39,7 @@ def run(arguments: Namespace, terminal: Terminal) -> NoReturn:
         raise VgpuError(ErrorCode.BAD_REQUEST, "no command to run", hint)
     inherited = open_descriptors()
     request = request_of(arguments)
-    request.bind_to_caller = True
+    request.bind_to_caller = request.own_cgroup = True
     with connect(arguments) as client:
         complete_uuids(client, request.selector)
         allocation = client.allocate(request)

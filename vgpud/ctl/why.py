@@ -96,6 +96,7 @@ def _asked(held: pb.Allocation) -> list[tuple[str, str]]:
         ("owner", f"{words.user(held.owner_uid)} (uid {held.owner_uid})"),
         ("state", held.state),
         ("isolation asked for", held.isolation or "what the policy chooses"),
+        ("memory limit", words.memory_limit(held)),
         ("label", held.label),
         ("pod", words.pod(held.workload)),
         ("claim", words.claim(held.workload)),

@@ -66,6 +66,11 @@ def passed(item: pb.Allocation) -> str:
     return joined(mark.kind for mark in item.marks if mark.kind in kinds)
 
 
+def memory_limit(item: pb.Allocation) -> str:
+    """What enforces the memory limit of a preload allocation; empty for others."""
+    return {"driver": "by the driver", "libvgpu": "by libvgpu"}.get(item.memory_limit, "")
+
+
 def standing(text: str) -> str:
     """The first part of what a suspended allocation waits for, for a table; `vgpuctl show` has all of it."""
     return re.split("[;:]", text, maxsplit=1)[0]

@@ -52,6 +52,7 @@ INIT_SECONDS = 60.0
 CHANGE_SECONDS = 60.0
 _MOST_DEVICES = 256  # devices of one machine: a broken driver may report any number
 _NODE = "the node"
+_NO_LIMIT = 2**64 - 1  # nvidia-ml-py 13.615: NVML_DEVICE_MEMORY_LIMIT_MAX
 # statuses of a lost library, not of a lost device
 _LIBRARY_GONE = frozenset({UNINITIALIZED, DRIVER_NOT_LOADED, LIB_RM_VERSION_MISMATCH})
 
@@ -320,6 +321,33 @@ class Gateway:
     def set_compute_mode(self, uuid: str, mode: ComputeMode) -> None:
         """Raises VgpuError also: NO_SUCH_DEVICE, GPU_LOST, DEVICE_IN_USE, UNSUPPORTED."""
         self._change(uuid, lambda target: change.set_compute_mode(target, mode))
+
+    # memory limits of control groups
+
+    def memory_limit(self, uuid: str, group: str) -> int | None:
+        """The hard limit in bytes of a control group (its folder) on a device; None: no limit.
+
+        nvmlDeviceGetMemoryLimits_v1, drivers from branch 615 on (nvidia-ml-py 13.615). Raises VgpuError also:
+        NO_SUCH_DEVICE, GPU_LOST, UNSUPPORTED.
+        """
+
+        def job() -> int:
+            limits = self.nvml.structure("c_nvmlGetMemoryLimits_v1_t", group.encode())
+            self.nvml.demand("nvmlDeviceGetMemoryLimits_v1", self._handle(uuid), limits)
+            return int(limits.hardLimit)
+
+        found = self._on_device(uuid, job)
+        return None if found == _NO_LIMIT else found
+
+    def set_memory_limit(self, uuid: str, group: str, limit_bytes: int | None) -> None:
+        """Sets the hard limit of a control group on a device, and no soft limit; errors as `memory_limit`."""
+
+        def job() -> None:
+            hard = _NO_LIMIT if limit_bytes is None else limit_bytes
+            limits = self.nvml.structure("c_nvmlSetMemoryLimits_v1_t", group.encode(), 0, hard)
+            self.nvml.demand("nvmlDeviceSetMemoryLimits_v1", self._handle(uuid), limits)
+
+        self._on_device(uuid, job)
 
     def _change(self, uuid: str, work: Callable[[change.Target], T]) -> T:
         def job() -> T:

@@ -170,6 +170,13 @@ class Nvml:
             raise NvmlRefusal(UNKNOWN, name, "text that is not UTF-8") from None
         return value.decode(errors="replace") if isinstance(value, bytes) else value
 
+    def structure(self, name: str, *fields: object) -> Any:  # noqa: ANN401  # the binding is untyped
+        """A structure of the binding. Raises NvmlRefusal(FUNCTION_NOT_FOUND) if the binding lacks it."""
+        kind = getattr(self.binding, name, None)
+        if kind is None:
+            raise NvmlRefusal(FUNCTION_NOT_FOUND, name)
+        return kind(*fields)
+
     def constant(self, name: str, default: int) -> int:
         """A constant of the binding; older ones lack some."""
         return int(getattr(self.binding, name, default))

@@ -77,6 +77,7 @@ class LogEvent(StrEnum):
     MARKED = auto()
     MARK_NOT_RECORDED = auto()
     MARK_NOT_REMOVED = auto()
+    MEMORY_WALL_REFUSED = auto()
     METERS_UNREADABLE = auto()
     MIG_LAYOUT_CHANGED = auto()
     MIG_LAYOUT_FAILED_RESTORING_EARLIER = auto()

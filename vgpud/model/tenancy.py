@@ -132,6 +132,8 @@ class Request:
     lifetime: Lifetime = field(default_factory=Lifetime)
     # one of PRIORITIES, for the modes mps and preload; if empty, the policy's value or normal counts
     priority: str = ""
+    # the process of `lifetime` may be moved into a control group of the allocation
+    own_cgroup: bool = False
     # the user whose quota counts, if the owner's uid is one of this user's subordinate uids (subuid(5))
     quota_owner: Owner | None = None
     workload: Workload = field(default_factory=Workload)

@@ -47,6 +47,7 @@ from vgpud.model.view import SliceMeter, SliceUse
 from vgpud.modes.base import Paths
 from vgpud.modes.edits import cuda_env, driver_environment
 from vgpud.modes.lease_meters import LeaseMeters
+from vgpud.modes.walls import Walls
 from vgpud.units import Units, UnitSpec
 
 CONTAINER_LEASE = "/run/vgpu/lease"
@@ -92,8 +93,9 @@ class PreloadWorld:
 class Preload:
     mode = Mode.PRELOAD
 
-    def __init__(self, units: Units, paths: Paths, world: PreloadWorld) -> None:
+    def __init__(self, units: Units, paths: Paths, world: PreloadWorld, walls: Walls) -> None:
         self._units = units
+        self.walls = walls
         self._paths = paths
         self._leases = paths.leases
         self._world = world
@@ -188,6 +190,16 @@ class Preload:
         """At start: restarts an arbiter that died meanwhile, and applies a changed policy."""
         await self.ensure_arbiter()
         self.follow_rules(device.uuid)
+        for allocation in self._world.allocations():
+            if any(held.device_uuid == device.uuid for held in allocation.slices):
+                await self.restore_wall(allocation)
+
+    async def restore_wall(self, allocation: Allocation) -> None:
+        """Brings the memory wall in step with the allocation, as far as the driver lets it."""
+        try:
+            await self.walls.keep(allocation)
+        except VgpuError as error:
+            log.warning(LogEvent.MEMORY_WALL_REFUSED, allocation=allocation.id, why=str(error))
 
     async def attach(self, allocation: Allocation, part: Slice, device: Device) -> tuple[Slice, Edits]:
         await self.ensure_arbiter()  # a slice inside a MIG instance has no earlier `apply`
@@ -206,6 +218,7 @@ class Preload:
         )
         self._contexts.seed(self._leases / allocation.id)
         await self._order(ArbiterClient.add, allocation.id)
+        await self.walls.build(allocation)
         nodes = device_nodes(device, part.mig, self._paths.host_root)
         return part, self._edits(allocation, lease).merged(Edits(device_nodes=nodes))
 
@@ -226,6 +239,7 @@ class Preload:
         away = allocation.state in _AWAY
         memory, paused = self._memory(allocation), allocation.paused
         update_limits(folder, self._limits(allocation), away=away, memory=memory, paused=paused)
+        await self.walls.keep(allocation)
         with suppress(VgpuError):  # a process that is not reached now reads the lease when it registers
             await self.look(allocation.id)
 
@@ -338,6 +352,7 @@ class Preload:
             await self._order_once(ArbiterClient.remove, allocation.id)
         self._contexts.learn(self._leases / allocation.id)
         self._meters.forget(allocation.id)
+        await self.walls.drop(allocation)
         remove_lease(self._leases, allocation.id)
 
     async def unapply(self, device_uuid: str) -> None:

@@ -138,7 +138,7 @@ class NodeKeeper:
     def _surroundings(self) -> checkpoints.Surroundings:
         parts = self._parts
         effector = parts.effectors[Mode.PRELOAD]
-        preload = effector if isinstance(effector, Preload) else None
+        preload = self._preload = effector if isinstance(effector, Preload) else None
         activities = Activities(preload, Blocked(parts.book))
         return checkpoints.Surroundings(
             parts.store,
@@ -302,6 +302,14 @@ class NodeKeeper:
     def marks(self, allocation: Allocation) -> tuple[Mark, ...]:
         """The marks of the allocation: findings of use that its limits do not cover."""
         return self.bypasses.marks_of(allocation.id)
+
+    def memory_limit(self, allocation: Allocation) -> str:
+        """What enforces the memory limit of a preload allocation: "driver" or "libvgpu"; empty for others."""
+        if not any(part.mode is Mode.PRELOAD for part in allocation.slices):
+            return ""
+        return (
+            "driver" if self._preload is not None and self._preload.walls.stands(allocation.id) else "libvgpu"
+        )
 
     async def slice_use(self, allocation: Allocation) -> tuple[SliceUse, ...]:
         return await self.listings.slice_use(allocation)

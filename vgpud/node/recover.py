@@ -167,6 +167,7 @@ def observe(
         node=node,
         leases=list_leases(start.run_dir / "leases") - busy,
         specs=parts.specs.list() - busy,
+        walls=_walls(parts) - busy,
         mps_daemons=frozenset(name.removeprefix(unit_name("")) for name in daemons),
         dead_lifetimes=frozenset(
             a.id for a in allocations if a.request.lifetime.pid and not is_alive(a.request.lifetime)
@@ -174,6 +175,11 @@ def observe(
         boot_changed=boot_changed,
         own_instances=own_instances,
     )
+
+
+def _walls(parts: Parts) -> frozenset[str]:
+    preload = parts.effectors.get(Mode.PRELOAD)
+    return preload.walls.own_groups() if isinstance(preload, Preload) else frozenset()
 
 
 async def _assume_modes(parts: Parts, allocations: Iterable[Allocation], daemons: frozenset[str]) -> None:
@@ -206,6 +212,10 @@ async def _act(keeper: NodeKeeper, parts: Parts, start: Start, action: Action) -
             parts.specs.remove(action.subject)
         case ActionKind.REMOVE_LEASE:
             remove_lease(start.run_dir / "leases", action.subject)
+        case ActionKind.REMOVE_WALL:
+            preload = parts.effectors[Mode.PRELOAD]
+            if isinstance(preload, Preload):
+                await preload.walls.remove(action.subject)
         case ActionKind.STOP_MPS:
             if not any(part.target == action.subject for a in parts.book for part in a.slices):
                 # also restores the device's settings that MPS had changed

@@ -8,6 +8,7 @@ from vgpud.lease import SharePolicy
 from vgpud.modes.base import Originals
 from vgpud.modes.mps import MpsRules, MpsWorld, Users
 from vgpud.modes.preload import PreloadRules, PreloadWorld
+from vgpud.modes.walls import Limiter, WallWorld
 from vgpud.node.devices.engines import Engines
 from vgpud.node.devices.inventory import Inventory
 from vgpud.node.keeper import NodeKeeper
@@ -71,3 +72,17 @@ def preload_world(
         return preload_rules(held.policy().policy.rule_for(device).settings_preload())
 
     return PreloadWorld(lambda: tuple(book), rules_for, engines.settle, engines.forget)
+
+
+def wall_world(
+    limiter: Limiter, book: Book, inventory: Inventory, keeper: Callable[[], NodeKeeper | None]
+) -> WallWorld:
+    """`keeper` is a function, because the mode is constructed before the keeper."""
+
+    def wanted(device_uuid: str) -> bool:
+        device, held = inventory.node.device(device_uuid), keeper()
+        if device is None or held is None:
+            return False
+        return held.policy().policy.rule_for(device).settings_preload().memory_limit == "driver"
+
+    return WallWorld(limiter, lambda: tuple(book), lambda: inventory.node, wanted)

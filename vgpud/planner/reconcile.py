@@ -20,6 +20,7 @@ class ActionKind(StrEnum):
     RELEASE = "release"  # release an allocation whose tenant has ended
     REMOVE_SPEC = "remove-spec"  # this and the next kinds: orphans, which no allocation owns
     REMOVE_LEASE = "remove-lease"
+    REMOVE_WALL = "remove-wall"  # the control group of a tenant
     STOP_MPS = "stop-mps"
     REMOVE_INSTANCE = "remove-instance"
     MARK_FAILED = "mark-failed"  # an allocation that cannot be repaired
@@ -53,13 +54,15 @@ class Observed:
 
     `node` without devices means that NVML does not answer. `dead_lifetimes` are allocations bound
     to a process that is gone. `own_instances` are the MIG instances that the ledger recorded as
-    made by vgpud, whether or not they exist; others are never touched. `mps_daemons` are the uuids of
+    made by vgpud, whether or not they exist; others are never touched. `walls` are the control groups that
+    vgpud made, by allocation. `mps_daemons` are the uuids of
     the devices and MIG devices that have one.
     """
 
     node: Node
     leases: frozenset[str] = frozenset()
     specs: frozenset[str] = frozenset()
+    walls: frozenset[str] = frozenset()
     mps_daemons: frozenset[str] = frozenset()
     dead_lifetimes: frozenset[str] = frozenset()
     boot_changed: bool = False
@@ -225,6 +228,8 @@ def _orphans(kept: list[Allocation], gone: list[Allocation], world: _World) -> I
     for name in sorted(observed.leases - leased - gone_ids):
         why = "its allocation has no preload slice" if name in kept_ids else "no allocation has this id"
         yield Action(ActionKind.REMOVE_LEASE, name, why)
+    for name in sorted(observed.walls - kept_ids - gone_ids):
+        yield Action(ActionKind.REMOVE_WALL, name, "no allocation has this id")
     served = _mps_targets(kept) | _mps_targets(gone)
     for uuid in sorted(observed.mps_daemons - served):
         yield Action(ActionKind.STOP_MPS, uuid, "no allocation is in mode mps there")

@@ -147,6 +147,11 @@ class PreloadSettings(Table):
     min_residence: Seconds = Field(
         60.0, description="for so long at least a tenant that has come back is not suspended as idle"
     )
+    memory_limit: Literal["driver", "libvgpu"] = Field(
+        "driver",
+        description="what enforces the memory limit: driver, where the driver limits the memory of control "
+        "groups (from branch 615 on), and libvgpu elsewhere; or libvgpu everywhere",
+    )
     evictable: bool | None = Field(
         None,
         description="libvgpu makes device memory that it can evict by itself, so that a suspension takes as "

@@ -107,7 +107,12 @@ async def get_allocation(keeper: Keeper, caller: Caller, asked: pb.GetAllocation
     use = await keeper.slice_use(held)
     sees = _sees_edits(caller, held)
     return encode.allocation(
-        held, with_edits=sees, use=use, standing=keeper.standing(held), marks=keeper.marks(held)
+        held,
+        with_edits=sees,
+        use=use,
+        standing=keeper.standing(held),
+        marks=keeper.marks(held),
+        memory_limit=keeper.memory_limit(held),
     )
 
 
@@ -119,7 +124,15 @@ async def list_allocations(
     for one in held:
         standing = keeper.standing(one)
         sees = _sees_edits(caller, one)
-        shown.append(encode.allocation(one, with_edits=sees, standing=standing, marks=keeper.marks(one)))
+        shown.append(
+            encode.allocation(
+                one,
+                with_edits=sees,
+                standing=standing,
+                marks=keeper.marks(one),
+                memory_limit=keeper.memory_limit(one),
+            )
+        )
         if len(shown) % _LISTED_AT_ONCE == 0:
             await asyncio.sleep(0)  # lets other calls run during a long listing
     return pb.ListAllocationsReply(allocations=shown, revision=revision)

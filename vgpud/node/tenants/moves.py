@@ -283,6 +283,8 @@ class Moves:
             ended, change = replace(ended, state=State.ACTIVE, suspended=()), Change.MOVED
         done = await self._do.end(ended, change, sentence)
         self._around.fault("move.commit")
+        if self._around.preload is not None:
+            await self._around.preload.restore_wall(done)  # closes the device that the tenant left
         return done
 
     # --- one process

@@ -1,0 +1,224 @@
+"""Memory limits that the driver enforces for a tenant's control group: branch 615, simulated."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import simnode
+from tests.cgroups import cgroup  # noqa: F401
+from tests.conditions import needs
+from tests.demo.node import POLICY, DemoNode, Tenant
+from tests.e2e.conftest import PreparedNode, end_helpers
+from tests.e2e.support import MIB, PROBE, client, eventually, states
+
+SIMULATED = ("VGPU_SIM_STATE", "LD_LIBRARY_PATH")
+QUOTA = ["--isolation", "quota", "--memory", "2GiB", "--device", "0"]
+HOLD = [PROBE, "hold", "64MiB", "--then-wait-on-stdin"]
+#: Allocates in steps of 64 MiB on a device until the driver refuses, and prints the sum in MiB.
+GREEDY = """
+import ctypes, json, sys
+cuda = ctypes.CDLL("libcuda.so.1", mode=int(sys.argv[2]))
+device, context, pointer = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
+cuda.cuInit(0)
+cuda.cuDeviceGet(ctypes.byref(device), int(sys.argv[1]))
+cuda.cuCtxCreate_v2(ctypes.byref(context), 0, device)
+got = 0
+while got < 8192 and cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(64 << 20)) == 0:
+    got += 64
+print(json.dumps({"mib": got}), flush=True)
+sys.stdin.read()
+"""
+RTLD_NOW, RTLD_DEEPBIND = 2, 8
+
+
+@pytest.fixture
+def walled(tmp_path: Path, cgroup: Path) -> Iterator[DemoNode]:  # noqa: F811
+    """A daemon on driver 615, whose tenants' groups lie in `cgroup`; not started."""
+    yield from node_of(tmp_path, cgroup, "615")
+
+
+def node_of(folder: Path, group: Path, branch: str, policy: str = POLICY) -> Iterator[DemoNode]:
+    inside = simnode.create(folder / "sim", "h200x8", driver=branch).environment(os.environ)
+    node = PreparedNode(policy, inside)
+    node.environment["VGPUD_CGROUP"] = group.name
+    try:
+        yield node
+    finally:
+        if node.daemon is not None and node.daemon.poll() is None:
+            node.kill()
+        end_helpers(node)
+        node.remove()
+
+
+def stripped(node: DemoNode) -> list[str]:
+    return ["env", "-i", *(f"{name}={node.environment[name]}" for name in SIMULATED)]
+
+
+def greedy(node: DemoNode, prefix: list[str], device: int = 0, mode: int = RTLD_NOW) -> tuple[Tenant, int]:
+    command = [*prefix, sys.executable, "-c", GREEDY, str(device), str(mode)]
+    tenant = node.tenant(QUOTA, command)
+    return tenant, int(tenant.line()["mib"])
+
+
+def walls(node: DemoNode) -> dict[str, dict[int, int]]:
+    """The hard limit in MiB of each group (its folder's name) by device."""
+    found: dict[str, dict[int, int]] = {}
+    for wall in json.loads(simnode.simulate(node.environment["VGPU_SIM_STATE"], "state", "--json"))["walls"]:
+        found.setdefault(Path(wall["path"]).name, {})[wall["device"]] = wall["hard"] // MIB
+    return found
+
+
+def limit_by(node: DemoNode) -> list[str]:
+    with client(node) as calls:
+        return [item.memory_limit for item in calls.list_allocations().allocations]
+
+
+def only(node: DemoNode) -> str:
+    (name,) = states(node)
+    return name
+
+
+#: How a program gets past libvgpu: without which of its environment, and how it opens the driver's library.
+PAST_LIBVGPU = {"env -i": RTLD_NOW, "unset": RTLD_NOW, "deepbind": RTLD_NOW | RTLD_DEEPBIND}
+
+
+@needs("cgroups")
+@pytest.mark.parametrize("way", PAST_LIBVGPU)
+def test_a_program_past_libvgpu_stays_within_its_limit(walled: DemoNode, way: str) -> None:
+    walled.start()
+    prefix = ["env", "-u", "LD_PRELOAD"] if way == "unset" else stripped(walled)
+    tenant, mib = greedy(walled, prefix, mode=PAST_LIBVGPU[way])
+    assert mib == 1472  # 2 GiB without a context of 526 MiB, in steps of 64
+    assert limit_by(walled) == ["driver"]
+    tenant.end()
+
+
+@needs("cgroups")
+def test_a_program_past_libvgpu_gets_no_memory_of_other_devices(walled: DemoNode) -> None:
+    walled.start()
+    tenant, mib = greedy(walled, stripped(walled), device=1)
+    assert mib == 0
+    tenant.end()
+
+
+@needs("cgroups")
+@pytest.mark.parametrize(("branch", "rule"), [("595", "driver"), ("615", "libvgpu")])
+def test_libvgpu_limits_the_memory_where_driver_or_policy_do_not(
+    tmp_path: Path,
+    cgroup: Path,  # noqa: F811
+    branch: str,
+    rule: str,
+) -> None:
+    policy = f'{POLICY}[device.preload]\nmemory_limit = "{rule}"\n'
+    for node in node_of(tmp_path, cgroup, branch, policy):
+        node.start()
+        tenant = node.tenant(QUOTA, HOLD)
+        tenant.line()
+        assert limit_by(node) == ["libvgpu"]
+        assert "by libvgpu" in node.ctl("show", only(node)).stdout
+        assert walls(node) == {}
+        tenant.end()
+
+
+@needs("cgroups")
+def test_show_and_why_say_that_the_driver_limits_the_memory(walled: DemoNode) -> None:
+    walled.start()
+    tenant = walled.tenant(QUOTA, HOLD)
+    tenant.line()
+    for verb in ("show", "why"):
+        assert any("memory limit" in row and "by the driver" in row for row in said(walled, verb))
+    tenant.end()
+
+
+def said(node: DemoNode, verb: str) -> list[str]:
+    return node.ctl(verb, only(node), check=False).stdout.splitlines()
+
+
+@needs("cgroups")
+def test_the_wall_follows_resize_suspension_and_move_and_goes_with_the_tenant(walled: DemoNode) -> None:
+    walled.start()
+    tenant = walled.tenant(QUOTA, HOLD)
+    tenant.line()
+    name = only(walled)
+    closed = dict.fromkeys(range(8), 0)
+    assert walls(walled) == {name: {**closed, 0: 2048}}
+    walled.ctl("resize", name, "--memory", "3GiB")
+    assert walls(walled) == {name: {**closed, 0: 3072}}
+    walled.ctl("suspend", name)
+    walled.ctl("resume", name)
+    assert walls(walled) == {name: {**closed, 0: 3072}}
+    walled.ctl("move", name, "--to", "5")
+    assert walls(walled) == {name: {**closed, 5: 3072}}
+    assert tenant.end()[0] == 0
+    eventually(lambda: not states(walled), "the tenant has ended")
+    assert walls(walled) == {}
+
+
+@needs("cgroups")
+def test_a_restarted_daemon_finds_the_walls_again(walled: DemoNode) -> None:
+    walled.start()
+    tenant = walled.tenant(QUOTA, HOLD)
+    tenant.line()
+    before = walls(walled)
+    walled.kill()
+    walled.start()
+    assert limit_by(walled) == ["driver"] and walls(walled) == before
+    tenant.end()
+
+
+@needs("cgroups")
+@pytest.mark.parametrize(
+    "point",
+    [
+        "allocate.attach-0",
+        "allocate.write-spec",
+        "allocate.commit",
+        "release.record-intent",
+        "release.detach-0",
+    ],
+)
+def test_a_crash_leaves_no_wall_behind(walled: DemoNode, cgroup: Path, point: str) -> None:  # noqa: F811
+    """Whatever the daemon was doing: after the next start and the end of the tenant there is none."""
+    walled.start(fault_point=point)
+    tenant = walled.tenant(QUOTA, [PROBE, "hold", "64MiB"])
+    tenant.process.wait(timeout=300)
+    assert walled.daemon is not None
+    walled.daemon.wait(timeout=300)
+    walled.start()
+    eventually(lambda: not states(walled), "the tenant has ended")
+    eventually(lambda: not walls(walled), "its wall goes with it")
+    assert [entry.name for entry in cgroup.iterdir() if entry.is_dir()] == []
+
+
+@needs("cgroups")
+@pytest.mark.parametrize("point", ["move.record-intent", "move.record-move", "move.restore-0", "move.commit"])
+def test_a_crash_in_a_move_leaves_the_wall_at_the_tenants_device(walled: DemoNode, point: str) -> None:
+    walled.start(fault_point=point)
+    tenant = walled.tenant(QUOTA, HOLD)
+    tenant.line()
+    name = only(walled)
+    walled.ctl("move", name, "--to", "5", check=False)
+    assert walled.daemon is not None
+    walled.daemon.wait(timeout=300)
+    walled.start()
+    with client(walled) as calls:
+        (held,) = calls.list_allocations().allocations
+        indices = {device.uuid: device.index for device in calls.list_devices().devices}
+    at = indices[held.slices[0].device_uuid]
+    assert walls(walled) == {name: {**dict.fromkeys(range(8), 0), at: 2048}}
+    tenant.end()
+
+
+@needs("cgroups")
+def test_processes_that_outlive_a_forced_release_get_no_more_memory(walled: DemoNode) -> None:
+    walled.start()
+    tenant = walled.tenant(QUOTA, HOLD)
+    tenant.line()
+    name = only(walled)
+    walled.ctl("release", name, "--force")
+    assert set(walls(walled)[name].values()) == {0}
+    tenant.end()

@@ -1,0 +1,145 @@
+"""Memory walls: the limits that follow from allocations, and those of containers' control groups."""
+
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests import clock
+from tests.cgroups import cgroup  # noqa: F401
+from tests.conditions import needs
+from vgpud.model.device import Device, Node
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.tenancy import Allocation, Lifetime, Mode, Owner, Request, Slice, State
+from vgpud.modes.walls import Walls, WallWorld, wall_limits
+
+GIB = 1 << 30
+DEVICES = tuple(Device(uuid=f"GPU-{name}", index=at) for at, name in enumerate("abc"))
+
+
+def allocation(name: str, *slices: Slice, group: Path | None = None) -> Allocation:
+    lifetime = Lifetime(1, 1, "" if group is None else f"{group.stat().st_ino} {group}")
+    return Allocation(name, Request(name, Owner(0, 0), lifetime=lifetime), State.ACTIVE, slices)
+
+
+def part(device: str, gib: int, mode: Mode = Mode.PRELOAD, other: str = "") -> Slice:
+    return Slice(f"GPU-{device}", mode, gib * GIB, other_uuid=other)
+
+
+@pytest.mark.parametrize(
+    ("holders", "own", "limits"),
+    [
+        ([allocation("x", part("a", 2))], False, {"GPU-a": 2}),
+        ([allocation("x", part("a", 2))], True, {"GPU-a": 2, "GPU-b": 0, "GPU-c": 0}),
+        ([allocation("x", part("a", 2), part("b", 1))], False, {"GPU-a": 2, "GPU-b": 1}),
+        ([allocation("x", part("a", 2)), allocation("y", part("a", 3))], False, {"GPU-a": 5}),
+        ([allocation("x", part("a", 2, other="GPU-c"))], False, {"GPU-a": 2, "GPU-c": 2}),
+        ([allocation("x", part("a", 2, Mode.MPS))], False, {}),
+    ],
+    ids=["one", "own group", "two devices", "two allocations", "in a move", "not preload"],
+)
+def test_the_limits_of_a_group_are_those_of_its_allocations(
+    holders: list[Allocation], own: bool, limits: dict[str, int]
+) -> None:
+    assert wall_limits(holders, DEVICES, own) == {uuid: gib * GIB for uuid, gib in limits.items()}
+
+
+@dataclass
+class Driver:
+    """The limits that NVML was told, by device and group."""
+
+    told: dict[tuple[str, str], int | None] = field(default_factory=dict)
+    error: VgpuError | None = None
+
+    def memory_limit(self, uuid: str, group: str) -> int | None:
+        if self.error is not None:
+            raise self.error
+        return self.told.get((uuid, group))
+
+    def set_memory_limit(self, uuid: str, group: str, limit_bytes: int | None) -> None:
+        self.told[uuid, group] = limit_bytes
+
+
+@dataclass
+class Container:
+    """A control group outside vgpud's, with a process in it."""
+
+    folder: Path
+    walls: Walls
+    driver: Driver
+    allocations: list[Allocation]
+    init: subprocess.Popen[bytes]
+
+    def limits(self) -> dict[str, int | None]:
+        return {uuid: limit for (uuid, group), limit in self.driver.told.items() if group == str(self.folder)}
+
+    def add(self, name: str, *slices: Slice) -> Allocation:
+        held = allocation(name, *slices, group=self.folder)
+        self.allocations.append(held)
+        clock.run(self.walls.build(held))
+        return held
+
+    def drop(self, held: Allocation) -> None:
+        self.allocations.remove(held)
+        clock.run(self.walls.drop(held))
+
+    def end(self) -> None:
+        self.init.kill()
+        self.init.wait()
+
+
+@pytest.fixture
+def container(cgroup: Path) -> Iterator[Container]:  # noqa: F811
+    folder = cgroup / "container"
+    folder.mkdir()
+    allocations: list[Allocation] = []
+    driver = Driver()
+    world = WallWorld(driver, lambda: tuple(allocations), lambda: Node(DEVICES), lambda _: True)
+    init = subprocess.Popen(["sleep", "infinity"])
+    (folder / "cgroup.procs").write_text(str(init.pid))
+    made = Container(folder, Walls(f"{cgroup.name}/own", world), driver, allocations, init)
+    yield made
+    made.end()
+
+
+@needs("cgroups")
+def test_a_containers_group_has_the_limit_of_its_allocations(container: Container) -> None:
+    first = container.add("x", part("a", 2))
+    second = container.add("y", part("a", 3), part("b", 1))
+    assert container.limits() == {"GPU-a": 5 * GIB, "GPU-b": GIB}
+    assert container.walls.stands("x") and container.walls.stands("y")
+    container.drop(second)
+    assert container.limits() == {"GPU-a": 2 * GIB, "GPU-b": 0}  # its processes have no slice there any more
+    container.end()
+    container.drop(first)
+    assert container.limits() == {"GPU-a": None, "GPU-b": 0}
+    assert not container.walls.stands("x")
+
+
+@needs("cgroups")
+def test_a_container_that_is_gone_has_no_wall(container: Container) -> None:
+    """Its folder's inode distinguishes it from a later one of the same name."""
+    held = container.add("x", part("a", 2))
+    container.end()
+    container.folder.rmdir()
+    (container.folder.parent / "other").mkdir()
+    container.folder.mkdir()
+    container.driver.told.clear()
+    container.drop(held)
+    assert container.limits() == {}
+
+
+@needs("cgroups")
+@pytest.mark.parametrize("slices", [(part("a", 1, Mode.MPS),), (part("a", 1), part("gone", 1))])
+def test_walls_stand_only_where_each_slice_has_one(container: Container, slices: tuple[Slice, ...]) -> None:
+    container.add("x", *slices)
+    assert not container.walls.stands("x") and container.limits() == {}
+
+
+@needs("cgroups")
+def test_a_driver_without_the_call_gets_no_folder(container: Container, cgroup: Path) -> None:  # noqa: F811
+    container.driver.error = VgpuError(ErrorCode.UNSUPPORTED, "this driver does not have it", "")
+    container.add("x", part("a", 2))
+    assert not container.walls.stands("x") and not (cgroup / "own").exists()
