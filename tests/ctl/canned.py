@@ -1,4 +1,4 @@
-"""The replies of a small node: three devices, one of them in MIG mode, and two allocations."""
+"""Replies of a small node with three devices, one of them in MIG mode, and two allocations."""
 
 import json
 import time
@@ -223,7 +223,9 @@ def event(revision: int, sentence: str = "released") -> pb.Event:
 
 
 def usage(used_ns: int = 0, waited_ns: int = 0, **meter: object) -> pb.UsageReply:
-    """Of `allocations`: the first metered by a lease, the second by NVML alone; the third device is mute."""
+    """Usage of `allocations`: the first is metered by a lease, the second by NVML alone. The third device has
+    no figures.
+    """
     first, second = allocations().allocations
     lease: dict[str, object] = {
         "device_uuid": A,

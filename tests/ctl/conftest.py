@@ -1,4 +1,4 @@
-"""vgpuctl as users run it: a process of its own, against a server on a Unix socket."""
+"""vgpuctl as users run it: a separate process, and a server on a Unix socket."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ Ctl = Callable[..., Done]
 
 @pytest.fixture
 def daemon() -> Iterator[Daemon]:
-    # a Unix socket's path has 107 bytes at most, which pytest's own folders can pass
+    # a Unix socket's path has at most 107 bytes, and pytest's folders may be longer
     with tempfile.TemporaryDirectory(prefix="ctl") as folder:
         server = Daemon(Path(folder) / "vgpud.sock")
         server.start()
@@ -29,7 +29,7 @@ def daemon() -> Iterator[Daemon]:
 
 
 def environment(socket: Path | None = None) -> dict[str, str]:
-    """A small one, so that what the caller has set changes nothing."""
+    """A minimal environment, so that the caller's variables change nothing."""
     base = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "LANG": "C.UTF-8"}
     return base if socket is None else {**base, "VGPUD_SOCKET": str(socket)}
 
@@ -52,7 +52,7 @@ def ctl(daemon: Daemon) -> Ctl:
 
 @pytest.fixture
 def main(daemon: Daemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ctl:
-    """The same within this process, which is quicker."""
+    """Runs vgpuctl within this process, which is faster."""
     from vgpud.ctl.main import main as entry
 
     monkeypatch.setenv("VGPUD_SOCKET", str(daemon.socket))

@@ -1,4 +1,4 @@
-"""A real gRPC server on a Unix socket that gives canned replies and notes what it was asked."""
+"""A real gRPC server on a Unix socket that sends canned replies and records the requests."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -35,7 +35,7 @@ METHODS = (
 
 
 class Daemon:
-    """`replies` maps a method to a message, to a VgpuError to fail with, or to a function."""
+    """`replies` maps a method to a message, to a VgpuError that is raised, or to a function."""
 
     def __init__(self, socket: Path) -> None:
         self.socket = socket
@@ -64,7 +64,7 @@ class Daemon:
             setattr(self, method, self._answer(method))
 
     def __getattr__(self, name: str) -> Any:
-        """A method that no reply is set for: the servicer says that there is none."""
+        """A method without a reply is answered as unimplemented."""
         return partial(getattr(VgpudServicer, name), self)
 
     def start(self) -> None:

@@ -1,4 +1,4 @@
-"""Files named on the command line: whatever they are, the answer comes soon and is an error with a hint."""
+"""Files named on the command line: whatever they contain, the answer is quick, and an error has a hint."""
 
 import os
 import subprocess

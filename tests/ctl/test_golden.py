@@ -1,6 +1,6 @@
-"""The answers of every verb in full: tables as people see them, documents as scripts read them.
+"""The output of every verb in full: tables for people, documents for scripts.
 
-A file in golden/ is changed by hand, with the change of output that it stands for.
+Files in golden/ are edited by hand, together with the change of output.
 """
 
 import json

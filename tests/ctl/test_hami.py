@@ -1,4 +1,4 @@
-"""HAMi's manifests in ours."""
+"""HAMi's manifests converted to vgpud's."""
 
 from pathlib import Path
 from typing import Any

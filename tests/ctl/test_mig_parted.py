@@ -1,4 +1,4 @@
-"""Configurations of mig-parted: what is read, and what is refused where."""
+"""mig-parted configurations: what vgpuctl reads, and where it reports mistakes."""
 
 from pathlib import Path
 

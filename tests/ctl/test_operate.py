@@ -250,7 +250,7 @@ def test_a_bug_report_contains_no_user_or_host_names(main: Ctl, daemon: Daemon, 
     assert '"command": "python"' not in everything
     assert "LD_PRELOAD" not in parts["allocations.json"]
     again = main("bug-report", "--file", str(path))
-    assert again.returncode == 2  # never over what is there
+    assert again.returncode == 2  # an existing file is not overwritten
     assert "it exists, and is not overwritten" in again.stderr
 
 
@@ -396,7 +396,7 @@ def test_the_table_of_completions_is_the_table_of_verbs() -> None:
 
 
 def complete(script: Path, words: str, extra: str = "") -> list[str]:
-    """What bash offers for the last of `words`."""
+    """The words that bash offers for the last of `words`."""
     program = f"""
 vgpuctl() {{ echo a1b2c3d4; {extra} }}
 source {script}

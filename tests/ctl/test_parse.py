@@ -1,4 +1,4 @@
-"""Command lines: what is read, what is refused and with which hint, and that help stays light."""
+"""Command lines: what is accepted, what is refused with which hint, and that --help loads few modules."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What a terminal is told while a tenant is suspended, resumed or moved."""
+"""What a terminal shows while a tenant is suspended, resumed or moved."""
 
 import re
 import signal
@@ -19,7 +19,7 @@ SUSPEND = ("suspend", "a1b2c3d4")
 
 @pytest.fixture
 def ready(daemon: Daemon) -> Iterator[threading.Event]:
-    """The daemon ends a suspension once this is set."""
+    """The daemon finishes a suspension when this event is set."""
     event = threading.Event()
 
     def suspend(request: object) -> pb.Allocation:

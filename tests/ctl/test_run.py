@@ -1,4 +1,4 @@
-"""`vgpuctl run`: the command is the process, and nothing of vgpuctl stays on it."""
+"""`vgpuctl run`: the command replaces vgpuctl's process and inherits nothing of it."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from vgpud.model.errors import ErrorCode, VgpuError
 
 @pytest.fixture(autouse=True)
 def plain_edits(daemon: Daemon) -> None:
-    """Without a preload library that is not there: ld.so would complain on standard error."""
+    """Edits without a preload library. ld.so would print an error for a missing one."""
     item = canned.preload()
     item.edits.CopyFrom(
         pb.Edits(env={"WHO": "container", "CUDA_VISIBLE_DEVICES": canned.A}, host_env={"WHO": "host"})
@@ -119,7 +119,7 @@ def test_directory_and_standard_input_are_the_callers(ctl: Ctl, tmp_path: Path) 
 
 def test_the_command_inherits_only_the_callers_descriptors(daemon: Daemon) -> None:
     reader, writer = os.pipe()
-    # the shell's own listing opens one more, which `ls` reports as the directory that it reads
+    # os.listdir opens one more descriptor, for the directory that it reads
     probe = "import os; print(sorted(int(n) for n in os.listdir('/proc/self/fd')))"
     with start(daemon, sys.executable, "-c", probe, pass_fds=(writer,)) as process:
         said, _ = process.communicate(timeout=300)
@@ -127,7 +127,7 @@ def test_the_command_inherits_only_the_callers_descriptors(daemon: Daemon) -> No
     os.close(writer)
     got = json.loads(said)
     assert set(got) >= {0, 1, 2, writer}
-    # one more is the directory being listed
+    # one more for the directory that is read
     assert len(got) == 5
 
 
@@ -161,7 +161,7 @@ def test_no_signal_stays_ignored_or_blocked(ctl: Ctl) -> None:
     )
     plain = dict(line.split(":\t") for line in Path("/proc/self/status").read_text().splitlines())
     pipe_and_file_size = 1 << (signal.SIGPIPE - 1) | 1 << (signal.SIGXFSZ - 1)
-    # what pytest's own caller ignores is inherited, as it should be
+    # signals that pytest's caller ignores stay ignored
     assert int(fields["SigIgn"], 16) == int(plain["SigIgn"], 16) & ~pipe_and_file_size
     assert int(fields["SigBlk"], 16) == int(plain["SigBlk"], 16)
 

@@ -1,4 +1,4 @@
-"""`vgpuctl top`: rows from two looks, lines that fit, and the live display on a pseudo-terminal."""
+"""`vgpuctl top`: rows from two samples, lines that fit, and the live display on a pseudo-terminal."""
 
 import fcntl
 import json
@@ -58,7 +58,7 @@ def test_rates_are_between_two_looks() -> None:
     assert row.overrun_percent == pytest.approx(1.0)
     assert row.bypasses == 2
     (other,) = [row for row in rows if row.allocation == "e5f6a7b8"]
-    assert other.share_used_percent is None  # its mode has no such meter
+    assert other.share_used_percent is None  # the mode of the other device has no such meter
     first = tenant_rows(look(12.0, 10**9), None, 0)
     assert {row.share_used_percent for row in first} == {None}
 
@@ -74,7 +74,7 @@ def test_a_lost_device_stays_a_row_with_the_reason() -> None:
     text = lines(DEVICE_HEADS, cells, 300, plain)
     assert len(text) == 4
     assert "lost: " in text[3]
-    assert " -  " in text[3]  # no temperature
+    assert " -  " in text[3]  # the device reports no temperature
 
 
 ROW = TenantRow(
@@ -165,7 +165,7 @@ def test_top_without_nvml_shows_the_reason(main: Ctl, daemon: Daemon) -> None:
 
 
 class Live:
-    """vgpuctl top on a pseudo-terminal , of 20 lines."""
+    """vgpuctl top on a pseudo-terminal of 20 lines."""
 
     def __init__(
         self, daemon: Daemon, *words: str, verb: Sequence[str] = ("top", "-d", "0.2"), columns: int = 100

@@ -1,4 +1,4 @@
-"""What each verb asks of the daemon, what it says, and how it ends."""
+"""The request that each verb sends, its output, and its exit status."""
 
 import json
 import os
@@ -412,7 +412,8 @@ def test_an_allocation_is_named_by_the_first_characters_of_its_id(main: Ctl, dae
     known = canned.allocations().allocations
     assert main("show", known[0].id[:4]).returncode == 0
     assert daemon.requests("GetAllocation")[-1].allocation_id == known[0].id
-    assert main("release", known[0].id[:3]).returncode == 0  # too short to be completed: passed on as it is
+    # too short to be completed, and therefore sent unchanged
+    assert main("release", known[0].id[:3]).returncode == 0
     assert daemon.requests("Release")[-1].allocation_id == known[0].id[:3]
 
 

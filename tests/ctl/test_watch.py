@@ -16,7 +16,7 @@ from tests.ctl.daemon import Daemon
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.model.errors import ErrorCode, VgpuError
 
-# a shell that starts a test in the background makes it ignore SIGINT
+# a shell starts background processes with SIGINT ignored
 PROGRAM = (
     "import signal, sys\n"
     "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
@@ -43,7 +43,7 @@ def watching(daemon: Daemon, *options: str) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.fixture
 def gate() -> Iterator[threading.Event]:
-    """Keeps streams open; opened at the end, so that the server's threads can end."""
+    """Keeps streams open. It is set after the test, so that the server's threads end."""
     event = threading.Event()
     yield event
     event.set()

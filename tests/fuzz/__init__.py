@@ -1,7 +1,7 @@
-"""What other programs write: whatever it is, it is understood or refused, and nothing else happens.
+"""Data from other programs: vgpud understands it or refuses it, and does nothing else.
 
-A parser has a target in targets.py or, in C, a program in native/; corpus/NAME keeps inputs of it.
+A Python parser has a target in targets.py, a C parser a program in native/. corpus/NAME keeps inputs.
 
-Elsewhere: policies (tests/policy/test_fuzz.py), quantities (tests/model), more of the usage
-pages (tests/lease), MPS control daemons' answers (tests/mps), the hook's JSON (tests/runtime).
+Elsewhere: policies (tests/policy/test_fuzz.py), quantities (tests/model), more of the usage pages
+(tests/lease), MPS control daemons' answers (tests/mps), the hook's JSON (tests/runtime).
 """

@@ -1,4 +1,4 @@
-"""Changes to inputs of a corpus, for targets in Python; those in C have native/driver.c."""
+"""Mutates inputs of a corpus, for targets in Python. Targets in C have native/driver.c."""
 
 import random
 from collections.abc import Sequence
@@ -21,7 +21,9 @@ ODD = (
 
 
 def mutated(pool: Sequence[bytes], dice: random.Random) -> bytes:
-    """One input of the pool with up to eight changes: bits, bytes, odd words, pieces cut or inserted."""
+    """An input of the pool with up to eight changes: flipped bits, random bytes, special words, pieces cut or
+    inserted.
+    """
     data = bytearray(dice.choice(pool))
     for _ in range(dice.randint(1, 8)):
         at = dice.randint(0, len(data))

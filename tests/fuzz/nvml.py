@@ -1,4 +1,4 @@
-"""NVML of a driver that is broken: each answer may be another status, figure or text than a driver gives."""
+"""NVML of a broken driver: any answer may be another status, figure or text."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -8,7 +8,7 @@ import pynvml
 
 from tests.hardware.fakenvml import FakeNvml, process
 
-# of the sizes of nvml.h: figures have 32 or 64 bits
+# limits of the 32-bit and 64-bit figures in nvml.h
 _FIGURES = (0, 1, 7, 8, 2**31, 2**32 - 1, 2**63, 2**64 - 1)
 _TEXTS = ("", "x", "x" * 95, "../../etc", "\x00", "\x1b[2J\n", "MIG 99999g.9gb", "ü" * 40)
 _STATUSES = (1, 2, 3, 6, 9, 10, 13, 15, 16, 18, 21, 23, 28, 999, 12345)
@@ -16,7 +16,7 @@ _OWN = "_tape"
 
 
 class BrokenNvml(FakeNvml):
-    """`tape` says what is wrong with each answer; where it has ended, the answers are right."""
+    """`tape` chooses what is wrong with each answer. After its end the answers are right."""
 
     def __init__(self, tape: bytes) -> None:
         super().__init__(2)
@@ -40,13 +40,19 @@ def _answer(function: Callable[..., Any], args: tuple[Any, ...], tape: Any) -> A
         raise pynvml.NVMLError(_STATUSES[kind % len(_STATUSES)])
     try:
         answer = function(*args)
-    except (LookupError, StopIteration, TypeError, ValueError):  # the stand-in was asked for what it made up
+    except (
+        LookupError,
+        StopIteration,
+        TypeError,
+        ValueError,
+    ):  # vgpud asks about an object that the fake invented
         raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT) from None
     if kind < 0x40:
         return answer
     for given in args:
         if hasattr(given, "contents") and isinstance(getattr(given.contents, "value", None), int):
-            given.contents.value = _FIGURES[kind % len(_FIGURES)] % 2**32  # a count that the call fills in
+            # a count that the call returns by pointer
+            given.contents.value = _FIGURES[kind % len(_FIGURES)] % 2**32
     return _other(answer, kind)
 
 

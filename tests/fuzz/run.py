@@ -1,7 +1,7 @@
-"""`./dev fuzz [NAME...] [--minutes N]`: fuzz targets with new seeds; what is found is put into the corpus.
+"""`./dev fuzz [NAME...] [--minutes N]`: runs fuzz targets with new seeds and adds findings to the corpus.
 
 A finding ends the run of its target with status 1. Its input is in tests/fuzz/corpus/NAME/found-*, which
-every run of the suite tries from then on: mend the program and commit the input.
+every later run of the suite tries: fix the program and commit the input.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from tests.fuzz.targets import ROOT, TARGETS, Target
 from tests.native.harness import TEST_BUILD
 
 CORPUS = ROOT / "tests" / "fuzz" / "corpus"
-#: Programs of tests/fuzz/native, and how many inputs each runs in a run of the suite.
+#: Programs of tests/fuzz/native -> number of inputs in a run of the suite.
 NATIVE = {"arbiter": 50, "json": 20000, "pages": 5000, "reply": 500}
 POOL_MAX = 2000
 
@@ -43,7 +43,7 @@ def keep(name: str, data: bytes) -> Path:
 def run_native(
     name: str, seconds: int, runs: int, seed: int, kept: Path
 ) -> "subprocess.CompletedProcess[str]":
-    """The last input is in the file `current` of `kept`; a sanitizer's report is in the output."""
+    """The last input is in the file `current` of `kept`. A sanitizer's report is in the output."""
     words = [str(word) for word in (seconds, runs, seed, kept / "current", CORPUS / name)]
     said = dict.fromkeys(("ASAN_OPTIONS", "UBSAN_OPTIONS"), f"log_path={kept / 'said'}:print_stacktrace=1")
     done = subprocess.run(
@@ -69,7 +69,7 @@ def fuzz_native(name: str, seconds: float, number: int) -> bool:
 
 
 def fuzz(name: str, target: Target, seconds: float, number: int) -> bool:
-    """In turns, new examples of the strategy and mutations of all inputs so far."""
+    """Alternates between new examples of the strategy and mutations of all inputs so far."""
     pool, dice = [path.read_bytes() for path in corpus(name)], random.Random(number)
     end, runs, data = time.monotonic() + seconds, 0, b""
     failed: Exception | None = None

@@ -1,6 +1,7 @@
-"""Parsers in Python that read bytes of others, as functions that raise where they do what they must not.
+"""Targets for Python parsers of foreign bytes. A target raises if the parser breaks its contract.
 
-A target takes bytes: its corpus is what another program sent, and outlives any change of a strategy.
+A target takes bytes, so that its corpus is data as sent by another program and stays valid when a strategy
+changes.
 """
 
 import asyncio
@@ -43,21 +44,21 @@ from vgpud.serve.kubelet.resources import Resource, request_id, request_of
 from vgpud.serve.statefile import read_state
 
 ROOT = Path(__file__).resolve().parents[2]
-LONG = 6000  # characters: more digits than Python converts to a number
+LONG = 6000  # digits; more than Python converts to a number
 
 
 @dataclass(frozen=True)
 class Target:
-    """`check` raises for a finding; `inputs` are bytes of about the right form."""
+    """`check` raises for a finding. `inputs` are bytes of about the right form."""
 
     check: Callable[[bytes], None]
     inputs: SearchStrategy[bytes]
-    runs: int = 100  # examples in each run of the suite
+    runs: int = 100  # examples in a run of the suite
 
 
 def refused(work: Callable[[], object], *codes: ErrorCode) -> object:
-    """Returns the result of `work`, or None if it refuses in one short line with one of these codes, never
-    BUG.
+    """Returns the result of `work`. Returns None if `work` refuses with one short line and one of these
+    codes, which must not be BUG.
     """
     try:
         return work()
@@ -95,7 +96,7 @@ LINES = st.lists(st.lists(WORDS | st.text(max_size=4), max_size=8).map(" ".join)
 
 
 def check_mps(data: bytes) -> None:
-    answer = data.decode(errors="replace")  # as subprocess reads it
+    answer = data.decode(errors="replace")  # decodes as subprocess does
     assert all(pid >= 0 for pid in mps.pids(answer))
     assert all(client.pid >= 0 and client.server_pid >= 0 for client in mps.clients(answer))
     percent = mps.share(answer)
@@ -112,7 +113,9 @@ def check_limits(data: bytes) -> None:
 
 
 def check_usage(data: bytes) -> None:
-    """Records of a place (4 bytes), a length (1 byte) and bytes, over a page of zeros; first the size."""
+    """Applies records of a place (4 bytes), a length (1 byte) and bytes to a page of zeros. The first bytes
+    set the page's size.
+    """
     size = (
         int.from_bytes(data[:4], "little") % (2 * layout.USAGE_SIZE)
         if data[3:4] == b"\x01"
@@ -132,7 +135,7 @@ def check_usage(data: bytes) -> None:
 
 
 class Arbiter(ArbiterClient):
-    """A client whose answer is prepared."""
+    """A client whose arbiter gives a prepared answer."""
 
     def __init__(self, answer: bytes) -> None:
         super().__init__(Path("/none"))
@@ -152,7 +155,7 @@ def check_arbiter_answer(data: bytes) -> None:
 
 
 def check_profile(profile: MigProfile) -> None:
-    """The planner counts with these figures."""
+    """Checks the bounds that the planner relies on."""
     assert 0 < profile.slice_count <= 64
     assert profile.instance_count <= 64
     assert all(place.size > 0 and place.start + place.size <= 64 for place in profile.placements)
@@ -161,7 +164,7 @@ def check_profile(profile: MigProfile) -> None:
 
 
 def check_nvml(data: bytes) -> None:
-    """Two snapshots, since the first is kept for the second, and each question about a device."""
+    """Takes two snapshots, because the second uses values of the first, and makes each query of a device."""
     gateway = Gateway(deadline_seconds=30.0, binding=BrokenNvml(data))
     for _ in range(2):
         node = refused(gateway.snapshot)
@@ -182,7 +185,7 @@ UNITS = Resource("vgpud.io/memory-gib", KubeletResource(name="vgpud.io/memory-gi
 
 
 def check_kubelet_call(data: bytes) -> None:
-    """Allocate and the claims of DRA, as the kubelet names them, and what it says of a registration."""
+    """Allocate calls and DRA claims of the kubelet, and its answer to a registration."""
     with suppress(DecodeError):
         for one in dp.AllocateRequest.FromString(data).container_requests:
             refused(
@@ -274,7 +277,7 @@ def check_hami(data: bytes) -> None:
 
 
 def check_slurm(data: bytes) -> None:
-    """The prolog reads squeue's field; what it makes of it goes to vgpuctl as a number."""
+    """The prolog reads a field of squeue and passes it to vgpuctl as a number."""
     text = data.replace(b"\0", b"").decode(errors="replace")[:4096]
     done = subprocess.run(
         ["sh", "-c", f'. {ROOT}/configs/slurm/vgpud-slurm.sh; asked "$1" vgpu_memory', "sh", text],

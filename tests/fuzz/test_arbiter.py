@@ -1,4 +1,4 @@
-"""The arbiter, built with sanitizers, and hostile tenants that have registered."""
+"""The arbiter, built with sanitizers, and hostile tenants that are registered."""
 
 import fcntl
 import os
@@ -22,7 +22,7 @@ ROUNDS = 1500
 
 
 class Tenant:
-    """One process of a lease as far as the arbiter knows: a locked slot and a connection."""
+    """One process of a lease as the arbiter sees it: a locked slot and a connection."""
 
     def __init__(self, lease: Path, slot: int) -> None:
         self.usage = os.open(lease / layout.USAGE_FILE, os.O_RDWR)
@@ -34,7 +34,9 @@ class Tenant:
         self.line.setblocking(False)
 
     def registers(self, lease: Path) -> bool:
-        """The arbiter refuses a registration if its look at the locks takes long; libvgpu tries again."""
+        """Returns whether the registration succeeds. The arbiter refuses it if checking the locks takes too
+        long; libvgpu then tries again.
+        """
         self.line.close()
         self.line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connect_to_arbiter(self.line, lease)
@@ -66,7 +68,7 @@ def message(kind: int, slot: int, turn: bytes = b"") -> bytes:
 
 
 def rude(dice: random.Random, slot: int) -> bytes:
-    """A message of a turn with any number in any field; sometimes no valid message."""
+    """A message about a time slice with random numbers in its fields, or sometimes an invalid message."""
     word = [0, 1, 2, 3, 1000, 20_000_000, 1 << 31, (1 << 32) - 1, 1 << 62, (1 << 64) - 1]
     numbers = [dice.choice(word) for _ in range(3)]
     flags, devices = dice.choice([0, 1, 4, 31, 0xFFFFFFFF]), dice.choice([0, 1, 2, 3, 0x8000, 0xFFFFFFFF])
@@ -100,7 +102,7 @@ def limits(dice: random.Random) -> list[DeviceLimits]:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_hostile_tenants_harm_no_other_tenant(folder: Path, seed: int) -> None:
-    """Three tenants on the same devices send anything; a fourth is served as if they did not exist."""
+    """Three tenants on the same devices send random data. A fourth tenant is served as if it were alone."""
     dice = random.Random(seed)
     client = ArbiterClient(folder / "arbiter" / "control.sock")
     leases = [write_lease(folder / "leases", f"rude{i}", limits(dice), uid=UID, gid=GID) for i in range(3)]

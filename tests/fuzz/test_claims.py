@@ -1,4 +1,4 @@
-"""Claims as an API server answers them: parts, or an error with a number, whatever the JSON is."""
+"""Claims as an API server sends them: the parser returns parts, or a numbered error, whatever the JSON is."""
 
 from typing import Any
 

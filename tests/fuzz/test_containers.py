@@ -1,4 +1,4 @@
-"""What comes through runtime.sock: a message, or BAD_REQUEST, or a peer that left."""
+"""Data on runtime.sock: a message, or BAD_REQUEST, or a peer that left."""
 
 import asyncio
 import json
@@ -87,7 +87,7 @@ def check_message(words: bytes) -> None:
     if message is not None:
         assert len(message.id.encode(errors="replace")) <= 4 * runtime_wire.MAX_ID_BYTES
         assert len(message.body) <= runtime_wire.MAX_BODY_BYTES
-        assert message.process is None  # no descriptor came with it
+        assert message.process is None  # no descriptor came with the message
 
 
 def understood(body: bytes) -> None:

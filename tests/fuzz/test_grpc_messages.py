@@ -1,4 +1,6 @@
-"""Requests by gRPC, made from their schema and from bytes: each is answered, or refused with a number."""
+"""gRPC requests made from their schema and from random bytes: each is answered, or refused with an error
+number.
+"""
 
 import asyncio
 from typing import Any
@@ -50,7 +52,7 @@ def value_of(draw: st.DrawFn, field: Any, depth: int) -> Any:
 
 
 def message_of(draw: st.DrawFn, kind: type[Message], depth: int = 0) -> Message:
-    """Any fields with any values of their types."""
+    """A message with random fields and values of the right types."""
     made = kind()
     for field in kind.DESCRIPTOR.fields:
         if depth > 3 or not draw(st.booleans()):

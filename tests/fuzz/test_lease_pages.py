@@ -1,4 +1,6 @@
-"""A lease's pages, written by a tenant's root or a failing disk: reading gives numbers, or LEASE_FAILED."""
+"""A lease's pages, overwritten by root in a container or by a failing disk: reading returns figures, or
+LEASE_FAILED.
+"""
 
 import struct
 from collections.abc import Iterator
@@ -15,7 +17,7 @@ from vgpud.model.errors import ErrorCode, VgpuError
 
 MOST = (1 << 63) - 1
 HEAD = struct.pack("<II", layout.MAGIC, layout.VERSION)
-#: Offsets in a page, and the bytes that are written there.
+#: Offsets in a page, and the bytes to write there.
 CHANGES = st.lists(
     st.tuples(
         st.integers(0, layout.USAGE_SIZE), st.sampled_from([b"\xff" * 8, b"\0" * 8]) | st.binary(max_size=80)

@@ -1,4 +1,4 @@
-"""mig-parted's files: a configuration, or BAD_REQUEST with one sentence."""
+"""mig-parted's files: the parser returns a configuration, or BAD_REQUEST with one sentence."""
 
 import json
 from collections.abc import Iterator
@@ -59,8 +59,8 @@ def check(path: Path, content: bytes, config: str | None = None) -> None:
 
 
 @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
-@example(b"2001-99-99")  # a date that is none
-@example(b"0b_")  # a number that is none
+@example(b"2001-99-99")  # has the form of a date, but is invalid
+@example(b"0b_")  # has the form of a number, but is invalid
 @example(b"[" * 1200)
 @example(b"a: &a [*a]")
 @example(b"\xff\xfe")
@@ -71,7 +71,7 @@ def test_any_bytes_in_a_mig_parted_file_are_understood_or_refused(path: Path, co
 
 @given(FILE | JSON)
 def test_any_document_in_a_mig_parted_file_is_understood_or_refused(path: Path, document: object) -> None:
-    check(path, json.dumps(document).encode())  # JSON is YAML
+    check(path, json.dumps(document).encode())  # JSON is valid YAML
     if isinstance(document, dict) and isinstance(names := document.get("mig-configs"), dict):
         for name in names:
             check(path, json.dumps(document).encode(), name)

@@ -1,4 +1,6 @@
-"""Each fuzz target for a moment: its corpus, examples and mutations; `./dev fuzz` does it for minutes."""
+"""Runs each fuzz target for a moment: its corpus, examples and mutations. `./dev fuzz` runs them for
+minutes.
+"""
 
 import random
 from pathlib import Path

@@ -1,8 +1,8 @@
 # ruff: noqa: N802, N815  # names are those of nvml.h
-"""A scenario of NVML in one module: the real binding's structs and errors over devices made of Python.
+"""A fake of NVML in one module: the real binding's structs and errors, with devices made of Python objects.
 
-A function that it does not define is one that driver or binding lacks. `answers` makes a function
-answer a status, for all devices or for one; `hangs` makes it wait for an event.
+A function that the module lacks is one that the driver or the binding lacks. `answers` makes a function
+return a status, for all devices or for one. `hangs` makes it wait for an event.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ MIB = 1024**2
 NOT_FOUND, NOT_SUPPORTED, INSUFFICIENT_RESOURCES, INVALID_ARGUMENT = 6, 3, 23, 2
 NO_INSTANCE = 0xFFFFFFFF
 
-# loop index, id, name, slices, instances, SMs, MiB, placements: data/h200-580.159.04.txt
+# loop index, id, name, slices, instances, SMs, MiB, placements; from data/h200-580.159.04.txt
 H200_PROFILES = (
     (0, 19, "MIG 1g.18gb", 1, 7, 16, 16384, [(s, 1) for s in range(7)]),
     (1, 14, "MIG 2g.35gb", 2, 3, 32, 33280, [(s, 2) for s in (0, 2, 4)]),
@@ -70,7 +70,7 @@ def uuid_of(index: int) -> str:
 
 
 class FakeNvml(ModuleType):
-    """Pass it as `Gateway(binding=...)`."""
+    """Used as `Gateway(binding=...)`."""
 
     NVMLError = pynvml.NVMLError
     c_nvmlGpuInstance_t = pynvml.c_nvmlGpuInstance_t
@@ -116,7 +116,7 @@ class FakeNvml(ModuleType):
 
         return called
 
-    # the library
+    # functions of the library
 
     def nvmlInit(self) -> None:
         self.inits += 1
@@ -145,7 +145,7 @@ class FakeNvml(ModuleType):
                 return gpu
         raise pynvml.NVMLError(NOT_FOUND)
 
-    # a device
+    # functions of a device
 
     def nvmlDeviceGetUUID(self, handle: Any) -> str:
         return handle if isinstance(handle, str) else handle.uuid
@@ -200,7 +200,7 @@ class FakeNvml(ModuleType):
     def nvmlDeviceGetTopologyCommonAncestor(self, one: FakeGpu, other: FakeGpu) -> int:
         return 50
 
-    # MIG
+    # functions of MIG
 
     def nvmlDeviceGetMigMode(self, gpu: FakeGpu) -> list[int]:
         return list(gpu.mig)
@@ -349,7 +349,7 @@ class FakeNvml(ModuleType):
         instance.compute = [one for one in instance.compute if one.id != at - 1]
         return 0
 
-    # events
+    # functions of events
 
     def nvmlEventSetCreate(self) -> str:
         return "set"
@@ -379,7 +379,7 @@ class FakeNvml(ModuleType):
         return self.gpus[gpu].instances[number]
 
 
-# nvml.h NVML_COMPUTE_INSTANCE_PROFILE_*_SLICE
+# NVML_COMPUTE_INSTANCE_PROFILE_*_SLICE of nvml.h
 _SLICES = {0: 1, 1: 2, 2: 3, 3: 4, 4: 7}
 
 

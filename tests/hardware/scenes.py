@@ -1,4 +1,4 @@
-"""Scenes inside a simulated node: `python -m tests.hardware.scenes NAME`, started by test_simulated."""
+"""Scenes on a simulated node: `python -m tests.hardware.scenes NAME`, started by test_simulated."""
 
 import os
 import subprocess
@@ -131,7 +131,7 @@ def xids_are_told() -> None:
         stop.set()
 
     watch_events(gateway, tell, stop)
-    for _ in range(100):  # an event before the watch is set up is lost
+    for _ in range(100):  # repeats, because an event before the watch is set up is lost
         sim("fault", "xid", "--device", "6", "--code", "48")
         if stop.wait(0.2):
             break
@@ -154,4 +154,4 @@ SCENES: dict[str, Callable[[], None]] = {
 if __name__ == "__main__":
     SCENES[sys.argv[1]]()
     sys.stdout.flush()
-    os._exit(0)  # a worker may hang in the library for good
+    os._exit(0)  # a worker thread may hang in the library for ever

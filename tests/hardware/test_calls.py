@@ -1,4 +1,4 @@
-"""The gateway to NVML and its workers: deadlines, abandoned calls, values for missing features."""
+"""The gateway to NVML and its worker threads: deadlines, abandoned calls, values for missing features."""
 
 import gc
 import threading
@@ -25,7 +25,8 @@ def test_text_that_is_not_utf8_is_not_a_crash() -> None:
     nvml = FakeNvml(1)
     nvml.__dict__["nvmlDeviceGetName"] = lambda gpu: b"NVIDIA\xff"
     assert Gateway(binding=nvml).snapshot().devices[0].name == "NVIDIA\ufffd"
-    nvml.__dict__["nvmlDeviceGetName"] = lambda gpu: b"\xff".decode()  # as the binding itself decodes a name
+    # the same decoding error that the binding raises for such a name
+    nvml.__dict__["nvmlDeviceGetName"] = lambda gpu: b"\xff".decode()
     assert Gateway(binding=nvml).snapshot().devices[0].name == ""
 
 

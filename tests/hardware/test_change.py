@@ -1,4 +1,4 @@
-"""Changes: MIG mode, GPU instances with their compute instance, the compute mode."""
+"""Changes of MIG mode, of GPU instances with their compute instance, and of the compute mode."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -102,7 +102,7 @@ def test_a_new_gpu_instance_has_one_compute_instance_over_all_of_it(nvml: FakeNv
     instance = mig.create_gpu_instance(GPU, 9, Placement(4, 4))
     assert (instance.profile_id, instance.placement) == (9, Placement(4, 4))
     (compute,) = instance.compute_instances
-    assert compute.profile_id == 2  # three slices
+    assert compute.profile_id == 2  # 2: the profile of three slices
     assert compute.uuid.startswith("MIG-")
     assert mig.gpu_instances(GPU) == (instance,)
     assert mig.snapshot().devices[0].mig.instances == (instance,)
@@ -290,7 +290,7 @@ def test_destroying_a_compute_instance_in_use_names_its_processes(nvml: FakeNvml
 def test_compute_profiles_are_read_from_the_first_existing_gpu_instance(
     nvml: FakeNvml, mig: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before that it is presumed; what the driver says counts."""
+    """Without a GPU instance the compute profiles are assumed. With one, the driver's answer is used."""
 
     def compute() -> list[tuple[int, int, int]]:
         profile = mig.snapshot().devices[0].mig.profile(5)

@@ -1,4 +1,4 @@
-"""The probe as a process: its answers, and the end of a probe that never answers."""
+"""The probe as a process: its answers, and how vgpud ends a probe that never answers."""
 
 import os
 import subprocess
@@ -62,7 +62,7 @@ def test_a_probe_that_hangs_is_killed(tmp_path: Path) -> None:
 
 
 def test_a_probe_of_a_vgpud_that_was_killed_is_waited_for(tmp_path: Path) -> None:
-    """Two probes on one device would disturb each other."""
+    """Two probes at the same time on one device would disturb each other."""
     hangs = program(tmp_path, f"touch {tmp_path}/began; exec sleep 1000")
     code = (
         "import sys; from pathlib import Path; from vgpud.hardware.engine_probe import EngineProbe\n"

@@ -1,4 +1,4 @@
-"""The Xid watch: its events, and that it survives failures of NVML."""
+"""The Xid watch: its events, and how it survives failures of NVML."""
 
 import threading
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Device nodes, by the files of the driver under a host root."""
+"""Device nodes, by the driver's files below a host root."""
 
 from pathlib import Path
 
@@ -77,7 +77,7 @@ def test_the_drivers_table_serves_where_the_capability_file_is_absent(host: Fake
 
 
 def test_device_numbers_are_those_of_character_devices(tmp_path: Path) -> None:
-    assert device_numbers(Path("/dev/null")) == (1, 3)  # Documentation/admin-guide/devices.txt
+    assert device_numbers(Path("/dev/null")) == (1, 3)  # numbers from Documentation/admin-guide/devices.txt
     assert device_numbers(tmp_path) is None
     assert device_numbers(tmp_path / "absent") is None
 

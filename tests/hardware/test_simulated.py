@@ -1,4 +1,4 @@
-"""The gateway through the real binding and a C ABI: each scene in a process inside a simulated node."""
+"""The gateway through the real binding and the C library: each scene is a process on a simulated node."""
 
 import os
 import subprocess

@@ -89,7 +89,7 @@ def test_profiles_of_a_driver_without_names_get_the_same_names(nvml: FakeNvml, g
 @pytest.mark.parametrize(
     ("index", "slices", "memory_mib", "total_bytes", "name"),
     [
-        (0, 1, 4864, 42_505_273_344, "1g.5gb"),  # A100-40, by the tables of the MIG User Guide
+        (0, 1, 4864, 42_505_273_344, "1g.5gb"),  # A100 of 40 GB, by the tables of the MIG User Guide
         (7, 1, 4864, 42_505_273_344, "1g.5gb+me"),
         (9, 1, 9856, 42_505_273_344, "1g.10gb"),
         (4, 7, 40448, 42_505_273_344, "7g.40gb"),
@@ -151,9 +151,9 @@ def test_process_lists_fall_back_to_the_older_struct(nvml: FakeNvml, gateway: Ga
 
 
 def test_an_ended_process_is_not_listed(nvml: FakeNvml, gateway: Gateway) -> None:
-    """An MPS server that nobody has collected yet: on an H200 it kept the next tenant out."""
+    """For example an MPS server that is not reaped yet. On an H200 it kept the next tenant out."""
     ended = subprocess.Popen(["true"])
-    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # the process is a zombie until it is reaped
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # a zombie until it is reaped
     nvml.gpus[0].processes = [process(ended.pid), process(os.getpid())]
     assert [p.pid for p in gateway.processes(uuid_of(0))] == [os.getpid()]
     ended.wait()
@@ -163,7 +163,7 @@ def test_an_ended_process_is_not_listed(nvml: FakeNvml, gateway: Gateway) -> Non
 def test_a_row_whose_number_is_no_process_id_is_left_out(
     nvml: FakeNvml, gateway: Gateway, number: int
 ) -> None:
-    """The field of NVML has 32 bits without a sign; a pid_t, and the API's field, have a sign."""
+    """NVML's field is an unsigned 32-bit number; a pid_t and the API's field are signed."""
     nvml.gpus[0].processes = [process(number), process(10)]
     assert [p.pid for p in gateway.processes(uuid_of(0))] == [10]
     assert [p.pid for p in gateway.snapshot().devices[0].processes] == [10]
@@ -252,7 +252,7 @@ def test_a_device_lost_from_the_start_is_seen_nevertheless(nvml: FakeNvml, gatew
 
 def test_a_lost_device_does_not_take_the_identity_of_one_that_moved(nvml: FakeNvml, gateway: Gateway) -> None:
     gateway.snapshot()
-    nvml.gpus.reverse()  # after a driver reload the order may differ
+    nvml.gpus.reverse()  # the order of devices may change with a driver reload
     nvml.answers["nvmlDeviceGetHandleByIndex", 1] = LOST
     node = gateway.snapshot()
     assert [d.uuid for d in node.devices] == [uuid_of(1), "unknown-gpu-1"]
@@ -291,7 +291,7 @@ def test_a_hanging_device_is_marked_silent_until_it_answers(nvml: FakeNvml) -> N
     assert node.devices[1] == before.devices[1]
     nvml.calls.clear()
     assert gateway.snapshot().devices[0].health is Health.SILENT
-    assert nvml.calls.count("nvmlDeviceGetMemoryInfo") == 1  # only the other device was asked
+    assert nvml.calls.count("nvmlDeviceGetMemoryInfo") == 1  # the call was made only for the other device
     nvml.hangs.clear()
     free.set()
     recovered = threading.Event()

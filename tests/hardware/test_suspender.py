@@ -1,4 +1,4 @@
-"""One vgpu-suspend, with a shell script in its place: each answer belongs to its order."""
+"""vgpu-suspend replaced by a shell script: each answer belongs to its order."""
 
 import asyncio
 from pathlib import Path
@@ -9,7 +9,7 @@ from vgpud.hardware.suspender import ProcessState, Suspender
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import SuspendedProcess
 
-# answers with the state that the pid names; a save waits for the file that lets it end
+# answers with the state that the pid encodes; a save waits until a file exists
 PROGRAM = """#!/bin/sh
 echo ready
 while read -r verb pid ticks rest; do
@@ -32,7 +32,9 @@ def suspender(folder: Path) -> Suspender:
 
 
 def test_a_late_answer_is_not_taken_for_the_next_calls(tmp_path: Path) -> None:
-    """As after a save that exceeds its time limit: the next order is about another process."""
+    """A save exceeds its time limit, and the next order is about another process. The late answer must not be
+    used for it.
+    """
 
     async def work() -> None:
         async with suspender(tmp_path).session() as session:

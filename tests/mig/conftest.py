@@ -1,4 +1,4 @@
-"""A whole vgpud on a simulated node, and MIG seen through its API."""
+"""A whole vgpud on a simulated node, with MIG through its API."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,5 +17,5 @@ def make_node(tmp_path: Path) -> Iterator[NodeMaker]:
 
 @pytest.fixture
 def node(make_node: NodeMaker) -> DemoNode:
-    """8 simulated H200, policy auto, not started."""
+    """Eight simulated H200 with policy auto; not started."""
     return make_node()

@@ -1,6 +1,7 @@
-"""MIG layouts in process, over a card in memory, cut at any point as kill -9 would cut them.
+"""Runs MIG layouts within the test's process, on a simulated device that can be cut at any point, as kill -9
+would cut the daemon.
 
-What survives a cut is the card and what was written durably; all else is made anew.
+The device and the durable records survive a cut. Everything else is made anew.
 """
 
 import asyncio
@@ -49,13 +50,13 @@ def profile_of(key: SlotKey) -> MigProfile:
 
 
 def whole_of(key: SlotKey) -> SlotKey:
-    """The compute instance over all of a GPU instance."""
+    """The compute instance that covers a whole GPU instance."""
     part = max(profile_of(key).compute, key=lambda p: p.slice_count)
     return part.id, part.placements[0]
 
 
 class WithoutThreads(asyncio.SelectorEventLoop):
-    """An event loop that runs executor jobs inline, for fakes that do not block."""
+    """An event loop that runs executor jobs at once, for fakes that do not block."""
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., T], *args: Any
@@ -74,12 +75,12 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 
 class Cut(BaseException):
-    """kill -9: nothing after it runs, no except clause of vgpud catches it."""
+    """Raised at a cut, as kill -9. It is no Exception, so that vgpud's code does not catch it."""
 
 
 @dataclass
 class Scissors:
-    """Cuts at the `at`-th point that is passed; None never. Counts the points."""
+    """Counts the points that are passed, and cuts at the `at`-th. None: never cuts."""
 
     at: int | None = None
     passed: int = 0
@@ -92,13 +93,13 @@ class Scissors:
 
 @dataclass
 class Card:
-    """A card and NVML's door to it. A GPU instance may be without its compute instance."""
+    """A device with the NVML functions that vgpud uses. A GPU instance may lack its compute instance."""
 
     mode: bool = False
     instances: dict[int, GpuInstance] = field(default_factory=dict)
     processes_on: dict[SlotKey, int] = field(default_factory=dict)
     processes_in: dict[ComputeKey, int] = field(default_factory=dict)
-    refuse: set[SlotKey] = field(default_factory=set)  # creations that fail
+    refuse: set[SlotKey] = field(default_factory=set)  # instances whose creation fails
     refuse_parts: set[ComputeKey] = field(default_factory=set)
     scissors: Scissors = field(default_factory=Scissors)
     made: int = 0
@@ -148,7 +149,7 @@ class Card:
         number, slices = self.made, profile_of(key).slice_count
         self.instances[number] = GpuInstance(number, profile_id, placement, (), slices)
         self.touched.append(key)
-        self.scissors.point()  # between the GPU instance and its compute instance
+        self.scissors.point()  # a cut between the GPU instance and its compute instance
         if whole:
             self._add(number, whole_of(key))
             self.scissors.point()
@@ -193,13 +194,13 @@ class Card:
             raise VgpuError(ErrorCode.DEVICE_IN_USE, "somebody is on it")
         self.scissors.point()
         self.instances[gpu_instance_id] = replace(instance, compute_instances=())
-        self.scissors.point()  # between the compute instance and its GPU instance
+        self.scissors.point()  # a cut between the compute instance and its GPU instance
         del self.instances[gpu_instance_id]
         self.touched.append(key)
         self.scissors.point()
 
     def place(self, keys: Iterable[SlotKey]) -> None:
-        """Whole instances that are simply there."""
+        """Puts whole instances on the device, without points for a cut."""
         self.mode = True
         for key in keys:
             self.made += 1
@@ -207,7 +208,7 @@ class Card:
             self._add(self.made, whole_of(key))
 
     def place_parts(self, key: SlotKey, parts: Iterable[SlotKey]) -> None:
-        """A GPU instance that is simply there, divided."""
+        """Puts a divided GPU instance on the device, without points for a cut."""
         self.mode = True
         self.made += 1
         self.instances[self.made] = GpuInstance(self.made, *key, (), profile_of(key).slice_count)
@@ -215,7 +216,7 @@ class Card:
             self._add(self.made, part)
 
     def parts(self) -> set[ComputeKey]:
-        """The compute instances of GPU instances that are divided."""
+        """The compute instances of divided GPU instances."""
         return {
             (i.key, one.key)
             for i in self.instances.values()
@@ -229,7 +230,7 @@ class Card:
 
 @dataclass
 class Disk:
-    """What was written durably; each write is a point at which the daemon may be cut, before and after."""
+    """Durable records. The daemon can be cut before and after each write."""
 
     originals: dict[tuple[str, str], str] = field(default_factory=dict)
     scissors: Scissors = field(default_factory=Scissors)
@@ -260,7 +261,7 @@ class NoLedger:
 
 
 class Node1:
-    """A daemon's MIG parts over one card and one disk, as after a start."""
+    """The MIG parts of a daemon that has just started, with this device and these records."""
 
     def __init__(self, card: Card, disk: Disk, rule: dict[str, Any] | None = None) -> None:
         self.card, self.disk, self.book = card, disk, Book()
@@ -286,7 +287,7 @@ class Node1:
         return self.layouts.pools.wish(device_uuid)
 
     def start(self) -> None:
-        """What a start does for MIG where nothing is allocated: see node/recover.py."""
+        """The MIG part of a start of vgpud without allocations: see node/recover.py."""
         run(self._start())
 
     async def _start(self) -> None:
@@ -312,9 +313,10 @@ def cut(card: Card, disk: Disk, at: int | None) -> Scissors:
 def cut_at_each_point(
     laid_out: tuple[Card, Disk], words: Iterable[str], draw: Random
 ) -> Iterator[tuple[int, Card, Disk]]:
-    """What is left when the way to a layout is cut at the first point, the second, and so on to the last.
+    """Applies a layout and cuts it at the first point, then anew at the second, and so on to the last. Yields
+    the state after each.
 
-    Each after a start, which is cut too, somewhere, and then runs through.
+    After each cut vgpud starts. That start is also cut at a random point, and then started again.
     """
     for at in count(1):
         card, disk = deepcopy(laid_out)
@@ -324,7 +326,7 @@ def cut_at_each_point(
         except Cut:
             pass
         else:
-            return  # there is no such point any more: the plan has run through
+            return  # the plan has fewer points: it has run to its end
         cut(card, disk, draw.randint(1, 12))
         try:
             Node1(card, disk).start()

@@ -1,4 +1,4 @@
-"""Layouts cut by kill -9 at every point: the next start ends where it was going, or where it was."""
+"""Layouts cut by kill -9 at every point: the next start completes the new layout or restores the old one."""
 
 import random
 
@@ -22,7 +22,7 @@ def keys(state: int) -> set[SlotKey]:
 
 
 def laid_out(state: int) -> tuple[Card, Disk]:
-    """A card that has this layout, applied."""
+    """A device on which this layout is applied."""
     card, disk = Card(), Disk()
     Node1(card, disk).apply(*words_of(state))
     assert card.keys() == keys(state)
@@ -32,7 +32,7 @@ def laid_out(state: int) -> tuple[Card, Disk]:
 
 @pytest.mark.parametrize("seed", range(PAIRS))
 def test_every_prefix_of_a_plan_converges(seed: int) -> None:
-    """From one random layout to another, cut at each point in turn; and the start after it cut too."""
+    """Changes one random layout into another and cuts at each point in turn. The next start is cut, too."""
     draw = random.Random(seed)
     before, after = draw.choice(STATES), draw.choice(STATES)
     card, disk = laid_out(before)

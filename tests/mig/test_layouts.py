@@ -1,4 +1,4 @@
-"""Layouts through the whole daemon, on a simulated node."""
+"""Layouts with the whole daemon, on a simulated node."""
 
 import subprocess
 import sys
@@ -272,7 +272,9 @@ def capability_nodes(node: DemoNode, allocation: str) -> set[str]:
 def test_edits_are_the_two_capability_nodes_of_the_instance_also_after_it_is_made_anew(
     node: DemoNode,
 ) -> None:
-    """Other ids after a reboot: the nodes of the old ones would be another tenant's instance."""
+    """After a reboot instances have other ids. The device nodes of the old ids might belong to another
+    tenant's instance.
+    """
     node.start()
     filler = allocate(node, "1g.18gb")
     held = allocate(node, "2g.35gb")
@@ -280,7 +282,7 @@ def test_edits_are_the_two_capability_nodes_of_the_instance_also_after_it_is_mad
     assert len(before) == 2
     release(node, filler.id)
     gi = held.slices[0].mig.gpu_instance_id
-    # destroyed and made again behind vgpud's back, with another one first so that ids differ
+    # destroys the instance outside vgpud, which makes it anew; `filler` has freed another id for it
     nvml(
         node,
         "import time\n"
@@ -369,7 +371,7 @@ def test_mig_mode_switched_off_by_hand_comes_back(node: DemoNode) -> None:
 
 @pytest.mark.parametrize("profile", ["h200x8", "a100x8", "mixed"])
 def test_every_card_of_a_node_gets_each_of_its_profiles_somewhere(make_node: NodeMaker, profile: str) -> None:
-    """Geometry comes from the driver's listing: 7- and 4-slice cards, +me and the other variants."""
+    """Placements come from the driver's lists, for cards of 7 and 4 slices, with +me and other variants."""
     node = make_node(profile, policy='version = 1\n[[device]]\nmode = "mig"\nmig.reset = true\n')
     tools = node.folder / "tools"
     tools.mkdir()

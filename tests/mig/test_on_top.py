@@ -1,4 +1,6 @@
-"""Several tenants in one MIG instance, by preload and by mps: the whole daemon on a simulated node."""
+"""Several tenants in one MIG instance, by modes preload and mps, with the whole daemon on a simulated
+node.
+"""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Several compute instances in one GPU instance: the whole daemon on a simulated node."""
+"""Several compute instances in one GPU instance, with the whole daemon on a simulated node."""
 
 import subprocess
 from pathlib import Path
@@ -19,7 +19,7 @@ ON_TOP = 'version = 1\n[[device]]\nmode = "mig"\nmig.on_top = ["preload", "mps"]
 
 
 def parts(node: DemoNode, index: int = 0) -> list[str]:
-    """PROFILE@MEMORY SLICE/COMPUTE SLICE of every compute instance that is a part of a GPU instance."""
+    """PROFILE@MEMORY SLICE/COMPUTE SLICE of every compute instance that is part of a GPU instance."""
     return sorted(
         f"{i.profile_name}@{i.placement.start}/{i.compute_placement.start}"
         for i in device(node, index).instances
@@ -32,7 +32,9 @@ def nodes_of(held: pb.Allocation) -> list[str]:
 
 
 def test_compute_instances_come_and_go_with_their_tenants(node: DemoNode) -> None:
-    """One GPU instance for three; each with its own UUID and exactly two capability nodes."""
+    """Three compute instances in one GPU instance, each with its own UUID and exactly two capability
+    nodes.
+    """
     node.start()
     held = [allocate(node, "1c.3g.71gb") for _ in range(3)]
     migs = [one.slices[0].mig for one in held]
@@ -136,7 +138,7 @@ def test_a_layout_killed_after_a_step_is_finished_by_the_next_start(node: DemoNo
 
 @pytest.mark.parametrize("foreign", ["keep", "lend"])
 def test_compute_instances_made_outside_vgpud_are_kept(make_node: NodeMaker, foreign: str) -> None:
-    """Made by hand: in a GPU instance of another owner, and in one of vgpud's."""
+    """An administrator makes instances: in a GPU instance of their own, and in one that vgpud made."""
     node = make_node(policy=f'version = 1\n[[device]]\nmode = "mig"\nmig.foreign = "{foreign}"\n')
     nvml(node, "n.nvmlDeviceSetMigMode(h, 1)")
     make_by_hand(node, profile=9, start=4, size=4, compute=0)
@@ -159,7 +161,7 @@ def test_compute_instances_made_outside_vgpud_are_kept(make_node: NodeMaker, for
 
 
 def test_memory_limits_hold_on_compute_instances(make_node: NodeMaker) -> None:
-    """Hardware does not divide the memory of a GPU instance: libvgpu does so on request."""
+    """The hardware does not divide a GPU instance's memory. libvgpu does so on request."""
     node = make_node(policy=ON_TOP)
     node.start()
     with pytest.raises(VgpuError) as refused, client(node) as calls:
@@ -245,7 +247,7 @@ def test_a_policy_lays_them_out_before_any_door_opens(make_node: NodeMaker) -> N
 
 @needs("debian-archive")
 def test_nvidia_smi_lists_the_instances_of_vgpud(node: DemoNode) -> None:
-    """The judge is NVIDIA's own program: it lists ours, and what it makes is taken for others'."""
+    """NVIDIA's program lists vgpud's instances. vgpud treats the program's instances as made by others."""
     branch = max(outside.SUITES)
     program = outside.nvidia_smi(branch)
     if program is None:

@@ -1,6 +1,4 @@
-"""Layouts that divide GPU instances, interrupted by kill -9 at every point; instances of others are never
-touched.
-"""
+"""Layouts that divide GPU instances, killed at every point. Instances of others are never changed."""
 
 import random
 from collections.abc import Callable
@@ -25,7 +23,7 @@ Standing = tuple[set[SlotKey], set[ComputeKey]]
 
 
 def drawn(draw: random.Random) -> tuple[str, ...]:
-    """A random layout in which most GPU instances that can be divided are divided."""
+    """A random layout that divides most GPU instances that can be divided."""
     keys = TABLE.keys(draw.choice(LARGE))
     computes: set[ComputeKey] = set()
     for key in keys:
@@ -57,7 +55,7 @@ def check_records(card: Card, disk: Disk) -> None:
 
 @pytest.mark.parametrize("seed", range(PAIRS))
 def test_every_prefix_of_a_plan_converges(seed: int) -> None:
-    """From one random layout to another, interrupted at each point in turn, and then interrupted in the start
+    """Changes one random layout into another, interrupted at each point in turn, and interrupts the start
     that follows.
     """
     draw = random.Random(seed)
@@ -76,7 +74,7 @@ def test_every_prefix_of_a_plan_converges(seed: int) -> None:
 
 
 def test_a_transition_changes_only_the_instances_that_differ() -> None:
-    """GPU instances that stay divided are not destroyed, nor parts that both layouts have."""
+    """GPU instances that stay divided are kept, and so are the parts that both layouts have."""
     draw = random.Random(2)
     for _ in range(60):
         before, after = drawn(draw), drawn(draw)
@@ -92,7 +90,7 @@ def test_a_transition_changes_only_the_instances_that_differ() -> None:
 
 
 def test_parts_that_stay_are_as_many_as_can_be() -> None:
-    """From 2c and 1c in a 4g to 1c and 1c: one goes, and the 1c that is there is not the one."""
+    """Changes 2c and 1c in a 4g into 1c and 1c. Only the 2c is replaced."""
     card, disk = laid_out(("2c.4g.71gb@0", "1c.4g.71gb@0"))
     Node1(card, disk).apply("1c.4g.71gb@0", "1c.4g.71gb@0")
     assert sorted(part[1].size for _, part in card.touched_parts) == [1, 2]
@@ -120,7 +118,7 @@ def test_a_step_that_fails_brings_the_old_layout_back(draw: random.Random, data:
 @given(st.randoms(use_true_random=False))
 @settings(max_examples=examples(60))
 def test_instances_in_use_or_made_by_others_stay(draw: random.Random) -> None:
-    """In GPU instances of vgpud and of others, with compute instances of both."""
+    """The GPU instances are of vgpud and of others, with compute instances of both."""
     card, disk = laid_out(drawn(draw))
     keys, parts = standing(card)
     for key in sorted(keys):
@@ -199,7 +197,7 @@ def detach(node: Node1, allocation: Allocation) -> None:
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside another"])
 @pytest.mark.parametrize("act", [attach, detach], ids=["come", "go"])
 def test_a_tenant_that_comes_or_goes_cut_anywhere_leaves_nothing(act: Act, beside: bool) -> None:
-    """The start undoes the one and finishes the other, both by detaching; the other tenant runs on."""
+    """The next start undoes an attach and finishes a detach; both detach. The other tenant keeps running."""
     one, other = tenant("one", 0), tenant("other", 2)
     kept = (other,) if beside else ()
     at = 0

@@ -1,4 +1,4 @@
-"""Requests of the MIG tests to the daemon, and changes made outside of it."""
+"""The MIG tests' requests to the daemon, and changes that bypass it."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ from vgpud.api.gen import vgpud_pb2 as pb
 
 
 def target(layout: str, *indices: int) -> pb.MigRequest:
-    """`layout` in words; device 0 if no other is named."""
+    """A request for `layout`, on device 0 unless others are named."""
     selector = pb.Selector(indices=indices or (0,))
     return pb.MigRequest(targets=[pb.MigTarget(selector=selector, layout=layout.split())])
 
@@ -22,7 +22,7 @@ def device(node: DemoNode, index: int = 0) -> pb.MigDevice:
 
 
 def standing(node: DemoNode, index: int = 0) -> set[str]:
-    """PROFILE@START of every instance that stands."""
+    """PROFILE@START of every instance on the device."""
     return {
         f"{i.profile_name}@{i.placement.start}"
         for i in device(node, index).instances
@@ -48,7 +48,7 @@ def place(allocation: pb.Allocation) -> str:
 
 
 def fill(node: DemoNode, held: pb.Allocation) -> dict[str, Any]:
-    """Runs a tenant's program that allocates all memory that it can; returns the result."""
+    """Runs a program that allocates all the memory that it can. Returns its result."""
     done = subprocess.run(
         [PROBE, "fill", "--piece", "256MiB"],
         env={**node.environment, **held.edits.env, **held.edits.host_env},
@@ -63,7 +63,7 @@ def fill(node: DemoNode, held: pb.Allocation) -> dict[str, Any]:
 
 
 def nvml(node: DemoNode, code: str) -> str:
-    """Runs Python with NVML inside the node, as another administrator would; `h` is device 0."""
+    """Runs Python with NVML on the node, as an administrator would; `h` is device 0."""
     head = "import ctypes, pynvml as n\nn.nvmlInit()\nh = n.nvmlDeviceGetHandleByIndex(0)\n"
     done = subprocess.run(
         [sys.executable, "-c", head + code],
@@ -85,6 +85,6 @@ WHOLE = "n.nvmlGpuInstanceCreateComputeInstance(gi, {compute})\n"
 
 
 def make_by_hand(node: DemoNode, profile: int, start: int, size: int, compute: int | None = 0) -> None:
-    """An instance that vgpud did not make; `compute` is the profile of its compute instance."""
+    """Makes an instance without vgpud. `compute` is the profile of its compute instance."""
     code = MAKE.format(profile=profile, start=start, size=size)
     nvml(node, code + ("" if compute is None else WHOLE.format(compute=compute)))

@@ -1,4 +1,4 @@
-"""Control daemons to try: NVIDIA's own 535 and 550 (they start without a GPU), and the simulator's."""
+"""Control daemons for the tests: NVIDIA's 535 and 550, which start without a GPU, and the simulator's."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ UUID = "GPU-00000000-1111-2222-3333-444444444444"
 
 
 def control_program(branch: str) -> str:
-    """The path of NVIDIA's own MPS control daemon of a driver branch."""
+    """The path of NVIDIA's MPS control daemon of a driver branch."""
     folder = outside.mps(branch)
     if folder is None:
         unmet("debian-archive", outside.why[f"mps-{branch}"])
@@ -39,7 +39,7 @@ def real_control(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def short_folder() -> Iterator[Path]:
-    """The pipes are Unix sockets, whose paths have room for 108 bytes: pytest's own folders may not."""
+    """A folder with a short path, because the paths of the pipes' Unix sockets have at most 108 bytes."""
     with tempfile.TemporaryDirectory(prefix="mps") as name:
         Path(name).chmod(0o755)
         yield Path(name)
@@ -47,7 +47,7 @@ def short_folder() -> Iterator[Path]:
 
 @dataclass
 class Watched:
-    """A supervisor of one daemon, and the reports that it made."""
+    """A supervisor of one daemon, and the reports that it has made."""
 
     supervisor: Supervisor
     units: ChildUnits
@@ -97,7 +97,7 @@ def watched(program: str, run_dir: Path, rules: MpsRules | None = None) -> Watch
 
 @pytest.fixture
 def real(real_control: str, short_folder: Path) -> Iterator[Watched]:
-    """NVIDIA's own daemon under a supervisor; all its processes are stopped at the end."""
+    """NVIDIA's daemon under a supervisor. All its processes are stopped after the test."""
     made = watched(real_control, short_folder)
     yield made
     stop(made)
@@ -111,7 +111,7 @@ def stop(made: Watched) -> None:
 
 
 def sits_silent(path: Path) -> socket.socket:
-    """Opens a connection that sends nothing, as any tenant may."""
+    """Opens a connection that sends nothing, as every tenant can."""
     made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     made.connect(str(path / "control"))
     return made

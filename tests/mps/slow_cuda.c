@@ -1,4 +1,4 @@
-/* A driver that does at its start what $DURING says. */
+/* A libcuda whose cuInit runs the command of $DURING. */
 #include <stdlib.h>
 
 int cuInit(unsigned flags);

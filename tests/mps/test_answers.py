@@ -1,4 +1,4 @@
-"""Parsers against recorded answers (535.309.01, 550.163.01) and documented ones (580 on)."""
+"""Parsers, tested with recorded answers (535.309.01, 550.163.01) and documented ones (580 and later)."""
 
 import pytest
 from hypothesis import given
@@ -9,7 +9,7 @@ from vgpud.modes.mps.answers import ListedClient
 from vgpud.modes.mps.features import Features
 from vgpud.modes.mps.health import Health, Verdict
 
-# the manual page of nvidia-cuda-mps-control shows this table (R580)
+# from the manual page of nvidia-cuda-mps-control (R580)
 PS = """PID       ID       SERVER    DEVICE             NAMESPACE      COMMAND
 9741      0        6472      GPU-cb1213a3-d6a4  4026531836     ./nbody
 9743      1        6472      GPU-cb1213a3-d6a4  4026531836     python train.py
@@ -60,7 +60,7 @@ def test_server_states_are_parsed(answer: str, state: str) -> None:
 
 @given(st.integers(1, 10000))
 def test_a_share_matches_only_its_own_printed_form(hundredths: int) -> None:
-    """The daemon prints one decimal: 33.33 as 33.3, 12.345 as 12.3 (535, 550)."""
+    """The daemons of 535 and 550 print one decimal: 33.3 for 33.33, 12.3 for 12.345."""
     percent = hundredths / 100
     assert answers.share_agrees(percent, answers.share(f"{percent:.1f}"))
     assert not answers.share_agrees(percent, round(percent, 1) + 0.2)
@@ -83,7 +83,9 @@ def test_parsers_survive_any_answer(text: str) -> None:
 def test_the_client_limit_is_that_of_the_driver(
     capability: tuple[int, int] | None, version: int, limit: int
 ) -> None:
-    """A V100 (7.0) is Volta: NVIDIA's device plugin counts it out (cmd/mps-control-daemon/mps/device.go)."""
+    """A V100 (7.0) has Volta's limit, which NVIDIA's device plugin excludes
+    (cmd/mps-control-daemon/mps/device.go).
+    """
     assert Features(version=version).client_limit(capability) == limit
 
 

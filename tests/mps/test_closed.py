@@ -1,4 +1,4 @@
-"""Devices that are closed to a request: the planner's part, and who may come to an MPS device."""
+"""Devices that are closed to a request: the planner's part, and which requests may use an MPS device."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The MPS protocol, spoken defensively: against a stand-in with the traps that were measured."""
+"""The MPS protocol against a faulty peer: a stand-in with the special cases that were measured."""
 
 import time
 from pathlib import Path
@@ -13,7 +13,8 @@ from vgpud.modes.mps.control import MpsControl
 from vgpud.modes.mps.rules import MpsLimits
 from vgpud.proc import read_stat
 
-# answers as nvidia-cuda-mps-control 550 does: rc 0 and the old value on a refusal, floored GiB
+# answers as nvidia-cuda-mps-control 550 does: a refusal has status 0 and the old value, and GiB are rounded
+# down
 STAND_IN = """#!/bin/sh
 read verb a b c
 printf '%s %s %s %s\\n' "$verb" "$a" "$b" "$c" >>"$D/asked"
@@ -79,8 +80,8 @@ def test_a_refusal_with_exit_status_0_is_recognised(
 
 
 def test_a_limit_is_set_on_a_running_server_too(control: MpsControl, tmp_path: Path) -> None:
-    """A default applies only to servers that start later: a larger tenant would have the limit of the
-    smaller.
+    """A default applies only to servers that start later. Without this, a larger tenant would have a smaller
+    tenant's limit.
     """
     (tmp_path / "servers").write_text("7\n9\n")
     control.limit(limits(2048, "50"))
@@ -101,7 +102,9 @@ def test_a_limit_that_a_server_does_not_read_back_is_an_error(
 def test_a_server_that_cannot_read_limits_back_is_accepted(
     control: MpsControl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The default is in force and was read back; a running server without an answer is no refusal."""
+    """The default was set and read back. A running server that does not answer is not treated as a
+    refusal.
+    """
     (tmp_path / "servers").write_text("7\n")
     monkeypatch.setenv("REFUSE_SERVER", "1")
     control.limit(limits(2048, "50"))
@@ -132,7 +135,7 @@ def test_a_silent_daemon_neither_hangs_vgpud_nor_leaves_a_process(tmp_path: Path
         MpsControl(str(program), tmp_path / "p", tmp_path / "l", timeout_seconds=0.5).ask("ps")
     assert silent.value.code is ErrorCode.HELPER_TIMEOUT
     child = int((tmp_path / "child").read_text())
-    end = time.monotonic() + 10  # the daemon was killed: on a busy machine its end may take a moment
+    end = time.monotonic() + 10  # waits for the killed daemon's end, which takes longer on a busy machine
     while (stat := read_stat(child)) is not None and stat.is_alive:
         assert time.monotonic() < end, "the silent daemon's child lives on"
         time.sleep(0.01)
@@ -147,5 +150,5 @@ def test_a_daemons_default_limits_are_those_of_its_largest_tenant() -> None:
 
 
 def test_limits_are_printed_in_nvidias_form() -> None:
-    """Measured on 535.309.01 and 550.163.01: 4097M reads back as 4G, 1023M as 1023M."""
+    """Measured on 535.309.01 and 550.163.01: 4097M is read back as 4G, 1023M as 1023M."""
     assert [answers.memory_as_printed(m) for m in (1023, 1024, 4097)] == ["1023M", "1G", "4G"]

@@ -1,4 +1,4 @@
-"""The guard in a tenant's process: no CUDA without a control daemon, and none beyond the share."""
+"""The guard in a tenant's process: it refuses CUDA without a control daemon, and beyond the share."""
 
 import contextlib
 import json
@@ -29,7 +29,7 @@ WAYS = ("direct", "dlsym", "proc")
 
 
 class Node:
-    """A simulated node with a control daemon that can be started and killed, and guarded programs."""
+    """A simulated node with guarded programs and a control daemon that the test starts and kills."""
 
     def __init__(self, sim: SimNode, folder: Path, guard: Path) -> None:
         self.sim, self.guard = sim, guard
@@ -49,7 +49,7 @@ class Node:
             time.sleep(0.01)
 
     def accepts(self) -> bool:
-        """A socket exists a moment before its server listens."""
+        """True if the server accepts connections. Its socket exists earlier than that."""
         for kind in (socket.SOCK_SEQPACKET, socket.SOCK_STREAM):
             with socket.socket(socket.AF_UNIX, kind) as one, contextlib.suppress(OSError):
                 one.connect(str(self.pipe / "control"))
@@ -65,13 +65,13 @@ class Node:
         return {**self.env, "LD_PRELOAD": str(self.guard), **(extra or {})}
 
     def probe(self, *words: str, extra: dict[str, str] | None = None) -> tuple[str, str]:
-        """The last line of vgpu-probe, and its standard error."""
+        """The result in vgpu-probe's last line, and its standard error."""
         program = str(self.sim.build / "bin" / "vgpu-probe")
         done = self.sim.run([program, *words], self.guarded(extra), check=False)
         return json.loads(done.stdout.splitlines()[-1])["result"], done.stderr
 
     def holding(self, extra: dict[str, str] | None = None) -> subprocess.Popen[str]:
-        """A program that has allocated its memory and waits."""
+        """A program that has allocated memory and waits."""
         program = str(self.sim.build / "bin" / "vgpu-probe")
         made = self.sim.start([program, "hold", "1MiB", "--then-wait-on-stdin"], self.guarded(extra))
         assert made.stdout is not None
@@ -99,9 +99,7 @@ def test_the_guard_is_transparent_with_an_mps_daemon(node: Node, way: str) -> No
 
 
 def test_a_program_without_the_guard_starts_without_limits(node: Node) -> None:
-    """The reason for the guard: the driver itself runs without MPS, and so without limits, and reports no
-    error.
-    """
+    """The guard exists because the driver runs without MPS, and so without limits, and reports no error."""
     assert node.probe("hold", "1MiB", extra={"LD_PRELOAD": ""})[0] == "CUDA_SUCCESS"
 
 
@@ -117,7 +115,7 @@ def test_programs_are_refused_between_a_daemons_death_and_its_restart(node: Node
 
 
 def test_an_unset_pipe_folder_does_not_bypass_the_guard(node: Node) -> None:
-    """The driver would look in its own default folder: so does the guard."""
+    """The driver then uses its default folder, and so does the guard."""
     assert not Path("/tmp/nvidia-mps/control").exists()
     program = str(node.sim.build / "bin" / "vgpu-probe")
     argv = ["env", "-u", "CUDA_MPS_PIPE_DIRECTORY", program, "hold", "1MiB"]
@@ -128,7 +126,7 @@ def test_an_unset_pipe_folder_does_not_bypass_the_guard(node: Node) -> None:
 @needs("debian-archive")
 @pytest.mark.parametrize("branch", ["535", "550"])
 def test_the_guard_knows_the_socket_of_nvidias_daemon(node: Node, branch: str) -> None:
-    """NVIDIA's socket is SEQPACKET, the simulator's is STREAM."""
+    """NVIDIA's daemon has a SEQPACKET socket, the simulator's a STREAM socket."""
     node.start_daemon(control_program(branch))
     assert node.probe("hold", "1MiB")[0] == "CUDA_SUCCESS"
     node.kill_daemon()
@@ -147,7 +145,7 @@ DURING = {
 
 @pytest.mark.parametrize("fate", DURING)
 def test_a_daemon_that_dies_during_cuinit_is_noticed(node: Node, fate: str) -> None:
-    """Otherwise the driver may have found no daemon when it looked, and this process has no limit."""
+    """The driver may have found no daemon during cuInit, so that this process would have no limit."""
     node.start_daemon()
     assert node.daemon is not None
     library = TEST_BUILD / "slow" / "libcuda.so.1"
@@ -229,7 +227,9 @@ def test_limits_of_two_tenants_are_independent(node: Node, tenant: Path) -> None
 
 @pytest.mark.parametrize("damage", ["gone", "empty", "words"])
 def test_unreadable_limits_refuse_cuda(node: Node, tenant: Path, damage: str) -> None:
-    """A released allocation has no limits file: a program that starts in its environment later is refused."""
+    """A released allocation has no limits file. A program that starts later with its environment is
+    refused.
+    """
     node.start_daemon()
     env = hold_to(tenant, 1024, 10, 1)
     limits = tenant / "limits"
@@ -241,7 +241,7 @@ def test_unreadable_limits_refuse_cuda(node: Node, tenant: Path, damage: str) ->
 
 
 def test_the_guard_loads_with_old_c_libraries(guard: Path) -> None:
-    """A guard that does not load is skipped by ld.so with a warning: the tenant would have no guard."""
+    """ld.so skips a guard that does not load, with a warning only. The tenant would be without a guard."""
     shown = subprocess.run(["objdump", "-T", guard], capture_output=True, text=True, check=True).stdout
     versions = {tuple(map(int, found.split("."))) for found in re.findall(r"GLIBC_([0-9.]+)", shown)}
     assert versions

@@ -1,4 +1,4 @@
-"""MPS on a whole vgpud with a simulated node: sizes, deaths, restarts, users, draining, operators."""
+"""MPS with a whole vgpud on a simulated node: sizes, deaths, restarts, users, draining, operators."""
 
 import contextlib
 import json
@@ -108,7 +108,7 @@ def sms(node: DemoNode, held: pb.Allocation) -> int:
 
 
 def test_mps_shares_of_any_size_run_beside_each_other(make: NodeMaker) -> None:
-    """The largest comes last, when a server with smaller limits runs already."""
+    """The largest allocation comes last, when a server with smaller limits is running."""
     node = make(policy=QUICK)
     node.start()
     small = share(node, 1, 10)
@@ -117,7 +117,7 @@ def test_mps_shares_of_any_size_run_beside_each_other(make: NodeMaker) -> None:
     first.process.kill()
     first.process.wait()
     sizes = [filled(node, held) for held in (small, middle, large)]
-    context = 544 * MIB  # the driver's own use of each limit, at most (measured on an H200)
+    context = 544 * MIB  # the driver's own part of each limit, measured on an H200
     for got, gib in zip(sizes, (1, 2, 8), strict=True):
         assert gib * GIB - context <= got < gib * GIB
     assert [sms(node, held) for held in (small, middle, large)] == [14, 40, 80]
@@ -139,7 +139,7 @@ def test_a_kill_and_restart_of_vgpud_leaves_mps_clients_running(make: NodeMaker)
         node.kill()
         assert is_alive(daemon)
         assert tenant.alive
-        # its one part is taken by the first program, with or without a vgpud
+        # the first program has the allocation's only client, whether vgpud runs or not
         assert result(node, held) == "CUDA_ERROR_MPS_MAX_CLIENTS_REACHED"
         node.start()
     assert control_pid(node) == daemon
@@ -173,14 +173,14 @@ def lost_clients(node: DemoNode) -> str:
 
 
 def control_pid_or_none(node: DemoNode) -> int | None:
-    """The daemon's pid; None while no daemon answers."""
+    """The daemon's pid, or None while it does not answer."""
     with client(node) as calls:
         daemons = calls.list_mps().daemons
     return daemons[0].pid if daemons and not daemons[0].trouble else None
 
 
 def told(node: DemoNode, after: int) -> list[str]:
-    """The sentences of the events after that revision so far."""
+    """The sentences of the events after that revision."""
     with client(node, timeout_seconds=300) as calls:
         last = calls.list_allocations().revision
         sentences = []
@@ -192,7 +192,7 @@ def told(node: DemoNode, after: int) -> list[str]:
 
 
 def test_no_program_starts_without_limits(make: NodeMaker) -> None:
-    """Programs start all the time while the control daemon is killed: each is held or refused."""
+    """Programs start continuously while the control daemon is killed. Each is limited or refused."""
     node = make(policy=QUICK)
     node.start()
     held = share(node, 1, 10)
@@ -215,7 +215,9 @@ def test_no_program_starts_without_limits(make: NodeMaker) -> None:
 
 
 def test_a_control_daemon_that_died_while_vgpud_was_down_is_noticed(make: NodeMaker) -> None:
-    """No vgpud closes the pipe then, so only the guard keeps the tenant from using the whole card."""
+    """vgpud is down and cannot close the pipe, so that only the guard keeps the tenant from using the whole
+    device.
+    """
     node = make(policy=QUICK)
     node.start()
     held = share(node, 2, 40)
@@ -320,7 +322,9 @@ def test_an_operator_lists_and_ends_mps_clients(make: NodeMaker) -> None:
 
 
 def test_libvgpu_holds_all_processes_of_a_tenant_to_one_limit(make: NodeMaker) -> None:
-    """The first process may use all of it, which equal parts of MPS's own limit do not allow."""
+    """The first process may use the whole limit. With MPS's own limits each process would have an
+    equal part.
+    """
     node = make(policy=QUICK + 'processes_per_tenant = 4\nmemory = "libvgpu"\n')
     node.start()
     held, beside = share(node, 4, 40), share(node, 2, 40)

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from vgpud.modes.mps.folders import DeviceFolder
 from vgpud.modes.mps.processes import end_servers, of_lives, still_there
 
-# ignores SIGTERM, and ends when its input is closed
+# ignores SIGTERM, and ends with its standard input
 SERVES = """
 import signal, sys
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -21,7 +21,7 @@ sys.stdin.read()
 
 
 def server(folder: DeviceFolder) -> subprocess.Popen[str]:
-    """A process with the environment of a daemon's life, which ends when its input is closed."""
+    """A process with the environment of one start of a daemon. It ends with its standard input."""
     process = subprocess.Popen(
         [sys.executable, "-c", SERVES],
         env={"CUDA_MPS_PIPE_DIRECTORY": str(folder.life(1))},
@@ -54,7 +54,7 @@ def test_the_end_of_mps_servers_is_awaited(tmp_path: Path) -> None:
 
 
 def test_a_program_with_a_servers_environment_is_not_taken_for_a_server(tmp_path: Path) -> None:
-    """The attack: a set-user-ID program keeps the environment that its caller gave it."""
+    """An attack: a set-user-ID program keeps the environment that its caller gave it."""
     folder = DeviceFolder(tmp_path)
     stranger = server(folder)
     try:

@@ -1,4 +1,4 @@
-"""NVIDIA's own control daemons, 535 and 550, under vgpud's supervisor: no GPU is needed for that."""
+"""NVIDIA's control daemons 535 and 550 under vgpud's supervisor; they need no GPU."""
 
 import asyncio
 import os
@@ -107,7 +107,9 @@ def test_a_real_daemon_without_tenants_is_not_restarted(real: Watched) -> None:
 
 
 def test_a_restarted_vgpud_adopts_the_running_real_daemon(real: Watched, short_folder: Path) -> None:
-    """kill -9 or an upgrade of vgpud: the same process goes on, its limits put in force anew."""
+    """After kill -9 or an upgrade of vgpud the daemon's process keeps running, and its limits are set
+    again.
+    """
 
     async def work() -> None:
         await real.supervisor.up()
@@ -181,7 +183,7 @@ def logged() -> Iterator[list[Any]]:
 
 
 def audits(logged: list[Any]) -> list[tuple[Any, ...]]:
-    """Name, door and device of each line of the audit trail; asserts that every line has a reason."""
+    """Change, door and device of each line of the audit trail. Asserts that every line has a reason."""
     lines = [line for line in logged if line["event"] == "audit"]
     assert all(line["reason"] for line in lines)
     return [(line["audit"], line["door"], line.get("device")) for line in lines]
@@ -190,7 +192,9 @@ def audits(logged: list[Any]) -> list[tuple[Any, ...]]:
 def test_a_silent_connection_passed_to_another_process_is_closed_and_the_process_lives(
     real: Watched, logged: list[Any]
 ) -> None:
-    """The attack: vgpud killed the process of another user to which a descriptor had been passed."""
+    """An attack: before the fix, vgpud killed another user's process to which a connection had been
+    passed.
+    """
 
     async def work() -> None:
         await real.supervisor.up()
@@ -242,7 +246,9 @@ CONNECT = (
 
 
 def connects(uid: int, path: Path) -> bool:
-    """As that user; the capabilities that let it read a checkout are not the programs of users'."""
+    """True if that user can connect. The program runs without the capabilities with which the tests read this
+    source tree.
+    """
     words = [shutil.which("setpriv") or "setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
     done = subprocess.run(
         [*words, "--", "/usr/bin/python3", "-c", CONNECT, path / "control"],
@@ -267,9 +273,9 @@ def test_only_tenants_reach_the_real_daemon(real: Watched) -> None:
 
 
 def test_limits_changed_by_another_user_are_set_again(real: Watched, logged: list[Any]) -> None:
-    """The attack: any program that reaches the daemon of branch 535 may set the limits of all.
+    """An attack: any program that can connect to the daemon of branch 535 may change all tenants' limits.
 
-    NVIDIA's daemon answers one program at a time, so the test asks only before and after the check.
+    NVIDIA's daemon answers one program at a time, so that the test asks only before and after the check.
     """
 
     async def work() -> None:

@@ -1,4 +1,4 @@
-"""The simulated node, and a CUDA program in Python for it."""
+"""Fixtures of the simulated node, and a CUDA program in Python that runs on it."""
 
 from __future__ import annotations
 

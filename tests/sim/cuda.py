@@ -1,7 +1,7 @@
 """The driver API through ctypes: imported by snippets that run on a simulated node.
 
-`python -m tests.sim.cuda` is a small tenant that obeys lines on standard input, for tests of several
-processes: `alloc MIB`, `free`, `launch N US`, `sync`, `info`, `quit`; it answers each with one line.
+`python -m tests.sim.cuda` is a small tenant for tests of several processes. It takes commands on standard
+input: `alloc MIB`, `free`, `launch N US`, `sync`, `info`, `quit`; it answers each command with one line.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MIB = 1 << 20
 
 
 class CudaError(Exception):
-    """A call that did not return CUDA_SUCCESS; `code` is the CUresult."""
+    """A call that did not return CUDA_SUCCESS. `code` is the CUresult."""
 
     def __init__(self, function: str, code: int) -> None:
         super().__init__(f"{function} returned {code}")
@@ -24,7 +24,7 @@ class CudaError(Exception):
 
 
 class Driver:
-    """libcuda.so.1 with every call checked."""
+    """libcuda.so.1. Every call is checked and raises CudaError."""
 
     def __init__(self) -> None:
         self.lib = c.CDLL("libcuda.so.1")
@@ -52,7 +52,7 @@ class Driver:
         return value.value
 
     def info(self) -> tuple[int, int]:
-        """Free and total bytes."""
+        """Free and total bytes of the device."""
         free, total = c.c_size_t(), c.c_size_t()
         self("cuMemGetInfo_v2", c.byref(free), c.byref(total))
         return free.value, total.value

@@ -1,8 +1,8 @@
-"""Which MIG layouts are legal, worked out without the simulator: by brute force over placements.
+"""Computes the legal MIG layouts without the simulator, by brute force over placements.
 
-A layout is a set of (profile id, start). It is legal when no two instances share a memory slice and no
-profile has more instances than its count. Tables: NVIDIA's MIG user guide, and one H200 (data of
-driver 580.159.04): profile id -> (count, size in memory slices, starts).
+A layout is a set of (profile id, start). It is legal if no two instances share a memory slice and no profile
+has more instances than its count. Sources of the tables: NVIDIA's MIG user guide, and one H200 (data of
+driver 580.159.04). A table maps profile id -> (count, size in memory slices, starts).
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ SEVEN_SLICE_CARD: Table = {
     0: (1, 8, (0,)),
 }
 
-#: Two or four to a card, and one of all of it; +me, +gfx and the like are profiles of their own.
+#: Cards with two or four instances, and a profile for the whole card. Variants such as +me and +gfx are
+#: profiles of their own.
 A30: Table = {
     14: (4, 1, (0, 1, 2, 3)),
     21: (1, 1, (0, 1, 2, 3)),
@@ -53,7 +54,7 @@ RTX_PRO_5000: Table = {
     32: (1, 2, (0,)),
 }
 RTX_PRO_4500: Table = {profile: row for profile, row in RTX_PRO_5000.items() if profile != 6}
-#: The 723 layouts that are usually counted leave the +me profile out.
+#: Documented figures of 723 layouts leave the +me profile out.
 SEVEN_WITHOUT_ME: Table = {profile: row for profile, row in SEVEN_SLICE_CARD.items() if profile != 20}
 TABLES = {
     "seven": SEVEN_WITHOUT_ME,
@@ -80,7 +81,7 @@ def places(table: Table) -> list[tuple[int, int]]:
 
 
 def layouts(table: Table) -> set[Layout]:
-    """Every legal layout, the empty one included."""
+    """Every legal layout, including the empty one."""
     found: set[Layout] = {frozenset()}
     edge = found
     while edge:
@@ -92,7 +93,7 @@ def layouts(table: Table) -> set[Layout]:
 
 
 def remaining(table: Table, layout: Layout, profile: int) -> int:
-    """How many more of `profile` fit: the largest legal set of additions."""
+    """The largest number of further instances of `profile` that fit."""
     return max(len(more) for more in _additions(table, layout, profile))
 
 

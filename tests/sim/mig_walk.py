@@ -19,7 +19,7 @@ RANDOM_STEPS = 400
 
 
 class Card:
-    """Device 0 in MIG mode."""
+    """Device 0 in MIG mode, with the instances that the walk has made."""
 
     def __init__(self, table: Table) -> None:
         n.nvmlInit()
@@ -51,7 +51,9 @@ class Card:
             assert self.create(place), (layout, place)
 
     def compare(self) -> int:
-        """Every create and every capacity in the present layout, against the oracle."""
+        """Compares every possible creation and every remaining capacity in the current layout with the
+        oracle.
+        """
         here = frozenset(self.held)
         for profile in self.table:
             told = n.nvmlDeviceGetGpuInstanceRemainingCapacity(self.handle, profile)

@@ -1,8 +1,8 @@
-"""Programs that we did not write, fetched once into build/outside/ and never committed.
+"""Programs of other projects, fetched once into build/outside/ and never committed.
 
 `nvidia_smi(branch)`, `mps(branch)` and `promtool()` come from the Debian archive that this system's own apt
 uses; `python_tools()` and `zig()` from the index that this system's own pip uses. Each returns None when its
-registry cannot be reached, and the caller skips with the reason that `why` holds.
+registry cannot be reached, and the caller skips with the reason from `why`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from pathlib import Path
 from tests.simnode import ROOT
 
 OUTSIDE = ROOT / "build" / "outside"
-#: Branch of the driver -> the Debian suite that carries its programs.
+#: Driver branch -> the Debian suite that has its programs.
 SUITES = {"535": "bookworm", "550": "trixie"}
 PYTHON_TOOLS = ("nvitop", "gpustat", "nvidia-ml-py")
 FETCH_SECONDS = 180
 
-#: A folder of build/outside/ -> why it could not be fetched.
+#: Folder of build/outside/ -> why it could not be fetched.
 why: dict[str, str] = {}
 
 
@@ -38,7 +38,7 @@ def _one_line_uris(text: str) -> list[str]:
 
 
 def archive() -> str | None:
-    """The distribution's archive, as apt is configured here; None when it is not Debian's."""
+    """The archive that apt is configured to use here; None if it is not Debian's."""
     etc = Path("/etc/apt")
     found: list[str] = []
     for path in sorted(etc.glob("sources.list.d/*.sources")):
@@ -51,7 +51,9 @@ def archive() -> str | None:
 
 
 def run(words: list[str], cwd: Path) -> str:
-    """Runs a program that fetches something; the last line of its complaint, empty when it succeeds."""
+    """Runs a program that downloads something. Returns the last line of its error output, or "" if it
+    succeeds.
+    """
     try:
         done = subprocess.run(
             words, cwd=cwd, capture_output=True, text=True, check=False, timeout=FETCH_SECONDS
@@ -62,9 +64,9 @@ def run(words: list[str], cwd: Path) -> str:
 
 
 def once(target: Path, fill: Callable[[Path], str]) -> Path | None:
-    """The folder `target`, which `fill(draft)` makes once, however many tests ask for it at the same time.
+    """Returns the folder `target`, which `fill(draft)` makes once, however many tests ask at the same time.
 
-    None when it cannot be made: `fill` returns the reason, which `why[target.name]` holds then.
+    If `fill` fails it returns the reason. Then `once` returns None, and `why[target.name]` has the reason.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with (target.parent / f".{target.name}.lock").open("w") as lock:
@@ -82,7 +84,9 @@ def once(target: Path, fill: Callable[[Path], str]) -> Path | None:
 
 
 def _download(package: str, suite: str, component: str, uri: str, work: Path) -> str:
-    """apt-get download with a sources list, lists and cache of its own: the system's stay as they are."""
+    """Runs apt-get download with its own sources, lists and cache, so that those of the system do not
+    change.
+    """
     for name in ("lists/partial", "cache/archives/partial", "parts"):
         (work / name).mkdir(parents=True)
     (work / "list").write_text(f"deb {uri} {suite} {component}\n")
@@ -100,7 +104,7 @@ def _download(package: str, suite: str, component: str, uri: str, work: Path) ->
 
 
 def _from_debian(package: str, suite: str, component: str, programs: tuple[str, ...], draft: Path) -> str:
-    """Puts programs of a package of Debian's into the folder `draft`; why not, otherwise."""
+    """Extracts programs of a Debian package into the folder `draft`. Returns why it failed, or ""."""
     uri = archive()
     if uri is None or shutil.which("apt-get") is None or os.uname().machine != "x86_64":
         return "apt knows no Debian archive for x86-64 here"
@@ -121,21 +125,21 @@ def _from_pip(packages: tuple[str, ...], draft: Path) -> str:
 
 
 def nvidia_smi(branch: str) -> Path | None:
-    """The real nvidia-smi of a driver branch."""
+    """The path of NVIDIA's nvidia-smi of a driver branch."""
     package = ("nvidia-smi", SUITES[branch], "non-free", ("nvidia-smi",))
     folder = once(OUTSIDE / f"smi-{branch}", lambda draft: _from_debian(*package, draft))
     return folder and folder / "nvidia-smi"
 
 
 def mps(branch: str) -> Path | None:
-    """A folder with NVIDIA's own MPS control daemon and server of a driver branch."""
+    """A folder with NVIDIA's MPS control daemon and server of a driver branch."""
     programs = ("nvidia-cuda-mps-control", "nvidia-cuda-mps-server")
     package = ("nvidia-cuda-mps", SUITES[branch], "non-free", programs)
     return once(OUTSIDE / f"mps-{branch}", lambda draft: _from_debian(*package, draft))
 
 
 def promtool() -> Path | None:
-    """Prometheus' own judge of rules, of their tests, and of what is scraped."""
+    """Prometheus' checker of rules, rule tests and metrics."""
     if installed := shutil.which("promtool"):
         return Path(installed)
     package = ("prometheus", "bookworm", "main", ("promtool",))
@@ -144,10 +148,10 @@ def promtool() -> Path | None:
 
 
 def python_tools() -> Path | None:
-    """A folder for PYTHONPATH that holds nvitop, gpustat and nvidia-ml-py."""
+    """A folder for PYTHONPATH that contains nvitop, gpustat and nvidia-ml-py."""
     return once(OUTSIDE / "python-tools", lambda draft: _from_pip(PYTHON_TOOLS, draft))
 
 
 def zig() -> Path | None:
-    """A folder for PYTHONPATH that holds Zig."""
+    """A folder for PYTHONPATH that contains Zig."""
     return once(OUTSIDE / "zig", lambda draft: _from_pip(("ziglang",), draft))

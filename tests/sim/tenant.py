@@ -1,4 +1,4 @@
-"""A tenant process on a simulated node, driven line by line."""
+"""A tenant process on a simulated node, controlled line by line."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ class Tenant:
         return self.process.stdout.readline().strip()
 
     def say(self, line: str) -> str:
-        """Send one line; the answer: "ok", figures, or "error CODE"."""
+        """Sends one line. Returns the answer: "ok", figures, or "error CODE"."""
         assert self.process.stdin is not None
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
         return self.line()
 
     def do(self, code: str) -> str:
-        """Run one line of Python in it; what it sets `out` to."""
+        """Runs one line of Python in the tenant. Returns the value that it assigns to `out`."""
         return self.say(f"do {code}")
 
     def write(self, value: int) -> str:
-        """A number at the start of the newest allocation."""
+        """Writes a number to the start of the newest allocation."""
         return self.do(
             f"cu('cuMemcpyHtoD_v2', c.c_uint64(pointers[-1]), c.byref(c.c_int({value})), c.c_size_t(4))"
         )
 
-    #: Reads it back.
+    #: Reads that number.
     READ = (
         "b = c.c_int(); cu('cuMemcpyDtoH_v2', c.byref(b), c.c_uint64(pointers[-1]), c.c_size_t(4)); "
         "out = b.value"
@@ -48,6 +48,6 @@ class Tenant:
         return self.do(self.READ)
 
     def kill(self) -> None:
-        """kill -9, and wait until it is gone."""
+        """Kills the process and waits for its end."""
         self.process.kill()
         self.process.wait()

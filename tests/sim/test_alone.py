@@ -1,10 +1,10 @@
-"""The simulator is a project of its own: it is configured and built without the rest of the native parts."""
+"""The simulator is a project of its own, which can be configured and built without the other native parts."""
 
 from tests.simnode import BUILD, ROOT
 
 
 def test_the_simulator_builds_alone() -> None:
-    """./dev build does it, for test_sanitizers.py."""
+    """./dev build has built it for test_sanitizers.py."""
     alone = BUILD.with_name("native-thread")
     assert f"CMAKE_HOME_DIRECTORY:INTERNAL={ROOT / 'native/sim'}\n" in (alone / "CMakeCache.txt").read_text()
     assert (alone / "lib" / "libcuda.so.1").exists()

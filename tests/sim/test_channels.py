@@ -1,4 +1,4 @@
-"""The control device of a simulated node: channels as libcuda makes them, and the call that stops them."""
+"""The control device of a simulated node: channels as libcuda makes them, and the call that disables them."""
 
 # ruff: noqa: E501 - the snippets are programs; broken lines read worse
 
@@ -25,7 +25,7 @@ LONG_NS = 300e6
 
 
 class Outside:
-    """A process that takes another's open control file for each call, as the arbiter does."""
+    """A process that duplicates another process's control file for each call, as the arbiter does."""
 
     CODE = """
 import ctypes as c, json, os, sys
@@ -79,7 +79,7 @@ for line in sys.stdin:
         return json.loads(self.process.stdout.readline())
 
     def turn(self, verb: str, node: SimNode, pid: int, **change: Any) -> Any:
-        """`off` or `on` for all compute channels of a process; its answer's status."""
+        """Turns all compute channels of a process `off` or `on`. Returns the status."""
         process, use = entry(node, pid)
         client = process["client"]
         call = {
@@ -91,7 +91,7 @@ for line in sys.stdin:
 
 
 def entry(node: SimNode, pid: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A process of the node and what it has on its first device."""
+    """A process of the node in the state's dump, and its use of its first device."""
     process = next(p for p in node.dump()["processes"] if p["pid"] == pid)
     return process, process["uses"][0]
 
@@ -139,7 +139,7 @@ def test_a_kernel_preempted_by_its_channels_resumes_without_loss(
     node: SimNode, tenant: Tenant, outside: Outside
 ) -> None:
     pid = tenant.process.pid
-    for launched in range(1, 100):  # on a busy machine the order may come after the kernel's end
+    for launched in range(1, 100):  # on a busy machine the kernel may end before the channels are disabled
         tenant.say(LONG)
         assert outside.turn("off", node, pid) == 0
         stands = done_ns(node, pid)
@@ -169,7 +169,7 @@ def test_channels_disabled_twice_start_waiting_work_only_with_new_work(
 def test_a_list_may_name_the_channels_of_another_client(
     node: SimNode, tenant: Tenant, outside: Outside
 ) -> None:
-    """As on an H200: the arbiter names but the client whose file it holds."""
+    """An H200 allows this too. The arbiter therefore passes only channels of the client whose file it has."""
     other, use = entry(node, Tenant(node).process.pid)
     theirs = [[other["client"], channel] for channel in use["compute_channels"]]
     assert outside.turn("off", node, tenant.process.pid, channels=theirs) == 0

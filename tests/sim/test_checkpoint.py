@@ -1,4 +1,4 @@
-"""Suspending a process from outside: cuCheckpointProcess*, as NVIDIA's manual has it."""
+"""Suspending a process from outside with cuCheckpointProcess*, as NVIDIA's manual describes it."""
 
 # ruff: noqa: E501 - the snippets are programs; broken lines read worse
 
@@ -26,7 +26,7 @@ SYSTEM, ILLEGAL, NOT_READY, NOT_SUPPORTED = 304, 401, 600, 801
 
 
 class Controller:
-    """A process that calls cuCheckpointProcess*: `call("Lock", pid)` gives the CUresult."""
+    """A process that calls cuCheckpointProcess*: `call("Lock", pid)` returns the CUresult."""
 
     CODE = """
 import ctypes as c, sys, uuid
@@ -81,7 +81,7 @@ for line in sys.stdin:
 
 
 def swap(uuids: list[str], one: int, other: int) -> list[str]:
-    """Pairs that name every card of the node, as the driver wants it."""
+    """Pairs that name every device of the node, as the driver requires."""
     change = {one: other, other: one}
     return [uuid for i, old in enumerate(uuids) for uuid in (old, uuids[change.get(i, i)])]
 
@@ -103,10 +103,10 @@ def test_a_suspended_process_holds_no_memory_and_resumes_with_its_contents(sim_n
     lists = "import pynvml as n; n.nvmlInit(); h = n.nvmlDeviceGetHandleByIndex(0); print(len(n.nvmlDeviceGetComputeRunningProcesses(h)))"
     assert node.python(lists).strip() == "0"
     other = Tenant(node)
-    assert other.say("alloc 142000") == "ok"  # all that it has given back
+    assert other.say("alloc 142000") == "ok"  # all the memory that the suspended process has freed
     other.kill()
     assert tenant.process.stdin is not None
-    tenant.process.stdin.write(f"do {Tenant.READ}\n")  # waits for the restore
+    tenant.process.stdin.write(f"do {Tenant.READ}\n")  # waits in the driver until the restore
     tenant.process.stdin.flush()
     assert control.resume(pid) == [0, 0]
     assert tenant.line() == "4242"
@@ -136,7 +136,9 @@ out = [
 
 
 def test_calls_in_a_suspended_process_answer_or_block_as_on_an_h200(sim_node: Make) -> None:
-    """As on an H200, driver 580.159.04: a kernel that is loaded when it is used has no attributes there."""
+    """Recorded on an H200 with driver 580.159.04: in a suspended process a lazily loaded kernel has no
+    attributes.
+    """
     node = sim_node("h200x1")
     tenant, control = Tenant(node), Controller(node)
     assert tenant.do(f"exec({LIBRARY!r}, globals())") == "ok"
@@ -165,14 +167,14 @@ def test_each_checkpoint_step_requires_the_previous_state(sim_node: Make) -> Non
     assert control.resume(pid) == [0, 0]
     assert control.call("Unlock", pid) == ILLEGAL
     assert control.call("Lock", 1 << 30) == BAD_VALUE
-    assert control.say("GetState", os.getpid()) == str(BAD_VALUE)  # the process lives and does not use CUDA
+    assert control.say("GetState", os.getpid()) == str(BAD_VALUE)  # this process lives and does not use CUDA
 
 
 def test_a_lock_waits_for_running_work_until_its_timeout(sim_node: Make) -> None:
     node = sim_node("h200x1")
     tenant, control = Tenant(node), Controller(node)
     pid = tenant.process.pid
-    assert tenant.say("launch 20 500000") == "ok"  # ten seconds
+    assert tenant.say("launch 20 500000") == "ok"  # ten seconds of work
     assert control.call("Lock", pid, 20) == NOT_READY
     assert control.state(pid) == "running"
     other = Tenant(node)
@@ -183,7 +185,7 @@ def test_a_lock_waits_for_running_work_until_its_timeout(sim_node: Make) -> None
 
 
 def test_a_restore_without_memory_makes_the_process_unrestorable(sim_node: Make) -> None:
-    """NVIDIA/cuda-checkpoint issue 44, driver 580.95.05."""
+    """Reported in NVIDIA/cuda-checkpoint issue 44 for driver 580.95.05."""
     node = sim_node("t4x1")
     tenant, control = Tenant(node), Controller(node)
     pid = tenant.process.pid
@@ -208,7 +210,7 @@ def test_a_process_is_restored_on_other_devices(sim_node: Make) -> None:
     tenant.write(7)
     for old, new in ((0, 1), (1, 5), (5, 0)):
         assert control.suspend(pid) == [0, 0]
-        # all eight devices must be named, not only two
+        # all eight devices must be named
         assert control.call("Restore", pid, uuids[old], uuids[new]) == BAD_VALUE
         assert control.resume(pid, *swap(uuids, old, new)) == [0, 0]
         assert used_mib(node) == [(CONTEXT_MIB + 1000) * (i == new) for i in range(8)]
@@ -267,8 +269,9 @@ def test_a_checkpoint_of_managed_memory_fails_the_process(sim_node: Make) -> Non
 
 
 def test_a_checkpoint_of_a_killed_controller_is_finished_by_another(sim_node: Make) -> None:
-    """kill -9 of the one that suspends, at any moment: the state is one of the four, and goes on from
-    there."""
+    """The suspending process is killed at a random moment. The suspended process is in one of the four
+    states, and another process finishes from there.
+    """
     node = sim_node("h200x1")
     tenant = Tenant(node)
     pid = tenant.process.pid
@@ -296,7 +299,7 @@ def test_a_checkpoint_of_a_killed_controller_is_finished_by_another(sim_node: Ma
 
 
 def test_memory_sums_hold_across_random_suspends_moves_and_kills(sim_node: Make) -> None:
-    """Suspend, resume, move and kill in any order: sums add up after every step."""
+    """Suspends, resumes, moves and kills in random order. The memory sums agree after every step."""
     node = sim_node("h200x8")
     uuids = [d["uuid"] for d in node.dump()["devices"]]
     control, choose = Controller(node), random.Random(11)
@@ -330,7 +333,9 @@ def test_memory_sums_hold_across_random_suspends_moves_and_kills(sim_node: Make)
 
 
 def test_a_suspend_for_an_earlier_process_of_the_pid_does_nothing(sim_node: Make, tmp_path: Path) -> None:
-    """vgpu-suspend knows a process by its start time, too, and holds its pidfd during the driver's call."""
+    """vgpu-suspend also identifies a process by its start time, and holds its pidfd during the
+    driver's call.
+    """
     node = sim_node("h200x1")
     tenant, control = Tenant(node), Controller(node)
     pid = tenant.process.pid

@@ -1,4 +1,4 @@
-"""The simulated driver answers as an H200 did, question by question; the manual lists what differs."""
+"""The simulated driver returns what an H200 returned, call by call. The manual lists the differences."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tests.simnode import SimNode
 
 Make = Callable[..., SimNode]
 
-#: Question -> (simulator, card).
+#: Call -> (simulator, real H200).
 KNOWN = {
-    # the card gave 2 MiB of its own back meanwhile, in every run
+    # in every run the H200's driver freed 2 MiB of its own at this moment
     "graph launched: bytes": (67108864, 65011712),
     "graph trimmed: bytes": (0, -2097152),
-    # the 32-bit forms from before CUDA 3.2 are not there
+    # the simulator has no 32-bit functions from before CUDA 3.2
     "procaddr cuMemAlloc 2000 0": (20, 1),
-    # the card's driver crashes on a description of nothing
+    # the H200's driver crashes for an empty description
     "green: describe none": (1, CRASHED),
 }
 
@@ -31,7 +31,7 @@ def test_the_simulator_answers_a_program_as_the_recorded_h200(sim_node: Make) ->
 
 
 def test_a_handle_of_an_ended_context_is_refused_as_on_a_card(sim_node: Make) -> None:
-    """Where the card's driver crashed, the simulated one gives an error."""
+    """The simulated driver returns an error where the H200's driver crashed."""
     node = sim_node("h200x1")
     here = answers(TEST_BUILD / "stale_handles", node.environment())
     card = json.loads(STALE_H200.read_text())

@@ -1,4 +1,4 @@
-"""The driver's answers to a tenant's program are the same as without libvgpu, including calls beside a
+"""A tenant's program gets the same results from the driver as without libvgpu, also for calls beside a
 capture.
 """
 
@@ -17,9 +17,9 @@ from vgpud.lease import DeviceLimits, write_lease
 
 Make = Callable[..., SimNode]
 
-#: Question -> (tenant, card).
+#: Call -> (tenant, real H200).
 KNOWN_OF_TENANT = {
-    # managed memory is charged when it is allocated, not page by page
+    # libvgpu charges managed memory when it is allocated, not when its pages are used
     "managed, untouched: bytes": (8388608, 0),
 }
 

@@ -1,4 +1,4 @@
-"""Many processes on one simulated node: beside each other, and killed at random."""
+"""Many processes on one simulated node at the same time, killed at random."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FIGURES = str(TEST_BUILD / "figures")
 
 
 def measure(node: SimNode) -> dict[str, float]:
-    """Nanoseconds of calls of the simulated driver, made by a process of its own."""
+    """Nanoseconds of calls of the simulated driver, measured in a separate process."""
     measured: dict[str, float] = json.loads(node.run([FIGURES], {"VGPU_SIM_KERNEL_US": "0.001"}).stdout)
     return measured
 
@@ -45,7 +45,9 @@ def test_device_sums_hold_beside_two_hundred_processes(sim_node: Make) -> None:
 
 
 def check_sums(node: SimNode, alive: set[int]) -> None:
-    """Every entry is of a living process, every sum is the sum of the entries, and no card holds too much."""
+    """Asserts that every entry belongs to a living process, that every sum is right, and that no device
+    exceeds its memory.
+    """
     state = node.dump()
     assert {p["pid"] for p in state["processes"]} <= alive
     for device in state["devices"]:
@@ -58,7 +60,9 @@ def check_sums(node: SimNode, alive: set[int]) -> None:
 
 
 def crowd(node: SimNode, lasts: Callable[[int], bool], seed: int = 5) -> int:
-    """CROWD processes on one node, killed at random and replaced while `lasts(deaths)`; how many died."""
+    """Runs CROWD processes on one node, kills them at random and replaces them while `lasts(deaths)`. Returns
+    the number of deaths.
+    """
     choose, deaths = random.Random(seed), 0
     running = [start(node, FIGURES, "churn", str(i)) for i in range(CROWD)]
     while lasts(deaths):
@@ -85,4 +89,4 @@ def crowd(node: SimNode, lasts: Callable[[int], bool], seed: int = 5) -> int:
 def test_memory_sums_hold_after_random_kills_among_many_processes(sim_node: Make) -> None:
     node = sim_node("h200x1")
     crowd(node, lambda deaths: deaths < CROWD)
-    assert measure(node)["launch_ns"] > 0  # no process holds a lock
+    assert measure(node)["launch_ns"] > 0  # no dead process left a lock behind

@@ -1,4 +1,4 @@
-"""The simulated driver through ctypes: what a program of one process sees."""
+"""The simulated driver through ctypes, as one process sees it."""
 
 # ruff: noqa: E501 - the snippets are programs; broken lines read worse
 
@@ -81,7 +81,7 @@ for i in range(cu.integer("cuDeviceGetCount") if first == 0 else 0):
         uuids[5]: [5],
         uuids[5][:10]: [5],
         f"2,{uuids[7]}": [2, 7],
-        "1,9,2": [1],  # what follows a bad entry is not seen
+        "1,9,2": [1],  # the list ends at its first invalid entry
         "": [],
         "-1": [],
         "NoDevFiles": [],
@@ -164,7 +164,7 @@ def test_memory_of_every_family_is_charged_and_freed(node: SimNode) -> None:
         "async": 32,
         "vmm": 32,
         "array": 32,
-        "mipmap": 22,  # 16 MiB, and a third of that for the smaller levels
+        "mipmap": 22,  # 16 MiB, and a third more for the smaller levels
         "host": 0,
     }
 
@@ -285,7 +285,7 @@ out = [pending, launched < waited, waited >= 0.1, ms.value, bad, code("cuStreamQ
     pending, asynchronous, lasted, milliseconds, bad, idle = out
     assert pending == [600] * 3 and idle == 0  # CUDA_ERROR_NOT_READY
     assert asynchronous and lasted
-    assert 100 <= milliseconds < 110  # 50 x 2 ms, and the time to launch the first
+    assert 100 <= milliseconds < 110  # 50 x 2 ms, plus the time to launch the first kernel
     assert bad == [INVALID_VALUE] * 3
 
 
@@ -313,7 +313,7 @@ if (child := os.fork()) == 0:
 out.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """,
     )
-    # 3: not initialised, 201: no context, 709: the context is gone; a forked child must not use CUDA
+    # 3: not initialised; 201: no context; 709: the context was destroyed; a forked child must not use CUDA
     assert out == [3, 201, 201, 0, 1, 201, CONTEXT_MIB, 709, 201, 33]
     assert node.dump()["processes"] == []
 
@@ -353,7 +353,7 @@ out = [look(b"cuMemAlloc", 12000), look(b"cuMemAlloc_v2", 12000), look(b"cuMemAl
 
 
 def test_every_symbol_is_in_the_table_of_cu_get_proc_address(node: SimNode) -> None:
-    """And the other way round, so that the table cannot miss a new function."""
+    """The reverse check: a new function must be in the table."""
     import re
     import subprocess
 

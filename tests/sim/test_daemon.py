@@ -1,4 +1,6 @@
-"""A whole vgpud on the simulated node: it says so, and lives through what `vgpu-sim` does to the driver."""
+"""A whole vgpud on the simulated node: it reports the simulation, and survives the driver faults of
+`vgpu-sim`.
+"""
 
 from __future__ import annotations
 

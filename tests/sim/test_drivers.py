@@ -1,4 +1,4 @@
-"""Drivers of other branches as a property of a node: what their NVML has, and what it lacks."""
+"""Driver branches as a property of a node: what their NVML has, and what it lacks."""
 
 from __future__ import annotations
 
@@ -69,7 +69,9 @@ def test_a_node_refuses_a_driver_that_is_not_known(sim_node: Make) -> None:
 def test_a_driver_lacks_what_later_branches_brought(
     sim_node: Make, branch: str, recovery: int, banks: int, limits: str
 ) -> None:
-    """13 is FUNCTION_NOT_FOUND, 3 NOT_SUPPORTED, 2 INVALID_ARGUMENT (the path is in no cgroup tree)."""
+    """13: FUNCTION_NOT_FOUND; 3: NOT_SUPPORTED; 2: INVALID_ARGUMENT, because the path is in no cgroup
+    tree.
+    """
     out = ask(sim_node(driver=branch), "out = [field(230)[0], field(307)[0], limits('/nowhere')]")
     assert out == [recovery, banks, limits]
 
@@ -87,7 +89,7 @@ def test_a_card_says_which_repair_it_needs_until_its_reset(sim_node: Make) -> No
 
 @needs("cgroups")
 def test_the_driver_refuses_memory_beyond_the_limit_of_a_cgroup(sim_node: Make, cgroup: Path) -> None:  # noqa: F811
-    """Both of a process in the group and of one below it; a process outside is free."""
+    """The limit counts a process in the group and one in a child group. A process outside is not limited."""
     node, inner = sim_node(driver="615"), cgroup / "inner"
     inner.mkdir()
     first, second, outside = Tenant(node), Tenant(node), Tenant(node)

@@ -1,4 +1,4 @@
-"""Faults on demand, a driver that changes under running programs, and the launcher itself."""
+"""Faults on request, a driver that changes under running programs, and the launcher vgpu-sim."""
 
 # ruff: noqa: E501 - the snippets are programs; broken lines read worse
 
@@ -31,7 +31,7 @@ def test_a_hanging_function_returns_once_the_faults_are_cleared(node: SimNode) -
     assert asking.stdout is not None
     assert asking.stdout.readline() == "asks\n"
     other = "import pynvml as n; n.nvmlInit(); print(n.nvmlDeviceGetUUID(n.nvmlDeviceGetHandleByIndex(0)))"
-    assert node.python(other).startswith("GPU-")  # no other process hangs
+    assert node.python(other).startswith("GPU-")  # the other process does not hang
     assert asking.poll() is None
     node.sim("fault", "clear")
     assert asking.communicate(timeout=300)[0] == "NVIDIA H200\n"
@@ -53,12 +53,14 @@ def test_slow_functions_answer_late(node: SimNode) -> None:
     node.sim("fault", "slow", "--function", "nvmlDeviceGet*", "--microseconds", "150000", "--count", "3")
     code = "import time, pynvml as n; n.nvmlInit(); h = n.nvmlDeviceGetHandleByIndex(0)\nfor _ in range(3):\n    t = time.monotonic(); n.nvmlDeviceGetTemperature(h, 0); print(time.monotonic() - t)"
     took = [float(word) for word in node.python(code).split()]
-    assert took[0] >= 0.15 and took[1] >= 0.15  # the third slow call was the handle's
+    assert took[0] >= 0.15 and took[1] >= 0.15  # two slow calls from here, after the one that got the handle
     assert node.dump()["faults"] == []
 
 
 def test_a_missing_function_is_absent_from_the_library(node: SimNode) -> None:
-    """As pynvml tells one that the library has not; cuGetProcAddress does not find it, nor any form of it."""
+    """pynvml reports the function as missing in the library. cuGetProcAddress finds no variant of it
+    either.
+    """
     node.sim("fault", "missing", "--function", "nvmlDeviceGetName")
     assert node.python(NAME) == "error 13\n"
     find = "import ctypes as c; u = c.CDLL('libcuda.so.1'); p, s = c.c_void_p(), c.c_int(); print(u.cuGetProcAddress_v2(b'{}', c.byref(p), 13000, c.c_uint64(0), c.byref(s)), s.value, bool(p.value))"
@@ -83,7 +85,7 @@ def test_injected_memory_loss_and_a_lost_device_are_reported(node: SimNode) -> N
 
 
 def test_the_driver_changes_under_running_programs(node: SimNode) -> None:
-    """What holds NVML open sees the new version at once; the host's files say it too."""
+    """A program with NVML open sees the new version at once. The host's files have it, too."""
     code = "import sys, pynvml as n; n.nvmlInit()\nfor line in sys.stdin:\n    print(n.nvmlSystemGetDriverVersion(), flush=True)"
     watching = node.start([sys.executable, "-c", code])
 
@@ -153,7 +155,9 @@ def test_a_simulated_node_keeps_its_state_and_faults_between_programs(tmp_path: 
 
 
 def test_the_simulated_libraries_are_not_on_the_systems_path() -> None:
-    """They lie in a folder of their own, which no library path of the system names, and do nothing without a node."""
+    """The libraries are in a folder outside of the system's library path. Without a simulated node they
+    refuse to work.
+    """
     listed = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=False).stdout
     assert "/sim/lib/" not in listed
     done = vgpu_sim(

@@ -93,7 +93,7 @@ out = [pending, ms.value, half.value, n.value, e.value, cycle, code("cuGraphInst
 """,
     )
     assert isinstance(out, list)
-    assert out[0] == 600  # not ready: a launch only queues
+    assert out[0] == 600  # not ready yet: a launch only queues the graph
     assert 6.0 <= out[1] < 7.0 and 4.0 <= out[2] < 5.0
     assert out[3:] == [1, 3, 0, 1, 1, 0, 0, 0, 0]
 
@@ -126,11 +126,11 @@ out.append(used() - base)
 """,
     )
     assert out == [
-        [0, 0, 0, 0, 0],  # nothing before a launch
+        [0, 0, 0, 0, 0],  # a graph has no memory before its first launch
         [NOT_SUPPORTED, NOT_SUPPORTED, 1],
-        [64, 64, 64, 64, 64],  # the second allocation reuses what the first freed
-        [0, 1, 1],  # a live allocation is usable; a freed one is not; a second launch would allocate twice
-        [64, 64, 64, 64, 64],  # as on the card, all that is reserved counts as used
+        [64, 64, 64, 64, 64],  # the second allocation reuses the memory that the first has freed
+        [0, 1, 1],  # a live allocation can be used, a freed one cannot; a second launch would allocate twice
+        [64, 64, 64, 64, 64],  # as on an H200, all reserved memory counts as used
         [0, 0, 64, 0, 64],
         0,
     ]
@@ -189,13 +189,15 @@ out += [back.raw.hex(), list(ran), memory()]
     )
     assert out == [
         *[1, True, 1, 0, []],
-        *[0, True, [10, 2, 0, 1, 3, 11]],  # alloc, memset, kernel, copy, host, free
+        *[0, True, [10, 2, 0, 1, 3, 11]],  # nodes: alloc, memset, kernel, copy, host, free
         *["07070707", [1], [32, 32, 32, 32]],
     ]
 
 
 def test_calls_forbidden_during_a_capture_are_refused(node: SimNode) -> None:
-    """Unsupported 900, invalidated 901, unmatched 903, isolation 905, implicit 906, captured event 907."""
+    """Codes: 900 unsupported, 901 invalidated, 903 unmatched, 905 isolation, 906 implicit, 907 captured
+    event.
+    """
     out = ask(
         node,
         HEAD

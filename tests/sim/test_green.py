@@ -1,4 +1,4 @@
-"""Green contexts: SMs split, described, and used under the primary context; and under libvgpu."""
+"""Green contexts: SMs are split, described and used under the primary context; also with libvgpu."""
 
 # ruff: noqa: E501 - the snippets are programs; broken lines read worse
 
@@ -201,7 +201,7 @@ def test_green_contexts_end_with_the_primary_context(node: SimNode) -> None:
 
 
 def lease(node: SimNode, folder: Path, limit: int) -> dict[str, str]:
-    """What puts a program under libvgpu with `limit` bytes of the first device."""
+    """Environment variables that run a program under libvgpu with `limit` bytes of the first device."""
     uuid = node.dump()["devices"][0]["uuid"]
     limits = [DeviceLimits(uuid, limit, 10000, SharePolicy.NONE)]
     made = write_lease(folder, "a", limits, uid=os.getuid(), gid=os.getgid())
@@ -209,7 +209,7 @@ def lease(node: SimNode, folder: Path, limit: int) -> dict[str, str]:
 
 
 def test_a_tenant_under_libvgpu_uses_green_contexts(node: SimNode, tmp_path: Path) -> None:
-    """Its launches in green streams are let through and its memory is held to the limit, as anywhere."""
+    """Launches in green streams need no more than others, and their memory counts."""
     out = ask(
         node,
         STREAMS
@@ -247,7 +247,9 @@ out = [many, held, more, stream, used(), code("cuMemAlloc_v2", c.byref(u64()), s
 def test_under_libvgpu_a_primary_context_lives_as_long_as_its_green_contexts(
     node: SimNode, tmp_path: Path
 ) -> None:
-    """What was made in one stays charged when the program's own reference goes, and comes back at the end."""
+    """Objects of the green context stay charged after the program releases the primary context, and are freed
+    with the green one.
+    """
     out = ask(node, GREEN + KEPT, lease(node, tmp_path, 1 << 30))
     green = CONTEXT_MIB + GREEN_MIB
     assert out == [INVALID_CONTEXT, [green, green + 300], 2, [0, 0], CONTEXT_MIB, 0]
@@ -276,14 +278,14 @@ out += [held, code("cuMemAlloc_v2", c.byref(u64()), size(10 * MIB)), green(d)[0]
 
 
 def test_under_libvgpu_a_green_context_is_charged_its_memory(node: SimNode, tmp_path: Path) -> None:
-    """Charged to the tenant's own memory at once, and freed at its end."""
+    """The context's memory is charged when it is made, and freed at its end."""
     out = ask(node, GREEN + AT_THE_LIMIT, lease(node, tmp_path, CONTEXT_MIB + 10 << 20))
     green = CONTEXT_MIB + GREEN_MIB
     assert out == [0, 2, [green, green, CONTEXT_MIB], 0, 2]
 
 
 def test_under_libvgpu_a_green_context_above_its_claim_is_destroyed(sim_node: Make, tmp_path: Path) -> None:
-    """On a card where one costs more than on an H200."""
+    """The device's green contexts are larger than those of an H200."""
     profile = tmp_path / "dear.toml"
     text = (ROOT / "configs/sim/h200x1.toml").read_text()
     profile.write_text(text.replace("green_context_bytes = 6291456", "green_context_bytes = 20971520"))

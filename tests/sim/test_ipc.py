@@ -1,4 +1,6 @@
-"""Memory and events of another process: IPC handles, and VMM allocations and pools by file descriptor."""
+"""Sharing memory and events with another process: IPC handles, and VMM allocations and pools by file
+descriptor.
+"""
 
 # ruff: noqa: E501 - the snippets are programs; broken lines read worse
 
@@ -18,7 +20,7 @@ CONTEXT_MIB = 526
 NOT_READY, INVALID_HANDLE, MAP_FAILED, INVALID_CONTEXT = "600", "400", "205", "201"
 NOT_SUPPORTED_TEXT = "801"
 
-#: Handle of the newest allocation, as hexadecimal digits.
+#: Prints the handle of the newest allocation in hexadecimal.
 GIVE = "h = (c.c_char * 64)(); cu('cuIpcGetMemHandle', h, c.c_uint64(pointers[-1])); out = bytes(h).hex()"
 HANDLE = "class H(c.Structure): _fields_ = [('b', c.c_char * 64)]"
 TAKE = "p = c.c_uint64(); out = cu.raw('cuIpcOpenMemHandle_v2', c.byref(p), H.from_buffer_copy(bytes.fromhex('{}')), 1)"
@@ -48,19 +50,20 @@ def test_two_processes_share_an_allocation(node: SimNode, size: str) -> None:
     assert [one.say("alloc 1"), one.say(f"alloc {size}"), one.write(11)] == ["ok"] * 3
     handle = one.do(GIVE)
     before = used_mib(node)
-    assert take(one, handle) == INVALID_CONTEXT  # the process's own handle is refused
+    assert take(one, handle) == INVALID_CONTEXT  # a process cannot open its own handle
     assert take(two, handle) == "0"
     assert two.read() == "11"
     two.write(12)
     assert one.read() == "12"
-    assert used_mib(node) == before  # charged to its owner alone
-    assert take(two, handle) == "0"  # the same address, once more
+    assert used_mib(node) == before  # only the owner is charged
+    assert take(two, handle) == "0"  # opened again at the same address
     assert two.do("out = pointers[-1] == pointers[-2]") == "True"
     wrong = "out = cu.raw('cuMemFree_v2', c.c_uint64(pointers[-1]))"
     assert [two.do(wrong), two.do(CLOSE), two.read(), two.do(CLOSE)] == ["1", "0", "12", "0"]
     assert two.do("out = cu.raw('cuIpcCloseMemHandle', c.c_uint64(0))") == "1"
     assert used_mib(node) == before
-    assert [two.say("alloc 100"), two.read()] == ["ok", "0"]  # new memory, whatever was mapped there
+    # a new allocation, at an address that may have been mapped before
+    assert [two.say("alloc 100"), two.read()] == ["ok", "0"]
 
 
 def test_an_ipc_handle_of_a_dead_process_is_refused(node: SimNode) -> None:
@@ -69,7 +72,7 @@ def test_an_ipc_handle_of_a_dead_process_is_refused(node: SimNode) -> None:
     handle = one.do(GIVE)
     assert take(two, handle) == "0"
     one.kill()
-    assert two.write(5) == "ok"  # what is mapped stays mapped
+    assert two.write(5) == "ok"  # an existing mapping stays
     assert used_mib(node) == CONTEXT_MIB
     three = Tenant(node)
     assert take(three, handle) == MAP_FAILED
@@ -82,10 +85,10 @@ def test_an_ipc_event_is_opened_by_another_process(node: SimNode) -> None:
         "e = c.c_void_p(); cu('cuEventCreate', c.byref(e), {}); h = (c.c_char * 64)(); "
         "out = cu.raw('cuIpcGetEventHandle', h, e), bytes(h).hex()"
     )
-    assert one.do(give.format(2)).startswith("(1,")  # the object was made without a handle type
+    assert one.do(give.format(2)).startswith("(1,")  # the memory was made without a handle type
     assert (
         one.do("e = c.c_void_p(); out = cu.raw('cuEventCreate', c.byref(e), 4)") == "1"
-    )  # timing must be off
+    )  # an event for IPC must not record times
     handle = one.do(give.format(6)).split("'")[1]
     two.do(HANDLE)
     opened = f"e = c.c_void_p(); out = cu.raw('cuIpcOpenEventHandle', c.byref(e), H.from_buffer_copy(bytes.fromhex('{handle}')))"
@@ -100,7 +103,8 @@ def test_an_ipc_event_is_opened_by_another_process(node: SimNode) -> None:
     one.do("cu('cuEventRecord', e, None)")
     assert two.do(query) == NOT_READY
     one.kill()
-    assert two.do("out = cu.raw('cuStreamWaitEvent', None, e, 0)") == "0"  # no process has this work any more
+    # the dead process's work no longer exists
+    assert two.do("out = cu.raw('cuStreamWaitEvent', None, e, 0)") == "0"
 
 
 VMM = (
@@ -125,7 +129,7 @@ def test_a_vmm_allocation_is_imported_by_file_descriptor(node: SimNode) -> None:
         for line in VMM:
             tenant.do(line)
     one.do(CREATE.format(0))
-    assert one.do(EXPORT).startswith("(1,")  # the object was made without a handle type
+    assert one.do(EXPORT).startswith("(1,")  # the memory was made without a handle type
     one.do(CREATE.format(1))
     code, fd = one.do(EXPORT).strip("()").split(", ")
     assert code == "0"
@@ -167,22 +171,22 @@ def pool_tenants(node: SimNode) -> tuple[Tenant, Tenant]:
 
 
 def hand_over(giver: Tenant, fd: str, taker: Tenant) -> None:
-    """A descriptor of one process as `fd` in another."""
+    """Opens a descriptor of one process as `fd` in another."""
     taker.do(f"fd = os.open('/proc/{giver.process.pid}/fd/{fd}', os.O_RDWR)")
 
 
 def test_a_memory_pool_is_imported_by_file_descriptor(node: SimNode) -> None:
     one, two = pool_tenants(node)
-    assert one.do(MAKE_POOL.format(8)) == NOT_SUPPORTED_TEXT  # fabric handles
+    assert one.do(MAKE_POOL.format(8)) == NOT_SUPPORTED_TEXT  # 8 asks for fabric handles
     assert [one.do(MAKE_POOL.format(0)), one.do(ALLOC.format(4))] == ["0", "0"]
-    assert one.do(GIVE_POOL).startswith("(1,")  # the object was made without a handle type
+    assert one.do(GIVE_POOL).startswith("(1,")  # the pool was made without a handle type
     assert one.do(GIVE_POINTER).startswith("(1,")
     assert [one.do(MAKE_POOL.format(1)), one.do(ALLOC.format(8))] == ["0", "0"]
     code, fd = one.do(GIVE_POOL).strip("()").split(", ")
     pointer = one.do(GIVE_POINTER).split("'")[1]
     assert [code, one.write(31)] == ["0", "ok"]
     before = used_mib(node)
-    assert two.do(TAKE_POINTER.format(pointer)) == "1"  # from no pool
+    assert two.do(TAKE_POINTER.format(pointer)) == "1"  # the pointer does not belong to a pool
     hand_over(one, fd, two)
     assert [two.do(TAKE_POOL), two.do("os.close(fd)")] == ["0", "ok"]
     assert two.do(TAKE_POINTER.format("00" * 64)) == "1"
@@ -192,9 +196,9 @@ def test_a_memory_pool_is_imported_by_file_descriptor(node: SimNode) -> None:
         "ok",
         "32",
     ]
-    assert used_mib(node) == before  # charged to its owner alone
+    assert used_mib(node) == before  # only the owner is charged
     set_pool = "out = cu.raw('cuDeviceSetMemPool', 0, pool)"
-    assert [two.do(ALLOC.format(1)), two.do(set_pool)] == ["1", "1"]  # an imported pool makes nothing
+    assert [two.do(ALLOC.format(1)), two.do(set_pool)] == ["1", "1"]  # an imported pool cannot allocate
     two.do("pointers.pop()")
     assert [two.do(FREE_POINTER), two.do(END_POOL)] == ["0", "0"]
     assert one.read() == "32"
@@ -212,7 +216,7 @@ def test_an_imported_pool_of_a_dead_process_allocates_nothing(node: SimNode) -> 
     hand_over(one, fd, two)
     assert [two.do(TAKE_POOL), two.do(TAKE_POINTER.format(pointer))] == ["0", "0"]
     one.kill()
-    assert two.read() == "41"  # what is mapped stays mapped
+    assert two.read() == "41"  # an existing mapping stays
     assert used_mib(node) == CONTEXT_MIB
     assert two.do(TAKE_POOL) == "304"  # CUDA_ERROR_OPERATING_SYSTEM
 
@@ -247,7 +251,7 @@ def test_external_memory_maps_the_exported_allocation(node: SimNode) -> None:
     assert used_mib(node) == before
     assert two.do("out = cu.raw('cuMemFree_v2', c.c_uint64(pointers[-1]))") == "0"
     ended = "out = cu.raw('cuDestroyExternalMemory', x), os.path.exists(f'/proc/self/fd/{fd}')"
-    assert two.do(ended) == "(0, False)"  # the descriptor was the driver's
+    assert two.do(ended) == "(0, False)"  # the driver had taken the descriptor, and has closed it
     assert two.do("out = cu.raw('cuDestroyExternalMemory', None)") == INVALID_HANDLE
 
 
@@ -255,7 +259,7 @@ def test_a_process_with_shared_memory_cannot_be_suspended(node: SimNode) -> None
     one, control = Tenant(node), Controller(node)
     one.say("alloc 10")
     one.do(GIVE)
-    one.say("free")  # with the memory its handle is gone
+    one.say("free")  # the handle ends with its memory
     assert control.suspend(one.process.pid) == [0, 0]
     assert control.resume(one.process.pid) == [0, 0]
     one.say("alloc 10")

@@ -1,4 +1,4 @@
-"""Every form of a launch, and the two default streams."""
+"""Every form of a launch, and the two kinds of default stream."""
 
 # ruff: noqa: E501 - the snippets are programs; broken lines read worse
 
@@ -53,7 +53,9 @@ out.append(dump["processes"][0]["uses"][0]["done_ns"])
 
 
 def test_each_thread_has_its_own_default_stream(node: SimNode) -> None:
-    """The legacy one waits for every stream; the thread's own only for itself."""
+    """The legacy default stream waits for every stream. A thread's own default stream waits only for
+    itself.
+    """
     out = ask(
         node,
         HEAD

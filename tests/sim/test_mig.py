@@ -1,4 +1,4 @@
-"""MIG: placement against the oracle, instances, handles, mode changes, reboot and reset."""
+"""MIG: placement compared with the oracle, instances, handles, mode changes, reboot and reset."""
 
 # ruff: noqa: E501 - the snippets are programs; broken lines read worse
 
@@ -63,9 +63,11 @@ def ask(node: SimNode, body: str) -> object:
 def test_instance_placement_agrees_with_the_model(
     sim_node: Make, profile: str, walk: str, table: str, layouts: int | None
 ) -> None:
-    """Every legal layout of the card is gone to, and in each every create and every capacity is compared."""
+    """Visits every legal layout of the device, and compares every possible creation and every
+    capacity in it.
+    """
     node = sim_node(profile)
-    if profile in ("a100x8", "a30x4"):  # Ampere: the mode is pending until a reset
+    if profile in ("a100x8", "a30x4"):  # on Ampere the mode is pending until a reset
         ask(node, "n.nvmlDeviceSetMigMode(h, 1)")
         node.sim("reset", "0")
     done = node.run([sys.executable, "-m", "tests.sim.mig_walk", walk, table], {"PYTHONPATH": str(ROOT)})
@@ -94,7 +96,8 @@ out += [name, [a.multiprocessorCount, a.memorySizeMB, a.gpuInstanceSliceCount, a
     )
     assert out == [
         *[0, [1, 1], 7, "NVIDIA H200 MIG 2g.35gb", [32, 33280, 2, 2], [33280 << 20, 0], 1, 0],
-        # id of a 2-slice range at 4: 3 + 4 / 2; destroying under its compute instance is refused
+        # 5: the id of a range of 2 slices at 4 (3 + 4 / 2); a GPU instance with a compute instance cannot be
+        # destroyed
         *[5, 0, 0, True, True, "error 6", "error 19"],
     ]
     access = node.host_root / "proc/driver/nvidia/capabilities/gpu0/mig/gi5"
@@ -126,7 +129,7 @@ for start in (0, 2, 0):
 
 
 def test_unplaced_instances_fill_from_the_high_end(sim_node: Make) -> None:
-    """`-cgi 19,19,14,9` fails where `9,14,19,19` works (NVIDIA's MIG user guide)."""
+    """`-cgi 19,19,14,9` fails and `9,14,19,19` succeeds (NVIDIA's MIG user guide)."""
     body = """
 n.nvmlDeviceSetMigMode(h, 1)
 def tour(profiles):
@@ -227,8 +230,8 @@ for i in (0, 1):
 @pytest.mark.parametrize(
     ("profile", "reset", "reboot"),
     [
-        # [mig current, pending], compute mode, persistence, accounting: a reset brings MIG up on Ampere; a reboot
-        # keeps its mode there (InfoROM) and loses it from Hopper on
+        # [MIG mode current, pending], compute mode, persistence, accounting. On Ampere a reset enables MIG,
+        # and a reboot keeps its mode (in the InfoROM). From Hopper on a reboot loses it
         ("a100x8", [[1, 1], 3, 1, 1], [[1, 1], 0, 0, 0]),
         ("h200x8", [[1, 1], 3, 1, 1], [[0, 0], 0, 0, 0]),
     ],
@@ -243,12 +246,12 @@ def test_a_reset_and_a_reboot_keep_the_modes_that_the_architecture_keeps(
     node.sim("fault", "memory", "--device", "0", "--bytes", "1073741824")
     node.sim("fault", "gpu-lost", "--device", "0")
     node.sim("reset", "0")
-    assert ask(node, LOOK) == [reset, changed]  # and the card is back
+    assert ask(node, LOOK) == [reset, changed]  # the lost device is back as well
     assert node.dump()["devices"][0]["hidden_bytes"] == 0
     ask(node, "slice(19)\nslice(14)")
     assert len(node.dump()["devices"][0]["gpu_instances"]) == 2
     node.sim("reset", "0")
-    assert node.dump()["devices"][0]["gpu_instances"] == []  # instances never outlive either
+    assert node.dump()["devices"][0]["gpu_instances"] == []  # instances survive neither a reset nor a reboot
     ask(node, "slice(19)")
     node.sim("reboot")
     assert ask(node, LOOK) == [reboot, reboot]
@@ -270,5 +273,5 @@ def test_a_device_in_use_is_not_reset_and_a_reboot_ends_its_processes(sim_node: 
     assert node.dump()["processes"] == []
     assert (
         tenant.say("alloc 10") == tenant.say("sync") == "error 4"
-    )  # DEINITIALIZED: it has no driver any more
+    )  # DEINITIALIZED: the driver under the process is gone
     assert Tenant(node).first.startswith("ready")

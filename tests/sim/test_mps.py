@@ -1,4 +1,4 @@
-"""The stand-in MPS control daemon: its commands, files and traps as measured on NVIDIA's."""
+"""The simulated MPS control daemon: its commands, files and special cases as measured on NVIDIA's."""
 
 # ruff: noqa: E501 - the snippets are programs; broken lines read worse
 
@@ -23,7 +23,7 @@ RPC_FAILURE, TERMINATED, OUT_OF_MEMORY = "error 806", "error 810", "error 2"
 
 
 class Mps:
-    """One control daemon on a node, in a pipe directory of its own."""
+    """One control daemon on a node, with its own pipe directory."""
 
     def __init__(self, node: SimNode, directory: Path) -> None:
         self.node, self.pipe, self.log = node, directory / "p", directory / "l"
@@ -46,7 +46,9 @@ class Mps:
 
 
 def says_soon(tenant: Tenant, word: str, answer: str) -> None:
-    """A daemon's main thread may be gone before the last of its descriptors is closed."""
+    """Waits for an answer, because a killed daemon's descriptors may close later than its main thread
+    ends.
+    """
     end = time.monotonic() + 10
     while (said := tenant.say(word)) != answer:
         assert time.monotonic() < end, said
@@ -134,7 +136,9 @@ def test_bad_values_are_ignored_silently(mps: Mps) -> None:
 
 @pytest.mark.parametrize("key", ["ordinal", "uuid"])
 def test_a_memory_limit_counts_the_context(mps: Mps, key: str) -> None:
-    """Measured on one H200: 1024 MiB leaves 480 MiB in pieces of 32, 2048 leaves 1504."""
+    """Measured on an H200 in pieces of 32 MiB: a limit of 1024 MiB leaves 480 MiB, one of 2048 leaves
+    1504.
+    """
     device = "0" if key == "ordinal" else mps.node.dump()["devices"][0]["uuid"]
     mps.daemon()
     for limit, left in ((1024, 480), (2048, 1504)):
@@ -144,7 +148,8 @@ def test_a_memory_limit_counts_the_context(mps: Mps, key: str) -> None:
         assert answers == ["ok"] * (left // 32) + [OUT_OF_MEMORY]
         tenant.kill()
         (server,) = mps.say("get_server_list")[1].split()
-        mps.say(f"shutdown_server {server}")  # a running server keeps the limits it started with
+        # the running server keeps its limits, and a new one has the new limits
+        mps.say(f"shutdown_server {server}")
 
 
 def test_a_client_has_no_channels_of_its_own(mps: Mps) -> None:
@@ -191,7 +196,7 @@ def test_the_daemons_death_ends_its_clients_and_frees_the_device(mps: Mps) -> No
     wait_gone(pid)
     says_soon(tenant, "sync", RPC_FAILURE)
     assert tenant.say("alloc 1") == RPC_FAILURE
-    unlimited = mps.tenant()  # no MPS any more, so no limit, and not a word of it
+    unlimited = mps.tenant()  # without MPS there is no limit, and no error either
     assert unlimited.say("alloc 4096") == "ok"
 
 
@@ -254,14 +259,14 @@ else:
 
 
 def test_a_client_sees_the_devices_of_its_daemon(sim_node: Make, tmp_path: Path) -> None:
-    """The daemon's list restricts and renumbers; a client's own list counts what the daemon offers."""
+    """The daemon's list restricts and renumbers the devices. A client's list counts within the daemon's."""
     node = sim_node()
     uuids = [d["uuid"] for d in node.dump()["devices"]]
     mps = Mps(node, tmp_path)
     done = node.run([CONTROL, "-d"], {**mps.env, "CUDA_VISIBLE_DEVICES": f"{uuids[5]},2"}, check=False)
     assert done.returncode == 0
     try:
-        mps.say("set_default_device_pinned_mem_limit 1 1024M")  # the second of the daemon's: card 2
+        mps.say("set_default_device_pinned_mem_limit 1 1024M")  # ordinal 1 of the daemon: device 2
         for own, seen in (
             (None, [uuids[5], uuids[2]]),
             ("1", [uuids[2]]),

@@ -1,6 +1,7 @@
-"""The stand-in MPS control daemon beside NVIDIA's own: each line alone, the same answers, the same status.
+"""Compares the simulated MPS control daemon with NVIDIA's: each line alone gives the same answer and status.
 
-Those of Debian (non-free nvidia-cuda-mps, branches 535 and 550) run without a GPU, though with no server.
+NVIDIA's daemons from Debian (non-free nvidia-cuda-mps, branches 535 and 550) run without a GPU, but have no
+server.
 """
 
 from __future__ import annotations
@@ -109,13 +110,13 @@ quit
 get_default_active_thread_percentage
 """.strip("\n").splitlines()
 
-#: Of branch 535, where 550 is otherwise.
+#: lines whose answers differ between branches 535 and 550
 BEFORE_550 = {"get_server_status 999", "get_server_status"}
 ANYBODY_SETS_BEFORE_550 = {line for line in OTHERS_LINES if line.startswith("set_default_")}
 
 
 class Daemon:
-    """One control daemon, stand-in or NVIDIA's, in a folder of its own."""
+    """One control daemon, simulated or NVIDIA's, in its own folder."""
 
     def __init__(self, program: str, folder: Path, env: Mapping[str, str]) -> None:
         folder.mkdir(mode=0o755)
@@ -125,7 +126,7 @@ class Daemon:
         subprocess.run([program, "-d"], env=self.env, check=True, timeout=300)
 
     def hears(self, lines: list[str], before: tuple[str, ...] = ()) -> list[Answer]:
-        """Each line through a shell of its own."""
+        """Sends each line through a shell of its own."""
         return [self._line(line, before) for line in lines]
 
     def _line(self, line: str, before: tuple[str, ...]) -> Answer:

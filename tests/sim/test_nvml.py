@@ -1,4 +1,4 @@
-"""NVML through nvidia-ml-py, against what one real H200 answered (driver 580.159.04)."""
+"""NVML through nvidia-ml-py, compared with the answers of a real H200 (driver 580.159.04)."""
 
 # ruff: noqa: E501 - the snippets are programs; broken lines read worse
 
@@ -217,7 +217,7 @@ def test_the_host_tree_has_the_files_that_tools_read(sim_node: Make) -> None:
     information = (nvidia / "gpus/0000:1b:00.0/information").read_text()
     assert node.dump()["devices"][0]["uuid"] in information and "Device Minor: \t 0" in information
     minors = (node.host_root / "proc/driver/nvidia-caps/mig-minors").read_text().splitlines()
-    # the fixed table of the driver: 135 minors a GPU, 9 a GPU instance
+    # the driver's fixed table: 135 minor numbers for a GPU, 9 for a GPU instance
     assert {"config 1", "gpu0/gi0/access 3", "gpu0/gi1/ci0/access 13", "gpu1/gi0/access 138"} <= set(minors)
     node.sim("driver", "590.1.2")
     assert "590.1.2" in (nvidia / "version").read_text()

@@ -1,5 +1,6 @@
-"""Programs that we did not write take the simulated node for real: nvidia-smi 535 and 550, nvitop, gpustat,
-and every query of nvidia-ml-py. They are fetched once (tests/sim/outside.py) and never committed."""
+"""Other projects' programs work on the simulated node: nvidia-smi 535 and 550, nvitop, gpustat, and every
+query of nvidia-ml-py. They are fetched once (tests/sim/outside.py) and never committed.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from tests.simnode import ROOT, SimNode
 Make = Callable[..., SimNode]
 Smi = Callable[..., subprocess.CompletedProcess[str]]
 
-#: What an H200 and an H100 (driver 580.159.04, MIG mode off) printed for `nvidia-smi mig -lgip` and `-lgipp`.
+#: Output of `nvidia-smi mig -lgip` and `-lgipp` on an H200 and an H100 (driver 580.159.04, MIG mode off).
 CARDS = {
     card: (Path(__file__).parent / "data" / f"{card}_mig_profiles.txt").read_text().split("\n\n")
     for card in ("h200", "h100")
@@ -109,7 +110,7 @@ def instances(node: SimNode) -> list[tuple[int, int, int]]:
 @BRANCHES
 def test_nvidia_smi_makes_and_destroys_mig_instances(node: SimNode, branch: str) -> None:
     assert "Enabled MIG Mode" in run(branch, node, "-i 0 -mig 1").stdout
-    # the biggest first: the driver fills from the high end (NVIDIA's MIG user guide)
+    # the largest first, because the driver fills from the high end (NVIDIA's MIG user guide)
     made = run(branch, node, "mig -i 0 -cgi 9,14,19").stdout
     assert made.count("Successfully created GPU instance") == 3
     assert instances(node) == [(9, 4, 0), (14, 2, 0), (19, 1, 0)]
@@ -121,7 +122,8 @@ def test_nvidia_smi_makes_and_destroys_mig_instances(node: SimNode, branch: str)
     assert "2g.35gb" in run(branch, node, "mig -lci").stdout
     refused = run(branch, node, "mig -i 0 -cgi 0", check=False)
     assert refused.returncode != 0 and "Insufficient Resources" in refused.stdout
-    assert run(branch, node, "mig -i 0 -dgi", check=False).returncode != 0  # compute instances are there
+    # the GPU instances still have compute instances
+    assert run(branch, node, "mig -i 0 -dgi", check=False).returncode != 0
     run(branch, node, "mig -i 0 -dci")
     run(branch, node, "mig -i 0 -dgi")
     assert instances(node) == []
@@ -129,7 +131,7 @@ def test_nvidia_smi_makes_and_destroys_mig_instances(node: SimNode, branch: str)
 
 
 def body(text: str) -> list[str]:
-    """Rows with runs of spaces and rules as one: branch 580 made the name column two wider."""
+    """Collapses spaces and rules in rows, because branch 580 widened the name column by two."""
     return [" ".join(line.replace("-", "").replace("=", "").split()) for line in text.splitlines()]
 
 
@@ -143,7 +145,7 @@ def test_nvidia_smi_prints_the_profiles_as_on_the_card(sim_node: Make, card: str
 
 @NVIDIA_SMI
 def test_nvidia_smi_535_lists_profiles_only_in_mig_mode(sim_node: Make) -> None:
-    """Before branch 550 nvidia-smi itself refuses to list profiles of a card without MIG mode."""
+    """Before branch 550 nvidia-smi itself refuses to list the profiles of a device without MIG mode."""
     node = sim_node("h200x1")
     refused = run("535", node, "mig -lgip", check=False)
     assert refused.returncode == 6 and "No MIG-enabled devices found" in refused.stdout
@@ -166,7 +168,7 @@ def test_nvitop_and_gpustat_show_a_tenants_process(node: SimNode, tools: Path) -
 
 
 def test_every_function_that_nvidia_ml_py_looks_up_is_there(node: SimNode) -> None:
-    """All of them: a program never meets FUNCTION_NOT_FOUND, and a query of a device has NVML's answer."""
+    """The library has all of these functions. Each query of a device has one of NVML's answers."""
     import re
 
     import pynvml
@@ -204,7 +206,7 @@ print(json.dumps([good, codes]))
 def test_every_plain_query_of_nvidia_ml_py_is_answered(node: SimNode) -> None:
     good, codes = json.loads(node.python(QUERIES))
     assert good > 75
-    # 3: this card has no such thing. Nothing else, above all not 13 (no such function) or 999
+    # 3 (NOT_SUPPORTED by this device) is the only error; 13 (FUNCTION_NOT_FOUND) or 999 would be a gap
     assert {int(c) for c in codes} <= {3}, codes
 
 

@@ -1,4 +1,6 @@
-"""Several processes on one node: they see each other's memory, share its time, and leave nothing."""
+"""Several processes on one node: they see each other's memory, share the device's time, and leave nothing
+behind.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ def test_memory_is_seen_by_all_processes_and_freed_by_a_kill(sim_node: Make) -> 
 
 
 def test_a_zombie_holds_no_memory(sim_node: Make) -> None:
-    """A zombie after kill -9, not yet reaped: its memory is free already."""
+    """The killed process is not reaped yet, but its memory is free."""
     node = sim_node()
     one = Tenant(node)
     one.say("alloc 1000")
@@ -94,7 +96,7 @@ def test_memory_sums_hold_after_random_kills(sim_node: Make) -> None:
     for _ in range(30):
         i = choose.randrange(6)
         if choose.random() < 0.3:
-            if choose.random() < 0.5:  # in the middle of something
+            if choose.random() < 0.5:  # kills some in the middle of a command
                 stdin = tenants[i].process.stdin
                 assert stdin is not None
                 stdin.write("alloc 8\nfree\n" * 50)
@@ -125,17 +127,19 @@ def test_exclusive_process_mode_admits_one_process(sim_node: Make) -> None:
 
 
 def engine_ns(node: SimNode) -> tuple[float, dict[int, float]]:
-    """How long the first card's engine was busy, and what each process got done on it."""
+    """Nanoseconds for which the first device was busy, and the work done for each process."""
     state = node.dump()
     return state["devices"][0]["busy_ns"], {p["pid"]: p["uses"][0]["done_ns"] for p in state["processes"]}
 
 
 def test_two_processes_share_the_engine(sim_node: Make) -> None:
-    """As the driver slices: in turns of 2 ms, 94.3 % of solo together; alone again, all of it."""
+    """The driver time-slices in 2 ms, which leaves both together 94.3 % of the rate of one alone. The
+    remaining process has the whole rate again.
+    """
     node = sim_node()
     one, two = Tenant(node), Tenant(node)
     for tenant in (one, two):
-        assert tenant.say("launch 1000 1000000") == "ok"  # a thousand seconds of work, queued
+        assert tenant.say("launch 1000 1000000") == "ok"  # queues a thousand seconds of work
     slice_ns, switch_ns, busy_ns = 2e6, 120_900, 0.0
     before, first = engine_ns(node)
     while busy_ns < 100e6:
@@ -151,7 +155,7 @@ def test_two_processes_share_the_engine(sim_node: Make) -> None:
 
 
 def test_a_launch_queue_is_bounded(sim_node: Make) -> None:
-    """The 1025th launch waits for the first to end, as a full channel does."""
+    """The 1025th launch waits for the end of the first, as with a full channel."""
     node = sim_node()
     one = Tenant(node)
     assert one.say("launch 1030 100") == "ok"

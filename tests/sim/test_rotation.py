@@ -1,4 +1,4 @@
-"""Time slices on the simulated engine, under a clock of the test's own, against a plain model."""
+"""Time slices of the simulated engine, on a simulated clock, compared with a simple model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.native.harness import TEST_BUILD
 SLICE_US, SWITCH_US = 200, 13
 SLICE, SWITCH = SLICE_US * 1000, SWITCH_US * 1000
 END = 10**12
-#: Moments are whole nanoseconds.
+#: Times are rounded to whole nanoseconds.
 NEAR_NS = 2
 
 
@@ -50,14 +50,14 @@ def run(lines: Sequence[str], slice_us: float = SLICE_US, switch_us: float = SWI
 def lines_of(submits: Sequence[Submit], fractions: dict[int, float], looks: Sequence[int] = ()) -> list[str]:
     events = [(s.at, f"submit {s.at} {s.queue} {s.work}") for s in submits]
     events += [(at, f"look {at}") for at in looks]
-    events += [(s.at, f"look {s.at}") for s in submits]  # as its own process would
+    events += [(s.at, f"look {s.at}") for s in submits]  # a process advances the clock before it submits
     clients = [f"client {queue} {fraction}" for queue, fraction in fractions.items()]
     return [*clients, *(line for _, line in sorted(events, key=lambda e: e[0])), f"look {END}"]
 
 
 @dataclass
 class Model:
-    """Every slice one by one. Clients of MPS are one group, named None."""
+    """Computes every slice one by one. All clients of MPS form one group, named None."""
 
     fractions: dict[int, float]
     clock: float = 0
@@ -74,7 +74,7 @@ class Model:
         return None if queue in self.fractions else queue
 
     def members(self, group: int | None) -> dict[int, float]:
-        """Queue -> rate, of those with work."""
+        """Queue -> rate, for the queues of the group that have work."""
         busy = [q for q in self.left if self.group(q) == group and self.left[q] > 0]
         total = max(1.0, sum(self.fractions.get(q, 1) for q in busy))
         return {q: self.fractions.get(q, 1) / total for q in busy}
@@ -138,7 +138,8 @@ def scenarios(draw: st.DrawFn) -> tuple[list[Submit], dict[int, float], list[int
     for _ in range(draw(st.integers(1, 14))):
         at += draw(gaps)
         submits.append(Submit(at, draw(st.integers(0, 4)), draw(works)))
-    clients = draw(st.sampled_from([{}, {}, {3: 0.5, 4: 0.25}, {2: 1.0, 3: 1.0}]))  # rates are exact
+    # fractions that are exact in binary
+    clients = draw(st.sampled_from([{}, {}, {3: 0.5, 4: 0.25}, {2: 1.0, 3: 1.0}]))
     return submits, clients, draw(st.lists(st.integers(0, at + 20 * SLICE), max_size=6))
 
 
@@ -158,13 +159,15 @@ def test_every_position_of_a_queue_is_reached_at_the_models_time(
 
 
 def test_two_endless_queues_get_the_measured_throughput() -> None:
-    """94.3 % of solo between them (DESIGN.md), from the slice and the switch of the H200's profile."""
+    """Two queues together reach 94.3 % of one alone (DESIGN.md), computed from the slice and the switch of
+    the H200's profile.
+    """
     second = 10**9
     lines = ["submit 0 0 1000000000", "submit 0 1 1000000000", f"look {END}"]
     got = run(lines, 2000, 120.9)
     last = max(got.values())
     assert 2 * second / last == pytest.approx(0.943, abs=0.0005)
-    assert last - min(got.values()) < 2.2e6  # one turn apart
+    assert last - min(got.values()) < 2.2e6  # at most one slice and switch apart
 
 
 def test_a_new_queue_waits_for_the_end_of_the_time_slice() -> None:
@@ -175,7 +178,7 @@ def test_a_new_queue_waits_for_the_end_of_the_time_slice() -> None:
 
 
 def test_days_of_time_slices_are_computed_in_one_step() -> None:
-    """Eight of them for eleven days of slices: walked one by one this would not end."""
+    """Eleven days of slices for eight queues. Computing slice by slice would never end."""
     days = 10**15
     lines = [f"submit 0 {q} {days}" for q in range(8)] + [f"look {9 * days}"]
     got = run(lines)

@@ -1,4 +1,4 @@
-"""Texture and surface objects: what may be one, and the queries about them."""
+"""Texture and surface objects: what they can be made of, and the queries about them."""
 
 # ruff: noqa: E501 - the snippets are programs; broken lines read worse
 

@@ -1,9 +1,9 @@
 /*
- * usage: fuzz-NAME SECONDS RUNS SEED CURRENT CORPUS
+ * driver.c, linked to each harness: fuzz-NAME SECONDS RUNS SEED CURRENT CORPUS
  *
- * Runs each file of CORPUS, and then mutations of them until SECONDS are over or RUNS are done; an input that
- * reaches an edge of the code that none before has reached is mutated further. CURRENT holds the input that
- * runs, so that it is there after a crash: its length in 4 bytes, then its bytes.
+ * Runs each file of CORPUS, and then mutations of them until SECONDS are over or RUNS are done. An input that
+ * reaches a new edge of the code is mutated further. The file CURRENT holds the input that is running, so that it is
+ * known after a crash: its length in 4 bytes, then its bytes.
  */
 #include <dirent.h>
 #include <fcntl.h>
@@ -33,7 +33,10 @@ static struct input *current;
 static uint64_t state;
 static unsigned long runs;
 
-/* gcc calls it at each edge of the code that is compiled with trace-pc. Threads may: a lost count does no harm. */
+/*
+ * gcc calls this at each edge of code compiled with trace-pc. Threads may call it at the same time; a lost count does
+ * no harm.
+ */
 void __sanitizer_cov_trace_pc(void);
 void __sanitizer_cov_trace_pc(void)
 {
@@ -138,7 +141,7 @@ static void run(const struct input *input)
     memcpy(current->bytes, input->bytes, input->size);
     fresh = false;
     runs++;
-    alarm(RUN_TIMEOUT_S); /* an input that does not end is a finding too */
+    alarm(RUN_TIMEOUT_S); /* an input that never ends is a finding, too */
     LLVMFuzzerTestOneInput(input->bytes, input->size);
     alarm(0);
     if (!fresh || pooled == POOL_MAX)

@@ -1,7 +1,7 @@
 /*
- * The whole arbiter in this process, and its loop turned by hand: where it would wait for events, the next step
- * of the input is done. A step is of a tenant (connect, packet, lock, close, any bytes in `usage`, its size), of
- * vgpud (limits, control messages) or of the clock. A process of its own plays the tenant, as the kernel tells
+ * fuzz_arbiter.c: the whole arbiter in this process, with a replaced event wait: where the arbiter would wait, the next
+ * step of the input is done. A step belongs to a tenant (connect, packet, lock, close, bytes in `usage`, its size), to
+ * vgpud (limits, control messages) or to the clock. A child process plays the tenant, because the kernel identifies
  * locks and peers by process.
  */
 #include <errno.h>
@@ -166,7 +166,8 @@ static void send_packet(int fd)
 {
     struct vgpu_message message = {.kind = byte(), .version = VGPU_LEASE_VERSION, .slot = byte()};
     uint8_t odd = byte();
-    if (message.kind == VGPU_MSG_REGISTER && (odd & 1) == 0) /* otherwise hardly any input would register */
+    /* locks the slot for most inputs, as hardly any would register otherwise */
+    if (message.kind == VGPU_MSG_REGISTER && (odd & 1) == 0)
         ask_tenant(LOCK, odd >> 1, (uint8_t)message.slot);
     bytes(&message.turn, sizeof(message.turn));
     if (odd == 0xff)
@@ -187,7 +188,7 @@ static void send_control(void)
 
 static void write_usage(int fd)
 {
-    /* half of the places are the first slots' and their tables of channels */
+    /* half of the writes go to the first slots and their channel tables */
     uint32_t place = word();
     uint8_t noise[255];
     size_t size = bytes(noise, byte());
@@ -261,13 +262,13 @@ static void step(void)
 int __wrap_epoll_wait(int fd, struct epoll_event *events, int most, int timeout)
 {
     int count = __real_epoll_wait(fd, events, most, 0);
-    if (most == 1) /* one of the slow sources (loop.h), which are always ready */
+    if (most == 1) /* a wait for one of the slow sources (loop.h), which are always ready */
         return count;
     (void)timeout;
     if (count != 0 && ++events_in_a_row < EVENTS_MAX)
         return count;
     if (count != 0)
-        abort(); /* the loop spins: events that no step has caused do not end */
+        abort(); /* the loop spins: more events arrive than the steps have caused */
     events_in_a_row = 0;
     if (left == 0) {
         errno = ECANCELED;
@@ -287,8 +288,8 @@ int __wrap_clock_gettime(clockid_t id, struct timespec *now)
 }
 
 /*
- * Closes the last connection. The arbiter then holds only the memory of the leases: the sanitizer reports any other as
- * a leak.
+ * Closes the last connection. The arbiter then holds only the leases' memory; the sanitizer reports anything else as a
+ * leak.
  */
 static void end(void)
 {
@@ -337,7 +338,7 @@ static void make_leases(void)
         snprintf(path, sizeof(path), "%s/leases/f%u/" VGPU_USAGE_FILE, folder, l);
         usages[l] = make_file(path);
     }
-    /* the second device is cut, with a control device that refuses every call */
+    /* the second device has engine `cut`, with a control device that refuses every call */
     snprintf(path, sizeof(path), "%s/engines", folder);
     mkdir(path, 0755);
     snprintf(path, sizeof(path), "%s/engines/%s", folder, fresh_limits.devices[1].uuid);
@@ -361,7 +362,7 @@ static void begin(void)
     atexit(end);
     for (unsigned c = 0; c < CONNECTIONS; c++)
         connections[c] = -1;
-    /* the arbiter logs the loop's end here each time; a sanitizer writes to its own file */
+    /* the arbiter logs each end of its loop; a sanitizer writes to its own file */
     freopen("/dev/null", "w", stderr);
     left = 0;
     arbiter_main(6, words);

@@ -1,4 +1,4 @@
-/* What vgpu-hook and vgpu-runtime read of an OCI runtime's state and of a container's config.json. */
+/* fuzz_json.c: how vgpu-hook and vgpu-runtime read an OCI runtime's state and a container's config.json. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -36,7 +36,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             continue;
         if (value < text || value > text + size)
             abort();
-        /* small and large buffers, on the heap, so that the sanitizer sees a write beyond the end */
+        /* buffers of several sizes on the heap, where the sanitizer sees a write beyond the end */
         for (size_t room = 1; room <= 4096; room *= 8) {
             char *out = malloc(room);
             long length = out == NULL ? -1 : vgpu_json_string(value, out, room);

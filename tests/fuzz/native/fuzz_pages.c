@@ -1,6 +1,6 @@
 /*
- * What libvgpu reads of a lease: `limits`, and `usage`, which any process of the tenant writes. The input is
- * what lies in both pages, and then the calls of one process on them.
+ * fuzz_pages.c: how libvgpu reads a lease: `limits`, and `usage`, which every process of the tenant can write. The
+ * input is the content of both pages, followed by calls of one process on them.
  */
 #include <fcntl.h>
 #include <stdlib.h>
@@ -41,7 +41,9 @@ static void begin(void)
         abort();
 }
 
-/* Records of a place (4 bytes), a length (1 byte) and bytes; to `limits` or `usage` by the place's top bit. */
+/*
+ * Applies records of a place (4 bytes), a length (1 byte) and bytes. The place's top bit selects `limits` or `usage`.
+ */
 static size_t scribble(const uint8_t *data, size_t size)
 {
     size_t at = 0;

@@ -1,4 +1,7 @@
-/* What vgpu-hook and vgpu-runtime receive on runtime.sock: the peer may be another program than vgpud. */
+/*
+ * fuzz_reply.c: how vgpu-hook and vgpu-runtime read replies on runtime.sock, where the peer may be another program than
+ * vgpud.
+ */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,7 +13,7 @@
 #include "door.h"
 #include "fuzz.h"
 
-const char *const fuzz_words[] = {"VGRT", NULL}; /* the magic number, as this machine has it */
+const char *const fuzz_words[] = {"VGRT", NULL}; /* the magic number in this machine's byte order */
 
 static char folder[] = "/tmp/fuzz-reply-XXXXXX";
 static int listener = -1;
@@ -41,7 +44,9 @@ static void *answer(void *unused)
 {
     char sink[256];
     int fd = accept(listener, NULL, NULL);
-    /* reads the request first: a close before that would be a reset, and the client would repeat the call */
+    /*
+     * reads the request first, because an earlier close would reset the connection and the client would repeat the call
+     */
     for (size_t got = 0; got < sizeof(struct vgpu_door_request) + 2;) {
         ssize_t part = read(fd, sink, sizeof(sink));
         if (part <= 0)

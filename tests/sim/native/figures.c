@@ -1,4 +1,6 @@
-/* What the simulated driver costs: prints one JSON line. Run on a simulated node; links both libraries.
+/*
+ * figures.c: cost of the simulated driver's calls, printed as one JSON line. Runs on a simulated node and links both
+ * libraries.
  *
  *   figures            CPU nanoseconds: cuInit with a first context, an NVML query, a launch
  *   figures hold       ready, holding a context, until standard input ends
@@ -42,7 +44,7 @@ static CUfunction begin(void)
     return function;
 }
 
-/* The cheapest of several batches, without the delays of a busy machine. */
+/* The cheapest of several batches, which leaves out delays of a busy machine. */
 #define COST(call)                                                                        \
     __extension__({                                                                       \
         double best = 1e18;                                                               \

@@ -1,4 +1,7 @@
-/* An ioctl in front of the simulated driver's, which says the classes of the objects that are made and freed. */
+/*
+ * recorder.c: an ioctl function in front of the simulated driver's. It prints the classes of the objects that are made
+ * and freed.
+ */
 #include <dlfcn.h>
 #include <stdarg.h>
 #include <stdio.h>

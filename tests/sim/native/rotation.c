@@ -1,11 +1,12 @@
-/* The engine's rotation under a clock that the test sets: obeys lines on standard input.
+/*
+ * rotation.c: the simulated engine's time slices, with a clock that the test sets. Takes commands on standard input.
  *
  * rotation SLICE_US SWITCH_US, then lines of nanoseconds since the start:
- *   client REF FRACTION     this queue is of an MPS client
- *   submit NOW REF WORK     looks at NOW, then adds work
- *   leave NOW REF           looks at NOW, then the process is gone
- *   torn NOW                who held the lock was killed: the list of the active is garbage
- *   look NOW                prints "REF POSITION REACHED_NS" for each position reached since the last look
+ *   client REF FRACTION     declares the queue as an MPS client's
+ *   submit NOW REF WORK     advances to NOW, then adds work
+ *   leave NOW REF           advances to NOW, then removes the process
+ *   torn NOW                the holder of the lock was killed: the list of active queues is invalid
+ *   look NOW                prints "REF POSITION REACHED_NS" for each position reached since the last command
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,7 @@
-/* A tour of both libraries in one process, for sanitizers: it includes their sources, so that everything
- * is instrumented, and ends 0 when every answer is right. Run on a simulated node. */
+/*
+ * tour.c: calls both libraries in one process under sanitizers. It includes their sources, so that all code is
+ * instrumented, and exits 0 if every result is right. Runs on a simulated node.
+ */
 #include <cuda.h>
 #include <nvml.h>
 #include <pthread.h>
@@ -8,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* What cuda.h renames, by its true names. */
+/* functions that cuda.h renames, by their real names */
 CUresult cuMemAlloc_v2(CUdeviceptr *p, size_t size);
 CUresult cuMemFree_v2(CUdeviceptr p);
 CUresult cuCtxCreate_v2(CUcontext *ctx, unsigned int flags, CUdevice dev);
@@ -59,7 +61,7 @@ static void *churn(void *seed)
     return NULL;
 }
 
-/* A part of the SMs under the primary context, and a texture in it, again and again. */
+/* Repeatedly makes a green context under the primary context, with a texture in it. */
 static void *greens(void *unused)
 {
     (void)unused;
@@ -94,7 +96,7 @@ static void *greens(void *unused)
     return NULL;
 }
 
-/* This very process, suspended and brought back while its other threads are at work. */
+/* Suspends and resumes this process while its other threads work. */
 static void *suspend(void *unused)
 {
     int pid = (int)getpid();
