@@ -63,6 +63,14 @@ def test_rates_are_between_two_looks() -> None:
     assert {row.share_used_percent for row in first} == {None}
 
 
+def test_a_suspended_tenant_uses_what_stays_on_the_device() -> None:
+    allocations = canned.allocations().allocations
+    allocations[0].state, allocations[0].stays_bytes = "suspended", 2 * GIB
+    sample = look(12.0)._replace(allocations=allocations)
+    assert tenant_rows(look(12.0), None, 0)[0].memory_used_bytes == 3 * GIB
+    assert tenant_rows(sample, None, 0)[0].memory_used_bytes == 2 * GIB
+
+
 def test_a_counter_that_was_set_back_is_no_negative_share() -> None:
     rows = tenant_rows(look(12.0, 0), look(10.0, 5 * 10**8), 0)
     assert rows[0].share_used_percent == 0.0
@@ -272,6 +280,22 @@ def test_a_signal_that_ends_top_restores_the_terminal(daemon: Daemon, number: si
         live.until("\x1b[?25h\x1b[?1049l")
         assert live.process.wait(30) == 128 + number
         assert termios.tcgetattr(live.theirs) == live.before
+    finally:
+        live.close()
+
+
+def test_a_stopped_top_leaves_the_terminal_as_it_was_and_comes_back(daemon: Daemon) -> None:
+    live = Live(daemon)
+    try:
+        live.until("by memory")
+        live.process.send_signal(signal.SIGTSTP)
+        live.until("\x1b[?25h\x1b[?1049l")
+        os.waitid(os.P_PID, live.process.pid, os.WSTOPPED)
+        assert termios.tcgetattr(live.theirs) == live.before
+        since = len(live.text)
+        live.process.send_signal(signal.SIGCONT)
+        live.until("\x1b[?1049h", since)
+        live.until("by memory", since)
     finally:
         live.close()
 

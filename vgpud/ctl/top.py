@@ -5,6 +5,7 @@ one sample.
 import os
 import re
 import select
+import signal
 import sys
 import termios
 import time
@@ -340,15 +341,29 @@ def _read_keys() -> list[str]:
 @contextmanager
 def _raw_terminal() -> Iterator[None]:
     """Yields with a terminal that delivers single keys, on the alternate screen; restores the terminal in
-    every case.
+    every case, also while the process is stopped by SIGTSTP (Ctrl-Z).
     """
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
-    try:
+
+    def enter() -> None:
         tty.setcbreak(descriptor)
         sys.stdout.write(_ENTER_SCREEN)
-        yield
-    finally:
+
+    def leave() -> None:
         sys.stdout.write(_LEAVE_SCREEN)
         sys.stdout.flush()
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+    def stop(_number: int, _frame: object) -> None:
+        leave()
+        signal.raise_signal(signal.SIGSTOP)  # the process stops here until SIGCONT
+        enter()
+
+    old = signal.signal(signal.SIGTSTP, stop)
+    try:
+        enter()
+        yield
+    finally:
+        signal.signal(signal.SIGTSTP, old)
+        leave()

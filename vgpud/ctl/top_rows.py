@@ -176,7 +176,7 @@ def _tenant(
         device=device,
         mode=part.mode + (f" {words.mig_name(part)}" if part.HasField("mig") else ""),
         state=_state(item),
-        memory_used_bytes=meter.memory_used_bytes if meter is not None else 0,
+        memory_used_bytes=_used_bytes(item, meter),
         memory_limit_bytes=part.memory_bytes,
         memory_peak_bytes=peak,
         share_asked_percent=part.share_percent if part.HasField("share_percent") else None,
@@ -190,6 +190,13 @@ def _tenant(
         age_seconds=max(0.0, (now_unix_ns - item.created_unix_ns) / 1e9),
         label=words.label(item),
     )
+
+
+def _used_bytes(item: pb.Allocation, meter: pb.SliceMeter | None) -> int:
+    """Bytes on the device: libvgpu counts the memory of a suspended tenant although it is on the host."""
+    if item.state == State.SUSPENDED:
+        return item.stays_bytes
+    return meter.memory_used_bytes if meter is not None else 0
 
 
 def _state(item: pb.Allocation) -> str:
