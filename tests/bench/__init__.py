@@ -1,1 +1,1 @@
-"""Benchmarks: numbers for people to compare, never pass or fail."""
+"""Benchmarks: figures for people to compare. They do not pass or fail."""

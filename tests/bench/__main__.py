@@ -1,4 +1,4 @@
-"""`python -m tests.bench [NAME...]`: tables on standard output, JSON in build/bench."""
+"""`python -m tests.bench [NAME...]`: prints tables on standard output and writes JSON to build/bench."""
 
 import argparse
 import os
@@ -69,7 +69,7 @@ def parse() -> argparse.Namespace:
 
 
 def on_simulated_node() -> int:
-    """The same program again, inside a simulated node of 8 H200."""
+    """Runs the same command on a simulated node of eight H200."""
     with tempfile.TemporaryDirectory(prefix="vgpu-sim-") as folder:
         inside = [str(BUILD / "bin" / "vgpu-sim"), "run", "--profile", "h200x8", "--state", f"{folder}/node"]
         return subprocess.call([*inside, "--", sys.executable, "-m", "tests.bench", *sys.argv[1:]])

@@ -1,10 +1,10 @@
 """Latency of one tenant's messages to the arbiter while another tenant attacks it.
 
 The honest tenant asks for a time slice of its own device, and gives it back at once: WANT, GRANT, DONE. The
-time is from the WANT to the moment that the arbiter sends the GRANT, which the GRANT says: how long the
-kernel takes to wake the tenant is no part of it. A row has the same tenant without an attack beside it, in
-the same run. The aim is that no attack costs a message more than 1 ms. The attackers
-(tests/bench/arbiter_attackers.py) run at the lowest priority.
+latency ends when the arbiter sends the GRANT, whose message has that time: the time in which the kernel wakes
+the tenant is left out. Each row has the same tenant without an attack, measured in the same run. The goal is
+that no attack delays a message by more than 1 ms. The attackers (tests/bench/arbiter_attackers.py) run at the
+lowest priority.
 """
 
 import struct
@@ -26,14 +26,14 @@ from vgpud import lease_layout as layout
 from vgpud.lease import DeviceLimits, write_lease
 
 GRANT = 6
-TURN = struct.Struct("<QQQIIQ")  # native/common/lease.h, struct vgpu_turn
+TURN = struct.Struct("<QQQIIQ")  # struct vgpu_turn in native/common/lease.h
 _HEAD_BYTES = 24
 _PAUSE_SECONDS = 0.001
 _SECONDS = 4.0
 
 
 class Honest:
-    """A tenant alone on a device. Its turn is granted as soon as the arbiter has read its message."""
+    """A tenant alone on a device. The arbiter grants its time slice as soon as it has read the message."""
 
     def __init__(self, node: Node) -> None:
         limits = [DeviceLimits(UUIDS[1], GIB)]
@@ -43,7 +43,7 @@ class Honest:
         self._tenant.line.settimeout(60)
 
     def ask(self) -> float:
-        """Seconds until the arbiter grants a turn, which is given back."""
+        """Asks for a time slice and gives it back. Returns the seconds until the grant."""
         asked_ns = time.monotonic_ns()
         self.say_want()
         return (self.granted() - asked_ns) / 1e9
@@ -52,7 +52,9 @@ class Honest:
         self._tenant.line.send(message(WANT, 0, TURN.pack(0, 0, 0, 0, 1, 0)))
 
     def granted(self) -> int:
-        """Waits for the turn, and gives it back; CLOCK_MONOTONIC when the arbiter granted it."""
+        """Waits for the time slice and gives it back. Returns the CLOCK_MONOTONIC time at which the arbiter
+        granted it.
+        """
         while True:
             answer = self._tenant.line.recv(layout.MESSAGE_SIZE)
             if int.from_bytes(answer[:4], "little") == GRANT:
@@ -67,7 +69,7 @@ class Honest:
 
 @contextmanager
 def attack(name: str, lease: Path) -> Iterator[None]:
-    """The attack runs inside the block; its processes have ended after the block."""
+    """Runs the attack during the block, and ends its processes after it."""
     words = [sys.executable, "-m", "tests.bench.arbiter_attackers", name, str(lease)]
     one = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, text=True)
     assert one.stdout is not None

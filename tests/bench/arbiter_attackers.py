@@ -16,7 +16,7 @@ from tests.fuzz.test_arbiter import WANT, Tenant, message
 from vgpud import lease_layout as layout
 
 Done = Callable[[], None]
-SHORT_LOOK_LOCKS = 1500  # so many that one look stays below ASIDE_MAX_NS (native/arbiter/aside.h)
+SHORT_LOOK_LOCKS = 1500  # as many locks as keep one query below ASIDE_MAX_NS (native/arbiter/aside.h)
 OTHER_LEASE = "attackers-other"
 _FAR = 1 << 30
 
@@ -27,7 +27,7 @@ def nothing(lease: Path, stands: Done) -> None:
 
 
 def locks_and_bad_packets(lease: Path, stands: Done, locks: int) -> None:
-    """Each slot has an owner word, so that each is worth a look, and each look goes through all locks."""
+    """Each slot has an owner, so that the arbiter checks each, and each check goes through all locks."""
     usage = _locked(lease, locks)
     for slot in range(layout.MAX_SLOTS):
         os.pwrite(usage, b"\1\0\0\0", layout.USAGE_SLOTS + slot * layout.SLOT_SIZE)
@@ -40,7 +40,9 @@ def locks_and_bad_packets(lease: Path, stands: Done, locks: int) -> None:
 
 
 def messages(lease: Path, stands: Done) -> None:
-    """As many as the socket takes, of a registered process; a connection that is closed is made anew."""
+    """A registered process sends as many messages as the socket takes. It connects again when the arbiter
+    closes the connection.
+    """
     stands()
     while True:
         with suppress(OSError, AssertionError):
@@ -52,7 +54,7 @@ def messages(lease: Path, stands: Done) -> None:
 
 
 def messages_of_all_slots(lease: Path, stands: Done) -> None:
-    """A message of each of 256 registered connections, at once, over and over."""
+    """Each of 256 registered connections sends a message, all at once, repeatedly."""
     tenants = [Tenant(lease, slot) for slot in range(layout.MAX_SLOTS)]
     stands()
     while True:
@@ -62,8 +64,9 @@ def messages_of_all_slots(lease: Path, stands: Done) -> None:
 
 
 def writes(lease: Path, stands: Done) -> None:
-    """To `usage` of two leases in turns: the kernel tells of each write, and the arbiter looks at the
-    file's size."""
+    """Writes to `usage` of two leases alternately. inotify reports each write, and the arbiter checks the
+    file's size.
+    """
     files = [_locked(one, SHORT_LOOK_LOCKS) for one in (lease, lease.with_name(OTHER_LEASE))]
     stands()
     while True:
@@ -72,7 +75,7 @@ def writes(lease: Path, stands: Done) -> None:
 
 
 def connections(lease: Path, stands: Done) -> None:
-    """100 at once, over and over."""
+    """Opens 100 connections at once, repeatedly."""
     stands()
     while True:
         lines = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(100)]
@@ -85,7 +88,7 @@ def connections(lease: Path, stands: Done) -> None:
 
 
 def deaths(lease: Path, stands: Done) -> None:
-    """200 registered processes that end at once, over and over; each death is worth a look at the locks."""
+    """200 registered processes end at once, repeatedly. For each death the arbiter queries the locks."""
     _locked(lease, SHORT_LOOK_LOCKS)
     told = False
     while True:
@@ -100,7 +103,7 @@ def deaths(lease: Path, stands: Done) -> None:
 
 
 def slots_of_one(lease: Path, stands: Done) -> None:
-    """One process that registers in slot after slot: each time, its former slots are worth a look each."""
+    """One process registers in one slot after another. Each time the arbiter checks all its former slots."""
     _locked(lease, SHORT_LOOK_LOCKS)
     stands()
     while True:
@@ -110,13 +113,14 @@ def slots_of_one(lease: Path, stands: Done) -> None:
                 tenant = Tenant(lease, slot)
                 held.append(tenant)
         for tenant in held:
-            tenant.line.close()  # `usage` stays open, so that the locks stay
+            tenant.line.close()  # `usage` stays open and keeps its locks
         time.sleep(0.05)
 
 
 def hang_ups(lease: Path, stands: Done) -> None:
-    """200 registered processes that close their connections at once, and keep their locks: a look each, and
-    a look each at the next tick."""
+    """200 registered processes close their connections at once and keep their locks. For each the arbiter
+    queries the locks, and again at its next tick.
+    """
     _locked(lease, SHORT_LOOK_LOCKS)
     held: list[Tenant] = []
     told = False
@@ -148,7 +152,7 @@ ATTACKS: dict[str, Callable[[Path, Done], None]] = {
 
 
 def _locked(lease: Path, locks: int) -> int:
-    """A descriptor of `usage`, on which this process has so many locks besides those of the slots."""
+    """Returns a descriptor of `usage`, on which this process has this many locks besides those of slots."""
     usage = os.open(lease / layout.USAGE_FILE, os.O_RDWR)
     for lock in range(locks):
         fcntl.lockf(usage, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _FAR + 2 * lock)
@@ -156,7 +160,7 @@ def _locked(lease: Path, locks: int) -> int:
 
 
 def _registered_child(lease: Path, slot: int) -> int:
-    """0: the arbiter did not take it."""
+    """Returns the child's pid, or 0 if the arbiter refused it."""
     ready, told = os.pipe()
     child = os.fork()
     if child == 0:
@@ -181,7 +185,8 @@ def main() -> None:
     child = os.fork()
     if child == 0:
         os.setpgid(0, 0)
-        os.nice(19)  # what the arbiter does is measured, not which program has the processors
+        # lowest priority: the bench measures the arbiter's work, not the competition for processors
+        os.nice(19)
         try:
             ATTACKS[name](lease, lambda: print("stands", flush=True))
         finally:
@@ -189,7 +194,8 @@ def main() -> None:
     with suppress(OSError):
         os.setpgid(child, child)
     sys.stdin.read()
-    os.killpg(child, signal.SIGKILL)  # its children, too; of ours, not collected yet
+    # also kills its children; the child is not reaped yet, so that its pid is still valid
+    os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)
 
 

@@ -1,7 +1,7 @@
-"""`python -m tests.bench.attackers ATTACK RUN_DIR USERS`: users who attack vgpud until standard input ends.
+"""`python -m tests.bench.attackers ATTACK RUN_DIR USERS`: users that attack vgpud until standard input ends.
 
-A process for each user, uid 4242 and up, in the group of vgpu's sockets; each prints a line once its attack
-stands. The sockets and bounds that they are about are in docs/security.md.
+Starts one process for each user, from uid 4242 up, in the group of vgpud's sockets. Each prints a line once
+its attack is running. docs/security.md describes the sockets and their bounds.
 """
 
 import json
@@ -21,9 +21,9 @@ from tests.serve.http2 import DATA, Peer
 from vgpud.serve.runtime_wire import MAGIC, REQUEST, Verb
 
 FIRST_UID = 4242
-MESSAGE_BYTES = 1000 * 1000  # vgpud takes 1 MiB
+MESSAGE_BYTES = 1000 * 1000  # vgpud accepts up to 1 MiB
 _STREAMS = 32
-_METHODS = ("Plan", "Resize", "PlanDefrag", "Release")  # Allocate reads what Plan reads
+_METHODS = ("Plan", "Resize", "PlanDefrag", "Release")  # Plan has the same parser as Allocate
 Done = Callable[[], None]
 
 
@@ -33,7 +33,7 @@ def nothing(run_dir: Path, stands: Done) -> None:
 
 
 def computing(run_dir: Path, stands: Done) -> None:
-    """Nothing that vgpud sees: what the attackers' use of the processors alone costs."""
+    """Uses only the processor: shows the cost of attackers that do not call vgpud."""
     stands()
     while True:
         one, other = socket.socketpair()
@@ -44,7 +44,7 @@ def computing(run_dir: Path, stands: Done) -> None:
 
 
 def idle_connections(run_dir: Path, stands: Done) -> None:
-    """1024 of each user, all that it may have."""
+    """Each user holds 1024 connections, its maximum."""
     held = []
     for _ in range(1024):
         with suppress(OSError):
@@ -54,7 +54,7 @@ def idle_connections(run_dir: Path, stands: Done) -> None:
 
 
 def connects(run_dir: Path, stands: Done) -> None:
-    """As above, and again and again one more, which is refused."""
+    """Each user holds its maximum of connections, and repeatedly opens one more, which is refused."""
     held = []
     for _ in range(1024):
         with suppress(OSError):
@@ -66,7 +66,7 @@ def connects(run_dir: Path, stands: Done) -> None:
 
 
 def configs(run_dir: Path, stands: Done) -> None:
-    """config.json of a megabyte by runtime.sock, 16 at a time, over and over."""
+    """Sends config.json files of a megabyte to runtime.sock, 16 at a time, repeatedly."""
     bodies = tuple(_configs())
     stands()
     while True:
@@ -105,7 +105,7 @@ def _configs() -> Iterator[bytes]:
 
 
 def unread_replies(run_dir: Path, stands: Done) -> None:
-    """Of half a megabyte each by runtime.sock; 128 of each user are tried at any time."""
+    """Does not read replies of half a megabyte from runtime.sock. Each user tries 128 at any time."""
     body = json.dumps({"annotations": {"vgpud.io/memory": "2MiB"}, "x": "y" * 500_000}).encode()
     held: list[socket.socket] = []
     told = False
@@ -124,16 +124,17 @@ def unread_replies(run_dir: Path, stands: Done) -> None:
 
 
 def messages(run_dir: Path, stands: Done) -> None:
-    """gRPC messages of a megabyte, 16 calls at a time, over and over."""
+    """Sends gRPC messages of a megabyte, 16 calls at a time, repeatedly."""
     bodies = (
-        b"\xf8\x3f\x01" * (MESSAGE_BYTES // 3),  # fields that vgpud does not know
-        b"\x0a\x02ab" * (MESSAGE_BYTES // 4),  # one text, over and over
-        b"\x0a" + _varint(MESSAGE_BYTES) + b"x" * MESSAGE_BYTES,  # a long text
-        b"\x32\x00" * (MESSAGE_BYTES // 2),  # an empty message, over and over
-        b"\x32" + _varint(MESSAGE_BYTES) + b"\x0a\x00" * (MESSAGE_BYTES // 2),  # texts in a message
-        bytes([0x3B]) * (MESSAGE_BYTES // 2),  # groups
+        b"\xf8\x3f\x01" * (MESSAGE_BYTES // 3),  # unknown fields
+        b"\x0a\x02ab" * (MESSAGE_BYTES // 4),  # one text field, repeated
+        b"\x0a" + _varint(MESSAGE_BYTES) + b"x" * MESSAGE_BYTES,  # one long text field
+        b"\x32\x00" * (MESSAGE_BYTES // 2),  # one empty message, repeated
+        # many text fields inside one message
+        b"\x32" + _varint(MESSAGE_BYTES) + b"\x0a\x00" * (MESSAGE_BYTES // 2),
+        bytes([0x3B]) * (MESSAGE_BYTES // 2),  # nested groups
     )
-    import grpc  # in this process alone: it does not take forks
+    import grpc  # imported only in this process, because grpc does not work across fork
 
     stands()
     while True:
@@ -148,7 +149,7 @@ def messages(run_dir: Path, stands: Done) -> None:
 
 
 def watchers(run_dir: Path, stands: Done) -> None:
-    """64 watches of each user that read all that happens."""
+    """Each user has 64 watches, which read all events."""
     peers = [Peer(run_dir / "vgpud.sock") for _ in range(64 // _STREAMS)]
     for peer in peers:
         for _ in range(_STREAMS):
@@ -167,7 +168,9 @@ def watchers(run_dir: Path, stands: Done) -> None:
 
 
 def slow_http(run_dir: Path, stands: Done) -> None:
-    """60 connections of each user to metrics.sock that never end a request, and one that asks on and on."""
+    """Each user has 60 connections to metrics.sock that never complete a request, and one that requests
+    continuously.
+    """
     held: list[socket.socket] = []
     stands()
     while True:
@@ -205,7 +208,7 @@ ATTACKS: dict[str, Callable[[Path, Done], None]] = {
 
 def _connected(path: Path) -> socket.socket:
     one = socket.socket(socket.AF_UNIX)
-    one.settimeout(0.5)  # until the listener's queue has room
+    one.settimeout(0.5)  # waits until the listener's queue has room
     one.connect(str(path))
     return one
 
@@ -233,7 +236,7 @@ def main() -> None:
             os.setresgid(0, 0, 0)
             uid = FIRST_UID + number
             os.setresuid(uid, uid, uid)
-            # what vgpud does is measured, not which program gets the processors
+            # lowest priority: the bench measures vgpud's work, not the competition for processors
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
             try:
                 ATTACKS[name](run_dir, _stands)
@@ -242,7 +245,7 @@ def main() -> None:
         children.append(child)
     sys.stdin.read()
     for child in children:
-        os.kill(child, 9)  # of ours, not collected yet
+        os.kill(child, 9)  # the child is not reaped yet, so that its pid is still valid
         os.waitpid(child, 0)
 
 

@@ -1,4 +1,4 @@
-"""Many callers of one socket, each on a connection of its own."""
+"""Many callers of one socket, each with its own connection."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -13,7 +13,7 @@ from tests.bench.samples import MEMORY_BYTES
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.api.gen import vgpud_pb2_grpc as rpc
 
-# else channels to one address share a connection within a process
+# by default all channels of a process to one address share a connection
 _OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 
 
@@ -28,7 +28,7 @@ async def channels(socket: Path, count: int) -> AsyncIterator[list[grpc.aio.Chan
 
 
 async def echoes(socket: Path, clients: int, calls: int) -> Row:
-    """A message of the size of an AllocateRequest, there and back."""
+    """Round trips of a message as large as an AllocateRequest."""
     message = _request("echo-000000").SerializeToString()
     async with channels(socket, clients) as opened:
         say: list[grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]] = [
@@ -38,7 +38,7 @@ async def echoes(socket: Path, clients: int, calls: int) -> Row:
         async def call(client: int, _: int) -> None:
             assert await say[client](message) == message
 
-        await at_once(clients, clients * 5, call)  # warm
+        await at_once(clients, clients * 5, call)  # warm-up
         return latency_row(f"bare grpcio echo, {clients} clients", *await at_once(clients, calls, call))
 
 
@@ -54,7 +54,7 @@ class Tenants:
         self._number = 0
 
     async def pairs(self, clients: int, calls: int, note: str) -> tuple[Row, Row]:
-        """(Allocate, Release): each caller releases what it was given before it asks again."""
+        """Measures Allocate and Release. Each caller releases its allocation before it allocates again."""
         released: list[float] = []
         async with channels(self._socket, clients) as opened:
             stubs = [rpc.VgpudStub(channel) for channel in opened]
@@ -87,7 +87,7 @@ class Tenants:
         )
 
     async def take(self, count: int) -> list[str]:
-        """So many live allocations."""
+        """Makes `count` allocations and keeps them. Returns their ids."""
         ids: list[str] = []
         async with channels(self._socket, 8) as opened:
             stubs = [rpc.VgpudStub(channel) for channel in opened]
@@ -104,7 +104,7 @@ class Tenants:
             return tuple(device.uuid for device in reply.devices)
 
     async def states(self) -> dict[str, int]:
-        """How many allocations are in each state."""
+        """The number of allocations in each state."""
         options = [*_OWN_CONNECTION, ("grpc.max_receive_message_length", -1)]
         async with grpc.aio.insecure_channel(f"unix:{self._socket}", options=options) as channel:
             reply = await rpc.VgpudStub(channel).ListAllocations(pb.ListAllocationsRequest())

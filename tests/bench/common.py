@@ -1,4 +1,4 @@
-"""Timing, percentiles, tables and the JSON beside them."""
+"""Timing, percentiles, tables, and the JSON files with the same rows."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ OUTPUT = Path(__file__).resolve().parents[2] / "build" / "bench"
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table. Latencies in microseconds; `value` with its `unit` for all else."""
+    """One line of a table. Latencies are in microseconds. Other figures are in `value`, with their `unit`."""
 
     what: str
     p50_us: float | None = None
@@ -30,7 +30,7 @@ class Row:
 
 @dataclass
 class Report:
-    """What one bench found, row by row."""
+    """The rows of one bench."""
 
     name: str
     rows: list[Row] = field(default_factory=list)
@@ -52,7 +52,7 @@ class Report:
 
 
 def machine() -> dict[str, object]:
-    """What the numbers depend on; no names."""
+    """The machine's properties on which figures depend. Names are left out."""
     return {
         "kernel": platform.release(),
         "architecture": platform.machine(),
@@ -76,13 +76,13 @@ def line(row: Row) -> str:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The value that `percent` of all are at or below; `values` need not be sorted."""
+    """The value that `percent` of all values do not exceed. `values` need not be sorted."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
 
 
 def latency_row(what: str, seconds: Sequence[float], elapsed: float | None = None, note: str = "") -> Row:
-    """`elapsed` is the wall time of all of them together."""
+    """`elapsed` is the wall time of all calls together, in seconds."""
     return Row(
         what,
         p50_us=percentile(seconds, 50) * 1e6,
@@ -95,9 +95,10 @@ def latency_row(what: str, seconds: Sequence[float], elapsed: float | None = Non
 async def at_once(
     clients: int, calls: int, call: Callable[[int, int], Awaitable[None]]
 ) -> tuple[list[float], float]:
-    """`call(client, number)`, `calls` times in all, shared by so many clients that each wait for theirs.
+    """Runs `call(client, number)` `calls` times in all, shared by `clients` clients that each wait for their
+    own call.
 
-    The latencies and the wall time, in seconds.
+    Returns the latencies and the wall time, in seconds.
     """
     seconds: list[float] = []
     numbers = iter(range(calls))

@@ -1,4 +1,4 @@
-"""The other yardstick: a grpcio server that answers what it is sent. `python -m tests.bench.echo SOCKET`."""
+"""A baseline: a grpcio server that returns what it receives. `python -m tests.bench.echo SOCKET`."""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""The daemon through its sockets: latency beside the yardsticks, start, recovery, memory, idle time."""
+"""The daemon through its sockets: latency beside the baselines, start, recovery, memory, idle time."""
 
 import asyncio
 import subprocess
@@ -25,7 +25,7 @@ _NVML = (
 
 
 def run(calls: int, idle_seconds: float) -> Report:
-    """`calls` for one client; four times as many for many."""
+    """Makes `calls` calls for one client, and four times as many for many clients."""
     report = Report("grpc")
     with tempfile.TemporaryDirectory(prefix="vgpud-bench-") as folder:
         yardsticks = _yardsticks(report, Path(folder), calls)
@@ -50,7 +50,7 @@ def _node() -> Iterator[BenchNode]:
 
 
 def _yardsticks(report: Report, folder: Path, calls: int) -> float:
-    """Microseconds of one echo and one durable commit, at one client."""
+    """Microseconds of one echo plus one durable commit, for one client."""
     with BareCommits(folder) as bare:
         bare.measure(calls)
     commit = report.add(bare.row())
@@ -84,7 +84,7 @@ def _start(report: Report, node: BenchNode) -> None:
 
 
 def _idle(report: Report, node: BenchNode, seconds: float) -> None:
-    time.sleep(1.0)  # what a start leaves to do
+    time.sleep(1.0)  # the work that a start leaves for later
     before = node.cpu_seconds()
     time.sleep(seconds)
     percent = (node.cpu_seconds() - before) / seconds * 100
@@ -107,7 +107,9 @@ async def _latencies(
 
 
 def _recovery(report: Report, node: BenchNode, uuids: tuple[str, ...]) -> None:
-    """Twice: the first start has leases and specs to make anew, the second finds all as it left it."""
+    """Measures two starts: at the first, leases and specs are missing; at the second, everything is
+    in place.
+    """
     node.ledger.parent.mkdir(mode=0o700, parents=True)
     asyncio.run(ledger.fill(node.ledger, _RECOVERED, uuids))
     for what in ("leases and specs missing", "all in place"):

@@ -1,8 +1,8 @@
-"""Idle suspension, replayed: notebook-like tenants for days, under the daemon's own decisions.
+"""Replay of idle suspension: notebook-like tenants over days, with the decisions of the daemon's planner.
 
 A tenant works in sessions: spells of work with short pauses, then nothing for long (exponential and
-log-normal lengths, seeded). It works only while its memory is on the card; what it has to do waits meanwhile.
-Moving takes what an H200 took (docs/pool.md): 0.4 s and 0.4 s a GiB out, 0.3 s and 0.13 s a GiB in; one
+log-normal lengths, seeded). It works only while its memory is on the card; other work waits. Suspending and
+resuming take as long as on an H200 (docs/pool.md): 0.4 s and 0.4 s a GiB out, 0.3 s and 0.13 s a GiB in; one
 tenant at a time.
 """
 
@@ -22,7 +22,9 @@ DAY = 86400.0
 
 @dataclass
 class Trace:
-    """When a tenant has something to do: (from, until), disjoint and in order; and what it holds."""
+    """A tenant's memory, and the spells in which it has work: (from, until) in seconds, disjoint and in
+    order.
+    """
 
     gib: int
     spells: list[tuple[float, float]]
@@ -30,12 +32,12 @@ class Trace:
 
 @dataclass
 class Outcome:
-    """Of all tenants together; seconds, and GiB times seconds that lay on the host."""
+    """Totals over all tenants: seconds, and GiB times seconds during which memory was on the host."""
 
     suspensions: int = 0
     waits: list[float] = field(default_factory=list)
     given_back: float = 0.0
-    most_suspensions: int = 0  # of one tenant
+    most_suspensions: int = 0  # the largest number for one tenant
     worked: float = 0.0
 
 
@@ -49,25 +51,25 @@ def notebooks(count: int, days: float, seed: int, gib: int = 12) -> list[Trace]:
                 length = draw.lognormvariate(3.0, 1.2)
                 spells.append((now, now + length))
                 now += length + draw.expovariate(1 / 90)
-            now += draw.lognormvariate(8.2, 1.0)  # an hour, or the night
+            now += draw.lognormvariate(8.2, 1.0)  # a pause of an hour, or a night
         traces.append(Trace(gib, spells))
     return traces
 
 
 def metronomes(count: int, every: float, days: float, gib: int = 12) -> list[Trace]:
-    """The worst case for a rule by time: each tenant works again just after its suspension."""
+    """The worst case for a rule by idle time: each tenant works again just after its suspension."""
     times = [every * i for i in range(int(days * DAY / every))]
     return [Trace(gib, [(at + n, at + n + 5) for at in times]) for n in range(count)]
 
 
 def replay(traces: Sequence[Trace], rules: Rules, days: float, patient: bool = True) -> Outcome:
-    """`patient` False: as if idle times were not doubled."""
+    """Replays the traces. With `patient` False, idle times do not double."""
     tenants = [
         Tenant(str(n), ((GPU, trace.gib),), Where.AWAY, -DAY, rules, cause=Cause.IDLE)
         for n, trace in enumerate(traces)
     ]
     left = [sum(until - since for since, until in trace.spells) for trace in traces]
-    due = [0.0] * len(traces)  # work that has come up and is not yet done
+    due = [0.0] * len(traces)  # seconds of work that are due and not done
     upcoming = [list(reversed(trace.spells)) for trace in traces]
     counts = [0] * len(traces)
     found, moving, until, now = Outcome(), -1, 0.0, 0.0

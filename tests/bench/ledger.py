@@ -1,4 +1,4 @@
-"""The ledger beside a bare SQLite commit: intents at 1, 16 and 64 callers, commits, load."""
+"""The ledger beside a bare SQLite commit: intents of 1, 16 and 64 callers, commits, loading."""
 
 import asyncio
 import tempfile
@@ -17,11 +17,11 @@ from vgpud.ledger.batch import Committer, Job
 from vgpud.model.tenancy import Allocation
 
 _LOADED = 10_000
-_TURN = 50  # bare commits and intents take turns, because the disk's speed changes
+_TURN = 50  # size of the blocks in which bare commits and intents alternate, because the disk's speed varies
 
 
 def run(calls: int) -> Report:
-    """`calls` for one caller; four times as many for many callers."""
+    """Makes `calls` calls for one caller, and four times as many for many callers."""
     report = Report("ledger")
     with tempfile.TemporaryDirectory(prefix="vgpud-bench-") as folder:
         asyncio.run(_one_caller(report, Path(folder), calls))
@@ -64,7 +64,7 @@ async def _many_callers(report: Report, folder: Path, calls: int) -> None:
 
 @contextmanager
 def counted_batches() -> Iterator[list[int]]:
-    """The sizes of the transactions that are committed inside the block."""
+    """Yields a list that receives the size of each transaction during the block."""
     sizes: list[int] = []
     original = Committer.run
 

@@ -1,9 +1,9 @@
-"""What hostile users take from the others: the longest stop of vgpud's event loop, an honest user's speed.
+"""Cost of hostile users for others: the longest stop of vgpud's event loop, and an honest user's speed.
 
 Each attack of the security review (tests/bench/attackers.py) goes on for some seconds beside an honest user
-of another uid, who allocates and releases; each row has the same without an attack beside it. The stop of the
-loop is given twice: by the clock, which has other programs' time in it where the processors are taken, and by
-the time that the loop's own thread ran. The attackers run at the lowest priority.
+of another uid, who allocates and releases; each row has the same figures without an attack. The stop of the
+loop is measured in two ways: by the clock, which includes the time of other programs on busy processors, and
+by the processor time of the loop's thread. The attackers run at the lowest priority.
 """
 
 import mmap
@@ -24,10 +24,10 @@ from tests.demo.node import ROOT
 
 _POLICY = f"{POLICY}\n[runtime]\nusers = true\n"
 _SECONDS = 5.0
-_USERS = {"watchers": 32}  # 2048 watches are asked for; others: 4
-# the attacks of the security review
+_USERS = {"watchers": 32}  # makes 2048 watches; the other attacks have 4 users
+# attacks of the security review that run at the same time
 _TOGETHER = ("idle connections", "unread replies", "slow http", "watchers")
-_FILES = 20_000  # descriptors: 4096 connections take three each
+_FILES = 20_000  # descriptors; 4096 connections need three each
 _HONEST = """
 import os, sys, time
 os.setgroups([0]); os.setresgid(0, 0, 0); os.setresuid(5000, 5000, 5000)
@@ -51,7 +51,9 @@ with Client(path) as calls:
 
 @dataclass(frozen=True)
 class Seen:
-    """`late_ms` and `ran_ms` of the loop; `pairs` of Allocate and Release a second, of the honest user."""
+    """The loop's longest delay in ms by the clock and by processor time, and the honest user's pairs of
+    Allocate and Release per second.
+    """
 
     late_ms: float
     ran_ms: float
@@ -77,7 +79,7 @@ class WatchedNode(BenchNode):
 
 @contextmanager
 def _attack(names: Sequence[str], run_dir: Path) -> Iterator[None]:
-    """The attacks are under way when the block begins."""
+    """Runs the attacks during the block. They have begun when the block starts."""
     programs = []
     try:
         for name in names:
@@ -96,7 +98,7 @@ def _attack(names: Sequence[str], run_dir: Path) -> Iterator[None]:
 
 
 def _honest(node: WatchedNode) -> float:
-    """Pairs of Allocate and Release in a second; 0 if the user is not served."""
+    """Pairs of Allocate and Release per second; 0 if the user is not served."""
     words = [sys.executable, "-c", _HONEST, str(node.run_dir / "vgpud.sock"), str(_SECONDS)]
     done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=ROOT, timeout=60)
     if done.returncode != 0:

@@ -1,4 +1,4 @@
-"""What vgpud holds in memory for its allocations; the limits of the unit come from it (tests/systemd)."""
+"""Memory that vgpud needs for its allocations. The unit's limits are based on it (tests/systemd)."""
 
 import asyncio
 
@@ -10,7 +10,9 @@ _STEP = 1000
 
 
 def run(most: int) -> Report:
-    """`most`: allocations, in steps of a thousand; each step lists all of them once, as vgpuctl does."""
+    """Makes `most` allocations in steps of a thousand. After each step it lists all of them once, as vgpuctl
+    does.
+    """
     report = Report("memory")
     node = BenchNode()
     try:

@@ -1,4 +1,4 @@
-"""How well MIG instances are packed online, and how long a decision takes, each beside baselines."""
+"""Quality of the online packing of MIG instances, and the time of a decision, each beside baselines."""
 
 import random
 import time
@@ -79,7 +79,7 @@ def _packing(report: Report, seeds: int, count: int) -> None:
 
 
 def _one_card(report: Report, seeds: int, count: int) -> None:
-    """The optimum on one card without moves, for a solver that knows mix and load."""
+    """The optimum on one device without moves, from a solver that knows the mix and the load."""
     table = Table(H200_WITHOUT_ME)
     best: list[float] = []
     refusing: list[float] = []
@@ -101,7 +101,7 @@ def _one_card(report: Report, seeds: int, count: int) -> None:
 
 
 def _offline(report: Report) -> None:
-    """The lists of profiles for which a layout was found; tests compare the same with brute force."""
+    """How many lists of profiles have a layout. Tests compare the same with brute force."""
     table, draw = Table(H200_PROFILES), random.Random(1)
     ids = [p.id for p in H200_PROFILES]
     lists = [table.packed(draw.choice(ids) for _ in range(draw.randint(1, 8))) for _ in range(10_000)]
@@ -157,7 +157,9 @@ LAYOUTS = [
 
 
 def _decision(report: Report) -> None:
-    """Eight devices in use, a new request each time; beside it the placement alone, and a plain scan."""
+    """Eight devices in use and a new request each time, compared with the placement alone and with a plain
+    scan.
+    """
     node = node_of(*(h200(i, mig_on=True) for i in range(8)))
     use = {f"GPU-{i}": used_mig(*places) for i, places in enumerate(LAYOUTS) if places}
     asked = [request(mig_profile=name) for name in ("1g.18gb", "2g.35gb", "3g.71gb")]
@@ -168,12 +170,12 @@ def _decision(report: Report) -> None:
     ids = [PROFILES[0], PROFILES[2], PROFILES[3]]
 
     def anew(number: int) -> object:
-        """A node like this one, with no cached result."""
+        """Decides for an equal node without cached results."""
         fresh = node_of(*(replace(device) for device in node.devices))
         return choose(asked[number % 3], fresh, AUTO, use)
 
     def scan(profile_id: int) -> object:
-        """Tries and weighs every free place of every device, without a cache."""
+        """Evaluates every free place of every device, without a cache."""
         options = []
         for device, layout in enumerate(states):
             places = [table.slots[slot] for slot in bits(table.free(layout))]
@@ -195,12 +197,12 @@ def _decision(report: Report) -> None:
     changes = [used_mig((19, 6), (14, 4)), used_mig((9, 4)), used_mig((5, 0)), used_mig((19, 6))]
 
     def changed(number: int) -> object:
-        """As in use: the last allocation changed one device, and the others are as they were."""
+        """The usual case: the last allocation changed one device, and the others are unchanged."""
         use[f"GPU-{number % 8}"] = changes[(number + number // 8) % 4]
         return choose(asked[number % 3], node, AUTO, use)
 
     def changed_one_kind(number: int) -> object:
-        """The same if all requests are alike."""
+        """The same with requests of one kind."""
         use[f"GPU-{number % 8}"] = changes[(number + number // 8) % 4]
         return choose(asked[0], node, AUTO, use)
 

@@ -1,11 +1,11 @@
-"""Online packing of MIG instances, replayed: arrivals, stays, a policy, and a reference that repacks.
+"""Replay of online packing of MIG instances: arrivals, stays, a policy, and a reference that repacks.
 
-Arrivals are Poisson, stays exponential with mean 1. At load 1.0 the compute slices asked for come, on
-average, to all that the cards have. What does not fit is refused and gone. Accepted work is compute
+Arrivals are Poisson, stays exponential with mean 1. At load 1.0 the requested compute slices equal, on
+average, those of all cards. A request that does not fit is refused and not repeated. Accepted work is compute
 slices times stay.
 
-The reference repacks each card freely at every arrival, at no cost: a card takes a request when any
-layout holds what is on the card and the request. It takes the fullest such card.
+The reference repacks each card freely at every arrival, at no cost: a card takes a request when any layout
+holds what is on the card and the request. It takes the fullest such card.
 """
 
 import heapq
@@ -17,7 +17,7 @@ from typing import NamedTuple
 from vgpud.planner.geometry import Layout, Place, Table, bits
 from vgpud.planner.transitions import between, make_room
 
-# parts of arrivals by profile, the smallest first: 1g, 1g with double memory, 2g, 3g, 4g, 7g
+# fractions of the arrivals by profile, smallest first: 1g, 1g with double memory, 2g, 3g, 4g, 7g
 MIXES: dict[str, tuple[float, ...]] = {
     "uniform": (1, 1, 1, 1, 1, 1),
     "skew-small": (0.30, 0.25, 0.20, 0.10, 0.10, 0.05),
@@ -25,7 +25,7 @@ MIXES: dict[str, tuple[float, ...]] = {
     "bimodal": (0.30, 0.15, 0.05, 0.05, 0.15, 0.30),
 }
 PROFILES = (19, 15, 14, 9, 5, 0)
-Spot = tuple[int, int]  # card, slot number
+Spot = tuple[int, int]  # (card, slot number)
 Choose = Callable[["Cards", int], Spot | None]
 
 
@@ -60,7 +60,7 @@ def slices_of(table: Table) -> dict[int, int]:
 
 @dataclass
 class Cards:
-    """What lies on each card, and where each tenant is."""
+    """The instances on each card, and the place of each tenant."""
 
     table: Table
     states: list[int]
@@ -97,7 +97,9 @@ class Cards:
 def replay(
     table: Table, trace: Sequence[Arrival], cards: int, choose: Choose, moved_part: float = 0.0
 ) -> Outcome:
-    """`moved_part` of the instances accepted so far may have been moved, within their cards."""
+    """Replays a trace. At most `moved_part` of the instances accepted so far may have been moved, each within
+    its card.
+    """
     node = Cards(table, [0] * cards)
     leaving: list[tuple[float, int]] = []
     slices = slices_of(table)
@@ -118,7 +120,9 @@ def replay(
 
 
 def _with_moves(node: Cards, profile_id: int, budget: int) -> tuple[Spot | None, int]:
-    """The card on which the fewest instances move, if they are within the budget; no instance is given up."""
+    """Chooses the card on which the fewest instances move, if they are within the budget. Every instance is
+    kept.
+    """
     table, best = node.table, None
     for card, state in enumerate(node.states):
         target = make_room(table, Layout(state), 0, profile_id)
@@ -172,7 +176,7 @@ def reference(table: Table, trace: Sequence[Arrival], cards: int) -> float:
 
 
 def ours(node: Cards, profile_id: int) -> Spot | None:
-    """Ranks as fit_mig: the lowest cost, then the smallest remaining worth, over all cards."""
+    """Ranks places as fit_mig does, over all cards: lowest cost first, then the smallest remaining worth."""
     found: list[tuple[int, int, int, Place]] = []
     for card, state in enumerate(node.states):
         place = node.table.best_place(Layout(state), profile_id)
@@ -185,7 +189,7 @@ def ours(node: Cards, profile_id: int) -> Spot | None:
 
 
 def on_fullest_card(pick: Callable[[list[int]], int]) -> Choose:
-    """A policy of one card at a time: the fullest with a place, and there `pick` of the slots."""
+    """A policy that takes the fullest card with a free place, and there the slot that `pick` chooses."""
 
     def choose(node: Cards, profile_id: int) -> Spot | None:
         spots = node.free_spots(profile_id)
@@ -213,11 +217,11 @@ def baselines(table: Table, seed: int = 0) -> dict[str, Choose]:
 def best_on_one_card(
     table: Table, mix: str, load: float, may_refuse: bool = False, sweeps: int = 3000
 ) -> Choose:
-    """The best policy in the long run on one card, of those that move nothing and take all that fits; or,
-    if it `may_refuse`, turn smaller requests away to keep room for larger ones.
+    """The best long-run policy for one card without moves. It accepts every request that fits. With
+    `may_refuse` it may refuse smaller requests to keep room for larger ones.
 
-    Relative value iteration over all layouts of the uniformised chain (Puterman, Markov Decision
-    Processes, 8.5), for the very mix and load of the replay, which a real planner cannot know.
+    Relative value iteration over all layouts of the uniformised chain (Puterman, Markov Decision Processes,
+    8.5), for the mix and load of the replay, which a real planner does not know.
     """
     parts, slices = MIXES[mix], slices_of(table)
     total = sum(parts)

@@ -1,4 +1,4 @@
-"""A daemon in folders of its own, timed to the READY that systemd would hear."""
+"""A daemon in its own folders, timed until READY, as systemd would receive it."""
 
 import os
 import shutil
@@ -19,13 +19,15 @@ max_tenants = 1024
 
 
 class BenchNode(DemoNode):
-    """The demo's node, with a stopwatch, a look at /proc, and room for a thousand tenants."""
+    """The demo's node with a timer, reads of /proc, and room for a thousand tenants."""
 
     def __init__(self, policy: str = POLICY) -> None:
         super().__init__(policy)
 
     def until_ready(self, timeout_seconds: float = 60) -> float:
-        """Seconds from fork to READY=1 on the notify socket; RuntimeError with the log's end without."""
+        """Returns the seconds from fork to READY=1 on the notify socket. Otherwise raises RuntimeError with
+        the end of the log.
+        """
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
             address = self.folder / "notify"
             address.unlink(missing_ok=True)

@@ -62,7 +62,9 @@ def scrape(path: Path) -> bytes:
 
 
 def _scrapes(report: Report, node: BenchNode, allocations: int) -> None:
-    """Once a second is Prometheus's shortest usual interval: no cached value is still fresh then."""
+    """Scrapes as if once a second, Prometheus's shortest usual interval, after which every cached value is
+    stale.
+    """
     path = node.run_dir / "metrics.sock"
     size = len(scrape(path))
     usages = list((node.run_dir / "leases").glob("*/usage"))
@@ -84,7 +86,7 @@ def _scrapes(report: Report, node: BenchNode, allocations: int) -> None:
 
 
 def _count(usage: Path, turn: int) -> None:
-    """Writes the page as the arbiter does at a grant, so that no cached result of it can be used again."""
+    """Changes the page as the arbiter does at a grant, so that cached results of it become stale."""
     with usage.open("r+b") as file:
         file.seek(layout.USAGE_COMPUTE)
         file.write(struct.pack("<Q", turn * 1000 + 7))

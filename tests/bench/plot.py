@@ -1,7 +1,7 @@
-"""`python -m tests.bench.plot`: the benches' JSON (build/bench) as pictures in docs/images.
+"""`python -m tests.bench.plot`: draws the benches' JSON (build/bench) as pictures in docs/images.
 
-Line charts of a soak's samples, bars of latencies with their 99th percentile. Colours and text follow the
-reader's light or dark preference.
+A soak's samples become line charts. Latencies become bars with their 99th percentile. Colours and text follow
+the reader's light or dark preference.
 """
 
 import json
@@ -35,7 +35,7 @@ def _svg(height: float, parts: Sequence[str]) -> str:
 
 
 def ticks(most: float, count: int = 4) -> list[float]:
-    """Round steps from 0 to at least `most`."""
+    """Round values from 0 to at least `most`."""
     if most <= 0:
         return [0.0, 1.0]
     raw = most / count
@@ -55,7 +55,7 @@ def shown(value: float, unit: str) -> str:
 
 
 def lines(title: str, series: Series, unit: str, x_unit: str = "", height: float = 230) -> str:
-    """`series` are (x, y) points by name."""
+    """A line chart. `series` has (x, y) points by name."""
     left, top, bottom, right = 70, 34, 44, 12
     points = [point for line in series.values() for point in line]
     parts = [f'<text class="t" x="12" y="20">{escape(title)}</text>']
@@ -93,7 +93,9 @@ def lines(title: str, series: Series, unit: str, x_unit: str = "", height: float
 
 
 def bars(title: str, rows: Sequence[tuple[str, float, float | None]], unit: str) -> str:
-    """(name, value, a thin mark further out or None), on one scale."""
+    """A bar chart on one scale. Each row is (name, value, a thin mark such as the 99th percentile, or
+    None).
+    """
     left, row_height, top = 330, 24, 36
     height = top + row_height * len(rows) + 12
     most = max([value for _, value, _ in rows] + [mark for _, _, mark in rows if mark is not None] + [0.0])
@@ -118,7 +120,7 @@ def bars(title: str, rows: Sequence[tuple[str, float, float | None]], unit: str)
 
 
 def rows_of(name: str) -> list[dict[str, Any]]:
-    """The rows of one bench; none if it has not been run."""
+    """The rows of one bench; an empty list if it has not been run."""
     path = OUTPUT / f"{name}.json"
     return json.loads(path.read_text())["rows"] if path.exists() else []
 

@@ -1,8 +1,9 @@
-"""A day of shared serving, replayed: 109 pods of GenTD26 on a few cards, under the daemon's own decisions.
+"""Replay of a day of shared serving: 109 pods of GenTD26 on a few cards, with the decisions of the daemon's
+planner.
 
-`day` draws pods whose figures are those of Alibaba's cluster-trace-v2026-GenAI (alibaba/clusterdata):
-memory, duty cycle in samples of 57 s, and how much all of them compute at once. A pod works only while its
-memory is on its card; those that are there at one time share the card. Evictions take what an H200 took
+`day` draws pods whose figures are those of Alibaba's cluster-trace-v2026-GenAI (alibaba/clusterdata): memory,
+duty cycle in samples of 57 s, and the total that all of them compute at the same time. A pod works only while
+its memory is on its card, and resident pods share the card. Evictions take as long as on an H200
 (docs/pool.md): 0.05 s and 0.02 s a GiB either way, out and in at once; the driver's checkpoint 0.4 s a GiB
 out and 0.13 s in.
 """
@@ -20,29 +21,29 @@ from vgpud.model.tenancy import Cause
 from vgpud.planner.residency import Kind, Move, Rules, Tenant, Where, decide, patience_after
 
 GPU = "GPU-0"
-CARD_GIB = 139.8  # what tenants can have of an H200
-CONTEXT_GIB = 0.5  # stays on the card
+CARD_GIB = 139.8  # memory of an H200 that tenants can use
+CONTEXT_GIB = 0.5  # memory of a context, which stays on the card
 SAMPLE_SECONDS = 57.0
 DAY_SECONDS = 22.8 * 3600
 PODS = 109
 SEED = 26
 RULES = Rules(idle_seconds=60.0, turn_seconds=1.0, residence_seconds=1.0)
-# quantiles of the trace: (part of the pods, mean duty of such a pod)
+# quantiles of the trace: (fraction of the pods, mean duty cycle at this quantile)
 _DUTY = ((0.0, 0.001), (0.1, 0.004), (0.5, 0.058), (0.9, 0.117), (1.0, 0.30))
 _MEMORY_MEDIAN_GIB, _MEMORY_SIGMA, _MEMORY_MOST_GIB = 23.9, 0.17, 47.3
-_BURST_SIGMA = 0.70  # of the logarithm of what all pods compute at once
-_BURST_SAMPLES = 10.0  # that a burst lasts, about
-_ACTIVE = 0.37  # part of the samples in which a pod works
+_BURST_SIGMA = 0.70  # standard deviation of the logarithm of the total that all pods compute at the same time
+_BURST_SAMPLES = 10.0  # approximate length of a burst
+_ACTIVE = 0.37  # fraction of the samples in which a pod works
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds to take memory off the card, and to bring it back."""
+    """Seconds to move memory off the card and back."""
 
     fixed: float
     out_a_gib: float
     in_a_gib: float
-    beside: bool  # one comes in while another goes out
+    beside: bool  # whether one tenant comes in while another goes out
 
 
 EVICTION = Cost(0.05, 0.02, 0.02, True)
@@ -52,17 +53,17 @@ CHECKPOINT = Cost(0.4, 0.4, 0.13, False)
 @dataclass
 class Pod:
     gib: float
-    duty: list[float]  # of each sample
-    spells: list[tuple[float, float]]  # work: when it comes up, and its seconds
+    duty: list[float]  # duty cycle of each sample
+    spells: list[tuple[float, float]]  # work: when it is due, and its seconds
 
 
 @dataclass
 class Outcome:
-    """`waits`: for each spell of work the seconds until its memory was there."""
+    """`waits` has, for each spell of work, the seconds until the pod's memory was on the card."""
 
     waits: list[float] = field(default_factory=list)
     switches: int = 0
-    left_seconds: float = 0.0  # work that was not done at the end of the day
+    left_seconds: float = 0.0  # seconds of work that were not done at the end of the day
 
     @property
     def p99(self) -> float:
@@ -100,7 +101,7 @@ def day(seed: int = SEED, pods: int = PODS, seconds: float = DAY_SECONDS) -> lis
 
 
 class Card:
-    """The pods of one card, from event to event."""
+    """Simulates the pods of one card, from event to event."""
 
     def __init__(self, pods: Sequence[Pod], limit_gib: float | None, cost: Cost, found: Outcome) -> None:
         self._pods = pods
@@ -108,8 +109,8 @@ class Card:
         self._found = found
         self._coming = [list(reversed(pod.spells)) for pod in pods]
         self._due = [0.0] * len(pods)
-        self._asked: list[list[float]] = [[] for _ in pods]  # when work came up that waits for memory
-        self._done_at: dict[int, float] = {}  # of moves
+        self._asked: list[list[float]] = [[] for _ in pods]  # when work became due that waits for memory
+        self._done_at: dict[int, float] = {}  # when each move ends
         stays = ((GPU, int(CONTEXT_GIB * GIB)),) if cost.beside else ()
         limits = [int((limit_gib or pod.gib + CONTEXT_GIB) * GIB) for pod in pods]
         self._tenants = [
@@ -167,7 +168,7 @@ class Card:
         moving = {int(n) for n in self._done_at}
         for move in plan.moves:
             beside = {int(move.beside)} if move.beside else set()
-            if move.kind is not Kind.WAIT and moving <= beside:  # one moves at a time, as in the daemon
+            if move.kind is not Kind.WAIT and moving <= beside:  # one move at a time, as in the daemon
                 moving.add(int(move.id))
                 self._move(move, now)
         return max(plan.again, now + 1e-3)
@@ -181,7 +182,7 @@ class Card:
             self._tenants[n] = replace(tenant, where=Where.GOING, since=now, cause=move.cause)
             return
         ready = now + cost.fixed + cost.in_a_gib * gib
-        if move.beside:  # it takes the room as it becomes free
+        if move.beside:  # the incoming tenant takes the room as it becomes free
             ready = max(ready, self._done_at[int(move.beside)] + cost.fixed)
         self._done_at[n] = ready
         patience = patience_after(tenant.patience, now - tenant.since, tenant.rules)
@@ -191,7 +192,7 @@ class Card:
 def replay(
     pods: Sequence[Pod], cards: int, limit_gib: float | None, cost: Cost, until: float = DAY_SECONDS
 ) -> Outcome:
-    """`limit_gib` of each pod; None: what it holds."""
+    """`limit_gib` is the limit of each pod. None: the memory that it holds."""
     found = Outcome()
     for index in range(cards):
         Card(pods[index::cards], limit_gib, cost, found).run(until)
@@ -199,7 +200,7 @@ def replay(
 
 
 def figures(pods: Sequence[Pod]) -> dict[str, float]:
-    """Those that the trace is known by."""
+    """The figures that characterise the trace."""
     at_once = [sum(parts) for parts in zip(*(pod.duty for pod in pods), strict=True)]
     samples = [part for pod in pods for part in pod.duty]
     return {

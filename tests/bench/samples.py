@@ -1,4 +1,4 @@
-"""Allocations as a busy node has them."""
+"""Allocations like those of a busy node."""
 
 import time
 from dataclasses import replace
@@ -19,12 +19,12 @@ from vgpud.model.tenancy import (
     State,
 )
 
-MEMORY_BYTES = 64 * MIB  # ten thousand allocations fit on eight large cards
+MEMORY_BYTES = 64 * MIB  # so small that ten thousand allocations fit on eight large devices
 UUIDS = tuple(f"GPU-{n:08d}-1111-2222-3333-444444444444" for n in range(8))
 
 
 def allocation(number: int, uuids: tuple[str, ...] = UUIDS) -> Allocation:
-    """A small preload slice as recorded by its intent, with a reason for each device."""
+    """A small preload allocation as its intent records it, with a reason for each device."""
     name = f"bench-{number:06d}"
     taken = number % len(uuids)
     return Allocation(
@@ -48,7 +48,7 @@ def allocation(number: int, uuids: tuple[str, ...] = UUIDS) -> Allocation:
 
 
 def active(intended: Allocation) -> Allocation:
-    """The allocation as recorded by its commit, with the edits of libvgpu."""
+    """The allocation as its commit records it, with the edits of libvgpu."""
     lease = f"/run/vgpud/leases/{intended.id}"
     edits = Edits(
         env=(("LD_PRELOAD", "/usr/lib/vgpud/libvgpu.so"), ("CUDA_VISIBLE_DEVICES", UUIDS[0])),

@@ -1,8 +1,7 @@
-"""The work that tenants of a simulated card complete, compared with their shares, and the cost of the
-arbiter.
+"""Work that tenants of a simulated device complete, compared with their shares, and the cost of the arbiter.
 
 Real processes in real time: on a machine with cores to spare the first figure is close to the second. The
-scheduler alone, on a clock of its own, is exact (tests/arbiter/test_model.py).
+scheduler alone, on a simulated clock, is exact (tests/arbiter/test_model.py).
 """
 
 import os

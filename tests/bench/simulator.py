@@ -1,4 +1,6 @@
-"""Costs of the simulated driver, alone and beside many processes; a crowd that is killed at random."""
+"""Cost of the simulated driver, alone and beside many processes, and with processes that are killed at
+random.
+"""
 
 import tempfile
 import time

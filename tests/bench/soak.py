@@ -1,4 +1,4 @@
-"""A day's worth of allocations in one go: memory, handles and disk must stay as they are."""
+"""As many allocations as in a day, without pauses: memory, descriptors and disk use must not grow."""
 
 import os
 import time
@@ -21,7 +21,9 @@ MODES: tuple[dict[str, object], ...] = (
 
 
 def run(cycles: int) -> Report:
-    """Mostly quotas, every tenth of another kind; a refusal, a resize and a scrape among them."""
+    """Mostly quota allocations, and every tenth of another kind, with a refusal, a resize and a scrape among
+    them.
+    """
     report = Report("soak")
     node = BenchNode()
     try:
@@ -69,13 +71,13 @@ def _size(folder: Path) -> int:
 
 
 def _files(node: BenchNode) -> int:
-    """Number of files in the run folder and of CDI specs: no file of a released allocation may stay."""
+    """Number of files in the run folder and of CDI specs. No file of a released allocation may be left."""
     folders = (node.run_dir, node.folder / "cdi")
     return sum(len(names) + len(dirs) for folder in folders for _, dirs, names in os.walk(folder))
 
 
 def _growth(report: Report) -> None:
-    """Growth from the middle of the run on, when caches and the kept events are full."""
+    """Growth in the second half of the run, when caches and the event history are full."""
     for what in ("memory", "descriptors", "threads", "disk", "files"):
         values = [row.value for row in report.rows if row.what.endswith(f": {what}")]
         known = [value for value in values if value is not None]

@@ -1,4 +1,4 @@
-"""The yardstick: one durable commit of a row of similar size, without the ledger around it."""
+"""A baseline: one durable commit of a row of similar size, without the ledger."""
 
 import sqlite3
 import time
@@ -8,12 +8,12 @@ from typing import Self
 
 from tests.bench.common import Row, latency_row
 
-WARM = 400  # by then the log is reused from its start and no longer grows
+WARM = 400  # commits after which SQLite reuses its log from the start, so that the log no longer grows
 _ROW_BYTES = 1600
 
 
 class BareCommits:
-    """WAL, synchronous=FULL, two unique columns as the ledger has them."""
+    """WAL and synchronous=FULL, with two unique columns as in the ledger."""
 
     def __init__(self, folder: Path) -> None:
         self._db = sqlite3.connect(folder / "bare.db", isolation_level=None)

@@ -1,8 +1,8 @@
-"""`python -m tests.bench.watched FILE`: vgpud, with the stops of its event loop in FILE.
+"""`python -m tests.bench.watched FILE`: runs vgpud and writes the stops of its event loop to FILE.
 
-A timer of 2 ms runs on the loop. FILE has two doubles: the longest that it came late (what others wait, with
-the time that the threads of vgpud and other programs had the processor), and the longest that the loop's own
-thread ran between two of its beats, both in seconds. Another process sets them to 0 and reads them.
+A timer of 2 ms runs on the loop. FILE has two doubles, both in seconds: the timer's longest delay (including
+the time in which other threads and programs had the processor), and the longest processor time of the loop's
+thread between two ticks of the timer. Another process sets them to 0 and reads them.
 """
 
 import asyncio

@@ -40,12 +40,7 @@ def _answer(function: Callable[..., Any], args: tuple[Any, ...], tape: Any) -> A
         raise pynvml.NVMLError(_STATUSES[kind % len(_STATUSES)])
     try:
         answer = function(*args)
-    except (
-        LookupError,
-        StopIteration,
-        TypeError,
-        ValueError,
-    ):  # vgpud asks about an object that the fake invented
+    except (LookupError, StopIteration, TypeError, ValueError):  # vgpud asks about an invented object
         raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT) from None
     if kind < 0x40:
         return answer

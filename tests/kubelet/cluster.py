@@ -1,8 +1,8 @@
-"""The API server's and the scheduler's side of DRA, as far as one node's driver sees them.
+"""The API server's and the scheduler's side of DRA, as one node's driver sees them.
 
-Slices are checked against the published shape of resource.k8s.io/v1 (types.go and its validation):
-every field known, every limit kept. The scheduler allocates as the upstream one reckons: counters of
-partitions are never overdrawn, capacity that may be consumed by several is rounded up by its policy.
+Slices are checked against the published definition of resource.k8s.io/v1 (types.go and its validation): every
+field is known, every limit is kept. The scheduler allocates like the upstream one: partition counters are
+never overdrawn, and shared capacity is rounded up by its policy.
 """
 
 import asyncio
@@ -126,7 +126,7 @@ def check_policy(policy: dict[str, Any], value: int) -> None:
 
 
 class Cluster:
-    """`off` are feature gates whose fields are dropped without a word, as the API server does."""
+    """`off` are disabled feature gates. Their fields are dropped silently, as the API server does."""
 
     def __init__(self, minor: int = 36) -> None:
         self.minor_version = minor
@@ -134,11 +134,11 @@ class Cluster:
         self.slices_by_name: dict[str, dict[str, Any]] = {}
         self.claims: dict[tuple[str, str], dict[str, Any]] = {}
         self.requests: list[str] = []
-        self.fail = 0  # an HTTP status for every answer
+        self.fail = 0  # if not 0, every call fails with this HTTP status
         self._version = itertools.count(1)
         self._uids = itertools.count(1)
 
-    # --- what a driver calls
+    # --- calls of a driver
 
     def _called(self, what: str) -> None:
         self.requests.append(what)
@@ -185,7 +185,7 @@ class Cluster:
             raise refusal(404, "no such slice")
 
     def wipe(self) -> None:
-        """As a kubelet does at its start: it deletes the slices of all drivers of its node."""
+        """Deletes the slices of all drivers of the node, as a kubelet does at its start."""
         self.slices_by_name.clear()
 
     def _store(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -220,7 +220,8 @@ class Cluster:
     def pool(self) -> tuple[list[dict[str, Any]], dict[str, dict[str, int]]]:
         """Devices and counter sets of the newest generation, once it is complete, in the scheduler's order.
 
-        It reads slices by their names, and ignores a pool in which two devices have one name.
+        The scheduler reads slices in the order of their names, and ignores a pool in which two devices have
+        the same name.
         """
         specs = [self.slices_by_name[name]["spec"] for name in sorted(self.slices_by_name)]
         newest = max((spec["pool"]["generation"] for spec in specs), default=0)
@@ -285,9 +286,9 @@ class Cluster:
         among: Any = lambda device: True,
         pod: str = "",
     ) -> dict[str, Any] | None:
-        """A claim in namespace "ns" for devices of a type, allocated; None if the node cannot have it.
+        """Allocates a claim in namespace "ns" for devices of a type. Returns None if the node has no room.
 
-        The first devices that fit are taken, as they are listed.
+        Takes the first devices that fit, in the order of the list.
         """
         results: list[dict[str, Any]] = []
         uid = f"{next(self._uids):08d}-0000-4000-8000-000000000000"
@@ -315,7 +316,7 @@ class Cluster:
 
 
 def consume(capacity: dict[str, Any], asked: str | None, several: bool) -> int | None:
-    """Rounds as the policy says; the whole capacity if it says nothing."""
+    """Rounds as the request policy says. Without a policy, a request consumes the whole capacity."""
     value, policy = parse(capacity["value"]), capacity.get("requestPolicy")
     if not several:
         return value if asked is None or parse(asked) <= value else None
@@ -334,7 +335,7 @@ def refusal(status: int, words: str) -> Refusal:
     return Refusal(ErrorCode.CLUSTER_REFUSED, f"the API server answers {status}: {words}", "", status=status)
 
 
-# --- over HTTP, for the official client
+# --- the same over HTTP, for the official client
 
 
 def _answer(handler: BaseHTTPRequestHandler, work: Any, done: int) -> None:
@@ -403,7 +404,7 @@ def _kubeconfig(port: int) -> str:
 
 
 class HttpCluster:
-    """The same cluster on a loopback port; `kubeconfig` is the text of a kubeconfig file for it."""
+    """The cluster on a loopback port. `kubeconfig` is the text of a kubeconfig file for it."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(cluster))

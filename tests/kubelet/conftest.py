@@ -1,4 +1,6 @@
-"""A keeper in process, its kubelet door, and a kubelet that speaks to it over real sockets."""
+"""Fixtures: a keeper in the test's process with its kubelet door, and a kubelet that calls it over real
+sockets.
+"""
 
 import asyncio
 import shutil
@@ -31,7 +33,7 @@ kind = "memory"
 
 @dataclass
 class Turned:
-    """Seconds by which a test has advanced vgpud's clock; other processes have the real time."""
+    """Seconds by which a test has advanced vgpud's clock. Other processes have real time."""
 
     passed: float = 0.0
 
@@ -45,7 +47,7 @@ def turned(monkeypatch: pytest.MonkeyPatch) -> Turned:
 
 @dataclass
 class Node:
-    """A node of a cluster: vgpud's keeper and door, and the kubelet."""
+    """A node of a cluster: vgpud's keeper and kubelet door, and the kubelet."""
 
     world: World
     kubelet: Kubelet
@@ -66,7 +68,7 @@ class Node:
         self.task = asyncio.ensure_future(self.door.run())
 
     async def close(self) -> None:
-        """Stops the tasks as if vgpud had ended."""
+        """Stops the tasks, as the end of vgpud does."""
         assert self.task is not None
         self.task.cancel()
         with suppress(asyncio.CancelledError):
@@ -88,7 +90,7 @@ class Node:
 
 @pytest.fixture
 def short() -> Iterator[Path]:
-    """A folder whose sockets have short paths."""
+    """A folder with a short path, for sockets."""
     folder = Path(tempfile.mkdtemp(prefix="vgk-"))
     (folder / "state").mkdir()
     yield folder

@@ -1,9 +1,9 @@
-"""A kubelet, as far as a device plugin sees one: its sockets, its device manager, its manners.
+"""A double of the kubelet as a device plugin sees it: its sockets, its device manager and its behaviour.
 
-From the published protocol and what the kubelet's device manager does: it empties its folder when it
-starts, keeps its own accounts of ids (with a checkpoint that outlives it), asks for advice and mostly
-takes it, gives the ids of an init container again to the containers after it, never says whose ids it
-asks for, and never says that a pod has ended.
+Sources are the published protocol and the kubelet's device manager. The kubelet empties its folder at its
+start, keeps its own accounts of ids (in a checkpoint that outlives it), asks for preferred ids and mostly
+uses them, and gives an init container's ids to later containers again. It never says for which pod it asks,
+and never reports the end of a pod.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ def encode(message: Any) -> bytes:
 
 @dataclass
 class Endpoint:
-    """A registered plugin, with the last list that it sent."""
+    """A registered plugin, with the last device list that it sent."""
 
     resource: str
     channel: grpc.aio.Channel
@@ -50,11 +50,13 @@ class Endpoint:
 
 
 class AdmissionError(Exception):
-    """What a pod shows as UnexpectedAdmissionError."""
+    """The error that a pod shows as UnexpectedAdmissionError."""
 
 
 def fixed_plugins(root: Path) -> Path:
-    """Not below the root folder: a kubelet has device plugins at a constant path, whatever its --root-dir."""
+    """The folder of device plugins is not below the root folder: a kubelet has it at a constant path,
+    whatever its --root-dir.
+    """
     return root.parent / "device-plugins"
 
 
@@ -67,23 +69,23 @@ class Kubelet:
             folder.mkdir(parents=True, exist_ok=True)
         self.endpoints: dict[str, Endpoint] = {}
         self.registrations: list[dp.RegisterRequest] = []
-        # by pod, container and resource: the checkpoint
+        # by pod, container and resource, as in the checkpoint
         self.held: dict[tuple[str, str, str], set[str]] = {}
         # CDI devices of claims, by pod and container, with the claim's name
         self.claimed: dict[tuple[str, str], tuple[str, list[str]]] = {}
-        self.init_containers: set[tuple[str, str]] = set()  # pod and container: these are never listed
+        self.init_containers: set[tuple[str, str]] = set()  # (pod, container); PodResources never lists them
         self.active: set[str] = set()  # pods, from their admission on
-        self.refuse = ""  # a reason with which registrations are refused
+        self.refuse = ""  # reason with which registrations are refused
         self.listing_fails = False
-        self.listing_empty = False  # the list is empty as after a start, before the pods are known
+        self.listing_empty = False  # the list is empty, as after a start before the pods are known
         self.takes_advice = True
         self._servers: list[grpc.aio.Server] = []
         self._news = asyncio.Condition()
 
-    # --- life
+    # --- start and stop
 
     async def start(self) -> None:
-        for entry in self.plugins.iterdir():  # the kubelet empties its folder, and forgets its plugins
+        for entry in self.plugins.iterdir():  # the kubelet empties its folder and forgets its plugins
             entry.unlink()
         register = grpc.unary_unary_rpc_method_handler(
             self._register, dp.RegisterRequest.FromString, response_serializer=encode
@@ -114,7 +116,7 @@ class Kubelet:
         await self.start()
 
     async def remove_folder(self) -> None:
-        """As an administrator may, to start afresh."""
+        """Removes the folder and starts again, as an administrator may do."""
         await self.stop()
         shutil.rmtree(self.plugins)
         await asyncio.sleep(0.1)
@@ -128,7 +130,7 @@ class Kubelet:
                 await endpoint.watch
         await endpoint.channel.close()
 
-    # --- its services
+    # --- services
 
     async def _register(self, asked: dp.RegisterRequest, context: Any) -> dp.Empty:
         self.registrations.append(asked)
@@ -141,7 +143,7 @@ class Kubelet:
             await self._forget(old)
         channel = grpc.aio.insecure_channel(f"unix:{self.plugins / asked.endpoint}")
         endpoint = Endpoint(asked.resource_name, channel)
-        # the kubelet dials and asks for the options before it answers the registration
+        # the kubelet connects and asks for the options before it answers the registration
         options = await endpoint.call("GetDevicePluginOptions", dp.Empty(), dp.DevicePluginOptions)
         assert options == asked.options
         endpoint.watch = asyncio.ensure_future(self.watch(endpoint))
@@ -179,7 +181,7 @@ class Kubelet:
                 continue
             told = pods[pod]
             one = told.containers.add(name=container)
-            for name in sorted(ids):  # split by NUMA node, if the plugin does so
+            for name in sorted(ids):  # several containers, one for each NUMA node, if the plugin wants it
                 one.devices.add(resource_name=resource, device_ids=[name])
         for (pod, container), (claim, cdi_names) in self.claimed.items():
             if pod in pods:
@@ -191,7 +193,7 @@ class Kubelet:
                     dynamic.claim_resources.add().cdi_devices.add(name=cdi_name)
         return pr.ListPodResourcesResponse(pod_resources=pods.values())
 
-    # --- its device manager
+    # --- device manager
 
     async def wait(self, condition: Callable[[], bool]) -> None:
         async with self._news, asyncio.timeout(PATIENCE_SECONDS):
@@ -200,7 +202,7 @@ class Kubelet:
                     await asyncio.wait_for(self._news.wait(), 0.05)
 
     async def healthy(self, resource: str, count: int) -> set[str]:
-        """Waits until so many ids of a resource are healthy."""
+        """Waits until `count` ids of a resource are healthy."""
         await self.wait(lambda: resource in self.endpoints and self._count(resource) == count)
         return self.endpoints[resource].healthy
 
@@ -220,9 +222,9 @@ class Kubelet:
         among: Callable[[str], bool] = lambda _: True,
         init: bool = False,
     ) -> dp.ContainerAllocateResponse:
-        """Gives a container of a pod so many; raises AdmissionError with the plugin's words.
+        """Gives a container of a pod `count` ids. Raises AdmissionError with the plugin's message.
 
-        The pod is listed from here on, but never its plain `init` containers.
+        From here on PodResources lists the pod, but never its plain `init` containers.
         """
         self.active.add(pod)
         if init:
@@ -260,7 +262,7 @@ class Kubelet:
         return answer
 
     def end(self, pod: str) -> None:
-        """Ends the pod. The plugin is not informed."""
+        """Ends the pod without informing the plugin."""
         self.active.discard(pod)
         self.held = {key: ids for key, ids in self.held.items() if key[0] != pod}
 

@@ -1,4 +1,4 @@
-"""The official Python client, fetched once into build/outside/ from the index that this system's pip uses."""
+"""The official Python client, fetched once into build/outside/ from the index that pip uses."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from pathlib import Path
 from tests.simnode import ROOT
 
 HOME = ROOT / "build" / "outside" / "kubernetes"
-REQUIREMENT = "kubernetes>=34,<38"  # as pyproject.toml's extra "dra" has it
+REQUIREMENT = "kubernetes>=34,<38"  # the same as extra "dra" in pyproject.toml
 FETCH_SECONDS = 240
 
 why = ""
 
 
 def client() -> Path | None:
-    """A folder for PYTHONPATH; None, with the reason in `why`, where it cannot be fetched."""
+    """A folder for PYTHONPATH. If it cannot be fetched, returns None, and the reason is in `why`."""
     if (HOME / "kubernetes" / "client").is_dir():
         return HOME
     HOME.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix="kubernetes.", dir=HOME.parent))  # of this worker alone
+    draft = Path(tempfile.mkdtemp(prefix="kubernetes.", dir=HOME.parent))  # a folder of this test worker
     try:
         return _fetch(draft)
     finally:
@@ -43,6 +43,6 @@ def _fetch(draft: Path) -> Path | None:
     if done.returncode != 0:
         why = f"pip cannot fetch {REQUIREMENT}: {(done.stderr.strip().splitlines() or ['no words'])[-1]}"
         return None
-    with suppress(OSError):  # another worker was faster
+    with suppress(OSError):  # another test worker was faster
         (draft / "new").rename(HOME)
     return HOME

@@ -1,4 +1,4 @@
-"""Run with the official client on PYTHONPATH: what vgpud asks of the API server, over real HTTP."""
+"""Runs with the official client on PYTHONPATH: vgpud's requests to the API server, over real HTTP."""
 
 import asyncio
 import json

@@ -1,18 +1,20 @@
-"""The Kubernetes objects that we ship, as their APIs publish them: which fields there are, and of what type.
+"""The fields of the Kubernetes objects that vgpud ships, with their types, as the Kubernetes APIs define
+them.
 
-Written by hand from the API reference; a field that is not here is one that nobody has read up on.
+Written by hand from the API reference. A field that is missing here has not been checked against the
+reference.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-Shape = Any  # a type, a list of one shape, a dict of shapes, or Map of one
+Shape = Any  # a type, a list with one element shape, a dict of shapes, or a Map
 
 NAME = {"name": str}
 
 
 class Map:
-    """Any keys, values of one shape."""
+    """An object with any keys, whose values have one shape."""
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape

@@ -1,4 +1,4 @@
-"""The audit trail of a cluster's changes: one line for each, with the pod or the claim that it is of."""
+"""The audit trail of a cluster's changes: one line for each change, with its pod or claim."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from vgpud.api.gen.kubelet import deviceplugin_v1beta1_pb2 as dp
 from vgpud.api.gen.kubelet import dra_v1_pb2 as dra_pb
 
 UNITS = "vgpud.io/memory-gib"
-#: What the kubelet can call, and whether the call changes an allocation.
+#: Calls of the kubelet -> whether the call changes an allocation.
 CHANGES = {
     "GetDevicePluginOptions": False,
     "ListAndWatch": False,
@@ -36,7 +36,7 @@ def test_every_call_of_the_kubelet_is_known() -> None:
 
 
 def test_a_pods_life_is_one_line_for_each_change_and_names_the_pod(short: Path) -> None:
-    """Allocate names no pod; PodResources does, and the line that binds it has the allocation's id."""
+    """Allocate names no pod. PodResources does, and the line of the binding has the allocation's id."""
     found: list[Any] = []
 
     async def story() -> None:

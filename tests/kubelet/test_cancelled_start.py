@@ -1,4 +1,4 @@
-"""A start of a plugin's server that is cancelled leaves no server."""
+"""Cancelling the start of a plugin's server leaves no server behind."""
 
 import asyncio
 from pathlib import Path
@@ -12,7 +12,7 @@ from vgpud.serve.kubelet.plugin import Plugin
 
 
 class Server:
-    """A server that never starts."""
+    """A server whose start never ends."""
 
     stopped = False
 
@@ -29,7 +29,7 @@ class Server:
 def test_a_server_whose_start_is_cancelled_is_stopped(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else grpc.aio waits for it for good, when the last server is collected."""
+    """Otherwise grpc.aio waits for ever when the last server is garbage-collected."""
     made = Server()
     monkeypatch.setattr(wire, "server", lambda: made)
     monkeypatch.setattr(wire, "bind", lambda *_: None)

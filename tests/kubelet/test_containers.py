@@ -1,4 +1,4 @@
-"""Allocations of the device plugin and the containers that run under them, as their hooks tell of them."""
+"""Allocations of the device plugin, and the containers that run with them, as the CDI hooks report them."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ SLOW = MEMORY.replace("release_seconds = 1", "release_seconds = 3600")
 
 @contextmanager
 def container() -> Iterator[Lifetime]:
-    """Its init, a process that stays."""
+    """The container's init: a process that keeps running."""
     with subprocess.Popen(["sleep", "600"]) as init:
         ticks = start_ticks(init.pid)
         assert ticks is not None
@@ -36,7 +36,7 @@ def container() -> Iterator[Lifetime]:
 
 
 async def start(node: Node, pod: str, init: Lifetime, allocation: int = 0) -> None:
-    """What the createRuntime hook of an allocation's CDI spec does."""
+    """Does what the createRuntime hook of an allocation's CDI spec does."""
     assert await node.door.allocator.bind(node.allocations[allocation].id, init, pod)
 
 
@@ -48,12 +48,14 @@ def sizes(node: Node) -> list[int]:
 def test_an_init_container_keeps_its_allocation_when_later_containers_ask(
     short: Path, first: int, then: int
 ) -> None:
-    """A pod's containers are admitted before the first one starts; PodResources lists no plain init ones."""
+    """The kubelet admits a pod's containers before the first one starts. PodResources does not list plain
+    init containers.
+    """
 
     async def story() -> None:
         async with node_in(short, SLOW) as node:
             await node.kubelet.healthy(UNITS, 160)
-            for pod in ("a/one", "a/two"):  # the second while the first is there
+            for pod in ("a/one", "a/two"):  # the second pod starts while the first one is running
                 before = {a.id for a in node.allocations}
                 init = await node.kubelet.admit(pod, UNITS, first, container="init", init=True)
                 ids = node.kubelet.held[pod, "init", UNITS]
@@ -79,10 +81,10 @@ def test_an_init_container_that_alone_asked_keeps_its_allocation_to_the_end_of_i
             await node.kubelet.admit("a/b", UNITS, 5, container="init", init=True)
             with container() as init:
                 await start(node, "a/b/init", init)
-                for _ in range(8):  # more than release_seconds of answers that do not list it
+                for _ in range(8):  # listings without the pod, for longer than release_seconds
                     await asyncio.sleep(0.2)
                     assert sizes(node) == [5]
-            # it has ended, and may be started again: its pod is still there
+            # the container has ended; it may be started again while its pod exists
             await node.door.allocator.check(0.0, settled=True)
             assert sizes(node) == [5]
             node.kubelet.end("a/b")
@@ -93,7 +95,7 @@ def test_an_init_container_that_alone_asked_keeps_its_allocation_to_the_end_of_i
 
 
 def test_an_init_container_may_start_long_after_its_admission(short: Path, turned: Turned) -> None:
-    """Its image may have to come first, and PodResources never lists it."""
+    """The container's image may be pulled first, and PodResources never lists it."""
 
     async def story() -> None:
         async with node_in(short) as node:
@@ -110,14 +112,14 @@ def test_an_init_container_may_start_long_after_its_admission(short: Path, turne
 
 
 def test_the_end_of_a_pods_last_container_releases_at_once(short: Path) -> None:
-    """Of an hour of release_seconds, and of check_seconds, nothing is waited for."""
+    """release_seconds and check_seconds are an hour, and the release waits for neither."""
 
     async def story() -> None:
         slow = SLOW.replace("check_seconds = 0.2", "check_seconds = 3600")
         async with node_in(short, slow) as node:
             await node.kubelet.healthy(UNITS, 160)
             await node.kubelet.admit("a/b", UNITS, 5)
-            for life in range(2):  # the pod starts it again
+            for life in range(2):  # the pod starts the container again
                 with container() as init:
                     await start(node, "a/b/main", init)
                 await node.until(node.door.allocator.waits_for_a_pods_end)
@@ -132,7 +134,7 @@ def test_the_end_of_a_pods_last_container_releases_at_once(short: Path) -> None:
 
 @pytest.mark.parametrize("init", [False, True])
 def test_a_new_pod_of_the_same_name_does_not_inherit_the_old_ones_allocation(short: Path, init: bool) -> None:
-    """A StatefulSet's: PodResources knows pods by name alone."""
+    """Pods of a StatefulSet keep their names, and PodResources identifies pods only by name."""
 
     async def story() -> None:
         async with node_in(short, SLOW) as node:
@@ -177,16 +179,17 @@ def test_a_kubelet_without_its_checkpoint_cannot_take_a_running_containers_ids(s
             ids = node.kubelet.in_use(UNITS)
             with container() as init:
                 await start(node, "a/b/main", init)
-                node.kubelet.held.clear()  # its pod goes on, and it has no account of its ids
+                # the kubelet has lost its record of the ids, while the pod keeps running
+                node.kubelet.held.clear()
                 await node.kubelet.restart()
                 await node.kubelet.healthy(UNITS, 160)
                 with pytest.raises(AdmissionError, match=r"held by a/b/main, which has started.*E304"):
                     await node.kubelet.admit("a/c", UNITS, 5, among=lambda name: name in ids)
-                # what it took for free is not offered to it again
+                # the running container's ids are not offered to other pods
                 assert not ids & await node.kubelet.healthy(UNITS, 155)
                 await node.kubelet.admit("a/c", UNITS, 4)
                 assert sizes(node) == [4, 5]
-                # and vgpud, restarted, still knows that the container runs
+                # after its own restart vgpud still knows that the container runs
                 await node.close()
                 node.open()
                 await node.kubelet.healthy(UNITS, 160)

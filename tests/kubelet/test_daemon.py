@@ -1,4 +1,4 @@
-"""The whole daemon on a simulated node, with a kubelet beside it."""
+"""The whole daemon on a simulated node, with a kubelet."""
 
 import asyncio
 import json
@@ -109,7 +109,7 @@ def test_pods_on_mig_and_memory_keep_their_devices_across_restarts_of_vgpud(make
             await k.healthy("nvidia.com/mig-1g.18gb", 7)
             assert json.dumps(spec_of(node, small.cdi_devices[0].name)) == mig
             assert len(await held_on(node)) == 2
-            # a reboot: the kubelet starts its pods again with the names from before
+            # after a reboot the kubelet starts its pods again with the device ids from before
             await asyncio.to_thread(reboot, node)
             await k.restart()
             await asyncio.to_thread(node.start)
@@ -147,7 +147,8 @@ def test_the_hook_of_a_pods_spec_binds_its_container(make_node: NodeMaker) -> No
             with subprocess.Popen(["sleep", "600"]) as init:
                 done = await asyncio.to_thread(bind, spec, init.pid)
                 assert done.returncode == 0, done.stderr
-                k.end("a/b")  # by force: its container runs on, for longer than release_seconds
+                # after a forced deletion the container keeps running for longer than release_seconds
+                k.end("a/b")
                 await asyncio.sleep(3)
                 assert len(await held_on(node)) == 1
                 init.kill()
@@ -164,7 +165,9 @@ def test_the_hook_of_a_pods_spec_binds_its_container(make_node: NodeMaker) -> No
 
 
 def test_pods_get_mig_compute_instances(make_node: NodeMaker) -> None:
-    """They are a resource where a profile names them: three of one slice in each of two GPU instances."""
+    """If the policy names a compute-instance profile, it becomes a resource: three instances of one slice in
+    each of two GPU instances.
+    """
     parts = POLICY.replace('["1g.18gb", "3g.71gb"]', '["1c.3g.71gb"]')
     node = make_node("h200x8", parts)
     node.environment |= folders(node.folder / "k")
@@ -185,7 +188,9 @@ def test_pods_get_mig_compute_instances(make_node: NodeMaker) -> None:
 
 
 def reboot(node: DemoNode) -> None:
-    """Processes, /run and MIG are gone, and the kernel has another boot id; /var stays."""
+    """Ends all processes, empties /run, removes MIG instances and changes the kernel's boot id. /var
+    stays.
+    """
     node.kill()
     end_helpers(node)
     simulate(node, "reboot")

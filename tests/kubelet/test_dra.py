@@ -1,4 +1,6 @@
-"""Claims, seen from the kubelet: registration, prepare and unprepare over real sockets, in both versions."""
+"""DRA claims as the kubelet makes them: registration, prepare and unprepare over real sockets, in both API
+versions.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -74,13 +76,13 @@ class Dra:
                 await asyncio.sleep(0.02)
 
     async def published(self, count: int = 2) -> None:
-        """Until so many devices take new claims."""
+        """Waits until `count` devices accept new claims."""
         await self.until(lambda: sum("taints" not in d for d in self.cluster.pool()[0]) == count)
 
-    # --- as the kubelet
+    # --- calls as the kubelet makes them
 
     async def register(self) -> registration.PluginInfo:
-        """What its plugin watcher does with a socket that comes up."""
+        """Does what the kubelet's plugin watcher does with a new socket."""
         await self.until(self.registrar.exists)
         info = await call(
             self.registrar,
@@ -162,7 +164,7 @@ def test_a_claim_of_a_fraction_is_published_prepared_and_released(short: Path, v
             if version is dra_v1_pb2:
                 assert device.share_id == f"share-{uid}"
             assert dra.world.specs() == [f"vgpud.io-vgpu_{allocation.id}.json"]
-            # once more, in either version, and without the API server: the same
+            # a repeated call has the same result, in either version, and without the API server
             dra.cluster.fail = 500
             for again in VERSIONS:
                 same = await dra.prepare(claim, again)
@@ -220,7 +222,7 @@ def test_claim_parameters_beyond_the_device_are_refused(
     async def story() -> None:
         async with dra_in(short) as dra:
             await dra.published()
-            # a class has parameters, which the claim's own parameters override
+            # the claim's own parameters override those of its class
             base = [parameters("FromClass", memory="1GiB")]
             claim = dra.cluster.allocate("a", "quota", {"memory": "7Gi"}, config=[*base, config])
             assert claim is not None
@@ -281,7 +283,7 @@ def test_two_devices_of_one_request_are_one_allocation(short: Path) -> None:
             assert [len(device.cdi_device_ids) for device in answer.devices] == [1, 0]
             (allocation,) = dra.held.values()
             assert [part.mode for part in allocation.slices] == [Mode.EXCLUSIVE] * 2
-            await dra.published(2)  # what claims hold stays published: the scheduler knows of it
+            await dra.published(2)  # devices held by claims stay published, because the scheduler counts them
 
     run(story())
 
@@ -317,7 +319,7 @@ def test_a_prepare_that_fails_is_undone_and_may_be_tried_again(short: Path) -> N
             assert dra.world.is_empty()
             dra.world.effectors[Mode.PRELOAD].fail = set()
             assert not (await dra.prepare(claim)).error
-            # the card is lost and comes back: the claim is prepared again
+            # the device is lost and comes back; the claim is prepared again
             well = dra.world.gateway.node
             lost = replace(well.devices[0], health=Health.LOST)
             dra.world.gateway.node = replace(well, devices=(lost, well.devices[1]))
@@ -338,7 +340,7 @@ def test_an_unprepare_after_a_restart_of_vgpud_releases_the_claim(short: Path) -
             claim = dra.cluster.allocate("a", "quota", {"memory": "1Gi"})
             assert claim is not None
             first = await dra.prepare(claim)
-            for content in (None, "{"):  # the file may be lost, too
+            for content in (None, "{"):  # the file may be missing or damaged
                 await dra.close()
                 if content is not None:
                     (short / "state" / "claims.json").write_text(content)
@@ -479,7 +481,7 @@ def test_the_clusters_http_double_answers_like_the_in_process_double() -> None:
 
 
 def test_slices_are_back_after_a_restart_of_the_kubelet_before_the_next_check(short: Path) -> None:
-    """It deletes them at its start, before or after the driver has registered again."""
+    """The kubelet deletes the slices at its start, before or after the driver has registered again."""
 
     async def story() -> None:
         async with dra_in(short, POLICY.replace("check_seconds = 0.2", "check_seconds = 3600")) as dra:
@@ -498,7 +500,7 @@ def test_slices_are_back_after_a_restart_of_the_kubelet_before_the_next_check(sh
 def test_the_kubelet_gets_the_health_of_each_device(
     short: Path, version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From 1.36 on it asks, and logs an error each 5 s where no driver answers."""
+    """From 1.36 on the kubelet asks for health, and logs an error every 5 s if the driver does not answer."""
     monkeypatch.setattr(plugin, "_HEALTH_SECONDS", 0.05)
 
     async def story() -> None:

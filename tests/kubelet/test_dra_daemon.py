@@ -1,4 +1,4 @@
-"""The whole daemon on a simulated node, with the official client, an API server's double and a kubelet's."""
+"""The whole daemon on a simulated node, with the official client and doubles of API server and kubelet."""
 
 import asyncio
 from collections.abc import Iterator
@@ -69,7 +69,7 @@ async def published(cluster: Cluster, count: int) -> None:
 
 
 async def ask(node: DemoNode, verb: str, claim: dict[str, Any]) -> Any:
-    """Calls as the kubelet does, which tries again for as long as needed."""
+    """Calls the driver as the kubelet does, and repeats the call until it succeeds."""
     about = claim["metadata"]
     request = getattr(dra, f"Node{verb}ResourcesRequest")()
     request.claims.add(namespace=about["namespace"], name=about["name"], uid=about["uid"])
@@ -111,7 +111,7 @@ def test_a_claim_is_prepared_on_the_device_that_the_scheduler_chose(
         await published(made, 7 + len(places_of_one()))
         part = made.allocate("part", "quota", {"memory": "7Gi"})
         assert part is not None
-        with pytest.raises(grpc.aio.AioRpcError):  # vgpud is killed in the midst of it
+        with pytest.raises(grpc.aio.AioRpcError):  # vgpud is killed during the call
             await ask(node, "Prepare", part)
         assert node.daemon is not None
         await asyncio.to_thread(node.daemon.wait, 30)
@@ -121,7 +121,7 @@ def test_a_claim_is_prepared_on_the_device_that_the_scheduler_chose(
         assert list(found) == [claim_id(part)]
         spec = node.folder / "cdi" / f"vgpud.io-vgpu_{found[claim_id(part)]['id']}.json"
         assert "libvgpu.so" in spec.read_text()
-        # the upper half of a card first, which vgpud by itself would not take first
+        # claims the upper half of a device first, which vgpud itself would not choose
         upper = made.allocate("upper", "mig", among=lambda d: d["name"].endswith("mig-3g-71gb-4"))
         assert made.allocate("no", "mig", among=lambda d: d["name"].endswith("mig-1g-18gb-5")) is None
         lower = made.allocate("lower", "mig", among=lambda d: d["name"].endswith("mig-4g-71gb-0"))

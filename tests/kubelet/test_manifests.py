@@ -1,4 +1,4 @@
-"""The manifests that are shipped: known fields only, names that vgpud publishes, rights that it uses."""
+"""The shipped manifests have only known fields, names that vgpud publishes, and permissions that it uses."""
 
 import configparser
 import re
@@ -36,7 +36,7 @@ def every(kind: str) -> list[dict[str, Any]]:
 
 
 def devices() -> list[dict[str, Any]]:
-    """One of each type that vgpud publishes."""
+    """One device of each type that vgpud publishes."""
     found = []
     for mode in ("mig", "mps", "preload", "exclusive"):
         cluster = Cluster()
@@ -104,7 +104,9 @@ def test_opaque_parameters_of_the_manifests_are_accepted() -> None:
 
 
 def test_the_cluster_role_has_exactly_the_rights_in_use() -> None:
-    """As vgpud/serve/dra/api.py calls; the methods of the official client name their verb."""
+    """Compares with the calls in vgpud/serve/dra/api.py. Method names of the official client contain the
+    verb.
+    """
     verbs = {"list": "list", "create": "create", "replace": "update", "delete": "delete", "get": "get"}
     source = (ROOT / "vgpud/serve/dra/api.py").read_text()
     calls = re.findall(r'_objects\(\s*"(\w+?)_\w+",[^)]*?_(SLICES|CLAIMS)', source)
@@ -115,7 +117,7 @@ def test_the_cluster_role_has_exactly_the_rights_in_use() -> None:
     (binding,) = every("ClusterRoleBinding")
     (namespace,) = every("Namespace")
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
-    # each node has a service account of its own in the namespace
+    # each node has its own service account in this namespace
     assert binding["subjects"][0]["name"] == f"system:serviceaccounts:{namespace['metadata']['name']}"
 
 
@@ -159,12 +161,12 @@ def test_the_units_drop_in_opens_the_kubelets_folders() -> None:
     parser.read(FOLDER / "vgpud.service.d" / "50-kubernetes.conf")
     assert parser["Service"]["ReadWritePaths"] == f"-{Settings().kubelet_dir}"
     assert set(parser["Service"]["RestrictAddressFamilies"].split()) == {"AF_INET", "AF_INET6"}
-    # the unit denies any; an address of both lists is let through, systemd.resource-control(5)
+    # the unit denies every address; one that is in both lists is allowed, systemd.resource-control(5)
     assert parser["Service"]["IPAddressAllow"] == "any"
 
 
 def test_the_chart_has_the_objects_of_the_cluster_and_nothing_to_render() -> None:
-    """helm lint asks for name, version and apiVersion; text without braces is rendered as it is."""
+    """helm lint requires name, version and apiVersion. Text without braces is rendered unchanged."""
     chart = yaml.safe_load((FOLDER / "chart" / "Chart.yaml").read_text())
     assert (chart["apiVersion"], chart["name"]) == ("v2", "vgpud")
     assert chart["version"] == chart["appVersion"] == __version__

@@ -1,4 +1,6 @@
-"""A kubelet's bad manners, and vgpud's end in the middle of it: no leaks, and nothing taken from a pod."""
+"""Irregular behaviour of kubelets, and restarts of vgpud at any moment: nothing leaks, and no pod loses its
+allocation.
+"""
 
 import asyncio
 import contextlib
@@ -37,7 +39,7 @@ def test_a_restarted_kubelet_finds_all_resources_again(short: Path) -> None:
 
 
 def test_a_kubelet_without_its_pod_list_releases_no_allocation(short: Path, turned: Turned) -> None:
-    """The grace is an hour, of a clock that the test turns on by what has passed."""
+    """The grace period is an hour on a clock that the test advances."""
 
     async def story() -> None:
         async with node_in(short, SLOW.replace("check_seconds = 0.2", "check_seconds = 3600")) as node:
@@ -55,11 +57,12 @@ def test_a_kubelet_without_its_pod_list_releases_no_allocation(short: Path, turn
             turned.passed = 60000.0
             await allocator.check(3600)
             node.kubelet.listing_fails = False
-            await allocator.check(3600)  # and what was counted before it does not count on
+            await allocator.check(3600)  # misses before the failure no longer count
             turned.passed = 63000.0
             await allocator.check(3600)
             assert gib(node) == [5]
-            node.kubelet.listing_empty = False  # the pod is listed again: the count of misses restarts
+            # the pod is listed again, so that the count of misses restarts
+            node.kubelet.listing_empty = False
             await allocator.check(3600)
             node.kubelet.end("a/one")
             turned.passed = 64000.0
@@ -95,7 +98,7 @@ def test_a_repeated_allocate_is_one_allocation(short: Path) -> None:
 
 
 def test_a_new_pod_with_the_ids_of_a_deleted_pod_gets_a_new_allocation(short: Path) -> None:
-    """Its end was not noticed yet: the new pod gets an allocation of its own all the same."""
+    """The end of the old pod is not noticed yet. The new pod gets its own allocation nevertheless."""
 
     async def story() -> None:
         async with node_in(short, SLOW) as node:
@@ -108,7 +111,7 @@ def test_a_new_pod_with_the_ids_of_a_deleted_pod_gets_a_new_allocation(short: Pa
             assert old.cdi_devices != new.cdi_devices
             assert gib(node) == [4]
             node.kubelet.end("a/new")
-            # a third pod gets some of the ids before any listing of the kubelet has named it
+            # a third pod gets some of the ids before the kubelet has listed it
             await node.kubelet.admit("a/third", UNITS, 2, among=lambda name: name in ids)
             assert gib(node) == [2]
 
@@ -134,7 +137,7 @@ def test_an_allocate_waits_for_processes_of_the_deleted_pod(short: Path) -> None
 
 
 def test_containers_of_a_pod_share_an_allocation_of_overlapping_ids(short: Path) -> None:
-    """The kubelet gives an init container's ids again to the containers after it."""
+    """The kubelet gives an init container's ids to later containers again."""
 
     async def story() -> None:
         async with node_in(short, SLOW) as node:
@@ -183,7 +186,7 @@ def test_pods_keep_their_allocations_across_a_restart_of_vgpud(short: Path) -> N
         async with node_in(short) as node:
             await node.kubelet.healthy(UNITS, 160)
             await node.kubelet.admit("a/one", UNITS, 5)
-            for lost in (False, True):  # the file of what is held, too
+            for lost in (False, True):  # the second time, vgpud's file of holds is lost as well
                 await node.close()
                 await node.kubelet.wait(lambda: node.kubelet.endpoints[UNITS].ended)
                 assert not node.kubelet.endpoints[UNITS].healthy

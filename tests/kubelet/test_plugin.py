@@ -1,4 +1,4 @@
-"""The device plugin, seen from the kubelet: a double plays its side over real sockets."""
+"""The device plugin as the kubelet sees it. A double plays the kubelet over real sockets."""
 
 import asyncio
 from dataclasses import replace
@@ -65,7 +65,7 @@ def test_units_held_by_other_doors_are_unhealthy(short: Path) -> None:
             assert sum(name.startswith(uuid) for name in healthy) == 30
             with pytest.raises(AdmissionError, match="available 30"):
                 await node.kubelet.admit("a/b", UNITS, 31, among=lambda name: name.startswith(uuid))
-            # what pods hold stays healthy, however full the card is
+            # ids that pods hold stay healthy, however full the device is
             await node.kubelet.admit("a/b", UNITS, 30, among=lambda name: name.startswith(uuid))
             await node.kubelet.wait(
                 lambda: node.kubelet.in_use(UNITS) <= node.kubelet.endpoints[UNITS].healthy
@@ -82,8 +82,8 @@ def test_preferred_units_of_a_container_are_packed_on_one_device(short: Path) ->
             for pod, units in (("a/one", 50), ("a/two", 60), ("a/three", 15)):
                 await node.kubelet.admit(pod, UNITS, units)
             used = sorted(u.memory_bytes // GIB for u in node.world.parts.book.use.values())
-            assert used == [50, 75]  # 15 went where 20 were left, and not where 30 were
-            # the scheduler sees 35, and no card has 33
+            assert used == [50, 75]  # the 15 went to the device with 20 left, not to the one with 30
+            # the scheduler counts 35 in all, but no device has 33
             with pytest.raises(AdmissionError, match=r"33 of .* came from 2 cards .*across"):
                 await node.kubelet.admit("a/four", UNITS, 33)
             assert len(node.allocations) == 3
@@ -209,7 +209,7 @@ def test_memory_units_are_overcommitted_by_policy(short: Path) -> None:
 
 
 def test_units_with_compute_are_bounded_by_the_devices_shares(short: Path) -> None:
-    """The bound holds however much memory is overcommitted, and whichever tenant holds the shares."""
+    """The bound holds for any memory overcommitment and any distribution of the shares."""
 
     async def story() -> None:
         beyond = (
@@ -224,7 +224,7 @@ def test_units_with_compute_are_bounded_by_the_devices_shares(short: Path) -> No
             await node.kubelet.admit("a/b", UNITS, 40, among=lambda name: name.startswith(uuid))
             held = [a for a in node.allocations if a.id != taken.id]
             assert [part.share for a in held for part in a.slices] == [Percent(5000)]
-            await node.kubelet.healthy(UNITS, 120)  # those of the pod, and the other card's
+            await node.kubelet.healthy(UNITS, 120)  # the ids of the pod, and those of the other device
 
     run(story())
 
@@ -255,7 +255,7 @@ def test_vgpud_runs_without_a_kubelet(short: Path) -> None:
 
 
 def test_ids_of_a_failed_allocation_stay_unhealthy(short: Path) -> None:
-    """Their container has no working device, however well the card is again."""
+    """The container has no working device, even after the device recovers."""
 
     async def story() -> None:
         async with node_in(short, MEMORY.replace("release_seconds = 1", "release_seconds = 3600")) as node:
@@ -290,7 +290,7 @@ def test_allocations_of_ended_pods_are_released_after_the_last_resource_is_remov
 
 
 def test_a_pod_that_fits_no_card_waits_after_its_first_failure(short: Path, turned: Turned) -> None:
-    """Its controller makes it again at once: 298 failed pods in 30 s before."""
+    """The pod's controller recreates a failed pod at once: before the fix, 298 pods failed in 30 s."""
 
     async def story() -> None:
         async with node_in(short, MEMORY.replace("release_seconds = 1", "release_seconds = 3600")) as node:
@@ -301,7 +301,8 @@ def test_a_pod_that_fits_no_card_waits_after_its_first_failure(short: Path, turn
             for span in (30.0, 60.0):
                 with pytest.raises(AdmissionError, match="came from 2 cards"):
                     await node.kubelet.admit("a/big", UNITS, 60)
-                # what pods hold, and what the emptier card has left: the scheduler lets the next one wait
+                # ids that pods hold, and those left on the emptier device: the scheduler keeps the next pod
+                # waiting
                 await node.kubelet.healthy(UNITS, 130)
                 with pytest.raises(AdmissionError, match="requested 60, available 40"):
                     await node.kubelet.admit("a/big", UNITS, 60)

@@ -1,4 +1,6 @@
-"""ResourceSlices against the published shape; and whatever the scheduler gives by them, vgpud can give."""
+"""ResourceSlices compared with the published definition. vgpud can grant every allocation that the scheduler
+makes from them.
+"""
 
 import asyncio
 import tomllib
@@ -30,7 +32,7 @@ from vgpud.serve.dra.publisher import Publisher
 from vgpud.serve.dra.quantity import parse, show
 from vgpud.serve.dra.slices import DRIVER, Node, semantic, specs
 
-# a file of another name for a node has no cards of its own
+# files with `same_as` are other names of a node, and have no devices of their own
 PROFILES = [p for p in sorted((ROOT / "configs/sim").glob("*.toml")) if "same_as" not in p.read_text()]
 NODE = Node("node-1", "580.159.04", "13.0")
 
@@ -106,7 +108,7 @@ def test_resource_slices_are_written_only_on_a_change() -> None:
 def test_the_cards_of_each_simulated_node_are_published_in_each_mode(
     path: Path, mode: str, minor: int
 ) -> None:
-    """The API server refuses a whole slice for two devices of one name (RTX PRO 6000: +me and -me)."""
+    """The API server refuses a slice with two devices of the same name (RTX PRO 6000: +me and -me)."""
     devices = cards_of_profile(path)
     cluster = Cluster(minor)
     publish(cluster, Snapshot(devices=devices), policy_of(mode))
@@ -118,7 +120,7 @@ def test_the_cards_of_each_simulated_node_are_published_in_each_mode(
 
 
 def cards_of_profile(path: Path) -> tuple[Device, ...]:
-    """The devices of a file of configs/sim, as far as slices show them."""
+    """The devices of a file of configs/sim, with the fields that slices show."""
     found = tomllib.loads(path.read_text())
     devices = []
     for index, device in enumerate(found["device"]):
@@ -162,12 +164,12 @@ def test_a_claim_takes_the_smallest_mig_instance_that_fits(minor: int) -> None:
     assert profile_of("b", "1Gi") == "1g.18gb"
     assert profile_of("c", "60Gi") == "3g.71gb"
     assert profile_of("d", "1Gi") == "1g.18gb"
-    # the first card is full now: small instances were taken from its end, where no large one begins
+    # the first device is full: small instances were taken from the end where no large one can begin
     assert {r["device"].partition("-mig-")[0] for r in cluster.results()} == {"gpu-0"}
 
 
 def test_slices_of_a_large_node_are_read_in_their_order() -> None:
-    """By name: the eleventh must not come before the second."""
+    """Slices are read in the order of their names. The eleventh must not come before the second."""
     cluster = Cluster()
     publish(cluster, h200_node(32), policy_of("mig"))
     assert len(cluster.slices_by_name) > 10
@@ -193,7 +195,7 @@ def test_drained_and_unwell_devices_are_published_with_a_taint_that_says_why() -
     assert only["spec"]["pool"]["generation"] == 1, "what the server fills in is no difference"
     claims = [cluster.allocate(name, "quota", {"memory": "100Gi"}) for name in ("a", "b")]
     assert claims[0] is not None and claims[1] is None
-    # where the gate is off a taint would be dropped, and the card be given out
+    # without the feature gate the taint would be dropped, and the scheduler would use the device
     cluster.off = {"DRADeviceTaints"}
     publisher.ask_anew()
     asyncio.run(publisher.publish(build))
@@ -221,7 +223,7 @@ def test_feature_gates_and_versions_that_change_are_noticed(monkeypatch: pytest.
     passed += 600.0
     publish_again()
     assert len(cluster.pool()[1]) == 2
-    # an upgrade to a server that refuses the old form: the slices are deleted first, as Kubernetes asks
+    # upgrade to a server that refuses the old form: the slices are deleted first, as Kubernetes requires
     cluster.minor_version = 36
     cluster.wipe()
     with pytest.raises(VgpuError, match="422"):
@@ -240,7 +242,9 @@ def test_resource_slices_of_other_drivers_and_nodes_are_unchanged() -> None:
 
 
 def test_a_disabled_feature_gate_never_causes_overcommitment() -> None:
-    """The API server drops such fields without a word: partitions would overlap, capacity be endless."""
+    """The API server drops such fields silently: partitions would overlap, and capacity would be
+    unlimited.
+    """
     cluster = Cluster()
     cluster.off = {"DRAPartitionableDevices"}
     publish(cluster, h200_node(2), policy_of("mig"))
@@ -318,7 +322,7 @@ def test_published_versions_are_semantic() -> None:
     ]
 
 
-# --- the property: a claim that the scheduler allocates by the slices is one that the planner grants
+# --- property: the planner grants every claim that the scheduler allocates from the slices
 
 ASKS = st.lists(
     st.tuples(

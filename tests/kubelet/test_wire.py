@@ -1,4 +1,4 @@
-"""The bytes themselves: field numbers as published, read by hand and not by our own .proto files."""
+"""The encoded bytes: field numbers as published, decoded by hand and not with vgpud's .proto files."""
 
 import pytest
 from google.protobuf.message import Message

@@ -1,1 +1,1 @@
-"""The ledger: what was acknowledged is there, whatever happens."""
+"""The ledger: acknowledged writes are durable, whatever happens."""

@@ -1,6 +1,6 @@
-"""A process that writes until it is killed, and says on its standard output what was acknowledged.
+"""Writes to a ledger until it is killed, and prints each acknowledged write.
 
-`python -m tests.ledger.churn PATH FIRST WRITERS`; a line is a verb and an allocation's number.
+`python -m tests.ledger.churn PATH FIRST WRITERS`: a line has a verb and an allocation's number.
 """
 
 import asyncio
@@ -15,11 +15,11 @@ from vgpud.model.tenancy import State
 
 
 def say(verb: str, number: int) -> None:
-    os.write(1, f"{verb} {number}\n".encode())  # at once, with nothing left in a buffer
+    os.write(1, f"{verb} {number}\n".encode())  # unbuffered, so that a kill loses no line
 
 
 async def life(ledger: Ledger, number: int) -> None:
-    """Of one allocation; every third stays active, every third stays in release."""
+    """The writes of one allocation. Every third allocation stays active, and every third stays in release."""
     await ledger.intent(allocation(number))
     say("intent", number)
     await ledger.record_original(f"GPU-{number}", "mode", "default")

@@ -1,4 +1,4 @@
-"""Allocations to write down: plain ones by number, and any that the model allows."""
+"""Allocations to write: simple ones by number, and random ones that the model allows."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,7 @@ UUID = "GPU-0000000{}-1111-2222-3333-444444444444"
 
 
 def allocation(number: int, state: State = State.ALLOCATING, **changes: Any) -> Allocation:
-    """As an intent has it: no edits yet."""
+    """An allocation as an intent records it, without edits."""
     uuid = UUID.format(number % 8)
     base = Allocation(
         id=f"a{number}",
@@ -54,7 +54,7 @@ def allocation(number: int, state: State = State.ALLOCATING, **changes: Any) -> 
 
 
 def active(base: Allocation) -> Allocation:
-    """As a commit has it."""
+    """The allocation as a commit records it."""
     lease = f"/run/vgpud/leases/{base.id}"
     edits = Edits(
         env=(("LD_PRELOAD", "/usr/lib/vgpud/libvgpu.so"), ("VGPU_LEASE", "/run/vgpu")),
@@ -73,7 +73,7 @@ def ledger_path(folder: Path) -> Path:
     return folder / "ledger.db"
 
 
-# any of these that the model allows
+# strategies for random allocations that the model allows
 _ids = st.text(min_size=1, max_size=8)
 _percents = st.builds(Percent, st.integers(1, 10000))
 _placements = st.builds(Placement, st.integers(0, 7), st.integers(1, 8))

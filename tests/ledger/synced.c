@@ -6,7 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Notes how long the write-ahead log was each time that it reached the disk. */
+/* Records the length of the write-ahead log each time it reaches the disk. */
 static void note(int fd)
 {
     char link[64], path[4096], line[32];

@@ -1,4 +1,4 @@
-"""Group commit: one transaction for many, a verdict for each."""
+"""Group commit: one transaction for many writes, with a result for each."""
 
 import asyncio
 import sqlite3
@@ -19,7 +19,7 @@ from vgpud.model.event import EventKind
 
 
 class Bench:
-    """A committer without its thread, and the SQL that it ran."""
+    """A committer without its thread, and the SQL that it executes."""
 
     def __init__(self, folder: Path) -> None:
         self.connection = files.connect(ledger_path(folder))
@@ -66,7 +66,7 @@ def test_a_refused_job_does_not_fail_its_neighbours(bench: Bench) -> None:
     jobs = [bench.intent(0), bench.intent(3, request=0), bench.intent(1, request=0)]
     bench.committer.run(jobs)
     assert [type(job.error) for job in jobs] == [type(None), VgpuError, type(None)]
-    assert bench.ids() == ["a0", "a1"]  # the second is of another owner
+    assert bench.ids() == ["a0", "a1"]  # the second write has another owner
     assert bench.count("COMMIT") == 1
 
 
@@ -90,7 +90,7 @@ def test_a_job_that_breaks_midway_leaves_nothing(bench: Bench) -> None:
 
 
 def test_when_the_transaction_is_lost_each_job_has_its_own_try(bench: Bench) -> None:
-    """As SQLite does by itself on some errors: everything so far is rolled back."""
+    """SQLite does this itself on some errors: all writes of the transaction are rolled back."""
 
     def lose(tables: Tables) -> None:
         bench.connection.execute("ROLLBACK")
@@ -146,7 +146,7 @@ def test_the_strictest_job_decides_for_its_batch(bench: Bench) -> None:
 
 
 def test_unsynced_revisions_are_bounded(bench: Bench) -> None:
-    """What a new boot skips must be at least what a power cut can take."""
+    """The revisions that a new boot skips must cover all that a power cut can take."""
 
     def note(tables: Tables) -> None:
         tables.event(EventKind.DEVICE_CHANGED, "GPU-0", "it changed")
@@ -188,7 +188,9 @@ def test_a_caller_that_leaves_does_not_disturb_the_others(tmp_path: Path) -> Non
 
 
 def test_a_writer_that_fails_ends_every_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rollback that fails as well, or no memory: the callers are told, and the next ones are served."""
+    """A rollback that also fails, or no memory: the waiting callers get an error, and later ones are
+    served.
+    """
 
     async def work() -> None:
         async with await Ledger.open(ledger_path(tmp_path)) as ledger:
@@ -207,7 +209,9 @@ def test_a_writer_that_fails_ends_every_wait(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_large_batch_needs_no_folder_for_temporary_files(bench: Bench) -> None:
-    """Under ProtectSystem=strict there is none. SQLite's keep the name etilqs until they are removed."""
+    """Under ProtectSystem=strict no such folder is writable. SQLite's temporary files have names with etilqs
+    until they are removed.
+    """
     bench.committer.run([bench.intent(number) for number in range(64)])
     seen: set[str] = set()
 

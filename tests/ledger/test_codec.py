@@ -1,4 +1,4 @@
-"""JSON of the model: what is written is read back, and nothing else is taken."""
+"""JSON of the model: written values are read back unchanged, and nothing else is accepted."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -34,13 +34,13 @@ def test_what_is_written_is_read_back(sample: Allocation) -> None:
 
 
 def test_a_row_holds_every_field_of_an_allocation() -> None:
-    """A field added to the model must be given a column, or it would be lost at a restart."""
+    """A new field of the model needs a column, or a restart would lose it."""
     columns = {"request_id", "request_digest", "owner_uid", "owner_gid"}  # copies for SQL queries
     assert {f.name for f in fields(Allocation)} == set(AllocationRow._fields) - columns
 
 
 def test_a_row_of_version_1_is_read() -> None:
-    """It must not change without a migration: ledgers in this form are out there."""
+    """The form must not change without a migration, because users have ledgers in it."""
     row = encode_allocation(replace(active(allocation(3)), reasons=allocation(3).reasons[3:5]))
     uuid = "GPU-00000003-1111-2222-3333-444444444444"
     assert row.request == (
@@ -63,12 +63,12 @@ def test_a_row_of_version_1_is_read() -> None:
 
 
 def test_a_row_without_trailing_fields_takes_their_defaults() -> None:
-    """So a field added at the end of a dataclass needs no migration."""
+    """So a new field at the end of a dataclass needs no migration."""
     assert shape_of(Mount).decode(["/a", "/b"]) == Mount("/a", "/b", read_only=True)
 
 
 def test_suspended_processes_of_earlier_versions() -> None:
-    """Neither knew which way it went, nor that it may be moved while it is suspended."""
+    """Earlier versions recorded neither the way of suspension nor the device of the save."""
     row = encode_allocation(allocation(1, State.SUSPENDED, suspended=(SuspendedProcess(7, 11, 13),)))
     assert row.suspended == '[[7,11,13,"checkpoint",0,""]]'
     for old, way, stays in (("[[7,11,13]]", Way.CHECKPOINT, 0), ('[[7,11,13,"swap",5]]', Way.SWAP, 5)):
@@ -106,7 +106,7 @@ BAD: dict[str, Callable[[AllocationRow], AllocationRow]] = {
 @pytest.mark.parametrize("damage", BAD.values(), ids=BAD.keys())
 def test_a_row_in_another_form_is_corrupt(damage: Callable[[AllocationRow], AllocationRow]) -> None:
     row = encode_allocation(active(allocation(3)))
-    decode_allocation(row)  # also fills the cache of rows, which must not let a damaged one through
+    decode_allocation(row)  # also fills the cache of rows, which must not accept a damaged row
     damaged = damage(row)
     assert damaged != row
     with pytest.raises(VgpuError, match="allocation 'a3' in the ledger cannot be read") as caught:
@@ -115,7 +115,7 @@ def test_a_row_in_another_form_is_corrupt(damage: Callable[[AllocationRow], Allo
 
 
 def wrong(model: Any, **values: Any) -> Any:
-    """With values that no checked code could give it."""
+    """A copy with values that checked code could not produce."""
     return replace(model, **values)
 
 

@@ -1,4 +1,4 @@
-"""kill -9 and power cuts: what was acknowledged is there at the next start."""
+"""kill -9 and power cuts: acknowledged writes are found at the next start."""
 
 import asyncio
 import os
@@ -26,7 +26,7 @@ REACHED: dict[str, set[State | None]] = {
 
 
 def churn(path: Path, first: int, writers: int, lines: int, environment: dict[str, str]) -> dict[int, str]:
-    """Kills a writer after so many acknowledgements; each number's last acknowledged verb."""
+    """Kills a writer after this many acknowledgements. Returns the last acknowledged verb of each number."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.ledger.churn", str(path), str(first), str(writers)],
         stdout=subprocess.PIPE,
@@ -70,15 +70,15 @@ def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path: Path, writers: int
         revision = state.revision
 
 
-SHIM = TEST_BUILD / "libsynced.so"  # notes how long the write-ahead log was when it reached the disk
+SHIM = TEST_BUILD / "libsynced.so"  # a preloaded library that records the log's length at each sync
 
 
 @pytest.mark.parametrize("lines", [1, 2, 3, 8, 21, 34, 60, 100])
 def test_a_power_cut_takes_only_finishing_writes(tmp_path: Path, lines: int) -> None:
-    """The log is cut to what had reached the disk: the worst that a power cut may leave.
+    """The log is cut to the length that had reached the disk, the worst result of a power cut.
 
-    One writer, so that no neighbour's intent syncs another's commit, and too few writes for the
-    log to begin again at its front.
+    There is one writer, so that another writer's intent does not sync its commit, and too few writes for the
+    log to restart at its front.
     """
     path = ledger_path(tmp_path)
     synced = tmp_path / "synced"
@@ -92,7 +92,7 @@ def test_a_power_cut_takes_only_finishing_writes(tmp_path: Path, lines: int) -> 
     found = {a.id: a.state for a in state.allocations}
     originals = {o.device_uuid for o in state.originals}
     for number, verb in last.items():
-        # a finishing write may be missing: then the durable one before it is found
+        # a finishing write may be missing; then the durable write before it is found
         durable = {"commit": "original", "forget": "release"}.get(verb, verb)
         assert found.get(f"a{number}") in REACHED[durable], (number, verb)
         assert verb == "intent" or f"GPU-{number}" in originals
@@ -101,6 +101,6 @@ def test_a_power_cut_takes_only_finishing_writes(tmp_path: Path, lines: int) -> 
 def test_finishing_writes_are_not_synced_and_intents_are(tmp_path: Path) -> None:
     synced = tmp_path / "synced"
     last = churn(ledger_path(tmp_path), 0, 1, 100, {"LD_PRELOAD": str(SHIM), "SYNC_LOG": str(synced)})
-    durable = sum(n % 3 != 0 for n in last) + 2 * len(last)  # intent, original, release
+    durable = sum(n % 3 != 0 for n in last) + 2 * len(last)  # durable writes are intent, original and release
     count = len(synced.read_text().split())
     assert durable - 3 <= count <= durable + 3, "at the start and at the cut, one or two more or less"

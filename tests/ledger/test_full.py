@@ -1,4 +1,4 @@
-"""A state directory without space, on a file system of its own."""
+"""A full state directory, on a file system of its own."""
 
 import asyncio
 import subprocess

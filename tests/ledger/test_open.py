@@ -1,4 +1,6 @@
-"""Opening: one holder, and what is not a sound ledger of a known version is left as it is."""
+"""Opening a ledger: only one process holds it, and a file that is damaged or of an unknown version is left
+unchanged.
+"""
 
 import asyncio
 import hashlib
@@ -30,7 +32,7 @@ def fill(path: Path, count: int = 3) -> None:
 
 
 def leave_as_a_crash_does(path: Path) -> None:
-    """A ledger whose last changes are in its -wal file alone."""
+    """Makes a ledger whose last changes are only in its -wal file."""
     fill(path)
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA wal_autocheckpoint = 0")
@@ -43,7 +45,7 @@ def leave_as_a_crash_does(path: Path) -> None:
 
 
 def hashes(folder: Path) -> dict[str, str]:
-    """Hashes of all files except the lock file, which only names the last process that looked."""
+    """Hashes of all files except the lock file, which names the last process that tried."""
     return {
         file.name: hashlib.sha256(file.read_bytes()).hexdigest()
         for file in folder.iterdir()
@@ -107,7 +109,7 @@ def test_a_second_daemon_is_refused_by_the_pid_of_the_first(tmp_path: Path) -> N
         assert error.code is ErrorCode.LEDGER_LOCKED
         assert f"process {holder.pid}" in error.sentence
         holder.kill()
-    fill(path)  # the lock goes with the process
+    fill(path)  # the lock ends with the process
 
 
 def test_a_refused_ledger_is_let_go_of(tmp_path: Path) -> None:
@@ -239,12 +241,12 @@ def test_a_migration_that_fails_leaves_the_old_version(tmp_path: Path) -> None:
     assert columns == ["device_uuid", "key", "value"]
 
 
-# --- rights
+# --- permissions
 
 
 @pytest.fixture
 def read_only_folder(tmp_path: Path) -> Iterator[Path]:
-    """A folder that this process may look into only; root takes another user's rights for that."""
+    """A folder that this process can only read. Root takes another user's permissions for that."""
     folder = tmp_path / "state"
     folder.mkdir()
     fill(ledger_path(folder))

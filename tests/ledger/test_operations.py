@@ -1,4 +1,4 @@
-"""What each call does to the tables, seen through a second start."""
+"""What each call writes to the tables, as a second start reads it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -17,7 +17,7 @@ from vgpud.model.tenancy import State
 
 
 def after(folder: Path, work: Callable[[Ledger], Awaitable[object]]) -> LedgerState:
-    """What the next start finds, once `work` was done."""
+    """Runs `work` on a ledger. Returns what the next start reads."""
 
     async def both() -> LedgerState:
         async with await Ledger.open(ledger_path(folder)) as ledger:
@@ -185,7 +185,7 @@ def test_a_closed_ledger_says_so(tmp_path: Path) -> None:
         pending = asyncio.ensure_future(ledger.intent(allocation(1)))
         await asyncio.sleep(0)
         await ledger.close()
-        await pending  # what was asked for before is written
+        await pending  # the write that was requested before is done
         await ledger.close()
         with pytest.raises(VgpuError) as caught:
             await ledger.load()

@@ -1,4 +1,4 @@
-"""Any sequence of calls and restarts, against a dictionary."""
+"""Any sequence of calls and restarts, compared with a dictionary."""
 
 import asyncio
 import tempfile

@@ -83,7 +83,7 @@ def test_parsers_survive_any_answer(text: str) -> None:
 def test_the_client_limit_is_that_of_the_driver(
     capability: tuple[int, int] | None, version: int, limit: int
 ) -> None:
-    """A V100 (7.0) has Volta's limit, which NVIDIA's device plugin excludes
+    """A V100 (7.0) is a Volta device with 48 clients. NVIDIA's device plugin counts it as older
     (cmd/mps-control-daemon/mps/device.go).
     """
     assert Features(version=version).client_limit(capability) == limit

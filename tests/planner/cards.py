@@ -1,4 +1,4 @@
-"""Cards for the planner's tests: profile tables as NVML reports them, and devices made of them."""
+"""Devices for the planner's tests, made from profile tables as NVML reports them."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def profile(
     return with_compute(plain, presumed(plain))
 
 
-# recorded on one H200, driver 580.159.04, in the order of NVML's loop index
+# recorded on an H200, driver 580.159.04, in the order of NVML's loop index
 H200_PROFILES = (
     profile(19, "1g.18gb", 1, 7, 16, 16384, (0, 1, 2, 3, 4, 5, 6), 1),
     profile(14, "2g.35gb", 2, 3, 32, 33280, (0, 2, 4), 2),
@@ -38,7 +38,7 @@ H200_PROFILES = (
 )
 H200_WITHOUT_ME = tuple(p for p in H200_PROFILES if p.id != 20)
 
-# NVIDIA's MIG user guide, A30 24 GB
+# A30 24 GB, from NVIDIA's MIG user guide
 A30_PROFILES = (
     profile(14, "1g.6gb", 1, 4, 14, 5836, (0, 1, 2, 3), 1),
     profile(21, "1g.6gb+me", 1, 1, 14, 5836, (0, 1, 2, 3), 1),
@@ -58,7 +58,7 @@ OWNER = Owner(1000, 1000)
 def h200(
     index: int, *, mig_on: bool = False, instances: tuple[GpuInstance, ...] = (), **fields: Any
 ) -> Device:
-    """Device `index` of a node of H200s, four to a NUMA node; `fields` replace its own."""
+    """Device `index` of a node of H200s, four to a NUMA node. `fields` replace the device's own fields."""
     made: dict[str, Any] = {
         "uuid": f"GPU-{index}",
         "index": index,
@@ -84,7 +84,7 @@ def h200_node(count: int) -> Node:
 
 
 def request(**fields: Any) -> Request:
-    """`memory`, `share` (percent) and the fields of Request."""
+    """A request with `memory`, `share` (percent) and other fields of Request."""
     share = fields.pop("share", None)
     memory = fields.pop("memory", None)
     return Request(
@@ -97,7 +97,7 @@ def request(**fields: Any) -> Request:
 
 
 def policy(*rules: dict[str, Any], strategy: str = "pack") -> Policy:
-    """Rules in order; the key `index` is short for a match by index."""
+    """A policy with these rules in order. The key `index` is short for a match by index."""
     made = []
     for rule in rules:
         keys = dict(rule)
@@ -116,7 +116,7 @@ HARDWARE, COMPUTE, QUOTA, WHOLE_DEVICE = (
 
 
 def used(mode: Mode, *memory: int, share: int | None = None) -> DeviceUse:
-    """A device with one slice per amount of memory, each with `share` hundredths."""
+    """A device with one slice for each amount of memory, each with `share` hundredths."""
     use = EMPTY
     for amount in memory:
         use = use.with_slice(Slice("GPU", mode, amount, None if share is None else Percent(share)))
@@ -124,7 +124,7 @@ def used(mode: Mode, *memory: int, share: int | None = None) -> DeviceUse:
 
 
 def used_mig(*places: tuple[int, int]) -> DeviceUse:
-    """An H200 with an instance per (profile id, start)."""
+    """An H200 with an instance for each (profile id, start)."""
     use = EMPTY
     for profile_id, start in places:
         kind = next(p for p in H200_PROFILES if p.id == profile_id)
@@ -135,7 +135,7 @@ def used_mig(*places: tuple[int, int]) -> DeviceUse:
 
 
 def instance(number: int, profile_id: int, start: int) -> GpuInstance:
-    """A GPU instance of an H200 as NVML shows it."""
+    """A GPU instance of an H200 as NVML reports it."""
     kind = next(p for p in H200_PROFILES if p.id == profile_id)
     placement = next(p for p in kind.placements if p.start == start)
     return GpuInstance(number, profile_id, placement, ())

@@ -1,5 +1,5 @@
-"""When a tenant counts as bypassing libvgpu, and which tenant a process belongs to: by table, and by
-property.
+"""When a tenant counts as bypassing libvgpu, and which tenant a process belongs to: by tables and by
+properties.
 """
 
 import random
@@ -37,15 +37,15 @@ def watched(limit: int = 2 * GIB) -> Watched:
     ("held", "counted", "excess"),
     [
         (0, 0, 0),
-        (CONTEXT, 0, CONTEXT),  # one process without libvgpu
-        (CONTEXT + 64 * MIB, CONTEXT, 0),  # what a look of libvgpu has not seen yet
+        (CONTEXT, 0, CONTEXT),  # one process that bypasses libvgpu
+        (CONTEXT + 64 * MIB, CONTEXT, 0),  # not yet seen by a check of libvgpu
         (72 * MIB, 0, 0),
         (73 * MIB, 0, 73 * MIB),
         (2 * GIB, 2 * GIB, 0),
-        (64 * GIB, 64 * GIB, 62 * GIB),  # learnt, and past the limit: RTLD_DEEPBIND
-        (CONTEXT, 1 << 60, 0),  # a ledger that claims more memory than exists
-        (8 * GIB, 1 << 60, 6 * GIB),  # and hides no more than the limit
-        (0, GIB, 0),  # managed memory, which NVML does not show
+        (64 * GIB, 64 * GIB, 62 * GIB),  # known memory beyond the limit: RTLD_DEEPBIND
+        (CONTEXT, 1 << 60, 0),  # the ledger claims more memory than exists
+        (8 * GIB, 1 << 60, 6 * GIB),  # and so hides no more than the limit
+        (0, GIB, 0),  # managed memory, which NVML does not report
     ],
 )
 def test_an_excess_is_beyond_what_is_counted_within_the_limit(held: int, counted: int, excess: int) -> None:
@@ -94,8 +94,9 @@ def test_a_start_takes_what_an_older_tenant_counts_beyond_its_limit_for_a_lowere
 
 
 class Honest:
-    """A tenant whose every byte is claimed before the driver has it and given back after, with driver
-    overhead that libvgpu has not learnt yet; it can make a step between any two readings."""
+    """A tenant that charges memory before the driver allocates it and removes the charge after it is freed.
+    The driver has overhead that libvgpu does not know yet. The tenant can act between any two readings.
+    """
 
     def __init__(self, seed: int, limit: int, processes: int) -> None:
         self.random = random.Random(seed)
@@ -112,7 +113,7 @@ class Honest:
         elif choice < 0.8:
             self.held -= (freed := self.random.randint(0, self.held))
             self.counted = max(self.held, self.counted - freed)
-        else:  # a module, local memory: the driver's, within what a launch takes
+        else:  # the driver's own memory for a module or local memory, at most what a launch needs
             self.unlearnt = self.random.randint(0, tolerance_bytes(self.processes))
             self.held = min(self.held, self.counted) + self.unlearnt
 
@@ -166,18 +167,22 @@ SHELL = ProcessFacts(10, 5, 1)
         ([ProcessFacts(20, 9, 7)], known(in_cgroup={20: "pod"}), "pod"),
         ([ProcessFacts(20, 9, 7, mounted="pod")], known(), "pod"),
         ([ProcessFacts(20, 9, 1, named="a")], known(), "a"),
-        ([ProcessFacts(20, 9, 2, named="a")], known(), ""),  # its own word, for another's allocation
+        # the process itself names another user's allocation
+        ([ProcessFacts(20, 9, 2, named="a")], known(), ""),
         ([ProcessFacts(20, 9, 0, named="a")], known(), ""),
-        ([ProcessFacts(20, 9, 7, named="pod")], known(), ""),  # no word makes it a pod's
+        # the name alone does not make it a process of the pod
+        ([ProcessFacts(20, 9, 7, named="pod")], known(), ""),
         ([ProcessFacts(20, 9, 1, named="gone")], known(), ""),
         ([ProcessFacts(20, 9, 1), SHELL], known(registered={10: "a"}), "a"),
-        ([ProcessFacts(20, 9, 2), SHELL], known(registered={10: "a"}), ""),  # runs as another: not certain
+        # runs as another user, so that it is uncertain
+        ([ProcessFacts(20, 9, 2), SHELL], known(registered={10: "a"}), ""),
         ([ProcessFacts(20, 9, 0), SHELL], known(registered={10: "a"}), ""),
         ([ProcessFacts(20, 9, 7), SHELL], known(registered={10: "pod"}), "pod"),
         ([ProcessFacts(20, 9, 1), SHELL], known(lifetimes={(10, 5): "a"}), "a"),
-        ([ProcessFacts(20, 9, 1), SHELL], known(lifetimes={(10, 6): "a"}), ""),  # another of the same pid
+        # a different process with the same pid
+        ([ProcessFacts(20, 9, 1), SHELL], known(lifetimes={(10, 6): "a"}), ""),
         ([ProcessFacts(20, 9, 2), SHELL], known(lifetimes={(10, 5): "a"}), ""),
-        # the nearest counts
+        # the nearest ancestor counts
         (
             [ProcessFacts(20, 9, 1), ProcessFacts(15, 7, 1, named="c"), SHELL],
             known(registered={10: "a"}),

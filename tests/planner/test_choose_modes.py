@@ -1,4 +1,4 @@
-"""Which mode a device takes, and what the slice in it holds."""
+"""Which mode a device takes, and what the slice contains."""
 
 import pytest
 
@@ -174,7 +174,7 @@ def test_overcommit_lets_memory_limits_pass_the_card() -> None:
     assert choose(request(memory=half), NODE, policy({"mode": "preload"}), use).refusal
     refusal = choose(request(memory=half + GIB), NODE, rules, use).refusal
     assert refusal is not None and refusal.code is ErrorCode.NO_CAPACITY
-    # one tenant never gets more than there is
+    # a single tenant never gets more than the device has
     refusal = choose(request(memory=H200_USABLE + 1), NODE, rules, {}).refusal
     assert refusal is not None and refusal.code is ErrorCode.IMPOSSIBLE
 

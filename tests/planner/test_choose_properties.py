@@ -1,4 +1,4 @@
-"""What holds after any sequence of allocations and releases, on any node."""
+"""Properties that hold after any sequence of allocations and releases, on any node."""
 
 from dataclasses import replace
 
@@ -96,7 +96,7 @@ def requests(draw: st.DrawFn) -> Request:
 
 
 def check_device(device: Device, slices: list[Slice], rules: Policy) -> None:
-    """The slices of a device never exceed it."""
+    """Asserts that a device's slices do not exceed it."""
     modes = {piece.device_mode for piece in slices}
     assert len(modes) <= 1
     mode = next(iter(modes), None)
@@ -123,7 +123,9 @@ def check_device(device: Device, slices: list[Slice], rules: Policy) -> None:
 
 
 def check_instances(device: Device, slices: list[Slice], rule_: DeviceRule) -> None:
-    """Those given whole once each, those shared in one mode each and within what they have."""
+    """Asserts that a whole instance has one tenant, and that a shared instance has one mode and is not
+    exceeded.
+    """
     keys = [(piece.mig.profile_id, piece.mig.placement) for piece in slices if piece.mig is not None]
     assert len(keys) == len(slices)
     assert legal(device.mig.profiles, frozenset[tuple[int, Placement]](keys))
@@ -142,7 +144,7 @@ def check_instances(device: Device, slices: list[Slice], rule_: DeviceRule) -> N
 
 
 class Tenancy(RuleBasedStateMachine):
-    """Tenants come and go; the planner sees only its own sums."""
+    """Tenants start and end. The planner sees only its own sums."""
 
     held = Bundle("held")
 
@@ -177,7 +179,7 @@ class Tenancy(RuleBasedStateMachine):
         return self.next
 
     def _check_asked(self, wanted: Request, slices: tuple[Slice, ...]) -> None:
-        """A tenant gets at least what it asked for, and exactly that where nothing rounds."""
+        """Asserts that a tenant gets at least what it requested, and exactly that unless a mode rounds."""
         for piece in slices:
             asked = wanted.memory_bytes or 0
             if piece.mode in (Mode.MPS, Mode.PRELOAD) and asked:
@@ -229,8 +231,9 @@ TestTenancy.settings = settings(
 def test_a_request_refused_for_capacity_is_served_once_the_node_is_idle(
     node: Node, rules: Policy, wanted: Request
 ) -> None:
-    """NO_CAPACITY promises that waiting helps; IMPOSSIBLE that it does not. (MIG mode stays off here:
-    where vgpud switched it on, the last release switches it off, which no snapshot shows yet.)"""
+    """A refusal with NO_CAPACITY says that waiting helps, one with IMPOSSIBLE that it does not. MIG mode
+    stays off here: if vgpud enabled it, the last release disables it, which the snapshot does not show yet.
+    """
     off = [replace(d, mig=replace(d.mig, current=False, pending=False)) for d in node.devices]
     node = node_of(*off, links=dict(node.links))
     idle = choose(wanted, node, rules, {})

@@ -1,4 +1,4 @@
-"""Why a device was not taken, and why a request is refused: a row per cause, with its figures."""
+"""Why a device was not chosen, and why a request is refused: a row for each cause, with its figures."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -543,7 +543,9 @@ def test_waiting_helps_only_if_enough_devices_could_serve() -> None:
 
 
 def test_sentences_are_lower_case_without_full_stop() -> None:
-    """Names and units may be written as they are; the first word and the end may not."""
+    """Names and units keep their spelling, except that the sentence begins in lower case and has no full
+    stop.
+    """
     node = node_of(h200(0, health=Health.LOST), h200(1, processes=BUSY), h200(2, mig_on=True), h200(3))
     wants = [request(), request(memory=GIB), MPS, MIG, request(count=9), request(memory=999 * GIB)]
     for wanted in wants:

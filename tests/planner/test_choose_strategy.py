@@ -1,4 +1,4 @@
-"""Which of several devices that fit is taken."""
+"""Which of several fitting devices is chosen."""
 
 import pytest
 
@@ -72,9 +72,9 @@ def test_a_whole_device_request_gets_the_smallest_free_card() -> None:
 @pytest.mark.parametrize(
     ("held", "index"),
     [
-        # 1g at 6 leaves device 1 without 3g at 4 already: one more costs less there
+        # 1g at 6 already prevents 3g at 4 on device 1, so that another 1g costs less there
         ({"GPU-1": used_mig((19, 6))}, 1),
-        # where a 3g takes the half, device 0's hole spoils nothing
+        # if a 3g takes the half, the hole on device 0 prevents nothing else
         ({"GPU-0": used_mig((9, 4), (19, 0), (19, 1), (19, 2)), "GPU-1": used_mig((19, 6))}, 0),
     ],
 )
@@ -92,7 +92,7 @@ def test_mig_spreads_to_the_device_with_most_places() -> None:
 def ring(
     *pairs: tuple[int, int], near: Link = Link.NVLINK, far: Link = Link.SYSTEM
 ) -> dict[tuple[str, str], Link]:
-    """All devices of eight joined by `far`, the pairs by `near`."""
+    """Links of eight devices: pairs are joined by `near`, all others by `far`."""
     links = {(f"GPU-{a}", f"GPU-{b}"): far for a in range(8) for b in range(8) if a != b}
     for a, b in pairs:
         links[f"GPU-{a}", f"GPU-{b}"] = links[f"GPU-{b}", f"GPU-{a}"] = near
@@ -147,7 +147,7 @@ def test_a_device_that_was_not_chosen_names_the_chosen_one() -> None:
 def test_memory_is_allocated_up_to_the_last_byte(isolation: Isolation) -> None:
     mode = MODE_OF[isolation]
     use = {"GPU-0": used(mode, 100 * GIB)}
-    grain = MIB if mode is Mode.MPS else 1  # what the mode can count in
+    grain = MIB if mode is Mode.MPS else 1  # the mode's unit of memory
     left = (H200_USABLE - 100 * GIB) // grain * grain
     assert taken(request(memory=left, isolation=isolation), h200_node(1), AUTO, use) == [0]
     more = choose(request(memory=left + grain, isolation=isolation), h200_node(1), AUTO, use)

@@ -46,7 +46,7 @@ def nodes(draw: st.DrawFn) -> tuple[list[Bin], list[Piece], Goal]:
 
 
 def sound(devices: list[Bin], pieces: list[Piece]) -> bool:
-    """No device holds more than it may, nor two slices of one allocation."""
+    """True if no device exceeds its bounds or has two slices of one allocation."""
     for device in devices:
         here = [piece for piece in pieces if piece.device_uuid == device.uuid]
         if (
@@ -71,7 +71,7 @@ def ready(devices: list[Bin], pieces: list[Piece], goal: Goal) -> set[str]:
 
 
 def moved(devices: list[Bin], pieces: list[Piece], number: int, to: str) -> list[Piece] | None:
-    """With one piece elsewhere, if it may go there."""
+    """The pieces with one moved to another device, or None if that is not allowed."""
     kinds = {device.uuid: device.kind for device in devices}
     takes = {device.uuid: device.takes for device in devices}
     piece = pieces[number]
@@ -83,7 +83,7 @@ def moved(devices: list[Bin], pieces: list[Piece], number: int, to: str) -> list
 
 
 def brute_force(devices: list[Bin], pieces: list[Piece], goal: Goal) -> int | None:
-    """Level by level through every position."""
+    """Breadth-first search through every position."""
     level = [pieces]
     for moves in range(MOST + 1):
         if any(ready(devices, position, goal) for position in level):
@@ -100,7 +100,7 @@ def brute_force(devices: list[Bin], pieces: list[Piece], goal: Goal) -> int | No
 
 
 def follow(devices: list[Bin], pieces: list[Piece], way: Way) -> list[Piece]:
-    """Every move on the way is one that may be made."""
+    """Applies the moves, and asserts that each is allowed."""
     numbers = {piece: n for n, piece in zip(count(), pieces, strict=False)}
     for piece, to in way.moves:
         after = moved(devices, pieces, numbers[piece], to)
@@ -126,7 +126,7 @@ def test_nothing_moves_where_there_is_room() -> None:
 
 
 def test_an_instance_moves_to_make_way_for_another() -> None:
-    """The 4 of d0 fits on d1 only after the 2 there has gone to d2."""
+    """The 4 of d0 fits on d1 only after the 2 of d1 has moved to d2."""
     pieces = [
         Piece("a", "d0", 4),
         Piece("b", "d1", 5),
@@ -139,11 +139,11 @@ def test_an_instance_moves_to_make_way_for_another() -> None:
 
 
 def test_equal_tenants_do_not_lengthen_the_search() -> None:
-    """Forty equal tenants on eight devices: which of them moves does not matter."""
+    """Forty equal tenants on eight devices: the search does not distinguish between them."""
     devices = bins(*[100] * 8, tenants=8)
     pieces = [Piece(f"t{n}", f"d{n % 8}", 18) for n in range(40)]
     way = fewest_moves(devices, pieces, Goal(frozenset(one.uuid for one in devices), 28))
-    assert way is None  # each device has 10 free, and no piece of 18 fits anywhere
+    assert way is None  # each device has 10 free, and no piece of 18 fits
     way = fewest_moves(devices, pieces[:35], Goal(frozenset(one.uuid for one in devices), 45))
     assert way is not None
     assert len(way.moves) == 1

@@ -1,4 +1,4 @@
-"""Compute instances: where they go, in which GPU instance, and what they are not promised."""
+"""Compute instances: their place, their GPU instance, and requests that they do not fit."""
 
 from dataclasses import replace
 from itertools import combinations
@@ -93,7 +93,7 @@ def test_a_place_may_be_named() -> None:
 @given(st.data())
 @settings(max_examples=examples(150))
 def test_a_place_is_found_whenever_there_is_one(data: st.DataObject) -> None:
-    """Inside one GPU instance that is divided, against all places that overlap nothing."""
+    """In one divided GPU instance, compared with all places that do not overlap."""
     profile = data.draw(st.sampled_from([p for p in H200_PROFILES if p.slice_count > 1]))
     table = table_for(profile.compute)
     whole = max(profile.compute, key=lambda p: p.slice_count)
@@ -125,7 +125,7 @@ def ids(keys: tuple[PlaceKey, ...]) -> set[int]:
 
 
 def divided(key: PlaceKey, parts: tuple[PlaceKey, ...], slices: int, **fields: Any) -> tuple[Device, Pool]:
-    """A card with one GPU instance, all of it vgpud's."""
+    """A device with one GPU instance, which vgpud made."""
     computes = tuple(ComputeInstance(n, p[0], f"MIG-{n}", p[1]) for n, p in enumerate(parts))
     instance = GpuInstance(7, *key, computes, slices)
     device = replace(h200(0), mig=Mig(True, True, True, H200_PROFILES, (instance,)), **fields)
@@ -168,7 +168,7 @@ def test_a_divided_gpu_instance_is_not_allocated_as_a_whole() -> None:
 
 
 def test_an_idle_divided_gpu_instance_is_removed_for_a_whole_one() -> None:
-    """The only place that is left: the request gets it, once all its parts are gone."""
+    """Only this place is left. The request gets it after all its parts have been removed."""
     device, pool = divided(HALF, PARTS, 3)
     other = taken(ask(request("4g.71gb"), device, pools={"GPU-0": pool}))
     decision = ask(request("3g.71gb"), device, use={"GPU-0": EMPTY.with_slice(other)}, pools={"GPU-0": pool})
@@ -186,7 +186,7 @@ def test_memory_is_not_promised_by_hardware() -> None:
 
 
 def test_limits_of_memory_in_one_gpu_instance_add_up() -> None:
-    """By libvgpu on top: the compute instances are several, the memory is one."""
+    """libvgpu limits each tenant: a GPU instance has several compute instances but one memory."""
     asked = request("1c.3g.71gb", isolation=Isolation.QUOTA, memory_bytes=30 * GIB)
     use, keys = EMPTY, []
     for _ in range(5):
@@ -259,7 +259,7 @@ def test_a_fixed_layout_allocates_only_its_compute_instances() -> None:
     assert ask(request("3g.71gb"), device, pools={"GPU-0": pool}).refusal is not None
 
 
-# --- words
+# --- layouts in words
 
 
 def test_parts_are_packed_into_the_fewest_gpu_instances() -> None:

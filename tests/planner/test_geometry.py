@@ -1,4 +1,4 @@
-"""MIG tables against an independent brute force."""
+"""MIG tables compared with an independent brute-force search."""
 
 from dataclasses import replace
 from functools import cache
@@ -16,7 +16,7 @@ from .cards import A30_PROFILES, H200_PROFILES, H200_WITHOUT_ME, instance, profi
 
 Key = tuple[int, Placement]
 
-# a card on which places alone do not keep the rules: compute slices and counts must
+# a device on which places alone do not enforce the rules: compute slices and counts also bound it
 TIGHT_PROFILES = (
     profile(1, "1c", 1, 3, 10, 1000, (0, 1, 2, 3, 4, 5), 1),
     profile(2, "2c", 2, 2, 20, 1000, (0, 2, 4), 1),
@@ -42,7 +42,7 @@ def legal(profiles: tuple[MigProfile, ...], keys: frozenset[Key]) -> bool:
 
 @cache
 def every_state(profiles: tuple[MigProfile, ...]) -> frozenset[frozenset[Key]]:
-    """Breadth first over sets, each checked as a whole."""
+    """Breadth-first search over sets, each checked as a whole."""
     keys = [(p.id, place) for p in profiles for place in p.placements]
     states = {frozenset[Key]()}
     edge = set(states)
@@ -117,7 +117,7 @@ def test_an_empty_h200_allocates_the_placements_of_lowest_cost() -> None:
         "MIG 1g.18gb+me": 6,
         "MIG 1g.35gb": 6,
         "MIG 2g.35gb": 4,
-        "MIG 3g.71gb": 4,  # leaves place 0 for a 4g
+        "MIG 3g.71gb": 4,  # keeps place 0 free for a 4g
         "MIG 4g.71gb": 0,
         "MIG 7g.141gb": 0,
     }

@@ -1,4 +1,4 @@
-"""What swapped tenants may keep: never more than there is room for, and no less than that by much."""
+"""The memory that swapped-out tenants may keep on the device: never more than fits, and not much less."""
 
 from hypothesis import given
 from hypothesis import strategies as st

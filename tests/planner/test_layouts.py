@@ -1,4 +1,4 @@
-"""Layouts as people write them, against what the card can have."""
+"""Layouts as users write them, compared with what the device supports."""
 
 import pytest
 from hypothesis import given
@@ -37,7 +37,7 @@ def laid(words: str, table: Table = H200, now: str = "", pinned: str = "") -> st
         ("3g.71gb@2", None),
         ("1g.18gb*99", None),
         ("4g.71gb 4g.71gb", None),
-        ("1g.18gb*3 2g.35gb 3g.71gb", None),  # seven compute slices at most, and 1+1+1+2+3 are eight
+        ("1g.18gb*3 2g.35gb 3g.71gb", None),  # a device has seven compute slices, and 1+1+1+2+3 are eight
     ],
 )
 def test_words(words: str, places: str | None) -> None:
@@ -57,7 +57,7 @@ def test_an_unknown_word_is_answered_with_the_nearest_one(word: str, meant: str)
 
 
 def test_balanced_is_a_half_a_quarter_and_eighths() -> None:
-    """As `all-balanced` of mig-parted's shipped configuration has it for 7- and 4-slice cards."""
+    """The same as `all-balanced` in mig-parted's shipped configuration, for devices of 7 and 4 slices."""
     assert sorted(w.partition("@")[0] for w in laid("all-balanced").split()) == [
         "1g.18gb",
         "1g.18gb",

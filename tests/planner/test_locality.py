@@ -1,4 +1,4 @@
-"""Sets of devices against brute force."""
+"""Sets of devices, compared with brute force."""
 
 from itertools import combinations, permutations
 
@@ -84,7 +84,7 @@ def test_required_devices_are_joined_by_their_nearest_neighbours() -> None:
 
 
 def test_without_links_one_numa_node_and_then_the_order_decide() -> None:
-    node = h200_node(8)  # four to a NUMA node
+    node = h200_node(8)  # four devices to a NUMA node
     uuids = [f"GPU-{i}" for i in (5, 0, 1, 6, 7)]
     assert nearest_devices(node, uuids, [], 3) == ("GPU-5", "GPU-6", "GPU-7")
     assert nearest_devices(node, uuids[:2], ["GPU-0"], 5) == ("GPU-0", "GPU-5")

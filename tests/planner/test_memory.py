@@ -1,4 +1,4 @@
-"""What is remembered is what would be judged."""
+"""A cached decision equals a new one."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ PROFILES = ("1g.18gb", "2g.35gb", "3g.71gb", "7g.141gb")
     )
 )
 def test_a_decision_is_independent_of_earlier_decisions(steps: list[tuple[str, int, object]]) -> None:
-    """The same request, with all that is remembered and on a node that nobody has seen."""
+    """Decides the same request with all caches and for a node without cached results."""
     node = node_of(*(h200(i, mig_on=True) for i in range(4)))
     use = {}
     for profile, index, held in steps:

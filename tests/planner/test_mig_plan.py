@@ -1,4 +1,6 @@
-"""Plans for the instances of one device: what stands, what is asked, and the steps between."""
+"""Plans for the instances of one device: the instances that exist, the requested ones, and the steps
+between.
+"""
 
 from dataclasses import replace
 
@@ -85,14 +87,15 @@ def test_auto_destroys_idle_instances_of_our_own_and_releases_the_mode() -> None
     assert plan("auto", ours, pool=pool_of((19, 0)), use=used_mig((19, 0))).steps == ()
 
 
-#: Two idle instances that leave no room for a 3g.71gb in either half of the card.
+#: Two idle instances that leave no room for a 3g.71gb in either half of the device.
 SPREAD = (instance(1, 19, 0), instance(2, 19, 4))
 
 
 def test_defrag_moves_an_idle_instance_to_fit_a_larger_one() -> None:
     made = plan_defrag(h200(0, mig_on=True, instances=SPREAD), EMPTY, pool_of((19, 0), (19, 4)))
     kinds = [step.do.value for step in made.steps]
-    assert kinds == sorted(kinds, reverse=True) == ["destroy", "create"]  # what goes, goes first
+    # instances are destroyed before others are created
+    assert kinds == sorted(kinds, reverse=True) == ["destroy", "create"]
     assert all("it moves, which makes room for" in step.reason for step in made.steps)
     assert made.layout is None
 

@@ -1,4 +1,4 @@
-"""A policy is compared with the devices of one node."""
+"""Compares a policy with the devices of one node."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ FITS = [
     "match.index = 7",
     'match.index = "0-7"',
     "match.index = [0, 3]",
-    'match.name = "NVIDIA T4*"',  # one policy serves many nodes
+    'match.name = "NVIDIA T4*"',  # one policy may serve many nodes
     'mode = "mig"\nmig.layout = ["1g.18gb*7"]',
     'mode = "mig"\nmig.layout = ["3g.71gb@4", "1g.18gb*4"]',
     'mode = "mig"\nmig.layout = ["all-balanced"]',

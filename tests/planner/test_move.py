@@ -1,4 +1,4 @@
-"""What a move needs, and that a cut one ends; test_move_suspended.py has those that are suspended."""
+"""What a move needs, and that a cut move ends. test_move_suspended.py tests suspended tenants."""
 
 from dataclasses import replace
 from typing import Any

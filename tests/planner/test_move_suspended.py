@@ -1,5 +1,5 @@
-"""Moves of suspended tenants: their record keeps the device where they were saved, and the pairs for the
-driver.
+"""Moves of suspended tenants: their record keeps the device on which they were saved, and gives the driver's
+pairs.
 """
 
 from dataclasses import replace
@@ -46,14 +46,14 @@ def moved(allocation: Allocation, *to: int) -> Allocation:
     return rules.arrived(rules.turned(going(allocation, *to)))
 
 
-# --- the pairs for the driver
+# --- pairs for the driver
 
 ORDERS = st.lists(st.permutations(range(6)).map(lambda order: tuple(order[:2])), min_size=1, max_size=6)
 
 
 @given(ORDERS, st.sets(st.sampled_from(UUIDS)))
 def test_the_map_names_every_visible_card_once(places: list[tuple[int, int]], seen: set[str]) -> None:
-    """However often the slices were moved since their processes were saved."""
+    """This holds however often the slices were moved since the save."""
     first = [UUIDS[i] for i in places[0]]
     last = [UUIDS[i] for i in places[-1]]
     there = device_map(first, last, seen)
@@ -102,7 +102,7 @@ def test_a_running_tenant_has_no_map() -> None:
     assert rules.turned(running).suspended == (PROCESS,)
 
 
-# --- what it needs
+# --- requirements
 
 
 def test_a_suspended_move_takes_no_room() -> None:

@@ -1,4 +1,4 @@
-"""Whose instances stand on a device decides what a request may do with them."""
+"""Which requests may use an instance depends on who made it."""
 
 from dataclasses import replace
 
@@ -88,7 +88,9 @@ def test_a_fixed_layout_allocates_only_its_instances() -> None:
 
 
 def test_fewest_idle_instances_move() -> None:
-    """A 2g asked, 1g idle at 0, 2, 4 and 5: one of those at 0 or 2 is enough, and it is the least."""
+    """A 2g is requested, and 1g are idle at 0, 2, 4 and 5. Moving one of those at 0 or 2 is enough, and is
+    the minimum.
+    """
     idle = tuple(instance(n, 19, place) for n, place in enumerate((0, 2, 4, 5), 1))
     busy = (instance(9, 19, 6),)
     decision = decide("2g.35gb", (*idle, *busy), Pool(own(*idle)), busy=(9,))

@@ -1,4 +1,4 @@
-"""Quotas: the first rule that covers a user counts, and all its allocations together."""
+"""Quotas: the first rule that covers a user applies, and all its allocations count together."""
 
 import pytest
 
@@ -84,7 +84,7 @@ def test_a_refusal_for_compute_says_that_cores_were_left_out() -> None:
 def test_held_and_requested_sizes_count_together(
     rule: QuotaRule, wanted: tuple[Slice, ...], said: str | None
 ) -> None:
-    """Neither what is being released nor what others hold counts."""
+    """Allocations in release, and those of other users, do not count."""
     assert sentence(rule, *wanted) == said
 
 
@@ -123,7 +123,7 @@ def test_a_quota_that_needs_an_unknown_account_refuses(
 
 
 def test_a_rule_by_name_or_group_covers_all_members() -> None:
-    """The group that a program runs with is one of many: a rule holds for members that run with another."""
+    """A process runs with one of its user's groups. A rule covers members that run with another group."""
     account = Account("alice", frozenset({100, 300}), frozenset({"users", "students"}))
     for rule in (
         QuotaRule(users=("alice",), max_allocations=0),
@@ -170,7 +170,9 @@ def test_root_has_a_quota_where_it_is_named() -> None:
 
 
 def test_all_uids_of_a_user_share_its_quota() -> None:
-    """65 536 subordinate uids are no 65 536 quotas; a rule by group sees the group of its account."""
+    """65 536 subordinate uids do not have 65 536 quotas. A rule by group uses the groups of the user's
+    account.
+    """
     other = Owner(100_001, 100_001)
     mine = Allocation("a1", Request("r1", other, quota_owner=ALICE), State.ACTIVE, (piece(),))
     for rule in (QuotaRule(max_allocations=1), QuotaRule(gids=(100,), max_allocations=1)):
@@ -180,7 +182,7 @@ def test_all_uids_of_a_user_share_its_quota() -> None:
 
 
 def small(number: int, owner: Owner = ALICE, mode: Mode = Mode.PRELOAD) -> Allocation:
-    """The smallest slice, of which a device takes 64."""
+    """The smallest slice; a device takes 64 of them."""
     return held(number, owner, State.ACTIVE, Slice("GPU-1", mode, 2 << 20))
 
 

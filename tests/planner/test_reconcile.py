@@ -1,4 +1,4 @@
-"""Start-up convergence: from any cut of any plan, and any fault, ledger and world come to agree."""
+"""Convergence at a start: after any cut of any plan, and any fault, ledger and world agree."""
 
 from dataclasses import replace
 from typing import Any
@@ -37,7 +37,7 @@ def decide(world: World, number: int, want: int, pid: int) -> Allocation | None:
 
 @st.composite
 def worlds(draw: st.DrawFn) -> World:
-    """Allocations and releases, each run to its end or cut anywhere, as by kill -9."""
+    """Allocations and releases, each completed or cut anywhere as by kill -9."""
     world = World()
     if draw(st.booleans()):
         world.foreign.add(InstancePlace("GPU-0", 19, Placement(2, 1)))
@@ -61,7 +61,7 @@ def run(changes: list, draw: st.DrawFn) -> None:  # type: ignore[type-arg]
 
 @st.composite
 def faults(draw: st.DrawFn, world: World) -> World:
-    """What may have happened while vgpud was away."""
+    """Changes that may have happened while vgpud was down."""
     kinds: tuple[set[Any], ...] = (world.leases, world.specs, world.daemons, world.instances)
     for things in kinds:
         for name in sorted(things):
@@ -140,7 +140,7 @@ def test_without_nvml_nothing_is_done(data: st.DataObject) -> None:
     assert world.reconcile() == ()
 
 
-# single causes, with their sentences
+# --- single causes, with their sentences
 
 QUOTA_SLICE = Slice("GPU-0", Mode.PRELOAD, GIB)
 MPS_SLICE = Slice("GPU-0", Mode.MPS, GIB, Percent(3000))
@@ -153,7 +153,7 @@ def held(*slices: Slice, state: State = State.ACTIVE, pid: int = 0) -> Allocatio
 
 
 def there(**changes: object) -> World:
-    """Everything that a quota, an MPS or a MIG allocation "a" on GPU-0 needs."""
+    """A world with all parts of a quota, an MPS or a MIG allocation "a" on GPU-0."""
     fields = {"leases": {"a"}, "specs": {"a"}, "daemons": set(), "instances": set(), **changes}
     return World(**fields)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""Which tenants have their memory on the device: by table, and over random lives of many tenants."""
+"""Which tenants have their memory on the device: by tables, and over random lives of many tenants."""
 
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -49,8 +49,8 @@ def test_an_idle_tenant_is_suspended_at_its_limit_and_not_before() -> None:
     assert decide(699, [lazy], CARD) == Plan((), 700)
     assert told(decide(700, [lazy], CARD)) == ["suspend a"]
     assert decide(700, [lazy], CARD).moves[0].cause is Cause.IDLE
-    assert told(decide(700, [replace(lazy, since=650)], CARD)) == []  # its minimum residence
-    assert told(decide(700, [replace(lazy, rules=TURNS)], CARD)) == []  # no tenant waits
+    assert told(decide(700, [replace(lazy, since=650)], CARD)) == []  # within its minimum residence
+    assert told(decide(700, [replace(lazy, rules=TURNS)], CARD)) == []  # no other tenant waits
     assert told(decide(700, [replace(lazy, patience=1)], CARD)) == []
 
 
@@ -110,14 +110,14 @@ def test_a_tenant_that_cannot_be_resumed_delays_no_other() -> None:
 
 
 def test_the_last_resumed_are_suspended_where_more_are_resident_than_fit() -> None:
-    """A new one first: its turn has not begun, and it has not worked yet."""
+    """A new tenant is suspended first: its turn has not begun, and it has not worked yet."""
     crowd = [here("a", 75), here("b", 75, since=1), here("c", 20, since=2, rules=IDLE)]
     assert told(decide(2, crowd, CARD)) == ["suspend b"]
     assert told(decide(2, [*crowd[:1], replace(crowd[1], where=Where.GOING)], CARD)) == []
 
 
 def test_kept_memory_is_evicted_for_a_tenant_that_does_not_fit_beside_it() -> None:
-    """One that came later than they went, as they would not have left it before."""
+    """A later tenant needs the room that the swapped-out tenants keep. Before, the room was free."""
     turning = {"rules": TURNS, "cause": Cause.TURN, "swaps": True}
     idle = away("a", 60, None, **turning, stays=((GPU, 2),))
     more = away("m", 60, None, **turning, stays=((GPU, 1),))
@@ -144,13 +144,14 @@ def test_the_pause_before_a_suspension_grows_where_suspending_did_not_pay() -> N
     assert idle_seconds(here("a", 1, rules=IDLE, patience=2)) == 2400
 
 
-# --- lives
+# --- random lives
 
 
 @dataclass
 class Life:
-    """A tenant that works in spells: (pause, work) in seconds, each from the end of the one before; work is
-    done only while it is there."""
+    """A tenant that works in spells: (pause, work) in seconds, each after the end of the one before. It works
+    only while its memory is on the device.
+    """
 
     size: int
     spells: list[tuple[float, float]]
@@ -159,7 +160,7 @@ class Life:
     at: float = 0.0
     left: float = 0.0
     pauses_until: float = 0.0
-    suspensions: list[tuple[float, Cause, float]] = field(default_factory=list)  # when, why, there since
+    suspensions: list[tuple[float, Cause, float]] = field(default_factory=list)  # (when, why, resident since)
     waits: list[float] = field(default_factory=list)
 
 
@@ -176,8 +177,9 @@ def lives_of(turns: bool) -> st.SearchStrategy[list[Life]]:
 
 
 def live(lives: list[Life], seconds: float, begin_away: bool, stays: int = 0) -> None:
-    """Steps all through time; checks that no more is there than fits. Switches take SWITCH each way. With
-    `stays` so much of each is left there if the plan allows it."""
+    """Simulates the time step by step, and asserts that resident tenants fit. Switches take SWITCH in each
+    direction. With `stays`, swapped-out tenants leave that much on the device if the plan allows it.
+    """
     left = ((GPU, stays),) if stays else ()
     where = Where.AWAY if begin_away else Where.HERE
     tenants = {
@@ -199,7 +201,7 @@ def live(lives: list[Life], seconds: float, begin_away: bool, stays: int = 0) ->
         if begin_away:
             assert _taken(tenants, count_switches=not stays) <= CARD[GPU]
         now += STEP
-    for number, life in enumerate(lives):  # tenants that still wait have waited at least as long
+    for number, life in enumerate(lives):  # other waiting tenants have waited at least as long
         wants = tenants[str(number)].wants_since
         if wants is not None and tenants[str(number)].where is Where.AWAY:
             life.waits.append(now - wants)
@@ -215,7 +217,7 @@ def _arrived(one: Tenant, now: float, left: tuple[tuple[str, int], ...]) -> Tena
 def _moved(
     life: Life, tenants: dict[str, Tenant], move: Move, now: float, left: tuple[tuple[str, int], ...]
 ) -> Tenant:
-    """The tenant at the beginning of a switch, which its life notes."""
+    """The tenant at the start of a switch, which is recorded in its life."""
     one = tenants[move.id]
     if move.kind is Kind.SUSPEND:
         life.suspensions.append((now, move.cause, one.since))
@@ -230,7 +232,7 @@ def _moved(
 
 
 def _taken(tenants: dict[str, Tenant], count_switches: bool) -> int:
-    """Bytes on the device. A tenant that goes makes room, bit by bit, for one that comes beside it."""
+    """Bytes on the device. An outgoing tenant frees its memory step by step for an incoming one."""
     held = {Where.HERE, Where.GOING, Where.COMING} if count_switches else {Where.HERE}
     there = sum(size for t in tenants.values() if t.where in held for _, size in t.parts)
     kept = sum(size for t in tenants.values() if t.where is Where.AWAY for _, size in t.stays)
@@ -286,13 +288,14 @@ def test_a_suspension_is_followed_at_once_by_the_next_resume() -> None:
     ]
     full = away("c", 100, None, cause=Cause.TURN)
     sent, waits = decide(100, [first, second, full], CARD).moves
-    assert (sent.deep, waits.kind) == (True, Kind.WAIT)  # nothing may stay beside one that needs it all
+    # no memory may stay beside a tenant that needs all of it
+    assert (sent.deep, waits.kind) == (True, Kind.WAIT)
 
 
 @settings(max_examples=examples(80))
 @given(lives_of(turns=False))
 def test_no_pattern_of_work_makes_tenants_thrash(lives: list[Life]) -> None:
-    """Two suspensions of a tenant are as far apart as its idle time and its residence at least."""
+    """Two suspensions of one tenant are at least its idle time and its minimum residence apart."""
     for life in lives:
         life.size = 100 // len(lives)
     live(lives, 400, begin_away=False)
@@ -356,7 +359,9 @@ def test_every_plan_is_consistent(tenants: list[Tenant]) -> None:
 
 
 def test_notebooks_run_a_day_on_a_card_with_half_their_memory() -> None:
-    """24 tenants of 12 GiB on a card of 141 GiB: most of their memory lies idle, and they hardly wait."""
+    """24 tenants of 12 GiB on a device of 141 GiB: more than half of their memory is on the host, and the
+    median wait is short.
+    """
     traces = notebooks(24, 0.3, 7)
     found = replay(traces, Rules(idle_seconds=600), 0.3)
     assert found.given_back > 0.5 * 24 * 12 * 0.3 * DAY

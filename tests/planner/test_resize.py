@@ -1,4 +1,4 @@
-"""Another size where it is: room, modes and figures."""
+"""Resizing in place: room, modes and figures."""
 
 from dataclasses import replace
 
@@ -72,7 +72,9 @@ def test_nothing_to_change_and_no_such_device_are_errors() -> None:
 
 
 def test_a_resize_counts_the_policys_overcommit() -> None:
-    """Half as much again as the card has may be promised, but to nobody more than there is."""
+    """With an overcommitment of 1.5 the sum may exceed the device by half, but a single tenant gets at most
+    the whole device.
+    """
     half_more = policy({"mode": "preload", "preload": {"memory_overcommit": 1.5}})
     room = H200_USABLE * 150 // 100 - 100 * GIB
     made = resize_slices(MINE, room, None, NODE, USE, half_more)
@@ -87,7 +89,7 @@ def test_a_resize_counts_the_policys_overcommit() -> None:
 
 
 def test_a_smaller_size_is_always_possible() -> None:
-    """Also where the policy allowed more when the others came."""
+    """This also holds if the policy allowed more when the other tenants started."""
     crowded = use_of([MINE, OTHER, replace(OTHER, id="c")])
     made = resize_slices(MINE, 3 * GIB, None, NODE, crowded, AUTO)
     assert {piece.memory_bytes for piece in made} == {3 * GIB}

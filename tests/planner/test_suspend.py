@@ -1,4 +1,4 @@
-"""May a tenant be suspended, and come back: modes, the host's memory, the device's."""
+"""When a tenant may be suspended and resumed: modes, host memory, device memory."""
 
 from dataclasses import replace
 

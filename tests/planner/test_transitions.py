@@ -1,7 +1,7 @@
-"""Transitions between MIG layouts: legal, and provably the fewest instances touched.
+"""Transitions between MIG layouts are legal and change the fewest instances.
 
-The oracle knows nothing of masks or tables: a layout is a frozenset of (profile id, placement), legal
-by the rules of tests.planner.test_geometry.legal, enumerated breadth first.
+The oracle uses neither masks nor tables: a layout is a frozenset of (profile id, placement), legal by the
+rules of tests.planner.test_geometry.legal, enumerated breadth first.
 """
 
 import random
@@ -45,7 +45,7 @@ def keys(table: Table, state: int) -> State:
 
 
 def test_every_transition_of_a_seven_slice_card_touches_the_fewest_instances() -> None:
-    """All 723 x 723: what both have stays, and nothing else than the difference is touched."""
+    """All 723 x 723 transitions: instances in both layouts stay, and only the difference is changed."""
     table = table_for(H200_WITHOUT_ME)
     states = sorted(every_state(H200_WITHOUT_ME), key=sorted)
     masks = [mask(table, state) for state in states]
@@ -54,7 +54,7 @@ def test_every_transition_of_a_seven_slice_card_touches_the_fewest_instances() -
     for a, from_ in zip(masks, states, strict=True):
         for b, to in zip(masks, states, strict=True):
             change = between(a, b)
-            # any way from one set to the other must take away from - to and add to - from
+            # any transition must destroy from - to and create to - from
             assert (change.destroy | change.create).bit_count() == len(from_ ^ to)
             assert (a & ~change.destroy | change.create) == b
             compared += 1
@@ -85,7 +85,9 @@ def test_room_is_made_with_the_fewest_idle_instances_lost_then_moved(card: str, 
 def brute_room(
     profiles: tuple[MigProfile, ...], state: State, pinned: State, wanted: int
 ) -> tuple[int, int] | None:
-    """(instances given up, instances destroyed), the least of all states that keep the pinned ones."""
+    """(instances given up, instances destroyed), the minimum over all states that keep the pinned
+    instances.
+    """
     have = Counter(counts_of(state))
     have[wanted] += 1
     options = []
@@ -113,7 +115,7 @@ def test_every_prefix_of_the_steps_is_a_legal_layout(data: st.DataObject) -> Non
 
 
 def test_a_layout_is_found_whenever_there_is_one() -> None:
-    """10 000 random lists of profiles against brute force over placements."""
+    """10 000 random lists of profiles, compared with brute force over placements."""
     table = table_for(H200_PROFILES)
     draw = random.Random(20261120)
     ids = [p.id for p in H200_PROFILES]
@@ -132,10 +134,10 @@ def test_a_layout_is_found_whenever_there_is_one() -> None:
 
 @cache
 def packs(wanted: tuple[int, ...]) -> bool:
-    """Every choice of places for each profile, tried until one is legal as a whole."""
+    """Tries every combination of places until one is legal as a whole."""
     by_id = {p.id: p for p in H200_PROFILES}
     if sum(by_id[number].placements[0].size for number in wanted) > 8:
-        return False  # more memory slices than the card has
+        return False  # more memory slices than the device has
     choices: list[State] = [frozenset()]
     for number, times in Counter(wanted).items():
         places = [(number, place) for place in by_id[number].placements]

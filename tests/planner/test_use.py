@@ -1,4 +1,4 @@
-"""Sums of what is allocated."""
+"""Sums of allocated resources."""
 
 import pytest
 from hypothesis import given
@@ -55,7 +55,9 @@ def test_an_instance_is_removed_by_its_placement_not_its_ids() -> None:
 
 
 def test_a_whole_card_that_its_tenant_has_left_is_free() -> None:
-    """For the time being or for good: a start counts both before it has finished the release."""
+    """The tenant has left for a time (suspended) or for good (releasing). A start counts both before it
+    finishes the release.
+    """
     card, other = Slice("GPU-0", Mode.EXCLUSIVE, GIB), Slice("GPU-0", Mode.PRELOAD, GIB)
     beside = Allocation("b", request(), State.ACTIVE, (other,))
     for state in (State.SUSPENDED, State.RELEASING):

@@ -1,4 +1,4 @@
-"""A small model of what vgpud keeps outside the ledger, which plans and faults change bit by bit."""
+"""A small model of vgpud's state outside of the ledger, which plans and faults change step by step."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -22,7 +22,7 @@ def place_of(piece: Slice) -> InstancePlace:
 
 @dataclass
 class World:
-    """The ledger and the things that are there. Everything is named as in Observed."""
+    """The ledger and the existing parts, with the names of Observed."""
 
     ledger: dict[str, Allocation] = field(default_factory=dict)
     leases: set[str] = field(default_factory=set)
@@ -68,7 +68,7 @@ class World:
         return reconcile(self.ledger.values(), self.observed())
 
     def allocating(self, allocation: Allocation) -> list[Change]:
-        """The single changes that an Allocate makes, in order."""
+        """The single changes of an Allocate, in order."""
         steps = allocate_steps(allocation.slices, use_of(self.ledger.values()))
         return [change for step in steps for change in self._changes(step, allocation, State.ALLOCATING)]
 
@@ -77,7 +77,7 @@ class World:
         return [change for step in steps for change in self._changes(step, allocation, State.RELEASING)]
 
     def changes(self, action: Action) -> list[Change]:
-        """The single changes that an action makes; it is looked at only when its turn comes."""
+        """The single changes of an action. They are computed when the action begins."""
         name, place = action.subject, action.instance
         match action.kind:
             case ActionKind.UNDO | ActionKind.FINISH | ActionKind.RELEASE:
@@ -147,7 +147,7 @@ class World:
         del self.ledger[name]
 
     def reboot(self) -> None:
-        """Everything under /run, every process and every instance is gone."""
+        """Removes everything under /run, every process and every instance."""
         self.rebooted = True
         self.leases.clear()
         self.specs.clear()
@@ -156,7 +156,7 @@ class World:
         self.foreign.clear()
 
     def check_agreement(self) -> None:
-        """Nothing is lost and nothing is leaked."""
+        """Asserts that nothing is lost and nothing is leaked."""
         usable = {device.uuid for device in self.devices() if device.health is Health.OK}
         for allocation in self.ledger.values():
             assert allocation.state in (State.ACTIVE, State.FAILED)
