@@ -1,6 +1,8 @@
 /*
  * vmm.c: virtual memory management. Physical memory lives as long as a handle or a mapping refers to it, so the charge
- * belongs to a block that counts both.
+ * belongs to a block that counts both. In a lease with evictable memory the program has a name in place of the driver's
+ * handle (physical.h): every call that takes a handle translates it, and one that lets others keep the memory fixes it
+ * on the card.
  */
 #include <pthread.h>
 #include <stdlib.h>
@@ -10,13 +12,21 @@
 #include "functions.h"
 #include "in_child.h"
 #include "driver_overhead.h"
+#include "allocation.h"
 #include "evictable.h"
+#include "physical.h"
+#include "swap.h"
 #include "tenant.h"
+
 struct block {
     uint64_t bytes;
     int device; /* index in the lease */
     uint32_t handles;
     uint32_t mappings;
+    struct vgpu_allocation *memory; /* NULL: the program has the driver's handle */
+    CUmemGenericAllocationHandle name;
+    bool shared;  /* it was exported or bound: it stays on the card */
+    bool partial; /* it is not mapped whole at one address: it stays until it is unmapped */
 };
 
 static pthread_mutex_t blocks = PTHREAD_MUTEX_INITIALIZER; /* guards the counts of all blocks */
@@ -27,11 +37,57 @@ static void reset(void)
 }
 VGPU_IN_CHILD(reset);
 
+/* Enters (swap.h), so that the memory is on the card until the caller leaves, and locks `blocks`. */
+static bool lock_blocks(void)
+{
+    bool inside = vgpu_swap_enter();
+    pthread_mutex_lock(&blocks);
+    return inside;
+}
+
+static void unlock_blocks(bool inside)
+{
+    pthread_mutex_unlock(&blocks);
+    vgpu_swap_leave(inside);
+}
+
+static struct block *block_of(CUmemGenericAllocationHandle handle)
+{
+    struct vgpu_entry entry;
+    return vgpu_table_get(VGPU_KIND_HANDLE, handle, &entry) ? entry.owner : NULL;
+}
+
+/* The driver's handle for the program's. */
+static CUmemGenericAllocationHandle real_of(CUmemGenericAllocationHandle handle)
+{
+    const struct block *block = block_of(handle);
+    return block != NULL && block->memory != NULL ? block->memory->chunks[0].handle : handle;
+}
+
+static void fix(struct block *block)
+{
+    if (block != NULL && block->memory != NULL)
+        vgpu_physical_fixed(block->memory);
+}
+
+static void fix_shared(struct block *block)
+{
+    fix(block);
+    if (block != NULL)
+        block->shared = true;
+}
+
 /* Frees the block if no handle and no mapping refers to it. Precondition: `blocks` is held. */
 static void let_go(struct block *block)
 {
+    if (block->mappings == 0)
+        block->partial = false;
     if (block->handles > 0 || block->mappings > 0)
         return;
+    if (block->memory != NULL) {
+        CALL(cuMemRelease, block->memory->chunks[0].handle);
+        free(block->memory);
+    }
     vgpu_account_release(vgpu_tenant_account(), (unsigned)block->device, block->bytes);
     vgpu_overhead_changed();
     free(block);
@@ -40,6 +96,42 @@ static void let_go(struct block *block)
 static struct vgpu_entry handle_entry(CUmemGenericAllocationHandle handle, struct block *block)
 {
     return (struct vgpu_entry){.kind = VGPU_KIND_HANDLE, .key = handle, .owner = block};
+}
+
+/* Asks the driver for the block's memory; *handle is the program's. */
+static CUresult create(struct block *block, CUmemGenericAllocationHandle *handle, size_t size,
+                       const CUmemAllocationProp *prop, unsigned long long flags)
+{
+    struct vgpu_allocation *memory = handle != NULL && flags == 0 ? vgpu_physical_make(size, prop) : NULL;
+    if (memory == NULL)
+        return CALL(cuMemCreate, handle, size, prop, flags);
+    CUresult result = CALL(cuMemCreate, &memory->chunks[0].handle, size, &memory->prop, flags);
+    if (result != CUDA_SUCCESS) {
+        free(memory);
+        return result;
+    }
+    block->memory = memory;
+    block->name = vgpu_physical_name();
+    *handle = block->name;
+    return CUDA_SUCCESS;
+}
+
+/* Remembers the block of a new handle, which it frees if that fails. */
+static CUresult keep_block(struct block *block, struct vgpu_charge *charge, CUmemGenericAllocationHandle handle)
+{
+    bool keep;
+    struct vgpu_entry entry = handle_entry(handle, block);
+    block->bytes = charge->bytes;
+    block->device = charge->device;
+    block->handles = 1;
+    CUresult result = vgpu_charge_settle(charge, CUDA_SUCCESS, &entry, &keep);
+    if (keep)
+        return result;
+    CALL(cuMemRelease, block->memory != NULL ? block->memory->chunks[0].handle : handle);
+    vgpu_charge_undo(charge, CUDA_SUCCESS);
+    free(block->memory);
+    free(block);
+    return result;
 }
 
 VGPU_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop,
@@ -57,21 +149,15 @@ VGPU_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t si
         vgpu_charge_undo(&charge, CUDA_SUCCESS);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    result = CALL(cuMemCreate, handle, size, prop, flags);
+    bool inside = vgpu_swap_enter();
+    result = block == NULL ? CALL(cuMemCreate, handle, size, prop, flags) : create(block, handle, size, prop, flags);
     if (result != CUDA_SUCCESS || block == NULL) {
         vgpu_charge_undo(&charge, result);
         free(block);
-        return result;
+    } else {
+        result = keep_block(block, &charge, *handle);
     }
-    *block = (struct block){.bytes = charge.bytes, .device = charge.device, .handles = 1};
-    struct vgpu_entry entry = handle_entry(*handle, block);
-    bool keep;
-    result = vgpu_charge_settle(&charge, result, &entry, &keep);
-    if (!keep) {
-        CALL(cuMemRelease, *handle);
-        vgpu_charge_undo(&charge, CUDA_SUCCESS);
-        free(block);
-    }
+    vgpu_swap_leave(inside);
     return result;
 }
 
@@ -83,12 +169,13 @@ VGPU_EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 {
     vgpu_suspended_call();
     struct vgpu_entry entry;
-    pthread_mutex_lock(&blocks);
+    bool inside = lock_blocks();
     vgpu_overhead_free_begins();
     bool known = vgpu_table_take(VGPU_KIND_HANDLE, handle, &entry);
-    CUresult result = CALL(cuMemRelease, handle);
+    struct block *block = known ? entry.owner : NULL;
+    bool named = known && block->memory != NULL; /* the block has the driver's handle until it is freed */
+    CUresult result = named ? CUDA_SUCCESS : CALL(cuMemRelease, handle);
     if (known) {
-        struct block *block = entry.owner;
         if (result == CUDA_SUCCESS)
             block->handles--;
         if (block->handles > 0)
@@ -96,7 +183,7 @@ VGPU_EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
         let_go(block);
     }
     vgpu_overhead_free_ends();
-    pthread_mutex_unlock(&blocks);
+    unlock_blocks(inside);
     return result;
 }
 
@@ -106,16 +193,19 @@ VGPU_EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *h
     struct vgpu_entry mapping;
     if (vgpu_evictable_range((CUdeviceptr)(uintptr_t)addr, NULL, NULL))
         return CUDA_ERROR_INVALID_VALUE; /* as for any plain memory */
-    pthread_mutex_lock(&blocks);
-    CUresult result = CALL(cuMemRetainAllocationHandle, handle, addr);
-    if (result == CUDA_SUCCESS && vgpu_table_holding(VGPU_KIND_MAPPING, (uint64_t)(uintptr_t)addr, &mapping) &&
-        mapping.owner != NULL) {
-        struct block *block = mapping.owner;
+    bool inside = lock_blocks();
+    bool known = vgpu_table_holding(VGPU_KIND_MAPPING, (uint64_t)(uintptr_t)addr, &mapping) && mapping.owner != NULL;
+    struct block *block = known ? mapping.owner : NULL;
+    bool named = known && block->memory != NULL && handle != NULL;
+    CUresult result = named ? CUDA_SUCCESS : CALL(cuMemRetainAllocationHandle, handle, addr);
+    if (named)
+        *handle = block->name;
+    if (result == CUDA_SUCCESS && known) {
         struct vgpu_entry entry = handle_entry(*handle, block);
         if (vgpu_table_put(&entry))
             block->handles++;
     }
-    pthread_mutex_unlock(&blocks);
+    unlock_blocks(inside);
     return result;
 }
 
@@ -135,14 +225,62 @@ VGPU_EXPORT CUresult cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmem
                               unsigned long long flags)
 {
     vgpu_suspended_call();
-    struct vgpu_entry held = {.owner = NULL};
-    pthread_mutex_lock(&blocks);
-    CUresult result = CALL(cuMemMap, ptr, size, offset, handle, flags);
+    bool inside = lock_blocks();
+    CUresult result = CALL(cuMemMap, ptr, size, offset, real_of(handle), flags);
     if (result == CUDA_SUCCESS) {
-        bool known = vgpu_table_get(VGPU_KIND_HANDLE, handle, &held);
-        note_mapping(ptr, size, known ? held.owner : NULL);
+        struct block *block = block_of(handle);
+        note_mapping(ptr, size, block);
+        if (block != NULL && block->memory != NULL && (block->mappings != 1 || size != block->memory->bytes)) {
+            fix(block);
+            block->partial = true;
+        }
     }
-    pthread_mutex_unlock(&blocks);
+    unlock_blocks(inside);
+    return result;
+}
+
+/* Visits the block of each mapping in a range, up to the first address that is not the start of one. */
+static void each_block(CUdeviceptr ptr, size_t size, void (*visit)(struct block *block, CUdeviceptr base, int device),
+                       int device)
+{
+    struct vgpu_entry mapping;
+    for (CUdeviceptr at = ptr; at - ptr < size && vgpu_table_get(VGPU_KIND_MAPPING, at, &mapping) && mapping.bytes > 0;
+         at += mapping.bytes)
+        if (mapping.owner != NULL)
+            visit(mapping.owner, at, device);
+}
+
+static void stay(struct block *block, CUdeviceptr base, int device)
+{
+    (void)base;
+    (void)device;
+    fix(block);
+}
+
+/* `device` alone may read and write it: the access that memory has when it comes back. */
+static void move_freely(struct block *block, CUdeviceptr base, int device)
+{
+    if (block->memory == NULL || block->shared || block->partial || block->memory->prop.location.id != device)
+        fix(block);
+    else
+        vgpu_physical_movable(block->memory, base);
+}
+
+static bool is_whole(const CUmemAccessDesc *desc, size_t count)
+{
+    return desc != NULL && count == 1 && desc->location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
+           desc->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+}
+
+VGPU_EXPORT CUresult cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc *desc, size_t count)
+{
+    vgpu_suspended_call();
+    bool inside = lock_blocks();
+    CUresult result = CALL(cuMemSetAccess, ptr, size, desc, count);
+    bool whole = result == CUDA_SUCCESS && is_whole(desc, count);
+    if (inside)
+        each_block(ptr, size, whole ? move_freely : stay, whole ? desc->location.id : -1);
+    unlock_blocks(inside);
     return result;
 }
 
@@ -151,8 +289,10 @@ VGPU_EXPORT CUresult cuMemUnmap(CUdeviceptr ptr, size_t size)
 {
     vgpu_suspended_call();
     struct vgpu_entry mapping;
-    pthread_mutex_lock(&blocks);
+    bool inside = lock_blocks();
     vgpu_overhead_free_begins();
+    if (inside)
+        each_block(ptr, size, stay, -1);
     CUresult result = CALL(cuMemUnmap, ptr, size);
     if (result == CUDA_SUCCESS) {
         CUdeviceptr at = ptr;
@@ -166,6 +306,137 @@ VGPU_EXPORT CUresult cuMemUnmap(CUdeviceptr ptr, size_t size)
         }
     }
     vgpu_overhead_free_ends();
-    pthread_mutex_unlock(&blocks);
+    unlock_blocks(inside);
     return result;
+}
+
+VGPU_EXPORT CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop,
+                                                            CUmemGenericAllocationHandle handle)
+{
+    vgpu_suspended_call();
+    bool inside = lock_blocks();
+    CUresult result = CALL(cuMemGetAllocationPropertiesFromHandle, prop, real_of(handle));
+    unlock_blocks(inside);
+    return result;
+}
+
+/* --- calls by which others than this process's mappings use the memory, which stays on the card from then on */
+
+/* The call that `__VA_ARGS__` makes, on the memory of a handle. */
+#define SHARE(handle, symbol, ...)                   \
+    do {                                             \
+        vgpu_suspended_call();                       \
+        bool inside = lock_blocks();                 \
+        CUresult result = CALL(symbol, __VA_ARGS__); \
+        if (result == CUDA_SUCCESS)                  \
+            fix_shared(block_of(handle));            \
+        unlock_blocks(inside);                       \
+        return result;                               \
+    } while (0)
+
+VGPU_EXPORT CUresult cuMemExportToShareableHandle(void *shareableHandle, CUmemGenericAllocationHandle handle,
+                                                  CUmemAllocationHandleType handleType, unsigned long long flags)
+{
+    SHARE(handle, cuMemExportToShareableHandle, shareableHandle, real_of(handle), handleType, flags);
+}
+
+VGPU_EXPORT CUresult cuMulticastBindMem(CUmemGenericAllocationHandle mcHandle, size_t mcOffset,
+                                        CUmemGenericAllocationHandle memHandle, size_t memOffset, size_t size,
+                                        unsigned long long flags)
+{
+    SHARE(memHandle, cuMulticastBindMem, mcHandle, mcOffset, real_of(memHandle), memOffset, size, flags);
+}
+
+VGPU_EXPORT CUresult cuMulticastBindMem_v2(CUmemGenericAllocationHandle mcHandle, CUdevice dev, size_t mcOffset,
+                                           CUmemGenericAllocationHandle memHandle, size_t memOffset, size_t size,
+                                           unsigned long long flags)
+{
+    SHARE(memHandle, cuMulticastBindMem_v2, mcHandle, dev, mcOffset, real_of(memHandle), memOffset, size, flags);
+}
+
+VGPU_EXPORT CUresult cuLogicalEndpointBindMem(CUlogicalEndpointId leId, CUdevice dev, cuuint64_t offset,
+                                              CUmemGenericAllocationHandle memHandle, cuuint64_t memOffset,
+                                              cuuint64_t size, unsigned long long flags)
+{
+    SHARE(memHandle, cuLogicalEndpointBindMem, leId, dev, offset, real_of(memHandle), memOffset, size, flags);
+}
+
+/* Maps parts of the memory of several handles into arrays. */
+#define MAP_ARRAYS(symbol)                                                                              \
+    do {                                                                                                \
+        vgpu_suspended_call();                                                                          \
+        CUarrayMapInfo *list = mapInfoList == NULL ? NULL : calloc(count + 1u, sizeof(mapInfoList[0])); \
+        bool inside = lock_blocks();                                                                    \
+        for (unsigned i = 0; list != NULL && i < count; i++) {                                          \
+            fix_shared(block_of(mapInfoList[i].memHandle.memHandle));                                   \
+            list[i] = mapInfoList[i];                                                                   \
+            list[i].memHandle.memHandle = real_of(list[i].memHandle.memHandle);                         \
+        }                                                                                               \
+        CUresult result = CALL(symbol, list != NULL ? list : mapInfoList, count, hStream);              \
+        unlock_blocks(inside);                                                                          \
+        free(list);                                                                                     \
+        return result;                                                                                  \
+    } while (0)
+
+VGPU_EXPORT CUresult cuMemMapArrayAsync(CUarrayMapInfo *mapInfoList, unsigned int count, CUstream hStream)
+{
+    MAP_ARRAYS(cuMemMapArrayAsync);
+}
+
+VGPU_EXPORT CUresult cuMemMapArrayAsync_ptsz(CUarrayMapInfo *mapInfoList, unsigned int count, CUstream hStream)
+{
+    MAP_ARRAYS(cuMemMapArrayAsync_ptsz);
+}
+
+/* The same for the mappings of a range. Plain evictable memory is in chunks, and cannot be shared. */
+#define SHARE_RANGE(ptr, size, symbol, ...)                                  \
+    do {                                                                     \
+        vgpu_suspended_call();                                               \
+        if (vgpu_evictable_range((CUdeviceptr)(uintptr_t)(ptr), NULL, NULL)) \
+            return CUDA_ERROR_INVALID_VALUE;                                 \
+        bool inside = lock_blocks();                                         \
+        CUresult result = CALL(symbol, __VA_ARGS__);                         \
+        if (result == CUDA_SUCCESS)                                          \
+            share_range((CUdeviceptr)(uintptr_t)(ptr), size);                \
+        unlock_blocks(inside);                                               \
+        return result;                                                       \
+    } while (0)
+
+static void share(struct block *block, CUdeviceptr base, int device)
+{
+    (void)base;
+    (void)device;
+    fix_shared(block);
+}
+
+/* The first of the mappings may begin before the range. */
+static void share_range(CUdeviceptr ptr, size_t size)
+{
+    struct vgpu_entry first;
+    if (vgpu_table_holding(VGPU_KIND_MAPPING, ptr, &first))
+        each_block(first.key, ptr + size - first.key, share, -1);
+}
+
+VGPU_EXPORT CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr dptr, size_t size,
+                                                   CUmemRangeHandleType handleType, unsigned long long flags)
+{
+    SHARE_RANGE(dptr, size, cuMemGetHandleForAddressRange, handle, dptr, size, handleType, flags);
+}
+
+VGPU_EXPORT CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle mcHandle, size_t mcOffset, CUdeviceptr memptr,
+                                         size_t size, unsigned long long flags)
+{
+    SHARE_RANGE(memptr, size, cuMulticastBindAddr, mcHandle, mcOffset, memptr, size, flags);
+}
+
+VGPU_EXPORT CUresult cuMulticastBindAddr_v2(CUmemGenericAllocationHandle mcHandle, CUdevice dev, size_t mcOffset,
+                                            CUdeviceptr memptr, size_t size, unsigned long long flags)
+{
+    SHARE_RANGE(memptr, size, cuMulticastBindAddr_v2, mcHandle, dev, mcOffset, memptr, size, flags);
+}
+
+VGPU_EXPORT CUresult cuLogicalEndpointBindAddr(CUlogicalEndpointId leId, CUdevice dev, cuuint64_t offset, void *ptr,
+                                               cuuint64_t size, unsigned long long flags)
+{
+    SHARE_RANGE(ptr, size, cuLogicalEndpointBindAddr, leId, dev, offset, ptr, size, flags);
 }

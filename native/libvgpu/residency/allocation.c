@@ -33,13 +33,17 @@ static void unlink_allocation(struct vgpu_allocation *allocation)
     *allocation->from = allocation->next;
     if (allocation->next != NULL)
         allocation->next->from = allocation->from;
+    allocation->from = NULL;
 }
 
-void vgpu_allocation_unlink(struct vgpu_allocation *allocation)
+bool vgpu_allocation_unlink(struct vgpu_allocation *allocation)
 {
     pthread_mutex_lock(&lock);
-    unlink_allocation(allocation);
+    bool linked = allocation->from != NULL;
+    if (linked)
+        unlink_allocation(allocation);
     pthread_mutex_unlock(&lock);
+    return linked;
 }
 
 struct vgpu_allocation *vgpu_allocation_find(bool (*match)(const struct vgpu_allocation *allocation, void *argument),
@@ -58,12 +62,10 @@ struct vgpu_allocation *vgpu_allocation_find(bool (*match)(const struct vgpu_all
 CUresult vgpu_chunk_map(struct vgpu_allocation *allocation, unsigned chunk)
 {
     CUmemGenericAllocationHandle handle;
-    CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
-                                .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = allocation->device}};
-    CUmemAccessDesc access = {.location = prop.location, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    CUmemAccessDesc access = {.location = allocation->prop.location, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
     uint64_t bytes = vgpu_chunk_bytes(allocation, chunk);
     CUdeviceptr base = vgpu_chunk_base(allocation, chunk);
-    CUresult result = CALL(cuMemCreate, &handle, bytes, &prop, 0);
+    CUresult result = CALL(cuMemCreate, &handle, bytes, &allocation->prop, 0);
     if (result != CUDA_SUCCESS)
         return result;
     result = CALL(cuMemMap, base, bytes, 0, handle, 0);

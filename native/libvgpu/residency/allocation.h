@@ -23,27 +23,29 @@ struct vgpu_chunk {
 /* One allocation. */
 struct vgpu_allocation {
     struct vgpu_allocation *next;
-    struct vgpu_allocation **from;
+    struct vgpu_allocation **from; /* NULL: it is not in the list */
     CUdeviceptr base;
     uint64_t bytes; /* whole pages */
     uint64_t asked;
-    CUdevice device;
-    int index;         /* of the device in the lease */
-    CUcontext context; /* whose end frees it */
-    bool dead;         /* freed by the program, but not yet at the driver */
+    CUmemAllocationProp prop; /* of the physical memory of each chunk */
+    int index;                /* of the device in the lease */
+    CUcontext context;        /* whose end frees it, unless it is of the program */
+    bool dead;                /* freed by the program, but not yet at the driver */
+    bool of_program;          /* see physical.h */
+    uint64_t chunk_bytes;     /* all chunks but the last */
     unsigned chunk_count;
     struct vgpu_chunk chunks[];
 };
 
 static inline uint64_t vgpu_chunk_bytes(const struct vgpu_allocation *allocation, unsigned chunk)
 {
-    uint64_t left = allocation->bytes - (uint64_t)chunk * VGPU_CHUNK_BYTES;
-    return left < VGPU_CHUNK_BYTES ? left : VGPU_CHUNK_BYTES;
+    uint64_t left = allocation->bytes - chunk * allocation->chunk_bytes;
+    return left < allocation->chunk_bytes ? left : allocation->chunk_bytes;
 }
 
 static inline CUdeviceptr vgpu_chunk_base(const struct vgpu_allocation *allocation, unsigned chunk)
 {
-    return allocation->base + (uint64_t)chunk * VGPU_CHUNK_BYTES;
+    return allocation->base + chunk * allocation->chunk_bytes;
 }
 
 /* Physical memory for one chunk, mapped at its address. An error: nothing has changed. */
@@ -54,7 +56,9 @@ void vgpu_chunk_unmap(struct vgpu_allocation *allocation, unsigned chunk);
 struct vgpu_allocation *vgpu_allocations(void);
 
 void vgpu_allocation_link(struct vgpu_allocation *allocation);
-void vgpu_allocation_unlink(struct vgpu_allocation *allocation);
+
+/* False: it is not in the list. */
+bool vgpu_allocation_unlink(struct vgpu_allocation *allocation);
 
 /* The first that `match` says, unlinked if `take`; NULL: none. The list is locked while `match` is asked. */
 struct vgpu_allocation *vgpu_allocation_find(bool (*match)(const struct vgpu_allocation *allocation, void *argument),

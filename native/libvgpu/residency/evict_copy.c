@@ -111,12 +111,14 @@ static CUresult take_off(struct vgpu_allocation *allocation, unsigned chunk)
 
 struct vgpu_evict_bytes vgpu_evict_count(void)
 {
-    struct vgpu_evict_bytes bytes = {0, 0};
+    struct vgpu_evict_bytes bytes = {0};
     for (const struct vgpu_allocation *allocation = vgpu_allocations(); allocation != NULL;
          allocation = allocation->next)
         for (unsigned i = 0; i < allocation->chunk_count; i++) {
             bytes.all += vgpu_chunk_bytes(allocation, i);
             bytes.here += allocation->chunks[i].handle != 0 ? vgpu_chunk_bytes(allocation, i) : 0;
+            if (vgpu_chunk_bytes(allocation, i) > bytes.largest)
+                bytes.largest = vgpu_chunk_bytes(allocation, i);
         }
     return bytes;
 }
@@ -124,7 +126,7 @@ struct vgpu_evict_bytes vgpu_evict_count(void)
 /* Makes room on the host for the bytes that leave until `kept` remain; the last chunk may be larger than needed. */
 static CUresult make_room(struct vgpu_evict_bytes now, uint64_t kept)
 {
-    uint64_t most = now.all - kept + VGPU_CHUNK_BYTES;
+    uint64_t most = now.all - kept + now.largest;
     return vgpu_hostbuf_grow(most < now.all ? most : now.all);
 }
 

@@ -15,10 +15,11 @@
  * copy is whole. Chunks that are out stay out. False: it failed, and some chunks may be out; see vgpu_evict_error. */
 bool vgpu_evict_out(uint64_t kept);
 
-/* Bytes of evictable memory, and how many of them are on the device. */
+/* Bytes of evictable memory, how many of them are on the device, and those of the largest chunk. */
 struct vgpu_evict_bytes {
     uint64_t all;
     uint64_t here;
+    uint64_t largest;
 };
 struct vgpu_evict_bytes vgpu_evict_count(void);
 

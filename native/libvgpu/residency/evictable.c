@@ -8,6 +8,7 @@
 #include "functions.h"
 #include "driver_overhead.h"
 #include "allocation.h"
+#include "physical.h"
 #include "swap.h"
 #include "tenant.h"
 
@@ -18,11 +19,16 @@ static void unmap_all(struct vgpu_allocation *allocation)
             vgpu_chunk_unmap(allocation, i);
 }
 
+static CUmemAllocationProp prop_of(CUdevice device)
+{
+    return (CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                 .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device}};
+}
+
 static bool has_granularity(CUdevice device)
 {
     static size_t known; /* the same for all devices that a lease can have */
-    CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
-                                .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device}};
+    CUmemAllocationProp prop = prop_of(device);
     size_t now = __atomic_load_n(&known, __ATOMIC_RELAXED);
     if (now == 0 && CALL(cuMemGetAllocationGranularity, &now, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM) == CUDA_SUCCESS)
         __atomic_store_n(&known, now, __ATOMIC_RELAXED);
@@ -37,7 +43,8 @@ static struct vgpu_allocation *make_allocation(const struct vgpu_charge *charge,
         return NULL;
     allocation->bytes = charge->bytes;
     allocation->asked = asked;
-    allocation->device = device;
+    allocation->prop = prop_of(device);
+    allocation->chunk_bytes = VGPU_CHUNK_BYTES;
     allocation->index = charge->device;
     allocation->context = vgpu_charge_context();
     allocation->chunk_count = count;
@@ -193,7 +200,7 @@ struct range {
 static bool is_around(const struct vgpu_allocation *allocation, void *argument)
 {
     const struct range *range = argument;
-    if (range->pointer - allocation->base >= allocation->bytes)
+    if (allocation->of_program || range->pointer - allocation->base >= allocation->bytes)
         return false;
     if (range->base != NULL)
         *range->base = allocation->base;
@@ -214,7 +221,7 @@ bool vgpu_evictable_range(CUdeviceptr pointer, CUdeviceptr *base, size_t *bytes)
 static bool ends_with(const struct vgpu_allocation *allocation, void *context)
 {
     struct vgpu_entry known;
-    return allocation->context == context &&
+    return allocation->context == context && !allocation->of_program &&
            (allocation->dead || vgpu_table_take(VGPU_KIND_EVICTABLE, allocation->base, &known));
 }
 
@@ -224,6 +231,7 @@ void vgpu_evictable_end_context(CUcontext context)
         return;
     bool inside = vgpu_swap_enter();
     vgpu_swap_forget(context);
+    vgpu_physical_end_context(context);
     for (struct vgpu_allocation *allocation; (allocation = vgpu_allocation_find(ends_with, context, true)) != NULL;)
         end_charged(allocation);
     vgpu_swap_leave(inside);

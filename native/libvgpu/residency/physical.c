@@ -1,0 +1,66 @@
+#include "physical.h"
+
+#include <stdlib.h>
+
+#include "allocation.h"
+#include "charge.h"
+#include "swap.h"
+
+#define NAMES_FROM 0x7667707500000000u /* no address of a process, as handles of the driver are */
+
+struct vgpu_allocation *vgpu_physical_make(uint64_t bytes, const CUmemAllocationProp *prop)
+{
+    if (!vgpu_swap_wanted() || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED)
+        return NULL;
+    struct vgpu_allocation *memory = calloc(1, sizeof(*memory) + sizeof(memory->chunks[0]));
+    if (memory == NULL)
+        return NULL;
+    memory->bytes = bytes;
+    memory->prop = *prop;
+    /* as for plain memory: a network card would go on writing to pages that are others' by then */
+    memory->prop.allocFlags.gpuDirectRDMACapable = 0;
+    memory->chunk_bytes = bytes;
+    memory->chunk_count = 1;
+    memory->of_program = true;
+    vgpu_swap_count();
+    return memory;
+}
+
+CUmemGenericAllocationHandle vgpu_physical_name(void)
+{
+    static uint64_t last = NAMES_FROM;
+    return __atomic_add_fetch(&last, 1, __ATOMIC_RELAXED);
+}
+
+void vgpu_physical_movable(struct vgpu_allocation *memory, CUdeviceptr base)
+{
+    CUcontext context = vgpu_charge_context();
+    vgpu_physical_fixed(memory);
+    if (context == NULL)
+        return;
+    memory->base = base;
+    memory->context = context;
+    vgpu_swap_holds((int64_t)memory->bytes);
+    vgpu_allocation_link(memory);
+}
+
+void vgpu_physical_fixed(struct vgpu_allocation *memory)
+{
+    if (vgpu_allocation_unlink(memory))
+        vgpu_swap_holds(-(int64_t)memory->bytes);
+}
+
+/* Another thread may free the memory as soon as it is out of the list, so it is counted here. */
+static bool ends_with(const struct vgpu_allocation *memory, void *context)
+{
+    bool ends = memory->of_program && memory->context == context;
+    if (ends)
+        vgpu_swap_holds(-(int64_t)memory->bytes);
+    return ends;
+}
+
+void vgpu_physical_end_context(CUcontext context)
+{
+    while (vgpu_allocation_find(ends_with, context, true) != NULL)
+        continue;
+}
