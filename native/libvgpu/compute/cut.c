@@ -72,7 +72,9 @@ static void set_idle(bool idle)
 {
     cut.idle = idle;
     vgpu_suspended_set(VGPU_SUSPENDED_IDLE, idle);
-    __atomic_store_n(cut.allow, idle || vgpu_suspended_now() ? 0 : UINT64_MAX, __ATOMIC_SEQ_CST);
+    /* launches of a process without channels of its own stay on the slow path, which puts it under the gate */
+    bool looks = idle || vgpu_suspended_now() || !vgpu_channels_known();
+    __atomic_store_n(cut.allow, looks ? 0 : UINT64_MAX, __ATOMIC_SEQ_CST);
 }
 
 void vgpu_cut_begin(uint32_t flags, uint64_t *allow)
@@ -235,6 +237,8 @@ bool vgpu_cut_look(int64_t *wait_ns)
     bool became = false;
     uint64_t now = now_ns();
     pthread_mutex_lock(&cut.lock);
+    if (cut.active && !vgpu_channels_known()) /* its table may have become too small */
+        __atomic_store_n(cut.allow, 0, __ATOMIC_SEQ_CST);
     *wait_ns = vgpu_channels_off() ? WATCH_OFF_NS : cut.brief ? WATCH_BRIEF_NS : WATCH_NS;
     if (!cut.active || (!cut.watch && !cut.idle && !vgpu_suspended_now())) {
         *wait_ns = -1;

@@ -1,0 +1,192 @@
+"""Processes under the engine cut: clients of MPS; fork, exec and eviction while off; handles that ended."""
+
+import os
+import signal
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.arbiter.conftest import LONG, Card, answer, counters, span
+from tests.arbiter.test_cut import GROUP, HARD, done_ns, table, work
+from tests.arbiter.test_cut_lives import goes_on, is_off
+from tests.e2e.support import eventually
+from vgpud import lease_layout as layout
+from vgpud.lease import LeaseMemory, SwapPhase, read_swaps, update_limits
+
+# One thread computes, and waits in the driver while the process is off; another one obeys.
+PROGRAM = """
+import ctypes, os, signal, sys, threading
+from tests.sim.cuda import Driver
+driver, context, back = Driver(), ctypes.c_void_p(), ctypes.create_string_buffer(1 << 20)
+driver.init()
+driver("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+driver("cuCtxSetCurrent", context)
+pattern, kernel, memory = os.urandom(1 << 20), driver.function(), driver.alloc(64 << 20)
+driver("cuMemcpyHtoD_v2", ctypes.c_uint64(memory), pattern, ctypes.c_size_t(1 << 20))
+driver.kernel_us(1000)
+def compute():
+    driver("cuCtxSetCurrent", context)
+    while True:
+        driver.launch(kernel, 20)
+        driver("cuCtxSynchronize")
+threading.Thread(target=compute, daemon=True).start()
+for line in sys.stdin:
+    if line == "fork\\n":
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+        print(child, flush=True)
+    elif line == "exec\\n":
+        os.execv(sys.argv[1], sys.argv[1:])
+    else:
+        driver("cuMemcpyDtoH_v2", back, ctypes.c_uint64(memory), ctypes.c_size_t(1 << 20))
+        print(back.raw == pattern, flush=True)
+"""
+
+
+@contextmanager
+def obeying(card: Card, lease: Path) -> Iterator["subprocess.Popen[str]"]:
+    env = {
+        "LD_PRELOAD": str(card.sim.build / "lib" / "libvgpu.so"),
+        "VGPU_LEASE": str(lease),
+        "VGPU_SIM_KERNEL_US": "1000",
+    }
+    spin = (str(card.sim.build / "bin" / "vgpu-spin"), "--kernel-us", "1000", "--seconds", str(LONG))
+    command = [sys.executable, "-c", PROGRAM, *spin]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, env=card.sim.environment(env), stdin=pipe, stdout=pipe, text=True
+    ) as process:
+        try:
+            eventually(lambda: counters(lease)["turns"] > 3, "it has turns")
+            yield process
+        finally:
+            process.kill()
+
+
+def tell(process: "subprocess.Popen[str]", line: str) -> None:
+    assert process.stdin is not None
+    process.stdin.write(f"{line}\n")
+    process.stdin.flush()
+
+
+def ask(process: "subprocess.Popen[str]", line: str) -> str:
+    tell(process, line)
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+@contextmanager
+def stays_off(card: Card, lease: Path) -> Iterator[None]:
+    """The tenant is off the device, and the arbiter stands still."""
+    assert card.arbiter is not None
+    for _ in range(100):
+        eventually(lambda: is_off(lease), "it is off")
+        card.arbiter.send_signal(signal.SIGSTOP)
+        if is_off(lease):
+            break
+        card.arbiter.send_signal(signal.SIGCONT)
+    try:
+        assert is_off(lease)
+        yield
+    finally:
+        card.arbiter.send_signal(signal.SIGCONT)
+
+
+def clients(lease: Path) -> set[int]:
+    """The driver's clients of the tenant's processes. The arbiter may clear an ended one's slot later."""
+    return {row[1] for slot in range(4) for row in table(lease, slot)[1]}
+
+
+def keeps_its_share(lease: Path) -> None:
+    (percent,) = span(lease, turns=5).percents
+    assert 0 < percent < 30
+
+
+def test_a_client_of_mps_keeps_its_share_by_the_gate(cut_card: Card) -> None:
+    """Its channels are the server's: there is nothing that the arbiter could disable."""
+    pipe = cut_card.run_dir / "p"
+    env = {"CUDA_MPS_PIPE_DIRECTORY": str(pipe), "CUDA_MPS_LOG_DIRECTORY": str(cut_card.run_dir / "l")}
+    cut_card.sim.run(["nvidia-cuda-mps-control", "-d"], env)
+    try:
+        lease = cut_card.lease("a", HARD, 25)
+        words = [f"{name}={value}" for name, value in env.items()]
+        process = cut_card.spin(lease, 2.0, around=("env", *words))
+        eventually(lambda: counters(lease)["turns"] > 5, "it has turns")
+        assert table(lease) == (0, [])
+        assert 5 < work(answer(process)) < 45
+    finally:
+        os.kill(int((pipe / "nvidia-cuda-mps-control.pid").read_text()), signal.SIGKILL)
+
+
+def test_a_tenant_that_forks_while_preempted_goes_on(cut_card: Card) -> None:
+    lease = cut_card.lease("a", HARD, 10)
+    with obeying(cut_card, lease) as process:
+        with stays_off(cut_card, lease):
+            children = [int(ask(process, "fork")) for _ in range(3)]
+            assert is_off(lease)
+        goes_on(cut_card, process.pid)
+        keeps_its_share(lease)
+        assert ask(process, "check") == "True"
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+        goes_on(cut_card, process.pid)
+
+
+def test_a_program_that_replaces_a_preempted_one_has_its_share(cut_card: Card) -> None:
+    lease = cut_card.lease("a", HARD, 10)
+    with obeying(cut_card, lease) as process:
+        ((_, before, *_),) = table(lease)[1]
+        with stays_off(cut_card, lease):
+            tell(process, "exec")
+            eventually(lambda: b"vgpu-spin" in Path(f"/proc/{process.pid}/cmdline").read_bytes(), "it execs")
+        eventually(lambda: clients(lease) - {before}, "it has channels of its own", 30)
+        goes_on(cut_card, process.pid)
+        keeps_its_share(lease)
+
+
+def test_a_tenant_evicted_while_preempted_keeps_its_memory(cut_card: Card) -> None:
+    lease = cut_card.lease("a", HARD, 10)
+    limits = cut_card.limits(HARD, 10)
+
+    def moves(out: bool) -> None:
+        memory, wanted = (LeaseMemory.OUT, SwapPhase.OUT) if out else (LeaseMemory.HERE, SwapPhase.HERE)
+        update_limits(lease, limits, away=out, memory=memory)
+        cut_card.client.look(lease.name)
+        eventually(lambda: {swap.phase for swap in read_swaps(lease)} == {wanted}, f"all is {wanted.name}")
+
+    update_limits(lease, limits, memory=LeaseMemory.HERE)
+    with obeying(cut_card, lease) as process:
+        for _ in range(3):
+            eventually(lambda: is_off(lease), "it is off")
+            moves(out=True)
+            moves(out=False)
+            goes_on(cut_card, process.pid)
+            assert ask(process, "check") == "True"
+        keeps_its_share(lease)
+
+
+def test_channels_of_an_ended_process_are_refused(cut_card: Card) -> None:
+    """A tenant lists the channels that its last process had beside those of the present one."""
+    lease, other = cut_card.lease("a", HARD, 10), cut_card.lease("b", HARD, 50)
+    first = cut_card.spin(lease, LONG)
+    eventually(lambda: len(table(lease)[1]) == 1, "its channels are listed")
+    (stale,) = table(lease)[1]
+    first.kill()
+    first.wait()
+    honest = cut_card.spin(other, LONG)
+    process = cut_card.spin(lease, LONG)
+    eventually(lambda: [row[1] for row in table(lease)[1]] not in ([], [stale[1]]), "so are the new ones", 60)
+    at = layout.CHANNELS_AT + layout.CHANNELS_GROUPS
+    uuid = (lease / layout.USAGE_FILE).read_bytes()[at:][:16]
+    with (lease / layout.USAGE_FILE).open("r+b") as page:
+        os.pwrite(page.fileno(), GROUP.pack(uuid, *stale), at + GROUP.size)
+        os.pwrite(page.fileno(), struct.pack("<I", 2), layout.CHANNELS_AT + layout.CHANNELS_COUNT)
+    eventually(lambda: cut_card.client.registered("a").refusal != "", "calls with them were refused")
+    assert cut_card.client.registered("b").refusal == ""
+    before = done_ns(cut_card, honest.pid)
+    eventually(lambda: done_ns(cut_card, honest.pid) > before, "the other goes on")
+    goes_on(cut_card, process.pid)
