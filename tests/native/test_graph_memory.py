@@ -127,3 +127,10 @@ for _ in range(5):
     said += [graph.launch(), graph.launch(), graph.destroy()]
 said.append(held())"""
     assert say(steps) == [0] * 15 + [576]
+
+
+def test_small_allocations_of_a_graph_are_claimed_together(say: Callable[[str], Any]) -> None:
+    steps = """
+graph = Graph(*[(0, 1)] * 64)
+said = [plain(1024), graph.launch(), held() <= 128]"""
+    assert say(steps) == [0, 0, True]

@@ -182,7 +182,7 @@ static void add_node(CUgraphNode node, struct vgpu_graph_need *need)
     int device = vgpu_device_index(parameters.poolProps.location.id);
     if (device == VGPU_NOT_IN_LEASE)
         return;
-    need->bytes[device] += vgpu_round(parameters.bytesize, VGPU_POOL_GRAIN);
+    need->bytes[device] += vgpu_round(parameters.bytesize, VGPU_PAGE_BYTES);
     pthread_mutex_lock(&lock);
     graphs.of[device].ordinal = parameters.poolProps.location.id + 1;
     pthread_mutex_unlock(&lock);
@@ -219,6 +219,17 @@ static void add_graph(CUgraph graph, struct vgpu_graph_need *need, int depth)
     free(nodes);
 }
 
+/* All that a graph can add. The driver takes memory for the whole of it (measured on an H200: 64 nodes of 1 MiB take
+ * 64 MiB). */
+static struct vgpu_graph_need need_of(CUgraph graph)
+{
+    struct vgpu_graph_need need = {0};
+    add_graph(graph, &need, 0);
+    for (unsigned d = 0; d < VGPU_MAX_DEVICES; d++)
+        need.bytes[d] = vgpu_round(need.bytes[d], VGPU_POOL_GRAIN);
+    return need;
+}
+
 /* The devices on which the graph allocates, as bits. */
 static uint32_t devices_of(const struct vgpu_graph_need *need)
 {
@@ -247,10 +258,10 @@ CUresult vgpu_graph_instantiated(CUresult result, const CUgraphExec *exec, CUgra
     if (result != CUDA_SUCCESS || none_made() || vgpu_tenant_enter(&limited) != CUDA_SUCCESS || !limited)
         return result;
     vgpu_graph_forget(*exec); /* one that ended with its context had the same handle */
-    struct vgpu_graph_need *need = calloc(1, sizeof(*need));
+    struct vgpu_graph_need *need = malloc(sizeof(*need));
     if (need == NULL)
         return result; /* its memory is counted after each launch */
-    add_graph(graph, need, 0);
+    *need = need_of(graph);
     struct vgpu_entry entry = {.kind = VGPU_KIND_GRAPH, .key = (uint64_t)(uintptr_t)*exec, .owner = need};
     if (devices_of(need) == 0 || !vgpu_table_put(&entry)) {
         free(need);
@@ -362,13 +373,12 @@ CUresult vgpu_graph_end(struct vgpu_graph_charge *charge, CUresult result)
 CUresult vgpu_graph_begin_upload(struct vgpu_graph_charge *charge, CUgraph graph,
                                  const CUDA_GRAPH_INSTANTIATE_PARAMS *how)
 {
-    struct vgpu_graph_need need = {0};
     bool limited;
     charge->devices = 0;
     if (how == NULL || (how->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD) == 0 || none_made() ||
         vgpu_tenant_enter(&limited) != CUDA_SUCCESS || !limited)
         return CUDA_SUCCESS;
-    add_graph(graph, &need, 0);
+    struct vgpu_graph_need need = need_of(graph);
     *charge = (struct vgpu_graph_charge){.devices = devices_of(&need)};
     return charge->devices != 0 ? claim(charge, &need) : CUDA_SUCCESS;
 }
