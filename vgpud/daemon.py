@@ -150,6 +150,7 @@ class Daemon:
             self.keeper = keeper
             start = Start(self.units, self.settings.run_dir, sd.boot_id())
             await recover(keeper, parts, state, start)
+            keeper.tend_sick()
             self.inventory.came_back = lambda: keeper.spawn(agree(keeper, parts, start, boot_changed=False))
             self.containers = Containers(keeper, parts)
             self.cdi_watch = CdiWatch(keeper, parts, self.settings.host_root)

@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -124,13 +125,14 @@ def test_several_resources_share_the_same_devices(short: Path) -> None:
     run(story())
 
 
-def test_units_are_unhealthy_while_their_device_is(short: Path) -> None:
+@pytest.mark.parametrize("changed", [{"health": Health.FAILED}, {"ailment": "NVML asks for a reset"}])
+def test_units_are_unhealthy_while_their_device_is(short: Path, changed: dict[str, Any]) -> None:
     async def story() -> None:
         async with node_in(short) as node:
             await node.kubelet.healthy(UNITS, 160)
             well = node.world.gateway.node
             await node.kubelet.admit("a/b", UNITS, 1)
-            sick = replace(well.devices[0], health=Health.FAILED)
+            sick = replace(well.devices[0], **changed)
             node.world.gateway.node = replace(well, devices=(sick, well.devices[1]))
             await node.kubelet.healthy(UNITS, 80)
             node.world.gateway.node = well

@@ -242,6 +242,8 @@ def _loaded_module(version: str) -> Iterator[Finding]:
 def devices(found: Iterable[pb.Device]) -> Iterator[Finding]:
     for item in found:
         name = f"device {item.index}"
+        if item.health == Health.OK and item.health_reason:
+            yield Finding(name, WARN, item.health_reason, "reset the device when it is idle")
         if item.health != Health.OK:
             fix = "look for NVRM and Xid in 'journalctl -k'; nvidia-smi --gpu-reset, or reboot"
             yield Finding(name, FAIL, f"it is {item.health}: {item.health_reason}", fix)

@@ -1,4 +1,4 @@
-"""Xid events: the driver's error reports of a device, as they happen."""
+"""Xid events and recovery actions: the driver's error reports of a device, as they happen."""
 
 import threading
 from collections.abc import Callable
@@ -9,6 +9,7 @@ import structlog
 from vgpud.hardware.compute import Handle
 from vgpud.hardware.gateway import Gateway
 from vgpud.hardware.nvml import GPU_IS_LOST, TIMEOUT, Nvml, NvmlRefusal
+from vgpud.hardware.repair import asked_for
 from vgpud.model.errors import VgpuError
 from vgpud.model.log_event import LogEvent
 
@@ -17,6 +18,7 @@ log = structlog.get_logger(__name__)
 WAIT_MILLISECONDS = 5000  # a wait cannot be interrupted: this bounds the time to stop
 RETRY_SECONDS = 10.0
 XID_CRITICAL_ERROR = 0x8  # nvml.h nvmlEventTypeXidCriticalError
+RECOVERY_ACTION = 0x8000  # nvml.h nvmlEventTypeGpuRecoveryAction
 _NO_INSTANCE = 0xFFFFFFFF
 
 # faults of a program that leave the device healthy: NVIDIA's "Xid Errors" document, and the list that
@@ -26,7 +28,7 @@ _APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
 
 @dataclass(frozen=True, slots=True)
 class DeviceEvent:
-    """`xid` is None if NVML reports a lost device; `uuid` is empty if NVML does not name the device.
+    """`xid` and `action` are None if NVML reports a lost device; `uuid` is empty if NVML does not name it.
 
     A snapshot then finds the lost device.
     """
@@ -35,6 +37,7 @@ class DeviceEvent:
     xid: int | None
     gpu_instance_id: int | None = None
     compute_instance_id: int | None = None
+    action: int | None = None  # in place of an Xid: the recovery action that NVML asks for
 
     @property
     def is_application_fault(self) -> bool:
@@ -43,6 +46,8 @@ class DeviceEvent:
     @property
     def sentence(self) -> str:
         who = self.uuid or "a device"
+        if self.action is not None:
+            return f"{who}: {asked_for(self.action) or 'NVML asks for no repair any more'}"
         if self.xid is None:
             return f"{who} has fallen off the bus"
         where = "" if self.gpu_instance_id is None else f" in gpu instance {self.gpu_instance_id}"
@@ -94,7 +99,8 @@ def _register(nvml: Nvml) -> tuple[Handle, int, int]:
             handle = nvml.demand("nvmlDeviceGetHandleByIndex", index)
             supported = nvml.call("nvmlDeviceGetSupportedEventTypes", handle) or 0
             if supported & XID_CRITICAL_ERROR:
-                nvml.demand("nvmlDeviceRegisterEvents", handle, XID_CRITICAL_ERROR, event_set)
+                types = supported & (XID_CRITICAL_ERROR | RECOVERY_ACTION)
+                nvml.demand("nvmlDeviceRegisterEvents", handle, types, event_set)
                 watched += 1
         except NvmlRefusal as refusal:
             log.info(LogEvent.DEVICE_WITHOUT_XID_EVENTS, index=index, reason=refusal.sentence)
@@ -118,7 +124,9 @@ def _wait(
             if nvml.demand("nvmlDeviceGetCount") != listed:
                 return
             continue
-        if data.eventType & XID_CRITICAL_ERROR:
+        if data.eventType & RECOVERY_ACTION:
+            callback(DeviceEvent(_uuid(nvml, data.device), None, action=int(data.eventData)))
+        elif data.eventType & XID_CRITICAL_ERROR:
             callback(
                 DeviceEvent(
                     uuid=_uuid(nvml, data.device),

@@ -8,6 +8,7 @@ from vgpud.hardware.compute import Handle, with_compute
 from vgpud.hardware.cores import sm_count
 from vgpud.hardware.mig import read_division, read_instances, read_profiles
 from vgpud.hardware.nvml import Nvml
+from vgpud.hardware.repair import read_repair
 from vgpud.model.device import (
     ComputeMode,
     Device,
@@ -94,6 +95,7 @@ class Reader:
         profiles = self._divided(handle, (driver, blank.uuid), mig)
         if profiles is not cached.profiles:
             cached, mig = replace(cached, profiles=profiles), replace(mig, profiles=profiles)
+        repair = read_repair(self._nvml, handle)
         device = replace(
             blank,
             name=cached.name,
@@ -111,6 +113,8 @@ class Reader:
             numa_node=cached.numa_node,
             virtualisation=cached.virtualisation,
             processes=read_processes(self._nvml, handle),
+            health_reason=repair.ailment or repair.notice,
+            ailment=repair.ailment,
         )
         return device, cached
 

@@ -34,7 +34,7 @@ COLLECT = _gauge("collect_duration_seconds", "What it took to gather these figur
 
 # devices
 GPU_INFO = _gauge("gpu_info", "A device: 1.", (*_GPU, "name", "pci_bus_id", "policy_mode"))
-GPU_HEALTHY = _gauge("gpu_healthy", "0 for a device that is lost or failed.", _GPU)
+GPU_HEALTHY = _gauge("gpu_healthy", "0 for a device that is lost, failed or sick.", _GPU)
 GPU_DRAINED = _gauge("gpu_drained", "1 for a device that takes no new tenants.", _GPU)
 GPU_MODE = _gauge("gpu_mode", "How the device is shared now, idle where it is not: 1.", (*_GPU, "mode"))
 GPU_ENGINE = _gauge(

@@ -30,6 +30,11 @@ class Health(StrEnum):
     LOST = "lost"  # NVML reports GPU_IS_LOST: only a reset or a reboot helps
     SILENT = "silent"  # NVML calls for it time out
     FAILED = "failed"  # another NVML error makes it unusable
+    SICK = "sick"  # it answers, and NVML asks for a repair, for which the policy closes it (on_sick)
+
+    @property
+    def answers(self) -> bool:
+        return self in (Health.OK, Health.SICK)
 
 
 class Link(StrEnum):
@@ -180,6 +185,7 @@ class Device:
     processes: tuple[DeviceProcess, ...] = ()
     health: Health = Health.OK
     health_reason: str = ""
+    ailment: str = ""  # the repair that NVML asks for; empty: none
 
     @property
     def memory_usable_bytes(self) -> int:

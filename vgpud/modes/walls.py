@@ -19,7 +19,7 @@ from typing import Protocol
 
 import structlog
 
-from vgpud.model.device import Device, Health, Node
+from vgpud.model.device import Device, Node
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.log_event import LogEvent
 from vgpud.model.tenancy import Allocation, Mode
@@ -230,7 +230,7 @@ class Walls:
         )
 
     def _well(self) -> list[Device]:
-        return [d for d in self._world.node().devices if d.health is Health.OK and not d.mig.current]
+        return [d for d in self._world.node().devices if d.health.answers and not d.mig.current]
 
     def _may(self) -> bool:
         """False if no device has walls, which needs no call."""

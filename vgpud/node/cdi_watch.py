@@ -15,7 +15,7 @@ import structlog
 
 from vgpud import audit
 from vgpud.inject.driver import driver_mark, find_driver
-from vgpud.model.device import Health, Node
+from vgpud.model.device import Node
 from vgpud.model.errors import VgpuError
 from vgpud.model.log_event import LogEvent
 from vgpud.model.tenancy import Slice, State
@@ -114,7 +114,7 @@ class CdiWatch:
 
     def _is_missing(self, part: Slice) -> bool:
         device = self._parts.inventory.node.device(part.device_uuid)
-        if part.mig is None or device is None or device.health is not Health.OK:
+        if part.mig is None or device is None or not device.health.answers:
             return False
         key, place = part.mig.place
         there = next((one for one in device.mig.instances if one.key == key), None)

@@ -14,7 +14,7 @@ import structlog
 from vgpud import audit
 from vgpud.hardware.events import DeviceEvent
 from vgpud.model.caller import Caller
-from vgpud.model.device import Device
+from vgpud.model.device import Device, Health
 from vgpud.model.event import Event
 from vgpud.model.journal import Message
 from vgpud.model.log_event import LogEvent
@@ -51,12 +51,14 @@ from vgpud.node.tenants.pauses import Pauses
 from vgpud.node.tenants.relocate import Relocations
 from vgpud.node.tenants.residency import Residency
 from vgpud.node.tenants.resizes import Resizes
+from vgpud.node.tenants.sickness import Sickness
 from vgpud.node.tenants.suspends import Suspends
 from vgpud.node.view.listings import Listings
 from vgpud.node.view.meters import Meters
 from vgpud.node.view.processes import Processes
 from vgpud.planner.misfits import misfits
 from vgpud.policy.load import LoadedPolicy, bad_policy
+from vgpud.policy.model import DeviceRule
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
@@ -102,6 +104,8 @@ class NodeKeeper:
             self.moves, parts.book, parts.inventory, lambda: self.policy().policy, self.operations.is_drained
         )
         parts.inventory.health_changed = self._health_changed
+        parts.inventory.closes = lambda device: self._rule(device).on_sick != "report"
+        self.sickness = Sickness(parts.inventory, self.relocations, lambda device: self._rule(device).on_sick)
         parts.engines.setting = lambda device: self.policy().policy.rule_for(device).settings_preload().engine
         parts.engines.notice = self.device_notice
         self.allocates = AllocationMaker(
@@ -370,6 +374,15 @@ class NodeKeeper:
         """Handles an Xid, or a device that fell off the bus."""
         self.spawn(self._notices.event(event))
 
+    def _rule(self, device: Device) -> DeviceRule:
+        return self.policy().policy.rule_for(device)
+
+    def tend_sick(self) -> None:
+        """At start: tends the devices that were sick before."""
+        for device in self._parts.inventory.node.devices:
+            if device.health is Health.SICK:
+                self.spawn(self.sickness.tend(device.uuid))
+
     def _health_changed(self, devices: tuple[Device, ...]) -> None:
         for device in devices:
             self.spawn(self._tell_health(device))
@@ -380,6 +393,8 @@ class NodeKeeper:
             # allocations that are being made may be on this device
             await asyncio.gather(*self.allocates.tasks, return_exceptions=True)
             await self.failures.mark_on(device.uuid, f"device {device.index} is lost")
+        if device.health is Health.SICK:
+            await self.sickness.tend(device.uuid)
 
     def helper_died(self, device_uuid: str, sentence: str) -> None:
         """A helper died whose tenants die with it: marks their allocations as failed."""

@@ -12,6 +12,7 @@ from vgpud.planner.use import EMPTY
 from vgpud.planner.verdict import Seat, Unfit, Verdict, busy, never
 from vgpud.planner.wanted import Wanted
 
+_UNWELL = {Health.SILENT: ErrorCode.NVML_TIMEOUT, Health.SICK: ErrorCode.RESET_NEEDED}
 _HOSTS_MACHINES = (Virtualisation.HOST_VGPU, Virtualisation.HOST_VSGA)
 
 
@@ -81,7 +82,7 @@ def _closed(seat: Seat) -> Unfit | None:
     device = seat.device
     if device.health is not Health.OK:
         why = f": {device.health_reason}" if device.health_reason else ""
-        code = ErrorCode.NVML_TIMEOUT if device.health is Health.SILENT else ErrorCode.GPU_LOST
+        code = _UNWELL.get(device.health, ErrorCode.GPU_LOST)
         return never(seat, None, code, f"the device is {device.health}{why}")
     if seat.terms.fixed is Mode.UNMANAGED:
         return never(seat, None, ErrorCode.DENIED_BY_POLICY, "the policy leaves it unmanaged")

@@ -137,8 +137,8 @@ _OTHER = "name another device, see 'vgpuctl devices'"
 
 
 def _check_device(allocation: Allocation, part: Slice, here: Device | None, there: Device) -> None:
-    if here is None or Health.OK is not here.health or there.health is not Health.OK:
-        lost = part.device_uuid if here is None or here.health is not Health.OK else there.uuid
+    if here is None or not here.health.answers or there.health is not Health.OK:
+        lost = part.device_uuid if here is None or not here.health.answers else there.uuid
         raise VgpuError(ErrorCode.GPU_LOST, f"device {lost} does not answer", "see 'vgpuctl devices'")
     if there.mig.current or there.mig.pending:
         raise VgpuError(

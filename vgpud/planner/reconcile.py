@@ -88,7 +88,7 @@ class _World:
     def answers(self, uuid: str) -> bool:
         """Is the device present and usable?"""
         device = self.devices.get(uuid)
-        return device is not None and device.health is Health.OK
+        return device is not None and device.health.answers
 
 
 @dataclass(frozen=True, slots=True)

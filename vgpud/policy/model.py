@@ -292,6 +292,11 @@ class DeviceRule(Table):
 
     match: Match = Field(default_factory=Match, description="which devices; left out, all of them")
     mode: ModeOrAuto = Field("auto", description="how they are shared; auto lets each request choose")
+    on_sick: Literal["drain", "move", "report"] = Field(
+        "drain",
+        description="a device for which NVML asks for a reset, a reboot or a replacement: drain gives it no "
+        "new allocations until it is well, move also moves its tenants away, report only says so",
+    )
     preload: PreloadSettings | None = Field(None, description="settings of mode preload")
     mps: MpsSettings | None = Field(None, description="settings of mode mps")
     mig: MigSettings | None = Field(None, description="settings of mode mig")

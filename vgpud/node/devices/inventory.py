@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 
 from vgpud import clock
 from vgpud.hardware.gateway import Gateway
@@ -20,6 +21,8 @@ class Inventory:
         self.came_back: Callable[[], None] = lambda: None
         # called with the devices whose health has changed
         self.health_changed: Callable[[tuple[Device, ...]], None] = lambda _: None
+        # is a device closed for which NVML asks for a repair? The policy decides
+        self.closes: Callable[[Device], bool] = lambda _: True
         self._node = Node()
         self._error: VgpuError | None = None
         self._taken = float("-inf")  # monotonic seconds
@@ -57,7 +60,7 @@ class Inventory:
     def _vitals(self) -> dict[str, Vitals]:
         found = {}
         for device in self._node.devices:
-            if device.health is Health.OK:
+            if device.health.answers:
                 with suppress(VgpuError):  # lost since the snapshot, or too slow just now
                     found[device.uuid] = self._gateway.vitals(device.uuid)
         return found
@@ -88,7 +91,7 @@ class Inventory:
     async def _take(self) -> None:
         try:
             before = self._node
-            self._node = await asyncio.to_thread(self._gateway.snapshot)
+            self._node = self._judged(await asyncio.to_thread(self._gateway.snapshot))
             self._error = None
             if self._node.devices and not before.devices:
                 self.came_back()
@@ -98,6 +101,13 @@ class Inventory:
         except VgpuError as error:
             self._error = error
         self._taken = clock.now()
+
+    def _judged(self, node: Node) -> Node:
+        sick = {d.uuid for d in node.devices if d.ailment and d.health is Health.OK and self.closes(d)}
+        if not sick:
+            return node
+        devices = (replace(d, health=Health.SICK) if d.uuid in sick else d for d in node.devices)
+        return replace(node, devices=tuple(devices))
 
 
 def _health_in(node: Node, uuid: str) -> Health:

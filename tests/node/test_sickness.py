@@ -1,0 +1,57 @@
+"""Sick devices are looked at until they are well, with no caller."""
+
+import asyncio
+from dataclasses import replace
+from typing import cast
+
+from tests import clock
+from vgpud.model.caller import Caller
+from vgpud.model.device import Device, Health, Node
+from vgpud.model.move_view import Evacuation
+from vgpud.node.devices.inventory import Inventory
+from vgpud.node.tenants.relocate import Relocations
+from vgpud.node.tenants.sickness import LOOK_SECONDS, Sickness
+
+
+class Card:
+    """An inventory of one device, which is well at the look with this number; and its evacuations."""
+
+    def __init__(self, well_at: int) -> None:
+        self.node = Node((Device("GPU-0", 0, health=Health.SICK, ailment="NVML asks for a reset"),))
+        self.looks = 0
+        self.emptied = 0
+        self._well_at = well_at
+
+    async def refresh(self) -> None:
+        self.looks += 1
+        if self.looks == self._well_at:
+            self.node = replace(self.node, devices=(replace(self.node.devices[0], health=Health.OK),))
+
+    async def evacuate(self, device_uuid: str, caller: Caller) -> Evacuation:
+        assert (device_uuid, caller.is_admin) == ("GPU-0", True)
+        self.emptied += 1
+        return Evacuation(staying=(("a", "there is no room"),))
+
+
+def tended(card: Card, rule: str) -> float:
+    """Seconds until two concurrent calls for the device have returned."""
+    sickness = Sickness(cast(Inventory, card), cast(Relocations, card), lambda _: rule)
+
+    async def scene() -> float:
+        began = asyncio.get_running_loop().time()
+        await asyncio.gather(sickness.tend("GPU-0"), sickness.tend("GPU-0"))
+        return asyncio.get_running_loop().time() - began
+
+    return clock.run(scene())
+
+
+def test_a_sick_device_is_looked_at_until_it_is_well() -> None:
+    card = Card(well_at=3)
+    assert tended(card, "drain") == 3 * LOOK_SECONDS
+    assert (card.looks, card.emptied) == (3, 0)
+
+
+def test_tenants_that_could_not_move_are_tried_again_at_each_look() -> None:
+    card = Card(well_at=2)
+    tended(card, "move")
+    assert card.emptied == 2

@@ -1,0 +1,57 @@
+"""Tends sick devices: moves their tenants away if the policy says so, and notices their end."""
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from vgpud import audit
+from vgpud.model.caller import Caller, Door
+from vgpud.model.device import Device, Health
+from vgpud.model.errors import VgpuError
+from vgpud.model.log_event import LogEvent
+from vgpud.model.tenancy import Lifetime
+from vgpud.node.devices.inventory import Inventory
+from vgpud.node.tenants.relocate import Relocations
+
+log = structlog.get_logger(__name__)
+
+LOOK_SECONDS = 10.0  # NVML reports the end of an ailment by no event that all drivers have
+_ROOT = Caller(Door.ADMIN, 0, 0, Lifetime())
+
+
+class Sickness:
+    def __init__(
+        self, inventory: Inventory, relocations: Relocations, on_sick: Callable[[Device], str]
+    ) -> None:
+        self._inventory = inventory
+        self._relocations = relocations
+        self._on_sick = on_sick
+        self._tended: set[str] = set()
+
+    async def tend(self, device_uuid: str) -> None:
+        """Returns when the device is well or lost. Does nothing if another call tends the device."""
+        if device_uuid in self._tended:
+            return
+        self._tended.add(device_uuid)
+        try:
+            told: set[tuple[str, str]] = set()
+            while (device := self._inventory.node.device(device_uuid)) and device.health is Health.SICK:
+                if self._on_sick(device) == "move":
+                    await self._empty(device, told)
+                await asyncio.sleep(LOOK_SECONDS)
+                await self._inventory.refresh()
+        finally:
+            self._tended.discard(device_uuid)
+
+    async def _empty(self, device: Device, told: set[tuple[str, str]]) -> None:
+        """Moves what can be moved now; later looks try again what could not. Logs new reasons only."""
+        audit.by_itself(f"device {device.index} is sick: {device.ailment}")
+        try:
+            left = await self._relocations.evacuate(device.uuid, _ROOT)
+        except VgpuError as error:
+            log.warning(LogEvent.SICK_DEVICE_NOT_EMPTIED, device=device.uuid, why=str(error))
+            return
+        for name, why in set(left.staying) - told:
+            log.warning(LogEvent.SICK_DEVICE_NOT_EMPTIED, device=device.uuid, allocation=name, why=why)
+        told.update(left.staying)
