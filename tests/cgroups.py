@@ -1,4 +1,4 @@
-"""A control group of a test, in the tree of cgroup v2. Tests that use it need the condition `cgroups`."""
+"""A control group for a test, in the tree of cgroup v2. Tests that use it need the condition `cgroups`."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-#: Where cgroup v2 is mounted: alone, or beside version 1.
+#: Mount points of cgroup v2: alone, or beside version 1.
 MOUNTS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
 
 
@@ -17,7 +17,7 @@ def mount() -> Path | None:
 
 
 def clear(folder: Path) -> None:
-    """Removes the group and those below it; ends the processes in them."""
+    """Removes the group and the groups below it, and kills the processes in them."""
     for path, _, _ in os.walk(folder, topdown=False):
         group = Path(path)
         while pids := (group / "cgroup.procs").read_text().split():

@@ -1,9 +1,9 @@
-"""An event loop whose time the test turns: `run(main)` instead of `asyncio.run(main)`.
+"""An event loop with a simulated clock: `run(main)` instead of `asyncio.run(main)`.
 
-Time stands still while anything can run, and while something outside of the loop is under way (a thread of
-the executor, a job of the ledger, whatever is between `begins` and `ends`). Where nothing of that is left, it
-is the time of the next timer at once. So `await passed(3600)` takes no time, and is over when all that
-happens within that hour has happened.
+The clock stands still while anything can run, and while work outside of the loop is under way (a thread of
+the executor, a job of the ledger, any work between `begins` and `ends`). When nothing is left to do, the
+clock jumps to the next timer. So `await passed(3600)` takes no real time, and returns after everything that
+happens within that hour.
 """
 
 import asyncio
@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_START = 1000.0  # seconds; not 0, so that the first tick of a machine is not special
-_LIMIT = 30 * 86400.0  # simulated seconds after which a test that still waits fails
-_PATIENCE_SECONDS = 60.0  # seconds of real time, for processes and threads that the loop does not know
+_START = 1000.0  # seconds; not 0, so that start-up at time 0 gets no special treatment
+_LIMIT = 30 * 86400.0  # simulated seconds after which a waiting test fails
+_PATIENCE_SECONDS = 60.0  # seconds of real time for processes and threads that the loop does not know
 
 
 class _Selector(selectors.DefaultSelector):
@@ -40,7 +40,7 @@ class _Selector(selectors.DefaultSelector):
 class TurnedLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._now = _START
-        self.outside = 0  # number of operations under way that only real time completes
+        self.outside = 0  # number of operations that need real time
         selector = _Selector()
         selector.loop = self
         super().__init__(selector)
@@ -70,15 +70,15 @@ class TurnedLoop(asyncio.SelectorEventLoop):
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Runs `main` to its end, on a clock of its own."""
+    """Runs `main` to its end with a simulated clock."""
     with asyncio.Runner(loop_factory=TurnedLoop) as runner:
         return runner.run(main)
 
 
 @contextmanager
 def outside() -> Iterator[None]:
-    """Time stands still inside the block: its awaits complete outside of the loop. No effect on other
-    loops.
+    """Stops the simulated clock for the block, whose awaits complete outside of the loop. Other loops are not
+    affected.
     """
     loop = asyncio.get_running_loop()
     if not isinstance(loop, TurnedLoop):
@@ -92,7 +92,9 @@ def outside() -> Iterator[None]:
 
 
 class Gate:
-    """A thread of the executor waits here until the test opens it; time passes meanwhile."""
+    """A gate at which a thread of the executor waits until the test opens it. The simulated clock runs
+    meanwhile.
+    """
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
@@ -102,7 +104,7 @@ class Gate:
         self._waiting = 0
 
     def wait(self) -> None:
-        """Called in the thread."""
+        """Called in the waiting thread."""
         self._loop.call_soon_threadsafe(self._arrived)
         assert self._open.wait(_PATIENCE_SECONDS)
 
@@ -112,7 +114,7 @@ class Gate:
             self._loop.ends()
 
     def open(self) -> None:
-        """Called in the loop."""
+        """Called in the event loop."""
         self._open.set()
         while self._waiting:
             self._waiting -= 1
@@ -120,17 +122,17 @@ class Gate:
 
 
 async def passed(seconds: float) -> None:
-    """Returns when so much of the loop's time has passed, and all that happens in this time has happened."""
+    """Returns after this much simulated time and everything that happens in it."""
     await asyncio.sleep(seconds)
 
 
 async def settled() -> None:
-    """Returns when everything that can happen without time passing has happened."""
+    """Returns when everything has happened that needs no time."""
     await passed(1e-6)
 
 
 async def until(holds: Callable[[], object], what: str = "it") -> None:
-    """Returns when `holds` is true, by time that passes in the loop or by work outside of the loop."""
+    """Waits until `holds` is true, in simulated time and by work outside of the loop."""
     end = time.monotonic() + _PATIENCE_SECONDS
     while not holds():
         assert time.monotonic() < end, f"never: {what}"

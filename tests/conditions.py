@@ -1,11 +1,12 @@
-"""The one table of what a test may need of a machine, and of what may therefore be skipped.
+"""The conditions that a test may have for a machine. Only they may skip a test.
 
 A test names its conditions with `@needs("podman", "root")`. A condition with `real=True` is a program (or a
 file) that `./dev` does not install: its tests have the mark `real`, and only `./dev test-all` runs them. A
-test that finds out while it runs calls `unmet("namespaces", what_the_kernel_said)`. Every other skip fails.
+test that finds a condition missing while it runs calls `unmet("namespaces", what_the_kernel_said)`. Every
+other skip fails.
 
-`python -m tests.conditions` prints the table as docs/testing.md has it, `python -m tests.conditions packages`
-the Debian packages that the real tests need and this machine lacks.
+`python -m tests.conditions` prints the table of docs/testing.md, `python -m tests.conditions packages` the
+Debian packages that the real tests need and this machine lacks.
 """
 
 import os
@@ -20,32 +21,32 @@ from typing import NoReturn
 
 import pytest
 
-#: Debian's folders of programs that are not on every user's PATH.
+#: with Debian's folders of programs that are not on every user's PATH
 PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
 
 @dataclass(frozen=True)
 class Condition:
-    why: str  # what tests use it for
-    how: str  # how to provide it; empty: install the Debian packages
+    why: str  # what tests use the condition for
+    how: str  # how to meet the condition; empty: install the Debian packages
     packages: tuple[str, ...] = ()
     real: bool = False
-    programs: tuple[str, ...] = ()  # all of these programs are needed
-    look: Callable[[], str] = str  # returns what else is missing; empty if nothing is
+    programs: tuple[str, ...] = ()  # programs that must all be installed
+    look: Callable[[], str] = str  # returns what else is missing, or ""
 
     def missing(self) -> str:
-        """Returns what is missing on this machine; empty if nothing is."""
+        """Returns what this machine lacks for the condition, or ""."""
         lacking = [program for program in self.programs if shutil.which(program, path=PATH) is None]
         return f"{', '.join(lacking)} not installed" if lacking else self.look()
 
 
 def installed(packages: str, why: str, programs: str = "", look: Callable[[], str] = str) -> Condition:
-    """A real condition: programs out of Debian packages, by default of the packages' names."""
+    """A real condition: programs of Debian packages. By default the programs have the packages' names."""
     return Condition(why, "", tuple(packages.split()), True, tuple((programs or packages).split()), look)
 
 
 def fetched(why: str, how: str) -> Condition:
-    """A real condition: something that the tests fetch once into build/outside, and never commit."""
+    """A real condition: files that the tests fetch once into build/outside and never commit."""
     return Condition(why, how, real=True)
 
 
@@ -104,7 +105,7 @@ def browser() -> str | None:
 
 
 CONDITIONS: dict[str, Condition] = {
-    # what a kernel or a user may not allow: the first tier skips for these only
+    # permissions of the kernel or the user; the first tier may skip only for these
     "root": Condition("become other users, give files away, mount", "run it as root", look=_not_root),
     "namespaces": Condition(
         "mounts, pids and clocks of a test's own",
@@ -184,7 +185,7 @@ CONDITIONS: dict[str, Condition] = {
 
 
 def needs(*names: str) -> pytest.MarkDecorator:
-    """The test is skipped where a condition is missing, and it is `real` where one of these is."""
+    """Skips the test if a condition is missing. Marks it `real` if one of the conditions is real."""
     unknown = [name for name in names if name not in CONDITIONS]
     if unknown:
         raise ValueError(f"not in tests/conditions.py: {', '.join(unknown)}")
@@ -192,13 +193,13 @@ def needs(*names: str) -> pytest.MarkDecorator:
 
 
 def unmet(name: str, what: object) -> NoReturn:
-    """Skips the running test: it found that the condition is missing."""
+    """Skips the running test, which has found that the condition is missing."""
     assert name in CONDITIONS, f"not in tests/conditions.py: {name}"
     pytest.skip(f"{name}: {what}")
 
 
 def named_by(reason: str) -> str:
-    """The condition that a skip names, as needs() and unmet() write it."""
+    """The condition's name in the reason of a skip by needs() or unmet()."""
     return reason.removeprefix("Skipped: ").partition(":")[0]
 
 

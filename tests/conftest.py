@@ -1,4 +1,4 @@
-"""What holds for the tests of every room: conditions (tests/conditions.py), signals, examples."""
+"""Rules for the tests of every room: conditions (tests/conditions.py), signals, examples."""
 
 import asyncio
 import gc
@@ -18,8 +18,8 @@ from hypothesis import settings
 from tests.conditions import CONDITIONS, named_by
 from tests.gpu import confine
 
-# no test is timed: a machine that is busy with something else must not fail one
-# the same examples in each run: a failure is the change's; `./dev test --explore MINUTES` looks for new ones
+# No deadlines, because a busy machine must not fail a test. Every run draws the same examples, so that a
+# failure is caused by the change. `./dev test --explore MINUTES` draws new ones.
 settings.register_profile("explore", deadline=None, max_examples=1000, print_blob=True)
 settings.register_profile("vgpud", deadline=None, derandomize=True)
 settings.load_profile("vgpud")
@@ -34,8 +34,9 @@ NOT_HERE = pytest.StashKey[dict[str, int]]()
 
 
 def children_start_with_default_signals() -> None:
-    """Exec keeps what is ignored: under nohup, a shell's `&` and some CI systems every program of a test
-    would ignore SIGINT. A handler that does nothing ignores a signal here, and exec resets it to the default.
+    """Exec keeps ignored signals: under nohup, a shell's `&` and some CI systems every program of a test
+    would ignore SIGINT. Here a handler that does nothing replaces the ignored state, because exec resets
+    handlers to the default.
     """
     for number in signal.valid_signals():
         if signal.getsignal(number) is signal.SIG_IGN:
@@ -44,7 +45,9 @@ def children_start_with_default_signals() -> None:
 
 
 def root_is_a_mount() -> None:
-    """In a plain chroot no test could make mounts of its own; where root may not mount, tests say so."""
+    """Makes `/` a mount, because tests in a plain chroot could not make mounts of their own. Where root may
+    not mount, the tests report it.
+    """
     mounted = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
     if "/" not in mounted and os.geteuid() == 0:
         with suppress(OSError):
@@ -52,16 +55,19 @@ def root_is_a_mount() -> None:
 
 
 def sockets_have_room() -> None:
-    """A socket's path has at most 108 bytes (unix(7)): with a long TMPDIR the tests' folders are in /tmp."""
+    """A socket's path has at most 108 bytes (unix(7)). If TMPDIR is too long, the tests' folders are
+    in /tmp.
+    """
     if len(tempfile.gettempdir()) > MOST_TMPDIR_BYTES:
         os.environ["TMPDIR"] = tempfile.tempdir = "/tmp"
 
 
 def folders_are_in_memory() -> None:
-    """The folders of a run have some 30 000 files; on a disk they take a fifth of its system time.
+    """Puts the folders of a run into memory: they have some 30 000 files, and on a disk these take a fifth of
+    the system time.
 
-    A TMPDIR that was chosen stays, and so does the disk where the memory's file system is small (64 MiB in
-    most containers) or runs no programs.
+    A TMPDIR that the user set is kept. The disk is also used if the file system in memory is small (64 MiB in
+    most containers) or does not run programs.
     """
     if "TMPDIR" in os.environ or not os.access(MEMORY, os.W_OK | os.X_OK):
         return
@@ -73,11 +79,11 @@ def folders_are_in_memory() -> None:
 def grpc_keeps_its_poller() -> None:
     """The last grpc.aio object ends gRPC's poller thread, which waits for calls that are still open.
 
-    Where the garbage collector finds that object during a later test, that test hangs.
+    If the garbage collector finds that object during a later test, that test hangs.
     """
 
     async def make_poller() -> None:
-        grpc.aio.init_grpc_aio()  # it asks for the event loop, which from Python 3.14 on must run
+        grpc.aio.init_grpc_aio()  # asks for the event loop, which must be running from Python 3.14 on
 
     asyncio.run(make_poller())
 
@@ -98,8 +104,9 @@ def named(item: pytest.Item) -> list[str]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Collected tests live to the end, so garbage collections meanwhile are wasted; they took half of the
-    time of the collection."""
+    """Disables garbage collection during the collection of tests, which live to the end. It would take half
+    of that time.
+    """
     gc.disable()
     try:
         return (yield)
@@ -108,7 +115,7 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest chooses by -m
+@pytest.hookimpl(tryfirst=True)  # runs before pytest selects tests by -m
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(CONDITIONS[name].real for name in named(item)):
@@ -132,7 +139,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A skip without a condition fails, and one with a condition that the test's tier excludes."""
+    """Fails a test that is skipped without a condition, or with a condition that its tier excludes."""
     report = yield
     if report.skipped and not hasattr(report, "wasxfail"):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
@@ -153,7 +160,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Every worker of xdist collects every test: the last one's word is that of all."""
+    """Every worker of xdist collects every test, so that the last worker's count is that of all."""
     node.config.stash[NOT_HERE] = getattr(node, "workeroutput", {}).get("not_here", {})
 
 

@@ -1,9 +1,10 @@
-"""`python -m tests.coverage [ARGUMENTS OF pytest]`: what the tests run of each room, Python and C.
+"""`python -m tests.coverage [ARGUMENTS OF pytest]`: lines and branches of each room that the tests run,
+Python and C.
 
-Branches are counted as well as lines, in the programs that tests start too. The C of native/ is built
-again, with counters (gcov), in build/coverage/native. A process that is killed does not tell what it ran:
-the figures are lower bounds. Exits 1 when a test fails, and, where no arguments choose tests, when a pure
-room is below its floor. `--pure` runs the tests that see these rooms without a daemon, and shows only them.
+Branches are counted as well as lines, in the programs that tests start too. The C of native/ is built again,
+with counters (gcov), in build/coverage/native. A killed process writes no counts, so that the figures are
+lower bounds. Exits 1 when a test fails, and, where no arguments choose tests, when a pure room is below its
+floor. `--pure` runs the tests that see these rooms without a daemon, and shows only them.
 """
 
 import json
@@ -20,7 +21,7 @@ from tests.simnode import ROOT
 
 OUT = ROOT / "build" / "coverage"
 NATIVE = OUT / "native"
-#: Percent of the lines and branches of rooms without any I/O: each of their error paths can be taken.
+#: Minimum percent of lines and branches in rooms without I/O, where tests can reach each error path.
 FLOORS = {"vgpud/model": 95.0, "vgpud/policy": 95.0, "vgpud/planner": 95.0}
 PURE_TESTS = (
     "tests/model",
@@ -32,7 +33,7 @@ PURE_TESTS = (
     "tests/api",
     "tests/metrics",
 )
-UNFIT = "tests/native/test_symbols.py"  # libvgpu's symbols, to which gcov adds its own
+UNFIT = "tests/native/test_symbols.py"  # excluded: it tests libvgpu's symbols, and gcov adds some
 CONFIG = f"""
 [run]
 branch = true
@@ -51,13 +52,13 @@ exclude_also =
 
 @dataclass
 class Room:
-    """Lines and branches: how many there are, and how many were run."""
+    """Numbers of lines and branches in all, and of those that were run."""
 
     lines: int = 0
     run_lines: int = 0
     branches: int = 0
     run_branches: int = 0
-    missing: dict[str, list[int]] = field(default_factory=dict)  # of each file: lines
+    missing: dict[str, list[int]] = field(default_factory=dict)  # file -> lines that were not run
 
     @property
     def percent(self) -> float:
@@ -66,7 +67,7 @@ class Room:
 
 
 def room_of(path: str) -> str:
-    """vgpud/planner/choose.py -> vgpud/planner; vgpud/clock.py -> vgpud."""
+    """The room of a file: vgpud/planner/choose.py -> vgpud/planner; vgpud/clock.py -> vgpud."""
     return "/".join(Path(path).parts[: min(2, len(Path(path).parts) - 1)])
 
 
@@ -99,7 +100,7 @@ def of_python(rooms: dict[str, Room]) -> None:
 
 
 def gcov() -> Iterator[tuple[str, dict[str, Any]]]:
-    """File of native/ and one line of it, as often as an object has it."""
+    """(file of native/, gcov's record of a line), for every object that contains the line."""
     for notes in NATIVE.rglob("*.gcno"):
         words = ["gcov", "--json-format", "--stdout", "--branch-probabilities", str(notes)]
         said = subprocess.run(words, cwd=NATIVE, capture_output=True, text=True, check=True).stdout

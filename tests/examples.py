@@ -1,12 +1,12 @@
-"""How many examples a property test tries."""
+"""The number of examples of a property test."""
 
 from hypothesis import settings
 
-_USUAL = 100  # the usual number of hypothesis, in a run without --explore
+_USUAL = 100  # hypothesis' default number, in a run without --explore
 
 
 def examples(usual: int) -> int:
-    """The number of examples; `./dev test --explore` multiplies it as it multiplies that of every other
-    property.
+    """Returns the number of examples for a test. `./dev test --explore` multiplies it like that of every
+    other property.
     """
     return usual * settings().max_examples // _USUAL

@@ -1,7 +1,7 @@
-"""`./dev test --explore MINUTES`: the property tests with new seeds, until the time is over or one fails.
+"""`./dev test --explore MINUTES`: runs the property tests with new seeds until the time is over or one fails.
 
-A failure prints its seed and the shrunk example. It is kept by an `@example(...)` above the test's `@given`
-(for a state machine: by a test of its own), from when on every run of the suite tries it.
+A failure prints its seed and the shrunk example. Keep the example by an `@example(...)` above the test's
+`@given` (for a state machine: as a test of its own). Every later run of the suite tries it.
 """
 
 import random

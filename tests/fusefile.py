@@ -1,8 +1,9 @@
-"""A file system of a user's own (FUSE) with one file `f`, whose server answers what it likes.
+"""A FUSE file system of an ordinary user with one file `f`, whose server may leave requests unanswered.
 
-`python -m tests.fusefile FOLDER WORD...` mounts it on FOLDER in a mount namespace of its own, says "ready",
-and serves it until it is ended: the kernel ends then what waits for it. Each WORD is a request that is never
-answered, but said with "asked": `flush` comes with each close(2) of the file, `getattr` with fstat(2).
+`python -m tests.fusefile FOLDER WORD...` mounts it on FOLDER in its own mount namespace, prints "ready", and
+serves until it is ended. The kernel then ends the waiting requests. Each WORD is a request that is never
+answered. When one arrives, the server prints "asked". `flush` arrives with each close(2) of the file,
+`getattr` with fstat(2).
 """
 
 import ctypes
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-#: Requests and replies of include/uapi/linux/fuse.h, version 7.31.
+#: Requests and replies from include/uapi/linux/fuse.h, version 7.31.
 LOOKUP, FORGET, GETATTR, OPEN, RELEASE, FLUSH, INIT = 1, 2, 3, 14, 18, 25, 26
 INTERRUPT, BATCH_FORGET = 36, 42
 WORDS = {"flush": FLUSH, "getattr": GETATTR}
@@ -34,7 +35,9 @@ def attributes(node: int) -> bytes:
 
 
 def reply(kind: int, node: int) -> tuple[int, bytes]:
-    """Negated errno and body. What is asked of the file's attributes is asked again each time."""
+    """Returns a negated errno and a body. Attributes of the file are not cached, so that the kernel asks each
+    time.
+    """
     if kind == INIT:
         return 0, struct.pack("<4I2H2I2H8I", 7, 31, 4096, 0, 8, 8, 4096, 1, 0, 0, *(0,) * 8)
     if kind == LOOKUP:
@@ -76,17 +79,17 @@ def main() -> None:
 
 @dataclass(frozen=True)
 class FuseFile:
-    path: Path  # as this process reaches it
+    path: Path  # the file's path for this process
     said: IO[str]
 
     def asked(self) -> bool:
-        """Returns when a process waits for an answer that does not come."""
+        """Returns when a process waits for an unanswered request."""
         return self.said.readline() == "asked\n"
 
 
 @contextmanager
 def fuse_file(folder: Path, *silent: str) -> Iterator[FuseFile]:
-    """Close the descriptors of the file before the block ends."""
+    """Close all descriptors of the file before the block ends."""
     folder.mkdir()
     command = [sys.executable, "-m", "tests.fusefile", str(folder), *silent]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

@@ -1,7 +1,8 @@
-"""`python -m tests.oldkernel COMMAND...`: the command on a kernel before 6.5, as far as processes are named.
+"""`python -m tests.oldkernel COMMAND...`: runs the command as on a kernel before 6.5, which has fewer ways to
+identify processes.
 
-A seccomp filter refuses SO_PEERPIDFD (Linux 6.5) and PIDFD_GET_USER_NAMESPACE (6.11) as that kernel
-does, so that the code for it runs. The caller is root, or the command gains no privileges.
+A seccomp filter refuses SO_PEERPIDFD (Linux 6.5) and PIDFD_GET_USER_NAMESPACE (6.11) as that kernel does, so
+that vgpud's code for it runs. The caller is root, or the command gains no privileges.
 """
 
 import ctypes
@@ -11,16 +12,17 @@ import platform
 import struct
 import sys
 
-_PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _MODE_FILTER = 38, 22, 2  # prctl(2)
-_LOAD, _EQUAL, _RETURN = 0x20, 0x15, 0x06  # linux/bpf_common.h: BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_RET|K
-_ALLOW, _ERRNO = 0x7FFF0000, 0x00050000  # linux/seccomp.h
-_NUMBER, _SECOND, _THIRD = 0, 24, 32  # struct seccomp_data: the call, and the low words of two arguments
-_CALLS = {"x86_64": (55, 16), "aarch64": (209, 29)}  # getsockopt, ioctl
+_PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _MODE_FILTER = 38, 22, 2  # from prctl(2)
+_LOAD, _EQUAL, _RETURN = 0x20, 0x15, 0x06  # from linux/bpf_common.h: BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_RET|K
+_ALLOW, _ERRNO = 0x7FFF0000, 0x00050000  # from linux/seccomp.h
+# offsets in struct seccomp_data: the call, and the low words of the second and third argument
+_NUMBER, _SECOND, _THIRD = 0, 24, 32
+_CALLS = {"x86_64": (55, 16), "aarch64": (209, 29)}  # numbers of getsockopt and ioctl
 _SO_PEERPIDFD, _PIDFD_GET_USER_NAMESPACE = 77, 0xFF09
 
 
 def words() -> list[str]:
-    """To be put before a command."""
+    """The words to put before a command."""
     return [sys.executable, "-m", "tests.oldkernel"]
 
 

@@ -1,4 +1,4 @@
-"""Programs as another user, from a checkout that may be closed to others."""
+"""Runs programs as another user, from a source tree that may be closed to other users."""
 
 import shutil
 import tempfile
@@ -10,7 +10,7 @@ _OTHERS_MAY_ENTER = 0o001
 
 
 def open_place() -> Path:
-    """A folder for temporary files that every user may enter: TMPDIR if it is one, else /tmp."""
+    """A folder for temporary files that every user may enter: TMPDIR if it is such a folder, else /tmp."""
 
     def is_open(place: Path) -> bool:
         return all(folder.stat().st_mode & _OTHERS_MAY_ENTER for folder in (place, *place.parents))
@@ -28,10 +28,10 @@ def open_folder() -> Iterator[Path]:
 
 
 def as_user(uid: int, gid: int, groups: Sequence[int] = ()) -> list[str]:
-    """The words to put before a command: setpriv of util-linux; the caller is root.
+    """The words to put before a command: setpriv of util-linux. The caller is root.
 
-    The program keeps CAP_DAC_READ_SEARCH, so it can read a tree below /root; a socket needs write
-    permission to connect, which that capability does not give.
+    The program keeps CAP_DAC_READ_SEARCH, so that it can read a tree below /root. To connect to a socket it
+    still needs write permission, which that capability does not give.
     """
     named = f"--groups={','.join(map(str, groups))}" if groups else "--clear-groups"
     keep = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]

@@ -1,9 +1,9 @@
-"""vgpud and vgpuctl by fork from a process that has imported all of them: a start without their imports.
+"""Starts vgpud and vgpuctl by a fork of a process that has imported all modules, which saves the import time.
 
-`daemon(...)` is `Popen([python, "-m", "vgpud.daemon"], ...)`, and `ctl(...)` that of `vgpud.ctl`, as far as
-tests look at them. The process is a child of the one that forks, whose command line and first environment are
-what /proc shows of it. What the dynamic loader reads when a program starts (LD_LIBRARY_PATH, LD_PRELOAD)
-cannot change after it: each value has a process that forks of its own.
+`daemon(...)` replaces `Popen([python, "-m", "vgpud.daemon"], ...)`, and `ctl(...)` the same for `vgpud.ctl`.
+The new process is a child of the forking process, and /proc shows the latter's command line and environment.
+The dynamic loader reads LD_LIBRARY_PATH and LD_PRELOAD only when a program starts, so that each value of them
+has its own forking process.
 """
 
 import atexit
@@ -29,14 +29,14 @@ from typing import NoReturn, TextIO
 from tests.demo.node import ROOT
 
 _LOADER = ("LD_LIBRARY_PATH", "LD_PRELOAD")
-_MESSAGE = 1 << 18  # bytes; an environment fits
+_MESSAGE = 1 << 18  # bytes of a message; large enough for an environment
 
 
 class Forked:
     """The part of subprocess.Popen that the tests use."""
 
     def __init__(self, told: socket.socket) -> None:
-        self._told = told  # receives its pid, and its exit status at its end
+        self._told = told  # receives the pid, and the exit status at the end
         self.pid = int(self._receive())
         self.returncode: int | None = None
 
@@ -80,7 +80,9 @@ class Command(Forked):
         self.stdin, self.stdout, self._stderr = stdin, stdout, stderr
 
     def communicate(self, words: str = "", /, timeout: float | None = None) -> tuple[str, str]:
-        """Closes its input after `words`, and waits for its end; what it printed that is not read yet."""
+        """Writes `words`, closes standard input and waits for the end. Returns the output that was not read
+        yet.
+        """
         with suppress(BrokenPipeError):
             self.stdin.write(words)
             self.stdin.close()
@@ -96,7 +98,7 @@ class Command(Forked):
 
 
 def daemon(environment: Mapping[str, str], stderr: int) -> Forked:
-    """A daemon in this environment that writes its log to `stderr`, a descriptor."""
+    """Starts a daemon with this environment that writes its log to the descriptor `stderr`."""
     with open(os.devnull) as nothing:  # noqa: PTH123 - a descriptor is wanted
         return Forked(_fork("vgpud.daemon", (), environment, (nothing.fileno(), 1, stderr)))
 
@@ -114,7 +116,7 @@ def ctl(arguments: Sequence[str], environment: Mapping[str, str]) -> Command:
 def _fork(
     module: str, arguments: Sequence[str], environment: Mapping[str, str], files: tuple[int, int, int]
 ) -> socket.socket:
-    """`files` become its standard input, output and error."""
+    """Forks a process with `files` as its standard input, output and error."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         loader = tuple(environment.get(name, "") for name in _LOADER)
@@ -124,13 +126,15 @@ def _fork(
 
 
 def line_to(environment: Mapping[str, str]) -> int:
-    """A descriptor for programs that ask for vgpuctl themselves (tests/docs/vgpuctl.py)."""
+    """A descriptor by which other programs start vgpuctl (tests/docs/vgpuctl.py)."""
     return _forker(tuple(environment.get(name, "") for name in _LOADER)).fileno()
 
 
 @cache
 def _forker(loader: tuple[str, ...]) -> socket.socket:
-    """One for each test process; it ends with it, as its end of the connection then closes."""
+    """The forking process for these loader variables, one for each test process. It ends when the test
+    process closes the connection by its end.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     environment = {**os.environ, **{n: v for n, v in zip(_LOADER, loader, strict=True) if v}}
     with theirs:
@@ -146,13 +150,13 @@ def _forker(loader: tuple[str, ...]) -> socket.socket:
 
 
 def _end(process: "subprocess.Popen[bytes]", line: socket.socket) -> None:
-    line.shutdown(socket.SHUT_RDWR)  # other programs may have it too
+    line.shutdown(socket.SHUT_RDWR)  # other programs may hold the same socket
     line.close()
     process.wait()
 
 
 def _import_all() -> None:
-    """And nothing of it is touched by the collector, so that no fork copies what it only reads."""
+    """Also exempts the imported objects from garbage collection, so that forks need not copy their pages."""
     from vgpud import ctl, daemon  # noqa: F401
 
     for module in pkgutil.iter_modules(ctl.__path__, "vgpud.ctl."):
@@ -164,7 +168,7 @@ def _import_all() -> None:
 
 
 def _serve(line: socket.socket) -> int:
-    """Forks until the test process has ended."""
+    """Forks on request until the test process has ended."""
     _import_all()
     running: dict[int, socket.socket] = {}
     ended, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -197,7 +201,7 @@ def _serve(line: socket.socket) -> int:
 
 
 def _tell(running: dict[int, socket.socket]) -> None:
-    """The exit statuses of programs that have ended to the tests that started them."""
+    """Sends the exit statuses of ended programs to the tests that started them."""
     for pid, tell in list(running.items()):
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
@@ -206,9 +210,9 @@ def _tell(running: dict[int, socket.socket]) -> None:
 
 
 def _become(module: str, arguments: list[str], environment: dict[str, str], files: list[int]) -> NoReturn:
-    """What exec would have done, and the module's main().
+    """Does what exec would do, and calls the module's main().
 
-    Its objects are not torn down at the end: that would copy all that was imported, page by page.
+    Skips the interpreter's teardown, which would copy all imported pages.
     """
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -220,7 +224,7 @@ def _become(module: str, arguments: list[str], environment: dict[str, str], file
     os.environ.update(environment)
     sys.path[:0] = [path for path in environment.get("PYTHONPATH", "").split(":") if path]
     sys.argv[:] = [module.split(".")[1], *arguments]
-    # /proc/self/environ is that of the process that forks
+    # /proc/self/environ shows the forking process's environment
     first = {os.fsencode(name): os.fsencode(value) for name, value in environment.items()}
     import_module("vgpud.ctl.run").initial_environment = lambda: first  # type: ignore[attr-defined]
     code = 1

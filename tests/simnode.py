@@ -7,8 +7,8 @@ In a room's conftest: `from tests.simnode import sim_node  # noqa: F401`, then
         node.python("import pynvml; pynvml.nvmlInit()")
         node.environment()       # for subprocesses of your own
 
-The tree must be built (`./dev build`): VGPU_BUILD_DIR names the build folder, default build/native.
-A missing build fails the test, so that nothing passes unseen.
+The tree must be built (`./dev build`): VGPU_BUILD_DIR names the build folder, default build/native. A missing
+build fails the test, so that no test is left out silently.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TIMEOUT_SECONDS = 60
 
 
 def build_dir() -> Path:
-    """The build folder; fails the test when the simulator is not built there."""
+    """The build folder. Fails the test if the simulator is not built there."""
     build = BUILD
     parts = ["sim/lib/libcuda.so.1", "sim/lib/libnvidia-ml.so.1", "sim/bin/vgpu-simctl"]
     missing = [part for part in parts if not (build / part).exists()]
@@ -46,13 +46,13 @@ def build_dir() -> Path:
 
 @cache
 def simulator(module: str) -> ModuleType:
-    """Imports a module of the built `vgpu-sim`, to call it without a program each time."""
+    """Imports a module of the built `vgpu-sim`, so that tests can call it without starting a program."""
     sys.path.insert(0, str(build_dir() / "sim" / "python"))
     return importlib.import_module(f"vgpu_sim.{module}")
 
 
 def create(state: Path, profile: str, seed: str = "", driver: str = "") -> Any:
-    """A new simulated node, as vgpu_sim.node.Node."""
+    """Makes a simulated node. Returns a vgpu_sim.node.Node."""
     parts = simulator("node")
     node = parts.Node(state, parts.find_tree())
     node.create(profile, seed, driver)
@@ -60,7 +60,9 @@ def create(state: Path, profile: str, seed: str = "", driver: str = "") -> Any:
 
 
 def simulate(state: Path | str, *words: str) -> str:
-    """`vgpu-sim WORDS` on the node of this state; its output. Raises CalledProcessError when it refuses."""
+    """Runs `vgpu-sim WORDS` on the node of this state and returns its output. Raises CalledProcessError if it
+    fails.
+    """
     said, errors = io.StringIO(), io.StringIO()
     asked = [words[0], "--state", str(state), *words[1:]]
     with redirect_stdout(said), redirect_stderr(errors):
@@ -72,7 +74,7 @@ def simulate(state: Path | str, *words: str) -> str:
 
 @dataclass
 class SimNode:
-    """One simulated node: a state file, and ways to run programs that live on it."""
+    """One simulated node: its state file, and functions that run programs on it."""
 
     state: Path
     build: Path
@@ -81,11 +83,13 @@ class SimNode:
 
     @property
     def host_root(self) -> Path:
-        """What stands for / of the host: /proc/driver/nvidia is below it."""
+        """The folder that replaces / of the host. /proc/driver/nvidia is below it."""
         return Path(f"{self.state}.root")
 
     def environment(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-        """The environment of a program on the node (of this process, changed; `extra` on top)."""
+        """The environment of a program on the node: this process's environment with the node's variables, and
+        `extra`.
+        """
         env = {k: v for k, v in os.environ.items() if not k.startswith(("CUDA_", "VGPU_SIM_", "NVIDIA_"))}
         rest = env.get("LD_LIBRARY_PATH")
         env["VGPU_SIM_STATE"] = str(self.state)
@@ -98,11 +102,15 @@ class SimNode:
         return env
 
     def sim(self, *words: str) -> str:
-        """`vgpu-sim WORDS` on this node; its output. Raises CalledProcessError when it refuses."""
+        """Runs `vgpu-sim WORDS` on this node and returns its output. Raises CalledProcessError if it
+        fails.
+        """
         return simulate(self.state, *words)
 
     def dump(self) -> dict[str, Any]:
-        """The node as `vgpu-sim state --json` shows it (bytes, nanoseconds); without its start-up time."""
+        """The node as `vgpu-sim state --json` prints it (bytes, nanoseconds), read without the start-up time
+        of that program.
+        """
         simctl = [str(self.build / "sim" / "bin" / "vgpu-simctl"), str(self.state), "dump"]
         done = subprocess.run(simctl, check=True, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
         state: dict[str, Any] = json.loads(done.stdout)
@@ -111,7 +119,7 @@ class SimNode:
     def run(
         self, argv: Sequence[str], env: Mapping[str, str] | None = None, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
-        """Run a program on the node to its end; with `check`, its failure fails the test."""
+        """Runs a program on the node to its end. With `check` a failure fails the test."""
         done = subprocess.run(
             list(argv),
             env=self.environment(env),
@@ -125,11 +133,11 @@ class SimNode:
         return done
 
     def python(self, code: str, env: Mapping[str, str] | None = None) -> str:
-        """Run Python code on the node; its standard output."""
+        """Runs Python code on the node and returns its output."""
         return self.run([sys.executable, "-c", code], env).stdout
 
     def start(self, argv: Sequence[str], env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-        """Start a program on the node with pipes; it is killed when the test ends."""
+        """Starts a program on the node with pipes. It is killed when the test ends."""
         process = subprocess.Popen(
             list(argv),
             env=self.environment(env),
@@ -142,7 +150,7 @@ class SimNode:
         return process
 
     def stop(self) -> None:
-        """Kill what `start` started."""
+        """Kills the programs that `start` started."""
         for process in self.running:
             if process.poll() is None:
                 process.kill()

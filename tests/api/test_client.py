@@ -85,8 +85,10 @@ def test_a_socket_without_a_listener_is_unreachable(tmp_path: Path) -> None:
 
 
 def test_each_client_opens_its_own_connection() -> None:
-    """gRPC shares them within a process: a new client could have that of a vgpud that was restarted since."""
-    with tempfile.TemporaryDirectory(prefix="vgpud-") as folder:  # a Unix socket's path is short
+    """By default, channels of a process to one address share a connection. A new client could get the
+    connection of a vgpud that has been restarted since.
+    """
+    with tempfile.TemporaryDirectory(prefix="vgpud-") as folder:  # a short path, as a Unix socket needs
         server = Daemon(Path(folder) / "vgpud.sock")
         server.start()
         with Client(server.socket) as one, Client(server.socket) as other:
@@ -97,6 +99,8 @@ def test_each_client_opens_its_own_connection() -> None:
 
 
 def connections(socket: Path) -> int:
-    """Returns the number of connections of the server's socket: state SS_CONNECTED, 3 (proc_net_unix(5))."""
+    """Returns the number of connections on the server's socket: those in state SS_CONNECTED, 3
+    (proc_net_unix(5)).
+    """
     rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
     return sum(row[5] == "03" and row[-1] == str(socket) for row in rows)

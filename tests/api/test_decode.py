@@ -1,4 +1,4 @@
-"""Requests off the wire: which are decoded exactly, and which are refused."""
+"""Requests as received from clients: which are decoded exactly, and which are refused."""
 
 import math
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ OWNER = Owner(1000, 100)
 
 
 def decoded(asked: pb.AllocateRequest, request_id: str = "r1") -> Request:
-    # over the wire and back, as a request of a caller
+    # encodes and decodes the request, as for a real caller
     asked = pb.AllocateRequest.FromString(asked.SerializeToString())
     return decode.request(asked, request_id, OWNER, Lifetime(5, 6))
 
@@ -130,7 +130,7 @@ def test_longest_texts_are_taken() -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        b"\x98\x06\x01",  # field 99, varint 1
+        b"\x98\x06\x01",  # unknown field 99, a varint of 1
         pb.AllocateRequest(selector=pb.Selector()).SerializeToString()[:-1] + b"\x03\x98\x06\x01",
     ],
 )
@@ -165,7 +165,7 @@ def test_an_owner_is_written_whole_or_not_at_all() -> None:
 
 
 def test_of_many_unknown_fields_few_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request has room for 40 000 unknown fields, and is read on the event loop."""
+    """A request may contain 40 000 unknown fields, and is decoded on the event loop."""
     looked: list[int] = []
 
     class Many:

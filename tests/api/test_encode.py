@@ -1,4 +1,4 @@
-"""Replies: no field of the model is lost, and no private field goes out."""
+"""Replies contain every field of the model and no private field."""
 
 from vgpud.api import encode
 from vgpud.model.device import (

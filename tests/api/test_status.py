@@ -1,4 +1,4 @@
-"""Errors over the wire, as any gRPC client gets them."""
+"""Errors as any gRPC client receives them."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +14,7 @@ from vgpud.model.errors import ErrorCode, VgpuError
 
 
 class Failing:
-    """A plain grpcio server: every GetNode ends with `status`, or with gRPC's own (code, text)."""
+    """A plain grpcio server on which every GetNode ends with `status`, or with gRPC's own (code, text)."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -72,7 +72,7 @@ def test_long_errors_are_cut_to_what_any_client_takes(failing: Failing) -> None:
     assert got.sentence.endswith("...")
     assert got.details[0] == "d" * 100
     assert got.details[-1] == f"and {500 - (len(got.details) - 1)} more"
-    # grpcio with its default limits receives the whole error
+    # a client with grpcio's default limits receives the whole error
     with grpc.insecure_channel(f"unix:{failing.path}") as channel, pytest.raises(grpc.RpcError) as caught:
         call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/vgpud.v1.Vgpud/GetNode")
         call(b"")

@@ -1,4 +1,4 @@
-"""Lines in the journal: fields, ids that a catalog explains, rate limits, and an audit trail."""
+"""Lines in the journal: fields, message ids that the catalog explains, rate limits, and the audit trail."""
 
 import os
 import pty
@@ -46,7 +46,7 @@ def test_the_default_view_of_journalctl_has_all_fields() -> None:
     assert logs.journal_message({"event": "ready"}) == "ready"
     failed = logs.journal_message({"event": "a bug", "uid": 7, "exception": "Traceback\n  here"})
     assert failed == "a bug: uid=7\nTraceback\n  here"
-    # nobody writes a line of its own into the journal, or moves the cursor of who reads it
+    # a field's value can neither add a line to the journal nor move the reader's cursor
     assert logs.journal_message({"event": "x", "label": "a\x1b[2J"}) == 'x: label="a\\u001b[2J"'
     assert logs.journal_message({"event": "x", "label": "Büro 1"}) == 'x: label="Büro 1"'
     assert logs.journal_message({"event": "x", "label": "a\nb"}) == 'x: label="a\\nb"'
@@ -83,7 +83,7 @@ def test_the_catalog_explains_exactly_the_message_ids() -> None:
 
 
 def test_the_catalog_names_only_fields_that_lines_have() -> None:
-    """A field that no line of vgpud's code gives would show as its own name."""
+    """journalctl shows a field that no line has as its bare name."""
     source = "".join(path.read_text() for path in (ROOT / "vgpud").rglob("*.py"))
     named = set(re.findall(r"@VGPUD_([A-Z_]+)@", CATALOG.read_text()))
     given = set(re.findall(r"\b([a-z_]+)=", source)) | set(re.findall(r'"([a-z_]+)":', source))

@@ -1,4 +1,4 @@
-"""Where the run folder lies: a container's root may make files in it set-user-id."""
+"""Where the run folder may be: a container's root can make set-user-ID files in it."""
 
 import os
 from pathlib import Path
@@ -37,7 +37,7 @@ def test_a_mount_that_honours_set_user_id_is_refused(
 
 @needs("root")
 def test_a_daemon_there_does_not_start(tmp_path: Path) -> None:
-    """The attack: a container's root left a program with set-user-id where every user could run it."""
+    """An attack: a container's root left a set-user-ID program where every user could run it."""
     flags = os.statvfs(tmp_path).f_flag
     with node_maker(tmp_path) as make:
         node = make()

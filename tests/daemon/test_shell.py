@@ -1,4 +1,4 @@
-"""The daemon's shell: settings from the environment, words to systemd, fields for the journal."""
+"""The daemon's surroundings: settings from the environment, messages to systemd, fields of the journal."""
 
 import os
 import socket
@@ -45,7 +45,7 @@ def test_a_named_policy_file_must_exist(monkeypatch: pytest.MonkeyPatch) -> None
     [
         ("VGPUD_NVML_DEADLINE_SECONDS", "-1"),
         ("VGPUD_NVML_DEADLINE_SECONDS", "soon"),
-        # the kubelet's sockets below it would have paths that no socket can have
+        # below such a folder the kubelet's sockets would have paths longer than a socket's maximum
         ("VGPUD_KUBELET_DIR", "/data/" + "k" * 90),
         ("VGPUD_KUBELET_DIR", "kubelet"),
     ],
@@ -78,7 +78,7 @@ def test_check_reads_the_policy_and_starts_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("plain", [False, True])
 def test_readiness_reaches_systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plain: bool) -> None:
-    """With systemd-python, and without: the protocol is one datagram."""
+    """With systemd-python and without it. The protocol is one datagram."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(str(tmp_path / "notify"))
         listener.settimeout(5)

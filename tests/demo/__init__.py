@@ -1,1 +1,1 @@
-"""./dev demo: the main job, end to end, as a user would do it, with every claim checked."""
+"""./dev demo: vgpud's main functions from end to end, as a user sees them, with every claim checked."""

@@ -1,4 +1,4 @@
-"""Runs the scenes on the real GPUs where a driver answers, otherwise on the simulated node."""
+"""Runs the scenes on real GPUs if a driver answers, and otherwise on the simulated node."""
 
 import logging
 import os
@@ -25,7 +25,7 @@ def real_gpus() -> int:
 
 
 def on_simulated_node() -> int:
-    """The same program again, inside a simulated node of 8 H200."""
+    """Runs the same command on a simulated node of eight H200."""
     with tempfile.TemporaryDirectory(prefix="vgpu-sim-") as folder:
         state = Path(folder) / "node"
         command = [str(BUILD / "bin" / "vgpu-sim"), "run", "--profile", "h200x8", "--state", str(state)]

@@ -1,4 +1,4 @@
-"""The demo's ledger of claims: each is shown with what was seen, and one that fails fails the demo."""
+"""The demo's claims: each is printed with the observation. One that fails makes the demo fail."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""One vgpud in folders of its own, and vgpuctl against it."""
+"""One vgpud in its own folders, and vgpuctl connected to it."""
 
 import json
 import os
@@ -23,7 +23,7 @@ mode = "auto"
 
 
 class Daemon(Protocol):
-    """What is used of subprocess.Popen."""
+    """The part of subprocess.Popen that the demo uses."""
 
     pid: int
     returncode: int | None
@@ -36,7 +36,7 @@ class Daemon(Protocol):
 
 
 class Command(Daemon, Protocol):
-    """With pipes."""
+    """A process with pipes."""
 
     @property
     def stdin(self) -> IO[str] | None: ...
@@ -46,11 +46,11 @@ class Command(Daemon, Protocol):
 
 
 class DemoNode:
-    #: What is started as the daemon, in the node's environment.
+    #: The command that starts the daemon, in the node's environment.
     command: Sequence[str] = (sys.executable, "-m", "vgpud.daemon")
 
     def __init__(self, policy: str = POLICY, environment: Mapping[str, str] = os.environ) -> None:
-        # short: the MPS pipes are Unix sockets, whose paths have room for 108 bytes
+        # a short path, because the MPS pipes are Unix sockets, whose paths have at most 108 bytes
         self.folder = Path(tempfile.mkdtemp(prefix="vgpud-"))
         self.folder.chmod(0o755)
         self.run_dir = self.folder / "run"
@@ -76,7 +76,9 @@ class DemoNode:
         self.daemon: Daemon | None = None
 
     def start(self, timeout_seconds: float = 300, fault_point: str = "") -> float:
-        """Seconds until it serves; raises RuntimeError with the log's end if it does not."""
+        """Returns the seconds until the daemon serves. Otherwise raises RuntimeError with the end of
+        the log.
+        """
         began = time.monotonic()
         environment = {**self.environment, "VGPUD_FAULT_POINT": fault_point}
         with self.log.open("ab") as log:
@@ -90,7 +92,7 @@ class DemoNode:
         raise RuntimeError(f"vgpud did not start:\n{self.log.read_text()[-4000:]}")
 
     def launch(self, environment: Mapping[str, str], log: int) -> Daemon:
-        """The daemon's process; `log` is a descriptor."""
+        """Starts the daemon's process. `log` is a descriptor."""
         return subprocess.Popen(self.command, env=environment, stderr=log, cwd=ROOT)
 
     def answers(self) -> bool:
@@ -102,7 +104,7 @@ class DemoNode:
         return True
 
     def kill(self) -> None:
-        """kill -9, as the kernel's out-of-memory killer would."""
+        """Kills the daemon by SIGKILL, as the kernel's out-of-memory killer does."""
         assert self.daemon is not None
         self.daemon.send_signal(signal.SIGKILL)
         self.daemon.wait()
@@ -116,7 +118,7 @@ class DemoNode:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def launch_ctl(self, arguments: Sequence[str]) -> Command:
-        """vgpuctl's process."""
+        """Starts vgpuctl."""
         return subprocess.Popen(
             [sys.executable, "-m", "vgpud.ctl", *arguments],
             env=self.environment,
@@ -139,18 +141,20 @@ class DemoNode:
         return json.loads(self.ctl(*arguments, "-o", "json").stdout)
 
     def tenant(self, options: list[str], command: list[str]) -> "Tenant":
-        """A program started by `vgpuctl run` with these options."""
+        """Starts a program by `vgpuctl run` with these options."""
         return Tenant(self.launch_ctl(["run", *options, "--", *command]))
 
 
 class Tenant:
-    """A tenant's program: JSON lines out, its standard input held open until it shall end."""
+    """A tenant's program, which prints JSON lines and ends with its standard input."""
 
     def __init__(self, process: Command) -> None:
         self.process = process
 
     def line(self) -> dict[str, Any]:
-        """The next line it prints; raises RuntimeError with its last words if it ended instead."""
+        """Returns the next line that the program prints. If it has ended, raises RuntimeError with its error
+        output.
+        """
         assert self.process.stdout is not None
         text = self.process.stdout.readline()
         if not text:
@@ -164,7 +168,7 @@ class Tenant:
         return self.process.poll() is None
 
     def end(self) -> tuple[int, str]:
-        """Its exit code and what else it printed, after its standard input is closed."""
+        """Closes standard input and waits. Returns the exit code and the rest of the output."""
         output, _ = self.process.communicate(timeout=300)
         assert self.process.returncode is not None
         return self.process.returncode, output

@@ -1,4 +1,4 @@
-"""Makes docs/images/top.svg: `vgpuctl top` with four kinds of tenants on a simulated node.
+"""Draws docs/images/top.svg: `vgpuctl top` with four kinds of tenants on a simulated node.
 
 ./dev shell -- python -m tests.demo.picture
 """
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PICTURE = ROOT / "docs" / "images" / "top.svg"
 COLUMNS = 160
 CELL_WIDTH, LINE_HEIGHT, MARGIN = 8.4, 18, 16
-# options of `vgpuctl run`, and the GiB that the tenant holds while it computes
+# (options of `vgpuctl run`, GiB that the tenant holds while it computes)
 TENANTS = (
     ("--memory 24GiB --cores 25 --device 0 --label notebook", 17),
     ("--memory 80GiB --cores 75 --device 0 --label fine-tuning", 71),
@@ -29,7 +29,7 @@ TENANTS = (
 HOLD = "sleep 100 | vgpu-probe hold {bytes} --then-wait-on-stdin"
 SPIN = "exec vgpu-spin --kernel-us 1000 --seconds 90"
 SETTLE_SECONDS = 10
-# SGR codes of ECMA-48 that vgpuctl uses, as classes of the picture
+# SGR codes of ECMA-48 that vgpuctl uses -> CSS classes of the picture
 CLASSES = {"1": "bold", "2": "dim", "31": "red", "32": "green", "33": "yellow", "34": "blue", "36": "cyan"}
 STYLE = """
   text { font: 14px ui-monospace, "DejaVu Sans Mono", Menlo, monospace; fill: #d4d4d4; white-space: pre; }
@@ -40,13 +40,13 @@ STYLE = """
 
 
 def program(options: str, held_bytes: int) -> str:
-    """A shell command; an MPS tenant has one process, because a second one would find no share left."""
+    """The tenant's shell command. An MPS tenant has one process, because a second one would be refused."""
     hold = HOLD.format(bytes=held_bytes)
     return hold if "mps" in options else f"{hold} & {SPIN}"
 
 
 def lines_of(screen: str) -> list[str]:
-    """Each line of a terminal's text as SVG tspans, its colours as classes."""
+    """Each line of a terminal's text as SVG tspans, with colours as classes."""
     drawn = []
     for line in screen.splitlines():
         classes: list[str] = []

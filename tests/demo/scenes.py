@@ -1,4 +1,6 @@
-"""The scenes: every mode the node allows, tenants at their limits, a daemon killed and back."""
+"""The scenes: every mode that the node allows, tenants at their limits, a daemon that is killed and
+restarted.
+"""
 
 import os
 import shutil
@@ -47,7 +49,9 @@ def play(node: DemoNode, checks: Checks) -> None:
 
 
 def kill_and_return(node: DemoNode, checks: Checks, mode: str, tenants: list[Tenant]) -> None:
-    """kill -9 with tenants running: the same allocations, the same processes, nothing asked of them."""
+    """Kills and restarts vgpud while tenants run: allocations and processes stay the same, without any action
+    of the tenants.
+    """
     before = {a["id"]: a["slices"] for a in node.ctl_json("ls")["items"]}
     node.kill()
     alive = all(t.alive for t in tenants)
@@ -159,7 +163,7 @@ def exclusive(node: DemoNode, checks: Checks) -> None:
 
 
 def torch_program(node: DemoNode, checks: Checks) -> None:
-    """Only where a GPU and a PyTorch are at hand; the simulated libcuda runs no PyTorch kernels."""
+    """Runs only with a real GPU and PyTorch. The simulated libcuda runs no PyTorch kernels."""
     python = torch_python()
     if python is None or node.ctl_json("status")["simulated"]:
         checks.skip("a PyTorch program held to its limit", "no PyTorch with a real GPU here")
@@ -176,13 +180,15 @@ def torch_program(node: DemoNode, checks: Checks) -> None:
 
 
 def torch_python() -> str | None:
-    """A Python that has PyTorch: this tree's virtual environment does not."""
+    """A Python that has PyTorch, which this tree's virtual environment lacks."""
     return python_with("torch")
 
 
 @cache
 def python_with(module: str) -> str | None:
-    """The first Python of PATH, but for this one, that has the module; else this one, or None."""
+    """The first other Python of PATH that has the module; otherwise this Python if it has the module, or
+    None.
+    """
     own = Path(sys.executable).resolve().parent
     for folder in filter(None, os.environ.get("PATH", "").split(":")):
         candidate = Path(folder) / "python3"
@@ -212,7 +218,9 @@ def all_released(node: DemoNode, checks: Checks) -> None:
 
 
 def wait_until_empty(node: DemoNode) -> list[dict[str, str]]:
-    """Allocations of `vgpuctl run` go with their process; their release is not instant."""
+    """Waits until no allocation is left. Those of `vgpuctl run` end shortly after their process. Returns
+    those that are left.
+    """
     items: list[dict[str, str]] = []
     for _ in range(50):
         items = node.ctl_json("ls").get("items", [])
@@ -223,11 +231,11 @@ def wait_until_empty(node: DemoNode) -> list[dict[str, str]]:
 
 
 def clear_away(node: DemoNode) -> None:
-    """Whatever happened: no process of the demo stays behind."""
+    """Leaves no process of the demo behind, whatever happened."""
     if node.daemon is not None and node.daemon.poll() != 0 and not node.answers():
         node.kill()
         with suppress(RuntimeError):
-            node.start()  # another start takes the helpers over, to end them
+            node.start()  # a new daemon adopts the helpers, and ends them when it stops
     if node.daemon is not None and node.daemon.poll() is None:
         for allocation in node.ctl_json("ls").get("items", []):
             node.ctl("release", allocation["id"], "--force", check=False)

@@ -1,4 +1,4 @@
-"""`./dev shell`: a shell, or a command, on a simulated node with vgpud running.
+"""`./dev shell`: runs a shell or a command on a simulated node with vgpud.
 
     ./dev shell                      bash on a node of 8 H200
     ./dev shell --profile h100x8     another node of configs/sim
@@ -35,7 +35,7 @@ def arguments() -> argparse.Namespace:
 
 
 def enter(profile: str) -> int:
-    """This program again, inside a new simulated node."""
+    """Runs this program again on a new simulated node."""
     with tempfile.TemporaryDirectory(prefix="vgpu-sim-") as folder:
         state = str(Path(folder) / "node")
         simulated = [str(BUILD / "bin" / "vgpu-sim"), "run", "--profile", profile, "--state", state]
@@ -43,7 +43,9 @@ def enter(profile: str) -> int:
 
 
 def environment(node: DemoNode, commands: Path) -> dict[str, str]:
-    """What a shell on the node needs: vgpuctl and the node's programs by name."""
+    """Environment variables for a shell on the node, in which vgpuctl and the node's programs are found by
+    name.
+    """
     wrapper = commands / "vgpuctl"
     wrapper.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -m vgpud.ctl "$@"\n')
     wrapper.chmod(0o755)

@@ -31,7 +31,7 @@ def test_a_command_meets_the_node_of_the_profile() -> None:
 
 
 def test_a_killed_vgpud_leaves_no_helper_behind() -> None:
-    """Its arbiter, which outlives it, is taken over and ended with the shell."""
+    """The arbiter outlives the killed vgpud, and ends with the shell."""
     kill = """vgpuctl alloc --memory 1GiB --isolation quota >/dev/null
     cut -d" " -f1 $VGPUD_RUN_DIR/units/vgpud-arbiter.pid
     pgrep -f "vgpud[.]daemon" -P $PPID | xargs kill -9

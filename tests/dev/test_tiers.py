@@ -1,4 +1,4 @@
-"""The harness itself, on tests of its own: conditions, tiers, and what the summary says of them."""
+"""The test harness itself, run on small suites: conditions, tiers, and what the summary reports."""
 
 import subprocess
 import sys
@@ -49,7 +49,7 @@ def play(folder: Path, *words: str, before: str = "") -> str:
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """By a run under a parent that ignores signals."""
+    """The output of a run under a parent that ignores signals."""
     return play(tmp_path_factory.mktemp("suite"), before="trap '' INT PIPE;")
 
 
@@ -65,7 +65,7 @@ def test_programs_of_tests_do_not_inherit_ignored_signals(said: str) -> None:
 
 
 def test_the_first_tier_reports_the_tests_that_it_excludes(tmp_path: Path) -> None:
-    """Counted in the workers, told by the process that started them."""
+    """The workers count the tests, and the process that started them prints the numbers."""
     told = play(tmp_path, "-n", "2", "-m", "not real", "-k", "rocket or moon")
     assert "not tested here: 1 tests of real programs (rocket 1); ./dev test-all runs them" in told
     assert "1 skipped" in told

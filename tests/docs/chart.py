@@ -1,4 +1,4 @@
-"""Makes docs/images/shares.svg, the chart of asked against got, from docs/data/side-by-side.toml.
+"""Draws docs/images/shares.svg, requested against achieved shares, from docs/data/side-by-side.toml.
 
 python -m tests.docs.chart
 """
@@ -15,7 +15,7 @@ LEFT, TOP, BAR, GAP, PER_PERCENT = 230, 56, 16, 16, 5.0
 
 
 def chart() -> str:
-    """The chart as SVG; one group of bars for each case, a line at what was asked."""
+    """The chart as SVG: a group of bars for each case, and a line at the requested share."""
     data = tomllib.loads(DATA.read_text())
     asked, systems, cases = data["asked"], data["systems"], data["case"]
     group = len(systems) * BAR + GAP

@@ -1,11 +1,12 @@
-"""What the pages say to type, and where a test types it.
+"""Parses the commands on the pages of docs/, and says which test runs each.
 
-A `console` block is run, each line that begins with "$ ", by one bash for the page; what is after it is what
-it prints: "..." stands for anything, on a line of its own for any lines, and "...words..." for a line
-somewhere among others. "[exit N]" comes first where the exit code is not 0. After `console` stands where:
-nothing, on a simulated node (test_console.py); `machine`, as root on an installed Debian 12
-(tests/packaging/test_documented.py); `containers`, `slurm`, `kubernetes`, beside the programs of these names
-(test_doors.py); `checkout`, in a clone of the repository: these stand in NOT_RUN with a reason each.
+In a `console` block each line that begins with "$ " is a command, which one bash for the page runs. The lines
+after it are its output. In the output "..." matches any text, "..." on a line of its own any lines, and
+"...words..." a line among others. "[exit N]" is the first line if the exit code is not 0. The word after
+`console` says where the block is run: no word, on a simulated node (test_console.py); `machine`, as root on
+an installed Debian 12 (tests/packaging/test_documented.py); `containers`, `slurm` or `kubernetes`, beside
+these programs (test_doors.py); `checkout`, in a clone of the repository, which is not run: NOT_RUN has the
+reasons.
 """
 
 import re
@@ -16,9 +17,10 @@ from tests.simnode import ROOT
 
 PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md"])
 PLACES = ("", "machine", "containers", "slurm", "kubernetes", "checkout")
-#: Nothing of these is run: `toml`, `yaml`, `json` and `python` are read or run by tests of their own.
+#: Blocks in these languages are not run as commands. `toml`, `yaml`, `json` and `python` have tests of their
+#: own.
 QUIET = ("text", "toml", "ini", "yaml", "json", "python", "mermaid")
-#: A line, or a span within a sentence, that begins so is something to type.
+#: A line, or a code span in a sentence, that begins with one of these is a command.
 _OURS = ("vgpuctl", "vgpu-sim", "vgpud", "vgpu-runtime", "vgpu-hook", "./dev")
 _SYSTEMS = (
     "systemctl",
@@ -91,7 +93,7 @@ def prose(page: Path) -> str:
 
 
 def spans(page: Path) -> list[str]:
-    """What is to be typed, of the code within sentences; a bare program's name is none."""
+    """The commands among the code spans of sentences. A program's bare name is not a command."""
     return [span for span in _SPAN.findall(prose(page)) if is_command(span) and " " in span]
 
 
@@ -100,12 +102,12 @@ def is_command(text: str) -> bool:
 
 
 def plain(line: str) -> str:
-    """Without its comment, and with one blank between words."""
+    """The command without its comment and with single spaces."""
     return " ".join(re.sub(r"\s+#(?: .*)?$", "", line).split())
 
 
 def pattern(lines: tuple[str, ...]) -> re.Pattern[str]:
-    """Blanks of any length are one: columns are as wide as what is in them."""
+    """A pattern for the expected output. Spaces of any length match, because the width of columns varies."""
     parts = []
     for line in lines:
         if line.strip() == "...":
@@ -118,12 +120,12 @@ def pattern(lines: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile("".join(parts))
 
 
-#: What differs from run to run is recorded on the page and matched by its form.
+#: Values that differ between runs: the page has an example, and the test matches their form.
 _FORMS = (
-    r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z",  # a moment
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z",  # a time
     r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}",
-    r"[0-9a-f]{12}",  # an allocation
-    r"[0-9]+(?:ms|s|min|h)",  # an age
+    r"[0-9a-f]{12}",  # an allocation's id
+    r"[0-9]+(?:ms|s|min|h)",  # a duration
 )
 
 

@@ -1,4 +1,4 @@
-"""One bash for a page, and the folder of its reader."""
+"""One bash for each page, and the folder in which the page's commands run."""
 
 import shutil
 import subprocess
@@ -16,7 +16,9 @@ END = "--end-of-command--"
 
 
 class Shell:
-    """`words` start the bash; `said` turns names of a page into the test's: a host's path into a node's."""
+    """`words` start the bash. `said` maps names on a page to those of the test, for example a host's path to
+    the node's.
+    """
 
     def __init__(
         self,
@@ -39,12 +41,12 @@ class Shell:
         )
 
     def run(self, command: str) -> tuple[int, str]:
-        """Exit code, and what it printed."""
+        """Runs a command. Returns its exit code and its output."""
         for theirs, ours in self._said.items():
             command = command.replace(theirs, ours)
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        # a command that reads would eat those that follow
+        # a command that reads standard input would consume the commands that follow
         self.process.stdin.write(f"{{ {command}\n}} </dev/null\necho {END} $?\n")
         self.process.stdin.flush()
         printed = ""
@@ -56,7 +58,7 @@ class Shell:
         raise AssertionError(f"bash ended in {command!r}: {printed}")
 
     def follow(self, block: Block) -> int:
-        """Runs the block, holds what is printed against it; how many commands it has."""
+        """Runs a block and compares its output. Returns the number of commands."""
         wanted = commands(block)
         for command in wanted:
             code, printed = self.run(command.line)
@@ -74,7 +76,7 @@ class Shell:
 
 
 class Reader(Shell):
-    """In a folder of its own with what the pages' reader has, our programs among it."""
+    """A shell in a folder that contains the files that the pages mention, and vgpud's programs."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str], said: Mapping[str, str]) -> None:
         self.work = folder / "reader"
@@ -87,7 +89,7 @@ class Reader(Shell):
         super().__init__(said=said, folder=self.work, environment=ours, files=[line])
 
     def program(self, name: str, script: str) -> None:
-        """One that this bash finds before any other of the name."""
+        """Installs a program that this bash finds before others of the same name."""
         path = self.work / "bin" / name
         path.write_text(f"#!/bin/sh\n{script}\n")
         path.chmod(0o755)

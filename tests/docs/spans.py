@@ -1,9 +1,10 @@
-"""What sentences name to type, and what is typed for it; and the short list of what nobody types here.
+"""Commands that sentences of the docs name, with the command that a test runs for each, and a short list of
+commands that no test runs.
 
-A span that a block of some page types, or begins as one does, is in none of these tables.
+A command that some page's block contains, or begins with, is in none of these tables.
 """
 
-#: On the simulated node, where $HELD is an allocation, $PID a process of it, and $CLIENT one under MPS.
+#: Run on the simulated node. $HELD is an allocation, $PID a process of it, and $CLIENT a process under MPS.
 ON_NODE = {
     "vgpuctl run --memory 8GiB --cores 25 -- PROGRAM": "vgpuctl run --memory 8GiB --cores 25 -- true",
     "vgpuctl resize ALLOCATION --cores N": "vgpuctl resize $HELD --cores 30",
@@ -25,7 +26,7 @@ ON_NODE = {
     'eval "$(vgpuctl alloc --memory 8GiB -o env)"': 'eval "$(vgpuctl alloc --memory 8GiB -o env)"'
     ' && vgpuctl release "$VGPU_ALLOCATION"',
 }
-#: In the machine of tests/packaging, as root.
+#: Run as root on the machine of tests/packaging.
 ON_MACHINE = {
     "systemctl edit vgpud": "SYSTEMD_EDITOR=/tmp/editor script -qec 'systemctl edit vgpud' /dev/null"
     " && systemctl cat vgpud | grep AF_INET6 && systemctl revert vgpud",
@@ -38,11 +39,12 @@ ON_MACHINE = {
     " rm /etc/vgpud/conf.d/60-kubelet.toml",
     "journalctl -x": "journalctl -x -u vgpud | grep 'Subject: vgpud serves'",
     "journalctl -u vgpud -n 50": "journalctl -u vgpud -n 50",
-    "journalctl -k -g NVRM": "journalctl -k -g NVRM || true",  # 1: no such line, and there is no card
+    # the status is 1 without such lines, because the machine has no GPU
+    "journalctl -k -g NVRM": "journalctl -k -g NVRM || true",
     "journalctl VGPUD_UID=1000": "journalctl VGPUD_UID=1000",
     "usermod -aG vgpu USER": "usermod -aG vgpu alice",
 }
-#: Words of a sentence that only begin like a command, or name a program's part.
+#: Code spans that only begin like a command, or name a part of a program.
 MENTIONS = {
     "dpkg -i",
     "docker exec",
@@ -56,11 +58,12 @@ MENTIONS = {
 _CARD = "needs a real card"
 _LONG = "measures for minutes"
 _SUITE = "is the suite, or is run by a test of it by other words"
-#: Spans and commands of `checkout` blocks that no test types, each with why; what they name is there.
+#: Commands of sentences and `checkout` blocks that no test runs, each with the reason. The files that they
+#: name exist.
 NOT_RUN = {
     "./dev shell": _SUITE,
     "kubectl apply -k configs/kubernetes": "is rendered by tests/kubelet/test_manifests.py",
-    "./dev demo": _SUITE,  # tests/demo
+    "./dev demo": _SUITE,  # run by tests/demo
     "./dev test": _SUITE,
     "./dev test tests/planner": _SUITE,
     "./dev test -k suspended": _SUITE,
@@ -75,9 +78,9 @@ NOT_RUN = {
     "./dev coverage": _SUITE,
     "./dev coverage --pure": _SUITE,
     "./dev build": _SUITE,
-    "./dev deb": _SUITE,  # tests/packaging
+    "./dev deb": _SUITE,  # run by tests/packaging
     "./dev deb --system-compiler": _SUITE,
-    "./dev deb --arch arm64": _SUITE,  # tests/packaging/cross.py
+    "./dev deb --arch arm64": _SUITE,  # run by tests/packaging/cross.py
     "pytest tests/slurm": _SUITE,
     "python native/libvgpu/portable.py --out FOLDER --machine aarch64": _SUITE,
     "python -m tests.gpu.compute_programs --build build/native --out F --seconds 2": _CARD,

@@ -20,7 +20,7 @@ def purpose(room: str) -> str:
 
 
 def rooms_table() -> str:
-    """Rooms in an order in which each imports only from rooms above it."""
+    """The rooms in an order in which each imports only from rooms above it."""
     inner = {f"node/{room}": {f"node/{r}" for r in below} for room, below in NODE_MAY_IMPORT.items()}
     rows = [
         f"| `{room}` | {', '.join(f'`{r}`' for r in sorted(below[room])) or '-'} | {purpose(room)} |"
@@ -46,7 +46,9 @@ def in_order(table: dict[str, set[str]]) -> list[str]:
 
 
 def states_picture() -> str:
-    """TABLE as a state diagram of Mermaid. The page's text describes releases and repairs."""
+    """TABLE as a state diagram in Mermaid. Releases and repairs are left out, because the page's text
+    describes them.
+    """
     arrows = defaultdict(list)
     for (start, change), end in TABLE.items():
         if change not in (Change.REPAIRED, Change.RELEASE):
@@ -68,7 +70,7 @@ def test_each_path_on_the_map_exists() -> None:
     assert [path for path in paths if path != "vgpud/lease_layout.py" and not (ROOT / path).exists()] == []
 
 
-if __name__ == "__main__":  # python -m tests.docs.test_architecture: writes the table and the picture anew
+if __name__ == "__main__":  # python -m tests.docs.test_architecture: writes table and picture into the page
     page = PAGE.read_text()
     for name, new in (("rooms", rooms_table()), ("states", states_picture())):
         marked = f"<!-- {name} -->\n{new}\n<!-- /{name} -->"

@@ -1,4 +1,4 @@
-"""docs/metrics.md names each change that vgpud makes by itself, and the file that writes its audit line."""
+"""docs/metrics.md lists each change that vgpud makes by itself, with the file that writes its audit line."""
 
 import ast
 import re
@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-REASONED = ("because", "by_itself")  # functions of vgpud.audit that give a reason for any change
+REASONED = ("because", "by_itself")  # functions of vgpud.audit that take the reason of a change
 
 
 def table() -> list[tuple[str, str]]:
-    """The changes and the file of each row."""
+    """The changes and the file of each row in docs/metrics.md."""
     page = (ROOT / "docs" / "metrics.md").read_text()
     rows = page.split("<!-- automatic -->")[1].split("<!-- /automatic -->")[0]
     found = re.findall(r"^\| ([^|`]+) \| [^|]+ \| `([^`]+)` \|$", rows, re.MULTILINE)
@@ -18,7 +18,7 @@ def table() -> list[tuple[str, str]]:
 
 
 def calls() -> Iterator[tuple[str, str, str]]:
-    """Function of vgpud.audit, name of the change ("" if the call gives none), and file."""
+    """For each call: function of vgpud.audit, name of the change ("" if it is not given), and file."""
     for path in sorted((ROOT / "vgpud").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if (

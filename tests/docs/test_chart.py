@@ -1,4 +1,4 @@
-"""The chart on the front page is drawn from the recorded figures."""
+"""The chart on the front page agrees with the recorded figures."""
 
 from tests.docs.chart import PICTURE, chart
 

@@ -1,7 +1,7 @@
-"""Every command of the pages that is typed on a node, run on a simulated one: what they promise is printed.
+"""Runs every command of the pages that is meant for a node on a simulated one, and compares the output.
 
-A `toml` block that begins with `version` becomes the node's policy; one of cases is what the page calls
-CASES.toml. A page gives back what it takes: the pages share one daemon.
+A `toml` block that begins with `version` becomes the node's policy. One with cases becomes the page's
+CASES.toml. All pages share one daemon, so that a page releases its allocations.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from tests.e2e.conftest import NodeMaker, make_shared_node  # noqa: F401 - a fix
 from tests.e2e.support import eventually
 from vgpud.policy.load import check
 
-# the pages show what a node's administrator types
+# the pages show commands of a node's administrator
 pytestmark = [pytest.mark.xdist_group("docs-console"), needs("root")]
 
 
@@ -53,7 +53,8 @@ def shell(node: DemoNode, tmp_path: Path) -> Iterator[Reader]:
             left.unlink()
         Path(node.environment["VGPUD_CONFIG"]).write_text(POLICY)
         node.ctl("policy", "reload")
-        if kept := node.ctl("ls", "-o", "name").stdout.split():  # the page failed: the next has a free node
+        # after a page that failed: frees the node for the next page
+        if kept := node.ctl("ls", "-o", "name").stdout.split():
             node.ctl("release", "--force", *kept)
 
 
@@ -64,7 +65,7 @@ def policy(text: str, node: DemoNode) -> None:
 
 
 def pages() -> list[ParameterSet]:
-    """A page that calls curl has its condition."""
+    """The pages as parameters. One that calls curl has the condition `curl`."""
     marks = {page: [needs("curl")] if "$ curl " in page.read_text() else [] for page in pages_of("")}
     return [pytest.param(page, marks=mark, id=name_of(page)) for page, mark in marks.items()]
 

@@ -1,8 +1,9 @@
-"""What the pages type beside container engines, Slurm and a cluster: with the real programs where they are.
+"""Runs the pages' commands beside container engines, Slurm and a cluster, with the real programs if they are
+installed.
 
-Stand-ins, which check what they are given: docker (only `run` with a runtime of the page's daemon.json, by
-Podman), the API server behind `kubectl apply` (every object has a published shape), and IMAGE, a file
-system whose program fails where it finds no lease.
+Replaced are: docker (only `run` with a runtime of the page's daemon.json, by Podman), the API server behind
+`kubectl apply` (each object is checked against its published shape), and IMAGE (a file system whose program
+fails without a lease).
 """
 
 import base64
@@ -29,7 +30,7 @@ from tests.simnode import ROOT
 from tests.slurm.conftest import Cluster, cluster  # noqa: F401 - a fixture
 
 EXAMPLES = "/usr/share/doc/vgpud/examples"
-CDI = Path("/var/run/cdi")  # the only folder that Podman's version of Debian 12 looks into, with /etc/cdi
+CDI = Path("/var/run/cdi")  # Podman of Debian 12 reads only this folder and /etc/cdi
 PODMAN = """
 mkdir -p {cdi} && for spec in {specs}/*.json; do [ ! -e "$spec" ] || ln -sf "$spec" {cdi}; done
 case "$1 $2" in
@@ -105,7 +106,7 @@ def test_slurm(page: Path, job: Reader, cluster: Cluster) -> None:  # noqa: F811
     for block in in_place(page, "slurm"):
         for line in re.findall(r"^\$ .*\n(?:[^$].*\n)*", block.text, re.MULTILINE):
             job.follow(replace(block, text=line))
-            # the node has one card, and the page's next job wants it whole
+            # the node has one device, and the page's next job needs all of it
             eventually(lambda: cluster.run("squeue", "-h").stdout == "", "the job has ended")
             eventually(lambda: not states(cluster.node), "its allocation is given back")
     assert (job.work / "job-was-here").exists(), cluster.logs()
@@ -131,7 +132,7 @@ def test_kubernetes(page: Path, tmp_path: Path) -> None:
 
 
 def apply(words: list[str]) -> str | None:
-    """Stands in for the API server: what is wrong with `-f FILE ...`, if anything is."""
+    """Replaces the API server. Returns the mistakes in `-f FILE ...`, or None."""
     if not words or words[::2] != ["-f"] * (len(words) // 2):
         return f"only -f FILE ... is known, not {words}"
     for path in words[1::2]:

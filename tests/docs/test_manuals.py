@@ -1,4 +1,4 @@
-"""Manual pages: made, whole, and without a complaint of the programs that read them."""
+"""Manual pages: generated, complete, and read by man and mandoc without warnings."""
 
 import re
 import subprocess
@@ -26,7 +26,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def text(made: Path, name: str) -> str:
-    """What is read, without the marks."""
+    """The page's text without roff's markup."""
     raw = (made / "man" / name).read_text()
     return re.sub(r"\\f[BIR]", "", raw).replace("\\-", "-").replace("\\&", "").replace("\\e", "\\")
 
@@ -89,7 +89,7 @@ def test_runtime_has_the_annotations_of_the_containers_page(made: Path) -> None:
 def test_mandoc_has_no_complaint(made: Path, name: str) -> None:
     asked = ["mandoc", "-Tlint", "-Wwarning", str(made / "man" / name)]
     said = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=300).stdout
-    # a page without a date is the same whenever it is made
+    # pages have no date, so that each build is the same
     assert [line for line in said.splitlines() if "missing date" not in line] == []
 
 

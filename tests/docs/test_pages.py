@@ -1,4 +1,4 @@
-"""Every command of every page is run by a test, or listed with why not; every link leads somewhere."""
+"""Every command of every page is run by a test or listed with a reason, and every link has a target."""
 
 import importlib.util
 import json
@@ -33,7 +33,7 @@ TABLES = (ON_NODE, ON_MACHINE, NOT_RUN, MENTIONS)
 
 
 def typed() -> set[str]:
-    """Every command that a block types where it is run, with what it is a pipe or a list of."""
+    """Every command in blocks that are run, also as a part of a pipe or a list."""
     found = set()
     for page in PAGES:
         for block in blocks(page):
@@ -48,7 +48,7 @@ def begins(span: str, run: set[str]) -> bool:
 
 
 def named() -> Iterator[tuple[Path, str]]:
-    """What sentences name, and what is typed in a checkout."""
+    """Commands that sentences name, and those of `checkout` blocks."""
     for page in PAGES:
         yield from ((page, plain(span).replace("\\|", "|")) for span in spans(page))
         for block in blocks(page):
@@ -87,13 +87,13 @@ def test_every_block_has_a_language(page: Path) -> None:
             assert block.language == "text" or at_start == [], (
                 f"to be typed, but in no console block: {block}"
             )
-    # four blanks make a block too, one that nobody would run
+    # four spaces also make a code block, which no test would run
     assert [line for line in prose(page).splitlines() if line.startswith("    ")] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_the_content_of_each_block_parses(page: Path, tmp_path: Path) -> None:
-    """A policy, or a part of one, by vgpud itself."""
+    """A `toml` block is a policy, or part of one, and is checked by vgpud itself."""
     for block in blocks(page):
         if block.language == "json":
             json.loads(block.text)
@@ -103,7 +103,8 @@ def test_the_content_of_each_block_parses(page: Path, tmp_path: Path) -> None:
             compile(block.text, page.name, "exec")
         elif block.language == "toml":
             tables = tomllib.loads(block.text)
-            if not {"plugins", "node"} & tables.keys():  # containerd's, and cases
+            # not containerd's configuration, and not policy cases
+            if not {"plugins", "node"} & tables.keys():
                 whole = block.text if "version" in tables else f"version = 1\n{block.text}"
                 (tmp_path / "policy.toml").write_text(whole)
                 try:
@@ -143,7 +144,7 @@ def test_names_in_commands_that_are_not_run_exist(command: str) -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """As GitHub makes them of headings."""
+    """The anchors that GitHub makes from headings."""
     heads = re.findall(
         r"^#+ +(.*?) *$", re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S), re.M
     )

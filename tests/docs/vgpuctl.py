@@ -1,8 +1,8 @@
 """Runs vgpuctl in a fork of a process that has its imports (tests/prepared.py).
 
-    python -IS vgpuctl.py LINE [ARGUMENTS]     LINE: the descriptor of tests/prepared.py's line_to()
+python -IS vgpuctl.py LINE [ARGUMENTS] LINE: the descriptor of tests/prepared.py's line_to()
 
-It ends as vgpuctl ends.
+It exits as vgpuctl does.
 """
 
 import json

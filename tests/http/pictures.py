@@ -1,7 +1,8 @@
-"""`python -m tests.http.pictures`: the pictures in docs/images that need a node, a Prometheus and a browser.
+"""`python -m tests.http.pictures`: draws the pictures in docs/images that need a node, a Prometheus and a
+browser.
 
-A simulated node with tenants is scraped for a minute; then the status page is photographed, and every
-panel of the Grafana dashboard is drawn from what Prometheus answers to the panel's own query.
+A simulated node with tenants is scraped for a minute; then a browser takes a screenshot of the status page,
+and every panel of the Grafana dashboard is drawn from Prometheus' answer to the panel's query.
 """
 
 import json
@@ -86,7 +87,7 @@ def panels(base: str, seconds: float) -> str:
         unit = panel["fieldConfig"]["defaults"]["unit"]
         series: dict[str, list[tuple[float, float]]] = {}
         for target in panel["targets"]:
-            # a minute was recorded, so rates are taken over less than on the dashboard
+            # only a minute was recorded, so that rates are taken over less time than on the dashboard
             expression = (
                 target["expr"].replace("$instance", ".*").replace("[5m]", "[20s]").replace("[1m]", "[20s]")
             )
@@ -107,7 +108,7 @@ def panels(base: str, seconds: float) -> str:
 
 
 def populate(node: DemoNode) -> list[Tenant]:
-    """Tenants hold little memory, because it is the host's own."""
+    """Starts tenants that hold little memory, because simulated memory is the host's."""
     probe = str(BUILD / "bin" / "vgpu-probe")
     tenants = []
 
@@ -128,7 +129,7 @@ def populate(node: DemoNode) -> list[Tenant]:
 
 
 def churn(node: DemoNode, seconds: float) -> None:
-    """Tenants come and go, some are refused."""
+    """Starts and ends tenants, some of which are refused."""
     choose = random.Random(1)
     end = time.monotonic() + seconds
     held: list[str] = []

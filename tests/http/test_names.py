@@ -1,4 +1,4 @@
-"""Names of users for the status page."""
+"""User names on the status page."""
 
 import asyncio
 import pwd
@@ -22,7 +22,7 @@ def test_a_user_has_the_name_of_its_account_and_a_stranger_none() -> None:
 
 
 def test_a_name_that_is_not_utf_8_can_be_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """pwd(3) gives a name in Latin-1 with surrogates, which no page can be encoded with."""
+    """pwd(3) returns a Latin-1 name with surrogates, which cannot be encoded in UTF-8."""
     account = pwd.struct_passwd(("andr\udce9", "x", 7, 7, "", "/", "/bin/sh"))
     monkeypatch.setattr(pwd, "getpwuid", lambda _: account)
     assert asyncio.run(UserNames().of([7]))[7].encode() == b"andr?"

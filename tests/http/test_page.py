@@ -1,4 +1,4 @@
-"""The page: it loads no external resource, escapes all text, draws bars to scale, and works in a browser."""
+"""The page loads no external resource, escapes all text, draws bars to scale, and works in a browser."""
 
 import asyncio
 import re
@@ -44,7 +44,7 @@ def test_text_of_tenants_is_escaped() -> None:
 
 
 def test_mig_instances_are_drawn_to_scale() -> None:
-    """Slots 0 and 4..7 of 8: an eighth at the left, and the right half."""
+    """Of eight slots, 0 and 4 to 7 are drawn: an eighth at the left, and the right half."""
     seen = observation()
     bar = device_bar(seen.devices[1], seen)
     drawn = re.findall(r"<rect class=(\w+) x=([\d.]+) width=([\d.]+)", bar)
@@ -55,7 +55,7 @@ def test_mig_instances_are_drawn_to_scale() -> None:
 
 
 def test_the_parts_of_a_divided_instance_are_drawn_beside_each_other() -> None:
-    """One and two of the three compute slices of the right half."""
+    """Instances of one and of two of the three compute slices in the right half."""
     seen = observation()
     view = seen.devices[1]
     mig = view.device.mig
@@ -163,6 +163,6 @@ def test_a_browser_draws_the_page_without_errors(tmp_path: Path) -> None:
 
     dom, log = asyncio.run(run())
     assert "<h2>Devices</h2>" in dom
-    assert dom.count("<svg") == 6 + 3 + 2 * 2  # legend, devices, tenants
+    assert dom.count("<svg") == 6 + 3 + 2 * 2  # legend, devices, allocations
     assert "Content Security Policy" not in log
     assert "CONSOLE" not in log

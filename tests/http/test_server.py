@@ -1,4 +1,4 @@
-"""HTTP from outside: which requests are answered or refused, and what a hostile peer gets."""
+"""HTTP as clients see it: which requests are answered or refused, and what a hostile peer gets."""
 
 import asyncio
 import re
@@ -136,7 +136,7 @@ def test_slow_and_talkative_peers_are_dropped(tmp_path: Path, monkeypatch: pytes
 
 
 def test_slow_peers_do_not_keep_a_scrape_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """64 silent connections once blocked the page and the metrics for all."""
+    """Before the fix, 64 silent connections blocked the page and the metrics for all users."""
     port = free_port()
     monkeypatch.setattr(http, "PEER_SECONDS", 1e6)
 
@@ -191,7 +191,7 @@ def test_a_reload_moves_the_page_to_the_new_address(tmp_path: Path) -> None:
     first, second = free_port(), free_port()
 
     async def work(doors: Doors) -> None:
-        # the same address may change from figures to page
+        # an address may change from metrics to the page
         (await doors.prepare(policy(page=first, figures=second)))(True)
         assert b"text/html" in await say(get("/"), first)
         assert status(await say(get("/"), second)) == 404
@@ -246,7 +246,9 @@ HEADS = (
     )
 )
 def test_whatever_a_peer_sends_is_answered_or_refused(head: bytes) -> None:
-    """Raises no exception, and never serves the page under a host name that is not this host's."""
+    """For any request the server raises no exception, and does not serve the page under another
+    host's name.
+    """
 
     async def page() -> http.Response:
         return http.Response(b"secret")

@@ -1,4 +1,4 @@
-"""A JSON Schema of CDI specs, written from the specification 0.5.0 (SPEC.md): unknown fields are errors."""
+"""A JSON Schema of CDI specs, written from the specification 0.5.0 (SPEC.md). Unknown fields are errors."""
 
 from typing import Any
 

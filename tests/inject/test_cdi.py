@@ -38,7 +38,7 @@ def test_a_written_spec_contains_the_edits(tmp_path: Path) -> None:
         "major": 195,
         "minor": 0,
     }
-    # a runtime refuses a container whose device node it cannot find
+    # a runtime refuses a container if a device node is missing
     assert len(edits["deviceNodes"]) == 1
     assert [m["options"][0] for m in edits["mounts"]] == ["rw", "ro"]
     assert path.stat().st_mode & 0o777 == 0o644
@@ -46,7 +46,7 @@ def test_a_written_spec_contains_the_edits(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "version"), [("abc", "0.3.0"), ("1bc", "0.5.0")])
 def test_a_spec_has_the_lowest_version_that_covers_it(name: str, version: str) -> None:
-    """SPEC.md: device names that start with a digit came with 0.5.0."""
+    """SPEC.md: device names that begin with a digit need version 0.5.0."""
     assert cdi.build_spec(allocation(name))["cdiVersion"] == version
 
 
@@ -62,7 +62,7 @@ def test_listing_and_removing(tmp_path: Path) -> None:
 
 
 def test_no_half_written_file_is_ever_visible(tmp_path: Path) -> None:
-    """A spec that does not validate leaves no file that a runtime reads."""
+    """An invalid spec leaves no file that a runtime would read."""
     bad = replace(allocation(), edits=Edits())
     with pytest.raises(VgpuError) as refused:
         cdi.write_spec(tmp_path, bad)

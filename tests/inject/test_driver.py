@@ -1,4 +1,4 @@
-"""The driver's files, found on prepared trees and through a stand-in for NVIDIA's tool."""
+"""The driver's files, found in prepared folders and through a replacement of NVIDIA's tool."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ VERSION = "580.159.04"
 
 @pytest.fixture
 def libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A driver's folder, as a package installs it, where ld.so looks first; without NVIDIA's tools."""
+    """A driver's folder as a package installs it, first in the loader's path, without NVIDIA's tools."""
     folder = tmp_path / "lib"
     folder.mkdir()
     for name in ("libcuda", "libnvidia-ml", "libnvidia-ptxjitcompiler"):
@@ -27,7 +27,7 @@ def libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def by_name(found: DriverFiles) -> dict[str, str]:
-    """Host path by container path, both reduced to their last names."""
+    """Host file name -> container file name, both without folders."""
     return {Path(m.container_path).name: Path(m.host_path).name for m in found.mounts}
 
 

@@ -35,7 +35,7 @@ def test_an_oci_config_gets_environment_mounts_and_devices() -> None:
     assert after["process"]["env"] == ["PATH=/bin", "LD_PRELOAD=/image/own.so", "CUDA_VISIBLE_DEVICES=GPU-1"]
     (device,) = after["linux"]["devices"]
     assert (device["path"], device["type"], device["major"], device["minor"]) == ("/dev/nvidia0", "c", 195, 0)
-    # the rule that closes all devices stays before those that open ours
+    # the rule that denies all devices stays before the rules that allow vgpud's
     assert [rule["allow"] for rule in after["linux"]["resources"]["devices"]] == [False, True]
     assert after["annotations"] == {"vgpud.io/prepared": "a1"}
 

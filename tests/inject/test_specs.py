@@ -1,4 +1,4 @@
-"""Specs of every shape against the schema, and how a container's own files are left alone."""
+"""Specs of every shape are valid by the schema, and leave the container's own files unchanged."""
 
 import json
 from pathlib import Path
@@ -62,7 +62,7 @@ def hooks_of(edits: Edits, driver: DriverFiles, hook: HookProgram | None) -> lis
 
 
 def test_the_image_keeps_its_own_preloads() -> None:
-    """With a hook the library is added to the image's preloads; LD_PRELOAD would replace them."""
+    """A hook adds the library to the image's preloads, which LD_PRELOAD would replace."""
     (device,) = cdi.build_spec(held(PRELOAD), DriverFiles(), HOOK)["devices"]
     assert device["containerEdits"]["env"] == ["A=1"]
     (hook,) = hooks_of(PRELOAD, DriverFiles(), HOOK)
@@ -76,7 +76,9 @@ def test_the_image_keeps_its_own_preloads() -> None:
 
 
 def test_hooks_set_their_own_environment() -> None:
-    """Where a hook has none, runc gives it the container's: the image's LD_PRELOAD, as root, on the host."""
+    """runc gives a hook without an environment the container's: the image's LD_PRELOAD would be loaded as
+    root on the host.
+    """
     for hook in hooks_of(PRELOAD, DriverFiles(), HOOK):
         assert hook["env"] and not any(str(e).startswith("LD_") for e in hook["env"])
 

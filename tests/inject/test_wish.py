@@ -1,4 +1,4 @@
-"""What containers ask for, from annotations and environment."""
+"""Requests of containers, from annotations and environment."""
 
 from typing import Any
 
@@ -53,9 +53,9 @@ def test_every_word_by_annotation_and_by_environment() -> None:
         container({"vgpud.io/label": "no more than a name"}),
         container({"vgpud.io/prepared": "a1", "other.io/memory": "1GiB"}),
         container(env=["VGPU_COUNT=0"]),
-        # its CDI device was requested by name
+        # a container that names an allocation has requested its CDI device
         container(env=["VGPU_ALLOCATION=a1", "VGPU_MEMORY=1GiB"]),
-        # the pause container of a pod
+        # a pod's pause container
         container({"vgpud.io/memory": "1GiB", "io.kubernetes.cri.container-type": "sandbox"}),
         container({"vgpud.io/memory": "1GiB", "io.kubernetes.cri-o.ContainerType": "sandbox"}),
     ],
@@ -78,7 +78,7 @@ def test_a_containers_state_names_its_pod() -> None:
 
 @pytest.mark.parametrize("environment", [False, True])
 def test_an_image_adds_nothing_to_annotations_and_cancels_none(environment: bool) -> None:
-    """The attack: ENV VGPU_ALLOCATION in an image let its container start without the operator's limit."""
+    """An attack: with ENV VGPU_ALLOCATION in its image, a container started without the operator's limit."""
     image = ["VGPU_MEMORY=100GiB", "VGPU_CORES=30", "VGPU_ALLOCATION=x"]
     config = container({"vgpud.io/memory": "1GiB"}, image)
     assert wish_of(config, environment) == Wish(memory_bytes=GIB)

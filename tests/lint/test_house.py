@@ -1,4 +1,4 @@
-"""The rules of the house: what a room may import, how long a function is, what no file may name."""
+"""The rules of the house: imports between rooms, length of functions, names that no file may contain."""
 
 import ast
 import subprocess
@@ -13,8 +13,8 @@ from vgpud.model.log_event import LogEvent
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# DESIGN's table: a room may import from these rooms, and from itself. `ctl` reads policy files for
-# `policy check`, and asks the planner for `policy test`: both must work without a daemon.
+# The table of DESIGN: each room may import from these rooms, and from itself. `ctl` reads policy files for
+# `policy check` and calls the planner for `policy test`, because both work without a daemon.
 MAY_IMPORT: dict[str, set[str]] = {
     "model": set(),
     "api": {"model"},
@@ -59,7 +59,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 TOP = {"daemon", "__main__", "__init__"}
 
-# the rooms within `node`; the files of the folder itself join them, and may import all of them
+# rooms within `node`; files directly in node/ may import all of them
 NODE_MAY_IMPORT: dict[str, set[str]] = {
     "store": set(),
     "devices": {"store"},
@@ -67,7 +67,7 @@ NODE_MAY_IMPORT: dict[str, set[str]] = {
     "view": {"store", "devices"},
 }
 
-# the pure middle: no clock, no files, no processes, no NVML
+# rooms without clock, files, processes and NVML
 PURE = ("model", "planner", "stacks")
 IMPURE_MODULES = {
     "os",
@@ -105,7 +105,7 @@ def tree(path: Path) -> ast.Module:
 
 @cache
 def imports_of(path: Path) -> set[str]:
-    """Dotted names, absolute; relative imports are resolved against the module's package."""
+    """Absolute dotted names of the imports. Relative imports are resolved against the module's package."""
     names: set[str] = set()
     package = ".".join(path.relative_to(ROOT).with_suffix("").parts[:-1])
     for node in ast.walk(tree(path)):
@@ -152,18 +152,20 @@ def test_the_middle_is_pure() -> None:
     assert wrong == []
 
 
-MOST_LINES = 59  # of a function
+MOST_LINES = 59  # maximum lines of a function
 
 
 def python_functions(path: Path) -> Iterator[tuple[str, int]]:
-    """Name and lines of each."""
+    """Name and number of lines of each function."""
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node.name, (node.end_lineno or node.lineno) - node.lineno + 1
 
 
 def c_functions(path: Path) -> Iterator[tuple[str, int]]:
-    """Signature and lines of each: clang-format puts only a function's braces at the beginning of a line."""
+    """Signature and number of lines of each function. With clang-format, only a function's braces are at the
+    beginning of a line.
+    """
     begin, lines = None, path.read_text().splitlines()
     for number, line in enumerate(lines):
         if line == "{":
@@ -186,7 +188,7 @@ def module_name(path: Path) -> str:
 
 
 def test_no_module_imports_itself_by_others() -> None:
-    """An import within a function counts: a circle that is put off is one."""
+    """Imports inside functions count, because a deferred circular import is circular as well."""
     names = {module_name(path): path for path in modules()}
     imported: dict[str, set[str]] = {}
     for name, path in names.items():
@@ -206,7 +208,7 @@ def test_nothing_of_nvidia_is_committed() -> None:
 
 
 def test_libvgpu_keeps_its_hands_off() -> None:
-    """PEERS: never exit, abort, umask, signal or sigaction inside a tenant's process."""
+    """libvgpu never calls exit, abort, umask, signal or sigaction inside a tenant's process."""
     forbidden = {"exit", "_exit", "abort", "umask", "signal", "sigaction"}
     for path in (ROOT / "native" / "libvgpu").rglob("*.c"):
         words = set(path.read_text().replace("(", " ( ").split())
@@ -214,7 +216,7 @@ def test_libvgpu_keeps_its_hands_off() -> None:
         assert not calls, f"{path.name} calls {calls}"
 
 
-# what changes the book, the ledger's allocations and events, or reaches watchers
+# methods that change the book or the ledger's allocations and events, or publish to watchers
 WRITES = {
     "book": {"add", "remove", "replace"},
     "ledger": {"intent", "commit", "forget", "rebind", "mark", "unmark", "event", "set_boot_id"},
@@ -242,8 +244,8 @@ def test_only_the_store_writes_allocations() -> None:
     assert [line for path in modules() if path != store for line in writes_of(path)] == []
 
 
-# what runs in the event loop: its time is `vgpud.clock`, which a test can turn. Elsewhere threads and short
-# programs wait for the kernel, and a duration that is only measured is one of `perf_counter`
+# Rooms whose code runs in the event loop. They read time from `vgpud.clock`, which tests simulate. Threads
+# and short programs may wait for the kernel. A duration that is only measured comes from `perf_counter`.
 LOOPS = ("node", "serve", "modes", "http")
 ON_THREADS = {
     "modes/gpu_use.py",
@@ -264,7 +266,7 @@ def test_the_loops_of_the_daemon_have_one_clock() -> None:
 
 
 def imports_and_attributes(path: Path) -> set[str]:
-    """Dotted names of two parts that the module writes, and what it imports."""
+    """Dotted names of two parts in the module, and its imports."""
     found = set(imports_of(path))
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
@@ -273,7 +275,7 @@ def imports_and_attributes(path: Path) -> set[str]:
 
 
 def test_log_events_come_from_one_enum() -> None:
-    """Operators search and alert by event names. `event` is a parameter of this type."""
+    """Operators search and alert by event names. `event` is a parameter of type LogEvent."""
     levels = {f"log.{level}" for level in ("debug", "info", "warning", "error", "exception", "critical")}
     others = []
     for path in modules():
@@ -286,7 +288,7 @@ def test_log_events_come_from_one_enum() -> None:
 
 
 def test_each_log_event_is_used() -> None:
-    names = {event.name for event in LogEvent} - {"AUDIT"}  # built in place
+    names = {event.name for event in LogEvent} - {"AUDIT"}  # the event of audit lines is built elsewhere
     used = {
         node.attr
         for path in modules()

@@ -1,4 +1,4 @@
-"""The linters are tests: what they refuse does not land."""
+"""The linters run as tests, so that code with findings is not merged."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""The native files call downwards only: by the symbols of their objects, no circle and no way up."""
+"""Native files call downwards only: the symbols of their objects show no circle and no call upwards."""
 
 import subprocess
 from collections import defaultdict
@@ -13,12 +13,12 @@ Graph = dict[str, set[str]]
 
 @dataclass(frozen=True)
 class Part:
-    """A library or program: where its sources and objects are, and its folders from the lowest."""
+    """A library or program: the folders of its sources and objects, and its layers from the lowest."""
 
     sources: str
     objects: str
     layers: tuple[str, ...] = ()
-    generated: tuple[tuple[str, str], ...] = ()  # file name and the folder that it counts as
+    generated: tuple[tuple[str, str], ...] = ()  # (file name, the folder that it counts as)
 
 
 PARTS = {
@@ -37,7 +37,9 @@ PARTS = {
 
 
 def objects(part: Part) -> dict[str, Path]:
-    """By file: what the compiler made of it. An object whose source has gone or moved is an old build's."""
+    """Source file -> object file. Objects without a source are left over from an old build, and are
+    skipped.
+    """
     folder = ROOT / "build" / "native" / part.objects
     sources = ROOT / "native" / part.sources
     generated = {name for name, _ in part.generated}
@@ -47,7 +49,7 @@ def objects(part: Part) -> dict[str, Path]:
 
 
 def edges(part: Part) -> Graph:
-    """By file: the files that define what it refers to, calls and data alike."""
+    """File -> the files that define the functions and data that it refers to."""
     owner: dict[str, str] = {}
     wanted: defaultdict[str, set[str]] = defaultdict(set)
     for name, path in objects(part).items():
@@ -65,13 +67,15 @@ def edges(part: Part) -> Graph:
 
 
 def heights(part: Part) -> dict[str, int]:
-    """By file: how high its folder is."""
+    """File -> the height of its layer."""
     folders = {name: name.split("/")[0] for name in objects(part) if "/" in name} | dict(part.generated)
     return {name: part.layers.index(folder) for name, folder in folders.items() if part.layers}
 
 
 def circles(graph: Graph) -> list[str]:
-    """What is left when files that nothing left calls, or that call nothing left, are taken away."""
+    """The files in circles: removes files that call no remaining file or are called by none, until nothing
+    changes.
+    """
     left = {name: set(below) for name, below in graph.items() if below}
     while True:
         called = {name for below in left.values() for name in below}

@@ -1,7 +1,7 @@
-"""No parser of others' bytes runs on the event loop, where all callers wait for it: a look at the code.
+"""No parser of foreign bytes runs on the event loop, where all callers would wait: checked in the source.
 
-Each use of a parser is in the table, with what keeps it off the loop or its input small. A new use fails
-until it is there.
+The table has each use of a parser, with the reason why it is off the loop or its input is small. A new use
+fails until the table has it.
 """
 
 import ast
@@ -23,24 +23,24 @@ PARSERS = {
     "literal_eval",
     "fromstring",
 }
-# the daemon's rooms; vgpuctl reads its own user's files in its own process
+# the daemon's rooms; vgpuctl parses its own user's files in its own process
 ROOMS = {"api", "audit", "daemon", "http", "hardware", "inject", "lease", "ledger", "logs", "metrics",
          "model", "modes", "node", "planner", "policy", "serve", "settings", "units"}  # fmt: skip
 THREAD, SMALL, OWN = "in a thread", "of a bounded input", "of root's or vgpud's own file, or the kubelet's"
 WHERE = {
-    "vgpud/hardware/engine_probe.py": OWN,  # the output of vgpu-engine-probe
+    "vgpud/hardware/engine_probe.py": OWN,  # reads the output of vgpu-engine-probe
     "vgpud/inject/cdi.py": OWN,
     "vgpud/inject/driver.py": OWN,
-    "vgpud/inject/oci.py": THREAD,  # RuntimeDoor._aside
-    "vgpud/inject/wish.py": THREAD,  # and 32 characters
-    "vgpud/planner/layouts.py": SMALL,  # the first 32 characters of a word
-    "vgpud/planner/refuse.py": SMALL,  # a profile's name, 256 characters
-    "vgpud/planner/select.py": SMALL,  # a UUID, 256 characters
+    "vgpud/inject/oci.py": THREAD,  # called by RuntimeDoor._aside
+    "vgpud/inject/wish.py": THREAD,  # also limited to 32 characters
+    "vgpud/planner/layouts.py": SMALL,  # reads the first 32 characters of a word
+    "vgpud/planner/refuse.py": SMALL,  # a profile's name has at most 256 characters
+    "vgpud/planner/select.py": SMALL,  # a UUID has at most 256 characters
     "vgpud/policy/locate.py": OWN,
     "vgpud/policy/source.py": OWN,
     "vgpud/policy/words.py": OWN,
     "vgpud/lease/engines.py": OWN,
-    "vgpud/serve/calls.py": SMALL,  # MAX_REQUEST_BYTES of serve/server.py
+    "vgpud/serve/calls.py": SMALL,  # bounded by MAX_REQUEST_BYTES of serve/server.py
     "vgpud/serve/dra/plugin.py": OWN,
     "vgpud/serve/kubelet/plugin.py": OWN,
     "vgpud/serve/kubelet/wire.py": OWN,
@@ -64,7 +64,7 @@ def test_each_parser_of_others_bytes_is_off_the_loop_or_reads_little() -> None:
 
 
 def test_config_json_is_read_by_the_door_in_its_thread_alone() -> None:
-    """What reads a container's config.json is named in two places: where it is, and as the thread's work."""
+    """Functions that read config.json are called only in the thread's part of the door."""
     door = ast.parse((ROOT / "vgpud/serve/runtime.py").read_text())
     work = {"parsed", "wish_of", "ignored_by", "check_shape", "owner_of", "pod_of"}
     readers = {

@@ -1,9 +1,9 @@
-"""Grafana's own types of a dashboard, fetched once (tests/sim/outside.py) and never committed.
+"""Grafana's own dashboard types, fetched once (tests/sim/outside.py) and never committed.
 
-Grafana publishes its dashboard schema as TypeScript (npm: @grafana/schema), so the compiler is what judges:
-the dashboard becomes a literal of the schema's types, in which a wrong type, a missing field and a field that
-the schema does not know are errors. A panel's options and field settings are `unknown` in Panel, and are held
-against their panel's own types. Prometheus' query is in another package; its fields are named here.
+Grafana publishes its dashboard schema in TypeScript (npm: @grafana/schema), so that the TypeScript compiler
+can check: the dashboard becomes a literal of the schema's types. A wrong type, a missing field and an unknown
+field are errors. A panel's options and field settings are `unknown` in Panel, and are checked by their
+panel's own types. Prometheus' query is in another package; its fields are listed here.
 """
 
 import json
@@ -16,7 +16,7 @@ from tests.sim import outside
 PACKAGES = ("@grafana/schema@13.2.3", "typescript@5.9.3")
 COMPILE_SECONDS = 120
 
-#: Enums by their values, as JSON has them.
+#: Replaces enums by their values, as JSON has them.
 HEAD = """
 import type { DataQuery, Dashboard, FieldConfigSource, GraphFieldConfig, Panel } from '@grafana/schema';
 import type * as stat from 'kinds/stat/panelcfg/x/types.gen';
@@ -51,7 +51,9 @@ _OPTIONS = {
 
 
 def fetch() -> Path | None:
-    """A folder with the schema and a compiler; None without npm's registry (the reason: `outside.why`)."""
+    """A folder with the schema and a compiler. If npm's registry cannot be reached, returns None, and
+    `outside.why` has the reason.
+    """
     return outside.once(outside.OUTSIDE / "grafana", _install)
 
 
@@ -62,7 +64,7 @@ def _install(draft: Path) -> str:
 
 
 def program(dashboard: dict[str, Any]) -> str:
-    """TypeScript that compiles if, and only if, the dashboard is one by the schema."""
+    """A TypeScript program that compiles if, and only if, the dashboard agrees with the schema."""
     whole = json.dumps({**dashboard, "panels": []}, indent=1)
     panels = "\n".join(
         f"const panel{number}: Plain<{_TYPES[panel['type']]}> = {json.dumps(panel, indent=1)};"

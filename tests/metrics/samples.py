@@ -1,4 +1,4 @@
-"""An observation with one of everything: a device in each mode, one lost, tenants with every meter."""
+"""An observation with every case: a device in each mode, a lost device, tenants with every meter."""
 
 from collections import Counter
 

@@ -1,4 +1,6 @@
-"""The dashboard and the alerts: of metrics that exist, with labels that they have, as the tools take them."""
+"""Dashboard and alerts use existing metrics with existing labels, and are valid for Grafana and
+Prometheus.
+"""
 
 import copy
 import json
@@ -25,7 +27,7 @@ PROMETHEUS = ROOT / "configs" / "prometheus"
 RULES = yaml.safe_load((PROMETHEUS / "vgpud.rules.yml").read_text())
 KNOWN = {f.name: set(f.labels) for f in families.ALL}
 HISTOGRAM = "vgpud_allocation_duration_seconds"
-OTHERS = {"instance", "job"}  # Prometheus's own
+OTHERS = {"instance", "job"}  # labels that Prometheus adds
 
 
 def expressions() -> list[str]:
@@ -56,7 +58,7 @@ def test_every_label_is_one_that_the_metric_has() -> None:
 
 
 def test_the_panels_of_the_dashboard_have_ids_of_their_own_and_do_not_overlap() -> None:
-    """What Grafana's schema cannot say: ids of their own, places that do not overlap."""
+    """Rules that Grafana's schema cannot express: panels have unique ids and do not overlap."""
     panels = DASHBOARD["panels"]
     assert DASHBOARD["uid"] == "vgpud"
     assert DASHBOARD["schemaVersion"] >= 36
@@ -79,7 +81,7 @@ def test_the_panels_of_the_dashboard_have_ids_of_their_own_and_do_not_overlap() 
     assert {variable["name"] for variable in DASHBOARD["templating"]["list"]} == {"datasource", "instance"}
 
 
-#: What makes it another thing than Grafana's schema has, each at a place of its own.
+#: Mistakes that the check must find, each in another place of the dashboard.
 SPOILT: dict[str, Callable[[dict[str, Any]], object]] = {
     '"nonsense"\' does not exist': lambda it: it["panels"][2].update(nonsense=1),
     "Type '\"blue\"' is not assignable": lambda it: it["panels"][0]["options"].update(colorMode="blue"),

@@ -1,4 +1,6 @@
-"""The cheap reader tells what the thorough one tells, whatever a tenant has written."""
+"""The fast reader of lease meters returns the same figures as the complete one, whatever a tenant has
+written.
+"""
 
 import os
 import struct

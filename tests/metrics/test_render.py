@@ -1,4 +1,4 @@
-"""What Prometheus is given: names frozen, values right, and the format as its own parser reads it."""
+"""The output for Prometheus: fixed names, right values, and a format that Prometheus' parser accepts."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,7 @@ def samples(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
 
 
 def test_names_types_and_labels_are_frozen() -> None:
-    """A dashboard somewhere depends on each: change the golden file only to add to it."""
+    """Users' dashboards depend on each name. Change the golden file only by additions."""
     now = [f"{f.name} {f.kind} {','.join(f.labels)}".strip() for f in families.ALL]
     assert now == GOLDEN.read_text().splitlines()
 
@@ -115,7 +115,9 @@ def test_every_metric_is_in_the_manual() -> None:
 
 
 def test_cached_lines_are_the_lines_that_would_be_written() -> None:
-    """A tenant that counts, one that is renamed, one that goes, one that comes: each as if seen anew."""
+    """One tenant counts on, one fails, one ends and one starts: the cached lines equal lines rendered without
+    a cache.
+    """
     first = observation()
     (name, (meter, *rest)), *_ = first.metered.meters.items()
     counted = replace(meter, memory_used_bytes=meter.memory_used_bytes + 1)

@@ -66,7 +66,7 @@ def test_watchers_get_an_event_for_each_outcome_except_bound() -> None:
 
 
 def test_a_release_begins_in_every_phase() -> None:
-    """Forced releases and the repairs of a start need it."""
+    """Forced releases and repairs at a start need this."""
     assert {start for start, change in TABLE if change is Change.RELEASE} == set(Phase) - {Phase.ABSENT}
 
 

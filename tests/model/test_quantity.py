@@ -1,4 +1,4 @@
-"""Quantities are exact: a text means exactly its value, or is refused with a hint."""
+"""Quantities are exact: a text has exactly its value, or is refused with a hint."""
 
 from fractions import Fraction
 
@@ -102,7 +102,7 @@ def test_a_refused_size_is_answered_with_a_hint(text: str, sentence: str, hint: 
 
 
 def test_a_fraction_finer_than_28_digits_is_not_rounded_away() -> None:
-    # the default decimal context would round this to exactly 1 GiB
+    # the default decimal context would round this value to 1 GiB
     with pytest.raises(VgpuError, match="lies between 1073741824 and 1073741825"):
         parse_bytes("1." + "0" * 30 + "1GiB")
 

@@ -1,4 +1,4 @@
-"""The files of a lease's meters are read each time; a meter is rebuilt only if its files changed."""
+"""The files of a lease's meters are read each time. The meter is rebuilt only if a file changed."""
 
 import os
 import struct

@@ -1,4 +1,4 @@
-"""One build of the packages, and one machine that they are installed into, for all of these tests."""
+"""Fixtures: one build of the packages, and one machine with the packages, for all tests of this room."""
 
 import shutil
 import subprocess
@@ -19,21 +19,21 @@ from tests.packaging.tools import WORK, debian_root
 
 @pytest.fixture(scope="session")
 def debs() -> Path:
-    """The folder of the packages, without libvgpu for old C libraries."""
+    """The folder of the packages, which lack libvgpu for old C libraries."""
     return packages.build()
 
 
 @dataclass(frozen=True)
 class Installed:
-    """A machine with the packages on it; `before` is what its file system held without them."""
+    """A machine with the packages. `before` lists the files that it had without them."""
 
     machine: Machine
-    debs: Path  # seen in it as /debs
+    debs: Path  # the same folder as /debs in the machine
     before: frozenset[str]
     install_seconds: float
 
 
-#: What grows on a machine by itself, or is dpkg's and systemd's own record of what was.
+#: Paths that change on any running machine, or are records of dpkg and systemd.
 _NOISE: tuple[str, ...] = (
     "/proc",
     "/sys",
@@ -65,13 +65,13 @@ def listing(machine: Machine) -> frozenset[str]:
 
 @contextmanager
 def installed_on(suite: str, debs: Path) -> Iterator[Installed]:
-    """A booted machine of this release with the packages; skips where there can be none."""
+    """A booted machine of this release with the packages. Skips the test if there can be none."""
     root = debian_root(suite)
     if isinstance(root, str):
         unmet("machine", root)
     folder = Path(tempfile.mkdtemp(prefix="machine-", dir=WORK))
     shutil.rmtree(folder)
-    # as cp does: Python's copytree would read the device nodes
+    # cp copies device nodes; Python's copytree would read from them
     subprocess.run(["cp", "-a", "--reflink=auto", str(root), str(folder)], check=True)
     seen = folder.with_name(f"{folder.name}-debs")
     seen.mkdir()
@@ -85,14 +85,14 @@ def installed_on(suite: str, debs: Path) -> Iterator[Installed]:
     try:
         machine.shell("useradd -m alice; useradd -m bob")
         before = listing(machine)
-        machine.shell("sync")  # the copy of the root is not what is timed
+        machine.shell("sync")  # so that the copy of the root does not slow the timed part
         began = time.monotonic()
         machine.shell("dpkg -i /debs/*.deb")
         machine.eventually(
             lambda: machine.unit("vgpud.service", "ActiveState") == "active", "vgpud.service is active"
         )
         seconds = time.monotonic() - began
-        # from here on dpkg waits for no disk: nothing here survives anyway
+        # from here on dpkg need not sync, because the machine is temporary
         machine.shell("echo force-unsafe-io >/etc/dpkg/dpkg.cfg.d/unsafe; usermod -a -G vgpu alice")
         yield Installed(machine, seen, before, seconds)
     finally:

@@ -1,9 +1,9 @@
-"""`python -m tests.packaging.cross`: the packages for 64-bit ARM, cross-built here and tried by emulation.
+"""`python -m tests.packaging.cross`: cross-builds the packages for 64-bit ARM and runs them by emulation.
 
-Nothing of it is in the suite, for the build alone takes a minute of a core. The programs run under qemu-user:
-the arbiter, the simulated driver, and a tenant that registers with libvgpu and sees its limit. No memory is
-allocated: the simulated driver reserves 4 TiB of addresses then, and qemu 7.2 notes every page of them, which
-takes more memory than a small machine has.
+It is not part of the suite, because the build alone takes a minute on one core. The programs run under
+qemu-user: the arbiter, the simulated driver, and a tenant that registers with libvgpu and sees its limit. No
+GPU memory is allocated, because the simulated driver would reserve 4 TiB of addresses, and qemu 7.2 needs
+host memory for each of their pages.
 """
 
 import json
@@ -40,7 +40,7 @@ def emulated(program: Path, **environment: str) -> list[str]:
 
 
 class Arm:
-    """The unpacked packages, with a simulated node made by its own programs."""
+    """The unpacked packages, and a simulated node made with their programs."""
 
     def __init__(self, debs: Path, folder: Path) -> None:
         self.root = folder
@@ -56,7 +56,7 @@ class Arm:
         (self.sim / "python/vgpu_sim/location.json").write_text(json.dumps(location))
 
     def probe(self, *words: str, lease: Path | None = None) -> list[dict[str, object]]:
-        """The output of vgpu-probe on the node, line by line."""
+        """Runs vgpu-probe on the node and returns its lines."""
         environment = {"LD_LIBRARY_PATH": str(self.sim / "lib")}
         if lease is not None:
             environment |= {"LD_PRELOAD": str(self.libvgpu), "VGPU_LEASE": str(lease)}
@@ -86,7 +86,7 @@ class Arm:
 
 
 def try_out(arm: Arm) -> None:
-    """A tenant of the emulated libvgpu and arbiter sees its limit as the card."""
+    """Under the emulated libvgpu and arbiter a tenant sees its limit as the device's memory."""
     bare = arm.probe("info")[-1]
     print(f"a simulated node: {bare['count']} x {bare['name']}, {bare['total_bytes']} bytes each")
     run_dir = arm.root / "run"

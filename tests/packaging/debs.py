@@ -1,4 +1,4 @@
-"""The packages, built once for what the tree holds, and the same as a later version."""
+"""The packages, built once for each state of the tree, and the same packages as a later version."""
 
 import hashlib
 import os
@@ -26,14 +26,14 @@ def _digest() -> str:
 
 
 def build() -> Path:
-    """The folder that holds the packages of this tree."""
+    """The folder with the packages of this tree."""
     out = WORK / "debs"
     stamp = out / "of"
     wanted = _digest()
     if stamp.exists() and stamp.read_text() == wanted:
         return out
     script = ROOT / "packaging" / "deb" / "build.py"
-    # the build for old C libraries is tests/native/test_portable.py's
+    # tests/native/test_portable.py tests the build for old C libraries
     done = subprocess.run(
         [sys.executable, str(script), "--out", str(out), "--system-compiler"],
         env={**os.environ, "DEB_BUILD_OPTIONS": "noautodbgsym"},
@@ -62,14 +62,14 @@ def field(deb: Path, name: str) -> str:
 
 
 def files(deb: Path) -> dict[str, str]:
-    """Path -> rights, as `dpkg-deb -c` lists them; links with their target."""
+    """Path -> permissions, as `dpkg-deb -c` lists them. Links are listed with their target."""
     done = subprocess.run(["dpkg-deb", "-c", str(deb)], capture_output=True, text=True, check=True)
     lines = [line.split(maxsplit=5) for line in done.stdout.splitlines()]
     return {words[5].removeprefix("."): words[0] for words in lines}
 
 
 def as_later(debs: Path, folder: Path) -> str:
-    """The same packages as a later version, in `folder`; its number."""
+    """Makes the same packages with a later version number in `folder`. Returns the number."""
     old = version(debs)
     new = f"{old}+1"
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""A Debian that runs its own systemd, by systemd-nspawn, and commands inside it by nsenter."""
+"""Boots a Debian with its own systemd by systemd-nspawn, and runs commands in it by nsenter."""
 
 import os
 import shutil
@@ -13,16 +13,17 @@ BOOT_SECONDS = 60
 COMMAND_SECONDS = 120
 
 
-#: What a kernel lets root do, and systemd-nspawn's own filter does not: the engine cut takes descriptors.
+#: A system call that root may make on a host and that systemd-nspawn filters by default. Engine `cut`
+#: duplicates descriptors by it.
 _AS_A_HOST = ("--system-call-filter=pidfd_getfd",)
 
 
 class NoBoot(Exception):
-    """This system starts no machine, for a reason that is not ours."""
+    """This machine cannot boot a container, for a reason outside of vgpud."""
 
 
 class Machine:
-    """`folder` becomes the root of the machine; `debs` is seen in it as /debs. Raises NoBoot."""
+    """Boots `folder` as the machine's root, with `debs` as /debs. Raises NoBoot."""
 
     def __init__(self, folder: Path, debs: Path) -> None:
         self.root = folder
@@ -57,7 +58,7 @@ class Machine:
     def run(
         self, *words: str, user: str = "root", check: bool = True, env: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """A command inside, in a clean environment; with `check` its failure is the test's."""
+        """Runs a command in the machine with a clean environment. With `check` a failure fails the test."""
         done = subprocess.run(
             self.inside(*words, user=user, env=env),
             capture_output=True,
@@ -71,7 +72,7 @@ class Machine:
         return done
 
     def inside(self, *words: str, user: str = "root", env: Mapping[str, str] | None = None) -> list[str]:
-        """What runs the command inside, in a clean environment."""
+        """The words that run a command in the machine with a clean environment."""
         as_user = [] if user == "root" else ["runuser", "-u", user, "--"]
         path = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         named = [f"{key}={value}" for key, value in (env or {}).items()]
@@ -82,11 +83,11 @@ class Machine:
         return self.run("sh", "-ec", script, check=check).stdout.strip()
 
     def unit(self, name: str, key: str) -> str:
-        """One property of a unit, as `systemctl show` has it."""
+        """A property of a unit, as `systemctl show` prints it."""
         return self.run("systemctl", "show", "--value", "-p", key, name).stdout.strip()
 
     def eventually(self, holds: Callable[[], object], what: str, seconds: float = 300) -> None:
-        """Waits until it holds; how long it takes is not what is tested."""
+        """Waits until `holds()` is true. The bound in `seconds` only ends a test that would never finish."""
         end = time.monotonic() + seconds
         while not holds():
             if time.monotonic() > end:
@@ -95,11 +96,12 @@ class Machine:
             time.sleep(0.1)
 
     def stop(self) -> None:
-        """Ends the machine in any case."""
+        """Ends the machine, whatever its state."""
         if self.leader:
             with suppress(ProcessLookupError):
-                os.kill(self.leader, signal.SIGKILL)  # the namespace's first process, and so every other
-        self.process.kill()  # it would leave that one behind
+                # kills the first process of its pid namespace, and so all others
+                os.kill(self.leader, signal.SIGKILL)
+        self.process.kill()  # systemd-nspawn alone would leave the first process behind
         self.process.wait()
         end = time.monotonic() + 10
         while time.monotonic() < end:

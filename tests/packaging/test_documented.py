@@ -1,4 +1,4 @@
-"""What the pages have an administrator type on an installed node, typed there as root."""
+"""Runs, as root on an installed node, the commands that the pages give for an administrator."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +15,7 @@ from tests.packaging.machine import Machine
 pytestmark = [needs("machine", "debhelper", "root"), pytest.mark.xdist_group("packaging")]
 
 READER = "/tmp/reader"
-#: Files that the commands of all pages create.
+#: Files that the pages' commands create.
 MADE = "/etc/containers/oci/hooks.d/vgpud-hook.json /etc/systemd/system/vgpud.service.d"
 EDITOR = """#!/bin/sh
 printf '[Service]\\nPrivateNetwork=no\\nRestrictAddressFamilies=AF_INET AF_INET6\\n' >"$1"
@@ -24,7 +24,7 @@ printf '[Service]\\nPrivateNetwork=no\\nRestrictAddressFamilies=AF_INET AF_INET6
 
 @pytest.fixture
 def shell(installed: Installed) -> Iterator[Shell]:
-    """In a folder where build/deb is, on a machine that is as it was afterwards."""
+    """A shell in a folder that has build/deb. The machine is restored afterwards."""
     machine = installed.machine
     machine.shell(f"mkdir -p {READER}/build; ln -sfn /debs {READER}/build/deb")
     made = Shell(machine.inside("sh", "-c", f"cd {READER} && exec bash --norc"))

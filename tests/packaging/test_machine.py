@@ -1,6 +1,6 @@
-"""A Debian 12 with the packages on it, from the installation to the purge, on the simulated node.
+"""A Debian 12 with the packages, from installation to purge, on the simulated node.
 
-The tests share one machine and leave it as they found it; the last takes the packages off.
+The tests share one machine and restore its state. The last test removes the packages.
 """
 
 import json
@@ -52,7 +52,7 @@ def holds_memory(machine: Machine, unit: str) -> bool:
 
 
 class Tenants:
-    """Programs of alice that hold memory on the simulated GPUs: one preload tenant, one MPS tenant."""
+    """Alice's programs, which hold memory on the simulated GPUs: a preload tenant and an MPS tenant."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -75,13 +75,13 @@ class Tenants:
         self.began = self.state()
 
     def state(self) -> tuple[object, ...]:
-        """What must not change while they live: their processes, their helpers, what they hold."""
+        """Facts that must not change while the tenants live: their processes, helpers and allocations."""
         pids = tuple(self.machine.unit(f"{unit}.service", "MainPID") for unit in self.asked)
         helpers = self.machine.shell(f"systemctl show -p Id,MainPID,NRestarts {HELPERS[0]} '{HELPERS[1]}'")
         return pids, helpers, allocations(self.machine)
 
     def probe_pid(self, unit: str) -> str:
-        """The program's process, below the one that put it on the simulated node."""
+        """The program's process, a child of the process that put it on the simulated node."""
         outer = self.machine.unit(f"{unit}.service", "MainPID")
         return self.machine.shell(f"cat /proc/{outer}/task/{outer}/children")
 
@@ -134,7 +134,7 @@ def test_the_daemon_serves_after_the_installation(installed: Installed) -> None:
 
 
 def test_every_module_can_be_loaded(machine: Machine) -> None:
-    """Of vgpud, and what it loads of others only when something is wrong."""
+    """Every module of vgpud, and modules of others that it loads only after an error."""
     code = """
 import importlib, pkgutil, structlog.dev, vgpud
 for module in pkgutil.walk_packages(vgpud.__path__, "vgpud."):
@@ -165,7 +165,7 @@ def test_a_container_runtime_that_comes_while_the_daemon_is_away_waits_for_it(ma
         "import socket; s = socket.socket(socket.AF_UNIX); s.settimeout(120);"
         "s.connect('/run/vgpud/runtime.sock'); s.sendall(bytes(20)); print(s.recv(4096))"
     )
-    # the call fails with an error message, not with silence
+    # the call fails with an error message and not silently
     assert "E103" in machine.run("python3", "-c", ask).stdout
     ready_again(machine, pid)
 
@@ -204,7 +204,9 @@ def test_a_tenant_is_held_to_its_limit(machine: Machine) -> None:
 
 
 def test_a_tenant_is_taken_off_its_device_by_the_confined_arbiter(machine: Machine) -> None:
-    """The probe runs in vgpud's sandbox, and the arbiter's calls in its own, on another user's process."""
+    """The probe runs in vgpud's sandbox. The arbiter makes its calls from its own sandbox, on another user's
+    process.
+    """
     own = "/etc/vgpud/conf.d/50-test.toml"
     command = [*SIM, "vgpuctl", "run", "--isolation", "quota", "--memory", "1GiB", "--cores", "20", "--"]
     count = (PROBE.replace("vgpu-probe", "vgpu-spin"), "--kernel-us", "1000", "--seconds", "4")
@@ -246,7 +248,7 @@ def test_a_good_policy_is_reloaded_and_a_bad_one_refused(machine: Machine) -> No
         machine.shell(f"printf '[planner]\\nstrategy = \"sideways\"\\n' >{own}")
         refused = machine.run("systemctl", "reload", "vgpud.service", check=False)
         assert refused.returncode != 0
-        # all or nothing: what was in force is, and the daemon is the same
+        # a wrong policy changes nothing: the policy in force and the daemon stay
         status = json.loads(ctl(machine, "status", "-o", "json").stdout)
         assert status["policyDigest"] != before["policyDigest"]
         assert machine.unit("vgpud.service", "ActiveState") == "active"
@@ -270,7 +272,7 @@ def test_a_policy_that_is_wrong_at_the_start_is_not_tried_again(machine: Machine
 def test_callers_of_a_daemon_that_cannot_start_neither_make_it_spin_nor_close_the_sockets(
     machine: Machine,
 ) -> None:
-    """A caller is one start at most, is sent away when that has failed, and leaves the socket as it was."""
+    """Each caller causes at most one start, is refused if it fails, and leaves the socket open."""
     bad = "/etc/vgpud/conf.d/99-bad.toml"
     names = ("vgpud", "ro", "admin", "runtime")
     units = [f"vgpud{'' if name == 'vgpud' else f'-{name}'}.socket" for name in names]
@@ -284,7 +286,7 @@ def test_callers_of_a_daemon_that_cannot_start_neither_make_it_spin_nor_close_th
         for name in names:
             asked = machine.run("python3", "-c", ask, f"/run/vgpud/{name}.sock")
             assert asked.stdout.strip() == "True"
-        time.sleep(3)  # time enough for another start, if one was requested
+        time.sleep(3)  # long enough for another start, if one was requested
         journal = machine.run(
             "journalctl", "-u", "vgpud.service", "-o", "cat", f"--after-cursor={cursor}"
         ).stdout
@@ -304,7 +306,9 @@ def test_kill_9_disturbs_no_tenant(machine: Machine, tenants: Tenants) -> None:
 
 
 def udev_runs(machine: Machine, event: str, module: str) -> list[str]:
-    """What udev would run when the kernel says so of a module; sysfs is made up, without such a module."""
+    """The commands that udev would run for the kernel's event about a module. sysfs is replaced, so that the
+    module need not exist.
+    """
     made_up = f"mount -t tmpfs none /sys; mkdir -p /sys/module/{module}; echo >/sys/module/{module}/uevent"
     asked = f"SYSTEMD_DEVICE_VERIFY_SYSFS=0 udevadm test --action={event} /sys/module/{module}"
     said = machine.run("unshare", "--mount", "sh", "-ec", f"{made_up}; {asked}")
@@ -312,7 +316,7 @@ def udev_runs(machine: Machine, event: str, module: str) -> list[str]:
 
 
 def test_a_driver_that_comes_later_starts_the_daemon_again(machine: Machine, tenants: Tenants) -> None:
-    """By udev's rule: it may open what was there when it started, and nothing else."""
+    """Started by udev's rule, because vgpud may only open devices that existed when it started."""
     assert udev_runs(machine, "add", "nvidia_drm") == []
     assert udev_runs(machine, "remove", "nvidia") == []
     assert udev_runs(machine, "add", "nvidia_uvm") == udev_runs(machine, "add", "nvidia")
@@ -322,13 +326,13 @@ def test_a_driver_that_comes_later_starts_the_daemon_again(machine: Machine, ten
     ready_again(machine, pid)
     tenants.assert_undisturbed()
     machine.run("systemctl", "stop", "vgpud.service")
-    machine.shell(command)  # one that an administrator has stopped is left alone
+    machine.shell(command)  # a daemon that an administrator has stopped stays stopped
     assert main_pid(machine) == "0"
     machine.run("systemctl", "start", "vgpud.service")
 
 
 def test_a_daemon_that_hangs_is_started_again(machine: Machine, tenants: Tenants) -> None:
-    """The watchdog, with less patience than the unit has."""
+    """The watchdog restarts it, after a shorter time than the unit sets."""
     folder = "/run/systemd/system/vgpud.service.d"
     machine.shell(f"mkdir -p {folder}; printf '[Service]\\nWatchdogSec=5s\\n' >{folder}/90-test.conf")
     machine.shell("systemctl daemon-reload; systemctl restart vgpud.service")
@@ -364,7 +368,7 @@ def test_an_upgrade_disturbs_no_tenant(installed: Installed, tenants: Tenants) -
     ready_again(machine, pid)
     assert machine.shell("dpkg-query -W -f '${Version} ' vgpud libvgpu vgpud-sim").split() == [later] * 3
     tenants.assert_undisturbed()
-    # the running tenant has the library that it started with, later ones the new file
+    # the running tenant keeps its library file, and later tenants load the new one
     assert machine.shell(f"stat -L -c %i {library}") != inode
     assert f" {inode} " in machine.shell(f"grep libvgpu.so /proc/{probe}/maps")
     assert sockets == [
@@ -400,12 +404,12 @@ def test_a_downgrade_with_a_newer_ledger_is_refused(installed: Installed) -> Non
 
 
 def test_remove_keeps_the_state_and_purge_leaves_nothing(installed: Installed) -> None:
-    """The last: afterwards there is no vgpud on the machine."""
+    """The last test, because it removes vgpud from the machine."""
     machine = installed.machine
     machine.shell("dpkg -r vgpud-sim vgpud libvgpu")
     assert machine.shell("ls /var/lib/vgpud/ledger.db /etc/vgpud/vgpud.toml").split()
     assert machine.shell("systemctl list-units --no-legend --all 'vgpud*' | grep -c running || true") == "0"
     machine.shell("dpkg -P vgpud-sim vgpud libvgpu")
     assert sorted(listing(machine) - installed.before) == []
-    # the group stays: its number must not come to another group while files of tenants still carry it
+    # the group stays, because its number must not be given to another group while tenants' files have it
     assert machine.shell("getent group vgpu").startswith("vgpu:")

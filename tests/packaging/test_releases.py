@@ -1,8 +1,8 @@
-"""The releases of Debian and Ubuntu that the packages are for, each as far as it can be had here.
+"""The packages on the supported releases of Debian and Ubuntu, as far as each can be tested here.
 
-Debian 12 is lived through in test_machine.py, Debian 13 in short here. Ubuntu's archive is not Debian's: for
-Ubuntu apt is asked, with the versions that it has, whether the packages install, and all of vgpud is loaded
-by a Python of its version, where one is on this system.
+test_machine.py tests Debian 12 in full, and this file Debian 13 in short. Ubuntu's archive is not available:
+apt is asked, with the versions that Ubuntu has, whether the packages install, and a Python of Ubuntu's
+version, if installed here, loads all of vgpud.
 """
 
 import os
@@ -22,7 +22,7 @@ from vgpud.model.journal import Message
 
 pytestmark = [needs("debhelper", "apt"), pytest.mark.xdist_group("packaging")]
 
-#: What a release has of what the packages depend on (packages.debian.org, packages.ubuntu.com).
+#: Release -> versions of the packages' dependencies (packages.debian.org, packages.ubuntu.com).
 RELEASES = {
     "Debian 12": {"python3": "3.11.2-1+b1", "python3-systemd": "235-1+b2", "libc6": "2.36-9+deb12u10"},
     "Debian 13": {"python3": "3.13.5-1", "python3-systemd": "235-1+b6", "libc6": "2.41-12"},
@@ -37,7 +37,7 @@ RELEASES = {
         "libc6": "2.39-0ubuntu8",
     },
 }
-#: Old enough for every one of them.
+#: Versions that every release has at least.
 EVERYWHERE = {"systemd": "249", "libgcc-s1": "12", "libstdc++6": "12", "libsystemd0": "249"}
 LOAD_ALL = """
 import importlib, pkgutil, sys, vgpud
@@ -51,7 +51,7 @@ print("%d.%d" % sys.version_info[:2], len(modules))
 
 
 def apt_says(debs: Path, release: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """apt's word on a system on which this much of the release is installed; nothing is changed."""
+    """Asks apt, without changing anything, on a system where these packages of the release are installed."""
     for name in ("lists/partial", "cache/archives/partial"):
         (folder / name).mkdir(parents=True)
     architecture = subprocess.run(
@@ -100,7 +100,7 @@ def test_apt_reports_a_too_old_python(debs: Path, tmp_path: Path) -> None:
 
 
 def interpreter(python: str) -> str | None:
-    """A Python of this version, from PATH or pyenv."""
+    """A Python of this version from PATH or pyenv, or None."""
     found = sorted(Path.home().glob(f".pyenv/versions/{python}.*/bin/python{python}"))
     return str(found[-1]) if found else shutil.which(f"python{python}")
 
@@ -135,7 +135,8 @@ def test_debian_13_from_the_installation_to_the_purge(trixie: Installed) -> None
     machine = trixie.machine
     print(f"Debian 13: dpkg -i of the three packages to READY: {trixie.install_seconds:.1f} s")
     assert machine.run("/usr/lib/vgpud/bin/python3", "-I", "-c", LOAD_ALL).stdout.startswith("3.13 ")
-    # its byte code was made when it was installed, and it speaks to the journal by the distribution's binding
+    # byte code was compiled at the installation, and vgpud writes to the journal by the distribution's
+    # systemd binding
     machine.shell("ls /usr/lib/vgpud/lib/python3/site-packages/vgpud/__pycache__/daemon.cpython-313.pyc")
     said = machine.shell(f"journalctl -b -u vgpud.service -o cat --no-pager MESSAGE_ID={Message.READY}")
     assert {line.partition(":")[0] for line in said.splitlines()} == {"ready"}
@@ -152,5 +153,5 @@ def test_debian_13_from_the_installation_to_the_purge(trixie: Installed) -> None
     ctl(machine, "release", held.stdout.strip().split("/")[-1], user="alice")
     machine.shell("dpkg -r vgpud-sim vgpud libvgpu; dpkg -P vgpud-sim vgpud libvgpu")
     assert sorted(listing(machine) - trixie.before) == []
-    # the group stays: its number must not come to another group while files of tenants still carry it
+    # the group stays, because its number must not be given to another group while tenants' files have it
     assert machine.shell("getent group vgpu").startswith("vgpu:")

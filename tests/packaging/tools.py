@@ -1,4 +1,6 @@
-"""What these tests need of the system, fetched where it can be; why not, where it cannot."""
+"""Programs and systems that these tests need, installed or fetched if possible; otherwise the reason
+why not.
+"""
 
 import hashlib
 import os
@@ -10,7 +12,7 @@ from pathlib import Path
 from tests.sim.outside import archive
 from tests.simnode import ROOT
 
-#: Program -> Debian package.
+#: Program -> its Debian package.
 PROGRAMS = {
     "dpkg-buildpackage": "dpkg-dev",
     "dh": "debhelper",
@@ -19,14 +21,15 @@ PROGRAMS = {
     "aarch64-linux-gnu-gcc": "crossbuild-essential-arm64",
     "qemu-aarch64-static": "qemu-user-static",
 }
-#: What the packages depend on, so that `dpkg -i` alone installs them, and what a machine boots with.
+#: Dependencies of the packages, so that `dpkg -i` installs them without apt, and packages that a machine
+#: needs to boot.
 INCLUDED = "systemd,systemd-sysv,dbus,python3,python3-systemd,libstdc++6,udev"
 FETCH_SECONDS = 400
 WORK = ROOT / "build" / "packaging"
 
 
 def lacking(*programs: str) -> str | None:
-    """Why the programs are not there, after an attempt to install them; None if they are."""
+    """Tries to install missing programs. Returns why some are still missing, or None."""
     missing = [program for program in programs if shutil.which(program) is None]
     if missing and os.geteuid() == 0 and shutil.which("apt-get") is not None:
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
@@ -38,7 +41,7 @@ def lacking(*programs: str) -> str | None:
 
 
 def debian_root(suite: str) -> Path | str:
-    """A small Debian, kept between runs; or why there is none."""
+    """The root of a small Debian, kept between runs; or the reason why there is none."""
     root = WORK / f"{suite}-{hashlib.sha256(INCLUDED.encode()).hexdigest()[:8]}"
     if root.is_dir():
         return root
@@ -55,7 +58,7 @@ def debian_root(suite: str) -> Path | str:
         return f"mmdebstrap did not end within {FETCH_SECONDS} s"
     if done.returncode != 0:
         return "mmdebstrap: " + (done.stderr.strip().splitlines() or ["failed"])[-1]
-    # without one its first boot would be a first boot, with systemd's presets
+    # without a machine id systemd would apply its first-boot presets
     (fresh / "etc" / "machine-id").write_text(f"{uuid.uuid4().hex}\n")
     fresh.rename(root)
     return root

@@ -26,7 +26,7 @@ def claims(path: Path) -> list[tuple[Device, str]]:
         if line.startswith("#   device:"):
             claim = CLAIM.fullmatch(line)
             assert claim, line
-            # labels such as 140.4GiB are rounded, and need not come out in whole bytes
+            # labels such as 140.4GiB are rounded and need not be whole bytes
             tenths = int(float(claim["memory"].removesuffix("GiB")) * 10)
             device = Device(
                 uuid=f"GPU-{number}",
@@ -59,7 +59,7 @@ def test_the_claims_show_every_rule_at_work(path: Path) -> None:
 
 
 def uncommented(text: str, table: str) -> dict[str, str]:
-    """The commented `#key = value` lines below the header `table`, "" for the top."""
+    """Returns the commented `#key = value` lines below the header `table`, or at the top for ""."""
     found: dict[str, str] = {}
     current = ""
     for line in text.splitlines():
@@ -95,15 +95,15 @@ def test_the_uncommented_example_loads_with_the_defaults(tmp_path: Path) -> None
     assert policy.planner == Policy().planner
     assert rule.mode == default.mode
     assert rule.preload is not None
-    # their defaults, never, cannot be written down
+    # the default, never, has no TOML form
     assert (rule.preload.idle_suspend, rule.preload.turn) == (600, 30)
     never = {"idle_suspend": None, "turn": None, "evictable": None}
     assert rule.preload.model_copy(update=never) == default.settings_preload()
     assert rule.mps == default.settings_mps()
     assert rule.mig is not None
-    assert rule.mig.profiles == ("1g.18gb", "3g.71gb")  # its default, all, cannot be written down
+    assert rule.mig.profiles == ("1g.18gb", "3g.71gb")  # the default, all, has no TOML form
     assert rule.mig.change_mode == default.settings_mig().change_mode
-    assert rule.mig.layout == ("all-balanced",)  # its default, no layout, cannot be written down
+    assert rule.mig.layout == ("all-balanced",)  # the default, no layout, has no TOML form
     assert rule.mig.dynamic is False
     assert rule.mig.foreign == default.settings_mig().foreign
     assert rule.mig.on_top == default.settings_mig().on_top

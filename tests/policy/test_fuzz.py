@@ -1,4 +1,4 @@
-"""Whatever a file holds, it is a policy or VgpuError(BAD_POLICY): nothing else ever comes out."""
+"""Any file is a policy or raises VgpuError(BAD_POLICY), and never another exception."""
 
 import tempfile
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Which files count, in which order, and what hides what."""
+"""Which files are read, in which order, and which file hides which."""
 
 import os
 from pathlib import Path
@@ -149,7 +149,7 @@ def test_an_unreadable_file_is_an_error(etc: Etc) -> None:
     link.mkdir()
     assert only_detail(etc) == "etc/conf.d/10-x.toml: is not a regular file; move it away"
     link.rmdir()
-    os.mkfifo(link)  # opening it would wait for ever
+    os.mkfifo(link)  # open(2) of the FIFO would wait for ever
     assert only_detail(etc) == "etc/conf.d/10-x.toml: is not a regular file; move it away"
 
 
@@ -168,7 +168,7 @@ def test_a_drop_in_directory_that_is_a_file_is_an_error(etc: Etc) -> None:
 
 
 def test_no_right_to_read(etc: Etc, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Root may read anything, so the kernel's refusal is played."""
+    """Root may read everything, so that the test simulates the kernel's refusal."""
     main = etc.write("etc/vgpud.toml", "version = 1")
     real_open = Path.open
 

@@ -32,7 +32,7 @@ def modes(loaded: LoadedPolicy) -> list[str]:
 
 
 def test_tables_merge_key_by_key(etc: Etc) -> None:
-    """The trap of shallow merging: a drop-in that touches one key must not drop the others."""
+    """A drop-in that changes one key must not drop the table's other keys."""
     etc.write("etc/vgpud.toml", MAIN)
     etc.write("etc/conf.d/50-x.toml", "[planner]\n")
     loaded = etc.load()
@@ -51,7 +51,9 @@ def test_arrays_replace_so_a_drop_in_rule_drops_all_rules_below(etc: Etc) -> Non
 
 
 def test_a_rule_takes_nothing_from_the_rule_it_replaces(etc: Etc) -> None:
-    """Number 0 of the drop-in has no max_tenants: that is the default, not number 0 of the main file."""
+    """Rule 0 of the drop-in has no max_tenants: the default applies, and not the value of rule 0 in the main
+    file.
+    """
     etc.write("etc/vgpud.toml", "version = 1\n[[device]]\nmode = 'mps'\nmps.max_tenants = 3\n")
     etc.write("etc/conf.d/50-x.toml", "[[device]]\nmode = 'mps'\n")
     loaded = etc.load()
@@ -127,7 +129,7 @@ def test_the_digest_covers_the_effective_policy(etc: Etc) -> None:
 
 
 KEYS = st.sampled_from("abc")
-# a key is a table in every layer or in none, as the layers of one model are
+# A key is a table in every layer or in none, because all layers have the same model.
 VALUES = st.integers() | st.lists(st.integers(), max_size=2)
 TABLES = st.fixed_dictionaries(
     {},

@@ -90,7 +90,7 @@ FRAGMENTS += ['"""', "'''", "\\", "a=1\n", "[a]\n", "[[b]]\n", '"x"', "b.a=[", "
 
 @st.composite
 def nearly_documents(draw: Any) -> str:
-    """A document with something cut out of it and something put in: often still TOML."""
+    """A document with one part cut out and another inserted. Often it is still valid TOML."""
     text = draw(documents())
     start = draw(st.integers(0, len(text)))
     end = start + draw(st.integers(0, 5))

@@ -1,4 +1,4 @@
-"""The shipped JSON schema is the model's, takes every example and refuses what the loader refuses."""
+"""The shipped JSON schema equals the model's, accepts every example and refuses what the loader refuses."""
 
 import json
 import tomllib
@@ -50,7 +50,9 @@ def test_bad_files_fail_both(path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted((DATA / "conflict").glob("*.toml")), ids=lambda path: path.stem)
 def test_conditions_across_rules_are_checked_by_the_loader_only(path: Path) -> None:
-    """The honest limit of the schema; should it ever see these, move the file to bad/."""
+    """A limit of the schema: these mistakes are found by the loader only. If the schema ever finds one, move
+    the file to bad/.
+    """
     with pytest.raises(VgpuError):
         check(path)
     VALIDATOR.validate(plain(path))

@@ -1,4 +1,6 @@
-"""Root's vgpud refuses a policy that another user can change: that user would be the administrator."""
+"""vgpud running as root refuses a policy that another user can change, because that user would become the
+administrator.
+"""
 
 import os
 from collections.abc import Callable
@@ -24,7 +26,7 @@ def give(path: Path) -> None:
 
 
 def linked(etc: Etc, target: Path) -> None:
-    """The drop-in is a link to `target`, which the stranger can change."""
+    """The drop-in is a link to `target`, which another user can change."""
     target.write_text("")
     give(target)
     (etc.root / DROP_IN).unlink()
@@ -36,7 +38,7 @@ def linked_beside(etc: Etc) -> None:
 
 
 def linked_by_a_folder(etc: Etc) -> None:
-    """The folder is a link, and the stranger owns a folder above its target."""
+    """The folder is a link, and another user owns a folder above its target."""
     home = etc.root / "home"
     (etc.root / "etc/conf.d").rename(etc.root / "rules")
     (home / "alice").mkdir(parents=True)
@@ -46,7 +48,7 @@ def linked_by_a_folder(etc: Etc) -> None:
 
 
 def masked(etc: Etc) -> None:
-    """A user who can write to the folder, even a sticky one, can hide a drop-in of the vendor's."""
+    """A user with write permission to the folder, even a sticky one, can hide a vendor's drop-in."""
     (etc.root / "etc/conf.d").chmod(0o1777)
     (etc.root / DROP_IN).unlink()
     (etc.root / "etc/conf.d/10-vendor.toml").symlink_to("/dev/null")
@@ -111,7 +113,9 @@ def test_links_that_only_root_can_change_are_followed(etc: Etc) -> None:
 
 
 def test_a_vgpud_that_is_not_roots_reads_the_files_of_its_user(etc: Etc) -> None:
-    """A simulated node gives no rights that its user lacks."""
+    """A daemon that does not run as root has only its user's permissions, so that it may read that user's
+    files.
+    """
     made(etc)
     give(etc.root / MAIN)
     assert etc.load().policy.planner.strategy == "spread"

@@ -1,4 +1,4 @@
-"""TOML documents made at random, for the line locator: every value is unlike every other."""
+"""Random TOML documents for the line locator. Every value is unique."""
 
 import string
 from typing import Any
@@ -23,7 +23,7 @@ BODIES = st.dictionaries(KEYS, VALUES, max_size=4)
 
 
 class Writer:
-    """Writes one document; `draw` is hypothesis's, and decides the style of everything."""
+    """Writes one document. `draw` is hypothesis's and chooses every detail of style."""
 
     def __init__(self, draw: Any) -> None:
         self.draw = draw
@@ -34,7 +34,7 @@ class Writer:
         self.noise()
         self.body(self.draw(BODIES))
         for key in self.draw(st.lists(KEYS.filter(lambda k: k not in ("a", "b")), unique=True, max_size=3)):
-            # tables under a prefix of their own never collide with keys above
+            # tables have a prefix, so that they never collide with keys above
             name = f"tables.{self.key(key)}"
             if self.draw(st.booleans()):
                 self.text += f"[{name}]"

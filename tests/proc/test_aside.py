@@ -1,4 +1,6 @@
-"""Questions about processes that the kernel holds: who gets the answers, and how many may wait."""
+"""Queries about processes that block in the kernel: their answers reach the right caller, and the number of
+waiting queries is bounded.
+"""
 
 import errno
 import os
@@ -32,7 +34,7 @@ def process() -> Iterator[int]:
 
 
 class Held:
-    """Questions that are held until `go` is set."""
+    """Queries that block until `go` is set."""
 
     def __init__(self) -> None:
         self.go = threading.Event()
@@ -46,7 +48,7 @@ class Held:
         return ask
 
     def is_refused(self, aside: Aside, pid: int, answer: str) -> bool:
-        """Also where it is asked, and left behind."""
+        """True if the query is refused, at once or after it was abandoned."""
         with pytest.raises(OSError) as refused:
             aside.ask(pid, self.question(answer), self.answered.append)
         return refused.value.errno == errno.EBUSY
@@ -69,13 +71,13 @@ def test_each_of_two_answers_about_one_process_goes_to_its_asker_or_is_discarded
         return "second"
 
     def asks_second() -> None:
-        with suppress(OSError):  # on a busy machine
+        with suppress(OSError):  # may fail on a busy machine
             answers.append(aside.ask(pid, second, held.answered.append))
 
     first = threading.Thread(target=held.is_refused, args=(aside, pid, "first"))
     other = threading.Thread(target=asks_second)
     first.start()
-    first.join(timeout=0.15)  # the first is left behind soon after the second is asked
+    first.join(timeout=0.15)  # the first query is abandoned soon after the second is made
     other.start()
     first.join()
     first_is_left.set()
@@ -107,7 +109,7 @@ def test_the_questions_of_a_user_that_wait_stay_bounded_however_long_they_wait(h
 
 def test_any_error_of_a_question_is_raised_to_the_asker() -> None:
     aside = Aside()
-    for _ in range(2):  # its thread answers the next one
+    for _ in range(2):  # the thread of the first query answers the next ones
         with pytest.raises(OverflowError):
             aside.ask(os.getpid(), lambda: os.pread(0, 1, 2**80))
     assert aside.ask(os.getpid(), lambda: 1) == 1
@@ -146,13 +148,13 @@ def test_a_refused_question_about_a_namespace_leaves_no_descriptor_open(held: He
             proc.aside(pid, held.question("late"))
         before = descriptors()
         for _ in range(3):
-            with pytest.raises(OSError):  # not None: that is what a process of the host has
+            with pytest.raises(OSError):  # an error, and not None, which stands for a process of the host
                 namespace_owner(pid)
         assert descriptors() == before
 
 
 def test_a_question_waits_two_seconds_at_most_however_slow_its_looks_are() -> None:
-    """As on a host whose processors run other programs: each look of the asker takes a fifth of a second."""
+    """A host whose processors are busy: each check by the caller takes 0.2 s."""
     now, answers = [0.0], threading.Event()
 
     def slow() -> float:
@@ -179,7 +181,9 @@ print(aside(os.getpid(), question).decode())
 
 
 def test_a_process_that_gets_no_processor_waits_for_its_answer() -> None:
-    """Stopped, as on a CPU that runs other programs, for longer than an answer may take on an idle CPU."""
+    """The process is stopped longer than an answer may take on an idle processor, as on a processor that runs
+    other programs.
+    """
     words = [sys.executable, "-c", STARVED]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as starved:
         assert starved.stdout is not None

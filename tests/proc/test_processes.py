@@ -1,4 +1,4 @@
-"""Processes distinguished by their start time, and processes that end."""
+"""Processes are distinguished by their start time; processes that end."""
 
 import os
 import subprocess
@@ -27,7 +27,7 @@ from vgpud.proc import (
     uids,
 )
 
-# its main thread ends, another one goes on until the input is closed
+# the main thread ends, and another thread runs until standard input is closed
 LEADERLESS = """
 import ctypes, os, sys, threading
 threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0))).start()
@@ -81,7 +81,7 @@ os.execvp("sleep", ["sleep", "1000"])
 
 @needs("root", "fuse")
 def test_an_exec_that_hangs_delays_no_question_about_other_processes(tmp_path: Path) -> None:
-    """The attack: the exec closes a file of the user's own file system, which does not answer."""
+    """An attack: the exec closes a file of the user's own file system, which does not answer."""
     with fuse_file(tmp_path / "mount", "flush") as file:
         words = [sys.executable, "-c", EXECS, str(file.path), "0"]
         process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -92,7 +92,7 @@ def test_an_exec_that_hangs_delays_no_question_about_other_processes(tmp_path: P
         process.stdin.write("\n")
         process.stdin.flush()
         assert file.asked()
-        with suppress(OSError):  # EBUSY where the kernel does not answer, which differs between kernels
+        with suppress(OSError):  # EBUSY if the kernel does not answer, which depends on its version
             pin(process.pid, ticks)
         assert is_alive(process.pid, ticks), "no answer does not mean that it has ended"
         assert environment(process.pid)
@@ -110,7 +110,8 @@ def test_an_exec_that_hangs_delays_no_question_about_other_processes(tmp_path: P
 def test_processes_of_a_users_subordinate_uids_leave_no_more_threads_behind_than_its_own(
     tmp_path: Path,
 ) -> None:
-    user, first = 54_321, 1_000_000  # no other test has the user: what it left behind counts for 10 s
+    # a user id that no other test uses, because abandoned queries count for 10 s
+    user, first = 54_321, 1_000_000
     count_users_by(lambda uid: user if uid >= first else uid)
     processes = []
     before = threading.active_count()

@@ -1,4 +1,4 @@
-"""Bundles for runc itself: a container without an engine around it."""
+"""OCI bundles for runc, without a container engine."""
 
 import json
 import os
@@ -18,9 +18,11 @@ NAMESPACES = ("mount", "pid", "ipc", "uts", "network")
 def config(
     rootfs: Path, *command: str, asks: Mapping[str, str] | None = None, host_pids: bool = False
 ) -> dict[str, Any]:
-    """A config.json with these annotations: root in its own namespaces, but the host's pids where wanted."""
+    """A config.json with these annotations. Root has its own namespaces, but the host's pid namespace with
+    `host_pids`.
+    """
     proc: dict[str, Any] = {"destination": "/proc", "type": "proc", "source": "proc"}
-    if host_pids:  # a new proc file system would need a pid namespace of its own
+    if host_pids:  # mounting a new /proc would need an own pid namespace
         proc = {"destination": "/proc", "type": "bind", "source": "/proc", "options": ["rbind"]}
     namespaces = [n for n in NAMESPACES if not (host_pids and n == "pid")]
     return {
@@ -34,14 +36,14 @@ def config(
             "noNewPrivileges": True,
         },
         "root": {"path": str(rootfs), "readonly": False},
-        # runc makes nodes in /dev: not in the root file system that tests share
+        # runc makes device nodes in /dev, which must not be in the root file system that tests share
         "mounts": [proc, {"destination": "/dev", "type": "tmpfs", "source": "tmpfs"}],
         "linux": {"namespaces": [{"type": n} for n in namespaces]},
     }
 
 
 class Runc:
-    """runc with a state folder of its own, called by vgpu-runtime unless `plain`."""
+    """runc with its own state folder, called through vgpu-runtime unless `plain`."""
 
     def __init__(self, root: Path, run_dir: Path, *more: str) -> None:
         self.root = root
@@ -59,7 +61,7 @@ class Runc:
         return [*self._front, *words]
 
     def call(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """With no pipes to hold: a container that stays would hold them open."""
+        """Calls runc without pipes, which a container that keeps running would hold open."""
         with (self.root / "output").open("w+") as output:
             done = subprocess.run(
                 self.command(*words),
@@ -76,7 +78,7 @@ class Runc:
         return subprocess.CompletedProcess(done.args, done.returncode, said, "")
 
     def run(self, name: str, spec: dict[str, Any]) -> int:
-        """A container that stays; the pid of its init."""
+        """Starts a container that keeps running. Returns the pid of its init."""
         folder = self.bundle(name, spec)
         self._made.append(name)
         pid_file = folder / "pid"
@@ -88,7 +90,7 @@ class Runc:
             self.delete(name)
 
     def delete(self, name: str) -> None:
-        """Also what a runtime that was killed in the start has left of its cgroup."""
+        """Also removes the cgroup that a killed runtime has left."""
         self.call("delete", "--force", name, check=False)
         for pattern in (CGROUPS, f"*/{CGROUPS}"):
             for folder in Path("/sys/fs/cgroup").glob(f"{pattern}/{self._cgroup(name)}"):

@@ -1,4 +1,4 @@
-"""Real container engines, which need root, over a vgpud on a simulated node."""
+"""Real container engines, which need root, with a vgpud on a simulated node."""
 
 import subprocess
 from collections.abc import Iterator
@@ -17,13 +17,13 @@ from tests.sim import outside
 
 FRONT = BUILD / "bin" / "vgpu-runtime"
 HOOK = BUILD / "bin" / "vgpu-hook"
-# what this user's session may have less of than Podman's defaults
+# limits of Podman's defaults that the user's session may not have
 LIMITS = ("--network=none", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024")
 
 
 @pytest.fixture(scope="session")
 def rootfs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With nvidia-smi where it can be had."""
+    """Contains nvidia-smi if it can be fetched."""
     smi = outside.nvidia_smi("550")
     folder = make_rootfs(tmp_path_factory.mktemp("root") / "fs", *([smi] if smi else []))
     for library in libraries(BUILD / "lib" / "libvgpu.so"):
@@ -48,7 +48,7 @@ class Podman:
         return done
 
     def run(self, *words: str, command: str = "true", check: bool = True) -> subprocess.CompletedProcess[str]:
-        """A container from its start to its end; `words` are options of podman run."""
+        """Runs a container to its end. `words` are options of podman run."""
         state = self.node.environment["VGPU_SIM_STATE"]
         inside = (f"--volume={state}:{state}", f"--env=VGPU_SIM_STATE={state}")
         options = (*LIMITS, *inside, *words)
@@ -57,7 +57,7 @@ class Podman:
         return self.call("run", *options, "--rootfs", str(self.rootfs), "sh", "-c", command, check=check)
 
     def start(self, name: str, *words: str, command: str = "sleep 600") -> int:
-        """A container that stays; the pid of its init."""
+        """Starts a container that keeps running. Returns the pid of its init."""
         self.names.append(name)
         self.run("--detach", f"--name={name}", *words, command=command)
         return self.pid(name)
@@ -79,7 +79,7 @@ def shared_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoNode]:
 
 
 def podman_with(node: DemoNode, rootfs: Path, *runtime: str) -> Podman:
-    """Skips where Podman cannot run a container at all."""
+    """Skips the test if Podman cannot run any container."""
     plain = Podman(node, rootfs, ("--runtime=runc",)).run(check=False)
     if plain.returncode != 0:
         unmet("podman", f"it runs no container here: {plain.stderr.strip()}")
@@ -88,7 +88,7 @@ def podman_with(node: DemoNode, rootfs: Path, *runtime: str) -> Podman:
 
 @pytest.fixture
 def podman(shared_node: DemoNode, rootfs: Path) -> Iterator[Podman]:
-    """By vgpu-runtime; every test leaves the node empty."""
+    """Podman with vgpu-runtime. Every test leaves the node empty."""
     made = podman_with(
         shared_node, rootfs, f"--runtime={FRONT}", f"--runtime-flag=vgpu-run-dir={shared_node.run_dir}"
     )
@@ -98,7 +98,7 @@ def podman(shared_node: DemoNode, rootfs: Path) -> Iterator[Podman]:
 
 
 def left_nothing(node: DemoNode) -> None:
-    """No allocation, lease or spec is left, soon after the last container has gone."""
+    """Waits until all allocations are released, and asserts that no lease and no spec is left."""
     eventually(lambda: not states(node), "all allocations are released")
     assert leftovers(node) == {}
 

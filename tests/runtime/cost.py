@@ -1,7 +1,7 @@
-"""What vgpu-runtime adds to the start of a container: `python -m tests.runtime.cost [--rounds 100]`.
+"""Time that vgpu-runtime adds to the start of a container: `python -m tests.runtime.cost [--rounds 100]`.
 
-Each round creates one container with runc alone, one through vgpu-runtime that asks for nothing, and one
-that asks for memory. What is timed is `create`, after which an engine starts the container. Needs root.
+Each round creates one container with runc alone, one through vgpu-runtime that asks for nothing, and one that
+asks for memory. It times `create`, after which an engine starts the container. Needs root.
 """
 
 import argparse
@@ -20,7 +20,7 @@ ASKS = {"vgpud.io/memory": "1GiB", "vgpud.io/isolation": "quota"}
 
 
 def create(runc: Runc, command: list[str], name: str, asks: dict[str, str], rootfs: Path) -> float:
-    """Milliseconds."""
+    """Milliseconds of one `create`."""
     folder = runc.bundle(name, config(rootfs, "sleep", "60", asks=asks))
     with (folder / "output").open("w") as output:
         began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""A door of the test's own: what vgpu-runtime and vgpu-hook say is kept, and answered as the test wants."""
+"""A door that records the requests of vgpu-runtime and vgpu-hook and sends prepared answers."""
 
 import os
 import socket
@@ -20,7 +20,7 @@ class Heard:
 
 @dataclass
 class FakeDoor:
-    """`answers` are given in order, the last one again and again; None hangs up instead."""
+    """`answers` are sent in order, and the last one repeatedly. None closes the connection instead."""
 
     run_dir: Path
     answers: list[tuple[Status, bytes] | None]

@@ -1,4 +1,4 @@
-"""A root file system for containers: a few of this machine's programs with the libraries they load."""
+"""A root file system for containers: a few programs of this machine with their libraries."""
 
 import re
 import shutil
@@ -10,7 +10,7 @@ _PATH = re.compile(r"(/\S+) \(0x")
 
 
 def make_rootfs(folder: Path, *more: Path) -> Path:
-    """As Debian lays it out since /usr was merged."""
+    """The layout is Debian's with merged /usr."""
     for name in ("usr/bin", "usr/lib", "usr/lib64", "etc", "dev", "proc", "sys", "tmp", "run"):
         (folder / name).mkdir(parents=True)
     for name in ("bin", "lib", "lib64"):

@@ -1,8 +1,9 @@
-"""Containers started and ended in every way, while vgpud is killed again and again: what is left of them?
+"""Starts and ends containers in every way while vgpud is killed repeatedly, and reports what they leave
+behind.
 
-    python -m tests.runtime.soak --starts 2000 --restart-every 50
+python -m tests.runtime.soak --starts 2000 --restart-every 50
 
-Needs root and runc. Prints a line as it goes, and at the end what leaked; exits 1 if anything did.
+Needs root and runc. Prints its progress, and at the end the leaks. Exit status 1 if there are any.
 """
 
 import argparse
@@ -33,10 +34,11 @@ WANTS: tuple[dict[str, str], ...] = (
     {"memory": "2GiB", "isolation": "compute"},
     {"isolation": "hardware", "profile": "1g.18gb"},
     {"isolation": "device"},
-    {"memory": "9999GiB"},  # refused
+    {"memory": "9999GiB"},  # a request that is refused
     {},
 )
-#: A container's init is killed, it ends by itself, it is deleted, its runtime is killed in the start.
+#: Four kinds of end: the container's init is killed, it exits, the container is deleted, or its runtime is
+#: killed during the start.
 ENDS = ("kill", "exit", "delete", "crash")
 _LIVE = 6
 _SETTLE_SECONDS = 30.0
@@ -48,7 +50,7 @@ class Soak:
     runc: Runc
     rootfs: Path
     random: random.Random
-    live: dict[str, int] = field(default_factory=dict)  # pid of each init
+    live: dict[str, int] = field(default_factory=dict)  # container -> pid of its init
     seen: Counter[str] = field(default_factory=Counter)
 
     def step(self, number: int) -> None:
@@ -77,7 +79,7 @@ class Soak:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _crash(self, words: tuple[str, ...]) -> None:
-        """The runtime is killed at some moment of the start."""
+        """Kills the runtime at a random moment of the start."""
         quiet = subprocess.DEVNULL
         with subprocess.Popen(self.runc.command(*words), stdin=quiet, stdout=quiet, stderr=quiet) as start:
             time.sleep(self.random.uniform(0, 0.08))
@@ -92,14 +94,14 @@ class Soak:
         shutil.rmtree(self.runc.root / name, ignore_errors=True)
 
     def restart(self) -> None:
-        """kill -9, with containers that run, some of which end while nobody looks."""
+        """Kills vgpud while containers run. Some of them end while it is down."""
         self.node.kill()
         for name in list(self.live)[::2]:
             self._end(name, "kill")
         self.node.start()
 
     def leaked(self) -> dict[str, Any]:
-        """What is left when all containers are gone, and vgpud has had a moment."""
+        """Ends all containers and waits. Returns what is left after vgpud has had time to release it."""
         for name in list(self.live):
             self._end(name, "delete")
         end = time.monotonic() + _SETTLE_SECONDS

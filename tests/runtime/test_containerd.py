@@ -1,4 +1,4 @@
-"""containerd's own shim by vgpu-runtime: `ctr run`, on a root file system, with no registry."""
+"""containerd's shim with vgpu-runtime: `ctr run` on a root file system, without a registry."""
 
 import os
 import re
@@ -22,7 +22,7 @@ CONFIG = """
 version = 2
 disabled_plugins = ["io.containerd.grpc.v1.cri"]
 """
-# as Debian installs it, with containerd 1.6, 1.7 and 2.1 alike
+# as Debian installs it for containerd 1.6, 1.7 and 2.1
 DEBIAN = """
 version = 2
 
@@ -39,7 +39,7 @@ Ctr = Callable[..., subprocess.CompletedProcess[str]]
 
 @contextmanager
 def containerd(folder: Path, config: str, environment: Mapping[str, str]) -> Iterator[Ctr]:
-    """A containerd of the test's own, while it serves."""
+    """Runs a containerd of the test's own during the block."""
     (folder / "config.toml").write_text(config)
     socket = folder / "containerd.sock"
 
@@ -70,14 +70,16 @@ def containerd(folder: Path, config: str, environment: Mapping[str, str]) -> Ite
 
 @pytest.fixture(scope="module")
 def ctr(shared_node: DemoNode, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ctr]:
-    # the shim and its runtime have containerd's environment
+    # the shim and its runtime inherit containerd's environment
     environment = {**os.environ, "VGPUD_RUN_DIR": str(shared_node.run_dir)}
     with containerd(tmp_path_factory.mktemp("containerd"), CONFIG, environment) as call:
         yield call
 
 
 def test_the_pages_tables_leave_cri_working_and_pass_annotations_on(tmp_path: Path) -> None:
-    """At the end of the file that Debian installs; runtimes without runc among them stop the CRI plugin."""
+    """The tables are appended to the file that Debian installs. If its runtimes lacked runc, the CRI plugin
+    would stop.
+    """
     page = (ROOT / "docs" / "containers.md").read_text()
     (tables,) = (
         block for block in re.findall(r"```toml\n(.*?)```", page, re.DOTALL) if "runtimes.vgpu" in block
@@ -105,7 +107,7 @@ def test_a_containerd_container_has_its_slice(ctr: Ctr, shared_node: DemoNode, r
 
 
 def test_a_refusal_reaches_the_caller_of_containerd(ctr: Ctr, shared_node: DemoNode, rootfs: Path) -> None:
-    """The shim reads it in the runtime's log."""
+    """The shim reads the refusal from the runtime's log."""
     words = ("--rm", "--annotation=vgpud.io/memory=1000GiB")
     done = run(ctr, rootfs, "refused", *words, command=":")
     assert done.returncode != 0 and "E402" in done.stderr, done.stderr

@@ -1,4 +1,4 @@
-"""vgpu-runtime in front of a runtime that only records its arguments: none of its command line is lost."""
+"""vgpu-runtime in front of a runtime that records its arguments: the whole command line is passed on."""
 
 import json
 import os
@@ -19,7 +19,7 @@ EDITED = json.dumps({"edited": True, "annotations": {"vgpud.io/prepared": "a1"}}
 
 @pytest.fixture
 def runtime(tmp_path: Path) -> Path:
-    """Prints its arguments, one a line; ends with 7."""
+    """A runtime that prints its arguments, one a line, and exits with 7."""
     program = tmp_path / "runc"
     program.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\nexit 7\n')
     program.chmod(0o755)
@@ -106,7 +106,7 @@ def test_the_bundle_is_edited_and_the_runtime_called_with_the_same_arguments(
 def test_a_reused_bundle_is_prepared_from_its_original_config(
     runtime: Path, bundle: Path, tmp_path: Path
 ) -> None:
-    """Or the second container would carry the edits of the first, whose allocation is gone."""
+    """Otherwise the second container would have the edits of the first, whose allocation is gone."""
     with FakeDoor(tmp_path / "run", [(Status.DONE, EDITED.encode())]) as door:
         for name in ("c1", "c2"):
             front(runtime, door.run_dir, "run", name, cwd=bundle)
@@ -123,7 +123,7 @@ def test_an_unchanged_answer_leaves_the_bundle_unchanged(runtime: Path, bundle: 
 def test_a_refusal_is_written_to_stderr_and_the_runtime_log(
     runtime: Path, bundle: Path, tmp_path: Path, style: str
 ) -> None:
-    """On standard error for Podman, in runc's log for containerd; and the runtime is not called."""
+    """Podman reads it from standard error, containerd from runc's log. The runtime is not called."""
     said = 'only 1GiB is free on "device 0" (E401)\nhint: ask for less'
     log = tmp_path / "log"
     log.write_text("before\n")
@@ -148,7 +148,7 @@ def test_a_create_waits_for_a_restarting_daemon(runtime: Path, bundle: Path, tmp
         target=lambda: results.append(front(runtime, run_dir, "run", "c1", cwd=bundle))
     )
     waiting.start()
-    # it hangs up in the middle once, as a daemon that is killed does
+    # closes the first connection without an answer, as a killed daemon does
     with FakeDoor(run_dir, [None, (Status.DONE, EDITED.encode())]):
         waiting.join(300)
     assert results[0].returncode == 7 and (bundle / "config.json").read_text() == EDITED

@@ -1,4 +1,4 @@
-"""vgpu-hook with states and configs of the test's making."""
+"""vgpu-hook with states and configs that the tests make."""
 
 import ctypes
 import json
@@ -38,7 +38,7 @@ def hook(
 
 
 def test_the_hook_programs_load_no_shared_library() -> None:
-    """An image's LD_PRELOAD must not get into a hook, which runs as root outside of the container."""
+    """The hook runs as root outside of the container, so that an image's LD_PRELOAD must not be loaded."""
     for program in (HOOK, BUILD / "bin" / "vgpu-runtime"):
         assert b"/ld-linux" not in program.read_bytes()
 
@@ -87,7 +87,9 @@ def test_end_puts_the_bundle_back_and_never_fails(tmp_path: Path) -> None:
 
 
 def test_an_end_does_not_wait_for_a_daemon_that_is_away(tmp_path: Path) -> None:
-    """systemd listens for it meanwhile. The bound is the hook's of 60 s for an answer that is needed."""
+    """The socket is held open, as systemd does. The hook's own limit of 60 s applies only to calls that need
+    an answer.
+    """
     with socket.socket(socket.AF_UNIX) as held:
         held.bind(str(tmp_path / "runtime.sock"))
         held.listen()
@@ -118,7 +120,9 @@ def test_wrong_arguments_are_reported(tmp_path: Path, words: tuple[str, ...]) ->
 
 @pytest.mark.parametrize("spaced", [None, 1])
 def test_a_container_of_two_allocations_does_not_start(tmp_path: Path, spaced: int | None) -> None:
-    """Their environments contradict each other: the last one counts, and the other is out of reach."""
+    """The environments of the two allocations contradict each other: the last one would count, and the other
+    allocation could not be used.
+    """
     (tmp_path / "root").mkdir()
 
     def start(*env: str) -> subprocess.CompletedProcess[str]:
@@ -135,12 +139,12 @@ def test_a_container_of_two_allocations_does_not_start(tmp_path: Path, spaced: i
     assert "given two allocations, a1 and a2" in refused.stderr and "E103" in refused.stderr
 
 
-# --- json_text.c, against Python's own reader
+# --- json_text.c, compared with Python's json
 
 
 @pytest.fixture(scope="module")
 def member() -> Callable[[str, str], str | None]:
-    """The string at a key of a text, as the C code reads it."""
+    """The string at a key of a JSON text, as the C code reads it."""
     read = ctypes.CDLL(str(TEST_BUILD / "libjson_text.so"))
     read.vgpu_json_member.restype = ctypes.c_void_p
     read.vgpu_json_member.argtypes = [ctypes.c_char_p, ctypes.c_char_p]

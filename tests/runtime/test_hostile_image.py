@@ -1,4 +1,4 @@
-"""What stands in an image where the hook expects files: it must neither block nor be used."""
+"""Files in an image at paths that the hook reads: they must neither block the hook nor be used."""
 
 import os
 import subprocess
@@ -28,7 +28,9 @@ HOOK = TEST_BUILD / "librootfs.so"
 
 
 def call(root: Path, what: str, shown: Path) -> str:
-    """In mounts of its own. The limit is for a hook that blocks in open(2)."""
+    """Calls the code in a mount namespace of its own. The time limit catches a hook that blocks in
+    open(2).
+    """
     words: list[str | Path] = [
         "unshare",
         "--mount",
@@ -46,7 +48,7 @@ def call(root: Path, what: str, shown: Path) -> str:
 
 @pytest.mark.parametrize("kind", ["fifo", "device", "link"])
 def test_a_preload_list_that_is_not_a_regular_file_is_refused(tmp_path: Path, kind: str) -> None:
-    """The attack: open(2) of a FIFO without a writer waits, and the container's start with it."""
+    """An attack: open(2) of a FIFO without a writer blocks, and with it the container's start."""
     (tmp_path / "etc").mkdir()
     preload = tmp_path / "etc" / "ld.so.preload"
     make = {
@@ -69,7 +71,7 @@ def test_a_preload_list_is_kept_behind_libvgpu(tmp_path: Path, before: str | Non
 
 
 def driver_and_libc(root: Path) -> Path:
-    """An image with a C library, and a driver's library beside it; answers where the latter is shown."""
+    """An image with a C library, into which a driver's library is mounted. Returns the path of that mount."""
     for folder in ("opt/driver", "usr/lib64"):
         (root / folder).mkdir(parents=True)
     (root / "opt/driver/libcuda.so.1").write_text("the driver's")

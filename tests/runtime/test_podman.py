@@ -1,4 +1,6 @@
-"""Podman with runc by vgpu-runtime, by CDI and by a hook: what a container sees, and what is left of it."""
+"""Podman and runc, with vgpu-runtime, by CDI and by a hook: what a container sees, and what it leaves
+behind.
+"""
 
 import json
 import os
@@ -27,7 +29,7 @@ def test_nvidia_smi_in_a_podman_container_shows_the_slice(podman: Podman) -> Non
 
 
 def test_the_limit_holds_against_the_containers_environment(podman: Podman) -> None:
-    """As after ssh or su: libvgpu comes by /etc/ld.so.preload."""
+    """With an empty environment, as after ssh or su, libvgpu is loaded by /etc/ld.so.preload."""
     state = podman.node.environment["VGPU_SIM_STATE"]
     done = podman.run(ASKS, command=f"env -i VGPU_SIM_STATE={state} /usr/bin/{SMI}")
     assert done.stdout.strip() == "8192 MiB"
@@ -86,7 +88,7 @@ def test_a_restarted_container_gets_a_slice_again(podman: Podman) -> None:
 def test_a_failing_runtime_leaves_no_allocation(
     podman: Podman, shared_node: DemoNode, tmp_path: Path, end: str
 ) -> None:
-    """The runtime fails after the allocation was made and before the container exists."""
+    """The runtime fails after the allocation is made and before the container exists."""
     runtime = tmp_path / "runc"
     runtime.write_text("#!/bin/sh\n" + {"ended": "echo broken >&2; exit 9\n", "killed": "kill -9 $$\n"}[end])
     runtime.chmod(0o755)
@@ -96,7 +98,9 @@ def test_a_failing_runtime_leaves_no_allocation(
 
 
 def test_containers_start_and_end_while_vgpud_is_down(podman: Podman, shared_node: DemoNode) -> None:
-    """A container started while vgpud restarts waits for it; one that ends meanwhile is noticed later."""
+    """A container that starts while vgpud is down waits for it. The end of a container meanwhile is noticed
+    later.
+    """
     pid = podman.start("vgpud-test-away", ASKS)
     shared_node.kill()
     os.kill(pid, signal.SIGKILL)
@@ -113,7 +117,7 @@ def test_containers_start_and_end_while_vgpud_is_down(podman: Podman, shared_nod
 
 @pytest.fixture
 def by_cdi(shared_node: DemoNode, rootfs: Path) -> Iterator[Podman]:
-    """Podman reads the specs in its own folder here, so the system's folder stays unchanged."""
+    """Podman reads the specs from a folder of its own, so that the system's folder stays unchanged."""
     made = podman_with(shared_node, rootfs, "--runtime=runc")
     system = Path("/var/run/cdi")
     links = []
@@ -146,7 +150,7 @@ def test_podman_accepts_the_cdi_spec(by_cdi: Podman, shared_node: DemoNode) -> N
 
 
 def test_podman_prepares_a_container_by_its_hook(shared_node: DemoNode, rootfs: Path, tmp_path: Path) -> None:
-    """hooks.d, stage precreate: no other runtime has to be named."""
+    """hooks.d with stage precreate needs no other runtime."""
     example = json.loads((HOOK.parents[3] / "configs/oci/vgpud-hook.json").read_text())
     example["hook"]["path"] = str(HOOK)
     example["hook"]["args"] = ["vgpu-hook", f"--run-dir={shared_node.run_dir}", "precreate"]

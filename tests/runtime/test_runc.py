@@ -1,5 +1,5 @@
-"""runc with vgpu-runtime, without a container manager that clears up: what a bare container holds, and for
-how long.
+"""runc with vgpu-runtime and without a container manager that cleans up: what a container holds, and how
+long.
 """
 
 import os
@@ -49,7 +49,9 @@ def test_a_containers_create_start_kill_and_delete(runc: Runc, shared_node: Demo
 def test_processes_that_outlive_the_init_keep_the_allocation(
     runc: Runc, shared_node: DemoNode, rootfs: Path
 ) -> None:
-    """With the host's pid namespace they may: its cgroup has them."""
+    """With the host's pid namespace, processes may outlive the init. vgpud finds them in the container's
+    cgroup.
+    """
     command = "sleep 601 & echo $! >/tmp/child; exec sleep 600"
     spec = config(rootfs, "sh", "-c", command, asks=ASKS, host_pids=True)
     (rootfs / "tmp" / "child").unlink(missing_ok=True)
@@ -69,7 +71,9 @@ def test_processes_that_outlive_the_init_keep_the_allocation(
 def test_a_container_of_another_user_reaches_its_lease(
     runc: Runc, shared_node: DemoNode, rootfs: Path
 ) -> None:
-    """Who the process is on the host owns the allocation, so it can write to its lease."""
+    """The host uid of the container's process owns the allocation, so that the process can write to its
+    lease.
+    """
     spec = config(rootfs, "sleep", "600", asks=ASKS)
     spec["process"]["user"] = {"uid": 12345, "gid": 12346}
     runc.run("user", spec)
@@ -82,7 +86,7 @@ def test_a_container_of_another_user_reaches_its_lease(
 def test_a_create_that_fails_after_the_hook_leaves_no_allocation(
     runc: Runc, shared_node: DemoNode, rootfs: Path
 ) -> None:
-    """The init was bound already, and ends with the failed creation."""
+    """The init is bound already, and ends with the failed creation."""
     spec = config(rootfs, "no-such-program", asks=ASKS)
     folder = runc.bundle("fails", spec)
     done = runc.call("run", "--bundle", str(folder), "fails", check=False)
@@ -92,7 +96,7 @@ def test_a_create_that_fails_after_the_hook_leaves_no_allocation(
 def test_an_image_with_links_out_of_its_root_is_refused(
     runc: Runc, shared_node: DemoNode, tmp_path: Path
 ) -> None:
-    """Its /etc is a link: what is merged must not be written to the host."""
+    """The image's /etc is a link to the host's. Merged files must not be written there."""
     trap, host = make_rootfs(tmp_path / "trap"), tmp_path / "host-etc"
     host.mkdir()
     (trap / "etc").rmdir()

@@ -1,4 +1,4 @@
-"""The soak, short; `python -m tests.runtime.soak` is the long one."""
+"""A short run of the soak. `python -m tests.runtime.soak` runs it for longer."""
 
 from pathlib import Path
 

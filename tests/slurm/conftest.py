@@ -1,4 +1,4 @@
-"""Slurm's own slurmctld, slurmd and munged, in folders of their own, over a vgpud on a simulated node."""
+"""slurmctld, slurmd and munged in folders of their own, with a vgpud on a simulated node."""
 
 import os
 import pwd
@@ -49,7 +49,7 @@ NodeName=vgpunode NodeHostname={host} NodeAddr=127.0.0.1 CPUs=2 RealMemory=500 \
 Gres=vgpu_memory:{gib},vgpu_cores:100,vgpu_cards:1
 PartitionName=all Nodes=vgpunode Default=YES MaxTime=5 State=UP OverSubscribe=FORCE:4
 """
-# Slurm gives prologs no environment, so where the test's vgpud is stands in a script of its own
+# Slurm starts prologs without an environment, so that a script sets the variables of the test's vgpud
 WRAPPER = """#!/bin/sh
 export PATH="{bin}:$PATH" VGPUD_SOCKET={socket} VGPUD_SLURM_DIR={folder}/jobs
 export VGPUD_RUN_DIR={run_dir} SLURM_CONF={folder}/slurm.conf
@@ -150,7 +150,8 @@ def cluster() -> Iterator[Cluster]:
     running: list[subprocess.Popen[bytes]] = []
     with tempfile.TemporaryDirectory(prefix="vgpud-slurm-") as name, node_maker(Path(name)) as make:
         folder = Path(name)
-        folder.chmod(0o755)  # jobs of other users pass through, which the tree itself may not let them
+        # jobs of other users enter this folder; they may have no permission for the source tree
+        folder.chmod(0o755)
         shutil.copytree(SCRIPTS, folder / "scripts")
         node = make("h200x1")
         node.start()
@@ -173,7 +174,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 def wait_idle(cluster: Cluster) -> None:
-    """Skips where Slurm does not come up: what it said is the reason."""
+    """Skips if Slurm does not start; the reason is its output."""
     end = time.monotonic() + _START_SECONDS
     while time.monotonic() < end:
         shown = cluster.run("sinfo", "-h", "-o", "%t")

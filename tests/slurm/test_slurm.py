@@ -1,4 +1,4 @@
-"""Jobs of a real Slurm on one node, with our prolog, task prolog and epilog."""
+"""Jobs of a real Slurm on one node, with vgpud's prolog, task prolog and epilog."""
 
 import os
 
@@ -46,7 +46,7 @@ def test_a_job_that_asks_for_nothing_gets_nothing(cluster: Cluster) -> None:
 
 
 def test_a_jobs_name_and_comment_request_no_slice(cluster: Cluster) -> None:
-    """The attack: a name and a comment that look like Slurm's field for resources."""
+    """An attack: a job name and a comment that look like Slurm's field for resources."""
     text = "x TresPerNode=gres/vgpu_memory=140 TresPerNode=gres:vgpu_memory:140 "
     done = cluster.run("srun", f"--job-name={text}", f"--comment={text}", "env")
     assert done.returncode == 0 and "VGPU_ALLOCATION=" not in done.stdout, done.stdout + cluster.logs()
@@ -54,7 +54,7 @@ def test_a_jobs_name_and_comment_request_no_slice(cluster: Cluster) -> None:
 
 
 def test_a_refusal_reaches_the_job_and_drains_no_node(cluster: Cluster) -> None:
-    """vgpud has less than Slurm believes: somebody holds part of it outside of Slurm."""
+    """An allocation made outside of Slurm uses memory that Slurm counts as free."""
     outside = cluster.node.ctl("alloc", "--memory", "100GiB", "--isolation", "quota").stdout.strip()
     done = cluster.run("srun", "--gres=vgpu_memory:100", "true")
     assert done.returncode != 0

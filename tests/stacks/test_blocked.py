@@ -1,4 +1,4 @@
-"""Which threads wait inside the driver, by texts of proc(5) and stacks as they were seen on an H200."""
+"""Which threads wait inside the driver, from texts of proc(5) and stacks recorded on an H200."""
 
 import struct
 from dataclasses import dataclass, field
@@ -36,7 +36,9 @@ FRAME = 48
 
 @dataclass
 class Stack:
-    """Return addresses at their offsets; `stale` are words that look like some, but follow no call."""
+    """Words of a stack at their offsets: return addresses, and `stale` words that look like some but follow
+    no call.
+    """
 
     frames: dict[int, int]
     stale: dict[int, int] = field(default_factory=dict)
@@ -155,8 +157,8 @@ def test_the_c_library_has_several_names(name: str) -> None:
 
 @pytest.mark.parametrize(
     "code",
-    # what GNU as makes of: call 1f; call *%rax; call *%r10; call *(%rax); call *8(%rax); call *8(%rsp);
-    # call *0x1234(%rax); call *0x1234(%rsp); call *0x1234(%rip); call *(%rax,%rax,8); call *0x1234
+    # GNU as encodes: call 1f; call *%rax; call *%r10; call *(%rax); call *8(%rax); call *8(%rsp); call
+    # *0x1234(%rax); call *0x1234(%rsp); call *0x1234(%rip); call *(%rax,%rax,8); call *0x1234
     [
         "e804030201",
         "ffd0",
@@ -197,7 +199,7 @@ def test_a_signed_return_address_on_arm() -> None:
     assert lock_wait(line(), ARM) is None
 
 
-# the function that waits, pthread_rwlock_rdlock, and another one behind a call that does not return
+# a waiting function, pthread_rwlock_rdlock, and a function directly behind a call that does not return
 LIBRARY = library(
     {
         0x28000 + 0x98D00: (0x100, 8),
@@ -208,10 +210,10 @@ LIBRARY = library(
 
 
 def test_the_c_librarys_frames_are_known_exactly() -> None:
-    """A return address of a call that has ended is not taken for one that has not."""
+    """With known frames, the return address of a call that has ended is not taken for an active call."""
     stale = {24: CUDA + 0x1B2C3, 32: CUDA + 0x3400}
     frames = {0: LIBC + 0x9A8F1, 48: PROGRAM + 0x11F0, 120: PROGRAM + 0x99, 400: PROGRAM + 3}
-    assert blocked(Stack({**frames, **stale}))  # as far as the frames alone show
+    assert blocked(Stack({**frames, **stale}))  # without the C library's frames
     assert not blocked(Stack({**frames, **stale}, libc=LIBRARY))
     assert blocked(Stack({**frames, 24: BLAS + 9, 48: CUDA + 0x3400}, libc=LIBRARY))
     assert not blocked(Stack({**frames, 24: CUDA + 9, 48: 12}, libc=LIBRARY))

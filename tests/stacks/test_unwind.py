@@ -1,4 +1,4 @@
-"""The frames of a C library's functions, as binutils reads them out of the same library."""
+"""Call frames of the C library's functions, compared with binutils' reading of the same library."""
 
 import os
 import platform
@@ -31,18 +31,21 @@ def _block(content: bytes) -> bytes:
 def library(
     functions: Mapping[int, tuple[int, int]], letters: bytes = b"zR\0", rest: bytes = b"\x01\x1b"
 ) -> bytes:
-    """Nothing but the frames of functions by where they begin: their length, and their frame's (x86-64)."""
+    """An x86-64 library that contains only call-frame data: start of each function -> (its length, its
+    frame's bytes).
+    """
     image = bytearray(0x4000)
     image[:6] = b"\x7fELF\x02\x01"
     struct.pack_into("<Q", image, 32, 64)
     struct.pack_into("<HH", image, 54, 56, 2)
     struct.pack_into("<IIQQ", image, 64 + 56, 0x6474E550, 4, HEADER, HEADER)
-    # the frame's end is rsp + 8, the return address 8 below it
+    # CFA is rsp + 8, with the return address 8 below it
     common = struct.pack("<IB", 0, 1) + letters + b"\x01\x78\x10" + rest + b"\x0c\x07\x08\x90\x01"
     entries, table = bytearray(_block(common)), b""
     for begins, (size, frame_bytes) in sorted(functions.items()):
         at = COMMON + len(entries)
-        program = b"\x41\x0e" + bytes((frame_bytes & 0x7F | 0x80, frame_bytes >> 7))  # behind a byte of code
+        # frame change after the first byte of code
+        program = b"\x41\x0e" + bytes((frame_bytes & 0x7F | 0x80, frame_bytes >> 7))
         body = struct.pack("<IiIB", at + 4 - COMMON, begins - at - 8, size, 0) + program
         entries += _block(body)
         table += struct.pack("<ii", begins - HEADER, at - HEADER)
@@ -88,8 +91,8 @@ def test_a_library_without_call_frame_information_has_no_rows() -> None:
     ("letters", "rest", "is_read"),
     [
         (b"zPLR\0", b"\x07\x9b\0\0\0\0\x1b\x1b", True),
-        (b"zRS\0", b"\x01\x1b", False),  # a signal's frame
-        (b"zR\0", b"\x01\x00", False),  # addresses as they are
+        (b"zRS\0", b"\x01\x1b", False),  # a signal frame
+        (b"zR\0", b"\x01\x00", False),  # absolute addresses
         (b"\0", b"", False),
     ],
 )
@@ -106,9 +109,9 @@ def test_damaged_frames_raise_nothing(place: int, garbage: bytes, offset: int) -
 
 
 def rows(path: Path) -> list[tuple[int, str, str]]:
-    """Of `readelf --debug-dump=frames-interp`: place, CFA, and the return address's rule."""
+    """Rows of `readelf --debug-dump=frames-interp`: place, CFA, and the rule of the return address."""
     words = ["readelf", "--debug-dump=frames-interp", str(path)]
-    # it fails where a library's debug file is not there, and tells all the same
+    # readelf fails if a library's debug file is missing, but prints everything
     text = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300).stdout
     made = []
     for block in text.split("\n\n"):
@@ -142,7 +145,7 @@ def test_a_real_library_is_read_as_binutils_reads_it() -> None:
                 assert there == Frame(int(direct[1]), -int(known[1]))
                 told += 1
             elif known and direct:
-                missed += 1  # a program that has a form in it which is not read
+                missed += 1  # the unwinder does not read one of the program's forms
     finally:
         os.close(memory)
     assert told > 20 * missed

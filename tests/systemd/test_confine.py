@@ -1,4 +1,6 @@
-"""tests/gpu/confine.py closes a program in as the unit says: it knows every line, and what it does holds."""
+"""tests/gpu/confine.py confines a program as the unit says: it knows every line, and its restrictions
+work.
+"""
 
 import ctypes.util
 import subprocess
@@ -18,7 +20,7 @@ TRIES = {
     "a packet socket": '"$2" -c "import socket; socket.socket(17, 3, 0)"',
     "memory to write and execute": '"$2" -c "import mmap; mmap.mmap(-1, 4096, prot=7)"',
 }
-# what vgpud reads of a tenant that waits inside the driver: of another user's process
+# reads what vgpud reads of a thread that waits inside the driver, from another user's process
 LOOK = """
 import os, sys
 own = f"/proc/{sys.argv[1]}/task/{sys.argv[1]}"

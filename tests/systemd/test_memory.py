@@ -1,4 +1,4 @@
-"""vgpud's memory limits against the most that callers can take, added up from the bounds of its doors."""
+"""vgpud's memory limits are above the maximum that callers can use, summed from the bounds of its doors."""
 
 from pathlib import Path
 
@@ -11,15 +11,15 @@ from vgpud.serve.server import MAX_REQUEST_BYTES
 
 UNIT = Path(__file__).resolve().parents[2] / "systemd" / "vgpud.service"
 MIB = GIB // 1024
-# ./dev bench memory, simulated node: 70 MiB with nothing allocated, 87.6 with 1000, 117.2 with 3000
+# from ./dev bench memory on the simulated node: 70 MiB without allocations, 87.6 with 1000, 117.2 with 3000
 EMPTY_BYTES = 70 * MIB
 ALLOCATION_BYTES = 18 * 1024
 BASE_BYTES = EMPTY_BYTES + 10_000 * ALLOCATION_BYTES
 CONNECTION_BYTES = (
     64 * 1024
-)  # 17 KiB measured with 1000 idle ones: grpc's transport, the relay's pump and its buffers
-WINDOW_BYTES = 16 * 1024  # of a call whose message is not being read: lookahead_bytes in serve/server.py
-CONFIG_COPIES = 6  # a config.json as bytes, parsed, edited and written
+)  # measured: 17 KiB with 1000 idle connections, for grpc's transport, the relay's pump and its buffers
+WINDOW_BYTES = 16 * 1024  # for a call whose message is not being read: lookahead_bytes in serve/server.py
+CONFIG_COPIES = 6  # a config.json as bytes, parsed, edited and encoded
 HOSTILE_USERS, HOSTILE_STRANGERS = 4, 8
 
 

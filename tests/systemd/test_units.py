@@ -1,4 +1,4 @@
-"""The unit files: sound for systemd, closed as far as they can be, open where vgpud needs it."""
+"""The unit files: valid for systemd, as restricted as possible, and open where vgpud needs it."""
 
 import subprocess
 from pathlib import Path
@@ -22,7 +22,7 @@ def test_systemd_accepts_every_unit() -> None:
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", *files], capture_output=True, text=True, check=False
     )
-    # what the package installs is not there
+    # programs of the package are not installed here
     wrong = [line for line in done.stderr.splitlines() if "is not executable" not in line]
     assert [line for line in wrong if "vgpu" in line] == []
 
@@ -32,7 +32,7 @@ def test_systemd_accepts_every_unit() -> None:
     ("unit", "most"), [("vgpud.service", 2.5), ("vgpud-arbiter.service", 2.0), ("vgpud-mps@.service", 3.0)]
 )
 def test_the_exposure_of_a_unit_stays_below_its_bound(unit: str, most: float) -> None:
-    """As `systemd-analyze security` counts: 0 is closed, 10 is open."""
+    """The scale of `systemd-analyze security`: 0 is most restricted, 10 is open."""
     argv = ["systemd-analyze", "security", "--offline=true", "--no-pager", f"--threshold={most * 10:.0f}"]
     done = subprocess.run([*argv, str(UNITS / unit)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-200:] + done.stderr[-200:]
@@ -40,14 +40,16 @@ def test_the_exposure_of_a_unit_stays_below_its_bound(unit: str, most: float) ->
 
 @pytest.mark.parametrize("unit", sorted(path.name for path in UNITS.glob("*.service")))
 def test_a_unit_bounds_its_lines_in_the_journal(unit: str) -> None:
-    """journald's own limit, 10000 lines in 30 seconds, leaves out whatever line comes next."""
+    """Above journald's default limit, 10000 lines in 30 seconds, any further line is lost."""
     assert words(unit, "LogRateLimitIntervalSec") == ["10s"]
     (burst,) = words(unit, "LogRateLimitBurst")
     assert 100 <= int(burst) <= 5000
 
 
 def test_every_socket_is_made_before_the_daemon_and_passed_to_it() -> None:
-    """What is not passed would be refused while vgpud restarts, instead of waiting for it."""
+    """Connections to a socket that systemd does not hold are refused while vgpud restarts, instead of
+    waiting.
+    """
     sockets = {path.name for path in UNITS.glob("*.socket")}
     assert len(sockets) == 4
     for key in ("Wants", "After", "Sockets"):
@@ -63,7 +65,7 @@ def test_every_socket_is_made_before_the_daemon_and_passed_to_it() -> None:
 
 
 def test_systemd_creates_every_folder_that_vgpud_writes() -> None:
-    """A ReadWritePaths= that is not there keeps the service from starting (systemd.exec(5))."""
+    """The service does not start if a path of ReadWritePaths= is missing (systemd.exec(5))."""
     settings = load_settings()
     made = {f"/run/{name}" for name in words("vgpud.service", "RuntimeDirectory")}
     made |= {f"/var/lib/{name}" for name in words("vgpud.service", "StateDirectory")}
@@ -87,7 +89,9 @@ def test_the_daemon_is_restarted_however_often_it_is_killed() -> None:
 
 
 def test_the_drivers_modules_come_before_what_may_open_their_devices() -> None:
-    """DeviceAllow=char-* is looked up in /proc/devices when a unit starts (systemd.resource-control(5))."""
+    """systemd looks DeviceAllow=char-* up in /proc/devices when the unit starts
+    (systemd.resource-control(5)).
+    """
     for unit in ("vgpud.service", "vgpud-mps@.service"):
         assert words(unit, "DeviceAllow") == ["char-nvidia*", "rwm"]
         assert "modprobe@nvidia_uvm.service" in words(unit, "Wants")
@@ -115,19 +119,19 @@ def test_metrics_over_tcp_need_a_drop_in() -> None:
 
 
 def test_a_silent_connection_can_be_cut() -> None:
-    """The call is of no group that the filter lets through."""
+    """No allowed group of the filter contains this system call."""
     assert "pidfd_getfd" in words("vgpud.service", "SystemCallFilter")
     assert "CAP_SYS_PTRACE" in words("vgpud.service", "CapabilityBoundingSet")
 
 
 def test_a_tenants_control_device_can_be_taken_for_a_call() -> None:
-    """The engine cut makes its calls on the tenant's open file; it opens no device itself."""
+    """Engine `cut` uses the tenant's open control file and opens no device itself."""
     assert "pidfd_getfd" in words("vgpud-arbiter.service", "SystemCallFilter")
     assert "CAP_SYS_PTRACE" in words("vgpud-arbiter.service", "CapabilityBoundingSet")
     assert words("vgpud-arbiter.service", "DeviceAllow") == []
 
 
 def test_metrics_reach_this_node_only() -> None:
-    """Whatever address a policy names, with the drop-in."""
+    """This holds for any address of a policy, together with the drop-in."""
     assert words("vgpud.service", "IPAddressDeny") == ["any"]
     assert words("vgpud.service", "IPAddressAllow") == ["localhost"]

@@ -1,4 +1,4 @@
-"""systemd hears of a daemon that is well, and of no other."""
+"""The daemon sends watchdog messages to systemd only while it works."""
 
 import asyncio
 from typing import Any
@@ -28,7 +28,7 @@ class Ledger:
 
 
 def heard(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
-    """The messages to systemd during a few rounds of the loop."""
+    """Returns the messages to systemd during a few rounds of the loop."""
     told: list[tuple[str, ...]] = []
     monkeypatch.setattr(sd, "notify", lambda *words: told.append(words))
     monkeypatch.setattr(sd, "watchdog_seconds", lambda: 0.0)

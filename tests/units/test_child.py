@@ -1,4 +1,6 @@
-"""Detached helpers: found again by another vgpud, ended for sure, never mistaken for another process."""
+"""Detached helpers: another vgpud finds them again, they are ended reliably, and no other process is mistaken
+for one.
+"""
 
 import asyncio
 import os

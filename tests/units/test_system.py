@@ -1,4 +1,4 @@
-"""Helpers as systemd units, driven through a stand-in systemctl; and which implementation is chosen."""
+"""Helpers as systemd units, with a replaced systemctl; and the choice of the implementation."""
 
 import asyncio
 import os
@@ -13,7 +13,7 @@ from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.proc import is_alive
 from vgpud.units import ChildUnits, SystemdUnits, UnitSpec, choose_units
 
-# as much of systemctl(1) as SystemdUnits calls; a unit is a folder with a pid file
+# the part of systemctl(1) that SystemdUnits calls; a unit is a folder with a pid file
 SYSTEMCTL = r"""#!/bin/sh
 cd "$(dirname "$0")" || exit 1
 echo "$*" >>calls
@@ -159,7 +159,7 @@ def test_systemd_is_chosen_only_where_it_started_this_very_process(
     monkeypatch.delenv("INVOCATION_ID", raising=False)
     monkeypatch.delenv("SYSTEMD_EXEC_PID", raising=False)
     assert chosen() is ChildUnits
-    monkeypatch.setenv("INVOCATION_ID", "0" * 32)  # a shell on a desktop has it
+    monkeypatch.setenv("INVOCATION_ID", "0" * 32)  # a desktop's shell also has this variable
     assert chosen() is ChildUnits
     monkeypatch.setenv("SYSTEMD_EXEC_PID", str(os.getppid()))
     assert chosen() is ChildUnits
@@ -172,7 +172,7 @@ def test_systemd_is_chosen_only_where_it_started_this_very_process(
 def test_a_notice_does_not_wait_for_systemd(
     units: SystemdUnits, systemd: Path, monkeypatch: pytest.MonkeyPatch, taken_back: bool
 ) -> None:
-    """It is asked while it is busy, then it fails to answer, and then the helper ends."""
+    """systemd is queried while it is busy, then it fails to answer, and then the helper ends."""
     monkeypatch.setattr("vgpud.units.system._LOOK_AGAIN_SECONDS", 0.01)
     running = units.start(UnitSpec(NAME, ("x",)))
     (systemd / "hold").touch()

@@ -1,4 +1,4 @@
-"""Stands in for a program that looks for a GPU: fails where it finds no driver."""
+"""Replaces a program that needs a GPU: fails if it finds no driver."""
 
 import ctypes
 import sys

@@ -1,4 +1,4 @@
-"""Stands in for a program of the reader's: says nothing, and fails where it is not under an allocation."""
+"""Replaces a reader's program: prints nothing, and fails outside of an allocation."""
 
 import os
 import sys
