@@ -30,5 +30,5 @@ class Pace:
             yield
 
     def took(self, seconds: float) -> None:
-        """Reports the duration of a turn's work. Call it within the turn."""
-        self._rested_at = clock.now() + self._rest_factor * seconds
+        """Reports the duration of work: in its turn, or later for work that goes on beside other turns."""
+        self._rested_at = max(self._rested_at, clock.now()) + self._rest_factor * seconds

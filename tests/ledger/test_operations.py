@@ -136,11 +136,11 @@ def test_events_come_back_in_order_after_a_revision(tmp_path: Path) -> None:
             assert told.unix_ns > 0
 
     async def read(ledger: Ledger) -> None:
-        assert [e.subject for e in await ledger.events_after(3)] == ["GPU-3", "GPU-4"]
-        assert await ledger.events_after(5) == ()
+        assert [e.subject for e in await ledger.events_after(3, 2)] == ["GPU-3", "GPU-4"]
+        assert await ledger.events_after(5, 2) == ()
         for wrong in (6, -1):
             with pytest.raises(VgpuError) as caught:
-                await ledger.events_after(wrong)
+                await ledger.events_after(wrong, 2)
             assert caught.value.code is ErrorCode.BAD_REVISION
 
     after(tmp_path, write)
@@ -155,9 +155,9 @@ def test_the_last_ten_thousand_events_are_kept(tmp_path: Path) -> None:
     async def look(ledger: Ledger) -> None:
         last = EVENTS_KEPT + 1200
         with pytest.raises(VgpuError) as caught:
-            await ledger.events_after(100)
+            await ledger.events_after(100, 2)
         assert caught.value.code is ErrorCode.BAD_REVISION
-        kept = await ledger.events_after(last - EVENTS_KEPT)
+        kept = await ledger.events_after(last - EVENTS_KEPT, 2 * EVENTS_KEPT)
         assert [kept[0].revision, kept[-1].revision] == [last - EVENTS_KEPT + 1, last]
 
     after(tmp_path, work)
@@ -172,7 +172,7 @@ def test_a_new_boot_skips_what_a_power_cut_may_have_taken(tmp_path: Path) -> Non
 
     async def second(ledger: Ledger) -> None:
         assert await ledger.set_boot_id("two") == 1 + UNSYNCED_REVISIONS
-        assert [e.revision for e in await ledger.events_after(0)] == [1]
+        assert [e.revision for e in await ledger.events_after(0, 2)] == [1]
 
     assert after(tmp_path, first).boot_id == "one"
     state = after(tmp_path, second)

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.examples import examples
 from tests.ledger.samples import active, allocation, event, ledger_path
 from vgpud.ledger import Durability, Ledger, Original
+from vgpud.ledger.tables import EVENTS_KEPT
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.event import EventKind
 from vgpud.model.tenancy import Allocation, State
@@ -129,7 +130,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert {a.id: a for a in state.allocations} == self.held
         assert set(state.originals) == {Original(*key, value) for key, value in self.originals.items()}
         assert (state.revision, state.boot_id) == (self.revision, self.boot)
-        events = self.run(self.ledger.events_after(0))
+        events = self.run(self.ledger.events_after(0, EVENTS_KEPT))
         assert [(e.revision, e.subject) for e in events] == self.events
 
 

@@ -256,7 +256,7 @@ class NoLedger:
     async def event(self, kind: EventKind, subject: str, sentence: str) -> Event:
         return Event(0, kind, subject, sentence, 0)
 
-    async def events_after(self, revision: int) -> tuple[Event, ...]:
+    async def events_after(self, revision: int, most: int) -> tuple[Event, ...]:
         return ()
 
 

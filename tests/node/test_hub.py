@@ -1,6 +1,7 @@
 """Watchers get every event once and in order, whenever they connect."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,16 +11,16 @@ from tests.node.world import ALICE, request, world
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.event import Event, EventKind
 from vgpud.node.store import hub as hub_module
-from vgpud.node.store.hub import Hub
+from vgpud.node.store.hub import PAGE, Hub
 
 
 def event(revision: int) -> Event:
     return Event(revision, EventKind.DEVICE_CHANGED, "GPU-1", f"event {revision}", 0)
 
 
-async def history_of(count: int, after: int) -> tuple[Event, ...]:
+async def history_of(count: int, after: int, most: int) -> tuple[Event, ...]:
     await asyncio.sleep(0)
-    return tuple(event(r) for r in range(after + 1, count + 1))
+    return tuple(event(r) for r in range(after + 1, min(count, after + most) + 1))
 
 
 def test_history_then_live_without_gap_or_repeat() -> None:
@@ -28,7 +29,7 @@ def test_history_then_live_without_gap_or_repeat() -> None:
     """
 
     async def work() -> None:
-        hub = Hub(lambda after: history_of(7, after))
+        hub = Hub(partial(history_of, 7))
         stream = hub.subscribe(3)
         first = asyncio.ensure_future(anext(stream))
         await asyncio.sleep(0)
@@ -42,11 +43,29 @@ def test_history_then_live_without_gap_or_repeat() -> None:
     clock.run(work())
 
 
+def test_a_long_history_is_read_in_pages() -> None:
+    asked: list[tuple[int, int]] = []
+
+    async def history(after: int, most: int) -> tuple[Event, ...]:
+        asked.append((after, most))
+        return await history_of(3 * PAGE, after, most)
+
+    async def work() -> None:
+        stream = Hub(history).subscribe(PAGE // 2)
+        first = await anext(stream)
+        assert asked == [(PAGE // 2, PAGE)], "the first event costs one page"
+        seen = [first, *[await anext(stream) for _ in range(2 * PAGE + PAGE // 2 - 1)]]
+        assert [one.revision for one, _ in seen] == list(range(PAGE // 2 + 1, 3 * PAGE + 1))
+        assert len(asked) == 3
+
+    clock.run(work())
+
+
 def test_a_watcher_that_does_not_read_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_module, "_QUEUE", 4)
 
     async def work() -> None:
-        hub = Hub(lambda after: history_of(0, after))
+        hub = Hub(partial(history_of, 0))
         stream = hub.subscribe(0)
         first = asyncio.ensure_future(anext(stream))
         await clock.settled()

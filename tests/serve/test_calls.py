@@ -356,4 +356,4 @@ def test_a_processs_command_is_shown_to_its_user_and_the_administrator(reader: C
 
 
 def test_a_call_for_too_many_events_is_refused(reader: Client) -> None:
-    assert code_of(lambda: reader.list_events(10_001)) is ErrorCode.BAD_REQUEST
+    assert code_of(lambda: reader.list_events(1_001)) is ErrorCode.BAD_REQUEST

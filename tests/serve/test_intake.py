@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 
 import grpc
@@ -19,6 +20,7 @@ from tests.serve.test_calls import wait_until
 from vgpud.api.client import Client
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.api.gen.vgpud_pb2_grpc import VgpudStub
+from vgpud.model.event import Event
 from vgpud.serve.intake import Bounds
 from vgpud.serve.server import MAX_REQUEST_BYTES
 
@@ -176,3 +178,50 @@ def test_calls_of_one_user_in_grpcs_queue_cost_no_call_of_another() -> None:
             go_on.set()
             flood.kill()
             live.close()
+
+
+ASKS_ON_AND_ON = """
+import os, sys
+os.setgroups([]); os.setresgid(4242, 4242, 4242); os.setresuid(4242, 4242, 4242)
+import grpc
+from vgpud.api.gen import vgpud_pb2 as pb
+from vgpud.api.gen.vgpud_pb2_grpc import VgpudStub
+with grpc.insecure_channel(f"unix:{sys.argv[1]}") as channel:
+    while True:
+        calls = [VgpudStub(channel).ListEvents.future(pb.ListEventsRequest()) for _ in range(16)]
+        for call in calls:
+            call.exception()
+"""
+
+
+@needs("root")
+def test_a_user_who_asks_on_and_on_has_a_fifth_of_the_loops_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attack: any user may read. One that listed events had the loop for 0.6 s at once, and others had a
+    fifth of their speed.
+    """
+    live = Live()
+    began: list[float] = []
+
+    async def last_events(count: int) -> tuple[Event, ...]:
+        began.append(time.monotonic())
+        end = time.thread_time() + COST_SECONDS
+        while time.thread_time() < end:
+            pass
+        return ()
+
+    monkeypatch.setattr(live.keeper, "last_events", last_events)
+    words = [sys.executable, "-c", ASKS_ON_AND_ON, str(live.ro)]
+    attacker = subprocess.Popen(words)
+    try:
+        wait_until(lambda: len(began) > 2 * ROUND)
+        # 16 calls may have begun before the first had cost anything
+        assert began[2 * ROUND] - began[ROUND] > 0.9 * ROUND * COST_SECONDS * 5
+        with Client(live.admin, 60) as root:
+            assert root.get_node().status == "well"
+    finally:
+        attacker.kill()
+        attacker.wait()
+        live.close()
+
+
+COST_SECONDS, ROUND = 0.01, 20

@@ -27,6 +27,21 @@ def test_work_of_many_callers_takes_its_part_of_the_time_and_each_user_has_its_t
     run(main())
 
 
+def test_work_that_goes_on_beside_later_turns_counts_too() -> None:
+    async def main() -> None:
+        pace = Pace(rest_factor=4)
+        for _ in range(3):
+            async with pace.turn(7):
+                pace.took(1)
+        began = clock.now()
+        for _ in range(3):
+            pace.took(2)
+        async with pace.turn(7):
+            assert clock.now() - began == 4 + 3 * 2 * 4
+
+    run(main())
+
+
 def test_work_that_fails_gives_the_turn_back() -> None:
     async def main() -> None:
         pace = Pace(rest_factor=4)

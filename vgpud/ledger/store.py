@@ -138,11 +138,11 @@ class Ledger:
         """Writes an event. Returns it with its revision and time."""
         return await self._do(lambda tables: tables.event(kind, subject, sentence), durability)
 
-    async def events_after(self, revision: int) -> tuple[Event, ...]:
-        """The kept events with a greater revision. Raises VgpuError(BAD_REVISION) if some of them were
-        deleted.
+    async def events_after(self, revision: int, most: int) -> tuple[Event, ...]:
+        """The first `most` of the kept events with a greater revision. Raises VgpuError(BAD_REVISION) if some
+        that follow the revision were deleted.
         """
-        return await self._do(lambda tables: tables.events_after(revision), Durability.PROCESS)
+        return await self._do(lambda tables: tables.events_after(revision, most), Durability.PROCESS)
 
     async def last_events(self, count: int) -> tuple[Event, ...]:
         """The latest kept events, oldest first."""

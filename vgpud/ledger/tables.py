@@ -160,7 +160,7 @@ class Tables:
         self._event(event)
         return event
 
-    def events_after(self, revision: int) -> tuple[Event, ...]:
+    def events_after(self, revision: int, most: int) -> tuple[Event, ...]:
         oldest = int(self._meta("pruned_through", "0"))
         if not oldest <= revision <= self.revision:
             raise VgpuError(
@@ -170,8 +170,8 @@ class Tables:
             )
         rows = self._db.execute(
             "SELECT revision, kind, subject, sentence, unix_ns FROM events WHERE revision > ?"
-            " ORDER BY revision",
-            (revision,),
+            " ORDER BY revision LIMIT ?",
+            (revision, most),
         )
         return tuple([_event(row) for row in rows])
 

@@ -32,6 +32,8 @@ SERVICE = pb.DESCRIPTOR.services_by_name["Vgpud"]
 _DELIVERIES_PER_USER = 4  # concurrent deliveries of events
 # interval between deliveries, for all users other than root together: a tenth of the loop's time
 _DELIVERY_SECONDS = 1 / 500
+# what the begin of a watch counts that reads the history, so that beginning again and again delays no change
+_HISTORY_DELIVERIES = 10
 _TAKE_SECONDS = 30.0
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -133,6 +135,9 @@ class Calls:
         caller = self._caller("Watch", context)
         asked = parse(pb.WatchRequest, data)
         turns = self._deliveries.setdefault(caller.user, asyncio.Semaphore(_DELIVERIES_PER_USER))
+        if asked.HasField("after_revision") and caller.user != 0:
+            async with turns:
+                await self._delivery_turn(_HISTORY_DELIVERIES)
         events = self._keeper.subscribe(asked.after_revision if asked.HasField("after_revision") else None)
         # a watch is asked to stop instead of cancelled, because a cancellation might interrupt grpc during a
         # write
@@ -161,9 +166,9 @@ class Calls:
             if isinstance(events, AsyncGenerator):
                 await events.aclose()
 
-    async def _delivery_turn(self) -> None:
+    async def _delivery_turn(self, count: int = 1) -> None:
         now = clock.now()
-        self._next_delivery = max(self._next_delivery, now) + _DELIVERY_SECONDS
+        self._next_delivery = max(self._next_delivery, now) + count * _DELIVERY_SECONDS
         await asyncio.sleep(self._next_delivery - now)
 
     def _shown(self, caller: Caller, happened: Event, held: Allocation | None) -> bytes:

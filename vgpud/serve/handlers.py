@@ -23,7 +23,7 @@ from vgpud.serve.keeper import Keeper, MigOperations
 from vgpud.serve.permissions import check_owner_override, may_see_edits
 
 _LISTED_AT_ONCE = 100
-_MOST_EVENTS = 10_000
+_MOST_EVENTS = 1_000
 _USUAL_EVENTS = 100
 
 

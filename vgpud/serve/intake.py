@@ -7,20 +7,26 @@ does not finish its message or read its reply in time loses its connection.
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, NoReturn
 from weakref import WeakValueDictionary
 
 import grpc
 
+from vgpud.api.doors import CHANGING
 from vgpud.api.status import to_status
 from vgpud.model.caller import Caller, Door
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.shares import Shares
+from vgpud.pace import Pace
+from vgpud.serve.metered import Metered
 from vgpud.serve.peers import PeerTable
 
 Context = grpc.aio.ServicerContext[Any, Any]
+_READ_REST_FACTOR = 4.0  # calls of users other than root that change nothing get a fifth of the loop's time
+_LEAST_READ_SECONDS = 0.0005  # charged when such a call begins; the rest of what it takes when it ends
+
 Handler = Any  # grpc.RpcMethodHandler, which is not generic at run time
 
 
@@ -55,6 +61,7 @@ class Intake(grpc.aio.ServerInterceptor):
         self.watches = Shares(bounds.watches, bounds.watches_per_user, bounds.root)
         self.unread_bytes: Counter[int] = Counter()  # bytes of replies, by user
         self.receiving = 0  # messages in transit, each of which may have the largest size
+        self._reads = Pace(_READ_REST_FACTOR)
         self._turns: WeakValueDictionary[int, asyncio.Semaphore] = WeakValueDictionary()
 
     async def intercept_service(
@@ -63,13 +70,15 @@ class Intake(grpc.aio.ServerInterceptor):
         details: grpc.HandlerCallDetails,
     ) -> Handler | None:
         handler = await continuation(details)
-        return None if handler is None else self._bounded(handler)
+        name = details.method.rpartition("/")[2]
+        return None if handler is None else self._bounded(name, handler)
 
-    def _bounded(self, handler: Handler) -> Handler:
+    def _bounded(self, name: str, handler: Handler) -> Handler:
         """Wraps a method. On the wire a request with one message is the same as a stream of one message."""
         coders = (handler.request_deserializer, handler.response_serializer)
         if handler.unary_unary is not None:
-            return grpc.stream_unary_rpc_method_handler(self._call(handler.unary_unary), *coders)
+            inner = handler.unary_unary if name in CHANGING else self._paced(handler.unary_unary)
+            return grpc.stream_unary_rpc_method_handler(self._call(inner), *coders)
         if handler.unary_stream is not None:
             return grpc.stream_stream_rpc_method_handler(self._watch(handler.unary_stream), *coders)
         return grpc.stream_stream_rpc_method_handler(self._dialogue(handler.stream_stream), *coders)
@@ -83,6 +92,28 @@ class Intake(grpc.aio.ServerInterceptor):
             await self._owed(reply, caller, context)
             self._dropped_after(self._bounds.reply_seconds, context)
             return reply
+
+        return serve
+
+    def _paced(
+        self, inner: Callable[[Any, Context], Coroutine[Any, Any, Any]]
+    ) -> Callable[[Any, Context], Any]:
+        """Wraps a call that changes nothing. Such calls begin in turns of the users and at a rate, so that
+        those of all users beside root get a part of the event loop's time. They may overlap: one can wait for
+        a device.
+        """
+
+        async def serve(asked: object, context: Context) -> Any:  # noqa: ANN401
+            user = self._peers.caller(context.peer()).user
+            if user == 0:
+                return await inner(asked, context)
+            async with self._reads.turn(user):
+                self._reads.took(_LEAST_READ_SECONDS)
+            work = Metered(inner(asked, context))
+            try:
+                return await work
+            finally:
+                self._reads.took(max(work.seconds - _LEAST_READ_SECONDS, 0.0))
 
         return serve
 

@@ -198,8 +198,9 @@ class AllocationStore:
         return self._hub.latest(count)
 
     async def last_events(self, count: int) -> tuple[Event, ...]:
-        """The last events on record, oldest first."""
-        return await self._ledger.last_events(count)
+        """The last events on record, oldest first. The ledger is asked only for those before the start."""
+        latest = self.latest(count)
+        return latest if len(latest) == count else await self._ledger.last_events(count)
 
     def close(self) -> None:
         """Ends every watch."""

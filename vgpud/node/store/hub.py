@@ -1,7 +1,6 @@
 """Delivers events to watchers in revision order; each watch resumes after the last revision it saw."""
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import islice
 
@@ -11,15 +10,18 @@ from vgpud.model.tenancy import Allocation
 
 Item = tuple[Event, Allocation | None]
 _QUEUE = 4096
+PAGE = 128  # events of the history that are read at once, on the thread that writes the ledger
 
 
 class Hub:
-    """`history(after)` answers the events kept in the ledger, oldest first, or raises BAD_REVISION."""
+    """`history(after, most)` answers the first `most` kept events after a revision, oldest first, or raises
+    BAD_REVISION.
+    """
 
-    def __init__(self, history: Callable[[int], Awaitable[tuple[Event, ...]]]) -> None:
+    def __init__(self, history: Callable[[int, int], Awaitable[tuple[Event, ...]]]) -> None:
         self._history = history
         self._watchers: set[asyncio.Queue[Item | None]] = set()
-        self._recent: deque[Item] = deque(maxlen=_QUEUE)
+        self._recent: dict[int, Item] = {}  # by revision, in its order
         self.revision = 0  # revision of the last known event
 
     @property
@@ -28,12 +30,14 @@ class Hub:
 
     def latest(self, count: int) -> tuple[Event, ...]:
         """The last `count` events since the daemon started, oldest first."""
-        return tuple(event for event, _ in islice(reversed(self._recent), count))[::-1]
+        return tuple(event for event, _ in islice(reversed(self._recent.values()), count))[::-1]
 
     def publish(self, event: Event, allocation: Allocation | None = None) -> None:
         item = (event, allocation)
         self.revision = max(self.revision, event.revision)
-        self._recent.append(item)
+        self._recent[event.revision] = item
+        if len(self._recent) > _QUEUE:
+            del self._recent[next(iter(self._recent))]
         for queue in tuple(self._watchers):
             if queue.full():  # the watcher does not read: it is cut off and can resume by revision
                 self._watchers.discard(queue)
@@ -59,12 +63,13 @@ class Hub:
         self._watchers.add(queue)
         seen = -1
         try:
-            if after_revision is not None:
-                missed = await self._history(after_revision)
-                known = {event.revision: allocation for event, allocation in self._recent}
+            while after_revision is not None:
+                missed = await self._history(after_revision, PAGE)
                 for event in missed:
-                    seen = event.revision
-                    yield event, known.get(event.revision)
+                    seen = after_revision = event.revision
+                    yield self._recent.get(event.revision, (event, None))
+                if len(missed) < PAGE:
+                    break
             while True:
                 item = await queue.get()
                 if item is None:
