@@ -91,6 +91,7 @@ NOT_RUN = {
     "python -m tests.gpu.compute_h200 --engine cut cost": _CARD,
     "python -m tests.gpu.compute_ranks --build build/native --out F --engine cut nccl": _CARD,
     "python -m tests.gpu.edges_h200 --engine gate live": _CARD,
+    "python -m tests.gpu.edges_h200 --engine cut live": _CARD,
     "python -m tests.gpu.compute_h200 --engine gate quick": _CARD,
     "python -m tests.gpu.NAME --build build/native --out FILE": _CARD,
     "python -m tests.gpu.confined_h200": _CARD,
