@@ -87,7 +87,7 @@ def claim(names: pb.Workload) -> str:
 
 def label(item: pb.Allocation) -> str:
     """The label, and the pod as far as it is known."""
-    return joined(filter(None, (item.label, pod(item.workload))))
+    return ", ".join(filter(None, (item.label, pod(item.workload))))
 
 
 def short_uuid(uuid: str) -> str:

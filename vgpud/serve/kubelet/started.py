@@ -58,10 +58,13 @@ class Started:
     async def add(self, request_id: str, init: Lifetime) -> None:
         """Records an init durably. Raises VgpuError(LEDGER_FAILED)."""
         one = (init.pid, init.start_ticks)
+
+        def added() -> dict[str, frozenset[_Init]]:
+            return {**self._inits, request_id: self._inits.get(request_id, frozenset()) | {one}}
+
         async with self._writing:
-            inits = {**self._inits, request_id: self._inits.get(request_id, frozenset()) | {one}}
-            await asyncio.to_thread(self._store, inits)
-            self._inits = inits
+            await asyncio.to_thread(self._store, added())
+            self._inits = added()  # of what is left now: containers may have ended during the write
         self._watch(request_id, one)
 
     async def forget(self, request_id: str) -> None:
@@ -70,7 +73,7 @@ class Started:
             async with self._writing:
                 inits = {name: one for name, one in self._inits.items() if name != request_id}
                 await asyncio.to_thread(self._store, inits)
-                self._inits = inits
+                self._inits = {name: one for name, one in self._inits.items() if name != request_id}
 
     def _watch(self, request_id: str, init: _Init) -> None:
         key = f"{request_id} {init[0]} {init[1]}"
