@@ -52,6 +52,7 @@ class Node:
     world: World
     kubelet: Kubelet
     folder: Path
+    pace: Pace = FAST
     door: KubeletDoor = field(init=False)
     task: asyncio.Task[None] | None = None
 
@@ -63,7 +64,7 @@ class Node:
             Sockets(self.kubelet.root, self.kubelet.plugins),
             self.folder / "state",
             lambda: self.world.parts.specs.driver,
-            FAST,
+            self.pace,
         )
         self.task = asyncio.ensure_future(self.door.run())
 
@@ -99,11 +100,11 @@ def short() -> Iterator[Path]:
 
 @asynccontextmanager
 async def node_in(
-    folder: Path, policy: str = MEMORY, gateway: FakeGateway | None = None
+    folder: Path, policy: str = MEMORY, gateway: FakeGateway | None = None, pace: Pace = FAST
 ) -> AsyncIterator[Node]:
     async with world(folder, gateway) as made:
         kubelet = Kubelet(folder / "kubelet")
-        node = Node(made, kubelet, folder)
+        node = Node(made, kubelet, folder, pace)
         await node.policy(policy)
         await kubelet.start()
         node.open()

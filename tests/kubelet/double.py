@@ -229,7 +229,7 @@ class Kubelet:
         self.active.add(pod)
         if init:
             self.init_containers.add((pod, container))
-        endpoint = self.endpoints[resource]
+        endpoint = self._endpoint(resource)
         taken = self.in_use(resource) - set(reusable)
         free = sorted(name for name in endpoint.healthy - taken if among(name))
         if len(free) < count:
@@ -240,8 +240,8 @@ class Kubelet:
             asked.container_requests.add(
                 available_deviceIDs=free, must_include_deviceIDs=chosen, allocation_size=count
             )
-            advice = await endpoint.call(
-                "GetPreferredAllocation", asked, dp.PreferredAllocationResponse, timeout=PATIENCE_SECONDS
+            advice = await self._call(
+                endpoint, "GetPreferredAllocation", asked, dp.PreferredAllocationResponse
             )
             advised = [n for n in advice.container_responses[0].deviceIDs if n in free and n not in chosen]
             chosen += advised[: count - len(chosen)]
@@ -253,13 +253,25 @@ class Kubelet:
     async def allocate(self, resource: str, ids: Collection[str]) -> dp.ContainerAllocateResponse:
         request = dp.AllocateRequest()
         request.container_requests.add(devices_ids=ids)
-        try:
-            reply = await self.endpoints[resource].call("Allocate", request, dp.AllocateResponse)
-        except grpc.aio.AioRpcError as error:
-            raise AdmissionError(error.details()) from None
+        reply = await self._call(self._endpoint(resource), "Allocate", request, dp.AllocateResponse)
         (answer,) = reply.container_responses
         assert isinstance(answer, dp.ContainerAllocateResponse)
         return answer
+
+    def _endpoint(self, resource: str) -> Endpoint:
+        if resource not in self.endpoints:
+            raise AdmissionError(f"no plugin is registered for {resource}")
+        return self.endpoints[resource]
+
+    async def _call(self, endpoint: Endpoint, method: str, request: Any, reply: Any) -> Any:
+        try:
+            return await endpoint.call(method, request, reply, timeout=PATIENCE_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            raise AdmissionError(error.details()) from None
+        except asyncio.CancelledError:
+            if self.endpoints.get(endpoint.resource) is endpoint:
+                raise
+            raise AdmissionError("the plugin registered again during the call") from None
 
     def end(self, pod: str) -> None:
         """Ends the pod without informing the plugin."""

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kubelet.conftest import MEMORY, Node, Turned, node_in, run
+from tests.kubelet.conftest import FAST, MEMORY, Node, Turned, node_in, run
 from tests.kubelet.double import AdmissionError
 from vgpud.model.device import Health
 from vgpud.model.errors import ErrorCode, VgpuError
@@ -74,6 +75,31 @@ def test_an_init_container_keeps_its_allocation_when_later_containers_ask(
     run(story())
 
 
+@pytest.mark.parametrize("other", ["with a GPU", "without one"])
+def test_the_end_of_another_pod_during_an_admission_takes_nothing(short: Path, other: str) -> None:
+    """On a node where pods come and go, some end between the calls for two containers of one pod."""
+
+    async def story() -> None:
+        async with node_in(short, SLOW) as node:
+            await node.kubelet.healthy(UNITS, 160)
+            if other == "with a GPU":
+                await node.kubelet.admit("a/other", UNITS, 3)
+                await node.until(lambda: any(hold.pod for hold in node.door.allocator.holds))
+            else:
+                node.kubelet.active.add("a/other")
+            init = await node.kubelet.admit("a/b", UNITS, 2, container="init", init=True)
+            ids = node.kubelet.held["a/b", "init", UNITS]
+            uuid = next(iter(ids)).partition("::")[0]
+            node.kubelet.end("a/other")
+            main = await node.kubelet.admit(
+                "a/b", UNITS, 5, reusable=ids, among=lambda name: name.startswith(uuid)
+            )
+            assert init.cdi_devices == main.cdi_devices
+            assert 5 in sizes(node)
+
+    run(story())
+
+
 def test_an_init_container_that_alone_asked_keeps_its_allocation_to_the_end_of_its_pod(short: Path) -> None:
     async def story() -> None:
         async with node_in(short) as node:
@@ -128,6 +154,27 @@ def test_the_end_of_a_pods_last_container_releases_at_once(short: Path) -> None:
             node.kubelet.end("a/b")
             await node.until(lambda: not list(node.door.allocator.holds))
             assert node.world.is_empty()
+
+    run(story())
+
+
+def test_a_restarted_vgpud_trusts_the_list_of_a_kubelet_that_runs_for_long(short: Path) -> None:
+    """A kubelet that has just started may lack pods in its list."""
+
+    async def story() -> None:
+        async with node_in(short, SLOW, pace=replace(FAST, settled=60.0)) as node:
+            await node.kubelet.healthy(UNITS, 160)
+            await node.kubelet.admit("a/b", UNITS, 5)
+            with container() as init:
+                await start(node, "a/b/main", init)
+            node.kubelet.end("a/b")
+            await node.until(node.door.allocator.waits_for_a_pods_end)
+            await node.close()
+            assert sizes(node) == [5]
+            long_ago = time.time() - 3600
+            os.utime(node.kubelet.plugins / "kubelet.sock", (long_ago, long_ago))
+            node.open()
+            await node.until(lambda: not node.allocations)
 
     run(story())
 

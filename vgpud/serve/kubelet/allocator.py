@@ -39,14 +39,13 @@ _START_SECONDS = 900.0
 
 @dataclass(frozen=True, slots=True)
 class _Admission:
-    """The time at which an allocation was made, and the pods that the kubelet listed then, including its own.
+    """When an allocation was made, and the pods that were new in the kubelet's list then, including its own.
 
-    `fresh` are the pods that the earlier check did not list; `refusals` is the number of refusals until then.
+    `refusals` is the number of refusals until then.
     """
 
     at_seconds: float
-    pods: frozenset[str]
-    fresh: frozenset[str]
+    newcomers: frozenset[str]
     refusals: int
 
 
@@ -76,7 +75,7 @@ class Allocator:
         # the pod that is being admitted, by the request id of its allocation
         self._admitted: dict[str, _Admission] = {}
         self._refusals = 0
-        self._checked_pods: frozenset[str] = frozenset()
+        self._listed_since: dict[str, float] = {}  # by pod: the time of the first list that had it
         # request ids of allocations with running containers, whose ids the kubelet gave to another pod
         self._disputed: set[str] = set()
 
@@ -127,7 +126,7 @@ class Allocator:
         known = self.holds.overlapping(resource.name, ids)
         request_of(resource, ids, self._devices(), request_id(resource.name, ids))  # refuses unknown ids
         if known:
-            listed = await self._pods.list()
+            listed = await self._list()
             alive = [hold for hold in known if not await self._leave_if_stale(hold, ids, listed)]
             if alive:
                 return await self._again(resource, ids, alive, listed)
@@ -137,7 +136,7 @@ class Allocator:
         name = request_id(resource.name, ids)
         request = request_of(resource, ids, self._devices(), name)
         await self.holds.put(Hold(name, resource.name, ids))
-        listed = await self._pods.list()
+        listed = await self._list()
         self._changed()
         try:
             allocation = await self._keeper.allocate(request)
@@ -145,12 +144,21 @@ class Allocator:
             await self.holds.drop(name)
             raise
         if listed is not None:
-            fresh = listed.pods - self._checked_pods
-            self._admitted[name] = _Admission(clock.now(), listed.pods, fresh, self._refusals)
+            now = clock.now()
+            since = self._listed_since
+            newcomers = frozenset(pod for pod in listed.pods if now - since[pod] < _ADMISSION_SECONDS)
+            self._admitted[name] = _Admission(now, newcomers, self._refusals)
         log.info(
             LogEvent.ALLOCATED_FOR_KUBELET, allocation=allocation.id, resource=resource.name, ids=len(ids)
         )
         return allocation
+
+    async def _list(self) -> Listing | None:
+        listed = await self._pods.list()
+        if listed is not None:
+            now = clock.now()
+            self._listed_since = {pod: self._listed_since.get(pod, now) for pod in listed.pods}
+        return listed
 
     async def _leave_if_stale(self, hold: Hold, ids: frozenset[str], listed: Listing | None) -> bool:
         """If the pod of the hold has ended, releases its allocation, because the kubelet has given its ids to
@@ -172,14 +180,23 @@ class Allocator:
         return True
 
     def _is_being_admitted(self, request_id: str, listed: Listing) -> bool:
-        """Was the allocation made for the pod that the kubelet is admitting now? That pod is still listed."""
+        """Was the allocation made for the pod that the kubelet is admitting now?
+
+        In doubt yes: containers of two pods then share it, whereas no container of the pod could start if its
+        allocation were released.
+        """
         made = self._admitted.get(request_id)
-        return (
-            made is not None
-            and made.refusals == self._refusals
-            and clock.now() - made.at_seconds < _ADMISSION_SECONDS
-            and made.pods <= listed.pods
-        )
+        if made is None or made.refusals != self._refusals:
+            return False
+        if clock.now() - made.at_seconds >= _ADMISSION_SECONDS:
+            return False
+        possible = self._possible_pods(request_id, made)
+        return possible <= listed.pods or not possible.isdisjoint(listed.pods)
+
+    def _possible_pods(self, request_id: str, made: _Admission) -> frozenset[str]:
+        """The pods that may have the allocation: newcomers without another one."""
+        others = (hold.pod for hold in self.holds if hold.request_id != request_id and hold.pod)
+        return made.newcomers - {pod.rpartition("/")[0] for pod in others}
 
     async def _again(
         self,
@@ -316,7 +333,7 @@ class Allocator:
         with running containers are kept.
         """
         async with self._one_at_a_time:
-            listed = await self._pods.list()
+            listed = await self._list()
             if listed is None:
                 self._unseen.clear()
                 return
@@ -331,7 +348,6 @@ class Allocator:
                     0.0 if settled and self._has_ended(name) else release_seconds
                 ):
                     await self._release_unseen(allocation)
-            self._checked_pods = listed.pods
             names = {allocation.request.id for allocation in self._keeper.list()[0]}
             for hold in self.holds:
                 if hold.request_id not in names:
@@ -347,7 +363,7 @@ class Allocator:
         known = any(hold.pod for hold in self.holds if hold.request_id == name)
         if made is None or known or clock.now() - made.at_seconds >= _START_SECONDS:
             return False
-        return not made.fresh.isdisjoint(listed.pods)
+        return not self._possible_pods(name, made).isdisjoint(listed.pods)
 
     def _unseen_seconds(self, name: str) -> float:
         now = clock.now()

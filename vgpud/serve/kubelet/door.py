@@ -6,6 +6,7 @@ polled, because it may be removed and made again, and on many nodes it never exi
 
 import asyncio
 import re
+import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ class Pace:
     unwatched: float = 10.0  # after which a registration without a ListAndWatch call is repeated
     retry: float = 5.0  # after a refusal by the kubelet
     settled: float = 60.0  # after the kubelet's start; earlier its list may lack pods
-    ending: float = 0.5  # between checks while a pod whose containers have ended may disappear
+    ending: float = 0.25  # between checks while a pod whose containers have ended may disappear
     ending_for: float = 30.0  # after the latest such end; a pod may also restart its containers
 
 
@@ -85,6 +86,13 @@ class Kubelet:
         except OSError:
             return None
         return found.st_ino, found.st_ctime_ns
+
+    def age_seconds(self) -> float:
+        """The time since this kubelet has bound its socket; 0 if it is not running."""
+        try:
+            return max(0.0, time.time() - self.socket.stat().st_mtime)
+        except OSError:
+            return 0.0
 
 
 class KubeletDoor:
@@ -227,7 +235,7 @@ class KubeletDoor:
         while True:
             life = self._kubelet.life() if self._plugins else None
             if life != self._served:
-                self._served, self._served_since = life, clock.now()
+                self._served, self._served_since = life, clock.now() - self._kubelet.age_seconds()
                 self._retry_at.clear()
                 for plugin in self._plugins.values():
                     plugin.registered = False
