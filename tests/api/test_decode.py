@@ -34,7 +34,7 @@ def test_an_empty_request_asks_for_one_whole_device() -> None:
     assert decoded(pb.AllocateRequest()).whole_device
 
 
-def test_every_field_arrives() -> None:
+def test_every_field_of_a_request_is_decoded() -> None:
     asked = pb.AllocateRequest(
         request_id="not this one",
         memory_bytes=2**31 + 1,
@@ -123,7 +123,7 @@ def test_wrong_ids_are_refused(request_id: str) -> None:
     assert refused(pb.AllocateRequest(), request_id).code is ErrorCode.BAD_REQUEST
 
 
-def test_longest_texts_are_taken() -> None:
+def test_texts_of_the_maximum_length_are_accepted() -> None:
     assert len(decoded(pb.AllocateRequest(label="x" * 256), "y" * 128).label) == 256
 
 
@@ -140,7 +140,7 @@ def test_a_field_of_a_newer_version_is_refused(data: bytes) -> None:
     assert caught.value.code is ErrorCode.BAD_REQUEST
 
 
-def test_resize_names_what_it_changes() -> None:
+def test_a_resize_needs_at_least_one_new_limit() -> None:
     both = decode.limits(pb.ResizeRequest(memory_bytes=7, share_percent=0.01))
     assert both == decode.ResizeLimits(7, Percent(1))
     assert decode.limits(pb.ResizeRequest(memory_bytes=7)).share is None
@@ -151,7 +151,7 @@ def test_resize_names_what_it_changes() -> None:
         decode.limits(pb.ResizeRequest(memory_bytes=0, share_percent=10))
 
 
-def test_an_owner_is_written_whole_or_not_at_all() -> None:
+def test_an_owner_has_both_uid_and_gid_or_is_refused() -> None:
     assert decode.named_owner(pb.AllocateRequest()) is None
     assert decode.named_owner(pb.AllocateRequest(owner_uid=0, owner_gid=0)) == Owner(0, 0)
     for asked in (
@@ -164,7 +164,7 @@ def test_an_owner_is_written_whole_or_not_at_all() -> None:
         assert caught.value.code is ErrorCode.BAD_REQUEST
 
 
-def test_of_many_unknown_fields_few_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_few_of_many_unknown_fields_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request may contain 40 000 unknown fields, and is decoded on the event loop."""
     looked: list[int] = []
 

@@ -54,7 +54,7 @@ HELD = Allocation(
 )
 
 
-def test_an_allocation_arrives_whole() -> None:
+def test_a_reply_has_every_field_of_an_allocation() -> None:
     use = [
         SliceUse("GPU-1", 1, 2, 3, 4, 5, (6, 7), ComputeTime(8, 9, 10, 11, 12)),
         SliceUse("GPU-3", 1, 2, 3, 4, 5, ()),
@@ -92,7 +92,7 @@ def test_an_allocation_without_edits_sends_no_environment_or_paths() -> None:
     assert b"/h" not in sent.SerializeToString()
 
 
-def test_a_device_arrives_whole() -> None:
+def test_a_reply_has_every_field_of_a_device() -> None:
     profile = MigProfile(19, "1g.18gb", 1, 7, 16, 123, (Placement(0, 1), Placement(1, 1)))
     instance = GpuInstance(
         1, 19, Placement(1, 1), (ComputeInstance(0, 0, "MIG-1"), ComputeInstance(1, 0, ""))
@@ -151,7 +151,7 @@ def test_a_plan_carries_its_refusal() -> None:
     assert (done.steps[0].kind, done.steps[0].mode) == ("attach", "mig")
 
 
-def test_every_other_reply_arrives_whole() -> None:
+def test_every_other_reply_has_every_field() -> None:
     node = encode.node(
         NodeDescription(Node((Device("G", 0),)), 2, 3, "d", "s", 1.5, "no driver"), "host", "1.0"
     )

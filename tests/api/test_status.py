@@ -54,7 +54,7 @@ def test_every_error_survives_the_grpc_status(failing: Failing) -> None:
         assert failing.error() == sent
 
 
-def test_an_errors_grpc_status_is_that_of_the_table_of_errors(failing: Failing) -> None:
+def test_each_error_has_the_grpc_status_of_the_error_table(failing: Failing) -> None:
     failing.status = status.to_status(VgpuError(ErrorCode.NO_CAPACITY, "no room"))
     with grpc.insecure_channel(f"unix:{failing.path}") as channel, pytest.raises(grpc.RpcError) as caught:
         call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/vgpud.v1.Vgpud/GetNode")
@@ -63,7 +63,7 @@ def test_an_errors_grpc_status_is_that_of_the_table_of_errors(failing: Failing) 
     assert caught.value.details() == "no room"
 
 
-def test_long_errors_are_cut_to_what_any_client_takes(failing: Failing) -> None:
+def test_long_errors_are_shortened_to_the_default_limit_of_clients(failing: Failing) -> None:
     sent = VgpuError(ErrorCode.IMPOSSIBLE, "ü" * 5000, "h" * 5000, tuple("d" * 100 for _ in range(500)))
     failing.status = status.to_status(sent)
     got = failing.error()
@@ -91,7 +91,9 @@ def test_long_errors_are_cut_to_what_any_client_takes(failing: Failing) -> None:
         (grpc.StatusCode.UNKNOWN, ErrorCode.BUG),
     ],
 )
-def test_errors_of_grpc_itself(failing: Failing, code: grpc.StatusCode, number: ErrorCode) -> None:
+def test_errors_of_grpc_become_numbered_errors(
+    failing: Failing, code: grpc.StatusCode, number: ErrorCode
+) -> None:
     failing.plain = (code, "words")
     got = failing.error()
     assert got.code is number

@@ -132,7 +132,7 @@ def test_an_idle_tenant_costs_the_others_nothing(cut_card: Card) -> None:
     assert work(answer(process)) > 60
 
 
-def test_two_tenants_that_leave_gaps_are_not_taken_off(cut_card: Card) -> None:
+def test_two_tenants_that_leave_gaps_are_not_preempted(cut_card: Card) -> None:
     leases = [cut_card.lease(name, CONSERVING, 50) for name in "ab"]
     processes = [cut_card.spin(lease, LONG, "--every-us", "20000") for lease in leases]
     eventually(lambda: stays_on(*leases), "both stay on the card", 60)
@@ -172,7 +172,7 @@ def test_each_request_of_a_priority_tenant_interrupts(cut_card: Card) -> None:
 
 
 @pytest.mark.parametrize("how", ["reset", "release", "destroy", "green"])
-def test_contexts_that_come_and_go_stay_under_the_share(cut_card: Card, how: str) -> None:
+def test_contexts_that_begin_and_end_stay_under_the_share(cut_card: Card, how: str) -> None:
     """One process makes 200 contexts, each with work. A channel may be gone when the arbiter disables it."""
     lease = cut_card.lease("a", HARD, 50)
     said = answer(
@@ -182,7 +182,7 @@ def test_contexts_that_come_and_go_stay_under_the_share(cut_card: Card, how: str
     assert counters(lease)["bypasses"] == 0
 
 
-def test_40_live_contexts_are_under_the_share(cut_card: Card) -> None:
+def test_forty_live_contexts_stay_under_the_share(cut_card: Card) -> None:
     lease = cut_card.lease("a", HARD, 25)
     update_limits(lease, [replace(one, memory_bytes=64 * GIB) for one in cut_card.limits(HARD, 25)])
     cut_card.program(str(TEST_BUILD / "context-cycles"), lease, "live", "40", "60", "1000", "1000")

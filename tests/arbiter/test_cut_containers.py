@@ -14,9 +14,7 @@ USERS = ("unshare", "--user", "--map-root-user")
 
 @needs("namespaces", "user-namespaces")
 @pytest.mark.parametrize("around", [PIDS, USERS, (*USERS, *PIDS[1:])], ids=["pids", "users", "both"])
-def test_a_tenant_in_namespaces_is_taken_off_the_device_from_outside(
-    cut_card: Card, around: tuple[str, ...]
-) -> None:
+def test_a_tenant_in_namespaces_is_preempted_from_outside(cut_card: Card, around: tuple[str, ...]) -> None:
     lease = cut_card.lease("a", SharePolicy.HARD, 25)
     process = cut_card.spin(lease, 3.0, around=around)
     eventually(lambda: table(lease)[0] == 1, "it is off", 30)

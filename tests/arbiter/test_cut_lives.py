@@ -115,7 +115,9 @@ def test_a_tenant_whose_libvgpu_threads_are_stopped_is_held_to_its_share(cut_car
         assert work(answer(cut_card.spin(other, 2.0))) > 40
 
 
-def test_a_process_whose_files_are_gone_for_a_moment_is_not_marked(cut_card: Card, tmp_path: Path) -> None:
+def test_a_process_whose_control_file_is_absent_for_a_moment_keeps_the_cut_engine(
+    cut_card: Card, tmp_path: Path
+) -> None:
     """Files are missing for a moment in a process that is exiting, or before the arbiter learns of its exec.
     The tenant counts as preempted meanwhile.
     """
@@ -136,7 +138,7 @@ def test_a_process_whose_files_are_gone_for_a_moment_is_not_marked(cut_card: Car
     assert cut_card.client.registered("a").refusal == ""
 
 
-def test_a_tenant_whose_files_stay_away_has_the_gate(cut_card: Card) -> None:
+def test_a_tenant_whose_control_file_stays_absent_gets_the_gate_engine(cut_card: Card) -> None:
     """The tenant's table names a file descriptor that the tenant does not have. Without engine `gate` it
     could not be preempted at all.
     """
@@ -167,7 +169,7 @@ signal.pause()
 """
 
 
-def test_a_capture_that_ends_under_the_other_name_of_its_stream_is_over(cut_card: Card) -> None:
+def test_a_capture_ended_by_another_name_of_its_stream_is_not_counted_any_more(cut_card: Card) -> None:
     """In functions with _ptsz, NULL and CU_STREAM_PER_THREAD name the same stream. While libvgpu counts a
     capture it records no event for a kernel. A capture that never ended would make the tenant count as idle
     and be preempted before its kernel is done.

@@ -17,7 +17,7 @@ from vgpud.ctl import checks
         ("# subid: sss\nsubid:  sss\n", "takes them from sss, and vgpud sees those of /etc/subuid alone"),
     ],
 )
-def test_ranges_of_subordinate_uids_that_vgpud_does_not_see_are_told(
+def test_doctor_reports_subordinate_uid_ranges_that_vgpud_does_not_know(
     tmp_path: Path, text: str, warned: str
 ) -> None:
     file = tmp_path / "nsswitch.conf"
@@ -28,7 +28,7 @@ def test_ranges_of_subordinate_uids_that_vgpud_does_not_see_are_told(
 
 
 @needs("root")
-def test_a_cdi_folder_that_a_user_can_change_is_told(tmp_path: Path) -> None:
+def test_doctor_reports_a_cdi_folder_that_a_user_can_change(tmp_path: Path) -> None:
     for name in ("run", "cdi"):
         (tmp_path / name).mkdir(mode=0o755)
     host = checks.Host.of(os.environ)._replace(run_dir=tmp_path / "run", cdi_dir=tmp_path / "cdi")

@@ -82,13 +82,13 @@ def test_the_names_of_each_verb_are_the_golden_ones(line: str, main: Ctl) -> Non
     assert (done.returncode, done.stdout.splitlines()) == (0, NAMES[line])
 
 
-def test_golden_holds_nothing_else() -> None:
+def test_every_golden_file_belongs_to_a_verb() -> None:
     kept = {path.name for path in GOLDEN.iterdir()}
     assert kept == {f"{name}.txt" for name in TEXTS} | {f"{name}.json" for name in DOCUMENTS}
 
 
 @pytest.mark.parametrize("name", ["devices", "ls", "explain"])
-def test_a_table_without_headers_has_its_rows_alone(name: str, main: Ctl, daemon: Daemon) -> None:
+def test_a_table_without_headers_prints_only_rows(name: str, main: Ctl, daemon: Daemon) -> None:
     daemon.replies["ListAllocations"] = canned.allocations(canned.aged(canned.preload(), 3), canned.mig())
     with_them = main(*TEXTS[name].split()).stdout.splitlines()
     without = main(*TEXTS[name].split(), "--no-headers").stdout.splitlines()
@@ -103,7 +103,7 @@ def test_color_marks_failed_states(main: Ctl, daemon: Daemon) -> None:
     assert "\x1b" not in main("devices").stdout
 
 
-def test_main_in_this_process_prints_the_same(main: Ctl, ctl: Ctl) -> None:
+def test_vgpuctl_within_the_test_process_prints_the_same(main: Ctl, ctl: Ctl) -> None:
     for line in ("devices", "show a1b2c3d4 -o json"):
         inside, outside = main(*line.split()), ctl(*line.split())
         assert (outside.returncode, outside.stdout, outside.stderr) == (0, inside.stdout, "")

@@ -78,7 +78,7 @@ def test_the_main_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> N
         assert re.search(rf"^  {entry.name} +{re.escape(entry.help)}$", said, re.MULTILINE)
 
 
-def test_isolations_are_the_models() -> None:
+def test_the_isolations_of_vgpuctl_are_those_of_the_model() -> None:
     assert set(ISOLATIONS) == {isolation.value for isolation in Isolation}
 
 
@@ -99,7 +99,7 @@ def test_options_stand_before_or_after_the_verb(line: str) -> None:
     assert (got["quiet"], got["verbose"], got["no_headers"], got["color"]) == (True, True, True, "never")
 
 
-def test_options_stand_around_both_words_of_policy() -> None:
+def test_options_stand_before_between_and_after_the_words_of_policy() -> None:
     verb, arguments = parse(["-q", "policy", "-o", "json", "show", "--origin", "--socket", "/s"])
     assert verb.function == "policy:show"
     assert (arguments.quiet, arguments.output, arguments.origin, arguments.socket) == (
@@ -209,7 +209,7 @@ def test_a_wrong_command_line_is_refused(line: str, sentence: str, hint: str) ->
         ("-V", "vgpuctl "),
     ],
 )
-def test_help_and_version_are_words_too(line: str, printed: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_and_version_are_also_verbs(line: str, printed: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         parse(line.split())
     assert stopped.value.code == 0
@@ -231,7 +231,7 @@ def test_each_synonym_leads_to_a_verb() -> None:
 
 
 @pytest.mark.parametrize("mode", ["mig", "mps", "preload", "exclusive"])
-def test_a_mode_names_the_isolation_that_it_gives(mode: str) -> None:
+def test_a_mode_is_accepted_as_the_isolation_that_it_provides(mode: str) -> None:
     _, arguments = parse(["alloc", "--isolation", mode])
     assert MODE_OF[Isolation(arguments.isolation)] == mode
 
@@ -246,7 +246,7 @@ def test_a_refusal_is_printed_as_sentence_and_hint(ctl: Ctl) -> None:
     )
 
 
-def test_the_manual_names_everything() -> None:
+def test_the_manual_names_every_verb_option_and_exit_code() -> None:
     manual = (ROOT / "docs" / "vgpuctl.md").read_text()
     for line, verb in LINES:
         assert f"`{line}" in manual, line

@@ -31,7 +31,7 @@ def ready(daemon: Daemon) -> Iterator[threading.Event]:
     event.set()
 
 
-def test_a_terminal_is_told_how_a_suspension_goes_on(daemon: Daemon, ready: threading.Event) -> None:
+def test_a_terminal_shows_the_progress_of_a_suspension(daemon: Daemon, ready: threading.Event) -> None:
     live = Live(daemon, verb=SUSPEND)
     try:
         live.until("suspending a1b2c3d4: ")
@@ -56,7 +56,9 @@ def test_the_line_does_not_wrap_in_a_narrow_terminal(daemon: Daemon, ready: thre
     assert lines and max(map(len, lines)) < 40
 
 
-def test_an_interrupt_says_that_vgpud_goes_on(daemon: Daemon, ready: threading.Event) -> None:
+def test_an_interrupt_prints_that_vgpud_continues_the_suspension(
+    daemon: Daemon, ready: threading.Event
+) -> None:
     live = Live(daemon, verb=SUSPEND)
     try:
         live.until("suspending a1b2c3d4: ")
@@ -68,10 +70,10 @@ def test_an_interrupt_says_that_vgpud_goes_on(daemon: Daemon, ready: threading.E
         live.close()
 
 
-def test_a_pipe_is_told_nothing(main: Ctl, ready: threading.Event) -> None:
+def test_no_progress_is_written_to_a_pipe(main: Ctl, ready: threading.Event) -> None:
     ready.set()
     assert "suspending" not in main("suspend", "a1b2c3d4").stderr
 
 
-def test_an_operation_without_memory_tells_its_time_alone() -> None:
+def test_an_operation_without_memory_shows_only_its_time() -> None:
     assert progress_line("moving a1", 0, 0, 75.0) == "moving a1: 1m; Ctrl-C leaves it to vgpud"

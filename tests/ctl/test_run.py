@@ -40,17 +40,17 @@ def start(daemon: Daemon, *command: str, **more: Any) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("code", [0, 1, 7, 126, 255])
-def test_the_exit_code_is_the_commands(ctl: Ctl, code: int) -> None:
+def test_the_exit_code_is_that_of_the_command(ctl: Ctl, code: int) -> None:
     done = ctl("run", "--", "sh", "-c", f"exit {code}")
     assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGPIPE])
-def test_death_by_signal_is_the_commands(ctl: Ctl, number: signal.Signals) -> None:
+def test_a_command_killed_by_a_signal_gives_its_signal_as_status(ctl: Ctl, number: signal.Signals) -> None:
     assert ctl("run", "--", "sh", "-c", f"kill -{number.value} $$").returncode == -number
 
 
-def test_kill_9_from_outside_meets_the_command_itself(daemon: Daemon) -> None:
+def test_sigkill_to_the_pid_of_vgpuctl_run_ends_the_command(daemon: Daemon) -> None:
     with start(daemon, "sh", "-c", "echo $$; exec sleep 60") as process:
         assert process.stdout is not None
         assert int(process.stdout.readline()) == process.pid
@@ -103,7 +103,7 @@ def test_a_preload_library_is_put_before_existing_ones(ctl: Ctl, daemon: Daemon)
     assert ctl(*shown, env={"LD_PRELOAD": "/x.so /y.so"}).stdout == "/opt/vgpud/libvgpu.so:/x.so /y.so\n"
 
 
-def test_merging_leaves_bytes_that_are_not_text_alone() -> None:
+def test_merged_environments_keep_bytes_that_are_not_utf8() -> None:
     before = {b"A": b"\xff", b"LD_PRELOAD": b"/old.so"}
     assert merged({"LD_PRELOAD": "/new.so", "B": "2"}, before) == {
         b"A": b"\xff",
@@ -112,7 +112,7 @@ def test_merging_leaves_bytes_that_are_not_text_alone() -> None:
     }
 
 
-def test_directory_and_standard_input_are_the_callers(ctl: Ctl, tmp_path: Path) -> None:
+def test_the_command_inherits_directory_and_standard_input(ctl: Ctl, tmp_path: Path) -> None:
     done = ctl("run", "--", "sh", "-c", "pwd; cat", cwd=tmp_path, input="through\n")
     assert done.stdout == f"{tmp_path}\nthrough\n"
 
@@ -166,12 +166,12 @@ def test_no_signal_stays_ignored_or_blocked(ctl: Ctl) -> None:
     assert int(fields["SigBlk"], 16) == int(plain["SigBlk"], 16)
 
 
-def test_words_of_the_command_are_not_read(ctl: Ctl) -> None:
+def test_options_after_the_command_belong_to_the_command(ctl: Ctl) -> None:
     done = ctl("run", "--", "printf", "%s|", "--memory", "10G", "--", "-o", "a b", "")
     assert done.stdout == "--memory|10G|--|-o|a b||"
 
 
-def test_the_marker_may_be_left_out(ctl: Ctl) -> None:
+def test_the_double_dash_before_the_command_is_optional(ctl: Ctl) -> None:
     assert ctl("run", "--memory", "4GiB", "echo", "-n", "--").stdout == "--"
 
 
@@ -217,7 +217,7 @@ def test_a_failed_release_does_not_hide_the_error_of_the_program(ctl: Ctl, daemo
     assert "stopping" not in done.stderr
 
 
-def test_a_refusal_runs_nothing(ctl: Ctl, daemon: Daemon, tmp_path: Path) -> None:
+def test_a_refused_run_does_not_start_the_command(ctl: Ctl, daemon: Daemon, tmp_path: Path) -> None:
     daemon.replies["Allocate"] = VgpuError(
         ErrorCode.NO_CAPACITY,
         "no device has 100GiB free",
@@ -236,7 +236,7 @@ def test_a_refusal_runs_nothing(ctl: Ctl, daemon: Daemon, tmp_path: Path) -> Non
     assert daemon.requests("Release") == []
 
 
-def test_no_command_asks_for_nothing(ctl: Ctl, daemon: Daemon) -> None:
+def test_a_run_without_a_command_makes_no_allocation(ctl: Ctl, daemon: Daemon) -> None:
     for line in (["run"], ["run", "--memory", "1GiB", "--"]):
         done = ctl(*line)
         assert done.returncode == 2
@@ -248,7 +248,7 @@ def test_verbose_prints_the_allocation(ctl: Ctl) -> None:
     assert ctl("run", "-v", "--", "true").stderr == f"allocation a1b2c3d4 on {canned.A}\n"
 
 
-def test_exports_set_the_environment_of_run(ctl: Ctl) -> None:
+def test_the_exports_of_alloc_set_the_environment_of_run(ctl: Ctl) -> None:
     lines = export_lines(canned.preload())
     show = 'printf "%s\\n" "$CUDA_VISIBLE_DEVICES" "$VGPU_LEASE" "$LD_PRELOAD"'
     for before, preload in (("", "/opt/vgpud/libvgpu.so"), ("/x.so", "/opt/vgpud/libvgpu.so:/x.so")):

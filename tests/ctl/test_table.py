@@ -23,13 +23,13 @@ def test_numbers_stand_right_and_the_rest_left() -> None:
     assert render(table, wide=False, headers=False) == [" 5  a      x", "10  bcdef  -"]
 
 
-def test_wide_columns_only_when_asked() -> None:
+def test_wide_columns_are_printed_only_with_the_wide_format() -> None:
     table = Table((Column("A"), Column("B", wide=True)), [("1", "2")])
     assert render(table, wide=False, headers=True) == ["A", "1"]
     assert render(table, wide=True, headers=True) == ["A  B", "1  2"]
 
 
-def test_an_empty_table_is_its_headers() -> None:
+def test_an_empty_table_prints_its_headers() -> None:
     assert render(Table((Column("A"),), []), wide=False, headers=True) == ["A"]
     assert render(Table((Column("A"),), []), wide=False, headers=False) == []
 
@@ -51,7 +51,7 @@ def test_a_wide_character_counts_two_columns(text: str, cells: int) -> None:
     assert width(text) == cells
 
 
-def test_a_label_cannot_drive_the_terminal() -> None:
+def test_a_label_sends_no_control_characters_to_the_terminal() -> None:
     assert clean("a\x1b[2J\r\nb\N{RIGHT-TO-LEFT OVERRIDE}") == "a\\x1b[2J\\r\\nb\\u202e"
 
 
@@ -91,7 +91,9 @@ class Tty(io.StringIO):
         ("never", True, {"FORCE_COLOR": "1"}, False),
     ],
 )
-def test_color(choice: str, tty: bool, environment: dict[str, str], wanted: bool) -> None:
+def test_color_follows_option_terminal_and_environment(
+    choice: str, tty: bool, environment: dict[str, str], wanted: bool
+) -> None:
     assert wants_color(choice, Tty() if tty else io.StringIO(), environment) is wanted
 
 

@@ -247,7 +247,7 @@ def test_top_handles_keys_and_a_daemon_restart_and_restores_the_terminal(daemon:
     assert max((width(line), line) for line in drawn)[0] <= 100
 
 
-def test_live_ends_with_an_error_and_a_whole_terminal(daemon: Daemon) -> None:
+def test_an_error_ends_top_and_restores_the_terminal(daemon: Daemon) -> None:
     daemon.replies["ListDevices"] = VgpuError(ErrorCode.BUG, "broken", "")
     live = Live(daemon)
     try:
@@ -284,7 +284,7 @@ def test_a_signal_that_ends_top_restores_the_terminal(daemon: Daemon, number: si
         live.close()
 
 
-def test_a_stopped_top_leaves_the_terminal_as_it_was_and_comes_back(daemon: Daemon) -> None:
+def test_a_stopped_top_restores_the_terminal_and_redraws_when_continued(daemon: Daemon) -> None:
     live = Live(daemon)
     try:
         live.until("by memory")
@@ -370,7 +370,7 @@ def test_held_arrow_keys_move_the_selection_and_change_nothing_else(daemon: Daem
         live.close()
 
 
-def test_processes_that_no_limit_holds_have_rows_of_their_own(main: Ctl, daemon: Daemon) -> None:
+def test_unlimited_processes_have_rows_of_their_own(main: Ctl, daemon: Daemon) -> None:
     said = main("top", "-1").stdout
     assert re.search(r"4343 +1 +- +outside vgpud", said)
     (row,) = json.loads(main("top", "-1", "-o", "json").stdout)["outside"]

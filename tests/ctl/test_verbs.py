@@ -53,7 +53,7 @@ def test_status_is_degraded_without_hardware(main: Ctl, daemon: Daemon) -> None:
     assert "degraded:  the NVIDIA driver is not loaded\n" in done.stdout
 
 
-def test_no_devices_are_headers_and_a_word(main: Ctl, daemon: Daemon) -> None:
+def test_a_node_without_devices_prints_headers_and_a_message(main: Ctl, daemon: Daemon) -> None:
     daemon.replies["ListDevices"] = pb.ListDevicesReply()
     done = main("devices")
     assert done.stdout.split()[:2] == ["INDEX", "NAME"]
@@ -62,7 +62,7 @@ def test_no_devices_are_headers_and_a_word(main: Ctl, daemon: Daemon) -> None:
     assert main("devices", "--no-headers").stdout == ""
 
 
-def test_alloc_for_another_user_by_an_id_of_the_callers(main: Ctl, daemon: Daemon) -> None:
+def test_alloc_takes_owner_and_request_id_as_options(main: Ctl, daemon: Daemon) -> None:
     done = main("alloc", "--owner", "1000:100", "--request-id", "job-7", "--memory", "1.5GiB")
     assert done.stdout == "a1b2c3d4\n"
     (request,) = daemon.requests("Allocate")
@@ -162,7 +162,9 @@ def test_plan_exits_with_the_code_of_the_refusal(main: Ctl, daemon: Daemon) -> N
 
 
 @pytest.mark.parametrize(("dry", "changed", "code"), [(True, True, 1), (True, False, 0), (False, True, 0)])
-def test_policy_reload(main: Ctl, daemon: Daemon, dry: bool, changed: bool, code: int) -> None:
+def test_a_policy_reload_prints_the_changed_settings(
+    main: Ctl, daemon: Daemon, dry: bool, changed: bool, code: int
+) -> None:
     daemon.replies["ReloadPolicy"] = pb.ReloadPolicyReply(
         changed=changed,
         digest="77",
@@ -263,7 +265,7 @@ def test_a_silent_daemon_is_an_error_with_a_hint(main: Ctl, daemon: Daemon) -> N
     assert "(E802)" in done.stderr
 
 
-def test_a_bug_is_a_sentence(main: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_internal_error_is_printed_as_one_sentence(main: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vgpud.ctl.tables.devices", lambda _items: 1 // 0)
     done = main("devices")
     assert done.returncode == 70
@@ -327,7 +329,7 @@ def test_an_allocation_whose_answer_cannot_be_written_is_named(daemon: Daemon, o
     )
 
 
-def test_a_locale_without_the_letters_of_a_label(ctl: Ctl) -> None:
+def test_a_label_is_printed_in_a_locale_that_lacks_its_letters(ctl: Ctl) -> None:
     done = ctl("ls", env={"PYTHONIOENCODING": "ascii"})
     assert done.returncode == 0
     assert "tr\\xe4ning" in done.stdout
@@ -417,7 +419,7 @@ def test_an_allocation_is_named_by_the_first_characters_of_its_id(main: Ctl, dae
     assert daemon.requests("Release")[-1].allocation_id == known[0].id[:3]
 
 
-def test_a_beginning_of_two_ids_is_refused(main: Ctl, daemon: Daemon) -> None:
+def test_a_prefix_of_two_ids_is_refused(main: Ctl, daemon: Daemon) -> None:
     ids = ["abcd00000001", "abcd00000002"]
     daemon.replies["ListAllocations"] = pb.ListAllocationsReply(
         allocations=[pb.Allocation(id=i) for i in ids]

@@ -63,7 +63,7 @@ except ValueError:
 """
 
 
-def test_a_terminal_does_not_obey_what_a_caller_wrote() -> None:
+def test_log_lines_send_no_control_characters_to_the_terminal() -> None:
     ours, theirs = pty.openpty()
     with os.fdopen(ours, "rb") as read:
         subprocess.run([sys.executable, "-c", LOGS], stderr=theirs, check=True, cwd=ROOT, timeout=300)
@@ -91,12 +91,12 @@ def test_the_catalog_names_only_fields_that_lines_have() -> None:
     assert {name for name in named if name.lower() not in given} == set()
 
 
-def test_every_id_is_used() -> None:
+def test_every_message_id_is_used() -> None:
     source = "".join(path.read_text() for path in (ROOT / "vgpud").rglob("*.py"))
     assert {message.name for message in Message if f"Message.{message.name}" not in source} == set()
 
 
-def test_the_manual_names_every_id() -> None:
+def test_the_manual_names_every_message_id() -> None:
     manual = (ROOT / "docs" / "metrics.md").read_text()
     assert {message.name for message in Message if f"`{message.value}`" not in manual} == set()
 

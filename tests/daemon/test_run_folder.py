@@ -36,7 +36,7 @@ def test_a_mount_that_honours_set_user_id_is_refused(
 
 
 @needs("root")
-def test_a_daemon_there_does_not_start(tmp_path: Path) -> None:
+def test_vgpud_does_not_start_in_a_run_folder_that_honours_set_user_id(tmp_path: Path) -> None:
     """An attack: a container's root left a set-user-ID program where every user could run it."""
     flags = os.statvfs(tmp_path).f_flag
     with node_maker(tmp_path) as make:

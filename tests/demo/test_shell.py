@@ -23,7 +23,7 @@ def shell(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_command_meets_the_node_of_the_profile() -> None:
+def test_a_command_runs_on_a_node_of_the_chosen_profile() -> None:
     done = shell("--profile", "t4x1", "--", "vgpuctl", "devices", "-o", "json")
     assert done.returncode == 0, done.stderr
     (device,) = json.loads(done.stdout)["items"]
@@ -43,7 +43,7 @@ def test_a_killed_vgpud_leaves_no_helper_behind() -> None:
     eventually(lambda: not Path(f"/proc/{arbiter}").exists(), "its parent has reaped it")
 
 
-def test_the_exit_code_is_the_commands() -> None:
+def test_the_exit_code_is_that_of_the_command() -> None:
     assert shell("--profile", "t4x1", "--", "sh", "-c", "exit 7").returncode == 7
 
 

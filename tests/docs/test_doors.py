@@ -62,7 +62,7 @@ esac
 
 @needs("podman", "root")
 @pytest.mark.parametrize("page", pages_of("containers"), ids=name_of)
-def test_containers(
+def test_container_commands_print_what_the_page_shows(
     page: Path,
     shared_node: DemoNode,  # noqa: F811
     rootfs: Path,  # noqa: F811
@@ -102,7 +102,7 @@ def job(cluster: Cluster, tmp_path: Path) -> Iterator[Reader]:  # noqa: F811
 
 @needs("slurm", "root")
 @pytest.mark.parametrize("page", pages_of("slurm"), ids=name_of)
-def test_slurm(page: Path, job: Reader, cluster: Cluster) -> None:  # noqa: F811
+def test_slurms_commands_print_what_the_page_shows(page: Path, job: Reader, cluster: Cluster) -> None:  # noqa: F811
     for block in in_place(page, "slurm"):
         for line in re.findall(r"^\$ .*\n(?:[^$].*\n)*", block.text, re.MULTILINE):
             job.follow(replace(block, text=line))
@@ -114,7 +114,7 @@ def test_slurm(page: Path, job: Reader, cluster: Cluster) -> None:  # noqa: F811
 
 @needs("kubectl")
 @pytest.mark.parametrize("page", pages_of("kubernetes"), ids=name_of)
-def test_kubernetes(page: Path, tmp_path: Path) -> None:
+def test_kubernetes_commands_print_what_the_page_shows(page: Path, tmp_path: Path) -> None:
     real = shutil.which("kubectl")
     shell = Reader(tmp_path, os.environ, {EXAMPLES: str(ROOT / "configs")})
     shell.program("kubectl", KUBECTL.format(real=real, python=sys.executable))

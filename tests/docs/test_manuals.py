@@ -31,7 +31,7 @@ def text(made: Path, name: str) -> str:
     return re.sub(r"\\f[BIR]", "", raw).replace("\\-", "-").replace("\\&", "").replace("\\e", "\\")
 
 
-def test_these_pages_are_made(made: Path) -> None:
+def test_the_listed_manual_pages_are_generated(made: Path) -> None:
     assert sorted(path.name for path in (made / "man").iterdir()) == sorted(PAGES)
     assert {path.name for path in (made / "completions").iterdir()} == {"vgpuctl", "_vgpuctl", "vgpuctl.fish"}
 

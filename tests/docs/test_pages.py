@@ -67,7 +67,7 @@ def test_every_command_is_run_or_is_on_the_list_with_why_not() -> None:
     assert unknown == []
 
 
-def test_the_lists_name_nothing_that_no_page_has() -> None:
+def test_every_listed_command_is_on_a_page() -> None:
     for command, why in NOT_RUN.items():
         print(f"not run: {command}: {why}")
     have = {span for _, span in named()}

@@ -250,7 +250,7 @@ def test_a_change_by_a_runtime_leaves_one_line_of_it(trail: Trail, verb: Verb) -
     assert lines[0]["uid"] == lines[0]["owner"] == os.geteuid()
 
 
-def test_a_container_that_ends_is_released_with_one_line_that_says_why(trail: Trail) -> None:
+def test_the_release_of_an_ended_container_leaves_one_line_with_its_reason(trail: Trail) -> None:
     held = prepared(trail)
     trail.lines()
     trail.hook("end", held, told={})

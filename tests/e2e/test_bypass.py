@@ -115,7 +115,9 @@ def bypasses(node: DemoNode) -> dict[str, list[str]]:
         "by RTLD_DEEPBIND",
     ],
 )
-def test_a_program_past_libvgpu_is_marked(shared_node: DemoNode, way: str, ended: list[Tenant]) -> None:
+def test_a_program_that_bypasses_libvgpu_is_marked(
+    shared_node: DemoNode, way: str, ended: list[Tenant]
+) -> None:
     node = shared_node
     counted = metric(node, "vgpud_allocations_marked_total")
     tenant, allocation = start(node, bypasses(node)[way])
@@ -149,7 +151,7 @@ def test_a_process_past_its_limits_is_listed_with_its_allocation(
     assert "outside vgpud" not in node.ctl("doctor", check=False).stdout
 
 
-def test_a_tenant_is_marked_alone(shared_node: DemoNode, ended: list[Tenant]) -> None:
+def test_only_the_tenant_that_bypasses_libvgpu_is_marked(shared_node: DemoNode, ended: list[Tenant]) -> None:
     node = shared_node
     honest, first = start(node, HOLD)
     other, second = start(node, ["env", "-u", "LD_PRELOAD", *HOLD])
@@ -172,7 +174,7 @@ def test_a_mark_outlives_the_daemon(make_node: NodeMaker, ended: list[Tenant]) -
     assert events(node, "allocation_bypassed") == [allocation], "it is told once"
 
 
-def test_the_policy_ends_a_tenant_past_libvgpu_and_no_other(make_node: NodeMaker) -> None:
+def test_the_policy_ends_only_the_tenant_that_bypasses_libvgpu(make_node: NodeMaker) -> None:
     """The user's other processes and its other allocation keep running."""
     node = make_node(policy=POLICY.format(rule="stop"))
     node.start()

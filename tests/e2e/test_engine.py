@@ -121,7 +121,7 @@ def test_a_restart_keeps_the_engine_of_running_tenants_and_the_verdict(cut_node:
     assert files.verdict(device(cut_node)["uuid"]) == verdict is not None
 
 
-def test_a_driver_that_came_while_vgpud_was_away_and_refuses_leaves_the_gate(cut_node: DemoNode) -> None:
+def test_a_new_driver_that_refuses_cut_leaves_the_gate_at_the_next_start(cut_node: DemoNode) -> None:
     """The arbiter still has the lease. vgpud makes it read the engine again, so that the tenant's next
     program runs under engine `gate`.
     """
@@ -154,7 +154,9 @@ def test_a_driver_that_came_while_vgpud_was_away_and_refuses_leaves_the_gate(cut
 
 
 @pytest.mark.parametrize("point", ["allocate.apply-mode", "allocate.choose-engine", "allocate.attach-0"])
-def test_an_allocate_cut_around_the_choice_leaves_a_right_state(cut_node: DemoNode, point: str) -> None:
+def test_an_allocate_cut_before_or_after_the_choice_of_the_engine_converges(
+    cut_node: DemoNode, point: str
+) -> None:
     cut_node.start(fault_point=point)
     assert cut_node.ctl("alloc", *ASKED, "--cores", "25", check=False).returncode != 0
     assert cut_node.daemon is not None and cut_node.daemon.wait(300) == -9
@@ -165,7 +167,7 @@ def test_an_allocate_cut_around_the_choice_leaves_a_right_state(cut_node: DemoNo
     cut_node.ctl("release", held)
 
 
-def test_a_tenant_that_ran_before_engines_were_known_keeps_the_gate(cut_node: DemoNode) -> None:
+def test_a_tenant_from_a_version_without_engines_keeps_the_gate(cut_node: DemoNode) -> None:
     """The state after an upgrade from a version without engine files: a lease exists, but no file with its
     device's engine.
     """
@@ -187,7 +189,7 @@ def test_a_device_of_another_mode_has_no_engine_and_is_not_probed(cut_node: Demo
     cut_node.ctl("release", held)
 
 
-def test_a_policy_with_another_word_is_refused(cut_node: DemoNode) -> None:
+def test_a_policy_with_an_unknown_engine_is_refused(cut_node: DemoNode) -> None:
     path = Path(cut_node.environment["VGPUD_CONFIG"])
     path.write_text(CUT.replace('"cut"', '"cuts"'))
     done = cut_node.ctl("policy", "check", str(path), check=False)
@@ -195,7 +197,7 @@ def test_a_policy_with_another_word_is_refused(cut_node: DemoNode) -> None:
     assert '"cuts" is not one of auto, cut, gate' in done.stderr + json.dumps(done.stdout)
 
 
-def test_a_driver_that_refuses_in_mid_run_has_the_tenant_marked_and_gated(cut_node: DemoNode) -> None:
+def test_a_tenant_is_marked_and_gated_if_the_driver_begins_to_refuse(cut_node: DemoNode) -> None:
     cut_node.start()
     tenant = cut_node.tenant([*ASKED, "--cores", "25"], [*SPIN, "--seconds", "120"])
     eventually(lambda: list(states(cut_node).values()) == ["active"], "it is allocated")

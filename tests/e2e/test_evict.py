@@ -226,7 +226,9 @@ POINTS = {
 
 
 @pytest.mark.parametrize(("verb", "point"), [(verb, point) for verb in POINTS for point in POINTS[verb]])
-def test_a_kill_at_each_step_loses_nothing(cut_node: DemoNode, verb: str, point: str) -> None:
+def test_a_kill_of_vgpud_at_each_step_of_an_eviction_loses_no_memory(
+    cut_node: DemoNode, verb: str, point: str
+) -> None:
     """The next start finishes a cut eviction, undoes a cut step of the driver and finishes a cut
     resumption.
     """
@@ -258,7 +260,9 @@ MOVE_POINTS = ["record-intent", "out", "lock-0", "save-0", "record-move", "resto
 
 
 @pytest.mark.parametrize("point", MOVE_POINTS)
-def test_a_kill_in_a_move_loses_nothing(cut_node: DemoNode, point: str) -> None:
+def test_a_kill_of_vgpud_in_the_move_of_an_evicted_tenant_loses_no_memory(
+    cut_node: DemoNode, point: str
+) -> None:
     node = cut_node
     node.start(fault_point=f"move.{point}")
     tenant, name = holding(node)

@@ -88,7 +88,7 @@ PAST_LIBVGPU = {"env -i": RTLD_NOW, "unset": RTLD_NOW, "deepbind": RTLD_NOW | RT
 
 @needs("cgroups")
 @pytest.mark.parametrize("way", PAST_LIBVGPU)
-def test_a_program_past_libvgpu_stays_within_its_limit(walled: DemoNode, way: str) -> None:
+def test_a_program_that_bypasses_libvgpu_stays_within_its_limit(walled: DemoNode, way: str) -> None:
     walled.start()
     prefix = ["env", "-u", "LD_PRELOAD"] if way == "unset" else stripped(walled)
     tenant, mib = greedy(walled, prefix, mode=PAST_LIBVGPU[way])
@@ -98,7 +98,7 @@ def test_a_program_past_libvgpu_stays_within_its_limit(walled: DemoNode, way: st
 
 
 @needs("cgroups")
-def test_a_program_past_libvgpu_gets_no_memory_of_other_devices(walled: DemoNode) -> None:
+def test_a_program_that_bypasses_libvgpu_gets_no_memory_of_other_devices(walled: DemoNode) -> None:
     walled.start()
     tenant, mib = greedy(walled, stripped(walled), device=1)
     assert mib == 0
@@ -139,7 +139,7 @@ def said(node: DemoNode, verb: str) -> list[str]:
 
 
 @needs("cgroups")
-def test_the_wall_follows_resize_suspension_and_move_and_goes_with_the_tenant(walled: DemoNode) -> None:
+def test_the_wall_follows_resize_suspension_and_move_and_ends_with_the_tenant(walled: DemoNode) -> None:
     walled.start()
     tenant = walled.tenant(QUOTA, HOLD)
     tenant.line()

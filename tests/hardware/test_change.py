@@ -42,7 +42,7 @@ def _no_settling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(change, "SETTLE_SECONDS", 0.0)
 
 
-def test_mig_mode_in_force(nvml: FakeNvml, gateway: Gateway) -> None:
+def test_a_change_of_mig_mode_takes_effect_at_once(nvml: FakeNvml, gateway: Gateway) -> None:
     assert gateway.set_mig_mode(GPU, True) is True
     assert gateway.snapshot().devices[0].mig.current
     assert gateway.set_mig_mode(GPU, False) is True
@@ -90,7 +90,9 @@ def test_mig_mode_neither_taken_nor_activated_is_an_error(nvml: FakeNvml, gatewa
 @pytest.mark.parametrize(
     ("status", "code"), [(3, ErrorCode.UNSUPPORTED), (4, ErrorCode.NVML_FAILED), (15, ErrorCode.GPU_LOST)]
 )
-def test_mig_mode_that_cannot_be_set(nvml: FakeNvml, gateway: Gateway, status: int, code: ErrorCode) -> None:
+def test_a_device_without_mig_refuses_a_change_of_mig_mode(
+    nvml: FakeNvml, gateway: Gateway, status: int, code: ErrorCode
+) -> None:
     nvml.answers["nvmlDeviceSetMigMode"] = status
     with pytest.raises(VgpuError) as caught:
         gateway.set_mig_mode(GPU, True)
@@ -127,7 +129,7 @@ def test_an_instance_that_does_not_fit_is_refused(
     assert len(mig.gpu_instances(GPU)) == 1
 
 
-def test_no_instance_with_mig_mode_off(gateway: Gateway) -> None:
+def test_no_instance_is_made_with_mig_mode_off(gateway: Gateway) -> None:
     with pytest.raises(VgpuError) as caught:
         gateway.create_gpu_instance(GPU, 19, Placement(0, 1))
     assert caught.value.code is ErrorCode.UNSUPPORTED
@@ -171,7 +173,7 @@ def test_an_interrupted_destroy_can_be_repeated(nvml: FakeNvml, mig: Gateway) ->
     assert mig.gpu_instances(GPU) == ()
 
 
-def test_destroy_waits_for_the_driver_to_let_go(
+def test_destroy_waits_until_the_driver_has_released_the_instance(
     nvml: FakeNvml, mig: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(change, "SETTLE_SECONDS", 30.0)
@@ -216,12 +218,12 @@ def test_any_valid_layout_can_be_made_listed_and_destroyed(
 
 
 @pytest.mark.parametrize("mode", list(ComputeMode))
-def test_compute_mode(gateway: Gateway, mode: ComputeMode) -> None:
+def test_the_compute_mode_is_set(gateway: Gateway, mode: ComputeMode) -> None:
     gateway.set_compute_mode(GPU, mode)
     assert gateway.snapshot().devices[0].compute_mode is mode
 
 
-def test_compute_mode_that_cannot_be_set(nvml: FakeNvml, gateway: Gateway) -> None:
+def test_a_compute_mode_that_the_driver_refuses_is_an_error(nvml: FakeNvml, gateway: Gateway) -> None:
     nvml.answers["nvmlDeviceSetComputeMode"] = IN_USE
     with pytest.raises(VgpuError) as caught:
         gateway.set_compute_mode(GPU, ComputeMode.DEFAULT)
@@ -232,7 +234,7 @@ def test_compute_mode_that_cannot_be_set(nvml: FakeNvml, gateway: Gateway) -> No
     assert caught.value.code is ErrorCode.UNSUPPORTED
 
 
-def test_an_unknown_device_is_an_error_of_its_own(gateway: Gateway) -> None:
+def test_an_unknown_device_has_its_own_error(gateway: Gateway) -> None:
     for work in (
         lambda: gateway.processes("GPU-none"),
         lambda: gateway.gpu_instances("GPU-none"),

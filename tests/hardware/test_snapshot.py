@@ -97,7 +97,9 @@ def test_profiles_of_a_driver_without_names_get_the_same_names(nvml: FakeNvml, g
         (0, 1, 4864, 0, "1g"),
     ],
 )
-def test_profile_names(index: int, slices: int, memory_mib: int, total_bytes: int, name: str) -> None:
+def test_an_unnamed_mig_profile_gets_a_name_from_its_slices_and_memory(
+    index: int, slices: int, memory_mib: int, total_bytes: int, name: str
+) -> None:
     assert profile_name(index, slices, memory_mib * MIB, total_bytes) == name
 
 
@@ -109,7 +111,7 @@ def test_links_are_both_ways_and_prefer_nvlink(gateway: Gateway) -> None:
     assert len(links) == 5 * 4
 
 
-def test_static_facts_are_read_once(nvml: FakeNvml, gateway: Gateway) -> None:
+def test_constant_properties_are_read_once(nvml: FakeNvml, gateway: Gateway) -> None:
     first = gateway.snapshot()
     nvml.calls.clear()
     nvml.gpus[0].processes = [process(7)]
@@ -120,7 +122,7 @@ def test_static_facts_are_read_once(nvml: FakeNvml, gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize("change", ["driver", "mig", "devices"])
-def test_static_facts_are_read_again_when_they_may_have_changed(
+def test_constant_properties_are_read_again_after_a_possible_change(
     nvml: FakeNvml, gateway: Gateway, change: str
 ) -> None:
     gateway.snapshot()
@@ -137,7 +139,7 @@ def test_static_facts_are_read_again_when_they_may_have_changed(
     assert ("nvmlDeviceGetP2PStatus" in nvml.calls) == (len(node.devices) > 1)
 
 
-def test_memory_of_a_driver_without_the_v2_struct(nvml: FakeNvml, gateway: Gateway) -> None:
+def test_memory_is_read_from_a_driver_without_the_v2_struct(nvml: FakeNvml, gateway: Gateway) -> None:
     nvml.answers["memory_v2"] = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
     device = gateway.snapshot().devices[0]
     assert device.memory_total_bytes == H200_BYTES
@@ -188,7 +190,7 @@ QUESTIONS = [
 
 
 @pytest.mark.parametrize("status", [3, 13, 999, 4, 25])
-def test_not_supported_everywhere_is_a_device_with_few_facts(nvml: FakeNvml, status: int) -> None:
+def test_a_device_that_supports_no_query_is_listed_with_few_properties(nvml: FakeNvml, status: int) -> None:
     for name in QUESTIONS:
         nvml.answers[name] = status
     node = Gateway(binding=nvml).snapshot()
@@ -212,7 +214,7 @@ def test_sm_count_without_the_core_count_is_that_of_the_largest_profile(nvml: Fa
     assert Gateway(binding=nvml).snapshot().devices[0].sm_count == max(p[5] for p in H200_PROFILES)
 
 
-def test_no_mps_in_a_vgpu_guest_or_on_an_old_card(nvml: FakeNvml) -> None:
+def test_a_vgpu_guest_and_an_old_device_have_no_mps(nvml: FakeNvml) -> None:
     nvml.__dict__["nvmlDeviceGetVirtualizationMode"] = lambda gpu: 2
     assert not Gateway(binding=nvml).snapshot().devices[0].mps_capable
     old = FakeNvml(1)
@@ -235,7 +237,7 @@ def test_a_lost_device_keeps_its_identity_and_the_others_are_read(nvml: FakeNvml
     assert node.devices[1] == before.devices[1]
 
 
-def test_a_device_lost_in_the_middle_of_reading(nvml: FakeNvml, gateway: Gateway) -> None:
+def test_a_device_lost_during_a_snapshot_is_listed_as_lost(nvml: FakeNvml, gateway: Gateway) -> None:
     nvml.answers["nvmlDeviceGetMemoryInfo", 1] = LOST
     first = gateway.snapshot().devices[1]
     assert (first.uuid, first.health) == (uuid_of(1), Health.LOST)
@@ -310,7 +312,7 @@ def test_a_driver_reload_is_followed(nvml: FakeNvml, gateway: Gateway) -> None:
     assert nvml.inits == 1
 
 
-def test_close_lets_go_and_the_next_call_initialises_again(nvml: FakeNvml, gateway: Gateway) -> None:
+def test_a_closed_gateway_initialises_nvml_again_at_the_next_call(nvml: FakeNvml, gateway: Gateway) -> None:
     gateway.close()
     assert nvml.calls == []
     gateway.snapshot()
@@ -327,7 +329,9 @@ def test_close_lets_go_and_the_next_call_initialises_again(nvml: FakeNvml, gatew
         (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, ErrorCode.NVML_FAILED),
     ],
 )
-def test_no_driver_is_an_error_until_there_is_one(nvml: FakeNvml, status: int, code: ErrorCode) -> None:
+def test_a_missing_driver_is_an_error_until_it_is_installed(
+    nvml: FakeNvml, status: int, code: ErrorCode
+) -> None:
     gateway = Gateway(binding=nvml)
     nvml.answers["nvmlInit"] = status
     with pytest.raises(VgpuError) as caught:
@@ -345,7 +349,7 @@ def test_a_driver_unloaded_during_a_snapshot_is_no_lost_device(nvml: FakeNvml, g
     assert caught.value.code is ErrorCode.DRIVER_MISSING
 
 
-def test_the_real_binding_without_a_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_real_binding_without_a_driver_library_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pynvml, "nvmlLib", None)
     monkeypatch.setattr(pynvml, "CDLL", lambda name: (_ for _ in ()).throw(OSError(name)))
     with pytest.raises(VgpuError) as caught:
@@ -358,7 +362,7 @@ def test_a_simulated_node_is_recognised_by_its_nvml_library(nvml: FakeNvml, gate
     assert gateway.snapshot().simulated
 
 
-def test_numa_node_from_the_kernel_where_nvml_names_none_or_several(nvml: FakeNvml, tmp_path: Path) -> None:
+def test_the_numa_node_is_the_kernels_if_nvml_names_none_or_several(nvml: FakeNvml, tmp_path: Path) -> None:
     folder = tmp_path / "sys/bus/pci/devices/0000:06:00.0"
     folder.mkdir(parents=True)
     (folder / "numa_node").write_text("1\n")
@@ -368,7 +372,7 @@ def test_numa_node_from_the_kernel_where_nvml_names_none_or_several(nvml: FakeNv
     assert Gateway(binding=nvml, host_root=tmp_path).snapshot().devices[0].numa_node is None
 
 
-def test_snapshots_from_many_threads(nvml: FakeNvml, gateway: Gateway) -> None:
+def test_snapshots_of_many_threads_are_consistent(nvml: FakeNvml, gateway: Gateway) -> None:
     seen: list[int] = []
     threads = [
         threading.Thread(target=lambda: seen.append(len(gateway.snapshot().devices))) for _ in range(8)

@@ -75,7 +75,7 @@ def status(answer: bytes) -> int:
     return int(answer.split(b" ", 2)[1])
 
 
-def test_the_unix_socket_is_anybodys_and_has_figures_only(tmp_path: Path) -> None:
+def test_every_user_may_read_metrics_and_nothing_else_on_the_unix_socket(tmp_path: Path) -> None:
     async def work(_: Doors) -> None:
         path = tmp_path / "metrics.sock"
         assert stat.S_IMODE(path.stat().st_mode) == 0o666
@@ -120,7 +120,9 @@ def test_a_request_with_an_unknown_host_header_is_refused(tmp_path: Path, host: 
     with_doors(tmp_path, policy(page=port), work)
 
 
-def test_slow_and_talkative_peers_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_peers_and_peers_with_long_requests_are_disconnected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(http, "PEER_SECONDS", 0.2)
     port = free_port()
 
@@ -209,7 +211,7 @@ def test_a_reload_moves_the_page_to_the_new_address(tmp_path: Path) -> None:
     with_doors(tmp_path, policy(figures=first), work)
 
 
-def test_an_address_that_is_taken_changes_nothing(tmp_path: Path) -> None:
+def test_a_reload_to_an_address_in_use_changes_nothing(tmp_path: Path) -> None:
     mine, other = free_port(), free_port()
 
     async def work(doors: Doors) -> None:
@@ -245,7 +247,7 @@ HEADS = (
         st.from_regex(HEADS, fullmatch=True),
     )
 )
-def test_whatever_a_peer_sends_is_answered_or_refused(head: bytes) -> None:
+def test_any_request_of_a_peer_is_answered_or_refused(head: bytes) -> None:
     """For any request the server raises no exception, and does not serve the page under another
     host's name.
     """

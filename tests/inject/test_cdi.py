@@ -50,7 +50,7 @@ def test_a_spec_has_the_lowest_version_that_covers_it(name: str, version: str) -
     assert cdi.build_spec(allocation(name))["cdiVersion"] == version
 
 
-def test_listing_and_removing(tmp_path: Path) -> None:
+def test_a_listed_spec_is_removed(tmp_path: Path) -> None:
     for name in ("a1", "b2"):
         cdi.write_spec(tmp_path, allocation(name))
     (tmp_path / "nvidia.yaml").write_text("someone else's")

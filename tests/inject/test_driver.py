@@ -118,7 +118,7 @@ def test_a_tool_that_fails_is_done_without(libraries: Path, tmp_path: Path, outp
     assert not found.by_toolkit and "libcuda.so.1" in by_name(found)
 
 
-def test_another_driver_has_another_mark(libraries: Path, tmp_path: Path) -> None:
+def test_the_mark_of_the_drivers_files_changes_with_the_driver(libraries: Path, tmp_path: Path) -> None:
     before = driver_mark(tmp_path)
     assert driver_mark(tmp_path) == before
     (libraries / "libcuda.so.1").unlink()

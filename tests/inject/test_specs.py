@@ -47,9 +47,7 @@ def held(edits: Edits, name: str = "a1") -> Allocation:
 
 
 @given(EDITS_OF_ANY_SHAPE, st.sampled_from([None, HOOK]), st.sampled_from([DriverFiles(), DRIVER]))
-def test_whatever_is_held_the_spec_is_one(
-    edits: Edits, hook: HookProgram | None, driver: DriverFiles
-) -> None:
+def test_any_allocation_has_a_valid_spec(edits: Edits, hook: HookProgram | None, driver: DriverFiles) -> None:
     spec = json.loads(cdi.spec_text(held(edits), driver, hook))
     jsonschema.validate(spec, SCHEMA)
     cdi.validate(spec)
@@ -83,7 +81,7 @@ def test_hooks_set_their_own_environment() -> None:
         assert hook["env"] and not any(str(e).startswith("LD_") for e in hook["env"])
 
 
-def test_without_the_program_the_environment_must_do(tmp_path: Path) -> None:
+def test_without_the_hook_program_the_spec_uses_ld_preload(tmp_path: Path) -> None:
     missing = HookProgram(tmp_path / "vgpu-hook", tmp_path)
     text = Specs(tmp_path, missing).write(held(PRELOAD)).read_text()
     assert "LD_PRELOAD=/run/vgpu/libvgpu.so" in text and "hooks" not in text

@@ -16,7 +16,7 @@ def container(annotations: dict[str, Any] | None = None, env: list[str] | None =
     return {"annotations": annotations, "process": {"env": env or ["PATH=/bin"], "user": {}}}
 
 
-def test_every_word_by_annotation_and_by_environment() -> None:
+def test_every_request_key_is_read_from_annotations_and_environment() -> None:
     words = {
         "memory": "8GiB",
         "cores": "30",
@@ -60,7 +60,7 @@ def test_every_word_by_annotation_and_by_environment() -> None:
         container({"vgpud.io/memory": "1GiB", "io.kubernetes.cri-o.ContainerType": "sandbox"}),
     ],
 )
-def test_a_container_that_asks_for_nothing_gets_nothing(asks_nothing: dict[str, Any]) -> None:
+def test_a_container_without_a_request_gets_no_allocation(asks_nothing: dict[str, Any]) -> None:
     assert wish_of(asks_nothing, environment=True) is None
     assert ignored_by(asks_nothing, environment=True) == ()
 

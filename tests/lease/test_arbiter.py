@@ -54,7 +54,7 @@ def test_a_tenant_registers_and_is_listed(node: Node) -> None:
     eventually(lambda: lease_used(lease) == 0 and node.client.list("a1") == ())
 
 
-def test_kill_gives_everything_back(node: Node) -> None:
+def test_the_memory_of_a_killed_process_is_given_back(node: Node) -> None:
     lease = node.lease()
     processes = [node.tenant(lease, PROBE, "hold", "100MiB", "--then-wait-on-stdin") for _ in range(5)]
     for process in processes:
@@ -68,14 +68,14 @@ def test_kill_gives_everything_back(node: Node) -> None:
 
 
 @pytest.mark.parametrize("fault", ["FAKE_DIE_AT_CALL", "FAKE_DIE_IN_CONTEXT"])
-def test_death_inside_the_driver_call_gives_back(node: Node, fault: str) -> None:
+def test_the_memory_of_a_process_killed_inside_the_driver_is_given_back(node: Node, fault: str) -> None:
     lease = node.lease()
     process = node.tenant(lease, *HOLD, **{fault: "3"})
     assert process.wait(300) == -signal.SIGKILL
     eventually(lambda: lease_used(lease) == 0 and read_usage(lease).processes == ())
 
 
-def test_kill_at_random_gives_back(node: Node) -> None:
+def test_the_memory_of_processes_killed_at_random_is_given_back(node: Node) -> None:
     lease = node.lease(memory_bytes=4 * GIB)
     dice = random.Random(5)
     for _ in range(12):
@@ -88,7 +88,7 @@ def test_kill_at_random_gives_back(node: Node) -> None:
         eventually(lambda: lease_used(lease) == 0 and read_usage(lease).processes == ())
 
 
-def test_exec_gives_back(node: Node) -> None:
+def test_the_memory_of_a_process_is_given_back_at_its_exec(node: Node) -> None:
     lease = node.lease()
     script = f"exec {PROBE} hold 1MiB --seconds 0"
     assert Tenant(lease).run("bash", "-c", script).returncode == 0
@@ -112,7 +112,7 @@ def test_exec_gives_back(node: Node) -> None:
     assert process.poll() is None
 
 
-def test_a_restarted_arbiter_finds_everyone(node: Node) -> None:
+def test_a_restarted_arbiter_finds_all_processes(node: Node) -> None:
     lease = node.lease()
     first, second = (node.tenant(lease, *HOLD) for _ in range(2))
     held_by(first)
@@ -230,7 +230,7 @@ def test_the_arbiter_serves_a_thousand_leases(node: Node) -> None:
     assert node.client.list("m999") == (process.pid,)
 
 
-def test_resize_of_a_running_tenant(node: Node) -> None:
+def test_a_running_tenant_gets_its_new_limit(node: Node) -> None:
     lease = node.lease()
     process = node.tenant(lease, *HOLD)
     held_by(process)
@@ -294,7 +294,7 @@ def register(slot: int, kind: int = 1, version: int = layout.VERSION) -> bytes:
     return struct.pack("<IIIIq", kind, version, slot, 0, 0).ljust(layout.MESSAGE_SIZE, b"\0")
 
 
-def test_a_slot_that_is_not_held_is_refused(checked: Node) -> None:
+def test_a_registration_for_an_unlocked_slot_is_refused(checked: Node) -> None:
     sock = checked.lease() / layout.ARBITER_SOCKET
     messages = [register(0), register(layout.MAX_SLOTS), register(0xFFFFFFFF)]
     messages += [register(0, 99), register(0, 1, 99)]
@@ -308,7 +308,7 @@ def test_a_slot_that_is_not_held_is_refused(checked: Node) -> None:
     assert checked.client.list("a1") == (other.pid,)
 
 
-def test_noise_on_the_sockets_is_survived(checked: Node) -> None:
+def test_the_arbiter_survives_random_bytes_on_its_sockets(checked: Node) -> None:
     lease = checked.lease()
     dice = random.Random(11)
     control = checked.run_dir / "arbiter" / "control.sock"
@@ -325,7 +325,7 @@ def test_noise_on_the_sockets_is_survived(checked: Node) -> None:
     assert checked.client.ready()
 
 
-def test_a_scribbled_or_cut_usage_page(checked: Node) -> None:
+def test_the_arbiter_survives_an_overwritten_or_truncated_usage_page(checked: Node) -> None:
     lease = checked.lease()
     checked.lease("a2")
     neighbour = checked.tenant(checked.run_dir / "leases" / "a2", *HOLD)
@@ -369,7 +369,7 @@ def test_a_usage_page_that_grows_is_cut_back(checked: Node) -> None:
     eventually(lambda: lease_used(lease) == 0)
 
 
-def test_connections_beyond_the_bound_do_no_harm(checked: Node) -> None:
+def test_connections_above_the_bound_are_refused(checked: Node) -> None:
     sock = checked.lease() / layout.ARBITER_SOCKET
     lines = []
     for _ in range(2 * layout.MAX_SLOTS + 50):
@@ -384,7 +384,7 @@ def test_connections_beyond_the_bound_do_no_harm(checked: Node) -> None:
     eventually(lambda: checked.client.list("a1") == (process.pid,))
 
 
-def test_bad_lease_folders_at_start_are_passed_over(checked: Node) -> None:
+def test_a_start_skips_invalid_lease_folders(checked: Node) -> None:
     checked.kill_arbiter()
     leases = checked.run_dir / "leases"
     (leases / "empty").mkdir()

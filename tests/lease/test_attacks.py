@@ -89,7 +89,7 @@ def impostor(node: Node, what: str) -> "subprocess.Popen[str]":
     )
 
 
-def test_a_number_that_a_stranger_has_by_now_does_not_register_it(any_kernel: Node) -> None:
+def test_a_reused_pid_does_not_register_another_users_process(any_kernel: Node) -> None:
     any_kernel.lease()
     program = impostor(any_kernel, "register")
     out, _ = program.communicate(timeout=300)
@@ -99,7 +99,7 @@ def test_a_number_that_a_stranger_has_by_now_does_not_register_it(any_kernel: No
     assert any_kernel.client.list("a1") == ()
 
 
-def test_an_arbiter_that_starts_anew_adopts_no_stranger_by_its_number(any_kernel: Node) -> None:
+def test_a_restarted_arbiter_does_not_adopt_another_users_process_by_a_reused_pid(any_kernel: Node) -> None:
     any_kernel.lease()
     program = impostor(any_kernel, "stay")
     assert program.stdout is not None
@@ -112,7 +112,7 @@ def test_an_arbiter_that_starts_anew_adopts_no_stranger_by_its_number(any_kernel
     program.communicate("")
 
 
-def test_bad_packets_cost_nothing_that_grows_with_the_locks_of_the_tenant(node: Node) -> None:
+def test_the_cost_of_bad_packets_does_not_grow_with_the_tenants_locks(node: Node) -> None:
     """Every slot has an owner, and the file has 20 000 locks. A sweep queries all locks 256 times."""
     lease = node.lease()
     before = cpu_seconds(node)
@@ -256,7 +256,7 @@ class Writes(Burst):
 
 
 @pytest.mark.parametrize("kind", [HangUps, Registrations, Deaths, Writes])
-def test_the_message_of_another_tenant_waits_for_one_look_and_not_for_all(
+def test_another_tenants_message_waits_for_at_most_one_query_of_the_locks(
     node: Node, kind: type[Burst]
 ) -> None:
     """The arbiter is stopped while the attacker acts and the other tenant sends WANT, so that all events are
@@ -310,7 +310,7 @@ def settled(node: Node) -> float:
     return last
 
 
-def test_a_tenant_that_floods_is_hung_up_on_and_served_again(node: Node) -> None:
+def test_a_tenant_that_floods_is_disconnected_and_served_again(node: Node) -> None:
     lease = node.lease()
     node.lease("other")
     flood = Tenant(lease, 3)
@@ -323,7 +323,7 @@ def test_a_tenant_that_floods_is_hung_up_on_and_served_again(node: Node) -> None
     eventually(lambda: registers(lease))
 
 
-def test_connections_are_taken_at_a_rate(node: Node) -> None:
+def test_connections_are_accepted_at_a_bounded_rate(node: Node) -> None:
     """The kernel refuses connections without room, or they wait. The arbiter's processor time is bounded."""
     lease = node.lease()
     before, began = cpu_seconds(node), time.monotonic()
@@ -353,7 +353,7 @@ os.execvp("sleep", ["sleep", "1000"])
 
 
 @needs("root", "fuse")
-def test_a_tenant_that_stays_in_the_midst_of_an_exec_stops_nothing(node: Node, tmp_path: Path) -> None:
+def test_a_tenant_whose_exec_does_not_end_delays_no_other_tenant(node: Node, tmp_path: Path) -> None:
     """The exec closes a file of the tenant's own file system and waits. Until the exec ends, reads of the
     process's /proc files wait, too.
     """

@@ -97,7 +97,9 @@ def tenant(node: Node, lease: Path) -> "Popen[str]":
     return process
 
 
-def test_every_kind_of_call_waits_and_is_seen_to(node: Node, lease: Path, tenant: "Popen[str]") -> None:
+def test_every_kind_of_call_of_a_suspended_process_waits_and_is_counted(
+    node: Node, lease: Path, tenant: "Popen[str]"
+) -> None:
     for call in CALLS:
         put(node, lease, away=True)
         eventually(lambda: read_activity(lease).quiet)
@@ -109,7 +111,7 @@ def test_every_kind_of_call_waits_and_is_seen_to(node: Node, lease: Path, tenant
         eventually(lambda: read_activity(lease).wants == 0)
 
 
-def test_no_call_that_is_wrapped_gets_past(node: Node, lease: Path) -> None:
+def test_no_wrapped_call_of_a_suspended_process_returns(node: Node, lease: Path) -> None:
     process = node.tenant(lease, TEST_BUILD / "every-call")
     assert process.stdout is not None
     count = int(process.stdout.readline())
@@ -170,7 +172,7 @@ def test_a_process_is_suspended_though_the_arbiter_was_absent(
     assert answer(tenant) == {"done": "synchronise"}
 
 
-def test_a_process_that_comes_meanwhile_waits_too(node: Node, lease: Path) -> None:
+def test_a_process_started_during_a_suspension_waits_too(node: Node, lease: Path) -> None:
     put(node, lease, away=True)
     process = node.tenant(lease, sys.executable, "-c", PROGRAM)
     eventually(lambda: read_activity(lease).wants == 1)
@@ -179,7 +181,7 @@ def test_a_process_that_comes_meanwhile_waits_too(node: Node, lease: Path) -> No
     assert answer(process) == {"ready": True}
 
 
-def test_a_dead_process_asks_for_nothing(node: Node, lease: Path, tenant: "Popen[str]") -> None:
+def test_a_dead_process_does_not_count_as_waiting(node: Node, lease: Path, tenant: "Popen[str]") -> None:
     put(node, lease, away=True)
     ask(tenant, "launch")
     eventually(lambda: read_activity(lease).wants == 1)

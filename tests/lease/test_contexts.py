@@ -27,7 +27,7 @@ def said(usage: Path) -> tuple[int, ...]:
     return struct.unpack_from("<3I", usage.read_bytes(), layout.USAGE_CONTEXT_MIB)
 
 
-def test_by_device_and_the_least_that_any_says(tmp_path: Path) -> None:
+def test_the_size_of_a_context_is_the_smallest_figure_for_its_device(tmp_path: Path) -> None:
     costs = ContextCosts()
     # 1 MiB is too small for a context and is ignored
     for name, found in (("a", (518, 0)), ("b", (64, 300)), ("c", (600, 1))):
@@ -44,7 +44,7 @@ def test_by_device_and_the_least_that_any_says(tmp_path: Path) -> None:
     assert said(pod / "usage") == (700, 0, 0)  # a figure of the lease's own processes stays
 
 
-def test_leases_that_are_gone_or_spoilt_say_nothing(tmp_path: Path) -> None:
+def test_missing_or_damaged_leases_give_no_size_of_a_context(tmp_path: Path) -> None:
     costs = ContextCosts()
     folder = write_lease(tmp_path, "a", BOTH, UID, GID)
     os.truncate(folder / "usage", 5)
@@ -59,7 +59,9 @@ def test_leases_that_are_gone_or_spoilt_say_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_with_the_figure_a_first_process_does_not_wait_for_nvml(tmp_path: Path, known: bool) -> None:
+def test_a_first_process_with_a_known_size_of_a_context_does_not_wait_for_nvml(
+    tmp_path: Path, known: bool
+) -> None:
     """NVML never starts. A process waits for it only if the size of a context is unknown."""
     folder = write_lease(tmp_path, "a", BOTH[:1], UID, GID)
     say(folder / "usage", CONTEXT_BYTES // MIB if known else 0)

@@ -71,7 +71,7 @@ def dies_slowly(node: Node, lease: Path) -> int:
     return between
 
 
-def test_memory_comes_back_when_the_process_is_gone_and_no_sooner(node: Node) -> None:
+def test_memory_is_given_back_when_the_process_is_gone_and_not_before(node: Node) -> None:
     """Most processes are observed between lock and end. If one is not, another is started."""
     lease = node.lease()
     assert any(dies_slowly(node, lease) for _ in range(PROCESSES))

@@ -81,7 +81,7 @@ def half_written(lease: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [spoil_limits, cut_limits, remove_limits, cut_usage, half_written])
-def test_a_bad_lease_fails_closed(tmp_path: Path, damage: object) -> None:
+def test_an_invalid_lease_refuses_all_memory(tmp_path: Path, damage: object) -> None:
     lease = write_lease(tmp_path, "a1", [DeviceLimits(UUIDS[0], GIB)], UID, GID)
     assert callable(damage)
     damage(lease)
@@ -93,12 +93,12 @@ def test_a_bad_lease_fails_closed(tmp_path: Path, damage: object) -> None:
 
 
 @pytest.mark.parametrize("path", ["/nowhere/lease", "relative/path"])
-def test_a_lease_that_is_not_there_fails_closed(path: str) -> None:
+def test_a_missing_lease_refuses_all_memory(path: str) -> None:
     done = Tenant(Path(path)).run(PROBE, "info")
     assert done.returncode == 5
 
 
-def test_limits_that_go_bad_under_a_running_tenant_stay_as_they_were(node: Node) -> None:
+def test_limits_that_become_invalid_keep_their_last_valid_values(node: Node) -> None:
     lease = node.lease()
     process = node.tenant(lease, PROBE, "fill", "--piece", "32MiB", "--keep", "--then-wait-on-stdin")
     assert process.stdout is not None
@@ -107,7 +107,7 @@ def test_limits_that_go_bad_under_a_running_tenant_stay_as_they_were(node: Node)
     assert process.poll() is None
 
 
-def test_a_scribbled_page_refuses_its_own_tenant_alone(node: Node) -> None:
+def test_an_overwritten_usage_page_refuses_only_its_own_tenant(node: Node) -> None:
     own, other = node.lease("a1"), node.lease("a2")
     with (own / "usage").open("r+b") as file:
         page = mmap.mmap(file.fileno(), 0)

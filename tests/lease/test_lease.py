@@ -61,7 +61,7 @@ def test_a_leases_files_have_the_tenants_owner_and_modes(tmp_path: Path) -> None
     assert mode(folder / "usage") == (0o600, 1234, 4321)
 
 
-def test_updates_are_in_place_and_even(tmp_path: Path) -> None:
+def test_an_update_is_in_place_and_ends_with_an_even_sequence_number(tmp_path: Path) -> None:
     folder = write_lease(tmp_path, "a1", DEVICES, UID, GID)
     inode = (folder / "limits").stat().st_ino
     smaller = (DeviceLimits(UUIDS[0], GIB), DEVICES[1])
@@ -98,7 +98,7 @@ def test_a_lease_of_an_unknown_uid_is_read_changed_and_removed(tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_update_that_died_is_gone_over(tmp_path: Path) -> None:
+def test_an_interrupted_update_is_overwritten_by_the_next(tmp_path: Path) -> None:
     folder = write_lease(tmp_path, "a1", DEVICES, UID, GID)
     with (folder / "limits").open("r+b") as file:
         file.seek(layout.LIMITS_GENERATION)
@@ -162,7 +162,7 @@ def test_damaged_limits_are_refused(tmp_path: Path, damage: bytes) -> None:
 @given(
     words=st.lists(st.binary(min_size=8, max_size=8), min_size=1, max_size=64), size=st.integers(0, 300_000)
 )
-def test_a_scribbled_usage_page_reads_as_bounded_numbers(
+def test_an_overwritten_usage_page_is_read_as_bounded_figures(
     tmp_path: Path, words: list[bytes], size: int
 ) -> None:
     folder = write_lease(tmp_path, "a1", DEVICES, UID, GID)
@@ -184,7 +184,7 @@ def test_usage_that_is_a_link_is_refused(tmp_path: Path) -> None:
         read_usage(folder)
 
 
-def test_questions_to_an_arbiter_that_does_not_answer_wait_briefly_after_the_first(tmp_path: Path) -> None:
+def test_after_a_first_timeout_requests_to_a_silent_arbiter_wait_briefly(tmp_path: Path) -> None:
     path = tmp_path / "control.sock"
     client = ArbiterClient(path, timeout_seconds=0.5)
 
@@ -207,7 +207,7 @@ def test_questions_to_an_arbiter_that_does_not_answer_wait_briefly_after_the_fir
         ]
 
 
-def test_no_arbiter_is_a_numbered_error(tmp_path: Path) -> None:
+def test_a_missing_arbiter_is_a_numbered_error(tmp_path: Path) -> None:
     client = ArbiterClient(tmp_path / "control.sock")
     assert not client.ready()
     with pytest.raises(VgpuError) as refused:

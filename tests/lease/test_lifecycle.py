@@ -74,7 +74,7 @@ def static_program() -> Path:
 
 
 @pytest.mark.parametrize("family", ["alloc", "vmm", "async", "array", "managed"])
-def test_a_death_at_any_instruction_of_libvgpu_gives_back(node: Node, family: str) -> None:
+def test_a_kill_at_any_instruction_of_libvgpu_gives_the_memory_back(node: Node, family: str) -> None:
     """Some processes are killed in the middle of a reservation, a settlement, a change of the table, or a
     change of a page's count.
     """
@@ -108,7 +108,7 @@ def test_a_death_at_any_instruction_of_libvgpu_gives_back(node: Node, family: st
 
 @pytest.mark.parametrize("call", [1, 2, 5, 9, 14])
 @pytest.mark.parametrize("family", ["alloc", "vmm", "array", "managed"])
-def test_a_death_inside_the_driver_gives_back(node: Node, family: str, call: int) -> None:
+def test_a_kill_inside_the_driver_gives_the_memory_back(node: Node, family: str, call: int) -> None:
     lease = node.lease()
     process = node.tenant(
         lease, PROBE, "--family", family, "churn", "1000", "--piece", "16MiB", FAKE_DIE_AT_CALL=str(call)
@@ -120,7 +120,7 @@ def test_a_death_inside_the_driver_gives_back(node: Node, family: str, call: int
 # --- fork, vfork, exec
 
 
-def test_children_that_exec_take_nothing_along(node: Node) -> None:
+def test_children_that_exec_hold_no_memory_or_slot(node: Node) -> None:
     """subprocess uses vfork. The child has libvgpu loaded, or not if it is static, and is not a process of
     the tenant.
     """
@@ -148,7 +148,7 @@ say("done")
     eventually(lambda: lease_used(lease) == 0)
 
 
-def test_exec_of_a_static_program_gives_back(node: Node) -> None:
+def test_the_exec_of_a_static_program_gives_the_memory_back(node: Node) -> None:
     lease = node.lease()
     program = str(static_program())
     process = python(node, lease, f"say('in')\nos.execv({program!r}, ['static'])")
@@ -384,7 +384,7 @@ def test_each_device_is_limited_by_its_uuid(node: Node) -> None:
     assert [usage.device(i).refusals_limit for i in (0, 1)] == [1, 1]
 
 
-def test_a_scribbled_page_harms_its_own_tenant_alone(node: Node) -> None:
+def test_an_overwritten_usage_page_harms_only_its_own_tenant(node: Node) -> None:
     lease, other = node.lease("a1"), node.lease("a2")
     mine = node.tenant(lease, *HOLD)
     neighbour = node.tenant(other, *HOLD)

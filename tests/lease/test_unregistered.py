@@ -28,7 +28,9 @@ def is_empty(lease: Path) -> bool:
     return lease_used(lease) == 0 and read_usage(lease).processes == ()
 
 
-def test_a_process_that_died_before_its_connection_was_accepted_gives_back(node: Node) -> None:
+def test_the_memory_of_a_process_that_died_before_its_connection_was_accepted_is_given_back(
+    node: Node,
+) -> None:
     lease = node.lease()
     assert node.arbiter is not None
     node.arbiter.send_signal(signal.SIGSTOP)
@@ -39,7 +41,7 @@ def test_a_process_that_died_before_its_connection_was_accepted_gives_back(node:
     eventually(lambda: is_empty(lease), seconds=60)
 
 
-def test_a_process_that_never_connected_gives_back(node: Node) -> None:
+def test_the_memory_of_a_process_that_never_connected_is_given_back(node: Node) -> None:
     lease = node.lease()
     (lease / "arbiter.sock").rename(lease / "elsewhere")
     process = hold(node, lease)
@@ -64,7 +66,7 @@ def test_a_living_process_that_cannot_register_keeps_its_memory(node: Node) -> N
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("call", ["socket", "connect", "send", "recv"])
-def test_a_death_on_the_way_to_the_registration_gives_the_slot_back(node: Node, call: str, when: str) -> None:
+def test_a_kill_before_the_registration_gives_the_slot_back(node: Node, call: str, when: str) -> None:
     """The process is killed between its lock of the slot and the arbiter's answer."""
     lease = node.lease()
     tenant = Tenant(lease, (TEST_BUILD / "libdies-at.so", LIBVGPU))

@@ -104,7 +104,7 @@ def test_when_the_transaction_is_lost_each_job_has_its_own_try(bench: Bench) -> 
 
 
 @pytest.mark.parametrize("count", [1, 5])
-def test_a_full_ledger_says_so_and_works_again(bench: Bench, count: int) -> None:
+def test_a_full_disk_is_reported_and_the_next_write_succeeds(bench: Bench, count: int) -> None:
     limit = bench.connection.execute("PRAGMA max_page_count").fetchone()[0]
     pages = bench.connection.execute("PRAGMA page_count").fetchone()[0]
     bench.connection.execute(f"PRAGMA max_page_count = {pages}")
@@ -121,7 +121,7 @@ def test_a_full_ledger_says_so_and_works_again(bench: Bench, count: int) -> None
     assert again.error is None
 
 
-def test_revisions_of_a_lost_transaction_are_given_out_again(bench: Bench) -> None:
+def test_revisions_of_a_lost_transaction_are_used_again(bench: Bench) -> None:
     pages = bench.connection.execute("PRAGMA page_count").fetchone()[0]
     bench.connection.execute(f"PRAGMA max_page_count = {pages}")
     job = bench.job(lambda t: t.event(EventKind.DEVICE_CHANGED, "GPU-0", "x" * 100_000))
@@ -130,7 +130,7 @@ def test_revisions_of_a_lost_transaction_are_given_out_again(bench: Bench) -> No
     assert bench.committer.tables.revision == 0
 
 
-def test_the_strictest_job_decides_for_its_batch(bench: Bench) -> None:
+def test_a_batch_has_the_durability_of_its_strictest_job(bench: Bench) -> None:
     def level() -> int:
         return int(bench.connection.execute("PRAGMA synchronous").fetchone()[0])
 
@@ -161,7 +161,7 @@ def test_unsynced_revisions_are_bounded(bench: Bench) -> None:
     assert 500 < most <= UNSYNCED_REVISIONS
 
 
-def test_callers_at_once_share_commits(tmp_path: Path) -> None:
+def test_concurrent_callers_share_a_commit(tmp_path: Path) -> None:
     async def work() -> list[str]:
         async with await Ledger.open(ledger_path(tmp_path)) as ledger:
             await asyncio.gather(*[ledger.intent(allocation(n)) for n in range(300)])

@@ -26,7 +26,7 @@ from vgpud.model.tenancy import (
 
 
 @given(allocations)
-def test_what_is_written_is_read_back(sample: Allocation) -> None:
+def test_a_written_allocation_is_read_back(sample: Allocation) -> None:
     again = decode_allocation(encode_allocation(sample))
     assert again == sample
     assert type(again.request.isolation) is type(sample.request.isolation)
@@ -67,7 +67,7 @@ def test_a_row_without_trailing_fields_takes_their_defaults() -> None:
     assert shape_of(Mount).decode(["/a", "/b"]) == Mount("/a", "/b", read_only=True)
 
 
-def test_suspended_processes_of_earlier_versions() -> None:
+def test_suspended_processes_recorded_by_earlier_versions_are_read() -> None:
     """Earlier versions recorded neither the way of suspension nor the device of the save."""
     row = encode_allocation(allocation(1, State.SUSPENDED, suspended=(SuspendedProcess(7, 11, 13),)))
     assert row.suspended == '[[7,11,13,"checkpoint",0,""]]'
@@ -147,7 +147,7 @@ def test_a_model_that_cannot_be_written_is_refused_at_once() -> None:
         shape_of(Odd)
 
 
-def test_the_digest_is_of_what_was_asked_for_not_of_who_waits() -> None:
+def test_the_digest_covers_the_request_and_not_its_caller() -> None:
     def digest(asked: Request) -> str:
         return encode_allocation(replace(allocation(1), request=asked)).request_digest
 
@@ -162,7 +162,7 @@ def test_the_digest_is_of_what_was_asked_for_not_of_who_waits() -> None:
     assert len({digest(request), *map(digest, others)}) == 5
 
 
-def test_every_state_and_slice_is_known() -> None:
+def test_every_state_is_read_back() -> None:
     for state in State:
         assert decode_allocation(encode_allocation(allocation(1, state))).state is state
     bare = allocation(1, slices=(Slice("GPU-1", allocation(1).slices[0].mode, 1),), reasons=())

@@ -53,7 +53,7 @@ def reopened(path: Path) -> LedgerState:
 
 
 @pytest.mark.parametrize("writers", [1, 16])
-def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path: Path, writers: int) -> None:
+def test_a_kill_loses_no_acknowledged_write(tmp_path: Path, writers: int) -> None:
     path = ledger_path(tmp_path)
     chance = random.Random(writers)
     last: dict[int, str] = {}

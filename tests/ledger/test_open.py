@@ -112,7 +112,7 @@ def test_a_second_daemon_is_refused_by_the_pid_of_the_first(tmp_path: Path) -> N
     fill(path)  # the lock ends with the process
 
 
-def test_a_refused_ledger_is_let_go_of(tmp_path: Path) -> None:
+def test_a_refused_ledger_is_unlocked(tmp_path: Path) -> None:
     path = ledger_path(tmp_path)
     path.write_bytes(b"nonsense")
     assert refusal(path).code is ErrorCode.LEDGER_CORRUPT
@@ -177,7 +177,7 @@ def test_a_corrupt_ledger_is_left_untouched(tmp_path: Path, damage: object) -> N
     assert hashes(tmp_path) == before
 
 
-def test_a_log_without_its_ledger_is_not_played_into_a_new_one(tmp_path: Path) -> None:
+def test_a_write_ahead_log_without_its_ledger_is_not_applied_to_a_new_one(tmp_path: Path) -> None:
     path = ledger_path(tmp_path)
     leave_as_a_crash_does(path)
     path.unlink()
@@ -186,7 +186,7 @@ def test_a_log_without_its_ledger_is_not_played_into_a_new_one(tmp_path: Path) -
     assert hashes(tmp_path) == before
 
 
-def test_a_row_that_says_nonsense_is_named(tmp_path: Path) -> None:
+def test_a_corrupt_row_is_named_in_the_error(tmp_path: Path) -> None:
     path = ledger_path(tmp_path)
     fill(path)
     edit(path, "UPDATE allocations SET slices = '[{}]' WHERE id = 'a1'")

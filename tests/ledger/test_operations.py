@@ -34,7 +34,7 @@ def code_of(folder: Path, work: Callable[[Ledger], Awaitable[object]]) -> ErrorC
     return caught.value.code
 
 
-def test_an_allocation_from_intent_to_the_end(tmp_path: Path) -> None:
+def test_the_rows_of_an_allocation_follow_its_life(tmp_path: Path) -> None:
     wanted = allocation(1)
 
     async def begin(ledger: Ledger) -> None:
@@ -113,7 +113,7 @@ def test_an_allocation_without_a_row_cannot_change(tmp_path: Path, state: State)
 
 
 @pytest.mark.parametrize("state", [State.ACTIVE, State.FAILED])
-def test_only_intents_are_intents(tmp_path: Path, state: State) -> None:
+def test_a_state_that_is_no_intent_is_refused_as_an_intent(tmp_path: Path, state: State) -> None:
     assert code_of(tmp_path, lambda ledger: ledger.intent(allocation(1, state))) is ErrorCode.BUG
 
 
@@ -179,7 +179,7 @@ def test_a_new_boot_skips_what_a_power_cut_may_have_taken(tmp_path: Path) -> Non
     assert (state.boot_id, state.revision) == ("two", 1 + UNSYNCED_REVISIONS)
 
 
-def test_a_closed_ledger_says_so(tmp_path: Path) -> None:
+def test_a_call_on_a_closed_ledger_is_an_error(tmp_path: Path) -> None:
     async def work() -> None:
         ledger = await Ledger.open(ledger_path(tmp_path))
         pending = asyncio.ensure_future(ledger.intent(allocation(1)))

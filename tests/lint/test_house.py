@@ -207,7 +207,7 @@ def test_nothing_of_nvidia_is_committed() -> None:
     assert [n for n in names if Path(n).name in {"cuda.h", "nvml.h"} or ".so" in Path(n).suffixes] == []
 
 
-def test_libvgpu_keeps_its_hands_off() -> None:
+def test_libvgpu_calls_no_function_that_changes_the_tenants_process() -> None:
     """libvgpu never calls exit, abort, umask, signal or sigaction inside a tenant's process."""
     forbidden = {"exit", "_exit", "abort", "umask", "signal", "sigaction"}
     for path in (ROOT / "native" / "libvgpu").rglob("*.c"):

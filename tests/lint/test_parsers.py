@@ -57,7 +57,7 @@ def parsers_in(path: Path) -> Iterator[str]:
             yield node.id
 
 
-def test_each_parser_of_others_bytes_is_off_the_loop_or_reads_little() -> None:
+def test_each_parser_of_foreign_bytes_is_off_the_event_loop_or_bounded() -> None:
     daemons = [path for path in modules() if room_of(path) in ROOMS]
     found = {str(path.relative_to(ROOT)) for path in daemons if any(parsers_in(path))}
     assert found == WHERE.keys()

@@ -106,7 +106,7 @@ def test_the_dashboard_is_valid_by_grafanas_schema(tmp_path: Path) -> None:
     assert said.count("error TS") == len(SPOILT)
 
 
-def test_every_alert_says_what_to_do() -> None:
+def test_every_alert_has_a_description_of_the_remedy() -> None:
     for group in RULES["groups"]:
         for rule in group["rules"]:
             assert rule["labels"]["severity"] in {"critical", "warning", "info"}

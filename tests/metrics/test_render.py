@@ -132,7 +132,7 @@ def test_cached_lines_are_the_lines_that_would_be_written() -> None:
     assert Renderer().render(first) != Renderer().render(busy) != Renderer().render(changed)
 
 
-def test_marks_are_by_allocation_and_a_driver_is_told_once(text: str) -> None:
+def test_each_mark_is_a_sample_and_an_unknown_driver_is_one_sample(text: str) -> None:
     told = samples(text)
     marked = {(labels["allocation"][:4], labels["mark"]) for labels, _ in told["vgpud_allocation_marked"]}
     assert marked == {("aaaa", "bypassed"), ("aaaa", "unknown-calls"), ("bbbb", "unknown-calls")}

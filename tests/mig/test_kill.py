@@ -34,7 +34,7 @@ def test_apply_killed_after_a_step_is_finished_by_the_next_start(node: DemoNode,
     assert kept in {uuid for i in device(node).instances for uuid in i.uuids}, "what both have ran on"
 
 
-def test_a_start_that_is_killed_while_it_lays_out_begins_again(make_node: NodeMaker) -> None:
+def test_a_start_killed_while_it_applies_a_layout_is_repeated(make_node: NodeMaker) -> None:
     node = make_node(
         policy='version = 1\n[[device]]\nmatch.index = 0\nmode = "mig"\nmig.layout = ["all-1g.18gb"]\n'
     )

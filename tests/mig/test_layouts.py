@@ -48,7 +48,7 @@ def test_instances_of_both_layouts_stay(node: DemoNode) -> None:
     assert len(before & {i.uuids[0] for i in device(node).instances}) == 2
 
 
-def test_tenants_run_on_and_are_named_when_they_are_in_the_way(node: DemoNode) -> None:
+def test_tenants_that_block_a_layout_keep_running_and_are_named(node: DemoNode) -> None:
     node.start()
     held = allocate(node, "1g.18gb")
     at = place(held)
@@ -92,7 +92,7 @@ mig.layout = ["none"]
     assert {w.partition("@")[0] for w in standing(node)} == {w.partition("@")[0] for w in before}
 
 
-def test_a_new_policy_comes_into_force_as_tenants_let_it(make_node: NodeMaker) -> None:
+def test_a_new_layout_of_the_policy_waits_for_tenants(make_node: NodeMaker) -> None:
     rule = 'version = 1\n[[device]]\nmatch.index = 0\nmode = "mig"\nmig.layout = ["{}"]\n'
     node = make_node(policy=rule.format("all-1g.18gb"))
     node.start()
@@ -127,7 +127,7 @@ def test_unmanaged_also_hands_back_a_layout_that_an_administrator_applied(make_n
     eventually(lambda: not device(node).current, "nothing is wanted of an unmanaged device")
 
 
-def test_restore_puts_everything_back_for_a_removal(make_node: NodeMaker) -> None:
+def test_restore_resets_the_devices_before_a_removal_of_vgpud(make_node: NodeMaker) -> None:
     node = make_node(policy=POLICY + "[device.mps]\nexclusive_process = true\n")
     node.start()
     apply(node, "3g.71gb@4 1g.18gb*2")
@@ -327,7 +327,7 @@ def test_a_driver_that_numbers_its_nodes_anew_gets_a_new_spec(node: DemoNode) ->
     assert not any(f'"{path}"' in spec for path in before)
 
 
-def test_the_policy_is_asked_first(make_node: NodeMaker) -> None:
+def test_a_layout_that_the_policy_forbids_is_refused(make_node: NodeMaker) -> None:
     node = make_node(
         policy="""version = 1
 [[device]]
@@ -360,7 +360,7 @@ mode = "unmanaged"
     assert touched == {3}, "devices that are not for MIG are left out where none is named"
 
 
-def test_mig_mode_switched_off_by_hand_comes_back(node: DemoNode) -> None:
+def test_mig_mode_disabled_by_hand_is_enabled_again(node: DemoNode) -> None:
     node.start()
     apply(node, "none")
     nvml(node, "n.nvmlDeviceSetMigMode(h, 0)")

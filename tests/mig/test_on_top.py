@@ -149,7 +149,7 @@ def test_a_second_user_gets_an_instance_of_its_own(node: DemoNode) -> None:
     assert refused.value.code is ErrorCode.NO_CAPACITY
 
 
-def test_after_a_reboot_the_part_is_made_again_or_released(node: DemoNode) -> None:
+def test_after_a_reboot_a_slice_inside_an_instance_is_made_again_or_released(node: DemoNode) -> None:
     held = part(node, "quota")
     node.kill()
     simulate(node, "reboot")
@@ -158,7 +158,7 @@ def test_after_a_reboot_the_part_is_made_again_or_released(node: DemoNode) -> No
     assert standing(node) == {"3g.71gb@4", "2g.35gb@0"}
 
 
-def test_without_leave_of_the_policy_instances_are_given_whole(node: DemoNode) -> None:
+def test_without_permission_of_the_policy_instances_are_not_shared(node: DemoNode) -> None:
     whole: dict[str, Any] = {"mig_profile": "1g.18gb"}
     for asked in ({}, whole):
         with pytest.raises(VgpuError) as refused:

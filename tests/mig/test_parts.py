@@ -31,7 +31,7 @@ def nodes_of(held: pb.Allocation) -> list[str]:
     return [n.path for n in held.edits.device_nodes if "nvidia-caps" in n.path]
 
 
-def test_compute_instances_come_and_go_with_their_tenants(node: DemoNode) -> None:
+def test_compute_instances_are_made_and_destroyed_with_their_tenants(node: DemoNode) -> None:
     """Three compute instances in one GPU instance, each with its own UUID and exactly two capability
     nodes.
     """
@@ -178,7 +178,7 @@ def test_memory_limits_hold_on_compute_instances(make_node: NodeMaker) -> None:
     assert standing(node) == set()
 
 
-def test_each_tenant_is_seen_in_its_own_part(node: DemoNode) -> None:
+def test_each_tenant_is_listed_in_its_own_compute_instance(node: DemoNode) -> None:
     node.start()
     one, two = allocate(node, "1c.3g.71gb"), allocate(node, "1c.3g.71gb")
     tenant = subprocess.Popen(
@@ -206,7 +206,7 @@ def test_each_tenant_is_seen_in_its_own_part(node: DemoNode) -> None:
         tenant.communicate()
 
 
-def test_mig_parted_knows_them_and_so_does_ctl(node: DemoNode, tmp_path: Path) -> None:
+def test_compute_instances_are_in_mig_parted_files_and_in_vgpuctl(node: DemoNode, tmp_path: Path) -> None:
     node.start()
     file = tmp_path / "config.yaml"
     wanted = {"1c.3g.71gb": 3, "2c.4g.71gb": 1}
@@ -228,7 +228,7 @@ def test_mig_parted_knows_them_and_so_does_ctl(node: DemoNode, tmp_path: Path) -
     assert "4/2" in listed
 
 
-def test_a_policy_lays_them_out_before_any_door_opens(make_node: NodeMaker) -> None:
+def test_a_policy_makes_compute_instances_before_any_door_opens(make_node: NodeMaker) -> None:
     rule = 'version = 1\n[[device]]\nmatch.index = 0\nmode = "mig"\nmig.layout = ["{}"]\n'
     node = make_node(policy=rule.format("1c.3g.71gb*3"))
     node.start()

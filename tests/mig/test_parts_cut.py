@@ -196,7 +196,7 @@ def detach(node: Node1, allocation: Allocation) -> None:
 
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside another"])
 @pytest.mark.parametrize("act", [attach, detach], ids=["come", "go"])
-def test_a_tenant_that_comes_or_goes_cut_anywhere_leaves_nothing(act: Act, beside: bool) -> None:
+def test_an_attach_or_detach_cut_anywhere_leaves_nothing_behind(act: Act, beside: bool) -> None:
     """The next start undoes an attach and finishes a detach; both detach. The other tenant keeps running."""
     one, other = tenant("one", 0), tenant("other", 2)
     kept = (other,) if beside else ()

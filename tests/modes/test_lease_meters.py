@@ -29,7 +29,7 @@ def count(usage: Path, nanoseconds: int) -> None:
 
 
 @pytest.mark.parametrize("uid", [os.geteuid(), ANYONE])
-def test_a_tenant_that_counts_is_seen_and_an_idle_one_costs_no_new_object(tmp_path: Path, uid: int) -> None:
+def test_a_changed_meter_is_read_and_an_unchanged_one_is_reused(tmp_path: Path, uid: int) -> None:
     allocation, usage = lease(tmp_path, uid)
     meters = LeaseMeters(tmp_path)
     first = meters.read(allocation)

@@ -133,7 +133,7 @@ def test_a_container_that_is_gone_has_no_wall(container: Container) -> None:
 
 @needs("cgroups")
 @pytest.mark.parametrize("slices", [(part("a", 1, Mode.MPS),), (part("a", 1), part("gone", 1))])
-def test_walls_stand_only_where_each_slice_has_one(container: Container, slices: tuple[Slice, ...]) -> None:
+def test_walls_are_set_only_if_each_slice_has_one(container: Container, slices: tuple[Slice, ...]) -> None:
     container.add("x", *slices)
     assert not container.walls.stands("x") and container.limits() == {}
 

@@ -36,7 +36,7 @@ def test_known_refusals_of_the_control_daemon_are_recognised(recorded: str) -> N
 
 
 @pytest.mark.parametrize("good", ["", "100.0", "2G", "1234\n5678", "ACTIVE"])
-def test_answers_are_not_taken_for_refusals(good: str) -> None:
+def test_ordinary_answers_are_not_taken_for_refusals(good: str) -> None:
     assert answers.refusal(good) is None
 
 

@@ -23,7 +23,7 @@ async def history_of(count: int, after: int, most: int) -> tuple[Event, ...]:
     return tuple(event(r) for r in range(after + 1, min(count, after + most) + 1))
 
 
-def test_history_then_live_without_gap_or_repeat() -> None:
+def test_a_watch_continues_from_history_to_live_events_without_gap_or_repeat() -> None:
     """Events published while the history is read are in the history and in the live stream, and are sent
     once.
     """
@@ -61,7 +61,7 @@ def test_a_long_history_is_read_in_pages() -> None:
     clock.run(work())
 
 
-def test_a_watcher_that_does_not_read_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_watcher_that_does_not_read_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_module, "_QUEUE", 4)
 
     async def work() -> None:

@@ -150,7 +150,7 @@ def test_only_the_owner_or_root_releases(tmp_path: Path) -> None:
     clock.run(work())
 
 
-def test_living_tenants_hold_a_release_up_unless_forced(tmp_path: Path) -> None:
+def test_a_release_with_living_tenants_is_refused_unless_forced(tmp_path: Path) -> None:
     async def work() -> None:
         async with world(tmp_path) as w:
             held = await w.keeper.allocate(request("r"))
@@ -216,7 +216,7 @@ def test_a_request_that_comes_while_the_mode_is_left_is_served(tmp_path: Path) -
     clock.run(work())
 
 
-def test_resize_up_down_and_over(tmp_path: Path) -> None:
+def test_a_resize_grows_and_shrinks_and_is_refused_above_the_capacity(tmp_path: Path) -> None:
     async def work() -> None:
         async with world(tmp_path) as w:
             held = await w.keeper.allocate(request("r"))
@@ -236,7 +236,7 @@ def test_resize_up_down_and_over(tmp_path: Path) -> None:
     clock.run(work())
 
 
-def test_no_driver_is_an_answer_not_a_crash(tmp_path: Path) -> None:
+def test_a_missing_driver_is_an_error_of_the_request(tmp_path: Path) -> None:
     async def work() -> None:
         missing = VgpuError(ErrorCode.DRIVER_MISSING, "the NVIDIA driver is not loaded", "load it")
         async with world(tmp_path, FakeGateway(error=missing)) as w:

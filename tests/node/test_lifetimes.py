@@ -33,7 +33,7 @@ def test_the_end_of_a_process_is_reported_once() -> None:
     clock.run(work())
 
 
-def test_a_process_that_is_gone_already_and_a_pid_that_was_reused() -> None:
+def test_a_process_that_has_ended_or_whose_pid_is_reused_is_reported_at_once() -> None:
     async def work() -> None:
         told: list[str] = []
         lifetimes = Lifetimes(told.append)

@@ -99,7 +99,7 @@ def uuid(index: int) -> str:
     return NODE.devices[index].uuid
 
 
-def test_no_word_to_the_driver_until_it_is_resumed(tmp_path: Path) -> None:
+def test_the_driver_is_not_called_until_the_moved_tenant_is_resumed(tmp_path: Path) -> None:
     async def work() -> None:
         async with sleeping(tmp_path) as (w, driver, away):
             for to in (1, 2):
@@ -160,7 +160,7 @@ def test_a_suspended_tenant_that_fails_to_attach_is_resumed_later(tmp_path: Path
     clock.run(work())
 
 
-def test_nothing_else_is_done_to_it_meanwhile(tmp_path: Path) -> None:
+def test_other_changes_are_refused_during_a_suspended_move(tmp_path: Path) -> None:
     async def work() -> None:
         async with sleeping(tmp_path) as (w, driver, away):
             driver.gate = asyncio.Event()
@@ -204,7 +204,7 @@ def test_a_moved_tenant_can_be_moved_again(tmp_path: Path) -> None:
     clock.run(work())
 
 
-def test_two_that_resume_it_at_once_do_it_once(tmp_path: Path) -> None:
+def test_two_concurrent_resumes_run_once(tmp_path: Path) -> None:
     async def work() -> None:
         async with sleeping(tmp_path) as (w, driver, away):
             both = [w.keeper.resume(away.id, OWNER) for _ in range(2)]

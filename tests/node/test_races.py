@@ -161,7 +161,7 @@ def test_concurrent_releases_run_once(tmp_path: Path) -> None:
     clock.run(work())
 
 
-def test_a_release_during_an_undo_is_the_same_work(tmp_path: Path) -> None:
+def test_a_release_during_an_undo_waits_for_the_undo(tmp_path: Path) -> None:
     async def work() -> None:
         async with world(tmp_path) as w:
             preload = w.effectors[Mode.PRELOAD]
@@ -218,7 +218,9 @@ def test_a_release_while_a_device_fails_stops_nothing_else_from_failing(
     clock.run(work())
 
 
-def test_a_failure_does_not_take_a_release_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_recorded_late_does_not_cancel_a_release(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The release of the second allocation begins while vgpud records the failure of both."""
 
     async def work() -> None:

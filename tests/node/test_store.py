@@ -196,7 +196,7 @@ def test_a_checked_store_takes_an_old_record_that_is_being_resumed() -> None:
     walking(work)
 
 
-def test_an_intent_on_record_is_not_taken_back() -> None:
+def test_an_intent_that_is_recorded_is_not_cancelled() -> None:
     async def work(walk: Walk) -> None:
         one = walk.new()
         walk.store.reserve(one, Change.ALLOCATE)

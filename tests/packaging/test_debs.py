@@ -43,7 +43,7 @@ def content(deb: Path, path: str) -> str:
 
 
 @needs("debhelper")
-def test_what_is_bundled_is_in_the_bill_of_materials_and_in_the_copyright(debs: Path) -> None:
+def test_bundled_software_is_in_the_bill_of_materials_and_in_the_copyright_file(debs: Path) -> None:
     deb = one(debs, "vgpud")
     pattern = re.compile(r"site-packages/([\w.]+)-([^/-]*)\.dist-info/$")
     found = (pattern.search(path) for path in files(deb))
@@ -131,7 +131,7 @@ def test_only_root_can_change_installed_files(debs: Path) -> None:
 
 
 @needs("debhelper")
-def test_the_library_lies_under_its_version(debs: Path) -> None:
+def test_libvgpu_is_installed_under_its_version(debs: Path) -> None:
     deb = one(debs, "libvgpu")
     version = field(deb, "Version")
     paths = {path for path in files(deb) if "libvgpu" in Path(path.split(" ")[0]).name}
@@ -173,7 +173,7 @@ def test_the_installer_gets_the_ledger_format(debs: Path) -> None:
 
 @needs("debhelper")
 @pytest.mark.parametrize("unit", ["vgpud-arbiter.service", "vgpud-mps@"])
-def test_no_script_touches_what_tenants_live_by(debs: Path, unit: str) -> None:
+def test_no_maintainer_script_stops_units_that_tenants_need(debs: Path, unit: str) -> None:
     """Only a purge may stop these units."""
     for script in ("preinst", "postinst", "prerm"):
         done = subprocess.run(

@@ -158,7 +158,7 @@ def test_the_sockets_have_the_owners_and_groups_of_their_rights(machine: Machine
         assert machine.unit(name, "ActiveState") == "active"
 
 
-def test_a_container_runtime_that_comes_while_the_daemon_is_away_waits_for_it(machine: Machine) -> None:
+def test_a_container_runtime_waits_for_a_daemon_that_is_down(machine: Machine) -> None:
     pid = main_pid(machine)
     machine.run("systemctl", "stop", "vgpud.service")
     ask = (
@@ -203,7 +203,7 @@ def test_a_tenant_is_held_to_its_limit(machine: Machine) -> None:
     assert 0 < int(filled["total_bytes"]) <= 2048 * MIB
 
 
-def test_a_tenant_is_taken_off_its_device_by_the_confined_arbiter(machine: Machine) -> None:
+def test_the_confined_arbiter_preempts_a_tenant(machine: Machine) -> None:
     """The probe runs in vgpud's sandbox. The arbiter makes its calls from its own sandbox, on another user's
     process.
     """
@@ -315,7 +315,7 @@ def udev_runs(machine: Machine, event: str, module: str) -> list[str]:
     return re.findall(r"^run: '(.*)'$", said.stdout, re.MULTILINE)
 
 
-def test_a_driver_that_comes_later_starts_the_daemon_again(machine: Machine, tenants: Tenants) -> None:
+def test_the_daemon_is_restarted_when_a_driver_is_loaded(machine: Machine, tenants: Tenants) -> None:
     """Started by udev's rule, because vgpud may only open devices that existed when it started."""
     assert udev_runs(machine, "add", "nvidia_drm") == []
     assert udev_runs(machine, "remove", "nvidia") == []

@@ -138,7 +138,7 @@ def test_an_honest_tenant_is_never_marked(seed: int, limit: int, processes: int)
 
 
 @given(st.integers(0, 140 * GIB), st.integers(0, 100), st.integers(CONTEXT, 140 * GIB))
-def test_a_process_past_libvgpu_beside_honest_ones_is_marked_at_the_second_look(
+def test_a_process_that_bypasses_libvgpu_is_marked_at_the_second_survey(
     counted: int, processes: int, more: int
 ) -> None:
     limit = max(counted, GIB)

@@ -84,7 +84,7 @@ def test_a_compute_profile_over_all_slices_means_the_whole_gpu_instance() -> Non
     assert taken(ask(request("3c.3g.71gb"))).mig == taken(ask(request("3g.71gb"))).mig
 
 
-def test_a_place_may_be_named() -> None:
+def test_a_request_may_name_the_place_of_a_compute_instance() -> None:
     mig = taken(ask(request("1c.3g.71gb@0"))).mig
     assert mig is not None
     assert mig.placement.start == 0
@@ -241,7 +241,7 @@ def test_a_profile_that_no_card_has_is_impossible(name: str) -> None:
     assert refusal.code is ErrorCode.IMPOSSIBLE
 
 
-def test_a_share_is_of_the_compute_instance() -> None:
+def test_a_share_counts_within_the_compute_instance() -> None:
     assert taken(ask(request("2c.4g.71gb"))).share == Percent(32 * 10000 // 132)
     assert ask(request("1c.4g.71gb", share=Percent(5000))).refusal is not None
 

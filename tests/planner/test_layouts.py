@@ -40,7 +40,7 @@ def laid(words: str, table: Table = H200, now: str = "", pinned: str = "") -> st
         ("1g.18gb*3 2g.35gb 3g.71gb", None),  # a device has seven compute slices, and 1+1+1+2+3 are eight
     ],
 )
-def test_words(words: str, places: str | None) -> None:
+def test_each_word_of_a_layout_is_parsed(words: str, places: str | None) -> None:
     if places is None:
         with pytest.raises(VgpuError) as wrong:
             laid(words)

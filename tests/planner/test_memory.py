@@ -39,7 +39,7 @@ def test_a_decision_is_independent_of_earlier_decisions(steps: list[tuple[str, i
         assert choose(asked, node, AUTO, use) == choose(asked, fresh, AUTO, use)  # type: ignore[arg-type]
 
 
-def test_each_part_of_a_seat_counts() -> None:
+def test_a_change_of_any_part_of_a_device_gives_a_new_decision() -> None:
     calls: list[Seat] = []
 
     def counted(seat, want, spread):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202

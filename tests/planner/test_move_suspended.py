@@ -63,7 +63,7 @@ def test_the_map_names_every_visible_card_once(places: list[tuple[int, int]], se
 
 
 @given(st.permutations(range(6)), st.sets(st.sampled_from(UUIDS)))
-def test_two_that_change_places_go_back_by_the_same_map(order: list[int], seen: set[str]) -> None:
+def test_two_tenants_that_exchange_devices_return_by_the_same_map(order: list[int], seen: set[str]) -> None:
     old, new = [UUIDS[i] for i in order[:2]], [UUIDS[i] for i in order[2:4]]
     back = device_map(new, old, seen)
     assert {to: source for source, to in device_map(old, new, seen).items()} == back

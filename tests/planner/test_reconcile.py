@@ -297,7 +297,7 @@ def test_an_instance_on_a_lost_device_waits_for_the_device() -> None:
     assert world.reconcile() == ()
 
 
-def test_room_is_made_before_anything_is_built_again() -> None:
+def test_orphans_are_removed_before_missing_parts_are_made() -> None:
     going = replace(held(QUOTA_SLICE, state=State.ALLOCATING), id="z")
     failing = replace(held(Slice("GPU-1", Mode.PRELOAD, GIB)), id="c")
     repaired = replace(held(QUOTA_SLICE), id="b")

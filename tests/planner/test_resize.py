@@ -42,7 +42,7 @@ def test_a_whole_share_lifts_a_limit() -> None:
     assert all(p.share is None for p in resize_slices(limited, None, WHOLE, NODE, USE, AUTO))
 
 
-def test_a_share_is_changed_alone() -> None:
+def test_a_resize_may_change_only_the_share() -> None:
     made = resize_slices(MINE, None, Percent(3000), NODE, USE, AUTO)
     assert [piece.share for piece in made] == [Percent(3000)] * 2
 
@@ -64,7 +64,7 @@ def test_slices_of_other_modes_keep_their_size(mode: Mode) -> None:
     assert refused(2 * GIB, mine=fixed).code is ErrorCode.UNSUPPORTED
 
 
-def test_nothing_to_change_and_no_such_device_are_errors() -> None:
+def test_a_resize_without_a_change_or_with_an_unknown_device_is_an_error() -> None:
     assert refused(None).code is ErrorCode.BAD_REQUEST
     assert refused(0).code is ErrorCode.BAD_QUANTITY
     gone = replace(MINE, slices=(Slice("GPU-9", Mode.PRELOAD, GIB),))

@@ -24,7 +24,7 @@ def short(steps: Iterable[Step]) -> list[tuple[str, str]]:
     return [(step.fault_point, step.device_uuid) for step in steps]
 
 
-def test_allocate_on_idle_devices() -> None:
+def test_the_steps_of_an_allocate_on_idle_devices_are_in_order() -> None:
     assert short(allocate_steps(PAIR, {})) == [
         ("record-intent", ""),
         ("apply-mode", "GPU-0"),

@@ -167,7 +167,7 @@ def test_a_drop_in_directory_that_is_a_file_is_an_error(etc: Etc) -> None:
     )
 
 
-def test_no_right_to_read(etc: Etc, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_without_read_permission_is_an_error(etc: Etc, monkeypatch: pytest.MonkeyPatch) -> None:
     """Root may read everything, so that the test simulates the kernel's refusal."""
     main = etc.write("etc/vgpud.toml", "version = 1")
     real_open = Path.open

@@ -24,7 +24,7 @@ def paths_of(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
         yield from paths_of(inner, (*path, key))
 
 
-def test_headers_dotted_keys_and_arrays() -> None:
+def test_the_lines_of_headers_dotted_keys_and_arrays_are_found() -> None:
     text = '''\
 version = 1 # comment
 
@@ -65,7 +65,7 @@ match = { name = "x = [y]", "memory_min" = '1GiB' }
     }
 
 
-def test_arrays_of_tables_within_arrays_of_tables() -> None:
+def test_the_lines_in_nested_arrays_of_tables_are_found() -> None:
     text = "[[a]]\n[[a.b]]\nc=1\n[[a.b]]\nc=2\n[[a]]\n[[a.b]]\nc=3\n[a.b.d]\ne=4\n"
     lines = locate(text)
     assert [lines["a", 0, "b", 0, "c"], lines["a", 0, "b", 1, "c"], lines["a", 1, "b", 0, "c"]] == [3, 5, 8]
@@ -73,7 +73,7 @@ def test_arrays_of_tables_within_arrays_of_tables() -> None:
 
 
 @given(documents())
-def test_agrees_with_the_parser_and_the_text(text: str) -> None:
+def test_the_locator_agrees_with_the_parser_and_the_text(text: str) -> None:
     paths = dict(paths_of(tomllib.loads(text)))
     lines = locate(text)
     assert lines.keys() == paths.keys()

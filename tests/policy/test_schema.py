@@ -36,13 +36,13 @@ def test_the_schema_is_valid_json_schema() -> None:
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_examples_pass_both(path: Path) -> None:
+def test_the_examples_pass_schema_and_loader(path: Path) -> None:
     check(path)
     VALIDATOR.validate(plain(path))
 
 
 @pytest.mark.parametrize("path", sorted((DATA / "bad").glob("*.toml")), ids=lambda path: path.stem)
-def test_bad_files_fail_both(path: Path) -> None:
+def test_bad_files_fail_schema_and_loader(path: Path) -> None:
     with pytest.raises(VgpuError):
         check(path)
     assert not VALIDATOR.is_valid(plain(path))

@@ -98,13 +98,13 @@ def test_a_policy_without_rules_is_shown_as_such(etc: Etc) -> None:
     ]
 
 
-def test_check_takes_a_file_alone(etc: Etc) -> None:
+def test_a_check_of_one_file_ignores_the_drop_ins(etc: Etc) -> None:
     main = etc.write("etc/vgpud.toml", "version = 1\n")
     etc.write("etc/conf.d/50-x.toml", "not toml")
     assert check(main).files == (main,)
 
 
-def test_check_asks_a_drop_in_for_no_version(etc: Etc, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_of_a_drop_in_needs_no_version(etc: Etc, monkeypatch: pytest.MonkeyPatch) -> None:
     drop_in = etc.write("etc/conf.d/50-x.toml", "[planner]\n")
     check(drop_in)
     monkeypatch.chdir(drop_in.parent)
@@ -142,7 +142,7 @@ POLICIES = st.builds(
 
 
 @given(POLICIES)
-def test_the_effective_policy_is_a_policy_and_its_own_effect(policy: Policy) -> None:
+def test_the_printed_effective_policy_loads_as_itself(policy: Policy) -> None:
     plain: dict[str, Any] = effective(policy)
     again = Policy.model_validate(plain)
     assert effective(again) == plain

@@ -121,7 +121,7 @@ def test_a_vgpud_that_is_not_roots_reads_the_files_of_its_user(etc: Etc) -> None
     assert etc.load().policy.planner.strategy == "spread"
 
 
-def test_a_draft_belongs_to_its_user(tmp_path: Path) -> None:
+def test_a_check_accepts_a_draft_of_its_user(tmp_path: Path) -> None:
     draft = tmp_path / "draft.toml"
     draft.write_text("version = 1")
     give(draft)
@@ -129,7 +129,7 @@ def test_a_draft_belongs_to_its_user(tmp_path: Path) -> None:
     assert distrust(draft) is not None
 
 
-def test_a_link_in_a_circle_ends(tmp_path: Path) -> None:
+def test_a_circle_of_links_ends(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     assert distrust(tmp_path / "a") is None

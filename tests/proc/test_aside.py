@@ -87,7 +87,7 @@ def test_each_of_two_answers_about_one_process_goes_to_its_asker_or_is_discarded
     assert sorted(answers + held.answered) in (["first", "second"], ["first"])
 
 
-def test_the_questions_of_a_user_that_wait_stay_bounded_however_long_they_wait(held: Held) -> None:
+def test_the_number_of_waiting_queries_of_a_user_is_bounded(held: Held) -> None:
     now = [0.0]
     aside = Aside(user_of=lambda _: USER, clock=lambda: now[0])
     with ExitStack() as stack:

@@ -57,7 +57,7 @@ def test_a_process_that_runs_or_cannot_be_seen_has_not_ended() -> None:
         assert not has_ended(pid)
 
 
-def test_start_ticks_tell_processes_of_one_pid_apart() -> None:
+def test_start_times_distinguish_processes_of_one_pid() -> None:
     assert start_ticks(2**22 + 1) is None
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:

@@ -78,7 +78,7 @@ def test_a_user_who_may_not_open_the_socket_is_told_the_setting_and_the_group(tm
     assert "[runtime] users = true" in done.stderr
 
 
-def test_end_puts_the_bundle_back_and_never_fails(tmp_path: Path) -> None:
+def test_an_end_restores_the_bundle_and_never_fails(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("edited")
     (tmp_path / "config.json.vgpud-original").write_text("original")
     done = hook(tmp_path / "no-vgpud", json.dumps({"bundle": str(tmp_path)}), "end", "a1")
@@ -86,7 +86,7 @@ def test_end_puts_the_bundle_back_and_never_fails(tmp_path: Path) -> None:
     assert [path.read_text() for path in tmp_path.iterdir()] == ["original"]
 
 
-def test_an_end_does_not_wait_for_a_daemon_that_is_away(tmp_path: Path) -> None:
+def test_an_end_does_not_wait_for_a_daemon_that_is_down(tmp_path: Path) -> None:
     """The socket is held open, as systemd does. The hook's own limit of 60 s applies only to calls that need
     an answer.
     """

@@ -45,7 +45,7 @@ def test_a_gate_is_closed_while_calls_wait_to_be_taken() -> None:
     run(main())
 
 
-def test_a_call_that_is_never_taken_does_not_close_a_gate_for_good() -> None:
+def test_a_call_that_is_never_taken_closes_the_gate_for_a_bounded_time() -> None:
     async def main() -> None:
         gate = Gate()
         gate.passed(1000, 0.0)
@@ -56,7 +56,7 @@ def test_a_call_that_is_never_taken_does_not_close_a_gate_for_good() -> None:
     run(main())
 
 
-def test_bytes_of_a_user_take_a_part_of_the_loops_time() -> None:
+def test_the_bytes_of_a_user_get_a_bounded_share_of_the_loops_time() -> None:
     async def main() -> None:
         gate, root = Gate(), Gate(always_open=True)
         for one in (gate, root):

@@ -8,7 +8,7 @@ from vgpud import clock
 from vgpud.pace import Pace
 
 
-def test_work_of_many_callers_takes_its_part_of_the_time_and_each_user_has_its_turn() -> None:
+def test_work_of_many_callers_has_a_bounded_share_of_time_and_users_take_turns() -> None:
     done: list[tuple[int, float]] = []
 
     async def caller(pace: Pace, user: int) -> None:
@@ -42,7 +42,7 @@ def test_work_that_goes_on_beside_later_turns_counts_too() -> None:
     run(main())
 
 
-def test_work_that_fails_gives_the_turn_back() -> None:
+def test_failed_work_ends_its_turn() -> None:
     async def main() -> None:
         pace = Pace(rest_factor=4)
         for _ in range(3):

@@ -166,7 +166,7 @@ def test_peer_names_are_never_reused() -> None:
         assert caught.value.code is ErrorCode.NOT_ALLOWED
 
 
-def test_the_pump_loses_nothing_with_a_slow_reader() -> None:
+def test_the_pump_loses_no_byte_with_a_slow_reader() -> None:
     """Data flows in both directions, far more than the sockets hold. The pump buffers little of it."""
 
     async def carry() -> tuple[bool, int]:

@@ -82,7 +82,7 @@ def test_a_file_of_another_version_or_shape_is_kept_aside(tmp_path: Path, text: 
     assert [hold.request_id for hold in Holds(path)] == ["r"]
 
 
-def test_a_put_during_the_write_of_another_value_of_the_key_is_the_last_word(
+def test_a_put_during_the_write_of_an_older_value_is_written_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writes, go, plain = threading.Event(), threading.Event(), statefile.write_state
@@ -110,7 +110,7 @@ def test_a_put_during_the_write_of_another_value_of_the_key_is_the_last_word(
     assert list(Holds(path)) == [old]
 
 
-def test_a_hold_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_written_hold_is_read_back(tmp_path: Path) -> None:
     path, hold = tmp_path / "state.json", Hold("r", "vgpud.io/gpu", frozenset({"a", "b"}), "ns/pod/one")
     asyncio.run(Holds(path).put(hold))
     assert list(Holds(path)) == [hold]

@@ -222,7 +222,7 @@ os.execvp("sleep", ["sleep", "1000"])
 
 
 @needs("fuse")
-def test_a_caller_in_the_midst_of_an_exec_holds_no_door(path: Path, tmp_path: Path) -> None:
+def test_a_caller_whose_exec_does_not_end_blocks_no_door(path: Path, tmp_path: Path) -> None:
     """An attack: a process connects, and its exec closes a file of its own file system, which does not
     answer. A caller whose user the kernel does not tell is sent away.
     """

@@ -142,7 +142,7 @@ def test_the_drivers_threads_are_recognised_by_name() -> None:
     assert not any(map(is_drivers_own, ("python3", "cuda-bench", "cudaMemtest", "cuda", "cuda2", "")))
 
 
-def test_a_mutex_of_the_drivers_counts_too() -> None:
+def test_a_wait_for_a_mutex_of_the_driver_counts() -> None:
     assert blocked(PLAIN, line("202 0x5555557f4128 0x80 0x2 0x0 0x0 0x0"))
 
 
@@ -191,7 +191,7 @@ def test_every_call_instruction_of_arm_is_known(code: str, calls: int) -> None:
     assert ARM.calls(bytes.fromhex(code)) == bool(calls)
 
 
-def test_a_signed_return_address_on_arm() -> None:
+def test_a_signed_return_address_on_arm_is_recognised() -> None:
     stack = Stack({8: LIBC + 8, 56: CUDA + 8 | 0x7B << 48, 200: PROGRAM + 8}, call=bytes.fromhex("00013fd6"))
     wait = lock_wait(line(LOCKED.replace("202", "98")), ARM)
     assert wait is not None

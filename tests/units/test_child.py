@@ -39,7 +39,7 @@ def until(condition: object) -> None:
     raise AssertionError("it did not come about")
 
 
-def test_start_list_stop(units: ChildUnits) -> None:
+def test_a_helper_is_started_listed_and_stopped(units: ChildUnits) -> None:
     started = units.start(UnitSpec("vgpud-mps@GPU-1", SLEEP))
     units.start(UnitSpec("vgpud-arbiter", SLEEP))
     assert units.running("vgpud-mps@GPU-1") == started
@@ -52,7 +52,7 @@ def test_start_list_stop(units: ChildUnits) -> None:
     assert [r.name for r in units.list()] == ["vgpud-arbiter"]
 
 
-def test_start_is_idempotent_and_restarts_what_died(units: ChildUnits) -> None:
+def test_a_start_is_idempotent_and_restarts_a_dead_helper(units: ChildUnits) -> None:
     spec = UnitSpec("helper", SLEEP)
     first = units.start(spec)
     assert units.start(UnitSpec("helper", ("/bin/sleep", "2000"))) == first
@@ -103,7 +103,7 @@ def test_the_environment_has_only_requested_variables(
     assert not [line for line in lines if line.startswith("NOTIFY_SOCKET")]
 
 
-def test_a_leftover_does_not_count_as_ready(units: ChildUnits, tmp_path: Path) -> None:
+def test_a_file_of_an_earlier_helper_does_not_count_as_ready(units: ChildUnits, tmp_path: Path) -> None:
     ready, other = tmp_path / "socket", tmp_path / "other"
     ready.write_text("old")
     other.write_text("old")
@@ -119,7 +119,7 @@ def test_a_leftover_does_not_count_as_ready(units: ChildUnits, tmp_path: Path) -
     assert not other.exists()
 
 
-def test_readiness_can_be_a_question(units: ChildUnits) -> None:
+def test_readiness_can_be_a_function(units: ChildUnits) -> None:
     answers = iter([False, False, True])
     units.start(UnitSpec("helper", SLEEP, ready=lambda: next(answers)))
     assert list(answers) == []
@@ -196,14 +196,14 @@ def test_a_damaged_pid_file_is_no_helper(units: ChildUnits, tmp_path: Path, text
     assert units.start(UnitSpec("helper", SLEEP)).pid > 0
 
 
-def test_stat_of_a_command_with_blanks_and_brackets() -> None:
+def test_the_stat_line_of_a_command_with_spaces_and_brackets_is_parsed() -> None:
     stat = parse_stat(b"42 (a) b ( c) S 1 42 42 0 -1 4194304 1 2 3 4 5 6 7 8 20 0 1 0 9876 1 2")
     assert stat is not None
     assert (stat.pid, stat.state, stat.session, stat.start_ticks) == (42, "S", 42, 9876)
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a/b", "a b", "-x", "x\n"])
-def test_names_are_safe(units: ChildUnits, name: str) -> None:
+def test_invalid_unit_names_are_refused(units: ChildUnits, name: str) -> None:
     with pytest.raises(VgpuError) as caught:
         UnitSpec(name, SLEEP)
     assert caught.value.code is ErrorCode.BUG
@@ -257,7 +257,7 @@ def test_the_exit_callback_is_called_once(units: ChildUnits) -> None:
     assert asyncio.run(scenario()) == ["helper", "helper"]
 
 
-def test_an_exit_notice_can_be_taken_back(units: ChildUnits) -> None:
+def test_an_exit_callback_can_be_cancelled(units: ChildUnits) -> None:
     async def scenario() -> list[str]:
         told: list[str] = []
         units.start(UnitSpec("helper", SLEEP))

@@ -66,7 +66,7 @@ def units(systemd: Path, tmp_path: Path) -> Iterator[SystemdUnits]:
             continue
 
 
-def test_start_list_stop(units: SystemdUnits, tmp_path: Path) -> None:
+def test_a_helper_is_started_listed_and_stopped(units: SystemdUnits, tmp_path: Path) -> None:
     started = units.start(UnitSpec(NAME, ("nvidia-cuda-mps-control", "-f"), env={"A": "1"}))
     assert units.start(UnitSpec(NAME, ("other",))) == started
     assert units.running(NAME) == started
@@ -79,7 +79,7 @@ def test_start_list_stop(units: SystemdUnits, tmp_path: Path) -> None:
     units.stop(NAME, 10)
 
 
-def test_the_calls_of_systemctl(units: SystemdUnits, systemd: Path) -> None:
+def test_systemctl_is_called_with_the_documented_arguments(units: SystemdUnits, systemd: Path) -> None:
     units.start(UnitSpec(NAME, ("x",)))
     assert (systemd / "calls").read_text().splitlines() == [
         f"show --property=ActiveState,MainPID -- {NAME}.service",
@@ -107,7 +107,7 @@ def test_a_unit_that_ignores_sigterm_is_killed(units: SystemdUnits, systemd: Pat
     assert f"kill --signal=SIGKILL -- {NAME}.service" in (systemd / "calls").read_text()
 
 
-def test_a_unit_that_fails_to_start(units: SystemdUnits, systemd: Path) -> None:
+def test_a_unit_that_fails_to_start_is_an_error(units: SystemdUnits, systemd: Path) -> None:
     (systemd / "fail").touch()
     with pytest.raises(VgpuError) as caught:
         units.start(UnitSpec(NAME, ("x",)))
@@ -150,7 +150,7 @@ def test_the_exit_of_a_unit_is_reported(units: SystemdUnits) -> None:
     assert asyncio.run(scenario()) == NAME
 
 
-def test_systemd_is_chosen_only_where_it_started_this_very_process(
+def test_systemd_is_used_only_if_it_started_this_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def chosen() -> type:
@@ -169,7 +169,7 @@ def test_systemd_is_chosen_only_where_it_started_this_very_process(
 
 
 @pytest.mark.parametrize("taken_back", [False, True])
-def test_a_notice_does_not_wait_for_systemd(
+def test_an_exit_callback_does_not_wait_for_systemd(
     units: SystemdUnits, systemd: Path, monkeypatch: pytest.MonkeyPatch, taken_back: bool
 ) -> None:
     """systemd is queried while it is busy, then it fails to answer, and then the helper ends."""
