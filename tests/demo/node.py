@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from tests import simnode
+from tests.cgroups import clear, mount
 
 ROOT, BUILD = simnode.ROOT, simnode.BUILD
 POLICY = """version = 1
@@ -70,6 +71,7 @@ class DemoNode:
             "VGPUD_SUSPENDER": str(BUILD / "bin" / "vgpu-suspend"),
             "VGPUD_ENGINE_PROBE": str(BUILD / "bin" / "vgpu-engine-probe"),
             "VGPUD_GROUP": "",
+            "VGPUD_CGROUP": self.folder.name,
             "VGPUD_SOCKET": str(self.run_dir / "admin.sock"),
         }
         self.log = self.folder / "vgpud.log"
@@ -115,6 +117,9 @@ class DemoNode:
         return self.daemon.wait(timeout=300)
 
     def remove(self) -> None:
+        top = mount()
+        if top is not None and (top / self.folder.name).is_dir():
+            clear(top / self.folder.name)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def launch_ctl(self, arguments: Sequence[str]) -> Command:

@@ -84,6 +84,7 @@ NOT_RUN = {
     "pytest tests/slurm": _SUITE,
     "python native/libvgpu/portable.py --out FOLDER --machine aarch64": _SUITE,
     "python -m tests.gpu.compute_programs --build build/native --out F --seconds 2": _CARD,
+    "python -m tests.e2e.matrix": _SUITE,
     "python -m tests.gpu.compute_programs": _CARD,
     "python -m tests.gpu.compute_h200 --engine cut together": _CARD,
     "python -m tests.gpu.compute_h200 --engine cut stretched": _CARD,

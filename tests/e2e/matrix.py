@@ -1,0 +1,126 @@
+"""What each mode keeps on each driver, tried on simulated nodes: the table of docs/modes.md.
+
+`python -m tests.e2e.matrix` prints it.
+"""
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests import simnode
+from tests.demo.node import DemoNode
+from tests.e2e.conftest import PreparedNode, end_helpers
+from tests.e2e.support import GIB, MIB, PROBE, client, eventually, simulate, states
+
+BRANCHES = ("535", "550", "580", "595", "615")
+MODES = {"preload": "quota", "mps": "compute", "mig": "hardware", "exclusive": "device"}
+#: Allocates in steps of 64 MiB until the driver refuses, or until it has 32 GiB, and prints the sum in MiB.
+GREEDY = """
+import ctypes, json, sys
+cuda = ctypes.CDLL("libcuda.so.1")
+device, context, pointer = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
+cuda.cuInit(0)
+cuda.cuDeviceGet(ctypes.byref(device), 0)
+cuda.cuCtxCreate_v2(ctypes.byref(context), 0, device)
+got = 0
+while got < 32768 and cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(64 << 20)) == 0:
+    got += 64
+print(json.dumps({"mib": got}), flush=True)
+"""
+HOLD = [PROBE, "hold", "64MiB", "--then-wait-on-stdin"]
+
+
+def options(mode: str) -> list[str]:
+    size = [] if mode == "exclusive" else ["--memory", "16GiB"]
+    return ["--isolation", MODES[mode], *size, "--device", "0"]
+
+
+def stripped(node: DemoNode) -> list[str]:
+    names = ("VGPU_SIM_STATE", "LD_LIBRARY_PATH")
+    return ["env", "-i", *(f"{name}={node.environment[name]}" for name in names)]
+
+
+def keeps_memory(node: DemoNode, mode: str, prefix: list[str]) -> bool:
+    """Does a program that wants 32 GiB get no more than the 16 GiB of its slice?"""
+    tenant = node.tenant(options(mode), [*prefix, sys.executable, "-c", GREEDY])
+    got = int(tenant.line()["mib"])
+    tenant.end()
+    eventually(lambda: not states(node), "its allocation ends with it")
+    assert got > 0
+    return got * MIB <= 16 * GIB
+
+
+@contextmanager
+def holding(node: DemoNode) -> Iterator[str]:
+    """The allocation of a tenant, which is killed afterwards: it may be suspended."""
+    tenant = node.tenant(options("preload"), HOLD)
+    tenant.line()
+    with client(node) as calls:
+        (held,) = calls.list_allocations().allocations
+    yield held.id
+    tenant.process.kill()
+    tenant.process.wait()
+    eventually(lambda: not states(node), "its allocation ends with it")
+
+
+def does(node: DemoNode, *verb: str) -> bool:
+    """Does vgpud do it for a preload tenant?"""
+    with holding(node) as name:
+        return node.ctl(verb[0], name, *verb[1:], check=False).returncode == 0
+
+
+def shows(node: DemoNode, fault: str) -> bool:
+    """Does vgpud say what a card reports of its repair?"""
+    simulate(node, "fault", fault, "--device", "0", "--code", "1")
+    try:
+        node.ctl("undrain", "0")  # takes a new snapshot
+        with client(node) as calls:
+            return bool(calls.list_devices().devices[0].health_reason)
+    finally:
+        simulate(node, "fault", "clear")
+
+
+Trial = Callable[[DemoNode], bool]
+PROMISES: dict[tuple[str, str], Trial] = {
+    ("preload", "memory limit of a program with libvgpu"): lambda n: keeps_memory(n, "preload", []),
+    ("preload", "memory limit of a program past libvgpu (`env -i`)"): (
+        lambda n: keeps_memory(n, "preload", stripped(n))
+    ),
+    ("preload", "`suspend --deep`: no memory left on the device"): lambda n: does(n, "suspend", "--deep"),
+    ("preload", "`move` to another device"): lambda n: does(n, "move", "--to", "1"),
+    ("mps", "memory limit of a client"): lambda n: keeps_memory(n, "mps", []),
+    ("mig", "memory limit"): lambda n: keeps_memory(n, "mig", []),
+    ("all", "a card that asks for a reset is closed (`sick`)"): lambda n: shows(n, "recovery"),
+    ("all", "rows that wait to be remapped are told"): lambda n: shows(n, "rows-pending"),
+    ("all", "banks that wait to be remapped are told"): lambda n: shows(n, "banks-pending"),
+}
+
+
+def column(branch: str, folder: Path) -> list[bool]:
+    """The answers of one driver, in the order of PROMISES."""
+    inside = simnode.create(folder / branch, "h200x8", driver=branch).environment(os.environ)
+    node = PreparedNode(environment=inside)
+    try:
+        node.start()
+        return [trial(node) for trial in PROMISES.values()]
+    finally:
+        if node.daemon is not None and node.daemon.poll() is None:
+            node.kill()
+        end_helpers(node)
+        node.remove()
+
+
+def table(columns: dict[str, list[bool]]) -> str:
+    lines = [f"| mode | promise | {' | '.join(columns)} |", "|---|---|" + "---|" * len(columns)]
+    for at, (mode, promise) in enumerate(PROMISES):
+        marks = ("yes" if answers[at] else "no" for answers in columns.values())
+        lines.append(f"| {mode} | {promise} | {' | '.join(marks)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as scratch:
+        print(table({branch: column(branch, Path(scratch)) for branch in BRANCHES}))

@@ -1,0 +1,17 @@
+"""docs/modes.md says what each mode keeps on each driver; the table is made by trying it."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tests.conditions import needs
+from tests.e2e.matrix import BRANCHES, column, table
+from tests.simnode import ROOT
+
+
+@needs("cgroups")
+def test_the_table_of_the_modes_says_what_simulated_drivers_keep(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "modes.md").read_text()
+    told = page.split("<!-- matrix -->\n")[1].split("<!-- /matrix -->")[0].strip()
+    with ThreadPoolExecutor(2) as pool:
+        columns = list(pool.map(lambda branch: column(branch, tmp_path), BRANCHES))
+    assert table(dict(zip(BRANCHES, columns, strict=True))) == told
