@@ -104,7 +104,8 @@ def test_a_paused_tenant_keeps_its_memory_and_goes_on_when_it_is_unpaused(
         assert calls.get_allocation(name).use[0].memory_used_bytes == full
     assert f"paused, and kept off its devices: 'vgpuctl unpause {name}'" in node.ctl("why", name).stdout
     assert "paused" in node.ctl("ls").stdout and "paused" in node.ctl("top", "--once").stdout
-    assert "paused:     yes" in node.ctl("show", name).stdout
+    shown = node.ctl("show", name).stdout
+    assert ["paused:", "yes"] in [line.split() for line in shown.splitlines()]
     held = unpause(node, name)
     assert (held.state, held.paused) == ("active", False)
     assert unpause(node, name).revision == held.revision
@@ -124,6 +125,7 @@ def test_a_tenant_is_still_paused_after_restarts_of_vgpud_and_of_the_arbiter(
     pid = helper_pids(node)[ARBITER_UNIT]
     os.kill(pid, signal.SIGKILL)
     eventually(lambda: helper_pids(node, ARBITER_UNIT).get(ARBITER_UNIT, pid) != pid, "it is restarted")
+    eventually(ArbiterClient(node.run_dir / "arbiter" / "control.sock").ready, "it serves")
     eventually(lambda: registered(node, name).pids == (tenant.process.pid,), "it is registered again")
     eventually(lambda: registered(node, name).paused, "it is off again")
     stands_still(node, tenant)
