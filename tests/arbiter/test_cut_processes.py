@@ -1,4 +1,6 @@
-"""Processes under the engine cut: clients of MPS; fork, exec and eviction while off; handles that ended."""
+"""Processes under engine `cut`: clients of MPS; fork, exec and eviction while preempted; handles of ended
+processes.
+"""
 
 import os
 import signal
@@ -16,7 +18,8 @@ from tests.e2e.support import eventually
 from vgpud import lease_layout as layout
 from vgpud.lease import LeaseMemory, SwapPhase, read_swaps, update_limits
 
-# One thread computes, and waits in the driver while the process is off; another one obeys.
+# One thread computes, and waits in the driver while the process is preempted. Another thread follows commands
+# from standard input
 PROGRAM = """
 import ctypes, os, signal, sys, threading
 from tests.sim.cuda import Driver
@@ -81,7 +84,7 @@ def ask(process: "subprocess.Popen[str]", line: str) -> str:
 
 @contextmanager
 def stays_off(card: Card, lease: Path) -> Iterator[None]:
-    """The tenant is off the device, and the arbiter stands still."""
+    """Keeps the tenant preempted by stopping the arbiter."""
     assert card.arbiter is not None
     for _ in range(100):
         eventually(lambda: is_off(lease), "it is off")
@@ -97,7 +100,9 @@ def stays_off(card: Card, lease: Path) -> Iterator[None]:
 
 
 def clients(lease: Path) -> set[int]:
-    """The driver's clients of the tenant's processes. The arbiter may clear an ended one's slot later."""
+    """The driver's clients in the tables of the tenant's processes. The arbiter may clear the slot of an
+    ended process later.
+    """
     return {row[1] for slot in range(4) for row in table(lease, slot)[1]}
 
 
@@ -107,7 +112,7 @@ def keeps_its_share(lease: Path) -> None:
 
 
 def test_a_client_of_mps_keeps_its_share_by_the_gate(cut_card: Card) -> None:
-    """Its channels are the server's: there is nothing that the arbiter could disable."""
+    """The channels of an MPS client belong to the server, so that the arbiter cannot disable them."""
     pipe = cut_card.run_dir / "p"
     env = {"CUDA_MPS_PIPE_DIRECTORY": str(pipe), "CUDA_MPS_LOG_DIRECTORY": str(cut_card.run_dir / "l")}
     cut_card.sim.run(["nvidia-cuda-mps-control", "-d"], env)
@@ -170,7 +175,7 @@ def test_a_tenant_evicted_while_preempted_keeps_its_memory(cut_card: Card) -> No
 
 
 def test_channels_of_an_ended_process_are_refused(cut_card: Card) -> None:
-    """A tenant lists the channels that its last process had beside those of the present one."""
+    """A tenant lists the channels of its ended process beside those of its running one."""
     lease, other = cut_card.lease("a", HARD, 10), cut_card.lease("b", HARD, 50)
     first = cut_card.spin(lease, LONG)
     eventually(lambda: len(table(lease)[1]) == 1, "its channels are listed")

@@ -1,4 +1,4 @@
-"""Pausing under the engine cut: a tenant is kept off its devices until its lease says otherwise."""
+"""Pausing under engine `cut`: a tenant is preempted on its devices until its lease says otherwise."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def pause(card: Card, lease: Path) -> None:
 
 
 def stands_still(card: Card, pid: int, beside: Path) -> None:
-    """Nothing of the process runs while another tenant's program runs to its end."""
+    """Asserts that the process does no work while another tenant's program runs to its end."""
     before = done_ns(card, pid)
     assert work(answer(card.spin(beside, 1.0))) > 60
     assert done_ns(card, pid) == before
@@ -98,7 +98,9 @@ def test_a_tenant_killed_while_paused_leaves_nothing_on_the_device(cut_card: Car
 
 
 def test_a_suspension_lifts_the_pause_until_the_tenant_is_resumed(cut_card: Card) -> None:
-    """Its work in flight ends, and libvgpu's copies need its channels."""
+    """During the suspension the tenant needs its channels: its work in flight ends, and libvgpu copies its
+    memory.
+    """
     lease, other = cut_card.lease("a", HARD, 50), cut_card.lease("b", FREE, 100)
     process = cut_card.spin(lease, LONG)
     goes_on(cut_card, process.pid)

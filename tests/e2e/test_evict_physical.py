@@ -1,4 +1,6 @@
-"""Eviction of physical memory of the program's own (cuMemCreate): PyTorch's expandable segments have it."""
+"""Eviction of physical memory that the program makes itself (cuMemCreate), as PyTorch's expandable segments
+do.
+"""
 
 import sys
 from collections.abc import Iterator
@@ -14,7 +16,8 @@ from tests.e2e.test_suspend import resume
 from tests.e2e.test_turns import used_mib
 from vgpud.lease import read_swaps
 
-# A pool of 20 MiB pieces in one range of addresses, each with its own content. A line of input is a command.
+# A pool of 20 MiB pieces in one range of addresses, each with its own content. Follows commands from standard
+# input.
 PROGRAM = """
 import ctypes as c, json, os, random, sys
 u = c.CDLL("libcuda.so.1")
@@ -122,7 +125,7 @@ def name(node: DemoNode) -> str:
 
 
 def do(tenant: Tenant, *words: str) -> bool:
-    """Does what each word says, and compares the contents after each."""
+    """Sends each word as a command. Returns whether all contents were right after each."""
     good = True
     for word in words:
         assert tenant.process.stdin is not None
@@ -138,7 +141,9 @@ def movable_mib(node: DemoNode) -> int:
 
 
 def there_and_back(node: DemoNode, tenant: Tenant, leaves_mib: int) -> None:
-    """Asserts that so much leaves the device, and that the contents are as before afterwards."""
+    """Suspends and resumes the tenant. Asserts that this much memory leaves the device, and that the contents
+    are unchanged.
+    """
     assert movable_mib(node) == leaves_mib
     full = used_mib(node)
     gone = suspend(node, name(node))

@@ -1,5 +1,5 @@
-"""Pausing through the daemon: the tenant's work stops on its device, its memory stays, and every change of a
-running tenant is one of a paused one.
+"""Pausing through the daemon: the tenant's work stops, and its memory stays on the device. Every change of a
+running tenant is also possible for a paused one.
 """
 
 import os
@@ -57,7 +57,7 @@ def end(node: DemoNode, tenant: Tenant) -> None:
 
 
 def done_ns(node: DemoNode, tenant: Tenant) -> int:
-    """The nanoseconds of work that the devices have done for the tenant's program."""
+    """Nanoseconds of work that the devices have done for the tenant's program."""
     dump = simnode.SimNode(Path(node.environment["VGPU_SIM_STATE"]), BUILD, "h200x8").dump()
     uses = [use for one in dump["processes"] if one["pid"] == tenant.process.pid for use in one["uses"]]
     return sum(use["done_ns"] for use in uses)
@@ -73,7 +73,7 @@ def goes_on(node: DemoNode, tenant: Tenant) -> None:
 
 
 def stands_still(node: DemoNode, tenant: Tenant) -> None:
-    """Nothing of it runs while another tenant's program runs to its end."""
+    """Asserts that the tenant does no work while another tenant's program runs to its end."""
     before = done_ns(node, tenant)
     assert node.tenant(ASKED, [*SPIN, "--seconds", "0.5"]).end()[0] == 0
     assert done_ns(node, tenant) == before

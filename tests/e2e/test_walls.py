@@ -37,7 +37,7 @@ RTLD_NOW, RTLD_DEEPBIND = 2, 8
 
 @pytest.fixture
 def walled(tmp_path: Path, cgroup: Path) -> Iterator[DemoNode]:  # noqa: F811
-    """A daemon on driver 615, whose tenants' groups lie in `cgroup`; not started."""
+    """A daemon with driver 615, whose tenants' control groups are in `cgroup`; not started."""
     yield from node_of(tmp_path, cgroup, "615")
 
 
@@ -65,7 +65,7 @@ def greedy(node: DemoNode, prefix: list[str], device: int = 0, mode: int = RTLD_
 
 
 def walls(node: DemoNode) -> dict[str, dict[int, int]]:
-    """The hard limit in MiB of each group (its folder's name) by device."""
+    """Control group (its folder's name) -> device -> hard limit in MiB."""
     found: dict[str, dict[int, int]] = {}
     for wall in json.loads(simnode.simulate(node.environment["VGPU_SIM_STATE"], "state", "--json"))["walls"]:
         found.setdefault(Path(wall["path"]).name, {})[wall["device"]] = wall["hard"] // MIB
@@ -82,7 +82,8 @@ def only(node: DemoNode) -> str:
     return name
 
 
-#: How a program gets past libvgpu: without which of its environment, and how it opens the driver's library.
+#: Ways to bypass libvgpu: how the environment is cleared -> the flags with which the program opens the
+#: driver's library.
 PAST_LIBVGPU = {"env -i": RTLD_NOW, "unset": RTLD_NOW, "deepbind": RTLD_NOW | RTLD_DEEPBIND}
 
 
@@ -92,7 +93,7 @@ def test_a_program_that_bypasses_libvgpu_stays_within_its_limit(walled: DemoNode
     walled.start()
     prefix = ["env", "-u", "LD_PRELOAD"] if way == "unset" else stripped(walled)
     tenant, mib = greedy(walled, prefix, mode=PAST_LIBVGPU[way])
-    assert mib == 1472  # 2 GiB without a context of 526 MiB, in steps of 64
+    assert mib == 1472  # 2 GiB minus a context of 526 MiB, in steps of 64 MiB
     assert limit_by(walled) == ["driver"]
     tenant.end()
 
@@ -182,7 +183,7 @@ def test_a_restarted_daemon_finds_the_walls_again(walled: DemoNode) -> None:
     ],
 )
 def test_a_crash_leaves_no_wall_behind(walled: DemoNode, cgroup: Path, point: str) -> None:  # noqa: F811
-    """Whatever the daemon was doing: after the next start and the end of the tenant there is none."""
+    """After a crash at any point, the next start and the end of the tenant, no wall is left."""
     walled.start(fault_point=point)
     tenant = walled.tenant(QUOTA, [PROBE, "hold", "64MiB"])
     tenant.process.wait(timeout=300)

@@ -95,7 +95,7 @@ def test_an_image_adds_nothing_to_annotations_and_cancels_none(environment: bool
     ],
 )
 def test_the_memory_limit_of_nvidias_container_toolkit_is_a_request(variables: list[str], gib: int) -> None:
-    """Whole MiB, as its CDI hook apply-cuda-memory-limits reads them."""
+    """A number is in MiB, as the toolkit's CDI hook apply-cuda-memory-limits reads it."""
     config = container(env=variables)
     assert wish_of(config, environment=True) == Wish(memory_bytes=gib * GIB)
     assert wish_of(config) is None

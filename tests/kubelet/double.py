@@ -71,7 +71,7 @@ class Kubelet:
         self.registrations: list[dp.RegisterRequest] = []
         # by pod, container and resource, as in the checkpoint
         self.held: dict[tuple[str, str, str], set[str]] = {}
-        # CDI devices of claims, by pod and container, with the claim's name
+        # by pod and container: the claim's name, and its CDI devices
         self.claimed: dict[tuple[str, str], tuple[str, list[str]]] = {}
         self.init_containers: set[tuple[str, str]] = set()  # (pod, container); PodResources never lists them
         self.active: set[str] = set()  # pods, from their admission on

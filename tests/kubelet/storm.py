@@ -1,7 +1,7 @@
-"""Pods that come, run and end while vgpud and the kubelet are killed.
+"""Pods that start, run and end while vgpud and the kubelet are killed.
 
-`python -m tests.kubelet.storm --pods 200 --kills 20 --restarts 5` prints what came of the pods, and the time
-from a pod's end to its free memory.
+`python -m tests.kubelet.storm --pods 200 --kills 20 --restarts 5` prints the outcome of the pods, and the
+time from a pod's end until its memory is free.
 """
 
 import argparse
@@ -34,7 +34,7 @@ name = "vgpud.io/memory-gib"
 kind = "memory"
 """
 SIZES = (1, 2, 3, 7, 20)
-STUCK_SECONDS = 120.0  # longest time until a container starts, vgpud's absences included
+STUCK_SECONDS = 120.0  # longest time until a container starts, including vgpud's downtime
 FREE_SECONDS = 60.0
 
 
@@ -42,13 +42,13 @@ FREE_SECONDS = 60.0
 class Outcome:
     ran: int = 0
     refused: int = 0
-    retries: int = 0  # container starts that failed, and were tried again
-    freed_seconds: list[float] = field(default_factory=list)  # of pods in whose end nothing was killed
+    retries: int = 0  # container starts that failed and were repeated
+    freed_seconds: list[float] = field(default_factory=list)  # for pods during whose end nothing was killed
 
 
 @dataclass
 class Storm:
-    """`pods` pods, `at_once` at a time, during `kills` kills of vgpud and `restarts` of the kubelet."""
+    """Runs `pods` pods, `at_once` at a time, during `kills` kills of vgpud and `restarts` of the kubelet."""
 
     node: DemoNode
     kubelet: Kubelet
@@ -80,7 +80,7 @@ class Storm:
         return self.outcome
 
     async def _kill(self) -> None:
-        """Kills at random moments, while pods are left."""
+        """Kills at random moments while pods are left."""
         blows = ["vgpud"] * self.kills + ["kubelet"] * self.restarts
         self._random.shuffle(blows)
         for blow in blows:
@@ -102,7 +102,7 @@ class Storm:
         try:
             answers = await self._admitted(name, first, size)
         except AdmissionError:
-            self.kubelet.end(name)  # UnexpectedAdmissionError: the pod has failed
+            self.kubelet.end(name)  # an UnexpectedAdmissionError ends the pod
             self.outcome.refused += 1
             await asyncio.sleep(0.5)
             return
@@ -114,7 +114,7 @@ class Storm:
         await self._ended(name, allocation)
 
     async def _admitted(self, name: str, first: int, size: int) -> dict[str, Any]:
-        """The answers for an init container of `first` units, if not 0, and for the container after it."""
+        """The replies for an init container with `first` units, if not 0, and for the container after it."""
         async with self._one_admission:
             if not first:
                 return {"main": await self.kubelet.admit(name, UNITS, size)}
@@ -127,7 +127,7 @@ class Storm:
             return {"init": init, "main": main}
 
     async def _container(self, path: str, device: str, gibibytes: int) -> None:
-        """Starts it, as often as it takes, and checks its limit while it runs."""
+        """Repeats the container's start until it succeeds, and checks its limit while it runs."""
         async with asyncio.timeout(STUCK_SECONDS):
             while (init := await self._start(path, device)) is None:
                 self.outcome.retries += 1
@@ -143,7 +143,9 @@ class Storm:
             await init.wait()
 
     async def _start(self, path: str, device: str) -> asyncio.subprocess.Process | None:
-        """The container's init; None if its CDI device cannot be resolved, or the hook refuses it."""
+        """Starts the container's init. Returns None if its CDI device cannot be resolved, or if the hook
+        refuses it.
+        """
         try:
             spec = json.loads(self._spec(device).read_text())
         except FileNotFoundError:
@@ -184,10 +186,11 @@ class Storm:
 
 
 async def weathered(node: DemoNode, pods: int, kills: int, restarts: int) -> Outcome:
-    """What came of the storm; afterwards nothing is left."""
+    """Runs a storm and asserts that nothing is left. Returns its outcome."""
     async with kubelet(node.folder / "k") as k:
         await k.healthy(UNITS, 8 * 139)
-        # the list of a kubelet that has just started may lack pods, so vgpud does not release by it at once
+        # makes the kubelet's socket old: the list of a kubelet that has just started may lack pods, so that
+        # vgpud would not release by it yet
         os.utime(k.plugins / "kubelet.sock", (0, 0))
         outcome = await Storm(node, k, pods, kills, restarts).run()
         async with asyncio.timeout(FREE_SECONDS):
@@ -201,7 +204,7 @@ async def weathered(node: DemoNode, pods: int, kills: int, restarts: int) -> Out
 
 
 def entries(node: DemoNode, file: str, key: str) -> Any:
-    """What is left in a state file."""
+    """The remaining entries of a state file."""
     return json.loads((node.folder / "state" / file).read_text())[key]
 
 

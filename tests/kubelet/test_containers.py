@@ -77,7 +77,7 @@ def test_an_init_container_keeps_its_allocation_when_later_containers_ask(
 
 @pytest.mark.parametrize("other", ["with a GPU", "without one"])
 def test_the_end_of_another_pod_during_an_admission_takes_nothing(short: Path, other: str) -> None:
-    """On a node where pods come and go, some end between the calls for two containers of one pod."""
+    """On a busy node, other pods may end between the calls for two containers of one pod."""
 
     async def story() -> None:
         async with node_in(short, SLOW) as node:
@@ -159,7 +159,7 @@ def test_the_end_of_a_pods_last_container_releases_at_once(short: Path) -> None:
 
 
 def test_a_restarted_vgpud_trusts_the_list_of_a_kubelet_that_runs_for_long(short: Path) -> None:
-    """A kubelet that has just started may lack pods in its list."""
+    """Only a kubelet that has just started may lack pods in its list."""
 
     async def story() -> None:
         async with node_in(short, SLOW, pace=replace(FAST, settled=60.0)) as node:

@@ -1,4 +1,4 @@
-"""The cluster's names of what runs in an allocation: of a device plugin's pod, and of a claim."""
+"""The cluster's names for an allocation's workload: of a device plugin's pod, and of a claim."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -40,7 +40,7 @@ def test_an_allocation_has_the_names_of_the_pod_that_its_hook_tells(short: Path)
                 assert named_events(node.world.keeper) == [
                     f"allocation {held.id}: it is of pod ml/train-0/main"
                 ]
-                # a second container does not rename it, and names are no part of what is asked for
+                # a second container does not rename the allocation, and names are not part of the request
                 await start(node, "ml/train-0/sidecar", init)
                 nameless = replace(held.request, workload=Workload())
                 assert (await node.world.keeper.allocate(nameless)).id == held.id
@@ -78,14 +78,14 @@ def test_a_claims_allocation_has_the_names_of_claim_pod_and_container(short: Pat
             keeper = dra.world.keeper
             (held,) = keeper.list()[0]
             assert held.request.workload == Workload("ns", "infer-0", "", "weights")
-            # PodResources alone has the container
+            # only PodResources has the container's name
             listing.active.add("ns/infer-0")
             listing.claimed["ns/infer-0", "server"] = ("weights", [held.cdi_name])
             whole = Workload("ns", "infer-0", "server", "weights")
             await dra.until(lambda: workloads(keeper.list()[0]) == [whole])
             (sentence,) = named_events(keeper)
             assert sentence == f"allocation {held.id}: it is of pod ns/infer-0/server, claim ns/weights"
-            # the kubelet repeats its call: the same allocation
+            # the kubelet repeats its call, and gets the same allocation
             assert not (await dra.prepare(claim)).error
             assert len(keeper.list()[0]) == 1
 

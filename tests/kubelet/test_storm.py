@@ -1,4 +1,4 @@
-"""Pods through kills of vgpud and the kubelet: each that runs has its limits, and nothing is left."""
+"""Pods during kills of vgpud and the kubelet: each running pod has its limits, and nothing is left."""
 
 from pathlib import Path
 

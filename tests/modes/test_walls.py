@@ -1,4 +1,4 @@
-"""Memory walls: the limits that follow from allocations, and those of containers' control groups."""
+"""Memory walls: limits that follow from allocations, and the control groups of containers."""
 
 import subprocess
 from collections.abc import Iterator
@@ -48,7 +48,7 @@ def test_the_limits_of_a_group_are_those_of_its_allocations(
 
 @dataclass
 class Driver:
-    """The limits that NVML was told, by device and group."""
+    """Replaces NVML: records the limits by device and group."""
 
     told: dict[tuple[str, str], int | None] = field(default_factory=dict)
     error: VgpuError | None = None
@@ -64,7 +64,7 @@ class Driver:
 
 @dataclass
 class Container:
-    """A control group outside vgpud's, with a process in it."""
+    """A container's control group outside of vgpud's, with a process in it."""
 
     folder: Path
     walls: Walls
@@ -111,7 +111,8 @@ def test_a_containers_group_has_the_limit_of_its_allocations(container: Containe
     assert container.limits() == {"GPU-a": 5 * GIB, "GPU-b": GIB}
     assert container.walls.stands("x") and container.walls.stands("y")
     container.drop(second)
-    assert container.limits() == {"GPU-a": 2 * GIB, "GPU-b": 0}  # its processes have no slice there any more
+    # the container has no slice on this device any more
+    assert container.limits() == {"GPU-a": 2 * GIB, "GPU-b": 0}
     container.end()
     container.drop(first)
     assert container.limits() == {"GPU-a": None, "GPU-b": 0}
@@ -120,7 +121,7 @@ def test_a_containers_group_has_the_limit_of_its_allocations(container: Containe
 
 @needs("cgroups")
 def test_a_container_that_is_gone_has_no_wall(container: Container) -> None:
-    """Its folder's inode distinguishes it from a later one of the same name."""
+    """The inode distinguishes a group's folder from a later folder with the same name."""
     held = container.add("x", part("a", 2))
     container.end()
     container.folder.rmdir()

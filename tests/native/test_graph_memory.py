@@ -65,7 +65,7 @@ LIMIT_MIB = 1900
 
 @pytest.fixture
 def say(sim_node: Make, tmp_path: Path) -> Callable[[str], Any]:
-    """Runs a program under the limit, and returns what its last line says."""
+    """Runs a program under the limit and returns its last line."""
     node = sim_node("h200x8")
     limits = [DeviceLimits(device["uuid"], LIMIT_MIB * MIB) for device in node.dump()["devices"][:2]]
     lease = write_lease(tmp_path, "a1", limits, os.getuid(), os.getgid())
@@ -81,8 +81,9 @@ said = [both.launch(), plain(640), Graph((0, 512), (1, 32)).launch()]"""
 
 
 def test_a_graph_whose_memory_another_holds_needs_room_to_run_again(say: Callable[[str], Any]) -> None:
-    """The second graph runs in the memory of the first and keeps it. Only when it is freed can the first
-    run again, in that memory."""
+    """The second graph uses the memory of the first and keeps it. The first can run again, in that memory,
+    only after it is freed.
+    """
     steps = """
 first, second = Graph((0, 512), frees=True), Graph((0, 512))
 said = [first.launch(), second.launch(), plain(512), held()]
@@ -91,7 +92,7 @@ said += [first.launch(), held(), second.free(), first.launch(), held()]"""
 
 
 def test_graphs_that_fit_one_after_the_other_run(say: Callable[[str], Any]) -> None:
-    """Together they do not fit: each runs in the memory that the one before it left."""
+    """The graphs do not fit together. Each runs in the memory that the previous one has freed."""
     steps = """
 graphs = [Graph((0, size), frees=True) for size in (512, 640, 576)]
 assert plain(512) == 0
@@ -107,7 +108,7 @@ said = [graph.launch(), held(), plain(800), held(), graph.launch()]"""
 
 
 def test_graphs_in_turn_on_two_streams_need_no_room_beyond_their_sum(say: Callable[[str], Any]) -> None:
-    """What the driver holds for graphs is all that they need: their launches claim nothing."""
+    """The memory that the driver holds for graphs is enough, so that further launches claim none."""
     steps = """
 other = c.c_void_p()
 assert cuda.cuStreamCreate(c.byref(other), 1) == 0

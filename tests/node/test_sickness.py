@@ -1,4 +1,4 @@
-"""Sick devices are looked at until they are well, with no caller."""
+"""vgpud checks a sick device until it is well, without any call."""
 
 import asyncio
 from dataclasses import replace
@@ -14,7 +14,7 @@ from vgpud.node.tenants.sickness import LOOK_SECONDS, Sickness
 
 
 class Card:
-    """An inventory of one device, which is well at the look with this number; and its evacuations."""
+    """An inventory of one device that is well at check number `well_at`, and its evacuations."""
 
     def __init__(self, well_at: int) -> None:
         self.node = Node((Device("GPU-0", 0, health=Health.SICK, ailment="NVML asks for a reset"),))
@@ -34,7 +34,7 @@ class Card:
 
 
 def tended(card: Card, rule: str) -> float:
-    """Seconds until two concurrent calls for the device have returned."""
+    """Simulated seconds until two concurrent calls for the device have returned."""
     sickness = Sickness(cast(Inventory, card), cast(Relocations, card), lambda _: rule)
 
     async def scene() -> float:
