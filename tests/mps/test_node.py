@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import struct
 import subprocess
@@ -28,6 +29,7 @@ from tests.e2e.support import (
 )
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.modes.mps.control import MpsControl
 
 QUICK = POLICY + "[device.mps]\ncheck_seconds = 0.3\nhang_seconds = 1.0\n"
 
@@ -420,6 +422,30 @@ def test_only_holders_of_a_share_reach_the_mps_pipes(make: NodeMaker) -> None:
     assert folder.stat().st_mode & 0o7 == 0
     release(node, first.id)
     assert users() == [4002]
+
+
+def test_limits_that_another_program_changed_are_set_again_and_told(make: NodeMaker) -> None:
+    """An attack: on branch 535 any program that reaches the pipe may set limits; here root sets them."""
+    node = make(policy=QUICK)
+    node.start()
+    held = share(node, 4, 40)
+    pipe = Path(held.edits.host_env["CUDA_MPS_PIPE_DIRECTORY"])
+    program = shutil.which("nvidia-cuda-mps-control", path=node.environment["PATH"])
+    assert program is not None
+    control = MpsControl(program, pipe, node.folder)
+
+    def limits() -> tuple[str, str]:
+        words = ("get_default_active_thread_percentage", "get_default_device_pinned_mem_limit 0")
+        return control.ask(words[0]), control.ask(words[1])
+
+    before = limits()
+    control.ask("set_default_active_thread_percentage 1")
+    control.ask("set_default_device_pinned_mem_limit 0 1M")
+    eventually(lambda: limits() == before, "the limits are set again")
+    with client(node) as calls:
+        told = [one.sentence for one in calls.list_events(100).events]
+    assert any("were not as vgpud had set them, and are set again" in one for one in told), told
+    assert "set MPS limits" in node.log.read_text()
 
 
 def test_edits_name_nothing_of_other_tenants(make: NodeMaker) -> None:
