@@ -1,0 +1,14 @@
+"""Errors quote texts of callers, which can be long."""
+
+import pytest
+
+from vgpud.model.errors import ErrorCode, VgpuError
+
+
+@pytest.mark.parametrize("characters", [10, 1000, 1_000_000])
+def test_an_errors_texts_are_bounded_whatever_they_quote(characters: int) -> None:
+    """An attack filled the log with a gigabyte of refusals."""
+    error = VgpuError(ErrorCode.BAD_REQUEST, "x" * characters, "y" * characters)
+    for text in (error.sentence, error.hint, str(error)):
+        assert len(text) <= 1010
+    assert error.sentence.startswith("x" * min(characters, 1000))
