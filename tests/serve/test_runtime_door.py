@@ -407,7 +407,7 @@ def test_unread_replies_of_a_user_end_and_leave_room_for_others(tmp_path: Path) 
 
 AS_USER = """
 import os, socket, sys
-os.setgroups([]); os.setresgid(4242, 4242, 4242); os.setresuid(4242, 4242, 4242)
+uid = int(sys.argv[4]); os.setgroups([]); os.setresgid(uid, uid, uid); os.setresuid(uid, uid, uid)
 held = []
 for _ in range(int(sys.argv[2])):
     held.append(socket.socket(socket.AF_UNIX)); held[-1].connect(sys.argv[1])
@@ -418,11 +418,11 @@ input()
 
 
 @contextlib.asynccontextmanager
-async def another_user(made: World, connections: int, then: str) -> AsyncIterator[str]:
-    """Starts a process of uid 4242 with `connections` connections. Yields the first line of the last one's
+async def another_user(made: World, connections: int, then: str, uid: int = 4242) -> AsyncIterator[str]:
+    """Starts a process of `uid` with `connections` connections. Yields the first line of the last one's
     answer.
     """
-    words = [sys.executable, "-c", AS_USER, str(made.path), str(connections), then]
+    words = [sys.executable, "-c", AS_USER, str(made.path), str(connections), then, str(uid)]
     pipe = asyncio.subprocess.PIPE
     child = await asyncio.create_subprocess_exec(*words, stdin=pipe, stdout=pipe)
     assert child.stdout is not None
@@ -451,6 +451,18 @@ def test_silent_connections_of_a_user_leave_room_for_root(open_folder: Path) -> 
             assert await made.ask(Verb.PREPARE, body="{}") == (Status.UNCHANGED, "")
 
     run(open_folder, scene, limits=RuntimeLimits(total=4, per_user=4, for_root=1))
+
+
+@needs("root")
+def test_silent_connections_of_a_user_leave_room_for_other_users(open_folder: Path) -> None:
+    async def scene(made: World) -> None:
+        opened_to_all(made)
+        async with another_user(made, 5, "read") as told:
+            assert told == "uid 4242 has 2 containers being started, of 2 in all (E401)"
+            async with another_user(made, 3, "read", uid=4343) as said:
+                assert said == "uid 4343 has 2 containers being started, of 4 in all (E401)"
+
+    run(open_folder, scene, limits=RuntimeLimits(total=8, per_user=2, for_root=1))
 
 
 @needs("root")
