@@ -611,15 +611,31 @@ bool cut_refused(const struct lease *lease)
     return lease->refused;
 }
 
+/* Bits of the lease's devices that the process has groups on. `groups`: how many it has, wherever they are. */
+static uint32_t devices_of(const struct lease *lease, uint32_t slot, uint32_t *groups)
+{
+    const uint8_t *uuids[VGPU_MAX_DEVICES];
+    for (uint32_t d = 0; d < lease->tenant.device_count; d++)
+        uuids[d] = lease->cut_entities[d].device->id;
+    return channels_devices(lease->usage_fd, slot, uuids, lease->tenant.device_count, groups);
+}
+
+/* After a move, until the process has published its channels with their new device. */
+static bool is_elsewhere(const struct lease *lease, uint32_t slot)
+{
+    uint32_t groups;
+    return devices_of(lease, slot, &groups) == 0 && groups > 0;
+}
+
 bool cut_paused(const struct lease *lease)
 {
     if (!lease->paused || lease->refused || lease->cut_entities == NULL)
         return false;
     for (const struct connection *c = lease->connections; c != NULL; c = c->next)
-        if (c->joined && !c->member.cut)
+        if (c->joined && (!c->member.cut || is_elsewhere(lease, c->slot)))
             return false;
     for (uint32_t d = 0; d < lease->tenant.device_count; d++)
-        if (lease->cut_entities[d].order != NULL || lease->cut_entities[d].state != OFF)
+        if (lease->cut_entities[d].order != NULL || lease->cut_entities[d].state != OFF || lease->cut_entities[d].stale)
             return false;
     return true;
 }
@@ -637,13 +653,10 @@ void cut_lease_stale(struct lease *lease)
 
 uint32_t cut_devices(struct lease *lease, uint32_t slot)
 {
-    const uint8_t *uuids[VGPU_MAX_DEVICES];
     uint32_t groups;
     if (lease->cut_entities == NULL)
         return 0;
-    for (uint32_t d = 0; d < lease->tenant.device_count; d++)
-        uuids[d] = lease->cut_entities[d].device->id;
-    uint32_t bits = channels_devices(lease->usage_fd, slot, uuids, lease->tenant.device_count, &groups);
+    uint32_t bits = devices_of(lease, slot, &groups);
     rest_afford(lease, groups / GROUPS_PER_UNIT);
     return bits;
 }

@@ -54,6 +54,7 @@ static struct {
     bool draining;       /* a drain was begun for this slice */
     bool watching;       /* a drain was begun to check for idleness */
     bool look;           /* LOOK was received, and is not answered yet */
+    bool suspended;      /* the lease was suspended at the last LOOK */
     bool probing;        /* a drain was begun to check for unfinished launches */
     uint64_t looked_count;
     struct vgpu_duty duty;
@@ -533,6 +534,8 @@ static void answer_look(void)
     bool suspended = vgpu_suspended_now();
     pthread_mutex_lock(&gate.lock);
     vgpu_suspended_follow();
+    bool resumed = gate.suspended && !suspended;
+    gate.suspended = suspended;
     bool cut = gate.state == CUT;
     if (cut && suspended)
         __atomic_store_n(&vgpu_launches.allow, 0, __ATOMIC_SEQ_CST); /* the next launch checks the lease, and waits */
@@ -546,6 +549,8 @@ static void answer_look(void)
     gate.looked_count = count;
     note_launches();
     pthread_mutex_unlock(&gate.lock);
+    if (resumed)
+        vgpu_channels_moved();
     bool busy = suspended ? held : is_busy(closed, held, same);
     if (!suspended)
         vgpu_overhead_look_all(); /* only here vgpud learns of memory that the driver allocated since the last call */

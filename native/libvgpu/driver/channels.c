@@ -245,6 +245,16 @@ static void tell(bool changed)
         vgpu_link_send(&message); /* a lost message does no harm: the arbiter reads the table again at each slice */
 }
 
+void vgpu_channels_moved(void)
+{
+    pthread_mutex_lock(&lock);
+    for (unsigned i = 0; i < SUBDEVICES_MAX; i++)
+        subdevices[i].named = false;
+    publish();
+    pthread_mutex_unlock(&lock);
+    tell(true);
+}
+
 static void note_made(const struct rm_alloc *made, int file)
 {
     bool changed = false;

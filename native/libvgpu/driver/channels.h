@@ -21,6 +21,9 @@ void vgpu_channels_start(int usage_fd, uint32_t slot);
 /* Stops tracking: this process is not limited. */
 void vgpu_channels_ignore(void);
 
+/* Publishes the channels with the devices that they are on now: the driver's restore may have moved them. */
+void vgpu_channels_moved(void);
+
 /* Has this process channels that carry kernels, and are all of them published? */
 bool vgpu_channels_known(void);
 
