@@ -132,33 +132,17 @@ def test_an_idle_tenant_costs_the_others_nothing(cut_card: Card) -> None:
     assert work(answer(process)) > 60
 
 
-def test_two_tenants_that_leave_gaps_are_not_preempted(cut_card: Card) -> None:
-    leases = [cut_card.lease(name, CONSERVING, 50) for name in "ab"]
-    processes = [cut_card.spin(lease, LONG, "--every-us", "20000") for lease in leases]
-    eventually(lambda: stays_on(*leases), "both stay on the card", 60)
-    assert all(process.poll() is None for process in processes)
-
-
-def stays_on(*leases: Path) -> bool:
-    """True if both leases are used and a tenant is rarely found preempted. If they took turns, every second
-    sample would find one.
-
-    A tenant with an open-ended slice is preempted once, when the other tenant starts.
-    """
-    before = [counters(lease)["used_ns"] for lease in leases]
-    off = 0
-    for _ in range(200):
-        off += max(table(lease)[0] for lease in leases)
-        time.sleep(0.002)
-    return off < 40 and all(counters(lease)["used_ns"] > b for lease, b in zip(leases, before, strict=True))
-
-
-def test_a_tenant_with_gaps_backfills_the_slices_of_a_tenant_without_gaps(cut_card: Card) -> None:
+def test_a_tenant_that_backfills_runs_in_the_slices_of_the_holder(cut_card: Card) -> None:
+    """A second is enough on a machine with time; what the scheduler decides is tested in test_model.py."""
     gaps, full = cut_card.lease("a", CONSERVING, 50), cut_card.lease("b", CONSERVING, 50)
     cut_card.spin(full, LONG)
-    line = answer(cut_card.spin(gaps, 4.0, "--every-us", "20000"))
-    slice_us = 50_000
-    assert line["p50_us"] < slice_us / 2
+    half_a_slice_us = 25_000
+
+    def most_requests_do_not_wait_for_the_next_slice() -> bool:
+        line = answer(cut_card.spin(gaps, 1.0, "--every-us", "20000"))
+        return bool(line["p50_us"] < half_a_slice_us)
+
+    eventually(most_requests_do_not_wait_for_the_next_slice, "it backfills")
 
 
 def test_each_request_of_a_priority_tenant_interrupts(cut_card: Card) -> None:

@@ -1,6 +1,7 @@
-"""The scheduler against its models in tests/native/unit: sched_model.c and sched_exact.c."""
+"""The scheduler against its models in tests/native/unit: sched_model.c, sched_exact.c, sched_backfill.c."""
 
 import subprocess
+from dataclasses import dataclass
 
 import pytest
 
@@ -12,6 +13,48 @@ def model(*words: str, program: str = "sched-model") -> None:
         [str(TEST_BUILD / program), *words], capture_output=True, text=True, check=False, timeout=60
     )
     assert done.returncode == 0, done.stderr
+
+
+@dataclass(frozen=True)
+class Use:
+    """Of a tenant with half of a device under the engine cut, in percent of 20 s."""
+
+    device: float
+    off: float  # of its time with work
+    shared: float  # of its time on the device
+
+
+def backfill(*tenants: str) -> list[Use]:
+    """Each tenant is `KIND WORK_US PERIOD_US`."""
+    words = [word for tenant in tenants for word in tenant.split()]
+    said = subprocess.check_output([str(TEST_BUILD / "sched-backfill"), *words], text=True, timeout=60)
+    return [Use(*map(float, line.split())) for line in said.splitlines()]
+
+
+ENDLESS = "0 0"
+
+
+@pytest.mark.parametrize("kind", ["lent", "hard"])
+def test_two_tenants_that_leave_gaps_are_not_preempted(kind: str) -> None:
+    for use in backfill(f"{kind} 8000 20000", f"{kind} 8000 20000"):
+        assert use.device == pytest.approx(40, abs=0.1)
+        assert use.off < 0.1 and use.shared > 10
+
+
+@pytest.mark.parametrize("kind", ["lent", "hard"])
+def test_a_tenant_with_gaps_backfills_the_slices_of_a_tenant_without_gaps(kind: str) -> None:
+    gaps, full = backfill(f"{kind} 5000 20000", f"{kind} {ENDLESS}")
+    assert gaps.device == pytest.approx(25, abs=0.1)
+    assert gaps.off < 5
+    assert full.device == pytest.approx(75 if kind == "lent" else 50, abs=1)
+
+
+@pytest.mark.parametrize("work", [ENDLESS, "18000 20000"])
+@pytest.mark.parametrize("kind", ["lent", "hard"])
+def test_two_tenants_that_fill_the_device_have_exclusive_slices(kind: str, work: str) -> None:
+    for use in backfill(f"{kind} {work}", f"{kind} {work}"):
+        assert use.device == pytest.approx(50, abs=0.2)
+        assert use.shared < 0.1
 
 
 @pytest.mark.parametrize("seed", range(1, 9))

@@ -266,7 +266,7 @@ static void saturate(struct client *client)
 
 static void check_shares(const struct wish *wishes, unsigned count)
 {
-    const uint64_t length = count > TENANTS ? 4000000000u : 30000000000u;
+    const uint64_t length = count > TENANTS ? 4000000000u : 10000000000u;
     uint64_t end = now + length;
     for (unsigned t = 0; t < count; t++)
         join(t, &wishes[t]);
