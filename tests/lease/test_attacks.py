@@ -113,32 +113,28 @@ def test_a_restarted_arbiter_does_not_adopt_another_users_process_by_a_reused_pi
 
 
 def test_the_cost_of_bad_packets_does_not_grow_with_the_tenants_locks(node: Node) -> None:
-    """Every slot has an owner, and the file has 20 000 locks. A sweep queries all locks 256 times."""
+    """Every slot has an owner, and the file has 10 000 locks. A sweep queries all locks 256 times."""
     lease = node.lease()
     before = cpu_seconds(node)
     with (lease / layout.USAGE_FILE).open("r+b") as usage:
         for slot in range(layout.MAX_SLOTS):
             os.pwrite(usage.fileno(), b"\1\0\0\0", layout.USAGE_SLOTS + slot * layout.SLOT_SIZE)
-        for lock in range(20_000):
-            fcntl.lockf(usage, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, (1 << 30) + 2 * lock)
+        lock_besides(usage.fileno(), 10_000)
         for _ in range(20):
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line, suppress(OSError):
                 connect_to_arbiter(line, lease)
                 line.send(b"no message")
         assert node.client.ready()
-    assert cpu_seconds(node) - before < 1  # 26 s if each packet starts a sweep
+    assert cpu_seconds(node) - before < 1  # 26 s with 20 000 locks where each packet brings a sweep
 
 
-@pytest.mark.parametrize("locks", [20_000, 30_000])
-def test_bad_packets_cost_another_tenant_less_than_a_millisecond(node: Node, locks: int) -> None:
-    """The arbiter's processor time from the message to its answer is compared, which other programs do not
-    affect.
-    """
+def test_bad_packets_cost_another_tenant_less_than_a_millisecond(node: Node) -> None:
+    """Processor time of the arbiter from a message to its answer: other programs do not change it."""
     lease, honest = node.lease(), Honest(node)
     with (lease / layout.USAGE_FILE).open("r+b") as usage:
         for slot in range(layout.MAX_SLOTS):
             os.pwrite(usage.fileno(), b"\1\0\0\0", layout.USAGE_SLOTS + slot * layout.SLOT_SIZE)
-        lock_besides(usage.fileno(), locks)
+        lock_besides(usage.fileno(), 10_000)
         costs = []
         for _ in range(30):
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line, suppress(OSError):
@@ -286,8 +282,8 @@ def test_another_tenants_message_waits_for_at_most_one_query_of_the_locks(
 
 
 def lock_besides(usage: int, locks: int) -> None:
-    """Takes this many locks on bytes that belong to no slot."""
-    for lock in range(locks):
+    """So many locks of this process, none of a slot. The last first: the kernel keeps them in order."""
+    for lock in reversed(range(locks)):
         fcntl.lockf(usage, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, (1 << 30) + 2 * lock)
 
 
