@@ -52,14 +52,16 @@ def edges(part: Part) -> Graph:
     """File -> the files that define the functions and data that it refers to."""
     owner: dict[str, str] = {}
     wanted: defaultdict[str, set[str]] = defaultdict(set)
-    for name, path in objects(part).items():
-        done = subprocess.run(["nm", path], capture_output=True, text=True, check=True)
-        for line in done.stdout.splitlines():
-            *_, kind, symbol = line.split()
-            if kind == "U":
-                wanted[name].add(symbol)
-            elif kind.isupper():
-                owner[symbol] = name
+    names = {str(path): name for name, path in objects(part).items()}
+    assert names, f"build first: ./dev build ({part.objects})"
+    done = subprocess.run(["nm", "-A", *names], capture_output=True, text=True, check=True)
+    for line in done.stdout.splitlines():
+        path, _, said = line.rpartition(":")
+        *_, kind, symbol = said.split()
+        if kind == "U":
+            wanted[names[path]].add(symbol)
+        elif kind.isupper():
+            owner[symbol] = names[path]
     found = {
         name: {owner[symbol] for symbol in symbols if symbol in owner} for name, symbols in wanted.items()
     }
