@@ -97,10 +97,18 @@ class Command(Forked):
         return "".join(said), self._stderr.read()
 
 
-def daemon(environment: Mapping[str, str], stderr: int) -> Forked:
+def daemon(environment: Mapping[str, str], stderr: int, *arguments: str) -> Forked:
     """Starts a daemon with this environment that writes its log to the descriptor `stderr`."""
     with open(os.devnull) as nothing:  # noqa: PTH123 - a descriptor is wanted
-        return Forked(_fork("vgpud.daemon", (), environment, (nothing.fileno(), 1, stderr)))
+        return Forked(_fork("vgpud.daemon", arguments, environment, (nothing.fileno(), 1, stderr)))
+
+
+def ended_daemon(environment: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs a daemon that ends by itself; its exit code and standard error."""
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as errors:
+        code = daemon(environment, errors.fileno(), *arguments).wait(300)
+        errors.seek(0)
+        return subprocess.CompletedProcess(["vgpud", *arguments], code, "", errors.read())
 
 
 def ctl(arguments: Sequence[str], environment: Mapping[str, str]) -> Command:

@@ -1,7 +1,7 @@
 """A whole vgpud on a simulated node of its own, for each test."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -34,7 +34,27 @@ class PreparedNode(DemoNode):
         return prepared.daemon(environment, log)
 
     def launch_ctl(self, arguments: Sequence[str]) -> Command:
-        return prepared.ctl(arguments, self.environment)
+        command = prepared.ctl(arguments, self.environment)
+        _launched.append(command)
+        return command
+
+
+#: vgpuctl and tenants of the test that runs.
+_launched: list[Command] = []
+
+
+def pytest_runtest_setup() -> None:
+    _launched.clear()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A tenant that a failed test leaves on a shared node would have later tests fail or wait, too."""
+    report = yield
+    for command in _launched:
+        if report.failed and command.poll() is None:
+            command.kill()
+    return report
 
 
 @contextmanager

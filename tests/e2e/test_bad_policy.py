@@ -2,13 +2,12 @@
 
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.demo.node import POLICY, ROOT, DemoNode
+from tests import prepared
+from tests.demo.node import POLICY, DemoNode
 from tests.e2e.conftest import NodeMaker
 from tests.e2e.support import client, eventually, quota, release, states
 
@@ -41,15 +40,7 @@ def node(make_shared_node: NodeMaker) -> DemoNode:
 def test_vgpud_refuses_to_start_with_a_bad_policy(make_node: NodeMaker, kind: str) -> None:
     text, line, said = BAD[kind]
     node = make_node(policy=text)
-    done = subprocess.run(
-        [sys.executable, "-m", "vgpud.daemon"],
-        env=node.environment,
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=300,
-        check=False,
-    )
+    done = prepared.ended_daemon(node.environment)
     assert done.returncode == 78
     assert "E104" in done.stderr
     assert f"{config(node)}:{line}" in done.stderr

@@ -249,16 +249,12 @@ def test_a_process_of_a_container_that_never_connected_is_marked(
 
 def honest(node: DemoNode) -> dict[str, list[str]]:
     """One program for each way of allocating that libvgpu limits. Each runs until its standard input is
-    closed.
+    closed. Those that use the most processor time start last.
     """
     families = ("alloc", "pitch", "managed", "async", "vmm", "array")
     cycles = str(TEST_BUILD / "context-cycles")
     again = "while kill -0 $PPID 2>/dev/null && ! read -t 0 _; do {} >/dev/null || exit 1; done"
     return {
-        **{
-            f"churns {name}": [PROBE, "--family", name, "churn", "100000000", "--piece", "256MiB"]
-            for name in families
-        },
         "fills": [PROBE, "fill", "--piece", "64MiB", "--keep", "--then-wait-on-stdin"],
         "launches": [PROBE, "run", "--seconds", "3600"],
         "graphs with memory nodes": [str(TEST_BUILD / "strangers"), "graphs"],
@@ -273,6 +269,10 @@ def honest(node: DemoNode) -> dict[str, list[str]]:
             "-c",
             f"{PROBE} hold 200MiB --seconds 3600 >/dev/null 2>&1 & exec {PROBE} run --seconds 3600",
         ],
+        **{
+            f"churns {name}": [PROBE, "--family", name, "churn", "100000000", "--piece", "256MiB"]
+            for name in families
+        },
     }
 
 
@@ -289,7 +289,7 @@ def test_honest_programs_are_never_marked(make_node: NodeMaker) -> None:
     try:
         eventually(lambda: len(states(node)) == len(tenants), "all of them run", seconds=120)
         looks = metric(node, "vgpud_bypass_looks_total")
-        eventually(lambda: metric(node, "vgpud_bypass_looks_total") >= looks + 3, "looks", seconds=180)
+        eventually(lambda: metric(node, "vgpud_bypass_looks_total") >= looks + 2, "looks", seconds=180)
         assert [name for name, tenant in tenants.items() if not tenant.alive] == []
         assert set(map(str, marks(node).values())) == {"{}"}
         assert metric(node, "vgpud_allocations_marked_total") == 0

@@ -12,7 +12,7 @@ from tests.e2e.support import GIB, MIB, client, eventually, simulate, states
 from tests.e2e.test_idle import CALLS, ask, eventually_stands, shown
 from tests.e2e.test_move import check_at, in_use, move
 from tests.e2e.test_suspend import beside, refusal, resume
-from tests.e2e.test_turns import HOLD, answer, used_mib
+from tests.e2e.test_turns import HOLD, LARGE_MIB, answer, used_mib
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.lease import SwapPhase, read_activity, read_limits, read_swaps
 from vgpud.model.errors import ErrorCode, VgpuError
@@ -26,8 +26,7 @@ evictable = true
 host_memory_reserve = "1MiB"
 """
 IDLE = EVICTS.replace("evictable = true", 'idle_suspend = "300ms"\nmin_residence = "100ms"')
-SIZE_MIB = 64
-HELD_MIB = SIZE_MIB + 130 + 3 + 2
+HELD_MIB = 8 + LARGE_MIB + 3 + 2
 NO_DRIVER = ("fault", "fail", "--function", "cuCheckpointProcess*", "--code", "801")
 LIMIT = ("--isolation", "quota", "--memory", "4GiB", "--device")
 
@@ -47,10 +46,10 @@ def cut_node(make_node: NodeMaker) -> Iterator[DemoNode]:
         made.stop()
 
 
-def holding(node: DemoNode, device: int = 0) -> tuple[Tenant, str]:
-    """A tenant whose memory libvgpu can evict except for one page."""
+def holding(node: DemoNode, *large: str) -> tuple[Tenant, str]:
+    """A tenant whose memory libvgpu can evict except for one page: 19 MiB, or HELD_MIB with LARGE_MIB."""
     before = states(node)
-    tenant = node.tenant([*LIMIT, str(device)], [sys.executable, "-c", HOLD, str(SIZE_MIB)])
+    tenant = node.tenant([*LIMIT, "0"], [sys.executable, "-c", HOLD, "8", *large])
     assert tenant.line()["ready"]
     (name,) = states(node).keys() - before.keys()
     return tenant, name
@@ -77,7 +76,7 @@ def end(node: DemoNode, tenant: Tenant, name: str) -> None:
 
 
 def test_a_suspension_evicts_without_the_driver_and_leaves_the_context(node: DemoNode) -> None:
-    tenant, name = holding(node)
+    tenant, name = holding(node, str(LARGE_MIB))
     simulate(node, *NO_DRIVER)
     full = used_mib(node)
     gone = suspend(node, name)
@@ -182,7 +181,7 @@ def test_an_eviction_that_fails_has_the_driver_save_all(node: DemoNode) -> None:
 
 
 def test_a_tenant_moves_by_an_eviction_and_the_drivers_rest(node: DemoNode) -> None:
-    tenant, name = holding(node)
+    tenant, name = holding(node, str(LARGE_MIB))
     eventually(lambda: in_use(node) == [0], "it is there")
     for to in (3, 0):
         assert move(node, name, to).state == "active"

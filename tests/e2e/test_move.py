@@ -16,7 +16,7 @@ from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.lease import read_limits, read_usage
 from vgpud.model.errors import ErrorCode, VgpuError
 
-SIZE_MIB = 32  # of each process, without its context
+SIZE_MIB = 8  # of each process, without its context
 CONTEXT_MIB = 256  # less than one context
 SHARED = ("--isolation", "quota", "--memory", "4GiB", "--device")
 

@@ -31,7 +31,7 @@ from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.lease import read_activity, read_limits
 from vgpud.model.errors import ErrorCode, VgpuError
 
-SIZE_MIB = 32
+SIZE_MIB = 8
 
 
 def check_waits_at(node: DemoNode, name: str, index: int, cause: str = "hand") -> None:

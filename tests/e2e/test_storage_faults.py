@@ -3,15 +3,15 @@
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from tests import prepared
 from tests.conditions import needs
-from tests.demo.node import ROOT, DemoNode
+from tests.demo.node import DemoNode
 from tests.e2e.conftest import NodeMaker
 from tests.e2e.support import GIB, PROBE, allocate, client, eventually, quota, release, states
 from vgpud.api.gen import vgpud_pb2 as pb
@@ -41,15 +41,7 @@ def fill(folder: Path) -> Path:
 
 def start_and_fail(node: DemoNode) -> subprocess.CompletedProcess[str]:
     """Starts a daemon whose start is expected to fail."""
-    return subprocess.run(
-        [sys.executable, "-m", "vgpud.daemon"],
-        env=node.environment,
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=300,
-        check=False,
-    )
+    return prepared.ended_daemon(node.environment)
 
 
 class TestMounted:

@@ -41,7 +41,7 @@ for line in sys.stdin:
     call("cuMemcpyDtoH_v2", back, c.c_uint64(memory.value + size - 4096), c.c_size_t(4096))
     say(whole=all(word == 0x5eed for word in back))
 """
-SIZE_MIB = 32
+SIZE_MIB = 8
 BIG = 100 * GIB
 
 
@@ -55,7 +55,7 @@ def holding(node: DemoNode, gib: int = 1, *options: str, size_mib: int = SIZE_MI
     return tenant, new
 
 
-def beside(node: DemoNode, lease: Path, size_mib: int = 16) -> Tenant:
+def beside(node: DemoNode, lease: Path, size_mib: int = SIZE_MIB) -> Tenant:
     """Starts another process in an existing allocation."""
     library = str(BUILD / "lib/libvgpu.so")
     process = subprocess.Popen(

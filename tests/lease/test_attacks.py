@@ -112,7 +112,7 @@ def test_a_restarted_arbiter_does_not_adopt_another_users_process_by_a_reused_pi
     program.communicate("")
 
 
-def test_the_cost_of_bad_packets_does_not_grow_with_the_tenants_locks(node: Node) -> None:
+def test_bad_packets_cost_nothing_that_grows_with_the_locks_of_the_tenant(node: Node) -> None:
     """Every slot has an owner, and the file has 10 000 locks. A sweep queries all locks 256 times."""
     lease = node.lease()
     before = cpu_seconds(node)
@@ -125,11 +125,13 @@ def test_the_cost_of_bad_packets_does_not_grow_with_the_tenants_locks(node: Node
                 connect_to_arbiter(line, lease)
                 line.send(b"no message")
         assert node.client.ready()
-    assert cpu_seconds(node) - before < 1  # 26 s with 20 000 locks where each packet brings a sweep
+    assert cpu_seconds(node) - before < 1  # 26 s for 20 000 locks if each packet starts a sweep
 
 
 def test_bad_packets_cost_another_tenant_less_than_a_millisecond(node: Node) -> None:
-    """Processor time of the arbiter from a message to its answer: other programs do not change it."""
+    """The arbiter's processor time from the message to its answer is compared, which other programs do not
+    affect.
+    """
     lease, honest = node.lease(), Honest(node)
     with (lease / layout.USAGE_FILE).open("r+b") as usage:
         for slot in range(layout.MAX_SLOTS):
@@ -282,7 +284,9 @@ def test_another_tenants_message_waits_for_at_most_one_query_of_the_locks(
 
 
 def lock_besides(usage: int, locks: int) -> None:
-    """So many locks of this process, none of a slot. The last first: the kernel keeps them in order."""
+    """Takes this many locks on bytes that belong to no slot, the last byte first: for each lock the kernel
+    walks over those before it.
+    """
     for lock in reversed(range(locks)):
         fcntl.lockf(usage, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, (1 << 30) + 2 * lock)
 

@@ -1,12 +1,12 @@
 """Layouts with the whole daemon, on a simulated node."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.demo.node import BUILD, POLICY, ROOT, DemoNode
+from tests import prepared
+from tests.demo.node import BUILD, POLICY, DemoNode
 from tests.e2e.conftest import NodeMaker
 from tests.e2e.support import PROBE, client, eventually, helper_pids, release, simulate
 from tests.mig.world import allocate, apply, device, make_by_hand, nvml, place, standing, target
@@ -166,15 +166,7 @@ def test_restore_resets_the_devices_before_a_removal_of_vgpud(make_node: NodeMak
 
 
 def restore(node: DemoNode) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "vgpud.daemon", "--restore"],
-        env=node.environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    return prepared.ended_daemon(node.environment, "--restore")
 
 
 @pytest.mark.parametrize(("foreign", "lent", "removed"), [("keep", 0, 0), ("lend", 1, 0), ("remove", 0, 1)])
