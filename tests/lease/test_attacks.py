@@ -112,7 +112,7 @@ def test_a_restarted_arbiter_does_not_adopt_another_users_process_by_a_reused_pi
     program.communicate("")
 
 
-def test_bad_packets_cost_nothing_that_grows_with_the_locks_of_the_tenant(node: Node) -> None:
+def test_the_cost_of_bad_packets_does_not_grow_with_the_tenants_locks(node: Node) -> None:
     """Every slot has an owner, and the file has 10 000 locks. A sweep queries all locks 256 times."""
     lease = node.lease()
     before = cpu_seconds(node)
