@@ -67,6 +67,7 @@ enum vgpu_lease_memory {
     VGPU_MEMORY_HERE = 1,  /* on the device */
     /* on the host, while the lease is suspended; each process reports its progress in its slot */
     VGPU_MEMORY_OUT = 2,
+    VGPU_MEMORY_SOON = 3, /* on the device, and OUT is likely to follow: host buffers are made meanwhile */
 };
 
 /* One device of the lease. */

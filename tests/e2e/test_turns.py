@@ -445,14 +445,60 @@ def test_two_tenants_take_turns_without_the_drivers_checkpoint(turns: DemoNode) 
     simulate(turns, "fault", "clear")
 
 
+def made_mib(node: DemoNode, name: str) -> int:
+    (swap,) = read_swaps(node.run_dir / "leases" / name)
+    return swap.host_bytes // MIB
+
+
+def test_host_buffers_are_made_while_another_tenant_waits(still: DemoNode) -> None:
+    """Without them the first eviction of a large tenant takes ten times as long as later ones."""
+    first, one = tenant(still, HOLD, str(4 * SIZE_MIB))
+    first.line()
+    assert made_mib(still, one) == 0
+    second, two = tenant(still, HOLD, str(SIZE_MIB))
+    eventually(lambda: made_mib(still, one) > 0.9 * (HELD_MIB + 3 * SIZE_MIB), "the buffers are made")
+    assert states(still) == {one: "active", two: "suspended"}
+    assert read_limits(still.run_dir / "leases" / one).memory is LeaseMemory.SOON
+    assert answer(first)["whole"]
+    second.process.kill()
+    second.end()
+    eventually(
+        lambda: read_limits(still.run_dir / "leases" / one).memory is LeaseMemory.HERE,
+        "the order is taken back",
+    )
+    put(still, one, out=True)
+    follows(still, one, out=True)
+    put(still, one, out=False)
+    follows(still, one, out=False)
+    assert answer(first)["whole"]
+    close(first)
+    eventually(lambda: not states(still), "both end")
+
+
+def test_a_context_that_ends_while_host_buffers_are_made_takes_none_of_them_along(still: DemoNode) -> None:
+    one, name = tenant(still, LIMITS, limit_mib=2048)
+    lease = still.run_dir / "leases" / name
+    for _ in range(2):
+        ask(one)  # a new context, filled up to the limit
+        one.line()
+        update_limits(lease, read_limits(lease).devices, memory=LeaseMemory.SOON)
+        eventually(lambda: made_mib(still, name) > 0, "a part of the buffers is made")
+        answer(one)
+        assert answer(one)["ended"]
+        update_limits(lease, read_limits(lease).devices, memory=LeaseMemory.HERE)
+    close(one)
+    eventually(lambda: not states(still), "it ends")
+
+
 def test_a_refused_swap_out_falls_back_to_the_drivers_checkpoint(turns: DemoNode) -> None:
     first, _one = tenant(turns, HOLD, str(SIZE_MIB))
     first.line()
     before = turns.log.read_text().count("swap_out_failed_suspending_by_driver")
-    simulate(turns, "fault", "fail", "--function", "cuMemHostRegister_v2", "--code", "304", "--count", "1")
+    simulate(turns, "fault", "fail", "--function", "cuMemHostRegister_v2", "--code", "304")
     second, _two = tenant(turns, HOLD, str(SIZE_MIB))
     second.line()
-    assert turns.log.read_text().count("swap_out_failed_suspending_by_driver") == before + 1
+    simulate(turns, "fault", "clear")
+    assert turns.log.read_text().count("swap_out_failed_suspending_by_driver") > before
     for each in (first, second):
         assert answer(each)["whole"]
     close(first, second)

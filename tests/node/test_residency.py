@@ -42,6 +42,7 @@ class Card:
     fails: bool = False
     takes_seconds: float = 0.0
     released_when_asked: set[str] = field(default_factory=set)
+    expected: dict[str, bool] = field(default_factory=dict)  # host buffers that tenants are to make
     moves: list[tuple[float, str, State]] = field(default_factory=list)
 
     def add(self, name: str, gib: int = 60) -> None:
@@ -53,6 +54,9 @@ class Card:
         return one.state, one.cause
 
     # --- calls of Residency into the node
+
+    def expect(self, allocation: Allocation, soon: bool) -> None:
+        self.expected[allocation.id] = soon
 
     def read(self, allocation: Allocation) -> LeaseActivity:
         self.calls += allocation.id in self.works
@@ -100,7 +104,7 @@ def play(folder: Path, rules: str, scene: Scene) -> None:
             activities=SimpleNamespace(read=card.read, wants=card.wants, ask=card.ask, keep=lambda _: None),
             inventory=SimpleNamespace(node=Node(devices=(CARD,))),
         )
-        swaps = SimpleNamespace(stays_bytes=lambda _: None)
+        swaps = SimpleNamespace(stays_bytes=lambda _: None, expect=card.expect)
         suspends = SimpleNamespace(suspend=card.suspend, resume=card.resume, swaps=swaps)
         watch = Residency(cast(Any, around), cast(Any, suspends), lambda: policy, Tally(), spawn)
         task = asyncio.ensure_future(watch.run())
@@ -190,6 +194,24 @@ def test_a_failed_suspension_is_tried_again_after_the_back_off(tmp_path: Path) -
         assert card.state("a")[0] is State.SUSPENDED
 
     play(tmp_path, IDLE, scene)
+
+
+def test_host_buffers_are_ordered_while_another_tenant_waits_and_not_longer(tmp_path: Path) -> None:
+    async def scene(card: Card) -> None:
+        card.add("a")
+        card.works.add("a")
+        await clock.passed(TURN_SECONDS / 2)
+        assert card.expected == {}
+        card.add("b")
+        card.works.add("b")
+        card.book.replace(replace(card.book.get("b"), state=State.SUSPENDED, cause=Cause.TURN))
+        await clock.passed(5)
+        assert card.expected == {"a": True}
+        card.book.remove("b")
+        await clock.passed(5)
+        assert card.expected == {"a": False}
+
+    play(tmp_path, TURNS, scene)
 
 
 @pytest.mark.parametrize("takes_seconds", [0.0, 20.0])

@@ -11,3 +11,4 @@ class LeaseMemory(IntEnum):
     FIXED = layout.MEMORY_FIXED  # there is no movable memory
     HERE = layout.MEMORY_HERE
     OUT = layout.MEMORY_OUT  # on the host, while the tenant is suspended
+    SOON = layout.MEMORY_SOON  # on the device; host buffers are made, because OUT is likely to follow

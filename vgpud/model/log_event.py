@@ -66,6 +66,7 @@ class LogEvent(StrEnum):
     HELPER_DIED = auto()
     HTTP_LISTENING = auto()
     HTTP_NOT_LISTENING = auto()
+    HOST_BUFFERS_NOT_ORDERED = auto()
     INTERRUPTED_CHANGE_NOT_FINISHED = auto()
     KEPT_MEMORY_EVICTED = auto()
     KEPT_MEMORY_EVICTION_TIMEOUT = auto()

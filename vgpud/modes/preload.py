@@ -289,6 +289,19 @@ class Preload:
         evictable = alone and self._world.rules_for(parts[0].device_uuid).evictable
         return LeaseMemory.HERE if evictable else LeaseMemory.FIXED
 
+    def expect(self, allocation_id: str, soon: bool) -> None:
+        """Lets libvgpu make host buffers for an eviction while the tenant runs, or no longer. Its processes
+        read the order within 0.1 s. Raises VgpuError(LEASE_FAILED).
+        """
+        folder = self._leases / allocation_id
+        held, wanted = read_limits(folder), LeaseMemory.SOON if soon else LeaseMemory.HERE
+        if (
+            not held.away
+            and held.memory in (LeaseMemory.HERE, LeaseMemory.SOON)
+            and held.memory is not wanted
+        ):
+            update_limits(folder, held.devices, memory=wanted)
+
     def keep(self, allocation_id: str, share_hundredths: int) -> None:
         """Lets this share of its movable memory stay on its device while the rest is out. Its processes read
         the value at their next look. Raises VgpuError(LEASE_FAILED).

@@ -1,5 +1,6 @@
 #include "evict_copy.h"
 
+#include <pthread.h>
 #include <string.h>
 #include <time.h>
 
@@ -11,6 +12,8 @@
 #define IN_FLIGHT 16u       /* copies in flight */
 #define ROOM_LOOK_NS 300000 /* polling interval for room; a chunk's copy takes ten times as long */
 #define ROOM_LOOKS 100u
+/* A lack of less than this part is left to the eviction: memory that grows little by little would use up the segments */
+#define PREPARED_PART 16u
 
 struct copy {
     struct vgpu_allocation *allocation;
@@ -25,6 +28,7 @@ static struct {
     unsigned first;
     unsigned count;
 } line;
+static pthread_mutex_t line_lock = PTHREAD_MUTEX_INITIALIZER; /* vgpu_evict_prepare and vgpu_evict_forget */
 static CUresult error;
 static uint64_t *told; /* bytes of the host's buffer */
 
@@ -40,12 +44,13 @@ static bool good(CUresult result)
     return result == CUDA_SUCCESS;
 }
 
-/* Makes a context of the device current; any one will do, because mappings belong to the process. Pushed on true. */
-static bool begin(const struct vgpu_allocation *allocation)
+/* Makes a context of the device current: the last one, or `other`, because mappings belong to the process. Pushed on
+ * true. */
+static bool begin(CUcontext other)
 {
     CUcontext popped;
     bool fresh = line.context == NULL;
-    CUcontext context = fresh ? allocation->context : line.context;
+    CUcontext context = fresh ? other : line.context;
     if (!good(CALL(cuCtxPushCurrent_v2, context)))
         return false;
     bool whole = !fresh || good(CALL(cuStreamCreate, &line.stream, CU_STREAM_NON_BLOCKING));
@@ -155,12 +160,42 @@ bool vgpu_evict_out(uint64_t kept)
     struct vgpu_evict_bytes now = vgpu_evict_count();
     if (now.here <= kept)
         return true;
-    if (!begin(first))
+    if (!begin(first->context))
         return false;
     bool done = good(vgpu_hostbuf_lock()) && good(make_room(now, kept)) && all_out(now, kept);
     __atomic_store_n(told, vgpu_hostbuf_bytes(), __ATOMIC_SEQ_CST);
     end();
     return done;
+}
+
+static bool has_context(const struct vgpu_allocation *allocation, void *context)
+{
+    *(CUcontext *)context = allocation->context;
+    return true;
+}
+
+static bool prepare_step(uint64_t bytes)
+{
+    uint64_t made = vgpu_hostbuf_bytes();
+    uint64_t lacking = bytes > made ? bytes - made : 0;
+    uint64_t step = lacking < VGPU_HOSTBUF_STEP_BYTES ? lacking : VGPU_HOSTBUF_STEP_BYTES;
+    CUcontext context = NULL;
+    error = CUDA_SUCCESS;
+    if (lacking <= bytes / PREPARED_PART || vgpu_allocation_find(has_context, &context, false) == NULL ||
+        !begin(context))
+        return false;
+    bool grown = good(vgpu_hostbuf_lock()) && good(vgpu_hostbuf_grow(made + step));
+    __atomic_store_n(told, vgpu_hostbuf_bytes(), __ATOMIC_SEQ_CST);
+    end();
+    return grown;
+}
+
+bool vgpu_evict_prepare(uint64_t bytes)
+{
+    pthread_mutex_lock(&line_lock);
+    bool grown = prepare_step(bytes);
+    pthread_mutex_unlock(&line_lock);
+    return grown;
 }
 
 /* While another tenant frees chunk by chunk, maps without waiting for copies in flight. */
@@ -209,7 +244,7 @@ bool vgpu_evict_in(bool (*stop)(void))
     const struct vgpu_allocation *first = vgpu_allocations();
     if (first == NULL)
         return true;
-    if (!begin(first))
+    if (!begin(first->context))
         return false;
     bool mapped = bring_in(stop);
     bool whole = good(CALL(cuStreamSynchronize, line.stream)) && mapped;
@@ -230,10 +265,12 @@ void vgpu_evict_in_undo(void)
 
 void vgpu_evict_forget(CUcontext context)
 {
-    if (line.context != context)
-        return;
-    memset(&line, 0, sizeof(line));
-    vgpu_hostbuf_unlocked();
+    pthread_mutex_lock(&line_lock);
+    if (line.context == context) {
+        memset(&line, 0, sizeof(line));
+        vgpu_hostbuf_unlocked();
+    }
+    pthread_mutex_unlock(&line_lock);
 }
 
 void vgpu_evict_start(uint64_t *host_bytes)
@@ -244,6 +281,7 @@ void vgpu_evict_start(uint64_t *host_bytes)
 static void reset(void)
 {
     memset(&line, 0, sizeof(line));
+    pthread_mutex_init(&line_lock, NULL);
     vgpu_hostbuf_reset();
 }
 VGPU_IN_CHILD(reset);

@@ -29,6 +29,12 @@ struct vgpu_evict_bytes vgpu_evict_count(void);
 bool vgpu_evict_in(bool (*stop)(void));
 void vgpu_evict_in_undo(void);
 
+/*
+ * Makes a step of the host's buffer for `bytes` while the program goes on. False: there is enough, or it failed. May be
+ * called while threads are inside; vgpu_evict_forget waits for the step.
+ */
+bool vgpu_evict_prepare(uint64_t bytes);
+
 /* The last error of the driver in vgpu_evict_out or vgpu_evict_in. */
 CUresult vgpu_evict_error(void);
 

@@ -1,19 +1,22 @@
 #include "hostbuf.h"
 
+#include <linux/mempolicy.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "functions.h"
 #include "thread.h"
 
 #define SEGMENTS 512u
-#define SEGMENT_BYTES (1ull << 30) /* of whole segments; the last one may be smaller */
 #define GRAIN_BYTES (32ull << 20)
 #define HELPERS 8
 #define TOUCH_BYTES 4096u
 #define STACK_BYTES (64 * 1024)
+#define NODES 1024
+#define NODES_OF_WORD (8 * (int)sizeof(unsigned long))
 
 static struct segment {
     char *base;
@@ -63,6 +66,20 @@ static CUresult lock_segment(struct segment *segment)
     return segment->locked ? CUDA_SUCCESS : result;
 }
 
+/* The device's NUMA node is preferred; where that cannot be said (a container's seccomp filter) the kernel chooses. */
+static void prefer_node(char *base, uint64_t bytes)
+{
+    CUdevice device;
+    unsigned long nodes[NODES / NODES_OF_WORD] = {0};
+    int node = -1;
+    if (CALL(cuCtxGetDevice, &device) != CUDA_SUCCESS ||
+        CALL(cuDeviceGetAttribute, &node, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, device) != CUDA_SUCCESS || node < 0 ||
+        node >= NODES)
+        return;
+    nodes[node / NODES_OF_WORD] = 1ul << node % NODES_OF_WORD;
+    syscall(SYS_mbind, base, bytes, MPOL_PREFERRED, nodes, (unsigned long)NODES, 0);
+}
+
 static CUresult add(uint64_t bytes)
 {
     if (count == SEGMENTS)
@@ -74,6 +91,7 @@ static CUresult add(uint64_t bytes)
     *segment = (struct segment){.base = base, .offset = vgpu_hostbuf_bytes(), .bytes = bytes};
     (void)madvise(base, bytes, MADV_HUGEPAGE);
     (void)madvise(base, bytes, MADV_DONTFORK);
+    prefer_node(base, bytes);
     touch_all(base, bytes);
     CUresult result = lock_segment(segment);
     if (result != CUDA_SUCCESS)
@@ -94,7 +112,7 @@ CUresult vgpu_hostbuf_grow(uint64_t bytes)
     while (result == CUDA_SUCCESS && vgpu_hostbuf_bytes() < bytes) {
         uint64_t left = bytes - vgpu_hostbuf_bytes();
         uint64_t whole = (left + GRAIN_BYTES - 1) / GRAIN_BYTES * GRAIN_BYTES;
-        result = add(whole < SEGMENT_BYTES ? whole : SEGMENT_BYTES);
+        result = add(whole < VGPU_HOSTBUF_STEP_BYTES ? whole : VGPU_HOSTBUF_STEP_BYTES);
     }
     return result;
 }

@@ -10,6 +10,8 @@
 
 #include "cuda_api.h"
 
+#define VGPU_HOSTBUF_STEP_BYTES (1ull << 30)
+
 /* All functions are for the thread of swap.h. Makes room for `bytes` in all, in the current context. An error: the room
  * is as before. */
 CUresult vgpu_hostbuf_grow(uint64_t bytes);

@@ -72,6 +72,22 @@ static bool is_sent(void)
            __atomic_load_n(&limits->memory, __ATOMIC_ACQUIRE) == VGPU_MEMORY_OUT;
 }
 
+/* Makes host buffers while the program works, if an eviction is likely. True: call again at once. After an error not
+ * again for this request. */
+static bool prepare(void)
+{
+    static bool failed;
+    if (__atomic_load_n(&limits->memory, __ATOMIC_ACQUIRE) != VGPU_MEMORY_SOON) {
+        failed = false;
+        return false;
+    }
+    if (failed || vgpu_capture_any())
+        return false;
+    bool grown = vgpu_evict_prepare(__atomic_load_n(&slot->movable_bytes, __ATOMIC_RELAXED));
+    failed = !grown && vgpu_evict_error() != CUDA_SUCCESS;
+    return grown;
+}
+
 /* For the thread: waits for news or until `ns` have passed, independent of the wall clock. */
 static void pause_for(int64_t ns)
 {
@@ -236,7 +252,7 @@ static void *keep(void *unused)
         } else if (!sent && now == VGPU_SWAP_REFUSED) {
             say_error(CUDA_SUCCESS);
             say(VGPU_SWAP_HERE);
-        } else {
+        } else if (sent || !prepare()) {
             if (sent && now == VGPU_SWAP_OUT && vgpu_evict_count().here > may_keep())
                 shrink();
             pause_for(LOOK_NS);

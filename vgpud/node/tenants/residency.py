@@ -6,7 +6,7 @@ at a time.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -68,6 +68,7 @@ class Residency:
     spawn: Callable[[Coroutine[Any, Any, None]], None]
     _seen: dict[str, _Seen] = field(default_factory=dict)
     _waiting: dict[str, Move] = field(default_factory=dict)
+    _expected: set[str] = field(default_factory=set)  # ids that make host buffers for an eviction
     _moving: set[str] = field(default_factory=set)  # ids being suspended or resumed
     _kept: tuple[Policy, Node, Mapping[str, PreloadSettings] | None] | None = None
     _nudged: asyncio.Event = field(default_factory=asyncio.Event)
@@ -142,11 +143,25 @@ class Residency:
         # some may have been released while the arbiter was asked
         plan = self._decide(now, {a.id: rules for a, rules in ruled if a.id in self.around.book})
         self._waiting = {move.id: move for move in plan.moves if move.kind is Kind.WAIT}
+        self._expect([allocation for allocation, _ in ruled])
         for move in plan.moves:
             if move.kind is not Kind.WAIT and self._moving <= {move.beside}:
                 self._moving.add(move.id)
                 self.spawn(self._make(move))
         return self._pause(now, plan, ruled)
+
+    def _expect(self, ruled: Sequence[Allocation]) -> None:
+        """While a tenant waits for a device, those that run there make host buffers for their evictions."""
+        wanted = {part.device_uuid for name in self._waiting for part in self.around.book.get(name).slices}
+        before, self._expected = self._expected, set()
+        for allocation in ruled:
+            soon = allocation.state is State.ACTIVE and any(
+                p.device_uuid in wanted for p in allocation.slices
+            )
+            if soon or allocation.id in before:
+                self.suspends.swaps.expect(allocation, soon)
+            if soon:
+                self._expected.add(allocation.id)
 
     def _pause(self, now: float, plan: Plan, ruled: list[tuple[Allocation, Rules]]) -> float:
         pause = min(plan.again - now, _REST_SECONDS)

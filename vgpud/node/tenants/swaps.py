@@ -62,6 +62,18 @@ class Swaps:
         found = self.evictable(allocation)
         return None if found.why_not else found.stays_bytes
 
+    def expect(self, allocation: Allocation, soon: bool) -> None:
+        """Has libvgpu make the host's buffers of an eviction while the tenant runs, as far as the host has
+        the memory, or no longer."""
+        if self._preload is None:
+            return
+        try:
+            if soon:
+                self._check_host(allocation)
+            self._preload.expect(allocation.id, soon)
+        except VgpuError as error:
+            log.debug(LogEvent.HOST_BUFFERS_NOT_ORDERED, allocation=allocation.id, why=str(error))
+
     async def out(
         self,
         before: Allocation,
