@@ -54,7 +54,10 @@ def test_every_request_key_is_read_from_annotations_and_environment() -> None:
         container({"vgpud.io/prepared": "a1", "other.io/memory": "1GiB"}),
         container(env=["VGPU_COUNT=0"]),
         # a container that names an allocation has requested its CDI device
-        container(env=["VGPU_ALLOCATION=a1", "VGPU_MEMORY=1GiB"]),
+        container(env=["VGPU_ALLOCATION=a1", "VGPU_MEMORY=1GiB"])
+        | {"linux": {"devices": [{"path": "/dev/nvidia0"}]}},
+        container(env=["VGPU_ALLOCATION=a1", "VGPU_MEMORY=1GiB"])
+        | {"mounts": [{"source": "/run/vgpud/leases/a1"}]},
         # a pod's pause container
         container({"vgpud.io/memory": "1GiB", "io.kubernetes.cri.container-type": "sandbox"}),
         container({"vgpud.io/memory": "1GiB", "io.kubernetes.cri-o.ContainerType": "sandbox"}),

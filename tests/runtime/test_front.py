@@ -69,10 +69,19 @@ def test_other_commands_go_to_the_runtime_unchanged(
 
 
 def test_a_container_without_a_request_calls_no_daemon(runtime: Path, bundle: Path, tmp_path: Path) -> None:
-    (bundle / "config.json").write_text('{"process": {"env": ["PATH=/bin"]}}')
+    (bundle / "config.json").write_text(r'{"process": {"env": ["PATH=/bin"], "args": ["a\u003cb \u0026"]}}')
     done = front(runtime, tmp_path / "no-vgpud", "create", "--bundle", str(bundle), "c1")
     assert (done.returncode, done.stderr) == (7, "")
     assert list(bundle.iterdir()) == [bundle / "config.json"]
+
+
+@pytest.mark.parametrize("key", [r"vgpud\u002eio/memory", r"vgpud.\u0069o/memory", r"\u0076gpud.io/memory"])
+def test_a_request_with_escaped_letters_does_not_start_without_the_daemon(
+    runtime: Path, bundle: Path, tmp_path: Path, key: str
+) -> None:
+    (bundle / "config.json").write_text(f'{{"annotations": {{"{key}": "1000GiB"}}}}')
+    done = front(runtime, tmp_path / "no-vgpud", "create", "--bundle", str(bundle), "c1")
+    assert done.returncode == 1 and "E801" in done.stderr
 
 
 @pytest.mark.parametrize(

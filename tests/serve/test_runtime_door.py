@@ -180,16 +180,20 @@ def test_a_pods_container_that_asks_for_nothing_is_refused(tmp_path: Path, mark:
     and without an error.
     """
 
-    def config(env: list[str], **annotations: str) -> str:
-        return json.dumps({"annotations": {mark: "container", **annotations}, "process": {"env": env}})
+    def config(env: list[str], *devices: str, **annotations: str) -> str:
+        linux = {"devices": [{"path": path} for path in devices]}
+        process = {"env": env}
+        return json.dumps(
+            {"annotations": {mark: "container", **annotations}, "process": process, "linux": linux}
+        )
 
     async def scene(made: World) -> None:
-        status, text = await made.ask(Verb.PREPARE, body=config([]))
-        assert (
-            status is Status.REFUSED and "asks for no GPU slice (E103)" in text and "pod_annotations" in text
-        )
+        for env in ([], ["VGPU_ALLOCATION=a1"]):  # the second one: an attack by the image's own ENV
+            status, text = await made.ask(Verb.PREPARE, body=config(env))
+            assert status is Status.REFUSED
+            assert "asks for no GPU slice (E103)" in text and "pod_annotations" in text
         unchanged = (
-            config(["VGPU_ALLOCATION=a1"]),  # has an allocation by its CDI device
+            config(["VGPU_ALLOCATION=a1"], "/dev/nvidia0"),  # has an allocation by its CDI device
             config(["VGPU_COUNT=0"]),  # a sidecar of a container with a slice
             config([], **{"io.container.manager": "libpod"}),
             json.dumps({"annotations": {mark: "sandbox"}}),

@@ -86,7 +86,7 @@ def wish_of(config: Mapping[str, Any], environment: bool = False) -> Wish | None
     if "sandbox" in (annotations.get(name) for name in _SANDBOX):
         return None
     words = _annotated(annotations)
-    if not words and environment and not variables.get(_HELD):
+    if not words and environment and not _holds(config, variables):
         words = _asked_by(variables)
     if not any(KEYS[key] for key in words) or words == _NOTHING:
         return None
@@ -109,7 +109,7 @@ def check_pod_asks(config: Mapping[str, Any], environment: bool = False) -> None
     """
     annotations, variables = _table(config, "annotations"), environment_of(config)
     in_pod = "container" in (annotations.get(name) for name in _SANDBOX)
-    if not in_pod or annotations.get(_ENGINE) == "libpod" or variables.get(_HELD):
+    if not in_pod or annotations.get(_ENGINE) == "libpod" or _holds(config, variables):
         return
     words = _annotated(annotations) or (_asked_by(variables) if environment else {})
     if words != _NOTHING:
@@ -164,7 +164,20 @@ def ignored_by(config: Mapping[str, Any], environment: bool = False) -> tuple[st
     asked = tuple(toolkit if key == "memory" and toolkit else _variable(key) for key in words)
     if _annotated(_table(config, "annotations")):
         return (*asked, _HELD) if variables.get(_HELD) else asked
-    return () if environment or variables.get(_HELD) else asked
+    return () if environment or _holds(config, variables) else asked
+
+
+def _holds(config: Mapping[str, Any], variables: Mapping[str, str]) -> bool:
+    """Did the engine add the CDI device of an allocation? The variable alone may come from the image, which
+    can add no device nodes, and no mount of the allocation's lease.
+    """
+    held = variables.get(_HELD)
+    nodes = _texts(_table(config, "linux").get("devices"), "path")
+    sources = _texts(config.get("mounts"), "source")
+    return bool(held) and (
+        any(path.startswith("/dev/nvidia") for path in nodes)
+        or any(source.endswith(f"/{held}") for source in sources)
+    )
 
 
 def _annotated(annotations: Mapping[str, Any]) -> dict[str, str]:
@@ -245,6 +258,12 @@ def _table(parent: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     if not isinstance(found, dict):
         raise _bad(f"{key} of config.json is not an object", "give the runtime a valid config.json")
     return found
+
+
+def _texts(items: Any, key: str) -> list[str]:  # noqa: ANN401 - JSON
+    """The texts of `key` in a list of objects; other JSON has none."""
+    entries = items if isinstance(items, list) else []
+    return [str(entry.get(key)) for entry in entries if isinstance(entry, dict)]
 
 
 def _mapped(number: int, mappings: Any) -> int:  # noqa: ANN401 - JSON
