@@ -372,6 +372,14 @@ def test_the_numa_node_is_the_kernels_if_nvml_names_none_or_several(nvml: FakeNv
     assert Gateway(binding=nvml, host_root=tmp_path).snapshot().devices[0].numa_node is None
 
 
+def test_the_pcie_root_is_read_from_the_devices_path_in_sysfs(nvml: FakeNvml, tmp_path: Path) -> None:
+    links = tmp_path / "sys/bus/pci/devices"
+    links.mkdir(parents=True)
+    (links / "0000:06:00.0").symlink_to("../../../devices/pci0000:05/0000:05:01.0/0000:06:00.0")
+    roots = [d.pcie_root for d in Gateway(binding=nvml, host_root=tmp_path).snapshot().devices]
+    assert roots == ["pci0000:05", ""]
+
+
 def test_snapshots_of_many_threads_are_consistent(nvml: FakeNvml, gateway: Gateway) -> None:
     seen: list[int] = []
     threads = [

@@ -168,6 +168,16 @@ def test_a_claim_takes_the_smallest_mig_instance_that_fits(minor: int) -> None:
     assert {r["device"].partition("-mig-")[0] for r in cluster.results()} == {"gpu-0"}
 
 
+def test_devices_below_one_root_complex_can_be_claimed_together() -> None:
+    """matchAttribute of a claim compares them with those of other drivers, a network card's for example."""
+    node = h200_node(2)
+    near = replace(node.devices[0], pcie_root="pci0000:16")
+    cluster = Cluster()
+    publish(cluster, replace(node, devices=(near, node.devices[1])), policy_of("preload"))
+    roots = [d["attributes"].get("resource.kubernetes.io/pcieRoot") for d in cluster.pool()[0]]
+    assert roots == [{"string": "pci0000:16"}, None]
+
+
 def test_slices_of_a_large_node_are_read_in_their_order() -> None:
     """Slices are read in the order of their names. The eleventh must not come before the second."""
     cluster = Cluster()

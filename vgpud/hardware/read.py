@@ -1,5 +1,6 @@
 """Reads one device from NVML: constant facts once, all others each time."""
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ _NO_INSTANCE = 0xFFFFFFFF  # nvml.h: gpuInstanceId of a process outside MIG
 _LARGEST_PID = 2**31 - 1  # of pid_t
 _MEMORY_V2 = 0x02000028  # nvmlMemory_v2: size of the struct, and 2 in the top byte
 _MPS_SINCE = (3, 5)  # CUDA MPS documentation, "Limitations"
+_PCIE_ROOT = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 _NODE_SCOPE = 0  # NVML_AFFINITY_SCOPE_NODE
 _TEMPERATURE_GPU = 0  # nvml.h nvmlTemperatureSensors_t
 _NODE_WORDS = 16  # room for 1024 NUMA nodes
@@ -57,6 +59,7 @@ class Static:
     version: tuple[object, ...]
     name: str
     pci_bus_id: str
+    pcie_root: str
     pci_device_id: int | None
     capability: tuple[int, int] | None
     sm_count: int | None
@@ -101,6 +104,7 @@ class Reader:
             name=cached.name,
             minor=call("nvmlDeviceGetMinorNumber", handle),
             pci_bus_id=cached.pci_bus_id,
+            pcie_root=cached.pcie_root,
             pci_device_id=cached.pci_device_id,
             memory_total_bytes=memory.total_bytes,
             memory_reserved_bytes=memory.reserved_bytes,
@@ -145,6 +149,7 @@ class Reader:
             version=version,
             name=call("nvmlDeviceGetName", handle) or "",
             pci_bus_id=bus_id,
+            pcie_root="" if self._nvml.simulated else _pcie_root(bus_id, self._host_root),
             pci_device_id=int(pci.pciDeviceId) if pci is not None else None,
             capability=capability,
             sm_count=sm_count(call("nvmlDeviceGetNumGpuCores", handle), capability, largest),
@@ -235,14 +240,28 @@ def _numa_node(nvml: Nvml, handle: Handle, bus_id: str, host_root: Path) -> int 
     return _kernel_numa_node(bus_id, host_root)
 
 
-def _kernel_numa_node(bus_id: str, host_root: Path) -> int | None:
-    """The NUMA node by the kernel's file. The kernel writes a domain of four digits, NVML of eight; -1 means
-    none.
+def _pcie_root(bus_id: str, host_root: Path) -> str:
+    """The root complex that the device is below, as in pci0000:16, by the path of its folder in sysfs; "" if
+    there is none.
     """
-    name = bus_id.lower()
-    name = name[4:] if len(name) == len("00000000:00:00.0") and name.startswith("0000") else name
     try:
-        text = (host_root / "sys/bus/pci/devices" / name / "numa_node").read_text()
+        steps = _sysfs_folder(bus_id, host_root).readlink().parts
+    except OSError:
+        return ""
+    return next((step for step in steps if _PCIE_ROOT.fullmatch(step)), "")
+
+
+def _kernel_numa_node(bus_id: str, host_root: Path) -> int | None:
+    """The NUMA node by the kernel's file; -1 means none."""
+    try:
+        text = (_sysfs_folder(bus_id, host_root) / "numa_node").read_text()
         return int(text) if int(text) >= 0 else None
     except (OSError, ValueError):
         return None
+
+
+def _sysfs_folder(bus_id: str, host_root: Path) -> Path:
+    """The kernel writes a domain of four digits, NVML of eight."""
+    name = bus_id.lower()
+    name = name[4:] if len(name) == len("00000000:00:00.0") and name.startswith("0000") else name
+    return host_root / "sys/bus/pci/devices" / name

@@ -171,6 +171,7 @@ class Device:
     name: str = ""
     minor: int | None = None
     pci_bus_id: str = ""
+    pcie_root: str = ""  # the root complex above it, as in pci0000:16
     pci_device_id: int | None = None  # device id, then vendor id in the low half: 0x233510DE is an H200
     memory_total_bytes: int = 0
     memory_reserved_bytes: int = 0

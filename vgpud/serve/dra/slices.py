@@ -269,6 +269,8 @@ def _attributes(node: Node, card: Card) -> Json:
     )
     if bus:
         found["resource.kubernetes.io/pciBusID"] = {"string": bus[1]}
+    if device.pcie_root:
+        found["resource.kubernetes.io/pcieRoot"] = {"string": device.pcie_root}
     return found
 
 
