@@ -99,6 +99,7 @@ class Storm:
 
     async def _pod(self, name: str) -> None:
         size, first = self._random.choice(SIZES), self._random.choice((0, 0, *SIZES))
+        await self._scheduled(max(size, first))
         try:
             answers = await self._admitted(name, first, size)
         except AdmissionError:
@@ -112,6 +113,17 @@ class Storm:
         (allocation,) = {answer.cdi_devices[0].name.partition("=")[2] for answer in answers.values()}
         self.outcome.ran += 1
         await self._ended(name, allocation)
+
+    async def _scheduled(self, size: int) -> None:
+        """The pod is pending while the node has too little, as while vgpud is away."""
+
+        def free() -> int:
+            endpoint = self.kubelet.endpoints.get(UNITS)
+            return 0 if endpoint is None else len(endpoint.healthy - self.kubelet.in_use(UNITS))
+
+        async with asyncio.timeout(STUCK_SECONDS):
+            while free() < size:
+                await asyncio.sleep(0.05)
 
     async def _admitted(self, name: str, first: int, size: int) -> dict[str, Any]:
         """The replies for an init container with `first` units, if not 0, and for the container after it."""
