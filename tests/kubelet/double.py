@@ -79,6 +79,7 @@ class Kubelet:
         self.listing_fails = False
         self.listing_empty = False  # the list is empty, as after a start before the pods are known
         self.takes_advice = True
+        self.listings = 0  # answers of PodResources
         self._servers: list[grpc.aio.Server] = []
         self._news = asyncio.Condition()
 
@@ -172,6 +173,7 @@ class Kubelet:
     async def _list(self, _: Any, context: Any) -> pr.ListPodResourcesResponse:
         if self.listing_fails:
             await context.abort(grpc.StatusCode.INTERNAL, "not today")
+        self.listings += 1
         pods: dict[str, pr.PodResources] = {}
         for pod in () if self.listing_empty else sorted(self.active):
             namespace, name = pod.split("/")

@@ -179,6 +179,25 @@ def test_a_restarted_vgpud_trusts_the_list_of_a_kubelet_that_runs_for_long(short
     run(story())
 
 
+def test_a_kubelet_that_has_listed_a_pod_is_trusted_on_its_end(short: Path) -> None:
+    """Also soon after its start, when its list may lack pods that it has not listed yet."""
+
+    async def story() -> None:
+        async with node_in(short, SLOW, pace=replace(FAST, settled=3600.0)) as node:
+            await node.kubelet.healthy(UNITS, 160)
+            await node.kubelet.admit("a/b", UNITS, 5)
+            with container() as init:
+                await start(node, "a/b/main", init)
+            await node.kubelet.restart()
+            await node.kubelet.healthy(UNITS, 160)
+            before = node.kubelet.listings
+            await node.until(lambda: node.kubelet.listings > before + 1)
+            node.kubelet.end("a/b")
+            await node.until(lambda: not node.allocations)
+
+    run(story())
+
+
 @pytest.mark.parametrize("init", [False, True])
 def test_a_new_pod_of_the_same_name_does_not_inherit_the_old_ones_allocation(short: Path, init: bool) -> None:
     """Pods of a StatefulSet keep their names, and PodResources identifies pods only by name."""

@@ -76,6 +76,8 @@ class Allocator:
         self._admitted: dict[str, _Admission] = {}
         self._refusals = 0
         self._listed_since: dict[str, float] = {}  # by pod: the time of the first list that had it
+        # pods with an allocation that this run of the kubelet has listed
+        self._listed_once: frozenset[str] = frozenset()
         # request ids of allocations with running containers, whose ids the kubelet gave to another pod
         self._disputed: set[str] = set()
 
@@ -158,7 +160,13 @@ class Allocator:
         if listed is not None:
             now = clock.now()
             self._listed_since = {pod: self._listed_since.get(pod, now) for pod in listed.pods}
+            held = frozenset(hold.pod.rpartition("/")[0] for hold in self.holds)
+            self._listed_once = held & (self._listed_once | listed.pods)
         return listed
+
+    def kubelet_started(self) -> None:
+        """The kubelet's lists may lack pods at first."""
+        self._listed_once = frozenset()
 
     async def _leave_if_stale(self, hold: Hold, ids: frozenset[str], listed: Listing | None) -> bool:
         """If the pod of the hold has ended, releases its allocation, because the kubelet has given its ids to
@@ -329,8 +337,8 @@ class Allocator:
         """Asks the kubelet for its pods once, and releases allocations that no pod has.
 
         An allocation is released at once if a container ran in it, its pod is known, and the kubelet's list
-        is `settled`; otherwise after it was missing for `release_seconds` in consecutive answers. Allocations
-        with running containers are kept.
+        is `settled` or had the pod before; otherwise after it was missing for `release_seconds` in
+        consecutive answers. Allocations with running containers are kept.
         """
         async with self._one_at_a_time:
             listed = await self._list()
@@ -345,7 +353,7 @@ class Allocator:
                 if seen or self.started.runs(name) or self._may_start(name, listed):
                     self._unseen.pop(name, None)
                 elif self._unseen_seconds(name) >= (
-                    0.0 if settled and self._has_ended(name) else release_seconds
+                    0.0 if self._has_ended(name, settled) else release_seconds
                 ):
                     await self._release_unseen(allocation)
             names = {allocation.request.id for allocation in self._keeper.list()[0]}
@@ -369,9 +377,10 @@ class Allocator:
         now = clock.now()
         return now - self._unseen.setdefault(name, now)
 
-    def _has_ended(self, name: str) -> bool:
-        """Had the allocation a container of a known pod? Precondition: no container is running."""
-        return self.started.began(name) and any(h.pod for h in self.holds if h.request_id == name)
+    def _has_ended(self, name: str, settled: bool) -> bool:
+        """Has its pod ended for certain? Precondition: the pod is not listed, and no container runs."""
+        pod = next((h.pod.rpartition("/")[0] for h in self.holds if h.request_id == name), "")
+        return self.started.began(name) and bool(pod) and (settled or pod in self._listed_once)
 
     def waits_for_a_pods_end(self) -> bool:
         """Is there an allocation whose containers have all ended?"""

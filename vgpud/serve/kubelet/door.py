@@ -237,6 +237,7 @@ class KubeletDoor:
             if life != self._served:
                 self._served, self._served_since = life, clock.now() - self._kubelet.age_seconds()
                 self._retry_at.clear()
+                self.allocator.kubelet_started()
                 for plugin in self._plugins.values():
                     plugin.registered = False
             if life is not None:
@@ -276,7 +277,8 @@ class KubeletDoor:
                     await self._ended.wait()
             self._ended.clear()
             known = not self._plugins or any(p.registered for p in self._plugins.values())
-            if self._kubelet.life() is None or not known:
+            life = self._kubelet.life()
+            if life is None or not known or (self._plugins and life != self._served):
                 continue
             try:
                 settled = clock.now() - self._served_since >= self._pace.settled
