@@ -82,8 +82,9 @@ def test_a_claims_allocation_has_the_names_of_claim_pod_and_container(short: Pat
             listing.active.add("ns/infer-0")
             listing.claimed["ns/infer-0", "server"] = ("weights", [held.cdi_name])
             whole = Workload("ns", "infer-0", "server", "weights")
-            await dra.until(lambda: workloads(keeper.list()[0]) == [whole])
+            await dra.until(lambda: named_events(keeper))
             (sentence,) = named_events(keeper)
+            assert workloads(keeper.list()[0]) == [whole]
             assert sentence == f"allocation {held.id}: it is of pod ns/infer-0/server, claim ns/weights"
             # the kubelet repeats its call, and gets the same allocation
             assert not (await dra.prepare(claim)).error
