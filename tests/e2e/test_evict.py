@@ -116,8 +116,10 @@ def test_a_deep_suspension_leaves_nothing_on_the_device(node: DemoNode) -> None:
         assert goes_on(tenant)
     suspend(node, name)
     assert used_mib(node) > 0
+    at_once = gone.suspended_bytes
     gone = suspend(node, name, deep=True)  # the driver saves what the eviction left
     assert (gone.stays_bytes, used_mib(node)) == (0, 0)
+    assert gone.suspended_bytes == pytest.approx(at_once, abs=8 * MIB)
     assert suspend(node, name, deep=True).revision == gone.revision
     assert suspend(node, name).revision == gone.revision
     resume(node, name)

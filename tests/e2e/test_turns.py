@@ -551,6 +551,29 @@ def test_a_swapped_out_tenant_keeps_memory_on_the_card_until_others_need_it(turn
     eventually(lambda: not states(turns), "all end")
 
 
+def test_a_suspension_by_hand_takes_what_a_turn_left_on_the_card(turns: DemoNode) -> None:
+    limit = all_but(turns, CONTEXT_MIB + MARGIN_MIB + 300)
+    first, one = tenant(turns, HOLD, "500", limit_mib=limit)
+    first.line()
+    second, two = tenant(turns, HOLD, str(SIZE_MIB), limit_mib=limit)
+    second.line()
+    eventually(lambda: swapped_away(turns, one), "the first is out")
+    assert kept_mib(turns, one) > 0
+    with client(turns) as calls:
+        before = calls.get_allocation(one)
+        gone = calls.suspend(one)
+    assert (gone.cause, kept_mib(turns, one)) == ("hand", 0)
+    assert gone.suspended_bytes == pytest.approx(before.suspended_bytes, abs=8 * MIB)
+    assert "until others need the room" not in shown(turns, one).standing
+    close(second)
+    eventually(lambda: two not in states(turns), "it ends")
+    with client(turns) as calls:
+        calls.resume(one)
+    assert answer(first)["whole"]
+    close(first)
+    eventually(lambda: not states(turns), "both end")
+
+
 @pytest.mark.parametrize("point", ["swap-out.limit", "swap-out.out", "swap-in.limit", "swap-in.open"])
 def test_a_turn_cut_after_a_step_converges_at_the_next_start(cut_node: DemoNode, point: str) -> None:
     """The other steps lie between these and write no record that the next start could read."""

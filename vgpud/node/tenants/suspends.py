@@ -88,8 +88,16 @@ class Suspends:
         elif allocation.cause is Cause.HAND:
             return allocation
         else:
-            work = self._do.end(replace(allocation, cause=cause), at_rest(allocation), "suspended by hand")
+            work = self._hold(replace(allocation, cause=cause))
         return await asyncio.shield(self._around.changes.begin(allocation.id, work))
+
+    async def _hold(self, away: Allocation) -> Allocation:
+        """A tenant that a rule has suspended: what it kept on the device leaves as after a suspension by
+        hand."""
+        if away.is_swapped:
+            await self._around.kept.clear(away)
+            away = await self.swaps.measured(living(away))
+        return await self._do.end(away, at_rest(away), "suspended by hand")
 
     async def _evict(
         self, before: Allocation, idle_since: LeaseActivity | None, deep: bool, room_for: str

@@ -199,7 +199,9 @@ class Swaps:
             suspended=tuple(
                 replace(
                     process,
-                    memory_bytes=max(process.memory_bytes - stays.get(process.pid, 0), 0),
+                    memory_bytes=max(
+                        process.memory_bytes + process.stays_bytes - stays.get(process.pid, 0), 0
+                    ),
                     stays_bytes=stays.get(process.pid, 0),
                 )
                 for process in away.suspended
