@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from tests import simnode
 from tests.cgroups import cgroup  # noqa: F401
 from tests.conditions import needs
-from tests.demo.node import POLICY, DemoNode, Tenant
+from tests.demo.node import BUILD, POLICY, DemoNode, Tenant
 from tests.e2e.conftest import PreparedNode, end_helpers
 from tests.e2e.support import MIB, PROBE, client, eventually, states
 
@@ -223,3 +224,35 @@ def test_processes_that_outlive_a_forced_release_get_no_more_memory(walled: Demo
     walled.ctl("release", name, "--force")
     assert set(walls(walled)[name].values()) == {0}
     tenant.end()
+
+
+def hook(node: DemoNode, text: str, *words: str) -> str:
+    """`vgpu-hook WORDS`, as a container engine starts it."""
+    argv = [str(BUILD / "bin" / "vgpu-hook"), f"--run-dir={node.run_dir}", *words]
+    return subprocess.run(argv, input=text, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+@needs("cgroups", "root")
+def test_a_containers_cgroup_has_the_limit_from_its_start_on(walled: DemoNode, cgroup: Path) -> None:  # noqa: F811
+    """The hooks of an engine: vgpud edits the config, and is told the init before it runs the program."""
+    walled.start()
+    config = {
+        "annotations": {"vgpud.io/memory": "2GiB", "vgpud.io/isolation": "quota", "vgpud.io/device": "0"}
+    }
+    hook(walled, json.dumps(config | {"process": {"env": [], "user": {"uid": 0, "gid": 0}}}), "precreate")
+    name = only(walled)
+    group = cgroup / "container"
+    group.mkdir()
+    init = subprocess.Popen(["sleep", "infinity"])
+    try:
+        (group / "cgroup.procs").write_text(str(init.pid))
+        hook(walled, json.dumps({"id": "c1", "pid": init.pid, "bundle": "/b"}), "bind", name)
+        assert walls(walled) == {"container": {0: 2048}}
+        assert limit_by(walled) == ["driver"]
+        walled.ctl("resize", name, "--memory", "3GiB")
+        assert walls(walled) == {"container": {0: 3072}}
+    finally:
+        init.kill()
+        init.wait()
+    eventually(lambda: not states(walled), "the container has ended", 60)
+    assert walls(walled) == {}

@@ -154,7 +154,7 @@ class Walls:
         if group is None or not self._can(allocation):
             self._standing.discard(allocation.id)
             return
-        own = group.parent == self._parent
+        own = not allocation.request.lifetime.cgroup
         holders = [allocation, *self._others(allocation, own)]
         for uuid, limit_bytes in wall_limits(holders, self._devices(), own).items():
             self._world.limiter.set_memory_limit(uuid, str(group), limit_bytes)
@@ -165,7 +165,7 @@ class Walls:
         group = self._group(allocation)
         if group is None:
             return
-        own = group.parent == self._parent
+        own = not allocation.request.lifetime.cgroup
         if own:
             self._remove(allocation.id)
             return

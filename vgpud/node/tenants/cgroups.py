@@ -59,6 +59,6 @@ def _groups(pid: int) -> list[Path]:
             continue
         if not controllers:
             found[""] = next((root / below for root in _UNIFIED if (root / below).is_dir()), _ROOT / below)
-        for name in controllers.split(","):
+        for name in filter(None, controllers.split(",")):
             found[name] = _ROOT / name / below
     return [found[name] for name in ("", *_CONTROLLERS) if name in found and found[name].is_dir()]
