@@ -139,3 +139,27 @@ int vgpu_door_call(const struct vgpu_door_call *call, char **reply, size_t *repl
         nanosleep(&pause, NULL);
     }
 }
+
+/* Has the text an escape that Go's encoder does not write? A mark may be spelt with it. */
+static bool hides_text(const char *config, size_t length)
+{
+    static const char *const usual[] = {"003c", "003e", "0026", "2028", "2029"};
+    const char *end = config + length;
+    for (const char *at = config; (at = memmem(at, (size_t)(end - at), "\\u", 2)) != NULL; at += 2) {
+        bool known = false;
+        for (size_t i = 0; i < sizeof(usual) / sizeof(usual[0]) && end - at >= 6; i++)
+            known |= memcmp(at + 2, usual[i], 4) == 0;
+        if (!known)
+            return true;
+    }
+    return false;
+}
+
+bool vgpu_may_ask(const char *config, size_t length)
+{
+    static const char *const marks[] = {"VGPU_", "vgpud.io", "NVIDIA_GPU_MEMORY_"};
+    for (size_t i = 0; i < sizeof(marks) / sizeof(marks[0]); i++)
+        if (memmem(config, length, marks[i], strlen(marks[i])) != NULL)
+            return true;
+    return hides_text(config, length);
+}

@@ -6,6 +6,7 @@
 #define VGPU_RUNTIME_DOOR_H
 
 #include <stddef.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #define VGPU_DOOR_MAGIC 0x54524756u /* "VGRT" */
@@ -46,5 +47,8 @@ struct vgpu_door_call {
 
 /* Returns the status, or -1 with errno if vgpud did not reply. *reply is allocated and ends with a zero byte. */
 int vgpu_door_call(const struct vgpu_door_call *call, char **reply, size_t *reply_length);
+
+/* May the config.json have a request? Also if a letter is written as an escape, which can hide one. */
+bool vgpu_may_ask(const char *config, size_t length);
 
 #endif

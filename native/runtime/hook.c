@@ -234,8 +234,11 @@ static int precreate(const struct hook *hook, const char *config, size_t length)
                                    .patience_s = VGPU_PATIENCE_S,
                                    .answer_s = VGPU_ANSWER_S};
     int status = VGPU_DOOR_UNCHANGED;
-    if (memmem(config, length, "VGPU_", 5) != NULL || memmem(config, length, "vgpud.io", 8) != NULL ||
-        memmem(config, length, "NVIDIA_GPU_MEMORY_", 18) != NULL)
+    if (length == 0) {
+        errno = ENODATA;
+        return fail("there is no config.json on standard input");
+    }
+    if (vgpu_may_ask(config, length))
         status = vgpu_door_call(&asked, &reply, &reply_length);
     if (status == -1)
         vgpu_refuse_absent(&to_stderr, hook->run_dir);

@@ -121,32 +121,13 @@ static bool find_runtime(const struct invocation *asked, char out[PATH_MAX])
     return find_named("runc", out) || find_named("crun", out);
 }
 
-/* Has the text an escape that Go's encoder does not write? A mark may be spelt with it. */
-static bool hides_text(const char *config, size_t length)
-{
-    static const char *const usual[] = {"003c", "003e", "0026", "2028", "2029"};
-    const char *end = config + length;
-    for (const char *at = config; (at = memmem(at, (size_t)(end - at), "\\u", 2)) != NULL; at += 2) {
-        bool known = false;
-        for (size_t i = 0; i < sizeof(usual) / sizeof(usual[0]) && end - at >= 6; i++)
-            known |= memcmp(at + 2, usual[i], 4) == 0;
-        if (!known)
-            return true;
-    }
-    return false;
-}
-
 /*
  * Must vgpud see the config.json? Also for a container of containerd's or CRI-O's CRI without a request: its pod
  * selected this runtime, and an engine that does not pass annotations on hides the pod's request.
  */
 static bool may_ask(const char *config, size_t length)
 {
-    static const char *const marks[] = {"VGPU_", "vgpud.io", "io.kubernetes.cri", "NVIDIA_GPU_MEMORY_"};
-    for (size_t i = 0; i < sizeof(marks) / sizeof(marks[0]); i++)
-        if (memmem(config, length, marks[i], strlen(marks[i])) != NULL)
-            return true;
-    return hides_text(config, length);
+    return vgpu_may_ask(config, length) || memmem(config, length, "io.kubernetes.cri", 17) != NULL;
 }
 
 /* The config.json from before it was edited for an earlier container of this bundle, else `config`. */

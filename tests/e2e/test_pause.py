@@ -216,6 +216,23 @@ def test_a_tenant_that_the_driver_does_not_stop_is_not_paused(make_node: NodeMak
     node.stop()
 
 
+def test_a_pause_that_the_driver_ends_is_not_called_a_pause(make_node: NodeMaker) -> None:
+    node = make_node(policy=CUT)
+    node.start()
+    tenant, name = spin(node)
+    pause(node, name)
+    simulate(node, "fault", "fail", "--function", "FIFO_DISABLE_CHANNELS", "--code", "86", "--count", "60")
+    other = beside(node, node.run_dir / "leases" / name)
+    eventually(lambda: registered(node, name).refusal, "the driver refuses to stop the new process")
+    error = refusal(node, "pause", name)
+    assert error.code is ErrorCode.UNSUPPORTED and "status 0x56" in error.sentence
+    eventually(lambda: "held by the gate" in node.ctl("why", name).stdout, "its mark is noticed")
+    other.process.kill()
+    other.end()
+    end(node, tenant)
+    node.stop()
+
+
 def test_a_pause_is_refused_without_the_engine_cut(make_node: NodeMaker) -> None:
     node = make_node(policy=CUT.replace('"cut"', '"gate"'))
     node.start()

@@ -224,6 +224,10 @@ def test_processes_that_outlive_a_forced_release_get_no_more_memory(walled: Demo
     walled.ctl("release", name, "--force")
     assert set(walls(walled)[name].values()) == {0}
     tenant.end()
+    later = walled.tenant(QUOTA, HOLD)
+    later.line()
+    assert walls(walled).keys() == {only(walled)}  # without the group that the first tenant left
+    later.end()
 
 
 def hook(node: DemoNode, text: str, *words: str) -> str:

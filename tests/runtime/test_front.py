@@ -82,6 +82,10 @@ def test_a_request_with_escaped_letters_does_not_start_without_the_daemon(
     (bundle / "config.json").write_text(f'{{"annotations": {{"{key}": "1000GiB"}}}}')
     done = front(runtime, tmp_path / "no-vgpud", "create", "--bundle", str(bundle), "c1")
     assert done.returncode == 1 and "E801" in done.stderr
+    config = (bundle / "config.json").read_bytes()
+    hook = [str(BUILD / "bin" / "vgpu-hook"), f"--run-dir={tmp_path / 'no-vgpud'}", "precreate"]
+    done_by_hook = subprocess.run(hook, input=config, capture_output=True, timeout=300, check=False)
+    assert done_by_hook.returncode == 1 and b"E801" in done_by_hook.stderr
 
 
 @pytest.mark.parametrize(

@@ -72,8 +72,8 @@ class Asked(_Table):
     profile: str = ""
     device: int | None = None
     priority: Literal["", "above-normal", "normal", "below-normal"] = ""
-    uid: int = 1000
-    gid: int = 1000
+    uid: int = Field(default=1000, ge=0, lt=2**32 - 1)
+    gid: int = Field(default=1000, ge=0, lt=2**32 - 1)
 
     @field_validator("memory")
     @classmethod

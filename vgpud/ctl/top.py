@@ -348,11 +348,10 @@ def _raw_terminal() -> Iterator[None]:
 
     def enter() -> None:
         tty.setcbreak(descriptor)
-        sys.stdout.write(_ENTER_SCREEN)
+        os.write(sys.stdout.fileno(), _ENTER_SCREEN.encode())
 
-    def leave() -> None:
-        sys.stdout.write(_LEAVE_SCREEN)
-        sys.stdout.flush()
+    def leave() -> None:  # past the buffer of stdout, which a signal handler must not enter
+        os.write(sys.stdout.fileno(), _LEAVE_SCREEN.encode())
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
 
     def stop(_number: int, _frame: object) -> None:
@@ -366,4 +365,5 @@ def _raw_terminal() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTSTP, old)
+        sys.stdout.flush()
         leave()

@@ -133,7 +133,9 @@ def limiting(
     if held.state == State.SUSPENDED:
         resumes = f"'vgpuctl resume {held.id}' resumes it"
         yield f"it is suspended ({held.standing or held.cause}): {resumes}"
-    if held.paused:
+    if held.paused and any(mark.kind == MarkKind.GATED for mark in held.marks):
+        yield "it is paused, but the driver does not stop it: it still computes, held by the gate"
+    elif held.paused:
         yield f"it is paused, and kept off its devices: 'vgpuctl unpause {held.id}' lets its work go on"
     for at, part in enumerate(held.slices):
         device = devices.get(part.device_uuid)

@@ -122,6 +122,8 @@ class Walls:
 
     def _build(self, allocation: Allocation) -> None:
         lifetime = allocation.request.lifetime
+        for orphan in self.own_groups() - {one.id for one in self._world.allocations()} - {allocation.id}:
+            self._remove(orphan)  # its processes outlived its allocation
         try:
             if (
                 allocation.request.own_cgroup

@@ -43,6 +43,7 @@ class Pauses:
                 f"run 'vgpuctl resume {allocation.id}' first",
             )
         if allocation.paused:
+            await self._until_off(preload, allocation.id)  # the driver may have refused since
             return allocation
         return await asyncio.shield(
             self._around.changes.begin(allocation.id, self._pause(preload, allocation))
@@ -90,7 +91,7 @@ class Pauses:
         preload = self._around.preload
         for part in allocation.slices:
             if part.mode is not Mode.PRELOAD or part.mig is not None or preload is None:
-                raise _cannot(allocation, f"mode {part.device_mode.value} has no engine cut")
+                raise _cannot(allocation, f"mode {part.device_mode.value} has no engine cut", _OTHER_MODES)
             device = self._around.inventory.device(part.device_uuid)
             choice = self._engines.view(device)
             if choice.engine is not Engine.CUT:
@@ -111,9 +112,12 @@ class Pauses:
             await asyncio.sleep(_LOOK_SECONDS)
 
 
-def _cannot(allocation: Allocation, why: str) -> VgpuError:
-    return VgpuError(
-        ErrorCode.UNSUPPORTED,
-        f"allocation {allocation.id} cannot be paused: {why}",
-        "use 'vgpuctl suspend', which waits for its work and takes its memory off, too",
-    )
+_OTHER_MODES = "tenants of mode preload on whole devices can be paused"
+
+
+def _cannot(
+    allocation: Allocation,
+    why: str,
+    hint: str = "use 'vgpuctl suspend', which waits for its work and takes its memory off, too",
+) -> VgpuError:
+    return VgpuError(ErrorCode.UNSUPPORTED, f"allocation {allocation.id} cannot be paused: {why}", hint)
