@@ -85,6 +85,7 @@ class Walls:
         self._world = world
         self._able: dict[tuple[str, str], bool] = {}  # the driver's answer, by its version and device
         self._standing: set[str] = set()
+        self._orphans: set[str] = set()  # groups whose processes outlived their allocation
 
     def stands(self, allocation_id: str) -> bool:
         """Does the driver enforce the memory limit of this allocation?"""
@@ -122,8 +123,8 @@ class Walls:
 
     def _build(self, allocation: Allocation) -> None:
         lifetime = allocation.request.lifetime
-        for orphan in self.own_groups() - {one.id for one in self._world.allocations()} - {allocation.id}:
-            self._remove(orphan)  # its processes outlived its allocation
+        for orphan in tuple(self._orphans):
+            self._remove(orphan)
         try:
             if (
                 allocation.request.own_cgroup
@@ -181,12 +182,14 @@ class Walls:
     def _remove(self, allocation_id: str) -> None:
         """Without its processes the group goes; the driver drops the limits of a group with the group."""
         group = self._own(allocation_id)
+        self._orphans.discard(allocation_id)
         if not group.is_dir():
             return
         with suppress(OSError):
             for folder, _, _ in os.walk(group, topdown=False):
                 Path(folder).rmdir()
             return
+        self._orphans.add(allocation_id)
         for device in self._devices():
             with suppress(VgpuError):
                 self._world.limiter.set_memory_limit(device.uuid, str(group), 0)
