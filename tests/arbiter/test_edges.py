@@ -65,7 +65,7 @@ def test_a_program_with_much_thread_local_storage_launches(card: Card, program: 
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_program_at_its_thread_limit_is_refused_at_its_first_call(card: Card) -> None:
+def test_a_program_in_which_libvgpu_cannot_start_its_thread_is_refused_at_its_first_call(card: Card) -> None:
     """Without libvgpu's own thread no message about a time slice would be read, and each launch would wait
     for ever.
     """

@@ -256,7 +256,7 @@ def test_a_closed_lease_grants_nothing_and_kills_no_process(node: Node) -> None:
     assert json.loads(out.splitlines()[-1])["result"] == "CUDA_SUCCESS"
 
 
-def test_unknown_leases_and_names_are_refused(node: Node) -> None:
+def test_add_refuses_an_unknown_or_unsafe_name_and_list_and_remove_ignore_an_unknown_one(node: Node) -> None:
     assert node.client.list("nothing") == ()
     node.client.remove("nothing")
     for name in ("nothing", "../arbiter", ".hidden", "a/b", ""):

@@ -147,7 +147,7 @@ def test_instances_in_use_or_made_by_others_stay(draw: random.Random) -> None:
     assert {part for part in card.parts() if part[0] in others} == {p for p in parts if p[0] in others}
 
 
-def test_a_reboot_brings_the_parts_back_and_auto_takes_all_away() -> None:
+def test_compute_instances_are_made_again_after_a_reboot_and_layout_auto_removes_all() -> None:
     card, disk = laid_out(("1c.3g.71gb*3", "2c.4g.71gb"))
     before = standing(card)
     assert len(before[1]) == 4

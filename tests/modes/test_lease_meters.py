@@ -41,7 +41,7 @@ def test_a_changed_meter_is_read_and_an_unchanged_one_is_reused(tmp_path: Path, 
     assert meters.read(moved)[0].device_uuid == "GPU-1"
 
 
-def test_a_removed_lease_is_reported_after_any_earlier_read(tmp_path: Path) -> None:
+def test_a_read_of_a_removed_lease_fails_even_if_an_earlier_read_succeeded(tmp_path: Path) -> None:
     allocation, usage = lease(tmp_path, os.geteuid())
     meters = LeaseMeters(tmp_path)
     meters.read(allocation)

@@ -61,7 +61,7 @@ def test_bundled_software_is_in_the_bill_of_materials_and_in_the_copyright_file(
 
 
 @needs("debhelper")
-def test_the_environment_is_of_the_lock_and_has_no_tools(debs: Path) -> None:
+def test_the_environment_has_run_time_packages_compiled_and_no_development_tools(debs: Path) -> None:
     names = files(one(debs, "vgpud"))
     packages = {
         match[1].lower()
