@@ -24,8 +24,8 @@ def device_uuid(devices: Iterable[pb.Device], named: str) -> str:
     if len(found) != 1:
         raise VgpuError(
             ErrorCode.NO_SUCH_DEVICE,
-            f"{len(found) or 'no'} devices of the {len(known)} of this node match {named!r}",
-            "see 'vgpuctl devices'",
+            f"{named!r} names {len(found) or 'none'} of the {len(known)} devices of this node",
+            "name one: see 'vgpuctl devices'",
         )
     return found[0]
 

@@ -199,7 +199,8 @@ class Preload:
         try:
             await self.walls.keep(allocation)
         except VgpuError as error:
-            log.warning(LogEvent.MEMORY_WALL_REFUSED, allocation=allocation.id, why=str(error))
+            why = f"{error}; the memory wall may not be in step with the allocation"
+            log.warning(LogEvent.MEMORY_WALL_REFUSED, allocation=allocation.id, why=why)
 
     async def attach(self, allocation: Allocation, part: Slice, device: Device) -> tuple[Slice, Edits]:
         await self.ensure_arbiter()  # a slice inside a MIG instance has no earlier `apply`
@@ -334,9 +335,8 @@ class Preload:
             try:
                 self._follow(allocation)
             except VgpuError as error:
-                log.error(
-                    LogEvent.POLICY_RULES_NOT_APPLIED_TO_TENANT, allocation=allocation.id, why=str(error)
-                )
+                why = f"{error}; the tenant keeps its earlier rules"
+                log.error(LogEvent.POLICY_RULES_NOT_APPLIED_TO_TENANT, allocation=allocation.id, why=why)
 
     def _follow(self, allocation: Allocation) -> None:
         """Changes only values that rules set: a resize may have changed the book and not yet the lease."""
@@ -394,7 +394,8 @@ class Preload:
         return self._meters.read(allocation)
 
     async def tenants(self, allocation: Allocation, part: Slice) -> tuple[int, ...]:
-        async with self._starting:  # an arbiter that has just started has no registered processes yet
+        # waits for a start that is under way: until its end the arbiter has no registered processes to list
+        async with self._starting:
             pass
         return await self._order(ArbiterClient.list, allocation.id)
 

@@ -140,7 +140,8 @@ class Walls:
             self._standing.discard(allocation.id)
             with suppress(VgpuError):
                 self._remove(allocation.id)
-            log.warning(LogEvent.MEMORY_WALL_REFUSED, allocation=allocation.id, why=str(error))
+            why = f"{error}; libvgpu alone enforces the memory limit"
+            log.warning(LogEvent.MEMORY_WALL_REFUSED, allocation=allocation.id, why=why)
 
     def _enter(self, allocation: Allocation) -> None:
         """Moves the tenant's process. The pidfd proves that it runs, up to the line before the write."""
@@ -265,7 +266,8 @@ class Walls:
             _enable(mount, self._parent)
             self._world.limiter.memory_limit(uuid, str(self._parent))
         except (VgpuError, OSError) as error:
-            log.warning(LogEvent.MEMORY_WALL_REFUSED, device=uuid, why=str(error))
+            why = f"{error}; libvgpu alone enforces memory limits on the device"
+            log.warning(LogEvent.MEMORY_WALL_REFUSED, device=uuid, why=why)
             return False
         return True
 

@@ -398,7 +398,8 @@ class NodeKeeper:
 
     def helper_died(self, device_uuid: str, sentence: str) -> None:
         """A helper died whose tenants die with it: marks their allocations as failed."""
-        log.error(LogEvent.HELPER_DIED, message_id=Message.HELPER_DIED, device=device_uuid, why=sentence)
+        why = f"{sentence}; their allocations are marked as failed"
+        log.error(LogEvent.HELPER_DIED, message_id=Message.HELPER_DIED, device=device_uuid, why=why)
         self._parts.transitions.lost(device_uuid)
         self.spawn(self.failures.mark_on(device_uuid, sentence))
 

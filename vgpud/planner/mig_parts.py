@@ -81,8 +81,8 @@ def _packed(profile: MigProfile, start: int | None, ids: list[int]) -> list[Bin]
         raise VgpuError(
             ErrorCode.IMPOSSIBLE,
             f"the {bare_name(profile.name)} at memory slice {start} cannot be divided into "
-            f"{len(ids)} compute instances of {sum(slices[n] for n in ids)} slices",
-            f"it has {profile.slice_count} compute slices",
+            f"{len(ids)} compute instances with {sum(slices[n] for n in ids)} compute slices together",
+            f"it has {profile.slice_count} compute slices, in which the compute instances must have places",
         )
     return [Bin(profile, start, tuple(held)) for held in found]
 

@@ -147,9 +147,11 @@ class Intake(grpc.aio.ServerInterceptor):
         except VgpuError as refusal:
             return await _abort(context, refusal)
         if not shares.take(caller.user):
-            have = f"{shares.taken_by(caller.user)} calls under way, of {shares.taken} in all"
+            own = f"{shares.taken_by(caller.user)} of the {shares.taken} calls under way are its own"
             full = VgpuError(
-                ErrorCode.NO_CAPACITY, f"uid {caller.user} has {have}", "wait for some of them to end"
+                ErrorCode.NO_CAPACITY,
+                f"uid {caller.user} can start no more calls now: {own}",
+                "wait for some of them to end",
             )
             return await _abort(context, full)
         _when_over(context, lambda: shares.give_back(caller.user))

@@ -158,7 +158,8 @@ class MpsMode:
         try:
             await self._supervisor(part.target, part.device_uuid).limit()
         except VgpuError as error:  # a release does not wait for a hung daemon, which the health checks end
-            log.warning(LogEvent.MPS_LIMITS_NOT_LOWERED, device=part.target, why=str(error))
+            why = f"{error}; the limits from before the release stay"
+            log.warning(LogEvent.MPS_LIMITS_NOT_LOWERED, device=part.target, why=why)
 
     async def unapply(self, device_uuid: str) -> None:
         """Stops the daemon of a device or of a MIG device."""

@@ -241,8 +241,8 @@ class Allocator:
                 self._disputed.add(hold.request_id)
                 raise VgpuError(
                     ErrorCode.ALLOCATION_BUSY,
-                    f"ids of {hold.resource} are held by {hold.pod or 'a container'}, which has started, and "
-                    "the kubelet gives them to another pod",
+                    f"the kubelet gives another pod ids of {hold.resource} that are held by "
+                    f"{hold.pod or 'a container'}, which has started",
                     "the kubelet has lost its record of them; its next pod gets other ids",
                 )
 
