@@ -31,8 +31,8 @@ void cut_lease_add(struct lease *lease);
 void cut_lease_remove(struct lease *lease);
 
 /*
- * Has the driver finally refused orders for the lease? It was enabled on its devices then, and its gate enforces its
- * slices.
+ * Has the driver refused orders for the lease, and is the lease enabled on all of its devices again? Its gate then
+ * enforces its slices.
  */
 bool cut_refused(const struct lease *lease);
 

@@ -64,7 +64,7 @@ struct sched_entity {
     bool backfills;         /* runs beside the holder: backfill.h */
     uint64_t pressed_until; /* until then its work counts as endless */
     double pressed_ns;      /* length of that span */
-    uint64_t retry_at;      /* the next trial of exclusive slices does not come before */
+    uint64_t retry_at;      /* the earliest time of the next trial of exclusive slices */
     uint64_t retry_ns;
     double busy_ns; /* time with and without unfinished work since the last verdict: see backfill.h */
     double gaps_ns;
@@ -117,7 +117,8 @@ struct sched_tenant {
     uint64_t joined_until; /* until when processes may join while it is stuck; 0: it was not stuck in this slice */
     bool open_ended;       /* lent without an end, until another tenant can use it */
     uint32_t overrun;      /* devices on which it was bypassed, as bits, while processes are OVERRUN */
-    uint32_t bypasses;     /* bypasses in a row */
+    /* how often in a row the next tenant was admitted beside it, because its ended slice did not drain in time */
+    uint32_t bypasses;
     uint64_t overrun_since;
     uint64_t turn;
     uint64_t granted_at;

@@ -210,7 +210,7 @@ static bool any_waits(const struct sched_tenant *tenant)
     return false;
 }
 
-/* Charges the work that ran beside others after a bypass. */
+/* After a bypass: charges the tenant for the work that it still ran beside others. */
 static void settle_overrun(struct sched_tenant *tenant, uint64_t now)
 {
     for (uint32_t d = 0; d < tenant->device_count; d++)

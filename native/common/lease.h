@@ -140,7 +140,8 @@ struct vgpu_slot {
     int32_t pid;       /* as the process sees itself: informative, never trusted */
     uint64_t start_ns; /* CLOCK_MONOTONIC at the claim */
     /* Written when the arbiter sends LOOK: */
-    uint64_t calls; /* number of launches by weight, copies, synchronisations and allocations */
+    /* number of launches (by weight: launch.c), copies, synchronisations and allocations */
+    uint64_t calls;
     uint32_t looks; /* how often this was written */
     uint32_t busy;  /* 1: work on the devices has not finished */
     /* 1: the lease is suspended, and libvgpu itself makes no driver call until it is open again */
@@ -236,7 +237,7 @@ enum vgpu_message_kind {
     /* control socket, root only */
     VGPU_MSG_ADD = 16,    /* vgpud -> arbiter: serve this lease */
     VGPU_MSG_REMOVE = 17, /* vgpud -> arbiter: stop serving this lease */
-    VGPU_MSG_LIST = 18,   /* vgpud -> arbiter: the live processes of this lease */
+    VGPU_MSG_LIST = 18,   /* vgpud -> arbiter: name the live processes of this lease; answer: PROCESSES */
     VGPU_MSG_OK = 19,
     VGPU_MSG_ERROR = 20, /* value: errno */
     VGPU_MSG_PROCESSES = 21,
@@ -290,8 +291,8 @@ struct vgpu_message {
  * that call.
  */
 enum vgpu_list_flags {
-    VGPU_LIST_REFUSED = 1, /* the driver refused to preempt or resume it, so that its gate enforces its slices */
-    VGPU_LIST_PAUSED = 2,  /* it is paused, and all of its processes are off its devices */
+    VGPU_LIST_REFUSED = 1, /* the driver refused to preempt or resume the lease: its gate enforces its slices */
+    VGPU_LIST_PAUSED = 2,  /* the lease is paused, and all of its processes are off its devices */
 };
 struct vgpu_process_list {
     struct vgpu_message head; /* kind VGPU_MSG_PROCESSES, value: count */

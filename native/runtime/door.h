@@ -15,7 +15,7 @@
 enum vgpu_door_verb {
     VGPU_DOOR_PREPARE = 1, /* id: the container's; body: its config.json */
     VGPU_DOOR_BIND = 2,    /* id: the allocation's; with a pidfd of the container's init */
-    VGPU_DOOR_END = 3,     /* id: the allocation's; its container has ended */
+    VGPU_DOOR_END = 3,     /* the container of allocation `id` has ended */
 };
 
 enum vgpu_door_status {

@@ -3,9 +3,9 @@ planner.
 
 `day` draws pods whose figures are those of Alibaba's cluster-trace-v2026-GenAI (alibaba/clusterdata): memory,
 duty cycle in samples of 57 s, and the total that all of them compute at the same time. A pod works only while
-its memory is on its card, and resident pods share the card. Evictions take as long as on an H200
-(docs/pool.md): 0.05 s and 0.02 s a GiB either way, out and in at once; the driver's checkpoint 0.4 s a GiB
-out and 0.13 s in.
+its memory is on its card, and resident pods share the card. Times are those of an H200
+(docs/pool.md). An eviction or a return takes 0.05 s and 0.02 s for each GiB, and one of each can run at once.
+The driver's checkpoint takes 0.4 s for each GiB out and 0.13 s for each GiB in.
 """
 
 import math

@@ -244,8 +244,9 @@ def test_only_the_store_writes_allocations() -> None:
     assert [line for path in modules() if path != store for line in writes_of(path)] == []
 
 
-# Rooms whose code runs in the event loop. They read time from `vgpud.clock`, which tests simulate. Threads
-# and short programs may wait for the kernel. A duration that is only measured comes from `perf_counter`.
+# Packages of vgpud whose code runs in the event loop. They read time from `vgpud.clock`, which tests
+# simulate. Threads and short programs may wait for the kernel. A duration that is only measured comes from
+# `perf_counter`.
 LOOPS = ("node", "serve", "modes", "http")
 ON_THREADS = {
     "modes/gpu_use.py",

@@ -105,7 +105,7 @@ class Gateway:
         self._lock = threading.Lock()
         self._generation = 0  # number of the initialised library; 0 while none is
         self._generations = 0
-        self._changes = 0  # changes under way
+        self._changes = 0  # number of running device changes, which lengthen the deadline of each call
         self._known = _Known({}, {})
 
     def call(self, name: str, *args: object) -> Any:  # noqa: ANN401  # the binding is untyped

@@ -77,7 +77,7 @@ def page(
 
 
 class _Shown(NamedTuple):
-    """What the rows need: `styles` are the colours of allocations."""
+    """What the rows are made from. `styles`: the CSS colour of each allocation, by its id."""
 
     seen: Observation
     history: History

@@ -7,7 +7,7 @@ from enum import StrEnum
 class MarkKind(StrEnum):
     BYPASSED = "bypassed"  # its processes hold device memory that its ledger does not count
     TAMPERED = "tampered"  # its `usage` file was changed in a way that libvgpu never does
-    GATED = "gated"  # the driver refused to preempt it: libvgpu's gate enforces its time slices
+    GATED = "gated"  # the driver refused to preempt it: libvgpu's gate, in the program, enforces its slices
     UNKNOWN_CALLS = "unknown-calls"  # its driver has functions that libvgpu does not know
 
 

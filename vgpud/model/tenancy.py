@@ -21,10 +21,10 @@ class Mode(StrEnum):
 class Isolation(StrEnum):
     """The isolation that a tenant requests; each value has a mode that provides it."""
 
-    HARDWARE = "hardware"  # memory, faults, bandwidth: mig
-    COMPUTE = "compute"  # spatial share, shared faults: mps
-    QUOTA = "quota"  # any size, live resize: preload
-    DEVICE = "device"  # the whole card: exclusive
+    HARDWARE = "hardware"  # memory, faults and bandwidth are separate; mode mig
+    COMPUTE = "compute"  # a share of the multiprocessors, and faults are shared; mode mps
+    QUOTA = "quota"  # any size, which can change while programs run; mode preload
+    DEVICE = "device"  # the whole card; mode exclusive
 
 
 MODE_OF: dict[Isolation, Mode] = {

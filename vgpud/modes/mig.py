@@ -213,7 +213,7 @@ class MigMode:
         await self.records.gone(device_uuid, key)
 
     def _has_others(self, device_uuid: str, instance: GpuInstance) -> bool:
-        """Does it contain a foreign compute instance that the policy keeps?"""
+        """Does the GPU instance contain a compute instance that is not vgpud's and that the policy keeps?"""
         if not instance.is_divided or self._wish(device_uuid).foreign == "remove":
             return False
         own = self.records.own_parts(device_uuid)

@@ -83,7 +83,8 @@ class Room:
         return decision.refusal
 
     def units(self, one: Request, device_uuid: str, unit_bytes: int) -> int | None:
-        """How many units of `unit_bytes` of memory are free on the device; None as in `more`.
+        """How many units of `unit_bytes` of memory are free on the device; None if the device can never
+        serve `one`.
 
         If `one` has a share, each unit also needs its part of the compute, which may run out first: memory
         can be overcommitted, and other tenants may hold more compute than memory.

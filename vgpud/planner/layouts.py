@@ -20,7 +20,7 @@ from vgpud.planner.words import listed
 BALANCED = "all-balanced"  # instances of a half, a quarter and eighths of the card, as in mig-parted's config
 NONE = "none"  # no instances, MIG mode on
 OFF = "off"  # MIG mode off
-AUTO = "auto"  # no layout: instances are created and destroyed with allocations
+AUTO = "auto"  # no fixed layout: an instance is created for an allocation and destroyed with it
 ALL = "all-"  # prefix: all-PROFILE gives as many instances as fit
 SPECIAL = (BALANCED, NONE, OFF, AUTO)
 

@@ -245,7 +245,7 @@ def arrived(allocation: Allocation) -> Allocation:
 
 
 def move_steps(allocation: Allocation) -> tuple[Step, ...]:
-    """The steps of a move; the slices of the allocation name their targets."""
+    """The steps of a move. `other_uuid` of each slice is the device that the slice goes to."""
     lock = Step(StepKind.LOCK, "its processes wait at their next CUDA call")
     return (
         Step(StepKind.RECORD_INTENT, "both ends are held; a crash from here on is undone at the next start"),

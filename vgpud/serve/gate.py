@@ -1,4 +1,5 @@
-"""What a user's connections send on to grpcio: calls that wait there, and the event loop's time for bytes.
+"""Limits what a user's connections send on to grpcio: the calls that wait there, and the event loop's time
+for bytes.
 
 grpcio has one queue of calls for all connections, from which the event loop takes one at a time. While it is
 longer than `grpc.server.max_pending_requests`, grpcio cancels new calls at random, also of other

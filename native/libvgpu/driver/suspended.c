@@ -17,7 +17,7 @@ static const struct vgpu_limits *limits;
 static struct vgpu_slot *slot;
 static uint32_t epoch; /* futex: changes when the lease is resumed */
 
-/* The linker's names for the section's ends. */
+/* The start and the end of section vgpu_suspended_listeners, by the linker's names. */
 extern const struct vgpu_suspended_listener *const __start_vgpu_suspended_listeners[]
     __attribute__((visibility("hidden")));
 extern const struct vgpu_suspended_listener *const __stop_vgpu_suspended_listeners[]

@@ -81,7 +81,10 @@ struct creation {
     bool alone;      /* holds the lease's lock, because no context was measured yet */
 };
 
-/* The driver's error if it has one: not initialised, as in a forked child, or no such device. */
+/*
+ * The error for a device outside the lease: the driver's own if it has one (not initialised, as in a forked child; no
+ * such device), otherwise CUDA_ERROR_NOT_PERMITTED.
+ */
 static CUresult not_in_lease(CUdevice device)
 {
     int count = 0;

@@ -200,7 +200,7 @@ static void go(void)
         return;
     }
     vgpu_overhead_free_begins(); /* NVML's figure for this process is meaningless until the memory is back */
-    /* captures of threads that wait here: they cannot end, and must not be invalidated */
+    /* a capture of a thread that waits cannot end now, and an eviction would invalidate it: the swap is refused */
     bool captures = vgpu_capture_any();
     if (!captures && vgpu_evict_out(may_keep())) {
         say_out();

@@ -35,7 +35,7 @@ static uint32_t count(const struct cu_sms *sms)
     return n;
 }
 
-/* The smallest part, and the number of which part sizes are multiples. */
+/* The least size of a part and the granularity of its size, in multiprocessors. */
 static void grain(int ordinal, bool independent, uint32_t *least, uint32_t *multiple)
 {
     uint32_t major = cu_sim_device(ordinal)->cc_major;

@@ -211,8 +211,8 @@ CUresult cu_graph_order(CUgraph graph)
     return n == graph->node_count ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE; /* a cycle */
 }
 
-/* As every listing call of the API: without an array the number, else at most *count of them, the rest
- * of the array zeroed. */
+/* As every listing call of the API. Without an array, *count becomes the number of nodes. With one, at most *count
+ * nodes are written, and the rest of the array is zeroed. */
 CUresult cu_list_nodes(CUgraphNode *out, size_t *count, CUgraphNode *all, size_t n)
 {
     for (size_t i = 0; out != NULL && i < *count; i++)

@@ -21,7 +21,7 @@ class Hub:
     def __init__(self, history: Callable[[int, int], Awaitable[tuple[Event, ...]]]) -> None:
         self._history = history
         self._watchers: set[asyncio.Queue[Item | None]] = set()
-        self._recent: dict[int, Item] = {}  # by revision, in its order
+        self._recent: dict[int, Item] = {}  # by revision; oldest first
         self.revision = 0  # revision of the last known event
 
     @property

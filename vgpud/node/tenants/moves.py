@@ -300,7 +300,8 @@ class Moves:
             await session.restore(process, seconds, pairs if crosses else None)
         if await self._is_at_other_end(process, held):
             if await session.state(process) is ProcessState.RUNNING:
-                await self._evict(held)  # of a move back
+                # the move goes back, and the process runs at the other end already
+                await self._evict(held)
                 await session.lock(process, seconds)
             await session.save(process, seconds)
             await session.restore(process, seconds, pairs)

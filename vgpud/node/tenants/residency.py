@@ -338,7 +338,7 @@ def _is_sent(allocation: Allocation) -> bool:
 
 
 def _has_worked(before: LeaseActivity | None, now: LeaseActivity) -> bool:
-    """Has the tenant worked since `before`? True too if a process has not answered since."""
+    """Has the tenant worked since `before`? Also true if a process has not reported since."""
     if before is None or now.busy or now.calls != before.calls or len(now.answers) != len(before.answers):
         return True
     answered = dict(now.answers)
