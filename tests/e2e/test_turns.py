@@ -528,14 +528,14 @@ def swapped_away(node: DemoNode, name: str) -> bool:
 
 
 def test_a_swapped_out_tenant_keeps_memory_on_the_card_until_others_need_it(turns: DemoNode) -> None:
-    limit = all_but(turns, CONTEXT_MIB + MARGIN_MIB + 300)  # leaves a little more than 300 MiB unallocated
-    first, one = tenant(turns, HOLD, "500", limit_mib=limit)
+    limit = all_but(turns, CONTEXT_MIB + MARGIN_MIB + 500)  # leaves a little more than 500 MiB unallocated
+    first, one = tenant(turns, HOLD, "700", str(LARGE_MIB), limit_mib=limit)
     first.line()
     second, two = tenant(turns, HOLD, str(SIZE_MIB), limit_mib=limit)
     second.line()
     eventually(lambda: swapped_away(turns, one), "the first is out")
     kept = kept_mib(turns, one)
-    assert 300 - 128 < kept < 300 + CONTEXT_MIB - 500  # a context uses more than 500 of the CONTEXT_MIB
+    assert 500 - 128 < kept < 500 + CONTEXT_MIB - 500  # a context uses more than 500 of the CONTEXT_MIB
     assert f"{kept}MiB until others need the room" in shown(turns, one).standing
     with client(turns) as calls:
         calls.resize(two, (limit + 200) * MIB)
