@@ -3,19 +3,21 @@ for one.
 """
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from vgpud.model.errors import ErrorCode, VgpuError
-from vgpud.proc import is_alive, parse_stat, read_stat
+from vgpud.proc import aside, has_exited, is_alive, parse_stat, read_stat
 from vgpud.units import ChildUnits, Running, UnitSpec
 
 SLEEP = ("/bin/sleep", "1000")
@@ -255,6 +257,109 @@ def test_the_exit_callback_is_called_once(units: ChildUnits) -> None:
         return names
 
     assert asyncio.run(scenario()) == ["helper", "helper"]
+
+
+class BusyKernel:
+    """Gives up the next `left` questions about processes, as a busy host does while a helper is in exec."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.left = 0
+        monkeypatch.setattr("vgpud.proc.aside", self.aside)
+
+    def aside(self, pid: int, question: Callable[[], object]) -> object:
+        if self.left > 0:
+            self.left -= 1
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+        return aside(pid, question)
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> BusyKernel:
+    return BusyKernel(monkeypatch)
+
+
+def test_a_helper_is_started_and_stopped_without_an_answer_of_the_kernel(
+    units: ChildUnits, kernel: BusyKernel
+) -> None:
+    kernel.left = sys.maxsize
+    running = units.start(UnitSpec("helper", SLEEP))
+    pidfd = os.pidfd_open(running.pid)
+    try:
+        assert units.running("helper") == running
+        assert not has_exited(pidfd)
+        units.stop("helper", 5)
+        assert has_exited(pidfd)
+    finally:
+        os.close(pidfd)
+    kernel.left = 0
+    assert units.running("helper") is None
+
+
+def test_a_helper_of_an_earlier_vgpud_is_asked_about_until_the_kernel_answers(
+    units: ChildUnits, tmp_path: Path, kernel: BusyKernel
+) -> None:
+    spec = UnitSpec("helper", SLEEP)
+    running, later = units.start(spec), ChildUnits(tmp_path)
+    for left in range(4):
+        kernel.left = left
+        assert later.start(spec) == running
+    assert is_alive(running.pid, running.start_ticks)
+    kernel.left = 3
+    later.stop("helper", 5)
+    assert not is_alive(running.pid, running.start_ticks)
+
+
+def test_a_helper_without_an_answer_of_the_kernel_keeps_its_pid_file(
+    units: ChildUnits, tmp_path: Path, kernel: BusyKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vgpud.units.child._KILL_SECONDS", 0.0)
+    running = units.start(UnitSpec("helper", SLEEP))
+    kernel.left = sys.maxsize
+    with pytest.raises(VgpuError) as caught:
+        ChildUnits(tmp_path).stop("helper", 0)
+    assert caught.value.code is ErrorCode.HELPER_TIMEOUT
+    kernel.left = 0
+    monkeypatch.undo()
+    assert units.running("helper") == running
+
+
+def test_no_answer_of_the_kernel_is_not_reported_as_the_end_of_a_helper(
+    units: ChildUnits, tmp_path: Path, kernel: BusyKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vgpud.units.base._LOOK_AGAIN_SECONDS", 0.01)
+    running = units.start(UnitSpec("helper", SLEEP))
+
+    async def scenario() -> None:
+        told: asyncio.Queue[str] = asyncio.Queue()
+        kernel.left = 6
+        ChildUnits(tmp_path).on_exit("helper", told.put_nowait)
+        while kernel.left:
+            await asyncio.sleep(0.01)
+        assert told.empty()
+        os.kill(running.pid, signal.SIGKILL)
+        assert await asyncio.wait_for(told.get(), 30) == "helper"
+
+    asyncio.run(scenario())
+
+
+def test_a_helper_that_is_not_begun_in_time_is_ended(
+    units: ChildUnits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its shell is stopped, as if it got no processor, before it has written its pid file."""
+    children: list[subprocess.Popen[bytes]] = []
+    popen = subprocess.Popen
+
+    def record(words: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        children.append(popen(words, **options))
+        return children[-1]
+
+    monkeypatch.setattr("vgpud.units.child._LAUNCHER", "kill -STOP $$")
+    monkeypatch.setattr(subprocess, "Popen", record)
+    with pytest.raises(VgpuError) as caught:
+        units.start(UnitSpec("helper", SLEEP, ready_seconds=0.1))
+    assert caught.value.code is ErrorCode.HELPER_TIMEOUT
+    assert [child.returncode for child in children] == [-signal.SIGKILL]
+    assert units.list() == ()
 
 
 def test_an_exit_callback_can_be_cancelled(units: ChildUnits) -> None:

@@ -1,6 +1,7 @@
 """Helpers as systemd units, with a replaced systemctl; and the choice of the implementation."""
 
 import asyncio
+import errno
 import os
 import signal
 import threading
@@ -126,6 +127,21 @@ def test_a_unit_that_is_not_ready_in_time_is_stopped(units: SystemdUnits) -> Non
         units.start(UnitSpec(NAME, ("x",), ready=lambda: False, ready_seconds=0.1))
     assert caught.value.code is ErrorCode.HELPER_TIMEOUT
     assert units.running(NAME) is None
+
+
+def test_a_unit_that_the_kernel_does_not_answer_about_is_stopped(
+    units: SystemdUnits, systemd: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_answer(*_: object) -> None:
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+
+    monkeypatch.setattr("vgpud.units.system._ANSWER_SECONDS", 0.0)
+    with monkeypatch.context() as busy:
+        busy.setattr("vgpud.proc.aside", no_answer)
+        with pytest.raises(VgpuError) as caught:
+            units.start(UnitSpec(NAME, ("x",)))
+    assert caught.value.code is ErrorCode.HELPER_TIMEOUT
+    assert f"stop -- {NAME}.service" in (systemd / "calls").read_text().splitlines()
 
 
 def test_stopping_an_uninstalled_unit_succeeds(units: SystemdUnits, systemd: Path) -> None:

@@ -6,15 +6,18 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from vgpud.model.errors import ErrorCode, VgpuError
-from vgpud.proc import Running, has_exited, open_pidfd
+from vgpud.proc import PidFd, Running, has_exited
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@:-]{0,199}")
 _FIRST_POLL_SECONDS = 0.005
 _LAST_POLL_SECONDS = 0.1
+_LOOK_AGAIN_SECONDS = 1.0
 _SETTLE_SECONDS = 0.05  # within this time a helper that cannot start at all has ended
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -86,14 +89,37 @@ def check_name(name: str) -> str:
     return name
 
 
-def wait_ready(spec: UnitSpec, running: Running, failed: Callable[[str], VgpuError]) -> None:
+def ask_until_answered(question: Callable[[], T], name: str, seconds: float) -> T:
+    """The answer of the kernel to `question` about the helper, which is asked again after an OSError.
+
+    An OSError says nothing about the helper. Questions about a process that is in exec wait until the exec
+    is done, and on a busy host the process may get no processor meanwhile, so that they are given up.
+    Raises VgpuError(HELPER_TIMEOUT) after `seconds`.
+    """
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            return question()
+        except OSError as error:
+            if time.monotonic() >= until:
+                raise VgpuError(
+                    ErrorCode.HELPER_TIMEOUT,
+                    f"the kernel does not say within {seconds:g} s whether helper {name} runs: "
+                    f"{error.strerror}",
+                    "try again when the host is less busy",
+                ) from error
+        time.sleep(_LAST_POLL_SECONDS)
+
+
+def wait_ready(spec: UnitSpec, pin: Callable[[], PidFd | None], failed: Callable[[str], VgpuError]) -> None:
     """Returns once the helper is ready. Raises the error of `failed` if the helper ended before.
 
-    Raises VgpuError(HELPER_TIMEOUT) after `spec.ready_seconds`.
+    `pin` returns a pidfd of the helper, or None if it has ended; it raises OSError without an answer. Raises
+    VgpuError(HELPER_TIMEOUT) after `spec.ready_seconds`.
     """
     until = time.monotonic() + spec.ready_seconds
     pause = _FIRST_POLL_SECONDS
-    pidfd = open_pidfd(running)
+    pidfd = ask_until_answered(pin, spec.name, spec.ready_seconds)
     if pidfd is None:
         raise failed(f"helper {spec.name} ended at once")
     with pidfd:
@@ -111,10 +137,31 @@ def wait_ready(spec: UnitSpec, running: Running, failed: Callable[[str], VgpuErr
             pause = min(2 * pause, _LAST_POLL_SECONDS)
 
 
-def watch_exit(running: Running | None, name: str, callback: Callable[[str], None]) -> Callable[[], None]:
-    """Watches a pidfd by the event loop's selector; see Units.on_exit."""
+def watch_exit(
+    pin: Callable[[], PidFd | None], name: str, callback: Callable[[str], None]
+) -> Callable[[], None]:
+    """Watches a pidfd by the event loop's selector; see Units.on_exit and, for `pin`, wait_ready."""
     loop = asyncio.get_running_loop()
-    pidfd = open_pidfd(running) if running is not None else None
+    undo: list[Callable[[], None]] = []
+
+    def watch() -> None:
+        try:
+            pidfd = pin()
+        except OSError:  # no answer is not the end of the helper
+            undo[:] = [loop.call_later(_LOOK_AGAIN_SECONDS, watch).cancel]
+        else:
+            undo[:] = [_watch(loop, pidfd, name, callback)]
+
+    def take_back() -> None:
+        undo[0]()
+
+    watch()
+    return take_back
+
+
+def _watch(
+    loop: asyncio.AbstractEventLoop, pidfd: PidFd | None, name: str, callback: Callable[[str], None]
+) -> Callable[[], None]:
     if pidfd is None:
         return loop.call_soon(callback, name).cancel
 

@@ -11,25 +11,28 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.proc import (
+    PidFd,
     Running,
     has_exited,
     is_alive,
     open_pidfd,
     parse_stat,
-    read_stat,
+    pin,
     session_members,
 )
-from vgpud.units.base import UnitSpec, check_name, wait_ready, watch_exit
+from vgpud.units.base import UnitSpec, ask_until_answered, check_name, wait_ready, watch_exit
 
 _INHERITED = ("PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH", "LD_PRELOAD")
 _LOG_LINES = 5
 _KILL_SECONDS = 10.0
+_POLL_SECONDS = 0.01
 # $0 is the pid file, "$@" the helper; the first line of /proc/PID/stat has the start time, which exec does
 # not change
 _LAUNCHER = 'read -r stat <"/proc/$$/stat" && printf "%s\\n" "$stat" >"$0" && exec "$@" </dev/null'
@@ -40,7 +43,7 @@ class ChildUnits:
 
     def __init__(self, run_dir: Path) -> None:
         self._folder = run_dir / "units"
-        self._children: dict[int, subprocess.Popen[bytes]] = {}
+        self._children: dict[Running, subprocess.Popen[bytes]] = {}
         self._children_lock = threading.Lock()
 
     def start(self, spec: UnitSpec) -> Running:
@@ -51,7 +54,7 @@ class ChildUnits:
                 spec.remove_leftovers()
                 running = self._spawn(spec, lock)
         try:
-            wait_ready(spec, running, lambda sentence: self._failure(spec.name, sentence))
+            wait_ready(spec, lambda: self._pin(running), lambda sentence: self._failure(spec.name, sentence))
         except VgpuError:
             self.stop(spec.name, 0.0)
             raise
@@ -85,7 +88,8 @@ class ChildUnits:
             self._reap()
             callback(name)
 
-        return watch_exit(self._find(name), name, gone)
+        running = self._find(name)
+        return watch_exit(lambda: self._pin(running) if running is not None else None, name, gone)
 
     def _path(self, name: str, suffix: str) -> Path:
         return self._folder / f"{check_name(name)}.{suffix}"
@@ -114,8 +118,12 @@ class ChildUnits:
         return Running(name, stat.pid, stat.start_ticks)
 
     def _spawn(self, spec: UnitSpec, lock: int) -> Running:
+        """The new helper, once its pid file is complete. The kernel is asked nothing about it: on a busy host
+        it might not answer, because the helper is in exec (see ask_until_answered).
+        """
         env = {key: os.environ[key] for key in _INHERITED if key in os.environ}
         pid_file = self._path(spec.name, "pid")
+        pid_file.unlink(missing_ok=True)
         with self._path(spec.name, "log").open("ab") as output:
             child = subprocess.Popen(
                 ["/bin/sh", "-c", _LAUNCHER, str(pid_file), *spec.argv],
@@ -126,15 +134,50 @@ class ChildUnits:
                 cwd="/",
                 start_new_session=True,
             )
+        try:
+            running = self._registered(spec, child)
+        except BaseException:
+            child.kill()
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(_KILL_SECONDS)
+            raise
         with self._children_lock:
-            self._children[child.pid] = child
-        stat = read_stat(child.pid)  # a child that is not reaped yet keeps its entry
-        if stat is None:
+            self._children[running] = child
+        return running
+
+    def _registered(self, spec: UnitSpec, child: subprocess.Popen[bytes]) -> Running:
+        """Waits until the child has written its pid file, up to `ready_seconds`."""
+        pid_file, until = self._path(spec.name, "pid"), time.monotonic() + spec.ready_seconds
+        while True:
+            line = pid_file.read_bytes() if pid_file.exists() else b""
+            stat = parse_stat(line) if line.endswith(b"\n") else None
+            if stat is not None:
+                return Running(spec.name, child.pid, stat.start_ticks)
+            try:
+                child.wait(_POLL_SECONDS)
+            except subprocess.TimeoutExpired:
+                if time.monotonic() < until:
+                    continue
+                raise VgpuError(
+                    ErrorCode.HELPER_TIMEOUT,
+                    f"helper {spec.name} was not started within {spec.ready_seconds:g} s",
+                    "try again when the host is less busy",
+                ) from None
             raise self._failure(spec.name, f"helper {spec.name} ended at once")
-        return Running(spec.name, child.pid, stat.start_ticks)
+
+    def _pin(self, running: Running) -> PidFd | None:
+        """A pidfd of the helper; None if it has ended. Raises OSError if the kernel does not answer.
+
+        The pid of a child that is not reaped cannot be a later process's, so nothing else is asked.
+        """
+        with self._children_lock:
+            child = self._children.get(running)
+            if child is not None and child.poll() is None:
+                return PidFd(os.pidfd_open(running.pid))
+        return pin(running.pid, running.start_ticks)
 
     def _end(self, running: Running, grace_seconds: float) -> None:
-        pidfd = open_pidfd(running)
+        pidfd = ask_until_answered(lambda: self._pin(running), running.name, _KILL_SECONDS)
         if pidfd is None:
             return
         left_behind = [*session_members(running.pid)]
@@ -157,8 +200,8 @@ class ChildUnits:
 
     def _reap(self) -> None:
         with self._children_lock:
-            for pid in [pid for pid, child in self._children.items() if child.poll() is not None]:
-                del self._children[pid]
+            for ended in [one for one, child in self._children.items() if child.poll() is not None]:
+                del self._children[ended]
 
     def _failure(self, name: str, sentence: str) -> VgpuError:
         path = self._path(name, "log")

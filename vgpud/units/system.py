@@ -12,11 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from vgpud.model.errors import ErrorCode, VgpuError
-from vgpud.proc import PidFd, Running, has_exited, open_pidfd, read_stat
-from vgpud.units.base import UnitSpec, check_name, wait_ready, watch_exit
+from vgpud.proc import PidFd, Running, has_exited, look, open_pidfd, pin
+from vgpud.units.base import UnitSpec, ask_until_answered, check_name, wait_ready, watch_exit
 
 _COMMAND_SECONDS = 90.0  # more than systemd's own limit for a start job
 _KILL_SECONDS = 10.0
+_ANSWER_SECONDS = 10.0
 _LOOK_AGAIN_SECONDS = 1.0
 _DONE = frozenset({0})
 _GONE = frozenset({0, 5})  # 5: the unit is not loaded, which counts as stopped
@@ -39,11 +40,11 @@ class SystemdUnits:
             self._write_environment(spec)
             self._call("reset-failed", spec.name, allowed=None)
             self._call("start", spec.name)
-            running = self.running(spec.name)
-        if running is None:
-            raise _failure(spec.name, f"helper {spec.name} ended at once")
         try:
-            wait_ready(spec, running, lambda sentence: _failure(spec.name, sentence))
+            running = running or self.running(spec.name)
+            if running is None:
+                raise _failure(spec.name, f"helper {spec.name} ended at once")
+            wait_ready(spec, lambda: _pin(running), lambda sentence: _failure(spec.name, sentence))
         except VgpuError:
             self.stop(spec.name, 0.0)
             raise
@@ -51,7 +52,10 @@ class SystemdUnits:
 
     def stop(self, name: str, grace_seconds: float) -> None:
         """See Units.stop. systemd ends the helper's descendants (KillMode=control-group)."""
-        running = self.running(name)
+        try:
+            running = self.running(name)
+        except VgpuError:  # without an answer, systemd alone stops the helper
+            running = None
         self._call("stop", name, "--no-block", allowed=_GONE)
         pidfd = open_pidfd(running) if running is not None else None
         if running is not None and pidfd is not None:
@@ -78,7 +82,7 @@ class SystemdUnits:
         pid = int(facts.get("MainPID", "0") or 0)
         if facts.get("ActiveState") not in _UP or not pid:
             return None
-        stat = read_stat(pid)
+        stat = ask_until_answered(lambda: look(pid), name, _ANSWER_SECONDS)
         return Running(name, pid, stat.start_ticks) if stat is not None and stat.is_alive else None
 
     def list(self, prefix: str = "") -> tuple[Running, ...]:
@@ -101,7 +105,8 @@ class SystemdUnits:
             if answer.exception() is not None:  # systemctl failed, which proves nothing about the helper
                 undo[:] = [loop.call_later(_LOOK_AGAIN_SECONDS, look).cancel]
             else:
-                undo[:] = [watch_exit(answer.result(), name, callback)]
+                running = answer.result()
+                undo[:] = [watch_exit(lambda: _pin(running), name, callback)]
 
         def take_back() -> None:
             while undo:
@@ -141,6 +146,11 @@ class SystemdUnits:
             lines = tuple(done.stderr.splitlines())
             raise _failure(name, f"systemctl {verb} {name} failed with {done.returncode}", lines)
         return done.stdout
+
+
+def _pin(running: Running | None) -> PidFd | None:
+    """A pidfd of the helper; None if it has ended. Raises OSError if the kernel does not answer."""
+    return pin(running.pid, running.start_ticks) if running is not None else None
 
 
 def _quoted(key: str, value: str) -> str:
