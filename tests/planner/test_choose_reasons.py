@@ -420,7 +420,7 @@ def test_each_refusal_has_its_reason_and_number(
         ),
         (
             replace(request(isolation=QUOTA, memory=GIB), priority="above-normal"),
-            "priority above-normal was asked without a share: it counts until that is used up",
+            "priority above-normal was asked without a share, and it applies only within a share",
         ),
     ],
 )

@@ -133,6 +133,8 @@ def limiting(
     if held.state == State.SUSPENDED:
         resumes = f"'vgpuctl resume {held.id}' resumes it"
         yield f"it is suspended ({held.standing or held.cause}): {resumes}"
+        stays = words.memory(held.stays_bytes)
+        yield f"memory: {words.memory(held.suspended_bytes)} is on the host, {stays} stays on its devices"
     if held.paused and any(mark.kind == MarkKind.GATED for mark in held.marks):
         yield "it is paused, but the driver does not stop it: it still computes, held by the gate"
     elif held.paused:
@@ -142,7 +144,7 @@ def limiting(
         name = "its device" if device is None else f"device {device.index}"
         if device is not None and device.health != Health.OK:
             yield f"{name} is {device.health}: {device.health_reason}"
-        if not words.shares_memory(part):
+        if not words.shares_memory(part) and held.state != State.SUSPENDED:
             yield from _memory(part, meters[at][0] if at < len(meters) else None, name)
         yield from _compute(part, device, name)
         if at < len(meters):

@@ -93,7 +93,7 @@ def _check_isolation(request: Request) -> None:
         )
     if request.priority == "above-normal" and request.share is None:
         raise _bad(
-            f"priority {request.priority} was asked without a share: it counts until that is used up",
+            f"priority {request.priority} was asked without a share, and it applies only within a share",
             "ask for a share too (--cores), or for priority normal",
         )
     divided = request.memory_bytes is not None or request.share not in (None, WHOLE)

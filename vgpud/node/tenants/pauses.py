@@ -14,6 +14,7 @@ from vgpud.model.engine import Engine
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.lifecycle import Change
 from vgpud.model.log_event import LogEvent
+from vgpud.model.quantity import counted
 from vgpud.model.tenancy import Allocation, Mode, State
 from vgpud.modes.preload import Preload
 from vgpud.node.devices.engines import Engines
@@ -37,9 +38,10 @@ class Pauses:
         check_well(allocation)
         preload = self._check_engine(allocation)
         if allocation.state is not State.ACTIVE:
+            held = counted(len(allocation.suspended), "process")
             raise VgpuError(
                 ErrorCode.ALLOCATION_BUSY,
-                f"allocation {allocation.id} is suspended, with {len(allocation.suspended)} processes",
+                f"allocation {allocation.id} is suspended, with {held}",
                 f"run 'vgpuctl resume {allocation.id}' first",
             )
         if allocation.paused:
