@@ -82,9 +82,10 @@ def _check_isolation(request: Request) -> None:
             f"leave the profile out, or ask for isolation {Isolation.HARDWARE}",
         )
     if request.priority and isolation not in (Isolation.COMPUTE, Isolation.QUOTA):
+        other = "" if request.priority == "above-normal" else f" or {Isolation.COMPUTE}"
         raise _bad(
             f"priority {request.priority} was asked with isolation {isolation or 'left out'}",
-            f"ask for isolation {Isolation.QUOTA} or {Isolation.COMPUTE}, or leave the priority out",
+            f"ask for isolation {Isolation.QUOTA}{other}, or leave the priority out",
         )
     if request.priority == "above-normal" and isolation is Isolation.COMPUTE:
         raise _bad(
