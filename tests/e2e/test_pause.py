@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import simnode
+from tests.arbiter.conftest import counters
 from tests.demo.node import BUILD, DemoNode, Tenant
 from tests.e2e.conftest import NodeMaker
 from tests.e2e.support import client, eventually, helper_pids, release, simulate, states
@@ -41,9 +42,9 @@ def spinning(node: DemoNode) -> Iterator[tuple[Tenant, str]]:
     end(node, tenant)
 
 
-def spin(node: DemoNode) -> tuple[Tenant, str]:
+def spin(node: DemoNode, *asked: str) -> tuple[Tenant, str]:
     before = states(node)
-    tenant = node.tenant(ASKED, [*SPIN, "--seconds", "120"])
+    tenant = node.tenant([*ASKED, *asked], [*SPIN, "--seconds", "120"])
     eventually(lambda: states(node).keys() - before.keys(), "it is allocated")
     (name,) = states(node).keys() - before.keys()
     goes_on(node, tenant)
@@ -227,6 +228,26 @@ def test_a_pause_that_the_driver_ends_is_not_called_a_pause(make_node: NodeMaker
     error = refusal(node, "pause", name)
     assert error.code is ErrorCode.UNSUPPORTED and "status 0x56" in error.sentence
     eventually(lambda: "held by the gate" in node.ctl("why", name).stdout, "its mark is noticed")
+    other.process.kill()
+    other.end()
+    end(node, tenant)
+    node.stop()
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_suspended_tenant_has_no_time_slices(make_node: NodeMaker, deep: bool) -> None:
+    """Its threads wait for the resumption, which is no work for its device."""
+    node = make_node(policy=CUT + 'share_policy = "work-conserving"\n')
+    node.start()
+    (tenant, name), (other, _) = spin(node, "--cores", "50"), spin(node, "--cores", "50")
+    with client(node) as calls:
+        calls.suspend(name, deep)
+    lease = node.run_dir / "leases" / name
+    turns, worked = counters(lease)["turns"], done_ns(node, other)
+    eventually(lambda: done_ns(node, other) > worked + 10**9, "the other tenant has a second of work done")
+    assert counters(lease)["turns"] <= turns + 2
+    resume(node, name)
+    goes_on(node, tenant)
     other.process.kill()
     other.end()
     end(node, tenant)

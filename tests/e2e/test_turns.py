@@ -452,7 +452,7 @@ def made_mib(node: DemoNode, name: str) -> int:
 
 def test_host_buffers_are_made_while_another_tenant_waits(still: DemoNode) -> None:
     """Without them the first eviction of a large tenant takes ten times as long as later ones."""
-    first, one = tenant(still, HOLD, str(4 * SIZE_MIB))
+    first, one = tenant(still, HOLD, str(4 * SIZE_MIB), str(LARGE_MIB))
     first.line()
     assert made_mib(still, one) == 0
     second, two = tenant(still, HOLD, str(SIZE_MIB))

@@ -182,10 +182,10 @@ def test_calls_of_one_user_in_grpcs_queue_cost_no_call_of_another() -> None:
 
 ASKS_ON_AND_ON = """
 import os, sys
-os.setgroups([]); os.setresgid(4242, 4242, 4242); os.setresuid(4242, 4242, 4242)
 import grpc
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.api.gen.vgpud_pb2_grpc import VgpudStub
+os.setgroups([]); os.setresgid(4242, 4242, 4242); os.setresuid(4242, 4242, 4242)
 with grpc.insecure_channel(f"unix:{sys.argv[1]}") as channel:
     while True:
         calls = [VgpudStub(channel).ListEvents.future(pb.ListEventsRequest()) for _ in range(16)]

@@ -151,6 +151,8 @@ bool vgpu_cut_idle(void)
 /* While idle: requests a slice for work that no call announced. */
 static int64_t doubt(uint64_t now)
 {
+    if (vgpu_suspended_now())
+        cut.doubt_at = now + cut.doubt_ns; /* its calls wait in libvgpu: it has no work before it is resumed */
     if (now < cut.doubt_at)
         return (int64_t)(cut.doubt_at - now);
     cut.doubt_ns = cut.doubt_ns < DOUBT_MAX_NS ? cut.doubt_ns * 10 : DOUBT_MAX_NS;
