@@ -73,7 +73,7 @@ class Card:
     async def suspend(self, one: Allocation, cause: Cause, *_: object) -> Allocation:
         return await self._becomes(replace(one, cause=cause), State.SUSPENDING, State.SUSPENDED)
 
-    async def resume(self, one: Allocation, *_: object) -> Allocation:
+    async def resume(self, one: Allocation, *_: object, **__: object) -> Allocation:
         return await self._becomes(one, State.RESUMING, State.ACTIVE)
 
     async def _becomes(self, one: Allocation, meanwhile: State, then: State) -> Allocation:

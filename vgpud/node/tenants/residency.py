@@ -281,7 +281,9 @@ class Residency:
             seen.patience = patience_after(seen.patience, began - seen.since, self._rules(allocation))
         audit.by_itself(f"residency: {move.sentence}")
         with audit.change("resume", **audit.of(allocation)):
-            await self.suspends.resume(allocation, bool(move.beside))
+            resumed = await self.suspends.resume(allocation, bool(move.beside), by_rule=True)
+        if resumed.state is State.SUSPENDED:
+            return
         self.tally.resumed[cause.value] += 1
         self.tally.resume_waited_seconds += clock.now() - (began if wanted is None else wanted)
 

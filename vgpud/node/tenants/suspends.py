@@ -162,9 +162,9 @@ class Suspends:
 
     # --- resume
 
-    async def resume(self, allocation: Allocation, beside: bool = False) -> Allocation:
+    async def resume(self, allocation: Allocation, beside: bool = False, by_rule: bool = False) -> Allocation:
         """Resumes a tenant. `beside`: another tenant is being suspended to make room; a swapped tenant takes
-        the memory as it becomes free.
+        the memory as it becomes free. `by_rule`: a tenant that is suspended by hand meanwhile stays so.
 
         Raises VgpuError; the tenant is then suspended as before, or failed if it can never be resumed.
         """
@@ -173,7 +173,7 @@ class Suspends:
         check_well(allocation)
         await self._around.inventory.refresh()
         allocation = await self._do.at_rest(allocation.id)
-        if allocation.state is State.ACTIVE:
+        if allocation.state is State.ACTIVE or (by_rule and allocation.cause is Cause.HAND):
             return allocation
         beside = beside and allocation.is_swapped
         kept = None if beside else self._around.kept.bytes_of(allocation)
