@@ -185,8 +185,8 @@ import os, sys
 import grpc
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.api.gen.vgpud_pb2_grpc import VgpudStub
-os.setgroups([]); os.setresgid(4242, 4242, 4242); os.setresuid(4242, 4242, 4242)
-with grpc.insecure_channel(f"unix:{sys.argv[1]}") as channel:
+with grpc.insecure_channel(f"unix:{sys.argv[1]}") as channel:  # imports more; it connects at the first call
+    os.setgroups([]); os.setresgid(4242, 4242, 4242); os.setresuid(4242, 4242, 4242)
     while True:
         calls = [VgpudStub(channel).ListEvents.future(pb.ListEventsRequest()) for _ in range(16)]
         for call in calls:
