@@ -316,6 +316,8 @@ static bool stay_cut(void)
         return true;
     vgpu_cut_end();
     pthread_mutex_lock(&gate.lock);
+    if (!gate.gated)
+        gate.wanted = false; /* a request before the arbiter's CUT was one of a process that can be preempted */
     gate.gated = true;
     if (gate.state == CUT)
         close_gate();
