@@ -30,7 +30,7 @@ from tests.planner.cards import (
     used_mig,
 )
 from vgpud.planner.choose import choose
-from vgpud.planner.geometry import Table, bits
+from vgpud.planner.geometry import MigGeometry, bits
 from vgpud.planner.transitions import between
 
 LOADS = (0.7, 1.0)
@@ -48,7 +48,7 @@ def run(seeds: int = 10, count: int = 1000) -> Report:
 
 
 def _packing(report: Report, seeds: int, count: int) -> None:
-    table = Table(H200_WITHOUT_ME)
+    table = MigGeometry(H200_WITHOUT_ME)
     policies: dict[str, tuple[Choose, float]] = {
         **{name: (choice, 0.0) for name, choice in baselines(table).items()},
         "ours": (ours, 0.0),
@@ -80,7 +80,7 @@ def _packing(report: Report, seeds: int, count: int) -> None:
 
 def _one_card(report: Report, seeds: int, count: int) -> None:
     """The optimum on one device without moves, from a solver that knows the mix and the load."""
-    table = Table(H200_WITHOUT_ME)
+    table = MigGeometry(H200_WITHOUT_ME)
     best: list[float] = []
     refusing: list[float] = []
     mine: list[float] = []
@@ -102,7 +102,7 @@ def _one_card(report: Report, seeds: int, count: int) -> None:
 
 def _offline(report: Report) -> None:
     """How many lists of profiles have a layout. Tests compare the same with brute force."""
-    table, draw = Table(H200_PROFILES), random.Random(1)
+    table, draw = MigGeometry(H200_PROFILES), random.Random(1)
     ids = [p.id for p in H200_PROFILES]
     lists = [table.packed(draw.choice(ids) for _ in range(draw.randint(1, 8))) for _ in range(10_000)]
     began = time.perf_counter()
@@ -116,7 +116,7 @@ def _offline(report: Report) -> None:
 
 
 def _transitions(report: Report) -> None:
-    table = Table(H200_WITHOUT_ME)
+    table = MigGeometry(H200_WITHOUT_ME)
     states = list(table.free_after)
     began = time.perf_counter()
     touched = sum(mask.bit_count() for a in states for b in states for mask in between(a, b))
@@ -135,7 +135,7 @@ def _times(report: Report) -> None:
         seconds = []
         for _ in range(7):
             began = time.perf_counter()
-            table = Table(profiles)
+            table = MigGeometry(profiles)
             assert table.with_counts
             seconds.append(time.perf_counter() - began)
         report.add(
@@ -165,7 +165,7 @@ def _decision(report: Report) -> None:
     asked = [request(mig_profile=name) for name in ("1g.18gb", "2g.35gb", "3g.71gb")]
     for one in asked:
         choose(one, node, AUTO, use)
-    table = Table(H200_PROFILES)
+    table = MigGeometry(H200_PROFILES)
     states = [table.layout((), use[f"GPU-{i}"].mig if f"GPU-{i}" in use else ()) for i in range(8)]
     ids = [PROFILES[0], PROFILES[2], PROFILES[3]]
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from vgpud.planner.geometry import Layout, Place, Table, bits
+from vgpud.planner.geometry import Layout, MigGeometry, Place, bits
 from vgpud.planner.transitions import between, make_room
 
 # fractions of the arrivals by profile, smallest first: 1g, 1g with double memory, 2g, 3g, 4g, 7g
@@ -41,12 +41,14 @@ class Outcome(NamedTuple):
     moved: int
 
 
-def arrivals(table: Table, mix: str, load: float, cards: int, seed: int, count: int) -> list[Arrival]:
+def arrivals(
+    geometry: MigGeometry, mix: str, load: float, cards: int, seed: int, count: int
+) -> list[Arrival]:
     draw = random.Random(f"{mix} {load} {cards} {seed}")
     parts = MIXES[mix]
-    slices = slices_of(table)
+    slices = slices_of(geometry)
     mean = sum(part * slices[p] for part, p in zip(parts, PROFILES, strict=True)) / sum(parts)
-    rate = load * table.compute_slices * cards / mean
+    rate = load * geometry.compute_slices * cards / mean
     now, made = 0.0, []
     for _ in range(count):
         now += draw.expovariate(rate)
@@ -54,36 +56,36 @@ def arrivals(table: Table, mix: str, load: float, cards: int, seed: int, count: 
     return made
 
 
-def slices_of(table: Table) -> dict[int, int]:
-    return {profile.id: profile.slice_count for profile in table.profiles}
+def slices_of(geometry: MigGeometry) -> dict[int, int]:
+    return {profile.id: profile.slice_count for profile in geometry.profiles}
 
 
 @dataclass
 class Cards:
     """The instances on each card, and the place of each tenant."""
 
-    table: Table
+    geometry: MigGeometry
     states: list[int]
     tenants: dict[Spot, int] = field(default_factory=dict)
     spots: dict[int, Spot] = field(default_factory=dict)
 
     def free_spots(self, profile_id: int) -> list[Spot]:
         slots = {
-            self.table.number[profile_id, p]
-            for q in self.table.profiles
+            self.geometry.number[profile_id, p]
+            for q in self.geometry.profiles
             if q.id == profile_id
             for p in q.placements
         }
         return [
             (card, slot)
             for card, state in enumerate(self.states)
-            for slot in bits(self.table.free_after[state])
+            for slot in bits(self.geometry.free_after[state])
             if slot in slots
         ]  # fmt: skip
 
     def put(self, tenant: int, spot: Spot) -> None:
         card, slot = spot
-        assert self.table.free_after[self.states[card]] >> slot & 1, "the place is not free"
+        assert self.geometry.free_after[self.states[card]] >> slot & 1, "the place is not free"
         self.states[card] |= 1 << slot
         self.tenants[spot], self.spots[tenant] = tenant, spot
 
@@ -95,14 +97,14 @@ class Cards:
 
 
 def replay(
-    table: Table, trace: Sequence[Arrival], cards: int, choose: Choose, moved_part: float = 0.0
+    geometry: MigGeometry, trace: Sequence[Arrival], cards: int, choose: Choose, moved_part: float = 0.0
 ) -> Outcome:
     """Replays a trace. At most `moved_part` of the instances accepted so far may have been moved, each within
     its card.
     """
-    node = Cards(table, [0] * cards)
+    node = Cards(geometry, [0] * cards)
     leaving: list[tuple[float, int]] = []
-    slices = slices_of(table)
+    slices = slices_of(geometry)
     work, accepted, moved = 0.0, 0, 0
     for tenant, (now, profile_id, stay) in enumerate(trace):
         while leaving and leaving[0][0] <= now:
@@ -123,10 +125,10 @@ def _with_moves(node: Cards, profile_id: int, budget: int) -> tuple[Spot | None,
     """Chooses the card on which the fewest instances move, if they are within the budget. Every instance is
     kept.
     """
-    table, best = node.table, None
+    geometry, best = node.geometry, None
     for card, state in enumerate(node.states):
-        target = make_room(table, Layout(state), 0, profile_id)
-        if target is None or table.counts[target] != table.counts[state] + table.unit(profile_id):
+        target = make_room(geometry, Layout(state), 0, profile_id)
+        if target is None or geometry.counts[target] != geometry.counts[state] + geometry.unit(profile_id):
             continue
         cost = (between(state, target).destroy.bit_count(), card, target)
         best = cost if best is None else min(best, cost)
@@ -136,33 +138,33 @@ def _with_moves(node: Cards, profile_id: int, budget: int) -> tuple[Spot | None,
 
 
 def _move(node: Cards, card: int, target: int, profile_id: int) -> Spot:
-    table = node.table
+    geometry = node.geometry
     gone, new = bits(node.states[card] & ~target), bits(target & ~node.states[card])
-    tenants = [(node.tenants[card, slot], table.slots[slot][0].id) for slot in gone]
+    tenants = [(node.tenants[card, slot], geometry.slots[slot][0].id) for slot in gone]
     for tenant, _ in tenants:
         node.take(tenant)
     for tenant, kind in tenants:
-        slot = next(s for s in new if table.slots[s][0].id == kind)
+        slot = next(s for s in new if geometry.slots[s][0].id == kind)
         new.remove(slot)
         node.put(tenant, (card, slot))
     (left,) = new
-    assert table.slots[left][0].id == profile_id
+    assert geometry.slots[left][0].id == profile_id
     return card, left
 
 
-def reference(table: Table, trace: Sequence[Arrival], cards: int) -> float:
+def reference(geometry: MigGeometry, trace: Sequence[Arrival], cards: int) -> float:
     """Accepted work if each card may repack at any time."""
     counts, load = [0] * cards, [0] * cards
-    slices = slices_of(table)
+    slices = slices_of(geometry)
     leaving: list[tuple[float, int, int]] = []
     work = 0.0
     for now, profile_id, stay in trace:
         while leaving and leaving[0][0] <= now:
             _, card, gone = heapq.heappop(leaving)
-            counts[card] -= table.unit(gone)
+            counts[card] -= geometry.unit(gone)
             load[card] -= slices[gone]
-        more = table.unit(profile_id)
-        fitting = [card for card in range(cards) if counts[card] + more in table.with_counts]
+        more = geometry.unit(profile_id)
+        fitting = [card for card in range(cards) if counts[card] + more in geometry.with_counts]
         if fitting:
             card = max(fitting, key=lambda c: (load[c], -c))
             counts[card] += more
@@ -179,13 +181,13 @@ def ours(node: Cards, profile_id: int) -> Spot | None:
     """Ranks places as fit_mig does, over all cards: lowest cost first, then the smallest remaining worth."""
     found: list[tuple[int, int, int, Place]] = []
     for card, state in enumerate(node.states):
-        place = node.table.best_place(Layout(state), profile_id)
+        place = node.geometry.best_place(Layout(state), profile_id)
         if place is not None:
             found.append((place.cost, place.worth, card, place))
     if not found:
         return None
     _, _, card, place = min(found)
-    return card, node.table.number[profile_id, place.placement]
+    return card, node.geometry.number[profile_id, place.placement]
 
 
 def on_fullest_card(pick: Callable[[list[int]], int]) -> Choose:
@@ -195,17 +197,17 @@ def on_fullest_card(pick: Callable[[list[int]], int]) -> Choose:
         spots = node.free_spots(profile_id)
         if not spots:
             return None
-        card = max({card for card, _ in spots}, key=lambda c: (node.table.worth(node.states[c]), -c))
+        card = max({card for card, _ in spots}, key=lambda c: (node.geometry.worth(node.states[c]), -c))
         return card, pick([slot for at, slot in spots if at == card])
 
     return choose
 
 
-def baselines(table: Table, seed: int = 0) -> dict[str, Choose]:
+def baselines(geometry: MigGeometry, seed: int = 0) -> dict[str, Choose]:
     draw = random.Random(seed)
 
     def start(slot: int) -> int:
-        return table.slots[slot][1].start
+        return geometry.slots[slot][1].start
 
     return {
         "random place": on_fullest_card(draw.choice),
@@ -215,7 +217,7 @@ def baselines(table: Table, seed: int = 0) -> dict[str, Choose]:
 
 
 def best_on_one_card(
-    table: Table, mix: str, load: float, may_refuse: bool = False, sweeps: int = 3000
+    geometry: MigGeometry, mix: str, load: float, may_refuse: bool = False, sweeps: int = 3000
 ) -> Choose:
     """The best long-run policy for one card without moves. It accepts every request that fits. With
     `may_refuse` it may refuse smaller requests to keep room for larger ones.
@@ -223,12 +225,12 @@ def best_on_one_card(
     Relative value iteration over all layouts of the uniformised chain (Puterman, Markov Decision Processes,
     8.5), for the mix and load of the replay, which a real planner does not know.
     """
-    parts, slices = MIXES[mix], slices_of(table)
+    parts, slices = MIXES[mix], slices_of(geometry)
     total = sum(parts)
     mean = sum(part * slices[p] for part, p in zip(parts, PROFILES, strict=True)) / total
-    rate = load * table.compute_slices / mean
-    numbers = {state: n for n, state in enumerate(table.free_after)}
-    slots = {p: [i for i, (q, _) in enumerate(table.slots) if q.id == p] for p in PROFILES}
+    rate = load * geometry.compute_slices / mean
+    numbers = {state: n for n, state in enumerate(geometry.free_after)}
+    slots = {p: [i for i, (q, _) in enumerate(geometry.slots) if q.id == p] for p in PROFILES}
     chances = [rate * part / total for part in parts]
     moves = [
         (
@@ -238,9 +240,9 @@ def best_on_one_card(
             ],
             [numbers[state & ~(1 << i)] for i in bits(state)],
         )
-        for state, free in table.free_after.items()
+        for state, free in geometry.free_after.items()
     ]
-    events = rate + table.compute_slices
+    events = rate + geometry.compute_slices
     value = [0.0] * len(numbers)
     for _ in range(sweeps):
         fresh = []

@@ -16,7 +16,7 @@ from vgpud.api.client import Client
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.hardware.gateway import Gateway
 from vgpud.model.device import Device
-from vgpud.planner.geometry import Table, table_for
+from vgpud.planner.geometry import MigGeometry, geometry_for
 from vgpud.planner.layouts import spell, target
 from vgpud.planner.pool import NO_POOL, stock_of
 
@@ -57,19 +57,21 @@ def discovery(device: Device) -> tuple[bool, str]:
 
 def tables(device: Device) -> tuple[bool, str]:
     began = time.perf_counter()
-    table = Table(device.mig.profiles)
+    geometry = MigGeometry(device.mig.profiles)
     built = time.perf_counter() - began
     plain = tuple(p for p in device.mig.profiles if "+me" not in p.name)
-    states = len(Table(plain).free_after)
-    right = table.compute_slices != 7 or states == 723
-    return right, f"{len(table.free_after)} layouts ({states} without +me), built in {built * 1e3:.1f} ms"
+    states = len(MigGeometry(plain).free_after)
+    right = geometry.compute_slices != 7 or states == 723
+    return right, f"{len(geometry.free_after)} layouts ({states} without +me), built in {built * 1e3:.1f} ms"
 
 
 def layouts(device: Device) -> tuple[bool, str]:
-    table = table_for(device.mig.profiles)
-    stock = stock_of(table, device, (), NO_POOL)
-    found = target(table, stock.layout, 0, ["all-balanced"])
-    return isinstance(found, int), " ".join(spell(table, table.keys(found))) if isinstance(found, int) else ""
+    geometry = geometry_for(device.mig.profiles)
+    stock = stock_of(geometry, device, (), NO_POOL)
+    found = target(geometry, stock.layout, 0, ["all-balanced"])
+    return isinstance(found, int), " ".join(spell(geometry, geometry.keys(found))) if isinstance(
+        found, int
+    ) else ""
 
 
 def plan(client: Client, index: int) -> tuple[bool, str]:

@@ -35,13 +35,13 @@ from vgpud.node.devices.mig_layouts import LayoutParts, MigLayouts
 from vgpud.node.devices.transitions import Transitions
 from vgpud.node.store.allocations import AllocationStore
 from vgpud.node.store.book import Book
-from vgpud.planner.geometry import ComputeKey, SlotKey, table_for
+from vgpud.planner.geometry import ComputeKey, SlotKey, geometry_for
 from vgpud.planner.layouts import spell
 from vgpud.policy.model import Policy
 
 T = TypeVar("T")
 UUID = "GPU-0"
-TABLE = table_for(H200_PROFILES)
+TABLE = geometry_for(H200_PROFILES)
 PATHS = Paths(Path("/nowhere"), Path("/nowhere"), Path("/nowhere"), Path("/nowhere"))
 
 
@@ -167,9 +167,11 @@ class Card:
         self.scissors.point()
         if (instance.key, key) in self.refuse_parts:
             raise VgpuError(ErrorCode.NVML_FAILED, "told to fail")
-        table = table_for(profile_of(instance.key).compute)
-        now = table.state(one.key for one in instance.compute_instances if one.key is not None)
-        assert table.free_after[now] >> table.number[key] & 1, f"no room for {key} beside {table.keys(now)}"
+        geometry = geometry_for(profile_of(instance.key).compute)
+        now = geometry.state(one.key for one in instance.compute_instances if one.key is not None)
+        assert geometry.free_after[now] >> geometry.number[key] & 1, (
+            f"no room for {key} beside {geometry.keys(now)}"
+        )
         self._add(gpu_instance_id, key)
         self.touched_parts.append((instance.key, key))
         self.scissors.point()

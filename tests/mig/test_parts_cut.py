@@ -12,7 +12,7 @@ from tests.mig.cutting import TABLE, Card, Cut, Disk, Node1, cut, cut_at_each_po
 from vgpud.model.device import Placement
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Allocation, MigSlice, Mode, Owner, Request, Slice, State
-from vgpud.planner.geometry import ComputeKey, SlotKey, table_for
+from vgpud.planner.geometry import ComputeKey, SlotKey, geometry_for
 from vgpud.planner.layouts import spell
 
 STATES = sorted(TABLE.free_after)
@@ -27,11 +27,11 @@ def drawn(draw: random.Random) -> tuple[str, ...]:
     keys = TABLE.keys(draw.choice(LARGE))
     computes: set[ComputeKey] = set()
     for key in keys:
-        table = table_for(profile_of(key).compute)
-        whole = table.state([whole_of(key)])
-        states = [state for state in table.free_after if state and state != whole]
+        geometry = geometry_for(profile_of(key).compute)
+        whole = geometry.state([whole_of(key)])
+        states = [state for state in geometry.free_after if state and state != whole]
         if states and draw.random() < 0.8:
-            computes |= {(key, part) for part in table.keys(draw.choice(sorted(states)))}
+            computes |= {(key, part) for part in geometry.keys(draw.choice(sorted(states)))}
     return spell(TABLE, keys, computes)
 
 

@@ -5,7 +5,16 @@ from dataclasses import replace
 import pytest
 
 from vgpud.model.errors import ErrorCode, VgpuError
-from vgpud.model.lifecycle import EVENT_OF, TABLE, Change, Phase, at_rest, check_change, phase_of, problems
+from vgpud.model.lifecycle import (
+    EVENT_OF,
+    TABLE,
+    Change,
+    Phase,
+    check_change,
+    phase_of,
+    problems,
+    suspension_outcome,
+)
 from vgpud.model.quantity import GIB
 from vgpud.model.tenancy import Allocation, Mode, Owner, Request, Slice, State, SuspendedProcess, Way
 
@@ -98,7 +107,7 @@ def test_an_amendment_keeps_the_phase() -> None:
 
 
 def test_a_suspension_by_libvgpu_is_an_eviction() -> None:
-    ends = {phase: at_rest(record) for phase in Phase if (record := record_in(phase)) is not None}
+    ends = {phase: suspension_outcome(record) for phase in Phase if (record := record_in(phase)) is not None}
     assert ends[Phase.EVICTED] is Change.EVICTED
     assert ends[Phase.SUSPENDED] is Change.SUSPENDED
 

@@ -99,14 +99,14 @@ def play(folder: Path, rules: str, scene: Scene) -> None:
         tasks.add(asyncio.ensure_future(work))
 
     async def main() -> None:
-        around = SimpleNamespace(
+        services = SimpleNamespace(
             book=card.book,
             activities=SimpleNamespace(read=card.read, wants=card.wants, ask=card.ask, keep=lambda _: None),
             inventory=SimpleNamespace(node=Node(devices=(CARD,))),
         )
         swaps = SimpleNamespace(stays_bytes=lambda _: None, expect=card.expect)
         suspends = SimpleNamespace(suspend=card.suspend, resume=card.resume, swaps=swaps)
-        watch = Residency(cast(Any, around), cast(Any, suspends), lambda: policy, Tally(), spawn)
+        watch = Residency(cast(Any, services), cast(Any, suspends), lambda: policy, Tally(), spawn)
         task = asyncio.ensure_future(watch.run())
         await scene(card)
         task.cancel()

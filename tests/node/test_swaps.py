@@ -11,7 +11,7 @@ from vgpud.lease import ProcessSwap, SwapPhase
 from vgpud.model.errors import VgpuError
 from vgpud.model.tenancy import Allocation, State
 from vgpud.node.tenants import swaps
-from vgpud.node.tenants.checkpoints import Surroundings
+from vgpud.node.tenants.checkpoints import TenantServices
 
 GPU = "GPU-0"
 
@@ -30,8 +30,8 @@ class Finds(swaps.Swaps):
         async def ask(_: str) -> None: ...
 
         kept = SimpleNamespace(forbid_beside=lambda one: self.forbidden.append(one.id))
-        around = SimpleNamespace(activities=SimpleNamespace(ask=ask), kept=kept)
-        self._around = cast(Surroundings, around)
+        services = SimpleNamespace(activities=SimpleNamespace(ask=ask), kept=kept)
+        self._services = cast(TenantServices, services)
         self._book = cast(Any, SimpleNamespace(allocations_on=lambda _: beside))
 
     def _read(self, _: Allocation) -> tuple[ProcessSwap, ...]:

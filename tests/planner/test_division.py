@@ -26,7 +26,7 @@ from vgpud.model.quantity import GIB, MIB, Percent
 from vgpud.model.tenancy import Decision, Isolation, Mode, Request, Slice
 from vgpud.planner.choose import choose
 from vgpud.planner.division import part_of
-from vgpud.planner.geometry import table_for
+from vgpud.planner.geometry import geometry_for
 from vgpud.planner.layouts import spell
 from vgpud.planner.mig_parts import split
 from vgpud.planner.pool import Pool
@@ -95,18 +95,18 @@ def test_a_request_may_name_the_place_of_a_compute_instance() -> None:
 def test_a_place_is_found_whenever_there_is_one(data: st.DataObject) -> None:
     """In one divided GPU instance, compared with all places that do not overlap."""
     profile = data.draw(st.sampled_from([p for p in H200_PROFILES if p.slice_count > 1]))
-    table = table_for(profile.compute)
+    geometry = geometry_for(profile.compute)
     whole = max(profile.compute, key=lambda p: p.slice_count)
-    states = [s for s in table.free_after if s and whole.id not in ids(table.keys(s))]
+    states = [s for s in geometry.free_after if s and whole.id not in ids(geometry.keys(s))]
     state = data.draw(st.sampled_from(sorted(states)))
     part = data.draw(st.sampled_from([p for p in profile.compute if p.id != whole.id]))
     key = (profile.id, profile.placements[0])
-    device, pool = divided(key, table.keys(state), profile.slice_count)
+    device, pool = divided(key, geometry.keys(state), profile.slice_count)
     decision = ask(
         request(f"{part.slice_count}c.{profile.name[4:]}@{key[1].start}"), device, pools={"GPU-0": pool}
     )
-    idle = [at for number, at in table.keys(state) if number == part.id]
-    free = [at for at in part.placements if not any(meet(at, other) for _, other in table.keys(state))]
+    idle = [at for number, at in geometry.keys(state) if number == part.id]
+    free = [at for at in part.placements if not any(meet(at, other) for _, other in geometry.keys(state))]
     if not idle and not free:
         assert decision.refusal is not None
         return
@@ -263,26 +263,26 @@ def test_a_fixed_layout_allocates_only_its_compute_instances() -> None:
 
 
 def test_parts_are_packed_into_the_fewest_gpu_instances() -> None:
-    table = table_for(H200_PROFILES)
-    plain, bins = split(table, ("1c.3g.71gb*4", "2c.3g.71gb", "1g.18gb"))
+    geometry = geometry_for(H200_PROFILES)
+    plain, bins = split(geometry, ("1c.3g.71gb*4", "2c.3g.71gb", "1g.18gb"))
     assert [sorted(one.parts) for one in bins] == [[0, 1], [0, 0, 0]]
     assert plain == ("1g.18gb", "9", "9")
-    assert split(table, ("7c.7g.141gb",)) == (("0",), ())
+    assert split(geometry, ("7c.7g.141gb",)) == (("0",), ())
 
 
 def test_parts_that_no_gpu_instance_holds_are_impossible() -> None:
-    table = table_for(H200_PROFILES)
+    geometry = geometry_for(H200_PROFILES)
     for words in (("5c.7g.141gb",), ("2c.3g.71gb@4", "2c.3g.71gb@4"), ("1c.9g.71gb",)):
         with pytest.raises(VgpuError) as wrong:
-            split(table, words)
+            split(geometry, words)
         assert wrong.value.code is ErrorCode.IMPOSSIBLE
 
 
 @pytest.mark.parametrize("profiles", [H200_PROFILES, A30_PROFILES], ids=["h200", "a30"])
 def test_every_division_of_a_gpu_instance_can_be_written_and_read(profiles: tuple[MigProfile, ...]) -> None:
-    table = table_for(profiles)
+    geometry = geometry_for(profiles)
     for profile in profiles:
-        inside = table_for(profile.compute)
+        inside = geometry_for(profile.compute)
         whole = part_of(profile, profile.slice_count)
         assert whole is not None
         for state in inside.free_after:
@@ -290,7 +290,7 @@ def test_every_division_of_a_gpu_instance_can_be_written_and_read(profiles: tupl
             if not state or whole.id in ids(parts):
                 continue
             key = (profile.id, profile.placements[-1])
-            plain, bins = split(table, spell(table, [key], [(key, part) for part in parts]))
+            plain, bins = split(geometry, spell(geometry, [key], [(key, part) for part in parts]))
             assert len(plain) == len(bins) == 1
             assert inside.packed(bins[0].parts) == inside.counts[state]
 
@@ -303,4 +303,4 @@ def test_the_states_of_a_gpu_instance_equal_brute_force() -> None:
             for chosen in combinations(slots, count):
                 taken_slices = [s for _, at in chosen for s in range(at.start, at.start + at.size)]
                 legal += len(taken_slices) == len(set(taken_slices))
-        assert len(table_for(profile.compute).free_after) == legal
+        assert len(geometry_for(profile.compute).free_after) == legal

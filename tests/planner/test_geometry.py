@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from vgpud.model.device import GpuInstance, MigProfile, Placement
 from vgpud.model.tenancy import MigSlice
-from vgpud.planner.geometry import Layout, Table, bits, table_for
+from vgpud.planner.geometry import Layout, MigGeometry, bits, geometry_for
 
 from .cards import A30_PROFILES, H200_PROFILES, H200_WITHOUT_ME, instance, profile, used_mig
 
@@ -53,8 +53,8 @@ def every_state(profiles: tuple[MigProfile, ...]) -> frozenset[frozenset[Key]]:
     return frozenset(states)
 
 
-def keys_of(table: Table, state: int) -> frozenset[Key]:
-    return frozenset((p.id, place) for i, (p, place) in enumerate(table.slots) if state >> i & 1)
+def keys_of(geometry: MigGeometry, state: int) -> frozenset[Key]:
+    return frozenset((p.id, place) for i, (p, place) in enumerate(geometry.slots) if state >> i & 1)
 
 
 def brute_free(profiles: tuple[MigProfile, ...], state: frozenset[Key]) -> set[Key]:
@@ -62,9 +62,9 @@ def brute_free(profiles: tuple[MigProfile, ...], state: frozenset[Key]) -> set[K
     return {key for key in keys - state if legal(profiles, state | {key})}
 
 
-def free_of(table: Table, layout: Layout, profile_id: int) -> tuple[Placement, ...]:
+def free_of(geometry: MigGeometry, layout: Layout, profile_id: int) -> tuple[Placement, ...]:
     """Free placements of a profile, in NVML's order."""
-    found = [table.slots[slot] for slot in bits(table.free(layout))]
+    found = [geometry.slots[slot] for slot in bits(geometry.free(layout))]
     return tuple(place for profile, place in found if profile.id == profile_id)
 
 
@@ -73,27 +73,27 @@ def slices(state: frozenset[Key]) -> tuple[MigSlice, ...]:
 
 
 def test_h200_has_the_723_known_states_without_me() -> None:
-    assert len(table_for(H200_WITHOUT_ME).free_after) == 723
+    assert len(geometry_for(H200_WITHOUT_ME).free_after) == 723
 
 
 @pytest.mark.parametrize("card", CARDS)
 def test_the_legal_states_equal_brute_force(card: str) -> None:
-    table = table_for(CARDS[card])
-    assert {keys_of(table, state) for state in table.free_after} == every_state(CARDS[card])
+    geometry = geometry_for(CARDS[card])
+    assert {keys_of(geometry, state) for state in geometry.free_after} == every_state(CARDS[card])
 
 
 @pytest.mark.parametrize("card", CARDS)
 @given(data=st.data())
 def test_free_and_best_placements_equal_brute_force(card: str, data: st.DataObject) -> None:
     profiles = CARDS[card]
-    table = table_for(profiles)
+    geometry = geometry_for(profiles)
     state = data.draw(st.sampled_from(sorted(every_state(profiles), key=sorted)))
-    layout = table.layout((), slices(state))
+    layout = geometry.layout((), slices(state))
     free = brute_free(profiles, state)
     for p in profiles:
         mine = [key for key in free if key[0] == p.id]
-        assert set(free_of(table, layout, p.id)) == {place for _, place in mine}
-        best = table.best_place(layout, p.id)
+        assert set(free_of(geometry, layout, p.id)) == {place for _, place in mine}
+        best = geometry.best_place(layout, p.id)
         ended = {key: free - brute_free(profiles, state | {key}) for key in mine}
         slices_of = {q.id: q.slice_count for q in profiles}
         lost = {key: sum(slices_of[other[0]] for other in ended[key]) for key in mine}
@@ -106,12 +106,12 @@ def test_free_and_best_placements_equal_brute_force(card: str, data: st.DataObje
         assert best.destroyed == len(ended[p.id, best.placement])
         assert best.left == len(free) - best.destroyed
         assert best.placement == min(key[1] for key in mine if lost[key] == best.cost)
-    assert {p.id for p in table.free_profiles(layout)} == {key[0] for key in free}
+    assert {p.id for p in geometry.free_profiles(layout)} == {key[0] for key in free}
 
 
 def test_an_empty_h200_allocates_the_placements_of_lowest_cost() -> None:
-    table = table_for(H200_PROFILES)
-    starts = {p.name: table.best_place(Layout(), p.id).placement.start for p in H200_PROFILES}  # type: ignore[union-attr]
+    geometry = geometry_for(H200_PROFILES)
+    starts = {p.name: geometry.best_place(Layout(), p.id).placement.start for p in H200_PROFILES}  # type: ignore[union-attr]
     assert starts == {
         "MIG 1g.18gb": 6,
         "MIG 1g.18gb+me": 6,
@@ -124,62 +124,62 @@ def test_an_empty_h200_allocates_the_placements_of_lowest_cost() -> None:
 
 
 def test_two_3g_take_six_of_seven_compute_slices_and_all_memory() -> None:
-    table = table_for(H200_PROFILES)
-    layout = table.layout((), used_mig((9, 0), (9, 4)).mig)
-    assert table.compute_slices == 7
-    assert table.free_profiles(layout) == ()
+    geometry = geometry_for(H200_PROFILES)
+    layout = geometry.layout((), used_mig((9, 0), (9, 4)).mig)
+    assert geometry.compute_slices == 7
+    assert geometry.free_profiles(layout) == ()
 
 
 def test_four_1g_instances_leave_room_for_a_3g_instance() -> None:
-    table = table_for(H200_PROFILES)
-    layout = table.layout((), used_mig((19, 0), (19, 1), (19, 2), (19, 3)).mig)
-    assert free_of(table, layout, 9) == (Placement(4, 4),)
+    geometry = geometry_for(H200_PROFILES)
+    layout = geometry.layout((), used_mig((19, 0), (19, 1), (19, 2), (19, 3)).mig)
+    assert free_of(geometry, layout, 9) == (Placement(4, 4),)
 
 
 def test_me_is_there_once_at_most() -> None:
-    table = table_for(H200_PROFILES)
-    layout = table.layout((), used_mig((20, 3)).mig)
-    assert free_of(table, layout, 20) == ()
-    assert len(free_of(table, layout, 19)) == 6
+    geometry = geometry_for(H200_PROFILES)
+    layout = geometry.layout((), used_mig((20, 3)).mig)
+    assert free_of(geometry, layout, 20) == ()
+    assert len(free_of(geometry, layout, 19)) == 6
 
 
 def test_an_allocated_instance_that_nvml_lists_counts_once() -> None:
-    table = table_for(H200_PROFILES)
+    geometry = geometry_for(H200_PROFILES)
     held = used_mig((9, 0)).mig
-    assert table.layout((instance(1, 9, 0),), held) == table.layout((), held)
+    assert geometry.layout((instance(1, 9, 0),), held) == geometry.layout((), held)
 
 
 def test_a_foreign_instance_occupies_its_placement() -> None:
-    table = table_for(H200_PROFILES)
-    layout = table.layout((instance(1, 9, 4),), ())
-    assert free_of(table, layout, 9) == (Placement(0, 4),)
+    geometry = geometry_for(H200_PROFILES)
+    layout = geometry.layout((instance(1, 9, 4),), ())
+    assert free_of(geometry, layout, 9) == (Placement(0, 4),)
 
 
 def test_an_unknown_instance_blocks_overlapping_placements() -> None:
-    table = table_for(H200_PROFILES)
-    layout = table.layout((GpuInstance(1, 77, Placement(1, 2), ()),), ())
-    assert [p.start for p in free_of(table, layout, 19)] == [0, 3, 4, 5, 6]
-    assert [p.start for p in free_of(table, layout, 14)] == [4]
+    geometry = geometry_for(H200_PROFILES)
+    layout = geometry.layout((GpuInstance(1, 77, Placement(1, 2), ()),), ())
+    assert [p.start for p in free_of(geometry, layout, 19)] == [0, 3, 4, 5, 6]
+    assert [p.start for p in free_of(geometry, layout, 14)] == [4]
 
 
 def test_a_layout_that_the_table_calls_illegal_gets_nothing_more() -> None:
-    table = table_for(H200_PROFILES)
+    geometry = geometry_for(H200_PROFILES)
     overlapping = (instance(1, 9, 0), instance(2, 19, 1))
-    assert table.free_profiles(table.layout(overlapping, ())) == ()
+    assert geometry.free_profiles(geometry.layout(overlapping, ())) == ()
 
 
 def test_equal_cards_share_one_table() -> None:
     other_snapshot = tuple(replace(p) for p in H200_PROFILES)
     assert other_snapshot[0] is not H200_PROFILES[0]
     assert other_snapshot is not H200_PROFILES
-    assert table_for(other_snapshot) is table_for(H200_PROFILES)
+    assert geometry_for(other_snapshot) is geometry_for(H200_PROFILES)
 
 
 def test_tables_of_different_cards_are_not_mixed_up() -> None:
     for first, second in combinations(CARDS.values(), 2):
-        assert table_for(first).profiles == first
-        assert table_for(second).profiles == second
+        assert geometry_for(first).profiles == first
+        assert geometry_for(second).profiles == second
 
 
 def test_a_card_without_profiles_has_one_empty_state() -> None:
-    assert table_for(()).free_after == {0: 0}
+    assert geometry_for(()).free_after == {0: 0}

@@ -5,23 +5,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vgpud.model.errors import ErrorCode, VgpuError
-from vgpud.planner.geometry import Layout, Table, table_for
+from vgpud.planner.geometry import Layout, MigGeometry, geometry_for
 from vgpud.planner.layouts import Blocked, parse, spell, target
 
 from .cards import A30_PROFILES, H200_PROFILES, profile
 
-H200, A30 = table_for(H200_PROFILES), table_for(A30_PROFILES)
+H200, A30 = geometry_for(H200_PROFILES), geometry_for(A30_PROFILES)
 
 
-def laid(words: str, table: Table = H200, now: str = "", pinned: str = "") -> str:
-    current = target(table, Layout(), 0, now.split()) if now else 0
-    held = target(table, Layout(), 0, pinned.split()) if pinned else 0
+def laid(words: str, geometry: MigGeometry = H200, now: str = "", pinned: str = "") -> str:
+    current = target(geometry, Layout(), 0, now.split()) if now else 0
+    held = target(geometry, Layout(), 0, pinned.split()) if pinned else 0
     assert isinstance(current, int)
     assert isinstance(held, int)
-    found = target(table, Layout(current), held, words.split())
-    return "blocked by " + " ".join(spell(table, found.pinned)) if isinstance(found, Blocked) else " ".join(
-        spell(table, table.keys(found))
-    )  # fmt: skip
+    found = target(geometry, Layout(current), held, words.split())
+    if isinstance(found, Blocked):
+        return "blocked by " + " ".join(spell(geometry, found.pinned))
+    return " ".join(spell(geometry, geometry.keys(found)))
 
 
 @pytest.mark.parametrize(
@@ -92,13 +92,13 @@ def test_a_name_that_two_profiles_share_needs_an_id() -> None:
         profile(14, "1g.6gb", 1, 4, 14, 5836, (0, 1, 2, 3), 1),
         profile(47, "1g.6gb", 1, 4, 14, 5836, (0, 1, 2, 3), 1),
     )
-    table = table_for(twins)
+    geometry = geometry_for(twins)
     with pytest.raises(VgpuError) as wrong:
-        target(table, Layout(), 0, ["1g.6gb"])
+        target(geometry, Layout(), 0, ["1g.6gb"])
     assert wrong.value.code is ErrorCode.BAD_REQUEST
-    found = target(table, Layout(), 0, ["47@2"])
+    found = target(geometry, Layout(), 0, ["47@2"])
     assert isinstance(found, int)
-    assert spell(table, table.keys(found)) == ("47@2",)
+    assert spell(geometry, geometry.keys(found)) == ("47@2",)
 
 
 @pytest.mark.parametrize("word", ["", "@3", "1g.18gb@", "1g.18gb*0", "1g.18gb@1*2", "1g 18gb"])

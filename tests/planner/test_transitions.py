@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vgpud.model.device import MigProfile
-from vgpud.planner.geometry import Layout, Table, table_for
+from vgpud.planner.geometry import Layout, MigGeometry, geometry_for
 from vgpud.planner.transitions import between, make_room, steps
 
 from .cards import A30_PROFILES, H200_PROFILES, H200_WITHOUT_ME
@@ -36,19 +36,19 @@ def by_counts(profiles: tuple[MigProfile, ...]) -> dict[tuple[int, ...], tuple[S
     return {counts: tuple(states) for counts, states in found.items()}
 
 
-def mask(table: Table, state: State) -> int:
-    return table.layout((), slices(state)).slots
+def mask(geometry: MigGeometry, state: State) -> int:
+    return geometry.layout((), slices(state)).slots
 
 
-def keys(table: Table, state: int) -> State:
-    return frozenset(table.keys(state))
+def keys(geometry: MigGeometry, state: int) -> State:
+    return frozenset(geometry.keys(state))
 
 
 def test_every_transition_of_a_seven_slice_card_touches_the_fewest_instances() -> None:
     """All 723 x 723 transitions: instances in both layouts stay, and only the difference is changed."""
-    table = table_for(H200_WITHOUT_ME)
+    geometry = geometry_for(H200_WITHOUT_ME)
     states = sorted(every_state(H200_WITHOUT_ME), key=sorted)
-    masks = [mask(table, state) for state in states]
+    masks = [mask(geometry, state) for state in states]
     assert len(set(masks)) == len(states) == 723
     compared = 0
     for a, from_ in zip(masks, states, strict=True):
@@ -65,16 +65,16 @@ def test_every_transition_of_a_seven_slice_card_touches_the_fewest_instances() -
 @given(data=st.data())
 def test_room_is_made_with_the_fewest_idle_instances_lost_then_moved(card: str, data: st.DataObject) -> None:
     profiles = CARDS[card]
-    table = table_for(profiles)
+    geometry = geometry_for(profiles)
     state = data.draw(st.sampled_from(sorted(every_state(profiles), key=sorted)))
     pinned = frozenset(data.draw(st.sets(st.sampled_from(sorted(state))))) if state else frozenset()
     wanted = data.draw(st.sampled_from([p.id for p in profiles]))
-    found = make_room(table, Layout(mask(table, state)), mask(table, pinned), wanted)
+    found = make_room(geometry, Layout(mask(geometry, state)), mask(geometry, pinned), wanted)
     best = brute_room(profiles, state, pinned, wanted)
     if found is None:
         assert best is None
         return
-    reached = keys(table, found)
+    reached = keys(geometry, found)
     lost = Counter(counts_of(state))
     lost.subtract(counts_of(reached))
     lost[wanted] += 1
@@ -101,11 +101,11 @@ def brute_room(
 
 @given(data=st.data())
 def test_every_prefix_of_the_steps_is_a_legal_layout(data: st.DataObject) -> None:
-    table = table_for(H200_PROFILES)
+    geometry = geometry_for(H200_PROFILES)
     states = sorted(every_state(H200_PROFILES), key=sorted)
     now = set(data.draw(st.sampled_from(states)))
     target = data.draw(st.sampled_from(states))
-    for step in steps(table, between(mask(table, frozenset(now)), mask(table, target))):
+    for step in steps(geometry, between(mask(geometry, frozenset(now)), mask(geometry, target))):
         if step.create:
             now.add(step.key)
         else:
@@ -116,16 +116,16 @@ def test_every_prefix_of_the_steps_is_a_legal_layout(data: st.DataObject) -> Non
 
 def test_a_layout_is_found_whenever_there_is_one() -> None:
     """10 000 random lists of profiles, compared with brute force over placements."""
-    table = table_for(H200_PROFILES)
+    geometry = geometry_for(H200_PROFILES)
     draw = random.Random(20261120)
     ids = [p.id for p in H200_PROFILES]
     found = 0
     for _ in range(10_000):
         wanted = [draw.choice(ids) for _ in range(draw.randint(1, 8))]
-        states = table.with_counts.get(table.packed(wanted), ())
+        states = geometry.with_counts.get(geometry.packed(wanted), ())
         assert bool(states) == packs(tuple(sorted(wanted))), wanted
         for state in states[:1]:
-            reached = keys(table, state)
+            reached = keys(geometry, state)
             assert counts_of(reached) == tuple(sorted(wanted))
             assert legal(H200_PROFILES, reached)
             found += 1

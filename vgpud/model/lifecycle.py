@@ -137,7 +137,7 @@ def phase_of(allocation: Allocation | None) -> Phase:
     return _PHASE_OF[allocation.state]
 
 
-def at_rest(allocation: Allocation) -> Change:
+def suspension_outcome(allocation: Allocation) -> Change:
     """The outcome that leaves the allocation suspended: an eviction if libvgpu has moved its memory."""
     return Change.EVICTED if allocation.is_swapped else Change.SUSPENDED
 

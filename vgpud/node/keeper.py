@@ -84,21 +84,21 @@ class NodeKeeper:
         self.policies = Policies(policy, self._load_policy, self._reload_report, self.store.account)
         self.policies.changed.append(lambda old, new: self._policy_changed())
         self.meters = Meters(parts.book, parts.inventory, parts.effectors)
-        around = self._surroundings()
-        self.activities = around.activities
-        self.failures = Failures(around)
+        shared = self._tenant_services()
+        self.activities = shared.activities
+        self.failures = Failures(shared)
         accounts = Accounts()
-        self.resizes = Resizes(around, lambda: self.policies.current.policy, accounts)
-        self.pauses = Pauses(around, parts.engines)
-        self.suspends = Suspends(around)
+        self.resizes = Resizes(shared, lambda: self.policies.current.policy, accounts)
+        self.pauses = Pauses(shared, parts.engines)
+        self.suspends = Suspends(shared)
         tally = self.store.account.tally
-        self.residency = Residency(around, self.suspends, lambda: self.policy().policy, tally, self.spawn)
-        self.bypasses = Bypasses(around, lambda: self.policy().policy, tally, self.releases.later)
+        self.residency = Residency(shared, self.suspends, lambda: self.policy().policy, tally, self.spawn)
+        self.bypasses = Bypasses(shared, lambda: self.policy().policy, tally, self.releases.later)
         self._processes = Processes(
             parts.book, parts.inventory, parts.effectors, owners_of, self.bypasses.is_bypassed
         )
         self.moves = Moves(
-            around, self._executor, lambda: self.policy().policy, self.operations.closed, tally, self.suspends
+            shared, self._executor, lambda: self.policy().policy, self.operations.closed, tally, self.suspends
         )
         self.relocations = Relocations(
             self.moves, parts.book, parts.inventory, lambda: self.policy().policy, self.operations.is_drained
@@ -139,12 +139,12 @@ class NodeKeeper:
             parts.fault,
         )
 
-    def _surroundings(self) -> checkpoints.Surroundings:
+    def _tenant_services(self) -> checkpoints.TenantServices:
         parts = self._parts
         effector = parts.effectors[Mode.PRELOAD]
         preload = self._preload = effector if isinstance(effector, Preload) else None
         activities = Activities(preload, Blocked(parts.book))
-        return checkpoints.Surroundings(
+        return checkpoints.TenantServices(
             parts.store,
             parts.inventory,
             parts.effectors,

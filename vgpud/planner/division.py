@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from vgpud.model.device import Device, GpuInstance, MigProfile
 from vgpud.model.tenancy import MigSlice
-from vgpud.planner.geometry import Layout, SlotKey, Table, mask_of, table_for
+from vgpud.planner.geometry import Layout, MigGeometry, SlotKey, geometry_for, mask_of
 from vgpud.planner.pool import Pool
 from vgpud.planner.use import DeviceUse
 
@@ -21,14 +21,14 @@ def part_of(profile: MigProfile, slices: int) -> MigProfile | None:
 
 
 class Division(NamedTuple):
-    """A GPU instance that is divided or is to be divided. Masks are of `table`'s slots.
+    """A GPU instance that is divided or is to be divided. Masks are of `geometry`'s slots.
 
     `ready` instances can be allocated (those of the layout after they are made); `pinned` ones must stay.
     `grows`: may further compute instances be made in it?
     """
 
     key: SlotKey
-    table: Table
+    geometry: MigGeometry
     layout: Layout
     ready: int
     pinned: int
@@ -54,7 +54,7 @@ def _division(
     pool: Pool,
     profile: MigProfile,
 ) -> Division | None:
-    table = table_for(profile.compute)
+    geometry = geometry_for(profile.compute)
     holding = {mig.compute_key for mig in held if mig.key == key and mig.compute_key is not None}
     own = instance is None or key in pool.own
     standing = {} if instance is None else {c.key: c.id for c in instance.compute_instances}
@@ -65,16 +65,16 @@ def _division(
         standing = {}  # it is idle and can be destroyed
     if None in standing:
         return None  # the driver does not report placements
-    layout = table.layout((), ())
+    layout = geometry.layout((), ())
     for place in {*holding, *standing}:
-        layout = _with(table, layout, place)
+        layout = _with(geometry, layout, place)
     busy = {place for place, number in standing.items() if number in used or None in used}
     ours = {place for at, place in pool.own_computes if at == key}
     kept = holding | busy | ({*standing} - ours if pool.foreign != "remove" else set())
     idle = {place for place in standing if place in ours or pool.foreign == "lend"} - holding - busy
     wanted = {place for at, place in pool.computes if at == key}
-    ready = _mask(table, wanted) & table.free(layout) | _mask(table, idle)
-    return Division(key, table, layout, ready, _mask(table, kept), own and pool.dynamic)
+    ready = _mask(geometry, wanted) & geometry.free(layout) | _mask(geometry, idle)
+    return Division(key, geometry, layout, ready, _mask(geometry, kept), own and pool.dynamic)
 
 
 def _used(device: Device, instance: GpuInstance | None) -> set[int | None]:
@@ -84,15 +84,15 @@ def _used(device: Device, instance: GpuInstance | None) -> set[int | None]:
     return {p.compute_instance_id for p in device.processes if p.gpu_instance_id == instance.id}
 
 
-def _with(table: Table, layout: Layout, place: SlotKey | None) -> Layout:
-    if place in table.number:
-        return layout._replace(slots=layout.slots | 1 << table.number[place])
-    shut = 0 if place is None else table.overlapping(place[1])
+def _with(geometry: MigGeometry, layout: Layout, place: SlotKey | None) -> Layout:
+    if place in geometry.number:
+        return layout._replace(slots=layout.slots | 1 << geometry.number[place])
+    shut = 0 if place is None else geometry.overlapping(place[1])
     return layout._replace(blocked=layout.blocked | shut)
 
 
-def _mask(table: Table, places: Iterable[SlotKey | None]) -> int:
-    return mask_of(table.number[place] for place in places if place in table.number)
+def _mask(geometry: MigGeometry, places: Iterable[SlotKey | None]) -> int:
+    return mask_of(geometry.number[place] for place in places if place in geometry.number)
 
 
 class Seat(NamedTuple):
@@ -107,11 +107,11 @@ class Seat(NamedTuple):
 def seats(found: Iterable[Division], compute: MigProfile) -> Iterator[Seat]:
     """The best seat of each division that has a free one."""
     for division in found:
-        ready = [key for key in division.table.keys(division.ready) if key[0] == compute.id]
+        ready = [key for key in division.geometry.keys(division.ready) if key[0] == compute.id]
         if ready:
             yield Seat(division, ready[0], 0, True)
             continue
-        place = division.table.best_place(division.layout, compute.id) if division.grows else None
+        place = division.geometry.best_place(division.layout, compute.id) if division.grows else None
         if place is not None:
             yield Seat(division, (compute.id, place.placement), place.cost, False)
 

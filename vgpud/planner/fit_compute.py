@@ -7,7 +7,7 @@ from vgpud.model.errors import ErrorCode
 from vgpud.model.quantity import counted
 from vgpud.model.tenancy import Mode
 from vgpud.planner.division import divisions, given_bytes, part_of, seats
-from vgpud.planner.geometry import Layout, Place, SlotKey, Table, table_for
+from vgpud.planner.geometry import Layout, MigGeometry, Place, SlotKey, geometry_for
 from vgpud.planner.pool import Stock
 from vgpud.planner.terms import Offer, bare_name
 from vgpud.planner.verdict import Room, Seat, Unfit, never
@@ -93,18 +93,18 @@ def without_memory(seat: Seat, offer: Offer, want: Wanted) -> Unfit | None:
 
 
 def find_part(
-    seat: Seat, table: Table, stock: Stock, offer: Offer, start: int | None, needs_bytes: int
+    seat: Seat, geometry: MigGeometry, stock: Stock, offer: Offer, start: int | None, needs_bytes: int
 ) -> Part | None:
     """The place in a GPU instance that is divided already: the one that leaves most other places free.
 
     `needs_bytes`: memory that must be free in the GPU instance.
     """
     assert offer.compute is not None
-    free = table.keys(table.free(stock.layout))
+    free = geometry.keys(geometry.free(stock.layout))
     found = []
     for one in seats(divisions(seat.device, seat.use.mig, seat.pool, offer.profile), offer.compute):
         division = one.division
-        known = table.number.get(division.key)
+        known = geometry.number.get(division.key)
         if start not in (None, division.key[1].start) or known is None:
             continue
         if not stock.layout.slots >> known & 1 and division.key not in free:
@@ -112,11 +112,11 @@ def find_part(
         given = given_bytes(seat.use, division.key, offer.profile) if needs_bytes else 0
         if needs_bytes > offer.instance_bytes - given:
             continue
-        left = table.free(stock.layout)
-        at = Place(division.key[1], 0, left.bit_count(), 0, table.worth(left))
+        left = geometry.free(stock.layout)
+        at = Place(division.key[1], 0, left.bit_count(), 0, geometry.worth(left))
         beside = counted(division.layout.slots.bit_count(), "other")
         how = "where an idle one stands" if one.stands else f"beside {beside}"
-        room = division.table.worth(division.table.free(division.layout))
+        room = division.geometry.worth(division.geometry.free(division.layout))
         rank = (not one.stands, one.cost, room, division.key)
         found.append((rank, Part(at, one.place, one.cost, f"{how} in the GPU instance")))
     return min(found)[1] if found else None
@@ -125,5 +125,5 @@ def find_part(
 def first_place(offer: Offer) -> SlotKey | None:
     """The place of the first compute instance in a GPU instance; None if the driver lists no places."""
     assert offer.compute is not None
-    place = table_for(offer.profile.compute).best_place(Layout(), offer.compute.id)
+    place = geometry_for(offer.profile.compute).best_place(Layout(), offer.compute.id)
     return None if place is None else (offer.compute.id, place.placement)

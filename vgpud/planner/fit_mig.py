@@ -8,7 +8,7 @@ from vgpud.model.errors import ErrorCode
 from vgpud.model.quantity import counted
 from vgpud.model.tenancy import MigMove, MigSlice, Mode, Slice
 from vgpud.planner import fit_compute
-from vgpud.planner.geometry import Place, SlotKey, Table, table_for
+from vgpud.planner.geometry import MigGeometry, Place, SlotKey, geometry_for
 from vgpud.planner.pool import Stock, stock_of
 from vgpud.planner.terms import Offer, Terms, bare_name
 from vgpud.planner.transitions import between, make_room
@@ -53,19 +53,19 @@ def fit_mig(seat: Seat, want: Wanted, spread: bool) -> Verdict:
     if shut is not None:
         return shut
     device = seat.device
-    table = table_for(device.mig.profiles)
-    stock = stock_of(table, device, seat.use.mig, seat.pool)
+    geometry = geometry_for(device.mig.profiles)
+    stock = stock_of(geometry, device, seat.use.mig, seat.pool)
     if serving[0].compute is not None:  # the result depends on more than the stock
-        choice = find_instance(seat, table, stock, serving, want.start)
-        return full(seat, serving, table, stock) if choice is None else _fit(seat, choice, spread)
+        choice = find_instance(seat, geometry, stock, serving, want.start)
+        return full(seat, serving, geometry, stock) if choice is None else _fit(seat, choice, spread)
     fits = _fits_of(seat)
     key = (id(serving), want.start, stock, seat.pool.dynamic, seat.use.count == 0, spread)
     known = fits.get(key)
     if known is not None and known[0] is serving:
         return known[1]
-    choice = find_instance(seat, table, stock, serving, want.start)
+    choice = find_instance(seat, geometry, stock, serving, want.start)
     if choice is None:
-        return full(seat, serving, table, stock)
+        return full(seat, serving, geometry, stock)
     fit = _fit(seat, choice, spread)
     fits[key] = serving, fit
     return fit
@@ -91,7 +91,7 @@ def _fits_of(seat: Seat) -> _Fits:
 
 def find_instance(
     seat: Seat,
-    table: Table,
+    geometry: MigGeometry,
     stock: Stock,
     serving: tuple[Offer, ...],
     start: int | None = None,
@@ -102,94 +102,94 @@ def find_instance(
     `needs_bytes`: memory that must be free in the GPU instance of a compute instance, if possible.
     """
     if serving[0].compute is not None:
-        part = _find_part(seat, table, stock, serving[0], start, needs_bytes)
-        return part or (_find_part(seat, table, stock, serving[0], start, 0) if needs_bytes else None)
+        part = _find_part(seat, geometry, stock, serving[0], start, needs_bytes)
+        return part or (_find_part(seat, geometry, stock, serving[0], start, 0) if needs_bytes else None)
     if start is not None:
-        found = (_at(seat, table, stock, offer, start) for offer in serving)
+        found = (_at(seat, geometry, stock, offer, start) for offer in serving)
         return next((choice for choice in found if choice is not None), None)
     for offer in serving:
-        choice = _ready(table, stock, offer) or _new(seat, table, stock, offer)
+        choice = _ready(geometry, stock, offer) or _new(seat, geometry, stock, offer)
         if choice is not None:
             return choice
     for offer in serving:
-        choice = _after_moves(seat, table, stock, offer)
+        choice = _after_moves(seat, geometry, stock, offer)
         if choice is not None:
             return choice
     return None
 
 
 def _find_part(
-    seat: Seat, table: Table, stock: Stock, offer: Offer, start: int | None, needs_bytes: int
+    seat: Seat, geometry: MigGeometry, stock: Stock, offer: Offer, start: int | None, needs_bytes: int
 ) -> Choice | None:
     """A place in a divided GPU instance; otherwise in an idle GPU instance or a new one."""
-    part = fit_compute.find_part(seat, table, stock, offer, start, needs_bytes)
+    part = fit_compute.find_part(seat, geometry, stock, offer, start, needs_bytes)
     if part is not None:
         return Choice(offer, part.at, part.how, part=part.key, part_cost=part.cost)
     place = fit_compute.first_place(offer)
     if place is None or not seat.pool.dynamic:
         return None
-    ours = stock.ready & table.state(seat.pool.own & table.number.keys())
+    ours = stock.ready & geometry.state(seat.pool.own & geometry.number.keys())
     whole = offer._replace(compute=None)
-    choice = find_instance(seat, table, stock._replace(ready=ours), (whole,), start)
+    choice = find_instance(seat, geometry, stock._replace(ready=ours), (whole,), start)
     if choice is None:
         return None
     return choice._replace(offer=offer, how=f"{choice.how}, the first of its GPU instance", part=place)
 
 
-def _ready(table: Table, stock: Stock, offer: Offer) -> Choice | None:
+def _ready(geometry: MigGeometry, stock: Stock, offer: Offer) -> Choice | None:
     """An existing idle instance, which needs no change on the card."""
     if not stock.ready:
         return None
-    keys = [key for key in table.keys(stock.ready) if key[0] == offer.profile.id]
+    keys = [key for key in geometry.keys(stock.ready) if key[0] == offer.profile.id]
     if not keys:
         return None
-    left = table.free(stock.layout)
-    place = Place(keys[0][1], 0, left.bit_count(), 0, table.worth(left))
+    left = geometry.free(stock.layout)
+    place = Place(keys[0][1], 0, left.bit_count(), 0, geometry.worth(left))
     return Choice(offer, place, "where an idle one stands")
 
 
-def _new(seat: Seat, table: Table, stock: Stock, offer: Offer) -> Choice | None:
+def _new(seat: Seat, geometry: MigGeometry, stock: Stock, offer: Offer) -> Choice | None:
     """A free place, if the policy lets vgpud add instances to the device's layout."""
     if not seat.pool.dynamic:
         return None
-    place = table.best_place(stock.layout, offer.profile.id)
+    place = geometry.best_place(stock.layout, offer.profile.id)
     if place is None:
         return None
     return Choice(offer, place, f"which leaves {place.left} of {place.left + place.destroyed} places")
 
 
-def _at(seat: Seat, table: Table, stock: Stock, offer: Offer, start: int) -> Choice | None:
+def _at(seat: Seat, geometry: MigGeometry, stock: Stock, offer: Offer, start: int) -> Choice | None:
     """The instance at the requested start. Other places are not weighed, because the caller chose it."""
-    slots = table.keys(stock.ready | (table.free(stock.layout) if seat.pool.dynamic else 0))
+    slots = geometry.keys(stock.ready | (geometry.free(stock.layout) if seat.pool.dynamic else 0))
     key = next((key for key in slots if key[0] == offer.profile.id and key[1].start == start), None)
     if key is None:
         return None
-    left = table.free(stock.layout)
-    place = Place(key[1], 0, left.bit_count(), 0, table.worth(left))
+    left = geometry.free(stock.layout)
+    place = Place(key[1], 0, left.bit_count(), 0, geometry.worth(left))
     return Choice(offer, place, "as was asked")
 
 
-def _after_moves(seat: Seat, table: Table, stock: Stock, offer: Offer) -> Choice | None:
+def _after_moves(seat: Seat, geometry: MigGeometry, stock: Stock, offer: Offer) -> Choice | None:
     """The place that becomes free by moves of idle instances, with the fewest moves."""
     if not seat.pool.dynamic or stock.pinned == stock.layout.slots:
         return None
-    target = make_room(table, stock.layout, stock.pinned, offer.profile.id)
+    target = make_room(geometry, stock.layout, stock.pinned, offer.profile.id)
     if target is None:
         return None
     change = between(stock.layout.slots, target)
-    coming = list(table.keys(change.create))
+    coming = list(geometry.keys(change.create))
     new = next((key for key in coming if key[0] == offer.profile.id), None)
     if new is None:  # it replaces an idle instance of the same profile that cannot be allocated as it is
         idle = stock.layout.slots & ~stock.pinned & target
-        new = next(key for key in table.keys(idle) if key[0] == offer.profile.id)
-        change = change._replace(destroy=change.destroy | table.state([new]))
+        new = next(key for key in geometry.keys(idle) if key[0] == offer.profile.id)
+        change = change._replace(destroy=change.destroy | geometry.state([new]))
     else:
         coming.remove(new)
     names = {o.profile.id: o.name for o in seat.terms.offers}
-    moves = tuple(_move(seat.device.uuid, key, names, coming) for key in table.keys(change.destroy))
-    left = table.free_after[target]
+    moves = tuple(_move(seat.device.uuid, key, names, coming) for key in geometry.keys(change.destroy))
+    left = geometry.free_after[target]
     cost = _MOVE_COST * len(moves)
-    place = Place(new[1], 0, left.bit_count(), cost, table.worth(left))
+    place = Place(new[1], 0, left.bit_count(), cost, geometry.worth(left))
     return Choice(offer, place, f"once {counted(len(moves), 'idle instance')} made room", moves)
 
 
@@ -334,10 +334,10 @@ def mode_shut(seat: Seat) -> Unfit | None:
     return None
 
 
-def full(seat: Seat, serving: tuple[Offer, ...], table: Table, stock: Stock) -> Unfit:
-    free_ids = {key[0] for key in table.keys(stock.ready)}
+def full(seat: Seat, serving: tuple[Offer, ...], geometry: MigGeometry, stock: Stock) -> Unfit:
+    free_ids = {key[0] for key in geometry.keys(stock.ready)}
     if seat.pool.dynamic:
-        free_ids |= {profile.id for profile in table.free_profiles(stock.layout)}
+        free_ids |= {profile.id for profile in geometry.free_profiles(stock.layout)}
     free = tuple(o.name for o in seat.terms.offers if o.allowed and o.profile.id in free_ids)
     there = {(instance.profile_id, instance.placement) for instance in seat.device.mig.instances}
     there |= {(held.profile_id, held.placement) for held in seat.use.mig}

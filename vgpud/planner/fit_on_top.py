@@ -14,7 +14,7 @@ from vgpud.model.tenancy import MigMove, MigSlice, Mode
 from vgpud.planner.division import given_bytes
 from vgpud.planner.fit_mig import find_instance, full, mode_shut, serving_offers
 from vgpud.planner.fit_shared import fit_shared
-from vgpud.planner.geometry import table_for
+from vgpud.planner.geometry import geometry_for
 from vgpud.planner.pool import stock_of
 from vgpud.planner.terms import Offer
 from vgpud.planner.use import EMPTY, DeviceUse, InstanceUse
@@ -110,8 +110,8 @@ def _fresh(seat: Seat, mode: Mode, want: Wanted, serving: tuple[Offer, ...], spr
     shut = mode_shut(seat)
     if shut is not None:
         return shut._replace(mode=mode)
-    table = table_for(seat.device.mig.profiles)
-    stock = stock_of(table, seat.device, seat.use.mig, seat.pool)
+    geometry = geometry_for(seat.device.mig.profiles)
+    stock = stock_of(geometry, seat.device, seat.use.mig, seat.pool)
     able: list[Offer] = []
     never: Unfit | None = None
     for offer in serving:  # a larger profile may fit if the smallest has no room beside the driver's context
@@ -126,9 +126,9 @@ def _fresh(seat: Seat, mode: Mode, want: Wanted, serving: tuple[Offer, ...], spr
     if not able:
         assert never is not None
         return never
-    choice = find_instance(seat, table, stock, tuple(able), want.start, want.memory_bytes or 0)
+    choice = find_instance(seat, geometry, stock, tuple(able), want.start, want.memory_bytes or 0)
     if choice is None:
-        return full(seat, tuple(able), table, stock)._replace(mode=mode, room=NO_ROOM)
+        return full(seat, tuple(able), geometry, stock)._replace(mode=mode, room=NO_ROOM)
     used = EMPTY
     if choice.offer.compute is not None:  # its GPU instance's memory is shared
         given = given_bytes(seat.use, choice.mig.key, choice.offer.profile)

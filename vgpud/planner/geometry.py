@@ -48,7 +48,7 @@ class Place(NamedTuple):
     worth: int
 
 
-class Table:
+class MigGeometry:
     """All slots and states of one card model. Immutable once built; shared by equal cards."""
 
     def __init__(self, profiles: tuple[MigProfile, ...]) -> None:
@@ -140,7 +140,7 @@ class Table:
     def layout(self, instances: Iterable[GpuInstance], held: Iterable[MigSlice]) -> Layout:
         """The layout of the instances that NVML shows, foreign ones too, and of the allocated slices.
 
-        An instance that is both counts once. An instance in no slot of the table blocks every slot that it
+        An instance that is both counts once. An instance in no slot of the geometry blocks every slot that it
         overlaps.
         """
         slots = blocked = 0
@@ -190,25 +190,25 @@ class Table:
 
 
 @lru_cache(maxsize=_REMEMBERED)
-def _table(profiles: tuple[MigProfile, ...]) -> Table:
-    return Table(profiles)
+def _geometry(profiles: tuple[MigProfile, ...]) -> MigGeometry:
+    return MigGeometry(profiles)
 
 
-# Hashing a card's profiles takes longer than placing an instance, so tables are cached by the identity of
+# Hashing a card's profiles takes longer than placing an instance, so geometries are cached by the identity of
 # the snapshot's tuple. The cache holds the tuple, so that its id is not reused.
-_seen: dict[int, tuple[tuple[MigProfile, ...], Table]] = {}
+_seen: dict[int, tuple[tuple[MigProfile, ...], MigGeometry]] = {}
 
 
-def table_for(profiles: tuple[MigProfile, ...]) -> Table:
-    """The table of a card with these profiles; built at the first call, some milliseconds."""
+def geometry_for(profiles: tuple[MigProfile, ...]) -> MigGeometry:
+    """The geometry of a card with these profiles. The first call for them builds it in some milliseconds."""
     known = _seen.get(id(profiles))
     if known is not None and known[0] is profiles:
         return known[1]
-    table = _table(profiles)
+    geometry = _geometry(profiles)
     if len(_seen) >= _REMEMBERED:
         _seen.clear()
-    _seen[id(profiles)] = (profiles, table)
-    return table
+    _seen[id(profiles)] = (profiles, geometry)
+    return geometry
 
 
 def overlap(a: Placement, b: Placement) -> bool:

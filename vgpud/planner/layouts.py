@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from vgpud.model.device import MigProfile
 from vgpud.model.errors import ErrorCode, VgpuError
-from vgpud.planner.geometry import ComputeKey, Layout, SlotKey, Table, mask_of
+from vgpud.planner.geometry import ComputeKey, Layout, MigGeometry, SlotKey, mask_of
 from vgpud.planner.terms import bare_name
 from vgpud.planner.words import listed
 
@@ -62,14 +62,14 @@ def _bad(sentence: str) -> VgpuError:
     )
 
 
-def target(table: Table, layout: Layout, pinned: int, words: Sequence[str]) -> int | Blocked:
+def target(geometry: MigGeometry, layout: Layout, pinned: int, words: Sequence[str]) -> int | Blocked:
     """The state that `words` ask for and that changes the fewest instances of `layout`.
 
     `pinned` instances stay. Raises VgpuError: BAD_REQUEST for an invalid word, IMPOSSIBLE for a layout that
     the card can never have. Callers handle AUTO and OFF, which are no layouts.
     """
-    fixed, counts = wanted(table, words)
-    states = [state for state in table.with_counts.get(counts, ()) if not fixed & ~state]
+    fixed, counts = wanted(geometry, words)
+    states = [state for state in geometry.with_counts.get(counts, ()) if not fixed & ~state]
     if not states:
         raise VgpuError(
             ErrorCode.IMPOSSIBLE,
@@ -78,58 +78,58 @@ def target(table: Table, layout: Layout, pinned: int, words: Sequence[str]) -> i
         )
     free = [state for state in states if not pinned & ~state and not state & layout.blocked]
     if free:
-        return min(free, key=lambda state: _cost(table, layout, state))
-    least = min(states, key=lambda state: ((pinned & ~state).bit_count(), *_cost(table, layout, state)))
-    return Blocked(table.keys(pinned & ~least))
+        return min(free, key=lambda state: _cost(geometry, layout, state))
+    least = min(states, key=lambda state: ((pinned & ~state).bit_count(), *_cost(geometry, layout, state)))
+    return Blocked(geometry.keys(pinned & ~least))
 
 
-def _cost(table: Table, layout: Layout, state: int) -> tuple[int, int, int]:
-    return (layout.slots & ~state).bit_count(), -table.worth(table.free_after[state]), state
+def _cost(geometry: MigGeometry, layout: Layout, state: int) -> tuple[int, int, int]:
+    return (layout.slots & ~state).bit_count(), -geometry.worth(geometry.free_after[state]), state
 
 
-def wanted(table: Table, words: Sequence[str]) -> tuple[int, int]:
-    """The slots with a named place, and the counts of each profile (Table.packed). Raises as `target`."""
-    if not table.profiles:
+def wanted(geometry: MigGeometry, words: Sequence[str]) -> tuple[int, int]:
+    """The slots with a named place, and the counts per profile (MigGeometry.packed). Raises as `target`."""
+    if not geometry.profiles:
         raise VgpuError(ErrorCode.UNSUPPORTED, "the device has no MIG profiles", "name another device")
     if tuple(words) == (NONE,) or not words:
         return 0, 0
     if tuple(words) == (BALANCED,):
-        return 0, table.packed(_balanced(table))
+        return 0, geometry.packed(_balanced(geometry))
     if len(words) == 1 and words[0].startswith(ALL):
-        return 0, _as_many(table, find_profile(table, words[0].removeprefix(ALL)))
+        return 0, _as_many(geometry, find_profile(geometry, words[0].removeprefix(ALL)))
     entries = parse(words)
-    profiles = [(entry, find_profile(table, entry.profile)) for entry in entries]
-    fixed = mask_of(_slot(table, entry, profile) for entry, profile in profiles if entry.start is not None)
+    profiles = [(entry, find_profile(geometry, entry.profile)) for entry in entries]
+    fixed = mask_of(_slot(geometry, entry, profile) for entry, profile in profiles if entry.start is not None)
     several = [profile.id for entry, profile in profiles for _ in range(entry.times)]
-    if len(several) > max(profile.instance_count for profile in table.profiles) + 1:
+    if len(several) > max(profile.instance_count for profile in geometry.profiles) + 1:
         return fixed, -1  # more than any card has, and the packed counts would overflow
-    return fixed, table.packed(several)
+    return fixed, geometry.packed(several)
 
 
-def find_profile(table: Table, text: str) -> MigProfile:
+def find_profile(geometry: MigGeometry, text: str) -> MigProfile:
     """The profile with this name or id. A board may have two profiles of one name; then only the id is valid.
 
     Raises VgpuError: BAD_REQUEST for an ambiguous name, IMPOSSIBLE for an unknown one.
     """
-    found = [p for p in table.profiles if bare_name(p.name) == bare_name(text) or str(p.id) == text]
+    found = [p for p in geometry.profiles if bare_name(p.name) == bare_name(text) or str(p.id) == text]
     if len(found) == 1:
         return found[0]
-    names = listed(tuple(f"{bare_name(p.name)} ({p.id})" for p in table.profiles))
+    names = listed(tuple(f"{bare_name(p.name)} ({p.id})" for p in geometry.profiles))
     if found:
         raise VgpuError(
             ErrorCode.BAD_REQUEST,
             f"profile {text!r} is there {len(found)} times: {names}",
             "name it by its id",
         )
-    close = get_close_matches(text[:32], (*SPECIAL, *(bare_name(p.name) for p in table.profiles)), n=1)
+    close = get_close_matches(text[:32], (*SPECIAL, *(bare_name(p.name) for p in geometry.profiles)), n=1)
     meant = f"did you mean {close[0]}? " if close else ""
     raise VgpuError(ErrorCode.IMPOSSIBLE, f"the card has no profile {text!r}", f"{meant}it has {names}")
 
 
-def _slot(table: Table, entry: Entry, profile: MigProfile) -> int:
+def _slot(geometry: MigGeometry, entry: Entry, profile: MigProfile) -> int:
     for place in profile.placements:
         if place.start == entry.start:
-            return table.number[profile.id, place]
+            return geometry.number[profile.id, place]
     starts = listed(tuple(str(place.start) for place in profile.placements))
     raise VgpuError(
         ErrorCode.IMPOSSIBLE,
@@ -138,38 +138,40 @@ def _slot(table: Table, entry: Entry, profile: MigProfile) -> int:
     )
 
 
-def _as_many(table: Table, profile: MigProfile) -> int:
-    unit = table.unit(profile.id)
-    return max(n * unit for n in range(profile.instance_count + 1) if n * unit in table.with_counts)
+def _as_many(geometry: MigGeometry, profile: MigProfile) -> int:
+    unit = geometry.unit(profile.id)
+    return max(n * unit for n in range(profile.instance_count + 1) if n * unit in geometry.with_counts)
 
 
-def _balanced(table: Table) -> Iterable[int]:
+def _balanced(geometry: MigGeometry) -> Iterable[int]:
     """One instance of half the card, one of a quarter, and the smallest in the remaining slices.
 
     Of profiles of one size the plain one is that which fills the card with most compute slices; variants
     (+me, +gfx) come in smaller numbers or later ids.
     """
-    size = max(place.size for profile in table.profiles for place in profile.placements)
+    size = max(place.size for profile in geometry.profiles for place in profile.placements)
     found: list[int] = []
     for part in (size // 2, size // 4):
-        profile = _plain(table, part)
+        profile = _plain(geometry, part)
         if part > 1 and profile is not None:
             found.append(profile.id)
-    smallest = _plain(table, 1)
-    while smallest is not None and table.packed([*found, smallest.id]) in table.with_counts:
+    smallest = _plain(geometry, 1)
+    while smallest is not None and geometry.packed([*found, smallest.id]) in geometry.with_counts:
         found.append(smallest.id)
     return found
 
 
-def _plain(table: Table, size: int) -> MigProfile | None:
-    fitting = [p for p in table.profiles if p.placements and p.placements[0].size == size]
+def _plain(geometry: MigGeometry, size: int) -> MigProfile | None:
+    fitting = [p for p in geometry.profiles if p.placements and p.placements[0].size == size]
     return max(fitting, key=lambda p: (p.slice_count * p.instance_count, -p.id), default=None)
 
 
-def spell(table: Table, keys: Iterable[SlotKey], computes: Iterable[ComputeKey] = ()) -> tuple[str, ...]:
+def spell(
+    geometry: MigGeometry, keys: Iterable[SlotKey], computes: Iterable[ComputeKey] = ()
+) -> tuple[str, ...]:
     """Words with places for these slots and their parts, which `parse` accepts; ids for ambiguous names."""
-    names = [bare_name(profile.name) for profile in table.profiles]
-    by_id = {profile.id: profile for profile in table.profiles}
+    names = [bare_name(profile.name) for profile in geometry.profiles]
+    by_id = {profile.id: profile for profile in geometry.profiles}
     parts: dict[SlotKey, list[int]] = {}
     for key, part in computes:
         parts.setdefault(key, []).append(part[1].size)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from vgpud.model.device import Device
-from vgpud.planner.geometry import SlotKey, table_for
+from vgpud.planner.geometry import SlotKey, geometry_for
 from vgpud.planner.mig_parts import LayoutStep, Scene, scene_of
 from vgpud.planner.mig_plan import Do, MigStep, idle_parts, step_of
 from vgpud.planner.pool import Pool, stock_of
@@ -12,9 +12,9 @@ from vgpud.planner.use import DeviceUse
 
 def towards(device: Device, use: DeviceUse, pool: Pool, layout: frozenset[SlotKey]) -> tuple[MigStep, ...]:
     """Destroys idle instances of vgpud outside the layout, and creates missing ones that have room."""
-    table = table_for(device.mig.profiles)
-    scene = scene_of(device, table, stock_of(table, device, use.mig, pool), use, pool)
-    known = frozenset(key for key in layout if key in table.number)
+    geometry = geometry_for(device.mig.profiles)
+    scene = scene_of(device, geometry, stock_of(geometry, device, use.mig, pool), use, pool)
+    known = frozenset(key for key in layout if key in geometry.number)
     steps: list[MigStep] = []
     if not device.mig.current:
         steps.append(MigStep(Do.ENABLE, device.uuid, "the device has a layout and MIG mode is off"))
@@ -29,14 +29,14 @@ def _parts_wanted(pool: Pool, key: SlotKey) -> frozenset[SlotKey]:
 
 
 def _going(scene: Scene, pool: Pool, layout: frozenset[SlotKey]) -> Iterator[LayoutStep]:
-    table = scene.table
-    ours = table.state(pool.own & table.number.keys()) & ~scene.stock.pinned
+    geometry = scene.geometry
+    ours = geometry.state(pool.own & geometry.number.keys()) & ~scene.stock.pinned
     for one in scene.device.mig.instances:
-        if one.key not in table.number:
+        if one.key not in geometry.number:
             continue
         wanted = _parts_wanted(pool, one.key) if one.key in layout else frozenset()
         as_wanted = one.key in layout and one.key not in (scene.whole if wanted else scene.parts)
-        if ours >> table.number[one.key] & 1 and not as_wanted and not (wanted and one.key in scene.parts):
+        if ours >> geometry.number[one.key] & 1 and not as_wanted and not (wanted and one.key in scene.parts):
             yield LayoutStep(False, one.key)
         elif one.key in scene.parts:
             yield from (
@@ -52,14 +52,16 @@ _HAS_IT = "in the layout, and unallocated"
 def _coming(
     scene: Scene, pool: Pool, layout: frozenset[SlotKey], going: list[LayoutStep]
 ) -> Iterator[tuple[LayoutStep, str]]:
-    table, stock = scene.table, scene.stock
-    standing = {one.key: one for one in scene.device.mig.instances if one.key in table.number}
+    geometry, stock = scene.geometry, scene.stock
+    standing = {one.key: one for one in scene.device.mig.instances if one.key in geometry.number}
     gone = {move.key for move in going if move.part is None}
-    taken = table.state(standing.keys() - gone) | stock.layout.slots & stock.pinned
+    taken = geometry.state(standing.keys() - gone) | stock.layout.slots & stock.pinned
     for key in sorted(layout, key=lambda key: (-key[1].size, key[1], key[0])):
-        wanted, bit = _parts_wanted(pool, key), 1 << table.number[key]
+        wanted, bit = _parts_wanted(pool, key), 1 << geometry.number[key]
         if not taken & bit:
-            if table.free(stock.layout._replace(slots=taken)) & bit:  # otherwise another instance blocks it
+            if (
+                geometry.free(stock.layout._replace(slots=taken)) & bit
+            ):  # otherwise another instance blocks it
                 taken |= bit
                 yield from ((LayoutStep(True, key, part), _HAS_IT) for part in _ordered(wanted))
                 if not wanted:
@@ -80,12 +82,12 @@ def _missing(
     division = scene.parts.get(key)
     if division is None:
         return _ordered(wanted)
-    table, taken = division.table, division.layout.slots
-    taken &= ~table.state(move.part for move in going if move.key == key and move.part is not None)
+    geometry, taken = division.geometry, division.layout.slots
+    taken &= ~geometry.state(move.part for move in going if move.key == key and move.part is not None)
     found = []
     for part in _ordered(wanted):
-        if table.free(division.layout._replace(slots=taken)) >> table.number[part] & 1:
-            taken |= 1 << table.number[part]
+        if geometry.free(division.layout._replace(slots=taken)) >> geometry.number[part] & 1:
+            taken |= 1 << geometry.number[part]
             found.append(part)
     return found
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from vgpud.model.device import Device, MigProfile, split_name
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.planner.division import Division, divisions, part_of
-from vgpud.planner.geometry import ComputeKey, SlotKey, Table, table_for
+from vgpud.planner.geometry import ComputeKey, MigGeometry, SlotKey, geometry_for
 from vgpud.planner.layouts import Blocked, find_profile, parse
 from vgpud.planner.pool import Pool, Stock
 from vgpud.planner.terms import bare_name
@@ -28,7 +28,7 @@ class Bin(NamedTuple):
     parts: tuple[int, ...]
 
 
-def split(table: Table, words: Sequence[str]) -> tuple[tuple[str, ...], tuple[Bin, ...]]:
+def split(geometry: MigGeometry, words: Sequence[str]) -> tuple[tuple[str, ...], tuple[Bin, ...]]:
     """Words for whole GPU instances, one for each bin among them, and the bins.
 
     Raises VgpuError: BAD_REQUEST for an invalid word, IMPOSSIBLE for parts that a GPU instance cannot hold.
@@ -42,7 +42,7 @@ def split(table: Table, words: Sequence[str]) -> tuple[tuple[str, ...], tuple[Bi
         if named is None:
             plain.append(word)
             continue
-        profile = find_profile(table, named[1])
+        profile = find_profile(geometry, named[1])
         part = part_of(profile, named[0])
         if part is None:
             raise VgpuError(
@@ -57,7 +57,7 @@ def split(table: Table, words: Sequence[str]) -> tuple[tuple[str, ...], tuple[Bi
     bins = [
         one
         for (number, start), ids in parts.items()
-        for one in _packed(next(p for p in table.profiles if p.id == number), start, ids)
+        for one in _packed(next(p for p in geometry.profiles if p.id == number), start, ids)
     ]
     return (*plain, *(_word(one.profile, one.start) for one in bins)), tuple(bins)
 
@@ -67,12 +67,12 @@ def _word(profile: MigProfile, start: int | None) -> str:
 
 
 def _packed(profile: MigProfile, start: int | None, ids: list[int]) -> list[Bin]:
-    table = table_for(profile.compute)
+    geometry = geometry_for(profile.compute)
     slices = {p.id: p.slice_count for p in profile.compute}
     found: list[list[int]] = [[]]
     for number in sorted(ids, key=lambda number: -slices[number]):
         for held in found:
-            if table.packed([*held, number]) in table.with_counts:
+            if geometry.packed([*held, number]) in geometry.with_counts:
                 held.append(number)
                 break
         else:
@@ -92,24 +92,24 @@ class Scene(NamedTuple):
     compute instances), `whole` the undivided ones."""
 
     device: Device
-    table: Table
+    geometry: MigGeometry
     stock: Stock
     parts: Mapping[SlotKey, Division]
     whole: frozenset[SlotKey]
 
 
-def scene_of(device: Device, table: Table, stock: Stock, use: DeviceUse, pool: Pool) -> Scene:
+def scene_of(device: Device, geometry: MigGeometry, stock: Stock, use: DeviceUse, pool: Pool) -> Scene:
     free = replace(pool, computes=frozenset(), dynamic=True)
     found = {d.key: d for p in device.mig.profiles for d in divisions(device, use.mig, free, p)}
     whole = (one.key for one in device.mig.instances if one.compute_instances and one.key not in found)
-    return Scene(device, table, stock, found, frozenset(whole))
+    return Scene(device, geometry, stock, found, frozenset(whole))
 
 
 def divide(scene: Scene, bins: Sequence[Bin], state: int) -> frozenset[ComputeKey] | Blocked:
     """The division of the GPU instances of `state` that changes the fewest instances."""
     found: set[ComputeKey] = set()
-    for profile in scene.table.profiles:
-        keys = [key for key in scene.table.keys(state) if key[0] == profile.id]
+    for profile in scene.geometry.profiles:
+        keys = [key for key in scene.geometry.keys(state) if key[0] == profile.id]
         mine = [one for one in bins if one.profile.id == profile.id]
         if not mine and not any(key in scene.parts for key in keys):
             continue
@@ -159,10 +159,10 @@ def _cost(scene: Scene, key: SlotKey, entry: Bin | None) -> tuple[int, tuple[Slo
         return None
     if now is None:
         return None if _is_pinned(scene, key) else (int(key in scene.whole), _anywhere(entry))
-    table = now.table
+    geometry = now.geometry
     states = [
         state
-        for state in table.with_counts.get(table.packed(entry.parts), ())
+        for state in geometry.with_counts.get(geometry.packed(entry.parts), ())
         if not now.pinned & ~state
         and not state & now.layout.blocked
         and (now.grows or state == now.layout.slots)
@@ -170,19 +170,20 @@ def _cost(scene: Scene, key: SlotKey, entry: Bin | None) -> tuple[int, tuple[Slo
     if not states:
         return None
     state = min(
-        states, key=lambda s: ((now.layout.slots & ~s).bit_count(), -table.worth(table.free_after[s]), s)
+        states,
+        key=lambda s: ((now.layout.slots & ~s).bit_count(), -geometry.worth(geometry.free_after[s]), s),
     )
-    return (now.layout.slots & ~state).bit_count(), table.keys(state)
+    return (now.layout.slots & ~state).bit_count(), geometry.keys(state)
 
 
 def _anywhere(entry: Bin) -> tuple[SlotKey, ...]:
-    table = table_for(entry.profile.compute)
-    states = table.with_counts[table.packed(entry.parts)]
-    return table.keys(max(states, key=lambda state: (table.worth(table.free_after[state]), -state)))
+    geometry = geometry_for(entry.profile.compute)
+    states = geometry.with_counts[geometry.packed(entry.parts)]
+    return geometry.keys(max(states, key=lambda state: (geometry.worth(geometry.free_after[state]), -state)))
 
 
 def _is_pinned(scene: Scene, key: SlotKey) -> bool:
-    return bool(scene.stock.pinned >> scene.table.number[key] & 1)
+    return bool(scene.stock.pinned >> scene.geometry.number[key] & 1)
 
 
 class LayoutStep(NamedTuple):
@@ -204,14 +205,14 @@ def moves(scene: Scene, state: int, computes: frozenset[ComputeKey]) -> tuple[La
     wanted: dict[SlotKey, set[SlotKey]] = {}
     for key, part in computes:
         wanted.setdefault(key, set()).add(part)
-    going = [LayoutStep(False, key) for key in scene.table.keys(now & ~state)]
+    going = [LayoutStep(False, key) for key in scene.geometry.keys(now & ~state)]
     coming: list[LayoutStep] = []
-    for key in sorted(scene.table.keys(state), key=lambda key: (-key[1].size, key[1], key[0])):
+    for key in sorted(scene.geometry.keys(state), key=lambda key: (-key[1].size, key[1], key[0])):
         parts = wanted.get(key, set())
         there = scene.parts.get(key)
-        has = set() if there is None else set(there.table.keys(there.layout.slots))
-        if not now >> scene.table.number[key] & 1 or _changes_kind(scene, key, bool(parts)):
-            if now >> scene.table.number[key] & 1:
+        has = set() if there is None else set(there.geometry.keys(there.layout.slots))
+        if not now >> scene.geometry.number[key] & 1 or _changes_kind(scene, key, bool(parts)):
+            if now >> scene.geometry.number[key] & 1:
                 going.append(LayoutStep(False, key))
             has = set()
             coming += [] if parts else [LayoutStep(True, key)]

@@ -8,7 +8,7 @@ from vgpud.model.device import Device
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Mode
 from vgpud.planner import layouts
-from vgpud.planner.geometry import ComputeKey, SlotKey, Table, table_for
+from vgpud.planner.geometry import ComputeKey, MigGeometry, SlotKey, geometry_for
 from vgpud.planner.layouts import AUTO, OFF, Blocked
 from vgpud.planner.mig_parts import LayoutStep, Scene, divide, moves, part_name, scene_of, split
 from vgpud.planner.pool import Pool, Stock, stock_of
@@ -83,19 +83,19 @@ def plan_device(device: Device, use: DeviceUse, pool: Pool, words: Sequence[str]
             f"device {device.index} ({device.name}) cannot be partitioned by MIG",
             "name one that can: see 'vgpuctl mig ls'",
         )
-    table = table_for(device.mig.profiles)
-    stock = stock_of(table, device, use.mig, pool)
+    geometry = geometry_for(device.mig.profiles)
+    stock = stock_of(geometry, device, use.mig, pool)
     special = tuple(words)
     if special == (OFF,):
-        return _to_off(device, use, table, stock, pool)
+        return _to_off(device, use, geometry, stock, pool)
     if special == (AUTO,):
-        return _to_auto(device, use, table, stock, pool)
-    plain, bins = split(table, special)
-    target = layouts.target(table, stock.layout, stock.pinned, plain)
+        return _to_auto(device, use, geometry, stock, pool)
+    plain, bins = split(geometry, special)
+    target = layouts.target(geometry, stock.layout, stock.pinned, plain)
     obstacle = _obstacle(device, use)
     if obstacle:
         return DevicePlan(device, obstacle=obstacle)
-    scene = scene_of(device, table, stock, use, pool)
+    scene = scene_of(device, geometry, stock, use, pool)
     computes = target if isinstance(target, Blocked) else divide(scene, bins, target)
     if isinstance(target, Blocked) or isinstance(computes, Blocked):
         assert isinstance(computes, Blocked)
@@ -103,29 +103,31 @@ def plan_device(device: Device, use: DeviceUse, pool: Pool, words: Sequence[str]
     return DevicePlan(
         device,
         steps=(*_enable(device), *changes(scene, target, computes)),
-        layout=frozenset(table.keys(target)),
+        layout=frozenset(geometry.keys(target)),
         computes=computes,
     )
 
 
 def plan_defrag(device: Device, use: DeviceUse, pool: Pool) -> DevicePlan:
     """Moves idle instances so that larger ones fit; no steps if that gains nothing."""
-    table = table_for(device.mig.profiles)
-    stock = stock_of(table, device, use.mig, pool)
-    scene = scene_of(device, table, stock, use, pool)
+    geometry = geometry_for(device.mig.profiles)
+    stock = stock_of(geometry, device, use.mig, pool)
+    scene = scene_of(device, geometry, stock, use, pool)
     divided = {key for key, _ in pool.computes} | scene.parts.keys()
-    target = defragmented(table, stock.layout, stock.pinned | table.state(divided & table.number.keys()))
+    target = defragmented(
+        geometry, stock.layout, stock.pinned | geometry.state(divided & geometry.number.keys())
+    )
     if target is None:
         return DevicePlan(device, layout=pool.layout, computes=pool.computes)
-    before = {p.id for p in table.free_profiles(stock.layout)}
-    after = {p.id for p in table.free_profiles(stock.layout._replace(slots=target))}
-    gained = [bare_name(p.name) for p in table.profiles if p.id in after - before]
+    before = {p.id for p in geometry.free_profiles(stock.layout)}
+    after = {p.id for p in geometry.free_profiles(stock.layout._replace(slots=target))}
+    gained = [bare_name(p.name) for p in geometry.profiles if p.id in after - before]
     why = f"room for {', '.join(gained)}" if gained else "more room"
     layout = None
     if pool.layout is not None:
         moved = between(stock.layout.slots, target)
-        kept = pool.layout - frozenset(table.keys(moved.destroy))
-        layout = kept | frozenset(table.keys(moved.create))
+        kept = pool.layout - frozenset(geometry.keys(moved.destroy))
+        layout = kept | frozenset(geometry.keys(moved.create))
     return DevicePlan(
         device,
         steps=tuple(changes(scene, target, _kept(scene), f"it moves, which makes {why}")),
@@ -155,7 +157,9 @@ def _enable(device: Device) -> tuple[MigStep, ...]:
 
 def _kept(scene: Scene) -> frozenset[ComputeKey]:
     """The present compute instances of divided GPU instances."""
-    return frozenset((key, part) for key, d in scene.parts.items() for part in d.table.keys(d.layout.slots))
+    return frozenset(
+        (key, part) for key, d in scene.parts.items() for part in d.geometry.keys(d.layout.slots)
+    )
 
 
 def changes(
@@ -179,26 +183,26 @@ def step_of(device: Device, move: LayoutStep, why: str) -> MigStep:
     return MigStep(do, device.uuid, why, name, move.key)
 
 
-def _to_off(device: Device, use: DeviceUse, table: Table, stock: Stock, pool: Pool) -> DevicePlan:
+def _to_off(device: Device, use: DeviceUse, geometry: MigGeometry, stock: Stock, pool: Pool) -> DevicePlan:
     if use.mode is not None and use.mode is not Mode.MIG:
         return DevicePlan(device, off=True)  # MIG mode is off there
     if stock.pinned:
-        return DevicePlan(device, off=True, blockers=table.keys(stock.pinned))
+        return DevicePlan(device, off=True, blockers=geometry.keys(stock.pinned))
     if stock.layout.blocked:
         sentence = f"device {device.index} has an instance that its table of profiles does not list"
         return DevicePlan(device, off=True, obstacle=sentence)
-    going = changes(scene_of(device, table, stock, use, pool), 0)
+    going = changes(scene_of(device, geometry, stock, use, pool), 0)
     switch = (MigStep(Do.DISABLE, device.uuid, "MIG mode is on"),) if device.mig.current else ()
     return DevicePlan(device, steps=(*going, *switch), off=True)
 
 
-def _to_auto(device: Device, use: DeviceUse, table: Table, stock: Stock, pool: Pool) -> DevicePlan:
+def _to_auto(device: Device, use: DeviceUse, geometry: MigGeometry, stock: Stock, pool: Pool) -> DevicePlan:
     """Destroys idle instances of vgpud's: from now on requests make them and releases destroy them."""
-    own = table.state(key for key in pool.own if key in table.number)
+    own = geometry.state(key for key in pool.own if key in geometry.number)
     idle = stock.layout.slots & own & ~stock.pinned
-    scene = scene_of(device, table, stock, use, pool)
-    gone = [LayoutStep(False, key) for key in table.keys(idle)]
-    staying = scene.parts.keys() - set(table.keys(idle))
+    scene = scene_of(device, geometry, stock, use, pool)
+    gone = [LayoutStep(False, key) for key in geometry.keys(idle)]
+    staying = scene.parts.keys() - set(geometry.keys(idle))
     gone += [LayoutStep(False, key, part) for key in sorted(staying) for part in idle_parts(scene, pool, key)]
     going = [step_of(device, move, "no allocation holds it and no layout has it") for move in gone]
     last = () if use.count or not device.mig.current else (_release(device),)
@@ -208,7 +212,7 @@ def _to_auto(device: Device, use: DeviceUse, table: Table, stock: Stock, pool: P
 def idle_parts(scene: Scene, pool: Pool, key: SlotKey) -> list[SlotKey]:
     """Idle, unallocated compute instances that vgpud made in a divided GPU instance."""
     division = scene.parts[key]
-    idle = division.table.keys(division.layout.slots & ~division.pinned)
+    idle = division.geometry.keys(division.layout.slots & ~division.pinned)
     return [part for part in idle if (key, part) in pool.own_computes]
 
 

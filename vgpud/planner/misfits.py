@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from vgpud.model.device import Device, Node
 from vgpud.model.errors import VgpuError
-from vgpud.planner.geometry import table_for
+from vgpud.planner.geometry import geometry_for
 from vgpud.planner.layouts import OFF, Blocked, target
 from vgpud.planner.mig_parts import split
 from vgpud.planner.words import listed
@@ -52,11 +52,11 @@ def _layouts(loaded: LoadedPolicy, node: Node) -> Iterator[Problem]:
 def _why_not(device: Device, words: tuple[str, ...]) -> VgpuError | None:
     if not device.mig.profiles:
         return None
-    table = table_for(device.mig.profiles)
+    geometry = geometry_for(device.mig.profiles)
     try:
-        plain, _ = split(table, words)
-        empty = table.layout((), ())
-        found = target(table, empty, 0, plain)
+        plain, _ = split(geometry, words)
+        empty = geometry.layout((), ())
+        found = target(geometry, empty, 0, plain)
         assert not isinstance(found, Blocked), "an empty card blocks nothing"
     except VgpuError as error:
         return error

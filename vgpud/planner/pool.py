@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from vgpud.model.device import Device, GpuInstance
 from vgpud.model.tenancy import MigSlice
-from vgpud.planner.geometry import ComputeKey, Layout, SlotKey, Table
+from vgpud.planner.geometry import ComputeKey, Layout, MigGeometry, SlotKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ NO_POOL = Pool()
 
 
 class Stock(NamedTuple):
-    """The instances of one device by what vgpud may do with them, as masks of the table's slots.
+    """The instances of one device by what vgpud may do with them, as masks of the geometry's slots.
 
     `ready` ones can be allocated undivided (those of the layout after they are made); `pinned` ones must
     stay, because they are held, in use, or foreign."""
@@ -40,21 +40,21 @@ class Stock(NamedTuple):
     pinned: int
 
 
-def stock_of(table: Table, device: Device, held: tuple[MigSlice, ...], pool: Pool) -> Stock:
+def stock_of(geometry: MigGeometry, device: Device, held: tuple[MigSlice, ...], pool: Pool) -> Stock:
     """The existing and desired instances of a device, and which of them are free."""
-    layout = table.layout(device.mig.instances, held)
+    layout = geometry.layout(device.mig.instances, held)
     if not device.mig.instances and not pool.layout:
         return Stock(layout, 0, layout.slots)
-    held_slots = pinned = table.layout((), held).slots if device.mig.instances else layout.slots
+    held_slots = pinned = geometry.layout((), held).slots if device.mig.instances else layout.slots
     ready = 0
     divided = {key for key, _ in pool.computes}
     if pool.layout:
-        ready = table.state((pool.layout - divided) & table.number.keys()) & table.free(layout)
+        ready = geometry.state((pool.layout - divided) & geometry.number.keys()) & geometry.free(layout)
     if device.mig.instances:
         used = {process.gpu_instance_id for process in device.processes}
         for instance in device.mig.instances:
             key = (instance.profile_id, instance.placement)
-            bit = 1 << table.number[key] if key in table.number else 0
+            bit = 1 << geometry.number[key] if key in geometry.number else 0
             own = key in pool.own
             parts = instance.is_divided
             ours = own and not (parts and _has_others(instance, pool))

@@ -9,7 +9,7 @@ that "fewest" is exact: there are only some hundred states to compare.
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from vgpud.planner.geometry import Layout, SlotKey, Table
+from vgpud.planner.geometry import Layout, MigGeometry, SlotKey
 
 
 class Transition(NamedTuple):
@@ -31,21 +31,21 @@ def between(current: int, target: int) -> Transition:
     return Transition(current & ~target, target & ~current)
 
 
-def make_room(table: Table, layout: Layout, pinned: int, profile_id: int) -> int | None:
+def make_room(geometry: MigGeometry, layout: Layout, pinned: int, profile_id: int) -> int | None:
     """The state with one more instance of `profile_id`; idle instances (not pinned) may be moved.
 
     If not all of them can be kept, the state with the fewest lost, then the fewest destroyed. None if the
     pinned instances leave no place. `layout` itself may be an illegal state.
     """
-    more = table.unit(profile_id)
-    idle = [table.unit(key[0]) for key in table.keys(layout.slots & ~pinned)]
-    keep = {table.packed(key[0] for key in table.keys(layout.slots & pinned)) + more}
+    more = geometry.unit(profile_id)
+    idle = [geometry.unit(key[0]) for key in geometry.keys(layout.slots & ~pinned)]
+    keep = {geometry.packed(key[0] for key in geometry.keys(layout.slots & pinned)) + more}
     kept = [keep]
     for unit in idle:
         kept = _grown(kept, unit)
     for choices in reversed(kept):  # states that keep most idle instances first
-        states = [state for counts in choices for state in table.with_counts.get(counts, ())]
-        target = _cheapest(table, layout, pinned, states)
+        states = [state for counts in choices for state in geometry.with_counts.get(counts, ())]
+        target = _cheapest(geometry, layout, pinned, states)
         if target is not None:
             return target
     return None
@@ -59,54 +59,54 @@ def _grown(kept: list[set[int]], unit: int) -> list[set[int]]:
     return grown
 
 
-def _cheapest(table: Table, layout: Layout, pinned: int, states: Iterable[int]) -> int | None:
+def _cheapest(geometry: MigGeometry, layout: Layout, pinned: int, states: Iterable[int]) -> int | None:
     best: tuple[int, int, int] | None = None
     for state in states:
         if pinned & ~state or state & layout.blocked:
             continue
-        cost = ((layout.slots & ~state).bit_count(), -table.worth(table.free_after[state]), state)
+        cost = ((layout.slots & ~state).bit_count(), -geometry.worth(geometry.free_after[state]), state)
         if best is None or cost < best:
             best = cost
     return None if best is None else best[2]
 
 
-def steps(table: Table, transition: Transition) -> tuple[Step, ...]:
+def steps(geometry: MigGeometry, transition: Transition) -> tuple[Step, ...]:
     """Steps in an order in which every prefix is a legal layout: removals, then the largest instances
     first."""
-    going = [Step(False, key) for key in table.keys(transition.destroy)]
-    coming = sorted(table.keys(transition.create), key=lambda key: (-key[1].size, key[1], key[0]))
+    going = [Step(False, key) for key in geometry.keys(transition.destroy)]
+    coming = sorted(geometry.keys(transition.create), key=lambda key: (-key[1].size, key[1], key[0]))
     return (*going, *(Step(True, key) for key in coming))
 
 
-def defragmented(table: Table, layout: Layout, pinned: int) -> int | None:
+def defragmented(geometry: MigGeometry, layout: Layout, pinned: int) -> int | None:
     """The state with the same instances that leaves most room; of several, the one with the fewest moves.
 
     None if no move gains room.
     """
-    counts = table.counts.get(layout.slots)
+    counts = geometry.counts.get(layout.slots)
     if counts is None:
         return None
-    best, found = (-table.worth(table.free(layout)), 0, layout.slots), layout.slots
-    for state in table.with_counts[counts]:
+    best, found = (-geometry.worth(geometry.free(layout)), 0, layout.slots), layout.slots
+    for state in geometry.with_counts[counts]:
         if pinned & ~state or state & layout.blocked:
             continue
-        room = table.worth(table.free_after[state] & ~layout.blocked)
+        room = geometry.worth(geometry.free_after[state] & ~layout.blocked)
         cost = (-room, (layout.slots & ~state).bit_count(), state)
         if cost < best:
             best, found = cost, state
-    return None if best[0] == -table.worth(table.free(layout)) else found
+    return None if best[0] == -geometry.worth(geometry.free(layout)) else found
 
 
-def room_for(table: Table, layout: Layout, profile_id: int) -> int:
+def room_for(geometry: MigGeometry, layout: Layout, profile_id: int) -> int:
     """How many more instances of a profile fit without moves."""
-    free = table.free(layout)
-    most, start = 0, table.counts.get(layout.slots)
+    free = geometry.free(layout)
+    most, start = 0, geometry.counts.get(layout.slots)
     if start is None or not free:
         return 0
-    unit = table.unit(profile_id)
+    unit = geometry.unit(profile_id)
     while any(
         not layout.slots & ~state and not state & layout.blocked
-        for state in table.with_counts.get(start + unit * (most + 1), ())
+        for state in geometry.with_counts.get(start + unit * (most + 1), ())
     ):
         most += 1
     return most

@@ -4,10 +4,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from vgpud.policy.fields import Table
+from vgpud.policy.fields import PolicyTable
 
 
-class DraSettings(Table):
+class DraSettings(PolicyTable):
     """[dra]: each card is published in the form that its [[device]] rule allows."""
 
     enabled: bool = Field(

@@ -140,11 +140,11 @@ Indices = Annotated[
 ]
 
 
-class Table(BaseModel):
+class PolicyTable(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class Match(Table):
+class Match(PolicyTable):
     """The match of a rule. All given keys must hold; an empty match covers every device."""
 
     uuid: str | None = Field(

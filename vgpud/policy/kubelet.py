@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 
 from vgpud.model.quantity import GIB, MIB, format_bytes
-from vgpud.policy.fields import Match, MemoryBytes, Table, wrong
+from vgpud.policy.fields import Match, MemoryBytes, PolicyTable, wrong
 
 MAX_RESOURCES = 64
 # an H200 has 564 units of this size, and the kubelet gets all of them at each change
@@ -38,7 +38,7 @@ MigProfiles = Annotated[
 ]
 
 
-class KubeletResource(Table):
+class KubeletResource(PolicyTable):
     """One [[kubelet.resource]]: a name that pods request, and the meaning of one unit."""
 
     name: ResourceName = Field(
@@ -104,7 +104,7 @@ class KubeletResource(Table):
         return self.name.replace(_PROFILE, re.sub(r"[^a-z0-9.-]", ".", profile.lower()))
 
 
-class KubeletSettings(Table):
+class KubeletSettings(PolicyTable):
     """[kubelet]: the door is open only if there is a resource."""
 
     resource: tuple[KubeletResource, ...] = Field(

@@ -14,7 +14,7 @@ from vgpud.model.caller import BARE, Account
 from vgpud.model.device import Device
 from vgpud.model.tenancy import ANYONE, Mode
 from vgpud.policy.dra import DraSettings
-from vgpud.policy.fields import Match, MemoryBytes, Seconds, Table, wrong
+from vgpud.policy.fields import Match, MemoryBytes, PolicyTable, Seconds, wrong
 from vgpud.policy.kubelet import KubeletResource, KubeletSettings
 
 # the modes with a table of settings in a [[device]] rule
@@ -105,7 +105,7 @@ MigLayout = Annotated[
 OnTop = Annotated[tuple[Literal["preload", "mps"], ...], Field(strict=False, max_length=2)]
 
 
-class PreloadSettings(Table):
+class PreloadSettings(PolicyTable):
     """Mode preload: libvgpu enforces each tenant's memory limit and compute share."""
 
     max_tenants: int = Field(64, ge=1, le=1024, description="allocations on one device at one time")
@@ -169,7 +169,7 @@ class PreloadSettings(Table):
         return ruled if self.evictable is None else self.evictable
 
 
-class MpsSettings(Table):
+class MpsSettings(PolicyTable):
     """Mode mps: one NVIDIA MPS control daemon per device."""
 
     max_tenants: int = Field(
@@ -222,7 +222,7 @@ class MpsSettings(Table):
     )
 
 
-class MigSettings(Table):
+class MigSettings(PolicyTable):
     """Mode mig: one GPU instance per slice."""
 
     profiles: Profiles | None = Field(
@@ -263,7 +263,7 @@ class MigSettings(Table):
         return self.layout is None if self.dynamic is None else self.dynamic
 
 
-class ExclusiveSettings(Table):
+class ExclusiveSettings(PolicyTable):
     """Mode exclusive: whole devices; it has no settings."""
 
 
@@ -285,7 +285,7 @@ def _settings_fit_mode(schema: dict[str, Any]) -> None:
     ]
 
 
-class DeviceRule(Table):
+class DeviceRule(PolicyTable):
     """One [[device]] table; the first rule whose match covers a device applies to it."""
 
     model_config = ConfigDict(json_schema_extra=_settings_fit_mode)
@@ -319,7 +319,7 @@ class DeviceRule(Table):
         return mode is not Mode.UNMANAGED and self.mode in ("auto", mode.value)
 
 
-class PlannerSettings(Table):
+class PlannerSettings(PolicyTable):
     """The choice among the devices that fit."""
 
     strategy: Literal["pack", "spread"] = Field(
@@ -358,7 +358,7 @@ Listen = Annotated[
 ]
 
 
-class MetricsSettings(Table):
+class MetricsSettings(PolicyTable):
     """Metrics for Prometheus; the Unix socket metrics.sock always serves them."""
 
     listen: Listen = Field("", description="also by TCP at this loopback address; empty: not")
@@ -369,13 +369,13 @@ class MetricsSettings(Table):
     )
 
 
-class HttpSettings(Table):
+class HttpSettings(PolicyTable):
     """The status page, read-only."""
 
     listen: Listen = Field("", description="serve it by TCP at this loopback address; empty: not at all")
 
 
-class RuntimeSettings(Table):
+class RuntimeSettings(PolicyTable):
     """Containers that runtime.sock starts in an allocation of their own."""
 
     users: bool = Field(
@@ -407,7 +407,7 @@ Names = Annotated[
 ]
 
 
-class QuotaRule(Table):
+class QuotaRule(PolicyTable):
     """One [[quota]] table; the first one that covers a user bounds the sum of all its allocations."""
 
     users: Names = Field((), description="the users, by the names that this host has for them")
@@ -441,7 +441,7 @@ class QuotaRule(Table):
         return uid in self.uids or is_member or is_named
 
 
-class PoolSettings(Table):
+class PoolSettings(PolicyTable):
     """Settings for suspended tenants, whose device memory is in host memory."""
 
     host_memory: MemoryBytes | None = Field(
@@ -458,7 +458,7 @@ class PoolSettings(Table):
     )
 
 
-class Policy(Table):
+class Policy(PolicyTable):
     """The policy of a node."""
 
     version: Annotated[Literal[1], BeforeValidator(_version)] = Field(1, description="of this format")

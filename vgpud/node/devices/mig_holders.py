@@ -10,7 +10,7 @@ from vgpud.model.mig_view import MigDevice, MigFree, MigInstance, MigProcess
 from vgpud.node.devices.mig_pools import Pools
 from vgpud.node.store.book import Book
 from vgpud.planner import layouts
-from vgpud.planner.geometry import SlotKey, table_for
+from vgpud.planner.geometry import SlotKey, geometry_for
 from vgpud.planner.mig_parts import part_name
 from vgpud.planner.pool import Pool
 from vgpud.planner.terms import bare_name
@@ -54,8 +54,8 @@ class Holders:
         if self._pools.is_off(device):
             words = (layouts.OFF,)
         elif layout is not None:
-            table, computes = table_for(device.mig.profiles), self._pools.computes(device)
-            words = layouts.spell(table, layout, computes) or (layouts.NONE,)
+            geometry, computes = geometry_for(device.mig.profiles), self._pools.computes(device)
+            words = layouts.spell(geometry, layout, computes) or (layouts.NONE,)
         return MigDevice(
             device=device,
             layout=words,
@@ -68,9 +68,9 @@ class Holders:
     def _free(self, device: Device) -> tuple[MigFree, ...]:
         if not device.mig.profiles:
             return ()
-        table = table_for(device.mig.profiles)
-        now = table.layout(device.mig.instances, self._book.use_of(device.uuid).mig)
-        counts = ((bare_name(p.name), room_for(table, now, p.id)) for p in table.profiles)
+        geometry = geometry_for(device.mig.profiles)
+        now = geometry.layout(device.mig.instances, self._book.use_of(device.uuid).mig)
+        counts = ((bare_name(p.name), room_for(geometry, now, p.id)) for p in geometry.profiles)
         return tuple(MigFree(name, count) for name, count in counts if count)
 
     def instances(self, device: Device) -> tuple[MigInstance, ...]:

@@ -49,15 +49,15 @@ class LayoutParts:
 
 
 class MigLayouts:
-    def __init__(self, around: LayoutParts) -> None:
-        self._mig = around.mig
-        self._inventory = around.inventory
-        self._store = around.store
-        self._book = around.store.book
-        self._transitions = around.transitions
-        self._fault = around.fault
-        self.pools = Pools(around.mig.records, around.inventory, self._book, around.policy)
-        self.holders = Holders(self._book, self.pools, around.mig.host_root)
+    def __init__(self, parts: LayoutParts) -> None:
+        self._mig = parts.mig
+        self._inventory = parts.inventory
+        self._store = parts.store
+        self._book = parts.store.book
+        self._transitions = parts.transitions
+        self._fault = parts.fault
+        self.pools = Pools(parts.mig.records, parts.inventory, self._book, parts.policy)
+        self.holders = Holders(self._book, self.pools, parts.mig.host_root)
         self._one_at_a_time = asyncio.Lock()
         self._converging: dict[str, asyncio.Lock] = {}
 

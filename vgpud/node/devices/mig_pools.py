@@ -14,7 +14,7 @@ from vgpud.modes.mig_records import Applied, MigRecords
 from vgpud.node.devices.inventory import Inventory
 from vgpud.node.store.book import Book
 from vgpud.planner import layouts
-from vgpud.planner.geometry import ComputeKey, SlotKey, table_for
+from vgpud.planner.geometry import ComputeKey, SlotKey, geometry_for
 from vgpud.planner.layouts import OFF, Blocked
 from vgpud.planner.mig_parts import divide, scene_of, split
 from vgpud.planner.pool import Pool, stock_of
@@ -91,28 +91,28 @@ class Pools:
             return known
         if not device.mig.profiles:
             return None
-        table = table_for(device.mig.profiles)
+        geometry = geometry_for(device.mig.profiles)
         pool = self._base(device)
         use = self._book.use_of(device.uuid)
-        stock = stock_of(table, device, use.mig, pool)
+        stock = stock_of(geometry, device, use.mig, pool)
         try:
-            plain, bins = split(table, words)
-            target = layouts.target(table, stock.layout, stock.pinned, plain)
+            plain, bins = split(geometry, words)
+            target = layouts.target(geometry, stock.layout, stock.pinned, plain)
             if isinstance(target, Blocked):  # the blocking instances are removed after their release
-                rest = stock.pinned & ~table.state(target.pinned)
-                target = layouts.target(table, stock.layout._replace(blocked=0), rest, plain)
+                rest = stock.pinned & ~geometry.state(target.pinned)
+                target = layouts.target(geometry, stock.layout._replace(blocked=0), rest, plain)
         except VgpuError as error:
             log.error(LogEvent.MIG_LAYOUT_IMPOSSIBLE, device=device.uuid, why=str(error))
             return None
         if isinstance(target, Blocked):
             return None
-        scene = scene_of(device, table, stock, use, pool)
+        scene = scene_of(device, geometry, stock, use, pool)
         computes = divide(scene, bins, target)
         if isinstance(computes, Blocked):  # as above
             empty = scene._replace(parts={}, stock=stock._replace(pinned=0))
             computes = divide(empty, bins, target)
             assert not isinstance(computes, Blocked), "an empty device blocks nothing"
-        self._resolved[device.uuid, words] = frozenset(table.keys(target)), computes
+        self._resolved[device.uuid, words] = frozenset(geometry.keys(target)), computes
         return self._resolved[device.uuid, words]
 
     def _base(self, device: Device) -> Pool:

@@ -30,7 +30,7 @@ from vgpud.modes.gpu_use import is_in
 from vgpud.modes.preload import Preload
 from vgpud.node.tenants.ancestry import belongings, owner_of
 from vgpud.node.tenants.cgroups import processes_in
-from vgpud.node.tenants.checkpoints import Surroundings
+from vgpud.node.tenants.checkpoints import TenantServices
 from vgpud.planner.bypass import (
     Belongings,
     Reading,
@@ -79,7 +79,7 @@ class _Survey:
 
 @dataclass
 class Bypasses:
-    around: Surroundings
+    services: TenantServices
     policy: Callable[[], Policy]
     tally: Tally
     release_later: Callable[[str, str], object]
@@ -90,7 +90,7 @@ class Bypasses:
 
     def restore(self, marks: Iterable[Mark]) -> None:
         """Restores the recorded marks at start. Precondition: the book holds the allocations."""
-        self._older = frozenset(allocation.id for allocation in self.around.book)
+        self._older = frozenset(allocation.id for allocation in self.services.book)
         for mark in marks:
             self._marks.setdefault(mark.allocation_id, {})[mark.kind] = mark
 
@@ -111,21 +111,21 @@ class Bypasses:
     async def look(self) -> float:
         """Runs one survey and returns its CPU seconds. Never raises: the next survey tries again."""
         self._forget_gone()
-        held = [allocation for allocation in self.around.book if _is_watched(allocation)]
-        preload = self.around.preload
+        held = [allocation for allocation in self.services.book if _is_watched(allocation)]
+        preload = self.services.preload
         if not held or preload is None:
             return 0.0
-        survey = _Survey(tuple(self.around.book), dict(self._watched))
+        survey = _Survey(tuple(self.services.book), dict(self._watched))
         await asyncio.to_thread(self._fill, preload, held, survey)
         self._watched = survey.watched
         self.tally.bypass_looks += 1
         for allocation in held:
-            if allocation.id in self.around.book and self.around.book.get(allocation.id) is allocation:
+            if allocation.id in self.services.book and self.services.book.get(allocation.id) is allocation:
                 await self._judge(preload, allocation, survey)
         return survey.cpu_seconds
 
     def _forget_gone(self) -> None:
-        book = self.around.book
+        book = self.services.book
         self._marks = {name: marks for name, marks in self._marks.items() if name in book}
         self._watched = {place: one for place, one in self._watched.items() if place[0] in book}
         self._stopped = {name for name in self._stopped if name in book}
@@ -176,7 +176,7 @@ class Bypasses:
         listed = {}
         for uuid in devices:
             with suppress(VgpuError):  # the device is lost or does not answer
-                listed[uuid] = self.around.inventory.processes(uuid)
+                listed[uuid] = self.services.inventory.processes(uuid)
         after = _counted(preload, held)
         found = {}
         for allocation in held:
@@ -225,7 +225,7 @@ class Bypasses:
             await self._stop_if_ruled(preload, allocation, allocation.slices, survey)
         await self._judge_engine(allocation, seen if allocation.id in survey.registered else None)
         unknown = survey.unknown.get(allocation.id)
-        driver = self.around.inventory.node.driver_version
+        driver = self.services.inventory.node.driver_version
         told = marks.get(MarkKind.UNKNOWN_CALLS)
         if unknown is not None and unknown.count and (told is None or told.subject != driver):
             such = f", such as {unknown.example}" if unknown.example else ""
@@ -270,7 +270,7 @@ class Bypasses:
     ) -> None:
         mark = Mark(allocation.id, kind, subject, amount, sentence, time.time_ns())
         try:
-            await self.around.store.mark(mark, _EVENTS[kind], allocation)
+            await self.services.store.mark(mark, _EVENTS[kind], allocation)
         except VgpuError as error:
             log.error(LogEvent.MARK_NOT_RECORDED, allocation=allocation.id, mark=kind.value, why=str(error))
             return
@@ -298,7 +298,7 @@ class Bypasses:
         if mark is None:
             return
         try:
-            await self.around.store.unmark(mark, allocation, why)
+            await self.services.store.unmark(mark, allocation, why)
         except VgpuError as error:
             log.error(LogEvent.MARK_NOT_REMOVED, allocation=allocation.id, why=str(error))
             return
@@ -310,12 +310,12 @@ class Bypasses:
     async def _stop_if_ruled(
         self, preload: Preload, allocation: Allocation, parts: Iterable[Slice], survey: _Survey
     ) -> None:
-        node, policy = self.around.inventory.node, self.policy()
+        node, policy = self.services.inventory.node, self.policy()
         devices = [device for part in parts if (device := node.device(part.device_uuid)) is not None]
         if not any(policy.rule_for(one).settings_preload().on_bypass == "stop" for one in devices):
             return
         ended = await asyncio.to_thread(self._end_processes, preload, allocation, survey)
-        if allocation.id in self._stopped or allocation.id not in self.around.book:
+        if allocation.id in self._stopped or allocation.id not in self.services.book:
             return
         self._stopped.add(allocation.id)
         self.tally.stopped += 1
@@ -328,7 +328,7 @@ class Bypasses:
         count = counted(ended, "process")
         sentence = f"allocation {allocation.id}: vgpud ended {count} and releases it, as on_bypass is stop"
         try:
-            await self.around.store.notice(EventKind.ALLOCATION_STOPPED, allocation.id, sentence)
+            await self.services.store.notice(EventKind.ALLOCATION_STOPPED, allocation.id, sentence)
         except VgpuError as error:
             log.error(LogEvent.STOP_NOT_RECORDED, allocation=allocation.id, why=str(error))
 

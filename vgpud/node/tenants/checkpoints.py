@@ -40,10 +40,10 @@ _ROUNDS = 5  # rounds of locking; a tenant that still starts processes after the
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """The collaborators of suspension. `preload` is None if a test replaces it. `host` reads the host's free
-    memory and the policy's bounds of it; `unevictable` reads the policy's key of that name; below `host_root`
-    are the device nodes of the host.
+class TenantServices:
+    """The collaborators that suspension, move, resize and pause share. `preload` is None if a test replaces
+    it. `host` reads the host's free memory and the policy's bounds of it. `unevictable` reads the policy's
+    key of that name. The device nodes of the host are below `host_root`.
     """
 
     store: AllocationStore
@@ -68,16 +68,16 @@ class Surroundings:
 class Checkpoints:
     """Checkpoints the processes of one tenant, one after the other."""
 
-    def __init__(self, around: Surroundings) -> None:
-        self._around = around
-        self._book = around.book
+    def __init__(self, services: TenantServices) -> None:
+        self._services = services
+        self._book = services.book
 
-    async def at_rest(self, allocation_id: str) -> Allocation:
+    async def wait_until_settled(self, allocation_id: str) -> Allocation:
         """Waits until no change of the allocation is running, and returns its record. No other change can
         begin before the caller's next await. Raises VgpuError: ALLOCATION_BUSY, NO_SUCH_ALLOCATION.
         """
         settled(self._book.get(allocation_id))
-        await self._around.changes.settle(allocation_id)
+        await self._services.changes.settle(allocation_id)
         return settled(self._book.get(allocation_id))
 
     async def lock_all(self, session: Session, going: Allocation, verb: str = "suspend") -> Allocation:
@@ -89,7 +89,7 @@ class Checkpoints:
                 if process.pid not in locked:
                     await self.unless_gone(process, session.lock(process, _LOCK_SECONDS))
                     locked.add(process.pid)
-                    self._around.fault(f"{verb}.lock-{number}")
+                    self._services.fault(f"{verb}.lock-{number}")
             found = await self.processes(session, going, going.suspended)
             if {process.pid for process in found} <= locked:
                 return going
@@ -104,7 +104,7 @@ class Checkpoints:
     async def save_all(self, session: Session, going: Allocation, verb: str = "suspend") -> None:
         for number, process in enumerate(going.suspended):
             await self.unless_gone(process, session.save(process, seconds_for(process)))
-            self._around.fault(f"{verb}.save-{number}")
+            self._services.fault(f"{verb}.save-{number}")
 
     async def restore(self, session: Session, process: SuspendedProcess, allocation: Allocation) -> None:
         """Restores a process from the devices that it was saved on to the devices of the slices."""
@@ -124,7 +124,7 @@ class Checkpoints:
 
     def visible(self, pid: int) -> frozenset[str]:
         """UUIDs of the devices whose nodes the process can open."""
-        return visible_devices(pid, self._around.inventory.node.devices, self._around.host_root)
+        return visible_devices(pid, self._services.inventory.node.devices, self._services.host_root)
 
     async def unless_gone(self, process: SuspendedProcess, work: Awaitable[None]) -> None:
         try:
@@ -139,13 +139,13 @@ class Checkpoints:
         """Live processes of the tenant that use CUDA: `known` first, then new ones by pid, which go the same
         way."""
         used: dict[int, int] = {}
-        await self._around.inventory.refresh()
+        await self._services.inventory.refresh()
         for part in allocation.slices:
-            for process in self._around.inventory.device(part.device_uuid).processes:
+            for process in self._services.inventory.device(part.device_uuid).processes:
                 used[process.pid] = used.get(process.pid, 0) + (process.memory_bytes or 0)
         pids: set[int] = set()
         for part in allocation.slices:
-            pids.update(await self._around.effectors[part.mode].tenants(allocation, part))
+            pids.update(await self._services.effectors[part.mode].tenants(allocation, part))
         new = []
         for pid in sorted(pids - {process.pid for process in known}):
             ticks = start_ticks(pid)
@@ -171,18 +171,18 @@ class Checkpoints:
     async def record(
         self, intent: Allocation, change: Change, verb: str, point: str = "record-intent"
     ) -> None:
-        await self._around.store.begin(intent, change)
-        self._around.fault(f"{verb}.{point}")
+        await self._services.store.begin(intent, change)
+        self._services.fault(f"{verb}.{point}")
 
     async def limit(self, allocation: Allocation) -> None:
         """Writes the limits: libvgpu then holds a suspended tenant's driver calls, in new processes too."""
         for mode in {part.mode for part in allocation.slices}:
-            await self._around.effectors[mode].resize(allocation)
+            await self._services.effectors[mode].resize(allocation)
 
     async def end(self, outcome: Allocation, change: Change, sentence: str) -> Allocation:
         """Commits `outcome`, which is active or suspended."""
         event = _ENDED[outcome.state]
-        done = await self._around.store.commit(outcome, change, sentence)
+        done = await self._services.store.commit(outcome, change, sentence)
         log.info(event, allocation=outcome.id, why=sentence)
         return done
 

@@ -9,16 +9,16 @@ from vgpud.model.errors import VgpuError
 from vgpud.model.lifecycle import Change
 from vgpud.model.log_event import LogEvent
 from vgpud.model.tenancy import State
-from vgpud.node.tenants.checkpoints import Surroundings
+from vgpud.node.tenants.checkpoints import TenantServices
 
 log = structlog.get_logger(__name__)
 
 
 class Failures:
-    def __init__(self, around: Surroundings) -> None:
-        self._book = around.book
-        self._store = around.store
-        self._changes = around.changes
+    def __init__(self, services: TenantServices) -> None:
+        self._book = services.book
+        self._store = services.store
+        self._changes = services.changes
 
     async def mark_on(self, device_uuid: str, sentence: str) -> None:
         """Marks every allocation on a lost device or MIG device."""

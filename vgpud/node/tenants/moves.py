@@ -24,7 +24,7 @@ from vgpud.model.tally import Tally
 from vgpud.model.tenancy import Allocation, Edits, Request, State, SuspendedProcess, Way
 from vgpud.node.devices.execute import Executor
 from vgpud.node.tenants.cgroups import processes_in
-from vgpud.node.tenants.checkpoints import Checkpoints, Surroundings, check_well, living, seconds_for, told
+from vgpud.node.tenants.checkpoints import Checkpoints, TenantServices, check_well, living, seconds_for, told
 from vgpud.node.tenants.checks import check_owner, settled
 from vgpud.node.tenants.suspends import Suspends, surfaced
 from vgpud.planner import move as rules
@@ -43,18 +43,18 @@ class Moves:
 
     def __init__(
         self,
-        around: Surroundings,
+        services: TenantServices,
         executor: Executor,
         policy: Callable[[], Policy],
         closed: Callable[[Request], Mapping[str, str]],
         tally: Tally,
         suspends: Suspends,
     ) -> None:
-        self._around = around
+        self._services = services
         self._suspends = suspends
         self._swaps = suspends.swaps
-        self._book = around.book
-        self._do = Checkpoints(around)
+        self._book = services.book
+        self._do = Checkpoints(services)
         self._executor = executor
         self._policy = policy
         self._closed = closed
@@ -75,8 +75,8 @@ class Moves:
 
     async def _checked(self, allocation_id: str, to: Sequence[str], source: str) -> Allocation | None:
         """The moved allocation; None if it is on these devices already."""
-        await self._around.inventory.refresh()
-        allocation = await self._do.at_rest(allocation_id)
+        await self._services.inventory.refresh()
+        allocation = await self._do.wait_until_settled(allocation_id)
         if allocation.is_swapped:
             self.plan(allocation, rules.ends_of(allocation, to, source))
             allocation = await self._suspends.deepen(allocation)
@@ -84,9 +84,9 @@ class Moves:
         if not plan.moves:
             return None
         # from here on its capacity is booked on the old and the new devices
-        self._around.store.reserve(plan, Change.MOVE)
+        self._services.store.reserve(plan, Change.MOVE)
         work = self._move(allocation, plan)
-        return await asyncio.shield(self._around.changes.begin(allocation.id, work))
+        return await asyncio.shield(self._services.changes.begin(allocation.id, work))
 
     def plan(self, allocation: Allocation, to: Sequence[str]) -> Allocation:
         """The allocation with the targets of its moves. Changes nothing. Raises VgpuError if the move is
@@ -111,13 +111,13 @@ class Moves:
 
     @property
     def _node(self) -> Node:
-        return self._around.inventory.node
+        return self._services.inventory.node
 
     async def _move(self, before: Allocation, going: Allocation) -> Allocation:
         try:
-            async with self._around.suspender.session() as session:
+            async with self._services.suspender.session() as session:
                 if not is_away(going):
-                    await self._around.kept.make_way(rules.turned(going))
+                    await self._services.kept.make_way(rules.turned(going))
                 going = replace(going, suspended=await self._processes(session, before))
                 self._check(going)
                 first, *rest = rules.move_steps(going)
@@ -126,7 +126,7 @@ class Moves:
                 sentence = f"{told(verb, going)} from {_names(before)} to {_names(rules.turned(going))}"
                 return await self._forth_or_back(session, going, rest, sentence)
         except VgpuError:
-            self._around.store.cancel(before.id)  # has no effect on a recorded intent
+            self._services.store.cancel(before.id)  # has no effect on a recorded intent
             raise
 
     async def _processes(self, session: Session, before: Allocation) -> tuple[SuspendedProcess, ...]:
@@ -150,7 +150,7 @@ class Moves:
     def _check(self, going: Allocation) -> None:
         if not is_away(going):
             wanted = sum(process.memory_bytes for process in going.suspended)
-            check_host(wanted, held_bytes(a for a in self._book if a.id != going.id), self._around.host())
+            check_host(wanted, held_bytes(a for a in self._book if a.id != going.id), self._services.host())
             rules.check_card(going, self._node)
         lifetime = going.request.lifetime
         pids = {process.pid for process in going.suspended} | set(processes_in(lifetime.cgroup))
@@ -170,7 +170,7 @@ class Moves:
 
     async def settle(self, allocation_id: str) -> None:
         """Waits until no other change of the allocation runs."""
-        await self._around.changes.settle(allocation_id)
+        await self._services.changes.settle(allocation_id)
 
     # --- the steps
 
@@ -219,7 +219,7 @@ class Moves:
             case StepKind.RESTORE:
                 for number, process in enumerate(held.suspended):
                     await self._do.unless_gone(process, self._bring(session, process, held))
-                    self._around.fault(f"move.restore-{number}")
+                    self._services.fault(f"move.restore-{number}")
             case StepKind.UNLOCK:
                 await self._unlock(session, held)
             case StepKind.COMMIT:
@@ -234,7 +234,7 @@ class Moves:
         """Holds calls in libvgpu first, which catches processes that start meanwhile, and evicts what libvgpu
         can; then holds them in the driver."""
         await self._do.limit(held)
-        await self._around.activities.quieten(held, None)
+        await self._services.activities.quieten(held, None)
         await self._evict(held)
         return await self._do.lock_all(session, held, "move")
 
@@ -246,12 +246,12 @@ class Moves:
         for number, process in enumerate(held.suspended):
             if await session.state(process) is not ProcessState.SAVED:
                 await self._do.unless_gone(process, session.save(process, seconds_for(process)))
-            self._around.fault(f"move.save-{number}")
+            self._services.fault(f"move.save-{number}")
 
     async def _record_move(self, held: Allocation) -> Allocation:
         moved = rules.turned(held)
         if not is_away(held):
-            await self._around.inventory.refresh()
+            await self._services.inventory.refresh()
             rules.check_card(held, self._node)
             moved = replace(moved, state=State.RESUMING)
         await self._do.record(moved, Change.MOVE, "move", "record-move")
@@ -261,7 +261,7 @@ class Moves:
         """Waits until libvgpu has evicted what it can; the lease says so already."""
         if held.is_deep:
             await self._swaps.until(held, SwapPhase.OUT)
-            self._around.fault("move.out")
+            self._services.fault("move.out")
 
     async def _unlock(self, session: Session, held: Allocation) -> None:
         if not held.is_deep:
@@ -269,12 +269,12 @@ class Moves:
         for number, process in enumerate(held.suspended):
             if await session.state(process) is ProcessState.LOCKED:
                 await self._do.unless_gone(process, session.unlock(process))
-            self._around.fault(f"move.unlock-{number}")
+            self._services.fault(f"move.unlock-{number}")
         if held.is_deep:
             coming = surfaced(replace(held, state=State.RESUMING))
             await self._do.limit(coming)
             await self._swaps.until(coming, SwapPhase.HERE)
-            await self._around.inventory.refresh()  # it showed the device as it was before the memory came
+            await self._services.inventory.refresh()  # it showed the device as it was before the memory came
             await self._do.limit(replace(held, state=State.ACTIVE, suspended=()))
 
     async def _commit(self, held: Allocation, sentence: str) -> Allocation:
@@ -282,9 +282,9 @@ class Moves:
         if not is_away(held):
             ended, change = replace(ended, state=State.ACTIVE, suspended=()), Change.MOVED
         done = await self._do.end(ended, change, sentence)
-        self._around.fault("move.commit")
-        if self._around.preload is not None:
-            await self._around.preload.restore_wall(done)  # closes the device that the tenant left
+        self._services.fault("move.commit")
+        if self._services.preload is not None:
+            await self._services.preload.restore_wall(done)  # closes the device that the tenant left
         return done
 
     # --- one process
@@ -307,7 +307,7 @@ class Moves:
             await session.restore(process, seconds, pairs)
 
     async def _is_at_other_end(self, process: SuspendedProcess, held: Allocation) -> bool:
-        await self._around.inventory.refresh()
+        await self._services.inventory.refresh()
         others = {part.other_uuid for part in held.slices}
         return any(
             listed.pid == process.pid
@@ -323,7 +323,7 @@ class Moves:
         as it is, and can be resumed once the reason is gone."""
 
         async def finish() -> None:
-            async with self._around.suspender.session() as session:
+            async with self._services.suspender.session() as session:
                 held = living(allocation)
                 try:
                     await self._run(session, held, rules.end_steps(held), _ended(held))
@@ -332,7 +332,7 @@ class Moves:
                         raise
                     await self._back(session, self._book.get(held.id), True, error)
 
-        await asyncio.shield(self._around.changes.begin(allocation.id, finish()))
+        await asyncio.shield(self._services.changes.begin(allocation.id, finish()))
 
 
 def _names(allocation: Allocation) -> str:

@@ -18,7 +18,7 @@ from vgpud.model.quantity import counted
 from vgpud.model.tenancy import Allocation, Mode, State
 from vgpud.modes.preload import Preload
 from vgpud.node.devices.engines import Engines
-from vgpud.node.tenants.checkpoints import Checkpoints, Surroundings, check_well
+from vgpud.node.tenants.checkpoints import Checkpoints, TenantServices, check_well
 
 log = structlog.get_logger(__name__)
 
@@ -27,14 +27,14 @@ _LOOK_SECONDS = 0.001
 
 
 class Pauses:
-    def __init__(self, around: Surroundings, engines: Engines) -> None:
-        self._around = around
+    def __init__(self, services: TenantServices, engines: Engines) -> None:
+        self._services = services
         self._engines = engines
-        self._do = Checkpoints(around)
+        self._do = Checkpoints(services)
 
     async def pause(self, allocation: Allocation) -> Allocation:
         """Raises VgpuError, with the tenant running as before: UNSUPPORTED without the engine cut."""
-        allocation = await self._do.at_rest(allocation.id)
+        allocation = await self._do.wait_until_settled(allocation.id)
         check_well(allocation)
         preload = self._check_engine(allocation)
         if allocation.state is not State.ACTIVE:
@@ -48,38 +48,38 @@ class Pauses:
             await self._until_off(preload, allocation.id)  # the driver may have refused since
             return allocation
         return await asyncio.shield(
-            self._around.changes.begin(allocation.id, self._pause(preload, allocation))
+            self._services.changes.begin(allocation.id, self._pause(preload, allocation))
         )
 
     async def _pause(self, preload: Preload, running: Allocation) -> Allocation:
         try:
             await preload.pause(running.id, True)
-            self._around.fault("pause.order")
+            self._services.fault("pause.order")
             await self._until_off(preload, running.id)
             paused = replace(running, paused=True)
-            return await self._around.store.commit(paused, Change.PAUSED, "paused, off its devices")
+            return await self._services.store.commit(paused, Change.PAUSED, "paused, off its devices")
         except VgpuError:
             await preload.pause(running.id, False)
             raise
 
     async def unpause(self, allocation: Allocation) -> Allocation:
         """Raises VgpuError. A tenant that is suspended runs once it is resumed."""
-        allocation = await self._do.at_rest(allocation.id)
+        allocation = await self._do.wait_until_settled(allocation.id)
         check_well(allocation)
-        if not allocation.paused or self._around.preload is None:
+        if not allocation.paused or self._services.preload is None:
             return allocation
-        work = self._unpause(self._around.preload, allocation)
-        return await asyncio.shield(self._around.changes.begin(allocation.id, work))
+        work = self._unpause(self._services.preload, allocation)
+        return await asyncio.shield(self._services.changes.begin(allocation.id, work))
 
     async def _unpause(self, preload: Preload, paused: Allocation) -> Allocation:
         await preload.pause(paused.id, False)
-        self._around.fault("unpause.order")
-        return await self._around.store.commit(replace(paused, paused=False), Change.UNPAUSED, "unpaused")
+        self._services.fault("unpause.order")
+        return await self._services.store.commit(replace(paused, paused=False), Change.UNPAUSED, "unpaused")
 
     async def restore(self, allocation_id: str) -> None:
         """At start: repeats the order as the record says."""
-        preload = self._around.preload
-        held = self._around.book.get(allocation_id)
+        preload = self._services.preload
+        held = self._services.book.get(allocation_id)
         if preload is None or not held.has_lease or held.state in (State.FAILED, State.RELEASING):
             return
         try:
@@ -90,11 +90,11 @@ class Pauses:
 
     def _check_engine(self, allocation: Allocation) -> Preload:
         """Raises VgpuError(UNSUPPORTED) if the engine cut does not enforce all of its time slices."""
-        preload = self._around.preload
+        preload = self._services.preload
         for part in allocation.slices:
             if part.mode is not Mode.PRELOAD or part.mig is not None or preload is None:
                 raise _cannot(allocation, f"mode {part.device_mode.value} has no engine cut", _OTHER_MODES)
-            device = self._around.inventory.device(part.device_uuid)
+            device = self._services.inventory.device(part.device_uuid)
             choice = self._engines.view(device)
             if choice.engine is not Engine.CUT:
                 raise _cannot(allocation, f"device {device.index} has the engine {choice.engine.value}")
@@ -110,7 +110,7 @@ class Pauses:
                 return
             if state.refusal or clock.now() > end:
                 why = state.refusal or f"a process of it stays on for {_OFF_SECONDS:g} seconds"
-                raise _cannot(self._around.book.get(allocation_id), f"the driver does not stop it ({why})")
+                raise _cannot(self._services.book.get(allocation_id), f"the driver does not stop it ({why})")
             await asyncio.sleep(_LOOK_SECONDS)
 
 

@@ -21,7 +21,7 @@ from vgpud.model.log_event import LogEvent
 from vgpud.model.quantity import format_bytes
 from vgpud.model.tally import Tally
 from vgpud.model.tenancy import Allocation, Cause, Mode, State
-from vgpud.node.tenants.checkpoints import Surroundings
+from vgpud.node.tenants.checkpoints import TenantServices
 from vgpud.node.tenants.suspends import Suspends
 from vgpud.planner.residency import Kind, Move, Plan, Rules, Tenant, Where, decide, patience_after
 from vgpud.policy.model import Policy, PreloadSettings
@@ -61,7 +61,7 @@ class _Seen:
 
 @dataclass
 class Residency:
-    around: Surroundings
+    services: TenantServices
     suspends: Suspends
     policy: Callable[[], Policy]
     tally: Tally
@@ -92,14 +92,14 @@ class Residency:
         if self._rules(made).turn_seconds is None:
             return made
         if not self._is_crowded(made):
-            await self.around.kept.make_way(made)
+            await self.services.kept.make_way(made)
             return made
         try:
             with audit.change("suspend", **audit.of(made), reason="it waits for its turn"):
                 return await self.suspends.suspend(made, Cause.TURN)
         except VgpuError as error:
             log.warning(LogEvent.NEW_TENANT_NOT_SUSPENDED, allocation=made.id, why=str(error))
-            return self.around.book.get(made.id) if made.id in self.around.book else made
+            return self.services.book.get(made.id) if made.id in self.services.book else made
 
     def standing(self, allocation: Allocation) -> str:
         """What a suspended tenant waits for, and whether libvgpu swapped it out; empty for other tenants."""
@@ -107,14 +107,14 @@ class Residency:
             return ""
         if allocation.is_swapped:
             stays = format_bytes(allocation.stays_bytes) if allocation.stays_bytes else "nothing"
-            kept = self.around.kept.bytes_of(allocation)
+            kept = self.services.kept.bytes_of(allocation)
             more = f", and {format_bytes(kept)} until others need the room" if kept else ""
             return f"{self._waits_for(allocation)}; swapped out by libvgpu, {stays} of it on the device{more}"
         return self._waits_for(allocation)
 
     def _waits_for(self, allocation: Allocation) -> str:
         if allocation.cause is Cause.HAND:
-            wants = self.around.activities.wants(allocation)
+            wants = self.services.activities.wants(allocation)
             return "by hand, wants to work" if wants else "by hand"
         move = self._waiting.get(allocation.id)
         if move is not None:
@@ -131,17 +131,17 @@ class Residency:
     async def _look(self) -> float:
         """Observes once; returns the seconds until the next observation."""
         now = clock.now()
-        ruled = [(a, rules) for a in self.around.book if (rules := self._rules(a)).any or _is_sent(a)]
+        ruled = [(a, rules) for a in self.services.book if (rules := self._rules(a)).any or _is_sent(a)]
         for gone in self._seen.keys() - {allocation.id for allocation, _ in ruled}:
             del self._seen[gone]
-        self.around.activities.keep({allocation.id for allocation in self.around.book})
+        self.services.activities.keep({allocation.id for allocation in self.services.book})
         self._waiting = {}
         if not ruled:
             return _REST_SECONDS if _has_rules(self.policy()) else _NO_RULES_SECONDS
         for allocation, rules in ruled:
             await self._see(allocation, rules, now)
         # some may have been released while the arbiter was asked
-        plan = self._decide(now, {a.id: rules for a, rules in ruled if a.id in self.around.book})
+        plan = self._decide(now, {a.id: rules for a, rules in ruled if a.id in self.services.book})
         self._waiting = {move.id: move for move in plan.moves if move.kind is Kind.WAIT}
         self._expect([allocation for allocation, _ in ruled])
         for move in plan.moves:
@@ -152,7 +152,7 @@ class Residency:
 
     def _expect(self, ruled: Sequence[Allocation]) -> None:
         """While a tenant waits for a device, those that run there make host buffers for their evictions."""
-        wanted = {part.device_uuid for name in self._waiting for part in self.around.book.get(name).slices}
+        wanted = {part.device_uuid for name in self._waiting for part in self.services.book.get(name).slices}
         before, self._expected = self._expected, set()
         for allocation in ruled:
             soon = allocation.state is State.ACTIVE and any(
@@ -181,30 +181,30 @@ class Residency:
         if where is Where.HERE and allocation.state is State.ACTIVE:
             await self._see_work(allocation, rules, seen, now)
         elif where is Where.AWAY and _is_sent(allocation):
-            if self.around.activities.wants(allocation):
+            if self.services.activities.wants(allocation):
                 seen.wants_since = seen.wants_since or now
             elif now - seen.asked_at > _ASK_SECONDS:  # a call may have passed libvgpu during the suspension
                 seen.asked_at = now
-                await self.around.activities.ask(allocation.id)
+                await self.services.activities.ask(allocation.id)
 
     async def _see_work(self, allocation: Allocation, rules: Rules, seen: _Seen, now: float) -> None:
         """Records when a running tenant last worked. A tenant whose activity is unknown counts as working."""
         if now - seen.asked_at < (rules.idle_seconds or rules.turn_seconds or 0) / _LOOKS:
             return
-        activity = self.around.activities.read(allocation)
+        activity = self.services.activities.read(allocation)
         if activity is None or _has_worked(seen.activity, activity):
             seen.active_at = now
         seen.activity, seen.asked_at = activity, now
-        await self.around.activities.ask(allocation.id)
+        await self.services.activities.ask(allocation.id)
 
     def _decide(self, now: float, rules: dict[str, Rules]) -> Plan:
-        devices = {part.device_uuid for name in rules for part in self.around.book.get(name).slices}
+        devices = {part.device_uuid for name in rules for part in self.services.book.get(name).slices}
         tenants = [
             self._tenant(allocation, rules.get(allocation.id, Rules()), now)
-            for allocation in self.around.book
+            for allocation in self.services.book
             if any(part.device_uuid in devices for part in allocation.slices)
         ]
-        node = self.around.inventory.node
+        node = self.services.inventory.node
         there = [device for device in node.devices if device.uuid in devices]
         return decide(now, tenants, {device.uuid: device.memory_usable_bytes for device in there})
 
@@ -243,7 +243,7 @@ class Residency:
     async def _make(self, move: Move) -> None:
         seen = self._seen.get(move.id)
         try:
-            allocation = self.around.book.get(move.id)
+            allocation = self.services.book.get(move.id)
             if move.kind is Kind.SUSPEND:
                 await self._suspend(allocation, move, seen)
             else:
@@ -305,7 +305,7 @@ class Residency:
 
     def _settings(self) -> Mapping[str, PreloadSettings] | None:
         """Settings by device UUID, cached until policy or devices change; None if no device has a rule."""
-        policy, node = self.policy(), self.around.inventory.node
+        policy, node = self.policy(), self.services.inventory.node
         if self._kept is None or self._kept[0] is not policy or self._kept[1] is not node:
             found = {device.uuid: policy.rule_for(device).settings_preload() for device in node.devices}
             ruled = any(one.idle_suspend is not None or one.turn is not None for one in found.values())
@@ -315,8 +315,8 @@ class Residency:
     def _is_crowded(self, allocation: Allocation) -> bool:
         """Is more memory booked on one of its devices than the device has?"""
         for part in allocation.slices:
-            device = self.around.inventory.node.device(part.device_uuid)
-            held = self.around.book.use_of(part.device_uuid).memory_bytes
+            device = self.services.inventory.node.device(part.device_uuid)
+            held = self.services.book.use_of(part.device_uuid).memory_bytes
             if device is not None and held > device.memory_usable_bytes:
                 return True
         return False

@@ -13,7 +13,7 @@ from vgpud.model.log_event import LogEvent
 from vgpud.model.quantity import Percent
 from vgpud.model.tenancy import Allocation, State
 from vgpud.node.tenants.accounts import Accounts
-from vgpud.node.tenants.checkpoints import Surroundings
+from vgpud.node.tenants.checkpoints import TenantServices
 from vgpud.node.tenants.checks import check_resizable
 from vgpud.planner.quota import over_quota
 from vgpud.planner.resize import resize_slices
@@ -23,15 +23,15 @@ log = structlog.get_logger(__name__)
 
 
 class Resizes:
-    def __init__(self, around: Surroundings, policy: Callable[[], Policy], accounts: Accounts) -> None:
+    def __init__(self, services: TenantServices, policy: Callable[[], Policy], accounts: Accounts) -> None:
         self._accounts = accounts
-        self._book = around.book
-        self._store = around.store
-        self._inventory = around.inventory
-        self._effectors = around.effectors
-        self._changes = around.changes
-        self._fault = around.fault
-        self._kept = around.kept
+        self._book = services.book
+        self._store = services.store
+        self._inventory = services.inventory
+        self._effectors = services.effectors
+        self._changes = services.changes
+        self._fault = services.fault
+        self._kept = services.kept
         self._policy = policy
 
     async def resize(

@@ -16,10 +16,10 @@ import structlog
 from vgpud.hardware.suspender import ProcessState, Session
 from vgpud.lease import LeaseActivity
 from vgpud.model.errors import ErrorCode, VgpuError
-from vgpud.model.lifecycle import Change, at_rest
+from vgpud.model.lifecycle import Change, suspension_outcome
 from vgpud.model.log_event import LogEvent
 from vgpud.model.tenancy import Allocation, Cause, State, SuspendedProcess
-from vgpud.node.tenants.checkpoints import Checkpoints, Surroundings, check_well, living, seconds_for, told
+from vgpud.node.tenants.checkpoints import Checkpoints, TenantServices, check_well, living, seconds_for, told
 from vgpud.node.tenants.checks import settled
 from vgpud.node.tenants.swaps import Swaps
 from vgpud.planner import suspend as rules
@@ -34,11 +34,11 @@ _VERBS = {
 
 
 class Suspends:
-    def __init__(self, around: Surroundings) -> None:
-        self._around = around
-        self._book = around.book
-        self._do = Checkpoints(around)
-        self.swaps = Swaps(around)
+    def __init__(self, services: TenantServices) -> None:
+        self._services = services
+        self._book = services.book
+        self._do = Checkpoints(services)
+        self.swaps = Swaps(services)
 
     # --- suspend
 
@@ -56,7 +56,7 @@ class Suspends:
 
         Raises VgpuError, with every process of the tenant running as before. Raises it too if the tenant has
         worked since the observation `idle_since`."""
-        allocation = await self._do.at_rest(allocation.id)
+        allocation = await self._do.wait_until_settled(allocation.id)
         if allocation.state is State.SUSPENDED:
             return await self._suspended_again(allocation, cause, deep)
         check_well(allocation)
@@ -66,12 +66,12 @@ class Suspends:
             work = self._evict(before, idle_since, deep, room_for)
         else:
             work = self._save(before, idle_since)
-        return await asyncio.shield(self._around.changes.begin(allocation.id, work))
+        return await asyncio.shield(self._services.changes.begin(allocation.id, work))
 
     def _is_evicted(self, allocation: Allocation, deep: bool) -> bool:
         """Is libvgpu to evict what it can? If not, the driver saves all. Raises VgpuError if the policy wants
         neither."""
-        found, otherwise = self.swaps.evictable(allocation), self._around.unevictable()
+        found, otherwise = self.swaps.evictable(allocation), self._services.unevictable()
         if not found.why_not or deep or otherwise == "checkpoint":
             return not found.why_not
         if otherwise == "keep" and found.bytes > 0:
@@ -89,15 +89,15 @@ class Suspends:
             return allocation
         else:
             work = self._hold(replace(allocation, cause=cause))
-        return await asyncio.shield(self._around.changes.begin(allocation.id, work))
+        return await asyncio.shield(self._services.changes.begin(allocation.id, work))
 
     async def _hold(self, away: Allocation) -> Allocation:
         """A tenant that a rule has suspended: what it kept on the device leaves as after a suspension by
         hand."""
         if away.is_swapped:
-            await self._around.kept.clear(away)
+            await self._services.kept.clear(away)
             away = await self.swaps.measured(living(away))
-        return await self._do.end(away, at_rest(away), "suspended by hand")
+        return await self._do.end(away, suspension_outcome(away), "suspended by hand")
 
     async def _evict(
         self, before: Allocation, idle_since: LeaseActivity | None, deep: bool, room_for: str
@@ -105,7 +105,7 @@ class Suspends:
         try:
             evicted = await self.swaps.out(before, idle_since, room_for, all_=deep)
         except VgpuError as error:
-            may_save = deep or self._around.unevictable() == "checkpoint"
+            may_save = deep or self._services.unevictable() == "checkpoint"
             if error.code is not ErrorCode.SUSPEND_FAILED or not may_save:
                 raise
             log.warning(LogEvent.SWAP_OUT_FAILED_SUSPENDING_BY_DRIVER, allocation=before.id, why=str(error))
@@ -124,32 +124,32 @@ class Suspends:
 
     async def deepen(self, allocation: Allocation) -> Allocation:
         """Has the driver save what an eviction left. Raises VgpuError; the tenant then stays evicted."""
-        allocation = await self._do.at_rest(allocation.id)
+        allocation = await self._do.wait_until_settled(allocation.id)
         if not allocation.is_swapped:
             return allocation
-        return await asyncio.shield(self._around.changes.begin(allocation.id, self._deepen(allocation)))
+        return await asyncio.shield(self._services.changes.begin(allocation.id, self._deepen(allocation)))
 
     async def _deepen(self, evicted: Allocation) -> Allocation:
-        await self._around.kept.clear(evicted)
+        await self._services.kept.clear(evicted)
         return await self._save(await self.swaps.measured(living(evicted)), None)
 
     async def _save(self, before: Allocation, idle_since: LeaseActivity | None) -> Allocation:
         """Has the driver save all that a tenant has on the device: of an evicted one what libvgpu left."""
         known = tuple(rules.deepened(process) for process in before.suspended)
-        async with self._around.suspender.session() as session:
+        async with self._services.suspender.session() as session:
             processes = await self._do.processes(session, before, known)
             wanted = sum(p.stays_bytes if before.is_swapped else p.memory_bytes for p in processes)
-            rules.check_host(wanted, rules.held_bytes(self._book), self._around.host())
+            rules.check_host(wanted, rules.held_bytes(self._book), self._services.host())
             going = replace(before, state=State.SUSPENDING, suspended=processes)
             await self._do.record(going, Change.SUSPEND, "suspend")
             try:
                 await self._do.limit(going)
-                self._around.fault("suspend.limit")
-                await self._around.activities.quieten(going, idle_since)
+                self._services.fault("suspend.limit")
+                await self._services.activities.quieten(going, idle_since)
                 going = await self._do.lock_all(session, going)
                 await self._do.save_all(session, going)
                 away = replace(going, state=State.SUSPENDED)
-                return await self._do.end(away, at_rest(away), told(_VERBS[away.cause], away))
+                return await self._do.end(away, suspension_outcome(away), told(_VERBS[away.cause], away))
             except VgpuError as error:
                 await self._undo(session, self._book.get(before.id), error)
                 raise
@@ -171,46 +171,46 @@ class Suspends:
         if settled(allocation).state is State.ACTIVE:
             return allocation
         check_well(allocation)
-        await self._around.inventory.refresh()
-        allocation = await self._do.at_rest(allocation.id)
+        await self._services.inventory.refresh()
+        allocation = await self._do.wait_until_settled(allocation.id)
         if allocation.state is State.ACTIVE or (by_rule and allocation.cause is Cause.HAND):
             return allocation
         beside = beside and allocation.is_swapped
-        kept = None if beside else self._around.kept.bytes_of(allocation)
+        kept = None if beside else self._services.kept.bytes_of(allocation)
         work = self._resume(*self._book_room(allocation, beside), kept)
-        return await asyncio.shield(self._around.changes.begin(allocation.id, work))
+        return await asyncio.shield(self._services.changes.begin(allocation.id, work))
 
     def _book_room(self, away: Allocation, beside: bool = False) -> tuple[Allocation, Allocation]:
         """Books the room of a suspended tenant; the tenant as it is, and as it comes. Raises VgpuError."""
         if not beside:
-            rules.check_room(away, self._around.inventory.node, self._book.use)
+            rules.check_room(away, self._services.inventory.node, self._book.use)
         coming = replace(living(away), state=State.RESUMING)
-        self._around.store.reserve(coming, Change.RESUME)
+        self._services.store.reserve(coming, Change.RESUME)
         return away, coming
 
     async def _resume(self, before: Allocation, coming: Allocation, kept_bytes: int | None) -> Allocation:
         """`kept_bytes` is what the tenant kept on the card; None while another tenant still makes room."""
         try:
             if kept_bytes is not None:
-                await self._around.kept.make_way(coming)
-                await self._around.inventory.refresh()
-                rules.check_card(coming, self._around.inventory.node, kept_bytes)
+                await self._services.kept.make_way(coming)
+                await self._services.inventory.refresh()
+                rules.check_card(coming, self._services.inventory.node, kept_bytes)
             for part in coming.slices:
-                await self._around.transitions.ensure(part.device_uuid, part.mode)
+                await self._services.transitions.ensure(part.device_uuid, part.mode)
             if coming.is_swapped:
                 return await self.swaps.back(before, coming)
-            async with self._around.suspender.session() as session:
+            async with self._services.suspender.session() as session:
                 await self._do.record(coming, Change.RESUME, "resume")
                 coming = await self._bring_back(session, coming)
             if coming.is_swapped:
                 return await self.swaps.back(coming, coming)
             return coming
         except VgpuError:
-            self._around.store.cancel(before.id)
+            self._services.store.cancel(before.id)
             held = self._book.get(before.id)
             if held.state is State.RESUMING:  # the intent is recorded, and the outcome could not be recorded
                 away = replace(held, state=State.SUSPENDED)
-                self._around.store.amend(away, at_rest(away))
+                self._services.store.amend(away, suspension_outcome(away))
             raise
 
     async def _bring_back(self, session: Session, coming: Allocation) -> Allocation:
@@ -219,7 +219,7 @@ class Suspends:
         try:
             for number, process in enumerate(coming.suspended):
                 await self._do.unless_gone(process, self._restore(session, process, coming))
-                self._around.fault(f"resume.restore-{number}")
+                self._services.fault(f"resume.restore-{number}")
         except VgpuError as error:
             await self._stay(session, coming, error)
             raise
@@ -228,7 +228,7 @@ class Suspends:
             await self._do.limit(active)
         for number, process in enumerate(coming.suspended):
             await self._do.unless_gone(process, session.unlock(process))
-            self._around.fault(f"resume.unlock-{number}")
+            self._services.fault(f"resume.unlock-{number}")
         if coming.is_deep:
             return surfaced(coming)
         return await self._do.end(active, Change.RESUMED, told("resumed", coming))
@@ -250,9 +250,9 @@ class Suspends:
             with suppress(VgpuError):
                 if await session.state(process) is ProcessState.LOCKED:
                     await session.save(process, seconds_for(process))
-            self._around.fault(f"resume.save-{number}")
+            self._services.fault(f"resume.save-{number}")
         away = replace(stays, state=State.SUSPENDED)
-        await self._do.end(away, at_rest(away), f"not resumed, {why.sentence}")
+        await self._do.end(away, suspension_outcome(away), f"not resumed, {why.sentence}")
 
     # --- recovery
 
@@ -268,10 +268,10 @@ class Suspends:
                 return
             sentence = told("resumed after vgpud was interrupted", coming)
             stays = allocation.state is State.SUSPENDING
-            async with self._around.suspender.session() as session:
+            async with self._services.suspender.session() as session:
                 await self._wake(session, coming, sentence, stays_evicted=stays)
 
-        await asyncio.shield(self._around.changes.begin(allocation.id, wake()))
+        await asyncio.shield(self._services.changes.begin(allocation.id, wake()))
 
     async def _wake(
         self, session: Session, allocation: Allocation, sentence: str, stays_evicted: bool
@@ -287,7 +287,7 @@ class Suspends:
         if ProcessState.SAVED in states:
             away = replace(await self._do.placed(session, allocation), state=State.SUSPENDED)
             await self._do.limit(away)
-            await self._do.end(away, at_rest(away), f"{sentence}; its memory is on the host")
+            await self._do.end(away, suspension_outcome(away), f"{sentence}; its memory is on the host")
             return
         active = replace(allocation, state=State.ACTIVE, suspended=())
         if not allocation.is_deep:
@@ -299,7 +299,7 @@ class Suspends:
             await self._do.end(active, Change.RESUMED, sentence)
         elif stays_evicted:
             away = await self.swaps.measured(replace(surfaced(allocation), state=State.SUSPENDED))
-            await self._do.end(away, at_rest(away), f"{sentence}; libvgpu has its memory")
+            await self._do.end(away, suspension_outcome(away), f"{sentence}; libvgpu has its memory")
         else:
             await self.swaps.wake(surfaced(allocation), sentence)
 

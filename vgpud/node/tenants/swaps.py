@@ -11,12 +11,12 @@ import structlog
 from vgpud import clock
 from vgpud.lease import LeaseActivity, ProcessSwap, SwapPhase
 from vgpud.model.errors import ErrorCode, VgpuError
-from vgpud.model.lifecycle import Change, at_rest
+from vgpud.model.lifecycle import Change, suspension_outcome
 from vgpud.model.log_event import LogEvent
 from vgpud.model.quantity import format_bytes
 from vgpud.model.tenancy import Allocation, Cause, Mode, State, SuspendedProcess, Way
 from vgpud.node.tenants.activities import Looks, seconds_to_move
-from vgpud.node.tenants.checkpoints import Checkpoints, Surroundings, living, told, waiting
+from vgpud.node.tenants.checkpoints import Checkpoints, TenantServices, living, told, waiting
 from vgpud.planner import suspend as rules
 from vgpud.planner.suspend import Evictable
 from vgpud.proc import start_ticks
@@ -34,11 +34,11 @@ _TIGHT_SECONDS = 1.0  # after this wait other tenants keep no memory on the card
 
 
 class Swaps:
-    def __init__(self, around: Surroundings) -> None:
-        self._around = around
-        self._book = around.book
-        self._do = Checkpoints(around)
-        self._preload = around.preload
+    def __init__(self, services: TenantServices) -> None:
+        self._services = services
+        self._book = services.book
+        self._do = Checkpoints(services)
+        self._preload = services.preload
 
     def evictable(self, allocation: Allocation) -> Evictable:
         """What libvgpu could evict of a running tenant now."""
@@ -93,18 +93,18 @@ class Swaps:
         await self._do.record(going, Change.SUSPEND, "swap-out")
         try:
             if before.cause is Cause.TURN and not all_:
-                self._around.kept.allow(going, found.stays_bytes, room_for)
+                self._services.kept.allow(going, found.stays_bytes, room_for)
             else:
-                self._around.kept.forbid(going)
+                self._services.kept.forbid(going)
             await self._do.limit(going)
-            self._around.fault("swap-out.limit")
+            self._services.fault("swap-out.limit")
             if idle_since is not None:
-                await self._around.activities.quieten(going, idle_since)
+                await self._services.activities.quieten(going, idle_since)
             await self.until(going, SwapPhase.OUT)
-            self._around.activities.left(going)
-            self._around.fault("swap-out.out")
+            self._services.activities.left(going)
+            self._services.fault("swap-out.out")
             away = await self.measured(replace(going, state=State.SUSPENDED))
-            return await self._do.end(away, at_rest(away), _told_out(away))
+            return await self._do.end(away, suspension_outcome(away), _told_out(away))
         except VgpuError as error:
             await self.wake(self._book.get(before.id), f"not evicted, {error.sentence}")
             raise
@@ -113,16 +113,16 @@ class Swaps:
         """Raises VgpuError(NO_CAPACITY). Buffers that its processes have already are not asked for again."""
         swaps = self._read(allocation)
         wanted = sum(max(swap.movable_bytes - swap.host_bytes, 0) for swap in swaps)
-        rules.check_host(wanted, rules.held_bytes(self._book), self._around.host())
+        rules.check_host(wanted, rules.held_bytes(self._book), self._services.host())
 
     async def back(self, before: Allocation, coming: Allocation) -> Allocation:
         """Swaps in; the room must be booked. Raises VgpuError; the tenant is then suspended as before."""
         await self._do.record(coming, Change.RESUME, "swap-in")
         try:
             await self._do.limit(coming)
-            self._around.fault("swap-in.limit")
+            self._services.fault("swap-in.limit")
             await self.until(coming, SwapPhase.HERE)
-            self._around.fault("swap-in.here")
+            self._services.fault("swap-in.here")
         except VgpuError as error:
             await self._stay(before, error)
             raise
@@ -145,14 +145,14 @@ class Swaps:
         swaps in."""
         if cut.state is State.SUSPENDING:
             try:
-                self._around.kept.forbid(cut)
+                self._services.kept.forbid(cut)
                 await self._do.limit(cut)
                 await self.until(cut, SwapPhase.OUT)
             except VgpuError as error:
                 sentence = f"{sentence}, {error.sentence}"
             else:
                 away = await self.measured(replace(living(cut), state=State.SUSPENDED))
-                await self._do.end(away, at_rest(away), _told_out(away))
+                await self._do.end(away, suspension_outcome(away), _told_out(away))
                 return
         await self.wake(living(cut), sentence)
 
@@ -161,7 +161,7 @@ class Swaps:
     async def _end_active(self, coming: Allocation, sentence: str) -> Allocation:
         active = replace(coming, state=State.ACTIVE, suspended=())
         await self._do.limit(active)
-        self._around.fault("swap-in.open")
+        self._services.fault("swap-in.open")
         return await self._do.end(active, Change.RESUMED, sentence)
 
     async def _stay(self, before: Allocation, why: VgpuError) -> None:
@@ -172,14 +172,14 @@ class Swaps:
             await self.until(away, SwapPhase.OUT)
         except VgpuError as error:  # the order stays in the lease, and libvgpu follows it later
             log.warning(LogEvent.SWAP_OUT_TIMEOUT_AFTER_FAILED_SWAP_IN, allocation=before.id, why=str(error))
-        await self._do.end(away, at_rest(away), f"not resumed, {why.sentence}")
+        await self._do.end(away, suspension_outcome(away), f"not resumed, {why.sentence}")
 
     async def _processes(self, allocation: Allocation) -> tuple[SuspendedProcess, ...]:
         """Live processes of the tenant, with the device memory that each holds."""
-        await self._around.inventory.refresh()
+        await self._services.inventory.refresh()
         used = self._used(allocation)
         (part,) = allocation.slices
-        pids = await self._around.effectors[part.mode].tenants(allocation, part)
+        pids = await self._services.effectors[part.mode].tenants(allocation, part)
         ticks = [(pid, start_ticks(pid)) for pid in sorted(pids)]
         return tuple(
             SuspendedProcess(pid, since, used.get(pid, 0), Way.SWAP)
@@ -189,8 +189,8 @@ class Swaps:
 
     async def measured(self, away: Allocation) -> Allocation:
         """The bytes that left the device, by NVML. Memory that it may keep for now counts as swapped out."""
-        await self._around.inventory.refresh()
-        stays, kept = {}, self._around.kept.bytes_of(away)
+        await self._services.inventory.refresh()
+        stays, kept = {}, self._services.kept.bytes_of(away)
         for pid, used in self._used(away).items():
             stays[pid] = max(used - kept, 0)
             kept -= used - stays[pid]
@@ -210,7 +210,7 @@ class Swaps:
 
     def _used(self, allocation: Allocation) -> dict[int, int]:
         (part,) = allocation.slices
-        device = self._around.inventory.device(part.device_uuid)
+        device = self._services.inventory.device(part.device_uuid)
         own = {process.pid for process in allocation.suspended}
         known = {process.pid: process.memory_bytes or 0 for process in device.processes}
         return {pid: used for pid, used in known.items() if pid in own or not own}
@@ -230,7 +230,7 @@ class Swaps:
 
     async def until(self, allocation: Allocation, wanted: SwapPhase) -> None:
         """Waits until every process reports the phase `wanted`. Raises VgpuError(SUSPEND_FAILED)."""
-        looks = Looks(self._around.activities.ask)
+        looks = Looks(self._services.activities.ask)
         began = drained = full = clock.now()
         while True:
             swaps, now = self._read(allocation), clock.now()
@@ -251,7 +251,7 @@ class Swaps:
             if wanted is SwapPhase.HERE and now > full + _ROOM_SECONDS:
                 raise _failed(allocation, "the card has no room for it")
             if wanted is SwapPhase.HERE and now > full + _TIGHT_SECONDS:
-                self._around.kept.forbid_beside(allocation)
+                self._services.kept.forbid_beside(allocation)
             if now > began + most:
                 raise _failed(allocation, f"its memory was not moved within {most:.0f} seconds")
             if await looks.pause((allocation.id,)) and allocation.suspended and not waiting(allocation):
