@@ -13,7 +13,7 @@
 
 #define CONTEXT_WAIT_MS 2000
 #define CONTEXT_LOOK_MS 2
-#define CLEAR_WAIT_MS 100 /* the arbiter usually needs less than 1 ms */
+#define CLEAR_WAIT_MS 1000 /* the arbiter usually needs less than 1 ms; a busy host may run it late */
 
 static int set_lock_at(int fd, off_t offset, short type)
 {
@@ -135,17 +135,21 @@ int vgpu_slot_clear_dead(int fd, struct vgpu_usage *usage, uint32_t own, bool re
     return cleared;
 }
 
-static bool is_unlocked(int fd, uint32_t slot)
+/*
+ * The arbiter locks a slot while it clears it. Its lock belongs to an open file description, for which the kernel
+ * gives -1 as the pid (fcntl(2), F_GETLK).
+ */
+static bool no_process_locks(int fd, uint32_t slot)
 {
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = lock_offset(slot), .l_len = 1};
-    return fcntl(fd, F_GETLK, &lock) == 0 && lock.l_type == F_UNLCK;
+    return fcntl(fd, F_GETLK, &lock) == 0 && (lock.l_type == F_UNLCK || lock.l_pid == -1);
 }
 
 /* A living process loses its lock if it closes all its files, so its pid is checked too. */
 static bool awaits_clear(int fd, const struct vgpu_usage *usage, uint32_t slot)
 {
     uint32_t owner = __atomic_load_n(&usage->slots[slot].owner, __ATOMIC_SEQ_CST);
-    return owner != 0 && owner != VGPU_OWNER_SELF && is_unlocked(fd, slot) &&
+    return owner != 0 && owner != VGPU_OWNER_SELF && no_process_locks(fd, slot) &&
            vgpu_process_ended(usage->slots[slot].pid);
 }
 

@@ -32,7 +32,7 @@ int vgpu_slot_lock_again(int fd, struct vgpu_usage *usage, uint32_t slot, uint64
 int vgpu_slot_clear_dead(int fd, struct vgpu_usage *usage, uint32_t own, bool registered);
 
 /*
- * Waits up to 100 ms while the arbiter clears slots of registered processes that have ended. A pid is looked up in the
+ * Waits up to 1 s while the arbiter clears slots of registered processes that have ended. A pid is looked up in the
  * caller's pid namespace, so a process in another namespace counts as ended when it has no lock. True: a slot was
  * cleared meanwhile.
  */

@@ -433,11 +433,43 @@ static void test_slots(void)
     close(fd);
 }
 
+static int64_t now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+/* The lock of an open file description is the arbiter's, which holds it while it clears the slot. */
+static void test_wait_for_a_slot_that_the_arbiter_clears(void)
+{
+    int fd = memfd_create("usage", 0);
+    CHECK(fd >= 0 && ftruncate(fd, sizeof(struct vgpu_usage)) == 0);
+    struct vgpu_usage *page = mmap(NULL, sizeof(*page), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    pid_t ended = fork();
+    if (ended == 0)
+        _exit(0);
+    CHECK(page != MAP_FAILED && waitpid(ended, NULL, 0) == ended);
+    page->slots[1].pid = ended;
+    page->slots[1].owner = 5;
+    struct flock lock = {.l_type = F_WRLCK,
+                         .l_whence = SEEK_SET,
+                         .l_start = (off_t)(offsetof(struct vgpu_usage, slots) + sizeof(struct vgpu_slot)),
+                         .l_len = 1};
+    CHECK(fcntl(fd, F_OFD_SETLK, &lock) == 0);
+    int64_t before_ms = now_ms();
+    CHECK(!vgpu_slot_await_clear(fd, page, 0)); /* it stays as it is in this test */
+    CHECK(now_ms() - before_ms >= 999);
+    munmap(page, sizeof(*page));
+    close(fd);
+}
+
 int main(void)
 {
     usage = mmap(NULL, sizeof(*usage), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     shared_limits = mmap(NULL, sizeof(*shared_limits), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    test_slots(); /* these two fork, so that they run before threads are started */
+    test_wait_for_a_slot_that_the_arbiter_clears(); /* these three fork, so that they run before threads are started */
+    test_slots();
     test_a_busy_cpu_does_not_prolong_a_refusal();
     test_never_over_the_limit();
     test_one_of_many_wins();
