@@ -229,6 +229,26 @@ def test_one_user_cannot_take_every_connection() -> None:
         live.close()
 
 
+@pytest.mark.parametrize("user", [0, 4242])
+def test_a_connection_waits_while_the_kernel_does_not_tell_its_process(
+    live: Live, monkeypatch: pytest.MonkeyPatch, user: int
+) -> None:
+    """A busy host: the first two questions of a connection have no answer."""
+    asked = 0
+
+    def identify(connection: socket.socket, door: Door) -> Caller:
+        nonlocal asked
+        asked += 1
+        if asked <= 2:
+            raise OSError(errno.EBUSY, "no answer")
+        return peers.identify(connection, door)
+
+    monkeypatch.setattr(relay, "identify", identify)
+    monkeypatch.setattr(relay, "user_of", lambda connection: user)
+    assert own_connection(live.tenant).status == "well"
+    assert asked == 3
+
+
 CONNECTS = """
 import os, socket, sys
 path, uid, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])

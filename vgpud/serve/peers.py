@@ -1,13 +1,16 @@
 """Identifies the process at the other end of a socket by the kernel's credentials."""
 
+import asyncio
 import errno
 import os
 import re
 import socket
 import struct
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import unquote
 
 from vgpud import proc
@@ -20,6 +23,9 @@ _UCRED = struct.Struct("iII")  # struct ucred of unix(7): pid, uid, gid
 # the line with the pid in a pidfd's fdinfo, pidfd_open(2)
 _FDINFO_PID = re.compile(rb"^Pid:\s*(-?\d+)$", re.MULTILINE)
 _SO_PEERPIDFD = 77  # asm-generic/socket.h, since Linux 6.5; the socket module lacks it
+# 12 s in all: vgpud.proc refuses the questions about a user's processes for 10 s after four without answer
+_TRIES, _RETRY_SECONDS = 120, 0.1
+T = TypeVar("T")
 
 
 def user_of(connection: socket.socket) -> int:
@@ -33,8 +39,9 @@ def identify(connection: socket.socket, door: Door) -> Caller:
     Before Linux 6.5 it is the process that has the peer's pid at this call, if it has the peer's uid, too.
     Its `process` has pid 0 if it is in a pid namespace that is not below vgpud's.
 
-    Raises OSError if the socket is gone, and if the kernel does not say who made the process's user
-    namespace, as of a process that has ended: by its uid alone it could be a user of its own, with a quota.
+    Raises OSError if the socket is gone, and if the kernel does not say which user made the process's user
+    namespace: by its uid alone the process could be a user of its own, with a quota. An error of
+    vgpud.proc.SCARCE passes; a process that has ended is never identified.
     """
     pid, uid, gid = _credentials(connection)
     process, made_by = _process(connection, pid, uid)
@@ -42,6 +49,20 @@ def identify(connection: socket.socket, door: Door) -> Caller:
     if user == uid:
         return Caller(door, uid, gid, process)
     return Caller(door, uid, gid, process, Owner(user, gid))
+
+
+async def patiently(ask: Callable[[], Awaitable[T]]) -> T:
+    """Asks about a process, again and again while the kernel does not answer: the host is busy, the process
+    is in an exec, or no descriptor is free. Raises OSError, of vgpud.proc.SCARCE after 12 s.
+    """
+    for _ in range(_TRIES - 1):
+        try:
+            return await ask()
+        except OSError as error:
+            if error.errno not in proc.SCARCE:
+                raise
+        await asyncio.sleep(_RETRY_SECONDS)
+    return await ask()
 
 
 def _credentials(connection: socket.socket) -> tuple[int, int, int]:
@@ -55,7 +76,7 @@ def _process(connection: socket.socket, pid: int, uid: int) -> tuple[Lifetime, i
         return Lifetime(), None
     pidfd = _pidfd(connection, pid, uid)
     try:
-        stat, made_by = proc.read_stat(pid), _made_by(pid)
+        stat, made_by = proc.look(pid), _made_by(pid)
         # while the process of the pidfd lives, no other process can have its pid
         if stat is None or proc.has_exited(pidfd):
             raise ProcessLookupError(errno.ESRCH, "the peer has ended")
@@ -83,7 +104,7 @@ class PassedProcess:
 
 def passed_process(pidfd: int) -> PassedProcess | None:
     """The process of a pidfd; None if the descriptor is no pidfd, or if the process has ended, is not in
-    this pid namespace, or the kernel does not say who made its user namespace.
+    this pid namespace, or the kernel does not say which user made its user namespace.
     """
     try:
         found = _FDINFO_PID.search(Path(f"/proc/self/fdinfo/{pidfd}").read_bytes())

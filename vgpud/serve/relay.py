@@ -23,9 +23,10 @@ from vgpud.model.caller import Caller, Door
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.log_event import LogEvent
 from vgpud.pace import Pace
+from vgpud.proc import SCARCE
 from vgpud.serve.arrivals import Arrivals
 from vgpud.serve.gate import Gate
-from vgpud.serve.peers import PeerTable, identify, name_in, user_of
+from vgpud.serve.peers import PeerTable, identify, name_in, patiently, user_of
 from vgpud.serve.pump import Pump
 
 log = structlog.get_logger(__name__)
@@ -155,8 +156,8 @@ class Relay:
             self._pause(door, listener, _CLOSED_PAUSE_SECONDS)  # the callers may come again at once
 
     def _arrived(self, connection: socket.socket, door: Door) -> bool:
-        """Identifies the caller, root's at once and others' in their turn. Returns False if this or another
-        connection was closed.
+        """Starts to identify the caller: root's at once, others' in their turn. Returns False if this or
+        another connection was closed.
         """
         try:
             user = user_of(connection)
@@ -164,7 +165,9 @@ class Relay:
             connection.close()
             return False
         if user in (0, os.geteuid()):
-            self._welcome(connection, door)
+            self._keep(self._welcome(connection, door)).add_done_callback(
+                lambda done: connection.close() if done.cancelled() else None
+            )
             return True
         why = self._arrivals.add(
             user, connection, lambda: self._keep(self._welcome_in_turn(user, connection, door))
@@ -174,11 +177,38 @@ class Relay:
         return not why
 
     async def _welcome_in_turn(self, user: int, connection: socket.socket, door: Door) -> None:
-        async with self._pace.turn(user):
+        async def welcome() -> None:
+            async with self._pace.turn(user):
+                began = time.thread_time()
+                try:
+                    caller = identify(connection, door)
+                    self._arrivals.remove(user, connection)
+                    self._forward(connection, caller)
+                finally:
+                    self._pace.took(time.thread_time() - began)
+
+        try:
+            await patiently(welcome)
+        except OSError as error:
             self._arrivals.remove(user, connection)
-            began = time.thread_time()
-            self._welcome(connection, door)
-            self._pace.took(time.thread_time() - began)
+            self._close_unidentified(connection, error)
+
+    async def _welcome(self, connection: socket.socket, door: Door) -> None:
+        async def welcome() -> None:
+            self._forward(connection, identify(connection, door))
+
+        try:
+            await patiently(welcome)
+        except OSError as error:
+            self._close_unidentified(connection, error)
+
+    def _close_unidentified(self, connection: socket.socket, error: OSError) -> None:
+        if error.errno in SCARCE:
+            self._complain(
+                LogEvent.CONNECTION_NOT_IDENTIFIED,
+                f"closed a connection: the kernel tells nothing of its process: {error.strerror}",
+            )
+        connection.close()
 
     def _accept_failed(self, door: Door, listener: socket.socket, error: OSError) -> None:
         self._complain(
@@ -198,12 +228,8 @@ class Relay:
         if self._accepting:
             self._loop.add_reader(listener, self._accept, door, listener)
 
-    def _welcome(self, connection: socket.socket, door: Door) -> None:
-        try:
-            caller = identify(connection, door)
-        except OSError:
-            connection.close()
-            return
+    def _forward(self, connection: socket.socket, caller: Caller) -> None:
+        """Connects the caller to grpcio, or closes the connection. Raises nothing."""
         refusal = self._refusal(caller)
         if refusal is not None:
             self._complain(LogEvent.CONNECTION_REFUSED, f"refused a connection: {refusal.sentence}")

@@ -31,7 +31,7 @@ from vgpud.model.tenancy import Allocation, Lifetime, Owner, Request, workload_o
 from vgpud.pace import Pace
 from vgpud.policy.model import RuntimeSettings
 from vgpud.proc import read_stat
-from vgpud.serve.peers import identify, user_of
+from vgpud.serve.peers import identify, patiently, user_of
 from vgpud.serve.runtime_wire import Message, Status, Verb, packed, receive, reply
 from vgpud.serve.sockets import RuntimeSocket
 
@@ -168,14 +168,19 @@ class RuntimeDoor:
             self._shares.give_back(user)
 
     async def _identified(self, connection: socket.socket, user: int) -> Caller:
-        """Raises OSError if the peer is gone."""
-        if user in (0, os.geteuid()):
-            return identify(connection, Door.TENANT)
-        async with self._arrivals.turn(user):
-            began = time.thread_time()
-            caller = identify(connection, Door.TENANT)
-            self._arrivals.took(time.thread_time() - began)
-            return caller
+        """Raises OSError if the peer is gone, or if the kernel does not tell its process."""
+
+        async def ask() -> Caller:
+            if user in (0, os.geteuid()):
+                return identify(connection, Door.TENANT)
+            async with self._arrivals.turn(user):
+                began = time.thread_time()
+                try:
+                    return identify(connection, Door.TENANT)
+                finally:
+                    self._arrivals.took(time.thread_time() - began)
+
+        return await patiently(ask)
 
     async def _answer(self, connection: socket.socket, caller: Caller) -> tuple[Status, bytes]:
         if not _is_root(caller) and not self._rules().users:
