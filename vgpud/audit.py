@@ -30,14 +30,16 @@ class Cause:
     gid: int
     pid: int
     container: str = ""
-    pod: str = ""  # namespace/pod/container
+    pod: str = ""  # the pod as "namespace/pod/container"
     claim: str = ""
     reason: str = ""
 
 
 @dataclass(slots=True)
 class Change:
-    """The fields of an audit line besides the change's name; `made` is False if nothing had to be changed."""
+    """What an audit line says of a change, besides the change's name. `made` is False if nothing had to be
+    changed.
+    """
 
     words: dict[str, object] = field(default_factory=dict)
     made: bool = True
@@ -82,7 +84,7 @@ def of_pod(pod: str) -> Iterator[None]:
 
 
 def of(allocation: Allocation) -> dict[str, object]:
-    """The words that name an allocation, its owner, and its pod or claim."""
+    """The fields of an audit line that identify an allocation, its owner, and its pod or claim."""
     workload = allocation.request.workload
     owner = allocation.request.owner.uid
     return {
@@ -95,7 +97,7 @@ def of(allocation: Allocation) -> dict[str, object]:
 
 @contextmanager
 def change(name: str, **words: object) -> Iterator[Change]:
-    """Writes one audit line when the block ends: success, or the error that it raises."""
+    """Writes one audit line when the block ends: a success, or the error that the block raises."""
     told = Change(words)
     try:
         yield told
@@ -107,8 +109,8 @@ def change(name: str, **words: object) -> Iterator[Change]:
 
 
 def automatic(name: str, reason: str, **words: object) -> None:
-    """Writes an audit line for a change that vgpud made by itself, in a task that an earlier caller may have
-    started.
+    """Writes an audit line for a change that vgpud made by itself. The running task may have been started by
+    an earlier caller, so its cause is not used.
     """
     _write(name, None, _itself(reason), words)
 

@@ -75,11 +75,11 @@ log = structlog.get_logger("vgpud")
 
 _STOP_SECONDS = 10.0
 _RETRY_SECONDS = 1.0
-_DESCRIPTORS = 524_288  # as LimitNOFILE= in the units
+_DESCRIPTORS = 524_288  # limit of open descriptors, the same as LimitNOFILE= in the systemd units
 
 
 class Daemon:
-    """The objects that live as long as the process; `running` builds them."""
+    """Holds the objects that live as long as the process. `running` builds them."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -93,7 +93,7 @@ class Daemon:
         self.ledger: Ledger | None = None
         self.containers: Containers | None = None
         self.cdi_watch: CdiWatch | None = None
-        # the lock on the run directory: a descriptor that stays open until the end
+        # descriptor of the run directory's lock; it stays open until the process ends
         self.claim: int | None = None
         self.originals: LedgerOriginals | None = None
 
@@ -130,7 +130,9 @@ class Daemon:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[NodeKeeper]:
-        """Yields a keeper whose store, ledger and node agree. Raises VgpuError if that fails."""
+        """Yields a keeper whose store agrees with the ledger and the node. Raises VgpuError if the start
+        fails.
+        """
         policy = self.load_policy()
         make_folders(self.settings)
         check_mount(self.settings)
@@ -189,8 +191,8 @@ class Daemon:
         return keeper, parts
 
     def _stop_helpers(self) -> None:
-        """Stops the helpers if there are no allocations: no tenant needs them, and a stopped vgpud leaves no
-        process behind.
+        """Stops the arbiter and the MPS daemons if there are no allocations: no tenant needs them, and a
+        stopped vgpud leaves no process behind.
         """
         names = [unit.name for unit in self.units.list(unit_name(""))]
         for name in (ARBITER_UNIT, *names):
@@ -199,7 +201,7 @@ class Daemon:
 
 
 def fault_hook(point: str) -> Callable[[str], None]:
-    """A hook for tests: it ends the daemon after the step with this name, as kill -9 would."""
+    """A hook for tests. It ends the daemon after the step named `point`, as kill -9 would."""
     if not point:
         return lambda _: None
 
@@ -228,11 +230,10 @@ def make_folders(settings: Settings) -> None:
 
 
 def check_mount(settings: Settings) -> None:
-    """Checks the mount of the run directory. Leases are mounted into containers, whose root can change the
-    modes of their files.
+    """Raises VgpuError(BAD_SETTING) if set-user-id programs or device files in the run directory would be
+    effective on the host.
 
-    Raises VgpuError(BAD_SETTING) if set-user-id programs or device files there would be effective on the
-    host.
+    Leases in this directory are mounted into containers, whose root can change the modes of their files.
     """
     if os.geteuid() != 0 or settings.any_run_dir:
         return
@@ -247,30 +248,34 @@ def check_mount(settings: Settings) -> None:
 
 
 def raise_file_limit() -> None:
-    """Raises RLIMIT_NOFILE. Each tenant costs vgpud up to three descriptors, and the arbiter too, which
-    inherits the limit.
+    """Raises the limit of open descriptors (RLIMIT_NOFILE). Each tenant takes up to three descriptors of
+    vgpud, and as many of the arbiter, which inherits the limit.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = max(hard, _DESCRIPTORS)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, wanted))
-    except (PermissionError, ValueError):  # needs CAP_SYS_RESOURCE above the hard limit
+    except (PermissionError, ValueError):  # raising the limit above the hard limit needs CAP_SYS_RESOURCE
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 async def serve(settings: Settings) -> None:
-    """Runs until SIGTERM or SIGINT; SIGHUP reloads the policy. A loop that fails is started again."""
-    SUBORDINATE.user_of(0)  # reads the file and looks the names up before the first caller comes
+    """Serves until SIGTERM or SIGINT. SIGHUP reloads the policy. A background loop that fails is started
+    again.
+    """
+    # reads /etc/subuid and looks up its names, so that the first caller does not wait for them
+    SUBORDINATE.user_of(0)
     proc.count_users_by(SUBORDINATE.user_of)
     daemon = Daemon(settings)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, daemon.stopping.set)
-    hung_up = asyncio.Event()  # installed first: the default action of SIGHUP would end the daemon
+    # The handler of SIGHUP is installed first, because the signal's default action would end the daemon.
+    hung_up = asyncio.Event()
     loop.add_signal_handler(signal.SIGHUP, hung_up.set)
     async with daemon.running() as keeper:
-        # up to ten thousand recovered allocations live as long as the daemon: the garbage collector need not
-        # visit them
+        # Up to ten thousand recovered allocations live as long as the daemon. They are frozen, so that the
+        # garbage collector does not visit them.
         gc.freeze()
         gc.enable()
         passed = passed_sockets(os.environ)
@@ -315,7 +320,7 @@ async def serve(settings: Settings) -> None:
 def loops(
     daemon: Daemon, keeper: NodeKeeper, kubelet: KubeletDoor, hung_up: asyncio.Event
 ) -> tuple[Callable[[], Coroutine[Any, Any, None]], ...]:
-    """The background tasks; each runs until the daemon stops."""
+    """The background tasks of the daemon. Each runs until the daemon stops."""
 
     async def beat() -> None:
         assert daemon.ledger is not None
@@ -338,7 +343,9 @@ def loops(
 
 
 class Restorer(Daemon):
-    """A daemon with a policy that opens no door and manages no device, so that all devices are restored."""
+    """A daemon whose policy opens no door and manages no device, so that its start restores the settings of
+    all devices.
+    """
 
     def load_policy(self) -> LoadedPolicy:
         unmanaged = Policy(device=(DeviceRule(mode="unmanaged"),))
@@ -347,7 +354,7 @@ class Restorer(Daemon):
 
 async def restore(settings: Settings) -> tuple[str, ...]:
     """Releases unused allocations, and restores the settings that vgpud changed on devices. Returns
-    descriptions of what remains.
+    descriptions of what could not be undone.
 
     Called when vgpud is uninstalled. Raises VgpuError; LEDGER_LOCKED means that a vgpud is running.
     """
@@ -369,7 +376,9 @@ async def restore(settings: Settings) -> tuple[str, ...]:
 
 
 def kubelet_door(daemon: Daemon, keeper: NodeKeeper) -> KubeletDoor:
-    """The kubelet's door. It opens when the policy names a resource and the kubelet's socket exists."""
+    """Makes the kubelet's device plugin server. It opens when the policy names a resource and the kubelet's
+    socket exists.
+    """
     room = Room(keeper, daemon.inventory, daemon.book)
     settings = daemon.settings
     kubelet = Kubelet(settings.kubelet_dir, settings.device_plugins_dir)
@@ -379,7 +388,7 @@ def kubelet_door(daemon: Daemon, keeper: NodeKeeper) -> KubeletDoor:
 
 
 def dra_door(daemon: Daemon, keeper: NodeKeeper) -> DraDoor:
-    """The DRA door. It opens when the policy enables it."""
+    """Makes the server of the DRA driver. It opens when the policy enables DRA."""
     settings = daemon.settings
     return DraDoor(
         keeper,
@@ -392,7 +401,7 @@ def dra_door(daemon: Daemon, keeper: NodeKeeper) -> DraDoor:
 
 
 async def reload(keeper: NodeKeeper, hung_up: asyncio.Event) -> None:
-    """Reloads at each signal. Signals during a reload cause one more reload."""
+    """Reloads the policy after each SIGHUP. Signals during a reload cause one more reload."""
     audit.by_itself("SIGHUP")
     while await hung_up.wait():
         hung_up.clear()
@@ -406,7 +415,9 @@ async def reload_once(keeper: NodeKeeper) -> None:
 
 
 def watch_devices(daemon: Daemon, keeper: NodeKeeper, loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
-    """Turns Xid events into device states. Returns a function that stops the watch."""
+    """Starts the watch of Xid events, which change the health of devices. Returns a function that stops the
+    watch.
+    """
 
     def arrived(event: DeviceEvent) -> None:
         loop.call_soon_threadsafe(keeper.device_event, event)
@@ -417,14 +428,16 @@ def watch_devices(daemon: Daemon, keeper: NodeKeeper, loop: asyncio.AbstractEven
 
 
 async def heartbeat(keeper: NodeKeeper, ledger: Ledger) -> None:
-    """Notifies systemd's watchdog from the event loop after each answer of the ledger, so that a hung daemon
-    is restarted.
+    """Notifies systemd's watchdog from the event loop each time the ledger has answered, so that systemd
+    restarts a hung daemon.
 
-    Sockets are not checked, because callers can delay them and could so cause a restart.
+    The sockets are not checked: callers can delay them, and could so cause a restart.
     """
     period = sd.watchdog_seconds()
     while period is not None:
-        with suppress(VgpuError):  # a full disk answers as well, and a restart would not help it
+        # A ledger on a full disk answers with an error. That counts as an answer, because a restart would not
+        # help.
+        with suppress(VgpuError):
             await ledger.answer()
         sd.notify("WATCHDOG=1", f"STATUS={keeper.describe().status}")
         await asyncio.sleep(period)
@@ -453,7 +466,7 @@ def main() -> int:
             left = asyncio.run(to_the_end(restore(settings)))
             sys.stderr.writelines(f"vgpud: not put back, {line}\n" for line in left)
             return int(Exit.DIFFERS if left else Exit.OK)
-        gc.disable()  # until `serve` freezes the recovered objects
+        gc.disable()  # The garbage collector is off until `serve` has frozen the recovered objects.
         uvloop.run(to_the_end(serve(settings)))
     except VgpuError as error:
         complain(error)

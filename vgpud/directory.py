@@ -1,4 +1,6 @@
-"""Users and groups of the host (nsswitch.conf(5)). Each call can block, where the databases are remote."""
+"""Looks up users and groups of the host (nsswitch.conf(5)). Each call can block if a database is on another
+host.
+"""
 
 import grp
 import os
@@ -8,8 +10,9 @@ from vgpud.model.caller import UNKNOWN, Account
 
 
 def account_of(uid: int) -> Account:
-    """The name of the user, and all groups of its account. UNKNOWN if the databases give no account: libc
-    does not tell a database that is away from one without the user."""
+    """The name of a user, and all groups of its account. UNKNOWN if no database has the account: libc does
+    not distinguish an unreachable database from one without the user.
+    """
     try:
         entry = pwd.getpwuid(uid)
     except (KeyError, OverflowError):

@@ -1,8 +1,8 @@
-"""Configures logs: fields to the journal; otherwise JSON lines on stderr, or readable text on a terminal.
+"""Configures logging: fields to the journal; otherwise JSON lines on stderr, or readable text on a terminal.
 
 Field names in the journal are upper case with the prefix VGPUD_ (systemd silently drops others:
 systemd/python-systemd issue 69). Repeated lines of one user or one event are rate-limited, and the next line
-has the number of dropped ones. Audit lines are never dropped.
+contains the number of dropped lines. Audit lines are never dropped.
 """
 
 import json
@@ -17,7 +17,7 @@ import structlog
 from vgpud import sd
 from vgpud.model.journal import Message
 
-LINES, SECONDS = 60, 10.0  # lines of one event by one user, in a window of SECONDS
+LINES, SECONDS = 60, 10.0  # maximum of lines of one event for one user (LINES) within a time window (SECONDS)
 _FORGET_AT = 4096
 AUDIT = Message.AUDIT
 
@@ -47,18 +47,18 @@ def configure(level: int) -> None:
         logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
-    # grpc writes a traceback for each caller that disconnects during a reply; errors of vgpud itself are
-    # caught and logged by the doors
+    # grpc logs a traceback for each caller that disconnects during a reply. Errors of vgpud itself are logged
+    # by its servers.
     logging.getLogger("grpc._cython.cygrpc").setLevel(logging.CRITICAL)
     logging.basicConfig(level=max(level, logging.WARNING), stream=sys.stderr)
 
 
 class Thinned:
-    """A rate limit: drops lines of one kind beyond LINES in SECONDS for one user, and beyond ten times that
-    for all users. An event is a kind; of the audit trail, each change that was asked for is.
+    """A rate limit. It drops lines of one kind beyond LINES in SECONDS for one user, and beyond ten times
+    that for all users. Each event is a kind; in the audit trail, each requested change is a kind.
 
-    A tenant whose requests are refused in a loop must not flood the journal, nor refusals of one change (each
-    connection to a closed runtime.sock is one) push out those of others.
+    A tenant whose requests are refused in a loop must not flood the journal. Many refusals of one change (for
+    example connections to a closed runtime.sock) must not push out lines about other changes.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -88,7 +88,7 @@ class Thinned:
         began, count = self._windows.get(key, (now, 0))
         if now - began >= SECONDS:
             began, count = now, 0
-        # too many users: forget the windows of single users, keep those of all users
+        # if there are too many windows, those of single users are forgotten and those of all users are kept
         if len(self._windows) >= _FORGET_AT:
             self._windows = {k: v for k, v in self._windows.items() if len(k) == 2}
             self._left_out = {k: v for k, v in self._left_out.items() if len(k) == 2}
@@ -97,7 +97,7 @@ class Thinned:
 
 
 def _escaped(logger: object, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Escapes control characters, which a caller's text may have and a terminal obeys."""
+    """Escapes control characters: a caller's text may contain them, and a terminal would obey them."""
     for key, value in event.items():
         if isinstance(value, str) and not value.isprintable():
             kept = "\n" if key == "exception" else ""
@@ -125,12 +125,12 @@ def _quoted(value: object) -> str:
     text = str(value)
     if text and text.isprintable() and not set(text) & set(' "='):
         return text
-    # control characters that move the cursor are escaped too
+    # escapes the control characters that move the cursor, too
     return json.dumps(text, ensure_ascii=not text.isprintable())
 
 
 def journal_fields(event: Mapping[str, Any]) -> dict[str, str]:
-    """The journal's fields of an event."""
+    """The journal's fields for a log line."""
     level = str(event.get("level", "info"))
     fields = {"PRIORITY": str(_PRIORITIES.get(level, 6)), "SYSLOG_IDENTIFIER": "vgpud"}
     if "message_id" in event:

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 _OPTIONS = (
     ("grpc.enable_http_proxy", 0),
-    # a local pool: with the global one, a client would reuse another client's connection of this process, for
-    # example to a vgpud that has ended
+    # The subchannel pool is local to this client: with the global pool, the client would reuse the connection
+    # of another client in this process, for example one to a vgpud that has ended.
     ("grpc.use_local_subchannel_pool", 1),
-    # the daemon is trusted, and its listings have no pages
+    # The limit on a reply is high, because the daemon is trusted and a listing is one message (no pages).
     ("grpc.max_receive_message_length", 256 * 1024 * 1024),
     ("grpc.max_metadata_size", 64 * 1024),
 )
@@ -67,7 +67,7 @@ class Client:
             channel.close()
         self._channels.clear()
 
-    # --- reading
+    # --- calls that only read
 
     def get_node(self) -> "pb.NodeReply":
         return self._call("GetNode")
@@ -82,7 +82,7 @@ class Client:
         return self._call("ListAllocations")
 
     def plan(self, request: "pb.AllocateRequest") -> "pb.PlanReply":
-        """What `allocate` would do now; a refusal is part of the reply."""
+        """Returns what `allocate` would do now; a refusal is part of the reply."""
         return self._call("Plan", request=request)
 
     def get_policy(self) -> "pb.PolicyReply":
@@ -95,14 +95,15 @@ class Client:
         return self._call("ListProcesses")
 
     def list_events(self, last: int = 0) -> "pb.ListEventsReply":
-        """The latest kept events, oldest first; 0 means 100 of them."""
+        """Returns the latest kept events, oldest first; `last` = 0 means 100 events."""
         return self._call("ListEvents", last=last)
 
     def watch(self, after_revision: int | None = None) -> Iterator["pb.Event"]:
-        """Events above `after_revision`, then live ones until the iterator is closed.
+        """Yields the kept events above revision `after_revision`, then live ones until the iterator is
+        closed.
 
-        The daemon has subscribed the client when this returns. The iterator raises VgpuError: BAD_REVISION if
-        that revision is no longer kept, STOPPING when the daemon stops.
+        The daemon has subscribed the client when this method returns. The iterator raises VgpuError:
+        BAD_REVISION if that revision is no longer kept, STOPPING when the daemon stops.
         """
         socket = usable_socket(self._named, LEAST_DOOR["Watch"])
         _quiet_grpc()
@@ -112,7 +113,7 @@ class Client:
         from vgpud.api.status import from_rpc_error
 
         stream = self._stub(socket).Watch(pb.WatchRequest(after_revision=after_revision))
-        stream.initial_metadata()  # sent when the daemon has subscribed this client
+        stream.initial_metadata()  # returns when the daemon has subscribed this client
 
         def events() -> Iterator[pb.Event]:
             try:
@@ -124,10 +125,10 @@ class Client:
 
         return events()
 
-    # --- changing
+    # --- calls that change something
 
     def allocate(self, request: "pb.AllocateRequest") -> "pb.Allocation":
-        """With a unique `request_id` a call that was interrupted can be repeated safely."""
+        """Allocates slices. With a unique `request_id`, an interrupted call can be repeated safely."""
         return self._call("Allocate", request=request)
 
     def release(self, allocation_id: str, force: bool = False) -> "pb.ReleaseReply":
@@ -150,23 +151,27 @@ class Client:
         return self._call("Unpause", allocation_id=allocation_id)
 
     def suspend(self, allocation_id: str, deep: bool = False) -> "pb.Allocation":
-        """If the connection breaks, the daemon finishes the suspension."""
+        """Suspends an allocation. If the connection breaks, the daemon finishes the suspension."""
         return self._call("Suspend", allocation_id=allocation_id, deep=deep)
 
     def resume(self, allocation_id: str) -> "pb.Allocation":
-        """If the connection breaks, the daemon finishes the resumption."""
+        """Resumes an allocation. If the connection breaks, the daemon finishes the resumption."""
         return self._call("Resume", allocation_id=allocation_id)
 
     def move(self, allocation_id: str, to: Sequence[str], source: str = "") -> "pb.Allocation":
-        """`to` holds UUIDs of devices. If the connection breaks, the daemon finishes the move."""
+        """Moves an allocation to the devices whose UUIDs are in `to`. If the connection breaks, the daemon
+        finishes the move.
+        """
         return self._call("Move", allocation_id=allocation_id, to=to, source=source)
 
     def plan_defrag(self, request: "pb.DefragRequest") -> "pb.DefragReply":
-        """What `defrag` would do now."""
+        """Returns what `defrag` would do now."""
         return self._call("PlanDefrag", request=request)
 
     def defrag(self, request: "pb.DefragRequest") -> "pb.DefragReply":
-        """If the connection breaks, the daemon finishes the moves."""
+        """Moves tenants to make room for a request. If the connection breaks, the daemon finishes the
+        moves.
+        """
         return self._call("Defrag", request=request)
 
     def reload_policy(self, dry_run: bool = False) -> "pb.ReloadPolicyReply":
@@ -176,7 +181,7 @@ class Client:
         return self._call("ListMps")
 
     def terminate_mps_client(self, device_uuid: str, pid: int) -> None:
-        """Raises VgpuError: NO_SUCH_DEVICE, NO_SUCH_CLIENT, MPS_REFUSED."""
+        """Ends the work of an MPS client. Raises VgpuError: NO_SUCH_DEVICE, NO_SUCH_CLIENT, MPS_REFUSED."""
         self._call("TerminateMpsClient", device_uuid=device_uuid, pid=pid)
 
     def drain_device(
@@ -188,14 +193,16 @@ class Client:
         return self._call("ListMig")
 
     def plan_mig(self, request: "pb.MigRequest") -> "pb.MigPlanReply":
-        """What `apply_mig` would do now; a refusal is part of the reply."""
+        """Returns what `apply_mig` would do now; a refusal is part of the reply."""
         return self._call("PlanMig", request=request)
 
     def apply_mig(self, request: "pb.MigRequest") -> "pb.MigPlanReply":
-        """The reply says what was done. If the connection breaks, the daemon finishes the change."""
+        """Changes MIG layouts. The reply says what was done. If the connection breaks, the daemon finishes
+        the change.
+        """
         return self._call("ApplyMig", request=request)
 
-    # --- the wire
+    # --- making a call
 
     def _call(
         self,
@@ -203,7 +210,9 @@ class Client:
         request: Any = None,  # noqa: ANN401 (a message)
         **fields: Any,  # noqa: ANN401
     ) -> Any:  # noqa: ANN401 (a message)
-        """Makes one call, with `request`, or with the call's own message made from `fields`."""
+        """Makes one gRPC call with the message `request`, or with the method's request message built from
+        `fields`.
+        """
         socket = usable_socket(self._named, LEAST_DOOR[method])
         _quiet_grpc()
         import grpc

@@ -18,7 +18,7 @@ from vgpud.model.tenancy import ANYONE, PRIORITIES, Isolation, Lifetime, Owner, 
 MAX_ID_CHARACTERS = 128
 MAX_TEXT_CHARACTERS = 256
 _LISTED_FIELDS = 8
-MAX_COUNT = 64  # devices of one node, and so slices of one allocation
+MAX_COUNT = 64  # maximum of devices in a request: devices of one node, and so slices of one allocation
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,9 @@ class ResizeLimits:
 
 
 def request(asked: pb.AllocateRequest, request_id: str, owner: Owner, lifetime: Lifetime) -> Request:
-    """The door adds id, owner and lifetime, because it knows the caller."""
+    """The model's request for an Allocate message. The socket's server adds id, owner and lifetime, because
+    it knows the caller.
+    """
     refuse_unknown_fields(asked)
     return Request(
         id=identifier(request_id, "request_id"),
@@ -80,7 +82,8 @@ def named_owner(asked: pb.AllocateRequest) -> Owner | None:
         return None
     if not (asked.HasField("owner_uid") and asked.HasField("owner_gid")):
         raise _bad("owner_uid and owner_gid belong together, one is missing", "give both or neither")
-    if ANYONE in (asked.owner_uid, asked.owner_gid):  # means "no change" to chown(2) and setuid(2)
+    # chown(2) and setuid(2) take this id (-1) as "no change", so no owner can have it
+    if ANYONE in (asked.owner_uid, asked.owner_gid):
         raise _bad(f"{ANYONE} is not a valid uid or gid", "give the uid and gid of the tenant")
     return Owner(asked.owner_uid, asked.owner_gid)
 
@@ -103,14 +106,14 @@ def _mig_target(asked: pb.MigTarget) -> MigTarget:
 
 
 def identifier(value: str, field: str) -> str:
-    """A request or allocation id: 1 to 128 printable characters."""
+    """Checks and returns a request id or allocation id: 1 to 128 printable characters."""
     if not value:
         raise _bad(f"{field} is empty", f"give the {field}")
     return _printable(value, field, MAX_ID_CHARACTERS)
 
 
 def text(value: str, field: str) -> str:
-    """Up to 256 printable characters."""
+    """Checks and returns a text field: up to 256 printable characters."""
     return _printable(value, field, MAX_TEXT_CHARACTERS)
 
 

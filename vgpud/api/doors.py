@@ -1,4 +1,6 @@
-"""The doors, and the least privileged door of each call: the one table for the daemon and its client."""
+"""The doors (sockets), and the least privileged door of each call: the one table for the daemon and its
+client.
+"""
 
 from vgpud.model.caller import Door
 
@@ -39,5 +41,5 @@ LEAST_DOOR: dict[str, Door] = {
     "ListEvents": Door.READ,
 }
 
-# calls that change something: the daemon finishes them if the caller goes away
+# Calls that change something. If the caller disconnects, the daemon still finishes them.
 CHANGING = frozenset(call for call, door in LEAST_DOOR.items() if door > Door.READ)

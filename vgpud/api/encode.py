@@ -123,8 +123,8 @@ def allocation(
     marks: Iterable[Mark] = (),
     memory_limit: str = "",
 ) -> pb.Allocation:
-    """The message of an allocation. `with_edits` is False for callers without rights on the allocation,
-    because env and paths are for its owner.
+    """The protobuf message of an allocation. `with_edits` is False for callers without rights on the
+    allocation: they do not get its environment variables and paths.
     """
     request = held.request
     return pb.Allocation(
@@ -185,7 +185,7 @@ def slice_use(use: SliceUse) -> pb.SliceUse:
 
 
 def _compute(time: ComputeTime | None) -> dict[str, int]:
-    """The fields of a slice's compute time; none if it is not measured."""
+    """The message fields for a slice's compute time; none if the time is not measured."""
     if time is None:
         return {}
     return {
@@ -228,7 +228,7 @@ def event(happened: Event, held: pb.Allocation | None) -> pb.Event:
 
 
 def policy(json: str, origins: Mapping[str, object], digest: str, files: Iterable[str]) -> pb.PolicyReply:
-    """`origins` is shown as text, "file:line" for each key path."""
+    """The reply with the policy. `origins` becomes text, "file:line" for each key path."""
     return pb.PolicyReply(
         json=json,
         origins={key: str(origin) for key, origin in origins.items()},
@@ -330,7 +330,9 @@ def placement(place: Placement) -> pb.Placement:
 
 
 def mig_device(view: MigDevice, sees_commands_of: MaySee) -> pb.MigDevice:
-    """`sees_commands_of(uid)`: may the caller see the command lines of that user's processes?"""
+    """The message of a device's MIG layout. `sees_commands_of(uid)`: may the caller see the command lines of
+    that user's processes?
+    """
     card = view.device
     return pb.MigDevice(
         device_uuid=card.uuid,

@@ -9,7 +9,7 @@ from vgpud.model.errors import ErrorCode, VgpuError
 
 
 def usable_socket(named: Path | None, door: Door) -> Path:
-    """`named`, or the socket of `choose_socket`. Raises UNREACHABLE or NOT_ALLOWED."""
+    """Returns `named`, or else the socket of `choose_socket`. Raises VgpuError: UNREACHABLE, NOT_ALLOWED."""
     socket = named or choose_socket(door)
     if not _exists(socket, door):
         raise unreachable(socket, "there is no such socket")
@@ -19,10 +19,10 @@ def usable_socket(named: Path | None, door: Door) -> Path:
 
 
 def choose_socket(door: Door) -> Path:
-    """The socket for a call that needs `door`.
+    """Chooses the socket for a call that needs `door`.
 
-    VGPUD_SOCKET if it is set; else in VGPUD_RUN_DIR (/run/vgpud) the most privileged one that this
-    process may open.
+    VGPUD_SOCKET is used if it is set. Otherwise it is the most privileged socket in VGPUD_RUN_DIR
+    (/run/vgpud) that this process may open.
     """
     named = os.environ.get("VGPUD_SOCKET")
     if named:

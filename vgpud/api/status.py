@@ -17,17 +17,17 @@ from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.api.sockets import unreachable
 from vgpud.model.errors import BY_NUMBER, ErrorCode, VgpuError
 
-# bytes of a sentence, a hint or a detail; gRPC sends the sentence a second time, with up to three bytes for
-# each of its bytes
+# Bytes of a sentence, a hint or a detail. gRPC also sends the sentence as its own message, in which each byte
+# can take three.
 _MAX_TEXT_BYTES = 512
 _MAX_DETAILS_BYTES = 2048
 
 _NOT_OURS: dict[grpc.StatusCode, ErrorCode] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: ErrorCode.DEADLINE,
     grpc.StatusCode.UNIMPLEMENTED: ErrorCode.UNSUPPORTED,
-    # gRPC's own statuses: a message over the size limit, or too many calls at once
+    # gRPC itself refuses a message over the size limit, or too many calls at once, with this status
     grpc.StatusCode.RESOURCE_EXHAUSTED: ErrorCode.BAD_REQUEST,
-    # a daemon whose grace period ran out
+    # a daemon whose grace period ended cancels its calls
     grpc.StatusCode.CANCELLED: ErrorCode.STOPPING,
 }
 _HINTS: dict[ErrorCode, str] = {
@@ -40,7 +40,8 @@ _HINTS: dict[ErrorCode, str] = {
 
 def to_status(failure: VgpuError) -> grpc.Status:
     """The gRPC status of a VgpuError, for `abort_with_status`."""
-    from vgpud.api import encode  # only the daemon needs it: vgpuctl starts faster without
+    # imported here because only the daemon needs it: vgpuctl starts faster without
+    from vgpud.api import encode
 
     sent = encode.error(
         VgpuError(
@@ -58,7 +59,9 @@ def to_status(failure: VgpuError) -> grpc.Status:
 
 
 def from_rpc_error(failure: grpc.RpcError, socket: Path, timeout_seconds: float | None) -> VgpuError:
-    """The VgpuError of a failed call through `socket`; vgpud's own error if vgpud sent one."""
+    """The VgpuError of a call that failed on `socket`: vgpud's own error if vgpud sent one, otherwise one for
+    gRPC's status.
+    """
     call = cast(grpc.Call, failure)
     ours = _ours(call)
     if ours is not None:
@@ -66,7 +69,8 @@ def from_rpc_error(failure: grpc.RpcError, socket: Path, timeout_seconds: float 
     said = call.details() or ""
     code = call.code()
     if code is grpc.StatusCode.UNAVAILABLE:
-        # after gRPC's own words come the kernel's: "...: unix:PATH: recvmsg:Connection reset by peer (104)"
+        # The kernel's reason follows gRPC's own text: "...: unix:PATH: recvmsg:Connection reset by peer
+        # (104)".
         return unreachable(socket, said.rpartition(":")[2].partition(" (")[0].strip().lower())
     number = _NOT_OURS.get(code, ErrorCode.BUG)
     if number is ErrorCode.DEADLINE:
@@ -86,7 +90,7 @@ def _late(socket: Path, timeout_seconds: float | None) -> VgpuError:
 def _ours(call: grpc.Call) -> VgpuError | None:
     try:
         status = rpc_status.from_call(call)
-    except ValueError:  # the detail does not match the call's own code or message
+    except ValueError:  # the error detail does not match the status code or message of the call
         return None
     for detail in status.details if status is not None else ():
         sent = pb.Error()

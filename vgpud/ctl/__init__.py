@@ -1,1 +1,1 @@
-"""vgpuctl: parse, call, print."""
+"""vgpuctl: parses a command line, calls the daemon and prints the answer."""

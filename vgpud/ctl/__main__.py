@@ -1,4 +1,4 @@
-"""Lets `python -m vgpud.ctl` run vgpuctl where it is not installed."""
+"""Lets `python -m vgpud.ctl` run vgpuctl on a machine where the command is not installed."""
 
 import sys
 

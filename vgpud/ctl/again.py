@@ -1,4 +1,4 @@
-"""`--watch`: a listing that is drawn again until it is interrupted."""
+"""The option `--watch`: prints a listing repeatedly until it is interrupted."""
 
 import io
 import os
@@ -13,15 +13,18 @@ from vgpud.model.errors import ErrorCode, VgpuError
 
 PAUSE_SECONDS = 2.0
 _CLEAR, _HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[2J", "\x1b[H", "\x1b[K", "\x1b[J"
-_NO_WRAP, _WRAP = "\x1b[?7l", "\x1b[?7h"  # DECAWM: the terminal cuts long lines
+# escape sequences of DECAWM: without automatic wrapping, the terminal cuts long lines
+_NO_WRAP, _WRAP = "\x1b[?7l", "\x1b[?7h"
 _AWAY = (ErrorCode.UNREACHABLE, ErrorCode.STOPPING, ErrorCode.DEADLINE)
 
 Function = Callable[[Namespace, Terminal], int]
 
 
 def again(function: Function, arguments: Namespace, terminal: Terminal) -> int:
-    """Does not return: an interrupt or an error ends it. A daemon that is away after the first listing is
-    waited for. Raises VgpuError(BAD_REQUEST) if standard output is no terminal."""
+    """Prints the listing repeatedly. An interrupt or an error ends it; it never returns. If the daemon stops
+    answering after the first listing, vgpuctl waits for it. Raises VgpuError(BAD_REQUEST) if standard output
+    is no terminal.
+    """
     if not sys.stdout.isatty() or terminal.output not in ("table", "wide"):
         raise VgpuError(
             ErrorCode.BAD_REQUEST,

@@ -8,13 +8,14 @@ from vgpud.model.errors import ErrorCode, VgpuError
 if TYPE_CHECKING:
     from vgpud.api.client import Client
 
-ID_CHARACTERS = 12  # vgpud/node makes ids of six random bytes
-FEWEST_CHARACTERS = 4  # a shorter prefix is too easily a typing error
+ID_CHARACTERS = 12  # an allocation id is six random bytes in hexadecimal
+FEWEST_CHARACTERS = 4  # minimum length of a prefix of an id: a shorter one is too easily a typing error
 _SHOWN = 4
 
 
 def allocation_id(client: "Client", named: str) -> str:
-    """The whole id. A name that cannot be the prefix of an id is returned unchanged, and vgpud refuses it.
+    """Returns the whole allocation id for `named`. If `named` cannot be the prefix of an id, it is returned
+    unchanged, and vgpud refuses it.
 
     Raises VgpuError: BAD_REQUEST if the prefix fits several allocations, and the errors of ListAllocations.
     """

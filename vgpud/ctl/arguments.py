@@ -14,7 +14,7 @@ MAX_EVENTS = 1_000
 
 
 class Argument(NamedTuple):
-    """One call of argparse's add_argument."""
+    """The arguments of one call of argparse's add_argument."""
 
     flags: tuple[str, ...]
     options: dict[str, Any]
@@ -25,14 +25,14 @@ def argument(*flags: str, **options: Any) -> Argument:  # noqa: ANN401 - argpars
 
 
 def memory(text: str) -> int:
-    """Bytes; raises VgpuError(BAD_QUANTITY)."""
+    """Parses an amount of memory into bytes. Raises VgpuError(BAD_QUANTITY)."""
     from vgpud.model.quantity import parse_bytes
 
     return parse_bytes(text)
 
 
 def cores(text: str) -> "Percent":
-    """A share of a device's compute; raises VgpuError(BAD_PERCENT)."""
+    """Parses a share of a device's compute. Raises VgpuError(BAD_PERCENT)."""
     from vgpud.model.quantity import Percent
 
     return Percent.parse(text)
@@ -45,7 +45,7 @@ def count(text: str) -> int:
 
 
 def isolation(text: str) -> str:
-    """An isolation, or the isolation of a mode that is given by name."""
+    """Parses an isolation. The name of a mode stands for the isolation of that mode."""
     modes = {"mig": "hardware", "mps": "compute", "preload": "quota", "exclusive": "device"}
     return modes.get(text, text)
 
@@ -57,7 +57,7 @@ def pid(text: str) -> int:
 
 
 def timeout(text: str) -> float:
-    """Seconds. Infinity and NaN are refused, because a wait would never end."""
+    """Parses a timeout in seconds. Infinity and NaN are refused, because a wait would never end."""
     try:
         seconds = float(text)
     except ValueError:
@@ -68,7 +68,7 @@ def timeout(text: str) -> float:
 
 
 def delay(text: str) -> float:
-    """Seconds between two samples."""
+    """Parses the delay between two samples, in seconds."""
     seconds = timeout(text)
     if seconds < MIN_DELAY_SECONDS:
         raise ArgumentTypeError(f"{text!r} is less than {MIN_DELAY_SECONDS:g} seconds")
@@ -82,7 +82,7 @@ def last(text: str) -> int:
 
 
 def since(text: str) -> float:
-    """A span of time in seconds, given as a number and s, min, h or d."""
+    """Parses a span of time into seconds: a number with s, min, h or d."""
     found = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)(s|min|h|d)", text)
     if found is None:
         raise ArgumentTypeError(f"{text!r} is not a span, as in 90s, 10min, 2h or 1d")
@@ -90,7 +90,7 @@ def since(text: str) -> float:
 
 
 def uid(text: str) -> int:
-    """A uid, given as a number or as a login name."""
+    """Parses a uid: a number or a login name."""
     if text.isascii() and text.isdigit():
         return int(text)
     import pwd
@@ -108,8 +108,8 @@ def revision(text: str) -> int:
 
 
 def owner(text: str) -> tuple[int, int]:
-    """(uid, gid) from "UID:GID". Only numbers are accepted: a name may have another number on the daemon's
-    host.
+    """Parses "UID:GID" into two numbers. Names are refused, because a name may have another number on the
+    daemon's host.
     """
     uid, separator, gid = text.partition(":")
     digits = all(part.isascii() and part.isdigit() and int(part) < 2**32 - 1 for part in (uid, gid))

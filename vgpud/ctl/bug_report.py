@@ -21,11 +21,11 @@ from vgpud.ctl.redact import redact, without_private
 from vgpud.ctl.terminal import Terminal, View
 from vgpud.model.errors import ErrorCode, Exit, VgpuError
 
-_MOST_BYTES = 4 * 2**20  # bytes of each part
+_MOST_BYTES = 4 * 2**20  # maximum of bytes of each part of the report
 _SECONDS = 20
 _FIRST_HUMAN_UID = 1000
 
-# commands whose output helps; a missing one is left out
+# Commands whose output the report contains; a command that is not installed is skipped.
 _COMMANDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("journal.txt", ("journalctl", "-u", "vgpud*", "-n", "3000", "--no-pager", "-o", "short-precise")),
     ("kernel.txt", ("journalctl", "-k", "-n", "500", "--no-pager", "-g", "NVRM|Xid|nvidia")),
@@ -37,7 +37,7 @@ _COMMANDS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 def bug_report(arguments: Namespace, terminal: Terminal) -> int:
-    """Writes the report. A part that cannot be collected contains the reason instead."""
+    """Writes the bug report. If a part cannot be collected, the report contains the reason in its place."""
     names = private_names()
     parts = {name: redact(text, names) for name, text in collect(arguments).items()}
     if arguments.file == "-":
@@ -134,7 +134,7 @@ def _run(words: tuple[str, ...]) -> str:
 
 
 def write(path: Path, parts: dict[str, str]) -> None:
-    """Writes the archive with mode 0600. Raises OSError, also if the file exists."""
+    """Writes the report's archive with mode 0600. Raises OSError, also if the file exists."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
         for name, text in parts.items():

@@ -38,14 +38,15 @@ def alloc(arguments: Namespace, terminal: Terminal) -> int:
         else:
             _show(allocation, terminal)
         sys.stdout.flush()
-    except OSError:  # said with --quiet too: the caller knows no other name of it
+    except OSError:
+        # the id is printed with --quiet too, because the caller has no other name for the allocation
         print(f"allocation {allocation.id} is made; its request id is {request.request_id}", file=sys.stderr)
         raise
     return Exit.OK.value
 
 
 def release(arguments: Namespace, terminal: Terminal) -> int:
-    """Releases every allocation that can be released. The exit code is that of the first failure."""
+    """Releases every named allocation that can be released. The exit code is that of the first failure."""
     done: list[dict[str, object]] = []
     codes = []
     with connect(arguments) as client:
@@ -118,7 +119,7 @@ def resume(arguments: Namespace, terminal: Terminal) -> int:
 
 
 def plan(arguments: Namespace, terminal: Terminal) -> int:
-    """The exit code is that of the refusal that alloc would get, or 0."""
+    """Shows what alloc would do. The exit code is 0, or that of the refusal which alloc would get."""
     with connect(arguments) as client:
         request = request_of(arguments)
         complete_uuids(client, request.selector)
@@ -131,7 +132,7 @@ def plan(arguments: Namespace, terminal: Terminal) -> int:
     if reply.possible:
         return Exit.OK.value
     said = status.error(reply.refusal)
-    # without its details, which the table of reasons has already shown
+    # the error is printed without its details, because the table of reasons has shown them
     refusal = VgpuError(said.code, said.sentence, said.hint)
     print_error(refusal, terminal)
     return exit_code_of(refusal)

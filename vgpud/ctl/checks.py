@@ -19,9 +19,9 @@ from vgpud.model.tenancy import State
 from vgpud.policy.trust import distrust
 
 OK, WARN, FAIL, SKIP = "ok", "warning", "failed", "skipped"
-_CDI_PREFIX = "vgpud.io-vgpu_"  # the prefix that inject/cdi.py gives to specs
+_CDI_PREFIX = "vgpud.io-vgpu_"  # prefix of the file names of vgpud's CDI specs, as in inject/cdi.py
 _LEAST_FREE_BYTES = 64 * 2**20
-_LEAST_KERNEL = (5, 4)  # Linux 5.3 has pidfd_open(2)
+_LEAST_KERNEL = (5, 4)  # oldest supported kernel; pidfd_open(2) came with Linux 5.3
 _UNITS = ("vgpud.service", "vgpud.socket", "vgpud-ro.socket", "vgpud-admin.socket", "vgpud-runtime.socket")
 
 
@@ -95,7 +95,7 @@ def folders(host: Host) -> Iterator[Finding]:
         try:
             room = os.statvfs(folder)
         except OSError:
-            continue  # already reported above, or not readable
+            continue  # the folder was reported by an earlier check, or cannot be read
         free = room.f_bavail * room.f_frsize
         if free < _LEAST_FREE_BYTES:
             yield Finding(name, FAIL, f"{free // 2**20} MiB are free in {folder}", "make room there")
@@ -104,7 +104,9 @@ def folders(host: Host) -> Iterator[Finding]:
 
 
 def specs(host: Host) -> Iterator[Finding]:
-    """Container runtimes obey every spec in the CDI folder, which can mount any file of the host."""
+    """Checks that only root can write to the CDI folder: a container runtime obeys every spec in it, and a
+    spec can mount any file of the host.
+    """
     try:
         found = distrust(host.cdi_dir) if host.run_dir.stat().st_uid == 0 else None
     except OSError:
@@ -116,7 +118,9 @@ def specs(host: Host) -> Iterator[Finding]:
 
 
 def subordinate_uids(nsswitch: Path = Path("/etc/nsswitch.conf")) -> Iterator[Finding]:
-    """Warns of ranges that vgpud does not see, with whose uids a user can have several quotas."""
+    """Warns if subordinate uids come from a source that vgpud does not read. With such uids, a user can have
+    several quotas.
+    """
     try:
         lines = nsswitch.read_text(errors="replace").splitlines()
     except OSError:
@@ -166,7 +170,7 @@ def _group(host: Host) -> Iterator[Finding]:
 def _own_name() -> str:
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:  # no such group: the directory service is down, or has no such entry
+    except KeyError:  # the group does not exist, or the directory service does not answer
         return "USER"
 
 
@@ -183,7 +187,9 @@ def programs(host: Host) -> Iterator[Finding]:
 
 
 def mps(host: Host, simulated: bool) -> Iterator[Finding]:
-    """Looks for nvidia-cuda-mps-control. A simulated node has its own, which only the daemon must find."""
+    """Looks for nvidia-cuda-mps-control on the PATH. A simulated node has its own copy, which only the daemon
+    needs to find.
+    """
     control = shutil.which(host.mps_control)
     if control or simulated:
         yield Finding("mps", OK, control or "the simulated node's")
@@ -229,7 +235,9 @@ def driver(node: pb.NodeReply) -> Iterator[Finding]:
 
 
 def _loaded_module(version: str) -> Iterator[Finding]:
-    """Compares versions: the file in /proc is the loaded kernel module's, NVML reports its library's."""
+    """Warns if the loaded kernel module (/proc/driver/nvidia/version) and NVML's library have different
+    versions.
+    """
     try:
         loaded = Path("/proc/driver/nvidia/version").read_text().splitlines()[0]
     except (OSError, IndexError):
@@ -290,7 +298,7 @@ def tenants(node: Node) -> Iterator[Finding]:
 
 
 def _marks(allocations: Iterable[pb.Allocation]) -> Iterator[Finding]:
-    """Warns of tenants that are marked. A driver newer than libvgpu is reported once, for all tenants."""
+    """Warns of tenants that have a mark. A driver newer than libvgpu is reported once for all tenants."""
     told = set()
     for item in allocations:
         for mark in item.marks:

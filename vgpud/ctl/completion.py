@@ -8,14 +8,16 @@ from vgpud.ctl.parse import EVERYWHERE
 from vgpud.ctl.terminal import Terminal
 from vgpud.ctl.verbs import VERBS, Group, Verb
 
-# shell code that lists words which only the daemon or the file system knows
+# Shell code that lists candidates which only the daemon or the file system knows.
 DEVICES = "$(vgpuctl devices -o name 2>/dev/null)"
 ALLOCATIONS = "$(vgpuctl ls -o name 2>/dev/null)"
 FILES = "FILE"
 
 
 class Option(NamedTuple):
-    """`values`: the choices of the option, one of the constants above, or "" for any text."""
+    """An option in a completion. `values` are its choices, one of the constants for shell code, or "" for any
+    text.
+    """
 
     flags: tuple[str, ...]
     help: str

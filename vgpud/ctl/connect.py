@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def connect(arguments: Namespace) -> "Client":
-    """A client with the values of --socket and --timeout; its calls raise VgpuError."""
+    """Returns a client with the values of --socket and --timeout. Its calls raise VgpuError."""
     from vgpud.api.client import Client
 
     return Client(Path(arguments.socket) if arguments.socket else None, arguments.timeout)

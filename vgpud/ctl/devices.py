@@ -9,11 +9,13 @@ from vgpud.model.errors import ErrorCode, VgpuError
 if TYPE_CHECKING:
     from vgpud.api.client import Client
 
-_UUID_CHARACTERS = 40  # "GPU-" and a UUID of RFC 9562
+_UUID_CHARACTERS = 40  # length of a UUID as NVML prints it: "GPU-" and a UUID of RFC 9562
 
 
 def device_uuid(devices: Iterable[pb.Device], named: str) -> str:
-    """The UUID of the device that `named` means. Raises VgpuError(NO_SUCH_DEVICE)."""
+    """Returns the UUID of the device that the operator's text `named` denotes. Raises
+    VgpuError(NO_SUCH_DEVICE).
+    """
     known = tuple(devices)
     if named.isascii() and named.isdigit():
         found = [device.uuid for device in known if device.index == int(named)]
@@ -31,9 +33,9 @@ def device_uuid(devices: Iterable[pb.Device], named: str) -> str:
 
 
 def complete_uuids(client: "Client", selector: pb.Selector) -> None:
-    """Replaces prefixes of UUIDs by whole UUIDs; asks vgpud for the devices only if there are prefixes.
+    """Replaces prefixes of UUIDs by whole UUIDs. It asks vgpud for the devices only if there are prefixes.
 
-    Raises VgpuError(NO_SUCH_DEVICE), and what listing the devices raises.
+    Raises VgpuError(NO_SUCH_DEVICE), and the errors of ListDevices.
     """
     if all(len(uuid) >= _UUID_CHARACTERS for uuid in selector.uuids):
         return

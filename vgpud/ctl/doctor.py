@@ -16,7 +16,7 @@ COLUMNS = (Column("STATE", styles=STYLES), Column("CHECK"), Column("WHAT"), Colu
 
 
 def doctor(arguments: Namespace, terminal: Terminal) -> int:
-    """Exit.DEGRADED when a check has failed; a warning is no failure."""
+    """Prints the findings. The exit code is Exit.DEGRADED if a check has failed; a warning is no failure."""
     found = examine(arguments)
     shown = found if terminal.verbose or terminal.is_machine else [f for f in found if f.state != OK]
     rows = [(item.state, item.check, item.sentence, item.fix) for item in shown]
@@ -32,14 +32,14 @@ def _more(terminal: Terminal) -> str:
 
 
 def examine(arguments: Namespace) -> list[Finding]:
-    """Makes every possible check, in the order in which problems should be repaired."""
+    """Makes all checks that are possible on this host, in the order in which problems should be repaired."""
     host = Host.of(os.environ)
     found = [*checks.kernel(), *checks.folders(host), *checks.programs(host), *checks.units()]
     found += [*checks.sockets(host), *checks.specs(host), *checks.subordinate_uids()]
     try:
         node = _ask(arguments)
     except VgpuError as error:
-        # causes that prevent a start are reported first, because a restart would not help
+        # Causes that prevent the daemon's start come first, because restarting it would not help.
         return [
             *found,
             *checks.mps(host, False),
@@ -74,7 +74,7 @@ def _ask(arguments: Namespace) -> Node:
 
 
 def _files() -> list[Finding]:
-    """Findings about the policy files alone, for when no daemon is there to compare them with."""
+    """Findings about the policy files alone, for a node on which the daemon does not answer."""
     from vgpud.ctl.policy_files import on_disk
 
     try:

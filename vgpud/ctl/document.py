@@ -14,7 +14,7 @@ UNIX_NS = "unix_ns"
 
 
 def plain(message: Message) -> dict[str, Any]:
-    """All fields of `message` in the contract's order."""
+    """All fields of `message`, in the order of the proto file."""
     return dict(_field(message, name) for name in message.DESCRIPTOR.fields_by_name)
 
 
@@ -35,7 +35,7 @@ def _field(message: Message, name: str) -> tuple[str, Any]:
 
 
 def rfc3339(unix_ns: int) -> str | None:
-    """A moment to the nanosecond; None for 0, which means not known."""
+    """A time stamp in RFC 3339 with nanoseconds; None for 0, which means that the time is not known."""
     if unix_ns <= 0:
         return None
     seconds, nanoseconds = divmod(unix_ns, 10**9)

@@ -16,7 +16,9 @@ def host_environment(allocation: pb.Allocation) -> dict[str, str]:
 
 
 def merged(edits: Mapping[str, str], before: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
-    """`before` with `edits` applied. An entry for LD_PRELOAD is put in front of the existing ones."""
+    """Returns the environment `before` with `edits` applied. An entry for LD_PRELOAD is put in front of the
+    existing ones.
+    """
     after = dict(before)
     for name, value in edits.items():
         key, new = os.fsencode(name), os.fsencode(value)
@@ -26,9 +28,10 @@ def merged(edits: Mapping[str, str], before: Mapping[bytes, bytes]) -> dict[byte
 
 
 def initial_environment() -> dict[bytes, bytes]:
-    """The environment that this process received, before Python changed it.
+    """The environment that this process got from its parent, before Python changed it.
 
-    In the C locale the interpreter sets LC_CTYPE for itself (PEP 538); the command must not inherit that.
+    In the C locale the interpreter sets LC_CTYPE for itself (PEP 538); the command that vgpuctl runs must not
+    inherit that.
     """
     entries = Path("/proc/self/environ").read_bytes().split(b"\0")
     return dict(entry.split(b"=", 1) for entry in entries if b"=" in entry)

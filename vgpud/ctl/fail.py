@@ -6,7 +6,7 @@ from vgpud.ctl.table import clean
 from vgpud.ctl.terminal import Terminal
 from vgpud.model.errors import ErrorCode, Exit, VgpuError
 
-# errors whose details are the answer: a reason for each device, or a line for each wrong key
+# Errors whose details are always printed: they have a reason for each device, or a line for each wrong key.
 DETAILS_MATTER = (
     ErrorCode.DENIED_BY_POLICY,
     ErrorCode.NO_CAPACITY,
@@ -28,7 +28,8 @@ def exit_code_of(error: VgpuError) -> int:
 
 def report(error: Exception, terminal: Terminal) -> int:
     """Prints the error and returns its exit code."""
-    if isinstance(error, UnicodeEncodeError):  # of the API's messages; output escapes what it cannot encode
+    # the API's messages can contain text that standard output cannot encode
+    if isinstance(error, UnicodeEncodeError):
         text = ascii(error.object)[:80]
         error = VgpuError(ErrorCode.BAD_REQUEST, f"{text} is not UTF-8", "vgpud takes text in UTF-8")
     if not isinstance(error, VgpuError):
@@ -58,7 +59,9 @@ def print_error(error: VgpuError, terminal: Terminal) -> None:
 
 
 def details_to_print(error: VgpuError, verbose: bool) -> tuple[str, ...]:
-    """The details worth printing: none if there is only one and the sentence contains it."""
+    """The details of an error that are printed. A single detail that only repeats the sentence is
+    left out.
+    """
     if not verbose and error.code not in DETAILS_MATTER:
         return ()
     said = len(error.details) == 1 and error.sentence in error.details[0]
@@ -82,5 +85,5 @@ def error_document(error: VgpuError) -> dict[str, object]:
 
 
 def worst(codes: list[int]) -> int:
-    """The first failure's exit code, or 0."""
+    """The exit code of the first failure in `codes`, or 0."""
     return next((code for code in codes if code != Exit.OK.value), Exit.OK.value)

@@ -7,13 +7,13 @@ from typing import Any
 
 from vgpud.model.errors import ErrorCode, VgpuError
 
-# hundreds of manifests; PyYAML takes some 10 s for so much
+# maximum size of a file: enough for hundreds of manifests; PyYAML needs some 10 s for so much
 MAX_BYTES = 1024**2
 
 
 def read_text(path: Path, hint: str, most_bytes: int = MAX_BYTES) -> str:
-    """The text of a file, without a byte order mark. Raises VgpuError(BAD_REQUEST) with `hint` if it is no
-    regular file, is larger than `most_bytes` or is not UTF-8.
+    """Returns the text of a file, without a byte order mark. Raises VgpuError(BAD_REQUEST) with `hint` if the
+    file is not regular, is larger than `most_bytes` or is not UTF-8.
     """
     try:
         if path.exists() and not stat.S_ISREG(path.stat().st_mode):
@@ -21,14 +21,16 @@ def read_text(path: Path, hint: str, most_bytes: int = MAX_BYTES) -> str:
             raise VgpuError(ErrorCode.BAD_REQUEST, f"{path} is not a regular file", hint)
         with path.open("rb") as file:
             raw = file.read(most_bytes + 1)
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+    except (OSError, ValueError) as error:  # ValueError: the path contains a NUL
         why = (getattr(error, "strerror", None) or str(error)).lower()
         raise VgpuError(ErrorCode.BAD_REQUEST, f"cannot read {path}: {why}", hint) from None
     return decoded(str(path), raw, hint, most_bytes)
 
 
 def decoded(name: str, raw: bytes, hint: str, most_bytes: int = MAX_BYTES) -> str:
-    """The text of `raw`, which has more than `most_bytes` if the file has. Raises VgpuError(BAD_REQUEST)."""
+    """Decodes the bytes `raw` of the file or stream `name`. The caller reads at most one byte more than
+    `most_bytes`; if that byte is there, the file is refused. Raises VgpuError(BAD_REQUEST).
+    """
     if len(raw) > most_bytes:
         raise VgpuError(ErrorCode.BAD_REQUEST, f"{name} is larger than {most_bytes} bytes", hint)
     try:
@@ -40,7 +42,7 @@ def decoded(name: str, raw: bytes, hint: str, most_bytes: int = MAX_BYTES) -> st
 
 
 def read_toml(path: Path, hint: str) -> Mapping[str, Any]:
-    """The values of a TOML file, with the bounds of policy files. Raises VgpuError(BAD_REQUEST)."""
+    """Reads a TOML file with the size limit of policy files. Raises VgpuError(BAD_REQUEST)."""
     from vgpud.policy import source
 
     found = source.parse(path, read_text(path, hint, source.MAX_FILE_BYTES))

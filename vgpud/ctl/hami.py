@@ -40,7 +40,7 @@ Say = Callable[[str], None]
 
 
 class Want(NamedTuple):
-    """What one container asks HAMi for."""
+    """What one container requests from HAMi."""
 
     slices: int
     memory_bytes: int | None
@@ -56,7 +56,9 @@ def convert(arguments: Namespace, terminal: Terminal) -> int:
         convert_document(document, arguments.to, arguments.card_memory, terminal.say)
     try:
         text = yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True)
-    except RecursionError:  # the writer needs more of the stack than the reader
+    except RecursionError:
+        # RecursionError: the YAML writer uses more stack than the reader, so a document that was read may not
+        # be writable
         raise _bad(f"{arguments.file} is nested too deeply") from None
     print(text, end="")
     return Exit.OK.value
@@ -74,7 +76,8 @@ def read_documents(name: str) -> list[Any]:
         return list(yaml.safe_load_all(text))
     except RecursionError:
         raise _bad(f"{name} is nested too deeply") from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a bad date or number
+    except (yaml.YAMLError, ValueError) as error:
+        # ValueError: the YAML contains an impossible date or number
         raise _bad(f"{name} is not YAML: {str(error).splitlines()[0]}") from None
 
 
@@ -87,7 +90,7 @@ def convert_document(document: Any, target: str, card_bytes: int | None, say: Sa
 
 
 def _pods(document: Any) -> Iterator[tuple[Json, Json]]:  # noqa: ANN401
-    """Metadata and spec of each pod or pod template."""
+    """Yields metadata and spec of each pod or pod template in a manifest."""
     if not isinstance(document, dict):
         return
     spec = document.get("spec")
@@ -188,12 +191,13 @@ def _take_environment(container: Json, place: str, say: Say) -> None:
 
 
 def _ask_runtime(container: Json, want: Want, words: dict[str, str]) -> None:
-    """Writes the request as environment variables, which vgpu-runtime reads: each container of a pod can have
-    its own.
+    """Writes the request as environment variables of the container, which vgpu-runtime reads. So each
+    container of a pod can have its own request.
     """
     asked = dict(words)
     if want.memory_bytes is None and want.cores is None and "ISOLATION" not in asked:
-        asked["ISOLATION"] = "device"  # HAMi without limits: all of the card's memory and compute
+        # a HAMi request without limits means all of the card's memory and compute
+        asked["ISOLATION"] = "device"
     if want.memory_bytes is not None:
         asked["MEMORY"] = format_bytes(want.memory_bytes)
     if want.cores is not None:
@@ -206,7 +210,7 @@ def _ask_runtime(container: Json, want: Want, words: dict[str, str]) -> None:
 
 
 def _ask_kubelet(container: Json, want: Want, words: dict[str, str], place: str, say: Say) -> None:
-    """Writes the request as extended resources of the kinds memory (in GiB) and card, named as in
+    """Writes the request as extended resources of a pod: memory in GiB, and cards, named as in
     docs/kubernetes.md.
     """
     if want.cores is not None:

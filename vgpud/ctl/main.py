@@ -15,20 +15,22 @@ if TYPE_CHECKING:
     from vgpud.ctl.terminal import Terminal
     from vgpud.ctl.verbs import Verb
 
-EXIT_INTERRUPTED = 130  # 128 + SIGINT, as in shells
-EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
-EXIT_INTERNAL = 70  # model.errors.Exit.INTERNAL; not imported, for a fast --help
+EXIT_INTERRUPTED = 130  # exit code after Ctrl-C, as in shells: 128 + SIGINT
+EXIT_BROKEN_PIPE = 141  # exit code if the reader of a pipe has ended, as in shells: 128 + SIGPIPE
+EXIT_INTERNAL = 70  # equals model.errors.Exit.INTERNAL, which is not imported so that --help is fast
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line and returns its exit code; `vgpuctl run` does not return."""
     _hold_closed_streams()
     if isinstance(sys.stdout, TextIOWrapper):
-        # a label with characters that the locale lacks must not end a listing
+        # A label with characters that the locale lacks is escaped, so that it does not end a listing.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = _run(sys.argv[1:] if argv is None else argv)
-    except SystemExit as ended:  # of argparse after printing help (0), or of a signal
+    except SystemExit as ended:
+        # argparse raises SystemExit after it has printed help (0); a signal handler raises it with another
+        # code
         code = int(ended.code or 0)
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
@@ -38,9 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _hold_closed_streams() -> None:
-    """Opens standard streams that the caller has closed, so that no socket gets their numbers: the command of
-    `vgpuctl run` would inherit it. They close on exec. A write to standard output fails as before; messages
-    are dropped.
+    """Opens /dev/null for each standard stream that the caller has closed. Otherwise a socket could get the
+    stream's number, and the command of `vgpuctl run` would inherit it. The opened descriptors close on exec.
+    A write to standard output fails as before, and messages are dropped.
     """
     for number, name, how in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None:
@@ -52,8 +54,8 @@ def _hold_closed_streams() -> None:
 
 
 def _flush(code: int) -> int:
-    """Flushes standard output and returns the exit code. Output that cannot be written is dropped, or the
-    interpreter would print an error.
+    """Flushes standard output and returns the exit code. If standard output cannot be written, the rest of
+    the output is dropped; otherwise the interpreter would print an error at its end.
     """
     try:
         sys.stdout.flush()
@@ -64,8 +66,8 @@ def _flush(code: int) -> int:
 
 
 def _unwritten(error: OSError) -> int:
-    """The exit code of a failed write. A closed pipe is reported by the code alone, any other failure (a full
-    disk) by a message.
+    """The exit code after a failed write to standard output. For a closed pipe vgpuctl prints nothing; any
+    other failure (a full disk) is printed.
     """
     if isinstance(error, BrokenPipeError):
         return EXIT_BROKEN_PIPE
@@ -79,7 +81,7 @@ def _run(argv: Sequence[str]) -> int:
 
     try:
         verb, arguments = parse(argv)
-    except OSError:  # of help, which is written to standard output
+    except OSError:  # help could not be written to standard output
         raise
     except Exception as error:
         return _report(error, Terminal(quiet=_is_quiet(argv)))
@@ -92,14 +94,18 @@ def _run(argv: Sequence[str]) -> int:
 
             return again(function, arguments, terminal)
         return function(arguments, terminal)
-    except OSError:  # of standard output; the rooms below answer with VgpuError
+    except OSError:
+        # only a write to standard output raises OSError here; all other code of vgpuctl raises VgpuError
         raise
-    except Exception as error:  # the last resort: a sentence and a number in place of a traceback
+    except Exception as error:
+        # An unexpected exception is printed as a numbered error with one sentence, in place of a traceback.
         return _report(error, terminal)
 
 
 def _is_quiet(argv: Sequence[str]) -> bool:
-    """--quiet of a line that cannot be parsed; words behind -- belong to a program."""
+    """Looks for --quiet in a command line that could not be parsed. Words after "--" belong to the command
+    that vgpuctl runs.
+    """
     own = argv[: argv.index("--")] if "--" in argv else argv
     return "-q" in own or "--quiet" in own
 

@@ -17,9 +17,10 @@ from vgpud.ctl.request import selector_of
 from vgpud.ctl.terminal import Terminal, View
 from vgpud.model.errors import ErrorCode, Exit, VgpuError
 
-# longest time that NVIDIA's drivers were observed to take for one instance, with a margin
+# longest time that NVIDIA's drivers were observed to take for creating one instance, with a margin
 STEP_SECONDS = 15.0
-FOLLOW_SECONDS = 20.0  # wait for events that are still on their way when the call returns
+# maximum wait, after the call returned, for the events of the change that are still on their way
+FOLLOW_SECONDS = 20.0
 
 
 def ls(arguments: Namespace, terminal: Terminal) -> int:
@@ -35,7 +36,9 @@ def ls(arguments: Namespace, terminal: Terminal) -> int:
 
 
 def plan(arguments: Namespace, terminal: Terminal) -> int:
-    """The exit code is that of the refusal that apply would get, or 0."""
+    """Shows the steps of a layout change. The exit code is 0, or that of the refusal which apply
+    would get.
+    """
     with connect(arguments) as client:
         reply = client.plan_mig(_request(client, arguments))
     return _show_plan(reply, terminal, "MigPlan")
@@ -48,7 +51,9 @@ def apply(arguments: Namespace, terminal: Terminal) -> int:
 
 
 def check(arguments: Namespace, terminal: Terminal) -> int:
-    """`vgpuctl mig assert`: Exit.DIFFERS unless every device has its layout already."""
+    """`vgpuctl mig assert`: the exit code is Exit.DIFFERS unless every device has the wanted layout
+    already.
+    """
     with connect(arguments) as client:
         reply = client.plan_mig(_request(client, arguments))
     differs = bool(reply.changes) or reply.HasField("refusal")
@@ -125,8 +130,8 @@ def _policy(file: str, config: str, found: dict[str, tuple[str, ...]], devices: 
 
 
 def _chosen(client: Client, arguments: Namespace) -> list[pb.MigDevice]:
-    """The devices that MIG can partition, or those of --device. Raises VgpuError(NO_SUCH_DEVICE) for any
-    other.
+    """The devices that MIG can partition, or only those of --device. Raises VgpuError(NO_SUCH_DEVICE) if
+    --device names another one.
     """
     devices = list(client.list_mig().devices)
     wanted: set[str] = set()
@@ -145,8 +150,8 @@ def _chosen(client: Client, arguments: Namespace) -> list[pb.MigDevice]:
 
 
 def _request(client: Client, arguments: Namespace) -> pb.MigRequest:
-    """The request of the command line or of its file. Raises VgpuError(BAD_REQUEST) if both are given, or
-    neither.
+    """The message for the layouts on the command line or in its file. Raises VgpuError(BAD_REQUEST) if both
+    are given, or neither.
     """
     if bool(arguments.layout) == bool(arguments.file):
         raise VgpuError(
@@ -195,7 +200,9 @@ def _apply(request: pb.MigRequest, arguments: Namespace, terminal: Terminal) -> 
 
 @contextmanager
 def _progress(arguments: Namespace, terminal: Terminal) -> Iterator[None]:
-    """Prints the daemon's device events that occur during the body, until the last of them has arrived."""
+    """Prints the device events that occur while the body runs. It returns when the last of them has
+    arrived.
+    """
     with connect(arguments) as asking, connect(arguments) as client:
         events = client.watch(_revision(asking))
         seen = 0
@@ -219,10 +226,11 @@ def _progress(arguments: Namespace, terminal: Terminal) -> Iterator[None]:
             with changed:
                 changed.wait_for(lambda: seen >= last, timeout=FOLLOW_SECONDS)
         finally:
-            client.close()  # ends the stream, and so the thread
+            # closing the client ends its stream of events, and so the thread that reads the stream
+            client.close()
             follower.join(timeout=FOLLOW_SECONDS)
 
 
 def _revision(client: Client) -> int:
-    """The revision of the newest event."""
+    """The revision of the newest event that the daemon keeps."""
     return max((event.revision for event in client.list_events(1).events), default=0)

@@ -1,4 +1,5 @@
-"""Configurations of NVIDIA's mig-parted, `version: v1` (NVIDIA/mig-parted, README and examples/config.yaml).
+"""Reads and writes configurations of NVIDIA's mig-parted, `version: v1` (NVIDIA/mig-parted, README and
+examples/config.yaml).
 
 A file has named configurations, which are lists of entries. An entry selects devices and gives their MIG mode
 and the number of instances of each profile. If several entries select one device, the last one holds, because
@@ -34,15 +35,16 @@ class Entry(NamedTuple):
 
 
 def read(name: str, config: str | None) -> tuple[str, tuple[Entry, ...]]:
-    """Reads one configuration of a file; returns its name and entries. Raises VgpuError(BAD_REQUEST), which
-    names the faulty place.
+    """Reads one configuration of a file, and returns its name and entries. Raises VgpuError(BAD_REQUEST) with
+    the place of the mistake.
     """
     import yaml
 
     text = read_text(Path(name), _HINT)
     try:
         data = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a bad date or number
+    except (yaml.YAMLError, ValueError) as error:
+        # ValueError: the YAML contains an impossible date or number
         raise _bad(f"{name} is not YAML: {str(error).splitlines()[0]}") from None
     except RecursionError:
         raise _bad(f"{name} is nested too deeply") from None
@@ -136,7 +138,8 @@ def layouts(entries: Sequence[Entry], devices: Iterable[pb.MigDevice]) -> dict[s
 
 
 def written(devices: Iterable[pb.MigDevice], config: str) -> dict[str, Any]:
-    """The current instances of the devices as a file with one configuration. The format has no placements.
+    """The current instances of the devices, as a mig-parted file with one configuration. The format has no
+    placements.
 
     Compute instances have names of their own (mig-parted, pkg/types/mig_profile.go). mig-parted puts them
     into one GPU instance as long as they fit.

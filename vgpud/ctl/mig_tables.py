@@ -89,7 +89,9 @@ def _instance_row(device: pb.MigDevice, item: pb.MigInstance) -> tuple[str, ...]
 
 
 def _at(item: pb.MigInstance | pb.MigChange) -> str:
-    """The first memory slice; for one of several compute instances, also its first compute slice."""
+    """The place of an instance as text: its first memory slice. If it is one of several compute instances,
+    its first compute slice follows.
+    """
     inside = f"/{item.compute_placement.start}" if item.HasField("compute_placement") else ""
     return f"{item.placement.start}{inside}"
 
@@ -125,7 +127,7 @@ def changes(items: Iterable[pb.MigChange]) -> Table:
 
 
 def change_words(item: pb.MigChange) -> str:
-    """One step in a sentence."""
+    """One step of a MIG change as a sentence."""
     if not item.profile_name:
         return f"{item.kind} MIG mode"
     inside = f", compute slice {item.compute_placement.start}" if item.HasField("compute_placement") else ""

@@ -36,7 +36,9 @@ CLIENT_COLUMNS = (
 
 
 def ls(arguments: Namespace, terminal: Terminal) -> int:
-    """Exit.DEGRADED when a daemon does not answer or a server is in FAULT."""
+    """Lists the MPS daemons. The exit code is Exit.DEGRADED if one does not answer or a server is in state
+    FAULT.
+    """
     with connect(arguments) as client:
         reply = client.list_mps()
     document = {"items": [plain(item) for item in reply.daemons]}
@@ -50,7 +52,7 @@ def ls(arguments: Namespace, terminal: Terminal) -> int:
 
 
 def terminate(arguments: Namespace, terminal: Terminal) -> int:
-    """Ends the work of one MPS client: its calls then fail with CUDA error 810; other clients continue."""
+    """Ends the work of one MPS client. Its calls then fail with CUDA error 810; other clients continue."""
     with connect(arguments) as client:
         item = _daemon_of(client.list_mps(), arguments.client, arguments.device)
         client.terminate_mps_client(item, arguments.client)
@@ -63,7 +65,9 @@ def terminate(arguments: Namespace, terminal: Terminal) -> int:
 
 
 def _daemon_of(reply: pb.ListMpsReply, pid: int, device: str | None) -> str:
-    """The device on which the client runs; `device` (index or UUID) says which of several."""
+    """The UUID of the device on which the MPS client runs. If the client runs on several devices, `device`
+    (index or UUID) names one.
+    """
     found = [
         item
         for item in reply.daemons
@@ -127,7 +131,7 @@ def clients(reply: pb.ListMpsReply) -> Table:
 
 
 def drain(arguments: Namespace, terminal: Terminal) -> int:
-    """The exit code is Exit.DIFFERS until the device is idle."""
+    """Drains a device. The exit code is Exit.DIFFERS until the device is idle."""
     reply, others = _drain(arguments, terminal, undrain=False)
     if not terminal.is_machine and terminal.output != "name":
         for one in reply.moved:
@@ -148,7 +152,9 @@ def undrain(arguments: Namespace, terminal: Terminal) -> int:
 def _drain(
     arguments: Namespace, terminal: Terminal, undrain: bool
 ) -> tuple[pb.DrainDeviceReply, list[pb.Device]]:
-    """The reply, and the other devices that may still need the driver."""
+    """Drains or undrains a device. Returns the reply, and the other devices whose tenants may still need the
+    driver.
+    """
     with connect(arguments) as client:
         devices = client.list_devices().devices
         uuid = device_uuid(devices, arguments.device)
@@ -160,8 +166,8 @@ def _drain(
 
 
 def _left(reply: pb.DrainDeviceReply, others: list[pb.Device]) -> str:
-    """A sentence on what remains. All devices share the driver, so it can be replaced only when each is
-    drained and idle.
+    """A sentence on what a drained device still waits for. All devices share the driver, so it can be
+    replaced only when each is drained and idle.
     """
     if reply.idle:
         driver = "nor does restarting or upgrading the driver"

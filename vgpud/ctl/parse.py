@@ -38,7 +38,7 @@ DEFAULTS: dict[str, object] = {
     "color": "auto",
 }
 
-# verbs of other tools -> the verb of vgpuctl
+# Verbs of other tools, and the verb of vgpuctl for each.
 SYNONYMS: dict[str, str] = {
     "create": "alloc",
     "allocate": "alloc",
@@ -104,14 +104,15 @@ class Parser(argparse.ArgumentParser):
 
 
 def bad_usage(sentence: str, hint: str) -> Exception:
-    """A VgpuError(BAD_REQUEST). The import is local, for a fast --help."""
+    """Makes a VgpuError(BAD_REQUEST). The import is inside the function, for a fast --help."""
     from vgpud.model.errors import ErrorCode, VgpuError
 
     return VgpuError(ErrorCode.BAD_REQUEST, sentence, hint)
 
 
 def parse(argv: Sequence[str]) -> tuple[Verb, argparse.Namespace]:
-    """The verb and its arguments, which always include those of EVERYWHERE.
+    """Parses a whole command line into the verb and its arguments, which always include the global options
+    (EVERYWHERE).
 
     Raises VgpuError, or SystemExit(0) once help or the version has been printed.
     """
@@ -124,7 +125,8 @@ def parse(argv: Sequence[str]) -> tuple[Verb, argparse.Namespace]:
         verb = entry
     _verb_parser(verb, prog).read(rest if verb.takes_command else [*rest, *tail], namespace)
     if verb.takes_command:
-        # words before "--" can belong to the command too, and then the "--" is one of its arguments
+        # If words before "--" already belong to the command that vgpuctl runs, the "--" is one of its
+        # arguments.
         namespace.command = namespace.command + tail if namespace.command else tail[1:]
     if namespace.output is None:
         namespace.output = verb.default_output
@@ -136,7 +138,7 @@ def parse(argv: Sequence[str]) -> tuple[Verb, argparse.Namespace]:
 
 
 def _without_help_verb(argv: Sequence[str]) -> Sequence[str]:
-    """`help VERB` is `VERB --help`, and `version` is `--version`."""
+    """Rewrites `help VERB` as `VERB --help`, and `version` as `--version`."""
     if argv and argv[0] == "help":
         return [*argv[1:], "--help"]
     return ["--version"] if list(argv) == ["version"] else argv
@@ -152,7 +154,7 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 def _choose(
     prog: str, entries: tuple[_Entry, ...], argv: Sequence[str], namespace: argparse.Namespace
 ) -> tuple[_Entry, str, list[str]]:
-    """Parses up to the verb; returns the words after it unparsed."""
+    """Parses the command line up to the verb, and returns the words after the verb unparsed."""
     parser = _chooser(prog, entries)
     parser.read(argv or ["--help"], namespace)
     word, rest = namespace.verb, namespace.rest
@@ -211,7 +213,7 @@ def _add_everywhere(parser: Parser) -> None:
 
 
 def _nearest(word: str, known: Iterable[str]) -> str:
-    """The known word that is most similar; empty if none is similar."""
+    """The word in `known` that is most similar to `word`; empty if none is similar."""
     from difflib import get_close_matches
 
     words = list(known)

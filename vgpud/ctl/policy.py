@@ -1,4 +1,4 @@
-"""The verbs of `vgpuctl policy`. With a file, check and show work without a daemon."""
+"""The verbs of `vgpuctl policy`. With a file argument, check and show work without a daemon."""
 
 import json
 import os
@@ -22,7 +22,9 @@ UNCOMPARED = " (not compared with the devices of this node: vgpud does not answe
 
 
 def check(arguments: Namespace, terminal: Terminal) -> int:
-    """The exit code is Exit.CONFIG if the file has mistakes; each is printed on its own line."""
+    """Checks policy files. The exit code is Exit.CONFIG if they have mistakes; each is printed on its own
+    line.
+    """
     loaded = _file(arguments.file)
     compared = _check_devices(loaded, arguments)
     document = _document(loaded)
@@ -35,7 +37,9 @@ def check(arguments: Namespace, terminal: Terminal) -> int:
 
 
 def _warn_of_others(path: Path, terminal: Terminal) -> None:
-    """Warns of a file that vgpud refuses if it reads it in this place. A draft may be its user's."""
+    """Warns if vgpud would refuse this file for its owner or mode. (A draft in a user's folder may belong to
+    that user.)
+    """
     from vgpud.policy.trust import distrust
 
     found = distrust(path, os.geteuid())
@@ -50,7 +54,7 @@ def show(arguments: Namespace, terminal: Terminal) -> int:
 
 
 def reload(arguments: Namespace, terminal: Terminal) -> int:
-    """With --dry-run, the exit code is Exit.DIFFERS if a reload would change anything."""
+    """Reloads the policy. With --dry-run, the exit code is Exit.DIFFERS if a reload would change anything."""
     with connect(arguments) as client:
         reply = client.reload_policy(arguments.dry_run)
     if terminal.is_machine or terminal.output == "name":
@@ -67,7 +71,7 @@ def reload(arguments: Namespace, terminal: Terminal) -> int:
 
 
 def diff(arguments: Namespace, terminal: Terminal) -> int:
-    """The exit code is Exit.DIFFERS if the files differ from the policy in force."""
+    """Compares policy files with the policy in force. The exit code is Exit.DIFFERS if they differ."""
     from vgpud.policy.compare import compare
     from vgpud.policy.effective import as_toml
 
@@ -96,8 +100,9 @@ def diff(arguments: Namespace, terminal: Terminal) -> int:
 
 
 def _is_given(change: "Change", now: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """False for the built-in value of a key whose rule is in one of the two policies only: the keys that a
-    file gives for the rule are listed."""
+    """Is this difference between two policies worth showing? If a rule is in one of the policies only, keys
+    that have their built-in value there are not shown.
+    """
     if None not in (change.before, change.after):
         return True
     side = new if change.before is None else now
@@ -120,7 +125,7 @@ def _offline(name: str) -> dict[str, Any]:
 
 
 def _file(name: str) -> "LoadedPolicy":
-    """Loads one file. Raises VgpuError(BAD_POLICY) with one line of details for each mistake."""
+    """Loads one policy file. Raises VgpuError(BAD_POLICY) with one line of details for each mistake."""
     from vgpud.policy.load import check as check_file
 
     path = Path(name)
@@ -130,8 +135,8 @@ def _file(name: str) -> "LoadedPolicy":
 
 
 def _check_devices(loaded: "LoadedPolicy", arguments: Namespace) -> bool:
-    """Checks the rules against the host's users and the node's devices. Returns False if vgpud does not
-    answer. Raises VgpuError(BAD_POLICY) for rules that they cannot satisfy.
+    """Checks the policy's rules against the host's users and the node's devices. Returns False if vgpud does
+    not answer. Raises VgpuError(BAD_POLICY) if a user, group or device of a rule does not exist.
     """
     from vgpud.ctl.policy_cases import node_of
     from vgpud.directory import has_group, has_user

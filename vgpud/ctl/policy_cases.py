@@ -55,7 +55,9 @@ class _Table(BaseModel):
 
 
 def _sentenced(parse: Callable[[T], object], value: T | None) -> T | None:
-    """Raises ValueError with the sentence of the error that `parse` raises."""
+    """Runs `parse` on the value. Turns its VgpuError into a ValueError with the same sentence, for
+    pydantic.
+    """
     try:
         if value is not None:
             parse(value)
@@ -130,8 +132,8 @@ class Cases(_Table):
 
 
 def test(arguments: Namespace, terminal: Terminal) -> int:
-    """The exit code is Exit.DIFFERS if a case fails. Nothing is allocated, and the daemon's allocations are
-    ignored.
+    """Runs the cases of a file under a policy. The exit code is Exit.DIFFERS if a case fails. Nothing is
+    allocated, and the daemon's allocations are ignored.
     """
     path = Path(arguments.cases)
     cases = read(path)
@@ -173,7 +175,7 @@ def _mistake(found: "ErrorDetails") -> str:
 
 
 def _table_of(path: Sequence[int | str]) -> type[_Table]:
-    """The table that a path such as case[0].expect.mode lies in."""
+    """The pydantic class that has the key at the end of a path such as case[0].expect.mode."""
     if len(path) == 1:
         return Cases
     if path[0] == "node":
@@ -184,7 +186,7 @@ def _table_of(path: Sequence[int | str]) -> type[_Table]:
 
 
 def answer(policy: Policy, node: Node, case: Case) -> Decision:
-    """The decision on the request after the requests in `held` were granted in order."""
+    """The policy's decision on the request of a case, after the requests in `held` were granted in order."""
     held: list[Allocation] = []
     for number, before in enumerate(case.held):
         decision = _decide(policy, node, before.request(f"held{number}"), held)
@@ -200,7 +202,7 @@ def _decide(policy: Policy, node: Node, request: Request, held: Sequence[Allocat
     if decision.refusal is None:
         owner = request.counts_for
         account = account_of(owner.uid) if needs_accounts(policy) else BARE
-        account = account if account.is_known else BARE  # a case need not be a user of this host
+        account = account if account.is_known else BARE  # the user of a case need not exist on this host
         over = over_quota(
             policy, node, owner, held, decision.slices, account=account, priority=request.priority
         )
@@ -219,7 +221,7 @@ def fits(expected: Expected, got: Decision, node: Node) -> bool:
 
 
 def expected(asked: Expected) -> str:
-    """What a case expects, as in "mode mig on device 0, 1"."""
+    """What a case expects, as text, for example "mode mig on device 0, 1"."""
     if asked.refused is not None:
         return asked.refused
     mode = f"mode {asked.mode}" if asked.mode else "any mode"

@@ -59,7 +59,7 @@ _Rows = list[tuple[str, str, str, str]]
 def _of_devices(
     policy: Policy, devices: Iterable[Device], reply: pb.PolicyReply
 ) -> Iterator[tuple[str, _Rows]]:
-    """The devices of one rule together."""
+    """Lists the devices of each rule of the policy together."""
     alike: dict[int, list[Device]] = {}
     for device in devices:
         rule = policy.rule_for(device)
@@ -75,7 +75,9 @@ def _of_devices(
 
 
 def _of_rule(rule: DeviceRule, path: str, origins: Mapping[str, str]) -> Iterator[tuple[str, str, str, str]]:
-    """Its mode, and the settings that a file gives; `policy show` has the built-in ones."""
+    """Yields the mode of a rule, and the settings that a policy file gives for it. `policy show` also has the
+    built-in settings.
+    """
     origin = origins.get(f"{path}.mode", BUILT_IN)
     yield "mode", as_toml(rule.mode), origin, _MEANING[rule.mode]
     given = rule.model_dump(mode="json", exclude_none=True, include=set(MODES_WITH_SETTINGS))

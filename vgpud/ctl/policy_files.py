@@ -8,8 +8,8 @@ from vgpud.policy.load import LoadedPolicy, load
 
 
 def paths() -> PolicyPaths:
-    """The paths that settings.py uses, from this process's environment, which is assumed to equal the
-    daemon's.
+    """The paths of the policy files, found as the daemon finds them (settings.py), with the assumption that
+    this process has the daemon's environment.
     """
     main = os.environ.get("VGPUD_CONFIG")
     config = Path(main or "/etc/vgpud/vgpud.toml")
@@ -25,7 +25,7 @@ def paths() -> PolicyPaths:
 
 
 def _daemon_uid(run_dir: Path) -> int:
-    """The user that vgpud runs as; root where no daemon has made the run folder."""
+    """The user that vgpud runs as: the owner of its run folder, or root if the folder does not exist."""
     try:
         return run_dir.stat().st_uid
     except OSError:
@@ -33,5 +33,5 @@ def _daemon_uid(run_dir: Path) -> int:
 
 
 def on_disk() -> LoadedPolicy:
-    """Raises VgpuError(BAD_POLICY)."""
+    """Loads the policy files of this host. Raises VgpuError(BAD_POLICY)."""
     return load(paths())

@@ -1,4 +1,4 @@
-"""Tells on a terminal how a long operation of one allocation goes on."""
+"""Prints on a terminal how far a long operation on one allocation has come."""
 
 import os
 import sys
@@ -15,15 +15,16 @@ from vgpud.ctl.terminal import Terminal
 from vgpud.ctl.top_draw import cut
 from vgpud.model.errors import VgpuError
 
-_FIRST_SECONDS = 1.0  # shorter operations print nothing
+_FIRST_SECONDS = 1.0  # an operation that takes less time prints nothing
 _LOOK_SECONDS = 1.0
 _START, _CLEAR = "\r", "\x1b[K"
 
 
 @contextmanager
 def told(arguments: Namespace, terminal: Terminal, allocation: str, doing: str) -> Iterator[None]:
-    """While the body runs: a line on standard error with the time, and the memory that is on the device.
-    An interrupt says that vgpud goes on with the operation."""
+    """While the body runs, shows a line on standard error with the elapsed time and the memory that is on the
+    device. After an interrupt, a message says that vgpud continues the operation.
+    """
     if terminal.quiet or not sys.stderr.isatty():
         yield
         return
@@ -60,7 +61,7 @@ def _tell(arguments: Namespace, allocation: str, doing: str, ended: threading.Ev
             line = progress_line(doing, whole, on_device, time.monotonic() - began)
             if ended.is_set():
                 return
-            # a line that wraps could not be overwritten
+            # The line is cut to the width of the terminal, because a wrapped line could not be overwritten.
             columns = os.get_terminal_size(sys.stderr.fileno()).columns
             sys.stderr.write(_START + cut(line, max(1, columns - 1)) + _CLEAR)
             sys.stderr.flush()
@@ -69,14 +70,15 @@ def _tell(arguments: Namespace, allocation: str, doing: str, ended: threading.Ev
 
 
 def _on_device(client: Client, allocation: str) -> int:
-    """Device memory that the processes of the allocation hold, as NVML has it."""
+    """Bytes of device memory that the processes of the allocation hold, as NVML reports them."""
     processes = client.list_processes().processes
     return sum(one.memory_bytes for one in processes if one.allocation_id == allocation)
 
 
 def progress_line(doing: str, whole_bytes: int, on_device_bytes: int, seconds: float) -> str:
-    """`whole_bytes` is what the operation moves. The driver can move it in one piece, and then the line tells
-    no part of it."""
+    """The line that shows how far an operation has come. `whole_bytes` is the memory that the operation
+    moves. If the driver moves it in one piece, the line shows no part of it.
+    """
     text = f"{doing}: {words.duration(seconds)}"
     if whole_bytes:
         text += f", {words.memory(on_device_bytes)} of {words.memory(whole_bytes)} on the device"

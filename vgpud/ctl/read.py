@@ -23,10 +23,12 @@ SIMULATED = "SIMULATED: no real GPU is behind this daemon"
 
 
 def status(arguments: Namespace, terminal: Terminal) -> int:
-    """Exit.DEGRADED when the hardware, a device or an allocation has failed."""
+    """Shows the state of the node. The exit code is Exit.DEGRADED if the hardware, a device or an allocation
+    has failed.
+    """
     with connect(arguments) as client:
         node = client.get_node()
-        # without NVML the devices cannot be listed; the node's reply has the reason
+        # Without NVML the devices cannot be listed. The reply of get_node has the reason.
         devices = [] if node.hardware_error else list(client.list_devices().devices)
         allocations = client.list_allocations().allocations
     wrong = degradations(node, devices, list(allocations))
@@ -36,7 +38,7 @@ def status(arguments: Namespace, terminal: Terminal) -> int:
 
 
 def degradations(node: pb.NodeReply, devices: list[pb.Device], allocations: list[pb.Allocation]) -> list[str]:
-    """One sentence for each thing that has failed."""
+    """Sentences on what has failed: the hardware, devices and allocations."""
     wrong = [node.hardware_error] if node.hardware_error else []
     for device in devices:
         if device.health != Health.OK:
@@ -117,7 +119,9 @@ def show(arguments: Namespace, terminal: Terminal) -> int:
 
 
 def _add_unlimited(item: pb.Allocation, processes: Iterable[pb.NodeProcess]) -> None:
-    """Adds the processes past the limits to the use of the slices, which has those that are counted."""
+    """Adds the memory of processes that no limit covers to the use of the slices. The daemon's figure counts
+    only processes under a limit.
+    """
     for process in processes:
         for use in item.use:
             is_past = process.unlimited and process.allocation_id == item.id
@@ -145,7 +149,7 @@ def listing(items: list[dict[str, Any]], revision: int) -> dict[str, Any]:
 
 
 def _engines(item: pb.Allocation, known: Mapping[str, pb.Device]) -> str:
-    """The engines that enforce the time slices of its shares, each once."""
+    """The engines that enforce the time slices of an allocation's shares, each named once."""
     devices = [
         known[part.device_uuid]
         for part in item.slices

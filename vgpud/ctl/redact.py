@@ -5,7 +5,8 @@ from collections.abc import Iterable
 
 _PATTERNS = (
     (re.compile(r"\b[0-9a-f]{2}(:[0-9a-f]{2}){5}\b", re.IGNORECASE), "MAC"),
-    # a version has three dots too, so only text that a sentence would use for an address
+    # Matches IPv4 addresses only where text does not continue with a letter, digit or dot: a version number
+    # has three dots too.
     (
         re.compile(
             r"(?<![\w.])(?!127\.)(25[0-5]|2[0-4]\d|1?\d?\d)(\.(25[0-5]|2[0-4]\d|1?\d?\d)){3}(?![\w.])"
@@ -31,7 +32,9 @@ _KEYS = {
 
 
 def redact(text: str, names: Iterable[tuple[str, str]]) -> str:
-    """Replaces names in a text. `names` are (word, replacement); whole words only, the longest first."""
+    """Replaces names in a text. `names` are pairs of word and replacement. Only whole words are replaced, the
+    longest first.
+    """
     for name, instead in sorted(names, key=lambda pair: -len(pair[0])):
         if len(name) > 1:
             text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", instead, text)
@@ -41,7 +44,9 @@ def redact(text: str, names: Iterable[tuple[str, str]]) -> str:
 
 
 def without_private(value: object) -> object:
-    """A document without labels and command lines of tenants; a placeholder shows that there was a value."""
+    """Returns a document without the labels and command lines of tenants. A placeholder shows that there was
+    a value.
+    """
     if isinstance(value, dict):
         return {
             key: "REMOVED" if key in _KEYS and inner else without_private(inner)

@@ -11,7 +11,7 @@ from vgpud.ctl import arguments as kinds
 from vgpud.ctl.files import read_toml
 from vgpud.model.errors import ErrorCode, VgpuError
 
-# the options of a request file, each with the parser of its text
+# The options that a request file can give, each with the function that parses its text.
 _KEYS: Mapping[str, Callable[[str], Any]] = {
     "memory": kinds.memory,
     "cores": kinds.cores,
@@ -26,7 +26,8 @@ _KEYS: Mapping[str, Callable[[str], Any]] = {
 
 
 def request_of(arguments: Namespace) -> pb.AllocateRequest:
-    """The request. It always has a unique id, so that an interrupted call can be repeated.
+    """Builds the Allocate message. It always has a unique request id, so that an interrupted call can be
+    repeated.
 
     Raises VgpuError(BAD_REQUEST) for a request file that cannot be used.
     """
@@ -52,7 +53,9 @@ def request_of(arguments: Namespace) -> pb.AllocateRequest:
 
 
 def selector_of(devices: list[str], name_glob: str) -> pb.Selector:
-    """Digits are an index, other text is a UUID. The daemon refuses an unknown device."""
+    """Builds a device selector: digits are an index, other text is a UUID. The daemon refuses an unknown
+    device.
+    """
     selector = pb.Selector(name_glob=name_glob)
     for text in devices:
         if text.isascii() and text.isdigit() and int(text) < 2**32:
@@ -63,7 +66,7 @@ def selector_of(devices: list[str], name_glob: str) -> pb.Selector:
 
 
 def _add_file(arguments: Namespace, path: Path) -> None:
-    """Gives the options of the file, but for those of the command line."""
+    """Sets the options that the request file gives, except those that the command line gives."""
     given = read_toml(path, "name a TOML file, as 'vgpuctl alloc --help' has it")
     for key, value in given.items():
         parse = _KEYS.get(key)
@@ -79,7 +82,8 @@ def _value(path: Path, key: str, value: object, parse: Callable[[str], Any]) -> 
         if key == "device":
             return [parse(str(one)) for one in (value if isinstance(value, list) else [value])]
         return parse(str(value))
-    except (VgpuError, ArgumentTypeError, ValueError) as error:  # ValueError: 4300 digits and more
+    except (VgpuError, ArgumentTypeError, ValueError) as error:
+        # ValueError: int() refuses numbers of more than 4300 digits
         said = error.sentence if isinstance(error, VgpuError) else str(error)
         hint = error.hint if isinstance(error, VgpuError) else "see 'vgpuctl alloc --help'"
         raise VgpuError(ErrorCode.BAD_REQUEST, f"{path}: {key}: {said}", hint) from None

@@ -1,4 +1,4 @@
-"""`vgpuctl run`: starts a command in an allocation that ends with it."""
+"""`vgpuctl run`: makes an allocation and starts a command in it. The allocation ends with the command."""
 
 import errno
 import fcntl
@@ -18,9 +18,10 @@ from vgpud.ctl.request import request_of
 from vgpud.ctl.terminal import Terminal
 from vgpud.model.errors import ErrorCode, VgpuError
 
-# as POSIX specifies for shells (XCU 2.8.2)
+# exit codes for a command that cannot be executed (126) or is not found (127), as POSIX specifies for shells
+# (XCU 2.8.2)
 EXIT_NOT_FOUND = 127
-# the interpreter ignores these signals; the command must start with their defaults
+# The Python interpreter ignores these signals. The command must start with their default actions.
 IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
@@ -29,9 +30,8 @@ class CommandNotFound(CommandFailed):
 
 
 def run(arguments: Namespace, terminal: Terminal) -> NoReturn:
-    """Runs the command; does not return if exec succeeds.
-
-    Raises VgpuError if vgpud refuses, CommandFailed if exec fails.
+    """Allocates, then executes the command. It returns only by an exception: VgpuError if vgpud refuses,
+    CommandFailed if exec fails.
     """
     command: list[str] = arguments.command
     if not command:
@@ -50,14 +50,14 @@ def run(arguments: Namespace, terminal: Terminal) -> NoReturn:
         become(command, merged(host_environment(allocation), initial_environment()), inherited)
     except OSError as error:
         failure = exec_error(command[0], error)
-    # if the daemon does not answer, it releases the allocation later, when this process has ended
+    # If the daemon does not answer, it releases the allocation later: it notices the end of this process.
     with suppress(VgpuError), connect(arguments) as client:
         client.release(allocation.id, True)
     raise failure
 
 
 def open_descriptors() -> frozenset[int]:
-    """The descriptors that the command inherits: those that the caller left open, without vgpuctl's own."""
+    """The file descriptors that this process has open now."""
     return frozenset(int(entry.name) for entry in Path("/proc/self/fd").iterdir())
 
 
@@ -83,7 +83,8 @@ def close_on_exec(descriptor: int) -> None:
         flags = fcntl.fcntl(descriptor, fcntl.F_GETFD)
         fcntl.fcntl(descriptor, fcntl.F_SETFD, flags | fcntl.FD_CLOEXEC)
     except OSError as error:
-        if error.errno != errno.EBADF:  # the descriptor of the directory listing is already closed
+        # the list contains the descriptor of the directory listing itself, which is closed by now
+        if error.errno != errno.EBADF:
             raise
 
 

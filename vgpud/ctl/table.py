@@ -7,11 +7,11 @@ GAP = "  "
 
 
 class Column(NamedTuple):
-    """`styles` gives the style of a cell by its whole text."""
+    """A column of a table. `styles` maps the whole text of a cell to its style."""
 
     header: str
     right: bool = False
-    wide: bool = False  # shown only with -o wide
+    wide: bool = False  # the column is shown only with -o wide
     styles: Mapping[str, str] = {}
 
 
@@ -25,7 +25,7 @@ class Table(NamedTuple):
 
 
 def facts(pairs: Sequence[tuple[str, str]], styles: Mapping[str, str] | None = None) -> Table:
-    """A table of names and values, one pair a line; pairs without a value are left out."""
+    """A table of names and values, one pair per line. Pairs without a value are left out."""
     rows = [(f"{name}:", value) for name, value in pairs if value]
     return Table((Column(""), Column("", styles=styles or {})), rows)
 
@@ -72,7 +72,7 @@ def clean(text: str) -> str:
 
 
 def width(text: str) -> int:
-    """Cells that a terminal gives to `text` (Unicode Standard Annex 11, East Asian Width)."""
+    """Number of terminal cells that `text` takes (Unicode Standard Annex 11, East Asian Width)."""
     if text.isascii():
         return len(text)
     from unicodedata import combining, east_asian_width

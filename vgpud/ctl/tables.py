@@ -1,4 +1,4 @@
-"""The contract's messages as tables. Columns marked wide come with -o wide only."""
+"""Converts the API's messages to tables. Columns marked `wide` are shown with -o wide only."""
 
 from collections.abc import Iterable, Sequence
 from typing import Literal
@@ -93,7 +93,7 @@ ALLOCATION_COLUMNS = (
 
 
 def allocations(items: Iterable[pb.Allocation], now_ns: int) -> Table:
-    """Memory and share are per slice."""
+    """The table of allocations. Memory and share are per slice."""
     return Table(ALLOCATION_COLUMNS, [_allocation_row(item, now_ns) for item in items])
 
 
@@ -124,7 +124,7 @@ def _state(item: pb.Allocation) -> str:
 
 
 def _of_each(values: Sequence[str]) -> str:
-    """The value of the slices; "2 x 1GiB" if two slices have the same."""
+    """The value of each slice as text; "2 x 1GiB" if two slices have the same value."""
     if len(values) > 1 and len(set(values)) == 1 and values[0] != "-":
         return f"{len(values)} x {values[0]}"
     return words.alike(list(values)) if values else ""
@@ -162,7 +162,7 @@ def slices(item: pb.Allocation) -> Table:
 
 
 def planned(parts: Sequence[pb.Slice]) -> Table:
-    """The slices that a request would get."""
+    """The table of slices that a request would get."""
     columns = (
         Column("DEVICE"),
         Column("MODE"),
@@ -229,7 +229,7 @@ def reasons(items: Iterable[pb.Reason]) -> Table:
 
 
 def _first_of(uuids: Sequence[str]) -> str:
-    """The device, or the first one and the number of others for which the row holds."""
+    """The first device's short UUID, followed by the number of further devices."""
     more = len(uuids) - 1
     return words.short_uuid(uuids[0]) + (f" and {more} more" if more else "")
 

@@ -15,7 +15,7 @@ STYLES = {"bold": "1", "red": "31", "green": "32", "yellow": "33", "selected": "
 
 
 class View(NamedTuple):
-    """One answer in every form: `tables` for people, `names` one a line, `document` for scripts."""
+    """One answer in every output form: `tables` for people, `names` one per line, `document` for scripts."""
 
     kind: str
     document: Mapping[str, Any]
@@ -24,7 +24,7 @@ class View(NamedTuple):
 
 
 def machine(kind: str, document: Mapping[str, Any]) -> dict[str, Any]:
-    """A document with the head of all documents: API version and kind."""
+    """A document with the two fields that all documents begin with: API version and kind."""
     return {"apiVersion": API_VERSION, "kind": kind, **document}
 
 
@@ -43,8 +43,8 @@ def wants_color(choice: str, stream: TextIO, environment: Mapping[str, str]) -> 
 
 @contextmanager
 def ended_in_order() -> Iterator[None]:
-    """SIGTERM and SIGHUP in the body raise SystemExit, so that what it has set on the terminal is taken back.
-    A signal that is ignored (nohup) stays so.
+    """While the body runs, SIGTERM and SIGHUP raise SystemExit, so that the body's changes of the terminal
+    are undone. A signal that is ignored (nohup) stays ignored.
     """
     ends = [
         number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL
@@ -59,18 +59,18 @@ def ended_in_order() -> Iterator[None]:
 
 
 def _end(number: int, _frame: object) -> None:
-    raise SystemExit(128 + number)  # as shells tell it
+    raise SystemExit(128 + number)  # the exit code that shells use for a signal
 
 
 class Terminal(NamedTuple):
-    """The output settings of the command line."""
+    """The output settings from the command line."""
 
     output: str = "table"
     quiet: bool = False
     verbose: bool = False
     headers: bool = True
     color: str = "auto"
-    streams: bool = False  # one JSON document a line
+    streams: bool = False  # prints one JSON document per line
 
     @classmethod
     def of(cls, arguments: Namespace, streams: bool = False) -> "Terminal":

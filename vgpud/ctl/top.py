@@ -29,10 +29,10 @@ from vgpud.ctl.top_history import ASCII, BLOCKS, History
 from vgpud.ctl.top_rows import SORTS, Look
 from vgpud.model.errors import ErrorCode, Exit, VgpuError
 
-# the daemon's meters are up to 0.5 s old
+# delay between the two samples of -1; the daemon's meters are up to 0.5 s old
 SAMPLE_SECONDS = 0.7
 UNICODE_BLOCKS, ASCII_BLOCKS = "█░", "#."
-_WIDE = 10_000  # columns of a sample that is written to a pipe: lines are not cut
+_WIDE = 10_000  # columns of a sample that is written to a pipe, so that its lines are not cut
 _GAP_AND_HEAD = 2
 _TENANTS_LEAST = 3
 AWAY = (ErrorCode.UNREACHABLE, ErrorCode.STOPPING, ErrorCode.DEADLINE)
@@ -54,9 +54,9 @@ GIVEN      memory that is allocated to tenants, used or not
 
 any key goes back"""
 _ARROWS = {"\x1b[A": -1, "\x1b[B": 1, "\x1bOA": -1, "\x1bOB": 1}
-# a key of the terminal: an escape sequence (ECMA-48), or a character
+# A key as the terminal sends it: an escape sequence (ECMA-48) or a single character.
 _KEYS = re.compile(r"\x1b\[[0-9;]*[@-~]|\x1bO[ -~]|.", re.S)
-_BEGUN = re.compile(r"\x1b(\[[0-9;]*|O)?\Z")  # of a sequence whose end is not read yet
+_BEGUN = re.compile(r"\x1b(\[[0-9;]*|O)?\Z")  # an escape sequence whose end has not been read yet
 _SEQUENCE_SECONDS = 0.05
 _ENTER_SCREEN, _LEAVE_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 _HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
@@ -76,7 +76,7 @@ def _is_live() -> bool:
 
 
 def look(client: Client) -> Look:
-    """Takes a sample. Without NVML it has no devices but the reason."""
+    """Takes a sample of the node. If NVML does not answer, the sample has the reason in place of devices."""
     node = client.get_node()
     devices: list[pb.Device] = []
     if not node.hardware_error:
@@ -137,7 +137,9 @@ def _blocks(arguments: Namespace) -> str:
 
 
 class Drawn(NamedTuple):
-    """How to draw. `height` bounds the devices, so that tenants have room; `selected` is an allocation."""
+    """How the display is drawn. `height` limits the rows of devices, so that tenants have room. `selected` is
+    the id of an allocation.
+    """
 
     columns: int
     terminal: Terminal
@@ -147,7 +149,7 @@ class Drawn(NamedTuple):
     selected: str = ""
 
     def line(self, key: Hashable) -> list[Cell]:
-        """The cell of a history, if there is one."""
+        """The cell with the history of the figure `key`; none if no history is drawn."""
         blocks = BLOCKS if self.blocks == UNICODE_BLOCKS else ASCII
         return [] if self.past is None else [Cell(self.past.line(key, blocks))]
 
@@ -156,7 +158,9 @@ class Drawn(NamedTuple):
 
 
 def _slice_key(row: top_rows.TenantRow) -> Hashable:
-    """A slice among those on the screen. The mode has the MIG placement: several can be on one device."""
+    """Identifies a slice among the rows on the screen. The mode's text contains the MIG placement, because an
+    allocation can have several instances on one device.
+    """
     return row.allocation, row.device, row.mode
 
 
@@ -202,7 +206,7 @@ class Screen:
         self.selected = ""
         self.asking: Action | None = None
         self.helping = False
-        self.shown: list[str] = []  # allocations, in the order of the screen
+        self.shown: list[str] = []  # ids of the allocations on the screen, in its order
         self.past = History()
         self.doing = Doing(arguments)
         self.before: Look | None = None
@@ -233,13 +237,13 @@ class Screen:
         self.past.add([*busy, *((_slice_key(row), row.share_used_percent) for row in rows)])
 
     def _pressed(self, seconds: float) -> bool:
-        """Handles a key. True if `vgpuctl top` is to end."""
+        """Waits for a key and handles it. Returns True if `vgpuctl top` is to end."""
         ready, _, _ = select.select([sys.stdin], [], [], seconds)
         if not ready:
             return False
         keys = _read_keys()
         if not keys or any(self._key(key) for key in keys):
-            return True  # a key that ends it, or the terminal is gone
+            return True  # a key that ends `vgpuctl top`, or the terminal is gone
         self._draw()
         return False
 
@@ -270,7 +274,7 @@ class Screen:
         return False
 
     def _select(self, step: int) -> None:
-        """The next allocation of the screen; the first one if none is selected."""
+        """Selects the next allocation on the screen (or the previous one); the first if none is selected."""
         names = list(dict.fromkeys(self.shown))
         if self.selected in names:
             self.selected = names[min(max(0, names.index(self.selected) + step), len(names) - 1)]
@@ -306,7 +310,9 @@ class Screen:
         sys.stdout.flush()
 
     def _scrolled(self, kept: list[top_rows.TenantRow], height: int) -> int:
-        """How many rows are above the screen, so that the selected one is on it."""
+        """The number of tenants' rows that are scrolled away at the top, so that the selected row is on the
+        screen.
+        """
         at = self.shown.index(self.selected) if self.selected in self.shown else 0
         devices = 0 if self.now is None else len(self.now.devices)
         room = max(_TENANTS_LEAST, height - devices - 2 * _GAP_AND_HEAD - 2)
@@ -327,8 +333,9 @@ class Screen:
 
 
 def _read_keys() -> list[str]:
-    """The keys that were pressed; none at the end of the input. The rest of an escape sequence is waited for
-    shortly: Esc alone has none."""
+    """Reads the keys that were pressed; none at the end of the input. After an Esc it waits shortly for the
+    rest of an escape sequence, because the key Esc alone sends no more.
+    """
     text = os.read(sys.stdin.fileno(), 64).decode(errors="replace")
     while _BEGUN.search(text) and select.select([sys.stdin], [], [], _SEQUENCE_SECONDS)[0]:
         more = os.read(sys.stdin.fileno(), 64).decode(errors="replace")
@@ -350,7 +357,8 @@ def _raw_terminal() -> Iterator[None]:
         tty.setcbreak(descriptor)
         os.write(sys.stdout.fileno(), _ENTER_SCREEN.encode())
 
-    def leave() -> None:  # past the buffer of stdout, which a signal handler must not enter
+    # writes to the descriptor directly, because a signal handler must not enter stdout's buffer
+    def leave() -> None:
         os.write(sys.stdout.fileno(), _LEAVE_SCREEN.encode())
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
 

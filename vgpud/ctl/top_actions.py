@@ -1,4 +1,6 @@
-"""What a key of `vgpuctl top` does to the selected allocation, after the operator has said yes."""
+"""The actions of `vgpuctl top` on the selected allocation. Each asks the operator for a confirmation
+first.
+"""
 
 import threading
 from argparse import Namespace
@@ -13,7 +15,7 @@ _PATIENCE_SECONDS = 600.0
 
 
 class Action(NamedTuple):
-    """`question` and `done` take the allocation."""
+    """An action on an allocation. `question` and `done` are sentences that name the allocation."""
 
     question: str
     during: str
@@ -37,7 +39,9 @@ ACTIONS = {
 
 
 class Doing:
-    """One action at a time, in a thread of its own; `said` is the line that tells how it goes."""
+    """Runs one action at a time, in a thread of its own. `said` is the line that tells how far the
+    action is.
+    """
 
     def __init__(self, arguments: Namespace) -> None:
         self._arguments = arguments

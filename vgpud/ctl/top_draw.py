@@ -59,7 +59,7 @@ TENANT_HEADS = (
 )
 OUTSIDE_HEADS = ("PID", "OWNER", "GPU", "MEMORY", "NO LIMIT HOLDS", "COMMAND")
 HISTORY = "LAST MINUTES"
-#: What goes first where the terminal is too narrow for all.
+#: The columns that are left out first if the terminal is too narrow for all.
 DEVICE_SPARE = (HISTORY, "POWER", "TEMP", "MEMORY", "GIVEN", "BUSY")
 TENANT_SPARE = ("OVERRUN", HISTORY, "HELD BACK", "PEAK", "PROCS", "MEMORY", "REFUSED", "AGE", "OWNER")
 _LEFT = {
@@ -158,7 +158,7 @@ def lines(
 
 
 def some(devices: list[str], room: int, columns: int) -> list[str]:
-    """The head line and as many devices as fit, with the number of those that do not."""
+    """The head line and as many lines of devices as fit, then a line with the number of devices left out."""
     if len(devices) <= room:
         return devices
     kept = devices[: room - 1]
@@ -188,7 +188,7 @@ def _line(row: Sequence[Cell], widths: Sequence[int], columns: int, paint: Paint
 
 
 def cut(text: str, columns: int) -> str:
-    """As much of `text` as fits into `columns` cells."""
+    """The longest beginning of `text` that fits into `columns` cells."""
     if width(text) <= columns:
         return text
     kept = ""

@@ -4,18 +4,18 @@ from collections import deque
 from collections.abc import Hashable, Iterable
 
 CELLS = 12
-LOOKS_A_CELL = 5  # at the usual delay of 2 s, all cells are 2 minutes
+LOOKS_A_CELL = 5  # samples in one character; at the usual delay of 2 s, the whole line covers 2 minutes
 BLOCKS, ASCII = "▁▂▃▄▅▆▇█", "_.-=+*%#"
 
 
 class History:
-    """Percentages by key, one a look; None where there was no figure."""
+    """The past percentages of each figure, one per sample; None if a sample had no figure."""
 
     def __init__(self) -> None:
         self._past: dict[Hashable, deque[float | None]] = {}
 
     def add(self, figures: Iterable[tuple[Hashable, float | None]]) -> None:
-        """Adds one look; keys that it lacks are forgotten."""
+        """Adds one sample. Keys that are not in the sample are forgotten."""
         kept = {}
         for key, value in figures:
             past = self._past.get(key) or deque(maxlen=CELLS * LOOKS_A_CELL)
@@ -24,7 +24,9 @@ class History:
         self._past = kept
 
     def line(self, key: Hashable, blocks: str = BLOCKS) -> str:
-        """The newest at the right, each cell the mean of its looks."""
+        """The history as block characters, the newest at the right. Each character is the mean of its
+        samples.
+        """
         past = list(self._past.get(key, ()))
         ends = range(len(past), 0, -LOOKS_A_CELL)
         return "".join(_cell(past[max(0, end - LOOKS_A_CELL) : end], blocks) for end in reversed(ends))

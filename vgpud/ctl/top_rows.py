@@ -1,4 +1,6 @@
-"""The values of `vgpuctl top`: pure, from two samples of a node and the time between them."""
+"""The values that `vgpuctl top` shows, computed from two samples of a node and the time between them.
+Pure.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,7 +15,7 @@ SORTS = ("memory", "share", "waited", "refused", "device", "owner", "age")
 
 
 class Look(NamedTuple):
-    """One sample of the node; `trouble` is the reason if there are no devices."""
+    """One sample of the node. `trouble` is the reason why it has no devices."""
 
     moment_seconds: float
     devices: Sequence[pb.Device]
@@ -26,7 +28,9 @@ class Look(NamedTuple):
 
 
 class OutsideRow(NamedTuple):
-    """A process that no allocation limits: outside vgpud, or past the limits of its allocation."""
+    """The row of a process that no allocation limits: it was started outside vgpud, or evades the limits of
+    its allocation.
+    """
 
     pid: int
     owner: str
@@ -38,7 +42,7 @@ class OutsideRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeviceRow:
-    """Percentages are of the whole device; None where it is not known."""
+    """The row of a device. Percentages refer to the whole device; None means not known."""
 
     index: int
     name: str
@@ -108,7 +112,7 @@ def _device(item: pb.Device, vitals: pb.DeviceVitals | None) -> DeviceRow:
 
 
 def _gate(item: pb.Device) -> str:
-    """The engine, if it is the fallback (gate)."""
+    """Text that names the engine of a device if it is the fallback (gate)."""
     return f" by {item.engine}" if item.mode and item.engine == Engine.GATE else ""
 
 
@@ -193,7 +197,9 @@ def _tenant(
 
 
 def _used_bytes(item: pb.Allocation, meter: pb.SliceMeter | None) -> int:
-    """Bytes on the device: libvgpu counts the memory of a suspended tenant although it is on the host."""
+    """Bytes of the allocation on the device. libvgpu also counts memory of a suspended tenant that is on the
+    host, so its meter is not used then.
+    """
     if item.state == State.SUSPENDED:
         return item.stays_bytes
     return meter.memory_used_bytes if meter is not None else 0
@@ -207,8 +213,8 @@ def _state(item: pb.Allocation) -> str:
 
 
 def chosen(rows: Iterable[TenantRow], sort: str, reverse: bool, text: str) -> list[TenantRow]:
-    """The rows that contain `text`, in any case of letters. The largest come first, but by device, owner or
-    age the smallest.
+    """The rows that contain `text` (case is ignored), sorted. A sort by device, owner or age is ascending,
+    any other descending.
     """
     wanted = text.casefold()
     kept = [row for row in rows if not wanted or wanted in _searched(row)]

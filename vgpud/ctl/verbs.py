@@ -10,7 +10,9 @@ ISOLATIONS = ("hardware", "compute", "quota", "device")
 
 
 class Verb(NamedTuple):
-    """`function` is "module:name" below vgpud.ctl: (Namespace, Terminal) -> exit code."""
+    """A verb. `function` is "module:name" below vgpud.ctl, and takes (Namespace, Terminal) and returns the
+    exit code.
+    """
 
     name: str
     help: str
@@ -19,13 +21,13 @@ class Verb(NamedTuple):
     outputs: tuple[str, ...] = ANY_OUTPUT
     default_output: str = "table"
     details: str = ""
-    streams: bool = False  # prints documents until it is interrupted
-    takes_command: bool = False  # arguments after "--" are another program's command line
-    examples: tuple[str, ...] = ()  # command lines for --help and the manual page
+    streams: bool = False  # the verb prints documents until it is interrupted
+    takes_command: bool = False  # the arguments after "--" are the command line of another program
+    examples: tuple[str, ...] = ()  # example command lines for --help and the manual page
 
 
 class Group(NamedTuple):
-    """A word with verbs of its own."""
+    """A first word, such as `policy`, that has verbs of its own."""
 
     name: str
     help: str

@@ -1,4 +1,4 @@
-"""`vgpuctl watch`: events line by line, across restarts of the daemon."""
+"""`vgpuctl watch`: prints events line by line, and continues after a restart of the daemon."""
 
 import time
 from argparse import Namespace
@@ -21,7 +21,7 @@ def watch(arguments: Namespace, terminal: Terminal) -> int:
     start.
     """
     with connect(arguments) as client:
-        # the revision to resume by, in case the daemon restarts before the first event
+        # The watch continues from this revision if the daemon restarts before the first event.
         now = client.get_node().revision
     follower = Follower(arguments, terminal, now if arguments.after is None else arguments.after)
     while True:
@@ -29,7 +29,7 @@ def watch(arguments: Namespace, terminal: Terminal) -> int:
 
 
 class Follower:
-    """Prints each event once; `revision` is that of the last one printed."""
+    """Prints each event once. `revision` is that of the last event printed."""
 
     def __init__(self, arguments: Namespace, terminal: Terminal, revision: int) -> None:
         self.arguments = arguments
@@ -41,7 +41,7 @@ class Follower:
         self.pause_seconds = FIRST_PAUSE_SECONDS
 
     def follow(self) -> None:
-        """Reads one stream to its end; returns if another attempt makes sense."""
+        """Reads one stream of events to its end. Returns if the stream can be opened again."""
         try:
             with connect(self.arguments) as client:
                 if self.connections:
@@ -58,7 +58,9 @@ class Follower:
         self._pause()
 
     def _resume(self, now: int) -> None:
-        """Continues after `now` if the events in between are no longer kept or the revisions were reset."""
+        """After a reconnection: continues at `now`, the daemon's current revision, if the events in between
+        are no longer kept or the revisions were reset.
+        """
         if self.away:
             self.terminal.say("vgpud is back")
         self.away = False

@@ -19,7 +19,7 @@ from vgpud.model.marks import MarkKind
 from vgpud.model.tenancy import Mode, State
 
 _NEARLY_FULL = 0.95
-_NOTICED_PERCENT = 1.0  # percent of the time
+_NOTICED_PERCENT = 1.0  # percent of the time; less waiting than this is not mentioned
 
 
 def why(arguments: Namespace, terminal: Terminal) -> int:
@@ -35,7 +35,7 @@ def why(arguments: Namespace, terminal: Terminal) -> int:
             time.sleep(SAMPLE_SECONDS)
         now = client.get_usage()
     after = _meters(now, found.id)
-    # vgpud caches readings for all clients: the first reading may be older than the allocation
+    # vgpud caches its meters for all clients, so the first reading may be older than the allocation.
     meters = list(zip(after, _meters(before, found.id) or after, strict=False))
     limits = [*_past(found, processes), *limiting(found, devices, meters, SAMPLE_SECONDS)]
     document = {
@@ -55,7 +55,9 @@ def why(arguments: Namespace, terminal: Terminal) -> int:
 
 
 def _find(client: Client, subject: str) -> pb.Allocation | pb.NodeProcess:
-    """The allocation with this id or pid. Raises VgpuError(NO_SUCH_ALLOCATION) if there is none."""
+    """The allocation or process with this id or pid. Raises VgpuError(NO_SUCH_ALLOCATION) if there is
+    none.
+    """
     try:
         return client.get_allocation(subject if subject.isdigit() else allocation_id(client, subject))
     except VgpuError as error:
@@ -106,7 +108,7 @@ def _asked(held: pb.Allocation) -> list[tuple[str, str]]:
 
 
 def _past(held: pb.Allocation, processes: Iterable[pb.NodeProcess]) -> Iterator[str]:
-    """What of it the limits do not cover."""
+    """Sentences on the parts of an allocation that its limits do not cover."""
     for mark in held.marks:
         if mark.kind in (MarkKind.BYPASSED, MarkKind.TAMPERED):
             yield f"it is {mark.kind}: {mark.sentence}"
@@ -125,8 +127,8 @@ def limiting(
     meters: Sequence[tuple[pb.SliceMeter, pb.SliceMeter]],
     seconds: float,
 ) -> Iterator[str]:
-    """Yields a sentence for each limit that applies, with advice for those that hold the tenant back; at
-    least one.
+    """Yields at least one sentence: one for each limit that applies, with advice if the limit holds the
+    tenant back.
     """
     if held.state == State.FAILED:
         yield f"it has failed: {held.failure}; release it and allocate again"
@@ -205,8 +207,8 @@ def _profile(device: pb.Device | None, profile_id: int) -> pb.MigProfile | None:
 def _held_back(
     part: pb.Slice, now: pb.SliceMeter, before: pb.SliceMeter, seconds: float, name: str, alone: bool
 ) -> Iterator[str]:
-    """A sentence on the waiting time. The meters are published at each grant, so over a short time they can
-    grow by more than the time.
+    """A sentence on the time that a slice waited for compute. The meters are updated at each grant of a time
+    slice, so over a short time they can grow by more than that time.
     """
     share = words.share(part) or "its share"
     waited = (now.compute_waited_ns - before.compute_waited_ns) / 1e7 / seconds

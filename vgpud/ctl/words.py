@@ -1,4 +1,4 @@
-"""Values as people read them in tables."""
+"""Formats values for people, as the tables show them."""
 
 import pwd
 import re
@@ -31,14 +31,14 @@ def optional(value: int, given: bool) -> str:
 
 
 def age(unix_ns: int, now_ns: int) -> str:
-    """The age in the largest whole unit."""
+    """The time since `unix_ns` as text, in the largest whole unit."""
     if unix_ns <= 0:
         return ""
     return duration((now_ns - unix_ns) / 1e9)
 
 
 def moment(unix_ns: int) -> str:
-    """A time stamp in whole seconds."""
+    """A time stamp as text, in whole seconds."""
     return f"{(rfc3339(unix_ns) or '').partition('.')[0]}Z" if unix_ns > 0 else ""
 
 
@@ -61,23 +61,25 @@ def user(uid: int) -> str:
 
 
 def passed(item: pb.Allocation) -> str:
-    """The marks of a tenant that passes its limits: "bypassed", "tampered", both, or ""."""
+    """The marks of a tenant that evades its limits: "bypassed", "tampered", both, or ""."""
     kinds = (MarkKind.BYPASSED, MarkKind.TAMPERED)
     return joined(mark.kind for mark in item.marks if mark.kind in kinds)
 
 
 def memory_limit(item: pb.Allocation) -> str:
-    """What enforces the memory limit of a preload allocation; empty for others."""
+    """What enforces the memory limit of an allocation in mode preload; empty for other modes."""
     return {"driver": "by the driver", "libvgpu": "by libvgpu"}.get(item.memory_limit, "")
 
 
 def standing(text: str) -> str:
-    """The first part of what a suspended allocation waits for, for a table; `vgpuctl show` has all of it."""
+    """The beginning of the text that says what a suspended allocation waits for, short enough for a table;
+    `vgpuctl show` prints all of it.
+    """
     return re.split("[;:]", text, maxsplit=1)[0]
 
 
 def pod(names: pb.Workload) -> str:
-    """ "namespace/pod/container", as far as it is known."""
+    """The pod as "namespace/pod/container", without the parts that are not known."""
     return "/".join(filter(None, (names.namespace, names.pod, names.container))) if names.pod else ""
 
 
@@ -86,7 +88,7 @@ def claim(names: pb.Workload) -> str:
 
 
 def label(item: pb.Allocation) -> str:
-    """The label, and the pod as far as it is known."""
+    """The label of an allocation, and its pod if known."""
     return ", ".join(filter(None, (item.label, pod(item.workload))))
 
 
@@ -118,16 +120,16 @@ def shares_memory(part: pb.Slice) -> bool:
 
 
 def held_memory(part: pb.Slice) -> str:
-    """The memory of a slice; for a compute instance its even part of the GPU instance's memory, marked as
-    shared.
+    """The memory of a slice as text. A compute instance gets its even part of the GPU instance's memory,
+    marked as shared.
     """
     shown = memory(part.memory_bytes)
     return f"{shown}, shared" if shares_memory(part) else shown
 
 
 def mig_name(part: pb.Slice) -> str:
-    """Profile and placement, as in 1g.18gb@2; for a compute instance with its compute slice,
-    1c.3g.71gb@4/1.
+    """The MIG profile and placement of a slice, for example 1g.18gb@2; for a compute instance also its
+    compute slice, 1c.3g.71gb@4/1.
     """
     if not part.HasField("mig"):
         return ""

@@ -1,1 +1,1 @@
-"""The only door to NVML, and the programs that do what NVML cannot: reset, suspend, probe."""
+"""The only room that calls NVML. It also runs the programs for what NVML cannot do: reset, suspend, probe."""

@@ -1,7 +1,7 @@
-"""Changes of a device: MIG mode, GPU instances, the compute mode.
+"""Changes a device: its MIG mode, its instances, its compute mode.
 
 Each function runs inside a worker, on the handle of one device. `Target` identifies the device, so that
-errors can name it and its holders.
+errors can name it and the processes on it.
 """
 
 import ctypes
@@ -32,7 +32,7 @@ from vgpud.hardware.read import COMPUTE_MODES, read_processes
 from vgpud.model.device import ComputeMode, GpuInstance, PlaceKey, Placement
 from vgpud.model.errors import ErrorCode, VgpuError
 
-# the driver frees a GPU instance a moment after its last compute instance was destroyed
+# maximum wait for a GPU instance: the driver frees it a moment after its last compute instance was destroyed
 SETTLE_SECONDS = 5.0
 _SETTLE_STEP_SECONDS = 0.1
 
@@ -47,7 +47,7 @@ class Target:
     def held(
         self, what: str, gpu_instance_id: int | None = None, compute_instance_id: int | None = None
     ) -> VgpuError:
-        """The error DEVICE_IN_USE with the processes on the device, or on one of its instances."""
+        """The error DEVICE_IN_USE, with the processes on the device or on one of its instances."""
         processes = read_processes(self.nvml, self.handle)
         if gpu_instance_id is not None:
             processes = tuple(p for p in processes if p.gpu_instance_id == gpu_instance_id)
@@ -57,7 +57,8 @@ class Target:
 
 
 def set_mig_mode(target: Target, enabled: bool) -> bool:
-    """True when the mode is in force, False when NVML took the request but a reset is due.
+    """Turns MIG mode on or off. Returns True if the mode is in force, False if NVML accepted the request and
+    the device needs a reset.
 
     NVML gives two answers: the call's status (request accepted) and the activation status (mode in force).
     Only reading the mode back is reliable. On Hopper a request can wait for processes to end. Such a request
@@ -86,8 +87,8 @@ def set_mig_mode(target: Target, enabled: bool) -> bool:
 def create_gpu_instance(
     target: Target, profile_id: int, placement: Placement, whole: bool = True
 ) -> GpuInstance:
-    """Creates a GPU instance. If `whole`, it also creates one compute instance over all of it, and a failure
-    leaves neither.
+    """Creates a GPU instance. If `whole`, it also creates one compute instance over all of it; if that fails,
+    the GPU instance is destroyed again.
 
     Raises VgpuError: NO_CAPACITY (the place is taken), UNSUPPORTED, BAD_REQUEST, GPU_LOST, NVML_FAILED.
     """
@@ -132,8 +133,8 @@ def _cannot_create(what: str, refusal: NvmlRefusal, kind: str = "gpu") -> VgpuEr
 
 
 def _create_whole(nvml: Nvml, gpu_instance: Handle) -> None:
-    """Creates the compute instance that takes all slices of its GPU instance, of the first such profile in
-    NVML's order.
+    """Creates the compute instance that takes all slices of its GPU instance. If several profiles have that
+    size, the first in NVML's order is used.
     """
     sizes = compute_sizes(nvml, gpu_instance)
     if not sizes:
@@ -190,7 +191,8 @@ def destroy_gpu_instance(target: Target, gpu_instance_id: int) -> None:
     try:
         gpu_instance = target.nvml.demand("nvmlDeviceGetGpuInstanceById", target.handle, gpu_instance_id)
     except NvmlRefusal as refusal:
-        if refusal.status in (NOT_FOUND, NOT_SUPPORTED):  # already destroyed, or MIG mode is off
+        # the instance is already destroyed, or MIG mode is off
+        if refusal.status in (NOT_FOUND, NOT_SUPPORTED):
             return
         raise
     _empty(target, gpu_instance, what, gpu_instance_id)
@@ -228,7 +230,9 @@ def _destroy_settled(
 
 
 def set_compute_mode(target: Target, mode: ComputeMode) -> None:
-    """Raises VgpuError: UNSUPPORTED, DEVICE_IN_USE, GPU_LOST, NVML_FAILED."""
+    """Sets the compute mode of a device. Raises VgpuError: UNSUPPORTED, DEVICE_IN_USE, GPU_LOST,
+    NVML_FAILED.
+    """
     number = next(key for key, value in COMPUTE_MODES.items() if value is mode)
     try:
         target.nvml.demand("nvmlDeviceSetComputeMode", target.handle, number)

@@ -15,13 +15,15 @@ from vgpud.model.device import ComputeInstance, MigProfile, Placement
 
 Handle = object
 GONE = frozenset({INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED})
-# A broken driver's figures end here, because the planner counts with them. The largest profile has 8 slices.
+# Upper bounds on what NVML reports: the planner must not count with the figures of a broken driver. The
+# largest profile has 8 slices.
 MAX_SLICES = 64
-MAX_INSTANCES = 32  # of one profile
+MAX_INSTANCES = 32  # instances of one profile
 MAX_PLACEMENTS = 256
-_PROFILE_COUNT = 0x8  # NVML_COMPUTE_INSTANCE_PROFILE_COUNT of nvml.h 12.9, for bindings without the constant
-_ENGINE_SHARED = 0  # NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
-# nvml.h NVML_COMPUTE_INSTANCE_PROFILE_*_SLICE: the compute slices of each number
+# value of NVML_COMPUTE_INSTANCE_PROFILE_COUNT in nvml.h 12.9, for bindings without the constant
+_PROFILE_COUNT = 0x8
+_ENGINE_SHARED = 0  # value of NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
+# compute slices by NVML's profile number: NVML_COMPUTE_INSTANCE_PROFILE_*_SLICE of nvml.h
 _SLICES = {0x0: 1, 0x1: 2, 0x2: 3, 0x3: 4, 0x4: 7, 0x5: 8, 0x6: 6}
 
 
@@ -47,7 +49,9 @@ def _name(slices: int, profile: MigProfile) -> str:
 
 
 def _presumed_placements(slices: int, of: int) -> tuple[Placement, ...]:
-    """The expected placements: each starts at a multiple of its size; three slices are placed like four."""
+    """The expected placements of a profile. Each starts at a multiple of its size; a profile of three slices
+    is placed like one of four.
+    """
     step = 4 if slices == 3 else slices
     return tuple(Placement(start, slices) for start in range(0, of - slices + 1, step))
 
@@ -78,7 +82,9 @@ def read_compute_profiles(nvml: Nvml, gpu_instance: Handle, profile: MigProfile)
 
 
 def _profile_info(nvml: Nvml, gpu_instance: Handle, index: int) -> Any:  # noqa: ANN401  # the binding's
-    """The newest supported struct of a profile. The oldest version has no name."""
+    """What NVML reports of a profile, in the newest struct that the driver supports. The oldest struct has no
+    name of the profile.
+    """
     function = "nvmlGpuInstanceGetComputeInstanceProfileInfo"
     for version in (2, 1):
         info = nvml.call(function, gpu_instance, index, _ENGINE_SHARED, version)
@@ -88,7 +94,7 @@ def _profile_info(nvml: Nvml, gpu_instance: Handle, index: int) -> Any:  # noqa:
 
 
 def _placements(nvml: Nvml, gpu_instance: Handle, profile_id: int) -> tuple[Placement, ...]:
-    """The possible placements; empty if the driver does not report them."""
+    """The possible placements of a compute instance profile; empty if the driver does not report them."""
     name = "nvmlGpuInstanceGetComputeInstancePossiblePlacements"
     return possible_placements(
         nvml, nvml.binding.c_nvmlComputeInstancePlacement_t, name, gpu_instance, profile_id
@@ -98,7 +104,9 @@ def _placements(nvml: Nvml, gpu_instance: Handle, profile_id: int) -> tuple[Plac
 def possible_placements(
     nvml: Nvml, kind: type[ctypes.Structure], name: str, handle: Handle, profile_id: int
 ) -> tuple[Placement, ...]:
-    """Empty if the driver does not report them. `kind` is the struct that the call `name` fills in."""
+    """Calls the NVML function `name` for the possible placements of a profile, which fills in structs of type
+    `kind`. Empty if the driver does not report them.
+    """
     count = ctypes.pointer(ctypes.c_uint(0))
     if nvml.call(name, handle, profile_id, None, count) is None:
         return ()
@@ -116,7 +124,9 @@ def is_possible(place: Placement) -> bool:
 
 
 def read_placement(place: Any, function: str) -> Placement:  # noqa: ANN401  # the binding's
-    """Of an instance that exists. Raises NvmlRefusal: no card has it."""
+    """Converts the placement of an existing instance. Raises NvmlRefusal for a placement that no card can
+    have.
+    """
     found = Placement(int(place.start), int(place.size))
     if not is_possible(found):
         raise NvmlRefusal(
@@ -133,7 +143,9 @@ Sizes = list[tuple[int, int, int]]
 
 
 def read_compute_instances(nvml: Nvml, gpu_instance: Handle, sizes: Sizes) -> tuple[ComputeInstance, ...]:
-    """Compute instances by id. An instance that is destroyed during the listing is left out."""
+    """The compute instances of a GPU instance, by id. An instance that is destroyed during the listing is
+    left out.
+    """
     return tuple(sorted(_read_all(nvml, gpu_instance, sizes), key=lambda instance: instance.id))
 
 
@@ -147,7 +159,9 @@ def _read_all(nvml: Nvml, gpu_instance: Handle, sizes: Sizes) -> Iterator[Comput
 
 
 def read_compute_instance(nvml: Nvml, compute_instance: Handle) -> ComputeInstance:
-    """`device` in NVML's answer is the MIG device's handle, whose UUID is the MIG UUID."""
+    """Reads a compute instance. `device` in NVML's answer is the handle of the MIG device, whose UUID is the
+    MIG UUID.
+    """
     info = nvml.demand("nvmlComputeInstanceGetInfo_v2", compute_instance)
     uuid = nvml.call("nvmlDeviceGetUUID", info.device) if info.device else None
     place = read_placement(info.placement, "nvmlComputeInstanceGetInfo_v2")
@@ -155,7 +169,7 @@ def read_compute_instance(nvml: Nvml, compute_instance: Handle) -> ComputeInstan
 
 
 def compute_instance_handles(nvml: Nvml, gpu_instance: Handle, sizes: Sizes | None = None) -> list[Handle]:
-    """All compute instances of a GPU instance; NVML lists them by profile only."""
+    """Handles of all compute instances of a GPU instance. NVML lists them by profile only."""
     handles: list[Handle] = []
     known = compute_sizes(nvml, gpu_instance) if sizes is None else sizes
     for profile_id in dict.fromkeys(number for number, _, _ in known):
@@ -168,7 +182,9 @@ def compute_instance_handles(nvml: Nvml, gpu_instance: Handle, sizes: Sizes | No
 
 
 def compute_sizes(nvml: Nvml, gpu_instance: Handle) -> Sizes:
-    """Id, slices and multiprocessors of each compute instance profile, by the oldest struct."""
+    """Id, slices and multiprocessors of each compute instance profile, read with the oldest struct, which
+    every driver supports.
+    """
     found = []
     for index in range(nvml.constant("NVML_COMPUTE_INSTANCE_PROFILE_COUNT", _PROFILE_COUNT)):
         info = nvml.call(

@@ -1,7 +1,7 @@
 """Computes the number of streaming multiprocessors: NVML reports CUDA cores, not SMs."""
 
-# FP32 cores of one SM by compute capability: CUDA C++ Programming Guide, "Arithmetic
-# Instructions", throughput of 32-bit floating-point add per clock cycle per SM
+# FP32 cores of one multiprocessor (SM) by compute capability. Source: CUDA C++ Programming Guide, "Arithmetic
+# Instructions", throughput of 32-bit floating-point add per clock cycle per SM.
 _CORES_PER_SM: dict[tuple[int, int], int] = {
     (3, 0): 192,
     (3, 5): 192,
@@ -30,10 +30,10 @@ _CORES_PER_SM: dict[tuple[int, int], int] = {
 def sm_count(
     cores: int | None, capability: tuple[int, int] | None, largest_profile: int | None
 ) -> int | None:
-    """SMs of the whole card, or None if they cannot be determined.
+    """Number of SMs of the whole card, or None if it cannot be determined.
 
-    The number of cores is used first, because the largest MIG profile can be smaller than the card (A100: 98
-    of 108).
+    The number of CUDA cores is used first, because the largest MIG profile can be smaller than the card
+    (A100: 98 of 108 SMs).
     """
     per_sm = _CORES_PER_SM.get(capability) if capability is not None else None
     if cores and per_sm and cores % per_sm == 0:

@@ -18,7 +18,8 @@ from typing import Any
 
 from vgpud.model.engine import Engine, EngineVerdict
 
-# the probe ends itself after 30 s (SECONDS_AT_MOST); this bound holds if even that signal is not delivered
+# The probe ends itself after 30 s (SECONDS_AT_MOST) by a signal. vgpud waits this long, in case the signal is
+# not delivered.
 _SECONDS = 35.0
 _KILL_SECONDS = 5.0
 _POLL_SECONDS = 0.05
@@ -26,8 +27,8 @@ _LONGEST_WHY = 300
 
 
 class EngineProbe:
-    """`folder` holds a lock, so that two probes never disturb each other. The lock is the probe's standard
-    input, so it is held until the probe has ended, even if vgpud is killed.
+    """Runs the probe. A lock in `folder` keeps two probes from disturbing each other. The lock is the probe's
+    standard input, so it is held until the probe has ended, even if vgpud is killed.
     """
 
     def __init__(self, program: Path, folder: Path, seconds: float = _SECONDS) -> None:
@@ -36,8 +37,8 @@ class EngineProbe:
         self._seconds = seconds
 
     def ask(self, device_uuid: str, boot_id: str, driver_version: str) -> EngineVerdict:
-        """Runs the probe. Blocks for about a second, at most for twice `seconds`. Without an answer the
-        verdict is a failed probe.
+        """Probes a device and returns the verdict. Blocks for about a second, at most for twice `seconds`. If
+        the probe does not answer, the verdict says that it failed.
         """
         answer: dict[str, Any] = {}
         try:
@@ -59,7 +60,7 @@ class EngineProbe:
 
     @contextmanager
     def _locked(self) -> Iterator[int]:
-        """Yields the lock's descriptor. Raises TimeoutError and OSError."""
+        """Takes the probe's lock and yields its descriptor. Raises TimeoutError and OSError."""
         self._folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         fd = os.open(self._folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         end = time.monotonic() + self._seconds
@@ -77,11 +78,14 @@ class EngineProbe:
             os.close(fd)
 
     def _run(self, device_uuid: str, lock: int) -> tuple[dict[str, Any], str]:
-        """The probe's answer, and the reason if there is none. Raises OSError."""
+        """Runs the probe. Returns its answer; if there is none, an empty one and the reason. Raises
+        OSError.
+        """
         environment = {
             **os.environ,
-            "CUDA_CACHE_DISABLE": "1",  # no cache in a home folder
-            "CUDA_MPS_PIPE_DIRECTORY": str(self._folder),  # a folder without an MPS daemon
+            "CUDA_CACHE_DISABLE": "1",  # the driver must not write a cache into a home folder
+            # a folder without an MPS daemon, so that the probe does not become an MPS client
+            "CUDA_MPS_PIPE_DIRECTORY": str(self._folder),
         }
         process = subprocess.Popen(
             [str(self._program), device_uuid],

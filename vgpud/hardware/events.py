@@ -1,4 +1,4 @@
-"""Xid events and recovery actions: the driver's error reports of a device, as they happen."""
+"""Watches a device's Xid errors and recovery actions, which the driver reports as events."""
 
 import threading
 from collections.abc import Callable
@@ -15,29 +15,29 @@ from vgpud.model.log_event import LogEvent
 
 log = structlog.get_logger(__name__)
 
-WAIT_MILLISECONDS = 5000  # a wait cannot be interrupted: this bounds the time to stop
+# longest time of one wait for events: a wait cannot be interrupted, so this also bounds the time to stop
+WAIT_MILLISECONDS = 5000
 RETRY_SECONDS = 10.0
-XID_CRITICAL_ERROR = 0x8  # nvml.h nvmlEventTypeXidCriticalError
-RECOVERY_ACTION = 0x8000  # nvml.h nvmlEventTypeGpuRecoveryAction
+XID_CRITICAL_ERROR = 0x8  # value of nvmlEventTypeXidCriticalError in nvml.h
+RECOVERY_ACTION = 0x8000  # value of nvmlEventTypeGpuRecoveryAction in nvml.h
 _NO_INSTANCE = 0xFFFFFFFF
 
-# faults of a program that leave the device healthy: NVIDIA's "Xid Errors" document, and the list that
-# NVIDIA's Kubernetes device plugin leaves out of its health checks
+# Xids that report a fault of a program and leave the device healthy. Sources: NVIDIA's document "Xid Errors",
+# and the list that NVIDIA's Kubernetes device plugin leaves out of its health checks.
 _APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceEvent:
-    """`xid` and `action` are None if NVML reports a lost device; `uuid` is empty if NVML does not name it.
-
-    A snapshot then finds the lost device.
+    """An event of a device. `xid` and `action` are None if NVML reports a lost device. `uuid` is empty if
+    NVML does not name the device; the next snapshot of all devices then finds the lost one.
     """
 
     uuid: str
     xid: int | None
     gpu_instance_id: int | None = None
     compute_instance_id: int | None = None
-    action: int | None = None  # in place of an Xid: the recovery action that NVML asks for
+    action: int | None = None  # the recovery action that NVML asks for, in an event without an Xid
 
     @property
     def is_application_fault(self) -> bool:
@@ -58,10 +58,11 @@ class DeviceEvent:
 def watch_events(
     gateway: Gateway, callback: Callable[[DeviceEvent], None], stop: threading.Event
 ) -> threading.Thread:
-    """A started thread that calls `callback` (in that thread) for each event, until `stop` is set.
+    """Starts and returns a thread that calls `callback` (in that thread) for each event, until `stop` is set.
 
     The thread ends within WAIT_MILLISECONDS of `stop`. It survives a missing driver, a lost device and a
-    driver reload; devices without events are left out. The thread is a daemon thread.
+    driver reload. Devices without events are left out. The thread is a daemon thread, so it does not keep the
+    process alive.
     """
     thread = threading.Thread(target=_watch, args=(gateway, callback, stop), name="nvml-events", daemon=True)
     thread.start()
@@ -90,7 +91,9 @@ def _watch(gateway: Gateway, callback: Callable[[DeviceEvent], None], stop: thre
 
 
 def _register(nvml: Nvml) -> tuple[Handle, int, int]:
-    """The event set, the number of devices that it watches, and the number of all devices."""
+    """Registers all devices for events. Returns the event set, the number of devices that it watches, and the
+    number of all devices.
+    """
     event_set: Handle = nvml.demand("nvmlEventSetCreate")
     listed = int(nvml.demand("nvmlDeviceGetCount"))
     watched = 0

@@ -46,14 +46,16 @@ from vgpud.model.view import Vitals
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
-# without the persistence daemon the first client initialises every GPU, which takes seconds for each
+# deadline of NVML's initialisation: without the persistence daemon the first client initialises every GPU,
+# which takes seconds for each
 INIT_SECONDS = 60.0
-# destroying an instance takes about a second, and any MIG call up to ten under load
+# deadline of calls during a MIG change: destroying an instance takes about a second, and any MIG call can
+# take ten under load
 CHANGE_SECONDS = 60.0
-_MOST_DEVICES = 256  # devices of one machine: a broken driver may report any number
+_MOST_DEVICES = 256  # maximum of devices read, because a broken driver may report any number
 _NODE = "the node"
-_NO_LIMIT = 2**64 - 1  # nvidia-ml-py 13.615: NVML_DEVICE_MEMORY_LIMIT_MAX
-# statuses of a lost library, not of a lost device
+_NO_LIMIT = 2**64 - 1  # value of NVML_DEVICE_MEMORY_LIMIT_MAX in nvidia-ml-py 13.615
+# NVML statuses which mean that the library has to be initialised again, not that a device is lost
 _LIBRARY_GONE = frozenset({UNINITIALIZED, DRIVER_NOT_LOADED, LIB_RM_VERSION_MISMATCH})
 
 
@@ -67,7 +69,7 @@ class _System:
 
 @dataclass(frozen=True, slots=True)
 class _Unwell:
-    """A device that could not be read; `uuid` is empty if that could not be read either."""
+    """A device that could not be read. `uuid` is empty if even its UUID could not be read."""
 
     index: int
     uuid: str
@@ -103,23 +105,23 @@ class Gateway:
         self._reader = Reader(self.nvml, host_root)
         self._workers = Workers()
         self._lock = threading.Lock()
-        self._generation = 0  # number of the initialised library; 0 while none is
+        self._generation = 0  # number of the current initialisation of NVML; 0 while NVML is not initialised
         self._generations = 0
         self._changes = 0  # number of running device changes, which lengthen the deadline of each call
         self._known = _Known({}, {})
 
     def call(self, name: str, *args: object) -> Any:  # noqa: ANN401  # the binding is untyped
-        """Makes one NVML call by its name in the binding; returns None if card or driver do not
-        support it.
+        """Makes one NVML call by its name in the binding. Returns None if the card or the driver does not
+        support the call.
         """
         return self.run(_NODE, lambda: self.nvml.call(name, *args))
 
     def run(self, subject: str, job: Callable[[], T], deadline_seconds: float | None = None) -> T:
-        """Runs `job` in a worker, with a deadline for each NVML call; runs it again if the driver was
-        reloaded.
+        """Runs `job` in a worker, with a deadline for each NVML call. If the driver was reloaded meanwhile,
+        the job runs again.
 
-        The job must fetch the handles that it uses, as they do not outlive a reload. During a MIG change any
-        call may have to wait inside the driver, so the deadline is not applied.
+        The job must fetch the handles that it uses, because a reload invalidates handles. During a MIG change
+        any call may wait inside the driver, so the deadline is longer.
         """
         deadline = self.deadline_seconds if deadline_seconds is None else deadline_seconds
         if self._changes:
@@ -157,13 +159,15 @@ class Gateway:
             return self._generation
 
     def _forget_init(self, generation: int) -> None:
-        """Forgets the initialisation. If several callers saw the same reload, only one initialises again."""
+        """Marks NVML as not initialised. If several callers saw the same driver reload, only one of them
+        initialises NVML again.
+        """
         with self._lock:
             if self._generation == generation:
                 self._generation = 0
                 self._known = replace(self._known, statics={}, links_of=())
 
-    # snapshots
+    # --- snapshots
 
     def snapshot(self) -> Node:
         """Reads all devices. A device that is lost or does not answer is listed with that health."""
@@ -202,8 +206,8 @@ class Gateway:
         )
 
     def _read_all(self, system: _System, known: _Known) -> list[tuple[Device, Static] | _Unwell]:
-        """Reads devices in order. After the first that does not answer, the others are read concurrently, so
-        that several hung devices cost one deadline.
+        """Reads devices in order. After the first that does not answer, the others are read concurrently:
+        several hung devices then cost one deadline together.
         """
         rest = list(range(system.device_count))
         found: list[tuple[Device, Static] | _Unwell] = []
@@ -237,8 +241,8 @@ class Gateway:
     def _links(
         self, devices: list[Device], system: _System, known: _Known
     ) -> tuple[tuple[object, ...], dict[tuple[str, str], Link]]:
-        """The links between devices. They change with the devices, the driver and MIG mode; empty if NVML
-        does not report them.
+        """The links between devices; empty if NVML does not report them. They are read again if the devices,
+        the driver or a MIG mode change.
         """
         key: tuple[object, ...] = (
             system.driver_version,
@@ -257,18 +261,22 @@ class Gateway:
             return (), {}
         return key, links
 
-    # one device
+    # --- one device
 
     def processes(self, uuid: str) -> tuple[DeviceProcess, ...]:
-        """Raises VgpuError also: NO_SUCH_DEVICE, GPU_LOST."""
+        """Lists the processes on a device. Raises VgpuError as every method, and NO_SUCH_DEVICE, GPU_LOST."""
         return self._on_device(uuid, lambda: read_processes(self.nvml, self._handle(uuid)))
 
     def vitals(self, uuid: str) -> Vitals:
-        """Raises VgpuError also: NO_SUCH_DEVICE, GPU_LOST."""
+        """Reads the changing figures of a device, such as temperature. Raises VgpuError as every method, and
+        NO_SUCH_DEVICE, GPU_LOST.
+        """
         return self._on_device(uuid, lambda: read_vitals(self.nvml, self._handle(uuid)))
 
     def gpu_instances(self, uuid: str) -> tuple[GpuInstance, ...]:
-        """The GPU instances that exist now. Raises VgpuError also: NO_SUCH_DEVICE, GPU_LOST."""
+        """Lists the GPU instances that exist now. Raises VgpuError as every method, and NO_SUCH_DEVICE,
+        GPU_LOST.
+        """
 
         def job() -> tuple[GpuInstance, ...]:
             handle = self._handle(uuid)
@@ -278,9 +286,11 @@ class Gateway:
         return self._on_device(uuid, job)
 
     def set_mig_mode(self, uuid: str, enabled: bool) -> bool:
-        """Returns True if the mode is in force, False if it needs a reset of the device.
+        """Turns MIG mode on or off. Returns True if the mode is in force, False if the device needs a reset
+        for it.
 
-        Raises VgpuError also: NO_SUCH_DEVICE, GPU_LOST, DEVICE_IN_USE, RESET_NEEDED, UNSUPPORTED.
+        Raises VgpuError as every method, and NO_SUCH_DEVICE, GPU_LOST, DEVICE_IN_USE, RESET_NEEDED,
+        UNSUPPORTED.
         """
         return self._change(uuid, lambda target: change.set_mig_mode(target, enabled))
 
@@ -303,7 +313,7 @@ class Gateway:
     def destroy_compute_instance(self, uuid: str, gpu_instance_id: int, compute_instance_id: int) -> None:
         """Destroys a compute instance and leaves its GPU instance. Idempotent.
 
-        Raises VgpuError also: NO_SUCH_DEVICE, GPU_LOST, DEVICE_IN_USE.
+        Raises VgpuError as every method, and NO_SUCH_DEVICE, GPU_LOST, DEVICE_IN_USE.
         """
         self._change(
             uuid,
@@ -311,24 +321,27 @@ class Gateway:
         )
 
     def destroy_gpu_instance(self, uuid: str, gpu_instance_id: int) -> None:
-        """Destroys a GPU instance after its compute instances. Idempotent, also after an interruption at any
-        point.
+        """Destroys the compute instances of a GPU instance, then the GPU instance. Idempotent, also after an
+        interruption at any point.
 
-        Raises VgpuError also: NO_SUCH_DEVICE, GPU_LOST, DEVICE_IN_USE.
+        Raises VgpuError as every method, and NO_SUCH_DEVICE, GPU_LOST, DEVICE_IN_USE.
         """
         self._change(uuid, lambda target: change.destroy_gpu_instance(target, gpu_instance_id))
 
     def set_compute_mode(self, uuid: str, mode: ComputeMode) -> None:
-        """Raises VgpuError also: NO_SUCH_DEVICE, GPU_LOST, DEVICE_IN_USE, UNSUPPORTED."""
+        """Sets the compute mode of a device. Raises VgpuError as every method, and NO_SUCH_DEVICE, GPU_LOST,
+        DEVICE_IN_USE, UNSUPPORTED.
+        """
         self._change(uuid, lambda target: change.set_compute_mode(target, mode))
 
-    # memory limits of control groups
+    # --- memory limits of control groups
 
     def memory_limit(self, uuid: str, group: str) -> int | None:
-        """The hard limit in bytes of a control group (its folder) on a device; None: no limit.
+        """The hard memory limit of a control group on a device, in bytes; None means no limit. `group` is the
+        group's folder.
 
-        nvmlDeviceGetMemoryLimits_v1, drivers from branch 615 on (nvidia-ml-py 13.615). Raises VgpuError also:
-        NO_SUCH_DEVICE, GPU_LOST, UNSUPPORTED.
+        NVML call: nvmlDeviceGetMemoryLimits_v1, in drivers from branch 615 on (nvidia-ml-py 13.615). Raises
+        VgpuError as every method, and NO_SUCH_DEVICE, GPU_LOST, UNSUPPORTED.
         """
 
         def job() -> int:
@@ -340,7 +353,9 @@ class Gateway:
         return None if found == _NO_LIMIT else found
 
     def set_memory_limit(self, uuid: str, group: str, limit_bytes: int | None) -> None:
-        """Sets the hard limit of a control group on a device, and no soft limit; errors as `memory_limit`."""
+        """Sets the hard memory limit of a control group on a device, and no soft limit. Raises the errors of
+        `memory_limit`.
+        """
 
         def job() -> None:
             hard = _NO_LIMIT if limit_bytes is None else limit_bytes
@@ -368,7 +383,7 @@ class Gateway:
             raise refusal.about(uuid) from refusal
 
     def _handle(self, uuid: str) -> Handle:
-        """The handle of a device. Valid inside a worker only."""
+        """NVML's handle of a device. It is valid inside one worker job only."""
         try:
             return self.nvml.demand("nvmlDeviceGetHandleByUUID", uuid)
         except NvmlRefusal as refusal:
@@ -382,9 +397,9 @@ class Gateway:
 
 
 def _marked(unwell: list[_Unwell], read: list[Device], known: _Known) -> list[Device]:
-    """The devices that could not be read, with the last known facts.
+    """The device records for devices that could not be read, with the last known facts.
 
-    A device that was never read gets a made-up uuid, so that it is listed nevertheless.
+    A device that was never read gets a made-up UUID, so that it is listed nevertheless.
     """
     present = {device.uuid for device in read}
     marked: list[Device] = []

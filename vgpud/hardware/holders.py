@@ -1,4 +1,4 @@
-"""Names the processes that hold a device, for the refusal of a change."""
+"""Names the processes that use a device, for the error that refuses a change of the device."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -26,7 +26,7 @@ def owner_uid(pid: int, host_root: Path) -> int | None:
 
 
 def in_use(what: str, processes: Iterable[DeviceProcess], host_root: Path) -> VgpuError:
-    """The error DEVICE_IN_USE; its details name all processes."""
+    """The error DEVICE_IN_USE. Its details name all processes that use the device."""
     pids = sorted({process.pid for process in processes})
     names = [f"{pid} ({command(pid, host_root)})" for pid in pids]
     if not names:

@@ -19,9 +19,11 @@ from vgpud.hardware.nvml import Nvml, NvmlRefusal
 from vgpud.model.device import GpuInstance, MigProfile
 from vgpud.model.quantity import GIB, MIB
 
-_GPU_PROFILE_COUNT = 0x11  # NVML_GPU_INSTANCE_PROFILE_COUNT of nvml.h 12.9, for bindings without the constant
+# value of NVML_GPU_INSTANCE_PROFILE_COUNT in nvml.h 12.9, for bindings without the constant
+_GPU_PROFILE_COUNT = 0x11
 
-# nvml.h NVML_GPU_INSTANCE_PROFILE_*: suffixes of the profile variants, because a v1 struct has no name
+# Name suffix of each profile number (NVML_GPU_INSTANCE_PROFILE_* of nvml.h): the oldest struct of a profile
+# has no name.
 _SUFFIX_OF_INDEX: dict[int, str] = {
     0x07: "+me",
     0x08: "+me",
@@ -37,9 +39,9 @@ _SUFFIX_OF_INDEX: dict[int, str] = {
 
 
 def read_profiles(nvml: Nvml, handle: Handle, total_bytes: int) -> tuple[MigProfile, ...]:
-    """The GPU instance profiles of a device, by profile id; empty where it has none.
+    """The GPU instance profiles of a device, by profile id; empty if the device has no MIG.
 
-    They are readable while MIG mode is off (from driver 550 on).
+    From driver 550 on, NVML lists them also while MIG mode is off.
     """
     found: dict[int, MigProfile] = {}
     for index in range(nvml.constant("NVML_GPU_INSTANCE_PROFILE_COUNT", _GPU_PROFILE_COUNT)):
@@ -78,7 +80,7 @@ def _read_profile(nvml: Nvml, handle: Handle, index: int, total_bytes: int) -> M
 
 
 def profile_name(index: int, slice_count: int, memory_bytes: int, total_bytes: int) -> str:
-    """The name that nvidia-smi prints, for drivers whose NVML does not name profiles.
+    """A profile's name as nvidia-smi prints it, for drivers whose NVML does not name profiles.
 
     The figure after the dot is the card's memory in GiB, rounded up, times the profile's part of it in whole
     eighths: this rule reproduces every name in the tables of the MIG User Guide.
@@ -88,16 +90,19 @@ def profile_name(index: int, slice_count: int, memory_bytes: int, total_bytes: i
         return f"{slice_count}g{suffix}"
     eighths = -(-8 * memory_bytes // total_bytes)
     card_gib = -(-total_bytes // GIB)
-    gib = (eighths * card_gib + 4) // 8  # to the nearest, halves up
+    gib = (eighths * card_gib + 4) // 8  # rounded to the nearest GiB, halves up
     return f"{slice_count}g.{gib}gb{suffix}"
 
 
 def read_instances(nvml: Nvml, handle: Handle, profiles: tuple[MigProfile, ...]) -> tuple[GpuInstance, ...]:
-    """Existing GPU instances, by id. An instance that is destroyed during the listing is left out."""
+    """The existing GPU instances of a device, by id. An instance that is destroyed during the listing is left
+    out.
+    """
     found: list[GpuInstance] = []
     for profile in profiles:
         count = ctypes.pointer(ctypes.c_uint(0))
-        # nvml.h asks for an array of the profile's instance count, but that count is wrong on A30
+        # According to nvml.h the array has the profile's instance count, but that count is wrong on A30, so
+        # the array is larger.
         room = (nvml.binding.c_nvmlGpuInstance_t * MAX_INSTANCES)()
         if nvml.call("nvmlDeviceGetGpuInstances", handle, profile.id, room, count) is None:
             continue
@@ -111,7 +116,7 @@ def read_instances(nvml: Nvml, handle: Handle, profiles: tuple[MigProfile, ...])
 
 
 def read_instance(nvml: Nvml, gpu_instance: Handle) -> GpuInstance:
-    """One GPU instance with its compute instances; raises NvmlRefusal if it is gone."""
+    """One GPU instance with its compute instances. Raises NvmlRefusal if it no longer exists."""
     info = nvml.demand("nvmlGpuInstanceGetInfo", gpu_instance)
     sizes = compute_sizes(nvml, gpu_instance)
     return GpuInstance(
@@ -124,7 +129,9 @@ def read_instance(nvml: Nvml, gpu_instance: Handle) -> GpuInstance:
 
 
 def read_division(nvml: Nvml, handle: Handle, instance: GpuInstance, profile: MigProfile) -> MigProfile:
-    """`profile` with the compute instance profiles that were read from `instance`, an instance of it."""
+    """Returns `profile` with the compute instance profiles that NVML reports for `instance`, an existing
+    instance of this profile.
+    """
     gpu_instance = nvml.call("nvmlDeviceGetGpuInstanceById", handle, instance.id)
     found = () if gpu_instance is None else read_compute_profiles(nvml, gpu_instance, profile)
     return with_compute(profile, found or profile.compute)

@@ -18,7 +18,7 @@ _MINORS = Path("proc/driver/nvidia-caps/mig-minors")
 
 
 def device_nodes(device: Device, mig: MigSlice | None, host_root: Path = Path("/")) -> tuple[DeviceNode, ...]:
-    """The nodes of the device; with `mig`, also the two capability nodes of this instance.
+    """The device nodes of a device. With `mig`, the two capability nodes of that instance are included.
 
     Without an NVIDIA kernel driver (the simulated node) no capability nodes are listed. Raises
     VgpuError(NVML_FAILED) if the driver is loaded but does not list the instance, VgpuError(BUG) for a `mig`
@@ -37,7 +37,7 @@ def _node(path: str, host_root: Path) -> DeviceNode:
 
 
 def device_numbers(path: Path) -> tuple[int, int] | None:
-    """Major and minor of a character device; None if it does not exist."""
+    """Major and minor number of a character device; None if the device node does not exist."""
     try:
         status = path.stat()
     except OSError:
@@ -62,8 +62,8 @@ def _capability_nodes(device: Device, mig: MigSlice, host_root: Path) -> list[De
 
 
 def _capability_minor(name: str, host_root: Path) -> int:
-    """The minor number from the capability's own file, or, if that is absent, from the driver's table of all
-    capabilities.
+    """The minor number of a MIG capability's device node, from the capability's own file. If that file is
+    absent, from the driver's table of all capabilities.
     """
     gpu, rest = name.split("/", 1)
     own = host_root / _DRIVER / "capabilities" / gpu / "mig" / rest
@@ -83,7 +83,9 @@ def _capability_minor(name: str, host_root: Path) -> int:
 
 
 def _major_of(driver: str, host_root: Path) -> int | None:
-    """The major number from the table in /proc/devices (proc(5)), whose lines are a number and a name."""
+    """The major number of a driver's device nodes, from /proc/devices (proc(5)), whose lines are a number and
+    a name.
+    """
     for line in _lines(host_root / "proc/devices"):
         fields = line.split()
         if len(fields) == 2 and fields[1] == driver:

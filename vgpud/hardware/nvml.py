@@ -1,6 +1,6 @@
-"""The only path to NVML: every call of vgpud passes `Nvml.call` or `Nvml.demand`.
+"""Calls NVML: every call of vgpud passes `Nvml.call` or `Nvml.demand`.
 
-Status codes are those of nvml.h, nvmlReturn_t.
+The status codes are those of nvml.h, nvmlReturn_t.
 """
 
 from collections import Counter
@@ -38,7 +38,7 @@ NOT_READY = 27
 GPU_NOT_FOUND = 28
 UNKNOWN = 999
 
-# statuses of a question that the card, the driver or the current state has no answer to
+# NVML statuses which mean that the card, the driver or the current state has no answer to the question
 _NO_ANSWER = frozenset(
     {
         INVALID_ARGUMENT,
@@ -108,7 +108,9 @@ _CODES: dict[int, tuple[ErrorCode, str, str]] = {
 
 
 class NvmlRefusal(VgpuError):
-    """NVML answered a call with `status`; `code` is the VgpuError that fits best."""
+    """NVML answered a call with an error. `status` is NVML's number, `code` is the VgpuError code that fits
+    best.
+    """
 
     status: int
     function: str
@@ -123,7 +125,7 @@ class NvmlRefusal(VgpuError):
         self.function = function
 
     def about(self, uuid: str) -> "NvmlRefusal":
-        """The same error with the device named in its sentence."""
+        """Returns the same error with the device named in its sentence."""
         named = NvmlRefusal(self.status, self.function)
         named.code, named.hint = self.code, self.hint
         named.sentence = f"{uuid}: {self.sentence}"
@@ -131,20 +133,22 @@ class NvmlRefusal(VgpuError):
 
 
 class Nvml:
-    """Wraps the binding: errors have numbers, bytes are decoded, and an unsupported call gives None.
+    """Wraps the NVML binding: errors get numbers, bytes are decoded, and an unsupported call returns None.
 
-    Thread-safe as NVML is. Not for use outside this room: it has no deadline of its own.
+    Thread-safe, as NVML is. Only `Gateway` uses it, because these calls have no deadline.
     """
 
     def __init__(self, binding: ModuleType) -> None:
         self.binding = binding
-        self.refusals: Counter[int] = Counter()  # counts by status, without unsupported calls
+        # number of error answers by NVML status; unsupported calls are not counted
+        self.refusals: Counter[int] = Counter()
         self._told: set[tuple[str, int]] = set()
 
     def call(self, name: str, *args: object) -> Any:  # noqa: ANN401  # the binding is untyped
-        """NVML's answer; None if card, driver or binding do not support the call, which is logged once.
+        """Makes an NVML call. Returns None if the card, the driver or the binding does not support the call,
+        which is logged once.
 
-        Raises NvmlRefusal for what makes the device or the library unusable.
+        Raises NvmlRefusal for an error that makes the device or the library unusable.
         """
         try:
             return self.demand(name, *args)
@@ -155,7 +159,7 @@ class Nvml:
             return None
 
     def demand(self, name: str, *args: object) -> Any:  # noqa: ANN401  # the binding is untyped
-        """NVML's answer. Raises NvmlRefusal for every status but success."""
+        """Makes an NVML call. Raises NvmlRefusal for every status other than success."""
         function = getattr(self.binding, name, None)
         if function is None:
             raise NvmlRefusal(FUNCTION_NOT_FOUND, name)
@@ -166,24 +170,30 @@ class Nvml:
             if error.value not in _EXPECTED and error.value != TIMEOUT:
                 self.refusals[int(error.value)] += 1
             raise NvmlRefusal(error.value, name, str(error)) from None
-        except UnicodeDecodeError:  # the binding decodes some texts itself, and raises for invalid UTF-8
+        except UnicodeDecodeError:  # the binding itself decodes some texts, and raises this for invalid UTF-8
             raise NvmlRefusal(UNKNOWN, name, "text that is not UTF-8") from None
         return value.decode(errors="replace") if isinstance(value, bytes) else value
 
     def structure(self, name: str, *fields: object) -> Any:  # noqa: ANN401  # the binding is untyped
-        """A structure of the binding. Raises NvmlRefusal(FUNCTION_NOT_FOUND) if the binding lacks it."""
+        """Makes a structure of the NVML binding. Raises NvmlRefusal(FUNCTION_NOT_FOUND) if the binding lacks
+        the structure.
+        """
         kind = getattr(self.binding, name, None)
         if kind is None:
             raise NvmlRefusal(FUNCTION_NOT_FOUND, name)
         return kind(*fields)
 
     def constant(self, name: str, default: int) -> int:
-        """A constant of the binding; older ones lack some."""
+        """The value of a constant in the NVML binding, or `default`, because older bindings lack some
+        constants.
+        """
         return int(getattr(self.binding, name, default))
 
     @property
     def simulated(self) -> bool:
-        """The simulated node's library exports its state's path; NVIDIA's does not."""
+        """Is this the simulated node's library? It exports the path of its state; NVIDIA's library
+        does not.
+        """
         return hasattr(getattr(self.binding, "nvmlLib", None), "vgpuSimStatePath")
 
     def _tell_once(self, refusal: NvmlRefusal) -> None:

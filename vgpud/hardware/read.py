@@ -1,4 +1,4 @@
-"""Reads one device from NVML: constant facts once, all others each time."""
+"""Reads one device from NVML. Constant facts are read once, all others each time."""
 
 import re
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from vgpud.model.device import (
 from vgpud.model.view import Vitals
 from vgpud.proc import has_ended
 
-# nvml.h nvmlComputeMode_t and nvmlGpuVirtualizationMode_t
+# numbers of nvmlComputeMode_t and nvmlGpuVirtualizationMode_t in nvml.h
 COMPUTE_MODES: dict[int, ComputeMode] = {
     0: ComputeMode.DEFAULT,
     1: ComputeMode.EXCLUSIVE_THREAD,
@@ -35,14 +35,14 @@ _VIRTUALISATION: dict[int, Virtualisation] = {
     3: Virtualisation.HOST_VGPU,
     4: Virtualisation.HOST_VSGA,
 }
-_NO_INSTANCE = 0xFFFFFFFF  # nvml.h: gpuInstanceId of a process outside MIG
-_LARGEST_PID = 2**31 - 1  # of pid_t
-_MEMORY_V2 = 0x02000028  # nvmlMemory_v2: size of the struct, and 2 in the top byte
-_MPS_SINCE = (3, 5)  # CUDA MPS documentation, "Limitations"
+_NO_INSTANCE = 0xFFFFFFFF  # gpuInstanceId of a process outside MIG, as in nvml.h
+_LARGEST_PID = 2**31 - 1  # largest number that a pid_t can hold
+_MEMORY_V2 = 0x02000028  # version word of nvmlMemory_v2: the size of the struct, and 2 in the top byte
+_MPS_SINCE = (3, 5)  # least compute capability for MPS: CUDA MPS documentation, "Limitations"
 _PCIE_ROOT = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
-_NODE_SCOPE = 0  # NVML_AFFINITY_SCOPE_NODE
-_TEMPERATURE_GPU = 0  # nvml.h nvmlTemperatureSensors_t
-_NODE_WORDS = 16  # room for 1024 NUMA nodes
+_NODE_SCOPE = 0  # value of NVML_AFFINITY_SCOPE_NODE
+_TEMPERATURE_GPU = 0  # value of NVML_TEMPERATURE_GPU in nvmlTemperatureSensors_t of nvml.h
+_NODE_WORDS = 16  # length of the memory affinity mask in words: 1024 NUMA nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Static:
-    """Cached facts of a device; valid while `version` is unchanged."""
+    """Cached facts of a device. They are valid while `version` is unchanged."""
 
     version: tuple[object, ...]
     name: str
@@ -69,24 +69,27 @@ class Static:
 
     @property
     def mps_capable(self) -> bool:
-        """MPS needs compute capability 3.5, and does not work inside a vGPU guest."""
+        """Can the device run MPS? MPS needs compute capability 3.5, and does not work inside a vGPU guest."""
         enough = self.capability is not None and self.capability >= _MPS_SINCE
         return enough and self.virtualisation is not Virtualisation.VGPU_GUEST
 
 
 class Reader:
-    """Reads devices; used inside workers only."""
+    """Reads devices. Its methods run inside workers only."""
 
     def __init__(self, nvml: Nvml, host_root: Path) -> None:
         self._nvml = nvml
         self._host_root = host_root
-        # compute instance profiles by (driver, device, profile id), read from the first existing instance
+        # the compute instance profiles by (driver, device, profile id), as read from the first existing
+        # instance
         self._divisions: dict[tuple[str, str, int], tuple[MigProfile, ...]] = {}
 
     def device(
         self, handle: Handle, blank: Device, cached: Static | None, driver: str
     ) -> tuple[Device, Static]:
-        """Reads a device into `blank` (uuid and index). Raises NvmlRefusal if the device does not work."""
+        """Reads a device and returns `blank` (with uuid and index) filled in. Raises NvmlRefusal if the
+        device does not work.
+        """
         call = self._nvml.call
         memory = read_memory(self._nvml, handle)
         mode = call("nvmlDeviceGetMigMode", handle)
@@ -123,7 +126,9 @@ class Reader:
         return device, cached
 
     def _divided(self, handle: Handle, card: tuple[str, str], mig: Mig) -> tuple[MigProfile, ...]:
-        """The profiles with the known divisions of each; the same tuple if nothing is new."""
+        """The GPU instance profiles with the compute instance profiles that are known for each. If nothing is
+        new, the same tuple is returned.
+        """
         for instance in mig.instances:
             profile = mig.profile(instance.profile_id)
             if profile is not None and (*card, profile.id) not in self._divisions:
@@ -160,7 +165,7 @@ class Reader:
 
 
 def read_memory(nvml: Nvml, handle: Handle) -> Memory:
-    """The device's memory. The v2 struct shows the driver's reserve; older drivers count the
+    """The device's memory. The struct nvmlMemory_v2 separates the driver's reserve; older drivers count the
     reserve as used.
     """
     version = nvml.constant("nvmlMemory_v2", _MEMORY_V2)
@@ -202,7 +207,7 @@ def read_processes(nvml: Nvml, handle: Handle) -> tuple[DeviceProcess, ...]:
         ("graphics", "nvmlDeviceGetGraphicsRunningProcesses"),
     ):
         for entry in _process_list(nvml, handle, name):
-            if not 0 < entry.pid <= _LARGEST_PID:  # NVML's field has 32 bits without a sign
+            if not 0 < entry.pid <= _LARGEST_PID:  # NVML's field for the pid is unsigned and has 32 bits
                 continue
             instance, compute = _instance_id(entry.gpuInstanceId), _instance_id(entry.computeInstanceId)
             process = DeviceProcess(entry.pid, entry.usedGpuMemory, kind, instance, compute)
@@ -216,7 +221,9 @@ def _instance_id(number: int) -> int | None:
 
 
 def _process_list(nvml: Nvml, handle: Handle, name: str) -> list[Any]:
-    """The binding reads `_v3` and `_v2` into the struct of each; drivers before 510 lack `_v3`."""
+    """Lists processes with the newest NVML call that the driver has: `_v3`, or `_v2` before driver 510. The
+    binding uses the struct of each.
+    """
     for version in ("_v3", "_v2"):
         listed = nvml.call(name + version, handle)
         if listed is not None:
@@ -227,22 +234,24 @@ def _process_list(nvml: Nvml, handle: Handle, name: str) -> list[Any]:
 def _numa_node(nvml: Nvml, handle: Handle, bus_id: str, host_root: Path) -> int | None:
     """The host's NUMA node next to the device.
 
-    nvmlDeviceGetNumaNodeId does not give this: it names the node that a GPU's own memory forms. The memory
-    affinity gives it; if that is not exactly one node, the kernel's file does.
+    nvmlDeviceGetNumaNodeId returns something else: the node that a GPU's own memory forms. The memory
+    affinity gives the node; if it is not exactly one node, the kernel's file gives it.
     """
     words = nvml.call("nvmlDeviceGetMemoryAffinity", handle, _NODE_WORDS, _NODE_SCOPE)
     if words is not None:
         nodes = sum(int(word) << (64 * at) for at, word in enumerate(words))
         if nodes.bit_count() == 1:
             return nodes.bit_length() - 1
-    if nvml.simulated:  # bus ids of a simulated node can equal those of real devices of this host
+    # The bus id of a simulated device can equal that of a real device of this host, whose files would be
+    # wrong.
+    if nvml.simulated:
         return None
     return _kernel_numa_node(bus_id, host_root)
 
 
 def _pcie_root(bus_id: str, host_root: Path) -> str:
-    """The root complex that the device is below, as in pci0000:16, by the path of its folder in sysfs; "" if
-    there is none.
+    """The PCIe root complex of the device, for example pci0000:16, from the path of its folder in sysfs; ""
+    if there is none.
     """
     try:
         steps = _sysfs_folder(bus_id, host_root).readlink().parts
@@ -252,7 +261,7 @@ def _pcie_root(bus_id: str, host_root: Path) -> str:
 
 
 def _kernel_numa_node(bus_id: str, host_root: Path) -> int | None:
-    """The NUMA node by the kernel's file; -1 means none."""
+    """The NUMA node from the kernel's file; the file's -1 (no node) becomes None."""
     try:
         text = (_sysfs_folder(bus_id, host_root) / "numa_node").read_text()
         return int(text) if int(text) >= 0 else None
@@ -261,7 +270,7 @@ def _kernel_numa_node(bus_id: str, host_root: Path) -> int | None:
 
 
 def _sysfs_folder(bus_id: str, host_root: Path) -> Path:
-    """The kernel writes a domain of four digits, NVML of eight."""
+    """The folder of a PCI device in sysfs. The kernel writes the domain with four digits, NVML with eight."""
     name = bus_id.lower()
     name = name[4:] if len(name) == len("00000000:00:00.0") and name.startswith("0000") else name
     return host_root / "sys/bus/pci/devices" / name

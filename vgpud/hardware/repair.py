@@ -1,9 +1,9 @@
-"""What a card says of its repair: the recovery action that NVML asks for, and memory that is remapped.
+"""Reads whether a card needs a repair: the recovery action that NVML asks for, and memory that is remapped.
 
 Sources: nvml.h (nvmlDeviceGpuRecoveryAction_t, nvmlDeviceGetRemappedRows), nvidia-ml-py 13.615 (bus reset,
 system reboot, bank remapping), NVIDIA's "GPU Memory Error Management", "Error Recovery and Response Flags": a
-card whose rows wait for a reset can take new work; after a failed remapping it is to be replaced. Bank
-remapping was not run on a card.
+card whose rows wait for a reset can take new work; after a failed remapping the card is to be replaced. Bank
+remapping was not tried on a card.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from typing import Any
 from vgpud.hardware.compute import Handle
 from vgpud.hardware.nvml import Nvml
 
-# numbers of fields for nvmlDeviceGetFieldValues
+# Field numbers for nvmlDeviceGetFieldValues.
 RECOVERY_ACTION = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
 _PENDING_BANKS = 307  # NVML_FI_DEV_PENDING_BANK_REMAPPING
 
@@ -29,19 +29,23 @@ _ACTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """`ailment`: why the device should get no work; `notice`: what its next reset repairs. Empty: nothing."""
+    """The repair that a device needs. `ailment` is why the device should get no work; `notice` is what its
+    next reset repairs. Both are empty if nothing is wrong.
+    """
 
     ailment: str = ""
     notice: str = ""
 
 
 def asked_for(action: int) -> str:
-    """The sentence of a recovery action; empty for none."""
+    """A sentence that names the recovery action; empty for action 0 (none)."""
     return f"NVML asks for {_ACTIONS.get(action, f'recovery action {action}')}" if action else ""
 
 
 def read_repair(nvml: Nvml, handle: Handle) -> Repair:
-    """Drivers and cards without these answers count as well."""
+    """Reads the repair that a device needs. If the driver or the card does not answer a question, nothing is
+    wrong.
+    """
     action, banks = _fields(nvml, handle, (RECOVERY_ACTION, _PENDING_BANKS))
     rows = nvml.call("nvmlDeviceGetRemappedRows", handle)
     failed = rows is not None and bool(rows[3])
@@ -54,7 +58,7 @@ def read_repair(nvml: Nvml, handle: Handle) -> Repair:
 
 
 def _fields(nvml: Nvml, handle: Handle, numbers: tuple[int, ...]) -> list[int]:
-    """The values of the fields; 0 for one that the driver does not have."""
+    """The values of NVML fields, in order; 0 for a field that the driver does not have."""
     values: Any = nvml.call("nvmlDeviceGetFieldValues", handle, list(numbers))
     if values is None:
         return [0] * len(numbers)

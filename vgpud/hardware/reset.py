@@ -9,9 +9,9 @@ SECONDS = 120.0
 
 
 def reset_device(uuid: str, program: str = PROGRAM) -> None:
-    """Resets the device; its memory is lost. Precondition: no process uses it.
+    """Resets a device, which loses its memory. Precondition: no process uses the device.
 
-    Raises VgpuError(RESET_NEEDED) with the program's message if the reset fails.
+    Raises VgpuError(RESET_NEEDED) with the message of nvidia-smi if the reset fails.
     """
     try:
         done = subprocess.run(

@@ -1,9 +1,9 @@
-"""Suspends and resumes processes through vgpu-suspend (native/suspend/main.c describes its protocol).
+"""Suspends and resumes processes through vgpu-suspend (native/suspend/main.c describes the protocol).
 
 The driver's calls act on another process and may take seconds. A separate program makes them, because a
 program can be killed and a thread of vgpud cannot. Source: CUDA driver API manual, "CUDA checkpointing"
 (branch 570; a restore on another device: 580). The calls identify the process by its pid. vgpu-suspend holds
-a pidfd meanwhile, so that no order reaches a later process with the same pid.
+a pidfd of the process during a call, so that no order reaches a later process with the same pid.
 """
 
 import asyncio
@@ -18,7 +18,8 @@ from typing import Protocol
 from vgpud.model.errors import ErrorCode, VgpuError
 
 _ENDED, _SUCCESS, _INVALID_VALUE, _NOT_READY, _NOT_SUPPORTED = -1, 0, 1, 600, 801
-# time for cuInit on a node with many devices, after waiting for the end of another vgpu-suspend
+# maximum time until vgpu-suspend is ready: it waits for the end of another vgpu-suspend, and cuInit takes
+# long on a node with many devices
 _START_SECONDS = 60.0
 _STATE_SECONDS = 30.0
 _WHY = {
@@ -33,18 +34,20 @@ _WHY = {
 
 
 class ProcessState(IntEnum):
-    """CUprocessState of cuda.h."""
+    """The state of a process as the driver reports it: CUprocessState of cuda.h."""
 
     RUNNING = 0
     LOCKED = 1
-    SAVED = 2  # its device memory is copied to the host and freed
+    SAVED = 2  # the device memory of the process is copied to the host and freed
     FAILED = 3
     SAVING = 4
     RESTORING = 5
 
 
 class Process(Protocol):
-    """`start_ticks` is field 22 of /proc/PID/stat (proc(5)), which tells a reused pid apart."""
+    """A process to suspend. `start_ticks` is field 22 of /proc/PID/stat (proc(5)); it distinguishes processes
+    that get the same pid one after the other.
+    """
 
     @property
     def pid(self) -> int: ...
@@ -54,13 +57,14 @@ class Process(Protocol):
 
 
 class Session:
-    """One running vgpu-suspend. Every method but `state` raises VgpuError(SUSPEND_FAILED); or HELPER_FAILED
-    or HELPER_TIMEOUT, after which it is unknown whether the order was carried out.
+    """One running vgpu-suspend. Every method except `state` raises VgpuError: SUSPEND_FAILED if the order
+    failed, HELPER_FAILED or HELPER_TIMEOUT if it is unknown whether the order was carried out.
     """
 
     def __init__(self, answers: asyncio.StreamReader, orders: asyncio.StreamWriter) -> None:
         self._from, self._to = answers, orders
-        self._owed = 0  # answers still to be read, including those to abandoned orders
+        # number of answers that are still to be read, including those to orders whose caller no longer waits
+        self._owed = 0
 
     async def state(self, process: Process) -> ProcessState | None:
         """The state of a process; None if it has ended or does not use CUDA."""
@@ -68,8 +72,8 @@ class Session:
         return None if state < 0 else ProcessState(state)
 
     async def lock(self, process: Process, seconds: float) -> None:
-        """Makes the process's further CUDA calls wait. The process stays running if its current calls do not
-        end in `seconds`.
+        """Blocks the process's further CUDA calls. If its current calls do not end within `seconds`, the
+        process stays running.
         """
         await self._do("lock", process, f"{int(seconds * 1000)}", seconds=seconds + _STATE_SECONDS)
 
@@ -77,8 +81,8 @@ class Session:
         await self._do("save", process, seconds=seconds)
 
     async def restore(self, process: Process, seconds: float, moved: Mapping[str, str] | None = None) -> None:
-        """Restores the process's memory. `moved` maps the UUID of each old device to its new one; it is empty
-        or names all devices of the process.
+        """Restores the memory of a process to devices. `moved` maps the UUID of each old device to its new
+        one; it is empty or names all devices of the process.
         """
         pairs = [uuid for pair in (moved or {}).items() for uuid in pair]
         await self._do("restore", process, *pairs, seconds=seconds)
@@ -117,7 +121,7 @@ class Session:
         return int(code), name, int(state)
 
     async def _last_answer(self) -> list[str]:
-        """The answer to the last order; answers to earlier orders are read first and dropped."""
+        """Reads the answer to the last order. Answers to earlier orders come first and are dropped."""
         line = b""
         while self._owed > 0:
             line = await self._from.readline()
@@ -146,18 +150,19 @@ class Suspender:
             yield Session(answers, orders)
         finally:
             orders.close()
-            # the driver may already execute the last order: killing the program does not undo it
+            # killing the program does not undo its last order, which the driver may already execute
             process.kill()
             await asyncio.to_thread(process.wait)
 
     def _start(self, line: socket.socket) -> subprocess.Popen[bytes]:
         try:
-            # asyncio's subprocess would fork, which gRPC's threads do not survive; this Popen uses vfork
+            # asyncio's subprocess module would fork, which gRPC's threads do not survive; this Popen uses
+            # vfork
             return subprocess.Popen(
                 [str(self._program), str(self._lock)],
                 stdin=line.fileno(),
                 stdout=line.fileno(),
-                start_new_session=True,  # a Ctrl-C at vgpud's terminal must not end it
+                start_new_session=True,  # a Ctrl-C at vgpud's terminal must not end vgpu-suspend
             )
         except OSError as error:
             raise VgpuError(

@@ -7,7 +7,7 @@ from vgpud.hardware.compute import Handle
 from vgpud.hardware.nvml import Nvml
 from vgpud.model.device import Link
 
-# nvml.h nvmlGpuTopologyLevel_t
+# numbers of nvmlGpuTopologyLevel_t in nvml.h
 _LEVELS: dict[int, Link] = {
     0: Link.INTERNAL,
     10: Link.SINGLE,
@@ -16,12 +16,12 @@ _LEVELS: dict[int, Link] = {
     40: Link.NODE,
     50: Link.SYSTEM,
 }
-_NVLINK = 2  # NVML_P2P_CAPS_INDEX_NVLINK
-_P2P_OK = 0  # NVML_P2P_STATUS_OK
+_NVLINK = 2  # value of NVML_P2P_CAPS_INDEX_NVLINK
+_P2P_OK = 0  # value of NVML_P2P_STATUS_OK
 
 
 def read_links(nvml: Nvml, handles: Mapping[str, Handle]) -> dict[tuple[str, str], Link]:
-    """The link of every pair of devices (by uuid), in both orders."""
+    """The link of every pair of devices (by UUID); each pair is in the result in both orders."""
     links: dict[tuple[str, str], Link] = {}
     for (one, first), (other, second) in combinations(handles.items(), 2):
         links[one, other] = links[other, one] = _link(nvml, first, second)

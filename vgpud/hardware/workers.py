@@ -2,8 +2,8 @@
 
 A C call cannot be interrupted, so each job runs in a worker thread while the caller waits. If a call in the
 job passes its deadline, the caller gets an error, the worker is abandoned, and the next job gets another
-worker. An abandoned worker whose call returns later ends at its next beat. Idle workers end when their
-Workers object is collected; for that no thread may refer to it.
+worker. An abandoned worker whose call returns later ends before its next NVML call. Idle workers end when
+their Workers object is garbage-collected, so a thread must not refer to that object.
 """
 
 import threading
@@ -17,13 +17,13 @@ from vgpud.model.errors import ErrorCode, VgpuError
 
 T = TypeVar("T")
 
-MAX_STUCK = 16  # abandoned threads in calls that hang; at this number no further call is tried
+MAX_STUCK = 16  # maximum of abandoned threads in calls that hang; at this number further calls are refused
 MAX_IDLE = 4
 _current = threading.local()
 
 
 class Abandoned(BaseException):
-    """Raised inside an abandoned worker, so that the rest of its job does not run."""
+    """Raised inside an abandoned worker, so that the rest of the job does not run."""
 
 
 class _Job:
@@ -54,7 +54,7 @@ class _Worker:
         self._jobs.put(None)
 
     def abandon(self, job: _Job) -> bool:
-        """Marks the worker as abandoned. Returns False if the job has finished meanwhile."""
+        """Marks the worker as abandoned. Returns False if the job has finished in the meantime."""
         with self._lock:
             self.abandoned = not job.done.is_set()
             return self.abandoned
@@ -64,19 +64,20 @@ class _Worker:
         while (job := self._jobs.get()) is not None:
             try:
                 job.result = job.work()
-            except BaseException as error:  # passed to the caller, or dropped if the worker is abandoned
+            except BaseException as error:
+                # the exception is passed to the caller, or dropped if the worker is abandoned
                 job.error = error
             with self._lock:
                 if not self.abandoned:
                     job.done.set()
-            del job  # the job refers to the caller's objects, which would otherwise live until the next job
+            del job  # the job's objects would otherwise stay in memory until the worker's next job
             if self.abandoned:
                 self._came_back(self)
                 return
 
 
 def beat(call_name: str) -> None:
-    """Marks the beginning of one NVML call; does nothing in a thread that is no worker."""
+    """Records that an NVML call begins in this worker thread; does nothing in other threads."""
     worker: _Worker | None = getattr(_current, "worker", None)
     if worker is None:
         return
@@ -105,10 +106,11 @@ class Workers:
         return len(self._stuck)
 
     def run(self, subject: str, deadline_seconds: float, work: Callable[[], T]) -> T:
-        """Runs `work` and returns or raises its result; `subject` is the device or object concerned.
+        """Runs `work` in a worker and returns or raises its result. `subject` is the device or object that
+        the work is about.
 
-        Raises VgpuError(NVML_TIMEOUT) when one call takes longer than `deadline_seconds`, and immediately
-        while an earlier call about the same subject hangs, or MAX_STUCK calls hang.
+        Raises VgpuError(NVML_TIMEOUT) if one call takes longer than `deadline_seconds`. It is raised at once
+        while an earlier call about the same subject hangs, or while MAX_STUCK calls hang.
         """
         worker = self._take(subject)
         job = _Job(work)

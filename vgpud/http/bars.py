@@ -1,4 +1,4 @@
-"""Devices as bars, drawn to scale: memory slices under MIG, bytes otherwise."""
+"""Draws devices as bars to scale: the unit is the memory slice under MIG, the byte otherwise."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from html import escape
@@ -13,8 +13,8 @@ from vgpud.model.view import DeviceView
 
 WIDTH, HEIGHT = 1000, 40
 _COLOURS = 8
-_CHARACTER = 6.2  # approximate width of a character of the style sheet's font
-_SLIM = 28.0  # narrower parts have no text
+_CHARACTER = 6.2  # approximate width of a character in the style sheet's font
+_SLIM = 28.0  # a part of a bar that is narrower than this has no text
 
 
 class Part(NamedTuple):
@@ -29,7 +29,9 @@ class Part(NamedTuple):
 
 
 def colours(allocations: Iterable[Allocation]) -> dict[str, str]:
-    """A style for each allocation, by its id; neighbours of a device differ as long as there are enough."""
+    """The CSS style of each allocation, by its id. Allocations on the same device get different styles as
+    long as there are enough styles.
+    """
     taken: dict[str, set[int]] = {}
     found = {}
     for allocation in sorted(allocations, key=lambda a: (a.created_unix_ns, a.id)):
@@ -44,7 +46,7 @@ def colours(allocations: Iterable[Allocation]) -> dict[str, str]:
 
 
 def device_bar(view: DeviceView, seen: Observation, styles: Mapping[str, str] | None = None) -> str:
-    """An SVG of the device; a lost device is drawn in one colour."""
+    """Draws a device as an SVG. A lost device is drawn in one colour."""
     styles = colours(seen.allocations) if styles is None else styles
     device = view.device
     if device.health is not Health.OK:
@@ -123,7 +125,8 @@ def _slices(device: Device, seen: Observation, styles: Mapping[str, str]) -> Ite
 def _svg(parts: list[Part], total: float, grid: int) -> str:
     scale = WIDTH / total
     drawn = [f"<rect class=room width={WIDTH} height={HEIGHT} />"]
-    drawn += [_line(WIDTH * i / grid) for i in range(1, grid)]  # parts are drawn over these lines
+    # The grid lines come first in the SVG, so that the parts are drawn over them.
+    drawn += [_line(WIDTH * i / grid) for i in range(1, grid)]
     for part in parts:
         x, width = part.at * scale, part.size * scale
         drawn.append(f"<g><title>{escape(part.title)}</title>{_rectangle(part.style, x, width, HEIGHT)}")
@@ -150,7 +153,7 @@ def _rectangle(style: str, x: float, width: float, height: float) -> str:
 
 
 def use_bar(used: int, limit: int, style: str) -> str:
-    """A bar of a tenant's memory, limited to full."""
+    """A bar of a tenant's memory use. A use above the limit is drawn as a full bar."""
     width = 120 * min(1.0, used / max(1, limit))
     return (
         "<svg viewBox='0 0 120 12' role=img><rect class=room width=120 height=12 />"

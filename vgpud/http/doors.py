@@ -35,9 +35,10 @@ class _Door:
 
 
 class Doors:
-    """`observe` collects the data of the pages; `user_of` gives the user at the other end of a Unix socket.
+    """Opens and closes the listeners. `observe` collects the data of the pages; `user_of` returns the user at
+    the other end of a Unix socket.
 
-    The addresses of a new policy are bound before it comes into force.
+    The addresses of a new policy are bound before the policy comes into force.
     """
 
     def __init__(
@@ -53,12 +54,12 @@ class Doors:
         self._history = History()
         self._names = UserNames()
         self._unix: asyncio.Server | None = None
-        self._tcp: dict[str, _Door] = {}  # by address
+        self._tcp: dict[str, _Door] = {}  # the TCP listeners by address
 
     async def start(self, policy: Policy) -> None:
-        """Raises VgpuError(BAD_SETTING) if metrics.sock cannot be made."""
+        """Starts the listeners. Raises VgpuError(BAD_SETTING) if metrics.sock cannot be made."""
         pages = {"/metrics": self._metrics}
-        # created in a private folder, so that no user sees it before its mode is set
+        # The socket is created in a private folder, so that no user can connect before its mode is set.
         hidden = self._run_dir / "private" / _HIDDEN
         hidden.unlink(missing_ok=True)
         one = socket.socket(socket.AF_UNIX)
@@ -75,11 +76,13 @@ class Doors:
         )
         try:
             (await self.prepare(policy))(True)
-        except VgpuError as error:  # a page that cannot be served must not prevent the node from serving
+        except VgpuError as error:  # an address that cannot be bound must not prevent vgpud from starting
             log.error(LogEvent.HTTP_NOT_LISTENING, why=str(error), hint=error.hint)
 
     async def record(self) -> None:
-        """Samples the history of the status page, while there is one, until the daemon stops."""
+        """Samples the history of the status page until the daemon stops. It pauses while the policy turns the
+        page off.
+        """
         while True:
             if any("/" in door.pages for door in self._tcp.values()):
                 self._history.add(await self._observe(), clock.now())
@@ -91,8 +94,8 @@ class Doors:
         return self._user_of(writer.get_extra_info("socket"))
 
     async def prepare(self, policy: Policy) -> Callable[[bool], None]:
-        """Binds the addresses that `policy` adds. The returned function commits (True: closes addresses that
-        are no longer wanted) or rolls back.
+        """Binds the addresses that `policy` adds. The returned function takes True to commit (addresses that
+        are no longer wanted are closed) or False to roll back.
 
         Raises VgpuError(BAD_SETTING) for an address that cannot be bound; nothing has changed then.
         """
@@ -164,14 +167,17 @@ class Doors:
 
 
 def wanted_addresses(policy: Policy) -> dict[str, bool]:
-    """The addresses of the policy; True if the status page is served there, False for metrics alone."""
+    """The addresses that the policy names. The value is True if the status page is served there, False for
+    metrics alone.
+    """
     wanted = {policy.metrics.listen: False, policy.http.listen: True}
     return {address: with_page for address, with_page in wanted.items() if address}
 
 
 def _cannot(address: str, error: OSError) -> VgpuError:
     hint = "name another address in [http] or [metrics] of the policy"
-    if error.errno in (97, 1, 13):  # EAFNOSUPPORT, EPERM, EACCES: the unit's RestrictAddressFamilies=
+    # EAFNOSUPPORT, EPERM, EACCES: the unit's RestrictAddressFamilies= forbids the socket
+    if error.errno in (97, 1, 13):
         hint = "let the unit use TCP: systemctl edit vgpud, as docs/metrics.md says"
     why = (error.strerror or str(error)).lower()
     return VgpuError(ErrorCode.BAD_SETTING, f"cannot listen on {address}: {why}", hint)

@@ -10,11 +10,11 @@ from vgpud.model.view import DeviceView, SliceMeter
 
 SAMPLE_SECONDS = 30.0
 SAMPLES = 120
-MOST_TENANTS = 200  # what the event loop draws in some 30 ms, once a sample
+MOST_TENANTS = 200  # as many tenants as the event loop can draw in some 30 ms, which it does once per sample
 
 
 class Sample(NamedTuple):
-    """Parts of 1; `busy` is None where it is not known."""
+    """One sample. `memory` and `busy` are fractions from 0 to 1; `busy` is None if it is not known."""
 
     memory: float
     busy: float | None
@@ -29,10 +29,12 @@ class History:
     def __init__(self) -> None:
         self._past: dict[str, deque[Sample]] = {}
         self._times: dict[str, _Time] = {}
-        self._drawn: dict[tuple[str, int, int], str] = {}  # since the last sample
+        self._drawn: dict[tuple[str, int, int], str] = {}  # drawings made since the last sample
 
     def add(self, seen: Observation, now_seconds: float) -> None:
-        """Adds a sample of each device and the first MOST_TENANTS allocations. What is gone is forgotten."""
+        """Adds a sample of each device and of the first MOST_TENANTS allocations. Devices and allocations
+        that no longer exist are forgotten.
+        """
         fresh = {view.device.uuid: _device(view, seen) for view in seen.devices}
         times: dict[str, _Time] = {}
         for allocation in islice(seen.allocations, MOST_TENANTS):
@@ -52,13 +54,16 @@ class History:
         self._drawn.clear()
 
     def clear(self) -> None:
-        """While the page is off there are no samples, and a gap would not be seen in the picture."""
+        """Forgets all samples. Called while the status page is off: there are no samples then, and a picture
+        would not show the gap.
+        """
         for kept in (self._past, self._times, self._drawn):
             kept.clear()
 
     def drawn(self, key: str, width: int, height: int) -> str:
-        """An SVG: memory as an area, compute as a line, the newest at the right. Empty for fewer than two
-        samples."""
+        """Draws the history as an SVG: memory as an area, compute as a line, the newest at the right. Empty
+        if there are fewer than two samples.
+        """
         key_and_size = key, width, height
         if key_and_size not in self._drawn:
             self._drawn[key_and_size] = self._draw(key, width, height)

@@ -17,7 +17,9 @@ class UserNames:
         self._running: asyncio.Task[dict[int, str]] | None = None
 
     async def of(self, uids: Iterable[int]) -> Mapping[int, str]:
-        """The names that are known by now; an unknown user, and one not looked up in time, has none."""
+        """The names of the users that are known by now. A user that is unknown, or not looked up in time, is
+        missing.
+        """
         wanted = set(uids)
         is_old = clock.now() - self._since > _KEPT_SECONDS
         if self._running is None and (is_old or wanted - self._names.keys()):

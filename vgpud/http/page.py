@@ -59,7 +59,7 @@ def page(
     history: History | None = None,
     names: Mapping[int, str] = MappingProxyType({}),
 ) -> str:
-    """The document. All text from tenants is escaped. `names` are those of users, by uid."""
+    """The HTML document. All text from tenants is escaped. `names` maps uids to the names of users."""
     shown = _Shown(seen, history or History(), names, colours(seen.allocations))
     vitals = seen.metered.vitals
     by_id = {allocation.id: allocation for allocation in seen.allocations}
@@ -77,7 +77,7 @@ def page(
 
 
 class _Shown(NamedTuple):
-    """What the rows are made from. `styles`: the CSS colour of each allocation, by its id."""
+    """The data from which the rows are made. `styles` maps the id of each allocation to its CSS colour."""
 
     seen: Observation
     history: History

@@ -1,5 +1,5 @@
-"""The part of HTTP/1.1 (RFC 9112) that a scrape and a page need: one GET or HEAD without a body for each
-connection.
+"""A small HTTP server, with the part of HTTP/1.1 (RFC 9112) that a scrape and a page need: one GET or HEAD
+without a body per connection.
 
 A library would be a hundred times larger. The bytes of a request, the time to send it and the number of
 connections are bounded.
@@ -24,14 +24,16 @@ MAX_HEAD_BYTES = 8192
 PEER_SECONDS = 5.0
 MAX_CONNECTIONS = 64
 CONNECTIONS_PER_USER = 8
-CONNECTIONS_OF_ROOT = 16  # in addition to those of other users
-_REST_FACTOR = 9.0  # pages for users other than root take a tenth of the loop's time
+CONNECTIONS_OF_ROOT = 16  # connections reserved for root, in addition to those of other users
+# a pause of nine times the time that a page took, so that pages for users other than root take a tenth of the
+# event loop's time
+_REST_FACTOR = 9.0
 _UNKNOWN_USER = -1
 
 _REQUEST = re.compile(rb"([A-Z]{1,16}) (/[!-~]{0,2000}) HTTP/1\.[01]")
 _HOST = re.compile(rb"\r\nhost:[ \t]*([!-~]*)[ \t]*\r\n", re.IGNORECASE)
-# accepted Host names; a name that an attacker's page resolves to this address is none of these (DNS
-# rebinding)
+# Accepted names in the Host header. Any other name is refused: an attacker's web page could resolve its own
+# name to this address (DNS rebinding).
 _LOOPBACK = re.compile(rb"(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]{1,5})?")
 
 
@@ -51,7 +53,7 @@ def _plain(status: HTTPStatus) -> Response:
 
 
 class Server:
-    """Answers `pages` by path; `only_loopback` looks at the Host header as well (for TCP).
+    """Serves `pages` by path. With `only_loopback` (TCP), the Host header must be a loopback name.
 
     With `user_of`, each user has a share of the connections. Without it (TCP), a new connection replaces the
     oldest one if all are in use.
@@ -68,10 +70,10 @@ class Server:
         self._user_of = user_of
         self._shares = Shares(MAX_CONNECTIONS, CONNECTIONS_PER_USER, CONNECTIONS_OF_ROOT)
         self._pace = Pace(_REST_FACTOR)
-        self._open: dict[asyncio.StreamWriter, None] = {}  # TCP connections, oldest first
+        self._open: dict[asyncio.StreamWriter, None] = {}  # open TCP connections, oldest first
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """The callback for asyncio.start_server."""
+        """Serves one new connection: the callback for asyncio.start_server."""
         if self._user_of is None:
             self._make_room()
             self._open[writer] = None
@@ -82,7 +84,7 @@ class Server:
             return
         try:
             user = self._user_of(writer)
-        except OSError:  # already closed
+        except OSError:  # the connection is already closed
             writer.close()
             return
         if not self._shares.take(user):
@@ -108,12 +110,12 @@ class Server:
                 writer.write(_encoded(response, with_body=not head.startswith(b"HEAD ")))
                 await writer.drain()
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # a peer that closed the connection, is too slow, or sends too much
+            pass  # the peer closed the connection, is too slow, or sent too much
         finally:
             writer.close()
 
     async def answer(self, head: bytes, user: int) -> Response:
-        """The response to a request's head (its lines up to the empty one) from the uid `user`."""
+        """The response to a request from user `user`. `head` is the request's lines up to the empty one."""
         request = _REQUEST.fullmatch(head.partition(b"\r\n")[0])
         if request is None:
             return _plain(HTTPStatus.BAD_REQUEST)

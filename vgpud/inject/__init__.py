@@ -1,1 +1,1 @@
-"""Edits to CDI specs and shell environments."""
+"""Writes an allocation's edits into CDI specs, OCI configurations and environments."""

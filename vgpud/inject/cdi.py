@@ -1,9 +1,9 @@
-"""CDI spec files: one transient spec for each allocation, of kind vgpud.io/vgpu.
+"""Writes CDI spec files: one transient spec for each allocation, of kind vgpud.io/vgpu.
 
 Source: the Container Device Interface specification 1.1.0 (cncf-tags/container-device-interface, SPEC.md):
-fields, the minimum version each needs, and the folders runtimes read. A spec declares the lowest version that
-has its fields, so that old runtimes accept it. Files are written under a temporary name and renamed, so that
-no runtime reads a partial file.
+fields, the minimum version that each field needs, and the folders that runtimes read. A spec declares the
+lowest version that has its fields, so that old runtimes accept it. Files are written under a temporary name
+and renamed, so that no runtime reads a partial file.
 """
 
 import json
@@ -36,15 +36,16 @@ def spec_path(folder: Path, allocation_id: str) -> Path:
 def build_spec(
     allocation: Allocation, driver: DriverFiles = _NO_DRIVER, hook: HookProgram | None = None
 ) -> dict[str, Any]:
-    """The spec as plain JSON data.
+    """The spec of an allocation, as plain JSON data.
 
     With a hook program, libvgpu is added to the container's /etc/ld.so.preload, beside the image's entries.
-    Without one, LD_PRELOAD is set to libvgpu and the image's value is lost.
+    Without a hook program, LD_PRELOAD is set to libvgpu and the image's value is lost.
     """
     edits = allocation.edits
     hooks = [*driver.hooks]
     if hook is not None and allocation.request.id.startswith(KUBELET_PREFIX):
-        # binds the allocation to the container: the kubelet does not report when containers start or end
+        # This hook binds the allocation to the container, because the kubelet does not report when containers
+        # start or end.
         hooks.append({"hookName": "createRuntime", **hook.oci("bind", allocation.id)})
     if hook is not None:
         hooks += [{"hookName": "createContainer", **one} for one in hook.in_container(edits, driver)]
@@ -56,7 +57,8 @@ def build_spec(
         if entries:
             body[key] = entries
     return {
-        # a name that starts with a digit needs 0.5.0; nothing used here needs more
+        # a device name that starts with a digit needs version 0.5.0; all other fields that are used need at
+        # most 0.3.0
         "cdiVersion": "0.5.0" if allocation.id[:1].isdigit() else "0.3.0",
         "kind": KIND,
         "devices": [{"name": allocation.id, "containerEdits": body}],
@@ -64,12 +66,14 @@ def build_spec(
 
 
 def spec_text(allocation: Allocation, driver: DriverFiles, hook: HookProgram | None) -> str:
-    """The file's content."""
+    """The content of an allocation's spec file."""
     return json.dumps(build_spec(allocation, driver, hook))
 
 
 def _node(node: DeviceNode) -> dict[str, Any]:
-    """A device node with its numbers, so that the node need not exist on the host."""
+    """The spec's entry for a device node. It contains the numbers, so that the node need not exist on the
+    host.
+    """
     return {
         "path": node.path,
         "type": "c",
@@ -89,7 +93,7 @@ def _mount(mount: Mount) -> dict[str, Any]:
 
 
 def validate(spec: Mapping[str, Any]) -> None:
-    """Raises VgpuError(CDI_FAILED) for a spec that a runtime would refuse."""
+    """Checks a spec. Raises VgpuError(CDI_FAILED) if a container runtime would refuse it."""
     problems = [f"unknown field {key!r}" for key in spec.keys() - _TOP_KEYS]
     if spec.get("kind") != KIND:
         problems.append(f"kind is {spec.get('kind')!r}")
@@ -133,9 +137,9 @@ def write_spec(
     driver: DriverFiles = _NO_DRIVER,
     hook: HookProgram | None = None,
 ) -> Path:
-    """Writes the allocation's spec, reads it back, and checks it. Raises VgpuError(CDI_FAILED)."""
+    """Writes the allocation's spec, reads the file back, and checks it. Raises VgpuError(CDI_FAILED)."""
     path = spec_path(folder, allocation.id)
-    temporary = folder / f".{path.name}.tmp"  # runtimes read *.json and *.yaml only
+    temporary = folder / f".{path.name}.tmp"  # runtimes read only *.json and *.yaml, so they ignore this file
     text = spec_text(allocation, driver, hook)
     try:
         try:
@@ -145,7 +149,7 @@ def write_spec(
             folder.chmod(0o755)
             descriptor = os.open(temporary, _WRITE_NEW, 0o644)
         with os.fdopen(descriptor, "w+", encoding="utf-8") as file:
-            os.fchmod(descriptor, 0o644)  # the mode is independent of the umask
+            os.fchmod(descriptor, 0o644)  # sets the mode independently of the umask
             file.write(text)
             file.seek(0)
             validate(json.loads(file.read()))
@@ -162,7 +166,9 @@ def write_spec(
 
 
 def remove_spec(folder: Path, allocation_id: str) -> None:
-    """Removes the spec if it exists. Raises VgpuError(CDI_FAILED) if it cannot be removed."""
+    """Removes the spec of an allocation if it exists. Raises VgpuError(CDI_FAILED) if the file cannot be
+    removed.
+    """
     path = spec_path(folder, allocation_id)
     try:
         path.unlink()
@@ -177,8 +183,8 @@ def remove_spec(folder: Path, allocation_id: str) -> None:
 
 
 def list_specs(folder: Path) -> frozenset[str]:
-    """The allocation ids that have a spec in the folder. Also removes temporary files of
-    interrupted writes.
+    """The ids of allocations that have a spec in the folder. Temporary files of interrupted writes are
+    removed.
     """
     for left in folder.glob(f".{_PREFIX}*.json.tmp"):
         with suppress(OSError):

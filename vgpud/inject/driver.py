@@ -1,9 +1,9 @@
 """Finds the driver's libraries and programs that a container needs.
 
-If NVIDIA's container toolkit is installed, `nvidia-ctk cdi generate` lists them; otherwise vgpud searches.
-The search follows the toolkit (NVIDIA/nvidia-container-toolkit, pkg/nvcdi): the files named lib*.so.VERSION
-beside libcuda.so.VERSION, the links to them, five programs, the GSP firmware. Each link is a mount of its
-own, so that no hook has to create it.
+If NVIDIA's container toolkit is installed, `nvidia-ctk cdi generate` lists them; otherwise vgpud searches as
+the toolkit does (NVIDIA/nvidia-container-toolkit, pkg/nvcdi): the files named lib*.so.VERSION beside
+libcuda.so.VERSION, the links to them, five programs, the GSP firmware. Each link becomes a mount, so that no
+hook has to create it.
 """
 
 import json
@@ -35,13 +35,16 @@ _SECONDS = 20
 _VERSIONED = re.compile(r"libcuda\.so\.(\d+(?:\.\d+)+)")
 _CACHE = Path("/etc/ld.so.cache")
 _FIRMWARE = (Path("/lib/firmware/nvidia"), Path("/usr/lib/firmware/nvidia"))
-# left out of a container: tenants of mode mps have pipe folders of their own, other tenants have none
+# The host's MPS pipe folder is not mounted: tenants of mode mps have pipe folders of their own, and other
+# tenants need none.
 _MPS_PIPES = "nvidia-mps"
 
 
 @dataclass(frozen=True)
 class DriverFiles:
-    """Mounts, and hooks in CDI's form ({hookName, path, args, env}), that bring a driver into a container."""
+    """What brings a driver into a container: mounts, and hooks in CDI's form ({hookName, path, args,
+    env}).
+    """
 
     mounts: tuple[Mount, ...] = ()
     hooks: tuple[Mapping[str, Any], ...] = ()
@@ -53,8 +56,8 @@ class DriverFiles:
 
     @property
     def own_folder(self) -> Path | None:
-        """The folder of the libraries, if the container's loader does not learn it from a hook of the
-        toolkit.
+        """The folder of the driver's libraries, if the container's loader has to be told of it; None if a
+        hook of NVIDIA's toolkit does so.
         """
         if self.by_toolkit:
             return None
@@ -63,7 +66,9 @@ class DriverFiles:
 
 
 def find_driver(host_root: Path = Path("/")) -> DriverFiles:
-    """The files of the driver; empty without a driver. Runs up to two programs, which takes time."""
+    """The files of the driver that a container needs; empty if the host has no driver. Runs up to two
+    programs, which takes time.
+    """
     toolkit = shutil.which("nvidia-ctk")
     if toolkit is not None:
         try:
@@ -104,8 +109,8 @@ def _mark(path: Path) -> tuple[str, int, int, int] | None:
 
 
 def _library_path() -> list[Path]:
-    """The folders of LD_LIBRARY_PATH, as ld.so(8) searches them: the daemon itself finds
-    libnvidia-ml there.
+    """The folders of LD_LIBRARY_PATH in the order of ld.so(8). The daemon itself finds libnvidia-ml there, so
+    the driver's libraries can be there too.
     """
     return [Path(folder) for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
 
@@ -130,9 +135,11 @@ def _find_libcuda() -> Path | None:
 
 
 def _libraries(libcuda: Path, version: str | None) -> list[Mount]:
-    """Mounts of each library under its own name and the name of every link to it, in libcuda's folder."""
+    """Mounts for each library of the driver, under its own name and under the name of every link to it in
+    libcuda's folder.
+    """
     folder = libcuda.parent
-    if version is None:  # the libraries of the simulated node have no versions in their names
+    if version is None:  # The libraries of the simulated node have no version in their names.
         wanted = {path.resolve() for path in (libcuda, folder / "libnvidia-ml.so.1") if path.exists()}
     else:
         wanted = {path.resolve() for path in folder.glob(f"lib*.so.{version}")}

@@ -1,7 +1,7 @@
-"""The OCI hooks of containers in allocations. Each runs vgpu-hook (native/runtime/hook.c).
+"""The OCI hooks for containers in allocations. Each hook runs vgpu-hook (native/runtime/hook.c).
 
-Sources: runtime-spec, "POSIX-platform Hooks". Every hook sets its environment: without one, some runtimes
-pass the container's environment, in which the image controls LD_PRELOAD.
+Source: runtime-spec, "POSIX-platform Hooks". Every hook sets its environment, because some runtimes would
+otherwise pass the container's environment, in which the image controls LD_PRELOAD.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ ALLOCATION = "VGPU_ALLOCATION"
 
 @dataclass(frozen=True)
 class HookProgram:
-    """The path of vgpu-hook on the host, and the folder of vgpud's sockets."""
+    """The hook program. `path` is vgpu-hook on the host, `run_dir` the folder of vgpud's sockets."""
 
     path: Path
     run_dir: Path
@@ -29,7 +29,7 @@ class HookProgram:
         return self.path.exists()
 
     def oci(self, *words: str) -> dict[str, Any]:
-        """One hook in the form of config.json."""
+        """One hook in the form that config.json has for hooks."""
         return {
             "path": str(self.path),
             "args": [self.path.name, f"--run-dir={self.run_dir}", *words],
@@ -38,8 +38,8 @@ class HookProgram:
         }
 
     def in_container(self, edits: Edits, driver: DriverFiles) -> list[dict[str, Any]]:
-        """The createContainer hooks that add vgpud's files to the image's own (preload list, loader
-        configuration).
+        """The createContainer hooks. They add vgpud's files to those of the image: the preload list and the
+        loader's configuration.
         """
         env = dict(edits.env)
         library, allocation = env.get(PRELOAD), env.get(ALLOCATION)

@@ -1,4 +1,6 @@
-"""Edits to an OCI config.json (Open Container Initiative, runtime-spec 1.0.2 and 1.1), JSON in, JSON out."""
+"""Edits an OCI config.json (Open Container Initiative, runtime-spec 1.0.2 and 1.1). Input and output are JSON
+objects.
+"""
 
 import json
 from collections.abc import Mapping
@@ -12,14 +14,17 @@ from vgpud.inject.wish import PREPARED
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import DeviceNode, Edits, Mount
 
-_MAX_VALUES = 20_000  # Kubernetes sets seven variables for each service: 7000 for 1000 services
-_MAX_DEPTH = 64  # the specification needs 7
-# permissive, because the cgroup's device rules and the driver control access, as for NVIDIA's own nodes
+# maximum of values in config.json: Kubernetes sets seven variables per service, so 7000 for 1000 services
+_MAX_VALUES = 20_000
+_MAX_DEPTH = 64  # maximum nesting of config.json: the specification needs 7
+# Mode of device nodes in containers. Access is controlled by the cgroup's device rules and by the driver, as
+# for NVIDIA's own nodes.
 _OPEN_TO_ALL = 0o666
 
 
 def parsed(body: bytes) -> dict[str, Any]:
-    """Raises VgpuError(BAD_REQUEST) for what is not a JSON object, or has more values than a container needs.
+    """Parses config.json. Raises VgpuError(BAD_REQUEST) if it is no JSON object, or has more values than a
+    container needs.
 
     The parser blocks other threads for a time that grows with the number of values, so the values are counted
     first.
@@ -29,7 +34,8 @@ def parsed(body: bytes) -> dict[str, Any]:
         raise _bad(f"config.json has some {values} values, at most {_MAX_VALUES} are taken")
     try:
         config = json.loads(body)
-    except (ValueError, RecursionError):  # not JSON, a number with thousands of digits, or unbounded nesting
+    except (ValueError, RecursionError):
+        # the text is no JSON, has a number with thousands of digits, or is nested too deeply
         config = None
     if not isinstance(config, dict):
         raise _bad("config.json is not a JSON object")
@@ -37,9 +43,9 @@ def parsed(body: bytes) -> dict[str, Any]:
 
 
 def check_shape(config: Mapping[str, Any]) -> None:
-    """Checks that the parts which `edited` changes have the types of the specification.
+    """Checks the types of the parts of config.json which `edited` changes.
 
-    Raises VgpuError(BAD_REQUEST). After it, neither `edited` nor the encoding as JSON fails.
+    Raises VgpuError(BAD_REQUEST). After this check, neither `edited` nor encoding the result as JSON fails.
     """
     if _deeper(config, _MAX_DEPTH):
         raise _bad(f"config.json is nested deeper than {_MAX_DEPTH}")
@@ -54,8 +60,8 @@ def check_shape(config: Mapping[str, Any]) -> None:
 
 
 def _deeper(value: object, most: int) -> bool:
-    """Is `value` nested deeper than `most`? Iterates level by level, because a recursion on the caller's data
-    could exhaust the stack.
+    """Is `value` nested deeper than `most`? It is searched level by level, because recursion on the caller's
+    data could exhaust the stack.
     """
     level = [value]
     for _ in range(most):
@@ -71,8 +77,8 @@ def _deeper(value: object, most: int) -> bool:
 
 
 class _Part(BaseModel):
-    """A part of config.json with the fields that `edited` and `wish_of` use; other fields are
-    passed through.
+    """A part of config.json, with the fields that vgpud reads or changes. Other fields are kept as
+    they are.
     """
 
     model_config = ConfigDict(strict=True, extra="ignore")
@@ -107,8 +113,8 @@ def _bad(sentence: str) -> VgpuError:
 def edited(
     config: Mapping[str, Any], allocation_id: str, edits: Edits, driver: DriverFiles, hook: HookProgram
 ) -> dict[str, Any]:
-    """The container's config.json changed for an allocation: hooks bind the allocation to the container's
-    init and release it at the end.
+    """The container's config.json, changed for an allocation. Its hooks bind the allocation to the
+    container's init process and release it when the container ends.
     """
     after = dict(config)
     process = after["process"] = dict(after.get("process") or {})
@@ -126,8 +132,8 @@ def edited(
 
 
 def refused(config: Mapping[str, Any], text: str, hook: HookProgram) -> dict[str, Any]:
-    """A config.json that makes the runtime fail with `text` as the error: Podman does not show the output of
-    hooks.
+    """A config.json that makes the container runtime fail with the error `text`. The text is passed to a hook
+    as an argument, because Podman does not show the output of hooks.
     """
     after = dict(config)
     hooks = dict(after.get("hooks") or {})
@@ -170,7 +176,9 @@ def _rule(node: DeviceNode) -> dict[str, Any]:
 
 
 def _with_mounts(before: list[dict[str, Any]], mounts: tuple[Mount, ...]) -> list[dict[str, Any]]:
-    """vgpud's mounts come last, so that no tmpfs on /run hides them, and replace others at the same path."""
+    """Adds vgpud's mounts to those of config.json. They come last, so that no tmpfs on /run hides them, and
+    they replace other mounts at the same path.
+    """
     places = {mount.container_path for mount in mounts}
     kept = [entry for entry in before if entry.get("destination") not in places]
     return [*kept, *(_mount(mount) for mount in sorted(mounts, key=lambda m: m.container_path.count("/")))]

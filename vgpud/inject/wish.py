@@ -1,8 +1,9 @@
-"""Reads the request in a container's config.json, from its annotations or its environment.
+"""Reads the request for a GPU in a container's config.json, from its annotations or its environment.
 
 The keys are those of vgpuctl's options: annotation "vgpud.io/memory", variable VGPU_MEMORY, and so on. An
 annotation comes from the caller of the runtime. A variable may come from the image; config.json does not show
-its origin. If there are annotations, only they count; otherwise the variables count if the policy allows it.
+its origin. If there are annotations, only they count; otherwise the variables count if the policy allows
+them.
 """
 
 from collections.abc import Mapping
@@ -15,8 +16,8 @@ from vgpud.model.quantity import Percent, parse_bytes
 from vgpud.model.tenancy import Isolation, Owner, Request, Selector
 
 PREFIX = "vgpud.io/"
-PREPARED = f"{PREFIX}prepared"  # an annotation that vgpud adds to each config.json that it has edited
-#: the keys; True: the key alone makes a request
+PREPARED = f"{PREFIX}prepared"  # annotation that vgpud adds to each config.json that it has edited
+#: The known keys. True means that the key alone makes a request; other keys only refine one.
 KEYS = {
     "memory": True,
     "cores": True,
@@ -27,13 +28,15 @@ KEYS = {
     "device-name": True,
     "label": False,
 }
-_NOTHING = {"count": "0"}  # an explicit request for nothing, for a container next to one that requests a GPU
+_NOTHING = {"count": "0"}  # an explicit request for no device, for a container beside one that requests a GPU
 _MAX_COUNT = 64
-# longer keys are not compared with known ones: the time of the comparison grows with the length
+# Maximum length of a key that is compared with the known keys, because the time of the comparison grows with
+# the length.
 _MAX_KEY_CHARACTERS = 32
-_MAX_ID_CHARACTERS = 100  # of the 128 characters of a request id
+_MAX_ID_CHARACTERS = 100  # characters of an id that become part of the request id, which has at most 128
 _MAX_TEXT_CHARACTERS = 256
-# a pod's pause container has the pod's annotations too (containerd, CRI-O)
+# Annotations that mark a pod's pause container (containerd, CRI-O). It has the pod's annotations too, but
+# needs no GPU.
 _SANDBOX = ("io.kubernetes.cri.container-type", "io.kubernetes.cri-o.ContainerType")
 _POD_NAMES = (
     (
@@ -43,15 +46,19 @@ _POD_NAMES = (
     ),
     ("io.kubernetes.pod.namespace", "io.kubernetes.pod.name", "io.kubernetes.container.name"),
 )
-_ENGINE = "io.container.manager"  # "libpod" if Podman runs pods, whose containers it marks as CRI-O does
-# in whole MiB; the hook apply-cuda-memory-limits of NVIDIA's container toolkit reads them of a container
+# Annotation with the value "libpod" if Podman runs the pod. Podman marks its containers as CRI-O does.
+_ENGINE = "io.container.manager"
+# Variables with a memory limit in whole MiB, which the hook apply-cuda-memory-limits of NVIDIA's container
+# toolkit reads from a container.
 _TOOLKIT_MEMORY = ("NVIDIA_GPU_MEMORY_LIMIT", "NVIDIA_GPU_MEMORY_REQUEST")
-_HELD = "VGPU_ALLOCATION"  # set by an allocation's edits: its CDI device was requested by name
+# variable set by an allocation's edits: the container has the allocation's CDI device, which was requested by
+# name
+_HELD = "VGPU_ALLOCATION"
 
 
 @dataclass(frozen=True)
 class Wish:
-    """The request of a container; `request` turns it into a request of the node."""
+    """The request that a container makes. `request` turns it into a request to the node."""
 
     memory_bytes: int | None = None
     share: Percent | None = None
@@ -77,7 +84,7 @@ class Wish:
 
 
 def wish_of(config: Mapping[str, Any], environment: bool = False) -> Wish | None:
-    """The request in config.json, or None; `environment`: the policy allows variables to make a request.
+    """The request in config.json, or None. With `environment`, the policy allows variables to make a request.
 
     Raises VgpuError: BAD_QUANTITY, BAD_PERCENT, BAD_REQUEST.
     """
@@ -122,7 +129,7 @@ def check_pod_asks(config: Mapping[str, Any], environment: bool = False) -> None
 
 
 def pod_of(state: Mapping[str, Any]) -> str:
-    """ "namespace/pod/container", from the annotations of a container's state; "" if they lack the names.
+    """The pod as "namespace/pod/container", from annotations of a container's state; "" without such names.
 
     The names are containerd's (pkg/cri/annotations) and CRI-O's (pkg/annotations).
     """
@@ -139,7 +146,9 @@ def _is_short_text(word: str) -> bool:
 
 
 def owner_of(config: Mapping[str, Any]) -> Owner:
-    """The host's user of the container's process: the user inside, through the id mappings."""
+    """The host's user and group that own the container's process: the ids inside, mapped by the container's
+    user namespace.
+    """
     user = _table(_table(config, "process"), "user")
     linux = _table(config, "linux")
     uid, gid = (_number(user.get(key, 0), f"process.user.{key}") for key in ("uid", "gid"))
@@ -155,8 +164,8 @@ def environment_of(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def ignored_by(config: Mapping[str, Any], environment: bool = False) -> tuple[str, ...]:
-    """The variables that would make or cancel a request, and that `wish_of` ignores with the same
-    arguments.
+    """The variables that would make or cancel a request, but that `wish_of` ignores when it is called with
+    the same arguments.
     """
     variables = environment_of(config)
     words = _asked_by(variables)
@@ -168,8 +177,8 @@ def ignored_by(config: Mapping[str, Any], environment: bool = False) -> tuple[st
 
 
 def _holds(config: Mapping[str, Any], variables: Mapping[str, str]) -> bool:
-    """Did the engine add the CDI device of an allocation? The variable alone may come from the image, which
-    can add no device nodes, and no mount of the allocation's lease.
+    """Does the container already have the CDI device of an allocation? The variable alone proves nothing,
+    because it may come from the image. An image cannot add device nodes or mount an allocation's lease.
     """
     held = variables.get(_HELD)
     nodes = _texts(_table(config, "linux").get("devices"), "path")
@@ -231,7 +240,7 @@ def _isolation(word: str | None) -> Isolation | None:
 
 
 def _selector(devices: str, name_glob: str) -> Selector:
-    """Digits are an index, anything else a UUID, as for vgpuctl."""
+    """The device selector of a text: digits are an index, other text is a UUID, as for vgpuctl."""
     names = [name for name in (_text("device", part.strip()) for part in devices.split(",")) if name]
     if len(names) > _MAX_COUNT:
         raise _bad(f"{len(names)} devices are named, at most {_MAX_COUNT} are taken", "name fewer")
@@ -261,14 +270,14 @@ def _table(parent: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def _texts(items: Any, key: str) -> list[str]:  # noqa: ANN401 - JSON
-    """The texts of `key` in a list of objects; other JSON has none."""
+    """The texts under `key` in a list of JSON objects; empty if the JSON has another form."""
     entries = items if isinstance(items, list) else []
     return [str(entry.get(key)) for entry in entries if isinstance(entry, dict)]
 
 
 def _mapped(number: int, mappings: Any) -> int:  # noqa: ANN401 - JSON
-    """The host's id of an id in the container (runtime specification, "User namespace mappings"); an unmapped
-    id stays unchanged.
+    """The host's id for an id in the container (runtime specification, "User namespace mappings"). An id
+    without a mapping stays unchanged.
     """
     try:
         for mapping in mappings or ():

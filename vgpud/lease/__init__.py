@@ -1,5 +1,6 @@
-"""The lease of a preload tenant: its limits (pages.py), its use (usage.py), and the arbiter that serves it
-(arbiter.py)."""
+"""The lease of a tenant in mode preload: its limits (pages.py), its use (usage.py), and the arbiter that
+serves it (arbiter.py).
+"""
 
 from vgpud.lease.arbiter import ArbiterClient, Registered
 from vgpud.lease.contexts import ContextCosts

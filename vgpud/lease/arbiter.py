@@ -18,11 +18,11 @@ _SILENCE_SECONDS, _BRIEF_SECONDS = 10.0, 0.25
 @dataclass(frozen=True, slots=True)
 class Registered:
     """The arbiter's state of a lease. `pids` are its live registered processes, in the arbiter's pid
-    namespace. `cuts`: how often the arbiter truncated a `usage` file that was too large. `shut`: the file has
-    so many locks that the arbiter no longer checks them. Both happen only by tampering, because libvgpu does
-    neither. `refusal` is the driver's answer when the arbiter could not preempt or resume the tenant ("status
-    0x56"); libvgpu's gate then enforces its time slices. "": no refusal. `paused`: it is paused, and all of
-    its processes are off its devices.
+    namespace. `cuts` counts how often the arbiter truncated a `usage` file that was too large. `shut`: that
+    file has so many locks that the arbiter no longer checks them. Both happen only by tampering, because
+    libvgpu does neither. `refusal` is the driver's answer if the arbiter could not preempt or resume the
+    tenant ("status 0x56"), and "" otherwise; after a refusal, libvgpu's gate enforces the tenant's time
+    slices. `paused`: the lease is paused, and all of its processes are off their devices.
     """
 
     pids: tuple[int, ...] = ()
@@ -33,23 +33,23 @@ class Registered:
 
 
 class ArbiterClient:
-    """Sends orders to vgpu-arbiter. Blocking and thread-safe; each order uses a connection of its own and is
-    bounded by timeout_seconds.
+    """Sends orders to vgpu-arbiter. Blocking and thread-safe. Each order uses its own connection and takes at
+    most timeout_seconds.
 
-    The arbiter answers within milliseconds on an idle host. With seven busy programs on each core 0.7 s was
-    measured, and 2 s was exceeded. Within a client's 30 s the default leaves time for an order and the one
-    that undoes it, not for the start of an arbiter besides. Once an order was not answered, questions about
-    leases (`look`, `list`) wait briefly for some seconds or until the next answer: a request that asks about
-    many leases waits for one of them, and its threads are free for other requests.
+    The arbiter answers within milliseconds on an idle host. With seven busy programs per core, 0.7 s was
+    measured, and 2 s was exceeded. A client waits 30 s: within this time the default allows an order and the
+    order that undoes it, but not also the start of an arbiter. After an order was not answered, questions
+    about leases (`look`, `list`) wait only briefly for some seconds, or until the next answer. So a request
+    that asks about many leases waits fully for one of them only.
     """
 
     def __init__(self, path: Path, timeout_seconds: float = 10.0) -> None:
         self._path = path
         self._timeout_seconds = timeout_seconds
-        self._silent_until = 0.0  # by time.monotonic()
+        self._silent_until = 0.0  # end of the time of short waits, by time.monotonic()
 
     def ready(self) -> bool:
-        """Does an arbiter answer?"""
+        """Does an arbiter answer on the control socket?"""
         try:
             self._ask(layout.MSG_LIST, "none")
         except VgpuError:
@@ -67,13 +67,13 @@ class ArbiterClient:
         self._check(self._ask(layout.MSG_REMOVE, allocation), f"drop lease {allocation}", (errno.ENOENT,))
 
     def look(self, allocation: str) -> None:
-        """Makes the lease's processes read its state and report their activity (`read_activity`). Raises as
-        `add` does, HELPER_FAILED for a lease that is not served.
+        """Makes the processes of the lease read its state and report their activity (`read_activity`). Raises
+        as `add` does, and HELPER_FAILED for a lease that is not served.
         """
         self._check(self._ask(layout.MSG_LOOK, allocation), f"ask lease {allocation}")
 
     def list(self, allocation: str) -> tuple[int, ...]:
-        """The pids of `registered`. Raises as `add` does."""
+        """The pids of the lease's registered processes. Raises as `add` does."""
         return self.registered(allocation).pids
 
     def registered(self, allocation: str) -> Registered:

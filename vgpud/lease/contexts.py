@@ -1,8 +1,8 @@
-"""The memory of a CUDA context on each device, passed from lease to lease.
+"""Passes the measured memory of a CUDA context on each device from lease to lease.
 
-A tenant's process learns it from NVML, whose start takes some milliseconds (6 to 9 on an H200, driver 580).
-With the figure in its lease the process need not wait. Tenants write these figures and may lie, so the
-smallest one counts: each process corrects a figure that is too small when NVML answers, but one that is too
+A tenant's process reads this size from NVML, whose start takes some milliseconds (6 to 9 on an H200, driver
+580). With the size in its lease the process need not wait. Tenants write these sizes and may lie, so the
+smallest one counts: a process corrects a size that is too small when NVML answers, but a size that is too
 large would refuse requests of others.
 """
 
@@ -16,13 +16,15 @@ from vgpud.lease.pages import read_limits
 from vgpud.lease.usage import open_usage
 from vgpud.model.errors import VgpuError
 
-# accepted sizes: 518 MiB on an H200, 348 under MPS; tens of MiB on small cards
+# accepted context sizes: 518 MiB on an H200, 348 MiB under MPS, tens of MiB on small cards
 _PLAUSIBLE_MIB = range(16, 4097)
 _WORDS = struct.Struct(f"<{layout.MAX_DEVICES}I")
 
 
 class ContextCosts:
-    """MiB of a context, by the UUID of a device or MIG instance in leases; kept as long as vgpud runs."""
+    """MiB of a context, by the UUID of the device or MIG instance that leases name. Kept as long as vgpud
+    runs.
+    """
 
     def __init__(self) -> None:
         self._mib: dict[str, int] = {}

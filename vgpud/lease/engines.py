@@ -1,7 +1,9 @@
-"""The folder <run>/engines: for each device the file that the arbiter reads, and the probe's verdict.
+"""Reads and writes the folder <run>/engines: for each device the file that the arbiter reads, and the probe's
+verdict.
 
-`UUID` holds the engine in force, its first line `cut` or `gate` (native/arbiter/cut.c reads that); a device
-without the file has the gate. `UUID.probe` is the probe's verdict. Both files are replaced atomically.
+The file `UUID` names the engine in force; its first line, `cut` or `gate`, is read by native/arbiter/cut.c. A
+device without the file has the gate. The file `UUID.probe` is the probe's verdict. Both files are replaced
+atomically.
 """
 
 import json
@@ -20,7 +22,7 @@ class EngineFiles:
         self.folder = run_dir / "engines"
 
     def chosen(self, device_uuid: str) -> EngineChoice | None:
-        """The engine in force; None if vgpud has written no file."""
+        """The engine in force on a device; None if vgpud has written no file for it."""
         lines = self._read(device_uuid).splitlines()
         try:
             engine, reason, why = lines[:3]
@@ -29,7 +31,7 @@ class EngineFiles:
             return None
 
     def choose(self, device_uuid: str, choice: EngineChoice) -> None:
-        """Raises VgpuError(HELPER_FAILED)."""
+        """Writes the engine in force on a device. Raises VgpuError(HELPER_FAILED)."""
         self._write(device_uuid, f"{choice.engine}\n{choice.reason}\n{choice.why}\n")
 
     def forget(self, device_uuid: str) -> None:
@@ -43,7 +45,7 @@ class EngineFiles:
             return None
 
     def keep(self, device_uuid: str, verdict: EngineVerdict) -> None:
-        """Raises VgpuError(HELPER_FAILED)."""
+        """Writes the probe's verdict on a device. Raises VgpuError(HELPER_FAILED)."""
         self._write(f"{device_uuid}.probe", json.dumps(asdict(verdict)) + "\n")
 
     def _read(self, name: str) -> str:

@@ -1,4 +1,4 @@
-"""The state of a lease's movable memory, which vgpud requests and libvgpu follows."""
+"""Where the movable memory of a lease is to be. vgpud requests it, and libvgpu moves the memory."""
 
 from enum import IntEnum
 
@@ -6,9 +6,9 @@ from vgpud import lease_layout as layout
 
 
 class LeaseMemory(IntEnum):
-    """Where the movable memory is to be (enum vgpu_lease_memory)."""
+    """The place where the movable memory is to be (enum vgpu_lease_memory)."""
 
-    FIXED = layout.MEMORY_FIXED  # there is no movable memory
+    FIXED = layout.MEMORY_FIXED  # the lease has no movable memory
     HERE = layout.MEMORY_HERE
-    OUT = layout.MEMORY_OUT  # on the host, while the tenant is suspended
-    SOON = layout.MEMORY_SOON  # on the device; host buffers are made, because OUT is likely to follow
+    OUT = layout.MEMORY_OUT  # on the host; the tenant is suspended
+    SOON = layout.MEMORY_SOON  # on the device; libvgpu prepares host buffers, because OUT is likely to follow

@@ -22,7 +22,7 @@ from vgpud.model.tenancy import ANYONE
 # No card has a pebibyte: larger values are invalid, and sums of clamped values cannot overflow.
 BYTES_MAX = 1 << 50
 _WORD = struct.Struct("<Q")
-_WORDS = struct.Struct("<III")  # memory, keep_share, paused, which are adjacent
+_WORDS = struct.Struct("<III")  # the words memory, keep_share and paused, which are adjacent in the page
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -36,14 +36,16 @@ class SharePolicy(IntEnum):
 
 @dataclass(frozen=True)
 class DeviceLimits:
-    """One device of a lease: memory in bytes, contexts included; share in hundredths of a percent."""
+    """The limits on one device of a lease: memory in bytes, contexts included; share in hundredths of a
+    percent.
+    """
 
     uuid: str
     memory_bytes: int
     share_hundredths: int = layout.SHARE_ALL
     share_policy: SharePolicy = SharePolicy.NONE
     priority: int = 0
-    quantum_us: int = 0  # length of a time slice; 0: the default
+    quantum_us: int = 0  # length of a time slice; 0 means the default
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Limits:
     generation: int
     closed: bool
     devices: tuple[DeviceLimits, ...]
-    away: bool = False  # suspended
+    away: bool = False  # the tenant is suspended
     memory: LeaseMemory = LeaseMemory.FIXED
     keep_share: int = 0
     paused: bool = False
@@ -101,7 +103,7 @@ def _pack_body(
     keep_share: int = 0,
     paused: bool = False,
 ) -> bytes:
-    """The bytes of a `limits` page after `generation`."""
+    """The bytes of a `limits` page that follow the generation."""
     name = allocation.encode()
     if not 0 < len(name) < layout.ID_BYTES or not 0 < len(devices) <= layout.MAX_DEVICES:
         raise VgpuError(
@@ -117,9 +119,9 @@ def _pack_body(
 
 
 def _write_locked(fd: int, body: bytes) -> None:
-    """Replaces the body under the sequence lock. Each step is a separate system call, so that readers of the
-    mapped page see the steps in order. If a crash left the generation odd, the write continues with that
-    number.
+    """Replaces the body of the page under the sequence lock. Each step is a separate system call, so that
+    readers of the mapped page see the steps in order. If a crash left the generation odd, the write continues
+    from that number.
     """
     (generation,) = _WORD.unpack(os.pread(fd, 8, layout.LIMITS_GENERATION))
     odd = (generation | 1) + (0 if generation % 2 == 0 else 2)
@@ -129,8 +131,8 @@ def _write_locked(fd: int, body: bytes) -> None:
 
 
 def _files(folder: Path) -> Path:
-    """The folder with the entries of the lease. If `folder` is closed to other users, the tenant is ANYONE
-    and the entries are in a subfolder.
+    """The folder that contains the lease's files. If `folder` is closed to other users, the tenant is ANYONE
+    and the files are in a subfolder.
     """
     with contextlib.suppress(OSError):
         if folder.lstat().st_mode & 0o077 == 0:
@@ -152,10 +154,10 @@ def write_lease(
     memory: LeaseMemory = LeaseMemory.FIXED,
     paused: bool = False,
 ) -> Path:
-    """Creates the folder root/allocation atomically; the tenant is uid:gid, or ANYONE. An existing lease
-    keeps its files, because a tenant may have them mapped, and gets the new limits. Returns the folder with
-    the entries. For ANYONE it is below a folder that only root may enter: users of the host cannot reach it,
-    but a container into which it is mounted can.
+    """Creates the lease folder root/allocation atomically. The tenant is uid:gid, or ANYONE. An existing
+    lease keeps its files, because a tenant may have them mapped, and gets the new limits. Returns the folder
+    with the files. For ANYONE it is below a folder that only root may enter: users of the host cannot reach
+    it, but a container into which it is mounted can.
 
     Raises VgpuError LEASE_FAILED if the file system refuses.
     """
@@ -180,8 +182,9 @@ def write_lease(
 
 
 def _note_moved(folder: Path, uuids: Sequence[str]) -> None:
-    """The device UUIDs that environments of the tenant's processes may name, each with its slice; libvgpu
-    reads them."""
+    """Records earlier device UUIDs of a moved tenant. The environments of its processes may still name these
+    devices; libvgpu maps each to its slice.
+    """
     files = _files(folder)
     note = files / layout.MOVED_FILE
     try:
@@ -200,7 +203,7 @@ def _note_moved(folder: Path, uuids: Sequence[str]) -> None:
 
 def _make_folder(folder: Path, mode: int) -> None:
     folder.mkdir(mode=mode)
-    folder.chmod(mode)  # the mode is independent of the umask
+    folder.chmod(mode)  # sets the mode independently of the umask
 
 
 def _fill(draft: Path, body: bytes, uid: int, gid: int) -> None:
@@ -214,7 +217,7 @@ def _fill(draft: Path, body: bytes, uid: int, gid: int) -> None:
         os.ftruncate(fd, layout.USAGE_FILE_SIZE)
         os.pwrite(fd, struct.pack("<II", layout.MAGIC, layout.VERSION), 0)
         if uid == ANYONE:
-            os.fchmod(fd, 0o666)  # writable for every user of the container
+            os.fchmod(fd, 0o666)  # every user of the container may write to it
         elif (uid, gid) != (os.geteuid(), os.getegid()):
             os.fchown(fd, uid, gid)
     finally:
@@ -237,12 +240,12 @@ def update_limits(
     keep_share: int | None = None,
     paused: bool | None = None,
 ) -> None:
-    """Resizes a running tenant, in place. The devices and their order cannot change; `away`: it is suspended.
-    `memory`: the requested place of its movable memory. `keep_share`: how much of that may stay on the device
-    while it is OUT, in hundredths of a percent. `paused`: it is kept off its devices. None leaves a value
-    unchanged.
+    """Changes the limits of a running tenant, in place. The devices and their order cannot change. `away`:
+    the tenant is suspended. `memory`: the requested place of its movable memory. `keep_share`: how much of
+    that memory may stay on the device while it is OUT, in hundredths of a percent. `paused`: the tenant is
+    kept off its devices. None leaves a value unchanged.
 
-    Raises VgpuError LEASE_FAILED if the lease is gone or closed, BUG if it is for other devices.
+    Raises VgpuError LEASE_FAILED if the lease does not exist or is closed, BUG if it is for other devices.
     """
     held = read_limits(folder)
     if [d.uuid for d in held.devices] != [d.uuid for d in devices]:
@@ -260,8 +263,8 @@ def update_limits(
 
 
 def close_lease(folder: Path) -> None:
-    """Closes a lease: nothing new is granted, and tenants keep their memory until they free it. Succeeds if
-    the lease is gone or its limits are invalid; an invalid one can only be removed.
+    """Closes a lease: nothing new is granted, and tenants keep their memory until they free it. Succeeds also
+    if the lease does not exist or its limits are invalid; an invalid lease can only be removed.
     """
     try:
         held = read_limits(folder)
@@ -274,7 +277,7 @@ def close_lease(folder: Path) -> None:
 
 
 def remove_lease(root: Path, allocation: str) -> None:
-    """Removes the folder; tenants that have it mapped keep their closed limits. Idempotent."""
+    """Removes the lease folder. Tenants that have its files mapped keep their closed limits. Idempotent."""
     folder = root / allocation
     grave = root / f".{allocation}.gone"
     try:
@@ -287,8 +290,8 @@ def remove_lease(root: Path, allocation: str) -> None:
 
 
 def _remove_tree(folder: Path) -> None:
-    """Removes a folder tree that a container's root may have built, of any depth, and may still be changing:
-    follows no link, and moves each subfolder to the top before it empties it.
+    """Removes a folder tree of any depth that a container's root may have built and may still be changing. It
+    follows no link, and moves each subfolder to the top before it empties the subfolder.
     """
     top = os.open(folder, _FOLDER)
     try:
@@ -308,7 +311,9 @@ def _remove_tree(folder: Path) -> None:
 
 
 def _empty(here: int, top: int) -> list[str]:
-    """Removes the files in the folder `here` and moves its folders to `top`. Returns their names in `top`."""
+    """Removes the files in the folder `here` and moves its subfolders to `top`. Returns the subfolders' names
+    in `top`.
+    """
     moved = []
     with os.scandir(here) as entries:
         for entry in tuple(entries):
@@ -321,7 +326,7 @@ def _empty(here: int, top: int) -> list[str]:
 
 
 def list_leases(root: Path) -> frozenset[str]:
-    """The allocations that have a lease. Also removes leftovers of interrupted writes and removals."""
+    """The ids of allocations that have a lease. Leftovers of interrupted writes and removals are removed."""
     if not root.is_dir():
         return frozenset()
     names = set()
@@ -361,14 +366,14 @@ def read_limits(folder: Path) -> Limits:
 
 
 def _parse_limits(raw: bytes) -> Limits:
-    """Raises struct.error or ValueError for anything but a limits page of this version."""
+    """Parses a limits page. Raises struct.error or ValueError if it is no limits page of this version."""
     if struct.unpack_from("<II", raw) != (layout.MAGIC, layout.VERSION):
         raise ValueError("not a limits page")
     (count,) = struct.unpack_from("<I", raw, layout.LIMITS_DEVICE_COUNT)
     if not 0 < count <= layout.MAX_DEVICES:
         raise ValueError("bad device count")
     (state,) = struct.unpack_from("<I", raw, layout.LIMITS_STATE)
-    # a page of an older vgpud ends before these words
+    # The page of an older vgpud ends before these words, so it is padded with zeros.
     memory, keep, paused = _WORDS.unpack_from(raw.ljust(layout.LIMITS_SIZE, b"\0"), layout.LIMITS_MEMORY)
     return Limits(
         allocation=_text(raw[layout.LIMITS_ALLOCATION : layout.LIMITS_ALLOCATION + layout.ID_BYTES]),

@@ -1,5 +1,5 @@
-"""The swap state of a lease's processes: how far their movable memory has followed the request in the lease
-(residency/swap.h in libvgpu).
+"""Reads the swap state of a lease's processes: how far their movable memory has followed the request in the
+lease (residency/swap.h in libvgpu).
 """
 
 import struct
@@ -11,12 +11,13 @@ from vgpud import lease_layout as layout
 from vgpud.lease.pages import BYTES_MAX
 from vgpud.lease.usage import in_use, read_slots, usage_of
 
-_WORDS = struct.Struct("<2I2Q")  # phase, error, movable bytes, host bytes: adjacent in a slot
+# the words phase, error, movable bytes and host bytes, which are adjacent in a slot
+_WORDS = struct.Struct("<2I2Q")
 _PHASE_MASK = (1 << layout.SWAP_KEPT_SHIFT) - 1
 
 
 class SwapPhase(IntEnum):
-    """enum vgpu_swap_phase."""
+    """How far a process has moved its memory (enum vgpu_swap_phase)."""
 
     HERE = layout.SWAP_HERE
     DRAINING = layout.SWAP_DRAINING
@@ -29,8 +30,9 @@ class SwapPhase(IntEnum):
 @dataclass(frozen=True, slots=True)
 class ProcessSwap:
     """The swap state that one process reports. `error`: the CUresult that refused the swap or delays it now.
-    `kept_bytes`: movable bytes that stay on the device although the process is OUT, until a tenant needs the
-    room."""
+    `kept_bytes`: movable bytes that stay on the device although the phase is OUT, until a tenant needs the
+    room.
+    """
 
     phase: SwapPhase
     error: int
@@ -42,7 +44,7 @@ class ProcessSwap:
 def read_swaps(folder: Path) -> tuple[ProcessSwap, ...]:
     """The swap states of all live processes, clamped as in `read_usage`. An unknown phase counts as refused.
 
-    Raises VgpuError LEASE_FAILED if the lease itself is gone.
+    Raises VgpuError LEASE_FAILED if the lease does not exist.
     """
     with usage_of(folder) as fd:
         _, slots = read_slots(fd)

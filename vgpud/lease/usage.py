@@ -1,7 +1,7 @@
-"""The `usage` file of a lease: the reports of its processes.
+"""Reads the `usage` file of a lease: the reports of its processes.
 
-The tenant can write it, so it is hostile input: reading it gives bounded numbers for any content, and raises
-nothing because of the content.
+The tenant can write this file, so it is hostile input. Any content gives bounded numbers, and none raises an
+error.
 """
 
 import contextlib
@@ -18,13 +18,13 @@ from vgpud.lease.pages import BYTES_MAX, lease_failed
 from vgpud.model.view import ComputeTime
 
 _COUNT_MAX = 1 << 62
-_UNKNOWN_MAX = 10_000  # no driver has so many functions
+_UNKNOWN_MAX = 10_000  # maximum of unknown driver functions; no driver has so many
 _WORD = struct.Struct("<Q")
 
 
 @dataclass(frozen=True)
 class Meter:
-    """Memory and counters of one device: of one process, or of a whole lease."""
+    """Memory and counters on one device, of one process or of a whole lease."""
 
     used_bytes: int = 0
     context_bytes: int = 0
@@ -37,7 +37,9 @@ class Meter:
 
 @dataclass(frozen=True)
 class ProcessUse:
-    """One slot in use. `pid` is reported by the process, in its own namespace: for display only."""
+    """One slot in use. `pid` is reported by the process, in its own pid namespace, and is for display
+    only.
+    """
 
     slot: int
     pid: int
@@ -48,14 +50,15 @@ class ProcessUse:
 
 @dataclass(frozen=True)
 class Usage:
-    """The content of a `usage` file: live processes, and the counters of ended ones."""
+    """The content of a `usage` file: the meters of live processes, and the counters of ended ones."""
 
     processes: tuple[ProcessUse, ...]
     retired: tuple[Meter, ...]
 
     def device(self, ordinal: int) -> Meter:
-        """The whole lease on its device `ordinal` (0 is the first of `limits`). The peak is of the
-        largest single process."""
+        """The meter of the whole lease on its device `ordinal` (0 is the first of `limits`). The peak is that
+        of the largest single process.
+        """
         meters = [process.devices[ordinal] for process in self.processes]
         past = self.retired[ordinal]
         total = {f.name: sum(getattr(m, f.name) for m in meters) for f in fields(Meter)}
@@ -66,19 +69,22 @@ class Usage:
 
 
 def open_usage(folder: Path, access: int = os.O_RDONLY) -> int:
-    """A descriptor of the lease's `usage`. Raises OSError."""
-    # the tenant owns the file but not the folder: the file can have any size, but cannot be a link or a pipe
+    """Opens the `usage` file of a lease and returns its descriptor. Raises OSError."""
+    # The tenant owns the file but not the folder: the file can have any size, but cannot be replaced by a
+    # link or a pipe.
     flags = access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         return os.open(f"{folder}/{layout.USAGE_FILE}", flags)
-    except FileNotFoundError:  # the entries of ANYONE are in a subfolder; tried second, because they are rare
+    except FileNotFoundError:
+        # the files of a lease for ANYONE are in a subfolder; it is tried second, because such leases are rare
         return os.open(f"{folder}/{layout.ANYONE_FOLDER}/{layout.USAGE_FILE}", flags)
 
 
 def read_usage(folder: Path) -> Usage:
-    """The figures that the tenant reports, clamped (see the module). A short or missing file reads as zeros.
+    """The figures that the tenant reports, clamped to plausible ranges. A short or missing file reads as
+    zeros.
 
-    Raises VgpuError LEASE_FAILED if the lease itself is gone.
+    Raises VgpuError LEASE_FAILED if the lease does not exist.
     """
     try:
         fd = open_usage(folder)
@@ -128,7 +134,9 @@ def _read_meter(raw: bytes, at: int) -> Meter:
 
 @dataclass(frozen=True, slots=True)
 class LeaseMeter:
-    """One device of a lease: memory of the live processes, counters of live and ended processes."""
+    """The figures of one device of a lease: memory of the live processes, counters of live and ended
+    processes.
+    """
 
     processes: int
     memory: Meter
@@ -136,15 +144,18 @@ class LeaseMeter:
 
 
 _METER = struct.Struct("<8Q")
-_HELD = struct.Struct("<3Q")  # used, claim, context: the first words of a meter
-# upper bounds of used, claim, context, peak; then of the counters
+_HELD = struct.Struct("<3Q")  # the words used, claim and context, with which a meter begins
+# upper bounds of used, claim, context and peak; then of the counters
 _METER_MOST = (*(BYTES_MAX,) * 4, *(_COUNT_MAX,) * 4)
 _COMPUTE = struct.Struct("<6Q")
-_ACTIVITY = struct.Struct("<2Q4I")  # start_ns, calls, looks, busy, quiet, wants: adjacent in a slot
+# the words start_ns, calls, looks, busy, quiet and wants, which are adjacent in a slot
+_ACTIVITY = struct.Struct("<2Q4I")
 
 
 class MeterPages(NamedTuple):
-    """The parts of a `usage` file that meters are read from; equal as long as no counter has changed."""
+    """The parts of a `usage` file from which meters are read. Two of them are equal if no counter has changed
+    in between.
+    """
 
     head: bytes
     slots: bytes
@@ -152,7 +163,9 @@ class MeterPages(NamedTuple):
 
 
 def read_meter_pages(folder: Path, device_count: int) -> MeterPages:
-    """Reads the parts for `parse_meters`. Raises VgpuError LEASE_FAILED if the lease itself is gone."""
+    """Reads the parts of a `usage` file for `parse_meters`. Raises VgpuError LEASE_FAILED if the lease does
+    not exist.
+    """
     with usage_of(folder) as fd:
         head, slots = read_slots(fd)
         compute = _read(fd, layout.USAGE_COMPUTE, device_count * layout.COMPUTE_SIZE)
@@ -160,15 +173,16 @@ def read_meter_pages(folder: Path, device_count: int) -> MeterPages:
 
 
 def parse_meters(pages: MeterPages, device_count: int) -> tuple[LeaseMeter, ...]:
-    """The figures of `read_usage` and `Usage.device` for the first devices, and their compute time, at a
-    hundredth of the cost: only slots in use are read. Clamped as in `read_usage`."""
+    """The figures of the first devices, and their compute time. It costs a hundredth of `read_usage` with
+    `Usage.device`, because only slots in use are read. Clamped as in `read_usage`.
+    """
     head, slots, compute = pages
     held = in_use(slots)
     return tuple(_lease_meter(head, slots, compute, held, device) for device in range(device_count))
 
 
 def read_meters(folder: Path, device_count: int) -> tuple[LeaseMeter, ...]:
-    """The meters of the first devices. Raises VgpuError LEASE_FAILED if the lease itself is gone."""
+    """The meters of the first devices. Raises VgpuError LEASE_FAILED if the lease does not exist."""
     return parse_meters(read_meter_pages(folder, device_count), device_count)
 
 
@@ -186,7 +200,7 @@ def usage_of(folder: Path) -> Iterator[int]:
 
 
 def _read(fd: int, at: int, length: int) -> bytes:
-    """Exactly `length` bytes, padded with zeros if the tenant has truncated the file."""
+    """Reads exactly `length` bytes. If the tenant has truncated the file, zeros are added."""
     return os.pread(fd, length, at).ljust(length, b"\0") if length else b""
 
 
@@ -198,7 +212,7 @@ def read_slots(fd: int) -> tuple[bytes, bytes]:
 
 
 def in_use(slots: bytes) -> list[int]:
-    """The offsets of the slots that are in use now."""
+    """The offsets of the slots that processes use now."""
     starts = range(0, len(slots), layout.SLOT_SIZE)
     return [at for at in starts if slots[at : at + 4] != b"\0\0\0\0"]
 
@@ -221,10 +235,10 @@ def _lease_meter(head: bytes, slots: bytes, compute: bytes, held: list[int], dev
 
 
 def read_counted(folder: Path, device_count: int) -> tuple[int, ...]:
-    """Bytes of each device that the live processes count: used, claimed and learnt. Clamped as in
+    """Bytes that the live processes count on each device: used, claimed and learnt. Clamped as in
     `read_usage`.
 
-    Raises VgpuError LEASE_FAILED if the lease itself is gone.
+    Raises VgpuError LEASE_FAILED if the lease does not exist.
     """
     with usage_of(folder) as fd:
         _, slots = read_slots(fd)
@@ -243,19 +257,21 @@ def read_counted(folder: Path, device_count: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class LeaseActivity:
-    """The last reports of the live processes of a lease (ArbiterClient.look), and the number of their threads
-    that wait for the resume. `answers`: the number of reports by process (slot, start)."""
+    """The last activity reports of the live processes of a lease (ArbiterClient.look requests them), and the
+    number of their threads that wait for the resume. `answers`: the number of reports by process (slot,
+    start).
+    """
 
     calls: int = 0
-    busy: bool = False  # kernels that they launched have not all finished
+    busy: bool = False  # kernels that the tenant launched have not all finished
     quiet: bool = True  # the tenant is suspended, and libvgpu itself has no call in the driver
     wants: int = 0
     answers: tuple[tuple[tuple[int, int], int], ...] = ()
 
 
 def read_activity(folder: Path) -> LeaseActivity:
-    """The reports of the live processes. Clamped as in `read_usage`. Raises VgpuError LEASE_FAILED if the
-    lease itself is gone.
+    """The activity reports of the live processes. Clamped as in `read_usage`. Raises VgpuError LEASE_FAILED
+    if the lease does not exist.
     """
     with usage_of(folder) as fd:
         _, slots = read_slots(fd)
@@ -271,8 +287,9 @@ def read_activity(folder: Path) -> LeaseActivity:
 
 @dataclass(frozen=True, slots=True)
 class UnknownCalls:
-    """Functions of a tenant's driver that libvgpu does not know, because the driver is newer: no limit
-    holds there. `example` is one of them."""
+    """The functions of a tenant's driver that libvgpu does not know, because the driver is newer. No limit
+    holds for these functions. `example` is one of them.
+    """
 
     count: int
     example: str
@@ -284,9 +301,9 @@ _NAME = re.compile(rb"cu\w{1,45}", re.ASCII)
 
 def read_unknown_calls(folder: Path) -> UnknownCalls:
     """The driver calls that libvgpu does not know, as the tenant reports them: bounded and checked. A name
-    that is not that of a CUDA call is left out.
+    that no CUDA call can have is left out.
 
-    Raises VgpuError LEASE_FAILED if the lease itself is gone.
+    Raises VgpuError LEASE_FAILED if the lease does not exist.
     """
     with usage_of(folder) as fd:
         raw = _read(fd, layout.USAGE_UNKNOWN_CALLS, 4 + layout.CALL_BYTES)

@@ -8,13 +8,13 @@ written with synchronous=NORMAL, which in WAL mode syncs at checkpoints alone. S
 synchronous=NORMAL might roll back following a power loss or system crash. Transactions are durable across
 application crashes regardless of the synchronous setting or journal mode."
 
-So kill -9 loses nothing that was acknowledged at either level. After a power cut the ledger is consistent and
-holds at least every intent: the log is played back up to its first bad frame, and a sync covers all frames
-before it, so what can be missing is a run of finishing writes at the very end. Then an allocation whose
-commit is missing is found as an intent, and undone or finished as after any crash; one whose forget is
-missing is found as RELEASING, and released again, which is idempotent. Its tenants ended with the power cut
-in either case, and /run is empty. Only a revision that is given out twice could be visible to watchers, so a
-new boot skips ahead.
+So kill -9 loses no acknowledged write at either level. After a power cut the ledger is consistent and holds
+at least every intent: the log is played back up to its first bad frame, and a sync covers all frames before
+it, so what can be missing is a run of finishing writes at the very end. An allocation whose commit is missing
+is then found as an intent, and is undone or finished as after any crash. An allocation whose forget is
+missing is found as RELEASING and is released again, which is idempotent. In both cases its processes ended
+with the power cut, and /run is empty. Watchers could only notice a revision that is given out twice, so a new
+boot skips revisions.
 
 Each writing method takes `durability`, for callers whose commit must survive a power cut.
 """

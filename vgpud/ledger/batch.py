@@ -16,10 +16,10 @@ Operation = Callable[[Tables], Any]
 
 
 class Durability(IntEnum):
-    """The failure that an acknowledged write survives; the package's docstring explains the two levels."""
+    """The failure that an acknowledged write survives. The package's docstring explains the two levels."""
 
-    PROCESS = 0  # the end of the process, also by kill -9
-    POWER = 1  # a crash of the kernel or a power cut as well
+    PROCESS = 0  # survives the end of the process, also by kill -9
+    POWER = 1  # survives a crash of the kernel and a power cut as well
 
 
 _SYNCHRONOUS = {Durability.PROCESS: "NORMAL", Durability.POWER: "FULL"}
@@ -36,8 +36,8 @@ class Job:
     error: BaseException | None = None
 
     def deliver(self) -> None:
-        """Gives the result to the caller. Runs in the event loop's thread; a cancelled caller gets
-        nothing.
+        """Gives the result to the caller. Runs in the event loop's thread. If the call was cancelled, the
+        result is dropped.
         """
         if self.future.done():
             return
@@ -58,9 +58,9 @@ class Committer:
         self._level: Durability | None = None
 
     def run(self, jobs: Sequence[Job]) -> None:
-        """Every job ends with a result that is committed, or with an error and no effect.
+        """Runs the jobs. Afterwards each has a committed result, or an error and no effect.
 
-        An operation that raises VgpuError rolls back to its own savepoint. If SQLite itself fails, for
+        An operation that raises VgpuError is rolled back to its own savepoint. If SQLite itself fails, for
         example on a full disk, the whole transaction may be lost; each job is then tried again in a
         transaction of its own.
         """
@@ -75,7 +75,8 @@ class Committer:
             if self._db.in_transaction:
                 self._db.execute("COMMIT")
             if self._level is Durability.POWER and self.tables.revision > mark:
-                # a transaction without changes is not synced; this one contains an event
+                # SQLite does not sync a transaction without changes; this transaction contains an event, so
+                # it was synced
                 self._synced = self.tables.revision
         except sqlite3.Error as error:
             self._roll_back(mark)
@@ -87,7 +88,7 @@ class Committer:
                 self.run([job])
 
     def prune(self) -> None:
-        """Deletes old events. After a failure they stay until the next call."""
+        """Deletes old events. If that fails, they stay until the next call."""
         mark = self.tables.revision
         try:
             self._begin(Durability.PROCESS)
@@ -106,14 +107,14 @@ class Committer:
         self._db.close()
 
     def _durability(self, jobs: Sequence[Job]) -> Durability:
-        # an operation uses at most one revision
+        # each operation uses at most one revision
         if self.tables.revision + len(jobs) - self._synced > UNSYNCED_REVISIONS:
             return Durability.POWER
         return max(job.durability for job in jobs)
 
     def _begin(self, durability: Durability) -> None:
         if durability is not self._level:
-            # SQLite ignores this inside a transaction, so it is set before
+            # SQLite ignores this pragma inside a transaction, so it is set before
             self._db.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[durability]}")
             self._level = durability
         self._db.execute("BEGIN IMMEDIATE")
@@ -140,7 +141,7 @@ class Committer:
             raise
         except VgpuError as error:
             job.error = error
-        except Exception as error:  # an error of one caller must not end the writer
+        except Exception as error:  # an operation that fails unexpectedly must not end the writer thread
             job.error = VgpuError(ErrorCode.BUG, f"an operation of the ledger failed: {error!r}")
             job.error.__cause__ = error
 

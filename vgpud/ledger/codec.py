@@ -1,6 +1,6 @@
-"""Encodes allocations and requests as columns of a table, by the types of the model.
+"""Encodes allocations and requests as columns of a table, from the types of the model.
 
-The intent writes the request and the reasons of its placement, once. A commit writes only the outcome (state,
+An intent writes the request and the reasons of its placement, once. A commit writes only the outcome (state,
 slices, edits and so on), which is a third of the text.
 """
 
@@ -21,7 +21,7 @@ _SLICES = array_of(shape_of(Slice))
 _EDITS = shape_of(Edits)
 _SUSPENDED = array_of(shape_of(SuspendedProcess))
 _STATES = {state.value: state for state in State}
-# encoded values are trees, so no check for circular references is needed
+# The check for circular references is off, because encoded values are trees.
 _dump = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 _dump_sorted = json.JSONEncoder(separators=(",", ":"), check_circular=False, sort_keys=True).encode
 _parse = json.JSONDecoder().decode
@@ -31,16 +31,16 @@ class Outcome(NamedTuple):
     """The columns that a commit writes."""
 
     state: str
-    slices: str  # JSON
-    edits: str  # JSON
+    slices: str  # slices as JSON
+    edits: str  # edits as JSON
     failure: str
-    suspended: str  # JSON
+    suspended: str  # suspended processes as JSON
     cause: str
     paused: int
 
 
 class AllocationRow(NamedTuple):
-    """A whole allocation, in the order of the table's columns."""
+    """A row of the table of allocations, in the order of its columns."""
 
     id: str
     request_id: str
@@ -48,20 +48,22 @@ class AllocationRow(NamedTuple):
     owner_uid: int
     owner_gid: int
     created_unix_ns: int
-    request: str  # JSON
-    reasons: str  # JSON
+    request: str  # request as JSON
+    reasons: str  # reasons as JSON
     state: str
     revision: int
-    slices: str  # JSON
-    edits: str  # JSON
+    slices: str  # slices as JSON
+    edits: str  # edits as JSON
     failure: str
-    suspended: str  # JSON
+    suspended: str  # suspended processes as JSON
     cause: str
     paused: int
 
 
 def encode_allocation(allocation: Allocation) -> AllocationRow:
-    """Raises VgpuError(BUG) if a value is not of the type that the model says."""
+    """Encodes an allocation as a row. Raises VgpuError(BUG) if a value does not have the type that the model
+    declares.
+    """
     request = _encode(_REQUEST, allocation.request)
     outcome = encode_outcome(allocation)
     return AllocationRow(
@@ -85,7 +87,9 @@ def encode_allocation(allocation: Allocation) -> AllocationRow:
 
 
 def encode_outcome(allocation: Allocation) -> Outcome:
-    """Raises VgpuError(BUG) if a value is not of the type that the model says."""
+    """Encodes the columns that a commit writes. Raises VgpuError(BUG) if a value does not have the type that
+    the model declares.
+    """
     return Outcome(
         allocation.state.value,
         _dump(_encode(_SLICES, allocation.slices)),
@@ -98,7 +102,7 @@ def encode_outcome(allocation: Allocation) -> Outcome:
 
 
 def decode_allocation(row: AllocationRow) -> Allocation:
-    """The allocation of one row. Raises VgpuError(LEDGER_CORRUPT) with the row and the mistake."""
+    """Decodes an allocation from its row. Raises VgpuError(LEDGER_CORRUPT) with the row and the mistake."""
     try:
         return _decode(row)
     except (Mismatch, VgpuError, ValueError, RecursionError) as error:
@@ -110,7 +114,7 @@ def decode_allocation(row: AllocationRow) -> Allocation:
 
 
 def _decode(row: AllocationRow) -> Allocation:
-    # one call for all columns, because a call costs more than the parsing
+    # All JSON columns are parsed by one call, because a call costs more than the parsing.
     texts = _parse(f"[{row.request},{row.reasons},{row.slices},{row.edits},{row.suspended}]")
     if len(texts) != 5:
         raise Mismatch("its JSON is not what vgpud writes")
@@ -134,8 +138,8 @@ def _decode(row: AllocationRow) -> Allocation:
 
 
 def _digest(request: dict[str, Any]) -> str:
-    """The SHA-256 in hex of the request without its lifetime and its workload's names: a retry from another
-    process has the same digest.
+    """SHA-256, in hexadecimal, of the request without its lifetime and its workload's names. So a retry from
+    another process has the same digest.
     """
     asked = {name: value for name, value in request.items() if name not in ("lifetime", "workload")}
     return hashlib.sha256(_dump_sorted(asked).encode("ascii")).hexdigest()
@@ -150,8 +154,8 @@ def _encode(shape: Shape, value: object) -> Any:  # noqa: ANN401
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Pauses the garbage collector while the ledger is read: no garbage arises, and the collector would scan
-    all read objects repeatedly.
+    """Pauses the garbage collector while the ledger is read. Reading produces no garbage, and the collector
+    would scan all read objects repeatedly.
     """
     was_enabled = gc.isenabled()
     gc.disable()

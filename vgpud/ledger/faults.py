@@ -42,7 +42,7 @@ def failed(
 
 
 def from_os(error: OSError, path: Path) -> VgpuError:
-    """The numbered error for a failed open or write of a file beside the ledger."""
+    """The numbered error for an OSError on a file beside the ledger."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return full(path)
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
@@ -57,7 +57,7 @@ def from_sqlite(error: sqlite3.Error, path: Path) -> VgpuError:
     documentation).
     """
     name = str(getattr(error, "sqlite_errorname", ""))
-    # on a full disk, growing the -shm file or a sync can fail first, which SQLite reports as an I/O error
+    # On a full disk, growing the -shm file or a sync can fail first. SQLite reports that as an I/O error.
     blocked = name.startswith(("SQLITE_IOERR", "SQLITE_CANTOPEN")) and _space(path)[0] == 0
     if blocked or name == "SQLITE_FULL":
         return full(path)
@@ -73,7 +73,7 @@ def from_sqlite(error: sqlite3.Error, path: Path) -> VgpuError:
 
 
 def _space(path: Path) -> tuple[int, int]:
-    """(free, total) bytes of the file system; (0, 0) if they cannot be read."""
+    """Free and total bytes of the ledger's file system; (0, 0) if they cannot be read."""
     try:
         told = os.statvfs(path.parent)
     except OSError:

@@ -1,4 +1,5 @@
-"""The ledger's file: locked by one process, checked before it is opened for writing, created atomically.
+"""Opens the ledger's file: locks it for one process, checks it before it is opened for writing, and creates
+it atomically.
 
 A new ledger is built under another name, synced and renamed, so that a file with the ledger's name is always
 complete and in WAL mode. A power cut during the first start leaves no file.
@@ -14,15 +15,15 @@ from vgpud.ledger import faults
 from vgpud.ledger.schema import APPLICATION_ID, MIGRATIONS, Migration, migrate, version
 from vgpud.model.errors import ErrorCode, VgpuError
 
-_MAGIC = b"SQLite format 3\0"  # fileformat2.html, "Magic Header String"
+_MAGIC = b"SQLite format 3\0"  # first bytes of a database: fileformat2.html, "Magic Header String"
 _BUSY_SECONDS = 5.0
 
 
 def lock(path: Path) -> int:
     """Locks the ledger for this process. Returns a descriptor; closing it unlocks.
 
-    The lock file stays: removing it would let two processes hold locks on two files of one name. Raises
-    VgpuError(LEDGER_LOCKED), LEDGER_READ_ONLY, LEDGER_FULL or LEDGER_FAILED.
+    The lock file is never removed: otherwise two processes could hold locks on two files of the same name.
+    Raises VgpuError(LEDGER_LOCKED), LEDGER_READ_ONLY, LEDGER_FULL or LEDGER_FAILED.
     """
     beside = path.with_name(path.name + ".lock")
     try:
@@ -53,10 +54,10 @@ def _locked(path: Path, holder: str) -> VgpuError:
 
 
 def connect(path: Path, migrations: tuple[Migration, ...] = MIGRATIONS) -> sqlite3.Connection:
-    """Opens the ledger, and creates or migrates it if needed. The connection is in autocommit mode and for
-    one thread at a time.
+    """Opens the ledger, and creates or migrates it if needed. The connection is in autocommit mode; only one
+    thread at a time may use it.
 
-    Raises VgpuError(LEDGER_CORRUPT) or LEDGER_NEWER and leaves the file unchanged; or LEDGER_READ_ONLY,
+    Raises VgpuError: LEDGER_CORRUPT or LEDGER_NEWER, and then leaves the file unchanged; LEDGER_READ_ONLY,
     LEDGER_FULL or LEDGER_FAILED.
     """
     try:
@@ -80,9 +81,9 @@ def connect(path: Path, migrations: tuple[Migration, ...] = MIGRATIONS) -> sqlit
 
 
 def _inspect(path: Path, newest: int) -> None:
-    """Checks through a read-only connection that the file is a sound ledger of a known version.
+    """Checks through a read-only connection that the file is an intact ledger of a known version.
 
-    SQLite takes an empty file for an empty database; for vgpud it is an error.
+    SQLite accepts an empty file as an empty database; vgpud reports it as an error.
     """
     with path.open("rb") as start:
         if start.read(len(_MAGIC)) != _MAGIC:
@@ -93,7 +94,7 @@ def _inspect(path: Path, newest: int) -> None:
         with closing(_connect(f"{path.absolute().as_uri()}?mode=ro")) as connection:
             _check(connection, path, newest)
     except BaseException:
-        # opening a file in WAL mode read-only leaves empty side files behind
+        # Opening a file in WAL mode read-only creates empty side files, which are removed here.
         for file in side_files:
             if file not in before:
                 file.unlink(missing_ok=True)
@@ -117,7 +118,7 @@ def _check(connection: sqlite3.Connection, path: Path, newest: int) -> None:
 
 def _create(path: Path, migrations: tuple[Migration, ...]) -> None:
     if path.with_name(path.name + "-wal").exists():
-        # SQLite would replay the -wal file's changes into the new file
+        # A new ledger is refused here, because SQLite would replay the changes in the old -wal file into it.
         raise faults.corrupt(path, "it is gone, but its -wal file is still there")
     new = path.with_name(path.name + ".new")
     for suffix in ("", "-wal", "-shm", "-journal"):
@@ -139,7 +140,8 @@ def _open(path: Path) -> sqlite3.Connection:
     connection = _connect(f"{path.absolute().as_uri()}?mode=rw")
     connection.execute("PRAGMA foreign_keys = ON")
     connection.execute("PRAGMA synchronous = FULL")
-    # a service that can write only its own folders has no place for SQLite's temporary files
+    # Temporary tables are kept in memory: a service that can write only to its own folders has no place for
+    # SQLite's temporary files.
     connection.execute("PRAGMA temp_store = MEMORY")
     connection.execute("PRAGMA journal_mode = WAL")
     return connection
@@ -150,6 +152,7 @@ def _connect(target: str, *, uri: bool = True) -> sqlite3.Connection:
         target,
         uri=uri,
         timeout=_BUSY_SECONDS,
-        isolation_level=None,  # vgpud begins and ends transactions itself
-        check_same_thread=False,  # opened in one thread, then used only by the writer's thread
+        isolation_level=None,  # autocommit mode, because vgpud begins and ends transactions itself
+        # the connection is opened in one thread, and then used only by the writer's thread
+        check_same_thread=False,
     )

@@ -1,4 +1,4 @@
-"""The schema: the tables, as a list of migrations.
+"""The schema of the ledger: the tables, as a list of migrations.
 
 The file's `user_version` is the number of migrations applied. Pending migrations and the new number are one
 durable transaction, so that a crash leaves the old version intact.
@@ -6,7 +6,7 @@ durable transaction, so that a crash leaves the old version intact.
 
 import sqlite3
 
-# PRAGMA application_id identifies the file type: "vgpu" in ASCII
+# Value of PRAGMA application_id, which identifies the type of the file: "vgpu" in ASCII.
 APPLICATION_ID = 0x76677075
 
 Migration = tuple[str, ...]
@@ -73,9 +73,9 @@ def version(connection: sqlite3.Connection) -> int:
 
 
 def migrate(connection: sqlite3.Connection, migrations: tuple[Migration, ...] = MIGRATIONS) -> None:
-    """Migrates the file to the newest version; changes nothing if one statement fails.
+    """Migrates the file to the newest version. If a statement fails, nothing is changed.
 
-    `connection` is in autocommit mode, with synchronous=FULL.
+    Precondition: `connection` is in autocommit mode, with synchronous=FULL.
     """
     done = version(connection)
     if done >= len(migrations):
@@ -85,7 +85,7 @@ def migrate(connection: sqlite3.Connection, migrations: tuple[Migration, ...] = 
         for migration in migrations[done:]:
             for statement in migration:
                 connection.execute(statement)
-        # a PRAGMA takes no parameters
+        # the number is formatted into the text, because a PRAGMA takes no parameters
         connection.execute(f"PRAGMA user_version = {len(migrations):d}")
         connection.execute("COMMIT")
     except sqlite3.Error:

@@ -1,14 +1,14 @@
 """Encoders and decoders (dataclass of the model <-> JSON), compiled once for each class.
 
-Two forms. A dataclass of plain values only (text, numbers, booleans, enums, None) is a row: a JSON array of
-its fields in order. Any other is a record: a JSON object of its fields, without those that hold their
-default. In both, a field added at the end of the model with a default needs no migration. Enums are their
-values, tuples are arrays.
+There are two forms. A dataclass of plain values only (text, numbers, booleans, enums, None) is a row: a JSON
+array of its fields in order. Any other dataclass is a record: a JSON object of its fields, without those that
+have their default. In both forms, a new last field with a default needs no migration. Enums are written as
+their values, tuples as arrays.
 
 `Mismatch` is raised for JSON that does not fit the model: an unknown field, a missing field, a value of
-another type. Ten thousand allocations are read at a start, so the checks are table look-ups: a row's by the
-types of all its values at once, and equal rows (the same mount, the same reason) are read once and shared,
-which the frozen dataclasses allow.
+another type. A start reads up to ten thousand allocations, so the checks are table look-ups. The types of all
+values of a row are checked at once. Equal rows (the same mount, the same reason) are decoded once and shared,
+which is safe because the dataclasses are frozen.
 """
 
 import dataclasses
@@ -20,14 +20,14 @@ from functools import cache, lru_cache
 from operator import attrgetter
 from typing import Any, Protocol, cast
 
-# values have any type until they are checked
+# a value read from JSON has any type until it is checked
 Convert = Callable[[Any], Any]
 _PLAIN = (str, int, bool)
 _ROWS_SHARED = 4096
 
 
 class Mismatch(Exception):
-    """A value that does not match the model's type, with a sentence."""
+    """A value that does not match the type in the model. It contains a sentence."""
 
 
 class Shape(Protocol):
@@ -39,11 +39,11 @@ class Shape(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Pair:
-    """A shape made of two functions."""
+    """A shape that is made of two functions."""
 
     encode: Convert
     decode: Convert
-    types: frozenset[type] = frozenset()  # the types of the values in the model, if they are plain
+    types: frozenset[type] = frozenset()  # the values' types in the model, if they are plain types
 
 
 class Row:
@@ -57,8 +57,8 @@ class Row:
         self._values: Callable[[Any], tuple[Any, ...]] = (
             attrgetter(*names) if len(names) > 1 else lambda value: (getattr(value, names[0]),)
         )
-        self._sound: set[tuple[type, ...]] = set()  # combinations of types that passed the check
-        # typed, because 1 == True, and only one of them is valid
+        self._sound: set[tuple[type, ...]] = set()  # combinations of types that have passed the check
+        # typed, because 1 == True, but only one of them is valid in a field
         self._build = lru_cache(maxsize=_ROWS_SHARED, typed=True)(self._check_and_build)
 
     def encode(self, value: Any) -> tuple[Any, ...]:  # noqa: ANN401
@@ -70,14 +70,14 @@ class Row:
             for column, item in zip(self._columns, row, strict=True):
                 column.encode(item)
             self._sound.add(kinds)
-        return row  # the JSON encoder writes a StrEnum as its value
+        return row  # the value can stay a StrEnum, because the JSON encoder writes it as its value
 
     def decode(self, value: Any) -> Any:  # noqa: ANN401
         if type(value) is not list:
             raise Mismatch(f"{value!r} is not a {self._cls.__name__}")
         try:
             return self._build(*value)
-        except TypeError:  # a list or an object in the row, which cannot be a key of the cache
+        except TypeError:  # the row contains a list or an object, which cannot be a key of the cache
             raise Mismatch(f"{value!r} is not a {self._cls.__name__}") from None
 
     def _check_and_build(self, *row: Any) -> Any:  # noqa: ANN401
@@ -87,7 +87,7 @@ class Row:
 
 
 class Record:
-    """Encodes any other dataclass as an object."""
+    """Encodes a dataclass that has more than plain values as an object."""
 
     def __init__(self, cls: type, fields: dict[str, Shape]) -> None:
         self._cls = cls
@@ -104,7 +104,7 @@ class Record:
         out: dict[str, Any] = {}
         for name, default, plain, encode in self._steps:
             item = getattr(value, name)
-            # equal values of different types are different: True == 1
+            # the types are compared too, because 1 == True
             if item is default or (type(item) is type(default) and item == default):
                 continue
             out[name] = item if type(item) is plain else encode(item)
@@ -122,13 +122,13 @@ class Record:
             value[name] = fields[name].decode(item)
         try:
             return self._cls(**value)
-        except TypeError as error:  # a field without default is missing
+        except TypeError as error:  # TypeError: a field without a default is missing
             raise Mismatch(f"{self._cls.__name__} is incomplete: {error}") from None
 
 
 @cache
 def shape_of(cls: type) -> Row | Record:
-    """The shape of a dataclass of the model; raises TypeError for a field it cannot write."""
+    """The shape for a dataclass of the model. Raises TypeError for a field that it cannot write."""
     hints = typing.get_type_hints(cls)
     fields = {item.name: _shape(hints[item.name]) for item in dataclasses.fields(cls)}
     columns = [shape for shape in fields.values() if isinstance(shape, _Pair) and shape.types]
@@ -185,7 +185,7 @@ def _optional(shape: Shape) -> _Pair:
 
 
 def array_of(shape: Shape) -> Shape:
-    """A tuple of any length."""
+    """The shape for a tuple of any length."""
     encode_item, decode_item = shape.encode, shape.decode
 
     def encode(value: Any) -> list[Any]:  # noqa: ANN401
@@ -202,7 +202,7 @@ def array_of(shape: Shape) -> Shape:
 
 
 def _tuple(kinds: tuple[type, ...]) -> _Pair:
-    """A tuple of fixed length of plain values, such as a name and its value."""
+    """The shape for a tuple of fixed length of plain values, such as a name and its value."""
     if not set(kinds) <= set(_PLAIN):
         raise TypeError(f"the ledger cannot write a tuple of {kinds!r}")
 
@@ -224,7 +224,7 @@ def _names(kinds: tuple[type, ...]) -> str:
 
 
 def _plain_type(shape: Shape) -> type | None:
-    """The plain type of a shape whose values are JSON values already; None for any other shape."""
+    """The type of a shape's values if they are written to JSON unchanged; None for any other shape."""
     if isinstance(shape, _Pair) and len(shape.types) == 1:
         (only,) = shape.types
         return only if only in _PLAIN else None

@@ -19,16 +19,16 @@ from vgpud.model.marks import Mark
 from vgpud.model.tenancy import Allocation, State
 
 T = TypeVar("T")
-# intents on an existing allocation
+# the states that are intents on an existing allocation
 _INTENTS = (State.RESIZING, State.SUSPENDING, State.RESUMING, State.RELEASING)
 
 
 class Ledger:
-    """Allocations, originals and events on disk; for one event loop.
+    """Keeps allocations, originals and events on disk. One event loop uses it.
 
-    A method that writes returns when its write survives the failures of its `durability`. On an error, which
-    is VgpuError(LEDGER_FULL), LEDGER_READ_ONLY, LEDGER_CORRUPT or LEDGER_FAILED, nothing is written; the
-    methods work again when the cause is gone. A call that is cancelled may still be written.
+    A method that writes returns when its write survives the failures of its `durability`. On
+    VgpuError(LEDGER_FULL), LEDGER_READ_ONLY, LEDGER_CORRUPT or LEDGER_FAILED nothing is written; the methods
+    work again when the cause is removed. A write whose call is cancelled may still be made.
     """
 
     def __init__(self, writer: Writer, lock: int) -> None:
@@ -61,14 +61,14 @@ class Ledger:
         await self.close()
 
     async def load(self) -> LedgerState:
-        """All allocations and other state, in the order of creation. Also raises
-        VgpuError(LEDGER_CORRUPT).
+        """Reads all allocations, in the order of creation, and the other state. Raises
+        VgpuError(LEDGER_CORRUPT) too.
         """
         return await self._do(Tables.load, Durability.PROCESS)
 
     async def intent(self, allocation: Allocation, *, durability: Durability = Durability.POWER) -> None:
-        """Records an intent. An ALLOCATING allocation is new, all others exist. A suspended allocation that
-        is moved stays suspended.
+        """Records an intent. An allocation in state ALLOCATING is new, in any other state it exists. A
+        suspended allocation that is moved stays suspended.
 
         For an existing allocation the state, slices, edits, failure, suspended, cause and paused are written.
         Raises VgpuError(REQUEST_ID_REUSED) or NO_SUCH_ALLOCATION.
@@ -93,7 +93,7 @@ class Ledger:
     async def commit(
         self, allocation: Allocation, event: Event, *, durability: Durability = Durability.PROCESS
     ) -> Allocation:
-        """Records an outcome; allocation and event get the next revision.
+        """Records an outcome. The allocation and the event get the next revision.
 
         The state, slices, edits, failure, suspended, cause and paused are written; request and reasons stay
         as the intent wrote them. `event.revision` is ignored. Raises VgpuError(NO_SUCH_ALLOCATION).
@@ -129,7 +129,7 @@ class Ledger:
     async def drop_original(
         self, device_uuid: str, key: str, *, durability: Durability = Durability.PROCESS
     ) -> None:
-        """Drops a kept original value. Succeeds if there is none."""
+        """Deletes a recorded original value. Succeeds if there is none."""
         await self._do(lambda tables: tables.drop_original(device_uuid, key), durability)
 
     async def event(
@@ -139,13 +139,13 @@ class Ledger:
         return await self._do(lambda tables: tables.event(kind, subject, sentence), durability)
 
     async def events_after(self, revision: int, most: int) -> tuple[Event, ...]:
-        """The first `most` of the kept events with a greater revision. Raises VgpuError(BAD_REVISION) if some
-        that follow the revision were deleted.
+        """The first `most` kept events with a revision greater than `revision`. Raises
+        VgpuError(BAD_REVISION) if an event after that revision has been deleted.
         """
         return await self._do(lambda tables: tables.events_after(revision, most), Durability.PROCESS)
 
     async def last_events(self, count: int) -> tuple[Event, ...]:
-        """The latest kept events, oldest first."""
+        """The latest `count` kept events, oldest first."""
         return await self._do(lambda tables: tables.last_events(count), Durability.PROCESS)
 
     async def answer(self) -> None:
@@ -153,7 +153,7 @@ class Ledger:
         await self._do(lambda tables: None, Durability.PROCESS)
 
     async def set_boot_id(self, boot_id: str) -> int:
-        """Records the boot id. Returns the last revision, which a new boot moves ahead."""
+        """Records the boot id. Returns the last revision; if the boot is a new one, revisions are skipped."""
         return await self._do(lambda tables: tables.set_boot_id(boot_id), Durability.POWER)
 
     async def _do(self, operation: Callable[[Tables], T], durability: Durability) -> T:

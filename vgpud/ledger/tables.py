@@ -1,7 +1,7 @@
-"""The SQL of each operation on the tables, run inside the caller's transaction.
+"""The SQL of each operation on the tables, which runs inside the caller's transaction.
 
-Only the writer thread calls this. `revision` is the last revision that was used; a caller that rolls a
-transaction back must restore it too.
+Only the writer thread calls these methods. `revision` is the last revision that was used; a caller that rolls
+a transaction back must also restore `revision`.
 """
 
 import sqlite3
@@ -16,10 +16,10 @@ from vgpud.model.marks import Mark, MarkKind
 from vgpud.model.tenancy import Allocation
 
 EVENTS_KEPT = 10_000
-# The largest number of revisions without a sync, after which the next batch is synced. A power cut loses at
-# most these; a new boot skips as many, so that no revision is used twice.
+# Maximum of revisions without a sync; the next batch is then synced. A power cut loses at most these, and a
+# new boot skips as many, so that no revision is used twice.
 UNSYNCED_REVISIONS = 1_000
-# the columns in the order of AllocationRow
+# The columns are in the order of AllocationRow.
 _SELECT = (
     "SELECT id, request_id, request_digest, owner_uid, owner_gid, created_unix_ns, request, reasons,"
     " state, revision, slices, edits, failure, suspended, cause, paused FROM allocations ORDER BY rowid"
@@ -46,9 +46,9 @@ class Original:
 
 @dataclass(frozen=True, slots=True)
 class LedgerState:
-    """The ledger's content that a start needs; `boot_id` is "" in a new ledger.
+    """What a start reads from the ledger; `boot_id` is "" in a new ledger.
 
-    `released` are the ids of released allocations whose events are still kept, oldest first.
+    `released` has the ids of released allocations whose events are still kept, oldest first.
     """
 
     allocations: tuple[Allocation, ...]
@@ -60,7 +60,7 @@ class LedgerState:
 
 
 class Tables:
-    """One connection and the last revision."""
+    """The tables of the ledger, on one connection. It counts the revisions."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._db = connection
@@ -91,11 +91,11 @@ class Tables:
             "SELECT allocation_id, kind, subject, amount, sentence, since_unix_ns FROM marks"
         )
         for allocation_id, kind, *rest in rows:
-            if kind in kinds:  # skips kinds of a newer vgpud
+            if kind in kinds:  # kinds that only a newer vgpud knows are skipped
                 yield Mark(allocation_id, kinds[kind], *rest)
 
     def mark(self, mark: Mark, event: Event) -> int:
-        """Writes a mark; an allocation has one of each kind. Returns the event's revision."""
+        """Writes a mark. An allocation has at most one mark of each kind. Returns the event's revision."""
         if self._one("SELECT id FROM allocations WHERE id = ?", mark.allocation_id) is None:
             raise _missing(mark.allocation_id)
         row = (
@@ -121,7 +121,7 @@ class Tables:
             raise self._taken(row, error) from None
 
     def change(self, allocation_id: str, outcome: Outcome) -> None:
-        """Updates a row without a new revision."""
+        """Updates an allocation's row without a new revision."""
         done = self._db.execute(_UPDATE, (*outcome, None, allocation_id))
         if done.rowcount == 0:
             raise _missing(allocation_id)
@@ -132,14 +132,14 @@ class Tables:
             raise _missing(allocation_id)
 
     def commit(self, allocation_id: str, outcome: Outcome, event: Event) -> int:
-        """Updates a row. Returns the revision of the allocation and the event."""
+        """Updates an allocation's row. Returns the new revision, which the allocation and the event share."""
         done = self._db.execute(_UPDATE, (*outcome, self.revision + 1, allocation_id))
         if done.rowcount == 0:
             raise _missing(allocation_id)
         return self._event(event)
 
     def forget(self, allocation_id: str, event: Event | None) -> int | None:
-        """Deletes a row. Returns the event's revision; None if there was no event or no row."""
+        """Deletes an allocation's row. Returns the event's revision; None if there was no event or no row."""
         done = self._db.execute("DELETE FROM allocations WHERE id = ?", (allocation_id,))
         self._db.execute("DELETE FROM marks WHERE allocation_id = ?", (allocation_id,))
         if event is None or done.rowcount == 0:
@@ -183,8 +183,8 @@ class Tables:
         return tuple([_event(row) for row in rows])[::-1]
 
     def set_boot_id(self, boot_id: str) -> int:
-        """Records the boot. Returns the last revision; after a reboot it is moved ahead of all revisions that
-        may have been used.
+        """Records the boot id. Returns the last revision. After a reboot, as many revisions are skipped as a
+        power cut can have lost.
         """
         known = self._meta("boot_id", "")
         if known not in ("", boot_id):
@@ -194,7 +194,7 @@ class Tables:
         return self.revision
 
     def prune(self, keep: int = EVENTS_KEPT) -> None:
-        """Deletes all events but the newest `keep`."""
+        """Deletes all events except the newest `keep`."""
         oldest = self._one("SELECT revision FROM events ORDER BY revision DESC LIMIT 1 OFFSET ?", keep)
         if oldest is None:
             return

@@ -12,25 +12,27 @@ from vgpud.ledger.batch import Committer, Durability, Job, Operation
 from vgpud.model.errors import ErrorCode, VgpuError
 
 _BATCH = 256
-# events are deleted in batches of this size, so that few commits pay for it
+# Old events are deleted once per this number of revisions, so that the cost is spread over many commits.
 _PRUNE_EVERY = 500
 
 
 class Writer:
-    """Takes operations from one event loop. While one batch is synced, the next batch collects."""
+    """Runs operations from one event loop in a thread. While one batch is synced, further operations collect
+    in the next batch.
+    """
 
     def __init__(self, committer: Committer, loop: asyncio.AbstractEventLoop) -> None:
         self._committer = committer
         self._loop = loop
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._closed = False
-        # a daemon thread: a process that ends without close() must not wait for it
+        # The thread is a daemon thread, so that a process which ends without close() does not wait for it.
         self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
         self._thread.start()
 
     def submit(self, operation: Operation, durability: Durability) -> "asyncio.Future[Any]":
-        """Submits an operation. Call it in the event loop's thread. The operation is executed even if the
-        future is cancelled.
+        """Submits an operation, from the event loop's thread. The operation is executed even if the future is
+        cancelled.
         """
         future = self._loop.create_future()
         if self._closed:
@@ -54,7 +56,8 @@ class Writer:
         while batch := self._gather():
             try:
                 self._committer.run(batch)
-            except Exception as error:  # the next batch may succeed
+            except Exception as error:
+                # an unexpected error does not end the thread: the next batch may succeed
                 self._committer.fail(batch, error)
             self._hand_over(batch)
             unpruned += self._committer.tables.revision - last
@@ -66,7 +69,7 @@ class Writer:
         self._committer.close()
 
     def _gather(self) -> list[Job]:
-        """The next batch: at least one job, and all others that wait; empty after close()."""
+        """Waits for the next batch: at least one job, and all others that wait. Empty after close()."""
         job = self._jobs.get()
         batch: list[Job] = []
         while job is not None:
@@ -78,14 +81,14 @@ class Writer:
             except queue.Empty:
                 return batch
         if batch:
-            self._jobs.put(None)  # ends the next call
+            self._jobs.put(None)  # so that the next call of this method returns an empty batch
         return batch
 
     def _hand_over(self, batch: Sequence[Job]) -> None:
         try:
             self._loop.call_soon_threadsafe(_deliver, batch)
         except RuntimeError:
-            return  # the loop is closed, so no caller waits
+            return  # the event loop is closed, so no caller waits for a result
 
 
 def _deliver(batch: Sequence[Job]) -> None:

@@ -2,7 +2,7 @@
 
 Base units only (bytes, seconds, ratios from 0 to 1, watts, degrees Celsius), as Prometheus asks:
 https://prometheus.io/docs/practices/naming/. The number of label values is bounded by devices and
-allocations; no label has a pid or a command. `uid` is the allocation's owner, as the kernel named it.
+allocations; no label has a pid or a command. `uid` is the allocation's owner, as the kernel identified it.
 """
 
 from vgpud.metrics.exposition import Family
@@ -19,7 +19,7 @@ def _counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Family:
     return Family(f"vgpud_{name}_total", "counter", text, labels)
 
 
-# the daemon
+# --- the daemon
 BUILD_INFO = _gauge(
     "build_info",
     "Always 1; the labels have the versions of vgpud, driver and CUDA.",
@@ -38,7 +38,7 @@ WATCHERS = _gauge("watchers", "Current number of callers that watch events.")
 NVML_ERRORS = _counter("nvml_errors", "Failed NVML calls, by NVML's status.", ("code",))
 COLLECT = _gauge("collect_duration_seconds", "Time to collect these metrics.")
 
-# devices
+# --- devices
 GPU_INFO = _gauge(
     "gpu_info", "Always 1; the labels describe a device.", (*_GPU, "name", "pci_bus_id", "policy_mode")
 )
@@ -64,7 +64,7 @@ GPU_ALLOCATIONS = _gauge("gpu_allocations", "Slices allocated on the device.", _
 GPU_PROCESSES = _gauge("gpu_processes", "Processes on the device, by NVML.", _GPU)
 GPU_MIG_INSTANCES = _gauge("gpu_mig_instances", "GPU instances on the device.", _GPU)
 
-# allocations
+# --- allocations
 ALLOCATIONS = _gauge("allocations", "Allocations, by state.", ("state",))
 ALLOCATION_INFO = _gauge(
     "allocation_info",
@@ -123,7 +123,7 @@ UNKNOWN_CALLS = _gauge(
     "driver_unknown_calls", "Number of driver functions that libvgpu does not know.", ("driver_version",)
 )
 
-# requests and their decisions
+# --- requests and their decisions
 MADE = _counter("allocations_made", "Allocations made, by mode.", ("mode",))
 REFUSED = _counter("allocations_refused", "Requests refused, by the error's name.", ("reason",))
 RELEASED = _counter("allocations_released", "Allocations released.")
@@ -139,7 +139,7 @@ MADE_SECONDS = Family(
     ("le",),
 )
 
-# tenants that the policy suspends (idle_suspend, turn)
+# --- tenants that the policy suspends (idle_suspend, turn)
 SUSPENDED = _counter("suspensions", "Tenants suspended by a rule of the policy, by cause.", ("cause",))
 RESUMED = _counter(
     "resumptions", "Tenants resumed because they had work, by the cause of their suspension.", ("cause",)
@@ -152,7 +152,7 @@ MOVED = _counter(
 )
 WAITING = _gauge("allocations_waiting", "Suspended tenants with work that are not resumed yet.")
 
-# the process, by the standard names of Prometheus clients
+# --- the process, by the standard names of Prometheus clients
 RESIDENT = Family("process_resident_memory_bytes", "gauge", "Resident memory size in bytes.")
 CPU = Family("process_cpu_seconds_total", "counter", "Total user and system CPU time spent in seconds.")
 OPEN_FDS = Family("process_open_fds", "gauge", "Number of open file descriptors.")

@@ -22,8 +22,8 @@ _NO_VITALS = Vitals()
 _NO_TIMES = (None,) * 5
 
 
-#: The families with a sample for each slice, in the order of `families.ALL`; the family with causes comes
-#: last.
+#: The families that have a sample for each slice, in the order of `families.ALL`; the family with causes
+#: comes last.
 _PER_SLICE = (
     f.MEMORY_LIMIT,
     f.MEMORY_USED,
@@ -41,26 +41,28 @@ _PER_ALLOCATION = (f.ALLOCATION_INFO, *_PER_SLICE, f.MEMORY_REFUSED)
 
 
 class _Written(NamedTuple):
-    """The cached lines of one allocation, one text for each of `_PER_ALLOCATION`, and the values that they
-    were made from.
+    """The cached lines of one allocation: one text for each family of `_PER_ALLOCATION`, and the values from
+    which they were made.
     """
 
     allocation: Allocation
     meters: tuple[SliceMeter, ...]
     info: str
-    heads: tuple[tuple[str, ...], ...]  # the beginnings of the lines of each slice
+    heads: tuple[tuple[str, ...], ...]  # the beginnings of the lines, for each slice
     lines: tuple[str, ...]
 
 
 class Renderer:
-    """Renders observations. The cache holds the last observation only."""
+    """Renders observations as text. Its cache contains the lines of the last observation only."""
 
     def __init__(self) -> None:
-        self._written: dict[str, _Written] = {}  # by allocation id
+        self._written: dict[str, _Written] = {}  # cached lines by allocation id
         self._names_workloads = True
 
     def render(self, seen: Observation) -> str:
-        """The text of all families of `families.ALL`, in that order, also of those without samples."""
+        """The text of all families of `families.ALL`, in that order. Families without samples are
+        included.
+        """
         samples: dict[Family, Samples] = {family: [] for family in f.ALL}
         _daemon(seen, samples)
         for view in seen.devices:
@@ -79,7 +81,7 @@ class Renderer:
         for allocation in seen.allocations:
             meters = seen.metered.meters.get(allocation.id, ())
             last = self._written.get(allocation.id)
-            # both are immutable: the same object has the same lines
+            # an allocation and its slices are immutable, so the same object gives the same lines
             if last is None or last.allocation is not allocation:
                 heads = tuple(_heads(allocation, part) for part in allocation.slices)
                 info = _info(allocation, seen.names_workloads)
@@ -94,7 +96,7 @@ class Renderer:
 
 
 def _heads(allocation: Allocation, part: Slice) -> tuple[str, ...]:
-    """A line's name and labels, without the closing brace."""
+    """The beginning of each line of a slice: name and labels, without the closing brace."""
     name, uuid, uid = label(allocation.id), label(part.device_uuid), allocation.request.owner.uid
     labels = f'{{allocation="{name}",gpu_uuid="{uuid}",uid="{uid}"'
     return tuple(family.name + labels for family in (*_PER_SLICE, f.MEMORY_REFUSED))
@@ -131,7 +133,7 @@ def _lines(
 
 
 def _row(heads: tuple[str, ...], part: Slice, meter: SliceMeter | None) -> list[str]:
-    """The lines of a slice; numbers as `exposition.number` writes them."""
+    """The finished lines of a slice. Numbers are formatted as by `exposition.number`."""
     values = zip(heads, _values(part, meter), strict=False)
     row = ["" if value is None else f"{head}}} {value}\n" for head, value in values]
     refused = ""
@@ -144,7 +146,7 @@ def _row(heads: tuple[str, ...], part: Slice, meter: SliceMeter | None) -> list[
 
 
 def _values(part: Slice, meter: SliceMeter | None) -> tuple[float | None, ...]:
-    """The values of `_PER_SLICE`; None has no line."""
+    """The values of a slice for the families of `_PER_SLICE`. A value None has no line."""
     share = None if part.share is None else part.share.hundredths / 10_000
     if meter is None:
         return (part.memory_bytes, None, None, share, *_NO_TIMES, None, None)

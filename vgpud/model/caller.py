@@ -1,4 +1,4 @@
-"""The caller of a request, its door, and the rights of a door."""
+"""The caller of a request, the door (socket) that it uses, and the rights of a door."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -7,17 +7,18 @@ from vgpud.model.tenancy import Lifetime, Owner
 
 
 class Door(IntEnum):
-    """The sockets, least privilege first."""
+    """The sockets of the daemon, in the order of their rights: the least first."""
 
-    READ = 0  # ro.sock: anyone, read only
-    TENANT = 1  # vgpud.sock: group vgpu, allocates for itself
-    ADMIN = 2  # admin.sock: root
+    READ = 0  # ro.sock: every user may connect, and may only read
+    TENANT = 1  # vgpud.sock: members of group vgpu, which allocate for themselves
+    ADMIN = 2  # admin.sock: root only
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What the host's databases say of a user: its name, and all its groups. Not known: they gave no answer,
-    or no account."""
+    """What the host's databases say of a user: its name and all its groups. `is_known` is False if they did
+    not answer, or have no such account.
+    """
 
     user: str = ""
     gids: frozenset[int] = frozenset()
@@ -25,14 +26,14 @@ class Account:
     is_known: bool = True
 
 
-BARE = Account()  # where no quota needs more
+BARE = Account()  # an account without names and groups, for use where no quota needs them
 UNKNOWN = Account(is_known=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The peer of a connection by SO_PEERCRED at accept; `process` distinguishes it from a later process with
-    its pid.
+    """The peer of a connection, by SO_PEERCRED at accept. `process` distinguishes it from a later process
+    with the same pid.
 
     `quota_owner` is as in Request: the user behind a subordinate uid.
     """
@@ -50,7 +51,7 @@ class Caller:
 
     @property
     def user(self) -> int:
-        """The user to whom connections, calls and log lines of this caller count."""
+        """The user to whom connections, calls and log lines of this caller are counted."""
         return self.uid if self.quota_owner is None else self.quota_owner.uid
 
     @property
@@ -58,7 +59,7 @@ class Caller:
         return self.door is Door.ADMIN
 
     def may_touch(self, owner_uid: int) -> bool:
-        """May the caller change an allocation of `owner_uid`? The owner may through the tenant's door, root
-        through the admin door.
+        """May the caller change an allocation of `owner_uid`? The owner may through the tenant's door, and
+        root may through the admin door.
         """
         return self.is_admin or (self.door is Door.TENANT and self.uid == owner_uid)

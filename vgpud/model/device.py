@@ -1,4 +1,4 @@
-"""Immutable snapshots of a node's devices, from NVML."""
+"""Immutable snapshots of a node's devices, as NVML reports them."""
 
 import re
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class ComputeMode(StrEnum):
-    """nvml.h nvmlComputeMode_t."""
+    """Which programs may use a device: nvmlComputeMode_t of nvml.h."""
 
     DEFAULT = "default"
     EXCLUSIVE_THREAD = "exclusive_thread"
@@ -16,7 +16,7 @@ class ComputeMode(StrEnum):
 
 
 class Virtualisation(StrEnum):
-    """nvml.h nvmlGpuVirtualizationMode_t."""
+    """Whether a device is virtual: nvmlGpuVirtualizationMode_t of nvml.h."""
 
     NONE = "none"
     PASSTHROUGH = "passthrough"
@@ -28,9 +28,10 @@ class Virtualisation(StrEnum):
 class Health(StrEnum):
     OK = "ok"
     LOST = "lost"  # NVML reports GPU_IS_LOST: only a reset or a reboot helps
-    SILENT = "silent"  # NVML calls for it time out
-    FAILED = "failed"  # another NVML error makes it unusable
-    SICK = "sick"  # it answers, and NVML asks for a repair, for which the policy closes it (on_sick)
+    SILENT = "silent"  # NVML calls on the device time out
+    FAILED = "failed"  # another NVML error makes the device unusable
+    # NVML reads the device but asks for a repair, and the policy (on_sick) excludes such devices
+    SICK = "sick"
 
     @property
     def answers(self) -> bool:
@@ -38,27 +39,27 @@ class Health(StrEnum):
 
 
 class Link(StrEnum):
-    """The connection of two devices, nearest first."""
+    """How two devices are connected, nearest first."""
 
     NVLINK = "nvlink"
     INTERNAL = "internal"  # two GPUs on one board
     SINGLE = "single"  # across one PCIe switch
     MULTIPLE = "multiple"  # across several PCIe switches
     HOSTBRIDGE = "hostbridge"
-    NODE = "node"  # in one NUMA node
+    NODE = "node"  # within one NUMA node
     SYSTEM = "system"  # across NUMA nodes
     UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Placement:
-    """Memory slices [start, start + size) of a device."""
+    """The place of an instance: memory slices [start, start + size) of a device."""
 
     start: int
     size: int
 
 
-# profile id and placement: they identify an instance longer than its ids do
+# Profile id and placement. They identify an instance longer than NVML's ids do.
 PlaceKey = tuple[int, Placement]
 
 
@@ -66,17 +67,18 @@ _PART = re.compile(r"([1-9][0-9]?)c\.(.+)")
 
 
 def split_name(text: str) -> tuple[int, str] | None:
-    """The compute slices and the GPU instance's profile in NVIDIA's name of a compute instance profile,
-    1c.3g.71gb; None for any other name."""
+    """Splits NVIDIA's name of a compute instance profile, such as 1c.3g.71gb, into the compute slices and the
+    name of the GPU instance's profile. None for any other name.
+    """
     found = _PART.fullmatch(text.strip().lower().removeprefix("mig "))
     return None if found is None else (int(found[1]), found[2])
 
 
 @dataclass(frozen=True, slots=True)
 class MigProfile:
-    """One GPU instance profile as NVML lists it; `id` is the profile id, never NVML's loop index.
+    """One GPU instance profile as NVML lists it. `id` is the profile id, never NVML's loop index.
 
-    `compute` are the compute instance profiles of such a GPU instance, in the same form: their placements are
+    `compute` has the compute instance profiles of such a GPU instance, in the same form: their placements are
     compute slices of the GPU instance, and their memory is its whole memory, which they share.
     """
 
@@ -95,7 +97,7 @@ class MigProfile:
 
 @dataclass(frozen=True, slots=True)
 class ComputeInstance:
-    """A compute instance. `placement` is its compute slices in the GPU instance."""
+    """A compute instance. `placement` is the range of compute slices in the GPU instance."""
 
     id: int
     profile_id: int
@@ -104,7 +106,7 @@ class ComputeInstance:
 
     @property
     def key(self) -> PlaceKey | None:
-        """The instance's key; None if NVML does not report its placement."""
+        """Profile id and placement of the compute instance; None if NVML does not report its placement."""
         return None if self.placement is None else (self.profile_id, self.placement)
 
 
@@ -128,7 +130,9 @@ class GpuInstance:
 
     @property
     def is_divided(self) -> bool:
-        """Is it divided, that is, has it several compute instances or one that does not take all of it?"""
+        """Is the GPU instance divided? It is, if it has several compute instances or one that does not take
+        all of it.
+        """
         if len(self.compute_instances) != 1:
             return len(self.compute_instances) > 1
         place = self.compute_instances[0].placement
@@ -137,9 +141,7 @@ class GpuInstance:
 
 @dataclass(frozen=True, slots=True)
 class Mig:
-    """MIG mode and instances of a device. `pending` other than `current` means that a reset or a reboot is
-    due.
-    """
+    """MIG mode and instances of a device. If `pending` differs from `current`, a reset or a reboot is due."""
 
     capable: bool = False
     current: bool = False
@@ -153,7 +155,7 @@ class Mig:
 
 @dataclass(frozen=True, slots=True)
 class DeviceProcess:
-    """A process on a device; `memory_bytes` is None if NVML does not report it."""
+    """A process on a device. `memory_bytes` is None if NVML does not report it."""
 
     pid: int
     memory_bytes: int | None
@@ -164,15 +166,15 @@ class DeviceProcess:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One physical GPU. None means that NVML does not support the query on this card."""
+    """One physical GPU. A field is None if NVML does not support the query on this card."""
 
     uuid: str
     index: int
     name: str = ""
     minor: int | None = None
     pci_bus_id: str = ""
-    pcie_root: str = ""  # the root complex above it, as in pci0000:16
-    pci_device_id: int | None = None  # device id, then vendor id in the low half: 0x233510DE is an H200
+    pcie_root: str = ""  # the PCIe root complex above the device, for example pci0000:16
+    pci_device_id: int | None = None  # device id, and vendor id in the low half: 0x233510DE is an H200
     memory_total_bytes: int = 0
     memory_reserved_bytes: int = 0
     memory_used_bytes: int = 0
@@ -186,17 +188,17 @@ class Device:
     processes: tuple[DeviceProcess, ...] = ()
     health: Health = Health.OK
     health_reason: str = ""
-    ailment: str = ""  # the repair that NVML asks for; empty: none
+    ailment: str = ""  # the repair that NVML asks for; empty if none
 
     @property
     def memory_usable_bytes(self) -> int:
-        """The memory for allocations: the total less the driver's reserve."""
+        """The memory for allocations: the total minus the driver's reserve."""
         return self.memory_total_bytes - self.memory_reserved_bytes
 
 
 @dataclass(frozen=True)
 class Node:
-    """All devices at one moment. `links` is keyed by (uuid, uuid), in both orders."""
+    """All devices at one moment. `links` has a key (uuid, uuid) for each pair of devices in both orders."""
 
     devices: tuple[Device, ...] = ()
     driver_version: str = ""

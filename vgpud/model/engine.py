@@ -1,4 +1,4 @@
-"""The engine that enforces the time slices of a device's preload tenants, and the reason for it.
+"""The engine that enforces the time slices of a device's tenants in mode preload, and the reason for it.
 
 `cut` preempts tenants in the middle of a kernel, by a control of the driver. `gate` makes their launches wait
 inside their own processes (docs/compute.md).
@@ -15,21 +15,26 @@ class Engine(StrEnum):
 
 
 class EngineReason(StrEnum):
-    """Why a device has its engine; a label of metrics, so the set is closed."""
+    """The reason why a device has its engine. It is a label value of metrics, so the set of reasons
+    is fixed.
+    """
 
     PROBED = "probed"  # the probe preempted a test kernel, which then resumed and finished correctly
-    NOT_PROBED = "not-probed"  # the probe runs at the first use of the device
+    NOT_PROBED = "not-probed"  # the probe has not run yet: it runs at the first use of the device
     POLICY = "policy"  # the policy requests the gate
     REFUSED = "refused"  # the probe found that the driver cannot preempt
     PROBE_FAILED = "probe-failed"  # the probe gave no answer
-    MIG = "mig"  # not tested on MIG instances of a real card
+    # the device is in MIG mode, and the engine cut was not tested on MIG instances of a real card
+    MIG = "mig"
     VGPU_GUEST = "vgpu-guest"
-    TENANTS = "tenants"  # tenants were on the device before an engine was chosen
+    TENANTS = "tenants"  # tenants used the device before an engine was chosen
 
 
 @dataclass(frozen=True, slots=True)
 class EngineVerdict:
-    """The probe's result for a device, under one driver and in one boot; the times are of single calls."""
+    """The probe's result for a device, under one driver and in one boot. Each time is that of a single driver
+    call.
+    """
 
     engine: Engine
     why: str
@@ -42,7 +47,7 @@ class EngineVerdict:
 
 @dataclass(frozen=True, slots=True)
 class EngineChoice:
-    """The engine in force and its reason; `why` is one sentence in the style of errors."""
+    """The engine in force on a device and the reason. `why` is one sentence in the style of errors."""
 
     engine: Engine
     reason: EngineReason

@@ -1,8 +1,8 @@
-"""Numbered errors: one table gives each its gRPC status and its exit code.
+"""Numbered errors: a table gives each error its gRPC status and its exit code.
 
-Numbers are stable and never reused: 1xx bad input, 2xx policy and rights, 3xx not found or in
-conflict, 4xx capacity, 5xx hardware and driver, 6xx helpers, 7xx storage, 9xx bugs. Exit codes
-follow nvidia-smi's manual page where the meaning is the same (2, 3, 4, 6, 9, 12, 13, 15).
+Numbers are stable and never reused: 1xx bad input, 2xx policy and rights, 3xx not found or in conflict, 4xx
+capacity, 5xx hardware and driver, 6xx helpers, 7xx storage, 9xx bugs. Exit codes follow nvidia-smi's manual
+page where the meaning is the same (2, 3, 4, 6, 9, 12, 13, 15).
 """
 
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ class Exit(int, Enum):
 
 
 class ErrorCode(Enum):
-    """Every error of vgpud: (number, gRPC status name, exit code)."""
+    """Every error of vgpud, as (number, name of the gRPC status, exit code)."""
 
     BAD_QUANTITY = (101, "INVALID_ARGUMENT", Exit.BAD_ARGUMENT)
     BAD_PERCENT = (102, "INVALID_ARGUMENT", Exit.BAD_ARGUMENT)
@@ -96,18 +96,19 @@ class ErrorCode(Enum):
 BY_NUMBER: dict[int, ErrorCode] = {code.number: code for code in ErrorCode}
 
 
-_LONGEST_CHARACTERS = 1000  # bounds the text of a caller that a sentence quotes
+_LONGEST_CHARACTERS = 1000  # maximum length of a sentence, because a sentence may quote a caller's text
 
 
 def _cut(text: str) -> str:
     return text if len(text) <= _LONGEST_CHARACTERS else f"{text[:_LONGEST_CHARACTERS]}..."
 
 
-@dataclass(unsafe_hash=True)  # not frozen: the interpreter sets __traceback__ and __context__
+# the class is not frozen, because the interpreter sets __traceback__ and __context__
+@dataclass(unsafe_hash=True)
 class VgpuError(Exception):
-    """An error for an operator or user: what is wrong, with the figures, and one thing to do about it.
+    """An error for an operator or user: what is wrong, with the figures, and one way to solve it.
 
-    `sentence` and `hint` are lower case with no full stop. `details` holds further lines (one for each device
+    `sentence` and `hint` are lower case with no full stop. `details` has further lines (one for each device
     that was not chosen, one for each wrong key) for `-v` and machine output.
     """
 

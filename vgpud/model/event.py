@@ -1,4 +1,4 @@
-"""Events for watchers: numbered, in order, resumable by revision."""
+"""Events for watchers. They are numbered and in order, so that a watcher can continue after a revision."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 class EventKind(StrEnum):
     ALLOCATION_ACTIVE = "allocation_active"
-    ALLOCATION_NAMED = "allocation_named"  # its pod or claim is known
+    ALLOCATION_NAMED = "allocation_named"  # the allocation's pod or claim became known
     ALLOCATION_RESIZED = "allocation_resized"
     ALLOCATION_PAUSED = "allocation_paused"
     ALLOCATION_UNPAUSED = "allocation_unpaused"
@@ -17,10 +17,10 @@ class EventKind(StrEnum):
     ALLOCATION_FAILED = "allocation_failed"
     ALLOCATION_BYPASSED = "allocation_bypassed"
     ALLOCATION_TAMPERED = "allocation_tampered"
-    ALLOCATION_STOPPED = "allocation_stopped"  # vgpud ended its processes
+    ALLOCATION_STOPPED = "allocation_stopped"  # vgpud ended the allocation's processes
     ALLOCATION_UNKNOWN_CALLS = "allocation_unknown_calls"
     ALLOCATION_GATED = "allocation_gated"
-    ALLOCATION_CLEARED = "allocation_cleared"  # no longer bypassed, or gated
+    ALLOCATION_CLEARED = "allocation_cleared"  # the allocation is no longer marked as bypassed or gated
     DEVICE_CHANGED = "device_changed"
     DEVICE_LOST = "device_lost"
     POLICY_RELOADED = "policy_reloaded"
@@ -28,7 +28,7 @@ class EventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """`subject` is an allocation id, a device uuid, or the policy's digest."""
+    """One event. `subject` is an allocation id, a device UUID, or the policy's digest."""
 
     revision: int
     kind: EventKind

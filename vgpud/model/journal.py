@@ -8,18 +8,19 @@ from enum import StrEnum
 
 
 class Message(StrEnum):
-    READY = "fe771ec827c3f0b2d86dd09a8735bdef"  # vgpud serves; the start has reconciled ledger and node
+    # vgpud serves: its start has reconciled the ledger with the node
+    READY = "fe771ec827c3f0b2d86dd09a8735bdef"
     # vgpud has stopped; tenants keep running under their last limits
     STOPPED = "475c6adae2b410f420e27138cd4b9750"
     ALLOCATED = "259ec1f76f3e39f00569999642f2885c"  # an allocation was made
-    REFUSED = "07c64e7d797163414ecb8437d4bd4786"  # a request was refused
+    REFUSED = "07c64e7d797163414ecb8437d4bd4786"  # a request for an allocation was refused
     RELEASED = "566dd2b808fd1518bddd9b73ee9ad007"  # an allocation was released
     RESIZED = "fe6e5c1650379b24eaa2e08fc220e731"  # the limits of an allocation were changed
     ALLOCATION_FAILED = "2ebe7d43621024c111ddfee1e8854007"  # an allocation lost its device or its helper
-    DEVICE_EVENT = "e853be2891c23b33c2e416ef68d88b1c"  # the driver reported an Xid, or a device that is lost
-    HELPER_DIED = "739554963bf8d224fb3dab35c261f299"  # an MPS control daemon died, and its tenants with it
+    DEVICE_EVENT = "e853be2891c23b33c2e416ef68d88b1c"  # the driver reported an Xid error or a lost device
+    HELPER_DIED = "739554963bf8d224fb3dab35c261f299"  # an MPS control daemon died, and its tenants died too
     POLICY_RELOADED = "fe2d0d7f01eb621b47b4592cf1da0298"  # a new policy is in force
     POLICY_REJECTED = "438eb91e83cebe095e18ab3ca2f9172a"  # a policy was rejected; the old one stays in force
     AUDIT = "8189ff3eca057a1903155717121a3f33"  # a change that a caller requested, and its result
-    MARKED = "5d0c8f3ae0b94d1f8a7d3f6bb1c2e749"  # an allocation passes its limits, or tampers with its lease
+    MARKED = "5d0c8f3ae0b94d1f8a7d3f6bb1c2e749"  # an allocation evades its limits, or tampers with its lease
     DRAINED = "3a88b6de9f4328de646782685c05bdaf"  # a device was drained, or accepts allocations again

@@ -17,11 +17,11 @@ class Phase(StrEnum):
     ALLOCATING = "allocating"
     ACTIVE = "active"
     RESIZING = "resizing"
-    SUSPENDING = "suspending"  # the driver or libvgpu is moving its memory to the host
-    SUSPENDED = "suspended"  # the driver holds its memory on the host
-    EVICTED = "evicted"  # libvgpu holds its memory on the host
+    SUSPENDING = "suspending"  # the driver or libvgpu is moving the tenant's memory to the host
+    SUSPENDED = "suspended"  # the driver has moved the tenant's memory to the host
+    EVICTED = "evicted"  # libvgpu has moved the tenant's memory to the host
     RESUMING = "resuming"
-    MOVING = "moving"  # holds room on the old and on the new devices
+    MOVING = "moving"  # the allocation holds capacity on the old and on the new devices
     FAILED = "failed"
     RELEASING = "releasing"
 
@@ -38,20 +38,20 @@ class Change(StrEnum):
 
     ALLOCATED = "allocated"
     REPAIRED = "repaired"
-    BOUND = "bound"  # the allocation is bound to the init of its container
-    PAUSED = "paused"  # its processes are off their devices, and its memory stays
+    BOUND = "bound"  # the allocation became bound to the init process of its container
+    PAUSED = "paused"  # the tenant's processes are kept off their devices, and its memory stays there
     UNPAUSED = "unpaused"
-    RESIZED = "resized"  # the new limits are in force, or the old ones again
-    SUSPENDED = "suspended"  # after a suspension, or after a failed resumption
-    EVICTED = "evicted"  # by libvgpu: after a swap-out, or after a failed swap-in
-    RESUMED = "resumed"  # after a resumption, or after a failed suspension
-    MOVED = "moved"  # after a move, or after a failed move
+    RESIZED = "resized"  # a resize ended: the new limits are in force, or the old ones again
+    SUSPENDED = "suspended"  # the outcome of a suspension, or of a failed resumption
+    EVICTED = "evicted"  # libvgpu has moved the memory: the outcome of a swap-out, or of a failed swap-in
+    RESUMED = "resumed"  # the outcome of a resumption, or of a failed suspension
+    MOVED = "moved"  # the outcome of a move, successful or failed
     MOVED_SUSPENDED = "moved suspended"
     FAILED = "failed"
     RELEASED = "released"
 
 
-# the event that watchers get for each outcome
+# The event that watchers get for each outcome.
 EVENT_OF = {
     Change.ALLOCATED: EventKind.ALLOCATION_ACTIVE,
     Change.REPAIRED: EventKind.ALLOCATION_ACTIVE,
@@ -74,29 +74,34 @@ TABLE: dict[tuple[Phase, Change], Phase] = {
     (_P.ACTIVE, _C.BOUND): _P.ACTIVE,
     (_P.ACTIVE, _C.PAUSED): _P.ACTIVE,
     (_P.ACTIVE, _C.UNPAUSED): _P.ACTIVE,
-    (_P.SUSPENDED, _C.UNPAUSED): _P.SUSPENDED,  # it runs once it is resumed
+    # the tenant is no longer paused, but runs only after it is resumed
+    (_P.SUSPENDED, _C.UNPAUSED): _P.SUSPENDED,
     (_P.EVICTED, _C.UNPAUSED): _P.EVICTED,
     (_P.ACTIVE, _C.RESIZE): _P.RESIZING,
-    # repeated, because the outcome of the last resize was not recorded
+    # The intent is repeated, because the outcome of the last resize was not recorded.
     (_P.RESIZING, _C.RESIZE): _P.RESIZING,
     (_P.RESIZING, _C.RESIZED): _P.ACTIVE,
     (_P.ACTIVE, _C.SUSPEND): _P.SUSPENDING,
-    (_P.SUSPENDING, _C.SUSPEND): _P.SUSPENDING,  # repeated with processes that the tenant started meanwhile
+    # the intent is repeated with processes that the tenant started meanwhile
+    (_P.SUSPENDING, _C.SUSPEND): _P.SUSPENDING,
     (_P.SUSPENDING, _C.SUSPENDED): _P.SUSPENDED,
     (_P.SUSPENDING, _C.EVICTED): _P.EVICTED,
     (_P.SUSPENDING, _C.RESUMED): _P.ACTIVE,
-    (_P.SUSPENDED, _C.SUSPENDED): _P.SUSPENDED,  # suspended by hand: no rule resumes it
+    # an idle tenant is suspended by hand too, so that no rule resumes it
+    (_P.SUSPENDED, _C.SUSPENDED): _P.SUSPENDED,
     (_P.EVICTED, _C.EVICTED): _P.EVICTED,
     (_P.SUSPENDED, _C.RESUME): _P.RESUMING,
-    (_P.EVICTED, _C.SUSPEND): _P.SUSPENDING,  # by the driver, what libvgpu could not evict
+    (_P.EVICTED, _C.SUSPEND): _P.SUSPENDING,  # the driver suspends what libvgpu could not evict
     (_P.EVICTED, _C.RESUME): _P.RESUMING,
-    (_P.RESUMING, _C.RESUME): _P.RESUMING,  # repeated, because the place of its memory has changed
+    # the intent is repeated, because the place of the tenant's memory has changed
+    (_P.RESUMING, _C.RESUME): _P.RESUMING,
     (_P.RESUMING, _C.RESUMED): _P.ACTIVE,
     (_P.RESUMING, _C.SUSPENDED): _P.SUSPENDED,
     (_P.RESUMING, _C.EVICTED): _P.EVICTED,
     (_P.ACTIVE, _C.MOVE): _P.MOVING,
     (_P.SUSPENDED, _C.MOVE): _P.MOVING,
-    (_P.MOVING, _C.MOVE): _P.MOVING,  # repeated: to the new device, back, or with further processes
+    # the intent is repeated: to the new device, back to the old one, or with further processes
+    (_P.MOVING, _C.MOVE): _P.MOVING,
     (_P.MOVING, _C.MOVED): _P.ACTIVE,
     (_P.MOVING, _C.MOVED_SUSPENDED): _P.SUSPENDED,
     (_P.ACTIVE, _C.FAILED): _P.FAILED,
@@ -121,8 +126,8 @@ _ENDING = (State.RELEASING, State.FAILED)
 
 
 def phase_of(allocation: Allocation | None) -> Phase:
-    """The phase of a record. ACTIVE with suspended processes counts as RESUMING: older versions of vgpud
-    wrote it when a start repaired a half-resumed allocation.
+    """The phase of an allocation's record. State ACTIVE with suspended processes counts as RESUMING: older
+    versions of vgpud wrote it when a start repaired a half-resumed allocation.
     """
     if allocation is None:
         return Phase.ABSENT
@@ -138,13 +143,13 @@ def phase_of(allocation: Allocation | None) -> Phase:
 
 
 def suspension_outcome(allocation: Allocation) -> Change:
-    """The outcome that leaves the allocation suspended: an eviction if libvgpu has moved its memory."""
+    """The outcome of a suspension: EVICTED if libvgpu has moved the memory, else SUSPENDED."""
     return Change.EVICTED if allocation.is_swapped else Change.SUSPENDED
 
 
 def check_change(before: Allocation | None, change: Change | None, after: Allocation | None) -> None:
-    """Raises VgpuError(BUG) if TABLE does not allow this change from `before` to `after`, or if the phase
-    changes although `change` is None.
+    """Checks a change of an allocation. Raises VgpuError(BUG) if TABLE does not allow this change from
+    `before` to `after`, or if the phase changes although `change` is None.
     """
     start, end = phase_of(before), phase_of(after)
     if end is (start if change is None else TABLE.get((start, change))):
@@ -159,8 +164,8 @@ def check_change(before: Allocation | None, change: Change | None, after: Alloca
 
 
 def problems(allocation: Allocation) -> Iterator[str]:
-    """Yields a sentence for each contradiction in a record. A record of an older vgpud that phase_of accepts
-    has none.
+    """Yields a sentence for each contradiction in an allocation's record. Records of an older vgpud that
+    phase_of accepts are no contradiction.
     """
     if not allocation.slices:
         yield "it has no slice"

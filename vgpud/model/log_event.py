@@ -1,13 +1,14 @@
-"""The events of the daemon's log: every `event` that a log line can have. Fields give the details.
+"""The events of the daemon's log: every value that the field `event` of a log line can have. Other fields
+give the details.
 
-An operator searches and alerts by these names, so a name is not reused with another meaning.
+Operators search and alert by these names, so a name is not reused with another meaning.
 """
 
 from enum import StrEnum, auto
 
 
 class LogEvent(StrEnum):
-    """The value is the name in lower case: `LogEvent.ALLOCATED` is logged as `allocated`."""
+    """Each value is its name in lower case: `LogEvent.ALLOCATED` is logged as `allocated`."""
 
     ACCOUNT_LOOKUP_FAILED = auto()
     ACCOUNT_LOOKUP_TIMEOUT = auto()

@@ -1,22 +1,26 @@
-"""Marks: findings about tenants that escape their limits."""
+"""Marks: what vgpud finds out about tenants whose limits do not hold."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 
 class MarkKind(StrEnum):
-    BYPASSED = "bypassed"  # its processes hold device memory that its ledger does not count
-    TAMPERED = "tampered"  # its `usage` file was changed in a way that libvgpu never does
-    GATED = "gated"  # the driver refused to preempt it: libvgpu's gate, in the program, enforces its slices
-    UNKNOWN_CALLS = "unknown-calls"  # its driver has functions that libvgpu does not know
+    # the tenant's processes hold device memory that its ledger in the lease does not count
+    BYPASSED = "bypassed"
+    TAMPERED = "tampered"  # the tenant's `usage` file was changed in a way that libvgpu never does
+    # the driver refused to preempt the tenant, so libvgpu's gate, inside the program, enforces its time
+    # slices
+    GATED = "gated"
+    UNKNOWN_CALLS = "unknown-calls"  # the tenant's driver has functions that libvgpu does not know
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A finding about an allocation, which has at most one of each kind.
+    """A mark of an allocation, which has at most one of each kind.
 
-    `subject` is the device's UUID (bypassed) or the driver's version (unknown calls). `amount` is in bytes
-    (bypassed), cuts of the file (tampered), functions (unknown calls) or 0 (gated), as of `since_unix_ns`.
+    `subject` is the device's UUID (bypassed) or the driver's version (unknown calls). `amount` was counted at
+    `since_unix_ns`: bytes (bypassed), truncations of the usage file (tampered), functions (unknown calls) or
+    0 (gated).
     """
 
     allocation_id: str

@@ -1,4 +1,4 @@
-"""MIG: the view that callers get, and their requests."""
+"""MIG as callers see it: devices, instances, plans, and requests for layouts."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from vgpud.model.tenancy import Selector
 
 @dataclass(frozen=True, slots=True)
 class MigTarget:
-    """A requested layout, in the form of planner/layouts.py, for every device that the selector allows."""
+    """A requested layout, in the words of planner/layouts.py, for every device that the selector matches."""
 
     selector: Selector
     layout: tuple[str, ...]
@@ -17,7 +17,7 @@ class MigTarget:
 
 @dataclass(frozen=True, slots=True)
 class MigProcess:
-    """A process in an instance; uid is None and command "?" if it has ended."""
+    """A process in a MIG instance. If it has ended, uid is None and command is "?"."""
 
     pid: int
     uid: int | None
@@ -26,7 +26,8 @@ class MigProcess:
 
 @dataclass(frozen=True, slots=True)
 class MigInstance:
-    """`gpu_instance_id` is None for an instance of the layout that does not exist yet.
+    """An instance on a device. `gpu_instance_id` is None for an instance of the layout that does not exist
+    yet.
 
     `allocation_id` has the ids of all allocations in the instance, separated by ", ".
     """
@@ -36,16 +37,16 @@ class MigInstance:
     placement: Placement
     gpu_instance_id: int | None
     uuids: tuple[str, ...]
-    own: bool  # created by vgpud
+    own: bool  # True if vgpud created the instance
     in_layout: bool
     allocation_id: str
     processes: tuple[MigProcess, ...]
-    compute_placement: Placement | None = None  # for one of several compute instances: its compute slices
+    compute_placement: Placement | None = None  # the compute slices of one of several compute instances
 
 
 @dataclass(frozen=True, slots=True)
 class MigFree:
-    """How many more instances of a profile fit beside the existing ones."""
+    """How many more instances of a profile fit on a device."""
 
     profile_name: str
     count: int
@@ -53,8 +54,8 @@ class MigFree:
 
 @dataclass(frozen=True, slots=True)
 class MigDevice:
-    """`layout` is None if none is requested. `origin` is its source: "applied" or "policy", or "" without a
-    layout.
+    """A device with its instances. `layout` is None if no layout is requested. `origin` says where the layout
+    comes from: "applied" or "policy", or "" without a layout.
     """
 
     device: Device
@@ -67,8 +68,8 @@ class MigDevice:
 
 @dataclass(frozen=True, slots=True)
 class MigChange:
-    """One step of a plan. `placement` is that of the GPU instance; `compute_placement` is that of the compute
-    instance, if only a part of the GPU instance is made or destroyed.
+    """One step of a MIG plan. `placement` is that of the GPU instance. `compute_placement` is that of the
+    compute instance, if only a part of the GPU instance is created or destroyed.
     """
 
     device_uuid: str
@@ -82,7 +83,7 @@ class MigChange:
 
 @dataclass(frozen=True, slots=True)
 class MigPlan:
-    """The steps in order; a plan with a `refusal` has none."""
+    """The steps of a change of layouts, in order. A plan with a `refusal` has no steps."""
 
     changes: tuple[MigChange, ...] = ()
     refusal: VgpuError | None = None

@@ -1,4 +1,4 @@
-"""Moves of tenants: plans and results."""
+"""Moves of tenants between devices: plans and results."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ from vgpud.model.tenancy import Selector
 
 @dataclass(frozen=True, slots=True)
 class TenantMove:
-    """One slice of an allocation, from one device to another (UUIDs)."""
+    """The move of one slice of an allocation from one device to another (UUIDs)."""
 
     allocation_id: str
     source: str
@@ -19,7 +19,9 @@ class TenantMove:
 
 @dataclass(frozen=True, slots=True)
 class RoomWanted:
-    """Requested capacity for a preload slice on one device; with neither size, a device without slices."""
+    """Capacity that a slice in mode preload needs on one device. With neither memory nor share, the request
+    is for a device without any slice.
+    """
 
     memory_bytes: int | None = None
     share: Percent | None = None
@@ -32,7 +34,7 @@ class RoomWanted:
 
 @dataclass(frozen=True, slots=True)
 class DefragView:
-    """The device that gets the free capacity, and the moves that free it, in order."""
+    """The device that gets the free capacity, and the moves that free that capacity, in order."""
 
     device_uuid: str
     moves: tuple[TenantMove, ...]
@@ -40,7 +42,7 @@ class DefragView:
 
 @dataclass(frozen=True, slots=True)
 class Evacuation:
-    """The moves off a drained device, and the allocations that stay (allocation id, reason)."""
+    """The moves away from a drained device, and the allocations that stay there (allocation id, reason)."""
 
     moved: tuple[TenantMove, ...] = ()
     staying: tuple[tuple[str, str], ...] = ()

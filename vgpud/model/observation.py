@@ -22,7 +22,9 @@ class ProcessFigures:
 
 @dataclass(frozen=True)
 class Observation:
-    """`nvml_errors` counts refused calls by NVML's status number; `events` are the latest, oldest first."""
+    """One observation. `nvml_errors` counts refused calls by NVML's status number. `events` are the latest
+    events, oldest first.
+    """
 
     version: str
     described: NodeDescription
@@ -35,6 +37,6 @@ class Observation:
     watchers: int
     events: tuple[Event, ...] = ()
     collect_seconds: float = 0.0
-    waiting: int = 0  # suspended tenants that have work
+    waiting: int = 0  # number of suspended tenants that have work
     marks: tuple[Mark, ...] = ()
     names_workloads: bool = True  # metrics show namespaces, pods, containers and claims

@@ -1,6 +1,6 @@
-"""Plans: ordered steps from the current to the desired state, as pure data.
+"""Plans: the ordered steps from the current to the desired state, as pure data.
 
-Each step is idempotent, so that after a crash a plan can be run again or undone.
+Each step is idempotent, so that a plan can be run again or undone after a crash.
 """
 
 from collections.abc import Iterator
@@ -16,15 +16,15 @@ class StepKind(StrEnum):
     # decide which engine enforces the time slices of a device's preload tenants
     CHOOSE_ENGINE = "choose-engine"
     CLEAR_INSTANCE = "clear-instance"  # remove an idle MIG instance to make room
-    ATTACH = "attach"  # create one slice
+    ATTACH = "attach"  # create one slice on its device
     DETACH = "detach"
-    WRITE_SPEC = "write-spec"  # write the CDI file
+    WRITE_SPEC = "write-spec"  # write the allocation's CDI file
     REMOVE_SPEC = "remove-spec"
     LOCK = "lock"  # make the tenant's processes wait at their next CUDA call
-    SAVE = "save"  # copy their device memory to the host
+    SAVE = "save"  # copy the device memory of the tenant's processes to the host
     RECORD_MOVE = "record-move"  # the target device of the move becomes the slice's device
     RECORD_BACK = "record-back"  # the source device of the move becomes the slice's device again
-    RESTORE = "restore"  # copy their memory to the devices of the slices
+    RESTORE = "restore"  # copy the memory of the tenant's processes to the devices of the slices
     UNLOCK = "unlock"
     COMMIT = "commit"
     UNAPPLY_MODE = "unapply-mode"
@@ -42,14 +42,16 @@ class Step:
 
     @property
     def fault_point(self) -> str:
-        """The name of this step for tests, which end the daemon after it."""
+        """The name of this step for tests that end the daemon after it."""
         suffix = "" if self.slice_ordinal is None else f"-{self.slice_ordinal}"
         return f"{self.kind.value}{suffix}"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The steps of an allocation or a release: record the intent, make the effects, record the outcome."""
+    """The steps that make or release an allocation: record the intent, make the effects, record the
+    outcome.
+    """
 
     intent: Step
     effects: tuple[Step, ...]

@@ -34,18 +34,18 @@ UNITS: dict[str, int] = {
 _BINARY = (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB))
 _AMBIGUOUS = {"k": "K", "m": "M", "g": "G", "t": "T"}
 _SHAPE = re.compile(r"(?P<whole>[0-9]+)(?:\.(?P<fraction>[0-9]+))? *(?P<unit>[A-Za-z]*)")
-# more than any memory, and far below the range of the lease's 64-bit words
+# maximum of bytes: more than any memory, and far below the range of the lease's 64-bit words
 MAX_BYTES = 2**56
-# longer text cannot be a quantity; the bound also limits int() and messages
+# Maximum length of a quantity's text. It also bounds the work of int() and the length of messages.
 _MAX_TEXT = 64
 _NO_LIMIT_HINT = "ask for at least 1MiB, or leave it out"
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes of a quantity such as "4GiB", "1.5GiB", "512 MiB" or "80GB".
+    """Parses a quantity such as "4GiB", "1.5GiB", "512 MiB" or "80GB" into bytes.
 
-    Integer arithmetic throughout, so nothing is ever rounded. Raises VgpuError(BAD_QUANTITY) for
-    anything that is not a positive whole number of bytes.
+    All arithmetic is with integers, so nothing is rounded. Raises VgpuError(BAD_QUANTITY) for anything that
+    is not a positive whole number of bytes.
     """
     bare = text.strip()
     if len(bare) > _MAX_TEXT:
@@ -71,7 +71,7 @@ def parse_bytes(text: str) -> int:
 
 
 def check_bytes(value: int, text: str | None = None) -> int:
-    """`value` if it is a valid amount of memory; raises VgpuError(BAD_QUANTITY) otherwise."""
+    """Returns `value` if it is a valid amount of memory. Raises VgpuError(BAD_QUANTITY) otherwise."""
     if value <= 0:
         raise _bad(text or _shown(value), "it must be more than 0", _NO_LIMIT_HINT)
     if value > MAX_BYTES:
@@ -80,7 +80,8 @@ def check_bytes(value: int, text: str | None = None) -> int:
 
 
 def _shown(value: int) -> str:
-    # the interpreter refuses to print integers with more than 4300 digits
+    # a large integer is shown as a power of two, because Python refuses to print integers with more than 4300
+    # digits
     bits = value.bit_length()
     return str(value) if bits <= 256 else f"{'-' if value < 0 else ''}2**{bits - 1} or more"
 
@@ -108,7 +109,9 @@ def _bad(text: str, why: str, hint: str) -> VgpuError:
 
 
 def format_bytes(value: int) -> str:
-    """The exact text in the largest binary unit that divides `value`; `parse_bytes` reads it back."""
+    """The exact text of a number of bytes in the largest binary unit that divides it. `parse_bytes` reads the
+    text back.
+    """
     for unit, factor in _BINARY:
         if value and value % factor == 0:
             return f"{value // factor}{unit}"
@@ -116,7 +119,9 @@ def format_bytes(value: int) -> str:
 
 
 def show_bytes(value: int) -> str:
-    """The rounded text for people: one decimal, in the largest unit that gives at least 1."""
+    """A rounded text of a number of bytes for people: one decimal, in the largest unit in which the value is
+    at least 1.
+    """
     for unit, factor in _BINARY:
         # a value that would round to 1024 of the next smaller unit is shown as 1 of this unit
         if value * 1024 >= factor * 1023.95:
@@ -127,7 +132,7 @@ def show_bytes(value: int) -> str:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Percent:
-    """A share of a device, in hundredths of a percent: 1..10000 is 0.01 %..100 %."""
+    """A share of a device, in hundredths of a percent: 1 to 10000 means 0.01 % to 100 %."""
 
     hundredths: int
 
@@ -137,7 +142,7 @@ class Percent:
 
     @classmethod
     def parse(cls, text: str) -> "Percent":
-        """From "30", "12.5" or "12.5%"; raises VgpuError(BAD_PERCENT)."""
+        """Parses "30", "12.5" or "12.5%". Raises VgpuError(BAD_PERCENT)."""
         bare = text.strip().removesuffix("%").rstrip()
         if len(bare) > _MAX_TEXT or not re.fullmatch(r"[0-9]+(\.[0-9]+)?", bare):
             raise VgpuError(
@@ -156,14 +161,16 @@ class Percent:
 
     @classmethod
     def from_float(cls, value: float) -> "Percent":
-        """Converts a number from the API or a TOML file. Raises VgpuError for more than two decimals."""
+        """Converts a number from the API or a TOML file. Raises VgpuError if it has more than two
+        decimals.
+        """
         if isinstance(value, float) and not math.isfinite(value):
             raise VgpuError(
                 ErrorCode.BAD_PERCENT, f"bad share {value}: it is not a number", "write it as in 12.5"
             )
         if not 0 < value <= 100:
             raise _share_out_of_range(f"{value:g}" if abs(value) < 1e300 else "beyond all figures")
-        # repr gives the shortest decimal for this double: 12.34 means 12.34
+        # repr gives the shortest decimal for the double: the double nearest to 12.34 is read as 12.34
         hundredths = Decimal(repr(value)) * 100
         if hundredths != hundredths.to_integral_value():
             raise _share_too_fine(repr(value))
@@ -198,7 +205,7 @@ WHOLE = Percent(10000)
 
 
 def counted(number: int, noun: str) -> str:
-    """As in "1 device", "2 devices", "2 processes"."""
+    """The number and the noun in the right form, as in "1 device", "2 devices", "2 processes"."""
     if number == 1:
         return f"1 {noun}"
     return f"{number} {noun}es" if noun.endswith("s") else f"{number} {noun}s"

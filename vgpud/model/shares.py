@@ -1,11 +1,11 @@
-"""Fair shares of a door's bounded resources: connections, calls in progress, watches."""
+"""Divides a server's bounded resources (connections, calls in progress, watches) fairly among users."""
 
 from collections import Counter
 
 
 class Shares:
-    """Counts units in use: at most `total` at a time, of which `per_user` for each user, and `for_root` more
-    for root only.
+    """Counts units in use. At most `total` are in use at a time, of these at most `per_user` by one user;
+    `for_root` units are reserved for root in addition.
     """
 
     def __init__(self, total: int, per_user: int, for_root: int, root: int = 0) -> None:
@@ -24,7 +24,9 @@ class Shares:
         return self._taken[user]
 
     def take(self, user: int) -> bool:
-        """Takes a unit for this user, who must give it back. Returns False if none is available."""
+        """Takes a unit for this user, which must give it back later. Returns False if no unit is
+        available.
+        """
         if user == self.root:
             room = self._all < self._total + self._for_root
         else:

@@ -1,4 +1,4 @@
-"""Requests, slices, allocations, decisions and edits."""
+"""The types of tenancy: requests, slices, allocations, decisions and edits."""
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -21,10 +21,10 @@ class Mode(StrEnum):
 class Isolation(StrEnum):
     """The isolation that a tenant requests; each value has a mode that provides it."""
 
-    HARDWARE = "hardware"  # memory, faults and bandwidth are separate; mode mig
-    COMPUTE = "compute"  # a share of the multiprocessors, and faults are shared; mode mps
-    QUOTA = "quota"  # any size, which can change while programs run; mode preload
-    DEVICE = "device"  # the whole card; mode exclusive
+    HARDWARE = "hardware"  # mode mig: memory, faults and bandwidth are separate
+    COMPUTE = "compute"  # mode mps: a share of the multiprocessors; faults are shared
+    QUOTA = "quota"  # mode preload: a slice of any size, which can change while programs run
+    DEVICE = "device"  # mode exclusive: the whole card
 
 
 MODE_OF: dict[Isolation, Mode] = {
@@ -35,10 +35,10 @@ MODE_OF: dict[Isolation, Mode] = {
 }
 
 
-# (uid_t)-1, which no user has: the owner of a pod's allocation, because a pod's programs may run as any user
+# The owner of a pod's allocation: (uid_t)-1, which no user has, because a pod's programs may run as any user.
 ANYONE = 2**32 - 1
 
-# prefixes of request ids from the kubelet: of its device plugin API, and of a DRA claim
+# Prefixes of request ids for Kubernetes: of requests through the device plugin API, and of DRA claims.
 KUBELET_PREFIX = "kubelet/"
 CLAIM_PREFIX = "claim/"
 
@@ -53,11 +53,11 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """The process whose end releases the allocation; with pid 0 only a call of Release does.
+    """The process whose end releases the allocation. With pid 0, only a call of Release releases it.
 
     `start_ticks` is field 22 of /proc/PID/stat (proc(5)), which distinguishes the process from a later one
-    with its pid. `cgroup` is set if the process is a container's init: the release waits for all processes of
-    this group.
+    with the same pid. `cgroup` is set if the process is a container's init: the release then waits for the
+    end of all processes of this control group.
     """
 
     pid: int = 0
@@ -76,10 +76,10 @@ class Selector:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The names that the cluster has for what runs in an allocation; each is "" while it is unknown. Names
+    """The names that Kubernetes has for the program in an allocation. Each is "" while it is not known. Names
     are for display: no decision depends on them.
 
-    Of several containers that share an allocation it names the first.
+    If several containers share an allocation, these are the names of the first.
     """
 
     namespace: str = ""
@@ -89,12 +89,12 @@ class Workload:
 
     @property
     def pod_path(self) -> str:
-        """ "namespace/pod/container", or without the container; "" if the pod is unknown."""
+        """The pod as "namespace/pod/container", without an unknown container; "" if the pod is not known."""
         return "/".join(filter(None, (self.namespace, self.pod, self.container))) if self.pod else ""
 
     @property
     def claim_path(self) -> str:
-        """ "namespace/claim"; "" if no claim is known."""
+        """The claim as "namespace/claim"; "" if it is not known."""
         return f"{self.namespace}/{self.claim}" if self.claim else ""
 
     def __str__(self) -> str:
@@ -110,14 +110,14 @@ def workload_of(pod: str) -> Workload:
     return Workload(namespace, name, container)
 
 
-# values in requests; MPS has no above-normal
+# The priorities that a request can have; mode mps has no above-normal.
 PRIORITIES = ("above-normal", "normal", "below-normal")
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A tenant's request; sizes are for each device. `id` makes Allocate idempotent. `lifetime` and
-    `workload` may be recorded later, and are no part of what is asked for.
+    """A tenant's request. Sizes are for each device. `id` makes Allocate idempotent. `lifetime` and
+    `workload` may be recorded later, and do not distinguish requests.
     """
 
     id: str
@@ -126,26 +126,29 @@ class Request:
     share: Percent | None = None
     count: int = 1
     isolation: Isolation | None = None
-    mig_profile: str = ""  # a profile's name or id, for isolation "hardware"
+    mig_profile: str = ""  # a MIG profile's name or id, for isolation "hardware"
     selector: Selector = field(default_factory=Selector)
     label: str = ""  # free text from the caller, shown in listings
     lifetime: Lifetime = field(default_factory=Lifetime)
-    # one of PRIORITIES, for the modes mps and preload; if empty, the policy's value or normal counts
+    # One of PRIORITIES, for the modes mps and preload. If it is empty, the policy's value counts, or else
+    # normal.
     priority: str = ""
-    # the process of `lifetime` may be moved into a control group of the allocation
+    # True if the process of `lifetime` may be moved into a control group that vgpud makes for the allocation.
     own_cgroup: bool = False
-    # the user whose quota counts, if the owner's uid is one of this user's subordinate uids (subuid(5))
+    # The user whose quota counts, if the owner's uid is one of this user's subordinate uids (subuid(5)).
     quota_owner: Owner | None = None
     workload: Workload = field(default_factory=Workload)
 
     @property
     def counts_for(self) -> Owner:
-        """The user whose quota counts."""
+        """The user whose quota counts for this request."""
         return self.quota_owner or self.owner
 
     @property
     def whole_device(self) -> bool:
-        """Does the request want a whole device, because it has no size or profile?"""
+        """Does the request ask for a whole device? It does if it has neither a size nor a profile, unless it
+        names another isolation.
+        """
         if self.isolation is not None:
             return self.isolation is Isolation.DEVICE
         return self.memory_bytes is None and self.share is None and not self.mig_profile
@@ -153,17 +156,17 @@ class Request:
     @property
     def outlives_reboot(self) -> bool:
         """Must the allocation survive a reboot? The kubelet restarts its pods with the same devices and does
-        not ask again.
+        not ask vgpud again.
         """
         return self.id.startswith((KUBELET_PREFIX, CLAIM_PREFIX))
 
 
 @dataclass(frozen=True, slots=True)
 class MigSlice:
-    """The MIG instance of a slice; ids and uuid are None/"" until the instance exists.
+    """The MIG instance of a slice. Ids are None and `uuid` is "" until the instance exists.
 
     `compute_profile_id` and `compute_placement` (compute slices) are set for one of several compute instances
-    of a GPU instance, and None for one that takes all of it.
+    of a GPU instance. They are None for a compute instance that takes all of it.
     """
 
     profile_id: int
@@ -177,19 +180,21 @@ class MigSlice:
 
     @property
     def key(self) -> PlaceKey:
-        """The key of its GPU instance."""
+        """The profile id and placement of the GPU instance."""
         return self.profile_id, self.placement
 
     @property
     def compute_key(self) -> PlaceKey | None:
-        """The key of its compute instance; None if that is all of the GPU instance."""
+        """The profile id and placement of the compute instance; None if it takes the whole GPU instance."""
         if self.compute_profile_id is None or self.compute_placement is None:
             return None
         return self.compute_profile_id, self.compute_placement
 
     @property
     def place(self) -> tuple[PlaceKey, PlaceKey | None]:
-        """Both keys, which identify the instance on the device."""
+        """The keys of GPU instance and compute instance, which together identify the instance on the
+        device.
+        """
         return self.key, self.compute_key
 
 
@@ -197,10 +202,10 @@ class MigSlice:
 class Slice:
     """The part of one device that an allocation holds.
 
-    `memory_bytes` is what the slice takes of the device's usable memory (whole card: all of it). `share` is
-    None if compute is not limited; for a slice inside a MIG instance it is a share of the instance. During a
-    move, `other_uuid` is the other device, on which the slice holds the same capacity: the target until the
-    tenant's memory is on the host and that is recorded, afterwards the source.
+    `memory_bytes` is what the slice takes of the device's usable memory (for a whole card: all of it).
+    `share` is None if compute is not limited; for a slice inside a MIG instance it is a share of the
+    instance. During a move, the slice also holds its capacity on the device `other_uuid`. That is the target
+    until the ledger records that the tenant's memory is on the host, and the source afterwards.
     """
 
     device_uuid: str
@@ -212,40 +217,45 @@ class Slice:
 
     @property
     def device_mode(self) -> Mode:
-        """The mode of its device: MIG for any slice in an instance, whatever mode shares the instance."""
+        """The mode of the slice's device: MIG for any slice in a MIG instance, also if another mode shares
+        the instance.
+        """
         return self.mode if self.mig is None else Mode.MIG
 
     @property
     def is_on_top(self) -> bool:
-        """Does it share a MIG instance with other slices?"""
+        """Is the slice in a MIG instance that several slices share by another mode?"""
         return self.mig is not None and self.mode is not Mode.MIG
 
     @property
     def target(self) -> str:
-        """CUDA's and NVML's name of the device or MIG device of the slice; "" until the MIG device exists."""
+        """The name that CUDA and NVML have for the slice's device or MIG device; "" until the MIG device
+        exists.
+        """
         return self.device_uuid if self.mig is None else self.mig.uuid
 
 
 class State(StrEnum):
-    """ALLOCATING, RESIZING, SUSPENDING, RESUMING and RELEASING are intents: a start undoes ALLOCATING and
-    SUSPENDING, and finishes the others."""
+    """The state of an allocation. ALLOCATING, RESIZING, SUSPENDING, RESUMING and RELEASING are intents: a
+    start of vgpud undoes ALLOCATING and SUSPENDING, and finishes the others.
+    """
 
     ALLOCATING = "allocating"
     ACTIVE = "active"
-    RESIZING = "resizing"  # the slices are the new ones; the tenant may still run under the old limits
-    SUSPENDING = "suspending"  # any of its processes may be locked or saved
-    SUSPENDED = "suspended"  # its processes wait, their device memory is on the host
-    RESUMING = "resuming"  # its capacity is taken again; any of its processes may still wait
+    RESIZING = "resizing"  # the record has the new slices; the tenant may still run under the old limits
+    SUSPENDING = "suspending"  # any of the tenant's processes may be locked or saved
+    SUSPENDED = "suspended"  # the tenant's processes wait, and their device memory is on the host
+    RESUMING = "resuming"  # the capacity is taken again; any of the tenant's processes may still wait
     RELEASING = "releasing"
-    FAILED = "failed"  # its device or helper is gone; release it
+    FAILED = "failed"  # the device or the helper was lost; the allocation can only be released
 
 
-PAUSED = "paused"  # an active allocation that is paused, in listings
+PAUSED = "paused"  # how listings show the state of an active allocation that is paused
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a device was chosen or not."""
+    """Why a device was chosen for a request, or not."""
 
     device_uuid: str
     taken: bool
@@ -255,8 +265,8 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class MigMove:
-    """An idle GPU instance that is removed to make room; `target` is where it is created again, if
-    anywhere.
+    """An idle GPU instance that is removed to make room. `target` is the place where it is created again, or
+    None.
     """
 
     device_uuid: str
@@ -279,7 +289,7 @@ class Decision:
     moves: tuple[MigMove, ...] = ()
 
     def refused(self, refusal: VgpuError) -> "Decision":
-        """The same judgement, with no device taken."""
+        """A decision with `refusal` in place of the slices. The reasons stay, but no device is taken."""
         reasons = tuple(replace(reason, taken=False) for reason in self.reasons)
         return Decision(reasons=reasons, refusal=refusal)
 
@@ -293,7 +303,7 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class DeviceNode:
-    """A character device; major and minor are None where the host node could not be read."""
+    """A character device. Major and minor are None if the host's device node could not be read."""
 
     path: str
     major: int | None = None
@@ -303,10 +313,10 @@ class DeviceNode:
 
 @dataclass(frozen=True, slots=True)
 class Edits:
-    """The changes that put a process or container into an allocation.
+    """What puts a process or container into an allocation.
 
-    `env` is for both; `host_env` replaces its entries for a process that runs on the host itself, where files
-    have their host paths.
+    `env` is for both. For a process on the host, entries of `host_env` replace those of `env`, because files
+    have their host paths there.
     """
 
     env: tuple[tuple[str, str], ...] = ()
@@ -315,8 +325,8 @@ class Edits:
     device_nodes: tuple[DeviceNode, ...] = ()
 
     def merged(self, other: "Edits") -> "Edits":
-        """Both edits together: of two env entries with one name the later counts; mounts and nodes appear
-        once.
+        """Both edits combined. If both have an env entry of the same name, that of `other` counts. Each mount
+        and device node appears once.
         """
         return Edits(
             env=tuple({**dict(self.env), **dict(other.env)}.items()),
@@ -326,25 +336,27 @@ class Edits:
         )
 
 
-# the path of the lease folder, for processes on the host (native/common/lease.h)
+# The environment variable with the path of the lease folder, for processes on the host
+# (native/common/lease.h).
 LEASE_VARIABLE = "VGPU_LEASE"
 
 
 class Way(StrEnum):
     """How the memory of a process was moved to the host."""
 
-    CHECKPOINT = "checkpoint"  # by the driver, all of it
-    SWAP = "swap"  # by libvgpu, the evictable part of it
-    DEEP = "deep"  # by libvgpu the evictable part of it, then by the driver the rest
+    CHECKPOINT = "checkpoint"  # the driver moved all of it
+    SWAP = "swap"  # libvgpu moved the part that can be evicted
+    DEEP = "deep"  # libvgpu moved the part that can be evicted, then the driver the rest
 
 
 @dataclass(frozen=True, slots=True)
 class SuspendedProcess:
     """A suspended process. `start_ticks` (field 22 of /proc/PID/stat) distinguishes it from a later process
-    with its pid. `memory_bytes` have left the device or may leave at any time (node/tenants/kept.py);
-    `stays_bytes` cannot be evicted: they are on the device, or (way DEEP) among `memory_bytes`. `saved_on`
-    has the UUIDs of the slices' devices at the time of the driver's save, separated by commas, because a
-    restore must name them; empty: they are the present devices.
+    with the same pid. `memory_bytes` have left the device, or may leave it at any time
+    (node/tenants/kept.py). `stays_bytes` cannot be evicted by libvgpu: they are on the device, or (way DEEP)
+    among `memory_bytes`. `saved_on` has the UUIDs of the slices' devices at the time of the driver's save,
+    separated by commas, because a restore must name these devices. If it is empty, they are the current
+    devices.
     """
 
     pid: int
@@ -356,18 +368,20 @@ class SuspendedProcess:
 
 
 class Cause(StrEnum):
-    """Why a tenant is suspended. HAND: until an operator or its owner resumes it. Other causes: until it has
-    work.
+    """Why a tenant is suspended. HAND: until an operator or its owner resumes it. Any other cause: until the
+    tenant has work.
     """
 
     HAND = "hand"
     IDLE = "idle"
-    TURN = "turn"  # other tenants have their turn on the device
+    TURN = "turn"  # other tenants have their time on the device
 
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """An allocation of a tenant. `suspended` and `cause` have a meaning only in states of suspension."""
+    """An allocation of a tenant. `suspended` and `cause` have a meaning only in states of suspension or
+    resumption.
+    """
 
     id: str
     request: Request
@@ -380,43 +394,46 @@ class Allocation:
     failure: str = ""
     suspended: tuple[SuspendedProcess, ...] = ()
     cause: Cause = Cause.HAND
-    # kept off its devices by the engine cut, with its memory there; without effect while it is suspended
+    # True if the engine cut keeps the tenant off its devices while its memory stays there. It has no effect
+    # while the tenant is suspended.
     paused: bool = False
 
     @property
     def has_lease(self) -> bool:
-        """Has it a lease folder? True in mode preload, and in mode mps if libvgpu limits the memory."""
+        """Does the allocation have a lease folder? It does in mode preload, and in mode mps if libvgpu limits
+        the memory.
+        """
         preload = any(part.mode is Mode.PRELOAD for part in self.slices)
         return preload or any(name == LEASE_VARIABLE for name, _ in self.edits.host_env)
 
     @property
     def is_swapped(self) -> bool:
-        """Was its memory evicted by libvgpu, and none of it saved by the driver? All of its processes are
-        suspended in the same way.
+        """Did libvgpu evict the tenant's memory, while the driver saved none? (All processes of a tenant are
+        suspended in the same way.)
         """
         return any(process.way is Way.SWAP for process in self.suspended)
 
     @property
     def is_deep(self) -> bool:
-        """Has libvgpu what it can evict, and the driver the rest?"""
+        """Was the tenant suspended by both: libvgpu evicted what it can, and the driver saved the rest?"""
         return any(process.way is Way.DEEP for process in self.suspended)
 
     @property
     def stays_bytes(self) -> int:
-        """The memory of a suspended tenant that is still on its device."""
+        """Bytes of a suspended tenant that are still on its device."""
         return sum(process.stays_bytes for process in self.suspended if process.way is Way.SWAP)
 
     @property
     def moves(self) -> bool:
-        """Is it being moved from one device to another?"""
+        """Is the allocation being moved from one device to another?"""
         return any(part.other_uuid for part in self.slices)
 
     @property
     def shown_state(self) -> str:
-        """Its state for listings."""
+        """The allocation's state as listings show it."""
         return PAUSED if self.paused and self.state is State.ACTIVE else self.state.value
 
     @property
     def cdi_name(self) -> str:
-        """The fully qualified CDI device of this allocation (CDI specification, "kind=device")."""
+        """The fully qualified CDI device name of this allocation (CDI specification, "kind=device")."""
         return f"vgpud.io/vgpu={self.id}"

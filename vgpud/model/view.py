@@ -1,4 +1,4 @@
-"""Views of devices and slices for callers, in addition to the snapshots."""
+"""What callers see of devices, slices, processes and MPS daemons, in addition to the snapshots."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from vgpud.model.tenancy import Mode
 
 @dataclass(frozen=True, slots=True)
 class DeviceView:
-    """A device with its allocations; `policy_mode` is "auto" or a mode's name."""
+    """A device with its allocations. `policy_mode` is "auto" or the name of a mode."""
 
     device: Device
     policy_mode: str
@@ -19,24 +19,27 @@ class DeviceView:
     share_allocated_hundredths: int
     allocation_count: int
     drained: bool = False
-    engine: EngineChoice | None = None  # None if libvgpu does not share the device
+    engine: EngineChoice | None = None  # None if the device has no slices in mode preload
 
 
 @dataclass(frozen=True, slots=True)
 class ComputeTime:
-    """Time on a device that is shared by time slices, since the allocation began; nanoseconds, and counts."""
+    """The time of a slice on a device that is shared by time slices, since the allocation began: nanoseconds,
+    and counts.
+    """
 
-    granted_ns: int  # sum of the time slices' lengths
-    used_ns: int  # time in which it held the device
-    waited_ns: int  # time in which it had work and did not hold the device
-    overrun_ns: int  # time in which it held the device after the end of a time slice
-    # time slices that did not end within the drain timeout, so that the next tenant was admitted beside it
+    granted_ns: int  # sum of the lengths of the tenant's time slices
+    used_ns: int  # time in which the tenant held the device
+    waited_ns: int  # time in which the tenant had work and did not hold the device
+    overrun_ns: int  # time in which the tenant held the device after the end of its time slice
+    # number of time slices that did not end within the drain timeout, so that the next tenant was admitted
+    # beside this one
     bypasses: int
 
 
 @dataclass(frozen=True, slots=True)
 class SliceUse:
-    """The present use of a slice; `memory_driver_bytes` (contexts, modules) is a part of
+    """The present use of a slice. `memory_driver_bytes` (contexts, modules) is a part of
     `memory_used_bytes`.
     """
 
@@ -52,19 +55,21 @@ class SliceUse:
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """A device's sensors at one moment; None if NVML has no value (MIG devices have no utilisation)."""
+    """A device's sensors at one moment. A value is None if NVML has none (MIG devices have no
+    utilisation).
+    """
 
     temperature_celsius: int | None = None
     power_milliwatts: int | None = None
     power_limit_milliwatts: int | None = None
-    busy_percent: int | None = None  # percent of the last sampling period in which a kernel ran
+    busy_percent: int | None = None  # percent of the last sampling period during which a kernel ran
 
 
 @dataclass(frozen=True, slots=True)
 class SliceMeter:
-    """Present use and counters of a slice, cheap enough to read for every slice each second.
+    """The present use and the counters of a slice, cheap enough to read for every slice each second.
 
-    Counters start with the allocation. None means that the slice's mode has no such meter.
+    The counters start with the allocation. A value is None if the slice's mode has no such meter.
     """
 
     device_uuid: str
@@ -73,13 +78,15 @@ class SliceMeter:
     memory_peak_bytes: int | None = None
     refusals_limit: int | None = None
     refusals_card: int | None = None
-    throttled_ns: int | None = None  # time in which launches waited
+    throttled_ns: int | None = None  # time during which launches waited
     compute: ComputeTime | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Metered:
-    """Sensors by device uuid, meters by allocation id (in the order of its slices)."""
+    """One reading of all meters: sensors by device UUID, and slices' meters by allocation id, in the order of
+    the allocation's slices.
+    """
 
     vitals: Mapping[str, Vitals]
     meters: Mapping[str, tuple[SliceMeter, ...]]
@@ -87,7 +94,7 @@ class Metered:
 
 @dataclass(frozen=True, slots=True)
 class NodeProcess:
-    """A process on a device or in an allocation; `memory_bytes` is None if NVML does not list it."""
+    """A process on a device or in an allocation. `memory_bytes` is None if NVML does not list the process."""
 
     pid: int
     uid: int | None
@@ -96,10 +103,11 @@ class NodeProcess:
     device_uuid: str
     device_index: int
     memory_bytes: int | None
-    mode: str = ""  # mode and label of the allocation
+    mode: str = ""  # mode of the process's allocation
     label: str = ""
-    standing: str = ""  # what a suspended allocation waits for
-    limited: bool = True  # False: its allocation is marked as bypassed, and libvgpu does not count it
+    standing: str = ""  # what a suspended allocation waits for, as a sentence
+    # False if the allocation is marked as bypassed and libvgpu does not count this process
+    limited: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +122,7 @@ class ReloadReport:
 
 @dataclass(frozen=True)
 class NodeDescription:
-    """A summary of the daemon; `hardware_error` is the reason if there are no devices."""
+    """A summary of the daemon and its node. `hardware_error` is the reason if there are no devices."""
 
     node: Node
     allocation_count: int
@@ -127,7 +135,7 @@ class NodeDescription:
 
 @dataclass(frozen=True, slots=True)
 class MpsServer:
-    """An MPS server. `state` is ACTIVE, FAULT or INITIALIZING; empty if the driver does not report it."""
+    """An MPS server. `state` is ACTIVE, FAULT or INITIALIZING, or empty if the driver does not report it."""
 
     pid: int
     uid: int | None
@@ -136,7 +144,7 @@ class MpsServer:
 
 @dataclass(frozen=True, slots=True)
 class MpsClient:
-    """A process under MPS; fields that are no longer known are None or ""."""
+    """A process that is an MPS client. Fields that are no longer known are None or ""."""
 
     pid: int
     server_pid: int
@@ -148,12 +156,13 @@ class MpsClient:
 
 @dataclass(frozen=True, slots=True)
 class MpsDaemon:
-    """The control daemon of one device; `trouble` is the reason if it does not answer."""
+    """The MPS control daemon of one device. `trouble` is the reason if the daemon does not answer."""
 
     device_uuid: str
     device_index: int
     pid: int
-    version: int  # the number that `nvidia-cuda-mps-control -v` prints, 13000 for CUDA 13.0; 0 if unknown
+    # version number as `nvidia-cuda-mps-control -v` prints it (13000 for CUDA 13.0); 0 if unknown
+    version: int
     multi_user: bool
     client_limit: int
     servers: tuple[MpsServer, ...] = ()
@@ -163,7 +172,9 @@ class MpsDaemon:
 
 @dataclass(frozen=True, slots=True)
 class DrainView:
-    """A drained device, and what still prevents a restart of it."""
+    """A drained device, and the allocations and processes that still prevent a restart of the driver or
+    helper.
+    """
 
     device_uuid: str
     drained: bool
@@ -172,5 +183,5 @@ class DrainView:
 
     @property
     def idle(self) -> bool:
-        """Can its helper or the driver be restarted without ending a tenant's work?"""
+        """Can the device's helper or the driver be restarted without ending the work of a tenant?"""
         return not self.allocation_ids and not self.pids

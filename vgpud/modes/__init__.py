@@ -1,1 +1,1 @@
-"""One effector per mode behind one protocol."""
+"""The effectors: one for each mode, with the same protocol."""

@@ -15,12 +15,12 @@ from vgpud.model.view import SliceMeter, SliceUse
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """Folders and files of this node."""
+    """Folders and files of this node that the modes use."""
 
     run_dir: Path
     host_root: Path
     libvgpu: Path  # the path of libvgpu.so for tenants on the host
-    arbiter: Path  # the vgpu-arbiter program
+    arbiter: Path  # the path of the program vgpu-arbiter
     mps_control: str = "nvidia-cuda-mps-control"
 
     @property
@@ -32,7 +32,7 @@ class Originals(Protocol):
     """Records the original settings of a device durably, before a mode changes them."""
 
     async def remember(self, device_uuid: str, key: str, value: str) -> None:
-        """Records `value`, unless a value is recorded already: only the first one dates from before vgpud's
+        """Records `value`, unless a value is recorded already: only the first value dates from before vgpud's
         change.
         """
         ...
@@ -40,7 +40,7 @@ class Originals(Protocol):
     def recall(self, device_uuid: str, key: str) -> str | None: ...
 
     def keys(self, device_uuid: str) -> tuple[str, ...]:
-        """The recorded keys of the device."""
+        """The keys of the device's recorded settings."""
         ...
 
     async def drop(self, device_uuid: str, key: str) -> None: ...
@@ -56,7 +56,7 @@ class Effector(Protocol):
     def mode(self) -> Mode: ...
 
     async def verify(self, device: Device) -> str | None:
-        """Why this device cannot serve in this mode now, or None; changes nothing."""
+        """Returns why this device cannot serve in this mode now, or None. Changes nothing."""
         ...
 
     async def apply(self, device: Device) -> None:
@@ -64,13 +64,15 @@ class Effector(Protocol):
         ...
 
     async def resume(self, device: Device, part: Slice) -> None:
-        """Called at start for each slice in this mode: continues vgpud's work for it, such as watching a
-        helper.
+        """Called at the start of vgpud for each slice in this mode. It continues vgpud's work for the slice,
+        such as watching a helper.
         """
         ...
 
     async def attach(self, allocation: Allocation, part: Slice, device: Device) -> tuple[Slice, Edits]:
-        """Makes one slice. Returns it completed, for example with MIG ids, and the edits for its tenant."""
+        """Makes one slice. Returns the slice with what is now known (for example MIG ids), and the edits for
+        its tenant.
+        """
         ...
 
     async def resize(self, allocation: Allocation) -> None:
@@ -82,19 +84,19 @@ class Effector(Protocol):
         ...
 
     async def tenants(self, allocation: Allocation, part: Slice) -> tuple[int, ...]:
-        """Host pids of the processes that run in the slice now."""
+        """Pids, on the host, of the processes that run in the slice now."""
         ...
 
     async def unapply(self, device_uuid: str) -> None:
-        """Restores the state of the device from before `apply`. Precondition: it has no slices."""
+        """Restores the state that the device had before `apply`. Precondition: the device has no slices."""
         ...
 
     async def use(self, allocation: Allocation, part: Slice, device: Device) -> SliceUse:
-        """What the slice uses now."""
+        """The slice's present use of the device."""
         ...
 
     def meters(self, allocation: Allocation, devices: Sequence[Device]) -> tuple[SliceMeter, ...]:
-        """One meter for each slice, in order; `devices` are from a snapshot. Does not call NVML or
-        a helper.
+        """The meters of an allocation's slices, in order. `devices` are from a snapshot. Calls neither NVML
+        nor a helper.
         """
         ...

@@ -1,4 +1,4 @@
-"""Edits that several modes share."""
+"""Edits that several modes use."""
 
 import os
 
@@ -6,17 +6,19 @@ from vgpud.model.tenancy import Allocation
 
 
 def driver_environment() -> dict[str, str]:
-    """The variables that locate the driver's libraries: helpers otherwise start with an empty environment."""
+    """The variables by which the driver's libraries are found. Helpers get them explicitly, because they
+    start with an otherwise empty environment.
+    """
     named = ("PATH", "LD_LIBRARY_PATH", "VGPU_SIM_STATE")
     return {name: os.environ[name] for name in named if name in os.environ}
 
 
 def cuda_env(allocation: Allocation) -> tuple[tuple[str, str], ...]:
-    """The environment that shows a tenant its slices only.
+    """The environment in which a tenant sees only its own slices.
 
     Slices are attached one by one, and a MIG device has no UUID before it is attached. So each attach names
-    the known slices, and the last one names all. NVIDIA_VISIBLE_DEVICES=void keeps NVIDIA's own container
-    runtime from adding devices (container toolkit documentation).
+    the slices known so far, and the last one names all. NVIDIA_VISIBLE_DEVICES=void keeps NVIDIA's own
+    container runtime from adding devices (container toolkit documentation).
     """
     names = [part.target for part in allocation.slices if part.target]
     return (

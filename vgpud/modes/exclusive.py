@@ -13,7 +13,7 @@ from vgpud.modes.gpu_use import foreign_processes, meter_of, pids_of, slice_proc
 
 
 class Exclusive:
-    """Changes nothing on the device; the edits alone give access."""
+    """The effector of mode `exclusive`. It changes nothing on the device; the edits alone give access."""
 
     mode = Mode.EXCLUSIVE
 

@@ -1,4 +1,4 @@
-"""Use of a device by its processes, from NVML, for modes without a meter."""
+"""Measures the use of a device by its processes, from NVML, for modes without a meter."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ from vgpud.model.view import SliceMeter, SliceUse
 
 
 async def slice_processes(gateway: Gateway, part: Slice) -> tuple[DeviceProcess, ...]:
-    """The processes on the slice's device or GPU instance; none on a lost device."""
+    """The processes on the slice's device or GPU instance; none if the device is lost."""
     try:
         processes = await asyncio.to_thread(gateway.processes, part.device_uuid)
     except VgpuError as error:
@@ -33,7 +33,9 @@ def meter_of(part: Slice, processes: Iterable[DeviceProcess]) -> SliceMeter:
 
 
 def is_in(process: DeviceProcess, part: Slice) -> bool:
-    """Is the process in the slice's GPU instance, and in its compute instance if there are several?"""
+    """Is the process in the slice? It is if it is in the slice's GPU instance, and in the slice's compute
+    instance if there are several.
+    """
     mig = part.mig
     if mig is None:
         return True
@@ -47,7 +49,7 @@ def pids_of(processes: tuple[DeviceProcess, ...]) -> tuple[int, ...]:
 
 
 def use_of(part: Slice, processes: tuple[DeviceProcess, ...]) -> SliceUse:
-    """The use of a slice by NVML, which reports one figure for each process, without peaks or refusals."""
+    """The use of a slice, from NVML's figure for each process. NVML has no peaks and no refusals."""
     return SliceUse(
         device_uuid=part.device_uuid,
         memory_used_bytes=sum(p.memory_bytes or 0 for p in processes),
@@ -60,14 +62,16 @@ def use_of(part: Slice, processes: tuple[DeviceProcess, ...]) -> SliceUse:
 
 
 def allocation_of(pid: int) -> str | None:
-    """The allocation in the environment of a process: a label, not a proof."""
+    """The allocation id in the environment of a process. It is a label, not a proof, because a process can
+    change its environment.
+    """
     prefix = b"VGPU_ALLOCATION="
     entries = proc.environment(pid)
     return next((e[len(prefix) :].decode(errors="replace") for e in entries if e.startswith(prefix)), None)
 
 
 class AllocationNames:
-    """A cache of `allocation_of` for one second, so that a pass over all tenants reads each process once."""
+    """Caches `allocation_of` for one second, so that a pass over all tenants reads each process once."""
 
     def __init__(self) -> None:
         self._known: dict[int, str | None] = {}
@@ -83,7 +87,7 @@ class AllocationNames:
 
 
 async def foreign_processes(gateway: Gateway, device: Device) -> str | None:
-    """A sentence that names the processes on a device that should be idle, or None."""
+    """Returns a sentence that names the processes on a device that should be idle; None if there are none."""
     processes = await asyncio.to_thread(gateway.processes, device.uuid)
     if not processes:
         return None

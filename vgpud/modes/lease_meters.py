@@ -19,17 +19,19 @@ class _Read(NamedTuple):
 
 
 class LeaseMeters:
-    """Meters of the leases in one folder. The last reading of each lease is cached until it changes."""
+    """The meters of the leases in one folder. The last reading of each lease is cached until the lease
+    changes.
+    """
 
     def __init__(self, leases: Path) -> None:
         self._leases = leases
-        self._last: dict[str, _Read] = {}  # by allocation id
+        self._last: dict[str, _Read] = {}  # last readings by allocation id
 
     def read(self, allocation: Allocation) -> tuple[SliceMeter, ...]:
-        """The meters of an allocation. As long as no counter changes it is the same object, so that callers
-        can cache results derived from it.
+        """The meters of an allocation. As long as no counter changes, the same object is returned, so that
+        callers can cache results derived from it.
 
-        Raises VgpuError LEASE_FAILED if the lease is gone.
+        Raises VgpuError LEASE_FAILED if the lease does not exist.
         """
         pages = read_meter_pages(self._leases / allocation.id, len(allocation.slices))
         last = self._last.get(allocation.id)
@@ -37,7 +39,9 @@ class LeaseMeters:
             return last.meters
         read = parse_meters(pages, len(allocation.slices))
         meters = tuple(_slice_meter(part, one) for part, one in zip(allocation.slices, read, strict=True))
-        if len(self._last) >= _KEPT_MOST:  # includes leases that were removed while they were read
+        # the cache is emptied now and then, because it also has readings of leases that were removed while
+        # they were read
+        if len(self._last) >= _KEPT_MOST:
             self._last.clear()
         self._last[allocation.id] = _Read(allocation.slices, pages, meters)
         return meters

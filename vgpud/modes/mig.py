@@ -1,4 +1,5 @@
-"""Mode `mig`: for each slice one GPU instance with its compute instance, or one of its compute instances.
+"""Mode `mig`: each slice is a GPU instance with one compute instance, or one of several compute instances in
+a GPU instance.
 
 A slice is identified by its profile and placement, never by instance ids, which change at a reboot. The
 original state (MIG mode, existing instances) is recorded before a change (mig_records.py). vgpud does not
@@ -34,7 +35,7 @@ _ON, _OFF = "on", "off"
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """The desired MIG state of a device, by policy and administrator. Instances of `layout` stay, allocated
+    """The MIG state that policy and administrator request for a device. Instances of `layout` stay, allocated
     or not.
     """
 
@@ -46,8 +47,8 @@ class Wish:
 
 
 class MigMode:
-    """The effector. `wish(device_uuid)` is called each time; without a layout, instances live as long as
-    slices.
+    """The effector of mode `mig`. `wish(device_uuid)` is called before each use. Without a layout, an
+    instance lives as long as its slice.
     """
 
     mode = Mode.MIG
@@ -84,7 +85,7 @@ class MigMode:
         return f"it is used by {counted(len(processes), 'process')}, and MIG mode needs it idle (pid {named})"
 
     async def apply(self, device: Device) -> None:
-        """Enables MIG mode. Raises VgpuError: DEVICE_IN_USE (with the processes), RESET_NEEDED if the card
+        """Enables MIG mode. Raises VgpuError: DEVICE_IN_USE (with the processes), or RESET_NEEDED if the card
         needs a reset and the policy forbids it.
         """
         if device.mig.current:
@@ -106,8 +107,8 @@ class MigMode:
             )
 
     async def _switch(self, device_uuid: str, enabled: bool) -> bool:
-        """Switches MIG mode. Returns True if it is in force. A request that needs a forbidden reset is
-        cancelled, because a device with a pending reset serves no tenant.
+        """Switches MIG mode on or off. Returns True if the new mode is in force. If it needs a reset that the
+        policy forbids, the request is cancelled, because a device with a pending reset serves no tenant.
         """
         if await asyncio.to_thread(self._gateway.set_mig_mode, device_uuid, enabled):
             return True
@@ -142,7 +143,7 @@ class MigMode:
             return  # MIG mode stays on while foreign instances exist
         if await self._switch(device_uuid, enabled=False):
             await self._originals.drop(device_uuid, ORIGINAL_KEY)
-        # otherwise the original stays recorded: a card that needs a reset keeps MIG mode until then
+        # if the card needs a reset to leave MIG mode, the original value stays recorded until then
 
     async def switch_off(self, device_uuid: str) -> None:
         """Disables MIG mode on request. Raises VgpuError: DEVICE_IN_USE, RESET_NEEDED."""
@@ -163,8 +164,8 @@ class MigMode:
     # --- instances
 
     async def make(self, device_uuid: str, key: Key) -> GpuInstance:
-        """The instance at this placement, vgpud's or a foreign one that the policy lends; creates it if it is
-        missing.
+        """Returns the GPU instance at this placement: vgpud's or a foreign one that the policy lends. A
+        missing instance is created.
 
         Raises VgpuError: DEVICE_IN_USE for a foreign instance, NO_CAPACITY, and the errors of
         Gateway.create_gpu_instance.
@@ -178,21 +179,23 @@ class MigMode:
                     return there
                 if self._has_others(device_uuid, there):
                     raise _foreign(device_uuid, key)
-                # a crash between the two creations, instances removed by hand, or divided and unallocated
+                # The instance lacks its compute instance, is divided without an allocation, or lost parts by
+                # hand, so it is made anew. (A crash between the two creations has this effect.)
                 await self._destroy(device_uuid, key, there)
             await self.records.made(device_uuid, key)
             try:
                 return await asyncio.to_thread(self._gateway.create_gpu_instance, device_uuid, *key)
             except VgpuError as error:
-                # after a timeout the driver may still create it, so the record stays
+                # after a timeout the driver may still create the instance, so its record stays
                 if error.code is not ErrorCode.NVML_TIMEOUT:
                     await self.records.gone(device_uuid, key)
                 raise
 
     async def unmake(self, device_uuid: str, key: Key) -> bool:
-        """Destroys the instance if vgpud made it, or if the policy removes foreign ones; otherwise False.
+        """Destroys a GPU instance if vgpud made it or if the policy removes foreign instances. Otherwise
+        returns False.
 
-        Raises VgpuError: DEVICE_IN_USE with the processes on it.
+        Raises VgpuError: DEVICE_IN_USE with the processes on the instance.
         """
         async with self._lock(device_uuid):
             if key not in self.records.own(device_uuid) and self._wish(device_uuid).foreign != "remove":
@@ -204,7 +207,9 @@ class MigMode:
             return True
 
     async def _destroy(self, device_uuid: str, key: Key, there: GpuInstance | None) -> None:
-        """Destroys the instance with its compute instances, whose records are removed first."""
+        """Destroys a GPU instance with its compute instances. The records of the compute instances are
+        removed first.
+        """
         if there is not None:
             await asyncio.to_thread(self._gateway.destroy_gpu_instance, device_uuid, there.id)
         for part in sorted(self.records.own_parts(device_uuid)):
@@ -213,20 +218,23 @@ class MigMode:
         await self.records.gone(device_uuid, key)
 
     def _has_others(self, device_uuid: str, instance: GpuInstance) -> bool:
-        """Does the GPU instance contain a compute instance that is not vgpud's and that the policy keeps?"""
+        """Does the GPU instance contain a compute instance that vgpud did not make and that the
+        policy keeps?
+        """
         if not instance.is_divided or self._wish(device_uuid).foreign == "remove":
             return False
         own = self.records.own_parts(device_uuid)
         return any((instance.key, one.key) not in own for one in instance.compute_instances)
 
-    # --- compute instances that have a part of their GPU instance
+    # --- compute instances that take a part of their GPU instance
 
     async def make_part(self, device_uuid: str, part: Part) -> tuple[GpuInstance, ComputeInstance]:
-        """The compute instance at this placement, vgpud's or a lent one; creates it, with its GPU instance,
-        if missing.
+        """Returns the compute instance at this placement: vgpud's or a lent one. If it is missing it is
+        created, with its GPU instance.
 
-        An undivided, unallocated GPU instance of vgpud at the placement is destroyed first. Raises VgpuError:
-        DEVICE_IN_USE for a foreign instance, NO_CAPACITY, and the errors of Gateway.create_*.
+        If vgpud has an undivided GPU instance without an allocation at the placement, that instance is
+        destroyed first. Raises VgpuError: DEVICE_IN_USE for a foreign instance, NO_CAPACITY, and the errors
+        of Gateway.create_*.
         """
         key, place = part
         async with self._lock(device_uuid):
@@ -281,8 +289,8 @@ class MigMode:
         return made, one
 
     async def unmake_part(self, device_uuid: str, part: Part) -> bool:
-        """As `unmake`, for a compute instance. The GPU instance is destroyed with the last one, if vgpud made
-        it and no layout contains it.
+        """Destroys a compute instance, under the same conditions as `unmake`. If it is the last in its GPU
+        instance, that instance is destroyed too, provided vgpud made it and no layout contains it.
         """
         async with self._lock(device_uuid):
             if (
@@ -340,14 +348,14 @@ class MigMode:
         return done, Edits(env=cuda_env(completed), device_nodes=nodes)
 
     async def is_stale(self, allocation: Allocation, part: Slice, device: Device) -> bool:
-        """Do the slice's recorded ids or device nodes differ from the present ones?
+        """Do the ids or device nodes recorded for the slice differ from the present ones?
 
-        Capability nodes get their numbers from the driver, which may have changed.
+        The driver assigns the numbers of capability nodes, and they may have changed.
         """
         place = _place(part)
         instance = await self._find(part.device_uuid, place.key)
         if instance is None or not instance.compute_instances:
-            return False  # a repair creates missing instances
+            return False  # a missing instance is created by a repair, so it does not count as stale
         compute = instance.compute_instances[0]
         if place.compute_key is not None:
             at = instance.compute(place.compute_key)
@@ -368,7 +376,9 @@ class MigMode:
         )
 
     async def detach(self, allocation: Allocation, part: Slice) -> None:
-        """Releases the slice's instance. Instances of the layout and lent ones stay."""
+        """Releases the slice's instance. Instances of the layout and foreign instances that were lent
+        stay.
+        """
         place = _place(part)
         key, wish = place.key, self._wish(part.device_uuid)
         if place.compute_key is not None:
@@ -384,7 +394,8 @@ class MigMode:
         if part in self.records.own_parts(device_uuid):
             await self.unmake_part(device_uuid, part)
             return
-        async with self._lock(device_uuid):  # interrupted after the compute instance was destroyed
+        # an earlier detach was interrupted after it had destroyed the compute instance
+        async with self._lock(device_uuid):
             await self._drop_if_empty(device_uuid, part[0])
 
     async def use(self, allocation: Allocation, part: Slice, device: Device) -> SliceUse:

@@ -1,7 +1,7 @@
-"""Records of a device's MIG state: the instances that vgpud made, and the applied layout.
+"""Records a device's MIG state: the instances that vgpud made, and the applied layout.
 
-They are stored with the original settings, because a restore undoes both: it removes the instances and the
-layout. A record is durable before the change that it describes.
+The records are stored with the original settings, because a restore undoes both: it removes the instances and
+the layout. A record is durable before the change that it describes.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from vgpud.model.device import PlaceKey, Placement
 from vgpud.modes.base import Originals
 
 Key = PlaceKey
-Part = tuple[Key, Key]  # a GPU instance, and one of its compute instances
+Part = tuple[Key, Key]  # The keys of a GPU instance, and of one of its compute instances.
 
 _INSTANCE = "mig_instance "
 _PART = "mig_compute_instance "
@@ -22,9 +22,9 @@ _NONE = "-"
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """A layout that an administrator applied; `off`: MIG mode is desired off.
+    """A layout that an administrator applied. `off` means that MIG mode is to be off.
 
-    `computes` are the compute instances into which its GPU instances are divided.
+    `computes` are the compute instances into which the layout's GPU instances are divided.
     """
 
     off: bool = False
@@ -33,8 +33,8 @@ class Applied:
 
 
 class MigRecords:
-    """Reads and writes the records. `revision` grows with every change, so that callers can cache what they
-    derive.
+    """Reads and writes the records. `revision` grows with every change, so that callers can cache values
+    derived from the records.
     """
 
     def __init__(self, originals: Originals) -> None:
@@ -42,7 +42,7 @@ class MigRecords:
         self.revision = 0
 
     def own(self, device_uuid: str) -> frozenset[Key]:
-        """The instances that vgpud made, or was creating when it was interrupted."""
+        """The GPU instances that vgpud made, or was creating when it was interrupted."""
         keys = (k for k in self._originals.keys(device_uuid) if k.startswith(_INSTANCE))
         return frozenset(_read(key.removeprefix(_INSTANCE)) for key in keys)
 
@@ -55,7 +55,9 @@ class MigRecords:
         await self._originals.drop(device_uuid, _INSTANCE + _write(key))
 
     def own_parts(self, device_uuid: str) -> frozenset[Part]:
-        """As `own`, for compute instances that are a part of their GPU instance."""
+        """The compute instances, each a part of a GPU instance, that vgpud made or was creating when it was
+        interrupted.
+        """
         keys = (k for k in self._originals.keys(device_uuid) if k.startswith(_PART))
         return frozenset(_read_part(key.removeprefix(_PART)) for key in keys)
 
@@ -81,8 +83,8 @@ class MigRecords:
         )
 
     async def apply(self, device_uuid: str, layout: Applied | None) -> None:
-        """Records a layout atomically: the newest generation counts, and older ones are deleted after it is
-        durable.
+        """Records a layout atomically. The newest generation counts; older ones are deleted after the new one
+        is durable.
         """
         before = self._generations(device_uuid)
         newest = max(before, default=0) + 1

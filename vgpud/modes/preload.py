@@ -1,7 +1,7 @@
-"""Mode `preload`: a lease in shared memory, enforced by libvgpu inside the tenant.
+"""Mode `preload`: a lease in shared memory, whose limits libvgpu enforces inside the tenant.
 
 All slices of an allocation have one lease, so each attach writes the same lease. The arbiter registers the
-tenant's processes and outlives vgpud.
+tenant's processes. It keeps running when vgpud stops.
 """
 
 import asyncio
@@ -54,14 +54,17 @@ CONTAINER_LEASE = "/run/vgpu/lease"
 CONTAINER_LIBRARY = "/run/vgpu/libvgpu.so"
 ARBITER_UNIT = "vgpud-arbiter"
 
-# libvgpu tries every 100 ms to reach a restarted arbiter (RETRY_MS_MAX in arbiter_link.c)
+# Wait for processes to register with a restarted arbiter: libvgpu tries to reach it every 100 ms
+# (RETRY_MS_MAX in arbiter_link.c).
 _REGISTER_SECONDS = 0.25
 _NOTICE_SECONDS = 0.2
-_RESTART_SECONDS = 0.2  # pause, so that an arbiter that dies at once is not restarted in a tight loop
-# a healthy arbiter answers in tens of microseconds, less than passing the order to a thread takes
+# pause before a restart, so that an arbiter that dies at once is not restarted in a tight loop
+_RESTART_SECONDS = 0.2
+# Time that the event loop itself waits for the arbiter: a healthy arbiter answers in tens of microseconds,
+# which is less than passing the order to a thread takes.
 _AT_ONCE_SECONDS = 0.002
 
-# states in which the tenant's processes wait before their driver calls
+# States in which the tenant's processes wait before their driver calls.
 _AWAY = (State.SUSPENDING, State.SUSPENDED, State.RESUMING)
 _OUT = (State.SUSPENDING, State.SUSPENDED)
 _PRIORITIES = {"above-normal": 1, "below-normal": -1}
@@ -72,7 +75,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PreloadRules:
-    """The policy of one device, as this mode needs it."""
+    """The policy's rules for one device, as far as mode preload needs them."""
 
     share_policy: SharePolicy = SharePolicy.HARD
     latency_quantum_us: int = 0
@@ -81,7 +84,7 @@ class PreloadRules:
 
 @dataclass(frozen=True, slots=True)
 class PreloadWorld:
-    """Callbacks to the node: the allocations, and the policy in force for a device (its UUID)."""
+    """Callbacks to the node: its allocations, and the policy's rules in force for a device (its UUID)."""
 
     allocations: Callable[[], Iterable[Allocation]]
     rules_for: Callable[[str], PreloadRules]
@@ -118,8 +121,8 @@ class Preload:
         await self.ensure_arbiter()
 
     async def ensure_arbiter(self) -> None:
-        """Starts the arbiter if it does not run. One arbiter serves all preload devices of the node."""
-        if self._notice is not None:  # watched: a dead arbiter would have been reported
+        """Starts the arbiter if it does not run. One arbiter serves all devices in mode preload."""
+        if self._notice is not None:  # the arbiter is watched already: its death would have been reported
             return
         async with self._starting:
             if await asyncio.to_thread(self._units.running, ARBITER_UNIT) is None:
@@ -144,8 +147,8 @@ class Preload:
         return any(not entry.name.startswith(".") for entry in self._leases.iterdir())
 
     def _ended(self, _: str) -> None:
-        """Called when the arbiter has ended: restarts it. Until then limits hold, but ended processes are not
-        noticed.
+        """Called when the arbiter has ended: restarts it. Until the restart, the limits still hold, but the
+        end of a process is not noticed.
         """
         self._notice = None
         if self._is_needed():
@@ -163,7 +166,7 @@ class Preload:
                 return
 
     async def _order(self, order: Callable[[ArbiterClient, str], T], allocation_id: str) -> T:
-        """Lets the arbiter carry out an order. An arbiter that has just died is restarted first."""
+        """Lets the arbiter carry out an order. If the arbiter has just died, it is restarted first."""
         try:
             return await self._order_once(order, allocation_id)
         except VgpuError as error:
@@ -171,13 +174,13 @@ class Preload:
                 raise
         end = clock.now() + _NOTICE_SECONDS
         while self._notice is not None and clock.now() < end:  # noqa: ASYNC110 - a turn or two
-            await asyncio.sleep(0)  # lets the callback of the arbiter's end run first
+            await asyncio.sleep(0)  # lets the callback for the arbiter's end run first
         await self.ensure_arbiter()
         return await self._order_once(order, allocation_id)
 
     async def _order_once(self, order: Callable[[ArbiterClient, str], T], allocation_id: str) -> T:
-        """Sends an order; orders are idempotent. The event loop waits very briefly for the answer, and then a
-        thread does.
+        """Sends one order, which is idempotent. The event loop waits very briefly for the answer; if none
+        comes, the order is sent again in a thread.
         """
         try:
             return order(self._arbiter_at_once, allocation_id)
@@ -187,7 +190,9 @@ class Preload:
         return await asyncio.to_thread(order, self._arbiter, allocation_id)
 
     async def resume(self, device: Device, part: Slice) -> None:
-        """At start: restarts an arbiter that died meanwhile, and applies a changed policy."""
+        """At the start of vgpud: restarts an arbiter that died while vgpud was stopped, and applies a changed
+        policy.
+        """
         await self.ensure_arbiter()
         self.follow_rules(device.uuid)
         for allocation in self._world.allocations():
@@ -195,7 +200,7 @@ class Preload:
                 await self.restore_wall(allocation)
 
     async def restore_wall(self, allocation: Allocation) -> None:
-        """Brings the memory wall in step with the allocation, as far as the driver lets it."""
+        """Adjusts the memory wall to the allocation. If the driver refuses, the reason is logged."""
         try:
             await self.walls.keep(allocation)
         except VgpuError as error:
@@ -203,9 +208,11 @@ class Preload:
             log.warning(LogEvent.MEMORY_WALL_REFUSED, allocation=allocation.id, why=why)
 
     async def attach(self, allocation: Allocation, part: Slice, device: Device) -> tuple[Slice, Edits]:
-        await self.ensure_arbiter()  # a slice inside a MIG instance has no earlier `apply`
+        # for a slice in a MIG instance, no earlier `apply` has started the arbiter
+        await self.ensure_arbiter()
         if part.mode is Mode.PRELOAD and part.mig is None:
-            await self._world.settle_engine(device.uuid)  # this may be the first tenant of the device
+            # the tenant may be the device's first, for which the engine is chosen
+            await self._world.settle_engine(device.uuid)
         owner = allocation.request.owner
         lease = write_lease(
             self._leases,
@@ -228,7 +235,8 @@ class Preload:
             env=(*cuda_env(allocation), ("LD_PRELOAD", CONTAINER_LIBRARY)),
             host_env=((LEASE_VARIABLE, str(lease)), ("LD_PRELOAD", str(self._paths.libvgpu))),
             mounts=(
-                # read-only except `usage`, because a container's root would own the folder
+                # The lease is mounted read-only except its file `usage`, because a container's root could
+                # otherwise change the limits.
                 Mount(str(lease), CONTAINER_LEASE),
                 Mount(str(lease / "usage"), f"{CONTAINER_LEASE}/usage", read_only=False),
                 Mount(str(self._paths.libvgpu), CONTAINER_LIBRARY),
@@ -241,21 +249,23 @@ class Preload:
         memory, paused = self._memory(allocation), allocation.paused
         update_limits(folder, self._limits(allocation), away=away, memory=memory, paused=paused)
         await self.walls.keep(allocation)
-        with suppress(VgpuError):  # a process that is not reached now reads the lease when it registers
+        # a process that does not get the order now reads the lease when it registers
+        with suppress(VgpuError):
             await self.look(allocation.id)
 
     async def pause(self, allocation_id: str, paused: bool) -> None:
-        """Orders the arbiter to keep the tenant off its devices, or no longer. Raises VgpuError."""
+        """Orders the arbiter to keep the tenant off its devices, or to let it run again. Raises VgpuError."""
         folder = self._leases / allocation_id
         update_limits(folder, read_limits(folder).devices, paused=paused)
-        await self._order(ArbiterClient.add, allocation_id)  # it reads the limits of a lease that it serves
+        # for a lease that it serves already, `add` makes the arbiter read the limits again
+        await self._order(ArbiterClient.add, allocation_id)
 
     def is_pause_ordered(self, allocation_id: str) -> bool:
-        """Raises VgpuError(LEASE_FAILED)."""
+        """Does the lease order the tenant's pause? Raises VgpuError(LEASE_FAILED)."""
         return read_limits(self._leases / allocation_id).paused
 
     async def look(self, allocation_id: str) -> None:
-        """Makes the tenant's processes write the report that `activity` reads. Raises VgpuError."""
+        """Makes the tenant's processes write the report that `activity` returns. Raises VgpuError."""
         await self._order_once(ArbiterClient.look, allocation_id)
 
     def registered(self, allocation_id: str) -> Registered:
@@ -265,21 +275,23 @@ class Preload:
         return self._arbiter.registered(allocation_id)
 
     def learn(self, allocation_id: str) -> None:
-        """Makes the tenant's processes measure the driver's memory again. Blocks. Raises VgpuError."""
+        """Makes the tenant's processes measure again how much memory the driver itself takes. Blocks. Raises
+        VgpuError.
+        """
         self._arbiter.look(allocation_id)
 
     def counted(self, allocation: Allocation) -> tuple[int, ...]:
-        """Bytes that libvgpu counts for the allocation, by slice. Raises VgpuError(LEASE_FAILED)."""
+        """Bytes that libvgpu counts for each slice of the allocation. Raises VgpuError(LEASE_FAILED)."""
         return read_counted(self._leases / allocation.id, len(allocation.slices))
 
     def unknown_calls(self, allocation_id: str) -> UnknownCalls:
-        """Raises VgpuError(LEASE_FAILED)."""
+        """The driver calls of the tenant that libvgpu does not know. Raises VgpuError(LEASE_FAILED)."""
         return read_unknown_calls(self._leases / allocation_id)
 
     def _memory(self, allocation: Allocation) -> LeaseMemory:
-        """Where libvgpu must keep the tenant's memory. Memory is evictable (not FIXED) only where the policy
-        says so, and on a single device: with several devices, peers would map it too. While the driver has
-        processes saved, their memory stays out.
+        """Where libvgpu must keep the tenant's memory. Memory is evictable (not FIXED) only if the policy
+        says so, and only for an allocation on a single device: with several devices, peers would map the
+        memory too. While the driver has saved the tenant's processes, libvgpu keeps their memory out.
         """
         if allocation.is_deep:
             return LeaseMemory.OUT
@@ -291,8 +303,8 @@ class Preload:
         return LeaseMemory.HERE if evictable else LeaseMemory.FIXED
 
     def expect(self, allocation_id: str, soon: bool) -> None:
-        """Lets libvgpu make host buffers for an eviction while the tenant runs, or no longer. Its processes
-        read the order within 0.1 s. Raises VgpuError(LEASE_FAILED).
+        """Tells libvgpu to prepare host buffers for an eviction while the tenant runs (`soon`), or to stop
+        that. The tenant's processes read the order within 0.1 s. Raises VgpuError(LEASE_FAILED).
         """
         folder = self._leases / allocation_id
         held, wanted = read_limits(folder), LeaseMemory.SOON if soon else LeaseMemory.HERE
@@ -304,29 +316,33 @@ class Preload:
             update_limits(folder, held.devices, memory=wanted)
 
     def keep(self, allocation_id: str, share_hundredths: int) -> None:
-        """Lets this share of its movable memory stay on its device while the rest is out. Its processes read
-        the value at their next look. Raises VgpuError(LEASE_FAILED).
+        """Sets the share of a tenant's movable memory that may stay on its device while the rest is out. The
+        processes read the value at their next look. Raises VgpuError(LEASE_FAILED).
         """
         folder = self._leases / allocation_id
         update_limits(folder, read_limits(folder).devices, keep_share=share_hundredths)
 
     def swaps(self, allocation_id: str) -> tuple[ProcessSwap, ...]:
-        """Raises VgpuError(LEASE_FAILED)."""
+        """The swap states of the tenant's processes. Raises VgpuError(LEASE_FAILED)."""
         return read_swaps(self._leases / allocation_id)
 
     def held(self, allocation_id: str) -> Meter:
-        """The memory of all processes on the lease's first device. Raises VgpuError(LEASE_FAILED)."""
+        """The memory that all processes of the tenant hold on the lease's first device. Raises
+        VgpuError(LEASE_FAILED).
+        """
         return read_meters(self._leases / allocation_id, 1)[0].memory
 
     def activity(self, allocation_id: str) -> LeaseActivity:
-        """Raises VgpuError(LEASE_FAILED)."""
+        """The last activity reports of the tenant's processes. Raises VgpuError(LEASE_FAILED)."""
         return read_activity(self._leases / allocation_id)
 
     def _limits(self, allocation: Allocation) -> tuple[DeviceLimits, ...]:
         return limits_of(allocation, self._world.rules_for)
 
     def follow_rules(self, device_uuid: str = "") -> None:
-        """Applies the present rules to all tenants (of a device) that run under earlier ones."""
+        """Applies the present rules to all tenants, or to those of one device, whose leases have earlier
+        rules.
+        """
         for allocation in self._world.allocations():
             parts = [part for part in allocation.slices if device_uuid in ("", part.device_uuid)]
             lease = self._leases / allocation.id
@@ -339,7 +355,9 @@ class Preload:
                 log.error(LogEvent.POLICY_RULES_NOT_APPLIED_TO_TENANT, allocation=allocation.id, why=why)
 
     def _follow(self, allocation: Allocation) -> None:
-        """Changes only values that rules set: a resize may have changed the book and not yet the lease."""
+        """Writes the present rules into a lease. Other values stay as they are, because a resize may have
+        changed the book and not yet the lease.
+        """
         folder = self._leases / allocation.id
         held = read_limits(folder)
         ruled = tuple(
@@ -351,8 +369,8 @@ class Preload:
             update_limits(folder, ruled, memory=memory)
 
     async def serve_anew(self, allocation_ids: Sequence[str]) -> None:
-        """Makes the arbiter read the engine of the allocations' devices again: it reads it at a device's
-        first lease. Raises VgpuError.
+        """Makes the arbiter read the engine of the allocations' devices again: it reads the engine when it
+        gets the device's first lease. Raises VgpuError.
         """
         await self.ensure_arbiter()
         for order in (ArbiterClient.remove, ArbiterClient.add):
@@ -361,7 +379,7 @@ class Preload:
 
     async def detach(self, allocation: Allocation, part: Slice) -> None:
         close_lease(self._leases / allocation.id)
-        with suppress(VgpuError):  # an arbiter that does not run reads all leases at its start
+        with suppress(VgpuError):  # if the arbiter does not run, it will read all leases at its start
             await self._order_once(ArbiterClient.remove, allocation.id)
         self._contexts.learn(self._leases / allocation.id)
         self._meters.forget(allocation.id)
@@ -369,7 +387,9 @@ class Preload:
         remove_lease(self._leases, allocation.id)
 
     async def unapply(self, device_uuid: str) -> None:
-        """The arbiter keeps running: it serves every preload device, and costs nothing while idle."""
+        """Forgets the engine of the device. The arbiter keeps running: it serves every device in mode
+        preload, and costs nothing while idle.
+        """
         self._world.forget_engine(device_uuid)
 
     async def use(self, allocation: Allocation, part: Slice, device: Device) -> SliceUse:
@@ -394,20 +414,22 @@ class Preload:
         return self._meters.read(allocation)
 
     async def tenants(self, allocation: Allocation, part: Slice) -> tuple[int, ...]:
-        # waits for a start that is under way: until its end the arbiter has no registered processes to list
+        # If the arbiter is being started, waits for the end of the start: until then it has no registered
+        # processes to list.
         async with self._starting:
             pass
         return await self._order(ArbiterClient.list, allocation.id)
 
 
 def limits_of(allocation: Allocation, rules_for: Callable[[str], PreloadRules]) -> tuple[DeviceLimits, ...]:
-    """The device limits of an allocation's lease: one entry for each slice, in order."""
+    """The device limits for an allocation's lease: one entry for each slice, in order."""
     priority = allocation.request.priority
     return tuple(_device_limits(part, priority, rules_for(part.device_uuid)) for part in allocation.slices)
 
 
 def _device_limits(part: Slice, priority: str, rules: PreloadRules) -> DeviceLimits:
-    if part.mode is not Mode.PRELOAD:  # MPS enforces share and priority
+    # in mode mps, MPS enforces share and priority, and the lease only the memory
+    if part.mode is not Mode.PRELOAD:
         return DeviceLimits(part.target, part.memory_bytes)
     return DeviceLimits(
         uuid=part.target,

@@ -1,12 +1,13 @@
-"""Memory walls: the driver limits the memory of a tenant's control group, whatever its programs do.
+"""Memory walls: the driver limits the device memory of a tenant's control group, whatever its programs do.
 
 Drivers from branch 615 on have nvmlDeviceSetMemoryLimits_v1 (NVML API reference, "nvmlSetMemoryLimits_v1_t"):
-a soft and a hard limit of a cgroup v2 on a device; only root may set them; MIG devices have none; 0 and
-NVML_DEVICE_MEMORY_LIMIT_MAX clear them, and so does the removal of the group. Not run on a card.
+a soft and a hard limit of a cgroup v2 on a device. Only root may set them, and MIG devices have none. The
+values 0 and NVML_DEVICE_MEMORY_LIMIT_MAX clear a limit, and so does the removal of the group. This was not
+run on a card.
 
 The group is the container's, or one that vgpud makes for a program that `vgpuctl run` starts. A user cannot
-leave that one: to move a process, the kernel asks for write access to the nearest group above both
-(cgroups(7)).
+leave a group made by vgpud: to move a process, the kernel asks for write access to the nearest group above
+both (cgroups(7)).
 """
 
 import asyncio
@@ -27,15 +28,17 @@ from vgpud.proc import pin
 
 log = structlog.get_logger(__name__)
 
-#: Where cgroup v2 is mounted: alone, or beside version 1.
+#: Where cgroup v2 is mounted: as the only version, or beside version 1.
 _MOUNTS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
 
 
 class Limiter(Protocol):
-    """The two calls of NVML. Both block, and raise VgpuError: UNSUPPORTED if driver or device lack them."""
+    """The two NVML calls for memory limits. Both block. Both raise VgpuError: UNSUPPORTED if the driver or
+    the device does not support them.
+    """
 
     def memory_limit(self, uuid: str, group: str) -> int | None:
-        """The hard limit of a group in bytes; None if it has none."""
+        """The hard limit of a control group in bytes; None if it has none."""
         ...
 
     def set_memory_limit(self, uuid: str, group: str, limit_bytes: int | None) -> None: ...
@@ -43,7 +46,7 @@ class Limiter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WallWorld:
-    """Callbacks to the node. `wanted`: does the policy want walls on a device (its UUID)?"""
+    """Callbacks to the node. `wanted` says whether the policy wants memory walls on a device (its UUID)."""
 
     limiter: Limiter
     allocations: Callable[[], Iterable[Allocation]]
@@ -52,10 +55,11 @@ class WallWorld:
 
 
 def wall_limits(holders: Sequence[Allocation], devices: Iterable[Device], own: bool) -> Mapping[str, int]:
-    """The limit in bytes of a group on each device, by UUID. `holders` are the allocations of its processes.
+    """The limit of a control group on each device, in bytes by UUID. `holders` are the allocations whose
+    processes are in the group.
 
-    During a move both devices count. In a group that vgpud made (`own`), devices of other allocations
-    are closed: a program that drops its environment sees them too.
+    During a move the limit holds on both devices. In a group that vgpud made (`own`), all other devices get a
+    limit of nothing, because a program that drops its environment could use them too.
     """
     limits = {}
     for device in devices:
@@ -73,8 +77,8 @@ def wall_limits(holders: Sequence[Allocation], devices: Iterable[Device], own: b
 
 
 class Walls:
-    """The walls of all tenants. A start finds them again: vgpud's own groups are folders named by allocation,
-    and containers' groups are in the records of the allocations.
+    """The memory walls of all tenants. After a restart vgpud finds them again: its own groups are folders
+    named by allocation, and containers' groups are in the records of the allocations.
     """
 
     def __init__(self, parent: str, world: WallWorld) -> None:
@@ -83,43 +87,45 @@ class Walls:
         self._mount = mount
         self._parent = None if mount is None else mount / parent
         self._world = world
-        self._able: dict[tuple[str, str], bool] = {}  # the driver's answer, by its version and device
+        # Whether the driver supports limits, by driver version and device.
+        self._able: dict[tuple[str, str], bool] = {}
         self._standing: set[str] = set()
-        self._orphans: set[str] = set()  # groups whose processes outlived their allocation
+        self._orphans: set[str] = set()  # Groups whose processes outlived their allocation.
 
     def stands(self, allocation_id: str) -> bool:
         """Does the driver enforce the memory limit of this allocation?"""
         return allocation_id in self._standing
 
     def own_groups(self) -> frozenset[str]:
-        """The ids of allocations that have, or had, a group that vgpud made."""
+        """The allocation ids of all groups that vgpud made; the allocation may no longer exist."""
         if self._parent is None or not self._parent.is_dir():
             return frozenset()
         return frozenset(entry.name for entry in self._parent.iterdir() if entry.is_dir())
 
     async def build(self, allocation: Allocation) -> None:
-        """Makes the tenant's group, if it wants one, sets its limits, and moves the tenant's process into it.
+        """Makes the tenant's control group if needed, sets its limits, and moves the tenant's process into
+        it.
 
-        If the driver or the kernel refuse, libvgpu alone limits the memory; the log has the reason.
+        If the driver or the kernel refuses, only libvgpu limits the memory, and the log has the reason.
         """
         if self._may():
             await asyncio.to_thread(self._build, allocation)
 
     async def keep(self, allocation: Allocation) -> None:
-        """Brings the limits of the tenant's group in step with the allocation. Raises VgpuError."""
+        """Adjusts the limits of the tenant's control group to the allocation. Raises VgpuError."""
         if self._may():
             await asyncio.to_thread(self._keep, allocation)
 
     async def drop(self, allocation: Allocation) -> None:
-        """Removes the tenant's wall. If processes are left in the group, they get no more memory."""
+        """Removes the tenant's memory wall. Processes that are left in the group get no more memory."""
         if self._may():
             await asyncio.to_thread(self._drop, allocation)
 
     async def remove(self, allocation_id: str) -> None:
-        """Removes a group that vgpud made for an allocation that does not exist any more."""
+        """Removes the control group of an allocation that no longer exists."""
         await asyncio.to_thread(self._remove, allocation_id)
 
-    # --- in threads
+    # --- methods that block, for threads
 
     def _build(self, allocation: Allocation) -> None:
         lifetime = allocation.request.lifetime
@@ -144,7 +150,9 @@ class Walls:
             log.warning(LogEvent.MEMORY_WALL_REFUSED, allocation=allocation.id, why=why)
 
     def _enter(self, allocation: Allocation) -> None:
-        """Moves the tenant's process. The pidfd proves that it runs, up to the line before the write."""
+        """Moves the tenant's process into the group. A pidfd proves that the process with this pid is still
+        the right one, up to the line before the write.
+        """
         lifetime = allocation.request.lifetime
         pidfd = pin(lifetime.pid, lifetime.start_ticks)
         if pidfd is None:
@@ -177,11 +185,13 @@ class Walls:
         full = bool(_members(group))
         for uuid in wall_limits([allocation], self._devices(), own):
             limit_bytes = limits.get(uuid, 0 if full else None)
-            with suppress(VgpuError):  # the device may be lost, the group gone
+            with suppress(VgpuError):  # the device may be lost, or the group removed
                 self._world.limiter.set_memory_limit(uuid, str(group), limit_bytes)
 
     def _remove(self, allocation_id: str) -> None:
-        """Without its processes the group goes; the driver drops the limits of a group with the group."""
+        """Removes an allocation's own group if no process is in it. The driver drops the limits of a group
+        together with the group.
+        """
         group = self._own(allocation_id)
         self._orphans.discard(allocation_id)
         if not group.is_dir():
@@ -202,7 +212,7 @@ class Walls:
         return self._parent / allocation_id
 
     def _group(self, allocation: Allocation) -> Path | None:
-        """The tenant's group; None if it has none, or none in cgroup v2."""
+        """The folder of the tenant's control group; None if it has none in cgroup v2."""
         if self._mount is None or self._parent is None:
             return None
         inode, _, path = allocation.request.lifetime.cgroup.partition(" ")
@@ -216,7 +226,7 @@ class Walls:
         return None
 
     def _others(self, allocation: Allocation, own: bool) -> list[Allocation]:
-        """Other allocations of the same container."""
+        """Other allocations that are used by the same container."""
         cgroup = allocation.request.lifetime.cgroup
         if own or not cgroup:
             return []
@@ -227,7 +237,7 @@ class Walls:
         ]
 
     def _can(self, allocation: Allocation) -> bool:
-        """Has every slice a device on which policy and driver give walls?"""
+        """Do policy and driver support a memory wall on the device of every slice?"""
         able = {device.uuid for device in self._devices()}
         parts = [part for part in allocation.slices if part.mode is Mode.PRELOAD]
         return bool(parts) and all(
@@ -239,12 +249,14 @@ class Walls:
         return [d for d in self._world.node().devices if d.health.answers and not d.mig.current]
 
     def _may(self) -> bool:
-        """False if no device has walls, which needs no call."""
+        """False if it is already known that no device supports walls, so that no thread is needed."""
         version = self._world.node().driver_version
         return self._mount is not None and any(self._able.get((version, d.uuid), True) for d in self._well())
 
     def _devices(self) -> list[Device]:
-        """The devices on which the driver limits the memory of groups. Each is asked once."""
+        """The devices on which the driver can limit the memory of groups. Each device is asked once per
+        driver version.
+        """
         found = []
         for device in self._well():
             key = (self._world.node().driver_version, device.uuid)
@@ -273,7 +285,9 @@ class Walls:
 
 
 def _enable(*folders: Path) -> None:
-    """Lets groups below have the kernel's controller of device memory (Linux 6.14), where there is one."""
+    """Enables the kernel's controller of device memory (Linux 6.14) for the groups below these folders, if
+    the kernel has it.
+    """
     for folder in folders:
         if "dmem" in (folder / "cgroup.controllers").read_text().split():
             (folder / "cgroup.subtree_control").write_text("+dmem")

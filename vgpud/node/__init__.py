@@ -1,1 +1,1 @@
-"""Serves requests on the node: decision, intent, effects, outcome."""
+"""Carries out requests on the node, in the order: decision, intent, effects, outcome."""

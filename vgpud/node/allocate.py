@@ -1,7 +1,8 @@
-"""Makes allocations: decides and books without an await in between, then runs the plan.
+"""Makes allocations. The decision and the booking of the capacity happen without an await in between; then
+the plan is run.
 
-A failed allocation is undone; a start finishes or undoes one that a crash interrupted (recover.py). Of
-several calls with one request id the first one works, and the others get its answer.
+A failed allocation is undone; if a crash interrupts one, the next start finishes or undoes it (recover.py).
+If several calls have the same request id, the first does the work, and the others get its answer.
 """
 
 import asyncio
@@ -28,13 +29,14 @@ from vgpud.planner.quota import over_quota
 from vgpud.planner.steps import allocate_steps
 from vgpud.policy.model import Policy
 
-_SNAPSHOT_SECONDS = 1.0  # greatest age of the snapshot behind a decision
-_SETTLE_SECONDS = 2.0  # before it refuses, a request waits this long for releases that are running
+_SNAPSHOT_SECONDS = 1.0  # maximum age of the snapshot on which a decision is based
+_SETTLE_SECONDS = 2.0  # how long a request waits for releases that are running, before it is refused
 
 
 class AllocationMaker:
-    """`closed(request)` returns the devices that accept no such request, each with the reason. `made` is
-    called with each new allocation and returns it after admission: it may start suspended.
+    """Makes allocations. `closed(request)` returns the devices that do not accept the request, each with the
+    reason. `made` is called with each new allocation and returns its record after admission: the tenant may
+    start suspended.
     """
 
     def __init__(
@@ -63,7 +65,7 @@ class AllocationMaker:
 
     @property
     def running(self) -> frozenset[str]:
-        """Ids of the allocations that are being made."""
+        """Ids of the allocations that are being made now."""
         return frozenset(a.id for a in self._book if request_key(a.request) in self._running)
 
     @property
@@ -71,7 +73,7 @@ class AllocationMaker:
         return {task for _, task in self._running.values()}
 
     async def allocate(self, request: Request) -> Allocation:
-        """Idempotent by request id. Runs to its end even if the caller disconnects."""
+        """Makes an allocation. Idempotent by request id. Runs to its end even if the caller disconnects."""
         key = request_key(request)
         under_way = self._running.get(key)
         if under_way is not None:
@@ -118,7 +120,7 @@ class AllocationMaker:
         self._store.reserve(allocation, Change.ALLOCATE)
         try:
             await self._executor.run("allocate", allocation, (plan.intent,))
-        except BaseException:  # the intent is not recorded, so nothing was changed
+        except BaseException:  # the intent was not recorded, so nothing has changed
             for uuid, mode in {part.device_uuid: part.device_mode for part in allocation.slices}.items():
                 await self._parts.transitions.abandon(uuid, mode)
             raise
@@ -130,13 +132,13 @@ class AllocationMaker:
         return await self._made(allocation)
 
     async def plan(self, request: Request) -> tuple[Decision, tuple[Step, ...]]:
-        """The decision and steps that Allocate would make now. Changes nothing."""
+        """The decision on a request and the steps that Allocate would make now. Changes nothing."""
         decision, plan = await self._plan(request)
         return decision, tuple(plan or ())
 
     async def _plan(self, request: Request) -> tuple[Decision, Plan | None]:
-        """Decides and makes the plan. Does not await after the decision, so that the capacity is still free
-        when the caller books it.
+        """Decides on a request and makes the plan. It does not await after the decision, so that the capacity
+        is still free when the caller books it.
         """
         account = await self._accounts.of(request.counts_for, self._policy())
         await self._inventory.refresh(_SNAPSHOT_SECONDS)
@@ -144,9 +146,10 @@ class AllocationMaker:
         if decision[0].refusal is None:
             return decision
         leaving = self._releases.attempts
-        if leaving:  # a running release may free the capacity
+        if leaving:  # a release that is running may free the capacity
             await asyncio.wait(leaving, timeout=_SETTLE_SECONDS)
-        account = await self._accounts.of(request.counts_for, self._policy())  # a reload may need it now
+        # asked again, because after a reload the policy may depend on the user's account
+        account = await self._accounts.of(request.counts_for, self._policy())
         await self._inventory.refresh()
         return self._decide(request, account)
 

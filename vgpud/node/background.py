@@ -1,4 +1,4 @@
-"""The keeper's background tasks, which no caller waits for."""
+"""The keeper's background tasks, for which no caller waits."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -17,7 +17,9 @@ class Background:
         self._closed = False
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Starts `work`. The daemon's end cancels it, and the next start finishes it."""
+        """Starts `work` as a task. If the daemon stops, the task is cancelled, and the next start finishes
+        its work.
+        """
         if self._closed:
             work.close()
             return

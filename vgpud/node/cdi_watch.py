@@ -1,8 +1,8 @@
-"""Keeps the CDI specs current while the daemon runs: a stale spec is worse than none.
+"""Keeps the CDI specs current while the daemon runs, because a stale spec is worse than none.
 
 No event tells vgpud that a spec is stale: an upgrade writes files, the driver's tables are in /proc, and
 another program may empty /var/run/cdi. So a few files are checked every 0.8 seconds. A check costs 60
-microseconds when warm, and 0.2 ms with 56 MIG instances; specs are written only after a change.
+microseconds when warm, and 0.2 ms with 56 MIG instances. Specs are written only after a change.
 """
 
 import asyncio
@@ -30,12 +30,12 @@ _HAVE_SPECS = (State.ACTIVE, State.RESIZING, State.SUSPENDED, State.FAILED)
 
 
 class _Mark(NamedTuple):
-    """The facts that a spec depends on. Two marks are equal if nothing changed between them."""
+    """The facts on which specs depend. Two marks are equal if nothing has changed between them."""
 
-    driver: tuple[object, ...]  # the driver's files
-    numbers: bytes  # majors of the device nodes
-    instances: tuple[str, ...]  # MIG's capability nodes
-    folder: int | None  # when an entry of the CDI folder last came or went
+    driver: tuple[object, ...]  # identifies the driver's files
+    numbers: bytes  # major numbers of the device nodes
+    instances: tuple[str, ...]  # paths of MIG's capabilities
+    folder: int | None  # time at which an entry was last added to or removed from the CDI folder
 
 
 class CdiWatch:
@@ -45,9 +45,9 @@ class CdiWatch:
         self._host_root = host_root
 
     async def run(self) -> None:
-        """Checks until the daemon stops."""
+        """Checks the specs until the daemon stops."""
         seen = self._look()
-        await self._rewrite()  # what changed while no daemon ran
+        await self._rewrite()  # for changes while no daemon ran
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             now = self._look()
@@ -57,7 +57,7 @@ class CdiWatch:
                 await self._renew(seen, now)
             except VgpuError as error:
                 log.error(LogEvent.CDI_SPECS_NOT_REWRITTEN, why=str(error))
-                continue  # tried again
+                continue  # the next round tries again
             seen = now
 
     def _look(self) -> _Mark:
@@ -81,7 +81,7 @@ class CdiWatch:
         if now.driver != seen.driver:
             self._parts.specs.driver = await asyncio.to_thread(find_driver, self._host_root)
             log.info(LogEvent.DRIVER_FILES_CHANGED_REWRITING_CDI_SPECS)
-        # an instance may have come and gone between two looks
+        # an instance may have been made and destroyed between two checks
         moved = now.instances != seen.instances or self._lacks_nodes(now.instances)
         if moved or now[:2] != seen[:2]:
             await self._parts.inventory.refresh()
@@ -94,18 +94,18 @@ class CdiWatch:
         self._tidy()
 
     def _held(self) -> tuple[str, ...]:
-        """Allocations that should have a spec, and that no operation is changing."""
+        """Ids of the allocations that should have a spec and that no operation is changing."""
         busy = self._keeper.busy()
         return tuple(a.id for a in self._parts.book if a.state in _HAVE_SPECS and a.id not in busy)
 
     def _lacks_nodes(self, instances: tuple[str, ...]) -> bool:
-        """Is a capability node missing for a MIG instance that is held?"""
+        """Does a MIG instance of an allocation lack its capability node?"""
         ends = {path.rpartition("/capabilities/")[2] for path in instances}
         held = (part for name in self._held() for part in self._parts.book.get(name).slices)
         return any(_capability(part, self._parts.inventory.node) not in ends for part in held if part.mig)
 
     async def _moved(self) -> tuple[str, ...]:
-        """Allocations whose MIG instances were made anew or are gone."""
+        """Ids of the allocations whose MIG instances were made anew or no longer exist."""
         if self._keeper.mig is None:
             return ()
         changed = set(await self._keeper.mig.stale())
@@ -127,11 +127,13 @@ class CdiWatch:
             try:
                 with audit.because("the driver's nodes are other ones now"):
                     await repair(self._keeper, self._parts, name)
-            except VgpuError as error:  # it may have been released meanwhile, or be changing
+            except VgpuError as error:  # the allocation may have been released meanwhile, or be changing
                 log.error(LogEvent.CDI_SPEC_NOT_REWRITTEN, allocation=name, why=str(error))
 
     def _tidy(self) -> None:
-        """Never awaits, so that the book and the folder are compared at one moment."""
+        """Removes specs without an allocation, and finds missing ones. It never awaits, so that the book and
+        the folder are compared at one moment.
+        """
         there = self._parts.specs.list()
         for name in there:
             if name not in self._parts.book:
@@ -144,15 +146,16 @@ class CdiWatch:
 
     async def _rewrite(self) -> None:
         for name in self._held():
-            await asyncio.sleep(0)  # ten thousand specs must not hold up an Allocate
+            # gives other tasks a turn: writing ten thousand specs must not delay an Allocate
+            await asyncio.sleep(0)
             held = self._parts.book.get(name) if name in self._parts.book else None
-            # a release that began meanwhile removes its spec only once
+            # a release that began meanwhile removes its spec only once, so no spec is written for it
             if held is not None and held.state in _HAVE_SPECS and not self._parts.specs.is_current(held):
                 self._parts.specs.write(held)
 
 
 def _instances(capabilities: Path) -> tuple[str, ...]:
-    """gpu*/mig/gi* and gpu*/mig/gi*/ci*, for a third of what two globs cost."""
+    """The paths gpu*/mig/gi* and gpu*/mig/gi*/ci*, listed for a third of the cost of two globs."""
     found = []
     for gpu in _below(str(capabilities), "gpu"):
         for instance in _below(f"{gpu}/mig", "gi"):
@@ -169,7 +172,7 @@ def _below(folder: str, prefix: str) -> list[str]:
 
 
 def _capability(part: Slice, node: Node) -> str:
-    """The path of the slice's capability below /proc/driver/nvidia/capabilities."""
+    """The path of the slice's MIG capability below /proc/driver/nvidia/capabilities."""
     device = node.device(part.device_uuid)
     assert part.mig is not None
     minor = None if device is None else device.minor

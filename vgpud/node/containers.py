@@ -25,11 +25,13 @@ class Containers:
         return self._parts.specs
 
     async def start(self, request: Request) -> Allocation:
-        """For a container that is about to be made by the process of `request.lifetime`."""
+        """Makes an allocation for a container that the process of `request.lifetime` is about to start."""
         return await self._keeper.allocate(request)
 
     async def bind(self, allocation_id: str, caller: Caller, lifetime: Lifetime) -> None:
-        """Binds the allocation durably to the container's init, whose end then releases the allocation."""
+        """Binds the allocation durably to the container's init process, whose end then releases the
+        allocation.
+        """
         words = audit.of(self._parts.book.get(allocation_id))
         with audit.change("bind", **words, init=lifetime.pid) as told:
             told.made = self._parts.book.get(allocation_id).request.lifetime != lifetime
@@ -64,7 +66,9 @@ class Containers:
         self._keeper.lifetimes.watch(allocation_id, lifetime)
 
     def end(self, allocation_id: str, caller: Caller) -> None:
-        """The runtime reports the container's end: releases the allocation after its last process."""
+        """Called when the runtime reports the container's end: releases the allocation after its last process
+        has ended.
+        """
         if allocation_id not in self._parts.book:
             return
         with audit.change("end", **audit.of(self._parts.book.get(allocation_id))) as told:

@@ -1,4 +1,4 @@
-"""Mode `mps`: NVIDIA's MPS, supervised, with limits for each tenant; a tenant never runs without limits."""
+"""Mode `mps`: NVIDIA's MPS, supervised, with limits for each tenant. A tenant never runs without limits."""
 
 from vgpud.modes.mps.mode import MpsMode
 from vgpud.modes.mps.rules import MpsRules, MpsWorld, Users

@@ -1,4 +1,4 @@
-"""Parses the output of nvidia-cuda-mps-control: pure, and strict about unknown output.
+"""Parses the output of nvidia-cuda-mps-control. Pure. Unknown output is an error.
 
 Measured on 535.309.01 and 550.163.01, and on 580 where a GPU was needed: every refusal is a sentence with
 exit status 0, so each answer is first compared with the sentences of `refusal`.
@@ -11,7 +11,8 @@ _REFUSALS = re.compile(
     r"Unknown command|Unrecognized command|Insufficient privileges|Not enough privilege"
     r"|Server \S* ?not found|Invalid |Failed|[Ee]rror"
 )
-_NUMBER = re.compile(r"[0-9]{1,10}")  # a pid; str.isdigit also accepts digits that int() refuses
+# pattern of a pid; str.isdigit would also accept digits that int() refuses
+_NUMBER = re.compile(r"[0-9]{1,10}")
 _STATES = ("ACTIVE", "FAULT", "INITIALIZING")
 
 
@@ -25,18 +26,18 @@ class ListedClient:
 
 
 def refusal(answer: str) -> str | None:
-    """The line with a refusal, if there is one."""
+    """The line of an answer that says that a command was refused; None if there is none."""
     return next((line.strip() for line in answer.splitlines() if _REFUSALS.search(line)), None)
 
 
 def pids(answer: str) -> tuple[int, ...]:
-    """The pids in an answer of get_server_list or get_client_list: one a line; other lines are remarks."""
+    """The pids in an answer of get_server_list or get_client_list, one per line. Other lines are remarks."""
     lines = (line.strip() for line in answer.splitlines())
     return tuple(int(line) for line in lines if _NUMBER.fullmatch(line))
 
 
 def clients(answer: str) -> tuple[ListedClient, ...]:
-    """The rows of `ps`: a header names the columns, then one row a client. COMMAND is last."""
+    """The rows of `ps`. A header names the columns; then each client has one row, with COMMAND last."""
     lines = [line.split() for line in answer.splitlines() if line.strip()]
     header = next((words for words in lines if words[:1] == ["PID"] and "SERVER" in words), None)
     if header is None:
@@ -51,13 +52,13 @@ def clients(answer: str) -> tuple[ListedClient, ...]:
 
 
 def share(answer: str) -> float | None:
-    """The share in percent. The daemon prints one decimal: 33.33 is printed 33.3."""
+    """The share in percent in an answer. The control daemon prints one decimal: 33.33 is printed as 33.3."""
     match = re.search(r"[0-9]+(\.[0-9]+)?", answer)
     return float(match.group()) if match else None
 
 
 def memory(answer: str) -> str:
-    """The last word of the answer: "2G", "1023M", or empty if no limit is set."""
+    """The memory limit in an answer, which is its last word: "2G", "1023M", or empty if no limit is set."""
     words = answer.split()
     return words[-1] if words else ""
 
@@ -67,15 +68,17 @@ def is_memory(word: str) -> bool:
 
 
 def memory_as_printed(mebibytes: int) -> str:
-    """How the daemon prints a limit: whole GiB, floored, from 1 GiB up, and MiB below."""
+    """A memory limit as the control daemon prints it: whole GiB, rounded down, from 1 GiB up, and MiB
+    below.
+    """
     return f"{mebibytes // 1024}G" if mebibytes >= 1024 else f"{mebibytes}M"
 
 
 def share_agrees(wanted: float, printed: float | None) -> bool:
-    """Does the daemon print this answer for this percentage (one decimal)?"""
+    """Does the control daemon print `printed` for the percentage `wanted`? It prints one decimal."""
     return printed is not None and abs(printed - wanted) < 0.0501
 
 
 def server_state(answer: str) -> str:
-    """ACTIVE, FAULT or INITIALIZING; empty if the driver's branch does not print it."""
+    """The state of a server: ACTIVE, FAULT or INITIALIZING; empty if this driver branch does not print it."""
     return next((state for state in _STATES if state in answer.upper().split()), "")

@@ -1,11 +1,11 @@
 """Sends commands to one MPS control daemon, and verifies each setting by reading it back.
 
-Facts (measured on nvidia-cuda-mps-control 535 to 615): refusals answer with exit status 0; a bad value
-silently keeps the old one; `get_default_device_pinned_mem_limit` prints whole GiB, floored, from 1 GiB up and
-MiB below; "Cannot find MPS control daemon process" with status 1 is the only reliable sign that no daemon
+Facts (measured on nvidia-cuda-mps-control 535 to 615): a refusal has exit status 0; a bad value silently
+keeps the old one; `get_default_device_pinned_mem_limit` prints whole GiB, rounded down, from 1 GiB up and MiB
+below; "Cannot find MPS control daemon process" with status 1 is the only reliable sign that no daemon
 answers. Defaults apply to servers that start later. A running server is set by its pid, and applies the value
 to later clients (MPS guide, "set_active_thread_percentage PID"). While one connection is open and silent, a
-daemon answers no other (535, 550).
+daemon answers no other connection (535, 550).
 """
 
 import os
@@ -27,7 +27,8 @@ from vgpud.modes.mps.rules import MpsLimits
 
 log = structlog.get_logger(__name__)
 
-_BUSY = "Cannot send command"  # seen on 535 and 550 when two programs connect at once
+# what the control daemons of 535 and 550 answer when two programs connect at the same time
+_BUSY = "Cannot send command"
 _BUSY_PAUSES_SECONDS = (0.02, 0.05, 0.1, 0.2)
 
 
@@ -45,12 +46,13 @@ class MpsControl:
     def environment(self) -> dict[str, str]:
         return {"CUDA_MPS_PIPE_DIRECTORY": str(self.pipe), "CUDA_MPS_LOG_DIRECTORY": str(self.log)}
 
-    # --- asking
+    # --- questions
 
     def ask(self, command: str) -> str:
-        """The daemon's answer to one command.
+        """Returns the daemon's answer to one command.
 
-        Raises VgpuError: HELPER_FAILED if no daemon answers, HELPER_TIMEOUT if it is silent.
+        Raises VgpuError: HELPER_FAILED if no daemon answers, HELPER_TIMEOUT if the daemon does not answer in
+        time.
         """
         try:
             done = self._run_when_free(command)
@@ -77,7 +79,9 @@ class MpsControl:
         return done.stdout.strip()
 
     def _run_when_free(self, command: str) -> subprocess.CompletedProcess[str]:
-        """Retries while the daemon, which serves one connection at a time, refuses this one."""
+        """Runs the program. It is run again while the daemon refuses the connection, because a daemon serves
+        one connection at a time.
+        """
         env = {**os.environ, **self.environment()}
         done = _run(self.program, command, env, self.timeout_seconds)
         for pause in _BUSY_PAUSES_SECONDS:
@@ -98,7 +102,7 @@ class MpsControl:
         return answers.pids(self.ask("get_server_list"))
 
     def clients(self) -> tuple[ListedClient, ...]:
-        """The clients of all servers; if `ps` (535 and later) lists none, each server is asked."""
+        """The clients of all servers. If `ps` (branch 535 and later) lists none, each server is asked."""
         listed = answers.clients(self.ask("ps"))
         if listed:
             return listed
@@ -111,12 +115,12 @@ class MpsControl:
     def server_state(self, server: int) -> str:
         return answers.server_state(self.ask(f"get_server_status {server}"))
 
-    # --- setting
+    # --- settings
 
     def limit(self, limits: MpsLimits, below_normal: bool | None = None) -> None:
         """Sets the limits for all later clients, and reads them back.
 
-        `below_normal` None leaves the priority alone (branches before 535 have none). Raises
+        If `below_normal` is None, the priority is not set (branches before 535 have no priority). Raises
         VgpuError(MPS_REFUSED).
         """
         self.set_default_memory(limits.memory_mib)
@@ -127,9 +131,10 @@ class MpsControl:
             self._limit_server(server, limits)
 
     def changed(self, limits: MpsLimits, below_normal: bool | None = None) -> tuple[str, ...]:
-        """A sentence for each setting that differs from what `limit` with the same arguments has set.
+        """A sentence for each setting that differs from the value that `limit` with the same arguments has
+        set.
 
-        Any program that reaches the daemon may set limits on branch 535. Raises VgpuError.
+        On branch 535, any program that reaches the daemon may set limits. Raises VgpuError.
         """
         servers = [
             (f"active_thread_percentage {server}", f"device_pinned_mem_limit {server} 0")
@@ -152,17 +157,19 @@ class MpsControl:
         return tuple(f"{name.replace('_', ' ')} {was!r} instead of {wanted}" for name, was, wanted in found)
 
     def set_default_share(self, share: Percent) -> None:
-        """Sets the default share. Raises VgpuError(MPS_REFUSED) unless it reads back as set."""
+        """Sets the default share of clients. Raises VgpuError(MPS_REFUSED) if another value is read back."""
         self._set_share("default_active_thread_percentage", "", share)
 
     def set_default_memory(self, mebibytes: int) -> None:
-        """Sets the default memory limit of device 0, the only device of this daemon. Raises
-        VgpuError(MPS_REFUSED) unless it reads back.
+        """Sets the default memory limit of clients on device 0, the only device of this daemon. Raises
+        VgpuError(MPS_REFUSED) if another value is read back.
         """
         self._set_memory("default_device_pinned_mem_limit", "", mebibytes)
 
     def set_default_priority(self, below_normal: bool) -> None:
-        """Sets the default priority. Raises VgpuError(MPS_REFUSED) unless it reads back as set."""
+        """Sets the default priority of clients. Raises VgpuError(MPS_REFUSED) if another value is
+        read back.
+        """
         wanted = "1" if below_normal else "0"
         self.ask(f"set_default_client_priority {wanted}")
         answer = self.ask("get_default_client_priority")
@@ -194,24 +201,24 @@ class MpsControl:
         elif answers.memory(answer) != answers.memory_as_printed(mebibytes):
             raise _refused(name.replace("_", " "), f"{mebibytes}M", answer)
 
-    # --- ending
+    # --- end of clients and servers
 
     def terminate_client(self, server: int, pid: int) -> None:
-        """Ends the work of one client. Raises VgpuError(MPS_REFUSED)."""
+        """Ends the work of one MPS client. Raises VgpuError(MPS_REFUSED)."""
         answer = self.ask(f"terminate_client {server} {pid}")
         said = answers.refusal(answer)
         if said is not None:
             raise _refused(f"end of client {pid}", f"of server {server}", said)
 
     def shutdown_server(self, server: int) -> None:
-        """Ends the server at once, with everything that runs on it; the next client gets a new server."""
+        """Ends an MPS server at once, with all work that runs on it. The next client gets a new server."""
         self.ask(f"shutdown_server {server} -f")
 
 
 def _run(
     program: str, command: str, env: Mapping[str, str], seconds: float
 ) -> subprocess.CompletedProcess[str]:
-    """Runs the program in a session of its own, because it may fork, and no process of it may remain.
+    """Runs the program in a session of its own: it may fork, and the whole session is killed at a timeout.
 
     Raises OSError, and subprocess.TimeoutExpired after killing the session.
     """
@@ -235,8 +242,8 @@ def _run(
 def _says_nothing(answer: str, no_figure: bool) -> bool:
     """Is the answer neither a figure nor a refusal? Some branches may not print a server's limits.
 
-    That is accepted for a server, because the guard enforces the tenant's limits in each process; it is never
-    accepted for a default.
+    Such an answer is accepted for a server, because the guard enforces the tenant's limits in each process.
+    It is never accepted for a default.
     """
     return no_figure and answers.refusal(answer) is None
 

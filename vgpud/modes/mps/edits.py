@@ -1,5 +1,5 @@
-"""The edits that put a process or container under its MPS share: pipes, limits, guard; nothing of other
-tenants.
+"""The edits that put a process or container under its MPS share: pipes, limits and the guard, and nothing of
+other tenants.
 """
 
 from pathlib import Path
@@ -10,16 +10,17 @@ from vgpud.modes.edits import cuda_env
 from vgpud.modes.mps.folders import DeviceFolder
 from vgpud.modes.mps.rules import MpsRules
 
-# native/guard/guard.h has the same paths
+# Paths inside a container; native/guard/guard.h has the same paths.
 CONTAINER_PIPES = "/run/vgpu/mps"
 CONTAINER_TENANT = "/run/vgpu/mps-tenant"
 CONTAINER_GUARD = "/run/vgpu/libvgpu-guard.so"
 
 
 def part_of_process(part: Slice, processes: int, pooled_memory: bool = False) -> tuple[int, float]:
-    """Limits of one process, in MiB and percent, if `processes` share the slice; their sum never exceeds it.
+    """The limits of one process in MiB and percent, if `processes` processes share the slice. Their sum never
+    exceeds the slice.
 
-    With `pooled_memory` libvgpu enforces the sum, and each process may use all of it.
+    With `pooled_memory`, libvgpu enforces the sum, and each process may use all of the memory.
     """
     share = (part.share or WHOLE).hundredths // processes
     mebibytes = part.memory_bytes // MIB
@@ -27,8 +28,8 @@ def part_of_process(part: Slice, processes: int, pooled_memory: bool = False) ->
 
 
 def with_libvgpu(edits: Edits, lease: Edits) -> Edits:
-    """Adds libvgpu to the edits. `lease` are those of mode preload; LD_PRELOAD has the guard before libvgpu,
-    and the guard calls it.
+    """Adds libvgpu to the edits of mode mps. `lease` has the edits of mode preload. In LD_PRELOAD, the guard
+    comes before libvgpu, because the guard calls libvgpu.
     """
 
     def both(guard: tuple[tuple[str, str], ...], libvgpu: tuple[tuple[str, str], ...]) -> tuple[str, str]:
@@ -50,8 +51,8 @@ def mps_edits(
     rules: MpsRules,
     nodes: tuple[DeviceNode, ...],
 ) -> Edits:
-    """The edits of a slice. The pipe folder is mounted as a whole, because each new daemon has a new folder
-    in it.
+    """The edits of a slice in mode mps. The pipe folder is mounted as a whole, because each new daemon has a
+    new folder in it.
 
     The mount is read-only: connect(2) still works (tried with NVIDIA's daemon), and a container's root cannot
     unlink the sockets of other tenants. /dev/shm is not shared, because client and server do not need it
@@ -59,13 +60,13 @@ def mps_edits(
     """
     mebibytes, percent = part_of_process(part, rules.processes_per_tenant, rules.pooled_memory)
     asked = allocation.request.priority or ("below-normal" if rules.below_normal else "")
-    # without the variable a client gets the daemon's default
+    # Without this variable, a client gets the daemon's default priority.
     priority = (("CUDA_MPS_CLIENT_PRIORITY", str(int(asked == "below-normal"))),) if asked else ()
     return Edits(
         env=(
             *cuda_env(allocation),
             ("CUDA_MPS_PIPE_DIRECTORY", f"{CONTAINER_PIPES}/p"),
-            # keyed by ordinal: the tenant sees this one device
+            # The key is the ordinal 0, because the tenant sees only this device.
             ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", f"0={mebibytes}M"),
             ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", f"{percent:g}"),
             *priority,
@@ -79,7 +80,7 @@ def mps_edits(
         mounts=(
             Mount(str(folder.pipes), CONTAINER_PIPES),
             Mount(str(tenant), CONTAINER_TENANT, read_only=False),
-            # read-only: the container's root must not change limits
+            # Mounted read-only, because the container's root must not change the limits.
             Mount(str(tenant / "limits"), f"{CONTAINER_TENANT}/limits"),
             Mount(str(guard), CONTAINER_GUARD),
         ),

@@ -1,8 +1,9 @@
-"""The features of this node's nvidia-cuda-mps-control: probed, never derived from the driver's version.
+"""Finds out which features this node's nvidia-cuda-mps-control has, by probing the program and not from the
+driver's version.
 
 A command exists if the program's file contains its name (checked with NVIDIA's branches 470 to 615); this
-needs no daemon. `-v` is run too: branches up to 550 open a command prompt instead, so it gets no input and a
-short timeout.
+needs no daemon. `-v` is run too: branches up to 550 open a command prompt instead, so the program gets no
+input and a short timeout.
 """
 
 import re
@@ -14,13 +15,15 @@ from pathlib import Path
 
 _VERSION_SECONDS = 3.0
 _VOLTA = (7, 0)
-# `Binary version` of the first release with 60 clients: CUDA 13.1, R590 (MPS guide, "client limits")
+# `Binary version` of the first release that allows 60 clients: CUDA 13.1, R590 (MPS guide, "client limits")
 _SIXTY_CLIENTS = 13010
 
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """`version` is the number that `-v` prints (13000 is CUDA 13.0); 0 if it prints none."""
+    """The features of nvidia-cuda-mps-control. `version` is the number that `-v` prints (13000 is CUDA 13.0),
+    or 0 if it prints none.
+    """
 
     version: int = 0
     memory_limits: bool = False
@@ -39,7 +42,9 @@ class Features:
 
 
 def probe(program: str) -> Features:
-    """The features of the program; Features() if it is missing. Probed again after the file changed."""
+    """The features of the program, or Features() if the program is missing. If the file changes, it is probed
+    again.
+    """
     found = shutil.which(program)
     if found is None:
         return Features()

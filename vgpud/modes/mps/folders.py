@@ -23,7 +23,8 @@ from vgpud.model.quantity import MIB, WHOLE
 from vgpud.model.tenancy import ANYONE, Slice
 from vgpud.modes.mps.rules import MpsRules
 
-# of the 108 bytes of a socket's path (unix(7)), less the longest name: /control_privileged
+# maximum length of a folder's path: 108 bytes of a socket's path (unix(7)), minus the longest name,
+# /control_privileged
 _MAX_PATH_BYTES = 90
 
 
@@ -43,7 +44,7 @@ class DeviceFolder:
 
     @property
     def pipe(self) -> Path:
-        """The folder in which tenants connect."""
+        """The folder with the sockets to which tenants connect."""
         return self.pipes / "p"
 
     @property
@@ -54,7 +55,7 @@ class DeviceFolder:
         return self.pipes / f"g{number}"
 
     def lives(self) -> tuple[int, ...]:
-        """The numbers of the folders, one for each start of the daemon, the newest first."""
+        """The numbers of the daemon's folders, newest first. Each start of the daemon has one folder."""
         if not self.pipes.is_dir():
             return ()
         names = (entry.name for entry in self.pipes.glob("g*"))
@@ -87,7 +88,7 @@ class DeviceFolder:
         return folder
 
     def admit(self, uids: frozenset[int]) -> None:
-        """Lets only these users and root reach `pipe` by its path. Idempotent.
+        """Lets only root and these users reach `pipe` by its path. Idempotent.
 
         Raises VgpuError(HELPER_FAILED) if the file system has no ACLs.
         """
@@ -104,7 +105,7 @@ class DeviceFolder:
             ) from None
 
     def open(self, life: Path) -> None:
-        """Lets clients connect: creates the name `p` atomically."""
+        """Lets clients connect to the daemon: creates the link `p` to its folder atomically."""
         fresh = self.pipes / "p.new"
         try:
             life.chmod(0o755)
@@ -118,7 +119,7 @@ class DeviceFolder:
         return self.pipe.is_symlink() and self.pipe.readlink() == Path(life.name)
 
     def close(self) -> None:
-        """Removes the name `p`: new clients cannot connect; connected clients stay."""
+        """Removes the link `p`. New clients cannot connect; connected clients stay."""
         if self.pipe.is_dir() and not self.pipe.is_symlink():
             shutil.rmtree(self.pipe, ignore_errors=True)
         self.pipe.unlink(missing_ok=True)
@@ -133,8 +134,8 @@ def tenant_folder(run_dir: Path, allocation_id: str) -> Path:
 
 
 def write_tenant(folder: Path, part: Slice, rules: MpsRules, uid: int, gid: int) -> None:
-    """Writes the files for native/guard/admission.c: `limits`, which all may read, and `slots`, which the
-    tenant may write.
+    """Writes a tenant's files for native/guard/admission.c: `limits`, which all may read, and `slots`, which
+    the tenant may write.
 
     Raises VgpuError(HELPER_FAILED).
     """
@@ -159,16 +160,18 @@ def write_tenant(folder: Path, part: Slice, rules: MpsRules, uid: int, gid: int)
 
 
 def remove_tenant(folder: Path) -> None:
-    """Removes these files; the guard then refuses processes that start in the allocation's environment."""
+    """Removes a tenant's files for the guard. The guard then refuses processes that start in the allocation's
+    environment.
+    """
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def _acl(uids: frozenset[int]) -> bytes:
-    """The ACL: all for the owner, search for these users, nothing for others (linux/posix_acl_xattr.h,
-    version 2).
+    """The ACL of a folder: the owner may do everything, these users may search, others nothing
+    (linux/posix_acl_xattr.h, version 2).
     """
     nobody, search, everything = 0, 1, 7
-    owner, user, group, mask, other = 0x01, 0x02, 0x04, 0x10, 0x20  # linux/posix_acl.h
+    owner, user, group, mask, other = 0x01, 0x02, 0x04, 0x10, 0x20  # tags of linux/posix_acl.h
     no_id = 0xFFFFFFFF
     entries = [
         (owner, everything, no_id),

@@ -1,4 +1,4 @@
-"""Judges the health of one daemon by its checks: pure, the time is a parameter."""
+"""Judges the health of one MPS control daemon by its checks. Pure: the time is a parameter."""
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -6,20 +6,20 @@ from enum import Enum, auto
 
 class Verdict(Enum):
     FINE = auto()
-    SAY = auto()  # report it: it is new
-    WAIT = auto()  # it was reported, and is not old enough for action
+    SAY = auto()  # the trouble is new: report it
+    WAIT = auto()  # the trouble was reported, but is too recent for action
     END = auto()
 
 
 @dataclass
 class Health:
-    """The state between checks. All times are seconds of one clock."""
+    """The health between two checks. All times are seconds of one clock."""
 
     _silent_since: float | None = None
     _faults: dict[int, float] = field(default_factory=dict)
 
     def answered(self) -> bool:
-        """Records an answer. True if the check before had none."""
+        """Records that the daemon answered. Returns True if it had not answered the check before."""
         was_silent = self._silent_since is not None
         self._silent_since = None
         return was_silent
@@ -31,8 +31,8 @@ class Health:
         return Verdict.END if now - self._silent_since >= patience else Verdict.WAIT
 
     def server(self, pid: int, state: str, now: float, patience: float) -> Verdict:
-        """Judges a server's state. A server leaves FAULT by itself when all clients of that time
-        have ended.
+        """Judges a server by its state. A server leaves FAULT by itself when all clients that it had at the
+        fault have ended.
         """
         if state != "FAULT":
             self._faults.pop(pid, None)

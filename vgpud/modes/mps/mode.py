@@ -1,9 +1,9 @@
 """The effector of mode `mps`: one supervised control daemon for each device or MIG device, tenants of any
 size.
 
-The daemon grants the limits of its largest tenant, and a client can only lower them. So the guard in each
-process (native/guard) reads the tenant's limits from a file of root, gives each process a part of them, and
-refuses cuInit if no daemon answers.
+The daemon grants every client the limits of its largest tenant, and a client can only lower them. So the
+guard in each process (native/guard) reads the tenant's limits from a file that root owns, gives each process
+a part of them, and refuses cuInit if no daemon answers.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ class MpsMode:
     def __init__(
         self, gateway: Gateway, units: Units, world: MpsWorld, paths: Paths, leases: Effector
     ) -> None:
-        """`leases` is mode preload's effector, for tenants whose memory libvgpu limits."""
+        """`leases` is the effector of mode preload, for tenants whose memory libvgpu limits."""
         self._gateway = gateway
         self._units = units
         self._world = world
@@ -64,7 +64,7 @@ class MpsMode:
         self._tasks: set[asyncio.Task[None]] = set()
         self._names = AllocationNames()
 
-    # --- the effector's protocol
+    # --- the protocol of effectors
 
     async def verify(self, device: Device) -> str | None:
         unable = self._unable(device, self._world.rules_for(device.uuid).exclusive_process)
@@ -76,8 +76,8 @@ class MpsMode:
         return await foreign_processes(self._gateway, device)
 
     def _unable(self, device: Device, closed_by_driver: bool) -> str | None:
-        """Why the device cannot serve MPS, or None. `closed_by_driver`: EXCLUSIVE_PROCESS keeps programs from
-        bypassing MPS.
+        """Why the device cannot serve MPS, or None. `closed_by_driver`: compute mode EXCLUSIVE_PROCESS keeps
+        programs from bypassing MPS.
         """
         if not device.mps_capable:
             return "it does not support MPS"
@@ -92,8 +92,8 @@ class MpsMode:
         await self._supervisor(device.uuid, device.uuid).up()
 
     async def resume(self, device: Device, part: Slice) -> None:
-        """Takes up a slice at start. A daemon that does not answer is watched too: the health checks decide
-        about it.
+        """Continues with a slice at the start of vgpud. A daemon that does not answer is watched too; the
+        health checks then decide what to do.
         """
         supervisor = self._supervisor(part.target, device.uuid)
         try:
@@ -113,7 +113,7 @@ class MpsMode:
         rules = self._world.rules_for(part.device_uuid)
         self._say_who_waits(allocation, part.target)
         supervisor = self._supervisor(part.target, part.device_uuid)
-        if part.is_on_top:  # an instance has no earlier `apply`
+        if part.is_on_top:  # for a slice in a MIG instance, no earlier `apply` has started the daemon
             await self._up_on_top(device, supervisor)
         await supervisor.limit()
         tenant = tenant_folder(self._paths.run_dir, allocation.id)
@@ -128,8 +128,8 @@ class MpsMode:
         return part, edits
 
     async def _up_on_top(self, device: Device, supervisor: Supervisor) -> None:
-        """Starts the daemon of a MIG device. Compute modes exist for whole cards only, so on an instance the
-        guard alone prevents a bypass of MPS.
+        """Starts the daemon of a MIG device. Compute modes exist for whole cards only, so on a MIG device
+        only the guard prevents a bypass of MPS.
         """
         unable = self._unable(device, closed_by_driver=False)
         if unable is not None:
@@ -149,7 +149,7 @@ class MpsMode:
 
     async def detach(self, allocation: Allocation, part: Slice) -> None:
         remove_tenant(tenant_folder(self._paths.run_dir, allocation.id))
-        if (self._paths.leases / allocation.id).exists():  # true also after an interrupted attach
+        if (self._paths.leases / allocation.id).exists():  # true also if an attach was interrupted
             await self._leases.detach(allocation, part)
         if not self._world.slices_on(part.target):
             if part.is_on_top and part.target:
@@ -157,7 +157,8 @@ class MpsMode:
             return
         try:
             await self._supervisor(part.target, part.device_uuid).limit()
-        except VgpuError as error:  # a release does not wait for a hung daemon, which the health checks end
+        except VgpuError as error:
+            # a release does not wait for a hung daemon; the health checks end that daemon
             why = f"{error}; the limits from before the release stay"
             log.warning(LogEvent.MPS_LIMITS_NOT_LOWERED, device=part.target, why=why)
 
@@ -169,8 +170,8 @@ class MpsMode:
         self._supervisors.pop(device_uuid, None)
 
     async def _servers_gone(self, device_uuid: str) -> None:
-        """Waits until an ended server has left the card, because it would count as a foreign program until
-        then. The wait is bounded, and ends if NVML cannot list the processes.
+        """Waits until an ended server has left the card: until then NVML would list it as a foreign program.
+        The wait is bounded, and ends if NVML cannot list the processes.
         """
         end = clock.now() + _LEAVING_SECONDS
         while clock.now() < end:
@@ -198,16 +199,16 @@ class MpsMode:
         return pids_of(await self._processes(allocation, part))
 
     async def _processes(self, allocation: Allocation, part: Slice) -> tuple[DeviceProcess, ...]:
-        """The slice's processes. NVML lists those of all tenants of the device; each names its allocation in
-        its environment.
+        """The slice's processes. NVML lists the processes of all tenants of the device, and each has its
+        allocation's id in its environment.
         """
         listed = await slice_processes(self._gateway, part)
         return tuple(p for p in listed if allocation_of(p.pid) == allocation.id)
 
-    # --- users of a device
+    # --- which users a device serves
 
     def closed_to(self, uid: int, device: Device, target: str, but: str = "") -> str | None:
-        """Why this uid cannot have a share on the device now, or None; ignores the allocation `but`."""
+        """Why a user cannot have a share on the device now, or None. The allocation `but` is ignored."""
         others = [a for a in self._world.allocations_on(target) if a.id != but]
         rules = self._world.rules_for(device.uuid)
         most = self._client_limit(device, target)
@@ -223,8 +224,9 @@ class MpsMode:
         return f"its MPS server serves uid {names}, and uid {uid} would wait until all their programs end"
 
     def _client_limit(self, device: Device, target: str) -> int:
-        """The limit of clients. In a MIG device it depends on the compute instance (MPS guide, "client
-        limits")."""
+        """The maximum of clients of a daemon. In a MIG device it depends on the compute instance (MPS guide,
+        "client limits").
+        """
         most = self.features().client_limit(device.compute_capability)
         if target == device.uuid:
             return most
@@ -249,7 +251,9 @@ class MpsMode:
             )
 
     def _other_users(self, uid: int, target: str, but: str) -> tuple[int, ...]:
-        """The uids whose programs would block those of this uid; none under a multi-user server."""
+        """The uids of other users on the daemon, whose programs would block those of `uid`; none under a
+        multi-user server.
+        """
         if self._is_multi_user(target):
             return ()
         owners = {a.request.owner.uid for a in self._world.allocations_on(target) if a.id != but}
@@ -291,7 +295,9 @@ class MpsMode:
         return replace(said, device_uuid=target, client_limit=self._client_limit(device, target))
 
     async def terminate(self, device: Device, pid: int) -> None:
-        """Ends one client; the others continue. Raises VgpuError: NO_SUCH_CLIENT, MPS_REFUSED."""
+        """Ends the work of one MPS client; the other clients continue. Raises VgpuError: NO_SUCH_CLIENT,
+        MPS_REFUSED.
+        """
         seen = 0
         for target in self._targets(device):
             if await asyncio.to_thread(self._units.running, unit_name(target)) is None:
@@ -309,7 +315,7 @@ class MpsMode:
             "see 'vgpuctl mps ls'",
         )
 
-    # --- parts
+    # --- helper methods
 
     @property
     def _guard(self) -> Path:
@@ -342,7 +348,7 @@ class MpsMode:
         task.add_done_callback(self._tasks.discard)
 
     async def _log_lost(self, device_uuid: str, held: frozenset[str]) -> None:
-        """Logs the clients that died with the daemon, while NVML still lists them."""
+        """Logs the clients that died with the daemon. It must run while NVML still lists them."""
         try:
             processes = await asyncio.to_thread(self._gateway.processes, device_uuid)
         except VgpuError as error:
@@ -353,8 +359,8 @@ class MpsMode:
         log.error(LogEvent.MPS_CLIENTS_LOST, device=device_uuid, allocation_by_pid=lost)
 
     async def _close_compute_mode(self, device: Device) -> None:
-        """Sets EXCLUSIVE_PROCESS: a program that bypasses MPS gets no context, whether it loads the guard or
-        not.
+        """Sets compute mode EXCLUSIVE_PROCESS. A program that bypasses MPS then gets no context, whether it
+        loads the guard or not.
         """
         wanted = self._world.rules_for(device.uuid).exclusive_process
         if not wanted or device.compute_mode is ComputeMode.EXCLUSIVE_PROCESS:

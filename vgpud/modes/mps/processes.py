@@ -1,4 +1,4 @@
-"""Reads facts of control daemons, their servers and their clients from /proc."""
+"""Reads facts about control daemons, their servers and their clients from /proc."""
 
 import os
 import re
@@ -20,15 +20,17 @@ _SERVER = "nvidia-cuda-mps-server"
 
 
 def command(pid: int) -> str:
-    """The command line as `ps` shows it, at most 80 characters; empty for an ended process."""
+    """The command line of a process as `ps` shows it, at most 80 characters; empty if the process has
+    ended.
+    """
     return b" ".join(proc.arguments(pid)).decode(errors="replace").strip()[:80]
 
 
 def end_servers(folder: DeviceFolder, program: str) -> tuple[int, ...]:
-    """Ends the servers that ended daemons of this device left behind. Returns their pids.
+    """Ends the servers that earlier daemons of this device left behind. Returns their pids.
 
-    Precondition: no daemon runs. Clients of these servers are lost already, and under EXCLUSIVE_PROCESS an
-    old server would keep the card from a new one. `program` is nvidia-cuda-mps-control.
+    Precondition: no daemon runs. The clients of these servers are lost already, and under EXCLUSIVE_PROCESS
+    an old server would keep a new server off the card. `program` is nvidia-cuda-mps-control.
     """
     ended = []
     for server in of_lives(folder, program):
@@ -50,14 +52,15 @@ def of_lives(folder: DeviceFolder, program: str) -> tuple[Running, ...]:
     """The running daemon of this device and its servers.
 
     A process counts if it runs NVIDIA's program and has one of the daemon's pipe folders in its environment.
-    The environment alone proves nothing: any user can start a program with it, also a set-user-id one.
+    The environment alone proves nothing: any user can start a program with such an environment, also a
+    set-user-id program.
     """
     programs = _programs(program)
     return tuple(p for p in _with_pipe_of_a_life(folder) if proc.executable(p.pid) in programs)
 
 
 def still_there(processes: Iterable[Running], seconds: float) -> tuple[int, ...]:
-    """Waits up to `seconds` for the processes to end. Returns the pids of those that have not ended."""
+    """Waits up to `seconds` for the processes to end. Returns the pids of those that still run."""
     until = time.monotonic() + seconds
     left = []
     for process in processes:

@@ -1,4 +1,4 @@
-"""Collects one device's control daemon for `vgpuctl mps ls`, from the daemon, NVML and /proc."""
+"""Collects what `vgpuctl mps ls` shows of one device's control daemon, from the daemon, NVML and /proc."""
 
 from contextlib import suppress
 
@@ -20,7 +20,9 @@ def report(
     processes: tuple[DeviceProcess, ...],
     multi_user: bool,
 ) -> MpsDaemon:
-    """Blocks. For a daemon that does not answer the report has the reason; no error is raised."""
+    """Makes the report. Blocks. If the daemon does not answer, the report contains the reason, and no error
+    is raised.
+    """
     memory = {process.pid: process.memory_bytes for process in processes}
     servers: tuple[MpsServer, ...] = ()
     clients: tuple[MpsClient, ...] = ()
@@ -56,6 +58,6 @@ def report(
 def _server(control: MpsControl, features: Features, pid: int) -> MpsServer:
     state = ""
     if features.server_status:
-        with suppress(VgpuError):  # it may have ended since the listing
+        with suppress(VgpuError):  # the process may have ended since the listing
             state = control.server_state(pid)
     return MpsServer(pid=pid, uid=proc.owner(pid), state=state)

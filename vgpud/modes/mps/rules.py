@@ -1,4 +1,4 @@
-"""Inputs of the mode: the policy's rules, and callbacks to the node."""
+"""The inputs of mode mps: the policy's rules, and callbacks to the node."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -10,37 +10,38 @@ from vgpud.modes.base import Originals
 
 
 class Users(StrEnum):
-    """The rule for a second uid on a device: NVIDIA's daemon serves one uid at a time."""
+    """What happens to a second user on a device: NVIDIA's daemon serves one uid at a time."""
 
-    SAME = "same"  # the second uid is refused the device
-    QUEUE = "queue"  # it is admitted with a notice, and its programs wait until the first uid has no clients
-    MULTI = "multi"  # one server for all users if the driver supports it; otherwise as `same`
+    SAME = "same"  # the device is refused to the second user
+    # the second user is admitted with a notice, and its programs wait until the first user has no clients
+    QUEUE = "queue"
+    MULTI = "multi"  # one server serves all users if the driver supports that; otherwise as `same`
 
 
 @dataclass(frozen=True, slots=True)
 class MpsRules:
-    """The policy of one device, as this mode needs it."""
+    """The policy's rules for one device, as far as mode mps needs them."""
 
     users: Users = Users.SAME
     processes_per_tenant: int = 1
     pooled_memory: bool = False  # libvgpu enforces one limit for all processes of a tenant
     exclusive_process: bool = False
-    below_normal: bool = False  # client priority (a hint to the driver, 535 and later)
+    below_normal: bool = False  # priority of clients: a hint to the driver, 535 and later
     check_seconds: float = 10.0
     hang_seconds: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class MpsLimits:
-    """The upper limits of every client of a daemon: those of its largest tenant."""
+    """The limits that a daemon grants to every client: those of its largest tenant."""
 
     memory_mib: int
     share: Percent
 
     @classmethod
     def largest(cls, slices: Iterable[Slice]) -> "MpsLimits | None":
-        """The limits for these slices; None without slices. A client can only lower what the
-        daemon grants.
+        """The limits for these slices; None if there are no slices. (A client can only lower the limits that
+        the daemon grants.)
         """
         parts = tuple(slices)
         if not parts:
@@ -54,7 +55,7 @@ class MpsLimits:
 class MpsWorld:
     """Callbacks to the node. `died` and `notice` are called in the event loop, with a target and a sentence.
 
-    A target is the uuid of the device or MIG device that a daemon serves.
+    A target is the UUID of the device or MIG device that a daemon serves.
     """
 
     allocations_on: Callable[[str], Iterable[Allocation]]
@@ -64,8 +65,8 @@ class MpsWorld:
     originals: Originals
 
     def users_on(self, target: str) -> frozenset[int]:
-        """The uids with a share on the device. A pod's uid is not known; its processes reach the pipe by
-        their mount.
+        """The uids that have a share on the device. Pods are left out: the uid of their processes is not
+        known, and they reach the pipe by their mount.
         """
         owners = (allocation.request.owner.uid for allocation in self.allocations_on(target))
         return frozenset(uid for uid in owners if uid != ANYONE)

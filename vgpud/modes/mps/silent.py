@@ -1,10 +1,10 @@
 """Closes a silent connection that keeps a control daemon from answering.
 
 NVIDIA's daemon reads from one connection at a time and waits for it: a process that connects and sends
-nothing blocks it for all users (measured on 535 and 550). Ending the daemon would end all its clients. The
-processes that hold the connection may be innocent, because a descriptor can be passed to other processes, so
-none is signalled. Instead vgpud shuts the daemon's own end down through a copy of its descriptor
-(pidfd_getfd(2)); the daemon reads an end of file and continues.
+nothing blocks the daemon for all users (measured on 535 and 550). Ending the daemon would end all its
+clients. The processes that hold the connection may be innocent, because a descriptor can be passed to other
+processes, so vgpud signals none of them. Instead it shuts the daemon's end of the connection down through a
+copy of the daemon's descriptor (pidfd_getfd(2)). The daemon then reads an end of file and continues.
 """
 
 import os
@@ -17,18 +17,19 @@ from pathlib import Path
 
 from vgpud.proc import PidFd, Running, open_pidfd, read_stat
 
-# read, recvfrom, recvmsg in asm/unistd.h of x86-64 and in asm-generic/unistd.h (aarch64)
+# Numbers of the system calls read, recvfrom and recvmsg, in asm/unistd.h of x86-64 and in
+# asm-generic/unistd.h (aarch64).
 _READING = frozenset({0, 45, 47, 63, 207, 212})
-_UCRED = struct.Struct("=iII")  # unix(7): pid, uid, gid
+_UCRED = struct.Struct("=iII")  # struct ucred of unix(7): pid, uid, gid
 _NEXT_SECONDS = 0.01  # time for the daemon to turn to its next connection
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The process that connected, as the kernel recorded it at connect(2); pid 0: it is in another pid
-    namespace.
+    """The process that connected, as the kernel recorded it at connect(2). Pid 0 means that it is in another
+    pid namespace.
 
-    The pid is for the log only: it may have been reused.
+    The pid is for the log only, because it may have been reused.
     """
 
     pid: int
@@ -36,10 +37,10 @@ class Peer:
 
 
 def cut_silent(daemon: Running, seconds: float) -> Counter[Peer]:
-    """Closes the connections that the daemon waits for, one after the other, for at most `seconds`.
+    """Closes the connections for which the daemon waits, one after the other, for at most `seconds`.
 
-    Returns the number of closed connections by peer. Empty if the daemon does not wait for a client, or if
-    the kernel forbids the inspection (Yama's ptrace_scope 3).
+    Returns the number of closed connections by peer. The result is empty if the daemon does not wait for a
+    client, or if the kernel forbids the inspection (Yama's ptrace_scope 3).
     """
     found: Counter[Peer] = Counter()
     pidfd = open_pidfd(daemon)
@@ -62,18 +63,18 @@ def _cut(pid: int, pidfd: PidFd) -> Peer | None:
     try:
         with socket.socket(fileno=pidfd.copy_of(waits)) as connection:
             peer = _peer(connection)
-            # the daemon waits on this descriptor before and after the copy, so the copy is not of a
-            # connection that it serves
+            # The daemon waits on this descriptor before and after the copy is made, so the copy is not of a
+            # connection that the daemon serves.
             if _is_own(peer.pid, pid) or _waits_on(pid) != waits or not _is_copy(connection, pid, waits):
                 return None
             connection.shutdown(socket.SHUT_RDWR)
-    except OSError:  # not a socket, or closed
+    except OSError:  # the descriptor is no socket, or is closed
         return None
     return peer
 
 
 def _waits_on(pid: int) -> int | None:
-    """The descriptor that the process is reading from (proc(5), /proc/PID/syscall)."""
+    """The descriptor from which the process is reading now (proc(5), /proc/PID/syscall)."""
     try:
         words = Path(f"/proc/{pid}/syscall").read_text().split()
         return int(words[1], 16) if len(words) > 1 and int(words[0]) in _READING else None
@@ -94,6 +95,8 @@ def _peer(connection: socket.socket) -> Peer:
 
 
 def _is_own(pid: int, daemon_pid: int) -> bool:
-    """Is it the daemon itself or one of its servers? They are in its session (measured on 580)."""
+    """Is this process the daemon itself or one of its servers? Those are in the daemon's session (measured on
+    580).
+    """
     theirs, own = read_stat(pid), read_stat(daemon_pid)
     return theirs is not None and own is not None and theirs.session == own.session

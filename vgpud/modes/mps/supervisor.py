@@ -1,4 +1,5 @@
-"""Supervises one device's control daemon: starts it with limits, watches it, restarts it if it dies or hangs.
+"""Supervises one device's control daemon: starts it with limits, watches it, and restarts it if it dies or
+hangs.
 
 When a daemon dies, its clients die too (measured on an H200, driver 580). A pidfd reports the death. The pipe
 is closed to tenants at once, and opened again when a new daemon has confirmed every limit.
@@ -42,9 +43,10 @@ def unit_name(device_uuid: str) -> str:
 
 @dataclass(frozen=True)
 class Charge:
-    """The parameters of a supervisor; the callables are called each time.
+    """The parameters of a supervisor. The callables are called for each use.
 
-    `device_uuid` is the device or MIG device that the daemon serves, on the device `owner_uuid`.
+    `device_uuid` is the device or MIG device that the daemon serves, `owner_uuid` the device to which it
+    belongs.
     """
 
     device_uuid: str
@@ -52,8 +54,9 @@ class Charge:
     folder: DeviceFolder
     features: Callable[[], Features]
     rules: Callable[[], MpsRules]
-    limits: Callable[[], MpsLimits | None]  # None if the device has no tenant
-    tenants: Callable[[], frozenset[int]]  # the uids whose programs may connect
+    # the limits of the largest tenant; None if the device has no tenant
+    limits: Callable[[], MpsLimits | None]
+    tenants: Callable[[], frozenset[int]]  # the uids of users whose programs may connect
     died: Callable[[str], None]
     notice: Callable[[str], None]
     answer_seconds: float = 5.0
@@ -64,7 +67,7 @@ class Charge:
 class Supervisor:
     charge: Charge
     units: Units
-    multi_user: bool = False  # of the running daemon
+    multi_user: bool = False  # True if the running daemon has one server for all users
     _wanted: tuple[MpsLimits, bool | None] | None = None  # the limits that this vgpud set last
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _unwatch: Callable[[], None] | None = None
@@ -78,7 +81,7 @@ class Supervisor:
         folder = self.charge.folder
         return MpsControl(self.charge.program, pipe or folder.pipe, folder.log, self.charge.answer_seconds)
 
-    # --- up and down
+    # --- start and stop
 
     async def up(self) -> None:
         """Ensures that a daemon runs with verified limits and accepts clients. Raises VgpuError."""
@@ -102,7 +105,7 @@ class Supervisor:
             known = await asyncio.to_thread(of_lives, self.charge.folder, self.charge.program)
             await asyncio.to_thread(self.units.stop, self.name, _STOP_SECONDS)
             await asyncio.to_thread(end_servers, self.charge.folder, self.charge.program)
-            # an ending server stays on the card for some time, and would count as a foreign program
+            # A server that is ending stays on the card for some time, and would count as a foreign program.
             left = await asyncio.to_thread(still_there, known, _GONE_SECONDS)
             if left:
                 log.warning(LogEvent.MPS_PROCESSES_LEFT_AFTER_STOP, device=self.charge.device_uuid, pids=left)
@@ -122,7 +125,7 @@ class Supervisor:
                 **driver_environment(),
                 **control.environment(),
                 "CUDA_VISIBLE_DEVICES": charge.device_uuid,
-                "VGPU_MPS_OPTIONS": " ".join(options),  # read by the systemd unit
+                "VGPU_MPS_OPTIONS": " ".join(options),  # the systemd unit reads this variable
             },
             ready=control.answers,
             ready_seconds=_READY_SECONDS,
@@ -137,7 +140,7 @@ class Supervisor:
         self.multi_user = multi
 
     async def _take_up(self) -> None:
-        """Takes over a daemon that an earlier vgpud started, and sets its limits again."""
+        """Takes over a daemon that an earlier vgpud process started, and sets its limits again."""
         folder = self.charge.folder
         running = await asyncio.to_thread(self.units.running, self.name)
         self.multi_user = running is not None and b"-multiuser-server" in proc.arguments(running.pid)
@@ -156,7 +159,7 @@ class Supervisor:
         )
 
     async def _limit(self, control: MpsControl) -> None:
-        """Sets the limits, and admits only the tenants' uids."""
+        """Admits only the tenants' uids to the daemon, and sets the limits."""
         await asyncio.to_thread(self.charge.folder.admit, self.charge.tenants())
         limits = self.charge.limits()
         if limits is None:
@@ -166,7 +169,7 @@ class Supervisor:
         await asyncio.to_thread(control.limit, limits, below)
 
     async def _limit_again(self, control: MpsControl) -> None:
-        """Sets limits again that another program has changed, and sends a notice."""
+        """If another program has changed limits, sets them again and sends a notice."""
         async with self._lock:
             if self._wanted is None:
                 return
@@ -184,10 +187,10 @@ class Supervisor:
             f"{', '.join(found)}"
         )
 
-    # --- watching
+    # --- watch
 
     def watch(self) -> None:
-        """Watches the running daemon for its death and for silence."""
+        """Watches the running daemon: its death, and whether it answers."""
         self._forget()
         self._unwatch = self.units.on_exit(self.name, self._ended)
         self._spawn(self._check_for_ever())
@@ -210,7 +213,9 @@ class Supervisor:
         self._spawn(self._bring_back(clock.now()))
 
     async def _bring_back(self, died: float) -> None:
-        """Starts the daemon again, with retries, until it runs or the device has no tenant."""
+        """Starts the daemon again. Failed starts are repeated until the daemon runs or the device has no
+        tenant.
+        """
         pause = _FIRST_RETRY_SECONDS
         while self.charge.limits() is not None:
             try:
@@ -228,7 +233,7 @@ class Supervisor:
             self.charge.notice(f"MPS is back after {seconds:.1f} s, with every limit in force")
             return
 
-    # --- health
+    # --- health checks
 
     async def _check_for_ever(self) -> None:
         health = Health()
@@ -267,12 +272,12 @@ class Supervisor:
                 await asyncio.to_thread(control.shutdown_server, server)
 
     async def _silent(self, verdict: Verdict, why: str) -> None:
-        """Closes the connection that blocks the daemon. Only if that does not help, the daemon is ended with
-        all clients.
+        """Closes the connection that blocks the daemon. If that does not help, ends the daemon with all its
+        clients.
         """
         running = await asyncio.to_thread(self.units.running, self.name)
         if running is None:
-            return  # the daemon has died, which its watcher handles
+            return  # the daemon has died, which the watch of its death handles
         if verdict is Verdict.SAY:
             self.charge.notice(f"its MPS control daemon does not answer: {why}")
         found = await asyncio.to_thread(cut_silent, running, _CUT_SECONDS)

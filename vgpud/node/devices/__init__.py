@@ -1,1 +1,1 @@
-"""Devices: what is on the node, which mode a device is in, MIG layouts, and the steps of a plan."""
+"""Devices: what is on the node, the mode of each device, MIG layouts, and the steps of a plan."""

@@ -1,5 +1,5 @@
-"""Drained devices, which accept no new allocations. Recorded in the ledger, so that they stay drained after a
-restart.
+"""Drained devices, which accept no new allocations. Drains are recorded in the ledger, so that they last
+beyond a restart.
 """
 
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ _KEY = "drained"
 
 class Drains:
     def __init__(self, originals: Originals | None = None) -> None:
-        """Without `originals` the drains are lost when the daemon stops."""
+        """If `originals` is None, drains are lost when the daemon stops."""
         self._originals = originals
         self._drained: set[str] = set()
 

@@ -1,9 +1,9 @@
-"""Chooses the engine that enforces the time slices of a device's preload tenants.
+"""Chooses the engine that enforces the time slices of a device's tenants in mode preload.
 
-The engine is chosen at the first preload tenant of a device, before the arbiter learns of the tenant, and
-stays until the last preload tenant is released. The choice is written to <run>/engines/UUID, where the
-arbiter and a restarted vgpud read it. The probe runs once per device, boot and driver version. A device whose
-probe gives no answer has the engine gate; a probe that failed at once runs again at the next first tenant.
+The engine is chosen for the first such tenant of a device, before the arbiter gets the tenant's lease, and
+stays until the last one is released. The choice is written to <run>/engines/UUID, where the arbiter and a
+restarted vgpud read it. The probe runs once per device, boot and driver version. If the probe gives no
+answer, the device has the engine gate; a probe that failed at once runs again for the next first tenant.
 """
 
 import asyncio
@@ -35,12 +35,14 @@ class Engines:
         self._locks: dict[str, asyncio.Lock] = {}
         self._told: dict[str, EngineChoice] = {}
         self._verdicts: dict[str, EngineVerdict | None] = {}
-        # the policy's setting for a device, and the callback that reports an unexpected engine
+        # Callbacks: the policy's setting for a device, and the report of an unexpected engine.
         self.setting: Callable[[Device], str] = lambda _: "auto"
         self.notice: Callable[[str, str], None] = lambda uuid, sentence: None
 
     def view(self, device: Device) -> EngineChoice:
-        """The engine in force, or the one that the next first tenant would get."""
+        """The engine in force on the device. If it has none, the engine that its next first tenant
+        would get.
+        """
         chosen = self._chosen.get(device.uuid)
         if chosen is not None:
             return chosen
@@ -68,15 +70,15 @@ class Engines:
         self._files.forget(device_uuid)
 
     async def resume(self, device_uuids: Iterable[str]) -> frozenset[str]:
-        """At start: keeps the engines of devices that have preload tenants.
+        """At the start of vgpud: keeps the engines of devices that have tenants in mode preload.
 
-        Returns the devices that lost the engine cut, because another driver was loaded that cannot do it; no
-        process of a tenant survives such a change. Raises VgpuError if a choice cannot be written.
+        Returns the devices that lost the engine cut because the present driver does not support it; no
+        process of a tenant survives a change of the driver. Raises VgpuError if a choice cannot be written.
         """
         lost = set()
         for uuid in device_uuids:
             choice = self._files.chosen(uuid)
-            if choice is None:  # allocated by a version of vgpud without engines
+            if choice is None:  # the allocation was made by a version of vgpud without engines
                 choice = EngineChoice(
                     Engine.GATE, EngineReason.TENANTS, "its tenants came before it had an engine"
                 )
@@ -109,7 +111,9 @@ class Engines:
         return verdict
 
     def _tell(self, device: Device, setting: str, choice: EngineChoice) -> None:
-        """Reports each change of the engine once, from the first fallback to the gate on."""
+        """Reports an unexpected fallback to the gate, and after that each change of the device's
+        engine once.
+        """
         worth = is_fallback(setting, choice) or device.uuid in self._told
         if worth and self._told.get(device.uuid) != choice:
             self._told[device.uuid] = choice

@@ -1,6 +1,6 @@
 """Runs the steps of a plan, one after the other. Each step is idempotent.
 
-`after(point)` is called after each step. Tests crash the daemon there; it must converge at its next start,
+`after(point)` is called after each step. Tests crash the daemon there; its next start must converge,
 whichever step was the last.
 """
 
@@ -114,7 +114,7 @@ class Executor:
             await self._inventory.refresh()
 
     async def _commit(self, allocation: Allocation) -> Allocation:
-        """Records the outcome: a new allocation becomes active, a repaired one keeps its state."""
+        """Records the outcome of a plan: a new allocation becomes active, a repaired one keeps its state."""
         made = allocation.state is State.ALLOCATING
         outcome = replace(allocation, state=State.ACTIVE) if made else allocation
         sentence = f"{slices_sentence(allocation)} for uid {allocation.request.owner.uid}"
@@ -130,10 +130,11 @@ _Place = tuple[str, PlaceKey, PlaceKey | None]
 
 
 class Stack:
-    """Slices that divide a MIG instance: attach makes the instance and then the slice, detach reverses it.
+    """Makes and removes slices that share a MIG instance: attach makes the instance and then the slice,
+    detach reverses that.
 
-    Several slices share an instance, which is made for the first and destroyed with the last. So attach and
-    detach on one instance never run concurrently.
+    The instance is made for the first slice and destroyed with the last. So attach and detach on one instance
+    never run concurrently.
     """
 
     def __init__(self, store: AllocationStore, effectors: Mapping[Mode, Effector]) -> None:
@@ -145,7 +146,9 @@ class Stack:
         return self._locks.setdefault(_place(part), asyncio.Lock())
 
     async def attach(self, allocation: Allocation, part: Slice, device: Device) -> tuple[Slice, Edits]:
-        """As Effector.attach. Books the slice's MIG device before the second mode attaches."""
+        """Makes one slice, as Effector.attach. The slice's MIG device is recorded before the second mode
+        attaches.
+        """
         async with self._lock(part):
             on, _ = await self._effectors[Mode.MIG].attach(allocation, part, device)
             known = replace(allocation, slices=tuple(on if s is part else s for s in allocation.slices))
@@ -161,6 +164,8 @@ class Stack:
 
 
 def _place(part: Slice) -> _Place:
-    """The place of the instance. Not its id, which changes when the instance is made anew."""
+    """The place of the slice's MIG instance. Instance ids are not used, because they change when the instance
+    is made anew.
+    """
     assert part.mig is not None
     return part.device_uuid, *part.mig.place

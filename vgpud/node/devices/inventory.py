@@ -1,4 +1,4 @@
-"""The last snapshot of the hardware, refreshed when something may have changed, never by polling."""
+"""The last snapshot of the hardware. It is refreshed when something may have changed, never by polling."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ from vgpud.model.view import Vitals
 
 
 class Inventory:
-    """The devices of the node. Without a driver or NVML the daemon serves no devices and says the reason."""
+    """The devices of the node. Without a driver or NVML there are no devices, and `error` is the reason."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -21,11 +21,11 @@ class Inventory:
         self.came_back: Callable[[], None] = lambda: None
         # called with the devices whose health has changed
         self.health_changed: Callable[[tuple[Device, ...]], None] = lambda _: None
-        # is a device closed for which NVML asks for a repair? The policy decides
+        # Callback to the policy: is a device excluded because NVML asks for a repair?
         self.closes: Callable[[Device], bool] = lambda _: True
         self._node = Node()
         self._error: VgpuError | None = None
-        self._taken = float("-inf")  # monotonic seconds
+        self._taken = float("-inf")  # time of the snapshot, in seconds of the monotonic clock
         self._running: asyncio.Task[None] | None = None
 
     @property
@@ -34,16 +34,18 @@ class Inventory:
 
     @property
     def error(self) -> VgpuError | None:
-        """Why the last snapshot failed, or None. `node` then keeps the devices of the last good snapshot."""
+        """Why the last snapshot failed, or None. In this case `node` has the devices of the last good
+        snapshot.
+        """
         return self._error
 
     @property
     def nvml_errors(self) -> Mapping[int, int]:
-        """Calls that failed, by NVML's status."""
+        """Number of failed NVML calls, by NVML's status."""
         return self._gateway.nvml.refusals
 
     def device(self, uuid: str) -> Device:
-        """Raises VgpuError(NO_SUCH_DEVICE)."""
+        """The device with this UUID. Raises VgpuError(NO_SUCH_DEVICE)."""
         found = self._node.device(uuid)
         if found is None:
             raise VgpuError(
@@ -61,7 +63,7 @@ class Inventory:
         found = {}
         for device in self._node.devices:
             if device.health.answers:
-                with suppress(VgpuError):  # lost since the snapshot, or too slow just now
+                with suppress(VgpuError):  # a device may be lost since the snapshot, or answer too slowly now
                     found[device.uuid] = self._gateway.vitals(device.uuid)
         return found
 
@@ -70,16 +72,17 @@ class Inventory:
         return self._gateway.processes(device_uuid)
 
     async def refresh(self, max_age_seconds: float = 0.0) -> None:
-        """Takes a snapshot unless the last is recent enough. Concurrent callers share a snapshot; a failed
-        snapshot is never reused."""
+        """Takes a snapshot unless the last one is recent enough. Concurrent callers share a snapshot. A
+        failed snapshot is never reused.
+        """
         if max_age_seconds > 0 and self._error is None and clock.now() - self._taken <= max_age_seconds:
             return
         if self._running is not None:
             await asyncio.shield(self._running)
             if max_age_seconds > 0:
                 return
-            # the snapshot may have begun before the change that the caller knows of, so another is taken;
-            # all callers that waited share it
+            # A snapshot that was already running may have begun before the caller's change, so another one is
+            # taken. All callers that waited share it.
         if self._running is None:
             self._running = asyncio.ensure_future(self._take())
             self._running.add_done_callback(self._ended)
@@ -111,6 +114,6 @@ class Inventory:
 
 
 def _health_in(node: Node, uuid: str) -> Health:
-    """The health of the device in `node`; OK for a device that is not in it."""
+    """The health of a device in `node`; OK if the device is not in it."""
     known = node.device(uuid)
     return Health.OK if known is None else known.health
