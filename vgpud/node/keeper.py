@@ -1,7 +1,7 @@
-"""The keeper: the interface of the node for every door.
+"""The keeper: the interface of the node for all of vgpud's servers.
 
-It wires the rooms of the node together, checks owners and audits changes. allocate.py, release.py and the
-rooms do the work. Errors are VgpuError throughout.
+It connects the rooms of the node, checks who owns an allocation, and audits changes. allocate.py, release.py
+and the other rooms do the work. All errors are VgpuError.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ from vgpud.policy.model import DeviceRule
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
-_PROCESSES_SECONDS = 0.1  # greatest age of a listing of processes
+_PROCESSES_SECONDS = 0.1  # maximum age of a listing of processes
 
 
 class NodeKeeper:
@@ -161,7 +161,7 @@ class NodeKeeper:
         )
 
     def _mig_layouts(self) -> MigLayouts | None:
-        """None if the effector of mode mig is a test's stand-in."""
+        """The layouts of MIG devices; None if a test replaces the effector of mode mig."""
         mig, parts = self._parts.effectors[Mode.MIG], self._parts
         if not isinstance(mig, MigMode):
             return None
@@ -172,7 +172,7 @@ class NodeKeeper:
     # --- allocate and release
 
     async def allocate(self, request: Request) -> Allocation:
-        """Makes the allocation, or refuses with VgpuError: see AllocationMaker.allocate."""
+        """Makes an allocation. Raises VgpuError if it is refused: see AllocationMaker.allocate."""
         return await self.allocates.allocate(request)
 
     async def _made(self, allocation: Allocation) -> Allocation:
@@ -180,11 +180,15 @@ class NodeKeeper:
         return await self.residency.admit(allocation)
 
     async def plan(self, request: Request) -> tuple[Decision, tuple[Step, ...]]:
-        """The decision and the steps of the request; changes nothing: see AllocationMaker.plan."""
+        """The decision on a request and the steps that it would need. Changes nothing: see
+        AllocationMaker.plan.
+        """
         return await self.allocates.plan(request)
 
     async def release(self, allocation_id: str, caller: Caller, force: bool) -> bool:
-        """True if it was released already. Raises VgpuError: NOT_OWNER, TENANT_ALIVE, NO_SUCH_ALLOCATION."""
+        """Releases an allocation. Returns True if it was released before. Raises VgpuError: NOT_OWNER,
+        TENANT_ALIVE, NO_SUCH_ALLOCATION.
+        """
         if self.releases.is_released(allocation_id):
             return True
         with self._change("release", allocation_id, caller, force=force or None) as told:
@@ -192,27 +196,30 @@ class NodeKeeper:
         return not told.made
 
     def release_later(self, allocation_id: str, reason: str) -> bool:
-        """Releases the allocation after its last process: see AllocationReleaser.later."""
+        """Releases the allocation after its last process has ended: see AllocationReleaser.later."""
         return self.releases.later(allocation_id, reason)
 
     def _released(self, allocation: Allocation) -> None:
         self.lifetimes.forget(allocation.id)
         if self.mig is not None:
             for uuid in {part.device_uuid for part in allocation.slices if part.mig is not None}:
-                self.spawn(self.mig.converge_device(uuid))  # a layout may have waited for it
+                # a change of the layout may have waited for this release
+                self.spawn(self.mig.converge_device(uuid))
 
     @contextmanager
     def _change(
         self, name: str, allocation_id: str, caller: Caller, **words: object
     ) -> Iterator[audit.Change]:
-        """Audits a requested change. Raises VgpuError(NOT_OWNER) if the caller may not make it."""
+        """Checks and audits a requested change. Raises VgpuError(NOT_OWNER) if the caller may not make the
+        change.
+        """
         allocation = self._book.get(allocation_id)
         with audit.change(name, **audit.of(allocation), **words) as told:
             check_owner(allocation, caller)
             yield told
 
     async def run_steps(self, verb: str, allocation_id: str, steps: Sequence[Step]) -> None:
-        """Runs a plan on a held allocation."""
+        """Runs a plan on an existing allocation."""
 
         async def run() -> None:
             await self._executor.run(verb, self._book.get(allocation_id), steps)
@@ -220,13 +227,17 @@ class NodeKeeper:
         await self.change(allocation_id, run)
 
     async def change(self, allocation_id: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Runs `work` while no other change of the allocation runs. Skips an allocation under release."""
+        """Runs `work` while no other change of the allocation runs. Skips an allocation that is being
+        released.
+        """
         await self._changes.settle(allocation_id)
         if self._book.get(allocation_id).state is not State.RELEASING:
             await asyncio.shield(self._changes.begin(allocation_id, work()))
 
     async def name(self, allocation_id: str, workload: Workload) -> None:
-        """Records the names of what runs in the allocation. Does nothing if they are recorded."""
+        """Records the names that Kubernetes has for the program in an allocation. Does nothing if they are
+        recorded already.
+        """
 
         async def record() -> None:
             if self._book.get(allocation_id).request.workload != workload:
@@ -236,7 +247,7 @@ class NodeKeeper:
             await self.change(allocation_id, record)
 
     def busy(self) -> frozenset[str]:
-        """Allocations that are being made, changed or released right now."""
+        """Ids of allocations that are being made, changed or released now."""
         return self.allocates.running | self.releases.running | self._changes.running
 
     def _lifetime_ended(self, allocation_id: str) -> None:
@@ -248,7 +259,7 @@ class NodeKeeper:
     async def resize(
         self, allocation_id: str, caller: Caller, memory_bytes: int | None, share: Percent | None
     ) -> Allocation:
-        """Changes the limits of a running tenant; all slices get the same."""
+        """Changes the limits of a running tenant. All slices get the same limits."""
         wanted = {"memory_bytes": memory_bytes, "share": None if share is None else str(share)}
         with self._change("resize", allocation_id, caller, **wanted) as told:
             before = self._book.get(allocation_id)
@@ -259,7 +270,7 @@ class NodeKeeper:
     # --- pause and suspend
 
     async def pause(self, allocation_id: str, caller: Caller) -> Allocation:
-        """Takes the tenant off its devices; its memory stays there."""
+        """Takes the tenant off its devices. Its memory stays there."""
         with self._change("pause", allocation_id, caller) as told:
             before = self._book.get(allocation_id)
             after = await self.pauses.pause(before)
@@ -274,8 +285,9 @@ class NodeKeeper:
         return after
 
     async def suspend(self, allocation_id: str, caller: Caller, deep: bool = False) -> Allocation:
-        """Suspends: device memory moves to the host, and the processes wait until the tenant is resumed.
-        `deep` leaves nothing on the device."""
+        """Suspends a tenant: its device memory moves to the host, and its processes wait until the tenant is
+        resumed. With `deep`, no memory stays on the device.
+        """
         with self._change("suspend", allocation_id, caller, deep=deep or None) as told:
             before = self._book.get(allocation_id)
             after = await self.suspends.suspend(before, deep=deep)
@@ -285,13 +297,13 @@ class NodeKeeper:
     async def resume(self, allocation_id: str, caller: Caller) -> Allocation:
         with self._change("resume", allocation_id, caller) as told:
             before = self._book.get(allocation_id)
-            if before.moves and before.id not in self._changes:  # an interrupted move
+            if before.moves and before.id not in self._changes:  # the move was interrupted
                 await self.moves.recover(before)
             after = await self.suspends.resume(self._book.get(allocation_id))
             told.made = after is not before
         return after
 
-    # --- reading
+    # --- queries
 
     def get(self, allocation_id: str) -> Allocation:
         return self._book.get(allocation_id)
@@ -300,15 +312,17 @@ class NodeKeeper:
         return tuple(self._book), self.store.revision
 
     def standing(self, allocation: Allocation) -> str:
-        """What a suspended tenant waits for."""
+        """A sentence on what a suspended tenant waits for."""
         return self.residency.standing(allocation)
 
     def marks(self, allocation: Allocation) -> tuple[Mark, ...]:
-        """The marks of the allocation: findings of use that its limits do not cover."""
+        """The marks of the allocation: use of a device that its limits do not cover."""
         return self.bypasses.marks_of(allocation.id)
 
     def memory_limit(self, allocation: Allocation) -> str:
-        """What enforces the memory limit of a preload allocation: "driver" or "libvgpu"; empty for others."""
+        """What enforces the memory limit of an allocation in mode preload: "driver" or "libvgpu"; empty for
+        other modes.
+        """
         if not any(part.mode is Mode.PRELOAD for part in allocation.slices):
             return ""
         return (
@@ -345,7 +359,9 @@ class NodeKeeper:
         return self.policies.current
 
     async def reload_policy(self, dry_run: bool) -> ReloadReport:
-        """All or nothing: raises VgpuError(BAD_POLICY) and keeps the old policy if the files are wrong."""
+        """Reloads the policy files, all or nothing: if they have a mistake, raises VgpuError(BAD_POLICY) and
+        keeps the old policy.
+        """
         if dry_run:
             return await self.policies.reload(dry_run, self.store)
         with audit.change("reload policy") as told:
@@ -371,14 +387,14 @@ class NodeKeeper:
     # --- device events
 
     def device_event(self, event: DeviceEvent) -> None:
-        """Handles an Xid, or a device that fell off the bus."""
+        """Handles an Xid error or a device that fell off the bus."""
         self.spawn(self._notices.event(event))
 
     def _rule(self, device: Device) -> DeviceRule:
         return self.policy().policy.rule_for(device)
 
     def tend_sick(self) -> None:
-        """At start: tends the devices that were sick before."""
+        """At the start of vgpud: continues the care for devices that were sick before."""
         for device in self._parts.inventory.node.devices:
             if device.health is Health.SICK:
                 self.spawn(self.sickness.tend(device.uuid))
@@ -388,16 +404,18 @@ class NodeKeeper:
             self.spawn(self._tell_health(device))
 
     async def _tell_health(self, device: Device) -> None:
-        """Tells watchers, and marks the allocations on a lost device as failed."""
+        """Reports the health of a device to watchers. If the device is lost, marks its allocations as
+        failed.
+        """
         if await self._notices.health(device):
-            # allocations that are being made may be on this device
+            # Allocations that are being made may be on this device, so they are waited for.
             await asyncio.gather(*self.allocates.tasks, return_exceptions=True)
             await self.failures.mark_on(device.uuid, f"device {device.index} is lost")
         if device.health is Health.SICK:
             await self.sickness.tend(device.uuid)
 
     def helper_died(self, device_uuid: str, sentence: str) -> None:
-        """A helper died whose tenants die with it: marks their allocations as failed."""
+        """Called when a helper died whose tenants die with it: marks their allocations as failed."""
         why = f"{sentence}; their allocations are marked as failed"
         log.error(LogEvent.HELPER_DIED, message_id=Message.HELPER_DIED, device=device_uuid, why=why)
         self._parts.transitions.lost(device_uuid)
@@ -407,12 +425,12 @@ class NodeKeeper:
         """Sends watchers a notice about a device."""
         self.spawn(self._notices.notice(device_uuid, sentence))
 
-    # --- the end
+    # --- stop
 
     async def close(self) -> None:
-        """Waits for allocations, changes and releases under way; tenants stay as they are."""
+        """Waits for the allocations, changes and releases that are in progress. Tenants stay as they are."""
         await self._background.close()
-        # a task may have started another
+        # a task may have started another task, so the set is built again after each wait
         while under_way := self.allocates.tasks | self.releases.tasks | set(self._changes.tasks):
             await asyncio.gather(*under_way, return_exceptions=True)
         self.lifetimes.close()

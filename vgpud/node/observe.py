@@ -1,4 +1,4 @@
-"""Collects the figures for metrics and the status page, without a call that can fail or hang."""
+"""Collects the figures for metrics and the status page. It makes no call that can fail or hang."""
 
 import os
 import time
@@ -17,8 +17,8 @@ _EVENTS = 64
 
 
 async def observe(keeper: NodeKeeper) -> Observation:
-    """One observation. Never raises: without NVML there are no devices, and the description has
-    the reason.
+    """Makes one observation. Never raises: without NVML there are no devices, and the description has the
+    reason.
     """
     began = time.perf_counter()
     metered = await keeper.meters.read()
@@ -54,7 +54,7 @@ def process_figures() -> ProcessFigures:
             for line in Path("/proc/stat").read_text().splitlines()
             if line.startswith("btime ")
         )
-        # without the descriptor of the listing itself
+        # not counted: the descriptor of the listing itself
         descriptors = len(os.listdir("/proc/self/fd")) - 1  # noqa: PTH208 (names are enough)
     except (OSError, ValueError, IndexError, StopIteration):
         return ProcessFigures()

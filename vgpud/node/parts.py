@@ -20,7 +20,7 @@ from vgpud.policy.load import LoadedPolicy
 
 @dataclass(frozen=True)
 class Parts:
-    """The keeper's collaborators; `load_policy` reads the policy files again."""
+    """The collaborators with which the keeper is made. `load_policy` reads the policy files again."""
 
     store: AllocationStore
     inventory: Inventory

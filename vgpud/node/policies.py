@@ -1,4 +1,4 @@
-"""The policy in force, and the effects of a reload on a running node, device by device."""
+"""Keeps the policy in force, and says what a reload changes on a running node, device by device."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ from vgpud.policy.model import DeviceRule, Policy
 
 
 class Policies:
-    """The policy in force. A reload with a mistake anywhere changes nothing."""
+    """Holds the policy in force. If the new files have any mistake, a reload changes nothing."""
 
     def __init__(
         self,
@@ -34,14 +34,17 @@ class Policies:
         self._report = report
         self._account = account
         self._reloading = asyncio.Lock()
-        # called before a reload: makes the preparations that may fail, or raises VgpuError. The returned
-        # function is called with True to keep the preparations, with False to undo them.
+        # Functions that are called before a reload. Each makes the preparations that may fail, or raises
+        # VgpuError. It returns a function that is called with True to keep the preparations, or with False to
+        # undo them.
         self.preparing: list[Callable[[Policy], Awaitable[Callable[[bool], None]]]] = []
-        # called with the old and the new policy after a change
+        # Functions that are called with the old and the new policy after a change.
         self.changed: list[Callable[[LoadedPolicy, LoadedPolicy], None]] = []
 
     async def reload(self, dry_run: bool, store: AllocationStore) -> ReloadReport:
-        """Reloads the policy. Of two concurrent reloads the later one wins. Raises VgpuError(BAD_POLICY)."""
+        """Reloads the policy. If two reloads are concurrent, the later one counts. Raises
+        VgpuError(BAD_POLICY).
+        """
         async with self._reloading:
             try:
                 fresh = await asyncio.to_thread(self._load)
@@ -63,7 +66,7 @@ class Policies:
             return report
 
     async def _prepare(self, policy: Policy) -> None:
-        """Runs all preparations for the new policy; if one fails, undoes them and raises."""
+        """Runs all preparations for the new policy. If one fails, undoes them and raises its error."""
         ready: list[Callable[[bool], None]] = []
         try:
             for prepare in self.preparing:
@@ -80,7 +83,7 @@ class Policies:
 def reload_report(
     old: LoadedPolicy, new: LoadedPolicy, node: Node, use: Mapping[str, DeviceUse]
 ) -> ReloadReport:
-    """What a reload changes now, and what waits: a device in use keeps its mode until it is idle."""
+    """What a reload changes now, and what is delayed: a device in use keeps its mode until it is idle."""
     if old.digest == new.digest:
         return ReloadReport(changed=False, digest=old.digest)
     done: list[str] = []
@@ -105,7 +108,7 @@ def reload_report(
 
 
 def _engine_change(device: Device, before: DeviceRule, after: DeviceRule, held: DeviceUse) -> list[str]:
-    """The change of the engine that a device's preload tenants delay."""
+    """A sentence on a change of the engine that is delayed by the device's tenants in mode preload."""
     old, new = before.settings_preload().engine, after.settings_preload().engine
     if old == new or held.mode is not Mode.PRELOAD:
         return []
@@ -126,7 +129,9 @@ def _gone(held: DeviceUse) -> str:
 
 
 def _of_the_node(old: Policy, new: Policy) -> Iterator[str]:
-    """Changes that concern no single device: they hold for later requests, and undo nothing."""
+    """Sentences on changes that concern no single device. Such changes apply to later requests and undo
+    nothing.
+    """
     for key, before, after in compare(_node_keys(old), _node_keys(new)):
         yield f"{key}: {_shown(before)} becomes {_shown(after)}"
     if old.quota != new.quota:

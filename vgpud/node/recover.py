@@ -35,7 +35,7 @@ _CHANGING = (Phase.RESIZING, Phase.SUSPENDING, Phase.RESUMING, Phase.MOVING)
 
 @dataclass(frozen=True)
 class Start:
-    """The collaborators of a start, besides the keeper's parts."""
+    """The collaborators of a start that are no parts of the keeper."""
 
     units: Units
     run_dir: Path
@@ -43,7 +43,7 @@ class Start:
 
 
 async def recover(keeper: NodeKeeper, parts: Parts, state: LedgerState, start: Start) -> None:
-    """Makes book, ledger and node agree, wherever a crash interrupted the daemon before.
+    """Makes book, ledger and node agree, wherever a crash has interrupted an earlier daemon.
 
     Raises VgpuError only if the ledger cannot be written. A failure with one allocation is logged, and the
     others are still recovered.
@@ -52,7 +52,8 @@ async def recover(keeper: NodeKeeper, parts: Parts, state: LedgerState, start: S
     keeper.bypasses.restore(state.marks)
     keeper.releases.remember(state.released)
     await agree(keeper, parts, start, bool(state.boot_id) and state.boot_id != start.boot_id)
-    # after the actions, so that a start interrupted before still notices the reboot
+    # The boot id is recorded after the actions, so that the next start notices the reboot if this one is
+    # interrupted before.
     await parts.store.set_boot_id(start.boot_id)
     for allocation in tuple(parts.book):
         await _finish_change(keeper, allocation)
@@ -73,7 +74,7 @@ async def _finish_change(keeper: NodeKeeper, allocation: Allocation) -> None:
                 await keeper.resizes.finish(allocation)
             else:
                 await keeper.suspends.recover(allocation)
-    except VgpuError as error:  # its owner can ask again, or release it
+    except VgpuError as error:  # the owner of the allocation can repeat the change, or release the allocation
         log.error(
             LogEvent.INTERRUPTED_CHANGE_NOT_FINISHED,
             allocation=allocation.id,
@@ -83,14 +84,15 @@ async def _finish_change(keeper: NodeKeeper, allocation: Allocation) -> None:
 
 
 async def agree(keeper: NodeKeeper, parts: Parts, start: Start, boot_changed: bool) -> None:
-    """Observes, decides and acts once. Also called when NVML first answers after the start.
+    """Observes the node, decides what to do, and acts once. Also called when NVML first answers after the
+    start.
 
     Skips allocations that are being made, changed or released.
     """
-    # in a thread, because systemd can be slow and the daemon may serve already
+    # This runs in a thread, because systemd can be slow and the daemon may serve already.
     units = await asyncio.to_thread(start.units.list, unit_name(""))
     busy = keeper.busy()
-    # the allocations that should exist; those that are being changed are left out
+    # These allocations should exist. Those that are being changed are left out.
     meant = [allocation for allocation in parts.book if allocation.id not in busy]
     own_instances = frozenset() if keeper.mig is None else keeper.mig.own_instances()
     daemons = frozenset(unit.name for unit in units)
@@ -122,10 +124,11 @@ async def agree(keeper: NodeKeeper, parts: Parts, start: Start, boot_changed: bo
 
 
 async def carry_out(keeper: NodeKeeper, parts: Parts, start: Start, action: Action) -> None:
-    """Carries out one action and writes its line in the audit trail. Raises VgpuError."""
+    """Carries out one action of a start and writes its line in the audit trail. Raises VgpuError."""
     with audit.because(action.reason):
         if action.kind in (ActionKind.RELEASE, ActionKind.MARK_FAILED, ActionKind.REPAIR):
-            await _act(keeper, parts, start, action)  # the functions called there write the audit line
+            # for these actions, the called functions write the audit line
+            await _act(keeper, parts, start, action)
             return
         held = parts.book.get(action.subject) if action.subject in parts.book else None
         what: dict[str, object] = {"subject": action.subject} if held is None else audit.of(held)
@@ -134,7 +137,9 @@ async def carry_out(keeper: NodeKeeper, parts: Parts, start: Start, action: Acti
 
 
 async def _resume_engines(parts: Parts, leases: frozenset[str]) -> None:
-    """Keeps the engines in force. Where the driver has lost the engine cut, the leases are added again."""
+    """Keeps the engines in force at the start. If the driver lost the engine cut on a device, the leases of
+    its tenants are added to the arbiter again.
+    """
     users: dict[str, set[str]] = {}
     for allocation in (a for a in parts.book if a.id in leases):
         for part in allocation.slices:
@@ -160,7 +165,7 @@ def observe(
 ) -> Observed:
     """Observes leases, instances, daemons and specs, without those of the allocations in `busy`.
 
-    `daemons` are the names of the MPS units that run.
+    `daemons` are the names of the systemd units of MPS that run.
     """
     node = parts.inventory.node
     return Observed(
@@ -183,7 +188,9 @@ def _walls(parts: Parts) -> frozenset[str]:
 
 
 async def _assume_modes(parts: Parts, allocations: Iterable[Allocation], daemons: frozenset[str]) -> None:
-    """Records modes that devices are still in, so that they are not applied again; restarts lost helpers."""
+    """Records the modes in which devices still are, so that they are not applied again. Restarts helpers that
+    were lost.
+    """
     seen: set[tuple[str, Mode]] = set()
     for part in (part for allocation in allocations for part in charged(allocation)):
         device = parts.inventory.node.device(part.device_uuid)
@@ -218,7 +225,7 @@ async def _act(keeper: NodeKeeper, parts: Parts, start: Start, action: Action) -
                 await preload.walls.remove(action.subject)
         case ActionKind.STOP_MPS:
             if not any(part.target == action.subject for a in parts.book for part in a.slices):
-                # also restores the device's settings that MPS had changed
+                # also restores the settings of the device that MPS had changed
                 await parts.effectors[Mode.MPS].unapply(action.subject)
         case ActionKind.REMOVE_INSTANCE:
             if keeper.mig is not None and action.instance is not None:
@@ -230,7 +237,9 @@ async def _act(keeper: NodeKeeper, parts: Parts, start: Start, action: Action) -
 
 
 async def repair(keeper: NodeKeeper, parts: Parts, allocation_id: str) -> None:
-    """Repairs an allocation, with new edits: device nodes of earlier instances must not stay in them."""
+    """Repairs an allocation and gives it new edits, because its edits must not contain device nodes of
+    earlier instances.
+    """
     allocation = replace(parts.book.get(allocation_id), edits=Edits())
     parts.store.amend(allocation)
     with audit.change("repair", **audit.of(allocation)):

@@ -1,7 +1,7 @@
 """Releases allocations: at once, or after their last process has ended.
 
-A release runs to its end even if its caller disconnects. A second request for the same allocation waits for
-the release that is running.
+A release runs to its end even if its caller disconnects. A second request to release the same allocation
+waits for the release that is running.
 """
 
 import asyncio
@@ -30,11 +30,11 @@ from vgpud.planner.steps import release_steps
 log = structlog.get_logger(__name__)
 
 _REMEMBERED = 10_000
-_RETRY_SECONDS = 1.0  # retry interval while children of an ended tenant still run
+_RETRY_SECONDS = 1.0  # interval between attempts while children of an ended tenant still run
 
 
 class AllocationReleaser:
-    """`ended(allocation)` is called after each release."""
+    """Releases allocations. `ended(allocation)` is called after each release."""
 
     def __init__(
         self,
@@ -52,14 +52,15 @@ class AllocationReleaser:
         self._spawn = spawn
         self._ended = ended
         self._running: dict[str, asyncio.Task[None]] = {}
-        self._attempts: dict[str, asyncio.Task[bool]] = {}  # attempts that `later` has started
-        self._later: set[str] = set()  # allocations that `later` waits for
-        self._detached: dict[str, Allocation] = {}  # released, but not yet recorded as released
-        self._released: deque[str] = deque(maxlen=_REMEMBERED)  # newest last
+        self._attempts: dict[str, asyncio.Task[bool]] = {}  # attempts to release that `later` has started
+        self._later: set[str] = set()  # allocations whose end `later` waits for
+        # allocations whose slices are removed, but which are not yet recorded as released
+        self._detached: dict[str, Allocation] = {}
+        self._released: deque[str] = deque(maxlen=_REMEMBERED)  # ids of released allocations, newest last
 
     @property
     def running(self) -> frozenset[str]:
-        """Ids of the allocations that are being released."""
+        """Ids of the allocations that are being released now."""
         return frozenset(self._running)
 
     @property
@@ -68,18 +69,22 @@ class AllocationReleaser:
 
     @property
     def attempts(self) -> set[asyncio.Task[Any]]:
-        """The running releases, and the attempts of `later`: each may free capacity."""
+        """The running releases, and the attempts of `later`. Each of them may free capacity."""
         return {*self._running.values(), *self._attempts.values()}
 
     def remember(self, ids: Iterable[str]) -> None:
-        """At start: lets a repeated release of these allocations succeed."""
+        """At the start of vgpud: remembers released allocations, so that a repeated release of one
+        succeeds.
+        """
         self._released.extend(ids)
 
     def is_released(self, allocation_id: str) -> bool:
         return allocation_id not in self._book and allocation_id in self._released
 
     async def release(self, allocation: Allocation, force: bool) -> bool:
-        """Releases the allocation. Returns True if a concurrent release ended first. Raises VgpuError."""
+        """Releases an allocation. Returns True if a concurrent release of it ended first. Raises
+        VgpuError.
+        """
         if allocation.state is State.ALLOCATING:
             raise VgpuError(
                 ErrorCode.ALLOCATION_BUSY,
@@ -102,11 +107,13 @@ class AllocationReleaser:
         return False
 
     async def dismantle(self, allocation_id: str) -> None:
-        """Releases without a check for tenants: also what an interrupted intent left behind."""
+        """Releases an allocation without a check for live tenants. It also removes what an interrupted intent
+        left behind.
+        """
         await asyncio.shield(self._begin(allocation_id))
 
     async def undo(self, allocation_id: str) -> None:
-        """Removes what a failed allocation left behind. Retries later if that fails now."""
+        """Removes what a failed allocation left behind. If that fails, it is tried again later."""
         try:
             await self._begin(allocation_id)
         except VgpuError as error:
@@ -114,7 +121,7 @@ class AllocationReleaser:
             self.later(allocation_id, "its allocation failed half-way")
 
     def _begin(self, allocation_id: str) -> asyncio.Task[None]:
-        """The running release of this allocation; starts it if there is none."""
+        """Returns the running release of this allocation. If there is none, starts one."""
         running = self._running.get(allocation_id)
         if running is not None:
             return running
@@ -129,7 +136,7 @@ class AllocationReleaser:
         for part in allocation.slices:
             check_ended(allocation.id, await self._parts.effectors[part.mode].tenants(allocation, part))
         check_ended(allocation.id, processes_in(allocation.request.lifetime.cgroup))
-        # processes that wait in a suspension are not listed by NVML
+        # NVML does not list the processes of a suspended tenant, so they are checked too
         check_ended(allocation.id, [process.pid for process in waiting(allocation)])
 
     async def _dismantle(self, allocation: Allocation) -> None:
@@ -146,17 +153,19 @@ class AllocationReleaser:
         self._ended(allocation)
 
     async def _leave_modes(self, allocation: Allocation) -> None:
-        """Takes devices without allocations out of their mode. When several allocations of a device are
-        released at the same time, no plan of theirs does it, because none was the last when it was made."""
+        """Takes devices without allocations out of their mode. If several allocations of a device are
+        released at the same time, no plan of them contains this step, because none was the last one when its
+        plan was made.
+        """
         leaving = [part.device_uuid for a in self._detached.values() for part in a.slices]
         for uuid, mode in {part.device_uuid: part.device_mode for part in allocation.slices}.items():
             if self._book.use_of(uuid).count == leaving.count(uuid):
                 await self._parts.transitions.release(uuid, mode)
 
-    # --- later
+    # --- release after the last process
 
     def later(self, allocation_id: str, reason: str) -> bool:
-        """Releases the allocation once no process runs in it. False if that was ordered before."""
+        """Releases the allocation once no process runs in it. Returns False if that was ordered before."""
         if allocation_id in self._later:
             return False
         self._later.add(allocation_id)
@@ -164,7 +173,7 @@ class AllocationReleaser:
         return True
 
     async def _when_possible(self, allocation_id: str, reason: str) -> None:
-        """Retries the release until the last process of the allocation has ended."""
+        """Tries to release the allocation until its last process has ended."""
         audit.by_itself(reason)
         try:
             await self._retry(allocation_id)

@@ -1,4 +1,6 @@
-"""Free capacity for the doors: how many more allocations of a request would fit now."""
+"""Free capacity: how many more allocations of a request would fit now, as the servers for Kubernetes report
+it.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,7 +21,7 @@ from vgpud.planner.terms import Terms, all_terms, bare_name
 from vgpud.planner.use import EMPTY
 from vgpud.policy.model import Policy
 
-# refusals that no release can change
+# errors of refusals that no release can change
 _NEVER = (ErrorCode.DENIED_BY_POLICY, ErrorCode.UNSUPPORTED, ErrorCode.IMPOSSIBLE)
 
 
@@ -44,7 +46,7 @@ class _Node(Protocol):
 
 
 class Room:
-    """Asks the planner and changes nothing."""
+    """Asks the planner what would fit. Changes nothing."""
 
     def __init__(self, keeper: _Node, inventory: Inventory, book: Book) -> None:
         self._keeper = keeper
@@ -56,7 +58,7 @@ class Room:
         return self._inventory.node.devices
 
     def more(self, one: Request, device_uuid: str, most: int) -> int | None:
-        """How many allocations like `one` fit on the device beside the present ones, up to `most`.
+        """How many allocations like `one` fit on the device beside the present ones, at most `most`.
 
         None if the device can never serve such a request, whatever is released.
         """
@@ -69,25 +71,28 @@ class Room:
             decision = choose(asked, node, policy, use, pools=pools, closed=closed)
             if decision.refusal is not None:
                 return None if not found and decision.refusal.code in _NEVER else found
-            if decision.moves:  # it fits after a move of idle instances; how many fit after that is unknown
+            # One allocation fits after a move of idle instances. How many fit after the move is not known.
+            if decision.moves:
                 return found + 1
             piece = decision.slices[0]
             use[device_uuid] = use.get(device_uuid, EMPTY).with_slice(piece)
         return most
 
     def refusal(self, one: Request) -> VgpuError | None:
-        """Why no device of the node could serve `one` even if it were empty; None if one could."""
+        """Why no device of the node could serve `one` even if the device were empty; None if a device
+        could.
+        """
         asked = replace(one, count=1, selector=Selector())
         pools = {} if self._keeper.mig is None else self._keeper.mig.pools.pools()
         decision = choose(asked, self._inventory.node, self._keeper.policy().policy, {}, pools=pools)
         return decision.refusal
 
     def units(self, one: Request, device_uuid: str, unit_bytes: int) -> int | None:
-        """How many units of `unit_bytes` of memory are free on the device; None if the device can never
-        serve `one`.
+        """How many units of `unit_bytes` of memory are free on the device; None if the device can never serve
+        `one`.
 
-        If `one` has a share, each unit also needs its part of the compute, which may run out first: memory
-        can be overcommitted, and other tenants may hold more compute than memory.
+        If `one` has a share, each unit also needs its part of the compute. The compute may run out first:
+        memory can be overcommitted, and other tenants may hold more compute than memory.
         """
         fits = self.more(one, device_uuid, 1)
         if not fits:
@@ -101,20 +106,20 @@ class Room:
         return min(units, share_left * device.memory_usable_bytes // (unit_bytes * 10000))
 
     def memory_bytes(self, device: Device, mode: Mode) -> int:
-        """The memory that all tenants of the device may hold together, by the policy."""
+        """The memory that all tenants of the device may hold together, according to the policy."""
         return self._terms(device).memory_bytes(mode, device.memory_usable_bytes)
 
     def _terms(self, device: Device) -> Terms:
         return all_terms(self._keeper.policy().policy, self._inventory.node)[device.uuid]
 
     def nearest(self, device_uuids: tuple[str, ...], must: tuple[str, ...], count: int) -> tuple[str, ...]:
-        """The `count` of these devices that are nearest to each other, including `must`."""
+        """`count` of the given devices that are nearest to each other, including those in `must`."""
         return nearest_devices(self._inventory.node, device_uuids, must, count)
 
     def places(self, device: Device) -> tuple[tuple[MigProfile, str, tuple[Placement, ...]], ...]:
-        """The MIG profiles that requests may have on the device, with bare name and placements.
+        """The MIG profiles that requests may have on the device, each with its bare name and placements.
 
-        Empty without MIG. On a device with a fixed layout: only the places of that layout.
+        Empty without MIG. On a device with a fixed layout, only the placements of that layout.
         """
         mig = self._keeper.mig
         pool = NO_POOL if mig is None or not device.mig.capable else mig.pools.pool(device)
@@ -130,8 +135,9 @@ class Room:
         return tuple(found)
 
     def profiles(self, device: Device) -> Mapping[str, int]:
-        """How many instances of each MIG profile the device can hold, by bare name; includes profiles of
-        compute instances that are part of a GPU instance."""
+        """How many instances of each MIG profile the device can hold, by bare name. Profiles of compute
+        instances that take a part of a GPU instance are included.
+        """
         counts = {bare_name(p.name): p.instance_count for p in device.mig.profiles}
         for profile in device.mig.profiles:
             for part in profile.compute:

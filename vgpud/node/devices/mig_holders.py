@@ -1,4 +1,4 @@
-"""Holders of MIG instances (allocation, pid, user, command), and devices with their instances."""
+"""Names what uses MIG instances (allocation, pid, user, command), and lists devices with their instances."""
 
 import pwd
 from collections.abc import Mapping
@@ -25,7 +25,9 @@ class Holders:
         self._host_root = host_root
 
     def sentence(self, device: Device, key: SlotKey) -> str:
-        """Says what holds a GPU instance, or its first part that is in use. For a refusal."""
+        """A sentence on what uses a GPU instance, or its first compute instance in use. It becomes part of a
+        refusal.
+        """
         found = [i for i in self.instances(device) if (i.profile_id, i.placement) == key]
         found.sort(key=lambda i: (not i.processes, not i.allocation_id, i.own))
         start = f"memory slice {key[1].start} of device {device.index}"
@@ -74,8 +76,9 @@ class Holders:
         return tuple(MigFree(name, count) for name, count in counts if count)
 
     def instances(self, device: Device) -> tuple[MigInstance, ...]:
-        """Existing instances, and those of the layout that are still missing, by place. A divided GPU
-        instance is listed as its compute instances."""
+        """The existing instances, and those of the layout that are still missing, by place. For a divided GPU
+        instance, its compute instances are listed.
+        """
         pool = self._pools.pool(device)
         holding = self._holding(device)
         standing = {i.key: i for i in device.mig.instances}
@@ -86,7 +89,7 @@ class Holders:
             if there is not None and there.is_divided:
                 parts |= {one.key for one in there.compute_instances if one.key is not None}
             elif there is not None and there.compute_instances:
-                parts = set()  # it exists undivided, whatever the layout says
+                parts = set()  # the GPU instance exists and is not divided, whatever the layout says
             places: list[SlotKey | None] = [*sorted(parts, key=lambda part: (part[1], part[0]))]
             found += [self._instance(device, pool, key, there, part, holding) for part in places or [None]]
         return tuple(found)
@@ -123,7 +126,7 @@ class Holders:
         )
 
     def _holding(self, device: Device) -> dict[Place, list[str]]:
-        """Ids of the allocations by place; several where allocations share an instance."""
+        """Ids of the allocations by place. There are several ids if allocations share an instance."""
         found: dict[Place, list[str]] = {}
         for allocation in self._book:
             for part in allocation.slices:
@@ -132,7 +135,7 @@ class Holders:
         return found
 
     def _processes(self, device: Device, number: int, computes: set[int] | None) -> tuple[MigProcess, ...]:
-        """Processes in a GPU instance, or in the given compute instances of it."""
+        """The processes in a GPU instance, or in the given compute instances of it."""
         pids = sorted(
             {
                 p.pid

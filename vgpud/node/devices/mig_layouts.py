@@ -1,4 +1,4 @@
-"""Shows, plans and applies layouts of MIG devices, and reconciles devices with them at every start.
+"""Shows, plans and applies layouts of MIG devices, and reconciles devices with their layouts at every start.
 
 The desired layout is recorded before the first change. If a change fails, the record returns to the earlier
 layout. An interrupted change is finished at the next start. In both cases vgpud reconciles the device with
@@ -38,7 +38,7 @@ FaultHook = Callable[[str], None]
 
 @dataclass(frozen=True)
 class LayoutParts:
-    """The collaborators of MigLayouts, all of them owned by the keeper."""
+    """The collaborators of MigLayouts. The keeper owns all of them."""
 
     mig: MigMode
     inventory: Inventory
@@ -61,14 +61,14 @@ class MigLayouts:
         self._one_at_a_time = asyncio.Lock()
         self._converging: dict[str, asyncio.Lock] = {}
 
-    # --- reading
+    # --- queries
 
     async def devices(self) -> tuple[MigDevice, ...]:
         await self._inventory.refresh()
         return tuple(self.holders.device(d) for d in self._inventory.node.devices if d.mig.capable)
 
     def explained(self, refusal: VgpuError, reasons: Sequence[Reason]) -> VgpuError:
-        """The refusal, with the holders of the instances added to the planner's reasons."""
+        """The refusal, with what uses the instances added to the planner's reasons."""
         if refusal.code is not ErrorCode.NO_CAPACITY:
             return refusal
         asked = {reason.device_uuid for reason in reasons if reason.mode is Mode.MIG}
@@ -82,7 +82,9 @@ class MigLayouts:
         return replace(refusal, details=refusal.details + held) if held else refusal
 
     def own_instances(self) -> frozenset[InstancePlace]:
-        """Instances that vgpud made and that belong to no layout: without an allocation they are orphans."""
+        """Instances that vgpud made and that belong to no layout. Without an allocation such an instance is
+        an orphan.
+        """
         found: set[InstancePlace] = set()
         for device in self._inventory.node.devices:
             keys = self._mig.records.own(device.uuid) - (self.pools.layout(device) or frozenset())
@@ -92,9 +94,9 @@ class MigLayouts:
         return frozenset(found)
 
     async def remove(self, place: InstancePlace) -> None:
-        """Removes an orphaned instance of vgpud's, or the record of an instance that no longer exists.
+        """Removes an orphaned instance that vgpud made, or the record of an instance that no longer exists.
 
-        Does nothing if it was allocated, or became part of a layout, since it was observed.
+        Does nothing if the instance was allocated or became part of a layout since it was observed.
         """
         async with self._one_at_a_time:
             if self._is_held(place) or place not in self.own_instances():
@@ -105,7 +107,7 @@ class MigLayouts:
                 await self._mig.unmake(place.device_uuid, place.key)
 
     def _is_held(self, place: InstancePlace) -> bool:
-        """Does an allocation hold the instance, or any part of it?"""
+        """Does an allocation hold the instance or a compute instance in it?"""
         held = self._book.use_of(place.device_uuid).mig
         if place.part:
             return any(mig.place in ((place.key, place.part[0]), (place.key, None)) for mig in held)
@@ -114,7 +116,9 @@ class MigLayouts:
     # --- plan
 
     def plans(self, targets: Sequence[MigTarget]) -> tuple[DevicePlan, ...]:
-        """A plan for each device from its present state. Raises VgpuError for an impossible layout."""
+        """A plan for each device, from its present state to the requested layout. Raises VgpuError for an
+        impossible layout.
+        """
         found: dict[str, DevicePlan] = {}
         for target in targets:
             for device in self._selected(target.selector):
@@ -153,7 +157,9 @@ class MigLayouts:
         return tuple(plan_defrag(d, self._book.use_of(d.uuid), self.pools.pool(d)) for d in devices)
 
     def refusal(self, plans: Sequence[DevicePlan]) -> VgpuError | None:
-        """The error that names the holders which block the plans; None if nothing blocks them."""
+        """The error that names the allocations and processes which block the plans; None if nothing blocks
+        them.
+        """
         stuck = [plan for plan in plans if not plan.possible]
         if not stuck:
             return None
@@ -189,8 +195,10 @@ class MigLayouts:
     # --- apply
 
     async def apply(self, targets: Sequence[MigTarget]) -> MigPlan:
-        """Applies layouts. Raises VgpuError: DEVICE_IN_USE, which names the holders and changes nothing; or
-        the error of a step, and then the device is reconciled with its earlier layout."""
+        """Applies layouts. Raises VgpuError(DEVICE_IN_USE), which names what uses the instances; nothing is
+        changed then. If a step fails, raises the error of the step, and the device is reconciled with its
+        earlier layout.
+        """
         async with self._one_at_a_time:
             await self._inventory.refresh()
             return await self._carry_out(self.plans(targets))
@@ -209,7 +217,7 @@ class MigLayouts:
         if refusal is not None:
             raise refusal
         before = {plan.device.uuid: self.pools.applied(plan.device.uuid) for plan in plans}
-        # from here on requests are decided by the new layouts
+        # From here on, requests are decided by the new layouts.
         wanted = {plan.device.uuid: _applied(plan) for plan in plans}
         self.pools.intended.update(wanted)
         try:
@@ -272,7 +280,9 @@ class MigLayouts:
         await self._transitions.release(device_uuid, Mode.MIG)
 
     async def _destroy(self, device_uuid: str, key: Key, part: Key | None) -> None:
-        """Raises VgpuError(DEVICE_IN_USE) if the instance was allocated since the plan was made."""
+        """Destroys an instance. Raises VgpuError(DEVICE_IN_USE) if the instance was allocated since the plan
+        was made.
+        """
         device = self._inventory.device(device_uuid)
         held = self._is_held(InstancePlace(device_uuid, key[0], key[1], () if part is None else (part,)))
         if part is None:
@@ -296,7 +306,9 @@ class MigLayouts:
     # --- reconcile
 
     async def stale(self) -> tuple[str, ...]:
-        """Allocations whose edits are out of date: the instance was made anew, or the driver changed."""
+        """Ids of allocations whose edits are out of date, because the MIG instance was made anew or the
+        driver changed.
+        """
         found = []
         for allocation in tuple(self._book):
             if allocation.state is State.ACTIVE and await self._is_stale(allocation):
@@ -316,13 +328,15 @@ class MigLayouts:
         return False
 
     async def converge(self) -> None:
-        """Reconciles every device with its desired layout, except where tenants block a change."""
+        """Reconciles every device with its desired layout. Changes that tenants block are left out."""
         for device in self._inventory.node.devices:
             if device.mig.capable and device.health is Health.OK:
                 await self.converge_device(device.uuid)
 
     async def converge_device(self, device_uuid: str) -> None:
-        """Reconciles one device. A failed step is logged, and retried at a release and at the next start."""
+        """Reconciles one device with its desired layout. A failed step is logged, and tried again at a
+        release and at the next start.
+        """
         async with self._converging.setdefault(device_uuid, asyncio.Lock()):
             await self._inventory.refresh()
             await self._converge(self._inventory.device(device_uuid))
@@ -345,7 +359,7 @@ class MigLayouts:
             await self._inventory.refresh()
 
     def _missing(self, device: Device) -> tuple[MigStep, ...]:
-        """Steps to the desired layout that no tenant blocks."""
+        """The steps to the desired layout, without those that a tenant blocks."""
         use = self._book.use_of(device.uuid)
         rule = self.pools.rule(device)
         if rule.mode == Mode.UNMANAGED.value:
@@ -361,7 +375,7 @@ class MigLayouts:
         return towards(device, use, self.pools.pool(device), layout)
 
     def _spare(self, device: Device) -> tuple[MigStep, ...]:
-        """Steps for a device without a desired layout: remove idle instances of vgpud's."""
+        """The steps for a device without a desired layout: they remove idle instances that vgpud made."""
         plan = plan_device(device, self._book.use_of(device.uuid), self.pools.pool(device), ("auto",))
         own = self.pools.pool(device).own
         return tuple(step for step in plan.steps if step.do is Do.DESTROY or (own and step.do is Do.RELEASE))

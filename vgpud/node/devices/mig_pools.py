@@ -1,4 +1,4 @@
-"""The desired MIG layout of each device: an administrator's, or else the policy's."""
+"""The desired MIG layout of each device: the one that an administrator applied, or else the policy's."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -23,11 +23,12 @@ from vgpud.policy.model import DeviceRule, MigSettings
 
 log = structlog.get_logger(__name__)
 
-Layout = tuple[frozenset[SlotKey], frozenset[ComputeKey]]  # GPU instances, compute instances
+# A layout: its GPU instances, and the compute instances into which these are divided.
+Layout = tuple[frozenset[SlotKey], frozenset[ComputeKey]]
 
 
 class Pools:
-    """`intended` holds layouts that are being applied, from the moment of the decision."""
+    """The desired layouts. `intended` has layouts that are being applied, from the decision on."""
 
     def __init__(
         self, records: MigRecords, inventory: Inventory, book: Book, policy: Callable[[], LoadedPolicy]
@@ -37,7 +38,8 @@ class Pools:
         self._book = book
         self._policy = policy
         self.intended: dict[str, Applied | None] = {}
-        # a policy's layout without places is resolved once, and keeps its places until its words change
+        # A layout of the policy without placements is resolved once. The placements stay until the policy's
+        # text for it changes.
         self._resolved: dict[tuple[str, tuple[str, ...]], Layout] = {}
         self._kept: dict[str, tuple[tuple[object, ...], Pool]] = {}
 
@@ -58,17 +60,17 @@ class Pools:
         return "policy" if self._words(device) is not None else ""
 
     def is_off(self, device: Device) -> bool:
-        """Is MIG mode to be off?"""
+        """Is MIG mode of the device to be off?"""
         applied = self.applied(device.uuid)
         return applied.off if applied is not None else self._words(device) == (OFF,)
 
     def layout(self, device: Device) -> frozenset[SlotKey] | None:
-        """The desired GPU instances; None for a device without a fixed layout."""
+        """The desired GPU instances of a device; None for a device without a fixed layout."""
         wanted = self._wanted(device)
         return None if wanted is None else wanted[0]
 
     def computes(self, device: Device) -> frozenset[ComputeKey]:
-        """The compute instances that GPU instances of the layout are divided into."""
+        """The compute instances into which the GPU instances of the layout are divided."""
         wanted = self._wanted(device)
         return frozenset() if wanted is None else wanted[1]
 
@@ -98,7 +100,8 @@ class Pools:
         try:
             plain, bins = split(geometry, words)
             target = layouts.target(geometry, stock.layout, stock.pinned, plain)
-            if isinstance(target, Blocked):  # the blocking instances are removed after their release
+            # the target is empty until the blocking instances are released; then they are removed
+            if isinstance(target, Blocked):
                 rest = stock.pinned & ~geometry.state(target.pinned)
                 target = layouts.target(geometry, stock.layout._replace(blocked=0), rest, plain)
         except VgpuError as error:
@@ -108,7 +111,8 @@ class Pools:
             return None
         scene = scene_of(device, geometry, stock, use, pool)
         computes = divide(scene, bins, target)
-        if isinstance(computes, Blocked):  # as above
+        # the compute instances are empty until the blocking instances are released; then these are removed
+        if isinstance(computes, Blocked):
             empty = scene._replace(parts={}, stock=stock._replace(pinned=0))
             computes = divide(empty, bins, target)
             assert not isinstance(computes, Blocked), "an empty device blocks nothing"
@@ -116,7 +120,7 @@ class Pools:
         return self._resolved[device.uuid, words]
 
     def _base(self, device: Device) -> Pool:
-        """The pool of the device before its layout is added."""
+        """The pool of the device without its layout, which the caller adds."""
         own, parts = self._records.own(device.uuid), self._records.own_parts(device.uuid)
         return Pool(own, foreign=self.settings(device).foreign, own_computes=parts)
 

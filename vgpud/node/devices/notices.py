@@ -19,7 +19,7 @@ class Notices:
         self._inventory = inventory
 
     async def event(self, event: DeviceEvent) -> None:
-        """Reports an Xid, or a device that fell off the bus; then refreshes the inventory."""
+        """Reports an Xid error or a device that fell off the bus. Then refreshes the inventory."""
         log.warning(
             LogEvent.DEVICE_EVENT,
             message_id=Message.DEVICE_EVENT,
@@ -27,12 +27,12 @@ class Notices:
             xid=event.xid,
             why=event.sentence,
         )
-        if event.uuid:  # if NVML does not name the device, the snapshot shows which one is lost
+        if event.uuid:  # if NVML does not name the device, the next snapshot shows which one is lost
             await self._store.notice(EventKind.DEVICE_CHANGED, event.uuid, event.sentence)
         await self._inventory.refresh()
 
     async def health(self, device: Device) -> bool:
-        """Reports the health of a device. True if the device is lost."""
+        """Reports the health of a device. Returns True if the device is lost."""
         why = f": {device.health_reason}" if device.health_reason else ""
         lost = device.health is Health.LOST
         kind = EventKind.DEVICE_LOST if lost else EventKind.DEVICE_CHANGED

@@ -1,5 +1,5 @@
-"""Operations of administrators on devices: list MPS, end a client, drain a device; and the devices that are
-closed to requests.
+"""Operations of administrators on devices: list MPS daemons, end an MPS client, drain a device. It also says
+which devices are closed to requests.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ class Operations:
         return device_uuid in self._drains
 
     def closed(self, request: Request) -> dict[str, str]:
-        """Devices and MIG devices that accept no such request now, each with the reason."""
+        """Devices and MIG devices that do not accept the request now, each with the reason."""
         uuids = [device.uuid for device in self._inventory.node.devices]
         shut = dict.fromkeys(self._drains.of(uuids), DRAINED)
         mps = self._effectors.get(Mode.MPS)
@@ -54,7 +54,7 @@ class Operations:
 
     async def mps(self) -> tuple[MpsDaemon, ...]:
         mode = self._mps()
-        # concurrently, so that the waits for hung daemons overlap
+        # The daemons are asked concurrently, so that the waits for hung daemons overlap.
         found = await asyncio.gather(*(mode.report(device) for device in self._inventory.node.devices))
         return tuple(daemon for daemons in found for daemon in daemons)
 
@@ -63,14 +63,18 @@ class Operations:
             await self._mps().terminate(self._owner_of(device_uuid), pid)
 
     def _owner_of(self, target: str) -> Device:
-        """The device of a MIG device, or the device itself. Raises VgpuError(NO_SUCH_DEVICE)."""
+        """The device with this UUID, or the device that contains the MIG device with this UUID. Raises
+        VgpuError(NO_SUCH_DEVICE).
+        """
         for device in self._inventory.node.devices:
             if any(compute.uuid == target for i in device.mig.instances for compute in i.compute_instances):
                 return device
         return self._inventory.device(target)
 
     async def drain(self, device_uuid: str, drained: bool) -> DrainView:
-        """Drains or undrains a device. Returns what is left on it without a wait; callers poll for idle."""
+        """Drains or undrains a device. Returns at once what is still on the device; callers poll until it is
+        idle.
+        """
         await self._inventory.refresh()
         device = self._inventory.device(device_uuid)
         if drained != self.is_drained(device_uuid):
@@ -86,7 +90,9 @@ class Operations:
         return DrainView(device_uuid, drained, held, pids)
 
     async def hand_back(self, device_uuid: str) -> None:
-        """Forgets the desired layout of an unallocated device, and restores its state from before vgpud."""
+        """Forgets the desired layout of a device without allocations, and restores the state that the device
+        had before vgpud.
+        """
         if self._book.use_of(device_uuid).count:
             return
         mig, mps = self._effectors[Mode.MIG], self._effectors[Mode.MPS]
@@ -105,7 +111,7 @@ class Operations:
 
 
 def _mps_targets(device_uuid: str, use: DeviceUse) -> Iterator[str]:
-    """The device, or those of its MIG devices, that MPS serves now."""
+    """The device or its MIG devices, whichever MPS serves now."""
     if use.mode is Mode.MPS:
         yield device_uuid
     for mig in use.mig:

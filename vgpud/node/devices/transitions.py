@@ -1,4 +1,4 @@
-"""Puts devices into modes and out of them, one change at a time on each device."""
+"""Puts devices into modes and takes them out of modes, with one change at a time on each device."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +12,7 @@ from vgpud.node.devices.inventory import Inventory
 
 @contextmanager
 def lost_is_left() -> Iterator[None]:
-    """Ignores errors of a lost device, whose record stays until the device is back."""
+    """Ignores the errors of a lost device. Its record stays until the device is back."""
     try:
         yield
     except VgpuError as error:
@@ -21,7 +21,9 @@ def lost_is_left() -> Iterator[None]:
 
 
 class Transitions:
-    """`in_use(device_uuid)`: is an allocation on the device that is not being released?"""
+    """Puts devices into modes. `in_use(device_uuid)`: does the device have an allocation that is not being
+    released?
+    """
 
     def __init__(
         self,
@@ -39,7 +41,9 @@ class Transitions:
         return self._locks.setdefault(device_uuid, asyncio.Lock())
 
     async def ensure(self, device_uuid: str, mode: Mode) -> None:
-        """Puts the device into the mode, unless it is in it. Raises VgpuError(DEVICE_IN_USE)."""
+        """Puts the device into the mode, unless it is in that mode already. Raises
+        VgpuError(DEVICE_IN_USE).
+        """
         if self._applied.get(device_uuid) is mode:
             return
         async with self._lock(device_uuid):
@@ -72,12 +76,14 @@ class Transitions:
                 await self._inventory.refresh()
 
     async def abandon(self, device_uuid: str, mode: Mode) -> None:
-        """Leaves the mode after a failed allocation: other releases may have kept the mode for it."""
+        """Takes a device out of its mode after a failed allocation: releases meanwhile may have left the mode
+        on for this allocation.
+        """
         if self._applied.get(device_uuid) is mode:
             await self.release(device_uuid, mode)
 
     def assume(self, device_uuid: str, mode: Mode) -> None:
-        """At start: records that the device is in this mode already."""
+        """At the start of vgpud: records that the device is in this mode already."""
         self._applied[device_uuid] = mode
 
     def lost(self, device_uuid: str) -> None:

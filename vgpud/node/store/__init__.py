@@ -1,1 +1,3 @@
-"""The store of allocations: the one writer of book, ledger, watchers' events and tally."""
+"""The store of allocations: the only writer of the book, the ledger, the events for watchers and the
+tally.
+"""

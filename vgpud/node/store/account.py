@@ -1,4 +1,4 @@
-"""Writes one log line for each decision, and counts decisions and repeated requests."""
+"""Writes one log line for each decision on a request, and counts decisions and repeated requests."""
 
 import time
 from collections import Counter
@@ -18,13 +18,14 @@ log = structlog.get_logger("vgpud.decision")
 class Account:
     def __init__(self) -> None:
         self.tally = Tally(reload_unix_seconds=time.time())
-        self._repeats: Counter[tuple[int, str]] = Counter()  # of requests that are in progress or allocated
+        # Number of repeats by (uid, request id), for requests in progress or allocated.
+        self._repeats: Counter[tuple[int, str]] = Counter()
 
     def repeated(self, request: Request) -> None:
         self._repeats[request.owner.uid, request.id] += 1
 
     def forget_repeats(self, request: Request) -> None:
-        """Forgets the repeats of a request that was refused or failed."""
+        """Forgets the number of repeats of a request that was refused or failed."""
         self._repeats.pop((request.owner.uid, request.id), None)
 
     def allocated(self, allocation: Allocation) -> None:

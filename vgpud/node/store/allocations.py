@@ -1,11 +1,11 @@
-"""The store of allocations: the one owner of the book, the ledger, the watchers' events and the tally.
+"""The store of allocations: the only owner of the book, the ledger, the events for watchers and the tally.
 
 A change of an allocation is recorded as an intent (`begin`), carried out, and recorded as an outcome
-(`commit`, `forget`), which watchers and the tally then see. `reserve` books the room of an intent before
-anything is awaited, so that no other request is promised the same room. The store refuses changes that
-model.lifecycle does not have.
+(`commit`, `forget`), which watchers and the tally then see. `reserve` books the capacity of an intent before
+anything is awaited, so that no other request gets the same capacity. The store refuses changes that
+model.lifecycle does not allow.
 
-No other module writes the book or the ledger's allocations; a lint test holds that. All methods that write
+No other module writes the book or the ledger's allocations; a lint test checks that. All methods that write
 raise VgpuError.
 """
 
@@ -26,7 +26,9 @@ from vgpud.planner.use import DeviceUse, use_of
 
 
 class AllocationStore:
-    """If `checked`, each change verifies all invariants, in time linear in the number of allocations."""
+    """The store. If `checked`, all invariants are verified after each change, in time linear in the number of
+    allocations.
+    """
 
     def __init__(self, ledger: Ledger, book: Book, checked: bool = False) -> None:
         self.book = book
@@ -34,13 +36,14 @@ class AllocationStore:
         self._ledger = ledger
         self._hub = Hub(ledger.events_after)
         self._checked = checked
-        # the allocation before each unrecorded reservation; None: it is new
+        # The allocation as it was before each reservation that is not recorded yet; None if the allocation is
+        # new.
         self._before: dict[str, Allocation | None] = {}
 
     # --- start
 
     def restore(self, state: LedgerState) -> None:
-        """At start: books the allocations of the ledger."""
+        """At the start of vgpud: books the allocations of the ledger."""
         for allocation in state.allocations:
             self.book.add(allocation)
         self._hub.revision = state.revision
@@ -64,14 +67,17 @@ class AllocationStore:
         self._check()
 
     async def begin(self, intent: Allocation, change: Change, booked: Allocation | None = None) -> None:
-        """Records an intent durably. The book holds `booked`, or the intent, until the outcome is recorded;
-        if the intent cannot be recorded, it holds the allocation as it was before the reservation."""
+        """Records an intent durably. Until the outcome is recorded, the book has `booked`, or else the
+        intent. If the intent cannot be recorded, the book again has the allocation as it was before the
+        reservation.
+        """
         if intent.id not in self._before:
             self.reserve(booked or intent, change)
         check_change(self._before[intent.id], change, intent)
         try:
             await self._ledger.intent(intent)
-        except asyncio.CancelledError:  # what the ledger was asked to write is written all the same
+        except asyncio.CancelledError:
+            # the call was cancelled, but the ledger still writes what it was asked to write
             self._begun(booked or intent)
             raise
         except Exception:
@@ -85,7 +91,7 @@ class AllocationStore:
         self._check()
 
     def cancel(self, allocation_id: str) -> None:
-        """Takes a reservation back. Does nothing if there is none, or if it is recorded."""
+        """Takes a reservation back. Does nothing if there is none, or if the ledger has recorded it."""
         if allocation_id not in self._before:
             return
         before = self._before.pop(allocation_id)
@@ -96,9 +102,9 @@ class AllocationStore:
         self._check()
 
     def amend(self, allocation: Allocation, change: Change | None = None) -> None:
-        """Adds details to the booked allocation that an effect found, such as the ids of its MIG instance.
-        The ledger gets them with the outcome. The phase stays, unless `change` names an outcome that could
-        not be recorded.
+        """Adds details that an effect found out to the booked allocation, such as the ids of its MIG
+        instance. The ledger gets them with the outcome. The phase stays, unless `change` names an outcome
+        that could not be recorded.
         """
         check_change(self.book.get(allocation.id), change, allocation)
         self.book.replace(allocation)
@@ -107,9 +113,10 @@ class AllocationStore:
     # --- outcomes
 
     async def commit(self, outcome: Allocation, change: Change, sentence: str) -> Allocation:
-        """Records an outcome, and tells watchers `sentence`. Returns the allocation with its revision.
+        """Records an outcome, and sends watchers an event with `sentence`. Returns the allocation with its
+        revision.
 
-        A release that was booked during the write stays booked.
+        If a release was booked while the outcome was written, the release stays booked.
         """
         booked = self.book.get(outcome.id)
         check_change(booked, change, outcome)
@@ -133,7 +140,9 @@ class AllocationStore:
         self._check()
 
     async def name(self, allocation_id: str, workload: Workload) -> None:
-        """Records the names of what runs in the allocation, and tells watchers."""
+        """Records the names that Kubernetes has for the program in an allocation, and sends watchers an
+        event.
+        """
         await self._ledger.rebind(_named(self.book.get(allocation_id), workload))
         named = _named(self.book.get(allocation_id), workload)
         self.book.replace(named)
@@ -141,7 +150,7 @@ class AllocationStore:
         self._hub.publish(await self._ledger.event(event.kind, event.subject, event.sentence), named)
 
     async def forget(self, allocation: Allocation) -> None:
-        """Drops a released allocation. Watchers receive no event of one that was never committed."""
+        """Deletes a released allocation. If it was never committed, watchers get no event."""
         check_change(self.book.get(allocation.id), Change.RELEASED, None)
         event = None
         if allocation.revision:
@@ -166,7 +175,7 @@ class AllocationStore:
     # --- marks and notices
 
     async def mark(self, mark: Mark, kind: EventKind, allocation: Allocation) -> None:
-        """Records a mark of an allocation; it replaces an earlier mark of the same kind."""
+        """Records a mark of an allocation. It replaces an earlier mark of the same kind."""
         event = _event(kind, allocation.id, mark.sentence)
         self._hub.publish(await self._ledger.mark(mark, event), allocation)
 
@@ -190,7 +199,7 @@ class AllocationStore:
         return self._hub.watchers
 
     def subscribe(self, after_revision: int | None) -> AsyncIterator[Item]:
-        """Events after the revision, then live ones: see Hub.subscribe."""
+        """Yields the events after the revision, then live ones: see Hub.subscribe."""
         return self._hub.subscribe(after_revision)
 
     def latest(self, count: int) -> tuple[Event, ...]:
@@ -198,12 +207,14 @@ class AllocationStore:
         return self._hub.latest(count)
 
     async def last_events(self, count: int) -> tuple[Event, ...]:
-        """The last events on record, oldest first. The ledger is asked only for those before the start."""
+        """The last events on record, oldest first. The ledger is asked only if the events since the start are
+        too few.
+        """
         latest = self.latest(count)
         return latest if len(latest) == count else await self._ledger.last_events(count)
 
     def close(self) -> None:
-        """Ends every watch."""
+        """Ends all watches."""
         self._hub.close()
 
     # --- invariants
@@ -225,7 +236,7 @@ class AllocationStore:
 
 
 def slices_sentence(allocation: Allocation) -> str:
-    """A sentence with mode and device of each slice, for events."""
+    """The mode and device of each slice as text, for the sentence of an event."""
     return ", ".join(f"{part.mode.value} on {part.device_uuid}" for part in allocation.slices)
 
 
@@ -234,11 +245,11 @@ def _named(allocation: Allocation, workload: Workload) -> Allocation:
 
 
 def _event(kind: EventKind, allocation_id: str, sentence: str) -> Event:
-    """A new event without a revision, which the ledger assigns."""
+    """A new event. It has no revision yet: the ledger assigns the revision."""
     return Event(0, kind, allocation_id, f"allocation {allocation_id}: {sentence}", time.time_ns())
 
 
 def _content(use: DeviceUse) -> tuple[object, ...]:
-    """A device's use, without the order in which its slices were booked."""
+    """A device's use in a form that does not depend on the order in which slices were booked."""
     mig = sorted(map(repr, (one.place for one in use.mig)))
     return use.mode, use.memory_bytes, use.share_hundredths, use.count, mig, frozenset(use.shared)

@@ -1,7 +1,7 @@
-"""The allocations that are held now, in memory: a mirror of the ledger, with the use of each device.
+"""The present allocations in memory: a copy of the ledger, with the use of each device.
 
-Only the event loop's thread touches it. A request is booked with its decision, before any await, so that no
-other request can get the same capacity.
+Only the event loop's thread uses it. The capacity for a request is booked together with the decision, before
+any await, so that no other request can get the same capacity.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,9 @@ RequestKey = tuple[int, str]
 
 
 def request_key(request: Request) -> RequestKey:
-    """Owner's uid and request id, so that one user cannot occupy the request ids of another."""
+    """The key of a request: the owner's uid and the request id. So one user cannot occupy the request ids of
+    another.
+    """
     return request.owner.uid, request.id
 
 
@@ -36,14 +38,16 @@ class Book:
 
     @property
     def use(self) -> Mapping[str, DeviceUse]:
-        """The use of each device, by uuid; a device without allocations is missing."""
+        """The use of each device, by UUID. Devices without allocations are missing."""
         return self._use
 
     def use_of(self, device_uuid: str) -> DeviceUse:
         return self._use.get(device_uuid, EMPTY)
 
     def add(self, allocation: Allocation) -> None:
-        """Adds an allocation. Raises VgpuError(BUG) if a device is in another mode, and then adds nothing."""
+        """Adds an allocation. Raises VgpuError(BUG) if one of its devices is in another mode; nothing is
+        added then.
+        """
         use: dict[str, DeviceUse] = {}
         for part in charged(allocation):
             before = use.get(part.device_uuid) or self.use_of(part.device_uuid)
@@ -65,7 +69,7 @@ class Book:
                 self._use.pop(part.device_uuid, None)
 
     def replace(self, allocation: Allocation) -> None:
-        """Replaces the allocation of the same id. If it raises as `add` does, the book is unchanged."""
+        """Replaces the allocation with the same id. Raises as `add` does; the book is unchanged then."""
         previous = self._by_id[allocation.id]
         if charged(previous) == charged(allocation):
             self._by_id[allocation.id] = allocation
@@ -78,7 +82,7 @@ class Book:
             raise
 
     def get(self, allocation_id: str) -> Allocation:
-        """Raises VgpuError(NO_SUCH_ALLOCATION)."""
+        """The allocation with this id. Raises VgpuError(NO_SUCH_ALLOCATION)."""
         found = self._by_id.get(allocation_id)
         if found is None:
             raise VgpuError(
@@ -89,9 +93,9 @@ class Book:
         return found
 
     def by_request(self, request: Request) -> Allocation | None:
-        """The allocation that was made for this request before, if it is held.
+        """The allocation that was made for the same request before; None if there is none.
 
-        Raises VgpuError(REQUEST_ID_REUSED) if the id was used for another request.
+        Raises VgpuError(REQUEST_ID_REUSED) if the request id was used for another request.
         """
         found = self._by_request.get(request_key(request))
         if found is None:
@@ -101,25 +105,26 @@ class Book:
         return allocation
 
     def allocations_on(self, device_uuid: str) -> tuple[Allocation, ...]:
-        """Allocations on the device, without those that are being released. A reservation counts."""
+        """The allocations on the device, except those that are being released. Reservations are included."""
         staying = (a for a in self._by_id.values() if a.state is not State.RELEASING)
         return tuple(
             a for a in staying if any(p.device_uuid == device_uuid for p in (*a.slices, *charged(a)))
         )
 
     def allocations_at(self, target: str) -> tuple[Allocation, ...]:
-        """Allocations on a device or on a MIG device, without those that are being released."""
+        """The allocations on a device or on a MIG device, except those that are being released."""
         staying = (a for a in self._by_id.values() if a.state is not State.RELEASING)
         return tuple(a for a in staying if any(p.target == target for p in a.slices))
 
     def slices_on(self, device_uuid: str) -> tuple[Slice, ...]:
-        """Slices on the device, without those of allocations that are being released."""
+        """The slices on the device, except those of allocations that are being released."""
         staying = (a for a in self._by_id.values() if a.state is not State.RELEASING)
         return tuple(p for a in staying for p in charged(a) if p.device_uuid == device_uuid)
 
 
 def check_same_request(first: Request, second: Request) -> None:
-    """Checks that two requests ask for the same; the calling process and the workload's names may differ.
+    """Checks that two requests with the same id ask for the same. The calling process and the workload's
+    names may differ.
 
     Raises VgpuError(REQUEST_ID_REUSED).
     """

@@ -1,4 +1,6 @@
-"""Delivers events to watchers in revision order; each watch resumes after the last revision it saw."""
+"""Delivers events to watchers in the order of revisions. A watch can resume after the last revision that it
+saw.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -10,18 +12,20 @@ from vgpud.model.tenancy import Allocation
 
 Item = tuple[Event, Allocation | None]
 _QUEUE = 4096
-PAGE = 128  # events of the history that are read at once, on the thread that writes the ledger
+# Length of a watcher's queue, and number of past events that the thread which writes the ledger reads at
+# once.
+PAGE = 128
 
 
 class Hub:
-    """`history(after, most)` answers the first `most` kept events after a revision, oldest first, or raises
-    BAD_REVISION.
+    """Delivers events. `history(after, most)` returns the first `most` kept events after a revision, oldest
+    first, or raises BAD_REVISION.
     """
 
     def __init__(self, history: Callable[[int, int], Awaitable[tuple[Event, ...]]]) -> None:
         self._history = history
         self._watchers: set[asyncio.Queue[Item | None]] = set()
-        self._recent: dict[int, Item] = {}  # by revision; oldest first
+        self._recent: dict[int, Item] = {}  # recent events, by revision, oldest first
         self.revision = 0  # revision of the last known event
 
     @property
@@ -39,7 +43,7 @@ class Hub:
         if len(self._recent) > _QUEUE:
             del self._recent[next(iter(self._recent))]
         for queue in tuple(self._watchers):
-            if queue.full():  # the watcher does not read: it is cut off and can resume by revision
+            if queue.full():  # the watcher does not read: its watch ends, and it can resume by revision
                 self._watchers.discard(queue)
                 queue.get_nowait()
                 queue.put_nowait(None)
@@ -47,17 +51,18 @@ class Hub:
                 queue.put_nowait(item)
 
     def close(self) -> None:
-        """Ends every watch."""
+        """Ends all watches."""
         for queue in self._watchers:
             if not queue.full():
                 queue.put_nowait(None)
         self._watchers.clear()
 
     async def subscribe(self, after_revision: int | None) -> AsyncIterator[Item]:
-        """Events above `after_revision` (none: from now on), then live ones, without gap or repeat.
+        """Yields the events above `after_revision` (None: only later ones), then live ones, without gap or
+        repeat.
 
-        Raises VgpuError(BAD_REVISION) if that revision is no longer kept or not yet reached, and
-        VgpuError(STOPPING) when the daemon stops or this watcher fell too far behind.
+        Raises VgpuError(BAD_REVISION) if that revision is no longer kept or not yet reached. Raises
+        VgpuError(STOPPING) when the daemon stops or this watcher is too slow.
         """
         queue: asyncio.Queue[Item | None] = asyncio.Queue(_QUEUE)
         self._watchers.add(queue)

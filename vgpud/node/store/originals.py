@@ -1,4 +1,4 @@
-"""The original settings of devices that vgpud has changed, kept in the ledger until they are restored."""
+"""The original settings of devices that vgpud has changed. The ledger keeps them until they are restored."""
 
 from collections.abc import Iterable
 
@@ -6,7 +6,7 @@ from vgpud.ledger import Ledger, Original
 
 
 class LedgerOriginals:
-    """modes.base.Originals on the ledger, with a mirror in memory for reads."""
+    """Implements modes.base.Originals with the ledger. Reads are served from a copy in memory."""
 
     def __init__(self, ledger: Ledger, known: Iterable[Original]) -> None:
         self._ledger = ledger

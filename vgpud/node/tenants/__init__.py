@@ -1,1 +1,3 @@
-"""Suspension, move and resize of tenants, the rules that start them, and the processes of a tenant."""
+"""Suspends, moves and resizes tenants. It also has the rules that start such changes, and finds the processes
+of a tenant.
+"""

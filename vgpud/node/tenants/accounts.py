@@ -1,4 +1,4 @@
-"""Accounts of users for quotas: looked up in threads of their own, and kept for a minute."""
+"""Looks up the accounts of users for quotas, in separate threads, and caches them for a minute."""
 
 import asyncio
 import threading
@@ -19,10 +19,11 @@ from vgpud.policy.model import Policy
 log = structlog.get_logger(__name__)
 
 _KEPT_SECONDS = 60.0
-_UNKNOWN_KEPT_SECONDS = 5.0  # the directory service can be away
+# how long it is remembered that a user is unknown: the directory service may have been unreachable
+_UNKNOWN_KEPT_SECONDS = 5.0
 _LOOKUP_SECONDS = 2.0
 _THREADS = 2
-_MOST_LOOKUPS = 64  # running and waiting for a thread
+_MOST_LOOKUPS = 64  # maximum of lookups that run or wait for a thread
 _MOST_KEPT = 1024
 
 T = TypeVar("T")
@@ -31,7 +32,9 @@ LookUp = Callable[[int], Account]
 
 
 class Accounts:
-    """Lookups hang while a directory service hangs: they take no thread of the event loop's executor."""
+    """Caches accounts of users. A lookup hangs while a directory service hangs, so lookups do not use the
+    threads of the event loop's executor.
+    """
 
     def __init__(self, look_up: LookUp = account_of, patience_seconds: float = _LOOKUP_SECONDS) -> None:
         self._look_up = look_up
@@ -41,8 +44,9 @@ class Accounts:
         self._running: dict[int, asyncio.Task[Account]] = {}
 
     async def of(self, owner: Owner, policy: Policy) -> Account:
-        """The account of the user, if a quota of the policy needs it. After a lookup that gives no answer in
-        time: the last answer, or UNKNOWN."""
+        """The user's account, if a quota of the policy needs it. If the lookup does not answer in time: the
+        last known account, or UNKNOWN.
+        """
         uid = owner.uid
         if uid == ANYONE or not needs_accounts(policy):
             return BARE
@@ -79,7 +83,9 @@ class Accounts:
 
 
 class _DaemonThreads(Executor):
-    """A thread for each job. One of a ThreadPoolExecutor that hangs holds the end of vgpud up."""
+    """An executor that starts a thread for each job. (A ThreadPoolExecutor waits for a hanging thread when
+    vgpud stops.)
+    """
 
     def submit(self, work: Callable[P, T], /, *args: P.args, **named: P.kwargs) -> Future[T]:
         answer: Future[T] = Future()
@@ -88,7 +94,7 @@ class _DaemonThreads(Executor):
         def run() -> None:
             try:
                 answer.set_result(work(*args, **named))
-            except Exception as error:  # the asker logs it
+            except Exception as error:  # the caller that waits for the answer logs the error
                 answer.set_exception(error)
 
         threading.Thread(target=run, name="vgpud-account", daemon=True).start()

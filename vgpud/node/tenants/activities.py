@@ -18,29 +18,30 @@ from vgpud.node.tenants.blocked import Blocked
 
 log = structlog.get_logger(__name__)
 
-_QUIET_SECONDS = 2.0  # longest wait for running kernels; after it the driver's checkpoint waits for them
+_QUIET_SECONDS = 2.0  # maximum wait for running kernels; after that the driver's checkpoint waits for them
 _LOOK_SECONDS = 0.004
 _ASK_SECONDS = 0.25
-# plus the same time for each further so many bytes: libvgpu first allocates a host buffer
+# Time in which libvgpu must move this many bytes; each further part of this size gets the same time again.
+# (libvgpu first allocates a host buffer.)
 _MOVE_SECONDS = 20.0
 _MOVE_BYTES = 8 << 30
 
 
 def seconds_to_move(held_bytes: int) -> float:
-    """The longest time that libvgpu may take to move this memory."""
+    """The maximum time that libvgpu may take to move this memory."""
     return _MOVE_SECONDS * (1 + held_bytes / _MOVE_BYTES)
 
 
 class Looks:
-    """Polls a lease for a caller that waits for a report of libvgpu. `ask` is Activities.ask."""
+    """Polls a lease on behalf of a caller that waits for a report of libvgpu. `ask` is Activities.ask."""
 
     def __init__(self, ask: Callable[[str], Awaitable[None]]) -> None:
         self._ask = ask
         self._asked = clock.now()
 
     async def pause(self, late: Iterable[str]) -> bool:
-        """Sleeps until the next poll. Asks the tenants in `late` again from time to time, because the arbiter
-        may have missed the first request. Returns True if they were asked.
+        """Sleeps until the next poll. From time to time it asks the tenants in `late` again, because the
+        arbiter may have missed the first request. Returns True if they were asked.
         """
         await asyncio.sleep(_LOOK_SECONDS)
         if clock.now() <= self._asked + _ASK_SECONDS:
@@ -52,15 +53,19 @@ class Looks:
 
 
 class Activities:
-    """Activity by allocation; None for a tenant without libvgpu or whose lease cannot be read."""
+    """The activity of each allocation. It is None for a tenant without libvgpu, or if the lease cannot be
+    read.
+    """
 
     def __init__(self, preload: Preload | None, blocked: Blocked) -> None:
         self._preload = preload
         self._blocked = blocked
-        self._left: dict[str, int] = {}  # each tenant's count of calls when it was suspended
+        self._left: dict[str, int] = {}  # each tenant's number of calls at its suspension
 
     async def ask(self, allocation_id: str) -> None:
-        """Asks libvgpu to publish its activity, which `read` returns a moment later. Never raises."""
+        """Asks libvgpu to publish the tenant's activity, which `read` returns a moment later. Never
+        raises.
+        """
         if self._preload is not None:
             with suppress(VgpuError):
                 await self._preload.look(allocation_id)
@@ -70,13 +75,13 @@ class Activities:
             return None
         try:
             return self._preload.activity(allocation.id)
-        except VgpuError as error:  # for example, the allocation was released meanwhile
+        except VgpuError as error:  # for example, the allocation may have been released meanwhile
             log.debug(LogEvent.TENANT_ACTIVITY_UNREADABLE, allocation=allocation.id, why=str(error))
             return None
 
     async def quieten(self, going: Allocation, idle_since: LeaseActivity | None) -> None:
-        """Waits until no thread of libvgpu is inside the driver, because the driver's lock would block it.
-        The wait is bounded: a long kernel or a stopped program answers late.
+        """Waits until no thread of the tenant's libvgpu is inside the driver, because the driver's lock would
+        block that thread. The wait is bounded: a long kernel or a stopped program answers late.
 
         Raises VgpuError(ALLOCATION_BUSY) if the tenant has worked since `idle_since`.
         """
@@ -92,23 +97,25 @@ class Activities:
             )
 
     def left(self, going: Allocation) -> None:
-        """Records the time of the suspension: later CUDA calls mean that the tenant has work."""
+        """Records the tenant's number of CUDA calls at its suspension: a later call means that the tenant has
+        work.
+        """
         now = self.read(going)
         if now is not None:
             self._left[going.id] = now.calls
 
     def wants(self, allocation: Allocation) -> bool:
-        """Does a suspended tenant have work? Counts a call that bypassed libvgpu during the suspension, a
-        call that libvgpu does not know, and a tenant without libvgpu.
+        """Does a suspended tenant have work? Calls that libvgpu does not see count too: those that bypass it
+        or that it does not know, and those of a tenant without libvgpu.
         """
         return self._waits(allocation) or self._blocked.holds(allocation)
 
     async def watch(self) -> None:
-        """Scans for blocked threads that libvgpu does not see, until the daemon stops."""
+        """Scans for blocked threads that libvgpu does not see. Runs until the daemon stops."""
         await self._blocked.run(self._waits)
 
     def _waits(self, allocation: Allocation) -> bool:
-        """Does the tenant have work, by libvgpu's reports?"""
+        """Does the tenant have work according to libvgpu's reports?"""
         now = self.read(allocation)
         if now is None:
             return False

@@ -1,4 +1,6 @@
-"""Reads from /proc the facts by which `planner.bypass.tenant_of` finds the tenant of a process."""
+"""Reads from /proc the facts by which `planner.bypass.tenant_of` finds out to which tenant a process
+belongs.
+"""
 
 import os
 import re
@@ -19,7 +21,9 @@ _LEASE = re.compile(rf"/leases/([^/]+)(?:/{ANYONE_FOLDER})?$")
 
 
 def belongings(everything: tuple[Allocation, ...], registered: Mapping[int, str]) -> Belongings:
-    """Belongings of all allocations: a process of one tenant is then not charged to another."""
+    """Facts about all allocations. All are needed, so that a process of one tenant is not charged to
+    another.
+    """
     lives = [(a.id, (a.request.lifetime.pid, a.request.lifetime.start_ticks)) for a in everything]
     shared = Counter(life for _, life in lives)
     return Belongings(
@@ -31,16 +35,18 @@ def belongings(everything: tuple[Allocation, ...], registered: Mapping[int, str]
 
 
 def owners_of(everything: tuple[Allocation, ...], pids: Iterable[int]) -> dict[int, str]:
-    """The allocations that processes belong to, by pid. For a listing: see owner_of about reused pids."""
+    """The allocation of each process, by pid. Only for listings, because a pid may be reused (see
+    owner_of).
+    """
     known = belongings(everything, {})
     return {pid: name for pid in pids if (name := owner_of(pid, known))}
 
 
 def owner_of(pid: int, known: Belongings) -> str:
-    """The allocation that the process belongs to, "" if that is not certain or the process is gone.
+    """The allocation to which the process belongs; "" if that is not certain or the process has ended.
 
-    The pid can be reused before this returns. A caller that acts on the answer opens a pidfd first, and
-    checks by the pidfd afterwards that the process still runs.
+    The pid can be reused before this function returns. A caller that acts on the answer opens a pidfd first,
+    and checks with the pidfd afterwards that the process still runs.
     """
     line: list[ProcessFacts] = []
     while pid > 1 and len(line) < _MOST_ANCESTORS:
@@ -55,7 +61,7 @@ def owner_of(pid: int, known: Belongings) -> str:
 
 
 def _facts(pid: int, owners: Mapping[str, Owner]) -> tuple[ProcessFacts, int] | None:
-    """The facts of a process and its parent's pid; None for a process that has ended."""
+    """The facts about a process, and its parent's pid; None if the process has ended."""
     stat, uids = proc.read_stat(pid), proc.uids(pid)
     if stat is None or uids is None:
         return None
@@ -64,8 +70,10 @@ def _facts(pid: int, owners: Mapping[str, Owner]) -> tuple[ProcessFacts, int] | 
 
 
 def _mounted(pid: int, owners: Mapping[str, Owner]) -> str:
-    """The allocation whose lease is mounted where containers have it. In a user namespace a user can mount
-    anything there, so the namespace of the process must be root's or the allocation owner's."""
+    """The allocation whose lease is mounted at the path that containers have for it. In a user namespace a
+    user can mount anything there. So the user namespace of the process must be root's or belong to the
+    allocation's owner.
+    """
     places = map(_LEASE.search, proc.mounts_at(pid, CONTAINER_LEASE))
     name = next((place[1] for place in places if place is not None), "")
     if name not in owners:

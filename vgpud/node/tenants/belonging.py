@@ -16,11 +16,12 @@ from vgpud.proc import Running, has_exited, open_pidfd
 
 
 def belongs(process: SuspendedProcess, allocation: Allocation) -> bool:
-    """Does the process run for the owner of the allocation, or in its container? False once it has ended.
+    """Does the process run for the owner of the allocation, or in the allocation's container? False if the
+    process has ended.
 
-    A process belongs if it has the owner's uid (real and effective) or a subordinate uid of the owner, if it
-    is in the container's control group, or if the lease is mounted in it. An allocation of ANYONE is a pod's:
-    its processes must not be in the host's mount namespace.
+    A process belongs to an allocation if it has the owner's uid (real and effective) or a subordinate uid of
+    the owner, if it is in the container's control group, or if the lease is mounted in its mount namespace.
+    An allocation with owner ANYONE is a pod's: its processes must not be in the host's mount namespace.
     """
     pidfd = open_pidfd(Running("", process.pid, process.start_ticks))
     if pidfd is None:
@@ -52,6 +53,6 @@ def _has_mounted(pid: int, allocation_id: str) -> bool:
 
 
 def _is_in_host_mounts(pid: int) -> bool:
-    """Is it in the mount namespace of vgpud or of pid 1? The two differ under systemd."""
+    """Is the process in the mount namespace of vgpud or of pid 1? Under systemd these two differ."""
     theirs = proc.mount_namespace(pid)
     return theirs is None or theirs in (proc.mount_namespace(os.getpid()), proc.mount_namespace(1))

@@ -1,8 +1,8 @@
 """Finds threads of suspended tenants that wait inside the driver, where libvgpu does not see them.
 
 libvgpu counts the threads that it holds before a driver call. It misses calls that it does not wrap, and
-tenants of whole cards have no libvgpu. A scan reads what each thread of a suspended process waits for. For a
-thread that waits for a lock, the scan reads the stack once for each wait.
+tenants of whole cards have no libvgpu. A scan reads what each thread of a suspended process waits for. If a
+thread waits for a lock, the scan also reads its stack, once per wait.
 """
 
 import asyncio
@@ -26,12 +26,12 @@ log = structlog.get_logger(__name__)
 
 _PAUSE_SECONDS = 1.0
 _AGAIN_SECONDS = 0.2  # pause before the next scan, after a blocked thread was seen for the first time
-_LOOKS = 2  # consecutive scans in which a thread must wait in the same place
-_MOST_THREADS = 4096  # in one scan; the next scan reads the others
+_LOOKS = 2  # number of consecutive scans in which a thread must wait in the same place
+_MOST_THREADS = 4096  # maximum of threads in one scan; the next scan reads the others
 _LINE_BYTES = 256
-_MOST_MAPS = 4 << 20  # characters: some 40 000 mappings
+_MOST_MAPS = 4 << 20  # maximum size of the memory map that is read, in characters: some 40 000 mappings
 
-Process = tuple[int, int]  # pid, start ticks
+Process = tuple[int, int]  # A process: pid and start ticks.
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,9 @@ class BlockedThread:
 
 
 class _Files:
-    """An open /proc/PID, which stays bound to one process. Every method raises OSError."""
+    """The files of an open folder /proc/PID, which stays bound to one process. Every method raises
+    OSError.
+    """
 
     def __init__(self, pid: int, folder: int) -> None:
         self._pid = pid
@@ -77,7 +79,7 @@ class _Files:
         return Code(aside(self._pid, read))
 
     def memory(self, address: int, size: int) -> bytes:
-        """Up to `size` bytes of the process's memory from `address`; fewer where the mapping ends."""
+        """Up to `size` bytes of the process's memory from `address`; fewer if the mapping ends before."""
         if self._memory < 0:
             self._memory = aside(self._pid, lambda: self._open("mem", os.O_RDONLY), os.close)
         try:
@@ -93,7 +95,9 @@ class _Files:
 
 @contextmanager
 def _opened(process: Process) -> Iterator[_Files | None]:
-    """None if the process has ended, or no descriptor is free. A refused read ends the `with` block."""
+    """Yields the files of a process; None if the process has ended, or no descriptor is free. A refused read
+    ends the `with` block.
+    """
     try:
         files = _Files(process[0], os.open(f"/proc/{process[0]}", os.O_RDONLY | os.O_DIRECTORY))
     except OSError:
@@ -108,7 +112,7 @@ def _opened(process: Process) -> Iterator[_Files | None]:
 
 
 def _is(process: Process) -> bool:
-    """Does the pid still name the same process?"""
+    """Is the pid still that of the same process?"""
     try:
         return start_ticks(process[0]) == process[1]
     except OSError:
@@ -117,7 +121,9 @@ def _is(process: Process) -> bool:
 
 @dataclass(slots=True)
 class _Seen:
-    """A thread: what its /proc file said, and in how many scans it has waited in the driver since."""
+    """A thread: the text of its /proc file, and the number of scans in which it has waited in the driver
+    since then.
+    """
 
     text: bytes
     name: str = ""
@@ -125,7 +131,7 @@ class _Seen:
 
 
 class Looks:
-    """Scans processes and remembers the results. Blocks: call it from one worker thread at a time."""
+    """Scans processes and keeps the results. Blocking; only one worker thread at a time may call it."""
 
     def __init__(self, machine: str = os.uname().machine, most_threads: int = _MOST_THREADS) -> None:
         self._machine = MACHINES.get(machine)
@@ -134,8 +140,9 @@ class Looks:
         self._last: tuple[Process, int] = (0, 0), 0
 
     def look(self, processes: Collection[Process]) -> None:
-        """Scans `processes` and forgets all others. Finds nothing where /proc cannot be read, or on an
-        unsupported architecture."""
+        """Scans `processes` and forgets all others. Finds nothing if /proc cannot be read, or on an
+        unsupported architecture.
+        """
         if self._machine is None:
             return
         threads = sorted(self._threads(processes))
@@ -169,7 +176,7 @@ class Looks:
                     yield from ((process, tid) for tid in files.threads())
 
     def _look_at(self, key: tuple[Process, int], files: _Files, machine: Machine) -> None:
-        """Raises PermissionError."""
+        """Scans one thread. Raises PermissionError if the kernel forbids it."""
         try:
             text = files.line(f"task/{key[1]}/syscall")
             seen = self._seen.get(key)
@@ -196,12 +203,12 @@ class Blocked:
 
     book: Book
     _looks: Looks = field(default_factory=Looks)
-    # allocation id: the allocation's revision at the scan
+    # Allocations with a blocked thread, with the allocation's revision at the scan.
     _found: dict[str, int] = field(default_factory=dict)
     _told: dict[str, int] = field(default_factory=dict)
 
     async def run(self, is_known: Callable[[Allocation], bool]) -> None:
-        """Scans until the daemon stops. Skips tenants that are already known (`is_known`) to want to work."""
+        """Scans until the daemon stops. Skips tenants of which `is_known` says that they have work."""
         while True:
             away = [a for a in self.book if a.suspended and a.state is State.SUSPENDED]
             processes = {allocation.id: _saved(allocation) for allocation in away}
@@ -219,7 +226,9 @@ class Blocked:
             await asyncio.sleep(_AGAIN_SECONDS if self._looks.is_unsure else _PAUSE_SECONDS)
 
     def holds(self, allocation: Allocation) -> bool:
-        """Did the last scan find a blocked thread of the allocation, in its present suspension?"""
+        """Did the last scan find a blocked thread of the allocation, and did it scan the present
+        suspension?
+        """
         return self._found.get(allocation.id) == allocation.revision
 
     def _tell(self, allocation: Allocation, threads: tuple[BlockedThread, ...]) -> None:

@@ -1,7 +1,7 @@
-"""Watches preload tenants for device memory that their ledgers do not count, and for tampering.
+"""Watches tenants in mode preload for device memory that their ledgers do not count, and for tampering.
 
-A survey asks the arbiter for the processes of each tenant, and NVML for the processes of each device. Where a
-tenant holds more than its ledger counts, its processes are told to measure what the driver has taken, and the
+A survey asks the arbiter for the processes of each tenant, and NVML for the processes of each device. If a
+tenant holds more than its ledger counts, its processes have to measure what the driver has taken, and the
 figures are read several times more. Only the excess that all readings show counts. planner.bypass decides;
 two surveys in a row make a mark.
 """
@@ -48,8 +48,8 @@ from vgpud.proc import has_exited
 log = structlog.get_logger(__name__)
 
 _LOOK_SECONDS = 2.0
-_AGAIN_SECONDS = 1.0  # between surveys while a tenant is suspect
-_REST_RATIO = 50  # the pause after a survey is at least this many times its CPU time
+_AGAIN_SECONDS = 1.0  # pause between surveys while a tenant is suspect
+_REST_RATIO = 50  # the pause after a survey is at least this many times the survey's CPU time
 _READINGS = 8
 _READING_PAUSE_SECONDS = 0.05
 
@@ -59,19 +59,19 @@ _EVENTS = {
     MarkKind.GATED: EventKind.ALLOCATION_GATED,
     MarkKind.UNKNOWN_CALLS: EventKind.ALLOCATION_UNKNOWN_CALLS,
 }
-Place = tuple[str, str]  # allocation id, device UUID
+Place = tuple[str, str]  # A slice: allocation id and device UUID.
 
 
 @dataclass
 class _Survey:
-    """The readings of one survey: `least` is the smallest excess of each slice in bytes."""
+    """The readings of one survey. `least` is the smallest excess of each slice, in bytes."""
 
     everything: tuple[Allocation, ...]
     watched: dict[Place, Watched]
     registered: dict[str, Registered] = field(default_factory=dict)
     unknown: dict[str, UnknownCalls] = field(default_factory=dict)
     least: dict[Place, int] = field(default_factory=dict)
-    pids: dict[str, set[int]] = field(default_factory=dict)  # on devices, by allocation
+    pids: dict[str, set[int]] = field(default_factory=dict)  # pids of processes on devices, by allocation
     owners: dict[int, str] = field(default_factory=dict)
     known: Belongings | None = None
     cpu_seconds: float = 0.0
@@ -85,11 +85,11 @@ class Bypasses:
     release_later: Callable[[str, str], object]
     _marks: dict[str, dict[MarkKind, Mark]] = field(default_factory=dict)
     _watched: dict[Place, Watched] = field(default_factory=dict)
-    _older: frozenset[str] = frozenset()  # made before vgpud started
+    _older: frozenset[str] = frozenset()  # allocations that existed before vgpud started
     _stopped: set[str] = field(default_factory=set)
 
     def restore(self, marks: Iterable[Mark]) -> None:
-        """Restores the recorded marks at start. Precondition: the book holds the allocations."""
+        """At the start of vgpud: restores the recorded marks. Precondition: the book has the allocations."""
         self._older = frozenset(allocation.id for allocation in self.services.book)
         for mark in marks:
             self._marks.setdefault(mark.allocation_id, {})[mark.kind] = mark
@@ -109,7 +109,9 @@ class Bypasses:
             await asyncio.sleep(max(pause, _REST_RATIO * cpu_seconds))
 
     async def look(self) -> float:
-        """Runs one survey and returns its CPU seconds. Never raises: the next survey tries again."""
+        """Runs one survey and returns its CPU time in seconds. Never raises: if it fails, the next survey
+        tries again.
+        """
         self._forget_gone()
         held = [allocation for allocation in self.services.book if _is_watched(allocation)]
         preload = self.services.preload
@@ -130,14 +132,15 @@ class Bypasses:
         self._watched = {place: one for place, one in self._watched.items() if place[0] in book}
         self._stopped = {name for name in self._stopped if name in book}
 
-    # --- reading, in a thread
+    # --- reading the figures, in a thread
 
     def _fill(self, preload: Preload, held: list[Allocation], survey: _Survey) -> None:
         began = time.thread_time()
         for allocation in held:
-            with suppress(VgpuError):  # no arbiter now: it is restarted, and the processes register again
+            # no arbiter answers now; it is restarted, and the processes register again
+            with suppress(VgpuError):
                 survey.registered[allocation.id] = preload.registered(allocation.id)
-            with suppress(VgpuError):  # released meanwhile
+            with suppress(VgpuError):  # the allocation was released meanwhile
                 survey.unknown[allocation.id] = preload.unknown_calls(allocation.id)
         survey.owners = {pid: name for name, one in survey.registered.items() for pid in one.pids}
         limits = {(a.id, part.device_uuid): part.memory_bytes for a in held for part in a.slices}
@@ -199,14 +202,15 @@ class Bypasses:
         return found
 
     def _owner(self, pid: int, held: list[Allocation], survey: _Survey) -> str:
-        """The owner of a process, looked up once in a survey. A reused pid does no harm: neither process is
-        in all readings."""
+        """The allocation to which a process belongs, looked up once per survey. A reused pid does no harm,
+        because neither of its processes is in all readings.
+        """
         if pid not in survey.owners:
             survey.known = survey.known or belongings(survey.everything, survey.owners)
             survey.owners[pid] = owner_of(pid, survey.known)
         return survey.owners[pid]
 
-    # --- judging, on the event loop
+    # --- judging the figures, on the event loop
 
     def _is_marked(self, place: Place) -> bool:
         mark = self._marks.get(place[0], {}).get(MarkKind.BYPASSED)
@@ -238,7 +242,9 @@ class Bypasses:
             await self._judge_slice(preload, allocation, part, survey)
 
     async def _judge_engine(self, allocation: Allocation, seen: Registered | None) -> None:
-        """Marks a tenant that the driver refused to preempt. `seen` is None if the arbiter gave no answer."""
+        """Marks a tenant if the driver refused to preempt it. `seen` is None if the arbiter did not
+        answer.
+        """
         marked = MarkKind.GATED in self._marks.get(allocation.id, {})
         if seen is not None and seen.refusal and not marked:
             sentence = (
@@ -333,8 +339,9 @@ class Bypasses:
             log.error(LogEvent.STOP_NOT_RECORDED, allocation=allocation.id, why=str(error))
 
     def _end_processes(self, preload: Preload, allocation: Allocation, survey: _Survey) -> list[int]:
-        """Kills the processes of the allocation only: ownership is checked again while a pidfd of the process
-        is held."""
+        """Kills the processes of the allocation, and no others: the ownership is checked again while a pidfd
+        of the process is open.
+        """
         registered = Registered()
         with suppress(VgpuError):
             registered = preload.registered(allocation.id)
@@ -342,7 +349,7 @@ class Bypasses:
         candidates = {*registered.pids, *survey.pids.get(allocation.id, ()), *members}
         pidfds = {}
         for pid in candidates:
-            with suppress(OSError):  # it has ended
+            with suppress(OSError):  # the process has ended
                 pidfds[pid] = os.pidfd_open(pid)
         try:
             return self._end_those(preload, allocation, survey, pidfds)
@@ -369,8 +376,8 @@ class Bypasses:
 
 
 def _is_watched(allocation: Allocation) -> bool:
-    """Is the allocation watched? Others need no watch: hardware limits MIG instances and whole devices, and
-    the MPS server limits its clients.
+    """Does the allocation need this watch? Other allocations do not: hardware limits MIG instances and whole
+    devices, and the MPS server limits its clients.
     """
     preload = all(part.mode is Mode.PRELOAD for part in allocation.slices) and bool(allocation.slices)
     return preload and allocation.state is State.ACTIVE and not allocation.moves
@@ -379,6 +386,6 @@ def _is_watched(allocation: Allocation) -> bool:
 def _counted(preload: Preload, held: list[Allocation]) -> dict[str, tuple[int, ...]]:
     found = {}
     for allocation in held:
-        with suppress(VgpuError):  # released meanwhile
+        with suppress(VgpuError):  # the allocation was released meanwhile
             found[allocation.id] = preload.counted(allocation)
     return found

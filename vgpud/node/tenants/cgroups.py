@@ -1,6 +1,6 @@
-"""Finds the processes of a container by its cgroup.
+"""Finds the processes of a container by its control group.
 
-In a container that shares the host's pid namespace, other processes outlive the init.
+If a container shares the host's pid namespace, its other processes can outlive its init process.
 """
 
 import os
@@ -8,15 +8,15 @@ from pathlib import Path
 
 _ROOT = Path("/sys/fs/cgroup")
 _UNIFIED = (_ROOT, _ROOT / "unified")
-# controllers of cgroup v1, those first in which every container is sure to have a separate group
+# Controllers of cgroup v1. Those in which every container surely has a separate group come first.
 _CONTROLLERS = ("pids", "devices", "freezer", "memory")
 
 
 def cgroup_of(pid: int, starter_pid: int) -> str:
-    """The group of a container's init, for `processes_in`.
+    """The control group of a container's init process, in the form that `processes_in` reads.
 
-    Empty if the container has no separate group: the init is in the root group, or in the group of the
-    starting process. The inode distinguishes the group from a later one of the same name.
+    Empty if the container has no separate group: the init process is in the root group, or in the group of
+    the process that starts it. The inode distinguishes the group from a later one with the same name.
     """
     mine, starters = _groups(pid), _groups(starter_pid)
     for path in mine:
@@ -30,7 +30,7 @@ def cgroup_of(pid: int, starter_pid: int) -> str:
 
 
 def processes_in(cgroup: str) -> tuple[int, ...]:
-    """Pids in the group and below it; none once it is gone."""
+    """The pids in the control group and below it; none if the group no longer exists."""
     inode, _, path = cgroup.partition(" ")
     try:
         if not path or Path(path).stat().st_ino != int(inode):
@@ -40,13 +40,15 @@ def processes_in(cgroup: str) -> tuple[int, ...]:
             if "cgroup.procs" in files:
                 text = (Path(folder) / "cgroup.procs").read_text()
                 found += [int(line) for line in text.split() if line != "0"]
-    except OSError:  # a group was removed during the walk
+    except OSError:  # a group was removed while the tree was walked
         return ()
     return tuple(found)
 
 
 def _groups(pid: int) -> list[Path]:
-    """Folders of the groups of a process (cgroups(7), /proc/PID/cgroup), the most reliable one first."""
+    """Folders of the control groups of a process (cgroups(7), /proc/PID/cgroup), the most reliable
+    one first.
+    """
     try:
         lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Runs changes of held allocations (resizes, repairs, moves, suspensions): one at a time for each
+"""Runs changes of existing allocations (resizes, repairs, moves, suspensions), one at a time for each
 allocation.
 """
 
@@ -18,7 +18,7 @@ class Changes:
 
     @property
     def running(self) -> frozenset[str]:
-        """Ids of the allocations that are being changed."""
+        """Ids of the allocations that are being changed now."""
         return frozenset(self._tasks)
 
     @property
@@ -26,7 +26,9 @@ class Changes:
         return self._tasks.values()
 
     def begin(self, allocation_id: str, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Starts a change. It continues if its caller is cancelled, and a release waits for it."""
+        """Starts a change of an allocation. The change continues if its caller is cancelled, and a release
+        waits for it.
+        """
         task = asyncio.ensure_future(work)
         self._tasks[allocation_id] = task
         task.add_done_callback(lambda _: self._tasks.pop(allocation_id, None))

@@ -1,4 +1,4 @@
-"""Functions that suspend, resume and move share: the processes of a tenant, and sentences about it."""
+"""What suspend, resume and move have in common: finding, locking and saving the processes of a tenant."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -33,7 +33,8 @@ from vgpud.proc import is_alive, start_ticks
 log = structlog.get_logger(__name__)
 
 _LOCK_SECONDS = 10.0
-_SAVE_SECONDS = 60.0  # plus the same time for each further so many bytes
+# time for saving this many bytes of a process; each further part of this size gets the same time again
+_SAVE_SECONDS = 60.0
 _SAVE_BYTES = 16 << 30
 _ENDED = {State.ACTIVE: LogEvent.ACTIVE, State.SUSPENDED: LogEvent.SUSPENDED}
 _ROUNDS = 5  # rounds of locking; a tenant that still starts processes after these is not suspended
@@ -66,7 +67,7 @@ class TenantServices:
 
 
 class Checkpoints:
-    """Checkpoints the processes of one tenant, one after the other."""
+    """Saves the processes of one tenant with the driver's checkpoint, one after the other."""
 
     def __init__(self, services: TenantServices) -> None:
         self._services = services
@@ -82,7 +83,8 @@ class Checkpoints:
 
     async def lock_all(self, session: Session, going: Allocation, verb: str = "suspend") -> Allocation:
         """Locks all processes of the tenant. A process that starts meanwhile is recorded and locked too.
-        `verb` names the points at which tests interrupt it."""
+        `verb` names the points at which tests interrupt this method.
+        """
         locked: set[int] = set()
         for _ in range(_ROUNDS):
             for number, process in enumerate(going.suspended):
@@ -107,14 +109,17 @@ class Checkpoints:
             self._services.fault(f"{verb}.save-{number}")
 
     async def restore(self, session: Session, process: SuspendedProcess, allocation: Allocation) -> None:
-        """Restores a process from the devices that it was saved on to the devices of the slices."""
+        """Restores a process to the devices of the slices. The devices from which it was saved may be
+        others.
+        """
         saved, now = saved_on(process, allocation), devices_of(allocation)
         pairs = None if saved == now else device_map(saved, now, self.visible(process.pid))
         await session.restore(process, seconds_for(process), pairs)
 
     async def placed(self, session: Session, allocation: Allocation) -> Allocation:
-        """The record of the allocation after a restore was ordered: a process that is not saved now is on the
-        devices of the slices."""
+        """The record of the allocation after restores were ordered: a process whose state is not SAVED is on
+        the devices of the slices.
+        """
         states = [await session.state(process) for process in allocation.suspended]
         found = zip(allocation.suspended, states, strict=True)
         return replace(
@@ -136,8 +141,9 @@ class Checkpoints:
     async def processes(
         self, session: Session, allocation: Allocation, known: tuple[SuspendedProcess, ...]
     ) -> tuple[SuspendedProcess, ...]:
-        """Live processes of the tenant that use CUDA: `known` first, then new ones by pid, which go the same
-        way."""
+        """The live processes of the tenant that use CUDA: `known` first, then new ones by pid. New ones are
+        suspended in the same way (`Way`).
+        """
         used: dict[int, int] = {}
         await self._services.inventory.refresh()
         for part in allocation.slices:
@@ -175,12 +181,14 @@ class Checkpoints:
         self._services.fault(f"{verb}.{point}")
 
     async def limit(self, allocation: Allocation) -> None:
-        """Writes the limits: libvgpu then holds a suspended tenant's driver calls, in new processes too."""
+        """Writes the lease's limits again, with the state of the allocation. libvgpu then holds the driver
+        calls of a suspended tenant, in new processes too.
+        """
         for mode in {part.mode for part in allocation.slices}:
             await self._services.effectors[mode].resize(allocation)
 
     async def end(self, outcome: Allocation, change: Change, sentence: str) -> Allocation:
-        """Commits `outcome`, which is active or suspended."""
+        """Records `outcome`, an active or suspended allocation, and logs the change."""
         event = _ENDED[outcome.state]
         done = await self._services.store.commit(outcome, change, sentence)
         log.info(event, allocation=outcome.id, why=sentence)
@@ -197,7 +205,7 @@ def check_well(allocation: Allocation) -> None:
 
 
 def waiting(allocation: Allocation) -> tuple[SuspendedProcess, ...]:
-    """Its suspended processes, without those that have ended."""
+    """The suspended processes of the allocation that are still alive."""
     return tuple(p for p in allocation.suspended if is_alive(p.pid, p.start_ticks))
 
 

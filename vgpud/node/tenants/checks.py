@@ -1,4 +1,6 @@
-"""Checks whether a caller may change an allocation, and whether its state allows it. All raise VgpuError."""
+"""Checks whether a caller may change an allocation, and whether the state of the allocation allows the
+change. All functions raise VgpuError.
+"""
 
 from collections.abc import Iterable
 
@@ -51,7 +53,7 @@ def settled(allocation: Allocation) -> Allocation:
 
 
 def check_ended(allocation_id: str, listed: Iterable[int]) -> None:
-    """Raises VgpuError(TENANT_ALIVE) if one of these processes runs."""
+    """Raises VgpuError(TENANT_ALIVE) if one of the listed processes still runs."""
     pids = [pid for pid in listed if not has_ended(pid)]
     if pids:
         named = ", ".join(str(pid) for pid in pids[:8])

@@ -1,4 +1,6 @@
-"""Marks allocations whose device or helper is gone as failed; they stay until their owners release them."""
+"""Marks allocations as failed if their device or helper was lost. They stay until their owners
+release them.
+"""
 
 from dataclasses import replace
 
@@ -21,13 +23,13 @@ class Failures:
         self._changes = services.changes
 
     async def mark_on(self, device_uuid: str, sentence: str) -> None:
-        """Marks every allocation on a lost device or MIG device."""
+        """Marks every allocation on a lost device or MIG device as failed."""
         for allocation in tuple(self._book):
             if any(device_uuid in (part.device_uuid, part.target) for part in allocation.slices):
                 await self.mark(allocation.id, sentence)
 
     async def mark(self, allocation_id: str, sentence: str) -> None:
-        """Marks the allocation if it is active or being resized, and tells watchers."""
+        """Marks the allocation as failed if it is active or being resized, and sends watchers an event."""
         await self._changes.settle(allocation_id)
         if allocation_id not in self._book:
             return

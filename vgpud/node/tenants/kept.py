@@ -1,4 +1,6 @@
-"""Memory that swapped-out tenants keep on their devices until another tenant needs it (planner/kept.py)."""
+"""Manages the memory that swapped-out tenants keep on their devices until another tenant needs the room
+(planner/kept.py).
+"""
 
 from collections.abc import Iterable
 
@@ -36,10 +38,11 @@ class Kept:
         return sum(swap.kept_bytes for swap in self._swaps(allocation))
 
     def allow(self, going: Allocation, stays_bytes: int, room_for: str) -> None:
-        """Writes to its lease how much movable memory `going` may keep on the device while it is swapped out.
+        """Writes to the lease how much movable memory `going` may keep on the device while it is swapped out.
 
-        `stays_bytes` is its memory that cannot move. The allocation `room_for` is charged in full, because it
-        takes the room next; empty if no tenant waits. Raises VgpuError(LEASE_FAILED)."""
+        `stays_bytes` is memory of `going` that cannot be moved. The allocation `room_for` gets the room next,
+        so it is counted with its full limit; it is empty if no tenant waits. Raises VgpuError(LEASE_FAILED).
+        """
         if self._preload is None:
             return
         (part,) = going.slices
@@ -48,19 +51,23 @@ class Kept:
         charged += sum(self.bytes_of(other) for other in self._away(uuid) if other.id != room_for)
         if room_for in self._book and is_away(
             coming := self._book.get(room_for)
-        ):  # else it is charged in full
+        ):  # if the allocation `room_for` does not exist, nothing is counted for it
             charged += sum(one.memory_bytes for one in coming.slices if one.device_uuid == uuid)
             charged -= coming.stays_bytes
         movable = sum(swap.movable_bytes for swap in self._swaps(going))
         self._preload.keep(going.id, keep_share(self._capacity(uuid), charged, movable))
 
     def forbid(self, allocation: Allocation) -> None:
-        """Lets the tenant keep none of its movable memory. Raises VgpuError(LEASE_FAILED)."""
+        """Forbids the tenant to keep any of its movable memory on the device. Raises
+        VgpuError(LEASE_FAILED).
+        """
         if self._preload is not None:
             self._preload.keep(allocation.id, 0)
 
     def forbid_beside(self, coming: Allocation) -> None:
-        """Lets no other tenant of the devices keep memory: the card has less room than NVML's figures say."""
+        """Forbids all other tenants of the devices to keep memory there, because the card has less room than
+        NVML's figures say.
+        """
         for part in coming.slices:
             for other in self._away(part.device_uuid):
                 if other.id != coming.id and self.bytes_of(other):
@@ -70,7 +77,9 @@ class Kept:
                     self._less(other, 0)
 
     async def clear(self, allocation: Allocation) -> None:
-        """Evicts all that a swapped-out tenant keeps. Never raises; what is late stays."""
+        """Evicts all memory that a swapped-out tenant keeps on the device. Never raises. Memory that is not
+        evicted in time stays.
+        """
         if self.bytes_of(allocation):
             self._less(allocation, 0)
             await self._until({allocation.id: 0})
@@ -78,7 +87,8 @@ class Kept:
     async def make_way(self, coming: Allocation) -> None:
         """Evicts kept memory of other tenants until `coming`, whose room is booked, fits on its devices.
 
-        Never raises. If the eviction is late, `coming` waits for room or gets an out-of-memory error."""
+        Never raises. If the eviction is late, `coming` waits for room or gets an out-of-memory error.
+        """
         for part in coming.slices:
             uuid = part.device_uuid
             kept = {a.id: self.bytes_of(a) for a in self._away(uuid) if a.id != coming.id}
@@ -98,7 +108,7 @@ class Kept:
         try:
             if self._preload is not None:
                 self._preload.keep(allocation.id, allowed_bytes * SHARE_ALL // max(movable, 1))
-        except VgpuError as error:  # for example, the allocation was released meanwhile
+        except VgpuError as error:  # for example, the allocation may have been released meanwhile
             log.debug(LogEvent.KEPT_MEMORY_NOT_LIMITED, allocation=allocation.id, why=str(error))
 
     async def _until(self, allowed: dict[str, int]) -> None:

@@ -1,4 +1,6 @@
-"""Watches by pidfd the processes whose end releases an allocation: no polling, and safe from reused pids."""
+"""Watches by pidfd the processes whose end releases an allocation. It needs no polling and is safe from
+reused pids.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -15,20 +17,23 @@ _RETRY_SECONDS = 1.0
 
 
 def is_alive(lifetime: Lifetime) -> bool:
-    """Is the process alive? True also if the kernel does not tell."""
+    """Is the process alive? Also True if the kernel gives no answer."""
     return lifetime.pid != 0 and proc.is_alive(lifetime.pid, lifetime.start_ticks)
 
 
 class Lifetimes:
-    """Calls `ended(allocation_id)` once, on the loop, when the process bound to it has ended."""
+    """Calls `ended(allocation_id)` once, on the event loop, when the process to which the allocation is bound
+    has ended.
+    """
 
     def __init__(self, ended: Callable[[str], None]) -> None:
         self._ended = ended
         self._pidfds: dict[str, proc.PidFd] = {}
-        self._later: dict[str, asyncio.TimerHandle] = {}  # retries after a time without a free descriptor
+        # timers for another attempt, set when no descriptor was free
+        self._later: dict[str, asyncio.TimerHandle] = {}
 
     def watch(self, allocation_id: str, lifetime: Lifetime) -> None:
-        """Starts to watch. If the process has ended already, `ended` is called soon after."""
+        """Starts to watch a process. If it has ended already, `ended` is called soon after."""
         if lifetime.pid == 0 or allocation_id in self._pidfds:
             return
         self._cancel_later(allocation_id)

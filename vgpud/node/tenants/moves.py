@@ -1,8 +1,9 @@
-"""Moves tenants to other devices of the same model: suspend, restore on the new device, or undo everything.
+"""Moves tenants to other devices of the same model: suspends the tenant and restores it on the new device, or
+undoes everything.
 
-A suspended tenant stays suspended: its slices get other devices, and its record keeps the device that it was
-saved on. planner.move defines the steps, and the reason why a crash may interrupt them anywhere. Errors are
-VgpuError.
+A suspended tenant stays suspended: its slices get other devices, and its record keeps the device from which
+it was saved. planner.move defines the steps, and explains why a crash may interrupt them anywhere. All errors
+are VgpuError.
 """
 
 import asyncio
@@ -39,7 +40,9 @@ log = structlog.get_logger(__name__)
 
 
 class Moves:
-    """`closed(request)` returns the devices that accept no such request, each with the reason."""
+    """Moves tenants. `closed(request)` returns the devices that do not accept the request, each with the
+    reason.
+    """
 
     def __init__(
         self,
@@ -61,8 +64,8 @@ class Moves:
         self._tally = tally
 
     async def move(self, allocation_id: str, caller: Caller, to: Sequence[str], source: str) -> Allocation:
-        """Moves the slices to the devices `to`, one for each slice; or the slice on `source` to the only
-        device in `to`.
+        """Moves an allocation. `to` has one device for each slice, or one device for the slice that is on
+        device `source`.
 
         Raises VgpuError; the tenant then stays on its device, running or suspended.
         """
@@ -74,7 +77,7 @@ class Moves:
         return self._book.get(allocation_id) if moved is None else moved
 
     async def _checked(self, allocation_id: str, to: Sequence[str], source: str) -> Allocation | None:
-        """The moved allocation; None if it is on these devices already."""
+        """The allocation with its new devices, after all checks; None if it is on these devices already."""
         await self._services.inventory.refresh()
         allocation = await self._do.wait_until_settled(allocation_id)
         if allocation.is_swapped:
@@ -83,14 +86,15 @@ class Moves:
         plan = self.plan(allocation, rules.ends_of(allocation, to, source))
         if not plan.moves:
             return None
-        # from here on its capacity is booked on the old and the new devices
+        # From here on, the capacity is booked on the old and on the new devices.
         self._services.store.reserve(plan, Change.MOVE)
         work = self._move(allocation, plan)
         return await asyncio.shield(self._services.changes.begin(allocation.id, work))
 
     def plan(self, allocation: Allocation, to: Sequence[str]) -> Allocation:
-        """The allocation with the targets of its moves. Changes nothing. Raises VgpuError if the move is
-        impossible."""
+        """The allocation with the target device of each slice that moves. Changes nothing. Raises VgpuError
+        if the move is impossible.
+        """
         node = self._node
         self.check(allocation)
         slices = rules.going(
@@ -126,7 +130,7 @@ class Moves:
                 sentence = f"{told(verb, going)} from {_names(before)} to {_names(rules.turned(going))}"
                 return await self._forth_or_back(session, going, rest, sentence)
         except VgpuError:
-            self._services.store.cancel(before.id)  # has no effect on a recorded intent
+            self._services.store.cancel(before.id)  # only takes effect if the intent was not recorded
             raise
 
     async def _processes(self, session: Session, before: Allocation) -> tuple[SuspendedProcess, ...]:
@@ -137,9 +141,10 @@ class Moves:
             return tuple(replace(process, way=Way.DEEP) for process in found)
         there = (await self._do.placed(session, living(before))).suspended
         if any(is_anybodys(before, part) for part in before.slices):
-            return there  # other tenants may be on its device, so new processes are not searched
+            return there  # other tenants may use the device too, so new processes are not looked for
         found = await self._do.processes(session, before, there)
-        for new in found[len(there) :]:  # libvgpu did not hold it in time, so it uses the old device
+        # libvgpu did not hold this new process in time, so the process uses the old device
+        for new in found[len(there) :]:
             raise VgpuError(
                 ErrorCode.ALLOCATION_BUSY,
                 f"process {new.pid} of allocation {before.id} began to use CUDA during the suspension",
@@ -169,10 +174,10 @@ class Moves:
             )
 
     async def settle(self, allocation_id: str) -> None:
-        """Waits until no other change of the allocation runs."""
+        """Waits until no change of the allocation is running."""
         await self._services.changes.settle(allocation_id)
 
-    # --- the steps
+    # --- the steps of a move
 
     async def _forth_or_back(
         self, session: Session, going: Allocation, steps: Sequence[Step], sentence: str
@@ -188,7 +193,9 @@ class Moves:
             raise
 
     async def _back(self, session: Session, held: Allocation, turned: bool, why: VgpuError) -> None:
-        """Undoes a move at the step of `held`; `turned`: the new devices are recorded already."""
+        """Undoes a move at the step that `held` has reached. `turned`: the record names the new devices
+        already.
+        """
         try:
             steps = rules.end_steps(held)
             if turned:
@@ -226,20 +233,24 @@ class Moves:
                 return await self._commit(held, sentence)
             case _:
                 if step.kind is StepKind.ATTACH and step.slice_ordinal == 0:
-                    held = replace(held, edits=Edits())  # drops the device nodes of the other device
+                    # the edits are made anew, because they have the device nodes of the other device
+                    held = replace(held, edits=Edits())
                 held = await self._executor.run("move", held, (step,))
         return held
 
     async def _lock(self, session: Session, held: Allocation) -> Allocation:
-        """Holds calls in libvgpu first, which catches processes that start meanwhile, and evicts what libvgpu
-        can; then holds them in the driver."""
+        """Locks the tenant: libvgpu holds calls first, also those of processes that start meanwhile, and
+        evicts what it can. Then the driver holds calls.
+        """
         await self._do.limit(held)
         await self._services.activities.quieten(held, None)
         await self._evict(held)
         return await self._do.lock_all(session, held, "move")
 
     async def _save(self, session: Session, held: Allocation) -> None:
-        """Saves the processes; of a suspended tenant only those that an interrupted resume restored."""
+        """Saves the processes of the tenant. If the tenant is suspended, only those are saved that an
+        interrupted resume has restored.
+        """
         if not is_away(held):
             await self._do.save_all(session, held, "move")
             return
@@ -258,7 +269,7 @@ class Moves:
         return moved
 
     async def _evict(self, held: Allocation) -> None:
-        """Waits until libvgpu has evicted what it can; the lease says so already."""
+        """Waits until libvgpu has evicted what it can; the lease has the order already."""
         if held.is_deep:
             await self._swaps.until(held, SwapPhase.OUT)
             self._services.fault("move.out")
@@ -274,7 +285,8 @@ class Moves:
             coming = surfaced(replace(held, state=State.RESUMING))
             await self._do.limit(coming)
             await self._swaps.until(coming, SwapPhase.HERE)
-            await self._services.inventory.refresh()  # it showed the device as it was before the memory came
+            # the snapshot was older than the memory's arrival on the device
+            await self._services.inventory.refresh()
             await self._do.limit(replace(held, state=State.ACTIVE, suspended=()))
 
     async def _commit(self, held: Allocation, sentence: str) -> Allocation:
@@ -284,14 +296,16 @@ class Moves:
         done = await self._do.end(ended, change, sentence)
         self._services.fault("move.commit")
         if self._services.preload is not None:
-            await self._services.preload.restore_wall(done)  # closes the device that the tenant left
+            # sets the memory limit on the device that the tenant left to nothing
+            await self._services.preload.restore_wall(done)
         return done
 
-    # --- one process
+    # --- one process of a move
 
     async def _bring(self, session: Session, process: SuspendedProcess, held: Allocation) -> None:
-        """Restores a process on the devices of the slices, wherever its memory is. NVML says which device a
-        restored process is on."""
+        """Restores a process to the devices of the slices, wherever its memory is. NVML says on which device
+        a restored process is.
+        """
         others = [part.other_uuid or part.device_uuid for part in held.slices]
         pairs = device_map(others, devices_of(held), self._do.visible(process.pid))
         seconds = seconds_for(process)
@@ -300,7 +314,7 @@ class Moves:
             await session.restore(process, seconds, pairs if crosses else None)
         if await self._is_at_other_end(process, held):
             if await session.state(process) is ProcessState.RUNNING:
-                # the move goes back, and the process runs at the other end already
+                # The move goes back, and the process already runs on the device at the other end.
                 await self._evict(held)
                 await session.lock(process, seconds)
             await session.save(process, seconds)
@@ -319,8 +333,9 @@ class Moves:
     # --- recovery of interrupted moves
 
     async def recover(self, allocation: Allocation) -> None:
-        """Undoes or finishes an interrupted move, as its record says. Raises VgpuError; the tenant then stays
-        as it is, and can be resumed once the reason is gone."""
+        """Undoes or finishes an interrupted move, whichever its record demands. Raises VgpuError; the tenant
+        then stays as it is, and can be resumed once the cause is removed.
+        """
 
         async def finish() -> None:
             async with self._services.suspender.session() as session:

@@ -1,7 +1,7 @@
-"""Pauses tenants: the arbiter keeps them off their devices by the engine cut, and their memory stays there.
+"""Pauses tenants: by the engine cut, the arbiter keeps them off their devices, and their memory stays there.
 
-The order is in the lease, where it outlives the arbiter; the record is in the ledger. The order comes first,
-and a start repeats it as the record says, so that an interrupted pause is undone.
+The order is in the lease, which outlives the arbiter; the record is in the ledger. The order is written
+first. A start writes the order again as the record says, so that an interrupted pause is undone.
 """
 
 import asyncio
@@ -22,7 +22,8 @@ from vgpud.node.tenants.checkpoints import Checkpoints, TenantServices, check_we
 
 log = structlog.get_logger(__name__)
 
-_OFF_SECONDS = 2.0  # an arbiter takes a tenant off within a millisecond
+# maximum wait for a tenant to be off its devices; the arbiter needs less than a millisecond
+_OFF_SECONDS = 2.0
 _LOOK_SECONDS = 0.001
 
 
@@ -33,7 +34,9 @@ class Pauses:
         self._do = Checkpoints(services)
 
     async def pause(self, allocation: Allocation) -> Allocation:
-        """Raises VgpuError, with the tenant running as before: UNSUPPORTED without the engine cut."""
+        """Pauses a tenant. Raises VgpuError, and the tenant runs as before; UNSUPPORTED without the engine
+        cut.
+        """
         allocation = await self._do.wait_until_settled(allocation.id)
         check_well(allocation)
         preload = self._check_engine(allocation)
@@ -45,7 +48,8 @@ class Pauses:
                 f"run 'vgpuctl resume {allocation.id}' first",
             )
         if allocation.paused:
-            await self._until_off(preload, allocation.id)  # the driver may have refused since
+            # the driver may have refused to preempt the tenant since then
+            await self._until_off(preload, allocation.id)
             return allocation
         return await asyncio.shield(
             self._services.changes.begin(allocation.id, self._pause(preload, allocation))
@@ -63,7 +67,7 @@ class Pauses:
             raise
 
     async def unpause(self, allocation: Allocation) -> Allocation:
-        """Raises VgpuError. A tenant that is suspended runs once it is resumed."""
+        """Ends the pause of a tenant. A suspended tenant runs only after it is resumed. Raises VgpuError."""
         allocation = await self._do.wait_until_settled(allocation.id)
         check_well(allocation)
         if not allocation.paused or self._services.preload is None:
@@ -77,7 +81,7 @@ class Pauses:
         return await self._services.store.commit(replace(paused, paused=False), Change.UNPAUSED, "unpaused")
 
     async def restore(self, allocation_id: str) -> None:
-        """At start: repeats the order as the record says."""
+        """At the start of vgpud: writes the order into the lease again, as the record says."""
         preload = self._services.preload
         held = self._services.book.get(allocation_id)
         if preload is None or not held.has_lease or held.state in (State.FAILED, State.RELEASING):
@@ -89,7 +93,9 @@ class Pauses:
             log.error(LogEvent.PAUSE_NOT_RESTORED, allocation=held.id, why=str(error))
 
     def _check_engine(self, allocation: Allocation) -> Preload:
-        """Raises VgpuError(UNSUPPORTED) if the engine cut does not enforce all of its time slices."""
+        """Raises VgpuError(UNSUPPORTED) if the engine cut does not enforce the time slices on every device of
+        the allocation.
+        """
         preload = self._services.preload
         for part in allocation.slices:
             if part.mode is not Mode.PRELOAD or part.mig is not None or preload is None:
@@ -98,11 +104,13 @@ class Pauses:
             choice = self._engines.view(device)
             if choice.engine is not Engine.CUT:
                 raise _cannot(allocation, f"device {device.index} has the engine {choice.engine.value}")
-        assert preload is not None  # it has slices
+        assert preload is not None  # an allocation has at least one slice, so `preload` was checked
         return preload
 
     async def _until_off(self, preload: Preload, allocation_id: str) -> None:
-        """Raises VgpuError(UNSUPPORTED) if a process of the tenant has the gate."""
+        """Waits until the tenant is off its devices. Raises VgpuError(UNSUPPORTED) if the gate enforces the
+        time slices of one of its processes.
+        """
         end = clock.now() + _OFF_SECONDS
         while True:
             state = await asyncio.to_thread(preload.registered, allocation_id)
