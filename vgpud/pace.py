@@ -1,8 +1,8 @@
-"""Limits the share of the daemon's time that callers other than root can use, independent of their number and
-their messages.
+"""Limits the share of the daemon's time that callers other than root can use. The limit does not depend on
+the number of callers or of their messages.
 
-One piece of work runs at a time, and each user has at most one in the queue. After each piece there is a
-pause of a multiple of its duration.
+One piece of work runs at a time, and each user has at most one piece in the queue. After each piece there is
+a pause of a multiple of its duration.
 """
 
 import asyncio
@@ -14,11 +14,11 @@ from vgpud import clock
 
 
 class Pace:
-    """With `rest_factor` 4 the work takes at most a fifth of the time."""
+    """Limits the time for work. With `rest_factor` 4, work takes at most a fifth of the time."""
 
     def __init__(self, rest_factor: float) -> None:
         self._rest_factor = rest_factor
-        self._rested_at = 0.0  # time of the daemon's clock
+        self._rested_at = 0.0  # time of the daemon's clock at which the pause ends
         self._turn = asyncio.Lock()
         self._users: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
 
@@ -30,5 +30,7 @@ class Pace:
             yield
 
     def took(self, seconds: float) -> None:
-        """Reports the duration of work: in its turn, or later for work that goes on beside other turns."""
+        """Reports the duration of a piece of work. It may be called after the work's turn, if the work
+        continued beside other pieces.
+        """
         self._rested_at = max(self._rested_at, clock.now()) + self._rest_factor * seconds

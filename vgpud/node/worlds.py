@@ -1,5 +1,5 @@
-"""The environments of the modes `mps` and `preload`: allocations, settings of the policy, callbacks to the
-node.
+"""What the modes `mps` and `preload` get from the node: allocations, settings of the policy, and
+callbacks.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,9 @@ def mps_rules(settings: MpsSettings) -> MpsRules:
 def mps_world(
     book: Book, inventory: Inventory, originals: Originals, keeper: Callable[[], NodeKeeper | None]
 ) -> MpsWorld:
-    """`keeper` is a function, because the mode is constructed before the keeper."""
+    """Makes what mode mps gets from the node. `keeper` is a function, because the mode is constructed before
+    the keeper.
+    """
 
     def rules_for(device_uuid: str) -> MpsRules:
         device, held = inventory.node.device(device_uuid), keeper()
@@ -63,7 +65,9 @@ def preload_rules(settings: PreloadSettings) -> PreloadRules:
 def preload_world(
     book: Book, inventory: Inventory, engines: Engines, keeper: Callable[[], NodeKeeper | None]
 ) -> PreloadWorld:
-    """`keeper` is a function, because the mode is constructed before the keeper."""
+    """Makes what mode preload gets from the node. `keeper` is a function, because the mode is constructed
+    before the keeper.
+    """
 
     def rules_for(device_uuid: str) -> PreloadRules:
         device, held = inventory.node.device(device_uuid), keeper()
@@ -77,7 +81,9 @@ def preload_world(
 def wall_world(
     limiter: Limiter, book: Book, inventory: Inventory, keeper: Callable[[], NodeKeeper | None]
 ) -> WallWorld:
-    """`keeper` is a function, because the mode is constructed before the keeper."""
+    """Makes what memory walls get from the node. `keeper` is a function, because the walls are constructed
+    before the keeper.
+    """
 
     def wanted(device_uuid: str) -> bool:
         device, held = inventory.node.device(device_uuid), keeper()

@@ -1,1 +1,1 @@
-"""Pure decisions: which device and mode, which MIG placement, which steps."""
+"""Decides, without side effects: which device and mode, which MIG placement, which steps."""

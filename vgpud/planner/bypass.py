@@ -1,12 +1,13 @@
-"""Decides whether a preload tenant holds device memory that its ledger does not count, and which tenant a
-process belongs to.
+"""Decides whether a tenant in mode preload holds device memory that its ledger does not count, and to which
+tenant a process belongs.
 
 Pure: vgpud/node/tenants/bypasses.py reads NVML, the leases and /proc, and acts on these decisions.
 
-NVML's figure of a tenant's processes is compared with the tenant's ledger. They differ for two reasons. A
-process without libvgpu (a static binary, a removed LD_PRELOAD) is in NVML's figure only. Memory that a
-process takes past libvgpu (RTLD_DEEPBIND) is measured as the driver's memory, so the ledger counts it and
-exceeds the limit; for this reason the ledger counts here up to the limit only."""
+NVML's figure for a tenant's processes is compared with the tenant's ledger in the lease. They differ for two
+reasons. A process without libvgpu (a static binary, a removed LD_PRELOAD) is in NVML's figure only. Memory
+that a process allocates past libvgpu (RTLD_DEEPBIND) is measured as the driver's memory, so the ledger counts
+it and exceeds the limit. For this reason the ledger is counted here only up to the limit.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,13 +16,14 @@ from enum import Enum
 from vgpud.model.quantity import format_bytes
 from vgpud.model.tenancy import ANYONE, Owner
 
-# The ledger is at most 2 MiB from NVML at rest, and 8 MiB while eight processes allocate (docs/libvgpu.md).
-# The rest is for a lazily loaded module, which takes its memory at a launch, where nothing can be refused.
-# The smallest bypass that must be found is one context: 412 MiB on an A100, 526 on an H200.
+# The ledger differs from NVML by at most 2 MiB while nothing is allocated or freed, and by 8 MiB while eight
+# processes allocate (docs/libvgpu.md). The rest is for a lazily loaded module, which takes its memory at a
+# launch, where the memory cannot be refused. The smallest bypass that must be found is one context: 412 MiB
+# on an A100, 526 MiB on an H200.
 _BASE_BYTES = 64 << 20
 _PROCESS_BYTES = 8 << 20
 _MOST_BYTES = 256 << 20
-CLEAR_SECONDS = 60.0  # a mark is removed after this time without an excess
+CLEAR_SECONDS = 60.0  # a mark is removed after this time without excess memory
 
 
 def tolerance_bytes(processes: int) -> int:
@@ -31,8 +33,10 @@ def tolerance_bytes(processes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One slice at one moment: the bytes that NVML shows for the tenant's processes, the number of processes,
-    and the bytes that the ledger counts, reservations included (the larger of two reads around NVML's)."""
+    """One slice at one moment: the bytes that NVML reports for the tenant's processes, the number of
+    processes, and the bytes that the ledger counts, reservations included. (The ledger is read before and
+    after NVML, and the larger figure counts.)
+    """
 
     held_bytes: int
     counted_bytes: int
@@ -43,9 +47,10 @@ class Reading:
 class Watched:
     """The state of a slice between two surveys.
 
-    `ceiling_bytes` is what the slice may hold: the limit, or more if the limit was lowered below what it
-    holds. In that case it falls with what the slice holds, and never rises. `quiet_since`: monotonic seconds,
-    if marked."""
+    `ceiling_bytes` is what the slice may hold: the limit, or more if the limit was lowered below what the
+    slice holds. In that case it decreases with what the slice holds, and never increases. `quiet_since` is in
+    seconds of the monotonic clock, and is set if the slice is marked.
+    """
 
     limit_bytes: int
     ceiling_bytes: int
@@ -56,27 +61,28 @@ class Watched:
 
 class Verdict(Enum):
     NOTHING = "nothing"
-    MARK = "mark"  # the slice has just become bypassed
+    MARK = "mark"  # the slice has just been found to be bypassed
     STAYS = "stays"  # the slice is bypassed and still has an excess
     CLEAR = "clear"
 
 
 def first_sight(limit_bytes: int, reading: Reading, is_new: bool, marked: bool) -> Watched:
-    """The state after the first reading. `is_new`: allocated since vgpud started. The limit of an older
-    allocation may have been lowered before."""
+    """The state of a slice after its first reading. `is_new`: allocated since vgpud started. (The limit of an
+    older allocation may have been lowered before.)
+    """
     earlier = 0 if is_new or marked else min(reading.held_bytes, reading.counted_bytes)
     return Watched(limit_bytes, max(limit_bytes, earlier), marked=marked)
 
 
 def excess_bytes(watched: Watched, reading: Reading) -> int:
-    """Bytes held beyond what is counted within the ceiling; 0 within the tolerance."""
+    """Bytes that the slice holds beyond what the ledger counts within the ceiling; 0 within the tolerance."""
     covered = min(reading.counted_bytes, watched.ceiling_bytes)
     beyond = reading.held_bytes - covered
     return beyond if beyond > tolerance_bytes(reading.processes) else 0
 
 
 def under_limit(watched: Watched, limit_bytes: int, held_bytes: int) -> Watched:
-    """`watched`, with the present limit applied."""
+    """The state of a slice, with its present limit applied."""
     return replace(
         watched,
         limit_bytes=limit_bytes,
@@ -85,8 +91,10 @@ def under_limit(watched: Watched, limit_bytes: int, held_bytes: int) -> Watched:
 
 
 def judge(watched: Watched, excess: int, now: float) -> tuple[Watched, Verdict]:
-    """`excess` is the smallest of all readings of one survey, because memory that is being allocated or freed
-    is in some readings only. Two surveys in a row with an excess make a mark."""
+    """Judges a slice after a survey. `excess` is the smallest of all readings of the survey, because memory
+    that is being allocated or freed is in some readings only. Two surveys in a row with an excess make a
+    mark.
+    """
     if excess > 0:
         if watched.marked:
             return replace(watched, suspect=True, quiet_since=None), Verdict.STAYS
@@ -113,9 +121,10 @@ def sentence_of(excess: int, limit_bytes: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ProcessFacts:
-    """Facts of a process, from the kernel. `mounted`: the allocation whose lease is mounted as in a
-    container, if root or the owner made the namespace. `named`: the allocation in its environment, which is
-    no proof."""
+    """Facts about a process, from the kernel. `mounted`: the allocation whose lease is mounted as in a
+    container, if root or the allocation's owner made the namespace. `named`: the allocation in the process's
+    environment, which is no proof.
+    """
 
     pid: int
     start_ticks: int
@@ -126,8 +135,9 @@ class ProcessFacts:
 
 @dataclass(frozen=True, slots=True)
 class Belongings:
-    """Processes that are known to be a tenant's: by their connection to the arbiter, by the cgroup of their
-    container, and those that an allocation is bound to (pid, start in ticks)."""
+    """What is known about the processes of tenants: those connected to the arbiter, those in the control
+    group of a container, and those to which an allocation is bound (pid, start in ticks).
+    """
 
     owners: Mapping[str, Owner]
     registered: Mapping[int, str]
@@ -136,11 +146,12 @@ class Belongings:
 
 
 def tenant_of(line: Sequence[ProcessFacts], known: Belongings) -> str:
-    """The allocation that a process belongs to, "" if that is not certain. `line` is the process, its parent,
-    and so on.
+    """The allocation to which a process belongs; "" if that is not certain. `line` is the process, its
+    parent, and so on.
 
     The environments of the process and its ancestors count only if the process runs as the allocation's
-    owner, so that no tenant can attribute its processes to another tenant."""
+    owner. So no tenant can make its processes count as those of another tenant.
+    """
     for distance, process in enumerate(line):
         proven = known.registered.get(process.pid) or known.in_cgroup.get(process.pid) or process.mounted
         if proven in known.owners and (distance == 0 or _may_be(line[0], known.owners[proven], True)):

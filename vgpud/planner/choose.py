@@ -1,4 +1,4 @@
-"""Chooses the devices and the mode for a request: pure, with a reason for every device."""
+"""Chooses the devices and the mode for a request, with a reason for every device. Pure."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -31,12 +31,12 @@ def choose(
     pools: Mapping[str, Pool] = MappingProxyType({}),
     closed: Mapping[str, str] = MappingProxyType({}),
 ) -> Decision:
-    """Slices on `request.count` distinct devices, all in one mode; or a refusal. Raises nothing.
+    """Chooses slices on `request.count` distinct devices, all in one mode; or refuses. Raises nothing.
 
-    `use` has the allocated capacity of each device, by uuid; a device without allocations is missing. `pools`
-    has the MIG instances that vgpud made; without it all instances count as foreign. `closed` are devices and
-    MIG devices that accept no such request now, each with the reason. The same arguments always give the same
-    decision. Reasons are in the order of `node.devices`.
+    `use` has the allocated capacity of each device, by UUID; a device without allocations is missing. `pools`
+    has the MIG instances that vgpud made; without it all instances count as foreign. `closed` has the devices
+    and MIG devices that do not accept the request now, each with the reason. The same arguments always give
+    the same decision. Reasons are in the order of `node.devices`.
     """
     try:
         want = wanted(request)
@@ -97,7 +97,7 @@ def _unless_closed(verdict: Verdict, want: Wanted, why: str | None) -> Verdict:
 
 
 def _take(node: Node, want: Wanted, verdicts: tuple[Verdict, ...]) -> tuple[Fit, ...]:
-    """The best devices in the best mode in which enough devices fit; empty if there is no such mode."""
+    """The best devices, in the first mode in which enough devices fit; empty if there is no such mode."""
     for mode in want.modes:
         alike = [verdict for verdict in verdicts if verdict.mode is mode and isinstance(verdict, Fit)]
         if len(alike) < want.count:

@@ -1,4 +1,5 @@
-"""The fewest moves of preload tenants that make room on one device: pure, exact within its budget.
+"""Finds the fewest moves of tenants in mode preload that make room on one device. Pure, and exact within its
+budget.
 
 Iterative deepening (IDA*, Korf 1985) over the devices of the slices. The lower bound at each step is the
 smallest number of slices that must leave any one device to make the room.
@@ -8,14 +9,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 MOVES_MAX = 8
-_BUDGET = 60_000  # positions that are visited before the search is given up
+_BUDGET = 60_000  # number of positions after which the search is given up
 _NEVER = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """A device and its capacity for slices. Tenants can move between devices of one `kind`; `takes` is False
-    for a device that accepts no tenant, for example a drained one."""
+    """A device and its capacity for slices. Tenants can move between devices of the same `kind`. `takes` is
+    False for a device that accepts no tenant, for example a drained one.
+    """
 
     uuid: str
     kind: object
@@ -27,7 +29,7 @@ class Bin:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A slice. Two slices of one allocation cannot be on the same device."""
+    """A slice that may be moved. Two slices of one allocation cannot be on the same device."""
 
     allocation_id: str
     device_uuid: str
@@ -38,7 +40,9 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """The requested capacity on one of the devices `on`; with `whole`, a device without any slice."""
+    """The requested capacity, on any one of the devices `on`. With `whole`, the request is for a device
+    without any slice.
+    """
 
     on: frozenset[str]
     memory_bytes: int = 0
@@ -48,7 +52,9 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """The device that has the room in the end, and the ordered moves as (piece, target device)."""
+    """The result of a search: the device that has the room in the end, and the ordered moves as (piece,
+    target device).
+    """
 
     device_uuid: str
     moves: tuple[tuple[Piece, str], ...]
@@ -57,7 +63,9 @@ class Way:
 def fewest_moves(
     bins: Sequence[Bin], pieces: Sequence[Piece], goal: Goal, most: int = MOVES_MAX
 ) -> Way | None:
-    """The fewest moves; None if no way of up to `most` moves is found. Each move has room on its target."""
+    """Finds the fewest moves; None if at most `most` moves cannot make the room. Each move has room on its
+    target.
+    """
     search = _Search(bins, pieces, goal)
     start = tuple(search.number[piece.device_uuid] for piece in pieces)
     for depth in range(search.least(start), most + 1):
@@ -70,7 +78,7 @@ def fewest_moves(
     return None
 
 
-_Place = tuple[int, ...]  # the bin of each piece
+_Place = tuple[int, ...]  # The position of a search: the bin of each piece.
 _Moves = tuple[tuple[int, int], ...]
 
 
@@ -83,7 +91,7 @@ class _Search:
         self.left = _BUDGET
 
     def least(self, at: _Place) -> int:
-        """A lower bound of the moves to the goal."""
+        """A lower bound of the number of moves from a position to the goal."""
         return min((self._removals(at, target) for target in self.targets), default=_NEVER)
 
     def _on(self, at: _Place, where: int) -> list[Piece]:
@@ -103,7 +111,7 @@ class _Search:
         )
 
     def within(self, at: _Place, depth: int) -> _Moves | None:
-        """Moves to the goal, at most `depth`."""
+        """Moves from a position to the goal, at most `depth` of them; None if none are found."""
         need = self.least(at)
         if need == 0:
             return ()
@@ -118,7 +126,9 @@ class _Search:
         return None
 
     def _moves(self, at: _Place) -> Iterable[tuple[int, int]]:
-        """Possible moves. Of equal pieces only one is tried, and of equal empty devices only one."""
+        """The possible moves from a position. Of several equal pieces, or equal empty devices, only one is
+        tried.
+        """
         loads = [self._load(at, where) for where in range(len(self.bins))]
         tried: set[object] = set()
         order = sorted(range(len(at)), key=lambda i: (at[i] not in self.targets, self.pieces[i].memory_bytes))
@@ -134,7 +144,9 @@ class _Search:
                     yield i, to
 
     def _likeness(self, number: int) -> object:
-        """Equal for interchangeable pieces. A slice of an allocation with several slices is unique."""
+        """A key that is equal for interchangeable pieces. A slice of an allocation with several slices is
+        unique.
+        """
         piece = self.pieces[number]
         siblings = sum(other.allocation_id == piece.allocation_id for other in self.pieces)
         return number if siblings > 1 else (piece.memory_bytes, piece.share_hundredths)
@@ -173,7 +185,7 @@ class _Search:
 
 
 def _taken(lack: int, sizes: list[int]) -> int:
-    """The smallest number of these sizes whose sum is at least `lack`."""
+    """The smallest number of the given sizes whose sum is at least `lack`."""
     count = 0
     for size in sorted(sizes, reverse=True):
         if lack <= 0:

@@ -1,7 +1,7 @@
-"""GPU instances that are divided into compute instances: allocated parts, and placements for one more.
+"""GPU instances that are divided into compute instances: which parts are allocated, and where one more fits.
 
-A compute instance has separate compute slices and shares the memory of its GPU instance. A table of its
-compute instance profiles, built like a card's (geometry.py), says which placements are legal. Pure.
+A compute instance has separate compute slices and shares the memory of its GPU instance. A MigGeometry
+(geometry.py) of its compute instance profiles says which placements are legal. Pure.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,7 +15,9 @@ from vgpud.planner.use import DeviceUse
 
 
 def part_of(profile: MigProfile, slices: int) -> MigProfile | None:
-    """The compute instance profile with this number of slices; of several the one with most instances."""
+    """The compute instance profile with this number of slices. If there are several, the one with most
+    instances.
+    """
     found = [p for p in profile.compute if p.slice_count == slices]
     return max(found, key=lambda p: (p.instance_count, -p.id), default=None)
 
@@ -23,8 +25,8 @@ def part_of(profile: MigProfile, slices: int) -> MigProfile | None:
 class Division(NamedTuple):
     """A GPU instance that is divided or is to be divided. Masks are of `geometry`'s slots.
 
-    `ready` instances can be allocated (those of the layout after they are made); `pinned` ones must stay.
-    `grows`: may further compute instances be made in it?
+    `ready` instances can be allocated (those of the layout once they are made). `pinned` instances must stay.
+    `grows`: may further compute instances be made in the GPU instance?
     """
 
     key: SlotKey
@@ -36,7 +38,7 @@ class Division(NamedTuple):
 
 
 def divisions(device: Device, held: tuple[MigSlice, ...], pool: Pool, profile: MigProfile) -> list[Division]:
-    """GPU instances of a profile that are divided: now, by tenants' slices, or by the layout."""
+    """The GPU instances of a profile that are divided now, by tenants' slices, or by the layout."""
     standing = {one.key: one for one in device.mig.instances if one.profile_id == profile.id}
     keys = {key for key, one in standing.items() if one.is_divided}
     keys |= {mig.key for mig in held if mig.profile_id == profile.id and mig.compute_key is not None}
@@ -62,7 +64,7 @@ def _division(
     if instance is not None and standing and not instance.is_divided:
         if used or not own:
             return None  # the GPU instance is in use as a whole
-        standing = {}  # it is idle and can be destroyed
+        standing = {}  # the GPU instance is idle and can be destroyed
     if None in standing:
         return None  # the driver does not report placements
     layout = geometry.layout((), ())
@@ -96,7 +98,7 @@ def _mask(geometry: MigGeometry, places: Iterable[SlotKey | None]) -> int:
 
 
 class Seat(NamedTuple):
-    """An existing or possible place of a compute instance in a division; `cost` as in geometry.Place."""
+    """An existing or possible place of a compute instance in a division. `cost` is as in geometry.Place."""
 
     division: Division
     place: SlotKey
@@ -105,7 +107,7 @@ class Seat(NamedTuple):
 
 
 def seats(found: Iterable[Division], compute: MigProfile) -> Iterator[Seat]:
-    """The best seat of each division that has a free one."""
+    """The best seat in each division that has a free seat."""
     for division in found:
         ready = [key for key in division.geometry.keys(division.ready) if key[0] == compute.id]
         if ready:
@@ -117,7 +119,9 @@ def seats(found: Iterable[Division], compute: MigProfile) -> Iterator[Seat]:
 
 
 def given_bytes(use: DeviceUse, key: SlotKey, profile: MigProfile) -> int:
-    """Memory of a GPU instance that is allocated: the tenants' limits, or an even part without a limit."""
+    """Bytes of a GPU instance's memory that are allocated: the tenants' limits, and an even part for a tenant
+    without a limit.
+    """
     limits = sum(one.memory_bytes for one in use.shared if one.place[0] == key)
     sizes = (
         mig.compute_placement.size

@@ -1,12 +1,15 @@
-"""Chooses the engine of a device's preload tenants from the policy, the device and the probe's verdict."""
+"""Chooses the engine for a device's tenants in mode preload, from the policy, the device and the probe's
+verdict.
+"""
 
 from vgpud.model.device import Device, Virtualisation
 from vgpud.model.engine import Engine, EngineChoice, EngineReason, EngineVerdict
 
 
 def choose_engine(setting: str, device: Device, verdict: EngineVerdict | None) -> EngineChoice:
-    """The choice; Engine.UNKNOWN if the probe must run first. `setting`: the policy's engine of the
-    device."""
+    """The engine of a device and the reason; Engine.UNKNOWN if the probe must run first. `setting` is the
+    policy's engine for the device.
+    """
     if setting == Engine.GATE:
         return _gate(EngineReason.POLICY, "the policy says gate")
     if device.virtualisation is Virtualisation.VGPU_GUEST:
@@ -31,7 +34,9 @@ def _judge(verdict: EngineVerdict | None) -> EngineChoice:
 
 
 def is_fallback(setting: str, choice: EngineChoice) -> bool:
-    """Does the device have the gate although the policy asks for cut, or for auto and the probe failed?"""
+    """Does the device have the gate although the policy asks for cut, or asks for auto and the probe
+    failed?
+    """
     if choice.engine is not Engine.GATE or setting == Engine.GATE:
         return False
     return setting == Engine.CUT or choice.reason in (EngineReason.REFUSED, EngineReason.PROBE_FAILED)

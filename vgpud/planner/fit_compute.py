@@ -16,7 +16,7 @@ from vgpud.planner.words import listed
 
 
 class Part(NamedTuple):
-    """The place of a compute instance; `at` is the place of its GPU instance on the card."""
+    """A place for a compute instance; `at` is the place of its GPU instance on the card."""
 
     at: Place
     key: SlotKey
@@ -25,7 +25,9 @@ class Part(NamedTuple):
 
 
 def whole_name(seat: Seat, text: str) -> str:
-    """3g.71gb for 3c.3g.71gb, which takes all of the GPU instance; any other name unchanged."""
+    """Returns 3g.71gb for 3c.3g.71gb, because that compute instance takes all of the GPU instance. Any other
+    name is returned unchanged.
+    """
     named = split_name(text)
     if named is None:
         return text
@@ -34,7 +36,9 @@ def whole_name(seat: Seat, text: str) -> str:
 
 
 def offer_of(seat: Seat, want: Wanted) -> Offer | Unfit:
-    """The offer for a name such as 1c.3g.71gb, or with a GPU instance profile's id, such as 1c.9."""
+    """The offer that matches a name such as 1c.3g.71gb, or such as 1c.9 with the id of the GPU instance
+    profile.
+    """
     named = split_name(want.profile)
     assert named is not None
     slices, text = named
@@ -63,7 +67,9 @@ def _denied(seat: Seat, offer: Offer) -> Unfit:
 
 
 def serving(seat: Seat, want: Wanted) -> tuple[Offer, ...] | Unfit:
-    """As fit_mig.serving_offers. The memory is that of the GPU instance, which its parts share."""
+    """The offers for a compute instance, as fit_mig.serving_offers. The memory is that of the GPU instance,
+    which its compute instances share.
+    """
     offer = offer_of(seat, want)
     if isinstance(offer, Unfit):
         return offer
@@ -80,7 +86,9 @@ def serving(seat: Seat, want: Wanted) -> tuple[Offer, ...] | Unfit:
 
 
 def without_memory(seat: Seat, offer: Offer, want: Wanted) -> Unfit | None:
-    """The refusal of a memory request, because compute instances share memory; None if none is asked."""
+    """The refusal of a request for memory: compute instances of a GPU instance share the memory. None if the
+    request has no amount.
+    """
     if offer.compute is None or want.memory_bytes is None:
         return None
     return never(
@@ -95,9 +103,10 @@ def without_memory(seat: Seat, offer: Offer, want: Wanted) -> Unfit | None:
 def find_part(
     seat: Seat, geometry: MigGeometry, stock: Stock, offer: Offer, start: int | None, needs_bytes: int
 ) -> Part | None:
-    """The place in a GPU instance that is divided already: the one that leaves most other places free.
+    """The place for a compute instance in a GPU instance that is already divided: the one that leaves most
+    other places free.
 
-    `needs_bytes`: memory that must be free in the GPU instance.
+    `needs_bytes` is memory that must be free in the GPU instance.
     """
     assert offer.compute is not None
     free = geometry.keys(geometry.free(stock.layout))
@@ -108,7 +117,7 @@ def find_part(
         if start not in (None, division.key[1].start) or known is None:
             continue
         if not stock.layout.slots >> known & 1 and division.key not in free:
-            continue  # planned by the layout, but another instance is there now
+            continue  # the layout plans an instance at this place, but another instance is there now
         given = given_bytes(seat.use, division.key, offer.profile) if needs_bytes else 0
         if needs_bytes > offer.instance_bytes - given:
             continue
@@ -123,7 +132,7 @@ def find_part(
 
 
 def first_place(offer: Offer) -> SlotKey | None:
-    """The place of the first compute instance in a GPU instance; None if the driver lists no places."""
+    """The place of the first compute instance in a new GPU instance; None if the driver lists no places."""
     assert offer.compute is not None
     place = geometry_for(offer.profile.compute).best_place(Layout(), offer.compute.id)
     return None if place is None else (offer.compute.id, place.placement)

@@ -21,7 +21,7 @@ def fit_exclusive(seat: Seat) -> Verdict:
         device=device,
         mode=Mode.EXCLUSIVE,
         piece=Slice(device.uuid, Mode.EXCLUSIVE, usable),
-        # cards that can serve nothing else first, then the smaller one
+        # Cards that can serve nothing else come first, then smaller cards.
         rank=(int(seat.terms.fixed is None), device.memory_total_bytes),
         sentence=f"mode exclusive, the whole card with {shown_bytes(usable)}",
     )

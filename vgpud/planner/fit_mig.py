@@ -18,17 +18,17 @@ from vgpud.planner.words import listed, shown_bytes
 
 _REMEMBERED = 64
 _FITS = 1024
-_MOVE_COST = 1000  # above the cost of any place, so that a device without moves is preferred
+_MOVE_COST = 1000  # more than the cost of any place, so that a device that needs no moves is preferred
 
 
 class Choice(NamedTuple):
-    """The place of an existing or new instance for the request."""
+    """The instance for a request: an existing one, or a place for a new one."""
 
     offer: Offer
     place: Place
     how: str
     moves: tuple[MigMove, ...] = ()
-    part: SlotKey | None = None  # compute instance within the GPU instance at `place`; None for all of it
+    part: SlotKey | None = None  # the compute instance within the GPU instance at `place`; None for all of it
     part_cost: int = 0
 
     @property
@@ -44,8 +44,9 @@ class Choice(NamedTuple):
 
 
 def fit_mig(seat: Seat, want: Wanted, spread: bool) -> Verdict:
-    """The smallest profile that serves the request and has a place, at the place that costs the fewest
-    others."""
+    """Finds the smallest profile that serves the request and has a place. Of its places, the one that blocks
+    the fewest other places is taken.
+    """
     serving = serving_offers(seat, want)
     if isinstance(serving, Unfit):
         return serving
@@ -55,7 +56,7 @@ def fit_mig(seat: Seat, want: Wanted, spread: bool) -> Verdict:
     device = seat.device
     geometry = geometry_for(device.mig.profiles)
     stock = stock_of(geometry, device, seat.use.mig, seat.pool)
-    if serving[0].compute is not None:  # the result depends on more than the stock
+    if serving[0].compute is not None:  # the result is not cached, because it depends on more than the stock
         choice = find_instance(seat, geometry, stock, serving, want.start)
         return full(seat, serving, geometry, stock) if choice is None else _fit(seat, choice, spread)
     fits = _fits_of(seat)
@@ -72,12 +73,13 @@ def fit_mig(seat: Seat, want: Wanted, spread: bool) -> Verdict:
 
 
 _Fits = dict[tuple[object, ...], tuple[tuple[Offer, ...], Fit]]
-# cached results by the identity of the device and its terms, because the same snapshots recur (as table_for)
+# Cached results by the identity of the device and its terms, because the same snapshots recur (as in
+# geometry_for).
 _fits_known: dict[int, tuple[Seat, _Fits]] = {}
 
 
 def _fits_of(seat: Seat) -> _Fits:
-    """The cached results for this device and these terms; results of other snapshots are dropped."""
+    """The cached results for this device and these terms. Results for other snapshots are dropped."""
     known = _fits_known.get(id(seat.device))
     if known is not None and known[0].device is seat.device and known[0].terms is seat.terms:
         if len(known[1]) < _FITS:
@@ -97,9 +99,9 @@ def find_instance(
     start: int | None = None,
     needs_bytes: int = 0,
 ) -> Choice | None:
-    """An idle instance, or a place for a new one, of the first profile that has either.
+    """Finds an idle instance, or a place for a new one, of the first profile that has either.
 
-    `needs_bytes`: memory that must be free in the GPU instance of a compute instance, if possible.
+    `needs_bytes` is memory that should be free in the GPU instance of a compute instance, if possible.
     """
     if serving[0].compute is not None:
         part = _find_part(seat, geometry, stock, serving[0], start, needs_bytes)
@@ -121,7 +123,9 @@ def find_instance(
 def _find_part(
     seat: Seat, geometry: MigGeometry, stock: Stock, offer: Offer, start: int | None, needs_bytes: int
 ) -> Choice | None:
-    """A place in a divided GPU instance; otherwise in an idle GPU instance or a new one."""
+    """A place for a compute instance: in a divided GPU instance, otherwise in an idle or a new GPU
+    instance.
+    """
     part = fit_compute.find_part(seat, geometry, stock, offer, start, needs_bytes)
     if part is not None:
         return Choice(offer, part.at, part.how, part=part.key, part_cost=part.cost)
@@ -149,7 +153,7 @@ def _ready(geometry: MigGeometry, stock: Stock, offer: Offer) -> Choice | None:
 
 
 def _new(seat: Seat, geometry: MigGeometry, stock: Stock, offer: Offer) -> Choice | None:
-    """A free place, if the policy lets vgpud add instances to the device's layout."""
+    """A free place for a new instance, if the policy lets vgpud add instances to the device's layout."""
     if not seat.pool.dynamic:
         return None
     place = geometry.best_place(stock.layout, offer.profile.id)
@@ -159,7 +163,7 @@ def _new(seat: Seat, geometry: MigGeometry, stock: Stock, offer: Offer) -> Choic
 
 
 def _at(seat: Seat, geometry: MigGeometry, stock: Stock, offer: Offer, start: int) -> Choice | None:
-    """The instance at the requested start. Other places are not weighed, because the caller chose it."""
+    """The instance at the start that the request names. Other places are not compared."""
     slots = geometry.keys(stock.ready | (geometry.free(stock.layout) if seat.pool.dynamic else 0))
     key = next((key for key in slots if key[0] == offer.profile.id and key[1].start == start), None)
     if key is None:
@@ -170,7 +174,7 @@ def _at(seat: Seat, geometry: MigGeometry, stock: Stock, offer: Offer, start: in
 
 
 def _after_moves(seat: Seat, geometry: MigGeometry, stock: Stock, offer: Offer) -> Choice | None:
-    """The place that becomes free by moves of idle instances, with the fewest moves."""
+    """The place for an instance that becomes free by the fewest moves of idle instances."""
     if not seat.pool.dynamic or stock.pinned == stock.layout.slots:
         return None
     target = make_room(geometry, stock.layout, stock.pinned, offer.profile.id)
@@ -179,7 +183,8 @@ def _after_moves(seat: Seat, geometry: MigGeometry, stock: Stock, offer: Offer) 
     change = between(stock.layout.slots, target)
     coming = list(geometry.keys(change.create))
     new = next((key for key in coming if key[0] == offer.profile.id), None)
-    if new is None:  # it replaces an idle instance of the same profile that cannot be allocated as it is
+    # the new instance replaces an idle one of the same profile that cannot be allocated as it is
+    if new is None:
         idle = stock.layout.slots & ~stock.pinned & target
         new = next(key for key in geometry.keys(idle) if key[0] == offer.profile.id)
         change = change._replace(destroy=change.destroy | geometry.state([new]))
@@ -194,7 +199,9 @@ def _after_moves(seat: Seat, geometry: MigGeometry, stock: Stock, offer: Offer) 
 
 
 def _move(uuid: str, key: SlotKey, names: dict[int, str], coming: list[SlotKey]) -> MigMove:
-    """The move of one instance. Removes its new place, if it has one, from `coming`."""
+    """The move of one idle instance. If `coming` has a new place for it, the place is removed from
+    `coming`.
+    """
     again = next((other for other in coming if other[0] == key[0]), None)
     if again is not None:
         coming.remove(again)
@@ -222,14 +229,16 @@ def _shown_memory(offer: Offer) -> str:
 
 
 def _rank(seat: Seat, choice: Choice, spread: bool) -> tuple[int, ...]:
-    """Pack prefers a device already in MIG, then the least waste, the fewest places lost, the fullest."""
+    """The rank of a choice. Strategy pack prefers a device already in MIG mode, then the least waste, then
+    the fewest places lost, then the fullest device.
+    """
     memory, place = choice.offer.memory_bytes, choice.place
     if spread:
         return (memory, -place.worth, place.cost)
     return (int(seat.claims_free_card), memory, place.cost, choice.part_cost, place.worth)
 
 
-# cached by identity as in table_for: the offers depend on the device's terms and the request only
+# Cached by identity as in geometry_for: the offers depend only on the device's terms and the request.
 _serving_known: dict[int, tuple[Terms, dict[Wanted, tuple[Offer, ...]]]] = {}
 
 
@@ -244,7 +253,8 @@ def serving_offers(seat: Seat, want: Wanted) -> tuple[Offer, ...] | Unfit:
     if offers is not None:
         return offers
     found = _serving(seat, want)
-    if not isinstance(found, Unfit):  # a refusal contains changing facts of the device, so it is not cached
+    # a refusal is not cached, because it contains changing facts of the device
+    if not isinstance(found, Unfit):
         known[1][want] = found
     return found
 
@@ -316,7 +326,7 @@ def _too_small(seat: Seat, want: Wanted, offers: tuple[Offer, ...]) -> Unfit:
 
 
 def mode_shut(seat: Seat) -> Unfit | None:
-    """Why MIG mode is off and cannot be enabled now; None if MIG mode is on or can be."""
+    """Why MIG mode is off and cannot be enabled now; None if MIG mode is on or can be enabled."""
     device = seat.device
     if device.mig.current:
         return None

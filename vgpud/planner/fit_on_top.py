@@ -1,7 +1,7 @@
-"""Checks whether a quota (preload) or a spatial share (mps) fits on a MIG instance.
+"""Checks whether a quota (mode preload) or a spatial share (mode mps) fits on a MIG instance.
 
-An instance is judged like a device (fit_shared), by the capacity of the instance. An instance that the mode
-shares already is preferred, then an idle instance, then a place for a new one.
+An instance is judged like a device (fit_shared), by the capacity of the instance. An instance that already
+has slices of the mode is preferred, then an idle instance, then a place for a new one.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,9 @@ class _Instance(NamedTuple):
 
 
 def fit_on_top(seat: Seat, mode: Mode, want: Wanted, spread: bool) -> Verdict:
-    """The verdict for `mode` preload or mps. A share is a part of the instance, not of the card."""
+    """The verdict for `mode` (preload or mps) on MIG instances. A share is a part of the instance, not of the
+    card.
+    """
     serving = serving_offers(seat, want if want.share is None else replace(want, share=None))
     if isinstance(serving, Unfit):
         return serving._replace(mode=mode)
@@ -44,7 +46,7 @@ def fit_on_top(seat: Seat, mode: Mode, want: Wanted, spread: bool) -> Verdict:
 
 
 def _shared(seat: Seat, mode: Mode, serving: tuple[Offer, ...]) -> Iterator[_Instance]:
-    """Instances with slices of this mode that are open to the request."""
+    """The instances that have slices of this mode and are open to the request."""
     offers = {(offer.profile.id, offer.compute and offer.compute.id): offer for offer in serving}
     for mig in seat.use.mig:
         use = seat.use.instance(mig.place)
@@ -54,7 +56,9 @@ def _shared(seat: Seat, mode: Mode, serving: tuple[Offer, ...]) -> Iterator[_Ins
 
 
 def _as_use(held: DeviceUse, use: InstanceUse, offer: Offer) -> DeviceUse:
-    """The use of the instance as that of a device. Shared memory counts for all compute instances."""
+    """The use of an instance in the form of a device's use. Memory that compute instances share counts for
+    all of them.
+    """
     given = given_bytes(held, use.place[0], offer.profile)
     return DeviceUse(use.mode, given, use.share_hundredths, use.count)
 
@@ -98,7 +102,7 @@ def _fit(
     return verdict._replace(
         device=seat.device,
         piece=replace(verdict.piece, mig=instance.mig),
-        # an instance that is in the mode already is preferred, as with devices
+        # An instance that already has slices of the mode is preferred, as with devices.
         rank=verdict.rank if spread else (int(not instance.use.count), *verdict.rank[1:]),
         sentence=f"{verdict.sentence}, on the MIG instance {place}, {beside}",
         moves=moves,
@@ -106,7 +110,7 @@ def _fit(
 
 
 def _fresh(seat: Seat, mode: Mode, want: Wanted, serving: tuple[Offer, ...], spread: bool) -> Fit | Unfit:
-    """The verdict on an unallocated instance: an idle one, or a new one."""
+    """The verdict on an instance without allocations: an idle one, or a new one."""
     shut = mode_shut(seat)
     if shut is not None:
         return shut._replace(mode=mode)
@@ -114,7 +118,8 @@ def _fresh(seat: Seat, mode: Mode, want: Wanted, serving: tuple[Offer, ...], spr
     stock = stock_of(geometry, seat.device, seat.use.mig, seat.pool)
     able: list[Offer] = []
     never: Unfit | None = None
-    for offer in serving:  # a larger profile may fit if the smallest has no room beside the driver's context
+    # A larger profile is tried if the smallest has no room beside the driver's context.
+    for offer in serving:
         probe = _Instance(offer, MigSlice(offer.profile.id, offer.name, offer.profile.placements[0]), EMPTY)
         verdict = fit_shared(
             seat._replace(device=_as_device(seat.device, probe), use=EMPTY), mode, want, spread
@@ -130,7 +135,7 @@ def _fresh(seat: Seat, mode: Mode, want: Wanted, serving: tuple[Offer, ...], spr
     if choice is None:
         return full(seat, tuple(able), geometry, stock)._replace(mode=mode, room=NO_ROOM)
     used = EMPTY
-    if choice.offer.compute is not None:  # its GPU instance's memory is shared
+    if choice.offer.compute is not None:  # a compute instance shares the memory of its GPU instance
         given = given_bytes(seat.use, choice.mig.key, choice.offer.profile)
         used = replace(EMPTY, memory_bytes=given)
     instance = _Instance(choice.offer, choice.mig, used)
@@ -140,7 +145,7 @@ def _fresh(seat: Seat, mode: Mode, want: Wanted, serving: tuple[Offer, ...], spr
 
 
 def _full(seat: Seat, mode: Mode, shared: list[Unfit], fresh: Unfit) -> Unfit:
-    """The refusal; of the shared instances it reports the one with most room."""
+    """The refusal. Of the shared instances, it reports the one with the most room."""
     best = max(shared, key=lambda unfit: unfit.room[:2])
     sentence = f"on its {counted(len(shared), 'shared MIG instance')}: {best.sentence}; {fresh.sentence}"
     return busy(seat, mode, sentence, best.room)

@@ -1,4 +1,6 @@
-"""Checks whether a quota (preload) or a spatial share (mps) of the requested size fits on a device."""
+"""Checks whether a quota (mode preload) or a spatial share (mode mps) of the requested size fits on a
+device.
+"""
 
 from vgpud.model.errors import ErrorCode
 from vgpud.model.quantity import MIB, Percent, counted
@@ -7,13 +9,15 @@ from vgpud.planner.verdict import Fit, Room, Seat, Unfit, Verdict, busy, never
 from vgpud.planner.wanted import Wanted
 from vgpud.planner.words import shown_apart, shown_bytes, shown_share
 
-# cuMemCreate's granularity on every card so far, and what the driver reserves per small allocation
+# Granularity of cuMemCreate on every card so far, and the memory that the driver reserves per small
+# allocation.
 GRAIN_BYTES = 2 * MIB
 
 
 def fit_shared(seat: Seat, mode: Mode, want: Wanted, spread: bool) -> Verdict:
-    """The verdict for `mode` preload or mps. Memory and shares are overcommitted only as the policy
-    allows."""
+    """The verdict for `mode` (preload or mps) on a device. Memory and shares are overcommitted only as the
+    policy allows.
+    """
     memory = _memory_bytes(seat, want)
     unfit = _never(seat, mode, want, memory) or _busy(seat, mode, want, memory)
     if unfit is not None:
@@ -30,7 +34,9 @@ def fit_shared(seat: Seat, mode: Mode, want: Wanted, spread: bool) -> Verdict:
 
 
 def _memory_bytes(seat: Seat, want: Wanted) -> int:
-    """The requested memory; without a figure, memory in proportion to the compute share."""
+    """The requested memory. If the request gives no amount, the memory is in proportion to the
+    compute share.
+    """
     if want.memory_bytes is not None:
         return want.memory_bytes
     if want.share is None:
@@ -88,7 +94,9 @@ def _busy(seat: Seat, mode: Mode, want: Wanted, memory: int) -> Unfit | None:
 
 
 def _rank(seat: Seat, left_bytes: int, spread: bool) -> tuple[int, ...]:
-    """Pack prefers a device already in the mode, then the least free memory. Spread prefers the most."""
+    """The rank of a device. Strategy pack prefers a device already in the mode, then the least free memory.
+    Strategy spread prefers the most free memory.
+    """
     if spread:
         emptiness = left_bytes * 10000 // max(seat.device.memory_usable_bytes, 1)
         return (-emptiness, seat.use.count)

@@ -1,12 +1,12 @@
 """Legal placements of MIG instances: every legal layout of a card model, enumerated once.
 
-A *slot* is a (profile id, placement) that NVML lists for the card. A *state* is a set of slots, as
-an int with bit i set for slot i, that may exist together: placements do not overlap, no profile has
-more instances than NVML's instance count (so "+me" is there once at most), and the compute slices
-together are not more than the card's largest profile has (NVML: nvmlGpuInstanceProfileInfo_t and
+A *slot* is a (profile id, placement) that NVML lists for the card. A *state* is a set of slots that may exist
+together, as an int with bit i set for slot i. In a state, placements do not overlap, no profile has more
+instances than NVML's instance count (so there is at most one "+me"), and the compute slices together are not
+more than those of the card's largest profile (NVML: nvmlGpuInstanceProfileInfo_t and
 nvmlGpuInstancePlacement_t). A card with 7 compute slices has 723 states without "+me".
 
-Profiles are identified by id here, because names collide across boards.
+Profiles are identified by id here, because different boards use the same name for different profiles.
 """
 
 from collections.abc import Iterable
@@ -17,17 +17,18 @@ from vgpud.model.device import GpuInstance, MigProfile, PlaceKey, Placement
 from vgpud.model.tenancy import MigSlice
 
 SlotKey = PlaceKey
-ComputeKey = tuple[SlotKey, SlotKey]  # a GPU instance, a compute instance in it
+ComputeKey = tuple[SlotKey, SlotKey]  # The key of a compute instance: its GPU instance, and its place in it.
 _REMEMBERED = 64
 _ANSWERS = 65536
-_COUNT_BITS = 6  # a card has at most 32 memory slices, so a count needs 6 bits
+_COUNT_BITS = 6  # bits for the count of one profile: a card has at most 32 memory slices
 
 
 class Layout(NamedTuple):
-    """The instances on one card: the occupied slots, and the slots blocked by an instance in no known slot.
+    """The instances on one card. `slots` are the occupied slots; `blocked` are slots that an instance outside
+    all known slots overlaps.
 
-    `slots` may be an illegal state if the driver allows more than its table says. Such a card offers no
-    further place.
+    `slots` may be an illegal state if the driver allows more than its own list of profiles says. Such a card
+    offers no further place.
     """
 
     slots: int = 0
@@ -35,10 +36,12 @@ class Layout(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A free slot. Taking it makes `destroyed` free slots of all profiles unusable and leaves `left`.
+    """A free slot. If it is taken, `destroyed` free slots of all profiles become unusable and `left` stay
+    free.
 
     `cost` and `worth` are the same two values in compute slices: a placement of a 4g profile counts four.
-    Over all cards of a node, the lowest `cost`, then the lowest `worth`, keeps most room for later requests.
+    Over all cards of a node, the lowest `cost`, and then the lowest `worth`, keeps most room for later
+    requests.
     """
 
     placement: Placement
@@ -49,7 +52,7 @@ class Place(NamedTuple):
 
 
 class MigGeometry:
-    """All slots and states of one card model. Immutable once built; shared by equal cards."""
+    """All slots and states of one card model. Immutable once built, and shared by equal cards."""
 
     def __init__(self, profiles: tuple[MigProfile, ...]) -> None:
         self.profiles = profiles
@@ -72,38 +75,41 @@ class MigGeometry:
 
     @cached_property
     def counts(self) -> dict[int, int]:
-        """Each legal state's number of instances of each profile, packed: see `packed`."""
+        """For each legal state the number of instances of each profile, packed into one int: see `packed`."""
         unit = [self.unit(profile.id) for profile, _ in self.slots]
         return {state: sum(unit[i] for i in bits(state)) for state in self.free_after}
 
     @cached_property
     def with_counts(self) -> dict[int, tuple[int, ...]]:
-        """The legal states for each packed number of instances, in ascending order."""
+        """The legal states, in ascending order, for each packed number of instances."""
         found: dict[int, list[int]] = {}
         for state, counts in self.counts.items():
             found.setdefault(counts, []).append(state)
         return {counts: tuple(sorted(states)) for counts, states in found.items()}
 
     def unit(self, profile_id: int) -> int:
-        """The packed count of one instance of a profile. Raises KeyError for a profile not listed."""
+        """The packed count for one instance of a profile. Raises KeyError for a profile that the card does
+        not list.
+        """
         return 1 << (_COUNT_BITS * self._order[profile_id])
 
     def packed(self, profile_ids: Iterable[int]) -> int:
-        """Counts of instances by profile in one int, a few bits for each profile. Packed counts can be
-        added."""
+        """Packs the number of instances of each profile into one int, with a few bits for each profile.
+        Packed counts can be added.
+        """
         return sum(self.unit(profile_id) for profile_id in profile_ids)
 
     def state(self, keys: Iterable[SlotKey]) -> int:
-        """The slots as a mask. Raises KeyError for a slot that is not listed."""
+        """The mask of these slots. Raises KeyError for a slot that the card does not list."""
         return mask_of(self.number[key] for key in keys)
 
     def keys(self, state: int) -> tuple[SlotKey, ...]:
-        """The slots of a mask, by placement."""
+        """The slots of a mask, sorted by placement."""
         found = (self.slots[i] for i in bits(state))
         return tuple(sorted(((p.id, place) for p, place in found), key=lambda key: (key[1], key[0])))
 
     def worth(self, mask: int) -> int:
-        """The compute slices of all slots in a mask."""
+        """The number of compute slices of all slots in a mask."""
         return sum(self._weights[i] for i in bits(mask))
 
     def overlapping(self, place: Placement) -> int:
@@ -113,7 +119,7 @@ class MigGeometry:
     def _enumerate(self) -> dict[int, int]:
         """Each legal state, with the slots that may still be added to it.
 
-        A larger state has fewer free slots, so each state starts from its parent's free slots. Slots are
+        A larger state has fewer free slots, so each state starts from the free slots of its parent. Slots are
         added in ascending order, so that each state is reached once.
         """
         too_wide = tuple(
@@ -138,10 +144,10 @@ class MigGeometry:
         return states
 
     def layout(self, instances: Iterable[GpuInstance], held: Iterable[MigSlice]) -> Layout:
-        """The layout of the instances that NVML shows, foreign ones too, and of the allocated slices.
+        """The layout of the instances that NVML lists, foreign ones included, and of the allocated slices.
 
-        An instance that is both counts once. An instance in no slot of the geometry blocks every slot that it
-        overlaps.
+        An instance that is in both counts once. An instance that matches no slot of the geometry blocks every
+        slot that it overlaps.
         """
         slots = blocked = 0
         lying: tuple[GpuInstance | MigSlice, ...] = (*instances, *held)
@@ -154,19 +160,20 @@ class MigGeometry:
         return Layout(slots, blocked)
 
     def free(self, layout: Layout) -> int:
-        """The slots that may be added to a layout; none if it is not a legal state."""
+        """The slots that may be added to a layout; none if the layout is not a legal state."""
         return self.free_after.get(layout.slots, 0) & ~layout.blocked
 
     def free_profiles(self, layout: Layout) -> tuple[MigProfile, ...]:
-        """The profiles of which one more instance fits."""
+        """The profiles of which one more instance fits beside the layout."""
         free = self.free(layout)
         return tuple(p for p in self.profiles if free & self._of_profile[p.id])
 
     def best_place(self, layout: Layout, profile_id: int) -> Place | None:
-        """The free place with the lowest cost for later requests, counted in compute slices.
+        """The free place for an instance of the profile that costs later requests least, counted in compute
+        slices.
 
         With these weights, online packing is better than with equal weights or the driver's own order
-        (tests/bench/mig_packing.py). Among equals, the lowest start wins.
+        (tests/bench/mig_packing.py). Among equal places, the lowest start wins.
         """
         key = (layout, profile_id)
         if key not in self._best:
@@ -212,7 +219,7 @@ def geometry_for(profiles: tuple[MigProfile, ...]) -> MigGeometry:
 
 
 def overlap(a: Placement, b: Placement) -> bool:
-    """Do they share a memory slice?"""
+    """Do the two placements share a memory slice?"""
     return a.start < b.start + b.size and b.start < a.start + a.size
 
 
@@ -225,7 +232,7 @@ def mask_of(numbers: Iterable[int]) -> int:
 
 
 def bits(mask: int) -> list[int]:
-    """The numbers of the set bits, ascending."""
+    """The numbers of the bits that are set in `mask`, ascending."""
     found = []
     while mask:
         low = mask & -mask

@@ -1,4 +1,6 @@
-"""Judges one device for one request: the mode, and whether it fits. The first obstacle ends the judgement."""
+"""Judges one device for one request: which mode, and whether the request fits. The first obstacle ends the
+judgement.
+"""
 
 from vgpud.model.device import ComputeMode, Health, Virtualisation
 from vgpud.model.errors import ErrorCode
@@ -17,7 +19,7 @@ _HOSTS_MACHINES = (Virtualisation.HOST_VGPU, Virtualisation.HOST_VSGA)
 
 
 def judge(seat: Seat, want: Wanted, spread: bool) -> Verdict:
-    """The verdict on a device that the request's selector allows."""
+    """The verdict on a device that matches the request's selector."""
     closed = _closed(seat)
     if closed is not None:
         return closed
@@ -45,9 +47,10 @@ def _judge_on_top(seat: Seat, mode: Mode, want: Wanted, spread: bool) -> Verdict
 
 
 def _mode_on_top(seat: Seat, want: Wanted) -> Mode | None:
-    """The mode in which the request shares a MIG instance of the device; None if it does not.
+    """The mode in which the request shares a MIG instance of the device; None if the request does not share
+    one.
 
-    Only for a device that is in MIG mode, or enters it by the policy or by the request's profile.
+    Only for a device that is in MIG mode, or enters it because of the policy or of the request's profile.
     """
     terms = seat.terms
     if not terms.mig_on_top or not seat.device.mig.capable or terms.fixed not in (None, Mode.MIG):
@@ -59,7 +62,7 @@ def _mode_on_top(seat: Seat, want: Wanted) -> Mode | None:
 
 
 def _whole_only(seat: Seat, mode: Mode) -> Unfit:
-    """Why `mode` cannot serve a device with MIG mode on, or a request with a profile."""
+    """Why `mode` cannot serve a device whose MIG mode is on, or a request that names a MIG profile."""
     if not seat.device.mig.capable:
         sentence = f"mode {mode} was asked on a MIG instance, and the device has no MIG"
         return never(seat, mode, ErrorCode.UNSUPPORTED, sentence)
@@ -103,7 +106,7 @@ def _closed(seat: Seat) -> Unfit | None:
 
 
 def _mode(seat: Seat, want: Wanted) -> Mode | Unfit:
-    """The mode in which the device can serve the request now, or why there is none."""
+    """The mode in which the device can serve the request now, or the reason why there is none."""
     fixed, held = seat.terms.fixed, seat.use.mode
     if fixed is not None and fixed not in want.modes:
         return never(
@@ -127,8 +130,8 @@ def _mode(seat: Seat, want: Wanted) -> Mode | Unfit:
 
 
 def _idle_mode(seat: Seat, want: Wanted) -> Mode:
-    """The mode for an idle "auto" device: MIG if it is on and serves the request, otherwise the request's
-    first mode.
+    """The mode for an idle device with policy mode "auto": MIG if MIG mode is on and serves the request,
+    otherwise the request's first mode.
     """
     if seat.device.mig.current and Mode.MIG in want.modes:
         return Mode.MIG
@@ -136,7 +139,9 @@ def _idle_mode(seat: Seat, want: Wanted) -> Mode:
 
 
 def _unless_never(seat: Seat, unfit: Unfit, want: Wanted) -> Unfit:
-    """`unfit` of a busy device; or the permanent reason, if the device could never serve the request."""
+    """Returns `unfit`, the verdict on a busy device. But if the device could never serve the request, returns
+    that permanent reason.
+    """
     if not unfit.busy or unfit.mode is None:
         return unfit
     idle = _fit(seat._replace(use=EMPTY), unfit.mode, want, spread=False)

@@ -1,9 +1,9 @@
-"""Parses layouts and computes them for one card: pure.
+"""Parses layouts and computes them for one card. Pure.
 
-A layout is a list of words. Each is a profile (by name, without "MIG", or by NVML's profile id), with
-"@START" for a memory slice and "*N" for several; or the list is one of the words below. Without a place, the
-planner chooses the places that change the fewest existing instances. mig_parts.py handles words for parts of
-GPU instances (1c.3g.71gb).
+A layout is a list of words. Each word is a profile (its name without "MIG", or NVML's profile id), with
+"@START" for a memory slice and "*N" for several instances; or the list is one of the words below. If no place
+is given, the planner chooses the places that change the fewest existing instances. mig_parts.py handles words
+for parts of GPU instances (1c.3g.71gb).
 """
 
 import re
@@ -17,18 +17,19 @@ from vgpud.planner.geometry import ComputeKey, Layout, MigGeometry, SlotKey, mas
 from vgpud.planner.terms import bare_name
 from vgpud.planner.words import listed
 
-BALANCED = "all-balanced"  # instances of a half, a quarter and eighths of the card, as in mig-parted's config
-NONE = "none"  # no instances, MIG mode on
-OFF = "off"  # MIG mode off
-AUTO = "auto"  # no fixed layout: an instance is created for an allocation and destroyed with it
-ALL = "all-"  # prefix: all-PROFILE gives as many instances as fit
+# layout word: instances of a half, a quarter and eighths of the card, as in mig-parted's configuration
+BALANCED = "all-balanced"
+NONE = "none"  # layout word: no instances, and MIG mode on
+OFF = "off"  # layout word: MIG mode off
+AUTO = "auto"  # layout word: no fixed layout; an instance is created for an allocation and destroyed with it
+ALL = "all-"  # beginning of a layout word: all-PROFILE means as many instances as fit
 SPECIAL = (BALANCED, NONE, OFF, AUTO)
 
 _WORD = re.compile(r"(?P<profile>[^@*\s]+)(@(?P<start>[0-9]{1,2})|\*(?P<count>[0-9]{1,2}))?")
 
 
 class Entry(NamedTuple):
-    """`times` instances of a profile, or one at `start`."""
+    """One word of a layout: `times` instances of a profile, or one instance at `start`."""
 
     profile: str
     start: int | None
@@ -42,7 +43,7 @@ class Blocked(NamedTuple):
 
 
 def parse(words: Sequence[str]) -> tuple[Entry, ...]:
-    """The entries of a layout. Raises VgpuError(BAD_REQUEST) that names the invalid word."""
+    """Parses the words of a layout. Raises VgpuError(BAD_REQUEST), which names the invalid word."""
     return tuple(_entry(word) for word in words)
 
 
@@ -63,7 +64,7 @@ def _bad(sentence: str) -> VgpuError:
 
 
 def target(geometry: MigGeometry, layout: Layout, pinned: int, words: Sequence[str]) -> int | Blocked:
-    """The state that `words` ask for and that changes the fewest instances of `layout`.
+    """The state that `words` describe. Of several, the one that changes the fewest instances of `layout`.
 
     `pinned` instances stay. Raises VgpuError: BAD_REQUEST for an invalid word, IMPOSSIBLE for a layout that
     the card can never have. Callers handle AUTO and OFF, which are no layouts.
@@ -88,7 +89,9 @@ def _cost(geometry: MigGeometry, layout: Layout, state: int) -> tuple[int, int, 
 
 
 def wanted(geometry: MigGeometry, words: Sequence[str]) -> tuple[int, int]:
-    """The slots with a named place, and the counts per profile (MigGeometry.packed). Raises as `target`."""
+    """The slots whose place the words name, and the counts per profile (MigGeometry.packed). Raises as
+    `target`.
+    """
     if not geometry.profiles:
         raise VgpuError(ErrorCode.UNSUPPORTED, "the device has no MIG profiles", "name another device")
     if tuple(words) == (NONE,) or not words:
@@ -102,12 +105,12 @@ def wanted(geometry: MigGeometry, words: Sequence[str]) -> tuple[int, int]:
     fixed = mask_of(_slot(geometry, entry, profile) for entry, profile in profiles if entry.start is not None)
     several = [profile.id for entry, profile in profiles for _ in range(entry.times)]
     if len(several) > max(profile.instance_count for profile in geometry.profiles) + 1:
-        return fixed, -1  # more than any card has, and the packed counts would overflow
+        return fixed, -1  # no card has so many instances, and the packed counts would overflow
     return fixed, geometry.packed(several)
 
 
 def find_profile(geometry: MigGeometry, text: str) -> MigProfile:
-    """The profile with this name or id. A board may have two profiles of one name; then only the id is valid.
+    """The profile with this name or id. If a board has two profiles with the same name, only the id is valid.
 
     Raises VgpuError: BAD_REQUEST for an ambiguous name, IMPOSSIBLE for an unknown one.
     """
@@ -144,10 +147,11 @@ def _as_many(geometry: MigGeometry, profile: MigProfile) -> int:
 
 
 def _balanced(geometry: MigGeometry) -> Iterable[int]:
-    """One instance of half the card, one of a quarter, and the smallest in the remaining slices.
+    """The profiles of layout all-balanced: one instance of half the card, one of a quarter, and the smallest
+    in the remaining slices.
 
-    Of profiles of one size the plain one is that which fills the card with most compute slices; variants
-    (+me, +gfx) come in smaller numbers or later ids.
+    If several profiles have the same size, the plain profile is the one that fills the card with most compute
+    slices. Variants (+me, +gfx) have smaller instance counts or later ids.
     """
     size = max(place.size for profile in geometry.profiles for place in profile.placements)
     found: list[int] = []
@@ -169,7 +173,9 @@ def _plain(geometry: MigGeometry, size: int) -> MigProfile | None:
 def spell(
     geometry: MigGeometry, keys: Iterable[SlotKey], computes: Iterable[ComputeKey] = ()
 ) -> tuple[str, ...]:
-    """Words with places for these slots and their parts, which `parse` accepts; ids for ambiguous names."""
+    """The words for these slots and their parts, with places, in the form that `parse` accepts. An ambiguous
+    name becomes an id.
+    """
     names = [bare_name(profile.name) for profile in geometry.profiles]
     by_id = {profile.id: profile for profile in geometry.profiles}
     parts: dict[SlotKey, list[int]] = {}

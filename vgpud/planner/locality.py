@@ -1,4 +1,4 @@
-"""Chooses several devices for one allocation: by nearness first, by packing second."""
+"""Chooses several devices for one allocation, first by their nearness to each other, then by packing."""
 
 from collections.abc import Sequence
 from itertools import combinations
@@ -7,7 +7,8 @@ from math import comb
 from vgpud.model.device import Link, Node
 from vgpud.planner.verdict import Fit
 
-# the largest number of sets that eight devices have (8 choose 4); above it the search is greedy
+# Number of sets up to which all are compared: eight devices have at most 70 sets (8 choose 4). Above it the
+# search is greedy.
 EXACT_SETS = 70
 DISTANCE = {link: distance for distance, link in enumerate(Link)}
 _FAR = DISTANCE[Link.UNKNOWN]
@@ -20,8 +21,8 @@ _Key = tuple[int, int, int, int, tuple[int, ...]]
 def nearest(node: Node, fits: Sequence[Fit], count: int) -> tuple[Fit, ...]:
     """The best `count` of `fits`, which are on distinct devices and sorted best first.
 
-    Fewest pairs without NVLink, then fewest NUMA nodes, then nearest links (their sum over all pairs), then
-    the better fits. Exact up to EXACT_SETS sets, otherwise greedy from each device in turn.
+    The criteria in order: fewest pairs without NVLink, fewest NUMA nodes, nearest links (their sum over all
+    pairs), better fits. Exact up to EXACT_SETS sets, otherwise greedy from each device in turn.
     """
     if count == 1 or count == len(fits):
         return tuple(fits[:count])
@@ -35,9 +36,10 @@ def nearest(node: Node, fits: Sequence[Fit], count: int) -> tuple[Fit, ...]:
 
 
 def nearest_devices(node: Node, uuids: Sequence[str], must: Sequence[str], count: int) -> tuple[str, ...]:
-    """`count` of `uuids` that are near each other; greedy from `must`, or from the best start.
+    """Chooses `count` of `uuids` that are near each other. The search is greedy; it starts from `must`, or
+    from the best device.
 
-    The order of `uuids` breaks ties.
+    The order of `uuids` decides between equals.
     """
     numa = {device.uuid: device.numa_node for device in node.devices}
 
@@ -63,7 +65,9 @@ def nearest_devices(node: Node, uuids: Sequence[str], must: Sequence[str], count
 
 
 def _key(fits: Sequence[Fit], distances: _Matrix, chosen: tuple[int, ...]) -> _Key:
-    """Positions in `fits` stand for how good the fits are, and make the order total."""
+    """The sort key of a set of devices. Its last part is their positions in `fits`, which say how good the
+    fits are and make the order total.
+    """
     return (
         sum(distances[a][b] > _JOINED for a, b in combinations(chosen, 2)),
         len({fits[i].device.numa_node for i in chosen}),

@@ -1,7 +1,7 @@
-"""Caches verdicts: between two requests usually only one device of a node has changed.
+"""Caches verdicts on devices: between two requests, usually only one device of a node has changed.
 
 A verdict depends on a device's snapshot, terms, use and pool, all of them immutable. They are compared by
-identity, which is cheap, and safe because the cache holds them.
+identity, which is cheap. It is safe, because the cache refers to them.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,22 +15,23 @@ from vgpud.planner.use import DeviceUse
 from vgpud.planner.verdict import Seat, Verdict
 from vgpud.planner.wanted import Wanted
 
-_WANTS = 128  # kinds of requests in the cache; a node sees few kinds
+_WANTS = 128  # maximum of kinds of requests in the cache; a node gets few kinds
 _REASONS = 4096
 
 Judge = Callable[[Seat, Wanted, bool], Verdict]
-Judged = Callable[[Device, Terms, DeviceUse, Pool, frozenset[str]], Verdict]  # takes the fields of a Seat
+# A function that judges a device; its arguments are the fields of a Seat.
+Judged = Callable[[Device, Terms, DeviceUse, Pool, frozenset[str]], Verdict]
 
 
 class Memory:
-    """The cache of verdicts of `judge`, which must be pure."""
+    """Caches the verdicts of `judge`, which must be pure."""
 
     def __init__(self, judge: Judge) -> None:
         self._judge = judge
         self._known: dict[tuple[Wanted, bool], dict[str, tuple[Seat, Verdict]]] = {}
 
     def of(self, want: Wanted, spread: bool) -> Judged:
-        """The cached judge for one kind of request."""
+        """The caching judge for one kind of request."""
         found = self._known.get((want, spread))
         if found is None:
             if len(self._known) >= _WANTS:
@@ -57,7 +58,7 @@ class Memory:
 
 
 class Decisions:
-    """The last decision on each kind of request, kept while no device's verdict changes."""
+    """Caches the last decision on each kind of request, as long as no device's verdict changes."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[Wanted, bool], tuple[Node, tuple[Verdict, ...], Decision]] = {}
@@ -77,15 +78,16 @@ class Decisions:
 
 
 class Reasons:
-    """Caches reasons by their verdict, compared by identity too."""
+    """Caches reasons by their verdict. Verdicts are compared by identity."""
 
     def __init__(self, make: Callable[[Verdict, bool, str], Reason]) -> None:
         self._make = make
         self._known: dict[tuple[int, bool, str], tuple[Verdict, Reason]] = {}
 
     def of(self, verdicts: tuple[Verdict, ...], taken: Sequence[Verdict], outdone: str) -> tuple[Reason, ...]:
-        """One reason for each verdict, in order; `outdone` is the reason of those that fit and are not
-        `taken`."""
+        """One reason for each verdict, in order. `outdone` is the reason for devices that fit but are not
+        `taken`.
+        """
         if len(self._known) >= _REASONS:
             self._known.clear()
         known, chosen, found = self._known, {id(verdict) for verdict in taken}, []

@@ -1,4 +1,6 @@
-"""Steps that reconcile a device with its desired layout, except where tenants block a change. Pure."""
+"""Plans the steps that reconcile a device with its desired layout, except where tenants block a
+change. Pure.
+"""
 
 from collections.abc import Iterator
 
@@ -11,7 +13,9 @@ from vgpud.planner.use import DeviceUse
 
 
 def towards(device: Device, use: DeviceUse, pool: Pool, layout: frozenset[SlotKey]) -> tuple[MigStep, ...]:
-    """Destroys idle instances of vgpud outside the layout, and creates missing ones that have room."""
+    """The steps towards `layout`: destroy vgpud's idle instances that are not in it, and create the missing
+    ones that have room.
+    """
     geometry = geometry_for(device.mig.profiles)
     scene = scene_of(device, geometry, stock_of(geometry, device, use.mig, pool), use, pool)
     known = frozenset(key for key in layout if key in geometry.number)
@@ -61,7 +65,7 @@ def _coming(
         if not taken & bit:
             if (
                 geometry.free(stock.layout._replace(slots=taken)) & bit
-            ):  # otherwise another instance blocks it
+            ):  # if its slot is not free, another instance blocks it
                 taken |= bit
                 yield from ((LayoutStep(True, key, part), _HAS_IT) for part in _ordered(wanted))
                 if not wanted:
@@ -71,7 +75,9 @@ def _coming(
                 yield from (
                     (LayoutStep(True, key, part), _HAS_IT) for part in _missing(scene, key, wanted, going)
                 )
-            elif not standing[key].compute_instances:  # interrupted before it was made, or deleted by hand
+            elif not standing[key].compute_instances:
+                # an earlier start was interrupted before it made the compute instance, or the instance was
+                # deleted by hand
                 yield LayoutStep(True, key), "it has no compute instance"
 
 

@@ -1,5 +1,5 @@
-"""Layouts that divide GPU instances: words such as 1c.3g.71gb*3, the parts of each GPU instance, and the
-steps inside one. Pure.
+"""Plans layouts that divide GPU instances: words such as 1c.3g.71gb*3, the parts of each GPU instance, and
+the steps inside one. Pure.
 
 Parts of one profile are packed into as few GPU instances as possible, the largest first. All words that name
 the same memory slice (1c.3g.71gb@4) are parts of the GPU instance at that slice.
@@ -21,7 +21,9 @@ from vgpud.planner.use import DeviceUse
 
 
 class Bin(NamedTuple):
-    """A GPU instance of `profile`, anywhere or at `start`, with compute instances of these profiles."""
+    """A GPU instance of `profile`, anywhere or at `start`, that is divided into compute instances of the
+    profiles `parts`.
+    """
 
     profile: MigProfile
     start: int | None
@@ -29,7 +31,7 @@ class Bin(NamedTuple):
 
 
 def split(geometry: MigGeometry, words: Sequence[str]) -> tuple[tuple[str, ...], tuple[Bin, ...]]:
-    """Words for whole GPU instances, one for each bin among them, and the bins.
+    """Splits a layout's words into words for whole GPU instances, one of them for each bin, and the bins.
 
     Raises VgpuError: BAD_REQUEST for an invalid word, IMPOSSIBLE for parts that a GPU instance cannot hold.
     """
@@ -88,8 +90,9 @@ def _packed(profile: MigProfile, start: int | None, ids: list[int]) -> list[Bin]
 
 
 class Scene(NamedTuple):
-    """One device, as plans see it. `parts` are the GPU instances that are divided now (existing or held
-    compute instances), `whole` the undivided ones."""
+    """One device as plans see it. `parts` are the GPU instances that are divided now (by existing or
+    allocated compute instances), `whole` the undivided ones.
+    """
 
     device: Device
     geometry: MigGeometry
@@ -106,7 +109,7 @@ def scene_of(device: Device, geometry: MigGeometry, stock: Stock, use: DeviceUse
 
 
 def divide(scene: Scene, bins: Sequence[Bin], state: int) -> frozenset[ComputeKey] | Blocked:
-    """The division of the GPU instances of `state` that changes the fewest instances."""
+    """How the GPU instances of `state` are divided into `bins` with the fewest changed instances."""
     found: set[ComputeKey] = set()
     for profile in scene.geometry.profiles:
         keys = [key for key in scene.geometry.keys(state) if key[0] == profile.id]
@@ -122,7 +125,9 @@ def divide(scene: Scene, bins: Sequence[Bin], state: int) -> frozenset[ComputeKe
 
 
 def _assigned(scene: Scene, keys: list[SlotKey], entries: list[Bin | None]) -> set[ComputeKey] | None:
-    """The cheapest assignment of bins to places (None for undivided), by trying all of them."""
+    """The assignment of bins (None: undivided) to places with the fewest changes, found by trying all
+    assignments.
+    """
     best: tuple[int, list[int]] | None = None
     options = [[_cost(scene, key, entry) for entry in entries] for key in keys]
     seen: set[tuple[Bin | None, ...]] = set()
@@ -148,8 +153,9 @@ def _assigned(scene: Scene, keys: list[SlotKey], entries: list[Bin | None]) -> s
 
 
 def _cost(scene: Scene, key: SlotKey, entry: Bin | None) -> tuple[int, tuple[SlotKey, ...]] | None:
-    """The number of instances to destroy at this place for this entry, and its compute instances. None if
-    one of them must stay."""
+    """What it costs to have this entry at this place: the number of instances to destroy, and the entry's
+    compute instances. None if one of the instances to destroy must stay.
+    """
     now = scene.parts.get(key)
     if entry is None:
         if now is None:
@@ -187,7 +193,7 @@ def _is_pinned(scene: Scene, key: SlotKey) -> bool:
 
 
 class LayoutStep(NamedTuple):
-    """One instance to destroy or create; `part` is the compute instance, None for a whole GPU instance."""
+    """One instance to destroy or create. `part` is the compute instance, or None for a whole GPU instance."""
 
     create: bool
     key: SlotKey
@@ -195,11 +201,11 @@ class LayoutStep(NamedTuple):
 
 
 def moves(scene: Scene, state: int, computes: frozenset[ComputeKey]) -> tuple[LayoutStep, ...]:
-    """The changes from the existing instances to `state`, divided as in `computes`: first all removals, then
-    the largest instances first.
+    """The steps from the existing instances to `state`, divided as in `computes`: first all removals, then
+    creations, the largest instances first.
 
-    A GPU instance that becomes divided or undivided is destroyed and made anew. One that stays divided keeps
-    the parts that it has before and after.
+    A GPU instance that becomes divided or undivided is destroyed and made anew. A GPU instance that stays
+    divided keeps the parts that are in both layouts.
     """
     now = scene.stock.layout.slots
     wanted: dict[SlotKey, set[SlotKey]] = {}
@@ -231,7 +237,9 @@ def _largest(part: SlotKey) -> tuple[int, SlotKey]:
 
 
 def part_name(device: Device, key: SlotKey, part: SlotKey) -> str:
-    """The name in NVML's form, such as 1c.3g.71gb; the ids if the card lists no such profile."""
+    """The name of a compute instance in NVML's form, such as 1c.3g.71gb; its ids if the card lists no such
+    profile.
+    """
     profile = device.mig.profile(key[0])
     compute = None if profile is None else profile.compute_profile(part[0])
     return f"{key[0]}/{part[0]}" if compute is None else bare_name(compute.name)

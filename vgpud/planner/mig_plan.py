@@ -1,4 +1,6 @@
-"""Plans the change of one device to a MIG layout: ordered steps, or the holders that block it. Pure."""
+"""Plans the change of one device to a MIG layout: ordered steps, or the instances in use that block
+it. Pure.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,16 +20,18 @@ from vgpud.planner.use import DeviceUse
 
 
 class Do(StrEnum):
-    ENABLE = "enable"  # MIG mode
+    ENABLE = "enable"  # enable MIG mode
     DESTROY = "destroy"
     CREATE = "create"
     DISABLE = "disable"
-    RELEASE = "release"  # restores the original MIG mode, if no instance is left
+    RELEASE = "release"  # restore the original MIG mode, if no instance is left
 
 
 @dataclass(frozen=True, slots=True)
 class MigStep:
-    """`key` is the GPU instance of DESTROY and CREATE, `part` the compute instance in it: None for all."""
+    """One step. `key` is the GPU instance to create or destroy; `part` is the compute instance in it, or None
+    for all of it.
+    """
 
     do: Do
     device_uuid: str
@@ -46,7 +50,7 @@ class MigStep:
 
     @property
     def words(self) -> str:
-        """The step in words: the action and its place."""
+        """The step as text: the action and its place."""
         if self.key is None:
             return f"{self.do.value} MIG mode"
         inside = "" if self.part is None else f", compute slice {self.part[1].start}"
@@ -55,10 +59,11 @@ class MigStep:
 
 @dataclass(frozen=True, slots=True)
 class DevicePlan:
-    """`layout` is the layout after the plan, None for a device without a fixed one; `computes` are the
-    compute instances that divide GPU instances of it.
+    """The plan for one device. `layout` is the layout after the plan, or None for a device without a fixed
+    one; `computes` are the compute instances that divide its GPU instances.
 
-    `off`: MIG mode is to be off. With `blockers` (instances) or an `obstacle` (in words) there are no steps.
+    `off`: MIG mode is to be off. With `blockers` (instances) or an `obstacle` (a sentence) there are no
+    steps.
     """
 
     device: Device
@@ -109,7 +114,7 @@ def plan_device(device: Device, use: DeviceUse, pool: Pool, words: Sequence[str]
 
 
 def plan_defrag(device: Device, use: DeviceUse, pool: Pool) -> DevicePlan:
-    """Moves idle instances so that larger ones fit; no steps if that gains nothing."""
+    """Plans moves of idle instances so that larger ones fit. It has no steps if that gains nothing."""
     geometry = geometry_for(device.mig.profiles)
     stock = stock_of(geometry, device, use.mig, pool)
     scene = scene_of(device, geometry, stock, use, pool)
@@ -156,7 +161,7 @@ def _enable(device: Device) -> tuple[MigStep, ...]:
 
 
 def _kept(scene: Scene) -> frozenset[ComputeKey]:
-    """The present compute instances of divided GPU instances."""
+    """The present compute instances in divided GPU instances."""
     return frozenset(
         (key, part) for key, d in scene.parts.items() for part in d.geometry.keys(d.layout.slots)
     )
@@ -165,7 +170,9 @@ def _kept(scene: Scene) -> frozenset[ComputeKey]:
 def changes(
     scene: Scene, target: int, computes: frozenset[ComputeKey] = frozenset(), why: str = ""
 ) -> list[MigStep]:
-    """The steps, with `why` as their reason; without it, each step's reason names the layout."""
+    """The steps from the present instances to `target`. `why` is the reason of each step; without it, the
+    reason names the layout.
+    """
     made = []
     for move in moves(scene, target, computes):
         place = f"at memory slice {move.key[1].start}"
@@ -185,7 +192,7 @@ def step_of(device: Device, move: LayoutStep, why: str) -> MigStep:
 
 def _to_off(device: Device, use: DeviceUse, geometry: MigGeometry, stock: Stock, pool: Pool) -> DevicePlan:
     if use.mode is not None and use.mode is not Mode.MIG:
-        return DevicePlan(device, off=True)  # MIG mode is off there
+        return DevicePlan(device, off=True)  # MIG mode is off on this device already
     if stock.pinned:
         return DevicePlan(device, off=True, blockers=geometry.keys(stock.pinned))
     if stock.layout.blocked:
@@ -197,7 +204,9 @@ def _to_off(device: Device, use: DeviceUse, geometry: MigGeometry, stock: Stock,
 
 
 def _to_auto(device: Device, use: DeviceUse, geometry: MigGeometry, stock: Stock, pool: Pool) -> DevicePlan:
-    """Destroys idle instances of vgpud's: from now on requests make them and releases destroy them."""
+    """The plan to layout auto: it destroys vgpud's idle instances. Afterwards requests make instances and
+    releases destroy them.
+    """
     own = geometry.state(key for key in pool.own if key in geometry.number)
     idle = stock.layout.slots & own & ~stock.pinned
     scene = scene_of(device, geometry, stock, use, pool)
@@ -210,7 +219,7 @@ def _to_auto(device: Device, use: DeviceUse, geometry: MigGeometry, stock: Stock
 
 
 def idle_parts(scene: Scene, pool: Pool, key: SlotKey) -> list[SlotKey]:
-    """Idle, unallocated compute instances that vgpud made in a divided GPU instance."""
+    """The idle compute instances without an allocation that vgpud made in a divided GPU instance."""
     division = scene.parts[key]
     idle = division.geometry.keys(division.layout.slots & ~division.pinned)
     return [part for part in idle if (key, part) in pool.own_computes]

@@ -1,4 +1,4 @@
-"""Finds settings of a policy that the devices of a node cannot fulfil: pure."""
+"""Finds settings of a policy that the devices of a node cannot fulfil. Pure."""
 
 from collections.abc import Iterator
 
@@ -13,9 +13,9 @@ from vgpud.policy.origin import BUILT_IN, Problem
 
 
 def misfits(loaded: LoadedPolicy, node: Node) -> tuple[Problem, ...]:
-    """Rules that name a missing device, and MIG layouts that a device can never have.
+    """Finds rules that name a missing device, and MIG layouts that a device can never have.
 
-    A rule that matches by name, memory or capability may match nothing: one policy serves many nodes.
+    A rule that matches by name, memory or capability may match nothing, because one policy serves many nodes.
     A node without devices, whose driver does not answer, has no misfits.
     """
     return (*_absent(loaded, node), *_layouts(loaded, node)) if node.devices else ()

@@ -1,4 +1,4 @@
-"""Makes room by moves: evacuation of a device, and defragmentation for a larger request."""
+"""Makes room by moves of tenants: evacuates a device, or defragments devices for a larger request."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -40,8 +40,9 @@ class Relocations:
     # --- evacuation
 
     async def evacuate(self, device_uuid: str, caller: Caller) -> Evacuation:
-        """Moves tenants off a device: running ones first, the largest of them first; suspended ones, which
-        need no room, last. Raises VgpuError(NO_SUCH_DEVICE)."""
+        """Moves tenants off a device. Running tenants come first, the largest of them first. Suspended
+        tenants come last, because they need no free memory. Raises VgpuError(NO_SUCH_DEVICE).
+        """
         await self._inventory.refresh()
         self._inventory.device(device_uuid)
         moved: list[TenantMove] = []
@@ -71,7 +72,9 @@ class Relocations:
         raise _nowhere(refusals)
 
     def _targets(self, allocation: Allocation, device_uuid: str) -> list[str]:
-        """Target devices, the best first. A suspended tenant prefers devices where it could resume now."""
+        """Target devices for an allocation, the best first. For a suspended tenant, devices on which it could
+        resume now come first.
+        """
         spread = self._policy().planner.strategy == "spread"
         near = ends_by_nearness(allocation, device_uuid, self._inventory.node, self._book.use, spread)
         if not is_away(allocation):
@@ -88,7 +91,9 @@ class Relocations:
     # --- defragmentation
 
     async def plan(self, wanted: RoomWanted) -> DefragView:
-        """The moves that make the room. Raises VgpuError: NO_CAPACITY if there are none, NO_SUCH_DEVICE."""
+        """The moves that make the requested room. Raises VgpuError: NO_CAPACITY if no moves make it,
+        NO_SUCH_DEVICE.
+        """
         await self._inventory.refresh()
         node = self._inventory.node
         selected = [device for device in node.devices if selects(wanted.selector, device)]
@@ -116,8 +121,9 @@ class Relocations:
         return DefragView(way.device_uuid, tuple(moves))
 
     async def defrag(self, wanted: RoomWanted, caller: Caller) -> DefragView:
-        """Carries out `plan`, one move after the other. Raises the errors of `plan` and of a move, with the
-        finished moves in the details."""
+        """Makes the moves of `plan`, one after the other. Raises the errors of `plan` and of a move, with the
+        finished moves in the details.
+        """
         view = await self.plan(wanted)
         done: list[TenantMove] = []
         for one in view.moves:
@@ -130,7 +136,7 @@ class Relocations:
         return DefragView(view.device_uuid, tuple(done))
 
     def _bins(self) -> list[Bin]:
-        """Devices that are in mode preload or can enter it."""
+        """The devices that are in mode preload or can be put into this mode."""
         node = self._inventory.node
         terms = all_terms(self._policy(), node)
         found = []
@@ -157,8 +163,9 @@ class Relocations:
         return device.health is Health.OK and not device.mig.current and not drained and (ours or not foreign)
 
     def _pieces(self, whole: bool) -> list[Piece]:
-        """The slices on the node. A suspended tenant blocks only a request for a `whole` device, so it is
-        movable only then."""
+        """The slices on the node. A suspended tenant only prevents a request for a `whole` device, so it is
+        movable only for such a request.
+        """
         pieces = []
         for allocation in self._book:
             movable = self._is_movable(allocation) and (whole or not is_away(allocation))
@@ -180,7 +187,7 @@ def _first_to_leave(allocation: Allocation) -> tuple[bool, int, str]:
 
 
 def _instead(allocation: Allocation, device_uuid: str, target: str) -> list[str]:
-    """The devices of the allocation, with `target` in the place of `device_uuid`."""
+    """The devices of the allocation, with `target` in place of `device_uuid`."""
     return [target if uuid == device_uuid else uuid for uuid in devices_of(allocation)]
 
 
@@ -190,7 +197,9 @@ def _told(allocation: Allocation, source: str, target: str) -> TenantMove:
 
 
 def _nowhere(refusals: list[VgpuError]) -> VgpuError:
-    """The most useful of the refusals: that of a device of the same model without room, if there is one."""
+    """The most useful of the refusals: one from a device of the same model that has no room, if there
+    is one.
+    """
     if not refusals:
         return VgpuError(ErrorCode.NO_CAPACITY, "this node has no other device", "see 'vgpuctl devices'")
     full = [error for error in refusals if error.code is ErrorCode.NO_CAPACITY]

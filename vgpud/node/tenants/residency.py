@@ -1,8 +1,9 @@
-"""Observes the activity of preload tenants, and suspends and resumes them as planner.residency decides.
+"""Observes the activity of tenants in mode preload, and suspends and resumes tenants as planner.residency
+decides.
 
 An observation reads the lease pages of the tenants that a rule of the policy covers. Without rules, and
-without tenants that a rule has suspended, nothing is read. At most one tenant is suspended and one resumed
-at a time.
+without tenants that a rule has suspended, nothing is read. At most one tenant is being suspended and one is
+being resumed at a time.
 """
 
 import asyncio
@@ -28,13 +29,13 @@ from vgpud.policy.model import Policy, PreloadSettings
 
 log = structlog.get_logger(__name__)
 
-_REST_SECONDS = 2.0  # between observations while no decision is due soon
-_NO_RULES_SECONDS = 300.0  # while the policy has no rule; a reload calls nudge()
-_WAKE_SECONDS = 0.2  # while a suspended tenant may want to work at any time
+_REST_SECONDS = 2.0  # pause between observations while no decision is due soon
+_NO_RULES_SECONDS = 300.0  # pause while the policy has no rule; a reload ends it by nudge()
+_WAKE_SECONDS = 0.2  # pause while a suspended tenant may have work at any time
 _LEAST_SECONDS = 0.02
-_LOOKS = 10  # observations within the span after which a tenant counts as idle
+_LOOKS = 10  # number of observations within the time after which a tenant counts as idle
 _ASK_SECONDS = 5.0
-_BACK_OFF_SECONDS = 30.0  # after a tenant could not be suspended or resumed
+_BACK_OFF_SECONDS = 30.0  # pause after a failed suspension or resumption of a tenant
 _RANKS = {"above-normal": 1, "below-normal": -1}
 _NO_RULES = Rules()
 _WHERE = {
@@ -46,7 +47,9 @@ _WHERE = {
 
 @dataclass
 class _Seen:
-    """Earlier observations of one allocation; times in monotonic seconds."""
+    """What earlier observations found out about one allocation. Times are in seconds of the monotonic
+    clock.
+    """
 
     where: Where
     since: float
@@ -68,8 +71,9 @@ class Residency:
     spawn: Callable[[Coroutine[Any, Any, None]], None]
     _seen: dict[str, _Seen] = field(default_factory=dict)
     _waiting: dict[str, Move] = field(default_factory=dict)
-    _expected: set[str] = field(default_factory=set)  # ids that make host buffers for an eviction
-    _moving: set[str] = field(default_factory=set)  # ids being suspended or resumed
+    # ids of tenants that prepare host buffers for an eviction
+    _expected: set[str] = field(default_factory=set)
+    _moving: set[str] = field(default_factory=set)  # ids of tenants that are being suspended or resumed
     _kept: tuple[Policy, Node, Mapping[str, PreloadSettings] | None] | None = None
     _nudged: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -87,8 +91,9 @@ class Residency:
         self._nudged.set()
 
     async def admit(self, made: Allocation) -> Allocation:
-        """Suspends a new tenant that does not fit now on a device with turns, until its turn comes. A tenant
-        that cannot be suspended runs, and may get an out-of-memory error, as without turns."""
+        """Suspends a new tenant on a device with turns if the tenant does not fit now, until its turn comes.
+        A tenant that cannot be suspended runs, and may get an out-of-memory error, as without turns.
+        """
         if self._rules(made).turn_seconds is None:
             return made
         if not self._is_crowded(made):
@@ -102,7 +107,9 @@ class Residency:
             return self.services.book.get(made.id) if made.id in self.services.book else made
 
     def standing(self, allocation: Allocation) -> str:
-        """What a suspended tenant waits for, and whether libvgpu swapped it out; empty for other tenants."""
+        """A sentence on what a suspended tenant waits for, and whether libvgpu swapped it out; empty for
+        other tenants.
+        """
         if allocation.state is not State.SUSPENDED:
             return ""
         if allocation.is_swapped:
@@ -123,13 +130,13 @@ class Residency:
 
     @property
     def waiting(self) -> int:
-        """The number of suspended tenants that want to work."""
+        """The number of suspended tenants that have work."""
         return len(self._waiting)
 
     # --- one observation
 
     async def _look(self) -> float:
-        """Observes once; returns the seconds until the next observation."""
+        """Makes one observation. Returns the seconds until the next one."""
         now = clock.now()
         ruled = [(a, rules) for a in self.services.book if (rules := self._rules(a)).any or _is_sent(a)]
         for gone in self._seen.keys() - {allocation.id for allocation, _ in ruled}:
@@ -140,7 +147,7 @@ class Residency:
             return _REST_SECONDS if _has_rules(self.policy()) else _NO_RULES_SECONDS
         for allocation, rules in ruled:
             await self._see(allocation, rules, now)
-        # some may have been released while the arbiter was asked
+        # Some tenants may have been released while the arbiter was asked, so they are left out.
         plan = self._decide(now, {a.id: rules for a, rules in ruled if a.id in self.services.book})
         self._waiting = {move.id: move for move in plan.moves if move.kind is Kind.WAIT}
         self._expect([allocation for allocation, _ in ruled])
@@ -151,7 +158,9 @@ class Residency:
         return self._pause(now, plan, ruled)
 
     def _expect(self, ruled: Sequence[Allocation]) -> None:
-        """While a tenant waits for a device, those that run there make host buffers for their evictions."""
+        """While a tenant waits for a device, the tenants that run there prepare host buffers for their
+        eviction.
+        """
         wanted = {part.device_uuid for name in self._waiting for part in self.services.book.get(name).slices}
         before, self._expected = self._expected, set()
         for allocation in ruled:
@@ -183,7 +192,8 @@ class Residency:
         elif where is Where.AWAY and _is_sent(allocation):
             if self.services.activities.wants(allocation):
                 seen.wants_since = seen.wants_since or now
-            elif now - seen.asked_at > _ASK_SECONDS:  # a call may have passed libvgpu during the suspension
+            elif now - seen.asked_at > _ASK_SECONDS:
+                # libvgpu is asked for a new report, because a call may have bypassed it during the suspension
                 seen.asked_at = now
                 await self.services.activities.ask(allocation.id)
 
@@ -212,7 +222,8 @@ class Residency:
         seen = self._seen.get(allocation.id) or _Seen(_WHERE.get(allocation.state, Where.HERE), now, now)
         settled = allocation.state in (State.ACTIVE, State.SUSPENDED) and allocation.id not in self._moving
         where = seen.where
-        if allocation.id in self._moving:  # its state may still be the earlier one
+        # the tenant is being suspended or resumed, so its state may still be the earlier one
+        if allocation.id in self._moving:
             where = {Where.AWAY: Where.COMING, Where.HERE: Where.GOING}.get(where, where)
         stays = self._stays(allocation, where, rules)
         return Tenant(
@@ -223,7 +234,8 @@ class Residency:
             rules=rules if settled else Rules(),
             active_at=seen.active_at,
             cause=allocation.cause,
-            wants_since=None if allocation.moves else seen.wants_since,  # it waits on its new device
+            # during a move the tenant waits on its new device, so the waiting time starts anew
+            wants_since=None if allocation.moves else seen.wants_since,
             rank=_RANKS.get(allocation.request.priority, 0),
             patience=seen.patience,
             not_before=seen.not_before,
@@ -233,12 +245,14 @@ class Residency:
         )
 
     def _stays(self, allocation: Allocation, where: Where, rules: Rules) -> int | None:
-        """Bytes that remain on the device after a swap-out by libvgpu; None if libvgpu cannot swap it out."""
+        """Bytes that would remain on the device after libvgpu swaps the tenant out; None if libvgpu cannot
+        swap it out.
+        """
         if where is Where.HERE and rules.any:
             return self.suspends.swaps.stays_bytes(allocation)
         return allocation.stays_bytes if allocation.is_swapped else None
 
-    # --- acting
+    # --- suspending and resuming
 
     async def _make(self, move: Move) -> None:
         seen = self._seen.get(move.id)
@@ -270,7 +284,8 @@ class Residency:
         with audit.change("suspend", **audit.of(allocation)):
             await self.suspends.suspend(allocation, move.cause, idle, move.deep, move.room_for)
         if seen is not None and move.cause is Cause.TURN and worked:
-            seen.wants_since = clock.now()  # the turn ended while the tenant worked: it waits for the next
+            # the tenant's turn ended while it had work, so it waits for its next turn
+            seen.wants_since = clock.now()
         self.tally.suspended[move.cause.value] += 1
 
     async def _resume(self, allocation: Allocation, move: Move, seen: _Seen | None) -> None:
@@ -290,7 +305,7 @@ class Residency:
     # --- rules
 
     def _rules(self, allocation: Allocation) -> Rules:
-        """The most lenient rules of the allocation's devices; no rules for a tenant without libvgpu."""
+        """The most lenient rules of the allocation's devices. A tenant without libvgpu has no rules."""
         parts, known = allocation.slices, self._settings()
         if known is None:
             return _NO_RULES
@@ -304,7 +319,9 @@ class Residency:
         )
 
     def _settings(self) -> Mapping[str, PreloadSettings] | None:
-        """Settings by device UUID, cached until policy or devices change; None if no device has a rule."""
+        """The settings of mode preload by device UUID, cached until the policy or the devices change; None if
+        no device has a rule.
+        """
         policy, node = self.policy(), self.services.inventory.node
         if self._kept is None or self._kept[0] is not policy or self._kept[1] is not node:
             found = {device.uuid: policy.rule_for(device).settings_preload() for device in node.devices}
@@ -313,7 +330,7 @@ class Residency:
         return self._kept[2]
 
     def _is_crowded(self, allocation: Allocation) -> bool:
-        """Is more memory booked on one of its devices than the device has?"""
+        """Is more memory booked on one of the allocation's devices than the device has?"""
         for part in allocation.slices:
             device = self.services.inventory.node.device(part.device_uuid)
             held = self.services.book.use_of(part.device_uuid).memory_bytes
@@ -335,12 +352,12 @@ def _has_rules(policy: Policy) -> bool:
 
 
 def _is_sent(allocation: Allocation) -> bool:
-    """Is it suspended, being suspended or being resumed by a rule of the policy?"""
+    """Is the tenant suspended, being suspended or being resumed, by a rule of the policy?"""
     return allocation.state in _WHERE and allocation.cause is not Cause.HAND
 
 
 def _has_worked(before: LeaseActivity | None, now: LeaseActivity) -> bool:
-    """Has the tenant worked since `before`? Also true if a process has not reported since."""
+    """Has the tenant worked since `before`? Also True if one of its processes has not reported since then."""
     if before is None or now.busy or now.calls != before.calls or len(now.answers) != len(before.answers):
         return True
     answered = dict(now.answers)

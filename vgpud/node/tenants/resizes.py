@@ -37,7 +37,9 @@ class Resizes:
     async def resize(
         self, allocation: Allocation, memory_bytes: int | None, share: Percent | None
     ) -> Allocation:
-        """Raises VgpuError. The old limits are then in force, or the next start finishes the resize."""
+        """Changes the limits of a tenant. Raises VgpuError; the old limits are then in force, or the next
+        start finishes the resize.
+        """
         account = await self._accounts.of(allocation.request.counts_for, self._policy())
         allocation = self._book.get(allocation.id)
         # an allocation whose last resize could not be recorded can be resized again
@@ -53,7 +55,7 @@ class Resizes:
         if over is not None:
             raise over
         changed = replace(allocation, slices=slices, state=State.RESIZING)
-        # memory that it gives up stays booked until the resize is recorded
+        # memory that the tenant gives up stays booked until the resize is recorded
         both = zip(slices, allocation.slices, strict=True)
         held = tuple(replace(new, memory_bytes=max(new.memory_bytes, old.memory_bytes)) for new, old in both)
         booked = replace(changed, slices=held)
@@ -62,7 +64,7 @@ class Resizes:
         return await asyncio.shield(self._changes.begin(allocation.id, work))
 
     async def finish(self, changed: Allocation) -> None:
-        """At start: applies the recorded new limits."""
+        """At the start of vgpud: applies the new limits that were recorded."""
 
         async def finish() -> None:
             await self._put_in_force(changed)
@@ -86,7 +88,8 @@ class Resizes:
         self._fault("resize.apply")
 
     async def _keep_size(self, before: Allocation, why: VgpuError) -> None:
-        with suppress(VgpuError):  # some of the new limits may be in force
+        # some of the new limits may be in force, so the old ones are applied to all slices again
+        with suppress(VgpuError):
             await self._effectors[before.slices[0].mode].resize(before)
         try:
             await self._end(before, f"not resized, {why.sentence}")

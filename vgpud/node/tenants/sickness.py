@@ -1,4 +1,6 @@
-"""Tends sick devices: moves their tenants away if the policy says so, and notices their end."""
+"""Cares for sick devices: moves their tenants away if the policy says so, and notices when a device is well
+again.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -16,7 +18,7 @@ from vgpud.node.tenants.relocate import Relocations
 
 log = structlog.get_logger(__name__)
 
-LOOK_SECONDS = 10.0  # NVML reports the end of an ailment by no event that all drivers have
+LOOK_SECONDS = 10.0  # interval between checks: no event that all drivers have reports the end of an ailment
 _ROOT = Caller(Door.ADMIN, 0, 0, Lifetime())
 
 
@@ -30,7 +32,7 @@ class Sickness:
         self._tended: set[str] = set()
 
     async def tend(self, device_uuid: str) -> None:
-        """Returns when the device is well or lost. Does nothing if another call tends the device."""
+        """Cares for a device until it is well or lost. Does nothing if another call does so already."""
         if device_uuid in self._tended:
             return
         self._tended.add(device_uuid)
@@ -45,7 +47,9 @@ class Sickness:
             self._tended.discard(device_uuid)
 
     async def _empty(self, device: Device, told: set[tuple[str, str]]) -> None:
-        """Moves what can be moved now; later looks try again what could not. Logs new reasons only."""
+        """Moves the tenants that can be moved now; others are tried again later. A reason is logged only
+        once.
+        """
         audit.by_itself(f"device {device.index} is sick: {device.ailment}")
         try:
             left = await self._relocations.evacuate(device.uuid, _ROOT)

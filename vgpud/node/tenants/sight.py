@@ -1,8 +1,8 @@
-"""Finds the device nodes that a process can open: a restore opens the nodes of the new device inside the
-process.
+"""Finds the device nodes that a process can open, because a restore opens the nodes of the new device inside
+the process.
 
-A container has the nodes of its own devices only, in a mount namespace of its own and behind a device cgroup,
-and the driver cannot add others (ai-dynamo/snapshot issue 379).
+A container has only the nodes of its own devices, in a separate mount namespace and behind a device cgroup,
+and the driver cannot add nodes (ai-dynamo/snapshot issue 379).
 """
 
 from collections.abc import Iterable
@@ -17,8 +17,8 @@ _PROC = Path("/proc")
 def visible_devices(
     pid: int, devices: Iterable[Device], host_root: Path = Path("/"), proc: Path = _PROC
 ) -> frozenset[str]:
-    """UUIDs of the devices whose node is the same for the process and the host. All of them for a process in
-    vgpud's mount namespace, none for an ended process.
+    """UUIDs of the devices whose node is the same for the process and the host. These are all devices for a
+    process in vgpud's mount namespace, and none for an ended process.
     """
     known = tuple(devices)
     try:

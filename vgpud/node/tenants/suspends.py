@@ -1,10 +1,10 @@
-"""Suspends and resumes tenants: all processes of a tenant or none; each change is recorded before it is made.
+"""Suspends and resumes tenants: all processes of a tenant or none. Each change is recorded before it is made.
 
-A suspension has two steps. libvgpu evicts what it can (swaps.py); that is all of a plain one, and the
-processes keep their contexts on the device. Where nothing may stay (a deep one, a move), and where libvgpu
-can evict too little, the driver then locks all processes and saves them, one after the other. The next start
-finishes an interrupted eviction, undoes an interrupted step of the driver and finishes an interrupted resume,
-so that no tenant stays locked.
+A suspension has up to two steps. First libvgpu evicts what it can (swaps.py), while the processes keep their
+contexts on the device; a plain suspension ends here. If nothing may stay (a deep suspension, a move), or if
+libvgpu can evict too little, the driver then locks all processes and saves them, one after the other. The
+next start finishes an interrupted eviction, undoes an interrupted step of the driver and finishes an
+interrupted resume, so that no tenant stays locked.
 """
 
 import asyncio
@@ -50,12 +50,13 @@ class Suspends:
         deep: bool = False,
         room_for: str = "",
     ) -> Allocation:
-        """Suspends a tenant: libvgpu evicts what it can, at the end of a turn only as much as `room_for` and
-        other tenants need. The driver saves the rest if the suspension is `deep`, and all of a tenant of
-        which libvgpu can evict less than half, if the policy says so (pool.unevictable).
+        """Suspends a tenant. libvgpu evicts what it can; at the end of a turn, only as much as `room_for` and
+        other tenants need. The driver saves the rest if the suspension is `deep`. If libvgpu can evict less
+        than half of the tenant, the driver saves all of it, provided the policy says so (pool.unevictable).
 
-        Raises VgpuError, with every process of the tenant running as before. Raises it too if the tenant has
-        worked since the observation `idle_since`."""
+        Raises VgpuError, and every process of the tenant then runs as before; also if the tenant has worked
+        since the observation `idle_since`.
+        """
         allocation = await self._do.wait_until_settled(allocation.id)
         if allocation.state is State.SUSPENDED:
             return await self._suspended_again(allocation, cause, deep)
@@ -69,8 +70,9 @@ class Suspends:
         return await asyncio.shield(self._services.changes.begin(allocation.id, work))
 
     def _is_evicted(self, allocation: Allocation, deep: bool) -> bool:
-        """Is libvgpu to evict what it can? If not, the driver saves all. Raises VgpuError if the policy wants
-        neither."""
+        """Should libvgpu evict what it can? If False, the driver saves all. Raises VgpuError if the policy
+        allows neither.
+        """
         found, otherwise = self.swaps.evictable(allocation), self._services.unevictable()
         if not found.why_not or deep or otherwise == "checkpoint":
             return not found.why_not
@@ -79,8 +81,9 @@ class Suspends:
         raise rules.unevictable(allocation, found)
 
     async def _suspended_again(self, allocation: Allocation, cause: Cause, deep: bool) -> Allocation:
-        """A suspension by hand of a suspended tenant: from now on no rule resumes it. A deep one takes what
-        an eviction left."""
+        """A suspension by hand of a tenant that is already suspended: from now on no rule resumes it. If it
+        is deep, the driver saves what an eviction left.
+        """
         if cause is not Cause.HAND:
             return allocation
         if deep and allocation.is_swapped:
@@ -92,8 +95,9 @@ class Suspends:
         return await asyncio.shield(self._services.changes.begin(allocation.id, work))
 
     async def _hold(self, away: Allocation) -> Allocation:
-        """A tenant that a rule has suspended: what it kept on the device leaves as after a suspension by
-        hand."""
+        """Takes over a tenant that a rule has suspended: the memory that it kept on the device is evicted, as
+        after a suspension by hand.
+        """
         if away.is_swapped:
             await self._services.kept.clear(away)
             away = await self.swaps.measured(living(away))
@@ -118,12 +122,14 @@ class Suspends:
         try:
             return await self._save(evicted, None)
         except VgpuError:
-            with suppress(VgpuError):  # it stays evicted if others have its room by now
+            with suppress(VgpuError):  # the tenant stays evicted if other tenants have its room by now
                 await self._resume(*self._book_room(self._book.get(before.id)), 0)
             raise
 
     async def deepen(self, allocation: Allocation) -> Allocation:
-        """Has the driver save what an eviction left. Raises VgpuError; the tenant then stays evicted."""
+        """Lets the driver save what an eviction left on the device. Raises VgpuError; the tenant then stays
+        evicted.
+        """
         allocation = await self._do.wait_until_settled(allocation.id)
         if not allocation.is_swapped:
             return allocation
@@ -134,7 +140,9 @@ class Suspends:
         return await self._save(await self.swaps.measured(living(evicted)), None)
 
     async def _save(self, before: Allocation, idle_since: LeaseActivity | None) -> Allocation:
-        """Has the driver save all that a tenant has on the device: of an evicted one what libvgpu left."""
+        """Lets the driver save all that a tenant has on the device; for an evicted tenant, what libvgpu left
+        there.
+        """
         known = tuple(rules.deepened(process) for process in before.suspended)
         async with self._services.suspender.session() as session:
             processes = await self._do.processes(session, before, known)
@@ -163,8 +171,9 @@ class Suspends:
     # --- resume
 
     async def resume(self, allocation: Allocation, beside: bool = False, by_rule: bool = False) -> Allocation:
-        """Resumes a tenant. `beside`: another tenant is being suspended to make room; a swapped tenant takes
-        the memory as it becomes free. `by_rule`: a tenant that is suspended by hand meanwhile stays so.
+        """Resumes a tenant. `beside`: another tenant is being suspended to make room, and a swapped tenant
+        takes the memory as it becomes free. `by_rule`: if the tenant was suspended by hand in the meantime,
+        it stays suspended.
 
         Raises VgpuError; the tenant is then suspended as before, or failed if it can never be resumed.
         """
@@ -181,7 +190,9 @@ class Suspends:
         return await asyncio.shield(self._services.changes.begin(allocation.id, work))
 
     def _book_room(self, away: Allocation, beside: bool = False) -> tuple[Allocation, Allocation]:
-        """Books the room of a suspended tenant; the tenant as it is, and as it comes. Raises VgpuError."""
+        """Books the room of a suspended tenant. Returns the record as it is, and the record of the resuming
+        tenant. Raises VgpuError.
+        """
         if not beside:
             rules.check_room(away, self._services.inventory.node, self._book.use)
         coming = replace(living(away), state=State.RESUMING)
@@ -189,7 +200,9 @@ class Suspends:
         return away, coming
 
     async def _resume(self, before: Allocation, coming: Allocation, kept_bytes: int | None) -> Allocation:
-        """`kept_bytes` is what the tenant kept on the card; None while another tenant still makes room."""
+        """Resumes a tenant whose room is booked. `kept_bytes` is the memory that the tenant kept on the card,
+        or None while another tenant still makes room.
+        """
         try:
             if kept_bytes is not None:
                 await self._services.kept.make_way(coming)
@@ -208,14 +221,15 @@ class Suspends:
         except VgpuError:
             self._services.store.cancel(before.id)
             held = self._book.get(before.id)
-            if held.state is State.RESUMING:  # the intent is recorded, and the outcome could not be recorded
+            if held.state is State.RESUMING:  # the intent was recorded, and the outcome could not be recorded
                 away = replace(held, state=State.SUSPENDED)
                 self._services.store.amend(away, suspension_outcome(away))
             raise
 
     async def _bring_back(self, session: Session, coming: Allocation) -> Allocation:
-        """Restores the processes. The tenant is active then; or it is only libvgpu that has its memory, to
-        whose calls the driver is open again."""
+        """Restores the processes of a tenant. Afterwards the tenant is active, or only evicted: the driver is
+        open to libvgpu's calls again, and libvgpu has the memory.
+        """
         try:
             for number, process in enumerate(coming.suspended):
                 await self._do.unless_gone(process, self._restore(session, process, coming))
@@ -234,13 +248,14 @@ class Suspends:
         return await self._do.end(active, Change.RESUMED, told("resumed", coming))
 
     async def _restore(self, session: Session, process: SuspendedProcess, coming: Allocation) -> None:
-        """Restores a process, unless an earlier attempt has done it: then it only needs to be unlocked."""
+        """Restores and unlocks a process. If an earlier attempt has restored it, it is only unlocked."""
         if await session.state(process) is not ProcessState.LOCKED:
             await self._do.restore(session, process, coming)
 
     async def _stay(self, session: Session, coming: Allocation, why: VgpuError) -> None:
-        """Saves restored processes again, because half a tenant must not run. First records where they are
-        now, which may be another device than the one they were saved on."""
+        """Saves restored processes again, because half a tenant must not run. First it records on which
+        devices they are now, which may differ from the devices from which they were saved.
+        """
         stays = coming
         with suppress(VgpuError):
             stays = await self._do.placed(session, coming)
@@ -257,8 +272,9 @@ class Suspends:
     # --- recovery
 
     async def recover(self, allocation: Allocation) -> None:
-        """At start: finishes an interrupted eviction, undoes an interrupted suspension by the driver,
-        finishes an interrupted resume. Raises VgpuError."""
+        """At the start of vgpud: finishes an interrupted eviction, undoes an interrupted suspension by the
+        driver, and finishes an interrupted resume. Raises VgpuError.
+        """
         coming = replace(living(allocation), state=State.RESUMING)
 
         async def wake() -> None:
@@ -276,9 +292,10 @@ class Suspends:
     async def _wake(
         self, session: Session, allocation: Allocation, sentence: str, stays_evicted: bool
     ) -> None:
-        """Makes all processes of the tenant run, whatever state they are in; or has only libvgpu hold them,
-        if it has evicted the tenant and that is to stay. If a process cannot be restored, the tenant becomes
-        suspended, and can be resumed once the reason is gone."""
+        """Makes all processes of the tenant run, whatever state they are in. If libvgpu has evicted the
+        tenant and that is to stay, only libvgpu still holds them. If a process cannot be restored, the tenant
+        becomes suspended, and can be resumed once the cause is removed.
+        """
         for process in allocation.suspended:
             with suppress(VgpuError):
                 if await session.state(process) is ProcessState.SAVED:
@@ -305,5 +322,5 @@ class Suspends:
 
 
 def surfaced(allocation: Allocation) -> Allocation:
-    """A tenant of which the driver has restored what it had, and libvgpu has the rest."""
+    """The record of a tenant after the driver has restored what it had saved, while libvgpu has the rest."""
     return replace(allocation, suspended=tuple(rules.surfaced(process) for process in allocation.suspended))

@@ -1,7 +1,7 @@
-"""Eviction: libvgpu swaps a tenant's evictable memory out of the card and in again (residency/swap.h).
+"""Evicts tenants: libvgpu swaps a tenant's evictable memory out of the card and in again (residency/swap.h).
 
 vgpud records the swap, writes the order into the lease, and waits until every process reports that it has
-followed: all processes of a tenant or none. The next start finishes an interrupted swap.
+followed. All processes of a tenant are swapped or none. The next start finishes an interrupted swap.
 """
 
 from dataclasses import replace
@@ -29,8 +29,8 @@ _SAID = {
     Cause.TURN: "swapped out at the end of its turn,",
 }
 _DRAIN_SECONDS = 4.0
-_ROOM_SECONDS = 10.0  # longest wait of a swap-in for room on the card
-_TIGHT_SECONDS = 1.0  # after this wait other tenants keep no memory on the card
+_ROOM_SECONDS = 10.0  # maximum wait of a swap-in for room on the card
+_TIGHT_SECONDS = 1.0  # wait after which other tenants may keep no memory on the card
 
 
 class Swaps:
@@ -41,7 +41,7 @@ class Swaps:
         self._preload = services.preload
 
     def evictable(self, allocation: Allocation) -> Evictable:
-        """What libvgpu could evict of a running tenant now."""
+        """What libvgpu could evict now of a running tenant."""
         if self._preload is None or not _is_alone(allocation):
             return Evictable(why_not="libvgpu evicts the memory of preload tenants with one slice only")
         try:
@@ -57,14 +57,16 @@ class Swaps:
         )
 
     def stays_bytes(self, allocation: Allocation) -> int | None:
-        """Bytes that would stay on the device after an eviction; None if libvgpu cannot evict most of its
-        memory now."""
+        """Bytes that would stay on the device after an eviction; None if libvgpu cannot evict most of the
+        tenant's memory now.
+        """
         found = self.evictable(allocation)
         return None if found.why_not else found.stays_bytes
 
     def expect(self, allocation: Allocation, soon: bool) -> None:
-        """Has libvgpu make the host's buffers of an eviction while the tenant runs, as far as the host has
-        the memory, or no longer."""
+        """Lets libvgpu prepare the host buffers of an eviction while the tenant runs, if the host has the
+        memory (`soon`), or stop doing so.
+        """
         if self._preload is None:
             return
         try:
@@ -81,11 +83,12 @@ class Swaps:
         room_for: str = "",
         all_: bool = False,
     ) -> Allocation:
-        """Swaps out. At the end of a turn, unless `all_` has to go, the tenant keeps memory on the device
-        that neither `room_for` nor another tenant needs.
+        """Swaps a tenant out. At the end of a turn, unless `all_` is set, the tenant keeps memory on the
+        device that neither `room_for` nor another tenant needs.
 
-        Raises VgpuError, with every process of the tenant running as before; also if the tenant has worked
-        since the observation `idle_since`."""
+        Raises VgpuError, and every process of the tenant then runs as before; also if the tenant has worked
+        since the observation `idle_since`.
+        """
         found = self.evictable(before)
         processes = await self._processes(before)
         self._check_host(before)
@@ -110,13 +113,17 @@ class Swaps:
             raise
 
     def _check_host(self, allocation: Allocation) -> None:
-        """Raises VgpuError(NO_CAPACITY). Buffers that its processes have already are not asked for again."""
+        """Checks that the host has memory for a swap-out. Raises VgpuError(NO_CAPACITY). Host buffers that
+        the tenant's processes have already are not counted again.
+        """
         swaps = self._read(allocation)
         wanted = sum(max(swap.movable_bytes - swap.host_bytes, 0) for swap in swaps)
         rules.check_host(wanted, rules.held_bytes(self._book), self._services.host())
 
     async def back(self, before: Allocation, coming: Allocation) -> Allocation:
-        """Swaps in; the room must be booked. Raises VgpuError; the tenant is then suspended as before."""
+        """Swaps a tenant in, whose room must be booked. Raises VgpuError; the tenant is then suspended as
+        before.
+        """
         await self._do.record(coming, Change.RESUME, "swap-in")
         try:
             await self._do.limit(coming)
@@ -129,7 +136,9 @@ class Swaps:
         return await self._end_active(coming, told("resumed", coming))
 
     async def wake(self, allocation: Allocation, sentence: str) -> None:
-        """Swaps in from any phase. If a process cannot, the tenant becomes suspended as before."""
+        """Swaps a tenant in from any phase. If one of its processes cannot be swapped in, the tenant becomes
+        suspended as before.
+        """
         coming = replace(allocation, state=State.RESUMING)
         try:
             await self._do.limit(coming)
@@ -141,8 +150,9 @@ class Swaps:
         await self._end_active(coming, sentence)
 
     async def recover(self, cut: Allocation, sentence: str) -> None:
-        """At start: finishes an interrupted swap-out, because another tenant may have its room; otherwise
-        swaps in."""
+        """At the start of vgpud: finishes an interrupted swap-out, because another tenant may have the room.
+        Otherwise swaps the tenant in.
+        """
         if cut.state is State.SUSPENDING:
             try:
                 self._services.kept.forbid(cut)
@@ -156,7 +166,7 @@ class Swaps:
                 return
         await self.wake(living(cut), sentence)
 
-    # --- steps
+    # --- the steps of a swap
 
     async def _end_active(self, coming: Allocation, sentence: str) -> Allocation:
         active = replace(coming, state=State.ACTIVE, suspended=())
@@ -165,7 +175,7 @@ class Swaps:
         return await self._do.end(active, Change.RESUMED, sentence)
 
     async def _stay(self, before: Allocation, why: VgpuError) -> None:
-        """Swaps out again what was swapped in, because half a tenant must not run."""
+        """Swaps a tenant out again after a failed swap-in, because half a tenant must not run."""
         away = replace(before, state=State.SUSPENDED)
         await self._do.limit(away)
         try:
@@ -175,7 +185,7 @@ class Swaps:
         await self._do.end(away, suspension_outcome(away), f"not resumed, {why.sentence}")
 
     async def _processes(self, allocation: Allocation) -> tuple[SuspendedProcess, ...]:
-        """Live processes of the tenant, with the device memory that each holds."""
+        """The live processes of the tenant, with the device memory that each holds."""
         await self._services.inventory.refresh()
         used = self._used(allocation)
         (part,) = allocation.slices
@@ -188,7 +198,9 @@ class Swaps:
         )
 
     async def measured(self, away: Allocation) -> Allocation:
-        """The bytes that left the device, by NVML. Memory that it may keep for now counts as swapped out."""
+        """Records how many bytes left the device, according to NVML. Memory that the tenant may keep for now
+        counts as swapped out.
+        """
         await self._services.inventory.refresh()
         stays, kept = {}, self._services.kept.bytes_of(away)
         for pid, used in self._used(away).items():
@@ -221,7 +233,7 @@ class Swaps:
         return self._preload.swaps(allocation.id)
 
     def _others_go(self, allocation: Allocation) -> bool:
-        """Is another tenant of its device being suspended? That takes longer while its host buffer is
+        """Is another tenant of the same device being suspended? That takes longer while its host buffer is
         allocated.
         """
         (part,) = allocation.slices
@@ -239,7 +251,8 @@ class Swaps:
             if not any(swap.phase in (SwapPhase.HERE, SwapPhase.DRAINING) for swap in swaps):
                 drained = now
             if self._others_go(allocation):
-                began = full = now  # the other tenant's suspension has its own timeout
+                # the suspension of the other tenant has its own timeout, so this one starts anew
+                began = full = now
             if not any(swap.phase is SwapPhase.COMING and swap.error for swap in swaps):
                 full = now
             most = seconds_to_move(sum(swap.movable_bytes for swap in swaps))
@@ -255,7 +268,7 @@ class Swaps:
             if now > began + most:
                 raise _failed(allocation, f"its memory was not moved within {most:.0f} seconds")
             if await looks.pause((allocation.id,)) and allocation.suspended and not waiting(allocation):
-                return  # all have ended; without an arbiter their slots stay
+                return  # all processes have ended; without an arbiter their slots stay in the lease
 
 
 def _told_out(away: Allocation) -> str:

@@ -1,8 +1,8 @@
-"""The user whose quota and connection limits a caller counts against.
+"""Finds the user whose quota and connection limits a caller's uid counts against.
 
 An unprivileged user has a range of subordinate uids besides its uid (subuid(5), 65 536 by default). It can
-use them inside a user namespace, and outside by a set-uid file that it made inside. Both are traced to the
-user: the namespace by its owner, the uid by its range.
+use them inside a user namespace, and outside by a set-uid file that it made inside. Both cases are traced to
+the user: a namespace by its owner, a uid by its range.
 """
 
 import array
@@ -19,26 +19,26 @@ from pathlib import Path
 
 from vgpud import proc
 
-_PIDFD_GET_USER_NAMESPACE = 0xFF09  # _IO(0xFF, 9), linux/pidfd.h, since Linux 6.11
-_NS_GET_PARENT = 0xB702  # ioctl_ns(2)
+_PIDFD_GET_USER_NAMESPACE = 0xFF09  # the ioctl _IO(0xFF, 9) of linux/pidfd.h, since Linux 6.11
+_NS_GET_PARENT = 0xB702  # the ioctl NS_GET_PARENT of ioctl_ns(2)
 _NS_GET_OWNER_UID = 0xB704
-_MOST_NESTED = 33  # user namespaces nest 32 deep at most, user_namespaces(7)
+_MOST_NESTED = 33  # user namespaces nest at most 32 deep (user_namespaces(7)), plus one
 _SUBUID = Path("/etc/subuid")
 _LOOK_UP_AGAIN_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Range:
-    user: str  # subuid(5): a login name or a uid
+    user: str  # a login name or a uid, as in subuid(5)
     first: int
     count: int
 
 
 class SubordinateUids:
-    """The ranges of /etc/subuid, read again after a change of the file. Thread-safe.
+    """The ranges of /etc/subuid. The file is read again after it has changed. Thread-safe.
 
-    Login names are looked up on a thread of its own, because a directory service can be slow and the event
-    loop asks. `uid_of` is pwd.getpwnam(3): it raises KeyError for a name without an account.
+    Login names are looked up in a separate thread, because a directory service can be slow and the event loop
+    must not wait. `uid_of` is pwd.getpwnam(3): it raises KeyError for a name without an account.
     """
 
     def __init__(self, path: Path = _SUBUID, uid_of: Callable[[str], int] | None = None) -> None:
@@ -47,13 +47,13 @@ class SubordinateUids:
         self._lock = threading.Lock()
         self._seen: tuple[int, int, int] | None = None
         self._ranges: tuple[_Range, ...] = ()
-        self._uids: dict[str, int] = {}  # of the login names
+        self._uids: dict[str, int] = {}  # uids by login name
         self._is_looking_up = False
-        self._look_up_at = math.inf  # when names without an answer are looked up again
+        self._look_up_at = math.inf  # time at which names that got no answer are looked up again
 
     def user_of(self, uid: int) -> int:
-        """The user whose range has `uid`. `uid` itself if it is in no range, or while the name of the range's
-        user is not looked up. Does not wait for the directory service.
+        """The user to whose range `uid` belongs. Returns `uid` itself if it is in no range, or while the name
+        of the range's user is not yet looked up. Does not wait for the directory service.
         """
         for one in self._current():
             if one.first <= uid < one.first + one.count:
@@ -68,7 +68,7 @@ class SubordinateUids:
                 if seen != self._seen:
                     self._ranges = _ranges(self._path.read_text(errors="replace"))
                     self._seen, self._look_up_at = seen, 0.0
-            except OSError:  # without the file there are no ranges
+            except OSError:  # /etc/subuid does not exist, so there are no ranges
                 self._ranges, self._seen = (), None
             if not self._is_looking_up and time.monotonic() >= self._look_up_at:
                 self._is_looking_up, self._look_up_at = True, math.inf
@@ -82,7 +82,8 @@ class SubordinateUids:
             with suppress(KeyError, OSError):
                 found[name] = self._uid_of(name)
         with self._lock:
-            # a name that has no answer now keeps its earlier one: the directory may be away
+            # A name that gets no answer now keeps its earlier uid, because the directory service may be
+            # unreachable.
             self._uids = {name: uid for name, uid in self._uids.items() if name in names} | found
             if len(self._uids) < len(names):
                 self._look_up_at = min(self._look_up_at, time.monotonic() + _LOOK_UP_AGAIN_SECONDS)
@@ -102,16 +103,17 @@ def _uid_of(name: str) -> int:
     return pwd.getpwnam(name).pw_uid
 
 
-#: The host's ranges, one table for the daemon.
+#: The host's ranges of subordinate uids, one object for the whole daemon.
 SUBORDINATE = SubordinateUids()
 
 
 def namespace_owner(pid: int) -> int | None:
-    """The uid that made the user namespace of a process; None for vgpud's namespace or one of root.
+    """The uid of the user that made the user namespace of a process; None for vgpud's own namespace or one
+    that root made.
 
-    Of nested namespaces the outermost that is not root's counts, because everything inside it was made with
-    its owner's rights. The caller opens a pidfd before, and sees by it afterwards
-    that the process still runs. Raises OSError where the kernel does not answer.
+    If namespaces are nested, the outermost one that root did not make counts, because everything inside it
+    was made with the rights of its owner. The caller opens a pidfd before the call, and checks with it
+    afterwards that the process still runs. Raises OSError if the kernel gives no answer.
     """
     here = _identity(Path("/proc/self/ns/user").stat())
     namespace = _user_namespace(pid)
@@ -123,7 +125,7 @@ def namespace_owner(pid: int) -> int | None:
             made_by = _owner_uid(namespace)
             owner = made_by if made_by != 0 else owner
             outer = fcntl.ioctl(namespace, _NS_GET_PARENT)
-        except OSError:  # EPERM: vgpud may not see the parent
+        except OSError:  # EPERM: vgpud may not see the parent namespace
             return owner
         finally:
             os.close(namespace)
@@ -137,7 +139,7 @@ def _user_namespace(pid: int) -> int:
         with proc.PidFd(os.pidfd_open(pid)) as pidfd:
             try:
                 return fcntl.ioctl(pidfd, _PIDFD_GET_USER_NAMESPACE)
-            except OSError:  # an older kernel
+            except OSError:  # this ioctl does not exist in older kernels
                 return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
 
     return proc.aside(pid, ask, os.close)

@@ -1,1 +1,1 @@
-"""Listings for operators: use, meters and processes."""
+"""What operators see: the use of slices, meters and processes."""

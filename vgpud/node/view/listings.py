@@ -1,4 +1,4 @@
-"""Listings of the node, its devices and the use of slices."""
+"""Lists the node, its devices and the use of slices."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -22,8 +22,8 @@ from vgpud.policy.load import LoadedPolicy
 
 log = structlog.get_logger(__name__)
 
-_SNAPSHOT_SECONDS = 1.0  # greatest age of the snapshot behind listings
-_LOOK_SECONDS = 0.5  # longest wait of a status for NVML
+_SNAPSHOT_SECONDS = 1.0  # maximum age of the snapshot for listings
+_LOOK_SECONDS = 0.5  # maximum time that a status waits for NVML
 
 
 class Listings:
@@ -45,7 +45,9 @@ class Listings:
         self._started = clock.now()
 
     async def slice_use(self, allocation: Allocation) -> tuple[SliceUse, ...]:
-        """The use of each slice, with empty entries for slices on devices that cannot be read."""
+        """The use of each slice of an allocation. For a slice on a device that cannot be read, the entry is
+        empty.
+        """
         found = []
         for part in allocation.slices:
             try:
@@ -78,15 +80,16 @@ class Listings:
         return tuple(views), self._store.revision
 
     def _engine(self, device: Device, use: DeviceUse) -> EngineChoice | None:
-        """The engine of a device with preload tenants, on MIG instances too, or of one that is idle and may
-        have them; None for others."""
+        """The engine of a device that has slices in mode preload (on MIG instances too), or is idle and may
+        have them; None for other devices.
+        """
         allowed = self._policy().policy.rule_for(device).allows(Mode.PRELOAD)
         on_top = any(one.mode is Mode.PRELOAD for one in use.shared)
         shared = use.mode is Mode.PRELOAD or on_top if use.mode is not None else allowed
         return self._engines.view(device) if shared else None
 
     async def look(self) -> None:
-        """Refreshes the snapshot behind `describe` and `plan`; gives up after a bounded wait for NVML."""
+        """Refreshes the snapshot for `describe` and `plan`. It waits for NVML only a bounded time."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_LOOK_SECONDS):
                 await self._inventory.refresh(_SNAPSHOT_SECONDS)

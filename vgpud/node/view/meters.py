@@ -1,4 +1,4 @@
-"""Reads all sensors and meters at once; callers within the same half second share a reading."""
+"""Reads all sensors and meters at once. Callers within the same half second share a reading."""
 
 import asyncio
 from collections.abc import Mapping
@@ -19,9 +19,11 @@ log = structlog.get_logger(__name__)
 
 _SHARED_SECONDS = 0.5
 _FRESH_SECONDS = 0.1
-_LOOK_SECONDS = 0.5  # longest wait for the hardware
-_SENSOR_SECONDS = 5.0  # temperature and power change slowly, and each reading is a driver call
-_NOT_METERED = (State.ALLOCATING, State.RELEASING)  # states in which the slices may be incomplete
+_LOOK_SECONDS = 0.5  # maximum time of a reading to wait for the hardware
+# interval between readings of sensors: temperature and power change slowly, and each reading is a driver call
+_SENSOR_SECONDS = 5.0
+# States in which the slices of an allocation may be incomplete.
+_NOT_METERED = (State.ALLOCATING, State.RELEASING)
 
 
 class Meters:
@@ -30,14 +32,16 @@ class Meters:
         self._inventory = inventory
         self._effectors = effectors
         self._last = Metered({}, {})
-        self._taken = float("-inf")  # monotonic seconds
+        self._taken = float("-inf")  # time of the reading, in seconds of the monotonic clock
         self._vitals: dict[str, Vitals] = {}
         self._vitals_taken = float("-inf")
         self._running: asyncio.Task[None] | None = None
         self._sensing: asyncio.Task[dict[str, Vitals]] | None = None
 
     async def read(self, max_age_seconds: float = _SHARED_SECONDS) -> Metered:
-        """Never raises and never waits for hung hardware: what cannot be read is left out."""
+        """Reads all meters. Never raises and never waits for hung hardware: a value that cannot be read is
+        left out.
+        """
         oldest = clock.now() - max_age_seconds
         while self._taken < oldest:
             if self._running is None:
@@ -70,7 +74,7 @@ class Meters:
         if self._sensing is None:
             self._sensing = asyncio.ensure_future(self._inventory.vitals())
         done, _ = await asyncio.wait((self._sensing,), timeout=_LOOK_SECONDS)
-        if done:  # otherwise the driver hangs, and no second read is started
+        if done:  # if the driver hangs, no second reading is started
             self._vitals, self._sensing = self._sensing.result(), None
             self._vitals_taken = clock.now()
 
@@ -84,6 +88,6 @@ class Meters:
                 continue
             try:
                 found[allocation.id] = self._effectors[allocation.slices[0].mode].meters(allocation, devices)
-            except VgpuError as error:  # for example, the allocation was released meanwhile
+            except VgpuError as error:  # for example, the allocation may have been released meanwhile
                 log.debug(LogEvent.METERS_UNREADABLE, allocation=allocation.id, why=str(error))
         return found

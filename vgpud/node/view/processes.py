@@ -1,4 +1,4 @@
-"""Lists processes with their allocation and device, from NVML and the arbiter."""
+"""Lists processes with their allocation and device. NVML and the arbiter know the processes."""
 
 import asyncio
 from collections.abc import Callable, Container, Iterable, Mapping
@@ -24,8 +24,9 @@ FindOwners = Callable[[tuple[Allocation, ...], Iterable[int]], Mapping[int, str]
 
 
 class Processes:
-    """`find_owners` returns the allocations of processes that no mode counts, by pid. It runs in a thread.
-    `is_bypassed` says whether the survey of bypasses has marked an allocation."""
+    """Lists processes. `find_owners` returns, by pid, the allocations of processes that no mode counts; it
+    runs in a thread. `is_bypassed` says whether the survey of bypasses has marked an allocation.
+    """
 
     def __init__(
         self,
@@ -46,7 +47,9 @@ class Processes:
     async def listed(
         self, metered: Metered, standing: Callable[[Allocation], str] = lambda _: ""
     ) -> tuple[NodeProcess, ...]:
-        """Processes by device and pid. Never raises: what cannot be read now is left out."""
+        """The processes, sorted by device and pid. Never raises: a process that cannot be read now is left
+        out.
+        """
         pairs = [
             (allocation, part)
             for allocation in tuple(self._book)
@@ -56,7 +59,8 @@ class Processes:
         ]
         pids = await asyncio.gather(*(self._pids(allocation, part) for allocation, part in pairs))
         everything = tuple(self._book)
-        # an uncounted process need not be past the limits: it can be new, or the mode silent
+        # A process that no mode counts does not always evade the limits: it can be new, or the mode may not
+        # have answered.
         answered = {pair[0].id for pair, found in zip(pairs, pids, strict=True) if found is not None}
         past = {one.id for one in everything if one.id in answered and self._is_bypassed(one)}
         found = await asyncio.to_thread(self._described, everything, pairs, pids, past)
@@ -64,7 +68,7 @@ class Processes:
         return tuple(replace(one, standing=stands.get(one.allocation_id, "")) for one in found)
 
     async def _pids(self, allocation: Allocation, part: Slice) -> tuple[int, ...] | None:
-        """None if the mode does not answer."""
+        """The pids in a slice; None if the mode does not answer."""
         try:
             return await self._effectors[part.mode].tenants(allocation, part)
         except VgpuError as error:
@@ -98,7 +102,7 @@ class Processes:
     def _strays(
         self, everything: tuple[Allocation, ...], uncounted: Iterable[tuple[str, int]]
     ) -> dict[tuple[str, int], tuple[Allocation, Slice | None]]:
-        """Of processes that no mode counts, those that belong to an allocation."""
+        """The processes that no mode counts, but which belong to an allocation."""
         keys = tuple(uncounted)
         held = {allocation.id: allocation for allocation in everything} if keys else {}
         owners = self._find_owners(everything, {pid for _, pid in keys}) if held else {}
