@@ -1,15 +1,15 @@
-"""Processes: facts from /proc/PID (proc(5)), and pidfds, which distinguish a process from a later one with
-its pid.
+"""Reads facts about processes from /proc/PID (proc(5)), and handles pidfds, which distinguish a process from
+a later one with the same pid.
 
 When a function returns, the pid may already belong to a later process. A caller that acts on the answer opens
-a pidfd first, and checks by the pidfd afterwards that the process is still alive.
+a pidfd first, and checks with the pidfd afterwards that the process is still alive.
 
 A process can delay the kernel's answer to some of these questions: they wait for an exec that closes a file
-of the process's own file system (FUSE), until that file system answers. Seen on Linux 6.18: stat, maps,
-environ, auxv, io, syscall, stack, wchan, the links exe, cwd, root and ns/*, and pidfd_getfd(2) wait. They are
-asked on threads that can be abandoned (`aside`). So are the namespaces of a pidfd, and mem and cmdline, whose
-pages may be in such a file. status, comm, cgroup, mountinfo, uid_map, fd/, task/ and the owner of /proc/PID
-do not wait.
+of the process's own file system (FUSE), until that file system answers. On Linux 6.18 these questions wait:
+stat, maps, environ, auxv, io, syscall, stack, wchan, the links exe, cwd, root and ns/*, and pidfd_getfd(2).
+They are asked on threads that can be abandoned (`aside`). So are questions about the namespaces of a pidfd,
+and about mem and cmdline, whose pages may be in such a file. The following do not wait: status, comm, cgroup,
+mountinfo, uid_map, fd/, task/ and the owner of /proc/PID.
 """
 
 import ctypes
@@ -29,23 +29,25 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import TypeVar
 
-_PIDFD_GETFD = 438  # asm-generic/unistd.h, the same on every architecture (Linux 5.6)
+_PIDFD_GETFD = 438  # system call number in asm-generic/unistd.h, the same on every architecture (Linux 5.6)
 _MOST_MOUNTS = 2000
-# 0.25 s where CPUs are idle. On a busy host a look takes longer, because the asker waits for a processor as
-# the answering thread does: a limit of 0.25 s refused a fifth of all questions at a load of 20 for each core.
+# A question is given up after 50 looks of 5 ms, that is 0.25 s if CPUs are idle. On a busy host a look takes
+# longer, because the asker waits for a processor as the answering thread does: a fixed limit of 0.25 s
+# refused a fifth of all questions at a load of 20 per core.
 _LOOK_SECONDS, _LOOKS = 0.005, 50
-_ANSWER_SECONDS = 2.0  # bound by the clock, because the event loop asks, too
-# how often in a row a thread may be found waiting in the kernel before its question is abandoned
+_ANSWER_SECONDS = 2.0  # limit by the clock, because the event loop asks too
+# A question is abandoned after its thread was found waiting in the kernel this many times in a row.
 _LOOKS_HELD = 3
 _LATELY_SECONDS = 10.0
-_MOST_LEFT = 256  # bound of abandoned threads
-# bound for one user: threads that still wait, and recent abandoned questions, because each costs its asker
-# time
+_MOST_LEFT = 256  # maximum of abandoned threads
+# Maximum of abandoned questions about the processes of one user: those whose threads still wait, and recent
+# ones, because each costs its asker time.
 _MOST_LEFT_OF_A_USER = 4
 #: Errors that say nothing about the process: no descriptor, no memory, or no answer.
 SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EBUSY})
 T = TypeVar("T")
-_UIDS = re.compile(rb"^Uid:\s*(\d+)\s+(\d+)", re.MULTILINE)  # real and effective uid: proc_pid_status(5)
+# line of /proc/PID/status with the real and the effective uid (proc_pid_status(5))
+_UIDS = re.compile(rb"^Uid:\s*(\d+)\s+(\d+)", re.MULTILINE)
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -71,13 +73,13 @@ class Stat:
 
     @property
     def is_alive(self) -> bool:
-        """False if its main thread has ended; other threads may still run."""
+        """False if the main thread of the process has ended; other threads may still run."""
         return self.state not in "ZXx"
 
 
 def parse_stat(line: bytes) -> Stat | None:
     """Parses a line of /proc/PID/stat. The process chooses the bytes of the command in brackets, so fields
-    count from the last bracket.
+    are counted from the last bracket.
     """
     pid, _, rest = line.partition(b" (")
     fields = rest.rpartition(b")")[2].split()
@@ -90,7 +92,7 @@ def parse_stat(line: bytes) -> Stat | None:
 
 
 def look(pid: int) -> Stat | None:
-    """The state of a process; None if there is none. Raises OSError of SCARCE."""
+    """The state of a process; None if it does not exist. Raises OSError with a number of SCARCE."""
     try:
         return parse_stat(_read_aside(pid, "stat"))
     except OSError as error:
@@ -100,7 +102,7 @@ def look(pid: int) -> Stat | None:
 
 
 def read_stat(pid: int) -> Stat | None:
-    """The state of a process; None if there is none, or if /proc cannot be read at present."""
+    """The state of a process; None if it does not exist, or if /proc cannot be read now."""
     try:
         return look(pid)
     except OSError:
@@ -108,13 +110,13 @@ def read_stat(pid: int) -> Stat | None:
 
 
 def start_ticks(pid: int) -> int | None:
-    """Start time of a living process; None if there is none, or if /proc cannot be read at present."""
+    """The start time of a living process; None if it does not exist, or if /proc cannot be read now."""
     stat = read_stat(pid)
     return stat.start_ticks if stat is not None and stat.is_alive else None
 
 
 def is_alive(pid: int, ticks: int) -> bool:
-    """Is the process that started at `ticks` alive? True if /proc cannot be read at present."""
+    """Is the process that started at `ticks` alive? True if /proc cannot be read now."""
     try:
         stat = look(pid)
     except OSError:
@@ -123,25 +125,25 @@ def is_alive(pid: int, ticks: int) -> bool:
 
 
 def is_ending(pid: int) -> bool:
-    """Has its main thread ended, although other threads may still run? False for a process that /proc does
-    not show: it may be in another pid namespace.
+    """Has the main thread of the process ended, while other threads may still run? False for a process that
+    /proc does not show, because it may be in another pid namespace.
     """
     stat = read_stat(pid)
     return stat is not None and not stat.is_alive
 
 
 def has_ended(pid: int) -> bool:
-    """Have all of its threads ended, while its parent has not reaped it?
+    """Have all threads of the process ended, while its parent has not reaped it?
 
     Measured on an H200 (driver 580): an MPS server whose main thread had ended stayed in NVML's list for up
-    to a tenth of a second, until its other threads had given the device back.
+    to a tenth of a second, until its other threads had released the device.
     """
     stat = read_stat(pid)
     return stat is not None and not stat.is_alive and stat.threads <= 1
 
 
 def uids(pid: int) -> tuple[int, int] | None:
-    """Real and effective uid; None if they cannot be read."""
+    """The real and effective uid of a process; None if they cannot be read."""
     try:
         found = _UIDS.search(Path(f"/proc/{pid}/status").read_bytes())
     except OSError:
@@ -190,7 +192,7 @@ class _Worker:
 
     def waits_in_kernel(self) -> bool:
         """Does the thread wait in the kernel, and not for a processor or Python's lock? False if that cannot
-        be read at present.
+        be read now.
         """
         try:
             stat = parse_stat(Path(f"/proc/self/task/{self._thread.native_id}/stat").read_bytes())
@@ -204,7 +206,9 @@ class _Worker:
 
 
 class Aside:
-    """Asks the kernel about processes. Thread-safe. Keeps as many threads as were in use at once."""
+    """Asks the kernel questions about processes. Thread-safe. It keeps as many threads as were in use at
+    once.
+    """
 
     def __init__(
         self, user_of: Callable[[int], int] = lambda uid: uid, clock: Callable[[], float] = time.monotonic
@@ -213,12 +217,13 @@ class Aside:
         self._clock = clock
         self._lock = threading.Lock()
         self._idle: list[_Worker] = []
-        #: pid and user of each abandoned question without an answer
+        #: Pid and user of each abandoned question that has no answer yet.
         self._left: dict[threading.Lock, tuple[int, int]] = {}
-        self._lately: deque[tuple[float, int]] = deque()  # time and user of recently abandoned questions
+        # time and user of questions that were abandoned recently
+        self._lately: deque[tuple[float, int]] = deque()
 
     def ask(self, pid: int, question: Callable[[], T], forget: Callable[[T], None] = lambda _: None) -> T:
-        """See `aside`."""
+        """Asks one question on a worker thread: see the function `aside`."""
         # The user is looked up before the lock is taken, because the user directory may be slow.
         user = self._user(pid) if self._left or self._lately else None
         with self._lock:
@@ -256,8 +261,8 @@ class Aside:
         return answers[0]
 
     def _wait(self, done: threading.Lock, worker: _Worker) -> bool:
-        """Waits for the answer: up to _LOOKS times and _ANSWER_SECONDS, and up to _LOOKS_HELD times in a row
-        in which the worker is found waiting in the kernel. Returns False without an answer.
+        """Waits for the answer: up to _LOOKS times and _ANSWER_SECONDS, and until the worker was found
+        waiting in the kernel _LOOKS_HELD times in a row. Returns False if there is no answer.
         """
         held, end = 0, self._clock() + _ANSWER_SECONDS
         for _ in range(_LOOKS):
@@ -269,7 +274,9 @@ class Aside:
         return False
 
     def _refuses(self, pid: int, user: int | None) -> bool:
-        """Must the question be refused? `user` is None if no question was abandoned at the check."""
+        """Must the question be refused? `user` is None if there was no abandoned question when the caller
+        checked.
+        """
         while self._lately and self._lately[0][0] < self._clock() - _LATELY_SECONDS:
             self._lately.popleft()
         if len(self._left) >= _MOST_LEFT or any(pid == left for left, _ in self._left.values()):
@@ -281,8 +288,8 @@ class Aside:
         return max(waiting, lately) >= _MOST_LEFT_OF_A_USER
 
     def _user(self, pid: int) -> int:
-        """The user of the process's real uid. The owner of its files is not used: it is root if the process
-        is not dumpable.
+        """The user of the process's real uid. The owner of its /proc files is not used: it is root if the
+        process is not dumpable.
         """
         return self.user_of((uids(pid) or (0, 0))[0])
 
@@ -291,18 +298,18 @@ _aside = Aside()
 
 
 def count_users_by(user_of: Callable[[int], int]) -> None:
-    """`user_of` maps a uid to the user that it counts for: the processes of one user may delay only a few
-    questions.
+    """Sets `user_of`, which maps a uid to the user to which it counts. The processes of one user may delay
+    only a few questions.
     """
     _aside.user_of = user_of
 
 
 def aside(pid: int, question: Callable[[], T], forget: Callable[[T], None] = lambda _: None) -> T:
-    """Runs `question` about the process on another thread; returns its result or raises its error. A late
-    result is passed to `forget`, which must not raise; a late error is dropped.
+    """Runs `question` about the process on another thread. Returns its result or raises its error. If the
+    result comes too late, it is passed to `forget`, which must not raise; a late error is dropped.
 
     Raises OSError: EBUSY if the kernel does not answer, if an earlier question about the process still waits,
-    or if too many questions wait, of this user or of all.
+    or if too many questions wait, of this user or of all users.
     """
     return _aside.ask(pid, question, forget)
 
@@ -319,7 +326,7 @@ def mounts_at(pid: int, place: str) -> list[str]:
     """The roots, within their file systems, of the mounts at `place` in the process's mount namespace."""
     try:
         with Path(f"/proc/{pid}/mountinfo").open(encoding="utf-8", errors="replace") as lines:
-            # mount id, parent, device, root, mount point
+            # columns: mount id, parent, device, root, mount point
             rows = [line.split(" ", 5) for line in islice(lines, _MOST_MOUNTS)]
     except OSError:
         return []
@@ -327,8 +334,8 @@ def mounts_at(pid: int, place: str) -> list[str]:
 
 
 def mount_namespace(pid: int) -> Path | None:
-    """The mount namespace; None if it cannot be read: the process has ended, or vgpud has no right to read
-    it.
+    """The mount namespace of a process; None if it cannot be read, because the process has ended or vgpud has
+    no right to read it.
     """
     try:
         return aside(pid, Path(f"/proc/{pid}/ns/mnt").readlink)
@@ -341,14 +348,14 @@ def pids() -> Iterator[int]:
 
 
 def session_members(session: int) -> Iterator[Running]:
-    """The living processes of a session without its leader."""
+    """The living processes of a session, except its leader."""
     for stat in filter(None, map(read_stat, pids())):
         if stat.session == session and stat.pid != session and stat.is_alive:
             yield Running("", stat.pid, stat.start_ticks)
 
 
 class PidFd:
-    """A pidfd (pidfd_open(2)) with the life of a file object."""
+    """A pidfd (pidfd_open(2)) that closes like a file object."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -390,9 +397,10 @@ class PidFd:
 
 
 def pin(pid: int, ticks: int) -> PidFd | None:
-    """A pidfd of the process that started at `ticks`; None if it has ended. Raises OSError of SCARCE.
+    """Opens a pidfd of the process that started at `ticks`; None if the process has ended. Raises OSError
+    with a number of SCARCE.
 
-    The start time is read after opening, so the pidfd cannot be a later process's.
+    The start time is read after the pidfd is opened, so the pidfd cannot be that of a later process.
     """
     try:
         pidfd = PidFd(os.pidfd_open(pid))
@@ -412,7 +420,7 @@ def pin(pid: int, ticks: int) -> PidFd | None:
 
 
 def open_pidfd(running: Running) -> PidFd | None:
-    """As `pin`, but None if no pidfd can be opened at present."""
+    """As `pin`, but also None if no pidfd can be opened now."""
     try:
         return pin(running.pid, running.start_ticks)
     except OSError:

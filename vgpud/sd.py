@@ -13,7 +13,7 @@ from pathlib import Path
 try:
     import systemd.daemon
     import systemd.journal
-except ImportError:  # no systemd-python: a laptop, or a container without libsystemd
+except ImportError:  # systemd-python is missing: a laptop, or a container without libsystemd
     HAS_SYSTEMD_PYTHON = False
 else:
     HAS_SYSTEMD_PYTHON = True
@@ -29,8 +29,8 @@ def notify(*assignments: str) -> None:
 
 
 def _notify_plainly(text: str) -> None:
-    """Sends the assignments without systemd-python: the protocol is one datagram, and a missing binding must
-    not make a start time out.
+    """Sends the assignments without systemd-python. The protocol is one datagram, and a start must not time
+    out because the binding is missing.
     """
     address = os.environ["NOTIFY_SOCKET"]
     if address.startswith("@"):

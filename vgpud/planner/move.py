@@ -1,11 +1,11 @@
-"""Checks moves of tenants to other devices, and plans their steps and the steps back. Pure.
+"""Checks moves of tenants to other devices, and plans the steps of a move and of the way back. Pure.
 
 A moving slice names both devices and holds room on both. `device_uuid` is the old device until the tenant's
-memory is on the host; an interruption is then undone. From RECORD_MOVE on `device_uuid` is the new device,
-and an interruption is finished. In both cases the same steps bring the tenant to `device_uuid`.
+memory is on the host; an interruption is undone until then. From RECORD_MOVE on, `device_uuid` is the new
+device, and an interruption is finished. In both cases the same steps bring the tenant to `device_uuid`.
 
-A suspended tenant has no memory to move. Its record keeps the device that each process was saved on. It holds
-no room, and must find room when it is resumed.
+A suspended tenant has no memory to move. Its record keeps the device from which each process was saved. It
+holds no room, and must find room when it is resumed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from vgpud.planner.terms import Terms
 from vgpud.planner.use import EMPTY, DeviceUse, is_anybodys
 from vgpud.planner.words import shown_bytes, shown_share
 
-# CUDA driver API, "CUDA checkpointing": a restore accepts GPU pairs from this branch on
+# First driver branch in which a restore accepts GPU pairs: CUDA driver API, "CUDA checkpointing".
 MOVE_BRANCH = 580
 
 
@@ -46,7 +46,8 @@ def check_movable(allocation: Allocation, node: Node) -> None:
 
 
 def ends_of(allocation: Allocation, to: Sequence[str], source: str = "") -> tuple[str, ...]:
-    """The target device of each slice: `to` in order, or its only device for the slice on `source`.
+    """The target device of each slice: the devices of `to` in order; or, with `source`, the only device of
+    `to` for the slice on `source`.
 
     Raises VgpuError(BAD_REQUEST).
     """
@@ -83,9 +84,10 @@ def going(
     terms: Mapping[str, Terms],
     closed: Mapping[str, str],
 ) -> tuple[Slice, ...]:
-    """The slices with the targets of their moves. `use` counts present allocations; `closed` maps devices
-    that accept no tenant to the reason. Raises VgpuError: NO_SUCH_DEVICE, GPU_LOST, UNSUPPORTED,
-    DENIED_BY_POLICY, DEVICE_IN_USE, NO_CAPACITY."""
+    """The slices of the allocation with the target device of each. `use` counts present allocations; `closed`
+    maps devices that accept no tenant to the reason. Raises VgpuError: NO_SUCH_DEVICE, GPU_LOST, UNSUPPORTED,
+    DENIED_BY_POLICY, DEVICE_IN_USE, NO_CAPACITY.
+    """
     return tuple(
         part
         if part.device_uuid == uuid
@@ -125,7 +127,7 @@ def _going(
             f"{allocation.id} needs it in mode {part.mode}",
             _OTHER,
         )
-    if is_away(allocation):  # memory and share are checked when it is resumed
+    if is_away(allocation):  # memory and share of a suspended tenant are checked when it is resumed
         _check_room(part, there, replace(use, memory_bytes=0, share_hundredths=0), terms[uuid])
         _check_size(part, there)
     else:
@@ -186,9 +188,10 @@ def _check_size(part: Slice, there: Device) -> None:
 
 
 def check_card(allocation: Allocation, node: Node) -> None:
-    """Checks that the target cards have free memory for the tenant's processes, by NVML. A process whose
-    restore fails for lack of memory can never be restored (NVIDIA/cuda-checkpoint issue 44). Raises
-    VgpuError(NO_CAPACITY)."""
+    """Checks that the target cards have free memory for the tenant's processes, according to NVML. (If a
+    restore fails for lack of memory, the process can never be restored: NVIDIA/cuda-checkpoint issue 44.)
+    Raises VgpuError(NO_CAPACITY).
+    """
     wanted = sum(process.memory_bytes for process in allocation.suspended)
     devices = [node.device(part.other_uuid) for part in allocation.slices if part.other_uuid]
     free = sum(d.memory_usable_bytes - d.memory_used_bytes for d in devices if d is not None)
@@ -204,8 +207,9 @@ def check_card(allocation: Allocation, node: Node) -> None:
 def ends_by_nearness(
     allocation: Allocation, source: str, node: Node, use: Mapping[str, DeviceUse], spread: bool
 ) -> tuple[str, ...]:
-    """Target devices for its slice on `source`, the best first: by nearness to its other slices, then by the
-    strategy. Does not check whether the slice fits."""
+    """Target devices for the slice on `source`, the best first: by nearness to the allocation's other slices,
+    then by the strategy. Does not check whether the slice fits.
+    """
     others = [part.device_uuid for part in allocation.slices if part.device_uuid != source]
 
     def key(device: Device) -> tuple[int, int, int]:
@@ -217,11 +221,11 @@ def ends_by_nearness(
     return tuple(device.uuid for device in sorted(there, key=key))
 
 
-# --- source and target
+# --- source and target of a move
 
 
 def turned(allocation: Allocation) -> Allocation:
-    """The allocation with old and new device of each moving slice exchanged."""
+    """The allocation with the old and the new device of each moving slice exchanged."""
     there = replace(
         allocation,
         slices=tuple(
@@ -237,15 +241,15 @@ def turned(allocation: Allocation) -> Allocation:
 
 
 def arrived(allocation: Allocation) -> Allocation:
-    """The allocation after the move: the slices name no other device."""
+    """The allocation after the move: its slices name no other device any more."""
     return replace(allocation, slices=tuple(replace(part, other_uuid="") for part in allocation.slices))
 
 
-# --- the steps
+# --- the steps of a move
 
 
 def move_steps(allocation: Allocation) -> tuple[Step, ...]:
-    """The steps of a move. `other_uuid` of each slice is the device that the slice goes to."""
+    """The steps of a move. Precondition: `other_uuid` of each slice is its target device."""
     lock = Step(StepKind.LOCK, "its processes wait at their next CUDA call")
     return (
         Step(StepKind.RECORD_INTENT, "both ends are held; a crash from here on is undone at the next start"),
@@ -261,7 +265,7 @@ def move_steps(allocation: Allocation) -> tuple[Step, ...]:
 
 
 def end_steps(allocation: Allocation) -> tuple[Step, ...]:
-    """The steps that bring the tenant to `device_uuid` of each slice, from any state."""
+    """The steps that bring the tenant to `device_uuid` of each slice, from any state of the move."""
     memory = (
         Step(StepKind.RESTORE, "its memory comes here"),
         Step(StepKind.UNLOCK, "its processes go on"),
@@ -293,13 +297,14 @@ def end_steps(allocation: Allocation) -> tuple[Step, ...]:
 
 
 def _ends(allocation: Allocation) -> tuple[Slice, ...]:
-    """The moving slices whose target device is in a mode for them."""
+    """The moving slices whose target device must be put into their mode."""
     return tuple(p for p in allocation.slices if p.other_uuid and not is_anybodys(allocation, p))
 
 
 def back_steps(allocation: Allocation) -> tuple[Step, ...]:
-    """The steps back for a tenant that cannot be restored on its target; `allocation` as before
-    RECORD_MOVE."""
+    """The steps back for a tenant that cannot be restored on its target. `allocation` is the record from
+    before RECORD_MOVE.
+    """
     return (
         Step(StepKind.RECORD_BACK, "it stays where it was; a crash from here on is ended likewise"),
         *end_steps(allocation),

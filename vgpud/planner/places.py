@@ -1,4 +1,4 @@
-"""The devices on which suspended processes were saved, and the device map of a restore: pure."""
+"""The devices on which suspended processes were saved, and the device map for a restore. Pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -17,23 +17,28 @@ def saved_on(process: SuspendedProcess, allocation: Allocation) -> tuple[str, ..
 
 
 def on_record(process: SuspendedProcess, before: Allocation, now: Allocation) -> SuspendedProcess:
-    """The record of a saved process of `before`, after its slices changed to the devices of `now`."""
+    """The record of a saved process after the slices of its allocation changed from the devices of `before`
+    to those of `now`.
+    """
     was = saved_on(process, before)
     return replace(process, saved_on="" if was == devices_of(now) else ",".join(was))
 
 
 def device_map(saved: Sequence[str], now: Sequence[str], visible: Iterable[str]) -> dict[str, str]:
-    """Maps the device of each saved context to the device of its restore.
+    """Maps the device of each saved context to the device on which it is restored.
 
-    Each of `saved` maps to its device of `now`. Another device maps to itself; if it is a target of `now`, it
-    maps to a device that becomes free. The driver requires every device that the process can see, each once
-    on either side, regardless of CUDA_VISIBLE_DEVICES (NVIDIA/cuda-checkpoint issue 35; cuda.core's
-    checkpoint module)."""
+    Each device of `saved` maps to the device at the same position in `now`. Any other device maps to itself;
+    if it is a target in `now`, it maps to a device that becomes free. The driver requires every device that
+    the process can see, once on either side, regardless of CUDA_VISIBLE_DEVICES (NVIDIA/cuda-checkpoint issue
+    35; cuda.core's checkpoint module).
+    """
     moved = dict(zip(saved, now, strict=True))
     came = {new: old for old, new in moved.items()}
 
     def left(uuid: str) -> str:
-        """Follows the chain of moves back to a free device, which is of the same model."""
+        """Follows the chain of moves back to a device that becomes free. All devices of the chain are of the
+        same model.
+        """
         while uuid in came:
             uuid = came[uuid]
         return uuid

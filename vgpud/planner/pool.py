@@ -1,4 +1,6 @@
-"""Facts of a device's MIG instances that NVML does not report: which ones vgpud made, and which must stay."""
+"""Facts about a device's MIG instances that NVML does not report: which ones vgpud made, and which
+must stay.
+"""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -10,7 +12,8 @@ from vgpud.planner.geometry import ComputeKey, Layout, MigGeometry, SlotKey
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """`own` instances were made by vgpud. `layout` is the desired layout of the device, or None.
+    """What vgpud knows about a device's instances. `own` instances were made by vgpud. `layout` is the
+    desired layout of the device, or None.
 
     Requests get instances outside the layout only if `dynamic`. `foreign` is the policy for instances that
     vgpud did not make: "keep" them, "lend" them to tenants, or "remove" them when they block a request.
@@ -32,8 +35,9 @@ NO_POOL = Pool()
 class Stock(NamedTuple):
     """The instances of one device by what vgpud may do with them, as masks of the geometry's slots.
 
-    `ready` ones can be allocated undivided (those of the layout after they are made); `pinned` ones must
-    stay, because they are held, in use, or foreign."""
+    `ready` instances can be allocated undivided (those of the layout once they are made). `pinned` instances
+    must stay, because they are allocated, in use, or foreign.
+    """
 
     layout: Layout
     ready: int
@@ -66,5 +70,5 @@ def stock_of(geometry: MigGeometry, device: Device, held: tuple[MigSlice, ...], 
 
 
 def _has_others(instance: GpuInstance, pool: Pool) -> bool:
-    """Has it a compute instance that vgpud did not make?"""
+    """Does the GPU instance have a compute instance that vgpud did not make?"""
     return any((instance.key, one.key) not in pool.own_computes for one in instance.compute_instances)

@@ -1,5 +1,6 @@
-"""Checks a user's priority and the total that it holds against the first matching quota of the policy, and
-against the part of the node's places for shared slices that one user may hold. Pure."""
+"""Checks a request against the first quota that covers the user: the priority, and the total of the user's
+allocations. Also checks the part of the node's places for shared slices that one user may hold. Pure.
+"""
 
 from collections.abc import Iterable
 from itertools import takewhile
@@ -26,8 +27,9 @@ def over_quota(
     account: Account = BARE,
     priority: str = "",
 ) -> VgpuError | None:
-    """Why `owner` may not hold `wanted` as well (in the place of allocation `instead_of`) with this priority
-    (as in Request), or None."""
+    """The error if `owner` may not also hold `wanted` (in place of allocation `instead_of`) with this
+    priority (as in Request); None if it may.
+    """
     if is_undecided(policy, owner, account):
         return VgpuError(
             ErrorCode.ACCOUNT_UNKNOWN,
@@ -49,7 +51,7 @@ def over_quota(
 
 
 def is_undecided(policy: Policy, owner: Owner, account: Account) -> bool:
-    """Can a quota that goes by accounts cover the owner, whose account is not known?"""
+    """Could a quota that names users or groups cover this owner, whose account is not known?"""
     if account.is_known:
         return False
     rule = policy.quota_of(owner.uid, owner.gid, account)
@@ -65,7 +67,9 @@ def _over_priority(owner: Owner) -> VgpuError:
 
 
 def _over_places(policy: Policy, node: Node, owner: Owner, slices: list[Slice]) -> VgpuError | None:
-    """Bounds the number of places of one user, who could otherwise take all places by small slices."""
+    """The error if the user would hold too many places for shared slices; otherwise many small slices could
+    take all places.
+    """
     shared = sum(part.mode in _SHARED and part.mig is None for part in slices)
     percent = policy.planner.user_places_percent
     terms = all_terms(policy, node).values()

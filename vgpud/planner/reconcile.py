@@ -1,4 +1,4 @@
-"""Decides the actions that make ledger and node agree at start: pure.
+"""Decides, at the start of vgpud, the actions that make ledger and node agree. Pure.
 
 The ledger has the desired state, the observation has the actual state. The actions are done in order. If a
 crash interrupts them, the next start decides anew, and converges to a state without actions.
@@ -13,25 +13,25 @@ from vgpud.model.tenancy import Allocation, Mode, Slice, State
 
 
 class ActionKind(StrEnum):
-    """Kinds in the order of execution: room is made before anything is made again."""
+    """The kinds of actions in the order of execution: room is freed before missing parts are made again."""
 
     UNDO = "undo"  # release an allocation that was never committed
     FINISH = "finish"  # finish an interrupted release
     RELEASE = "release"  # release an allocation whose tenant has ended
-    REMOVE_SPEC = "remove-spec"  # this and the next kinds: orphans, which no allocation owns
+    REMOVE_SPEC = "remove-spec"  # REMOVE_* and STOP_*: for orphans, which no allocation owns
     REMOVE_LEASE = "remove-lease"
-    REMOVE_WALL = "remove-wall"  # the control group of a tenant
+    REMOVE_WALL = "remove-wall"  # remove the control group of a tenant that no longer exists
     STOP_MPS = "stop-mps"
     REMOVE_INSTANCE = "remove-instance"
-    MARK_FAILED = "mark-failed"  # an allocation that cannot be repaired
-    REPAIR = "repair"  # an allocation with missing parts: steps.repair_steps
+    MARK_FAILED = "mark-failed"  # for an allocation that cannot be repaired
+    REPAIR = "repair"  # for an allocation with missing parts: steps.repair_steps
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class InstancePlace:
-    """A MIG instance by its place, which is stable, unlike its ids.
+    """A MIG instance, identified by its place, because its ids change.
 
-    `part` is empty for a GPU instance, else it names one of its compute instances.
+    `part` is empty for a GPU instance; otherwise it names one of its compute instances.
     """
 
     device_uuid: str
@@ -50,13 +50,12 @@ class InstancePlace:
 
 @dataclass(frozen=True)
 class Observed:
-    """The observed state of the node at start. Allocations are named by id, devices by uuid.
+    """What vgpud observes of the node at its start. Allocations are named by id, devices by UUID.
 
-    `node` without devices means that NVML does not answer. `dead_lifetimes` are allocations bound
-    to a process that is gone. `own_instances` are the MIG instances that the ledger recorded as
-    made by vgpud, whether or not they exist; others are never touched. `walls` are the control groups that
-    vgpud made, by allocation. `mps_daemons` are the uuids of
-    the devices and MIG devices that have one.
+    A `node` without devices means that NVML does not answer. `dead_lifetimes` are allocations bound to a
+    process that has ended. `own_instances` are the MIG instances that vgpud made according to the ledger,
+    whether or not they exist; others are never touched. `walls` are the control groups that vgpud made, by
+    allocation. `mps_daemons` are the UUIDs of the devices and MIG devices that have an MPS daemon.
     """
 
     node: Node
@@ -70,7 +69,7 @@ class Observed:
 
 
 class _World:
-    """The observed state with indexes, for the lookup of ten thousand allocations."""
+    """The observed state with indexes, so that ten thousand allocations can be looked up."""
 
     def __init__(self, observed: Observed) -> None:
         self.observed = observed
@@ -79,7 +78,9 @@ class _World:
 
     @property
     def has_unread_devices(self) -> bool:
-        """Does a device not answer? Its uuid may be unknown, so it may be any device that seems missing."""
+        """Is there a device that does not answer? Its UUID may be unknown, so any device that seems missing
+        may be this one.
+        """
         return any(device.health in (Health.FAILED, Health.SILENT) for device in self.devices.values())
 
     def has(self, place: InstancePlace) -> bool:
@@ -93,7 +94,9 @@ class _World:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """`subject` is an allocation's id; for REMOVE_INSTANCE a device's uuid, for STOP_MPS its target."""
+    """One action. `subject` is the id of an allocation; for REMOVE_INSTANCE the UUID of a device, for
+    STOP_MPS the UUID that the daemon serves.
+    """
 
     kind: ActionKind
     subject: str
@@ -102,10 +105,10 @@ class Action:
 
 
 def reconcile(ledgered: Iterable[Allocation], observed: Observed) -> tuple[Action, ...]:
-    """Actions in order; none if ledger and node agree, and none while NVML does not answer.
+    """The actions in order. There are none if ledger and node agree, or while NVML does not answer.
 
     UNDO, FINISH and RELEASE run steps.release_steps, which also stop a device's daemon and destroy the
-    instances of the allocation. So these are not reported as orphans.
+    instances of the allocation. So these daemons and instances are not reported as orphans.
     """
     if not observed.node.devices:
         return ()
@@ -127,7 +130,7 @@ def reconcile(ledgered: Iterable[Allocation], observed: Observed) -> tuple[Actio
 
 
 def _going(allocation: Allocation, world: _World) -> Action | None:
-    """The action that removes an allocation; None if it stays."""
+    """The action that removes an allocation; None if the allocation stays."""
     if allocation.state is State.ALLOCATING:
         return _of(allocation, ActionKind.UNDO, "it was never committed")
     if allocation.state is State.RELEASING:
@@ -137,7 +140,7 @@ def _going(allocation: Allocation, world: _World) -> Action | None:
 
 
 def _tenant_gone(allocation: Allocation, world: _World) -> str:
-    """A sentence that proves that the allocation's tenant has ended; empty if that is not certain."""
+    """A sentence that says why the allocation's tenant has certainly ended; empty if that is not certain."""
     pid = allocation.request.lifetime.pid
     if allocation.id in world.observed.dead_lifetimes:
         return f"process {pid} that it was bound to is gone"
@@ -152,8 +155,9 @@ def _tenant_gone(allocation: Allocation, world: _World) -> str:
 
 
 def _keeping(allocation: Allocation, world: _World, ours: Set[InstancePlace]) -> Action | None:
-    """The action that an allocation that stays needs. A resizing one counts as active; a failed one needs
-    none."""
+    """The action for an allocation that stays; None if it needs none. An allocation that is being resized
+    counts as active; a failed one needs no action.
+    """
     if allocation.state is State.FAILED:
         return None
     for piece in allocation.slices:
@@ -161,7 +165,7 @@ def _keeping(allocation: Allocation, world: _World, ours: Set[InstancePlace]) ->
         if why:
             return _of(allocation, ActionKind.MARK_FAILED, why)
     if not all(world.answers(piece.device_uuid) for piece in allocation.slices):
-        return None  # its state is unknown, and its tenants may run
+        return None  # the state of the allocation's devices is unknown, and its tenants may run
     missing = _missing(allocation, world)
     if missing:
         return _of(allocation, ActionKind.REPAIR, f"of what it holds was missing: {' and '.join(missing)}")
@@ -169,7 +173,7 @@ def _keeping(allocation: Allocation, world: _World, ours: Set[InstancePlace]) ->
 
 
 def _unusable(piece: Slice, world: _World, ours: Set[InstancePlace]) -> str:
-    """Why a slice cannot be repaired; empty if it can."""
+    """Why a slice cannot be repaired; empty if it can be."""
     device = world.devices.get(piece.device_uuid)
     if device is None:
         return "" if world.has_unread_devices else f"device {piece.device_uuid} is gone"
@@ -256,7 +260,9 @@ def _mps_targets(allocations: Iterable[Allocation]) -> set[str]:
 
 
 def _places(allocations: Iterable[Allocation]) -> set[InstancePlace]:
-    """The places of all instances of the allocations; with a compute instance also its GPU instance."""
+    """The places of all instances of the allocations. The place of a compute instance comes with that of its
+    GPU instance.
+    """
     places = [_place(piece) for allocation in allocations for piece in allocation.slices]
     return {one for place in places if place is not None for one in (place, place.gpu_instance)}
 
@@ -269,7 +275,7 @@ def _place(piece: Slice) -> InstancePlace | None:
 
 
 def _instances(device: Device) -> set[InstancePlace]:
-    """The places of the GPU instances, and of the compute instances of divided ones."""
+    """The places of a device's GPU instances, and of the compute instances in divided ones."""
     found = {InstancePlace(device.uuid, *instance.key) for instance in device.mig.instances}
     for instance in device.mig.instances:
         parts = instance.compute_instances if instance.is_divided else ()

@@ -1,4 +1,4 @@
-"""Computes the refusal of a request: the number, the sentence, and a hint what would fit instead."""
+"""Makes the refusal of a request: the error number, the sentence, and a hint that says what would fit."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,7 +13,8 @@ from vgpud.planner.verdict import Fit, Room, Unfit, Verdict
 from vgpud.planner.wanted import Wanted
 from vgpud.planner.words import DRAINED, listed, shown_bytes, shown_share
 
-# if devices have different causes, the cause that the caller can change most easily is first
+# The order of causes, if devices have different ones: the cause that the caller can change most easily comes
+# first.
 _GRAVITY = (
     ErrorCode.IMPOSSIBLE,
     ErrorCode.UNSUPPORTED,
@@ -26,9 +27,10 @@ _Left = tuple[Room, Device]
 
 
 def refuse(want: Wanted, verdicts: Sequence[Verdict], details: tuple[str, ...]) -> VgpuError:
-    """The refusal. `verdicts` are those of the selected devices, of which too few fit.
+    """The refusal of a request. `verdicts` are those on the selected devices, too few of which fit.
 
-    NO_CAPACITY if enough of them could serve, in one mode, without their present allocations.
+    The code is NO_CAPACITY if enough devices could serve the request, in one mode, without their present
+    allocations.
     """
     fits = tuple(verdict for verdict in verdicts if isinstance(verdict, Fit))
     unfit = tuple(verdict for verdict in verdicts if isinstance(verdict, Unfit))
@@ -63,7 +65,7 @@ def _no_capacity(
 
 
 def _all_closed(closed: tuple[Unfit, ...], details: tuple[str, ...]) -> VgpuError:
-    """No device that could serve the request accepts it."""
+    """The refusal if all devices that could serve the request are closed to it now."""
     first = closed[0]
     more = f" (and {counted(len(closed) - 1, 'device')} more closed)" if len(closed) > 1 else ""
     drained = first.sentence == DRAINED
@@ -107,7 +109,8 @@ def _too_many(
     want: Wanted, able: int, selected: int, nevers: tuple[Unfit, ...], details: tuple[str, ...]
 ) -> VgpuError:
     causes = {unfit.code for unfit in nevers}
-    # a lost card, one that does not answer or one with a pending reset may recover, so not IMPOSSIBLE
+    # A lost card, a card that does not answer or one with a pending reset may recover, so the code is not
+    # IMPOSSIBLE.
     passing = causes & {ErrorCode.GPU_LOST, ErrorCode.NVML_TIMEOUT, ErrorCode.RESET_NEEDED}
     code = next((c for c in _GRAVITY if c in passing), ErrorCode.IMPOSSIBLE)
     return VgpuError(

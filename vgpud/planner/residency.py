@@ -1,10 +1,10 @@
-"""Decides which tenants have their memory on the device, and which wait in the queue for room: pure.
+"""Decides which tenants have their memory on the device, and which wait in the queue for room. Pure.
 
-A tenant that is idle for long is suspended. A suspended tenant that wants to work is resumed when there is
-room, first come first served. On devices with turns, a tenant whose turn is over makes room for waiting ones.
-No tenant is suspended before its minimum residence, so that memory is not copied to and fro for little work.
+A tenant that is idle for long is suspended. A suspended tenant that has work is resumed when there is room,
+first come, first served. On devices with turns, a tenant whose turn is over makes room for waiting ones. No
+tenant is suspended before its minimum residence, so that memory is not copied often for little work.
 
-Times are seconds of one monotonic clock.
+Times are in seconds of one monotonic clock.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,14 +14,15 @@ from math import inf
 
 from vgpud.model.tenancy import Cause
 
-PATIENCE_MOST = 3  # doublings of a tenant's idle time
+PATIENCE_MOST = 3  # maximum of doublings of a tenant's idle time
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The rules for one tenant: it is suspended after `idle_seconds` without work (None: never), and makes
-    room for waiting tenants after `turn_seconds` (None: never). It stays for `residence_seconds` at least, or
-    for its turn."""
+    """The rules for one tenant. It is suspended after `idle_seconds` without work (None: never), and makes
+    room for waiting tenants after `turn_seconds` (None: never). It stays on the device for at least
+    `residence_seconds`, or for its turn.
+    """
 
     idle_seconds: float | None = None
     turn_seconds: float | None = None
@@ -41,13 +42,14 @@ class Where(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A tenant of the devices; times in seconds of one clock.
+    """A tenant of the devices. Times are in seconds of one clock.
 
     `parts`: its memory limit by device UUID. `since`: when it came to its present place (`where`).
-    `active_at` counts while it is on the device; `wants_since` (None: it does not want to work) and `cause`
-    count while it is suspended. `patience`: how often its idle time is doubled. After a failure nothing is
-    tried before `not_before`, because of `why_not`. If it `swaps`, libvgpu can move its memory except for
-    `stays`, which remains booked while it is suspended."""
+    `active_at` counts while it is on the device; `wants_since` (None: it has no work) and `cause` count while
+    it is suspended. `patience`: how often its idle time is doubled. After a failure, nothing is tried before
+    `not_before`; `why_not` is the reason. If it `swaps`, libvgpu can move its memory except for `stays`,
+    which remains booked while it is suspended.
+    """
 
     id: str
     parts: tuple[tuple[str, int], ...]
@@ -57,7 +59,7 @@ class Tenant:
     active_at: float = 0.0
     cause: Cause = Cause.IDLE
     wants_since: float | None = None
-    rank: int = 0  # from its priority: a higher rank comes first
+    rank: int = 0  # computed from its priority: a higher rank comes first
     patience: int = 0
     not_before: float = -inf
     why_not: str = ""
@@ -78,9 +80,10 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """SUSPEND has `cause`, `deep` (memory that libvgpu cannot evict may not stay) and `room_for`, the tenant
-    that gets the room (empty: none yet). WAIT has the `place` in the queue, from 1. A RESUME `beside` another
-    tenant's suspension takes the room as it becomes free."""
+    """A decision on one tenant. SUSPEND has `cause`, `deep` (no memory may stay, even what libvgpu cannot
+    evict) and `room_for`, the tenant that gets the room (empty: none yet). WAIT has the `place` in the queue,
+    counted from 1. A RESUME `beside` another tenant's suspension takes the room as it becomes free.
+    """
 
     kind: Kind
     id: str
@@ -94,26 +97,28 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`again`: the latest time of the next decision, if no event comes before."""
+    """The decisions of one round. `again` is the latest time of the next round, if no event comes before."""
 
     moves: tuple[Move, ...]
     again: float = inf
 
 
 def decide(now: float, tenants: Sequence[Tenant], capacity: Mapping[str, int]) -> Plan:
-    """Decides the moves of now. `tenants` are all that hold slices of the devices in `capacity` (bytes by
-    UUID), including those that no rule moves. A device that is not in `capacity` has no room."""
+    """Decides which tenants are suspended, resumed or wait now. `tenants` are all that hold slices of the
+    devices in `capacity` (bytes by UUID), including those that no rule moves. A device that is not in
+    `capacity` has no room.
+    """
     return _Round(now, tenants, capacity).plan()
 
 
 def patience_after(patience: int, away_seconds: float, rules: Rules) -> int:
-    """The patience of a tenant that resumes because it wants to work: increased after a short suspension."""
+    """The patience of a tenant that resumes because it has work. It increases after a short suspension."""
     worth = rules.idle_seconds is None or away_seconds >= rules.idle_seconds
     return max(patience - 1, 0) if worth else min(patience + 1, PATIENCE_MOST)
 
 
 def idle_seconds(tenant: Tenant) -> float:
-    """The span without work after which the tenant is suspended; infinite without a rule."""
+    """The time without work after which the tenant is suspended; infinite without a rule."""
     return inf if tenant.rules.idle_seconds is None else tenant.rules.idle_seconds * 2**tenant.patience
 
 
@@ -124,8 +129,9 @@ def goes_idle_at(tenant: Tenant) -> float:
 
 
 def makes_room_at(tenant: Tenant) -> float:
-    """The time at which the tenant may be suspended for a waiting one: its turn is over, or it is idle (its
-    patience does not count here). Infinite without a rule."""
+    """The time at which the tenant may be suspended for a waiting tenant: its turn is over, or it is idle
+    (its patience does not count here). Infinite without a rule.
+    """
     idle = tenant.rules.idle_seconds
     settled = tenant.since + tenant.rules.residence_seconds
     idle_at = inf if idle is None else max(tenant.active_at + idle, settled)
@@ -138,7 +144,7 @@ def _turn_over_at(tenant: Tenant) -> float:
 
 
 class _Round:
-    """One decision. The free room shrinks as it is assigned."""
+    """One round of decisions. The free room shrinks as it is assigned."""
 
     def __init__(self, now: float, tenants: Sequence[Tenant], capacity: Mapping[str, int]) -> None:
         self._now = now
@@ -147,9 +153,9 @@ class _Round:
         self._making: dict[str, int] = {}  # bytes that running suspensions free
         self._blocked: dict[str, int] = {}  # number of waiting tenants by device
         self._again = inf
-        self._coming: set[str] = set()  # tenants that this decision resumes
+        self._coming: set[str] = set()  # tenants that this round resumes
         self._tenants = tenants
-        self._leaving: list[Tenant] = []  # tenants that this decision suspends with memory that stays
+        self._leaving: list[Tenant] = []  # tenants that this round suspends, and whose memory partly stays
         self._here = [t for t in tenants if t.where is Where.HERE]
         self._queue = sorted((t for t in tenants if _waits(t)), key=_order)
         for tenant in tenants:
@@ -173,8 +179,9 @@ class _Round:
                 self._again = min(self._again, at)
 
     def _too_many(self) -> Iterator[Move]:
-        """Suspends tenants of a device on which more are resident than fit, as after a reload: the latest to
-        arrive first, idle ones before others."""
+        """Suspends tenants of a device on which more tenants are resident than fit, for example after a
+        reload. Idle tenants come first, then the latest to arrive.
+        """
         for uuid, free in tuple(self._free.items()):
             short = -free - self._making.get(uuid, 0)
             turning = [t for t in self._here if _takes_turns(t, uuid) and t.not_before <= self._now]
@@ -185,8 +192,9 @@ class _Round:
                 yield self._send(tenant, Cause.TURN, "the device has no room for all of its tenants")
 
     def _serve(self, tenant: Tenant) -> list[Move]:
-        """Decides for the next tenant in the queue. It waits if a tenant before it waits for the same
-        device."""
+        """Decides on the next tenant in the queue. It waits if a tenant before it in the queue waits for the
+        same device.
+        """
         if tenant.not_before > self._now:
             self._again = min(self._again, tenant.not_before)
             return [self._wait(tenant, f"it could not be resumed: {tenant.why_not}")]
@@ -231,9 +239,10 @@ class _Round:
         return [*sent, self._wait(tenant, "room is being made for it")]
 
     def _clear(self, tenant: Tenant) -> list[Move]:
-        """The device has no resident tenant, but memory that swapped-out tenants left does not let `tenant`
-        fit. Resumes the tenant that left most; at the end of its turn the driver suspends it, which leaves
-        nothing (`_may_leave_some`)."""
+        """Handles a device without resident tenants on which `tenant` does not fit, because swapped-out
+        tenants left memory there. The tenant that left most is resumed; at the end of its turn the driver
+        suspends it, which leaves nothing (`_may_leave_some`).
+        """
         uuids = {uuid for uuid, _ in tenant.parts}
         near = [t for t in self._tenants if t is not tenant and uuids & {uuid for uuid, _ in t.parts}]
         if any(t.where is not Where.AWAY or t.id in self._coming for t in near):
@@ -260,7 +269,7 @@ class _Round:
 
     def _wait(self, tenant: Tenant, sentence: str) -> Move:
         place = 1 + max((self._blocked.get(uuid, 0) for uuid, _ in tenant.parts), default=0)
-        # otherwise it does not block the tenants behind it
+        # otherwise the tenant does not block the tenants behind it in the queue
         if tenant.not_before <= self._now and not self._never_fits(tenant):
             for uuid, _ in tenant.parts:
                 self._blocked[uuid] = place
@@ -278,7 +287,7 @@ class _Round:
         return Move(Kind.SUSPEND, tenant.id, sentence, cause, deep=deep, room_for=room_for)
 
     def _may_leave_some(self, tenant: Tenant) -> bool:
-        """Would every other tenant still fit, alone on the device, beside the memory that stays?"""
+        """Would every other tenant still fit on the device, alone, beside the memory that stays there?"""
         gone = (Where.AWAY, Where.GOING)
         away = [*(t for t in self._tenants if t.where in gone), *self._leaving, tenant]
         for uuid, _ in tenant.parts:

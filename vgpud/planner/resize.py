@@ -22,10 +22,10 @@ def resize_slices(
     use: Mapping[str, DeviceUse],
     policy: Policy,
 ) -> tuple[Slice, ...]:
-    """The slices with the new size, the same for each; None keeps a figure.
+    """The slices with the new size, which is the same for each; None leaves a value unchanged.
 
     Raises VgpuError: UNSUPPORTED if the mode does not allow a resize, NO_CAPACITY if the device has no room,
-    NO_SUCH_DEVICE if the device is gone.
+    NO_SUCH_DEVICE if the device no longer exists.
     """
     if memory_bytes is None and share is None:
         raise VgpuError(
@@ -88,8 +88,8 @@ def _resized(
 
 
 def _room(device: Device, part: Slice, use: DeviceUse) -> tuple[int, int, int]:
-    """For the slice's device or MIG instance: the usable memory, the allocated memory, and the sum of the
-    allocated shares in hundredths of a percent.
+    """The usable memory, the allocated memory, and the sum of the allocated shares in hundredths of a
+    percent, of the slice's device or MIG instance.
     """
     if part.mig is None:
         return device.memory_usable_bytes, use.memory_bytes, use.share_hundredths

@@ -1,4 +1,4 @@
-"""Selects the devices that a request's selector allows; all given keys must match."""
+"""Selects the devices that match a request's selector. All given keys must match."""
 
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -21,7 +21,7 @@ def selects(selector: Selector, device: Device) -> bool:
 
 
 def selector_error(selector: Selector, node: Node, selected: Sequence[Device]) -> VgpuError | None:
-    """NO_SUCH_DEVICE if the selector names a missing device or matches none; None otherwise."""
+    """The error NO_SUCH_DEVICE if the selector names a missing device or matches none; None otherwise."""
     if not node.devices:
         return VgpuError(
             ErrorCode.NO_SUCH_DEVICE,

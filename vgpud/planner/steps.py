@@ -1,4 +1,4 @@
-"""The ordered steps of an allocation, a release and a repair; pure, each step idempotent.
+"""The ordered steps that make, release and repair an allocation. Pure; each step is idempotent.
 
 The order makes a crash harmless: the intent is recorded before the first change and dropped after the last,
 so that every effect on the node has a record in the ledger.
@@ -14,9 +14,9 @@ from vgpud.planner.use import EMPTY, DeviceUse, is_anybodys
 def allocate_steps(
     slices: Sequence[Slice], use: Mapping[str, DeviceUse], moves: Sequence[MigMove] = ()
 ) -> Plan:
-    """The steps from a decision's slices to a committed allocation; `use` does not count these slices.
+    """The steps from a decision's slices to a committed allocation. `use` does not count these slices.
 
-    A device without allocations is put into the mode; other devices are in it already.
+    A device without allocations is put into the mode; other devices are already in it.
     """
     idle = tuple(piece for piece in slices if use.get(piece.device_uuid, EMPTY).count == 0)
     effects = (
@@ -61,7 +61,7 @@ def release_steps(allocation: Allocation, use: Mapping[str, DeviceUse]) -> Plan:
 
 
 def repair_steps(allocation: Allocation) -> tuple[Step, ...]:
-    """The steps that make missing parts of an active allocation again; existing parts stay.
+    """The steps that make the missing parts of an active allocation again. Existing parts stay.
 
     The commit records what attach may change: a MIG instance that is made again has other ids.
     """
@@ -76,7 +76,9 @@ def repair_steps(allocation: Allocation) -> tuple[Step, ...]:
 
 
 def _choose_engines(slices: Sequence[Slice]) -> Iterator[Step]:
-    """Steps for devices that libvgpu shares as a whole; MIG instances always have the gate."""
+    """The steps that choose the engine of each device that libvgpu shares as a whole. (MIG instances always
+    have the gate.)
+    """
     for piece in _one_per_device(slices):
         if piece.mode is Mode.PRELOAD and piece.mig is None:
             yield _step(StepKind.CHOOSE_ENGINE, piece, "the arbiter asks for it when the first tenant comes")

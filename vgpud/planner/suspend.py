@@ -15,8 +15,9 @@ SUSPENDABLE = (Mode.PRELOAD, Mode.EXCLUSIVE)
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """Host memory in bytes: available, the reserve that stays free, and the limit for all suspended tenants
-    together (None: no limit)."""
+    """Host memory in bytes: what is available, the reserve that must stay free, and the limit for all
+    suspended tenants together (None: no limit).
+    """
 
     available_bytes: int
     reserve_bytes: int
@@ -25,8 +26,9 @@ class HostMemory:
 
 @dataclass(frozen=True, slots=True)
 class Evictable:
-    """What libvgpu can evict of a tenant's memory, and what would stay on the device; `why_not` says why it
-    is less than half, or nothing: empty if it is more."""
+    """What libvgpu can evict of a tenant's memory, and what would stay on the device. `why_not` is the reason
+    if libvgpu can evict less than half; otherwise it is empty.
+    """
 
     bytes: int = 0
     stays_bytes: int = 0
@@ -34,8 +36,9 @@ class Evictable:
 
 
 def evictable(movable_bytes: int, used_bytes: int, context_bytes: int, follows: bool) -> Evictable:
-    """`used_bytes` are allocations, of which `movable_bytes` can be evicted; contexts never are. `follows`:
-    do all processes follow the lease?"""
+    """What libvgpu can evict of a tenant. `used_bytes` are allocations, of which `movable_bytes` can be
+    evicted; contexts never can. `follows`: do all processes follow the lease's orders?
+    """
     stays = max(used_bytes + context_bytes - movable_bytes, 0)
     why_not = ""
     if not follows:
@@ -48,7 +51,7 @@ def evictable(movable_bytes: int, used_bytes: int, context_bytes: int, follows: 
 
 
 def unevictable(allocation: Allocation, found: Evictable) -> VgpuError:
-    """The refusal of a suspension that libvgpu cannot make."""
+    """The error for a suspension that libvgpu cannot make by eviction."""
     return VgpuError(
         ErrorCode.SUSPEND_FAILED,
         f"allocation {allocation.id} is not suspended: {found.why_not}",
@@ -57,19 +60,19 @@ def unevictable(allocation: Allocation, found: Evictable) -> VgpuError:
 
 
 def deepened(process: SuspendedProcess) -> SuspendedProcess:
-    """The record of an evicted process once the driver has saved what libvgpu left."""
+    """The record of an evicted process after the driver has saved what libvgpu left on the device."""
     return replace(process, way=Way.DEEP, memory_bytes=process.memory_bytes + process.stays_bytes)
 
 
 def surfaced(process: SuspendedProcess) -> SuspendedProcess:
-    """The record of a process of way DEEP once the driver has restored it."""
+    """The record of a process of way DEEP after the driver has restored it."""
     return replace(
         process, way=Way.SWAP, memory_bytes=max(process.memory_bytes - process.stays_bytes, 0), saved_on=""
     )
 
 
 def check_mode(allocation: Allocation) -> None:
-    """Raises VgpuError(UNSUPPORTED) for a mode that cannot be suspended."""
+    """Checks that the driver can suspend the allocation's mode. Raises VgpuError(UNSUPPORTED)."""
     for part in allocation.slices:
         if part.mode not in SUSPENDABLE or part.mig is not None:
             why = "the driver does not suspend MPS clients" if part.mode is Mode.MPS else "it lies on MIG"
@@ -81,13 +84,13 @@ def check_mode(allocation: Allocation) -> None:
 
 
 def held_bytes(allocations: Iterable[Allocation]) -> int:
-    """The host memory that the suspended processes of the allocations take."""
+    """Bytes of host memory that the suspended processes of the allocations take."""
     return sum(process.memory_bytes for a in allocations for process in a.suspended)
 
 
 def check_host(wanted_bytes: int, held: int, host: HostMemory) -> None:
-    """Checks that the host has memory for a suspension. Raises VgpuError(NO_CAPACITY). `held`: bytes of
-    tenants that are suspended already.
+    """Checks that the host has memory for a suspension. Raises VgpuError(NO_CAPACITY). `held` counts the
+    bytes of tenants that are already suspended.
     """
     room = host.available_bytes - host.reserve_bytes
     if wanted_bytes > room:
@@ -107,7 +110,8 @@ def check_host(wanted_bytes: int, held: int, host: HostMemory) -> None:
 
 
 def check_room(allocation: Allocation, node: Node, use: Mapping[str, DeviceUse]) -> None:
-    """Checks that the allocation can resume on its devices. `use` counts the others, and what it left there.
+    """Checks that the allocation can be resumed on its devices. `use` counts the other allocations, and the
+    memory that this one left on the device.
 
     Raises VgpuError: NO_SUCH_DEVICE, NO_CAPACITY, DEVICE_IN_USE.
     """
@@ -139,8 +143,9 @@ def check_room(allocation: Allocation, node: Node, use: Mapping[str, DeviceUse])
 
 
 def _check_places(allocation: Allocation, node: Node) -> None:
-    """Checks that the devices that the processes were saved on exist: the restore names them to the
-    driver."""
+    """Checks that the devices from which the processes were saved still exist, because the restore names them
+    to the driver.
+    """
     for process in allocation.suspended:
         gone = [uuid for uuid in saved_on(process, allocation) if node.device(uuid) is None]
         if gone:
@@ -153,9 +158,10 @@ def _check_places(allocation: Allocation, node: Node) -> None:
 
 
 def check_card(allocation: Allocation, node: Node, kept_bytes: int = 0) -> None:
-    """Checks that the cards have free memory for the resume, by NVML. A process whose restore fails for lack
-    of memory can never be restored (NVIDIA/cuda-checkpoint issue 44). `kept_bytes` of the tenant's memory are
-    on the card already. Raises VgpuError(NO_CAPACITY)."""
+    """Checks that the cards have free memory for the resume, according to NVML. (If a restore fails for lack
+    of memory, the process can never be restored: NVIDIA/cuda-checkpoint issue 44.) `kept_bytes` of the
+    tenant's memory are still on the card. Raises VgpuError(NO_CAPACITY).
+    """
     uuids = {part.device_uuid for part in allocation.slices}
     wanted = sum(process.memory_bytes for process in allocation.suspended) - kept_bytes
     devices = [device for device in node.devices if device.uuid in uuids]
@@ -170,5 +176,7 @@ def check_card(allocation: Allocation, node: Node, kept_bytes: int = 0) -> None:
 
 
 def is_away(allocation: Allocation) -> bool:
-    """Is the allocation suspended, so that it holds no device memory and no time?"""
+    """Is the allocation suspended? It then uses no compute time, and no device memory except what could not
+    be moved.
+    """
     return allocation.state is State.SUSPENDED

@@ -1,4 +1,4 @@
-"""Combines policy and hardware into the terms of each device, once for each snapshot and policy."""
+"""Combines policy and hardware into the terms of each device, computed once for each snapshot and policy."""
 
 from typing import NamedTuple
 
@@ -11,9 +11,10 @@ from vgpud.policy.model import DeviceRule, Policy
 class Offer(NamedTuple):
     """A MIG profile as a tenant sees it: bare name, memory and share of the multiprocessors.
 
-    NVML rounds the memory of the full-card profile up beyond the card's; here it is exact. With `compute` the
-    offer is one compute instance in a GPU instance of `profile`; its memory is then an even part, and no
-    limit."""
+    NVML rounds the memory of the full-card profile up to more than the card has; here it is exact. With
+    `compute`, the offer is one compute instance in a GPU instance of `profile`. Its memory is then an even
+    part of the GPU instance's, which is not a limit.
+    """
 
     profile: MigProfile
     name: str
@@ -24,14 +25,16 @@ class Offer(NamedTuple):
 
     @property
     def instance_bytes(self) -> int:
-        """The memory of the GPU instance, which its tenants share."""
+        """The memory of the GPU instance, which all tenants in it share."""
         if self.compute is None:
             return self.memory_bytes
         return self.memory_bytes * self.profile.slice_count // self.compute.slice_count
 
 
 class Terms(NamedTuple):
-    """`fixed` is None for "auto"; `offers` are all MIG profiles, the smallest first."""
+    """What policy and hardware allow on a device. `fixed` is the mode of the rule, None for "auto"; `offers`
+    are all MIG profiles, the smallest first.
+    """
 
     fixed: Mode | None
     preload_tenants: int
@@ -44,17 +47,17 @@ class Terms(NamedTuple):
     mig_profiles: frozenset[str] | None = None
 
     def tenants(self, mode: Mode) -> int:
-        """How many allocations may be on the device at one time in preload or mps."""
+        """How many allocations in mode preload or mps may be on the device at one time."""
         return self.mps_tenants if mode is Mode.MPS else self.preload_tenants
 
     def memory_bytes(self, mode: Mode, usable_bytes: int) -> int:
-        """The memory that all tenants of a device may hold together in preload or mps, overcommit
+        """The memory that all tenants of a device may hold together in mode preload or mps, overcommit
         included.
         """
         return usable_bytes * self.preload_memory_hundredths // 100 if mode is Mode.PRELOAD else usable_bytes
 
     def share_hundredths(self, mode: Mode) -> int:
-        """The sum that the shares on the device may reach in preload or mps."""
+        """The maximum sum of the shares on the device in mode preload or mps."""
         return self.mps_share_hundredths if mode is Mode.MPS else 10000
 
 
@@ -101,8 +104,8 @@ def _offers(device: Device, allowed: tuple[str, ...] | None) -> tuple[Offer, ...
     )
 
 
-# the last snapshot and policy with their terms, cached by identity, because both are immutable and seldom
-# change
+# The last snapshot and policy with their terms. They are cached by identity, because both are immutable and
+# seldom change.
 _last: tuple[Policy, Node, dict[str, Terms]] | None = None
 
 

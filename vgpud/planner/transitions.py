@@ -1,9 +1,9 @@
-"""Plans changes from one MIG layout of a card to another with the fewest changed instances, by table
-look-ups.
+"""Plans changes from one MIG layout of a card to another with the fewest changed instances, by look-ups in
+its MigGeometry.
 
 GPU instances cannot move, so a change destroys some instances and then creates some. `pinned` instances (in
-use, or foreign) stay. Each target below is the best of *all* legal states that keep the pinned instances, so
-that "fewest" is exact: there are only some hundred states to compare.
+use, or foreign) stay. Each function compares *all* legal states that keep the pinned instances, so that
+"fewest" is exact: there are only some hundred states.
 """
 
 from collections.abc import Iterable
@@ -13,29 +13,31 @@ from vgpud.planner.geometry import Layout, MigGeometry, SlotKey
 
 
 class Transition(NamedTuple):
-    """Masks of slots: first all of `destroy` are destroyed, then all of `create` are created."""
+    """A change of layout as masks of slots. First all of `destroy` are destroyed, then all of `create` are
+    created.
+    """
 
     destroy: int
     create: int
 
 
 class Step(NamedTuple):
-    """One instance that is destroyed (`create` is False) or created."""
+    """One instance that is created (`create` is True) or destroyed."""
 
     create: bool
     key: SlotKey
 
 
 def between(current: int, target: int) -> Transition:
-    """The transition that keeps all instances of both layouts."""
+    """The transition from layout `current` to layout `target`. It keeps all instances that are in both."""
     return Transition(current & ~target, target & ~current)
 
 
 def make_room(geometry: MigGeometry, layout: Layout, pinned: int, profile_id: int) -> int | None:
-    """The state with one more instance of `profile_id`; idle instances (not pinned) may be moved.
+    """The state with one more instance of `profile_id`. Idle instances (not pinned) may be moved for it.
 
-    If not all of them can be kept, the state with the fewest lost, then the fewest destroyed. None if the
-    pinned instances leave no place. `layout` itself may be an illegal state.
+    If not all idle instances can be kept, the result is the state with the fewest lost, then with the fewest
+    destroyed. None if the pinned instances leave no place. `layout` itself may be an illegal state.
     """
     more = geometry.unit(profile_id)
     idle = [geometry.unit(key[0]) for key in geometry.keys(layout.slots & ~pinned)]
@@ -43,7 +45,7 @@ def make_room(geometry: MigGeometry, layout: Layout, pinned: int, profile_id: in
     kept = [keep]
     for unit in idle:
         kept = _grown(kept, unit)
-    for choices in reversed(kept):  # states that keep most idle instances first
+    for choices in reversed(kept):  # States that keep most idle instances are tried first.
         states = [state for counts in choices for state in geometry.with_counts.get(counts, ())]
         target = _cheapest(geometry, layout, pinned, states)
         if target is not None:
@@ -52,7 +54,9 @@ def make_room(geometry: MigGeometry, layout: Layout, pinned: int, profile_id: in
 
 
 def _grown(kept: list[set[int]], unit: int) -> list[set[int]]:
-    """`kept[n]` holds the counts with n idle instances kept. Adds one more idle instance to the choice."""
+    """Adds one more idle instance to the choices. `kept[n]` has the packed counts with n idle
+    instances kept.
+    """
     grown = [set(choices) for choices in kept] + [set()]
     for n, choices in enumerate(kept):
         grown[n + 1] |= {counts + unit for counts in choices}
@@ -71,15 +75,16 @@ def _cheapest(geometry: MigGeometry, layout: Layout, pinned: int, states: Iterab
 
 
 def steps(geometry: MigGeometry, transition: Transition) -> tuple[Step, ...]:
-    """Steps in an order in which every prefix is a legal layout: removals, then the largest instances
-    first."""
+    """The steps of a transition in an order in which each intermediate layout is legal: removals, then
+    creations, the largest instances first.
+    """
     going = [Step(False, key) for key in geometry.keys(transition.destroy)]
     coming = sorted(geometry.keys(transition.create), key=lambda key: (-key[1].size, key[1], key[0]))
     return (*going, *(Step(True, key) for key in coming))
 
 
 def defragmented(geometry: MigGeometry, layout: Layout, pinned: int) -> int | None:
-    """The state with the same instances that leaves most room; of several, the one with the fewest moves.
+    """The state with the same instances that leaves most room; if several do, the one with the fewest moves.
 
     None if no move gains room.
     """
@@ -98,7 +103,7 @@ def defragmented(geometry: MigGeometry, layout: Layout, pinned: int) -> int | No
 
 
 def room_for(geometry: MigGeometry, layout: Layout, profile_id: int) -> int:
-    """How many more instances of a profile fit without moves."""
+    """How many more instances of a profile fit beside a layout without moves."""
     free = geometry.free(layout)
     most, start = 0, geometry.counts.get(layout.slots)
     if start is None or not free:

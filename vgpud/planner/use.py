@@ -1,4 +1,4 @@
-"""The allocated memory and shares of each device, as the ledger counts them: pure, updated slice by slice."""
+"""The allocated memory and shares of each device, as the ledger counts them. Pure; updated slice by slice."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -7,13 +7,13 @@ from vgpud.model.device import PlaceKey, Placement
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Allocation, MigSlice, Mode, Slice, State
 
-Place = tuple[PlaceKey, PlaceKey | None]  # MigSlice.place
+Place = tuple[PlaceKey, PlaceKey | None]  # The place of an instance, as MigSlice.place.
 _NOWHERE: Place = ((-1, Placement(0, 0)), None)
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceUse:
-    """The sum of the slices on top of one MIG instance; `mode` is preload or mps."""
+    """The sum of the slices that share one MIG instance. `mode` is preload or mps."""
 
     place: Place
     mode: Mode
@@ -22,7 +22,7 @@ class InstanceUse:
     count: int = 0
 
     def changed(self, piece: Slice, by: int) -> "InstanceUse":
-        """The use after `piece` is added (1) or removed (-1)."""
+        """The use after slice `piece` is added (`by` = 1) or removed (`by` = -1)."""
         return InstanceUse(
             self.place,
             self.mode,
@@ -36,9 +36,9 @@ class InstanceUse:
 class DeviceUse:
     """The sum of the slices on one device. `mode` is None exactly while `count` is 0.
 
-    `share_hundredths` (hundredths of a percent) sums the shares that were asked for; a slice whose
-    compute is not limited adds nothing to it. `mig` holds at most one entry per compute slice; `shared`
-    says which of those instances are divided further, and how far.
+    `share_hundredths` (hundredths of a percent) is the sum of the shares that were requested; a slice whose
+    compute is not limited adds nothing to it. `mig` has at most one entry per compute slice. `shared` says
+    which of those instances slices share, and how much of them is in use.
     """
 
     mode: Mode | None = None
@@ -81,11 +81,11 @@ class DeviceUse:
         )
 
     def instance(self, place: Place) -> InstanceUse | None:
-        """The use on top of the instance at this place; None if there is none."""
+        """The use of the MIG instance at this place by slices that share it; None if there are none."""
         return next((one for one in self.shared if one.place == place), None)
 
     def _others(self, piece: Slice) -> tuple[MigSlice, ...]:
-        """The held instances, without the one that the slice shares."""
+        """The allocated instances, without the instance that the slice shares."""
         if piece.mig is None or not piece.is_on_top:
             return self.mig
         return _without(self.mig, piece.mig)
@@ -105,8 +105,9 @@ EMPTY = DeviceUse()
 
 def charged(allocation: Allocation) -> tuple[Slice, ...]:
     """The slices as they count on their devices. A suspended slice counts no share, and of its memory only
-    what libvgpu could not move; it still keeps its device in mode preload. A moving slice counts on both
-    devices."""
+    what libvgpu could not move; it still keeps its device in mode preload. A slice that moves counts on both
+    devices.
+    """
     parts = allocation.slices
     if allocation.moves:
         parts = tuple(end for part in parts for end in _both_ends(part))
@@ -122,7 +123,7 @@ _LEFT = (State.SUSPENDED, State.RELEASING)
 
 
 def is_anybodys(allocation: Allocation, part: Slice) -> bool:
-    """Can other tenants use the slice's device, in any mode? True for the whole card of a
+    """Can other tenants use the slice's device, in any mode? They can if the slice is the whole card of a
     suspended tenant.
     """
     return part.mode is Mode.EXCLUSIVE and allocation.state in _LEFT
@@ -134,7 +135,7 @@ def _both_ends(part: Slice) -> tuple[Slice, ...]:
 
 
 def use_of(allocations: Iterable[Allocation]) -> dict[str, DeviceUse]:
-    """The use of every device, by uuid, of these allocations in any state."""
+    """The use of every device, by UUID, by these allocations in any state."""
     use: dict[str, DeviceUse] = {}
     for allocation in allocations:
         for piece in charged(allocation):
@@ -155,5 +156,7 @@ def _hundredths(piece: Slice) -> int:
 
 
 def _without(held: tuple[MigSlice, ...], gone: MigSlice) -> tuple[MigSlice, ...]:
-    """`held` without `gone`, compared by place: the ids of an instance are set after it was counted."""
+    """The instances of `held` except `gone`. They are compared by place, because the ids of an instance are
+    set after it was counted.
+    """
     return tuple(mig for mig in held if mig.place != gone.place)

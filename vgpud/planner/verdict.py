@@ -1,4 +1,4 @@
-"""The verdict on one device for one request: it fits, or why not."""
+"""The verdict on one device for one request: the request fits, or the reason why it does not."""
 
 from typing import NamedTuple
 
@@ -11,9 +11,9 @@ from vgpud.planner.use import DeviceUse
 
 
 class Seat(NamedTuple):
-    """A device with its terms of the policy and its present use.
+    """A device with its terms and its present use.
 
-    `shut`: uuids of MIG devices of the node that accept no such request now.
+    `shut` has the UUIDs of MIG devices that do not accept the request now.
     """
 
     device: Device
@@ -24,17 +24,20 @@ class Seat(NamedTuple):
 
     @property
     def claims_free_card(self) -> bool:
-        """Would a slice here make an idle card unavailable to other modes?"""
+        """Would a slice on this device make an idle card unavailable to other modes?"""
         return self.terms.fixed is None and self.use.count == 0
 
     def memory_free_bytes(self, mode: Mode) -> int:
-        """Memory that can still be allocated in preload or mps; negative if the policy allowed more
-        before."""
+        """Memory that can still be allocated in mode preload or mps. It is negative if the policy allowed
+        more before.
+        """
         return self.terms.memory_bytes(mode, self.device.memory_usable_bytes) - self.use.memory_bytes
 
 
 class Fit(NamedTuple):
-    """The device can hold `piece`. A lower `rank` is better by the policy's strategy."""
+    """The verdict that the device can hold slice `piece`. A lower `rank` is better according to the policy's
+    strategy.
+    """
 
     device: Device
     mode: Mode
@@ -45,7 +48,7 @@ class Fit(NamedTuple):
 
 
 class Room(NamedTuple):
-    """What the device could still hold in the requested mode."""
+    """What the device could hold in addition, in the requested mode."""
 
     memory_bytes: int = 0
     share_hundredths: int = 0
@@ -56,10 +59,11 @@ NO_ROOM = Room()
 
 
 class Unfit(NamedTuple):
-    """The device cannot hold the request: `busy` if it could when idle, with `room` free now.
+    """The verdict that the device cannot hold the request. `busy`: it could if it were idle, and now has only
+    `room` free.
 
-    If it never can, `code` is the kind of the cause, and `largest` what it holds at most. A `closed` device
-    has the room, and accepts no such request now.
+    If it never can, `code` is the kind of the cause, and `largest` is the most that it can hold. A `closed`
+    device has the room, but does not accept the request now.
     """
 
     device: Device

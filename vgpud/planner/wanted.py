@@ -9,10 +9,10 @@ from vgpud.model.tenancy import MODE_OF, Isolation, Mode, Request
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A checked request. `modes` can serve it, best first.
+    """A checked request. `modes` are those that can serve it, the best first.
 
     `share` is None for unlimited compute. `profile` is the caller's text without the memory slice; `start` is
-    this memory slice, None for any.
+    that memory slice, or None for any.
     """
 
     modes: tuple[Mode, ...]
@@ -28,12 +28,12 @@ class Wanted:
 
     @property
     def needs(self) -> str:
-        """The modes, as part of a sentence."""
+        """The modes of the request, as part of a sentence."""
         return " or ".join(self.modes)
 
 
 def wanted(request: Request) -> Wanted:
-    """Raises VgpuError(BAD_REQUEST or BAD_QUANTITY) for a request that contradicts itself."""
+    """Checks a request. Raises VgpuError(BAD_REQUEST or BAD_QUANTITY) if it contradicts itself."""
     if request.count < 1:
         raise _bad(f"count is {request.count}: it must be at least 1", "leave it out to ask for one device")
     if request.memory_bytes is not None:
@@ -51,7 +51,7 @@ def wanted(request: Request) -> Wanted:
 
 
 def _place(text: str) -> tuple[str, int | None]:
-    """Splits a profile's text from its memory slice, as in layouts: 3g.71gb@4."""
+    """Splits a profile's text from its memory slice, written as in layouts: 3g.71gb@4."""
     profile, at, start = text.partition("@")
     if not at:
         return text, None
@@ -61,9 +61,11 @@ def _place(text: str) -> tuple[str, int | None]:
 
 
 def _modes(request: Request) -> tuple[Mode, ...]:
-    """Without an isolation, a part of a card may come from any mode that divides cards.
+    """The modes that can serve a request. Without an isolation, a part of a card may come from any mode that
+    divides cards.
 
-    An idle `auto` device takes the first mode; the others serve on devices that are in them already.
+    An idle device of mode `auto` takes the first of these modes; the others serve on devices that are already
+    in them.
     """
     if request.isolation is not None:
         return (MODE_OF[request.isolation],)

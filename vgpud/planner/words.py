@@ -1,4 +1,6 @@
-"""Spells figures for the planner's sentences; cached, because spelling costs more than deciding."""
+"""Formats figures for the planner's sentences. The texts are cached, because formatting costs more than
+deciding.
+"""
 
 from functools import lru_cache
 
@@ -9,7 +11,7 @@ shown_bytes = lru_cache(maxsize=4096)(show_bytes)
 
 
 def shown_apart(a: int, b: int) -> tuple[str, str]:
-    """Two amounts of bytes; exact if rounding would make different amounts look the same."""
+    """Two amounts of bytes as text. They are exact if rounding would make different amounts look the same."""
     rounded = shown_bytes(a), shown_bytes(b)
     if a != b and rounded[0] == rounded[1]:
         return format_bytes(a), format_bytes(b)
@@ -21,7 +23,7 @@ def shown_share(hundredths: int) -> str:
 
 
 def listed(items: tuple[str, ...], most: int = 12) -> str:
-    """The items separated by commas, at most `most`, and the number of the others."""
+    """The items separated by commas: at most `most` of them, then the number of the others."""
     if len(items) <= most:
         return ", ".join(items)
     return f"{', '.join(items[:most])} and {len(items) - most} more"

@@ -1,1 +1,1 @@
-"""TOML to typed, layered policy with the origin of every key."""
+"""Reads the policy: TOML files in layers become one typed policy, with the origin of every key."""

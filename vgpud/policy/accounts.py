@@ -1,4 +1,6 @@
-"""Users and groups of quotas by name. Pure: lookups in the host's databases are given as functions."""
+"""Finds users and groups that quotas name. Pure: lookups in the host's databases are passed in as
+functions.
+"""
 
 from collections.abc import Callable, Iterator
 
@@ -10,12 +12,12 @@ Has = Callable[[str], bool]
 
 
 def needs_accounts(policy: Policy) -> bool:
-    """Does a quota go by more than the user's number?"""
+    """Does a quota need more than the user's uid, that is, its name or groups?"""
     return any(rule.goes_by_account for rule in policy.quota)
 
 
 def unknown_names(loaded: LoadedPolicy, has_user: Has, has_group: Has) -> Iterator[Problem]:
-    """Users and groups of quotas that the databases do not give."""
+    """Reports users and groups in quotas that the host's databases do not have."""
     for number, rule in enumerate(loaded.policy.quota):
         for key, names, has in (("users", rule.users, has_user), ("groups", rule.groups, has_group)):
             missing = [name for name in names if not has(name)]

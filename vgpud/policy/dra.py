@@ -1,4 +1,6 @@
-"""[dra]: how the node's GPUs are published to Kubernetes' dynamic resource allocation."""
+"""The table [dra] of the policy: how the node's GPUs are published to Kubernetes' dynamic resource
+allocation.
+"""
 
 from typing import Literal
 
@@ -8,7 +10,7 @@ from vgpud.policy.fields import PolicyTable
 
 
 class DraSettings(PolicyTable):
-    """[dra]: each card is published in the form that its [[device]] rule allows."""
+    """The table [dra]. Each card is published in the form that its [[device]] rule allows."""
 
     enabled: bool = Field(
         False, description="whether cards are published to the cluster, and claims on them prepared"

@@ -1,4 +1,4 @@
-"""The effective policy: every key that applies, with the default if no file sets it."""
+"""The effective policy: every key that applies. If no file sets a key, it has its default."""
 
 import hashlib
 import json
@@ -11,10 +11,10 @@ from vgpud.policy.model import DeviceRule, Policy
 
 
 def effective(policy: Policy) -> dict[str, Any]:
-    """`policy` as plain JSON values, quantities as text such as "4GiB".
+    """`policy` as plain JSON values, with quantities as text such as "4GiB".
 
     A rule has the settings of each mode that it allows. Unset keys without a default (match keys, MIG
-    profiles) and closed doors are left out. The result is itself a valid policy.
+    profiles) and interfaces that are off are left out. The result is itself a valid policy.
     """
     filled = policy.model_copy(update={"device": tuple(_filled(rule) for rule in policy.device)})
     doors = {"kubelet": policy.kubelet.resource, "dra": policy.dra.enabled, "runtime": policy.runtime.users}
@@ -31,7 +31,7 @@ def digest(policy: Policy) -> str:
 
 
 def leaves(value: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, object]]:
-    """The key paths of `effective`'s values in order; an array that holds no tables is one value."""
+    """The key paths and values of an effective policy, in order. An array without tables is one value."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from leaves(inner, (*path, key))
@@ -43,7 +43,7 @@ def leaves(value: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, object]
 
 
 def as_toml(value: object) -> str:
-    """A value of `leaves` in TOML's syntax."""
+    """A value from `leaves` in TOML's syntax."""
     if isinstance(value, list):
         return f"[{', '.join(as_toml(element) for element in value)}]"
     if isinstance(value, str):

@@ -65,7 +65,7 @@ def _seconds(value: object) -> float:
 
 
 def format_seconds(value: float) -> str:
-    """The exact text in the largest unit that divides the value; the policy reads it back."""
+    """The exact text of a time in the largest unit that divides it. The policy reads this text back."""
     ms = round(value * 1000)
     unit = next(name for name in reversed(_SECONDS) if ms % round(_SECONDS[name] * 1000) == 0)
     return f"{ms // round(_SECONDS[unit] * 1000)}{unit}"
@@ -80,7 +80,7 @@ def _in_bounds(value: float) -> float:
     return value
 
 
-# bounds of a period: shorter ones would copy gigabytes too often, longer ones are surely mistakes
+# Bounds of a period: shorter ones would copy gigabytes too often, longer ones are surely mistakes.
 _LEAST_SECONDS, _MOST_SECONDS = 0.1, 30 * 86400.0
 
 Seconds = Annotated[
@@ -97,7 +97,9 @@ _RANGE = re.compile(r"([0-9]{1,3})(?:-([0-9]{1,3}))?")
 
 
 def _indices(value: object) -> tuple[int, ...]:
-    """The indices, sorted, each once. `value` is a number, a text such as "0-3,6", or an array of these."""
+    """Parses device indices into a sorted tuple without repeats. `value` is a number, a text such as "0-3,6",
+    or an array of these.
+    """
     if isinstance(value, list | tuple):
         return tuple(sorted({index for part in value for index in _indices(part)}))
     if isinstance(value, str):

@@ -1,4 +1,6 @@
-"""[kubelet]: how the node's GPUs are offered to Kubernetes, as resources of the device plugin API."""
+"""The table [kubelet] of the policy: how the node's GPUs are offered to Kubernetes, as resources of the
+device plugin API.
+"""
 
 import re
 from typing import Annotated, Literal, Self
@@ -9,11 +11,13 @@ from vgpud.model.quantity import GIB, MIB, format_bytes
 from vgpud.policy.fields import Match, MemoryBytes, PolicyTable, wrong
 
 MAX_RESOURCES = 64
-# an H200 has 564 units of this size, and the kubelet gets all of them at each change
+# Smallest unit of memory: an H200 has 564 units of this size, and the kubelet gets all of them at each
+# change.
 MIN_UNIT_BYTES = 256 * MIB
 
 _PROFILE = "{profile}"
-# a DNS subdomain, a slash and a label of up to 63 characters (Kubernetes, extended resources)
+# Pattern of a resource name: a DNS subdomain, a slash and a label of up to 63 characters (Kubernetes,
+# extended resources).
 _NAME = r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[A-Za-z0-9]([A-Za-z0-9_.-]*(\{profile\})?[A-Za-z0-9_.-]*)$"
 
 
@@ -98,14 +102,14 @@ class KubeletResource(PolicyTable):
         return self
 
     def name_of(self, profile: str) -> str:
-        """The resource of one MIG profile. A plus sign, which Kubernetes forbids in names, becomes a dot
-        (1g.18gb.me).
+        """The resource name for one MIG profile. A plus sign, which Kubernetes forbids in names, becomes a
+        dot (1g.18gb.me).
         """
         return self.name.replace(_PROFILE, re.sub(r"[^a-z0-9.-]", ".", profile.lower()))
 
 
 class KubeletSettings(PolicyTable):
-    """[kubelet]: the door is open only if there is a resource."""
+    """The table [kubelet]. vgpud serves the device plugin API only if there is a resource."""
 
     resource: tuple[KubeletResource, ...] = Field(
         (),

@@ -1,9 +1,9 @@
-"""Selects the files of the policy, and their order.
+"""Selects the files of the policy and their order.
 
 Lowest first: the vendor's drop-ins, the main file, then the drop-ins under /run and /etc together, each group
-in the order of the file names. A drop-in hides those of the same name in directories below its own (/usr/lib
-< /run < /etc), and a symlink to /dev/null only hides: the rules that systemd has for its own drop-ins
-(systemd.unit(5), "standard-conf").
+in the order of the file names. A drop-in hides drop-ins with the same name in lower directories (/usr/lib <
+/run < /etc). A symlink to /dev/null hides others and has no content. These are systemd's rules for its own
+drop-ins (systemd.unit(5), "standard-conf").
 """
 
 import os
@@ -28,7 +28,8 @@ class PolicyPaths:
     run_dir: Path | None = Path("/run/vgpud/conf.d")
     admin_dir: Path | None = Path("/etc/vgpud/conf.d")
     main_required: bool = False
-    is_roots: bool = False  # root's daemon obeys them, so root alone must be able to change them
+    # True if root's daemon obeys the files, so that only root may be able to change them
+    is_roots: bool = False
 
 
 def select(paths: PolicyPaths) -> tuple[tuple[Path, ...], tuple[Problem, ...]]:
@@ -44,12 +45,12 @@ def select(paths: PolicyPaths) -> tuple[tuple[Path, ...], tuple[Problem, ...]]:
 
 
 def distrusted(paths: PolicyPaths, files: Iterable[Path]) -> Iterator[Problem]:
-    """Files of `files` and drop-in directories that a user other than root can change."""
+    """The policy files and drop-in directories that a user other than root can change."""
     folders = (one for one in (paths.vendor_dir, paths.run_dir, paths.admin_dir) if one is not None)
     for path in (*folders, *files) if paths.is_roots else ():
         with suppress(
             OSError
-        ):  # a folder that is not there; a file is read later, which tells why it cannot be
+        ):  # the folder does not exist; for a file, the error is reported when it is read
             found = distrust(path)
             if found is not None:
                 yield Problem(Origin(path), "", found.sentence, found.fix)

@@ -1,4 +1,4 @@
-"""Loads the files of a node into one typed policy, with the origin of every key.
+"""Loads the policy files of a node into one typed policy, with the origin of every key.
 
 Tables of higher layers merge into those of lower ones key by key; any other value, including an array,
 replaces the lower one. Each file is also checked by itself, so that every mistake is reported with its file
@@ -40,7 +40,9 @@ class LoadedPolicy:
 
 
 def load(paths: PolicyPaths) -> LoadedPolicy:
-    """The policy of these files. Raises VgpuError(BAD_POLICY) with one line of details for each mistake."""
+    """Loads the policy from these files. Raises VgpuError(BAD_POLICY) with one line of details for each
+    mistake.
+    """
     files, unlisted = select(paths)
     problems = [*unlisted, *distrusted(paths, files)]
     sources: list[Source] = []
@@ -57,7 +59,7 @@ def load(paths: PolicyPaths) -> LoadedPolicy:
 
 
 def check(path: Path) -> LoadedPolicy:
-    """The policy of the file `path` alone, without drop-ins. Raises VgpuError(BAD_POLICY).
+    """Loads the policy from the file `path` alone, without drop-ins. Raises VgpuError(BAD_POLICY).
 
     A file in a directory called conf.d is a drop-in, which may leave `version` out.
     """
@@ -71,7 +73,7 @@ def check(path: Path) -> LoadedPolicy:
 
 
 def check_source(source: Source, needs_version: bool) -> list[Problem]:
-    """The problems of one file by itself, in the order of its lines."""
+    """Yields the problems of one file by itself, in the order of its lines."""
     problems = list(_problems(source.data, source.origin))
     if needs_version and "version" not in source.data:
         hint = "write version = 1 at the top of the file, before any table"
@@ -108,9 +110,10 @@ def deep_merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any
 
 
 def origin_of(path: KeyPath, sources: Sequence[Source]) -> Origin:
-    """The highest file that sets `path`; inside an array, the file that sets the whole array.
+    """The origin of a key: the highest file that sets `path`; for a path inside an array, the file that sets
+    the whole array.
 
-    Precondition: the sources are valid by themselves, so that a path is a table in all of them or in none.
+    Precondition: each source is valid by itself, so that a path is a table in all of them or in none.
     """
     first_number = next((at for at, part in enumerate(path) if isinstance(part, int)), len(path))
     for source in reversed(sources):
@@ -122,7 +125,7 @@ def origin_of(path: KeyPath, sources: Sequence[Source]) -> Origin:
 
 
 def bad_policy(problems: Sequence[Problem]) -> VgpuError:
-    """All of `problems` as one error."""
+    """One error that reports all of `problems`."""
     details = tuple(str(problem) for problem in problems)
     if len(problems) == 1:
         only = problems[0]

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 
 KeyPath = tuple[str | int, ...]
 
-# a policy has four levels
+# maximum nesting; a policy has four levels
 MAX_DEPTH = 32
 
 _BLANK = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
 _INLINE_BLANK = re.compile(r"[ \t]*")
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
-# triple-quoted forms are tried first; up to two quotes at their end belong to the text
+# Triple-quoted forms are tried first. Up to two quotes at their end belong to the text.
 _STRING = re.compile(
     r'"""(?:\\.|[^\\])*?"{3,5}(?!")'
     r"|'''.*?'{3,5}(?!')"
@@ -29,7 +29,7 @@ _SCALAR = re.compile(r"[^,\]}#\r\n]+")
 
 
 class TooDeepError(Exception):
-    """Tables, arrays or dotted keys within each other beyond MAX_DEPTH; `line` counts from 1."""
+    """Raised if tables, arrays or dotted keys are nested more than MAX_DEPTH deep. `line` counts from 1."""
 
     def __init__(self, line: int) -> None:
         super().__init__(f"line {line} is nested more than {MAX_DEPTH} levels deep")
@@ -48,7 +48,9 @@ def locate(text: str) -> Mapping[KeyPath, int]:
 
 
 def spell(path: KeyPath) -> str:
-    """The text of a key path: device[0].match.name; unusual keys are quoted, so that it stays on one line."""
+    """A key path as text, for example device[0].match.name. Unusual keys are quoted, so that the text stays
+    on one line.
+    """
     spelt = ""
     for part in path:
         if isinstance(part, int):
@@ -110,7 +112,9 @@ class _Scanner:
         return element
 
     def _enter(self, path: KeyPath, line: int) -> KeyPath:
-        """The path of keys below the table `path`; for an array of tables, below its last element."""
+        """The path under which the keys of table `path` are. For an array of tables, they are under its last
+        element.
+        """
         self._note(path, line)
         length = self.array_lengths.get(path)
         return path if length is None else (*path, length - 1)

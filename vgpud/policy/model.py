@@ -17,17 +17,18 @@ from vgpud.policy.dra import DraSettings
 from vgpud.policy.fields import Match, MemoryBytes, PolicyTable, Seconds, wrong
 from vgpud.policy.kubelet import KubeletResource, KubeletSettings
 
-# the modes with a table of settings in a [[device]] rule
+# The modes that have a table of settings in a [[device]] rule.
 MODES_WITH_SETTINGS = ("preload", "mps", "mig", "exclusive")
 
-# far above the number of devices of any node; bounds the comparison of each rule with each other rule
+# Maximum of rules, which bounds the comparison of each rule with each other. No node has nearly as many
+# devices.
 MAX_RULES = 256
 
-# profile names of NVML on data-centre and workstation cards: 1g.18gb, 1g.18gb+me, 1g.24gb-me
+# Profile names of NVML on data-centre and workstation cards: 1g.18gb, 1g.18gb+me, 1g.24gb-me.
 _PROFILE = r"^([1-9]c\.)?[1-9][0-9]*g\.[1-9][0-9]*gb([+-][a-z]+(\.[a-z]+)*)?$"
 
 
-# an element of a MIG layout: a word for a whole layout, or a profile with a placement or a count
+# An element of a MIG layout: a word for a whole layout, or a profile with a placement or a count.
 _LAYOUT_WORD = (
     r"^([1-9]c\.)?([1-9][0-9]*g\.[1-9][0-9]*gb([+-][a-z]+(\.[a-z]+)*)?|[0-9]{1,3})"
     r"(@[0-9]{1,2}|\*[1-9][0-9]?)?$"
@@ -36,7 +37,7 @@ _LAYOUT_WHOLE = r"^(all-balanced|none|off|all-[1-9][0-9]*g\.[1-9][0-9]*gb([+-][a
 
 
 def _version(value: object) -> object:
-    # Literal[1] alone would accept true and 1.0
+    # The type is checked too, because Literal[1] alone would accept true and 1.0.
     if type(value) is not int or value != 1:
         shown = value if type(value) is int and abs(value) < 10**9 else "given here"
         raise wrong(f"version {shown} is not known to this vgpud", "write version = 1")
@@ -69,7 +70,7 @@ def _layout(value: tuple[str, ...]) -> tuple[str, ...]:
 
 
 Profiles = Annotated[
-    # TOML arrays are lists, which strict mode refuses for a tuple
+    # strict=False, because TOML arrays are lists, which strict mode refuses for a tuple
     tuple[str, ...],
     Field(strict=False, min_length=1),
     AfterValidator(_profiles),
@@ -259,7 +260,7 @@ class MigSettings(PolicyTable):
 
     @property
     def grows(self) -> bool:
-        """May requests change the instances of the device?"""
+        """May requests add MIG instances to the device or remove them?"""
         return self.layout is None if self.dynamic is None else self.dynamic
 
 
@@ -271,14 +272,14 @@ ModeOrAuto = Literal["auto", "mig", "mps", "preload", "exclusive", "unmanaged"]
 
 
 def modes_of(settings: str) -> list[str]:
-    """The modes of rules that may have this table of settings; preload and mps can share MIG
-    instances too.
+    """The modes of [[device]] rules that may have this table of settings. Settings of preload and mps are
+    also allowed with mode mig, because these modes can share MIG instances.
     """
     return ["auto", settings, *(["mig"] if settings in ("preload", "mps") else [])]
 
 
 def _settings_fit_mode(schema: dict[str, Any]) -> None:
-    """Adds to the schema the check of rules.py that settings fit the rule's mode."""
+    """Adds a check to the schema that a rule's settings fit its mode; rules.py makes the same check."""
     schema["allOf"] = [
         {"if": {"required": [name]}, "then": {"properties": {"mode": {"enum": modes_of(name)}}}}
         for name in MODES_WITH_SETTINGS
@@ -320,7 +321,7 @@ class DeviceRule(PolicyTable):
 
 
 class PlannerSettings(PolicyTable):
-    """The choice among the devices that fit."""
+    """How a device is chosen among those that fit."""
 
     strategy: Literal["pack", "spread"] = Field(
         "pack", description="pack fills the fullest device that fits, spread takes the emptiest"
@@ -335,7 +336,9 @@ class PlannerSettings(PolicyTable):
 
 
 def _listen(value: str) -> str:
-    """Accepts loopback addresses only, because these pages have no access control."""
+    """Checks a listen address. Only loopback addresses are accepted, because the pages have no access
+    control.
+    """
     host, colon, port = value.rpartition(":")
     bare = host.removeprefix("[").removesuffix("]")
     try:
@@ -359,7 +362,7 @@ Listen = Annotated[
 
 
 class MetricsSettings(PolicyTable):
-    """Metrics for Prometheus; the Unix socket metrics.sock always serves them."""
+    """The table [metrics]: metrics for Prometheus. They are always served on the Unix socket metrics.sock."""
 
     listen: Listen = Field("", description="also by TCP at this loopback address; empty: not")
     workloads: bool = Field(
@@ -370,13 +373,15 @@ class MetricsSettings(PolicyTable):
 
 
 class HttpSettings(PolicyTable):
-    """The status page, read-only."""
+    """The table [http]: the read-only status page."""
 
     listen: Listen = Field("", description="serve it by TCP at this loopback address; empty: not at all")
 
 
 class RuntimeSettings(PolicyTable):
-    """Containers that runtime.sock starts in an allocation of their own."""
+    """The table [runtime]: containers that vgpu-runtime starts through runtime.sock, each in its own
+    allocation.
+    """
 
     users: bool = Field(
         False,
@@ -408,7 +413,9 @@ Names = Annotated[
 
 
 class QuotaRule(PolicyTable):
-    """One [[quota]] table; the first one that covers a user bounds the sum of all its allocations."""
+    """One [[quota]] table. The first quota that covers a user bounds the sum of all the user's
+    allocations.
+    """
 
     users: Names = Field((), description="the users, by the names that this host has for them")
     groups: Names = Field((), description="members of these groups, supplementary members too, by name")
@@ -432,8 +439,9 @@ class QuotaRule(PolicyTable):
         return bool(self.users or self.groups or self.gids)
 
     def covers(self, uid: int, gid: int, account: Account = BARE) -> bool:
-        """Does the quota cover the owner? One without users covers all but pods and root, which runs
-        agents."""
+        """Does the quota cover the owner? A quota that names no users or groups covers all owners except
+        pods, and root, which runs agents.
+        """
         if not (self.uids or self.gids or self.users or self.groups):
             return uid not in (0, ANYONE)
         is_member = gid in self.gids or not account.gids.isdisjoint(self.gids)
@@ -442,7 +450,7 @@ class QuotaRule(PolicyTable):
 
 
 class PoolSettings(PolicyTable):
-    """Settings for suspended tenants, whose device memory is in host memory."""
+    """The table [pool]: settings for suspended tenants, whose device memory is in host memory."""
 
     host_memory: MemoryBytes | None = Field(
         None,
@@ -494,7 +502,7 @@ class Policy(PolicyTable):
         return next((rule for rule in self.quota if rule.covers(uid, gid, account)), None)
 
 
-# every table by its name in TOML, without array numbers
+# Every table by its name in TOML, without array numbers.
 TABLES: dict[str, type[BaseModel]] = {
     "": Policy,
     "planner": PlannerSettings,

@@ -7,7 +7,9 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A place in a policy file; without a file it is the built-in default, without a line the whole file."""
+    """A place in a policy file. Without a line it is the whole file; without a file it is the built-in
+    default.
+    """
 
     file: Path | None = None
     line: int | None = None
@@ -24,7 +26,7 @@ BUILT_IN = Origin()
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A problem of a policy file; `key` is the key path as text, "" for the whole file."""
+    """A problem in a policy file. `key` is the key path as text, or "" for the whole file."""
 
     origin: Origin
     key: str
@@ -37,6 +39,6 @@ class Problem:
 
 
 def shown_path(path: Path) -> str:
-    """`path` as one line of valid text, whatever bytes the file name has."""
+    """The text of a path on one line. Bytes of the file name that are no valid text are replaced."""
     text = os.fsencode(path).decode("utf-8", "replace")
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

@@ -17,7 +17,7 @@ from vgpud.policy.locate import KeyPath, spell
 from vgpud.policy.model import MAX_RULES, MODES_WITH_SETTINGS, modes_of
 from vgpud.policy.origin import Origin, Problem
 
-# nvmlDeviceGetUUID of a physical GPU, as nvidia-smi -L prints it
+# UUID of a physical GPU as nvmlDeviceGetUUID and nvidia-smi -L give it
 _UUID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 Where = Callable[[KeyPath], Origin]
@@ -25,7 +25,7 @@ Where = Callable[[KeyPath], Origin]
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """One element of `device`, unparsed; `match` is None if it is invalid."""
+    """One [[device]] rule before it is validated. `match` is None if it is invalid."""
 
     path: KeyPath
     raw: Mapping[str, Any]
@@ -74,8 +74,8 @@ def subsumes(wide: Match, narrow: Match) -> bool:
 def _glob_subsumes(wide: str, narrow: str) -> bool:
     if wide == narrow:
         return True
-    # If `wide` has only stars, any text that they match in the pattern `narrow` they also match in the names
-    # that `narrow` matches. Brackets would break that: the pattern "[ab]" is longer than its matches.
+    # If `wide` has no wildcard other than stars, and they match the text of pattern `narrow`, they also match
+    # every name that `narrow` matches. Brackets are excluded: the pattern "[ab]" is longer than its matches.
     return not set("?[") & set(wide) and "[" not in narrow and fnmatchcase(narrow, wide)
 
 

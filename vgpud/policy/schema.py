@@ -1,4 +1,4 @@
-"""The JSON schema of the policy, for editors and checkers.
+"""Generates the JSON schema of the policy, for editors and checkers.
 
 After a change of the model run `python -m vgpud.policy.schema > configs/vgpud.schema.json`. A schema cannot
 express conditions across keys and rules (a rule hidden by an earlier one, memory_min above memory_max);
@@ -13,7 +13,7 @@ from vgpud.policy.model import Policy
 
 
 def schema() -> dict[str, Any]:
-    """JSON Schema, draft 2020-12, of a main file; a drop-in may leave `version` out."""
+    """The JSON Schema (draft 2020-12) of a main file. A drop-in may leave `version` out."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **_plain(Policy.model_json_schema()),
@@ -23,13 +23,13 @@ def schema() -> dict[str, Any]:
 
 
 def render() -> str:
-    """The content of the shipped file."""
+    """The content of the schema file in configs/."""
     return json.dumps(schema(), indent=2) + "\n"
 
 
 def _plain(node: dict[str, Any]) -> dict[str, Any]:
-    """Removes "or null" and pydantic's titles from the schema: TOML has no null, an optional key
-    is left out.
+    """Removes pydantic's titles and "or null" from the schema: TOML has no null, and an optional key is left
+    out.
     """
     kept: dict[str, Any] = {
         key: _plain_value(value)

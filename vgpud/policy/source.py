@@ -1,4 +1,4 @@
-"""One policy file: its values and the line of each key."""
+"""Reads one policy file: its values, and the line of each key."""
 
 import re
 import stat
@@ -12,7 +12,7 @@ from typing import Any
 from vgpud.policy.locate import MAX_DEPTH, KeyPath, TooDeepError, locate
 from vgpud.policy.origin import Origin, Problem
 
-# far more than a policy of MAX_RULES rules; a longer file could keep a parser busy
+# maximum size of a policy file: far more than MAX_RULES rules need; a longer file could keep a parser busy
 MAX_FILE_BYTES = 256 * 1024
 
 _POSITION = re.compile(r" \(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of document)\)$")
@@ -37,10 +37,10 @@ class Source:
 
 
 def read(path: Path) -> Source | Problem:
-    """The file at `path`, or the reason why it cannot be read."""
+    """Reads the file at `path`. Returns a Problem if it cannot be read."""
     try:
         raw = _read_bytes(path)
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+    except (OSError, ValueError) as error:  # ValueError: the path contains a NUL
         reason = getattr(error, "strerror", None) or str(error)
         return Problem(Origin(path), "", f"cannot be read: {reason.lower()}", "check the path and its mode")
     if isinstance(raw, Problem):
@@ -55,7 +55,7 @@ def read(path: Path) -> Source | Problem:
 
 
 def parse(path: Path, text: str) -> Source | Problem:
-    """`text` as the content of `path`, or the reason why it is not TOML."""
+    """Parses `text` as the content of `path`. Returns a Problem if the text is not TOML."""
     lines: Mapping[KeyPath, int] = {}
     try:
         lines = locate(text)
@@ -63,12 +63,12 @@ def parse(path: Path, text: str) -> Source | Problem:
         sentence = f"is nested more than {MAX_DEPTH} levels deep"
         return Problem(Origin(path, error.line), "", sentence, "a policy has four levels")
     except ValueError:
-        pass  # tomllib below gives a better message
+        pass  # tomllib, which is called next, gives a better message
     try:
         return Source(path, tomllib.loads(text), lines)
     except tomllib.TOMLDecodeError as error:
         return _malformed(path, text, str(error))
-    except ValueError:  # of int()
+    except ValueError:  # int() refuses a number with too many digits
         digits = sys.get_int_max_str_digits()
         return Problem(Origin(path), "", f"is not TOML: a number has more than {digits} digits")
 

@@ -1,4 +1,4 @@
-"""Which users can change what a path leads to: they have the rights of a program that obeys it."""
+"""Finds out which users can change a file. Such a user gets the rights of the program that obeys the file."""
 
 import os
 import stat
@@ -6,23 +6,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-_MOST_LINKS = 40  # MAXSYMLINKS of Linux
+_MOST_LINKS = 40  # the same limit as the kernel's MAXSYMLINKS
 
 
 class Distrust(NamedTuple):
-    """A user other than the trusted ones can change what a path leads to, and how to mend it."""
+    """Says that a user other than the trusted ones can change a file, and how to repair that."""
 
     sentence: str
     fix: str
 
 
 def distrust(path: Path, trusted_uid: int = 0) -> Distrust | None:
-    """None if root and `trusted_uid` alone can change the file or folder `path`, by its own rights or by
-    those of a folder or symlink on the way. The answer None stays true until one of them changes it. Raises
-    OSError.
+    """Checks who can change the file or folder `path`. Returns None if only root and `trusted_uid` can, by
+    their rights on `path` and on each folder and symlink on the way. A result None stays true until one of
+    these two changes them. Raises OSError.
 
-    A folder on the way may be writable if it is sticky, as /tmp is, because what it holds has owners of its
-    own; `path` itself may not. The groups of `trusted_uid` are trusted if that is not root.
+    A folder on the way may be writable for others if it is sticky, as /tmp is, because its entries have their
+    own owners; `path` itself may not. The groups of `trusted_uid` are trusted if that is not root.
     """
     whole = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would hide the links
     for place, status in _way(whole):
@@ -39,7 +39,7 @@ def distrust(path: Path, trusted_uid: int = 0) -> Distrust | None:
 
 
 def _way(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Each folder, symlink and file that the kernel passes on the way to `path`, from the root on."""
+    """Yields each folder, symlink and file that the kernel passes on the way to `path`, from the root on."""
     left, at, links = list(reversed(path.parts[1:])), Path("/"), 0
     yield at, at.lstat()
     while left:
@@ -56,7 +56,7 @@ def _way(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
         links += 1
         target = here.readlink()
         if links > _MOST_LINKS:
-            return  # to open it fails with ELOOP
+            return  # opening such a path fails with ELOOP
         if target.is_absolute():
             at = Path("/")
         left += reversed(target.parts[1:] if target.is_absolute() else target.parts)

@@ -41,7 +41,7 @@ def explain(error: ErrorDetails) -> tuple[str, str]:
 
 
 def shown(value: object) -> str:
-    """A value of TOML in a few words on one line."""
+    """A TOML value in a few words on one line, for a sentence."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):

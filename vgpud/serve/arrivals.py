@@ -1,4 +1,4 @@
-"""Accepted connections that wait for their turn to be identified."""
+"""Holds accepted connections until it is their turn to be identified."""
 
 import asyncio
 import socket
@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 
 class Arrivals:
-    """The connections by user: at most `total`, of which `per_user` of each user.
+    """Waiting connections by user: at most `total`, of which at most `per_user` of each user.
 
-    When `total` wait, the latest of the user with the most gives way to a user with fewer, so that a few
-    users cannot keep all others out.
+    When `total` connections wait, a new one of a user with fewer replaces the latest one of the user with the
+    most. So a few users cannot keep all others out.
     """
 
     def __init__(self, total: int, per_user: int) -> None:
@@ -19,9 +19,9 @@ class Arrivals:
         self._count = 0
 
     def add(self, user: int, connection: socket.socket, wait: Callable[[], asyncio.Task[None]]) -> str:
-        """Adds the connection and starts its wait, whose task must call `remove`; or closes the connection.
+        """Adds a connection and starts its wait, whose task must call `remove`; or closes the connection.
 
-        Returns why this or another connection was closed; "" if none was.
+        Returns why this or another connection was closed; "" if none was closed.
         """
         own, why = len(self._waiting.get(user, ())), ""
         if own >= self._per_user:
@@ -40,7 +40,7 @@ class Arrivals:
         return why
 
     def remove(self, user: int, connection: socket.socket) -> None:
-        """Its turn has come."""
+        """Removes a connection whose turn has come."""
         own = self._waiting[user]
         del own[connection]
         self._count -= 1
