@@ -12,8 +12,9 @@ from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.policy.layers import PolicyPaths
 
 _INSTALLED_LIBRARIES = Path("/usr/lib/vgpud")
-_KUBELET_SOCKET = "plugins_registry/gpu.vgpud.io-reg.sock"  # the longest socket name below the kubelet's root
-_SOCKET_BYTES = 107  # of a path in sockaddr_un, unix(7)
+# the longest path of a socket below the kubelet's root folder
+_KUBELET_SOCKET = "plugins_registry/gpu.vgpud.io-reg.sock"
+_SOCKET_BYTES = 107  # maximum length of a socket's path in sockaddr_un (unix(7))
 
 
 class Settings(BaseSettings):
@@ -77,7 +78,7 @@ class Settings(BaseSettings):
     def policy_paths(self) -> PolicyPaths:
         return PolicyPaths(
             main=self.config,
-            # if a given path does not exist, it is an error, and not the built-in policy
+            # If a configured path does not exist, that is an error; the built-in policy is not used.
             main_required="config" in self.model_fields_set,
             vendor_dir=_INSTALLED_LIBRARIES / "conf.d",
             run_dir=self.run_dir / "conf.d",
@@ -87,7 +88,7 @@ class Settings(BaseSettings):
 
     @property
     def node(self) -> str:
-        """The node's name; by default the kubelet's default."""
+        """The node's name in Kubernetes. The default is the same as the kubelet's."""
         return self.node_name or socket.gethostname().lower()
 
     @property

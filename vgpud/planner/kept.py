@@ -3,7 +3,7 @@
 Kept memory does not count as allocated: the planner gives the room to other tenants, and an eviction frees
 the kept memory first. For each device:
 
-limits of the tenants on it + memory of the others that cannot move + kept memory <= capacity
+    limits of the tenants on it + memory of the others that cannot move + kept memory <= capacity
 """
 
 from collections.abc import Mapping

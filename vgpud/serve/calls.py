@@ -1,4 +1,4 @@
-"""The methods of vgpud.v1.Vgpud in the form of grpc.aio: bytes in, bytes out, errors as status details."""
+"""Implements the methods of vgpud.v1.Vgpud for grpc.aio: bytes in, bytes out, errors as status details."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -29,10 +29,12 @@ log = structlog.get_logger(__name__)
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Vgpud"]
 
-_DELIVERIES_PER_USER = 4  # concurrent deliveries of events
-# interval between deliveries, for all users other than root together: a tenth of the loop's time
+_DELIVERIES_PER_USER = 4  # maximum of concurrent deliveries of events to one user
+# Interval between deliveries of events to all users other than root together: they take a tenth of the event
+# loop's time.
 _DELIVERY_SECONDS = 1 / 500
-# what the begin of a watch counts that reads the history, so that beginning again and again delays no change
+# Number of deliveries for which the start of a watch counts if it reads past events. So repeated starts delay
+# no change.
 _HISTORY_DELIVERIES = 10
 _TAKE_SECONDS = 30.0
 
@@ -40,18 +42,18 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Calls:
-    """Binds each method to its handler."""
+    """Binds each method of the service to its handler."""
 
     def __init__(self, keeper: Keeper, peers: PeerTable, drop: Callable[[str], None]) -> None:
         self.running = Running()
         self._keeper = keeper
         self._peers = peers
         self._drop = drop
-        # the encoded bytes of the last event, with and without its edits
+        # The encoded bytes of the last event, with the allocation's edits (True) and without (False).
         self._written: dict[bool, tuple[Event, Allocation | None, bytes]] = {}
-        # deliveries are paced, so that an event for thousands of watchers of one user does not delay other
-        # users
-        self._next_delivery = 0.0  # time of the daemon's clock
+        # Deliveries are paced, so that an event for thousands of watchers of one user does not delay other
+        # users.
+        self._next_delivery = 0.0  # time of the daemon's clock at which the next delivery may begin
         self._deliveries: WeakValueDictionary[int, asyncio.Semaphore] = WeakValueDictionary()
         self._stopping = asyncio.Event()
 
@@ -67,7 +69,7 @@ class Calls:
         """Ends the watches, which never end by themselves, and refuses new calls."""
         self._stopping.set()
 
-    # --- one request, one reply
+    # --- calls with one request and one reply
 
     def _unary(self, name: str, handler: Handler) -> Callable[[bytes, Context], Any]:
         request_class = GetMessageClass(SERVICE.methods_by_name[name].input_type)
@@ -109,7 +111,7 @@ class Calls:
             return None
 
         async def release(held: pb.Allocation) -> None:
-            # the caller did not get the allocation's id, so no caller can release it
+            # the caller did not get the allocation's id, so it cannot release the allocation
             try:
                 with audit.because(f"uid {caller.uid} left before its reply, and no caller can name it"):
                     await self._keeper.release(held.id, caller, force=True)
@@ -119,7 +121,7 @@ class Calls:
 
         return release
 
-    # --- a stream
+    # --- the watch of events
 
     async def _watch(self, data: bytes, context: Context) -> None:
         try:
@@ -139,13 +141,14 @@ class Calls:
             async with turns:
                 await self._delivery_turn(_HISTORY_DELIVERIES)
         events = self._keeper.subscribe(asked.after_revision if asked.HasField("after_revision") else None)
-        # a watch is asked to stop instead of cancelled, because a cancellation might interrupt grpc during a
-        # write
+        # A watch is asked to stop and not cancelled, because a cancellation might interrupt grpc during a
+        # write.
         stopping = asyncio.ensure_future(self._stopping.wait())
         upcoming = asyncio.ensure_future(anext(events, None))
         try:
             await asyncio.sleep(0)
-            if not upcoming.done():  # the watcher is subscribed now, which the metadata reports to the caller
+            # no event is waiting: the metadata tells the caller now that it is subscribed
+            if not upcoming.done():
                 await context.send_initial_metadata(())
             while True:
                 await asyncio.wait((upcoming, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -172,7 +175,9 @@ class Calls:
         await asyncio.sleep(self._next_delivery - now)
 
     def _shown(self, caller: Caller, happened: Event, held: Allocation | None) -> bytes:
-        """The bytes of an event for this caller, encoded once for all watchers with the same rights on it."""
+        """The bytes of an event for this caller. They are encoded once for all watchers with the same rights
+        on the allocation.
+        """
         sees = held is not None and may_see_edits(caller, held.request.owner.uid)
         before = self._written.get(sees)
         if before is None or before[0] is not happened or before[1] is not held:
@@ -181,7 +186,7 @@ class Calls:
         return before[2]
 
     async def _write(self, data: bytes, context: Context) -> None:
-        """Sends an event. A watcher that does not read it in time loses its connection."""
+        """Sends an event to a watcher. A watcher that does not read it in time loses its connection."""
         timer = asyncio.get_running_loop().call_later(_TAKE_SECONDS, self._drop, context.peer())
         try:
             await context.write(data)
@@ -190,7 +195,7 @@ class Calls:
 
 
 def parse(request_class: type[Message], data: bytes) -> Any:  # noqa: ANN401
-    """The request in `data`. Raises VgpuError(BAD_REQUEST)."""
+    """Parses the request message in `data`. Raises VgpuError(BAD_REQUEST)."""
     try:
         return request_class.FromString(data)
     except DecodeError:

@@ -1,4 +1,4 @@
-"""Loops that are restarted after a bug, and waits for changes of the node."""
+"""Runs loops that are restarted after a bug, and waits for changes of the node."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -12,14 +12,14 @@ from vgpud.serve.keeper import Keeper
 
 log = structlog.get_logger(__name__)
 
-Work = Callable[[], Awaitable[None]]  # a function or a method
-_MOST_SECONDS = 60.0  # longest wait before a failed loop is started again
+Work = Callable[[], Awaitable[None]]  # the work of a loop: a function or a method
+_MOST_SECONDS = 60.0  # maximum wait before a failed loop is started again
 
 
 async def run_all(works: Sequence[Work], retry_seconds: float) -> None:
-    """Runs all loops until it is cancelled. A loop that fails is logged and restarted, with a back-off from
-    `retry_seconds` to one minute; other loops, calls and tenants continue. An event loop or a ledger that
-    hangs ends vgpud, by systemd's watchdog.
+    """Runs all loops until it is cancelled. If a loop fails, the error is logged and the loop is restarted
+    after a back-off of `retry_seconds` up to one minute; other loops, calls and tenants continue. If the
+    event loop or the ledger hangs, systemd's watchdog ends vgpud.
     """
     tasks = [asyncio.ensure_future(_run_always(work, retry_seconds)) for work in works]
     try:
@@ -58,8 +58,8 @@ async def set_at_changes(keeper: Keeper, changed: asyncio.Event, pause_seconds: 
 
 
 async def until_changed(changed: asyncio.Event, most_seconds: float, settle_seconds: float) -> None:
-    """Waits for a change, at most `most_seconds`, and then `settle_seconds` more, because further changes may
-    follow.
+    """Waits for a change, for at most `most_seconds`. After a change it waits `settle_seconds` more, because
+    further changes may follow.
     """
     try:
         async with asyncio.timeout(most_seconds):

@@ -1,10 +1,10 @@
-"""Limits what a user's connections send on to grpcio: the calls that wait there, and the event loop's time
-for bytes.
+"""Limits what a user's connections send on to grpcio: the number of calls that wait there, and the event
+loop's time for their bytes.
 
-grpcio has one queue of calls for all connections, from which the event loop takes one at a time. While it is
-longer than `grpc.server.max_pending_requests`, grpcio cancels new calls at random, also of other
-users. So the relay counts the calls that it passes on, and reads nothing from a user with MOST_QUEUED of
-them.
+grpcio has one queue of calls for all connections, from which the event loop takes one at a time. If the queue
+is longer than `grpc.server.max_pending_requests`, grpcio cancels new calls at random, also those of other
+users. So the relay counts the calls that it passes on, and stops reading from a user who has MOST_QUEUED
+calls in the queue.
 """
 
 import asyncio
@@ -14,26 +14,27 @@ from collections.abc import Callable
 from vgpud import clock
 
 MOST_QUEUED = 8
-# a call that grpcio refuses by itself, or that its caller resets, is never taken
+# time after which a call counts as taken: a call that grpcio refuses, or that its caller resets, is never
+# taken
 _QUEUED_SECONDS = 1.0
-_TIME_SHARE = 0.2  # of the event loop, for bytes of one user
+_TIME_SHARE = 0.2  # part of the event loop's time that may be spent on the bytes of one user
 _TIME_AT_ONCE_SECONDS = 0.005
 _LOOK_SECONDS = 0.01
 
-_PREFACE_BYTES = 24  # RFC 9113, 3.4
-_HEAD_BYTES = 9  # 4.1: length of the payload in 3 bytes, type, flags, stream
+_PREFACE_BYTES = 24  # length of HTTP/2's connection preface: RFC 9113, 3.4
+_HEAD_BYTES = 9  # length of a frame's head, RFC 9113, 4.1: payload length in 3 bytes, type, flags, stream
 _HEADERS = 1
 
 
 class StreamCounter:
-    """Counts the streams that a client opens, in its bytes as they come.
+    """Counts the streams that a client opens, from the bytes that it sends.
 
-    What it counts for a peer that does not speak HTTP/2 means nothing; grpcio closes that connection.
+    For a peer that does not speak HTTP/2 the count means nothing; grpcio closes such a connection.
     """
 
     def __init__(self) -> None:
-        self._skip = _PREFACE_BYTES  # to the next head
-        self._cut = b""  # a head whose end is to come
+        self._skip = _PREFACE_BYTES  # bytes to the next frame head
+        self._cut = b""  # the beginning of a frame head whose end has not arrived yet
 
     def count(self, piece: memoryview) -> int:
         if self._cut:
@@ -50,11 +51,11 @@ class StreamCounter:
 
 
 class Gate:
-    """Of one user. Root's is always open."""
+    """Decides when more is read from one user's connections. Root's gate is always open."""
 
     def __init__(self, always_open: bool = False) -> None:
         self._always_open = always_open
-        self._queued: deque[float] = deque()  # times at which connections were passed on
+        self._queued: deque[float] = deque()  # times at which calls in the queue were passed on
         self._waiting: deque[Callable[[], None]] = deque()
         self._debt_seconds, self._debt_at = 0.0, 0.0
         self._look: asyncio.TimerHandle | None = None
@@ -64,18 +65,20 @@ class Gate:
         return self._always_open or (self._room() > 0 and self._debt() < _TIME_AT_ONCE_SECONDS)
 
     def wait(self, resume: Callable[[], None]) -> None:
-        """`resume` once it is open; those that wait come one after the other."""
+        """Calls `resume` when the gate is open. Waiting connections are resumed one after the other."""
         self._waiting.append(resume)
         self._look_later()
 
     def passed(self, calls: int, seconds: float) -> None:
-        """So many calls were passed on to grpcio; it took the event loop `seconds`."""
+        """Records that `calls` calls were passed on to grpcio, and that this took the event loop
+        `seconds`.
+        """
         if not self._always_open:
             self._queued.extend([clock.now()] * calls)
             self._debt_seconds = self._debt() + seconds
 
     def taken(self) -> None:
-        """The event loop has one of the calls."""
+        """Records that the event loop has taken one of the calls from grpcio's queue."""
         if self._queued:
             self._queued.popleft()
         self._resume(1)

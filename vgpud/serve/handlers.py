@@ -1,6 +1,6 @@
-"""One function for each call of vgpud.proto: (keeper, caller, request) -> reply.
+"""Handles the calls of vgpud.proto. Each call has one function: (keeper, caller, request) -> reply.
 
-The caller is the peer as the kernel identified it. Each raises VgpuError.
+The caller is the peer as the kernel identified it. Each function raises VgpuError.
 """
 
 import asyncio
@@ -154,7 +154,9 @@ async def defrag(keeper: Keeper, caller: Caller, asked: pb.DefragRequest) -> pb.
 
 
 async def list_mps(keeper: Keeper, caller: Caller, asked: pb.ListMpsRequest) -> pb.ListMpsReply:
-    """Lists MPS daemons. Command lines are shown to their own user and to administrators only."""
+    """Lists MPS daemons. A command line is shown only to the user whose process it is, and to
+    administrators.
+    """
     daemons = await keeper.operations.mps()
     return pb.ListMpsReply(
         daemons=[encode.mps_daemon(one, lambda uid: caller.is_admin or uid == caller.uid) for one in daemons]
@@ -179,7 +181,9 @@ async def drain_device(keeper: Keeper, caller: Caller, asked: pb.DrainDeviceRequ
 
 
 async def list_mig(keeper: Keeper, caller: Caller, asked: pb.ListMigRequest) -> pb.ListMigReply:
-    """Lists MIG instances. Command lines are shown to their own user and to administrators only."""
+    """Lists MIG instances. A command line is shown only to the user whose process it is, and to
+    administrators.
+    """
     views = await _mig(keeper).devices()
     return pb.ListMigReply(
         devices=[encode.mig_device(view, lambda uid: caller.is_admin or uid == caller.uid) for view in views]
@@ -211,7 +215,9 @@ async def get_usage(keeper: Keeper, caller: Caller, asked: pb.GetUsageRequest) -
 async def list_processes(
     keeper: Keeper, caller: Caller, asked: pb.ListProcessesRequest
 ) -> pb.ListProcessesReply:
-    """Lists processes. Command lines are shown to their own user and to administrators only."""
+    """Lists processes. A command line is shown only to the user whose process it is, and to
+    administrators.
+    """
     found = await keeper.processes()
     return encode.processes(found, lambda uid: caller.is_admin or uid == caller.uid)
 
@@ -244,7 +250,9 @@ async def reload_policy(
 
 
 def event_for(caller: Caller, happened: Event, held: Allocation | None) -> pb.Event:
-    """An event for this caller, with edits only if it may see them."""
+    """The message of an event for this caller. The allocation's edits are included only if the caller may see
+    them.
+    """
     shown = None if held is None else encode.allocation(held, with_edits=_sees_edits(caller, held))
     return encode.event(happened, shown)
 

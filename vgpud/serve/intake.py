@@ -1,8 +1,8 @@
-"""Bounds the gRPC load of one user: calls, messages being received, watches, and their durations.
+"""Bounds the gRPC load of one user: calls, messages being received, watches, and how long each may take.
 
 A message may take 128 KiB, so the number of messages in transit is bounded. The server passes each call on
-after its headers; the message is read here, in turn with the other messages of the same user. A caller that
-does not finish its message or read its reply in time loses its connection.
+after its headers. This module then reads the message, in turn with the other messages of the same user. A
+caller that does not finish its message or read its reply in time loses its connection.
 """
 
 import asyncio
@@ -24,30 +24,34 @@ from vgpud.serve.metered import Metered
 from vgpud.serve.peers import PeerTable
 
 Context = grpc.aio.ServicerContext[Any, Any]
-_READ_REST_FACTOR = 4.0  # calls of users other than root that change nothing get a fifth of the loop's time
-_LEAST_READ_SECONDS = 0.0005  # charged when such a call begins; the rest of what it takes when it ends
+# Pause factor: calls that change nothing, of users other than root, get a fifth of the event loop's time.
+_READ_REST_FACTOR = 4.0
+# Time that is charged when a call that changes nothing begins. The rest of its time is charged when it ends.
+_LEAST_READ_SECONDS = 0.0005
 
-Handler = Any  # grpc.RpcMethodHandler, which is not generic at run time
+Handler = Any  # a grpc.RpcMethodHandler, a class that is not generic at run time
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Bounds for each user and for all. A stranger is a caller at ro.sock."""
+    """The limits for each user and for all users. A stranger is a caller at ro.sock."""
 
     calls: int = 4096
     calls_per_user: int = 1024
     calls_per_stranger: int = 64
-    watches: int = 128  # bounded because each event goes to all of them
+    watches: int = 128  # maximum of watches, because each event goes to all of them
     watches_per_user: int = 16
     messages_per_user: int = 16
     unread_bytes_per_user: int = 32 * 1024 * 1024
-    root: int = 1024  # additional calls and watches for root only
+    root: int = 1024  # calls and watches that are reserved for root, in addition
     message_seconds: float = 5.0
     reply_seconds: float = 30.0
 
 
 class Intake(grpc.aio.ServerInterceptor):
-    """`drop` ends the connection of a peer, by grpc's name of it; `taken` is told of each call of a peer."""
+    """Bounds the load. `drop` ends the connection of a peer, named as in grpc. `taken` is called for each
+    call of a peer.
+    """
 
     def __init__(
         self, peers: PeerTable, drop: Callable[[str], None], taken: Callable[[str], None], bounds: Bounds
@@ -59,8 +63,8 @@ class Intake(grpc.aio.ServerInterceptor):
         self.calls = Shares(bounds.calls, bounds.calls_per_user, bounds.root)
         self.strangers_calls = Shares(bounds.calls, bounds.calls_per_stranger, bounds.root)
         self.watches = Shares(bounds.watches, bounds.watches_per_user, bounds.root)
-        self.unread_bytes: Counter[int] = Counter()  # bytes of replies, by user
-        self.receiving = 0  # messages in transit, each of which may have the largest size
+        self.unread_bytes: Counter[int] = Counter()  # bytes of replies that are not yet sent, by user
+        self.receiving = 0  # number of messages in transit, each of which may have the maximum size
         self._reads = Pace(_READ_REST_FACTOR)
         self._turns: WeakValueDictionary[int, asyncio.Semaphore] = WeakValueDictionary()
 
@@ -74,7 +78,9 @@ class Intake(grpc.aio.ServerInterceptor):
         return None if handler is None else self._bounded(name, handler)
 
     def _bounded(self, name: str, handler: Handler) -> Handler:
-        """Wraps a method. On the wire a request with one message is the same as a stream of one message."""
+        """Wraps a method so that its message is read here. (On the wire, a request of one message equals a
+        stream of one message.)
+        """
         coders = (handler.request_deserializer, handler.response_serializer)
         if handler.unary_unary is not None:
             inner = handler.unary_unary if name in CHANGING else self._paced(handler.unary_unary)
@@ -88,7 +94,7 @@ class Intake(grpc.aio.ServerInterceptor):
             caller = await self._admitted(context, self._shares_of)
             asked = await self._received(caller, context)
             reply = await inner(asked, context)
-            # grpc sends the reply after this function returns, and calls back when it is sent
+            # grpc sends the reply after this function has returned, and calls back when it is sent
             await self._owed(reply, caller, context)
             self._dropped_after(self._bounds.reply_seconds, context)
             return reply
@@ -98,9 +104,9 @@ class Intake(grpc.aio.ServerInterceptor):
     def _paced(
         self, inner: Callable[[Any, Context], Coroutine[Any, Any, Any]]
     ) -> Callable[[Any, Context], Any]:
-        """Wraps a call that changes nothing. Such calls begin in turns of the users and at a rate, so that
-        those of all users beside root get a part of the event loop's time. They may overlap: one can wait for
-        a device.
+        """Wraps a call that changes nothing. Such calls begin in turns of the users and at a limited rate, so
+        that all users except root together get a part of the event loop's time. Calls may overlap, because
+        one can wait for a device.
         """
 
         async def serve(asked: object, context: Context) -> Any:  # noqa: ANN401
@@ -125,7 +131,7 @@ class Intake(grpc.aio.ServerInterceptor):
         return serve
 
     def _dialogue(self, inner: Callable[[Any, Context], Any]) -> Callable[[Any, Context], Any]:
-        """Wraps reflection: a few requests, with the time of one reply for all of them."""
+        """Wraps gRPC reflection: a few requests, which together have the time limit of one reply."""
 
         async def serve(requests: Any, context: Context) -> AsyncIterator[Any]:  # noqa: ANN401
             await self._admitted(context, self._shares_of)
@@ -139,7 +145,9 @@ class Intake(grpc.aio.ServerInterceptor):
         return self.strangers_calls if caller.door is Door.READ else self.calls
 
     async def _admitted(self, context: Context, shares_of: Callable[[Caller], Shares]) -> Caller:
-        """The caller, who has a share until the call is over; or the call is refused, its message unread."""
+        """Admits a call and returns its caller, who has a share of the limits until the call ends. If the
+        call is refused, its message is not read.
+        """
         self._taken(context.peer())
         try:
             caller = self._peers.caller(context.peer())
@@ -175,7 +183,9 @@ class Intake(grpc.aio.ServerInterceptor):
         return asked
 
     async def _owed(self, reply: object, caller: Caller, context: Context) -> None:
-        """Counts a reply until it is sent. A user with too many unread replies is refused further ones."""
+        """Counts the bytes of a reply until it is sent. A user with too many unread bytes gets no further
+        replies.
+        """
         length = len(reply) if isinstance(reply, bytes) else 0
         unread = self.unread_bytes[caller.user]
         if unread and unread + length > self._bounds.unread_bytes_per_user and not caller.is_admin:
@@ -205,7 +215,7 @@ class Intake(grpc.aio.ServerInterceptor):
 
 
 def _when_over(context: Context, work: Callable[[], None]) -> None:
-    """Runs `work` when the call has ended and its data is sent."""
+    """Calls `work` when the call has ended and its data has been sent."""
     context.add_done_callback(lambda _: work())  # type: ignore[arg-type] # the stub names its parameter
 
 

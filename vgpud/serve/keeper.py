@@ -1,4 +1,4 @@
-"""The interface of the node for the doors."""
+"""The interface through which the daemon's servers use the node."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
@@ -26,7 +26,7 @@ from vgpud.policy.model import Policy
 
 
 class PolicyInForce(Protocol):
-    """The effective policy; `origins` are shown as text, "file:line" for each key path."""
+    """The effective policy. `origins` are shown as text, "file:line" for each key path."""
 
     @property
     def policy(self) -> Policy: ...
@@ -39,7 +39,7 @@ class PolicyInForce(Protocol):
 
 
 class Operations(Protocol):
-    """Operations on devices; all raise VgpuError."""
+    """Operations of administrators on devices. All raise VgpuError."""
 
     async def mps(self) -> tuple[MpsDaemon, ...]: ...
 
@@ -49,7 +49,7 @@ class Operations(Protocol):
 
 
 class MigOperations(Protocol):
-    """MIG layouts; all raise VgpuError."""
+    """Operations on MIG layouts. All raise VgpuError."""
 
     async def devices(self) -> tuple[MigDevice, ...]: ...
 
@@ -63,7 +63,7 @@ class MigOperations(Protocol):
 
 
 class Moves(Protocol):
-    """Moves of tenants to other devices; all raise VgpuError."""
+    """Moves tenants to other devices. All methods raise VgpuError."""
 
     async def move(
         self, allocation_id: str, caller: Caller, to: Sequence[str], source: str
@@ -71,7 +71,7 @@ class Moves(Protocol):
 
 
 class Relocations(Protocol):
-    """Moves that make room; all raise VgpuError."""
+    """Makes room by moves of tenants. All methods raise VgpuError."""
 
     async def plan(self, wanted: RoomWanted) -> DefragView: ...
 
@@ -81,16 +81,18 @@ class Relocations(Protocol):
 
 
 class Keeper(Protocol):
-    """The node. All methods raise VgpuError. Changes continue to their end even if the caller disconnects."""
+    """The node. All methods raise VgpuError. A change continues to its end even if the caller disconnects."""
 
     async def allocate(self, request: Request) -> Allocation: ...
 
     async def release(self, allocation_id: str, caller: Caller, force: bool) -> bool:
-        """Returns True if it was released already."""
+        """Releases an allocation. Returns True if it was released before."""
         ...
 
     async def name(self, allocation_id: str, workload: Workload) -> None:
-        """Records the names of what runs in the allocation. Does nothing if they are recorded."""
+        """Records the names that Kubernetes has for the program in the allocation. Does nothing if they are
+        recorded already.
+        """
         ...
 
     async def resize(
@@ -108,19 +110,21 @@ class Keeper(Protocol):
     def get(self, allocation_id: str) -> Allocation: ...
 
     def list(self) -> tuple[tuple[Allocation, ...], int]:
-        """The allocations, and the revision of this state."""
+        """The allocations, and the revision at which they were listed."""
         ...
 
     def standing(self, allocation: Allocation) -> str:
-        """The reason why a suspended allocation waits; empty for others."""
+        """What a suspended allocation waits for; empty for other allocations."""
         ...
 
     def marks(self, allocation: Allocation) -> tuple[Mark, ...]:
-        """The allocation's marks: findings that its limits do not cover."""
+        """The marks of an allocation: use of a device that its limits do not cover."""
         ...
 
     def memory_limit(self, allocation: Allocation) -> str:
-        """What enforces the memory limit of a preload allocation: "driver" or "libvgpu"; empty for others."""
+        """What enforces the memory limit of an allocation in mode preload: "driver" or "libvgpu"; empty for
+        other modes.
+        """
         ...
 
     async def slice_use(self, allocation: Allocation) -> tuple[SliceUse, ...]: ...
@@ -128,7 +132,7 @@ class Keeper(Protocol):
     async def plan(self, request: Request) -> tuple[Decision, tuple[Step, ...]]: ...
 
     async def devices(self) -> tuple[tuple[DeviceView, ...], int]:
-        """The devices, and the revision of this state."""
+        """The devices, and the revision at which they were listed."""
         ...
 
     async def look(self) -> None:
@@ -138,7 +142,7 @@ class Keeper(Protocol):
     def describe(self) -> NodeDescription: ...
 
     def subscribe(self, after_revision: int | None) -> AsyncIterator[tuple[Event, Allocation | None]]:
-        """Subscribes at the first step of the iterator, which can raise BAD_REVISION."""
+        """Yields events. The iterator subscribes at its first step, which can raise BAD_REVISION."""
         ...
 
     async def metered(self) -> Metered: ...

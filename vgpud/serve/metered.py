@@ -1,4 +1,6 @@
-"""Measures the event loop's time that one piece of work takes, whatever runs between its steps."""
+"""Measures the event loop's time that one piece of work takes, without the time of other work between its
+steps.
+"""
 
 import time
 from collections.abc import Callable, Coroutine, Generator
@@ -28,5 +30,5 @@ class Metered(Generic[T]):
                 self.seconds += time.thread_time() - began
             try:
                 step, given = self._work.send, (yield awaited)
-            except BaseException as error:  # a cancellation, above all
+            except BaseException as error:  # above all CancelledError, which the measured work must get
                 step, given = self._work.throw, error

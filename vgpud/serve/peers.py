@@ -20,16 +20,18 @@ from vgpud.model.tenancy import Lifetime, Owner
 from vgpud.node.tenants.users import SUBORDINATE, namespace_owner
 
 _UCRED = struct.Struct("iII")  # struct ucred of unix(7): pid, uid, gid
-# the line with the pid in a pidfd's fdinfo, pidfd_open(2)
+# line with the pid in the fdinfo of a pidfd (pidfd_open(2))
 _FDINFO_PID = re.compile(rb"^Pid:\s*(-?\d+)$", re.MULTILINE)
-_SO_PEERPIDFD = 77  # asm-generic/socket.h, since Linux 6.5; the socket module lacks it
+_SO_PEERPIDFD = 77  # value in asm-generic/socket.h, since Linux 6.5; Python's socket module lacks it
 # 12 s in all: vgpud.proc refuses the questions about a user's processes for 10 s after four without answer
 _TRIES, _RETRY_SECONDS = 120, 0.1
 T = TypeVar("T")
 
 
 def user_of(connection: socket.socket) -> int:
-    """The user whose uid called connect(2), which is known at once. Raises OSError if the socket is gone."""
+    """The user whose uid called connect(2), which the kernel knows at once. Raises OSError if the socket was
+    closed.
+    """
     return SUBORDINATE.user_of(_credentials(connection)[1])
 
 
@@ -71,7 +73,9 @@ def _credentials(connection: socket.socket) -> tuple[int, int, int]:
 
 
 def _process(connection: socket.socket, pid: int, uid: int) -> tuple[Lifetime, int | None]:
-    """The peer's process, and the user who made its user namespace. `uid` is the effective one at connect."""
+    """The peer's process, and the user who made its user namespace. `uid` is the effective uid at
+    connect(2).
+    """
     if pid <= 0:
         return Lifetime(), None
     pidfd = _pidfd(connection, pid, uid)
@@ -86,16 +90,16 @@ def _process(connection: socket.socket, pid: int, uid: int) -> tuple[Lifetime, i
 
 
 def _made_by(pid: int) -> int | None:
-    """As namespace_owner; None, too, where vgpud lacks the right to ask. Raises OSError."""
+    """As namespace_owner, but None if vgpud has no right to ask. Raises OSError."""
     try:
         return namespace_owner(pid)
-    except PermissionError:  # vgpud is not root's
+    except PermissionError:  # vgpud does not run as root
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class PassedProcess:
-    """A process that a caller passed as a pidfd; `user` is the user that it counts for."""
+    """A process that a caller passed as a pidfd. `user` is the user to whom the process is counted."""
 
     pid: int
     start_ticks: int
@@ -120,8 +124,8 @@ def passed_process(pidfd: int) -> PassedProcess | None:
 
 
 def _pidfd(connection: socket.socket, pid: int, uid: int) -> int:
-    """A pidfd of the peer. Raises OSError if the peer has ended. Before Linux 6.5 the kernel gives only its
-    pid; the process with that pid is accepted only if it has the peer's uid.
+    """Opens a pidfd of the peer. Raises OSError if the peer has ended. Before Linux 6.5 the kernel gives only
+    the peer's pid; the process with that pid is accepted only if it has the peer's uid.
     """
     try:
         return connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
@@ -136,9 +140,9 @@ def _pidfd(connection: socket.socket, pid: int, uid: int) -> int:
 
 
 class PeerTable:
-    """The callers, by the name to which the relay's connection for them is bound.
+    """The callers, by the name to which the relay binds the socket of each connection.
 
-    A daemon never uses a name twice, so a call that outlives its connection is never attributed to another
+    The daemon never uses a name twice, so a call that outlives its connection is never attributed to another
     caller.
     """
 
@@ -160,12 +164,12 @@ class PeerTable:
         return self._served_by_user[user]
 
     def greediest(self) -> tuple[int, int]:
-        """The user with the most connections, and their number; root is not counted."""
+        """The user with the most connections, and their number. Root is not counted."""
         others = ((user, count) for user, count in self._served_by_user.items() if user != 0)
         return max(others, key=lambda one: one[1], default=(0, 0))
 
     def oldest_of(self, user: int) -> str:
-        """The name of the oldest connection of this user; "" if it has none."""
+        """The name of this user's oldest connection; "" if the user has none."""
         own = (name for name, (caller, refusal) in self._peers.items() if caller.user == user and not refusal)
         return next(own, "")
 
@@ -176,8 +180,8 @@ class PeerTable:
         return self._peers[name][1] is not None
 
     def add(self, caller: Caller, refusal: VgpuError | None = None) -> str:
-        """Adds a caller and returns the name for its connection. With a `refusal`, each of its calls is
-        answered by that error.
+        """Adds a caller and returns the name for its connection. With a `refusal`, each call of the caller is
+        answered with that error.
         """
         self._made += 1
         name = f"c{self._made}"
@@ -198,7 +202,7 @@ class PeerTable:
             del self._served_by_user[user]
 
     def caller(self, grpc_peer: str) -> Caller:
-        """The caller, by grpc's name of the peer: "unix:/folder/name", percent-encoded.
+        """The caller of a gRPC call, from grpc's name of the peer: "unix:/folder/name", percent-encoded.
 
         Raises VgpuError: the caller's refusal, or NOT_ALLOWED for a peer that did not connect through the
         relay.

@@ -1,4 +1,4 @@
-"""Checks a caller's rights: the door of a call (api/doors.py), and ownership."""
+"""Raises VgpuError(NOT_ALLOWED) if the caller's socket has too few rights for `method`."""
 
 from vgpud.api.doors import LEAST_DOOR, SOCKET_NAMES
 from vgpud.model.caller import Caller, Door
@@ -22,7 +22,7 @@ def check_door(method: str, caller: Caller) -> None:
 
 
 def check_owner_override(caller: Caller) -> None:
-    """Raises VgpuError(NOT_ALLOWED) unless the caller may allocate for another user."""
+    """May the caller see an allocation's environment and paths? The owner and administrators may."""
     if not caller.is_admin:
         raise VgpuError(
             ErrorCode.NOT_ALLOWED,

@@ -1,8 +1,8 @@
 """Copies bytes between two connected sockets on the event loop, in both directions, until one is closed.
 
-Raw sockets and reader callbacks: one receive and one send for a message, no copy kept unless the
-other side is slow, and then no more is read until it has taken that. The caller's gate
-(vgpud/serve/gate.py) says when more of it is read.
+It uses raw sockets and reader callbacks: one receive and one send for a message. Data is stored only if the
+other side is slow, and then nothing more is read until the other side has taken that data. The caller's gate
+(vgpud/serve/gate.py) says when more is read from the caller.
 """
 
 import asyncio
@@ -13,13 +13,15 @@ from functools import partial
 
 from vgpud.serve.gate import Gate, StreamCounter
 
-_CHUNK_BYTES = 32 * 1024  # of frames of 9 bytes the counter has 1 ms of work
+_CHUNK_BYTES = 32 * 1024  # size of a chunk: if it consists of frames of 9 bytes, counting them takes 1 ms
 
 
 class Pump:
-    """Between a caller, `near`, and grpcio, `far`. `ended` is called once, after both sockets are closed."""
+    """Copies between a caller, `near`, and grpcio, `far`. `ended` is called once, after both sockets are
+    closed.
+    """
 
-    # one shared buffer: a chunk is sent or stored before the loop runs other callbacks
+    # One buffer is shared by all pumps: a chunk is sent or stored before the event loop runs other callbacks.
     _buffer = bytearray(_CHUNK_BYTES)
     _view = memoryview(_buffer)
 
@@ -51,7 +53,7 @@ class Pump:
         self._ended()
 
     def taken(self) -> None:
-        """Called when the event loop has taken over a call of this connection."""
+        """Called when the event loop has taken a call of this connection from grpcio."""
         self._gate.taken()
 
     def _read(self, source: socket.socket) -> None:

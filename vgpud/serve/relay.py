@@ -1,7 +1,7 @@
-"""The relay between the public sockets and grpcio, which cannot identify its caller on a Unix socket.
+"""Relays connections from the public sockets to grpcio, which cannot identify its caller on a Unix socket.
 
-It accepts a connection, gets the peer's credentials from the kernel, and connects to grpcio from a socket
-with a unique name. grpcio reports this name as the peer, and the server looks the caller up by it.
+The relay accepts a connection, gets the peer's credentials from the kernel, and connects to grpcio from a
+socket with a unique name. grpcio reports this name as the peer, and the server looks the caller up by it.
 """
 
 import asyncio
@@ -31,8 +31,9 @@ from vgpud.serve.pump import Pump
 
 log = structlog.get_logger(__name__)
 
-_ACCEPTS_AT_ONCE = 8  # the other callers wait meanwhile
-_ARRIVAL_REST_FACTOR = 9  # users who connect again and again get a tenth of the loop together
+_ACCEPTS_AT_ONCE = 8  # maximum of connections accepted in one go, because other callers wait meanwhile
+# pause factor: users who connect again and again get a tenth of the event loop's time together
+_ARRIVAL_REST_FACTOR = 9
 _CLOSED_PAUSE_SECONDS = 0.005
 _ACCEPT_PAUSE_SECONDS = 0.1
 _COMPLAIN_SECONDS = 60.0
@@ -40,18 +41,19 @@ _REFUSED_KEPT = 16
 _REFUSED_SECONDS = 1.0
 _CONNECT_RETRY_SECONDS = 0.01
 _CONNECT_TRIES = 500
-_DESCRIPTORS_PER_CONNECTION = 3  # the caller's, ours onwards, grpcio's
-_DESCRIPTORS_KEPT = 128  # for everything else in the daemon
-# accept(2): worth a later try
+_DESCRIPTORS_PER_CONNECTION = 3  # the caller's socket, the relay's socket to grpcio, and grpcio's socket
+_DESCRIPTORS_KEPT = 128  # descriptors that are kept for everything else in the daemon
+# errors of accept(2) after which a later attempt can succeed
 _SCARCE = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Bounds of open connections; the admin socket has `admin` additional ones.
+    """Limits of open connections. The admin socket has `admin` connections in addition.
 
-    `arrivals`: of accepted connections that wait for their turn; the processes of a job may all come at once.
-    `per_stranger`: a connection at ro.sock is refused if its user (except root) has this many at all sockets.
+    `arrivals` limits accepted connections that wait for their turn; the processes of a job may all connect at
+    once. `per_stranger`: a connection at ro.sock is refused if its user (except root) has this many
+    connections at all sockets.
     """
 
     total: int = 4096
@@ -73,8 +75,8 @@ class ConnectionLimits:
 
 
 class Relay:
-    """Serves the sockets in `listening` until it is closed. `onward` is grpcio's socket; `folder` contains
-    the names.
+    """Serves the sockets in `listening` until it is closed. `onward` is grpcio's socket. `folder` is where
+    the unique names are.
     """
 
     def __init__(
@@ -89,8 +91,8 @@ class Relay:
         self.onward = str(onward)
         self._folder = folder
         self._limits = limits
-        self._pumps: dict[str, Pump] = {}  # by the name of the onward connection
-        self._gates: WeakValueDictionary[int, Gate] = WeakValueDictionary()  # by user
+        self._pumps: dict[str, Pump] = {}  # the pumps by the name of their connection to grpcio
+        self._gates: WeakValueDictionary[int, Gate] = WeakValueDictionary()  # the gates by user
         self._connecting: set[asyncio.Task[None]] = set()
         self._arrivals = Arrivals(limits.arrivals, limits.arrivals_per_user)
         self._pace = Pace(_ARRIVAL_REST_FACTOR)
@@ -112,7 +114,7 @@ class Relay:
             self._loop.remove_reader(listener)
 
     async def close(self) -> None:
-        """Closes every connection; data in transit is lost."""
+        """Closes every connection. Data in transit is lost."""
         if self._accepting:
             self.stop_accepting()
         self._arrivals.close()
@@ -123,7 +125,7 @@ class Relay:
             pump.close()
 
     def drop(self, grpc_peer: str) -> None:
-        """Closes the connection that grpc knows by this name, with all its calls."""
+        """Closes the connection that grpc knows by this name, and so ends all its calls."""
         pump = self._pumps.get(name_in(grpc_peer))
         if pump is not None:
             self._complain(
@@ -133,12 +135,12 @@ class Relay:
             pump.close()
 
     def taken(self, grpc_peer: str) -> None:
-        """grpcio has handed over a call of this connection."""
+        """Records that the event loop has taken a call of this connection from grpcio."""
         pump = self._pumps.get(name_in(grpc_peer))
         if pump is not None:
             pump.taken()
 
-    # --- accepting
+    # --- accepting connections
 
     def _accept(self, door: Door, listener: socket.socket) -> None:
         closed = False
@@ -153,7 +155,8 @@ class Relay:
             connection.setblocking(False)
             closed |= not self._arrived(connection, door)
         if closed:
-            self._pause(door, listener, _CLOSED_PAUSE_SECONDS)  # the callers may come again at once
+            # a pause, because the closed callers may connect again at once
+            self._pause(door, listener, _CLOSED_PAUSE_SECONDS)
 
     def _arrived(self, connection: socket.socket, door: Door) -> bool:
         """Starts to identify the caller: root's at once, others' in their turn. Returns False if this or
@@ -217,7 +220,7 @@ class Relay:
             door=door.name.lower(),
         )
         if error.errno in _SCARCE:
-            # the listener stays readable: without a pause the loop would spin
+            # the listener stays readable, so without a pause the event loop would spin
             self._pause(door, listener, _ACCEPT_PAUSE_SECONDS)
 
     def _pause(self, door: Door, listener: socket.socket, seconds: float) -> None:
@@ -247,7 +250,8 @@ class Relay:
         if not self._try_connect(onward, name, connection):
 
             def ended(done: asyncio.Task[None]) -> None:
-                if done.cancelled():  # the task itself does not see it if it had no first step
+                # a task that was cancelled before its first step does not see the cancellation itself
+                if done.cancelled():
                     self._abandon(onward, name, connection)
 
             self._keep(self._connect_patiently(onward, name, connection)).add_done_callback(ended)
@@ -259,8 +263,8 @@ class Relay:
         return task
 
     def _refusal(self, caller: Caller) -> VgpuError | None:
-        """Why this caller is refused, or None. A refused caller is connected briefly, so that its call gets
-        the error.
+        """Why this caller is refused, or None. A refused caller is connected for a short time, so that its
+        call gets the error.
         """
         limits = self._limits
         if caller.door is Door.ADMIN:
@@ -278,14 +282,14 @@ class Relay:
         return None
 
     def _made_room(self, caller: Caller) -> bool:
-        """If all connections are in use, closes the oldest connection of the user with most, for a user with
-        fewer.
+        """If all connections are in use, closes the oldest connection of the user with the most, to make room
+        for a user with fewer. Returns True if there is room.
         """
         user, count = self.peers.greediest()
         if count <= self.peers.connections_of(caller.user) + 1:
             return False
         oldest = self.peers.oldest_of(user)
-        if oldest not in self._pumps:  # its connection to grpcio is not complete yet
+        if oldest not in self._pumps:  # the connection of the oldest to grpcio is not complete yet
             return False
         self._complain(
             LogEvent.OLDEST_CONNECTION_CLOSED,
@@ -295,7 +299,7 @@ class Relay:
         return True
 
     def _complain(self, event: LogEvent, why: str, **words: str) -> None:
-        """Logs a problem once a minute for each kind, so that callers cannot flood the log."""
+        """Logs a problem once per minute for each event, so that callers cannot flood the log."""
         now = clock.now()
         if now - self._complained.get(event, -_COMPLAIN_SECONDS) >= _COMPLAIN_SECONDS:
             self._complained[event] = now
@@ -304,8 +308,8 @@ class Relay:
     # --- connecting to grpcio
 
     def _try_connect(self, onward: socket.socket, name: str, connection: socket.socket) -> bool:
-        """Connects to grpcio. Returns False if its backlog is full, which passes; on any other error closes
-        both ends.
+        """Connects to grpcio. Returns False if grpcio's backlog is full, which is temporary. On any other
+        error closes both ends.
         """
         try:
             self._connect(onward, name)
@@ -325,7 +329,7 @@ class Relay:
         if not onward.getsockname():
             onward.bind(str(path))
         onward.connect(self.onward)
-        # the kernel keeps the name as long as the connection exists
+        # the socket's name can be removed: the kernel keeps it as long as the connection exists
         path.unlink()
 
     async def _connect_patiently(self, onward: socket.socket, name: str, connection: socket.socket) -> None:

@@ -1,4 +1,4 @@
-"""Runs calls that change something: once begun they are finished, even if the caller disconnects."""
+"""Runs calls that change something. Once begun they are finished, even if the caller disconnects."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
@@ -18,11 +18,14 @@ Abandoned = Callable[[Any], Awaitable[None]]
 class Running:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._owed: set[asyncio.Task[Any]] = set()  # tasks whose results must not be lost
-        self._outlasting: set[asyncio.Task[Any]] = set()  # tasks that are awaited by other tasks
+        # tasks whose results must be handled even if the caller disconnects
+        self._owed: set[asyncio.Task[Any]] = set()
+        self._outlasting: set[asyncio.Task[Any]] = set()  # tasks for which other tasks wait
 
     async def finish(self, name: str, work: Coroutine[Any, Any, Any], abandoned: Abandoned | None) -> Any:  # noqa: ANN401
-        """The result of `work`. After a cancellation `work` continues, and `abandoned` gets the result."""
+        """Runs `work` and returns its result. If the caller is cancelled, `work` continues, and `abandoned`
+        is called with the result.
+        """
         task = self._keep(work, owed=abandoned is not None)
         try:
             return await asyncio.shield(task)
@@ -33,9 +36,10 @@ class Running:
             raise
 
     async def end(self, seconds: float) -> int:
-        """Waits for running calls, then cancels them. Returns the number of calls that still ran.
+        """Waits for running calls for `seconds`, then cancels them. Returns the number of cancelled calls.
 
-        Calls with a pending `abandoned` are awaited in any case, because no other code gets their result.
+        Calls whose `abandoned` is pending are awaited in any case, because no other code handles their
+        result.
         """
         end = clock.now() + seconds
         while self._tasks and (left := end - clock.now()) > 0:

@@ -1,8 +1,8 @@
-"""The door for OCI runtimes: runtime.sock, with vgpu-runtime and vgpu-hook as its clients.
+"""Serves container runtimes on runtime.sock. Its clients are vgpu-runtime and vgpu-hook.
 
-It does not use gRPC: the delay of a container's start should be milliseconds, and the clients are C programs.
-A client sends the config.json, and vgpud returns the edited one, so that vgpud needs no access to bundles.
-The kernel identifies the caller; a pidfd identifies a container's init.
+It does not use gRPC: a container's start should be delayed by milliseconds only, and the clients are C
+programs. A client sends the config.json, and vgpud returns the edited one, so that vgpud needs no access to
+bundles. The kernel identifies the caller; a pidfd identifies a container's init process.
 """
 
 import asyncio
@@ -39,9 +39,10 @@ log = structlog.get_logger(__name__)
 
 _ACCEPT_PAUSE_SECONDS = 0.1
 _AUDITED_CHARACTERS = 128
-_REST_FACTOR = 9.0  # users other than root get a tenth of the reader's time
-_ARRIVAL_REST_FACTOR = 9.0  # and a tenth of the event loop's time for the look at their processes
-_SHOWN_CHARACTERS = 12  # characters of a container's id, as docker ps and podman ps show it
+_REST_FACTOR = 9.0  # pause factor: users other than root get a tenth of the reader thread's time
+# pause factor: users other than root get a tenth of the event loop's time for identifying their processes
+_ARRIVAL_REST_FACTOR = 9.0
+_SHOWN_CHARACTERS = 12  # length to which a container's id is shortened, as docker ps and podman ps show it
 
 CgroupOf = Callable[[int, int], str]
 T = TypeVar("T")
@@ -49,7 +50,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RuntimeLimits:
-    """Bounds of connections, each of which carries one message and its reply."""
+    """Limits of connections. Each connection carries one message and its reply."""
 
     total: int = 512
     per_user: int = 16
@@ -59,7 +60,7 @@ class RuntimeLimits:
 
 
 class Containers(Protocol):
-    """The interface of the node for this door; all methods raise VgpuError."""
+    """What this server uses of the node. All methods raise VgpuError."""
 
     @property
     def specs(self) -> Specs: ...
@@ -72,16 +73,18 @@ class Containers(Protocol):
 
 
 class Pods(Protocol):
-    """The kubelet's allocations, each of which serves several containers in turn."""
+    """The allocations that the kubelet requested. Each serves several containers in turn."""
 
     async def bind(self, allocation_id: str, init: Lifetime, pod: str) -> bool:
-        """Returns False for an allocation that is not the kubelet's. Raises VgpuError."""
+        """Records the init process of a container. Returns False if the kubelet did not request the
+        allocation. Raises VgpuError.
+        """
         ...
 
 
 class RuntimeDoor:
-    """The door. `rules` returns the policy in force: which users may start containers, and which requests
-    count.
+    """Serves runtime.sock. `rules` returns the policy in force: which users may start containers, and which
+    requests count.
     """
 
     def __init__(
@@ -102,17 +105,17 @@ class RuntimeDoor:
         self._limits = limits or RuntimeLimits()
         self._shares = Shares(self._limits.total, self._limits.per_user, self._limits.for_root)
         self._open: set[asyncio.Task[None]] = set()
-        # config.json is parsed and written in this thread, so that the event loop serves other callers
+        # config.json is parsed and written in this thread, so that the event loop can serve other callers.
         self._reader = ThreadPoolExecutor(1, "vgpud-config")
         self._pace = Pace(_REST_FACTOR)
         self._arrivals = Pace(_ARRIVAL_REST_FACTOR)
-        self._read_seconds = 0.0  # processor time of the latest message
+        self._read_seconds = 0.0  # processor time that the latest message took
 
     def start(self) -> None:
         asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
 
     async def stop(self, grace_seconds: float) -> None:
-        """Refuses new callers, and gives present ones `grace_seconds` to finish."""
+        """Refuses new callers, and gives present callers `grace_seconds` to finish."""
         asyncio.get_running_loop().remove_reader(self._listener.fileno())
         self._door.close()
         if self._open:
@@ -130,7 +133,7 @@ class RuntimeDoor:
         except OSError as error:
             log.warning(LogEvent.RUNTIME_ACCEPT_FAILED, why=error.strerror)
             loop = asyncio.get_running_loop()
-            # the listener stays readable: without a pause the loop would spin
+            # the listener stays readable, so without a pause the event loop would spin
             loop.remove_reader(self._listener.fileno())
             loop.call_later(_ACCEPT_PAUSE_SECONDS, self._accept_again)
             return
@@ -162,7 +165,8 @@ class RuntimeDoor:
                 status, body = await self._answer(connection, caller)
                 async with asyncio.timeout(self._limits.reply_seconds):
                     await reply(connection, status, body)
-        except (OSError, TimeoutError) as error:  # the allocation is bound to the caller and ends with it
+        except (OSError, TimeoutError) as error:
+            # the reply could not be sent; the allocation is bound to the caller and ends with it
             log.debug(LogEvent.RUNTIME_DISCONNECTED, why=str(error), uid=user)
         finally:
             self._shares.give_back(user)
@@ -200,16 +204,16 @@ class RuntimeDoor:
             return await self._carry_out(known, message)
         except VgpuError as error:
             return Status.REFUSED, _refused(error, caller)
-        except Exception as error:  # a bug in vgpud must not leave the runtime waiting
+        except Exception as error:  # after a bug in vgpud the runtime must still get a reply
             log.exception(LogEvent.BUG_IN_RUNTIME_DOOR)
             bug = VgpuError(ErrorCode.BUG, f"vgpud failed with {type(error).__name__}", "see its log")
             return Status.REFUSED, _told(bug)
 
     async def _aside(self, caller: Caller, work: Callable[..., T], *given: object) -> T:
-        """Runs `work` in the reader's thread, after earlier work of the same user.
+        """Runs `work` in the reader thread, after earlier work of the same user.
 
-        The thread and the loop share Python's lock, so users other than root get only a part of the thread's
-        time.
+        The thread and the event loop share Python's lock, so users other than root get only a part of the
+        thread's time.
         """
         if _is_root(caller):
             return await self._read(work, *given)
@@ -249,7 +253,8 @@ class RuntimeDoor:
 
     async def _prepare(self, caller: Caller, message: Message) -> tuple[Status, bytes]:
         rules = self._rules()
-        # a Podman hook runs for every container, so only a container of vgpu-runtime must make a request
+        # Only a container of vgpu-runtime must make a request, because a Podman hook runs for every
+        # container.
         must_ask = rules.must_ask and not message.for_parent
         ignored, asks = await self._aside(caller, understood, message.body, rules.environment, must_ask)
         if ignored:
@@ -268,7 +273,8 @@ class RuntimeDoor:
             hook = self._containers.specs.hook
             if not message.for_parent or hook is None:
                 raise
-            # Podman does not show the output of its precreate hooks, but it shows errors of its runtime
+            # The error is put into config.json, because Podman shows errors of its runtime but not the output
+            # of its precreate hooks.
             text = _refused(error, caller).decode()
             return Status.DONE, await self._aside(caller, dumped, refused, asks.config, text, hook)
 
@@ -317,8 +323,8 @@ def _is_root(caller: Caller) -> bool:
 
 
 def _known(caller: Caller) -> Caller:
-    """The caller with its rights: root may do everything here, others what the tenants' socket allows. Raises
-    VgpuError(BAD_REQUEST) for an unknown process.
+    """The caller with its rights on this socket: root may do everything, others what the tenants' socket
+    allows. Raises VgpuError(BAD_REQUEST) for an unknown process.
     """
     if caller.process.pid == 0:
         raise VgpuError(
@@ -338,16 +344,17 @@ def _closed_to(caller: Caller) -> VgpuError:
 
 
 def _send_away(connection: socket.socket, refusal: VgpuError) -> None:
-    """Sends the refusal without reading the caller's message, and without waiting."""
+    """Sends a refusal without reading the caller's message, and without waiting."""
     with connection, suppress(OSError):
         connection.send(packed(Status.REFUSED, _told(refusal)))
 
 
 def _request(wish: Wish, container: str, owner: Owner, starter: Lifetime) -> Request:
-    """The request of a container; its id has the container and the process that starts it.
+    """The request for a container. Its id contains the container's id and the process that starts the
+    container.
 
-    A runtime that repeats its request gets the same allocation. A restarted container of the same name gets a
-    new one, because the allocation of its earlier run is being released.
+    So a runtime that repeats its request gets the same allocation. A restarted container of the same name
+    gets a new one, because the allocation of its earlier run is being released.
     """
     attempt = f"{starter.pid}.{starter.start_ticks}"
     shown = "".join(c if c.isprintable() else "?" for c in container)
@@ -371,7 +378,9 @@ def _parent(process: Lifetime) -> Lifetime:
 
 @dataclass(frozen=True, slots=True)
 class Asks:
-    """A config.json with its request, the user of its process, and "namespace/pod/container" or ""."""
+    """What a config.json asks for: the request, the user of its process, and the pod as
+    "namespace/pod/container" or "".
+    """
 
     config: dict[str, Any]
     wish: Wish
@@ -380,9 +389,10 @@ class Asks:
 
 
 def understood(body: bytes, environment: bool, must_ask: bool) -> tuple[tuple[str, ...], Asks | None]:
-    """The ignored variables; and what config.json asks for, or None if it has no request.
+    """Reads config.json. Returns the variables that were ignored, and what it asks for, or None if it has no
+    request.
 
-    Raises VgpuError: every error in it is found before anything is allocated.
+    Raises VgpuError: every error in config.json is found before anything is allocated.
     """
     config = parsed(body)
     wish, ignored = wish_of(config, environment), ignored_by(config, environment)
@@ -395,7 +405,7 @@ def understood(body: bytes, environment: bool, must_ask: bool) -> tuple[tuple[st
 
 
 def _named_pod(state: bytes) -> str:
-    """The pod's name in the container's state, or "". The name is for display only."""
+    """The pod's name in the container's state; "" if there is none. The name is for display only."""
     try:
         return pod_of(parsed(state)) if state else ""
     except VgpuError:
@@ -403,7 +413,7 @@ def _named_pod(state: bytes) -> str:
 
 
 def dumped(make: Callable[..., dict[str, Any]], *given: object) -> bytes:
-    """The JSON text of what `make` returns. Raises what `make` raises."""
+    """The JSON text of the object that `make` returns. Raises what `make` raises."""
     return json.dumps(make(*given)).encode()
 
 

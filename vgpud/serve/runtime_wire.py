@@ -1,4 +1,4 @@
-"""The messages on runtime.sock; native/runtime/door.h defines them."""
+"""The messages on runtime.sock, as native/runtime/door.h defines them."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ FOR_PARENT = 1
 MAX_ID_BYTES = 4096
 MAX_BODY_BYTES = 1 << 20
 _CHUNK_BYTES = 1 << 18
-_MOST_CLOSES = 64  # bound of concurrent closes of descriptors from peers
+_MOST_CLOSES = 64  # maximum of concurrent closes of descriptors that peers passed
 _closes = BoundedSemaphore(_MOST_CLOSES)
 
 
@@ -37,7 +37,9 @@ class Status(IntEnum):
 
 @dataclass(frozen=True)
 class Message:
-    """A message. `process` is that of the passed pidfd; None without a pidfd, or if the process has ended."""
+    """A message. `process` is the process of the passed pidfd; None without a pidfd, or if the process has
+    ended.
+    """
 
     verb: Verb
     for_parent: bool
@@ -63,7 +65,9 @@ async def receive(connection: socket.socket) -> Message:
 
 async def _head(connection: socket.socket) -> tuple[bytes, PassedProcess | None]:
     await _readable(connection)
-    if not _closes.acquire(blocking=False):  # the kernel discards the descriptors in the ancillary data
+    # without a free slot, the message is read without its ancillary data, and the kernel discards the
+    # descriptors
+    if not _closes.acquire(blocking=False):
         head = connection.recv(REQUEST.size)
         return head + await _exactly(connection, REQUEST.size - len(head)), None
     try:
@@ -84,7 +88,7 @@ def _close(descriptors: list[int]) -> None:
     limit.
     """
     for descriptor in descriptors:
-        with suppress(OSError):  # an error of the peer's file system
+        with suppress(OSError):  # the peer's file system can return an error
             os.close(descriptor)
     _closes.release()
 

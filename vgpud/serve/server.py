@@ -20,20 +20,22 @@ from vgpud.serve.sockets import PublicSockets, check_length, private_folder
 
 log = structlog.get_logger(__name__)
 
-# bounded because a request is parsed on the event loop; 64 layouts of 64 profiles, the largest useful
-# request, take 50 KB
+# Maximum size of a request: it is parsed on the event loop; 64 layouts of 64 profiles, the largest useful
+# request, take 50 KB.
 MAX_REQUEST_BYTES = 128 * 1024
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
     ("grpc.max_send_message_length", -1),
     ("grpc.max_concurrent_streams", 32),
-    # the relay keeps the queue short (serve/gate.py): room for a hundred users who fill their part
+    # The relay keeps grpcio's queue short (serve/gate.py). This leaves room for a hundred users who fill
+    # their part.
     ("grpc.server.max_pending_requests", 4096),
     ("grpc.server.max_pending_requests_hard_limit", 4096),
-    # a stream takes 16 KiB until its message is read, and a fast peer cannot widen that
+    # A stream takes 16 KiB until its message is read. The probe is off, so that a fast peer cannot increase
+    # that.
     ("grpc.http2.lookahead_bytes", 16 * 1024),
     ("grpc.http2.bdp_probe", 0),
-    # for a peer that connects and sends nothing, or no HTTP/2
+    # Time limit for a peer that connects and sends nothing, or no HTTP/2.
     ("grpc.server_handshake_timeout_ms", 5000),
     ("grpc.so_reuseport", 0),
     ("grpc.enable_http_proxy", 0),
@@ -41,7 +43,7 @@ _OPTIONS = (
 
 
 class Server:
-    """Serves `keeper` on `sockets`, which it closes at the end."""
+    """Serves `keeper` on `sockets`. It closes the sockets when it stops."""
 
     def __init__(
         self,
@@ -57,7 +59,9 @@ class Server:
         self._health = health.aio.HealthServicer()
 
     async def start(self) -> None:
-        """Starts; returns when calls are answered. Raises VgpuError(BAD_SETTING) if it cannot listen."""
+        """Starts the server. Returns when calls are answered. Raises VgpuError(BAD_SETTING) if it cannot
+        listen.
+        """
         folder = private_folder(self._sockets.run_dir)
         _clear(folder)
         inner = folder / "grpc.sock"

@@ -1,4 +1,4 @@
-"""The public sockets: created with their mode and group, or passed by systemd."""
+"""The public sockets: vgpud creates them with their mode and group, or systemd passes them."""
 
 import fcntl
 import grp
@@ -14,13 +14,13 @@ from vgpud.model.caller import Door
 from vgpud.model.errors import ErrorCode, VgpuError
 
 _MODES: dict[Door, int] = {Door.READ: 0o666, Door.TENANT: 0o660, Door.ADMIN: 0o600}
-# FileDescriptorName= of the socket units
+# Names of the sockets that systemd passes: FileDescriptorName= of the socket units.
 _DESCRIPTOR_NAMES: dict[Door, str] = {Door.READ: "ro", Door.TENANT: "tenant", Door.ADMIN: "admin"}
 _RUNTIME_DESCRIPTOR = "runtime"
 _PASSED_NAMES = (*_DESCRIPTOR_NAMES.values(), _RUNTIME_DESCRIPTOR)
 _RUNTIME_NAME = "runtime.sock"
-_FIRST_PASSED = 3  # SD_LISTEN_FDS_START, sd_listen_fds(3)
-_PATH_BYTES = 107  # sun_path of unix(7) less its final zero
+_FIRST_PASSED = 3  # first passed descriptor: SD_LISTEN_FDS_START of sd_listen_fds(3)
+_PATH_BYTES = 107  # maximum length of a socket's path: sun_path of unix(7), minus its final zero
 _BACKLOG = 1024
 
 
@@ -74,7 +74,7 @@ def claim(run_dir: Path) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PublicSockets:
-    """The listening sockets; `made`: vgpud created the files in `run_dir` and removes them."""
+    """The listening sockets. `made`: vgpud created the files in `run_dir` and removes them at the end."""
 
     run_dir: Path
     listening: Mapping[Door, socket.socket]
@@ -82,7 +82,8 @@ class PublicSockets:
 
     def close(self) -> None:
         if self.made:
-            # names first, while the sockets still show a next daemon that they are in use
+            # The names are removed first. Until the sockets are closed, a daemon that starts now sees that
+            # they are in use.
             for door in self.listening:
                 (self.run_dir / SOCKET_NAMES[door]).unlink(missing_ok=True)
         for one in self.listening.values():
@@ -90,7 +91,7 @@ class PublicSockets:
 
 
 def public_sockets(run_dir: Path, group: str, passed: Mapping[str, socket.socket]) -> PublicSockets:
-    """The sockets that systemd passed, or else new ones. Raises VgpuError(BAD_SETTING)."""
+    """Returns the sockets that systemd passed, or else creates them. Raises VgpuError(BAD_SETTING)."""
     listening = {door: passed[name] for door, name in _DESCRIPTOR_NAMES.items() if name in passed}
     if listening:
         return PublicSockets(run_dir, listening, made=False)
@@ -133,9 +134,9 @@ class RuntimeSocket:
 
 
 def runtime_socket(run_dir: Path, group: str, passed: Mapping[str, socket.socket]) -> RuntimeSocket:
-    """runtime.sock, for container runtimes of root and of `group`: passed by systemd, or created.
+    """Returns runtime.sock, for container runtimes of root and of `group`: passed by systemd, or created.
 
-    Raises VgpuError(BAD_SETTING). A name that an earlier daemon left is replaced.
+    Raises VgpuError(BAD_SETTING). A socket file that an earlier daemon left is replaced.
     """
     if _RUNTIME_DESCRIPTOR in passed:
         return RuntimeSocket(passed[_RUNTIME_DESCRIPTOR], None)
@@ -169,7 +170,7 @@ def _refuse_second_daemon(path: Path) -> None:
         probe.setblocking(False)
         try:
             probe.connect(str(path))
-        except BlockingIOError:  # a process listens, and its backlog is full
+        except BlockingIOError:  # another process listens on the socket, and its backlog is full
             pass
         except OSError:
             return

@@ -1,4 +1,4 @@
-"""Small state beside the ledger, in a JSON file that is replaced atomically."""
+"""Keeps small state beside the ledger, in a JSON file that is replaced atomically."""
 
 import asyncio
 import json
@@ -101,7 +101,7 @@ class StateFile(Generic[T]):
 
     async def _change(self, key: str, value: T | None) -> None:
         async with self._writing:
-            if self._all.get(key) == value:  # compared after earlier changes have been written
+            if self._all.get(key) == value:  # the comparison is made after earlier changes have been written
                 return
             changed = {name: other for name, other in self._all.items() if name != key}
             if value is not None:

@@ -17,23 +17,24 @@ from typing import NamedTuple
 
 from vgpud.stacks.unwind import Frame, Memory, Registers, frame
 
-_WAITS = (0, 9)  # FUTEX_WAIT, FUTEX_WAIT_BITSET; linux/futex.h
-_FLAGS = 128 | 256  # FUTEX_PRIVATE_FLAG, FUTEX_CLOCK_REALTIME
+_WAITS = (0, 9)  # operations FUTEX_WAIT and FUTEX_WAIT_BITSET of linux/futex.h
+_FLAGS = 128 | 256  # flags FUTEX_PRIVATE_FLAG and FUTEX_CLOCK_REALTIME of linux/futex.h
 _PRIVATE = 128
 #: The futex values of glibc's mutexes (2) and read-write locks (2, 3) (nptl/lowlevellock.c,
 #: pthread_rwlock_common.c; since 2.25). Its semaphores and, before 2.41, its condition variables wait on 0.
 _LOCKS = (2, 3)
 _STACK_BYTES = 64 << 10  # bytes of the stack to read, up to the caller of the driver
-_NEAR_BYTES = 1024  # libc's frames are small, so a candidate further up is not its return address
+# The frames of libc are small, so a candidate further up the stack is not a return address of libc.
+_NEAR_BYTES = 1024
 _MOST_FRAMES = 16
 _LIBC = re.compile(r"(libc|libpthread|ld)[-.]|ld-linux|\[v")
 _DRIVERS_OWN = re.compile(
     r"cuda-EvtHandlr|cuda[0-9a-f]{10,}"
-)  # the second name is truncated to comm's 15 characters
+)  # comm has 15 characters, so the second name is truncated
 
 
 class Owner(Enum):
-    """The owner of the code at an address. The C library includes its loader and the kernel's pages."""
+    """What the code at an address belongs to. The C library includes its loader and the kernel's pages."""
 
     LIBC = auto()
     DRIVER = auto()
@@ -69,9 +70,9 @@ def _calls_arm(code: bytes) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The facts of an architecture. `calls`: does this code, which ends before a return address, end with a
-    call? `address`: the mask of address bits in a word of the stack (Arm signs return addresses in the upper
-    bits).
+    """The facts about a processor architecture. `calls`: does this code, which ends before a return address,
+    end with a call? `address`: the mask of address bits in a word of the stack (Arm signs return addresses in
+    the upper bits).
     """
 
     futex: int
@@ -130,7 +131,7 @@ class _Mapping(NamedTuple):
 
 
 class Code:
-    """The executable mappings of a process from /proc/PID/maps; invalid lines are left out."""
+    """The executable mappings of a process, from /proc/PID/maps. Invalid lines are left out."""
 
     def __init__(self, maps: str) -> None:
         bases: dict[str, int] = {}
@@ -153,7 +154,7 @@ class Code:
         self._frames: dict[int, Frame | None] = {}
 
     def owner(self, address: int) -> Owner | None:
-        """The owner of the code at the address; None if there is no code."""
+        """What the code at the address belongs to; None if there is no code."""
         found = self._find(address)
         return None if found is None else found.owner
 
@@ -181,7 +182,7 @@ def in_driver(wait: Wait, code: Code, memory: Memory, machine: Machine) -> bool:
     if code.owner(wait.pc) is not Owner.LIBC:
         return False
     out = _out_of_libc(wait, code, memory, machine)
-    if out is None:  # the first plausible return address is the innermost
+    if out is None:  # without frame information, the first plausible return address counts as the innermost
         owner, sp = next(_returns(wait.sp, _NEAR_BYTES, code, memory, machine), (None, 0))
     else:
         owner, sp = code.owner(out.pc), out.sp
@@ -203,7 +204,8 @@ def _out_of_libc(wait: Wait, code: Code, memory: Memory, machine: Machine) -> Wa
         returns = int.from_bytes(word, "little") & machine.address
         if code.owner(returns) is not Owner.LIBC:
             return Wait(sp, returns)
-        # minus 1, inside the call instruction: the next instruction may belong to another function
+        # minus 1, so that the address is inside the call instruction: the next instruction may belong to
+        # another function
         pc = returns - 1
     return None
 
@@ -211,9 +213,9 @@ def _out_of_libc(wait: Wait, code: Code, memory: Memory, machine: Machine) -> Wa
 def _returns(
     start: int, size: int, code: Code, memory: Memory, machine: Machine
 ) -> Iterator[tuple[Owner, int]]:
-    """Words that may be return addresses outside of the C library, the innermost first: the owner, and where
-    the stack continues. Words that do not follow a call are left out; words of calls that have ended may be
-    included.
+    """The words on the stack that may be return addresses outside of the C library, the innermost first: what
+    the code belongs to, and where the stack continues. Words that do not follow a call are left out; words of
+    calls that have ended may be included.
     """
     stack = memory(start, size)
     for place, (word,) in enumerate(iter_unpack("<Q", stack[: len(stack) // 8 * 8])):

@@ -8,14 +8,16 @@ the return address are tracked: if a frame depends on another register, the answ
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-Memory = Callable[[int, int], bytes]  # (address, size): that many bytes, or fewer if some cannot be read
+# A function that reads memory: (address, size) -> that many bytes, or fewer if some cannot be read.
+Memory = Callable[[int, int], bytes]
 
-_EH_FRAME_HEADER = 0x6474E550  # PT_GNU_EH_FRAME
-_HEADER = bytes((1, 0x1B, 0x03, 0x3B))  # a sorted table of signed 32-bit words, relative to the header
-_RELATIVE = 0x1B  # DW_EH_PE_pcrel | DW_EH_PE_sdata4
+_EH_FRAME_HEADER = 0x6474E550  # value of PT_GNU_EH_FRAME
+# encodings of .eh_frame_hdr: a sorted table of signed 32-bit words, relative to the header
+_HEADER = bytes((1, 0x1B, 0x03, 0x3B))
+_RELATIVE = 0x1B  # the encoding DW_EH_PE_pcrel | DW_EH_PE_sdata4
 _POINTER_BYTES = {0x0: 8, 0x2: 2, 0x3: 4, 0x4: 8, 0xA: 2, 0xB: 4, 0xC: 8}
 _MOST_HEADERS = 64
-_MOST_BYTES = 4096  # bound of an entry
+_MOST_BYTES = 4096  # maximum size of an entry
 
 
 class _UnknownError(Exception):
@@ -59,7 +61,7 @@ def _read(memory: Memory, address: int, size: int) -> _Reader:
 
 def _frame_header(base: int, memory: Memory) -> int:
     elf = _read(memory, base, 64)
-    if elf.take(6) != b"\x7fELF\x02\x01":  # 64 bits, little endian
+    if elf.take(6) != b"\x7fELF\x02\x01":  # an ELF file with 64 bits, little endian
         raise _UnknownError
     elf.place = 32
     first = elf.word(8)
@@ -74,7 +76,9 @@ def _frame_header(base: int, memory: Memory) -> int:
 
 
 def _entry(pc: int, base: int, memory: Memory) -> int:
-    """The address of the description of the function at `pc`. Raises _UnknownError if there is none."""
+    """The address of the frame description for the function at `pc`. Raises _UnknownError if there is
+    none.
+    """
     header = _frame_header(base, memory)
     start = _read(memory, header, 12)
     if start.take(4) != _HEADER:
@@ -89,7 +93,7 @@ def _entry(pc: int, base: int, memory: Memory) -> int:
 
 
 def _body(address: int, memory: Memory) -> _Reader:
-    """The content of an entry, after its length field."""
+    """The content of an entry, without its length field."""
     size = _read(memory, address, 4).word(4)
     if not 4 <= size <= _MOST_BYTES:
         raise _UnknownError
@@ -101,7 +105,7 @@ def _body(address: int, memory: Memory) -> _Reader:
 
 @dataclass(frozen=True, slots=True)
 class _Common:
-    """The part of the description that a group of functions shares."""
+    """The part of a frame description that a group of functions shares."""
 
     code_unit: int
     data_unit: int
@@ -118,7 +122,7 @@ def _common(address: int, memory: Memory) -> _Common:
     body.take(1)
     code_unit, data_unit = body.leb(), body.leb(signed=True)
     body.take(1)
-    # S: a signal's frame, which is not supported
+    # the letter S marks a signal's frame, which is not supported
     if not letters.startswith("z") or set(letters) - set("zPLRB"):
         raise _UnknownError
     size = body.leb()
@@ -135,9 +139,7 @@ def _common(address: int, memory: Memory) -> _Common:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """The rule of a row: the frame ends at a register plus `offset`; the return address is relative to that
-    end.
-    """
+    """Where a frame ends: at a register plus `offset`. The return address is relative to that end."""
 
     register: int = -1
     offset: int = 0
@@ -146,10 +148,10 @@ class _Row:
 
 @dataclass
 class _Table:
-    """Executes a call frame program up to `pc`."""
+    """Executes the call frame program of a function up to `pc`."""
 
     common: _Common
-    returns: int  # the register of the return address
+    returns: int  # DWARF's number of the register with the return address
     at: int
     pc: int
     row: _Row = _Row()
@@ -187,7 +189,7 @@ class _Table:
     def _other(self, code: int, program: _Reader) -> None:
         unit = self.common.data_unit
         match code:
-            case 0x00 | 0x2D:  # no operation; or the start or end of signed return addresses
+            case 0x00 | 0x2D:  # DW_CFA_nop, or the start or end of signed return addresses
                 pass
             case 0x05:
                 self._save(program.leb(), program.leb() * unit)
@@ -203,7 +205,7 @@ class _Table:
                 self.row = replace(self.row, register=program.leb())
             case 0x0E:
                 self.row = replace(self.row, offset=program.leb())
-            case 0x2E:  # size of the arguments, which is not needed
+            case 0x2E:  # DW_CFA_GNU_args_size: the size of the arguments, which is not needed
                 program.leb()
             case _:
                 raise _UnknownError
@@ -211,7 +213,7 @@ class _Table:
 
 @dataclass(frozen=True, slots=True)
 class Registers:
-    """DWARF's numbers of the stack pointer and of the return address."""
+    """DWARF's numbers of the stack pointer and of the return address, on one architecture."""
 
     stack: int
     returns: int
@@ -219,8 +221,8 @@ class Registers:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A frame. It ends `bytes` above the stack pointer, at the caller's stack pointer; the return address is
-    at `returns` from there.
+    """A frame on the stack. It ends `bytes` above the stack pointer, where the caller's frame begins. The
+    return address is at offset `returns` from there.
     """
 
     bytes: int
@@ -228,7 +230,9 @@ class Frame:
 
 
 def frame(pc: int, base: int, memory: Memory, registers: Registers) -> Frame | None:
-    """The frame of the function at `pc`, in a library mapped at `base`; None if it cannot be determined."""
+    """The frame of the function at `pc`, in a library that is mapped at `base`; None if it cannot be
+    determined.
+    """
     try:
         entry = _entry(pc, base, memory)
         body = _body(entry, memory)

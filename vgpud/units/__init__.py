@@ -1,4 +1,6 @@
-"""Helper processes that outlive vgpud: systemd units, or detached children if systemd does not run vgpud."""
+"""Runs helper processes that outlive vgpud: as systemd units, or as detached children if systemd does not run
+vgpud.
+"""
 
 import os
 from pathlib import Path
@@ -10,7 +12,7 @@ from vgpud.units.system import SystemdUnits
 
 __all__ = ["ChildUnits", "Running", "SystemdUnits", "UnitSpec", "Units", "choose_units"]
 
-_BOOTED = Path("/run/systemd/system")  # sd_booted(3)
+_BOOTED = Path("/run/systemd/system")  # folder that exists if systemd is the init system: sd_booted(3)
 
 
 def choose_units(run_dir: Path, booted: Path = _BOOTED) -> Units:

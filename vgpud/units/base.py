@@ -1,4 +1,4 @@
-"""The interface to helper processes, and functions that its implementations share."""
+"""The interface to helper processes, and functions that its two implementations share."""
 
 import asyncio
 import re
@@ -15,18 +15,19 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@:-]{0,199}")
 _FIRST_POLL_SECONDS = 0.005
 _LAST_POLL_SECONDS = 0.1
 _LOOK_AGAIN_SECONDS = 1.0
-_SETTLE_SECONDS = 0.05  # within this time a helper that cannot start at all has ended
+_SETTLE_SECONDS = 0.05  # if a helper cannot start at all, it has ended within this time
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class UnitSpec:
-    """A helper: `argv` stays in the foreground, `env` is added to a small fixed environment.
+    """What is needed to start a helper. `argv` is its command line, which stays in the foreground; `env` is
+    added to a small fixed environment.
 
     `ready` is a path that the helper creates, or a function that is called until it returns True; None means
-    ready once started. That path and `files`, which the helper creates too, are removed before the start, so
-    that leftovers of an earlier run are not taken for the new ones.
+    that the helper is ready once started. That path and `files`, which the helper creates too, are removed
+    before the start, so that leftovers of an earlier run are not mistaken for the new ones.
     """
 
     name: str
@@ -53,48 +54,50 @@ class UnitSpec:
 
 
 class Units(Protocol):
-    """Helper processes by name. Thread-safe. All methods but `on_exit` block, so they are not for an event
-    loop's thread.
+    """Helper processes by name. Thread-safe. All methods except `on_exit` block, so an event loop's thread
+    must not call them.
     """
 
     def start(self, spec: UnitSpec) -> Running:
-        """Starts the helper and waits until it is ready; if it is running already, returns it unchanged.
+        """Starts the helper and waits until it is ready. If the helper is running already, it is returned
+        unchanged.
 
         Raises VgpuError: HELPER_FAILED (with the end of its log in the details), HELPER_TIMEOUT.
         """
 
     def stop(self, name: str, grace_seconds: float) -> None:
-        """Stops the helper: SIGTERM, and SIGKILL after the grace. Idempotent.
+        """Stops the helper by SIGTERM, and by SIGKILL after the grace period. Idempotent.
 
-        Raises VgpuError(HELPER_TIMEOUT) for one that even SIGKILL does not end.
+        Raises VgpuError(HELPER_TIMEOUT) if even SIGKILL does not end the helper.
         """
 
     def running(self, name: str) -> Running | None:
-        """The running helper of this name, or None."""
+        """The running helper with this name; None if there is none."""
 
     def list(self, prefix: str = "") -> tuple[Running, ...]:
         """The running helpers whose names begin with `prefix`, by name."""
 
     def on_exit(self, name: str, callback: Callable[[str], None]) -> Callable[[], None]:
-        """Calls `callback(name)` in the running event loop when the helper ends, or soon if it has ended.
+        """Calls `callback(name)` in the running event loop when the helper ends, or soon after this call if
+        it has ended already.
 
         Returns a function that cancels the callback.
         """
 
 
 def check_name(name: str) -> str:
-    """`name`. Raises VgpuError(BUG) if it is not safe as a file name and unit name."""
+    """Returns `name`. Raises VgpuError(BUG) if it is not safe as a file name and unit name."""
     if _NAME.fullmatch(name) is None:
         raise VgpuError(ErrorCode.BUG, f"bad helper name {name!r}", "report this with the log of vgpud")
     return name
 
 
 def ask_until_answered(question: Callable[[], T], name: str, seconds: float) -> T:
-    """The answer of the kernel to `question` about the helper, which is asked again after an OSError.
+    """Asks the kernel `question` about the helper, and asks again after an OSError.
 
-    An OSError says nothing about the helper. Questions about a process that is in exec wait until the exec
-    is done, and on a busy host the process may get no processor meanwhile, so that they are given up.
-    Raises VgpuError(HELPER_TIMEOUT) after `seconds`.
+    An OSError says nothing about the helper. A question about a process that is in exec waits until the exec
+    is done. On a busy host the process may get no processor meanwhile, so the question is given up. Raises
+    VgpuError(HELPER_TIMEOUT) after `seconds`.
     """
     until = time.monotonic() + seconds
     while True:
@@ -112,10 +115,10 @@ def ask_until_answered(question: Callable[[], T], name: str, seconds: float) -> 
 
 
 def wait_ready(spec: UnitSpec, pin: Callable[[], PidFd | None], failed: Callable[[str], VgpuError]) -> None:
-    """Returns once the helper is ready. Raises the error of `failed` if the helper ended before.
+    """Waits until the helper is ready. If the helper ends before, raises the error that `failed` returns.
 
-    `pin` returns a pidfd of the helper, or None if it has ended; it raises OSError without an answer. Raises
-    VgpuError(HELPER_TIMEOUT) after `spec.ready_seconds`.
+    `pin` returns a pidfd of the helper, or None if it has ended; it raises OSError if the kernel gives no
+    answer. Raises VgpuError(HELPER_TIMEOUT) after `spec.ready_seconds`.
     """
     until = time.monotonic() + spec.ready_seconds
     pause = _FIRST_POLL_SECONDS
@@ -140,14 +143,16 @@ def wait_ready(spec: UnitSpec, pin: Callable[[], PidFd | None], failed: Callable
 def watch_exit(
     pin: Callable[[], PidFd | None], name: str, callback: Callable[[str], None]
 ) -> Callable[[], None]:
-    """Watches a pidfd by the event loop's selector; see Units.on_exit and, for `pin`, wait_ready."""
+    """Calls `callback` when the helper ends: watches its pidfd in the event loop's selector. See
+    Units.on_exit, and wait_ready for `pin`.
+    """
     loop = asyncio.get_running_loop()
     undo: list[Callable[[], None]] = []
 
     def watch() -> None:
         try:
             pidfd = pin()
-        except OSError:  # no answer is not the end of the helper
+        except OSError:  # no answer of the kernel does not mean that the helper has ended
             undo[:] = [loop.call_later(_LOOK_AGAIN_SECONDS, watch).cancel]
         else:
             undo[:] = [_watch(loop, pidfd, name, callback)]

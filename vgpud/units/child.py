@@ -1,9 +1,9 @@
-"""Helpers as detached children, for a vgpud that systemd does not run: in a container, on a laptop, in a
+"""Runs helpers as detached children, for a vgpud that systemd does not run: in a container, on a laptop, in a
 test.
 
-Each has a session of its own, its output in a log file, and a pid file that it writes itself before it
-becomes the helper. Until then its standard input is the locked file of its name. So another caller, even a
-new vgpud after a kill -9 of this one, finds either no helper or a complete pid file.
+Each helper has its own session, its output in a log file, and a pid file that it writes itself before it
+executes the helper's program. Until then its standard input is the locked file of its name. So another
+caller, even a new vgpud after a kill -9 of this one, finds either no helper or a complete pid file.
 """
 
 import fcntl
@@ -33,13 +33,15 @@ _INHERITED = ("PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH", "LD_PRELOAD")
 _LOG_LINES = 5
 _KILL_SECONDS = 10.0
 _POLL_SECONDS = 0.01
-# $0 is the pid file, "$@" the helper; the first line of /proc/PID/stat has the start time, which exec does
-# not change
+# Shell code of the launcher: $0 is the pid file, "$@" the helper's command. The first line of /proc/PID/stat
+# has the start time, which exec does not change.
 _LAUNCHER = 'read -r stat <"/proc/$$/stat" && printf "%s\\n" "$stat" >"$0" && exec "$@" </dev/null'
 
 
 class ChildUnits:
-    """See Units. Files are in `run_dir`/units: NAME.pid, NAME.log, NAME.lock."""
+    """Implements Units with child processes. The files are in `run_dir`/units: NAME.pid, NAME.log,
+    NAME.lock.
+    """
 
     def __init__(self, run_dir: Path) -> None:
         self._folder = run_dir / "units"
@@ -47,7 +49,7 @@ class ChildUnits:
         self._children_lock = threading.Lock()
 
     def start(self, spec: UnitSpec) -> Running:
-        """See Units.start. Stops a helper that does not become ready in time."""
+        """Starts a helper: see Units.start. A helper that does not become ready in time is stopped."""
         with self._locked(spec.name) as lock:
             running = self._find(spec.name)
             if running is None:
@@ -61,7 +63,7 @@ class ChildUnits:
         return running
 
     def stop(self, name: str, grace_seconds: float) -> None:
-        """See Units.stop. Kills the helper's descendants in its session too."""
+        """Stops a helper: see Units.stop. Its descendants in its session are killed too."""
         with self._locked(name):
             running = self._find(name)
             if running is not None:
@@ -69,12 +71,12 @@ class ChildUnits:
             self._path(name, "pid").unlink(missing_ok=True)
 
     def running(self, name: str) -> Running | None:
-        """See Units.running."""
+        """The running helper: see Units.running."""
         with self._locked(name):
             return self._find(name)
 
     def list(self, prefix: str = "") -> tuple[Running, ...]:
-        """See Units.list."""
+        """The running helpers: see Units.list."""
         if not self._folder.is_dir():
             return ()
         names = sorted(path.name.removesuffix(".pid") for path in self._folder.glob("*.pid"))
@@ -82,7 +84,7 @@ class ChildUnits:
         return tuple(running for running in found if running is not None)
 
     def on_exit(self, name: str, callback: Callable[[str], None]) -> Callable[[], None]:
-        """See Units.on_exit."""
+        """Calls back at the helper's end: see Units.on_exit."""
 
         def gone(name: str) -> None:
             self._reap()
@@ -96,8 +98,8 @@ class ChildUnits:
 
     @contextmanager
     def _locked(self, name: str) -> Iterator[int]:
-        """Locks the helper's name between threads and processes. Only closing unlocks: LOCK_UN would also
-        remove the child's lock.
+        """Locks a helper's name against other threads and processes. The lock is released only by closing the
+        file: LOCK_UN would also remove the child's lock.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         fd = os.open(self._path(name, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -118,8 +120,8 @@ class ChildUnits:
         return Running(name, stat.pid, stat.start_ticks)
 
     def _spawn(self, spec: UnitSpec, lock: int) -> Running:
-        """The new helper, once its pid file is complete. The kernel is asked nothing about it: on a busy host
-        it might not answer, because the helper is in exec (see ask_until_answered).
+        """Starts a child and returns it once its pid file is complete. The kernel is asked nothing about the
+        child: on a busy host it might not answer while the child is in exec (see ask_until_answered).
         """
         env = {key: os.environ[key] for key in _INHERITED if key in os.environ}
         pid_file = self._path(spec.name, "pid")
@@ -166,9 +168,9 @@ class ChildUnits:
             raise self._failure(spec.name, f"helper {spec.name} ended at once")
 
     def _pin(self, running: Running) -> PidFd | None:
-        """A pidfd of the helper; None if it has ended. Raises OSError if the kernel does not answer.
+        """Opens a pidfd of the helper; None if it has ended. Raises OSError if the kernel does not answer.
 
-        The pid of a child that is not reaped cannot be a later process's, so nothing else is asked.
+        The pid of a child that is not reaped cannot belong to a later process, so nothing else is asked.
         """
         with self._children_lock:
             child = self._children.get(running)

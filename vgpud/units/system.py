@@ -1,7 +1,7 @@
-"""Helpers as systemd units: the unit file has the command, the environment file its parameters.
+"""Runs helpers as systemd units: the unit file has the command, the environment file its parameters.
 
 A unit NAME.service must exist (a template serves NAME = PREFIX@INSTANCE) and have
-`EnvironmentFile=-RUN_DIR/units/NAME.env`; `UnitSpec.argv` is ignored, because the unit has its own ExecStart.
+`EnvironmentFile=-RUN_DIR/units/NAME.env`. `UnitSpec.argv` is ignored, because the unit has its own ExecStart.
 """
 
 import asyncio
@@ -15,17 +15,18 @@ from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.proc import PidFd, Running, has_exited, look, open_pidfd, pin
 from vgpud.units.base import UnitSpec, ask_until_answered, check_name, wait_ready, watch_exit
 
-_COMMAND_SECONDS = 90.0  # more than systemd's own limit for a start job
+_COMMAND_SECONDS = 90.0  # timeout of systemctl: more than systemd's own limit for a start job
 _KILL_SECONDS = 10.0
 _ANSWER_SECONDS = 10.0
 _LOOK_AGAIN_SECONDS = 1.0
 _DONE = frozenset({0})
-_GONE = frozenset({0, 5})  # 5: the unit is not loaded, which counts as stopped
+# accepted exit codes of systemctl stop; 5 means that the unit is not loaded, which counts as stopped
+_GONE = frozenset({0, 5})
 _UP = frozenset({"active", "reloading"})
 
 
 class SystemdUnits:
-    """See Units. `systemctl` is the program to call."""
+    """Implements Units with systemd. `systemctl` is the program to call."""
 
     def __init__(self, run_dir: Path, systemctl: str = "systemctl") -> None:
         self._folder = run_dir / "units"
@@ -33,7 +34,7 @@ class SystemdUnits:
         self._writing = threading.Lock()
 
     def start(self, spec: UnitSpec) -> Running:
-        """See Units.start. A helper that does not become ready is stopped."""
+        """Starts a helper: see Units.start. A helper that does not become ready is stopped."""
         running = self.running(spec.name)
         if running is None:
             spec.remove_leftovers()
@@ -51,17 +52,17 @@ class SystemdUnits:
         return running
 
     def stop(self, name: str, grace_seconds: float) -> None:
-        """See Units.stop. systemd ends the helper's descendants (KillMode=control-group)."""
+        """Stops a helper: see Units.stop. systemd ends its descendants too (KillMode=control-group)."""
         try:
             running = self.running(name)
-        except VgpuError:  # without an answer, systemd alone stops the helper
+        except VgpuError:  # the kernel gives no answer about the helper, so systemd stops it without a check
             running = None
         self._call("stop", name, "--no-block", allowed=_GONE)
         pidfd = open_pidfd(running) if running is not None else None
         if running is not None and pidfd is not None:
             with pidfd:
                 self._end(running, pidfd, grace_seconds)
-        self._call("stop", name, allowed=_GONE)  # waits for the job
+        self._call("stop", name, allowed=_GONE)  # systemctl returns when the stop job is done
         self._environment(name).unlink(missing_ok=True)
 
     def _end(self, running: Running, pidfd: PidFd, grace_seconds: float) -> None:
@@ -76,7 +77,7 @@ class SystemdUnits:
             )
 
     def running(self, name: str) -> Running | None:
-        """See Units.running."""
+        """The running helper: see Units.running."""
         shown = self._call("show", name, "--property=ActiveState,MainPID")
         facts = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
         pid = int(facts.get("MainPID", "0") or 0)
@@ -86,15 +87,19 @@ class SystemdUnits:
         return Running(name, pid, stat.start_ticks) if stat is not None and stat.is_alive else None
 
     def list(self, prefix: str = "") -> tuple[Running, ...]:
-        """See Units.list. Lists units that vgpud started, which have an environment file."""
+        """The running helpers: see Units.list. Only units with an environment file are listed, because vgpud
+        started these.
+        """
         names = sorted(path.name.removesuffix(".env") for path in self._folder.glob("*.env"))
         found = (self.running(name) for name in names if name.startswith(prefix))
         return tuple(running for running in found if running is not None)
 
     def on_exit(self, name: str, callback: Callable[[str], None]) -> Callable[[], None]:
-        """See Units.on_exit. A thread asks systemd, which may be busy for seconds."""
+        """Calls back at the helper's end: see Units.on_exit. A thread asks systemd, because it may be busy
+        for seconds.
+        """
         loop = asyncio.get_running_loop()
-        undo: list[Callable[[], None]] = []  # undo functions; empty after they ran
+        undo: list[Callable[[], None]] = []  # functions that undo the watch; empty after they ran
 
         def look() -> None:
             loop.run_in_executor(None, self.running, name).add_done_callback(looked)
@@ -102,7 +107,8 @@ class SystemdUnits:
         def looked(answer: asyncio.Future[Running | None]) -> None:
             if not undo or answer.cancelled():
                 return
-            if answer.exception() is not None:  # systemctl failed, which proves nothing about the helper
+            # systemctl failed, which proves nothing about the helper, so it is asked again
+            if answer.exception() is not None:
                 undo[:] = [loop.call_later(_LOOK_AGAIN_SECONDS, look).cancel]
             else:
                 running = answer.result()
@@ -130,7 +136,9 @@ class SystemdUnits:
             temporary.replace(path)
 
     def _call(self, verb: str, name: str, *options: str, allowed: frozenset[int] | None = _DONE) -> str:
-        """The output of systemctl. `allowed` exit codes count as success; None allows any."""
+        """Runs systemctl and returns its output. Exit codes in `allowed` count as success; None
+        allows any.
+        """
         argv = [self._systemctl, verb, *options, "--", f"{check_name(name)}.service"]
         try:
             done = subprocess.run(argv, capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=False)
@@ -149,12 +157,14 @@ class SystemdUnits:
 
 
 def _pin(running: Running | None) -> PidFd | None:
-    """A pidfd of the helper; None if it has ended. Raises OSError if the kernel does not answer."""
+    """Opens a pidfd of the helper; None if it has ended. Raises OSError if the kernel does not answer."""
     return pin(running.pid, running.start_ticks) if running is not None else None
 
 
 def _quoted(key: str, value: str) -> str:
-    r"""A line for EnvironmentFile= (systemd.exec(5)): in double quotes, with \ before " \ $ and `."""
+    r"""A line for EnvironmentFile= (systemd.exec(5)): the value is in double quotes, with \ before " \ $ and
+    `.
+    """
     if "\n" in value or "\0" in value:
         raise VgpuError(
             ErrorCode.BUG, f"a line break in the value of {key}", "report this with the log of vgpud"

@@ -1,1 +1,3 @@
-"""Dynamic resource allocation: the cards that are published to the cluster, and its claims on them."""
+"""Dynamic resource allocation (DRA): publishes cards to the Kubernetes cluster, and prepares claims
+on them.
+"""

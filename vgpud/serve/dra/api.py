@@ -1,4 +1,5 @@
-"""Calls the API server by the official Python client, which is imported only here and only when needed.
+"""Calls the Kubernetes API server by the official Python client, which is imported only here and only when
+needed.
 
 Objects are exchanged as plain data, so that any version of the client with support for custom objects works,
 even if it lacks resource.k8s.io.
@@ -20,16 +21,18 @@ _SLICES, _CLAIMS = "resourceslices", "resourceclaims"
 
 @dataclass(unsafe_hash=True)
 class Refusal(VgpuError):
-    """A refusal by the API server, with its HTTP status."""
+    """An error reply of the API server, with its HTTP status."""
 
     status: int = 0
 
 
 class Api(Protocol):
-    """The calls that vgpud needs. All raise VgpuError: UNREACHABLE, or a Refusal (CLUSTER_REFUSED)."""
+    """The calls to the API server that vgpud needs. All raise VgpuError: UNREACHABLE, or a Refusal
+    (CLUSTER_REFUSED).
+    """
 
     async def minor(self) -> int:
-        """The minor number of the server's version 1.x."""
+        """The minor number of the API server's version 1.x."""
         ...
 
     async def claim(self, namespace: str, name: str) -> Json: ...
@@ -39,7 +42,7 @@ class Api(Protocol):
     async def slices(self, driver: str, node: str) -> list[Json]: ...
 
     async def create_slice(self, body: Json, dry_run: bool = False) -> Json:
-        """Creates a slice and returns the server's version of it; with `dry_run` nothing is stored."""
+        """Creates a ResourceSlice and returns it as the server has it. With `dry_run`, nothing is stored."""
         ...
 
     async def replace_slice(self, body: Json) -> Json: ...
@@ -108,10 +111,10 @@ class ApiServer:
             return pick(kubernetes)(*arguments, _request_timeout=_TIMEOUT_SECONDS, **options)
         except kubernetes.ApiException as error:
             if error.status == 401:
-                # so that the kubeconfig is read again: its token or certificate may have changed
+                # the next call reads the kubeconfig again, because its token or certificate may have changed
                 self._client = None
             raise _refused(error.status or 0, str(error.reason), str(error.body or "")) from None
-        except Exception as error:  # errors of urllib3, ssl and socket, which the client does not wrap
+        except Exception as error:  # urllib3, ssl and socket raise errors that the client does not wrap
             words = str(error).splitlines() or [type(error).__name__]
             raise VgpuError(
                 ErrorCode.UNREACHABLE,
@@ -131,7 +134,8 @@ class ApiServer:
         if self._client is None:
             try:
                 self._client = config.new_client_from_config(config_file=str(self._kubeconfig))
-            except Exception as error:  # errors of yaml, of files, and the client's ConfigException
+            except Exception as error:
+                # reading the configuration raises errors of yaml, of files, and the client's ConfigException
                 raise VgpuError(
                     ErrorCode.BAD_SETTING,
                     f"{self._kubeconfig} is not a usable kubeconfig: {str(error)[:200]}",
@@ -141,7 +145,7 @@ class ApiServer:
 
 
 def _is_slice(value: object) -> bool:
-    """Has the object the fields that the publisher reads? Other fields are only compared."""
+    """Does the object have the fields that the publisher reads? Other fields are only compared."""
     match value:
         case {
             "metadata": {"name": str(), "resourceVersion": str()},

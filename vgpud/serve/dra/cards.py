@@ -1,6 +1,6 @@
 """The cards that are offered to the cluster: whole, by MIG placement, or as memory to share. Pure.
 
-A device of a ResourceSlice is named after its card's UUID, which does not change when cards are added or
+A device in a ResourceSlice is named after its card's UUID, which does not change when cards are added or
 lost.
 """
 
@@ -14,11 +14,11 @@ from vgpud.model.device import Device, Health, MigProfile, Placement
 from vgpud.model.tenancy import CLAIM_PREFIX, Allocation, Isolation, Mode, Slice
 from vgpud.policy.model import Policy
 
-_LABEL = 63  # bytes of a DNS label
+_LABEL = 63  # maximum length of a DNS label
 
 
 class Form(StrEnum):
-    """The attribute `type` of a device."""
+    """How a card is published: the values of the attribute `type` of a device."""
 
     CARD = "card"
     MIG = "mig"
@@ -52,7 +52,7 @@ _MODE = {Form.CARD: Mode.EXCLUSIVE, Form.MIG: Mode.MIG, Form.QUOTA: Mode.PRELOAD
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A MIG profile at one placement of a card; `name` is without NVML's prefix: 1g.18gb."""
+    """A MIG profile at one placement of a card. `name` is without NVML's prefix: 1g.18gb."""
 
     profile: MigProfile
     name: str
@@ -60,7 +60,7 @@ class Place:
 
 
 class Taint(StrEnum):
-    """Why a device gets no new claims; claims that have it keep it."""
+    """The reason why a device gets no new claims. Claims that already have the device keep it."""
 
     DRAINED = "drained"
     UNWELL = "unwell"
@@ -68,8 +68,8 @@ class Taint(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A card for claims. `places` are the placements of a MIG card without foreign instances; `tenants` is
-    the number of claims that may share it.
+    """A card as it is offered to claims. `places` are the placements of a MIG card without foreign instances;
+    `tenants` is the number of claims that may share the card.
 
     `memory_bytes` and `share_hundredths` are the totals for claims, without the capacity that other
     allocations hold.
@@ -86,7 +86,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The device, or part of it, that a published name means."""
+    """The card, or the part of it, for which a published name stands."""
 
     device: Device
     form: Form
@@ -100,7 +100,7 @@ def form_of(device: Device, policy: Policy) -> Form | None:
     """The form in which the card is published; None if it is not published."""
     mode = policy.rule_for(device).mode
     if mode == "auto":
-        # with MIG mode on, a card can only be published as MIG
+        # While MIG mode is on, a card can only be published as MIG.
         return Form.MIG if device.mig.current else _OF_AUTO[policy.dra.auto]
     return _OF_MODE.get(mode)
 
@@ -112,10 +112,10 @@ def cards_of(
     allocations: Collection[Allocation],
     closed: Collection[str] = (),
 ) -> tuple[Card, ...]:
-    """The cards for claims; a card that gets no new claims has a taint with the reason. `closed` are the
-    UUIDs of drained cards.
+    """The cards that are offered to claims. A card that gets no new claims has a taint with the reason.
+    `closed` are the UUIDs of drained cards.
 
-    Capacity that other doors allocated is subtracted, because the scheduler knows claims only.
+    Capacity that was not allocated by claims is subtracted, because the scheduler knows claims only.
     """
     held = [a for a in allocations if not a.request.id.startswith(CLAIM_PREFIX)]
     found = []
@@ -146,7 +146,7 @@ def _card(device: Device, form: Form, policy: Policy, places: Places, others: Se
         free = tuple(place for place in all_places(device, places) if not _overlaps(place.at, taken))
         return Card(device, form, places=free) if free else None
     memory, preload = device.memory_usable_bytes, rule.settings_preload()
-    # the memory that tenants may be promised, which can exceed the card's memory by overcommit
+    # the memory that tenants may get together, which overcommit can make larger than the card's memory
     if form is Form.QUOTA:
         memory = memory * round(preload.memory_overcommit * 100) // 100
     memory -= sum(part.memory_bytes for part in others)
@@ -170,7 +170,7 @@ def _overlaps(at: Placement, taken: Iterable[Placement]) -> bool:
 
 
 def card_name(device: Device) -> str:
-    """The card's name, a DNS label: gpu- and the UUID."""
+    """The published name of a card, a DNS label: gpu- and the UUID."""
     bare = re.sub(r"[^a-z0-9-]", "-", device.uuid.lower().removeprefix("gpu-")).strip("-")
     if len(bare) > 36:
         bare = sha256(bare.encode()).hexdigest()[:36]
@@ -178,14 +178,16 @@ def card_name(device: Device) -> str:
 
 
 def profile_label(profile: str) -> str:
-    """The profile as part of a DNS label; profiles of one card have different labels (1g.24gb+me and
-    1g.24gb-me).
+    """A MIG profile's name as part of a DNS label. Different profiles of a card have different labels
+    (1g.24gb+me and 1g.24gb-me).
     """
     return re.sub(r"[^a-z0-9]+", "-", profile.lower().replace("+", "-plus-")).strip("-")
 
 
 def place_name(device: Device, place: Place) -> str:
-    """The placement's name, a DNS label: the card's name, the profile, and the first memory slice."""
+    """The published name of a MIG placement, a DNS label: the card's name, the profile, and the first memory
+    slice.
+    """
     profile = profile_label(place.name)
     name = f"{card_name(device)}-mig-{profile}-{place.at.start}"
     if len(name) <= _LABEL:
@@ -195,7 +197,7 @@ def place_name(device: Device, place: Place) -> str:
 
 
 def names_of(device: Device, policy: Policy, places: Places) -> tuple[str, ...]:
-    """All names that are published for the device, independent of present allocations."""
+    """All names that are published for the device. They do not depend on present allocations."""
     form = form_of(device, policy)
     if form is None:
         return ()
@@ -205,7 +207,9 @@ def names_of(device: Device, policy: Policy, places: Places) -> tuple[str, ...]:
 
 
 def target_of(name: str, devices: Iterable[Device], policy: Policy, places: Places) -> Target | None:
-    """The target of a published name, independent of present allocations; None if there is none."""
+    """The card or part of a card for which a published name stands; None if there is none. It does not depend
+    on present allocations.
+    """
     for device in devices:
         own = card_name(device)
         if not name.startswith(own):

@@ -1,8 +1,8 @@
 """Converts a ResourceClaim that the scheduler has allocated into requests. Pure.
 
-Each request of a claim becomes one allocation, on one or several cards; its id is the claim's uid, and the
-request's name if a claim has several. A container uses one request of a claim: the environment of two would
-contradict each other.
+Each request of a claim becomes one allocation, on one or several cards. Its id is the claim's uid, followed
+by the request's name if the claim has several requests. A container uses only one request of a claim, because
+the environments of two requests would contradict each other.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,8 +23,8 @@ Find = Callable[[str], Target | None]
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One device that the scheduler gave to a request; `consumed` and `share` are empty for a
-    whole device.
+    """One device that the scheduler gave to a request. `consumed` and `share` are empty if the request gets
+    the whole device.
     """
 
     request: str
@@ -36,14 +36,15 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One future allocation, and the parts of the claim that it serves."""
+    """One allocation to make, and the parts of the claim that it serves."""
 
     request: Request
     results: tuple[Result, ...]
 
 
 def parts_of(claim: Mapping[str, Any], uid: str, pool: str, find: Find) -> tuple[Part, ...]:
-    """The parts of a claim on this node's pool; empty if it has no device of this driver.
+    """The allocations to make for a claim's devices in this node's pool; empty if the claim has no device of
+    this driver.
 
     Raises VgpuError: BAD_REQUEST, UNSUPPORTED, or NO_SUCH_DEVICE for a device that is no longer published.
     """
@@ -187,7 +188,7 @@ def _profile(key: str, targets: Sequence[Target], uuids: Sequence[str]) -> str:
 
 
 def _per_card(results: Sequence[Result], targets: Sequence[Target], capacity: str, missing: int) -> set[int]:
-    """The amount on each card; several shares of one card are added."""
+    """The requested amount on each card. If a claim has several shares of one card, they are added."""
     sums: dict[str, int] = {}
     for result, target in zip(results, targets, strict=True):
         amount = result.consumed.get(capacity, missing)
@@ -196,8 +197,8 @@ def _per_card(results: Sequence[Result], targets: Sequence[Target], capacity: st
 
 
 def _memory(key: str, results: Sequence[Result], targets: Sequence[Target], parameters: Parameters) -> int:
-    """The memory that the scheduler assigned, or less if the claim says so. A cluster without consumable
-    capacity assigns all of it.
+    """The memory that the scheduler assigned, or less if the claim's parameters say so. A cluster without
+    consumable capacity assigns all of the memory.
     """
     whole = min(target.device.memory_usable_bytes for target in targets)
     if any("memory" not in result.consumed for result in results) and len(targets) > 1:

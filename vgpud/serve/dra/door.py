@@ -1,4 +1,4 @@
-"""The DRA door: publishes cards to the cluster, and serves the kubelet's calls for claims."""
+"""Runs the DRA driver: publishes cards to the cluster, and serves the kubelet's calls for claims."""
 
 import asyncio
 from dataclasses import dataclass
@@ -28,18 +28,21 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Intervals in seconds; tests use shorter ones."""
+    """The intervals of the driver in seconds. Tests use shorter ones."""
 
-    look: float = 1.0  # between checks of the plugin's sockets
-    settle: float = 1.0  # between a change and the publication of slices, because further changes may follow
-    retry: float = 5.0  # after a failure of the API server
+    look: float = 1.0  # interval between checks of the plugin's sockets
+    # wait between a change and the publication of slices, because further changes may follow
+    settle: float = 1.0
+    retry: float = 5.0  # wait after a failure of the API server
     hurry: float = (
-        30.0  # after a registration: a starting kubelet deletes the slices, at any time within this span
+        # time after a registration during which slices are checked often, because a starting kubelet deletes
+        # them
+        30.0
     )
 
 
 class DraDoor:
-    """The door. `run` serves until it is cancelled; it waits until the policy enables DRA."""
+    """The DRA driver. `run` serves until it is cancelled. It waits until the policy enables DRA."""
 
     def __init__(
         self,
@@ -87,7 +90,7 @@ class DraDoor:
             for name in names_of(device, policy, self._room.places)
         )
 
-    # --- to the cluster
+    # --- publishing cards to the cluster
 
     async def _listen(self) -> None:
         await set_at_changes(self._keeper, self._dirty, self._pace.look)
@@ -128,11 +131,11 @@ class DraDoor:
         self._published = True
         await self._publisher.publish(build)
 
-    # --- from the kubelet
+    # --- serving the kubelet
 
     def _registered(self) -> None:
-        """Called when a kubelet has registered the plugin: it may have another version, as may the whole
-        cluster.
+        """Called when a kubelet has registered the plugin. The API server's features are asked for again,
+        because the kubelet and the cluster may have another version now.
         """
         self._publisher.ask_anew()
         self._hurry_until = clock.now() + self._pace.hurry

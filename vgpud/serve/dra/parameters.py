@@ -1,4 +1,4 @@
-"""Parses the opaque parameters that a claim or a class has for this driver, in addition to devices and
+"""Parses the opaque parameters that a claim or a device class has for this driver, in addition to devices and
 capacity.
 
     apiVersion: vgpud.io/v1
@@ -21,7 +21,7 @@ _KEYS = ("apiVersion", "kind", "memory", "cores")
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """The parameters; None for those that are not given."""
+    """The parameters of a request; None for those that are not given."""
 
     memory_bytes: int | None = None
     share: Percent | None = None
@@ -31,8 +31,8 @@ NOTHING = Parameters()
 
 
 def parameters_for(config: Iterable[Mapping[str, Any]], request: str, driver: str) -> Parameters:
-    """The parameters for a request in `status.allocation.devices.config`: those of the claim override those
-    of its class.
+    """The parameters for a request, from `status.allocation.devices.config`. Those of the claim override
+    those of its class.
 
     Raises VgpuError (BAD_REQUEST, BAD_QUANTITY, BAD_PERCENT) for parameters that this driver does not
     support.

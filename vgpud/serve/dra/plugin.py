@@ -1,6 +1,6 @@
 """The gRPC services for the kubelet: registration of the driver, and preparation of claims.
 
-There is one registration socket and one for the calls, for v1 and v1beta1. Each claim of a call succeeds or
+One socket is for the registration, and one for the calls of v1 and v1beta1. Each claim of a call succeeds or
 fails by itself. Calls are idempotent.
 """
 
@@ -24,17 +24,19 @@ from vgpud.serve.kubelet import wire
 
 log = structlog.get_logger(__name__)
 
-# the newest first, as the kubelet chooses; its names for the services differ from those on the wire
+# Versions of the plugin API, the newest first, in which the kubelet chooses. The kubelet's names for the
+# services differ from those on the wire.
 VERSIONS = {"v1.DRAPlugin": dra_v1_pb2, "v1beta1.DRAPlugin": dra_v1beta1_pb2}
 
 
-_HEALTH_SECONDS = 5.0  # the kubelet takes a device without a report for 30 s as unknown
+# interval of health reports; the kubelet counts a device without a report for 30 s as unknown
+_HEALTH_SECONDS = 5.0
 _HEALTH_SERVICES = ("v1alpha1.DRAResourceHealth", "v1beta1.DRAResourceHealth")
 
 
 @dataclass(frozen=True, slots=True)
 class Wellness:
-    """The health of one published device; `why` it is not healthy."""
+    """The health of one published device. If it is not healthy, `why` is the reason."""
 
     pool: str
     device: str
@@ -43,7 +45,7 @@ class Wellness:
 
 
 class Behind(Protocol):
-    """The handler of claims. Both methods raise VgpuError, and are idempotent."""
+    """What the plugin calls for claims. Both methods raise VgpuError, and are idempotent."""
 
     async def prepare(self, namespace: str, name: str, uid: str) -> tuple[Answer, ...]: ...
 
@@ -51,7 +53,7 @@ class Behind(Protocol):
 
 
 class DraPlugin:
-    """The plugin. `kubelet` is the kubelet's root folder; `registered` is called when the kubelet has
+    """The DRA plugin. `kubelet` is the kubelet's root folder. `registered` is called when the kubelet has
     accepted the driver.
     """
 
@@ -99,10 +101,12 @@ class DraPlugin:
             handlers: dict[str, Any] = {"NodeWatchResources": watch}
             calls.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
         wire.bind(calls, self.socket)
-        # appended before the start, because a server whose start is cancelled must be stopped as well
+        # The server is recorded before its start, because a server whose start is cancelled must be stopped
+        # too.
         self._servers.append(calls)
         await calls.start()
-        # started last, because the kubelet calls as soon as it sees this socket
+        # The registration starts last, because the kubelet calls the plugin as soon as it sees the
+        # registration socket.
         registrar = wire.server()
         handlers = {
             "GetInfo": wire.answering("GetInfo", registration.InfoRequest, self._info),
@@ -121,7 +125,7 @@ class DraPlugin:
         while self._servers:
             await self._servers.pop().stop(0)
 
-    # --- registration
+    # --- registration with the kubelet
 
     async def _info(self, _: registration.InfoRequest) -> registration.PluginInfo:
         return registration.PluginInfo(
@@ -136,7 +140,7 @@ class DraPlugin:
             log.error(LogEvent.KUBELET_REJECTED_DRIVER, driver=DRIVER, why=told.error)
         return registration.RegistrationStatusResponse()
 
-    # --- health
+    # --- health of devices
 
     async def _watch_health(
         self, _: dra_health_pb2.NodeWatchResourcesRequest, context: wire.Context
@@ -145,7 +149,7 @@ class DraPlugin:
             yield health_of(self._health(), int(time.time()))
             await asyncio.sleep(_HEALTH_SECONDS)
 
-    # --- claims
+    # --- calls for claims
 
     def _calls(self, version: Any) -> dict[str, Any]:  # noqa: ANN401 - one of two generated modules
         async def prepare(asked: Any) -> Any:  # noqa: ANN401
@@ -205,7 +209,9 @@ def health_of(devices: Iterable[Wellness], now_seconds: int) -> dra_health_pb2.N
 
 
 async def _each(claims: Any, work: Callable[[Any], Awaitable[Any]], failed: Any) -> dict[str, Any]:  # noqa: ANN401
-    """The answers by the claim's uid, each claim once; for a failed claim the error as text."""
+    """Does `work` for each claim. Returns the answers by the claim's uid; for a failed claim, the error as
+    text.
+    """
 
     async def one(claim: Any) -> Any:  # noqa: ANN401
         try:

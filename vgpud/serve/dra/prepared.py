@@ -1,5 +1,5 @@
-"""The prepared claims and the answers that the kubelet got. A repeated request gets the same answer, also
-after a restart and while the API server is down.
+"""Keeps the prepared claims and the answers that the kubelet got. So a repeated request gets the same answer,
+also after a restart and while the API server cannot be reached.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,9 @@ from vgpud.serve.statefile import StateFile
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One device of a claim; of several devices in one allocation only the first has the CDI name."""
+    """The answer to the kubelet for one device of a claim. If an allocation has several devices, only the
+    first has the CDI name.
+    """
 
     request: str
     pool: str
@@ -21,8 +23,8 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A prepared claim. `request_ids` are those of its allocations; `answers` are set when all of
-    them exist.
+    """A prepared claim. `request_ids` are those of its allocations. `answers` are set when all allocations
+    exist.
     """
 
     uid: str
@@ -33,7 +35,9 @@ class Prepared:
 
 
 class PreparedClaims(StateFile[Prepared]):
-    """If the file cannot be read, claims are read from the API server again when the kubelet asks."""
+    """The file of prepared claims. If it cannot be read, a claim is read from the API server again when the
+    kubelet asks for it.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "claims", Prepared, lambda claim: claim.uid)

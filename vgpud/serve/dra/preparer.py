@@ -1,4 +1,6 @@
-"""Prepares claims: each becomes one or several allocations, whose request ids are derived from its uid."""
+"""Prepares claims. Each claim becomes one or several allocations, whose request ids are derived from the
+claim's uid.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -25,7 +27,9 @@ ROOT = Caller(Door.ADMIN, 0, 0, Lifetime())
 
 
 class Preparer:
-    """`find` returns the target of a published name, also of one that is no longer published."""
+    """Prepares and unprepares claims. `find` returns the target of a published name, also of a name that is
+    no longer published.
+    """
 
     def __init__(
         self,
@@ -40,13 +44,13 @@ class Preparer:
         self._claims = claims
         self._pool = pool
         self._find = find
-        # one lock for each claim in work; it is dropped with its last user
+        # One lock for each claim in work. A lock is dropped when its last user has ended.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._suspects: set[str] = set()
 
     async def prepare(self, namespace: str, name: str, uid: str) -> tuple[Answer, ...]:
-        """Prepares a claim. Raises VgpuError, and then releases the allocations that it made for
-        the claim.
+        """Prepares a claim. Raises VgpuError; the allocations that were made for the claim are then
+        released.
         """
         audit.asked_by(ROOT, "dra", claim=f"{namespace}/{name}")
         async with self._lock(uid):
@@ -60,8 +64,8 @@ class Preparer:
             names = tuple(part.request.id for part in parts)
             await self._leave_failed(names)
             fresh = tuple(name for name in names if self._allocation(name) is None)
-            # recorded before the allocations are made, so that they can be attributed to the claim after a
-            # crash
+            # The claim is recorded before its allocations are made, so that after a crash they can be
+            # attributed to the claim.
             await self._claims.put(Prepared(uid, namespace, name, names))
             try:
                 made = [(part, await self._keeper.allocate(part.request)) for part in parts]
@@ -74,8 +78,8 @@ class Preparer:
             return answers
 
     async def unprepare(self, uid: str) -> None:
-        """Releases a claim's allocations, also of an unknown claim. Raises VgpuError(TENANT_ALIVE) while its
-        processes run.
+        """Releases a claim's allocations, also if the claim is not recorded. Raises VgpuError(TENANT_ALIVE)
+        while processes of the allocations run.
         """
         audit.asked_by(ROOT, "dra", claim=uid)
         await self._unprepare(uid)
@@ -120,7 +124,9 @@ class Preparer:
         self._suspects = missing
 
     async def name(self, listed: Listing) -> None:
-        """Records the pods and containers with the claims, as the kubelet lists them. Raises VgpuError."""
+        """Records which pods and containers use each claim's allocations, as the kubelet lists them. Raises
+        VgpuError.
+        """
         for allocation in self._keeper.list()[0]:
             workload = allocation.request.workload
             user = workload_of(listed.users.get(allocation.cdi_name, ""))
@@ -133,12 +139,12 @@ class Preparer:
                 await self._keeper.release(allocation.id, ROOT, force=False)
             if not self._of(uid):
                 await self._claims.drop(uid)
-        except VgpuError as error:  # the kubelet tries it again, or unprepares it
+        except VgpuError as error:  # the kubelet prepares the claim again, or unprepares it
             log.warning(LogEvent.FAILED_CLAIM_NOT_UNDONE, uid=uid, why=str(error))
 
     async def _leave_failed(self, names: tuple[str, ...]) -> None:
-        """Releases failed allocations (device lost, helper died), so that they are made again. Raises
-        VgpuError(TENANT_ALIVE).
+        """Releases failed allocations of a claim (device lost, helper died), so that they are made again.
+        Raises VgpuError(TENANT_ALIVE).
         """
         for allocation in filter(None, map(self._allocation, names)):
             if allocation.state is State.FAILED:
@@ -149,7 +155,9 @@ class Preparer:
         return allocation is not None and allocation.state is not State.FAILED
 
     def _of(self, uid: str) -> list[Allocation]:
-        """The allocations of a claim, found by their request ids, because the file may be lost."""
+        """The allocations of a claim. They are found by their request ids, because the file of claims may be
+        lost.
+        """
         own = f"{CLAIM_PREFIX}{uid}"
         return [
             a for a in self._keeper.list()[0] if a.request.id == own or a.request.id.startswith(f"{own}/")
@@ -168,13 +176,13 @@ def _checked(uid: str) -> str:
 
 
 def _answers(part: Part, allocation: Allocation) -> list[Answer]:
-    """The answers for a part. The first device of the allocation has the CDI name, because a runtime must get
-    it once only.
+    """The answers for the devices of one allocation. Only the first device has the CDI name, because a
+    runtime must get it only once.
     """
     names: tuple[str, ...] = (allocation.cdi_name,)
     found = []
     for result in part.results:
-        # a subrequest of a prioritised list is named "main/sub", and containers name "main"
+        # A subrequest of a prioritised list has the name "main/sub", while containers refer to "main".
         request = result.request.partition("/")[0]
         found.append(Answer(request, result.pool, result.device, names, result.share))
         names = ()

@@ -14,17 +14,20 @@ from vgpud.serve.dra.slices import DRIVER, GROUP, VERSION, Cluster, Json
 
 log = structlog.get_logger(__name__)
 
-# minor version since which counters must be in slices of their own (kubernetes/kubernetes#134189)
+# first minor version in which counters must be in separate slices (kubernetes/kubernetes#134189)
 _SEPARATE_SINCE = 35
-# HTTP statuses of a server that does not support the body: it has another version than the one that was asked
+# HTTP statuses with which the server refuses a body that it does not support: its version has changed since
+# its features were asked for.
 _NOT_TAKEN = (400, 422)
-_ASK_SECONDS = 300.0  # interval of asking again, because feature gates and versions change while vgpud runs
+# interval of asking for the server's features again, because feature gates and versions change while vgpud
+# runs
+_ASK_SECONDS = 300.0
 
 Build = Callable[[Cluster], tuple[Json, ...]]
 
 
 class Publisher:
-    """Publishes slices. Precondition: one call of `publish` at a time."""
+    """Publishes the node's slices. Precondition: only one call of `publish` runs at a time."""
 
     def __init__(self, api: Api, node: str, ask_seconds: float = _ASK_SECONDS) -> None:
         self._api = api
@@ -35,14 +38,17 @@ class Publisher:
         self._owner: Json | None = None
 
     def ask_anew(self) -> None:
-        """Makes the next `publish` ask for the API server's features again: the server may have changed."""
+        """Makes the next `publish` ask for the API server's features again, because the server may have
+        changed.
+        """
         self._cluster = None
 
     async def publish(self, build: Build) -> bool:
-        """Makes the node's slices in the cluster equal to those of `build`. Returns True if anything was
-        changed.
+        """Makes the node's slices in the cluster equal to those that `build` returns. Returns True if
+        anything was changed.
 
-        Raises VgpuError, also if another writer changed them at the same time; the next call then continues.
+        Raises VgpuError, also if another writer changed the slices at the same time; the next call then
+        continues.
         """
         try:
             return await self._publish(build)
@@ -54,7 +60,7 @@ class Publisher:
     async def _publish(self, build: Build) -> bool:
         cluster = await self._able()
         changed = await self._make(build(cluster))
-        # features that the server dropped are left out, and devices that need them are not published
+        # Features that the server dropped are left out, and devices that need them are not published.
         while changed:
             poorer = _poorer(cluster, changed)
             if poorer == cluster:
@@ -74,8 +80,8 @@ class Publisher:
         return self._cluster
 
     async def _ask(self) -> Cluster:
-        """Detects the server's features by a slice that is not stored (dryRun=All): it drops fields whose
-        feature gates are off.
+        """Finds out the server's features with a slice that is not stored (dryRun=All): the server drops
+        fields whose feature gates are off.
         """
         cluster = Cluster(separate_counters=await self._api.minor() >= _SEPARATE_SINCE)
         body = await self._body(f"{self._node}-{DRIVER}-asks", _probe(self._node, cluster), 1)
@@ -83,16 +89,16 @@ class Publisher:
         return _poorer(cluster, [(body, kept)])
 
     async def withdraw(self) -> None:
-        """Deletes all slices of this driver and node."""
+        """Deletes all ResourceSlices of this driver and node."""
         for there in await self._api.slices(DRIVER, self._node):
             await self._delete(there["metadata"]["name"])
 
     async def _make(self, wanted: Sequence[Json]) -> list[tuple[Json, Json]]:
-        """Creates, updates and deletes slices. Returns pairs (sent, stored); empty if nothing had
-        to change.
+        """Creates, updates and deletes slices until they equal `wanted`. Returns pairs (sent, stored); empty
+        if nothing had to change.
         """
         there = {one["metadata"]["name"]: one for one in await self._api.slices(DRIVER, self._node)}
-        # the scheduler reads slices in the order of their names
+        # The scheduler reads slices in the order of their names.
         names = [f"{self._node}-{DRIVER}-{number:03}" for number in range(len(wanted))]
         if there.keys() == set(names) and all(
             _same(there[name]["spec"], spec) for name, spec in zip(names, wanted, strict=True)
@@ -109,7 +115,7 @@ class Publisher:
         return sent
 
     async def _body(self, name: str, spec: Json, generation: int) -> Json:
-        if self._owner is None:  # an owner reference, so that the slices are deleted with the node
+        if self._owner is None:  # the slices get an owner reference, so that they are deleted with the node
             node = await self._api.node(self._node)
             self._owner = {"apiVersion": "v1", "kind": "Node", "name": node["name"], "uid": node["uid"]}
         return {
@@ -144,7 +150,7 @@ def _say(cluster: Cluster) -> None:
 
 
 def _probe(node: str, cluster: Cluster) -> Json:
-    """A slice with a device for each feature that may be off."""
+    """A slice that has one device for each feature that may be off."""
     counters = {"a": {"value": "1"}}
     devices: list[Json] = [
         {"name": "a", "consumesCounters": [{"counterSet": "a", "counters": counters}]},
@@ -166,7 +172,7 @@ def _same(there: Json, wanted: Json) -> bool:
 
 
 def _without_times(device: Json) -> Json:
-    """The device without the time that the server adds to each taint."""
+    """A device without the time that the server adds to each taint."""
     taints = [{k: v for k, v in taint.items() if k != "timeAdded"} for taint in device.get("taints") or ()]
     return {**device, "taints": taints} if taints else device
 

@@ -14,7 +14,9 @@ _LONGEST = 64
 
 
 def parse(text: str) -> int:
-    """A whole number, rounded up as Kubernetes does. Raises VgpuError(BAD_QUANTITY)."""
+    """Parses a quantity into a whole number, rounded up as Kubernetes does. Raises
+    VgpuError(BAD_QUANTITY).
+    """
     match = _SHAPE.fullmatch(text) if len(text) <= _LONGEST else None
     if match is None:
         raise VgpuError(
@@ -33,7 +35,7 @@ def parse(text: str) -> int:
 
 
 def show(value: int) -> str:
-    """The exact text in the largest binary unit that divides the value."""
+    """The exact text of a number in the largest binary unit that divides it."""
     for suffix, bits in reversed(_BINARY.items()):
         if value and value % (1 << bits) == 0:
             return f"{value >> bits}{suffix}"

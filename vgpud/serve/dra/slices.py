@@ -1,4 +1,4 @@
-"""Builds ResourceSlices of resource.k8s.io/v1 as plain data, from which the scheduler allocates. Pure.
+"""Builds ResourceSlices of resource.k8s.io/v1, from which the scheduler allocates, as plain data. Pure.
 
 Field names and limits: k8s.io/api/resource/v1 (types.go). MIG placements of a card share counters, one for
 each memory slice and one for compute slices (KEP-4815). Memory, cores and tenants of a shared card are
@@ -21,18 +21,18 @@ MAX_DEVICES = 128
 MAX_DEVICES_WITH_COUNTERS = 64
 MAX_COUNTER_SETS = 8
 _STRING = 64
-_STEP = 2 * MIB  # granularity of memory in libvgpu and the driver; MPS uses whole MiB
+_STEP = 2 * MIB  # granularity of memory in libvgpu and in the driver; MPS uses whole MiB
 
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The API server's features, by its version and by the fields that it stored.
+    """The API server's features, from its version and from the fields that it stored.
 
-    Up to 1.34, counters are in the slice of the devices that consume them; since 1.35 they are in a slice of
-    their own. A server without the feature drops them silently. Without taints, a card that gets no new
-    claims is left out.
+    Up to 1.34, counters are in the slice of the devices that consume them; since 1.35 they are in a separate
+    slice. A server without the feature drops the counters silently. If the server does not keep taints, a
+    card that gets no new claims is left out.
     """
 
     separate_counters: bool = True
@@ -43,7 +43,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """The node in slices. `driver_version` and `cuda_version` are in NVML's form."""
+    """The node's facts in slices. `driver_version` and `cuda_version` are in NVML's form."""
 
     name: str
     driver_version: str = ""
@@ -55,22 +55,23 @@ _Order = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Devices, each with its sort key, and the counters that only they consume."""
+    """Devices with their sort keys, and the counters that only these devices consume."""
 
     devices: tuple[tuple[_Order, Json], ...]
     counters: Json | None = None
 
 
 def specs(node: Node, cards: Iterable[Card], cluster: Cluster, cores: bool) -> tuple[Json, ...]:
-    """The `spec` of each slice of the node's pool, without its generation. `cores`: claims can limit compute.
+    """The `spec` of each slice of the node's pool, without its generation. `cores`: can claims limit compute?
 
-    The scheduler takes the first device that fits, slice by slice in the order of their names: the smallest
-    devices come first, so that a claim leaves the larger ones whole.
+    The scheduler takes the first device that fits, slice by slice in the order of their names. So the
+    smallest devices come first, and a claim leaves the larger ones whole.
     """
     kept = [card for card in cards if cluster.keeps_taints or not card.taints]
     groups = [group for card in kept if (group := _group(node, card, cluster, cores)) is not None]
     bodies = [*_plain(groups), *(_separate(groups) if cluster.separate_counters else _together(groups))]
-    # a pool without devices is one empty slice, so that the scheduler knows that there are none
+    # A pool without devices is published as one empty slice, so that the scheduler knows that there are no
+    # devices.
     bodies = bodies or [{"devices": []}]
     pool = {"name": node.name, "resourceSliceCount": len(bodies)}
     return tuple({"driver": DRIVER, "nodeName": node.name, "pool": pool, **body} for body in bodies)
@@ -78,8 +79,8 @@ def specs(node: Node, cards: Iterable[Card], cluster: Cluster, cores: bool) -> t
 
 def _plain(groups: Sequence[_Group]) -> Iterator[Json]:
     devices = _in_order(group for group in groups if group.counters is None)
-    # slices with taints have the same limit as those with counters (types.go,
-    # ResourceSliceMaxDevicesWithTaints...)
+    # Slices with taints have the same limit as slices with counters (types.go,
+    # ResourceSliceMaxDevicesWithTaints...).
     most = MAX_DEVICES_WITH_COUNTERS if any("taints" in one for one in devices) else MAX_DEVICES
     for chunk in _chunks(devices, most):
         yield {"devices": chunk}
@@ -94,7 +95,7 @@ def _separate(groups: Sequence[_Group]) -> Iterator[Json]:
 
 
 def _together(groups: Sequence[_Group]) -> Iterator[Json]:
-    """Slices for clusters in which a card's devices and counters must be in one slice."""
+    """The slices for clusters in which a card's devices and counters must be in the same slice."""
     body: Json = {"sharedCounters": [], "devices": []}
     for group in groups:
         if group.counters is None:
@@ -119,7 +120,7 @@ def _chunks(items: Sequence[Any], most: int) -> Iterator[list[Any]]:
         yield list(items[start : start + most])
 
 
-# --- devices
+# --- devices of slices
 
 
 def _group(node: Node, card: Card, cluster: Cluster, cores: bool) -> _Group | None:
@@ -172,7 +173,9 @@ def _sharing(card: Card, cluster: Cluster, cores: bool) -> Json:
 
 
 def _mig(node: Node, card: Card, cluster: Cluster) -> _Group | None:
-    """The devices of a MIG card. Placements that do not overlap, as in a fixed layout, need no counters."""
+    """The devices of a MIG card. If the placements do not overlap, as in a fixed layout, they need no
+    counters.
+    """
     apart = not any(
         a.at.start < b.at.start + b.at.size and b.at.start < a.at.start + a.at.size
         for i, a in enumerate(card.places)
@@ -181,7 +184,9 @@ def _mig(node: Node, card: Card, cluster: Cluster) -> _Group | None:
     if apart:
         return _Group(tuple((_order(card, place), _mig_device(node, card, place)) for place in card.places))
     if not cluster.keeps_counters:
-        return None  # without counters the scheduler would allocate the same memory twice
+        # the card is not published, because without counters the scheduler would allocate the same memory
+        # twice
+        return None
     name = card_name(card.device)
     slices = range(max(place.at.start + place.at.size for place in card.places))
     counters = {f"memory-slice-{i}": {"value": "1"} for i in slices}
@@ -203,8 +208,8 @@ def _mig(node: Node, card: Card, cluster: Cluster) -> _Group | None:
 
 
 def _order(card: Card, place: Place) -> _Order:
-    """The sort key: smaller profiles first, of equal ones those with fewer media engines; on a card from its
-    end, because the largest profiles begin at its start.
+    """The sort key of a MIG placement. Smaller profiles come first; of equal ones, those with fewer media
+    engines. Placements at the end of the card come first, because the largest profiles begin at its start.
     """
     profile = place.profile
     engines = 2 if "+" in place.name else 0 if "-" in place.name else 1
@@ -213,8 +218,8 @@ def _order(card: Card, place: Place) -> _Order:
 
 
 def _limited(places: Sequence[Place]) -> dict[str, int]:
-    """The profiles with fewer instances than placements, with their number: those with media engines have
-    one.
+    """The profiles that allow fewer instances than they have placements, with the number of instances.
+    (Profiles with media engines allow one.)
     """
     found = {}
     for place in places:
@@ -275,8 +280,8 @@ def _attributes(node: Node, card: Card) -> Json:
 
 
 def semantic(text: str) -> str:
-    """The version in the form of semver.org: three numbers without leading zeros (580.159.04 is not valid);
-    "" if that is impossible.
+    """A version in the form of semver.org: three numbers without leading zeros (580.159.04 is not valid); ""
+    if that is impossible.
     """
     numbers = re.fullmatch(r"([0-9]+)(?:\.([0-9]+))?(?:\.([0-9]+))?", text.strip())
     return "" if numbers is None else ".".join(str(int(number or 0)) for number in numbers.groups())

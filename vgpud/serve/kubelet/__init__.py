@@ -1,1 +1,1 @@
-"""The kubelet's door: its device plugin API, and its PodResources API."""
+"""The servers for the kubelet: vgpud's device plugins. It also reads the kubelet's PodResources API."""

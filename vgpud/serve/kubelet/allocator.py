@@ -1,10 +1,10 @@
-"""Maps ids of the kubelet to allocations and back, and interprets the kubelet's calls.
+"""Maps the kubelet's device ids to allocations and back, and interprets the kubelet's calls.
 
 The kubelet does not name the pod of a call, does not report the end of a pod, and may repeat ids that vgpud
-knows. Repeated ids mean a repeated call, another container of the same pod (the kubelet reuses the ids of an
-init container for later containers), or a new pod after one whose end vgpud has not noticed. The kubelet
-admits one pod after the other, and starts a pod's containers after its last call. So ids of an allocation
-whose containers have not started belong to the same pod, and ids of an allocation whose containers have ended
+knows. Repeated ids mean one of three things: a repeated call, another container of the same pod (the kubelet
+reuses the ids of an init container for later containers), or a new pod after one whose end vgpud has not
+noticed. The kubelet admits one pod after the other, and starts a pod's containers after its last call. So if
+the containers of an allocation have not started, its ids belong to the same pod; if they have ended, its ids
 belong to a new pod. Without hooks that report containers, PodResources is asked.
 """
 
@@ -30,16 +30,17 @@ from vgpud.serve.kubelet.started import Started
 log = structlog.get_logger(__name__)
 
 ROOT = Caller(Door.ADMIN, 0, 0, Lifetime())
-_LEAVE_SECONDS = 5.0  # longest wait for the processes of an ended pod
+_LEAVE_SECONDS = 5.0  # maximum wait for the processes of an ended pod
 _PAUSE_SECONDS = 0.2
-_ADMISSION_SECONDS = 10.0  # longest time between the calls for two containers of one pod
-# longest time until a pod's init container starts, which includes the pull of its image
+_ADMISSION_SECONDS = 10.0  # maximum time between the calls for two containers of one pod
+# maximum time until a pod's init container starts, which includes the pull of its image
 _START_SECONDS = 900.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Admission:
-    """When an allocation was made, and the pods that were new in the kubelet's list then, including its own.
+    """When an allocation was made, and the pods that were new in the kubelet's list at that time, including
+    the allocation's own.
 
     `refusals` is the number of refusals until then.
     """
@@ -50,7 +51,7 @@ class _Admission:
 
 
 class Allocator:
-    """Makes and releases the kubelet's allocations. `devices` returns the node's devices; `changed` is called
+    """Makes and releases the kubelet's allocations. `devices` returns the node's devices. `changed` is called
     when ids become held or free.
     """
 
@@ -70,20 +71,21 @@ class Allocator:
         self._pods = pods
         self._devices = devices
         self._changed = changed
-        self._one_at_a_time = asyncio.Lock()  # the kubelet admits one pod at a time, too
-        self._unseen: dict[str, float] = {}  # by request id: the time since when no pod has it
-        # the pod that is being admitted, by the request id of its allocation
+        # calls run one at a time, because the kubelet too admits one pod at a time
+        self._one_at_a_time = asyncio.Lock()
+        self._unseen: dict[str, float] = {}  # the time since which no pod has the allocation, by request id
+        # The pods that are being admitted, by the request id of their allocation.
         self._admitted: dict[str, _Admission] = {}
         self._refusals = 0
-        self._listed_since: dict[str, float] = {}  # by pod: the time of the first list that had it
-        # pods with an allocation that this run of the kubelet has listed
+        self._listed_since: dict[str, float] = {}  # the time of the first list that had the pod, by pod
+        # Pods with an allocation that the present kubelet process has listed.
         self._listed_once: frozenset[str] = frozenset()
-        # request ids of allocations with running containers, whose ids the kubelet gave to another pod
+        # Request ids of allocations with running containers whose ids the kubelet gave to another pod.
         self._disputed: set[str] = set()
 
     def held_ids(self, resource_name: str) -> tuple[frozenset[str], frozenset[str]]:
-        """The ids of the resource that allocations hold; and those among them that are unhealthy: of failed
-        allocations, and of running containers whose ids the kubelet takes for free.
+        """The ids of the resource that allocations hold, and the unhealthy ones among them. Unhealthy are ids
+        of failed allocations, and of running containers whose ids the kubelet believes to be free.
         """
         states = {a.request.id: a.state for a in self._keeper.list()[0]}
         holds = self.holds.of(resource_name)
@@ -94,11 +96,11 @@ class Allocator:
         ]
         return frozenset().union(*(hold.ids for hold in holds)), frozenset().union(*failed)
 
-    # --- allocate
+    # --- allocation
 
     async def allocate(self, resource: Resource, ids: Collection[str]) -> Allocation:
         """Makes or finds the allocation for these ids. Raises VgpuError. The same ids give the same
-        allocation until their pod has ended.
+        allocation until the pod with them has ended.
         """
         audit.asked_by(ROOT, "kubelet")
         async with self._one_at_a_time:
@@ -110,15 +112,15 @@ class Allocator:
             try:
                 return await self._allocate(resource, wanted)
             except VgpuError:
-                self._refusals += 1  # the kubelet fails the pod; the next call is another pod's
+                self._refusals += 1  # the kubelet fails the pod, so the next call is for another pod
                 self._back_off(resource, wanted)
                 raise
             finally:
                 self._changed()
 
     def _back_off(self, resource: Resource, ids: frozenset[str]) -> None:
-        """Starts a back-off if the pod fits the sum of the cards but no single card: it must wait, and not be
-        created and refused in a loop.
+        """Starts a back-off if the pod would fit the cards together but fits no single card. The pod must
+        then wait, instead of being created and refused in a loop.
         """
         one_card = resource.divisible and resource.rule.across == "refuse"
         if one_card and len(cards_of(resource, ids, self._devices())) > 1:
@@ -126,7 +128,8 @@ class Allocator:
 
     async def _allocate(self, resource: Resource, ids: frozenset[str]) -> Allocation:
         known = self.holds.overlapping(resource.name, ids)
-        request_of(resource, ids, self._devices(), request_id(resource.name, ids))  # refuses unknown ids
+        # raises VgpuError for unknown ids
+        request_of(resource, ids, self._devices(), request_id(resource.name, ids))
         if known:
             listed = await self._list()
             alive = [hold for hold in known if not await self._leave_if_stale(hold, ids, listed)]
@@ -165,12 +168,12 @@ class Allocator:
         return listed
 
     def kubelet_started(self) -> None:
-        """The kubelet's lists may lack pods at first."""
+        """Called when a kubelet process has started: at first its list may lack pods."""
         self._listed_once = frozenset()
 
     async def _leave_if_stale(self, hold: Hold, ids: frozenset[str], listed: Listing | None) -> bool:
-        """If the pod of the hold has ended, releases its allocation, because the kubelet has given its ids to
-        another pod. Returns True if it did.
+        """If the pod of the hold has ended, releases its allocation, because the kubelet has given the ids to
+        another pod. Returns True if it was released.
         """
         allocation = self._allocation(hold.request_id)
         if allocation is None:
@@ -182,7 +185,7 @@ class Allocator:
             if self._is_being_admitted(hold.request_id, listed):
                 return False
             if not hold.pod and hold.ids == ids:
-                return False  # no pod has it yet: the call is a repetition
+                return False  # no pod has the allocation yet, so the call is a repetition
         with audit.because("the kubelet gives its ids to another pod", hold.pod):
             await self._release(allocation, _LEAVE_SECONDS)
         return True
@@ -190,8 +193,8 @@ class Allocator:
     def _is_being_admitted(self, request_id: str, listed: Listing) -> bool:
         """Was the allocation made for the pod that the kubelet is admitting now?
 
-        In doubt yes: containers of two pods then share it, whereas no container of the pod could start if its
-        allocation were released.
+        In doubt the answer is True. Then containers of two pods may share the allocation; but if it were
+        wrongly released, no container of the pod could start.
         """
         made = self._admitted.get(request_id)
         if made is None or made.refusals != self._refusals:
@@ -202,7 +205,9 @@ class Allocator:
         return possible <= listed.pods or not possible.isdisjoint(listed.pods)
 
     def _possible_pods(self, request_id: str, made: _Admission) -> frozenset[str]:
-        """The pods that may have the allocation: newcomers without another one."""
+        """The pods to which the allocation may belong: those that were new when it was made and have no other
+        allocation.
+        """
         others = (hold.pod for hold in self.holds if hold.request_id != request_id and hold.pod)
         return made.newcomers - {pod.rpartition("/")[0] for pod in others}
 
@@ -213,8 +218,8 @@ class Allocator:
         alive: list[Hold],
         listed: Listing | None,
     ) -> Allocation:
-        """The allocation for ids of which a living pod holds some: a repeated call, or another container of
-        that pod.
+        """The allocation for ids some of which a living pod holds: the call is repeated, or is for another
+        container of that pod.
         """
         hold = alive[0]
         self._refuse_those_that_run(alive)
@@ -233,8 +238,8 @@ class Allocator:
         return await self._grow(resource, hold, hold.ids | ids)
 
     def _refuse_those_that_run(self, alive: list[Hold]) -> None:
-        """Refuses ids of allocations with running containers: the admission of their pod is over, so another
-        pod asks.
+        """Refuses ids of allocations with running containers: the admission of their pod is over, so the call
+        is for another pod.
         """
         for hold in alive:
             if self.started.began(hold.request_id):
@@ -247,8 +252,8 @@ class Allocator:
                 )
 
     async def _grow(self, resource: Resource, hold: Hold, ids: frozenset[str]) -> Allocation:
-        """Enlarges the allocation to all ids of the pod's containers: containers with overlapping ids share
-        one allocation.
+        """Enlarges the allocation to all ids of the pod's containers, because containers with overlapping ids
+        share one allocation.
         """
         allocation = self._held(hold)
         larger = request_of(resource, ids, self._devices(), hold.request_id)
@@ -274,7 +279,7 @@ class Allocator:
         return next((allocation for allocation in held if allocation.request.id == name), None)
 
     async def _release(self, allocation: Allocation, patience_seconds: float) -> None:
-        """Releases the allocation, waiting for its processes. Raises VgpuError(TENANT_ALIVE) if processes
+        """Releases an allocation after waiting for its processes. Raises VgpuError(TENANT_ALIVE) if processes
         remain.
         """
         end = clock.now() + patience_seconds
@@ -300,11 +305,11 @@ class Allocator:
     # --- containers
 
     async def bind(self, allocation_id: str, init: Lifetime, pod: str) -> bool:
-        """Records the init of a container that is about to run in the allocation; `pod` is its name, "" if
-        unknown.
+        """Records the init process of a container that is about to run in the allocation. `pod` is its name,
+        or "" if unknown.
 
-        Returns False for an allocation that is not the kubelet's. Raises VgpuError: ALLOCATION_BUSY if it has
-        failed or is being released, LEDGER_FAILED.
+        Returns False if the kubelet did not request the allocation. Raises VgpuError: ALLOCATION_BUSY if the
+        allocation has failed or is being released, LEDGER_FAILED.
         """
         async with self._one_at_a_time:
             return await self._bind(allocation_id, init, pod)
@@ -334,11 +339,11 @@ class Allocator:
     # --- release
 
     async def check(self, release_seconds: float, settled: bool = False) -> None:
-        """Asks the kubelet for its pods once, and releases allocations that no pod has.
+        """Asks the kubelet once for its pods, and releases allocations that no pod has.
 
         An allocation is released at once if a container ran in it, its pod is known, and the kubelet's list
-        is `settled` or had the pod before; otherwise after it was missing for `release_seconds` in
-        consecutive answers. Allocations with running containers are kept.
+        is `settled` or had the pod before. Otherwise it is released after it was missing for
+        `release_seconds` in consecutive lists. Allocations with running containers are kept.
         """
         async with self._one_at_a_time:
             listed = await self._list()
@@ -362,10 +367,11 @@ class Allocator:
                     await self._drop(hold.request_id)
 
     def _may_start(self, name: str, listed: Listing) -> bool:
-        """May the allocation belong to an init container that has not started? Init containers are never
-        listed.
+        """May the allocation belong to an init container that has not started? (The kubelet never lists init
+        containers.)
 
-        Its pod is unknown; it must be one that appeared when the allocation was made, and is still listed.
+        That is possible if its pod is unknown, and a pod that appeared when the allocation was made is still
+        listed.
         """
         made = self._admitted.get(name)
         known = any(hold.pod for hold in self.holds if hold.request_id == name)
@@ -378,7 +384,9 @@ class Allocator:
         return now - self._unseen.setdefault(name, now)
 
     def _has_ended(self, name: str, settled: bool) -> bool:
-        """Has its pod ended for certain? Precondition: the pod is not listed, and no container runs."""
+        """Has the allocation's pod certainly ended? Precondition: the pod is not listed, and no container
+        runs.
+        """
         pod = next((h.pod.rpartition("/")[0] for h in self.holds if h.request_id == name), "")
         return self.started.began(name) and bool(pod) and (settled or pod in self._listed_once)
 
@@ -389,16 +397,18 @@ class Allocator:
         )
 
     async def _seen(self, allocation: Allocation, listed: Listing) -> bool:
-        """Does a pod hold the allocation? Also records ids and the pod if they were unknown."""
+        """Does a pod have the allocation? Also records the ids and the pod if they were unknown."""
         name = allocation.request.id
         hold = next((hold for hold in self.holds if hold.request_id == name), None)
-        if hold is None:  # the file was lost: the ids give the request id
+        if hold is None:  # the file of holds was lost; the request id can be computed from the ids
             mine = next((h for h in listed.held if request_id(h.resource, h.ids) == name), None)
             if mine is None:
                 return False
             hold = Hold(name, mine.resource, mine.ids)
         pod = listed.holder(hold.resource, hold.ids)
-        if not pod:  # only an init container may have it, which its pod may start again
+        # no listed container has the ids, so only an init container may have them, which its pod may start
+        # again
+        if not pod:
             return listed.is_init_of_active(hold.pod) and self._is_latest(hold)
         named = await self.holds.bind(hold, pod)
         if not hold.pod:
@@ -408,7 +418,9 @@ class Allocator:
         return True
 
     def _is_latest(self, hold: Hold) -> bool:
-        """Is it the newest hold of its pod's name? An older one belongs to an ended pod of the same name."""
+        """Is this the newest hold for its pod's name? An older one belongs to an ended pod of the
+        same name.
+        """
         named = [h.request_id for h in self.holds if (h.resource, h.pod) == (hold.resource, hold.pod)]
         return named[-1:] == [hold.request_id]
 

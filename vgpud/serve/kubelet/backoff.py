@@ -1,8 +1,8 @@
-"""A back-off during which a resource is offered from one card only, after a pod that fitted no card. Pure
+"""A back-off after a pod that fitted no card: during it, a resource is offered from one card only. Pure
 except for the clock.
 
-The scheduler knows only a node's sum. A pod that fits the sum but no card fails at its admission, and its
-controller creates another one at once: ten a second without a back-off.
+The scheduler knows only the sum of a node's cards. A pod that fits the sum but no card fails at its
+admission, and its controller creates another one at once: ten per second without a back-off.
 """
 
 from dataclasses import dataclass
@@ -20,13 +20,17 @@ class _Span:
 
 
 class Backoff:
-    """The spans by resource name. A span is twice as long as the previous one, if that has just ended."""
+    """The back-offs by resource name. A back-off is twice as long as the previous one if that has
+    just ended.
+    """
 
     def __init__(self) -> None:
         self._spans: dict[str, _Span] = {}
 
     def refused(self, resource: str) -> None:
-        """Records a pod whose ids came from several cards. Ignores one that was decided before the span."""
+        """Records a pod whose ids came from several cards. It is ignored if it was scheduled before the
+        present back-off.
+        """
         now, last = clock.now(), self._spans.get(resource)
         if last is not None and now < last.until_seconds:
             return

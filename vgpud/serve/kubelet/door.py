@@ -1,4 +1,4 @@
-"""The kubelet's door: its resources, the free units of each, and the plugins that serve them.
+"""Runs vgpud's device plugins: the resources of the policy, and the free units of each.
 
 A starting kubelet empties its folder and forgets its plugins; a new kubelet.sock shows that. The folder is
 polled, because it may be removed and made again, and on many nodes it never exists.
@@ -44,20 +44,22 @@ from vgpud.serve.kubelet.started import Started
 
 log = structlog.get_logger(__name__)
 
-_NAME_CHARACTERS = 40  # characters of a socket's name; the whole path has at most 107 bytes
+_NAME_CHARACTERS = 40  # maximum length of a socket's name; the whole path has at most 107 bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Intervals in seconds; tests use shorter ones."""
+    """The intervals of the device plugins in seconds. Tests use shorter ones."""
 
-    look: float = 1.0  # between checks of the kubelet's socket
-    settle: float = 0.05  # between a change and the new list, because further changes may follow
-    unwatched: float = 10.0  # after which a registration without a ListAndWatch call is repeated
-    retry: float = 5.0  # after a refusal by the kubelet
-    settled: float = 60.0  # after the kubelet's start; earlier its list may lack pods
-    ending: float = 0.25  # between checks while a pod whose containers have ended may disappear
-    ending_for: float = 30.0  # after the latest such end; a pod may also restart its containers
+    look: float = 1.0  # interval between checks of the kubelet's socket
+    settle: float = 0.05  # wait between a change and the new list, because further changes may follow
+    # time after which a registration is repeated if the kubelet has not called ListAndWatch
+    unwatched: float = 10.0
+    retry: float = 5.0  # wait after a refusal by the kubelet
+    settled: float = 60.0  # time after the kubelet's start from which its list of pods counts as complete
+    ending: float = 0.25  # interval between checks while a pod whose containers have ended may leave the list
+    # how long such checks continue after a container's end; a pod may also restart its containers
+    ending_for: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ class Kubelet:
         return self.root / "pod-resources" / KUBELET_SOCKET
 
     def life(self) -> tuple[int, int] | None:
-        """A value that identifies this run of the kubelet; None if it is not running."""
+        """A value that identifies the running kubelet process; None if no kubelet is running."""
         try:
             found = self.socket.stat()
         except OSError:
@@ -88,7 +90,7 @@ class Kubelet:
         return found.st_ino, found.st_ctime_ns
 
     def age_seconds(self) -> float:
-        """The time since this kubelet has bound its socket; 0 if it is not running."""
+        """The time since the kubelet has bound its socket; 0 if no kubelet is running."""
         try:
             return max(0.0, time.time() - self.socket.stat().st_mtime)
         except OSError:
@@ -96,7 +98,9 @@ class Kubelet:
 
 
 class KubeletDoor:
-    """The door. `run` serves until it is cancelled; it waits until the policy names a resource."""
+    """Runs the device plugins. `run` serves until it is cancelled. It waits until the policy names a
+    resource.
+    """
 
     def __init__(
         self,
@@ -140,7 +144,7 @@ class KubeletDoor:
             for plugin in self._plugins.values():
                 await plugin.stop()
 
-    # --- what plugins ask
+    # --- for the plugins
 
     @property
     def driver(self) -> DriverFiles | None:
@@ -156,7 +160,7 @@ class KubeletDoor:
         devices = self._room.devices
         return preferred(resource, devices, available, must, size, spread, self._room.nearest)
 
-    # --- the lists
+    # --- the lists of ids
 
     @property
     def _settings(self) -> KubeletSettings:
@@ -176,7 +180,7 @@ class KubeletDoor:
         settings = self._settings
         if settings.resource:
             try:
-                await self._keeper.devices()  # refreshes the snapshot
+                await self._keeper.devices()  # refreshes the snapshot of the devices
             except VgpuError as error:
                 self._complain("devices", str(error))
                 return
@@ -193,7 +197,7 @@ class KubeletDoor:
             listed = self._shares(resource, devices)
             if not listed:
                 self._say_why(resource, devices)
-            # the list exists before the kubelet can ask for it
+            # The list is set before the plugin is registered, so that the kubelet gets it at once.
             await plugin.update(listed)
             self._plugins[name] = plugin
 
@@ -218,7 +222,9 @@ class KubeletDoor:
     def _shares_of(
         self, resource: Resource, device: Device, count: int, held: Collection[str], failed: Collection[str]
     ) -> tuple[Share, ...]:
-        """The card's ids. A card that can never serve the resource has none, unless some are held."""
+        """The ids of a card for a resource. A card that can never serve the resource has none, unless some
+        are held.
+        """
         one = one_of(resource, device)
         if resource.kind == "memory":
             free = self._room.units(one, device.uuid, unit_bytes(resource, device))
@@ -229,7 +235,7 @@ class KubeletDoor:
             return ()
         return listed
 
-    # --- the kubelet
+    # --- registration and checks
 
     async def _serve(self) -> None:
         while True:
@@ -266,10 +272,11 @@ class KubeletDoor:
             self._complained.pop(name, None)
 
     async def _check(self) -> None:
-        """Releases allocations without a pod, while a kubelet runs with which vgpud is registered: other
-        lists prove nothing.
+        """Releases allocations without a pod. It does so only while a kubelet runs at which vgpud is
+        registered, because the list of another kubelet proves nothing.
 
-        Also runs after the policy's last resource was removed, because running pods keep their allocations.
+        It also runs after the policy's last resource was removed, because running pods keep their
+        allocations.
         """
         while True:
             with suppress(TimeoutError):
@@ -294,7 +301,9 @@ class KubeletDoor:
         self._ended.set()
 
     def _until_the_next_check(self) -> float:
-        """Seconds until the next check; few while pods may be ending, whose containers have ended."""
+        """Seconds until the next check. They are few while a pod whose containers have ended may be
+        ending.
+        """
         recent = clock.now() - self._ended_at < self._pace.ending_for
         soon = recent and self.allocator.waits_for_a_pods_end()
         return self._pace.ending if soon else self._settings.check_seconds
@@ -307,7 +316,9 @@ class KubeletDoor:
 
 
 def socket_name(resource: str) -> str:
-    """A file name that shows the resource and differs from every other resource's."""
+    """The file name of a resource's socket. It shows the resource's name, and differs from that of every
+    other resource.
+    """
     plain = re.sub(r"[^A-Za-z0-9.-]", "_", resource)
     if plain == resource and len(plain) <= _NAME_CHARACTERS:
         return f"vgpud-{plain}.sock"

@@ -1,7 +1,7 @@
-"""The device ids and the pod of each allocation of the kubelet.
+"""Records the device ids and the pod of each allocation that the kubelet requested.
 
-They are in a file beside the ledger. An entry is written before its allocation is made, so that each
-allocation of the kubelet has one. An entry without an allocation is harmless.
+The records are in a file beside the ledger. A record is written before its allocation is made, so that each
+such allocation has one. A record without an allocation is harmless.
 """
 
 from collections.abc import Collection
@@ -14,7 +14,7 @@ from vgpud.serve.statefile import StateFile
 @dataclass(frozen=True, slots=True)
 class Hold:
     """The ids of an allocation. `pod` is "namespace/pod/container" of the first container that was seen with
-    it, "" before.
+    it; "" until then.
     """
 
     request_id: str

@@ -1,4 +1,4 @@
-"""One resource as a device plugin: its socket, its list of ids, its calls."""
+"""A device plugin for one resource: its socket, its list of ids, and the kubelet's calls."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -27,7 +27,7 @@ _OPTIONS = pb.DevicePluginOptions(get_preferred_allocation_available=True)
 
 
 class Behind(Protocol):
-    """The calls of a plugin to its door. Both raise VgpuError."""
+    """What a plugin calls. Both methods raise VgpuError."""
 
     async def allocate(self, resource: Resource, ids: Sequence[str]) -> Allocation: ...
 
@@ -37,12 +37,12 @@ class Behind(Protocol):
 
     @property
     def driver(self) -> DriverFiles | None:
-        """The driver's files; None if containers get a CDI name, whose spec has these files."""
+        """The driver's files; None if containers get a CDI name, because its spec has these files."""
         ...
 
 
 class Plugin:
-    """A plugin, started and stopped with the kubelet; its list is kept meanwhile."""
+    """A device plugin. It is started and stopped with the kubelet; its list of ids is kept meanwhile."""
 
     def __init__(self, resource: Resource, socket: Path, behind: Behind) -> None:
         self.resource = resource
@@ -56,7 +56,7 @@ class Plugin:
         self._unwatched_since = 0.0
         self.registered = False
 
-    # --- life
+    # --- start and stop
 
     async def start(self) -> None:
         """Serves the socket. Raises VgpuError(BAD_SETTING) if it cannot be made."""
@@ -64,7 +64,8 @@ class Plugin:
         server = wire.server()
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, self._methods()),))
         wire.bind(server, self.socket)
-        # assigned before the start, because a server whose start is cancelled must be stopped as well
+        # The server is recorded before its start, because a server whose start is cancelled must be stopped
+        # too.
         self._server = server
         await server.start()
 
@@ -81,8 +82,8 @@ class Plugin:
         return self._server is not None and self.socket.exists()
 
     def unwatched(self, seconds: float) -> bool:
-        """Is the plugin registered, but without a ListAndWatch call for `seconds`? A kubelet that gave up
-        does not come back.
+        """Is the plugin registered, but has had no ListAndWatch call for `seconds`? A kubelet that gave up
+        does not call again by itself.
         """
         silent = self.registered and not self._streams
         return silent and clock.now() - self._unwatched_since >= seconds
@@ -98,7 +99,7 @@ class Plugin:
         log.info(LogEvent.REGISTERED_WITH_KUBELET, resource=self.resource.name, ids=len(self._shares))
 
     async def update(self, shares: tuple[Share, ...]) -> None:
-        """Sends the kubelet a new list, if it has changed."""
+        """Sends the kubelet a new list of ids, if the list has changed."""
         if shares == self._shares:
             return
         async with self._changed:
@@ -106,7 +107,7 @@ class Plugin:
             self._version += 1
             self._changed.notify_all()
 
-    # --- calls
+    # --- calls of the kubelet
 
     def _methods(self) -> "dict[str, grpc.RpcMethodHandler[object, object]]":
         return {
@@ -180,8 +181,8 @@ def listing(shares: Sequence[Share]) -> pb.ListAndWatchResponse:
 
 
 def answer(allocation: Allocation, driver: DriverFiles | None) -> pb.ContainerAllocateResponse:
-    """The reply for a container: a CDI name, or the content of that spec; never both, because a runtime would
-    apply it twice.
+    """The reply for a container: a CDI name, or the content of that CDI spec. Never both, because a runtime
+    would apply the content twice.
     """
     if driver is None:
         return pb.ContainerAllocateResponse(cdi_devices=[pb.CDIDevice(name=allocation.cdi_name)])

@@ -20,7 +20,7 @@ _TIMEOUT_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The ids of one resource in one container; `pod` is "namespace/pod/container"."""
+    """The ids of one resource that one container holds. `pod` is "namespace/pod/container"."""
 
     pod: str
     resource: str
@@ -29,7 +29,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The ids held by containers, and the active pods ("namespace/pod"), also those without ids.
+    """The ids that containers hold, and the active pods ("namespace/pod"), including those without ids.
 
     Plain init containers are not listed, even if they hold ids (kubernetes/kubernetes,
     pkg/kubelet/apis/podresources/server_v1.go); from Kubernetes 1.34 on, neither are pods that have ended.
@@ -37,12 +37,12 @@ class Listing:
 
     held: tuple[Held, ...]
     pods: frozenset[str]
-    containers: frozenset[str] = frozenset()  # "namespace/pod/container"
-    # the first container with each CDI device of a claim, by the device's name
+    containers: frozenset[str] = frozenset()  # containers as "namespace/pod/container"
+    # The first container that uses each CDI device of a claim, by the device's name.
     users: Mapping[str, str] = field(default_factory=dict)
 
     def holder(self, resource: str, ids: frozenset[str]) -> str:
-        """The first container with one of the ids; "" if none is listed with one."""
+        """The first container with one of these ids; "" if no listed container has one."""
         return next((h.pod for h in self.held if h.resource == resource and not h.ids.isdisjoint(ids)), "")
 
     def is_init_of_active(self, container: str) -> bool:
@@ -56,7 +56,7 @@ class Pods:
         self._trouble = ""
 
     async def list(self) -> Listing | None:
-        """The list; None if the kubelet does not answer, which proves nothing about any pod."""
+        """The kubelet's list; None if the kubelet does not answer, which proves nothing about any pod."""
         try:
             reply = await wire.ask(
                 self._socket,
@@ -91,7 +91,7 @@ def _users_in(reply: pb.ListPodResourcesResponse) -> dict[str, str]:
 
 
 def held_in(reply: pb.ListPodResourcesResponse) -> tuple[Held, ...]:
-    """The held ids; entries that the kubelet split by NUMA node are joined."""
+    """The ids that containers hold. Entries that the kubelet split by NUMA node are joined."""
     found: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
     for pod in reply.pod_resources:
         for container in pod.containers:

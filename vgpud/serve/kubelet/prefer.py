@@ -1,7 +1,7 @@
-"""Prefers ids for the kubelet, which follows this advice if its topology policy allows it. Pure.
+"""Chooses ids that vgpud prefers. The kubelet follows this advice if its topology policy allows it. Pure.
 
-For whole cards and MIG instances: cards near each other. For parts and units of memory: all from one card, by
-the policy's strategy the fullest or the emptiest card with enough.
+For whole cards and MIG instances: from cards near each other. For parts and units of memory: all from one
+card, which is the fullest or the emptiest card with enough, by the policy's strategy.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -21,7 +21,7 @@ def preferred(
     spread: bool,
     nearest: Nearest,
 ) -> tuple[str, ...]:
-    """`size` ids of `available`, including `must`; fewer only if there are fewer."""
+    """Chooses `size` ids of `available`, including `must`; fewer only if `available` has fewer."""
     by_card: dict[str, list[str]] = {}
     for name in dict.fromkeys((*must, *available)):
         card = card_of(resource, name, devices)
@@ -43,14 +43,15 @@ def _one_card_first(
         names = item[1]
         bound = bool(musts) and not set(musts) <= set(names)
         enough = len(names) >= size
-        # of cards with too few ids the one with most is the best start; of the others the one with fewest
+        # If no card has enough ids, the card with the most is the best start. If several have enough, the one
+        # with the fewest is.
         return bound, not enough, -len(names) if spread or not enough else len(names)
 
     return [name for _, names in sorted(by_card.items(), key=key) for name in names]
 
 
 def _even(by_card: dict[str, list[str]], size: int) -> tuple[str, ...]:
-    """Equal numbers from the fewest cards that suffice; empty if one card is enough."""
+    """Equal numbers of ids from as few cards as suffice; empty if one card is enough."""
     full = sorted(by_card.values(), key=len, reverse=True)
     for cards in range(1, len(full) + 1):
         each, rest = divmod(size, cards)
@@ -62,7 +63,9 @@ def _even(by_card: dict[str, list[str]], size: int) -> tuple[str, ...]:
 def _near_cards(
     by_card: dict[str, list[str]], musts: Sequence[str], size: int, nearest: Nearest
 ) -> Iterable[str]:
-    """One id of each card, of cards near each other; more of a card only if there are too few cards."""
+    """One id of each card, from cards near each other. A card gives more ids only if there are too
+    few cards.
+    """
     bound = tuple(uuid for uuid, names in by_card.items() if not set(musts).isdisjoint(names))
     cards = nearest(tuple(by_card), bound, min(size, len(by_card)))
     longest = max(map(len, by_card.values()), default=0)

@@ -1,7 +1,8 @@
-"""The node's GPUs as resources of the kubelet: names, and for each name the ids that it hands out. Pure.
+"""The node's GPUs as resources of the kubelet: the names, and for each name the ids that the kubelet hands
+out. Pure.
 
-An id means an amount on a card, not a position: "GPU-...::5" is any one of the parts of that card, not the
-sixth. The protocol limits ids to 63 characters; a card's UUID has 40.
+An id stands for an amount on a card, not for a position: "GPU-...::5" is any one of the parts of that card,
+not the sixth. The protocol limits ids to 63 characters; a card's UUID has 40.
 """
 
 from collections import Counter
@@ -24,15 +25,15 @@ from vgpud.model.tenancy import (
 )
 from vgpud.policy.kubelet import KubeletResource, KubeletSettings
 
-_STEM = 40  # leaves room for the number within the 63 characters of an id
-_GRAIN_BYTES = 2 * MIB  # the planner's granularity
+_STEM = 40  # maximum length of the UUID in an id, which leaves room for the number within 63 characters
+_GRAIN_BYTES = 2 * MIB  # the granularity of the planner's memory sizes
 _MARK = "::"
 _ISOLATION = {"quota": Isolation.QUOTA, "compute": Isolation.COMPUTE}
 
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """A resource name for pods; `profile` is the MIG profile if its kind is mig."""
+    """A resource that pods can request. `profile` is the MIG profile if the kind is mig."""
 
     name: str
     rule: KubeletResource
@@ -44,20 +45,20 @@ class Resource:
 
     @property
     def mode(self) -> Mode:
-        """The mode that its cards must be in."""
+        """The mode that cards of the resource must be in."""
         if self.divisible:
             return MODE_OF[_ISOLATION[self.rule.isolation]]
         return Mode.MIG if self.kind == "mig" else Mode.EXCLUSIVE
 
     @property
     def divisible(self) -> bool:
-        """Do several units make one larger slice, instead of several slices?"""
+        """Do several units of the resource make one larger slice, instead of several slices?"""
         return self.kind in ("part", "memory")
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One id for the kubelet; `numa_node` is None if the card has none."""
+    """One id in the list for the kubelet. `numa_node` is None if the card has none."""
 
     id: str
     healthy: bool
@@ -67,7 +68,9 @@ class Share:
 def resources_of(
     settings: KubeletSettings, devices: Iterable[Device], profiles: Callable[[Device], Collection[str]]
 ) -> tuple[Resource, ...]:
-    """The resources. A rule of kind mig gives one for each profile of the policy, or else of the cards."""
+    """The resources of the policy. A rule of kind mig gives one resource for each profile that the policy
+    names, or else that the cards have.
+    """
     cards = tuple(devices)
     found: dict[str, Resource] = {}
     for rule in settings.resource:
@@ -79,7 +82,7 @@ def resources_of(
             for card in cards
             if rule.match.covers(card)
             for name in profiles(card)
-            # compute instance profiles become resources only if the policy names them
+            # Compute instance profiles become resources only if the policy names them.
             if split_name(name) is None
         )
         for profile in names:
@@ -89,7 +92,9 @@ def resources_of(
 
 
 def offered(resource: Resource, device: Device, profiles: Mapping[str, int], memory_bytes: int) -> int:
-    """The number of ids of the card, independent of allocations; `memory_bytes` is the memory for tenants."""
+    """The number of ids that the card offers, whatever is allocated. `memory_bytes` is the memory for
+    tenants.
+    """
     if not resource.rule.match.covers(device):
         return 0
     match resource.kind:
@@ -108,7 +113,7 @@ def share_id(resource: Resource, device_uuid: str, number: int) -> str:
 
 
 def _stem(device_uuid: str) -> str:
-    """The UUID, or a digest of a UUID that is too long for the protocol (no real one is)."""
+    """The UUID of a card, or a digest of it if it is too long for the protocol (no real UUID is)."""
     if len(device_uuid) <= _STEM:
         return device_uuid
     return "GPU-" + sha256(device_uuid.encode()).hexdigest()[: _STEM - 4]
@@ -122,9 +127,9 @@ def shares(
     held: Collection[str],
     failed: Collection[str] = (),
 ) -> tuple[Share, ...]:
-    """The card's ids. Of the ids that are not held, `free` are healthy.
+    """The card's ids. Of the ids that are not held, `free` are reported as healthy.
 
-    An id that is held is healthy if its card is healthy and the id is not in `failed`.
+    A held id is healthy if its card is healthy and the id is not in `failed`.
     """
     well = device.health is Health.OK
     found = []
@@ -140,13 +145,13 @@ def shares(
 
 
 def request_id(resource_name: str, ids: Iterable[str]) -> str:
-    """A request id that depends on the set of ids only, so that a repeated call finds its allocation."""
+    """A request id that depends only on the set of ids, so that a repeated call finds its allocation."""
     text = "\n".join((resource_name, *sorted(ids)))
     return f"{KUBELET_PREFIX}{sha256(text.encode()).hexdigest()[:40]}"
 
 
 def request_of(resource: Resource, ids: Collection[str], devices: Sequence[Device], name: str) -> Request:
-    """The request of a container with these ids; `name` is its request id.
+    """The request for a container with these ids. `name` is the request id.
 
     Raises VgpuError: NO_SUCH_DEVICE for an unknown id, BAD_REQUEST for ids that cannot be one allocation.
     """
@@ -179,13 +184,13 @@ def request_of(resource: Resource, ids: Collection[str], devices: Sequence[Devic
 
 
 def one_of(resource: Resource, device: Device) -> Request:
-    """The request of one unit of the resource on the card."""
+    """The request for one unit of the resource on the card."""
     number = share_id(resource, device.uuid, 0)
     return request_of(resource, (number,), (device,), request_id(resource.name, (number,)))
 
 
 def unit_bytes(resource: Resource, device: Device) -> int:
-    """The memory of one part or unit on this card."""
+    """The memory of one part or unit on this card, in bytes."""
     if resource.kind == "memory":
         return resource.rule.unit_bytes
     part = device.memory_usable_bytes // (resource.rule.parts or 1)
@@ -193,7 +198,7 @@ def unit_bytes(resource: Resource, device: Device) -> int:
 
 
 def card_of(resource: Resource, name: str, devices: Iterable[Device]) -> Device | None:
-    """The card of an id; None if the id is invalid."""
+    """The card to which an id belongs; None if the id is invalid."""
     stem, mark, number = name.partition(_MARK)
     if (resource.kind == "card") == bool(mark) or (mark and not number.isdecimal()):
         return None
@@ -201,13 +206,15 @@ def card_of(resource: Resource, name: str, devices: Iterable[Device]) -> Device 
 
 
 def cards_of(resource: Resource, ids: Iterable[str], devices: Sequence[Device]) -> frozenset[str]:
-    """The UUIDs of the cards of these ids; unknown ids are left out."""
+    """The UUIDs of the cards to which these ids belong. Unknown ids are left out."""
     found = (card_of(resource, name, devices) for name in ids)
     return frozenset(card.uuid for card in found if card is not None)
 
 
 def from_one_card(cards: Sequence[Sequence[Share]], held: Collection[str]) -> tuple[Share, ...]:
-    """The ids of all cards; healthy are only held ones, and those of the card with most free ids."""
+    """The ids of all cards, of which only the held ones and those of the card with most free ids are
+    healthy.
+    """
     free = [sum(share.healthy and share.id not in held for share in shares) for shares in cards]
     best = free.index(max(free, default=0)) if free else 0
     return tuple(

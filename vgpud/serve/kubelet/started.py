@@ -1,5 +1,5 @@
-"""The containers in the kubelet's allocations: their init processes, reported by the hooks of their CDI
-specs.
+"""Tracks the containers in the kubelet's allocations by their init processes, which the hooks of the CDI
+specs report.
 
 The kubelet does not report that a container starts or ends. One allocation serves several containers in turn:
 a pod's init container, the containers after it, and each restart of a container.
@@ -20,11 +20,12 @@ from vgpud.serve.statefile import read_state, write_state
 log = structlog.get_logger(__name__)
 
 _VERSION = 1
-_Init = tuple[int, int]  # pid and start time (proc(5), field 22)
+_Init = tuple[int, int]  # an init process: pid and start time (proc(5), field 22)
 
 
 class Started:
-    """The init processes by the allocation's request id; kept in a file, because containers outlive vgpud.
+    """The init processes by the allocation's request id. They are kept in a file, because containers outlive
+    vgpud.
 
     `ended` is called when a container has ended. Records of another boot than `boot_id` are ignored.
     """
@@ -39,7 +40,7 @@ class Started:
         self._writing = asyncio.Lock()
 
     def watch(self) -> None:
-        """Watches the recorded processes after vgpud's start; each of them may have ended meanwhile."""
+        """Watches the recorded processes after the start of vgpud. Each of them may have ended meanwhile."""
         for request_id, inits in self._inits.items():
             for init in inits:
                 self._watch(request_id, init)
@@ -56,7 +57,7 @@ class Started:
         return bool(self._inits.get(request_id))
 
     async def add(self, request_id: str, init: Lifetime) -> None:
-        """Records an init durably. Raises VgpuError(LEDGER_FAILED)."""
+        """Records an init process durably. Raises VgpuError(LEDGER_FAILED)."""
         one = (init.pid, init.start_ticks)
 
         def added() -> dict[str, frozenset[_Init]]:
@@ -64,11 +65,11 @@ class Started:
 
         async with self._writing:
             await asyncio.to_thread(self._store, added())
-            self._inits = added()  # of what is left now: containers may have ended during the write
+            self._inits = added()  # computed again, because containers may have ended during the write
         self._watch(request_id, one)
 
     async def forget(self, request_id: str) -> None:
-        """Forgets the inits of a released allocation. Raises VgpuError(LEDGER_FAILED)."""
+        """Forgets the init processes of a released allocation. Raises VgpuError(LEDGER_FAILED)."""
         if request_id in self._inits:
             async with self._writing:
                 inits = {name: one for name, one in self._inits.items() if name != request_id}
@@ -81,8 +82,8 @@ class Started:
         self._lifetimes.watch(key, Lifetime(*init))
 
     def _end(self, key: str) -> None:
-        """Handles the end of a container. The file keeps its record: after a restart the process is found
-        ended again.
+        """Handles the end of a container. The file keeps the record, because after a restart the process is
+        found to have ended again.
         """
         request_id, init = self._watched.pop(key, ("", (0, 0)))
         if request_id in self._inits:
@@ -95,7 +96,7 @@ class Started:
 
 
 def _read(path: Path, boot_id: str) -> dict[str, frozenset[_Init]]:
-    """The records of the file; none if it cannot be read: PodResources then shows which pods have ended."""
+    """The records in the file; none if it cannot be read. (PodResources then shows which pods have ended.)"""
     body = read_state(path, _VERSION)
     try:
         if body.get("boot_id") != boot_id:

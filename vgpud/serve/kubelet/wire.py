@@ -1,4 +1,6 @@
-"""gRPC with the kubelet on Unix sockets: small calls both ways; errors are texts for a pod's events."""
+"""gRPC with the kubelet on Unix sockets: small calls in both directions. Errors are texts for a pod's
+events.
+"""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -17,7 +19,7 @@ log = structlog.get_logger(__name__)
 Context = grpc.aio.ServicerContext[Any, Any]
 Reply = TypeVar("Reply", bound=Message)
 
-_MAX_BYTES = 64 * 1024 * 1024  # for a thousand pods with a thousand ids each
+_MAX_BYTES = 64 * 1024 * 1024  # maximum size of a message: a thousand pods with a thousand ids each
 _OPTIONS = (
     ("grpc.max_receive_message_length", _MAX_BYTES),
     ("grpc.max_send_message_length", -1),
@@ -45,7 +47,7 @@ def bind(running: grpc.aio.Server, path: Path) -> None:
 def answering(
     name: str, request: type[Message], work: Callable[[Any], Awaitable[Message]]
 ) -> "grpc.RpcMethodHandler[Any, Any]":
-    """A method with one request and one reply; a VgpuError becomes a gRPC status with its sentence."""
+    """Wraps a method with one request and one reply. A VgpuError becomes a gRPC status with its sentence."""
 
     async def call(asked: Any, context: Context) -> Message:  # noqa: ANN401
         try:
@@ -72,7 +74,7 @@ async def refuse(context: Context, error: VgpuError) -> NoReturn:
 
 
 def words(error: VgpuError) -> str:
-    """One line: the sentence and the hint."""
+    """The text of an error in one line: the sentence and the hint."""
     return f"{error}; {error.hint}" if error.hint else str(error)
 
 
