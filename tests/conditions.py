@@ -142,7 +142,7 @@ CONDITIONS: dict[str, Condition] = {
     "runc": installed("runc", "a container's life by vgpu-runtime"),
     "containerd": installed(
         "containerd runc",
-        "containerd's shim over vgpu-runtime",
+        "containerd's shim over vgpu-runtime, pods by its CRI",
         "containerd ctr containerd-shim-runc-v2 runc",
     ),
     "slurm": installed(
@@ -174,7 +174,7 @@ CONDITIONS: dict[str, Condition] = {
         "ask apt whether the packages install", "Debian or Ubuntu", (), True, ("apt-get", "dpkg-deb")
     ),
     "debian-archive": fetched(
-        "NVIDIA's nvidia-smi and MPS daemons 535 and 550, promtool",
+        "NVIDIA's nvidia-smi and MPS daemons 535 and 550, promtool, containerd 1.7 and 2, Docker 28",
         "x86-64, and an apt that reaches Debian's archive",
     ),
     "python-index": fetched(

@@ -1,8 +1,8 @@
 """Programs of other projects, fetched once into build/outside/ and never committed.
 
-`nvidia_smi(branch)`, `mps(branch)` and `promtool()` come from the Debian archive that this system's own apt
-uses; `python_tools()` and `zig()` from the index that this system's own pip uses. Each returns None when its
-registry cannot be reached, and the caller skips with the reason from `why`.
+`nvidia_smi(branch)`, `mps(branch)`, `promtool()` and `unpacked(package, suite)` come from the Debian archive
+that this system's own apt uses; `python_tools()` and `zig()` from the index that this system's own pip uses.
+Each returns None when its registry cannot be reached, and the caller skips with the reason from `why`.
 """
 
 from __future__ import annotations
@@ -103,16 +103,23 @@ def _download(package: str, suite: str, component: str, uri: str, work: Path) ->
     return run([*words, "update"], work) or run([*words, "download", package], work)
 
 
-def _from_debian(package: str, suite: str, component: str, programs: tuple[str, ...], draft: Path) -> str:
-    """Extracts programs of a Debian package into the folder `draft`. Returns why it failed, or ""."""
+def _unpacked(package: str, suite: str, component: str, work: Path, draft: Path) -> str:
+    """Unpacks a Debian package into the folder `draft`. Returns why it failed, or ""."""
     uri = archive()
     if uri is None or shutil.which("apt-get") is None or os.uname().machine != "x86_64":
         return "apt knows no Debian archive for x86-64 here"
-    work = draft.parent / "apt"
     if reason := _download(package, suite, component, uri, work):
         return reason
     (deb,) = work.glob(f"{package}_*.deb")
-    subprocess.run(["dpkg-deb", "-x", str(deb), str(work / "x")], check=True)
+    subprocess.run(["dpkg-deb", "-x", str(deb), str(draft)], check=True)
+    return ""
+
+
+def _from_debian(package: str, suite: str, component: str, programs: tuple[str, ...], draft: Path) -> str:
+    """Extracts programs of a Debian package into the folder `draft`. Returns why it failed, or ""."""
+    work = draft.parent / "apt"
+    if reason := _unpacked(package, suite, component, work, work / "x"):
+        return reason
     for name in programs:
         (program,) = [p for p in (work / "x").rglob(name) if p.is_file() and os.access(p, os.X_OK)]
         program.rename(draft / name)
@@ -145,6 +152,14 @@ def promtool() -> Path | None:
     package = ("prometheus", "bookworm", "main", ("promtool",))
     folder = once(OUTSIDE / "prometheus", lambda draft: _from_debian(*package, draft))
     return folder and folder / "promtool"
+
+
+def unpacked(package: str, suite: str) -> Path | None:
+    """The folder of a package of a Debian suite, which is unpacked and not installed."""
+    folder = OUTSIDE / f"{package}-{suite}"
+    return once(
+        folder, lambda draft: _unpacked(package, suite, "main", draft.parent / f"apt-{package}", draft)
+    )
 
 
 def python_tools() -> Path | None:

@@ -1,0 +1,142 @@
+"""A containerd of a test's own: the installed one, or one of a later Debian release, unpacked."""
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.conditions import unmet
+from tests.demo.node import BUILD
+from tests.e2e.support import eventually
+from tests.sim import outside
+from tests.simnode import ROOT
+
+#: Release of containerd -> the Debian suite that has it; "" is the installed one.
+SUITES = {"installed": "", "1.7": "trixie", "2": "forky"}
+#: The only image of the tests, also of pause containers.
+IMAGE = "vgpud.test/image:1"
+# as Debian installs it for containerd 1.6, 1.7 and 2.1
+DEBIAN = """
+version = 2
+
+[plugins]
+  [plugins."io.containerd.grpc.v1.cri"]
+    [plugins."io.containerd.grpc.v1.cri".cni]
+      bin_dir = "/usr/lib/cni"
+      conf_dir = "/etc/cni/net.d"
+  [plugins."io.containerd.internal.v1.opt"]
+    path = "/var/lib/containerd/opt"
+"""
+
+
+def debian_config(release: str) -> str:
+    """The configuration file that Debian installs with a release of containerd."""
+    if not SUITES[release]:
+        return DEBIAN
+    return (package(release) / "etc/containerd/config.toml").read_text()
+
+
+def package(release: str) -> Path:
+    """The unpacked package of a release. Skips the test if it cannot be fetched."""
+    folder = outside.unpacked("containerd", SUITES[release])
+    return folder or unmet("debian-archive", outside.why[f"containerd-{SUITES[release]}"])
+
+
+def documented_tables() -> str:
+    """The tables of docs/containers.md that are appended to containerd's file."""
+    page = (ROOT / "docs" / "containers.md").read_text()
+    blocks: list[str] = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    (tables,) = (block for block in blocks if "runtimes.vgpu" in block)
+    return tables
+
+
+def documented_config(release: str, cdi: Path) -> str:
+    """Debian's file with the lines of docs/containers.md and docs/kubernetes.md, the test's paths, and what
+    a machine without CAP_SYS_RESOURCE and without a registry needs. Containers share the host's network.
+    """
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    assert "`enable_cdi = true`" in page
+    head = '[plugins."io.containerd.grpc.v1.cri"]\n'
+    here = f"""
+    enable_cdi = true
+    cdi_spec_dirs = ["{cdi}"]
+    restrict_oom_score_adj = true
+    sandbox_image = "{IMAGE}"
+"""
+    added = '\n[plugins."io.containerd.grpc.v1.cri".containerd]\n  snapshotter = "native"\n'
+    tables = documented_tables().replace("/usr/bin/vgpu-runtime", str(BUILD / "bin" / "vgpu-runtime"))
+    config = debian_config(release)
+    assert head in config
+    return config.replace(head, head + here) + tables + added
+
+
+@dataclass
+class Containerd:
+    folder: Path
+    environment: Mapping[str, str]
+    programs: Path | None = None  # folder with the programs; None: those on PATH
+    _daemon: subprocess.Popen[bytes] | None = field(init=False, default=None)
+
+    @property
+    def socket(self) -> Path:
+        return self.folder / "containerd.sock"
+
+    def program(self, name: str) -> str:
+        return name if self.programs is None else str(self.programs / name)
+
+    def ctr(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [self.program("ctr"), "--address", str(self.socket), *words],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+
+    def start(self) -> None:
+        """Returns when containerd serves. Skips the test if it ends."""
+        folder, path = self.folder, f"{self.programs or ''}:{self.environment['PATH']}"
+        places = ("--root", folder / "root", "--state", folder / "state", "--address", self.socket)
+        with (folder / "log").open("ab") as log:
+            self._daemon = daemon = subprocess.Popen(
+                [self.program("containerd"), "-c", folder / "config.toml", *places],
+                env={**self.environment, "PATH": path},
+                stdout=log,
+                stderr=log,
+            )
+        eventually(
+            lambda: daemon.poll() is not None or self.ctr("version").returncode == 0, "containerd serves"
+        )
+        if daemon.poll() is not None:
+            unmet("containerd", f"it does not start here: {self.log()[-500:]}")
+
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+    def kill(self) -> None:
+        assert self._daemon is not None
+        self._daemon.kill()
+        self._daemon.wait()
+
+    def stop(self) -> None:
+        assert self._daemon is not None
+        self._daemon.terminate()
+        self._daemon.wait(300)
+
+
+@contextmanager
+def containerd(
+    folder: Path, config: str, environment: Mapping[str, str] = os.environ, release: str = "installed"
+) -> Iterator[Containerd]:
+    """Runs a containerd during the block."""
+    (folder / "config.toml").write_text(config.replace("/var/lib/containerd/opt", f"{folder}/opt"))
+    programs = package(release) / "usr/bin" if SUITES[release] else None
+    made = Containerd(folder, environment, programs)
+    made.start()
+    try:
+        yield made
+    finally:
+        made.stop()
