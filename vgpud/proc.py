@@ -67,7 +67,6 @@ class Stat:
     pid: int
     state: str
     parent: int
-    session: int
     threads: int
     start_ticks: int
 
@@ -84,9 +83,7 @@ def parse_stat(line: bytes) -> Stat | None:
     pid, _, rest = line.partition(b" (")
     fields = rest.rpartition(b")")[2].split()
     try:
-        return Stat(
-            int(pid), fields[0].decode(), int(fields[1]), int(fields[3]), int(fields[17]), int(fields[19])
-        )
+        return Stat(int(pid), fields[0].decode(), int(fields[1]), int(fields[17]), int(fields[19]))
     except (ValueError, IndexError):
         return None
 
@@ -140,6 +137,14 @@ def has_ended(pid: int) -> bool:
     """
     stat = read_stat(pid)
     return stat is not None and not stat.is_alive and stat.threads <= 1
+
+
+def session_of(pid: int) -> int | None:
+    """The session of a process; None if there is none."""
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return None
 
 
 def uids(pid: int) -> tuple[int, int] | None:
@@ -347,13 +352,6 @@ def pids() -> Iterator[int]:
     return (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
 
 
-def session_members(session: int) -> Iterator[Running]:
-    """The living processes of a session, except its leader."""
-    for stat in filter(None, map(read_stat, pids())):
-        if stat.session == session and stat.pid != session and stat.is_alive:
-            yield Running("", stat.pid, stat.start_ticks)
-
-
 class PidFd:
     """A pidfd (pidfd_open(2)) that closes like a file object."""
 
@@ -394,6 +392,25 @@ class PidFd:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
         return got
+
+
+def session_members(session: int) -> Iterator[PidFd]:
+    """A pidfd of each process of a session but its leader; the caller closes it.
+
+    getsid(2) does not wait for a process in exec, as its stat does. The session is read again after opening,
+    so that a pidfd of a living process of another session is not returned.
+    """
+    for pid in pids():
+        if pid == session or session_of(pid) != session:
+            continue
+        try:
+            pidfd = PidFd(os.pidfd_open(pid))
+        except OSError:  # ended, or no descriptor is free
+            continue
+        if session_of(pid) == session:
+            yield pidfd
+        else:
+            pidfd.close()
 
 
 def pin(pid: int, ticks: int) -> PidFd | None:

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from tests.conditions import needs
@@ -79,6 +79,13 @@ os.execvp("sleep", ["sleep", "1000"])
 """
 
 
+def members_of(session: int) -> set[int]:
+    with ExitStack() as opened:
+        pidfds = [opened.enter_context(member).fileno() for member in session_members(session)]
+        about = [Path(f"/proc/self/fdinfo/{pidfd}").read_text() for pidfd in pidfds]
+    return {int(line.split()[1]) for text in about for line in text.splitlines() if line.startswith("Pid:")}
+
+
 @needs("root", "fuse")
 def test_an_exec_that_hangs_delays_no_question_about_other_processes(tmp_path: Path) -> None:
     """An attack: the exec closes a file of the user's own file system, which does not answer."""
@@ -98,7 +105,7 @@ def test_an_exec_that_hangs_delays_no_question_about_other_processes(tmp_path: P
         assert environment(process.pid)
         for question in (executable, mount_namespace, arguments, uids):
             question(process.pid)
-        assert list(session_members(os.getsid(process.pid))) is not None
+        assert process.pid in members_of(os.getsid(process.pid))
         own = start_ticks(os.getpid())
         assert own is not None and is_alive(os.getpid(), own)
     process.kill()

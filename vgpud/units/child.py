@@ -13,7 +13,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from vgpud.model.errors import ErrorCode, VgpuError
@@ -22,7 +22,6 @@ from vgpud.proc import (
     Running,
     has_exited,
     is_alive,
-    open_pidfd,
     parse_stat,
     pin,
     session_members,
@@ -182,8 +181,8 @@ class ChildUnits:
         pidfd = ask_until_answered(lambda: self._pin(running), running.name, _KILL_SECONDS)
         if pidfd is None:
             return
-        left_behind = [*session_members(running.pid)]
-        with pidfd:
+        with pidfd, ExitStack() as opened:
+            left_behind = [opened.enter_context(member) for member in session_members(running.pid)]
             pidfd.send(signal.SIGTERM)
             if not has_exited(pidfd, grace_seconds):
                 pidfd.send(signal.SIGKILL)
@@ -193,11 +192,8 @@ class ChildUnits:
                         f"helper {running.name} (pid {running.pid}) survives SIGKILL by {_KILL_SECONDS:g} s",
                         "it hangs in the kernel: look in the kernel log",
                     )
-        for member in left_behind:
-            member_fd = open_pidfd(member)
-            if member_fd is not None:
-                with member_fd:
-                    member_fd.send(signal.SIGKILL)
+            for member in left_behind:
+                member.send(signal.SIGKILL)
         self._reap()
 
     def _reap(self) -> None:

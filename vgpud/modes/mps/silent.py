@@ -15,7 +15,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from vgpud.proc import PidFd, Running, open_pidfd, read_stat
+from vgpud.proc import PidFd, Running, open_pidfd, session_of
 
 # Numbers of the system calls read, recvfrom and recvmsg, in asm/unistd.h of x86-64 and in
 # asm-generic/unistd.h (aarch64).
@@ -98,5 +98,5 @@ def _is_own(pid: int, daemon_pid: int) -> bool:
     """Is this process the daemon itself or one of its servers? Those are in the daemon's session (measured on
     580).
     """
-    theirs, own = read_stat(pid), read_stat(daemon_pid)
-    return theirs is not None and own is not None and theirs.session == own.session
+    session = session_of(daemon_pid)
+    return session is not None and session_of(pid) == session
