@@ -16,12 +16,13 @@ import pytest
 from hypothesis import settings
 
 from tests.conditions import CONDITIONS, named_by
+from tests.examples import USUAL
 from tests.gpu import confine
 
 # No deadlines, because a busy machine must not fail a test. Every run draws the same examples, so that a
 # failure is caused by the change. `./dev test --explore MINUTES` draws new ones.
 settings.register_profile("explore", deadline=None, max_examples=1000, print_blob=True)
-settings.register_profile("vgpud", deadline=None, derandomize=True)
+settings.register_profile("vgpud", deadline=None, derandomize=True, max_examples=USUAL)
 settings.load_profile("vgpud")
 
 MOST_TMPDIR_BYTES = 30

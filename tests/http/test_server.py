@@ -240,7 +240,7 @@ HEADS = (
 )
 
 
-@settings(max_examples=examples(300))
+@settings(max_examples=examples(150))
 @given(
     st.one_of(
         st.binary(max_size=200),

@@ -346,7 +346,7 @@ ASKS = st.lists(
 )
 
 
-@settings(max_examples=examples(200), suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(100), suppress_health_check=[HealthCheck.too_slow])
 @given(
     mode=st.sampled_from(["mig", "mps", "preload", "exclusive"]), asks=ASKS, minor=st.sampled_from([34, 36])
 )

@@ -158,7 +158,7 @@ def test_damaged_limits_are_refused(tmp_path: Path, damage: bytes) -> None:
     assert refused.value.code is ErrorCode.LEASE_FAILED
 
 
-@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(20), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     words=st.lists(st.binary(min_size=8, max_size=8), min_size=1, max_size=64), size=st.integers(0, 300_000)
 )

@@ -135,4 +135,4 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 TestLedger = LedgerMachine.TestCase
-TestLedger.settings = settings(max_examples=examples(40), stateful_step_count=25)
+TestLedger.settings = settings(max_examples=examples(20), stateful_step_count=25)

@@ -26,7 +26,7 @@ def lease(folder: Path) -> Path:
     return folder / "a"
 
 
-@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(30), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     high=st.sampled_from([0, 1, 2, 3, layout.MAX_SLOTS, 2**32 - 1]),
     owners=st.lists(st.sampled_from([0, 1, layout.OWNER_SELF]), min_size=3, max_size=3),

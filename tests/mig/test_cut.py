@@ -58,7 +58,7 @@ def test_a_transition_changes_only_the_instances_that_differ() -> None:
 
 
 @given(st.sampled_from(STATES), st.sampled_from(STATES), st.data())
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(30))
 def test_a_step_that_fails_brings_the_old_layout_back(before: int, after: int, data: st.DataObject) -> None:
     new = sorted(keys(after) - keys(before))
     if not new:
@@ -76,7 +76,7 @@ def test_a_step_that_fails_brings_the_old_layout_back(before: int, after: int, d
 
 
 @given(st.sampled_from(STATES), st.sampled_from(STATES), st.data())
-@settings(max_examples=examples(100))
+@settings(max_examples=examples(50))
 def test_instances_in_use_or_made_by_others_stay(before: int, after: int, data: st.DataObject) -> None:
     card, disk = Card(), Disk()
     card.place(keys(before))

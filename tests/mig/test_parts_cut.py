@@ -97,7 +97,7 @@ def test_parts_that_stay_are_as_many_as_can_be() -> None:
 
 
 @given(st.randoms(use_true_random=False), st.data())
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(20))
 def test_a_step_that_fails_brings_the_old_layout_back(draw: random.Random, data: st.DataObject) -> None:
     before, after = drawn(draw), drawn(draw)
     card, disk = laid_out(before)
@@ -116,7 +116,7 @@ def test_a_step_that_fails_brings_the_old_layout_back(draw: random.Random, data:
 
 
 @given(st.randoms(use_true_random=False))
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(30))
 def test_instances_in_use_or_made_by_others_stay(draw: random.Random) -> None:
     """The GPU instances are of vgpud and of others, with compute instances of both."""
     card, disk = laid_out(drawn(draw))

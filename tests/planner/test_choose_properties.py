@@ -219,14 +219,14 @@ class Tenancy(RuleBasedStateMachine):
 
 TestTenancy = Tenancy.TestCase
 TestTenancy.settings = settings(
-    max_examples=examples(60),
+    max_examples=examples(30),
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(30))
 @given(nodes(), policies(), requests())
 def test_a_request_refused_for_capacity_is_served_once_the_node_is_idle(
     node: Node, rules: Policy, wanted: Request
@@ -244,7 +244,7 @@ def test_a_request_refused_for_capacity_is_served_once_the_node_is_idle(
     assert (busy.refusal.code is ErrorCode.NO_CAPACITY) == (idle.refusal is None)
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(20))
 @given(nodes(), policies(), requests(), st.randoms(use_true_random=False))
 def test_the_order_of_devices_does_not_decide(
     node: Node, rules: Policy, wanted: Request, random: object
@@ -257,7 +257,7 @@ def test_the_order_of_devices_does_not_decide(
     assert set(one.reasons) == set(other.reasons)
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(20))
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=20))
 def test_pack_never_uses_more_cards_than_spread(amounts: list[int]) -> None:
     node = node_of(*(h200(i) for i in range(4)))

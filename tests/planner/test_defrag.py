@@ -109,7 +109,7 @@ def follow(devices: list[Bin], pieces: list[Piece], way: Way) -> list[Piece]:
     return pieces
 
 
-@settings(max_examples=examples(150))
+@settings(max_examples=examples(75))
 @given(nodes())
 def test_as_few_instances_move_as_possible(world: tuple[list[Bin], list[Piece], Goal]) -> None:
     devices, pieces, goal = world

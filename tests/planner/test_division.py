@@ -91,7 +91,7 @@ def test_a_request_may_name_the_place_of_a_compute_instance() -> None:
 
 
 @given(st.data())
-@settings(max_examples=examples(150))
+@settings(max_examples=examples(75))
 def test_a_place_is_found_whenever_there_is_one(data: st.DataObject) -> None:
     """In one divided GPU instance, compared with all places that do not overlap."""
     profile = data.draw(st.sampled_from([p for p in H200_PROFILES if p.slice_count > 1]))

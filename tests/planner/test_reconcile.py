@@ -101,7 +101,7 @@ def cut_converge(world: World, at: int) -> None:
             at -= 1
 
 
-@settings(max_examples=examples(250), suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(125), suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_any_start_ends_in_agreement_and_is_then_done(data: st.DataObject) -> None:
     world = data.draw(faults(data.draw(worlds())))
@@ -114,7 +114,7 @@ def test_any_start_ends_in_agreement_and_is_then_done(data: st.DataObject) -> No
     assert world.foreign == foreign
 
 
-@settings(max_examples=examples(150), suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(75), suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_allocations_of_living_tenants_are_kept(data: st.DataObject) -> None:
     world = data.draw(faults(data.draw(worlds())))
@@ -132,7 +132,7 @@ def test_allocations_of_living_tenants_are_kept(data: st.DataObject) -> None:
         assert all(world.ledger[name].state is State.ACTIVE for name in held)
 
 
-@settings(max_examples=examples(80))
+@settings(max_examples=examples(40))
 @given(data=st.data())
 def test_without_nvml_nothing_is_done(data: st.DataObject) -> None:
     world = data.draw(faults(data.draw(worlds())))

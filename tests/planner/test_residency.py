@@ -255,7 +255,7 @@ def _work(life: Life, tenant: Tenant, now: float) -> Tenant:
     return tenant
 
 
-@settings(max_examples=examples(80))
+@settings(max_examples=examples(40))
 @given(lives_of(turns=True))
 def test_no_tenant_waits_longer_than_all_turns_and_switches(lives: list[Life]) -> None:
     live(lives, 300, begin_away=True)
@@ -266,7 +266,7 @@ def test_no_tenant_waits_longer_than_all_turns_and_switches(lives: list[Life]) -
             assert when - since >= 5, "nobody is sent away in its turn"
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(30))
 @given(lives_of(turns=True), st.integers(1, 12))
 def test_memory_that_suspended_tenants_keep_delays_no_other(lives: list[Life], stays: int) -> None:
     for life in lives:
@@ -292,7 +292,7 @@ def test_a_suspension_is_followed_at_once_by_the_next_resume() -> None:
     assert (sent.deep, waits.kind) == (True, Kind.WAIT)
 
 
-@settings(max_examples=examples(80))
+@settings(max_examples=examples(40))
 @given(lives_of(turns=False))
 def test_no_pattern_of_work_makes_tenants_thrash(lives: list[Life]) -> None:
     """Two suspensions of one tenant are at least its idle time and its minimum residence apart."""
@@ -307,7 +307,7 @@ def test_no_pattern_of_work_makes_tenants_thrash(lives: list[Life]) -> None:
         assert all(waited <= 2 * (SWITCH + STEP) for waited in life.waits), "there is room for all"
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(30))
 @given(lives_of(turns=True))
 def test_every_planned_switch_is_done(lives: list[Life]) -> None:
     todo = sum(work for life in lives for _, work in life.spells)

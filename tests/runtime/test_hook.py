@@ -170,7 +170,7 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
 )
 
 
-@settings(max_examples=examples(300))
+@settings(max_examples=examples(150))
 @given(st.dictionaries(TEXTS, VALUES, max_size=5), TEXTS, TEXTS, st.booleans(), st.sampled_from([None, 1]))
 def test_json_is_parsed_as_python_parses_it(
     member: Callable[[str, str], str | None],
@@ -187,7 +187,7 @@ def test_json_is_parsed_as_python_parses_it(
             assert member(text, name) == (other if isinstance(other, str) else None)
 
 
-@settings(max_examples=examples(300))
+@settings(max_examples=examples(150))
 @given(st.text('{}[]":,\\ u0aé', max_size=40))
 def test_invalid_json_is_refused_without_a_crash(member: Callable[[str, str], str | None], text: str) -> None:
     found = member(text, "a")

@@ -143,7 +143,7 @@ def scenarios(draw: st.DrawFn) -> tuple[list[Submit], dict[int, float], list[int
     return submits, clients, draw(st.lists(st.integers(0, at + 20 * SLICE), max_size=6))
 
 
-@settings(max_examples=examples(30), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(15), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(scenarios())
 @example(([Submit(0, 1, 3 * SLICE), Submit(3 * SLICE + 1, 1, SLICE), Submit(3 * SLICE + 1, 0, 1)], {}, []))
 def test_every_position_of_a_queue_is_reached_at_the_models_time(
