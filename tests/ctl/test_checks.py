@@ -14,7 +14,7 @@ from vgpud.ctl import checks
     [
         ("passwd: files sss\n", ""),
         ("subid: files\n", ""),
-        ("# subid: sss\nsubid:  sss\n", "takes them from sss, and vgpud sees those of /etc/subuid alone"),
+        ("# subid: sss\nsubid:  sss\n", "takes subordinate uids from sss, and vgpud reads only /etc/subuid"),
     ],
 )
 def test_doctor_reports_subordinate_uid_ranges_that_vgpud_does_not_know(

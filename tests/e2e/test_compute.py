@@ -44,7 +44,7 @@ def test_compute_shares_of_a_device_do_not_exceed_100_percent(started: DemoNode)
     memory_only = started.ctl("alloc", *ASKED).stdout.strip()
     refused = started.ctl("alloc", *ASKED, "--cores", "20", check=False)
     assert refused.returncode != 0
-    assert "a share of 20% is more than the 10% not yet given" in refused.stderr
+    assert "a share of 20% is more than the 10% that is free" in refused.stderr
     grown = started.ctl("resize", second, "--cores", "45", check=False)
     assert grown.returncode != 0
     started.ctl("resize", first, "--cores", "50")

@@ -147,7 +147,7 @@ def refused(
             AUTO,
             EMPTY,
             ErrorCode.UNSUPPORTED,
-            "MIG mode is on, so it is given by instances only",
+            "MIG mode is on, so only its MIG instances can be allocated",
             id="mig-on",
         ),
         pytest.param(
@@ -184,7 +184,7 @@ def refused(
             AUTO,
             EMPTY,
             ErrorCode.NO_CAPACITY,
-            "2 processes of others on it (pid 41, 42)",
+            "it has 2 processes that vgpud did not start (pid 41, 42)",
             id="exclusive-processes",
         ),
         pytest.param(
@@ -211,7 +211,7 @@ def refused(
             AUTO,
             used(Mode.PRELOAD, GIB, share=7500),
             ErrorCode.NO_CAPACITY,
-            "a share of 30% is more than the 25% not yet given",
+            "a share of 30% is more than the 25% that is free",
             id="preload-share-held",
         ),
         pytest.param(
@@ -274,7 +274,7 @@ def refused(
             AUTO,
             used(Mode.MPS, GIB, GIB, share=2500),
             ErrorCode.NO_CAPACITY,
-            "a share of 50.01% is more than the 50% not yet given",
+            "a share of 50.01% is more than the 50% that is free",
             id="share-held",
         ),
         pytest.param(
@@ -310,7 +310,7 @@ def refused(
             AUTO,
             EMPTY,
             ErrorCode.NO_CAPACITY,
-            "MIG mode is off, and can not be switched beside 2 processes (pid 41, 42)",
+            "MIG mode is off, and cannot be switched on while it has 2 processes (pid 41, 42)",
             id="mig-mode-processes",
         ),
         pytest.param(
@@ -396,31 +396,31 @@ def test_each_refusal_has_its_reason_and_number(
     ("wanted", "sentence"),
     [
         (request(count=0), "count is 0: it must be at least 1"),
-        (request(isolation=QUOTA), "isolation quota was asked with neither memory nor share"),
-        (request(isolation=COMPUTE), "isolation compute was asked with neither memory nor share"),
+        (request(isolation=QUOTA), "isolation quota was requested with neither memory nor share"),
+        (request(isolation=COMPUTE), "isolation compute was requested with neither memory nor share"),
         (
             request(isolation=WHOLE_DEVICE, memory=GIB),
-            "a whole device was asked together with a memory limit or a share",
+            "a whole device was requested together with a memory limit or a share",
         ),
         (
             request(isolation=WHOLE_DEVICE, share=10),
-            "a whole device was asked together with a memory limit or a share",
+            "a whole device was requested together with a memory limit or a share",
         ),
         (
             request(isolation=WHOLE_DEVICE, mig_profile="1g.18gb"),
-            "MIG profile '1g.18gb' was asked with isolation device",
+            "MIG profile '1g.18gb' was requested with isolation device",
         ),
         (
             replace(request(share=10), priority="normal"),
-            "priority normal was asked with isolation left out",
+            "priority normal was requested with isolation left out",
         ),
         (
             replace(request(isolation=COMPUTE, share=10), priority="above-normal"),
-            "priority above-normal was asked with isolation compute, which has none (MPS)",
+            "priority above-normal was requested with isolation compute, which has none (MPS)",
         ),
         (
             replace(request(isolation=QUOTA, memory=GIB), priority="above-normal"),
-            "priority above-normal was asked without a share, and it applies only within a share",
+            "priority above-normal was requested without a share, and it applies only within a share",
         ),
     ],
 )
@@ -521,7 +521,7 @@ def test_a_profile_that_is_too_small_for_the_memory_asked_is_not_proposed_again(
 def test_more_devices_than_there_are_is_impossible() -> None:
     error = refused(request(count=3), h200_node(2))
     assert error.code is ErrorCode.IMPOSSIBLE
-    assert error.sentence == "3 devices asked, 2 of the 2 that may be taken can serve in one mode"
+    assert error.sentence == "3 devices requested, and 2 of the 2 selected devices can serve in one mode"
 
 
 def test_a_refusal_names_the_lost_device_that_is_missing() -> None:
@@ -532,7 +532,7 @@ def test_a_refusal_names_the_lost_device_that_is_missing() -> None:
 def test_one_mode_serves_all_slices_of_an_allocation() -> None:
     rules = policy({"index": 0, "mode": "preload"}, {"index": 1, "mode": "mps"})
     error = refused(request(memory=GIB, count=2), h200_node(2), rules)
-    assert error.sentence == "2 devices asked, 1 of the 2 that may be taken can serve in one mode"
+    assert error.sentence == "2 devices requested, and 1 of the 2 selected devices can serve in one mode"
 
 
 def test_waiting_helps_only_if_enough_devices_could_serve() -> None:

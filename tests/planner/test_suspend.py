@@ -33,7 +33,7 @@ def test_mps_clients_and_tenants_on_mig_are_not_suspended() -> None:
 @pytest.mark.parametrize(
     ("wanted", "held", "limit", "why"),
     [
-        (9, 0, None, "do not fit into the host's"),
+        (9, 0, None, "do not fit into host memory"),
         (4, 3, 6, "exceed the host memory for suspended tenants"),
         (8, 0, None, ""),
         (3, 3, 6, ""),

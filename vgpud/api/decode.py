@@ -133,7 +133,7 @@ def refuse_unknown_fields(asked: Message) -> None:
 
 def _printable(value: str, field: str, longest: int) -> str:
     if len(value) > longest:
-        raise _bad(f"{field} has {len(value)} characters, at most {longest} are taken", "shorten it")
+        raise _bad(f"{field} has {len(value)} characters, at most {longest} are allowed", "shorten it")
     if not value.isprintable():
         raise _bad(f"{field} {value!r} has characters that cannot be printed", "leave those out")
     return value
@@ -160,7 +160,9 @@ def selector(asked: pb.Selector) -> Selector:
     refuse_unknown_fields(asked)
     for field, entries in (("uuids", len(asked.uuids)), ("indices", len(asked.indices))):
         if entries > MAX_COUNT:
-            raise _bad(f"selector.{field} has {entries} entries, at most {MAX_COUNT} are taken", "use fewer")
+            raise _bad(
+                f"selector.{field} has {entries} entries, at most {MAX_COUNT} are allowed", "use fewer"
+            )
     return Selector(
         uuids=tuple(text(uuid, "selector.uuids") for uuid in asked.uuids),
         indices=tuple(asked.indices),

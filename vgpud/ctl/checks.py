@@ -89,7 +89,7 @@ def kernel() -> Iterator[Finding]:
 def folders(host: Host) -> Iterator[Finding]:
     if not host.run_dir.is_dir():
         yield Finding(
-            "run folder", FAIL, f"{host.run_dir} is not there", "start vgpud: systemctl start vgpud"
+            "run folder", FAIL, f"{host.run_dir} does not exist", "start vgpud: systemctl start vgpud"
         )
     for name, folder in (("run folder", host.run_dir), ("state folder", host.state_dir)):
         try:
@@ -130,7 +130,7 @@ def subordinate_uids(nsswitch: Path = Path("/etc/nsswitch.conf")) -> Iterator[Fi
         yield Finding(
             "subordinate uids",
             WARN,
-            f"{nsswitch} takes them from {' '.join(sources)}, and vgpud sees those of /etc/subuid alone",
+            f"{nsswitch} takes subordinate uids from {' '.join(sources)}, and vgpud reads only /etc/subuid",
             "copy the ranges there, or let the first [[quota]] go by groups: it refuses uids without account",
         )
 
@@ -142,7 +142,7 @@ def sockets(host: Host) -> Iterator[Finding]:
         try:
             found = path.stat()
         except OSError:
-            yield Finding("sockets", FAIL, f"{path} is not there", "start vgpud: systemctl start vgpud")
+            yield Finding("sockets", FAIL, f"{path} does not exist", "start vgpud: systemctl start vgpud")
             continue
         wider = stat.S_IMODE(found.st_mode) & ~mode
         if wider:
@@ -164,7 +164,7 @@ def _group(host: Host) -> Iterator[Finding]:
         return
     if os.geteuid() != 0 and gid not in os.getgroups():
         fix = f"usermod -aG {host.group} {_own_name()}, then log in again"
-        yield Finding("group", WARN, f"you are not in group {host.group}, so you can look only", fix)
+        yield Finding("group", WARN, f"you are not in group {host.group}, so you can only read", fix)
 
 
 def _own_name() -> str:

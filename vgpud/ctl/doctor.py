@@ -107,6 +107,6 @@ def _policy(node: Node) -> Finding:
     return Finding(
         "policy",
         WARN,
-        "the files say something else than what is in force",
-        "vgpuctl policy diff; policy reload",
+        "the policy files differ from the policy in force",
+        "see 'vgpuctl policy diff', then 'vgpuctl policy reload'",
     )

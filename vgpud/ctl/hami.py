@@ -146,7 +146,7 @@ def _take_want(container: Json, card_bytes: int | None) -> Want | None:
             raise VgpuError(
                 ErrorCode.BAD_REQUEST,
                 f"{_PERCENT}: {percent} is a part of a card whose size is not known",
-                "say it with --card-memory, as in --card-memory 80GiB",
+                "give it with --card-memory, as in --card-memory 80GiB",
             )
         memory = card_bytes * percent // 100 // MIB * MIB
     cores = found.get(_CORES) or None

@@ -156,7 +156,7 @@ def _request(client: Client, arguments: Namespace) -> pb.MigRequest:
     if bool(arguments.layout) == bool(arguments.file):
         raise VgpuError(
             ErrorCode.BAD_REQUEST,
-            "a layout is needed, on the command line or by --file",
+            "give a layout either on the command line or with --file",
             "as in 'vgpuctl mig plan 3g.71gb@4 1g.18gb*2', or 'vgpuctl mig plan all-balanced'",
         )
     if arguments.layout:

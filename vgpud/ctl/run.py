@@ -96,4 +96,6 @@ def exec_error(name: str, error: OSError) -> CommandFailed:
         if not missing_interpreter:
             return CommandNotFound(ErrorCode.BAD_REQUEST, sentence, "check the name and PATH")
         return CommandFailed(ErrorCode.BAD_REQUEST, sentence, "its interpreter is missing")
-    return CommandFailed(ErrorCode.BAD_REQUEST, sentence, "is it executable, and built for this machine")
+    return CommandFailed(
+        ErrorCode.BAD_REQUEST, sentence, "check that it is executable, and built for this machine"
+    )

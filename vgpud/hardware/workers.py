@@ -132,7 +132,7 @@ class Workers:
             if len(self._stuck) >= MAX_STUCK:
                 raise VgpuError(
                     ErrorCode.NVML_TIMEOUT,
-                    f"{len(self._stuck)} nvml calls do not come back, so no more are tried",
+                    f"{len(self._stuck)} nvml calls hang, so no further calls are tried",
                     "look for NVRM and Xid lines in the kernel log; a reboot clears it",
                 )
             return self._idle.pop() if self._idle else _Worker(self._came_back)

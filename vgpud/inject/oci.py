@@ -31,7 +31,7 @@ def parsed(body: bytes) -> dict[str, Any]:
     """
     values = sum(body.count(mark) for mark in (b",", b"[", b"{"))
     if values > _MAX_VALUES:
-        raise _bad(f"config.json has some {values} values, at most {_MAX_VALUES} are taken")
+        raise _bad(f"config.json has some {values} values, at most {_MAX_VALUES} are allowed")
     try:
         config = json.loads(body)
     except (ValueError, RecursionError):

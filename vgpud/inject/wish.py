@@ -243,7 +243,7 @@ def _selector(devices: str, name_glob: str) -> Selector:
     """The device selector of a text: digits are an index, other text is a UUID, as for vgpuctl."""
     names = [name for name in (_text("device", part.strip()) for part in devices.split(",")) if name]
     if len(names) > _MAX_COUNT:
-        raise _bad(f"{len(names)} devices are named, at most {_MAX_COUNT} are taken", "name fewer")
+        raise _bad(f"{len(names)} devices are named, at most {_MAX_COUNT} are allowed", "name fewer")
     indices = tuple(int(name) for name in names if _is_index(name))
     uuids = tuple(name for name in names if not _is_index(name))
     return Selector(uuids=uuids, indices=indices, name_glob=_text("device-name", name_glob))
@@ -286,7 +286,7 @@ def _mapped(number: int, mappings: Any) -> int:  # noqa: ANN401 - JSON
                 return int(mapping["hostID"]) + number - first
     except (KeyError, TypeError, ValueError):
         raise _bad(
-            "the id mappings of config.json are wrong", "give the runtime a valid config.json"
+            "the id mappings of config.json are not valid", "give the runtime a valid config.json"
         ) from None
     return number
 
@@ -294,7 +294,8 @@ def _mapped(number: int, mappings: Any) -> int:  # noqa: ANN401 - JSON
 def _number(value: object, field_name: str) -> int:
     if type(value) is not int or not 0 <= value < 2**32 - 1:
         raise _bad(
-            f"{field_name} of config.json is {repr(value)[:64]}", "give the runtime a valid config.json"
+            f"{field_name} of config.json is {repr(value)[:64]}, not an id",
+            "give the runtime a valid config.json",
         )
     return value
 

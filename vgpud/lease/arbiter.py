@@ -102,7 +102,11 @@ class ArbiterClient:
         message = (head + allocation.encode()[: layout.ID_BYTES - 1]).ljust(layout.MESSAGE_SIZE, b"\0")
         reply = self._receive(message, self._patience_seconds(kind))
         if len(reply) < layout.MESSAGE_SIZE:
-            raise VgpuError(ErrorCode.HELPER_FAILED, f"vgpu-arbiter sent {len(reply)} bytes", "upgrade both")
+            raise VgpuError(
+                ErrorCode.HELPER_FAILED,
+                f"vgpu-arbiter sent a reply of {len(reply)} bytes, which is too short",
+                "upgrade vgpud and vgpu-arbiter to the same version",
+            )
         return reply
 
     def _patience_seconds(self, kind: int) -> float:
@@ -125,12 +129,12 @@ class ArbiterClient:
             raise VgpuError(
                 ErrorCode.HELPER_TIMEOUT,
                 f"vgpu-arbiter did not answer within {patience_seconds:g} seconds",
-                "see its log; tenants keep their limits meanwhile",
+                "see the log of vgpu-arbiter; tenants keep their limits meanwhile",
             ) from error
         except OSError as error:
             raise VgpuError(
                 ErrorCode.HELPER_FAILED,
-                f"vgpu-arbiter is not there: {os.strerror(error.errno or 0).lower()} at {self._path}",
+                f"vgpu-arbiter cannot be reached at {self._path}: {os.strerror(error.errno or 0).lower()}",
                 "start vgpud-arbiter.service; tenants keep their limits meanwhile",
             ) from error
 

@@ -80,8 +80,9 @@ def _pack_device(device: DeviceLimits) -> bytes:
     if not 0 < device.memory_bytes < BYTES_MAX or not 1 <= device.share_hundredths <= layout.SHARE_ALL:
         raise VgpuError(
             ErrorCode.IMPOSSIBLE,
-            f"a lease cannot hold {device.memory_bytes} bytes with {device.share_hundredths} hundredths",
-            "ask for more than nothing, and at most 100 percent",
+            f"a lease cannot hold {device.memory_bytes} bytes with a share of "
+            f"{device.share_hundredths} hundredths of a percent",
+            "ask for more memory than 0, and for at most 100 percent",
         )
     body = struct.pack(
         f"<{layout.UUID_BYTES}sQIIiI",

@@ -414,7 +414,7 @@ class MigMode:
 
 def _place(part: Slice) -> MigSlice:
     if part.mig is None:
-        raise VgpuError(ErrorCode.BUG, "a mig slice without a placement", "please report this")
+        raise VgpuError(ErrorCode.BUG, "a slice in mode mig has no placement", "please report this")
     return part.mig
 
 

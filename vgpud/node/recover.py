@@ -116,9 +116,9 @@ async def agree(keeper: NodeKeeper, parts: Parts, start: Start, boot_changed: bo
                     LogEvent.RECONCILE,
                     action="renew",
                     subject=name,
-                    why="the driver's nodes are other ones now",
+                    why="the driver's device nodes have changed",
                 )
-                with audit.because("the driver's nodes are other ones now"):
+                with audit.because("the driver's device nodes have changed"):
                     await repair(keeper, parts, name)
         await keeper.mig.converge()
 

@@ -95,7 +95,8 @@ class AllocationReleaser:
             held = counted(len(waiting(allocation)), "process")
             raise VgpuError(
                 ErrorCode.TENANT_ALIVE,
-                f"allocation {allocation.id} is suspended with {held}, which nothing could wake any more",
+                f"allocation {allocation.id} is suspended with {held}, "
+                "which could not be resumed after a release",
                 "resume it first, or end its processes",
             )
         if allocation.id not in self._running and not force:

@@ -95,8 +95,8 @@ def without_memory(seat: Seat, offer: Offer, want: Wanted) -> Unfit | None:
         seat,
         Mode.MIG,
         ErrorCode.UNSUPPORTED,
-        f"a {offer.name} shares the memory of its GPU instance and is promised none: leave memory out, or "
-        "ask for isolation quota, which limits it",
+        f"a {offer.name} shares the memory of its GPU instance, so it has no memory limit: leave memory "
+        "out, or ask for isolation quota, which limits it",
     )
 
 

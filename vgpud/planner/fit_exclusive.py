@@ -15,7 +15,7 @@ def fit_exclusive(seat: Seat) -> Verdict:
     if device.processes:
         pids = listed(tuple(str(process.pid) for process in device.processes))
         who = counted(len(device.processes), "process")
-        return busy(seat, Mode.EXCLUSIVE, f"{who} of others on it (pid {pids})")
+        return busy(seat, Mode.EXCLUSIVE, f"it has {who} that vgpud did not start (pid {pids})")
     usable = device.memory_usable_bytes
     return Fit(
         device=device,

@@ -340,7 +340,9 @@ def mode_shut(seat: Seat) -> Unfit | None:
     if device.processes:
         pids = listed(tuple(str(process.pid) for process in device.processes))
         who = counted(len(device.processes), "process")
-        return busy(seat, Mode.MIG, f"MIG mode is off, and can not be switched beside {who} (pid {pids})")
+        return busy(
+            seat, Mode.MIG, f"MIG mode is off, and cannot be switched on while it has {who} (pid {pids})"
+        )
     return None
 
 

@@ -89,7 +89,7 @@ def _busy(seat: Seat, mode: Mode, want: Wanted, memory: int) -> Unfit | None:
         asked_hundredths = 0 if want.share is None else want.share.hundredths
         if asked_hundredths > share_left:
             asked, free = shown_share(asked_hundredths), shown_share(share_left)
-            return busy(seat, mode, f"a share of {asked} is more than the {free} not yet given", room)
+            return busy(seat, mode, f"a share of {asked} is more than the {free} that is free", room)
     return None
 
 

@@ -67,7 +67,9 @@ def _whole_only(seat: Seat, mode: Mode) -> Unfit:
         sentence = f"mode {mode} was asked on a MIG instance, and the device has no MIG"
         return never(seat, mode, ErrorCode.UNSUPPORTED, sentence)
     if mode is Mode.EXCLUSIVE:
-        return never(seat, mode, ErrorCode.UNSUPPORTED, "MIG mode is on, so it is given by instances only")
+        return never(
+            seat, mode, ErrorCode.UNSUPPORTED, "MIG mode is on, so only its MIG instances can be allocated"
+        )
     sentence = f"mode {mode} on top of its MIG instances is not allowed by the policy (mig.on_top)"
     return never(seat, mode, ErrorCode.DENIED_BY_POLICY, sentence)
 

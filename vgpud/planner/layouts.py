@@ -121,7 +121,7 @@ def find_profile(geometry: MigGeometry, text: str) -> MigProfile:
     if found:
         raise VgpuError(
             ErrorCode.BAD_REQUEST,
-            f"profile {text!r} is there {len(found)} times: {names}",
+            f"profile {text!r} exists {len(found)} times: {names}",
             "name it by its id",
         )
     close = get_close_matches(text[:32], (*SPECIAL, *(bare_name(p.name) for p in geometry.profiles)), n=1)
@@ -136,8 +136,8 @@ def _slot(geometry: MigGeometry, entry: Entry, profile: MigProfile) -> int:
     starts = listed(tuple(str(place.start) for place in profile.placements))
     raise VgpuError(
         ErrorCode.IMPOSSIBLE,
-        f"profile {entry.profile} cannot lie at memory slice {entry.start}",
-        f"it can lie at {starts}",
+        f"profile {entry.profile} cannot be placed at memory slice {entry.start}",
+        f"it can be placed at {starts}",
     )
 
 

@@ -70,8 +70,8 @@ def ends_of(allocation: Allocation, to: Sequence[str], source: str = "") -> tupl
     if len(set(to)) < len(to) or any(new in now for _, new in going):
         raise VgpuError(
             ErrorCode.BAD_REQUEST,
-            f"two slices of allocation {allocation.id} would meet on one device",
-            "name distinct devices, and go by way of a device that it does not hold",
+            f"two slices of allocation {allocation.id} would be on one device",
+            "name distinct devices; to exchange two slices, move one to a third device first",
         )
     return tuple(to)
 

@@ -33,7 +33,7 @@ def over_quota(
     if is_undecided(policy, owner, account):
         return VgpuError(
             ErrorCode.ACCOUNT_UNKNOWN,
-            f"the account databases of this host give no account of uid {owner.uid}, and a quota goes by it",
+            f"the account databases of this host give no account of uid {owner.uid}, and a quota needs it",
             f"see 'getent passwd {owner.uid}'; or a [[quota]] with this uid before the others",
         )
     rule = policy.quota_of(owner.uid, owner.gid, account)

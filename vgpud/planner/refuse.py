@@ -115,9 +115,9 @@ def _too_many(
     code = next((c for c in _GRAVITY if c in passing), ErrorCode.IMPOSSIBLE)
     return VgpuError(
         code,
-        f"{counted(want.count, 'device')} asked, {able} of the {selected} that may be taken can serve "
-        f"in one mode",
-        f"ask for at most {able}: each slice lies on a device of its own",
+        f"{counted(want.count, 'device')} requested, and {able} of the {selected} selected devices "
+        "can serve in one mode",
+        f"ask for at most {able}: each slice is on a separate device",
         details,
     )
 

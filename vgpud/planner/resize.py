@@ -53,7 +53,7 @@ def _resized(
     if part.mode is not Mode.PRELOAD:
         raise VgpuError(
             ErrorCode.UNSUPPORTED,
-            f"allocation {allocation.id} is in mode {part.mode.value}, whose slices keep their size",
+            f"allocation {allocation.id} is in mode {part.mode.value}, whose slices cannot be resized",
             "allocate one of the new size and release this one",
         )
     wanted = part.memory_bytes if memory_bytes is None else memory_bytes
@@ -61,7 +61,7 @@ def _resized(
     if device is None:
         raise VgpuError(
             ErrorCode.NO_SUCH_DEVICE,
-            f"device {part.device_uuid} of allocation {allocation.id} is not there",
+            f"device {part.device_uuid} of allocation {allocation.id} is no longer on this node",
             "see 'vgpuctl devices'",
         )
     usable, used, promised = _room(device, part, use.get(part.device_uuid, EMPTY))

@@ -96,8 +96,9 @@ def check_host(wanted_bytes: int, held: int, host: HostMemory) -> None:
     if wanted_bytes > room:
         raise VgpuError(
             ErrorCode.NO_CAPACITY,
-            f"its {shown_bytes(wanted_bytes)} of device memory do not fit into the host's: "
-            f"{shown_bytes(host.available_bytes)} are available, {shown_bytes(host.reserve_bytes)} stay free",
+            f"its {shown_bytes(wanted_bytes)} of device memory do not fit into host memory: "
+            f"{shown_bytes(host.available_bytes)} are available, of which "
+            f"{shown_bytes(host.reserve_bytes)} must stay free",
             "free memory on the host, or lower pool.host_memory_reserve in the policy",
         )
     if host.limit_bytes is not None and held + wanted_bytes > host.limit_bytes:
@@ -121,7 +122,7 @@ def check_room(allocation: Allocation, node: Node, use: Mapping[str, DeviceUse])
         if device is None:
             raise VgpuError(
                 ErrorCode.NO_SUCH_DEVICE,
-                f"device {part.device_uuid} of allocation {allocation.id} is not there",
+                f"device {part.device_uuid} of allocation {allocation.id} is no longer on this node",
                 "see 'vgpuctl devices'; the allocation stays suspended",
             )
         others = use.get(part.device_uuid, EMPTY)
@@ -152,7 +153,7 @@ def _check_places(allocation: Allocation, node: Node) -> None:
             raise VgpuError(
                 ErrorCode.NO_SUCH_DEVICE,
                 f"process {process.pid} of allocation {allocation.id} was saved on device {gone[0]}, which "
-                "is not there",
+                "is no longer on this node",
                 "see 'vgpuctl devices'; the allocation stays suspended",
             )
 

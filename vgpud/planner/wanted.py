@@ -80,35 +80,35 @@ def _check_isolation(request: Request) -> None:
     isolation = request.isolation
     if request.mig_profile and isolation is Isolation.DEVICE:
         raise _bad(
-            f"MIG profile {request.mig_profile!r} was asked with isolation {isolation}",
+            f"MIG profile {request.mig_profile!r} was requested with isolation {isolation}",
             f"leave the profile out, or ask for isolation {Isolation.HARDWARE}",
         )
     if request.priority and isolation not in (Isolation.COMPUTE, Isolation.QUOTA):
         other = "" if request.priority == "above-normal" else f" or {Isolation.COMPUTE}"
         raise _bad(
-            f"priority {request.priority} was asked with isolation {isolation or 'left out'}",
+            f"priority {request.priority} was requested with isolation {isolation or 'left out'}",
             f"ask for isolation {Isolation.QUOTA}{other}, or leave the priority out",
         )
     if request.priority == "above-normal" and isolation is Isolation.COMPUTE:
         raise _bad(
-            f"priority {request.priority} was asked with isolation {isolation}, which has none (MPS)",
+            f"priority {request.priority} was requested with isolation {isolation}, which has none (MPS)",
             f"ask for isolation {Isolation.QUOTA}, or for priority normal",
         )
     if request.priority == "above-normal" and request.share is None:
         raise _bad(
-            f"priority {request.priority} was asked without a share, and it applies only within a share",
+            f"priority {request.priority} was requested without a share, and it applies only within a share",
             "ask for a share too (--cores), or for priority normal",
         )
     divided = request.memory_bytes is not None or request.share not in (None, WHOLE)
     if isolation is Isolation.DEVICE and divided:
         raise _bad(
-            "a whole device was asked together with a memory limit or a share",
+            "a whole device was requested together with a memory limit or a share",
             f"leave memory and share out, or ask for isolation {Isolation.QUOTA}",
         )
     nothing = request.memory_bytes is None and request.share is None
     if isolation in (Isolation.COMPUTE, Isolation.QUOTA) and nothing:
         raise _bad(
-            f"isolation {isolation} was asked with neither memory nor share",
+            f"isolation {isolation} was requested with neither memory nor share",
             f"say how much, or ask for isolation {Isolation.DEVICE} to take a whole card",
         )
 

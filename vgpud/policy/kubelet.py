@@ -87,7 +87,7 @@ class KubeletResource(PolicyTable):
         if stray:
             raise wrong(f"{stray[0]} is not allowed in a resource of kind {self.kind}", f"remove {stray[0]}")
         if self.kind == "part" and self.parts is None:
-            raise wrong("a resource of kind part does not say into how many", "write parts = 4")
+            raise wrong("a resource of kind part does not say into how many parts", "write parts = 4")
         if self.kind == "memory" and self.unit_bytes < MIN_UNIT_BYTES:
             least = format_bytes(MIN_UNIT_BYTES)
             raise wrong(f"a unit of {format_bytes(self.unit_bytes)} is too small", f"the least is {least}")

@@ -178,7 +178,11 @@ class Intake(grpc.aio.ServerInterceptor):
         if asked is grpc.aio.EOF:
             await _abort(
                 context,
-                VgpuError(ErrorCode.BAD_REQUEST, "the call ended before its message", "send one message"),
+                VgpuError(
+                    ErrorCode.BAD_REQUEST,
+                    "the call ended before its request message",
+                    "send one request message",
+                ),
             )
         return asked
 

@@ -372,5 +372,5 @@ def _too_many(sentence: str) -> VgpuError:
     return VgpuError(
         ErrorCode.NO_CAPACITY,
         f"{sentence}, no more are accepted",
-        "close connections that are not needed, or send many calls by one",
+        "close connections that are not needed, or send several calls over one connection",
     )

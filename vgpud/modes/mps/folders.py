@@ -99,8 +99,7 @@ class DeviceFolder:
         except OSError as error:
             raise VgpuError(
                 ErrorCode.HELPER_FAILED,
-                f"{self.path} cannot be closed to all but its tenants: "
-                f"{(error.strerror or str(error)).lower()}",
+                f"{self.path} cannot be restricted to its tenants: {(error.strerror or str(error)).lower()}",
                 "set VGPUD_RUN_DIR to a file system with ACLs, such as tmpfs",
             ) from None
 

@@ -93,7 +93,9 @@ class Activities:
         self._left[going.id] = now.calls
         if idle_since is not None and (now.calls > idle_since.calls or now.wants):
             raise VgpuError(
-                ErrorCode.ALLOCATION_BUSY, f"allocation {going.id} works again", "it stays resumed"
+                ErrorCode.ALLOCATION_BUSY,
+                f"allocation {going.id} has work again, so it is not suspended",
+                "it keeps running",
             )
 
     def left(self, going: Allocation) -> None:

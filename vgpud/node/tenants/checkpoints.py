@@ -100,7 +100,7 @@ class Checkpoints:
         raise VgpuError(
             ErrorCode.SUSPEND_FAILED,
             f"allocation {going.id} starts processes faster than they can be locked: {len(locked)} so far",
-            "try again when it is quieter",
+            "try again when the tenant starts fewer processes",
         )
 
     async def save_all(self, session: Session, going: Allocation, verb: str = "suspend") -> None:

@@ -40,8 +40,8 @@ def settled(allocation: Allocation) -> Allocation:
     if allocation.moves:
         raise VgpuError(
             ErrorCode.ALLOCATION_BUSY,
-            f"allocation {allocation.id} is on its way to another device",
-            f"try again in a moment; 'vgpuctl resume {allocation.id}' ends a move that was cut short",
+            f"allocation {allocation.id} is being moved to another device",
+            f"try again in a moment; 'vgpuctl resume {allocation.id}' ends a move that was interrupted",
         )
     if allocation.state in (State.ACTIVE, State.SUSPENDED, State.FAILED):
         return allocation

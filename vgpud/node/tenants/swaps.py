@@ -283,6 +283,6 @@ def _is_alone(allocation: Allocation) -> bool:
 def _failed(allocation: Allocation, why: str) -> VgpuError:
     return VgpuError(
         ErrorCode.SUSPEND_FAILED,
-        f"the memory of allocation {allocation.id} stays where it is: {why}",
+        f"the memory of allocation {allocation.id} was not swapped: {why}",
         "see docs/pool.md for what can be moved",
     )

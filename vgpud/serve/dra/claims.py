@@ -69,7 +69,9 @@ def _parts_of(claim: Mapping[str, Any], uid: str, pool: str, find: Find) -> tupl
     allocation = (claim.get("status") or {}).get("allocation")
     if not allocation:
         raise VgpuError(
-            ErrorCode.BAD_REQUEST, f"claim {name} is not allocated", "the scheduler does that first"
+            ErrorCode.BAD_REQUEST,
+            f"claim {name} is not allocated",
+            "wait until the scheduler has allocated it",
         )
     devices = allocation.get("devices") or {}
     results = [_result(entry) for entry in devices.get("results") or () if entry.get("driver") == DRIVER]
@@ -104,7 +106,7 @@ def _result(entry: Mapping[str, Any]) -> Result:
         raise VgpuError(
             ErrorCode.UNSUPPORTED,
             f"request {entry.get('request')} wants admin access, which this driver does not give",
-            "leave adminAccess out; figures are to be had from vgpud's metrics",
+            "leave adminAccess out; vgpud's metrics have the figures",
         )
     consumed = {
         str(key).rpartition("/")[2]: parse(str(value))
@@ -207,13 +209,16 @@ def _memory(key: str, results: Sequence[Result], targets: Sequence[Target], para
         amounts = _per_card(results, targets, "memory", whole)
     if len(amounts) > 1:
         listed = " and ".join(show_bytes(amount) for amount in sorted(amounts))
-        raise _bad(f"request {key} has {listed} of different cards", "ask for the same of each")
+        raise _bad(
+            f"request {key} has different amounts of memory ({listed}) on its cards",
+            "ask for the same of each",
+        )
     allocated = amounts.pop()
     wanted = parameters.memory_bytes
     if wanted is not None and wanted > allocated:
         raise _bad(
             f"request {key} sets memory to {format_bytes(wanted)}, allocated were {show_bytes(allocated)}",
-            "ask for it in capacity.requests, too",
+            "request that amount in capacity.requests too",
         )
     return wanted or allocated
 
@@ -223,14 +228,14 @@ def _share(
 ) -> Percent | None:
     counted = _per_card(results, targets, "cores", 0)
     if len(counted) > 1:
-        raise _bad(f"request {key} has different cores of different cards", "ask for the same of each")
+        raise _bad(f"request {key} has different shares of cores on its cards", "ask for the same of each")
     cores = min(counted.pop(), 100)
     if parameters.share is None:
         return Percent(cores * 100) if cores else None
     if cores and parameters.share.hundredths > cores * 100:
         raise _bad(
             f"request {key} sets cores to {parameters.share}, and {cores}% were allocated to it",
-            "ask for it in capacity.requests, too",
+            "request that amount in capacity.requests too",
         )
     return parameters.share
 

@@ -218,11 +218,14 @@ async def _each(claims: Any, work: Callable[[Any], Awaitable[Any]], failed: Any)
             return await work(claim)
         except VgpuError as error:
             log.warning(
-                LogEvent.CLAIM_FAILED, claim=f"{claim.namespace}/{claim.name}", uid=claim.uid, why=str(error)
+                LogEvent.CLAIM_FAILED,
+                claim=f"{claim.namespace}/{claim.name}",
+                claim_uid=claim.uid,
+                why=str(error),
             )
             return failed(error=wire.words(error))
         except Exception:
-            log.exception(LogEvent.BUG_IN_CLAIM, uid=claim.uid)
+            log.exception(LogEvent.BUG_IN_CLAIM, claim_uid=claim.uid)
             return failed(error="vgpud failed on it, this is a bug (E901); see its journal")
 
     by_uid = {claim.uid: claim for claim in claims}

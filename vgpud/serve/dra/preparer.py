@@ -74,7 +74,9 @@ class Preparer:
                 raise
             answers = tuple(answer for part, allocation in made for answer in _answers(part, allocation))
             await self._claims.put(Prepared(uid, namespace, name, names, answers))
-            log.info(LogEvent.CLAIM_PREPARED, claim=f"{namespace}/{name}", uid=uid, allocations=len(made))
+            log.info(
+                LogEvent.CLAIM_PREPARED, claim=f"{namespace}/{name}", claim_uid=uid, allocations=len(made)
+            )
             return answers
 
     async def unprepare(self, uid: str) -> None:
@@ -118,9 +120,9 @@ class Preparer:
             try:
                 await self._unprepare(uid)
             except VgpuError as error:
-                log.warning(LogEvent.DELETED_CLAIM_NOT_RELEASED, uid=uid, why=str(error))
+                log.warning(LogEvent.DELETED_CLAIM_NOT_RELEASED, claim_uid=uid, why=str(error))
             else:
-                log.info(LogEvent.DELETED_CLAIM_RELEASED, uid=uid)
+                log.info(LogEvent.DELETED_CLAIM_RELEASED, claim_uid=uid)
         self._suspects = missing
 
     async def name(self, listed: Listing) -> None:
@@ -140,7 +142,7 @@ class Preparer:
             if not self._of(uid):
                 await self._claims.drop(uid)
         except VgpuError as error:  # the kubelet prepares the claim again, or unprepares it
-            log.warning(LogEvent.FAILED_CLAIM_NOT_UNDONE, uid=uid, why=str(error))
+            log.warning(LogEvent.FAILED_CLAIM_NOT_UNDONE, claim_uid=uid, why=str(error))
 
     async def _leave_failed(self, names: tuple[str, ...]) -> None:
         """Releases failed allocations of a claim (device lost, helper died), so that they are made again.

@@ -260,7 +260,7 @@ class Allocator:
         if larger.selector != allocation.request.selector:
             raise VgpuError(
                 ErrorCode.BAD_REQUEST,
-                f"containers of one pod were given {resource.name} of different cards that overlap",
+                f"containers of one pod got overlapping ids of {resource.name} from different cards",
                 "let an init container ask for as many as the containers after it, or for none",
             )
         with audit.of_pod(hold.pod):
@@ -322,7 +322,7 @@ class Allocator:
             raise VgpuError(
                 ErrorCode.ALLOCATION_BUSY,
                 f"allocation {allocation_id} is {found.state.value}, no container can run under it",
-                "delete the pod: its new one gets an allocation of its own",
+                "delete the pod: the new pod gets a new allocation",
             )
         name = found.request.id
         with audit.of_pod(pod):

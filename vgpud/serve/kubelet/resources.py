@@ -226,7 +226,7 @@ def from_one_card(cards: Sequence[Sequence[Share]], held: Collection[str]) -> tu
 
 def _by_card(resource: Resource, ids: Collection[str], devices: Sequence[Device]) -> Counter[str]:
     if not ids:
-        raise _bad(f"no ids of {resource.name} are named", "this is the kubelet's to do")
+        raise _bad(f"no ids of {resource.name} are named", "the kubelet must name the ids")
     counts: Counter[str] = Counter()
     for name in ids:
         card = card_of(resource, name, devices)
@@ -256,12 +256,12 @@ def _refuse_uneven(resource: Resource, counts: Counter[str], cards: Sequence[Dev
         raise _bad(
             f"{sum(counts.values())} of {resource.name} came from {len(cards)} cards ({taken}), and a "
             "container's must come from one",
-            'ask for less, or set across = "even"; DRA places them rightly',
+            'ask for less, or set across = "even"; or use DRA, which chooses suitable cards',
         )
     if len(set(counts.values())) > 1:
         raise _bad(
             f"{sum(counts.values())} of {resource.name} came unevenly from {len(cards)} cards ({taken})",
-            "ask for a number that the cards can share evenly; DRA places them rightly",
+            "ask for a number that the cards can share evenly; or use DRA, which chooses suitable cards",
         )
 
 
