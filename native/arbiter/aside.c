@@ -11,24 +11,24 @@
 #include <time.h>
 #include <unistd.h>
 
-#define LOOK_NS 200000 /* between two checks of a thread */
-#define SLEEPS 2       /* consecutive checks that find it asleep */
+#define LOOK_NS 200000 /* interval between two checks of a thread */
+#define SLEEPS 2       /* number of consecutive checks that must find the thread asleep */
 #define ALONE_MAX 256
 #define NS_PER_S 1000000000
 
-/* A call on another thread; the later of the two threads frees it. */
+/* A call that runs on another thread. The caller or that thread frees it, whichever finishes later. */
 struct call {
     pthread_mutex_t lock;
     pthread_cond_t news;
     bool ended;
-    bool left; /* the loop no longer waits for it */
+    bool left; /* the event loop no longer waits for the call */
     pid_t thread;
     uint64_t took_ns;
     void (*work)(void *data);
     _Alignas(max_align_t) unsigned char data[ASIDE_DATA_BYTES];
 };
 
-static int alone; /* abandoned threads; atomic */
+static int alone; /* number of abandoned threads; atomic */
 
 static uint64_t ns_of(clockid_t clock)
 {
@@ -74,7 +74,7 @@ static bool start(struct call *call, pthread_t *thread)
     return started;
 }
 
-/* Is a thread of this process neither on a processor nor waiting for one (proc(5), /proc/PID/stat)? */
+/* Does the thread of this call neither run on a processor nor wait for one (proc(5), /proc/PID/stat)? */
 static bool sleeps(const struct call *call)
 {
     char text[256];

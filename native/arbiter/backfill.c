@@ -6,13 +6,14 @@
 #include "gang.h"
 #include "run_queue.h"
 
-#define LIGHT_LOAD 0.75   /* of the time: a tenant with less load has gaps, which its own slice leaves unused */
-#define PRESSED_LOAD 0.95 /* beside other tenants: a tenant with more load would use more than it gets */
+#define LIGHT_LOAD 0.75   /* part of the time: a tenant with less load leaves gaps in its own time slice */
+#define PRESSED_LOAD 0.95 /* load beside other tenants above which a tenant would use more time than it gets */
 #define LIGHT_NS 4000000000ull
 #define RETRY_NS 1000000000ull
 #define RETRY_MAX_NS 4000000000ull
-#define JUDGED_NS 100e6     /* a single pause counts at most GAP_MAX_NS, so that it cannot decide a verdict */
-#define GAP_MAX_NS 5000000u /* a longer idle time says nothing about the present work */
+/* observed time before a verdict; a single pause counts as at most GAP_MAX_NS, so that it cannot decide the verdict */
+#define JUDGED_NS 100e6
+#define GAP_MAX_NS 5000000u /* a longer idle time says nothing about the tenant's present work */
 #define PRESSED_NS 50000000u
 #define AHEAD_ROUNDS 0.25
 
@@ -38,8 +39,8 @@ static bool is_light(const struct sched_entity *entity, uint64_t now)
 }
 
 /*
- * Judges from JUDGED_NS of observation, because a moment says little. Beside others a tenant's work takes longer, so a
- * tenant without gaps there may have gaps when it runs alone.
+ * Judges a tenant's load after JUDGED_NS of observation, because a moment says little. Beside other tenants, work takes
+ * longer; so a tenant that shows no gaps there may have gaps when it runs alone.
  */
 static void judge(struct sched_entity *entity, double busy_ns, double gaps_ns, uint64_t now)
 {
@@ -59,7 +60,7 @@ static void judge(struct sched_entity *entity, double busy_ns, double gaps_ns, u
 }
 
 /*
- * If no tenant on a shared device seems to have gaps, tries exclusive slices and judges again. If gaps show up, the
+ * If no tenant on a shared device seems to have gaps, tries exclusive slices and judges again. If they show gaps, the
  * next trial comes after twice the time.
  */
 static void try_turns(struct sched_device *device, uint64_t now)
@@ -87,8 +88,8 @@ void backfill_note_load(struct sched_entity *entity, double load, uint64_t span_
 }
 
 /*
- * A tenant that uses less than its share has gaps too, even if it is busy whenever it has the device: its work collects
- * meanwhile.
+ * The time that a tenant does not use because its share is larger than its work. Such a tenant shows gaps even if it is
+ * busy whenever it has the device, because its work collects while it waits.
  */
 static double unused_ns(const struct sched_entity *entity, double used_ns, double gap_ns)
 {
@@ -135,7 +136,10 @@ static bool all_cut(const struct sched_tenant *tenant)
     return true;
 }
 
-/* Under a hard share, backfilling begins like a time slice and ends when the share's tokens are used. */
+/*
+ * Has the tenant tokens for backfilling? Under a hard share, backfilling begins like a time slice and ends when the
+ * share's tokens are used up.
+ */
 static bool affords(const struct sched_tenant *tenant)
 {
     bool backfills = false;
@@ -162,8 +166,8 @@ static bool may_backfill(const struct sched_tenant *tenant, uint64_t now)
 }
 
 /*
- * May an idle tenant stay on the device? Yes if no other tenant there could use more time: its next work then starts at
- * once. Not under a hard share, because only the tenant itself reports that it is idle.
+ * May an idle tenant stay on the device? It may if no other tenant there could use more time; its next work then starts
+ * at once. Under a hard share it may not, because only the tenant itself reports that it is idle.
  */
 static bool may_linger(const struct sched_tenant *tenant, uint64_t now)
 {
@@ -178,7 +182,7 @@ static bool may_linger(const struct sched_tenant *tenant, uint64_t now)
     return true;
 }
 
-/* After the end of its time slice: may the tenant backfill the next holder's slice on all of its devices? */
+/* May the tenant, after the end of its time slice, backfill the next holder's slice on all of its devices? */
 static bool stays_on(const struct sched_tenant *tenant, uint64_t now)
 {
     if (!all_cut(tenant) || tenant->changed)

@@ -1,29 +1,29 @@
 /*
  * backfill.h: lets tenants run in the time slices of others; the driver then divides the time among them. Two tenants
- * that fill the device have exclusive slices. A tenant whose work has gaps (its host is the limit, or requests come one
- * by one) backfills the slices of others, others backfill its slices, and each is charged its part of the time. A
- * tenant whose virtual time is ahead of the holder's may not backfill while the holder could use its whole slice. Only
- * on devices with the engine cut (sched_device.cut).
+ * that fill the device have exclusive slices. If a tenant's work has gaps (its host is the limit, or requests come one
+ * by one), it backfills the slices of others, others backfill its slices, and each tenant is charged for its part of
+ * the time. A tenant whose virtual time is ahead of the holder's may not backfill while the holder could use its whole
+ * slice. Only on devices with the engine cut (sched_device.cut).
  *
  * A tenant itself reports its gaps. A false report gains nothing: the tenant is charged for its time with shared and
  * with exclusive slices.
  *
- * One thread. Times are nanoseconds.
+ * Only one thread may call these functions. Times are nanoseconds.
  */
 #ifndef ARBITER_BACKFILL_H
 #define ARBITER_BACKFILL_H
 
 #include "sched_state.h"
 
-/* The tenant's load on the entity's device in the last `span_ns`; see sched_note_load. */
+/* Records the tenant's load on the entity's device in the last `span_ns`; see sched_note_load. */
 void backfill_note_load(struct sched_entity *entity, double load, uint64_t span_ns, uint64_t now);
 
-/* A tenant that may have been idle has work. */
+/* Records that a tenant which may have been idle has work. */
 void backfill_note_work(struct sched_tenant *tenant, uint64_t now);
 
 /*
- * Decides, after all grants: whether a tenant without a slice backfills; whether a tenant whose slice is over stays in
- * the next slice; whether an idle tenant stays on its devices.
+ * Decides, after all grants, for one tenant: if it has no slice, whether it backfills; if its slice is over, whether it
+ * stays in the next slice; if it is idle, whether it stays on its devices.
  */
 void backfill_look(struct sched_tenant *tenant, uint64_t now);
 

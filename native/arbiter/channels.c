@@ -24,14 +24,18 @@
 #define SYS_pidfd_getfd 438
 #endif
 
-#define STUCK_NS 50000000u /* the file of an honest process is copied and closed in microseconds */
+/*
+ * time after which a copy of a file counts as stuck; the file of an honest process is copied and closed in microseconds
+ */
+#define STUCK_NS 50000000u
 
 struct worker {
     struct channels_thread *of;
-    struct channels_order *order; /* the order in progress; NULL: none */
-    uint64_t foreign_since;       /* since when it is in a file or an exec of the tenant's; 0: it is not. Atomic */
-    bool left;                    /* abandoned: another worker has its place */
-    uint64_t tenant;              /* the tenant of the order in which it was abandoned */
+    struct channels_order *order; /* the order in progress; NULL if there is none */
+    /* since when the worker is inside a file or an exec of the tenant; 0 if it is not. Atomic */
+    uint64_t foreign_since;
+    bool left;       /* the worker is abandoned, and another worker has its place */
+    uint64_t tenant; /* the tenant in whose order the worker was abandoned */
     struct worker *next_left;
 };
 
@@ -82,7 +86,7 @@ bool channels_uuid(const char *text, uint8_t uuid[16])
     return digits == 32 && *text == '\0';
 }
 
-/* The groups between two equal, even generations. */
+/* Reads the channel groups from a slot's table, between two equal, even generations. */
 static bool read_table(int usage_fd, uint32_t slot, uint32_t tries, uint32_t *budget, struct vgpu_channel_table *table)
 {
     off_t at = (off_t)(VGPU_CHANNELS_AT + slot * sizeof(*table));
@@ -100,14 +104,17 @@ static bool read_table(int usage_fd, uint32_t slot, uint32_t tries, uint32_t *bu
         if (after == table->generation && (after & 1) == 0)
             return table->count > 0;
     }
-    /* a writer that has stopped, or writes endlessly: the driver refuses channels that do not exist */
+    /*
+     * the generation never settles: the writer has stopped or writes endlessly; the driver refuses channels that do not
+     * exist
+     */
     return table->count > 0;
 }
 
 bool channels_read(int usage_fd, uint32_t slot, const uint8_t uuid[16], uint32_t *budget,
                    struct channels_process *process)
 {
-    static struct vgpu_channel_table table; /* used by the loop's thread only */
+    static struct vgpu_channel_table table; /* used only by the event loop's thread */
     *process = (struct channels_process){.slot = slot, .pidfd = -1};
     if (!read_table(usage_fd, slot, READ_TRIES, budget, &table))
         return false;
@@ -125,7 +132,7 @@ bool channels_read(int usage_fd, uint32_t slot, const uint8_t uuid[16], uint32_t
 
 uint32_t channels_devices(int usage_fd, uint32_t slot, const uint8_t *const uuids[], uint32_t count, uint32_t *groups)
 {
-    static struct vgpu_channel_table table; /* used by the loop's thread only */
+    static struct vgpu_channel_table table; /* used only by the event loop's thread */
     uint32_t bits = 0;
     uint32_t budget = VGPU_MAX_GROUPS;
     *groups = 0;
@@ -164,7 +171,10 @@ bool channels_load(int usage_fd, uint32_t slot, struct channels_load *load)
 
 /* --- a device's thread */
 
-/* Checks a file by attributes that its file system caches: a file system of the tenant's own (FUSE) is not asked. */
+/*
+ * Is the descriptor the driver's control device? It is checked by attributes that the file system caches, so that a
+ * file system of the tenant (FUSE) is not asked.
+ */
 static bool is_control_device(int fd)
 {
     struct statx about;
@@ -174,7 +184,7 @@ static bool is_control_device(int fd)
     if (S_ISCHR(about.stx_mode))
         return makedev(about.stx_rdev_major, about.stx_rdev_minor) == control_device.st_rdev;
     return makedev(about.stx_dev_major, about.stx_dev_minor) == control_device.st_dev &&
-           about.stx_ino == control_device.st_ino; /* a simulated control device */
+           about.stx_ino == control_device.st_ino; /* or the simulator's control device, a regular file */
 }
 
 static void refused(struct channels_order *order, int error, uint32_t status)
@@ -189,7 +199,10 @@ static void enter_foreign(struct worker *worker)
     __atomic_store_n(&worker->foreign_since, now_ns(), __ATOMIC_SEQ_CST);
 }
 
-/* Returns false if the worker was abandoned meanwhile, so that the order must not go on. */
+/*
+ * Ends the worker's time inside the tenant's file. Returns false if the worker was abandoned meanwhile; it must then
+ * not continue with the order.
+ */
 static bool leave_foreign(struct worker *worker)
 {
     pthread_mutex_lock(&worker->of->lock);
@@ -199,7 +212,10 @@ static bool leave_foreign(struct worker *worker)
     return !left;
 }
 
-/* Makes one call for all channels in `list`, through the process's own file. False: the worker was abandoned. */
+/*
+ * Makes one call for all channels in `list`, on a copy of the process's own file. Returns false if the worker was
+ * abandoned.
+ */
 static bool call(struct worker *worker, struct channels_order *order, int pidfd, const struct vgpu_channel_group *group,
                  struct rm_disable_channels *list)
 {
@@ -219,7 +235,7 @@ static bool call(struct worker *worker, struct channels_order *order, int pidfd,
     if (file < 0) {
         if (error == EBADF)
             order->missing++;
-        else if (error != ESRCH) /* otherwise it is dead, and the driver has removed its channels */
+        else if (error != ESRCH) /* ESRCH: the process is dead, and the driver has removed its channels */
             refused(order, error, 0);
         return true;
     }
@@ -246,14 +262,14 @@ static bool same_call(const struct vgpu_channel_group *a, const struct vgpu_chan
 }
 
 /*
- * Makes as few calls as possible, because each takes as long as a whole hand-over, for any number of channels. False:
- * the worker was abandoned.
+ * Carries out an order for one process, with as few calls as possible: each call takes as long as a whole hand-over,
+ * for any number of channels. Returns false if the worker was abandoned.
  */
 static bool carry_out_process(struct worker *worker, struct channels_order *order, struct channels_process *process)
 {
     struct rm_disable_channels list = {.count = 0};
     uint32_t calls = 0;
-    uint32_t first = 0; /* the first channel of this call */
+    uint32_t first = 0; /* index of the first channel of this call */
     uint32_t done = 0;
     uint32_t asked = process->count;
     process->count = 0;
@@ -382,7 +398,7 @@ struct channels_thread *channels_thread_start(void)
     return NULL;
 }
 
-/* Takes an order that hangs away from its worker. Precondition: the thread's lock is held. */
+/* Takes an order that hangs away from its worker. Precondition: the caller holds the thread's lock. */
 static struct channels_order *take_stuck(struct channels_thread *thread, uint64_t now)
 {
     struct worker *stuck = thread->worker;
@@ -408,7 +424,7 @@ uint64_t channels_check(struct channels_thread *thread, uint64_t now)
     pthread_mutex_lock(&thread->lock);
     struct channels_order *order = take_stuck(thread, now);
     if (order != NULL)
-        answer = *order; /* a copy: the original stays with its worker, which may return at any time */
+        answer = *order; /* a copy of the order: the original stays with its worker, which may return at any time */
     bool busy = thread->worker->order != NULL || thread->first != NULL;
     pthread_mutex_unlock(&thread->lock);
     if (order != NULL) {

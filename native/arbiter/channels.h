@@ -1,17 +1,18 @@
 /*
  * channels.h: disables and enables the channels of a tenant's processes on a device by a call of the driver (rm.h),
- * without help of the tenant. A call blocks for up to half a millisecond, so each device has a thread for it.
+ * without the tenant's help. A call blocks for up to half a millisecond, so each device has a thread for such calls.
  *
  * The driver identifies a client by its open file, so the call is made on a copy of the process's file, made by
  * pidfd_getfd(2). The copy exists only during the call, because an open file keeps its client's memory allocated. The
- * list of channels is hostile input: a file other than the control device is not called, and the driver refuses
+ * list of channels is hostile input: no call is made on a file other than the control device, and the driver refuses
  * channels that do not belong to the file's client.
  *
- * The functions are called by the loop's thread; an order is the device's thread's from channels_submit until `done`.
+ * The event loop's thread calls these functions. Between channels_submit and `done`, an order belongs to the device's
+ * thread.
  *
  * Copying a file waits for the end of the process's exec, and closing it asks its file system, which may be the
- * tenant's own (FUSE). A thread that hangs in one of these is abandoned, and the device gets another. Until it returns,
- * no more orders for that tenant are carried out.
+ * tenant's own (FUSE). A thread that hangs in one of these is abandoned, and the device gets another thread. Until the
+ * abandoned thread returns, no more orders for that tenant are carried out.
  */
 #ifndef ARBITER_CHANNELS_H
 #define ARBITER_CHANNELS_H
@@ -22,17 +23,18 @@
 #include "lease.h"
 #include "loop.h"
 
-#define CHANNELS_PROCESS_CALLS_MAX 64u   /* most calls for one process in one order; more is an error */
-#define CHANNELS_ORDER_NS_MAX 100000000u /* longest order: a call takes up to 0.5 ms, and a lease has 256 processes */
-#define CHANNELS_GROUPS_MAX 4096u        /* most groups that are read for one order */
+#define CHANNELS_PROCESS_CALLS_MAX 64u /* maximum of calls for one process in one order; more is an error */
+/* maximum duration of an order: a call takes up to 0.5 ms, and a lease has up to 256 processes */
+#define CHANNELS_ORDER_NS_MAX 100000000u
+#define CHANNELS_GROUPS_MAX 4096u /* maximum of channel groups that are read for one order */
 
-/* The groups of one process on one device. */
+/* The channel groups of one process on one device. */
 struct channels_process {
-    int pidfd; /* owned by this struct: closed with the order */
+    int pidfd; /* owned by this struct, and closed with the order */
     uint32_t count;
     uint32_t slot;
-    uint32_t off;                      /* the state in the table */
-    struct vgpu_channel_group *groups; /* afterwards: the groups whose call was made */
+    uint32_t off;                      /* whether the table says that the group is disabled */
+    struct vgpu_channel_group *groups; /* after the order: the groups whose call was made */
 };
 
 /* One order for one device's thread; freed by channels_order_free. */
@@ -41,47 +43,58 @@ struct channels_order {
     bool off;
     uint32_t process_count;
     struct channels_process *processes;
-    void *owner;     /* for the caller's use */
-    uint64_t tenant; /* the same number for all leases of a tenant */
+    void *owner;     /* free for use by the caller */
+    uint64_t tenant; /* identifies the tenant: the same number for all leases of one tenant */
     uint32_t ordinal;
-    /* the result */
+    /* the result of the order */
     uint32_t calls;
-    /* Calls that were not made: the process has no such file. It is in its exit (EBADF before Linux 6.9, then ESRCH) or
-     * was in an exec, and its channels went with the file; or its table is false. */
+    /*
+     * Calls that were not made because the process has no such file: the process is exiting (EBADF before Linux 6.9,
+     * then ESRCH); or it was in an exec, and its channels ended with the file; or its table is false.
+     */
     uint32_t missing;
     uint32_t failed; /* calls that the driver refused */
     uint32_t status; /* the driver's status of the last refusal, or 0 */
     int error;       /* errno of the last refusal, or 0 */
     uint64_t began_ns;
-    uint64_t calls_ns;       /* all of its calls */
-    uint64_t first_ended_ns; /* the first of its calls; 0: there was none */
+    uint64_t calls_ns;       /* duration of all calls of the order */
+    uint64_t first_ended_ns; /* end of the first call of the order; 0 if there was none */
     uint64_t last_began_ns;
     uint64_t last_ended_ns;
     uint64_t ended_ns;
 };
 
-/* `path` is the control device. `done` is called from the loop for each finished order. Returns 0 or -errno. */
+/*
+ * Starts this module. `path` is the control device. `done` is called from the event loop for each finished order.
+ * Returns 0 or -errno.
+ */
 int channels_open(const char *path, void (*done)(struct channels_order *order));
 
 /*
  * Identifies the control device. Called before the first order for a device, because the driver may be loaded after the
- * arbiter's start. False: there is none, and no call can be made.
+ * arbiter's start. Returns false if there is no control device, so that no call can be made.
  */
 bool channels_device(void);
 
 struct channels_thread;
 
-/* Starts a thread for one device; NULL: out of memory. The thread never ends, because devices do not disappear. */
+/*
+ * Starts a thread for one device. Returns NULL if memory is short. The thread never ends, because devices do not
+ * disappear.
+ */
 struct channels_thread *channels_thread_start(void);
 
-/* Hands an order over; it comes back by `done`. Orders of a thread are carried out in sequence. */
+/*
+ * Passes an order to the device's thread. When it is finished, `done` is called with it. The orders of a thread are
+ * carried out in sequence.
+ */
 void channels_submit(struct channels_thread *thread, struct channels_order *order);
 
 void channels_order_free(struct channels_order *order);
 
 /*
- * Abandons an order that hangs in a file or an exec of the tenant's: it comes back by `done`, with ETIMEDOUT. Returns
- * when to call again (CLOCK_MONOTONIC, nanoseconds); UINT64_MAX: the thread is idle.
+ * Abandons an order that hangs in a file or an exec of the tenant; `done` is then called with ETIMEDOUT. Returns when
+ * to call this function again (CLOCK_MONOTONIC, nanoseconds); UINT64_MAX if the thread is idle.
  */
 uint64_t channels_check(struct channels_thread *thread, uint64_t now);
 
@@ -89,28 +102,31 @@ uint64_t channels_check(struct channels_thread *thread, uint64_t now);
 bool channels_barred(uint64_t tenant);
 
 /*
- * Reads the groups of a process on the device `uuid` from the table of its slot into `process`, and subtracts their
- * number from *budget. False: there are none, the table cannot be read, or it has more than *budget groups. The caller
- * frees `process->groups`.
+ * Reads the channel groups of a process on device `uuid` from the table of its slot into `process`, and subtracts their
+ * number from *budget. Returns false if there are none, the table cannot be read, or it has more than *budget groups.
+ * The caller frees `process->groups`.
  */
 bool channels_read(int usage_fd, uint32_t slot, const uint8_t uuid[16], uint32_t *budget,
                    struct channels_process *process);
 
-/* Returns the devices of `count` that the table of a slot lists, as bits. *groups: the number of its groups. */
+/*
+ * Returns which of the `count` devices are in the table of a slot, as bits. *groups is the number of groups in the
+ * table.
+ */
 uint32_t channels_devices(int usage_fd, uint32_t slot, const uint8_t *const uuids[], uint32_t count, uint32_t *groups);
 
-/* Records in the table of a slot whether its channels are off a device. */
+/* Records in the table of a slot whether its channels are disabled on a device. */
 void channels_note_off(int usage_fd, uint32_t slot, uint32_t ordinal, bool off);
 
-/* Reads the counters of a process's own load samples. False: its table cannot be read. */
+/* Reads the counters of the load samples that a process takes of itself. Returns false if its table cannot be read. */
 struct channels_load {
     uint32_t samples;
     uint32_t unfinished;
-    uint32_t groups; /* on all devices; the driver gives each group time slices */
+    uint32_t groups; /* number of groups on all devices; the driver gives each group time slices */
 };
 bool channels_load(int usage_fd, uint32_t slot, struct channels_load *load);
 
-/* The 16 bytes of a UUID in the form "GPU-..."; false for any other text. */
+/* Converts a UUID of the form "GPU-..." to its 16 bytes. Returns false for any other text. */
 bool channels_uuid(const char *text, uint8_t uuid[16]);
 
 #endif

@@ -11,19 +11,26 @@
 #include "fair.h"
 #include "rest.h"
 
-#define KERNEL_RUNS_ON_NS 250000u /* after the call that stops it: measured on an H100 */
-#define LOST_MAX_NS 1000000u      /* more of that call is a wait for the driver's lock, in which the kernel runs */
-#define AGAIN_NS 5000000u         /* between two orders to disable the same entity, because its tenant can cause them */
-#define LOAD_NS 10000000u         /* between two readings of the tenants' load samples on a shared device */
-#define SAMPLES_MIN 5u            /* fewer samples are not judged */
-#define SAMPLE_NS 1000000u        /* between two samples of a process, see struct vgpu_channel_table */
+#define KERNEL_RUNS_ON_NS 250000u /* how long a kernel still runs after the call that stops it: measured on an H100 */
+/* maximum of lost time per call: a longer call waits for the driver's lock, while the kernel runs */
+#define LOST_MAX_NS 1000000u
+/* least interval between two orders to disable the same entity, because its tenant can cause such orders */
+#define AGAIN_NS 5000000u
+#define LOAD_NS 10000000u  /* interval between two readings of the tenants' load samples on a shared device */
+#define SAMPLES_MIN 5u     /* minimum of samples for a verdict */
+#define SAMPLE_NS 1000000u /* interval between two samples of a process, see struct vgpu_channel_table */
 /*
- * refused orders in a row. A channel may be freed between its listing and the call, and a tenant can create and free
- * many. Each costs the device's thread one call that fails at once.
+ * Number of refused orders in a row after which the engine cut is given up. A channel may be freed between its listing
+ * and the call, and a tenant can create and free many. Each refusal costs the device's thread one call that fails at
+ * once.
  */
 #define TRIES 8u
-#define MISSING_NS 5000000000u /* a process that exits or was in an exec is forgotten sooner */
-#define GROUPS_PER_UNIT 32u    /* groups that are read for one unit of a lease's rate (rate.h) */
+/*
+ * time after which a table that lists a missing file counts as false; a process that exits or was in an exec is
+ * forgotten sooner
+ */
+#define MISSING_NS 5000000000u
+#define GROUPS_PER_UNIT 32u /* number of groups that are read for one unit of a lease's rate (rate.h) */
 
 enum state { UNKNOWN, ON, OFF };
 
@@ -37,31 +44,34 @@ struct cut_device {
 };
 
 /*
- * A channel group that is disabled. Disabling a disabled group, or enabling an enabled one, loses its waiting work: it
- * does not run until its process submits more (seen on an H200, driver 580.159.04).
+ * A channel group that is disabled. If a disabled group is disabled again, or an enabled one enabled, its waiting work
+ * is lost: it does not run until its process submits more (seen on an H200, driver 580.159.04).
  */
 struct off_group {
     uint32_t slot;
     uint32_t client;
-    uint32_t channel; /* its first channel */
+    uint32_t channel; /* the first channel of the group */
 };
 
 struct cut_entity {
     struct cut_device *device;
     struct off_group *off;
     uint32_t off_count;
-    struct channels_order *order; /* the order in progress */
+    struct channels_order *order; /* the order in progress for this entity */
     enum state state;
-    bool stale; /* new channels may exist */
+    bool stale; /* the processes may have new channels */
     uint32_t refusals;
-    uint64_t missing_since; /* first of the orders in a row that found no file of a listed group; 0: none */
-    uint64_t on_at; /* end of the first call of the last order that enabled its channels: its work runs from then on */
+    /* time of the first of the consecutive orders that found no file for a listed group; 0 if there is none */
+    uint64_t missing_since;
+    /* end of the first call of the last order that enabled the entity's channels: its work runs from then on */
+    uint64_t on_at;
     uint64_t off_at;
-    uint64_t put_on_ns;        /* duration of the last order that enabled its channels */
-    uint64_t lost_ns;          /* time of the ending slice in which none of its work ran */
-    struct channels_load load; /* counters at loaded_at; 0: not read since the tenant was put on the device */
+    uint64_t put_on_ns; /* duration of the last order that enabled the entity's channels */
+    uint64_t lost_ns;   /* time of the slice that is ending in which none of the entity's work ran */
+    /* the counters at loaded_at; 0 if they were not read since the tenant was put on the device */
+    struct channels_load load;
     uint64_t loaded_at;
-    bool load_shared; /* whether other tenants were on the device then */
+    bool load_shared; /* whether other tenants were on the device at loaded_at */
 };
 
 static struct cut_device *devices;
@@ -84,7 +94,7 @@ static bool says_cut(const char *uuid)
     return size >= 3 && memcmp(word, "cut", 3) == 0;
 }
 
-/* The engine of a device is read when its first tenant comes, and stays until the last has gone. */
+/* Reads the engine of a device when its first tenant comes. The engine stays until the last tenant has left. */
 static struct cut_device *device_get(const char *uuid)
 {
     struct cut_device *device = devices;
@@ -166,7 +176,7 @@ static bool any_off(const struct cut_entity *entity, uint32_t slot)
     return false;
 }
 
-/* Keeps only the groups that are not in the desired state yet. */
+/* Removes the groups from an order that are already in the desired state. */
 static void keep_others(const struct cut_entity *entity, struct channels_process *process, bool off)
 {
     uint32_t kept = 0;
@@ -176,7 +186,7 @@ static void keep_others(const struct cut_entity *entity, struct channels_process
     process->count = kept;
 }
 
-/* The lease of a pod, which any user can write, counts as a tenant of its own. */
+/* Identifies the tenant of a lease. The lease of a pod, which any user can write, counts as a separate tenant. */
 static uint64_t tenant_of(const struct lease *lease)
 {
     return lease->anyone ? 1ULL << 63 | lease->usage_inode : lease->owner;
@@ -206,7 +216,7 @@ static struct channels_order *order_make(const struct lease *lease, uint32_t ord
     return order;
 }
 
-/* Takes over groups that an earlier arbiter has disabled. */
+/* Records the groups that an earlier arbiter process has disabled. */
 static void adopt(struct lease *lease, uint32_t ordinal)
 {
     struct cut_entity *entity = &lease->cut_entities[ordinal];
@@ -228,7 +238,7 @@ static void set_state(struct cut_entity *entity, bool off, uint64_t now)
     *(off ? &entity->off_at : &entity->on_at) = now;
 }
 
-/* Submits an order; does nothing if no process has channels. */
+/* Submits an order to disable or enable an entity's channels. Does nothing if no process has channels. */
 static void give_order(struct lease *lease, uint32_t ordinal, bool off, uint64_t now)
 {
     struct cut_entity *entity = &lease->cut_entities[ordinal];
@@ -256,9 +266,9 @@ static void give_order(struct lease *lease, uint32_t ordinal, bool off, uint64_t
 }
 
 /*
- * Gives the engine cut up for a tenant after TRIES refusals: enables it on all of its devices; its gate enforces its
- * time slices from then on. Channels that cannot be enabled are left to the tenant's process, as after the arbiter's
- * end.
+ * Gives up the engine cut for a tenant after TRIES refusals: enables its channels on all of its devices. From then on
+ * the gate enforces its time slices. Channels that cannot be enabled are left to the tenant's process, as after the
+ * arbiter's end.
  */
 static void give_up(struct lease *lease, const struct channels_order *order)
 {
@@ -289,11 +299,13 @@ static void note_done(struct lease *lease, const struct channels_order *order)
         channels_note_off(lease->usage_fd, process->slot, order->ordinal, any_off(entity, process->slot));
     }
     if (!order->off && order->failed == 0)
-        entity->off_count = 0; /* includes groups that were freed meanwhile */
+        entity->off_count = 0; /* the count includes groups that were freed meanwhile */
 }
 
-/* Some of the entity runs until the last call of an order to take it off. What the tenant can prolong, the taking of a
- * file, counts in neither measure. */
+/*
+ * Records how long a hand-over took. A part of the entity runs until the last call of the order that disables it. The
+ * copying of a file, which the tenant can prolong, is not counted.
+ */
 static void note_hand_over(struct lease *lease, const struct channels_order *order)
 {
     struct cut_entity *entity = &lease->cut_entities[order->ordinal];
@@ -309,8 +321,10 @@ static void note_hand_over(struct lease *lease, const struct channels_order *ord
         entity->lost_ns = last - KERNEL_RUNS_ON_NS < LOST_MAX_NS ? last - KERNEL_RUNS_ON_NS : LOST_MAX_NS;
 }
 
-/* A table that lists a file that its process does not have is false, unless the process is about to be forgotten. Until
- * that is known the tenant counts as off, and the order is tried again. */
+/*
+ * Handles calls whose file was missing. A table that lists a file which its process does not have is false, unless the
+ * process is about to be forgotten. Until that is known the tenant counts as disabled, and the order is repeated.
+ */
 static void note_missing(struct lease *lease, struct channels_order *order)
 {
     struct cut_entity *entity = &lease->cut_entities[order->ordinal];
@@ -349,7 +363,7 @@ static void carried_out(struct channels_order *order)
     look_again();
 }
 
-/* --- whether a tenant must be on or off */
+/* --- whether a tenant's channels must be enabled */
 
 static bool others_have_work(const struct sched_entity *mine)
 {
@@ -366,8 +380,8 @@ static bool others_have_work(const struct sched_entity *mine)
 }
 
 /*
- * Is the tenant the next holder of all devices that it waits for? Then it is enabled while the holders are being
- * disabled, in successive calls.
+ * Is the tenant the next holder of all devices for which it waits? Then it is enabled while the present holders are
+ * being disabled, in successive calls.
  */
 static bool is_next(const struct sched_tenant *tenant)
 {
@@ -403,9 +417,10 @@ static bool wants_off(const struct lease *lease, uint32_t ordinal)
     if (tenant->lingers)
         return lease->cut_entities[ordinal].state == OFF;
     if (lease->suspended && tenant->wanted == 0 && tenant->held == 0)
-        return false; /* it is suspended, and a swap may need its channels */
+        return false; /* the tenant is suspended, and a swap may need its channels */
     if (entity->limits.priority > 0 && entity->tokens_ns > 0 && tenant->wanted == 0)
-        return false; /* its next work starts at once; while it has work there it is charged */
+        /* an idle tenant stays enabled, so that its next work starts at once; while it has work there it is charged */
+        return false;
     if (fair_is_hard(entity) || others_have_work(entity))
         return true;
     return lease->cut_entities[ordinal].state == OFF;
@@ -443,7 +458,7 @@ static uint32_t members_with_work(const struct sched_tenant *tenant)
     return count;
 }
 
-/* Reads the load. Returns when to call again. */
+/* Reads the load of a tenant. Returns when to call this function again. */
 static uint64_t look_at_load(struct lease *lease, uint32_t ordinal, uint64_t now)
 {
     struct cut_entity *entity = &lease->cut_entities[ordinal];
@@ -490,7 +505,7 @@ static uint64_t follow_entity(struct lease *lease, uint32_t ordinal, bool offs, 
     return SCHED_NEVER;
 }
 
-/* Ends a time slice when the tenant is off all of its devices. */
+/* Ends a tenant's time slice when its channels are disabled on all of its devices. */
 static void settle(struct lease *lease, uint64_t now)
 {
     struct sched_tenant *tenant = &lease->tenant;
@@ -611,7 +626,10 @@ bool cut_refused(const struct lease *lease)
     return lease->refused;
 }
 
-/* Bits of the lease's devices that the process has groups on. `groups`: how many it has, wherever they are. */
+/*
+ * Returns the lease's devices on which the process has channel groups, as bits. *groups is the number of its groups on
+ * all devices.
+ */
 static uint32_t devices_of(const struct lease *lease, uint32_t slot, uint32_t *groups)
 {
     const uint8_t *uuids[VGPU_MAX_DEVICES];
@@ -620,7 +638,7 @@ static uint32_t devices_of(const struct lease *lease, uint32_t slot, uint32_t *g
     return channels_devices(lease->usage_fd, slot, uuids, lease->tenant.device_count, groups);
 }
 
-/* After a move, until the process has published its channels with their new device. */
+/* Has the tenant moved, and has the process not yet published its channels with their new device? */
 static bool is_elsewhere(const struct lease *lease, uint32_t slot)
 {
     uint32_t groups;

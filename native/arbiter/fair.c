@@ -1,22 +1,26 @@
 #include "fair.h"
 
 /*
- * A tenant with share s in rounds of R ms deviates by up to s(1-s)R in a window. Rounds are as long as possible with a
- * deviation near 6 ms, which is 2.4 points of a 250 ms window.
+ * A tenant with share s in rounds of R ms deviates from its share by up to s(1-s)R in a window. Rounds are as long as
+ * possible with a deviation near 6 ms, which is 2.4 points of a 250 ms window.
  */
 #define DEVIATION_NS 6e6
 #define ROUND_MAX_NS 80e6
-#define SHARED_ROUND_NS 30e6 /* for each tenant in a round */
-#define CUT_ROUND_NS 50e6    /* the same, for a hand-over of 700 us */
+#define SHARED_ROUND_NS 30e6 /* length of a round for each of its tenants */
+/* length of a round for each of its tenants with the engine cut, whose hand-over takes 700 us */
+#define CUT_ROUND_NS 50e6
 #define SHARED_ROUND_MAX_NS 200e6
 #define QUANTUM_MIN_NS 500e3
-/* A tenant of many contexts takes milliseconds to hand over, and its contexts run unequally long meanwhile. Alone, it has
- * rounds in which its quantum is twenty such hand-overs. Beside others it pays for them with its own time, so that
- * contexts made on purpose lengthen no neighbour's wait. The hand-over of one context, 0.8 ms, lengthens nothing. */
+/*
+ * The hand-over of a tenant with many contexts takes milliseconds, and its contexts run unequally long meanwhile. If
+ * such a tenant is alone, rounds are so long that its quantum is twenty of these hand-overs. Beside other tenants it
+ * pays for the hand-overs with its own time, so that contexts made on purpose lengthen no other tenant's wait. The
+ * hand-over of one context, 0.8 ms, lengthens nothing.
+ */
 #define HAND_OVER_USUAL_NS 1500000u
 #define HAND_OVERS_PER_QUANTUM 20
 #define ROUND_LONGEST_NS 700e6
-#define ACTIVE_NS 100000000ull /* a tenant that held the device so lately still counts in the weights */
+#define ACTIVE_NS 100000000ull /* a tenant that held the device within this time still counts in the weights */
 #define WINDOW_MIN_NS 100e3
 #define WINDOW_MAX_NS 2e6
 #define NONE_SHARE_MIN 0.01
@@ -101,7 +105,7 @@ static void find_wish(struct sched_device *device)
     }
 }
 
-/* Sets the weights of the active entities; those without a limit divide the rest equally. */
+/* Sets the weights of the active entities. Entities without a limit divide the rest equally. */
 static void weigh(struct sched_device *device, uint64_t now)
 {
     double limited = 0;
@@ -123,7 +127,7 @@ static void weigh(struct sched_device *device, uint64_t now)
 static double usual_round(const struct sched_device *device, uint64_t now)
 {
     double length = ROUND_MAX_NS;
-    if (device->active > 1) /* each hand-over costs the device nearly 200 us, for any length of the round */
+    if (device->active > 1) /* each hand-over costs the device nearly 200 us, however long the round is */
         return clamp((device->cut ? CUT_ROUND_NS : SHARED_ROUND_NS) * device->active, 0, SHARED_ROUND_MAX_NS);
     for (const struct sched_entity *p = device->entities; p != NULL; p = p->next) {
         if (!fair_active(p, now))
@@ -159,13 +163,13 @@ double fair_quantum(const struct sched_entity *entity)
 }
 
 /*
- * Most tokens that an entity may save: those of one slice, so that it is never above its share for longer than a round,
- * even when alone.
+ * Maximum of tokens that an entity may save: those of one slice, so that it is never above its share for longer than a
+ * round, even when alone.
  */
 static double most_tokens(const struct sched_entity *entity)
 {
     double share = asked(entity);
-    /* while it waits for others it keeps earning */
+    /* while the entity waits for others it keeps earning tokens */
     double waits = entity->device->active > 1 ? fair_quantum(entity) / 2 : 0;
     return fair_quantum(entity) * (1 - share) + QUANTUM_MIN_NS * share + waits;
 }
@@ -187,8 +191,8 @@ uint64_t fair_window(const struct sched_device *device, uint64_t now)
 }
 
 /*
- * Does the entity's virtual time count in the comparison? Not while only its own hard limit makes it wait; and
- * low-priority work does not count against work that cannot wait.
+ * Does the entity's virtual time count in the comparison? It does not while only its own hard limit makes it wait.
+ * Low-priority work does not count against work that cannot wait.
  */
 static bool is_peer(const struct sched_entity *p, bool can_wait, uint64_t now)
 {
@@ -222,7 +226,7 @@ double fair_turn(const struct sched_entity *entity, uint64_t now)
     double length = fair_quantum(entity);
     double ahead = fair_ahead(entity, now);
     if (ahead > entity->device->round_ns / 2)
-        return length; /* entities that are behind cannot use the time */
+        return length; /* entities that are behind in virtual time cannot use the time now */
     return length - clamp(fair_share(entity) * ahead, 0, length / 2);
 }
 
@@ -245,7 +249,7 @@ static double streams(const struct sched_entity *entity)
     return entity->streams > 1 ? entity->streams : 1;
 }
 
-/* The number of streams among which the driver divides its time slices. */
+/* Returns the number of streams among which the driver divides its time. */
 static double on_device(const struct sched_device *device)
 {
     double all = 0;
@@ -283,7 +287,7 @@ void fair_refund(struct sched_entity *entity, uint64_t idle_ns)
     entity->count.used_ns -= idle_ns < entity->count.used_ns ? idle_ns : entity->count.used_ns;
 }
 
-/* The debt survives the last process: a sequence of short processes counts as one tenant. */
+/* The debt of a tenant survives its last process, so that a sequence of short processes counts as one tenant. */
 void fair_come_back(struct sched_entity *entity, uint64_t now)
 {
     double least = peers_vtime(entity, now);

@@ -5,9 +5,13 @@
 #include "fair.h"
 
 #define RECENT_NS 100000000u
-/* How long a device waits for the process that it was granted for: ranks of one job arrive within that time. */
+/* How long a device that was granted waits for the process that wants it: ranks of one job arrive within that time. */
 #define UNUSED_MAX_NS 5000000u
-#define STUCK_AFTER_NS 3000000u /* most drains end earlier, because no more than 2 ms of work is in flight */
+/*
+ * time after which a slice that does not drain counts as stuck; most drains end earlier, because at most 2 ms of work
+ * is in flight
+ */
+#define STUCK_AFTER_NS 3000000u
 #define JOIN_NS 1000000u
 
 uint32_t gang_wanted(const struct sched_tenant *tenant, uint32_t bits, uint64_t now)
@@ -23,7 +27,7 @@ uint32_t gang_missing(const struct sched_tenant *tenant)
     return tenant->stopping && !tenant->stuck ? 0 : tenant->wanted & ~tenant->held;
 }
 
-/* Devices on which processes of the tenant run. */
+/* Returns the devices on which processes of the tenant run, as bits. */
 static uint32_t in_use(const struct sched_tenant *tenant)
 {
     uint32_t bits = 0;
@@ -33,7 +37,7 @@ static uint32_t in_use(const struct sched_tenant *tenant)
     return bits;
 }
 
-/* Does a process wait on whose devices no other process of the tenant runs? */
+/* Does a process of the tenant wait although no other process of the tenant runs on its devices? */
 static bool any_held_back(const struct sched_tenant *tenant)
 {
     uint32_t bits = in_use(tenant);
@@ -43,7 +47,7 @@ static bool any_held_back(const struct sched_tenant *tenant)
     return false;
 }
 
-/* The time at which the tenant becomes stuck, if it is still running then. */
+/* Returns the time at which the tenant becomes stuck, if it is still running then. */
 static uint64_t stuck_at(const struct sched_tenant *tenant)
 {
     uint64_t over = tenant->joined_until > tenant->ends_at ? tenant->joined_until : tenant->ends_at;
@@ -78,7 +82,7 @@ void gang_extend(struct sched_tenant *tenant, uint64_t now)
     tenant->wanted = 0;
 }
 
-/* Devices that are held, and that no process with the slice is known to use. */
+/* Returns the devices that are held, but that no process with the slice is known to use. */
 static uint32_t unused(const struct sched_tenant *tenant)
 {
     uint32_t bits = tenant->held;
@@ -90,7 +94,7 @@ static uint32_t unused(const struct sched_tenant *tenant)
     return bits;
 }
 
-/* Would the next tenant in the run queue have all devices that it waits for, if these became free? */
+/* Would the next tenant in the run queue have all devices for which it waits, if the devices `bits` became free? */
 static bool is_usable(const struct sched_entity *next, uint32_t bits, const struct sched_tenant *holder)
 {
     if (next == NULL || next->tenant == holder)

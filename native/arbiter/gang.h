@@ -1,43 +1,48 @@
 /*
- * gang.h: gang scheduling of one tenant's devices. Its processes may use different devices and request them one after
- * the other. Their kernels may wait for each other, so the tenant gets all of its devices together or none.
+ * gang.h: gang scheduling of one tenant's devices. The tenant's processes may use different devices and request them
+ * one after the other. Their kernels may wait for each other, so the tenant gets all of its devices together or none.
  *
- * One thread. Sets of devices are bits, by ordinal in the lease.
+ * Only one thread may call it. Sets of devices are bits, by ordinal in the lease.
  */
 #ifndef ARBITER_GANG_H
 #define ARBITER_GANG_H
 
 #include "sched_state.h"
 
-/* The devices to request when a process wants `bits`: also those of processes that worked recently. */
+/*
+ * Returns the devices to request when a process wants `bits`. They include the devices of processes that worked
+ * recently.
+ */
 uint32_t gang_wanted(const struct sched_tenant *tenant, uint32_t bits, uint64_t now);
 
-/* Devices that the tenant waits for, as bits; also while it holds others. */
+/* Returns the devices for which the tenant waits, as bits, also while it holds others. */
 uint32_t gang_missing(const struct sched_tenant *tenant);
 
-/* Iterates over these devices: `d` is the ordinal in the lease. */
+/* Iterates over the devices for which the tenant waits: `d` is the ordinal in the lease. */
 #define EACH_WANTED(tenant, d)                            \
     for (uint32_t d = 0; d < (tenant)->device_count; d++) \
         if ((gang_missing(tenant) >> d & 1) != 0)
 
-/* Adds the devices that the tenant waits for to its slice. */
+/* Adds the devices for which the tenant waits to its slice. */
 void gang_extend(struct sched_tenant *tenant, uint64_t now);
 
 /*
- * Detects a stuck tenant. A process that runs long after the end of the slice may have a kernel that waits for a kernel
- * of another process of the tenant, which waits for a slice on another device. Then all processes on whose devices no
- * process runs may continue for some time, and also those that end meanwhile, because later kernels may wait for
- * theirs. If the processes end apart again, this is repeated.
+ * Detects a stuck tenant. If a process runs long after the end of the slice, its kernel may wait for a kernel of
+ * another process of the tenant, which waits for a slice on another device. Then all processes on whose devices no
+ * process runs may continue for some time. Processes that end meanwhile may continue too, because later kernels may
+ * wait for theirs. If the processes do not end together again, this is repeated.
  */
 void gang_look(struct sched_tenant *tenant, uint64_t now);
 
-/* May a waiting process join its tenant's slice? In a stuck tenant: if no process runs on its devices. */
+/* May a waiting process join its tenant's slice? In a stuck tenant it may only if no process runs on its devices. */
 bool gang_may_join(const struct sched_member *member);
 
-/* Gives devices of a slice that no process uses to a tenant that can use them at once. */
+/* Takes the devices of a slice that no process uses, and gives them to a tenant that can use them at once. */
 void gang_release(struct sched_tenant *tenant, uint64_t now);
 
-/* The time at which devices may be released, or the tenant becomes stuck; SCHED_NEVER: no such time is known. */
+/*
+ * Returns the time at which devices may be released, or the tenant becomes stuck; SCHED_NEVER if no such time is known.
+ */
 uint64_t gang_next_look(const struct sched_tenant *tenant, uint64_t now);
 
 #endif

@@ -17,10 +17,10 @@
 #include "rest.h"
 
 #ifndef SO_PEERPIDFD
-#define SO_PEERPIDFD 77 /* include/uapi/asm-generic/socket.h since Linux 6.5 */
+#define SO_PEERPIDFD 77 /* value in include/uapi/asm-generic/socket.h since Linux 6.5 */
 #endif
 
-#define LINE_BYTES 4352 /* of a line of mountinfo: a path may have 4096 */
+#define LINE_BYTES 4352 /* maximum length of a line of mountinfo; a path may have 4096 bytes */
 #define MOUNTS_MAX 2000
 
 bool identity_alive(int pidfd)
@@ -53,8 +53,8 @@ static bool runs_as(pid_t pid, uid_t owner)
 }
 
 /*
- * Is the process in a user namespace of `owner`? The arbiter's own namespace does not count: it is root's, and every
- * process is in it.
+ * Is the process in a user namespace that `owner` made? The arbiter's own namespace does not count, because root made
+ * it and every process is in it.
  */
 static bool in_user_namespace_of(pid_t pid, uid_t owner)
 {
@@ -72,7 +72,10 @@ static bool in_user_namespace_of(pid_t pid, uid_t owner)
     return made;
 }
 
-/* mountinfo: ID PARENT DEVICE ROOT PLACE ... ; see proc(5). */
+/*
+ * Is the lease `id` mounted in the process's mount namespace? mountinfo has lines ID PARENT DEVICE ROOT PLACE ...; see
+ * proc(5).
+ */
 static bool has_mounted(pid_t pid, const char *id)
 {
     char line[LINE_BYTES];
@@ -95,8 +98,10 @@ static bool has_mounted(pid_t pid, const char *id)
     return found;
 }
 
-/* stat: PID (NAME) STATE ... with the program's addresses in the fields named here; see proc(5). NAME may have any
- * character. The kernel shows zeros to an arbiter that may not see them. */
+/*
+ * Reads the addresses of the process's program from stat, whose fields are PID (NAME) STATE ...; see proc(5). NAME may
+ * contain any character. If the arbiter may not see the addresses, the kernel shows zeros.
+ */
 struct identity_image identity_image(pid_t pid)
 {
     enum { STATE = 3, START_CODE = 26, START_STACK = 28, START_BRK = 47 };
@@ -156,8 +161,8 @@ bool identity_belongs(pid_t pid, struct lease *lease)
 }
 
 /*
- * Before Linux 6.5: opens the process with the peer's pid. The pid may have been reused, so the process must be one
- * that may have connected.
+ * Before Linux 6.5: opens the process with the peer's pid. The pid may have been reused, so the process is checked: it
+ * must be one that may have connected.
  */
 static int open_by_number(pid_t pid, struct lease *lease)
 {

@@ -13,8 +13,9 @@ struct lease;
 
 /*
  * Returns a pidfd of the process that connected this socket (SO_PEERPIDFD, Linux 6.5), and sets *pid. Without this
- * option: a pidfd of the process that has the peer's pid now, if it belongs to the lease (identity_belongs). Call it
- * right after accept. -errno: the process has ended, or is not the lease's.
+ * option it is a pidfd of the process that has the peer's pid now, if that process belongs to the lease
+ * (identity_belongs). Must be called right after accept. Returns -errno if the process has ended, or does not belong to
+ * the lease.
  */
 int identity_of_peer(int socket_fd, struct lease *lease, pid_t *pid);
 
@@ -22,23 +23,23 @@ int identity_of_peer(int socket_fd, struct lease *lease, pid_t *pid);
 bool identity_alive(int pidfd);
 
 /*
- * Can the process with this pid belong to the lease? It runs as the lease's uid, in a user namespace of that uid, or in
- * a mount namespace with the lease at its mount point (a container). Reads /proc only, never a file of the process, on
- * another thread (aside.h).
+ * Can the process with this pid belong to the lease? It can if it runs as the lease's uid, in a user namespace of that
+ * uid, or in a mount namespace with the lease at its mount point (a container). Reads /proc only, never a file of the
+ * process, on another thread (aside.h).
  */
 bool identity_belongs(pid_t pid, struct lease *lease);
 
 /*
  * The addresses of a process's program (proc(5), /proc/PID/stat). They change with an exec, so they distinguish a
- * program that closed all its files from a new program. The read may wait for the end of an exec: call it on another
- * thread (aside.h).
+ * program that closed all its files from a new program. The read may wait for the end of an exec, so it must be made on
+ * another thread (aside.h).
  */
 struct identity_image {
     uint64_t start_code;
     uint64_t start_stack;
     uint64_t start_brk;
 };
-struct identity_image identity_image(pid_t pid); /* zeros: the process has ended */
+struct identity_image identity_image(pid_t pid); /* returns zeros if the process has ended */
 bool identity_same_image(struct identity_image a, struct identity_image b);
 
 #endif

@@ -55,7 +55,7 @@ void lease_each(void (*visit)(struct lease *lease))
         visit(lease);
 }
 
-/* A regular file of at least `size` bytes, opened without following a link or blocking on a fifo. */
+/* Opens a regular file of at least `size` bytes, without following a link or blocking on a FIFO. */
 static int open_regular(int folder_fd, const char *name, int flags, size_t size)
 {
     struct stat about;
@@ -169,7 +169,7 @@ void lease_release(struct lease *lease)
         return;
     turns_lease_settle(lease);
     if (lease->shut)
-        lease->holds = 1; /* opening and closing its files each time would cost more than keeping them open */
+        lease->holds = 1; /* the files stay open, because opening and closing them each time would cost more */
     else
         rest_spent_on_look(lease, lease_close_files(lease));
 }

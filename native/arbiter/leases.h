@@ -1,4 +1,4 @@
-/* leases.h: the records of the leases that the arbiter serves, with their open files. One thread. */
+/* leases.h: the records of the leases that the arbiter serves, with their open files. Only one thread may call it. */
 #ifndef ARBITER_LEASES_H
 #define ARBITER_LEASES_H
 
@@ -16,11 +16,11 @@
 
 struct lease;
 
-/* Reasons for a look at a registered process, the stronger reason last. */
+/* Reasons to look at a registered process, in ascending order of urgency. */
 enum process_look {
     PROCESS_NONE,
-    PROCESS_LEFT,  /* its connection has ended */
-    PROCESS_MOVED, /* it has registered for another slot */
+    PROCESS_LEFT,  /* the process's connection has ended */
+    PROCESS_MOVED, /* the process has registered for another slot */
     PROCESS_ENDED,
 };
 
@@ -29,12 +29,13 @@ struct process {
     struct source pidfd;
     struct lease *lease;
     struct process *next;
-    int32_t pid; /* in the arbiter's pid namespace */
+    int32_t pid; /* the pid in the arbiter's pid namespace */
     uint32_t slot;
     uint32_t owner;
-    struct identity_image image; /* at registration */
-    enum process_look due;       /* the strongest reason for a look that is queued */
-    bool left;                   /* its connection has ended, and it held its lock at that time */
+    struct identity_image image; /* the process's program at registration */
+    enum process_look due;       /* the most urgent reason for a look that is queued */
+    /* the connection of the process has ended, and the process held its lock at that time */
+    bool left;
 };
 
 struct connection {
@@ -42,72 +43,80 @@ struct connection {
     struct lease *lease;
     struct connection *next;
     struct sched_member member;
-    bool joined;    /* the scheduler has the member */
-    int pidfd;      /* the process that connected (identity.h), until it has registered: then -1 */
-    pid_t pid;      /* its pid, valid while it lives */
-    uint32_t owner; /* registration number of the process that it registered; 0: none yet */
-    uint32_t watch; /* engine cut: what it was told to report, enum vgpu_turn_flags */
-    uint32_t slot;  /* the slot of its process */
-    bool works;     /* engine cut: its last message was WANT, not DONE */
+    bool joined;    /* the scheduler knows the process as a member */
+    int pidfd;      /* pidfd of the process that connected (identity.h); -1 once the process has registered */
+    pid_t pid;      /* pid of the process that connected, valid while that process lives */
+    uint32_t owner; /* registration number of the process that registered on this connection; 0 if none did */
+    uint32_t watch; /* engine cut: what the process was told to report (enum vgpu_turn_flags) */
+    uint32_t slot;  /* the slot of the connection's process */
+    bool works;     /* engine cut: the process's last message was WANT, not DONE */
 };
 
 struct lease {
     struct source listener;
-    struct lease *next_cut;          /* list of the leases with the engine cut */
-    struct cut_entity *cut_entities; /* one for each device; NULL: the tenant's gate enforces its slices */
+    struct lease *next_cut;          /* next lease in the list of leases with the engine cut */
+    struct cut_entity *cut_entities; /* one entry for each device; NULL if the gate enforces the tenant's slices */
     struct lease *next;
     struct process *processes;
     struct connection *connections;
     uint32_t connection_count;
-    uint32_t holds; /* connections, processes and calls that need the files below */
-    int limits_fd;  /* -1 while nothing holds them: an idle lease costs one descriptor, its socket's */
+    uint32_t holds; /* number of connections, processes and calls that need the files below */
+    int limits_fd;  /* -1 while nothing needs the files: an idle lease costs one descriptor, that of its socket */
     int usage_fd;
-    dev_t usage_device; /* identity of the file at the time when the lease was added */
+    dev_t usage_device; /* identity of the usage file when the lease was added */
     ino_t usage_inode;
-    uid_t owner;      /* the lease's uid: the file's owner */
-    bool anyone;      /* any user that reaches it may write it: a container's lease */
-    int watch;        /* inotify watch of usage_fd, see usage_guard.h */
+    uid_t owner;      /* the lease's uid: the owner of its files */
+    bool anyone;      /* any user that reaches the lease may write to it: a container's lease */
+    int watch;        /* inotify watch of usage_fd (usage_guard.h) */
     uint32_t cuts;    /* how often `usage` was longer, or used more blocks, than allowed */
-    struct rate rate; /* see rest.h */
+    struct rate rate; /* the lease's token bucket (rest.h) */
     bool resting;
-    uint32_t long_looks;              /* expensive looks at its locks in a row */
-    bool shut;                        /* its locks are no longer looked at, and its files stay open */
-    bool look_later;                  /* the next tick looks at disconnected processes and at claimed slots */
-    uint8_t unlocked[VGPU_MAX_SLOTS]; /* looks in a row that found the claimed slot without a lock */
-    bool look_due;                    /* see looks.h */
+    uint32_t long_looks; /* number of consecutive expensive looks at the lease's locks */
+    bool shut;           /* the lease's locks are no longer checked, and its files stay open */
+    bool look_later;     /* the next tick looks at disconnected processes and at claimed slots */
+    /* for each slot: number of consecutive looks that found the claimed slot without a lock */
+    uint8_t unlocked[VGPU_MAX_SLOTS];
+    bool look_due; /* the lease is in the queue of looks.h */
     STAILQ_ENTRY(lease) next_due;
     bool ticks;
     struct lease *ticking_next;
     struct sched_tenant tenant;
-    bool schedules;          /* the scheduler has the tenant */
-    bool touched;            /* its counters must be published */
-    bool refused;            /* the driver refused to preempt it: its gate enforces its slices */
-    uint32_t refused_status; /* the driver's status; 0: errno is set instead */
+    bool schedules;          /* the scheduler knows the lease's tenant */
+    bool touched;            /* the lease's counters must be published */
+    bool refused;            /* the driver refused to preempt the tenant, so the gate enforces its slices */
+    uint32_t refused_status; /* the driver's status of the refusal; 0 if errno is set instead */
     int refused_errno;
-    bool suspended; /* VGPU_LEASE_SUSPENDED at the last look at its limits */
-    bool paused;    /* and whether it is to be off its devices; false while it is suspended, which needs its channels */
+    bool suspended; /* whether the lease had VGPU_LEASE_SUSPENDED when its limits were last read */
+    /* whether the lease had the order to pause; false while it is suspended, because suspending needs its channels */
+    bool paused;
     struct lease *touched_next;
-    uint64_t generation; /* of the limits that the scheduler has */
+    uint64_t generation; /* generation of the limits that the scheduler has */
     char id[VGPU_ID_BYTES];
 };
 
-/* Sets the folder leases/. The caller keeps the descriptor. Call once, before any other function here. */
+/*
+ * Sets the folder leases/. The caller keeps the descriptor open. Must be called once, before any other function of this
+ * file.
+ */
 void leases_open(int leases_fd);
 
 /* Adds a lease to the list of served leases, or removes it. The caller owns the lease. */
 void lease_link(struct lease *lease);
 void lease_unlink(struct lease *lease);
 
-/* The linked lease of this name, or NULL. */
+/* Returns the linked lease with this name, or NULL. */
 struct lease *lease_find(const char *id);
 
-/* The linked lease whose `usage` has this watch (usage_guard.h), or NULL. */
+/* Returns the linked lease whose `usage` has this watch (usage_guard.h), or NULL. */
 struct lease *lease_by_watch(int watch);
 
-/* Calls `visit` for each linked lease; it must not unlink one. */
+/* Calls `visit` for each linked lease. `visit` must not unlink a lease. */
 void lease_each(void (*visit)(struct lease *lease));
 
-/* A descriptor of the folder with the entries of leases/<id>, which the caller closes, or -errno. No link is followed. */
+/*
+ * Returns a descriptor of the folder that contains the files of leases/<id>, or -errno. The caller closes it. No link
+ * is followed.
+ */
 int lease_open_folder(const char *id);
 
 /*
@@ -115,15 +124,17 @@ int lease_open_folder(const char *id);
  * not open. Returns 0 or -errno; on failure both are closed again.
  */
 int lease_open_files(int folder_fd, struct lease *lease, struct stat *usage);
-uint64_t lease_close_files(struct lease *lease); /* returns how long that took, see aside.h */
+uint64_t lease_close_files(struct lease *lease); /* returns how long the closing took, see aside.h */
 
-/* Opens `usage` for reading; closing this descriptor causes no event in usage_guard.h. A descriptor, or -errno (-ESTALE if
- * the file is not the one that the lease was added with). */
+/*
+ * Opens `usage` for reading; closing this descriptor causes no event in usage_guard.h. Returns a descriptor or -errno:
+ * -ESTALE if the file is not the one with which the lease was added.
+ */
 int lease_open_to_read(const struct lease *lease);
 
 /*
- * Keeps the lease's files open until the matching lease_release; the first hold opens them. False: they cannot be
- * opened, or are not those that the lease was added with; then nothing is held.
+ * Keeps the lease's files open until the matching lease_release. The first hold opens them. Returns false, and holds
+ * nothing, if the files cannot be opened or are not those with which the lease was added.
  */
 bool lease_hold(struct lease *lease);
 void lease_release(struct lease *lease);

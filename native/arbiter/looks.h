@@ -1,16 +1,18 @@
 /*
- * looks.h: a queue of leases with due looks (aside.h). Each turn of the loop (loop.h) makes one look. The leases take turns,
- * so a tenant whose processes end all at once delays another registered tenant's message by one look.
+ * looks.h: a queue of leases with due looks (aside.h). Each turn of the loop (loop.h) makes one look. The leases take
+ * turns, so if all processes of a tenant end at once, another registered tenant's message is delayed by one look only.
  *
- * One thread: the loop's.
+ * Only the event loop's thread may call it.
  */
 #ifndef ARBITER_LOOKS_H
 #define ARBITER_LOOKS_H
 
 #include "leases.h"
 
-/* `look_at_one` makes one due look of the lease. It returns false if none is due. Call once, after loop_open.
- * 0 or -errno. */
+/*
+ * Starts the queue. `look_at_one` makes one due look at the lease, and returns false if none is due. Must be called
+ * once, after loop_open. Returns 0 or -errno.
+ */
 int looks_open(bool (*look_at_one)(struct lease *lease));
 
 /* Queues a look at the lease. */

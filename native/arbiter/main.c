@@ -1,14 +1,14 @@
 /*
- * vgpu-arbiter: registers the processes of every preload lease, clears the slots of dead processes, and gives out time
- * slices.
+ * vgpu-arbiter: registers the processes of every lease of mode preload, clears the slots of dead processes, and grants
+ * time slices.
  *
- *     vgpu-arbiter --run-dir DIR [--foreground] [--control-device PATH]
+ * vgpu-arbiter --run-dir DIR [--foreground] [--control-device PATH]
  *
  * It serves DIR/leases/<allocation>/arbiter.sock and takes orders on DIR/arbiter/control.sock (root). The kernel keeps
- * the state of live processes (the locks on `usage` slots): after a kill and a restart the arbiter finds every tenant
- * again, without a state file and without vgpud.
+ * the state of live processes (the locks on `usage` slots). So after a kill and a restart the arbiter finds every
+ * tenant again, without a state file and without vgpud.
  *
- * Exit status: 2 wrong arguments, 3 another arbiter serves this folder, 1 anything else.
+ * Exit status: 2 for wrong arguments, 3 if another arbiter serves this folder, 1 for anything else.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -43,7 +43,7 @@ static int fail(const char *what, int error)
     return EXIT_FAILURE;
 }
 
-/* sd_notify(3) is one datagram; no library is needed for it. */
+/* Tells systemd that the arbiter is ready. sd_notify(3) is one datagram, so no library is needed. */
 static void notify_ready(void)
 {
     static const char ready[] = "READY=1";
@@ -63,8 +63,8 @@ static void notify_ready(void)
 }
 
 /*
- * One descriptor for each lease, two more while it has processes, and two for each process: more than the usual soft
- * limit of 1024.
+ * Raises the limit of descriptors. Each lease needs one, two more while it has processes, and each process two.
+ * Together that is more than the usual soft limit of 1024.
  */
 static void raise_descriptor_limit(void)
 {

@@ -16,7 +16,7 @@
 #include "usage_io.h"
 #include "rest.h"
 
-static uint32_t last_owner; /* registration numbers, 1 to VGPU_OWNER_SELF - 1 */
+static uint32_t last_owner; /* last registration number given out, 1 to VGPU_OWNER_SELF - 1 */
 
 static void unlink_process(struct process *process)
 {
@@ -37,15 +37,17 @@ void process_forget(struct process *process)
 
 static void process_destroy(struct source *source)
 {
-    free(source); /* the source is the first member */
+    free(source); /* the source is the first member of the object, so this frees the object */
 }
 
-/* Facts of a slot and a process from the kernel, read on another thread: a tenant can delay both. */
+/*
+ * Facts about a slot and a process from the kernel. They are read on another thread, because a tenant can delay both.
+ */
 struct about {
-    int usage_fd; /* a copy */
+    int usage_fd; /* a copy of the lease's usage_fd */
     uint32_t slot;
-    pid_t pid;    /* 0: no process */
-    pid_t holder; /* -1: unknown */
+    pid_t pid;    /* 0: no process is asked about */
+    pid_t holder; /* pid that holds the slot's lock; -1: unknown */
     bool dying;
     struct identity_image image;
 };
@@ -69,8 +71,8 @@ static void clear_slot(void *data)
 }
 
 /*
- * The time of each look is charged to the lease; after several expensive looks in a row no further one is made, and its
- * slots stay as they are.
+ * Makes a look on another thread. Its time is charged to the lease. After several expensive looks in a row no further
+ * one is made, and the lease's slots stay as they are.
  */
 static bool look(struct lease *lease, void (*work)(void *data), struct about *about)
 {
@@ -107,7 +109,7 @@ static void look_due(struct process *process, enum process_look why)
     looks_add(process->lease);
 }
 
-/* The pidfd is readable: the process is dead, and the kernel has released its locks. */
+/* Called when the pidfd is readable: the process is dead, and the kernel has released its locks. */
 static void process_ended(struct source *source, uint32_t events)
 {
     (void)events;
@@ -143,7 +145,7 @@ static struct process *track(struct lease *lease, const struct about *about, int
         return NULL;
     }
     lease->processes = process;
-    lease_hold(lease); /* cannot fail, because the caller holds the lease too */
+    lease_hold(lease); /* cannot fail, because the caller holds the lease's files too */
     return process;
 }
 
@@ -156,8 +158,8 @@ static struct process *met_again(struct process *known, const struct about *abou
 }
 
 /*
- * Does the process still account in its slot without the lock? A program that closed all its files (closefrom(3)) has
- * lost the lock and does; after an exec it does not.
+ * Does the process still account in its slot without the slot's lock? A program that closed all its files
+ * (closefrom(3)) has lost the lock but still accounts; after an exec it does not.
  */
 static bool accounts_unlocked(const struct process *process, const struct about *about)
 {
@@ -176,7 +178,7 @@ struct process *process_watch(struct lease *lease, uint32_t slot, int32_t pid, i
     }
     if (known != NULL && identity_alive(known->pidfd.fd))
         return met_again(known, &about);
-    if (known != NULL) /* a dead process of the same pid, whose end is not reported yet */
+    if (known != NULL) /* a dead process with the same pid, whose end is not reported yet */
         process_forget(known);
     int own = fcntl(pidfd, F_DUPFD_CLOEXEC, 0);
     struct process *process = own >= 0 ? track(lease, &about, own) : NULL;
@@ -195,7 +197,7 @@ static bool forgotten(struct process *process)
     struct about about = ask(lease, process->slot, process->pid);
     if (about.holder < 0 || about.holder == process->pid || about.dying || accounts_unlocked(process, &about))
         return false;
-    process_clear(lease, process->slot); /* it may have released its lock since the look above */
+    process_clear(lease, process->slot); /* the process may have released its lock since the look above */
     process_forget(process);
     return true;
 }
@@ -233,7 +235,7 @@ static void look_now(struct process *process, enum process_look why)
         process_clear(lease, process->slot);
         process_forget(process);
     } else if (!forgotten(process)) {
-        process->left = !process->left; /* the first look is done; the second comes with the next tick */
+        process->left = !process->left; /* the first look is made now, and the second at the next tick */
         if (process->left)
             rest_look_later(lease);
     }
@@ -271,8 +273,8 @@ void process_look_again(struct lease *lease)
 }
 
 /*
- * The holder of a slot of a lease that is being added. The slots are read on this thread, because a call aside costs
- * more than all of them.
+ * Returns the pid that holds a slot of a lease which is being added. The slots are read on this thread, because one
+ * call on another thread costs more than all of them.
  */
 static pid_t holder_here(struct lease *lease, uint32_t slot)
 {

@@ -1,8 +1,8 @@
 /*
  * process.h: registered processes, which are watched by a pidfd.
  *
- * One thread: the loop's. Each look at a lock is charged to the lease (rest.h); a lease that was charged too much gets
- * no further looks.
+ * Only the event loop's thread may call it. Each look at a lock is charged to the lease (rest.h); a lease that was
+ * charged too much gets no further looks.
  */
 #ifndef ARBITER_PROCESS_H
 #define ARBITER_PROCESS_H
@@ -10,10 +10,10 @@
 #include "leases.h"
 
 /*
- * Watches the process of this pidfd with the pid `pid`, if it holds the lock of `slot`; or if it is known there, still
- * runs the same program, and no other process holds the lock, because it has closed all its files. The caller keeps
- * `pidfd`. Returns the (new or known) process, or NULL with *error set to an errno: ESRCH: it has ended; EPERM: another
- * process holds the slot, or none.
+ * Begins to watch the process of this pidfd, whose pid is `pid`. It must hold the lock of `slot`. Or it must be known
+ * there and run the same program, while no other process holds the lock: it has then closed all its files. The caller
+ * keeps `pidfd`. Returns the (new or known) process, or NULL with *error set to an errno: ESRCH if the process has
+ * ended, EPERM if another process or none holds the slot.
  */
 struct process *process_watch(struct lease *lease, uint32_t slot, int32_t pid, int pidfd, int *error);
 
@@ -45,8 +45,8 @@ void process_clear(struct lease *lease, uint32_t slot);
 void process_sweep(struct lease *lease);
 
 /*
- * After a restart: watches every process that holds a lock of this lease's slots and can belong to the lease. The check
- * is needed because a lock gives only a pid.
+ * After a restart of the arbiter: watches every process that holds a lock of this lease's slots and can belong to the
+ * lease. The check is needed because a lock gives only a pid.
  */
 void process_adopt_all(struct lease *lease);
 

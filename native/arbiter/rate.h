@@ -1,6 +1,7 @@
 /*
- * rate.h: a token bucket that limits a tenant's cost for the arbiter, in units. A message is 1; libvgpu needs a few for
- * each time slice. 10 000 messages a second are some 7 % of a core; a burst of 256 processes that come at once fits.
+ * rate.h: a token bucket that limits the costs that a tenant causes for the arbiter, in units. A message costs 1 unit;
+ * libvgpu needs a few for each time slice. 10 000 messages per second are some 7 % of a core. A burst of 256 processes
+ * that come at once fits.
  */
 #ifndef ARBITER_RATE_H
 #define ARBITER_RATE_H
@@ -10,15 +11,15 @@
 
 #define RATE_UNITS_PER_S 10000
 #define RATE_BURST_UNITS 20000
-#define RATE_CONNECTION_UNITS 20u /* for a connection that is accepted and closed */
-#define RATE_NS_PER_UNIT 7000u    /* for work whose time is measured */
+#define RATE_CONNECTION_UNITS 20u /* units for a connection that is accepted and closed */
+#define RATE_NS_PER_UNIT 7000u    /* nanoseconds of measured work that cost one unit */
 
 struct rate {
-    int64_t units;  /* at the time `at_ns`; negative: debt */
-    uint64_t at_ns; /* CLOCK_MONOTONIC; 0: the bucket is full */
+    int64_t units;  /* units at the time `at_ns`; negative: debt */
+    uint64_t at_ns; /* time in CLOCK_MONOTONIC; 0: the bucket is full */
 };
 
-/* The units at `now_ns`, which never goes back. */
+/* Adds the units earned until `now_ns`, which never decreases, and returns the sum. */
 static inline int64_t rate_fill(struct rate *rate, uint64_t now_ns)
 {
     const uint64_t ns_per_unit = 1000000000u / RATE_UNITS_PER_S;
@@ -34,7 +35,7 @@ static inline int64_t rate_fill(struct rate *rate, uint64_t now_ns)
     return rate->units;
 }
 
-/* Takes `units`. False: there were too few. The debt is at most one burst. */
+/* Takes `units` from the bucket. Returns false if there were too few. The debt is at most one burst. */
 static inline bool rate_take(struct rate *rate, uint32_t units, uint64_t now_ns)
 {
     bool left = rate_fill(rate, now_ns) > 0;

@@ -13,7 +13,8 @@
 #include "rest.h"
 #include "turns.h"
 
-#define CONNECTIONS_MAX (2 * VGPU_MAX_SLOTS) /* for one lease; forked children may keep old connections open */
+/* maximum of connections for one lease; forked children may keep old connections open */
+#define CONNECTIONS_MAX (2 * VGPU_MAX_SLOTS)
 
 void connection_close(struct connection *connection)
 {
@@ -36,7 +37,7 @@ void connection_close(struct connection *connection)
 
 static void connection_destroy(struct source *source)
 {
-    free(source); /* the source is the first member */
+    free(source); /* the source is the first member of the object, so this frees the object */
 }
 
 static bool lease_closed(const struct lease *lease)
@@ -46,7 +47,10 @@ static bool lease_closed(const struct lease *lease)
     return pread(lease->limits_fd, &state, sizeof(state), at) == (ssize_t)sizeof(state) && state == VGPU_LEASE_CLOSED;
 }
 
-/* Forgets former processes of a slot that another process holds now (the former process exec'd or closed its files). */
+/*
+ * Forgets former processes of a slot that another process holds now. (The former process called exec or closed its
+ * files.)
+ */
 static void forget_former(struct lease *lease, const struct process *now)
 {
     for (struct process *p = lease->processes, *next; p != NULL; p = next) {
@@ -78,7 +82,7 @@ static struct vgpu_message answer(struct connection *connection, const struct vg
             reply.kind = VGPU_MSG_WELCOME;
             reply.owner = process->owner;
             connection->owner = process->owner;
-            close(connection->pidfd); /* from now on the process's own pidfd watches it */
+            close(connection->pidfd); /* from now on the pidfd of the process record watches it */
             connection->pidfd = -1;
             reply.value = process->pid;
         }
@@ -113,7 +117,7 @@ static void connection_ready(struct source *source, uint32_t events)
             return;
         }
         connection->slot = request.slot;
-        turns_lease_add(lease); /* its limits may have been unreadable before */
+        turns_lease_add(lease); /* the lease's limits may have been unreadable before */
         turns_join(connection);
     }
 }
@@ -122,7 +126,7 @@ void register_accept(struct source *source, uint32_t events)
 {
     struct lease *lease = (struct lease *)source;
     (void)events;
-    if (lease->resting) /* since this event */
+    if (lease->resting) /* the lease may have begun to rest during this event */
         return;
     int fd = loop_accept(source->fd);
     if (fd < 0)

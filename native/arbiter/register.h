@@ -6,7 +6,7 @@
 
 #include "leases.h"
 
-/* Called when the listener of a lease is readable. */
+/* Accepts a connection. Called when the listener of a lease is readable. */
 void register_accept(struct source *source, uint32_t events);
 
 void connection_close(struct connection *connection);

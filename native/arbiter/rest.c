@@ -10,11 +10,12 @@
 
 #define TICK_NS 100000000
 #define AGAIN_UNITS (RATE_BURST_UNITS / 4)
-#define LONG_LOOKS 3 /* in a row, because a single one may be long when a virtual processor is descheduled */
+/* number of consecutive long looks; a single one may be long because a virtual processor was descheduled */
+#define LONG_LOOKS 3
 
 static struct source timer = {.fd = -1};
-static struct lease *ticking; /* those that rest, or are to be looked at later */
-static struct lease *tick_at; /* the next one of this tick; NULL: the tick is over */
+static struct lease *ticking; /* leases that rest or are to be looked at later */
+static struct lease *tick_at; /* the next lease of this tick; NULL: the tick is over */
 static void (*on_tick)(struct lease *lease, bool look);
 
 static uint64_t now_ns(void)
@@ -24,7 +25,7 @@ static uint64_t now_ns(void)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* Starts the timer if the list has a lease, and stops it otherwise. */
+/* Starts the timer if the list has a lease; stops it otherwise. */
 static void arm(void)
 {
     const struct timespec tick = {.tv_nsec = TICK_NS};
@@ -87,7 +88,7 @@ static void tick_of(struct lease *lease)
         rest_forget(lease);
 }
 
-/* One lease in each turn of the loop: the timer is read after the last lease, and stays readable until then. */
+/* Handles one lease in each turn of the loop. The timer is read after the last lease, and stays readable until then. */
 static void tick(struct source *source, uint32_t events)
 {
     uint64_t count;

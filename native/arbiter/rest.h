@@ -1,22 +1,29 @@
 /*
- * rest.h: rate-limits a lease whose processes load the arbiter too much. Such a lease rests: its listener is not read,
- * and a connection that sends a message is closed, until its rate (rate.h) has filled again. Limits stay in force, as
- * without an arbiter. A lease with so many locks that each look takes long (aside.h) gets no further looks: libvgpu
- * sets one lock for each process, so such a tenant is hostile, and the memory that it holds stays charged to it.
+ * rest.h: limits the load that a lease's processes cause for the arbiter. A lease above its rate rests: its listener is
+ * not read, and a connection that sends a message is closed, until its token bucket (rate.h) has filled again. Its
+ * limits stay in force, as without an arbiter. A lease with so many locks that each look takes long (aside.h) gets no
+ * further looks: libvgpu sets one lock for each process, so such a tenant is hostile, and the memory that it holds
+ * stays charged to it.
  */
 #ifndef ARBITER_REST_H
 #define ARBITER_REST_H
 
 #include "leases.h"
 
-/* `tick` is called every 100 ms for each lease that rests, and once after rest_look_later: then `look` is true. It may call
- * rest_look_later for the next tick. Call once, after loop_open. 0 or -errno. */
+/*
+ * Starts this module. `tick` is called every 100 ms for each lease that rests, and once after rest_look_later, with
+ * `look` true. It may call rest_look_later for the next tick. Must be called once, after loop_open. Returns 0 or
+ * -errno.
+ */
 int rest_open(void (*tick)(struct lease *lease, bool look));
 
-/* Takes units from the lease's rate. False: the lease rests now. */
+/* Takes units from the lease's token bucket. Returns false if the lease rests now. */
 bool rest_afford(struct lease *lease, uint32_t units);
 
-/* As above, with measured time: nanoseconds of a processor for one look at the lease's locks or processes (aside.h). */
+/*
+ * Takes units for measured time: nanoseconds of processor time for one look at the lease's locks or processes
+ * (aside.h).
+ */
 void rest_spent_on_look(struct lease *lease, uint64_t ns);
 
 /* Makes the next tick look at the lease's processes and slots. */

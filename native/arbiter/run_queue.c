@@ -5,7 +5,7 @@
 #include "fair.h"
 #include "gang.h"
 
-/* Does another tenant compete on a device that the tenant wants? */
+/* Does another tenant compete on a device that this tenant wants? */
 static bool others_active(const struct sched_tenant *tenant)
 {
     EACH_WANTED(tenant, d)
@@ -35,7 +35,10 @@ bool run_queue_starved(const struct sched_tenant *tenant, uint64_t now)
     return now - tenant->waits_since >= SCHED_STARVED_NS;
 }
 
-/* The rank of the priority; it counts only while the entity's share is not used up, and while no tenant starves. */
+/*
+ * Returns the rank of an entity's priority. The priority counts only while the entity's share is not used up, and while
+ * no tenant starves.
+ */
 static int32_t rank(const struct sched_entity *entity, uint64_t now)
 {
     if (run_queue_starved(entity->tenant, now))
@@ -44,10 +47,11 @@ static int32_t rank(const struct sched_entity *entity, uint64_t now)
 }
 
 /*
- * A tenant has one position for all of its devices: with one for each device, two tenants of two devices could each be
- * first on one. The position is the largest lead in virtual time over the last competitor on any device, in half
- * rounds, so that tenants with equally many time slices alternate, independent of their lengths. Half rounds are used
- * because a tenant of several devices that waits for one of them blocks the next tenant.
+ * Sets a tenant's position in the queue. It has one position for all of its devices: with one for each device, two
+ * tenants of two devices could each be first on one device, and wait for each other. The position is the largest lead
+ * in virtual time over the last competitor on any device, in half rounds. So tenants with equally many time slices
+ * alternate, however long the slices are. Half rounds are used because a tenant of several devices that waits for one
+ * of them blocks the next tenant.
  */
 static void place_in_order(struct sched_tenant *tenant, uint64_t now)
 {

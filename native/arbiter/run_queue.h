@@ -1,14 +1,14 @@
 /*
  * run_queue.h: the order in which waiting tenants get their time slices.
  *
- * One thread. Precondition: fair_refresh was called for each device with this `now`.
+ * Only one thread may call it. Precondition: fair_refresh was called for each device with this `now`.
  */
 #ifndef ARBITER_RUN_QUEUE_H
 #define ARBITER_RUN_QUEUE_H
 
 #include "sched_state.h"
 
-/* 0: the tenant may have a slice now; otherwise the nanoseconds for which its `hard` share makes it wait. */
+/* Returns 0 if the tenant may have a slice now; otherwise the nanoseconds for which its `hard` share makes it wait. */
 uint64_t run_queue_must_wait(const struct sched_tenant *tenant);
 
 /* Has the waiting tenant been without a slice for so long that priorities no longer count? */

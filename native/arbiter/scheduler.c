@@ -10,9 +10,9 @@
 #include "run_queue.h"
 
 #define PREEMPT_TOKENS_NS 300e3
-#define IDLE_MAX_NS 2000000u /* longest idle time at the end of a slice that is believed */
+#define IDLE_MAX_NS 2000000u /* maximum of idle time at the end of a slice that is believed */
 #define WINDOW_SHORT_NS 100000u
-#define WINDOW_LENT_NS 4000000u /* while no tenant waits, more may be in flight */
+#define WINDOW_LENT_NS 4000000u /* device time that may be in flight while no tenant waits */
 
 static struct sched_device *devices;
 static struct sched_tenant *tenants;
@@ -85,7 +85,7 @@ static void attach(struct sched_tenant *tenant, uint64_t now)
     }
 }
 
-/* Called when the tenant's last process has ended: an absent tenant costs the others no time. */
+/* Called when the tenant's last process has ended: the absent tenant must cost the others no time. */
 static void detach(struct sched_tenant *tenant, uint64_t now)
 {
     for (uint32_t d = 0; d < tenant->device_count; d++) {
@@ -152,9 +152,9 @@ static bool any(const struct sched_tenant *tenant, enum sched_member_state state
 /* --- time slices */
 
 /*
- * The part of a slice's idle time that is refunded at its end. A process can say that it was idle and want the device
- * again at once, slice after slice, and would never be charged. So a claim counts for half of the slice at most; the rest
- * counts as far as the tenant stays away (settle_unproven).
+ * Returns the part of a slice's idle time that is refunded at its end. A process could report that it was idle and want
+ * the device again at once, slice after slice, and would never be charged. So a report counts for at most half of the
+ * slice; the rest counts only as far as the tenant then stays away (settle_unproven).
  */
 static uint64_t believed_ns(struct sched_tenant *tenant, uint64_t held_ns)
 {
@@ -174,7 +174,7 @@ static void settle_unproven(struct sched_tenant *tenant, uint64_t now)
     tenant->unproven_ns = 0;
 }
 
-/* Takes the devices back from the tenant and charges it. */
+/* Ends a slice: takes the devices back from the tenant and charges it. */
 static void turn_over(struct sched_tenant *tenant, uint64_t now)
 {
     uint64_t held = now - tenant->granted_at;
@@ -210,7 +210,7 @@ static bool any_waits(const struct sched_tenant *tenant)
     return false;
 }
 
-/* After a bypass: charges the tenant for the work that it still ran beside others. */
+/* After a bypass: charges the tenant for its work that still ran beside others. */
 static void settle_overrun(struct sched_tenant *tenant, uint64_t now)
 {
     for (uint32_t d = 0; d < tenant->device_count; d++)
@@ -219,7 +219,7 @@ static void settle_overrun(struct sched_tenant *tenant, uint64_t now)
     tenant->overrun = 0;
 }
 
-/* Called after a process left a state: is the slice over, and does another process wait? */
+/* Called when a process leaves a state. Is the slice over, and does another process wait? */
 static void member_left(struct sched_tenant *tenant, uint64_t now)
 {
     if (!any_waits(tenant))
@@ -271,7 +271,7 @@ static void say(struct sched_member *member, const struct sched_tenant *tenant, 
     uint64_t ends_at = tenant->stuck ? tenant->joined_until : tenant->ends_at;
     turn.length_ns = ends_at == SCHED_NEVER ? VGPU_TURN_OPEN_ENDED : ends_at > now ? ends_at - now : 0;
     bool endless = tenant->free_running &&
-                   !tenant->stopping; /* a process that joins an ended slice gets an end too, and must keep it */
+                   !tenant->stopping; /* a process that joins an ended slice gets an end too, and must keep that end */
     turn.flags = endless ? VGPU_TURN_FREE : tenant->open_ended ? 0 : VGPU_TURN_WATCH;
     EACH_HELD(tenant, d) {
         turn.flags |= tenant->entities[d]->limits.quantum_us > 0 ? VGPU_TURN_BRIEF : 0;
@@ -306,14 +306,14 @@ void sched_want(struct sched_member *member, uint32_t wanted, uint64_t now)
     struct sched_tenant *tenant = member->tenant;
     wanted &= (1u << tenant->device_count) - 1;
     if (wanted == 0)
-        wanted = (1u << tenant->device_count) - 1; /* the process does not know its devices: all of them */
+        wanted = (1u << tenant->device_count) - 1; /* the process does not know its devices, so it gets all of them */
     member->wants = member->state == SCHED_RUNNING || member->state == SCHED_OVERRUN;
     member->devices = wanted;
     member->seen_at = now;
     if (member->state == SCHED_RUNNING)
-        return; /* its DONE follows, with a flag if it wants more */
+        return; /* the process sends DONE later, with a flag if it wants more */
     if (tenant->held != 0 && !tenant->stopping && (wanted & ~tenant->held) == 0) {
-        say(member, tenant, now); /* joins the slice of its tenant */
+        say(member, tenant, now); /* the process joins the slice of its tenant */
         return;
     }
     note_waiting(tenant, now);
@@ -322,7 +322,10 @@ void sched_want(struct sched_member *member, uint32_t wanted, uint64_t now)
         member->state = SCHED_WAITING;
 }
 
-/* `idle_ns`: of the turn, in which nothing of it ran. */
+/*
+ * Handles the end of a process's part of a slice. `idle_ns` is the time of the slice in which nothing of the process
+ * ran.
+ */
 static void end_part(struct sched_member *member, const struct vgpu_turn *turn, uint64_t idle_ns, bool measured,
                      uint64_t now)
 {
@@ -371,7 +374,10 @@ void sched_cut_done(struct sched_tenant *tenant, uint64_t lost_ns, uint64_t now)
     }
 }
 
-/* A single slow hand-over is one of a busy host: the measure rises by a quarter of the difference. */
+/*
+ * Records the duration of a hand-over. A single slow one may come from a busy host, so the measure rises by a quarter
+ * of the difference.
+ */
 void sched_note_hand_over(struct sched_entity *entity, uint64_t span_ns)
 {
     if (span_ns > entity->hand_over_ns && entity->hand_over_ns > 0)
@@ -409,7 +415,7 @@ static void let_in(struct sched_tenant *tenant, uint64_t now)
 
 static void grant(struct sched_tenant *tenant, bool free_running, uint64_t now)
 {
-    double length = -1; /* without an end */
+    double length = -1; /* no end of the slice */
     double quantum = 0;
     tenant->held = tenant->wanted;
     tenant->aged = run_queue_starved(tenant, now);
@@ -475,9 +481,9 @@ static void stop(struct sched_tenant *tenant, uint64_t now)
 }
 
 /*
- * Bypasses a tenant: the drain timeout has passed, so the next tenant is admitted beside it. Its processes are not
- * waited for in later slices. A process whose launches wait at its gate still gets slices, because the running work may
- * wait for these launches.
+ * Bypasses a tenant: the drain timeout has passed, so the next tenant is admitted beside it. Later slices do not wait
+ * for its processes. A process whose launches wait at its gate still gets slices, because the running work may wait for
+ * these launches.
  */
 static void bypass(struct sched_tenant *tenant, uint64_t now)
 {
@@ -514,7 +520,7 @@ static bool all_managed(const struct sched_tenant *tenant, uint32_t bits, bool a
     return true;
 }
 
-/* Grants the next tenant of the queue all devices that it wants, if they are free. */
+/* Grants the next tenant of the queue all devices that it wants, if they are free. Returns true if it was granted. */
 static bool try_device(const struct sched_device *device, uint64_t now)
 {
     if (!device->managed || device->busy > 0 || device->next_entity == NULL)
@@ -543,7 +549,9 @@ static void say_again(struct sched_tenant *tenant, uint64_t now)
             say(m, tenant, now);
 }
 
-/* Another tenant has work: a slice without an end gets one, and must be given back when the tenant idles. */
+/*
+ * Called when another tenant has work: a slice without an end gets one, and must be given back when its tenant idles.
+ */
 static void set_end(struct sched_tenant *tenant, uint64_t now)
 {
     uint64_t least = UINT64_MAX;
@@ -562,8 +570,8 @@ static void set_end(struct sched_tenant *tenant, uint64_t now)
 }
 
 /*
- * Did the entity get the device second? Two tenants may have been on a device before it was managed, each in a slice on
- * another device: the later one must leave.
+ * Did the entity get the device later than another? Two tenants may have been on a device before it was managed, each
+ * in a slice on another device; the later one must leave.
  */
 static bool came_second(const struct sched_entity *mine)
 {
@@ -573,7 +581,7 @@ static bool came_second(const struct sched_entity *mine)
     return false;
 }
 
-/* Makes holders leave: on a device that became managed, or for another tenant. */
+/* Makes holders leave the device, because it became managed or another tenant waits. */
 static void make_room(struct sched_tenant *tenant, uint64_t now)
 {
     uint32_t all = tenant->held | gang_missing(tenant);
@@ -595,7 +603,7 @@ static void make_room(struct sched_tenant *tenant, uint64_t now)
         set_end(tenant, now);
 }
 
-/* The other tenants have left: the holder may run without pacing. */
+/* Lets the holder run without pacing, because the other tenants have left. */
 static void set_free(struct sched_tenant *tenant, uint64_t now)
 {
     tenant->free_running = true;
@@ -603,8 +611,8 @@ static void set_free(struct sched_tenant *tenant, uint64_t now)
 }
 
 /*
- * After a change of limits: forgives the debt, because a long slice under a large share would take seconds to pay under
- * a small one.
+ * After a change of limits: forgives the debt, because the debt of a long slice under a large share would take seconds
+ * to pay under a small share.
  */
 static void forgive(struct sched_tenant *tenant)
 {
@@ -644,7 +652,7 @@ static void look_at(struct sched_tenant *tenant, uint64_t now)
         grant(tenant, true, now);
 }
 
-/* The time of this tenant's next deadline, if no message comes earlier. */
+/* Returns the time of this tenant's next deadline, if no message comes earlier. */
 static uint64_t next_look(const struct sched_tenant *tenant, uint64_t now)
 {
     if (tenant->held == 0) {
@@ -691,7 +699,7 @@ uint64_t sched_run(uint64_t now)
         continue;
     for (struct sched_tenant *tenant = tenants; tenant != NULL; tenant = tenant->next)
         if (tenant->held != 0 && tenant->open_ended &&
-            !tenant->stopping) /* it may just have got the devices that others wait for */
+            !tenant->stopping) /* the tenant may just have got the devices for which others wait */
             make_room(tenant, now);
     for (struct sched_tenant *tenant = tenants; tenant != NULL; tenant = tenant->next)
         backfill_look(tenant, now);

@@ -1,7 +1,7 @@
 /*
- * scheduler.h: decides which tenant computes next. Pure: no I/O and no clock; the caller passes the time in
+ * scheduler.h: decides which tenant computes next. Pure: no I/O and no clock. The caller passes the time in
  * nanoseconds, and provides the functions that send messages to tenants (turns.c, or a test). One thread, no locks.
- * `now` never goes back between two calls.
+ * `now` never decreases between two calls.
  *
  * A tenant (a lease) has an entity on each of its devices, and members (its registered processes). At most one tenant
  * holds a managed device at a time, all its members together; a tenant that wants several devices gets them together. A
@@ -16,56 +16,57 @@
 
 #include "sched_state.h"
 
-/* A new tenant without members. False: out of memory. */
+/* Adds a tenant without members. Returns false if memory is short. */
 bool sched_tenant_add(struct sched_tenant *tenant, uint32_t device_count, const char (*uuids)[VGPU_UUID_BYTES]);
 void sched_tenant_remove(struct sched_tenant *tenant, uint64_t now);
 
-/* New limits of one entity; takes effect with the next sched_run. */
+/* Sets new limits of one entity, which take effect with the next sched_run. */
 void sched_set_limits(struct sched_tenant *tenant, uint32_t ordinal, const struct sched_limits *limits);
 
 void sched_member_add(struct sched_tenant *tenant, struct sched_member *member, uint64_t now);
 void sched_member_remove(struct sched_member *member, uint64_t now);
 
-/* A member has launches that wait for these devices (bits; bits beyond the lease are ignored). */
+/* Records that a member has launches that wait for these devices (bits; bits beyond the lease are ignored). */
 void sched_want(struct sched_member *member, uint32_t devices, uint64_t now);
 
 /*
- * A member gave its slice back: the slice's number, MORE, and its idle time at the end. The member itself reports the
- * idle time: half of the slice is refunded at once, the rest as far as the tenant then stays away. Numbers of earlier
- * slices are ignored.
+ * Records that a member gave its slice back. `turn` has the slice's number, MORE, and the idle time at its end. The
+ * member itself reports the idle time: half of the slice is refunded at once, the rest as far as the tenant then stays
+ * away. Numbers of earlier slices are ignored.
  */
 void sched_done(struct sched_member *member, const struct vgpu_turn *turn, uint64_t now);
 
 /*
- * A member under the engine cut has no more work, in a slice or waiting for one, and had none for `idle_ns` (believed
- * up to a bound).
+ * Records that a member under the engine cut, in a slice or waiting for one, has no more work, and had none for
+ * `idle_ns` (believed up to a bound).
  */
 void sched_idle(struct sched_member *member, uint64_t idle_ns, uint64_t now);
 
 /*
- * All cut members of the tenant are off its devices, as sched_messages.revoke requested; in `lost_ns` of the slice none
- * of their work ran. They want the next slice, until a member says sched_idle.
+ * Records that all members under the engine cut are off the tenant's devices, as sched_messages.revoke requested. In
+ * `lost_ns` of the slice none of their work ran. They want the next slice, until a member calls sched_idle.
  */
 void sched_cut_done(struct sched_tenant *tenant, uint64_t lost_ns, uint64_t now);
 
-/* How long it last took to put the entity on its device and to take it off again, together. */
+/* Records how long it last took to put the entity on its device and to take it off again, together. */
 void sched_note_hand_over(struct sched_entity *entity, uint64_t span_ns);
 
 /*
- * The load as the tenant reports it: the fraction of the last `span_ns` on the device in which some of its work was
- * unfinished, from 0 to 1, or above 1 for several processes. `streams`: see struct sched_entity.
+ * Records the load that the tenant reports: the fraction of the last `span_ns` on the device in which some of its work
+ * was unfinished, from 0 to 1, or above 1 for several processes. `streams`: see struct sched_entity.
  */
 void sched_note_load(struct sched_entity *entity, double load, uint64_t span_ns, uint32_t streams, uint64_t now);
 
-/* Makes all grants, revocations and bypasses that are due. Returns when to call again, at the latest. */
+/* Makes all grants, revocations and bypasses that are due. Returns when to call this function again, at the latest. */
 uint64_t sched_run(uint64_t now);
 
 /*
- * The caller keeps `messages`, which must live as long as the scheduler. Call once, before the first member is added.
+ * Starts the scheduler. The caller keeps `messages`, which must live as long as the scheduler. Must be called once,
+ * before the first member is added.
  */
 void sched_open(const struct sched_messages *messages);
 
-/* For tests: the known devices. */
+/* For tests: returns the known devices. */
 const struct sched_device *sched_devices(void);
 
 #endif
