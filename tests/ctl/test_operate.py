@@ -28,18 +28,23 @@ GIB = 2**30
 
 def test_the_policy_is_explained_for_each_device_and_the_user(main: Ctl, daemon: Daemon) -> None:
     rules = [
-        {"match": {"index": 0}, "mode": "preload", "preload": {"max_tenants": 8}},
+        {"match": {"index": 0}, "mode": "preload", "on_sick": "move", "preload": {"max_tenants": 8}},
         {"mode": "auto"},
     ]
     policy = {"version": 1, "device": rules, "quota": [{"uids": [os.getuid()], "max_devices": 3}]}
     daemon.replies["GetPolicy"] = pb.PolicyReply(
         json=json.dumps(policy),
-        origins={"device[0].mode": "a.toml:4", "device[0].preload.max_tenants": "a.toml:5"},
+        origins={
+            "device[0].mode": "a.toml:4",
+            "device[0].preload.max_tenants": "a.toml:5",
+            "device[0].on_sick": "a.toml:6",
+        },
     )
     said = main("policy", "explain").stdout
     assert "device 0 (NVIDIA H200): device[0]" in said
     assert re.search(r'mode +"preload" +a.toml:4 +quotas by libvgpu', said)
     assert re.search(r"preload.max_tenants +8 +a.toml:5 +allocations on one device", said)
+    assert re.search(r'on_sick +"move" +a.toml:6 +a device for which NVML asks', said)
     assert "devices 1, 2 (NVIDIA H200): device[1]" in said
     assert re.search(r"user .*: quota\[0\]\n\n.*\nmax_devices +3 +built-in +slices", said)
     assert re.search(r'max_priority +"normal" +built-in +the highest priority', said)
@@ -374,7 +379,23 @@ def test_policy_cases_pass_and_fail(main: Ctl, tmp_path: Path) -> None:
             'request = {}\nexpect = { refused = "OVERQUOTA" }',
             "case[0].expect.refused: no error is named OVERQUOTA, did you mean OVER_QUOTA",
         ),
-        ("request = {}\nexpect = {}\nhold = []", "case[0].hold: no such key: did you mean held"),
+        (
+            'request = {}\nexpect = { refused = "DENIED" }',
+            "case[0].expect.refused: no error is named DENIED, did you mean DENIED_BY_POLICY",
+        ),
+        (
+            'request = {}\nexpect = { refused = "X" }',
+            "case[0].expect.refused: no error is named X, docs/api.md lists them",
+        ),
+        ("request = {}\nexpect = {}", "case[0].expect: expects either refused, or mode, devices or both"),
+        (
+            'request = {}\nexpect = { mode = "mps", refused = "OVER_QUOTA" }',
+            "case[0].expect: expects either refused, or mode, devices or both",
+        ),
+        (
+            'request = {}\nexpect = { mode = "mps" }\nhold = []',
+            "case[0].hold: no such key: did you mean held",
+        ),
     ],
 )
 def test_a_mistake_in_a_policy_case_is_named(main: Ctl, tmp_path: Path, case: str, sentence: str) -> None:
@@ -383,6 +404,18 @@ def test_a_mistake_in_a_policy_case_is_named(main: Ctl, tmp_path: Path, case: st
     done = main("policy", "test", str(cases))
     assert done.returncode == 2
     assert sentence in done.stderr
+
+
+def test_a_refused_tenant_of_a_case_is_named(main: Ctl, tmp_path: Path) -> None:
+    """Otherwise its refusal reads as that of the request."""
+    (tmp_path / "policy.toml").write_text(POLICY)
+    cases = tmp_path / "cases.toml"
+    cases.write_text(
+        '[[case]]\nname = "x"\nheld = [{ memory = "1GiB" }, { memory = "9000GiB" }]\n'
+        'request = { memory = "1GiB" }\nexpect = { mode = "preload" }\n'
+    )
+    done = main("policy", "test", str(cases), "--file", str(tmp_path / "policy.toml"))
+    assert "IMPOSSIBLE: held[1]: no device can hold 8.8TiB" in done.stdout
 
 
 # --- completions

@@ -6,6 +6,7 @@ import grp
 import json
 import os
 import pwd
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -157,9 +158,13 @@ def test_a_reload_refuses_a_policy_that_a_user_can_change(node: DemoNode) -> Non
         assert told in refused.stderr
         doctor = node.ctl("doctor", check=False)
         assert f"{config}: {told}" in " ".join(doctor.stdout.split())
-        assert (
-            f"warning: vgpud would refuse it here: {told}" in node.ctl("policy", "check", str(config)).stderr
-        )
+        checked = node.ctl("policy", "check", str(config), check=False)
+        assert checked.returncode == 78
+        assert told in checked.stderr
+        draft = Path(shutil.copy(config, node.folder / "draft.toml"))
+        os.chown(draft, uid, -1)
+        for verb in (["check", str(draft)], ["diff", str(draft)]):
+            assert "warning: vgpud would refuse it here: " in node.ctl("policy", *verb).stderr
         check = subprocess.run(
             [sys.executable, "-m", "vgpud.daemon", "--check"],
             env=node.environment,

@@ -1,17 +1,15 @@
 """The verbs of `vgpuctl policy`. With a file argument, check and show work without a daemon."""
 
 import json
-import os
 from argparse import Namespace
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vgpud.ctl.connect import connect
 from vgpud.ctl.document import plain
 from vgpud.ctl.table import Column, Table, clean
 from vgpud.ctl.terminal import Terminal, View
-from vgpud.model.errors import ErrorCode, Exit, VgpuError
+from vgpud.model.errors import Exit, VgpuError
 
 if TYPE_CHECKING:
     from vgpud.policy.compare import Change
@@ -25,30 +23,25 @@ def check(arguments: Namespace, terminal: Terminal) -> int:
     """Checks policy files. The exit code is Exit.CONFIG if they have mistakes; each is printed on its own
     line.
     """
-    loaded = _file(arguments.file)
+    from vgpud.ctl.policy_files import one_file
+
+    loaded = one_file(arguments.file, terminal)
     compared = _check_devices(loaded, arguments)
     document = _document(loaded)
     if terminal.output in ("table", "wide"):
         terminal.say(f"{arguments.file} is a valid policy" + ("" if compared else UNCOMPARED))
-        _warn_of_others(Path(arguments.file), terminal)
     else:
         terminal.show(_view(document, origins=True, kind="PolicyCheck"))
     return Exit.OK.value
 
 
-def _warn_of_others(path: Path, terminal: Terminal) -> None:
-    """Warns if vgpud would refuse this file for its owner or mode. (A draft in a user's folder may belong to
-    that user.)
-    """
-    from vgpud.policy.trust import distrust
-
-    found = distrust(path, os.geteuid())
-    if found is not None:
-        terminal.say(f"warning: vgpud would refuse it here: {found.sentence}; {found.fix}")
-
-
 def show(arguments: Namespace, terminal: Terminal) -> int:
-    document = _offline(arguments.file) if arguments.file else _online(arguments)
+    if arguments.file:
+        from vgpud.ctl.policy_files import one_file
+
+        document = _document(one_file(arguments.file, terminal))
+    else:
+        document = _online(arguments)
     terminal.show(_view(document, arguments.origin, "Policy"))
     return Exit.OK.value
 
@@ -72,16 +65,12 @@ def reload(arguments: Namespace, terminal: Terminal) -> int:
 
 def diff(arguments: Namespace, terminal: Terminal) -> int:
     """Compares policy files with the policy in force. The exit code is Exit.DIFFERS if they differ."""
+    from vgpud.ctl.policy_files import on_disk, one_file
     from vgpud.policy.compare import compare
     from vgpud.policy.effective import as_toml
 
     now = _online(arguments)
-    if arguments.file:
-        new = _offline(arguments.file)
-    else:
-        from vgpud.ctl.policy_files import on_disk
-
-        new = _document(on_disk())
+    new = _document(one_file(arguments.file, terminal) if arguments.file else on_disk())
     changes = [change for change in compare(now["policy"], new["policy"]) if _is_given(change, now, new)]
     lines = []
     for key, before, after in changes:
@@ -118,20 +107,6 @@ def _online(arguments: Namespace) -> dict[str, Any]:
         "policy": json.loads(reply.json),
         "origins": dict(reply.origins),
     }
-
-
-def _offline(name: str) -> dict[str, Any]:
-    return _document(_file(name))
-
-
-def _file(name: str) -> "LoadedPolicy":
-    """Loads one policy file. Raises VgpuError(BAD_POLICY) with one line of details for each mistake."""
-    from vgpud.policy.load import check as check_file
-
-    path = Path(name)
-    if path.is_dir():
-        raise VgpuError(ErrorCode.BAD_REQUEST, f"{name!r} is a directory", "name one TOML file")
-    return check_file(path)
 
 
 def _check_devices(loaded: "LoadedPolicy", arguments: Namespace) -> bool:

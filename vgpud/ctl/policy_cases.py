@@ -18,15 +18,17 @@ expect = { refused = "OVER_QUOTA" }
 import json
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.ctl.connect import connect
 from vgpud.ctl.files import read_text, read_toml
+from vgpud.ctl.policy_files import on_disk, one_file
 from vgpud.ctl.table import Column, Table
 from vgpud.ctl.terminal import Terminal, View
 from vgpud.directory import account_of
@@ -110,9 +112,16 @@ class Expected(_Table):
     @classmethod
     def _is_an_error(cls, name: str | None) -> str | None:
         if name is not None and name not in ErrorCode.__members__:
-            near = get_close_matches(name.upper(), ErrorCode.__members__, n=1)
-            raise ValueError(f"no error is named {name}{f', did you mean {near[0]}' if near else ''}")
+            near = get_close_matches(name.upper(), ErrorCode.__members__, n=1, cutoff=0.5)
+            meant = f"did you mean {near[0]}" if near else "docs/api.md lists them, as in NO_CAPACITY, OVER_QUOTA"
+            raise ValueError(f"no error is named {name}, {meant}")
         return name
+
+    @model_validator(mode="after")
+    def _is_one_answer(self) -> Self:
+        if (self.refused is None) == (self.mode is None and self.devices is None):
+            raise ValueError("expects either refused, or mode, devices or both")
+        return self
 
 
 class Case(_Table):
@@ -138,7 +147,7 @@ def test(arguments: Namespace, terminal: Terminal) -> int:
     path = Path(arguments.cases)
     cases = read(path)
     node = _node(path, cases, arguments)
-    policy = _policy(arguments)
+    policy = _policy(arguments, terminal)
     rows = []
     for case in cases.case:
         got = answer(policy, node, case)
@@ -189,10 +198,10 @@ def answer(policy: Policy, node: Node, case: Case) -> Decision:
     """The policy's decision on the request of a case, after the requests in `held` were granted in order."""
     held: list[Allocation] = []
     for number, before in enumerate(case.held):
-        decision = _decide(policy, node, before.request(f"held{number}"), held)
-        if decision.refusal is not None:
-            return decision
         request = before.request(f"held{number}")
+        decision = _decide(policy, node, request, held)
+        if (refusal := decision.refusal) is not None:
+            return decision.refused(replace(refusal, sentence=f"held[{number}]: {refusal.sentence}"))
         held.append(Allocation(request.id, request, State.ACTIVE, decision.slices))
     return _decide(policy, node, case.request.request("case"), held)
 
@@ -241,15 +250,9 @@ def _indices(got: Decision, node: Node) -> list[int]:
     return [known[part.device_uuid] for part in got.slices]
 
 
-def _policy(arguments: Namespace) -> Policy:
+def _policy(arguments: Namespace, terminal: Terminal) -> Policy:
     """The policy of the given file, or the merged policy of this host."""
-    if arguments.file:
-        from vgpud.policy.load import check
-
-        return check(Path(arguments.file)).policy
-    from vgpud.ctl.policy_files import on_disk
-
-    return on_disk().policy
+    return (one_file(arguments.file, terminal) if arguments.file else on_disk()).policy
 
 
 def _node(path: Path, cases: Cases, arguments: Namespace) -> Node:
@@ -263,6 +266,8 @@ def _node(path: Path, cases: Cases, arguments: Namespace) -> Node:
     try:
         items: list[dict[str, Any]] = json.loads(text)["items"]
         found = [ParseDict(item, pb.Device(), ignore_unknown_fields=True) for item in items]
+        if not all(device.memory_total_bytes for device in found):
+            raise ValueError("a device has no memoryTotalBytes")
     except (ValueError, KeyError, TypeError, ParseError, RecursionError) as error:
         raise VgpuError(
             ErrorCode.BAD_REQUEST,

@@ -18,7 +18,7 @@ from vgpud.model.tenancy import Owner
 from vgpud.planner.quota import is_undecided
 from vgpud.policy.effective import as_toml, leaves
 from vgpud.policy.locate import spell
-from vgpud.policy.model import MODES_WITH_SETTINGS, TABLES, DeviceRule, Policy
+from vgpud.policy.model import TABLES, DeviceRule, Policy
 
 _COLUMNS = (Column("KEY"), Column("VALUE"), Column("ORIGIN"), Column("MEANING"))
 _MEANING = {
@@ -80,12 +80,13 @@ def _of_rule(rule: DeviceRule, path: str, origins: Mapping[str, str]) -> Iterato
     """
     origin = origins.get(f"{path}.mode", BUILT_IN)
     yield "mode", as_toml(rule.mode), origin, _MEANING[rule.mode]
-    given = rule.model_dump(mode="json", exclude_none=True, include=set(MODES_WITH_SETTINGS))
+    given = rule.model_dump(mode="json", exclude_none=True, exclude={"match", "mode"})
     for keys, value in leaves(given):
         key = spell(keys)
         where = origins.get(f"{path}.{key}", BUILT_IN)
         if where != BUILT_IN:
-            yield key, as_toml(value), where, _description(f"device.{keys[0]}", str(keys[-1]))
+            table = ".".join(("device", *map(str, keys[:-1])))
+            yield key, as_toml(value), where, _description(table, str(keys[-1]))
 
 
 def _of_user(policy: Policy, owner: Owner, origins: Mapping[str, str]) -> tuple[str, _Rows]:

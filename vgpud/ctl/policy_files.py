@@ -3,8 +3,11 @@
 import os
 from pathlib import Path
 
-from vgpud.policy.layers import PolicyPaths
-from vgpud.policy.load import LoadedPolicy, load
+from vgpud.ctl.terminal import Terminal
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.policy.layers import PolicyPaths, distrusted, select
+from vgpud.policy.load import LoadedPolicy, bad_policy, check, load
+from vgpud.policy.trust import distrust
 
 
 def paths() -> PolicyPaths:
@@ -35,3 +38,21 @@ def _daemon_uid(run_dir: Path) -> int:
 def on_disk() -> LoadedPolicy:
     """Loads the policy files of this host. Raises VgpuError(BAD_POLICY)."""
     return load(paths())
+
+
+def one_file(name: str, terminal: Terminal) -> LoadedPolicy:
+    """The policy of one file. Warns if vgpud would refuse a draft in its place because of its rights.
+
+    Raises VgpuError(BAD_POLICY) with a detail for each mistake; rights are one in a file that vgpud reads.
+    """
+    path = Path(name)
+    if path.is_dir():
+        raise VgpuError(ErrorCode.BAD_REQUEST, f"{name!r} is a directory", "name one TOML file")
+    loaded = check(path)
+    here = paths()
+    if path.absolute() in select(here)[0]:
+        if problems := [*distrusted(here, [path.absolute()])]:
+            raise bad_policy(problems)
+    elif found := distrust(path, os.geteuid()):
+        terminal.say(f"warning: vgpud would refuse it here: {found.sentence}; {found.fix}")
+    return loaded

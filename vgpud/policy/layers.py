@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vgpud.policy.origin import Origin, Problem
-from vgpud.policy.trust import distrust
+from vgpud.policy.trust import Distrust, distrust
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +47,14 @@ def select(paths: PolicyPaths) -> tuple[tuple[Path, ...], tuple[Problem, ...]]:
 def distrusted(paths: PolicyPaths, files: Iterable[Path]) -> Iterator[Problem]:
     """The policy files and drop-in directories that a user other than root can change."""
     folders = (one for one in (paths.vendor_dir, paths.run_dir, paths.admin_dir) if one is not None)
+    told: set[Distrust] = set()  # a folder is on the way to all of its files
     for path in (*folders, *files) if paths.is_roots else ():
         with suppress(
             OSError
         ):  # the folder does not exist; for a file, the error is reported when it is read
             found = distrust(path)
-            if found is not None:
+            if found is not None and found not in told:
+                told.add(found)
                 yield Problem(Origin(path), "", found.sentence, found.fix)
 
 

@@ -1,5 +1,6 @@
 """Reads one policy file: its values, and the line of each key."""
 
+import os
 import re
 import stat
 import sys
@@ -78,8 +79,11 @@ def _read_bytes(path: Path) -> bytes | Problem:
     if not stat.S_ISREG(status.st_mode):
         # opening a FIFO would wait for a writer
         return Problem(Origin(path), "", "is not a regular file", "move it away")
-    with path.open("rb") as file:
+    # a file of the kernel can wait for data at a read, as /proc/kmsg does
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb", buffering=0) as file:
         raw = file.read(MAX_FILE_BYTES + 1)
+    if raw is None:
+        return Problem(Origin(path), "", "is not a regular file", "move it away")
     if len(raw) > MAX_FILE_BYTES:
         sentence = f"is larger than {MAX_FILE_BYTES} bytes"
         return Problem(Origin(path), "", sentence, "a policy is short: is this the right file")
