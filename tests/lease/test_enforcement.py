@@ -89,6 +89,7 @@ def test_an_invalid_lease_refuses_all_memory(tmp_path: Path, damage: object) -> 
     assert done.returncode == 5
     assert json.loads(done.stdout)["result"] == "CUDA_ERROR_OPERATING_SYSTEM"
     assert len(done.stderr.splitlines()) == 1
+    assert f"the lease {lease} cannot be used" in done.stderr
     assert "CUDA is refused" in done.stderr
 
 
@@ -96,6 +97,7 @@ def test_an_invalid_lease_refuses_all_memory(tmp_path: Path, damage: object) -> 
 def test_a_missing_lease_refuses_all_memory(path: str) -> None:
     done = Tenant(Path(path)).run(PROBE, "info")
     assert done.returncode == 5
+    assert f"the lease {path if path[0] == '/' else 'of VGPU_LEASE'} cannot be used" in done.stderr
 
 
 def test_limits_that_become_invalid_keep_their_last_valid_values(node: Node) -> None:

@@ -37,12 +37,17 @@ def sanitized() -> tuple[Path, ...]:
     return (*(Path(f.stdout.strip()) for f in found), TEST_BUILD / "sanitized" / "libvgpu.so")
 
 
+def complaints(done: "subprocess.CompletedProcess[str]") -> list[str]:
+    """The lines on standard error, but for that on the device that no lease has."""
+    return [line for line in done.stderr.splitlines() if not line.startswith("libvgpu: CUDA device 1 ")]
+
+
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("flavour", ["shipped", "sanitized"])
 def test_a_native_check_passes(lease: Path, check: str, flavour: str) -> None:
     tenant = Tenant(lease, (LIBVGPU,) if flavour == "shipped" else sanitized())
     done = tenant.run(TEST_BUILD / "api-test", check)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, complaints(done)) == (0, [])
 
 
 # MiB that libvgpu charges only after the driver has allocated them: a module, which is unloaded if it is too
@@ -63,7 +68,7 @@ def test_the_ledger_never_shows_less_than_the_device(lease: Path, tmp_path: Path
     done = Tenant(lease).run(
         TEST_BUILD / "api-test", check, FAKE_STATE=str(state), FAKE_LEDGER=str(usage), FAKE_LINGER_US="50"
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, complaints(done)) == (0, [])
     *_, uncounted = struct.unpack("<6Q", state.read_bytes())
     assert uncounted <= LEARNT_MIB.get(check, 0) * MIB
 

@@ -110,3 +110,51 @@ def test_cuda_and_nvml_agree_on_the_slice(slices: Slices) -> None:
     used = 200 * MIB + 2 * CONTEXT_BYTES
     assert (line["total_bytes"], line["device_total_bytes"]) == (8 * GIB, 8 * GIB)
     assert line["free_bytes"] == 8 * GIB - used
+
+
+DEVICES = """
+import json, sys, pynvml as n
+n.nvmlInit()
+handles = [n.nvmlDeviceGetHandleByIndex(i) for i in range(n.nvmlDeviceGetCount())]
+def refusal(call, *arguments):
+    try:
+        return str(call(*arguments)) and 0
+    except n.NVMLError as error:
+        return error.value
+names = [n.nvmlDeviceGetUUID(h) for h in handles], [n.nvmlDeviceGetIndex(h) for h in handles]
+others = [
+    refusal(n.nvmlDeviceGetHandleByIndex, len(handles)),
+    refusal(n.nvmlDeviceGetHandleByUUID, sys.argv[1]),
+    refusal(n.nvmlDeviceGetHandleBySerial, sys.argv[2]),
+    refusal(n.nvmlDeviceGetHandleByUUID, names[0][0]),
+    len(n.nvmlSystemGetTopologyGpuSet(0)),
+]
+print(json.dumps([*names, others]))
+"""
+
+
+def test_nvml_lists_the_devices_of_the_lease_alone(sim_node: Make, tmp_path: Path) -> None:
+    """On the host, as in a container that has no other devices; a lease's order is not NVML's."""
+    node = sim_node("h200x8")
+    cards = node.dump()["devices"]
+    held = [cards[5]["uuid"], cards[2]["uuid"]]
+    lease = write_lease(tmp_path, "a", [DeviceLimits(uuid, GIB) for uuid in held], UID, GID)
+    env = {"LD_PRELOAD": str(LIBVGPU), "VGPU_LEASE": str(lease)}
+    serial = "import pynvml as n; n.nvmlInit(); print(n.nvmlDeviceGetSerial(n.nvmlDeviceGetHandleByIndex(0)))"
+    asked = [sys.executable, "-c", DEVICES, cards[0]["uuid"], node.python(serial).strip()]
+    listed = json.loads(node.run(asked, env).stdout)
+    assert listed == [[held[1], held[0]], [0, 1], [2, 6, 6, 0, 1]]
+    assert len(json.loads(node.run(asked).stdout)[0]) == 8
+
+
+def test_a_device_outside_the_lease_is_refused_with_the_allocation_named(
+    sim_node: Make, tmp_path: Path
+) -> None:
+    node = sim_node("h200x8")
+    cards = node.dump()["devices"]
+    lease = write_lease(tmp_path, "a", [DeviceLimits(cards[2]["uuid"], GIB)], UID, GID)
+    env = {"LD_PRELOAD": str(LIBVGPU), "VGPU_LEASE": str(lease), "VGPU_ALLOCATION": "b870bd653642"}
+    done = node.run([str(PROBE), "info"], env | {"CUDA_VISIBLE_DEVICES": "0"}, check=False)
+    assert json.loads(done.stdout)["result"] == "CUDA_ERROR_NOT_PERMITTED"
+    assert "libvgpu: CUDA device 0 (GPU-" in done.stderr
+    assert f"is refused: allocation b870bd653642 has {cards[2]['uuid']}; " in done.stderr

@@ -91,7 +91,10 @@ static CUresult not_in_lease(CUdevice device)
     CUresult result = CALL(cuDeviceGetCount, &count);
     if (result != CUDA_SUCCESS)
         return result;
-    return device < 0 || device >= count ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_NOT_PERMITTED;
+    if (device < 0 || device >= count)
+        return CUDA_ERROR_INVALID_DEVICE;
+    vgpu_device_tell_foreign(device);
+    return CUDA_ERROR_NOT_PERMITTED;
 }
 
 /* Claims memory for one more context. Precondition: `creation` is held. */

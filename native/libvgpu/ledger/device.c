@@ -1,6 +1,9 @@
 #include "device.h"
 
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "functions.h"
 #include "in_child.h"
@@ -46,6 +49,27 @@ int vgpu_device_index(CUdevice device)
         __atomic_store_n(&cache[device], known, __ATOMIC_RELAXED);
     }
     return known >= FIRST ? known - FIRST : VGPU_NOT_IN_LEASE;
+}
+
+void vgpu_device_tell_foreign(CUdevice device)
+{
+    static bool told;
+    char held[VGPU_UUID_BYTES];
+    char text[512];
+    CUuuid uuid;
+    if (__atomic_exchange_n(&told, true, __ATOMIC_RELAXED) || device_uuid(device, &uuid) != CUDA_SUCCESS)
+        return;
+    const unsigned char *b = (const unsigned char *)uuid.bytes;
+    const char *allocation = getenv("VGPU_ALLOCATION");
+    vgpu_tenant_uuid(0, held);
+    int length = snprintf(
+        text, sizeof(text),
+        "libvgpu: CUDA device %d (GPU-%02x%02x%02x%02x) is refused: allocation %.64s has %.47s%s; was "
+        "CUDA_VISIBLE_DEVICES changed?\n",
+        device, b[0], b[1], b[2], b[3], allocation != NULL ? allocation : vgpu_tenant_folder(), held,
+        vgpu_tenant_devices() > 1 ? " and others" : "");
+    if (length > 0 && write(STDERR_FILENO, text, strnlen(text, sizeof(text))) < 0)
+        return;
 }
 
 /* Does the process see exactly one device? Then the driver need not be asked which one. */

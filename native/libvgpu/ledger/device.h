@@ -13,6 +13,9 @@
 /* Index in the lease of a CUDA device, or VGPU_NOT_IN_LEASE. Only for limited processes. */
 int vgpu_device_index(CUdevice device);
 
+/* Prints, once in a process, that a CUDA device is not of the lease, with the names of both. */
+void vgpu_device_tell_foreign(CUdevice device);
+
 /* Device of the current context, of a context, or of a stream. The driver's error if it has none. */
 CUresult vgpu_device_current(CUdevice *device);
 CUresult vgpu_device_of_context(CUcontext context, CUdevice *device);

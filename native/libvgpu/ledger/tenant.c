@@ -184,13 +184,21 @@ static CUresult join(void)
     return CUDA_SUCCESS;
 }
 
+static void complain_of_lease(int error)
+{
+    char what[400];
+    (void)snprintf(what, sizeof(what), "the lease %.320s cannot be used",
+                   lease.folder[0] != '\0' ? lease.folder : "of " VGPU_LEASE_ENV);
+    complain(lease.wrong[0] != '\0' ? lease.wrong : what, error);
+}
+
 static CUresult enter_first(void)
 {
     int found = vgpu_lease_open(&lease, true);
     if (found == -ENODEV)
         return CUDA_ERROR_NO_DEVICE;
     if (found < 0) {
-        complain(lease.wrong[0] != '\0' ? lease.wrong : "the lease cannot be used", -found);
+        complain_of_lease(-found);
         return CUDA_ERROR_OPERATING_SYSTEM;
     }
     if (found == 0) {

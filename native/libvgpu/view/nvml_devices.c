@@ -1,0 +1,152 @@
+/*
+ * nvml_devices.c: NVML's devices inside a slice: those of the lease, in NVML's order, as in a container that has no
+ * others. CUDA names them alike: it sees the devices of CUDA_VISIBLE_DEVICES.
+ *
+ * A slice in a MIG device leaves NVML's list as it is: the MIG device is no entry of it. So does a device handle that a
+ * program keeps through a move of its tenant.
+ */
+#include <string.h>
+
+#include "functions.h"
+#include "limits.h"
+#include "nvml_slice.h"
+
+struct visible {
+    unsigned count;
+    nvmlDevice_t devices[VGPU_MAX_DEVICES];
+};
+
+/* Adds a device in the order of NVML's indices. Asks about no other device: NVML would wake it. */
+static void add(struct visible *list, unsigned indices[VGPU_MAX_DEVICES], const char *uuid)
+{
+    nvmlDevice_t device;
+    unsigned index;
+    if (CALL_NVML(nvmlDeviceGetHandleByUUID, uuid, &device) != NVML_SUCCESS ||
+        CALL_NVML(nvmlDeviceGetIndex, device, &index) != NVML_SUCCESS)
+        return; /* lost */
+    unsigned at = list->count++;
+    for (; at > 0 && indices[at - 1] > index; at--) {
+        indices[at] = indices[at - 1];
+        list->devices[at] = list->devices[at - 1];
+    }
+    indices[at] = index;
+    list->devices[at] = device;
+}
+
+/* The devices of the lease; false if NVML's own list applies. Precondition: NVML is initialised. */
+static bool see(struct visible *list)
+{
+    unsigned indices[VGPU_MAX_DEVICES];
+    struct vgpu_limits limits;
+    const struct vgpu_lease_view *lease = vgpu_nvml_lease();
+    if (lease == NULL)
+        return false;
+    if (vgpu_limits_read(lease->limits, &limits) != 0)
+        limits = lease->first;
+    list->count = 0;
+    for (unsigned i = 0; i < limits.device_count && i < VGPU_MAX_DEVICES; i++) {
+        if (strncmp(limits.devices[i].uuid, "MIG-", 4) == 0)
+            return false;
+        add(list, indices, limits.devices[i].uuid);
+    }
+    return true;
+}
+
+static bool is_visible(nvmlDevice_t device)
+{
+    struct visible list;
+    if (!see(&list))
+        return true;
+    for (unsigned i = 0; i < list.count; i++)
+        if (list.devices[i] == device)
+            return true;
+    return false;
+}
+
+#define COUNT(symbol)                                          \
+    VGPU_EXPORT nvmlReturn_t symbol(unsigned int *deviceCount) \
+    {                                                          \
+        struct visible list;                                   \
+        nvmlReturn_t result = CALL_NVML(symbol, deviceCount);  \
+        if (result == NVML_SUCCESS && see(&list))              \
+            *deviceCount = list.count;                         \
+        return result;                                         \
+    }
+
+COUNT(nvmlDeviceGetCount)
+COUNT(nvmlDeviceGetCount_v2)
+
+#define BY_INDEX(symbol)                                                      \
+    VGPU_EXPORT nvmlReturn_t symbol(unsigned int index, nvmlDevice_t *device) \
+    {                                                                         \
+        struct visible list;                                                  \
+        unsigned listed;                                                      \
+        nvmlReturn_t result = CALL_NVML(nvmlDeviceGetCount_v2, &listed);      \
+        if (result != NVML_SUCCESS || device == NULL || !see(&list))          \
+            return CALL_NVML(symbol, index, device);                          \
+        if (index >= list.count)                                              \
+            return NVML_ERROR_INVALID_ARGUMENT;                               \
+        *device = list.devices[index];                                        \
+        return NVML_SUCCESS;                                                  \
+    }
+
+BY_INDEX(nvmlDeviceGetHandleByIndex)
+BY_INDEX(nvmlDeviceGetHandleByIndex_v2)
+
+VGPU_EXPORT nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)
+{
+    struct visible list;
+    nvmlReturn_t result = CALL_NVML(nvmlDeviceGetIndex, device, index);
+    if (result != NVML_SUCCESS || !see(&list))
+        return result;
+    for (unsigned i = 0; i < list.count; i++)
+        if (list.devices[i] == device)
+            *index = i;
+    return result;
+}
+
+/* Hides a device that NVML found by a name. */
+static nvmlReturn_t hidden(nvmlReturn_t result, nvmlDevice_t *device)
+{
+    if (result != NVML_SUCCESS || is_visible(*device))
+        return result;
+    *device = NULL;
+    return NVML_ERROR_NOT_FOUND;
+}
+
+#define BY_NAME(symbol, type)                                        \
+    VGPU_EXPORT nvmlReturn_t symbol(type name, nvmlDevice_t *device) \
+    {                                                                \
+        return hidden(CALL_NVML(symbol, name, device), device);      \
+    }
+
+BY_NAME(nvmlDeviceGetHandleByUUID, const char *)
+BY_NAME(nvmlDeviceGetHandleByUUIDV, const nvmlUUID_t *)
+BY_NAME(nvmlDeviceGetHandleBySerial, const char *)
+BY_NAME(nvmlDeviceGetHandleByPciBusId, const char *)
+BY_NAME(nvmlDeviceGetHandleByPciBusId_v2, const char *)
+
+/* Takes hidden devices out of a list that NVML made. */
+static nvmlReturn_t kept(nvmlReturn_t result, unsigned *count, nvmlDevice_t *devices)
+{
+    unsigned left = 0;
+    if (result != NVML_SUCCESS || devices == NULL)
+        return result;
+    for (unsigned i = 0; i < *count; i++)
+        if (is_visible(devices[i]))
+            devices[left++] = devices[i];
+    *count = left;
+    return result;
+}
+
+VGPU_EXPORT nvmlReturn_t nvmlDeviceGetTopologyNearestGpus(nvmlDevice_t device, nvmlGpuTopologyLevel_t level,
+                                                          unsigned int *count, nvmlDevice_t *deviceArray)
+{
+    return kept(CALL_NVML(nvmlDeviceGetTopologyNearestGpus, device, level, count, deviceArray), count, deviceArray);
+}
+
+VGPU_EXPORT nvmlReturn_t nvmlSystemGetTopologyGpuSet(unsigned int cpuNumber, unsigned int *count,
+                                                     nvmlDevice_t *deviceArray)
+{
+    return kept(CALL_NVML(nvmlSystemGetTopologyGpuSet, cpuNumber, count, deviceArray), count, deviceArray);
+}
