@@ -37,6 +37,16 @@ def test_a_hanging_function_returns_once_the_faults_are_cleared(node: SimNode) -
     assert asking.communicate(timeout=300)[0] == "NVIDIA H200\n"
 
 
+def test_the_faults_of_one_device_are_cleared_alone(sim_node: Make) -> None:
+    node = sim_node("h200x8")
+    for index in ("2", "3"):
+        node.sim("fault", "recovery", "--device", index, "--code", "1")
+        node.sim("fault", "fail", "--function", "nvmlDeviceGetName", "--device", index)
+    node.sim("fault", "clear", "--device", "3")
+    asked = "import pynvml as n; n.nvmlInit()\nfor i in (2, 3):\n    h = n.nvmlDeviceGetHandleByIndex(i)\n    v = n.nvmlDeviceGetFieldValues(h, [230])[0].value.uiVal\n    try:\n        print(v, n.nvmlDeviceGetName(h))\n    except n.NVMLError as e:\n        print(v, 'error')"
+    assert node.python(asked).splitlines() == ["1 error", "0 NVIDIA H200"]
+
+
 def test_a_hanging_process_can_be_killed(node: SimNode) -> None:
     tenant = Tenant(node)
     tenant.say("alloc 100")

@@ -3,7 +3,7 @@
  *   vgpu-simctl STATE create < SPEC          vgpu-simctl STATE dump
  *   vgpu-simctl STATE reboot                 vgpu-simctl STATE reset DEVICE
  *   vgpu-simctl STATE fault FUNCTION error|missing|hang|slow CODE-OR-US COUNT DEVICE   (-1: for ever, all)
- *   vgpu-simctl STATE clear-faults           vgpu-simctl STATE lost DEVICE 0|1
+ *   vgpu-simctl STATE clear-faults [DEVICE]  vgpu-simctl STATE lost DEVICE 0|1
  *   vgpu-simctl STATE hide DEVICE BYTES      vgpu-simctl STATE xid DEVICE CODE
  *   vgpu-simctl STATE driver VERSION         vgpu-simctl STATE recovery DEVICE ACTION
  *   vgpu-simctl STATE rows-pending|rows-failed|banks-pending DEVICE COUNT
@@ -101,8 +101,9 @@ static int change_device(struct sim_state *s, const char *verb, int argc, char *
         if (value != 0)
             sim_post_event(s, device, SIM_NONE, SIM_NONE, nvmlEventTypeXidCriticalError, 79);
     } else if (strcmp(verb, "recovery") == 0) {
+        if (d->recovery_action != (uint32_t)value)
+            sim_post_event(s, device, SIM_NONE, SIM_NONE, nvmlEventTypeGpuRecoveryAction, value);
         d->recovery_action = (uint32_t)value;
-        sim_post_event(s, device, SIM_NONE, SIM_NONE, nvmlEventTypeGpuRecoveryAction, value);
     } else if (strcmp(verb, "rows-pending") == 0) {
         d->rows_pending = (uint32_t)value;
     } else if (strcmp(verb, "rows-failed") == 0) {
@@ -119,14 +120,25 @@ static int change_device(struct sim_state *s, const char *verb, int argc, char *
     return 0;
 }
 
+/* Clears the faults of calls: those of one device, or all if device_plus_one is 0. */
+static void clear_faults(struct sim_state *s, uint32_t device_plus_one)
+{
+    for (uint32_t i = 0; i < SIM_MAX_FAULTS; i++) {
+        struct sim_fault *f = &s->faults[i];
+        if (!f->used || (device_plus_one != 0 && f->device_plus_one != device_plus_one))
+            continue;
+        memset(f, 0, sizeof(*f));
+        atomic_fetch_sub(&s->fault_count, 1);
+    }
+}
+
 static int change(struct sim_state *s, int argc, char **argv)
 {
     const char *verb = argv[0];
     if (strcmp(verb, "fault") == 0)
         return argc == 6 ? add_fault(s, argv + 1) : usage();
     if (strcmp(verb, "clear-faults") == 0) {
-        memset(s->faults, 0, sizeof(s->faults));
-        atomic_store(&s->fault_count, 0);
+        clear_faults(s, argc > 1 ? (uint32_t)atoi(argv[1]) + 1 : 0);
         return 0;
     }
     if (strcmp(verb, "reboot") == 0) {

@@ -91,8 +91,10 @@ def _state(args: argparse.Namespace) -> int:
 def _fault(args: argparse.Namespace) -> int:
     node, device = _node(args), str(args.device)
     if args.what == "clear":
-        node.control("clear-faults")
+        node.control("clear-faults", *([device] if args.device >= 0 else []))
         for index, found in enumerate(node.dump()["devices"]):
+            if args.device not in (-1, index):
+                continue
             if found["lost"]:
                 node.control("lost", str(index), "0")
             for what in ("hide", *SICK):
@@ -153,7 +155,9 @@ def _parser() -> argparse.ArgumentParser:
     show = verbs.add_parser("state", parents=[state], help="devices, instances, processes")
     show.add_argument("--json", action="store_true")
     show.set_defaults(act=_state)
-    fault = verbs.add_parser("fault", parents=[state], help="break something, or `clear` all faults")
+    fault = verbs.add_parser(
+        "fault", parents=[state], help="break something, or `clear` all faults, or those of a device"
+    )
     faults = ["fail", "hang", "missing", "slow", "gpu-lost", "memory", "xid", *SICK, "clear"]
     fault.add_argument("what", choices=faults)
     fault.add_argument("--function", help="an NVML or CUDA function; a trailing * matches a prefix")
