@@ -441,11 +441,13 @@ def test_a_listing_is_filtered_by_user_label_and_device(main: Ctl, daemon: Daemo
     def item(name: str, uid: int, label: str, device: str) -> pb.Allocation:
         return pb.Allocation(id=name, owner_uid=uid, label=label, slices=[pb.Slice(device_uuid=device)])
 
+    of_a_pod = item("c", 4242, "serve", canned.A)
+    of_a_pod.workload.CopyFrom(pb.Workload(namespace="team", pod="web-1", container="main"))
     daemon.replies["ListAllocations"] = pb.ListAllocationsReply(
         allocations=[
             item("a", os.getuid(), "train-1", canned.A),
             item("b", 4242, "train-2", canned.B),
-            item("c", 4242, "serve", canned.A),
+            of_a_pod,
         ]
     )
     for line, names in {
@@ -456,6 +458,12 @@ def test_a_listing_is_filtered_by_user_label_and_device(main: Ctl, daemon: Daemo
         "--device 0": ["a", "c"],
         f"--user 4242 --device {canned.A[:12]}": ["c"],
         "--label none": [],
+        "--label serve": ["c"],
+        "--label *web*": ["c"],
+        "--pod web-*": ["c"],
+        "--pod team/web-1": ["c"],
+        "--pod team/*/main": ["c"],
+        "--pod train-*": [],
     }.items():
         assert main("ls", "-o", "name", *line.split()).stdout.split() == names, line
 

@@ -13,7 +13,7 @@ from vgpud.model.device import Node
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.event import EventKind
 from vgpud.model.quantity import GIB
-from vgpud.model.tenancy import Isolation, Mode, Owner, State
+from vgpud.model.tenancy import Isolation, Mode, Owner, State, Workload
 
 
 def test_allocate_then_release_leaves_nothing(tmp_path: Path) -> None:
@@ -261,7 +261,9 @@ def test_watchers_see_each_event_once_and_in_order(tmp_path: Path) -> None:
                         return
 
             watcher = asyncio.ensure_future(watch())
-            second = await w.keeper.allocate(request("b"))
+            second = await w.keeper.allocate(
+                replace(request("b"), workload=Workload("team", "web-1", "main"))
+            )
             await w.keeper.resize(second.id, ALICE, 5 * GIB, None)
             await w.keeper.release(first.id, ALICE, force=False)
             await w.keeper.release(second.id, ALICE, force=False)
@@ -273,6 +275,8 @@ def test_watchers_see_each_event_once_and_in_order(tmp_path: Path) -> None:
                 EventKind.ALLOCATION_RELEASED,
                 EventKind.ALLOCATION_RELEASED,
             ]
+            pod = ", of pod team/web-1/main"
+            assert [e.sentence.endswith(pod) for e in seen] == [False, True, False, False, True]
             revisions = [e.revision for e in seen]
             assert revisions == sorted(set(revisions))
             assert w.keeper.describe().revision == revisions[-1]

@@ -260,12 +260,20 @@ VERBS: tuple[Verb | Group, ...] = (
             argument(
                 "--user", type=kinds.uid, metavar="USER", help="only those of this user, by name or number"
             ),
-            argument("--label", metavar="GLOB", help="only those whose label matches, as in 'train-*'"),
+            argument(
+                "--label", metavar="GLOB", help="only those whose column LABEL matches, as in 'train-*'"
+            ),
+            argument("--pod", metavar="GLOB", help="only those of pods that match, as in 'team/web-*'"),
             argument("--device", metavar="UUID|INDEX", help="only those with a slice of this device"),
             WATCHED,
         ),
         details="All of several conditions hold for what is listed.",
-        examples=("vgpuctl ls", "vgpuctl ls -o wide", "vgpuctl ls --mine --device 0"),
+        examples=(
+            "vgpuctl ls",
+            "vgpuctl ls -o wide",
+            "vgpuctl ls --mine --device 0",
+            "vgpuctl ls --pod 'team/*'",
+        ),
     ),
     Verb(
         "show",

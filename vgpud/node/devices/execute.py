@@ -117,7 +117,9 @@ class Executor:
         """Records the outcome of a plan: a new allocation becomes active, a repaired one keeps its state."""
         made = allocation.state is State.ALLOCATING
         outcome = replace(allocation, state=State.ACTIVE) if made else allocation
+        workload = str(allocation.request.workload)
         sentence = f"{slices_sentence(allocation)} for uid {allocation.request.owner.uid}"
+        sentence += f", of {workload}" if workload else ""
         return await self._store.commit(outcome, Change.ALLOCATED if made else Change.REPAIRED, sentence)
 
 
