@@ -90,6 +90,9 @@ def test_a_policy_that_only_reports_leaves_a_sick_device_open(make_node: NodeMak
     assert device(node).health == "ok"
     release(node, quota(node).id)
     assert "NVML asks for a reset" in node.ctl("doctor", check=False).stdout
+    assert node.ctl("status").stdout.startswith(
+        f"notice:  device 0 ({device(node).uuid}): NVML asks for a reset"
+    )
 
 
 def test_rows_that_wait_for_a_reset_close_no_device(make_node: NodeMaker) -> None:

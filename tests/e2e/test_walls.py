@@ -14,7 +14,7 @@ from tests.cgroups import cgroup  # noqa: F401
 from tests.conditions import needs
 from tests.demo.node import BUILD, POLICY, DemoNode, Tenant
 from tests.e2e.conftest import PreparedNode, end_helpers
-from tests.e2e.support import MIB, PROBE, client, eventually, states
+from tests.e2e.support import MIB, PROBE, client, eventually, simulate, states
 
 SIMULATED = ("VGPU_SIM_STATE", "LD_LIBRARY_PATH")
 QUOTA = ["--isolation", "quota", "--memory", "2GiB", "--device", "0"]
@@ -133,6 +133,14 @@ def test_show_and_why_say_that_the_driver_limits_the_memory(walled: DemoNode) ->
     tenant.line()
     for verb in ("show", "why"):
         assert any("memory limit" in row and "by the driver" in row for row in said(walled, verb))
+    tenant.end()
+    simulate(walled, "fault", "fail", "--function", "nvmlDeviceSetMemoryLimits_v1")
+    eventually(lambda: not states(walled), "the first tenant is gone")
+    tenant = walled.tenant(QUOTA, HOLD)
+    tenant.line()
+    assert any("no-wall" in row and "libvgpu alone" in row for row in said(walled, "show"))
+    doctor = " ".join(walled.ctl("doctor", check=False).stdout.split())
+    assert f"memory walls {only(walled)}: " in doctor
     tenant.end()
 
 

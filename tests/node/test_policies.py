@@ -1,5 +1,6 @@
 """What a reload of the policy reports as done and as waiting."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from vgpud.model.device import Device, Node
@@ -27,14 +28,24 @@ def report(folder: Path, before: str, after: str) -> ReloadReport:
 
 def test_an_engine_that_waits_for_its_tenants_is_not_done(tmp_path: Path) -> None:
     said = report(tmp_path, "", '[[device]]\npreload.engine = "gate"')
-    assert said.waiting == ("device 0: engine auto becomes gate when its 1 allocation is gone",)
+    assert said.waiting == ("device 0: preload.engine: auto becomes gate when its 1 allocation is gone",)
     assert said.done == ()
 
 
 def test_other_settings_that_change_with_the_engine_are_done(tmp_path: Path) -> None:
     said = report(tmp_path, "", '[[device]]\npreload.engine = "gate"\npreload.max_tenants = 8')
-    assert said.done == ("device 0: settings of mode auto changed",)
+    assert said.done == ("device 0: preload.max_tenants: 64 becomes 8",)
     assert len(said.waiting) == 1
+
+
+def test_a_change_of_several_devices_is_told_once(tmp_path: Path) -> None:
+    node = Node(devices=(CARD, replace(CARD, uuid="GPU-2", index=1)))
+    changed = '[[device]]\non_sick = "report"\nmig.foreign = "lend"'
+    said = reload_report(loaded(tmp_path, ""), loaded(tmp_path, changed), node, {})
+    assert said.done == (
+        "devices 0, 1: on_sick: drain becomes report",
+        "devices 0, 1: mig.foreign: keep becomes lend",
+    )
 
 
 def test_a_reload_names_each_changed_key_of_the_node(tmp_path: Path) -> None:

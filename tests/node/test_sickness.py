@@ -20,12 +20,16 @@ class Card:
         self.node = Node((Device("GPU-0", 0, health=Health.SICK, ailment="NVML asks for a reset"),))
         self.looks = 0
         self.emptied = 0
+        self.told: list[str] = []
         self._well_at = well_at
 
     async def refresh(self) -> None:
         self.looks += 1
         if self.looks == self._well_at:
             self.node = replace(self.node, devices=(replace(self.node.devices[0], health=Health.OK),))
+
+    def tell(self, device_uuid: str, sentence: str) -> None:
+        self.told.append(sentence)
 
     async def evacuate(self, device_uuid: str, caller: Caller) -> Evacuation:
         assert (device_uuid, caller.is_admin) == ("GPU-0", True)
@@ -35,7 +39,7 @@ class Card:
 
 def tended(card: Card, rule: str) -> float:
     """Simulated seconds until two concurrent calls for the device have returned."""
-    sickness = Sickness(cast(Inventory, card), cast(Relocations, card), lambda _: rule)
+    sickness = Sickness(cast(Inventory, card), cast(Relocations, card), lambda _: rule, card.tell)
 
     async def scene() -> float:
         began = asyncio.get_running_loop().time()
@@ -55,3 +59,4 @@ def test_tenants_that_could_not_move_are_tried_again_at_each_look() -> None:
     card = Card(well_at=2)
     tended(card, "move")
     assert card.emptied == 2
+    assert card.told == ["it is sick, and allocation a stays: there is no room"]

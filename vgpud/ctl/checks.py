@@ -82,7 +82,9 @@ def kernel() -> Iterator[Finding]:
     if Path("/sys/fs/cgroup/cgroup.controllers").exists():
         yield Finding("cgroups", OK, "version 2")
     else:
-        lost = "not version 2: systemd does not apply MemoryHigh= of vgpud's unit"
+        beside = Path("/sys/fs/cgroup/unified/cgroup.controllers").exists()
+        found = "version 2 beside version 1: memory walls work, but" if beside else "version 1:"
+        lost = f"{found} systemd does not apply MemoryHigh= of vgpud's unit"
         yield Finding("cgroups", WARN, lost, "boot with systemd.unified_cgroup_hierarchy=1")
 
 
@@ -251,8 +253,11 @@ def devices(found: Iterable[pb.Device]) -> Iterator[Finding]:
     for item in found:
         name = f"device {item.index}"
         if item.health == Health.OK and item.health_reason:
-            yield Finding(name, WARN, item.health_reason, "reset the device when it is idle")
-        if item.health != Health.OK:
+            yield Finding(name, WARN, item.health_reason, "do so when the device is idle")
+        elif item.health == Health.SICK:
+            fix = f"empty it ('vgpuctl drain {item.index} --move'), then do so; afterwards it is open again"
+            yield Finding(name, FAIL, f"it is sick: {item.health_reason}", fix)
+        elif item.health != Health.OK:
             fix = "look for NVRM and Xid in 'journalctl -k'; nvidia-smi --gpu-reset, or reboot"
             yield Finding(name, FAIL, f"it is {item.health}: {item.health_reason}", fix)
         elif item.mig.current != item.mig.pending:
@@ -305,6 +310,9 @@ def _marks(allocations: Iterable[pb.Allocation]) -> Iterator[Finding]:
             if mark.kind == MarkKind.GATED:
                 fix = "see docs/compute.md; a restart of vgpud-arbiter tries the engine cut again"
                 yield Finding("engine", WARN, f"{item.id} is {mark.kind}: {mark.sentence}", fix)
+            elif mark.kind == MarkKind.NO_WALL:
+                fix = 'see docs/modes.md, "Memory walls"'
+                yield Finding("memory walls", WARN, f"{item.id}: {mark.sentence}", fix)
             elif mark.kind != MarkKind.UNKNOWN_CALLS:
                 fix = f"see whose it is: vgpuctl show {item.id}; on_bypass in the policy can end it"
                 yield Finding("limits", WARN, f"{item.id} is {mark.kind}: {mark.sentence}", fix)

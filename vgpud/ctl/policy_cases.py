@@ -113,7 +113,9 @@ class Expected(_Table):
     def _is_an_error(cls, name: str | None) -> str | None:
         if name is not None and name not in ErrorCode.__members__:
             near = get_close_matches(name.upper(), ErrorCode.__members__, n=1, cutoff=0.5)
-            meant = f"did you mean {near[0]}" if near else "docs/api.md lists them, as in NO_CAPACITY, OVER_QUOTA"
+            meant = (
+                f"did you mean {near[0]}" if near else "docs/api.md lists them, as in NO_CAPACITY, OVER_QUOTA"
+            )
             raise ValueError(f"no error is named {name}, {meant}")
         return name
 
@@ -265,9 +267,14 @@ def _node(path: Path, cases: Cases, arguments: Namespace) -> Node:
     text = read_text(file, "make it by 'vgpuctl devices -o json'")
     try:
         items: list[dict[str, Any]] = json.loads(text)["items"]
-        found = [ParseDict(item, pb.Device(), ignore_unknown_fields=True) for item in items]
-        if not all(device.memory_total_bytes for device in found):
-            raise ValueError("a device has no memoryTotalBytes")
+        found = [
+            ParseDict(
+                {"memoryTotalBytes": item["memoryTotalBytes"], **item},
+                pb.Device(),
+                ignore_unknown_fields=True,
+            )
+            for item in items
+        ]
     except (ValueError, KeyError, TypeError, ParseError, RecursionError) as error:
         raise VgpuError(
             ErrorCode.BAD_REQUEST,

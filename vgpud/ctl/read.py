@@ -32,8 +32,14 @@ def status(arguments: Namespace, terminal: Terminal) -> int:
         devices = [] if node.hardware_error else list(client.list_devices().devices)
         allocations = client.list_allocations().allocations
     wrong = degradations(node, devices, list(allocations))
-    document = {**plain(node), "ok": not wrong, "degraded": wrong}
-    terminal.show(View("Status", document, [node.hostname], _status_tables(node, wrong)))
+    notices = [
+        f"device {item.index} ({item.uuid}): {item.health_reason}"
+        for item in devices
+        if item.health == Health.OK and item.health_reason
+    ]
+    document = {**plain(node), "ok": not wrong, "degraded": wrong, "notices": notices}
+    shown = [facts([("notice", sentence) for sentence in notices])] if notices else []
+    terminal.show(View("Status", document, [node.hostname], [*shown, *_status_tables(node, wrong)]))
     return Exit.DEGRADED.value if wrong else Exit.OK.value
 
 
@@ -102,9 +108,14 @@ def _is_wanted(item: pb.Allocation, arguments: Namespace, uuid: str) -> bool:
     return (
         (not arguments.mine or item.owner_uid == os.getuid())
         and (arguments.user is None or item.owner_uid == arguments.user)
-        and (arguments.label is None or fnmatchcase(item.label, arguments.label))
+        and (arguments.label is None or _matches((item.label, words.label(item)), arguments.label))
+        and (arguments.pod is None or _matches(words.pods(item.workload), arguments.pod))
         and (not uuid or any(part.device_uuid == uuid for part in item.slices))
     )
+
+
+def _matches(names: Iterable[str], pattern: str) -> bool:
+    return any(fnmatchcase(name, pattern) for name in names)
 
 
 def show(arguments: Namespace, terminal: Terminal) -> int:
@@ -164,7 +175,7 @@ def allocation_facts(item: pb.Allocation, engines: str = "") -> Table:
             ("id", item.id),
             ("state", item.state),
             ("suspended", item.standing),
-            ("paused", "yes" if item.paused else ""),
+            ("paused", words.paused(item)),
             ("failure", item.failure),
             *((mark.kind, mark.sentence) for mark in item.marks),
             ("owner", f"{words.user(item.owner_uid)} (uid {item.owner_uid}, gid {item.owner_gid})"),

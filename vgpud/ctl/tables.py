@@ -6,8 +6,9 @@ from typing import Literal
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.ctl import words
 from vgpud.ctl.table import Column, Table
+from vgpud.model.tenancy import State
 
-HEALTH_STYLES = {"lost": "red", "failed": "red", "silent": "red"}
+HEALTH_STYLES = {"lost": "red", "failed": "red", "silent": "red", "sick": "red"}
 STATE_STYLES = {"failed": "red", "allocating": "yellow", "releasing": "yellow"}
 TAKEN_STYLES = {"yes": "green"}
 
@@ -32,6 +33,7 @@ DEVICE_COLUMNS = (
     Column("NUMA", right=True, wide=True),
     Column("COMPUTE-MODE", wide=True),
     Column("PROCESSES", right=True, wide=True),
+    Column("HEALTH-REASON", wide=True),
 )
 
 
@@ -62,6 +64,7 @@ def _device_row(item: pb.Device) -> Sequence[str]:
         words.optional(item.numa_node, item.HasField("numa_node")),
         item.compute_mode,
         str(len(item.processes)),
+        item.health_reason,
     )
 
 
@@ -119,7 +122,8 @@ def _allocation_row(item: pb.Allocation, now_ns: int) -> Sequence[str]:
 
 
 def _state(item: pb.Allocation) -> str:
-    said = [words.passed(item), words.standing(item.standing)]
+    also = "paused" if item.paused and item.state == State.SUSPENDED else ""
+    said = [words.passed(item), words.standing(item.standing), also]
     return f"{item.state} ({', '.join(filter(None, said))})" if any(said) else item.state
 
 

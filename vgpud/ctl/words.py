@@ -8,7 +8,7 @@ from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.ctl.document import rfc3339
 from vgpud.model.marks import MarkKind
 from vgpud.model.quantity import show_bytes
-from vgpud.model.tenancy import ANYONE
+from vgpud.model.tenancy import ANYONE, State
 
 _AGES = ((86400, "d"), (3600, "h"), (60, "m"))
 
@@ -66,6 +66,12 @@ def passed(item: pb.Allocation) -> str:
     return joined(mark.kind for mark in item.marks if mark.kind in kinds)
 
 
+def paused(item: pb.Allocation) -> str:
+    """Whether it is paused, and since when that counts; empty if it is not."""
+    later = ", from its resumption on" if item.state == State.SUSPENDED else ""
+    return f"yes{later}" if item.paused else ""
+
+
 def memory_limit(item: pb.Allocation) -> str:
     """What enforces the memory limit of an allocation in mode preload; empty for other modes."""
     return {"driver": "by the driver", "libvgpu": "by libvgpu"}.get(item.memory_limit, "")
@@ -81,6 +87,11 @@ def standing(text: str) -> str:
 def pod(names: pb.Workload) -> str:
     """The pod as "namespace/pod/container", without the parts that are not known."""
     return "/".join(filter(None, (names.namespace, names.pod, names.container))) if names.pod else ""
+
+
+def pods(names: pb.Workload) -> tuple[str, ...]:
+    """What a pod can be called: "pod", "namespace/pod" or all of its name; empty while it is unknown."""
+    return (names.pod, f"{names.namespace}/{names.pod}", pod(names)) if names.pod else ()
 
 
 def claim(names: pb.Workload) -> str:

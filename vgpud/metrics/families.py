@@ -43,7 +43,9 @@ GPU_INFO = _gauge(
     "gpu_info", "Always 1; the labels describe a device.", (*_GPU, "name", "pci_bus_id", "policy_mode")
 )
 GPU_HEALTHY = _gauge("gpu_healthy", "0 if the device is lost, failed or sick.", _GPU)
-GPU_DRAINED = _gauge("gpu_drained", "1 if the device accepts no new allocations.", _GPU)
+GPU_DRAINED = _gauge(
+    "gpu_drained", "1 if an operator closed the device (vgpuctl drain); a sick one is not healthy.", _GPU
+)
 GPU_MODE = _gauge("gpu_mode", "Always 1; the label has the device's current mode, or idle.", (*_GPU, "mode"))
 GPU_ENGINE = _gauge(
     "gpu_engine",
@@ -111,7 +113,7 @@ MEMORY_REFUSED = _counter(
 PROCESSES = _gauge("allocation_processes", "Processes of the slice.", _SLICE)
 ALLOCATION_MARKED = _gauge(
     "allocation_marked",
-    "1 if the allocation has the mark: bypassed, tampered, gated, unknown-calls.",
+    "1 if the allocation has the mark: bypassed, tampered, gated, no-wall, unknown-calls.",
     ("allocation", "mark"),
 )
 BYPASSED_BYTES = _gauge(

@@ -132,7 +132,6 @@ class LogEvent(StrEnum):
     RESUME = auto()
     RUNTIME_ACCEPT_FAILED = auto()
     RUNTIME_DISCONNECTED = auto()
-    SICK_DEVICE_NOT_EMPTIED = auto()
     SLOW_CONNECTION_DROPPED = auto()
     STARTED_CONTAINERS_UNREADABLE = auto()
     STATE_ENTRY_IGNORED = auto()

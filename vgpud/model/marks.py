@@ -11,6 +11,7 @@ class MarkKind(StrEnum):
     # the driver refused to preempt the tenant, so libvgpu's gate, inside the program, enforces its time
     # slices
     GATED = "gated"
+    NO_WALL = "no-wall"  # the driver could limit its memory, but setting the limit failed
     UNKNOWN_CALLS = "unknown-calls"  # the tenant's driver has functions that libvgpu does not know
 
 
@@ -20,7 +21,7 @@ class Mark:
 
     `subject` is the device's UUID (bypassed) or the driver's version (unknown calls). `amount` was counted at
     `since_unix_ns`: bytes (bypassed), truncations of the usage file (tampered), functions (unknown calls) or
-    0 (gated).
+    0 (others).
     """
 
     allocation_id: str

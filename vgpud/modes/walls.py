@@ -12,6 +12,7 @@ both (cgroups(7)).
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ import structlog
 from vgpud.model.device import Device, Node
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.log_event import LogEvent
+from vgpud.model.marks import Mark, MarkKind
 from vgpud.model.tenancy import Allocation, Mode
 from vgpud.proc import pin
 
@@ -90,11 +92,20 @@ class Walls:
         # Whether the driver supports limits, by driver version and device.
         self._able: dict[tuple[str, str], bool] = {}
         self._standing: set[str] = set()
+        self._refused: dict[str, tuple[str, int]] = {}  # by allocation or device: why, and when in ns
         self._orphans: set[str] = set()  # Groups whose processes outlived their allocation.
 
     def stands(self, allocation_id: str) -> bool:
         """Does the driver enforce the memory limit of this allocation?"""
         return allocation_id in self._standing
+
+    def refusal(self, allocation: Allocation) -> Mark | None:
+        """Why an allocation that the policy wants behind a wall has none."""
+        for name in (allocation.id, *(part.device_uuid for part in allocation.slices)):
+            if name in self._refused and not self.stands(allocation.id):
+                why, since_unix_ns = self._refused[name]
+                return Mark(allocation.id, MarkKind.NO_WALL, "", 0, why, since_unix_ns)
+        return None
 
     def own_groups(self) -> frozenset[str]:
         """The allocation ids of all groups that vgpud made; the allocation may no longer exist."""
@@ -147,6 +158,7 @@ class Walls:
             with suppress(VgpuError):
                 self._remove(allocation.id)
             why = f"{error}; libvgpu alone enforces the memory limit"
+            self._refused[allocation.id] = why, time.time_ns()
             log.warning(LogEvent.MEMORY_WALL_REFUSED, allocation=allocation.id, why=why)
 
     def _enter(self, allocation: Allocation) -> None:
@@ -174,6 +186,7 @@ class Walls:
 
     def _drop(self, allocation: Allocation) -> None:
         self._standing.discard(allocation.id)
+        self._refused.pop(allocation.id, None)
         group = self._group(allocation)
         if group is None:
             return
@@ -279,6 +292,7 @@ class Walls:
             self._world.limiter.memory_limit(uuid, str(self._parent))
         except (VgpuError, OSError) as error:
             why = f"{error}; libvgpu alone enforces memory limits on the device"
+            self._refused[uuid] = why, time.time_ns()
             log.warning(LogEvent.MEMORY_WALL_REFUSED, device=uuid, why=why)
             return False
         return True

@@ -58,7 +58,6 @@ from vgpud.node.view.meters import Meters
 from vgpud.node.view.processes import Processes
 from vgpud.planner.misfits import misfits
 from vgpud.policy.load import LoadedPolicy, bad_policy
-from vgpud.policy.model import DeviceRule
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
@@ -104,8 +103,8 @@ class NodeKeeper:
             self.moves, parts.book, parts.inventory, lambda: self.policy().policy, self.operations.is_drained
         )
         parts.inventory.health_changed = self._health_changed
-        parts.inventory.closes = lambda device: self._rule(device).on_sick != "report"
-        self.sickness = Sickness(parts.inventory, self.relocations, lambda device: self._rule(device).on_sick)
+        parts.inventory.closes = lambda device: self._on_sick(device) != "report"
+        self.sickness = Sickness(parts.inventory, self.relocations, self._on_sick, self.device_notice)
         parts.engines.setting = lambda device: self.policy().policy.rule_for(device).settings_preload().engine
         parts.engines.notice = self.device_notice
         self.allocates = AllocationMaker(
@@ -317,7 +316,8 @@ class NodeKeeper:
 
     def marks(self, allocation: Allocation) -> tuple[Mark, ...]:
         """The marks of the allocation: use of a device that its limits do not cover."""
-        return self.bypasses.marks_of(allocation.id)
+        refusal = None if self._preload is None else self._preload.walls.refusal(allocation)
+        return (*self.bypasses.marks_of(allocation.id), *([refusal] if refusal else []))
 
     def memory_limit(self, allocation: Allocation) -> str:
         """What enforces the memory limit of an allocation in mode preload: "driver" or "libvgpu"; empty for
@@ -390,8 +390,8 @@ class NodeKeeper:
         """Handles an Xid error or a device that fell off the bus."""
         self.spawn(self._notices.event(event))
 
-    def _rule(self, device: Device) -> DeviceRule:
-        return self.policy().policy.rule_for(device)
+    def _on_sick(self, device: Device) -> str:
+        return self.policy().policy.rule_for(device).on_sick
 
     def tend_sick(self) -> None:
         """At the start of vgpud: continues the care for devices that were sick before."""

@@ -86,38 +86,44 @@ def reload_report(
     """What a reload changes now, and what is delayed: a device in use keeps its mode until it is idle."""
     if old.digest == new.digest:
         return ReloadReport(changed=False, digest=old.digest)
-    done: list[str] = []
-    waiting: list[str] = []
+    done: dict[str, list[Device]] = {}  # what changes now, and on which devices
+    waiting: dict[str, list[Device]] = {}
     for device in node.devices:
         before, after = old.policy.rule_for(device), new.policy.rule_for(device)
-        if before == after:
-            continue
         held = use.get(device.uuid, EMPTY)
-        change = f"device {device.index}: mode {before.mode} becomes {after.mode}"
-        engine_waits = _engine_change(device, before, after, held)
-        waiting += engine_waits
-        if before.mode == after.mode:
-            if not engine_waits or _without_engine(before) != _without_engine(after):
-                done.append(f"device {device.index}: settings of mode {after.mode} changed")
-        elif held.mode is not None and not after.allows(held.mode):
-            waiting.append(f"{change} when its {_held(held)} in mode {held.mode.value} {_gone(held)}")
-        else:
-            done.append(change)
-    done += _of_the_node(old.policy, new.policy)
-    return ReloadReport(changed=True, digest=new.digest, done=tuple(done), waiting=tuple(waiting))
+        if before.mode != after.mode:
+            change = f"mode {before.mode} becomes {after.mode}"
+            waits = held.mode is not None and not after.allows(held.mode)
+            if waits and held.mode is not None:
+                change += f" when its {_held(held)} in mode {held.mode.value} {_gone(held)}"
+            (waiting if waits else done).setdefault(change, []).append(device)
+            continue
+        for key, was, becomes in compare(_settings(before), _settings(after)):
+            change = f"{key}: {_shown(was)} becomes {_shown(becomes)}"
+            waits = key == "preload.engine" and held.mode is Mode.PRELOAD
+            if waits:
+                change += f" when its {_held(held)} {_gone(held)}"
+            (waiting if waits else done).setdefault(change, []).append(device)
+    said = (*_together(done), *_of_the_node(old.policy, new.policy))
+    return ReloadReport(changed=True, digest=new.digest, done=said, waiting=tuple(_together(waiting)))
 
 
-def _engine_change(device: Device, before: DeviceRule, after: DeviceRule, held: DeviceUse) -> list[str]:
-    """A sentence on a change of the engine that is delayed by the device's tenants in mode preload."""
-    old, new = before.settings_preload().engine, after.settings_preload().engine
-    if old == new or held.mode is not Mode.PRELOAD:
-        return []
-    return [f"device {device.index}: engine {old} becomes {new} when its {_held(held)} {_gone(held)}"]
+def _settings(rule: DeviceRule) -> dict[str, Any]:
+    """The effective keys of a rule, without its match and mode."""
+    settings = {
+        "preload": rule.settings_preload(),
+        "mps": rule.settings_mps(),
+        "mig": rule.settings_mig(),
+        "exclusive": rule.settings_exclusive(),
+    }
+    return {"on_sick": rule.on_sick, **{name: one.model_dump(mode="json") for name, one in settings.items()}}
 
 
-def _without_engine(rule: DeviceRule) -> DeviceRule:
-    settings = rule.settings_preload().model_copy(update={"engine": "auto"})
-    return rule.model_copy(update={"preload": settings})
+def _together(changes: Mapping[str, list[Device]]) -> Iterator[str]:
+    """One sentence for the devices that have a change in common."""
+    for change, devices in changes.items():
+        noun = "device" if len(devices) == 1 else "devices"
+        yield f"{noun} {', '.join(str(device.index) for device in devices)}: {change}"
 
 
 def _held(held: DeviceUse) -> str:

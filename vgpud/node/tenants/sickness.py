@@ -5,18 +5,13 @@ again.
 import asyncio
 from collections.abc import Callable
 
-import structlog
-
 from vgpud import audit
 from vgpud.model.caller import Caller, Door
 from vgpud.model.device import Device, Health
 from vgpud.model.errors import VgpuError
-from vgpud.model.log_event import LogEvent
 from vgpud.model.tenancy import Lifetime
 from vgpud.node.devices.inventory import Inventory
 from vgpud.node.tenants.relocate import Relocations
-
-log = structlog.get_logger(__name__)
 
 LOOK_SECONDS = 10.0  # interval between checks: no event that all drivers have reports the end of an ailment
 _ROOT = Caller(Door.ADMIN, 0, 0, Lifetime())
@@ -24,11 +19,17 @@ _ROOT = Caller(Door.ADMIN, 0, 0, Lifetime())
 
 class Sickness:
     def __init__(
-        self, inventory: Inventory, relocations: Relocations, on_sick: Callable[[Device], str]
+        self,
+        inventory: Inventory,
+        relocations: Relocations,
+        on_sick: Callable[[Device], str],
+        notice: Callable[[str, str], None],
     ) -> None:
+        """`notice` tells the journal and watchers a sentence about a device, by its UUID."""
         self._inventory = inventory
         self._relocations = relocations
         self._on_sick = on_sick
+        self._notice = notice
         self._tended: set[str] = set()
 
     async def tend(self, device_uuid: str) -> None:
@@ -47,15 +48,15 @@ class Sickness:
             self._tended.discard(device_uuid)
 
     async def _empty(self, device: Device, told: set[tuple[str, str]]) -> None:
-        """Moves the tenants that can be moved now; others are tried again later. A reason is logged only
+        """Moves the tenants that can be moved now; others are tried again later. Each reason is told
         once.
         """
         audit.by_itself(f"device {device.index} is sick: {device.ailment}")
         try:
             left = await self._relocations.evacuate(device.uuid, _ROOT)
         except VgpuError as error:
-            log.warning(LogEvent.SICK_DEVICE_NOT_EMPTIED, device=device.uuid, why=str(error))
+            self._notice(device.uuid, f"it is sick, and its tenants stay: {error}")
             return
-        for name, why in set(left.staying) - told:
-            log.warning(LogEvent.SICK_DEVICE_NOT_EMPTIED, device=device.uuid, allocation=name, why=why)
+        for name, why in sorted(set(left.staying) - told):
+            self._notice(device.uuid, f"it is sick, and allocation {name} stays: {why}")
         told.update(left.staying)

@@ -98,13 +98,15 @@ class Listings:
         error = self._inventory.error
         devices = self._inventory.node.devices
         simulated = ", simulated" if self._inventory.node.simulated else ""
+        is_reloaded = self._store.account.tally.reload_succeeded
+        refused = "" if is_reloaded else " (the last reload was refused: 'vgpuctl doctor' says why)"
         return NodeDescription(
             node=self._inventory.node,
             allocation_count=len(self._store.book),
             revision=self._store.revision,
             policy_digest=self._policy().digest,
             status=f"{len(devices)} devices{simulated}, {len(self._store.book)} allocations, "
-            f"policy {self._policy().digest[:8]}",
+            f"policy {self._policy().digest[:8]}{refused}",
             uptime_seconds=clock.now() - self._started,
             hardware_error=str(error) if error is not None else "",
         )
