@@ -28,9 +28,26 @@ settings.load_profile("vgpud")
 MOST_TMPDIR_BYTES = 30
 MEMORY = Path("/dev/shm")
 LEAST_MEMORY_BYTES = 1 << 30
-#: The rooms with the longest tests, which mostly wait. They run first, so that no worker is left with one at
-#: the end.
-LONG_ROOMS = ("e2e", "arbiter", "lint", "docs", "native", "sim", "lease", "mig")
+#: The rooms with the longest files. They run first, so that no worker is left with a long file at the end.
+LONG_ROOMS = (
+    "e2e",
+    "arbiter",
+    "lint",
+    "docs",
+    "native",
+    "sim",
+    "lease",
+    "mig",
+    "ctl",
+    "mps",
+    "planner",
+    "demo",
+    "fuzz",
+    "policy",
+    "node",
+    "runtime",
+    "serve",
+)
 NOT_HERE = pytest.StashKey[dict[str, int]]()
 
 

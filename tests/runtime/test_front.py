@@ -75,17 +75,31 @@ def test_a_container_without_a_request_calls_no_daemon(runtime: Path, bundle: Pa
     assert list(bundle.iterdir()) == [bundle / "config.json"]
 
 
+def by_hook(bundle: Path, run_dir: Path) -> subprocess.Popen[bytes]:
+    with (bundle / "config.json").open() as config:
+        words = [str(BUILD / "bin" / "vgpu-hook"), f"--run-dir={run_dir}", "precreate"]
+        return subprocess.Popen(words, stdin=config, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def test_a_container_with_a_request_does_not_start_without_the_daemon(
+    runtime: Path, bundle: Path, tmp_path: Path
+) -> None:
+    hook = by_hook(bundle, tmp_path / "no-vgpud")  # both wait for the daemon for ten seconds
+    done = front(runtime, tmp_path / "no-vgpud", "create", "--bundle", str(bundle), "c1")
+    assert done.returncode == 1 and "E801" in done.stderr
+    assert b"E801" in hook.communicate(timeout=300)[1] and hook.returncode == 1
+
+
 @pytest.mark.parametrize("key", [r"vgpud\u002eio/memory", r"vgpud.\u0069o/memory", r"\u0076gpud.io/memory"])
-def test_a_request_with_escaped_letters_does_not_start_without_the_daemon(
+def test_a_request_with_escaped_letters_does_not_start_without_the_daemons_consent(
     runtime: Path, bundle: Path, tmp_path: Path, key: str
 ) -> None:
     (bundle / "config.json").write_text(f'{{"annotations": {{"{key}": "1000GiB"}}}}')
-    done = front(runtime, tmp_path / "no-vgpud", "create", "--bundle", str(bundle), "c1")
-    assert done.returncode == 1 and "E801" in done.stderr
-    config = (bundle / "config.json").read_bytes()
-    hook = [str(BUILD / "bin" / "vgpu-hook"), f"--run-dir={tmp_path / 'no-vgpud'}", "precreate"]
-    done_by_hook = subprocess.run(hook, input=config, capture_output=True, timeout=300, check=False)
-    assert done_by_hook.returncode == 1 and b"E801" in done_by_hook.stderr
+    with FakeDoor(tmp_path / "run", [(Status.REFUSED, b"no (E401)")]) as door:
+        hook = by_hook(bundle, door.run_dir)
+        done = front(runtime, door.run_dir, "create", "--bundle", str(bundle), "c1")
+        assert b"E401" in hook.communicate(timeout=300)[1] and hook.returncode == 1
+    assert done.returncode == 1 and "E401" in done.stderr
 
 
 @pytest.mark.parametrize(
