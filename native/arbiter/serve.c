@@ -29,7 +29,7 @@ bool lease_id_valid(const char id[VGPU_ID_BYTES])
 }
 
 /*
- * Binds under a temporary name and renames it into place, so that tenants never see a socket that refuses. A user may
+ * Binds the socket under a temporary name and renames it, so that tenants never see a socket that refuses. A user may
  * connect if it may write `usage`.
  */
 static int bind_socket(int folder_fd, const struct stat *usage)
@@ -40,7 +40,10 @@ static int bind_socket(int folder_fd, const struct stat *usage)
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd < 0)
         return -errno;
-    /* through the folder's descriptor: a lease path may be longer than sun_path, and cannot be swapped for another */
+    /*
+     * The path goes through the folder's descriptor: the lease's path may be longer than sun_path, and a descriptor
+     * cannot be replaced by another folder.
+     */
     snprintf(address.sun_path, sizeof(address.sun_path), "/proc/self/fd/%d/%s", folder_fd, temporary);
     unlinkat(folder_fd, temporary, 0);
     if (bind(fd, (struct sockaddr *)&address, sizeof(address)) == 0 && fchmodat(folder_fd, temporary, mode, 0) == 0 &&
@@ -55,7 +58,7 @@ static int bind_socket(int folder_fd, const struct stat *usage)
 
 static void lease_destroy(struct source *source)
 {
-    free(source); /* the source is the first member */
+    free(source); /* the source is the first member of the object, so this frees the object */
 }
 
 static void lease_close(struct lease *lease)
@@ -74,7 +77,7 @@ static void lease_close(struct lease *lease)
     loop_remove(&lease->listener);
 }
 
-/* Opens the lease's files and socket, and holds the lease; on failure everything is closed again. */
+/* Opens the lease's files and socket, and holds the lease. If a step fails, everything is closed again. */
 static int lease_open(int folder_fd, struct lease *lease)
 {
     struct stat usage;
@@ -96,7 +99,7 @@ static int lease_open(int folder_fd, struct lease *lease)
     return error;
 }
 
-/* Is `usage` the same inode as when the lease was added, so that its folder was not replaced? */
+/* Is `usage` still the inode that it was when the lease was added? If not, the lease's folder was replaced. */
 static bool same_folder(int folder_fd, const struct lease *lease)
 {
     struct stat now;
@@ -105,8 +108,8 @@ static bool same_folder(int folder_fd, const struct lease *lease)
 }
 
 /*
- * Handles a move: the tenant's slices and requests are for the old devices, so its processes must request again. They
- * stay registered.
+ * Handles a move of the lease to other devices: its slices and requests are for the old devices, so its processes must
+ * request again. They stay registered.
  */
 static void follow(struct lease *lease)
 {

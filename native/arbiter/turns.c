@@ -12,9 +12,10 @@
 #include "cut.h"
 #include "limits.h"
 
-#define REFRESH_NS 10000000u /* between two readings of the limits of tenants under the engine cut */
+#define REFRESH_NS 10000000u /* interval between two readings of the limits of tenants under the engine cut */
 #define READ_TRIES 8
-#define TRANSIT_MAX_NS 2000000u /* a longer transit time means another time namespace */
+/* a longer transit time of a message means that the sender is in another time namespace */
+#define TRANSIT_MAX_NS 2000000u
 
 static struct source timer;
 static uint64_t armed_for = SCHED_NEVER;
@@ -41,7 +42,10 @@ static void arm(uint64_t at)
     armed_for = at;
 }
 
-/* Publishes counters. The tenant can write the page: it is written for readers, and never read back. */
+/*
+ * Publishes a lease's counters in its `usage` page. The tenant can write the page, so the arbiter never reads the
+ * counters back.
+ */
 static void publish(const struct lease *lease)
 {
     struct vgpu_compute count[VGPU_MAX_DEVICES];
@@ -83,7 +87,10 @@ static struct connection *connection_of(struct sched_member *member)
     return (struct connection *)((char *)member - offsetof(struct connection, member));
 }
 
-/* Sends a message. A tenant that does not read its socket loses it; the hang-up is handled as an event. */
+/*
+ * Sends a message. If a tenant does not read its socket, its connection is shut down; the hang-up is handled as an
+ * event.
+ */
 static void say(struct sched_member *member, const struct vgpu_message *message)
 {
     int fd = connection_of(member)->socket.fd;
@@ -100,8 +107,8 @@ static void say_cut(struct connection *connection, uint32_t watch)
 }
 
 /*
- * What a tenant must report. A tenant that is alone on devices without time slices need not report that it is idle. A
- * tenant whose work preempts others must report the end of its work at once.
+ * Returns what a tenant must report. A tenant that is alone on devices without time slices need not report that it is
+ * idle. A tenant whose work preempts others must report the end of its work at once.
  */
 static uint32_t watch_of(const struct lease *lease)
 {
@@ -125,8 +132,8 @@ static void tell_watches(void)
 }
 
 /*
- * Reads the limits of cut tenants again. A gated tenant requests each slice, and its limits are read then; a cut tenant
- * with endless work sends nothing.
+ * Reads the limits of tenants under the engine cut again. (A tenant under the gate requests each slice, and its limits
+ * are read then; a tenant under the cut with endless work sends nothing.)
  */
 static void refresh_cut(uint64_t now)
 {
@@ -159,7 +166,7 @@ static void run_if_stale(void)
     if (!stale)
         return;
     refresh_cut(now_ns());
-    while (stale) { /* the end of a slice may start another one */
+    while (stale) { /* the end of one slice may start another one, so the scheduler runs again */
         stale = false;
         uint64_t now = now_ns();
         again = sched_run(now);
@@ -192,7 +199,7 @@ static void timer_ready(struct source *source, uint32_t events)
     }
 }
 
-/* Reads a whole page between two equal, even generations. vgpud writes it, perhaps at this moment. */
+/* Reads a whole limits page between two equal, even generations. vgpud may be writing the page at this moment. */
 static bool read_limits(int fd, struct vgpu_limits *limits)
 {
     struct vgpu_limits page = {.magic = 0};
@@ -207,7 +214,7 @@ static bool read_limits(int fd, struct vgpu_limits *limits)
     return false;
 }
 
-/* To the scheduler a paused tenant has no work; cut_follow takes it off its devices. */
+/* Starts or ends a pause. For the scheduler a paused tenant has no work; cut_follow disables its channels. */
 static void set_paused(struct lease *lease, bool paused)
 {
     uint64_t now = now_ns();
@@ -326,7 +333,9 @@ void turns_leave(struct connection *connection)
     stale = true;
 }
 
-/* Handles a message of a cut member. Whether it is on its devices does not depend on the message. */
+/*
+ * Handles a message of a member under the engine cut. The message does not decide whether the member is on its devices.
+ */
 static void cut_message(struct connection *connection, const struct vgpu_message *message, uint64_t now)
 {
     struct sched_member *member = &connection->member;
@@ -335,7 +344,7 @@ static void cut_message(struct connection *connection, const struct vgpu_message
         return;
     } else if (message->kind == VGPU_MSG_WANT) {
         sched_want(member, cut_devices(connection->lease, connection->slot) | message->turn.devices, now);
-        /* wakes the thread that checks for idleness: another tenant wants the device */
+        /* wakes the process's thread that checks for idleness, because another tenant wants the device */
         say_cut(connection, connection->watch);
     } else if (message->kind == VGPU_MSG_DONE) {
         sched_idle(member, message->turn.length_ns, now);
@@ -355,7 +364,7 @@ bool turns_message(struct connection *connection, const struct vgpu_message *mes
     } else if (connection->member.cut && (turn->flags & VGPU_TURN_GATED) == 0) {
         cut_message(connection, message, now);
     } else if (message->kind == VGPU_MSG_WANT) {
-        if (connection->member.cut) { /* the tenant has the gate from now on */
+        if (connection->member.cut) { /* the process was under the engine cut, and has the gate from now on */
             sched_idle(&connection->member, 0, now);
             connection->member.cut = false;
         }
@@ -370,10 +379,14 @@ bool turns_message(struct connection *connection, const struct vgpu_message *mes
     return true;
 }
 
-/* A cut tenant is enabled and disabled without a message to it. */
+/*
+ * Sends a message about a slice. A tenant under the engine cut gets none, because its channels are enabled and disabled
+ * without its help.
+ */
 static void say_turn(struct sched_member *member, const struct vgpu_message *message)
 {
-    touch(connection_of(member)->lease); /* its counters have changed, perhaps by another tenant's message */
+    /* the lease's counters have changed, perhaps because of another tenant's message */
+    touch(connection_of(member)->lease);
     if (!member->cut)
         say(member, message);
 }

@@ -11,9 +11,10 @@
 #include "usage_io.h"
 
 /*
- * A slot is cleared at the third look, 100 ms apart, that finds it without a lock. A living process that closed all its
- * files locks its slot again before each try to register (arbiter_link.c), 100 ms apart at most. A dying process is
- * recognised by its pid, which is wrong if the process is in another pid namespace; the three looks cover that case.
+ * Number of looks, 100 ms apart, that must find a slot without a lock before it is cleared. A living process that
+ * closed all its files locks its slot again before each attempt to register (arbiter_link.c), at most 100 ms apart. A
+ * dying process is recognised by its pid, which is wrong if the process is in another pid namespace; the three looks
+ * cover that case.
  */
 #define LOOKS 3
 
@@ -35,7 +36,10 @@ static bool has_ended(int usage_fd, uint32_t index, const struct vgpu_slot *slot
     return slot->owner == VGPU_OWNER_SELF && usage_io_holder(usage_fd, index) == 0 && !vgpu_process_dying(slot->pid);
 }
 
-/* Reads the slots in blocks, because after three expensive looks a lease gets no further ones (rest.h). */
+/*
+ * Finds claimed slots without a lock. The slots are read in blocks, because after three expensive looks a lease gets no
+ * further ones (rest.h).
+ */
 static void find_out(void *data)
 {
     struct claimed *claimed = data;
@@ -49,7 +53,7 @@ static void find_out(void *data)
     close(claimed->usage_fd);
 }
 
-/* Finds unlocked slots; if the file cannot be opened, it finds none. */
+/* Finds unlocked slots on another thread. If the file cannot be opened, none are found. */
 static enum aside look(struct lease *lease, struct claimed *claimed)
 {
     uint64_t took_ns;

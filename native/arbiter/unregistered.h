@@ -1,9 +1,9 @@
 /*
- * unregistered.h: slots of processes that ended before they registered. The arbiter has no pidfd of such a process. The
- * close of its `usage` (usage_guard.h) makes the arbiter look at the slots; a slot that is claimed (VGPU_OWNER_SELF) and has
- * no lock at three looks is cleared.
+ * unregistered.h: clears slots of processes that ended before they registered. The arbiter has no pidfd of such a
+ * process. When the process's `usage` file is closed (usage_guard.h), the arbiter looks at the slots. A slot that is
+ * claimed (VGPU_OWNER_SELF) and has no lock at three looks is cleared.
  *
- * One thread: the loop's.
+ * Only the event loop's thread may call it.
  */
 #ifndef ARBITER_UNREGISTERED_H
 #define ARBITER_UNREGISTERED_H
@@ -12,11 +12,11 @@
 
 /*
  * Looks at the lease's claimed slots; the lease need not be held. Queues the slots of ended processes for
- * unregistered_clear_one. True: a claimed slot has no lock; look again at the next tick (rest.h).
+ * unregistered_clear_one. Returns true if a claimed slot has no lock; the next tick must then look again (rest.h).
  */
 bool unregistered_look(struct lease *lease);
 
-/* Clears one of these slots. False: there was none. */
+/* Clears one of the queued slots. Returns false if there was none. */
 bool unregistered_clear_one(struct lease *lease);
 
 #endif

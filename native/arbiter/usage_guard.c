@@ -14,12 +14,13 @@
 
 static struct source events = {.fd = -1, .slow = true};
 
-#define BLOCK_BYTES 512              /* unit of st_blocks, see stat(2) */
-#define ROOM_BYTES (2 * 1024 * 1024) /* a file system may allocate blocks in steps as large as a huge page */
+#define BLOCK_BYTES 512 /* unit of st_blocks, see stat(2) */
+/* allowed excess: a file system may allocate blocks in steps as large as a huge page */
+#define ROOM_BYTES (2 * 1024 * 1024)
 
 /*
- * Is the file too long, or has it too many blocks? Blocks can be allocated beyond its end by fallocate with
- * FALLOC_FL_KEEP_SIZE.
+ * Is the file too long, or has it too many blocks? (fallocate with FALLOC_FL_KEEP_SIZE can allocate blocks beyond its
+ * end.)
  */
 static bool is_too_large(const struct stat *about)
 {
@@ -34,7 +35,8 @@ static void cut(struct lease *lease)
     if (fstat(lease->usage_fd, &about) != 0 || !is_too_large(&about))
         return;
     lease->cuts++;
-    (void)!ftruncate(lease->usage_fd, VGPU_USAGE_FILE_BYTES); /* also frees blocks beyond its end */
+    /* the call also frees blocks beyond the end of the file */
+    (void)!ftruncate(lease->usage_fd, VGPU_USAGE_FILE_BYTES);
 }
 
 static void cut_closed(struct lease *lease)
@@ -45,7 +47,10 @@ static void cut_closed(struct lease *lease)
     lease_release(lease);
 }
 
-/* A close must not cause cut_closed: it opens the file for writing, and its own close would be the next event. */
+/*
+ * Handles the events of a file. A close must not lead to cut_closed, which opens the file for writing: the close of
+ * that descriptor would be the next event.
+ */
 static void take_in(struct lease *lease, uint32_t mask)
 {
     if ((mask & IN_CLOSE_WRITE) != 0)
@@ -57,7 +62,7 @@ static void take_in(struct lease *lease, uint32_t mask)
 static void unwatch(struct lease *lease)
 {
     usage_guard_end(lease->watch);
-    lease->watch = -1; /* until usage_guard_renew */
+    lease->watch = -1; /* not watched until usage_guard_renew is called */
 }
 
 static void missed(struct lease *lease)
@@ -66,14 +71,14 @@ static void missed(struct lease *lease)
     rest_look_later(lease);
 }
 
-/* Reads one event; an event of a watched file has no name, so its size is fixed. */
+/* Reads one event. The event of a watched file has no name, so its size is fixed. */
 static void look(struct source *source, uint32_t ready)
 {
     struct inotify_event event;
     (void)ready;
     if (read(source->fd, &event, sizeof(event)) != (ssize_t)sizeof(event))
         return;
-    struct lease *lease = lease_by_watch(event.wd); /* NULL: an event from before the watch ended */
+    struct lease *lease = lease_by_watch(event.wd); /* NULL if the event is from before the watch ended */
     if (lease != NULL && !rest_afford(lease, 1))
         unwatch(lease);
     if (lease != NULL)

@@ -4,8 +4,8 @@
  * A tenant can write its own file, and all tenants share the file system. A file that grows, or allocates blocks beyond
  * its end, is truncated at once, and the truncation is counted. Mapped stores, the only kind that libvgpu makes, cause
  * no events. Writes do, including the arbiter's own, and each costs the lease's rate one unit. While a lease rests
- * (rest.h), its file is checked with each tick instead. A close of a file that was open for writing is the sign that a
- * process may have ended: the next tick looks at the lease's claimed slots (unregistered.h).
+ * (rest.h), its file is checked at each tick instead. If a file that was open for writing is closed, a process may have
+ * ended, so the next tick looks at the lease's claimed slots (unregistered.h).
  */
 #ifndef ARBITER_USAGE_GUARD_H
 #define ARBITER_USAGE_GUARD_H
@@ -13,18 +13,22 @@
 struct lease;
 
 /*
- * Creates the inotify instance; call once, after loop_open. Returns 0 or -errno; after an error no file is kept at its
- * size, and no close is noticed.
+ * Creates the inotify instance. Must be called once, after loop_open. Returns 0 or -errno; after an error no file is
+ * kept at its size, and no close is noticed.
  */
 int usage_guard_open(void);
 
 /*
- * usage_guard_begin: truncates the open file if it is too large, and watches it (lease->watch; -1: it is not watched).
+ * usage_guard_begin: truncates the open file if it is too large, and begins to watch it (lease->watch; -1 if it is not
+ * watched).
  */
 void usage_guard_begin(struct lease *lease);
 void usage_guard_end(int watch);
 
-/* As usage_guard_begin, if the file is not watched: after the lease rested, or after events were lost. */
+/*
+ * Watches the file again, as usage_guard_begin, if it is not watched: after the lease rested, or after events were
+ * lost.
+ */
 void usage_guard_renew(struct lease *lease);
 
 #endif

@@ -43,7 +43,7 @@ static uint64_t plus(uint64_t a, uint64_t b)
     return a > UINT64_MAX - b ? UINT64_MAX : a + b;
 }
 
-/* Adds the counters of an ended process to the lease's retired ones, so that the sums never decrease. */
+/* Adds the counters of an ended process to the retired counters of the lease, so that sums never decrease. */
 static void retire(int usage_fd, const struct vgpu_slot *slot)
 {
     struct vgpu_slot_device total[VGPU_MAX_DEVICES] = {0};
@@ -62,14 +62,14 @@ static void retire(int usage_fd, const struct vgpu_slot *slot)
     (void)!pwrite(usage_fd, total, sizeof(total), at);
 }
 
-/* Clears a slot. The owner word is cleared last: until it is 0, no process takes the slot for free. */
+/* Clears a slot. The owner word is cleared last, because a process may take the slot as soon as the word is 0. */
 static void clear(int usage_fd, uint32_t index)
 {
     static const struct vgpu_slot zero;
     struct vgpu_slot slot;
     size_t head = sizeof(zero.owner);
     if (pread(usage_fd, &slot, sizeof(slot), slot_offset(index)) != (ssize_t)sizeof(slot))
-        return; /* the tenant truncated the file: there is nothing to clear */
+        return; /* the tenant truncated the file, so there is nothing to clear */
     retire(usage_fd, &slot);
     (void)!pwrite(usage_fd, (const char *)&zero + head, sizeof(zero) - head, slot_offset(index) + (off_t)head);
     (void)!pwrite(usage_fd, &zero, head, slot_offset(index));
@@ -77,8 +77,10 @@ static void clear(int usage_fd, uint32_t index)
 
 bool usage_io_clear_if_dead(int usage_fd, uint32_t slot)
 {
-    /* An open-file-description lock conflicts with the tenants' process locks, and unlike those it
-     * is not lost when the arbiter closes another descriptor of the same file. */
+    /*
+     * An open-file-description lock conflicts with the process locks of tenants. Unlike those it is not lost when the
+     * arbiter closes another descriptor of the same file.
+     */
     struct flock range = slot_range(slot, F_WRLCK);
     if (fcntl(usage_fd, F_OFD_SETLK, &range) != 0)
         return false;

@@ -3,8 +3,8 @@
 #include "invariant.h"
 #include "pause.h"
 
-#define LOOKS_MAX 64         /* before an undecided request is refused: 4 to 10 ms where CPUs are idle */
-#define LOOK_AGAIN_NS 10000L /* and the timer slack */
+#define LOOKS_MAX 64         /* maximum of looks before an undecided request is refused: 4 to 10 ms if CPUs are idle */
+#define LOOK_AGAIN_NS 10000L /* pause between two looks, to which the timer slack is added */
 
 static uint64_t load(const uint64_t *word)
 {
@@ -16,7 +16,10 @@ static void add(uint64_t *word, uint64_t bytes)
     __atomic_fetch_add(word, bytes, __ATOMIC_SEQ_CST);
 }
 
-/* Subtracts, but not below zero: the tenant can write the page, and a wrapped counter would lock it out for good. */
+/*
+ * Subtracts, but not below zero. The tenant can write the page, and a wrapped counter would make every further request
+ * fail.
+ */
 static void subtract(uint64_t *word, uint64_t bytes)
 {
     uint64_t seen = load(word);
@@ -44,8 +47,8 @@ static struct vgpu_slot_device *mine(struct vgpu_account *account, unsigned devi
 }
 
 /*
- * Reads the words of a slot in the order in which bytes move between them (claimed, used, learnt), so that moving bytes
- * are counted twice rather than not at all.
+ * Sums the words of all slots. They are read in the order in which bytes move between them (claimed, used, learnt), so
+ * that moving bytes are counted twice and never missed.
  */
 static void sums(const struct vgpu_usage *usage, unsigned device, uint64_t *settled, uint64_t *claimed)
 {
@@ -84,10 +87,13 @@ static void note_peak(struct vgpu_slot_device *device)
         continue;
 }
 
-/* Adds, then sums: true if the sum, with these bytes, is within the limit; otherwise the bytes are removed again. */
+/*
+ * Adds bytes to the claim, then sums all slots. Returns true if the sum is within the limit; otherwise the bytes are
+ * removed again.
+ */
 static bool try_add(struct vgpu_account *account, unsigned device, uint64_t bytes, uint64_t limit)
 {
-    if (bytes > limit) /* also keeps the word itself from overflowing */
+    if (bytes > limit) /* this check also keeps the word itself from overflowing */
         return false;
     add(&mine(account, device)->claim_bytes, bytes);
     if (vgpu_account_sum(account->usage, device) <= limit)
@@ -97,8 +103,8 @@ static bool try_add(struct vgpu_account *account, unsigned device, uint64_t byte
 }
 
 /*
- * For a request that only claims of other processes prevent: waits for them, in lower slots for a shorter time, so that
- * of several requests that fit alone the first to look again is granted.
+ * Repeats a request that only the claims of other processes prevent. It waits for those claims; processes in lower
+ * slots wait a shorter time. So of several requests that would fit alone, the first to look again is granted.
  */
 static bool reserve_slowly(struct vgpu_account *account, unsigned device, uint64_t bytes, uint64_t limit)
 {
@@ -130,7 +136,7 @@ void vgpu_account_settle(struct vgpu_account *account, unsigned device, uint64_t
     struct vgpu_slot_device *own = mine(account, device);
     VGPU_ASSERT(kept <= reserved);
     if (kept > 0) {
-        add(&own->used_bytes, kept); /* before the claim is removed, so that the bytes are always counted */
+        add(&own->used_bytes, kept); /* done before the claim is removed, so that the bytes are always counted */
         note_peak(own);
     }
     subtract(&own->claim_bytes, reserved);
@@ -149,7 +155,7 @@ void vgpu_account_release(struct vgpu_account *account, unsigned device, uint64_
 
 void vgpu_account_to_context(struct vgpu_account *account, unsigned device, uint64_t bytes)
 {
-    /* before they are subtracted from used, so that the bytes are always counted */
+    /* done before they are subtracted from used_bytes, so that the bytes are always counted */
     add(&mine(account, device)->context_bytes, bytes);
     subtract(&mine(account, device)->used_bytes, bytes);
 }

@@ -1,21 +1,21 @@
 /*
- * dlsym_entry.h: a dlsym that passes most lookups on transparently.
+ * dlsym_entry.h: a dlsym that passes most lookups on without a trace.
  *
- * VGPU_DLSYM_ENTRY(route) defines the exported dlsym. It asks route(handle, name, caller), and returns the value, or
- * *jumps* to the function it was given, with the caller's arguments and return address in place: RTLD_NEXT and dlerror
- * then work as without libvgpu. Such a jump cannot be written in C.
+ * VGPU_DLSYM_ENTRY(route) defines the exported dlsym. It calls route(handle, name, caller). Then it returns the value,
+ * or *jumps* to the function that route returned, with the caller's arguments and return address in place: RTLD_NEXT
+ * and dlerror then work as without libvgpu. Such a jump cannot be written in C.
  */
 #ifndef VGPU_DLSYM_ENTRY_H
 #define VGPU_DLSYM_ENTRY_H
 
-/* Either a value to return, or a function to jump to with the caller's arguments. */
+/* The result of route: a value to return, or a function to jump to with the caller's arguments. */
 struct vgpu_jump {
     void *value;
     void *jump;
 };
 
 #if defined(__x86_64__)
-/* rdi, rsi: arguments. A struct of two pointers comes back in rax:rdx. */
+/* Registers: rdi and rsi have the arguments. A struct of two pointers is returned in rax:rdx. */
 #define VGPU_DLSYM_ENTRY(route)                         \
     __asm__(".text\n"                                   \
             ".globl dlsym\n.type dlsym, @function\n"    \
@@ -35,7 +35,7 @@ struct vgpu_jump {
             "1: ret\n"                                  \
             ".cfi_endproc\n.size dlsym, .-dlsym\n")
 #elif defined(__aarch64__)
-/* x0, x1: arguments, x30: return address. A struct of two pointers comes back in x0, x1. */
+/* Registers: x0 and x1 have the arguments, x30 the return address. A struct of two pointers is returned in x0, x1. */
 #define VGPU_DLSYM_ENTRY(route)                                                                  \
     __asm__(".text\n.globl dlsym\n.type dlsym, %function\ndlsym:\n.cfi_startproc\n"              \
             "hint #34\n"                                                                         \

@@ -6,14 +6,14 @@
 #include <string.h>
 #include <unistd.h>
 
-#define PF_EXITING 4u /* include/linux/sched.h; field 9 of /proc/PID/stat, see proc(5) */
+#define PF_EXITING 4u /* flag in field 9 of /proc/PID/stat (proc(5)), from include/linux/sched.h */
 #define STATE_FIELD 3
 #define FLAGS_FIELD 9
 #define THREADS_FIELD 20
 
 /*
- * The start of a field of /proc/PID/stat, or an empty string. A process name may contain any character, so fields are
- * counted after it.
+ * Returns the start of a field of /proc/PID/stat, or an empty string. A process name may contain any character, so
+ * fields are counted after the name.
  */
 static const char *field(const char *text, int number)
 {
@@ -36,13 +36,14 @@ static enum life life(pid_t pid)
         return GONE;
     ssize_t size = read(fd, text, sizeof(text) - 1);
     close(fd);
-    if (size <= 0) /* it ended since the open */
+    if (size <= 0) /* the process has ended since the file was opened */
         return GONE;
     text[size] = '\0';
     if ((strtoul(field(text, FLAGS_FIELD), NULL, 10) & PF_EXITING) == 0)
         return ALIVE;
     char state = *field(text, STATE_FIELD);
-    bool alone = strtoul(field(text, THREADS_FIELD), NULL, 10) <= 1; /* otherwise another thread closes the files */
+    /* if the process has other threads, they still keep its files open */
+    bool alone = strtoul(field(text, THREADS_FIELD), NULL, 10) <= 1;
     return alone && (state == 'Z' || state == 'X') ? GONE : DYING;
 }
 

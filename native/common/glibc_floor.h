@@ -1,16 +1,19 @@
 /*
- * glibc_floor.h: libraries that are mounted into containers must load beside a C library as old as 2.17.
+ * glibc_floor.h: makes libraries that are mounted into containers load beside a C library as old as 2.17.
  *
  * The linker binds a symbol to its newest version. The C library has a newer and an old version of the symbols below
  * (2.32 to 2.34 moved libpthread and libdl into libc, without a change of behaviour); this header selects the old one.
- * It is included before everything (-include); a test reads the versions of the result.
+ * It is included before everything (-include). A test reads the symbol versions of the result.
  */
 #ifndef VGPU_GLIBC_FLOOR_H
 #define VGPU_GLIBC_FLOOR_H
 
 #include <features.h>
 
-/* Since 2.38 the headers rename strtoul and related functions (__isoc23_strtoul); the new ones also accept "0b1". */
+/*
+ * Since 2.38 the headers rename strtoul and related functions (__isoc23_strtoul), which also accept "0b1"; the old ones
+ * are selected here.
+ */
 #undef __GLIBC_USE_C2X_STRTOL
 #define __GLIBC_USE_C2X_STRTOL 0
 #undef __GLIBC_USE_C23_STRTOL

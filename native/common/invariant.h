@@ -1,7 +1,8 @@
 /*
- * invariant.h: invariants of the code itself, checked in debug builds (VGPU_DEBUG, which a build with sanitizers or of
+ * invariant.h: checks invariants of the code itself in debug builds (VGPU_DEBUG, which a build with sanitizers or of
  * type Debug defines). A condition never depends on what a tenant can write: the `usage` page and messages are hostile
- * input, which release builds must refuse too. A condition has no side effects: a release build does not evaluate it.
+ * input, which release builds must refuse too. A condition has no side effects, because a release build does not
+ * evaluate it.
  */
 #ifndef VGPU_INVARIANT_H
 #define VGPU_INVARIANT_H
@@ -11,7 +12,7 @@
 
 /*
  * If the condition is false, writes it to standard error and ends the process by SIGILL, with its stack intact. Any
- * thread.
+ * thread may use it.
  */
 #define VGPU_ASSERT(condition)                                                                      \
     do {                                                                                            \

@@ -1,4 +1,4 @@
-/* layout.c: prints vgpud/lease_layout.py, so that Python uses the C compiler's layout of the lease. */
+/* layout.c: prints vgpud/lease_layout.py, so that Python uses the lease's layout as the C compiler sees it. */
 #include <stdio.h>
 
 #include "lease.h"

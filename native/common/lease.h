@@ -22,68 +22,74 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define VGPU_LEASE_MAGIC 0x4c555056u /* "VPUL" */
+#define VGPU_LEASE_MAGIC 0x4c555056u /* "VPUL" in ASCII */
 #define VGPU_LEASE_VERSION 1u
 
-#define VGPU_MAX_DEVICES 16u /* devices of one allocation */
-#define VGPU_MAX_SLOTS 256u  /* most concurrent processes of one allocation */
+#define VGPU_MAX_DEVICES 16u /* maximum of devices of one allocation */
+#define VGPU_MAX_SLOTS 256u  /* maximum of concurrent processes of one allocation */
 #define VGPU_UUID_BYTES 64u  /* "GPU-..." or "MIG-...", NUL-terminated */
 #define VGPU_ID_BYTES 64u    /* allocation id, NUL-terminated */
 #define VGPU_CALL_BYTES 48u  /* name of a driver function, NUL-terminated; a longer one is truncated */
 #define VGPU_SHARE_ALL 10000u
 
 /*
- * Where a tenant finds its lease: the fixed mount point, else the folder that the environment names. The environment
- * gives only the path, never a limit.
+ * Where a tenant finds its lease: at the fixed mount point, or else in the folder that the environment names. The
+ * environment gives only the path, never a limit.
  */
 #define VGPU_LEASE_MOUNT "/run/vgpu/lease"
 #define VGPU_LEASE_ENV "VGPU_LEASE"
 #define VGPU_LIMITS_FILE "limits"
 #define VGPU_USAGE_FILE "usage"
 #define VGPU_ARBITER_SOCKET "arbiter.sock"
-#define VGPU_MOVED_FILE "moved" /* written by vgpud after a move: see relocated.h */
+#define VGPU_MOVED_FILE "moved" /* file that vgpud writes after a move (relocated.h) */
 #define VGPU_ANYONE_FOLDER "anyone"
 
-/* The behaviour at the limit of the compute share; values are part of the ABI. */
+/* What happens at the limit of the compute share. The values are part of the ABI. */
 enum vgpu_share_policy {
     VGPU_SHARE_NONE = 0,            /* no compute limit */
-    VGPU_SHARE_HARD = 1,            /* never above the share, even alone */
-    VGPU_SHARE_WORK_CONSERVING = 2, /* idle time of others may be used */
+    VGPU_SHARE_HARD = 1,            /* the tenant never gets more than its share, even alone */
+    VGPU_SHARE_WORK_CONSERVING = 2, /* the tenant may use idle time of others */
 };
 
 enum vgpu_lease_state {
     VGPU_LEASE_OPEN = 1,
-    VGPU_LEASE_CLOSED = 2, /* released: existing memory stays until it is freed, nothing new is granted */
+    /* the allocation is released: existing memory stays until it is freed, and nothing new is granted */
+    VGPU_LEASE_CLOSED = 2,
     VGPU_LEASE_SUSPENDED =
-        3, /* suspended: a process with work reports it (slot.wants), and waits until the lease is open */
+        /*
+         * the allocation is suspended: a process with work reports it (slot.wants), and waits until the lease is open
+         */
+    3,
 };
 
 /*
- * Where the memory must be that libvgpu can move (evictable.h). Plain allocations are movable in a lease of one device
- * whose tenants take turns.
+ * Where the memory that libvgpu can move (evictable.h) must be. Plain allocations are movable in a lease of one device
+ * whose policy makes memory evictable.
  */
 enum vgpu_lease_memory {
-    VGPU_MEMORY_FIXED = 0, /* no movable memory: plain allocations are the driver's own */
-    VGPU_MEMORY_HERE = 1,  /* on the device */
-    /* on the host, while the lease is suspended; each process reports its progress in its slot */
+    VGPU_MEMORY_FIXED = 0, /* there is no movable memory: plain allocations are the driver's own */
+    VGPU_MEMORY_HERE = 1,  /* movable memory is on the device */
+    /* movable memory is on the host, while the lease is suspended; each process reports its progress in its slot */
     VGPU_MEMORY_OUT = 2,
-    VGPU_MEMORY_SOON = 3, /* on the device, and OUT is likely to follow: host buffers are made meanwhile */
+    /* movable memory is on the device, and host buffers are prepared, because OUT is likely to follow */
+    VGPU_MEMORY_SOON = 3,
 };
 
-/* One device of the lease. */
+/* The limits on one device of the lease. */
 struct vgpu_device_limits {
-    char uuid[VGPU_UUID_BYTES]; /* changes with a move: the entry remains that of the same slice */
-    uint64_t memory_bytes;      /* limit, contexts and modules included */
-    uint32_t share;             /* hundredths of a percent, 1..10000 */
+    char uuid[VGPU_UUID_BYTES]; /* the device; it changes with a move, while the entry stays that of the same slice */
+    uint64_t memory_bytes;      /* memory limit, contexts and modules included */
+    uint32_t share;             /* compute share in hundredths of a percent, 1 to 10000 */
     uint32_t share_policy;      /* enum vgpu_share_policy */
-    int32_t priority;           /* higher values come first */
-    uint32_t quantum_us;        /* longest time slice of other tenants while this one is present; 0: no bound */
+    int32_t priority;           /* priority: higher values come first */
+    /* maximum length of other tenants' time slices while this tenant is present; 0: no maximum */
+    uint32_t quantum_us;
 };
 
 /*
- * The `limits` file. vgpud rewrites it in place under a sequence lock: generation is odd while a
- * write is under way. A reader copies the body between two equal, even reads of generation
- * (acquire); after many failed tries it keeps its last good copy (fail static).
+ * The `limits` file. vgpud rewrites it in place under a sequence lock: generation is odd during a write. A reader
+ * copies the body between two equal, even reads of generation (acquire). After many failed attempts the reader keeps
+ * its last valid copy.
  */
 struct vgpu_limits {
     uint32_t magic;
@@ -93,79 +99,84 @@ struct vgpu_limits {
     uint32_t state; /* enum vgpu_lease_state */
     uint32_t device_count;
     struct vgpu_device_limits devices[VGPU_MAX_DEVICES];
-    uint32_t memory; /* enum vgpu_lease_memory; zero in a page of an older vgpud */
+    uint32_t memory; /* enum vgpu_lease_memory; zero in the page of an older vgpud */
     /*
-     * hundredths of a percent of each process's movable memory that may stay on the device while it is OUT. Zero in a
-     * page of an older vgpud
+     * the part of each process's movable memory that may stay on the device while it is OUT, in hundredths of a
+     * percent; zero in the page of an older vgpud
      */
     uint32_t keep_share;
-    uint32_t paused; /* 1: kept off its devices by the engine cut; its memory stays. Read by the arbiter only */
+    /*
+     * 1: the engine cut keeps the tenant off its devices, and its memory stays there; only the arbiter reads this word
+     */
+    uint32_t paused;
     uint32_t reserved;
 };
 
-/* A page of a vgpud without `memory` ends here. */
+/* Length of the page of a vgpud that did not know `memory`. */
 #define VGPU_LIMITS_BYTES_LEAST offsetof(struct vgpu_limits, memory)
 
-/* Memory of one process on one device, by kind. Each word is written by its own process only. */
+/* Memory of one process on one device, by kind. Only that process writes these words. */
 struct vgpu_slot_device {
-    uint64_t used_bytes;    /* held by API allocations, in the driver's pages */
-    uint64_t claim_bytes;   /* claimed by driver calls in progress, see account.h */
-    uint64_t context_bytes; /* contexts, modules, local memory, streams, as measured by NVML */
+    uint64_t used_bytes;    /* bytes held by API allocations, in units of the driver's pages */
+    uint64_t claim_bytes;   /* bytes claimed by driver calls in progress (account.h) */
+    uint64_t context_bytes; /* bytes of contexts, modules, local memory and streams, as measured by NVML */
     uint64_t peak_bytes;
-    uint64_t refusals_limit; /* requests refused: over this lease's limit */
-    uint64_t refusals_card;  /* requests refused by the driver: the card itself is full */
+    uint64_t refusals_limit; /* number of requests that were refused because of this lease's limit */
+    uint64_t refusals_card;  /* number of requests that the driver refused because the card itself is full */
     uint64_t launches;
     uint64_t throttled_ns;
 };
 
 /*
- * Owner word of a slot: 0 is free; VGPU_OWNER_SELF: locked, not registered yet; otherwise the registration number from
- * the arbiter. Sums count every slot, whatever its owner word is.
+ * Owner word of a slot. 0: the slot is free. VGPU_OWNER_SELF: it is locked, and its process is not registered yet.
+ * Otherwise it is the registration number from the arbiter. Sums count every slot, whatever its owner word is.
  */
 #define VGPU_OWNER_SELF 0x80000000u
 
 /* How far a process's memory has followed the lease's request. */
 enum vgpu_swap_phase {
     VGPU_SWAP_HERE = 0,
-    VGPU_SWAP_DRAINING = 1, /* waits for running work; nothing has moved yet */
+    VGPU_SWAP_DRAINING = 1, /* the process waits for running work; nothing has moved yet */
     VGPU_SWAP_GOING = 2,
     VGPU_SWAP_OUT = 3,
     VGPU_SWAP_COMING = 4,
-    VGPU_SWAP_REFUSED = 5, /* it could not be moved, and is on the device again */
+    VGPU_SWAP_REFUSED = 5, /* the memory could not be moved, and is on the device again */
 };
 #define VGPU_SWAP_KEPT_SHIFT 8
 
 struct vgpu_slot {
     uint32_t owner;
-    int32_t pid;       /* as the process sees itself: informative, never trusted */
-    uint64_t start_ns; /* CLOCK_MONOTONIC at the claim */
-    /* Written when the arbiter sends LOOK: */
+    int32_t pid;       /* pid in the process's own namespace: for information, never trusted */
+    uint64_t start_ns; /* time of the claim, in CLOCK_MONOTONIC */
+    /* The following words are written when the arbiter sends LOOK. */
     /* number of launches (by weight: launch.c), copies, synchronisations and allocations */
     uint64_t calls;
-    uint32_t looks; /* how often this was written */
-    uint32_t busy;  /* 1: work on the devices has not finished */
-    /* 1: the lease is suspended, and libvgpu itself makes no driver call until it is open again */
+    uint32_t looks; /* how often these words were written */
+    uint32_t busy;  /* 1: the process's work on the devices has not finished */
+    /* 1: the lease is suspended, and libvgpu itself makes no driver call until the lease is open again */
     uint32_t quiet;
-    uint32_t wants; /* threads that wait until the lease is open again; always up to date */
+    uint32_t wants; /* number of threads that wait until the lease is open again; always up to date */
     /*
-     * enum vgpu_swap_phase in the low byte; above it, while OUT, the MiB of movable memory that are still on the
-     * device: one word, so that both are consistent
+     * enum vgpu_swap_phase in the low byte. Above it, while OUT, the MiB of movable memory that are still on the
+     * device. One word, so that both values are consistent
      */
     uint32_t swap_phase;
-    uint32_t swap_error;    /* CUresult of a REFUSED swap, or of one that delays COMING; 0: none */
-    uint64_t movable_bytes; /* of the process's memory, on device or host */
-    uint64_t host_bytes;    /* of host memory reserved for it */
+    uint32_t swap_error;    /* CUresult of a REFUSED swap, or of the error that delays COMING; 0: none */
+    uint64_t movable_bytes; /* movable bytes of the process's memory, on device or host */
+    uint64_t host_bytes;    /* bytes of host memory reserved for the movable memory */
     struct vgpu_slot_device devices[VGPU_MAX_DEVICES];
 };
 
-/* Compute time of the whole lease on one device; written by the arbiter only. Times in nanoseconds. */
+/* Compute time of the whole lease on one device, in nanoseconds. Only the arbiter writes it. */
 struct vgpu_compute {
-    uint64_t granted_ns; /* sum of the time slices' lengths */
-    uint64_t used_ns;    /* from the grant until the devices were given back */
-    uint64_t waited_ns;  /* it wanted the device and did not have it */
-    uint64_t overrun_ns; /* it held the device after the end of a slice */
+    uint64_t granted_ns; /* sum of the lengths of the tenant's time slices */
+    uint64_t used_ns;    /* time from each grant until the devices were given back */
+    uint64_t waited_ns;  /* time in which the tenant wanted the device and did not have it */
+    uint64_t overrun_ns; /* time in which the tenant held the device after the end of a slice */
     uint64_t turns;
-    /* slices that did not end within the drain timeout, so that the next tenant was admitted beside it */
+    /*
+     * number of slices that did not end within the drain timeout, so that the next tenant was admitted beside this one
+     */
     uint64_t bypasses;
     uint64_t reserved[2];
 };
@@ -175,85 +186,93 @@ struct vgpu_usage {
     uint32_t magic;
     uint32_t version;
     uint32_t slot_high;                     /* slots from this index on have never been used */
-    uint32_t context_mib[VGPU_MAX_DEVICES]; /* memory of a context at the last measurement; 0: none */
-    uint32_t unknown_calls;                 /* functions that the process's driver exports and libvgpu does not know */
-    char unknown_call[VGPU_CALL_BYTES];     /* one of them, NUL-terminated */
-    struct vgpu_slot_device retired[VGPU_MAX_DEVICES]; /* counters of ended processes; written by the arbiter */
+    uint32_t context_mib[VGPU_MAX_DEVICES]; /* memory of a context at the last measurement, in MiB; 0: not measured */
+    /* number of functions that the process's driver exports and libvgpu does not know */
+    uint32_t unknown_calls;
+    char unknown_call[VGPU_CALL_BYTES];                /* the name of one such function, NUL-terminated */
+    struct vgpu_slot_device retired[VGPU_MAX_DEVICES]; /* counters of ended processes; only the arbiter writes them */
     struct vgpu_slot slots[VGPU_MAX_SLOTS];
     struct vgpu_compute compute[VGPU_MAX_DEVICES];
 };
 
 /*
- * The channels that carry a process's kernels, for an arbiter that preempts tenants by the driver's call (rm.h). At
- * VGPU_CHANNELS_AT of the `usage` file there is one table for each slot, written by the slot's process when the driver
- * makes or frees channels; a shorter file has no tables. Every number here is the tenant's claim: the arbiter makes its
- * call on the tenant's own open file, and the driver refuses channels of other files.
+ * The channels that carry a process's kernels, for an arbiter that preempts tenants by a call of the driver (rm.h). At
+ * VGPU_CHANNELS_AT of the `usage` file there is one table for each slot. The slot's process writes it when the driver
+ * makes or frees channels. A shorter file has no tables. Every number in it is the tenant's claim: the arbiter makes
+ * its call on the tenant's own open file, and the driver refuses channels of other files.
  */
 #define VGPU_GROUP_CHANNELS 8u
 #define VGPU_MAX_GROUPS 255u
 struct vgpu_channel_group {
-    uint8_t uuid[16]; /* of the device, as the driver reports it */
-    uint32_t file;    /* descriptor of the process's open control device */
-    uint32_t client;  /* handles of the driver, see rm.h */
+    uint8_t uuid[16]; /* UUID of the device, as the driver reports it */
+    uint32_t file;    /* the process's descriptor of its open control device */
+    uint32_t client;  /* handles of the driver (rm.h) */
     uint32_t subdevice;
     uint32_t count; /* number of channels; a group with more channels has several entries */
     uint32_t channels[VGPU_GROUP_CHANNELS];
 };
 struct vgpu_channel_table {
-    uint64_t generation; /* odd during a write */
+    uint64_t generation; /* the generation is odd during a write */
     uint32_t count;
     uint32_t lost; /* 1: some groups did not fit in this table */
-    uint32_t off;  /* devices of the lease, as bits, on which the arbiter has disabled or is disabling its channels */
-    uint32_t samples;    /* samples of the process's own work while it was on the device, and how many of them */
-    uint32_t unfinished; /* found unfinished work: a claim, which only decides whether others run beside it */
+    /* devices of the lease, as bits, on which the arbiter has disabled or is disabling the table's channels */
+    uint32_t off;
+    uint32_t samples; /* number of samples of the process's own work while it was on the device */
+    /*
+     * number of samples that found unfinished work; the process's claim, which only decides whether others run beside
+     * it
+     */
+    uint32_t unfinished;
     uint8_t unused[36];
     struct vgpu_channel_group groups[VGPU_MAX_GROUPS];
 };
-#define VGPU_CHANNELS_AT 294912u /* offset of the first table, at a page boundary */
+#define VGPU_CHANNELS_AT 294912u /* offset of the first table in the file, at a page boundary */
 #define VGPU_USAGE_FILE_BYTES (VGPU_CHANNELS_AT + VGPU_MAX_SLOTS * sizeof(struct vgpu_channel_table))
 
-/* Messages on arbiter.sock (SEQPACKET, one struct a packet). */
+/* Messages on arbiter.sock (SEQPACKET, one struct per packet). */
 enum vgpu_message_kind {
-    VGPU_MSG_REGISTER = 1, /* tenant -> arbiter; slot = the slot whose lock the sender holds */
-    VGPU_MSG_WELCOME = 2,  /* arbiter -> tenant; owner = word for the slot, value = host pid */
-    VGPU_MSG_REFUSED = 3,  /* arbiter -> tenant; value: errno (ESHUTDOWN: the lease is closed) */
-    /* Time slices, on a registered connection; `turn` is filled in. */
-    VGPU_MSG_WANT = 4,   /* tenant -> arbiter: work waits; turn.devices: bits of the devices it is for */
-    VGPU_MSG_DONE = 5,   /* tenant -> arbiter: no work of turn.number is left on the device; turn.flags: MORE */
-    VGPU_MSG_GRANT = 6,  /* arbiter -> tenant: launches may run */
+    VGPU_MSG_REGISTER = 1, /* tenant -> arbiter: registers; slot is the slot whose lock the sender holds */
+    VGPU_MSG_WELCOME = 2,  /* arbiter -> tenant: registered; owner is the word for the slot, value the host pid */
+    VGPU_MSG_REFUSED = 3,  /* arbiter -> tenant: not registered; value is an errno (ESHUTDOWN: the lease is closed) */
+    /* Time slices, on a registered connection. `turn` is filled in. */
+    VGPU_MSG_WANT = 4, /* tenant -> arbiter: work waits; turn.devices has the devices for which it is, as bits */
+    /* tenant -> arbiter: no work of slice turn.number is left on the device; turn.flags may have MORE */
+    VGPU_MSG_DONE = 5,
+    VGPU_MSG_GRANT = 6,  /* arbiter -> tenant: launches may run now */
     VGPU_MSG_REVOKE = 7, /* arbiter -> tenant: stop launching, and send DONE when no work is left */
-    VGPU_MSG_ENDING = 8, /* from older libvgpus, ignored; they used 9 too */
+    VGPU_MSG_ENDING = 8, /* sent by older versions of libvgpu, and ignored; they used 9 too */
     /*
-     * arbiter -> tenant: read the lease's state, and write your slot's figures; vgpud -> arbiter: send this to all
+     * arbiter -> tenant: read the lease's state, and write your slot's words; vgpud -> arbiter: send this to all
      * processes of the lease
      */
     VGPU_MSG_LOOK = 10,
     /*
-     * arbiter -> tenant: launch freely, slices are enforced by disabling your channels; with WATCH in turn.flags: send
-     * DONE when no work is left, WANT at the next call
+     * arbiter -> tenant: launch freely, because slices are enforced by disabling your channels; with WATCH in
+     * turn.flags: send DONE when no work is left, and WANT at the next call
      */
     VGPU_MSG_CUT = 11,
     VGPU_MSG_CHANNELS = 12, /* tenant -> arbiter: this process's table of channels has changed */
-    /* control socket, root only */
+    /* Messages on the control socket, for root only. */
     VGPU_MSG_ADD = 16,    /* vgpud -> arbiter: serve this lease */
     VGPU_MSG_REMOVE = 17, /* vgpud -> arbiter: stop serving this lease */
-    VGPU_MSG_LIST = 18,   /* vgpud -> arbiter: name the live processes of this lease; answer: PROCESSES */
+    VGPU_MSG_LIST = 18,   /* vgpud -> arbiter: asks for the live processes of this lease; the answer is PROCESSES */
     VGPU_MSG_OK = 19,
-    VGPU_MSG_ERROR = 20, /* value: errno */
+    VGPU_MSG_ERROR = 20, /* the answer of a failed order; value is an errno */
     VGPU_MSG_PROCESSES = 21,
 };
 
-#define VGPU_NO_SLOT 0xffffffffu /* the slot of a process that has none */
+#define VGPU_NO_SLOT 0xffffffffu /* stands for the slot of a process that has none */
 
 /*
- * A time slice on the devices. It has lengths, not points in time: the two sides may be in different time namespaces.
+ * A time slice on the devices. It has lengths and not points in time, because the two sides may be in different time
+ * namespaces.
  */
 enum vgpu_turn_flags {
-    VGPU_TURN_FREE = 1,   /* no other tenant is there: launch without pacing until revoked */
+    VGPU_TURN_FREE = 1,   /* no other tenant is present: launch without pacing until revoked */
     VGPU_TURN_WATCH = 2,  /* give the devices back as soon as no work is left */
-    VGPU_TURN_MORE = 4,   /* in DONE: launches wait at the gate */
+    VGPU_TURN_MORE = 4,   /* in DONE: further launches wait at the gate */
     VGPU_TURN_SHORT = 8,  /* a latency tenant waits: keep at most one long launch in flight */
-    VGPU_TURN_GATED = 32, /* in WANT: this process has no channels in the table, and its gate enforces its slices */
+    VGPU_TURN_GATED = 32, /* in WANT: this process has no channels in the table, so its gate enforces its slices */
     /* with WATCH: check for idleness more often: other tenants wait, or one requests short slices */
     VGPU_TURN_BRIEF = 16,
 };
@@ -262,14 +281,14 @@ enum vgpu_turn_flags {
 struct vgpu_turn {
     uint64_t number;
     /*
-     * GRANT: counted from its receipt; VGPU_TURN_OPEN_ENDED: until revoked. DONE: how long none of the tenant's work
-     * ran
+     * In GRANT: length of the slice from its receipt; VGPU_TURN_OPEN_ENDED: until revoked. In DONE: how long none of
+     * the tenant's work ran
      */
     uint64_t length_ns;
-    uint64_t window_ns; /* most device time in flight */
+    uint64_t window_ns; /* maximum of device time that may be in flight */
     uint32_t flags;     /* enum vgpu_turn_flags */
     uint32_t devices;
-    uint64_t sent_ns; /* the sender's CLOCK_MONOTONIC: time in transit is charged to no tenant */
+    uint64_t sent_ns; /* the sender's CLOCK_MONOTONIC, so that time in transit is charged to no tenant */
 };
 
 struct vgpu_message {
@@ -286,16 +305,17 @@ struct vgpu_message {
 
 /*
  * Answer to VGPU_MSG_LIST: host pids of the lease's live registered processes. head.slot: how often `usage` was too
- * large and was truncated; head.owner: 1 if it has so many locks that the arbiter no longer checks them.
- * head.turn.flags: enum vgpu_list_flags; with REFUSED head.turn.number is the status, head.turn.length_ns the errno of
- * that call.
+ * large and was truncated. head.owner: 1 if the file has so many locks that the arbiter no longer checks them.
+ * head.turn.flags: enum vgpu_list_flags; with REFUSED, head.turn.number is the status and head.turn.length_ns the errno
+ * of the refused call.
  */
 enum vgpu_list_flags {
-    VGPU_LIST_REFUSED = 1, /* the driver refused to preempt or resume the lease: its gate enforces its slices */
-    VGPU_LIST_PAUSED = 2,  /* the lease is paused, and all of its processes are off its devices */
+    /* the driver refused to preempt or resume the lease's work, so the gate enforces its slices */
+    VGPU_LIST_REFUSED = 1,
+    VGPU_LIST_PAUSED = 2, /* the lease is paused, and all of its processes are off its devices */
 };
 struct vgpu_process_list {
-    struct vgpu_message head; /* kind VGPU_MSG_PROCESSES, value: count */
+    struct vgpu_message head; /* kind is VGPU_MSG_PROCESSES, value the number of pids */
     int32_t pids[VGPU_MAX_SLOTS];
 };
 

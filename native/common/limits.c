@@ -6,14 +6,14 @@
 
 #include "pause.h"
 
-#define READ_TRIES 100        /* some 7 ms where CPUs are idle */
-#define WRITER_STEP_NS 20000L /* vgpud writes a page by three system calls */
+#define READ_TRIES 100        /* maximum of attempts to read the page: some 7 ms if CPUs are idle */
+#define WRITER_STEP_NS 20000L /* pause between attempts; vgpud writes a page by three system calls */
 
 _Static_assert(sizeof(struct vgpu_limits) % sizeof(uint64_t) == 0, "copied by words");
 
 /*
- * Copies word by word with acquire loads: the second read of generation cannot move before them, and no plain load
- * reads the page while vgpud writes it.
+ * Copies the page word by word with acquire loads. So the second read of generation cannot move before them, and no
+ * plain load reads the page while vgpud writes it.
  */
 static void copy_words(const struct vgpu_limits *shared, struct vgpu_limits *copy)
 {

@@ -1,11 +1,11 @@
 /*
- * rm.h: the facts of the driver's resource manager that preemption needs. Numbers and layouts are those of NVIDIA's
+ * rm.h: the facts of the driver's resource manager that preemption needs. Numbers and layouts are from NVIDIA's
  * published headers (open-gpu-kernel-modules: nv_escape.h, nvos.h, nvstatuscodes.h, cl*.h, ctrl2080fifo.h,
- * ctrl2080gpu.h), asked of driver 580.159.04 on an H100. NVIDIA does not document them as an interface: native/probe
- * verifies them on each device before the arbiter uses them.
+ * ctrl2080gpu.h) and were checked with driver 580.159.04 on an H100. NVIDIA does not document them as an interface:
+ * native/probe verifies them on each device before the arbiter uses them.
  *
  * A process's calls go through an open file of /dev/nvidiactl. A client (the root of a process's objects) belongs to
- * the open file that made it; a call on another file with its handle is refused.
+ * the open file that made it; a call with its handle on another file is refused.
  */
 #ifndef VGPU_RM_H
 #define VGPU_RM_H
@@ -16,7 +16,7 @@
 
 #define RM_CONTROL_DEVICE "/dev/nvidiactl"
 
-/* ioctl(2) request: type 'F', one of these numbers, the size of the structure, read and write. */
+/* The numbers of ioctl(2) requests, which also contain type 'F', the size of the structure, read and write. */
 #define RM_IOCTL_TYPE 'F'
 enum rm_escape {
     RM_ESCAPE_FREE = 0x29,
@@ -25,11 +25,11 @@ enum rm_escape {
 };
 
 enum rm_class {
-    RM_CLASS_DEVICE = 0x0080,        /* parent: the client */
-    RM_CLASS_SUBDEVICE = 0x2080,     /* parent: a device */
-    RM_CLASS_CHANNEL_GROUP = 0xa06c, /* parent: a device */
-    RM_CLASS_CHANNEL_LOW = 0x6f,     /* low byte of every channel class (0xc86f on Hopper); parent: a group */
-    RM_CLASS_COMPUTE_LOW = 0xc0,     /* low byte of every compute class (0xcbc0 on Hopper); parent: a channel */
+    RM_CLASS_DEVICE = 0x0080,        /* its parent is the client */
+    RM_CLASS_SUBDEVICE = 0x2080,     /* its parent is a device */
+    RM_CLASS_CHANNEL_GROUP = 0xa06c, /* its parent is a device */
+    RM_CLASS_CHANNEL_LOW = 0x6f,     /* low byte of every channel class (0xc86f on Hopper); its parent is a group */
+    RM_CLASS_COMPUTE_LOW = 0xc0,     /* low byte of every compute class (0xcbc0 on Hopper); its parent is a channel */
 };
 
 enum rm_status {
@@ -45,12 +45,13 @@ enum rm_status {
 };
 
 /*
- * RM_ESCAPE_ALLOC, in two lengths, which the size in the ioctl request distinguishes. `client` of a new client: itself.
+ * RM_ESCAPE_ALLOC. It has two lengths, which the size in the ioctl request distinguishes. For a new client, `client` is
+ * its own handle.
  */
 struct rm_alloc {
     uint32_t client;
     uint32_t parent;
-    uint32_t object; /* the new handle */
+    uint32_t object; /* the handle of the new object */
     uint32_t class_id;
     uint64_t parameters;
     uint64_t rights;
@@ -88,19 +89,19 @@ struct rm_control {
     uint32_t status;
 };
 
-/* Control of a subdevice: its UUID, as text ("GPU-...") or as 16 bytes. */
+/* Control call of a subdevice: returns its UUID, as text ("GPU-...") or as 16 bytes. */
 #define RM_GET_GID 0x2080014au
 #define RM_GID_TEXT 0u
 #define RM_GID_BINARY 2u
 struct rm_gid {
     uint32_t index;
     uint32_t flags;
-    uint32_t length; /* of the answer, including its NUL */
+    uint32_t length; /* length of the answer, including its NUL */
     uint8_t data[256];
 };
 
 /*
- * Control of a subdevice: with `disable`, the channels are stopped when the call returns, even in the middle of a
+ * Control call of a subdevice. With `disable`, the channels are stopped when the call returns, even in the middle of a
  * kernel; without it they continue.
  */
 #define RM_DISABLE_CHANNELS 0x2080110bu

@@ -13,7 +13,8 @@
 
 #define CONTEXT_WAIT_MS 2000
 #define CONTEXT_LOOK_MS 2
-#define CLEAR_WAIT_MS 1000 /* the arbiter usually needs less than 1 ms; a busy host may run it late */
+/* how long to wait for the arbiter to clear slots: it usually needs less than 1 ms, but may run late on a busy host */
+#define CLEAR_WAIT_MS 1000
 
 static int set_lock_at(int fd, off_t offset, short type)
 {
@@ -32,8 +33,8 @@ static int set_lock(int fd, uint32_t slot, short type)
 }
 
 /*
- * The owner word is written last, both when a slot is given up and when it is taken, so that a body is never read under
- * a wrong owner. Other processes only sum these words.
+ * Clears a slot. The owner word is written last, both when a slot is given up and when it is taken, so that its content
+ * is never read under a wrong owner. Other processes only sum these words.
  */
 static void clear(struct vgpu_slot *slot)
 {
@@ -72,8 +73,8 @@ static void take(struct vgpu_usage *usage, uint32_t index)
 }
 
 /*
- * No process holds the slot's lock, but its process may still be dying. The pid was recorded in the process's own
- * namespace: in another one it is no process's pid, or at worst that of another dying process.
+ * Is the slot's process still dying, although no process holds the slot's lock? The pid was recorded in the process's
+ * own namespace. In another namespace no process has that pid, or at worst another dying process has it.
  */
 static bool still_there(const struct vgpu_slot *slot)
 {
@@ -82,7 +83,7 @@ static bool still_there(const struct vgpu_slot *slot)
 
 int vgpu_slot_claim(int fd, struct vgpu_usage *usage)
 {
-    for (int pass = 0; pass < 2; pass++) { /* free slots first, then those of dead processes */
+    for (int pass = 0; pass < 2; pass++) { /* the first pass takes free slots, the second those of dead processes */
         for (uint32_t i = 0; i < VGPU_MAX_SLOTS; i++) {
             bool is_free = __atomic_load_n(&usage->slots[i].owner, __ATOMIC_SEQ_CST) == 0;
             if (is_free != (pass == 0))
@@ -110,7 +111,7 @@ int vgpu_slot_lock_again(int fd, struct vgpu_usage *usage, uint32_t index, uint6
     if (error != 0)
         return error;
     uint32_t owner = __atomic_load_n(&slot->owner, __ATOMIC_SEQ_CST);
-    if (owner != 0 && slot->start_ns != start_ns) /* the slot belongs to a process that took it meanwhile, and died */
+    if (owner != 0 && slot->start_ns != start_ns) /* another process took the slot meanwhile, and has died */
         clear(slot);
     if (owner == 0 || slot->start_ns != start_ns)
         own(usage, index, start_ns);
@@ -136,8 +137,8 @@ int vgpu_slot_clear_dead(int fd, struct vgpu_usage *usage, uint32_t own, bool re
 }
 
 /*
- * The arbiter locks a slot while it clears it. Its lock belongs to an open file description, for which the kernel
- * gives -1 as the pid (fcntl(2), F_GETLK).
+ * Does no process hold the slot's lock? The arbiter locks a slot while it clears it. Its lock belongs to an open file
+ * description, for which the kernel gives -1 as the pid (fcntl(2), F_GETLK).
  */
 static bool no_process_locks(int fd, uint32_t slot)
 {
@@ -145,7 +146,10 @@ static bool no_process_locks(int fd, uint32_t slot)
     return fcntl(fd, F_GETLK, &lock) == 0 && (lock.l_type == F_UNLCK || lock.l_pid == -1);
 }
 
-/* A living process loses its lock if it closes all its files, so its pid is checked too. */
+/*
+ * Is the slot registered and its process dead, so that the arbiter will clear it? A living process loses its lock if it
+ * closes all its files, so its pid is checked too.
+ */
 static bool awaits_clear(int fd, const struct vgpu_usage *usage, uint32_t slot)
 {
     uint32_t owner = __atomic_load_n(&usage->slots[slot].owner, __ATOMIC_SEQ_CST);

@@ -1,7 +1,8 @@
 /*
- * slot.h: claiming and clearing slots of `usage` from inside a tenant process (see lease.h).
+ * slot.h: claims and clears slots of `usage` from inside a tenant process (see lease.h).
  *
- * Precondition: no two threads call at once. POSIX locks belong to the process: `fd` must satisfy fcntl(2).
+ * Precondition: only one thread calls at a time. POSIX locks belong to the process: `fd` must be a descriptor that
+ * fcntl(2) can lock.
  */
 #ifndef VGPU_SLOT_H
 #define VGPU_SLOT_H
@@ -11,36 +12,36 @@
 #include "lease.h"
 
 /*
- * Takes a slot: its lock, then a cleared body, then the owner word. `fd` is the process's one open `usage` file:
- * closing any descriptor of that file would drop the lock, so it stays open until the process ends. Returns the slot,
- * or -EAGAIN if all slots have live owners, or another -errno of fcntl.
+ * Takes a slot: its lock first, then clears its content, then writes the owner word. `fd` is the process's only open
+ * `usage` file: closing any descriptor of that file would drop the lock, so it stays open until the process ends.
+ * Returns the slot, -EAGAIN if all slots have live owners, or another -errno of fcntl.
  */
 int vgpu_slot_claim(int fd, struct vgpu_usage *usage);
 
 /*
  * Locks the slot that this process claimed at `start_ns` again by `fd`, another open `usage` file, after all
- * descriptors of the former were closed. If the slot was cleared meanwhile, the process owns it again, with cleared
- * figures. Returns 0, or -errno of fcntl: -EAGAIN or -EACCES while another process has the lock.
+ * descriptors of the earlier one were closed. If the slot was cleared meanwhile, the process owns it again, with
+ * cleared words. Returns 0, or -errno of fcntl: -EAGAIN or -EACCES while another process has the lock.
  */
 int vgpu_slot_lock_again(int fd, struct vgpu_usage *usage, uint32_t slot, uint64_t start_ns);
 
 /*
- * Clears the slots of dead processes, except `own`, and except those of dying processes (dying.h). The arbiter clears
- * the slots of registered processes; with `registered` they are cleared here, because there is no arbiter. Returns how
- * many slots were cleared.
+ * Clears the slots of dead processes, except `own`, and except those of dying processes (dying.h). Usually the arbiter
+ * clears the slots of registered processes. With `registered` they are cleared here too, because there is no arbiter.
+ * Returns how many slots were cleared.
  */
 int vgpu_slot_clear_dead(int fd, struct vgpu_usage *usage, uint32_t own, bool registered);
 
 /*
  * Waits up to 1 s while the arbiter clears slots of registered processes that have ended. A pid is looked up in the
- * caller's pid namespace, so a process in another namespace counts as ended when it has no lock. True: a slot was
- * cleared meanwhile.
+ * caller's pid namespace, so a process in another namespace counts as ended when it has no lock. Returns true if a slot
+ * was cleared meanwhile.
  */
 bool vgpu_slot_await_clear(int fd, const struct vgpu_usage *usage, uint32_t own);
 
 /*
  * Serialises the first contexts of a lease's processes while the size of a context is not known. Waits a bounded time;
- * false: it did not get the lock. The kernel releases the lock with the process, as for slots.
+ * returns false if it did not get the lock. The kernel releases the lock when the process ends, as for slots.
  */
 bool vgpu_slot_lock_contexts(int fd);
 void vgpu_slot_unlock_contexts(int fd);

@@ -1,9 +1,9 @@
 /*
  * admission.c: divides a tenant's limits among its processes. MPS limits each process separately, so two processes
- * would get twice the share. Here each process takes a part, and a process is refused when no part is left.
+ * would together get twice the share. Here each process takes a part, and a process is refused when no part is left.
  *
  * The parts are records in a file of the tenant, each locked by its process (fcntl(2): the lock ends with the process).
- * A tenant that writes there harms only itself.
+ * A tenant that changes the file harms only itself.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -20,7 +20,7 @@
 enum { RECORDS = 64, ADMISSION_AT = 4096 };
 
 struct part {
-    uint32_t share_hundredths; /* of a percent */
+    uint32_t share_hundredths; /* in hundredths of a percent */
     uint32_t memory_mib;
 };
 
@@ -49,7 +49,7 @@ static bool record_held(int file, int index)
     return fcntl(file, F_GETLK, &range) != 0 || range.l_type != F_UNLCK;
 }
 
-/* Computes what the other processes left of `whole`. Returns a free record, or -1. */
+/* Computes what the other processes have left of `whole`. Returns the index of a free record, or -1. */
 static int measure(int file, const struct tenant *tenant, struct part *left)
 {
     const struct part *whole = &tenant->whole;
@@ -71,7 +71,7 @@ static int measure(int file, const struct tenant *tenant, struct part *left)
     return index;
 }
 
-/* Parses "0=2048M" or "GPU-...=2G", for one device; 0 for any other text. */
+/* Parses a memory limit such as "0=2048M" or "GPU-...=2G", for one device. Returns 0 for any other text. */
 static uint32_t asked_memory(void)
 {
     const char *text = getenv(MEMORY);
@@ -95,7 +95,10 @@ static uint32_t asked_share(void)
     return percent > 0 && percent <= 100 && *end == '\0' ? (uint32_t)(percent * 100 + 0.5) : 0;
 }
 
-/* The part of a process: it may request less than its even part, or more as long as the tenant has it. */
+/*
+ * Returns the part that a process takes. It may request less than its even part, or more as long as the tenant has that
+ * much left.
+ */
 static struct part wanted(const struct tenant *tenant)
 {
     const struct part *whole = &tenant->whole;
@@ -110,7 +113,7 @@ static struct part wanted(const struct tenant *tenant)
 static void set(const char *name, const char *value)
 {
     const char *now = getenv(name);
-    /* setenv is unsafe beside other threads, so it is called only if needed */
+    /* setenv is not safe beside other threads, so it is called only if the value changes */
     if (now == NULL || strcmp(now, value) != 0)
         setenv(name, value, 1);
 }
@@ -125,11 +128,11 @@ static void set_environment(const struct part *part)
         set(MEMORY, text);
 }
 
-/* `limits` is written by vgpud: "HUNDREDTHS MIB PROCESSES POOLED" on one line. */
+/* Reads the file `limits`, which vgpud writes: "HUNDREDTHS MIB PROCESSES POOLED" on one line. */
 static bool read_limits(const char *folder, struct tenant *tenant)
 {
     struct part *whole = &tenant->whole;
-    unsigned pooled = 0; /* missing in the files of older vgpuds */
+    unsigned pooled = 0; /* the value is missing in files of an older vgpud */
     char path[512];
     snprintf(path, sizeof(path), "%s/limits", folder);
     FILE *file = fopen(path, "re");
@@ -171,11 +174,12 @@ int guard_admit(void)
     char path[512];
     const char *folder = tenant_folder();
     if (folder == NULL)
-        return GUARD_SUCCESS; /* without a file of limits, only MPS's own limits hold */
+        return GUARD_SUCCESS; /* without the file, only the limits of MPS itself hold */
     snprintf(path, sizeof(path), "%s/slots", folder);
     guard_leave();
     if (!read_limits(folder, &tenant) || (g_file = open(path, O_RDWR | O_CLOEXEC)) < 0)
-        return GUARD_NO_CONNECTION; /* released, or of another tenant: without limits the process is refused */
+        /* the allocation was released, or belongs to another tenant: a process without limits is refused */
+        return GUARD_NO_CONNECTION;
     int result = take(g_file, &tenant);
     if (result != GUARD_SUCCESS)
         guard_leave();

@@ -1,4 +1,4 @@
-/* The ways to reach cuInit: direct linking, dlsym, and cuGetProcAddress (which cudart uses). All end here. */
+/* Covers all ways to reach cuInit: direct linking, dlsym, and cuGetProcAddress (which cudart uses). */
 #include <dlfcn.h>
 #include <link.h>
 #include <stddef.h>
@@ -30,7 +30,7 @@ static const struct {
     {"cuGetProcAddress", (void *)cuGetProcAddress},
     {"cuGetProcAddress_v2", (void *)cuGetProcAddress_v2},
 };
-static void *g_real[HOOKS]; /* the functions found behind the hooks, atomic */
+static void *g_real[HOOKS]; /* the functions that the hooks replace; atomic */
 static void *g_next_dlsym;
 
 struct search {
@@ -64,8 +64,8 @@ static int visit_origin(struct dl_phdr_info *info, size_t size, void *argument)
 }
 
 /*
- * Is the address in the driver's library, or in libvgpu, which is called before the driver? dladdr is not used:
- * containers with older C libraries lack the version that today's provides, and the guard would not load there.
+ * Is the address in the driver's library, or in libvgpu, which is called before the driver? dladdr is not used: old C
+ * libraries in containers lack the version of it that is linked today, and the guard would not load there.
  */
 static bool is_driver(const void *address)
 {
@@ -114,7 +114,7 @@ static void *real(int id)
     return found;
 }
 
-/* The guard's function in place of the driver's; any other function is returned unchanged. */
+/* Returns the guard's function in place of the driver's. Any other function is returned unchanged. */
 static void *replaced(int id, void *found)
 {
     if (found == hooks[id].ours)
@@ -134,7 +134,7 @@ struct vgpu_jump vgpu_guard_dlsym(void *handle, const char *name, const void *ca
     if (id == HOOKS)
         return (struct vgpu_jump){.jump = (void *)next_dlsym()};
     void *found = handle == RTLD_NEXT ? next_definition(name, caller, false) : next_dlsym()(handle, name);
-    if (found == NULL) /* jumps, so that dlerror has the right text */
+    if (found == NULL) /* a jump, so that dlerror has the right text */
         return (struct vgpu_jump){.jump = (void *)next_dlsym()};
     return (struct vgpu_jump){.value = replaced(id, found)};
 }
@@ -145,7 +145,7 @@ int cuInit(unsigned flags)
     return init == NULL ? GUARD_NO_DRIVER : guard_init(init, flags);
 }
 
-/* The driver answered first, with the same arguments; its cuInit and cuGetProcAddress are replaced. */
+/* Replaces cuInit and cuGetProcAddress in an answer that the driver gave to the same arguments. */
 static void map_answer(const char *symbol, void **pfn, int version)
 {
     if (symbol == NULL || pfn == NULL || *pfn == NULL)
@@ -155,7 +155,7 @@ static void map_answer(const char *symbol, void **pfn, int version)
             __atomic_store_n(&g_real[INIT], *pfn, __ATOMIC_RELEASE);
         *pfn = hooks[INIT].ours;
     } else if (strcmp(symbol, "cuGetProcAddress") == 0 || strcmp(symbol, "cuGetProcAddress_v2") == 0) {
-        /* CUDA 12.0 introduced _v2, which the plain name then means (cudaTypedefs.h) */
+        /* CUDA 12.0 introduced _v2; from then on the plain name means _v2 (cudaTypedefs.h) */
         int id = *pfn == real(GETPROC) || (version < 12000 && *pfn != real(GETPROC_V2)) ? GETPROC : GETPROC_V2;
         *pfn = hooks[id].ours;
     }

@@ -1,7 +1,7 @@
 /*
- * cuInit under guard: the same control daemon must accept connections before and after the driver's own cuInit, so that
- * it ran in between, when the driver connected. If a daemon started or ended meanwhile, this process may be without
- * MPS, and is refused permanently.
+ * Runs cuInit under guard: the same control daemon must accept connections before and after the driver's own cuInit.
+ * Then it also ran in between, when the driver connected. If a daemon started or ended meanwhile, this process may be
+ * without MPS, and is refused permanently.
  */
 #include "guard.h"
 
@@ -13,11 +13,14 @@
 #define PIPE "CUDA_MPS_PIPE_DIRECTORY"
 
 static pthread_mutex_t g_lock = PTHREAD_MUTEX_INITIALIZER;
-static pid_t g_pid; /* the process of this verdict: a forked child gets its own */
+static pid_t g_pid; /* the process to which the verdict applies: a forked child gets a new verdict */
 static bool g_admitted;
 static int g_refused;
 
-/* In a container the folder is a constant, so that `env -i` and login shells make no difference. */
+/*
+ * Returns the folder of MPS's pipes. In a container it is a constant, so that `env -i` and login shells make no
+ * difference.
+ */
 static const char *pipe_folder(void)
 {
     const char *named = getenv(PIPE);
@@ -26,7 +29,7 @@ static const char *pipe_folder(void)
             setenv(PIPE, GUARD_CONTAINER_PIPE, 1);
         return named == NULL ? GUARD_CONTAINER_PIPE : named;
     }
-    return named == NULL ? "/tmp/nvidia-mps" : named; /* where the driver looks */
+    return named == NULL ? "/tmp/nvidia-mps" : named; /* the folder in which the driver looks by default */
 }
 
 static int refuse(int code, const char *pipe)

@@ -1,8 +1,8 @@
 /*
- * guard.h: prevents an MPS tenant's process from initialising CUDA without its MPS control daemon.
+ * guard.h: prevents a process of an MPS tenant from initialising CUDA without its MPS control daemon.
  *
- * The driver runs a process without MPS, and so with no limit at all, when no control daemon answers (measured on an
- * H200, driver 580). The guard wraps cuInit and refuses instead.
+ * If no control daemon answers, the driver runs a process without MPS, and so with no limit at all (measured on an
+ * H200, driver 580). The guard wraps cuInit and refuses in that case.
  */
 #ifndef VGPU_GUARD_H
 #define VGPU_GUARD_H
@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 #include <time.h>
 
-/* cuda.h, CUresult; cuda.h itself renames the functions that are defined here. */
+/* Values of CUresult, from cuda.h, which is not included: it renames the functions that are defined here. */
 enum {
     GUARD_SUCCESS = 0,
     GUARD_NO_DRIVER = 303,      /* CUDA_ERROR_SHARED_OBJECT_INIT_FAILED */
@@ -20,29 +20,29 @@ enum {
     GUARD_NO_MORE_CLIENTS = 808 /* CUDA_ERROR_MPS_MAX_CLIENTS_REACHED */
 };
 
-/* The paths in a container, independent of the environment (vgpud/modes/mps/edits.py). */
+/* Paths in a container. They do not depend on the environment (vgpud/modes/mps/edits.py). */
 #define GUARD_CONTAINER_PIPE "/run/vgpu/mps/p"
 #define GUARD_CONTAINER_TENANT "/run/vgpu/mps-tenant"
 
-/* One run of a control daemon: each run creates a new socket. */
+/* Identifies one run of a control daemon, because each run creates a new socket. */
 struct guard_life {
     dev_t device;
     ino_t inode;
     struct timespec changed;
 };
 
-/* probe.c: does a control daemon accept connections in `pipe`, and which run of it? Never blocks. */
+/* In probe.c. Does a control daemon accept connections in `pipe`, and which run of it? Never blocks. */
 bool guard_probe(const char *pipe, struct guard_life *life);
 bool guard_same_life(const struct guard_life *a, const struct guard_life *b);
 
 /*
- * admission.c: takes this process's part of the tenant's limits, and sets it in the environment for the driver.
- * GUARD_SUCCESS, or GUARD_NO_MORE_CLIENTS if the tenant's other processes have all of it.
+ * In admission.c. Takes this process's part of the tenant's limits, and sets it in the environment for the driver.
+ * Returns GUARD_SUCCESS, or GUARD_NO_MORE_CLIENTS if the tenant's other processes have all of it.
  */
 int guard_admit(void);
-void guard_leave(void); /* gives the part back; so does the end of the process */
+void guard_leave(void); /* gives the part back; the end of the process does so too */
 
-/* guard.c */
+/* In guard.c. */
 typedef int (*guard_init_fn)(unsigned flags);
 int guard_init(guard_init_fn real, unsigned flags);
 

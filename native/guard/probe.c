@@ -1,5 +1,5 @@
 /*
- * Checks by a connection that is closed at once whether a daemon listens: a connection that stays open and sends
+ * Checks whether a daemon listens, by a connection that is closed at once: a connection that stays open and sends
  * nothing would block NVIDIA's daemon for all users (measured on 535 and 550).
  */
 #include <errno.h>
@@ -12,7 +12,7 @@
 
 #include "guard.h"
 
-/* A full backlog counts too: a daemon is there and slow. */
+/* Does a daemon accept a connection? A full backlog counts too: a daemon is there and slow. */
 static bool connects(const struct sockaddr_un *address, int type, bool *wrong_type)
 {
     int fd = socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -34,7 +34,7 @@ bool guard_probe(const char *pipe, struct guard_life *life)
         syscall(SYS_newfstatat, AT_FDCWD, address.sun_path, &found, 0) != 0)
         return false; /* stat(3) is not used, because C libraries before 2.33 do not export it */
     *life = (struct guard_life){found.st_dev, found.st_ino, found.st_ctim};
-    if (connects(&address, SOCK_SEQPACKET, &wrong_type)) /* the socket type of NVIDIA's daemon, 535 and 550 */
+    if (connects(&address, SOCK_SEQPACKET, &wrong_type)) /* NVIDIA's daemon (535 and 550) uses this socket type */
         return true;
     return wrong_type && connects(&address, SOCK_STREAM, &wrong_type);
 }

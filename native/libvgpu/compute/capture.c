@@ -1,4 +1,4 @@
-/* capture.c: tracks the begin and the end of stream captures, by the stream on which each began. */
+/* capture.c: tracks the beginning and the end of stream captures, by the stream on which each began. */
 #include "capture.h"
 
 #include <pthread.h>
@@ -11,12 +11,12 @@
 struct capture {
     struct capture *next;
     CUstream stream;
-    CUcontext context; /* of the stream; NULL: not known */
+    CUcontext context; /* context of the stream; NULL if it is not known */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct capture *begun; /* list of captures; guarded by `lock` */
-static int captures;          /* captures in `begun`, and those that are beginning */
+static struct capture *begun; /* list of captures in progress; guarded by `lock` */
+static int captures;          /* number of captures in `begun`, plus those that are beginning */
 
 bool vgpu_capture_any(void)
 {
@@ -45,7 +45,7 @@ void vgpu_capture_restore(CUstreamCaptureMode before)
     CALL(cuThreadExchangeStreamCaptureMode, &before);
 }
 
-#define UNCHANGED (-1) /* marks an unchanged mode */
+#define UNCHANGED (-1) /* stands for a capture mode that was not changed */
 
 int vgpu_capture_relax_if_any(void)
 {
@@ -61,12 +61,12 @@ void vgpu_capture_restore_if_any(int before)
 static void reset(void)
 {
     pthread_mutex_init(&lock, NULL);
-    begun = NULL; /* the driver's objects belong to the parent; its records stay allocated */
+    begun = NULL; /* in a forked child: the driver's objects belong to the parent, and its records stay allocated */
     captures = 0;
 }
 VGPU_IN_CHILD(reset);
 
-/* Unlinks the first capture of `stream`, or all of `context`. Does not change their count. */
+/* Unlinks the first capture of `stream`, or all captures of `context`. Does not change their count. */
 static struct capture *take(CUstream stream, CUcontext context)
 {
     struct capture *taken = NULL;
@@ -112,8 +112,8 @@ void vgpu_capture_forget(CUcontext context)
 }
 
 /*
- * Counts the capture before the driver's call, so that no marker is recorded in between. NULL: no memory for the
- * record.
+ * Counts a capture before the driver's call that begins it, so that no marker is recorded in between. Returns NULL if
+ * there is no memory for the record.
  */
 static struct capture *begin(CUstream stream)
 {
@@ -136,7 +136,10 @@ static CUresult began(struct capture *capture, CUresult result)
     return result;
 }
 
-/* The record's stream of a function with the suffix _ptsz, for which NULL is the thread's own stream. */
+/*
+ * Returns the stream under which a function with the suffix _ptsz is recorded. For such functions, NULL is the thread's
+ * own stream.
+ */
 static CUstream per_thread(CUstream stream)
 {
     return stream != NULL ? stream : CU_STREAM_PER_THREAD;
@@ -209,7 +212,10 @@ VGPU_EXPORT CUresult cuStreamBeginCaptureToCig_ptsz(CUstream hStream, CUstreamCi
     BEGIN_AS(cuStreamBeginCaptureToCig_ptsz, per_thread(hStream), hStream, streamCigCaptureParams);
 }
 
-/* An invalidated capture has ended too, whatever the driver returned; a capture that did not begin has not. */
+/*
+ * Ends the record of a capture. An invalidated capture has ended too, whatever the driver returned; a capture that
+ * never began has not ended.
+ */
 #define END_BODY(symbol, stream, ...) END_AS(symbol, stream, stream, ##__VA_ARGS__)
 #define END_AS(symbol, key, stream, ...)                                                              \
     do {                                                                                              \
@@ -222,8 +228,8 @@ VGPU_EXPORT CUresult cuStreamBeginCaptureToCig_ptsz(CUstream hStream, CUstreamCi
     } while (0)
 
 /*
- * Destroying a stream ends the capture that began on it. Its record is removed first, because another stream may get
- * the handle afterwards.
+ * Destroys a stream, which ends the capture that began on it. Its record is removed first, because another stream may
+ * get the same handle afterwards.
  */
 #define DESTROY_BODY(symbol, stream)                                              \
     do {                                                                          \

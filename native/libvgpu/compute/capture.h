@@ -1,4 +1,4 @@
-/* capture.h: the streams of this process that are being captured. */
+/* capture.h: knows which streams of this process are being captured. */
 #ifndef VGPU_CAPTURE_H
 #define VGPU_CAPTURE_H
 
@@ -6,20 +6,20 @@
 
 #include "cuda_api.h"
 
-/* Is any capture in progress? Calls that would invalidate one are avoided meanwhile. */
+/* Is any capture in progress? During a capture, calls that would invalidate it are avoided. */
 bool vgpu_capture_any(void);
 
 /* Is this stream being captured? */
 bool vgpu_capture_on(CUstream stream, int per_thread);
 
-/* Called when the context has ended, and with it the captures on its streams. */
+/* Forgets the captures on the streams of a context. Called when the context has ended. */
 void vgpu_capture_forget(CUcontext context);
 
-/* Between the two calls, driver calls of this thread invalidate no capture, including its own. */
+/* Between these two calls, driver calls of this thread invalidate no capture, not even its own. */
 CUstreamCaptureMode vgpu_capture_relax(void);
 void vgpu_capture_restore(CUstreamCaptureMode before);
 
-/* As above, but only if a capture is in progress; otherwise it costs one load. */
+/* As vgpu_capture_relax and _restore, but only if a capture is in progress; otherwise the cost is one load. */
 int vgpu_capture_relax_if_any(void);
 void vgpu_capture_restore_if_any(int before);
 

@@ -11,20 +11,22 @@
 #include "in_flight.h"
 #include "thread.h"
 
-#define WATCH_NS 250000u /* between two checks for idleness */
+#define WATCH_NS 250000u /* interval between two checks for idleness */
 #define WATCH_BRIEF_NS 40000u
-#define WATCH_OFF_NS 1000000u /* while it is off the device, where it cannot become idle */
-#define QUIET_NS 400000u      /* idle: no call for this long, and no work left */
+#define WATCH_OFF_NS 1000000u /* interval while the process is off the device, where it cannot become idle */
+#define QUIET_NS 400000u      /* the process counts as idle after this time without a call, if no work is left */
 #define QUIET_BRIEF_NS 80000u
-#define QUIET_MAX_NS 3000000u /* for a program that is never idle for long: see learn_quiet_time() */
+#define QUIET_MAX_NS 3000000u /* this time for a program that is never idle for long: see learn_quiet_time() */
 #define TOO_EARLY_NS 1000000u
 #define SAMPLE_NS 1000000u
-#define SAMPLE_COSTS 100u       /* a sample of its own work costs the program less than this part of its time */
-#define MARKER_PASSES_NS 20000u /* time in which a marker on an idle device completes: it takes 5 to 10 us */
+/* a sample of the process's own work costs less than this part (one in so many) of the program's time */
+#define SAMPLE_COSTS 100u
+#define MARKER_PASSES_NS 20000u /* time in which a marker on an idle device completes, which takes 5 to 10 us */
 /*
- * Without membarrier(2), a thread may be between its check of the flag and the driver at the moment when the process is
- * taken for idle; and another process may cause work without a call here. Such work would wait for a slice that no call
- * requests. So a slice is requested after this time, and then after ten times the time each, until a call comes.
+ * How soon a slice is requested without a call. When the process is taken for idle, a thread may, without
+ * membarrier(2), be between its check of the flag and the driver; and another process may cause work without a call
+ * here. Such work would wait for a slice that no call requests. So a slice is requested after this time, and then each
+ * time after ten times as long, until a call comes.
  */
 #define DOUBT_NS 20000000u
 #define DOUBT_MAX_NS 20000000000u
@@ -34,24 +36,25 @@
 
 static struct {
     pthread_mutex_t lock;
-    uint64_t *allow; /* the launch path's word, see gate.h */
-    bool active;     /* the rescue reads it without the lock */
+    uint64_t *allow; /* the word that the launch path checks (gate.h) */
+    bool active;     /* the rescue thread reads it without the lock */
     bool watch;
     bool brief;
     bool idle;
-    uint64_t quiet_ns; /* time without a call until it counts as idle */
+    uint64_t quiet_ns; /* time without a call after which the process counts as idle */
     uint64_t idle_at;
-    bool sampled; /* a drain was begun to find unfinished work, and calls came since */
-    bool marked;  /* a drain was begun, and no call came since */
+    bool sampled; /* a drain was begun to find unfinished work, and calls came since then */
+    bool marked;  /* a drain was begun, and no call came since then */
     uint64_t looked_at;
-    uint64_t busy_at;   /* the check before the first one without calls */
-    uint64_t sample_at; /* the next sample does not come before */
+    uint64_t busy_at;   /* time of the check before the first check that found no calls */
+    uint64_t sample_at; /* earliest time of the next sample */
     uint64_t calls;
     uint64_t doubt_at;
     uint64_t doubt_ns;
-    bool guarded;      /* the rescue has a thread */
-    uint64_t alone_at; /* of the rescue: since when it is off without an arbiter, or was refused; 0: it is not */
-    bool refused;      /* the driver refused to enable the channels then */
+    bool guarded; /* the rescue thread exists */
+    /* for the rescue: since when the process is off without an arbiter, or was refused; 0: it is not */
+    uint64_t alone_at;
+    bool refused; /* at alone_at the driver refused to enable the channels */
 } cut = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static void say(uint32_t kind, uint64_t idle_ns)
@@ -60,7 +63,7 @@ static void say(uint32_t kind, uint64_t idle_ns)
     message.turn.length_ns = idle_ns;
     message.turn.devices = vgpu_in_flight_declare();
     message.turn.sent_ns = now_ns();
-    vgpu_link_send(&message); /* the link's thread handles send errors */
+    vgpu_link_send(&message); /* errors are ignored here: the link's thread handles them */
 }
 
 static void set_active(bool active)
@@ -72,7 +75,7 @@ static void set_idle(bool idle)
 {
     cut.idle = idle;
     vgpu_suspended_set(VGPU_SUSPENDED_IDLE, idle);
-    /* launches of a process without channels of its own stay on the slow path, which puts it under the gate */
+    /* A process without channels of its own stays on the slow path, which puts it under the gate. */
     bool looks = idle || vgpu_suspended_now() || !vgpu_channels_known();
     __atomic_store_n(cut.allow, looks ? 0 : UINT64_MAX, __ATOMIC_SEQ_CST);
 }
@@ -110,7 +113,10 @@ void vgpu_cut_end(void)
     pthread_mutex_unlock(&cut.lock);
 }
 
-/* A program that had work soon after it was reported idle was reported too early; each such report costs orders. */
+/*
+ * Adapts the time after which the process counts as idle. A program that had work soon after it was reported idle was
+ * reported too early; each such report costs orders of the arbiter.
+ */
 static void learn_quiet_time(void)
 {
     uint64_t least = cut.brief ? QUIET_BRIEF_NS : QUIET_NS;
@@ -148,11 +154,12 @@ bool vgpu_cut_idle(void)
     return idle;
 }
 
-/* While idle: requests a slice for work that no call announced. */
+/* While the process is idle: requests a slice, in case it has work that no call announced. */
 static int64_t doubt(uint64_t now)
 {
     if (vgpu_suspended_now())
-        cut.doubt_at = now + cut.doubt_ns; /* its calls wait in libvgpu: it has no work before it is resumed */
+        /* while suspended, the process's calls wait in libvgpu, so it has no work before it is resumed */
+        cut.doubt_at = now + cut.doubt_ns;
     if (now < cut.doubt_at)
         return (int64_t)(cut.doubt_at - now);
     cut.doubt_ns = cut.doubt_ns < DOUBT_MAX_NS ? cut.doubt_ns * 10 : DOUBT_MAX_NS;
@@ -166,7 +173,7 @@ static void mark(void)
     vgpu_drain_begin();
 }
 
-/* Has the marker that was just recorded completed? Even on an idle device that takes a moment. */
+/* Has the marker that was just recorded completed? Even on an idle device it takes a moment. */
 static bool passes(void)
 {
     uint64_t began = now_ns();
@@ -177,8 +184,8 @@ static bool passes(void)
 }
 
 /*
- * For a process that keeps making calls: is some of its work unfinished? A thread that stays in a call waits for work.
- * While the process is off the device, the answer is unknown.
+ * Samples a process that keeps making calls: is some of its work unfinished? A thread that stays inside a call waits
+ * for work. While the process is off the device, the answer is unknown.
  */
 static void sample(uint64_t now, bool waits)
 {
@@ -195,7 +202,7 @@ static void sample(uint64_t now, bool waits)
     cut.sample_at = now + (pause > SAMPLE_NS ? pause : SAMPLE_NS);
 }
 
-/* True if there was no call for a while, no call is in progress, and all work has finished. */
+/* Returns true if there was no call for a while, no call is in progress, and all work has finished. */
 static bool is_quiet(uint64_t now)
 {
     bool inside;
@@ -203,7 +210,7 @@ static bool is_quiet(uint64_t now)
     cut.looked_at = now;
     uint64_t calls = vgpu_inside_glance(&inside);
     if (calls == cut.calls && !inside)
-        /* membarrier(2) interrupts the process's threads, so it is used only if the process seems idle */
+        /* membarrier(2) interrupts the process's threads, so it is used only if the process seems to be idle */
         calls = vgpu_inside_read(&inside);
     bool same = calls == cut.calls;
     cut.calls = calls;
@@ -214,7 +221,7 @@ static bool is_quiet(uint64_t now)
     }
     bool fresh = !cut.marked;
     if (fresh) {
-        cut.busy_at = looked_at; /* the last call returned somewhere between the two checks */
+        cut.busy_at = looked_at; /* the last call returned at some time between the two checks */
         mark();
         cut.marked = true;
         cut.sampled = false;
@@ -227,7 +234,7 @@ static bool is_quiet(uint64_t now)
     return done && now - cut.busy_at >= cut.quiet_ns;
 }
 
-/* With the flag set, each thread that enters reports it. Has a thread entered since the last check? */
+/* With the flag set, each thread that enters a call reports it. Has no thread entered since the last check? */
 static bool stays_quiet(void)
 {
     bool inside;
@@ -239,7 +246,7 @@ bool vgpu_cut_look(int64_t *wait_ns)
     bool became = false;
     uint64_t now = now_ns();
     pthread_mutex_lock(&cut.lock);
-    if (cut.active && !vgpu_channels_known()) /* its table may have become too small */
+    if (cut.active && !vgpu_channels_known()) /* the process's channel table may have become too small */
         __atomic_store_n(cut.allow, 0, __ATOMIC_SEQ_CST);
     *wait_ns = vgpu_channels_off() ? WATCH_OFF_NS : cut.brief ? WATCH_BRIEF_NS : WATCH_NS;
     if (!cut.active || (!cut.watch && !cut.idle && !vgpu_suspended_now())) {
@@ -254,7 +261,7 @@ bool vgpu_cut_look(int64_t *wait_ns)
             cut.idle_at = now;
             cut.doubt_at = now + cut.doubt_ns;
             say(VGPU_MSG_DONE, now - cut.busy_at);
-        } else { /* a call came in between and did not see the flag */
+        } else { /* a call that came in between did not see the flag */
             set_idle(false);
             cut.marked = false;
         }

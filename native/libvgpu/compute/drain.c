@@ -11,10 +11,10 @@
 #define STACK_BYTES (128 * 1024)
 
 static struct vgpu_drain_job *jobs;
-static const struct vgpu_drain_job *current; /* the job in whose context the thread is */
+static const struct vgpu_drain_job *current; /* the job in whose context the drain thread is */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t news = PTHREAD_COND_INITIALIZER;
-static pthread_cond_t out = PTHREAD_COND_INITIALIZER; /* signals that `current` has changed */
+static pthread_cond_t out = PTHREAD_COND_INITIALIZER; /* signalled when `current` changes */
 static bool started;
 
 static void reset(void)

@@ -22,58 +22,60 @@
 #include "tenant.h"
 #include "thread.h"
 
-#define WATCH_NS 250000             /* between two checks for idleness */
-#define WATCH_BRIEF_NS 80000        /* the same, for a tenant that requests short slices */
-#define DRAIN_POLL_NS 30000         /* between two checks of a drain */
-#define SILENCE_NS 3000000000u      /* an arbiter that leaves a request unanswered for this long is considered gone */
-#define PACE_WAIT_MAX_NS 100000000u /* work in flight may wait for the launch that is delayed */
-#define TRANSIT_MAX_NS 2000000u     /* a longer transit time means another time namespace */
+#define WATCH_NS 250000 /* interval between two checks for idleness */
+/* interval between two checks for idleness of a tenant that requests short slices */
+#define WATCH_BRIEF_NS 80000
+#define DRAIN_POLL_NS 30000         /* interval between two checks of a drain */
+#define SILENCE_NS 3000000000u      /* an arbiter that leaves a request unanswered for this long counts as dead */
+#define PACE_WAIT_MAX_NS 100000000u /* maximum delay of a launch: work in flight may wait for the delayed launch */
+/* a longer transit time of a message means that the sender is in another time namespace */
+#define TRANSIT_MAX_NS 2000000u
 #define DUTY_WINDOW_NS 2000000u
 #define SLEEP_ABOVE_NS 300000u
-#define COUNT_NS 1000000000 /* between two publications of its counts by a process under the engine cut */
+#define COUNT_NS 1000000000 /* interval between two publications of a process's counts under the engine cut */
 
 enum state { CLOSED, OPEN, FREE, CUT };
 
 static struct {
     pthread_mutex_t lock;
-    enum state state; /* waiting threads read it without the lock */
+    enum state state; /* waiting threads read it without holding the lock */
     bool linked;
-    bool gated;  /* the engine cut is impossible: it has no channels of its own */
-    bool held;   /* a slice is this process's until none of its work is left on the device */
+    bool gated;  /* the process has no channels of its own, so the engine cut is impossible */
+    bool held;   /* the process holds a slice until none of its work is left on the device */
     bool wanted; /* WANT was sent, or DONE with MORE */
-    bool fresh;  /* no launch in this slice yet */
+    bool fresh;  /* there was no launch in this slice yet */
     struct vgpu_turn turn;
-    uint64_t ends_at; /* UINT64_MAX: open-ended */
+    uint64_t ends_at; /* end of the slice; UINT64_MAX: it has no end */
     uint64_t wanted_at;
-    uint64_t seen_at; /* time of the last check */
-    int64_t idle_ns;  /* idle time in the slice */
+    uint64_t seen_at; /* time of the last check for idleness */
+    int64_t idle_ns;  /* idle time in this slice */
     uint64_t granted_at;
-    uint64_t seen_count; /* count at the last check, for idleness and the counters */
-    uint32_t waiting;    /* threads at the gate */
-    uint32_t epoch;      /* futex: changes with the state */
+    uint64_t seen_count; /* count of launches at the last check, for idleness and the counters */
+    uint32_t waiting;    /* number of threads that wait at the gate */
+    uint32_t epoch;      /* futex word that changes with the state */
     bool draining;       /* a drain was begun for this slice */
     bool watching;       /* a drain was begun to check for idleness */
-    bool look;           /* LOOK was received, and is not answered yet */
+    bool look;           /* LOOK was received, and has not been answered yet */
     bool suspended;      /* the lease was suspended at the last LOOK */
     bool probing;        /* a drain was begun to check for unfinished launches */
     uint64_t looked_count;
     struct vgpu_duty duty;
     const struct vgpu_limits *limits;
-    double share; /* last value of own_share */
+    double share; /* the last value of own_share */
     struct vgpu_usage *usage;
     uint32_t slot;
     uint64_t counted;
-    uint64_t counted_at; /* for a process under the engine cut */
+    uint64_t counted_at; /* time of the last publication of counts, for a process under the engine cut */
 } gate = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-static pthread_mutex_t one_drains = PTHREAD_MUTEX_INITIALIZER; /* at most one thread drains */
+static pthread_mutex_t one_drains = PTHREAD_MUTEX_INITIALIZER; /* held by the one thread that drains */
 
 static enum state state_now(void)
 {
     return __atomic_load_n(&gate.state, __ATOMIC_ACQUIRE);
 }
 
-/* --- below: the lock is held */
+/* --- below: the caller holds the lock */
 
 static uint64_t free_until(void)
 {
@@ -98,8 +100,8 @@ static void close_gate(void)
 }
 
 /*
- * A slice without pacing is not checked, nor its end: a slice with an end is treated as any other, whatever its flags
- * are.
+ * Takes over the terms of a slice. A slice without pacing is not checked, and its end is not either, so a slice with an
+ * end is paced, whatever its flags are.
  */
 static void set_terms(const struct vgpu_turn *turn, uint64_t now)
 {
@@ -140,7 +142,7 @@ static void send_message(uint32_t kind, uint32_t flags, int64_t idle_ns)
                                       .flags = flags,
                                       .devices = vgpu_in_flight_declare()};
     message.turn.sent_ns = now_ns();
-    vgpu_link_send(&message); /* the link's thread handles send errors */
+    vgpu_link_send(&message); /* errors are ignored here: the link's thread handles them */
 }
 
 static void want(uint64_t now)
@@ -156,7 +158,8 @@ static void give_back(uint64_t now)
 {
     bool more = gate.waiting > 0 && !vgpu_suspended_now();
     gate.held = false;
-    gate.look = gate.look || vgpu_suspended_now(); /* from now on this process has no work in the driver: report it */
+    /* from now on this process has no work in the driver, which must be reported */
+    gate.look = gate.look || vgpu_suspended_now();
     vgpu_in_flight_idle();
     note_launches();
     if (gate.linked) {
@@ -169,7 +172,7 @@ static void give_back(uint64_t now)
 }
 
 /*
- * Declines a slice that came too late: the lease is suspended by now. The driver is not called, and nothing was
+ * Declines a slice that came too late, because the lease is suspended by now. The driver is not called, and nothing was
  * launched.
  */
 static void decline_turn(const struct vgpu_turn *turn, uint64_t now)
@@ -186,9 +189,9 @@ static double own_share(void)
     return gate.share = vgpu_duty_share(gate.limits, gate.share);
 }
 
-/* --- below: the lock is not held */
+/* --- below: the caller does not hold the lock */
 
-/* One step of draining. True: the devices were given back. */
+/* Makes one step of draining. Returns true if the devices were given back. */
 static bool drain_step(void)
 {
     bool done = false;
@@ -213,8 +216,10 @@ static bool drain_step(void)
     return done;
 }
 
-/* Sleeps until the gate's state changes, 1 s at most; hangs up if the arbiter has not answered for SILENCE_NS.
- * Precondition: closed, no turn held. */
+/*
+ * Sleeps until the gate's state changes, for at most 1 s. Closes the connection if the arbiter has not answered for
+ * SILENCE_NS. Precondition: the gate is closed, and no slice is held.
+ */
 static void sleep_at_gate(uint32_t epoch)
 {
     const struct timespec most = {.tv_sec = 1};
@@ -238,7 +243,7 @@ static void wait_for_turn(void)
             pthread_mutex_unlock(&gate.lock);
             vgpu_suspended_wait();
             pthread_mutex_lock(&gate.lock);
-            began += now_ns() - now; /* this wait is not for the sake of its share */
+            began += now_ns() - now; /* this part of the wait is not caused by the share */
             continue;
         }
         bool draining = gate.held;
@@ -257,7 +262,7 @@ static void wait_for_turn(void)
     pthread_mutex_unlock(&gate.lock);
 }
 
-/* Called with the gate open: true if the launch may run. */
+/* Called while the gate is open. Returns true if the launch may run. */
 static bool admit(CUstream stream, int per_thread)
 {
     uint64_t began = now_ns();
@@ -297,7 +302,7 @@ static bool admit(CUstream stream, int per_thread)
     }
 }
 
-/* Ends a slice that does not include the device of this launch; the next slice will include it. */
+/* Ends a slice that does not include the device of this launch. The next slice will include it. */
 static void end_if_stray(void)
 {
     pthread_mutex_lock(&gate.lock);
@@ -307,8 +312,8 @@ static void end_if_stray(void)
 }
 
 /*
- * Handles a launch under the engine cut: a process without channels of its own, such as a client of MPS, must use the
- * gate.
+ * Handles a launch under the engine cut. A process without channels of its own, such as a client of MPS, must use the
+ * gate; then it returns false.
  */
 static bool stay_cut(void)
 {
@@ -317,7 +322,8 @@ static bool stay_cut(void)
     vgpu_cut_end();
     pthread_mutex_lock(&gate.lock);
     if (!gate.gated)
-        gate.wanted = false; /* a request before the arbiter's CUT was one of a process that can be preempted */
+        /* a request that was sent before CUT came from a process that can be preempted, so it does not count */
+        gate.wanted = false;
     gate.gated = true;
     if (gate.state == CUT)
         close_gate();
@@ -335,11 +341,11 @@ static CUresult look(CUstream stream, int per_thread)
         __atomic_store_n(&vgpu_launches.allow, UINT64_MAX, __ATOMIC_RELAXED);
         return CUDA_SUCCESS;
     }
-    vgpu_suspended_wait(); /* before any call of the driver */
+    vgpu_suspended_wait(); /* it must wait here before any call of the driver */
     if (vgpu_capture_on(stream, per_thread))
         return CUDA_SUCCESS;
     enum vgpu_touch touched = vgpu_in_flight_touch(stream, per_thread);
-    if (touched == VGPU_TOUCH_NO_CONTEXT) /* a slice is for devices, and this launch has none */
+    if (touched == VGPU_TOUCH_NO_CONTEXT) /* a slice is for devices, and this launch has no device */
         return CUDA_SUCCESS;
     if (touched == VGPU_TOUCH_NO_MEMORY)
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -383,7 +389,7 @@ void vgpu_gate_launched(CUstream stream, int per_thread, uint64_t weight)
     __atomic_sub_fetch(&vgpu_launches.asked, weight, __ATOMIC_SEQ_CST);
 }
 
-/* --- called by the link's thread */
+/* --- called only by the link's thread */
 
 static bool start(const char *folder, struct vgpu_usage *usage, uint32_t slot)
 {
@@ -393,7 +399,7 @@ static bool start(const char *folder, struct vgpu_usage *usage, uint32_t slot)
     gate.usage = usage;
     gate.slot = slot;
     gate.share = -1;
-    gate.look = true; /* the lease may be suspended, or be swapped, before the first LOOK */
+    gate.look = true; /* the lease may be suspended or swapped before the first LOOK comes */
     vgpu_suspended_start(gate.limits, &usage->slots[slot]);
     return true;
 }
@@ -403,11 +409,11 @@ static void linked(void)
     pthread_mutex_lock(&gate.lock);
     gate.linked = true;
     gate.wanted = false;
-    gate.look = true; /* a LOOK may have been missed */
+    gate.look = true; /* a LOOK may have been missed while there was no connection */
     if (gate.state != CLOSED)
         close_gate();
     gate.gated = false;
-    gate.held = false; /* running work of a slice without an arbiter is drained beside the next holder */
+    gate.held = false; /* running work of a slice from the time without an arbiter is drained beside the next holder */
     if (gate.waiting > 0)
         want(now_ns());
     pthread_mutex_unlock(&gate.lock);
@@ -432,7 +438,7 @@ static void take(const struct vgpu_message *message)
     pthread_mutex_lock(&gate.lock);
     if (message->kind == VGPU_MSG_GRANT) {
         if (gate.state == OPEN && message->turn.number == gate.turn.number)
-            set_terms(&message->turn, now); /* the slice continues, under new terms */
+            set_terms(&message->turn, now); /* the slice continues under new terms */
         else if (gate.state == CLOSED && !gate.held && vgpu_suspended_now())
             decline_turn(&message->turn, now);
         else
@@ -447,7 +453,7 @@ static void take(const struct vgpu_message *message)
         if (gate.state != CUT)
             set_state(CUT);
     } else if (message->kind == VGPU_MSG_LOOK) {
-        gate.look = true; /* the answer may need driver calls, so the link's thread gives it */
+        gate.look = true; /* the answer may need driver calls, so the link's thread gives it later */
     }
     pthread_mutex_unlock(&gate.lock);
 }
@@ -458,13 +464,13 @@ static int64_t watch_ns(void)
 }
 
 /*
- * In an open slice that must be given back when idle: were there launches since the last check, and if not, have all
- * finished?
+ * Watches an open slice that must be given back when idle: were there launches since the last check, and if not, have
+ * all finished?
  */
 static void watch(void)
 {
     pthread_mutex_lock(&gate.lock);
-    /* a launch that is being paced is counted already, but not launched */
+    /* a launch that is being paced is already counted, but has not reached the driver */
     bool asked = __atomic_load_n(&vgpu_launches.asked, __ATOMIC_SEQ_CST) > 0;
     bool quiet = gate.state == OPEN && vgpu_launches.count == gate.seen_count && !asked;
     bool begin = quiet && !gate.watching;
@@ -483,16 +489,20 @@ static void watch(void)
         close_gate();
         asked = __atomic_load_n(&vgpu_launches.asked, __ATOMIC_SEQ_CST) > 0;
         if (vgpu_launches.count == gate.seen_count &&
-            !asked) { /* otherwise a launch came in between: it is drained as any other */
+            !asked) { /* if a launch came in between, it is drained as any other */
             gate.idle_ns += (int64_t)(begin ? (now - since) / 2
-                                            : (uint64_t)watch_ns() / 2); /* it ended between the two checks */
+                                            /* the work ended at some time between the two checks */
+                                            : (uint64_t)watch_ns() / 2);
             give_back(now);
         }
     }
     pthread_mutex_unlock(&gate.lock);
 }
 
-/* Without an arbiter: if threads wait at the gate, may a slice begin by this process's own duty cycle (duty.h)? */
+/*
+ * Without an arbiter: if threads wait at the gate, may a slice begin according to the process's own duty cycle
+ * (duty.h)?
+ */
 static int64_t own_turn(uint64_t now)
 {
     uint64_t wait = VGPU_DUTY_PERIOD_NS;
@@ -514,7 +524,7 @@ static int64_t own_turn(uint64_t now)
     return (int64_t)wait;
 }
 
-/* Is there unfinished work? A check is begun if nothing was launched since the last one. */
+/* Is there unfinished work? If nothing was launched since the last check, a new check is begun. */
 static bool is_busy(bool closed, bool held, bool same)
 {
     if (closed || !same) {
@@ -528,8 +538,8 @@ static bool is_busy(bool closed, bool held, bool same)
 }
 
 /*
- * Answers LOOK. If the lease was suspended, work in flight is waited for as at the end of a slice; then this process
- * has no work in the driver, whose lock would block it.
+ * Answers LOOK. If the lease is suspended, work in flight is waited for as at the end of a slice. Afterwards this
+ * process has no work in the driver, whose lock would block it.
  */
 static void answer_look(void)
 {
@@ -540,7 +550,8 @@ static void answer_look(void)
     gate.suspended = suspended;
     bool cut = gate.state == CUT;
     if (cut && suspended)
-        __atomic_store_n(&vgpu_launches.allow, 0, __ATOMIC_SEQ_CST); /* the next launch checks the lease, and waits */
+        /* makes the next launch check the lease, and wait */
+        __atomic_store_n(&vgpu_launches.allow, 0, __ATOMIC_SEQ_CST);
     if (!cut && suspended && gate.state != CLOSED)
         close_gate();
     bool closed = gate.state == CLOSED || vgpu_cut_idle();
@@ -555,7 +566,7 @@ static void answer_look(void)
         vgpu_channels_moved();
     bool busy = suspended ? held : is_busy(closed, held, same);
     if (!suspended)
-        vgpu_overhead_look_all(); /* only here vgpud learns of memory that the driver allocated since the last call */
+        vgpu_overhead_look_all(); /* vgpud learns only here of memory that the driver allocated since the last call */
     vgpu_suspended_answer(count, busy, suspended && !held);
 }
 
@@ -570,17 +581,17 @@ static int64_t cut_tick(void)
         gate.counted_at = now;
     }
     pthread_mutex_unlock(&gate.lock);
-    if (wait < 0) /* not watched: it launches without a report */
+    if (wait < 0) /* the process is not watched, so it launches without a report */
         wait = COUNT_NS;
     if (!became_idle || !vgpu_suspended_now())
         return wait;
     pthread_mutex_lock(&gate.lock);
-    gate.look = true; /* from now on this process has no work in the driver: report it */
+    gate.look = true; /* from now on this process has no work in the driver, which must be reported */
     pthread_mutex_unlock(&gate.lock);
     return 0;
 }
 
-/* Does all work that is due: the end of a slice, draining, idleness, the duty cycle. */
+/* Does all work that is due: ends a slice, drains, checks for idleness, or follows the duty cycle. */
 static int64_t do_due(void)
 {
     uint64_t now = now_ns();

@@ -1,13 +1,13 @@
 /*
- * gate.h: decides whether this process may launch now. Compute is given in time slices (see lease.h): the arbiter sends
- * GRANT with a length; at its end the process stops launching, waits until none of its work is left on the device, and
- * sends DONE. Without an arbiter the process follows its own duty cycle (duty.h).
+ * gate.h: decides whether this process may launch now. Compute is granted in time slices (see lease.h): the arbiter
+ * sends GRANT with a length. At its end the process stops launching, waits until none of its work is left on the
+ * device, and sends DONE. Without an arbiter the process follows its own duty cycle (duty.h).
  *
- * A launch in the common case is one addition, one relaxed load and a branch. `allow` is what the gate and the count of
- * work in flight (in_flight.h) move: 0 while the gate is closed.
+ * In the common case a launch costs one addition, one relaxed load and a branch. The gate and the count of work in
+ * flight (in_flight.h) set the word `allow`, which is 0 while the gate is closed.
  *
- * Any thread may launch. vgpu_gate_look waits without a time limit where the arbiter grants no time slice, holds no
- * lock meanwhile, and is no point of cancellation.
+ * Any thread may launch. vgpu_gate_look waits without a time limit if the arbiter grants no time slice. It holds no
+ * lock meanwhile, and is no cancellation point.
  */
 #ifndef VGPU_GATE_H
 #define VGPU_GATE_H
@@ -21,14 +21,14 @@
 static inline bool vgpu_gate_passes(uint64_t weight)
 {
     if (__builtin_expect(__atomic_load_n(&vgpu_launches.allow, __ATOMIC_RELAXED) == UINT64_MAX, 1))
-        return true; /* not limited, or under the engine cut */
+        return true; /* the process is not limited, or is under the engine cut */
     uint64_t count = __atomic_add_fetch(&vgpu_launches.count, weight, __ATOMIC_RELAXED);
     return __builtin_expect(count < __atomic_load_n(&vgpu_launches.allow, __ATOMIC_RELAXED), 1);
 }
 
 /*
- * Checks a launch of this weight: waits for a slice, paces, or finds that this process is not limited. A stream that is
- * being captured is never delayed. On an error of vgpu_tenant_enter nothing may run.
+ * Checks a launch of this weight: waits for a slice, paces the launch, or finds that this process is not limited. A
+ * stream that is being captured is never delayed. If it returns an error of vgpu_tenant_enter, the launch must not run.
  */
 CUresult vgpu_gate_look(CUstream stream, int per_thread, uint64_t weight);
 

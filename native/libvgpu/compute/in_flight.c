@@ -14,51 +14,56 @@
 #include "launches.h"
 #include "tenant.h"
 
-#define RING 32u     /* most markers in flight for one context */
-#define DEPTH_MIN 2u /* launches in flight that are always allowed, however long they are */
+#define RING 32u     /* maximum of markers in flight for one context */
+#define DEPTH_MIN 2u /* number of launches in flight that is always allowed, however long they are */
 #define BATCH_MAX 2048u
-#define FREE_BATCH 4096u /* launches between two checks while no limit holds */
+#define FREE_BATCH 4096u /* number of launches between two checks while no limit holds */
 #define STRAY_BATCH 61u  /* the same, while a launch may be the first on a device whose slice another tenant has */
-#define LONG_BATCH 1u    /* batches up to this get a marker after them, too: each long launch is measured */
+#define LONG_BATCH 1u    /* batches up to this size get a marker after them too, so that each long launch is measured */
 #define WAIT_MIN_NS 2000u
 #define ARRIVE_MAX_NS 500000u
 
 struct context_queue {
     struct context_queue *next;
     CUcontext context;
-    int device; /* index in the lease, or VGPU_NOT_IN_LEASE */
+    int device; /* index of the device in the lease, or VGPU_NOT_IN_LEASE */
     CUevent ring[RING];
-    uint64_t counts[RING]; /* launches before the marker */
-    uint32_t made;         /* events that exist */
-    uint32_t head;         /* next to record */
-    uint32_t tail;         /* oldest one that has not completed; tail == head: none */
-    uint32_t barrier;      /* first marker since the device was last idle: earlier times are not usable */
-    uint64_t run;          /* launches known to have finished */
-    uint64_t run_seen_ns;  /* when that was observed */
+    uint64_t counts[RING]; /* number of launches before each marker */
+    uint32_t made;         /* number of events that exist */
+    uint32_t head;         /* index of the next marker to record */
+    uint32_t tail;         /* index of the oldest marker that has not completed; tail == head: none */
+    uint32_t barrier;      /* first marker since the device was last idle; times of earlier markers are not usable */
+    uint64_t run;          /* number of launches known to have finished */
+    uint64_t run_seen_ns;  /* when `run` was observed */
     double unit_ns;        /* device time of one launch of weight 1; 0: not known yet */
     CUevent drain;
-    bool used;     /* event of the last drain; and whether there were launches since */
-    bool launched; /* whether there was ever a launch in it */
+    bool used;     /* event of the last drain, and whether there were launches since then */
+    bool launched; /* whether there was ever a launch in this context */
     enum vgpu_drain_state draining;
     struct vgpu_drain_job job;
 };
 
-static struct context_queue *queues; /* one for each live context with launches */
+static struct context_queue *queues; /* the queues: one for each live context with launches */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static __thread bool mark_after;
 static uint32_t launched_to; /* devices with launches, as bits */
-static uint32_t declared;    /* those of them that were reported to the arbiter; all bits, if none could be reported */
+/* devices with launches that were reported to the arbiter, as bits; all bits, if none could be reported */
+static uint32_t declared;
 
 static void reset(void)
 {
-    queues = NULL; /* the parent's records stay allocated: another thread may have held the heap's lock at the fork */
+    /*
+     * in a forked child: the parent's records stay allocated, because another thread may have held the heap's lock at
+     * the fork
+     */
+    queues = NULL;
     launched_to = 0;
     declared = 0;
     pthread_mutex_init(&lock, NULL);
 }
 VGPU_IN_CHILD(reset);
 
-/* The launches that have reached the driver, by weight. */
+/* Returns the number of launches that have reached the driver, by weight. */
 static uint64_t launched(void)
 {
     uint64_t asked = __atomic_load_n(&vgpu_launches.asked, __ATOMIC_SEQ_CST);
@@ -138,7 +143,8 @@ static void measure(struct context_queue *queue, uint32_t from, uint32_t to)
 }
 
 /*
- * Records the completed markers. A marker with an error counts as completed, so that it cannot close the gate for good.
+ * Records which markers have completed. A marker with an error counts as completed, so that it cannot close the gate
+ * permanently.
  */
 static void reap(struct context_queue *queue)
 {
@@ -156,7 +162,7 @@ static void record(struct context_queue *queue, CUstream stream, int per_thread,
 {
     uint32_t at = queue->head % RING;
     if (queue->head - queue->tail >= RING - 1)
-        return; /* the slot before the oldest marker is still needed for its measurement */
+        return; /* the entry before the oldest marker is still needed to measure that marker */
     if (queue->made <= at) {
         if (CALL(cuEventCreate, &queue->ring[at], CU_EVENT_DEFAULT) != CUDA_SUCCESS)
             return;
@@ -175,7 +181,10 @@ static double at_most(double value, double most)
     return value < most ? value : most;
 }
 
-/* Preconditions: the lock is held, and markers are reaped. `count`: launches before this one. */
+/*
+ * Decides whether a launch may run. Preconditions: the lock is held, and completed markers are recorded. `count` is the
+ * number of launches before this one.
+ */
 static enum vgpu_admission decide(const struct context_queue *queue, uint64_t count, const struct vgpu_turn *turn,
                                   uint64_t left_ns, bool first, uint64_t *batch, uint64_t *wait_ns)
 {
@@ -189,13 +198,13 @@ static enum vgpu_admission decide(const struct context_queue *queue, uint64_t co
     double deep = (turn->flags & VGPU_TURN_SHORT) != 0 ? unit : DEPTH_MIN * unit;
     double room = (double)turn->window_ns > deep ? (double)turn->window_ns : deep;
     *batch = 1;
-    /* on average half of the running launch has finished, and half of the next one may overrun */
+    /* on average half of the running launch has finished, and half of the next one may overrun the slice */
     if (!first && known && left_ns != UINT64_MAX &&
         (waiting > 0 && left > unit / 2 ? left : unit / 2) > (double)left_ns)
         return VGPU_ADMIT_STOP;
     /*
-     * refilled when half of it has finished, and not after each launch, because each marker costs the device some
-     * microseconds
+     * The queue is refilled when half of it has finished, and not after each launch, because each marker costs the
+     * device some microseconds.
      */
     if (queue->tail != queue->head && (known ? ahead > room / 2 : waiting >= DEPTH_MIN)) {
         *wait_ns = known ? (uint64_t)(ahead - room / 2) : WAIT_MIN_NS;
@@ -209,8 +218,8 @@ static enum vgpu_admission decide(const struct context_queue *queue, uint64_t co
 }
 
 /*
- * Called before the first launch of a slice: the device may still have to switch to this context. That time is charged
- * to no tenant, so this waits until the marker has completed.
+ * Called before the first launch of a slice: the device may still have to switch to this context. No tenant is charged
+ * for that time, so this function waits until the marker has completed.
  */
 static void arrive(struct context_queue *queue)
 {
@@ -234,7 +243,7 @@ enum vgpu_admission vgpu_in_flight_admit(CUstream stream, int per_thread, const 
         uint64_t count = launched();
         uint32_t last = (queue->head - 1) % RING;
         queue->used = true;
-        if (queue->tail == queue->head || queue->counts[last] < count) /* there is already a marker for it */
+        if (queue->tail == queue->head || queue->counts[last] < count) /* there is already a marker for this launch */
             record(queue, stream, per_thread, count);
         reap(queue);
         if (first)
@@ -318,7 +327,7 @@ static void begin_one(struct context_queue *queue)
 {
     CUcontext popped;
     queue->draining = VGPU_DRAIN_BY_MARKERS;
-    if (vgpu_capture_any()) /* recording an event in a context invalidates its captures */
+    if (vgpu_capture_any()) /* an event that is recorded in a context invalidates the captures there */
         return;
     if (REAL(cuCtxRecordEvent) == NULL) {
         if (vgpu_drain_thread_ask(&queue->job, queue->context))
@@ -371,7 +380,7 @@ void vgpu_in_flight_idle(void)
     pthread_mutex_lock(&lock);
     for (struct context_queue *queue = queues; queue != NULL; queue = queue->next) {
         queue->used = false;
-        queue->barrier = queue->head + 1; /* the first marker may have been recorded during the switch */
+        queue->barrier = queue->head + 1; /* the first marker may have been recorded during the switch of contexts */
     }
     pthread_mutex_unlock(&lock);
 }
