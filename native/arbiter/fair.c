@@ -90,21 +90,6 @@ double fair_share(const struct sched_entity *entity)
     return all > mine ? mine / all : 1;
 }
 
-static void find_wish(struct sched_device *device)
-{
-    device->latency_tenant = NULL;
-    device->wish_ns = 0;
-    if (device->cut)
-        return;
-    for (const struct sched_entity *p = device->entities; p != NULL; p = p->next) {
-        double wish = p->limits.quantum_us * 1e3;
-        if (fair_present(p) && wish > 0 && (device->latency_tenant == NULL || wish < device->wish_ns)) {
-            device->latency_tenant = p;
-            device->wish_ns = wish;
-        }
-    }
-}
-
 /* Sets the weights of the active entities. Entities without a limit divide the rest equally. */
 static void weigh(struct sched_device *device, uint64_t now)
 {
@@ -157,8 +142,6 @@ double fair_quantum(const struct sched_entity *entity)
 {
     const struct sched_device *device = entity->device;
     double length = fair_share(entity) * device->round_ns;
-    if (device->latency_tenant != NULL && device->latency_tenant != entity && length > device->wish_ns)
-        length = device->wish_ns;
     return length > QUANTUM_MIN_NS ? length : QUANTUM_MIN_NS;
 }
 
@@ -263,7 +246,6 @@ void fair_refresh(struct sched_device *device, uint64_t now)
     uint64_t passed = now > device->refreshed_at ? now - device->refreshed_at : 0;
     device->refreshed_at = now;
     weigh(device, now);
-    find_wish(device);
     device->round_ns = round_length(device, now);
     double all = on_device(device);
     for (struct sched_entity *p = device->entities; p != NULL; p = p->next) {

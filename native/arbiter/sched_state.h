@@ -30,7 +30,6 @@ struct sched_limits {
     uint32_t share;  /* in hundredths of a percent */
     uint32_t policy; /* a value of enum vgpu_share_policy */
     int32_t priority;
-    uint32_t quantum_us; /* requested length of a time slice; 0: no request */
 };
 
 struct sched_tenant;
@@ -42,10 +41,7 @@ struct sched_device {
     uint32_t users;                /* number of tenants, with or without processes */
     uint32_t busy;                 /* number of tenants that hold the device */
     bool managed;
-    /*
-     * The engine is cut, which can preempt slices, so a latency tenant does not need that the others' slices are short.
-     */
-    bool cut;
+    bool cut;                         /* the engine is cut */
     struct sched_entity *next_entity; /* the next holder of the device (run_queue.h) */
     /* results of the last fair_refresh */
     uint64_t refreshed_at;
@@ -53,8 +49,6 @@ struct sched_device {
     double weights;     /* sum of the weights of all active entities; 1 is the whole device */
     double none_weight; /* weight of an active entity that has no limit */
     double round_ns;
-    double wish_ns; /* shortest quantum that a present tenant requests for the other tenants; 0: none */
-    const struct sched_entity *latency_tenant;
 };
 
 /* An entity: a tenant on one device. */

@@ -274,12 +274,10 @@ static void say(struct sched_member *member, const struct sched_tenant *tenant, 
                    !tenant->stopping; /* a process that joins an ended slice gets an end too, and must keep that end */
     turn.flags = endless ? VGPU_TURN_FREE : tenant->open_ended ? 0 : VGPU_TURN_WATCH;
     EACH_HELD(tenant, d) {
-        turn.flags |= tenant->entities[d]->limits.quantum_us > 0 ? VGPU_TURN_BRIEF : 0;
         const struct sched_device *device = tenant->entities[d]->device;
-        bool is_short = (device->latency_tenant != NULL && device->latency_tenant != tenant->entities[d]) ||
-                        fair_outranked(tenant->entities[d]);
-        uint64_t window = is_short ? WINDOW_SHORT_NS : tenant->open_ended ? WINDOW_LENT_NS : fair_window(device, now);
-        turn.flags |= is_short ? VGPU_TURN_SHORT : 0;
+        uint64_t window = fair_outranked(tenant->entities[d]) ? WINDOW_SHORT_NS
+                          : tenant->open_ended                ? WINDOW_LENT_NS
+                                                              : fair_window(device, now);
         turn.window_ns = window < turn.window_ns ? window : turn.window_ns;
     }
     member->state = SCHED_RUNNING;

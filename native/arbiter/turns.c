@@ -235,7 +235,7 @@ static void set_limits(struct lease *lease, const struct vgpu_limits *limits)
 {
     for (uint32_t d = 0; d < lease->tenant.device_count && d < limits->device_count; d++) {
         const struct vgpu_device_limits *from = &limits->devices[d];
-        struct sched_limits to = {from->share, from->share_policy, from->priority, from->quantum_us};
+        struct sched_limits to = {from->share, from->share_policy, from->priority};
         sched_set_limits(&lease->tenant, d, &to);
     }
     lease->generation = limits->generation;

@@ -68,7 +68,6 @@ static void limits(void)
     FIELD("DEVICE_LIMITS", vgpu_device_limits, "SHARE", share);
     FIELD("DEVICE_LIMITS", vgpu_device_limits, "SHARE_POLICY", share_policy);
     FIELD("DEVICE_LIMITS", vgpu_device_limits, "PRIORITY", priority);
-    FIELD("DEVICE_LIMITS", vgpu_device_limits, "QUANTUM_US", quantum_us);
 }
 
 static void usage(void)

@@ -82,8 +82,7 @@ struct vgpu_device_limits {
     uint32_t share;             /* compute share in hundredths of a percent, 1 to 10000 */
     uint32_t share_policy;      /* enum vgpu_share_policy */
     int32_t priority;           /* priority: higher values come first */
-    /* maximum length of other tenants' time slices while this tenant is present; 0: no maximum */
-    uint32_t quantum_us;
+    uint32_t reserved;          /* zero */
 };
 
 /*
@@ -271,10 +270,8 @@ enum vgpu_turn_flags {
     VGPU_TURN_FREE = 1,   /* no other tenant is present: launch without pacing until revoked */
     VGPU_TURN_WATCH = 2,  /* give the devices back as soon as no work is left */
     VGPU_TURN_MORE = 4,   /* in DONE: further launches wait at the gate */
-    VGPU_TURN_SHORT = 8,  /* a latency tenant waits: keep at most one long launch in flight */
     VGPU_TURN_GATED = 32, /* in WANT: this process has no channels in the table, so its gate enforces its slices */
-    /* with WATCH: check for idleness more often: other tenants wait, or one requests short slices */
-    VGPU_TURN_BRIEF = 16,
+    VGPU_TURN_BRIEF = 16, /* with WATCH: check for idleness more often, because this tenant's work preempts others' */
 };
 #define VGPU_TURN_OPEN_ENDED UINT64_MAX
 

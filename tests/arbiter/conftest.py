@@ -80,13 +80,9 @@ class Card:
         share: float,
         devices: int = 1,
         priority: int = 0,
-        quantum_us: int = 0,
         first_device: int = 0,
     ) -> Path:
-        limits = [
-            replace(d, priority=priority, quantum_us=quantum_us)
-            for d in self.limits(policy, share, devices, first_device)
-        ]
+        limits = [replace(d, priority=priority) for d in self.limits(policy, share, devices, first_device)]
         folder = write_lease(self.run_dir / "leases", name, limits, uid=os.getuid(), gid=os.getgid())
         if self.arbiter is not None:
             self.client.add(name)

@@ -40,7 +40,7 @@ def _shares(report: Report, card: Card, asked: tuple[float, ...], policy: ShareP
 
 def _cost(report: Report, card: Card, busy: int) -> None:
     leases = [card.lease(f"b{n}", CONSERVING, 60 // busy) for n in range(busy)]
-    latency = card.lease("l", CONSERVING, 30, priority=1, quantum_us=1000)
+    latency = card.lease("l", CONSERVING, 30, priority=1)
     for lease in leases:
         card.spin(lease, LONG)
     card.spin(latency, LONG, "--every-us", "5000")

@@ -54,7 +54,6 @@ class Tenant:
     work: Work
     processes: int = 1
     priority: int = 0
-    quantum_us: int = 0
 
 
 @dataclass
@@ -106,7 +105,6 @@ class Node:
             int(tenant.share * 100),
             tenant.policy,
             tenant.priority,
-            quantum_us=tenant.quantum_us,
         )
 
     def spin(self, lease: Path | None, *words: str) -> "subprocess.Popen[str]":
@@ -461,14 +459,11 @@ def latency(node: Node) -> Line:
     client = Work(200, seconds=4.0, extra=("--every-us", "5000", "--burst", "5"))
     solo = run(node, [Tenant(None, 0, client)], lead=1.0)[0]
     out: Line = {"solo": solo}
-    for name, quantum, priority in (
-        ("no wish", 0, 0),
-        ("priority, 1 ms quanta", 1000, 1),
-    ):
+    for name, priority in (("no priority", 0), ("priority", 1)):
         lines = run(
             node,
             [
-                Tenant(WORK_CONSERVING, 30, client, 1, priority, quantum),
+                Tenant(WORK_CONSERVING, 30, client, 1, priority),
                 Tenant(WORK_CONSERVING, 70, Work(200, seconds=4.0)),
             ],
         )

@@ -70,7 +70,7 @@ class Program:
 
 
 def limits(node: Node, policy: SharePolicy, percent: float, priority: int = 0) -> DeviceLimits:
-    return DeviceLimits(node.uuid, MEMORY_BYTES, round(percent * 100), policy, priority, quantum_us=0)
+    return DeviceLimits(node.uuid, MEMORY_BYTES, round(percent * 100), policy, priority)
 
 
 @contextmanager

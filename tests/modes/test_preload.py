@@ -12,7 +12,7 @@ from vgpud.modes.preload import PreloadRules, limits_of
 QUARTER = Percent(2500)
 RULES = {
     "GPU-hard": PreloadRules(),
-    "GPU-lent": PreloadRules(SharePolicy.WORK_CONSERVING, latency_quantum_us=1000),
+    "GPU-lent": PreloadRules(SharePolicy.WORK_CONSERVING),
 }
 
 
@@ -33,15 +33,10 @@ def test_without_a_share_there_is_no_policy_of_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("priority", "in_lease", "quantum_us"),
-    [("", 0, 0), ("normal", 0, 0), ("above-normal", 1, 1000), ("below-normal", -1, 0)],
+    ("priority", "in_lease"), [("", 0), ("normal", 0), ("above-normal", 1), ("below-normal", -1)]
 )
-def test_a_higher_priority_is_a_higher_number_and_the_highest_has_short_turns(
-    priority: str, in_lease: int, quantum_us: int
-) -> None:
-    hard, lent = limits_of(held(priority), RULES.__getitem__)
-    assert (hard.priority, hard.quantum_us) == (in_lease, 0)
-    assert (lent.priority, lent.quantum_us) == (in_lease, quantum_us)
+def test_a_higher_priority_is_a_higher_number(priority: str, in_lease: int) -> None:
+    assert [limits.priority for limits in limits_of(held(priority), RULES.__getitem__)] == [in_lease] * 2
 
 
 def test_under_mps_share_and_priority_are_not_the_leases() -> None:
@@ -49,4 +44,4 @@ def test_under_mps_share_and_priority_are_not_the_leases() -> None:
     mps = replace(allocation, slices=tuple(replace(part, mode=Mode.MPS) for part in allocation.slices))
     for limits in limits_of(mps, RULES.__getitem__):
         assert (limits.share_policy, limits.share_hundredths) == (SharePolicy.NONE, 10000)
-        assert (limits.priority, limits.quantum_us) == (0, 0)
+        assert limits.priority == 0

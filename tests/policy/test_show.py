@@ -56,7 +56,6 @@ def test_every_effective_key_with_its_value_and_origin(etc: Etc) -> None:
         ("device[0].preload.memory_overcommit", "1.0", "built-in"),
         ("device[0].preload.share_policy", '"hard"', "built-in"),
         ("device[0].preload.engine", '"auto"', "built-in"),
-        ("device[0].preload.latency_quantum_us", "0", "built-in"),
         ("device[0].preload.min_residence", '"1min"', "built-in"),
         ("device[0].preload.memory_limit", '"driver"', "built-in"),
         ("device[0].preload.on_bypass", '"report"', "built-in"),

@@ -45,7 +45,6 @@ class DeviceLimits:
     share_hundredths: int = layout.SHARE_ALL
     share_policy: SharePolicy = SharePolicy.NONE
     priority: int = 0
-    quantum_us: int = 0  # length of a time slice; 0 means the default
 
 
 @dataclass(frozen=True)
@@ -85,13 +84,12 @@ def _pack_device(device: DeviceLimits) -> bytes:
             "ask for more memory than 0, and for at most 100 percent",
         )
     body = struct.pack(
-        f"<{layout.UUID_BYTES}sQIIiI",
+        f"<{layout.UUID_BYTES}sQIIi",
         uuid,
         device.memory_bytes,
         device.share_hundredths,
         device.share_policy,
         device.priority,
-        device.quantum_us,
     )
     return body.ljust(layout.DEVICE_LIMITS_SIZE, b"\0")
 
@@ -390,9 +388,5 @@ def _parse_limits(raw: bytes) -> Limits:
 
 def _read_device(raw: bytes, index: int) -> DeviceLimits:
     at = layout.LIMITS_DEVICES + index * layout.DEVICE_LIMITS_SIZE
-    memory, share, policy, priority, quantum = struct.unpack_from(
-        "<QIIiI", raw, at + layout.DEVICE_LIMITS_MEMORY_BYTES
-    )
-    return DeviceLimits(
-        _text(raw[at : at + layout.UUID_BYTES]), memory, share, SharePolicy(policy), priority, quantum
-    )
+    memory, share, policy, priority = struct.unpack_from("<QIIi", raw, at + layout.DEVICE_LIMITS_MEMORY_BYTES)
+    return DeviceLimits(_text(raw[at : at + layout.UUID_BYTES]), memory, share, SharePolicy(policy), priority)

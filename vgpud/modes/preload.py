@@ -78,7 +78,6 @@ class PreloadRules:
     """The policy's rules for one device, as far as mode preload needs them."""
 
     share_policy: SharePolicy = SharePolicy.HARD
-    latency_quantum_us: int = 0
     evictable: bool = False  # allocations get memory that libvgpu can evict
 
 
@@ -361,7 +360,7 @@ class Preload:
         folder = self._leases / allocation.id
         held = read_limits(folder)
         ruled = tuple(
-            replace(device, share_policy=now.share_policy, priority=now.priority, quantum_us=now.quantum_us)
+            replace(device, share_policy=now.share_policy, priority=now.priority)
             for device, now in zip(held.devices, self._limits(allocation), strict=True)
         )
         memory = held.memory if held.away else self._memory(allocation)
@@ -437,5 +436,4 @@ def _device_limits(part: Slice, priority: str, rules: PreloadRules) -> DeviceLim
         share_hundredths=(part.share or WHOLE).hundredths,
         share_policy=rules.share_policy if part.share else SharePolicy.NONE,
         priority=_PRIORITIES.get(priority, 0),
-        quantum_us=rules.latency_quantum_us if priority == "above-normal" else 0,
     )

@@ -57,9 +57,7 @@ def mps_world(
 
 
 def preload_rules(settings: PreloadSettings) -> PreloadRules:
-    return PreloadRules(
-        _POLICIES[settings.share_policy], settings.latency_quantum_us, settings.makes_evictable
-    )
+    return PreloadRules(_POLICIES[settings.share_policy], settings.makes_evictable)
 
 
 def preload_world(

@@ -128,13 +128,6 @@ class PreloadSettings(PolicyTable):
         "kernel, gate holds their launches back; auto: cut where a probe of the device shows that its "
         "driver can, and gate elsewhere",
     )
-    latency_quantum_us: int = Field(
-        0,
-        ge=0,
-        le=20000,
-        description="how long a turn of others may last, in microseconds, while a tenant of priority "
-        "above-normal is active; below 500 counts as 500, 0: as the shares want",
-    )
     idle_suspend: Seconds | None = Field(
         None,
         description="a tenant that has done nothing on the device for so long is suspended, until it works "

@@ -22,9 +22,7 @@
 #include "tenant.h"
 #include "thread.h"
 
-#define WATCH_NS 250000 /* interval between two checks for idleness */
-/* interval between two checks for idleness of a tenant that requests short slices */
-#define WATCH_BRIEF_NS 80000
+#define WATCH_NS 250000             /* interval between two checks for idleness */
 #define DRAIN_POLL_NS 30000         /* interval between two checks of a drain */
 #define SILENCE_NS 3000000000u      /* an arbiter that leaves a request unanswered for this long counts as dead */
 #define PACE_WAIT_MAX_NS 100000000u /* maximum delay of a launch: work in flight may wait for the delayed launch */
@@ -458,11 +456,6 @@ static void take(const struct vgpu_message *message)
     pthread_mutex_unlock(&gate.lock);
 }
 
-static int64_t watch_ns(void)
-{
-    return (gate.turn.flags & VGPU_TURN_BRIEF) != 0 ? WATCH_BRIEF_NS : WATCH_NS;
-}
-
 /*
  * Watches an open slice that must be given back when idle: were there launches since the last check, and if not, have
  * all finished?
@@ -492,7 +485,7 @@ static void watch(void)
             !asked) { /* if a launch came in between, it is drained as any other */
             gate.idle_ns += (int64_t)(begin ? (now - since) / 2
                                             /* the work ended at some time between the two checks */
-                                            : (uint64_t)watch_ns() / 2);
+                                            : (uint64_t)WATCH_NS / 2);
             give_back(now);
         }
     }
@@ -605,7 +598,7 @@ static int64_t do_due(void)
     pthread_mutex_lock(&gate.lock);
     if (gate.state == OPEN && gate.ends_at != UINT64_MAX && now >= gate.ends_at)
         close_gate();
-    int64_t look = watch_ns();
+    int64_t look = WATCH_NS;
     enum state state = gate.state;
     bool held = gate.held;
     bool watches = state == OPEN && (gate.turn.flags & VGPU_TURN_WATCH) != 0;

@@ -195,8 +195,7 @@ static enum vgpu_admission decide(const struct context_queue *queue, uint64_t co
     double left = ahead -
                   /* the next marker has not completed, but much of the work before it has */
                   (double)(now_ns() - queue->run_seen_ns);
-    double deep = (turn->flags & VGPU_TURN_SHORT) != 0 ? unit : DEPTH_MIN * unit;
-    double room = (double)turn->window_ns > deep ? (double)turn->window_ns : deep;
+    double room = (double)turn->window_ns > DEPTH_MIN * unit ? (double)turn->window_ns : DEPTH_MIN * unit;
     *batch = 1;
     /* on average half of the running launch has finished, and half of the next one may overrun the slice */
     if (!first && known && left_ns != UINT64_MAX &&

@@ -208,7 +208,7 @@ static void write_limits(int fd)
         limits.devices[d].share = 1 + word() % VGPU_SHARE_ALL;
         limits.devices[d].share_policy = byte() % 3;
         limits.devices[d].priority = (int8_t)byte();
-        limits.devices[d].quantum_us = word();
+        limits.devices[d].reserved = word();
     }
     (void)!pwrite(fd, &limits, sizeof(limits), 0);
 }

@@ -51,7 +51,7 @@ static bool join(char **words)
 {
     static const char uuid[1][VGPU_UUID_BYTES] = {"GPU-0"};
     bool is_hard = strcmp(words[0], "hard") == 0;
-    struct sched_limits limits = {5000, is_hard ? VGPU_SHARE_HARD : VGPU_SHARE_WORK_CONSERVING, 0, 0};
+    struct sched_limits limits = {5000, is_hard ? VGPU_SHARE_HARD : VGPU_SHARE_WORK_CONSERVING, 0};
     struct worker *worker = &workers[count++];
     if (!sched_tenant_add(&worker->tenant, 1, uuid))
         return false;

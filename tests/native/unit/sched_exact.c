@@ -177,7 +177,7 @@ static void check_weights(const uint32_t *shares, unsigned tenants, uint32_t pol
     double worst = 0;
     snprintf(scenario, sizeof(scenario), "%u tenants, policy %u, %lu us", tenants, policy, kernel_ns / 1000);
     for (unsigned i = 0; i < tenants; i++) {
-        join((struct sched_limits){shares[i], policy, 0, 0}, kernel_ns, 0);
+        join((struct sched_limits){shares[i], policy, 0}, kernel_ns, 0);
         all += shares[i];
     }
     run_until(now + SECOND_NS);
@@ -240,8 +240,7 @@ static int starving(void)
             uint32_t policy = dice(3) == 0 ? VGPU_SHARE_NONE : VGPU_SHARE_WORK_CONSERVING;
             int32_t priority = policy == VGPU_SHARE_NONE ? 0 : (int32_t)dice(3) - 1;
             uint32_t share = policy == VGPU_SHARE_NONE ? VGPU_SHARE_ALL : 100 + dice(10000 / tenants);
-            join((struct sched_limits){share, policy, priority, dice(8) == 0 ? 1000 : 0}, kernels[dice(3)],
-                 dice(4) == 0 ? 5000000 : 0);
+            join((struct sched_limits){share, policy, priority}, kernels[dice(3)], dice(4) == 0 ? 5000000 : 0);
         }
         for (uint64_t until = now + 5 * (uint64_t)SECOND_NS; now < until;) {
             run_until(now + 1000000);

@@ -94,7 +94,7 @@ static unsigned leave_to(unsigned crowd)
 static void change(unsigned t)
 {
     static const uint32_t shares[] = {100, 1000, 2500, 5000, 9000, 10000};
-    struct sched_limits limits = {shares[dice(6)], dice(3), (int32_t)dice(3) - 1, dice(4) == 0 ? 1000 : 0};
+    struct sched_limits limits = {shares[dice(6)], dice(3), (int32_t)dice(3) - 1};
     for (uint32_t d = 0; d < nodes[t].tenant.device_count; d++)
         sched_set_limits(&nodes[t].tenant, d, &limits);
 }
@@ -236,7 +236,7 @@ struct wish {
 static void join(unsigned t, const struct wish *wish)
 {
     char uuids[DEVICES][VGPU_UUID_BYTES] = {{0}};
-    struct sched_limits limits = {wish->share, wish->policy, 0, 0};
+    struct sched_limits limits = {wish->share, wish->policy, 0};
     for (unsigned d = 0; d < wish->count; d++)
         snprintf(uuids[d], sizeof(uuids[d]), "GPU-%u", wish->first + d);
     CHECK(sched_tenant_add(&nodes[t].tenant, wish->count, (const char (*)[VGPU_UUID_BYTES])uuids));
