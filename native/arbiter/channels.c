@@ -120,6 +120,7 @@ bool channels_read(int usage_fd, uint32_t slot, const uint8_t uuid[16], uint32_t
         return false;
     process->groups = malloc(table.count * sizeof(table.groups[0]));
     process->off = table.off;
+    process->enabling = table.enabling;
     for (uint32_t i = 0; process->groups != NULL && i < table.count; i++)
         if (memcmp(table.groups[i].uuid, uuid, sizeof(table.groups[i].uuid)) == 0)
             process->groups[process->count++] = table.groups[i];
@@ -146,15 +147,32 @@ uint32_t channels_devices(int usage_fd, uint32_t slot, const uint8_t *const uuid
     return bits;
 }
 
-void channels_note_off(int usage_fd, uint32_t slot, uint32_t ordinal, bool off)
+/* The device's threads and the loop's write the words of one slot. */
+static void write_states(int usage_fd, uint32_t slot, uint32_t ordinal, bool off, bool enabling)
 {
-    uint32_t bits = 0;
-    off_t at = (off_t)(VGPU_CHANNELS_AT + slot * sizeof(struct vgpu_channel_table) +
-                       offsetof(struct vgpu_channel_table, off));
-    if (pread(usage_fd, &bits, sizeof(bits), at) != (ssize_t)sizeof(bits))
-        return;
-    bits = off ? bits | 1u << ordinal : bits & ~(1u << ordinal);
-    (void)!pwrite(usage_fd, &bits, sizeof(bits), at);
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    off_t table = (off_t)(VGPU_CHANNELS_AT + slot * sizeof(struct vgpu_channel_table));
+    const struct {
+        off_t at;
+        bool set;
+    } words[] = {
+        {table + (off_t)offsetof(struct vgpu_channel_table, off), off}, /* first: `enabling` says what it means */
+        {table + (off_t)offsetof(struct vgpu_channel_table, enabling), enabling},
+    };
+    pthread_mutex_lock(&lock);
+    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
+        uint32_t bits;
+        if (pread(usage_fd, &bits, sizeof(bits), words[i].at) != (ssize_t)sizeof(bits))
+            break;
+        bits = words[i].set ? bits | 1u << ordinal : bits & ~(1u << ordinal);
+        (void)!pwrite(usage_fd, &bits, sizeof(bits), words[i].at);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+void channels_note(int usage_fd, uint32_t slot, uint32_t ordinal, bool off)
+{
+    write_states(usage_fd, slot, ordinal, off, false);
 }
 
 bool channels_load(int usage_fd, uint32_t slot, struct channels_load *load)
@@ -216,8 +234,8 @@ static bool leave_foreign(struct worker *worker)
  * Makes one call for all channels in `list`, on a copy of the process's own file. Returns false if the worker was
  * abandoned.
  */
-static bool call(struct worker *worker, struct channels_order *order, int pidfd, const struct vgpu_channel_group *group,
-                 struct rm_disable_channels *list)
+static bool call(struct worker *worker, struct channels_order *order, const struct channels_process *process,
+                 const struct vgpu_channel_group *group, struct rm_disable_channels *list)
 {
     struct rm_control control = {.client = group->client,
                                  .object = group->subdevice,
@@ -225,7 +243,7 @@ static bool call(struct worker *worker, struct channels_order *order, int pidfd,
                                  .parameters = (uint64_t)(uintptr_t)list,
                                  .parameters_size = sizeof(*list)};
     enter_foreign(worker);
-    int file = (int)syscall(SYS_pidfd_getfd, pidfd, (int)group->file, 0);
+    int file = (int)syscall(SYS_pidfd_getfd, process->pidfd, (int)group->file, 0);
     int error = errno;
     if (!leave_foreign(worker)) {
         if (file >= 0)
@@ -240,6 +258,7 @@ static bool call(struct worker *worker, struct channels_order *order, int pidfd,
         return true;
     }
     order->calls++;
+    write_states(order->usage_fd, process->slot, order->ordinal, true, !order->off);
     order->last_began_ns = now_ns();
     if (!is_control_device(file))
         refused(order, ENODEV, 0);
@@ -290,7 +309,7 @@ static bool carry_out_process(struct worker *worker, struct channels_order *orde
             return true;
         }
         uint32_t undone = order->failed + (order->off ? order->missing : 0);
-        if (list.count > 0 && !call(worker, order, process->pidfd, group, &list))
+        if (list.count > 0 && !call(worker, order, process, group, &list))
             return false;
         for (uint32_t g = first; g <= i && order->failed + (order->off ? order->missing : 0) == undone; g++)
             process->groups[done++] = process->groups[g];
@@ -298,6 +317,8 @@ static bool carry_out_process(struct worker *worker, struct channels_order *orde
         first = i + 1;
         memset(&list, 0, sizeof(list));
     }
+    if (!order->off && done == asked)
+        channels_note(order->usage_fd, process->slot, order->ordinal, false);
     return true;
 }
 
@@ -467,6 +488,8 @@ void channels_order_free(struct channels_order *order)
         free(order->processes[p].groups);
     }
     free(order->processes);
+    if (order->usage_fd >= 0)
+        close(order->usage_fd);
     free(order);
 }
 

@@ -33,7 +33,8 @@ struct channels_process {
     int pidfd; /* owned by this struct, and closed with the order */
     uint32_t count;
     uint32_t slot;
-    uint32_t off;                      /* whether the table says that the group is disabled */
+    uint32_t off; /* the words of the table */
+    uint32_t enabling;
     struct vgpu_channel_group *groups; /* after the order: the groups whose call was made */
 };
 
@@ -41,6 +42,7 @@ struct channels_process {
 struct channels_order {
     struct channels_order *next;
     bool off;
+    int usage_fd; /* of the tables, owned by this struct */
     uint32_t process_count;
     struct channels_process *processes;
     void *owner;     /* free for use by the caller */
@@ -115,8 +117,12 @@ bool channels_read(int usage_fd, uint32_t slot, const uint8_t uuid[16], uint32_t
  */
 uint32_t channels_devices(int usage_fd, uint32_t slot, const uint8_t *const uuids[], uint32_t count, uint32_t *groups);
 
-/* Records in the table of a slot whether its channels are disabled on a device. */
-void channels_note_off(int usage_fd, uint32_t slot, uint32_t ordinal, bool off);
+/*
+ * Records in the table of a slot whether its channels are off a device. An order does so itself: before its first call
+ * for a process and after its last one, so that the table is right whenever the arbiter ends, except between a call and
+ * the record that is next to it.
+ */
+void channels_note(int usage_fd, uint32_t slot, uint32_t ordinal, bool off);
 
 /* Reads the counters of the load samples that a process takes of itself. Returns false if its table cannot be read. */
 struct channels_load {

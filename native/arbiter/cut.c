@@ -32,7 +32,8 @@
 #define MISSING_NS 5000000000u
 #define GROUPS_PER_UNIT 32u /* number of groups that are read for one unit of a lease's rate (rate.h) */
 
-enum state { UNKNOWN, ON, OFF };
+/* DOUBTFUL: an earlier arbiter ended while it enabled them */
+enum state { UNKNOWN, DOUBTFUL, ON, OFF };
 
 struct cut_device {
     struct cut_device *next;
@@ -201,6 +202,9 @@ static struct channels_order *order_make(const struct lease *lease, uint32_t ord
     order->off = off;
     order->ordinal = ordinal;
     order->tenant = tenant_of(lease);
+    order->usage_fd = fcntl(lease->usage_fd, F_DUPFD_CLOEXEC, 0);
+    if (order->usage_fd < 0)
+        return order;
     order->processes = calloc(process_count(lease) + 1, sizeof(order->processes[0]));
     for (const struct process *p = lease->processes; p != NULL && order->processes != NULL; p = p->next) {
         struct channels_process *to = &order->processes[order->process_count];
@@ -216,19 +220,26 @@ static struct channels_order *order_make(const struct lease *lease, uint32_t ord
     return order;
 }
 
-/* Records the groups that an earlier arbiter process has disabled. */
+/*
+ * Records the groups that an earlier arbiter process has disabled. Where it ended in an order that enables them, they are
+ * disabled first, because enabling an enabled group loses its waiting work.
+ */
 static void adopt(struct lease *lease, uint32_t ordinal)
 {
     struct cut_entity *entity = &lease->cut_entities[ordinal];
     uint32_t budget = CHANNELS_GROUPS_MAX;
+    bool doubtful = false;
     for (const struct process *p = lease->processes; p != NULL; p = p->next) {
         struct channels_process process;
-        if (channels_read(lease->usage_fd, p->slot, entity->device->id, &budget, &process) &&
-            (process.off >> ordinal & 1) != 0)
+        bool off = channels_read(lease->usage_fd, p->slot, entity->device->id, &budget, &process) &&
+                   (process.off >> ordinal & 1) != 0;
+        bool enabling = off && (process.enabling >> ordinal & 1) != 0;
+        if (off && !enabling)
             note_off(entity, &process);
+        doubtful |= enabling;
         free(process.groups);
     }
-    entity->state = entity->off_count > 0 ? OFF : ON;
+    entity->state = doubtful ? DOUBTFUL : entity->off_count > 0 ? OFF : ON;
     entity->stale = true;
 }
 
@@ -257,9 +268,6 @@ static void give_order(struct lease *lease, uint32_t ordinal, bool off, uint64_t
         set_state(entity, off, now);
         return;
     }
-    if (off)
-        for (uint32_t p = 0; p < order->process_count; p++)
-            channels_note_off(lease->usage_fd, order->processes[p].slot, ordinal, true);
     order->owner = lease;
     entity->order = order;
     channels_submit(entity->device->thread, order);
@@ -296,7 +304,7 @@ static void note_done(struct lease *lease, const struct channels_order *order)
             note_off(entity, process);
         else
             forget_off(entity, process);
-        channels_note_off(lease->usage_fd, process->slot, order->ordinal, any_off(entity, process->slot));
+        channels_note(lease->usage_fd, process->slot, order->ordinal, any_off(entity, process->slot));
     }
     if (!order->off && order->failed == 0)
         entity->off_count = 0; /* the count includes groups that were freed meanwhile */
@@ -495,6 +503,7 @@ static uint64_t follow_entity(struct lease *lease, uint32_t ordinal, bool offs, 
         return SCHED_NEVER;
     if (entity->state == UNKNOWN)
         adopt(lease, ordinal);
+    off |= entity->state == DOUBTFUL;
     if (entity->state != (off ? OFF : ON) || (!off && entity->off_count > 0)) {
         give_order(lease, ordinal, off, now);
     } else if (off && entity->stale) {

@@ -84,6 +84,7 @@ static void usage(void)
     CONSTANT("CHANNELS_AT", VGPU_CHANNELS_AT);
     SIZE("CHANNELS", vgpu_channel_table);
     FIELD("CHANNELS", vgpu_channel_table, "COUNT", count);
+    FIELD("CHANNELS", vgpu_channel_table, "OFF", off);
     FIELD("CHANNELS", vgpu_channel_table, "GROUPS", groups);
     SIZE("CHANNEL_GROUP", vgpu_channel_group);
     SIZE("COMPUTE", vgpu_compute);

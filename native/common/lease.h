@@ -222,7 +222,12 @@ struct vgpu_channel_table {
      * it
      */
     uint32_t unfinished;
-    uint8_t unused[36];
+    /*
+     * those of `off` for which the call that enables the channels has begun: if the arbiter ended in it, the channels are
+     * enabled in all likelihood, because a call of the driver that has begun is carried out
+     */
+    uint32_t enabling;
+    uint8_t unused[32];
     struct vgpu_channel_group groups[VGPU_MAX_GROUPS];
 };
 #define VGPU_CHANNELS_AT 294912u /* offset of the first table in the file, at a page boundary */

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from tests.arbiter.conftest import LONG, Card, answer, counters, span
 from tests.arbiter.test_cut import CONSERVING, HARD, done_ns, fault, table, work
 from tests.conditions import needs, unmet
@@ -35,8 +37,8 @@ def goes_on(card: Card, pid: int) -> None:
 def preempted_for_long(leases: Sequence[Path]) -> None:
     """Waits for a moment at which all tenants are preempted and the arbiter enables none.
 
-    An arbiter that is killed between the driver's answer to an enable and its own record of it leaves a
-    tenant that counts as preempted and is not. Enabled again, it loses the work that waits (as on an H200).
+    A call of the driver that has begun is carried out, also for a process that is killed. One of the
+    simulated driver is not, so that a tenant would be disabled twice and lose the work that waits.
     """
     some_on = time.monotonic()
 
@@ -52,6 +54,12 @@ def preempted_for_long(leases: Sequence[Path]) -> None:
         return False
 
     eventually(in_the_midst, "all are off")
+
+
+def repeated_calls(card: Card, pid: int) -> int:
+    """Counts calls that enabled an enabled channel, or disabled a disabled one."""
+    uses = [use for one in card.sim.dump()["processes"] if one["pid"] == pid for use in one["uses"]]
+    return sum(use["channels_repeated"] for use in uses)
 
 
 def put(card: Card, lease: Path, share: float, away: bool) -> None:
@@ -93,6 +101,39 @@ def test_preempted_tenants_resume_after_the_arbiter_dies(cut_card: Card) -> None
     eventually(lambda: not any(is_off(lease) for lease in leases), "all are back")
     for process in processes:
         goes_on(cut_card, process.pid)
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["puts-itself-back", "is-adopted"])
+def test_a_tenant_whose_arbiter_dies_right_after_it_was_put_on_the_device_keeps_its_waiting_work(
+    cut_card: Card, restarted: bool
+) -> None:
+    """The driver drops the waiting work of channels that are enabled a second time. The call has enabled the
+    channels, and the arbiter has not recorded it yet.
+    """
+    lease = cut_card.lease("a", HARD, 5)
+    process = cut_card.spin(lease, LONG)
+    eventually(lambda: counters(lease)["turns"] > 3, "it has turns")
+    late = ["--function", "FIFO_DISABLE_CHANNELS.enabled", "--count", "1", "--microseconds", "600000000"]
+    fault(cut_card, "slow", *late)
+    eventually(lambda: not cut_card.sim.dump()["faults"], "the call has enabled the channels")
+    assert is_off(lease)
+    cut_card.kill_arbiter()
+    if restarted:
+        cut_card.start_arbiter()
+    eventually(lambda: not is_off(lease), "it is back")
+    goes_on(cut_card, process.pid)
+    assert repeated_calls(cut_card, process.pid) == 0
+
+
+def test_a_process_puts_itself_back_only_on_the_device_that_it_is_off(cut_card: Card) -> None:
+    lease = cut_card.lease("a", CONSERVING, 50, devices=2)
+    process = cut_card.spin(lease, LONG)
+    goes_on(cut_card, process.pid)
+    cut_card.kill_arbiter()
+    with (lease / layout.USAGE_FILE).open("r+b") as page:  # off the other device, where it has no channels
+        os.pwrite(page.fileno(), struct.pack("<I", 2), layout.CHANNELS_AT + layout.CHANNELS_OFF)
+    eventually(lambda: table(lease)[0] == 0, "it has looked")
+    assert repeated_calls(cut_card, process.pid) == 0
 
 
 def test_a_preempted_tenant_whose_link_thread_waits_in_the_driver_resumes(cut_card: Card) -> None:

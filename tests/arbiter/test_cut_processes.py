@@ -184,12 +184,19 @@ def test_channels_of_an_ended_process_are_refused(cut_card: Card) -> None:
     first.wait()
     honest = cut_card.spin(other, LONG)
     process = cut_card.spin(lease, LONG)
-    eventually(lambda: [row[1] for row in table(lease)[1]] not in ([], [stale[1]]), "so are the new ones", 60)
-    at = layout.CHANNELS_AT + layout.CHANNELS_GROUPS
+
+    def new_slots() -> list[int]:
+        """The second process has another slot, if the arbiter has not cleared that of the first yet."""
+        clients = {slot: [row[1] for row in table(lease, slot)[1]] for slot in range(2)}
+        return [slot for slot, found in clients.items() if found not in ([], [stale[1]])]
+
+    eventually(new_slots, "so are the new ones", 60)
+    head = layout.CHANNELS_AT + new_slots()[0] * layout.CHANNELS_SIZE
+    at = head + layout.CHANNELS_GROUPS
     uuid = (lease / layout.USAGE_FILE).read_bytes()[at:][:16]
     with (lease / layout.USAGE_FILE).open("r+b") as page:
         os.pwrite(page.fileno(), GROUP.pack(uuid, *stale), at + GROUP.size)
-        os.pwrite(page.fileno(), struct.pack("<I", 2), layout.CHANNELS_AT + layout.CHANNELS_COUNT)
+        os.pwrite(page.fileno(), struct.pack("<I", 2), head + layout.CHANNELS_COUNT)
     eventually(lambda: cut_card.client.registered("a").refusal != "", "calls with them were refused")
     assert cut_card.client.registered("b").refusal == ""
     before = done_ns(cut_card, honest.pid)

@@ -9,6 +9,8 @@
 #include "clock.h"
 #include "inside.h"
 #include "in_flight.h"
+#include "limits.h"
+#include "tenant.h"
 #include "thread.h"
 
 #define WATCH_NS 250000u /* interval between two checks for idleness */
@@ -270,6 +272,18 @@ bool vgpu_cut_look(int64_t *wait_ns)
     return became;
 }
 
+static bool put_back(bool again)
+{
+    uint8_t ids[VGPU_MAX_DEVICES][16] = {{0}};
+    uint32_t count = vgpu_tenant_devices();
+    for (uint32_t d = 0; d < count; d++) {
+        char uuid[VGPU_UUID_BYTES];
+        vgpu_tenant_uuid(d, uuid);
+        (void)vgpu_uuid_parse(uuid, ids[d]); /* limits with another text are not taken over */
+    }
+    return vgpu_channels_enable((const uint8_t (*)[16])ids, count, again);
+}
+
 static void rescue(void)
 {
     uint64_t now = now_ns();
@@ -279,7 +293,7 @@ static void rescue(void)
     } else if (cut.alone_at == 0) {
         cut.alone_at = now;
     } else if (now - cut.alone_at >= RESCUE_NS) {
-        cut.refused = !vgpu_channels_enable(cut.refused);
+        cut.refused = !put_back(cut.refused);
         cut.alone_at = cut.refused ? now : 0;
     }
 }

@@ -29,7 +29,7 @@ struct group {
     uint32_t object;
     int file;
     bool computes;
-    bool put_back; /* enabled by this process: see enable_groups */
+    bool put_back; /* enabled by this process: see vgpu_channels_enable */
     uint32_t count;
     uint32_t channels[CHANNELS_MAX];
 };
@@ -374,9 +374,9 @@ bool vgpu_channels_off(void)
     return off;
 }
 
-static bool enable(const struct group *group)
+static bool set_enabled(const struct group *group, bool enabled)
 {
-    struct rm_disable_channels list = {.disable = 0, .count = group->count};
+    struct rm_disable_channels list = {.disable = !enabled, .count = group->count};
     const struct subdevice *subdevice = subdevice_of(group);
     struct rm_control control = {.client = group->client,
                                  .object = subdevice != NULL ? subdevice->object : 0,
@@ -391,32 +391,45 @@ static bool enable(const struct group *group)
            control.status == RM_OK;
 }
 
-/*
- * Enables this process's groups. Precondition: the lock is held. Enabling an enabled group loses its waiting work, so
- * each group is enabled once.
- */
-static bool enable_groups(bool again)
+/* The bit of the group's device; all bits, if it is none of these devices: a move is under way. */
+static uint32_t device_bit(const struct group *group, const uint8_t (*uuids)[16], uint32_t count)
 {
-    bool all = true;
-    for (uint32_t i = 0; i < groups_high; i++) {
-        struct group *group = &groups[i];
-        if (group->client == 0 || !group->computes || (again && group->put_back))
-            continue;
-        group->put_back = enable(group);
-        all &= group->put_back;
-    }
-    return all;
+    const struct subdevice *subdevice = subdevice_of(group);
+    for (uint32_t d = 0; d < count && subdevice != NULL && subdevice->named; d++)
+        if (memcmp(subdevice->uuid, uuids[d], sizeof(subdevice->uuid)) == 0)
+            return 1u << d;
+    return UINT32_MAX;
 }
 
-bool vgpu_channels_enable(bool again)
+/*
+ * Enables the group, which the arbiter has disabled. It was `enabling` it: the group may be enabled, and enabling it once
+ * more would lose its waiting work, so it is disabled first. (If it was still disabled, which is unlikely, this loses it.)
+ */
+static bool put_back(const struct group *group, bool enabling)
 {
+    if (enabling)
+        (void)set_enabled(group, false);
+    return set_enabled(group, true);
+}
+
+bool vgpu_channels_enable(const uint8_t (*uuids)[16], uint32_t count, bool again)
+{
+    bool all = true;
     pthread_mutex_lock(&lock);
-    bool off = table != NULL && __atomic_load_n(&table->off, __ATOMIC_SEQ_CST) != 0;
-    bool back = !off || enable_groups(again);
-    if (off && back)
+    uint32_t off = table != NULL ? __atomic_load_n(&table->off, __ATOMIC_SEQ_CST) : 0;
+    uint32_t enabling = table != NULL ? __atomic_load_n(&table->enabling, __ATOMIC_SEQ_CST) : 0;
+    for (uint32_t i = 0; i < groups_high && off != 0; i++) {
+        struct group *group = &groups[i];
+        uint32_t bit = device_bit(group, uuids, count);
+        if (group->client == 0 || !group->computes || (off & bit) == 0 || (again && group->put_back))
+            continue;
+        group->put_back = put_back(group, !again && (enabling & bit) != 0);
+        all &= group->put_back;
+    }
+    if (off != 0 && all)
         __atomic_store_n(&table->off, 0, __ATOMIC_SEQ_CST);
     pthread_mutex_unlock(&lock);
-    return back;
+    return all;
 }
 
 void vgpu_channels_ignore(void)

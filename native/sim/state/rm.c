@@ -23,7 +23,9 @@
 
 #define FIRST_CLIENT 0xc1d00000u
 #define SPIN_NS 60000
-#define FAULT "FIFO_DISABLE_CHANNELS"          /* this fault makes the call return its code and do nothing */
+#define FAULT "FIFO_DISABLE_CHANNELS" /* this fault makes the call return its code and do nothing */
+/* this fault delays the return of a call that has enabled its channels */
+#define FAULT_ENABLED "FIFO_DISABLE_CHANNELS.enabled"
 #define FAULT_LIE "FIFO_DISABLE_CHANNELS.lies" /* this fault makes the call return 0 and do nothing */
 enum { CLASS_ROOT_MAX = 1, CLASS_CLIENT = 0x41 };
 
@@ -223,8 +225,10 @@ static uint32_t name_channels(struct sim_state *s, const struct sim_device *d, c
         struct sim_object *o = p == NULL ? NULL : find(p, c->channels[i]);
         if (o == NULL || !is_channel(o) || device_of(s, p, o) != d)
             return RM_INVALID_CHANNEL;
-        if (change && o->off == (c->disable != 0))
+        if (change && o->off == (c->disable != 0)) {
             p->uses[o->use].loses_wait = 1;
+            p->uses[o->use].channels_repeated++;
+        }
         if (change)
             o->off = c->disable != 0;
     }
@@ -269,6 +273,8 @@ static uint32_t disable(struct sim_state *s, struct sim_device *d, const struct 
     if (c->disable)
         pass_until(begin + (uint64_t)(d->channels_off_us * 1e3));
     sim_rm_unlock(d);
+    if (c->disable == 0)
+        sim_fault(s, FAULT_ENABLED, device);
     return status;
 }
 

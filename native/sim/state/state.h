@@ -93,6 +93,7 @@ struct sim_use {
     struct sim_queue queue;          /* guarded by the device's engine lock, like the rest */
     uint32_t channels, channels_off; /* channels that can compute; with all of them disabled the queue stands still */
     uint32_t loses_wait;             /* enabled, but nothing runs before more work comes */
+    uint32_t channels_repeated;      /* calls for a channel that was in the asked state, each of which lost its work */
     _Atomic uint32_t on_wake;        /* a futex: changes when the queue goes on */
 };
 

@@ -34,11 +34,11 @@ static void print_uses(struct sim_state *s, const struct sim_proc *p)
             continue;
         printf("%s{\"device\":%u,\"gi\":%d,\"ci\":%d,\"contexts\":%u,\"mps\":%u,"
                "\"mps_fraction\":%g,\"bytes\":%llu,\"context_bytes\":%llu,\"managed_bytes\":%llu,"
-               "\"submitted_ns\":%.0f,\"done_ns\":%.0f,\"channels\":%u,\"channels_off\":%u",
+               "\"submitted_ns\":%.0f,\"done_ns\":%.0f,\"channels\":%u,\"channels_off\":%u,\"channels_repeated\":%u",
                comma, u->device, u->gi, u->ci, u->contexts, u->mps, u->mps_fraction,
                (unsigned long long)sim_use_bytes(u), (unsigned long long)u->bytes[SIM_CONTEXT],
                (unsigned long long)u->bytes[SIM_MANAGED], u->queue.submitted, u->queue.done, u->channels,
-               u->channels_off);
+               u->channels_off, u->channels_repeated);
         print_channels(p, i);
         printf("}");
         comma = ",";
