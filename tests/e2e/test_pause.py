@@ -228,6 +228,8 @@ def test_a_pause_that_the_driver_ends_is_not_called_a_pause(make_node: NodeMaker
     error = refusal(node, "pause", name)
     assert error.code is ErrorCode.UNSUPPORTED and "status 0x56" in error.sentence
     eventually(lambda: "held by the gate" in node.ctl("why", name).stdout, "its mark is noticed")
+    assert states(node) == {name: "active"}
+    assert "asked for, but the driver does not stop it" in node.ctl("show", name).stdout
     other.process.kill()
     other.end()
     end(node, tenant)

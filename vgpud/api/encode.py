@@ -10,7 +10,7 @@ from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.model.device import Device, DeviceProcess, GpuInstance, Mig, MigProfile, Placement
 from vgpud.model.errors import VgpuError
 from vgpud.model.event import Event
-from vgpud.model.marks import Mark
+from vgpud.model.marks import Mark, MarkKind
 from vgpud.model.mig_view import MigChange, MigDevice, MigInstance, MigPlan
 from vgpud.model.move_view import NO_EVACUATION, DefragView, Evacuation, TenantMove
 from vgpud.model.plan import Step
@@ -127,12 +127,13 @@ def allocation(
     allocation: they do not get its environment variables and paths.
     """
     request = held.request
+    shown = tuple(marks)
     return pb.Allocation(
         id=held.id,
         request_id=request.id,
         owner_uid=request.owner.uid,
         owner_gid=request.owner.gid,
-        state=held.shown_state,
+        state=_state(held, shown),
         slices=[slice_(part) for part in held.slices],
         reasons=[reason(why) for why in held.reasons],
         edits=edits(held.edits) if with_edits else None,
@@ -149,12 +150,18 @@ def allocation(
         suspended_bytes=sum(process.memory_bytes for process in held.suspended),
         cause=held.cause.value if held.state is State.SUSPENDED else "",
         standing=standing,
-        marks=[_mark(mark) for mark in marks],
+        marks=[_mark(mark) for mark in shown],
         memory_limit=memory_limit,
         stays_bytes=held.stays_bytes,
         paused=held.paused,
         workload=_workload(request.workload),
     )
+
+
+def _state(held: Allocation, marks: tuple[Mark, ...]) -> str:
+    """A paused allocation that the driver refuses to keep off its devices is an active one."""
+    gated = any(mark.kind is MarkKind.GATED for mark in marks)
+    return held.state.value if gated else held.shown_state
 
 
 def _workload(names: Workload) -> pb.Workload:

@@ -137,7 +137,7 @@ def limiting(
         yield f"it is suspended ({held.standing or held.cause}): {resumes}"
         stays = words.memory(held.stays_bytes)
         yield f"memory: {words.memory(held.suspended_bytes)} is on the host, {stays} stays on its devices"
-    if held.paused and any(mark.kind == MarkKind.GATED for mark in held.marks):
+    if held.paused and words.is_gated(held):
         yield "it is paused, but the driver does not stop it: it still computes, held by the gate"
     elif held.paused:
         yield f"it is paused, and kept off its devices: 'vgpuctl unpause {held.id}' lets its work go on"

@@ -68,13 +68,21 @@ def passed(item: pb.Allocation) -> str:
 
 def paused(item: pb.Allocation) -> str:
     """Whether it is paused, and since when that counts; empty if it is not."""
-    later = ", from its resumption on" if item.state == State.SUSPENDED else ""
-    return f"yes{later}" if item.paused else ""
+    if not item.paused:
+        return ""
+    if is_gated(item):
+        return "asked for, but the driver does not stop it"
+    return "yes, from its resumption on" if item.state == State.SUSPENDED else "yes"
 
 
 def memory_limit(item: pb.Allocation) -> str:
     """What enforces the memory limit of an allocation in mode preload; empty for other modes."""
     return {"driver": "by the driver", "libvgpu": "by libvgpu"}.get(item.memory_limit, "")
+
+
+def is_gated(item: pb.Allocation) -> bool:
+    """Does the driver refuse to keep it off its devices?"""
+    return any(mark.kind == MarkKind.GATED for mark in item.marks)
 
 
 def standing(text: str) -> str:
