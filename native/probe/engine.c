@@ -4,8 +4,8 @@
  * Tested with a kernel of its own and another process, which copies the open control file for each call as the arbiter
  * does. The kernel runs; disabled, it makes no progress for far longer than it needs, while copies continue; enabled,
  * it continues and ends with the same result as undisturbed. One JSON line: {"engine": "cut" or "gate", "why": ...,
- * "off_us", "on_us"}. Exit status: 0 if there is an answer, 1 if the driver does not let the program work at all, 2 for
- * wrong arguments.
+ * "off_us", "on_us", "context_mib": what a context takes on the device, by NVML; 0: not known}. Exit status: 0 if there
+ * is an answer, 1 if the driver does not let the program work at all, 2 for wrong arguments.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -23,11 +23,20 @@
 
 #define __CUDA_API_VERSION_INTERNAL
 #include <cuda.h>
+#include <nvml.h>
 
 #include "../common/rm.h"
 #include "check.h"
 
-enum { OBJECTS = 256, STEPS = 12000, TIMES_LONGER = 3, ATTEMPTS = 50, SECONDS_AT_MOST = 30, AFTER_MIN_NS = 1000000 };
+enum {
+    OBJECTS = 256,
+    STEPS = 12000,
+    TIMES_LONGER = 3,
+    ATTEMPTS = 50,
+    SECONDS_AT_MOST = 30,
+    AFTER_MIN_NS = 1000000,
+    PROCESSES = 1024
+};
 
 /* Some 2.5 us a step on a card of 1.5 GHz, 30 ms together; a simulated card has but the time. */
 static const char ptx[] =
@@ -297,12 +306,40 @@ static bool prove(void)
     return outcome == OVER ? say("the kernel was over before it could be stopped") : outcome == PROVED;
 }
 
-static void open_device(void)
+/* The memory of this process on the device, by NVML, in MiB; 0: not known, as with a pid namespace of its own. */
+static unsigned long long held_mib(const char *uuid)
+{
+    static nvmlProcessInfo_t processes[PROCESSES];
+    unsigned count = PROCESSES;
+    nvmlDevice_t device;
+    void *nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (nvml == NULL)
+        return 0;
+    __typeof__(&nvmlInit_v2) init;
+    __typeof__(&nvmlDeviceGetHandleByUUID) find_device;
+    __typeof__(&nvmlDeviceGetComputeRunningProcesses_v3) list;
+    *(void **)&init = dlsym(nvml, "nvmlInit_v2");
+    *(void **)&find_device = dlsym(nvml, "nvmlDeviceGetHandleByUUID");
+    *(void **)&list = dlsym(nvml, "nvmlDeviceGetComputeRunningProcesses_v3");
+    if (init == NULL || find_device == NULL || list == NULL || init() != NVML_SUCCESS ||
+        find_device(uuid, &device) != NVML_SUCCESS || list(device, &count, processes) != NVML_SUCCESS)
+        return 0;
+    for (unsigned i = 0; i < count; i++)
+        if (processes[i].pid == (unsigned)getpid() &&
+            processes[i].usedGpuMemory != (unsigned long long)NVML_VALUE_NOT_AVAILABLE)
+            return (processes[i].usedGpuMemory + (1u << 20) - 1) >> 20;
+    return 0;
+}
+
+static unsigned long long context_mib;
+
+static void open_device(const char *uuid)
 {
     CUcontext context;
     CUmodule module;
     DO(cuInit(0));
     DO(cuDevicePrimaryCtxRetain(&context, 0));
+    context_mib = held_mib(uuid);
     DO(cuCtxSetCurrent(context));
     DO(cuModuleLoadData(&module, ptx));
     DO(cuModuleGetFunction(&run.kernel, module, "count"));
@@ -343,9 +380,9 @@ int main(int argc, char **argv)
         fprintf(stderr, "vgpu-engine-probe: %s\n", child < 0 ? strerror(errno) : dlerror());
         return 1;
     }
-    open_device();
+    open_device(argv[1]);
     bool cut = prove();
-    printf("{\"engine\": \"%s\", \"why\": \"%s\", \"off_us\": %.1f, \"on_us\": %.1f}\n", cut ? "cut" : "gate", why,
-           off_us, on_us);
+    printf("{\"engine\": \"%s\", \"why\": \"%s\", \"off_us\": %.1f, \"on_us\": %.1f, \"context_mib\": %llu}\n",
+           cut ? "cut" : "gate", why, off_us, on_us, context_mib);
     return 0;
 }

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import struct
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.demo.node import BUILD, DemoNode
 from tests.e2e.conftest import NodeMaker
 from tests.e2e.support import eventually, states
 from tests.e2e.test_bypass import events
+from vgpud import lease_layout as layout
 from vgpud.lease.engines import EngineFiles
 from vgpud.model.engine import Engine
 
@@ -88,6 +90,8 @@ def test_a_driver_that_refuses_cut_leaves_the_gate_with_the_reason(cut_node: Dem
     sim(cut_node, "fault", "fail", "--function", "FIFO_DISABLE_CHANNELS", "--code", "86")
     held = cut_node.ctl("alloc", *ASKED, "--cores", "25").stdout.strip()
     assert engine(cut_node) == ("gate", "refused") and in_force(cut_node) == "gate"
+    usage = (cut_node.run_dir / "leases" / held / layout.USAGE_FILE).read_bytes()
+    assert struct.unpack_from("<I", usage, layout.USAGE_CONTEXT_MIB) == (526,), "measured by the probe"
     diagnosis = cut_node.ctl("doctor", check=False).stdout
     assert "device 0: gate, the driver refuses to stop channels: status 0x56" in diagnosis
     events = cut_node.ctl("events", "-o", "json").stdout

@@ -30,6 +30,7 @@ def test_a_device_whose_kernels_can_be_preempted_has_the_cut_engine(node: SimNod
     answer = probe(node)
     assert answer["engine"] == "cut"
     assert answer["off_us"] >= 449 and answer["on_us"] >= 275
+    assert answer["context_mib"] == 526
     assert node.dump()["processes"] == []
 
 
@@ -63,6 +64,7 @@ def test_an_mps_client_has_no_channels_to_disable(node: SimNode, tmp_path: Path)
         "why": "the process has no channels of its own",
         "off_us": 0,
         "on_us": 0,
+        "context_mib": 0,
     }
 
 

@@ -56,6 +56,7 @@ class EngineProbe:
             failed=not answer,
             off_us=float(answer.get("off_us", 0)),
             on_us=float(answer.get("on_us", 0)),
+            context_mib=int(answer.get("context_mib", 0)),
         )
 
     @contextmanager
@@ -122,9 +123,8 @@ def _ended(pidfd: int, seconds: float) -> bool:
 def _parsed(status: int, output: bytes, errors: bytes) -> tuple[dict[str, Any], str]:
     try:
         answer = json.loads(output)
-        return {"engine": str(answer["engine"]), "off_us": answer["off_us"], "on_us": answer["on_us"]}, str(
-            answer["why"]
-        )
+        figures = {name: answer[name] for name in ("off_us", "on_us", "context_mib")}
+        return {"engine": str(answer["engine"]), **figures}, str(answer["why"])
     except (ValueError, KeyError, TypeError):
         said = errors.decode(errors="replace").strip().splitlines()
         how = f"signal {-status}" if status < 0 else f"status {status}"

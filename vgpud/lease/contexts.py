@@ -1,9 +1,9 @@
 """Passes the measured memory of a CUDA context on each device from lease to lease.
 
-A tenant's process reads this size from NVML, whose start takes some milliseconds (6 to 9 on an H200, driver
-580). With the size in its lease the process need not wait. Tenants write these sizes and may lie, so the
-smallest one counts: a process corrects a size that is too small when NVML answers, but a size that is too
-large would refuse requests of others.
+A tenant's process reads this size from NVML, whose start takes some milliseconds (6 to 24 on an H200, driver
+580). With the size in its lease the process need not wait. The first size of a device is the engine probe's.
+Tenants write these sizes and may lie, so the smallest one counts: a process corrects a size that is too small
+when NVML answers, but a size that is too large would refuse requests of others.
 """
 
 import contextlib
@@ -32,13 +32,17 @@ class ContextCosts:
     def __contains__(self, uuid: str) -> bool:
         return uuid in self._mib
 
+    def note(self, uuid: str, mib: int) -> None:
+        """Records one figure; ignores one that no device has."""
+        if mib in _PLAUSIBLE_MIB:
+            self._mib[uuid] = min(mib, self._mib.get(uuid, mib))
+
     def learn(self, folder: Path) -> None:
         """Records the context sizes that processes of this lease measured. Skips a lease that cannot be
         read."""
         with contextlib.suppress(VgpuError, OSError):
             for device, mib in zip(read_limits(folder).devices, _read(folder), strict=False):
-                if mib in _PLAUSIBLE_MIB:
-                    self._mib[device.uuid] = min(mib, self._mib.get(device.uuid, mib))
+                self.note(device.uuid, mib)
 
     def seed(self, folder: Path) -> None:
         """Writes the known context sizes to a lease whose processes have not measured any yet."""

@@ -43,6 +43,7 @@ class EngineVerdict:
     failed: bool = False  # the probe gave no answer
     off_us: float = 0.0
     on_us: float = 0.0
+    context_mib: int = 0  # memory of a CUDA context; 0: not known
 
 
 @dataclass(frozen=True, slots=True)

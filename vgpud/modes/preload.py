@@ -90,6 +90,7 @@ class PreloadWorld:
     # called before the arbiter learns of the device's first tenant
     settle_engine: Callable[[str], Awaitable[None]]
     forget_engine: Callable[[str], None]  # called after the device's last tenant
+    context_mib: Callable[[str], int]  # the memory of a CUDA context on the device; 0: not known
 
 
 class Preload:
@@ -212,6 +213,7 @@ class Preload:
         if part.mode is Mode.PRELOAD and part.mig is None:
             # the tenant may be the device's first, for which the engine is chosen
             await self._world.settle_engine(device.uuid)
+            self._contexts.note(device.uuid, self._world.context_mib(device.uuid))
         owner = allocation.request.owner
         lease = write_lease(
             self._leases,

@@ -73,7 +73,7 @@ def preload_world(
             return PreloadRules()
         return preload_rules(held.policy().policy.rule_for(device).settings_preload())
 
-    return PreloadWorld(lambda: tuple(book), rules_for, engines.settle, engines.forget)
+    return PreloadWorld(lambda: tuple(book), rules_for, engines.settle, engines.forget, engines.context_mib)
 
 
 def wall_world(

@@ -64,6 +64,11 @@ class Engines:
             self._chosen[device_uuid] = choice
         self._tell(device, setting, choice)
 
+    def context_mib(self, device_uuid: str) -> int:
+        """The memory of a CUDA context, as the probe found it; 0: not known."""
+        verdict = self._verdict(device_uuid)
+        return 0 if verdict is None else verdict.context_mib
+
     def forget(self, device_uuid: str) -> None:
         """Forgets the engine of a device whose last preload tenant was released."""
         self._chosen.pop(device_uuid, None)
