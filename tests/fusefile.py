@@ -3,7 +3,7 @@
 `python -m tests.fusefile FOLDER WORD...` mounts it on FOLDER in its own mount namespace, prints "ready", and
 serves until it is ended. The kernel then ends the waiting requests. Each WORD is a request that is never
 answered. When one arrives, the server prints "asked". `flush` arrives with each close(2) of the file,
-`getattr` with fstat(2).
+`getattr` with fstat(2), `read` with the first access to the file's mapped page.
 """
 
 import ctypes
@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import IO
 
 #: Requests and replies from include/uapi/linux/fuse.h, version 7.31.
-LOOKUP, FORGET, GETATTR, OPEN, RELEASE, FLUSH, INIT = 1, 2, 3, 14, 18, 25, 26
+LOOKUP, FORGET, GETATTR, OPEN, READ, RELEASE, FLUSH, INIT = 1, 2, 3, 14, 15, 18, 25, 26
 INTERRUPT, BATCH_FORGET = 36, 42
-WORDS = {"flush": FLUSH, "getattr": GETATTR}
+WORDS = {"flush": FLUSH, "getattr": GETATTR, "read": READ}
 ROOT, FILE = 1, 2
+FILE_BYTES = 4096
 ENOSYS = 38
 CLONE_NEWNS = 0x20000
 MS_NOSUID, MS_NODEV, MS_REC, MS_PRIVATE = 2, 4, 0x4000, 0x40000
@@ -31,7 +32,8 @@ FOREVER = 1 << 30
 
 def attributes(node: int) -> bytes:
     mode = stat.S_IFDIR | 0o755 if node == ROOT else stat.S_IFREG | 0o666
-    return struct.pack("<6Q10I", node, 0, 0, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, 0, 4096, 0)
+    size = 0 if node == ROOT else FILE_BYTES
+    return struct.pack("<6Q10I", node, size, 0, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, 0, 4096, 0)
 
 
 def reply(kind: int, node: int) -> tuple[int, bytes]:
@@ -99,6 +101,26 @@ def fuse_file(folder: Path, *silent: str) -> Iterator[FuseFile]:
     finally:
         server.kill()
         server.communicate()
+
+
+_WRITES = """
+import ctypes, mmap, os, sys
+page = mmap.mmap(os.open(sys.argv[2], os.O_RDWR), 4096, mmap.MAP_PRIVATE)
+buffer = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(page)))
+ctypes.CDLL(None).write(os.open(sys.argv[1], os.O_RDWR), buffer, ctypes.c_size_t(1))
+"""
+
+
+@contextmanager
+def locked_by_a_write(path: Path, folder: Path) -> Iterator[None]:
+    """Until the block ends, a write(2) to the file at `path` waits for its buffer, a page of a FUSE file
+    below `folder`. Meanwhile the kernel holds the lock of the written file.
+    """
+    with fuse_file(folder, "read") as file:
+        writer = subprocess.Popen([sys.executable, "-c", _WRITES, str(path), str(file.path)])
+        assert file.asked()
+        yield
+    writer.communicate()  # the write ends with the file system
 
 
 if __name__ == "__main__":

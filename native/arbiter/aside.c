@@ -13,7 +13,7 @@
 
 #define LOOK_NS 200000 /* interval between two checks of a thread */
 #define SLEEPS 2       /* number of consecutive checks that must find the thread asleep */
-#define ALONE_MAX 256
+#define BUCKETS 64     /* of tenants */
 #define NS_PER_S 1000000000
 
 /* A call that runs on another thread. The caller or that thread frees it, whichever finishes later. */
@@ -23,12 +23,13 @@ struct call {
     bool ended;
     bool left; /* the event loop no longer waits for the call */
     pid_t thread;
+    int *alone;
     uint64_t took_ns;
     void (*work)(void *data);
     _Alignas(max_align_t) unsigned char data[ASIDE_DATA_BYTES];
 };
 
-static int alone; /* number of abandoned threads; atomic */
+static int alone[BUCKETS]; /* for each bucket of tenants: number of abandoned threads; atomic */
 
 static uint64_t ns_of(clockid_t clock)
 {
@@ -53,12 +54,13 @@ static void *run(void *argument)
     call->took_ns = ns_of(CLOCK_THREAD_CPUTIME_ID) - before;
     pthread_mutex_lock(&call->lock);
     bool last = call->left;
+    int *counted = call->alone;
     call->ended = true;
     pthread_cond_signal(&call->news);
     pthread_mutex_unlock(&call->lock);
     if (last) {
         call_free(call);
-        __atomic_sub_fetch(&alone, 1, __ATOMIC_RELAXED);
+        __atomic_sub_fetch(counted, 1, __ATOMIC_RELAXED);
     }
     return NULL;
 }
@@ -105,7 +107,7 @@ static bool waited_for(struct call *call, pthread_t thread)
     bool ended = call->ended;
     call->left = !ended;
     if (!ended)
-        __atomic_add_fetch(&alone, 1, __ATOMIC_RELAXED);
+        __atomic_add_fetch(call->alone, 1, __ATOMIC_RELAXED);
     pthread_mutex_unlock(&call->lock);
     return ended;
 }
@@ -126,15 +128,22 @@ static struct call *call_make(void (*work)(void *data), const void *data, size_t
     return call;
 }
 
-enum aside aside(void (*work)(void *data), void *data, size_t size, uint64_t *took_ns)
+static int *alone_of(uint64_t tenant)
+{
+    const uint64_t spread = 0x9e3779b97f4a7c15u; /* 2^64 divided by the golden ratio: neighbours get distant buckets */
+    return &alone[tenant * spread >> 32 & (BUCKETS - 1)];
+}
+
+enum aside aside(uint64_t tenant, void (*work)(void *data), void *data, size_t size, uint64_t *took_ns)
 {
     pthread_t thread;
     *took_ns = ASIDE_MAX_NS + 1;
-    if (__atomic_load_n(&alone, __ATOMIC_RELAXED) >= ALONE_MAX)
+    if (__atomic_load_n(alone_of(tenant), __ATOMIC_RELAXED) >= ASIDE_ALONE_MAX)
         return ASIDE_NOT_BEGUN;
     struct call *call = call_make(work, data, size);
     if (call == NULL)
         return ASIDE_NOT_BEGUN;
+    call->alone = alone_of(tenant);
     if (!start(call, &thread)) {
         call_free(call);
         return ASIDE_NOT_BEGUN;

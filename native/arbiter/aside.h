@@ -3,7 +3,7 @@
  * file, and fcntl(2) and close(2) walk the list of all of them. A read of /proc/PID may wait for the end of the
  * process's exec, which a file system of the tenant (FUSE) can delay. The caller waits until the thread has used
  * ASIDE_MAX_NS of processor time, or sleeps; time in which the thread waits for a processor does not count. Then the
- * thread is abandoned, and ends when its work ends.
+ * thread is abandoned, and ends when its work ends. A tenant can have ASIDE_ALONE_MAX abandoned threads.
  */
 #ifndef ARBITER_ASIDE_H
 #define ARBITER_ASIDE_H
@@ -13,17 +13,19 @@
 
 #define ASIDE_MAX_NS 500000u /* enough for some 2000 locks on one file; libvgpu sets one lock for each process */
 #define ASIDE_DATA_BYTES 128
+#define ASIDE_ALONE_MAX 4
 
 enum aside {
     ASIDE_DONE,
     ASIDE_GOES_ON,   /* the work was abandoned without an answer */
-    ASIDE_NOT_BEGUN, /* the work was not started, because too many threads are abandoned */
+    ASIDE_NOT_BEGUN, /* the work was not started, because the tenant has too many abandoned threads */
 };
 
 /*
  * Runs `work` on a copy of `data`, which is copied back when the work is done. The work owns every descriptor in
- * `data`. *took_ns: the processor time; it is above ASIDE_MAX_NS if the work is not done.
+ * `data`. *took_ns: the processor time; it is above ASIDE_MAX_NS if the work is not done. `tenant` is any
+ * number that tells tenants apart.
  */
-enum aside aside(void (*work)(void *data), void *data, size_t size, uint64_t *took_ns);
+enum aside aside(uint64_t tenant, void (*work)(void *data), void *data, size_t size, uint64_t *took_ns);
 
 #endif

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "rm.h"
+#include "usage_io.h"
 
 #define READ_TRIES 8
 
@@ -148,7 +149,7 @@ uint32_t channels_devices(int usage_fd, uint32_t slot, const uint8_t *const uuid
 }
 
 /* The device's threads and the loop's write the words of one slot. */
-static void write_states(int usage_fd, uint32_t slot, uint32_t ordinal, bool off, bool enabling)
+static void write_states(unsigned char *usage_map, uint32_t slot, uint32_t ordinal, bool off, bool enabling)
 {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     off_t table = (off_t)(VGPU_CHANNELS_AT + slot * sizeof(struct vgpu_channel_table));
@@ -162,17 +163,17 @@ static void write_states(int usage_fd, uint32_t slot, uint32_t ordinal, bool off
     pthread_mutex_lock(&lock);
     for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
         uint32_t bits;
-        if (pread(usage_fd, &bits, sizeof(bits), words[i].at) != (ssize_t)sizeof(bits))
+        if (!usage_io_load(usage_map, words[i].at, &bits, sizeof(bits)))
             break;
         bits = words[i].set ? bits | 1u << ordinal : bits & ~(1u << ordinal);
-        (void)!pwrite(usage_fd, &bits, sizeof(bits), words[i].at);
+        usage_io_store(usage_map, words[i].at, &bits, sizeof(bits));
     }
     pthread_mutex_unlock(&lock);
 }
 
-void channels_note(int usage_fd, uint32_t slot, uint32_t ordinal, bool off)
+void channels_note(unsigned char *usage_map, uint32_t slot, uint32_t ordinal, bool off)
 {
-    write_states(usage_fd, slot, ordinal, off, false);
+    write_states(usage_map, slot, ordinal, off, false);
 }
 
 bool channels_load(int usage_fd, uint32_t slot, struct channels_load *load)
@@ -258,7 +259,7 @@ static bool call(struct worker *worker, struct channels_order *order, const stru
         return true;
     }
     order->calls++;
-    write_states(order->usage_fd, process->slot, order->ordinal, true, !order->off);
+    write_states(order->usage_map, process->slot, order->ordinal, true, !order->off);
     order->last_began_ns = now_ns();
     if (!is_control_device(file))
         refused(order, ENODEV, 0);
@@ -318,7 +319,7 @@ static bool carry_out_process(struct worker *worker, struct channels_order *orde
         memset(&list, 0, sizeof(list));
     }
     if (!order->off && done == asked)
-        channels_note(order->usage_fd, process->slot, order->ordinal, false);
+        channels_note(order->usage_map, process->slot, order->ordinal, false);
     return true;
 }
 
@@ -488,8 +489,7 @@ void channels_order_free(struct channels_order *order)
         free(order->processes[p].groups);
     }
     free(order->processes);
-    if (order->usage_fd >= 0)
-        close(order->usage_fd);
+    usage_io_unmap(order->usage_map);
     free(order);
 }
 

@@ -42,7 +42,7 @@ struct channels_process {
 struct channels_order {
     struct channels_order *next;
     bool off;
-    int usage_fd; /* of the tables, owned by this struct */
+    unsigned char *usage_map; /* of the tables, owned by this struct; a close(2) of the file would walk its locks */
     uint32_t process_count;
     struct channels_process *processes;
     void *owner;     /* free for use by the caller */
@@ -122,7 +122,7 @@ uint32_t channels_devices(int usage_fd, uint32_t slot, const uint8_t *const uuid
  * for a process and after its last one, so that the table is right whenever the arbiter ends, except between a call and
  * the record that is next to it.
  */
-void channels_note(int usage_fd, uint32_t slot, uint32_t ordinal, bool off);
+void channels_note(unsigned char *usage_map, uint32_t slot, uint32_t ordinal, bool off);
 
 /* Reads the counters of the load samples that a process takes of itself. Returns false if its table cannot be read. */
 struct channels_load {

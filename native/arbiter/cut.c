@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "channels.h"
+#include "usage_io.h"
 #include "fair.h"
 #include "rest.h"
 
@@ -187,12 +188,6 @@ static void keep_others(const struct cut_entity *entity, struct channels_process
     process->count = kept;
 }
 
-/* Identifies the tenant of a lease. The lease of a pod, which any user can write, counts as a separate tenant. */
-static uint64_t tenant_of(const struct lease *lease)
-{
-    return lease->anyone ? 1ULL << 63 | lease->usage_inode : lease->owner;
-}
-
 static struct channels_order *order_make(const struct lease *lease, uint32_t ordinal, bool off)
 {
     uint32_t budget = CHANNELS_GROUPS_MAX;
@@ -201,9 +196,9 @@ static struct channels_order *order_make(const struct lease *lease, uint32_t ord
         return NULL;
     order->off = off;
     order->ordinal = ordinal;
-    order->tenant = tenant_of(lease);
-    order->usage_fd = fcntl(lease->usage_fd, F_DUPFD_CLOEXEC, 0);
-    if (order->usage_fd < 0)
+    order->tenant = lease_tenant(lease);
+    order->usage_map = usage_io_map(lease->usage_fd);
+    if (order->usage_map == NULL)
         return order;
     order->processes = calloc(process_count(lease) + 1, sizeof(order->processes[0]));
     for (const struct process *p = lease->processes; p != NULL && order->processes != NULL; p = p->next) {
@@ -253,7 +248,7 @@ static void set_state(struct cut_entity *entity, bool off, uint64_t now)
 static void give_order(struct lease *lease, uint32_t ordinal, bool off, uint64_t now)
 {
     struct cut_entity *entity = &lease->cut_entities[ordinal];
-    bool barred = channels_barred(tenant_of(lease));
+    bool barred = channels_barred(lease_tenant(lease));
     struct channels_order *order = barred ? NULL : order_make(lease, ordinal, off);
     entity->stale = false;
     if (barred) {
@@ -304,7 +299,7 @@ static void note_done(struct lease *lease, const struct channels_order *order)
             note_off(entity, process);
         else
             forget_off(entity, process);
-        channels_note(lease->usage_fd, process->slot, order->ordinal, any_off(entity, process->slot));
+        channels_note(lease->usage_map, process->slot, order->ordinal, any_off(entity, process->slot));
     }
     if (!order->off && order->failed == 0)
         entity->off_count = 0; /* the count includes groups that were freed meanwhile */

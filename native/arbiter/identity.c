@@ -154,7 +154,7 @@ bool identity_belongs(pid_t pid, struct lease *lease)
     uint64_t took_ns;
     struct whose whose = {.pid = pid, .owner = lease->owner, .anyone = lease->anyone};
     memcpy(whose.id, lease->id, sizeof(whose.id));
-    enum aside done = aside(find_out, &whose, sizeof(whose), &took_ns);
+    enum aside done = aside(lease_tenant(lease), find_out, &whose, sizeof(whose), &took_ns);
     if (done != ASIDE_NOT_BEGUN)
         rest_spent_on_look(lease, took_ns);
     return done == ASIDE_DONE && whose.belongs;

@@ -10,6 +10,7 @@
 #include "invariant.h"
 #include "rest.h"
 #include "turns.h"
+#include "usage_io.h"
 
 static struct lease *leases;
 static int leases_folder = -1;
@@ -69,21 +70,29 @@ static int open_regular(int folder_fd, const char *name, int flags, size_t size)
     return fd;
 }
 
-static void close_both(void *data)
+struct files {
+    int limits_fd;
+    int usage_fd;
+    unsigned char *usage_map;
+};
+
+static void close_all(void *data)
 {
-    const int *fds = data;
-    close(fds[0]);
-    close(fds[1]);
+    const struct files *files = data;
+    usage_io_unmap(files->usage_map);
+    close(files->limits_fd);
+    close(files->usage_fd);
 }
 
 uint64_t lease_close_files(struct lease *lease)
 {
     uint64_t took_ns;
-    int fds[2] = {lease->limits_fd, lease->usage_fd};
-    if (aside(close_both, fds, sizeof(fds), &took_ns) == ASIDE_NOT_BEGUN)
-        close_both(fds);
+    struct files files = {lease->limits_fd, lease->usage_fd, lease->usage_map};
+    if (aside(lease_tenant(lease), close_all, &files, sizeof(files), &took_ns) == ASIDE_NOT_BEGUN)
+        close_all(&files);
     lease->limits_fd = -1;
     lease->usage_fd = -1;
+    lease->usage_map = NULL;
     return took_ns;
 }
 
@@ -99,8 +108,10 @@ int lease_open_files(int folder_fd, struct lease *lease, struct stat *usage)
         if (lease->usage_fd >= 0)
             close(lease->usage_fd);
         lease->limits_fd = -1;
+        return error;
     }
-    return error;
+    lease->usage_map = usage_io_map(lease->usage_fd);
+    return 0;
 }
 
 static int open_below(int folder_fd, const char *name)
@@ -137,6 +148,20 @@ int lease_open_to_read(const struct lease *lease)
     int fd = open_regular(folder_fd, VGPU_USAGE_FILE, O_RDONLY, 0);
     close(folder_fd);
     if (fd < 0 || (fstat(fd, &usage) == 0 && is_usage_of(lease, &usage)))
+        return fd;
+    close(fd);
+    return -ESTALE;
+}
+
+int lease_open_path(const struct lease *lease)
+{
+    struct stat usage;
+    int folder_fd = lease_open_folder(lease->id);
+    if (folder_fd < 0)
+        return folder_fd;
+    int fd = openat(folder_fd, VGPU_USAGE_FILE, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+    close(folder_fd);
+    if (fd < 0 || (fstat(fd, &usage) == 0 && S_ISREG(usage.st_mode) && is_usage_of(lease, &usage)))
         return fd;
     close(fd);
     return -ESTALE;

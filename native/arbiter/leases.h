@@ -63,7 +63,8 @@ struct lease {
     uint32_t holds; /* number of connections, processes and calls that need the files below */
     int limits_fd;  /* -1 while nothing needs the files: an idle lease costs one descriptor, that of its socket */
     int usage_fd;
-    dev_t usage_device; /* identity of the usage file when the lease was added */
+    unsigned char *usage_map; /* of usage_fd, for usage_io_store; NULL: not open, or it cannot be mapped */
+    dev_t usage_device;       /* identity of the usage file when the lease was added */
     ino_t usage_inode;
     uid_t owner;      /* the lease's uid: the owner of its files */
     bool anyone;      /* any user that reaches the lease may write to it: a container's lease */
@@ -110,6 +111,12 @@ struct lease *lease_find(const char *id);
 /* Returns the linked lease whose `usage` has this watch (usage_guard.h), or NULL. */
 struct lease *lease_by_watch(int watch);
 
+/* Identifies the tenant of a lease. The lease of a pod, which any user can write, counts as a separate tenant. */
+static inline uint64_t lease_tenant(const struct lease *lease)
+{
+    return lease->anyone ? 1ULL << 63 | lease->usage_inode : lease->owner;
+}
+
 /* Calls `visit` for each linked lease. `visit` must not unlink a lease. */
 void lease_each(void (*visit)(struct lease *lease));
 
@@ -125,6 +132,11 @@ int lease_open_folder(const char *id);
  */
 int lease_open_files(int folder_fd, struct lease *lease, struct stat *usage);
 uint64_t lease_close_files(struct lease *lease); /* returns how long the closing took, see aside.h */
+
+/*
+ * Opens `usage` with O_PATH, so that close(2) does not walk the file's locks. Returns as lease_open_to_read.
+ */
+int lease_open_path(const struct lease *lease);
 
 /*
  * Opens `usage` for reading; closing this descriptor causes no event in usage_guard.h. Returns a descriptor or -errno:

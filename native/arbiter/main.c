@@ -25,6 +25,7 @@
 #include <unistd.h>
 
 #include "usage_guard.h"
+#include "usage_io.h"
 #include "control.h"
 #include "loop.h"
 #include "process.h"
@@ -104,7 +105,7 @@ static int start(const char *run_dir, const char *control_device)
     if (run_fd < 0)
         return fail(run_dir, run_fd);
     snprintf(path, sizeof(path), "%s/leases", run_dir);
-    int leases_fd = open_folder(path, 0755);
+    int leases_fd = open_folder(path, 0711); /* not listed: see docs/security.md */
     if (leases_fd < 0)
         return fail(path, leases_fd);
     snprintf(path, sizeof(path), "%s/arbiter", run_dir);
@@ -116,7 +117,9 @@ static int start(const char *run_dir, const char *control_device)
         fprintf(stderr, "vgpu-arbiter: another arbiter serves %s\n", run_dir);
         return EXIT_RUNNING;
     }
-    int error = loop_open();
+    int error = usage_io_open();
+    if (error == 0)
+        error = loop_open();
     if (error == 0)
         error = turns_open(run_fd, control_device);
     if (error == 0)

@@ -80,7 +80,7 @@ static bool look(struct lease *lease, void (*work)(void *data), struct about *ab
     about->usage_fd = lease->shut ? -1 : fcntl(lease->usage_fd, F_DUPFD_CLOEXEC, 0);
     if (about->usage_fd < 0)
         return false;
-    enum aside done = aside(work, about, sizeof(*about), &took_ns);
+    enum aside done = aside(lease_tenant(lease), work, about, sizeof(*about), &took_ns);
     if (done == ASIDE_NOT_BEGUN)
         close(about->usage_fd);
     else

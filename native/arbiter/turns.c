@@ -11,6 +11,7 @@
 
 #include "cut.h"
 #include "limits.h"
+#include "usage_io.h"
 
 #define REFRESH_NS 10000000u /* interval between two readings of the limits of tenants under the engine cut */
 #define READ_TRIES 8
@@ -52,7 +53,7 @@ static void publish(const struct lease *lease)
     uint32_t devices = lease->tenant.device_count;
     for (uint32_t d = 0; d < devices; d++)
         count[d] = lease->tenant.entities[d]->count;
-    (void)!pwrite(lease->usage_fd, count, devices * sizeof(count[0]), (off_t)offsetof(struct vgpu_usage, compute));
+    usage_io_store(lease->usage_map, (off_t)offsetof(struct vgpu_usage, compute), count, devices * sizeof(count[0]));
 }
 
 static void touch(struct lease *lease)

@@ -60,7 +60,7 @@ static enum aside look(struct lease *lease, struct claimed *claimed)
     *claimed = (struct claimed){.usage_fd = lease->shut ? -1 : lease_open_to_read(lease)};
     if (claimed->usage_fd < 0)
         return ASIDE_DONE;
-    enum aside done = aside(find_out, claimed, sizeof(*claimed), &took_ns);
+    enum aside done = aside(lease_tenant(lease), find_out, claimed, sizeof(*claimed), &took_ns);
     if (done == ASIDE_NOT_BEGUN)
         close(claimed->usage_fd);
     else

@@ -1,6 +1,7 @@
 #include "usage_guard.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <sys/epoll.h>
@@ -8,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "aside.h"
 #include "lease.h"
 #include "rest.h"
 #include "leases.h"
@@ -29,34 +31,31 @@ static bool is_too_large(const struct stat *about)
     return about->st_size > most || room > (most / ROOM_BYTES + 1) * ROOM_BYTES;
 }
 
-static void cut(struct lease *lease)
+static void truncate_file(void *data)
+{
+    const int *path_fd = data;
+    char path[32];
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", *path_fd);
+    (void)!truncate(path, VGPU_USAGE_FILE_BYTES); /* also frees blocks beyond its end */
+    close(*path_fd);
+}
+
+/* False: the file is to be looked at again later. */
+static bool cut(struct lease *lease, int path_fd)
 {
     struct stat about;
-    if (fstat(lease->usage_fd, &about) != 0 || !is_too_large(&about))
-        return;
-    lease->cuts++;
-    /* the call also frees blocks beyond the end of the file */
-    (void)!ftruncate(lease->usage_fd, VGPU_USAGE_FILE_BYTES);
-}
-
-static void cut_closed(struct lease *lease)
-{
-    if (!lease_hold(lease))
-        return;
-    cut(lease);
-    lease_release(lease);
-}
-
-/*
- * Handles the events of a file. A close must not lead to cut_closed, which opens the file for writing: the close of
- * that descriptor would be the next event.
- */
-static void take_in(struct lease *lease, uint32_t mask)
-{
-    if ((mask & IN_CLOSE_WRITE) != 0)
-        rest_look_later(lease);
-    if ((mask & IN_MODIFY) != 0)
-        cut_closed(lease);
+    uint64_t took_ns;
+    int copy = fstat(path_fd, &about) == 0 && is_too_large(&about) ? fcntl(path_fd, F_DUPFD_CLOEXEC, 0) : -1;
+    if (copy < 0)
+        return true;
+    bool begun = aside(lease_tenant(lease), truncate_file, &copy, sizeof(copy), &took_ns) != ASIDE_NOT_BEGUN;
+    if (begun) {
+        lease->cuts++;
+        rest_spent_on_look(lease, took_ns);
+    } else {
+        close(copy);
+    }
+    return begun;
 }
 
 static void unwatch(struct lease *lease)
@@ -69,6 +68,24 @@ static void missed(struct lease *lease)
 {
     unwatch(lease);
     rest_look_later(lease);
+}
+
+static void cut_grown(struct lease *lease)
+{
+    int path_fd = lease_open_path(lease);
+    if (path_fd < 0)
+        return;
+    if (!cut(lease, path_fd))
+        missed(lease);
+    close(path_fd);
+}
+
+static void take_in(struct lease *lease, uint32_t mask)
+{
+    if ((mask & IN_CLOSE_WRITE) != 0)
+        rest_look_later(lease);
+    if ((mask & IN_MODIFY) != 0)
+        cut_grown(lease);
 }
 
 /* Reads one event. The event of a watched file has no name, so its size is fixed. */
@@ -97,18 +114,22 @@ int usage_guard_open(void)
 void usage_guard_begin(struct lease *lease)
 {
     char path[32];
-    snprintf(path, sizeof(path), "/proc/self/fd/%d", lease->usage_fd);
+    int path_fd = lease_open_path(lease);
+    if (path_fd < 0)
+        return;
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", path_fd);
     lease->watch = events.fd >= 0 ? inotify_add_watch(events.fd, path, IN_MODIFY | IN_CLOSE_WRITE) : -1;
-    cut(lease);
+    if (!cut(lease, path_fd))
+        missed(lease);
+    close(path_fd);
 }
 
 void usage_guard_renew(struct lease *lease)
 {
-    if (lease->watch >= 0 || !lease_hold(lease))
+    if (lease->watch >= 0)
         return;
     usage_guard_begin(lease);
     rest_look_later(lease); /* a close may have been missed while the file was not watched */
-    lease_release(lease);
 }
 
 void usage_guard_end(int watch)

@@ -3,7 +3,7 @@
  *
  * A tenant can write its own file, and all tenants share the file system. A file that grows, or allocates blocks beyond
  * its end, is truncated at once, and the truncation is counted. Mapped stores, the only kind that libvgpu makes, cause
- * no events. Writes do, including the arbiter's own, and each costs the lease's rate one unit. While a lease rests
+ * no events. Writes do, and each costs the lease's rate one unit. While a lease rests
  * (rest.h), its file is checked at each tick instead. If a file that was open for writing is closed, a process may have
  * ended, so the next tick looks at the lease's claimed slots (unregistered.h).
  */
@@ -19,7 +19,7 @@ struct lease;
 int usage_guard_open(void);
 
 /*
- * usage_guard_begin: truncates the open file if it is too large, and begins to watch it (lease->watch; -1 if it is not
+ * usage_guard_begin: truncates the file if it is too large, and begins to watch it (lease->watch; -1 if it is not
  * watched).
  */
 void usage_guard_begin(struct lease *lease);

@@ -1,10 +1,44 @@
 #include "usage_io.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "lease.h"
+
+static int own_memory =
+    -1; /* proc(5), /proc/PID/mem: a write to a page that the file lacks fails, a store raises SIGBUS */
+
+int usage_io_open(void)
+{
+    own_memory = open("/proc/self/mem", O_RDWR | O_CLOEXEC);
+    return own_memory < 0 ? -errno : 0;
+}
+
+unsigned char *usage_io_map(int usage_fd)
+{
+    void *map = mmap(NULL, VGPU_USAGE_FILE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, usage_fd, 0);
+    return map == MAP_FAILED ? NULL : map;
+}
+
+void usage_io_unmap(unsigned char *map)
+{
+    if (map != NULL)
+        munmap(map, VGPU_USAGE_FILE_BYTES);
+}
+
+bool usage_io_load(const unsigned char *map, off_t at, void *data, size_t size)
+{
+    return map != NULL && pread(own_memory, data, size, (off_t)(uintptr_t)(map + at)) == (ssize_t)size;
+}
+
+void usage_io_store(unsigned char *map, off_t at, const void *data, size_t size)
+{
+    if (map != NULL)
+        (void)!pwrite(own_memory, data, size, (off_t)(uintptr_t)(map + at));
+}
 
 static off_t slot_offset(uint32_t slot)
 {

@@ -1,7 +1,10 @@
 /*
- * usage_io.h: the arbiter's access to a `usage` file. The tenant owns that file and may overwrite or truncate it. So
- * the arbiter never maps it (a truncated mapping would raise SIGBUS): every access is a bounded pread or pwrite, and
- * what is read affects only the tenant's own lease.
+ * usage_io.h: the arbiter's access to a `usage` file. The tenant owns that file and may overwrite or truncate it, so
+ * nothing read from it is trusted beyond the tenant's own lease.
+ *
+ * A tenant can also keep any call waiting that changes the file: write(2) holds the file's lock in the kernel while it
+ * reads its buffer, which may be a page of the tenant's own file system (FUSE). So the loop makes no such call. It reads by
+ * pread, which takes no lock on tmpfs, and writes by usage_io_store. Other changes are made aside (aside.h).
  */
 #ifndef ARBITER_USAGE_IO_H
 #define ARBITER_USAGE_IO_H
@@ -11,6 +14,17 @@
 #include <sys/types.h>
 
 #include "lease.h"
+
+/* Call once, before usage_io_store. Returns 0 or -errno. */
+int usage_io_open(void);
+
+/* Maps the file, whatever its size is. Returns NULL if it cannot be mapped. Unmapping NULL does nothing. */
+unsigned char *usage_io_map(int usage_fd);
+void usage_io_unmap(unsigned char *map);
+
+/* Reads or writes at `at` of the mapped file, without its lock. Fails if `map` is NULL or the file ends before `at`. */
+bool usage_io_load(const unsigned char *map, off_t at, void *data, size_t size);
+void usage_io_store(unsigned char *map, off_t at, const void *data, size_t size);
 
 /* Returns the owner word of a slot; 0 if the file is too short. */
 uint32_t usage_io_owner(int usage_fd, uint32_t slot);

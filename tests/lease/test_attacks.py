@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 
 from tests import oldkernel
-from tests.bench.arbiter import Honest
+from tests.bench.arbiter import TURN, Honest
 from tests.conditions import needs, unmet
-from tests.fusefile import fuse_file
+from tests.fusefile import fuse_file, locked_by_a_write
 from tests.fuzz.test_arbiter import Tenant, message
 from tests.lease.conftest import Node, eventually
 from tests.native.harness import MIB, PROBE, TEST_BUILD, connect_to_arbiter
@@ -366,6 +366,21 @@ def test_a_tenant_whose_exec_does_not_end_delays_no_other_tenant(node: Node, tmp
         assert node.client.ready()
     program.kill()
     program.wait()
+
+
+@needs("root", "fuse")
+def test_a_tenant_that_locks_its_usage_file_in_the_kernel_delays_no_other_tenant(
+    shm: Node, tmp_path: Path
+) -> None:
+    """The arbiter publishes the counters of the attacker's time slice in that file."""
+    lease, honest = shm.lease(), Honest(shm)
+    attacker = Tenant(lease, 0)
+    with locked_by_a_write(lease / layout.USAGE_FILE, tmp_path / "mount"):
+        attacker.line.send(message(WANT, 0, TURN.pack(0, 0, 0, 0, 1, 0)))
+        honest.ask()
+        assert shm.client.list("a1") == (os.getpid(),)
+    attacker.close()
+    honest.close()
 
 
 def states(node: Node) -> list[str]:

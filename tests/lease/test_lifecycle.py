@@ -5,7 +5,6 @@ import os
 import random
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -403,7 +402,7 @@ def test_an_overwritten_usage_page_harms_only_its_own_tenant(node: Node) -> None
     assert lease_used(other) == HELD
     filled = Tenant(other).run(PROBE, "fill", "--piece", "32MiB")
     assert json.loads(filled.stdout)["total_bytes"] == GIB - HELD - CONTEXT_BYTES
-    assert neighbour.poll() is None and node.client.list("a2") == (neighbour.pid,)
-    threading.Event().wait(0.05)
+    assert neighbour.poll() is None
+    eventually(lambda: node.client.list("a2") == (neighbour.pid,))
     assert node.arbiter is not None and node.arbiter.poll() is None
     assert ARBITER.exists()
