@@ -214,12 +214,13 @@ def fault_hook(point: str) -> Callable[[str], None]:
 
 def make_folders(settings: Settings) -> None:
     """Makes the daemon's folders. Raises VgpuError(BAD_SETTING) if that fails or if one is not writable."""
-    wanted = ((settings.run_dir, 0o755), (settings.run_dir / "leases", 0o755), (settings.state_dir, 0o700))
+    wanted = ((settings.run_dir, 0o755), (settings.run_dir / "leases", 0o711), (settings.state_dir, 0o700))
     for folder, mode in wanted:
         try:
             if not folder.is_dir():
                 folder.mkdir(parents=True)
-                # the umask must not restrict these folders: tenants open their leases in them
+                # the umask must not restrict these folders: tenants open their leases in them. Tenants do not
+                # list leases/: a getdents(2) could hold its lock in the kernel (vgpud/lease/pages.py)
                 folder.chmod(mode)
         except OSError as error:
             raise VgpuError(

@@ -1,5 +1,6 @@
 """The arbiter with live tenants: registration, reclaiming memory, restart, absence, hostile input."""
 
+import asyncio
 import json
 import os
 import random
@@ -251,7 +252,7 @@ def test_a_closed_lease_grants_nothing_and_kills_no_process(node: Node) -> None:
     assert refused.returncode == 5
     assert "the lease is closed" in refused.stderr
     node.client.remove("a1")
-    remove_lease(node.run_dir / "leases", "a1")
+    asyncio.run(remove_lease(node.run_dir / "leases", "a1"))
     out, _ = process.communicate("")
     assert json.loads(out.splitlines()[-1])["result"] == "CUDA_SUCCESS"
 

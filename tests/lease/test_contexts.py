@@ -2,6 +2,7 @@
 NVML to start.
 """
 
+import asyncio
 import os
 import struct
 import subprocess
@@ -52,7 +53,7 @@ def test_missing_or_damaged_leases_give_no_size_of_a_context(tmp_path: Path) -> 
     costs.seed(folder)
     (folder / "limits").write_bytes(b"x")
     costs.learn(folder)
-    remove_lease(tmp_path, "a")
+    asyncio.run(remove_lease(tmp_path, "a"))
     costs.learn(folder)
     costs.seed(folder)
     assert UUIDS[0] not in costs

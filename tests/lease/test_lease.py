@@ -1,5 +1,6 @@
 """vgpud/lease alone: files, the sequence lock, hostile figures."""
 
+import asyncio
 import os
 import socket
 import stat
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 
 from tests.conditions import needs
 from tests.examples import examples
+from tests.fusefile import locked_by_a_write
+from tests.lease.conftest import eventually
 from tests.native.harness import GIB, GID, UID, UUIDS
 from vgpud import lease_layout as layout
 from vgpud.lease import (
@@ -23,6 +26,7 @@ from vgpud.lease import (
     list_leases,
     read_limits,
     read_usage,
+    remove_graves,
     remove_lease,
     update_limits,
     write_lease,
@@ -56,7 +60,7 @@ def test_a_leases_files_have_the_tenants_owner_and_modes(tmp_path: Path) -> None
         about = path.stat()
         return stat.S_IMODE(about.st_mode), about.st_uid, about.st_gid
 
-    assert mode(folder) == (0o755, 0, 0)
+    assert mode(folder) == (0o711, 0, 0)
     assert mode(folder / "limits") == (0o644, 0, 0)
     assert mode(folder / "usage") == (0o600, 1234, 4321)
 
@@ -80,7 +84,7 @@ def test_a_tenant_of_unknown_uid_can_write_its_usage_and_nothing_else(tmp_path: 
     finally:
         os.umask(before)
     modes = {name: stat.S_IMODE((folder / name).stat().st_mode) for name in ("limits", "usage", ".", "..")}
-    assert modes == {"limits": 0o644, "usage": 0o666, ".": 0o755, "..": 0o700}
+    assert modes == {"limits": 0o644, "usage": 0o666, ".": 0o711, "..": 0o700}
     assert list_leases(tmp_path) == {"a1"}
 
 
@@ -94,7 +98,7 @@ def test_a_lease_of_an_unknown_uid_is_read_changed_and_removed(tmp_path: Path) -
     assert read_usage(tmp_path / "a1").processes == ()
     close_lease(tmp_path / "a1")
     assert read_limits(folder).closed
-    remove_lease(tmp_path, "a1")
+    asyncio.run(remove_lease(tmp_path, "a1"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -122,11 +126,13 @@ def test_a_lease_is_closed_and_removed_with_its_leftovers(tmp_path: Path) -> Non
     with pytest.raises(VgpuError) as refused:
         update_limits(folder, DEVICES)
     assert refused.value.code is ErrorCode.LEASE_FAILED
-    remove_lease(tmp_path, "a1")
-    remove_lease(tmp_path, "a1")
+    asyncio.run(remove_lease(tmp_path, "a1"))
+    asyncio.run(remove_lease(tmp_path, "a1"))
     close_lease(folder)
     (tmp_path / ".a2.new").mkdir()  # left by an interrupted write
+    (tmp_path / ".a3.gone").mkdir()  # left by an interrupted removal
     assert list_leases(tmp_path) == frozenset()
+    asyncio.run(remove_graves(tmp_path))
     assert list(tmp_path.iterdir()) == []
     assert list_leases(tmp_path / "nowhere") == frozenset()
 
@@ -147,6 +153,17 @@ def test_an_update_with_other_devices_is_refused(tmp_path: Path) -> None:
     folder = write_lease(tmp_path, "a1", DEVICES, UID, GID)
     with pytest.raises(VgpuError):
         update_limits(folder, DEVICES[::-1])
+
+
+@needs("root", "fuse")
+def test_a_tenant_that_locks_its_usage_file_in_the_kernel_does_not_delay_the_removal(tmp_path: Path) -> None:
+    """The folder has another name at once, and is removed when the kernel goes on."""
+    (tmp_path / "leases").mkdir()
+    folder = write_lease(tmp_path / "leases", "a1", DEVICES, UID, GID)
+    with locked_by_a_write(folder / "usage", tmp_path / "mount"):
+        asyncio.run(remove_lease(tmp_path / "leases", "a1"))
+        assert list_leases(tmp_path / "leases") == frozenset()
+    eventually(lambda: list((tmp_path / "leases").iterdir()) == [])
 
 
 @pytest.mark.parametrize("damage", [b"", b"x" * 10, b"\0" * layout.LIMITS_SIZE])
@@ -221,5 +238,5 @@ def test_a_damaged_lease_can_be_closed_and_removed(tmp_path: Path, damage: bytes
     folder = write_lease(tmp_path, "a1", DEVICES, UID, GID)
     (folder / layout.LIMITS_FILE).write_bytes(damage)
     close_lease(folder)
-    remove_lease(tmp_path, "a1")
+    asyncio.run(remove_lease(tmp_path, "a1"))
     assert list_leases(tmp_path) == frozenset()

@@ -4,12 +4,13 @@
 it. vgpud writes `limits`, and only ever reads `usage` (usage.py).
 """
 
+import asyncio
 import contextlib
 import os
 import secrets
 import shutil
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -18,11 +19,16 @@ from vgpud import lease_layout as layout
 from vgpud.lease.memory import LeaseMemory
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import ANYONE
+from vgpud.threads import DaemonThreads
 
 # No card has a pebibyte: larger values are invalid, and sums of clamped values cannot overflow.
 BYTES_MAX = 1 << 50
 _WORD = struct.Struct("<Q")
 _WORDS = struct.Struct("<III")  # the words memory, keep_share and paused, which are adjacent in the page
+_GRAVE = ".gone"  # ending of the names of leases that are being removed
+_REMOVAL_SECONDS = 1.0
+# not listed: getdents(2) of another user can hold a folder's lock in the kernel as long as that user likes
+_NOT_LISTED = 0o711
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -169,10 +175,10 @@ def write_lease(
             return _files(folder)
         draft = root / f".{allocation}.new"
         shutil.rmtree(draft, ignore_errors=True)
-        _make_folder(draft, 0o700 if uid == ANYONE else 0o755)
+        _make_folder(draft, 0o700 if uid == ANYONE else _NOT_LISTED)
         inner = _files(draft)
         if inner != draft:
-            _make_folder(inner, 0o755)
+            _make_folder(inner, _NOT_LISTED)
         _fill(inner, body, uid, gid)
         draft.rename(folder)
     except OSError as error:
@@ -275,17 +281,42 @@ def close_lease(folder: Path) -> None:
         raise lease_failed(f"close the lease of {held.allocation}", error) from error
 
 
-def remove_lease(root: Path, allocation: str) -> None:
-    """Removes the lease folder. Tenants that have its files mapped keep their closed limits. Idempotent."""
+async def remove_lease(root: Path, allocation: str) -> None:
+    """Removes the lease folder. Tenants that have its files mapped keep their closed limits. Idempotent.
+
+    Returns after _REMOVAL_SECONDS at the latest, although a tenant can delay the removal of its `usage`: the
+    kernel waits for a write(2) to that file, which waits for its buffer, a page of the tenant's own file
+    system (FUSE). The folder has another name then, and a thread removes it when the kernel goes on.
+    """
     folder = root / allocation
-    grave = root / f".{allocation}.gone"
+    grave = root / f".{allocation}{_GRAVE}"
     try:
         with contextlib.suppress(FileNotFoundError):
             folder.rename(grave)
-        with contextlib.suppress(FileNotFoundError):
-            _remove_tree(grave)
+        await _without_waiting(lambda: _remove_all([grave]))
     except OSError as error:
         raise lease_failed(f"remove the lease of {allocation}", error) from error
+
+
+async def remove_graves(root: Path) -> None:
+    """Removes what interrupted removals left. Returns after _REMOVAL_SECONDS at the latest."""
+    with contextlib.suppress(OSError):
+        await _without_waiting(lambda: _remove_all(root.glob(f".*{_GRAVE}")))
+
+
+async def _without_waiting(remove: Callable[[], None]) -> None:
+    """Runs `remove` on a thread, and waits for _REMOVAL_SECONDS at most. Raises OSError."""
+    removal = asyncio.get_running_loop().run_in_executor(DaemonThreads("vgpud-lease"), remove)
+    removal.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # perhaps too late
+    done, _ = await asyncio.wait((removal,), timeout=_REMOVAL_SECONDS)
+    for ended in done:
+        ended.result()
+
+
+def _remove_all(graves: Iterable[Path]) -> None:
+    for grave in graves:
+        with contextlib.suppress(FileNotFoundError):
+            _remove_tree(grave)
 
 
 def _remove_tree(folder: Path) -> None:
@@ -325,14 +356,15 @@ def _empty(here: int, top: int) -> list[str]:
 
 
 def list_leases(root: Path) -> frozenset[str]:
-    """The ids of allocations that have a lease. Leftovers of interrupted writes and removals are removed."""
+    """The ids of allocations that have a lease. Leftovers of interrupted writes are removed."""
     if not root.is_dir():
         return frozenset()
     names = set()
     for entry in root.iterdir():
         if entry.name.startswith("."):
-            with contextlib.suppress(OSError):
-                _remove_tree(entry)
+            if not entry.name.endswith(_GRAVE):
+                with contextlib.suppress(OSError):
+                    _remove_tree(entry)
         elif entry.is_dir() and not entry.is_symlink():
             names.add(entry.name)
     return frozenset(names)

@@ -385,7 +385,7 @@ class Preload:
         self._contexts.learn(self._leases / allocation.id)
         self._meters.forget(allocation.id)
         await self.walls.drop(allocation)
-        remove_lease(self._leases, allocation.id)
+        await remove_lease(self._leases, allocation.id)
 
     async def unapply(self, device_uuid: str) -> None:
         """Forgets the engine of the device. The arbiter keeps running: it serves every device in mode

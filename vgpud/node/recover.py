@@ -12,7 +12,7 @@ from pathlib import Path
 import structlog
 
 from vgpud import audit
-from vgpud.lease import list_leases, remove_lease
+from vgpud.lease import list_leases, remove_graves, remove_lease
 from vgpud.ledger import LedgerState
 from vgpud.model.errors import VgpuError
 from vgpud.model.lifecycle import Phase, phase_of
@@ -96,6 +96,7 @@ async def agree(keeper: NodeKeeper, parts: Parts, start: Start, boot_changed: bo
     meant = [allocation for allocation in parts.book if allocation.id not in busy]
     own_instances = frozenset() if keeper.mig is None else keeper.mig.own_instances()
     daemons = frozenset(unit.name for unit in units)
+    await remove_graves(start.run_dir / "leases")
     observed = observe(parts, start, meant, busy, boot_changed, daemons, own_instances)
     actions = reconcile(meant, observed)
     if not boot_changed:
@@ -218,7 +219,7 @@ async def _act(keeper: NodeKeeper, parts: Parts, start: Start, action: Action) -
         case ActionKind.REMOVE_SPEC:
             parts.specs.remove(action.subject)
         case ActionKind.REMOVE_LEASE:
-            remove_lease(start.run_dir / "leases", action.subject)
+            await remove_lease(start.run_dir / "leases", action.subject)
         case ActionKind.REMOVE_WALL:
             preload = parts.effectors[Mode.PRELOAD]
             if isinstance(preload, Preload):

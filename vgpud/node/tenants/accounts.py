@@ -1,10 +1,7 @@
 """Looks up the accounts of users for quotas, in separate threads, and caches them for a minute."""
 
 import asyncio
-import threading
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
-from typing import ParamSpec, TypeVar
 
 import structlog
 
@@ -15,6 +12,7 @@ from vgpud.model.log_event import LogEvent
 from vgpud.model.tenancy import ANYONE, Owner
 from vgpud.policy.accounts import needs_accounts
 from vgpud.policy.model import Policy
+from vgpud.threads import DaemonThreads
 
 log = structlog.get_logger(__name__)
 
@@ -26,8 +24,6 @@ _THREADS = 2
 _MOST_LOOKUPS = 64  # maximum of lookups that run or wait for a thread
 _MOST_KEPT = 1024
 
-T = TypeVar("T")
-P = ParamSpec("P")
 LookUp = Callable[[int], Account]
 
 
@@ -66,7 +62,7 @@ class Accounts:
     async def _ask(self, uid: int) -> Account:
         async with self._threads:
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(_DaemonThreads(), self._look_up, uid)
+            return await loop.run_in_executor(DaemonThreads("vgpud-account"), self._look_up, uid)
 
     def _ended(self, uid: int, done: asyncio.Task[Account]) -> None:
         del self._running[uid]
@@ -80,22 +76,3 @@ class Accounts:
         self._known[uid] = clock.now(), done.result()
         if len(self._known) > _MOST_KEPT:
             del self._known[next(iter(self._known))]
-
-
-class _DaemonThreads(Executor):
-    """An executor that starts a thread for each job. (A ThreadPoolExecutor waits for a hanging thread when
-    vgpud stops.)
-    """
-
-    def submit(self, work: Callable[P, T], /, *args: P.args, **named: P.kwargs) -> Future[T]:
-        answer: Future[T] = Future()
-        answer.set_running_or_notify_cancel()
-
-        def run() -> None:
-            try:
-                answer.set_result(work(*args, **named))
-            except Exception as error:  # the caller that waits for the answer logs the error
-                answer.set_exception(error)
-
-        threading.Thread(target=run, name="vgpud-account", daemon=True).start()
-        return answer
