@@ -17,7 +17,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import grpc
+
 from tests.serve.http2 import DATA, Peer
+from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.serve.runtime_wire import MAGIC, REQUEST, Verb
 
 FIRST_UID = 4242
@@ -193,6 +196,19 @@ def slow_http(run_dir: Path, stands: Done) -> None:
         time.sleep(0.005)
 
 
+def listings(run_dir: Path, stands: Done) -> None:
+    """Each user lists 1000 events at ro.sock, 16 calls at a time."""
+    with grpc.insecure_channel(f"unix:{run_dir}/ro.sock") as channel:
+        encode = pb.ListEventsRequest.SerializeToString
+        call = channel.unary_unary("/vgpud.v1.Vgpud/ListEvents", encode, lambda reply: reply)
+        stands()
+        while True:
+            waiting = [call.future(pb.ListEventsRequest(last=1000)) for _ in range(16)]
+            for one in waiting:
+                with suppress(grpc.RpcError):
+                    one.result()
+
+
 ATTACKS: dict[str, Callable[[Path, Done], None]] = {
     "nothing": nothing,
     "computing": computing,
@@ -203,6 +219,7 @@ ATTACKS: dict[str, Callable[[Path, Done], None]] = {
     "watchers": watchers,
     "configs": configs,
     "messages": messages,
+    "listings": listings,
 }
 
 

@@ -23,6 +23,7 @@ from vgpud.serve.keeper import Keeper, MigOperations
 from vgpud.serve.permissions import check_owner_override, may_see_edits
 
 _LISTED_AT_ONCE = 100
+_EVENTS_AT_ONCE = 64
 _MOST_EVENTS = 1_000
 _USUAL_EVENTS = 100
 
@@ -230,7 +231,11 @@ async def list_events(keeper: Keeper, caller: Caller, asked: pb.ListEventsReques
             "ask for fewer, or watch from a revision on",
         )
     events = await keeper.last_events(asked.last or _USUAL_EVENTS)
-    return pb.ListEventsReply(events=[encode.event(event, None) for event in events])
+    reply = pb.ListEventsReply()
+    for first in range(0, len(events), _EVENTS_AT_ONCE):
+        reply.events.extend(encode.event(event, None) for event in events[first : first + _EVENTS_AT_ONCE])
+        await asyncio.sleep(0)  # lets the loop serve other callers in between
+    return reply
 
 
 async def get_policy(keeper: Keeper, caller: Caller, asked: pb.GetPolicyRequest) -> pb.PolicyReply:
