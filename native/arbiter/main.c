@@ -2,7 +2,7 @@
  * vgpu-arbiter: registers the processes of every lease of mode preload, clears the slots of dead processes, and grants
  * time slices.
  *
- * vgpu-arbiter --run-dir DIR [--foreground] [--control-device PATH]
+ *     vgpu-arbiter --run-dir DIR [--foreground] [--control-device PATH]
  *
  * It serves DIR/leases/<allocation>/arbiter.sock and takes orders on DIR/arbiter/control.sock (root). The kernel keeps
  * the state of live processes (the locks on `usage` slots). So after a kill and a restart the arbiter finds every

@@ -1,5 +1,6 @@
-# The table of hooks and the wrappers that only wait are made from NVIDIA's headers: see hooks.py. Defines VGPU_HOOKS, the
-# folder of what is made, and the target vgpu_hooks that makes it. Also included by tests/native.
+# Generates the table of hooks, and the wrappers that only wait, from NVIDIA's headers: see hooks.py. Defines
+# VGPU_HOOKS, the folder of generated files, and the target vgpu_hooks that generates them. tests/native
+# includes this file too.
 set(VGPU_LAYERS ${CMAKE_CURRENT_LIST_DIR}) # the folders of libvgpu, the lowest first: tests/lint/test_native_layers.py
 foreach(layer driver ledger compute residency families view entry)
   list(APPEND VGPU_LAYERS ${CMAKE_CURRENT_LIST_DIR}/${layer})

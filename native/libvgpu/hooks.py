@@ -31,12 +31,12 @@ WAITS = "; waits while the lease is suspended"
 
 
 class TableError(Exception):
-    """The table and the headers do not agree."""
+    """Raised if the table and the headers do not agree."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """The treatment of one function by libvgpu, one of TREATMENTS."""
+    """How libvgpu treats one function: one of TREATMENTS."""
 
     symbol: str
     treatment: str
@@ -58,7 +58,9 @@ def _leaves(treatment: str, body: dict[str, object]) -> Iterable[Entry]:
 
 
 def read_table(path: Path) -> dict[str, Entry]:
-    """The table by symbol. Raises TableError for an unknown treatment and a function that is named twice."""
+    """Reads the table, by symbol. Raises TableError for an unknown treatment and a function that is named
+    twice.
+    """
     table: dict[str, Entry] = {}
     for treatment, body in tomllib.loads(path.read_text()).items():
         if treatment not in TREATMENTS:
@@ -71,7 +73,9 @@ def read_table(path: Path) -> dict[str, Entry]:
 
 
 def read_prototypes(compiler: list[str], includes: list[Path]) -> dict[str, str]:
-    """Parameters of each function of the driver, by its true symbol name: cuda_api.h, preprocessed."""
+    """Reads the parameters of each function of the driver, by its true symbol name, from cuda_api.h after
+    preprocessing.
+    """
     flags = [f"-I{folder}" for folder in includes]
     command = [*compiler, "-E", "-P", "-x", "c", *flags, str(HERE / "driver" / "cuda_api.h")]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -79,8 +83,9 @@ def read_prototypes(compiler: list[str], includes: list[Path]) -> dict[str, str]
 
 
 def read_versions(includes: list[Path], symbols: Iterable[str]) -> dict[str, int]:
-    """CUDA version that brought each symbol. NVIDIA's typedefs name the versions of a function, cuda.h its
-    symbols; in order, each version belongs to one symbol. Raises TableError if the numbers differ.
+    """Finds the CUDA version that introduced each symbol. NVIDIA's typedefs name the versions of a function,
+    cuda.h its symbols; in order, each version belongs to one symbol. Raises TableError if their numbers
+    differ.
     """
     versions: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
     for header in ("cudaTypedefs.h", "cudaProfilerTypedefs.h"):
@@ -108,7 +113,8 @@ def without_twin(symbol: str) -> str:
 
 
 def resolve(table: dict[str, Entry], prototypes: dict[str, str]) -> list[Entry]:
-    """The table with the twins for the per-thread default stream, which are treated as their base is.
+    """Returns the table with the twins for the per-thread default stream, which are treated like their base
+    function.
 
     Raises TableError for calls that the table lacks, and for those in [waits] that have no prototype.
     """

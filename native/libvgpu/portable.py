@@ -30,7 +30,7 @@ def sources() -> list[Path]:
 
 
 def versions(library: Path) -> set[tuple[int, ...]]:
-    """The glibc versions that a shared object asks for."""
+    """Returns the glibc versions that a shared object requires."""
     done = subprocess.run(["readelf", "-VW", library], capture_output=True, text=True, check=True)  # noqa: S607
     return {tuple(map(int, text.split("."))) for text in re.findall(r"GLIBC_([\d.]+)", done.stdout)}
 

@@ -1,4 +1,4 @@
-/* check.h: for programs that exit with a JSON error when a driver call fails. Include cuda.h before it. */
+/* check.h: for programs that exit with an error in JSON when a driver call fails. cuda.h must be included before it. */
 #ifndef VGPU_PROBE_CHECK_H
 #define VGPU_PROBE_CHECK_H
 

@@ -32,14 +32,14 @@ int command_info(const struct options *options)
 }
 
 /*
- * Writes into each large page, so that all of it is backed by memory; on the simulator that costs little host memory.
+ * Writes into each large page, so that all of the memory is backed. (On the simulator that costs little host memory.)
  */
 static CUresult touch(uint64_t pointer, uint64_t bytes)
 {
     return cu.cuMemsetD2D8_v2(pointer, LARGE_PAGE_BYTES, 0x5a, 1, (bytes + LARGE_PAGE_BYTES - 1) / LARGE_PAGE_BYTES);
 }
 
-/* Allocates pieces until `total` bytes or a refusal. The process keeps the pieces. */
+/* Allocates pieces until they have `total` bytes or a request is refused. The process keeps the pieces. */
 static CUresult make_all(const struct options *options, uint64_t total, uint64_t piece_bytes, struct piece *pieces,
                          uint64_t *count)
 {
@@ -102,7 +102,10 @@ int command_fill(const struct options *options)
         total += pieces[i].bytes;
     if (!options->keep)
         drop_all(options, pieces, count);
-    /* filled_bytes is what was allocated; total_bytes of this line has the same value, not the device's total */
+    /*
+     * in this line filled_bytes is the number of allocated bytes; total_bytes has the same value, and is not the
+     * device's total
+     */
     printf("{\"state\": \"filled\", \"total_bytes\": %llu, \"pieces\": %llu, \"result\": \"%s\", \"pid\": %d",
            (unsigned long long)total, (unsigned long long)count, result_name(result), getpid());
     print_end();
@@ -120,8 +123,8 @@ static double now_seconds(void)
 }
 
 /*
- * Allocates and frees at random, with many live allocations, to provoke races between processes. Each process waits for
- * the end of its stdin after it has made its context.
+ * Allocates and frees at random, with many live allocations, to provoke races between processes. After it has made its
+ * context, each process waits for the end of its stdin.
  */
 int command_churn(const struct options *options)
 {
@@ -156,7 +159,8 @@ int command_churn(const struct options *options)
     for (int i = 0; status == STATUS_OK && i < ALIVE; i++)
         if (alive[i].bytes != 0)
             piece_drop(options->family, &alive[i]);
-    cu.cuDevicePrimaryCtxRelease_v2(options->device); /* so that the simulated driver's accounts are balanced too */
+    /* released explicitly, so that the simulated driver's accounts are balanced too */
+    cu.cuDevicePrimaryCtxRelease_v2(options->device);
     printf("{\"state\": \"churned\", \"rounds\": %llu, \"refused\": %llu, \"pid\": %d",
            (unsigned long long)options->rounds, (unsigned long long)refused, getpid());
     print_end();
@@ -181,7 +185,7 @@ static const char spin_ptx[] = ".version 6.0\n"
                                "    ret;\n"
                                "}\n";
 
-#define SPIN_CLOCKS 100000u /* some 50 us */
+#define SPIN_CLOCKS 100000u /* number of clocks that take some 50 us */
 #define LAUNCHES_A_SYNC 20
 
 int command_run(const struct options *options)

@@ -1,4 +1,4 @@
-/* commands.h: the commands of vgpu-probe. Each prints one JSON object a line and returns the exit status. */
+/* commands.h: the commands of vgpu-probe. Each prints one JSON object per line and returns the exit status. */
 #ifndef PROBE_COMMANDS_H
 #define PROBE_COMMANDS_H
 
@@ -7,15 +7,15 @@
 
 enum {
     STATUS_OK = 0,
-    STATUS_FAILED = 1, /* data came back wrong, or an unexpected driver error */
+    STATUS_FAILED = 1, /* exit status: the data read back was wrong, or a driver error was unexpected */
     STATUS_USAGE = 2,
     STATUS_NO_DRIVER = 3,
-    STATUS_NO_MEMORY = 4, /* the driver (or the limiter) said out of memory */
+    STATUS_NO_MEMORY = 4, /* exit status: the driver (or the limiter) reported that memory is short */
     STATUS_NOT_PERMITTED = 5,
 };
 
 struct options {
-    const char *family; /* of allocation calls: alloc, pitch, managed, async, vmm, array */
+    const char *family; /* family of allocation calls: alloc, pitch, managed, async, vmm, array */
     int device;
     uint64_t bytes;
     uint64_t piece_bytes;

@@ -42,7 +42,7 @@ static bool load_dlsym(void)
     return complete;
 }
 
-/* Requests the base name with a version, as the CUDA runtime does. */
+/* Looks a function up by its base name and version, as the CUDA runtime does. */
 static void *proc_address(const char *symbol)
 {
     char base[64];

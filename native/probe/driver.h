@@ -16,7 +16,7 @@ struct driver {
 
 extern struct driver cu;
 
-/* Fills `cu`; false, with a line on stderr, if the driver or one of its functions is not there. */
+/* Fills in `cu`. Returns false, with a line on stderr, if the driver or one of its functions does not exist. */
 bool driver_load(enum way way);
 
 #endif

@@ -38,7 +38,7 @@ enum {
     PROCESSES = 1024
 };
 
-/* Some 2.5 us a step on a card of 1.5 GHz, 30 ms together; a simulated card has but the time. */
+/* A kernel of many steps, each some 2.5 us on a card of 1.5 GHz, 30 ms in all. A simulated card only uses the time. */
 static const char ptx[] =
     ".version 6.0\n.target sm_50\n.address_size 64\n// vgpu-sim-microseconds=30000\n"
     ".visible .entry count(.param .u64 steps, .param .u64 counter)\n{\n"
@@ -57,7 +57,7 @@ struct driver {
 static struct driver cu;
 #define DO(call) check(cu.call, #call)
 
-/* The channels that this process's libcuda made, collected from its ioctl calls. There is one thread. */
+/* The channels that this process's libcuda made, collected from its ioctl calls. Only one thread uses it. */
 static struct {
     int file;
     uint32_t client, subdevice, count;
@@ -110,7 +110,10 @@ static const struct object *find(uint32_t handle)
     return NULL;
 }
 
-/* Fills in the channels of the groups with a compute object, and their subdevice; count 0: there are none. */
+/*
+ * Fills in the channels of the groups with a compute object, and their subdevice. A count of 0 means that there are
+ * none.
+ */
 static void name_channels(struct rm_disable_channels *call)
 {
     for (uint32_t i = 0; i < seen.count; i++) {
@@ -153,10 +156,10 @@ struct order {
 struct answer {
     int error; /* errno, or 0 */
     uint32_t status;
-    uint64_t took_ns; /* of the ioctl alone */
+    uint64_t took_ns; /* duration of the ioctl alone */
 };
 
-/* The other process: for each order it copies the file, makes the call, and closes the copy. */
+/* The other process: for each order it copies the control file, makes the call, and closes the copy. */
 static void serve(int link, pid_t tenant)
 {
     struct order order;
@@ -249,8 +252,8 @@ static bool same(struct result a, struct result b)
 enum outcome { PROVED, DISPROVED, OVER };
 
 /*
- * Runs one kernel, disabled after `after_ns`. OVER: this process had no processor for so long that the kernel ended
- * before, which proves nothing.
+ * Runs one kernel whose channels are disabled after `after_ns`. OVER: this process had no processor for so long that
+ * the kernel ended before, which proves nothing.
  */
 static enum outcome attempt(struct order *order, uint64_t after_ns, uint64_t alone_ns, struct result whole)
 {
@@ -289,14 +292,17 @@ static bool prove(void)
     order.subdevice = seen.subdevice;
     if (order.call.count == 0 || order.subdevice == 0)
         return say("the process has no channels of its own");
-    launch(); /* a first launch for everything that is loaded lazily */
+    launch(); /* a first launch loads everything that is loaded lazily */
     DO(cuStreamSynchronize(run.stream));
     uint64_t begin = now_ns();
     launch();
     DO(cuStreamSynchronize(run.stream));
     uint64_t alone_ns = now_ns() - begin;
     struct result whole = look();
-    /* On a busy machine alone_ns may be many times the kernel's duration: each attempt disables it earlier. */
+    /*
+     * On a busy machine alone_ns may be many times the kernel's duration, so each attempt disables the channels
+     * earlier.
+     */
     uint64_t after_ns = alone_ns / 4;
     enum outcome outcome = OVER;
     for (int i = 0; i < ATTEMPTS && outcome == OVER; i++) {
@@ -365,7 +371,7 @@ int main(int argc, char **argv)
         fputs("usage: vgpu-engine-probe UUID\n", stderr);
         return 2;
     }
-    alarm(SECONDS_AT_MOST); /* ends a call that never returns: no answer */
+    alarm(SECONDS_AT_MOST); /* ends a call that never returns; then there is no answer */
     setenv("CUDA_VISIBLE_DEVICES", argv[1], 1);
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, link) != 0)
         return 1;

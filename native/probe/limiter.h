@@ -1,4 +1,4 @@
-/* limiter.h: is libvgpu loaded in this process? Measured limits are meaningless without it. */
+/* limiter.h: is libvgpu loaded in this process? Without it, measured limits are meaningless. */
 #ifndef PROBE_LIMITER_H
 #define PROBE_LIMITER_H
 

@@ -1,4 +1,7 @@
-/* vgpu-probe: a small CUDA driver-API client, for the demo, the tests and real GPUs. `usage` says the rest. */
+/*
+ * vgpu-probe: a small client of the CUDA driver API, for the demo, the tests and real GPUs. Its `usage` text describes
+ * the commands.
+ */
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,13 +1,12 @@
 /*
- * vgpu-pair: one rank of a job whose kernels wait for each other, as those of a collective do.
+ * vgpu-pair: one rank of a job whose kernels wait for each other, as those of a collective operation do.
  *
- *   vgpu-pair --file PATH --rank R [--device N] [--seconds S] [--think-us T] [--work N]
- *     PATH is a page in /dev/shm that both ranks (0 and 1) map; in each step a rank's kernel says there that it runs,
- *     and ends when the other's has said so, too. T: the host's work between two steps.
- *     N: kernels of 1 ms each that a step runs before that, as a product before a sum over all ranks.
- *   vgpu-pair --host-ms M ...
- *     alone: each kernel waits for a word that the host sets M ms after the launch.
- * A kernel gives up after 20 s. One JSON object: steps, and the longest that one took.
+ * vgpu-pair --file PATH --rank R [--device N] [--seconds S] [--think-us T] [--work N]: PATH is a page in /dev/shm that
+ * both ranks (0 and 1) map. In each step, a rank's kernel writes there that it runs, and ends when the other rank's
+ * kernel has written so too. T is the host's work between two steps. N is the number of kernels of 1 ms each that a
+ * step runs before that, as a product before a sum over all ranks. With --host-ms M there is only one rank: each kernel
+ * waits for a word that the host sets M ms after the launch. A kernel gives up after 20 s. The output is one JSON
+ * object: the number of steps, and the longest step.
  */
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -40,7 +39,7 @@ static struct {
     SYMBOLS(MEMBER)
 } cu;
 
-enum { PAGE = 4096, APART = 64 }; /* words of the ranks are on cache lines of their own */
+enum { PAGE = 4096, APART = 64 }; /* the words of the two ranks are on separate cache lines */
 
 static struct {
     const char *file;
@@ -165,7 +164,7 @@ static void run(void)
     for (double before = began; before - began < want.seconds; before = now_seconds()) {
         step(steps + 1);
         double took = now_seconds() - before;
-        /* the other rank has ended */
+        /* stops when the other rank has ended */
         if (__atomic_load_n(word_of(1 - want.rank), __ATOMIC_SEQ_CST) == UINT64_MAX)
             break;
         longest = took > longest ? took : longest;

@@ -1,11 +1,14 @@
-/* session.h: one device with its primary context current, and printing. */
+/* session.h: opens one device and makes its primary context current, and prints results. */
 #ifndef PROBE_SESSION_H
 #define PROBE_SESSION_H
 
 #include "commands.h"
 #include "driver.h"
 
-/* cuInit, device, primary context. STATUS_OK, or the exit status after an error line was printed. */
+/*
+ * Calls cuInit and makes the device's primary context current. Returns STATUS_OK, or the exit status after an error
+ * line was printed.
+ */
 int session_open(int device);
 
 /* Prints {"state": "error", "call": ..., "result": ...} and returns the exit status for it. */
@@ -13,8 +16,10 @@ int session_error(const char *call, CUresult result);
 
 const char *result_name(CUresult result);
 
-/* The common part of a line about the device: uuid, total, free, pid, whether libvgpu is in the process;
- * no braces, no newline. */
+/*
+ * Prints the common part of a line about the device: uuid, total, free, pid, and whether libvgpu is in the process;
+ * without braces and newline.
+ */
 void print_device(int device);
 
 /* Ends a line and flushes it: the reader may be waiting for it. */

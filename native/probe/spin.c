@@ -1,8 +1,8 @@
 /*
- * vgpu-spin: keeps a device busy with kernels of a known amount of work, and says how much was done when.
- * Work is loop iterations, not time: a kernel that shares the device takes longer, as real ones do.
- * The kernels count themselves into host memory; a driver that only simulates them leaves that at zero, and
- * then what was launched is counted. One JSON object a line.
+ * vgpu-spin: keeps a device busy with kernels of a known amount of work, and reports how much was done when. Work is
+ * measured in loop iterations, not in time: a kernel that shares the device takes longer, as real ones do. The kernels
+ * count themselves in host memory. A driver that only simulates them leaves this at zero; then launches are counted.
+ * The output is one JSON object per line.
  */
 #include <dlfcn.h>
 #include <getopt.h>
@@ -81,7 +81,7 @@ static struct {
     CUdeviceptr counter, host_device;
     volatile uint64_t *host;
     unsigned grid;
-    uint64_t launched; /* kernels */
+    uint64_t launched; /* number of kernels launched */
 } run;
 
 static const char ptx[] =
@@ -147,9 +147,9 @@ static void CUDA_CB called_back(void *unused)
     (void)unused;
 }
 
-/* On the next device; its kernels count into memory of their own. */
+/* The context on the next device. Its kernels count in separate memory. */
 static struct {
-    CUcontext first; /* of this device */
+    CUcontext first; /* the context of this device */
     CUcontext context;
     CUfunction kernel;
     CUstream stream;
@@ -203,7 +203,7 @@ static void launch(CUstream stream)
         DO(cuLaunchHostFunc(stream, called_back, NULL));
 }
 
-/* The device's SMs in two halves, a green context and a stream on each. */
+/* Divides the device's SMs into two halves, and makes a green context and a stream on each. */
 static void make_green(CUdevice device)
 {
     CUdevResource whole;
@@ -246,7 +246,7 @@ static void open_device(void)
         make_green(device);
     if (strcmp(want.mode, "multi") == 0 || strcmp(want.mode, "both") == 0)
         open_next_device(context);
-    run.grid = (unsigned)sms * 8; /* eight blocks of 256 fill an SM of 2048 threads */
+    run.grid = (unsigned)sms * 8; /* eight blocks of 256 threads fill an SM of 2048 threads */
     run.iterations = (uint64_t)(want.kernel_us * want.rate);
     run.iterations = run.iterations > 0 ? run.iterations : 1;
 }
@@ -261,7 +261,7 @@ static void make_graph(void)
     DO(cuGraphInstantiateWithFlags(&run.graph, graph, 0));
 }
 
-/* One submission; returns how many kernels it stands for. */
+/* Makes one submission. Returns for how many kernels it stands. */
 static unsigned submit(CUstream stream)
 {
     if (run.graph != NULL)
@@ -286,14 +286,14 @@ static void sleep_until(uint64_t at)
         continue;
 }
 
-/* Reports the finished kernels at the end of each window, even if the launching thread waits. */
+/* Reports the number of finished kernels at the end of each window, even if the launching thread is blocked. */
 static struct {
     uint64_t start, window;
     unsigned count;
     struct {
         uint64_t at, done;
     } marks[4096];
-    uint64_t end, end_done; /* the end of the requested time, and the kernels finished by then */
+    uint64_t end, end_done; /* end of the requested time, and number of kernels finished by then */
 } report;
 
 static void *report_windows(void *unused)
@@ -320,7 +320,7 @@ static void begin(void)
         sleep_until(want.begin_at);
 }
 
-/* At most `chunks` events in flight, each behind `chunk` submissions. */
+/* Limits the work in flight: at most `chunks` events, each after `chunk` submissions. */
 struct flight {
     unsigned chunks, chunk;
     CUevent ring[DEPTH_MOST];
@@ -335,7 +335,7 @@ static void make_flight(struct flight *flight)
         DO(cuEventCreate(&flight->ring[i], CU_EVENT_DISABLE_TIMING));
 }
 
-/* Submits without pause until `end`. */
+/* Submits work without pause until `end`. */
 static void submit_until(uint64_t end, struct flight *flight)
 {
     unsigned streams = strcmp(want.mode, "streams") == 0 ? STREAMS : strcmp(want.mode, "green") == 0 ? GREENS : 1;
@@ -435,7 +435,7 @@ static int find_driver(const struct vgpu_object *object, void *found)
 {
     void *symbol = vgpu_object_symbol(object, "cuLaunchKernel");
     if (symbol != NULL && (void *)cu.cuLaunchKernel != symbol)
-        *(void **)found = symbol; /* the last in load order, because libvgpu comes first */
+        *(void **)found = symbol; /* the last definition in load order is the driver's, because libvgpu comes first */
     return 0;
 }
 
@@ -450,7 +450,10 @@ static double block_ns(__typeof__(&cuLaunchKernel) function)
     return each;
 }
 
-/* Measures alternating blocks in one process: processes differ by more than the cost of a hook. */
+/*
+ * Measures alternating blocks, with and without the hook, in one process: two processes differ by more than the cost of
+ * a hook.
+ */
 static int cost(void)
 {
     enum { BLOCKS = 2000 };
@@ -458,7 +461,8 @@ static int cost(void)
     __typeof__(&cuLaunchKernel) real = NULL;
     vgpu_objects_walk(find_driver, &real);
     if (real == NULL)
-        real = cu.cuLaunchKernel; /* without interposition: the noise of the method */
+        /* without interposition both are the same function, which shows the noise of the method */
+        real = cu.cuLaunchKernel;
     run.iterations = 1;
     for (int i = 0; i < BLOCKS; i++) {
         ours[i] = block_ns(cu.cuLaunchKernel);
@@ -551,6 +555,7 @@ int main(int argc, char **argv)
         make_graph();
     int status = want.every_us > 0 ? latency() : saturate();
     fflush(stdout);
-    usleep((useconds_t)(want.linger_ms * 1000)); /* other processes would notice the end of the context */
+    /* waits, because other processes would notice the end of the context */
+    usleep((useconds_t)(want.linger_ms * 1000));
     return status;
 }

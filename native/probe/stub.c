@@ -1,4 +1,4 @@
-/* stub.c: a libcuda.so.1 to link against; it is never run (the loader finds the driver's own). */
+/* stub.c: a libcuda.so.1 to link against. It is never run, because the loader finds the driver's own. */
 #define SYMBOL(name) int name(void);
 #include "symbols.def"
 #undef SYMBOL

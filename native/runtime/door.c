@@ -73,7 +73,7 @@ static bool receive_all(int fd, char *bytes, size_t length)
     return true;
 }
 
-/* The head of the request, and the pidfd beside it. */
+/* Sends the head of the request, together with the pidfd. */
 static bool send_head(int fd, const struct vgpu_door_call *call, const struct vgpu_door_request *head)
 {
     struct iovec part = {.iov_base = (void *)head, .iov_len = sizeof(*head)};
@@ -117,7 +117,7 @@ static int converse(int fd, const struct vgpu_door_call *call, char **reply, siz
     return (int)answer.status;
 }
 
-/* Is the error one of a vgpud that is being restarted? The request can be repeated safely, with the same reply. */
+/* Can the error come from a vgpud that is being restarted? The request can be repeated safely, with the same reply. */
 static bool may_pass(int error)
 {
     return error == ENOENT || error == ECONNREFUSED || error == ECONNRESET || error == EPIPE || error == EAGAIN;
@@ -140,7 +140,7 @@ int vgpu_door_call(const struct vgpu_door_call *call, char **reply, size_t *repl
     }
 }
 
-/* Has the text an escape that Go's encoder does not write? A mark may be spelt with it. */
+/* Does the text contain an escape that Go's encoder does not write? It could hide a mark in another spelling. */
 static bool hides_text(const char *config, size_t length)
 {
     static const char *const usual[] = {"003c", "003e", "0026", "2028", "2029"};

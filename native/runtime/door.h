@@ -1,5 +1,5 @@
 /*
- * door.h: the messages on vgpud's runtime.sock. One request for each connection; numbers are in the machine's byte
+ * door.h: the messages on vgpud's runtime.sock. Each connection carries one request. Numbers are in the machine's byte
  * order. vgpud/serve/runtime_wire.py repeats these definitions.
  */
 #ifndef VGPU_RUNTIME_DOOR_H
@@ -9,22 +9,22 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define VGPU_DOOR_MAGIC 0x54524756u /* "VGRT" */
+#define VGPU_DOOR_MAGIC 0x54524756u /* "VGRT" in ASCII */
 #define VGPU_DOOR_SOCKET "runtime.sock"
 
 enum vgpu_door_verb {
-    VGPU_DOOR_PREPARE = 1, /* id: the container's; body: its config.json */
-    VGPU_DOOR_BIND = 2,    /* id: the allocation's; with a pidfd of the container's init */
+    VGPU_DOOR_PREPARE = 1, /* a container is to be started; id is the container's, the body is its config.json */
+    VGPU_DOOR_BIND = 2,    /* a container's init process exists; id is the allocation's, with a pidfd of the process */
     VGPU_DOOR_END = 3,     /* the container of allocation `id` has ended */
 };
 
 enum vgpu_door_status {
-    VGPU_DOOR_DONE = 0,      /* PREPARE: the body is the config.json to use */
-    VGPU_DOOR_UNCHANGED = 1, /* PREPARE: the container has no request */
-    VGPU_DOOR_REFUSED = 2,   /* the body is a sentence, and a hint on a second line */
+    VGPU_DOOR_DONE = 0,      /* accepted; after PREPARE, the body is the config.json to use */
+    VGPU_DOOR_UNCHANGED = 1, /* after PREPARE: the container has no request */
+    VGPU_DOOR_REFUSED = 2,   /* refused; the body is a sentence, with a hint on a second line */
 };
 
-enum { VGPU_DOOR_FOR_PARENT = 1 }; /* flag of PREPARE: the caller's parent runs the container */
+enum { VGPU_DOOR_FOR_PARENT = 1 }; /* flag of PREPARE: the caller's parent, and not the caller, runs the container */
 
 struct vgpu_door_request {
     uint32_t magic, verb, flags, id_length, body_length;
@@ -38,17 +38,22 @@ struct vgpu_door_call {
     const char *run_dir; /* vgpud's run folder */
     uint32_t verb, flags;
     const char *id;
-    const char *body; /* may be NULL */
+    const char *body; /* body of the request; may be NULL */
     size_t body_length;
-    int pidfd;         /* -1: none */
-    double patience_s; /* longest time without a listener on the socket */
-    int answer_s;      /* longest time for a reply; systemd keeps listening while vgpud restarts */
+    int pidfd;         /* pidfd to pass; -1: none */
+    double patience_s; /* maximum time without a listener on the socket */
+    int answer_s;      /* maximum time for a reply; systemd keeps listening while vgpud restarts */
 };
 
-/* Returns the status, or -1 with errno if vgpud did not reply. *reply is allocated and ends with a zero byte. */
+/*
+ * Makes a request. Returns the status, or -1 with errno if vgpud did not reply. *reply is allocated and ends with a
+ * zero byte.
+ */
 int vgpu_door_call(const struct vgpu_door_call *call, char **reply, size_t *reply_length);
 
-/* May the config.json have a request? Also if a letter is written as an escape, which can hide one. */
+/*
+ * May the config.json have a request? True also if a letter is written as an escape, because that can hide a request.
+ */
 bool vgpu_may_ask(const char *config, size_t length);
 
 #endif

@@ -83,7 +83,7 @@ static int pidfd_of_init(const char *state)
     return (int)syscall(SYS_pidfd_open, (pid_t)pid, 0);
 }
 
-/* Passes `state` on, whose annotations name the pod. */
+/* Makes a request to vgpud. `state` is passed on, because its annotations name the pod. */
 static int call(const struct hook *hook, uint32_t verb, const char *state, int pidfd, double patience_s, int answer_s)
 {
     char *reply = NULL;
@@ -114,8 +114,8 @@ static int bind_init(const struct hook *hook, const char *state)
 }
 
 /*
- * Restores the bundle's config.json from before vgpu-runtime edited it. A bundle that was not edited, or no longer
- * exists, is no error.
+ * Restores the bundle's config.json as it was before vgpu-runtime edited it. It is no error if the bundle was not
+ * edited, or no longer exists.
  */
 static void restore_bundle(const char *state)
 {
@@ -128,7 +128,10 @@ static void restore_bundle(const char *state)
     (void)rename(original, edited);
 }
 
-/* Reports a container's end. It never delays or fails the end: a vgpud that is down finds it out at its start. */
+/*
+ * Reports a container's end. It never delays or fails the end: a vgpud that does not run notices the end when it
+ * starts.
+ */
 static int end_container(const struct hook *hook, const char *state)
 {
     restore_bundle(state);
@@ -138,7 +141,7 @@ static int end_container(const struct hook *hook, const char *state)
 
 /* --- container */
 
-/* The text of the container's config.json; writes the path of its bundle to `bundle`. */
+/* Returns the text of the container's config.json, and writes the path of its bundle to `bundle`. */
 static char *config_of(const char *state, char bundle[PATH_MAX / 2])
 {
     char path[PATH_MAX];
@@ -161,7 +164,7 @@ static bool root_of(const char *config, const char *bundle, char root[PATH_MAX])
     return true;
 }
 
-/* The allocation in the container's environment, which is the last one that its engine injected. */
+/* Finds the allocation in the container's environment: the last one that its engine injected. */
 static bool held_by(const char *config, char held[PATH_MAX])
 {
     static const char name[] = "VGPU_ALLOCATION=";
@@ -179,8 +182,8 @@ static bool held_by(const char *config, char held[PATH_MAX])
 }
 
 /*
- * Refuses two allocations in one container: only the environment of the last one would count, and the other one would
- * be unusable.
+ * Refuses two allocations in one container, because only the environment of the last one would count, and the other
+ * could not be used.
  */
 static int check_only(const struct hook *hook, const char *config)
 {

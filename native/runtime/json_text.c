@@ -11,7 +11,7 @@ static const char *past_space(const char *at)
     return at + strspn(at, " \t\r\n");
 }
 
-/* `at` is a quotation mark; returns the position after the string's closing one; NULL if there is none. */
+/* Returns the position after the end of the string that begins at `at`; NULL if the string has no end. */
 static const char *past_string(const char *at)
 {
     for (at++; *at != '"'; at++) {
@@ -23,7 +23,7 @@ static const char *past_string(const char *at)
     return at + 1;
 }
 
-/* The position after a value; only brackets and strings are parsed. */
+/* Returns the position after a value. Only brackets and strings are parsed. */
 static const char *past_value(const char *at)
 {
     int depth = 0;
@@ -95,7 +95,7 @@ const char *vgpu_json_next(const char *element)
     return *at == ',' ? past_space(at + 1) : NULL;
 }
 
-/* The value of four hexadecimal digits; -1 for any other text. */
+/* Returns the value of four hexadecimal digits; -1 for any other text. */
 static long hex4(const char *at)
 {
     char digits[5] = {0};
@@ -105,7 +105,7 @@ static long hex4(const char *at)
     return strtol(digits, NULL, 16);
 }
 
-/* The code point after "\u", including the second half of a surrogate pair; moves `at` behind it. */
+/* Returns the code point after "\u", including the second half of a surrogate pair, and moves `at` behind it. */
 static long code_point(const char **at)
 {
     long high = hex4(*at);
@@ -133,7 +133,10 @@ static size_t put_utf8(long point, char out[4])
     return more + 1;
 }
 
-/* Decodes one character after a backslash into `out`; returns its number of bytes, 0 if JSON does not have it. */
+/*
+ * Decodes the character after a backslash into `out`. Returns its number of bytes, or 0 if JSON does not have this
+ * escape.
+ */
 static size_t unescape(const char **at, char out[4])
 {
     static const char names[] = "\"\\/bfnrt";

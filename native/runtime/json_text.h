@@ -5,13 +5,14 @@
 #include <stddef.h>
 
 /*
- * The position of the value of `key` in the object at `text`; NULL if there is no such key, or the text up to there is
- * not JSON. If a key occurs twice, the last one counts, as in Go. `text` ends with a zero byte.
+ * Returns the position of the value of `key` in the object at `text`; NULL if there is no such key, or the text up to
+ * it is not JSON. If a key occurs twice, the last one counts, as in Go. `text` ends with a zero byte.
  */
 const char *vgpu_json_member(const char *text, const char *key);
 
 /*
- * The position of the first element of the array at `text`, and of the element after `element`. NULL if there is none.
+ * Return the position of the first element of the array at `text`, and of the element after `element`; NULL if there is
+ * none.
  */
 const char *vgpu_json_first(const char *text);
 const char *vgpu_json_next(const char *element);
@@ -22,7 +23,7 @@ const char *vgpu_json_next(const char *element);
  */
 long vgpu_json_string(const char *value, char *out, size_t room);
 
-/* The integer at `value`; -1 if there is none, or if it is negative. */
+/* Returns the integer at `value`; -1 if there is none, or if it is negative. */
 long vgpu_json_integer(const char *value);
 
 #endif

@@ -16,15 +16,15 @@
 #include "refuse.h"
 
 #define DEFAULT_PATH "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-#define ORIGINAL ".vgpud-original" /* vgpu-hook restores it when the container has ended */
+#define ORIGINAL ".vgpud-original" /* the earlier config.json, which vgpu-hook restores when the container has ended */
 
 struct invocation {
-    const char *run_dir, *runtime; /* vgpu-runtime's own flags */
+    const char *run_dir, *runtime; /* values of vgpu-runtime's own flags */
     const char *command, *id, *bundle, *config;
     struct vgpu_log log;
 };
 
-/* Flags whose value may be the next word: of runc 1.x and crun 1.x, before and after the command. */
+/* Flags of runc 1.x and crun 1.x, before and after the command, whose value may be the next word. */
 static const char *const valued[] = {
     "root", "log",    "log-format", "log-level", "criu",         "rootless",       "bundle",
     "b",    "config", "f",          "pid-file",  "preserve-fds", "console-socket", "cgroup-manager"};
@@ -130,7 +130,7 @@ static bool may_ask(const char *config, size_t length)
     return vgpu_may_ask(config, length) || memmem(config, length, "io.kubernetes.cri", 17) != NULL;
 }
 
-/* The config.json from before it was edited for an earlier container of this bundle, else `config`. */
+/* Returns the config.json from before it was edited for an earlier container of this bundle, or else `config`. */
 static char *unedited(const char *path, char *config, size_t *length)
 {
     char original[PATH_MAX];
@@ -160,8 +160,8 @@ static int put_in_force(const char *path, const char *before, size_t before_leng
 }
 
 /*
- * Replaces the container's config.json by the one that vgpud returns; false: the container must not start, and the
- * reason was printed.
+ * Replaces the container's config.json by the one that vgpud returns. Returns false if the container must not start;
+ * the reason was then printed.
  */
 static bool prepare(const struct invocation *asked)
 {
@@ -174,7 +174,7 @@ static bool prepare(const struct invocation *asked)
         snprintf(path, sizeof(path), "%s/config.json", asked->bundle != NULL ? asked->bundle : ".");
     char *config = vgpu_read_file(path, &length);
     if (config == NULL || !may_ask(config, length)) {
-        free(config); /* the runtime reports an unreadable one itself */
+        free(config); /* the container runtime itself reports a config.json that cannot be read */
         return true;
     }
     config = unedited(path, config, &length);

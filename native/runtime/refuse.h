@@ -5,19 +5,19 @@
 #include <stdbool.h>
 
 #define VGPU_RUN_DIR "/run/vgpud"
-#define VGPU_PATIENCE_S 10.0 /* a vgpud that is being restarted is back within this time */
+#define VGPU_PATIENCE_S 10.0 /* maximum wait for vgpud; a vgpud that is being restarted is back within this time */
 #define VGPU_ANSWER_S 60
 
 struct vgpu_log {
     const char *program;
-    const char *path; /* as runc's --log; NULL: standard error only */
-    bool json;        /* as runc's --log-format */
+    const char *path; /* log file, as runc's --log; NULL: only standard error */
+    bool json;        /* the log is in JSON, as runc's --log-format */
 };
 
-/* Writes the text to standard error and to the log, in runc's format; a second line is a hint. */
+/* Writes the text to standard error and to the log, in runc's format. A second line of the text is a hint. */
 void vgpu_refuse(const struct vgpu_log *log, const char *text);
 
-/* The same, for a vgpud that did not answer (errno). */
+/* As vgpu_refuse, for a vgpud that did not answer (errno). */
 void vgpu_refuse_absent(const struct vgpu_log *log, const char *run_dir);
 
 #endif

@@ -16,7 +16,7 @@
 enum { PLACE_MAX = 64 };
 #define PRELOAD "ld.so.preload"
 
-/* A path of the file that the descriptor refers to, even if another mount covers its name. */
+/* Returns a path of the file to which the descriptor refers, even if another mount covers its name. */
 static const char *place(int fd, char out[PLACE_MAX])
 {
     snprintf(out, PLACE_MAX, "/proc/self/fd/%d", fd);
@@ -28,7 +28,7 @@ static int open_folder(int parent, const char *name)
     return openat(parent, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 }
 
-/* Opens a folder below `root` without following links; -1 with errno. */
+/* Opens a folder below `root` without following links. Returns -1 with errno on an error. */
 static int open_below(const char *root, const char *path)
 {
     char copy[4096], *rest = NULL;
@@ -49,7 +49,10 @@ static int bind_over(int source, int target)
     return mount(place(source, from), place(target, to), NULL, MS_BIND, NULL);
 }
 
-/* The descriptor must have been opened after the mount; otherwise it refers to the covered file. */
+/*
+ * Makes a mount read-only. It is opened again after the mount, because an earlier descriptor refers to the covered
+ * file.
+ */
 static int make_read_only(int folder, const char *name)
 {
     char at[PLACE_MAX];
@@ -63,7 +66,7 @@ static int make_read_only(int folder, const char *name)
 
 /*
  * Opens or creates a file as a mount point, without opening its contents: an image may have a FIFO or a device there,
- * whose open(2) blocks or has an effect. -1 with errno, EINVAL if it is not a regular file.
+ * whose open(2) blocks or has an effect. Returns -1 with errno; EINVAL if it is not a regular file.
  */
 static int place_of_file(int folder, const char *name, mode_t mode)
 {
@@ -95,15 +98,15 @@ static int write_merged(int folder, const char *library, const char *image, size
 }
 
 /*
- * Puts the merged file over the image's file. It is on a detached tmpfs, so the image stays unchanged and nothing must
- * be cleaned up.
+ * Mounts the merged file over the image's file. It is on a detached tmpfs, so the image stays unchanged and nothing
+ * must be cleaned up.
  */
 static int put_merged(const char *root, int etc, int target, const char *library, const char *image, size_t length)
 {
     char at[PLACE_MAX];
     if (mount("vgpud", place(etc, at), "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, "size=1m,mode=0755") != 0)
         return -1;
-    int cover = open_below(root, "etc"); /* the mount that now covers it */
+    int cover = open_below(root, "etc"); /* opened again, because the mount now covers it */
     int merged = cover < 0 ? -1 : open(place(cover, at), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     int file = merged < 0 ? -1 : write_merged(merged, library, image, length);
     int failed = file < 0 || bind_over(file, target) != 0;
@@ -167,7 +170,7 @@ static bool is_driver(const char *name)
     return strstr(name, ".so") != NULL && (strncmp(name, "libcuda", 7) == 0 || strncmp(name, "libnv", 5) == 0);
 }
 
-/* Mounts what is mounted over a name in `from` also over that name in `to`; read-only, as there. */
+/* Mounts the file that is mounted over a name in `from` over the same name in `to`, read-only too. */
 static int show(int from, int to, const char *name)
 {
     int source = openat(from, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);

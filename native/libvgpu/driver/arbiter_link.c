@@ -19,8 +19,8 @@
 
 #define RETRY_MS_MIN 20
 #define RETRY_MS_MAX 100
-#define LOOK_NS \
-    250000000 /* interval of checking the connection: poll does not return for a descriptor that the program closed */
+/* interval of checking the connection, because poll does not return for a descriptor that the program closed */
+#define LOOK_NS 250000000
 #define STACK_BYTES (128 * 1024)
 
 static struct {
@@ -28,12 +28,12 @@ static struct {
     struct vgpu_usage *usage;
     uint32_t slot;
     int fd;
-    dev_t device; /* identity of the socket: a program that closes all descriptors may reuse the number */
+    dev_t device; /* identity of the socket: a program that closes all descriptors may reuse its number */
     ino_t inode;
     int32_t host_pid;
 } line = {.fd = -1};
 
-/* The linker's symbol for the beginning of the section. */
+/* The linker's symbol for the beginning of section vgpu_link_listener. */
 extern const struct vgpu_link_listener *const __start_vgpu_link_listener[] __attribute__((visibility("hidden")));
 
 static const struct vgpu_link_listener *listener(void)
@@ -53,14 +53,20 @@ static bool still_ours(int fd)
     return is_same(fd, &socket);
 }
 
-/* Closes the descriptor, unless the program has closed it and may use its number for a file of its own. */
+/*
+ * Closes the descriptor if it is still the socket. The program may have closed the socket and use its number for
+ * another file.
+ */
 static void close_same(int fd, const struct stat *socket)
 {
     if (is_same(fd, socket))
         close(fd);
 }
 
-/* Opens a SEQPACKET connection whose calls are all bounded, and its fstat data; -errno: the arbiter does not listen. */
+/*
+ * Opens a SEQPACKET connection to the arbiter, whose calls are all bounded in time, and reads its fstat data. Returns
+ * the descriptor, or -errno if the arbiter does not listen.
+ */
 static int dial(struct stat *about)
 {
     struct timeval wait = {.tv_usec = VGPU_LINK_WAIT_MS * 1000};
@@ -83,12 +89,16 @@ static void note_welcome(const struct vgpu_message *reply)
     __atomic_store_n(&line.usage->slots[line.slot].owner, reply->owner, __ATOMIC_SEQ_CST);
 }
 
-/* Registers on a new connection. 0: line.fd is set; -ESHUTDOWN: the lease is closed; other -errno: try later. */
+/*
+ * Registers on a new connection. Returns 0, and then line.fd is set; -ESHUTDOWN if the lease is closed; another -errno
+ * if it is to be tried later.
+ */
 static int register_once(void)
 {
     struct vgpu_message message = {.kind = VGPU_MSG_REGISTER, .version = VGPU_LEASE_VERSION, .slot = line.slot};
     struct stat about;
-    (void)vgpu_slot_lock_hold(); /* a restarted arbiter finds processes by their locks only */
+    /* the slot is locked again first, because a restarted arbiter finds processes only by their locks */
+    (void)vgpu_slot_lock_hold();
     int fd = dial(&about);
     if (fd < 0)
         return fd;
@@ -112,13 +122,13 @@ static int register_once(void)
 }
 
 /*
- * The kernel refuses poll(2) of more descriptors than RLIMIT_NOFILE, which the program may set to 0 when it has all that
- * it needs. A receive has no such bound.
+ * Waits with a receive. The kernel refuses poll(2) of more descriptors than RLIMIT_NOFILE, which the program may set to
+ * 0 when it has opened all that it needs. A receive has no such limit.
  */
 static bool wait_by_receive(int fd, int64_t ns)
 {
     char first;
-    int64_t us = ns / 1000 > 1000 ? ns / 1000 : 1000; /* a timeout of 0 is none */
+    int64_t us = ns / 1000 > 1000 ? ns / 1000 : 1000; /* a timeout of 0 would mean no timeout */
     struct timeval wait = {.tv_sec = (time_t)(us / 1000000), .tv_usec = (suseconds_t)(us % 1000000)};
     if (setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &wait, sizeof(wait)) != 0)
         return usleep(1000) == 0;
@@ -126,8 +136,8 @@ static bool wait_by_receive(int fd, int64_t ns)
 }
 
 /*
- * Waits up to `ns`; true: the connection is readable or broken. If a seccomp filter refuses ppoll(2), poll(2) waits, in
- * milliseconds.
+ * Waits up to `ns`. Returns true if the connection is readable or broken. If a seccomp filter refuses ppoll(2), poll(2)
+ * is used, which waits in milliseconds.
  */
 static bool wait_for_line(int fd, int64_t ns)
 {
@@ -155,7 +165,7 @@ static enum taken take_message(int fd)
     return TAKEN;
 }
 
-/* Serves the listener until the arbiter has gone. */
+/* Serves the listener until the connection to the arbiter ends. */
 static void serve(int fd)
 {
     listener()->linked();
@@ -171,7 +181,7 @@ static void serve(int fd)
         close(fd);
 }
 
-/* Ticks without an arbiter for `ns`; then it is time to look for one. */
+/* Calls the listener's tick without an arbiter for `ns`. Afterwards the caller looks for an arbiter. */
 static void live_alone(int64_t ns)
 {
     while (ns > 0) {
@@ -186,7 +196,7 @@ static void *keep(void *unused)
 {
     int pause_ms = RETRY_MS_MIN;
     (void)unused;
-    prctl(PR_SET_TIMERSLACK, 1000UL); /* of this thread, so that slices end on time */
+    prctl(PR_SET_TIMERSLACK, 1000UL); /* sets the timer slack of this thread, so that slices end on time */
     for (;;) {
         int fd = __atomic_load_n(&line.fd, __ATOMIC_SEQ_CST);
         if (fd >= 0) {
@@ -205,7 +215,7 @@ static void set_address(const char *folder)
 {
     line.address.sun_family = AF_UNIX;
     int length = snprintf(line.address.sun_path, sizeof(line.address.sun_path), "%s/%s", folder, VGPU_ARBITER_SOCKET);
-    if (length >= (int)sizeof(line.address.sun_path)) /* too long a path: this process is not registered */
+    if (length >= (int)sizeof(line.address.sun_path)) /* the path is too long, so this process is not registered */
         line.address.sun_path[0] = '\0';
 }
 
@@ -262,7 +272,7 @@ bool vgpu_link_lives(void)
         return false;
     if (poll(&about, 1, 0) >= 0)
         return (about.revents & (POLLHUP | POLLERR)) == 0;
-    return recv(fd, &first, sizeof(first), MSG_PEEK | MSG_DONTWAIT) != 0; /* see wait_by_receive */
+    return recv(fd, &first, sizeof(first), MSG_PEEK | MSG_DONTWAIT) != 0; /* poll(2) was refused: see wait_by_receive */
 }
 
 int32_t vgpu_link_host_pid(void)

@@ -17,15 +17,16 @@
 #include "next_symbol.h"
 #include "rm.h"
 
-#define GROUPS_MAX 1024u /* bound for the process, including groups for copies: further ones are lost */
-#define CHANNELS_MAX 64u /* bound for one group */
+/* maximum of groups in the process, including groups for copies; further ones are counted as lost */
+#define GROUPS_MAX 1024u
+#define CHANNELS_MAX 64u /* maximum of channels in one group */
 #define SUBDEVICES_MAX 64u
 
 typedef int (*ioctl_fn)(int fd, unsigned long request, ...);
 
 struct group {
-    uint32_t client; /* 0: a free entry */
-    uint32_t device; /* handle */
+    uint32_t client; /* 0: the entry is free */
+    uint32_t device; /* handle of the device */
     uint32_t object;
     int file;
     bool computes;
@@ -35,8 +36,8 @@ struct group {
 };
 
 struct subdevice {
-    uint32_t client; /* 0: a free entry */
-    uint32_t device; /* handle */
+    uint32_t client; /* 0: the entry is free */
+    uint32_t device; /* handle of the device */
     uint32_t object;
     bool named;
     uint8_t uuid[16];
@@ -50,7 +51,7 @@ static struct vgpu_channel_table *table;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static ioctl_fn next_ioctl;
 static ioctl_fn drivers_ioctl;
-static bool ignored; /* the table leaves this process's channels out */
+static bool ignored; /* the table does not contain this process's channels */
 
 static ioctl_fn find_next(void)
 {
@@ -62,7 +63,7 @@ static ioctl_fn find_next(void)
     return next;
 }
 
-/* The ioctl that the driver's library would call without libvgpu: another interposer's, libc's, or its own. */
+/* Returns the ioctl that the driver's library would call without libvgpu: another interposer's, libc's, or its own. */
 static ioctl_fn find_drivers(void)
 {
     ioctl_fn found = __atomic_load_n(&drivers_ioctl, __ATOMIC_ACQUIRE);
@@ -79,7 +80,7 @@ static int call_next(int fd, unsigned long request, void *argument)
     return next != NULL ? next(fd, request, argument) : (int)syscall(SYS_ioctl, fd, request, argument);
 }
 
-/* --- the lock is held */
+/* --- below: the caller holds the lock */
 
 static struct group *group_of(uint32_t client, uint32_t object)
 {
@@ -115,7 +116,7 @@ static void channel_add(const struct rm_alloc *made, int file)
         lost = true;
 }
 
-/* Records a compute object below a channel. True: its group carries kernels from now on. */
+/* Records a compute object below a channel. Returns true if the channel's group carries kernels from now on. */
 static bool compute_add(const struct rm_alloc *made)
 {
     for (uint32_t i = 0; i < groups_high; i++) {
@@ -204,7 +205,7 @@ static void publish(void)
     __atomic_store_n(&table->generation, generation + 1, __ATOMIC_RELEASE);
 }
 
-/* Forgets an object. True: it was a group that carries kernels, or a channel of one. */
+/* Forgets an object. Returns true if it was a group that carries kernels, or a channel of such a group. */
 static bool forget_in_group(struct group *group, uint32_t client, uint32_t object)
 {
     if (group->client != client)
@@ -236,13 +237,14 @@ static bool forget(uint32_t client, uint32_t object)
     return changed;
 }
 
-/* --- the lock is not held */
+/* --- below: the caller does not hold the lock */
 
 static void tell(bool changed)
 {
     struct vgpu_message message = {.kind = VGPU_MSG_CHANNELS, .version = VGPU_LEASE_VERSION};
     if (changed && table != NULL)
-        vgpu_link_send(&message); /* a lost message does no harm: the arbiter reads the table again at each slice */
+        /* a lost message does no harm, because the arbiter reads the table again at each slice */
+        vgpu_link_send(&message);
 }
 
 void vgpu_channels_moved(void)
@@ -296,7 +298,7 @@ static void note_alloc(const void *argument, unsigned long request, int file)
         note_made(&made, file);
 }
 
-/* Called before the driver frees them, because their handles may be reused at once. */
+/* Records that objects are freed. Called before the driver frees them, because their handles may be reused at once. */
 static void note_free(const struct rm_free *gone)
 {
     pthread_mutex_lock(&lock);
@@ -338,12 +340,12 @@ void vgpu_channels_start(int usage_fd, uint32_t slot)
     struct stat about;
     off_t at = (off_t)(VGPU_CHANNELS_AT + slot * sizeof(struct vgpu_channel_table));
     if (fstat(usage_fd, &about) != 0 || about.st_size < at + (off_t)sizeof(struct vgpu_channel_table))
-        return; /* a lease made by an older vgpud */
+        return; /* the lease was made by an older vgpud and has no tables */
     void *mapped = mmap(NULL, sizeof(struct vgpu_channel_table), PROT_READ | PROT_WRITE, MAP_SHARED, usage_fd, at);
     pthread_mutex_lock(&lock);
     table = mapped != MAP_FAILED ? mapped : NULL;
     if (table != NULL)
-        __atomic_store_n(&table->off, 0, __ATOMIC_SEQ_CST); /* the word of the slot's last owner */
+        __atomic_store_n(&table->off, 0, __ATOMIC_SEQ_CST); /* the word may be that of the slot's last owner */
     publish();
     pthread_mutex_unlock(&lock);
 }
@@ -437,7 +439,7 @@ void vgpu_channels_ignore(void)
     __atomic_store_n(&ignored, true, __ATOMIC_RELAXED);
 }
 
-/* The channels belong to the parent. */
+/* Forgets the channels in a forked child, because they belong to the parent. */
 static void reset_in_child(void)
 {
     pthread_mutex_init(&lock, NULL);

@@ -8,12 +8,12 @@
 #define NVML_NO_UNVERSIONED_FUNC_DEFS
 #include <nvml.h>
 
-/* From a header that the toolkit no longer has (cudaProfiler.h). outputMode: an enumeration. */
+/* From a header that the toolkit no longer has (cudaProfiler.h). outputMode is an enumeration there. */
 CUresult cuProfilerInitialize(const char *configFile, const char *outputFile, int outputMode);
 CUresult cuProfilerStart(void);
 CUresult cuProfilerStop(void);
 
-/* In none of NVIDIA's headers. */
+/* This function is in none of NVIDIA's headers. */
 nvmlReturn_t nvmlInternalGetExportTable(const void **table, const void *name);
 
 #define VGPU_EXPORT __attribute__((visibility("default")))

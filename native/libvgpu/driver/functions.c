@@ -22,7 +22,10 @@ static const char *const stems[VGPU_LIBRARIES] = {"libcuda.so", "libnvidia-ml.so
 static void *handles[VGPU_LIBRARIES];
 void *vgpu_reals[VGPU_FUNCTIONS];
 
-/* Keeps one reference, so that the pointers below stay valid even if the process closes its own handle. */
+/*
+ * Opens the library once and keeps the reference, so that the pointers below stay valid even if the process closes its
+ * own handle.
+ */
 static void *library_handle(enum vgpu_library library, int flags)
 {
     void *handle = __atomic_load_n(&handles[library], __ATOMIC_ACQUIRE);
@@ -45,7 +48,7 @@ void *vgpu_library_symbol(enum vgpu_library library, const char *name)
     return handle != NULL ? vgpu_libc_dlsym()(handle, name) : NULL;
 }
 
-/* The linker's symbols for the ends of libvgpu itself. */
+/* The linker's symbols for the beginning and the end of libvgpu itself. */
 extern const char __ehdr_start[] __attribute__((visibility("hidden")));
 extern const char _end[] __attribute__((visibility("hidden")));
 
@@ -60,7 +63,7 @@ void *vgpu_real_found(enum vgpu_function_id id)
     if (handle == NULL)
         return NULL;
     void *real = vgpu_libc_dlsym()(handle, vgpu_functions[id].name);
-    if (is_own(real)) /* libvgpu's export is not the driver's function */
+    if (is_own(real)) /* the address found is libvgpu's own export, not the driver's function */
         return NULL;
     __atomic_store_n(&vgpu_reals[id], real, __ATOMIC_RELEASE);
     return real;

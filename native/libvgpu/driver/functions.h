@@ -1,9 +1,9 @@
 /*
- * functions.h: NVIDIA's functions, looked up at run time in the library that the process has loaded. libvgpu links to
+ * functions.h: finds NVIDIA's functions at run time, in the library that the process has loaded. libvgpu links to
  * neither libcuda nor NVML and does not load them into processes that do not use them.
  *
- * Any thread may call these functions, at any time from the load of libvgpu on. What was found stays valid until the
- * process unloads NVIDIA's library.
+ * Any thread may call these functions, at any time after libvgpu is loaded. A function that was found stays valid until
+ * the process unloads NVIDIA's library.
  */
 #ifndef VGPU_FUNCTIONS_H
 #define VGPU_FUNCTIONS_H
@@ -33,7 +33,7 @@ struct vgpu_function {
 
 extern const struct vgpu_function vgpu_functions[VGPU_FUNCTIONS];
 
-/* NVIDIA's function, or NULL if its library is not loaded or lacks it. */
+/* Returns NVIDIA's function, or NULL if its library is not loaded or lacks the function. */
 void *vgpu_real_found(enum vgpu_function_id id);
 extern void *vgpu_reals[VGPU_FUNCTIONS]; /* the functions found so far */
 static inline void *vgpu_real(enum vgpu_function_id id)
@@ -43,21 +43,21 @@ static inline void *vgpu_real(enum vgpu_function_id id)
 }
 
 /*
- * The definition of a symbol in the library or its dependencies, libvgpu excluded; NULL: the process has not loaded the
- * library.
+ * Returns the definition of a symbol in the library or its dependencies, libvgpu excluded; NULL if the process has not
+ * loaded the library.
  */
 void *vgpu_library_symbol(enum vgpu_library library, const char *name);
 
-/* Is this address inside NVIDIA's library? (libcuda.so*, libnvidia-ml.so*) */
+/* Is this address inside NVIDIA's library (libcuda.so*, libnvidia-ml.so*)? */
 bool vgpu_is_nvidia(enum vgpu_library library, const void *address);
 
-/* Loads the library if the process has not; false if that fails. */
+/* Loads the library if the process has not loaded it. Returns false if that fails. */
 bool vgpu_library_load(enum vgpu_library library);
 
 /* The driver's function with its C prototype. */
 #define REAL(symbol) ((__typeof__(&symbol))vgpu_real(VGPU_FN_##symbol))
 
-/* Calls the driver; if the driver lacks the function, the result is that of an unsupported function. */
+/* Calls the driver's function. If the driver lacks it, the result is CUDA_ERROR_NOT_SUPPORTED. */
 #define CALL(symbol, ...)                                              \
     __extension__({                                                    \
         __typeof__(&symbol) real_ = REAL(symbol);                      \

@@ -9,7 +9,7 @@
 #define NO_INDEX (-1)
 #define BAD_INDEX (-2)
 
-/* Parses a decimal integer at `text`; returns its end, or NULL if there is none or it exceeds `most`. */
+/* Parses a decimal integer at `text`. Returns the end of the number, or NULL if there is none or it exceeds `most`. */
 static const char *number(const char *text, uint64_t most, uint64_t *value)
 {
     if (*text < '0' || *text > '9')
@@ -53,7 +53,7 @@ static bool parse_share(const char *text, uint32_t *hundredths)
     return true;
 }
 
-/* The value of `entry` if it is the variable `name`, or `name` with the number of a device; else NULL. */
+/* Returns the value of `entry` if it is the variable `name`, or `name` with the number of a device; otherwise NULL. */
 static const char *value_of(const char *entry, const char *name, int *index)
 {
     uint64_t device;
@@ -84,7 +84,7 @@ bool vgpu_hami_asked(char *const *environment)
 struct figures {
     uint64_t memory_all;
     uint32_t share_all;
-    bool share_own[VGPU_MAX_DEVICES]; /* set for this device, also to "no limit" */
+    bool share_own[VGPU_MAX_DEVICES]; /* a value for this device was set, possibly "no limit" */
     bool no_shares;
 };
 

@@ -1,6 +1,6 @@
 /*
- * in_child.h: state that a forked child resets. A child has none of its parent's contexts, slot or threads, and a lock
- * may be held by a thread that does not exist in it.
+ * in_child.h: resets state in a forked child. A child has none of its parent's contexts, slot or threads, and a lock
+ * may be held by a thread that does not exist in the child.
  */
 #ifndef VGPU_IN_CHILD_H
 #define VGPU_IN_CHILD_H
@@ -11,7 +11,10 @@
 #define VGPU_RETAINED __attribute__((used))
 #endif
 
-/* `function` is called in the child, in no particular order, even if its file was never used. */
+/*
+ * Registers `function`, which is called in a forked child. Such functions are called in no particular order, even if
+ * their file was never used.
+ */
 #define VGPU_IN_CHILD(function) \
     VGPU_RETAINED __attribute__((section("vgpu_in_child"))) static void (*const function##_in_child)(void) = function
 

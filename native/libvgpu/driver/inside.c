@@ -10,13 +10,14 @@
 __thread struct vgpu_inside *vgpu_inside_own __attribute__((tls_model("initial-exec")));
 
 static struct vgpu_inside *records;
-static struct vgpu_inside spare = {.depth = 1, .owned = 1}; /* shared by all threads for which there is no memory */
+/* a record for all threads for which there is no memory; it always counts as inside */
+static struct vgpu_inside spare = {.depth = 1, .owned = 1};
 static pthread_key_t key;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static bool has_key;
 static bool has_barrier;
 
-/* The record's count is kept, because it counts for the process. */
+/* Called when a thread ends. Its record keeps its count, because the count is part of the process's sum. */
 static void thread_ended(void *record)
 {
     struct vgpu_inside *own = record;
@@ -84,7 +85,7 @@ uint64_t vgpu_inside_read(bool *inside)
     return vgpu_inside_glance(inside);
 }
 
-/* A forked child has one thread, which is in no call. */
+/* Resets the records in a forked child, which has one thread that is in no call. */
 static void reset(void)
 {
     for (struct vgpu_inside *r = records; r != NULL; r = r->next) {

@@ -1,7 +1,7 @@
 /*
- * inside.h: the threads that are in the driver now, and the number of their calls, for a process under the engine cut
- * (cut.h). Each thread writes its own record without a locked instruction; the reader first makes the threads' writes
- * visible by membarrier(2).
+ * inside.h: counts which threads are inside the driver now, and how many calls they made, for a process under the
+ * engine cut (cut.h). Each thread writes its own record without a locked instruction. The reader first makes the
+ * threads' writes visible by membarrier(2).
  */
 #ifndef VGPU_INSIDE_H
 #define VGPU_INSIDE_H
@@ -12,16 +12,19 @@
 #include "invariant.h"
 
 struct vgpu_inside {
-    uint64_t calls;    /* calls begun */
-    uint64_t launches; /* how many of them are launches */
-    uint32_t depth;    /* nested calls that have not returned */
-    uint32_t owned;    /* 0: its thread has ended, and another thread may take the record */
+    uint64_t calls;    /* number of calls begun */
+    uint64_t launches; /* number of these calls that are launches */
+    uint32_t depth;    /* number of nested calls that have not returned */
+    uint32_t owned;    /* 0: the record's thread has ended, and another thread may take the record */
     struct vgpu_inside *next;
 };
 
 extern __thread struct vgpu_inside *vgpu_inside_own __attribute__((tls_model("initial-exec")));
 
-/* This thread's record, made at its first call. Never NULL: without memory it is one that always counts as inside. */
+/*
+ * Returns this thread's record, made at its first call. Never NULL: without memory it is a record that always counts as
+ * inside.
+ */
 struct vgpu_inside *vgpu_inside_first(void);
 
 static inline struct vgpu_inside *vgpu_inside_enter(void)
@@ -31,11 +34,11 @@ static inline struct vgpu_inside *vgpu_inside_enter(void)
         own = vgpu_inside_first();
     __atomic_store_n(&own->calls, own->calls + 1, __ATOMIC_RELAXED);
     __atomic_store_n(&own->depth, own->depth + 1, __ATOMIC_RELAXED);
-    __atomic_signal_fence(__ATOMIC_SEQ_CST); /* before the check of the flag: see vgpu_inside_read */
+    __atomic_signal_fence(__ATOMIC_SEQ_CST); /* before the flag is checked: see vgpu_inside_read */
     return own;
 }
 
-/* The cleanup function of a variable. NULL: nothing was entered. */
+/* Leaves a call: the cleanup function of a variable. NULL means that nothing was entered. */
 static inline void vgpu_inside_leave(struct vgpu_inside **own)
 {
     if (*own == 0)
@@ -44,12 +47,12 @@ static inline void vgpu_inside_leave(struct vgpu_inside **own)
     __atomic_store_n(&(*own)->depth, (*own)->depth - 1, __ATOMIC_RELEASE);
 }
 
-/* The number of launches so far. */
+/* Returns the number of launches so far. */
 uint64_t vgpu_inside_launches(void);
 
 /*
  * Reads all records as of this call: a thread that has not entered by then sees what was written before it. Returns the
- * number of calls; *inside: is a thread in one?
+ * number of calls. *inside: is a thread inside a call?
  */
 uint64_t vgpu_inside_read(bool *inside);
 

@@ -13,7 +13,7 @@
 #include "limits.h"
 #include "standalone.h"
 
-/* Sets view->folder. 1: there is a lease; 0: none; -errno: unknown. */
+/* Sets view->folder. Returns 1 if there is a lease, 0 if there is none, -errno if that is not known. */
 static int find_folder(struct vgpu_lease_view *view, bool computes)
 {
     struct stat about;
@@ -60,8 +60,8 @@ void vgpu_lease_close(const char *folder, const char *name, int fd)
 }
 
 /*
- * Maps a file. A file that is shorter than its struct would raise SIGBUS in the host process, so it is refused, unless
- * only the last words of its last page are missing, which read as zeros.
+ * Maps a file. A file that is shorter than its struct would raise SIGBUS in the host process, so it is refused. Only
+ * the last words of its last page may be missing; they read as zeros.
  */
 static int map_file(int fd, size_t least, size_t size, int protection, void **mapped)
 {

@@ -1,7 +1,7 @@
 /*
  * lease_open.h: finds and maps the lease of this process.
  *
- * Precondition: no two threads call for the same view. Mappings stay until the caller unmaps them.
+ * Precondition: no two threads call for the same view at the same time. Mappings stay until the caller unmaps them.
  */
 #ifndef VGPU_LEASE_OPEN_H
 #define VGPU_LEASE_OPEN_H
@@ -12,38 +12,38 @@
 
 #define VGPU_LEASE_PATH_MAX 4096
 
-/* A mapped lease. usage and usage_fd are NULL and -1 if only the limits were asked for. */
+/* A mapped lease. usage is NULL and usage_fd is -1 if only the limits were requested. */
 struct vgpu_lease_view {
     char folder[VGPU_LEASE_PATH_MAX];
     const struct vgpu_limits *limits;
     struct vgpu_usage *usage;
-    int usage_fd; /* while it is open the slot stays locked: see slot_lock.h */
+    int usage_fd; /* the slot is locked while this descriptor is open (slot_lock.h) */
     struct vgpu_limits first;
     char wrong[128]; /* a description of the error, if it says more than the errno */
 };
 
 /*
  * Looks for a lease at VGPU_LEASE_MOUNT, then at the path in VGPU_LEASE_ENV, and last for variables that set limits
- * without a lease (standalone.h). Returns 1: found and mapped; 0: there is none; -errno: there is one, but it cannot be
- * read or is invalid; -EAGAIN: not known yet. `computes`: the process is about to use CUDA, so it must be able to write
- * `usage`.
+ * without a lease (standalone.h). Returns 1 if it is found and mapped; 0 if there is none; -EAGAIN if that is not known
+ * yet; another -errno if there is one, but it cannot be read or is invalid. `computes`: the process is about to use
+ * CUDA, so it must be able to write `usage`.
  */
 int vgpu_lease_open(struct vgpu_lease_view *view, bool computes);
 
 /*
  * Opens the file `name` in `folder`, close-on-exec and without following links. Returns a descriptor above 2, or
- * -errno. Opens nothing besides: a program that closes all descriptors may put a file of its own at any number
- * between two calls, and a close of that number would close the program's file.
+ * -errno. It opens no other file: a program that closes all descriptors may put its own file at any number between two
+ * calls, and a close of that number would close the program's file.
  */
 int vgpu_lease_file(const char *folder, const char *name, int flags);
 
 /*
- * Closes a descriptor of vgpu_lease_file if it is still that file's. If the program has put a file of its own at the
- * number, that stays open.
+ * Closes a descriptor of vgpu_lease_file if it still refers to that file. If the program has put its own file at that
+ * number, that file stays open.
  */
 void vgpu_lease_close(const char *folder, const char *name, int fd);
 
-/* Maps the limits in `folder` again, for the gate; NULL if that fails. */
+/* Maps the limits in `folder` again, for the gate. Returns NULL if that fails. */
 const struct vgpu_limits *vgpu_lease_limits(const char *folder);
 
 #endif

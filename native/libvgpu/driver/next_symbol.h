@@ -1,9 +1,9 @@
 /*
  * next_symbol.h: finds the definitions after libvgpu in load order: the C library's dlsym and dlvsym, which libvgpu
- * interposes. It walks the dynamic symbol tables of the loaded objects (dl_iterate_phdr): no GLIBC_PRIVATE symbol, no
- * version number, and other interposers still work.
+ * interposes. It walks the dynamic symbol tables of the loaded objects (dl_iterate_phdr). So it needs no GLIBC_PRIVATE
+ * symbol and no version number, and other interposers still work.
  *
- * Any thread may call these functions, before main as well. What they return is valid for the life of the process.
+ * Any thread may call these functions, before main too. Their results are valid for the life of the process.
  */
 #ifndef VGPU_NEXT_SYMBOL_H
 #define VGPU_NEXT_SYMBOL_H
@@ -11,10 +11,10 @@
 typedef void *(*vgpu_dlsym_fn)(void *handle, const char *name);
 typedef void *(*vgpu_dlvsym_fn)(void *handle, const char *name, const char *version);
 
-/* The first definition of `name` in load order after the object that holds `from`, or NULL. */
+/* Returns the first definition of `name` in load order after the object that contains `from`, or NULL. */
 void *vgpu_next_definition(const char *name, const void *from);
 
-/* The next dlsym in load order after libvgpu: another interposer's, or the C library's. */
+/* Return the next dlsym or dlvsym in load order after libvgpu: another interposer's, or the C library's. */
 vgpu_dlsym_fn vgpu_libc_dlsym(void);
 vgpu_dlvsym_fn vgpu_libc_dlvsym(void);
 

@@ -17,7 +17,10 @@ struct walk {
     void *argument;
 };
 
-/* glibc relocates these pointers in place, except in objects whose dynamic section is read-only (the vdso). */
+/*
+ * Returns the address that an entry of the dynamic section means. glibc relocates these entries in place, except in
+ * objects whose dynamic section is read-only (the vdso).
+ */
 static const void *dynamic_pointer(ElfW(Addr) base, ElfW(Addr) value)
 {
     return (const void *)(value < base ? base + value : value);
@@ -120,8 +123,8 @@ void *vgpu_object_symbol(const struct vgpu_object *object, const char *name)
 }
 
 /*
- * The number of symbols, which the symbol table does not contain. In the GNU hash table, the chain of the last bucket
- * ends with the last symbol.
+ * Returns the number of symbols, which the symbol table does not contain. In the GNU hash table, the chain of the last
+ * bucket ends with the last symbol.
  */
 static uint32_t symbol_count(const struct vgpu_object *object)
 {

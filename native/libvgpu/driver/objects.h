@@ -1,15 +1,15 @@
-/* objects.h: symbols of the objects in this process, read from their own dynamic tables. */
+/* objects.h: finds symbols of the objects in this process in their own dynamic tables. */
 #ifndef VGPU_OBJECTS_H
 #define VGPU_OBJECTS_H
 
 #include <stdbool.h>
 
 /*
- * Everything here, and all that dlsym does for names that are not wrapped, calls dl_iterate_phdr and
- * nothing else: a sanitizer's or an allocator's start-up asks dlsym before its own strcmp or malloc work.
+ * All functions of this file, and all that dlsym does for names that are not wrapped, call dl_iterate_phdr and nothing
+ * else: at its start a sanitizer or an allocator calls dlsym before its own strcmp or malloc work.
  */
 
-/* strcmp(a, b) == 0, without calling strcmp. */
+/* Returns strcmp(a, b) == 0, without calling strcmp. */
 static inline bool vgpu_same(const char *a, const char *b)
 {
     while (*a != '\0' && *a == *b) {
@@ -24,10 +24,10 @@ struct vgpu_object;
 typedef int (*vgpu_object_visit)(const struct vgpu_object *object, void *argument);
 void vgpu_objects_walk(vgpu_object_visit visit, void *argument);
 
-/* Does the object's code or data hold this address? */
+/* Does the object's code or data contain this address? */
 bool vgpu_object_holds(const struct vgpu_object *object, const void *address);
 
-/* The address of a symbol that the object itself defines, or NULL. */
+/* Returns the address of a symbol that the object itself defines, or NULL. */
 void *vgpu_object_symbol(const struct vgpu_object *object, const char *name);
 
 /* Calls `visit` with the name of each function that the object exports. */

@@ -16,11 +16,11 @@ static struct {
     const char *folder;
     struct vgpu_usage *usage;
     uint64_t start_ns; /* distinguishes this process's claim of the slot from a later one */
-    /* identity of `usage`: the program may have closed the descriptor, and the number may mean another file */
+    /* identity of `usage`: the program may have closed the descriptor, and its number may mean another file */
     dev_t device;
     ino_t inode;
     uint32_t slot;
-    int fd; /* -1: not locked */
+    int fd; /* -1: the slot is not locked */
 } held = {.fd = -1};
 
 static bool is_usage(int fd)
@@ -44,7 +44,7 @@ void vgpu_slot_lock_start(const char *folder, struct vgpu_usage *usage, uint32_t
     pthread_mutex_unlock(&guard);
 }
 
-/* Precondition: the guard is held. */
+/* Locks the slot again. Precondition: the guard is held. */
 static int lock_again(void)
 {
     int fd = held.folder != NULL ? vgpu_lease_file(held.folder, VGPU_USAGE_FILE, O_RDWR) : -EBADF;
@@ -52,7 +52,8 @@ static int lock_again(void)
         return fd;
     int error = is_usage(fd) ? vgpu_slot_lock_again(fd, held.usage, held.slot, held.start_ns) : -ESTALE;
     if (error != 0) {
-        vgpu_lease_close(held.folder, VGPU_USAGE_FILE, fd); /* releases no lock: this process has none on the file */
+        /* this close releases no lock, because this process has none on the file */
+        vgpu_lease_close(held.folder, VGPU_USAGE_FILE, fd);
         return error;
     }
     return held.fd = fd;
@@ -84,6 +85,6 @@ void vgpu_slot_lock_drop(void)
 static void reset(void)
 {
     pthread_mutex_init(&guard, NULL);
-    drop(); /* the lock is the parent's: closing the child's copy does not release it */
+    drop(); /* the lock belongs to the parent: closing the child's copy does not release it */
 }
 VGPU_IN_CHILD(reset);

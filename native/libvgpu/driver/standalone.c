@@ -13,7 +13,8 @@
 #include "limits.h"
 
 #define SHARED_MEMORY "/dev/shm"
-#define SCOPE "CUDA_DEVICE_MEMORY_SHARED_CACHE" /* HAMi's variable: processes with the same file share the limits */
+/* HAMi's variable: processes that name the same file share the limits */
+#define SCOPE "CUDA_DEVICE_MEMORY_SHARED_CACHE"
 #define VISIBLE "CUDA_VISIBLE_DEVICES"
 
 enum { FOLDER_BYTES = 48, DRAFT_BYTES = 64, PATH_BYTES = 96 };
@@ -29,7 +30,7 @@ static void write_uuid(struct vgpu_device_limits *device, const CUuuid *uuid, co
     }
 }
 
-/* Names the devices in CUDA's order. Only the second form of the call returns a MIG device's own UUID. */
+/* Names the devices in CUDA's order. Only the second version of cuDeviceGetUuid returns a MIG device's own UUID. */
 static int name_by_cuda(struct vgpu_limits *limits)
 {
     int count = 0;
@@ -58,7 +59,7 @@ static bool uuid_of_index(unsigned index, char *uuid)
            CALL_NVML(nvmlDeviceGetUUID, device, uuid, VGPU_UUID_BYTES) == NVML_SUCCESS;
 }
 
-/* One entry of CUDA_VISIBLE_DEVICES: an index, a MIG UUID, or a UUID or the beginning of one. */
+/* Resolves one entry of CUDA_VISIBLE_DEVICES: an index, a MIG UUID, or a UUID or the beginning of one. */
 static bool uuid_of_entry(const char *entry, size_t length, unsigned count, char *uuid)
 {
     char *end;
@@ -76,7 +77,10 @@ static bool uuid_of_entry(const char *entry, size_t length, unsigned count, char
     return false;
 }
 
-/* Names the devices in NVML's order, filtered by CUDA_VISIBLE_DEVICES, as CUDA would in a process that only reads. */
+/*
+ * Names the devices in NVML's order, filtered by CUDA_VISIBLE_DEVICES as CUDA would filter them. Used in a process that
+ * only reads.
+ */
 static int name_by_nvml(struct vgpu_limits *limits)
 {
     unsigned count = 0;
@@ -89,7 +93,7 @@ static int name_by_nvml(struct vgpu_limits *limits)
     while (visible != NULL && *visible != '\0' && named < VGPU_MAX_DEVICES) {
         size_t length = strcspn(visible, ",");
         if (!uuid_of_entry(visible, length, count, limits->devices[named].uuid))
-            break; /* as CUDA does: entries after an invalid one are not visible */
+            break; /* CUDA too does not show the entries after an invalid one */
         named++;
         visible += length + (visible[length] == ',' ? 1 : 0);
     }
@@ -107,7 +111,7 @@ static void set_figures(struct vgpu_limits *limits, const struct vgpu_hami_limit
     }
 }
 
-/* FNV-1a, 64 bits. */
+/* A hash function: FNV-1a, 64 bits. */
 static uint64_t hash(uint64_t seed, const void *bytes, size_t size)
 {
     const unsigned char *at = bytes;
@@ -123,7 +127,7 @@ static uint64_t hash_of(const struct vgpu_limits *limits)
     return scope != NULL ? hash(value, scope, strlen(scope)) : value;
 }
 
-/* 0: the folder belongs to this user, and no other user can write to it; else -errno. */
+/* Returns 0 if the folder belongs to this user and no other user can write to it; otherwise -errno. */
 static int check_folder(const char *path)
 {
     struct stat about;
@@ -160,13 +164,13 @@ static void remove_draft(const char *draft)
     rmdir(draft);
 }
 
-/* Creates the folder atomically; of two concurrent processes the second uses the folder of the first. */
+/* Creates the folder atomically. If two processes do so concurrently, the second uses the folder of the first. */
 static int make_folder(const char *folder, const struct vgpu_limits *limits)
 {
     char draft[DRAFT_BYTES];
     const uint32_t usage_head[] = {VGPU_LEASE_MAGIC, VGPU_LEASE_VERSION};
     snprintf(draft, sizeof(draft), "%.47s.%d", folder, (int)getpid());
-    remove_draft(draft); /* left by a process of the same pid that died here */
+    remove_draft(draft); /* the draft of a process with the same pid that died here */
     if (mkdir(draft, 0700) != 0)
         return -errno;
     int error = write_file(draft, VGPU_LIMITS_FILE, limits, sizeof(*limits), sizeof(*limits));

@@ -9,15 +9,15 @@
 #include "in_child.h"
 #include "thread.h"
 
-#define LOOK_NS 100000000 /* interval of polling without an arbiter, which would report the resume */
+#define LOOK_NS 100000000 /* interval of polling the lease without an arbiter (an arbiter would report the resume) */
 
 struct vgpu_suspended_words vgpu_suspended;
 
 static const struct vgpu_limits *limits;
 static struct vgpu_slot *slot;
-static uint32_t epoch; /* futex: changes when the lease is resumed */
+static uint32_t epoch; /* futex word that changes when the lease is resumed */
 
-/* The start and the end of section vgpu_suspended_listeners, by the linker's names. */
+/* The linker's symbols for the beginning and the end of section vgpu_suspended_listeners. */
 extern const struct vgpu_suspended_listener *const __start_vgpu_suspended_listeners[]
     __attribute__((visibility("hidden")));
 extern const struct vgpu_suspended_listener *const __stop_vgpu_suspended_listeners[]
@@ -54,7 +54,7 @@ void vgpu_suspended_on_work(void (*say)(void))
     __atomic_store_n(&on_work, say, __ATOMIC_RELEASE);
 }
 
-/* Reports work. It sends, which is a cancellation point, with locks held. */
+/* Reports work to the arbiter. It sends a message, which is a cancellation point, while locks are held. */
 static void say_work(void)
 {
     void (*say)(void) = __atomic_load_n(&on_work, __ATOMIC_ACQUIRE);
@@ -89,11 +89,11 @@ struct vgpu_inside *vgpu_suspended_enter(void)
         if ((__atomic_load_n(&vgpu_suspended.bits, __ATOMIC_ACQUIRE) & (VGPU_SUSPENDED_LEASE | VGPU_SUSPENDED_IDLE)) ==
             0)
             return own;
-        vgpu_inside_leave(&own); /* it may have counted as idle in between, so this call is reported */
+        vgpu_inside_leave(&own); /* the process may have counted as idle in between, so this call is reported */
     }
 }
 
-/* A thread that waits for the lease does not count as inside the driver, although its call has begun. */
+/* Marks a thread that waits for the lease as not inside the driver, although its call has begun. */
 static uint32_t step_out(void)
 {
     uint32_t depth = vgpu_inside_own != NULL ? vgpu_inside_own->depth : 0;
@@ -148,7 +148,7 @@ void vgpu_suspended_start(const struct vgpu_limits *page, struct vgpu_slot *own)
 {
     limits = page;
     slot = own;
-    __atomic_store_n(&slot->wants, 0, __ATOMIC_SEQ_CST); /* the word of the slot's last owner */
+    __atomic_store_n(&slot->wants, 0, __ATOMIC_SEQ_CST); /* the word may be that of the slot's last owner */
     tell_start(page, own);
     vgpu_suspended_answer(0, false, false);
     vgpu_suspended_follow();

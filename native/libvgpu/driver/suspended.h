@@ -1,9 +1,9 @@
 /*
- * suspended.h: handles a suspended lease (VGPU_LEASE_SUSPENDED): its device memory is on the host, and a driver call
- * would block inside the driver, invisible to vgpud. So calls that submit work or allocate memory wait here, before the
- * driver, and report that in the slot; vgpud then resumes the lease.
+ * suspended.h: handles a suspended lease (VGPU_LEASE_SUSPENDED). Its device memory is on the host, and a driver call
+ * would block inside the driver, where vgpud does not see it. So calls that submit work or allocate memory wait here,
+ * before the driver, and report that in the slot; vgpud then resumes the lease.
  *
- * Any thread may call these functions but those "for the link thread". Waiting has no time limit: it ends with the
+ * Any thread may call these functions except those "for the link thread". The wait has no time limit: it ends with the
  * resume, or with the process.
  */
 #ifndef VGPU_SUSPENDED_H
@@ -18,18 +18,19 @@
 #include "lease.h"
 
 struct vgpu_suspended_words {
-    _Alignas(64) uint64_t calls; /* calls counted here so far */
-    _Alignas(64) uint32_t bits;  /* enum vgpu_suspended_bits; not 0: more checks are needed before the driver's call */
-    uint32_t held;               /* 1: the memory is being moved or on the host, whatever the lease's state is */
+    _Alignas(64) uint64_t calls; /* number of calls counted here so far */
+    /* enum vgpu_suspended_bits; if it is not 0, more checks are needed before the driver's call */
+    _Alignas(64) uint32_t bits;
+    uint32_t held; /* 1: the memory is being moved or is on the host, whatever the lease's state is */
 };
 enum vgpu_suspended_bits {
     VGPU_SUSPENDED_LEASE = 1,
-    VGPU_SUSPENDED_IDLE = 2, /* the next call must be reported to the arbiter: cut.h */
-    VGPU_SUSPENDED_CUT = 4,  /* calls are counted for each thread: inside.h */
+    VGPU_SUSPENDED_IDLE = 2, /* the next call must be reported to the arbiter (cut.h) */
+    VGPU_SUSPENDED_CUT = 4,  /* calls are counted separately for each thread (inside.h) */
 };
 extern struct vgpu_suspended_words vgpu_suspended;
 
-/* Reports work if the process counts as idle, and waits until the lease is resumed if it is suspended. */
+/* Reports work if the process counts as idle. If the lease is suspended, waits until it is resumed. */
 void vgpu_suspended_wait(void);
 
 static inline void vgpu_suspended_check(void)
@@ -39,7 +40,7 @@ static inline void vgpu_suspended_check(void)
         vgpu_suspended_wait();
 }
 
-/* As vgpu_suspended_check, and counts the thread as inside, for a process under the engine cut. */
+/* As vgpu_suspended_check, and counts the thread as inside the driver, for a process under the engine cut. */
 struct vgpu_inside *vgpu_suspended_enter(void);
 
 static inline struct vgpu_inside *vgpu_suspended_called(void)
@@ -52,12 +53,12 @@ static inline struct vgpu_inside *vgpu_suspended_called(void)
 
 /*
  * Placed before a driver call other than a launch; it covers the rest of the block. Of two concurrent counts one may be
- * lost: only a change of the figure matters, and an atomic add costs 5 ns more.
+ * lost: only a change of the number matters, and an atomic addition costs 5 ns more.
  */
 #define vgpu_suspended_call() \
     struct vgpu_inside *inside_call_ __attribute__((cleanup(vgpu_inside_leave), unused)) = vgpu_suspended_called()
 
-/* The same for a launch, which checks the gate itself. */
+/* As vgpu_suspended_called, for a launch, which checks the gate itself. */
 static inline struct vgpu_inside *vgpu_suspended_launched(void)
 {
     uint32_t bits = __atomic_load_n(&vgpu_suspended.bits, __ATOMIC_RELAXED);
@@ -70,22 +71,22 @@ static inline struct vgpu_inside *vgpu_suspended_launched(void)
 #define vgpu_suspended_launch() \
     struct vgpu_inside *inside_launch_ __attribute__((cleanup(vgpu_inside_leave), unused)) = vgpu_suspended_launched()
 
-/* Is the lease suspended now, or its memory not back yet? False before vgpu_suspended_start. */
+/* Is the lease suspended now, or its memory not back on the device yet? False before vgpu_suspended_start. */
 bool vgpu_suspended_now(void);
 
-/* The present state in the page (enum vgpu_lease_state); 0 before vgpu_suspended_start. */
+/* Returns the present state in the limits page (enum vgpu_lease_state); 0 before vgpu_suspended_start. */
 uint32_t vgpu_suspended_state(void);
 
-/* Sets the function that is called for work while VGPU_SUSPENDED_IDLE is set. */
+/* Sets the function that reports work. It is called while VGPU_SUSPENDED_IDLE is set. */
 void vgpu_suspended_on_work(void (*say)(void));
 
-/* Sets or clears one of the bits. */
+/* Sets or clears one of enum vgpu_suspended_bits. */
 void vgpu_suspended_set(uint32_t bit, bool to);
 
-/* Reads the page: records a suspension, or wakes the threads that wait for the resume. */
+/* Reads the limits page. Records a suspension, or wakes the threads that wait for the resume. */
 void vgpu_suspended_follow(void);
 
-/* Sets whether the memory is held; call vgpu_suspended_follow afterwards. */
+/* Sets whether the memory is being moved or on the host. The caller calls vgpu_suspended_follow afterwards. */
 static inline void vgpu_suspended_hold(bool held)
 {
     __atomic_store_n(&vgpu_suspended.held, held, __ATOMIC_SEQ_CST);
@@ -96,11 +97,13 @@ static inline bool vgpu_suspended_held(void)
     return __atomic_load_n(&vgpu_suspended.held, __ATOMIC_SEQ_CST) != 0;
 }
 
-/* The module that moves the memory. The link's thread calls it. */
+/* The module that moves the memory. Only the link's thread calls it. */
 struct vgpu_suspended_listener {
     /* Called by vgpu_suspended_start. Both pages stay mapped until the process ends or forks. */
     void (*start)(const struct vgpu_limits *limits, struct vgpu_slot *slot);
-    /* Called when the lease's state may have changed. `quiet`: it is suspended, and all launches have finished. */
+    /*
+     * Called when the lease's state may have changed. `quiet`: the lease is suspended, and all launches have finished.
+     */
     void (*follow)(bool quiet);
 };
 
@@ -110,11 +113,11 @@ struct vgpu_suspended_listener {
     __attribute__((                   \
         section("vgpu_suspended_listeners"))) static const struct vgpu_suspended_listener *const name##_listed = &name
 
-/* --- for the link thread */
+/* --- only for the link's thread */
 
 void vgpu_suspended_start(const struct vgpu_limits *limits, struct vgpu_slot *slot);
 
-/* Writes the figures of the slot. `launches` is by weight. */
+/* Writes the activity words of the slot. `launches` is by weight. */
 void vgpu_suspended_answer(uint64_t launches, bool busy, bool quiet);
 
 #endif

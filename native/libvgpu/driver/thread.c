@@ -12,7 +12,8 @@
 typedef size_t (*minimum_fn)(const pthread_attr_t *attributes);
 
 /*
- * The part of a stack that glibc uses for itself and for thread-local storage; glibc's own figure, if it exports one.
+ * Returns the part of a stack that glibc uses for itself and for thread-local storage: glibc's own figure, if it
+ * exports one.
  */
 static size_t overhead_bytes(const pthread_attr_t *attributes)
 {
@@ -20,7 +21,9 @@ static size_t overhead_bytes(const pthread_attr_t *attributes)
     return minimum != NULL ? minimum(attributes) : 0;
 }
 
-/* 0, or an errno. EINVAL: the stack is too small for the C library's own data. */
+/*
+ * Starts a thread with this stack. Returns 0 or an errno. EINVAL: the stack is too small for the C library's own data.
+ */
 static int start_with(void *(*body)(void *), void *argument, size_t stack_bytes, pthread_t *thread)
 {
     pthread_attr_t attributes;

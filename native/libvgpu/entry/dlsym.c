@@ -1,13 +1,13 @@
 /*
- * dlsym.c: dlsym and dlvsym that return the wrappers.
+ * dlsym.c: defines dlsym and dlvsym, which return libvgpu's wrappers.
  *
- * Every lookup of a name that is not in hooks.def *jumps* to the next dlsym with the caller's return address in place,
- * so RTLD_NEXT, RTLD_DEFAULT, scopes and dlerror work as without libvgpu. That jump cannot be written in C; the two
+ * A lookup of a name that is not in hooks.def *jumps* to the next dlsym with the caller's return address in place, so
+ * RTLD_NEXT, RTLD_DEFAULT, scopes and dlerror work as without libvgpu. That jump cannot be written in C, so the two
  * entry points are a few lines of assembly.
  *
- * For a wrapped name the answer is looked up first, and replaced only if it is NVIDIA's own function (or libvgpu's
- * export of it); a function of the same name from another object is returned unchanged. RTLD_NEXT then means the first
- * object after the caller's own, in load order, that defines the name.
+ * For a wrapped name the next dlsym looks it up first. The result is replaced only if it is NVIDIA's own function (or
+ * libvgpu's export of it); a function of the same name in another object is returned unchanged. RTLD_NEXT then means
+ * the first object after the caller's own, in load order, that defines the name.
  */
 #include <dlfcn.h>
 #include <stddef.h>
@@ -15,7 +15,7 @@
 #include "hooks.h"
 #include "next_symbol.h"
 
-/* Either a value to return, or a function to jump to with the caller's arguments. */
+/* What to do with a lookup: return a value, or jump to a function with the caller's arguments. */
 struct vgpu_route {
     void *value;
     void *jump;
@@ -25,7 +25,7 @@ struct vgpu_route vgpu_dlsym_route(void *handle, const char *name, const void *c
 struct vgpu_route vgpu_dlvsym_route(void *handle, const char *name, const char *version, const void *caller);
 
 #if defined(__x86_64__)
-/* rdi, rsi, rdx: arguments. A struct of two pointers comes back in rax:rdx. */
+/* Registers: rdi, rsi and rdx have the arguments. A struct of two pointers is returned in rax:rdx. */
 __asm__(".text\n"
         ".globl dlsym\n.type dlsym, @function\n"
         "dlsym:\n"
@@ -63,7 +63,7 @@ __asm__(".text\n"
         "1: ret\n"
         ".cfi_endproc\n.size dlvsym, .-dlvsym\n");
 #elif defined(__aarch64__)
-/* x0-x2: arguments, x30: return address. A struct of two pointers comes back in x0, x1. */
+/* Registers: x0 to x2 have the arguments, x30 the return address. A struct of two pointers is returned in x0, x1. */
 #define ENTRY(name, route, caller_register)                                                      \
     __asm__(".text\n.globl " name "\n.type " name ", %function\n" name ":\n"                     \
             ".cfi_startproc\n"                                                                   \
@@ -90,7 +90,7 @@ ENTRY("dlvsym", "vgpu_dlvsym_route", "x3");
 #error "dlsym's entry is written for x86-64 and aarch64"
 #endif
 
-/* The result of a lookup of the wrapped function `id` that found `found`. */
+/* Returns the result for a lookup of the wrapped function `id`, for which the next dlsym found `found`. */
 static struct vgpu_route replace(int id, void *found)
 {
     const struct vgpu_hook *hook = &vgpu_hooks[id];
@@ -118,7 +118,7 @@ struct vgpu_route vgpu_dlsym_route(void *handle, const char *name, const void *c
     if (handle != RTLD_NEXT)
         return replace(id, vgpu_libc_dlsym()(handle, name));
     void *found = vgpu_next_definition(name, caller);
-    if (found == NULL) /* jumps, so that dlerror has the right text */
+    if (found == NULL) /* a jump, so that dlerror has the right text */
         return (struct vgpu_route){.jump = (void *)vgpu_libc_dlsym()};
     return replace(id, found);
 }
@@ -127,7 +127,8 @@ struct vgpu_route vgpu_dlvsym_route(void *handle, const char *name, const char *
 {
     int id = name != NULL ? vgpu_wrapped(name) : -1;
     (void)caller;
-    if (id < 0 || handle == RTLD_NEXT) /* no released driver gives these names versions */
+    /* not for a versioned name of a function: no released driver gives these names versions */
+    if (id < 0 || handle == RTLD_NEXT)
         return (struct vgpu_route){.jump = (void *)vgpu_libc_dlvsym()};
     return replace(id, vgpu_libc_dlvsym()(handle, name, version));
 }

@@ -1,7 +1,7 @@
 /*
- * hooks.c: the table of wrappers, and cuGetProcAddress, which returns them. The driver is called first, with the same
- * arguments, so versions, flags and status are its own. Then the returned function is replaced by its wrapper,
- * identified by its address and never by the requested name, which means many variants.
+ * hooks.c: the table of wrappers, and cuGetProcAddress, which returns wrappers. The driver is called first, with the
+ * same arguments, so versions, flags and status are its own. Then the function in its answer is replaced by its
+ * wrapper. The function is identified by its address, never by the requested name, because a name has many variants.
  */
 #include "hooks.h"
 
@@ -24,14 +24,14 @@ const struct vgpu_hook vgpu_hooks[VGPU_FUNCTIONS] = {
 int vgpu_wrapped(const char *name)
 {
     if ((name[0] != 'c' || name[1] != 'u') && (name[0] != 'n' || name[1] != 'v'))
-        return -1; /* nearly every lookup of every program ends here */
+        return -1; /* a quick check: nearly every lookup of every program ends here */
     for (int id = 0; id < VGPU_FUNCTIONS; id++)
         if (vgpu_hooks[id].wrapper != NULL && vgpu_same(vgpu_functions[id].name, name))
             return id;
     return -1;
 }
 
-/* Is `name` a variant of `base`: itself, or itself with _v2, _ptsz, _v2_ptds, ...? */
+/* Is `name` a variant of `base`: the same name, or with _v2, _ptsz, _v2_ptds or similar added? */
 static bool variant_of(const char *name, const char *base)
 {
     size_t length = strlen(base);
@@ -56,8 +56,8 @@ static bool is_per_thread(int id)
 }
 
 /*
- * If the driver returns an entry that is not exported, its own name for it decides, and otherwise the variant that the
- * requested version and stream flag mean.
+ * Finds the wrapper for an entry that the driver does not export. The driver's own name for it decides; otherwise the
+ * variant that the requested version and stream flag mean.
  */
 static void *wrapper_by_version(const char *symbol, int version, cuuint64_t flags)
 {
@@ -75,7 +75,7 @@ static void *wrapper_by_version(const char *symbol, int version, cuuint64_t flag
     return best >= 0 ? vgpu_hooks[best].wrapper : NULL;
 }
 
-/* The driver's result for the newest version that libvgpu knows, or NULL. */
+/* Returns the driver's function for the newest version that libvgpu knows, or NULL. */
 static void *newest_known(const char *symbol, cuuint64_t flags)
 {
     void *answer = NULL;
@@ -86,8 +86,8 @@ static void *newest_known(const char *symbol, cuuint64_t flags)
 }
 
 /*
- * A variant newer than the header may take other arguments than any wrapper: it stays the driver's own, like an
- * exported function that libvgpu does not know (unknown.h).
+ * Replaces the function in an answer by its wrapper. A variant newer than the header may take other arguments than any
+ * wrapper, so it stays the driver's own, like an exported function that libvgpu does not know (unknown.h).
  */
 static void *map_answer(const char *symbol, void *answer, int version, cuuint64_t flags)
 {

@@ -1,7 +1,7 @@
 /*
- * hooks.h: the wrappers of libvgpu, by function.
+ * hooks.h: libvgpu's wrappers, by function.
  *
- * Constant tables: any thread, before main as well.
+ * The tables are constant: any thread may read them, before main too.
  */
 #ifndef VGPU_HOOKS_H
 #define VGPU_HOOKS_H
@@ -9,13 +9,13 @@
 #include "functions.h"
 
 struct vgpu_hook {
-    void *wrapper; /* NULL: called, not wrapped */
-    int since;     /* CUDA version that introduced this variant, as cuGetProcAddress counts */
+    void *wrapper; /* NULL: the function is called by libvgpu, but not wrapped */
+    int since;     /* CUDA version that introduced this variant, as a number of cuGetProcAddress */
 };
 
 extern const struct vgpu_hook vgpu_hooks[VGPU_FUNCTIONS]; /* by enum vgpu_function_id */
 
-/* The id of a wrapped function by its symbol name, or -1. */
+/* Returns the id of a wrapped function by its symbol name, or -1. */
 int vgpu_wrapped(const char *name);
 
 #endif

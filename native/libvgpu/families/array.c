@@ -1,8 +1,9 @@
 /*
  * array.c: CUDA arrays. The driver does not report an array's size, so it is computed from the descriptor: rows of
- * 64-byte sectors in blocks of eight rows. A flat array is padded to the next power of two of such blocks, 128 rows at
- * most; one with depth to 8 rows and 16 layers (compared with NVML on an H200, driver 580). Unlisted formats count 16
- * bytes a texel, the largest. This size is claimed with a margin; the actual size is read from NVML afterwards.
+ * 64-byte sectors in blocks of eight rows. A flat array is padded to the next power of two of such blocks, at most 128
+ * rows; one with depth is padded to 8 rows and 16 layers (compared with NVML on an H200, driver 580). Formats that are
+ * not listed count as 16 bytes per texel, the largest. This size is claimed with a margin; afterwards the actual size
+ * is read from NVML.
  */
 #include "suspended.h"
 #include "charge.h"
@@ -49,7 +50,7 @@ static uint64_t block_rows(uint64_t height)
     return rows;
 }
 
-/* The bytes of one level of an array. A height or depth of 0 means a lower dimension. */
+/* Returns the bytes of one level of an array. A height or depth of 0 means a lower dimension. */
 static uint64_t level_bytes(uint64_t width, uint64_t height, uint64_t depth, uint64_t texel, bool layered)
 {
     uint64_t row = vgpu_round(times(width, texel), SECTOR_BYTES);
@@ -68,12 +69,12 @@ static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned level
     uint64_t sum = 0;
     bool layered = (shape->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP)) != 0;
     if (shape->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING))
-        return 0; /* address space only: cuMemCreate allocates its memory */
+        return 0; /* such an array is address space only: cuMemCreate allocates its memory */
     for (unsigned level = 0; level < levels && width > 0; level++) {
         uint64_t bytes = level_bytes(width, height, depth, texel, layered);
         sum = sum > UINT64_MAX - bytes ? UINT64_MAX : sum + bytes;
         if (width <= 1 && height <= 1 && (layered || depth <= 1))
-            break; /* the driver makes no more levels than that */
+            break; /* the driver makes no more levels than this */
         width = width > 1 ? width / 2 : width;
         height = height > 1 ? height / 2 : height;
         depth = depth > 1 && !layered ? depth / 2 : depth;
@@ -88,7 +89,7 @@ static CUDA_ARRAY3D_DESCRIPTOR shape_3d(size_t width, size_t height, size_t dept
         .Width = width, .Height = height, .Depth = depth, .Format = format, .NumChannels = channels, .Flags = flags};
 }
 
-/* The claim for an array of `bytes`: all but plain shapes may take somewhat more than computed. */
+/* Returns the claim for an array of `bytes`. Shapes that are not plain may take somewhat more than computed. */
 static uint64_t claim_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned levels, uint64_t bytes)
 {
     uint64_t row = times(shape->Width, texel_bytes(shape->Format, shape->NumChannels));
@@ -104,7 +105,7 @@ static CUresult destroy(enum vgpu_kind kind, void *handle)
                                    : CALL(cuMipmappedArrayDestroy, (CUmipmappedArray)handle);
 }
 
-/* Charges the size that NVML reports, or, if that is not possible, the computed size. */
+/* Charges the size that NVML reports or, if that is not possible, the computed size. */
 static CUresult settle(struct vgpu_charge *charge, CUresult result, enum vgpu_kind kind, uint64_t bytes,
                        void *const *handle)
 {
@@ -113,7 +114,7 @@ static CUresult settle(struct vgpu_charge *charge, CUresult result, enum vgpu_ki
     if (!charge->active || result != CUDA_SUCCESS)
         return vgpu_charge_settle(charge, result, &entry, &keep);
     if (vgpu_overhead_look(charge->device, charge->bytes)) {
-        bool fits = vgpu_overhead_within_limit(charge->device); /* a shape may take more than was claimed */
+        bool fits = vgpu_overhead_within_limit(charge->device); /* the array may have taken more than was claimed */
         if (!fits) {
             destroy(kind, *handle);
             vgpu_overhead_look(charge->device, charge->bytes);
@@ -146,7 +147,7 @@ static CUresult destroyed(enum vgpu_kind kind, void *handle)
     return result;
 }
 
-/* The descriptor may be NULL, which the driver handles. */
+/* The descriptor may be NULL; the driver then returns the error. */
 #define ARRAY_CREATE(symbol, descriptor, depth, flags)                                                 \
     VGPU_EXPORT CUresult symbol(CUarray *pHandle, const descriptor *pAllocateArray)                    \
     {                                                                                                  \

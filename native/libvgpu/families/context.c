@@ -1,6 +1,6 @@
 /*
- * context.c: contexts take device memory that no call names (518 MiB on an H200). The difference between NVML's figure
- * and the process's own allocations, right after a context was made, is charged as context bytes.
+ * context.c: contexts take device memory that no call requests explicitly (518 MiB on an H200). The difference between
+ * NVML's figure and the process's own allocations, right after a context was made, is charged as context bytes.
  *
  * Before the driver's call, the size of an earlier context of this lease is claimed. While no size is known, contexts
  * are made one after another, so that at most one context exceeds the limit, and it is destroyed again.
@@ -26,15 +26,19 @@
 #include "thread.h"
 
 struct device_contexts {
-    uint32_t live; /* contexts of this process on the device, the primary one included */
+    uint32_t live; /* number of contexts of this process on the device, including the primary one */
     uint32_t primary_refs;
-    CUcontext primary; /* NULL while it is not active */
+    CUcontext primary; /* the primary context; NULL while it is not active */
 };
 
 static struct device_contexts contexts[VGPU_MAX_DEVICES];
-static pthread_mutex_t creation = PTHREAD_MUTEX_INITIALIZER; /* one measurement at a time */
+/* held during the creation of a context, so that only one is measured at a time */
+static pthread_mutex_t creation = PTHREAD_MUTEX_INITIALIZER;
 
-/* The thread is not cancelled between the two calls: it would keep the lock, here or in the driver. */
+/*
+ * Begins the creation of a context. The thread cannot be cancelled until its end, because it would keep the lock, here
+ * or in the driver.
+ */
 static int creation_begins(void)
 {
     int cancels = vgpu_thread_keep();
@@ -55,7 +59,10 @@ static void reset(void)
 }
 VGPU_IN_CHILD(reset);
 
-/* The size of a context on the device in bytes, as a process of this lease measured it; 0: not measured yet. */
+/*
+ * Returns the size of a context on the device in bytes, as a process of this lease measured it; 0 if none was measured
+ * yet.
+ */
 static uint64_t learnt(unsigned device)
 {
     return (uint64_t)__atomic_load_n(&vgpu_tenant_account()->usage->context_mib[device], __ATOMIC_RELAXED) << 20;
@@ -74,16 +81,16 @@ static uint64_t context_bytes(unsigned device)
     return __atomic_load_n(&account->usage->slots[account->slot].devices[device].context_bytes, __ATOMIC_SEQ_CST);
 }
 
-/* One context that is about to be made. */
+/* A context that is about to be made. */
 struct creation {
     struct vgpu_charge charge;
-    uint64_t before; /* context bytes of this process before */
-    bool alone;      /* holds the lease's lock, because no context was measured yet */
+    uint64_t before; /* context bytes of this process before the creation */
+    bool alone;      /* the process holds the lease's lock, because no context was measured yet */
 };
 
 /*
- * The error for a device outside the lease: the driver's own if it has one (not initialised, as in a forked child; no
- * such device), otherwise CUDA_ERROR_NOT_PERMITTED.
+ * Returns the error for a device outside the lease: the driver's own error if it has one (not initialised, as in a
+ * forked child; no such device), otherwise CUDA_ERROR_NOT_PERMITTED.
  */
 static CUresult not_in_lease(CUdevice device)
 {
@@ -97,7 +104,7 @@ static CUresult not_in_lease(CUdevice device)
     return CUDA_ERROR_NOT_PERMITTED;
 }
 
-/* Claims memory for one more context. Precondition: `creation` is held. */
+/* Claims memory for one more context. Precondition: the lock `creation` is held. */
 static CUresult begin(struct creation *made, CUdevice device)
 {
     bool limited;
@@ -109,7 +116,7 @@ static CUresult begin(struct creation *made, CUdevice device)
     if (index == VGPU_NOT_IN_LEASE)
         return not_in_lease(device);
     if (learnt((unsigned)index) == 0) {
-        vgpu_process_memory_warm(); /* starts NVML while the driver makes the context, which takes longer */
+        vgpu_process_memory_warm(); /* NVML starts while the driver makes the context, which takes longer */
         made->alone = vgpu_tenant_lock_contexts();
     }
     result = vgpu_charge_index(&made->charge, index, learnt((unsigned)index));
@@ -120,8 +127,9 @@ static CUresult begin(struct creation *made, CUdevice device)
 }
 
 /*
- * Settles for the actual size of the new context; false: it exceeds the limit, so it must be destroyed. The known size
- * is used until NVML has started, which takes some milliseconds, or if NVML has no figure.
+ * Settles the claim with the actual size of the new context. Returns false if the context exceeds the limit, so that it
+ * must be destroyed. The known size is used until NVML has started, which takes some milliseconds, or if NVML has no
+ * figure.
  */
 static bool measure(struct creation *made)
 {
@@ -160,7 +168,7 @@ static void ended(int device, CUcontext context)
     vgpu_overhead_later(device);
 }
 
-/* Handles the driver's result of a context's creation. Precondition: `creation` is held. */
+/* Handles the driver's result of a context's creation. Precondition: the lock `creation` is held. */
 static CUresult finish(struct creation *made, CUresult result, const CUcontext *context)
 {
     int device = made->charge.device;
@@ -169,7 +177,7 @@ static CUresult finish(struct creation *made, CUresult result, const CUcontext *
     if (result != CUDA_SUCCESS) {
         vgpu_charge_undo(&made->charge, result);
     } else if (!measure(made)) {
-        CALL(cuCtxDestroy_v2, *context); /* it has no launches */
+        CALL(cuCtxDestroy_v2, *context); /* the new context has no launches yet */
         vgpu_account_set_context(vgpu_tenant_account(), (unsigned)device, made->before);
         result = CUDA_ERROR_OUT_OF_MEMORY;
     } else {
@@ -214,7 +222,7 @@ VGPU_EXPORT CUresult cuCtxCreate_v4(CUcontext *pctx, CUctxCreateParams *ctxCreat
     CREATE_BODY(cuCtxCreate_v4, pctx, ctxCreateParams, flags, dev);
 }
 
-/* The device of a context; must be called before the context ends. */
+/* Returns the device of a context. Must be called before the context ends. */
 static int index_of(CUcontext context)
 {
     bool limited;
@@ -255,8 +263,9 @@ static bool is_current(CUcontext ctx)
 }
 
 /*
- * Deprecated since CUDA 4. It ends the context with its last reference (cuCtxAttach). Only a current context can be
- * detached, and it is not current after its end. Its handle may be freed then, so it is not passed to the driver.
+ * Deprecated since CUDA 4. It ends the context when the last reference (cuCtxAttach) is dropped. Only a current context
+ * can be detached, and it is not current after its end. Its handle may then be freed, so it is not passed to the driver
+ * again.
  */
 VGPU_EXPORT CUresult cuCtxDetach(CUcontext ctx)
 {
@@ -323,7 +332,7 @@ VGPU_EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev)
     return result;
 }
 
-/* The primary context of a limited device, or NULL. Precondition: `creation` is held. */
+/* Returns the primary context of a limited device, or NULL. Precondition: the lock `creation` is held. */
 static struct device_contexts *primary_of(CUdevice dev, int *index)
 {
     bool limited;
@@ -333,7 +342,7 @@ static struct device_contexts *primary_of(CUdevice dev, int *index)
     return &contexts[*index];
 }
 
-/* Called before the driver may end it: libvgpu's own objects in the context are freed while it lives. */
+/* Called before the driver may end a primary context: libvgpu's own objects in it are freed while it is alive. */
 static void primary_ends(const struct device_contexts *known, int index)
 {
     vgpu_in_flight_forget(known->primary);
@@ -349,7 +358,10 @@ static void primary_ended(struct device_contexts *known, int index)
     vgpu_primary_ended(index);
 }
 
-/* Checks whether the primary context has ended: green contexts keep it too, and only the driver knows how long. */
+/*
+ * Checks whether the primary context has ended. Green contexts keep it alive too, and only the driver knows for how
+ * long.
+ */
 static void end_if_inactive(struct device_contexts *known, int index, CUdevice dev)
 {
     unsigned int flags;

@@ -1,6 +1,6 @@
 /*
- * copy.c: copies and memsets. From COPY_LEAST_BYTES on they pass the gate, with the weight of one launch for each MiB,
- * because they use the device's memory bandwidth and copy engines.
+ * copy.c: copies and memsets. If they are at least COPY_LEAST_BYTES large, they pass the gate, with the weight of one
+ * launch for each MiB, because they use the device's memory bandwidth and copy engines.
  */
 #include <stddef.h>
 #include <stdint.h>
@@ -27,7 +27,7 @@
         return result;                                                                       \
     } while (0)
 
-/* A function on `stream` and its twin for the per-thread default stream, whose name ends in `suffix`. */
+/* Defines a function on `stream`, and its twin for the per-thread default stream, whose name ends in `suffix`. */
 #define TWINS(symbol, suffix, stream, bytes, parameters, ...)     \
     VGPU_EXPORT CUresult symbol parameters                        \
     {                                                             \
@@ -138,11 +138,11 @@ ASYNC(cuMemcpyBatchAsync_v2, sum_of(sizes, count),
        size_t numAttrs, CUstream hStream),
       dsts, srcs, sizes, count, attrs, attrsIdxs, numAttrs, hStream)
 
-#define ELEMENT_BYTES_MAX 16u /* four channels of 32 bits */
+#define ELEMENT_BYTES_MAX 16u /* largest element of an array: four channels of 32 bits */
 
 /*
- * Bytes of copies in three dimensions. An extent counts elements, whose size the array knows; the largest size is
- * assumed, so that no such copy bypasses the gate. Between two pointers an element is a byte.
+ * Sums the bytes of copies in three dimensions. An extent counts elements, whose size only the array knows. The largest
+ * size is assumed, so that no such copy bypasses the gate. Between two pointers an element is a byte.
  */
 static uint64_t sum_of_3d(const CUDA_MEMCPY3D_BATCH_OP *copies, size_t count)
 {

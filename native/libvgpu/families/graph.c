@@ -1,4 +1,4 @@
-/* graph.c: the calls that make, run and end graphs with memory nodes. */
+/* graph.c: the calls that create, run and destroy graphs with memory nodes. */
 #include "graph_memory.h"
 
 #include "functions.h"

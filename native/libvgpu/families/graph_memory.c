@@ -13,28 +13,29 @@
 #include "source.h"
 #include "tenant.h"
 
-#define DEPTH_MAX 64 /* child graphs in child graphs */
+#define DEPTH_MAX 64 /* maximum nesting of child graphs */
 
-/* What an executable graph can add, by device of the lease. */
+/* The memory that an executable graph can add, by device of the lease. */
 struct vgpu_graph_need {
     uint64_t bytes[VGPU_MAX_DEVICES];
-    uint64_t unfreed; /* 0: the graph frees what it allocates; else the sum of mixed addresses that it leaves */
-    uint64_t bound;   /* the count of bindings at its last launch; 0: it has no memory */
-    uint64_t stream;  /* of its last launch */
+    /* 0: the graph frees what it allocates; otherwise a hash of the addresses that it leaves allocated */
+    uint64_t unfreed;
+    uint64_t bound;  /* value of `bindings` at the graph's last launch; 0: the graph has no memory */
+    uint64_t stream; /* stream of the graph's last launch */
 };
 
-static uint32_t any_memory; /* a graph of this process may allocate */
+static uint32_t any_memory; /* 1: a graph of this process may allocate */
 
-/* Of the graphs of this process; guarded by `lock`. */
+/* What is known about all graphs of this process; guarded by `lock`. */
 static struct {
-    uint64_t bindings;  /* counts what may take the memory of a graph from it */
-    uint64_t stream;    /* of the last launch */
-    uint32_t launching; /* launches whose claim relies on the memory that the driver holds */
+    uint64_t bindings;  /* increases whenever another graph may take the memory of a graph */
+    uint64_t stream;    /* stream of the last launch */
+    uint32_t launching; /* number of launches whose claim relies on memory that the driver already holds */
     uint32_t trimming;
     struct {
-        CUdevice ordinal; /* ordinal plus 1; 0: no graph has allocated there */
+        CUdevice ordinal; /* CUDA's ordinal of the device plus 1; 0: no graph has allocated there */
         uint64_t charged;
-        uint64_t needs; /* of all executable graphs, with those that were destroyed since the last trim: */
+        uint64_t needs; /* bytes that all executable graphs need, including those destroyed since the last trim */
         uint64_t gone;
     } of[VGPU_MAX_DEVICES];
 } graphs = {.bindings = 1};
@@ -58,9 +59,11 @@ bool vgpu_graph_captures(CUstream stream, int per_thread)
     return true;
 }
 
-/* --- the lock is held */
+/* --- below: the caller holds the lock */
 
-/* What the driver holds for graphs on a device now; if it does not say, the last figure. */
+/*
+ * Returns the bytes that the driver holds for graphs on a device now; if it does not report them, the last known value.
+ */
 static uint64_t held_on(int device)
 {
     cuuint64_t held = 0;
@@ -70,7 +73,10 @@ static uint64_t held_on(int device)
                : graphs.of[device].charged;
 }
 
-/* The most that a launch can add: were each graph in memory of its own, the driver would hold what all need. */
+/*
+ * Returns the most that a launch can add: if each graph had separate memory, the driver would hold what all graphs need
+ * together.
+ */
 static uint64_t addable(int device, uint64_t bytes)
 {
     uint64_t held = held_on(device);
@@ -79,7 +85,7 @@ static uint64_t addable(int device, uint64_t bytes)
     return graphs.trimming > 0 || bytes < missing ? bytes : missing;
 }
 
-/* Records a launch. True: the graph has its memory still. */
+/* Records a launch. Returns true if the graph still has its memory. */
 static bool bind(struct vgpu_graph_need *need, uint64_t stream)
 {
     bool has_it = need->bound == graphs.bindings && need->stream == stream && graphs.trimming == 0;
@@ -91,7 +97,7 @@ static bool bind(struct vgpu_graph_need *need, uint64_t stream)
     return has_it;
 }
 
-/* --- the lock is not held */
+/* --- below: the caller does not hold the lock */
 
 static bool settle(int device)
 {
@@ -127,7 +133,10 @@ static void trim_ended(void)
     pthread_mutex_unlock(&lock);
 }
 
-/* Makes the driver free what no graph uses now, unless a launch relies on it. True: some was freed. */
+/*
+ * Makes the driver free the memory that no graph uses now, unless a launch relies on it. Returns true if memory was
+ * freed.
+ */
 static bool give_back(int device)
 {
     if (none_made())
@@ -162,7 +171,7 @@ CUresult vgpu_graph_trim(CUdevice device)
     return result;
 }
 
-/* --- what a graph needs */
+/* --- the needs of a graph */
 
 static uint64_t mixed(CUdeviceptr address)
 {
@@ -170,7 +179,7 @@ static uint64_t mixed(CUdeviceptr address)
     return (word ^ word >> 32) * 0x9e3779b97f4a7c15u;
 }
 
-/* What one allocation node can add, and where. */
+/* Adds what one allocation node can allocate, and on which device. */
 static void add_node(CUgraphNode node, struct vgpu_graph_need *need)
 {
     CUDA_MEM_ALLOC_NODE_PARAMS parameters;
@@ -219,8 +228,10 @@ static void add_graph(CUgraph graph, struct vgpu_graph_need *need, int depth)
     free(nodes);
 }
 
-/* All that a graph can add. The driver takes memory for the whole of it (measured on an H200: 64 nodes of 1 MiB take
- * 64 MiB). */
+/*
+ * Returns all that a graph can add. The driver takes memory for the whole graph (measured on an H200: 64 nodes of 1 MiB
+ * take 64 MiB).
+ */
 static struct vgpu_graph_need need_of(CUgraph graph)
 {
     struct vgpu_graph_need need = {0};
@@ -230,7 +241,7 @@ static struct vgpu_graph_need need_of(CUgraph graph)
     return need;
 }
 
-/* The devices on which the graph allocates, as bits. */
+/* Returns the devices on which the graph allocates, as bits. */
 static uint32_t devices_of(const struct vgpu_graph_need *need)
 {
     uint32_t devices = 0;
@@ -257,10 +268,10 @@ CUresult vgpu_graph_instantiated(CUresult result, const CUgraphExec *exec, CUgra
     bool limited;
     if (result != CUDA_SUCCESS || none_made() || vgpu_tenant_enter(&limited) != CUDA_SUCCESS || !limited)
         return result;
-    vgpu_graph_forget(*exec); /* one that ended with its context had the same handle */
+    vgpu_graph_forget(*exec); /* an executable graph that ended with its context may have had the same handle */
     struct vgpu_graph_need *need = malloc(sizeof(*need));
     if (need == NULL)
-        return result; /* its memory is counted after each launch */
+        return result; /* the graph's memory is then counted only after each launch */
     *need = need_of(graph);
     struct vgpu_entry entry = {.kind = VGPU_KIND_GRAPH, .key = (uint64_t)(uintptr_t)*exec, .owner = need};
     if (devices_of(need) == 0 || !vgpu_table_put(&entry)) {
@@ -274,9 +285,9 @@ CUresult vgpu_graph_instantiated(CUresult result, const CUgraphExec *exec, CUgra
     return result;
 }
 
-/* --- claims */
+/* --- claims of launches */
 
-/* Charges what the driver holds now, and gives the claims back. */
+/* Charges the bytes that the driver holds now, and removes the claims. */
 static void undo(struct vgpu_graph_charge *charge, CUresult result)
 {
     for (int d = 0; d < (int)VGPU_MAX_DEVICES; d++)
@@ -301,7 +312,7 @@ static void set_launching(bool launching)
     pthread_mutex_unlock(&lock);
 }
 
-/* Claims on each device what the launch can add; on success it counts as launching. */
+/* Claims the bytes that the launch can add on each device. On success the launch counts as in progress. */
 static CUresult claim_once(struct vgpu_graph_charge *charge, const struct vgpu_graph_need *need)
 {
     CUresult result = CUDA_SUCCESS;
@@ -329,7 +340,7 @@ static CUresult claim(struct vgpu_graph_charge *charge, const struct vgpu_graph_
     return came ? claim_once(charge, need) : result;
 }
 
-/* The stream as a word that no other stream has; a thread's own stream gets another one each time. */
+/* Returns a word that identifies the stream. A thread's own stream gets a new word each time. */
 static uint64_t word_of(CUstream stream, int per_thread)
 {
     static uint64_t own;

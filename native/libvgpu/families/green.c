@@ -1,7 +1,8 @@
 /*
  * green.c: green contexts. A green context retains the primary context of its device, and creates it if needed, so that
- * is claimed as if the program had retained it. Its own memory is claimed at the size that one of 16 SMs had on an
- * H200, and then read from NVML. Memory that is allocated while it is current belongs to the primary context.
+ * context is claimed as if the program had retained it. The green context's own memory is claimed at the size that one
+ * of 16 SMs had on an H200, and then read from NVML. Memory that is allocated while it is current belongs to the
+ * primary context.
  */
 #include "suspended.h"
 #include "capture.h"
@@ -30,7 +31,7 @@ static void note(CUcontext context)
     vgpu_primary_note(context, primary, index);
 }
 
-/* Precondition: the caller keeps the primary context. */
+/* Makes a green context. Precondition: the caller keeps the primary context alive. */
 static CUresult create(CUgreenCtx *green, CUdevResourceDesc desc, CUdevice dev, unsigned int flags)
 {
     struct vgpu_charge charge;
@@ -40,7 +41,7 @@ static CUresult create(CUgreenCtx *green, CUdevResourceDesc desc, CUdevice dev, 
     result = CALL(cuGreenCtxCreate, green, desc, dev, flags);
     bool fits = result != CUDA_SUCCESS || !charge.active || !vgpu_overhead_look(charge.device, charge.bytes) ||
                 vgpu_overhead_within_limit(charge.device);
-    if (!fits) { /* it took more than was claimed */
+    if (!fits) { /* the green context took more than was claimed */
         CALL(cuGreenCtxDestroy, *green);
         vgpu_overhead_look(charge.device, charge.bytes);
     }
@@ -52,7 +53,7 @@ VGPU_EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *phCtx, CUdevResourceDesc desc,
 {
     vgpu_suspended_call();
     CUcontext primary;
-    CUresult result = cuDevicePrimaryCtxRetain(&primary, dev); /* libvgpu's wrapper, which claims memory */
+    CUresult result = cuDevicePrimaryCtxRetain(&primary, dev); /* this calls libvgpu's wrapper, which claims memory */
     if (result != CUDA_SUCCESS)
         return result;
     result = create(phCtx, desc, dev, flags);
@@ -71,7 +72,7 @@ VGPU_EXPORT CUresult cuCtxFromGreenCtx(CUcontext *pContext, CUgreenCtx hCtx)
     return result;
 }
 
-/* The device of a green context; false: it has none, which the driver reports. */
+/* Finds the device of a green context. Returns false if it has none; the driver then reports the error. */
 static bool device_of(CUgreenCtx green, CUcontext *context, CUdevice *device)
 {
     return green != NULL && CALL(cuCtxFromGreenCtx, context, green) == CUDA_SUCCESS &&

@@ -1,4 +1,7 @@
-/* launch.c: kernels and graphs. Each launch passes the gate; a launch that is captured into a graph is not delayed. */
+/*
+ * launch.c: launches of kernels and graphs. Each launch passes the gate; a launch that is captured into a graph is not
+ * delayed.
+ */
 #include "suspended.h"
 #include "functions.h"
 #include "gate.h"
@@ -8,7 +11,8 @@
 #include "tenant.h"
 
 #define KERNEL_WEIGHT 1u
-#define GRAPH_WEIGHT 16u /* a graph is checked at nearly each launch: it may contain one kernel or thousands */
+/* weight of a graph, so that it is checked at nearly each launch: it may contain one kernel or thousands */
+#define GRAPH_WEIGHT 16u
 
 #define LAUNCH_BODY(weight, stream, per_thread, symbol, ...)          \
     do {                                                              \
@@ -54,7 +58,7 @@ LAUNCH_KERNEL_EX(cuLaunchKernelEx_ptsz, 1)
 LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel, 0)
 LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel_ptsz, 1)
 
-/* Records all devices of the launch, because its slice must include all of them. */
+/* Records all devices of a launch on several devices, because its slice must include all of them. */
 static CUresult touch_all(const CUDA_LAUNCH_PARAMS *list, unsigned int count)
 {
     bool limited;
@@ -93,7 +97,7 @@ VGPU_EXPORT CUresult cuLaunchGridAsync(CUfunction f, int grid_width, int grid_he
     LAUNCH_BODY(KERNEL_WEIGHT, hStream, 0, cuLaunchGridAsync, f, grid_width, grid_height, hStream);
 }
 
-/* What a graph allocates when it runs is claimed before its launch: see graph_memory.h. */
+/* Before a graph's launch, the memory that it allocates when it runs is claimed: see graph_memory.h. */
 #define LAUNCH_GRAPH(symbol, per_thread)                                              \
     static CUresult gated_##symbol(CUgraphExec hGraphExec, CUstream hStream)          \
     {                                                                                 \

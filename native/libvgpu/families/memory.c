@@ -1,10 +1,13 @@
-/* memory.c: plain allocations. */
+/* memory.c: plain allocations, such as cuMemAlloc. */
 #include "suspended.h"
 #include "charge.h"
 #include "functions.h"
 #include "evictable.h"
 
-/* The first version of these calls has 32-bit pointers and sizes; both have the same form otherwise. */
+/*
+ * Allocates memory. The first version of these calls has 32-bit pointers and sizes; otherwise all versions have the
+ * same form.
+ */
 #define ALLOC_BODY(symbol, free_symbol, kind, pointer, bytes, evictable, ...)                                       \
     do {                                                                                                            \
         struct vgpu_charge charge;                                                                                  \
@@ -39,7 +42,7 @@ VGPU_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsig
     ALLOC_BODY(cuMemAllocManaged, cuMemFree_v2, VGPU_KIND_MANAGED, dptr, bytesize, false, dptr, bytesize, flags);
 }
 
-/* The driver chooses the pitch: a guess of its alignment is claimed, and the difference settled afterwards. */
+/* The driver chooses the pitch. The claim uses this guess of its alignment; the difference is settled afterwards. */
 #define PITCH_GUESS_BYTES 512u
 
 static uint64_t times(uint64_t a, uint64_t b)
@@ -118,7 +121,7 @@ VGPU_EXPORT CUresult cuMemFree_v2(CUdeviceptr dptr)
     return result;
 }
 
-/* For memory in several chunks the driver would report only one chunk. */
+/* Answers for evictable memory itself, because for memory in several chunks the driver would report only one chunk. */
 VGPU_EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *pbase, size_t *psize, CUdeviceptr dptr)
 {
     if (vgpu_evictable_range(dptr, pbase, psize))

@@ -1,10 +1,10 @@
 /*
  * module.c: the memory of code: globals, the heap and buffers of device functions, local memory.
  *
- * A module's memory is known when it is loaded: one that passes the limit is unloaded again. Local memory is a pool of
- * each context, large enough for the most demanding function that ran, on all threads that fit on the device: 16 KiB a
- * thread are 4.2 GiB on an H200. The driver enlarges it at the launch, which cannot be refused; so libvgpu enlarges it
- * when the function is looked up, through the same limit that the driver uses (CU_LIMIT_STACK_SIZE).
+ * A module's memory is known when it is loaded; a module that exceeds the limit is unloaded again. Local memory is a
+ * pool of each context, large enough for the most demanding function that ran, on all threads that fit on the device:
+ * 16 KiB per thread are 4.2 GiB on an H200. The driver enlarges it at the launch, which cannot be refused. So libvgpu
+ * enlarges it when the function is looked up, through the same limit that the driver uses (CU_LIMIT_STACK_SIZE).
  */
 #include "module.h"
 
@@ -18,8 +18,10 @@
 #include "driver_overhead.h"
 #include "tenant.h"
 
-/* Handles of functions whose memory was measured, by hash. A program may look a function up before each launch (NCCL
- * does), and a measurement takes about 100 us. A collision costs one more measurement. */
+/*
+ * Handles of functions whose memory was measured, by hash. A program may look up a function before each launch (NCCL
+ * does), and a measurement takes about 100 us. A collision costs one more measurement.
+ */
 #define MEASURED_BITS 10
 static uint64_t measured[1u << MEASURED_BITS];
 
@@ -39,7 +41,7 @@ static bool is_measured(CUfunction function)
     return __atomic_load_n(place_of(function), __ATOMIC_RELAXED) == (uint64_t)(uintptr_t)function;
 }
 
-/* Index in the lease of the current context's device, or VGPU_NOT_IN_LEASE. */
+/* Returns the index in the lease of the current context's device, or VGPU_NOT_IN_LEASE. */
 static int limited_device(CUdevice *device)
 {
     bool limited;
@@ -49,8 +51,8 @@ static int limited_device(CUdevice *device)
 }
 
 /*
- * Called after a call that made the driver allocate memory: false if that exceeded the limit. Lazily loaded code comes
- * later, so the next allocation checks again.
+ * Called after a call that made the driver allocate memory. Returns false if that exceeded the limit. Code that is
+ * loaded lazily comes later, so the next allocation checks again.
  */
 static bool fits(CUresult result)
 {
@@ -147,7 +149,10 @@ VGPU_EXPORT CUresult cuLibraryUnload(CUlibrary library)
     return unloaded(CALL(cuLibraryUnload, library));
 }
 
-/* Threads that a device runs at once, for which local memory is made; 0 if the driver does not report it. */
+/*
+ * Returns the number of threads that a device runs at once, for which local memory is made; 0 if the driver does not
+ * report it.
+ */
 static uint64_t resident_threads(CUdevice device)
 {
     int a_processor = 0;
@@ -173,8 +178,9 @@ static CUresult grow_local(int index, CUdevice device, size_t from, size_t to)
 }
 
 /*
- * Makes the local memory that a function needs. False: the launch makes it, outside of the lease or during a capture,
- * which a change of limits would end; libvgpu measures it afterwards. *result: CUDA_ERROR_OUT_OF_MEMORY over the limit.
+ * Makes the local memory that a function needs. Returns false if the launch has to make it: outside of the lease, or
+ * during a capture, which a change of limits would end; libvgpu measures it afterwards. *result is
+ * CUDA_ERROR_OUT_OF_MEMORY above the limit.
  */
 static bool make_local(CUresult asked, int local_bytes, CUresult *result)
 {
@@ -184,7 +190,7 @@ static bool make_local(CUresult asked, int local_bytes, CUresult *result)
     *result = CUDA_SUCCESS;
     if (index == VGPU_NOT_IN_LEASE)
         return false;
-    vgpu_overhead_later(index); /* the launch may load the code */
+    vgpu_overhead_later(index); /* the code may be loaded only at the launch, so the memory is measured later */
     if (asked != CUDA_SUCCESS || vgpu_capture_any() || CALL(cuCtxGetLimit, &now, CU_LIMIT_STACK_SIZE) != CUDA_SUCCESS)
         return false;
     CUresult grown = local_bytes > 0 && (size_t)local_bytes > now ? grow_local(index, device, now, (size_t)local_bytes)
@@ -219,7 +225,7 @@ VGPU_EXPORT CUresult cuKernelGetFunction(CUfunction *pFunc, CUkernel kernel)
     return looked_up(result, result == CUDA_SUCCESS ? *pFunc : NULL);
 }
 
-/* A kernel belongs to no context: its memory is measured each time, on the current device. */
+/* A kernel belongs to no context, so its memory is measured each time, on the current device. */
 VGPU_EXPORT CUresult cuLibraryGetKernel(CUkernel *pKernel, CUlibrary library, const char *name)
 {
     vgpu_suspended_call();
@@ -233,7 +239,7 @@ VGPU_EXPORT CUresult cuLibraryGetKernel(CUkernel *pKernel, CUlibrary library, co
     return result;
 }
 
-/* The stack is resized at once; the other limits take effect when a module that uses them is loaded. */
+/* The stack is resized at once. The other limits take effect when a module that uses them is loaded. */
 VGPU_EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value)
 {
     vgpu_suspended_call();
@@ -245,7 +251,7 @@ VGPU_EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value)
     if (limit == CU_LIMIT_STACK_SIZE && CALL(cuCtxGetLimit, &now, limit) == CUDA_SUCCESS && value > now)
         return grow_local(index, device, now, value);
     CUresult result = CALL(cuCtxSetLimit, limit, value);
-    vgpu_module_forget(); /* the stack may be smaller now: measure each function again */
+    vgpu_module_forget(); /* the stack may be smaller now, so each function is measured again */
     vgpu_overhead_look(index, 0);
     return result;
 }

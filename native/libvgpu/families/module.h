@@ -1,10 +1,10 @@
-/* module.h: the cache of measured functions. */
+/* module.h: the cache of functions whose memory was measured. */
 #ifndef VGPU_MODULE_H
 #define VGPU_MODULE_H
 
 /*
- * Empties the cache. Call it after handles of functions have become invalid, because the driver reuses handles. A
- * lookup that races with the end of a module may stay unmeasured until the next measurement.
+ * Empties the cache. Must be called after handles of functions have become invalid, because the driver reuses handles.
+ * A lookup that races with the end of a module may stay unmeasured until the next measurement.
  */
 void vgpu_module_forget(void);
 

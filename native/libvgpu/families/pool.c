@@ -1,7 +1,7 @@
 /*
  * pool.c: stream-ordered allocations and memory pools. The most by which a request can enlarge its pool is claimed
- * before the driver's call; afterwards the pool's own figure is charged. So pointers need no entries, and a free costs
- * nothing.
+ * before the driver's call; afterwards the pool's own figure is charged. So libvgpu needs no record of each pointer,
+ * and a free costs nothing.
  */
 #include "pool.h"
 
@@ -23,20 +23,23 @@
 
 struct pool {
     CUmemoryPool handle;
-    int device;       /* index in the lease */
-    bool unseen;      /* managed memory: NVML does not count it for the process */
-    uint64_t charged; /* `mutex` guards writes */
+    int device;       /* index of the device in the lease */
+    bool unseen;      /* the pool has managed memory, which NVML does not count for the process */
+    uint64_t charged; /* bytes charged for the pool; `mutex` guards writes */
     pthread_mutex_t mutex;
     struct pool *next;
 };
 
-static struct pool *pools; /* guarded by `list` */
+static struct pool *pools; /* list of known pools; guarded by `list` */
 static pthread_mutex_t list = PTHREAD_MUTEX_INITIALIZER;
-static struct pool *current[VGPU_MAX_DEVICES]; /* the pool of cuMemAllocAsync; NULL: ask the driver */
-static uint32_t holding;                       /* number of pools that were ever charged */
+/* for each device the pool that cuMemAllocAsync uses; NULL: the driver must be asked */
+static struct pool *current[VGPU_MAX_DEVICES];
+static uint32_t holding; /* number of pools that were ever charged */
 
-/* This call is unsafe during a capture, as is cuMemPoolTrimTo: it invalidates a capture that this thread began on
- * another stream. So libvgpu makes both in relaxed mode. */
+/*
+ * Reads an attribute of a pool. This call is unsafe during a capture, as is cuMemPoolTrimTo: it invalidates a capture
+ * that this thread began on another stream. So libvgpu makes both calls in relaxed mode.
+ */
 static uint64_t attribute(CUmemoryPool pool, CUmemPool_attribute which)
 {
     cuuint64_t value = 0;
@@ -46,7 +49,7 @@ static uint64_t attribute(CUmemoryPool pool, CUmemPool_attribute which)
     return result == CUDA_SUCCESS ? value : 0;
 }
 
-/* Charges the pool's present size. True: it had not changed. */
+/* Charges the pool's present size. Returns true if it had not changed. */
 static bool settle(struct pool *pool)
 {
     struct vgpu_account *account = vgpu_tenant_account();
@@ -76,7 +79,10 @@ static struct pool *find(CUmemoryPool handle)
     return vgpu_table_get(VGPU_KIND_POOL, (uint64_t)(uintptr_t)handle, &entry) ? entry.owner : NULL;
 }
 
-/* The record of a pool, made at its first use; NULL: no memory for it, or not a device of the lease. */
+/*
+ * Returns the record of a pool, made at its first use; NULL if there is no memory for it, or the device is not in the
+ * lease.
+ */
 static struct pool *note(CUmemoryPool handle, int device, bool unseen)
 {
     if (device == VGPU_NOT_IN_LEASE)
@@ -98,7 +104,7 @@ static struct pool *note(CUmemoryPool handle, int device, bool unseen)
     return pool;
 }
 
-/* The pool from which a plain stream-ordered request on the device allocates. */
+/* Returns the pool from which a plain stream-ordered request on the device allocates. */
 static struct pool *current_pool(int device, CUdevice cuda_device)
 {
     CUmemoryPool handle;
@@ -165,10 +171,10 @@ static void reset(void)
 }
 VGPU_IN_CHILD(reset);
 
-/* The state of a stream-ordered request, in addition to its claim. */
+/* The state of a stream-ordered request: its claim and its pool. */
 struct request {
     struct vgpu_charge charge;
-    struct pool *pool; /* NULL: not limited */
+    struct pool *pool; /* NULL: the request is not limited */
 };
 
 static CUresult claim(struct request *request, struct pool *pool, uint64_t bytes)
@@ -181,14 +187,17 @@ static CUresult claim(struct request *request, struct pool *pool, uint64_t bytes
     return result;
 }
 
-/* While a stream is captured, the request becomes a node of a graph: see graph.c. */
+/*
+ * Begins a stream-ordered request. While the stream is being captured, the request becomes a node of a graph: see
+ * graph.c.
+ */
 static CUresult begin(struct request *request, CUstream stream, int per_thread, uint64_t bytes)
 {
     CUdevice device = 0;
     bool limited;
     CUresult result = vgpu_tenant_enter(&limited);
     request->pool = NULL;
-    vgpu_suspended_check(); /* before any call of the driver */
+    vgpu_suspended_check(); /* a suspended process must wait here, before any call of the driver */
     if (result != CUDA_SUCCESS || !limited || vgpu_graph_captures(stream, per_thread))
         return result;
     int index = vgpu_device_alone();
@@ -237,7 +246,7 @@ static CUresult end(struct request *request, CUresult result)
         return result != CUDA_SUCCESS ? result : end(&request, CALL(symbol, dptr, bytesize, pool, hStream)); \
     }
 
-/* Memory of cuMemAlloc can be freed in stream order too. */
+/* Frees memory in stream order. Memory of cuMemAlloc can be freed so too. */
 #define FREE_ASYNC(symbol, per_thread)                                     \
     VGPU_EXPORT CUresult symbol(CUdeviceptr dptr, CUstream hStream)        \
     {                                                                      \
@@ -259,7 +268,7 @@ ALLOC_FROM_POOL(cuMemAllocFromPoolAsync_ptsz, 1)
 FREE_ASYNC(cuMemFreeAsync, 0)
 FREE_ASYNC(cuMemFreeAsync_ptsz, 1)
 
-/* Records a pool at a location; a pool in host memory is not limited. */
+/* Records a pool at a location. A pool in host memory is not limited. */
 static void note_at(CUmemoryPool pool, const CUmemLocation *location, CUmemAllocationType type)
 {
     bool limited;
@@ -272,7 +281,7 @@ static void note_of_device(CUmemoryPool pool, CUdevice device)
     note_at(pool, &(CUmemLocation){.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device}, CU_MEM_ALLOCATION_TYPE_PINNED);
 }
 
-/* Is the pool a limited tenant's, on a device outside of its lease? */
+/* Is the process limited, and is the pool on a device outside of its lease? */
 static bool is_outside(const CUmemPoolProps *props)
 {
     bool limited;
@@ -285,7 +294,7 @@ VGPU_EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *p
 {
     vgpu_suspended_call();
     if (is_outside(poolProps))
-        return CUDA_ERROR_NOT_PERMITTED; /* as for cuMemCreate: its memory would be charged to no lease */
+        return CUDA_ERROR_NOT_PERMITTED; /* as for cuMemCreate: such memory would be charged to no lease */
     CUresult result = CALL(cuMemPoolCreate, pool, poolProps);
     if (result == CUDA_SUCCESS)
         note_at(*pool, &poolProps->location, poolProps->allocType);
@@ -308,7 +317,10 @@ static struct pool *forget(CUmemoryPool handle)
     return entry.owner;
 }
 
-/* Memory that was not freed before, or whose free is still pending, stays until then, and is measured. */
+/*
+ * Destroys a pool. Memory that was not freed before, or whose free is still pending, stays until it is freed, and is
+ * measured.
+ */
 VGPU_EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool)
 {
     vgpu_suspended_call();
@@ -324,7 +336,7 @@ VGPU_EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool)
         vgpu_account_release(vgpu_tenant_account(), (unsigned)known->device, known->charged);
         vgpu_overhead_unseen(known->device, -(int64_t)known->charged);
     } else if (known->charged > 0) {
-        /* not with `list` held, because a measurement needs `list` */
+        /* called without `list` held, because a measurement needs `list` */
         vgpu_overhead_instead(known->device, known->charged);
     }
     vgpu_overhead_changed();

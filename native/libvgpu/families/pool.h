@@ -1,6 +1,6 @@
 /*
- * pool.h: memory pools. A pool is charged for the memory that it has reserved on the card, by the driver's figure,
- * which NVML counts too: live requests, memory kept for later, and the rounding to its blocks.
+ * pool.h: memory pools. A pool is charged for the memory that it has reserved on the card, by the driver's figure. NVML
+ * counts the same memory: live requests, memory kept for later, and the rounding to the pool's blocks.
  *
  * Any thread may call this function.
  */
@@ -10,10 +10,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* A pool grows by 32 MiB blocks, by no more than the request needs (measured on an H200, driver 580). */
+/* A pool grows in blocks of 32 MiB, by no more than the request needs (measured on an H200, driver 580). */
 #define VGPU_POOL_GRAIN (32u << 20)
 
-/* Called after a synchronisation, when pools give memory back. Costs one load unless a pool holds memory. */
+/* Called after a synchronisation, when pools return memory to the driver. Costs one load if no pool holds memory. */
 void vgpu_pool_synchronised(void);
 
 #endif

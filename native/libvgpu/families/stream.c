@@ -1,6 +1,6 @@
 /*
- * stream.c: streams and synchronisation. A stream takes about 560 KiB on an H200, which stay with the context when the
- * stream is destroyed, and are measured. At a synchronisation pools give memory back.
+ * stream.c: streams and synchronisation. A stream takes about 560 KiB on an H200. This memory stays with the context
+ * when the stream is destroyed, and is measured. At a synchronisation, pools return memory to the driver.
  */
 #include "suspended.h"
 #include "charge.h"
@@ -18,7 +18,7 @@ static CUresult made(struct vgpu_charge *charge, CUresult result)
     return result;
 }
 
-/* A page is claimed: a stream's memory may fit into an existing page, or need one more. */
+/* Creates a stream. One page is claimed, because a stream's memory may fit into an existing page, or need one more. */
 #define CREATE_BODY(symbol, ...)                                                             \
     do {                                                                                     \
         struct vgpu_charge charge;                                                           \
@@ -36,7 +36,10 @@ VGPU_EXPORT CUresult cuStreamCreateWithPriority(CUstream *phStream, unsigned int
     CREATE_BODY(cuStreamCreateWithPriority, phStream, flags, priority);
 }
 
-/* Updates the memory that NVML and other processes see when the work has finished. */
+/*
+ * Called after a synchronisation: updates the charge for memory that NVML and other processes see once the work has
+ * finished.
+ */
 static CUresult synchronised(CUresult result)
 {
     uint32_t left = __atomic_load_n(&vgpu_overhead_left, __ATOMIC_RELAXED);

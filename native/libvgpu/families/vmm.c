@@ -1,8 +1,8 @@
 /*
  * vmm.c: virtual memory management. Physical memory lives as long as a handle or a mapping refers to it, so the charge
- * belongs to a block that counts both. In a lease with evictable memory the program has a name in place of the driver's
- * handle (physical.h): every call that takes a handle translates it, and one that lets others keep the memory fixes it
- * on the card.
+ * belongs to a block that counts both. In a lease with evictable memory the program gets a name in place of the
+ * driver's handle (physical.h). Every call that takes a handle translates it. A call that lets others keep the memory
+ * fixes the memory on the card.
  */
 #include <pthread.h>
 #include <stdlib.h>
@@ -20,13 +20,13 @@
 
 struct block {
     uint64_t bytes;
-    int device; /* index in the lease */
+    int device; /* index of the device in the lease */
     uint32_t handles;
     uint32_t mappings;
-    struct vgpu_allocation *memory; /* NULL: the program has the driver's handle */
+    struct vgpu_allocation *memory; /* NULL: the program has the driver's handle itself */
     CUmemGenericAllocationHandle name;
-    bool shared;  /* it was exported or bound: it stays on the card */
-    bool partial; /* it is not mapped whole at one address: it stays until it is unmapped */
+    bool shared;  /* the memory was exported or bound, so it stays on the card */
+    bool partial; /* the memory is not mapped as a whole at one address, so it stays on the card until it is unmapped */
 };
 
 static pthread_mutex_t blocks = PTHREAD_MUTEX_INITIALIZER; /* guards the counts of all blocks */
@@ -37,7 +37,7 @@ static void reset(void)
 }
 VGPU_IN_CHILD(reset);
 
-/* Enters (swap.h), so that the memory is on the card until the caller leaves, and locks `blocks`. */
+/* Enters the section of swap.h, so that the memory stays on the card until the caller leaves, and locks `blocks`. */
 static bool lock_blocks(void)
 {
     bool inside = vgpu_swap_enter();
@@ -57,7 +57,7 @@ static struct block *block_of(CUmemGenericAllocationHandle handle)
     return vgpu_table_get(VGPU_KIND_HANDLE, handle, &entry) ? entry.owner : NULL;
 }
 
-/* The driver's handle for the program's. */
+/* Returns the driver's handle for the program's handle. */
 static CUmemGenericAllocationHandle real_of(CUmemGenericAllocationHandle handle)
 {
     const struct block *block = block_of(handle);
@@ -77,7 +77,7 @@ static void fix_shared(struct block *block)
         block->shared = true;
 }
 
-/* Frees the block if no handle and no mapping refers to it. Precondition: `blocks` is held. */
+/* Frees the block if no handle and no mapping refers to it. Precondition: the lock `blocks` is held. */
 static void let_go(struct block *block)
 {
     if (block->mappings == 0)
@@ -98,7 +98,7 @@ static struct vgpu_entry handle_entry(CUmemGenericAllocationHandle handle, struc
     return (struct vgpu_entry){.kind = VGPU_KIND_HANDLE, .key = handle, .owner = block};
 }
 
-/* Asks the driver for the block's memory; *handle is the program's. */
+/* Makes the driver allocate the block's memory. *handle becomes the program's handle. */
 static CUresult create(struct block *block, CUmemGenericAllocationHandle *handle, size_t size,
                        const CUmemAllocationProp *prop, unsigned long long flags)
 {
@@ -116,7 +116,7 @@ static CUresult create(struct block *block, CUmemGenericAllocationHandle *handle
     return CUDA_SUCCESS;
 }
 
-/* Remembers the block of a new handle, which it frees if that fails. */
+/* Records the block of a new handle. If that fails, the block is freed. */
 static CUresult keep_block(struct block *block, struct vgpu_charge *charge, CUmemGenericAllocationHandle handle)
 {
     bool keep;
@@ -162,8 +162,8 @@ VGPU_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t si
 }
 
 /*
- * The driver returns the same handle for another reference: the block counts these, and the entry is removed with the
- * last.
+ * For another reference the driver returns the same handle. The block counts references, and the entry is removed with
+ * the last.
  */
 VGPU_EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 {
@@ -173,7 +173,7 @@ VGPU_EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
     vgpu_overhead_free_begins();
     bool known = vgpu_table_take(VGPU_KIND_HANDLE, handle, &entry);
     struct block *block = known ? entry.owner : NULL;
-    bool named = known && block->memory != NULL; /* the block has the driver's handle until it is freed */
+    bool named = known && block->memory != NULL; /* the block keeps the driver's handle until it is freed */
     CUresult result = named ? CUDA_SUCCESS : CALL(cuMemRelease, handle);
     if (known) {
         if (result == CUDA_SUCCESS)
@@ -192,7 +192,7 @@ VGPU_EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *h
     vgpu_suspended_call();
     struct vgpu_entry mapping;
     if (vgpu_evictable_range((CUdeviceptr)(uintptr_t)addr, NULL, NULL))
-        return CUDA_ERROR_INVALID_VALUE; /* as for any plain memory */
+        return CUDA_ERROR_INVALID_VALUE; /* the same error as for any plain memory */
     bool inside = lock_blocks();
     bool known = vgpu_table_holding(VGPU_KIND_MAPPING, (uint64_t)(uintptr_t)addr, &mapping) && mapping.owner != NULL;
     struct block *block = known ? mapping.owner : NULL;
@@ -210,8 +210,8 @@ VGPU_EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *h
 }
 
 /*
- * Records a mapping of a block, or of memory that another process is charged for (NULL): its place is needed when one
- * unmap covers both. Precondition: `blocks` is held.
+ * Records a mapping of a block, or of memory for which another process is charged (NULL): its place is needed when one
+ * unmap covers both. Precondition: the lock `blocks` is held.
  */
 static void note_mapping(CUdeviceptr at, size_t bytes, struct block *block)
 {
@@ -239,7 +239,7 @@ VGPU_EXPORT CUresult cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmem
     return result;
 }
 
-/* Visits the block of each mapping in a range, up to the first address that is not the start of one. */
+/* Visits the block of each mapping in a range, up to the first address that is not the start of a mapping. */
 static void each_block(CUdeviceptr ptr, size_t size, void (*visit)(struct block *block, CUdeviceptr base, int device),
                        int device)
 {
@@ -257,7 +257,10 @@ static void stay(struct block *block, CUdeviceptr base, int device)
     fix(block);
 }
 
-/* `device` alone may read and write it: the access that memory has when it comes back. */
+/*
+ * Called when only `device` may read and write the memory, which is the access that memory has after it comes back.
+ * Otherwise the memory is fixed on the card.
+ */
 static void move_freely(struct block *block, CUdeviceptr base, int device)
 {
     if (block->memory == NULL || block->shared || block->partial || block->memory->prop.location.id != device)
@@ -284,7 +287,7 @@ VGPU_EXPORT CUresult cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAcc
     return result;
 }
 
-/* One unmap may cover several adjacent mappings, each of them whole. */
+/* Unmaps a range. One call may cover several adjacent mappings, each of them as a whole. */
 VGPU_EXPORT CUresult cuMemUnmap(CUdeviceptr ptr, size_t size)
 {
     vgpu_suspended_call();
@@ -320,9 +323,9 @@ VGPU_EXPORT CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp 
     return result;
 }
 
-/* --- calls by which others than this process's mappings use the memory, which stays on the card from then on */
+/* --- calls after which the memory must stay on the card, because not only this process's mappings use it */
 
-/* The call that `__VA_ARGS__` makes, on the memory of a handle. */
+/* Makes the call of `__VA_ARGS__` on the memory of a handle, and fixes the memory on the card. */
 #define SHARE(handle, symbol, ...)                   \
     do {                                             \
         vgpu_suspended_call();                       \
@@ -361,7 +364,7 @@ VGPU_EXPORT CUresult cuLogicalEndpointBindMem(CUlogicalEndpointId leId, CUdevice
     SHARE(memHandle, cuLogicalEndpointBindMem, leId, dev, offset, real_of(memHandle), memOffset, size, flags);
 }
 
-/* Maps parts of the memory of several handles into arrays. */
+/* Maps parts of the memory of several handles into arrays, and fixes the memory on the card. */
 #define MAP_ARRAYS(symbol)                                                                              \
     do {                                                                                                \
         vgpu_suspended_call();                                                                          \
@@ -388,7 +391,7 @@ VGPU_EXPORT CUresult cuMemMapArrayAsync_ptsz(CUarrayMapInfo *mapInfoList, unsign
     MAP_ARRAYS(cuMemMapArrayAsync_ptsz);
 }
 
-/* The same for the mappings of a range. Plain evictable memory is in chunks, and cannot be shared. */
+/* As SHARE, for the mappings of a range. Plain evictable memory is in chunks, and cannot be shared. */
 #define SHARE_RANGE(ptr, size, symbol, ...)                                  \
     do {                                                                     \
         vgpu_suspended_call();                                               \
@@ -409,7 +412,7 @@ static void share(struct block *block, CUdeviceptr base, int device)
     fix_shared(block);
 }
 
-/* The first of the mappings may begin before the range. */
+/* Fixes the memory of a range on the card. The first of its mappings may begin before the range. */
 static void share_range(CUdeviceptr ptr, size_t size)
 {
     struct vgpu_entry first;

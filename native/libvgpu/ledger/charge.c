@@ -10,14 +10,14 @@
 #include "tenant.h"
 
 /*
- * Before a refusal, frees memory that this process's pools hold unused, as the driver does on a full card, and memory
- * of dead processes (cleared here, or by the arbiter within 100 ms).
+ * Claims bytes. Before a refusal, it frees memory that this process's pools hold unused, as the driver does on a full
+ * card, and memory of dead processes (cleared here, or by the arbiter within 100 ms).
  */
 static bool reserve(int device, uint64_t bytes)
 {
     struct vgpu_account *account = vgpu_tenant_account();
     unsigned d = (unsigned)device;
-    vgpu_suspended_check(); /* while the lease is suspended, free memory is not known */
+    vgpu_suspended_check(); /* waits here, because the free memory is not known while the lease is suspended */
     uint64_t limit = vgpu_tenant_limit(d);
     if (vgpu_account_reserve(account, d, bytes, limit))
         return true;
@@ -27,7 +27,8 @@ static bool reserve(int device, uint64_t bytes)
         return true;
     vgpu_tenant_reclaim();
     if (vgpu_account_reserve(account, d, bytes,
-                             limit)) /* the arbiter may have cleared a slot before this process looked */
+                             /* tries again, because the arbiter may have cleared a slot before this process looked */
+                             limit))
         return true;
     vgpu_account_refused(account, d);
     return false;
@@ -95,7 +96,7 @@ void vgpu_charge_undo(struct vgpu_charge *charge, CUresult result)
     charge->active = false;
 }
 
-/* Settles a claim for `kept` bytes. */
+/* Settles a claim: `kept` bytes of it stay charged. */
 static void settle(struct vgpu_charge *charge, uint64_t kept)
 {
     VGPU_ASSERT(charge->active && charge->device >= 0 && charge->device < (int)vgpu_tenant_devices());
@@ -136,7 +137,7 @@ CUresult vgpu_charge_pointer(struct vgpu_charge *charge, CUresult result, enum v
     bool first = true;
     entry.owner = vgpu_charge_context();
     if (kind == VGPU_KIND_POINTER && bytes <= VGPU_SHARED_MAX) {
-        entry.bytes = bytes; /* below a page: the page carries the charge */
+        entry.bytes = bytes; /* an allocation below a page is not charged itself: its page is */
         *keep = vgpu_table_put_in_page(&entry, &first);
         kept = first ? VGPU_PAGE_BYTES : 0;
     } else {
@@ -165,7 +166,7 @@ bool vgpu_charge_take(enum vgpu_kind kind, uint64_t key, struct vgpu_entry *entr
     return true;
 }
 
-/* The bytes that the entry releases: its own, or those of the shared page whose last entry it was. */
+/* Returns the bytes that the entry releases: its own, or those of the shared page if it was the page's last entry. */
 static uint64_t bytes_of(const struct vgpu_entry *entry)
 {
     struct vgpu_entry page;
@@ -202,7 +203,10 @@ void vgpu_charge_freed_later(const struct vgpu_entry *entry, bool taken, CUresul
     }
 }
 
-/* Shared pages have entries of their own here, so small pointers release nothing. */
+/*
+ * Does the entry's memory end with the context? Small pointers release nothing here, because shared pages have separate
+ * entries.
+ */
 static bool ends_with_context(const struct vgpu_entry *entry, void *context)
 {
     if (entry->owner != context || entry->kind < VGPU_KIND_POINTER || entry->kind > VGPU_KIND_MIPMAP)

@@ -1,12 +1,12 @@
 /*
- * charge.h: reserve -> driver call -> settle, the shape of every allocating wrapper.
+ * charge.h: reserve, driver call, settle: the form of every wrapper that allocates.
  *
- * A wrapper asks for a charge, calls the driver, and settles with the driver's answer; a freeing
- * wrapper takes the entry out of the table before it calls the driver (another thread may be given
- * the same handle the moment the driver lets it go) and drops it or puts it back after.
+ * A wrapper makes a charge, calls the driver, and settles the charge with the driver's answer. A wrapper that frees
+ * removes the entry from the table before it calls the driver, because another thread may get the same handle as soon
+ * as the driver has released it; afterwards it drops the entry or puts it back.
  *
- * Any thread may call these functions; a charge is its caller's own, and no lock is held between two calls. Sizes are
- * bytes. Precondition of those without vgpu_tenant_enter in them: it said limited.
+ * Any thread may call these functions. A charge belongs to its caller, and no lock is held between two calls. Sizes are
+ * bytes. Precondition of functions that do not call vgpu_tenant_enter: it has set *limited to true.
  */
 #ifndef VGPU_CHARGE_H
 #define VGPU_CHARGE_H
@@ -17,60 +17,63 @@
 #include "table.h"
 
 struct vgpu_charge {
-    bool active; /* false: not limited, or without bytes to charge */
-    int device;  /* index in the lease */
+    bool active; /* false: the process is not limited, or there are no bytes to charge */
+    int device;  /* index of the device in the lease */
     uint64_t bytes;
 };
 
 static inline uint64_t vgpu_round(uint64_t bytes,
-                                  uint64_t unit) /* rounded up to whole units; a constant unit costs no division */
+                                  /* the size is rounded up to whole units; a constant unit costs no division */
+                                  uint64_t unit)
 {
     return bytes > UINT64_MAX - unit ? UINT64_MAX / unit * unit : (bytes + unit - 1) / unit * unit;
 }
 
 /*
- * Claims `bytes` in whole pages on a CUDA device, or on the current context's. Returns CUDA_SUCCESS;
- * CUDA_ERROR_OUT_OF_MEMORY over the limit (the driver is not entered); CUDA_ERROR_NOT_PERMITTED for a device that is
- * not in the lease; or an error of vgpu_tenant_enter. If the device is unknown (no current context), nothing is
+ * Claims `bytes` in whole pages on a CUDA device, or on the current context's device. Returns CUDA_SUCCESS;
+ * CUDA_ERROR_OUT_OF_MEMORY above the limit (the driver must then not be called); CUDA_ERROR_NOT_PERMITTED for a device
+ * that is not in the lease; or an error of vgpu_tenant_enter. If the device is unknown (no current context), nothing is
  * charged, and the driver's call fails.
  */
 CUresult vgpu_charge_device(struct vgpu_charge *charge, CUdevice device, uint64_t bytes);
 CUresult vgpu_charge_current(struct vgpu_charge *charge, uint64_t bytes);
 
-/* As vgpu_charge_device for an index in the lease, after vgpu_tenant_enter said limited. */
+/* As vgpu_charge_device, for an index in the lease. Precondition: vgpu_tenant_enter has set *limited to true. */
 CUresult vgpu_charge_index(struct vgpu_charge *charge, int index, uint64_t bytes);
 
-/* Makes an active charge larger or smaller; false, with the old size, if it would exceed the limit. */
+/* Makes an active charge larger or smaller. Returns false, and keeps the old size, if it would exceed the limit. */
 bool vgpu_charge_resize(struct vgpu_charge *charge, uint64_t bytes);
 
-/* Gives the claim back; counts a refusal of the card if that was the driver's result. */
+/* Removes the claim. Counts a refusal by the card if `result` is the driver's out-of-memory error. */
 void vgpu_charge_undo(struct vgpu_charge *charge, CUresult result);
 
 /*
- * After the driver's answer `result`: on success remembers the handle, else gives the bytes back.
- * Returns `result`, or CUDA_ERROR_OUT_OF_MEMORY with *keep = false if the handle could not be
- * remembered: the claim stands until the caller has freed it at the driver, and undoes it.
+ * Called with the driver's answer `result`. On success records the handle; otherwise removes the claim. Returns
+ * `result`. If the handle could not be recorded, returns CUDA_ERROR_OUT_OF_MEMORY with *keep = false: the claim then
+ * stays until the caller has freed the memory at the driver and calls vgpu_charge_undo.
  */
 CUresult vgpu_charge_settle(struct vgpu_charge *charge, CUresult result, const struct vgpu_entry *entry, bool *keep);
 
-/* The same for memory at `pointer` in the current context, of `bytes` as asked for. */
+/* As vgpu_charge_settle, for memory at `pointer` in the current context, with the requested `bytes`. */
 CUresult vgpu_charge_pointer(struct vgpu_charge *charge, CUresult result, enum vgpu_kind kind, uint64_t pointer,
                              uint64_t bytes, bool *keep);
 
-/* The current context as an entry's owner. */
+/* Returns the current context, as the owner of an entry. */
 void *vgpu_charge_context(void);
 
 /*
- * Around the driver's free of an allocation in the table: vgpu_charge_take removes the entry, vgpu_charge_freed settles
- * with the driver's result.
+ * Called before and after the driver frees an allocation of the table: vgpu_charge_take removes the entry,
+ * vgpu_charge_freed settles with the driver's result.
  */
 bool vgpu_charge_take(enum vgpu_kind kind, uint64_t key, struct vgpu_entry *entry);
 void vgpu_charge_freed(const struct vgpu_entry *entry, bool taken, CUresult result);
 
-/* The same for a free in stream order: until the driver frees the memory, it counts as driver overhead. */
+/*
+ * As vgpu_charge_freed, for a free in stream order: until the driver frees the memory, it counts as the driver's own.
+ */
 void vgpu_charge_freed_later(const struct vgpu_entry *entry, bool taken, CUresult result);
 
-/* Called when a context has ended: its allocations no longer exist. */
+/* Called when a context has ended, and with it its allocations. */
 void vgpu_charge_end_context(CUcontext context);
 
 #endif

@@ -10,14 +10,20 @@
 #include "limits.h"
 #include "tenant.h"
 
-#define ORDINALS 64 /* cached; a node has at most 16 GPUs or some dozens of MIG devices */
+#define ORDINALS 64 /* maximum of cached ordinals; a node has at most 16 GPUs or some dozens of MIG devices */
 
-/* Cache values: FIRST + index. They outlast a move: the driver's ordinal goes with the slice. */
+/*
+ * Values of the cache: FIRST + index. They stay valid after a move, because the driver's ordinal stays that of the
+ * slice.
+ */
 enum { UNKNOWN = 0, ABSENT = 1, FIRST = 2 };
 static int cache[ORDINALS];
 int vgpu_device_known_alone;
 
-/* MIG devices have their own UUID only in the _v2 answer; drivers before 11.4 have only the first. */
+/*
+ * Returns the device's UUID. Only the _v2 call returns a MIG device's own UUID; drivers before 11.4 have only the first
+ * version.
+ */
 static CUresult device_uuid(CUdevice device, CUuuid *uuid)
 {
     CUresult result = CALL(cuDeviceGetUuid_v2, uuid, device);
@@ -72,10 +78,10 @@ void vgpu_device_tell_foreign(CUdevice device)
         return;
 }
 
-/* Does the process see exactly one device? Then the driver need not be asked which one. */
+/* Does the process see exactly one device? Then the driver need not be asked which device is meant. */
 static bool single(void)
 {
-    static int known; /* 0: not asked; 1: several; 2: one */
+    static int known; /* 0: not asked yet; 1: several devices; 2: one device */
     int count = 0;
     int now = __atomic_load_n(&known, __ATOMIC_RELAXED);
     if (now == 0 && CALL(cuDeviceGetCount, &count) == CUDA_SUCCESS) {

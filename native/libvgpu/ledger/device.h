@@ -1,7 +1,7 @@
 /*
- * device.h: from the driver's device ordinals to the devices of the lease, by UUID.
+ * device.h: maps the driver's device ordinals to the devices of the lease, by UUID.
  *
- * Any thread may call these functions. Precondition: vgpu_tenant_enter said limited.
+ * Any thread may call these functions. Precondition: vgpu_tenant_enter has set *limited to true.
  */
 #ifndef VGPU_DEVICE_H
 #define VGPU_DEVICE_H
@@ -10,22 +10,22 @@
 
 #define VGPU_NOT_IN_LEASE (-1)
 
-/* Index in the lease of a CUDA device, or VGPU_NOT_IN_LEASE. Only for limited processes. */
+/* Returns the index in the lease of a CUDA device, or VGPU_NOT_IN_LEASE. */
 int vgpu_device_index(CUdevice device);
 
 /* Prints, once in a process, that a CUDA device is not of the lease, with the names of both. */
 void vgpu_device_tell_foreign(CUdevice device);
 
-/* Device of the current context, of a context, or of a stream. The driver's error if it has none. */
+/* Find the device of the current context, of a context, or of a stream. Return the driver's error if there is none. */
 CUresult vgpu_device_current(CUdevice *device);
 CUresult vgpu_device_of_context(CUcontext context, CUdevice *device);
 CUresult vgpu_device_of_stream(CUstream stream, int per_thread, CUdevice *device);
 
 /*
- * Index in the lease of the only device that this process sees; VGPU_NOT_IN_LEASE if there are several, or if it is not
+ * Index in the lease of the only device that this process sees. VGPU_NOT_IN_LEASE if there are several, or if it is not
  * known yet: vgpu_device_of_stream finds it out.
  */
-extern int vgpu_device_known_alone; /* index + 1 */
+extern int vgpu_device_known_alone; /* index in the lease plus 1 */
 static inline int vgpu_device_alone(void)
 {
     return __atomic_load_n(&vgpu_device_known_alone, __ATOMIC_RELAXED) - 1;

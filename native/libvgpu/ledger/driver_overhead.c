@@ -9,8 +9,9 @@
 #include "tenant.h"
 #include "thread.h"
 
-#define LOOKS_MAX 20  /* looks of about 10 us each, while other threads allocate */
-#define LEFT_LOOKS 64 /* synchronisations after which leftover memory is measured: the first may be of another stream */
+#define LOOKS_MAX 20 /* maximum of measurements, of about 10 us each, while other threads allocate */
+/* number of synchronisations after which leftover memory is measured, because the first may be of another stream */
+#define LEFT_LOOKS 64
 
 uint32_t vgpu_overhead_stale;
 uint32_t vgpu_overhead_left;
@@ -18,13 +19,13 @@ uint64_t vgpu_overhead_moves;
 
 static pthread_mutex_t looking = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t unseen[VGPU_MAX_DEVICES];
-static uint64_t left_bytes[VGPU_MAX_DEVICES]; /* guarded by `looking`, as is left_looks */
+static uint64_t left_bytes[VGPU_MAX_DEVICES]; /* guarded by `looking`, like left_looks */
 static uint32_t left_looks[VGPU_MAX_DEVICES];
 
 struct state {
     uint64_t moves;
     uint64_t used;
-    bool quiet; /* no call is between its claim and its settlement, or in a free */
+    bool quiet; /* quiet: no call is between its claim and its settlement, or inside a free */
 };
 
 static struct state state_of(unsigned device, uint64_t claimed)
@@ -37,7 +38,10 @@ static struct state state_of(unsigned device, uint64_t claimed)
     return state;
 }
 
-/* Makes one measurement; false if figures changed meanwhile. *known is false if NVML has no figure. */
+/*
+ * Makes one measurement. Returns false if this process's figures changed meanwhile. *known is false if NVML has no
+ * figure.
+ */
 static bool look(int device, uint64_t claimed, bool *known)
 {
     uint64_t held;
@@ -56,7 +60,7 @@ static bool look(int device, uint64_t claimed, bool *known)
     return true;
 }
 
-/* Precondition: `looking` is held. *known: NVML has a figure. */
+/* Measures up to `looks` times. Precondition: the lock `looking` is held. *known: NVML has a figure. */
 static bool look_often(int device, uint64_t claimed, int looks, bool *known)
 {
     bool done = false;
@@ -70,8 +74,8 @@ static bool look_often(int device, uint64_t claimed, int looks, bool *known)
 }
 
 /*
- * Makes the thread uncancellable: NVML opens and reads files, and a thread cancelled there would keep the lock.
- * *cancels: for let_look().
+ * Locks `looking` and makes the thread uncancellable: NVML opens and reads files, and a thread that is cancelled there
+ * would keep the lock. *cancels is passed to let_look().
  */
 static void keep_look(int *cancels)
 {
@@ -132,7 +136,7 @@ void vgpu_overhead_instead(int device, uint64_t bytes)
     vgpu_overhead_later(device);
 }
 
-/* Gives leftover bytes back if NVML cannot measure them. Precondition: `looking` is held. */
+/* Stops counting leftover bytes if NVML cannot measure them. Precondition: the lock `looking` is held. */
 static void forget_left(int device)
 {
     const struct vgpu_account *account = vgpu_tenant_account();

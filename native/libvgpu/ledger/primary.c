@@ -5,15 +5,15 @@
 
 #include "in_child.h"
 
-/* further contexts are not recorded: memory made in them is given back only by its pointers */
+/* maximum of recorded contexts; memory of further contexts is released only when its pointers are freed */
 enum { NAMES_MAX = 256 };
 
 static struct name {
-    CUcontext context; /* NULL: free */
+    CUcontext context; /* NULL: the entry is free */
     CUcontext primary;
     int device;
 } names[NAMES_MAX];
-static unsigned used; /* entries from here on were never used */
+static unsigned used; /* entries from this index on were never used */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static struct name *find(CUcontext context)

@@ -1,14 +1,14 @@
 /*
  * primary.h: maps the green contexts of this process to their primary contexts.
  *
- * Any thread may call these functions; `visit` is called with this file's lock held, and calls none of them.
+ * Any thread may call these functions. `visit` is called with the lock of this file held, and must call none of them.
  */
 #ifndef VGPU_PRIMARY_H
 #define VGPU_PRIMARY_H
 
 #include "cuda_api.h"
 
-/* The primary context of a green context; any other context unchanged. */
+/* Returns the primary context of a green context; any other context is returned unchanged. */
 CUcontext vgpu_primary_of(CUcontext context);
 
 /* Records that the green context `context` belongs to `primary`, on a device of the lease. At most 256 are recorded. */

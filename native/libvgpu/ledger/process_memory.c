@@ -10,11 +10,11 @@
 #include "tenant.h"
 #include "thread.h"
 
-#define PROCESSES_MAX 1024u /* bound for one device; more processes than a card can have contexts */
+#define PROCESSES_MAX 1024u /* maximum of processes on one device: more than a card can have contexts */
 #define STACK_BYTES (256 * 1024)
 
 static pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
-static bool ready; /* NVML counts initialisations; this one is kept until the process ends */
+static bool ready; /* true: NVML is initialised; this initialisation is kept until the process ends */
 static nvmlDevice_t handles[VGPU_MAX_DEVICES];
 static char handle_uuids[VGPU_MAX_DEVICES][VGPU_UUID_BYTES];
 static nvmlProcessInfo_t processes[PROCESSES_MAX];
@@ -45,7 +45,8 @@ static void *warm(void *unused)
 
 void vgpu_process_memory_warm(void)
 {
-    (void)vgpu_thread_start(warm, NULL, STACK_BYTES, NULL); /* if it fails, the first measurement takes longer */
+    /* if the thread cannot be started, the first measurement takes longer */
+    (void)vgpu_thread_start(warm, NULL, STACK_BYTES, NULL);
 }
 
 static bool handle_of(unsigned device, nvmlDevice_t *handle)
@@ -62,8 +63,8 @@ static bool handle_of(unsigned device, nvmlDevice_t *handle)
 }
 
 /*
- * Finds this process in NVML's list: NVML uses the pids of the namespace in which it answers, which is the host's (from
- * the arbiter) or the process's own.
+ * Finds this process in NVML's list. NVML uses the pids of the namespace in which it answers: the host's (which the
+ * arbiter reports) or the process's own.
  */
 static bool pick(nvmlReturn_t answer, unsigned count, uint64_t *bytes)
 {
@@ -89,7 +90,7 @@ bool vgpu_process_memory(unsigned device, uint64_t *bytes)
     nvmlReturn_t answer = CALL_NVML(nvmlDeviceGetComputeRunningProcesses_v3, handle, &count, processes);
     if (pick(answer, count, bytes))
         return true;
-    count = PROCESSES_MAX; /* NVML lists clients of MPS separately */
+    count = PROCESSES_MAX; /* NVML lists MPS clients by a separate call */
     answer = CALL_NVML(nvmlDeviceGetMPSComputeRunningProcesses_v3, handle, &count, processes);
     return pick(answer, count, bytes);
 }

@@ -1,7 +1,7 @@
 /*
- * process_memory.h: what NVML says this process holds.
+ * process_memory.h: the memory that this process holds according to NVML.
  *
- * Precondition: vgpu_tenant_enter said limited; `device` is an index in the lease.
+ * Precondition: vgpu_tenant_enter has set *limited to true, and `device` is an index in the lease.
  */
 #ifndef VGPU_PROCESS_MEMORY_H
 #define VGPU_PROCESS_MEMORY_H
@@ -9,8 +9,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Bytes of device memory of this process on a device of the lease; false if NVML cannot say. Not
- * thread-safe: the caller has a lock. */
+/*
+ * Finds the bytes of device memory that this process holds on a device. Returns false if NVML has no figure. Not
+ * thread-safe: the caller holds a lock.
+ */
 bool vgpu_process_memory(unsigned device, uint64_t *bytes);
 
 /* Starts NVML on another thread, which takes some milliseconds. */

@@ -2,7 +2,7 @@
 
 #include <stddef.h>
 
-/* The linker's names for the section's ends. */
+/* The linker's symbols for the beginning and the end of section vgpu_sources. */
 extern const struct vgpu_source *const __start_vgpu_sources[] __attribute__((visibility("hidden")));
 extern const struct vgpu_source *const __stop_vgpu_sources[] __attribute__((visibility("hidden")));
 

@@ -1,8 +1,9 @@
 /*
- * source.h: memory that the driver holds for this process, and reports by a call: pools, graphs. Each kind of it has a
- * source, which is asked before the ledger is compared with NVML.
+ * source.h: memory that the driver holds for this process and reports by a call, such as pools and graphs. Each kind of
+ * such memory has a source, which is asked before the ledger is compared with NVML.
  *
- * Any thread may call a source's functions, several at once: a source has a lock of its own. They call the driver.
+ * Any thread may call a source's functions, several at the same time: a source has its own lock. The functions call the
+ * driver.
  */
 #ifndef VGPU_SOURCE_H
 #define VGPU_SOURCE_H
@@ -12,18 +13,21 @@
 #include "in_child.h"
 
 struct vgpu_source {
-    /* Charges the memory that the driver holds on a device (index in the lease) now. True: it had not changed. */
+    /*
+     * Charges the memory that the driver holds on a device (index in the lease) now. Returns true if it had not
+     * changed.
+     */
     bool (*settle)(int device);
-    /* Makes the driver free unused memory. True: some was freed. May be NULL. */
+    /* Makes the driver free unused memory. Returns true if some was freed. May be NULL. */
     bool (*give_back)(int device);
 };
 
-/* Makes a `static const struct vgpu_source` known. */
+/* Registers a `static const struct vgpu_source`. */
 #define VGPU_SOURCE(source) \
     VGPU_RETAINED           \
     __attribute__((section("vgpu_sources"))) static const struct vgpu_source *const source##_listed = &source
 
-/* The same for all sources. */
+/* Call the function of each source. */
 bool vgpu_sources_settle(int device);
 bool vgpu_sources_give_back(int device);
 

@@ -8,11 +8,11 @@
 
 #define SHARD_BITS 4
 #define SHARDS (1u << SHARD_BITS)
-#define CAPACITY_MIN 64u /* buckets of a shard, a power of two */
+#define CAPACITY_MIN 64u /* initial number of buckets of a shard, a power of two */
 
 struct shard {
     pthread_mutex_t mutex;
-    struct vgpu_entry *buckets; /* open addressing, linear probing */
+    struct vgpu_entry *buckets; /* buckets, with open addressing and linear probing */
     uint64_t capacity;
     uint64_t count;
 } __attribute__((aligned(64)));
@@ -25,14 +25,14 @@ static uint64_t hash(uint32_t kind, uint64_t key)
     return x ^ x >> 29;
 }
 
-/* A pointer is in its page's shard, so that both are found under one lock. */
+/* Returns the shard of an entry. A pointer is in the shard of its page, so that both are found under one lock. */
 static struct shard *shard_of(uint32_t kind, uint64_t key)
 {
     uint64_t hashed = kind == VGPU_KIND_POINTER ? hash(VGPU_KIND_PAGE, key / VGPU_PAGE_BYTES) : hash(kind, key);
     return &shards[hashed >> (64 - SHARD_BITS)];
 }
 
-/* The entry's bucket, or the empty bucket where it would go. */
+/* Returns the entry's bucket, or the empty bucket into which it would go. */
 static uint64_t find(const struct shard *shard, uint32_t kind, uint64_t key)
 {
     uint64_t mask = shard->capacity - 1;
@@ -59,7 +59,7 @@ static bool grow(struct shard *shard)
     return true;
 }
 
-/* Empties bucket i and moves later entries of the same run up, so that no tombstones pile up. */
+/* Empties bucket i and moves later entries of the same run up, so that no deleted markers accumulate. */
 static void empty(struct shard *shard, uint64_t i)
 {
     uint64_t mask = shard->capacity - 1;
@@ -87,7 +87,7 @@ static void store(struct shard *shard, const struct vgpu_entry *entry)
     if (shard->buckets[i].kind == VGPU_KIND_NONE)
         __atomic_store_n(&shard->count, shard->count + 1, __ATOMIC_RELAXED);
     shard->buckets[i] = *entry;
-    VGPU_ASSERT(shard->count < shard->capacity); /* a search ends at an empty bucket */
+    VGPU_ASSERT(shard->count < shard->capacity); /* a search ends at an empty bucket, so there must be one */
 }
 
 bool vgpu_table_put(const struct vgpu_entry *entry)
@@ -147,7 +147,7 @@ static bool look_up(enum vgpu_kind kind, uint64_t key, struct vgpu_entry *entry,
 {
     struct shard *shard = shard_of(kind, key);
     bool found = false;
-    /* entries of this thread were put before, so it sees them */
+    /* this thread added its own entries before, so it sees them here */
     if (__atomic_load_n(&shard->count, __ATOMIC_RELAXED) == 0)
         return false;
     pthread_mutex_lock(&shard->mutex);
@@ -196,8 +196,10 @@ bool vgpu_table_holding(enum vgpu_kind kind, uint64_t address, struct vgpu_entry
 
 static void purge_shard(struct shard *shard, bool (*match)(const struct vgpu_entry *, void *), void *argument)
 {
-    /* Backwards-moved entries may come to bucket i again or, wrapping, be seen twice: both are harmless,
-     * since `match` is asked once for each entry that it then removes. */
+    /*
+     * Entries that move back may come to bucket i again or, wrapping around, be seen twice. Both are harmless, because
+     * `match` is asked once for each entry that is then removed.
+     */
     for (uint64_t i = 0; i < shard->capacity;) {
         if (shard->buckets[i].kind != VGPU_KIND_NONE && match(&shard->buckets[i], argument))
             empty(shard, i);

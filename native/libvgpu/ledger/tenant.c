@@ -14,7 +14,7 @@
 #include "slot.h"
 #include "slot_lock.h"
 #include "thread.h"
-int vgpu_tenant_phase; /* written last, with `entry` held */
+int vgpu_tenant_phase; /* written last, with the lock `entry` held */
 static pthread_mutex_t entry = PTHREAD_MUTEX_INITIALIZER;
 static struct vgpu_lease_view lease = {.usage_fd = -1};
 static struct vgpu_account account = {.slow = PTHREAD_MUTEX_INITIALIZER};
@@ -23,7 +23,7 @@ static uint64_t memory_limit[VGPU_MAX_DEVICES];
 static bool complained;
 static pthread_once_t fork_handler = PTHREAD_ONCE_INIT;
 
-/* Prints an error, at most one line for each process. */
+/* Prints an error, at most one line per process. */
 static void complain(const char *what, int error)
 {
     char text[512];
@@ -43,7 +43,7 @@ static void set_limits(const struct vgpu_limits *limits)
     }
 }
 
-/* Reads the devices. After a move an entry is still the same slice, on another device. */
+/* Reads the devices of the lease. After a move, an entry still is the same slice, on another device. */
 static void set_devices(const struct vgpu_limits *limits)
 {
     for (unsigned d = 0; d < limits->device_count; d++)
@@ -51,8 +51,8 @@ static void set_devices(const struct vgpu_limits *limits)
 }
 
 /*
- * Reads the limits. After any failure the last good limits stay in force, and the next try comes after the next change
- * of generation, so that a vgpud that died while writing does not delay every allocation.
+ * Reads the limits. After a failure the last valid limits stay in force, and the next attempt follows after the next
+ * change of generation. So a vgpud that died while writing does not delay every allocation.
  */
 static void refresh_limits(void)
 {
@@ -129,9 +129,9 @@ void vgpu_tenant_unlock_contexts(void)
 }
 
 /*
- * Resets the state in a forked child, which has none of the parent's contexts, slot or threads, and enters again if it
- * uses CUDA. Locks may have been held by other threads of the parent, one of which may have been entering: its mappings
- * stay.
+ * Resets the state in a forked child. It has none of the parent's contexts, slot or threads, and enters again if it
+ * uses CUDA. Locks may have been held by other threads of the parent. One of them may have been entering, so its
+ * mappings stay.
  */
 static void forget_in_child(void)
 {
@@ -146,7 +146,8 @@ static void forget_in_child(void)
 }
 
 /*
- * Called before the first lock is taken, because a child may be forked while another thread enters for the first time.
+ * Registers the handler for forks. Called before the first lock is taken, because a child may be forked while another
+ * thread enters for the first time.
  */
 static void set_fork_handler(void)
 {
@@ -157,10 +158,10 @@ static void close_lease(void)
 {
     munmap((void *)lease.limits, sizeof(struct vgpu_limits));
     munmap(lease.usage, sizeof(struct vgpu_usage));
-    vgpu_slot_lock_drop(); /* the next process that starts may clear the slot */
+    vgpu_slot_lock_drop(); /* from now on a process that starts may clear the slot */
 }
 
-/* Takes a slot and registers. The arbiter refuses only for a closed lease. */
+/* Takes a slot and registers. The arbiter refuses only if the lease is closed. */
 static CUresult join(void)
 {
     int slot = lease.first.state != VGPU_LEASE_CLOSED ? vgpu_slot_claim(lease.usage_fd, lease.usage) : -ESHUTDOWN;
@@ -212,7 +213,7 @@ static CUresult enter_first(void)
         return result;
     }
     set_limits(&lease.first);
-    generation_seen = 1; /* odd, and so different from every valid page: the first use reads the limits */
+    generation_seen = 1; /* an odd value, which differs from every valid page, so that the first use reads the limits */
     __atomic_store_n(&vgpu_tenant_phase, VGPU_TENANT_LIMITED, __ATOMIC_RELEASE);
     return CUDA_SUCCESS;
 }

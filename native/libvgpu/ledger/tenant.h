@@ -1,7 +1,7 @@
 /*
  * tenant.h: this process as a tenant: its lease, its slot, its limits.
  *
- * Any thread may call these functions. Functions that wait hold a lock of this file, and are no cancellation points.
+ * Any thread may call these functions. A function that waits holds a lock of this file, and is no cancellation point.
  */
 #ifndef VGPU_TENANT_H
 #define VGPU_TENANT_H
@@ -12,10 +12,11 @@
 #include "cuda_api.h"
 
 /*
- * Is this process limited? The first call looks for the lease; with one, it claims a slot and registers. Sets *limited.
- * Returns CUDA_SUCCESS, or an error with which nothing may run: the lease cannot be read or is not valid, or no thread
- * of libvgpu's can be started (CUDA_ERROR_OPERATING_SYSTEM), the lease is closed (CUDA_ERROR_NOT_PERMITTED), or has as
- * many processes as a lease can (CUDA_ERROR_OUT_OF_MEMORY). The error is not cached: the next call tries again.
+ * Is this process limited? Sets *limited. The first call looks for the lease; if there is one, it claims a slot and
+ * registers. Returns CUDA_SUCCESS, or an error with which nothing may run: CUDA_ERROR_OPERATING_SYSTEM if the lease
+ * cannot be read, is not valid, or libvgpu cannot start its thread; CUDA_ERROR_NOT_PERMITTED if the lease is closed;
+ * CUDA_ERROR_OUT_OF_MEMORY if it has as many processes as a lease can have. The error is not cached: the next call
+ * tries again.
  */
 CUresult vgpu_tenant_enter_first(bool *limited);
 enum vgpu_tenant_phase { VGPU_TENANT_COLD, VGPU_TENANT_UNLIMITED, VGPU_TENANT_LIMITED };
@@ -29,28 +30,28 @@ static inline CUresult vgpu_tenant_enter(bool *limited)
     return CUDA_SUCCESS;
 }
 
-/* Precondition of the functions below: vgpu_tenant_enter returned "limited". */
+/* Precondition of the functions below: vgpu_tenant_enter has set *limited to true. */
 
-/* The present memory limit of a device of the lease in bytes; 0 if the lease is closed. */
+/* Returns the present memory limit of a device of the lease in bytes; 0 if the lease is closed. */
 uint64_t vgpu_tenant_limit(unsigned device);
 
-/* Number of devices in the lease, and the present UUID of one, which changes with a move. */
+/* The number of devices in the lease, and the present UUID of one of them, which a move changes. */
 unsigned vgpu_tenant_devices(void);
 void vgpu_tenant_uuid(unsigned device, char uuid[VGPU_UUID_BYTES]);
 
-/* The folder of the lease. */
+/* Returns the folder of the lease. */
 const char *vgpu_tenant_folder(void);
 
 struct vgpu_account *vgpu_tenant_account(void);
 
 /*
- * Clears the slots of dead processes that the arbiter does not clear: all if there is no arbiter, else those of
+ * Clears the slots of dead processes that the arbiter does not clear: all if there is no arbiter, otherwise those of
  * processes that never registered (because of a seccomp filter). Waits up to 100 ms for the arbiter to clear slots of
- * ended registered processes. True if any was cleared.
+ * ended registered processes. Returns true if any slot was cleared.
  */
 bool vgpu_tenant_reclaim(void);
 
-/* See vgpu_slot_lock_contexts. */
+/* As vgpu_slot_lock_contexts and vgpu_slot_unlock_contexts, for this process's lease. */
 bool vgpu_tenant_lock_contexts(void);
 void vgpu_tenant_unlock_contexts(void);
 

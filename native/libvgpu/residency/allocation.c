@@ -7,7 +7,7 @@
 #include "invariant.h"
 
 static struct vgpu_allocation *allocations;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards the list */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards the list of allocations */
 
 struct vgpu_allocation *vgpu_allocations(void)
 {
@@ -25,7 +25,7 @@ void vgpu_allocation_link(struct vgpu_allocation *allocation)
     pthread_mutex_unlock(&lock);
 }
 
-/* With the lock held. */
+/* Removes an allocation from the list. Precondition: the lock is held. */
 static void unlink_allocation(struct vgpu_allocation *allocation)
 {
     VGPU_ASSERT(*allocation->from == allocation);

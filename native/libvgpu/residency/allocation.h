@@ -1,8 +1,8 @@
 /*
- * allocation.h: the allocations that can leave the card (evictable.h): the list of them, and the physical memory behind each
- * chunk of one.
+ * allocation.h: the allocations that can leave the card (evictable.h): the list of them, and the physical memory behind
+ * each of their chunks.
  *
- * The list has a lock of its own; an allocation's chunks are mapped and unmapped by one thread at a time.
+ * The list has its own lock. Only one thread at a time maps and unmaps the chunks of an allocation.
  */
 #ifndef VGPU_ALLOCATION_H
 #define VGPU_ALLOCATION_H
@@ -12,27 +12,28 @@
 
 #include "cuda_api.h"
 
-#define VGPU_CHUNK_BYTES (128u << 20) /* copies as fast as a whole, and soon gives room to others (H200) */
+/* size of a chunk: copied as fast as a whole allocation, and small enough to give room to others soon (H200) */
+#define VGPU_CHUNK_BYTES (128u << 20)
 
 struct vgpu_chunk {
-    CUmemGenericAllocationHandle handle; /* 0: out */
-    bool fresh;                          /* on its way in: its copy on the host is true still */
-    uint64_t offset;                     /* in the host's buffer, while it is out */
+    CUmemGenericAllocationHandle handle; /* physical memory of the chunk; 0: the chunk is on the host */
+    bool fresh;                          /* the chunk is being brought in: its copy on the host is still valid */
+    uint64_t offset;                     /* offset of the chunk's copy in the host buffer, while the chunk is out */
 };
 
-/* One allocation. */
+/* An allocation that can leave the card. */
 struct vgpu_allocation {
     struct vgpu_allocation *next;
-    struct vgpu_allocation **from; /* NULL: it is not in the list */
+    struct vgpu_allocation **from; /* NULL: the allocation is not in the list */
     CUdeviceptr base;
-    uint64_t bytes; /* whole pages */
+    uint64_t bytes; /* size in whole pages */
     uint64_t asked;
-    CUmemAllocationProp prop; /* of the physical memory of each chunk */
-    int index;                /* of the device in the lease */
-    CUcontext context;        /* whose end frees it, unless it is of the program */
-    bool dead;                /* freed by the program, but not yet at the driver */
-    bool of_program;          /* see physical.h */
-    uint64_t chunk_bytes;     /* all chunks but the last */
+    CUmemAllocationProp prop; /* properties of the physical memory of each chunk */
+    int index;                /* index of the device in the lease */
+    CUcontext context;        /* the context whose end frees the memory, unless `of_program` is set */
+    bool dead;                /* the program has freed the memory, but the driver has not yet */
+    bool of_program;          /* the memory is the program's own cuMemCreate (physical.h) */
+    uint64_t chunk_bytes;     /* size of all chunks except the last */
     unsigned chunk_count;
     struct vgpu_chunk chunks[];
 };
@@ -48,19 +49,27 @@ static inline CUdeviceptr vgpu_chunk_base(const struct vgpu_allocation *allocati
     return allocation->base + chunk * allocation->chunk_bytes;
 }
 
-/* Physical memory for one chunk, mapped at its address. An error: nothing has changed. */
+/*
+ * vgpu_chunk_map: makes physical memory for one chunk and maps it at the chunk's address. If it returns an error,
+ * nothing has changed.
+ */
 CUresult vgpu_chunk_map(struct vgpu_allocation *allocation, unsigned chunk);
 void vgpu_chunk_unmap(struct vgpu_allocation *allocation, unsigned chunk);
 
-/* The list of all, newest first, for a caller that has made sure that no thread is inside (swap.h). */
+/*
+ * Returns the list of all allocations, newest first. The caller must have made sure that no thread is inside (swap.h).
+ */
 struct vgpu_allocation *vgpu_allocations(void);
 
 void vgpu_allocation_link(struct vgpu_allocation *allocation);
 
-/* False: it is not in the list. */
+/* Removes an allocation from the list. Returns false if it is not in the list. */
 bool vgpu_allocation_unlink(struct vgpu_allocation *allocation);
 
-/* The first that `match` says, unlinked if `take`; NULL: none. The list is locked while `match` is asked. */
+/*
+ * Returns the first allocation for which `match` returns true, unlinked if `take`; NULL if there is none. The list is
+ * locked while `match` is called.
+ */
 struct vgpu_allocation *vgpu_allocation_find(bool (*match)(const struct vgpu_allocation *allocation, void *argument),
                                              void *argument, bool take);
 

@@ -9,10 +9,13 @@
 #include "allocation.h"
 #include "in_child.h"
 
-#define IN_FLIGHT 16u       /* copies in flight */
-#define ROOM_LOOK_NS 300000 /* polling interval for room; a chunk's copy takes ten times as long */
+#define IN_FLIGHT 16u       /* maximum of copies in flight */
+#define ROOM_LOOK_NS 300000 /* interval of asking for room; copying a chunk takes ten times as long */
 #define ROOM_LOOKS 100u
-/* A lack of less than this part is left to the eviction: memory that grows little by little would use up the segments */
+/*
+ * A lack of less than this part (one in so many) is left to the eviction: memory that grows little by little would
+ * otherwise use up the segments.
+ */
 #define PREPARED_PART 16u
 
 struct copy {
@@ -21,16 +24,16 @@ struct copy {
 };
 
 static struct {
-    CUcontext context; /* NULL: libvgpu has no object in a context */
+    CUcontext context; /* NULL: libvgpu has no object in any context */
     CUstream stream;
     CUevent events[IN_FLIGHT];
     struct copy flying[IN_FLIGHT];
     unsigned first;
     unsigned count;
 } line;
-static pthread_mutex_t line_lock = PTHREAD_MUTEX_INITIALIZER; /* vgpu_evict_prepare and vgpu_evict_forget */
+static pthread_mutex_t line_lock = PTHREAD_MUTEX_INITIALIZER; /* serialises vgpu_evict_prepare and vgpu_evict_forget */
 static CUresult error;
-static uint64_t *told; /* bytes of the host's buffer */
+static uint64_t *told; /* where the size of the host buffer is published */
 
 CUresult vgpu_evict_error(void)
 {
@@ -44,8 +47,10 @@ static bool good(CUresult result)
     return result == CUDA_SUCCESS;
 }
 
-/* Makes a context of the device current: the last one, or `other`, because mappings belong to the process. Pushed on
- * true. */
+/*
+ * Makes a context of the device current: the last one, or `other`. Any context will do, because mappings belong to the
+ * process. Returns true if a context was pushed.
+ */
 static bool begin(CUcontext other)
 {
     CUcontext popped;
@@ -128,14 +133,17 @@ struct vgpu_evict_bytes vgpu_evict_count(void)
     return bytes;
 }
 
-/* Makes room on the host for the bytes that leave until `kept` remain; the last chunk may be larger than needed. */
+/*
+ * Makes room on the host for the bytes that leave until `kept` bytes remain on the device. The last chunk may be larger
+ * than needed.
+ */
 static CUresult make_room(struct vgpu_evict_bytes now, uint64_t kept)
 {
     uint64_t most = now.all - kept + now.largest;
     return vgpu_hostbuf_grow(most < now.all ? most : now.all);
 }
 
-/* Chunks that are out have the first offsets. */
+/* Takes chunks out. The chunks that are already out have the first offsets of the host buffer. */
 static bool all_out(struct vgpu_evict_bytes now, uint64_t kept)
 {
     CUresult result = CUDA_SUCCESS;
@@ -198,7 +206,10 @@ bool vgpu_evict_prepare(uint64_t bytes)
     return grown;
 }
 
-/* While another tenant frees chunk by chunk, maps without waiting for copies in flight. */
+/*
+ * Maps a chunk as soon as there is room. While another tenant frees memory chunk by chunk, it does not wait for copies
+ * in flight.
+ */
 static CUresult map_soon(struct vgpu_allocation *allocation, unsigned chunk, bool (*stop)(void))
 {
     const struct timespec pause = {.tv_nsec = ROOM_LOOK_NS};
@@ -210,7 +221,10 @@ static CUresult map_soon(struct vgpu_allocation *allocation, unsigned chunk, boo
     return result;
 }
 
-/* Copies chunks in. False: an error, or `stop` returned true; chunks mapped by then are fresh. */
+/*
+ * Copies chunks in. Returns false after an error, or if `stop` returned true; chunks that were mapped by then are
+ * fresh.
+ */
 static bool bring_in(bool (*stop)(void))
 {
     for (struct vgpu_allocation *allocation = vgpu_allocations(); allocation != NULL; allocation = allocation->next)
@@ -220,7 +234,7 @@ static bool bring_in(bool (*stop)(void))
             if ((stop != NULL && stop()) || !good(map_soon(allocation, i, stop)))
                 return false;
             if (!good(copy_chunk(allocation, i, false))) {
-                CALL(cuStreamSynchronize, line.stream); /* a part of its copy may be in flight */
+                CALL(cuStreamSynchronize, line.stream); /* waits, because a part of the chunk's copy may be in flight */
                 vgpu_chunk_unmap(allocation, i);
                 return false;
             }
@@ -249,7 +263,7 @@ bool vgpu_evict_in(bool (*stop)(void))
     bool mapped = bring_in(stop);
     bool whole = good(CALL(cuStreamSynchronize, line.stream)) && mapped;
     if (whole || error != CUDA_ERROR_OUT_OF_MEMORY)
-        settle(whole); /* otherwise chunks on the device stay, and the next call continues */
+        settle(whole); /* after a failure the chunks on the device stay, and the next call continues */
     end();
     return whole;
 }

@@ -1,7 +1,7 @@
 /*
- * evict_copy.h: copies the evictable memory of the process to the host and back, several chunks in flight. Precondition
- * of each function: the caller is the thread of swap.h, which has made sure that no other thread is inside;
- * vgpu_evict_forget and vgpu_evict_start excepted.
+ * evict_copy.h: copies the evictable memory of the process to the host and back, with several chunks in flight.
+ * Precondition of each function except vgpu_evict_forget and vgpu_evict_start: the caller is the thread of swap.h,
+ * which has made sure that no other thread is inside.
  */
 #ifndef VGPU_EVICT_COPY_H
 #define VGPU_EVICT_COPY_H
@@ -11,11 +11,14 @@
 
 #include "cuda_api.h"
 
-/* Takes chunks out until at most `kept` bytes are on the device. The physical memory of a chunk is released when its
- * copy is whole. Chunks that are out stay out. False: it failed, and some chunks may be out; see vgpu_evict_error. */
+/*
+ * Takes chunks out until at most `kept` bytes are on the device. The physical memory of a chunk is released when its
+ * copy is complete. Chunks that are already out stay out. Returns false if it failed, and then some chunks may be out;
+ * see vgpu_evict_error.
+ */
 bool vgpu_evict_out(uint64_t kept);
 
-/* Bytes of evictable memory, how many of them are on the device, and those of the largest chunk. */
+/* The bytes of evictable memory, those of them that are on the device, and those of the largest chunk. */
 struct vgpu_evict_bytes {
     uint64_t all;
     uint64_t here;
@@ -23,25 +26,27 @@ struct vgpu_evict_bytes {
 };
 struct vgpu_evict_bytes vgpu_evict_count(void);
 
-/* Brings back the chunks that are out. False: some are out still, since the card is full or `stop` returned true; the
- * next call goes on, or vgpu_evict_in_undo puts out again those that came back, whose copies are still valid. `stop`
- * is asked between chunks; it may be NULL. */
+/*
+ * Brings back the chunks that are out. Returns false if some are still out, because the card is full or `stop` returned
+ * true. Then the next call continues, or vgpu_evict_in_undo takes those that came back out again; their copies are
+ * still valid. `stop` is called between chunks, and may be NULL.
+ */
 bool vgpu_evict_in(bool (*stop)(void));
 void vgpu_evict_in_undo(void);
 
 /*
- * Makes a step of the host's buffer for `bytes` while the program goes on. False: there is enough, or it failed. May be
- * called while threads are inside; vgpu_evict_forget waits for the step.
+ * Makes one step of enlarging the host buffer to `bytes`, while the program continues. Returns false if it is large
+ * enough, or if the step failed. May be called while threads are inside; vgpu_evict_forget waits for the step.
  */
 bool vgpu_evict_prepare(uint64_t bytes);
 
 /* The last error of the driver in vgpu_evict_out or vgpu_evict_in. */
 CUresult vgpu_evict_error(void);
 
-/* The context ends, and with it the streams that copies use in it. Precondition: the caller is inside. */
+/* Called before a context ends: drops the streams that copies use in it. Precondition: the caller is inside. */
 void vgpu_evict_forget(CUcontext context);
 
-/* `host_bytes` is kept at the size of the host's buffer from now on. Called once, before any thread is inside. */
+/* From now on keeps *host_bytes at the size of the host buffer. Called once, before any thread is inside. */
 void vgpu_evict_start(uint64_t *host_bytes);
 
 #endif

@@ -27,7 +27,7 @@ static CUmemAllocationProp prop_of(CUdevice device)
 
 static bool has_granularity(CUdevice device)
 {
-    static size_t known; /* the same for all devices that a lease can have */
+    static size_t known; /* granularity of the driver; the same for all devices that a lease can have */
     CUmemAllocationProp prop = prop_of(device);
     size_t now = __atomic_load_n(&known, __ATOMIC_RELAXED);
     if (now == 0 && CALL(cuMemGetAllocationGranularity, &now, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM) == CUDA_SUCCESS)
@@ -101,7 +101,7 @@ bool vgpu_evictable_alloc(struct vgpu_charge *charge, uint64_t bytes, CUdevicept
     return made;
 }
 
-/* Waits for the context, as the driver's own free does. */
+/* Waits for the work of the context, as the driver's own free does. */
 static CUresult wait_for(CUcontext context)
 {
     CUcontext popped;
@@ -115,7 +115,7 @@ static CUresult wait_for(CUcontext context)
     return result;
 }
 
-/* Called after the program has freed the allocation. Precondition: the caller is inside. */
+/* Frees the memory after the program has freed the allocation. Precondition: the caller is inside. */
 static CUresult let_go(const struct vgpu_entry *entry)
 {
     struct vgpu_allocation *allocation = entry->owner;
@@ -127,7 +127,7 @@ static CUresult let_go(const struct vgpu_entry *entry)
     }
     if (dead) {
         allocation->dead = true;
-        vgpu_overhead_free_ends(); /* still charged: vgpu_evictable_sweep gives it back */
+        vgpu_overhead_free_ends(); /* the memory is still charged until vgpu_evictable_sweep frees it */
     } else {
         vgpu_charge_freed(entry, true, result);
     }
@@ -217,7 +217,7 @@ bool vgpu_evictable_range(CUdeviceptr pointer, CUdeviceptr *base, size_t *bytes)
     return vgpu_allocation_find(is_around, &range, false) != NULL;
 }
 
-/* Skips an allocation that another thread is freeing at this moment. */
+/* Does the allocation end with the context? An allocation that another thread is freeing at this moment is skipped. */
 static bool ends_with(const struct vgpu_allocation *allocation, void *context)
 {
     struct vgpu_entry known;

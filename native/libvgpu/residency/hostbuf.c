@@ -39,7 +39,10 @@ static void *touch(void *argument)
     return NULL;
 }
 
-/* The kernel clears a page when it is first touched: by as many threads as there are processors, up to HELPERS. */
+/*
+ * Touches the pages, because the kernel clears a page when it is first touched. It uses as many threads as there are
+ * processors, up to HELPERS.
+ */
 static void touch_all(char *base, uint64_t bytes)
 {
     pthread_t threads[HELPERS];
@@ -66,7 +69,10 @@ static CUresult lock_segment(struct segment *segment)
     return segment->locked ? CUDA_SUCCESS : result;
 }
 
-/* The device's NUMA node is preferred; where that cannot be said (a container's seccomp filter) the kernel chooses. */
+/*
+ * Makes the kernel prefer the device's NUMA node. If that is not possible (a container's seccomp filter), the kernel
+ * chooses.
+ */
 static void prefer_node(char *base, uint64_t bytes)
 {
     CUdevice device;
@@ -146,7 +152,7 @@ void vgpu_hostbuf_unlocked(void)
         segments[i].locked = false;
 }
 
-/* In a forked child, which does not have the segments. */
+/* Called in a forked child, which does not have the segments. */
 void vgpu_hostbuf_reset(void)
 {
     count = 0;

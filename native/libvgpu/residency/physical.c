@@ -6,7 +6,8 @@
 #include "charge.h"
 #include "swap.h"
 
-#define NAMES_FROM 0x7667707500000000u /* no address of a process, as handles of the driver are */
+/* first name: no address of a process and no handle of the driver has such a value */
+#define NAMES_FROM 0x7667707500000000u
 
 struct vgpu_allocation *vgpu_physical_make(uint64_t bytes, const CUmemAllocationProp *prop)
 {
@@ -17,7 +18,7 @@ struct vgpu_allocation *vgpu_physical_make(uint64_t bytes, const CUmemAllocation
         return NULL;
     memory->bytes = bytes;
     memory->prop = *prop;
-    /* as for plain memory: a network card would go on writing to pages that are others' by then */
+    /* As for plain memory: a network card would continue to write to pages that belong to others by then. */
     memory->prop.allocFlags.gpuDirectRDMACapable = 0;
     memory->chunk_bytes = bytes;
     memory->chunk_count = 1;
@@ -50,7 +51,10 @@ void vgpu_physical_fixed(struct vgpu_allocation *memory)
         vgpu_swap_holds(-(int64_t)memory->bytes);
 }
 
-/* Another thread may free the memory as soon as it is out of the list, so it is counted here. */
+/*
+ * Does the memory end with the context? It is counted here, because another thread may free it as soon as it is out of
+ * the list.
+ */
 static bool ends_with(const struct vgpu_allocation *memory, void *context)
 {
     bool ends = memory->of_program && memory->context == context;

@@ -14,7 +14,10 @@
 #define LIST_BYTES 4096
 #define VISIBLE "CUDA_VISIBLE_DEVICES"
 
-/* Lines of an index in the lease and a UUID. False: the tenant was never moved. */
+/*
+ * Reads the lease's history: lines with an index in the lease and an earlier UUID. Returns false if the tenant was
+ * never moved.
+ */
 static bool read_history(char history[HISTORY_BYTES])
 {
     char path[VGPU_LEASE_PATH_MAX + sizeof(VGPU_MOVED_FILE) + 1];
@@ -45,7 +48,7 @@ static bool is_held(const char *word, size_t length)
     return false;
 }
 
-/* Looks up the present UUID of the slice that had a former UUID; false: there is none. */
+/* Finds the present UUID of the slice that once had the UUID `word`. Returns false if there is none. */
 static bool look_up(const char *history, const char *word, size_t length, char uuid[VGPU_UUID_BYTES])
 {
     unsigned index;
@@ -78,7 +81,7 @@ void vgpu_relocated_follow(void)
                         ? snprintf(list + used, sizeof(list) - used, "%s%s", used > 0 ? "," : "", uuid)
                         : snprintf(list + used, sizeof(list) - used, "%s%.*s", used > 0 ? "," : "", (int)length, word);
         if (added < 0 || (size_t)added >= sizeof(list) - used)
-            return; /* longer than any list of devices: it stays unchanged */
+            return; /* the list is longer than any list of devices, so it stays unchanged */
         used += (size_t)added;
         changed |= former;
         word = word[length] == ',' ? word + length + 1 : NULL;

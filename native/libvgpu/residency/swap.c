@@ -16,8 +16,8 @@
 #include "in_child.h"
 
 #define STACK_BYTES (256 * 1024)
-#define LOOK_NS 100000000 /* polling interval without an arbiter, which would report changes of the lease */
-#define STEP_NS 200000    /* while waiting for an event that is expected soon */
+#define LOOK_NS 100000000 /* interval of polling the lease without an arbiter (an arbiter would report its changes) */
+#define STEP_NS 200000    /* interval of waiting for an event that is expected soon */
 #define AGAIN_NS 3000000  /* interval of asking the card for room again */
 
 struct vgpu_swap_words vgpu_swap;
@@ -25,10 +25,10 @@ struct vgpu_swap_words vgpu_swap;
 static const struct vgpu_limits *limits;
 static struct vgpu_slot *slot;
 static bool started;
-static uint32_t news;  /* futex: changes when the lease's request or the gate's state may have changed */
-static uint32_t seen;  /* the value of `news` that the thread has seen */
-static uint32_t quiet; /* the gate has drained since the suspension */
-static uint32_t phase; /* enum vgpu_swap_phase; any thread that sees the resume sets DRAINING to HERE */
+static uint32_t news;  /* futex word that changes when the lease's request or the gate's state may have changed */
+static uint32_t seen;  /* the value of `news` that the swap thread has seen */
+static uint32_t quiet; /* 1: the gate has drained since the suspension */
+static uint32_t phase; /* enum vgpu_swap_phase; any thread that notices the resume sets DRAINING to HERE */
 
 static void say(enum vgpu_swap_phase now)
 {
@@ -50,7 +50,7 @@ static bool turn_phase(enum vgpu_swap_phase from, enum vgpu_swap_phase to)
     return turned;
 }
 
-/* Reports OUT, and how much memory is still on the device. */
+/* Reports phase OUT, and how much memory is still on the device. */
 static void say_out(void)
 {
     uint32_t kept = (uint32_t)(vgpu_evict_count().here >> 20);
@@ -58,22 +58,24 @@ static void say_out(void)
     __atomic_store_n(&slot->swap_phase, VGPU_SWAP_OUT | kept << VGPU_SWAP_KEPT_SHIFT, __ATOMIC_SEQ_CST);
 }
 
-/* How much memory may stay on the device. */
+/* Returns how many bytes may stay on the device. */
 static uint64_t may_keep(void)
 {
     uint32_t share = __atomic_load_n(&limits->keep_share, __ATOMIC_ACQUIRE);
     return share >= VGPU_SHARE_ALL ? UINT64_MAX : vgpu_evict_count().all / VGPU_SHARE_ALL * share;
 }
 
-/* Must the memory be on the host? */
+/* Must the memory be on the host now? */
 static bool is_sent(void)
 {
     return vgpu_suspended_state() == VGPU_LEASE_SUSPENDED &&
            __atomic_load_n(&limits->memory, __ATOMIC_ACQUIRE) == VGPU_MEMORY_OUT;
 }
 
-/* Makes host buffers while the program works, if an eviction is likely. True: call again at once. After an error not
- * again for this request. */
+/*
+ * Prepares host buffers while the program works, if an eviction is likely. Returns true if it should be called again at
+ * once. After an error it does nothing for this request.
+ */
 static bool prepare(void)
 {
     static bool failed;
@@ -88,7 +90,7 @@ static bool prepare(void)
     return grown;
 }
 
-/* For the thread: waits for news or until `ns` have passed, independent of the wall clock. */
+/* Called by the swap thread: waits for news, or until `ns` have passed, independently of the wall clock. */
 static void pause_for(int64_t ns)
 {
     const struct timespec most = {.tv_nsec = (long)ns};
@@ -102,7 +104,7 @@ static void tell(void)
     syscall(SYS_futex, &news, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
 }
 
-/* --- for threads that touch the memory */
+/* --- for threads that use the memory */
 
 bool vgpu_swap_enter_counted(void)
 {
@@ -136,7 +138,7 @@ void vgpu_swap_forget(CUcontext context)
     vgpu_evict_forget(context);
 }
 
-/* --- the thread */
+/* --- the swap thread */
 
 static void hold(void)
 {
@@ -164,7 +166,7 @@ static void wait_for_contexts(void)
     }
 }
 
-/* Waits until no work of the program uses the memory; false: the lease was resumed before. */
+/* Waits until no work of the program uses the memory. Returns false if the lease was resumed before. */
 static bool drain(void)
 {
     say(VGPU_SWAP_DRAINING);
@@ -173,11 +175,11 @@ static bool drain(void)
            (!__atomic_load_n(&quiet, __ATOMIC_ACQUIRE) || __atomic_load_n(&vgpu_swap.inside, __ATOMIC_SEQ_CST) > 0))
         pause_for(STEP_NS);
     if (is_sent() && !vgpu_capture_any())
-        wait_for_contexts(); /* may take long: follow lets the program continue meanwhile */
+        wait_for_contexts(); /* may take long; if the lease is resumed, `follow` lets the program continue meanwhile */
     return is_sent() && turn_phase(VGPU_SWAP_DRAINING, VGPU_SWAP_GOING);
 }
 
-/* Brings all memory back to the device. False: it must be out again. */
+/* Brings all memory back to the device. Returns false if the memory must be out again. */
 static bool come_back(void)
 {
     while (!vgpu_evict_in(is_sent)) {
@@ -199,8 +201,8 @@ static void go(void)
             let_in();
         return;
     }
-    vgpu_overhead_free_begins(); /* NVML's figure for this process is meaningless until the memory is back */
-    /* a capture of a thread that waits cannot end now, and an eviction would invalidate it: the swap is refused */
+    vgpu_overhead_free_begins(); /* NVML's figure for this process has no meaning until the memory is back */
+    /* A capture of a thread that waits cannot end now, and an eviction would invalidate it, so the swap is refused. */
     bool captures = vgpu_capture_any();
     if (!captures && vgpu_evict_out(may_keep())) {
         say_out();
@@ -266,7 +268,7 @@ static void start_thread(void)
     __atomic_store_n(&started, vgpu_thread_start(keep, NULL, STACK_BYTES, NULL), __ATOMIC_RELEASE);
 }
 
-/* --- the link thread's */
+/* --- called by the link's thread */
 
 static void start(const struct vgpu_limits *page, struct vgpu_slot *own)
 {
@@ -274,7 +276,7 @@ static void start(const struct vgpu_limits *page, struct vgpu_slot *own)
     slot = own;
     say(VGPU_SWAP_HERE);
     say_error(CUDA_SUCCESS);
-    __atomic_store_n(&slot->movable_bytes, 0, __ATOMIC_SEQ_CST); /* the word of the slot's last owner */
+    __atomic_store_n(&slot->movable_bytes, 0, __ATOMIC_SEQ_CST); /* the word may be that of the slot's last owner */
     __atomic_store_n(&slot->host_bytes, 0, __ATOMIC_SEQ_CST);
     vgpu_evict_start(&slot->host_bytes);
     if (__atomic_load_n(&page->memory, __ATOMIC_ACQUIRE) != VGPU_MEMORY_FIXED)

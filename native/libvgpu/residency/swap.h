@@ -1,12 +1,12 @@
 /*
- * swap.h: taking a process's evictable memory (evictable.h) off the card and bringing it back, as the lease says
- * (vgpu_lease_memory), by a thread of its own. Nothing is lost on the way: a chunk is unmapped when its copy is whole,
- * and a copy is forgotten when its chunk is back.
+ * swap.h: takes a process's evictable memory (evictable.h) off the card and brings it back, as the lease requests
+ * (vgpu_lease_memory). A separate thread does this. No data is lost: a chunk is unmapped only when its copy is
+ * complete, and a copy is dropped only when its chunk is back.
  *
- * Calls that touch device memory, make it or free it count themselves as inside while they are in the driver: first
- * they enter, then they look whether the memory is held; the thread holds it first, then waits until no thread is
- * inside. So nothing reaches the driver that was not waited for. In a process without evictable memory a
- * call pays a load and a branch for this.
+ * Calls that use, make or free device memory count themselves as inside while they are in the driver. They first enter,
+ * and then check whether the memory is held. The thread first holds the memory, and then waits until no thread is
+ * inside. So every call that reached the driver was waited for. In a process without evictable memory a call pays a
+ * load and a branch for this.
  *
  * Any thread may call these functions. vgpu_swap_enter waits without a time limit, until the lease is resumed.
  */
@@ -19,7 +19,7 @@
 #include "cuda_api.h"
 
 struct vgpu_swap_words {
-    _Alignas(64) uint32_t counts; /* 1: there is evictable memory */
+    _Alignas(64) uint32_t counts; /* 1: there is evictable memory, so calls count themselves */
     _Alignas(64) uint32_t inside;
 };
 extern struct vgpu_swap_words vgpu_swap;
@@ -29,7 +29,7 @@ static inline bool vgpu_swap_counts(void)
     return __atomic_load_n(&vgpu_swap.counts, __ATOMIC_ACQUIRE) != 0;
 }
 
-/* Waits while the memory is held, and enters; true: vgpu_swap_leave is due. */
+/* Waits while the memory is held, then enters. If it returns true, the caller must call vgpu_swap_leave. */
 bool vgpu_swap_enter_counted(void);
 
 static inline bool vgpu_swap_enter(void)
@@ -43,7 +43,7 @@ static inline void vgpu_swap_leave(bool entered)
         __atomic_sub_fetch(&vgpu_swap.inside, 1, __ATOMIC_SEQ_CST);
 }
 
-/* A call of the driver that touches device memory. */
+/* Makes a call of the driver that uses device memory, counted as inside. */
 #define CALL_INSIDE(symbol, ...)                             \
     __extension__({                                          \
         bool entered_ = vgpu_swap_enter();                   \
@@ -61,7 +61,7 @@ void vgpu_swap_count(void);
 /* Adds to the amount of evictable memory of the process. */
 void vgpu_swap_holds(int64_t bytes);
 
-/* Called before a context ends: the thread has no objects in it afterwards. Precondition: the caller is inside. */
+/* Called before a context ends. Afterwards the swap thread has no objects in it. Precondition: the caller is inside. */
 void vgpu_swap_forget(CUcontext context);
 
 #endif

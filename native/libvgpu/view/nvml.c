@@ -1,4 +1,4 @@
-/* nvml.c: NVML's memory figures inside a slice. */
+/* nvml.c: NVML's memory figures as a program inside a slice sees them. */
 #include "account.h"
 #include "functions.h"
 #include "nvml_slice.h"
@@ -10,8 +10,8 @@ struct slice {
 };
 
 /*
- * The slice of a device, if it is in the lease. If `usage` is not readable (another user asks), the card's own use is
- * shown, up to the limit.
+ * Finds the slice of a device, if it is in the lease. If `usage` is not readable (another user asks), the card's own
+ * use is shown, up to the limit.
  */
 static bool slice_of(nvmlDevice_t device, unsigned long long card_total, unsigned long long card_used,
                      struct slice *slice)
@@ -40,7 +40,7 @@ VGPU_EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory
     return result;
 }
 
-/* The driver's reserve is not part of the slice: total = used + free, reserved is 0. */
+/* The driver's reserve is not part of the slice: total = used + free, and reserved is 0. */
 VGPU_EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
 {
     struct slice slice;

@@ -3,8 +3,8 @@
  * its form was found by tracing nvidia-smi of branches 535 and 550 (see native/sim/nvml/nvml_export.c), and of 580 on
  * an H200. The first word is the table's size; three entries list processes.
  *
- * A list is replaced by the slice's own only if its form is certain: each of its pids is at the place that the public
- * list of the device requires, or the driver is of a traced branch. Any other list is passed on unchanged.
+ * A list is replaced by the slice's own only if its form is certain: each of its pids is at the place where the
+ * device's public list has it, or the driver is of a traced branch. Any other list is passed on unchanged.
  */
 #include <pthread.h>
 #include <stdlib.h>
@@ -16,7 +16,7 @@
 
 enum { ENTRY_COMPUTE = 213, ENTRY_GRAPHICS, ENTRY_MPS, LISTS = 3, NAME_BYTES = 4096, TABLE_MAX_BYTES = 1 << 20 };
 
-/* One process, as nvidia-smi reads it. */
+/* One process in the form that nvidia-smi reads. */
 struct listed {
     uint32_t pid;
     uint64_t bytes;
@@ -29,9 +29,9 @@ _Static_assert(sizeof(struct listed) == 4128, "the distance between entries, as 
 
 typedef nvmlReturn_t (*list_fn)(nvmlDevice_t device, unsigned *count, struct listed *entries);
 
-static list_fn originals[LISTS]; /* compute, graphics, MPS */
+static list_fn originals[LISTS]; /* the original functions for compute, graphics and MPS processes */
 static const void *theirs;       /* NVIDIA's table */
-static void *ours;               /* a copy of it with libvgpu's lists, kept until the process ends */
+static void *ours;               /* a copy of NVIDIA's table with libvgpu's lists, kept until the process ends */
 static pthread_mutex_t copying = PTHREAD_MUTEX_INITIALIZER;
 
 static bool watched_branch(void)
@@ -55,7 +55,10 @@ static nvmlReturn_t public_list(int which, nvmlDevice_t device, unsigned *count,
     return CALL_NVML(nvmlDeviceGetMPSComputeRunningProcesses_v3, device, count, infos);
 }
 
-/* Do the entries have the known form? Processes may start and end between the two calls. */
+/*
+ * Do the entries have the known form? It compares with a second call; processes may start and end between the two
+ * calls.
+ */
 static bool form_known(int which, nvmlDevice_t device, unsigned count, const struct listed *entries)
 {
     nvmlProcessInfo_t infos[VGPU_MAX_SLOTS];
@@ -102,7 +105,7 @@ static nvmlReturn_t list(int which, nvmlDevice_t device, unsigned *count, struct
         return result;
     if (which == 0)
         return answer(index, room, count, entries);
-    *count = 0; /* the slice's processes are listed as computing */
+    *count = 0; /* the slice's processes are listed as compute processes, so the other lists are empty */
     return result;
 }
 
@@ -121,7 +124,7 @@ static nvmlReturn_t list_mps(nvmlDevice_t device, unsigned *count, struct listed
     return list(2, device, count, entries);
 }
 
-/* The copy of `table` with libvgpu's lists, or `table` itself if it is too small for them. */
+/* Returns the copy of `table` with libvgpu's lists, or `table` itself if it is too small for them. */
 static const void *with_ours(const void *table)
 {
     static const list_fn mine[LISTS] = {list_compute, list_graphics, list_mps};

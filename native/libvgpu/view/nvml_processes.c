@@ -1,13 +1,15 @@
 /*
- * nvml_processes.c: NVML's lists of processes inside a slice: the tenant's own processes, by the pids of
- * its own namespace, with the memory that the lease counts. NVML itself names none of them in a container.
+ * nvml_processes.c: NVML's lists of processes inside a slice: the tenant's own processes, by the pids of its own
+ * namespace, with the memory that the lease counts. In a container NVML itself lists none of them.
  */
 #include <string.h>
 
 #include "functions.h"
 #include "nvml_slice.h"
 
-/* Answers a list call as NVML does: the count alone, too small a buffer, or the entries. */
+/*
+ * Answers a list call as NVML does: with the number of entries alone, an error for too small a buffer, or the entries.
+ */
 #define LIST_BODY(symbol, copy)                                                                 \
     do {                                                                                        \
         uint64_t limit;                                                                         \
@@ -63,7 +65,7 @@ EMPTY_LIST(nvmlDeviceGetMPSComputeRunningProcesses, nvmlProcessInfo_v1_t)
 EMPTY_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlProcessInfo_v2_t)
 EMPTY_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlProcessInfo_t)
 
-/* The tenant's own pids, by which entries of other tenants are removed. */
+/* The tenant's own pids. Entries with other pids belong to other tenants and are removed. */
 struct own {
     bool limited;
     unsigned count;
@@ -86,7 +88,7 @@ static bool is_own(const struct own *own, unsigned pid)
     return !own->limited;
 }
 
-/* Moves the entries of own processes to the front; sets the new count. */
+/* Moves the entries of the tenant's own processes to the front, and sets the new count. */
 #define KEEP_OWN(own, list, number, pid_of)        \
     do {                                           \
         unsigned kept_ = 0;                        \

@@ -10,12 +10,14 @@
 #include "in_child.h"
 #include "limits.h"
 
-#define NO_INSTANCE 0xffffffffu /* NVML's value for "not a MIG instance" */
+#define NO_INSTANCE 0xffffffffu /* NVML's value for a process outside of MIG instances */
 
 enum { UNKNOWN, ABSENT, PRESENT };
 static int state;
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
-/* Never closed: closing any descriptor of `usage` would drop the slot's lock of a process that also computes. */
+/*
+ * The lease stays open: closing any descriptor of `usage` would drop the slot's lock of a process that also computes.
+ */
 static struct vgpu_lease_view view;
 
 const struct vgpu_lease_view *vgpu_nvml_lease(void)
@@ -24,7 +26,8 @@ const struct vgpu_lease_view *vgpu_nvml_lease(void)
     if (now == UNKNOWN) {
         pthread_mutex_lock(&opening);
         int found = state == UNKNOWN ? vgpu_lease_open(&view, false) : -EAGAIN;
-        if (found != -EAGAIN) /* NVML's table may be requested before NVML is initialised */
+        /* -EAGAIN: NVML's table was requested before NVML is initialised, so the lease is looked for again later */
+        if (found != -EAGAIN)
             __atomic_store_n(&state, found == 1 ? PRESENT : ABSENT, __ATOMIC_RELEASE);
         now = state;
         pthread_mutex_unlock(&opening);
@@ -53,8 +56,8 @@ int vgpu_nvml_index(nvmlDevice_t device, uint64_t *limit_bytes)
 }
 
 /*
- * The pid of the process that holds a slot, in this pid namespace; 0: none, or not visible here. A process does not see
- * its own lock.
+ * Returns the pid of the process that holds a slot, in this pid namespace; 0 if no process holds it or it is not
+ * visible here. (A process does not see its own lock.)
  */
 static unsigned holder(int fd, uint32_t slot, const struct vgpu_slot *claimed)
 {

@@ -1,5 +1,5 @@
 /*
- * nvml_slice.h: the lease as NVML's wrappers see it. A program that only reads (nvidia-smi) never calls cuInit, so this
+ * nvml_slice.h: the lease for NVML's wrappers. A program that only reads (nvidia-smi) never calls cuInit, so this
  * module reads the lease without claiming a slot or registering.
  *
  * Any thread may call these functions. Sizes are bytes.
@@ -12,14 +12,19 @@
 #include "cuda_api.h"
 #include "lease_open.h"
 
-/* The lease of this process, mapped; NULL if it has none. usage is NULL if this user may not read it. */
+/* Returns the mapped lease of this process; NULL if it has none. usage is NULL if this user may not read it. */
 const struct vgpu_lease_view *vgpu_nvml_lease(void);
 
-/* Index in the lease of a device or MIG device by its UUID, and its memory limit; -1: not in the lease. */
+/*
+ * Returns the index in the lease of a device or MIG device, by its UUID, and its memory limit; -1 if it is not in the
+ * lease.
+ */
 int vgpu_nvml_index(nvmlDevice_t device, uint64_t *limit_bytes);
 
-/* Pids of the live processes of the lease, as the caller's pid namespace names them, with the memory of
- * each on the device `index`. Returns how many there are, of which at most `most` are given. */
+/*
+ * Lists the pids of the lease's live processes, in the caller's pid namespace, with the memory of each on device
+ * `index`. Returns their number; at most `most` are listed.
+ */
 unsigned vgpu_nvml_processes(int index, nvmlProcessInfo_t *processes, unsigned most);
 
 #endif

@@ -6,7 +6,7 @@
 #include "functions.h"
 #include "objects.h"
 
-/* Sorted, see hooks.py. */
+/* The functions that libvgpu knows, sorted (hooks.py). */
 static const char *const known[] = {
 #define KNOWN(symbol) #symbol,
 #include "known.def"
@@ -23,7 +23,9 @@ static int compare(const void *name, const void *place)
     return strcmp(name, *(const char *const *)place);
 }
 
-/* The driver's functions begin with cu and a capital; cudbg... belong to a debugger. */
+/*
+ * Is this a function of the driver's API? Its name begins with cu and a capital letter; cudbg... belongs to a debugger.
+ */
 static bool is_driver_call(const char *name)
 {
     return name[0] == 'c' && name[1] == 'u' && name[2] >= 'A' && name[2] <= 'Z';
@@ -51,7 +53,7 @@ static int visit_driver(const struct vgpu_object *object, void *argument)
 void vgpu_unknown_tell(struct vgpu_usage *usage)
 {
     struct unknown found = {0};
-    if (REAL(cuInit) == NULL) /* checked here and not in the walk below, which holds the loader's lock */
+    if (REAL(cuInit) == NULL) /* checked here and not inside the walk below, which holds the loader's lock */
         return;
     vgpu_objects_walk(visit_driver, &found);
     if (found.count == 0)

@@ -1,5 +1,6 @@
 /*
- * unknown.h: functions of the driver that libvgpu does not know: those of a driver newer than its table.
+ * unknown.h: finds functions of the driver that libvgpu does not know, because the driver is newer than libvgpu's
+ * table.
  *
  * Precondition: libcuda is loaded, and `usage` is mapped writable.
  */
@@ -9,8 +10,8 @@
 #include "lease.h"
 
 /*
- * Counts the functions of the loaded driver that hooks.toml does not name, and writes the number and the first name to
- * the page for vgpud. Calls of them bypass the limits. Takes some 100 us, at cuInit.
+ * Counts the functions of the loaded driver that hooks.toml does not name, and writes their number and the first name
+ * to the page, where vgpud reads them. Calls of them bypass the limits. It takes some 100 us, at cuInit.
  */
 void vgpu_unknown_tell(struct vgpu_usage *usage);
 

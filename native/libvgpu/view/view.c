@@ -1,4 +1,4 @@
-/* view.c: the memory figures that the tenant sees: those of the slice. */
+/* view.c: the memory figures that a tenant's program sees: those of its slice. */
 #include <pthread.h>
 #include <time.h>
 
@@ -14,7 +14,8 @@
 #include "unknown.h"
 
 /*
- * Starts NVML early if no process of the lease knows the size of a context, because this process will need NVML for it.
+ * Starts NVML early if no process of the lease knows the size of a context, because this process then needs NVML for
+ * it.
  */
 static void warm(void)
 {
@@ -32,14 +33,17 @@ VGPU_EXPORT CUresult cuInit(unsigned int flags)
     CUresult result = vgpu_tenant_enter(&limited);
     if (result == CUDA_SUCCESS && limited) {
         warm();
-        vgpu_suspended_wait(); /* after initialisation the call would wait inside the driver */
+        vgpu_suspended_wait(); /* waits here, because after initialisation the call would wait inside the driver */
         vgpu_relocated_follow();
         vgpu_unknown_tell(vgpu_tenant_account()->usage);
     }
     return result == CUDA_SUCCESS ? CALL(cuInit, flags) : result;
 }
 
-/* Called often, and answered from the driver's cache, except for the clocks (304 of an H200, driver 580.159.04). */
+/*
+ * Programs call this often, and the driver answers from its cache, except for the clocks (error 304 on an H200, driver
+ * 580.159.04, while suspended).
+ */
 VGPU_EXPORT CUresult cuDeviceGetAttribute(int *pi, CUdevice_attribute attrib, CUdevice dev)
 {
     CUresult result = CALL(cuDeviceGetAttribute, pi, attrib, dev);
@@ -54,7 +58,7 @@ struct slice {
     uint64_t free;
 };
 
-/* The tenant's view of the slice; `card` are the driver's figures, used if they are smaller. */
+/* Returns the tenant's view of the slice. `card` has the driver's figures, which are used if they are smaller. */
 static struct slice slice_of(unsigned device, struct slice card)
 {
     uint64_t limit = vgpu_tenant_limit(device);
@@ -64,7 +68,7 @@ static struct slice slice_of(unsigned device, struct slice card)
     return slice;
 }
 
-/* Index of the current context's device, or VGPU_NOT_IN_LEASE if the driver's own figures apply. */
+/* Returns the index of the current context's device, or VGPU_NOT_IN_LEASE if the driver's own figures apply. */
 static int limited_current(void)
 {
     CUdevice device;
@@ -74,15 +78,15 @@ static int limited_current(void)
     return vgpu_device_index(device);
 }
 
-/* The first version has 32 bits: larger values are truncated to the maximum. */
+/* Converts a size for the first version of a call, which has 32 bits. Larger values become the maximum. */
 static unsigned narrow(uint64_t bytes)
 {
     return bytes > UINT32_MAX ? UINT32_MAX : (unsigned)bytes;
 }
 
-/* The card's own figures on a device, as last read from the driver. */
+/* The card's own figures for a device, as last read from the driver. */
 struct card {
-    uint64_t at_ns; /* CLOCK_MONOTONIC; 0: never */
+    uint64_t at_ns; /* time of the reading in CLOCK_MONOTONIC; 0: never read */
     uint64_t total;
     uint64_t free;
 };
@@ -90,9 +94,9 @@ static struct card cards[VGPU_MAX_DEVICES];
 static pthread_mutex_t card_mutex = PTHREAD_MUTEX_INITIALIZER;
 
 /*
- * The card's free memory matters only under overcommit, and the driver needs 3 us to report it, so the figure is cached
- * for a millisecond. While the lease is suspended it is cached until the resume: the driver would return an error (304
- * of an H200, driver 580.159.04), and a query should not resume the tenant.
+ * How long the card's free memory is cached: it matters only under overcommit, and the driver needs 3 us to report it.
+ * While the lease is suspended it is cached until the resume: the driver would return an error (304 on an H200, driver
+ * 580.159.04), and a query should not resume the tenant.
  */
 #define CARD_FRESH_NS 1000000u
 
@@ -137,7 +141,7 @@ VGPU_EXPORT CUresult cuMemGetInfo_v2(size_t *free, size_t *total)
     CUresult result = card_of((unsigned)device, &card);
     if (result != CUDA_SUCCESS)
         return result;
-    if (!vgpu_suspended_now()) { /* else NVML shows none of it, and the driver may not answer */
+    if (!vgpu_suspended_now()) { /* while suspended, NVML lists none of the memory, and the driver may not answer */
         vgpu_overhead_if_stale(device);
         vgpu_pool_synchronised();
     }
