@@ -14,13 +14,16 @@ import pytest
 
 from tests.kubelet.conftest import FAST, MEMORY, Node, Turned, node_in, run
 from tests.kubelet.double import AdmissionError
+from tests.kubelet.test_plugin import CARDS, four_cards
+from tests.node.world import request
 from vgpud.model.device import Health
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import GIB
-from vgpud.model.tenancy import Lifetime, State
+from vgpud.model.tenancy import Lifetime, Selector, State
 from vgpud.proc import start_ticks
 
 UNITS = "vgpud.io/memory-gib"
+GPU = "vgpud.io/gpu"
 SLOW = MEMORY.replace("release_seconds = 1", "release_seconds = 3600")
 
 
@@ -71,6 +74,48 @@ def test_an_init_container_keeps_its_allocation_when_later_containers_ask(
                 assert init.cdi_devices == main.cdi_devices
                 (made,) = [a for a in node.allocations if a.id not in before]
                 assert made.slices[0].memory_bytes == max(first, then) * GIB
+
+    run(story())
+
+
+def test_an_init_containers_cards_become_those_of_the_container_after_it(short: Path) -> None:
+    """The kubelet keeps the CDI name that it got for the init container."""
+
+    async def story() -> None:
+        async with node_in(short, CARDS, four_cards()) as node:
+            await node.kubelet.healthy(GPU, 4)
+            init = await node.kubelet.admit("a/b", GPU, 1, container="init", init=True)
+            ids = node.kubelet.held["a/b", "init", GPU]
+            main = await node.kubelet.admit("a/b", GPU, 3, reusable=ids)
+            assert init.cdi_devices == main.cdi_devices
+            (held,) = node.allocations
+            assert len(held.slices) == 3
+            assert ids <= {part.device_uuid for part in held.slices}
+            assert node.world.specs() == [f"vgpud.io-vgpu_{held.id}.json"]
+            with container() as first:
+                await start(node, "a/b/init", first)
+            with container() as second:
+                await start(node, "a/b/main", second)
+                assert node.allocations == (await node.world.keeper.allocate(held.request),)
+            node.kubelet.end("a/b")
+            await node.until(lambda: not node.allocations)
+            assert node.world.is_empty()
+
+    run(story())
+
+
+def test_an_init_containers_cards_are_released_if_the_container_after_it_cannot_have_more(
+    short: Path,
+) -> None:
+    async def story() -> None:
+        async with node_in(short, CARDS, four_cards()) as node:
+            cards = set(await node.kubelet.healthy(GPU, 4))
+            await node.kubelet.admit("a/b", GPU, 1, container="init", init=True)
+            other = min(cards - node.kubelet.held["a/b", "init", GPU])
+            taken = await node.world.keeper.allocate(replace(request("x"), selector=Selector(uuids=(other,))))
+            with pytest.raises(AdmissionError, match="E4"):
+                await node.kubelet.allocate(GPU, cards)
+            assert node.allocations == (taken,)
 
     run(story())
 

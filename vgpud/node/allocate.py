@@ -72,8 +72,10 @@ class AllocationMaker:
     def tasks(self) -> set[asyncio.Task[Any]]:
         return {task for _, task in self._running.values()}
 
-    async def allocate(self, request: Request) -> Allocation:
-        """Makes an allocation. Idempotent by request id. Runs to its end even if the caller disconnects."""
+    async def allocate(self, request: Request, allocation_id: str | None = None) -> Allocation:
+        """Makes an allocation. Idempotent by request id. Runs to its end even if the caller disconnects.
+        `allocation_id` is the id of a released allocation that this one takes the place of.
+        """
         key = request_key(request)
         under_way = self._running.get(key)
         if under_way is not None:
@@ -85,7 +87,7 @@ class AllocationMaker:
         if existing is not None:
             self._store.account.repeated(request)
             return settled(existing)
-        task = asyncio.ensure_future(self._audited(request))
+        task = asyncio.ensure_future(self._audited(request, allocation_id))
         self._running[key] = request, task
         task.add_done_callback(lambda _: self._ended(request))
         return await asyncio.shield(task)
@@ -95,13 +97,13 @@ class AllocationMaker:
         if self._book.by_request(request) is None:
             self._store.account.forget_repeats(request)
 
-    async def _audited(self, request: Request) -> Allocation:
+    async def _audited(self, request: Request, allocation_id: str | None) -> Allocation:
         with audit.change("allocate", owner=request.owner.uid, **asked(request)) as told:
-            allocation = await self._allocate(request)
+            allocation = await self._allocate(request, allocation_id)
             told.words |= held(allocation)
         return allocation
 
-    async def _allocate(self, request: Request) -> Allocation:
+    async def _allocate(self, request: Request, allocation_id: str | None) -> Allocation:
         decision, plan = await self._plan(request)
         if decision.refusal is not None:
             self._store.account.refused(request, decision.refusal)
@@ -110,7 +112,7 @@ class AllocationMaker:
             raise decision.refusal
         assert plan is not None
         allocation = Allocation(
-            id=secrets.token_hex(6),
+            id=allocation_id or secrets.token_hex(6),
             request=request,
             state=State.ALLOCATING,
             slices=decision.slices,

@@ -170,9 +170,9 @@ class NodeKeeper:
 
     # --- allocate and release
 
-    async def allocate(self, request: Request) -> Allocation:
+    async def allocate(self, request: Request, allocation_id: str | None = None) -> Allocation:
         """Makes an allocation. Raises VgpuError if it is refused: see AllocationMaker.allocate."""
-        return await self.allocates.allocate(request)
+        return await self.allocates.allocate(request, allocation_id)
 
     async def _made(self, allocation: Allocation) -> Allocation:
         self.lifetimes.watch(allocation.id, allocation.request.lifetime)

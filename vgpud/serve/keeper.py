@@ -83,7 +83,9 @@ class Relocations(Protocol):
 class Keeper(Protocol):
     """The node. All methods raise VgpuError. A change continues to its end even if the caller disconnects."""
 
-    async def allocate(self, request: Request) -> Allocation: ...
+    async def allocate(self, request: Request, allocation_id: str | None = None) -> Allocation:
+        """Makes an allocation. `allocation_id` is the id of a released one that it takes the place of."""
+        ...
 
     async def release(self, allocation_id: str, caller: Caller, force: bool) -> bool:
         """Releases an allocation. Returns True if it was released before."""

@@ -137,14 +137,16 @@ class Allocator:
                 return await self._again(resource, ids, alive, listed)
         return await self._new(resource, ids)
 
-    async def _new(self, resource: Resource, ids: frozenset[str]) -> Allocation:
+    async def _new(
+        self, resource: Resource, ids: frozenset[str], allocation_id: str | None = None
+    ) -> Allocation:
         name = request_id(resource.name, ids)
         request = request_of(resource, ids, self._devices(), name)
         await self.holds.put(Hold(name, resource.name, ids))
         listed = await self._list()
         self._changed()
         try:
-            allocation = await self._keeper.allocate(request)
+            allocation = await self._keeper.allocate(request, allocation_id)
         except VgpuError:
             await self.holds.drop(name)
             raise
@@ -225,9 +227,10 @@ class Allocator:
         self._refuse_those_that_run(alive)
         if len(alive) == 1 and ids <= hold.ids:
             return await self._keeper.allocate(self._held(hold).request)
-        known = listed is not None and (
-            self._is_being_admitted(hold.request_id, listed) or listed.holder(hold.resource, hold.ids)
-        )
+        admitting = listed is not None and self._is_being_admitted(hold.request_id, listed)
+        known = admitting or (listed is not None and listed.holder(hold.resource, hold.ids))
+        if len(alive) == 1 and admitting and not resource.divisible:
+            return await self._replace(resource, hold, hold.ids | ids)
         if len(alive) > 1 or not known or not resource.divisible:
             unknown = "" if listed is not None else ", and the kubelet does not say for which pods"
             raise VgpuError(
@@ -267,6 +270,16 @@ class Allocator:
             grown = await self._keeper.resize(allocation.id, ROOT, larger.memory_bytes, larger.share)
         await self.holds.put(replace(hold, ids=ids))
         return grown
+
+    async def _replace(self, resource: Resource, hold: Hold, ids: frozenset[str]) -> Allocation:
+        """Makes an allocation of more cards in the place of the hold's, which no container has used. It has
+        the same id, because the kubelet keeps the CDI name that it got for the first container.
+        """
+        allocation = self._held(hold)
+        request_of(resource, ids, self._devices(), hold.request_id)  # refuses several MIG instances
+        with audit.because("a later container of the pod has more ids", hold.pod):
+            await self._release(allocation, 0.0)
+        return await self._new(resource, ids, allocation.id)
 
     def _held(self, hold: Hold) -> Allocation:
         allocation = self._allocation(hold.request_id)
