@@ -168,7 +168,11 @@ class Cluster:
         self._called("ask" if dry_run else "create")
         if body["metadata"]["name"] in self.slices_by_name:
             raise refusal(409, "already exists")
-        return self._kept(body) if dry_run else self._store(body)
+        if not dry_run:
+            return self._store(body)
+        kept = self._kept(body)
+        del kept["metadata"]["resourceVersion"]  # only what is stored has one
+        return kept
 
     async def replace_slice(self, body: dict[str, Any]) -> dict[str, Any]:
         self._called("replace")

@@ -85,7 +85,8 @@ class ApiServer:
 
     async def create_slice(self, body: Json, dry_run: bool = False) -> Json:
         options = {"dry_run": "All"} if dry_run else {}
-        return _slice(await self._objects("create_cluster_custom_object", _SLICES, body, **options))
+        answer = await self._objects("create_cluster_custom_object", _SLICES, body, **options)
+        return _slice(answer, stored=not dry_run)
 
     async def replace_slice(self, body: Json) -> Json:
         name = body["metadata"]["name"]
@@ -144,13 +145,17 @@ class ApiServer:
         return client
 
 
-def _is_slice(value: object) -> bool:
-    """Does the object have the fields that the publisher reads? Other fields are only compared."""
+def _is_slice(value: object, stored: bool = True) -> bool:
+    """Does the object have the fields that the publisher reads? Other fields are only compared. An object
+    that is not stored has no resourceVersion.
+    """
     match value:
         case {
-            "metadata": {"name": str(), "resourceVersion": str()},
+            "metadata": {"name": str()} as metadata,
             "spec": {"pool": {"generation": int()}} as spec,
         }:
+            if stored and not isinstance(metadata.get("resourceVersion"), str):
+                return False
             parts = (spec.get("devices") or [], spec.get("sharedCounters") or [])
             return all(
                 isinstance(part, list) and all(isinstance(one, dict) for one in part) for part in parts
@@ -158,8 +163,8 @@ def _is_slice(value: object) -> bool:
     return False
 
 
-def _slice(answer: Json) -> Json:
-    if not _is_slice(answer):
+def _slice(answer: Json, stored: bool = True) -> Json:
+    if not _is_slice(answer, stored):
         raise _not_understood("no ResourceSlice")
     return answer
 
