@@ -8,7 +8,7 @@ import pytest
 
 from tests.conditions import needs
 from tests.e2e.conftest import node_maker
-from vgpud.daemon import check_mount
+from vgpud.daemon import check_mount, make_folders
 from vgpud.model.errors import Exit, VgpuError
 from vgpud.settings import Settings
 
@@ -33,6 +33,11 @@ def test_a_mount_that_honours_set_user_id_is_refused(
     with pytest.raises(VgpuError, match=f"without {missing} ") as refused:
         check_mount(Settings(run_dir=tmp_path))
     assert "mount -t tmpfs -o nosuid,nodev" in refused.value.hint
+
+
+def test_the_folder_of_leases_can_be_entered_and_not_listed_by_users(tmp_path: Path) -> None:
+    make_folders(Settings(run_dir=tmp_path / "run", state_dir=tmp_path / "state"))
+    assert (tmp_path / "run" / "leases").stat().st_mode & 0o777 == 0o711
 
 
 @needs("root")

@@ -50,6 +50,31 @@ def test_a_spec_has_the_lowest_version_that_covers_it(name: str, version: str) -
     assert cdi.build_spec(allocation(name))["cdiVersion"] == version
 
 
+def test_a_spec_is_not_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("another program's")
+    path = cdi.spec_path(tmp_path, "a1")
+    path.with_name(f".{path.name}.tmp").symlink_to(tmp_path / "file")
+    with pytest.raises(VgpuError) as refused:
+        cdi.write_spec(tmp_path, allocation("a1"))
+    assert refused.value.code is ErrorCode.CDI_FAILED
+    assert (tmp_path / "file").read_text() == "another program's"
+
+
+HOSTILE = ('"}]}', "\x1b]0;x\x07", "a\nb", "\u202e", "{{x}}", "$(x)")
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_text_of_a_tenant_stays_one_value_of_a_spec(tmp_path: Path, text: str) -> None:
+    """The text is in a label, and in a value of the environment."""
+    held = allocation("a1")
+    asked = replace(held.request, label=text)
+    edits = Edits(env=(("VGPU_ALLOCATION", "a1"), ("LABEL", text)))
+    hostile = replace(held, request=asked, edits=edits)
+    read = json.loads(cdi.write_spec(tmp_path, hostile).read_text())
+    assert len(read["devices"]) == 1
+    assert f"LABEL={text}" in read["devices"][0]["containerEdits"]["env"]
+
+
 def test_a_listed_spec_is_removed(tmp_path: Path) -> None:
     for name in ("a1", "b2"):
         cdi.write_spec(tmp_path, allocation(name))

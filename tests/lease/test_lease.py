@@ -166,6 +166,16 @@ def test_a_tenant_that_locks_its_usage_file_in_the_kernel_does_not_delay_the_rem
     eventually(lambda: list((tmp_path / "leases").iterdir()) == [])
 
 
+def test_a_link_in_place_of_a_lease_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").touch()
+    (tmp_path / "leases").mkdir()
+    (tmp_path / "leases" / "a1").symlink_to(tmp_path / "other")
+    with pytest.raises(VgpuError):
+        asyncio.run(remove_lease(tmp_path / "leases", "a1"))
+    assert (tmp_path / "other" / "file").exists()
+
+
 @pytest.mark.parametrize("damage", [b"", b"x" * 10, b"\0" * layout.LIMITS_SIZE])
 def test_damaged_limits_are_refused(tmp_path: Path, damage: bytes) -> None:
     folder = write_lease(tmp_path, "a1", DEVICES, UID, GID)

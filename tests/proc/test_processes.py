@@ -35,6 +35,17 @@ ctypes.CDLL(None).pthread_exit(None)
 """
 
 
+def test_a_process_is_recognised_only_by_its_own_start_time() -> None:
+    ticks = start_ticks(os.getpid())
+    assert ticks is not None
+    assert is_alive(os.getpid(), ticks)
+    assert not is_alive(os.getpid(), ticks + 1)
+    assert pin(os.getpid(), ticks + 1) is None
+    pinned = pin(os.getpid(), ticks)
+    assert pinned is not None
+    pinned.close()
+
+
 def test_a_process_without_its_main_thread_is_ending_until_its_last_thread_ends() -> None:
     process = subprocess.Popen([sys.executable, "-c", LEADERLESS], stdin=subprocess.PIPE)
     assert process.stdin is not None

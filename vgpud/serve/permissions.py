@@ -1,4 +1,4 @@
-"""Raises VgpuError(NOT_ALLOWED) if the caller's socket has too few rights for `method`."""
+"""The rights of callers: by the socket at which they connected, and by their uid."""
 
 from vgpud.api.doors import LEAST_DOOR, SOCKET_NAMES
 from vgpud.model.caller import Caller, Door
@@ -22,7 +22,7 @@ def check_door(method: str, caller: Caller) -> None:
 
 
 def check_owner_override(caller: Caller) -> None:
-    """May the caller see an allocation's environment and paths? The owner and administrators may."""
+    """Raises VgpuError(NOT_ALLOWED) if the caller may not allocate for another owner."""
     if not caller.is_admin:
         raise VgpuError(
             ErrorCode.NOT_ALLOWED,
