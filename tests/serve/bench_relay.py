@@ -52,7 +52,7 @@ async def _serve(run_dir: Path) -> None:
 class _Still(FakeKeeper):
     """Forgets each allocation, so that all calls cost the same."""
 
-    async def allocate(self, request: Any) -> Any:
+    async def allocate(self, request: Any, allocation_id: str | None = None) -> Any:
         held = await super().allocate(request)
         self.held.clear()
         self.events.clear()

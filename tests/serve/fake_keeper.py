@@ -135,7 +135,7 @@ class FakeKeeper:
         async with self._changed:
             self._changed.notify_all()
 
-    async def allocate(self, request: Request) -> Allocation:
+    async def allocate(self, request: Request, allocation_id: str | None = None) -> Allocation:
         self._check()
         self.requests.append(request)
         if self.gate is not None:
