@@ -29,6 +29,9 @@ from typing import NoReturn, TextIO
 from tests.demo.node import ROOT
 
 _LOADER = ("LD_LIBRARY_PATH", "LD_PRELOAD")
+# gRPC reads these when it is imported; vgpuctl sets them before. Otherwise `vgpuctl run` prints an error if
+# its exec meets the start of one of gRPC's threads, which the kernel then refuses (EAGAIN).
+_GRPC = {"GRPC_VERBOSITY": "NONE", "GRPC_ENABLE_FORK_SUPPORT": "0"}
 _MESSAGE = 1 << 18  # bytes of a message; large enough for an environment
 
 
@@ -144,7 +147,7 @@ def _forker(loader: tuple[str, ...]) -> socket.socket:
     process closes the connection by its end.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    environment = {**os.environ, **{n: v for n, v in zip(_LOADER, loader, strict=True) if v}}
+    environment = {**os.environ, **_GRPC, **{n: v for n, v in zip(_LOADER, loader, strict=True) if v}}
     with theirs:
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.prepared", str(theirs.fileno())],

@@ -10,7 +10,7 @@ from tests.native.harness import TEST_BUILD
 
 def model(*words: str, program: str = "sched-model") -> None:
     done = subprocess.run(
-        [str(TEST_BUILD / program), *words], capture_output=True, text=True, check=False, timeout=60
+        [str(TEST_BUILD / program), *words], capture_output=True, text=True, check=False, timeout=600
     )
     assert done.returncode == 0, done.stderr
 
@@ -27,7 +27,7 @@ class Use:
 def backfill(*tenants: str) -> list[Use]:
     """Each tenant is `KIND WORK_US PERIOD_US`."""
     words = [word for tenant in tenants for word in tenant.split()]
-    said = subprocess.check_output([str(TEST_BUILD / "sched-backfill"), *words], text=True, timeout=60)
+    said = subprocess.check_output([str(TEST_BUILD / "sched-backfill"), *words], text=True, timeout=600)
     return [Use(*map(float, line.split())) for line in said.splitlines()]
 
 
