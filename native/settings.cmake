@@ -1,4 +1,5 @@
-# How the C of this tree is compiled: for the native parts, and for the simulator when it is built alone.
+# Settings for compiling the C code of this tree: for the native parts, and for the simulator when it is built
+# alone.
 set(CMAKE_C_STANDARD 11)
 set(CMAKE_C_EXTENSIONS ON) # _GNU_SOURCE interfaces: dlvsym, pidfd_open, SO_PEERCRED
 set(CMAKE_C_STANDARD_REQUIRED ON)

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* looked up by name, because an older branch lacks the last five */
+/* The driver's functions, looked up by name because an older branch lacks the last five. */
 static struct {
     CUresult (*init)(unsigned int);
     CUresult (*name)(CUresult, const char **);
@@ -18,7 +18,8 @@ static struct {
 static void look_up(void *library, const char *name, void *where)
 {
     void *found = dlsym(library, name);
-    memcpy(where, &found, sizeof(found)); /* POSIX lets a symbol be a function; C does not cast it to one */
+    /* POSIX lets a symbol be a function, but C has no cast to a function pointer */
+    memcpy(where, &found, sizeof(found));
 }
 
 const char *driver_open(void)

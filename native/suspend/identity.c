@@ -9,7 +9,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define START_FIELD 22 /* of /proc/PID/stat */
+#define START_FIELD 22 /* number of the start time's field in /proc/PID/stat */
 
 bool identity_alive(int pidfd)
 {
@@ -18,8 +18,8 @@ bool identity_alive(int pidfd)
 }
 
 /*
- * Returns 0 or -errno. The command in brackets may contain any character, so the fields are counted from the last
- * bracket.
+ * Reads the start time of a process; returns 0 or -errno. The command in brackets may contain any character, so the
+ * fields are counted from the last bracket.
  */
 static int started(pid_t pid, unsigned long *ticks)
 {
@@ -48,7 +48,7 @@ int identity_open(pid_t pid, unsigned long ticks)
     unsigned long since = 0;
     int pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
     if (pidfd < 0)
-        return errno == EINVAL ? -ESRCH : -errno; /* EINVAL: the pid now names a thread */
+        return errno == EINVAL ? -ESRCH : -errno; /* EINVAL: the pid now belongs to a thread */
     int error = started(pid, &since);
     if (error == 0 && since == ticks && identity_alive(pidfd))
         return pidfd;

@@ -1,4 +1,4 @@
-/* identity.h: a process is identified by its pid and its start time, and during one order by a pidfd. */
+/* Identifies a process by its pid and its start time, and by a pidfd while one order runs. */
 #ifndef VGPU_SUSPEND_IDENTITY_H
 #define VGPU_SUSPEND_IDENTITY_H
 
@@ -6,12 +6,12 @@
 #include <sys/types.h>
 
 /*
- * A pidfd of the process with this pid that started at `ticks` (field 22 of /proc/PID/stat, proc(5)). -ESRCH: it has
- * ended; another -errno: its pidfd or its start time could not be read.
+ * Opens a pidfd of the process with this pid that started at `ticks` (field 22 of /proc/PID/stat, proc(5)). -ESRCH:
+ * that process has ended; another -errno: the pidfd or the start time could not be read.
  */
 int identity_open(pid_t pid, unsigned long ticks);
 
-/* Does the process of the pidfd live? A zombie does not. */
+/* Returns true if the process of the pidfd lives; a zombie does not. */
 bool identity_alive(int pidfd);
 
 #endif

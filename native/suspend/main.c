@@ -72,8 +72,10 @@ static void say(CUresult result, int state)
     printf("%d %s %d\n", (int)result, driver_name(result), state);
 }
 
-/* The driver knows processes by number alone. While the pidfd says before and after a call that its process lives, the
- * number was that process's. */
+/*
+ * Carries out one order and prints the answer. The driver knows processes only by number. If the process of the pidfd
+ * lives before and after a driver call, the number belonged to that process during the call.
+ */
 static void answer(char *line)
 {
     char *words[WORDS_MAX];
@@ -107,7 +109,7 @@ static bool alone(const char *path)
     while (flock(descriptor, LOCK_EX) != 0)
         if (errno != EINTR)
             return false;
-    return true; /* the lock ends with the process */
+    return true; /* keeps the descriptor open: the lock ends with the process */
 }
 
 int main(int argc, char **argv)

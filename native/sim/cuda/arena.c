@@ -1,9 +1,10 @@
-/* Device addresses and what lies behind them.
+/*
+ * Device addresses of the simulated driver, and the memory behind them.
  *
- * Device memory is host memory that costs nothing until touched: one reservation of addresses over one
- * sparse file in memory, so that another process can map a piece of it (ipc.c), cut into 2 MiB pages. A request above 1 MiB has its own pages; smaller ones share a page cut into
- * equal slots (a slab), as the driver does. Everything is found by page number, so a lookup costs
- * the same with one allocation or a hundred thousand.
+ * Device memory is host memory that costs nothing until it is touched. It is one reservation of addresses over one
+ * sparse file in memory, cut into 2 MiB pages, so that another process can map a piece of the file (ipc.c). A request
+ * above 1 MiB gets its own pages; smaller requests share a page that is cut into equal slots (a slab), as in the real
+ * driver. Every lookup goes by page number, so it costs the same with one allocation as with a hundred thousand.
  */
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -14,7 +15,8 @@
 CU_ENDS(cu_block_end, cu_block_ends);
 
 #define ARENA_MOST (UINT64_C(4) << 40)
-#define ARENA_LEAST (UINT64_C(64) << 30) /* a limit on address space, or a sanitizer's own map */
+/* the least size tried: a limit on address space, or a sanitizer, may leave no more */
+#define ARENA_LEAST (UINT64_C(64) << 30)
 #define PAGE SIM_PAGE_BYTES
 #define SMALL_MAX (UINT64_C(1) << 20)
 #define CLASS_MIN 512u
@@ -23,7 +25,7 @@ enum { CLASSES = 12 };
 struct slab {
     CUdeviceptr base;
     uint32_t class_bytes, slots, used, scan;
-    struct slab *next, *previous; /* list of slabs of the same class with free slots */
+    struct slab *next, *previous; /* links of the list of slabs of the same class that have free slots */
     struct cu_block *blocks;
 };
 
@@ -39,12 +41,13 @@ struct hole {
 };
 
 static char *g_base;
-static int g_file = -1; /* -1: this process cannot have a file of that size, and shares no memory */
+/* file descriptor of the memory; -1: this process cannot have a file of that size, and shares no memory */
+static int g_file = -1;
 static uint64_t g_size;
-static uint64_t g_next; /* bytes ever handed out */
+static uint64_t g_next; /* number of bytes that were ever handed out */
 static struct page *g_pages;
 static struct hole *g_holes;
-/* Slabs with room, by owner context's ordinal and class. */
+/* Lists of slabs with free slots, by the ordinal of the context's device and by size class. */
 static struct slab *g_room[CU_MAX_ORDINALS][CLASSES];
 
 static void *reserve(uint64_t bytes)
@@ -56,7 +59,8 @@ static void *reserve(uint64_t bytes)
 static int new_file(uint64_t bytes)
 {
     struct rlimit most;
-    if (getrlimit(RLIMIT_FSIZE, &most) != 0 || most.rlim_cur < bytes) /* otherwise SIGXFSZ would end the process */
+    /* a larger file would end the process by SIGXFSZ */
+    if (getrlimit(RLIMIT_FSIZE, &most) != 0 || most.rlim_cur < bytes)
         return -1;
     int fd = memfd_create("vgpu-sim-device-memory", MFD_CLOEXEC);
     if (fd >= 0 && ftruncate(fd, (off_t)bytes) != 0) {
@@ -151,7 +155,7 @@ void cu_arena_give(CUdeviceptr p, uint64_t bytes)
     } else {
         struct hole *h = malloc(sizeof(*h));
         if (h == NULL)
-            return; /* these addresses are not used again */
+            return; /* leaks the addresses: they are not used again */
         *h = (struct hole){p, bytes, *at};
         *at = h;
     }
@@ -221,7 +225,7 @@ static CUresult alloc_small(CUcontext ctx, size_t size, CUdeviceptr *out)
         s = new_slab(ctx->ordinal, class, &why);
     if (s == NULL)
         return why;
-    uint32_t i = s->scan; /* all slots below it are in use */
+    uint32_t i = s->scan; /* all slots below `scan` are in use */
     while (s->blocks[i].size != 0)
         i++;
     s->scan = i + 1;

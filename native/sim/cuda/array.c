@@ -1,4 +1,4 @@
-/* Arrays and mipmaps: rows of pitch-aligned memory. */
+/* CUDA arrays and mipmapped arrays: rows of pitch-aligned memory. */
 #include "internal.h"
 
 #define ROW_ALIGN 512u
@@ -32,7 +32,7 @@ static size_t at_least_one(size_t n)
     return n == 0 ? 1 : n;
 }
 
-/* Bytes of a row and of the whole array. */
+/* Computes the number of bytes of one row, and of the whole array. */
 static CUresult extent(const CUDA_ARRAY3D_DESCRIPTOR *shape, size_t *pitch, size_t *size)
 {
     size_t element = cu_element_bytes(shape->Format, shape->NumChannels);
@@ -122,7 +122,7 @@ struct CUmipmappedArray_st {
     struct cu_owner owner;
     unsigned int level_count;
     CUarray *levels;
-    CUdeviceptr data; /* of all levels, one after another */
+    CUdeviceptr data; /* memory of all levels, one after another */
 };
 
 bool cu_is_mipmap(CUmipmappedArray mipmap)

@@ -1,5 +1,7 @@
-/* Stream capture: what is given to a capturing stream becomes nodes of a graph. A stream that waits for
- * an event of a capture joins it; what the programming guide forbids meanwhile invalidates it. */
+/*
+ * Stream capture: calls on a capturing stream become nodes of a graph. A stream that waits for an event of a capture
+ * joins that capture. A call that the CUDA programming guide forbids during a capture invalidates the capture.
+ */
 #include "graph.h"
 #include "green.h"
 
@@ -58,7 +60,7 @@ void cu_capture_list(CUstream stream, const CUgraphNode **nodes, size_t *count)
 
 void cu_capture_frontier(CUstream stream, CUgraphNode node)
 {
-    cu_capture_set(stream, &node, 1, false); /* the list has room for one entry, so this cannot fail */
+    cu_capture_set(stream, &node, 1, false); /* cannot fail: the list has room for one entry */
 }
 
 static CUresult join(struct cu_capture *c, CUstream stream, const CUgraphNode *nodes, size_t count)
@@ -185,7 +187,7 @@ CUresult cu_capture_add(CUstream stream, CUgraphNodeType type, CUgraphNode *out)
     return result;
 }
 
-/* Refuses a call that a capturing stream cannot record. */
+/* Refuses a call that a capturing stream cannot record, and invalidates the capture. */
 CUresult cu_capture_refuse(CUstream stream)
 {
     struct cu_capture *c = cu_capture_find(stream);
@@ -196,8 +198,8 @@ CUresult cu_capture_refuse(CUstream stream)
 }
 
 /*
- * Invalidates captures of the context's streams (for a green context: of its own), or only of those that wait for the
- * legacy stream.
+ * Invalidates the captures of the context's streams, or, without `all`, only of those streams that wait for the legacy
+ * stream. For a green context, only its own streams count.
  */
 static bool invalidate(CUcontext ctx, bool all)
 {
@@ -218,7 +220,7 @@ static bool invalidate(CUcontext ctx, bool all)
     return hit;
 }
 
-/* A use of the legacy stream waits for every blocking stream, which invalidates their captures. */
+/* Invalidates the captures of all blocking streams, because a use of the legacy stream waits for every one of them. */
 CUresult cu_capture_implicit(CUcontext ctx)
 {
     return invalidate(ctx, false) ? CUDA_ERROR_STREAM_CAPTURE_IMPLICIT : CUDA_SUCCESS;
@@ -229,13 +231,19 @@ void cu_capture_green(CUgreenCtx green)
     invalidate(green->view, true);
 }
 
-/* Waiting for a context waits for each of its streams, in any capture mode. */
+/*
+ * Invalidates the captures of all of the context's streams: a wait for the context waits for each stream, in any
+ * capture mode.
+ */
 CUresult cu_capture_whole(CUcontext ctx)
 {
     return invalidate(ctx, true) ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
 }
 
-/* Events in captures: recording stores the position of the stream, waiting joins the capture. */
+/*
+ * Events in captures: recording an event stores the position of the stream, and a stream that waits for the event joins
+ * the capture.
+ */
 
 static void forget_event(CUevent event)
 {
@@ -278,7 +286,7 @@ bool cu_capture_has(CUevent event)
     return lives;
 }
 
-/* For a call that needs the result of an event that was only recorded in a capture. */
+/* Refuses a call that needs the result of an event if the event was recorded only in a capture. */
 CUresult cu_capture_event(CUevent event)
 {
     if (!cu_capture_has(event))
@@ -320,7 +328,7 @@ void cu_capture_leave_event(CUevent event)
     forget_event(event);
 }
 
-/* Destroying a stream that is being captured ends its capture. */
+/* Ends the capture of a stream that is destroyed. */
 void cu_capture_leave_stream(CUstream stream)
 {
     cu_lock();
@@ -341,7 +349,7 @@ void cu_capture_leave_stream(CUstream stream)
     cu_unlock();
 }
 
-/* The captures on a context's streams end with the context. */
+/* Ends the captures on the streams of a context that ends. */
 static void end_of_context(CUcontext ctx)
 {
     for (struct cu_capture *c = cu_captures_list, *next; c != NULL; c = next) {

@@ -1,12 +1,15 @@
-/* The restrictions that a capture imposes on other calls, by its mode and by the calling thread's mode. */
+/*
+ * The restrictions that a stream capture imposes on other calls, by the capture's mode and by the calling thread's
+ * mode.
+ */
 #include "graph.h"
 
-_Atomic uint32_t cu_captures; /* captures in progress; at 0, other calls take no lock */
+_Atomic uint32_t cu_captures; /* number of captures in progress; at 0, other calls take no lock */
 struct cu_capture *cu_captures_list;
 
 static _Thread_local CUstreamCaptureMode t_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 
-/* Calls that may wait for the device: forbidden as the capture's and the thread's modes say. */
+/* Refuses a call that may wait for the device, if the capture's mode and the thread's mode forbid such calls. */
 CUresult cu_capture_unsafe(void)
 {
     CUresult result = CUDA_SUCCESS;

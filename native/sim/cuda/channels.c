@@ -1,7 +1,9 @@
-/* The channels of contexts, made and ended as NVIDIA's libcuda does: by ioctl on the control device, through the symbol
- * that the process has for it, so that a library that stands before the C library's sees each call. Seen on an H100,
- * driver 580.159.04: a context has one group of eight channels with a compute object, and three groups of four
- * channels for copies. The clients of an MPS server have none: the server's are theirs. */
+/*
+ * The channels of CUDA contexts. The simulator makes and frees them as NVIDIA's libcuda does: by ioctl on the control
+ * device, through the process's own symbol `ioctl`, so that a library loaded before the C library sees each call. On an
+ * H100 with driver 580.159.04, a context had one group of eight channels with a compute object, and three groups of
+ * four channels for copies. The clients of an MPS server have no channels of their own; they use the server's.
+ */
 #include <dlfcn.h>
 #include <errno.h>
 #include <stdarg.h>
@@ -17,7 +19,10 @@ enum { COMPUTE_CHANNELS = 8, COPY_CHANNELS = 4 };
 
 typedef int ioctl_function(int, unsigned long, ...);
 
-/* Exported for callers that the dynamic linker binds here: for the control device this function acts as the kernel. */
+/*
+ * Acts as the kernel for calls on the control device. The function is exported for callers whose `ioctl` the dynamic
+ * linker binds to this library.
+ */
 CU_EXPORT int ioctl(int fd, unsigned long request, ...)
 {
     va_list arguments;
@@ -30,8 +35,8 @@ CU_EXPORT int ioctl(int fd, unsigned long request, ...)
 }
 
 /*
- * Calls the program's ioctl, because this library's symbols bind to the program's first; the C library's ioctl does not
- * know the device.
+ * Calls the program's ioctl, because this library's symbols bind to the program's first. The C library's ioctl does not
+ * know the simulated device.
  */
 static int call(unsigned long request, void *argument)
 {
@@ -88,7 +93,7 @@ static bool make_device(struct cu_device *d)
     return d->rm_subdevice != 0;
 }
 
-/* Returns the handle; 0: no more channels are available. */
+/* Makes a channel group and returns its handle; returns 0 if no more channels are available. */
 static uint32_t make_group(const struct cu_device *d, int channels, bool computes)
 {
     uint32_t group = make_next(RM_CLASS_CHANNEL_GROUP, d->rm_device, NULL), first = 0;

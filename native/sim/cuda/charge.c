@@ -1,4 +1,4 @@
-/* Device memory, charged in the shared state to this process's own entry. */
+/* Device memory of this process, counted in the process's own entry of the shared state. */
 #include <unistd.h>
 
 #include "internal.h"
@@ -8,8 +8,10 @@ uint64_t cu_round_page(uint64_t bytes)
     return (bytes + SIM_PAGE_BYTES - 1) / SIM_PAGE_BYTES * SIM_PAGE_BYTES;
 }
 
-/* What an MPS server counts against the client's limit: everything, and each context at its full
- * cost (measured: 1024 MiB leaves 480). */
+/*
+ * Returns what an MPS server counts against a client's limit: all of its memory, and each context at its full cost
+ * (measured: a limit of 1024 MiB leaves 480 MiB).
+ */
 static uint64_t mps_held(const struct cu_device *d)
 {
     const struct sim_device *card = &cu.s->devices[d->device];
@@ -25,7 +27,7 @@ static bool fits(const struct cu_device *d, enum sim_kind kind, uint64_t bytes)
     uint64_t counted = kind == SIM_CONTEXT ? cu.s->devices[d->device].context_bytes : bytes;
     if (d->mps_limit > 0 && mps_held(d) + counted > d->mps_limit)
         return false;
-    if (kind == SIM_MANAGED) /* managed memory beyond the card goes to the host */
+    if (kind == SIM_MANAGED) /* managed memory that does not fit on the card goes to the host */
         return true;
     if (d->gi == SIM_NONE && bytes > sim_wall_left(cu.s, d->device, (uint32_t)getpid()))
         return false;

@@ -1,4 +1,7 @@
-/* Suspending a CUDA process by pid, this one or another (state/checkpoint.c). A lock holds none of these. */
+/*
+ * Suspends a CUDA process by pid, this process or another one (state/checkpoint.c). The calls of this file run even
+ * while this process is locked.
+ */
 #include <errno.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -37,7 +40,7 @@ CUresult cuCheckpointProcessGetState(int pid, CUprocessState *state)
     return p != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* The thread that CRIU must leave running: a simulated driver has none. */
+/* On hardware, this returns the thread that CRIU must leave running; the simulated driver has no such thread. */
 CUresult cuCheckpointProcessGetRestoreThreadId(int pid, int *tid)
 {
     CU_TRY(enter("cuCheckpointProcessGetRestoreThreadId", pid));

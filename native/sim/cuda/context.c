@@ -1,11 +1,14 @@
-/* Contexts: primary and made, the stack of each thread, limits. */
+/* CUDA contexts: primary contexts, contexts made by the program, each thread's stack of contexts, and limits. */
 #include "internal.h"
 
 CU_ENDS(cu_context_end, cu_context_ends);
 
 static struct CUctx_st *g_all[1024];
 
-/* EXCLUSIVE_PROCESS lets one process in, or the clients of MPS together. */
+/*
+ * Returns true if this process may use the device. The mode EXCLUSIVE_PROCESS lets one process in, or all clients of
+ * one MPS server.
+ */
 static bool may_enter(const struct cu_device *d)
 {
     uint32_t mode = cu.s->devices[d->device].compute_mode;
@@ -64,7 +67,7 @@ static CUresult create(CUdevice dev, unsigned int flags, bool primary, CUcontext
     struct cu_device *d = &cu.devices[dev];
     CU_CHECK(!cu_sim_device(dev)->lost, CUDA_ERROR_UNKNOWN);
     if (d->gi != SIM_NONE && !cu_sim_device(dev)->gis[d->gi].cis[d->ci].used)
-        return CUDA_ERROR_DEVICE_UNAVAILABLE; /* destroyed since cuInit */
+        return CUDA_ERROR_DEVICE_UNAVAILABLE; /* the device was destroyed after cuInit */
     cu_sim_lock();
     CUresult result = claim_use(d);
     sim_unlock(cu.s);

@@ -1,6 +1,6 @@
 /*
- * Checks and moves bytes. Device memory is host memory of this process. Copies that a card would refuse are refused
- * before any byte is moved.
+ * Checks and performs copies. Device memory is host memory of this process. A copy that a card would refuse is refused
+ * before any byte is copied.
  */
 #include "internal.h"
 
@@ -14,12 +14,12 @@ CUresult cu_check_device_range(CUdeviceptr p, size_t size)
     else if (cu_in_arena(p))
         good = cu_vmm_covers(p, size);
     else
-        good = cu_host_at((const void *)p) != NULL; /* page-locked memory is addressable too */
+        good = cu_host_at((const void *)p) != NULL; /* page-locked host memory is a valid device address too */
     cu_unlock();
     return good ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* Either side may be host or device (unified addressing). */
+/* Copies bytes; each of the two addresses may be a host or a device address (unified addressing). */
 CUresult cu_copy(void *to, const void *from, size_t size)
 {
     if (size == 0)
@@ -33,7 +33,7 @@ CUresult cu_copy(void *to, const void *from, size_t size)
     return CUDA_SUCCESS;
 }
 
-/* One side of a 2D or 3D copy, as an address and its strides. */
+/* One side of a 2D or 3D copy: its address and its strides. */
 struct side {
     char *base;
     size_t pitch, slice;

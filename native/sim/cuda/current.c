@@ -1,4 +1,4 @@
-/* The existing contexts, and the current one: the stack of each thread. */
+/* The contexts that exist, and the current context of each thread: the top of its stack. */
 #include "internal.h"
 
 #define STACK_DEPTH 64

@@ -1,4 +1,4 @@
-/* Devices as CUDA sees them. */
+/* Devices as the CUDA driver API shows them. */
 #include "internal.h"
 
 CUresult cuDeviceGetCount(int *count)
@@ -48,7 +48,7 @@ void cu_parse_uuid(const char *text, CUuuid *uuid)
     }
 }
 
-/* Version 1 gives the card's UUID even for a MIG device; version 2 the MIG device's own. */
+/* Version 1 of the call gives the card's UUID even for a MIG device; version 2 gives the MIG device's own UUID. */
 CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice dev)
 {
     CU_TRY(cu_enter_device("cuDeviceGetUuid", dev));
@@ -70,7 +70,7 @@ CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice dev)
     return CUDA_SUCCESS;
 }
 
-/* What CUDA calls total is what the driver can hand out, plus what it keeps for itself on the card. */
+/* CUDA's total memory is the memory that the driver can hand out, plus what the driver keeps for itself on the card. */
 CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev)
 {
     CU_TRY(cu_enter_device("cuDeviceTotalMem_v2", dev));
@@ -137,7 +137,7 @@ static uint32_t links(CUdevice a, CUdevice b)
 {
     const struct cu_device *x = &cu.devices[a], *y = &cu.devices[b];
     if (x->gi != SIM_NONE || y->gi != SIM_NONE)
-        return 0; /* MIG has no peer access between GPUs */
+        return 0; /* GPUs in MIG mode have no peer access to each other */
     return cu.s->links[x->device][y->device];
 }
 
@@ -163,7 +163,7 @@ CUresult cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute attribute, CU
 
 int cu_multiprocessors(int dev)
 {
-    /* Under MPS a client sees its share of the SMs, rounded up to pairs, as a card shows it. */
+    /* An MPS client sees its share of the SMs, rounded up to pairs, as on hardware. */
     uint32_t sms = cu_sm_count(dev);
     if (!cu.mps || cu.mps_fraction >= 1.0)
         return (int)sms;
@@ -171,7 +171,7 @@ int cu_multiprocessors(int dev)
     return (int)(share < 2 ? 2 : share > sms ? sms : share);
 }
 
-/* Figures that come from the card's table; false: none of these. */
+/* Reads an attribute whose value is in the card's description. Returns false for any other attribute. */
 static bool card_attribute(CUdevice_attribute attribute, CUdevice dev, int *value)
 {
     const struct sim_device *card = cu_sim_device(dev);
@@ -237,7 +237,7 @@ struct fixed {
     int value;
 };
 
-/* The same on every card that a profile describes. */
+/* Attributes with the same value on every card that a profile describes. */
 static const struct fixed fixed_attributes[] = {
     {CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK, 1024},
     {CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X, 1024},
@@ -292,7 +292,8 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice
     CU_CHECK(dev >= 0 && dev < cu.device_count, CUDA_ERROR_INVALID_DEVICE);
     CU_CHECK(value != NULL && attribute > 0 && attribute < CU_DEVICE_ATTRIBUTE_MAX, CUDA_ERROR_INVALID_VALUE);
     bool is_clock = attribute == CU_DEVICE_ATTRIBUTE_CLOCK_RATE || attribute == CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE;
-    CU_CHECK(!is_clock || !cu_checkpointed(), CUDA_ERROR_OPERATING_SYSTEM); /* as an H200 does, 580.159.04 */
+    /* an H200 with driver 580.159.04 gives this error */
+    CU_CHECK(!is_clock || !cu_checkpointed(), CUDA_ERROR_OPERATING_SYSTEM);
     if (card_attribute(attribute, dev, value))
         return CUDA_SUCCESS;
     *value = 0; /* a feature that the card lacks */

@@ -1,16 +1,17 @@
-/* SMs as a resource: asked for, split, described. A resource is a value in the caller's hands; which SMs
- * it stands for is written in the part of it that is the driver's own. Rules: NVIDIA's driver API manual, 13.0,
- * and what an H200 answered (driver 580) where it is laxer.
+/*
+ * SMs as a CUDA resource: queries, splits and descriptors. A resource is a value in the caller's hands; the field
+ * reserved for the driver says which SMs the resource stands for. The rules are those of NVIDIA's driver API manual
+ * 13.0, and of an H200 (driver 580) where the H200 accepts more.
  */
 #include "green.h"
 
 #define SET_MAGIC 0x534d5331u
 
-enum { GPC_SMS = 18 }; /* most SMs of one graphics processing cluster: H100 white paper */
+enum { GPC_SMS = 18 }; /* the most SMs of one graphics processing cluster, from the H100 white paper */
 
 struct sm_set {
     uint32_t magic, ordinal;
-    uint64_t split; /* number of the split that made it; 0: none */
+    uint64_t split; /* number of the split that made this set; 0: no split made it */
     struct cu_sms sms;
 };
 _Static_assert(sizeof(struct sm_set) <= sizeof(((CUdevResource *)NULL)->_internal_padding), "it has room");
@@ -35,7 +36,7 @@ static uint32_t count(const struct cu_sms *sms)
     return n;
 }
 
-/* The least size of a part and the granularity of its size, in multiprocessors. */
+/* Returns the least size of a part and the granularity of its size, in SMs. */
 static void grain(int ordinal, bool independent, uint32_t *least, uint32_t *multiple)
 {
     uint32_t major = cu_sim_device(ordinal)->cc_major;
@@ -81,14 +82,16 @@ CUresult cuDeviceGetDevResource(CUdevice dev, CUdevResource *out, CUdevResourceT
     return cu_resource_of(dev, NULL, out, type);
 }
 
-/* How many groups of `size` SMs there are. An H200 had one of the least size fewer than would fit (15 of 132 SMs),
- * and as many as fit of larger ones: taken to be a GPC with too few SMs for a second group to itself. */
+/*
+ * Returns how many groups of `size` SMs there are. An H200 had one group of the least size fewer than would fit (15
+ * with 132 SMs), and as many larger groups as fit. The assumed reason is a GPC with too few SMs for a second group.
+ */
 static uint32_t groups_of(uint32_t sms, uint32_t size, uint32_t least)
 {
     return sms / size - (size == least && least >= 8 && sms > GPC_SMS);
 }
 
-/* Takes `groups` of `size` SMs each, in the order of the SMs; the rest goes to `remainder`. */
+/* Takes `groups` groups of `size` SMs each, in the order of the SMs; `remainder` gets the other SMs. */
 static void deal(const struct sm_set *from, CUdevResource *result, unsigned int groups, uint32_t size,
                  CUdevResource *remainder)
 {
@@ -116,7 +119,8 @@ CUresult cuDevSmResourceSplitByCount(CUdevResource *result, unsigned int *groups
     CU_TRY(cu_enter("cuDevSmResourceSplitByCount"));
     CU_CHECK(groups != NULL && input != NULL, CUDA_ERROR_INVALID_VALUE); /* unknown flags are ignored */
     CU_TRY(read_set(input, &from));
-    CU_CHECK(from.split == 0, CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION); /* a part cannot be split again */
+    /* the result of a split cannot be split again */
+    CU_CHECK(from.split == 0, CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
     uint32_t sms = count(&from.sms);
     CU_CHECK(result == NULL || *groups > 0, CUDA_ERROR_INVALID_VALUE);
     grain((int)from.ordinal, (flags & CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING) != 0, &least, &multiple);
@@ -145,7 +149,7 @@ CUresult cuDevResourceGenerateDesc(CUdevResourceDesc *out, CUdevResource *resour
         for (int w = 0; w < CU_SM_WORDS; w++)
             sms.bits[w] |= one.sms.bits[w];
     }
-    CUdevResourceDesc desc = calloc(1, sizeof(*desc)); /* never freed */
+    CUdevResourceDesc desc = calloc(1, sizeof(*desc)); /* the descriptor is never freed */
     CU_CHECK(desc != NULL, CUDA_ERROR_OUT_OF_MEMORY);
     *desc = (struct CUdevResourceDesc_st){CU_DESCRIPTION, (int)first.ordinal, sms};
     *out = desc;

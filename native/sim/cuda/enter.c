@@ -1,4 +1,7 @@
-/* Entered by every call: is the driver ready, is the process locked, does the profile inject an error? */
+/*
+ * Checks at the start of every CUDA call: whether the driver is ready, whether the process is locked, and whether the
+ * profile injects an error.
+ */
 #include "internal.h"
 
 CUresult cu_enter(const char *function)
@@ -20,7 +23,7 @@ CUresult cu_enter_locked_out(const char *function)
     if (atomic_load_explicit(&cu.started, memory_order_acquire) != 1)
         return CUDA_ERROR_NOT_INITIALIZED;
     if (__atomic_load_n(&cu.s->boot_count, __ATOMIC_RELAXED) != cu.boot)
-        return CUDA_ERROR_DEINITIALIZED; /* the node has rebooted under this process */
+        return CUDA_ERROR_DEINITIALIZED; /* the node has rebooted since this process started */
     int broken = atomic_load_explicit(&cu.mps_fault, memory_order_relaxed);
     if (broken != 0)
         return (CUresult)broken;

@@ -1,4 +1,4 @@
-/* Names and sentences of errors. */
+/* Names and descriptions of CUDA errors. */
 #include "internal.h"
 
 #define ERRORS(E)                                                                                                     \

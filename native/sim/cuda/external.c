@@ -1,6 +1,7 @@
 /*
- * Memory that another API made, by file descriptor. A simulated node has no other API, so only an exported VMM
- * allocation (vmm.c) can be imported, which a real driver accepts too. It stays charged to the process that made it.
+ * Memory that another API made and that a process imports by file descriptor. A simulated node has no other API, so
+ * only an exported VMM allocation (vmm.c) can be imported; a real driver accepts that too. The memory stays charged to
+ * the process that made it.
  */
 #include <unistd.h>
 
@@ -9,7 +10,7 @@
 struct CUextMemory_st {
     uint32_t magic;
     CUcontext ctx;
-    int fd; /* owned by the driver since the import */
+    int fd; /* file descriptor, which the driver owns since the import */
     uint64_t size;
 };
 
@@ -27,7 +28,7 @@ CUresult cuImportExternalMemory(CUexternalMemory *out, const CUDA_EXTERNAL_MEMOR
              CUDA_ERROR_INVALID_VALUE);
     CU_CHECK(desc->type == CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD, CUDA_ERROR_NOT_SUPPORTED);
     CU_CHECK((desc->flags & ~(unsigned)CUDA_EXTERNAL_MEMORY_DEDICATED) == 0, CUDA_ERROR_INVALID_VALUE);
-    CU_CHECK(cu_vmm_exported(desc->handle.fd, &size), CUDA_ERROR_UNKNOWN); /* not a file of the driver's memory */
+    CU_CHECK(cu_vmm_exported(desc->handle.fd, &size), CUDA_ERROR_UNKNOWN); /* the file is not memory of the driver */
     CU_CHECK(desc->size <= size, CUDA_ERROR_INVALID_VALUE);
     CUexternalMemory memory = calloc(1, sizeof(*memory));
     CU_CHECK(memory != NULL, CUDA_ERROR_OUT_OF_MEMORY);

@@ -1,4 +1,4 @@
-/* Graphs as structures: nodes, edges, clones. */
+/* CUDA graphs as data structures: nodes, edges and clones. */
 #include "graph.h"
 
 static unsigned int g_next_graph;
@@ -135,7 +135,7 @@ static CUresult clone_node(CUgraph to, CUgraphNode from, bool with_memory)
     made->origin = from;
     made->next = next;
     made->before = before;
-    made->before_count = 0; /* filled in when all nodes exist */
+    made->before_count = 0; /* set when all nodes exist */
     if (from->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC) {
         made->alloc.memory = NULL;
         CU_CHECK(with_memory, CUDA_ERROR_NOT_SUPPORTED);
@@ -186,7 +186,7 @@ static bool is_ready(CUgraphNode node)
     return true;
 }
 
-/* Nodes are made after what they depend on, so one pass is nearly always enough. */
+/* Orders the nodes of a graph. A node is made after those it depends on, so one pass is nearly always enough. */
 CUresult cu_graph_order(CUgraph graph)
 {
     free(graph->order);

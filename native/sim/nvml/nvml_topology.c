@@ -137,7 +137,7 @@ nvmlReturn_t nvmlDeviceGetNvLinkCapability(nvmlDevice_t device, unsigned int lin
     return NVML_SUCCESS;
 }
 
-/* All-to-all links go through four switches, each link of a device to one of them, as on an HGX board. */
+/* All-to-all links go through four switches: each link of a device goes to one of the switches, as on an HGX board. */
 nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, unsigned int link, nvmlPciInfo_t *pci)
 {
     struct nv_call c;

@@ -1,7 +1,10 @@
-/* Memory limits of control groups (branch 615), and what a card says of its repair. */
+/* Memory limits of control groups (driver branch 615), and what a card reports about necessary repairs. */
 #include "internal.h"
 
-/* The structures of nvmlDeviceSetMemoryLimits_v1 and its counterpart: NVML API reference, "nvmlSetMemoryLimits_v1_t". */
+/*
+ * Structures of nvmlDeviceSetMemoryLimits_v1 and of the query for the same limits: NVML API reference,
+ * "nvmlSetMemoryLimits_v1_t".
+ */
 struct nv_set_limits {
     const char *group;
     unsigned long long soft, hard;

@@ -1,6 +1,9 @@
-/* libvgpu-sim-rm.so: the control device of a simulated node, for a process that has no simulated libcuda: preloaded,
- * it stands before the C library's ioctl. The node is the one whose file the call is made on. A stat of the control
- * device answers about the node's state file, which stands for it. */
+/*
+ * libvgpu-sim-rm.so serves the control device of a simulated node in a process that does not have the simulated
+ * libcuda. It is preloaded, so that its ioctl comes before the C library's. The node is the one whose state file the
+ * call's descriptor belongs to. A stat of the control device returns the data of that state file, which stands for the
+ * device.
+ */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>

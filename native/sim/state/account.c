@@ -1,4 +1,4 @@
-/* Accounting: the use of a process, kept after its end while the device's accounting mode is on. */
+/* NVML's accounting: what a process used, kept after its end while the device's accounting mode is on. */
 #include "state.h"
 
 struct sim_account sim_account_of(const struct sim_proc *p, const struct sim_use *u)

@@ -1,11 +1,13 @@
-/* Suspending a process from outside: lock, checkpoint, restore, unlock.
+/*
+ * Suspends a process from outside: lock, checkpoint, restore, unlock.
  *
- * Device memory is the process's own memory here, so nothing is moved: a checkpointed process's entry is
- * left out of every sum (sim_proc_holds), and a restore asks whether it fits again. The process itself waits
- * at its next driver call, or in the middle of one before it takes memory or gives work.
+ * The simulated device memory is the process's own memory, so a checkpoint moves nothing: sim_proc_holds leaves the
+ * entry of a checkpointed process out of every sum, and a restore checks whether the memory fits again. The process
+ * itself waits at its next driver call; inside a call, it waits before it takes memory or submits work.
  *
- * Outside facts: states and results from NVIDIA's driver API manual; what is refused, and the process that no
- * restore brings back after one ran out of memory, from the issues and the manual of NVIDIA/cuda-checkpoint.
+ * Sources: the states and results are from NVIDIA's driver API manual. What the driver refuses, and the process that
+ * cannot be restored again after a restore ran out of memory, are from the issues and the manual of
+ * NVIDIA/cuda-checkpoint.
  */
 #include <cuda.h>
 #include <limits.h>
@@ -19,7 +21,7 @@
 #include "state.h"
 
 enum { BRANCH_OF_CHECKPOINTS = 570, BRANCH_OF_MOVES = 580 };
-#define LOOK_NS 200000 /* the interval at which a lock checks whether the submitted work is done */
+#define LOOK_NS 200000 /* the interval at which a lock checks whether the submitted work is complete */
 
 static void set_gate(struct sim_proc *p, enum sim_gate to, bool moved)
 {
@@ -66,12 +68,12 @@ int sim_checkpoint_lock(struct sim_state *s, uint32_t pid, uint32_t most_ms)
     if (result == CUDA_SUCCESS && (sim_branch(s) < BRANCH_OF_CHECKPOINTS || any_mps(p)))
         result = CUDA_ERROR_NOT_SUPPORTED;
     if (result == CUDA_SUCCESS)
-        set_gate(p, SIM_LOCKED, false); /* from here on the process can add neither memory nor work */
+        set_gate(p, SIM_LOCKED, false); /* after this, the process can add neither memory nor work */
     while (result == CUDA_SUCCESS && !is_idle(s, p)) {
         sim_unlock(s);
         nanosleep(&(struct timespec){0, LOOK_NS}, NULL);
         sim_lock(s);
-        result = find(s, pid, SIM_LOCKED, &p); /* the process may have been killed */
+        result = find(s, pid, SIM_LOCKED, &p); /* the process may have been killed meanwhile */
         if (result == CUDA_SUCCESS && most_ms != 0 && sim_now_ns() >= end) {
             set_gate(p, SIM_RUNNING, false);
             result = CUDA_ERROR_NOT_READY;
@@ -95,9 +97,9 @@ int sim_checkpoint_save(struct sim_state *s, uint32_t pid)
     sim_lock(s);
     int result = find(s, pid, SIM_LOCKED, &p);
     if (result == CUDA_SUCCESS && !is_idle(s, p))
-        result = CUDA_ERROR_ILLEGAL_STATE; /* the lock has not returned yet */
+        result = CUDA_ERROR_ILLEGAL_STATE; /* the process is not locked yet: the lock call has not returned */
     if (result == CUDA_SUCCESS && (has_managed(p) || p->cannot_suspend)) {
-        set_gate(p, SIM_FAILED, false); /* as the driver, which does not undo a restore that failed half-way */
+        set_gate(p, SIM_FAILED, false); /* as the real driver, which does not undo a restore that failed half-way */
         result = CUDA_ERROR_NOT_SUPPORTED;
     }
     if (result == CUDA_SUCCESS) {
@@ -111,8 +113,9 @@ int sim_checkpoint_save(struct sim_state *s, uint32_t pid)
 }
 
 /*
- * Checks the target of each card: every card of the node must be named, even if the process does not use or see it, and
- * each needs a target of its own of the same kind (NVIDIA/cuda-checkpoint issue 35; cuda.core's checkpoint module).
+ * Checks the target of each card. The caller must name every card of the node, even those that the process does not use
+ * or see, and each card needs a target of its own of the same model (NVIDIA/cuda-checkpoint issue 35; cuda.core's
+ * checkpoint module).
  */
 static int check_moves(const struct sim_state *s, const struct sim_proc *p, const uint8_t *card_of)
 {
@@ -139,7 +142,10 @@ static uint32_t moved_to(const uint8_t *card_of, uint32_t card)
     return card_of == NULL || card_of[card] >= SIM_MAX_DEVICES ? card : card_of[card];
 }
 
-/* No device counts the process now, so its parts are checked one after the other. */
+/*
+ * Checks whether the memory of a suspended process fits. No device counts the process now, so its uses are checked one
+ * after the other.
+ */
 static int check_room(struct sim_state *s, const struct sim_proc *p)
 {
     for (uint32_t i = 0; i < SIM_MAX_USES; i++) {
@@ -152,7 +158,7 @@ static int check_room(struct sim_state *s, const struct sim_proc *p)
             (u->gi == SIM_NONE ? d->mig_current != 0 : !d->gis[u->gi].cis[u->ci].used))
             return CUDA_ERROR_DEVICE_UNAVAILABLE;
         uint64_t bytes = 0;
-        for (uint32_t j = 0; j < SIM_MAX_USES; j++) /* two instances may share one GPU instance */
+        for (uint32_t j = 0; j < SIM_MAX_USES; j++) /* two compute instances may share one GPU instance */
             if (p->uses[j].used && p->uses[j].device == u->device && p->uses[j].gi == u->gi)
                 bytes += sim_use_bytes(&p->uses[j]);
         uint64_t capacity = sim_capacity_bytes(s, u->device, u->gi);
@@ -189,7 +195,7 @@ int sim_checkpoint_restore(struct sim_state *s, uint32_t pid, const uint8_t *car
     if (result == CUDA_SUCCESS && card_of != NULL)
         result = check_moves(s, p, card_of);
     if (result == CUDA_SUCCESS) {
-        /* the process is counted nowhere meanwhile; a caller that was killed here may repeat the call */
+        /* no device counts the process meanwhile; if the caller is killed here, the call can be repeated */
         place(s, p, card_of);
         result = check_room(s, p);
         if (result == CUDA_SUCCESS)

@@ -1,6 +1,7 @@
-/* Who computes when. Each process has a queue of work measured in engine nanoseconds; rotation.c says who has
- * the engine. Nothing runs in the background: each reader first brings the engine up to the present, and an
- * event gets the exact moment its position was reached (history.c), however late the query comes.
+/*
+ * Decides when which process computes. Each process has a queue of work, measured in engine nanoseconds; rotation.c
+ * decides which process has the engine. No thread runs in the background: each reader first brings the engine up to the
+ * present. An event gets the exact time at which its position was reached (history.c), however late the query comes.
  */
 #include "state.h"
 
@@ -9,7 +10,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Locks the engine of the queue's present device. A restore may move the queue meanwhile, so this checks again. */
+/*
+ * Locks the engine of the device that the queue is on. A restore may move the queue while this waits, so the function
+ * checks the device again.
+ */
 static struct sim_device *lock_engine(struct sim_state *s, const struct sim_use *u)
 {
     for (;;) {
@@ -57,7 +61,7 @@ static void activate(struct sim_engine *e, uint32_t ref, struct sim_queue *q)
         q->active = 1;
         e->active[e->active_count++] = ref;
     }
-    if (!q->active) /* more than SIM_MAX_ACTIVE queues at once: this work takes no time */
+    if (!q->active) /* the engine has more than SIM_MAX_ACTIVE queues: the work of this one takes no time */
         q->done = q->submitted;
 }
 
@@ -70,7 +74,7 @@ void sim_engine_channels(struct sim_state *s, uint32_t ref, struct sim_use *u)
         u->queue.active = 0;
     } else if (!sim_use_stands(u) && !u->queue.active && u->queue.submitted - u->queue.done > SIM_WORK_EPSILON_NS) {
         if (e->active_count == 0)
-            e->holder = 0; /* no switch: the call that enabled the channels has restored the state */
+            e->holder = 0; /* costs no switch: the call that enabled the channels has restored the state */
         activate(e, ref, &u->queue);
     }
     if (!sim_use_stands(u)) {

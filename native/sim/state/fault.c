@@ -1,4 +1,4 @@
-/* Faults on demand: a function that fails, is slow, never returns, or is missing. */
+/* Faults on demand: a driver function can fail, be slow, never return, or be missing. */
 #include "state.h"
 
 #include <string.h>
@@ -40,7 +40,7 @@ int sim_fault_check(struct sim_state *s, const char *function, int device)
         return 0;
     if (hit.action == SIM_FAULT_SLOW)
         delay(hit.delay_us);
-    while (hit.action == SIM_FAULT_HANG) /* until the process is killed or the faults are cleared */
+    while (hit.action == SIM_FAULT_HANG) /* hangs until the process is killed or the faults are cleared */
     {
         delay(20000);
         if (atomic_load(&s->fault_count) == 0)

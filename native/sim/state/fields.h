@@ -1,5 +1,7 @@
-/* The fields of a device that a profile sets: name and kind, one list for reading and printing.
- * U: uint32_t, L: uint64_t, D: double, T: text. */
+/*
+ * The device fields that a profile sets, with their types: one list for reading and printing them. U: uint32_t, L:
+ * uint64_t, D: double, T: text.
+ */
 /* clang-format off */
 #define SIM_DEVICE_FIELDS(U, L, D, T)                                                              \
     T(name) T(uuid) T(serial) T(vbios) T(board_part) T(gpu_part) T(inforom_image)                  \

@@ -1,4 +1,4 @@
-/* The gate of a process: its driver's calls wait here while another process holds it suspended (checkpoint.c). */
+/* The gate of a process: while another process holds it suspended (checkpoint.c), its driver calls wait here. */
 #include <linux/futex.h>
 #include <pthread.h>
 #include <signal.h>
@@ -15,8 +15,8 @@ bool sim_gate_shut(const struct sim_proc *p)
 }
 
 /*
- * As in NVIDIA's driver 580, a caller of a suspended process's driver waits for a pthread_rwlock without a timeout, in
- * private memory. A thread of the driver holds the lock for as long as the gate is shut.
+ * A caller of a suspended process's driver waits for a pthread_rwlock without a timeout, in private memory, as in
+ * NVIDIA's driver 580. A thread of the simulated driver holds the lock while the gate is shut.
  */
 static pthread_rwlock_t g_calls = PTHREAD_RWLOCK_INITIALIZER;
 static pthread_mutex_t g_keeping = PTHREAD_MUTEX_INITIALIZER;
@@ -26,7 +26,8 @@ static enum { KEPT_BY_NOBODY, KEEPER_COMES, KEPT_BY_KEEPER, KEEPER_GOES } g_keep
 static void gate_sleep(struct sim_proc *p)
 {
     uint32_t seen = atomic_load(&p->gate);
-    struct timespec t = {0, 50000000}; /* the process that changed the gate may die before it wakes the waiters */
+    /* a timeout, because the process that changed the gate may die before it wakes the waiters */
+    struct timespec t = {0, 50000000};
     if (sim_gate_of(seen) != SIM_RUNNING)
         syscall(SYS_futex, &p->gate, FUTEX_WAIT, seen, &t, NULL, 0);
 }
@@ -65,7 +66,7 @@ static bool start_keeper(struct sim_proc *p)
     return started;
 }
 
-/* Does a driver thread hold g_calls? False if no thread could be started. */
+/* Returns true if a driver thread holds g_calls; false if no thread could be started. */
 static bool is_kept(struct sim_proc *p)
 {
     pthread_mutex_lock(&g_keeping);

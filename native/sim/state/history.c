@@ -1,6 +1,6 @@
 /*
- * The history of a queue: its recent runs. They give the exact moment at which any position was reached, however late
- * the query comes, and how busy the queue was in the last second.
+ * The history of a queue: its recent runs. They say at which time any position was reached, however late the query
+ * comes, and how busy the queue was in the last second.
  */
 #include "state.h"
 
@@ -17,7 +17,7 @@ static void append(struct sim_queue *q, struct sim_segment segment)
     __atomic_store_n(&q->segment_count, q->segment_count + 1, __ATOMIC_RELEASE);
 }
 
-/* Returns when the queue passed `done`, if it has run since as the segment says. */
+/* Returns the time at which the queue passed `done`, if it has run since then as the segment says. */
 static uint64_t resumes_at(const struct sim_segment *g, double done)
 {
     double work = done - g->done, periods = 0;
@@ -29,8 +29,8 @@ static uint64_t resumes_at(const struct sim_segment *g, double done)
 }
 
 /*
- * The queue has the engine from now on; if slice_ns > 0, for at most one slice. Full slices at regular intervals are
- * one segment, however many there are.
+ * Records that the queue has the engine from now on; if slice_ns > 0, for at most one slice. Full slices at regular
+ * intervals make one segment, whatever their number.
  */
 void sim_history_run(struct sim_queue *q, uint64_t at_ns, double rate, uint64_t slice_ns)
 {
@@ -63,7 +63,7 @@ static uint64_t when_in(const struct sim_segment *g, double position)
     double work = position - g->done, periods = 0;
     if (work <= 0)
         return g->at_ns;
-    if (g->period_ns > 0) { /* the position is the end of a slice, not the beginning of the next */
+    if (g->period_ns > 0) { /* the position is at the end of a slice, not at the beginning of the next one */
         periods = fmax(ceil((work - SIM_WORK_EPSILON_NS) / g->chunk) - 1, 0);
         work -= periods * g->chunk;
     }

@@ -1,4 +1,4 @@
-/* The host files of the node, below <state>.root: the files of /proc and /sys that vgpud and tools read. */
+/* The host files of the node, below <state>.root: the files of /proc and /sys that vgpud and other tools read. */
 #include "state.h"
 
 #include <errno.h>

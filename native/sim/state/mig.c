@@ -1,4 +1,4 @@
-/* MIG: possible placements, and the settings that a reset or a reboot keeps. */
+/* MIG in the simulator: possible placements, and the settings that survive a reset or a reboot. */
 #include "state.h"
 
 #include <nvml.h>
@@ -34,7 +34,7 @@ static uint32_t count_of(const struct sim_device *d, const struct sim_gi_profile
 uint32_t sim_gi_remaining(const struct sim_device *d, const struct sim_gi_profile *p)
 {
     uint32_t left = p->instance_count - count_of(d, p), free_places = 0;
-    for (uint32_t i = 0; i < p->placement_count; i++) /* places of one profile never overlap */
+    for (uint32_t i = 0; i < p->placement_count; i++) /* the placements of one profile never overlap */
         free_places += !overlaps(d, &p->placements[i]);
     return free_places < left ? free_places : left;
 }
@@ -47,7 +47,7 @@ static bool is_place_of(const struct sim_gi_profile *p, const struct sim_placeme
     return false;
 }
 
-/* Without a given place the driver fills a device from the high end (NVIDIA's MIG guide). */
+/* Chooses a placement if the caller names none: the driver fills a device from the high end (NVIDIA's MIG guide). */
 static bool choose_place(const struct sim_device *d, const struct sim_gi_profile *p, struct sim_placement *at)
 {
     for (uint32_t i = p->placement_count; i > 0; i--) {
@@ -59,7 +59,9 @@ static bool choose_place(const struct sim_device *d, const struct sim_gi_profile
     return false;
 }
 
-/* Ids as the driver numbers them: 0 for the whole, 1-2 for halves, 3-6, 7-14 (8 slices). */
+/*
+ * Numbers GPU instances as the driver does: 0 for the whole device, 1-2 for halves, then 3-6 and 7-14 (with 8 slices).
+ */
 static uint32_t id_of_place(const struct sim_device *d, const struct sim_placement *at)
 {
     return d->memory_slices / at->size - 1 + at->start / at->size;
@@ -110,8 +112,10 @@ int sim_gi_destroy(struct sim_state *s, uint32_t device, uint32_t gi)
     return NVML_SUCCESS;
 }
 
-/* The compute profile of each NVML profile number, derived: n slices of a GPU instance with N slices
- * fit N / n times; the full size has all its SMs, a part has whole slices of them. */
+/*
+ * Derives the compute profile with this NVML profile number. A compute instance of n slices fits N / n times into a GPU
+ * instance of N slices. The largest one has all SMs; a smaller one has its slices' SMs only.
+ */
 bool sim_ci_profile(const struct sim_device *d, const struct sim_gi *g, uint32_t nvml_profile,
                     struct sim_ci_profile *out)
 {
@@ -232,8 +236,10 @@ static bool has_instances(const struct sim_device *d)
     return false;
 }
 
-/* As NVML has it: the return says whether the request was taken, *activation whether it is in force
- * (RESET_REQUIRED on Ampere, IN_USE while processes hold the device). */
+/*
+ * Sets the MIG mode with NVML's two results: the function returns whether the request was accepted, and *activation
+ * says whether the mode is active (RESET_REQUIRED on Ampere, IN_USE while processes hold the device).
+ */
 int sim_mig_set_mode(struct sim_state *s, uint32_t device, uint32_t mode, int *activation)
 {
     struct sim_device *d = &s->devices[device];
@@ -267,7 +273,7 @@ static uint64_t mix(uint64_t h, const char *text)
     return h * UINT64_C(0xbf58476d1ce4e5b9);
 }
 
-/* The same instance of the same device always has the same UUID, as on hardware. */
+/* Derives the UUID of a MIG device. The same instance of the same device always has the same UUID, as on hardware. */
 void sim_mig_uuid(const struct sim_device *d, uint32_t gi, uint32_t ci, char out[48])
 {
     char key[96];

@@ -1,4 +1,4 @@
-/* Entries of living processes, and the sums over them. */
+/* Entries of the living processes, and the sums over the entries. */
 #include "state.h"
 
 #include <errno.h>
@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Start time of pid in clock ticks since boot and its state letter; 0: no such process. */
+/* Returns the start time of a process in clock ticks since boot, and its state letter; 0: no such process. */
 uint64_t sim_start_ticks(uint32_t pid, char *run_state)
 {
     char path[40], text[1024];
@@ -22,7 +22,7 @@ uint64_t sim_start_ticks(uint32_t pid, char *run_state)
     if (n <= 0)
         return 0;
     text[n] = '\0';
-    char *field = strrchr(text, ')'); /* the name may hold anything, even ')' */
+    char *field = strrchr(text, ')'); /* the program's name may contain any character, even ')' */
     if (field == NULL || field[1] == '\0')
         return 0;
     field += 2;
@@ -52,8 +52,9 @@ void sim_proc_release(struct sim_state *s, struct sim_proc *p)
 }
 
 /*
- * The word of a robust mutex names its owner's thread until the kernel clears it at that thread's end. That is long
- * before the process is a zombie, and reading it needs no system call.
+ * Returns true if the kernel has cleared the owner in the entry's mutex. The word of a robust mutex names its owner's
+ * thread until that thread ends. The thread ends long before the process is a zombie, and reading the word needs no
+ * system call.
  */
 static bool is_marked(const struct sim_state *s, uint32_t index)
 {
@@ -61,7 +62,10 @@ static bool is_marked(const struct sim_state *s, uint32_t index)
     return ((uint32_t)word & FUTEX_TID_MASK) == 0;
 }
 
-/* Is the entry marked? Then the process ended, called exec, or goes on without the thread that claimed its entry. */
+/*
+ * Returns true if the entry's process has ended. An entry is marked too if its process called exec, or goes on without
+ * the thread that claimed the entry.
+ */
 static bool is_gone(const struct sim_state *s, uint32_t index)
 {
     const struct sim_proc *p = &s->procs[index];
@@ -82,8 +86,8 @@ void sim_sweep(struct sim_state *s)
 }
 
 /*
- * Returns a free entry whose mutex is free too: a reboot takes the entry from a living process, whose thread still
- * holds the mutex.
+ * Returns a free entry whose mutex is free too. After a reboot an entry is free although its living process still holds
+ * the mutex.
  */
 static struct sim_proc *find_free(struct sim_state *s)
 {
@@ -106,8 +110,8 @@ struct sim_proc *sim_proc_self(struct sim_state *s)
     uint32_t high = atomic_load(&s->proc_high);
     for (uint32_t i = 0; i < high; i++) {
         /*
-         * An entry of this pid that this image did not claim is from before an exec or from an earlier process with
-         * this pid: its memory is gone.
+         * Frees an entry with this pid that this program did not claim: it is from before an exec, or from an earlier
+         * process with the same pid, and its memory is gone.
          */
         if (atomic_load(&s->procs[i].used) && s->procs[i].pid == pid)
             sim_proc_release(s, &s->procs[i]);
@@ -193,7 +197,7 @@ uint64_t sim_used_bytes(struct sim_state *s, uint32_t device, int gi)
         struct sim_proc *p = &s->procs[i];
         if (!sim_proc_holds(p))
             continue;
-        for (uint32_t j = 0; j < SIM_MAX_USES && p->uses[j].used; j++) { /* uses are taken in order */
+        for (uint32_t j = 0; j < SIM_MAX_USES && p->uses[j].used; j++) { /* the used entries come first */
             const struct sim_use *u = &p->uses[j];
             if (u->device == device && (gi == SIM_NONE || u->gi == gi))
                 sum += sim_use_bytes(u);

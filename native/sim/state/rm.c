@@ -1,13 +1,16 @@
-/* The driver's resource manager, as far as it is asked here: who has which channels, and the call that stops them.
+/*
+ * The driver's resource manager, as far as the simulator needs it: which process has which channels, and the call that
+ * stops channels.
  *
- * Each open file of the control device may hold one client, a tree of objects: device, subdevice, channel group,
- * channel, compute object. The state file stands for the device, and a lock of the open file description on one of
- * its bytes, one for each process, says whose file it is: a copy of the file (pidfd_getfd) is the same description.
+ * Each open file of the control device may hold one client: a tree of objects (device, subdevice, channel group,
+ * channel, compute object). The state file stands for the device. A lock of the open file description on one byte of
+ * the state file, one byte for each process, says which process the file belongs to; a copy of the file (pidfd_getfd)
+ * has the same description.
  *
- * Outside facts: numbers and structures in common/rm.h; that the client in a call's header must belong to the file,
- * for root too, and that the clients in the parameters of RM_DISABLE_CHANNELS are not checked: NVIDIA's
- * open-gpu-kernel-modules 580.95.05 (client.c, kernel_fifo_ctrl.c); what it does and how long it takes: measured on
- * an H100, driver 580.159.04.
+ * Sources: numbers and structures are in common/rm.h. NVIDIA's open-gpu-kernel-modules 580.95.05 (client.c,
+ * kernel_fifo_ctrl.c) require, for root too, that the client in a call's header belongs to the file, and do not check
+ * the clients in the parameters of RM_DISABLE_CHANNELS. The call's effect and duration were measured on an H100, driver
+ * 580.159.04.
  */
 #include "../../common/rm.h"
 
@@ -23,10 +26,10 @@
 
 #define FIRST_CLIENT 0xc1d00000u
 #define SPIN_NS 60000
-#define FAULT "FIFO_DISABLE_CHANNELS" /* this fault makes the call return its code and do nothing */
+#define FAULT "FIFO_DISABLE_CHANNELS" /* name of a fault that makes the call return the fault's code and do nothing */
 /* this fault delays the return of a call that has enabled its channels */
 #define FAULT_ENABLED "FIFO_DISABLE_CHANNELS.enabled"
-#define FAULT_LIE "FIFO_DISABLE_CHANNELS.lies" /* this fault makes the call return 0 and do nothing */
+#define FAULT_LIE "FIFO_DISABLE_CHANNELS.lies" /* name of a fault that makes the call return 0 and do nothing */
 enum { CLASS_ROOT_MAX = 1, CLASS_CLIENT = 0x41 };
 
 bool sim_rm_is(struct sim_state *s, int fd)
@@ -73,7 +76,7 @@ static struct sim_device *device_of(struct sim_state *s, const struct sim_proc *
     return &s->devices[p->uses[o->use].device];
 }
 
-/* Counts the channels of a use again, and stops or continues its queue accordingly. */
+/* Counts the channels of a use again, and stops or continues the use's queue accordingly. */
 static void settle(struct sim_state *s, struct sim_proc *p, uint32_t use)
 {
     struct sim_use *u = &p->uses[use];
@@ -141,7 +144,10 @@ static uint32_t make_client(struct sim_state *s, int fd, struct rm_alloc *a)
     return RM_OK;
 }
 
-/* A device's parameters name the use: the instance that a real driver's client subscribes to by another object. */
+/*
+ * Makes an object of a client's tree. The parameters of a device object name the use; a real driver's client names the
+ * instance by a further object.
+ */
 static uint32_t make_object(struct sim_state *s, struct sim_proc *p, const struct rm_alloc *a)
 {
     const struct sim_object *parent = find(p, a->parent);
@@ -206,7 +212,7 @@ static void pass_until(uint64_t end_ns)
 {
     for (uint64_t now = sim_now_ns(); now < end_ns; now = sim_now_ns()) {
         if (end_ns - now <= SPIN_NS)
-            continue; /* the kernel's timer slack alone is 50 us */
+            continue; /* sleeps no longer: the kernel's timer slack alone is 50 us */
         uint64_t left = end_ns - now - SPIN_NS;
         struct timespec t = {(time_t)(left / 1000000000), (long)(left % 1000000000)};
         nanosleep(&t, NULL);
@@ -214,8 +220,8 @@ static void pass_until(uint64_t end_ns)
 }
 
 /*
- * Finds every channel that is named; RM_INVALID_CHANNEL if one is unknown, and none is changed. With `change` sets
- * their state.
+ * Looks up every channel that the call names, and returns RM_INVALID_CHANNEL if one of them is unknown; then no channel
+ * is changed. With `change`, the function sets the state of all of them.
  */
 static uint32_t name_channels(struct sim_state *s, const struct sim_device *d, const struct rm_disable_channels *c,
                               bool change)
@@ -246,7 +252,7 @@ static uint32_t locked_name_channels(struct sim_state *s, const struct sim_devic
                                      const struct rm_disable_channels *c, bool change)
 {
     sim_lock(s);
-    uint32_t status = name_channels(s, d, c, false); /* channels of processes that ended meanwhile are gone */
+    uint32_t status = name_channels(s, d, c, false); /* some channels may be gone: their processes ended meanwhile */
     if (status == RM_OK && change)
         status = name_channels(s, d, c, true);
     sim_unlock(s);
@@ -298,7 +304,7 @@ static uint32_t get_gid(const struct sim_device *d, struct rm_gid *gid)
     return RM_OK;
 }
 
-/* Returns the device of the subdevice that a call names; NULL with the status. */
+/* Returns the device of the subdevice that a call names; NULL, with *status set, if there is none. */
 static struct sim_device *find_device(struct sim_state *s, int fd, const struct rm_control *c, uint32_t *status)
 {
     struct sim_device *d = NULL;

@@ -1,5 +1,6 @@
 /*
- * The open files of the control device: the process of each, and the files that stay open after a process's end (rm.c).
+ * The open files of the control device: which process each belongs to, and which stay open after their process has
+ * ended (rm.c).
  */
 #include <fcntl.h>
 #include <string.h>
@@ -7,14 +8,14 @@
 
 #include "state.h"
 
-#define FIRST_LOCK ((off_t)1 << 40) /* the lock is beyond the end of the file, which a lock may be */
+#define FIRST_LOCK ((off_t)1 << 40) /* the locks are beyond the end of the file, which fcntl allows */
 
 static struct flock lock_of(const struct sim_state *s, const struct sim_proc *p)
 {
     return (struct flock){.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = FIRST_LOCK + (p - s->procs), .l_len = 1};
 }
 
-/* Does another open file than `fd` hold the process's lock? */
+/* Returns true if an open file other than `fd` holds the process's lock. */
 bool sim_rm_held_by_another(const struct sim_state *s, const struct sim_proc *p, int fd)
 {
     struct flock lock = lock_of(s, p);
@@ -25,7 +26,11 @@ int sim_rm_open(struct sim_state *s, struct sim_proc *p)
 {
     struct flock lock = lock_of(s, p);
     int low = sim_open_state(), fd = low < 0 ? -1 : fcntl(low, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
-    if (low >= 0) /* a program without standard streams would write them into the node's state */
+    /*
+     * keeps the descriptor above the standard streams: a program without them would write its output into the node's
+     * state
+     */
+    if (low >= 0)
         close(low);
     if (fd >= 0 && fcntl(fd, F_OFD_SETLK, &lock) != 0) {
         close(fd);

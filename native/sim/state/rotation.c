@@ -1,24 +1,25 @@
-/* Whose turn it is on an engine: the driver's time slicing.
+/*
+ * Decides which process has an engine: the driver's time slicing.
  *
- * Processes with work pending have the engine in turns, each for one slice, and each turn costs a switch
- * first; one that runs out of work gives the rest of its slice up. The clients of one MPS server run together
- * in one such turn, each held to its fraction of the SMs. A process that is alone is never interrupted, and its
- * slices follow each other, so a newcomer waits for the end of the running slice. Kernels are cut
- * wherever a slice ends, as cards since Pascal do.
+ * Processes with pending work take turns on the engine. A turn lasts one slice, and a context switch comes first. A
+ * process that runs out of work gives up the rest of its slice. The clients of one MPS server run together in one turn,
+ * each limited to its fraction of the SMs. A process that is alone is never interrupted, but its time is counted in
+ * slices, so a newcomer waits for the end of the running slice. A kernel is interrupted wherever a slice ends, as on
+ * cards since Pascal.
  *
- * Each reader first computes what has happened since the last reading. Rotations in which
- * no process runs out of work are equal and are computed in one step, so a reading costs O(processes) for each process
- * that ran out.
+ * Each reader first computes what has happened since the last reading. Rotations in which no process runs out of work
+ * are equal and are computed in one step, so a reading costs O(processes) for each process that ran out of work.
  */
 #include "state.h"
 
 #include <math.h>
 
-#define KEY_CLIENTS UINT32_MAX /* the key of all MPS clients together */
+#define KEY_CLIENTS UINT32_MAX /* the key that stands for all MPS clients together */
 #define KEY_LEFT (UINT32_MAX - 1)
 
 struct turn {
-    uint32_t key; /* the process whose state the engine must hold: its reference plus one, or KEY_CLIENTS */
+    /* whose state the engine must hold in this turn: the reference of a process plus one, or KEY_CLIENTS */
+    uint32_t key;
     uint32_t first, count;
 };
 
@@ -27,8 +28,8 @@ struct ring {
     struct turn turn[SIM_MAX_ACTIVE];
     uint32_t ref[SIM_MAX_ACTIVE];
     struct sim_use *use[SIM_MAX_ACTIVE];
-    double rate[SIM_MAX_ACTIVE]; /* engine nanoseconds per nanosecond in its turn */
-    uint64_t alike_from_ns;      /* earlier than this, no search for equal rotations is made */
+    double rate[SIM_MAX_ACTIVE]; /* engine nanoseconds per nanosecond during its turn */
+    uint64_t alike_from_ns;      /* no search for equal rotations is made before this time */
 };
 
 static uint64_t slice_of(const struct sim_device *d)
@@ -64,7 +65,7 @@ static void begin_turn(struct ring *r, uint32_t key)
     r->turn[r->turns++] = (struct turn){key, r->members, 0};
 }
 
-/* Adds all clients from index `from` on: those before it are none. */
+/* Adds all MPS clients from index `from` on; the queues before that index are not clients. */
 static void add_clients(struct sim_state *s, const struct sim_engine *e, uint32_t from, struct ring *r)
 {
     double sum = 0;
@@ -81,7 +82,7 @@ static void add_clients(struct sim_state *s, const struct sim_engine *e, uint32_
         r->rate[i] = sum > 1 ? r->use[i]->mps_fraction / sum : r->use[i]->mps_fraction;
 }
 
-/* Collects the queues with work in their order, and removes the others. */
+/* Collects the queues that have work, in the order of their turns, and removes the others. */
 static void gather(struct sim_state *s, const struct sim_engine *e, struct ring *r)
 {
     bool clients = false;
@@ -104,7 +105,7 @@ static void gather(struct sim_state *s, const struct sim_engine *e, struct ring 
     }
 }
 
-/* Writes the order back, beginning with the queue that has the engine. */
+/* Writes the order of turns back, beginning with the queue that has the engine. */
 static void scatter(struct sim_engine *e, const struct ring *r)
 {
     uint32_t n = 0;
@@ -133,7 +134,7 @@ static void turn_to(const struct sim_device *d, struct sim_engine *e, uint32_t k
 }
 
 /*
- * Returns the number of whole rotations from here after which every queue still has work, and which end before `now`.
+ * Returns the number of whole rotations that end before `now` and after which every queue still has work.
  */
 static uint64_t rotations_alike(const struct sim_device *d, const struct sim_engine *e, const struct ring *r,
                                 uint64_t now)
@@ -148,8 +149,8 @@ static uint64_t rotations_alike(const struct sim_device *d, const struct sim_eng
 }
 
 /*
- * Runs a member's slices in `count` rotations, the first beginning at `at`. At the third slice at the latest the
- * history knows the interval.
+ * Runs a member's slices for `count` rotations; the first rotation begins at `at`. The history knows the interval after
+ * the third slice at the latest.
  */
 static void run_slices(struct sim_queue *q, double rate, uint64_t at, uint64_t slice, uint64_t period, uint64_t count)
 {
@@ -180,22 +181,23 @@ static void skip_rotations(const struct sim_device *d, struct sim_engine *e, str
 }
 
 /*
- * Returns until when the holder runs: until its slice ends if others wait, and until one of its queues has no more
- * work.
+ * Returns the time until which the holder runs: the end of its slice if other queues wait, and no later than the time
+ * at which one of its queues runs out of work.
  */
 static uint64_t run_end(const struct sim_engine *e, const struct ring *r, uint64_t now)
 {
     const struct turn *t = &r->turn[r->at];
     uint64_t end = r->turns > 1 && e->slice_end_ns < now ? e->slice_end_ns : now;
     for (uint32_t j = t->first; j < t->first + t->count; j++) {
-        double step = fmax(ceil(left_of(r->use[j]) / r->rate[j]), 1); /* time is counted in whole nanoseconds */
+        /* rounded up, because time is counted in whole nanoseconds */
+        double step = fmax(ceil(left_of(r->use[j]) / r->rate[j]), 1);
         if (step < (double)(end - e->last_ns))
             end = e->last_ns + (uint64_t)step;
     }
     return end;
 }
 
-/* Returns true if a queue ran out of work. */
+/* Runs the holder until its turn ends or until `now`. Returns true if a queue ran out of work. */
 static bool run(const struct sim_device *d, struct sim_engine *e, struct ring *r, uint64_t now)
 {
     const struct turn *t = &r->turn[r->at];
@@ -243,7 +245,8 @@ void sim_rotate(struct sim_state *s, const struct sim_device *d, struct sim_engi
 }
 
 /*
- * Exact if no queue comes or goes and the present or next slice of the use is enough; otherwise the end of that slice.
+ * Returns how long the queue needs to reach `position`. The result is exact if no queue comes or goes and if the use
+ * needs only its present or next slice; otherwise the result is the end of that slice.
  */
 double sim_rotation_left(struct sim_state *s, const struct sim_device *d, struct sim_engine *e, const struct sim_use *u,
                          double position)
@@ -278,7 +281,7 @@ void sim_rotation_leave(struct sim_engine *e, uint32_t ref)
             e->active[kept++] = e->active[i];
     e->active_count = kept;
     if (e->holder == ref + 1)
-        e->holder = KEY_LEFT; /* another process will get this reference */
+        e->holder = KEY_LEFT; /* another process may get the same reference later */
 }
 
 void sim_rotation_mend(struct sim_state *s, struct sim_device *d)

@@ -1,4 +1,4 @@
-/* The mapped file: attaching, creating, locking. */
+/* The state file that all processes map: attaching to it, creating it, locking it. */
 #include "state.h"
 
 #include <errno.h>
@@ -70,8 +70,8 @@ struct sim_state *sim_attach(void)
 }
 
 /*
- * vgpud recognises a simulated node by this symbol: both libraries export it, and NVIDIA's libraries do not. Returns
- * the path of the state file, or "" without a node.
+ * Returns the path of the state file, or "" without a node. vgpud recognises a simulated node by this symbol: both
+ * simulated libraries export it, and NVIDIA's libraries do not.
  */
 __attribute__((visibility("default"))) const char *vgpuSimStatePath(void);
 const char *vgpuSimStatePath(void)
@@ -91,7 +91,7 @@ static void init_mutex(pthread_mutex_t *m)
 
 struct sim_state *sim_create_path(const char *path)
 {
-    /* A new inode: processes of an earlier node of this name keep their file. */
+    /* Creates a new inode, so that the processes of an earlier node of this name keep their file. */
     if (unlink(path) != 0 && errno != ENOENT)
         return NULL;
     int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
@@ -118,7 +118,7 @@ struct sim_state *sim_create_path(const char *path)
     return s;
 }
 
-/* Locks, and returns true if the last owner was killed while it held the lock. */
+/* Locks the mutex. Returns true if the last owner was killed while it held the mutex. */
 static bool robust_lock(pthread_mutex_t *m)
 {
     if (pthread_mutex_lock(m) != EOWNERDEAD)
@@ -130,8 +130,8 @@ static bool robust_lock(pthread_mutex_t *m)
 void sim_lock(struct sim_state *s)
 {
     /*
-     * A change of a dead owner is either in its own entry, which the next sweep drops, or became visible by one last
-     * store: nothing needs repair.
+     * Nothing needs repair after the owner was killed: its change is either in its own entry, which the next sweep
+     * drops, or became visible by one last store.
      */
     robust_lock(&s->lock);
 }
@@ -159,7 +159,7 @@ void sim_engine_unlock(struct sim_device *d)
 
 void sim_rm_lock(struct sim_device *d)
 {
-    robust_lock(&d->rm_lock); /* a call that was killed has done all or nothing */
+    robust_lock(&d->rm_lock); /* a call that was killed has changed everything or nothing */
 }
 
 void sim_rm_unlock(struct sim_device *d)

@@ -1,12 +1,12 @@
-/* The shared state of one simulated node: one mapped file, the same for every process.
+/*
+ * The shared state of one simulated node: one file that every process maps.
  *
- * The layout is private to this folder and has one source, this header: the Python tool never
- * reads the file, it drives `vgpu-simctl` (tools/simctl.c), which is compiled from it.
+ * The layout is private to this folder and is defined only in this header. The Python tool never reads the file; it
+ * runs `vgpu-simctl` (tools/simctl.c), which is compiled with this header.
  *
- * Rules that keep the file right when a process is killed at any instruction:
- *  - what a process holds is written only in that process's own entry (sim_proc), and totals
- *    are summed from the entries of living processes whenever they are asked for;
- *  - mutexes are robust; an instance becomes valid by one last store of `used`.
+ * Two rules keep the state correct when a process is killed at any instruction. What a process holds is written only
+ * into that process's own entry (sim_proc), and totals are summed from the entries of the living processes at each
+ * query. Mutexes are robust, and an instance becomes valid by one last store of `used`.
  */
 #ifndef VGPU_SIM_STATE_H
 #define VGPU_SIM_STATE_H
@@ -16,7 +16,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define SIM_MAGIC UINT64_C(0x314d495355504756) /* "VGPUSIM1" */
+#define SIM_MAGIC UINT64_C(0x314d495355504756) /* the bytes "VGPUSIM1" */
 #define SIM_LAYOUT_VERSION 8u
 #define SIM_ENV_STATE "VGPU_SIM_STATE"
 #define SIM_NONE (-1)
@@ -24,9 +24,9 @@
 
 enum {
     SIM_MAX_DEVICES = 16,
-    SIM_MAX_GI_PROFILES = 17, /* NVML_GPU_INSTANCE_PROFILE_COUNT */
+    SIM_MAX_GI_PROFILES = 17, /* equals NVML_GPU_INSTANCE_PROFILE_COUNT */
     SIM_MAX_PLACEMENTS = 8,
-    SIM_MAX_GIS = 15, /* 8 + 4 + 2 + 1: one id for each aligned range of 8 memory slices */
+    SIM_MAX_GIS = 15, /* 8 + 4 + 2 + 1: one id for each aligned range in 8 memory slices */
     SIM_MAX_CIS = 8,
     SIM_MAX_PROCS = 512,
     SIM_MAX_USES = 16,
@@ -34,22 +34,23 @@ enum {
     SIM_MAX_FAULTS = 32,
     SIM_MAX_EVENTS = 64,
     SIM_MAX_SHARED_EVENTS = 256,
-    SIM_MAX_ACCOUNTS = 4000, /* NVML's accounting buffer */
+    SIM_MAX_ACCOUNTS = 4000, /* size of NVML's accounting buffer */
     SIM_SEGMENTS = 32,
     SIM_BUCKETS = 16,
     SIM_MAX_WALLS = 256,
     SIM_GROUP_PATH = 256,
-    SIM_MAX_OBJECTS = 4096, /* of one process: enough for about 160 contexts */
+    SIM_MAX_OBJECTS = 4096, /* objects of one process: enough for about 160 contexts */
 };
-#define SIM_NO_LIMIT UINT64_MAX           /* NVML_DEVICE_MEMORY_LIMIT_MAX */
-#define SIM_BUCKET_NS UINT64_C(125000000) /* utilisation is averaged over 8 buckets: one second */
+#define SIM_NO_LIMIT UINT64_MAX /* equals NVML_DEVICE_MEMORY_LIMIT_MAX */
+/* duration of one of the 8 buckets over which utilisation is averaged: together one second */
+#define SIM_BUCKET_NS UINT64_C(125000000)
 
 enum sim_kind { SIM_CONTEXT, SIM_PLAIN, SIM_VMM, SIM_POOL, SIM_ARRAY, SIM_GREEN, SIM_MANAGED, SIM_KINDS };
 
 enum sim_fault_action { SIM_FAULT_ERROR = 1, SIM_FAULT_HANG, SIM_FAULT_SLOW, SIM_FAULT_MISSING };
 
 struct sim_placement {
-    uint32_t start, size; /* memory slices */
+    uint32_t start, size; /* in memory slices */
 };
 
 struct sim_gi_profile {
@@ -71,7 +72,7 @@ struct sim_segment {
 
 struct sim_queue {
     double submitted, done;
-    uint32_t segment_count; /* number of segments ever begun; the last SIM_SEGMENTS are kept */
+    uint32_t segment_count; /* number of segments ever begun; the last SIM_SEGMENTS of them are kept */
     uint32_t active;
     struct sim_segment segments[SIM_SEGMENTS];
     uint64_t bucket_epoch[SIM_BUCKETS];
@@ -79,62 +80,63 @@ struct sim_queue {
     uint64_t last_launch_ns;
 };
 
-/* The use of one device or MIG compute instance by one process. */
+/* What one process uses of one device or MIG compute instance. */
 struct sim_use {
     uint32_t used;
-    _Atomic uint32_t device;   /* changes under the lock of the engine that the queue leaves */
+    _Atomic uint32_t device;   /* written under the lock of the engine that the queue leaves */
     uint32_t suspended_device; /* the device at the time of the checkpoint */
-    int32_t gi, ci;            /* SIM_NONE outside MIG */
+    int32_t gi, ci;            /* GPU instance and compute instance; SIM_NONE outside MIG */
     _Atomic uint32_t contexts;
-    uint32_t mps;        /* the use goes through an MPS server */
-    double mps_fraction; /* the fraction of the SMs, 0 to 1 */
+    uint32_t mps;        /* 1: the process uses the device through an MPS server */
+    double mps_fraction; /* the process's fraction of the SMs, 0 to 1 */
     uint64_t bytes[SIM_KINDS];
     uint64_t peak_bytes;
-    struct sim_queue queue;          /* guarded by the device's engine lock, like the rest */
-    uint32_t channels, channels_off; /* channels that can compute; with all of them disabled the queue stands still */
-    uint32_t loses_wait;             /* enabled, but nothing runs before more work comes */
-    uint32_t channels_repeated;      /* calls for a channel that was in the asked state, each of which lost its work */
-    _Atomic uint32_t on_wake;        /* a futex: changes when the queue goes on */
+    struct sim_queue queue; /* guarded by the engine lock of the device, as are the fields below */
+    /* number of channels that can compute, and how many of them are disabled; the queue stops when all are disabled */
+    uint32_t channels, channels_off;
+    uint32_t loses_wait;        /* 1: channels are enabled, but nothing runs before more work is submitted */
+    uint32_t channels_repeated; /* calls for a channel that was in the asked state, each of which lost its work */
+    _Atomic uint32_t on_wake;   /* a futex: its value changes when the queue continues */
 };
 
-/* An object of a process's driver client: rm.c. */
+/* An object of a process's resource-manager client (rm.c). */
 struct sim_object {
-    uint32_t handle, parent, class_id; /* handle 0: free */
+    uint32_t handle, parent, class_id; /* handle 0: the entry is free */
     uint8_t use;                       /* the use to whose device the object belongs */
-    uint8_t computes;                  /* a channel of a group that has a compute object */
+    uint8_t computes;                  /* 1: a channel of a group that has a compute object */
     uint8_t off;
 };
 
-/* CUprocessState, in the low bits of sim_proc.gate; the high bits count the moves to other devices. */
+/* The CUprocessState in the low bits of sim_proc.gate; the high bits count the moves to other devices. */
 enum sim_gate { SIM_RUNNING, SIM_LOCKED, SIM_CHECKPOINTED, SIM_FAILED, SIM_GATE_STATES };
 
 struct sim_proc {
     _Atomic uint32_t used;
-    _Atomic uint32_t gate;                      /* a futex: calls that the gate holds wait for its next value */
-    uint32_t restore_broken;                    /* a restore ran out of memory: no later restore succeeds */
-    uint32_t cannot_suspend;                    /* the process has memory that other processes share */
-    uint8_t card_of[SIM_MAX_DEVICES];           /* for each card the card that does its work now */
-    uint8_t suspended_card_of[SIM_MAX_DEVICES]; /* the same at the time of the checkpoint */
+    _Atomic uint32_t gate;                      /* a futex: calls that wait at the gate wake when its value changes */
+    uint32_t restore_broken;                    /* 1: a restore ran out of memory, so no later restore succeeds */
+    uint32_t cannot_suspend;                    /* 1: the process has memory that it shares with other processes */
+    uint8_t card_of[SIM_MAX_DEVICES];           /* for each card, the card that does its work now */
+    uint8_t suspended_card_of[SIM_MAX_DEVICES]; /* card_of at the time of the checkpoint */
     uint32_t pid;
     uint64_t start_ticks; /* field 22 of /proc/PID/stat: distinguishes processes with the same pid */
     uint64_t first_seen_us;
     struct sim_use uses[SIM_MAX_USES];
-    _Atomic uint32_t rm_client;                 /* handle of its driver client; 0: none */
-    uint32_t object_high;                       /* entries from here on were never used */
+    _Atomic uint32_t rm_client;                 /* handle of the process's resource-manager client; 0: none */
+    uint32_t object_high;                       /* the entries from this index on were never used */
     struct sim_object objects[SIM_MAX_OBJECTS]; /* guarded by sim_lock */
 };
 
 /*
- * One engine: the whole card, or one compute instance. `active` holds the queues with pending work, in the order of
- * their turns; the first has the engine.
+ * One engine: a whole card, or one compute instance. `active` holds the queues with pending work in the order of their
+ * turns; the first queue has the engine.
  */
 struct sim_engine {
     uint64_t last_ns;
-    uint64_t ready_ns;     /* when the switch to the holder is done */
-    uint64_t slice_end_ns; /* until then the holder keeps the engine */
-    uint32_t holder;       /* rotation.c's key of the last holder */
+    uint64_t ready_ns;     /* time at which the context switch to the holder is complete */
+    uint64_t slice_end_ns; /* time until which the holder keeps the engine */
+    uint32_t holder;       /* key (rotation.c) of the last holder */
     uint32_t active_count;
-    uint32_t active[SIM_MAX_ACTIVE]; /* proc * SIM_MAX_USES + use */
+    uint32_t active[SIM_MAX_ACTIVE]; /* each entry is proc * SIM_MAX_USES + use */
     uint64_t bucket_epoch[SIM_BUCKETS];
     uint64_t bucket_ns[SIM_BUCKETS];
     double busy_ns_total;
@@ -146,20 +148,20 @@ struct sim_ci {
 };
 
 struct sim_gi {
-    uint32_t used, profile; /* index into gi_profiles */
+    uint32_t used, profile; /* profile: an index into gi_profiles */
     struct sim_placement placement;
     uint32_t minor;
     struct sim_ci cis[SIM_MAX_CIS];
 };
 
-/* Accounting record of a process that ended. */
+/* NVML's accounting record of a process that has ended. */
 struct sim_account {
     uint32_t pid, gpu_percent;
     uint64_t peak_bytes, started_us, lasted_ms;
 };
 
 struct sim_device {
-    /* fixed by the profile */
+    /* The fields below are set by the profile and never change. */
     char name[96], uuid[48], serial[32], vbios[32], board_part[64], gpu_part[32];
     char inforom_image[32];
     uint32_t brand, architecture, cc_major, cc_minor, sm_count, core_count, minor, board_id;
@@ -175,26 +177,27 @@ struct sim_device {
     uint64_t context_bytes, context_mps_bytes, green_context_bytes;
     double kernel_us, timeslice_us, context_switch_us;
     /*
-     * durations of a call that disables channels: until they stand still, and until it returns; and of a call that
-     * enables them
+     * Durations of the calls on channels: from the disabling call until the channels stop, until that call returns, and
+     * of an enabling call.
      */
     double channels_stop_us, channels_off_us, channels_on_us;
     uint32_t mig_capable, mig_needs_reset, mig_persists_reboot, memory_slices;
     uint32_t sm_per_slice;
     uint32_t gi_profile_count;
     struct sim_gi_profile gi_profiles[SIM_MAX_GI_PROFILES];
-    /* changes while the node runs */
+    /* The fields below change while the node runs. */
     uint32_t compute_mode, persistence, accounting, mig_current, mig_pending;
-    uint32_t lost;            /* the device has fallen off the bus */
-    uint32_t recovery_action; /* nvmlDeviceGpuRecoveryAction_t; a reset or a reboot ends it */
-    uint32_t rows_remapped, rows_pending, rows_failed, banks_pending; /* of uncorrectable errors */
-    uint64_t hidden_bytes;  /* a fault: memory that is in use by no process and cannot be allocated */
-    uint64_t account_count; /* number of records ever made; the last SIM_MAX_ACCOUNTS are kept */
+    uint32_t lost;            /* 1: the device has fallen off the bus */
+    uint32_t recovery_action; /* an nvmlDeviceGpuRecoveryAction_t; a reset or a reboot clears it */
+    /* row remapping because of uncorrectable errors */
+    uint32_t rows_remapped, rows_pending, rows_failed, banks_pending;
+    uint64_t hidden_bytes;  /* injected fault: memory that no process uses and that cannot be allocated */
+    uint64_t account_count; /* number of records ever made; the last SIM_MAX_ACCOUNTS of them are kept */
     struct sim_account accounts[SIM_MAX_ACCOUNTS];
     struct sim_gi gis[SIM_MAX_GIS];
-    pthread_mutex_t rm_lock; /* the driver serialises the calls that disable or enable channels */
+    pthread_mutex_t rm_lock; /* serialises the calls that disable or enable channels, as the driver does */
     pthread_mutex_t engine_lock;
-    uint32_t engine_torn; /* the owner of the lock was killed: the engines' lists must be rebuilt */
+    uint32_t engine_torn; /* 1: the owner of the lock was killed, so the engines' lists must be rebuilt */
     struct sim_engine whole;
     struct sim_engine mig_engines[SIM_MAX_GIS][SIM_MAX_CIS];
 };
@@ -203,20 +206,23 @@ struct sim_fault {
     uint32_t used, action;
     char function[64];
     uint32_t code;
-    int32_t remaining;        /* number of calls left; negative: no end */
-    uint32_t device_plus_one; /* 0: every device */
+    int32_t remaining;        /* number of calls that still get the fault; negative: all */
+    uint32_t device_plus_one; /* device index plus one; 0: every device */
     uint32_t delay_us;
 };
 
-/* A CUDA event that other processes open by a handle: the queue in which it was last recorded, and the position. */
+/*
+ * A CUDA event that other processes open by a handle: the queue that last recorded the event, and the position in that
+ * queue.
+ */
 struct sim_shared_event {
     _Atomic uint32_t used;
     uint32_t owner_pid, proc, use;
     uint64_t id, owner_ticks, proc_ticks;
-    double position; /* negative: the event was never recorded */
+    double position; /* negative: no queue has recorded the event */
 };
 
-/* The memory limit of a control group on one device; it stands as long as the group's folder has this inode. */
+/* The memory limit of a control group on one device. The limit is valid while the group's folder has this inode. */
 struct sim_wall {
     uint32_t used, device;
     uint64_t inode, soft, hard;
@@ -237,53 +243,55 @@ struct sim_state {
     char profile[64], driver_version[32], nvml_version[48];
     uint32_t cuda_version, caps_minor_base;
     uint64_t boot_count, next_event;
-    uint32_t rm_clients; /* number of clients ever made */
+    uint32_t rm_clients; /* number of resource-manager clients ever made */
     _Atomic uint32_t fault_count;
-    _Atomic uint32_t event_wake; /* a futex: changes with every event */
-    _Atomic uint32_t proc_high;  /* entries from here on were never used */
+    _Atomic uint32_t event_wake; /* a futex: its value changes with every event */
+    _Atomic uint32_t proc_high;  /* the entries from this index on were never used */
     /*
-     * Each thread that claimed an entry holds the entry's mutex as long as it lives. The mutexes are robust, so that
-     * the kernel itself marks the entries of killed processes, and stand together, because every query reads all.
+     * The mutex of each process entry, which the thread that claimed the entry holds as long as the thread lives. The mutexes are
+     * robust, so the kernel itself marks the entries of killed processes. They are one array, because every query reads
+     * all of them.
      */
     pthread_mutex_t alive[SIM_MAX_PROCS];
     struct sim_fault faults[SIM_MAX_FAULTS];
     struct sim_event events[SIM_MAX_EVENTS];
-    _Atomic uint32_t has_walls; /* a limit was set since the node was made */
+    _Atomic uint32_t has_walls; /* 1: a limit was set since the node was made */
     struct sim_wall walls[SIM_MAX_WALLS];
     struct sim_shared_event shared_events[SIM_MAX_SHARED_EVENTS];
     uint64_t next_shared_event;
-    uint8_t links[SIM_MAX_DEVICES][SIM_MAX_DEVICES];    /* NVLinks between two devices */
-    uint8_t topology[SIM_MAX_DEVICES][SIM_MAX_DEVICES]; /* nvmlGpuTopologyLevel_t */
+    uint8_t links[SIM_MAX_DEVICES][SIM_MAX_DEVICES];    /* number of NVLinks between two devices */
+    uint8_t topology[SIM_MAX_DEVICES][SIM_MAX_DEVICES]; /* each entry is an nvmlGpuTopologyLevel_t */
     struct sim_device devices[SIM_MAX_DEVICES];
     struct sim_proc procs[SIM_MAX_PROCS];
 };
 
-/* state.c: the mapping, the lock, the processes */
-struct sim_state *sim_attach(void);                  /* by the environment; NULL: no node */
-struct sim_state *sim_attach_path(const char *path); /* NULL with errno */
-struct sim_state *sim_create_path(const char *path); /* a zeroed state with live mutexes */
-const char *sim_state_path(void);                    /* path of the attached node's state file, or "" */
+/* Functions of state.c: the mapping, the lock, the processes. */
+/* attaches to the node that the environment names; NULL: no node */
+struct sim_state *sim_attach(void);
+struct sim_state *sim_attach_path(const char *path); /* returns NULL with errno on failure */
+struct sim_state *sim_create_path(const char *path); /* makes a zeroed state with initialised mutexes */
+const char *sim_state_path(void);                    /* path of the state file of the attached node, or "" */
 void sim_lock(struct sim_state *s);
 void sim_unlock(struct sim_state *s);
 void sim_engine_lock(struct sim_device *d);
 void sim_engine_unlock(struct sim_device *d);
 void sim_rm_lock(struct sim_device *d);
 void sim_rm_unlock(struct sim_device *d);
-int sim_open_state(void);       /* a new open file of the attached node's state; -1 with errno */
-bool sim_is_state_file(int fd); /* is fd the state file of the attached node? */
-uint64_t sim_now_ns(void);      /* CLOCK_MONOTONIC */
-uint64_t sim_wall_us(void);     /* CLOCK_REALTIME, as NVML's time stamps */
+int sim_open_state(void);       /* opens the state file of the attached node once more; -1 with errno on failure */
+bool sim_is_state_file(int fd); /* returns true if fd is the state file of the attached node */
+uint64_t sim_now_ns(void);      /* time of CLOCK_MONOTONIC */
+uint64_t sim_wall_us(void);     /* time of CLOCK_REALTIME, as in NVML's time stamps */
 uint64_t sim_start_ticks(uint32_t pid, char *run_state);
-int sim_branch(const struct sim_state *s); /* of the driver: 580 of 580.159.04 */
+int sim_branch(const struct sim_state *s); /* the driver's branch: 580 of 580.159.04 */
 bool sim_parse_unsigned(const char *text, unsigned long long *value);
 
-/* process.c: entries, sweeping, sums. The caller holds sim_lock unless said otherwise. */
-struct sim_proc *sim_proc_self(struct sim_state *s); /* claims an entry; NULL: the table is full */
+/* Functions of process.c: entries, sweeping, sums. The caller holds sim_lock unless a comment says otherwise. */
+struct sim_proc *sim_proc_self(struct sim_state *s); /* claims an entry for this process; NULL: the table is full */
 void sim_proc_release(struct sim_state *s, struct sim_proc *p);
 void sim_sweep(struct sim_state *s);
 struct sim_use *sim_use_find(struct sim_proc *p, uint32_t device, int gi, int ci);
 struct sim_use *sim_use_get(struct sim_proc *p, uint32_t device, int gi, int ci);
-/* bytes on the device; managed memory does not count */
+/* bytes of the use on its device; managed memory does not count */
 uint64_t sim_use_bytes(const struct sim_use *u);
 uint64_t sim_used_bytes(struct sim_state *s, uint32_t device, int gi); /* gi SIM_NONE: all instances */
 uint64_t sim_capacity_bytes(const struct sim_state *s, uint32_t device, int gi);
@@ -381,26 +389,27 @@ int sim_rm_open(struct sim_state *s, struct sim_proc *p); /* opens a new file fo
 int sim_rm_ioctl(struct sim_state *s, int fd, unsigned long request, void *argument); /* as ioctl(2) */
 /* is the client's file still open in another process? */
 bool sim_rm_open_elsewhere(const struct sim_state *s, const struct sim_proc *p);
-/* Does an open file other than this one hold the process's lock? */
+/* Returns true if an open file other than this one holds the process's lock. */
 bool sim_rm_held_by_another(const struct sim_state *s, const struct sim_proc *p, int fd);
-void sim_rm_forget(struct sim_proc *p); /* the process has ended and left its engines */
+void sim_rm_forget(struct sim_proc *p); /* called when the process has ended and has left its engines */
 
 /*
- * wall.c: limits of control groups; the caller holds sim_lock. Returns are nvmlReturn_t values; `path` is the group's
- * folder. sim_wall_left: the bytes that a process may still have of a device; SIM_NO_LIMIT: no limit.
+ * Functions of wall.c: memory limits of control groups. The caller holds sim_lock. `path` is the group's folder, and
+ * results are nvmlReturn_t values. sim_wall_left returns the bytes of a device that a process may still allocate, or
+ * SIM_NO_LIMIT.
  */
 int sim_wall_set(struct sim_state *s, uint32_t device, const char *path, uint64_t soft, uint64_t hard);
 int sim_wall_get(struct sim_state *s, uint32_t device, const char *path, struct sim_wall *out, uint64_t *used);
 uint64_t sim_wall_left(struct sim_state *s, uint32_t device, uint32_t pid);
 
-/* hosttree.c: <state>.root/proc/driver/nvidia and friends */
+/* Functions of hosttree.c: the files below <state>.root, such as proc/driver/nvidia. */
 void sim_tree_write(struct sim_state *s);
 void sim_tree_gi(struct sim_state *s, uint32_t device, uint32_t gi);
 void sim_tree_ci(struct sim_state *s, uint32_t device, uint32_t gi, uint32_t ci);
 
-/* fault.c: the result that a fault gives to a call of `function`; 0: no fault. */
+/* Function of fault.c: returns the result that a fault gives to a call of `function`; 0: no fault. */
 int sim_fault_check(struct sim_state *s, const char *function, int device);
-/* a fault makes the function missing from the driver */
+/* returns true if a fault makes the function missing from the driver */
 bool sim_fault_missing(struct sim_state *s, const char *function);
 static inline int sim_fault(struct sim_state *s, const char *function, int device)
 {

@@ -1,4 +1,4 @@
-/* Waiting for a position of a queue. */
+/* Waits until a queue reaches a position. */
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -7,7 +7,7 @@
 #include "state.h"
 
 #define SPIN_BELOW_NS 60000.0
-#define LOOK_AGAIN_NS 5000000.0 /* other queues may join or leave during a wait */
+#define LOOK_AGAIN_NS 5000000.0 /* interval of checks: other queues may join or leave during a wait */
 
 static void sleep_until_on(struct sim_use *u, uint32_t seen)
 {
@@ -22,7 +22,8 @@ void sim_engine_wait(struct sim_state *s, struct sim_use *u, double position)
         double left = sim_engine_left(s, u, position);
         if (left <= 0 && left != SIM_STANDS)
             return;
-        if (looks % 8 == 0) { /* the death of another process speeds this engine up: check for it */
+        /* checks for dead processes, because the death of another process speeds this engine up */
+        if (looks % 8 == 0) {
             sim_lock(s);
             sim_sweep(s);
             sim_unlock(s);
@@ -32,7 +33,7 @@ void sim_engine_wait(struct sim_state *s, struct sim_use *u, double position)
             continue;
         }
         if (left < SPIN_BELOW_NS)
-            continue; /* the kernel's timer slack alone is 50 us */
+            continue; /* sleeps no longer: the kernel's timer slack alone is 50 us */
         left -= SPIN_BELOW_NS;
         if (left > LOOK_AGAIN_NS)
             left = LOOK_AGAIN_NS;

@@ -1,7 +1,8 @@
 /*
- * Memory limits of control groups, as drivers from branch 615 on have them (NVML's nvmlDeviceSetMemoryLimits_v1). The
- * limit of a group holds for the processes in it and below it together, and ends with the group (nvml.h of branch 615:
- * "Removing the cgroup will also clear any limits"). Assumed: a process's memory counts where the process is now.
+ * Memory limits of control groups, as in drivers from branch 615 on (NVML's nvmlDeviceSetMemoryLimits_v1). The limit of
+ * a group holds for all processes in the group and below it together, and ends with the group (nvml.h of branch 615:
+ * "Removing the cgroup will also clear any limits"). The simulator assumes that a process's memory counts in the group
+ * that the process is in now.
  */
 #include <nvml.h>
 #include <stdio.h>
@@ -12,7 +13,9 @@
 
 static const char *const mounts[] = {"/sys/fs/cgroup/unified/", "/sys/fs/cgroup/"};
 
-/* The group's path below the mount of cgroup v2, with a slash at its beginning; NULL: not in it. */
+/*
+ * Returns the group's path below the mount of cgroup v2, with a leading slash; NULL if the path is not below the mount.
+ */
 static const char *below_mount(const char *path)
 {
     for (size_t i = 0; i < sizeof(mounts) / sizeof(mounts[0]); i++)

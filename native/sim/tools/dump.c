@@ -1,4 +1,4 @@
-/* The state as JSON, for `vgpu-sim state`. */
+/* Prints the node's state as JSON, for `vgpu-sim state`. */
 #include "dump.h"
 
 #include <stdio.h>
@@ -85,7 +85,7 @@ static void print_device(struct sim_state *s, uint32_t i)
     printf("]}");
 }
 
-/* Engines advance only when they are read; this advances them. */
+/* Brings the engines up to the present: an engine advances only when it is read. */
 static void advance(struct sim_state *s, struct sim_device *d)
 {
     sim_engine_lock(d);

@@ -3,6 +3,6 @@
 
 #include "../state/state.h"
 
-void sim_dump(struct sim_state *s); /* JSON on stdout */
+void sim_dump(struct sim_state *s); /* prints the state as JSON on standard output */
 
 #endif

@@ -41,7 +41,7 @@ static int create(const char *path)
         return 2;
     }
     sim_tree_write(s);
-    __atomic_store_n(&s->magic, SIM_MAGIC, __ATOMIC_RELEASE); /* the state is valid from here on */
+    __atomic_store_n(&s->magic, SIM_MAGIC, __ATOMIC_RELEASE); /* stored last: the magic number makes the state valid */
     return 0;
 }
 

@@ -1,4 +1,6 @@
-/* A node's description as flat text, one `key=value` a line: what vgpu-sim makes of a TOML profile. */
+/*
+ * Reads a node's description as flat text, with one `key=value` a line; vgpu-sim makes that text from a TOML profile.
+ */
 #ifndef VGPU_SIM_SPEC_H
 #define VGPU_SIM_SPEC_H
 
@@ -6,7 +8,7 @@
 
 #include "../state/state.h"
 
-/* Fills *s; returns the number of the first bad line, 0 when all were good. */
+/* Reads the description into *s. Returns the number of the first bad line, or 0 if all lines are good. */
 unsigned sim_spec_read(struct sim_state *s, FILE *in);
 
 #endif

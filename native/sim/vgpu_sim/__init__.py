@@ -1,1 +1,3 @@
-"""The simulated node's tool: TOML profiles, running programs inside the node, faults."""
+"""The tool of the simulated node: it reads TOML profiles, runs programs inside the node, and injects
+faults.
+"""

@@ -1,4 +1,4 @@
-"""`python -m vgpu_sim`."""
+"""Runs the tool as `python -m vgpu_sim`."""
 
 from vgpu_sim.cli import main
 

@@ -1,4 +1,4 @@
-"""`vgpu-sim`: make a simulated node, run programs inside it, look at it, break it."""
+"""`vgpu-sim`: makes a simulated node, runs programs inside it, prints its state, injects faults."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vgpu_sim.profile import ProfileError
 
 DEFAULT_PROFILE = "h200x8"
 DEFAULT_STATE = "VGPU_SIM_STATE"
-#: What a card says of its repair: nvmlDeviceGpuRecoveryAction_t, or a number of rows or banks.
+#: The conditions of a card that need repair: nvmlDeviceGpuRecoveryAction_t, or a number of rows or banks.
 SICK = ("recovery", "rows-pending", "rows-failed", "banks-pending")
 NVML_FUNCTION_NOT_FOUND, CUDA_NOT_FOUND = 13, 500
 
@@ -37,8 +37,8 @@ def _create(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    """Runs a command inside an existing node (--state of an existing file), or inside a new one that is
-    removed afterwards.
+    """Runs a command inside an existing node, if --state names an existing file; otherwise inside a new node
+    that is removed afterwards.
     """
     command = [os.environ.get("SHELL", "/bin/sh")] if args.verb == "shell" else args.command
     if command[:1] == ["--"]:
@@ -182,13 +182,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: that of the program run, 1 for a refusal, 2 for bad arguments."""
+    """Returns the exit status: that of the program that ran, 1 for a refusal, 2 for bad arguments."""
     args = _parser().parse_args(argv)
     try:
         act: int = args.act(args)
         sys.stdout.flush()
     except BrokenPipeError:
-        os._exit(141)  # the reader closed the pipe: exit as a program killed by SIGPIPE
+        os._exit(141)  # the reader closed the pipe: exits as a program that SIGPIPE killed
     except (NodeError, ProfileError) as exc:
         print(f"vgpu-sim: {exc}", file=sys.stderr)
         return 1

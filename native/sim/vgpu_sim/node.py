@@ -1,4 +1,4 @@
-"""One simulated node: the place of its parts, how it is made, and the environment inside it."""
+"""A simulated node: where its parts are, how it is made, and the environment of the programs inside it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class NodeError(RuntimeError):
 
 @dataclass(frozen=True)
 class Tree:
-    """The folders of the built simulator and of its profiles."""
+    """The folders of the built simulator, and the folders of its profiles."""
 
     lib: Path
     bin: Path
@@ -32,10 +32,10 @@ class Tree:
 
 
 def find_tree() -> Tree:
-    """The tree that this package was built into.
+    """Finds the build of the simulator that this package belongs to.
 
-    The build writes `location.json` beside this file; VGPU_SIM_PREFIX and VGPU_SIM_PROFILES override
-    it, for an installed package. Raises NodeError when there is neither.
+    The build writes `location.json` beside this file. VGPU_SIM_PREFIX and VGPU_SIM_PROFILES replace its
+    values for an installed package. Raises NodeError if there is neither the file nor the variable.
     """
     built: dict[str, str] = {}
     file = Path(__file__).with_name("location.json")
@@ -51,7 +51,7 @@ def find_tree() -> Tree:
 
 @dataclass(frozen=True)
 class Node:
-    """A state file and the tree that serves it."""
+    """One simulated node: its state file, and the built simulator that serves it."""
 
     state: Path
     tree: Tree
@@ -61,7 +61,7 @@ class Node:
         return Path(f"{self.state}.root")
 
     def control(self, *words: str, text: str | None = None) -> str:
-        """Runs vgpu-simctl on this node. Raises NodeError with its error output."""
+        """Runs vgpu-simctl on this node. Raises NodeError with the program's error output."""
         try:
             done = subprocess.run(
                 [str(self.tree.simctl), str(self.state), *words],
@@ -79,9 +79,11 @@ class Node:
         return done.stdout
 
     def create(self, name: str, seed: str = "", driver: str = "") -> None:
-        """Make the node from a profile. An existing state of this name is replaced by a new inode.
+        """Makes the node from a profile. A node of the same name is replaced: its state file gets a new
+        inode.
 
-        `driver` is a branch; if it is empty, VGPU_SIM_DRIVER or else the profile has the driver.
+        `driver` is a driver branch. If it is empty, the branch is that of VGPU_SIM_DRIVER or else of the
+        profile.
         """
         branch = driver or os.environ.get("VGPU_SIM_DRIVER", "")
         loaded = profiles.with_driver(profiles.load(name, list(self.tree.profiles)), branch)
@@ -91,12 +93,14 @@ class Node:
         self.control("create", text=text)
 
     def dump(self) -> dict[str, Any]:
-        """Devices, instances, processes and faults, as `vgpu-simctl dump` prints them (bytes, ns)."""
+        """Returns devices, instances, processes and faults as `vgpu-simctl dump` prints them, in bytes and
+        nanoseconds.
+        """
         state: dict[str, Any] = json.loads(self.control("dump"))
         return state
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
-        """`base` changed so that a program started with it lives inside the node."""
+        """Returns `base` with the variables that put a program inside the node."""
         env = dict(base)
         env["VGPU_SIM_STATE"] = str(self.state)
         env["VGPUD_HOST_ROOT"] = str(self.host_root)

@@ -1,7 +1,7 @@
-"""A TOML profile -> the flat `key=value` description that `vgpu-simctl create` reads.
+"""Turns a TOML profile into the flat `key=value` description that `vgpu-simctl create` reads.
 
-The names of the flat keys are the fields of native/sim/state/fields.h; vgpu-simctl refuses
-a key that it does not know, so the two cannot drift apart unseen.
+The flat keys are the names of the fields in native/sim/state/fields.h. vgpu-simctl refuses a key that it does
+not know, so a difference between the two shows at once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-#: Keys of a card that are passed on as they are, each with its default.
+#: The keys of a card that are passed on unchanged, each with its default.
 CARD_DEFAULTS: Mapping[str, int | float | str] = {
     "brand": 14, "architecture": 0, "sm_count": 0, "core_count": 0, "memory_total": 0,
     "memory_reserved": 0, "memory_bus_width_bits": 256, "bar1_total": 268435456, "vbios": "N/A",
@@ -53,7 +53,7 @@ MIG_PROFILE_KEYS = {
 
 
 class ProfileError(ValueError):
-    """A profile that cannot be used; the message names the key."""
+    """The profile cannot be used; the message names the key."""
 
 
 def _stable_uuid(*parts: object) -> uuid.UUID:
@@ -128,9 +128,9 @@ def _topology_lines(profile: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
 
 
 def flatten(profile: Mapping[str, Any], seed: str = "") -> str:
-    """The whole node as text. `seed` changes every UUID and serial number.
+    """Returns the description of the whole node as text. `seed` changes every UUID and serial number.
 
-    Raises ProfileError for a profile of another version, or with a key missing or unknown.
+    Raises ProfileError for a profile of another version, and for a missing or unknown key.
     """
     if profile.get("version") != 1:
         raise ProfileError(f"version: {profile.get('version')!r} is not 1")
@@ -156,7 +156,9 @@ def flatten(profile: Mapping[str, Any], seed: str = "") -> str:
 
 
 def with_driver(profile: dict[str, Any], branch: str) -> dict[str, Any]:
-    """The profile with the driver of a branch; with its own if `branch` is empty. Raises ProfileError."""
+    """Returns the profile with the driver of `branch`, or unchanged if `branch` is empty. Raises
+    ProfileError.
+    """
     if not branch:
         return profile
     if branch not in DRIVERS:
@@ -165,7 +167,9 @@ def with_driver(profile: dict[str, Any], branch: str) -> dict[str, Any]:
 
 
 def find(name: str, directories: list[Path]) -> Path:
-    """The file of a profile given by name or by path. Raises ProfileError when there is none."""
+    """Returns the file of a profile that is given by name or by path. Raises ProfileError if there is
+    none.
+    """
     if "/" in name or name.endswith(".toml"):
         return Path(name)
     for directory in directories:
@@ -177,9 +181,10 @@ def find(name: str, directories: list[Path]) -> Path:
 
 
 def load(name: str, directories: list[Path]) -> dict[str, Any]:
-    """Read a profile; one of the single key `same_as` is another name of that one.
+    """Reads a profile. A profile with the single key `same_as` is another name of the profile that the key
+    names.
 
-    Raises ProfileError when it is missing or is not TOML.
+    Raises ProfileError if the profile is missing or is not TOML.
     """
     path = find(name, directories)
     try:
