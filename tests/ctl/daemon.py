@@ -21,6 +21,7 @@ METHODS = (
     "Release",
     "Resize",
     "Suspend",
+    "DrainDevice",
     "GetAllocation",
     "ListAllocations",
     "Plan",

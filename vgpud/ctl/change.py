@@ -13,7 +13,7 @@ from vgpud.ctl.devices import complete_uuids
 from vgpud.ctl.document import plain
 from vgpud.ctl.environment import export_lines
 from vgpud.ctl.fail import exit_code_of, print_error, worst
-from vgpud.ctl.progress import told
+from vgpud.ctl.progress import of_allocation, told
 from vgpud.ctl.request import request_of
 from vgpud.ctl.terminal import Terminal, View
 from vgpud.model.errors import ErrorCode, Exit, VgpuError
@@ -94,7 +94,7 @@ def unpause(arguments: Namespace, terminal: Terminal) -> int:
 def suspend(arguments: Namespace, terminal: Terminal) -> int:
     with connect(arguments) as client:
         name = allocation_id(client, arguments.allocation)
-        with told(arguments, terminal, name, "suspending"):
+        with told(arguments, terminal, of_allocation("suspending", name, leaves=True)):
             allocation = client.suspend(name, arguments.deep)
     _show(allocation, terminal)
     if not terminal.is_machine:
@@ -112,7 +112,7 @@ def suspend(arguments: Namespace, terminal: Terminal) -> int:
 def resume(arguments: Namespace, terminal: Terminal) -> int:
     with connect(arguments) as client:
         name = allocation_id(client, arguments.allocation)
-        with told(arguments, terminal, name, "resuming"):
+        with told(arguments, terminal, of_allocation("resuming", name, leaves=False)):
             allocation = client.resume(name)
     _show(allocation, terminal)
     return Exit.OK.value

@@ -9,7 +9,7 @@ from vgpud.ctl.allocations import allocation_id
 from vgpud.ctl.connect import connect
 from vgpud.ctl.devices import complete_uuids, device_uuid
 from vgpud.ctl.document import plain
-from vgpud.ctl.progress import told
+from vgpud.ctl.progress import Operation, of_allocation, told
 from vgpud.ctl.request import selector_of
 from vgpud.ctl.table import Column, Table
 from vgpud.ctl.terminal import Terminal, View
@@ -30,7 +30,7 @@ def move(arguments: Namespace, terminal: Terminal) -> int:
         to = [device_uuid(devices, named) for named in arguments.to]
         source = device_uuid(devices, arguments.source) if arguments.source else ""
         name = allocation_id(client, arguments.allocation)
-        with told(arguments, terminal, name, "moving"):
+        with told(arguments, terminal, of_allocation("moving", name, leaves=None)):
             allocation = client.move(name, to, source)
     table = tables.allocations([allocation], time.time_ns())
     terminal.show(View("Allocation", plain(allocation), [allocation.id], [table]))
@@ -43,7 +43,11 @@ def defrag(arguments: Namespace, terminal: Terminal) -> int:
     request = pb.DefragRequest(memory_bytes=arguments.memory, share_percent=share, selector=selector)
     with connect(arguments) as client:
         complete_uuids(client, request.selector)
-        reply = client.plan_defrag(request) if arguments.dry_run else client.defrag(request)
+        if arguments.dry_run:
+            reply = client.plan_defrag(request)
+        else:
+            with told(arguments, terminal, Operation("moving tenants to make room")):
+                reply = client.defrag(request)
     rows = [
         (
             one.allocation_id,

@@ -1,12 +1,14 @@
 """`vgpuctl mps ls` and `vgpuctl mps terminate`: lists MPS clients, and ends one."""
 
 from argparse import Namespace
+from contextlib import nullcontext
 
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.ctl import words
 from vgpud.ctl.connect import connect
 from vgpud.ctl.devices import device_uuid
 from vgpud.ctl.document import plain
+from vgpud.ctl.progress import of_device, told
 from vgpud.ctl.table import Column, Table
 from vgpud.ctl.terminal import Terminal, View
 from vgpud.model.errors import ErrorCode, Exit, VgpuError
@@ -158,7 +160,10 @@ def _drain(
     with connect(arguments) as client:
         devices = client.list_devices().devices
         uuid = device_uuid(devices, arguments.device)
-        reply = client.drain_device(uuid, undrain, not undrain and arguments.move)
+        move = not undrain and arguments.move
+        device = next(item for item in devices if item.uuid == uuid)
+        with told(arguments, terminal, of_device("emptying", device)) if move else nullcontext():
+            reply = client.drain_device(uuid, undrain, move)
     busy = (d for d in devices if not d.drained or d.allocation_count or d.processes)
     if terminal.is_machine or terminal.output == "name":
         terminal.show(View("Drain", plain(reply), [reply.device_uuid], []))

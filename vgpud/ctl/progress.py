@@ -1,14 +1,17 @@
-"""Prints on a terminal how far a long operation on one allocation has come."""
+"""Prints on a terminal how far a long operation has come."""
 
 import os
 import sys
 import threading
 import time
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from vgpud.api.client import Client
+from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.ctl import words
 from vgpud.ctl.connect import connect
 from vgpud.ctl.terminal import Terminal
@@ -17,11 +20,50 @@ from vgpud.model.errors import VgpuError
 
 _FIRST_SECONDS = 1.0  # an operation that takes less time prints nothing
 _LOOK_SECONDS = 1.0
+_COLUMNS = 80  # of a terminal that does not know its width
+_LEAST_PART = 20  # a time left is guessed when this part of the memory has moved
 _START, _CLEAR = "\r", "\x1b[K"
 
 
+class Seen(NamedTuple):
+    """Memory of an operation in bytes: what is on the device, and all that it moves as far as it is known."""
+
+    on_device: int = 0
+    whole: int = 0
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What vgpud does, as in "suspending a1b2". `look` reads how far it has come; without it the line has
+    only the time. `leaves`: the memory leaves the device (True), comes to it (False), or does both (None).
+    """
+
+    doing: str
+    look: Callable[[Client], Seen] | None = None
+    leaves: bool | None = None
+
+
+def of_allocation(doing: str, allocation: str, leaves: bool | None) -> Operation:
+    def look(client: Client) -> Seen:
+        processes = client.list_processes().processes
+        on_device = sum(one.memory_bytes for one in processes if one.allocation_id == allocation)
+        return Seen(on_device, client.get_allocation(allocation).suspended_bytes)
+
+    return Operation(f"{doing} {allocation}", look, leaves)
+
+
+def of_device(doing: str, device: pb.Device) -> Operation:
+    """An operation that empties a device of the tenants that can be moved."""
+
+    def look(client: Client) -> Seen:
+        here = (one for one in client.list_processes().processes if one.device_uuid == device.uuid)
+        return Seen(sum(one.memory_bytes for one in here if one.allocation_id))
+
+    return Operation(f"{doing} device {device.index}", look, leaves=True)
+
+
 @contextmanager
-def told(arguments: Namespace, terminal: Terminal, allocation: str, doing: str) -> Iterator[None]:
+def told(arguments: Namespace, terminal: Terminal, operation: Operation) -> Iterator[None]:
     """While the body runs, shows a line on standard error with the elapsed time and the memory that is on the
     device. After an interrupt, a message says that vgpud continues the operation.
     """
@@ -29,16 +71,14 @@ def told(arguments: Namespace, terminal: Terminal, allocation: str, doing: str) 
         yield
         return
     ended = threading.Event()
-    thread = threading.Thread(
-        target=_tell, args=(arguments, allocation, f"{doing} {allocation}", ended), daemon=True
-    )
+    thread = threading.Thread(target=_tell, args=(arguments, operation, ended), daemon=True)
     thread.start()
     try:
         yield
     except KeyboardInterrupt:
         ended.set()
         thread.join(_LOOK_SECONDS)
-        terminal.say(f"{_START}{_CLEAR}vgpud goes on {doing} {allocation}; 'vgpuctl ls' shows its state")
+        terminal.say(f"{_START}{_CLEAR}vgpud goes on {operation.doing}; 'vgpuctl ls' shows its state")
         raise
     finally:
         ended.set()
@@ -48,38 +88,34 @@ def told(arguments: Namespace, terminal: Terminal, allocation: str, doing: str) 
             sys.stderr.flush()
 
 
-def _tell(arguments: Namespace, allocation: str, doing: str, ended: threading.Event) -> None:
+def _tell(arguments: Namespace, operation: Operation, ended: threading.Event) -> None:
     began = time.monotonic()
     if ended.wait(_FIRST_SECONDS):
         return
     with suppress(VgpuError), connect(arguments) as client:
         whole = 0
         while True:
-            held = client.get_allocation(allocation).suspended_bytes
-            on_device = _on_device(client, allocation)
-            whole = max(whole, held, on_device)
-            line = progress_line(doing, whole, on_device, time.monotonic() - began)
+            seen = Seen() if operation.look is None else operation.look(client)
+            whole = max(whole, seen.whole, seen.on_device)
+            line = progress_line(operation, Seen(seen.on_device, whole), time.monotonic() - began)
             if ended.is_set():
                 return
             # The line is cut to the width of the terminal, because a wrapped line could not be overwritten.
-            columns = os.get_terminal_size(sys.stderr.fileno()).columns
+            columns = os.get_terminal_size(sys.stderr.fileno()).columns or _COLUMNS
             sys.stderr.write(_START + cut(line, max(1, columns - 1)) + _CLEAR)
             sys.stderr.flush()
             if ended.wait(_LOOK_SECONDS):
                 return
 
 
-def _on_device(client: Client, allocation: str) -> int:
-    """Bytes of device memory that the processes of the allocation hold, as NVML reports them."""
-    processes = client.list_processes().processes
-    return sum(one.memory_bytes for one in processes if one.allocation_id == allocation)
-
-
-def progress_line(doing: str, whole_bytes: int, on_device_bytes: int, seconds: float) -> str:
-    """The line that shows how far an operation has come. `whole_bytes` is the memory that the operation
-    moves. If the driver moves it in one piece, the line shows no part of it.
+def progress_line(operation: Operation, seen: Seen, seconds: float) -> str:
+    """The line that shows how far an operation has come. If the driver moves it in one piece, the line
+    shows no part of it. The time left assumes that the rest moves as fast.
     """
-    text = f"{doing}: {words.duration(seconds)}"
-    if whole_bytes:
-        text += f", {words.memory(on_device_bytes)} of {words.memory(whole_bytes)} on the device"
+    text = f"{operation.doing}: {words.duration(seconds)}"
+    if seen.whole:
+        text += f", {words.memory(seen.on_device)} of {words.memory(seen.whole)} on the device"
+        moved = seen.whole - seen.on_device if operation.leaves else seen.on_device
+        if operation.leaves is not None and moved * _LEAST_PART >= seen.whole:
+            text += f", some {words.duration(seconds * (seen.whole - moved) / moved)} left"
     return f"{text}; Ctrl-C leaves it to vgpud"
