@@ -114,8 +114,11 @@ def pattern(lines: tuple[str, ...]) -> re.Pattern[str]:
             parts.append(r"(?:.*\n)*?")
         elif line.startswith("...") and line.endswith("..."):
             parts.append(rf"(?:.*\n)*?.*{re.escape(line.strip('.'))}.*\n(?:.*\n)*?")
+        elif line.split()[:1] and line.split()[0] in _VARYING:
+            parts.append(rf"[ ]*{re.escape(line.split()[0])}[ ].*\n")
         else:
             words = r"[ ]+".join(_loose(word) for word in line.split())
+            words = _NUMBERED.sub("[0-9]+", words)
             parts.append(r"[ ]*" + words + r"[ ]*\n")
     return re.compile("".join(parts))
 
@@ -125,8 +128,15 @@ _FORMS = (
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z",  # a time
     r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}",
     r"[0-9a-f]{12}",  # an allocation's id
+    r"(?:[0-9a-f]{64}|[0-9a-f]{8})",  # a policy's digest
     r"[0-9]+(?:ms|s|min|h)",  # a duration
 )
+
+
+#: First words of lines whose values are the machine's, the version's or the run's.
+_VARYING = ("host:", "vgpud:", "daemon:", "policy:", "revision:", "request:")
+#: The revision of an event, before its time. The pages have one example; revisions go on from page to page.
+_NUMBERED = re.compile(r"^[0-9]+(?=\[ \]\+\[0-9\]\{4\}-)")
 
 
 def _loose(word: str) -> str:
