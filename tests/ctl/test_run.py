@@ -195,7 +195,7 @@ def test_an_absent_command_exits_127(ctl: Ctl, daemon: Daemon) -> None:
 @pytest.mark.parametrize(
     ("text", "mode", "why", "hint"),
     [
-        ("#!/bin/sh\n", 0o644, "permission denied", "is it executable"),
+        ("#!/bin/sh\n", 0o644, "permission denied", "check that it is executable"),
         ("#!/no/such/interpreter\n", 0o755, "no such file or directory", "its interpreter is missing"),
         ("\x00\x01", 0o755, "exec format error", "built for this machine"),
     ],

@@ -223,6 +223,14 @@ def test_every_error_has_its_exit_code(main: Ctl, daemon: Daemon, code: ErrorCod
     assert "hint" not in main("-q", "alloc", "--memory", "10G").stderr
 
 
+def test_devices_that_are_refused_for_one_reason_have_one_line(main: Ctl, daemon: Daemon) -> None:
+    details = ("device 0 (GPU-a): full", "device 1 (GPU-b): lost", "device 2 (GPU-c): full", "GPU-d is gone")
+    daemon.replies["Allocate"] = VgpuError(ErrorCode.NO_CAPACITY, "no room", "wait", details)
+    lines = ["  devices 0, 2: full", "  device 1 (GPU-b): lost", "  GPU-d is gone"]
+    assert main("alloc").stderr.splitlines()[1:-1] == lines
+    assert json.loads(main("alloc", "-o", "json").stdout)["details"] == list(details)
+
+
 def test_an_error_is_a_document_for_machines(main: Ctl, daemon: Daemon) -> None:
     daemon.replies["GetAllocation"] = VgpuError(
         ErrorCode.NO_SUCH_ALLOCATION, "there is no allocation x", "see vgpuctl ls", ("d",)
@@ -352,10 +360,13 @@ def test_the_state_of_a_suspended_allocation_is_short_in_tables_and_whole_elsewh
     item.standing = (
         "waits to resume, 2nd in the queue: no room; swapped out by libvgpu, 526MiB of it on the device"
     )
+    item.suspended_bytes, item.stays_bytes = 3 * canned.GIB, 526 * 2**20
     daemon.replies["ListAllocations"] = canned.allocations(item)
     daemon.replies["GetAllocation"] = item
     assert "  suspended (waits to resume, 2nd in the queue)  " in main("ls").stdout
-    assert item.standing in main("show", item.id).stdout
+    shown = main("show", item.id).stdout
+    assert item.standing in shown
+    assert "3GiB is on the host, 526MiB stays on its devices" in shown
     (document,) = json.loads(main("ls", "-o", "json").stdout)["items"]
     assert document["standing"] == item.standing
 

@@ -1,6 +1,8 @@
 """Prints errors: text for people, or a document if the output is JSON or YAML."""
 
+import re
 import sys
+from collections.abc import Sequence
 
 from vgpud.ctl.table import clean
 from vgpud.ctl.terminal import Terminal
@@ -14,6 +16,10 @@ DETAILS_MATTER = (
     ErrorCode.UNSUPPORTED,
     ErrorCode.BAD_POLICY,
 )
+
+_OF_DEVICE = re.compile(
+    r"device (?P<index>\d+) \([^ )]+\): (?P<text>.*)", re.S
+)  # planner/choose.py writes it
 
 
 class CommandFailed(VgpuError):
@@ -65,7 +71,20 @@ def details_to_print(error: VgpuError, verbose: bool) -> tuple[str, ...]:
     if not verbose and error.code not in DETAILS_MATTER:
         return ()
     said = len(error.details) == 1 and error.sentence in error.details[0]
-    return () if said else error.details
+    return () if said else _together(error.details)
+
+
+def _together(details: Sequence[str]) -> tuple[str, ...]:
+    """The details, with one line for all devices of which the same is said, at the place of the first."""
+    lines: dict[str, tuple[str, list[str]]] = {}  # what is said, the first detail, the indices
+    for detail in details:
+        found = _OF_DEVICE.fullmatch(detail)
+        indices = lines.setdefault(found["text"] if found else detail, (detail, []))[1]
+        indices += [found["index"]] if found else []
+    return tuple(
+        f"devices {', '.join(indices)}: {text}" if len(indices) > 1 else first
+        for text, (first, indices) in lines.items()
+    )
 
 
 def error_document(error: VgpuError) -> dict[str, object]:

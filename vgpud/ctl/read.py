@@ -175,6 +175,7 @@ def allocation_facts(item: pb.Allocation, engines: str = "") -> Table:
             ("id", item.id),
             ("state", item.state),
             ("suspended", item.standing),
+            ("memory", words.stays(item)),
             ("paused", words.paused(item)),
             ("failure", item.failure),
             *((mark.kind, mark.sentence) for mark in item.marks),

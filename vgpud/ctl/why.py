@@ -135,8 +135,7 @@ def limiting(
     if held.state == State.SUSPENDED:
         resumes = f"'vgpuctl resume {held.id}' resumes it"
         yield f"it is suspended ({held.standing or held.cause}): {resumes}"
-        stays = words.memory(held.stays_bytes)
-        yield f"memory: {words.memory(held.suspended_bytes)} is on the host, {stays} stays on its devices"
+        yield f"memory: {words.stays(held)}"
     if held.paused and words.is_gated(held):
         yield "it is paused, but the driver does not stop it: it still computes, held by the gate"
     elif held.paused:

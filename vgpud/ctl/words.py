@@ -66,6 +66,13 @@ def passed(item: pb.Allocation) -> str:
     return joined(mark.kind for mark in item.marks if mark.kind in kinds)
 
 
+def stays(item: pb.Allocation) -> str:
+    """Where the memory of a suspended allocation is; empty for others."""
+    if item.state != State.SUSPENDED:
+        return ""
+    return f"{memory(item.suspended_bytes)} is on the host, {memory(item.stays_bytes)} stays on its devices"
+
+
 def paused(item: pb.Allocation) -> str:
     """Whether it is paused, and since when that counts; empty if it is not."""
     if not item.paused:
