@@ -102,7 +102,7 @@ def test_a_driver_that_refuses_cut_leaves_the_gate_with_the_reason(cut_node: Dem
 def test_a_reload_changes_the_engine_when_the_last_tenant_has_gone(cut_node: DemoNode) -> None:
     cut_node.start()
     held = cut_node.ctl("alloc", *ASKED, "--cores", "25").stdout.strip()
-    assert "device 0: engine cut becomes gate when its 1 allocation is gone" in reload(cut_node, "gate")
+    assert "device 0: preload.engine: cut becomes gate when its 1 allocation" in reload(cut_node, "gate")
     other = cut_node.ctl("alloc", *ASKED, "--cores", "25").stdout.strip()
     assert engine(cut_node) == ("cut", "probed") and in_force(cut_node) == "cut"
     for one in (held, other):
