@@ -150,7 +150,7 @@ def test_a_program_that_closed_all_its_files_keeps_its_slot(card: Card) -> None:
             assert run(card, lease, "edges", "unmap").returncode == 0
             held = [process for process in read_usage(lease).processes if process.pid == program.pid]
             assert [process.devices[0].used_bytes for process in held] == [64 * MIB]
-            assert card.client.list("a") == (program.pid,)
+            eventually(lambda: card.client.list("a") == (program.pid,), "the other process is forgotten")
     finally:
         program.communicate("", timeout=WAIT_S)
     assert program.returncode == 0
