@@ -1,7 +1,8 @@
-"""Generates vgpud/api/gen/ from the .proto files of vgpud/api/with type stubs, by the installed grpcio-tools.
+"""Generates vgpud/api/gen/ with type stubs from the .proto files in vgpud/api/, by the installed
+grpcio-tools.
 
-Generated code checks the protobuf runtime's version, so it is made where it will run and is never committed.
-The kubelet's protocols, of vgpud/api/kubelet/, become vgpud.api.gen.kubelet.
+Generated code checks the version of the protobuf runtime, so the code is generated where it will run and is
+never committed. The kubelet's protocols in vgpud/api/kubelet/ become vgpud.api.gen.kubelet.
 """
 
 import subprocess
@@ -11,11 +12,14 @@ from pathlib import Path
 
 
 def generate(root: Path) -> Path:
-    """Writes the stubs below `root`. Raises subprocess.CalledProcessError and shows protoc's messages."""
+    """Writes the generated modules and stubs below `root`. Raises subprocess.CalledProcessError and shows
+    protoc's messages.
+    """
     sources, out = root / "vgpud" / "api", root / "vgpud" / "api" / "gen"
     (out / "kubelet").mkdir(parents=True, exist_ok=True)
     arguments = [
-        "-Ivgpud/api/gen=vgpud/api",  # maps the path, so that the stubs import each other as vgpud.api.gen
+        # maps the path, so that the generated modules import each other as vgpud.api.gen
+        "-Ivgpud/api/gen=vgpud/api",
         "--python_out=.",
         "--grpc_python_out=.",
     ]
@@ -25,8 +29,8 @@ def generate(root: Path) -> Path:
     environment = {"PATH": str(Path(sys.executable).parent) + ":/usr/bin:/bin"}
     subprocess.run(
         [sys.executable, "-m", "grpc_tools.protoc", *arguments, *protos],
-        # protoc's plugins read a pipe as standard input; if standard input is closed, the pipe gets its
-        # number
+        # protoc's plugins read a pipe as standard input; if standard input were closed, the pipe would get
+        # its number
         stdin=subprocess.DEVNULL,
         cwd=root,
         check=True,

@@ -1,4 +1,4 @@
-"""Build hook: the gRPC stubs are made by the grpcio-tools of the environment that builds."""
+"""Build hook of the wheel: generates the gRPC modules with the grpcio-tools of the build environment."""
 
 import sys
 from pathlib import Path
@@ -8,7 +8,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class StubsBuildHook(BuildHookInterface[Any]):
-    """Runs before files are collected, for wheels and for editable installs."""
+    """Runs before the files are collected, for wheels and for editable installs."""
 
     PLUGIN_NAME = "custom"
 

@@ -1,8 +1,9 @@
-"""Manual pages and shell completions: `python packaging/manuals.py OUT` writes OUT/man and OUT/completions.
+"""Writes manual pages and shell completions: `python packaging/manuals.py OUT` fills OUT/man and
+OUT/completions.
 
-The prose is in docs/man; lists of verbs, options, settings and keys come from the code that they describe.
-The output is man(7). The Markdown subset is that of the sources: headings, paragraphs, **bold**, *italic*,
-`code`, indented examples, and lists of a term with its text on the next line after ": ".
+The prose is in docs/man. The lists of verbs, options, settings and keys come from the code that they
+describe. The output format is man(7). The sources use a subset of Markdown: headings, paragraphs, **bold**,
+*italic*, `code`, indented examples, and lists of a term with its text on the next line after ": ".
 """
 
 import re
@@ -48,13 +49,15 @@ _TESTS_ONLY = {"fault_point"}
 
 
 def escape(text: str) -> str:
-    """Plain text in man(7): no escapes, no requests at the start of a line."""
+    """Returns plain text for man(7), which must not be read as escapes or as requests at the start of
+    a line.
+    """
     text = text.replace("\\", "\\e").replace("-", "\\-")
     return re.sub(r"^([.'])", r"\\&\1", text, flags=re.MULTILINE)
 
 
 def inline(text: str) -> str:
-    """A paragraph in man(7), with its bold, italic and code spans."""
+    """Returns a paragraph in man(7) with its bold, italic and code spans."""
     parts = re.split(r"(\*\*[^*]+\*\*|\*[^*]+\*|`[^`]+`)", text)
     shown = []
     for part in parts:
@@ -74,7 +77,7 @@ def term(name: str, text: str) -> str:
 
 
 def page(source: str) -> str:
-    """One page in man(7)."""
+    """Returns one page in man(7)."""
     source = source.replace("@audit@", Message.AUDIT.value)
     first, _, rest = source.partition("\n")
     title = re.fullmatch(r'# (\S+) (\d) "(.+)"', first)
@@ -111,7 +114,7 @@ def _block(block: str) -> Iterator[str]:
 
 
 def _option(argument: Argument) -> tuple[str, str]:
-    """The option as typed on the command line, and its help text."""
+    """Returns an option as typed on the command line, and its help text."""
     flags, settings = argument
     value = settings.get("metavar") or "|".join(settings.get("choices", ()))
     if not flags[0].startswith("-"):
@@ -146,7 +149,7 @@ def _verb(words: str, verb: Verb) -> Iterator[str]:
 
 
 def examples() -> Iterator[str]:
-    """The examples of every verb; a test parses each."""
+    """Yields the examples of every verb; a test parses each one."""
     verbs = (verb for entry in VERBS for verb in (entry.verbs if isinstance(entry, Group) else (entry,)))
     yield ".EX"
     yield from (escape(line) for verb in verbs for line in verb.examples)
@@ -198,7 +201,7 @@ def write(out: Path) -> None:
         (out / folder).mkdir(parents=True, exist_ok=True)
     for source in sorted(SOURCES.glob("*.md")):
         (out / "man" / source.stem).write_text(page(source.read_text()))
-    # file names as the shells' completion folders require them
+    # the shells' completion folders require these file names
     for name, script in (("vgpuctl", bash()), ("_vgpuctl", zsh()), ("vgpuctl.fish", fish())):
         (out / "completions" / name).write_text(script)
 

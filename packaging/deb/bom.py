@@ -1,11 +1,11 @@
 """Lists the third-party software in the package: a CycloneDX bill of materials, and a part of
 debian/copyright.
 
-    bom.py --packages SITE-PACKAGES --version VERSION --bom FILE --copyright FILE
+bom.py --packages SITE-PACKAGES --version VERSION --bom FILE --copyright FILE
 
-debian/rules runs it on the environment that environment.py has made, so both files name what is shipped.
-Names, versions and licences come from each wheel's metadata (core metadata, PEP 639). The copyright FILE
-exists already: the script appends to it.
+debian/rules runs the script on the environment that environment.py has made, so that both files name what is
+shipped. Names, versions and licences come from each wheel's metadata (core metadata, PEP 639). The script
+appends its text to the copyright FILE, which exists already.
 """
 
 import argparse
@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
-#: libraries that are linked statically into vgpu-hook and vgpu-runtime
+#: statically linked libraries of vgpu-hook and vgpu-runtime
 STATIC = {"glibc": ("libc6-dev", "LGPL-2.1-or-later")}
-#: libraries inside compiled modules of wheels, which the wheels' metadata does not list
+#: libraries inside the wheels' compiled modules, which the wheels' metadata does not list
 INSIDE = {"grpcio": ("BoringSSL", "OpenSSL AND ISC")}
 _OWN = "vgpud"
 
@@ -35,8 +35,8 @@ class Part:
 
 
 def licence_of(found: Distribution) -> str:
-    """The licence expression of the metadata, else the short text, else the classifiers. Raises ValueError if
-    the metadata has none of them.
+    """Returns the licence of a wheel from its metadata: the licence expression, otherwise the short text,
+    otherwise the classifiers. Raises ValueError if the metadata has none of them.
     """
     words = next(iter(found.metadata.get_all("License-Expression") or ()), "")
     text = next(iter(found.metadata.get_all("License") or ()), "").strip()
@@ -70,8 +70,8 @@ def linked() -> Iterable[Part]:
 
 
 def bom(parts: Iterable[Part], version: str) -> str:
-    """The document in CycloneDX 1.5. Its serial number is derived from the contents, so that the build is
-    reproducible.
+    """Returns the bill of materials in CycloneDX 1.5. Its serial number is derived from the contents, so that
+    the build is reproducible.
     """
     components = [
         {
@@ -96,8 +96,8 @@ def bom(parts: Iterable[Part], version: str) -> str:
 
 
 def paragraph(parts: Iterable[Part]) -> str:
-    """The text for debian/copyright. It is free text, because a Files paragraph would need the authors of
-    each package.
+    """Returns the text for debian/copyright. The text has no Files paragraph, because such a paragraph would
+    need the authors of each package.
     """
     lines = [f"  {part.name} ({part.version}): {part.licence}" for part in parts]
     return "\n".join(

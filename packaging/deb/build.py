@@ -22,7 +22,7 @@ _LEFT_OUT = shutil.ignore_patterns(
     ".git", ".venv", "build", "dist", "tests", "__pycache__", ".*_cache", ".hypothesis", "gen"
 )
 _LINES_SHOWN = 60
-#: Debian's name of an architecture -> uname's.
+#: Debian's name of each architecture, and uname's name of it.
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 
 
@@ -33,7 +33,9 @@ def copy_tree(target: Path) -> None:
 
 
 def zig(out: Path) -> str:
-    """The path of a Python that has ziglang, installed from the pinned and hashed zig.lock."""
+    """Returns the path of a Python that has ziglang, installed from zig.lock with pinned versions and
+    hashes.
+    """
     folder = out / "zig"
     wanted = ZIG_LOCK.read_text()
     stamp = folder / "lock"
@@ -65,7 +67,7 @@ def build(out: Path, architecture: str, system_compiler: bool) -> int:
         "VGPU_PYTHON": sys.executable,
         "VGPU_WHEELS": str(wheels),
         "VGPU_ZIG": "" if system_compiler else zig(out),
-        # the system's tools only: the virtual environment of the tree is left out
+        # only the system's tools: the tree's virtual environment is left out
         "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
     }
     # -d: dpkg does not check Build-Depends, because ./dev installs them
@@ -75,7 +77,8 @@ def build(out: Path, architecture: str, system_compiler: bool) -> int:
     if done.returncode != 0:
         sys.stderr.write("\n".join(log.read_text(errors="replace").splitlines()[-_LINES_SHOWN:]) + "\n")
         return 1
-    symbols = out / "debug"  # a folder of their own: *.deb is what to install
+    # the debug symbols get a folder of their own, so that all *.deb in OUT are for installation
+    symbols = out / "debug"
     symbols.mkdir(exist_ok=True)
     for path in out.glob("*-dbgsym_*deb"):
         path.replace(symbols / path.name)

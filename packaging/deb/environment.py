@@ -1,10 +1,10 @@
-"""vgpud's own Python environment, below a package's staging folder: run by debian/rules.
+"""Makes vgpud's own Python environment below a package's staging folder; debian/rules runs this script.
 
-It holds the contents of the wheels, without pip. One folder serves every Python version that wheels.py names:
-the file name of a compiled module has the version, so the modules of several versions fit into one folder.
-Only vgpud's own programs are kept. They run isolated (-I), so that neither PYTHONPATH nor root's current
-folder can replace a module. The byte code for the build's Python version is compiled here, because the daemon
-cannot write below /usr; for another version, vgpud.postinst compiles it.
+The environment holds the contents of the wheels, without pip. One folder serves every Python version that
+wheels.py names: the file name of a compiled module contains the version, so the modules of several versions
+fit into one folder. Of the programs, only vgpud's own are kept. They run isolated (-I), so that neither
+PYTHONPATH nor root's current folder can replace a module. The script compiles the byte code for the build's
+Python version, because the daemon cannot write below /usr; vgpud.postinst compiles it for another version.
 """
 
 import argparse
@@ -22,8 +22,8 @@ from wheels import FROM_THE_DISTRIBUTION, PYTHONS, target
 
 _NOTES = {"direct_url.json", "REQUESTED", "INSTALLER"}
 _SOURCES = {".pyx", ".pxd", ".c", ".h"}
-# the subpackages of Google's API messages that are needed; others are left out, because each file costs a
-# sync at installation
+# the needed subpackages of Google's API messages; the others are left out, because each file costs a sync at
+# installation
 _MESSAGES = {"protobuf", "rpc", "_upb"}
 #: the distribution's modules for all of its Python versions, and what to copy: name of the Debian package ->
 #: folder
@@ -38,8 +38,8 @@ def unpack(python: str, machine: str, wheels: Iterable[Path], folder: Path) -> N
 
 
 def merge(folder: Path, into: Path) -> None:
-    """Merges the wheels of several Python versions into one folder. Raises ValueError if two of them have
-    different files of one name.
+    """Merges the wheels of several Python versions into one folder. Raises ValueError if two wheels have
+    different files with one name.
     """
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = path.relative_to(folder)
@@ -52,7 +52,7 @@ def merge(folder: Path, into: Path) -> None:
 
 
 def make(staging: Path, prefix: Path, wheels: Path, own: Path, machine: str) -> Path:
-    """Makes the environment at STAGING/PREFIX, for installation at PREFIX; `own` is the folder with vgpud's
+    """Makes the environment at STAGING/PREFIX, to be installed at PREFIX. `own` is the folder with vgpud's
     wheel.
     """
     home = staging / prefix.relative_to("/")
@@ -76,7 +76,7 @@ def make(staging: Path, prefix: Path, wheels: Path, own: Path, machine: str) -> 
 
 
 def settle(home: Path, prefix: Path) -> None:
-    """Sets the paths of the environment to `prefix`, and its interpreter to the system's Python."""
+    """Sets the environment's paths to `prefix`, and its interpreter to the system's Python."""
     programs = home / "bin"
     (home / "lib" / "python3" / "site-packages" / "bin").rename(programs)
     for path in programs.iterdir():
@@ -89,7 +89,7 @@ def settle(home: Path, prefix: Path) -> None:
 
 
 def tidy(home: Path) -> None:
-    """Removes files that only a developer reads, and pip's records of where packages came from."""
+    """Removes files that only a developer reads, and pip's records of each package's origin."""
     for path in home.rglob("*"):
         if path.name in _NOTES or path.suffix in _SOURCES:
             path.unlink()

@@ -35,8 +35,8 @@ _ENTRY = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)==")
 
 
 def closure(wanted: Iterable[str]) -> set[str]:
-    """Canonical names of the requirements and of their transitive dependencies, extras included, on any of
-    PYTHONS.
+    """Returns the canonical names of the requirements and of their transitive dependencies, extras included,
+    for any of PYTHONS.
     """
     found: set[str] = set()
     queue = [Requirement(text) for text in wanted]
@@ -63,8 +63,8 @@ def _holds(requirement: Requirement, extra: str) -> bool:
 
 
 def entries(lock: str, names: set[str]) -> str:
-    """The lock's entries of these names with their hashes. Raises ValueError for a name that the lock
-    lacks.
+    """Returns the lock file's entries for these names, with their hashes. Raises ValueError for a name that
+    the lock file lacks.
     """
     taken: list[str] = []
     had: set[str] = set()
@@ -83,14 +83,16 @@ def entries(lock: str, names: set[str]) -> str:
 
 
 def runtime_lock() -> str:
-    """The entries of packaging/requirements.lock that vgpud needs at run time."""
+    """Returns the entries of packaging/requirements.lock that vgpud needs at run time."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lock = (ROOT / "packaging" / "requirements.lock").read_text()
     return entries(lock, closure(project["dependencies"]) - set(FROM_THE_DISTRIBUTION))
 
 
 def depends() -> str:
-    """The Depends of debian/control: the Python versions, and the packages of FROM_THE_DISTRIBUTION."""
+    """Returns the Depends field of debian/control: the Python versions, and the packages of
+    FROM_THE_DISTRIBUTION.
+    """
     first, last = PYTHONS[0], PYTHONS[-1]
     major, minor = map(int, last.split("."))
     pythons = f"python3 (>= {first}~), python3 (<< {major}.{minor + 1}~)"
@@ -98,14 +100,16 @@ def depends() -> str:
 
 
 def target(python: str, machine: str) -> list[str]:
-    """pip's options for a foreign interpreter and machine; `machine` is uname's name."""
+    """Returns pip's options for another interpreter and machine. `machine` is uname's name."""
     platforms = [f"manylinux_2_{minor}_{machine}" for minor in _GLIBC_MINORS] + [f"manylinux2014_{machine}"]
     options = ["--implementation", "cp", "--python-version", python, "--only-binary", ":all:"]
     return [*options, *(word for platform in platforms for word in ("--platform", platform))]
 
 
 def fetch(lock: str, out: Path, machine: str) -> None:
-    """Downloads the wheels of `lock` into `out`; does nothing if `out` already has those of the same lock."""
+    """Downloads the wheels of `lock` into `out`; does nothing if `out` already has the wheels of the same
+    lock.
+    """
     out.mkdir(parents=True, exist_ok=True)
     stamp, wanted = out / "of", f"{machine} {PYTHONS}\n{lock}"
     if stamp.exists() and stamp.read_text() == wanted:
