@@ -208,11 +208,13 @@ CUresult cu_graph_order(CUgraph graph)
     for (CUgraphNode node = graph->first; node != NULL && n == graph->node_count; node = node->next)
         if (node->type == CU_GRAPH_NODE_TYPE_GRAPH)
             CU_TRY(cu_graph_order(node->child));
-    return n == graph->node_count ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE; /* a cycle */
+    return n == graph->node_count ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE; /* fewer nodes: the edges form a cycle */
 }
 
-/* As every listing call of the API. Without an array, *count becomes the number of nodes. With one, at most *count
- * nodes are written, and the rest of the array is zeroed. */
+/*
+ * Lists nodes as every listing call of the API does. Without an array, the function sets *count to the number of nodes.
+ * With an array, it writes at most *count nodes and fills the rest of the array with zeros.
+ */
 CUresult cu_list_nodes(CUgraphNode *out, size_t *count, CUgraphNode *all, size_t n)
 {
     for (size_t i = 0; out != NULL && i < *count; i++)

@@ -1,11 +1,13 @@
-/* Graphs: nodes and edges, what is instantiated from them, and the capture of streams into them. */
+/* CUDA graphs: nodes and edges, instantiated graphs, and the capture of streams into graphs. */
 #ifndef VGPU_SIM_CUDA_GRAPH_H
 #define VGPU_SIM_CUDA_GRAPH_H
 
 #include "internal.h"
 
-/* Memory of an allocation node: its addresses are fixed when the node is made, and its pages are taken
- * by a launch and given back by a free. The node, its clones and the live block hold it. */
+/*
+ * Memory of an allocation node. Its addresses are fixed when the node is made; a launch takes its pages and a free
+ * gives them back. The node, the node's clones and the live block hold references to it.
+ */
 struct cu_graph_memory {
     uint32_t refs;
     bool live;
@@ -18,10 +20,10 @@ struct CUgraphNode_st {
     uint32_t magic;
     CUgraphNodeType type;
     CUgraph graph;
-    CUgraphNode origin; /* the node that it was cloned from */
+    CUgraphNode origin; /* the node of which this node is a clone */
     unsigned int id;
     bool disabled, ordered;
-    CUgraphNode *before; /* nodes that must run before it */
+    CUgraphNode *before; /* nodes that must run before this node */
     size_t before_count;
     CUgraphNode next;
     union {
@@ -35,7 +37,7 @@ struct CUgraphNode_st {
             CUcontext ctx;
         } set;
         CUDA_HOST_NODE_PARAMS host;
-        CUgraph child; /* owned by the node */
+        CUgraph child; /* child graph, owned by this node */
         CUevent event;
         struct {
             CUDA_MEM_ALLOC_NODE_PARAMS shape;
@@ -55,22 +57,22 @@ struct CUgraph_st {
     uint32_t magic;
     unsigned int id, next_node;
     CUgraph origin;
-    CUgraphNode parent; /* for a child graph: the node that owns it */
+    CUgraphNode parent; /* in a child graph: the node that owns the graph */
     CUgraphNode first, last;
     size_t node_count;
-    CUgraphNode *order; /* for an instantiated graph: the order in which its nodes run */
-    bool has_memory;    /* it has allocation or free nodes, in itself or in a child */
-    CUgraphExec execs;  /* list of live instantiations */
+    CUgraphNode *order; /* in an instantiated graph: the order in which its nodes run */
+    bool has_memory;    /* the graph, or a child of it, has allocation or free nodes */
+    CUgraphExec execs;  /* list of the live instantiations of this graph */
     struct cu_kept_object *objects;
 };
 
 struct CUgraphExec_st {
     uint32_t magic;
-    struct cu_owner owner; /* the context that was current; ctx NULL: none was */
-    CUgraph graph;         /* a clone, owned */
-    CUgraph source;        /* NULL after it was destroyed */
+    struct cu_owner owner; /* the context that was current at the instantiation; ctx NULL: none was */
+    CUgraph graph;         /* a clone of the source, owned by this object */
+    CUgraph source;        /* the graph that was instantiated; NULL after it was destroyed */
     cuuint64_t flags;
-    CUgraphExec next; /* list of instantiations of the same source */
+    CUgraphExec next; /* list of the instantiations of the same source */
 };
 
 static inline bool cu_is_graph(CUgraph graph)
@@ -83,37 +85,38 @@ static inline bool cu_is_node(CUgraphNode node)
     return node != NULL && node->magic == CU_NODE;
 }
 
-/* graph.c. The caller holds cu_lock. */
+/* Functions of graph.c. The caller holds cu_lock. */
 CUgraph cu_graph_new(void);
 void cu_graph_free(CUgraph graph);
 CUresult cu_graph_clone(CUgraph from, bool with_memory, CUgraph *out);
 CUresult cu_graph_add(CUgraph graph, CUgraphNodeType type, const CUgraphNode *before, size_t count, CUgraphNode *out);
 void cu_graph_drop_last(CUgraph graph, CUgraphNode node); /* undoes the last cu_graph_add */
 CUgraphNode cu_graph_find_clone(CUgraph graph, CUgraphNode original);
-CUresult cu_graph_order(CUgraph graph); /* fills `order`, here and in children; INVALID_VALUE: a cycle */
+/* fills `order` of the graph and of its children; returns INVALID_VALUE if the edges form a cycle */
+CUresult cu_graph_order(CUgraph graph);
 CUresult cu_list_nodes(CUgraphNode *out, size_t *count, CUgraphNode *all, size_t n);
 
-/* graph_backing.c. The caller holds cu_lock. */
+/* Functions of graph_backing.c. The caller holds cu_lock. */
 CUresult cu_graph_memory_new(CUcontext ctx, size_t size, struct cu_graph_memory **out);
 void cu_graph_memory_release(struct cu_graph_memory *m);
 CUresult cu_graph_memory_take(struct cu_graph_memory *m); /* called at a launch */
-bool cu_graph_memory_owns(CUdeviceptr p);                 /* is p an address of an allocation node? */
-/* graph_memory.c. The caller holds cu_lock. */
+bool cu_graph_memory_owns(CUdeviceptr p);                 /* returns true if p is an address of an allocation node */
+/* Functions of graph_memory.c. The caller holds cu_lock. */
 CUresult cu_graph_add_alloc(CUgraph graph, const CUgraphNode *before, size_t count, CUDA_MEM_ALLOC_NODE_PARAMS *params,
                             CUgraphNode *out);
 CUresult cu_graph_add_free(CUgraph graph, const CUgraphNode *before, size_t count, CUdeviceptr p, CUgraphNode *out);
 
-/* graph_exec.c */
-CUresult cu_check_exec(CUgraphExec exec); /* is it a live instantiation with a live context? */
+/* Functions of graph_exec.c. */
+CUresult cu_check_exec(CUgraphExec exec); /* succeeds if exec is a live instantiation with a live context */
 CUresult cu_graph_instantiate(CUgraph graph, cuuint64_t flags, CUgraphExec *out);
 CUresult cu_graph_launch(CUgraphExec exec, CUstream stream);
 
 /* user_object.c. The caller holds cu_lock; what came to its end is in the list returned by take. */
 void cu_object_drop(CUuserObject object, unsigned int count);
 void cu_object_keep(CUuserObject object, unsigned int count);
-void cu_objects_run(void); /* runs destructors that are due; called without the lock */
+void cu_objects_run(void); /* runs the destructors that are due; the caller does not hold cu_lock */
 
-/* capture.c */
+/* Capture of streams: capture.c. */
 struct cu_capture {
     CUgraph graph;
     bool own_graph, invalid;
@@ -131,9 +134,10 @@ CUresult cu_capture_begin(CUstream stream, CUgraph graph, const CUgraphNode *bef
                           CUstreamCaptureMode mode);
 CUresult cu_capture_end(CUstream stream, CUgraph *graph);
 CUresult cu_capture_set(CUstream state, const CUgraphNode *nodes, size_t count, bool add);
-/* Adds a node after those that the stream has captured; the caller fills it in. */
+/* Adds a node after the nodes that the stream has captured; the caller fills the node in. */
 CUresult cu_capture_add(CUstream stream, CUgraphNodeType type, CUgraphNode *out);
 void cu_capture_list(CUstream stream, const CUgraphNode **nodes, size_t *count);
-void cu_capture_frontier(CUstream stream, CUgraphNode node); /* sets the node at which the stream now is */
+/* sets the node after which the stream's next node comes */
+void cu_capture_frontier(CUstream stream, CUgraphNode node);
 
 #endif

@@ -1,5 +1,7 @@
-/* Memory of graphs: addresses that belong to allocation nodes, and the pool of each device that backs
- * them. The pool keeps what it once took until cuDeviceGraphMemTrim, as the driver's does. */
+/*
+ * Memory of graphs: the addresses of allocation nodes, and the pool of each device that backs them. As the driver's
+ * pool, it keeps the memory that it once took until cuDeviceGraphMemTrim.
+ */
 #include "graph.h"
 
 static struct cu_graph_memory *g_memories[4096];

@@ -1,4 +1,4 @@
-/* Edges of a graph. Edge data (version 2) may only say that the whole of a node comes first. */
+/* Edges of a graph. The edge data of version 2 may only say that the whole of one node runs before the other. */
 #include "graph.h"
 
 static bool is_plain(const CUgraphEdgeData *data, size_t count)

@@ -1,5 +1,4 @@
-/* What is instantiated from graphs, and running it: node by node in an order that the edges allow, on
- * the stream of the launch. */
+/* Instantiates graphs and runs them: node by node, in an order that the edges allow, on the stream of the launch. */
 #include "graph.h"
 
 static bool is_exec(CUgraphExec exec)
@@ -13,7 +12,7 @@ CUresult cu_check_exec(CUgraphExec exec)
     return exec->owner.ctx == NULL || cu_owned(&exec->owner) ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
 }
 
-/* A kernel of a context that has ended: an H200's driver crashes on one. */
+/* Refuses a graph with a kernel of a context that has ended. An H200's driver crashes on such a kernel. */
 static CUresult check_kernels(CUgraph graph)
 {
     for (CUgraphNode n = graph->first; n != NULL; n = n->next)
@@ -135,7 +134,7 @@ CUresult cuGraphNodeGetEnabled(CUgraphExec exec, CUgraphNode node, unsigned int 
     return CUDA_SUCCESS;
 }
 
-/* Updating what was instantiated from a graph of the same shape. */
+/* Updates an instantiated graph from a graph of the same shape. */
 
 static CUresult differs(CUgraphExecUpdateResultInfo *info, CUgraphExecUpdateResult why, CUgraphNode node)
 {
@@ -223,7 +222,7 @@ CUresult cuGraphExecChildGraphNodeSetParams(CUgraphExec exec, CUgraphNode node, 
     return result;
 }
 
-/* Running */
+/* Runs the nodes of a graph. */
 
 static CUresult run_kernel(const CUDA_KERNEL_NODE_PARAMS *p, CUstream stream)
 {
@@ -295,7 +294,7 @@ static CUresult run_graph(CUgraph graph, CUstream stream)
     return CUDA_SUCCESS;
 }
 
-/* Are allocations of this graph still live? With `drop` they are freed. */
+/* Returns true if allocations of this graph are still live. With `drop`, the function frees them. */
 static bool holds_memory(CUgraph graph, bool drop)
 {
     bool held = false;
@@ -323,7 +322,7 @@ CUresult cu_graph_launch(CUgraphExec exec, CUstream stream)
     if (result == CUDA_SUCCESS || !exec->graph->has_memory)
         return result;
     cu_lock();
-    holds_memory(exec->graph, true); /* a launch succeeds as a whole or not at all */
+    holds_memory(exec->graph, true); /* frees all of it, because a launch succeeds as a whole or not at all */
     cu_unlock();
     return result;
 }

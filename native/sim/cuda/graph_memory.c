@@ -1,7 +1,7 @@
-/* Nodes that allocate and free memory. */
+/* Graph nodes that allocate and free memory. */
 #include "graph.h"
 
-/* Marks the graphs above a graph, which contain its memory too. */
+/* Marks the graphs that contain this graph, because they contain its memory too. */
 static void mark(CUgraph graph)
 {
     for (; graph != NULL; graph = graph->parent == NULL ? NULL : graph->parent->graph)
@@ -105,7 +105,7 @@ CUresult cuDeviceGetGraphMemAttribute(CUdevice dev, CUgraphMem_attribute attribu
     CUmemoryPool pool = cu_pool_of_graphs(dev);
     cu_unlock();
     CU_CHECK(pool != NULL, CUDA_ERROR_OUT_OF_MEMORY);
-    /* Used is what graphs are bound to, live or not (measured on an H200: all that is reserved). */
+    /* The used bytes are those to which graphs are bound, live or not; on an H200 they are all reserved bytes. */
     const uint64_t values[] = {pool->reserved, pool->reserved_high, pool->reserved, pool->reserved_high};
     CU_CHECK((size_t)attribute < sizeof(values) / sizeof(values[0]), CUDA_ERROR_INVALID_VALUE);
     *(cuuint64_t *)value = values[attribute];

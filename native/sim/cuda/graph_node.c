@@ -1,4 +1,4 @@
-/* Nodes by type: adding them, and their parameters in graphs and in what was instantiated. */
+/* Graph nodes by type: functions that add them, and their parameters in graphs and in instantiated graphs. */
 #include "graph.h"
 
 static CUresult check_kernel(CUDA_KERNEL_NODE_PARAMS *p)
@@ -29,7 +29,7 @@ static bool has_type(CUgraphNode node, CUgraphNodeType type)
     return cu_is_node(node) && node->type == type;
 }
 
-/* The node that `node` of the source graph became in `exec`; NULL: none of this type. */
+/* Returns the node of `exec` that was made from `node` of the source graph; NULL if no node of this type was. */
 static CUgraphNode in_exec(CUgraphExec exec, CUgraphNode node, CUgraphNodeType type)
 {
     if (exec == NULL || exec->magic != CU_EXEC || !has_type(node, type))
@@ -40,7 +40,7 @@ static CUgraphNode in_exec(CUgraphExec exec, CUgraphNode node, CUgraphNodeType t
     return found;
 }
 
-/* Kernels */
+/* Kernel nodes. */
 
 CUresult cuGraphAddKernelNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count,
                                  const CUDA_KERNEL_NODE_PARAMS *params)
@@ -57,7 +57,7 @@ CUresult cuGraphAddKernelNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphN
 static CUDA_KERNEL_NODE_PARAMS widen(const CUDA_KERNEL_NODE_PARAMS_v1 *p)
 {
     CUDA_KERNEL_NODE_PARAMS wide = {.func = p->func};
-    memcpy(&wide, p, sizeof(*p)); /* version 2 is version 1 with two more fields */
+    memcpy(&wide, p, sizeof(*p)); /* the parameters of version 2 are those of version 1 with two more fields */
     return wide;
 }
 
@@ -121,7 +121,7 @@ CUresult cuGraphExecKernelNodeSetParams(CUgraphExec exec, CUgraphNode node, cons
     return cuGraphExecKernelNodeSetParams_v2(exec, node, &p);
 }
 
-/* Copies */
+/* Copy nodes. */
 
 CUresult cuGraphAddMemcpyNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count,
                               const CUDA_MEMCPY3D *params, CUcontext ctx)
@@ -162,7 +162,7 @@ CUresult cuGraphExecMemcpyNodeSetParams(CUgraphExec exec, CUgraphNode node, cons
     return set_copy(in_exec(exec, node, CU_GRAPH_NODE_TYPE_MEMCPY), params);
 }
 
-/* Fills */
+/* Fill nodes. */
 
 CUresult cuGraphAddMemsetNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count,
                               const CUDA_MEMSET_NODE_PARAMS *params, CUcontext ctx)
@@ -206,7 +206,7 @@ CUresult cuGraphExecMemsetNodeSetParams(CUgraphExec exec, CUgraphNode node, cons
     return set_set(in_exec(exec, node, CU_GRAPH_NODE_TYPE_MEMSET), params);
 }
 
-/* Host functions */
+/* Host function nodes. */
 
 CUresult cuGraphAddHostNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count,
                             const CUDA_HOST_NODE_PARAMS *params)
@@ -245,7 +245,7 @@ CUresult cuGraphExecHostNodeSetParams(CUgraphExec exec, CUgraphNode node, const 
     return set_host(in_exec(exec, node, CU_GRAPH_NODE_TYPE_HOST), params);
 }
 
-/* Child graphs, joints, events */
+/* Child graph nodes, empty nodes and event nodes. */
 
 CUresult cuGraphAddChildGraphNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count,
                                   CUgraph child)
@@ -332,7 +332,7 @@ static CUresult get_event(CUgraphNode node, CUgraphNodeType type, CUevent *event
 EVENT_NODE(Record, CU_GRAPH_NODE_TYPE_EVENT_RECORD)
 EVENT_NODE(Wait, CU_GRAPH_NODE_TYPE_WAIT_EVENT)
 
-/* One entry for every type. Version 2 adds edge data. */
+/* Adds a node of any type. Version 2 of the call adds edge data. */
 
 static CUresult add_any(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count, CUgraphNodeParams *p)
 {

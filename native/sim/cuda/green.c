@@ -46,7 +46,7 @@ CUresult cuGreenCtxCreate(CUgreenCtx *out, CUdevResourceDesc desc, CUdevice dev,
     CU_TRY(cu_enter_device("cuGreenCtxCreate", dev));
     CU_CHECK(out != NULL && desc != NULL && desc->magic == CU_DESCRIPTION && desc->ordinal == dev,
              CUDA_ERROR_INVALID_VALUE);
-    CU_CHECK(flags == CU_GREEN_CTX_DEFAULT_STREAM, CUDA_ERROR_INVALID_VALUE); /* required until 13.0 */
+    CU_CHECK(flags == CU_GREEN_CTX_DEFAULT_STREAM, CUDA_ERROR_INVALID_VALUE); /* the flag was required until 13.0 */
     cu_lock();
     CUresult result = create(desc, out);
     cu_unlock();

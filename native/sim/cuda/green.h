@@ -1,4 +1,4 @@
-/* Green contexts: a part of a device's SMs under the primary context. */
+/* A green context: a part of a device's SMs, with the primary context's memory and objects. */
 #ifndef VGPU_SIM_CUDA_GREEN_H
 #define VGPU_SIM_CUDA_GREEN_H
 
@@ -24,7 +24,7 @@ struct CUgreenCtx_st {
     CUgreenCtx next;
 };
 
-/* devres.c: sms NULL: all that the device shows */
+/* Function of devres.c. sms NULL: all SMs that the device shows. */
 CUresult cu_resource_of(int ordinal, const struct cu_sms *sms, CUdevResource *out, CUdevResourceType type);
 
 #endif

@@ -7,10 +7,11 @@
 #include "internal.h"
 
 enum { HOLDS = 64, LOOK_AGAIN_NS = 50000 };
-#define LONGEST_NS 4e12 /* a kernel then ends by itself; a larger value makes positions lose nanoseconds */
+/* after this time a kernel ends by itself; with a larger value, positions would lose nanoseconds */
+#define LONGEST_NS 4e12
 
 struct hold {
-    CUcontext ctx; /* NULL: free */
+    CUcontext ctx; /* NULL: the entry is free */
     double begin, end;
     bool begun;
     const uint64_t *word;

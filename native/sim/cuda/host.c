@@ -1,4 +1,4 @@
-/* Page-locked host memory: it costs the device nothing. */
+/* Page-locked host memory, which uses no device memory. */
 #include <sys/mman.h>
 
 #include "internal.h"
@@ -31,7 +31,8 @@ struct cu_host *cu_host_at(const void *p)
     struct node *exact = *slot_of(p);
     if (exact != NULL || g_count == 0)
         return exact == NULL ? NULL : &exact->host;
-    for (uint32_t i = 0; i < BUCKETS; i++) /* an address inside a block: rare, and there are few blocks */
+    /* searches for an address inside a block: this is rare, and there are few blocks */
+    for (uint32_t i = 0; i < BUCKETS; i++)
         for (struct node *n = g_buckets[i]; n != NULL; n = n->next)
             if ((uintptr_t)p - (uintptr_t)n->host.base < n->host.size)
                 return &n->host;

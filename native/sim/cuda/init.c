@@ -1,4 +1,4 @@
-/* cuInit and versions. */
+/* cuInit and the version queries. */
 #include "internal.h"
 
 static void after_fork(void)
@@ -9,7 +9,8 @@ static void after_fork(void)
 }
 
 /*
- * Called before the first lock is taken, so that a child forked during another thread's cuInit gets a lock of its own.
+ * Registers the fork handler. The caller does so before it takes the first lock, so that a child forked during another
+ * thread's cuInit gets a lock of its own.
  */
 static void watch_forks(void)
 {

@@ -1,4 +1,4 @@
-/* What every family of the simulated driver uses: the process, contexts, handles, memory blocks. */
+/* Declarations that every part of the simulated driver uses: the process, contexts, handles, memory blocks. */
 #ifndef VGPU_SIM_CUDA_INTERNAL_H
 #define VGPU_SIM_CUDA_INTERNAL_H
 
@@ -18,8 +18,8 @@ enum { CU_MAX_ORDINALS = 32, CU_LAUNCH_DEPTH = 1024, CU_PENDING_EVENTS = 64, CU_
 #define CU_EXPORT __attribute__((visibility("default")))
 
 /*
- * A handle's first word identifies a live object of the right type; freed objects are kept for reuse, so that a stale
- * handle is refused and never refers to freed memory.
+ * The first word of a handle's object, which identifies a live object of the right type. Freed objects are kept for
+ * reuse, so a stale handle is refused and never refers to freed memory.
  */
 enum cu_magic {
     CU_DEAD = 0,
@@ -41,12 +41,12 @@ enum cu_magic {
     CU_EXTERNAL = 0x45585430,
 };
 
-/* One CUDA ordinal: a card, or one MIG compute instance of it. */
+/* One CUDA device ordinal: a card, or one MIG compute instance of a card. */
 struct cu_device {
-    uint32_t card;           /* the card found at cuInit */
-    _Atomic uint32_t device; /* the card on which its work runs: a restore may have changed it */
+    uint32_t card;           /* the card of the ordinal at cuInit */
+    _Atomic uint32_t device; /* the card on which the ordinal's work runs now: a restore may have changed it */
     int gi, ci;
-    struct sim_use *use; /* in the shared state; NULL until this process has a context there */
+    struct sim_use *use; /* the use in the shared state; NULL until this process has a context on the device */
     CUcontext primary;
     uint32_t primary_refs, primary_flags;
     CUmemoryPool default_pool, current_pool, graph_pool;
@@ -65,16 +65,16 @@ struct CUctx_st {
     bool primary;
     uint32_t attached; /* references beyond the first: cuCtxAttach */
     unsigned long long id;
-    _Atomic double position; /* end of the last work in any of its streams */
+    _Atomic double position; /* end of the last work in any stream of the context */
     CUevent pending[CU_PENDING_EVENTS];
     uint32_t pending_count;
     size_t limits[CU_LIMIT_MAX];
-    uint32_t groups[CU_CHANNEL_GROUPS]; /* handles of its channel groups */
+    uint32_t groups[CU_CHANNEL_GROUPS]; /* handles of the context's channel groups */
 };
 
 /*
- * The context in which an object was made, and with which it ends; the serial number distinguishes a later context at
- * the same address.
+ * The context in which an object was made, and with which the object ends. The serial number distinguishes a later
+ * context at the same address.
  */
 struct cu_owner {
     CUcontext ctx;
@@ -85,7 +85,7 @@ struct CUstream_st {
     uint32_t magic;
     CUcontext ctx;
     struct cu_owner owner;
-    CUgreenCtx green; /* the green context in which it was made, or NULL */
+    CUgreenCtx green; /* the green context in which the object was made, or NULL */
     unsigned int flags;
     int priority;
     unsigned long long id;
@@ -103,9 +103,9 @@ struct CUevent_st {
     bool recorded, resolved;
     double position;
     uint64_t recorded_ns, at_ns;
-    struct sim_shared_event *shared; /* set if other processes know it, or NULL */
+    struct sim_shared_event *shared; /* set if other processes opened or may open the event; otherwise NULL */
     unsigned long long shared_id;
-    unsigned long long capture_id; /* id of the capture in which it was recorded; 0: none */
+    unsigned long long capture_id; /* id of the capture that recorded the event; 0: none */
     CUgraphNode *captured;
     size_t captured_count;
 };
@@ -119,23 +119,23 @@ struct cu_block {
     CUmemoryPool pool;
     unsigned long long id;
     struct cu_graph_memory *memory; /* the graph memory that owns these addresses, if any */
-    bool imported;                  /* memory of another process, which alone is charged */
-    bool external;                  /* imported, and freed like own memory */
+    bool imported;                  /* the memory belongs to another process, and only that process is charged */
+    bool external;                  /* imported memory that is freed like the process's own memory */
 };
 
 struct cu_process {
     struct sim_state *s;
     struct sim_proc *proc;
     _Atomic int started; /* 0: cuInit was not called, 1: ready, 2: child of a process that had called it */
-    /* the node's boot at the start of this process; after a reboot the process is no longer valid */
+    /* the node's boot number at the start of this process; after a reboot the process is no longer valid */
     uint64_t boot;
-    _Atomic uint32_t gate_seen; /* the value of proc->gate that this process has passed last */
+    _Atomic uint32_t gate_seen; /* the value of proc->gate at the last time that this process passed the gate */
     pthread_mutex_t lock;       /* guards everything below, and the registries of each family */
     int device_count;
     struct cu_device devices[CU_MAX_ORDINALS];
     unsigned long long next_id;
-    double kernel_us;    /* 0: the profile's value */
-    int shared_memories; /* shared memories, which prevent a suspension */
+    double kernel_us;    /* duration of a kernel in microseconds; 0: the profile's value */
+    int shared_memories; /* number of memories shared with other processes, which prevent a suspension */
     int rm_file;         /* descriptor of the control device; -1: not open yet */
     uint32_t rm_client, rm_handles;
     bool mps;
@@ -163,29 +163,39 @@ extern struct cu_process cu;
 typedef CUcontext cu_context_end;
 typedef const struct cu_block *cu_block_end;
 
-/* enter.c */
-CUresult cu_enter(const char *function);                         /* initialised, not faulted */
-CUresult cu_enter_device(const char *function, CUdevice dev);    /* also checks that dev is an ordinal */
-CUresult cu_enter_context(const char *function, CUcontext *ctx); /* also requires a current context */
-/* As cu_enter, for calls that answer in a checkpointed process: as an H200 does, driver 580.159.04. */
+/* Functions of enter.c. */
+/* checks that the driver is initialised and that no fault is set */
+CUresult cu_enter(const char *function);
+CUresult cu_enter_device(const char *function, CUdevice dev);    /* checks as cu_enter, and that dev is an ordinal */
+CUresult cu_enter_context(const char *function, CUcontext *ctx); /* checks as cu_enter, and that a context is current */
+/*
+ * Checks as cu_enter, for calls that succeed in a checkpointed process: those that do on an H200 with driver
+ * 580.159.04.
+ */
 CUresult cu_enter_suspended(const char *function);
-CUresult cu_enter_locked_out(const char *function); /* as cu_enter, for calls that a lock does not hold */
+/* checks as cu_enter, for calls that do not wait while the process is locked */
+CUresult cu_enter_locked_out(const char *function);
 
-/* process.c */
-bool cu_checkpointed(void); /* is this process checkpointed now? */
-CUresult cu_gate(void);     /* waits while this process is locked; reads on which device a restore has put it */
-void cu_sim_lock(void);     /* takes sim_lock while this process is not locked */
+/* Functions of process.c. */
+bool cu_checkpointed(void); /* returns true if this process is checkpointed now */
+/* waits while this process is locked; reads to which device a restore has moved the process */
+CUresult cu_gate(void);
+void cu_sim_lock(void); /* takes sim_lock at a time at which this process is not locked */
 void cu_lock(void);
 void cu_unlock(void);
 struct sim_device *cu_sim_device(int ordinal);
-uint32_t cu_sm_count(int ordinal);  /* SMs of the card or the instance, before MPS */
-void cu_cannot_suspend(int change); /* counts memory shared with other processes, which prevents a suspension */
+uint32_t cu_sm_count(int ordinal); /* SMs of the card or the instance, before the MPS limit */
+/* changes the number of memories shared with other processes, which prevent a suspension */
+void cu_cannot_suspend(int change);
 
-/* device.c */
-void cu_parse_uuid(const char *text, CUuuid *uuid); /* "GPU-..." or "MIG-..." */
-int cu_multiprocessors(int ordinal);                /* SMs of the card or the instance, after MPS */
+/* Functions of device.c. */
+void cu_parse_uuid(const char *text, CUuuid *uuid); /* reads "GPU-..." or "MIG-..." */
+int cu_multiprocessors(int ordinal);                /* SMs of the card or the instance, with the MPS limit */
 
-/* visible.c: fills cu.devices by CUDA_VISIBLE_DEVICES, out of those that an MPS daemon offers (NULL: all) */
+/*
+ * Function of visible.c: fills cu.devices by CUDA_VISIBLE_DEVICES, from the devices that an MPS daemon offers (NULL:
+ * all devices).
+ */
 CUresult cu_find_devices(const char *offered);
 
 #define CU_TRY(expression)                     \
@@ -200,10 +210,10 @@ CUresult cu_find_devices(const char *offered);
             return (result);        \
     } while (0)
 
-/* current.c */
+/* Functions of current.c. */
 bool cu_is_context(CUcontext ctx);
 struct cu_owner cu_owner_of(CUcontext ctx);
-bool cu_owned(const struct cu_owner *owner); /* does the object's context still live? */
+bool cu_owned(const struct cu_owner *owner); /* returns true if the object's context still lives */
 /* this thread's context for new objects: for a green context, the primary one */
 CUcontext cu_current(void);
 CUcontext cu_view(void);                  /* the context as it was made current */
@@ -212,28 +222,28 @@ CUresult cu_push(CUcontext ctx);
 CUresult cu_pop(CUcontext *ctx); /* ctx may be NULL */
 struct cu_device *cu_device_of(CUcontext ctx);
 
-/* context.c */
+/* Functions of context.c. */
 CUcontext cu_view_make(CUcontext primary, CUgreenCtx green); /* the caller holds cu_lock; NULL: no memory */
 CUresult cu_primary_retain(CUdevice dev, CUcontext *ctx);    /* the caller holds cu_lock */
-void cu_primary_release(CUdevice dev);                       /* so does this one's */
+void cu_primary_release(CUdevice dev);                       /* the caller holds cu_lock */
 
-/* channels.c: the caller holds cu_lock. */
+/* Functions of channels.c. The caller holds cu_lock. */
 CUresult cu_channels_make(CUcontext ctx);
 void cu_channels_end(CUcontext ctx);
 
-/* charge.c: device memory against the shared state. A charge is all or nothing. */
+/* Functions of charge.c: device memory, counted in the shared state. A charge succeeds as a whole or not at all. */
 CUresult cu_charge(int ordinal, enum sim_kind kind, uint64_t bytes);
 void cu_uncharge(int ordinal, enum sim_kind kind, uint64_t bytes);
 uint64_t cu_round_page(uint64_t bytes);
 
-/* arena.c: addresses. The caller holds cu_lock. */
+/* Functions of arena.c: device addresses. The caller holds cu_lock. */
 CUresult cu_alloc(CUcontext ctx, enum sim_kind kind, CUmemoryPool pool, size_t size, CUdeviceptr *out);
 CUresult cu_free(CUdeviceptr p);
 struct cu_block *cu_block_at(CUdeviceptr p); /* the block that contains p, or NULL */
 bool cu_in_arena(CUdeviceptr p);
-CUdeviceptr cu_arena_take(uint64_t bytes); /* whole pages, aligned to 2 MiB; 0: no addresses left */
+CUdeviceptr cu_arena_take(uint64_t bytes); /* takes whole pages, aligned to 2 MiB; 0: no addresses left */
 void cu_arena_give(CUdeviceptr p, uint64_t bytes);
-void cu_arena_restore(CUdeviceptr p, uint64_t bytes); /* called after another file was mapped there */
+void cu_arena_restore(CUdeviceptr p, uint64_t bytes); /* called after another file was mapped at these addresses */
 int cu_arena_file(CUdeviceptr p, uint64_t *offset);   /* the file behind p; -1: none */
 CUresult cu_block_import(CUcontext ctx, CUmemoryPool pool, int fd, uint64_t offset, size_t size, CUdeviceptr *out);
 void cu_block_close(struct cu_block *b); /* ends an imported block */
@@ -242,21 +252,21 @@ CUresult cu_block_place(CUcontext ctx, CUmemoryPool pool, struct cu_graph_memory
                         size_t size);
 void cu_free_of_pool(CUmemoryPool pool);
 
-/* shared_event.c: an event that other processes know */
-bool cu_shared_make(CUevent e); /* false: no room */
+/* Functions of shared_event.c: events that other processes know. */
+bool cu_shared_make(CUevent e); /* returns false if there is no room for it */
 bool cu_shared_alive(const struct sim_shared_event *e);
 void cu_shared_record(CUevent e);
-bool cu_shared_elsewhere(CUevent e); /* did another process record it last? */
+bool cu_shared_elsewhere(CUevent e); /* returns true if another process recorded the event last */
 bool cu_shared_reached(CUevent e);
 void cu_shared_wait(CUevent e);
 void cu_shared_leave(CUevent e);
 
-/* vmm.c */
+/* Functions of vmm.c. */
 bool cu_vmm_covers(CUdeviceptr p, size_t size);
 int cu_vmm_ordinal(CUdeviceptr p);            /* ordinal of the memory mapped at p; -1: none */
-bool cu_vmm_exported(int fd, uint64_t *size); /* is this the descriptor of an exported allocation? */
+bool cu_vmm_exported(int fd, uint64_t *size); /* returns true if fd is the descriptor of an exported allocation */
 
-/* host.c */
+/* Functions of host.c. */
 struct cu_host {
     void *base;
     size_t size;
@@ -266,14 +276,14 @@ struct cu_host {
 };
 struct cu_host *cu_host_at(const void *p);
 
-/* copy.c: are these bytes memory of the device, or may the host touch them? */
+/* Functions of copy.c. The first checks whether bytes are device memory, or host memory that a device may use. */
 CUresult cu_check_device_range(CUdeviceptr p, size_t size);
 CUresult cu_copy(void *to, const void *from, size_t size);
 CUresult cu_copy_3d(const CUDA_MEMCPY3D *copy);
 CUresult cu_fill_rows(CUdeviceptr to, size_t pitch, const void *value, size_t width, size_t count,
                       size_t rows); /* width: bytes of the value; count: values in a row */
 
-/* stream.c */
+/* Functions of stream.c. */
 CUresult cu_stream_resolve(CUstream stream, CUcontext *ctx, double *position);
 void cu_stream_advance(CUstream stream, CUcontext ctx, double position);
 CUresult cu_wait(CUcontext ctx, double position);
@@ -282,28 +292,28 @@ void cu_pending_add(CUcontext ctx, CUevent event);
 CUresult cu_event_record(CUevent event, CUstream stream);
 CUresult cu_event_wait(CUevent event, CUstream stream);
 CUresult cu_stream_make(CUcontext view, unsigned int flags, int priority, CUstream *out);
-CUcontext cu_stream_view(CUstream stream, CUcontext ctx); /* ctx, or the green context's name for it */
+CUcontext cu_stream_view(CUstream stream, CUcontext ctx); /* returns ctx, or the green context's name for it */
 CUresult cu_context_record(CUcontext view, CUevent event);
 CUresult cu_context_wait(CUcontext view, CUevent event);
-CUresult cu_check_event(CUevent event); /* is it a live event with a live context? */
+CUresult cu_check_event(CUevent event); /* succeeds if the event is live and its context too */
 void cu_pending_resolve(CUcontext ctx);
 
-/* capture.c */
+/* Functions of capture.c. */
 extern _Atomic uint32_t cu_captures;
 struct cu_capture *cu_capture_find(CUstream stream); /* the capture that the stream is part of, or NULL */
 CUresult cu_capture_refuse(CUstream stream);         /* refuses a call that no capture can record */
-CUresult cu_capture_implicit(CUcontext ctx);         /* for a use of the legacy stream */
-CUresult cu_capture_whole(CUcontext ctx);            /* for a wait for the whole context */
+CUresult cu_capture_implicit(CUcontext ctx);         /* called for a use of the legacy stream */
+CUresult cu_capture_whole(CUcontext ctx);            /* called for a wait for the whole context */
 void cu_capture_green(CUgreenCtx green);             /* ends a green context's captures */
-CUresult cu_capture_unsafe(void);                    /* for a call that may wait for the device */
+CUresult cu_capture_unsafe(void);                    /* called for a call that may wait for the device */
 CUresult cu_capture_record(CUevent event, CUstream stream);
 CUresult cu_capture_wait(CUstream stream, CUevent event);
-CUresult cu_capture_event(CUevent event); /* for a call that needs the event's result */
+CUresult cu_capture_event(CUevent event); /* called for a call that needs the event's result */
 bool cu_capture_has(CUevent event);
 void cu_capture_leave_event(CUevent event);
 void cu_capture_leave_stream(CUstream stream);
 
-/* launch.c */
+/* Functions of launch.c. */
 CUresult cu_launch_check(CUfunction f, const unsigned int grid[3], const unsigned int block[3],
                          unsigned int shared_bytes);
 CUresult cu_launch(CUfunction f, const unsigned int grid[3], const unsigned int block[3], unsigned int shared_bytes,
@@ -312,23 +322,23 @@ CUresult cu_launch(CUfunction f, const unsigned int grid[3], const unsigned int 
 /* called after the launch of a kernel that may wait */
 CUresult cu_hold(CUfunction f, void **parameters, CUstream stream);
 
-/* hold.c */
+/* Functions of hold.c. */
 CUresult cu_hold_add(CUcontext ctx, void **parameters, double *end); /* the caller holds cu_lock */
 void cu_holds_look(void);                                            /* ends kernels whose wait is over */
-/* waits until `position` is reached; false: no kernel waits any more */
+/* waits until `position` is reached; returns false if no kernel waits any more */
 bool cu_holds_wait(CUcontext ctx, double position);
 
-/* module.c */
+/* Modules: module.c. */
 struct CUmod_st {
     uint32_t magic;
     CUcontext ctx;
     struct cu_owner owner;
-    char *text; /* PTX; NULL: a binary image, in which every name is assumed to exist */
+    char *text; /* PTX; NULL: the module is a binary image, in which every name is assumed to exist */
     struct CUfunc_st *functions;
     struct cu_global *globals;
     double kernel_us;
-    bool waits; /* properties of its kernels: see hold.c */
-    bool lazy;  /* part of a library: loaded at its first use */
+    bool waits; /* properties of the module's kernels: see hold.c */
+    bool lazy;  /* the module is part of a library and is loaded at its first use */
 };
 struct CUfunc_st {
     uint32_t magic;
@@ -340,20 +350,20 @@ struct CUfunc_st {
 CUresult cu_module_load(CUcontext ctx, const void *image, CUmodule *out);
 bool cu_is_function(CUfunction f);
 
-/* array.c */
+/* Arrays: array.c. */
 struct CUarray_st {
     uint32_t magic;
     CUDA_ARRAY3D_DESCRIPTOR shape;
     CUdeviceptr data;
     size_t pitch;
-    bool part; /* a level of a mipmap: the mipmap owns the memory */
+    bool part; /* the array is a level of a mipmap, which owns the memory */
     struct cu_owner owner;
 };
 bool cu_is_mipmap(CUmipmappedArray mipmap);
 size_t cu_element_bytes(CUarray_format format, unsigned int channels);
 
-/* pool.c */
-struct cu_pool_origin { /* identifies a pool on the node */
+/* Memory pools: pool.c. */
+struct cu_pool_origin { /* Identifies a pool on the node. */
     uint64_t start_ticks, id;
     uint32_t pid;
 };
@@ -362,9 +372,9 @@ struct CUmemPoolHandle_st {
     uint32_t magic;
     int ordinal;
     bool is_default;
-    unsigned int handle_types; /* handle types by which it can be exported */
-    bool imported, shared;     /* shared: exported or imported, which prevents a suspension */
-    int memory;                /* imported: the file of its memory */
+    unsigned int handle_types; /* handle types by which the pool can be exported */
+    bool imported, shared;     /* shared: the pool was exported or imported, which prevents a suspension */
+    int memory;                /* the file of an imported pool's memory */
     struct cu_pool_origin origin;
     uint64_t threshold, used, used_high, reserved, reserved_high;
     int reuse[4];
@@ -372,15 +382,15 @@ struct CUmemPoolHandle_st {
 };
 CUmemoryPool cu_pool_new(int ordinal, bool is_default);
 CUresult cu_pool_of_device(int ordinal, CUmemoryPool *pool);
-CUmemoryPool cu_pool_of_graphs(int ordinal); /* NULL: no memory for it */
+CUmemoryPool cu_pool_of_graphs(int ordinal); /* returns NULL if there is no memory for the pool */
 
-/* pool_ledger.c. The caller holds cu_lock. */
+/* Functions of pool_ledger.c. The caller holds cu_lock. */
 CUresult cu_pool_charge(CUmemoryPool pool, uint64_t bytes);
 void cu_pool_uncharge(CUmemoryPool pool, uint64_t bytes);
 void cu_pool_trim(CUmemoryPool pool, uint64_t keep);
 
-/* mps.c */
+/* Functions of mps.c. */
 CUresult cu_mps_connect(void);
-void cu_mps_check(void); /* detects a dead daemon */
+void cu_mps_check(void); /* detects that the daemon has died */
 
 #endif

@@ -33,7 +33,7 @@ struct given {
 };
 
 static struct opened *g_opened;
-static struct given *g_given; /* memory of this process for which a handle was given */
+static struct given *g_given; /* memory of this process for which it gave a handle away */
 
 static struct opened **opened_at(CUdeviceptr p)
 {
@@ -51,7 +51,7 @@ static struct given **given_at(CUdeviceptr p)
     return at;
 }
 
-/* Invalidates the handles of a block that is being freed. */
+/* Invalidates the handles of a block that the process frees. */
 static void forget(const struct cu_block *b)
 {
     if (cu.shared_memories == 0)
@@ -115,7 +115,7 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr p)
     return result;
 }
 
-/* The file of the process that gave the handle, as long as that process lives. */
+/* Opens the file of the process that gave the handle; fails if that process has ended. */
 static int open_file(const struct ipc_handle *h)
 {
     char path[64];
@@ -165,7 +165,7 @@ CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *p, CUipcMemHandle handle, unsigned i
     memcpy(&h, &handle, sizeof(h));
     CU_CHECK(p != NULL && flags == CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, CUDA_ERROR_INVALID_VALUE);
     CU_CHECK(h.magic == IPC_MAGIC, CUDA_ERROR_INVALID_HANDLE);
-    /* the driver does not open a process's own handle */
+    /* refuses the process's own handle, as the driver does */
     CU_CHECK(h.pid != (uint32_t)getpid(), CUDA_ERROR_INVALID_CONTEXT);
     cu_lock();
     CUresult result = open_locked(ctx, &h, p);

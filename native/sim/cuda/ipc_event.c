@@ -1,4 +1,4 @@
-/* The handles by which other processes know an event. */
+/* The handles by which other processes open an event. */
 #include <unistd.h>
 
 #include "internal.h"

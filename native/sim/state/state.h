@@ -248,9 +248,9 @@ struct sim_state {
     _Atomic uint32_t event_wake; /* a futex: its value changes with every event */
     _Atomic uint32_t proc_high;  /* the entries from this index on were never used */
     /*
-     * The mutex of each process entry, which the thread that claimed the entry holds as long as the thread lives. The mutexes are
-     * robust, so the kernel itself marks the entries of killed processes. They are one array, because every query reads
-     * all of them.
+     * The mutex of each process entry, which the thread that claimed the entry holds as long as the thread lives. The
+     * mutexes are robust, so the kernel itself marks the entries of killed processes. They are one array, because every
+     * query reads all of them.
      */
     pthread_mutex_t alive[SIM_MAX_PROCS];
     struct sim_fault faults[SIM_MAX_FAULTS];
