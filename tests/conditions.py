@@ -92,6 +92,17 @@ def _traced() -> str:
     return f"kernel.yama.ptrace_scope is {scope.read_text().strip()}"
 
 
+def _kubernetes() -> str:
+    folder = os.environ.get("VGPU_KUBERNETES", "")
+    if not folder:
+        return "no folder of Kubernetes' programs is given"
+    lacking = [name for name in KUBERNETES if not os.access(Path(folder) / name, os.X_OK)]
+    return f"{folder} has no {', '.join(lacking)}" if lacking else ""
+
+
+KUBERNETES = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet")
+
+
 def _browser() -> str:
     return "" if browser() else f"none of {', '.join(BROWSERS)} is installed"
 
@@ -168,6 +179,12 @@ CONDITIONS: dict[str, Condition] = {
     "npm": installed("npm", "check the Grafana dashboard by Grafana's own types", "npm node"),
     "curl": installed("curl", "follow the pages that call curl"),
     "kubectl": installed("kubernetes-client", "follow the pages for a cluster", "kubectl"),
+    "kubernetes": Condition(
+        "pods on a real cluster of one node",
+        "download Kubernetes' server programs, and run `./dev cluster-test --kubernetes FOLDER`",
+        real=True,
+        look=_kubernetes,
+    ),
     "zsh": installed("zsh", "check the completion script"),
     "fish": installed("fish", "check the completion script, and complete"),
     "apt": Condition(

@@ -1,0 +1,93 @@
+"""A real one-node cluster for all tests of the room. Each test has an empty node and its own policy."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.control import Cluster, cluster_config, write_base_spec
+from tests.cluster.pods import IMAGES, Pods
+from tests.conditions import unmet
+from tests.demo.node import DemoNode
+from tests.e2e.conftest import node_maker
+from tests.kubelet import official
+from tests.kubelet.double import fixed_plugins
+from tests.runtime import conftest as runtime
+from tests.runtime.containerd import IMAGE, SUITES, Containerd, containerd, package
+from tests.runtime.cri import Cri
+from tests.runtime.image import make_image
+from tests.sim import outside
+from tests.simnode import ROOT
+
+rootfs = runtime.rootfs
+OnPolicy = Callable[[str], Pods]
+
+
+def etcd() -> Path:
+    folder = outside.unpacked("etcd-server", "trixie")
+    return folder / "usr/bin/etcd" if folder else unmet("debian-archive", outside.why["etcd-server-trixie"])
+
+
+def cluster_node(node: DemoNode, kubeconfig: Path) -> None:
+    """Prepares a node, which is not started, for the cluster's kubelet."""
+    client = official.client() or unmet("python-index", official.why)
+    root = node.folder / "k"
+    root.mkdir()
+    node.environment |= {
+        "PYTHONPATH": f"{client}:{ROOT}",
+        "VGPUD_KUBELET_DIR": str(root),
+        "VGPUD_DEVICE_PLUGINS_DIR": str(fixed_plugins(root)),
+        "VGPUD_KUBECONFIG": str(kubeconfig),
+        "VGPUD_NODE_NAME": "node-1",
+    }
+
+
+def add_images(made: Containerd, rootfs: Path, folder: Path) -> None:
+    archive = make_image(rootfs, IMAGE, folder / "image.tar")
+    done = made.ctr("-n", "k8s.io", "images", "import", "--no-unpack", str(archive))
+    assert done.returncode == 0, done.stderr
+    for name in IMAGES:
+        assert made.ctr("-n", "k8s.io", "images", "tag", IMAGE, name).returncode == 0
+
+
+@pytest.fixture(scope="session", params=[release for release in SUITES if release != "installed"])
+def shared_pods(
+    request: pytest.FixtureRequest, rootfs: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Pods]:
+    folder = tmp_path_factory.mktemp("cluster")
+    programs = Path(os.environ["VGPU_KUBERNETES"]).resolve()
+    release = request.param
+    with node_maker(folder) as make:
+        node = make("h200x8")
+        cluster_node(node, folder / "vgpud.conf")
+        state, spec = node.environment["VGPU_SIM_STATE"], folder / "base.json"
+        write_base_spec(package(release) / "usr/bin/ctr", state, spec)
+        config = cluster_config(release, node, folder, spec)
+        with containerd(folder, config, release=release) as made:
+            add_images(made, rootfs, folder)
+            cluster = Cluster(folder, programs, etcd(), made, node)
+            try:
+                cluster.start()
+                with Cri(made.socket) as cri:
+                    yield Pods(cluster, cri)
+            finally:
+                cluster.stop()
+
+
+@pytest.fixture
+def on_policy(shared_pods: Pods) -> Iterator[OnPolicy]:
+    """A function that starts vgpud with a policy. After the test the node is empty."""
+    node = shared_pods.cluster.node
+
+    def start(policy: str) -> Pods:
+        (node.folder / "etc" / "vgpud.toml").write_text(policy)
+        node.start()
+        return shared_pods
+
+    yield start
+    if node.daemon is not None and node.daemon.poll() is not None:
+        node.start()  # a failed test may leave it killed
+    shared_pods.clear()
+    runtime.left_nothing(node)
+    node.stop()

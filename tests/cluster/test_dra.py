@@ -1,0 +1,202 @@
+"""Claims on a real cluster, with the objects and steps of docs/kubernetes.md."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.conftest import OnPolicy
+from tests.cluster.control import NODE
+from tests.cluster.pods import Pods, container, pod
+from tests.cluster.test_plugin import mib
+from tests.conditions import needs
+from tests.e2e.support import eventually
+from tests.kubelet.cluster import Cluster as Double
+from tests.kubelet.test_slices import PROFILES, cards_of_profile, policy_of, publish
+from tests.simnode import ROOT
+from vgpud.model.device import Node as Snapshot
+
+pytestmark = [
+    needs("kubernetes", "containerd", "debian-archive", "python-index", "kubectl", "root"),
+    pytest.mark.xdist_group("cluster"),
+]
+MANIFESTS = ROOT / "configs" / "kubernetes"
+DRA = '[dra]\nenabled = true\nauto = "quota"\ncheck_seconds = 1\n'
+KINDS = """version = 1
+[[device]]
+match = { index = 0 }
+mode = "mps"
+[[device]]
+match = { index = 1 }
+mode = "mig"
+[[device]]
+match = { index = 2 }
+mode = "preload"
+[[device]]
+mode = "exclusive"
+"""
+QUOTA = 'version = 1\n[[device]]\nmode = "preload"\n'
+
+
+@pytest.fixture
+def with_dra(on_policy: OnPolicy) -> Any:
+    """Like `on_policy`, on a cluster that was prepared as the page says."""
+
+    def start(policy: str) -> Pods:
+        pods = on_policy(policy)
+        prepare(pods)
+        # vgpud read its kubeconfig at its start
+        pods.cluster.node.stop()
+        pods.cluster.node.start()
+        eventually(lambda: slices(pods), "slices are published")
+        return pods
+
+    return start
+
+
+def prepare(pods: Pods) -> None:
+    """The steps of the page, with a kubeconfig for the node."""
+    call, config = pods.cluster.kubectl, str(pods.cluster.folder / "vgpud.conf")
+    call("apply", "-f", str(MANIFESTS / "rbac.yaml"), "-f", str(MANIFESTS / "deviceclasses.yaml"))
+    if Path(config).exists():
+        return
+    call("-n", "vgpud", "create", "serviceaccount", NODE)
+    token = call("-n", "vgpud", "create", "token", NODE, "--duration", "8760h").stdout.strip()
+    server = (
+        "--server",
+        pods.cluster.server,
+        "--embed-certs",
+        "--certificate-authority",
+        str(pods.cluster.authority),
+    )
+    for words in (
+        ("set-cluster", "c", *server),
+        ("set-credentials", "vgpud", "--token", token),
+        ("set-context", "c", "--cluster", "c", "--user", "vgpud"),
+        ("use-context", "c"),
+    ):
+        call("config", f"--kubeconfig={config}", *words)
+
+
+def slices(pods: Pods) -> list[Any]:
+    return list(pods.cluster.get("resourceslices"))
+
+
+def devices(pods: Pods) -> list[Any]:
+    return [device for one in slices(pods) for device in one["spec"].get("devices", ())]
+
+
+def template(name: str, device_class: str, memory: str = "", **request: Any) -> dict[str, Any]:
+    exactly: dict[str, Any] = {"deviceClassName": device_class, **request}
+    if memory:
+        exactly["capacity"] = {"requests": {"memory": memory}}
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaimTemplate",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}}},
+    }
+
+
+def claiming(name: str, claimed: str, whole: bool = False) -> dict[str, Any]:
+    """A pod that sleeps with a claim, from a template or, if `whole`, the claim of that name."""
+    source = "resourceClaimName" if whole else "resourceClaimTemplateName"
+    main = container("main")
+    main["resources"] = {"claims": [{"name": "gpu"}]}
+    return pod(name, main, resourceClaims=[{"name": "gpu", source: claimed}])
+
+
+def running(pods: Pods, name: str) -> None:
+    status = pods.until(name, "Running", "Failed", "Succeeded")
+    assert status["phase"] == "Running", f"{name}: {status} {pods.events(name)}"
+
+
+def test_the_documented_claims_are_prepared(with_dra: OnPolicy) -> None:
+    pods = with_dra(KINDS + DRA)
+    pods.cluster.kubectl("apply", "-f", str(MANIFESTS / "examples" / "dra.yaml"))
+    status = pods.until("seven-gib", "Succeeded", "Failed")
+    assert status["phase"] == "Succeeded", f"{status} {pods.events('seven-gib')}"
+    assert "7168MiB" in pods.output("seven-gib")
+    pods.create(
+        claiming("third", "third"), claiming("either", "either"), claiming("cards", "four-cards", True)
+    )
+    for name in ("third", "either", "cards"):
+        running(pods, name)
+    assert "35gb" in json.dumps(pods.held()), "the smallest MIG instance with 30 GiB"
+    assert pods.cards("cards") == 4
+    pods.create(claiming("less", "held-to-less"))
+    running(pods, "less")
+    assert pods.memory("less") == mib(7)
+
+
+def test_slices_come_back_after_a_kill_of_the_kubelet_and_of_the_api_server(with_dra: OnPolicy) -> None:
+    pods = with_dra(QUOTA + DRA)
+    pods.create(template("five", "vgpu-quota", "5Gi"), claiming("p", "five"))
+    running(pods, "p")
+    before = len(devices(pods))
+    for program in (pods.cluster.kubelet, pods.cluster.api):
+        program.kill()
+    pods.cluster.start_api()
+    pods.cluster.kubelet.start()
+    pods.create(claiming("later", "five"))
+    running(pods, "later")
+    eventually(lambda: len(devices(pods)) == before, "the devices are published again")
+    assert pods.memory("p") == mib(5)
+
+
+def test_a_claim_whose_pod_is_deleted_by_force_is_released(with_dra: OnPolicy) -> None:
+    pods = with_dra(QUOTA + DRA)
+    pods.create(template("five", "vgpu-quota", "5Gi"), claiming("p", "five"))
+    running(pods, "p")
+    pods.delete("p", force=True)
+    eventually(lambda: not pods.held(), "its allocation is released")
+
+
+def test_new_claims_keep_off_a_drained_card_and_pods_on_it_stay(with_dra: OnPolicy) -> None:
+    pods = with_dra(QUOTA + DRA)
+    pods.create(template("five", "vgpu-quota", "5Gi"), claiming("p", "five"))
+    running(pods, "p")
+    for index in range(8):
+        pods.cluster.node.ctl("drain", str(index), check=False)
+    eventually(lambda: all("drained" in json.dumps(one.get("taints")) for one in devices(pods)), "taints")
+    pods.create(claiming("waits", "five"))
+    eventually(
+        lambda: "Unschedulable" in json.dumps(pods.status("waits")),
+        "the scheduler finds no device without a taint",
+    )
+    assert pods.memory("p") == mib(5)
+    for index in range(8):
+        pods.cluster.node.ctl("undrain", str(index))
+    running(pods, "waits")
+
+
+def test_an_extended_resource_of_a_class_is_a_claim(with_dra: OnPolicy) -> None:
+    pods = with_dra(KINDS + DRA)
+    expression = 'device.driver == "gpu.vgpud.io" && device.attributes["gpu.vgpud.io"].type == "card"'
+    pods.cluster.apply(
+        {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "DeviceClass",
+            "metadata": {"name": "by-name"},
+            "spec": {
+                "selectors": [{"cel": {"expression": expression}}],
+                "extendedResourceName": "example.com/gpu",
+            },
+        }
+    )
+    pods.create(pod("p", container("main", {"example.com/gpu": 1})))
+    running(pods, "p")
+    assert pods.cards("p") == 1
+
+
+@pytest.mark.parametrize("mode", ["mig", "mps", "preload", "exclusive"])
+def test_the_api_server_accepts_the_slices_of_each_simulated_node(with_dra: OnPolicy, mode: str) -> None:
+    pods = with_dra(QUOTA + DRA)
+    for path in PROFILES:
+        double = Double(36)
+        publish(double, Snapshot(devices=cards_of_profile(path)), policy_of(mode))
+        for found in double.slices_by_name.values():
+            made = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "spec": found["spec"]}
+            made["metadata"] = {"name": f"dry-run-{found['metadata']['name']}"}
+            pods.cluster.kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(made))

@@ -1,0 +1,205 @@
+"""The device plugin behind a real kubelet, scheduler and containerd."""
+
+import re
+from typing import Any
+
+import pytest
+
+from tests.cluster.conftest import OnPolicy
+from tests.cluster.pods import MEMORY, Pods, container, pod
+from tests.conditions import needs
+from tests.e2e.support import eventually
+from tests.simnode import ROOT
+
+pytestmark = [
+    needs("kubernetes", "containerd", "debian-archive", "python-index", "kubectl", "root"),
+    pytest.mark.xdist_group("cluster"),
+]
+POLICY = """version = 1
+[[device]]
+mode = "auto"
+"""
+UNITS = f'{POLICY}[[kubelet.resource]]\nname = "{MEMORY}"\nkind = "memory"\n'
+CARDS = f'{POLICY}[[kubelet.resource]]\nname = "vgpud.io/gpu"\nkind = "card"\n'
+GPU = "vgpud.io/gpu"
+
+
+def documented_policy() -> str:
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    (resources,) = re.findall(r"```toml\n(\[\[kubelet.resource\]\].*?)```", page, re.DOTALL)
+    return f"{POLICY}{resources}"
+
+
+def mib(gibibytes: int) -> int:
+    return gibibytes * 1024
+
+
+def served(pods: Pods, least: int = 1, resource: str = MEMORY) -> None:
+    eventually(lambda: pods.allocatable(resource) >= least, f"the node has {least} {resource}")
+
+
+def test_the_documented_pods_run_with_what_they_ask_for(on_policy: OnPolicy) -> None:
+    pods = on_policy(documented_policy())
+    for resource in ("vgpud.io/gpu", "vgpud.io/quarter", MEMORY, "nvidia.com/mig-1g.18gb"):
+        served(pods, 1, resource)
+    pods.cluster.kubectl("apply", "-f", str(ROOT / "configs/kubernetes/examples/device-plugin.yaml"))
+    for name in ("seven-gib", "quarter", "mig", "two-cards"):
+        status = pods.until(name, "Succeeded", "Failed")
+        assert status["phase"] == "Succeeded", f"{name}: {status} {pods.events(name)}"
+    assert "7168MiB" in pods.output("seven-gib")
+    assert "MIG 1g.18gb" in pods.output("mig")
+    assert "GPU1" in pods.output("two-cards")
+
+
+#: init containers' GiB, containers' GiB, GiB of the pod's allocation while its containers run
+INITS = [
+    ((2,), (1,), 2),
+    ((1,), (2,), 2),
+    ((1, 3), (2,), 3),
+    ((3, 1), (2,), 3),
+    ((0, 2), (2,), 2),
+    ((1,), (1, 2), 2),
+]
+
+
+@pytest.mark.parametrize(("inits", "mains", "largest"), INITS)
+def test_init_containers_in_any_order_leave_each_container_its_memory(
+    on_policy: OnPolicy, inits: tuple[int, ...], mains: tuple[int, ...], largest: int
+) -> None:
+    def asks(gibibytes: int) -> dict[str, int]:
+        return {MEMORY: gibibytes} if gibibytes else {}
+
+    pods = on_policy(UNITS)
+    served(pods, 100)
+    before = [container(f"init{n}", asks(size), ends=True) for n, size in enumerate(inits)]
+    pods.create(pod("p", *(container(f"main{n}", asks(size)) for n, size in enumerate(mains)), init=before))
+    status = pods.until("p", "Running", "Failed")
+    assert status["phase"] == "Running", f"{status} {pods.events('p')}"
+    eventually(
+        lambda: all("running" in one["state"] for one in pods.status("p")["containerStatuses"]), "all run"
+    )
+    shown = [pods.mib(one["containerID"]) for one in pods.status("p")["containerStatuses"]]
+    assert all(found >= mib(size) for found, size in zip(shown, mains, strict=True)), shown
+    assert max(shown) == mib(largest)
+    pods.delete("p", force=True)
+    eventually(lambda: not pods.held(), "the pod's allocations are released")
+
+
+def test_a_sidecar_keeps_its_slice_beside_the_container_after_it(on_policy: OnPolicy) -> None:
+    pods = on_policy(UNITS)
+    served(pods, 100)
+    sidecar = container("side", {MEMORY: 2}, restartPolicy="Always")
+    pods.create(pod("p", container("main", {MEMORY: 3}), init=[sidecar]))
+    assert pods.until("p", "Running", "Failed")["phase"] == "Running", pods.events("p")
+    assert pods.memory("p") == mib(3)
+    (side,) = pods.status("p")["initContainerStatuses"]
+    assert pods.mib(side["containerID"]) == mib(2)
+
+
+def test_a_gpu_of_an_init_container_alone_is_not_taken_while_it_runs(on_policy: OnPolicy) -> None:
+    pods = on_policy(
+        UNITS.replace("[[kubelet.resource]]", "[kubelet]\nrelease_seconds = 1\n[[kubelet.resource]]")
+    )
+    served(pods, 100)
+    pods.create(pod("p", container("main"), init=[container("only", {MEMORY: 2})]))
+    eventually(lambda: running_init(pods), "the init container runs")
+    name = running_init(pods)
+    for _ in range(3):
+        assert pods.mib(name) == mib(2)
+    assert len(pods.held()) == 1
+
+
+def running_init(pods: Pods) -> str:
+    found = pods.status("p").get("initContainerStatuses", [])
+    if not found or "running" not in found[0]["state"]:
+        return ""
+    return str(found[0]["containerID"])
+
+
+@pytest.mark.parametrize(("first", "second"), [(2, 1), (1, 1), (1, 2)])
+def test_whole_cards_of_an_init_container_and_of_the_container_after_it(
+    on_policy: OnPolicy, first: int, second: int
+) -> None:
+    pods = on_policy(CARDS)
+    served(pods, 8, GPU)
+    pods.create(pod("p", container("main", {GPU: second}), init=[container("init", {GPU: first}, ends=True)]))
+    status = pods.until("p", "Running", "Failed")
+    assert status["phase"] == "Running", f"{status} {pods.events('p')}"
+    assert pods.cards("p") == max(first, second)
+
+
+def test_pods_go_on_while_vgpud_is_killed(on_policy: OnPolicy) -> None:
+    pods = on_policy(UNITS)
+    served(pods, 100)
+    node = pods.cluster.node
+    for name in ("stays", "goes"):
+        pods.create(pod(name, container("main", {MEMORY: 5})))
+    for name in ("stays", "goes"):
+        assert pods.until(name, "Running", "Failed")["phase"] == "Running", pods.events(name)
+    node.kill()
+    eventually(lambda: pods.allocatable() == 0, "the kubelet sees that the plugin is away")
+    assert pods.memory("stays") == mib(5)
+    pods.delete("goes", force=True)
+    node.start()
+    served(pods, 100)
+    eventually(lambda: len(pods.held()) == 1, "what the deleted pod had is released")
+    assert pods.memory("stays") == mib(5)
+
+
+def test_pods_keep_their_slices_while_the_kubelet_and_the_api_server_are_killed(on_policy: OnPolicy) -> None:
+    pods = on_policy(UNITS)
+    served(pods, 100)
+    pods.create(pod("p", container("main", {MEMORY: 5})))
+    assert pods.until("p", "Running", "Failed")["phase"] == "Running", pods.events("p")
+    (before,) = pods.held()
+    for program in (pods.cluster.kubelet, pods.cluster.api):
+        program.kill()
+    pods.cluster.start_api()
+    pods.cluster.kubelet.start()
+    pods.create(pod("later", container("main", {MEMORY: 3})))
+    assert pods.until("later", "Running", "Failed")["phase"] == "Running", pods.events("later")
+    assert pods.memory("p") == mib(5)
+    assert before["id"] in [one["id"] for one in pods.held()]
+
+
+def test_a_pod_that_is_deleted_by_force_releases_its_slice(on_policy: OnPolicy) -> None:
+    pods = on_policy(UNITS)
+    served(pods, 100)
+    pods.create(pod("p", container("main", {MEMORY: 5})))
+    assert pods.until("p", "Running", "Failed")["phase"] == "Running", pods.events("p")
+    pods.delete("p", force=True)
+    eventually(lambda: not pods.held(), "its allocation is released")
+
+
+def test_a_deployment_that_fits_no_card_fails_a_few_times_and_waits(on_policy: OnPolicy) -> None:
+    """The sum of the node's free memory is enough for one more pod, which no card has room for."""
+    pods = on_policy(UNITS)
+    served(pods, 8 * 130)
+    for number in range(8):
+        pods.create(pod(f"big{number}", container("main", {MEMORY: 100})))
+    for number in range(8):
+        assert pods.until(f"big{number}", "Running", "Failed")["phase"] == "Running"
+    one: dict[str, Any] = pod("x", container("main", {MEMORY: 60}))
+    labels = {"app": "wide"}
+    spec = {**one["spec"], "restartPolicy": "Always"}
+    pods.cluster.apply(
+        {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {"name": "wide", "namespace": "default"},
+            "spec": {
+                "replicas": 1,
+                "selector": {"matchLabels": labels},
+                "template": {"metadata": {"labels": labels}, "spec": spec},
+            },
+        }
+    )
+
+    def of(phase: str) -> int:
+        found = pods.cluster.get("pods", "-l", "app=wide")
+        return sum(1 for one in found if one["status"].get("phase") == phase)
+
+    eventually(lambda: of("Failed") and of("Pending") and pods.allocatable() < 8 * 100 + 60, "the pod waits")
+    assert of("Failed") <= 10
+    pods.delete("big0", force=True)
+    eventually(lambda: of("Running") == 1, "it runs when a card has room")
