@@ -6,10 +6,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.conditions import needs
 from tests.demo.node import BUILD, DemoNode, Tenant
 from tests.e2e.conftest import NodeMaker
 from tests.e2e.support import MIB, client, eventually, simulate, states
@@ -173,6 +175,7 @@ call("cuCtxSynchronize")
 say(done=True)
 sys.stdin.readline()
 """
+FUTEX = ("202", "98")  # the number of the call on x86-64 and aarch64
 LARGE_MIB = 130  # more than a chunk
 HELD_MIB = SIZE_MIB + LARGE_MIB + 4 + 2  # the tenant's whole pages; the small piece is not included
 OWN_MIB = 4  # device memory of the stream that copies
@@ -251,11 +254,20 @@ def follows(node: DemoNode, name: str, out: bool) -> None:
     eventually(lambda: phases(node, name) == {wanted}, f"all is {wanted.name}")
 
 
+def simulated(node: DemoNode) -> dict[str, Any]:
+    """The state of the simulated driver."""
+    simctl = BUILD / "sim" / "bin" / "vgpu-simctl"
+    return dict(json.loads(subprocess.check_output([simctl, node.environment["VGPU_SIM_STATE"], "dump"])))
+
+
 def used_mib(node: DemoNode) -> int:
     """MiB in use on the simulated card."""
-    simctl = BUILD / "sim" / "bin" / "vgpu-simctl"
-    shown = json.loads(subprocess.check_output([simctl, node.environment["VGPU_SIM_STATE"], "dump"]))
-    return int(shown["devices"][0]["memory_used"]) // MIB
+    return int(simulated(node)["devices"][0]["memory_used"]) // MIB
+
+
+def waits_for_a_lock(one: Tenant) -> bool:
+    words = Path(f"/proc/{one.process.pid}/syscall").read_text().split()
+    return words[0] in FUTEX
 
 
 def test_a_swapped_in_tenant_has_its_contents_at_the_same_addresses(still: DemoNode) -> None:
@@ -475,17 +487,28 @@ def test_host_buffers_are_made_while_another_tenant_waits(still: DemoNode) -> No
     eventually(lambda: not states(still), "both end")
 
 
-def test_a_context_that_ends_while_host_buffers_are_made_takes_none_of_them_along(still: DemoNode) -> None:
+@needs("frames")
+def test_a_context_ends_after_the_host_buffers_that_are_made_in_it(still: DemoNode) -> None:
+    """CUDA requires that no other thread uses a context while it is destroyed."""
     one, name = tenant(still, LIMITS, limit_mib=2048)
     lease = still.run_dir / "leases" / name
-    for _ in range(2):
-        ask(one)  # a new context, filled up to the limit
-        one.line()
-        update_limits(lease, read_limits(lease).devices, memory=LeaseMemory.SOON)
-        eventually(lambda: made_mib(still, name) > 0, "a part of the buffers is made")
-        answer(one)
-        assert answer(one)["ended"]
-        update_limits(lease, read_limits(lease).devices, memory=LeaseMemory.HERE)
+    answer(one)  # a new context, filled up to the limit
+    answer(one)
+    simulate(still, "fault", "fail", "--function", "none", "--code", "1")  # a hang lasts as long as any fault
+    simulate(still, "fault", "hang", "--function", "cuMemHostRegister_v2", "--count", "1")
+    update_limits(lease, read_limits(lease).devices, memory=LeaseMemory.SOON)
+    eventually(lambda: len(simulated(still)["faults"]) == 1, "a buffer is being made")
+    ask(one)  # it destroys its context
+    eventually(lambda: waits_for_a_lock(one), "the call waits")
+    assert [use["contexts"] for process in simulated(still)["processes"] for use in process["uses"]] == [1]
+    simulate(still, "fault", "clear")
+    assert one.line()["ended"]
+    update_limits(lease, read_limits(lease).devices, memory=LeaseMemory.HERE)
+    answer(one)  # a second context, and the same once more without the hang
+    update_limits(lease, read_limits(lease).devices, memory=LeaseMemory.SOON)
+    eventually(lambda: made_mib(still, name) > 0, "a part of the buffers is made")
+    answer(one)
+    assert answer(one)["ended"]
     close(one)
     eventually(lambda: not states(still), "it ends")
 

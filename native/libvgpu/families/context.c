@@ -22,6 +22,7 @@
 #include "primary.h"
 #include "process_memory.h"
 #include "source.h"
+#include "swap.h"
 #include "tenant.h"
 #include "thread.h"
 
@@ -81,7 +82,28 @@ static uint64_t context_bytes(unsigned device)
     return __atomic_load_n(&account->usage->slots[account->slot].devices[device].context_bytes, __ATOMIC_SEQ_CST);
 }
 
-/* A context that is about to be made. */
+/*
+ * Around a call of the driver that may end a context. While libvgpu's thread makes calls in the context, the driver must
+ * not end it.
+ */
+struct ending {
+    int cancels;
+    bool inside;
+};
+
+static struct ending ending_begins(void)
+{
+    int cancels = creation_begins();
+    return (struct ending){.cancels = cancels, .inside = vgpu_swap_ending_begins()};
+}
+
+static void ending_ends(struct ending ending)
+{
+    vgpu_swap_ending_ends(ending.inside);
+    creation_ends(ending.cancels);
+}
+
+/* One context that is about to be made. */
 struct creation {
     struct vgpu_charge charge;
     uint64_t before; /* context bytes of this process before the creation */
@@ -236,13 +258,13 @@ static int index_of(CUcontext context)
 #define DESTROY_BODY(symbol)                                          \
     do {                                                              \
         vgpu_suspended_call();                                        \
-        int cancels = creation_begins();                              \
+        struct ending ending = ending_begins();                       \
         int device = ctx != NULL ? index_of(ctx) : VGPU_NOT_IN_LEASE; \
         vgpu_in_flight_forget(ctx);                                   \
         CUresult result = CALL(symbol, ctx);                          \
         if (result == CUDA_SUCCESS && device != VGPU_NOT_IN_LEASE)    \
             ended(device, ctx);                                       \
-        creation_ends(cancels);                                       \
+        ending_ends(ending);                                          \
         return result;                                                \
     } while (0)
 
@@ -270,13 +292,13 @@ static bool is_current(CUcontext ctx)
 VGPU_EXPORT CUresult cuCtxDetach(CUcontext ctx)
 {
     vgpu_suspended_call();
-    int cancels = creation_begins();
+    struct ending ending = ending_begins();
     int device = ctx != NULL ? index_of(ctx) : VGPU_NOT_IN_LEASE;
     vgpu_in_flight_forget(ctx);
     CUresult result = CALL(cuCtxDetach, ctx);
     if (result == CUDA_SUCCESS && device != VGPU_NOT_IN_LEASE && !is_current(ctx))
         ended(device, ctx);
-    creation_ends(cancels);
+    ending_ends(ending);
     return result;
 }
 
@@ -373,11 +395,11 @@ static void end_if_inactive(struct device_contexts *known, int index, CUdevice d
 void vgpu_context_look(CUdevice dev)
 {
     int index;
-    int cancels = creation_begins();
+    struct ending ending = ending_begins();
     struct device_contexts *known = primary_of(dev, &index);
     if (known != NULL)
         end_if_inactive(known, index, dev);
-    creation_ends(cancels);
+    ending_ends(ending);
 }
 
 CUcontext vgpu_context_primary(int index)
@@ -392,7 +414,7 @@ CUcontext vgpu_context_primary(int index)
     do {                                                         \
         int index;                                               \
         vgpu_suspended_call();                                   \
-        int cancels = creation_begins();                         \
+        struct ending ending = ending_begins();                  \
         struct device_contexts *known = primary_of(dev, &index); \
         if (known != NULL && known->primary_refs <= 1)           \
             primary_ends(known, index);                          \
@@ -401,7 +423,7 @@ CUcontext vgpu_context_primary(int index)
             known->primary_refs -= known->primary_refs > 0;      \
             end_if_inactive(known, index, dev);                  \
         }                                                        \
-        creation_ends(cancels);                                  \
+        ending_ends(ending);                                     \
         return result;                                           \
     } while (0)
 
@@ -409,14 +431,14 @@ CUcontext vgpu_context_primary(int index)
     do {                                                         \
         int index;                                               \
         vgpu_suspended_call();                                   \
-        int cancels = creation_begins();                         \
+        struct ending ending = ending_begins();                  \
         struct device_contexts *known = primary_of(dev, &index); \
         if (known != NULL)                                       \
             primary_ends(known, index);                          \
         CUresult result = CALL(symbol, dev);                     \
         if (result == CUDA_SUCCESS && known != NULL)             \
             primary_ended(known, index);                         \
-        creation_ends(cancels);                                  \
+        ending_ends(ending);                                     \
         return result;                                           \
     } while (0)
 

@@ -31,7 +31,8 @@ static struct {
     unsigned first;
     unsigned count;
 } line;
-static pthread_mutex_t line_lock = PTHREAD_MUTEX_INITIALIZER; /* serialises vgpu_evict_prepare and vgpu_evict_forget */
+static pthread_mutex_t line_lock =
+    PTHREAD_MUTEX_INITIALIZER; /* held for a step of vgpu_evict_prepare, and while a context ends */
 static CUresult error;
 static uint64_t *told; /* where the size of the host buffer is published */
 
@@ -277,14 +278,22 @@ void vgpu_evict_in_undo(void)
     CALL(cuCtxPopCurrent_v2, &popped);
 }
 
-void vgpu_evict_forget(CUcontext context)
+void vgpu_evict_stop(void)
 {
     pthread_mutex_lock(&line_lock);
+}
+
+void vgpu_evict_go_on(void)
+{
+    pthread_mutex_unlock(&line_lock);
+}
+
+void vgpu_evict_forget(CUcontext context)
+{
     if (line.context == context) {
         memset(&line, 0, sizeof(line));
         vgpu_hostbuf_unlocked();
     }
-    pthread_mutex_unlock(&line_lock);
 }
 
 void vgpu_evict_start(uint64_t *host_bytes)

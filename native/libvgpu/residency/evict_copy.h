@@ -1,7 +1,7 @@
 /*
- * evict_copy.h: copies the evictable memory of the process to the host and back, with several chunks in flight.
- * Precondition of each function except vgpu_evict_forget and vgpu_evict_start: the caller is the thread of swap.h,
- * which has made sure that no other thread is inside.
+ * evict_copy.h: copies the evictable memory of the process to the host and back, several chunks in flight. Precondition
+ * of each function: the caller is the thread of swap.h, which has made sure that no other thread is inside; the last
+ * four functions excepted.
  */
 #ifndef VGPU_EVICT_COPY_H
 #define VGPU_EVICT_COPY_H
@@ -35,15 +35,19 @@ bool vgpu_evict_in(bool (*stop)(void));
 void vgpu_evict_in_undo(void);
 
 /*
- * Makes one step of enlarging the host buffer to `bytes`, while the program continues. Returns false if it is large
- * enough, or if the step failed. May be called while threads are inside; vgpu_evict_forget waits for the step.
+ * Makes a step of the host's buffer for `bytes` while the program goes on. False: there is enough, or it failed. May be
+ * called while threads are inside; vgpu_evict_stop waits for the step.
  */
 bool vgpu_evict_prepare(uint64_t bytes);
 
 /* The last error of the driver in vgpu_evict_out or vgpu_evict_in. */
 CUresult vgpu_evict_error(void);
 
-/* Called before a context ends: drops the streams that copies use in it. Precondition: the caller is inside. */
+/* No step of vgpu_evict_prepare is made between the two. Precondition of stop: the caller is inside. */
+void vgpu_evict_stop(void);
+void vgpu_evict_go_on(void);
+
+/* The context has ended, and with it the streams that copies used in it. Precondition: vgpu_evict_stop was called. */
 void vgpu_evict_forget(CUcontext context);
 
 /* From now on keeps *host_bytes at the size of the host buffer. Called once, before any thread is inside. */

@@ -229,10 +229,8 @@ void vgpu_evictable_end_context(CUcontext context)
 {
     if (context == NULL || !vgpu_swap_counts())
         return;
-    bool inside = vgpu_swap_enter();
-    vgpu_swap_forget(context);
     vgpu_physical_end_context(context);
     for (struct vgpu_allocation *allocation; (allocation = vgpu_allocation_find(ends_with, context, true)) != NULL;)
         end_charged(allocation);
-    vgpu_swap_leave(inside);
+    vgpu_swap_forget(context);
 }

@@ -32,7 +32,8 @@ bool vgpu_evictable_free_after(CUdeviceptr pointer, CUstream stream, int per_thr
  */
 bool vgpu_evictable_range(CUdeviceptr pointer, CUdeviceptr *base, size_t *bytes);
 
-/* Called before a context ends or right after: its allocations are forgotten, and their charges removed. */
+/* The context has ended: its allocations are forgotten, and their charges given back. Precondition: the caller is
+ * between vgpu_swap_ending_begins and vgpu_swap_ending_ends. */
 void vgpu_evictable_end_context(CUcontext context);
 
 /*

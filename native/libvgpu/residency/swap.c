@@ -133,6 +133,19 @@ void vgpu_swap_holds(int64_t bytes)
     __atomic_fetch_add(&slot->movable_bytes, (uint64_t)bytes, __ATOMIC_SEQ_CST);
 }
 
+bool vgpu_swap_ending_begins(void)
+{
+    bool entered = vgpu_swap_enter();
+    vgpu_evict_stop();
+    return entered;
+}
+
+void vgpu_swap_ending_ends(bool entered)
+{
+    vgpu_evict_go_on();
+    vgpu_swap_leave(entered);
+}
+
 void vgpu_swap_forget(CUcontext context)
 {
     vgpu_evict_forget(context);

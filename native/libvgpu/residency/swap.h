@@ -61,7 +61,12 @@ void vgpu_swap_count(void);
 /* Adds to the amount of evictable memory of the process. */
 void vgpu_swap_holds(int64_t bytes);
 
-/* Called before a context ends. Afterwards the swap thread has no objects in it. Precondition: the caller is inside. */
+/* Around a call of the driver that may end a context. In between, the caller is inside, and the thread makes no call in
+ * any context, also none for host buffers that are made ahead of an eviction. `entered`: the result of begins. */
+bool vgpu_swap_ending_begins(void);
+void vgpu_swap_ending_ends(bool entered);
+
+/* Called between these two when a context has ended, and with it the thread's objects there. */
 void vgpu_swap_forget(CUcontext context);
 
 #endif
