@@ -34,19 +34,32 @@ from vgpud.lease import ArbiterClient, read_limits, read_usage
 from vgpud.model.errors import ErrorCode, VgpuError
 
 # Reads a command from each line and prints an answer. "fill SEED" writes new bytes, "sum" prints a checksum
-# of all bytes, "grow MIB" allocates more.
+# of all bytes, "grow MIB SEED" allocates more, by cuMemCreate if the seed is odd.
 PROGRAM = """
 import ctypes as c, json, random, sys, zlib
 u = c.CDLL("libcuda.so.1")
 context, held = c.c_void_p(), []
+class Location(c.Structure): _fields_ = [("type", c.c_int), ("id", c.c_int)]
+class Prop(c.Structure):
+    _fields_ = [("type", c.c_int), ("handles", c.c_int), ("location", Location), ("win32", c.c_void_p),
+                ("flags", c.c_uint64)]
+class Access(c.Structure): _fields_ = [("location", Location), ("flags", c.c_int)]
 def call(name, *words):
     code = getattr(u, name)(*words)
     if code: sys.exit(f"{name}: {code}")
 def grow(mib, seed):
     memory, size = c.c_uint64(), mib << 20
-    call("cuMemAlloc_v2", c.byref(memory), c.c_size_t(size))
+    if seed % 2: create(memory, c.c_size_t(size))
+    else: call("cuMemAlloc_v2", c.byref(memory), c.c_size_t(size))
     held.append((memory, size))
     fill(seed)
+def create(memory, size):
+    prop, access = Prop(1, 0, Location(1, 0), None, 0), Access(Location(1, 0), 3)
+    handle, none = c.c_uint64(), c.c_uint64(0)
+    call("cuMemAddressReserve", c.byref(memory), size, c.c_size_t(0), none, none)
+    call("cuMemCreate", c.byref(handle), size, c.byref(prop), none)
+    call("cuMemMap", memory, size, c.c_size_t(0), handle, none)
+    call("cuMemSetAccess", memory, size, c.byref(access), c.c_size_t(1))
 def fill(seed):
     for memory, size in held:
         call("cuMemcpyHtoD_v2", memory, random.Random(seed + size).randbytes(size), c.c_size_t(size))

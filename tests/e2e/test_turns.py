@@ -145,6 +145,15 @@ for line in sys.stdin:
     call("cuCtxDestroy_v2", context)
     say(ended=True)
 """
+# Prefers the first NUMA node for a piece of its memory (mbind)
+PREFERS = """
+import ctypes as c, mmap, platform, sys
+memory, nodes = mmap.mmap(-1, 1 << 21), (c.c_ulong * 16)(1)
+at, number = c.addressof(c.c_char.from_buffer(memory)), {"x86_64": 237, "aarch64": 235}[platform.machine()]
+c.CDLL(None).syscall(number, c.c_void_p(at), c.c_ulong(1 << 21), 1, nodes, c.c_ulong(1024), 0)
+print(flush=True)
+sys.stdin.readline()
+"""
 # Runs a kernel that ends with the next line of input
 SPINS = """
 import ctypes as c, json, sys
@@ -462,6 +471,22 @@ def made_mib(node: DemoNode, name: str) -> int:
     return swap.host_bytes // MIB
 
 
+def prefers_first_node(pid: int) -> bool:
+    """Does the process prefer the first NUMA node for any of its memory?"""
+    maps = Path(f"/proc/{pid}/numa_maps")
+    return maps.exists() and "prefer:0" in maps.read_text()
+
+
+def may_prefer_a_node() -> bool:
+    """Does this machine let a process do so? A kernel without NUMA and some seccomp filters do not."""
+    with subprocess.Popen(
+        [sys.executable, "-c", PREFERS], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as one:
+        assert one.stdout is not None
+        one.stdout.readline()
+        return prefers_first_node(one.pid)
+
+
 def test_host_buffers_are_made_while_another_tenant_waits(still: DemoNode) -> None:
     """Without them the first eviction of a large tenant takes ten times as long as later ones."""
     first, one = tenant(still, HOLD, str(4 * SIZE_MIB), str(LARGE_MIB))
@@ -471,6 +496,7 @@ def test_host_buffers_are_made_while_another_tenant_waits(still: DemoNode) -> No
     eventually(lambda: made_mib(still, one) > 0.9 * (HELD_MIB + 3 * SIZE_MIB), "the buffers are made")
     assert states(still) == {one: "active", two: "suspended"}
     assert read_limits(still.run_dir / "leases" / one).memory is LeaseMemory.SOON
+    assert prefers_first_node(first.process.pid) == may_prefer_a_node(), "the node of the device"
     assert answer(first)["whole"]
     second.process.kill()
     second.end()

@@ -55,8 +55,8 @@ class Card:
 
     # --- calls of Residency into the node
 
-    def expect(self, allocation: Allocation, soon: bool) -> None:
-        self.expected[allocation.id] = soon
+    def expect(self, soon: list[Allocation], no_longer: list[Allocation]) -> None:
+        self.expected |= {one.id: False for one in no_longer} | {one.id: True for one in soon}
 
     def read(self, allocation: Allocation) -> LeaseActivity:
         self.calls += allocation.id in self.works

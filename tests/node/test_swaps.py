@@ -1,17 +1,23 @@
-"""How long a resuming tenant waits for room."""
+"""How long a resuming tenant waits for room, and the host buffers that are ordered ahead of an eviction."""
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from tests import clock
+from tests.node.world import request
 from vgpud.lease import ProcessSwap, SwapPhase
-from vgpud.model.errors import VgpuError
-from vgpud.model.tenancy import Allocation, State
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.quantity import GIB
+from vgpud.model.tenancy import Allocation, Cause, State
+from vgpud.node.store.book import Book
 from vgpud.node.tenants import swaps
-from vgpud.node.tenants.checkpoints import TenantServices
+from vgpud.node.tenants.changes import Changes
+from vgpud.node.tenants.checkpoints import Checkpoints, TenantServices
+from vgpud.planner.suspend import HostMemory
 
 GPU = "GPU-0"
 
@@ -53,3 +59,69 @@ def test_a_resume_waits_while_another_tenant_of_the_device_is_suspended() -> Non
         assert set(finds.forbidden) == {"a"}
 
     clock.run(comes())
+
+
+class Orders(swaps.Swaps):
+    """Tenants whose processes lack host buffers, on a host with `available_bytes`."""
+
+    def __init__(self, lacking_gib: dict[str, int], available_gib: int) -> None:
+        self.lacking_gib = lacking_gib
+        self.ordered: dict[str, bool] = {}
+        host = HostMemory(available_gib * GIB, 1 * GIB)
+        self._services = cast(Any, SimpleNamespace(host=lambda: host))
+        self._book = cast(Any, ())
+        self._preload = cast(Any, SimpleNamespace(expect=self._record))
+
+    def _record(self, name: str, soon: bool) -> None:
+        if name not in self.lacking_gib:
+            raise VgpuError(ErrorCode.LEASE_FAILED, "the lease is gone", "")
+        self.ordered[name] = soon
+
+    def _read(self, allocation: Allocation) -> tuple[ProcessSwap, ...]:
+        made = 1 * GIB
+        return (ProcessSwap(SwapPhase.HERE, 0, made + self.lacking_gib[allocation.id] * GIB, made),)
+
+
+@pytest.mark.parametrize(
+    ("available_gib", "ordered"),
+    [
+        (9, {"a": True, "b": True, "c": True}),
+        (8, {"a": True, "b": True, "c": False}),
+        (6, {"a": True, "b": False, "c": True}),
+        (1, {"a": False, "b": False, "c": False}),
+    ],
+)
+def test_host_buffers_are_ordered_for_as_many_tenants_as_the_host_has_memory_for(
+    available_gib: int, ordered: dict[str, bool]
+) -> None:
+    """An order that no longer fits is taken back."""
+    names = {"a": 3, "b": 4, "c": 1}
+    host = Orders(names, available_gib)
+    host.expect([tenant(name, State.ACTIVE) for name in names], [])
+    assert host.ordered == ordered
+    host.expect([], [tenant("gone", State.ACTIVE), tenant("a", State.ACTIVE)])
+    assert host.ordered == {**ordered, "a": False}
+
+
+def test_an_order_by_hand_waits_for_a_resumption_by_a_rule_and_not_for_one_by_hand() -> None:
+    async def orders() -> None:
+        book, changes = Book(), Changes()
+        away = Allocation("a", request("a"), State.RESUMING, (), cause=Cause.TURN)
+        book.add(away)
+
+        async def resumes() -> None:
+            await asyncio.sleep(5)
+            book.replace(replace(book.get("a"), state=State.ACTIVE))
+
+        do = Checkpoints(cast(TenantServices, SimpleNamespace(book=book, changes=changes)))
+        change = changes.begin("a", resumes())
+        assert (await do.wait_until_settled("a")).state is State.ACTIVE
+        assert change.done()
+        book.replace(replace(away, cause=Cause.HAND))
+        change = changes.begin("a", resumes())
+        with pytest.raises(VgpuError, match="is resuming at this moment"):
+            await do.wait_until_settled("a")
+        assert not change.done()
+        await change
+
+    clock.run(orders())

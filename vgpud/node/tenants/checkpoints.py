@@ -12,7 +12,7 @@ from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.lifecycle import Change
 from vgpud.model.log_event import LogEvent
 from vgpud.model.quantity import counted, format_bytes
-from vgpud.model.tenancy import Allocation, Mode, State, SuspendedProcess, Way
+from vgpud.model.tenancy import Allocation, Cause, Mode, State, SuspendedProcess, Way
 from vgpud.modes.base import Effector
 from vgpud.modes.preload import Preload
 from vgpud.node.devices.execute import FaultHook
@@ -75,9 +75,14 @@ class Checkpoints:
 
     async def wait_until_settled(self, allocation_id: str) -> Allocation:
         """Waits until no change of the allocation is running, and returns its record. No other change can
-        begin before the caller's next await. Raises VgpuError: ALLOCATION_BUSY, NO_SUCH_ALLOCATION.
+        begin before the caller's next await.
+
+        Raises VgpuError: NO_SUCH_ALLOCATION; ALLOCATION_BUSY at once if it is being suspended, resumed or
+        moved by hand. A suspension or resumption by a rule is waited for: its beginning is not the caller's.
         """
-        settled(self._book.get(allocation_id))
+        now = self._book.get(allocation_id)
+        if now.cause is Cause.HAND or now.moves:
+            settled(now)
         await self._services.changes.settle(allocation_id)
         return settled(self._book.get(allocation_id))
 

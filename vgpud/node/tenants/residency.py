@@ -162,15 +162,15 @@ class Residency:
         eviction.
         """
         wanted = {part.device_uuid for name in self._waiting for part in self.services.book.get(name).slices}
-        before, self._expected = self._expected, set()
-        for allocation in ruled:
-            soon = allocation.state is State.ACTIVE and any(
-                p.device_uuid in wanted for p in allocation.slices
-            )
-            if soon or allocation.id in before:
-                self.suspends.swaps.expect(allocation, soon)
-            if soon:
-                self._expected.add(allocation.id)
+        soon = [
+            allocation
+            for allocation in ruled
+            if allocation.state is State.ACTIVE and any(p.device_uuid in wanted for p in allocation.slices)
+        ]
+        before, self._expected = self._expected, {allocation.id for allocation in soon}
+        no_longer = [a for a in ruled if a.id in before - self._expected]
+        if soon or no_longer:
+            self.suspends.swaps.expect(soon, no_longer)
 
     def _pause(self, now: float, plan: Plan, ruled: list[tuple[Allocation, Rules]]) -> float:
         pause = min(plan.again - now, _REST_SECONDS)

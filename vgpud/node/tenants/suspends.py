@@ -20,7 +20,6 @@ from vgpud.model.lifecycle import Change, suspension_outcome
 from vgpud.model.log_event import LogEvent
 from vgpud.model.tenancy import Allocation, Cause, State, SuspendedProcess
 from vgpud.node.tenants.checkpoints import Checkpoints, TenantServices, check_well, living, seconds_for, told
-from vgpud.node.tenants.checks import settled
 from vgpud.node.tenants.swaps import Swaps
 from vgpud.planner import suspend as rules
 
@@ -177,7 +176,8 @@ class Suspends:
 
         Raises VgpuError; the tenant is then suspended as before, or failed if it can never be resumed.
         """
-        if settled(allocation).state is State.ACTIVE:
+        allocation = await self._do.wait_until_settled(allocation.id)
+        if allocation.state is State.ACTIVE:
             return allocation
         check_well(allocation)
         await self._services.inventory.refresh()

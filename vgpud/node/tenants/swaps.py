@@ -4,6 +4,7 @@ vgpud records the swap, writes the order into the lease, and waits until every p
 followed. All processes of a tenant are swapped or none. The next start finishes an interrupted swap.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import structlog
@@ -63,17 +64,29 @@ class Swaps:
         found = self.evictable(allocation)
         return None if found.why_not else found.stays_bytes
 
-    def expect(self, allocation: Allocation, soon: bool) -> None:
-        """Lets libvgpu prepare the host buffers of an eviction while the tenant runs, if the host has the
-        memory (`soon`), or stop doing so.
+    def expect(self, soon: Sequence[Allocation], no_longer: Sequence[Allocation]) -> None:
+        """Lets libvgpu prepare the host buffers of evictions while the tenants `soon` run, as far as the host
+        has the memory for all of them; the others stop doing so.
         """
-        if self._preload is None:
-            return
+        ordered = 0
+        for allocation in no_longer:
+            self._order_buffers(allocation, False)
+        for allocation in soon:
+            try:
+                lacking = self._lacking_bytes(allocation)
+                self._check_host(ordered + lacking)
+                ordered += lacking
+            except VgpuError as error:
+                log.debug(LogEvent.HOST_BUFFERS_NOT_ORDERED, allocation=allocation.id, why=str(error))
+                self._order_buffers(allocation, False)
+            else:
+                self._order_buffers(allocation, True)
+
+    def _order_buffers(self, allocation: Allocation, soon: bool) -> None:
         try:
-            if soon:
-                self._check_host(allocation)
-            self._preload.expect(allocation.id, soon)
-        except VgpuError as error:
+            if self._preload is not None:
+                self._preload.expect(allocation.id, soon)
+        except VgpuError as error:  # for example, the allocation was released meanwhile
             log.debug(LogEvent.HOST_BUFFERS_NOT_ORDERED, allocation=allocation.id, why=str(error))
 
     async def out(
@@ -91,7 +104,7 @@ class Swaps:
         """
         found = self.evictable(before)
         processes = await self._processes(before)
-        self._check_host(before)
+        self._check_host(self._lacking_bytes(before))
         going = replace(before, state=State.SUSPENDING, suspended=processes)
         await self._do.record(going, Change.SUSPEND, "swap-out")
         try:
@@ -112,13 +125,13 @@ class Swaps:
             await self.wake(self._book.get(before.id), f"not evicted, {error.sentence}")
             raise
 
-    def _check_host(self, allocation: Allocation) -> None:
-        """Checks that the host has memory for a swap-out. Raises VgpuError(NO_CAPACITY). Host buffers that
-        the tenant's processes have already are not counted again.
-        """
-        swaps = self._read(allocation)
-        wanted = sum(max(swap.movable_bytes - swap.host_bytes, 0) for swap in swaps)
-        rules.check_host(wanted, rules.held_bytes(self._book), self._services.host())
+    def _lacking_bytes(self, allocation: Allocation) -> int:
+        """Bytes of host buffers that its processes do not have yet. Raises VgpuError(LEASE_FAILED)."""
+        return sum(max(swap.movable_bytes - swap.host_bytes, 0) for swap in self._read(allocation))
+
+    def _check_host(self, wanted_bytes: int) -> None:
+        """Checks that the host has memory for a swap-out. Raises VgpuError(NO_CAPACITY)."""
+        rules.check_host(wanted_bytes, rules.held_bytes(self._book), self._services.host())
 
     async def back(self, before: Allocation, coming: Allocation) -> Allocation:
         """Swaps a tenant in, whose room must be booked. Raises VgpuError; the tenant is then suspended as
