@@ -34,6 +34,7 @@ static void constants(void)
     CONSTANT("SWAP_COMING", VGPU_SWAP_COMING);
     CONSTANT("SWAP_REFUSED", VGPU_SWAP_REFUSED);
     CONSTANT("SWAP_KEPT_SHIFT", VGPU_SWAP_KEPT_SHIFT);
+    CONSTANT("STAY_KINDS", VGPU_STAY_KINDS);
     CONSTANT("OWNER_SELF", VGPU_OWNER_SELF);
     CONSTANT("NO_SLOT", VGPU_NO_SLOT);
     CONSTANT("LIST_REFUSED", VGPU_LIST_REFUSED);
@@ -85,6 +86,7 @@ static void usage(void)
     SIZE("CHANNELS", vgpu_channel_table);
     FIELD("CHANNELS", vgpu_channel_table, "COUNT", count);
     FIELD("CHANNELS", vgpu_channel_table, "OFF", off);
+    FIELD("CHANNELS", vgpu_channel_table, "STAYS_MIB", stays_mib);
     FIELD("CHANNELS", vgpu_channel_table, "GROUPS", groups);
     SIZE("CHANNEL_GROUP", vgpu_channel_group);
     SIZE("COMPUTE", vgpu_compute);

@@ -143,6 +143,18 @@ enum vgpu_swap_phase {
 };
 #define VGPU_SWAP_KEPT_SHIFT 8
 
+/*
+ * Kinds of memory that libvgpu cannot evict. The rest of what stays is physical memory of the program (physical.h), and
+ * what is measured and not charged by the request: contexts, modules, arrays.
+ */
+enum vgpu_stay {
+    VGPU_STAY_PLAIN = 0, /* small pieces that share pages, and what was allocated during a stream capture */
+    VGPU_STAY_POOLS = 1,
+    VGPU_STAY_MANAGED = 2,
+    VGPU_STAY_GRAPHS = 3,
+};
+#define VGPU_STAY_KINDS 4u
+
 struct vgpu_slot {
     uint32_t owner;
     int32_t pid;       /* pid in the process's own namespace: for information, never trusted */
@@ -227,7 +239,9 @@ struct vgpu_channel_table {
      * enabled in all likelihood, because a call of the driver that has begun is carried out
      */
     uint32_t enabling;
-    uint8_t unused[32];
+    /* MiB of memory that an eviction leaves on the device, by enum vgpu_stay; the slot has no room for these words */
+    uint32_t stays_mib[VGPU_STAY_KINDS];
+    uint8_t unused[16];
     struct vgpu_channel_group groups[VGPU_MAX_GROUPS];
 };
 #define VGPU_CHANNELS_AT 294912u /* offset of the first table in the file, at a page boundary */

@@ -87,10 +87,58 @@ def test_a_suspension_evicts_without_the_driver_and_leaves_the_context(node: Dem
     assert gone.stays_bytes // MIB == pytest.approx(left, abs=8)
     with client(node) as calls:
         assert calls.list_devices().devices[0].memory_allocated_bytes == gone.stays_bytes
-    assert f"{gone.stays_bytes // MIB}MiB of it on the device" in shown(node, name).standing
+    assert f"{gone.stays_bytes // MIB}MiB (contexts and arrays " in shown(node, name).standing
+    assert {one.kind for one in gone.stays} == {"contexts and arrays", "small allocations"}
     assert resume(node, name).stays_bytes == 0
     assert goes_on(tenant)
     simulate(node, "fault", "clear")
+    end(node, tenant, name)
+
+
+# Holds 64 MiB that libvgpu can evict, and memory of kinds that it cannot
+KINDS = """
+import ctypes as c, sys
+u = c.CDLL("libcuda.so.1")
+context, memory, piece = c.c_void_p(), c.c_uint64(), c.c_uint64()
+class Prop(c.Structure):
+    _fields_ = [("type", c.c_int), ("handles", c.c_int), ("location", c.c_int * 2), ("rest", c.c_uint64 * 2)]
+def call(name, *words):
+    code = getattr(u, name)(*words)
+    if code: sys.exit(f"{name}: {code}")
+call("cuInit", 0)
+call("cuDevicePrimaryCtxRetain", c.byref(context), 0)
+call("cuCtxSetCurrent", context)
+call("cuMemAlloc_v2", c.byref(memory), c.c_size_t(64 << 20))
+call("cuMemAlloc_v2", c.byref(piece), c.c_size_t(4096))
+call("cuMemAllocAsync", c.byref(piece), c.c_size_t(20 << 20), None)
+call("cuMemAllocManaged", c.byref(piece), c.c_size_t(6 << 20), 1)
+call("cuMemCreate", c.byref(piece), c.c_size_t(10 << 20), c.byref(Prop(1, 0, (1, 0))), c.c_uint64(0))
+print('{"ready": true}', flush=True)
+sys.stdin.read()
+"""
+
+
+def test_what_stays_on_the_device_is_told_by_kind(node: DemoNode) -> None:
+    before = states(node)
+    tenant = node.tenant([*LIMIT, "0"], [sys.executable, "-c", KINDS])
+    assert tenant.line()["ready"]
+    (name,) = states(node).keys() - before.keys()
+    gone = suspend(node, name)
+    kinds = {one.kind: one.bytes // MIB for one in gone.stays}
+    contexts = kinds.pop("contexts and arrays")
+    assert kinds == {
+        "physical memory": 10,  # without a mapping
+        "pools": 32,  # in whole blocks of the driver
+        "managed": 6,
+        "small allocations": 2,  # a page
+    }
+    assert contexts + sum(kinds.values()) - kinds["managed"] == gone.stays_bytes // MIB
+    assert (
+        ", pools 32MiB, physical memory 10MiB, managed 6MiB, small allocations 2MiB) of it"
+        in shown(node, name).standing
+    )
+    resume(node, name)
+    assert not shown(node, name).stays
     end(node, tenant, name)
 
 

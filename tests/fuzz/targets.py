@@ -32,7 +32,15 @@ from vgpud.api.gen.kubelet import podresources_v1_pb2 as pr
 from vgpud.ctl import hami, policy_cases
 from vgpud.hardware.gateway import Gateway
 from vgpud.inject.driver import DriverFiles, toolkit_files
-from vgpud.lease import ArbiterClient, read_activity, read_limits, read_meters, read_swaps, read_usage
+from vgpud.lease import (
+    ArbiterClient,
+    read_activity,
+    read_limits,
+    read_meters,
+    read_stays,
+    read_swaps,
+    read_usage,
+)
 from vgpud.model.device import MigProfile, Node
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.modes.mps import answers as mps
@@ -130,7 +138,13 @@ def check_usage(data: bytes) -> None:
         page[place : place + len(written)] = written
         at += 5 + length
     (folder() / layout.USAGE_FILE).write_bytes(bytes(page[:size]))
-    for read in (read_usage, read_swaps, read_activity, lambda path: read_meters(path, layout.MAX_DEVICES)):
+    for read in (
+        read_usage,
+        read_swaps,
+        read_stays,
+        read_activity,
+        lambda path: read_meters(path, layout.MAX_DEVICES),
+    ):
         refused(lambda read=read: read(folder()), ErrorCode.LEASE_FAILED)  # type: ignore[misc]
 
 

@@ -7,7 +7,15 @@ import pytest
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import GIB
 from vgpud.model.tenancy import Allocation, MigSlice, Mode, Slice, State, SuspendedProcess
-from vgpud.planner.suspend import HostMemory, check_card, check_host, check_mode, check_room
+from vgpud.planner.suspend import (
+    MEASURED_KIND,
+    HostMemory,
+    check_card,
+    check_host,
+    check_mode,
+    check_room,
+    stays_by_kind,
+)
 
 from .cards import H200_PROFILES, H200_USABLE, h200, h200_node, node_of, request, used
 
@@ -47,6 +55,26 @@ def test_a_suspension_needs_free_host_memory(wanted: int, held: int, limit: int 
     with pytest.raises(VgpuError, match=why) as caught:
         check_host(wanted * GIB, held * GIB, host)
     assert caught.value.code is ErrorCode.NO_CAPACITY
+
+
+@pytest.mark.parametrize(
+    ("stays", "unevictable", "reported", "kinds"),
+    [
+        (
+            9,
+            7,
+            (1, 2, 3, 0),
+            {MEASURED_KIND: 5, "managed": 3, "pools": 2, "physical memory": 1, "small allocations": 1},
+        ),
+        (5, 0, (0, 0, 0, 0), {MEASURED_KIND: 5}),
+        (4, -2, (0, 9, 0, 9), {"pools": 9, "graphs": 9}),  # figures of a tenant that lies
+        (0, 0, (0, 0, 0, 0), {}),
+    ],
+)
+def test_what_stays_is_contexts_and_physical_memory_beside_what_libvgpu_reports(
+    stays: int, unevictable: int, reported: tuple[int, ...], kinds: dict[str, int]
+) -> None:
+    assert dict(stays_by_kind(stays, unevictable, reported)) == kinds
 
 
 def test_a_device_that_is_absent_in_another_mode_or_full_does_not_take_its_tenant_back() -> None:

@@ -226,6 +226,9 @@ class FakeKeeper:
     def standing(self, allocation: Allocation) -> str:
         return "waits for the test" if allocation.state is State.SUSPENDED else ""
 
+    def stays(self, allocation: Allocation) -> tuple[tuple[str, int], ...]:
+        return (("pools", 7),) if allocation.state is State.SUSPENDED else ()
+
     async def slice_use(self, allocation: Allocation) -> tuple[SliceUse, ...]:
         return (SliceUse("GPU-1", 5, 2, 6, 1, 0, (77,), ComputeTime(10, 8, 9, 3, 1)),)
 

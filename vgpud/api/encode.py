@@ -122,6 +122,7 @@ def allocation(
     standing: str = "",
     marks: Iterable[Mark] = (),
     memory_limit: str = "",
+    stays: Iterable[tuple[str, int]] = (),
 ) -> pb.Allocation:
     """The protobuf message of an allocation. `with_edits` is False for callers without rights on the
     allocation: they do not get its environment variables and paths.
@@ -153,6 +154,7 @@ def allocation(
         marks=[_mark(mark) for mark in shown],
         memory_limit=memory_limit,
         stays_bytes=held.stays_bytes,
+        stays=[pb.Stay(kind=kind, bytes=size) for kind, size in stays],
         paused=held.paused,
         workload=_workload(request.workload),
     )

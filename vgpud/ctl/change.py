@@ -105,7 +105,7 @@ def suspend(arguments: Namespace, terminal: Terminal) -> int:
         )
         if allocation.stays_bytes:
             stays = words.memory(allocation.stays_bytes)
-            terminal.say(f"{stays} stay on the device: contexts, and what libvgpu cannot evict (--deep)")
+            terminal.say(f"{stays} stay on the device (--deep takes them off): {words.stays(allocation)}")
     return Exit.OK.value
 
 

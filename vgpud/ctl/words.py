@@ -99,6 +99,11 @@ def standing(text: str) -> str:
     return re.split("[;:]", text, maxsplit=1)[0]
 
 
+def stays(item: pb.Allocation) -> str:
+    """What an eviction left on the device, by kind."""
+    return ", ".join(f"{one.kind} {memory(one.bytes)}" for one in item.stays)
+
+
 def pod(names: pb.Workload) -> str:
     """The pod as "namespace/pod/container", without the parts that are not known."""
     return "/".join(filter(None, (names.namespace, names.pod, names.container))) if names.pod else ""

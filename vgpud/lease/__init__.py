@@ -17,7 +17,7 @@ from vgpud.lease.pages import (
     update_limits,
     write_lease,
 )
-from vgpud.lease.swap import ProcessSwap, SwapPhase, read_swaps
+from vgpud.lease.swap import ProcessSwap, SwapPhase, read_stays, read_swaps
 from vgpud.lease.usage import (
     LeaseActivity,
     LeaseMeter,
@@ -62,6 +62,7 @@ __all__ = [
     "read_limits",
     "read_meter_pages",
     "read_meters",
+    "read_stays",
     "read_swaps",
     "read_unknown_calls",
     "read_usage",

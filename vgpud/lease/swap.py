@@ -9,10 +9,13 @@ from pathlib import Path
 
 from vgpud import lease_layout as layout
 from vgpud.lease.pages import BYTES_MAX
-from vgpud.lease.usage import in_use, read_slots, usage_of
+from vgpud.lease.usage import in_use, read_at, read_slots, usage_of
 
+# the words of enum vgpu_stay, which follow each other
+_STAYS = struct.Struct(f"<{layout.STAY_KINDS}I")
 # the words phase, error, movable bytes and host bytes, which are adjacent in a slot
 _WORDS = struct.Struct("<2I2Q")
+_NOTHING = (0,) * layout.STAY_KINDS
 _PHASE_MASK = (1 << layout.SWAP_KEPT_SHIFT) - 1
 
 
@@ -49,6 +52,17 @@ def read_swaps(folder: Path) -> tuple[ProcessSwap, ...]:
     with usage_of(folder) as fd:
         _, slots = read_slots(fd)
     return tuple(_read(slots, at) for at in in_use(slots))
+
+
+def read_stays(folder: Path) -> tuple[int, ...]:
+    """Bytes that an eviction left on the device, by kind (enum vgpu_stay), of all live processes, clamped as
+    in `read_usage`. Raises VgpuError LEASE_FAILED if the lease itself is gone.
+    """
+    with usage_of(folder) as fd:
+        _, slots = read_slots(fd)
+        tables = [layout.CHANNELS_AT + at // layout.SLOT_SIZE * layout.CHANNELS_SIZE for at in in_use(slots)]
+        words = [_STAYS.unpack(read_at(fd, at + layout.CHANNELS_STAYS_MIB, _STAYS.size)) for at in tables]
+    return tuple(min(sum(kind) << 20, BYTES_MAX) for kind in zip(*words, strict=True)) or _NOTHING
 
 
 def _read(slots: bytes, at: int) -> ProcessSwap:

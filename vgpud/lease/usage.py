@@ -168,7 +168,7 @@ def read_meter_pages(folder: Path, device_count: int) -> MeterPages:
     """
     with usage_of(folder) as fd:
         head, slots = read_slots(fd)
-        compute = _read(fd, layout.USAGE_COMPUTE, device_count * layout.COMPUTE_SIZE)
+        compute = read_at(fd, layout.USAGE_COMPUTE, device_count * layout.COMPUTE_SIZE)
     return MeterPages(head, slots, compute)
 
 
@@ -199,16 +199,16 @@ def usage_of(folder: Path) -> Iterator[int]:
         raise lease_failed(f"read the use of lease {folder.name}", error) from error
 
 
-def _read(fd: int, at: int, length: int) -> bytes:
+def read_at(fd: int, at: int, length: int) -> bytes:
     """Reads exactly `length` bytes. If the tenant has truncated the file, zeros are added."""
     return os.pread(fd, length, at).ljust(length, b"\0") if length else b""
 
 
 def read_slots(fd: int) -> tuple[bytes, bytes]:
     """The header of the file, and the slots that were ever in use."""
-    head = _read(fd, 0, layout.USAGE_SLOTS)
+    head = read_at(fd, 0, layout.USAGE_SLOTS)
     (high,) = struct.unpack_from("<I", head, layout.USAGE_SLOT_HIGH)
-    return head, _read(fd, layout.USAGE_SLOTS, min(high, layout.MAX_SLOTS) * layout.SLOT_SIZE)
+    return head, read_at(fd, layout.USAGE_SLOTS, min(high, layout.MAX_SLOTS) * layout.SLOT_SIZE)
 
 
 def in_use(slots: bytes) -> list[int]:
@@ -306,7 +306,7 @@ def read_unknown_calls(folder: Path) -> UnknownCalls:
     Raises VgpuError LEASE_FAILED if the lease does not exist.
     """
     with usage_of(folder) as fd:
-        raw = _read(fd, layout.USAGE_UNKNOWN_CALLS, 4 + layout.CALL_BYTES)
+        raw = read_at(fd, layout.USAGE_UNKNOWN_CALLS, 4 + layout.CALL_BYTES)
     count = int.from_bytes(raw[:4], "little")
     if count == 0:
         return _NO_UNKNOWN

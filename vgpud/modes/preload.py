@@ -31,6 +31,7 @@ from vgpud.lease import (
     read_counted,
     read_limits,
     read_meters,
+    read_stays,
     read_swaps,
     read_unknown_calls,
     read_usage,
@@ -326,6 +327,12 @@ class Preload:
     def swaps(self, allocation_id: str) -> tuple[ProcessSwap, ...]:
         """The swap states of the tenant's processes. Raises VgpuError(LEASE_FAILED)."""
         return read_swaps(self._leases / allocation_id)
+
+    def stays(self, allocation_id: str) -> tuple[int, ...]:
+        """Bytes that the last eviction of the tenant left on the device, by kind (enum vgpu_stay). Raises
+        VgpuError(LEASE_FAILED).
+        """
+        return read_stays(self._leases / allocation_id)
 
     def held(self, allocation_id: str) -> Meter:
         """The memory that all processes of the tenant hold on the lease's first device. Raises

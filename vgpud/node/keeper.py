@@ -314,6 +314,10 @@ class NodeKeeper:
         """A sentence on what a suspended tenant waits for."""
         return self.residency.standing(allocation)
 
+    def stays(self, allocation: Allocation) -> tuple[tuple[str, int], ...]:
+        """Bytes that an eviction left on the tenant's device, by kind."""
+        return self.suspends.swaps.stays(allocation)
+
     def marks(self, allocation: Allocation) -> tuple[Mark, ...]:
         """The marks of the allocation: use of a device that its limits do not cover."""
         refusal = None if self._preload is None else self._preload.walls.refusal(allocation)

@@ -1,6 +1,6 @@
 """Checks whether a tenant can be suspended, and whether there is room to resume it. Pure."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from vgpud.model.device import Node
@@ -33,6 +33,29 @@ class Evictable:
     bytes: int = 0
     stays_bytes: int = 0
     why_not: str = ""
+
+
+#: Kinds of memory that libvgpu reports as unevictable, in the order of enum vgpu_stay.
+REPORTED_KINDS = ("small allocations", "pools", "managed", "graphs")
+
+#: What NVML counts and libvgpu does not charge by request: contexts with their modules, and arrays.
+MEASURED_KIND = "contexts and arrays"
+
+
+def stays_by_kind(
+    stays_bytes: int, unevictable_bytes: int, reported_bytes: Sequence[int]
+) -> tuple[tuple[str, int], ...]:
+    """What `stays_bytes` on a device consist of, the largest first. `unevictable_bytes` are the tenant's
+    allocations that libvgpu cannot evict, `reported_bytes` those of REPORTED_KINDS.
+
+    NVML, which `stays_bytes` come from, does not count managed memory for a process: it is listed although
+    it is not among them.
+    """
+    kinds = dict(zip(REPORTED_KINDS, reported_bytes, strict=True))
+    kinds["physical memory"] = max(unevictable_bytes - sum(reported_bytes), 0)
+    counted = sum(kinds.values()) - kinds["managed"]
+    kinds[MEASURED_KIND] = max(stays_bytes - counted, 0)
+    return tuple(sorted(((kind, size) for kind, size in kinds.items() if size), key=lambda one: -one[1]))
 
 
 def evictable(movable_bytes: int, used_bytes: int, context_bytes: int, follows: bool) -> Evictable:

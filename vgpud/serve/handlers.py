@@ -95,7 +95,7 @@ async def unpause(keeper: Keeper, caller: Caller, asked: pb.UnpauseRequest) -> p
 
 async def suspend(keeper: Keeper, caller: Caller, asked: pb.SuspendRequest) -> pb.Allocation:
     held = await keeper.suspend(decode.identifier(asked.allocation_id, "allocation_id"), caller, asked.deep)
-    return encode.allocation(held, with_edits=_sees_edits(caller, held))
+    return encode.allocation(held, with_edits=_sees_edits(caller, held), stays=keeper.stays(held))
 
 
 async def resume(keeper: Keeper, caller: Caller, asked: pb.ResumeRequest) -> pb.Allocation:
@@ -114,6 +114,7 @@ async def get_allocation(keeper: Keeper, caller: Caller, asked: pb.GetAllocation
         standing=keeper.standing(held),
         marks=keeper.marks(held),
         memory_limit=keeper.memory_limit(held),
+        stays=keeper.stays(held),
     )
 
 

@@ -119,6 +119,10 @@ class Keeper(Protocol):
         """What a suspended allocation waits for; empty for other allocations."""
         ...
 
+    def stays(self, allocation: Allocation) -> tuple[tuple[str, int], ...]:
+        """Bytes that an eviction left on the allocation's device, by kind; empty for other allocations."""
+        ...
+
     def marks(self, allocation: Allocation) -> tuple[Mark, ...]:
         """The marks of an allocation: use of a device that its limits do not cover."""
         ...

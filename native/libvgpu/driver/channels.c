@@ -350,6 +350,14 @@ void vgpu_channels_start(int usage_fd, uint32_t slot)
     pthread_mutex_unlock(&lock);
 }
 
+void vgpu_channels_stays(const uint64_t by_kind[VGPU_STAY_KINDS])
+{
+    pthread_mutex_lock(&lock);
+    for (unsigned kind = 0; table != NULL && kind < VGPU_STAY_KINDS; kind++)
+        __atomic_store_n(&table->stays_mib[kind], (uint32_t)(by_kind[kind] >> 20), __ATOMIC_RELEASE);
+    pthread_mutex_unlock(&lock);
+}
+
 bool vgpu_channels_known(void)
 {
     pthread_mutex_lock(&lock);

@@ -27,7 +27,10 @@ void vgpu_channels_moved(void);
 /* Does this process have channels that carry kernels, and are all of them published? */
 bool vgpu_channels_known(void);
 
-/* Counts one sample of the process's own work, which the arbiter reads (struct vgpu_channel_table). */
+/* Writes how much memory of each kind an eviction leaves on the device, for vgpud. */
+void vgpu_channels_stays(const uint64_t by_kind[VGPU_STAY_KINDS]);
+
+/* Counts one sample of the process's own work, for the arbiter (struct vgpu_channel_table). */
 void vgpu_channels_sample(bool unfinished);
 
 /* Has the arbiter disabled this process's channels on a device? */

@@ -155,7 +155,17 @@ static bool give_back(int device)
     return !settle(device);
 }
 
-static const struct vgpu_source graph_source = {settle, give_back};
+static uint64_t charged(void)
+{
+    uint64_t bytes = 0;
+    pthread_mutex_lock(&lock);
+    for (unsigned d = 0; d < VGPU_MAX_DEVICES; d++)
+        bytes += graphs.of[d].charged;
+    pthread_mutex_unlock(&lock);
+    return bytes;
+}
+
+static const struct vgpu_source graph_source = {settle, give_back, charged, VGPU_STAY_GRAPHS};
 VGPU_SOURCE(graph_source);
 
 CUresult vgpu_graph_trim(CUdevice device)

@@ -149,7 +149,17 @@ static bool give_back(int device)
     return __atomic_load_n(&holding, __ATOMIC_RELAXED) != 0 && !settle_or_give_back(device, true);
 }
 
-static const struct vgpu_source pool_source = {settle_all, give_back};
+static uint64_t charged(void)
+{
+    uint64_t bytes = 0;
+    pthread_mutex_lock(&list);
+    for (const struct pool *pool = pools; pool != NULL; pool = pool->next)
+        bytes += __atomic_load_n(&pool->charged, __ATOMIC_RELAXED);
+    pthread_mutex_unlock(&list);
+    return bytes;
+}
+
+static const struct vgpu_source pool_source = {settle_all, give_back, charged, VGPU_STAY_POOLS};
 VGPU_SOURCE(pool_source);
 
 void vgpu_pool_synchronised(void)

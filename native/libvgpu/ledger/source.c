@@ -21,3 +21,9 @@ bool vgpu_sources_give_back(int device)
         came = ((*source)->give_back != NULL && (*source)->give_back(device)) || came;
     return came;
 }
+
+void vgpu_sources_add(uint64_t by_kind[VGPU_STAY_KINDS])
+{
+    for (const struct vgpu_source *const *source = __start_vgpu_sources; source < __stop_vgpu_sources; source++)
+        by_kind[(*source)->kind] += (*source)->charged();
+}

@@ -9,8 +9,10 @@
 #define VGPU_SOURCE_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
 #include "in_child.h"
+#include "lease.h"
 
 struct vgpu_source {
     /*
@@ -20,6 +22,9 @@ struct vgpu_source {
     bool (*settle)(int device);
     /* Makes the driver free unused memory. Returns true if some was freed. May be NULL. */
     bool (*give_back)(int device);
+    /* Bytes charged on all devices. */
+    uint64_t (*charged)(void);
+    enum vgpu_stay kind;
 };
 
 /* Registers a `static const struct vgpu_source`. */
@@ -30,5 +35,8 @@ struct vgpu_source {
 /* Call the function of each source. */
 bool vgpu_sources_settle(int device);
 bool vgpu_sources_give_back(int device);
+
+/* Adds what each source has charged to the entry of its kind. */
+void vgpu_sources_add(uint64_t by_kind[VGPU_STAY_KINDS]);
 
 #endif

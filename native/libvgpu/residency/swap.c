@@ -8,10 +8,13 @@
 
 #include "suspended.h"
 #include "capture.h"
+#include "channels.h"
 #include "evict_copy.h"
 #include "functions.h"
 #include "driver_overhead.h"
 #include "allocation.h"
+#include "source.h"
+#include "table.h"
 #include "thread.h"
 #include "in_child.h"
 
@@ -50,9 +53,33 @@ static bool turn_phase(enum vgpu_swap_phase from, enum vgpu_swap_phase to)
     return turned;
 }
 
-/* Reports phase OUT, and how much memory is still on the device. */
+struct stays {
+    uint64_t by_kind[VGPU_STAY_KINDS];
+};
+
+static bool add_entry(const struct vgpu_entry *entry, void *argument)
+{
+    struct stays *stays = argument;
+    if (entry->kind == VGPU_KIND_PAGE || (entry->kind == VGPU_KIND_POINTER && entry->bytes > VGPU_SHARED_MAX))
+        stays->by_kind[VGPU_STAY_PLAIN] += entry->bytes;
+    else if (entry->kind == VGPU_KIND_MANAGED)
+        stays->by_kind[VGPU_STAY_MANAGED] += entry->bytes;
+    return false;
+}
+
+/* Reports what no eviction takes. The threads of the program wait meanwhile, so that it stays true. */
+static void say_stays(void)
+{
+    struct stays stays = {0};
+    vgpu_table_purge(add_entry, &stays);
+    vgpu_sources_add(stays.by_kind);
+    vgpu_channels_stays(stays.by_kind);
+}
+
+/* Reports OUT, and how much memory is still on the device. */
 static void say_out(void)
 {
+    say_stays();
     uint32_t kept = (uint32_t)(vgpu_evict_count().here >> 20);
     __atomic_store_n(&phase, VGPU_SWAP_OUT, __ATOMIC_SEQ_CST);
     __atomic_store_n(&slot->swap_phase, VGPU_SWAP_OUT | kept << VGPU_SWAP_KEPT_SHIFT, __ATOMIC_SEQ_CST);

@@ -113,7 +113,7 @@ class Residency:
         if allocation.state is not State.SUSPENDED:
             return ""
         if allocation.is_swapped:
-            stays = format_bytes(allocation.stays_bytes) if allocation.stays_bytes else "nothing"
+            stays = self.suspends.swaps.told_stays(allocation)
             kept = self.services.kept.bytes_of(allocation)
             more = f", and {format_bytes(kept)} until others need the room" if kept else ""
             return f"{self._waits_for(allocation)}; swapped out by libvgpu, {stays} of it on the device{more}"

@@ -64,6 +64,28 @@ class Swaps:
         found = self.evictable(allocation)
         return None if found.why_not else found.stays_bytes
 
+    def stays(self, away: Allocation) -> tuple[tuple[str, int], ...]:
+        """Bytes that an eviction of the suspended tenant left on its device, by kind; empty if none."""
+        if self._preload is None or not away.stays_bytes:
+            return ()
+        try:
+            movable = sum(swap.movable_bytes for swap in self._preload.swaps(away.id))
+            unevictable = self._preload.held(away.id).used_bytes - movable
+            return rules.stays_by_kind(away.stays_bytes, unevictable, self._preload.stays(away.id))
+        except VgpuError as error:  # for example, the allocation was released meanwhile
+            log.debug(LogEvent.SWAP_STATE_UNREADABLE, allocation=away.id, why=str(error))
+            return ()
+
+    def told_out(self, away: Allocation) -> str:
+        """A sentence on an eviction, for the journal and the events."""
+        return f"{told(_SAID[away.cause], away)}; {self.told_stays(away)} of it stays on the device"
+
+    def told_stays(self, away: Allocation) -> str:
+        if not away.stays_bytes:
+            return "nothing"
+        kinds = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in self.stays(away))
+        return f"{format_bytes(away.stays_bytes)} ({kinds})" if kinds else format_bytes(away.stays_bytes)
+
     def expect(self, soon: Sequence[Allocation], no_longer: Sequence[Allocation]) -> None:
         """Lets libvgpu prepare the host buffers of evictions while the tenants `soon` run, as far as the host
         has the memory for all of them; the others stop doing so.
@@ -120,7 +142,7 @@ class Swaps:
             self._services.activities.left(going)
             self._services.fault("swap-out.out")
             away = await self.measured(replace(going, state=State.SUSPENDED))
-            return await self._do.end(away, suspension_outcome(away), _told_out(away))
+            return await self._do.end(away, suspension_outcome(away), self.told_out(away))
         except VgpuError as error:
             await self.wake(self._book.get(before.id), f"not evicted, {error.sentence}")
             raise
@@ -175,7 +197,7 @@ class Swaps:
                 sentence = f"{sentence}, {error.sentence}"
             else:
                 away = await self.measured(replace(living(cut), state=State.SUSPENDED))
-                await self._do.end(away, suspension_outcome(away), _told_out(away))
+                await self._do.end(away, suspension_outcome(away), self.told_out(away))
                 return
         await self.wake(living(cut), sentence)
 
@@ -282,11 +304,6 @@ class Swaps:
                 raise _failed(allocation, f"its memory was not moved within {most:.0f} seconds")
             if await looks.pause((allocation.id,)) and allocation.suspended and not waiting(allocation):
                 return  # all processes have ended; without an arbiter their slots stay in the lease
-
-
-def _told_out(away: Allocation) -> str:
-    stays = format_bytes(away.stays_bytes) if away.stays_bytes else "nothing"
-    return f"{told(_SAID[away.cause], away)}; {stays} of it stays on the device"
 
 
 def _is_alone(allocation: Allocation) -> bool:
