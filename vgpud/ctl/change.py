@@ -105,7 +105,9 @@ def suspend(arguments: Namespace, terminal: Terminal) -> int:
         )
         if allocation.stays_bytes:
             stays = words.memory(allocation.stays_bytes)
-            terminal.say(f"{stays} stay on the device (--deep takes them off): {words.stays(allocation)}")
+            terminal.say(
+                f"{stays} stay on the device (--deep takes them off): {words.stays_by_kind(allocation)}"
+            )
     return Exit.OK.value
 
 

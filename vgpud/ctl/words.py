@@ -99,7 +99,7 @@ def standing(text: str) -> str:
     return re.split("[;:]", text, maxsplit=1)[0]
 
 
-def stays(item: pb.Allocation) -> str:
+def stays_by_kind(item: pb.Allocation) -> str:
     """What an eviction left on the device, by kind."""
     return ", ".join(f"{one.kind} {memory(one.bytes)}" for one in item.stays)
 
