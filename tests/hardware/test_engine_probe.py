@@ -10,7 +10,7 @@ import pytest
 from vgpud.hardware.engine_probe import EngineProbe
 from vgpud.model.engine import Engine
 
-ANSWER = '{"engine": "cut", "why": "it stood still", "off_us": 449.5, "on_us": 275}'
+ANSWER = '{"engine": "cut", "why": "it stood still", "off_us": 449.5, "on_us": 275, "context_mib": 512}'
 
 
 def program(folder: Path, script: str) -> Path:

@@ -149,7 +149,7 @@ def test_a_suspended_tenant_that_fails_to_attach_is_resumed_later(tmp_path: Path
             w.effectors[Mode.PRELOAD].fail = {"attach"}
             with pytest.raises(VgpuError, match="told to fail"):
                 await w.keeper.moves.move(away.id, OWNER, [uuid(1)], "")
-            with pytest.raises(VgpuError, match="on its way"):
+            with pytest.raises(VgpuError, match="is being moved"):
                 settled(w.keeper.get(away.id))
             w.effectors[Mode.PRELOAD].fail = set()
             running = await w.keeper.resume(away.id, OWNER)

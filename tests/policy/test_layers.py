@@ -2,7 +2,6 @@
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -170,14 +169,14 @@ def test_a_drop_in_directory_that_is_a_file_is_an_error(etc: Etc) -> None:
 def test_a_file_without_read_permission_is_an_error(etc: Etc, monkeypatch: pytest.MonkeyPatch) -> None:
     """Root may read everything, so that the test simulates the kernel's refusal."""
     main = etc.write("etc/vgpud.toml", "version = 1")
-    real_open = Path.open
+    real_open = os.open
 
-    def refuse(path: Path, *args: Any, **kwargs: Any) -> object:
+    def refuse(path: Path, flags: int) -> int:
         if path == main:
             raise PermissionError(13, "Permission denied")
-        return real_open(path, *args, **kwargs)
+        return real_open(path, flags)
 
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     assert (
         only_detail(etc) == "etc/vgpud.toml: cannot be read: permission denied; check the path and its mode"
     )
