@@ -162,3 +162,29 @@ def test_the_owner_is_the_processs_uid_on_the_host() -> None:
     config["linux"] = {"uidMappings": mapping, "gidMappings": mapping}
     assert owner_of(config) == Owner(201000, 200100)
     assert owner_of({}) == Owner(0, 0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hostID": 2**33},
+        {"hostID": 2**32 - 1001},  # its id 1000 would be the last of 32 bits, which means "no id"
+        {"hostID": -1},
+        {"hostID": float("inf")},
+        {"containerID": -1},
+        {"size": -1},
+        {"size": 2**32},
+    ],
+)
+def test_an_id_mapping_beyond_the_hosts_ids_is_refused(changes: dict[str, Any]) -> None:
+    mapping = {"containerID": 0, "hostID": 200000, "size": 65536} | changes
+    for key in ("uidMappings", "gidMappings"):
+        with pytest.raises(VgpuError) as refused:
+            owner_of({"process": {"user": {"uid": 1000, "gid": 1000}}, "linux": {key: [mapping]}})
+        assert refused.value.code is ErrorCode.BAD_REQUEST
+
+
+def test_a_mapping_of_all_ids_is_the_identity() -> None:
+    every = [{"containerID": 0, "hostID": 0, "size": 2**32 - 1}]
+    config = {"process": {"user": {"uid": 2**32 - 2}}, "linux": {"uidMappings": every}}
+    assert owner_of(config) == Owner(2**32 - 2, 0)

@@ -281,20 +281,22 @@ def _mapped(number: int, mappings: Any) -> int:  # noqa: ANN401 - JSON
     """
     try:
         for mapping in mappings or ():
-            first, size = int(mapping["containerID"]), int(mapping["size"])
+            first = _number(mapping["containerID"], "a mapping's containerID")
+            host = _number(mapping["hostID"], "a mapping's hostID")
+            size = _number(mapping["size"], "a mapping's size", "a number of ids", 2**32)
             if first <= number < first + size:
-                return int(mapping["hostID"]) + number - first
-    except (KeyError, TypeError, ValueError):
+                return _number(host + number - first, f"the host's id for id {number}")
+    except (KeyError, TypeError):
         raise _bad(
             "the id mappings of config.json are not valid", "give the runtime a valid config.json"
         ) from None
     return number
 
 
-def _number(value: object, field_name: str) -> int:
-    if type(value) is not int or not 0 <= value < 2**32 - 1:
+def _number(value: object, field_name: str, kind: str = "an id", end: int = 2**32 - 1) -> int:
+    if type(value) is not int or not 0 <= value < end:
         raise _bad(
-            f"{field_name} of config.json is {repr(value)[:64]}, not an id",
+            f"{field_name} of config.json is {repr(value)[:64]}, not {kind}",
             "give the runtime a valid config.json",
         )
     return value
