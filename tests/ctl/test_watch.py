@@ -86,7 +86,7 @@ def test_events_line_by_line_until_interrupted(daemon: Daemon, gate: threading.E
     assert request.after_revision == 41
 
 
-def test_json_lines(daemon: Daemon, gate: threading.Event) -> None:
+def test_watch_prints_each_event_as_one_line_of_json(daemon: Daemon, gate: threading.Event) -> None:
     daemon.watches = [events(42, gate=gate)]
     with watching(daemon, "-o", "json", "--after", "7") as process:
         document = json.loads(line(process))

@@ -328,7 +328,7 @@ def test_a_suspend_or_resume_cut_after_every_step_converges(cut_node: DemoNode, 
         node.stop()
 
 
-def test_a_suspended_process_that_dies_leaves_the_others_suspended(node: DemoNode) -> None:
+def test_a_tenant_can_be_resumed_after_one_of_its_suspended_processes_died(node: DemoNode) -> None:
     one = f'"$0" -c "$1" {SIZE_MIB} <&3'
     script = f"exec 3<&0; {one} & echo '{{\"child\": '$!'}}'; {one}; wait"
     asked = ["--isolation", "quota", "--memory", "4GiB", "--device", "0"]

@@ -116,7 +116,7 @@ def understood(body: bytes) -> None:
 @example(b'{"annotations": {"vgpud.io/memory": "1GiB"}, "hooks": {"createRuntime": [3]}}')
 @example(b'{"annotations": {"vgpud.io/memory": "1GiB"}, "process": {"env": [3]}}')
 @example(b'{"annotations": {"vgpud.io/memory": "1GiB"}, "linux": {"resources": {"devices": {"a": 1}}}}')
-def test_any_body_of_a_message_is_understood_or_refused(body: bytes) -> None:
+def test_any_body_of_a_message_of_the_container_runtime_is_understood_or_refused(body: bytes) -> None:
     understood(body)
 
 

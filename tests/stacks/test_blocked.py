@@ -133,7 +133,7 @@ def test_a_malformed_syscall_line_is_no_wait(text: bytes) -> None:
     assert lock_wait(text, X86) is None
 
 
-def test_a_wait_of_the_c_library_alone_does_not_count() -> None:
+def test_a_wait_whose_system_call_is_not_in_the_c_library_does_not_count() -> None:
     assert not blocked(PLAIN, line(pc=BLAS + 5))
 
 

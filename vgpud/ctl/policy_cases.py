@@ -264,7 +264,7 @@ def _node(path: Path, cases: Cases, arguments: Namespace) -> Node:
     from google.protobuf.json_format import ParseDict, ParseError
 
     file = path.parent / cases.node.devices
-    text = read_text(file, "make it by 'vgpuctl devices -o json'")
+    text = read_text(file, "make it with 'vgpuctl devices -o json'")
     try:
         items: list[dict[str, Any]] = json.loads(text)["items"]
         found = [
@@ -279,7 +279,7 @@ def _node(path: Path, cases: Cases, arguments: Namespace) -> Node:
         raise VgpuError(
             ErrorCode.BAD_REQUEST,
             f"{file} is not a list of devices: {error}",
-            "make it by 'vgpuctl devices -o json'",
+            "make it with 'vgpuctl devices -o json'",
         ) from None
     return node_of(found)
 

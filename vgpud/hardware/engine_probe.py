@@ -104,7 +104,8 @@ class EngineProbe:
                 if not _ended(pidfd, _KILL_SECONDS):
                     return (
                         {},
-                        f"the probe hangs in the driver, and survives SIGKILL by {_KILL_SECONDS:g} seconds",
+                        f"the probe hangs in the driver, and still runs {_KILL_SECONDS:g} seconds "
+                        "after SIGKILL",
                     )
                 process.communicate()
                 return {}, f"the probe did not answer within {self._seconds:g} seconds, and was killed"

@@ -72,7 +72,7 @@ class SystemdUnits:
         if not has_exited(pidfd, _KILL_SECONDS):
             raise VgpuError(
                 ErrorCode.HELPER_TIMEOUT,
-                f"helper {running.name} (pid {running.pid}) survives SIGKILL by {_KILL_SECONDS:g} s",
+                f"helper {running.name} (pid {running.pid}) still runs {_KILL_SECONDS:g} s after SIGKILL",
                 "it hangs in the kernel: look in the kernel log",
             )
 

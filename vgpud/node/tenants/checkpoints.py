@@ -175,7 +175,7 @@ class Checkpoints:
                 LogEvent.FOREIGN_PROCESS_NOT_SUSPENDED,
                 allocation=allocation.id,
                 pid=process.pid,
-                owner=allocation.request.owner.uid,
+                allocation_owner=allocation.request.owner.uid,
             )
         return own
 

@@ -234,7 +234,7 @@ class Residency:
             rules=rules if settled else Rules(),
             active_at=seen.active_at,
             cause=allocation.cause,
-            # during a move the tenant waits on its new device, so the waiting time starts anew
+            # a tenant that is being moved is in no queue of its old device: it waits on its new one
             wants_since=None if allocation.moves else seen.wants_since,
             rank=_RANKS.get(allocation.request.priority, 0),
             patience=seen.patience,
@@ -277,7 +277,7 @@ class Residency:
             self.nudge()
 
     async def _suspend(self, allocation: Allocation, move: Move, seen: _Seen | None) -> None:
-        log.info(LogEvent.SUSPEND, allocation=move.id, cause=move.cause.value, why=move.sentence)
+        log.info(LogEvent.SUSPENDING_BY_RULE, allocation=move.id, cause=move.cause.value, why=move.sentence)
         idle = seen.activity if seen is not None and move.cause is Cause.IDLE else None
         worked = seen is not None and seen.active_at > seen.since
         audit.by_itself(f"residency: {move.sentence}")
@@ -289,7 +289,7 @@ class Residency:
         self.tally.suspended[move.cause.value] += 1
 
     async def _resume(self, allocation: Allocation, move: Move, seen: _Seen | None) -> None:
-        log.info(LogEvent.RESUME, allocation=move.id, why=move.sentence)
+        log.info(LogEvent.RESUMING_BY_RULE, allocation=move.id, why=move.sentence)
         began, cause = clock.now(), allocation.cause
         wanted = None if seen is None else seen.wants_since
         if seen is not None and cause is Cause.IDLE:

@@ -99,7 +99,11 @@ class Swaps:
                 self._check_host(ordered + lacking)
                 ordered += lacking
             except VgpuError as error:
-                log.debug(LogEvent.HOST_BUFFERS_NOT_ORDERED, allocation=allocation.id, why=str(error))
+                log.debug(
+                    LogEvent.LIBVGPU_NOT_TOLD_TO_PREPARE_HOST_BUFFERS,
+                    allocation=allocation.id,
+                    why=str(error),
+                )
                 self._order_buffers(allocation, False)
             else:
                 self._order_buffers(allocation, True)
@@ -109,7 +113,9 @@ class Swaps:
             if self._preload is not None:
                 self._preload.expect(allocation.id, soon)
         except VgpuError as error:  # for example, the allocation was released meanwhile
-            log.debug(LogEvent.HOST_BUFFERS_NOT_ORDERED, allocation=allocation.id, why=str(error))
+            log.debug(
+                LogEvent.LIBVGPU_NOT_TOLD_TO_PREPARE_HOST_BUFFERS, allocation=allocation.id, why=str(error)
+            )
 
     async def out(
         self,
@@ -303,7 +309,9 @@ class Swaps:
             if now > began + most:
                 raise _failed(allocation, f"its memory was not moved within {most:.0f} seconds")
             if await looks.pause((allocation.id,)) and allocation.suspended and not waiting(allocation):
-                return  # all processes have ended; without an arbiter their slots stay in the lease
+                # All of the tenant's processes have ended, so nothing can answer. (Without an arbiter, their
+                # slots still stand in the lease.)
+                return
 
 
 def _is_alone(allocation: Allocation) -> bool:
