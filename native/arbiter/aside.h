@@ -3,7 +3,8 @@
  * file, and fcntl(2) and close(2) walk the list of all of them. A read of /proc/PID may wait for the end of the
  * process's exec, which a file system of the tenant (FUSE) can delay. The caller waits until the thread has used
  * ASIDE_MAX_NS of processor time, or sleeps; time in which the thread waits for a processor does not count. Then the
- * thread is abandoned, and ends when its work ends. A tenant can have ASIDE_ALONE_MAX abandoned threads.
+ * thread is abandoned, and ends when its work ends. Tenants are hashed to buckets, and at most ASIDE_ALONE_MAX threads
+ * may be abandoned for the tenants of one bucket.
  */
 #ifndef ARBITER_ASIDE_H
 #define ARBITER_ASIDE_H
@@ -18,7 +19,7 @@
 enum aside {
     ASIDE_DONE,
     ASIDE_GOES_ON,   /* the work was abandoned without an answer */
-    ASIDE_NOT_BEGUN, /* the work was not started, because the tenant has too many abandoned threads */
+    ASIDE_NOT_BEGUN, /* the work was not started: too many abandoned threads, no memory or no thread */
 };
 
 /*

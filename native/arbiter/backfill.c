@@ -88,8 +88,9 @@ void backfill_note_load(struct sched_entity *entity, double load, uint64_t span_
 }
 
 /*
- * The time that a tenant does not use because its share is larger than its work. Such a tenant shows gaps even if it is
- * busy whenever it has the device, because its work collects while it waits.
+ * Returns the time that counts as the tenant's gaps: its last pause or, if that is more, the part of its share that it
+ * did not use. A tenant with too little work for its share may be busy whenever it has the device, because its work
+ * collects while it waits.
  */
 static double unused_ns(const struct sched_entity *entity, double used_ns, double gap_ns)
 {

@@ -26,7 +26,8 @@
 #endif
 
 /*
- * time after which a copy of a file counts as stuck; the file of an honest process is copied and closed in microseconds
+ * Time after which copying or closing a tenant's file counts as stuck. The file of an honest process is copied and
+ * closed in microseconds.
  */
 #define STUCK_NS 50000000u
 
@@ -87,7 +88,10 @@ bool channels_uuid(const char *text, uint8_t uuid[16])
     return digits == 32 && *text == '\0';
 }
 
-/* Reads the channel groups from a slot's table, between two equal, even generations. */
+/*
+ * Reads the channel groups from a slot's table, if possible between two equal, even generations; after `tries` attempts
+ * it takes what was read last.
+ */
 static bool read_table(int usage_fd, uint32_t slot, uint32_t tries, uint32_t *budget, struct vgpu_channel_table *table)
 {
     off_t at = (off_t)(VGPU_CHANNELS_AT + slot * sizeof(*table));
@@ -106,8 +110,8 @@ static bool read_table(int usage_fd, uint32_t slot, uint32_t tries, uint32_t *bu
             return table->count > 0;
     }
     /*
-     * the generation never settles: the writer has stopped or writes endlessly; the driver refuses channels that do not
-     * exist
+     * The generation did not settle: the writer has stopped or writes endlessly. What was read is used, because the
+     * driver refuses channels that do not exist.
      */
     return table->count > 0;
 }
@@ -148,7 +152,10 @@ uint32_t channels_devices(int usage_fd, uint32_t slot, const uint8_t *const uuid
     return bits;
 }
 
-/* The device's threads and the loop's write the words of one slot. */
+/*
+ * Sets or clears a device's bit in two words of a slot's table. The threads of all devices and the event loop's thread
+ * write these words, so a lock is held.
+ */
 static void write_states(unsigned char *usage_map, uint32_t slot, uint32_t ordinal, bool off, bool enabling)
 {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;

@@ -81,8 +81,8 @@ bool channels_device(void);
 struct channels_thread;
 
 /*
- * Starts a thread for one device. Returns NULL if memory is short. The thread never ends, because devices do not
- * disappear.
+ * Starts a thread for one device. Returns NULL if there is no memory or no thread for it. The thread never ends,
+ * because devices do not disappear.
  */
 struct channels_thread *channels_thread_start(void);
 

@@ -216,8 +216,8 @@ static struct channels_order *order_make(const struct lease *lease, uint32_t ord
 }
 
 /*
- * Records the groups that an earlier arbiter process has disabled. Where it ended in an order that enables them, they are
- * disabled first, because enabling an enabled group loses its waiting work.
+ * Records the groups that an earlier arbiter process has disabled. Where it ended in an order that enables them, they
+ * are disabled first, because enabling an enabled group loses its waiting work.
  */
 static void adopt(struct lease *lease, uint32_t ordinal)
 {
@@ -422,7 +422,10 @@ static bool wants_off(const struct lease *lease, uint32_t ordinal)
     if (lease->suspended && tenant->wanted == 0 && tenant->held == 0)
         return false; /* the tenant is suspended, and a swap may need its channels */
     if (entity->limits.priority > 0 && entity->tokens_ns > 0 && tenant->wanted == 0)
-        /* an idle tenant stays enabled, so that its next work starts at once; while it has work there it is charged */
+        /*
+         * An idle tenant of positive priority stays enabled while its share is not used up, so that its next work
+         * starts at once. While it has work there it is charged.
+         */
         return false;
     if (fair_is_hard(entity) || others_have_work(entity))
         return true;

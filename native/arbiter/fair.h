@@ -52,7 +52,10 @@ void fair_charge(struct sched_entity *entity, uint64_t used_ns, uint64_t now);
 /* Takes back the charge for the time of a slice in which nothing ran. */
 void fair_refund(struct sched_entity *entity, uint64_t idle_ns);
 
-/* Returns the difference between the entity's virtual time and the smallest virtual time of its competitors. */
+/*
+ * Returns how far the entity's virtual time is ahead of the smallest among its competitors; 0 if it is not ahead or has
+ * none.
+ */
 double fair_ahead(const struct sched_entity *entity, uint64_t now);
 
 /*

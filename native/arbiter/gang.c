@@ -37,7 +37,10 @@ static uint32_t in_use(const struct sched_tenant *tenant)
     return bits;
 }
 
-/* Does a process of the tenant wait although no other process of the tenant runs on its devices? */
+/*
+ * Does a process of the tenant wait for devices on which no process of the tenant runs, while others of its processes
+ * run elsewhere?
+ */
 static bool any_held_back(const struct sched_tenant *tenant)
 {
     uint32_t bits = in_use(tenant);

@@ -60,8 +60,9 @@ struct lease {
     struct process *processes;
     struct connection *connections;
     uint32_t connection_count;
-    uint32_t holds; /* number of connections, processes and calls that need the files below */
-    int limits_fd;  /* -1 while nothing needs the files: an idle lease costs one descriptor, that of its socket */
+    /* reference count of limits_fd and usage_fd: the connections, processes and calls that need them open */
+    uint32_t holds;
+    int limits_fd; /* -1 while nothing needs the files: an idle lease costs one descriptor, that of its socket */
     int usage_fd;
     unsigned char *usage_map; /* of usage_fd, for usage_io_store; NULL: not open, or it cannot be mapped */
     dev_t usage_device;       /* identity of the usage file when the lease was added */

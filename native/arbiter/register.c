@@ -126,7 +126,7 @@ void register_accept(struct source *source, uint32_t events)
 {
     struct lease *lease = (struct lease *)source;
     (void)events;
-    if (lease->resting) /* the lease may have begun to rest during this event */
+    if (lease->resting) /* the lease may have begun to rest after epoll reported this event */
         return;
     int fd = loop_accept(source->fd);
     if (fd < 0)

@@ -55,11 +55,8 @@ enum vgpu_lease_state {
     VGPU_LEASE_OPEN = 1,
     /* the allocation is released: existing memory stays until it is freed, and nothing new is granted */
     VGPU_LEASE_CLOSED = 2,
-    VGPU_LEASE_SUSPENDED =
-        /*
-         * the allocation is suspended: a process with work reports it (slot.wants), and waits until the lease is open
-         */
-    3,
+    /* the allocation is suspended: a process with work reports it (slot.wants), and waits until the lease is open */
+    VGPU_LEASE_SUSPENDED = 3,
 };
 
 /*

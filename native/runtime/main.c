@@ -16,7 +16,8 @@
 #include "refuse.h"
 
 #define DEFAULT_PATH "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-#define ORIGINAL ".vgpud-original" /* the earlier config.json, which vgpu-hook restores when the container has ended */
+/* suffix of the file that keeps the earlier config.json; vgpu-hook puts it back when the container has ended */
+#define ORIGINAL ".vgpud-original"
 
 struct invocation {
     const char *run_dir, *runtime; /* values of vgpu-runtime's own flags */

@@ -89,7 +89,9 @@ def settle(home: Path, prefix: Path) -> None:
 
 
 def tidy(home: Path) -> None:
-    """Removes files that only a developer reads, and pip's records of each package's origin."""
+    """Removes what vgpud does not need at run time: sources, tests, pip's records of each package's origin,
+    and unused subpackages of google. Then sets the modes of all files.
+    """
     for path in home.rglob("*"):
         if path.name in _NOTES or path.suffix in _SOURCES:
             path.unlink()

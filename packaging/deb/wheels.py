@@ -83,7 +83,9 @@ def entries(lock: str, names: set[str]) -> str:
 
 
 def runtime_lock() -> str:
-    """Returns the entries of packaging/requirements.lock that vgpud needs at run time."""
+    """Returns the entries of packaging/requirements.lock that vgpud needs at run time, without the packages
+    that come from the distribution (FROM_THE_DISTRIBUTION).
+    """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lock = (ROOT / "packaging" / "requirements.lock").read_text()
     return entries(lock, closure(project["dependencies"]) - set(FROM_THE_DISTRIBUTION))

@@ -563,7 +563,7 @@ def test_a_tenant_killed_while_swapped_out_leaves_the_other_tenant_unharmed(turn
     first.process.kill()
     eventually(lambda: one not in states(turns), "it is released")
     assert answer(second)["whole"]
-    # its suspension for the first tenant's next turn may have begun
+    # the second tenant's suspension, for the killed tenant's next turn, may have begun
     eventually(lambda: states(turns) == {two: "active"}, "the other tenant is on the device")
     close(second)
     eventually(lambda: not states(turns), "it ends")

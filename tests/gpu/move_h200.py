@@ -40,8 +40,9 @@ SIZES_GIB = (1, 8, 32)
 KILLS = 6
 AWAY_TIMES = 6  # number of moves of a training run while it is suspended
 
-# Needs only ctypes. Holds a pattern of MIB on each visible device. Answers "" with whether the pattern is
-# whole and what CUDA reports for device 0, and "MIB" with the result of allocating so much more
+# Needs only ctypes. Fills MIB on each visible device with a pattern. For an empty line of input it prints
+# whether the pattern is whole and what CUDA reports of device 0; for a number, the result of allocating so
+# many MiB more.
 BARE = """
 import ctypes as c, json, sys, uuid
 u = c.CDLL("libcuda.so.1")

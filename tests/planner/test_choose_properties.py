@@ -144,7 +144,7 @@ def check_instances(device: Device, slices: list[Slice], rule_: DeviceRule) -> N
 
 
 class Tenancy(RuleBasedStateMachine):
-    """Tenants start and end. The planner sees only its own sums."""
+    """Tenants start and end at random. The planner is given only the sums of its own earlier decisions."""
 
     held = Bundle("held")
 

@@ -209,7 +209,9 @@ def lease(node: SimNode, folder: Path, limit: int) -> dict[str, str]:
 
 
 def test_a_tenant_under_libvgpu_uses_green_contexts(node: SimNode, tmp_path: Path) -> None:
-    """Launches in green streams need no more than others, and their memory counts."""
+    """Launches in streams of green contexts run as any others, and memory allocated in a green context counts
+    against the limit.
+    """
     out = ask(
         node,
         STREAMS

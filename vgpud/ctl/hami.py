@@ -210,8 +210,8 @@ def _ask_runtime(container: Json, want: Want, words: dict[str, str]) -> None:
 
 
 def _ask_kubelet(container: Json, want: Want, words: dict[str, str], place: str, say: Say) -> None:
-    """Writes the request as extended resources of a pod: memory in GiB, and cards, named as in
-    docs/kubernetes.md.
+    """Writes HAMi's request as one extended resource of vgpud (docs/kubernetes.md): memory in GiB, or whole
+    cards if it names no memory.
     """
     if want.cores is not None:
         say(f"{place}: {want.cores} cores are left out: extended resources have no second measure; see DRA")

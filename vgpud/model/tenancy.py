@@ -224,7 +224,7 @@ class Slice:
 
     @property
     def is_on_top(self) -> bool:
-        """Is the slice in a MIG instance that several slices share by another mode?"""
+        """Is the slice in a MIG instance that slices of mode preload or mps can share?"""
         return self.mig is not None and self.mode is not Mode.MIG
 
     @property

@@ -1,4 +1,4 @@
-"""Edits that several modes use."""
+"""The edits and environments that several modes use."""
 
 import os
 

@@ -143,7 +143,7 @@ class MigMode:
             return  # MIG mode stays on while foreign instances exist
         if await self._switch(device_uuid, enabled=False):
             await self._originals.drop(device_uuid, ORIGINAL_KEY)
-        # if the card needs a reset to leave MIG mode, the original value stays recorded until then
+        # if the card needs a reset to leave MIG mode, MIG mode stays on and the original value stays recorded
 
     async def switch_off(self, device_uuid: str) -> None:
         """Disables MIG mode on request. Raises VgpuError: DEVICE_IN_USE, RESET_NEEDED."""

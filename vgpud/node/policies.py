@@ -83,7 +83,9 @@ class Policies:
 def reload_report(
     old: LoadedPolicy, new: LoadedPolicy, node: Node, use: Mapping[str, DeviceUse]
 ) -> ReloadReport:
-    """What a reload changes now, and what is delayed: a device in use keeps its mode until it is idle."""
+    """What a reload changes now, and what is delayed: a device in use keeps a mode that the new policy does
+    not allow, and its engine, until it is idle.
+    """
     if old.digest == new.digest:
         return ReloadReport(changed=False, digest=old.digest)
     done: dict[str, list[Device]] = {}  # what changes now, and on which devices

@@ -75,7 +75,9 @@ def first_sight(limit_bytes: int, reading: Reading, is_new: bool, marked: bool) 
 
 
 def excess_bytes(watched: Watched, reading: Reading) -> int:
-    """Bytes that the slice holds beyond what the ledger counts within the ceiling; 0 within the tolerance."""
+    """Bytes that the slice holds beyond what libvgpu counts for it, up to the ceiling; 0 within the
+    tolerance.
+    """
     covered = min(reading.counted_bytes, watched.ceiling_bytes)
     beyond = reading.held_bytes - covered
     return beyond if beyond > tolerance_bytes(reading.processes) else 0

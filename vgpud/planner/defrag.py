@@ -29,7 +29,7 @@ class Bin:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A slice that may be moved. Two slices of one allocation cannot be on the same device."""
+    """A slice on a device. Two slices of one allocation cannot be on the same device."""
 
     allocation_id: str
     device_uuid: str

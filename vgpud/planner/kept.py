@@ -8,7 +8,7 @@ the kept memory first. For each device:
 
 from collections.abc import Mapping
 
-SHARE_ALL = 10_000  # the whole (100 %), in hundredths of a percent
+SHARE_ALL = 10_000  # 100 % of a tenant's movable memory, in hundredths of a percent
 # reserve for contexts and page-locked buffers that grew since the figures were read
 MARGIN_BYTES = 256 << 20
 

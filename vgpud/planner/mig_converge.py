@@ -63,9 +63,8 @@ def _coming(
     for key in sorted(layout, key=lambda key: (-key[1].size, key[1], key[0])):
         wanted, bit = _parts_wanted(pool, key), 1 << geometry.number[key]
         if not taken & bit:
-            if (
-                geometry.free(stock.layout._replace(slots=taken)) & bit
-            ):  # if its slot is not free, another instance blocks it
+            # an instance whose slot is not free is blocked by another instance
+            if geometry.free(stock.layout._replace(slots=taken)) & bit:
                 taken |= bit
                 yield from ((LayoutStep(True, key, part), _HAS_IT) for part in _ordered(wanted))
                 if not wanted:

@@ -125,8 +125,9 @@ def divide(scene: Scene, bins: Sequence[Bin], state: int) -> frozenset[ComputeKe
 
 
 def _assigned(scene: Scene, keys: list[SlotKey], entries: list[Bin | None]) -> set[ComputeKey] | None:
-    """The assignment of bins (None: undivided) to places with the fewest changes, found by trying all
-    assignments.
+    """The compute instances of the cheapest assignment of `entries` (bins; None: undivided) to the GPU
+    instances `keys`: the one for which the fewest instances are destroyed. All assignments are tried. None if
+    no assignment keeps every instance that must stay and puts each bin at the place that it names.
     """
     best: tuple[int, list[int]] | None = None
     options = [[_cost(scene, key, entry) for entry in entries] for key in keys]

@@ -49,9 +49,8 @@ def distrusted(paths: PolicyPaths, files: Iterable[Path]) -> Iterator[Problem]:
     folders = (one for one in (paths.vendor_dir, paths.run_dir, paths.admin_dir) if one is not None)
     told: set[Distrust] = set()  # a folder is on the way to all of its files
     for path in (*folders, *files) if paths.is_roots else ():
-        with suppress(
-            OSError
-        ):  # the folder does not exist; for a file, the error is reported when it is read
+        # the folder does not exist; for a file, the error is reported when it is read
+        with suppress(OSError):
             found = distrust(path)
             if found is not None and found not in told:
                 told.add(found)

@@ -481,8 +481,8 @@ static void watch(void)
     if (gate.state == OPEN && gate.watching && gate.held) {
         close_gate();
         asked = __atomic_load_n(&vgpu_launches.asked, __ATOMIC_SEQ_CST) > 0;
-        if (vgpu_launches.count == gate.seen_count &&
-            !asked) { /* if a launch came in between, it is drained as any other */
+        /* a launch that came in between is drained as any other */
+        if (vgpu_launches.count == gate.seen_count && !asked) {
             gate.idle_ns += (int64_t)(begin ? (now - since) / 2
                                             /* the work ended at some time between the two checks */
                                             : (uint64_t)WATCH_NS / 2);

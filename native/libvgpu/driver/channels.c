@@ -162,7 +162,7 @@ static struct subdevice *subdevice_of(const struct group *group)
     return NULL;
 }
 
-/* Appends a group's entries to the table. */
+/* Appends a channel group to the process's table of channels from index `at`. Returns the next free index. */
 static uint32_t publish_group(const struct group *group, uint32_t at)
 {
     struct subdevice *subdevice = subdevice_of(group);
@@ -412,8 +412,9 @@ static uint32_t device_bit(const struct group *group, const uint8_t (*uuids)[16]
 }
 
 /*
- * Enables the group, which the arbiter has disabled. It was `enabling` it: the group may be enabled, and enabling it once
- * more would lose its waiting work, so it is disabled first. (If it was still disabled, which is unlikely, this loses it.)
+ * Enables a group that the arbiter has disabled. `enabling`: the arbiter ended while it was enabling the group, so the
+ * group may be enabled. To enable it once more would lose its waiting work, so it is disabled first. (If it was still
+ * disabled, which is unlikely, that loses the work.)
  */
 static bool put_back(const struct group *group, bool enabling)
 {

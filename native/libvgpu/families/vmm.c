@@ -325,7 +325,7 @@ VGPU_EXPORT CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp 
 
 /* --- calls after which the memory must stay on the card, because not only this process's mappings use it */
 
-/* Makes the call of `__VA_ARGS__` on the memory of a handle, and fixes the memory on the card. */
+/* Calls `symbol` with `__VA_ARGS__`. If it succeeds, the memory of `handle` stays on the card from then on. */
 #define SHARE(handle, symbol, ...)                   \
     do {                                             \
         vgpu_suspended_call();                       \

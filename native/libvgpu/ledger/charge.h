@@ -22,9 +22,8 @@ struct vgpu_charge {
     uint64_t bytes;
 };
 
-static inline uint64_t vgpu_round(uint64_t bytes,
-                                  /* the size is rounded up to whole units; a constant unit costs no division */
-                                  uint64_t unit)
+/* Returns `bytes` rounded up to whole units. A constant unit costs no division. */
+static inline uint64_t vgpu_round(uint64_t bytes, uint64_t unit)
 {
     return bytes > UINT64_MAX - unit ? UINT64_MAX / unit * unit : (bytes + unit - 1) / unit * unit;
 }

@@ -46,7 +46,7 @@ struct vgpu_account *vgpu_tenant_account(void);
 
 /*
  * Clears the slots of dead processes that the arbiter does not clear: all if there is no arbiter, otherwise those of
- * processes that never registered (because of a seccomp filter). Waits up to 100 ms for the arbiter to clear slots of
+ * processes that never registered (because of a seccomp filter). Waits up to 1 s for the arbiter to clear slots of
  * ended registered processes. Returns true if any slot was cleared.
  */
 bool vgpu_tenant_reclaim(void);

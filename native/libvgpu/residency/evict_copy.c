@@ -263,8 +263,12 @@ bool vgpu_evict_in(bool (*stop)(void))
         return false;
     bool mapped = bring_in(stop);
     bool whole = good(CALL(cuStreamSynchronize, line.stream)) && mapped;
+    /*
+     * If the device is out of memory, the chunks that are on it stay, and the next call continues. After another
+     * failure they are unmapped.
+     */
     if (whole || error != CUDA_ERROR_OUT_OF_MEMORY)
-        settle(whole); /* after a failure the chunks on the device stay, and the next call continues */
+        settle(whole);
     end();
     return whole;
 }

@@ -100,7 +100,8 @@ class Pools:
         try:
             plain, bins = split(geometry, words)
             target = layouts.target(geometry, stock.layout, stock.pinned, plain)
-            # the target is empty until the blocking instances are released; then they are removed
+            # If allocated instances block the target, it is computed as if they were gone: they are removed
+            # after their release.
             if isinstance(target, Blocked):
                 rest = stock.pinned & ~geometry.state(target.pinned)
                 target = layouts.target(geometry, stock.layout._replace(blocked=0), rest, plain)
@@ -111,7 +112,8 @@ class Pools:
             return None
         scene = scene_of(device, geometry, stock, use, pool)
         computes = divide(scene, bins, target)
-        # the compute instances are empty until the blocking instances are released; then these are removed
+        # If allocated instances block the division, it is computed as for an empty device; they are removed
+        # after their release.
         if isinstance(computes, Blocked):
             empty = scene._replace(parts={}, stock=stock._replace(pinned=0))
             computes = divide(empty, bins, target)

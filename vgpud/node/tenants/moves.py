@@ -130,7 +130,8 @@ class Moves:
                 sentence = f"{told(verb, going)} from {_names(before)} to {_names(rules.turned(going))}"
                 return await self._forth_or_back(session, going, rest, sentence)
         except VgpuError:
-            self._services.store.cancel(before.id)  # only takes effect if the intent was not recorded
+            # takes the reservation back; does nothing if the intent has been recorded
+            self._services.store.cancel(before.id)
             raise
 
     async def _processes(self, session: Session, before: Allocation) -> tuple[SuspendedProcess, ...]:

@@ -74,7 +74,7 @@ class Meters:
         if self._sensing is None:
             self._sensing = asyncio.ensure_future(self._inventory.vitals())
         done, _ = await asyncio.wait((self._sensing,), timeout=_LOOK_SECONDS)
-        if done:  # if the driver hangs, no second reading is started
+        if done:  # while the driver hangs, no second reading is started
             self._vitals, self._sensing = self._sensing.result(), None
             self._vitals_taken = clock.now()
 

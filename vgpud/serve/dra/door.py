@@ -30,7 +30,9 @@ log = structlog.get_logger(__name__)
 class Pace:
     """The intervals of the driver in seconds. Tests use shorter ones."""
 
-    look: float = 1.0  # interval between checks of the plugin's sockets
+    # interval between checks of the plugin's sockets, and of the slices while they are checked often; pause
+    # before lost events are watched again
+    look: float = 1.0
     # wait between a change and the publication of slices, because further changes may follow
     settle: float = 1.0
     retry: float = 5.0  # wait after a failure of the API server

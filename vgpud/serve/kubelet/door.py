@@ -58,7 +58,8 @@ class Pace:
     retry: float = 5.0  # wait after a refusal by the kubelet
     settled: float = 60.0  # time after the kubelet's start from which its list of pods counts as complete
     ending: float = 0.25  # interval between checks while a pod whose containers have ended may leave the list
-    # how long such checks continue after a container's end; a pod may also restart its containers
+    # how long checks at the interval `ending` go on after a container's end; a pod may also restart its
+    # containers
     ending_for: float = 30.0
 
 
