@@ -5,7 +5,8 @@
  *   limits        written by vgpud only; read-only to the tenant
  *   usage         written by the tenant's processes and the arbiter; hostile input to vgpud and the arbiter
  *   arbiter.sock  SEQPACKET; a tenant process registers here, and its pid comes from SO_PEERCRED
- * If the tenant's uid is not known (a pod), any user may write `usage`. Then only root may enter <allocation>/ (mode 0700), and the entries are in <allocation>/anyone/, which is mounted into the containers.
+ * If the tenant's uid is not known (a pod), any user may write `usage`. Then only root may enter <allocation>/ (mode
+ * 0700), and the entries are in <allocation>/anyone/, which is mounted into the containers.
  *
  * A slot of `usage` belongs to the process that holds the POSIX write lock (F_SETLK) on the slot's first byte. The
  * kernel drops that lock when the process dies, execs or closes its files, at any instruction, so the lock alone shows
@@ -232,8 +233,8 @@ struct vgpu_channel_table {
      */
     uint32_t unfinished;
     /*
-     * those of `off` for which the call that enables the channels has begun: if the arbiter ended in it, the channels are
-     * enabled in all likelihood, because a call of the driver that has begun is carried out
+     * those of `off` for which the call that enables the channels has begun: if the arbiter ended in it, the channels
+     * are enabled in all likelihood, because a call of the driver that has begun is carried out
      */
     uint32_t enabling;
     /* MiB of memory that an eviction leaves on the device, by enum vgpu_stay; the slot has no room for these words */

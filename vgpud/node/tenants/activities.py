@@ -21,7 +21,7 @@ log = structlog.get_logger(__name__)
 _QUIET_SECONDS = 2.0  # maximum wait for running kernels; after that the driver's checkpoint waits for them
 _LOOK_SECONDS = 0.004
 _ASK_SECONDS = 0.25
-# Time in which libvgpu must move this many bytes; each further part of this size gets the same time again.
+# Time in which libvgpu must move a tenant's memory, and the same time again for each _MOVE_BYTES of it.
 # (libvgpu first allocates a host buffer.)
 _MOVE_SECONDS = 20.0
 _MOVE_BYTES = 8 << 30

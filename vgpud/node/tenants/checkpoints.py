@@ -33,7 +33,7 @@ from vgpud.proc import is_alive, start_ticks
 log = structlog.get_logger(__name__)
 
 _LOCK_SECONDS = 10.0
-# time for saving this many bytes of a process; each further part of this size gets the same time again
+# time for saving a process, and the same time again for each _SAVE_BYTES of its memory
 _SAVE_SECONDS = 60.0
 _SAVE_BYTES = 16 << 30
 _ENDED = {State.ACTIVE: LogEvent.ACTIVE, State.SUSPENDED: LogEvent.SUSPENDED}

@@ -248,7 +248,9 @@ class Suspends:
         return await self._do.end(active, Change.RESUMED, told("resumed", coming))
 
     async def _restore(self, session: Session, process: SuspendedProcess, coming: Allocation) -> None:
-        """Restores and unlocks a process. If an earlier attempt has restored it, it is only unlocked."""
+        """Restores a process, which the caller then unlocks. Does nothing if an earlier attempt has restored
+        it.
+        """
         if await session.state(process) is not ProcessState.LOCKED:
             await self._do.restore(session, process, coming)
 
