@@ -27,7 +27,6 @@ class Cri:
         self.messages: Any = messages
         self._channel = grpc.insecure_channel(f"unix:{socket}")
         self._calls: Any = services.RuntimeServiceStub(self._channel)
-        self._pods: list[str] = []
         self.ready()
 
     def __enter__(self) -> Self:
@@ -66,7 +65,6 @@ class Cri:
             linux={"security_context": {"namespace_options": {"network": NODE_NETWORK}}},
         )
         made = self.call("RunPodSandbox", config=config, runtime_handler=handler).pod_sandbox_id
-        self._pods.append(made)
         return Pod(made, config)
 
     def start(self, pod: Pod, state: str, cdi: str = "") -> str:
@@ -97,8 +95,7 @@ class Cri:
         return bool(state == self.messages.RUNNING)
 
     def clear(self) -> None:
-        """Removes the pods, with their containers."""
-        for pod in self._pods:
-            self.call("StopPodSandbox", pod_sandbox_id=pod)
-            self.call("RemovePodSandbox", pod_sandbox_id=pod)
-        self._pods.clear()
+        """Removes all pods of the engine, with their containers."""
+        for pod in self.call("ListPodSandbox").items:
+            self.call("StopPodSandbox", pod_sandbox_id=pod.id)
+            self.call("RemovePodSandbox", pod_sandbox_id=pod.id)
