@@ -152,6 +152,8 @@ class Cluster:
             "evictionHard": {"memory.available": "1Mi", "nodefs.available": "0%", "imagefs.available": "0%"},
             "imageGCHighThresholdPercent": 100,
             "maxPods": 250,
+            # a claim that could not be prepared is tried again after this time, not after 60 to 90 s
+            "syncFrequency": "1s",
         }
         (self.folder / "kubelet.json").write_text(json.dumps(config))
 
@@ -287,7 +289,10 @@ def cluster_config(release: str, node: DemoNode, folder: Path, base_spec: Path) 
         (programs / name).chmod(0o755)
     network = {"cniVersion": "0.4.0", "name": "test", "plugins": [{"type": "vgpud-test"}]}
     (networks / "10-test.conflist").write_text(json.dumps(network))
-    config = documented_config(release, node.folder / "cdi")
+    head = '[plugins."io.containerd.grpc.v1.cri"]\n'
+    # a run that is killed leaves no namespaces outside the test's folder
+    own = f"{head}    netns_mounts_under_state_dir = true\n"
+    config = documented_config(release, node.folder / "cdi").replace(head, own)
     config = config.replace('"/usr/lib/cni"', f'"{programs}"').replace('"/etc/cni/net.d"', f'"{networks}"')
     return config.replace(
         'runtime_type = "io.containerd.runc.v2"',

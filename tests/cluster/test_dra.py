@@ -8,8 +8,8 @@ import pytest
 
 from tests.cluster.conftest import OnPolicy
 from tests.cluster.control import NODE
-from tests.cluster.pods import Pods, container, pod
-from tests.cluster.test_plugin import mib
+from tests.cluster.pods import MEMORY, Pods, container, pod
+from tests.cluster.test_plugin import UNITS, mib, served
 from tests.conditions import needs
 from tests.e2e.support import eventually
 from tests.kubelet.cluster import Cluster as Double
@@ -130,6 +130,21 @@ def test_the_documented_claims_are_prepared(with_dra: OnPolicy) -> None:
     assert pods.memory("less") == mib(7)
 
 
+def test_claims_go_on_while_vgpud_is_killed(with_dra: OnPolicy) -> None:
+    pods = with_dra(QUOTA + DRA)
+    pods.create(template("five", "vgpu-quota", "5Gi"), claiming("stays", "five"), claiming("goes", "five"))
+    for name in ("stays", "goes"):
+        running(pods, name)
+    pods.cluster.node.kill()
+    assert pods.memory("stays") == mib(5)
+    pods.cluster.kubectl("delete", "pod", "goes", "--wait=false")
+    pods.create(claiming("late", "five"))
+    pods.cluster.node.start()
+    running(pods, "late")
+    eventually(lambda: len(pods.held()) == 2, "what the deleted pod had is released")
+    assert pods.memory("stays") == mib(5)
+
+
 def test_slices_come_back_after_a_kill_of_the_kubelet_and_of_the_api_server(with_dra: OnPolicy) -> None:
     pods = with_dra(QUOTA + DRA)
     pods.create(template("five", "vgpu-quota", "5Gi"), claiming("p", "five"))
@@ -188,6 +203,40 @@ def test_an_extended_resource_of_a_class_is_a_claim(with_dra: OnPolicy) -> None:
     pods.create(pod("p", container("main", {"example.com/gpu": 1})))
     running(pods, "p")
     assert pods.cards("p") == 1
+
+
+def test_claims_and_resources_share_a_node_without_overcommitment(with_dra: OnPolicy) -> None:
+    """The device plugin's memory is taken off the published capacity, and a claim's off the plugin's."""
+    pods = with_dra(UNITS.replace('"auto"', '"preload"') + DRA)
+    served(pods, 8 * 130)
+    pods.create(template("ninety", "vgpu-quota", "90Gi"))
+    for number in range(4):
+        pods.create(
+            claiming(f"claim{number}", "ninety"), pod(f"unit{number}", container("main", {MEMORY: 90}))
+        )
+    names = [f"{kind}{number}" for kind in ("claim", "unit") for number in range(4)]
+
+    def placed(name: str) -> bool:
+        """A claim whose card the device plugin has filled since waits, and its event says so."""
+        return pods.phase(name) != "Pending" or "E401" in pods.events(name)
+
+    eventually(lambda: all(map(placed, names)), "each pod has an outcome")
+    assert all(pods.memory(name) == mib(90) for name in names if pods.phase(name) == "Running")
+    taken = [part["deviceUuid"] for one in pods.held() for part in one["slices"]]
+    assert len(taken) == len(set(taken)), "two of 90 GiB on one card"
+
+
+def test_a_storm_of_claims_and_kills_leaves_nothing(with_dra: OnPolicy) -> None:
+    pods = with_dra(QUOTA + DRA)
+    pods.create(template("twenty", "vgpu-quota", "20Gi"))
+    names = [f"storm{number}" for number in range(24)]
+    pods.create(*(claiming(name, "twenty") for name in names))
+    for _ in range(3):
+        pods.cluster.node.kill()
+        pods.cluster.node.start()
+    for name in names:
+        running(pods, name)
+    assert {pods.memory(name) for name in names} == {mib(20)}
 
 
 @pytest.mark.parametrize("mode", ["mig", "mps", "preload", "exclusive"])
