@@ -32,6 +32,7 @@ class LogEvent(StrEnum):
     BUG_LOOP_FAILED = auto()
     CALLER_DISCONNECTED_CALL_CONTINUES = auto()
     CALLS_CANCELLED_AT_STOP = auto()
+    CALL_OF_KUBELET_REFUSED = auto()
     CDI_SPECS_NOT_REWRITTEN = auto()
     CDI_SPEC_NOT_REWRITTEN = auto()
     CLAIM_FAILED = auto()
