@@ -48,6 +48,14 @@ def test_a_change_of_several_devices_is_told_once(tmp_path: Path) -> None:
     )
 
 
+def test_eviction_that_turns_imply_is_reported_as_it_takes_effect(tmp_path: Path) -> None:
+    said = report(tmp_path, "", '[[device]]\npreload.turn = "30s"')
+    assert "device 0: preload.evictable: false becomes true" in said.done
+    before, after = "preload.evictable = true", 'preload.idle_suspend = "60s"'
+    said = report(tmp_path, f"[[device]]\n{before}", f"[[device]]\n{after}")
+    assert said.done == ("device 0: preload.idle_suspend: off becomes 1min",)
+
+
 def test_a_reload_names_each_changed_key_of_the_node(tmp_path: Path) -> None:
     said = report(tmp_path, "", "[runtime]\nusers = true\n[[quota]]\nmax_devices = 3")
     assert said.done == (

@@ -112,8 +112,9 @@ def reload_report(
 
 def _settings(rule: DeviceRule) -> dict[str, Any]:
     """The effective keys of a rule, without its match and mode."""
+    preload = rule.settings_preload()
     settings = {
-        "preload": rule.settings_preload(),
+        "preload": preload.model_copy(update={"evictable": preload.makes_evictable}),
         "mps": rule.settings_mps(),
         "mig": rule.settings_mig(),
         "exclusive": rule.settings_exclusive(),
