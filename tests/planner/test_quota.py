@@ -1,5 +1,7 @@
 """Quotas: the first rule that covers a user applies, and all its allocations count together."""
 
+from dataclasses import replace
+
 import pytest
 
 from vgpud.model.caller import UNKNOWN, Account
@@ -45,6 +47,10 @@ def test_a_refusal_for_compute_says_that_cores_were_left_out() -> None:
     part = over_quota(policy, NODE, ALICE, [], (piece(share="60"),))
     assert whole is not None and whole.hint.startswith("give --cores, without which a slice counts as 100%; ")
     assert part is not None and "--cores" not in part.hint
+    beside = replace(held(1), slices=(piece(share=None),))
+    small = over_quota(policy, NODE, ALICE, [beside], (piece(share="1"),))
+    assert small is not None
+    assert small.hint.startswith(f"{beside.id} has no share and counts as 100%: vgpuctl resize {beside.id} ")
 
 
 @pytest.mark.parametrize(

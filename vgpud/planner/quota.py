@@ -103,9 +103,16 @@ def _over_rule(
     hundredths = sum(_WHOLE_HUNDREDTHS if s.share is None else s.share.hundredths for s in slices)
     if rule.max_cores is not None and hundredths > rule.max_cores * 100:
         what = f"would hold {hundredths / 100:g}% of a device, and its quota is {rule.max_cores:g}%"
-        whole = "give --cores, without which a slice counts as 100%; " if slices[-1].share is None else ""
-        return _refusal(owner, what, whole)
+        return _refusal(owner, what, _whole_hint(before, slices))
     return None
+
+
+def _whole_hint(before: list[Allocation], slices: list[Slice]) -> str:
+    """The beginning of the hint if a slice without a share counts as a whole device."""
+    if slices[-1].share is None:
+        return "give --cores, without which a slice counts as 100%; "
+    whole = next((a.id for a in before if any(part.share is None for part in a.slices)), "")
+    return f"{whole} has no share and counts as 100%: vgpuctl resize {whole} --cores; " if whole else ""
 
 
 def _refusal(owner: Owner, what: str, first: str = "") -> VgpuError:
