@@ -248,6 +248,7 @@ def test_a_change_by_a_runtime_leaves_one_line_of_it(trail: Trail, verb: Verb) -
     lines = [line for line in settled(trail, BY_RUNTIME[verb]) if line["door"] == "runtime"]
     assert [(line["audit"], line["outcome"]) for line in lines] == [(BY_RUNTIME[verb].name, "done")]
     assert lines[0]["uid"] == lines[0]["owner"] == os.geteuid()
+    assert lines[0].get("container") != lines[0]["allocation"]
 
 
 def test_the_release_of_an_ended_container_leaves_one_line_with_its_reason(trail: Trail) -> None:

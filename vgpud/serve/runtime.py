@@ -200,7 +200,9 @@ class RuntimeDoor:
             return Status.REFUSED, _refused(error, caller)
         try:
             known = _known(caller)
-            audit.asked_by(known, "runtime", container=message.id[:_AUDITED_CHARACTERS])
+            # BIND and END name the allocation in place of the container.
+            container = message.id[:_AUDITED_CHARACTERS] if message.verb is Verb.PREPARE else ""
+            audit.asked_by(known, "runtime", container=container)
             return await self._carry_out(known, message)
         except VgpuError as error:
             return Status.REFUSED, _refused(error, caller)
