@@ -156,7 +156,7 @@ class Suspends:
                 going = await self._do.lock_all(session, going)
                 await self._do.save_all(session, going)
                 away = replace(going, state=State.SUSPENDED)
-                return await self._do.end(away, suspension_outcome(away), told(_VERBS[away.cause], away))
+                return await self._do.end(away, suspension_outcome(away), _told_saved(away))
             except VgpuError as error:
                 await self._undo(session, self._book.get(before.id), error)
                 raise
@@ -321,6 +321,13 @@ class Suspends:
             await self._do.end(away, suspension_outcome(away), f"{sentence}; libvgpu has its memory")
         else:
             await self.swaps.wake(surfaced(allocation), sentence)
+
+
+def _told_saved(away: Allocation) -> str:
+    """The sentence on a suspension by the driver. A new tenant that starts without room has had no turn."""
+    if away.cause is Cause.TURN and not away.suspended:
+        return "suspended without a process, because other tenants use its room"
+    return told(_VERBS[away.cause], away)
 
 
 def surfaced(allocation: Allocation) -> Allocation:
