@@ -146,6 +146,24 @@ def test_why_says_that_a_suspended_tenant_waits_for_its_resume() -> None:
     waiting.standing = "idle"
     said = sentences(waiting, pb.SliceMeter()).splitlines()
     assert said[0] == "it is suspended (idle): 'vgpuctl resume a1' resumes it"
+    assert said[1] == "memory: 0 is on the host, 0 stays on its devices"
+    waiting.cause, waiting.suspended_bytes = "idle", 5 * GIB // 2
+    said = sentences(waiting, pb.SliceMeter()).splitlines()
+    assert "it resumes by itself when it has work and room; 'vgpuctl resume a1' resumes it" in said[0]
+    assert said[1] == "memory: 2.5GiB is on the host, 0 stays on its devices"
+
+
+@pytest.mark.parametrize("verb", ["why", "explain"])
+def test_the_decision_of_a_moved_allocation_is_shown_with_the_move(
+    main: Ctl, daemon: Daemon, verb: str
+) -> None:
+    item = canned.preload()
+    daemon.replies["GetAllocation"] = item
+    assert "moved" not in main(verb, item.id).stdout
+    item.slices[0].device_uuid = canned.C
+    said = main(verb, item.id).stdout
+    assert "from GPU-aaaaaaaa to GPU-cccccccc, since the decision below" in said
+    assert said.index("moved:") < said.index("TAKEN")
 
 
 def test_why_finds_the_tenant_of_a_process(main: Ctl, daemon: Daemon) -> None:

@@ -151,7 +151,9 @@ def explain(arguments: Namespace, terminal: Terminal) -> int:
         "reasons": [plain(reason) for reason in item.reasons],
     }
     names = [reason.device_uuid for reason in item.reasons if reason.taken]
-    terminal.show(View("Explanation", document, names, [tables.reasons(item.reasons)]))
+    moved = facts([("moved", words.moved(item))])
+    shown = [table for table in (moved, tables.reasons(item.reasons)) if table.rows]
+    terminal.show(View("Explanation", document, names, shown))
     return Exit.OK.value
 
 

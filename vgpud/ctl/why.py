@@ -16,7 +16,7 @@ from vgpud.ctl.top import SAMPLE_SECONDS
 from vgpud.model.device import Health
 from vgpud.model.errors import ErrorCode, Exit, VgpuError
 from vgpud.model.marks import MarkKind
-from vgpud.model.tenancy import Mode, State
+from vgpud.model.tenancy import Cause, Mode, State
 
 _NEARLY_FULL = 0.95
 _NOTICED_PERCENT = 1.0  # percent of the time; less waiting than this is not mentioned
@@ -80,9 +80,8 @@ def _find(client: Client, subject: str) -> pb.Allocation | pb.NodeProcess:
 
 
 def _outside(process: pb.NodeProcess, terminal: Terminal) -> int:
-    sentence = (
-        f"process {process.pid} runs outside vgpud on {process.device_uuid}: nothing of vgpud limits it"
-    )
+    where = f"process {process.pid} runs outside vgpud on {process.device_uuid}"
+    sentence = f"{where}: nothing of vgpud limits it"
     document = {"process": plain(process), "limits": [sentence]}
     terminal.show(View("Why", document, [str(process.pid)], [Table((Column(""),), [(sentence,)])]))
     return Exit.DIFFERS.value
@@ -104,6 +103,7 @@ def _asked(held: pb.Allocation) -> list[tuple[str, str]]:
         ("claim", words.claim(held.workload)),
         ("since", words.moment(held.created_unix_ns)),
         ("ends with process", str(held.bound_pid or "")),
+        ("moved", words.moved(held)),
     ]
 
 
@@ -134,6 +134,8 @@ def limiting(
         yield f"it has failed: {held.failure}; release it and allocate again"
     if held.state == State.SUSPENDED:
         resumes = f"'vgpuctl resume {held.id}' resumes it"
+        if held.cause in (Cause.IDLE, Cause.TURN):
+            resumes = f"it resumes by itself when it has work and room; {resumes}"
         yield f"it is suspended ({held.standing or held.cause}): {resumes}"
         yield f"memory: {words.stays(held)}"
     if held.paused and words.is_gated(held):

@@ -73,6 +73,16 @@ def stays(item: pb.Allocation) -> str:
     return f"{memory(item.suspended_bytes)} is on the host, {memory(item.stays_bytes)} stays on its devices"
 
 
+def moved(item: pb.Allocation) -> str:
+    """From and to which devices an allocation was moved since the planner's decision; empty if it was not."""
+    chosen = {reason.device_uuid for reason in item.reasons if reason.taken}
+    devices = {part.device_uuid for part in item.slices}
+    if not chosen or chosen == devices:
+        return ""
+    left, new = (joined(map(short_uuid, sorted(one))) for one in (chosen - devices, devices - chosen))
+    return f"from {left} to {new}, since the decision below"
+
+
 def paused(item: pb.Allocation) -> str:
     """Whether it is paused, and since when that counts; empty if it is not."""
     if not item.paused:
