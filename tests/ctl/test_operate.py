@@ -83,6 +83,17 @@ def test_ps_marks_a_process_past_the_limits_of_its_allocation(main: Ctl, daemon:
     assert "a1b2c3d4 (past its limits)" in main("ps").stdout
 
 
+def test_a_tenant_of_an_arbiter_that_does_not_answer_is_not_outside_vgpud(main: Ctl, daemon: Daemon) -> None:
+    process = pb.NodeProcess(pid=4343, command="python", device_uuid=canned.A, silent_mode="preload")
+    daemon.replies["ListProcesses"] = pb.ListProcessesReply(processes=[process])
+    daemon.replies["GetAllocation"] = VgpuError(ErrorCode.NO_SUCH_ALLOCATION, "no allocation", "")
+    said = [main(*verb.split()).stdout for verb in ("ps", "doctor", "why 4343", "top -1")]
+    assert not [text for text in said if "outside vgpud" in text]
+    assert "unknown" in said[0]
+    assert "vgpu-arbiter does not answer" in said[1] and "systemctl restart vgpud-arbiter" in said[1]
+    assert "its allocation is unknown, because vgpu-arbiter does not answer" in said[2]
+
+
 # --- why
 
 

@@ -39,3 +39,21 @@ def test_an_uncounted_process_is_past_its_limits_if_its_tenant_is_marked(
             assert (found.pid, found.allocation_id, found.limited) == (4242, held.id, not is_past)
 
     clock.run(work())
+
+
+@pytest.mark.parametrize(("is_silent", "mode"), [(True, "preload"), (False, "")])
+def test_a_process_without_allocation_names_the_mode_that_did_not_answer(
+    tmp_path: Path, is_silent: bool, mode: str
+) -> None:
+    async def work() -> None:
+        async with world(tmp_path, FakeGateway(Node((replace(device(0), processes=(STRAY,)),)))) as w:
+            await w.keeper.allocate(request("r1"))
+            if is_silent:
+                w.effectors[Mode.PRELOAD].fail.add("tenants")
+            processes = Processes(
+                w.parts.book, w.parts.inventory, w.parts.effectors, lambda *_: {}, lambda _: True
+            )
+            (found,) = await processes.listed(await w.keeper.metered())
+            assert (found.allocation_id, found.silent_mode) == ("", mode)
+
+    clock.run(work())

@@ -505,6 +505,7 @@ def processes(found: Iterable[NodeProcess], sees_commands_of: MaySee) -> pb.List
                 label=process.label,
                 standing=process.standing,
                 unlimited=not process.limited,
+                silent_mode=process.silent_mode,
             )
             for process in found
         ]

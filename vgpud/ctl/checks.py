@@ -12,10 +12,11 @@ from typing import NamedTuple
 
 from vgpud import __version__
 from vgpud.api.gen import vgpud_pb2 as pb
+from vgpud.ctl import words
 from vgpud.model.device import Health
 from vgpud.model.engine import EngineReason
 from vgpud.model.marks import MarkKind
-from vgpud.model.tenancy import State
+from vgpud.model.tenancy import Mode, State
 from vgpud.policy.trust import distrust
 
 OK, WARN, FAIL, SKIP = "ok", "warning", "failed", "skipped"
@@ -283,6 +284,12 @@ def engines(found: Iterable[pb.Device]) -> Iterator[Finding]:
             yield Finding("engine", OK, sentence)
 
 
+_SILENT_FIXES: dict[str, str] = {
+    Mode.PRELOAD: "systemctl restart vgpud-arbiter; tenants run on",
+    Mode.MPS: "see 'vgpuctl mps ls'",
+}
+
+
 def tenants(node: Node) -> Iterator[Finding]:
     failed = [item for item in node.allocations if item.state == State.FAILED]
     for item in failed:
@@ -290,7 +297,10 @@ def tenants(node: Node) -> Iterator[Finding]:
             "allocations", FAIL, f"{item.id} has failed: {item.failure}", f"vgpuctl release {item.id}"
         )
     yield from _marks(node.allocations)
-    outside = [item for item in node.processes if not item.allocation_id]
+    for mode in sorted({item.silent_mode for item in node.processes} - {""}):
+        fix = _SILENT_FIXES.get(mode, "see the log of vgpud")
+        yield Finding("helper", FAIL, words.silent(mode), fix)
+    outside = [item for item in node.processes if not (item.allocation_id or item.silent_mode)]
     for process in outside:
         sentence = f"process {process.pid} uses {process.device_uuid} outside vgpud"
         yield Finding("outside", WARN, sentence, "end it, or let the policy leave the device unmanaged")

@@ -24,6 +24,7 @@ COLUMNS = (
     Column("UUID", wide=True),
 )
 OUTSIDE = "outside vgpud"
+UNKNOWN = "unknown"
 
 
 def ps(arguments: Namespace, terminal: Terminal) -> int:
@@ -55,7 +56,9 @@ def _row(item: pb.NodeProcess) -> tuple[str, ...]:
 
 def _whose(item: pb.NodeProcess) -> str:
     past = " (past its limits)" if item.unlimited else ""
-    return f"{item.allocation_id}{past}" if item.allocation_id else OUTSIDE
+    if item.allocation_id:
+        return f"{item.allocation_id}{past}"
+    return UNKNOWN if item.silent_mode else OUTSIDE
 
 
 def events(arguments: Namespace, terminal: Terminal) -> int:

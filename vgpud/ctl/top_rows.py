@@ -142,7 +142,7 @@ def outside_rows(look: Look) -> list[OutsideRow]:
             item.allocation_id,
         )
         for item in look.processes
-        if item.unlimited or not item.allocation_id
+        if item.unlimited or not (item.allocation_id or item.silent_mode)
     ]
 
 

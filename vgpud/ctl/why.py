@@ -82,6 +82,9 @@ def _find(client: Client, subject: str) -> pb.Allocation | pb.NodeProcess:
 def _outside(process: pb.NodeProcess, terminal: Terminal) -> int:
     where = f"process {process.pid} runs outside vgpud on {process.device_uuid}"
     sentence = f"{where}: nothing of vgpud limits it"
+    if process.silent_mode:
+        where = f"process {process.pid} runs on {process.device_uuid}"
+        sentence = f"{where}: its allocation is unknown, because {words.silent(process.silent_mode)}"
     document = {"process": plain(process), "limits": [sentence]}
     terminal.show(View("Why", document, [str(process.pid)], [Table((Column(""),), [(sentence,)])]))
     return Exit.DIFFERS.value

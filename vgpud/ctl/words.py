@@ -8,7 +8,7 @@ from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.ctl.document import rfc3339
 from vgpud.model.marks import MarkKind
 from vgpud.model.quantity import show_bytes
-from vgpud.model.tenancy import ANYONE, State
+from vgpud.model.tenancy import ANYONE, Mode, State
 
 _AGES = ((86400, "d"), (3600, "h"), (60, "m"))
 
@@ -71,6 +71,11 @@ def stays(item: pb.Allocation) -> str:
     if item.state != State.SUSPENDED:
         return ""
     return f"{memory(item.suspended_bytes)} is on the host, {memory(item.stays_bytes)} stays on its devices"
+
+
+def silent(mode: str) -> str:
+    """The helper of a mode that did not answer, as a sentence."""
+    return f"{'vgpu-arbiter' if mode == Mode.PRELOAD else 'the helper of mode ' + mode} does not answer"
 
 
 def moved(item: pb.Allocation) -> str:

@@ -108,6 +108,7 @@ class NodeProcess:
     standing: str = ""  # what a suspended allocation waits for, as a sentence
     # False if the allocation is marked as bypassed and libvgpu does not count this process
     limited: bool = True
+    silent_mode: str = ""  # the mode of the device if it did not answer
 
 
 @dataclass(frozen=True, slots=True)

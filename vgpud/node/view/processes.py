@@ -83,6 +83,11 @@ class Processes:
         bypassed: Container[str],
     ) -> tuple[NodeProcess, ...]:
         devices = self._inventory.node.devices
+        silent = {
+            part.device_uuid: part.mode.value
+            for (_, part), found in zip(pairs, pids, strict=True)
+            if found is None
+        }
         memory = {(device.uuid, process.pid): process.memory_bytes for device, process in _listed(devices)}
         owners: dict[tuple[str, int], tuple[Allocation, Slice]] = {}
         for pair, found in zip(pairs, pids, strict=True):
@@ -95,6 +100,8 @@ class Processes:
         for uuid, pid in keys:
             held = owners.get((uuid, pid)) or strays.get((uuid, pid))
             row = self._process(uuid, pid, order.get(uuid, 0), memory.get((uuid, pid)), held)
+            if (uuid, pid) not in owners:
+                row = replace(row, silent_mode=silent.get(uuid, ""))
             is_past = (uuid, pid) in strays and row.allocation_id in bypassed
             rows.append(replace(row, limited=not is_past))
         return tuple(rows)
