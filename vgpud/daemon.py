@@ -340,6 +340,7 @@ def loops(
         keeper.residency.run,
         keeper.bypasses.run,
         keeper.activities.watch,
+        keeper.suspends.watch,
     )
 
 

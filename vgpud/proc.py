@@ -121,6 +121,15 @@ def is_alive(pid: int, ticks: int) -> bool:
     return stat is not None and stat.is_alive and stat.start_ticks == ticks
 
 
+def is_gone(pid: int, ticks: int) -> bool:
+    """Have all threads of the process that started at `ticks` ended? False if /proc cannot be read now."""
+    try:
+        stat = look(pid)
+    except OSError:
+        return False
+    return stat is None or stat.start_ticks != ticks or (not stat.is_alive and stat.threads <= 1)
+
+
 def is_ending(pid: int) -> bool:
     """Has the main thread of the process ended, while other threads may still run? False for a process that
     /proc does not show, because it may be in another pid namespace.

@@ -1,6 +1,7 @@
 """How long a resuming tenant waits for room, and the host buffers that are ordered ahead of an eviction."""
 
 import asyncio
+import os
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,12 +13,15 @@ from tests.node.world import request
 from vgpud.lease import ProcessSwap, SwapPhase
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import GIB
-from vgpud.model.tenancy import Allocation, Cause, State
+from vgpud.model.tenancy import Allocation, Cause, Mode, Slice, State, SuspendedProcess, Way
+from vgpud.node.store.allocations import AllocationStore
 from vgpud.node.store.book import Book
 from vgpud.node.tenants import swaps
 from vgpud.node.tenants.changes import Changes
 from vgpud.node.tenants.checkpoints import Checkpoints, TenantServices
-from vgpud.planner.suspend import HostMemory
+from vgpud.node.tenants.suspends import Suspends
+from vgpud.planner.suspend import HostMemory, held_bytes
+from vgpud.proc import start_ticks
 
 GPU = "GPU-0"
 
@@ -125,3 +129,35 @@ def test_an_order_by_hand_waits_for_a_resumption_by_a_rule_and_not_for_one_by_ha
         await change
 
     clock.run(orders())
+
+
+def process(ended: bool) -> SuspendedProcess:
+    """The test's own process, or an earlier one that had its pid."""
+    ticks = start_ticks(os.getpid())
+    assert ticks is not None
+    return SuspendedProcess(os.getpid(), ticks - ended, 2 * GIB, Way.SWAP, stays_bytes=1 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("ended", "held_gib", "stays_gib"), [((True,), 0, 0), ((True, False), 2, 1), ((False, False), 4, 2)]
+)
+def test_the_memory_of_ended_processes_of_a_suspended_tenant_leaves_the_books(
+    ended: tuple[bool, ...], held_gib: int, stays_gib: int
+) -> None:
+    async def ends() -> None:
+        store, changes = AllocationStore(cast(Any, SimpleNamespace(events_after=None)), Book()), Changes()
+        services = SimpleNamespace(book=store.book, store=store, changes=changes, preload=None)
+        watch = asyncio.ensure_future(Suspends(cast(TenantServices, services)).watch())
+        part = Slice(GPU, Mode.PRELOAD, 8 * GIB)
+        away = Allocation("a", request("a"), State.SUSPENDED, (part,), suspended=tuple(map(process, ended)))
+        change = changes.begin("a", asyncio.sleep(60))
+        store.book.add(away)
+        await clock.passed(30)
+        assert store.book.get("a") is away, "a record was changed in the middle of another change"
+        await change
+        await clock.passed(5)
+        assert held_bytes(store.book) == held_gib * GIB
+        assert store.book.use_of(GPU).memory_bytes == stays_gib * GIB
+        watch.cancel()
+
+    clock.run(ends())

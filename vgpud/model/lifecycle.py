@@ -90,6 +90,7 @@ TABLE: dict[tuple[Phase, Change], Phase] = {
     # an idle tenant is suspended by hand too, so that no rule resumes it
     (_P.SUSPENDED, _C.SUSPENDED): _P.SUSPENDED,
     (_P.EVICTED, _C.EVICTED): _P.EVICTED,
+    (_P.EVICTED, _C.SUSPENDED): _P.SUSPENDED,  # all processes have ended, so nothing is evicted any more
     (_P.SUSPENDED, _C.RESUME): _P.RESUMING,
     (_P.EVICTED, _C.SUSPEND): _P.SUSPENDING,  # the driver suspends what libvgpu could not evict
     (_P.EVICTED, _C.RESUME): _P.RESUMING,

@@ -22,9 +22,11 @@ from vgpud.model.tenancy import Allocation, Cause, State, SuspendedProcess
 from vgpud.node.tenants.checkpoints import Checkpoints, TenantServices, check_well, living, seconds_for, told
 from vgpud.node.tenants.swaps import Swaps
 from vgpud.planner import suspend as rules
+from vgpud.proc import is_gone
 
 log = structlog.get_logger(__name__)
 
+_WATCH_SECONDS = 2.0
 _VERBS = {
     Cause.HAND: "suspended",
     Cause.IDLE: "suspended as idle",
@@ -270,6 +272,26 @@ class Suspends:
             self._services.fault(f"resume.save-{number}")
         away = replace(stays, state=State.SUSPENDED)
         await self._do.end(away, suspension_outcome(away), f"not resumed, {why.sentence}")
+
+    # --- ended processes
+
+    async def watch(self) -> None:
+        """Removes ended processes from the records of suspended tenants, because their memory on the host and
+        on the device is free. Runs until the daemon stops.
+        """
+        while True:
+            for away in tuple(self._book):
+                settled = away.id not in self._services.changes and not away.moves
+                if away.state is State.SUSPENDED and settled:
+                    self._forget_ended(away)
+            await asyncio.sleep(_WATCH_SECONDS)
+
+    def _forget_ended(self, away: Allocation) -> None:
+        """The ledger has the ended processes until the next change. After a crash they are found again."""
+        left = tuple(p for p in away.suspended if not is_gone(p.pid, p.start_ticks))
+        if left != away.suspended:
+            now = replace(away, suspended=left)
+            self._services.store.amend(now, suspension_outcome(now))
 
     # --- recovery
 
