@@ -361,12 +361,15 @@ def test_the_state_of_a_suspended_allocation_is_short_in_tables_and_whole_elsewh
         "waits to resume, 2nd in the queue: no room; swapped out by libvgpu, 526MiB of it on the device"
     )
     item.suspended_bytes, item.stays_bytes = 3 * canned.GIB, 526 * 2**20
+    item.use.add(device_uuid=item.slices[0].device_uuid, memory_used_bytes=3 * canned.GIB + 526 * 2**20)
     daemon.replies["ListAllocations"] = canned.allocations(item)
     daemon.replies["GetAllocation"] = item
     assert "  suspended (waits to resume, 2nd in the queue)  " in main("ls").stdout
     shown = main("show", item.id).stdout
     assert item.standing in shown
     assert "3GiB is on the host, 526MiB stays on its devices" in shown
+    heads, row = shown.splitlines()[-2:]
+    assert row.split()[heads.split().index("USED")] == "526MiB"
     (document,) = json.loads(main("ls", "-o", "json").stdout)["items"]
     assert document["standing"] == item.standing
 

@@ -162,7 +162,7 @@ def slices(item: pb.Allocation) -> Table:
         Column("MIG-UUID", wide=True),
     )
     use = {entry.device_uuid: entry for entry in item.use}
-    return Table(columns, [_slice_row(part, use.get(part.device_uuid)) for part in item.slices])
+    return Table(columns, [_slice_row(part, use.get(part.device_uuid), item) for part in item.slices])
 
 
 def planned(parts: Sequence[pb.Slice]) -> Table:
@@ -187,7 +187,9 @@ def planned(parts: Sequence[pb.Slice]) -> Table:
     return Table(columns, rows)
 
 
-def _slice_row(part: pb.Slice, use: pb.SliceUse | None) -> Sequence[str]:
+def _slice_row(part: pb.Slice, use: pb.SliceUse | None, item: pb.Allocation) -> Sequence[str]:
+    # libvgpu also counts what a suspension has moved to the host
+    used_bytes = item.stays_bytes if item.state == State.SUSPENDED else use.memory_used_bytes if use else 0
     return (
         part.device_uuid,
         part.mode,
@@ -197,7 +199,7 @@ def _slice_row(part: pb.Slice, use: pb.SliceUse | None) -> Sequence[str]:
         if use and not words.shares_memory(part)
         else "",
         words.share(part),
-        words.memory(use.memory_used_bytes) if use else "",
+        words.memory(used_bytes) if use else "",
         words.memory(use.memory_peak_bytes) if use else "",
         str(use.refusals_limit) if use else "",
         str(use.refusals_card) if use else "",
