@@ -214,6 +214,21 @@ def test_host_buffers_are_ordered_while_another_tenant_waits_and_not_longer(tmp_
     play(tmp_path, TURNS, scene)
 
 
+def test_the_release_of_a_suspended_tenant_suspends_no_other_tenant(tmp_path: Path) -> None:
+    """The released tenant takes no room on the device, before its release and during it."""
+
+    async def scene(card: Card) -> None:
+        card.add("a")
+        card.works.add("a")
+        card.add("b")
+        for state in (State.SUSPENDED, State.RELEASING):
+            card.book.replace(replace(card.book.get("b"), state=state, cause=Cause.TURN))
+            await clock.passed(5)
+        assert card.moves == []
+
+    play(tmp_path, TURNS, scene)
+
+
 @pytest.mark.parametrize("takes_seconds", [0.0, 20.0])
 def test_two_tenants_that_do_not_fit_together_take_turns(tmp_path: Path, takes_seconds: float) -> None:
     async def scene(card: Card) -> None:

@@ -12,6 +12,8 @@
 #define IN_FLIGHT 16u       /* maximum of copies in flight */
 #define ROOM_LOOK_NS 300000 /* interval of asking for room; copying a chunk takes ten times as long */
 #define ROOM_LOOKS 100u
+/* An eviction that is ordered meanwhile waits for the step; vgpud expects it to begin within 4 s, on a busy host too. */
+#define PREPARE_STEP_BYTES (256ull << 20)
 /*
  * A lack of less than this part (one in so many) is left to the eviction: memory that grows little by little would
  * otherwise use up the segments.
@@ -187,7 +189,7 @@ static bool prepare_step(uint64_t bytes)
 {
     uint64_t made = vgpu_hostbuf_bytes();
     uint64_t lacking = bytes > made ? bytes - made : 0;
-    uint64_t step = lacking < VGPU_HOSTBUF_STEP_BYTES ? lacking : VGPU_HOSTBUF_STEP_BYTES;
+    uint64_t step = lacking < PREPARE_STEP_BYTES ? lacking : PREPARE_STEP_BYTES;
     CUcontext context = NULL;
     error = CUDA_SUCCESS;
     if (lacking <= bytes / PREPARED_PART || vgpu_allocation_find(has_context, &context, false) == NULL ||

@@ -10,7 +10,7 @@
 #include "functions.h"
 #include "thread.h"
 
-#define SEGMENTS 512u
+#define SEGMENTS 2048u
 #define GRAIN_BYTES (32ull << 20)
 #define HELPERS 8
 #define TOUCH_BYTES 4096u

@@ -182,7 +182,7 @@ class Residency:
         return max(pause, _LEAST_SECONDS)
 
     async def _see(self, allocation: Allocation, rules: Rules, now: float) -> None:
-        where = _WHERE.get(allocation.state, Where.HERE)
+        where = _where(allocation, self._seen.get(allocation.id))
         seen = self._seen.setdefault(allocation.id, _Seen(where, now, now))
         if where is not seen.where:
             seen.where, seen.since, seen.active_at, seen.asked_at = where, now, now, float("-inf")
@@ -219,7 +219,7 @@ class Residency:
         return decide(now, tenants, {device.uuid: device.memory_usable_bytes for device in there})
 
     def _tenant(self, allocation: Allocation, rules: Rules, now: float) -> Tenant:
-        seen = self._seen.get(allocation.id) or _Seen(_WHERE.get(allocation.state, Where.HERE), now, now)
+        seen = self._seen.get(allocation.id) or _Seen(_where(allocation, None), now, now)
         settled = allocation.state in (State.ACTIVE, State.SUSPENDED) and allocation.id not in self._moving
         where = seen.where
         # the tenant is being suspended or resumed, so its state may still be the earlier one
@@ -349,6 +349,13 @@ def _has_rules(policy: Policy) -> bool:
     """Does the policy have a rule for any device, present or not?"""
     settings = [rule.settings_preload() for rule in policy.device]
     return any(one.idle_suspend is not None or one.turn is not None for one in settings)
+
+
+def _where(allocation: Allocation, seen: _Seen | None) -> Where:
+    """A tenant that is being released stays where it was: a suspended one has no memory on its devices."""
+    if allocation.state is State.RELEASING and seen is not None:
+        return seen.where
+    return _WHERE.get(allocation.state, Where.HERE)
 
 
 def _is_sent(allocation: Allocation) -> bool:
