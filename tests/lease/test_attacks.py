@@ -245,8 +245,10 @@ for _ in range(int(sys.argv[2])):
 
 class Writes(Burst):
     """inotify reports each write. The arbiter checks the size of the file and closes it, which is reported as
-    well.
+    well. Neither walks over the locks.
     """
+
+    COUNT = 600
 
     def act(self) -> None:
         for number in range(self.COUNT):
