@@ -123,5 +123,25 @@ def locked_by_a_write(path: Path, folder: Path) -> Iterator[None]:
     writer.communicate()  # the write ends with the file system
 
 
+_LISTS = """
+import ctypes, mmap, os, sys
+page = mmap.mmap(os.open(sys.argv[2], os.O_RDWR), 4096, mmap.MAP_PRIVATE)
+buffer = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(page)))
+ctypes.CDLL(None).getdents64(os.open(sys.argv[1], os.O_RDONLY), buffer, ctypes.c_size_t(4096))
+"""
+
+
+@contextmanager
+def locked_by_a_listing(path: Path, folder: Path) -> Iterator[None]:
+    """Until the block ends, a getdents(2) of the folder at `path` waits for its buffer, a page of a FUSE file
+    below `folder`. Meanwhile the kernel holds the lock of the listed folder.
+    """
+    with fuse_file(folder, "read") as file:
+        reader = subprocess.Popen([sys.executable, "-c", _LISTS, str(path), str(file.path)])
+        assert file.asked()
+        yield
+    reader.communicate()  # the listing ends with the file system
+
+
 if __name__ == "__main__":
     main()

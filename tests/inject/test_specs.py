@@ -1,5 +1,6 @@
 """Specs of every shape are valid by the schema, and leave the container's own files unchanged."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -83,13 +84,13 @@ def test_hooks_set_their_own_environment() -> None:
 
 def test_without_the_hook_program_the_spec_uses_ld_preload(tmp_path: Path) -> None:
     missing = HookProgram(tmp_path / "vgpu-hook", tmp_path)
-    text = Specs(tmp_path, missing).write(held(PRELOAD)).read_text()
+    text = asyncio.run(Specs(tmp_path, missing).write(held(PRELOAD))).read_text()
     assert "LD_PRELOAD=/run/vgpu/libvgpu.so" in text and "hooks" not in text
 
 
 def test_every_spec_has_the_drivers_files(tmp_path: Path) -> None:
     specs = Specs(tmp_path, None, DRIVER)
-    (device,) = json.loads(specs.write(held(EDITS)).read_text())["devices"]
+    (device,) = json.loads(asyncio.run(specs.write(held(EDITS))).read_text())["devices"]
     edits = device["containerEdits"]
     assert edits["mounts"][0]["hostPath"] == "/usr/lib64/libcuda.so.580.1"
     assert edits["hooks"][0]["path"] == "/usr/bin/nvidia-cdi-hook"
@@ -98,11 +99,12 @@ def test_every_spec_has_the_drivers_files(tmp_path: Path) -> None:
 def test_a_written_spec_is_recognised_as_current(tmp_path: Path) -> None:
     specs = Specs(tmp_path)
     assert not specs.is_current(allocation())
-    path = specs.write(allocation())
+    path = asyncio.run(specs.write(allocation()))
     assert specs.is_current(allocation())
     specs.driver = DRIVER
     assert not specs.is_current(allocation())
-    specs.write(allocation())
+    asyncio.run(specs.write(allocation()))
+    assert specs.is_current(allocation())
     path.write_bytes(b"\xff")
     assert not specs.is_current(allocation())
 

@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "hardware": {"proc", "model"},
     "policy": {"model"},
     "planner": {"policy", "model"},
-    "inject": {"model"},
+    "inject": {"model", "threads"},
     "modes": {"audit", "clock", "proc", "hardware", "lease", "units", "model"},
     "node": {
         "audit",

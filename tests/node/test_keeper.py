@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from tests import clock
+from tests.conditions import needs
+from tests.fusefile import locked_by_a_listing
 from tests.node.world import ALICE, BOB, ROOT, FakeGateway, request, world
 from vgpud.model.device import Node
 from vgpud.model.errors import ErrorCode, VgpuError
@@ -119,6 +121,35 @@ def test_an_unwritable_spec_folder_undoes_the_allocation(tmp_path: Path) -> None
             assert not w.effectors[Mode.PRELOAD].attached
 
     clock.run(work())
+
+
+@needs("root", "fuse")
+def test_a_user_that_locks_the_spec_folder_in_the_kernel_delays_no_other_call(tmp_path: Path) -> None:
+    """An allocation is refused, although its write may end later. When the lock is gone, nothing is left of
+    the refused allocation, and the next one is made.
+    """
+
+    async def work() -> None:
+        async with world(tmp_path) as w:
+            held = await w.keeper.allocate(request("before"))
+            with locked_by_a_listing(tmp_path / "cdi", tmp_path / "mount"):
+                w.parts.specs.patience_seconds = 0.2
+                for name in ("waits", "is refused at once"):
+                    with pytest.raises(VgpuError, match="the kernel has not finished a change in") as late:
+                        await w.keeper.allocate(request(name))
+                    assert late.value.code is ErrorCode.CDI_FAILED
+                with pytest.raises(VgpuError, match="the kernel has not finished"):
+                    await w.keeper.release(held.id, ALICE, force=False)
+                assert w.keeper.get(held.id).state is State.RELEASING
+            w.parts.specs.patience_seconds = 60.0
+            while len(w.parts.book) > 1 or len(w.specs()) > 1:
+                await asyncio.sleep(0.01)
+            await w.keeper.release(held.id, ALICE, force=False)
+            assert w.is_empty()
+            after = await w.keeper.allocate(request("after"))
+            assert [after.id in name for name in w.specs()] == [True]
+
+    asyncio.run(work())
 
 
 def test_racing_requests_never_pass_the_card(tmp_path: Path) -> None:

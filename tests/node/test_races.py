@@ -13,6 +13,7 @@ import pytest
 from tests import clock
 from tests.node.test_lifetimes import of
 from tests.node.world import ALICE, FakeGateway, World, policy_of, request, world
+from vgpud.inject.specs import Specs
 from vgpud.model.device import Health, Node
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import GIB
@@ -434,22 +435,29 @@ def test_of_two_concurrent_reloads_the_later_policy_is_in_force(tmp_path: Path) 
 
 
 def test_specs_written_at_the_start_leave_out_releases_that_began_meanwhile(tmp_path: Path) -> None:
-    """The watch checks one spec in each iteration of the event loop. Two releases begin after the first
-    iteration.
-    """
+    """Both releases begin after the watch has checked the first spec, and before it checks the second."""
 
     async def work() -> None:
         async with world(tmp_path) as w:
             held = [await w.keeper.allocate(request(name)) for name in "ab"]
-            watch = CdiWatch(w.keeper, w.parts, tmp_path).run()
-            watch.send(None)
+            first, go_on = asyncio.Event(), asyncio.Event()
+
+            class Slow(Specs):
+                async def write(self, allocation: Allocation) -> Path:
+                    path = await w.parts.specs.write(allocation)
+                    first.set()
+                    await go_on.wait()
+                    return path
+
+            parts = replace(w.parts, specs=Slow(w.parts.specs.folder))
+            watch = asyncio.ensure_future(CdiWatch(w.keeper, parts, tmp_path).run())
+            await first.wait()
             gate = w.effectors[Mode.PRELOAD].detach_gate = asyncio.Event()
             releases = [asyncio.ensure_future(w.keeper.release(a.id, ALICE, force=False)) for a in held]
-            while w.specs():
-                await asyncio.sleep(0)
-            while watch.send(None) is None:  # runs the watch until it sleeps
-                continue
-            watch.close()
+            await clock.until(lambda: w.specs() == [])
+            go_on.set()
+            await clock.settled()
+            watch.cancel()
             assert w.specs() == []
             gate.set()
             await asyncio.gather(*releases)

@@ -1,16 +1,32 @@
-"""Writes the CDI specs of this node. It holds their folder and the parts that all specs share."""
+"""Writes the CDI specs of this node. It holds their folder and the parts that all specs share.
 
+Each call of the folder runs on a thread, because any user can delay it: container runtimes of users list the
+folder, and a getdents(2) holds its lock in the kernel while it waits for its buffer, a page of that user's
+own file system (FUSE).
+"""
+
+import asyncio
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 from vgpud.inject import cdi
 from vgpud.inject.driver import DriverFiles
 from vgpud.inject.hooks import HookProgram
+from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Allocation
+from vgpud.threads import DaemonThreads
+
+T = TypeVar("T")
 
 
 class Specs:
     """The CDI specs of the node. If the driver changes, `driver` is replaced, and existing specs must be
     written again.
+
+    Calls take effect in their order, one at a time. A call that the kernel does not finish within
+    `patience_seconds` raises VgpuError(CDI_FAILED) and can take effect later. Until then each further call
+    raises at once and changes nothing.
     """
 
     def __init__(
@@ -18,7 +34,10 @@ class Specs:
     ) -> None:
         self.folder = folder
         self.driver = driver or DriverFiles()
+        self.patience_seconds = 5.0
         self._hook = hook
+        self._turn = asyncio.Lock()
+        self._last: asyncio.Future[Any] | None = None  # the call that has the turn, or had it last
 
     @property
     def hook(self) -> HookProgram | None:
@@ -27,8 +46,15 @@ class Specs:
         """
         return self._hook if self._hook is not None and self._hook.exists else None
 
-    def write(self, allocation: Allocation) -> Path:
-        """Writes the allocation's spec and returns its path. Raises VgpuError(CDI_FAILED)."""
+    async def write(self, allocation: Allocation) -> Path:
+        """Writes the allocation's spec if it is not current, and returns its path. Raises
+        VgpuError(CDI_FAILED).
+        """
+        return await self._call(lambda: self._write(allocation))
+
+    def _write(self, allocation: Allocation) -> Path:
+        if self.is_current(allocation):
+            return cdi.spec_path(self.folder, allocation.id)
         return cdi.write_spec(self.folder, allocation, self.driver, self.hook)
 
     def is_current(self, allocation: Allocation) -> bool:
@@ -39,12 +65,33 @@ class Specs:
             return False
         return text == cdi.spec_text(allocation, self.driver, self.hook)
 
-    def remove(self, allocation_id: str) -> None:
+    async def remove(self, allocation_id: str) -> None:
         """Removes the spec of an allocation if it exists. Raises VgpuError(CDI_FAILED) if the file cannot be
         removed.
         """
-        cdi.remove_spec(self.folder, allocation_id)
+        await self._call(lambda: cdi.remove_spec(self.folder, allocation_id))
 
-    def list(self) -> frozenset[str]:
-        """The ids of the allocations that have a spec."""
-        return cdi.list_specs(self.folder)
+    async def list(self) -> frozenset[str]:
+        """The ids of the allocations that have a spec. Raises VgpuError(CDI_FAILED)."""
+        return await self._call(lambda: cdi.list_specs(self.folder))
+
+    async def _call(self, call: Callable[[], T]) -> T:
+        async with self._turn:
+            if self._last is not None and not self._last.done():
+                raise self._too_late()
+            running = asyncio.get_running_loop().run_in_executor(DaemonThreads("vgpud-cdi"), call)
+            running.add_done_callback(
+                lambda ended: ended.cancelled() or ended.exception()
+            )  # perhaps too late
+            self._last = running
+            await asyncio.wait((running,), timeout=self.patience_seconds)
+            if not running.done():
+                raise self._too_late()
+            return running.result()
+
+    def _too_late(self) -> VgpuError:
+        return VgpuError(
+            ErrorCode.CDI_FAILED,
+            f"the kernel has not finished a change in {self.folder} within {self.patience_seconds:g} s",
+            f"a process may hold the folder's lock: end it (fuser {self.folder} lists such), and try again",
+        )

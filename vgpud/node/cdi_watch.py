@@ -46,19 +46,21 @@ class CdiWatch:
 
     async def run(self) -> None:
         """Checks the specs until the daemon stops."""
-        seen = self._look()
-        await self._rewrite()  # for changes while no daemon ran
+        seen: _Mark | None = None
         while True:
-            await asyncio.sleep(_LOOK_SECONDS)
             now = self._look()
-            if now == seen:
-                continue
-            try:
-                await self._renew(seen, now)
-            except VgpuError as error:
-                log.error(LogEvent.CDI_SPECS_NOT_REWRITTEN, why=str(error))
-                continue  # the next round tries again
-            seen = now
+            if now != seen:
+                try:
+                    await (self._begin() if seen is None else self._renew(seen, now))
+                    seen = now
+                except VgpuError as error:  # the next round tries again
+                    log.error(LogEvent.CDI_SPECS_NOT_REWRITTEN, why=str(error))
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _begin(self) -> None:
+        """Corrects what has changed while no daemon ran."""
+        await self._rewrite()
+        await self._tidy()
 
     def _look(self) -> _Mark:
         proc = self._host_root / "proc"
@@ -91,7 +93,7 @@ class CdiWatch:
             await self._repair(await self._moved())
         if now.driver != seen.driver:
             await self._rewrite()
-        self._tidy()
+        await self._tidy()
 
     def _held(self) -> tuple[str, ...]:
         """Ids of the allocations that should have a spec and that no operation is changing."""
@@ -130,28 +132,28 @@ class CdiWatch:
             except VgpuError as error:  # the allocation may have been released meanwhile, or be changing
                 log.error(LogEvent.CDI_SPEC_NOT_REWRITTEN, allocation=name, why=str(error))
 
-    def _tidy(self) -> None:
-        """Removes specs without an allocation, and finds missing ones. It never awaits, so that the book and
-        the folder are compared at one moment.
+    async def _tidy(self) -> None:
+        """Removes specs without an allocation, and writes missing ones. Allocations that were made or
+        released during the listing are left out.
         """
-        there = self._parts.specs.list()
-        for name in there:
+        known = {allocation.id for allocation in self._parts.book}
+        held = self._held()
+        there = await self._parts.specs.list()
+        for name in there - known:
             if name not in self._parts.book:
                 log.warning(LogEvent.ORPHANED_CDI_SPEC_REMOVED, allocation=name)
-                self._parts.specs.remove(name)
-        for name in self._held():
-            if name not in there:
+                await self._parts.specs.remove(name)
+        for name in held:
+            if name not in there and name in self._held():
                 log.warning(LogEvent.MISSING_CDI_SPEC_REWRITTEN, allocation=name)
-                self._parts.specs.write(self._parts.book.get(name))
+                await self._parts.specs.write(self._parts.book.get(name))
 
     async def _rewrite(self) -> None:
         for name in self._held():
-            # gives other tasks a turn: writing ten thousand specs must not delay an Allocate
-            await asyncio.sleep(0)
             held = self._parts.book.get(name) if name in self._parts.book else None
             # a release that began meanwhile removes its spec only once, so no spec is written for it
-            if held is not None and held.state in _HAVE_SPECS and not self._parts.specs.is_current(held):
-                self._parts.specs.write(held)
+            if held is not None and held.state in _HAVE_SPECS:
+                await self._parts.specs.write(held)
 
 
 def _instances(capabilities: Path) -> tuple[str, ...]:

@@ -91,13 +91,16 @@ async def agree(keeper: NodeKeeper, parts: Parts, start: Start, boot_changed: bo
     """
     # This runs in a thread, because systemd can be slow and the daemon may serve already.
     units = await asyncio.to_thread(start.units.list, unit_name(""))
+    await remove_graves(start.run_dir / "leases")
+    # Listed before `busy`: an allocation that is made meanwhile must not have its spec taken for an orphan.
+    specs = await _specs(parts)
     busy = keeper.busy()
     # These allocations should exist. Those that are being changed are left out.
     meant = [allocation for allocation in parts.book if allocation.id not in busy]
     own_instances = frozenset() if keeper.mig is None else keeper.mig.own_instances()
     daemons = frozenset(unit.name for unit in units)
-    await remove_graves(start.run_dir / "leases")
-    observed = observe(parts, start, meant, busy, boot_changed, daemons, own_instances)
+    specs = frozenset(a.id for a in meant) if specs is None else specs - busy
+    observed = observe(parts, start, meant, busy, boot_changed, daemons, own_instances, specs)
     actions = reconcile(meant, observed)
     if not boot_changed:
         await _resume_engines(parts, observed.leases)
@@ -162,9 +165,10 @@ def observe(
     busy: frozenset[str],
     boot_changed: bool,
     daemons: frozenset[str],
-    own_instances: frozenset[InstancePlace] = frozenset(),
+    own_instances: frozenset[InstancePlace],
+    specs: frozenset[str],
 ) -> Observed:
-    """Observes leases, instances, daemons and specs, without those of the allocations in `busy`.
+    """Observes leases, instances and daemons, without those of the allocations in `busy`.
 
     `daemons` are the names of the systemd units of MPS that run.
     """
@@ -172,7 +176,7 @@ def observe(
     return Observed(
         node=node,
         leases=list_leases(start.run_dir / "leases") - busy,
-        specs=parts.specs.list() - busy,
+        specs=specs,
         walls=_walls(parts) - busy,
         mps_daemons=frozenset(name.removeprefix(unit_name("")) for name in daemons),
         dead_lifetimes=frozenset(
@@ -181,6 +185,19 @@ def observe(
         boot_changed=boot_changed,
         own_instances=own_instances,
     )
+
+
+async def _specs(parts: Parts) -> frozenset[str] | None:
+    """The ids of the allocations that have a spec; None if a user delays the listing. The watch of the specs
+    (cdi_watch.py) then removes orphans and writes what is missing.
+    """
+    try:
+        return await parts.specs.list()
+    except VgpuError as error:
+        log.error(
+            LogEvent.RECONCILE_FAILED, action="list specs", subject=str(parts.specs.folder), why=str(error)
+        )
+        return None
 
 
 def _walls(parts: Parts) -> frozenset[str]:
@@ -217,7 +234,7 @@ async def _act(keeper: NodeKeeper, parts: Parts, start: Start, action: Action) -
         case ActionKind.RELEASE:
             keeper.release_later(action.subject, "the process that it is bound to ended while vgpud was away")
         case ActionKind.REMOVE_SPEC:
-            parts.specs.remove(action.subject)
+            await parts.specs.remove(action.subject)
         case ActionKind.REMOVE_LEASE:
             await remove_lease(start.run_dir / "leases", action.subject)
         case ActionKind.REMOVE_WALL:

@@ -67,9 +67,9 @@ class Executor:
             case StepKind.CHOOSE_ENGINE:
                 await self._engines.settle(step.device_uuid)
             case StepKind.WRITE_SPEC:
-                self._specs.write(allocation)
+                await self._specs.write(allocation)
             case StepKind.REMOVE_SPEC:
-                self._specs.remove(allocation.id)
+                await self._specs.remove(allocation.id)
             case StepKind.COMMIT:
                 return await self._commit(allocation)
             case StepKind.FORGET:
