@@ -442,9 +442,13 @@ def test_limits_that_another_program_changed_are_set_again_and_told(make: NodeMa
     control.ask("set_default_active_thread_percentage 1")
     control.ask("set_default_device_pinned_mem_limit 0 1M")
     eventually(lambda: limits() == before, "the limits are set again")
-    with client(node) as calls:
-        told = [one.sentence for one in calls.list_events(100).events]
-    assert any("were not as vgpud had set them, and are set again" in one for one in told), told
+
+    def is_told() -> bool:
+        with client(node) as calls:
+            told = [one.sentence for one in calls.list_events(100).events]
+        return any("were not as vgpud had set them, and are set again" in one for one in told)
+
+    eventually(is_told, "an event tells of the change")
     assert "set MPS limits" in node.log.read_text()
 
 
