@@ -103,44 +103,27 @@ def fuse_file(folder: Path, *silent: str) -> Iterator[FuseFile]:
         server.communicate()
 
 
-_WRITES = """
+# Makes a system call on the file sys.argv[1], with a page of the FUSE file sys.argv[2] as its buffer.
+_CALLS = """
 import ctypes, mmap, os, sys
 page = mmap.mmap(os.open(sys.argv[2], os.O_RDWR), 4096, mmap.MAP_PRIVATE)
 buffer = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(page)))
-ctypes.CDLL(None).write(os.open(sys.argv[1], os.O_RDWR), buffer, ctypes.c_size_t(1))
+lists = os.path.isdir(sys.argv[1])
+call, flags, size = ("getdents64", os.O_RDONLY, 4096) if lists else ("write", os.O_RDWR, 1)
+getattr(ctypes.CDLL(None), call)(os.open(sys.argv[1], flags), buffer, ctypes.c_size_t(size))
 """
 
 
 @contextmanager
-def locked_by_a_write(path: Path, folder: Path) -> Iterator[None]:
-    """Until the block ends, a write(2) to the file at `path` waits for its buffer, a page of a FUSE file
-    below `folder`. Meanwhile the kernel holds the lock of the written file.
+def locked_in_the_kernel(path: Path, folder: Path) -> Iterator[None]:
+    """Until the block ends, a write(2) to the file at `path`, or a getdents(2) of the folder at `path`, waits
+    for its buffer, a page of a FUSE file below `folder`. Meanwhile the kernel holds the lock of `path`.
     """
     with fuse_file(folder, "read") as file:
-        writer = subprocess.Popen([sys.executable, "-c", _WRITES, str(path), str(file.path)])
+        caller = subprocess.Popen([sys.executable, "-c", _CALLS, str(path), str(file.path)])
         assert file.asked()
         yield
-    writer.communicate()  # the write ends with the file system
-
-
-_LISTS = """
-import ctypes, mmap, os, sys
-page = mmap.mmap(os.open(sys.argv[2], os.O_RDWR), 4096, mmap.MAP_PRIVATE)
-buffer = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(page)))
-ctypes.CDLL(None).getdents64(os.open(sys.argv[1], os.O_RDONLY), buffer, ctypes.c_size_t(4096))
-"""
-
-
-@contextmanager
-def locked_by_a_listing(path: Path, folder: Path) -> Iterator[None]:
-    """Until the block ends, a getdents(2) of the folder at `path` waits for its buffer, a page of a FUSE file
-    below `folder`. Meanwhile the kernel holds the lock of the listed folder.
-    """
-    with fuse_file(folder, "read") as file:
-        reader = subprocess.Popen([sys.executable, "-c", _LISTS, str(path), str(file.path)])
-        assert file.asked()
-        yield
-    reader.communicate()  # the listing ends with the file system
+    caller.communicate()  # the call ends with the file system
 
 
 if __name__ == "__main__":

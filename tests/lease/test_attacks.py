@@ -20,7 +20,7 @@ import pytest
 from tests import oldkernel
 from tests.bench.arbiter import TURN, Honest
 from tests.conditions import needs, unmet
-from tests.fusefile import fuse_file, locked_by_a_write
+from tests.fusefile import fuse_file, locked_in_the_kernel
 from tests.fuzz.test_arbiter import Tenant, message
 from tests.lease.conftest import Node, eventually
 from tests.native.harness import MIB, PROBE, TEST_BUILD, connect_to_arbiter
@@ -377,7 +377,7 @@ def test_a_tenant_that_locks_its_usage_file_in_the_kernel_delays_no_other_tenant
     """The arbiter publishes the counters of the attacker's time slice in that file."""
     lease, honest = shm.lease(), Honest(shm)
     attacker = Tenant(lease, 0)
-    with locked_by_a_write(lease / layout.USAGE_FILE, tmp_path / "mount"):
+    with locked_in_the_kernel(lease / layout.USAGE_FILE, tmp_path / "mount"):
         attacker.line.send(message(WANT, 0, TURN.pack(0, 0, 0, 0, 1, 0)))
         honest.ask()
         assert shm.client.list("a1") == (os.getpid(),)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.conditions import needs
 from tests.examples import examples
-from tests.fusefile import locked_by_a_write
+from tests.fusefile import locked_in_the_kernel
 from tests.lease.conftest import eventually
 from tests.native.harness import GIB, GID, UID, UUIDS
 from vgpud import lease_layout as layout
@@ -160,7 +160,7 @@ def test_a_tenant_that_locks_its_usage_file_in_the_kernel_does_not_delay_the_rem
     """The folder has another name at once, and is removed when the kernel goes on."""
     (tmp_path / "leases").mkdir()
     folder = write_lease(tmp_path / "leases", "a1", DEVICES, UID, GID)
-    with locked_by_a_write(folder / "usage", tmp_path / "mount"):
+    with locked_in_the_kernel(folder / "usage", tmp_path / "mount"):
         asyncio.run(remove_lease(tmp_path / "leases", "a1"))
         assert list_leases(tmp_path / "leases") == frozenset()
     eventually(lambda: list((tmp_path / "leases").iterdir()) == [])

@@ -9,7 +9,7 @@ import pytest
 
 from tests import clock
 from tests.conditions import needs
-from tests.fusefile import locked_by_a_listing
+from tests.fusefile import locked_in_the_kernel
 from tests.node.world import ALICE, BOB, ROOT, FakeGateway, request, world
 from vgpud.model.device import Node
 from vgpud.model.errors import ErrorCode, VgpuError
@@ -132,7 +132,7 @@ def test_a_user_that_locks_the_spec_folder_in_the_kernel_delays_no_other_call(tm
     async def work() -> None:
         async with world(tmp_path) as w:
             held = await w.keeper.allocate(request("before"))
-            with locked_by_a_listing(tmp_path / "cdi", tmp_path / "mount"):
+            with locked_in_the_kernel(tmp_path / "cdi", tmp_path / "mount"):
                 w.parts.specs.patience_seconds = 0.2
                 for name in ("waits", "is refused at once"):
                     with pytest.raises(VgpuError, match="the kernel has not finished a change in") as late:

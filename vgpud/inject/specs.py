@@ -80,9 +80,8 @@ class Specs:
             if self._last is not None and not self._last.done():
                 raise self._too_late()
             running = asyncio.get_running_loop().run_in_executor(DaemonThreads("vgpud-cdi"), call)
-            running.add_done_callback(
-                lambda ended: ended.cancelled() or ended.exception()
-            )  # perhaps too late
+            # asyncio logs an exception that is never asked for, and a late one has no caller
+            running.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
             self._last = running
             await asyncio.wait((running,), timeout=self.patience_seconds)
             if not running.done():

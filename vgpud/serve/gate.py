@@ -3,8 +3,8 @@ loop's time for their bytes.
 
 grpcio has one queue of calls for all connections, from which the event loop takes one at a time. If the queue
 is longer than `grpc.server.max_pending_requests`, grpcio cancels new calls at random, also those of other
-users. So the relay counts the calls that it passes on, and stops reading from a user who has MOST_QUEUED
-calls in the queue.
+users. So the relay counts the calls that it passes on. While a user has MOST_QUEUED calls in the queue, the
+relay reads nothing from that user's connections.
 """
 
 import asyncio

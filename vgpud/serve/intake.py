@@ -145,8 +145,8 @@ class Intake(grpc.aio.ServerInterceptor):
         return self.strangers_calls if caller.door is Door.READ else self.calls
 
     async def _admitted(self, context: Context, shares_of: Callable[[Caller], Shares]) -> Caller:
-        """Admits a call and returns its caller, who has a share of the limits until the call ends. If the
-        call is refused, its message is not read.
+        """Admits a call and returns its caller. The caller has a share of the limits until the call ends. The
+        message of a refused call is not read.
         """
         self._taken(context.peer())
         try:
