@@ -21,7 +21,7 @@ from typing import NoReturn
 
 import pytest
 
-#: with Debian's folders of programs that are not on every user's PATH
+#: PATH with the folders of Debian's system programs, which not every user's PATH contains
 PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
 

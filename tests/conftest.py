@@ -116,7 +116,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def named(item: pytest.Item) -> list[str]:
-    """The conditions of a test."""
+    """Names of the conditions that a test has."""
     return [name for mark in item.iter_markers("needs") for name in mark.args]
 
 

@@ -33,7 +33,8 @@ PURE_TESTS = (
     "tests/api",
     "tests/metrics",
 )
-UNFIT = "tests/native/test_symbols.py"  # excluded: it tests libvgpu's symbols, and gcov adds some
+# left out: this test compares libvgpu's exported symbols, and gcov adds some
+UNFIT = "tests/native/test_symbols.py"
 CONFIG = f"""
 [run]
 branch = true
@@ -100,7 +101,7 @@ def of_python(rooms: dict[str, Room]) -> None:
 
 
 def gcov() -> Iterator[tuple[str, dict[str, Any]]]:
-    """(file of native/, gcov's record of a line), for every object that contains the line."""
+    """Yields (file of native/, gcov's record of a line) for every object that contains the line."""
     for notes in NATIVE.rglob("*.gcno"):
         words = ["gcov", "--json-format", "--stdout", "--branch-probabilities", str(notes)]
         said = subprocess.run(words, cwd=NATIVE, capture_output=True, text=True, check=True).stdout

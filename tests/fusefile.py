@@ -103,7 +103,8 @@ def fuse_file(folder: Path, *silent: str) -> Iterator[FuseFile]:
         server.communicate()
 
 
-# Makes a system call on the file sys.argv[1], with a page of the FUSE file sys.argv[2] as its buffer.
+# Program that makes a system call on the file sys.argv[1], with a page of the FUSE file sys.argv[2] as its
+# buffer.
 _CALLS = """
 import ctypes, mmap, os, sys
 page = mmap.mmap(os.open(sys.argv[2], os.O_RDWR), 4096, mmap.MAP_PRIVATE)
@@ -123,7 +124,7 @@ def locked_in_the_kernel(path: Path, folder: Path) -> Iterator[None]:
         caller = subprocess.Popen([sys.executable, "-c", _CALLS, str(path), str(file.path)])
         assert file.asked()
         yield
-    caller.communicate()  # the call ends with the file system
+    caller.communicate()  # the blocked system call ends when the file system is unmounted
 
 
 if __name__ == "__main__":

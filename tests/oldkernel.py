@@ -22,7 +22,7 @@ _SO_PEERPIDFD, _PIDFD_GET_USER_NAMESPACE = 77, 0xFF09
 
 
 def words() -> list[str]:
-    """The words to put before a command."""
+    """Returns the words to put before a command that is to run as on an older kernel."""
     return [sys.executable, "-m", "tests.oldkernel"]
 
 

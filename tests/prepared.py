@@ -29,8 +29,9 @@ from typing import NoReturn, TextIO
 from tests.demo.node import ROOT
 
 _LOADER = ("LD_LIBRARY_PATH", "LD_PRELOAD")
-# gRPC reads these when it is imported; vgpuctl sets them before. Otherwise `vgpuctl run` prints an error if
-# its exec meets the start of one of gRPC's threads, which the kernel then refuses (EAGAIN).
+# gRPC reads these variables when it is imported, and vgpuctl sets them before. Without them `vgpuctl run`
+# prints an error if its exec coincides with the start of one of gRPC's threads, which the kernel then refuses
+# (EAGAIN).
 _GRPC = {"GRPC_VERBOSITY": "NONE", "GRPC_ENABLE_FORK_SUPPORT": "0"}
 _MESSAGE = 1 << 18  # bytes of a message; large enough for an environment
 
@@ -107,7 +108,7 @@ def daemon(environment: Mapping[str, str], stderr: int, *arguments: str) -> Fork
 
 
 def ended_daemon(environment: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs a daemon that ends by itself; its exit code and standard error."""
+    """Runs a daemon that ends by itself. Returns its exit code and its standard error."""
     with tempfile.TemporaryFile("w+", encoding="utf-8") as errors:
         code = daemon(environment, errors.fileno(), *arguments).wait(300)
         errors.seek(0)
@@ -143,8 +144,8 @@ def line_to(environment: Mapping[str, str]) -> int:
 
 @cache
 def _forker(loader: tuple[str, ...]) -> socket.socket:
-    """The forking process for these loader variables, one for each test process. It ends when the test
-    process closes the connection by its end.
+    """Returns the connection to the forking process for these loader variables, of which each test process
+    has one. The forking process ends when the test process closes the connection.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     environment = {**os.environ, **_GRPC, **{n: v for n, v in zip(_LOADER, loader, strict=True) if v}}
@@ -161,13 +162,15 @@ def _forker(loader: tuple[str, ...]) -> socket.socket:
 
 
 def _end(process: "subprocess.Popen[bytes]", line: socket.socket) -> None:
-    line.shutdown(socket.SHUT_RDWR)  # other programs may hold the same socket
+    line.shutdown(socket.SHUT_RDWR)  # shutdown, because other programs may hold the same socket
     line.close()
     process.wait()
 
 
 def _import_all() -> None:
-    """Also exempts the imported objects from garbage collection, so that forks need not copy their pages."""
+    """Imports all modules, and exempts their objects from garbage collection, so that forks need not copy
+    their pages.
+    """
     from vgpud import ctl, daemon  # noqa: F401
 
     for module in pkgutil.iter_modules(ctl.__path__, "vgpud.ctl."):

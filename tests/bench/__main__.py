@@ -69,7 +69,7 @@ def parse() -> argparse.Namespace:
 
 
 def on_simulated_node() -> int:
-    """Runs the same command on a simulated node of eight H200."""
+    """Runs the benchmark again, on a simulated node of eight H200."""
     with tempfile.TemporaryDirectory(prefix="vgpu-sim-") as folder:
         inside = [str(BUILD / "bin" / "vgpu-sim"), "run", "--profile", "h200x8", "--state", f"{folder}/node"]
         return subprocess.call([*inside, "--", sys.executable, "-m", "tests.bench", *sys.argv[1:]])

@@ -54,7 +54,7 @@ CHECKPOINT = Cost(0.4, 0.4, 0.13, False)
 class Pod:
     gib: float
     duty: list[float]  # duty cycle of each sample
-    spells: list[tuple[float, float]]  # work: when it is due, and its seconds
+    spells: list[tuple[float, float]]  # spells of work: (the time when it is due, its seconds)
 
 
 @dataclass
@@ -109,8 +109,9 @@ class Card:
         self._found = found
         self._coming = [list(reversed(pod.spells)) for pod in pods]
         self._due = [0.0] * len(pods)
-        self._asked: list[list[float]] = [[] for _ in pods]  # when work became due that waits for memory
-        self._done_at: dict[int, float] = {}  # when each move ends
+        # for each pod, the times at which work became due that waits for memory
+        self._asked: list[list[float]] = [[] for _ in pods]
+        self._done_at: dict[int, float] = {}  # pod -> the time at which its move between host and card ends
         stays = ((GPU, int(CONTEXT_GIB * GIB)),) if cost.beside else ()
         limits = [int((limit_gib or pod.gib + CONTEXT_GIB) * GIB) for pod in pods]
         self._tenants = [
@@ -168,7 +169,7 @@ class Card:
         moving = {int(n) for n in self._done_at}
         for move in plan.moves:
             beside = {int(move.beside)} if move.beside else set()
-            if move.kind is not Kind.WAIT and moving <= beside:  # one move at a time, as in the daemon
+            if move.kind is not Kind.WAIT and moving <= beside:  # the daemon also makes one move at a time
                 moving.add(int(move.id))
                 self._move(move, now)
         return max(plan.again, now + 1e-3)

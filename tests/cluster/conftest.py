@@ -87,7 +87,7 @@ def on_policy(shared_pods: Pods) -> Iterator[OnPolicy]:
 
     yield start
     if node.daemon is not None and node.daemon.poll() is not None:
-        node.start()  # a failed test may leave it killed
+        node.start()  # a failed test may leave vgpud killed
     shared_pods.clear()
     runtime.left_nothing(node)
     node.stop()

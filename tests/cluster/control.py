@@ -22,7 +22,7 @@ from tests.runtime.containerd import Containerd, documented_config
 
 NODE = "node-1"
 START_SECONDS = 300
-#: constant in the kubelet, whatever its root folder
+#: the kubelet uses this folder whatever its root folder is
 DEVICE_PLUGINS = Path("/var/lib/kubelet/device-plugins")
 CNI = """#!/bin/sh
 # a network plugin: an address that is never used
@@ -52,7 +52,7 @@ def free_ports(count: int) -> list[int]:
 
 @dataclass
 class Program:
-    """A daemon that is restarted with the same words."""
+    """A program of the cluster, which can be restarted with the same command line."""
 
     words: list[str]
     log: Path
@@ -78,15 +78,15 @@ class Program:
 
 
 class Cluster:
-    """`programs` is a folder with kube-apiserver, kube-controller-manager, kube-scheduler, kubelet and
-    kubectl.
+    """A one-node cluster. `programs` is a folder with kube-apiserver, kube-controller-manager,
+    kube-scheduler, kubelet and kubectl.
     """
 
     def __init__(
         self, folder: Path, programs: Path, etcd: Path, containerd: Containerd, node: DemoNode
     ) -> None:
         self.folder, self._programs, self.containerd, self.node = folder, programs, containerd, node
-        self.root = node.folder / "k"  # short, for sockets
+        self.root = node.folder / "k"  # a short path, because a socket's path has at most 108 bytes
         self.tokens = {name: secrets.token_hex(16) for name in ("admin", "kubelet")}
         self._etcd_port, self._peer_port, self._api_port, kubelet_port = free_ports(4)
         self._write_credentials()
@@ -152,7 +152,7 @@ class Cluster:
             "evictionHard": {"memory.available": "1Mi", "nodefs.available": "0%", "imagefs.available": "0%"},
             "imageGCHighThresholdPercent": 100,
             "maxPods": 250,
-            # a claim that could not be prepared is tried again after this time, not after 60 to 90 s
+            # the kubelet prepares a failed claim again after this time; by default after 60 to 90 s
             "syncFrequency": "1s",
         }
         (self.folder / "kubelet.json").write_text(json.dumps(config))
@@ -174,7 +174,8 @@ class Cluster:
             f"--etcd-servers=http://127.0.0.1:{self._etcd_port}",
             "--bind-address=127.0.0.1",
             f"--secure-port={self._api_port}",
-            "--advertise-address=198.51.100.1",  # never used: a documentation address, as loopback is refused
+            # a documentation address that is never used, because the API server refuses a loopback address
+            "--advertise-address=198.51.100.1",
             "--endpoint-reconciler-type=none",
             f"--cert-dir={self.folder}/pki",
             f"--token-auth-file={self.folder}/tokens.csv",
@@ -208,7 +209,7 @@ class Cluster:
             f"--root-dir={self.root}",
             f"--cert-dir={self.folder}/kubelet-pki",
         ]
-        # the constant folder is the test's own in the kubelet's mount namespace
+        # in the kubelet's mount namespace a folder of the test lies over the kubelet's constant folder
         own = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
         return [
             *("/usr/bin/unshare", "--mount", "--propagation=slave", "sh", "-ec", own, "sh"),
@@ -290,7 +291,7 @@ def cluster_config(release: str, node: DemoNode, folder: Path, base_spec: Path) 
     network = {"cniVersion": "0.4.0", "name": "test", "plugins": [{"type": "vgpud-test"}]}
     (networks / "10-test.conflist").write_text(json.dumps(network))
     head = '[plugins."io.containerd.grpc.v1.cri"]\n'
-    # a run that is killed leaves no namespaces outside the test's folder
+    # a killed run then leaves no network namespaces outside the test's folder
     own = f"{head}    netns_mounts_under_state_dir = true\n"
     config = documented_config(release, node.folder / "cdi").replace(head, own)
     config = config.replace('"/usr/lib/cni"', f'"{programs}"').replace('"/etc/cni/net.d"', f'"{networks}"')

@@ -46,7 +46,7 @@ def with_dra(on_policy: OnPolicy) -> Any:
     def start(policy: str) -> Pods:
         pods = on_policy(policy)
         prepare(pods)
-        # vgpud read its kubeconfig at its start
+        # vgpud reads its kubeconfig only at its start
         pods.cluster.node.stop()
         pods.cluster.node.start()
         eventually(lambda: slices(pods), "slices are published")
@@ -217,7 +217,9 @@ def test_claims_and_resources_share_a_node_without_overcommitment(with_dra: OnPo
     names = [f"{kind}{number}" for kind in ("claim", "unit") for number in range(4)]
 
     def placed(name: str) -> bool:
-        """A claim whose card the device plugin has filled since waits, and its event says so."""
+        """Returns whether the claim's pod runs, or an event says (E401) that the device plugin has filled the
+        claim's card in the meantime.
+        """
         return pods.phase(name) != "Pending" or "E401" in pods.events(name)
 
     eventually(lambda: all(map(placed, names)), "each pod has an outcome")

@@ -52,7 +52,7 @@ def test_the_documented_pods_run_with_what_they_ask_for(on_policy: OnPolicy) -> 
     assert "GPU1" in pods.output("two-cards")
 
 
-#: init containers' GiB, containers' GiB, GiB of the pod's allocation while its containers run
+#: GiB of the init containers, GiB of the containers, GiB of the pod's allocation while its containers run
 INITS = [
     ((2,), (1,), 2),
     ((1,), (2,), 2),
@@ -173,8 +173,8 @@ def test_a_pod_that_is_deleted_by_force_releases_its_slice(on_policy: OnPolicy) 
 
 
 def test_a_deployment_that_fits_no_card_waits_after_the_kubelets_next_report(on_policy: OnPolicy) -> None:
-    """The sum of the node's free memory is enough for one more pod, which no card has room for. Its pods fail
-    until the kubelet reports what vgpud offers since the first failure.
+    """The sum of the node's free memory is enough for one more pod, but no single card has room for it. The
+    pod fails until the kubelet reports the smaller offer that vgpud makes after the first failure.
     """
     pods = on_policy(UNITS)
     served(pods, 8 * 130)

@@ -284,7 +284,7 @@ def test_a_bug_report_contains_no_user_or_host_names(main: Ctl, daemon: Daemon, 
     assert '"command": "python"' not in everything
     assert "LD_PRELOAD" not in parts["allocations.json"]
     again = main("bug-report", "--file", str(path))
-    assert again.returncode == 2  # an existing file is not overwritten
+    assert again.returncode == 2  # bug-report does not overwrite an existing file
     assert "it exists, and is not overwritten" in again.stderr
 
 
@@ -436,7 +436,9 @@ def test_a_mistake_in_a_policy_case_is_named(main: Ctl, tmp_path: Path, case: st
 
 
 def test_a_refused_tenant_of_a_case_is_named(main: Ctl, tmp_path: Path) -> None:
-    """Otherwise its refusal reads as that of the request."""
+    """The error names the held tenant of the case. Without its name the refusal would read as that of the
+    case's request.
+    """
     (tmp_path / "policy.toml").write_text(POLICY)
     cases = tmp_path / "cases.toml"
     cases.write_text(

@@ -119,7 +119,7 @@ def test_the_command_inherits_directory_and_standard_input(ctl: Ctl, tmp_path: P
 
 def test_the_command_inherits_only_the_callers_descriptors(daemon: Daemon) -> None:
     reader, writer = os.pipe()
-    # os.listdir opens one more descriptor, for the directory that it reads
+    # the list has one descriptor more: os.listdir opens the directory that it reads
     probe = "import os; print(sorted(int(n) for n in os.listdir('/proc/self/fd')))"
     with start(daemon, sys.executable, "-c", probe, pass_fds=(writer,)) as process:
         said, _ = process.communicate(timeout=300)
@@ -127,7 +127,7 @@ def test_the_command_inherits_only_the_callers_descriptors(daemon: Daemon) -> No
     os.close(writer)
     got = json.loads(said)
     assert set(got) >= {0, 1, 2, writer}
-    # one more for the directory that is read
+    # the list has one descriptor more, for the directory that is read
     assert len(got) == 5
 
 

@@ -428,7 +428,7 @@ def test_an_allocation_is_named_by_the_first_characters_of_its_id(main: Ctl, dae
     known = canned.allocations().allocations
     assert main("show", known[0].id[:4]).returncode == 0
     assert daemon.requests("GetAllocation")[-1].allocation_id == known[0].id
-    # too short to be completed, and therefore sent unchanged
+    # a prefix of an id that is too short to be completed is sent unchanged
     assert main("release", known[0].id[:3]).returncode == 0
     assert daemon.requests("Release")[-1].allocation_id == known[0].id[:3]
 

@@ -43,7 +43,9 @@ def watching(daemon: Daemon, *options: str) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.fixture
 def gate() -> Iterator[threading.Event]:
-    """Keeps streams open. It is set after the test, so that the server's threads end."""
+    """An event for which the server's streams wait. It is set after the test, so that the server's threads
+    end.
+    """
     event = threading.Event()
     yield event
     event.set()

@@ -78,7 +78,7 @@ def test_check_reads_the_policy_and_starts_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("plain", [False, True])
 def test_readiness_reaches_systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plain: bool) -> None:
-    """With systemd-python and without it. The protocol is one datagram."""
+    """READY=1 reaches the notify socket with systemd-python and without it. The protocol is one datagram."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(str(tmp_path / "notify"))
         listener.settimeout(5)

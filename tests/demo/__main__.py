@@ -25,7 +25,7 @@ def real_gpus() -> int:
 
 
 def on_simulated_node() -> int:
-    """Runs the same command on a simulated node of eight H200."""
+    """Runs the demo again, on a simulated node of eight H200."""
     with tempfile.TemporaryDirectory(prefix="vgpu-sim-") as folder:
         state = Path(folder) / "node"
         command = [str(BUILD / "bin" / "vgpu-sim"), "run", "--profile", "h200x8", "--state", str(state)]

@@ -94,7 +94,7 @@ class DemoNode:
         raise RuntimeError(f"vgpud did not start:\n{self.log.read_text()[-4000:]}")
 
     def launch(self, environment: Mapping[str, str], log: int) -> Daemon:
-        """Starts the daemon's process. `log` is a descriptor."""
+        """Starts the daemon's process, which writes its log to the descriptor `log`."""
         return subprocess.Popen(self.command, env=environment, stderr=log, cwd=ROOT)
 
     def answers(self) -> bool:

@@ -16,8 +16,8 @@ END = "--end-of-command--"
 
 
 class Shell:
-    """`words` start the bash. `said` maps names on a page to those of the test, for example a host's path to
-    the node's.
+    """`words` is the command line that starts the bash. `said` maps names on a page to those of the test, for
+    example a host's path to the node's.
     """
 
     def __init__(

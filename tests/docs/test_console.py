@@ -53,7 +53,7 @@ def shell(node: DemoNode, tmp_path: Path) -> Iterator[Reader]:
             left.unlink()
         Path(node.environment["VGPUD_CONFIG"]).write_text(POLICY)
         node.ctl("policy", "reload")
-        # after a page that failed: frees the node for the next page
+        # after a failed page: releases its allocations, so that the next page finds a free node
         if kept := node.ctl("ls", "-o", "name").stdout.split():
             node.ctl("release", "--force", *kept)
 

@@ -106,7 +106,7 @@ def test_slurms_commands_print_what_the_page_shows(page: Path, job: Reader, clus
     for block in in_place(page, "slurm"):
         for line in re.findall(r"^\$ .*\n(?:[^$].*\n)*", block.text, re.MULTILINE):
             job.follow(replace(block, text=line))
-            # the node has one device, and the page's next job needs all of it
+            # the node's one device must be free again for the page's next job
             eventually(lambda: cluster.run("squeue", "-h").stdout == "", "the job has ended")
             eventually(lambda: not states(cluster.node), "its allocation is given back")
     assert (job.work / "job-was-here").exists(), cluster.logs()

@@ -103,7 +103,7 @@ def test_the_content_of_each_block_parses(page: Path, tmp_path: Path) -> None:
             compile(block.text, page.name, "exec")
         elif block.language == "toml":
             tables = tomllib.loads(block.text)
-            # not containerd's configuration, and not policy cases
+            # the block is neither containerd's configuration nor policy cases
             if not {"plugins", "node"} & tables.keys():
                 whole = block.text if "version" in tables else f"version = 1\n{block.text}"
                 (tmp_path / "policy.toml").write_text(whole)

@@ -44,7 +44,7 @@ def stripped(node: DemoNode) -> list[str]:
 
 
 def keeps_memory(node: DemoNode, mode: str, prefix: list[str]) -> bool:
-    """Does a program that wants 32 GiB get no more than the 16 GiB of its slice?"""
+    """Returns whether the mode gives a program that wants 32 GiB no more than the 16 GiB of its slice."""
     tenant = node.tenant(options(mode), [*prefix, sys.executable, "-c", GREEDY])
     got = int(tenant.line()["mib"])
     tenant.end()
@@ -55,7 +55,9 @@ def keeps_memory(node: DemoNode, mode: str, prefix: list[str]) -> bool:
 
 @contextmanager
 def holding(node: DemoNode) -> Iterator[str]:
-    """The allocation of a tenant, which is killed afterwards: it may be suspended."""
+    """Starts a preload tenant, yields its allocation's id, and kills the tenant afterwards, as it may be
+    suspended then.
+    """
     tenant = node.tenant(options("preload"), HOLD)
     tenant.line()
     with client(node) as calls:
@@ -67,16 +69,16 @@ def holding(node: DemoNode) -> Iterator[str]:
 
 
 def does(node: DemoNode, *verb: str) -> bool:
-    """Does vgpud do it for a preload tenant?"""
+    """Returns whether vgpud carries out this verb for a preload tenant."""
     with holding(node) as name:
         return node.ctl(verb[0], name, *verb[1:], check=False).returncode == 0
 
 
 def shows(node: DemoNode, fault: str) -> bool:
-    """Does vgpud say what a card reports of its repair?"""
+    """Returns whether vgpud shows the repair that NVML requests for a device with this fault."""
     simulate(node, "fault", fault, "--device", "0", "--code", "1")
     try:
-        node.ctl("undrain", "0")  # takes a new snapshot
+        node.ctl("undrain", "0")  # makes vgpud take a new snapshot of the devices
         with client(node) as calls:
             return bool(calls.list_devices().devices[0].health_reason)
     finally:
@@ -100,7 +102,7 @@ PROMISES: dict[tuple[str, str], Trial] = {
 
 
 def column(branch: str, folder: Path) -> list[bool]:
-    """The answers of one driver, in the order of PROMISES."""
+    """Whether each of PROMISES is kept on this driver branch, in the order of PROMISES."""
     inside = simnode.create(folder / branch, "h200x8", driver=branch).environment(os.environ)
     node = PreparedNode(environment=inside)
     try:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from vgpud.stacks.blocked import MACHINES, Code, lock_wait
 
-#: For the input line "past" it calls the driver's own function by its address, as a program with the driver's
-#: private table does. libvgpu does not see that call.
+#: For the input line "past" the program calls the driver's function by its address, as a program with the
+#: driver's private table does. libvgpu does not see that call.
 PAST = """
 import ctypes as c, json, mmap, struct, sys
 u = c.CDLL("libcuda.so.1")

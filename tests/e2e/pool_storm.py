@@ -79,7 +79,7 @@ for line in sys.stdin:
     print(total(), flush=True)
 """
 TENANTS = 4
-DEVICES = 4  # of the eight devices of the node; few, so that tenants share devices
+DEVICES = 4  # four of the node's eight devices: so few that tenants share devices
 SLICE_GIB = 40  # three slices fill a device, so that a move may find no room
 NO_MOVE = (ErrorCode.NO_CAPACITY, ErrorCode.DEVICE_IN_USE)
 CUT = (ErrorCode.UNREACHABLE, ErrorCode.STOPPING)
@@ -201,7 +201,7 @@ class Storm:
         self.is_released(tenant)
 
     def is_released(self, tenant: Tenant) -> None:
-        """Called at the end of the storm."""
+        """Waits at the end of the storm until vgpud has released the tenant's allocation."""
         eventually(lambda: not self.alive(tenant), "its processes are known to be gone")
 
     def alive(self, tenant: Tenant) -> bool:

@@ -134,7 +134,7 @@ class Row:
 
 
 def fragmented(trail: Trail) -> str:
-    """A tenant on device 3, which the change is to empty."""
+    """Starts a tenant and moves it to device 3, which `defrag` then empties."""
     held = trail.tenant()
     trail.call("Move", allocation_id=held, to=[trail.uuid(3)])
     return held
@@ -215,7 +215,7 @@ def prepared(trail: Trail) -> str:
     process, so that the previous container is released first.
     """
     if trail.container in states(trail.node):
-        # fails if vgpud has released it meanwhile
+        # check=False, because vgpud may have released the container's allocation already
         trail.node.ctl("release", "--force", trail.container, check=False)
         eventually(lambda: trail.container not in states(trail.node), "the container before has ended")
     user = {"uid": os.geteuid(), "gid": os.getegid()}
@@ -258,7 +258,9 @@ def test_the_release_of_an_ended_container_leaves_one_line_with_its_reason(trail
     trail.hook("end", held, told={})
 
     def of_it(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The lines of this allocation. The container of an earlier test may be released at the same time."""
+        """The audit lines of the held allocation. The container of an earlier test may be released at the
+        same time.
+        """
         return [line for line in lines if line.get("allocation") == held]
 
     def released(lines: list[dict[str, Any]]) -> bool:
@@ -271,7 +273,7 @@ def test_the_release_of_an_ended_container_leaves_one_line_with_its_reason(trail
 
 
 def test_a_repeated_request_leaves_no_second_audit_line(trail: Trail) -> None:
-    """A tenant that repeats a request in a loop must not fill the journal."""
+    """A repeated request leaves no second line, so that a tenant in a loop cannot fill the journal."""
     held = suspended(trail)
     small = quota(trail.node, request_id="again")
     trail.lines()

@@ -202,7 +202,9 @@ def test_a_tenant_that_fills_its_usage_file_is_marked(shared_node: DemoNode, end
 
 
 def test_an_unknown_driver_is_reported_once(shared_node: DemoNode, ended: list[Tenant]) -> None:
-    """Each allocation has one mark, however many processes it has. `doctor` has one line for the driver."""
+    """For an unknown driver each allocation gets one mark, however many processes it has, and `doctor` prints
+    one line.
+    """
     node = shared_node
     tenants = [start(node, HOLD) for _ in range(2)]
     ended += [tenant for tenant, _ in tenants]
@@ -224,8 +226,8 @@ def test_an_unknown_driver_is_reported_once(shared_node: DemoNode, ended: list[T
 def test_a_process_of_a_container_that_never_connected_is_marked(
     shared_node: DemoNode, ended: list[Tenant]
 ) -> None:
-    """The lease is mounted at the path that containers have. Neither the environment nor a parent process
-    names the allocation.
+    """The tenant has its lease mounted at the path that containers have. Neither its environment nor a parent
+    process names the allocation.
     """
     node = shared_node
     allocation = quota(node, 2)

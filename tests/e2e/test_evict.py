@@ -127,10 +127,10 @@ def test_what_stays_on_the_device_is_told_by_kind(node: DemoNode) -> None:
     kinds = {one.kind: one.bytes // MIB for one in gone.stays}
     contexts = kinds.pop("contexts and arrays")
     assert kinds == {
-        "physical memory": 10,  # without a mapping
-        "pools": 32,  # in whole blocks of the driver
+        "physical memory": 10,  # MiB of cuMemCreate without a mapping
+        "pools": 32,  # MiB; pools take whole blocks of the driver
         "managed": 6,
-        "small allocations": 2,  # a page
+        "small allocations": 2,  # MiB: one page of the driver
     }
     assert contexts + sum(kinds.values()) - kinds["managed"] == gone.stays_bytes // MIB
     assert (
@@ -278,8 +278,8 @@ POINTS = {
 def test_a_kill_of_vgpud_at_each_step_of_an_eviction_loses_no_memory(
     cut_node: DemoNode, verb: str, point: str
 ) -> None:
-    """The next start finishes a cut eviction, undoes a cut step of the driver and finishes a cut
-    resumption.
+    """vgpud is killed at each step. The next start finishes an interrupted eviction, undoes an interrupted
+    step of the driver's checkpoint, and finishes an interrupted resumption.
     """
     node = cut_node
     node.start(fault_point=point)

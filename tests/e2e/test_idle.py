@@ -196,7 +196,7 @@ def follow(node: DemoNode, policy: str) -> None:
 
 
 def test_an_idle_rule_set_by_a_reload_suspends_an_idle_tenant(make_node: NodeMaker) -> None:
-    """Without an idle rule vgpud does not observe tenants."""
+    """vgpud observes the activity of tenants only while the policy has an idle rule."""
     node = make_node(policy=ROOMY)
     node.start()
     tenant, name = holding(node)
@@ -269,7 +269,7 @@ def test_a_tenant_without_room_waits_in_the_resume_queue(idle: DemoNode) -> None
     assert first.line()["whole"]
     assert states(idle)[two] == "suspended"
     follow(idle, IDLE)
-    assert second.line()["whole"]  # arrives when the first tenant is idle again
+    assert second.line()["whole"]  # the second tenant's line arrives when the first tenant is idle again
     end(idle, first, one)
     end(idle, second, two)
 

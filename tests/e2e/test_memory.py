@@ -112,7 +112,8 @@ def test_an_overcommitted_tenant_gets_out_of_memory_when_the_card_is_full(make_n
     assert one.ask(str(90 * 1024))[0] == 0
     assert two.ask(str(60 * 1024))[0] == 2
     free = two.ask("?")[2]
-    assert free < 52 * 1024  # the device's free memory, which is less than the rest of the limit
+    # the program sees the device's free memory, which is less than what its limit leaves
+    assert free < 52 * 1024
     use = two.use()
     assert (int(use.get("refusalsLimit", 0)), int(use["refusalsCard"])) == (0, 1)
     row = two.row()

@@ -16,8 +16,8 @@ from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.lease import read_limits, read_usage
 from vgpud.model.errors import ErrorCode, VgpuError
 
-SIZE_MIB = 8  # of each process, without its context
-CONTEXT_MIB = 256  # less than one context
+SIZE_MIB = 8  # MiB that each process holds besides its context
+CONTEXT_MIB = 256  # a threshold: less than the memory of one context
 SHARED = ("--isolation", "quota", "--memory", "4GiB", "--device")
 
 
@@ -44,7 +44,7 @@ def used_mib(node: DemoNode) -> list[int]:
 
 
 def in_use(node: DemoNode) -> list[int]:
-    """Devices that use more memory than contexts need, by NVML."""
+    """Indices of the devices on which NVML reports at least one context."""
     return [index for index, mib in enumerate(used_mib(node)) if mib > CONTEXT_MIB]
 
 
@@ -145,7 +145,9 @@ for line in sys.stdin:
 
 
 def test_programs_started_after_a_move_see_the_new_device(node: DemoNode) -> None:
-    """New programs inherit an environment that names the old device."""
+    """A program that starts after a move inherits an environment that names the old device. libvgpu shows it
+    the new device.
+    """
     program = """
 import ctypes as c, json, sys, uuid
 u = c.CDLL("libcuda.so.1")
@@ -270,8 +272,8 @@ def cut(node: DemoNode, name: str, to: int) -> None:
 
 
 def test_a_move_that_can_be_neither_done_nor_undone_stays_open(node: DemoNode) -> None:
-    """vgpud reserves room on both devices and refuses other changes. It resumes the tenant when the fault is
-    gone.
+    """While the move is open, vgpud reserves room on both devices and refuses other changes. It resumes the
+    tenant when the fault is gone.
     """
     tenant, name = tenant_on(node, 0)
     simulate(node, "fault", "fail", "--function", "cuCheckpointProcessRestore", "--code", "304")
@@ -294,7 +296,9 @@ NO_RESTORE = "fault", "fail", "--function", "cuCheckpointProcessRestore", "--cod
 
 
 def test_a_move_cut_before_the_save_is_recorded_is_undone(cut_node: DemoNode) -> None:
-    """The next start undoes the move. Then a new move is cut at the next step."""
+    """vgpud is killed before the save is recorded, and its next start undoes the move. Each following move is
+    cut one step later.
+    """
     node = cut_node
     node.start(fault_point="move.record-intent")
     tenant, name = tenant_on(node, 0)
@@ -322,8 +326,8 @@ def test_a_move_cut_before_the_save_is_recorded_is_undone(cut_node: DemoNode) ->
 def test_a_move_cut_after_the_save_is_recorded_is_finished(
     cut_node: DemoNode, point: str, ends_at: int, fails: bool
 ) -> None:
-    """The next start finishes the move. If the restore on the new device fails, it restores the tenant on the
-    old device.
+    """vgpud is killed after the save is recorded, and its next start finishes the move. If the restore on the
+    new device fails, vgpud restores the tenant on the old device.
     """
     node = cut_node
     node.start(fault_point=f"move.{point}")
@@ -345,8 +349,8 @@ def test_the_move_check_for_real_cards_passes_on_the_simulator(capsys: pytest.Ca
 
 
 def test_a_cut_move_of_several_processes_moves_all_or_none(cut_node: DemoNode) -> None:
-    """One process has moved when the restore of another fails. The first is moved back, and a later attempt
-    moves both.
+    """vgpud is killed when one process has moved, and then the restore of another process fails. The first
+    process is moved back, and a later attempt moves both.
     """
     node = cut_node
     node.start(fault_point="move.restore-0")

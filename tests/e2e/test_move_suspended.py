@@ -66,7 +66,7 @@ def test_a_suspended_tenant_is_resumed_on_the_device_that_it_was_moved_to(node: 
     resume(node, name)
     check_at(node, name, 4)
     assert goes_on(tenant)
-    suspend(node, name)  # suspends it on the new device
+    suspend(node, name)  # suspends the tenant on its new device
     move(node, name, 0)
     resume(node, name)
     check_at(node, name, 0)
@@ -145,7 +145,8 @@ def test_a_suspended_tenant_of_a_whole_card_moves_beside_other_tenants(node: Dem
         resume(node, name)
     assert refused.value.code is ErrorCode.DEVICE_IN_USE
     node.ctl("drain", "3", "--move", check=False)
-    assert places(node)[name] == [0]  # the device is free, so that a resume would succeed now
+    # the tenant stays suspended, though its device is free and a resume would succeed
+    assert places(node)[name] == [0]
     resume(node, name)
     assert goes_on(tenant)
     eventually(lambda: in_use(node) == [0], "NVML shows it there")
@@ -210,8 +211,8 @@ def test_a_failed_resume_returns_all_processes_to_where_they_were_saved(cut_node
 
 
 def test_a_suspended_move_cut_after_every_step_converges(cut_node: DemoNode) -> None:
-    """The tenant stays suspended, on the old or the new device. Each move is cut one step later than the one
-    before. Once the move is recorded, the starts that finish it are cut as well.
+    """vgpud is killed after each step of a suspended tenant's moves, and the tenant stays suspended, on the
+    old or the new device. Once a move is recorded, the starts that finish it are cut as well.
     """
     node = cut_node
     node.start(fault_point="move.record-intent")

@@ -173,7 +173,7 @@ def test_every_tool_shows_a_tenants_process(node: DemoNode) -> None:
 
 
 def test_a_lost_device_is_shown_by_top_and_metrics(make_node: NodeMaker) -> None:
-    """The other devices stay healthy."""
+    """One of several devices is lost. The other devices stay healthy."""
     node = make_node("h100x8")
     node.start()
     simulate(node, "fault", "gpu-lost", "--device", "3")

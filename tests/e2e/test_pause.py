@@ -238,7 +238,9 @@ def test_a_pause_that_the_driver_ends_is_not_called_a_pause(make_node: NodeMaker
 
 @pytest.mark.parametrize("deep", [False, True])
 def test_a_suspended_tenant_has_no_time_slices(make_node: NodeMaker, deep: bool) -> None:
-    """Its threads wait for the resumption, which is no work for its device."""
+    """The suspended tenant's threads wait for the resumption. This wait does not count as work for the
+    device.
+    """
     node = make_node(policy=CUT + 'share_policy = "work-conserving"\n')
     node.start()
     (tenant, name), (other, _) = spin(node, "--cores", "50"), spin(node, "--cores", "50")

@@ -54,8 +54,9 @@ def test_a_drain_moves_tenants_and_reports_those_that_stay(node: DemoNode) -> No
     assert why.keys() == {pod}
     assert "kubelet" in why[pod]
     where = places(node)
-    assert where[large] == [2]  # 60 GiB are in use, so that too little is left
-    assert where[name] == [2]  # the device with the least free memory that is enough
+    # 60 GiB are in use on the other devices, which leaves too little for the large tenant
+    assert where[large] == [2]
+    assert where[name] == [2]  # among the devices with enough free memory, the one with the least
     assert where[sleeping] == [2]
     assert states(node)[sleeping] == "suspended"
     assert goes_on(tenant)
@@ -182,7 +183,7 @@ def test_an_allocation_of_two_slices_is_limited_and_moved_as_a_whole(node: DemoN
     resume(node, name)
     assert looks(tenant) == [7, 8]
     for to, source in (((3, 6), None), ((6, 3), None), ((4,), 6), ((2, 5), None)):
-        if to == (6, 3):  # both slices would be on one device
+        if to == (6, 3):  # this move would put both slices on one device
             with pytest.raises(VgpuError):
                 move(node, name, *to)
             continue
@@ -190,7 +191,7 @@ def test_an_allocation_of_two_slices_is_limited_and_moved_as_a_whole(node: DemoN
         assert looks(tenant) == [7, 8]
     assert places(node)[name] == [2, 5]
     assert looks(tenant, "1000") == [7, 8]
-    # for each slice the next 1000 MiB exceed its 2 GiB, which include the context
+    # with its context, each slice has less than 1000 MiB of its 2 GiB left
     assert looks(tenant, "1000") == [7, "full", 8, "full"]
     usage = read_usage(node.run_dir / "leases" / name)
     for ordinal, index in enumerate((2, 5)):

@@ -31,7 +31,8 @@ ASK = ("alloc", "--isolation", "quota", "--memory", "1GiB", "--device", "0")
 def node(make_shared_node: NodeMaker) -> DemoNode:
     node = make_shared_node()
     node.environment["VGPUD_GROUP"] = GROUP.gr_name
-    del node.environment["VGPUD_SOCKET"]  # without it vgpuctl chooses the socket; a test may name one
+    # VGPUD_SOCKET would replace vgpuctl's own choice of a socket; a test may set it
+    del node.environment["VGPUD_SOCKET"]
     _open_up(Path(node.environment["VGPU_SIM_STATE"]))
     node.start()
     return node

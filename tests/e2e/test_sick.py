@@ -67,7 +67,7 @@ def test_a_device_is_open_again_after_its_reset(make_node: NodeMaker) -> None:
 
 
 def test_tenants_of_a_sick_device_move_away_by_themselves(make_node: NodeMaker) -> None:
-    """NVML's event alone starts this, without any call."""
+    """NVML's event alone makes vgpud move the tenants; no call asks for it."""
     node = start(make_node, "move")
     tenant = node.tenant(QUOTA, HOLD)
     tenant.line()

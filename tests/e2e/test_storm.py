@@ -36,7 +36,9 @@ NO_ROOM = {ErrorCode.NO_CAPACITY, ErrorCode.DENIED_BY_POLICY}
 
 @dataclass
 class Tenant:
-    """A client that records what it holds. It repeats a call that was cut until an answer comes."""
+    """A client that records the allocations that it holds. It repeats a call that a kill of vgpud cut off,
+    until it gets an answer.
+    """
 
     node: DemoNode
     number: int
@@ -58,7 +60,8 @@ class Tenant:
                     self.release(dice.choice(list(self.held)))
                 elif self.held and verb == "resize":
                     self.resize(dice.choice(list(self.held)), dice.randint(1, 4))
-        except Exception as error:  # the test's main thread asserts that there is none
+        except Exception as error:
+            # an unexpected error goes to the list `wrong`, which the test's main thread asserts to be empty
             self.wrong.append(f"{type(error).__name__}: {error}")
 
     def allocate(self, name: str, mode: str) -> None:

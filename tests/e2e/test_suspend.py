@@ -168,7 +168,7 @@ def test_a_tenant_of_a_whole_card_is_suspended_and_resumed(node: DemoNode) -> No
 
 @needs("root")
 def test_another_users_process_on_a_whole_card_is_left_alone(node: DemoNode) -> None:
-    """NVML lists the other user's process on the tenant's device. vgpud does not suspend it."""
+    """NVML lists another user's process on the tenant's device. vgpud does not suspend that process."""
     tenant, name = holding(node, 0, "--isolation", "device", "--device", "2")
     words = [*as_user(4242, 4242), sys.executable, "-c", PROGRAM, str(SIZE_MIB)]
     environment = {**node.environment, "CUDA_VISIBLE_DEVICES": "2"}

@@ -86,7 +86,7 @@ def test_an_allocation_stays_while_a_child_of_its_tenant_runs(node: DemoNode) ->
 
 
 def test_a_child_that_outlives_its_allocation_gets_no_memory(node: DemoNode) -> None:
-    """The allocation ended with the parent, so that the child is refused all memory."""
+    """The allocation ends with the parent. The child that outlives it is refused all memory."""
     script = f"exec 3<&0; (read go; exec {PROBE} fill --piece 64MiB) <&3 & exit 0"
     tenant = node.tenant(QUOTA, ["sh", "-c", script])
     tenant.process.wait(300)
@@ -134,7 +134,9 @@ CALL = """
 def test_an_allocation_of_a_killed_caller_without_a_request_id_is_released(
     node: DemoNode, extra: dict[str, object]
 ) -> None:
-    """The allocation is bound to the caller or has no request id, so that no later call could release it."""
+    """The allocation is bound to the killed caller, or has no request id. In both cases no later call could
+    release it.
+    """
     caller = slow_alloc(node, CALL.format(extra=extra))
     (allocation,) = states(node)
     caller.kill()
@@ -159,8 +161,8 @@ def test_an_allocation_of_a_killed_caller_is_found_by_its_request_id(node: DemoN
 
 
 def test_vgpud_finds_tenants_that_ended_while_it_was_down(make_node: NodeMaker) -> None:
-    """While vgpud is down, one tenant exits, one is killed, and one stays. The next start of vgpud notices
-    both ends, after a stop and after a kill.
+    """While vgpud is down, one tenant exits, one is killed, and one stays. After a stop and after a kill, the
+    next start of vgpud notices both ends.
     """
     node = make_node()
     node.start()
@@ -203,8 +205,8 @@ def test_sigterm_to_vgpud_leaves_tenants_and_helpers_running(make_node: NodeMake
 
 
 def test_a_killed_arbiter_is_restarted_and_its_tenants_register_again(make_node: NodeMaker) -> None:
-    """A call makes vgpud start the arbiter again. Limits are unchanged, and the tenants reconnect to the
-    arbiter.
+    """The next call makes vgpud start a killed arbiter again. Limits are unchanged, and the tenants reconnect
+    to the arbiter.
     """
     node = make_node()
     node.start()
@@ -232,7 +234,7 @@ def test_a_killed_arbiter_is_restarted_and_its_tenants_register_again(make_node:
 
 
 def test_a_killed_arbiter_is_restarted_without_a_call(make_node: NodeMaker) -> None:
-    """vgpud starts the arbiter again without any call."""
+    """vgpud starts a killed arbiter again without any call."""
     node = make_node()
     node.start()
     tenant, _ = holding(node)

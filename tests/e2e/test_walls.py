@@ -192,7 +192,7 @@ def test_a_restarted_daemon_finds_the_walls_again(walled: DemoNode) -> None:
     ],
 )
 def test_a_crash_leaves_no_wall_behind(walled: DemoNode, cgroup: Path, point: str) -> None:  # noqa: F811
-    """After a crash at any point, the next start and the end of the tenant, no wall is left."""
+    """vgpud crashes at each point, starts again, and the tenant ends. Then no wall is left."""
     walled.start(fault_point=point)
     tenant = walled.tenant(QUOTA, [PROBE, "hold", "64MiB"])
     tenant.process.wait(timeout=300)
@@ -234,7 +234,7 @@ def test_processes_that_outlive_a_forced_release_get_no_more_memory(walled: Demo
     tenant.end()
     later = walled.tenant(QUOTA, HOLD)
     later.line()
-    assert walls(walled).keys() == {only(walled)}  # without the group that the first tenant left
+    assert walls(walled).keys() == {only(walled)}  # the group that the first tenant left has no wall any more
     later.end()
 
 
@@ -246,7 +246,9 @@ def hook(node: DemoNode, text: str, *words: str) -> str:
 
 @needs("cgroups", "root")
 def test_a_containers_cgroup_has_the_limit_from_its_start_on(walled: DemoNode, cgroup: Path) -> None:  # noqa: F811
-    """The hooks of an engine: vgpud edits the config, and is told the init before it runs the program."""
+    """The hooks of a container engine: vgpud edits the container's config, and learns of the container's init
+    before the init runs the program.
+    """
     walled.start()
     config = {
         "annotations": {"vgpud.io/memory": "2GiB", "vgpud.io/isolation": "quota", "vgpud.io/device": "0"}

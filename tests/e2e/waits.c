@@ -60,7 +60,7 @@ static inline __attribute__((always_inline)) void wait_for(long kind)
         pthread_mutex_lock(&mutex);
         break;
     case 1:
-    case 2: /* the driver's own lock is of this kind */
+    case 2: /* a mutex like these two: the driver's own lock is of this kind */
     case 3:
         pthread_rwlock_rdlock(&rwlock);
         break;

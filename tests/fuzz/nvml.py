@@ -40,13 +40,14 @@ def _answer(function: Callable[..., Any], args: tuple[Any, ...], tape: Any) -> A
         raise pynvml.NVMLError(_STATUSES[kind % len(_STATUSES)])
     try:
         answer = function(*args)
-    except (LookupError, StopIteration, TypeError, ValueError):  # vgpud asks about an invented object
+    except (LookupError, StopIteration, TypeError, ValueError):
+        # vgpud asked about a device or instance that a broken answer invented
         raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT) from None
     if kind < 0x40:
         return answer
     for given in args:
         if hasattr(given, "contents") and isinstance(getattr(given.contents, "value", None), int):
-            # a count that the call returns by pointer
+            # the argument is a count that the call returns by pointer
             given.contents.value = _FIGURES[kind % len(_FIGURES)] % 2**32
     return _other(answer, kind)
 

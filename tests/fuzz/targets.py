@@ -52,12 +52,12 @@ from vgpud.serve.kubelet.resources import Resource, request_id, request_of
 from vgpud.serve.statefile import read_state
 
 ROOT = Path(__file__).resolve().parents[2]
-LONG = 6000  # digits; more than Python converts to a number
+LONG = 6000  # a number of digits that Python refuses to convert
 
 
 @dataclass(frozen=True)
 class Target:
-    """`check` raises for a finding. `inputs` are bytes of about the right form."""
+    """A fuzz target. `check` raises for a finding. `inputs` are bytes of about the right form."""
 
     check: Callable[[bytes], None]
     inputs: SearchStrategy[bytes]
@@ -80,7 +80,7 @@ def refused(work: Callable[[], object], *codes: ErrorCode) -> object:
 
 @cache
 def folder() -> Path:
-    """A temporary folder of this process, removed at its end."""
+    """Returns a temporary folder of this process. Python removes it when the process ends."""
     made = tempfile.TemporaryDirectory(prefix="fuzz")
     folder.made = made  # type: ignore[attr-defined]  # kept as long as the process
     return Path(made.name)
@@ -121,8 +121,8 @@ def check_limits(data: bytes) -> None:
 
 
 def check_usage(data: bytes) -> None:
-    """Applies records of a place (4 bytes), a length (1 byte) and bytes to a page of zeros. The first bytes
-    set the page's size.
+    """Applies the changes in `data` (a place of 4 bytes, a length of 1 byte, and bytes) to a usage page of
+    zeros. The first bytes set the page's size.
     """
     size = (
         int.from_bytes(data[:4], "little") % (2 * layout.USAGE_SIZE)
@@ -169,7 +169,7 @@ def check_arbiter_answer(data: bytes) -> None:
 
 
 def check_profile(profile: MigProfile) -> None:
-    """Checks the bounds that the planner relies on."""
+    """Checks the bounds of a MIG profile that the planner relies on."""
     assert 0 < profile.slice_count <= 64
     assert profile.instance_count <= 64
     assert all(place.size > 0 and place.start + place.size <= 64 for place in profile.placements)

@@ -87,7 +87,7 @@ def check_message(words: bytes) -> None:
     if message is not None:
         assert len(message.id.encode(errors="replace")) <= 4 * runtime_wire.MAX_ID_BYTES
         assert len(message.body) <= runtime_wire.MAX_BODY_BYTES
-        assert message.process is None  # no descriptor came with the message
+        assert message.process is None  # the message came without a descriptor
 
 
 def understood(body: bytes) -> None:

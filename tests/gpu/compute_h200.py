@@ -47,10 +47,10 @@ class Work:
 
 @dataclass(frozen=True)
 class Tenant:
-    """A lease and its processes; without a policy, processes without libvgpu."""
+    """A lease and its processes. A tenant without a policy has processes without libvgpu."""
 
     policy: SharePolicy | None
-    share: float  # percent
+    share: float  # percent of the device
     work: Work
     processes: int = 1
     priority: int = 0
@@ -197,7 +197,7 @@ def percentile(values: Sequence[float], part: float) -> float:
     return ordered[min(len(ordered) - 1, math.ceil(part * len(ordered)) - 1)] if ordered else math.nan
 
 
-# --- sections: each function returns its figures
+# --- sections of the bench: each function returns its figures
 
 
 def cost(node: Node) -> Line:
@@ -221,7 +221,7 @@ def cost(node: Node) -> Line:
 
 
 def alone(node: Node, asked: Sequence[float], cases: Sequence[tuple[float, str, int]]) -> list[Line]:
-    """One tenant under `hard`, alone."""
+    """Rates of one tenant with policy `hard` that is alone on the device."""
     out = []
     for us, mode, processes in cases:
         native_rate(node, us, mode)
@@ -287,7 +287,7 @@ def together(
     native_rate(node, us, mode)
     total = sum(weights)
     asked = [100 * w / total for w in weights]
-    # so long that one more time slice at each end is 1 % of a share
+    # a run of this length has an error of 1 % of a share for one more time slice at each end
     seconds = 10.0 if len(weights) < 4 else 20.0
     tenants = [Tenant(policy, a, Work(us, mode, seconds)) for a in asked]
     before = arbiter_ns(node)
@@ -335,13 +335,16 @@ def arbiter_ns(node: Node) -> int:
 
 
 def lone(node: Node, cases: Sequence[tuple[float, str]]) -> list[Line]:
-    """A lone tenant without a limit, or work-conserving while another tenant is registered and idle."""
+    """Rates of a lone tenant without a limit, and of a work-conserving tenant while another tenant is
+    registered and idle.
+    """
     out = []
     for us, mode in cases:
         for name in ("none", "work-conserving, another idle"):
             rates: list[float] = []
             base: list[float] = []
-            for _ in range(2):  # alternates with native runs, because clocks and temperature drift
+            # native runs alternate with limited runs, because clocks and temperature drift
+            for _ in range(2):
                 base.append(run(node, [Tenant(None, 0, Work(us, mode, 1.0))], lead=0.8)[0]["per_second"])
                 tenants = [Tenant(NONE if name == "none" else WORK_CONSERVING, 50, Work(us, mode, 1.0))]
                 if name.endswith("idle"):
@@ -392,8 +395,8 @@ def pytorch(node: Node) -> list[Line]:
 
 
 def lending(node: Node) -> Line:
-    """Two work-conserving halves. One starts 1 s later and runs for 1 s. Returns 10 ms windows of the
-    other.
+    """Two work-conserving tenants with half of the device each. One starts 1 s later and runs for 1 s.
+    Returns 10 ms windows of the other.
     """
     native_rate(node, 200)
     stays = Tenant(WORK_CONSERVING, 50, Work(200, seconds=3.2, report_ms=2))

@@ -324,7 +324,8 @@ def confine(prepared: dict[str, object], writable: list[str]) -> list[str]:
             _checked("capability", libc.prctl(PR_CAPBSET_DROP, number, 0, 0, 0))
     except PermissionError as error:
         missing.append(f"CapabilityBoundingSet ({error})")
-    libc.prctl(PR_SET_MDWE, 1, 0, 0, 0)  # needs Linux 6.3; a filter restricts the same
+    # needs Linux 6.3; a seccomp filter has the same effect on older kernels
+    libc.prctl(PR_SET_MDWE, 1, 0, 0, 0)
     _checked("no_new_privs", libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
     loaded = prepared["filters"]
     assert isinstance(loaded, list)

@@ -97,7 +97,9 @@ def suspend(node: DemoNode, checks: Checks) -> None:
 
 
 def look_inside(node: DemoNode, checks: Checks) -> None:
-    """A tenant with a whole device has no libvgpu. vgpud finds by its threads that it wants to work."""
+    """Checks a suspended tenant with a whole device, which has no libvgpu. vgpud finds by the tenant's
+    threads that the tenant wants to work.
+    """
     what = "a suspended whole card that wants to work is seen"
     tenant = node.tenant(["--isolation", "device", "--device", "0"], [sys.executable, "-c", PAST])
     tenant.line()
@@ -137,7 +139,7 @@ def reload(node: DemoNode, checks: Checks) -> None:
 
 
 def refused_outside(node: DemoNode, checks: Checks) -> None:
-    """A shell under the same restrictions cannot do what the unit forbids."""
+    """Checks that a shell under the same restrictions cannot do what the unit forbids."""
     tries = {
         "write to /usr": "touch /usr/vgpud-was-here",
         "write to /proc/sys": "echo 1 >/proc/sys/vm/swappiness",

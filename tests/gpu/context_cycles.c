@@ -50,7 +50,7 @@ static const char ptx[] =
     " ld.param.u64 %n, [iterations];\n mov.f32 %f, 0f3F800000;\n"
     "again:\n fma.rn.f32 %f, %f, 0f3F7FFFFF, 0f3F800001;\n sub.u64 %n, %n, 1;\n"
     " setp.gt.s64 %p, %n, 0;\n @%p bra again;\n"
-    /* never true, but the compiler cannot know this, and keeps the loop */
+    /* this comparison is never true, but the compiler cannot know this, and keeps the loop */
     " setp.eq.f32 %q, %f, 0f7F7FFFFF;\n mov.u64 %at, 0;\n @%q st.global.f32 [%at], %f;\n ret;\n}\n";
 
 static uint64_t iterations;

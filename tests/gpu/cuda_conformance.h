@@ -20,7 +20,7 @@
 void *need(const char *name);
 void said(const char *name, long long value);
 
-/* The result of a call that crashes the driver is CRASHED, and the program goes on. */
+/* The result of a call that crashes the driver. The program continues after such a call. */
 enum { CRASHED = -11 };
 extern sigjmp_buf question;
 extern volatile int asking;
@@ -36,7 +36,7 @@ extern volatile int asking;
         }                                           \
     } while (0)
 
-void mark(void);             /* notes the free memory */
+void mark(void);             /* mark() notes the device's free memory */
 void used(const char *name); /* prints how much less is free than at mark() */
 CUresult alloc(CUdeviceptr *p, size_t n);
 CUresult drop(CUdeviceptr p);

@@ -52,7 +52,7 @@ def answers(program: Path, env: Mapping[str, str] | None = None) -> dict[str, in
 def differences(
     here: Mapping[str, int], there: Mapping[str, int]
 ) -> dict[str, tuple[int | None, int | None]]:
-    """Calls with different results: (here, there)."""
+    """Calls whose results differ: name -> (result here, result in the record)."""
     names = list(here) + [name for name in there if name not in here]
     return {n: (here.get(n), there.get(n)) for n in names if here.get(n) != there.get(n)}
 

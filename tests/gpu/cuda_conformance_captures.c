@@ -145,8 +145,8 @@ static const struct {
             {"free", act_free}};
 
 /*
- * Prints the call's own result times 1000 plus the result of ending the capture. A refused call is repeated after the
- * capture, so that the next call finds its objects.
+ * Prints, for each call, its own result times 1000 plus the result of ending the capture. A call that the capture
+ * refuses is repeated after the capture, so that the next call finds the objects of this one.
  */
 void captures(CUcontext ctx)
 {

@@ -279,7 +279,7 @@ int main(int argc, char **argv)
     int first = argc > 2 ? open(argv[2], O_WRONLY | O_CREAT | O_TRUNC, 0600) : STDERR_FILENO;
     out = fdopen(fcntl(first, F_DUPFD, 100), "w");
     if (argc > 2)
-        close(first); /* may be the number of a closed standard stream */
+        close(first); /* `first` may have the number of a closed standard stream */
     load();
     for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); i++)
         if (argc > 1 && strcmp(argv[1], ways[i].name) == 0) {

@@ -211,7 +211,8 @@ def first() -> None:
         took, by_hand = {}, {}
         for kind in kinds:
             goes(node, name)
-            time.sleep(IDLE_SECONDS)  # a tenant that returns sooner is left alone for longer
+            # a tenant that returns sooner after a suspension gets a longer idle time
+            time.sleep(IDLE_SECONDS)
             took[kind], by_hand[kind] = comes_back(node, name, one, kind)
             say("first", call=kind, seconds_until_it_was_back=took[kind], by_hand=by_hand[kind])
         one.end()
@@ -219,7 +220,9 @@ def first() -> None:
 
 
 def past() -> None:
-    """A tenant suspended by hand is then shown as wanting to work, though libvgpu does not see its call."""
+    """Checks that vgpud shows a tenant that was suspended by hand as wanting to work, though libvgpu does not
+    see the tenant's call.
+    """
     with running(f'idle_suspend = "{IDLE_SECONDS:g}s"\nmin_residence = "500ms"\n') as node:
         one, name, _said = tenant(node, "8GiB", PAST, PAST)
         goes(node, name)

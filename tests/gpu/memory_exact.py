@@ -66,7 +66,7 @@ def families(bench: Bench) -> Any:
 
 
 def graphs(bench: Bench) -> Any:
-    """What the driver holds for graphs that share memory, after each step."""
+    """Returns what the driver holds for graphs that share memory, after each step."""
     done = bench.run(None, bench.program("graph_memory"))
     return {"steps": lines(done.stdout), "rc": done.returncode, "stderr": done.stderr[-300:]}
 
@@ -158,7 +158,7 @@ MPS = "nvidia-cuda-mps-control"
 
 
 def mps(bench: Bench) -> Any:
-    """libvgpu limits the memory of an MPS tenant of two processes, which share one limit."""
+    """Checks an MPS tenant of two processes, whose memory libvgpu limits together."""
     if shutil.which(MPS) is None:
         return f"there is no {MPS}"
     with tempfile.TemporaryDirectory(prefix="m") as folder:

@@ -28,7 +28,7 @@
 
 static CUcontext context;
 static CUstream stream;
-static unsigned long long managed_bytes; /* NVML does not count managed memory for the process */
+static unsigned long long managed_bytes; /* NVML does not count managed memory as the process's memory */
 
 static void fail(const char *what, CUresult result)
 {
@@ -285,7 +285,8 @@ static size_t random_size(unsigned *seed)
     return 1 + (size_t)rand_r(seed) % most[rand_r(seed) % 4];
 }
 
-enum { ANY = -1, ON_THE_CARD = -2 }; /* random operations of all families, or of those on the device */
+/* choices of random_step(): operations of all families, or of those on the device */
+enum { ANY = -1, ON_THE_CARD = -2 };
 
 /* Makes one random operation. Returns true unless it was refused. */
 static int random_step(struct piece *pieces, int count, unsigned *seed, int only)
@@ -394,7 +395,7 @@ static void relay(int first, int second, size_t bytes, double seconds)
     if (pipe(there) != 0 || pipe(back) != 0)
         fail("pipe", CUDA_ERROR_UNKNOWN);
     if (fork() == 0) {
-        close(there[1]); /* so that it ends with the first process */
+        close(there[1]); /* closed, so that the second process ends with the first */
         relay_second(there[0], back[1], second, bytes);
     }
     begin();

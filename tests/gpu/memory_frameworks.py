@@ -48,7 +48,7 @@ def _module(name: str) -> str | None:
 
 
 def missing(name: str) -> str | None:
-    """Why the program cannot run here, or None."""
+    """Returns why the program cannot run here, or None."""
     module = _module(name)
     if module is not None and python_with(module) is None:
         return f"{module} is not installed"

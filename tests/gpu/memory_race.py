@@ -30,8 +30,8 @@ SECONDS_MAX = 100
 STOPPED_EVERY_SECONDS = 0.04
 STOPPED_MOST_SECONDS = 0.5
 DETAILS_MAX = 40
-EXITING = 4  # PF_EXITING of include/linux/sched.h, in field 9 of /proc/PID/stat
-# the words of memory_families.c
+EXITING = 4  # PF_EXITING of include/linux/sched.h; the flags are field 9 of /proc/PID/stat
+# word of an operation -> its name, as in memory_families.c
 OPERATIONS = {0: "nothing", 100: "context", 101: "ended"} | {
     1 + 2 * index + half: f"{verb} {family}"
     for index, family in enumerate(FAMILIES)
@@ -326,5 +326,7 @@ def deaths(bench: Bench) -> Any:
             if step(group.processes[index]):
                 go_on(group.processes[index])
             else:
-                late += 1  # the other processes had filled the limit, so that its context had no room
+                # the other processes had filled the limit, so that the new process had no room for its
+                # context
+                late += 1
         return {"limit_mib": limit / MIB, "kills": rounds, "found_no_room": late, **flight.said()}

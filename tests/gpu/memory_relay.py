@@ -21,8 +21,8 @@ _SETTLE_SECONDS = 0.05
 
 
 def relay(bench: Bench) -> Any:
-    """Counts the samples in which the device's use exceeds the larger of the two pieces, by family
-    and size.
+    """Counts, by family and size, the samples in which the device's use exceeds the larger of the two
+    pieces.
     """
     rows = [row for size in PIECES_MIB for row in _sized(bench, size)]
     over = [row for row in rows if row["over"]]
@@ -45,7 +45,7 @@ def _handed_on(bench: Bench, first: str, second: str, mib: float) -> dict[str, A
     words = ["relay", first, second, str(mib), str(SECONDS)]
     process = bench.start(None, bench.program("memory_families"), *words)
     levels = {}
-    for _ in range(3):  # no process, the first, the second
+    for _ in range(3):  # NVML's figures with no process, with the first process and with both
         said = step(process)
         time.sleep(_SETTLE_SECONDS)
         levels[str(said[-1]["at"])] = card_used(bench.uuid)

@@ -168,7 +168,7 @@ class Hand:
 
 
 def lists(uuids: list[str], old: str, new: str) -> dict[str, list[str]]:
-    """Forms of pair lists that are documented or reported. The last is the form that vgpud passes."""
+    """Forms of pair lists that are documented or reported. The last form is what vgpud passes."""
     change = {old: new, new: old}
     around = {uuid: uuids[(i + 1) % len(uuids)] for i, uuid in enumerate(uuids)}
     return {
@@ -277,7 +277,7 @@ def suspended(bench: Bench) -> None:
     away = bench.used_mib()
     spans.append(timed(bench.node, "resume", name))
     good, there = whole(one), bench.used_mib()
-    timed(bench.node, "suspend", name)  # suspends it on the new device
+    timed(bench.node, "suspend", name)  # suspends the run on its new device
     spans.append(bench.move(name, 0))
     spans.append(timed(bench.node, "resume", name))
     good = good and whole(one)

@@ -31,7 +31,7 @@ RULES = "[device.mps]\ncheck_seconds = 1.0\nhang_seconds = 5.0\n"
 WORKER = str(ROOT / "tests" / "gpu" / "mps_worker.py")
 PYTHON = "/usr/bin/python3" if os.access("/usr/bin/python3", os.X_OK) else sys.executable
 MANY, ITERATIONS, SECONDS = 132 * 64, 2000, 2.0
-HALF = 64  # in blocks: less than half of the device, with one block on a multiprocessor
+HALF = 64  # HALF is in blocks, one on each multiprocessor: less than half of the device
 FAMILIES = ("alloc", "pitch", "managed", "async", "vmm", "array")
 TORCH = """
 import json, time, torch
@@ -295,7 +295,7 @@ def memory() -> None:
 
 
 def death() -> None:
-    """Kills the control daemon three times under load, while programs keep starting."""
+    """Kills the MPS control daemon three times under load, while programs keep starting."""
     rounds, open_windows, tried = [], 0, 0
     with running() as node:
         for _ in range(3):
@@ -390,7 +390,9 @@ def users() -> None:
 
 
 def silent() -> None:
-    """A process that connects and sends nothing: does it block this daemon, and is it disconnected?"""
+    """A process connects to the MPS daemon and sends nothing. Finds out whether it blocks the daemon, and
+    whether the daemon disconnects it.
+    """
     with running() as node:
         held = share(node, 4, 40)
         program = Program(node, held)
@@ -493,7 +495,7 @@ def fault() -> None:
         said = stray.line()
         seen = node.ctl("mps", "ls", check=False).stdout
         felt = beside.line()
-        time.sleep(1.5)  # vgpud checks once a second
+        time.sleep(1.5)  # vgpud checks the MPS daemons once a second
         shown = node.ctl("mps", "ls", check=False).stdout
         newcomer = probe(node, one, "hold", "1MiB", seconds=10)
         stray.end()

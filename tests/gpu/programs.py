@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 Step = Callable[[], float | None]  # returns the seconds to count; None: the whole duration of the step
-#: The number of loop steps is measured at the start. The simulator takes the duration from the comment.
+#: The program measures at its start how many loop steps the kernel's duration needs. The simulator takes the
+#: duration from the PTX comment.
 PTX = """.version 6.0
 .target sm_50
 .address_size 64

@@ -152,8 +152,8 @@ static void wait_for(pid_t child, const char *what)
 }
 
 /*
- * The children start at intervals: while a context is made it counts twice, so that three at the same time would not
- * fit.
+ * The children start at intervals. While a context is made it counts twice, so that three that start at the same time
+ * would not fit.
  */
 static void try_forks(char **unused)
 {
@@ -229,7 +229,8 @@ static void try_closefrom(char **unused)
         /* the program opens its own file at a number that libvgpu has used or will use */
         NEED(dup2(STDIN_FILENO, 3) == 3);
         work();
-        NEED(fcntl(3, F_GETFD) == 0); /* still open; libvgpu's own descriptors would be closed at an exec */
+        /* the program's own file is still open; libvgpu's descriptors would be closed by an exec */
+        NEED(fcntl(3, F_GETFD) == 0);
     }
 }
 
@@ -376,7 +377,7 @@ static void try_ranks(char **unused)
     (void)unused;
     check(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair), "socketpair");
     bool exports = fork() != 0;
-    close(pair[exports ? 1 : 0]); /* so that each process ends with the other */
+    close(pair[exports ? 1 : 0]); /* closed, so that each process ends with the other */
     begin();
     do {
         CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -396,14 +397,14 @@ static void try_ranks(char **unused)
         launch();
         DO(cuCtxSynchronize());
         DO(cuMemRelease(handle));
-        /* the other process no longer uses the memory either */
+        /* a byte each way: the other process no longer uses the memory either */
         pass(pair[exports ? 0 : 1], &pair[exports ? 0 : 1], true);
         pass(pair[exports ? 0 : 1], &fd, false);
         close(fd);
     } while (!input_ended());
 }
 
-/* Computes without a cancellation point, until the process counts as idle. */
+/* Computes without a cancellation point, until libvgpu counts the process as idle. */
 static void compute(void)
 {
     struct timespec began;
@@ -449,7 +450,8 @@ static void try_cancelled(char **unused)
 static void try_orphans(char **unused)
 {
     (void)unused;
-    NEED(cu.cuLaunchKernel(NULL, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL) != CUDA_SUCCESS); /* before cuInit */
+    /* before cuInit, every launch fails */
+    NEED(cu.cuLaunchKernel(NULL, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL) != CUDA_SUCCESS);
     begin_and_work();
     pid_t child = fork();
     check(child < 0, "fork");

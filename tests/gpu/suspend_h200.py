@@ -164,7 +164,7 @@ def killed(node: DemoNode) -> None:
     half = subprocess.Popen(
         [sys.executable, "-m", "vgpud.ctl", "suspend", name], env=node.environment, stderr=subprocess.DEVNULL
     )
-    time.sleep(1.0)  # a moment within the save of 8 GiB
+    time.sleep(1.0)  # after this time the save of 8 GiB is under way
     node.kill()
     half.wait()
     began = time.perf_counter()

@@ -49,7 +49,7 @@ static CUDA_RESOURCE_DESC linear = {
 static const CUDA_TEXTURE_DESC texture;
 static CUpointer_attribute type_of_memory = CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
 
-/* buffers for results */
+/* buffers for the results of the calls */
 static int number;
 static size_t size;
 static unsigned flags;

@@ -1,11 +1,11 @@
-"""Which calls block in a suspended process, and does libvgpu wrap all of them?
+"""Finds the calls that block in a suspended process, and checks that libvgpu wraps all of them.
 
-    python -m tests.gpu.suspended_calls
+python -m tests.gpu.suspended_calls
 
-A thread that has been idle may begin with any driver call. Calls that block there, end the process or fail
-while its memory is saved must wait in libvgpu, where vgpud sees the wait and resumes the tenant. A JSON line
-for each call that was tried (suspended_calls.c); the last one says `held`, and names those that are not
-wrapped. Needs driver 570 or later, cc and cuda.h.
+A thread that has been idle may begin with any driver call. Calls that block, fail or end the process while
+its memory is saved must wait in libvgpu, where vgpud sees the wait and resumes the tenant. The program prints
+a JSON line for each call that it tried (suspended_calls.c). The last line has `held`, and the names of the
+calls that are not wrapped. Needs driver 570 or later, cc and cuda.h.
 """
 
 import json

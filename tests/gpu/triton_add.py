@@ -15,7 +15,7 @@ def _kernel(x, y, out, count, block: tl.constexpr):  # type: ignore[no-untyped-d
 
 
 def add(x: Any, y: Any) -> Any:
-    """x + y, one-dimensional CUDA tensors of one length."""
+    """Returns x + y of two one-dimensional CUDA tensors of one length."""
     out = torch.empty_like(x)
     _kernel[(triton.cdiv(x.numel(), 1024),)](x, y, out, x.numel(), block=1024)
     return out

@@ -109,7 +109,7 @@ def test_the_number_of_abandoned_workers_is_bounded() -> None:
     workers, free = Workers(), threading.Event()
     for number in range(MAX_STUCK):
         with pytest.raises(VgpuError, match="did not answer"):
-            workers.run(f"gpu {number}", 0.01, lambda: free.wait(300))  # hangs also if it begins late
+            workers.run(f"gpu {number}", 0.01, lambda: free.wait(300))  # a call that begins late also hangs
     with pytest.raises(VgpuError, match=f"{MAX_STUCK} nvml calls hang"):
         workers.run("another", 5, lambda: None)
     free.set()

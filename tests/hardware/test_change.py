@@ -104,7 +104,7 @@ def test_a_new_gpu_instance_has_one_compute_instance_over_all_of_it(nvml: FakeNv
     instance = mig.create_gpu_instance(GPU, 9, Placement(4, 4))
     assert (instance.profile_id, instance.placement) == (9, Placement(4, 4))
     (compute,) = instance.compute_instances
-    assert compute.profile_id == 2  # 2: the profile of three slices
+    assert compute.profile_id == 2  # 2 is the compute profile of three slices
     assert compute.uuid.startswith("MIG-")
     assert mig.gpu_instances(GPU) == (instance,)
     assert mig.snapshot().devices[0].mig.instances == (instance,)

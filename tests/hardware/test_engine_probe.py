@@ -62,7 +62,9 @@ def test_a_probe_that_hangs_is_killed(tmp_path: Path) -> None:
 
 
 def test_a_probe_of_a_vgpud_that_was_killed_is_waited_for(tmp_path: Path) -> None:
-    """Two probes at the same time on one device would disturb each other."""
+    """A probe that a killed vgpud left is still running. The next probe waits for it, because two probes at
+    the same time on one device would disturb each other.
+    """
     hangs = program(tmp_path, f"touch {tmp_path}/began; exec sleep 1000")
     code = (
         "import sys; from pathlib import Path; from vgpud.hardware.engine_probe import EngineProbe\n"

@@ -89,11 +89,12 @@ def test_profiles_of_a_driver_without_names_get_the_same_names(nvml: FakeNvml, g
 @pytest.mark.parametrize(
     ("index", "slices", "memory_mib", "total_bytes", "name"),
     [
-        (0, 1, 4864, 42_505_273_344, "1g.5gb"),  # A100 of 40 GB, by the tables of the MIG User Guide
+        # profiles of an A100 of 40 GB, by the tables of the MIG User Guide
+        (0, 1, 4864, 42_505_273_344, "1g.5gb"),
         (7, 1, 4864, 42_505_273_344, "1g.5gb+me"),
         (9, 1, 9856, 42_505_273_344, "1g.10gb"),
         (4, 7, 40448, 42_505_273_344, "7g.40gb"),
-        (0x0B, 2, 48512, 102_641_958_912, "2g.48gb+gfx"),  # RTX PRO 6000
+        (0x0B, 2, 48512, 102_641_958_912, "2g.48gb+gfx"),  # a profile of an RTX PRO 6000
         (0, 1, 4864, 0, "1g"),
     ],
 )
@@ -153,9 +154,11 @@ def test_process_lists_fall_back_to_the_older_struct(nvml: FakeNvml, gateway: Ga
 
 
 def test_an_ended_process_is_not_listed(nvml: FakeNvml, gateway: Gateway) -> None:
-    """For example an MPS server that is not reaped yet. On an H200 it kept the next tenant out."""
+    """NVML lists a process that has ended and is not reaped yet, for example an MPS server. On an H200 such a
+    process kept the next tenant out.
+    """
     ended = subprocess.Popen(["true"])
-    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # a zombie until it is reaped
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # a zombie process until the test reaps it
     nvml.gpus[0].processes = [process(ended.pid), process(os.getpid())]
     assert [p.pid for p in gateway.processes(uuid_of(0))] == [os.getpid()]
     ended.wait()
@@ -293,7 +296,8 @@ def test_a_hanging_device_is_marked_silent_until_it_answers(nvml: FakeNvml) -> N
     assert node.devices[1] == before.devices[1]
     nvml.calls.clear()
     assert gateway.snapshot().devices[0].health is Health.SILENT
-    assert nvml.calls.count("nvmlDeviceGetMemoryInfo") == 1  # the call was made only for the other device
+    # the gateway made this call only for the other device
+    assert nvml.calls.count("nvmlDeviceGetMemoryInfo") == 1
     nvml.hangs.clear()
     free.set()
     recovered = threading.Event()

@@ -9,7 +9,7 @@ from vgpud.hardware.suspender import ProcessState, Suspender
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import SuspendedProcess
 
-# answers with the state that the pid encodes; a save waits until a file exists
+# Answers each order with the state that the pid encodes. A save waits until a file exists
 PROGRAM = """#!/bin/sh
 echo ready
 while read -r verb pid ticks rest; do
@@ -32,8 +32,8 @@ def suspender(folder: Path) -> Suspender:
 
 
 def test_a_late_answer_is_not_taken_for_the_next_calls(tmp_path: Path) -> None:
-    """A save exceeds its time limit, and the next order is about another process. The late answer must not be
-    used for it.
+    """A save exceeds its time limit, and the next order is about another process. The late answer of the save
+    must not be used for this order.
     """
 
     async def work() -> None:

@@ -55,7 +55,9 @@ def test_mig_instances_are_drawn_to_scale() -> None:
 
 
 def test_the_parts_of_a_divided_instance_are_drawn_beside_each_other() -> None:
-    """Instances of one and of two of the three compute slices in the right half."""
+    """The three compute slices of the instance at the right are divided into instances of one and of two
+    slices.
+    """
     seen = observation()
     view = seen.devices[1]
     mig = view.device.mig
@@ -163,6 +165,7 @@ def test_a_browser_draws_the_page_without_errors(tmp_path: Path) -> None:
 
     dom, log = asyncio.run(run())
     assert "<h2>Devices</h2>" in dom
-    assert dom.count("<svg") == 6 + 3 + 2 * 2  # legend, devices, allocations
+    # svg elements of the legend, of the devices and of the allocations
+    assert dom.count("<svg") == 6 + 3 + 2 * 2
     assert "Content Security Policy" not in log
     assert "CONSOLE" not in log

@@ -127,7 +127,8 @@ def test_slow_peers_and_peers_with_long_requests_are_disconnected(
     port = free_port()
 
     async def work(_: Doors) -> None:
-        assert await say(b"GET / HT", port) == b""  # the daemon closes the connection, not this client
+        # the server closes the connection that sends no complete request
+        assert await say(b"GET / HT", port) == b""
         try:
             answer = await say(b"GET / HTTP/1.1\r\nX: " + b"y" * 4 * http.MAX_HEAD_BYTES, port)
         except ConnectionError:
@@ -193,7 +194,7 @@ def test_a_reload_moves_the_page_to_the_new_address(tmp_path: Path) -> None:
     first, second = free_port(), free_port()
 
     async def work(doors: Doors) -> None:
-        # an address may change from metrics to the page
+        # a new policy may give the page an address that was the metrics' address before
         (await doors.prepare(policy(page=first, figures=second)))(True)
         assert b"text/html" in await say(get("/"), first)
         assert status(await say(get("/"), second)) == 404

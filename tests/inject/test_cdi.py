@@ -38,7 +38,7 @@ def test_a_written_spec_contains_the_edits(tmp_path: Path) -> None:
         "major": 195,
         "minor": 0,
     }
-    # a runtime refuses a container if a device node is missing
+    # the absent device node is left out: a runtime refuses a container if a device node is missing
     assert len(edits["deviceNodes"]) == 1
     assert [m["options"][0] for m in edits["mounts"]] == ["rw", "ro"]
     assert path.stat().st_mode & 0o777 == 0o644
@@ -65,7 +65,7 @@ HOSTILE = ('"}]}', "\x1b]0;x\x07", "a\nb", "\u202e", "{{x}}", "$(x)")
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_text_of_a_tenant_stays_one_value_of_a_spec(tmp_path: Path, text: str) -> None:
-    """The text is in a label, and in a value of the environment."""
+    """The tenant's text is in the label of the request, and in an environment variable of the edits."""
     held = allocation("a1")
     asked = replace(held.request, label=text)
     edits = Edits(env=(("VGPU_ALLOCATION", "a1"), ("LABEL", text)))

@@ -53,12 +53,12 @@ def test_every_request_key_is_read_from_annotations_and_environment() -> None:
         container({"vgpud.io/label": "no more than a name"}),
         container({"vgpud.io/prepared": "a1", "other.io/memory": "1GiB"}),
         container(env=["VGPU_COUNT=0"]),
-        # a container that names an allocation has requested its CDI device
+        # a container that names an allocation requests that allocation's CDI device
         container(env=["VGPU_ALLOCATION=a1", "VGPU_MEMORY=1GiB"])
         | {"linux": {"devices": [{"path": "/dev/nvidia0"}]}},
         container(env=["VGPU_ALLOCATION=a1", "VGPU_MEMORY=1GiB"])
         | {"mounts": [{"source": "/run/vgpud/leases/a1"}]},
-        # a pod's pause container
+        # a pod's pause container makes no request
         container({"vgpud.io/memory": "1GiB", "io.kubernetes.cri.container-type": "sandbox"}),
         container({"vgpud.io/memory": "1GiB", "io.kubernetes.cri-o.ContainerType": "sandbox"}),
     ],
@@ -168,7 +168,8 @@ def test_the_owner_is_the_processs_uid_on_the_host() -> None:
     "changes",
     [
         {"hostID": 2**33},
-        {"hostID": 2**32 - 1001},  # its id 1000 would be the last of 32 bits, which means "no id"
+        # container id 1000 would be the last number of 32 bits on the host, which means "no id"
+        {"hostID": 2**32 - 1001},
         {"hostID": -1},
         {"hostID": float("inf")},
         {"containerID": -1},

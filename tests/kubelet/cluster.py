@@ -126,7 +126,9 @@ def check_policy(policy: dict[str, Any], value: int) -> None:
 
 
 class Cluster:
-    """`off` are disabled feature gates. Their fields are dropped silently, as the API server does."""
+    """A cluster with Kubernetes 1.`minor`. `off` has the disabled feature gates, whose fields are dropped
+    silently, as by the API server.
+    """
 
     def __init__(self, minor: int = 36) -> None:
         self.minor_version = minor
@@ -171,7 +173,7 @@ class Cluster:
         if not dry_run:
             return self._store(body)
         kept = self._kept(body)
-        del kept["metadata"]["resourceVersion"]  # only what is stored has one
+        del kept["metadata"]["resourceVersion"]  # only stored objects have a resourceVersion
         return kept
 
     async def replace_slice(self, body: dict[str, Any]) -> dict[str, Any]:

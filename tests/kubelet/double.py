@@ -54,8 +54,8 @@ class AdmissionError(Exception):
 
 
 def fixed_plugins(root: Path) -> Path:
-    """The folder of device plugins is not below the root folder: a kubelet has it at a constant path,
-    whatever its --root-dir.
+    """Returns the folder of device plugins. It is not below the root folder, because a kubelet has it at a
+    constant path, whatever its --root-dir.
     """
     return root.parent / "device-plugins"
 
@@ -69,17 +69,18 @@ class Kubelet:
             folder.mkdir(parents=True, exist_ok=True)
         self.endpoints: dict[str, Endpoint] = {}
         self.registrations: list[dp.RegisterRequest] = []
-        # by pod, container and resource, as in the checkpoint
+        # ids by pod, container and resource, as in the kubelet's checkpoint
         self.held: dict[tuple[str, str, str], set[str]] = {}
-        # by pod and container: the claim's name, and its CDI devices
+        # the claim's name and its CDI devices, by pod and container
         self.claimed: dict[tuple[str, str], tuple[str, list[str]]] = {}
         self.init_containers: set[tuple[str, str]] = set()  # (pod, container); PodResources never lists them
-        self.active: set[str] = set()  # pods, from their admission on
-        self.refuse = ""  # reason with which registrations are refused
+        self.active: set[str] = set()  # pods that the kubelet has admitted
+        self.refuse = ""  # if not empty, the reason with which registrations are refused
         self.listing_fails = False
-        self.listing_empty = False  # the list is empty, as after a start before the pods are known
+        # if true, PodResources returns an empty list, as after a start before the pods are known
+        self.listing_empty = False
         self.takes_advice = True
-        self.listings = 0  # answers of PodResources
+        self.listings = 0  # number of PodResources calls
         self._servers: list[grpc.aio.Server] = []
         self._news = asyncio.Condition()
 
@@ -183,7 +184,8 @@ class Kubelet:
                 continue
             told = pods[pod]
             one = told.containers.add(name=container)
-            for name in sorted(ids):  # several containers, one for each NUMA node, if the plugin wants it
+            # if the plugin asks for NUMA nodes, the claim has one container for each of them
+            for name in sorted(ids):
                 one.devices.add(resource_name=resource, device_ids=[name])
         for (pod, container), (claim, cdi_names) in self.claimed.items():
             if pod in pods:

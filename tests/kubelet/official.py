@@ -12,14 +12,16 @@ from pathlib import Path
 from tests.simnode import ROOT
 
 HOME = ROOT / "build" / "outside" / "kubernetes"
-REQUIREMENT = "kubernetes>=34,<38"  # the same as extra "dra" in pyproject.toml
+REQUIREMENT = "kubernetes>=34,<38"  # the same requirement as in the extra "dra" of pyproject.toml
 FETCH_SECONDS = 240
 
 why = ""
 
 
 def client() -> Path | None:
-    """A folder for PYTHONPATH. If it cannot be fetched, returns None, and the reason is in `why`."""
+    """Returns a folder for PYTHONPATH with the official client. If the client cannot be fetched, returns
+    None, and the reason is in `why`.
+    """
     if (HOME / "kubernetes" / "client").is_dir():
         return HOME
     HOME.parent.mkdir(parents=True, exist_ok=True)
@@ -43,6 +45,6 @@ def _fetch(draft: Path) -> Path | None:
     if done.returncode != 0:
         why = f"pip cannot fetch {REQUIREMENT}: {(done.stderr.strip().splitlines() or ['no words'])[-1]}"
         return None
-    with suppress(OSError):  # another test worker was faster
+    with suppress(OSError):  # another test worker has already moved its folder to this name
         (draft / "new").rename(HOME)
     return HOME

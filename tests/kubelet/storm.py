@@ -43,7 +43,8 @@ class Outcome:
     ran: int = 0
     refused: int = 0
     retries: int = 0  # container starts that failed and were repeated
-    freed_seconds: list[float] = field(default_factory=list)  # for pods during whose end nothing was killed
+    # seconds from a pod's end until its memory is free, for pods during whose end nothing was killed
+    freed_seconds: list[float] = field(default_factory=list)
 
 
 @dataclass
@@ -80,7 +81,7 @@ class Storm:
         return self.outcome
 
     async def _kill(self) -> None:
-        """Kills at random moments while pods are left."""
+        """Kills vgpud and the kubelet at random moments while pods are left."""
         blows = ["vgpud"] * self.kills + ["kubelet"] * self.restarts
         self._random.shuffle(blows)
         for blow in blows:
@@ -115,7 +116,9 @@ class Storm:
         await self._ended(name, allocation)
 
     async def _scheduled(self, size: int) -> None:
-        """The pod is pending while the node has too little, as while vgpud is away."""
+        """Waits until the node has enough free units for the pod. Meanwhile the pod is pending, as it is
+        while vgpud is down.
+        """
 
         def free() -> int:
             endpoint = self.kubelet.endpoints.get(UNITS)
@@ -216,7 +219,7 @@ async def weathered(node: DemoNode, pods: int, kills: int, restarts: int) -> Out
 
 
 def entries(node: DemoNode, file: str, key: str) -> Any:
-    """The remaining entries of a state file."""
+    """Returns the entries that are left in a state file of vgpud."""
     return json.loads((node.folder / "state" / file).read_text())[key]
 
 

@@ -29,7 +29,9 @@ class Server:
 def test_a_server_whose_start_is_cancelled_is_stopped(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise grpc.aio waits for ever when the last server is garbage-collected."""
+    """A server that stays open would make grpc.aio wait for ever when the last server is
+    garbage-collected.
+    """
     made = Server()
     monkeypatch.setattr(wire, "server", lambda: made)
     monkeypatch.setattr(wire, "bind", lambda *_: None)

@@ -29,7 +29,7 @@ SLOW = MEMORY.replace("release_seconds = 1", "release_seconds = 3600")
 
 @contextmanager
 def container() -> Iterator[Lifetime]:
-    """The container's init: a process that keeps running."""
+    """Starts a process that stands for the container's init, and yields its identity."""
     with subprocess.Popen(["sleep", "600"]) as init:
         ticks = start_ticks(init.pid)
         assert ticks is not None
@@ -152,7 +152,9 @@ def test_an_init_container_that_alone_asked_keeps_its_allocation_to_the_end_of_i
             await node.kubelet.admit("a/b", UNITS, 5, container="init", init=True)
             with container() as init:
                 await start(node, "a/b/init", init)
-                for _ in range(8):  # listings without the pod, for longer than release_seconds
+                # PodResources does not list the pod during eight checks, which take longer than
+                # release_seconds
+                for _ in range(8):
                     await asyncio.sleep(0.2)
                     assert sizes(node) == [5]
             # the container has ended; it may be started again while its pod exists
@@ -166,7 +168,7 @@ def test_an_init_container_that_alone_asked_keeps_its_allocation_to_the_end_of_i
 
 
 def test_an_init_container_may_start_long_after_its_admission(short: Path, turned: Turned) -> None:
-    """The container's image may be pulled first, and PodResources never lists it."""
+    """An init container's image may be pulled first, and PodResources never lists the init container."""
 
     async def story() -> None:
         async with node_in(short) as node:
@@ -183,7 +185,9 @@ def test_an_init_container_may_start_long_after_its_admission(short: Path, turne
 
 
 def test_the_end_of_a_pods_last_container_releases_at_once(short: Path) -> None:
-    """release_seconds and check_seconds are an hour, and the release waits for neither."""
+    """release_seconds and check_seconds are an hour. The release after the pod's last container waits for
+    neither.
+    """
 
     async def story() -> None:
         slow = SLOW.replace("check_seconds = 0.2", "check_seconds = 3600")
@@ -204,7 +208,9 @@ def test_the_end_of_a_pods_last_container_releases_at_once(short: Path) -> None:
 
 
 def test_a_restarted_vgpud_trusts_the_list_of_a_kubelet_that_runs_for_long(short: Path) -> None:
-    """Only a kubelet that has just started may lack pods in its list."""
+    """The list of a kubelet may lack pods only soon after its start, so that vgpud trusts the list of an
+    older kubelet at once.
+    """
 
     async def story() -> None:
         async with node_in(short, SLOW, pace=replace(FAST, settled=60.0)) as node:
@@ -225,7 +231,7 @@ def test_a_restarted_vgpud_trusts_the_list_of_a_kubelet_that_runs_for_long(short
 
 
 def test_a_kubelet_that_has_listed_a_pod_is_trusted_on_its_end(short: Path) -> None:
-    """Also soon after its start, when its list may lack pods that it has not listed yet."""
+    """A kubelet that has listed a pod is trusted when it no longer lists it, even soon after its start."""
 
     async def story() -> None:
         async with node_in(short, SLOW, pace=replace(FAST, settled=3600.0)) as node:

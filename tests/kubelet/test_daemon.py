@@ -109,7 +109,7 @@ def test_pods_on_mig_and_memory_keep_their_devices_across_restarts_of_vgpud(make
             await k.healthy("nvidia.com/mig-1g.18gb", 7)
             assert json.dumps(spec_of(node, small.cdi_devices[0].name)) == mig
             assert len(await held_on(node)) == 2
-            # after a reboot the kubelet starts its pods again with the device ids from before
+            # after a reboot the kubelet starts its pods again with the same device ids
             await asyncio.to_thread(reboot, node)
             await k.restart()
             await asyncio.to_thread(node.start)
@@ -165,7 +165,7 @@ def test_the_hook_of_a_pods_spec_binds_its_container(make_node: NodeMaker) -> No
 
 
 def test_pods_get_mig_compute_instances(make_node: NodeMaker) -> None:
-    """If the policy names a compute-instance profile, it becomes a resource: three instances of one slice in
+    """The policy names a compute-instance profile, which becomes a resource: three instances of one slice in
     each of two GPU instances.
     """
     parts = POLICY.replace('["1g.18gb", "3g.71gb"]', '["1c.3g.71gb"]')

@@ -340,7 +340,7 @@ def test_an_unprepare_after_a_restart_of_vgpud_releases_the_claim(short: Path) -
             claim = dra.cluster.allocate("a", "quota", {"memory": "1Gi"})
             assert claim is not None
             first = await dra.prepare(claim)
-            for content in (None, "{"):  # the file may be missing or damaged
+            for content in (None, "{"):  # the state file may be missing (None) or damaged
                 await dra.close()
                 if content is not None:
                     (short / "state" / "claims.json").write_text(content)
@@ -481,7 +481,7 @@ def test_the_clusters_http_double_answers_like_the_in_process_double() -> None:
 
 
 def test_slices_are_back_after_a_restart_of_the_kubelet_before_the_next_check(short: Path) -> None:
-    """The kubelet deletes the slices at its start, before or after the driver has registered again."""
+    """The kubelet deletes the node's slices at its start, before or after the driver has registered again."""
 
     async def story() -> None:
         async with dra_in(short, POLICY.replace("check_seconds = 0.2", "check_seconds = 3600")) as dra:

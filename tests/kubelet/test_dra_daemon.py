@@ -111,7 +111,7 @@ def test_a_claim_is_prepared_on_the_device_that_the_scheduler_chose(
         await published(made, 7 + len(places_of_one()))
         part = made.allocate("part", "quota", {"memory": "7Gi"})
         assert part is not None
-        with pytest.raises(grpc.aio.AioRpcError):  # vgpud is killed during the call
+        with pytest.raises(grpc.aio.AioRpcError):  # vgpud is killed during this call, which therefore fails
             await ask(node, "Prepare", part)
         assert node.daemon is not None
         await asyncio.to_thread(node.daemon.wait, 30)
@@ -121,7 +121,7 @@ def test_a_claim_is_prepared_on_the_device_that_the_scheduler_chose(
         assert list(found) == [claim_id(part)]
         spec = node.folder / "cdi" / f"vgpud.io-vgpu_{found[claim_id(part)]['id']}.json"
         assert "libvgpu.so" in spec.read_text()
-        # claims the upper half of a device first, which vgpud itself would not choose
+        # the claim gets the upper half of a device first, which vgpud itself would not choose
         upper = made.allocate("upper", "mig", among=lambda d: d["name"].endswith("mig-3g-71gb-4"))
         assert made.allocate("no", "mig", among=lambda d: d["name"].endswith("mig-1g-18gb-5")) is None
         lower = made.allocate("lower", "mig", among=lambda d: d["name"].endswith("mig-4g-71gb-0"))

@@ -104,8 +104,8 @@ def test_opaque_parameters_of_the_manifests_are_accepted() -> None:
 
 
 def test_the_cluster_role_has_exactly_the_rights_in_use() -> None:
-    """Compares with the calls in vgpud/serve/dra/api.py. Method names of the official client contain the
-    verb.
+    """Compares the cluster role with the calls in vgpud/serve/dra/api.py. Method names of the official client
+    contain the verb.
     """
     verbs = {"list": "list", "create": "create", "replace": "update", "delete": "delete", "get": "get"}
     source = (ROOT / "vgpud/serve/dra/api.py").read_text()
@@ -161,7 +161,8 @@ def test_the_units_drop_in_opens_the_kubelets_folders() -> None:
     parser.read(FOLDER / "vgpud.service.d" / "50-kubernetes.conf")
     assert parser["Service"]["ReadWritePaths"] == f"-{Settings().kubelet_dir}"
     assert set(parser["Service"]["RestrictAddressFamilies"].split()) == {"AF_INET", "AF_INET6"}
-    # the unit denies every address; one that is in both lists is allowed, systemd.resource-control(5)
+    # the unit denies every address; systemd allows an address that is in both lists,
+    # systemd.resource-control(5)
     assert parser["Service"]["IPAddressAllow"] == "any"
 
 

@@ -71,7 +71,7 @@ def test_a_kubelet_without_its_pod_list_releases_no_allocation(short: Path, turn
             node.world.effectors[Mode.PRELOAD].pids = (1,)
             turned.passed = 68000.0
             await allocator.check(3600)
-            assert gib(node) == [5]  # its processes still run
+            assert gib(node) == [5]  # the pod's processes still run
             node.world.effectors[Mode.PRELOAD].pids = ()
             await allocator.check(3600)
             assert node.world.is_empty()
@@ -98,7 +98,9 @@ def test_a_repeated_allocate_is_one_allocation(short: Path) -> None:
 
 
 def test_a_new_pod_with_the_ids_of_a_deleted_pod_gets_a_new_allocation(short: Path) -> None:
-    """The end of the old pod is not noticed yet. The new pod gets its own allocation nevertheless."""
+    """vgpud has not noticed the end of the old pod yet. The new pod with the same ids gets its own allocation
+    nevertheless.
+    """
 
     async def story() -> None:
         async with node_in(short, SLOW) as node:
@@ -137,7 +139,7 @@ def test_an_allocate_waits_for_processes_of_the_deleted_pod(short: Path) -> None
 
 
 def test_containers_of_a_pod_share_an_allocation_of_overlapping_ids(short: Path) -> None:
-    """The kubelet gives an init container's ids to later containers again."""
+    """The kubelet gives an init container's ids to later containers of the pod again."""
 
     async def story() -> None:
         async with node_in(short, SLOW) as node:

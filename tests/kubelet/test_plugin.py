@@ -83,8 +83,8 @@ def test_preferred_units_of_a_container_are_packed_on_one_device(short: Path) ->
             for pod, units in (("a/one", 50), ("a/two", 60), ("a/three", 15)):
                 await node.kubelet.admit(pod, UNITS, units)
             used = sorted(u.memory_bytes // GIB for u in node.world.parts.book.use.values())
-            assert used == [50, 75]  # the 15 went to the device with 20 left, not to the one with 30
-            # the scheduler counts 35 in all, but no device has 33
+            assert used == [50, 75]  # the 15 units are on the device with 20 left, not on the one with 30
+            # the scheduler counts 35 free units in all, but no device has 33
             with pytest.raises(AdmissionError, match=r"33 of .* came from 2 cards .*across"):
                 await node.kubelet.admit("a/four", UNITS, 33)
             assert len(node.allocations) == 3
@@ -211,7 +211,9 @@ def test_memory_units_are_overcommitted_by_policy(short: Path) -> None:
 
 
 def test_units_with_compute_are_bounded_by_the_devices_shares(short: Path) -> None:
-    """The bound holds for any memory overcommitment and any distribution of the shares."""
+    """The healthy units with compute are bounded by the devices' free shares, for any memory overcommitment
+    and any distribution of the shares.
+    """
 
     async def story() -> None:
         beyond = (
@@ -226,7 +228,8 @@ def test_units_with_compute_are_bounded_by_the_devices_shares(short: Path) -> No
             await node.kubelet.admit("a/b", UNITS, 40, among=lambda name: name.startswith(uuid))
             held = [a for a in node.allocations if a.id != taken.id]
             assert [part.share for a in held for part in a.slices] == [Percent(5000)]
-            await node.kubelet.healthy(UNITS, 120)  # the ids of the pod, and those of the other device
+            # healthy ids: those of the pod, and those of the other device
+            await node.kubelet.healthy(UNITS, 120)
 
     run(story())
 
@@ -257,7 +260,9 @@ def test_vgpud_runs_without_a_kubelet(short: Path) -> None:
 
 
 def test_ids_of_a_failed_allocation_stay_unhealthy(short: Path) -> None:
-    """The container has no working device, even after the device recovers."""
+    """The ids of a failed allocation stay unhealthy: its container has no working device, even after the
+    device recovers.
+    """
 
     async def story() -> None:
         async with node_in(short, MEMORY.replace("release_seconds = 1", "release_seconds = 3600")) as node:
@@ -292,7 +297,9 @@ def test_allocations_of_ended_pods_are_released_after_the_last_resource_is_remov
 
 
 def test_a_pod_that_fits_no_card_waits_after_its_first_failure(short: Path, turned: Turned) -> None:
-    """The pod's controller recreates a failed pod at once: before the fix, 298 pods failed in 30 s."""
+    """A pod that fits no card is not admitted a second time. Its controller recreates a failed pod at once:
+    before the fix, 298 pods failed in 30 s.
+    """
 
     async def story() -> None:
         async with node_in(short, MEMORY.replace("release_seconds = 1", "release_seconds = 3600")) as node:
@@ -303,8 +310,8 @@ def test_a_pod_that_fits_no_card_waits_after_its_first_failure(short: Path, turn
             for span in (30.0, 60.0):
                 with pytest.raises(AdmissionError, match="came from 2 cards"):
                     await node.kubelet.admit("a/big", UNITS, 60)
-                # ids that pods hold, and those left on the emptier device: the scheduler keeps the next pod
-                # waiting
+                # healthy ids: those that pods hold, and those left on the emptier device. The scheduler keeps
+                # the next pod waiting
                 await node.kubelet.healthy(UNITS, 130)
                 with pytest.raises(AdmissionError, match="requested 60, available 40"):
                     await node.kubelet.admit("a/big", UNITS, 60)

@@ -169,7 +169,9 @@ def test_a_claim_takes_the_smallest_mig_instance_that_fits(minor: int) -> None:
 
 
 def test_devices_below_one_root_complex_can_be_claimed_together() -> None:
-    """matchAttribute of a claim compares them with those of other drivers, a network card's for example."""
+    """The devices have the attribute pcieRoot, which matchAttribute of a claim compares with that of other
+    drivers' devices, for example of a network card.
+    """
     node = h200_node(2)
     near = replace(node.devices[0], pcie_root="pci0000:16")
     cluster = Cluster()
@@ -179,7 +181,9 @@ def test_devices_below_one_root_complex_can_be_claimed_together() -> None:
 
 
 def test_slices_of_a_large_node_are_read_in_their_order() -> None:
-    """Slices are read in the order of their names. The eleventh must not come before the second."""
+    """The scheduler reads slices in the order of their names. The eleventh slice must not come before the
+    second.
+    """
     cluster = Cluster()
     publish(cluster, h200_node(32), policy_of("mig"))
     assert len(cluster.slices_by_name) > 10
@@ -233,7 +237,8 @@ def test_feature_gates_and_versions_that_change_are_noticed(monkeypatch: pytest.
     passed += 600.0
     publish_again()
     assert len(cluster.pool()[1]) == 2
-    # upgrade to a server that refuses the old form: the slices are deleted first, as Kubernetes requires
+    # after the upgrade the API server refuses the old form: the slices are deleted first, as Kubernetes
+    # requires
     cluster.minor_version = 36
     cluster.wipe()
     with pytest.raises(VgpuError, match="422"):
@@ -252,8 +257,8 @@ def test_resource_slices_of_other_drivers_and_nodes_are_unchanged() -> None:
 
 
 def test_a_disabled_feature_gate_never_causes_overcommitment() -> None:
-    """The API server drops such fields silently: partitions would overlap, and capacity would be
-    unlimited.
+    """An API server with a disabled feature gate drops the gate's fields silently: partitions would overlap,
+    and capacity would be unlimited.
     """
     cluster = Cluster()
     cluster.off = {"DRAPartitionableDevices"}

@@ -19,7 +19,7 @@ from vgpud.serve.statefile import write_state
 def test_a_container_that_ends_while_the_file_is_written_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: str
 ) -> None:
-    """Otherwise the allocation would stay until the next start of vgpud."""
+    """vgpud must notice this end, or the allocation would stay until the next start of vgpud."""
     writing, goes_on = threading.Event(), threading.Event()
 
     def slow(path: Path, body: dict[str, Any]) -> None:

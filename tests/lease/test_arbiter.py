@@ -141,7 +141,7 @@ def test_an_absent_arbiter_blocks_and_frees_no_tenant(node: Node) -> None:
     assert json.loads(filled.stdout)["total_bytes"] == GIB - HELD - CONTEXT_BYTES
     node.start_arbiter()
     eventually(lambda: node.client.list("a1") == (process.pid,))
-    # the memory of the process that filled the lease is reclaimed
+    # a process had filled the lease and has ended: its memory is reclaimed
     eventually(lambda: lease_used(lease) == HELD)
     process.kill()
     process.wait()
@@ -235,7 +235,7 @@ def test_a_running_tenant_gets_its_new_limit(node: Node) -> None:
     lease = node.lease()
     process = node.tenant(lease, *HOLD)
     held_by(process)
-    update_limits(lease, [DeviceLimits(UUIDS[0], 300 * MIB)])  # below the memory in use
+    update_limits(lease, [DeviceLimits(UUIDS[0], 300 * MIB)])  # a limit below the memory in use
     seen = Tenant(lease).run(PROBE, "info")
     assert seen.returncode == 4  # a new context does not fit, which is an ordinary out-of-memory error
     update_limits(lease, [DeviceLimits(UUIDS[0], 2 * GIB)])

@@ -125,7 +125,7 @@ def test_the_cost_of_bad_packets_does_not_grow_with_the_tenants_locks(node: Node
                 connect_to_arbiter(line, lease)
                 line.send(b"no message")
         assert node.client.ready()
-    assert cpu_seconds(node) - before < 1  # 26 s for 20 000 locks if each packet starts a sweep
+    assert cpu_seconds(node) - before < 1  # 20 000 locks take 26 s if each packet starts a sweep
 
 
 def test_bad_packets_cost_another_tenant_less_than_a_millisecond(node: Node) -> None:
@@ -173,10 +173,10 @@ class Burst:
         return tenant
 
     def prepare(self) -> None:
-        """Runs while the arbiter runs."""
+        """Prepares the burst while the arbiter runs."""
 
     def act(self) -> None:
-        """Runs while the arbiter is stopped."""
+        """Makes the burst while the arbiter is stopped."""
 
 
 class HangUps(Burst):
@@ -320,13 +320,15 @@ def test_a_tenant_that_floods_is_disconnected_and_served_again(node: Node) -> No
     with pytest.raises(OSError):
         for _ in range(1_000_000):
             flood.line.send(message(WANT, flood.slot))
-    Tenant(node.run_dir / "leases" / "other", 0).close()  # another tenant is served meanwhile
+    Tenant(node.run_dir / "leases" / "other", 0).close()  # the arbiter serves another tenant at the same time
     flood.close()
     eventually(lambda: registers(lease))
 
 
 def test_connections_are_accepted_at_a_bounded_rate(node: Node) -> None:
-    """The kernel refuses connections without room, or they wait. The arbiter's processor time is bounded."""
+    """Connections beyond the listener's queue wait or are refused by the kernel. The arbiter's processor time
+    for them is bounded.
+    """
     lease = node.lease()
     before, began = cpu_seconds(node), time.monotonic()
     for _ in range(400):
@@ -338,7 +340,7 @@ def test_connections_are_accepted_at_a_bounded_rate(node: Node) -> None:
                     connect_to_arbiter(line, lease)
     assert node.client.ready()
     elapsed = time.monotonic() - began  # the rate limit allows 7 % of a processor over this time
-    # in 1 s: 0.7 s without the rate limit, 0.02 s with it
+    # processor time in 1 s: 0.7 s without the rate limit, 0.02 s with it
     assert cpu_seconds(node) - before < 0.2 + 0.1 * elapsed
     eventually(lambda: registers(lease))
 
@@ -356,8 +358,8 @@ os.execvp("sleep", ["sleep", "1000"])
 
 @needs("root", "fuse")
 def test_a_tenant_whose_exec_does_not_end_delays_no_other_tenant(node: Node, tmp_path: Path) -> None:
-    """The exec closes a file of the tenant's own file system and waits. Until the exec ends, reads of the
-    process's /proc files wait, too.
+    """The attacker's exec closes a file of the tenant's own file system and waits. Until the exec ends, reads
+    of the process's /proc files wait, too.
     """
     lease, other = node.lease(), node.lease("other")
     with fuse_file(tmp_path / "mount", "flush") as file:
@@ -374,7 +376,9 @@ def test_a_tenant_whose_exec_does_not_end_delays_no_other_tenant(node: Node, tmp
 def test_a_tenant_that_locks_its_usage_file_in_the_kernel_delays_no_other_tenant(
     shm: Node, tmp_path: Path
 ) -> None:
-    """The arbiter publishes the counters of the attacker's time slice in that file."""
+    """The attacker locks its usage file, in which the arbiter publishes the counters of the attacker's time
+    slice.
+    """
     lease, honest = shm.lease(), Honest(shm)
     attacker = Tenant(lease, 0)
     with locked_in_the_kernel(lease / layout.USAGE_FILE, tmp_path / "mount"):

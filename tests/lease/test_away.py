@@ -119,7 +119,8 @@ def test_no_wrapped_call_of_a_suspended_process_returns(node: Node, lease: Path)
     put(node, lease, away=True)
     eventually(lambda: read_activity(lease).quiet)
     ask(process, "")
-    with suppress(AssertionError):  # the assertion below fails with the names of the calls
+    # a failure is not raised here: the assertion below fails with the names of the calls
+    with suppress(AssertionError):
         eventually(lambda: read_activity(lease).wants == count)
     ask(process, "")
     assert (process.stdout.readline().split(), read_activity(lease).wants) == ([], count)
@@ -161,7 +162,9 @@ def test_a_suspended_process_resumes_without_a_message(node: Node, lease: Path, 
 def test_a_process_is_suspended_though_the_arbiter_was_absent(
     node: Node, lease: Path, tenant: "Popen[str]"
 ) -> None:
-    """The process reads the limits page when it registers again."""
+    """The arbiter is absent when the lease is suspended. The process reads the limits page when it registers
+    again.
+    """
     node.kill_arbiter()
     put(node, lease, away=True, look=False)
     node.start_arbiter()

@@ -30,7 +30,7 @@ def said(usage: Path) -> tuple[int, ...]:
 
 def test_the_size_of_a_context_is_the_smallest_figure_for_its_device(tmp_path: Path) -> None:
     costs = ContextCosts()
-    # 1 MiB is too small for a context and is ignored
+    # the 1 MiB in lease c is too small for a context and is ignored
     for name, found in (("a", (518, 0)), ("b", (64, 300)), ("c", (600, 1))):
         write_lease(tmp_path, name, BOTH, UID, GID)
         say(tmp_path / name / "usage", *found)
@@ -42,7 +42,8 @@ def test_the_size_of_a_context_is_the_smallest_figure_for_its_device(tmp_path: P
     pod = write_lease(tmp_path, "e", BOTH[:1], ANYONE, ANYONE)
     say(pod / "usage", 700)
     costs.seed(tmp_path / "e")
-    assert said(pod / "usage") == (700, 0, 0)  # a figure of the lease's own processes stays
+    # a figure that the lease's own processes measured is not overwritten
+    assert said(pod / "usage") == (700, 0, 0)
 
 
 def test_missing_or_damaged_leases_give_no_size_of_a_context(tmp_path: Path) -> None:
@@ -63,7 +64,7 @@ def test_missing_or_damaged_leases_give_no_size_of_a_context(tmp_path: Path) -> 
 def test_a_first_process_with_a_known_size_of_a_context_does_not_wait_for_nvml(
     tmp_path: Path, known: bool
 ) -> None:
-    """NVML never starts. A process waits for it only if the size of a context is unknown."""
+    """NVML never starts in this test. A process waits for NVML only if the size of a context is unknown."""
     folder = write_lease(tmp_path, "a", BOTH[:1], UID, GID)
     say(folder / "usage", CONTEXT_BYTES // MIB if known else 0)
     process = Tenant(folder).start(PROBE, "hold", "16MiB", "--seconds", "0", FAKE_NVML_NEVER_STARTS="1")

@@ -47,7 +47,7 @@ def gone(pidfd: int) -> bool:
 
 
 def make_it_look(lease: Path) -> None:
-    """Opens and closes a connection, after which the arbiter checks which processes are gone."""
+    """Opens and closes a connection. After it the arbiter checks which processes are gone."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.connect(str(lease / "arbiter.sock"))
 
@@ -72,7 +72,9 @@ def dies_slowly(node: Node, lease: Path) -> int:
 
 
 def test_memory_is_given_back_when_the_process_is_gone_and_not_before(node: Node) -> None:
-    """Most processes are observed between lock and end. If one is not, another is started."""
+    """The test observes most processes between the release of their lock and their end. If it misses one, it
+    starts another.
+    """
     lease = node.lease()
     assert any(dies_slowly(node, lease) for _ in range(PROCESSES))
 

@@ -129,8 +129,8 @@ def test_a_lease_is_closed_and_removed_with_its_leftovers(tmp_path: Path) -> Non
     asyncio.run(remove_lease(tmp_path, "a1"))
     asyncio.run(remove_lease(tmp_path, "a1"))
     close_lease(folder)
-    (tmp_path / ".a2.new").mkdir()  # left by an interrupted write
-    (tmp_path / ".a3.gone").mkdir()  # left by an interrupted removal
+    (tmp_path / ".a2.new").mkdir()  # a folder that an interrupted write left
+    (tmp_path / ".a3.gone").mkdir()  # a folder that an interrupted removal left
     assert list_leases(tmp_path) == frozenset()
     asyncio.run(remove_graves(tmp_path))
     assert list(tmp_path.iterdir()) == []
@@ -157,7 +157,7 @@ def test_an_update_with_other_devices_is_refused(tmp_path: Path) -> None:
 
 @needs("root", "fuse")
 def test_a_tenant_that_locks_its_usage_file_in_the_kernel_does_not_delay_the_removal(tmp_path: Path) -> None:
-    """The folder has another name at once, and is removed when the kernel goes on."""
+    """vgpud renames the lease's folder at once. The folder is removed when the kernel releases the lock."""
     (tmp_path / "leases").mkdir()
     folder = write_lease(tmp_path / "leases", "a1", DEVICES, UID, GID)
     with locked_in_the_kernel(folder / "usage", tmp_path / "mount"):
@@ -244,7 +244,9 @@ def test_a_missing_arbiter_is_a_numbered_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [b"", b"\0" * 64, struct.pack("<II", layout.MAGIC, layout.VERSION + 1)])
 def test_a_damaged_lease_can_be_closed_and_removed(tmp_path: Path, damage: bytes) -> None:
-    """Otherwise the allocation could never be released. An upgrade may change the lease's version."""
+    """A damaged lease must not prevent the release of its allocation. An upgrade may change the lease's
+    version.
+    """
     folder = write_lease(tmp_path, "a1", DEVICES, UID, GID)
     (folder / layout.LIMITS_FILE).write_bytes(damage)
     close_lease(folder)

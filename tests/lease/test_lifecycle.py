@@ -101,7 +101,8 @@ def test_a_kill_at_any_instruction_of_libvgpu_gives_the_memory_back(node: Node, 
             places.add(done.stdout)
         eventually(lambda: lease_used(lease) == HELD)
     assert len(places) > 1
-    filled = Tenant(lease).run(PROBE, "fill", "--piece", "4MiB")  # no reservation is left either
+    # the whole limit can be filled, so that no reservation is left either
+    filled = Tenant(lease).run(PROBE, "fill", "--piece", "4MiB")
     assert json.loads(filled.stdout)["total_bytes"] == 2 * GIB - HELD - CONTEXT_BYTES
 
 
@@ -120,8 +121,8 @@ def test_a_kill_inside_the_driver_gives_the_memory_back(node: Node, family: str,
 
 
 def test_children_that_exec_hold_no_memory_or_slot(node: Node) -> None:
-    """subprocess uses vfork. The child has libvgpu loaded, or not if it is static, and is not a process of
-    the tenant.
+    """subprocess uses vfork. The child has libvgpu loaded (unless it is static), and is not a process of the
+    tenant.
     """
     lease = node.lease()
     process = python(
@@ -160,7 +161,7 @@ def test_the_exec_of_a_static_program_gives_the_memory_back(node: Node) -> None:
 
 
 def test_a_forked_child_outlives_its_parent(node: Node) -> None:
-    """The parent's memory is given back, although the child still has all descriptors open."""
+    """The memory of the ended parent is given back, although the child still has all descriptors open."""
     lease = node.lease()
     process = python(
         node,
@@ -350,7 +351,7 @@ while True:
 
     assert seen() == [1024, 1024 - 64 - 100, 0]
     update_limits(lease, [DeviceLimits(UUIDS[0], 128 * MIB)])
-    seen()  # this call may have begun before the change
+    seen()  # the thread's current call may have begun before the change of the limit
     assert seen() == [128, 0, 2]
     assert process.poll() is None
     assert read_usage(lease).device(0).refusals_limit >= 1

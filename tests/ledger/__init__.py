@@ -1,1 +1,1 @@
-"""The ledger: acknowledged writes are durable, whatever happens."""
+"""Tests of the ledger: acknowledged writes are durable, whatever happens."""

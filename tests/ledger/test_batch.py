@@ -66,7 +66,8 @@ def test_a_refused_job_does_not_fail_its_neighbours(bench: Bench) -> None:
     jobs = [bench.intent(0), bench.intent(3, request=0), bench.intent(1, request=0)]
     bench.committer.run(jobs)
     assert [type(job.error) for job in jobs] == [type(None), VgpuError, type(None)]
-    assert bench.ids() == ["a0", "a1"]  # the second write has another owner
+    # the second job is refused, because another owner has its request id; the third is written
+    assert bench.ids() == ["a0", "a1"]
     assert bench.count("COMMIT") == 1
 
 
@@ -90,7 +91,9 @@ def test_a_job_that_breaks_midway_leaves_nothing(bench: Bench) -> None:
 
 
 def test_when_the_transaction_is_lost_each_job_has_its_own_try(bench: Bench) -> None:
-    """SQLite does this itself on some errors: all writes of the transaction are rolled back."""
+    """On some errors SQLite itself rolls back all writes of the transaction. Each of them is then tried
+    alone.
+    """
 
     def lose(tables: Tables) -> None:
         bench.connection.execute("ROLLBACK")
@@ -146,7 +149,7 @@ def test_a_batch_has_the_durability_of_its_strictest_job(bench: Bench) -> None:
 
 
 def test_unsynced_revisions_are_bounded(bench: Bench) -> None:
-    """The revisions that a new boot skips must cover all that a power cut can take."""
+    """A new boot skips more revisions than a power cut can take, which are bounded."""
 
     def note(tables: Tables) -> None:
         tables.event(EventKind.DEVICE_CHANGED, "GPU-0", "it changed")
@@ -188,8 +191,8 @@ def test_a_caller_that_leaves_does_not_disturb_the_others(tmp_path: Path) -> Non
 
 
 def test_a_writer_that_fails_ends_every_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rollback that also fails, or no memory: the waiting callers get an error, and later ones are
-    served.
+    """A rollback fails as well, or there is no memory: the waiting callers get an error, and later callers
+    are served.
     """
 
     async def work() -> None:
@@ -209,8 +212,8 @@ def test_a_writer_that_fails_ends_every_wait(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_large_batch_needs_no_folder_for_temporary_files(bench: Bench) -> None:
-    """Under ProtectSystem=strict no such folder is writable. SQLite's temporary files have names with etilqs
-    until they are removed.
+    """Under ProtectSystem=strict no folder for temporary files is writable. The names of SQLite's temporary
+    files begin with etilqs until they are removed.
     """
     bench.committer.run([bench.intent(number) for number in range(64)])
     seen: set[str] = set()

@@ -34,13 +34,16 @@ def test_a_written_allocation_is_read_back(sample: Allocation) -> None:
 
 
 def test_a_row_holds_every_field_of_an_allocation() -> None:
-    """A new field of the model needs a column, or a restart would lose it."""
-    columns = {"request_id", "request_digest", "owner_uid", "owner_gid"}  # copies for SQL queries
+    """Every field of the model has a place in a row: a field without one would be lost at a restart."""
+    # these columns are copies of fields, for SQL queries
+    columns = {"request_id", "request_digest", "owner_uid", "owner_gid"}
     assert {f.name for f in fields(Allocation)} == set(AllocationRow._fields) - columns
 
 
 def test_a_row_of_version_1_is_read() -> None:
-    """The form must not change without a migration, because users have ledgers in it."""
+    """A row as version 1 wrote it. Users have ledgers in this form, so that it must not change without a
+    migration.
+    """
     row = encode_allocation(replace(active(allocation(3)), reasons=allocation(3).reasons[3:5]))
     uuid = "GPU-00000003-1111-2222-3333-444444444444"
     assert row.request == (
@@ -63,7 +66,7 @@ def test_a_row_of_version_1_is_read() -> None:
 
 
 def test_a_row_without_trailing_fields_takes_their_defaults() -> None:
-    """So a new field at the end of a dataclass needs no migration."""
+    """A new field at the end of a dataclass needs no migration: older rows take its default."""
     assert shape_of(Mount).decode(["/a", "/b"]) == Mount("/a", "/b", read_only=True)
 
 
@@ -106,7 +109,7 @@ BAD: dict[str, Callable[[AllocationRow], AllocationRow]] = {
 @pytest.mark.parametrize("damage", BAD.values(), ids=BAD.keys())
 def test_a_row_in_another_form_is_corrupt(damage: Callable[[AllocationRow], AllocationRow]) -> None:
     row = encode_allocation(active(allocation(3)))
-    decode_allocation(row)  # also fills the cache of rows, which must not accept a damaged row
+    decode_allocation(row)  # this call also fills the cache of rows, which must not accept a damaged row
     damaged = damage(row)
     assert damaged != row
     with pytest.raises(VgpuError, match="allocation 'a3' in the ledger cannot be read") as caught:
@@ -115,7 +118,7 @@ def test_a_row_in_another_form_is_corrupt(damage: Callable[[AllocationRow], Allo
 
 
 def wrong(model: Any, **values: Any) -> Any:
-    """A copy with values that checked code could not produce."""
+    """Returns a copy of the model with values that checked code could not produce."""
     return replace(model, **values)
 
 

@@ -75,9 +75,9 @@ SHIM = TEST_BUILD / "libsynced.so"  # a preloaded library that records the log's
 
 @pytest.mark.parametrize("lines", [1, 2, 3, 8, 21, 34, 60, 100])
 def test_a_power_cut_takes_only_finishing_writes(tmp_path: Path, lines: int) -> None:
-    """The log is cut to the length that had reached the disk, the worst result of a power cut.
+    """The test cuts the log to the length that had reached the disk, the worst result of a power cut.
 
-    There is one writer, so that another writer's intent does not sync its commit, and too few writes for the
+    There is one writer, so that no other writer's intent syncs its commit. It makes too few writes for the
     log to restart at its front.
     """
     path = ledger_path(tmp_path)
@@ -92,7 +92,7 @@ def test_a_power_cut_takes_only_finishing_writes(tmp_path: Path, lines: int) -> 
     found = {a.id: a.state for a in state.allocations}
     originals = {o.device_uuid for o in state.originals}
     for number, verb in last.items():
-        # a finishing write may be missing; then the durable write before it is found
+        # a finishing write (commit, forget) may be lost; the ledger then has the durable write before it
         durable = {"commit": "original", "forget": "release"}.get(verb, verb)
         assert found.get(f"a{number}") in REACHED[durable], (number, verb)
         assert verb == "intent" or f"GPU-{number}" in originals
@@ -101,6 +101,7 @@ def test_a_power_cut_takes_only_finishing_writes(tmp_path: Path, lines: int) -> 
 def test_finishing_writes_are_not_synced_and_intents_are(tmp_path: Path) -> None:
     synced = tmp_path / "synced"
     last = churn(ledger_path(tmp_path), 0, 1, 100, {"LD_PRELOAD": str(SHIM), "SYNC_LOG": str(synced)})
-    durable = sum(n % 3 != 0 for n in last) + 2 * len(last)  # durable writes are intent, original and release
+    # number of durable writes: intent, original and release
+    durable = sum(n % 3 != 0 for n in last) + 2 * len(last)
     count = len(synced.read_text().split())
     assert durable - 3 <= count <= durable + 3, "at the start and at the cut, one or two more or less"

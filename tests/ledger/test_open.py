@@ -45,7 +45,9 @@ def leave_as_a_crash_does(path: Path) -> None:
 
 
 def hashes(folder: Path) -> dict[str, str]:
-    """Hashes of all files except the lock file, which names the last process that tried."""
+    """Returns hashes of all files except the lock file, which has the pid of the last process that tried to
+    lock it.
+    """
     return {
         file.name: hashlib.sha256(file.read_bytes()).hexdigest()
         for file in folder.iterdir()
@@ -109,7 +111,7 @@ def test_a_second_daemon_is_refused_by_the_pid_of_the_first(tmp_path: Path) -> N
         assert error.code is ErrorCode.LEDGER_LOCKED
         assert f"process {holder.pid}" in error.sentence
         holder.kill()
-    fill(path)  # the lock ends with the process
+    fill(path)  # the kernel drops the lock when its process ends
 
 
 def test_a_refused_ledger_is_unlocked(tmp_path: Path) -> None:
@@ -246,7 +248,9 @@ def test_a_migration_that_fails_leaves_the_old_version(tmp_path: Path) -> None:
 
 @pytest.fixture
 def read_only_folder(tmp_path: Path) -> Iterator[Path]:
-    """A folder that this process can only read. Root takes another user's permissions for that."""
+    """A folder that this process can only read. A test run by root takes another user's permissions
+    for this.
+    """
     folder = tmp_path / "state"
     folder.mkdir()
     fill(ledger_path(folder))

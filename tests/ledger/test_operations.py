@@ -185,7 +185,7 @@ def test_a_call_on_a_closed_ledger_is_an_error(tmp_path: Path) -> None:
         pending = asyncio.ensure_future(ledger.intent(allocation(1)))
         await asyncio.sleep(0)
         await ledger.close()
-        await pending  # the write that was requested before is done
+        await pending  # close() has waited for the write that was requested before it
         await ledger.close()
         with pytest.raises(VgpuError) as caught:
             await ledger.load()

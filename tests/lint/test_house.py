@@ -269,7 +269,7 @@ def test_the_loops_of_the_daemon_have_one_clock() -> None:
 
 
 def imports_and_attributes(path: Path) -> set[str]:
-    """Dotted names of two parts in the module, and its imports."""
+    """Names of imported modules, and attributes in the form `time.sleep`, that the module uses."""
     found = set(imports_of(path))
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
@@ -278,7 +278,9 @@ def imports_and_attributes(path: Path) -> set[str]:
 
 
 def test_log_events_come_from_one_enum() -> None:
-    """Operators search and alert by event names. `event` is a parameter of type LogEvent."""
+    """Every log event is a member of LogEvent, because operators search and alert by event names. `event` may
+    also be a parameter of type LogEvent.
+    """
     levels = {f"log.{level}" for level in ("debug", "info", "warning", "error", "exception", "critical")}
     others = []
     for path in modules():
@@ -291,7 +293,8 @@ def test_log_events_come_from_one_enum() -> None:
 
 
 def test_each_log_event_is_used() -> None:
-    names = {event.name for event in LogEvent} - {"AUDIT"}  # the event of audit lines is built elsewhere
+    # AUDIT is left out: vgpud/audit builds the lines of this event
+    names = {event.name for event in LogEvent} - {"AUDIT"}
     used = {
         node.attr
         for path in modules()

@@ -23,7 +23,7 @@ PARSERS = {
     "literal_eval",
     "fromstring",
 }
-# the daemon's rooms; vgpuctl parses its own user's files in its own process
+# rooms of the daemon. vgpuctl is left out: it parses its own user's files in its own process
 ROOMS = {"api", "audit", "daemon", "http", "hardware", "inject", "lease", "ledger", "logs", "metrics",
          "model", "modes", "node", "planner", "policy", "serve", "settings", "units"}  # fmt: skip
 THREAD, SMALL, OWN = "in a thread", "of a bounded input", "of root's or vgpud's own file, or the kubelet's"
@@ -32,10 +32,10 @@ WHERE = {
     "vgpud/inject/cdi.py": OWN,
     "vgpud/inject/driver.py": OWN,
     "vgpud/inject/oci.py": THREAD,  # called by RuntimeDoor._aside
-    "vgpud/inject/wish.py": THREAD,  # also limited to 32 characters
-    "vgpud/planner/layouts.py": SMALL,  # reads the first 32 characters of a word
-    "vgpud/planner/refuse.py": SMALL,  # a profile's name has at most 256 characters
-    "vgpud/planner/select.py": SMALL,  # a UUID has at most 256 characters
+    "vgpud/inject/wish.py": THREAD,  # runs on a thread, and its texts are limited to 32 characters
+    "vgpud/planner/layouts.py": SMALL,  # the regular expression reads the first 32 characters of a word
+    "vgpud/planner/refuse.py": SMALL,  # the profile's name has at most 256 characters
+    "vgpud/planner/select.py": SMALL,  # the UUID has at most 256 characters
     "vgpud/policy/locate.py": OWN,
     "vgpud/policy/source.py": OWN,
     "vgpud/policy/words.py": OWN,
@@ -64,7 +64,7 @@ def test_each_parser_of_foreign_bytes_is_off_the_event_loop_or_bounded() -> None
 
 
 def test_config_json_is_read_by_the_door_in_its_thread_alone() -> None:
-    """Functions that read config.json are called only in the thread's part of the door."""
+    """Checks that the door calls functions that read config.json only in the part that runs on a thread."""
     door = ast.parse((ROOT / "vgpud/serve/runtime.py").read_text())
     work = {"parsed", "wish_of", "ignored_by", "check_shape", "owner_of", "pod_of"}
     readers = {

@@ -16,7 +16,7 @@ from tests.sim import outside
 PACKAGES = ("@grafana/schema@13.2.3", "typescript@5.9.3")
 COMPILE_SECONDS = 120
 
-#: Replaces enums by their values, as JSON has them.
+#: head of the program: replaces the schema's enums by their values, as JSON has them
 HEAD = """
 import type { DataQuery, Dashboard, FieldConfigSource, GraphFieldConfig, Panel } from '@grafana/schema';
 import type * as stat from 'kinds/stat/panelcfg/x/types.gen';

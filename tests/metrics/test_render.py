@@ -30,7 +30,9 @@ def samples(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
 
 
 def test_names_types_and_labels_are_frozen() -> None:
-    """Users' dashboards depend on each name. Change the golden file only by additions."""
+    """Names, types and labels of metrics do not change, because users' dashboards depend on them. Change the
+    golden file only by additions.
+    """
     now = [f"{f.name} {f.kind} {','.join(f.labels)}".strip() for f in families.ALL]
     assert now == GOLDEN.read_text().splitlines()
 

@@ -80,7 +80,9 @@ class Cut(BaseException):
 
 @dataclass
 class Scissors:
-    """Counts the points that are passed, and cuts at the `at`-th. None: never cuts."""
+    """Counts the points at which the daemon may be cut, and cuts it at point number `at`. None: never
+    cuts.
+    """
 
     at: int | None = None
     passed: int = 0
@@ -149,7 +151,8 @@ class Card:
         number, slices = self.made, profile_of(key).slice_count
         self.instances[number] = GpuInstance(number, profile_id, placement, (), slices)
         self.touched.append(key)
-        self.scissors.point()  # a cut between the GPU instance and its compute instance
+        # the daemon may be cut after the GPU instance is made and before its compute instance is made
+        self.scissors.point()
         if whole:
             self._add(number, whole_of(key))
             self.scissors.point()
@@ -196,7 +199,9 @@ class Card:
             raise VgpuError(ErrorCode.DEVICE_IN_USE, "somebody is on it")
         self.scissors.point()
         self.instances[gpu_instance_id] = replace(instance, compute_instances=())
-        self.scissors.point()  # a cut between the compute instance and its GPU instance
+        # the daemon may be cut after the compute instance is destroyed and before its GPU instance is
+        # destroyed
+        self.scissors.point()
         del self.instances[gpu_instance_id]
         self.touched.append(key)
         self.scissors.point()
@@ -315,10 +320,10 @@ def cut(card: Card, disk: Disk, at: int | None) -> Scissors:
 def cut_at_each_point(
     laid_out: tuple[Card, Disk], words: Iterable[str], draw: Random
 ) -> Iterator[tuple[int, Card, Disk]]:
-    """Applies a layout and cuts it at the first point, then anew at the second, and so on to the last. Yields
-    the state after each.
+    """Applies a layout and cuts vgpud at the plan's first point; then, on a new device, at the second, and so
+    on to the last. Yields the state after each cut.
 
-    After each cut vgpud starts. That start is also cut at a random point, and then started again.
+    After each cut vgpud starts. That start is also cut at a random point, and then vgpud starts again.
     """
     for at in count(1):
         card, disk = deepcopy(laid_out)

@@ -22,7 +22,7 @@ def keys(state: int) -> set[SlotKey]:
 
 
 def laid_out(state: int) -> tuple[Card, Disk]:
-    """A device on which this layout is applied."""
+    """Returns a device to which this layout has been applied, and its records."""
     card, disk = Card(), Disk()
     Node1(card, disk).apply(*words_of(state))
     assert card.keys() == keys(state)
@@ -116,7 +116,9 @@ def test_a_record_without_an_instance_is_dropped_at_the_start() -> None:
 
 
 def test_an_older_snapshot_does_not_remove_an_instance_that_was_just_allocated() -> None:
-    """Reconciliation also runs while requests are served."""
+    """Reconciliation also runs while requests are served, so that its snapshot may be older than an
+    allocation.
+    """
     card, disk = Card(mode=True), Disk()
     node = Node1(card, disk)
     key = next(key for key in TABLE.number if key[0] == 19)

@@ -274,7 +274,8 @@ def test_edits_are_the_two_capability_nodes_of_the_instance_also_after_it_is_mad
     assert len(before) == 2
     release(node, filler.id)
     gi = held.slices[0].mig.gpu_instance_id
-    # destroys the instance outside vgpud, which makes it anew; `filler` has freed another id for it
+    # destroys the held instance outside vgpud, which makes it anew; `filler` has freed another instance id
+    # for it
     nvml(
         node,
         "import time\n"

@@ -138,7 +138,9 @@ def test_a_layout_killed_after_a_step_is_finished_by_the_next_start(node: DemoNo
 
 @pytest.mark.parametrize("foreign", ["keep", "lend"])
 def test_compute_instances_made_outside_vgpud_are_kept(make_node: NodeMaker, foreign: str) -> None:
-    """An administrator makes instances: in a GPU instance of their own, and in one that vgpud made."""
+    """An administrator makes compute instances: in a GPU instance of the administrator, and in one that vgpud
+    made.
+    """
     node = make_node(policy=f'version = 1\n[[device]]\nmode = "mig"\nmig.foreign = "{foreign}"\n')
     nvml(node, "n.nvmlDeviceSetMigMode(h, 1)")
     make_by_hand(node, profile=9, start=4, size=4, compute=0)
@@ -161,7 +163,9 @@ def test_compute_instances_made_outside_vgpud_are_kept(make_node: NodeMaker, for
 
 
 def test_memory_limits_hold_on_compute_instances(make_node: NodeMaker) -> None:
-    """The hardware does not divide a GPU instance's memory. libvgpu does so on request."""
+    """The hardware does not divide a GPU instance's memory between its compute instances. libvgpu does so if
+    the policy asks for it.
+    """
     node = make_node(policy=ON_TOP)
     node.start()
     with pytest.raises(VgpuError) as refused, client(node) as calls:
@@ -247,7 +251,7 @@ def test_a_policy_makes_compute_instances_before_any_door_opens(make_node: NodeM
 
 @needs("debian-archive")
 def test_nvidia_smi_lists_the_instances_of_vgpud(node: DemoNode) -> None:
-    """NVIDIA's program lists vgpud's instances. vgpud treats the program's instances as made by others."""
+    """nvidia-smi lists vgpud's instances. vgpud treats instances that nvidia-smi makes as made by others."""
     branch = max(outside.SUITES)
     program = outside.nvidia_smi(branch)
     if program is None:

@@ -118,7 +118,7 @@ def test_a_step_that_fails_brings_the_old_layout_back(draw: random.Random, data:
 @given(st.randoms(use_true_random=False))
 @settings(max_examples=examples(30))
 def test_instances_in_use_or_made_by_others_stay(draw: random.Random) -> None:
-    """The GPU instances are of vgpud and of others, with compute instances of both."""
+    """The device has GPU instances of vgpud and of others, with compute instances of both."""
     card, disk = laid_out(drawn(draw))
     keys, parts = standing(card)
     for key in sorted(keys):
@@ -197,7 +197,9 @@ def detach(node: Node1, allocation: Allocation) -> None:
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside another"])
 @pytest.mark.parametrize("act", [attach, detach], ids=["come", "go"])
 def test_an_attach_or_detach_cut_anywhere_leaves_nothing_behind(act: Act, beside: bool) -> None:
-    """The next start undoes an attach and finishes a detach; both detach. The other tenant keeps running."""
+    """The attach or the detach of a tenant is cut at each point. The next start undoes the attach and
+    finishes the detach, so that both leave nothing. The other tenant keeps running.
+    """
     one, other = tenant("one", 0), tenant("other", 2)
     kept = (other,) if beside else ()
     at = 0

@@ -24,7 +24,7 @@ INTENTS = set(list(Change)[:6])
 
 
 def record_in(phase: Phase, allocation: Allocation | None = None) -> Allocation | None:
-    """The allocation as recorded in a phase."""
+    """Returns the allocation as the ledger has it in a phase."""
     if phase is Phase.ABSENT:
         return None
     one = allocation or Allocation("a", Request("r", Owner(1, 1)), State.ACTIVE, (PART,), revision=1)
@@ -75,7 +75,7 @@ def test_watchers_get_an_event_for_each_outcome_except_bound() -> None:
 
 
 def test_a_release_begins_in_every_phase() -> None:
-    """Forced releases and repairs at a start need this."""
+    """A forced release, or a repair at a start, can begin in every phase."""
     assert {start for start, change in TABLE if change is Change.RELEASE} == set(Phase) - {Phase.ABSENT}
 
 

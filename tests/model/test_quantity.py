@@ -1,4 +1,4 @@
-"""Quantities are exact: a text has exactly its value, or is refused with a hint."""
+"""Quantities are exact: a text is read as exactly its value, or is refused with a hint."""
 
 from fractions import Fraction
 

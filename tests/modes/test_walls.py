@@ -111,7 +111,7 @@ def test_a_containers_group_has_the_limit_of_its_allocations(container: Containe
     assert container.limits() == {"GPU-a": 5 * GIB, "GPU-b": GIB}
     assert container.walls.stands("x") and container.walls.stands("y")
     container.drop(second)
-    # the container has no slice on this device any more
+    # the container's slice on this device is gone, so that its limit is 0
     assert container.limits() == {"GPU-a": 2 * GIB, "GPU-b": 0}
     container.end()
     container.drop(first)
@@ -121,7 +121,9 @@ def test_a_containers_group_has_the_limit_of_its_allocations(container: Containe
 
 @needs("cgroups")
 def test_a_container_that_is_gone_has_no_wall(container: Container) -> None:
-    """The inode distinguishes a group's folder from a later folder with the same name."""
+    """The wall of an ended container's group is removed. The inode distinguishes the group's folder from a
+    later folder with the same name.
+    """
     held = container.add("x", part("a", 2))
     container.end()
     container.folder.rmdir()

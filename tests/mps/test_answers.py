@@ -60,7 +60,7 @@ def test_server_states_are_parsed(answer: str, state: str) -> None:
 
 @given(st.integers(1, 10000))
 def test_a_share_matches_only_its_own_printed_form(hundredths: int) -> None:
-    """The daemons of 535 and 550 print one decimal: 33.3 for 33.33, 12.3 for 12.345."""
+    """MPS daemons of 535 and 550 print one decimal of a share: 33.3 for 33.33, 12.3 for 12.345."""
     percent = hundredths / 100
     assert answers.share_agrees(percent, answers.share(f"{percent:.1f}"))
     assert not answers.share_agrees(percent, round(percent, 1) + 0.2)

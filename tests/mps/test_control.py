@@ -80,8 +80,8 @@ def test_a_refusal_with_exit_status_0_is_recognised(
 
 
 def test_a_limit_is_set_on_a_running_server_too(control: MpsControl, tmp_path: Path) -> None:
-    """A default applies only to servers that start later. Without this, a larger tenant would have a smaller
-    tenant's limit.
+    """A default limit applies only to servers that start later. A running server needs the limit too, or a
+    larger tenant would have a smaller tenant's limit.
     """
     (tmp_path / "servers").write_text("7\n9\n")
     control.limit(limits(2048, "50"))
@@ -102,9 +102,7 @@ def test_a_limit_that_a_server_does_not_read_back_is_an_error(
 def test_a_server_that_cannot_read_limits_back_is_accepted(
     control: MpsControl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The default was set and read back. A running server that does not answer is not treated as a
-    refusal.
-    """
+    """A server that does not answer has not refused its limit: the default was set and read back."""
     (tmp_path / "servers").write_text("7\n")
     monkeypatch.setenv("REFUSE_SERVER", "1")
     control.limit(limits(2048, "50"))
@@ -150,5 +148,7 @@ def test_a_daemons_default_limits_are_those_of_its_largest_tenant() -> None:
 
 
 def test_limits_are_printed_in_nvidias_form() -> None:
-    """Measured on 535.309.01 and 550.163.01: 4097M is read back as 4G, 1023M as 1023M."""
+    """MPS daemons round GiB down when they print a limit. Measured on 535.309.01 and 550.163.01: 4097M is
+    read back as 4G, 1023M as 1023M.
+    """
     assert [answers.memory_as_printed(m) for m in (1023, 1024, 4097)] == ["1023M", "1G", "4G"]

@@ -99,7 +99,9 @@ def test_the_guard_is_transparent_with_an_mps_daemon(node: Node, way: str) -> No
 
 
 def test_a_program_without_the_guard_starts_without_limits(node: Node) -> None:
-    """The guard exists because the driver runs without MPS, and so without limits, and reports no error."""
+    """Without the guard a program starts when MPS is down: the driver reports no error, and enforces no
+    limits.
+    """
     assert node.probe("hold", "1MiB", extra={"LD_PRELOAD": ""})[0] == "CUDA_SUCCESS"
 
 
@@ -115,7 +117,9 @@ def test_programs_are_refused_between_a_daemons_death_and_its_restart(node: Node
 
 
 def test_an_unset_pipe_folder_does_not_bypass_the_guard(node: Node) -> None:
-    """The driver then uses its default folder, and so does the guard."""
+    """If the variable for the pipe folder is unset, the driver uses its default folder, and so does the
+    guard.
+    """
     assert not Path("/tmp/nvidia-mps/control").exists()
     program = str(node.sim.build / "bin" / "vgpu-probe")
     argv = ["env", "-u", "CUDA_MPS_PIPE_DIRECTORY", program, "hold", "1MiB"]
@@ -145,7 +149,9 @@ DURING = {
 
 @pytest.mark.parametrize("fate", DURING)
 def test_a_daemon_that_dies_during_cuinit_is_noticed(node: Node, fate: str) -> None:
-    """The driver may have found no daemon during cuInit, so that this process would have no limit."""
+    """The daemon dies during cuInit. The driver may have found no daemon, and this process would then have no
+    limit.
+    """
     node.start_daemon()
     assert node.daemon is not None
     library = TEST_BUILD / "slow" / "libcuda.so.1"

@@ -110,7 +110,7 @@ def sms(node: DemoNode, held: pb.Allocation) -> int:
 
 
 def test_mps_shares_of_any_size_run_beside_each_other(make: NodeMaker) -> None:
-    """The largest allocation comes last, when a server with smaller limits is running."""
+    """The largest allocation starts last, while a server with smaller limits is running."""
     node = make(policy=QUICK)
     node.start()
     small = share(node, 1, 10)
@@ -141,7 +141,7 @@ def test_a_kill_and_restart_of_vgpud_leaves_mps_clients_running(make: NodeMaker)
         node.kill()
         assert is_alive(daemon)
         assert tenant.alive
-        # the first program has the allocation's only client, whether vgpud runs or not
+        # the first program is the only client that the allocation may have, whether vgpud runs or not
         assert result(node, held) == "CUDA_ERROR_MPS_MAX_CLIENTS_REACHED"
         node.start()
     assert control_pid(node) == daemon
@@ -217,8 +217,8 @@ def test_no_program_starts_without_limits(make: NodeMaker) -> None:
 
 
 def test_a_control_daemon_that_died_while_vgpud_was_down_is_noticed(make: NodeMaker) -> None:
-    """vgpud is down and cannot close the pipe, so that only the guard keeps the tenant from using the whole
-    device.
+    """While vgpud is down it cannot close the pipe, so that only the guard keeps the tenant from using the
+    whole device.
     """
     node = make(policy=QUICK)
     node.start()
@@ -237,7 +237,9 @@ def test_a_control_daemon_that_died_while_vgpud_was_down_is_noticed(make: NodeMa
 
 
 def test_a_vgpud_killed_while_it_starts_mps_converges(make: NodeMaker) -> None:
-    """The next vgpud adopts or ends a daemon that was started but does not accept clients yet."""
+    """vgpud is killed after it started an MPS daemon that does not accept clients yet. The next vgpud adopts
+    or ends this daemon.
+    """
     for point in ("allocate.apply-mode", "allocate.attach-0", "allocate.commit"):
         node = make(policy=QUICK)
         with contextlib.suppress(RuntimeError, VgpuError):

@@ -21,7 +21,9 @@ sys.stdin.read()
 
 
 def server(folder: DeviceFolder) -> subprocess.Popen[str]:
-    """A process with the environment of one start of a daemon. It ends with its standard input."""
+    """Starts a process with the environment of one start of an MPS daemon. The process ends with its standard
+    input.
+    """
     process = subprocess.Popen(
         [sys.executable, "-c", SERVES],
         env={"CUDA_MPS_PIPE_DIRECTORY": str(folder.life(1))},

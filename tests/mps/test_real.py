@@ -246,8 +246,8 @@ CONNECT = (
 
 
 def connects(uid: int, path: Path) -> bool:
-    """True if that user can connect. The program runs without the capabilities with which the tests read this
-    source tree.
+    """Returns whether a process of user `uid` can connect. The process runs without the capabilities with
+    which the tests read this source tree.
     """
     words = [shutil.which("setpriv") or "setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
     done = subprocess.run(

@@ -160,7 +160,7 @@ static void check_plain(void)
     CHECK(cuMemAlloc_v2(&second, 1) == CUDA_SUCCESS);
     CHECK(free_bytes() == LIMIT - CONTEXT - 602 * MIB); /* the driver uses a page of 2 MiB for the small allocation */
     CHECK(cuMemFree_v2(second) == CUDA_SUCCESS && cuMemFree_v2(first) == CUDA_SUCCESS);
-    CHECK(cuMemFree_v2(first) == CUDA_ERROR_INVALID_VALUE); /* a double free has the driver's own error */
+    CHECK(cuMemFree_v2(first) == CUDA_ERROR_INVALID_VALUE); /* the second free returns the driver's own error */
     CHECK(cuMemFree_v2(0x1234000) == CUDA_ERROR_INVALID_VALUE && cuMemFree_v2(0) == CUDA_SUCCESS);
     CHECK(cuMemAllocPitch_v2(&first, &pitch, 100, 1000, 4) == CUDA_SUCCESS && pitch == 1024);
     CHECK(free_bytes() == LIMIT - CONTEXT - 2 * MIB);
@@ -196,7 +196,8 @@ static void check_small(void)
     begin();
     for (int i = 0; i < MANY; i++)
         CHECK(cuMemAlloc_v2(&pointers[i], 500) == CUDA_SUCCESS);
-    CHECK(free_bytes() == LIMIT - CONTEXT - 6 * MIB); /* 10000 x 512 bytes are 4.9 MiB */
+    /* 6 MiB are charged: 10000 allocations of 512 bytes are 4.9 MiB, in pages of 2 MiB */
+    CHECK(free_bytes() == LIMIT - CONTEXT - 6 * MIB);
     for (int i = 0; i < MANY; i += 2)
         CHECK(cuMemFree_v2(pointers[i]) == CUDA_SUCCESS);
     CHECK(free_bytes() == LIMIT - CONTEXT - 6 * MIB);
@@ -213,7 +214,8 @@ static void check_async(void)
     CUdeviceptr more;
     begin();
     CHECK(cuMemAllocAsync(&pointer, 500 * MIB, NULL) == CUDA_SUCCESS);
-    CHECK(free_bytes() == LIMIT - CONTEXT - 512 * MIB); /* the pool grows by 32 MiB */
+    /* 512 MiB are charged, because the pool grows in steps of 32 MiB */
+    CHECK(free_bytes() == LIMIT - CONTEXT - 512 * MIB);
     CHECK(cuMemAllocAsync(&more, 10 * MIB, NULL) == CUDA_SUCCESS && free_bytes() == LIMIT - CONTEXT - 512 * MIB);
     CHECK(cuMemFree_v2(pointer) == CUDA_SUCCESS && cuMemFreeAsync(more, NULL) == CUDA_SUCCESS);
     CHECK(free_bytes() == LIMIT - CONTEXT - 512 * MIB); /* the pool keeps the memory until the next synchronisation */
@@ -287,7 +289,7 @@ static void check_graph(void)
     CHECK(free_bytes() == LIMIT - CONTEXT - 320 * MIB); /* the device keeps the graphs' memory */
     CHECK(cuDeviceGraphMemTrim(0) == CUDA_SUCCESS && free_bytes() == LIMIT - CONTEXT);
     CUDA_GRAPH_INSTANTIATE_PARAMS upload = {.flags = CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD};
-    /* nodes of 300 and 700 MiB */
+    /* graphs of 300 and 700 MiB */
     CHECK(cuGraphInstantiateWithParams(&exec, graph, &upload) == CUDA_ERROR_OUT_OF_MEMORY);
     parameters.bytesize = 300 * MIB;
     CHECK(cuGraphCreate(&graph, 0) == CUDA_SUCCESS);
@@ -399,7 +401,7 @@ static void check_vmm(void)
     CHECK(cuMemUnmap(at, 100 * MIB) == CUDA_SUCCESS);
     CHECK(free_bytes() == LIMIT - CONTEXT);
     CHECK(cuMemCreate(&handle, LIMIT, &prop, 0) == CUDA_ERROR_OUT_OF_MEMORY);
-    prop.location.id = 1; /* this device is not in the lease */
+    prop.location.id = 1; /* device 1 is not in the lease */
     CHECK(cuMemCreate(&handle, MIB, &prop, 0) == CUDA_ERROR_NOT_PERMITTED);
     CHECK(cuCtxSetCurrent(NULL) == CUDA_SUCCESS); /* cuMemCreate needs no context */
     prop.location.id = 0;
@@ -435,9 +437,10 @@ static void check_context(void)
     CHECK(cuDevicePrimaryCtxRetain(&other, 0) == CUDA_SUCCESS && other == context);
     CHECK(cuMemAlloc_v2(&pointer, 100 * MIB) == CUDA_SUCCESS);
     CHECK(cuDevicePrimaryCtxRelease_v2(0) == CUDA_SUCCESS);
-    CHECK(free_bytes() == LIMIT - CONTEXT - 100 * MIB); /* one reference is left */
+    /* the memory is still charged: one reference to the handle is left */
+    CHECK(free_bytes() == LIMIT - CONTEXT - 100 * MIB);
     CHECK(cuDevicePrimaryCtxRelease_v2(0) == CUDA_SUCCESS);
-    CHECK(free_bytes() == LIMIT); /* its context and all its memory are freed */
+    CHECK(free_bytes() == LIMIT); /* the child's context and all its memory are freed */
     CHECK(cuDevicePrimaryCtxRelease_v2(0) == CUDA_ERROR_INVALID_CONTEXT);
 }
 
@@ -447,7 +450,7 @@ static void check_card_full(void)
     begin();
     setenv("FAKE_CARD_BYTES", "1048576", 1);
     CHECK(cuMemAlloc_v2(&pointer, 100 * MIB) == CUDA_ERROR_OUT_OF_MEMORY);
-    CHECK(free_bytes() == LIMIT - CONTEXT); /* the memory is freed, and its charge removed */
+    CHECK(free_bytes() == LIMIT - CONTEXT); /* the driver has no memory left: no charge remains */
 }
 
 static void check_fork(void)
@@ -490,7 +493,7 @@ static void check_signals(void)
         CHECK(sigaction(number, NULL, &action) != 0 || action.sa_handler == SIG_DFL);
 }
 
-/* Lists the tenant's own processes with the lease's figures. */
+/* Checks that NVML lists the tenant's own processes with the lease's figures. */
 static void check_processes(void)
 {
     void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW);
@@ -553,7 +556,7 @@ static void check_nvml(void)
     CHECK(info2(device, &memory2) == NVML_SUCCESS && memory2.total == LIMIT && memory2.reserved == 0);
     CHECK(memory2.used == CONTEXT && memory2.free == LIMIT - CONTEXT);
     CHECK(by_index(1, &device) == NVML_SUCCESS && info(device, &memory) == NVML_SUCCESS);
-    CHECK(memory.total == 8192 * MIB); /* this device is not in the lease: NVML gives the device's own figures */
+    CHECK(memory.total == 8192 * MIB); /* device 1 is not in the lease, so that NVML gives the device's own figures */
 }
 
 int main(int argc, char **argv)

@@ -16,10 +16,11 @@ PROBE = BUILD / "bin" / "vgpu-probe"
 ARBITER = BUILD / "bin" / "vgpu-arbiter"
 DRIVER = TEST_BUILD / "driver"  # fake libcuda and NVML
 UUIDS = tuple(f"GPU-00000000-0000-0000-0000-{i:012x}" for i in (1, 2))
-UID, GID = os.geteuid(), os.getegid()  # an unprivileged test user cannot give leases to others
+# the test's own user, because an unprivileged test user cannot give leases to others
+UID, GID = os.geteuid(), os.getegid()
 MIB = 1 << 20
 GIB = 1 << 30
-CONTEXT_BYTES = 64 * MIB  # of the fake driver
+CONTEXT_BYTES = 64 * MIB  # bytes of a context of the fake driver
 
 
 def connect_to_arbiter(line: socket.socket, lease: Path) -> None:

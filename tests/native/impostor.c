@@ -64,7 +64,7 @@ static int register_now(int line, uint32_t slot)
     struct vgpu_message message = {.kind = VGPU_MSG_REGISTER, .version = VGPU_LEASE_VERSION, .slot = slot};
     if (send(line, &message, sizeof(message), MSG_NOSIGNAL) != (ssize_t)sizeof(message) ||
         recv(line, &message, sizeof(message), 0) != (ssize_t)sizeof(message))
-        return (int)VGPU_MSG_REFUSED; /* the connection was closed */
+        return (int)VGPU_MSG_REFUSED; /* the arbiter closed the connection, which is a refusal too */
     return (int)message.kind;
 }
 

@@ -41,7 +41,7 @@ static int find_code(pid_t pid, uint64_t *start, uint64_t *end)
 static uint64_t instruction(pid_t pid)
 {
 #if defined(__x86_64__)
-    return (uint64_t)ptrace(PTRACE_PEEKUSER, pid, (void *)(16 * sizeof(long)), NULL); /* register rip */
+    return (uint64_t)ptrace(PTRACE_PEEKUSER, pid, (void *)(16 * sizeof(long)), NULL); /* offset of the register rip */
 #else
     struct {
         uint64_t x[31], sp, pc, state;
@@ -74,7 +74,7 @@ int main(int argc, char **argv)
     long left = argc == 3 ? atol(argv[2]) : 0;
     if (pid <= 0 || !find_code(pid, &start, &end))
         return 2;
-    alarm(30); /* a process that sleeps in a system call makes no steps */
+    alarm(30); /* alarm: a process that sleeps in a system call makes no steps */
     if (ptrace(PTRACE_SEIZE, pid, NULL, NULL) != 0 || ptrace(PTRACE_INTERRUPT, pid, NULL, NULL) != 0)
         return 3;
     if (!stopped(pid, &status))

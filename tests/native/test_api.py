@@ -38,7 +38,7 @@ def sanitized() -> tuple[Path, ...]:
 
 
 def complaints(done: "subprocess.CompletedProcess[str]") -> list[str]:
-    """The lines on standard error, but for that on the device that no lease has."""
+    """Returns the lines on standard error, except the one about the device that no lease has."""
     return [line for line in done.stderr.splitlines() if not line.startswith("libvgpu: CUDA device 1 ")]
 
 

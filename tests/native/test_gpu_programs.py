@@ -16,7 +16,7 @@ from tests.native.harness import BUILD, GIB, MIB, ROOT
 from tests.simnode import SimNode
 
 Make = Callable[..., SimNode]
-CONTEXT_MIB = 526  # of the simulated H200
+CONTEXT_MIB = 526  # MiB of a context on the simulated H200
 
 
 FREES = ("cuMemFree_v2", "cuMemFreeAsync", "cuMemRelease", "cuArrayDestroy", "cuMipmappedArrayDestroy")
@@ -74,8 +74,8 @@ def test_the_ledger_agrees_with_nvml(run: Callable[..., dict[str, Any]]) -> None
 
 
 def test_a_device_with_one_piece_at_a_time_never_shows_two(run: Callable[..., dict[str, Any]]) -> None:
-    """The simulator frees memory before the call returns. A real driver may free it later, which the
-    program's figure then shows.
+    """The simulator frees memory before the call returns, so that NVML never shows two pieces. A real driver
+    may free it later.
     """
     figures = run("memory_exact", "relay", VGPU_RELAY="alloc vmm")["relay"]
     assert figures["samples"] > 100 and figures["over"] == 0, figures
@@ -90,7 +90,7 @@ def test_memory_stays_below_the_limit_during_calls(
     for family, row in (*figures["each"].items(), ("deaths", figures["deaths"])):
         assert row["card"]["over_limit"] == 0, (family, row)
     assert all(row["returncodes"] == [0] * 8 for row in figures["each"].values())
-    # so many families reached the limit
+    # so many families of allocations reached the limit
     assert sum(row["refused"] > 0 for row in figures["each"].values()) >= 8, figures
 
 
@@ -102,7 +102,8 @@ def test_limits_hold_under_races_kills_and_a_full_device(
     race = figures["race"]
     assert race["returncodes"] == [0] * 8 and race["operations"] == 8_000
     assert race["stopped"]["over_limit"] == 0 and race["stopped_ledger"]["over_limit"] == 0
-    assert race["card"]["over_limit"] == 0, race  # also for calls in flight
+    # the device's use stays below the limit also during calls in flight
+    assert race["card"]["over_limit"] == 0, race
     assert race["ledger_after"] == 0
     assert figures["killed"]["kills"] == 5
     first, second = figures["card_full"]
@@ -124,7 +125,7 @@ def test_programs_compute_the_same_with_and_without_a_limit(run: Callable[..., d
         assert row["limited"]["total"] == 6 * GIB < row["native"][0]["total"]
         assert row["limited"]["pieces"] == most // 256
         assert [other for other in others if "skipped" not in other and "verdict" not in other] == []
-    assert "skipped" in figures["nccl"]  # NCCL needs more than one device
+    assert "skipped" in figures["nccl"]  # the test's node has one device, and NCCL needs more
 
 
 KNOWN = {
@@ -177,7 +178,7 @@ def test_a_programs_own_numeric_noise_is_not_a_difference() -> None:
 
 
 def test_two_processes_of_an_mps_tenant_share_one_limit(run: Callable[..., dict[str, Any]]) -> None:
-    """MPS limits each process separately. libvgpu limits the sum of both."""
+    """Two MPS processes of one tenant: MPS would limit each separately, and libvgpu limits their sum."""
     mps = run("memory_exact", "mps")["mps"]
     assert mps["said"][0]["total_mib"] == 1600
     assert mps["said"][1]["result"] == 2

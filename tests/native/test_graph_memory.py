@@ -81,8 +81,8 @@ said = [both.launch(), plain(640), Graph((0, 512), (1, 32)).launch()]"""
 
 
 def test_a_graph_whose_memory_another_holds_needs_room_to_run_again(say: Callable[[str], Any]) -> None:
-    """The second graph uses the memory of the first and keeps it. The first can run again, in that memory,
-    only after it is freed.
+    """The second graph uses the memory of the first graph and keeps it. The first graph can run again, in
+    that memory, only after the memory is freed.
     """
     steps = """
 first, second = Graph((0, 512), frees=True), Graph((0, 512))
@@ -108,7 +108,9 @@ said = [graph.launch(), held(), plain(800), held(), graph.launch()]"""
 
 
 def test_graphs_in_turn_on_two_streams_need_no_room_beyond_their_sum(say: Callable[[str], Any]) -> None:
-    """The memory that the driver holds for graphs is enough, so that further launches claim none."""
+    """Two graphs run in turn on two streams. The driver's memory for both is enough, so that further launches
+    claim none.
+    """
     steps = """
 other = c.c_void_p()
 assert cuda.cuStreamCreate(c.byref(other), 1) == 0

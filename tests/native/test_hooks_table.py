@@ -47,7 +47,9 @@ def make(out: Path, cuda: Path, table: Path = TABLE) -> "subprocess.CompletedPro
 
 @pytest.mark.parametrize("name", ["cuMemTeleport", "cuMemAlloc_v9"])
 def test_a_call_missing_from_the_table_fails_the_build(tmp_path: Path, name: str) -> None:
-    """This includes a new version of a known call, because its arguments may differ."""
+    """A driver call that the table lacks fails the build. A new version of a known call counts as missing,
+    because its arguments may differ.
+    """
     cuda = headers_with(
         tmp_path / "cuda", f"CUresult CUDAAPI {name}(CUdeviceptr *where, size_t bytes);\n", ""
     )
@@ -58,7 +60,9 @@ def test_a_call_missing_from_the_table_fails_the_build(tmp_path: Path, name: str
 
 
 def test_a_waiting_call_gets_wrappers_for_its_twin_and_its_version(tmp_path: Path) -> None:
-    """A call that is not limited needs only one line in the table."""
+    """A call that only waits during a suspension, and whose memory is not limited, needs one line in the
+    table.
+    """
     declarations = "".join(
         f"CUresult CUDAAPI cuStreamPaint{twin}(CUstream hStream, const unsigned char *colour);\n"
         for twin in ("", "_ptsz")

@@ -38,7 +38,7 @@ OUT_OF_MEMORY = 2
 
 def test_memory_that_a_retained_handle_holds_stays_charged(sim_node: Make, tmp_path: Path) -> None:
     node = sim_node("h200x1")
-    # room for a context and two allocations of 256 MiB
+    # the limit has room for a context and two allocations of 256 MiB
     limit = DeviceLimits(node.dump()["devices"][0]["uuid"], 1200 * MIB)
     lease = write_lease(tmp_path, "a1", [limit], os.getuid(), os.getgid())
     results = json.loads(node.python(PROGRAM, {"LD_PRELOAD": str(LIBVGPU), "VGPU_LEASE": str(lease)}))

@@ -156,7 +156,9 @@ def test_no_environment_variable_disables_libvgpu(lease: Path) -> None:
 
 
 def test_nvml_and_cuda_report_the_same_limit(sim_node: Any, scope: dict[str, str]) -> None:
-    """CUDA_VISIBLE_DEVICES reorders the devices: CUDA's first device is the node's second."""
+    """CUDA_VISIBLE_DEVICES reorders the devices: CUDA's first device is the node's second. Both libraries
+    report this device's limit.
+    """
     node: SimNode = sim_node("h200x8")
     uuids = [device["uuid"] for device in node.dump()["devices"]]
     query = (

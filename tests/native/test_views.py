@@ -20,7 +20,7 @@ from tests.simnode import SimNode
 from vgpud.lease import DeviceLimits, write_lease
 
 Make = Callable[..., SimNode]
-CONTEXT_BYTES = 526 * MIB  # of the simulated H200
+CONTEXT_BYTES = 526 * MIB  # bytes of a context on the simulated H200
 
 
 class Slices:
@@ -134,7 +134,9 @@ print(json.dumps([*names, others]))
 
 
 def test_nvml_lists_the_devices_of_the_lease_alone(sim_node: Make, tmp_path: Path) -> None:
-    """On the host, as in a container that has no other devices; a lease's order is not NVML's."""
+    """NVML lists only the lease's devices, in NVML's own order, on the host as in a container that has no
+    other devices.
+    """
     node = sim_node("h200x8")
     cards = node.dump()["devices"]
     held = [cards[5]["uuid"], cards[2]["uuid"]]

@@ -80,8 +80,8 @@ def test_a_change_that_is_refused_is_written_too(tmp_path: Path) -> None:
 
 
 def test_repeats_of_a_request_are_counted_not_written(tmp_path: Path) -> None:
-    """A tenant that repeated one request id wrote 2940 lines a second, so that the journal dropped other
-    lines.
+    """A tenant repeats one request id. Before the fix this wrote 2940 lines a second, so that the journal
+    dropped other lines.
     """
     counted: list[Any] = []
 
@@ -215,7 +215,9 @@ def told_of_start(lines: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def test_repeated_ends_of_a_container_start_one_task(tmp_path: Path) -> None:
-    """Each END call that was repeated while the container's processes ran started another task."""
+    """A repeated END call starts no second task while the container's processes run. Before the fix each call
+    started one.
+    """
 
     async def scene(w: World) -> None:
         containers = Containers(w.keeper, w.parts)

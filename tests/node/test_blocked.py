@@ -12,7 +12,7 @@ from vgpud.node.tenants import blocked
 from vgpud.node.tenants.blocked import Looks
 from vgpud.proc import start_ticks
 
-GONE = (2**22 + 1, 1)  # a pid above the largest one of proc(5), with a start time
+GONE = (2**22 + 1, 1)  # pid and start time; the pid is above the largest one of proc(5)
 
 
 def own() -> tuple[int, int]:

@@ -99,8 +99,8 @@ async def test_the_probe_runs_again_after_a_boot_and_a_driver_change(
 
 @in_a_loop
 async def test_the_engine_in_force_stays_while_the_device_has_tenants(tmp_path: Path) -> None:
-    """This holds across a start of vgpud with another policy. The arbiter reads the engine when the first
-    tenant comes.
+    """The engine in force stays, also across a start of vgpud with another policy. The arbiter reads the
+    engine when the first tenant comes.
     """
     first = await made(tmp_path)
     await first.engines.settle(UUID)
@@ -118,8 +118,8 @@ async def test_the_engine_in_force_stays_while_the_device_has_tenants(tmp_path: 
 @pytest.mark.parametrize("able", [True, False])
 @in_a_loop
 async def test_another_driver_under_kept_allocations_is_probed(tmp_path: Path, able: bool) -> None:
-    """A driver's modules cannot be replaced while a tenant's process lives, so that the probe disturbs no
-    process.
+    """Another driver version is probed although allocations are kept. A driver's modules cannot be replaced
+    while a tenant's process lives, so that the probe disturbs no process.
     """
     first = await made(tmp_path)
     await first.engines.settle(UUID)

@@ -10,8 +10,8 @@ from vgpud.node.devices.inventory import Inventory
 
 
 class Numbered(FakeGateway):
-    """Numbers its snapshots in the order in which they begin. A snapshot whose number has a gate
-    waits there.
+    """A gateway that numbers its snapshots in the order in which they begin. A snapshot whose number has a
+    gate waits there.
     """
 
     def __init__(self) -> None:

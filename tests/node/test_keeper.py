@@ -125,8 +125,8 @@ def test_an_unwritable_spec_folder_undoes_the_allocation(tmp_path: Path) -> None
 
 @needs("root", "fuse")
 def test_a_user_that_locks_the_spec_folder_in_the_kernel_delays_no_other_call(tmp_path: Path) -> None:
-    """An allocation is refused, although its write may end later. When the lock is gone, nothing is left of
-    the refused allocation, and the next one is made.
+    """A user keeps the spec folder locked. Allocations are refused, although their writes may end later. When
+    the lock is gone, no spec of a refused allocation is left, and the next allocation is made.
     """
 
     async def work() -> None:
@@ -228,7 +228,9 @@ def test_a_device_stays_in_its_mode_while_any_tenant_does(tmp_path: Path) -> Non
 
 
 def test_a_request_that_comes_while_the_mode_is_left_is_served(tmp_path: Path) -> None:
-    """vgpud puts the device back into its mode before it attaches the second allocation's slice."""
+    """A request arrives while the device leaves its mode. vgpud puts the device back into the mode before it
+    attaches the allocation's slice.
+    """
 
     async def work() -> None:
         async with world(tmp_path, FakeGateway(Node(devices=FakeGateway().node.devices[:1]))) as w:

@@ -61,10 +61,10 @@ def test_hardware_that_hangs_is_waited_for_half_a_second(tmp_path: Path) -> None
             gateway.gate = clock.Gate()
             now = asyncio.get_running_loop().time
             for _ in range(2):
-                await clock.passed(10)  # after which the previous reading is too old
+                await clock.passed(10)  # after 10 s the previous reading is too old
                 began = now()
                 seen = await w.keeper.metered()
-                # the limit of the snapshot, and that of the sensors
+                # two time limits have passed: that of the snapshot, and that of the sensors
                 assert now() - began == pytest.approx(2 * 0.5)
                 assert list(seen.meters) == [held.id]
                 assert dict(seen.vitals) == {}

@@ -42,7 +42,7 @@ OWNER = Caller(Door.TENANT, os.getuid(), os.getgid(), Lifetime())
 
 @dataclass
 class Driver:
-    """Replaces a Suspender and its sessions. Records the states of processes and the arguments of
+    """Replaces a Suspender and its sessions. Records the states of processes and the device maps of
     restores.
     """
 
@@ -182,7 +182,7 @@ def test_other_changes_are_refused_during_a_suspended_move(tmp_path: Path) -> No
 
 
 def test_a_moved_tenant_can_be_moved_again(tmp_path: Path) -> None:
-    """The second move waits for the helper of the first, which has not ended."""
+    """The second move waits until the helper of the first move has ended."""
 
     async def work() -> None:
         async with sleeping(tmp_path) as (w, driver, away):
@@ -217,7 +217,9 @@ def test_two_concurrent_resumes_run_once(tmp_path: Path) -> None:
 
 
 def test_a_process_that_began_to_use_cuda_during_the_suspension_blocks_a_move(tmp_path: Path) -> None:
-    """libvgpu cannot stop this process, which would keep using the old device."""
+    """A process began to use CUDA during the suspension. libvgpu cannot stop this process, which would keep
+    using the old device, so that the move is refused.
+    """
 
     async def work() -> None:
         async with sleeping(tmp_path) as (w, driver, away):
@@ -228,7 +230,7 @@ def test_a_process_that_began_to_use_cuda_during_the_suspension_blocks_a_move(tm
             assert devices_of(w.keeper.get(away.id)) == (uuid(0),)
             assert not w.keeper.get(away.id).moves
 
-    # the child belongs to the test's user, which pid 1 may not
+    # the child belongs to the test's user, as the allocation does
     with subprocess.Popen(["sleep", "1000"]) as child:
         try:
             clock.run(work())

@@ -21,7 +21,9 @@ STRAY = DeviceProcess(4242, GIB, "compute")
 def test_an_uncounted_process_is_past_its_limits_if_its_tenant_is_marked(
     tmp_path: Path, is_marked: bool, is_silent: bool, is_past: bool
 ) -> None:
-    """If the mode does not answer, an uncounted process proves nothing, even when its tenant is marked."""
+    """A process that its mode does not count exceeds its limits if its tenant is marked. If the mode does not
+    answer, an uncounted process proves nothing.
+    """
 
     async def work() -> None:
         async with world(tmp_path, FakeGateway(Node((replace(device(0), processes=(STRAY,)),)))) as w:

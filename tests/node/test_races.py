@@ -137,7 +137,9 @@ def test_room_that_a_failed_shrink_gave_up_is_not_given_away(
 
 
 def test_concurrent_releases_run_once(tmp_path: Path) -> None:
-    """The check for tenants of the second release may end after the first has removed the allocation."""
+    """Two releases run at once. The second one's check for tenants may end after the first has removed the
+    allocation.
+    """
 
     async def work() -> None:
         async with world(tmp_path) as w:
@@ -311,7 +313,9 @@ NAMELESS = (
 
 
 def test_a_process_may_have_any_name(tmp_path: Path) -> None:
-    """PR_SET_NAME takes any bytes, and /proc/PID/stat shows them (proc(5))."""
+    """A process may have a name of any bytes: PR_SET_NAME takes them, and /proc/PID/stat shows them
+    (proc(5)).
+    """
     tenant = subprocess.Popen([sys.executable, "-c", NAMELESS], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert tenant.stdout is not None
     tenant.stdout.readline()
@@ -404,7 +408,9 @@ def test_a_failed_allocation_is_not_made_well_by_a_resize(tmp_path: Path) -> Non
 
 
 def test_of_two_concurrent_reloads_the_later_policy_is_in_force(tmp_path: Path) -> None:
-    """On a slow disk the first reload reads its files before the second does, and finishes after it."""
+    """Two reloads run at once. On a slow disk the first reads its files before the second does, and finishes
+    after it. The policy of the second is in force.
+    """
 
     async def work() -> None:
         async with world(tmp_path) as w:
@@ -435,7 +441,9 @@ def test_of_two_concurrent_reloads_the_later_policy_is_in_force(tmp_path: Path) 
 
 
 def test_specs_written_at_the_start_leave_out_releases_that_began_meanwhile(tmp_path: Path) -> None:
-    """Both releases begin after the watch has checked the first spec, and before it checks the second."""
+    """Two releases begin after the watch has checked the first spec, and before it checks the second. The
+    watch writes no spec for them.
+    """
 
     async def work() -> None:
         async with world(tmp_path) as w:

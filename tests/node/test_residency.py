@@ -23,7 +23,7 @@ from vgpud.model.tenancy import Allocation, Cause, Mode, Slice, State
 from vgpud.node.store.book import Book
 from vgpud.node.tenants.residency import Residency
 
-CARD = device(0)  # a card of 80 GiB
+CARD = device(0)  # a device of 80 GiB
 IDLE_SECONDS, TURN_SECONDS, BACK_OFF_SECONDS = 600.0, 60.0, 30.0
 HOUR = 3600.0
 IDLE = 'idle_suspend = "10min"'
@@ -42,7 +42,8 @@ class Card:
     fails: bool = False
     takes_seconds: float = 0.0
     released_when_asked: set[str] = field(default_factory=set)
-    expected: dict[str, bool] = field(default_factory=dict)  # host buffers that tenants are to make
+    # allocation id -> whether the tenant is to make host buffers
+    expected: dict[str, bool] = field(default_factory=dict)
     moves: list[tuple[float, str, State]] = field(default_factory=list)
 
     def add(self, name: str, gib: int = 60) -> None:
@@ -140,7 +141,9 @@ def test_a_tenant_that_works_is_not_suspended_as_idle(tmp_path: Path) -> None:
 
 
 def test_a_release_during_an_observation_does_not_end_the_idle_rule(tmp_path: Path) -> None:
-    """Before the fix, such a release on a loaded machine stopped all turns until vgpud was restarted."""
+    """An allocation is released while the loop reads its activity. Before the fix, such a release on a loaded
+    machine stopped all turns until vgpud was restarted.
+    """
 
     async def scene(card: Card) -> None:
         card.add("a", gib=10)
@@ -186,7 +189,7 @@ def test_a_failed_suspension_is_tried_again_after_the_back_off(tmp_path: Path) -
         times = [at for at, _, _ in card.moves]
         gaps = [later - sooner for sooner, later in pairwise(times)]
         assert len(gaps) > 10
-        # the back-off plus the rest of a look's interval
+        # a gap is the back-off and the rest of the interval between two checks
         assert BACK_OFF_SECONDS <= min(gaps) <= max(gaps) <= BACK_OFF_SECONDS + 2.5
         assert card.state("a")[0] is State.ACTIVE
         card.fails = False
@@ -215,7 +218,7 @@ def test_host_buffers_are_ordered_while_another_tenant_waits_and_not_longer(tmp_
 
 
 def test_the_release_of_a_suspended_tenant_suspends_no_other_tenant(tmp_path: Path) -> None:
-    """The released tenant takes no room on the device, before its release and during it."""
+    """The released tenant is suspended and takes no room on the device, before its release and during it."""
 
     async def scene(card: Card) -> None:
         card.add("a")

@@ -14,7 +14,7 @@ from vgpud.node.tenants.sickness import LOOK_SECONDS, Sickness
 
 
 class Card:
-    """An inventory of one device that is well at check number `well_at`, and its evacuations."""
+    """An inventory of one device that is well from check number `well_at` on, and its evacuations."""
 
     def __init__(self, well_at: int) -> None:
         self.node = Node((Device("GPU-0", 0, health=Health.SICK, ailment="NVML asks for a reset"),))
@@ -38,7 +38,7 @@ class Card:
 
 
 def tended(card: Card, rule: str) -> float:
-    """Simulated seconds until two concurrent calls for the device have returned."""
+    """Returns the simulated seconds until two concurrent calls for the device have returned."""
     sickness = Sickness(cast(Inventory, card), cast(Relocations, card), lambda _: rule, card.tell)
 
     async def scene() -> float:

@@ -30,7 +30,7 @@ def test_a_container_sees_the_devices_whose_nodes_it_has(tmp_path: Path) -> None
     (host / "dev/nvidia1").symlink_to("/dev/zero")
     (root / "nvidia0").symlink_to("/dev/null")
     assert visible_devices(7, DEVICES, host, proc) == {"GPU-a"}
-    # a node with the device's name, but with another device number
+    # this node has the device's name, but another device number
     (root / "nvidia1").symlink_to("/dev/null")
     assert visible_devices(7, DEVICES, host, proc) == {"GPU-a"}
     (root / "nvidia1").unlink()

@@ -32,7 +32,7 @@ def tenant(name: str, state: State) -> Allocation:
 
 
 class Finds(swaps.Swaps):
-    """A device that stays full."""
+    """Swaps on a device that stays full."""
 
     def __init__(self, beside: list[Allocation]) -> None:
         self.forbidden: list[str] = []
@@ -49,7 +49,9 @@ class Finds(swaps.Swaps):
 
 
 def test_a_resume_waits_while_another_tenant_of_the_device_is_suspended() -> None:
-    """The resume waits until the other tenant's memory is on the host: 23 s for 69 GiB on an H200."""
+    """A resume waits for the suspension of another tenant of the device until that tenant's memory is on the
+    host: 23 s for 69 GiB on an H200.
+    """
     beside = [tenant("b", State.SUSPENDING)]
     finds = Finds(beside)
 
@@ -98,7 +100,9 @@ class Orders(swaps.Swaps):
 def test_host_buffers_are_ordered_for_as_many_tenants_as_the_host_has_memory_for(
     available_gib: int, ordered: dict[str, bool]
 ) -> None:
-    """An order that no longer fits is taken back."""
+    """The host has memory for the buffers of only some tenants. vgpud takes back an order that no longer
+    fits.
+    """
     names = {"a": 3, "b": 4, "c": 1}
     host = Orders(names, available_gib)
     host.expect([tenant(name, State.ACTIVE) for name in names], [])
@@ -132,7 +136,7 @@ def test_an_order_by_hand_waits_for_a_resumption_by_a_rule_and_not_for_one_by_ha
 
 
 def process(ended: bool) -> SuspendedProcess:
-    """The test's own process, or an earlier one that had its pid."""
+    """Returns a record of the test's own process; with `ended`, of an earlier process with the same pid."""
     ticks = start_ticks(os.getpid())
     assert ticks is not None
     return SuspendedProcess(os.getpid(), ticks - ended, 2 * GIB, Way.SWAP, stays_bytes=1 * GIB)

@@ -159,7 +159,7 @@ class World:
         return sorted(p.name for p in (self.folder / "cdi").glob("*.json"))
 
     def is_empty(self) -> bool:
-        """True if no trace of any allocation is left."""
+        """Returns whether no trace of any allocation is left."""
         return not (
             len(self.parts.book)
             or self.specs()

@@ -85,7 +85,8 @@ def installed_on(suite: str, debs: Path) -> Iterator[Installed]:
     try:
         machine.shell("useradd -m alice; useradd -m bob")
         before = listing(machine)
-        machine.shell("sync")  # so that the copy of the root does not slow the timed part
+        # the copy of the root is on disk before the time of the installation is measured
+        machine.shell("sync")
         began = time.monotonic()
         machine.shell("dpkg -i /debs/*.deb")
         machine.eventually(

@@ -40,7 +40,7 @@ def emulated(program: Path, **environment: str) -> list[str]:
 
 
 class Arm:
-    """The unpacked packages, and a simulated node made with their programs."""
+    """The unpacked ARM packages, and a simulated node made with their programs."""
 
     def __init__(self, debs: Path, folder: Path) -> None:
         self.root = folder
@@ -86,7 +86,7 @@ class Arm:
 
 
 def try_out(arm: Arm) -> None:
-    """Under the emulated libvgpu and arbiter a tenant sees its limit as the device's memory."""
+    """Runs the emulated arbiter and libvgpu. A tenant sees its limit as the device's memory."""
     bare = arm.probe("info")[-1]
     print(f"a simulated node: {bare['count']} x {bare['name']}, {bare['total_bytes']} bytes each")
     run_dir = arm.root / "run"

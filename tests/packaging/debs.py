@@ -33,7 +33,7 @@ def build() -> Path:
     if stamp.exists() and stamp.read_text() == wanted:
         return out
     script = ROOT / "packaging" / "deb" / "build.py"
-    # tests/native/test_portable.py tests the build for old C libraries
+    # a build without Zig; tests/native/test_portable.py tests the build for old C libraries
     done = subprocess.run(
         [sys.executable, str(script), "--out", str(out), "--system-compiler"],
         env={**os.environ, "DEB_BUILD_OPTIONS": "noautodbgsym"},

@@ -29,7 +29,7 @@ def test_every_file_names_the_same_version() -> None:
 
 @needs("lintian", "debhelper")
 def test_lintian_finds_no_error(debs: Path) -> None:
-    """Needs lintian. Every override has a reason."""
+    """lintian finds no error in the packages, and every override has a reason."""
     argv = ["lintian", "--allow-root", "--fail-on", "error", *(str(one(debs, name)) for name in NAMES)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -103,7 +103,7 @@ def test_the_packages_have_programs_completions_and_manuals(debs: Path) -> None:
 
 @needs("debhelper")
 def test_each_installed_path_that_a_page_names_exists(debs: Path) -> None:
-    """Paths of examples to copy, scripts, and pictures."""
+    """The paths are those of examples to copy, of scripts, and of pictures."""
     names = {path.split(" ")[0].removesuffix(".gz") for path in files(one(debs, "vgpud"))}
     text = "".join(page.read_text() for page in PAGES)
     named = {path.rstrip("/.") for path in re.findall(r"/usr/(?:share|lib)/(?:doc/)?vgpud/[\w./-]+", text)}
@@ -174,7 +174,7 @@ def test_the_installer_gets_the_ledger_format(debs: Path) -> None:
 @needs("debhelper")
 @pytest.mark.parametrize("unit", ["vgpud-arbiter.service", "vgpud-mps@"])
 def test_no_maintainer_script_stops_units_that_tenants_need(debs: Path, unit: str) -> None:
-    """Only a purge may stop these units."""
+    """No maintainer script but that of a purge stops the units that tenants need."""
     for script in ("preinst", "postinst", "prerm"):
         done = subprocess.run(
             ["dpkg-deb", "--info", str(one(debs, "vgpud")), script],
@@ -188,7 +188,7 @@ def test_no_maintainer_script_stops_units_that_tenants_need(debs: Path, unit: st
 
 @needs("debhelper")
 def test_the_hooks_of_container_runtimes_and_slurm_are_installed(debs: Path) -> None:
-    """The paths are those in the CDI specs' hooks and in the manuals."""
+    """The hooks are installed under the paths that CDI specs and the manuals name."""
     found = {name.removeprefix(".").partition(" -> ")[0] for name in files(one(debs, "vgpud"))}
     wanted = ["/usr/lib/vgpud/vgpu-hook", "/usr/bin/vgpu-runtime"]
     wanted += [

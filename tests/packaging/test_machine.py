@@ -134,7 +134,7 @@ def test_the_daemon_serves_after_the_installation(installed: Installed) -> None:
 
 
 def test_every_module_can_be_loaded(machine: Machine) -> None:
-    """Every module of vgpud, and modules of others that it loads only after an error."""
+    """Loads every module of vgpud, and the modules of other packages that vgpud loads only after an error."""
     code = """
 import importlib, pkgutil, structlog.dev, vgpud
 for module in pkgutil.walk_packages(vgpud.__path__, "vgpud."):
@@ -165,7 +165,7 @@ def test_a_container_runtime_waits_for_a_daemon_that_is_down(machine: Machine) -
         "import socket; s = socket.socket(socket.AF_UNIX); s.settimeout(120);"
         "s.connect('/run/vgpud/runtime.sock'); s.sendall(bytes(20)); print(s.recv(4096))"
     )
-    # the call fails with an error message and not silently
+    # the call fails with an error message
     assert "E103" in machine.run("python3", "-c", ask).stdout
     ready_again(machine, pid)
 
@@ -174,7 +174,8 @@ def test_the_daemon_runs_under_the_restrictions_of_its_unit(machine: Machine) ->
     shown = machine.shell(f"cat /proc/{main_pid(machine)}/status")
     facts = dict(line.split(":\t", 1) for line in shown.splitlines() if ":\t" in line)
     assert (facts["NoNewPrivs"], facts["Seccomp"], facts["Umask"]) == ("1", "2", "0077")
-    # linux/capability.h: SYS_ADMIN 21, SYS_PTRACE 19, MKNOD 27, KILL 5, CHOWN 0, FOWNER 3, DAC_OVERRIDE 1
+    # capabilities by their numbers in linux/capability.h: SYS_ADMIN 21, SYS_PTRACE 19, MKNOD 27, KILL 5,
+    # CHOWN 0, FOWNER 3, DAC_OVERRIDE 1
     assert int(facts["CapBnd"], 16) == sum(1 << bit for bit in (0, 1, 3, 5, 19, 21, 27))
     done = machine.run("nsenter", "-t", main_pid(machine), "-m", "touch", "/usr/lib/vgpud/x", check=False)
     assert "Read-only file system" in done.stderr
@@ -204,8 +205,8 @@ def test_a_tenant_is_held_to_its_limit(machine: Machine) -> None:
 
 
 def test_the_confined_arbiter_preempts_a_tenant(machine: Machine) -> None:
-    """The probe runs in vgpud's sandbox. The arbiter makes its calls from its own sandbox, on another user's
-    process.
+    """The engine probe runs in vgpud's sandbox. The arbiter runs in its own sandbox, and preempts another
+    user's process.
     """
     own = "/etc/vgpud/conf.d/50-test.toml"
     command = [*SIM, "vgpuctl", "run", "--isolation", "quota", "--memory", "1GiB", "--cores", "20", "--"]
@@ -272,7 +273,9 @@ def test_a_policy_that_is_wrong_at_the_start_is_not_tried_again(machine: Machine
 def test_callers_of_a_daemon_that_cannot_start_neither_make_it_spin_nor_close_the_sockets(
     machine: Machine,
 ) -> None:
-    """Each caller causes at most one start, is refused if it fails, and leaves the socket open."""
+    """The daemon cannot start. Each caller causes at most one attempt to start it, gets an error, and leaves
+    the socket open.
+    """
     bad = "/etc/vgpud/conf.d/99-bad.toml"
     names = ("vgpud", "ro", "admin", "runtime")
     units = [f"vgpud{'' if name == 'vgpud' else f'-{name}'}.socket" for name in names]
@@ -286,7 +289,7 @@ def test_callers_of_a_daemon_that_cannot_start_neither_make_it_spin_nor_close_th
         for name in names:
             asked = machine.run("python3", "-c", ask, f"/run/vgpud/{name}.sock")
             assert asked.stdout.strip() == "True"
-        time.sleep(3)  # long enough for another start, if one was requested
+        time.sleep(3)  # another start, if one was requested, would happen within this time
         journal = machine.run(
             "journalctl", "-u", "vgpud.service", "-o", "cat", f"--after-cursor={cursor}"
         ).stdout
@@ -316,7 +319,9 @@ def udev_runs(machine: Machine, event: str, module: str) -> list[str]:
 
 
 def test_the_daemon_is_restarted_when_a_driver_is_loaded(machine: Machine, tenants: Tenants) -> None:
-    """Started by udev's rule, because vgpud may only open devices that existed when it started."""
+    """udev's rule for the driver's module restarts vgpud, because vgpud may only open devices that existed
+    when it started.
+    """
     assert udev_runs(machine, "add", "nvidia_drm") == []
     assert udev_runs(machine, "remove", "nvidia") == []
     assert udev_runs(machine, "add", "nvidia_uvm") == udev_runs(machine, "add", "nvidia")
@@ -332,7 +337,7 @@ def test_the_daemon_is_restarted_when_a_driver_is_loaded(machine: Machine, tenan
 
 
 def test_a_daemon_that_hangs_is_started_again(machine: Machine, tenants: Tenants) -> None:
-    """The watchdog restarts it, after a shorter time than the unit sets."""
+    """The watchdog restarts a daemon that hangs, after a shorter time than the unit sets."""
     folder = "/run/systemd/system/vgpud.service.d"
     machine.shell(f"mkdir -p {folder}; printf '[Service]\\nWatchdogSec=5s\\n' >{folder}/90-test.conf")
     machine.shell("systemctl daemon-reload; systemctl restart vgpud.service")
@@ -404,7 +409,7 @@ def test_a_downgrade_with_a_newer_ledger_is_refused(installed: Installed) -> Non
 
 
 def test_remove_keeps_the_state_and_purge_leaves_nothing(installed: Installed) -> None:
-    """The last test, because it removes vgpud from the machine."""
+    """This test is the last one, because it removes vgpud from the machine."""
     machine = installed.machine
     machine.shell("dpkg -r vgpud-sim vgpud libvgpu")
     assert machine.shell("ls /var/lib/vgpud/ledger.db /etc/vgpud/vgpud.toml").split()

@@ -51,7 +51,9 @@ print("%d.%d" % sys.version_info[:2], len(modules))
 
 
 def apt_says(debs: Path, release: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Asks apt, without changing anything, on a system where these packages of the release are installed."""
+    """Asks apt whether the packages install on a system with these packages of the release. Changes
+    nothing.
+    """
     for name in ("lists/partial", "cache/archives/partial"):
         (folder / name).mkdir(parents=True)
     architecture = subprocess.run(
@@ -135,7 +137,7 @@ def test_debian_13_from_the_installation_to_the_purge(trixie: Installed) -> None
     machine = trixie.machine
     print(f"Debian 13: dpkg -i of the three packages to READY: {trixie.install_seconds:.1f} s")
     assert machine.run("/usr/lib/vgpud/bin/python3", "-I", "-c", LOAD_ALL).stdout.startswith("3.13 ")
-    # byte code was compiled at the installation, and vgpud writes to the journal by the distribution's
+    # the installation has compiled the byte code, and vgpud writes to the journal by the distribution's
     # systemd binding
     machine.shell("ls /usr/lib/vgpud/lib/python3/site-packages/vgpud/__pycache__/daemon.cpython-313.pyc")
     said = machine.shell(f"journalctl -b -u vgpud.service -o cat --no-pager MESSAGE_ID={Message.READY}")

@@ -1,5 +1,5 @@
-"""When a tenant counts as bypassing libvgpu, and which tenant a process belongs to: by tables and by
-properties.
+"""By tables and by properties: when a tenant counts as bypassing libvgpu, and which tenant a process belongs
+to.
 """
 
 import random
@@ -37,15 +37,15 @@ def watched(limit: int = 2 * GIB) -> Watched:
     ("held", "counted", "excess"),
     [
         (0, 0, 0),
-        (CONTEXT, 0, CONTEXT),  # one process that bypasses libvgpu
-        (CONTEXT + 64 * MIB, CONTEXT, 0),  # not yet seen by a check of libvgpu
+        (CONTEXT, 0, CONTEXT),  # one process that bypasses libvgpu: nothing of its memory is counted
+        (CONTEXT + 64 * MIB, CONTEXT, 0),  # 64 MiB that libvgpu does not count yet, within the tolerance
         (72 * MIB, 0, 0),
         (73 * MIB, 0, 73 * MIB),
         (2 * GIB, 2 * GIB, 0),
         (64 * GIB, 64 * GIB, 62 * GIB),  # known memory beyond the limit: RTLD_DEEPBIND
         (CONTEXT, 1 << 60, 0),  # the ledger claims more memory than exists
-        (8 * GIB, 1 << 60, 6 * GIB),  # and so hides no more than the limit
-        (0, GIB, 0),  # managed memory, which NVML does not report
+        (8 * GIB, 1 << 60, 6 * GIB),  # a false claim of the ledger hides no more than the limit
+        (0, GIB, 0),  # the ledger counts managed memory, which NVML does not report
     ],
 )
 def test_an_excess_is_beyond_what_is_counted_within_the_limit(held: int, counted: int, excess: int) -> None:
@@ -94,8 +94,9 @@ def test_a_start_takes_what_an_older_tenant_counts_beyond_its_limit_for_a_lowere
 
 
 class Honest:
-    """A tenant that charges memory before the driver allocates it and removes the charge after it is freed.
-    The driver has overhead that libvgpu does not know yet. The tenant can act between any two readings.
+    """A tenant that charges memory before the driver allocates it, and removes the charge after the driver
+    has freed it. The driver has overhead that libvgpu does not know yet. The tenant can act between any two
+    readings.
     """
 
     def __init__(self, seed: int, limit: int, processes: int) -> None:
@@ -113,7 +114,7 @@ class Honest:
         elif choice < 0.8:
             self.held -= (freed := self.random.randint(0, self.held))
             self.counted = max(self.held, self.counted - freed)
-        else:  # the driver's own memory for a module or local memory, at most what a launch needs
+        else:  # the driver's own memory for a module or for local memory: at most what a launch needs
             self.unlearnt = self.random.randint(0, tolerance_bytes(self.processes))
             self.held = min(self.held, self.counted) + self.unlearnt
 
@@ -167,22 +168,22 @@ SHELL = ProcessFacts(10, 5, 1)
         ([ProcessFacts(20, 9, 7)], known(in_cgroup={20: "pod"}), "pod"),
         ([ProcessFacts(20, 9, 7, mounted="pod")], known(), "pod"),
         ([ProcessFacts(20, 9, 1, named="a")], known(), "a"),
-        # the process itself names another user's allocation
+        # the process names an allocation of another user
         ([ProcessFacts(20, 9, 2, named="a")], known(), ""),
         ([ProcessFacts(20, 9, 0, named="a")], known(), ""),
-        # the name alone does not make it a process of the pod
+        # a process that only names a pod's allocation does not belong to the pod
         ([ProcessFacts(20, 9, 7, named="pod")], known(), ""),
         ([ProcessFacts(20, 9, 1, named="gone")], known(), ""),
         ([ProcessFacts(20, 9, 1), SHELL], known(registered={10: "a"}), "a"),
-        # runs as another user, so that it is uncertain
+        # the process runs as another user than the allocation's owner, so that its tenant is uncertain
         ([ProcessFacts(20, 9, 2), SHELL], known(registered={10: "a"}), ""),
         ([ProcessFacts(20, 9, 0), SHELL], known(registered={10: "a"}), ""),
         ([ProcessFacts(20, 9, 7), SHELL], known(registered={10: "pod"}), "pod"),
         ([ProcessFacts(20, 9, 1), SHELL], known(lifetimes={(10, 5): "a"}), "a"),
-        # a different process with the same pid
+        # the recorded process is another one that had the same pid
         ([ProcessFacts(20, 9, 1), SHELL], known(lifetimes={(10, 6): "a"}), ""),
         ([ProcessFacts(20, 9, 2), SHELL], known(lifetimes={(10, 5): "a"}), ""),
-        # the nearest ancestor counts
+        # the allocation of the nearest ancestor counts
         (
             [ProcessFacts(20, 9, 1), ProcessFacts(15, 7, 1, named="c"), SHELL],
             known(registered={10: "a"}),

@@ -99,7 +99,7 @@ def test_a_mig_slice_has_profile_placement_memory_and_share() -> None:
         "GPU-0",
         Mode.MIG,
         71424 * MIB,
-        Percent(4545),  # 60 of 132 multiprocessors
+        Percent(4545),  # the share is 60 of 132 multiprocessors
         MigSlice(9, "3g.71gb", Placement(4, 4)),
     )
 
@@ -174,7 +174,7 @@ def test_overcommit_lets_memory_limits_pass_the_card() -> None:
     assert choose(request(memory=half), NODE, policy({"mode": "preload"}), use).refusal
     refusal = choose(request(memory=half + GIB), NODE, rules, use).refusal
     assert refusal is not None and refusal.code is ErrorCode.NO_CAPACITY
-    # a single tenant never gets more than the device has
+    # with overcommitment, a single tenant still gets no more than the device has
     refusal = choose(request(memory=H200_USABLE + 1), NODE, rules, {}).refusal
     assert refusal is not None and refusal.code is ErrorCode.IMPOSSIBLE
 

@@ -543,8 +543,8 @@ def test_waiting_helps_only_if_enough_devices_could_serve() -> None:
 
 
 def test_sentences_are_lower_case_without_full_stop() -> None:
-    """Names and units keep their spelling, except that the sentence begins in lower case and has no full
-    stop.
+    """A sentence of an error begins in lower case and has no full stop. Names and units keep their
+    spelling.
     """
     node = node_of(h200(0, health=Health.LOST), h200(1, processes=BUSY), h200(2, mig_on=True), h200(3))
     wants = [request(), request(memory=GIB), MPS, MIG, request(count=9), request(memory=999 * GIB)]

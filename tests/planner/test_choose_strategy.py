@@ -72,9 +72,9 @@ def test_a_whole_device_request_gets_the_smallest_free_card() -> None:
 @pytest.mark.parametrize(
     ("held", "index"),
     [
-        # 1g at 6 already prevents 3g at 4 on device 1, so that another 1g costs less there
+        # a 1g at slice 6 already prevents a 3g at slice 4 on device 1, so that another 1g costs less there
         ({"GPU-1": used_mig((19, 6))}, 1),
-        # if a 3g takes the half, the hole on device 0 prevents nothing else
+        # if a 3g takes half of device 0, the gap beside it prevents nothing else
         ({"GPU-0": used_mig((9, 4), (19, 0), (19, 1), (19, 2)), "GPU-1": used_mig((19, 6))}, 0),
     ],
 )

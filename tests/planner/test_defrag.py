@@ -83,7 +83,7 @@ def moved(devices: list[Bin], pieces: list[Piece], number: int, to: str) -> list
 
 
 def brute_force(devices: list[Bin], pieces: list[Piece], goal: Goal) -> int | None:
-    """Breadth-first search through every position."""
+    """Returns the fewest moves to the goal, by a breadth-first search through every position."""
     level = [pieces]
     for moves in range(MOST + 1):
         if any(ready(devices, position, goal) for position in level):
@@ -100,7 +100,7 @@ def brute_force(devices: list[Bin], pieces: list[Piece], goal: Goal) -> int | No
 
 
 def follow(devices: list[Bin], pieces: list[Piece], way: Way) -> list[Piece]:
-    """Applies the moves, and asserts that each is allowed."""
+    """Applies the moves of a plan, and asserts that each is allowed."""
     numbers = {piece: n for n, piece in zip(count(), pieces, strict=False)}
     for piece, to in way.moves:
         after = moved(devices, pieces, numbers[piece], to)
@@ -126,7 +126,7 @@ def test_nothing_moves_where_there_is_room() -> None:
 
 
 def test_an_instance_moves_to_make_way_for_another() -> None:
-    """The 4 of d0 fits on d1 only after the 2 of d1 has moved to d2."""
+    """The piece of 4 on d0 fits on d1 only after the piece of 2 on d1 has moved to d2."""
     pieces = [
         Piece("a", "d0", 4),
         Piece("b", "d1", 5),
@@ -143,7 +143,7 @@ def test_equal_tenants_do_not_lengthen_the_search() -> None:
     devices = bins(*[100] * 8, tenants=8)
     pieces = [Piece(f"t{n}", f"d{n % 8}", 18) for n in range(40)]
     way = fewest_moves(devices, pieces, Goal(frozenset(one.uuid for one in devices), 28))
-    assert way is None  # each device has 10 free, and no piece of 18 fits
+    assert way is None  # each device has 10 free, so that no piece of 18 fits
     way = fewest_moves(devices, pieces[:35], Goal(frozenset(one.uuid for one in devices), 45))
     assert way is not None
     assert len(way.moves) == 1

@@ -93,7 +93,7 @@ def test_a_request_may_name_the_place_of_a_compute_instance() -> None:
 @given(st.data())
 @settings(max_examples=examples(75))
 def test_a_place_is_found_whenever_there_is_one(data: st.DataObject) -> None:
-    """In one divided GPU instance, compared with all places that do not overlap."""
+    """Searches a place in one divided GPU instance, and compares it with all places that do not overlap."""
     profile = data.draw(st.sampled_from([p for p in H200_PROFILES if p.slice_count > 1]))
     geometry = geometry_for(profile.compute)
     whole = max(profile.compute, key=lambda p: p.slice_count)
@@ -168,7 +168,9 @@ def test_a_divided_gpu_instance_is_not_allocated_as_a_whole() -> None:
 
 
 def test_an_idle_divided_gpu_instance_is_removed_for_a_whole_one() -> None:
-    """Only this place is left. The request gets it after all its parts have been removed."""
+    """The request for a whole instance gets the place of a divided GPU instance, the only one left, after all
+    its parts have been removed.
+    """
     device, pool = divided(HALF, PARTS, 3)
     other = taken(ask(request("4g.71gb"), device, pools={"GPU-0": pool}))
     decision = ask(request("3g.71gb"), device, use={"GPU-0": EMPTY.with_slice(other)}, pools={"GPU-0": pool})
@@ -186,7 +188,9 @@ def test_memory_is_not_promised_by_hardware() -> None:
 
 
 def test_limits_of_memory_in_one_gpu_instance_add_up() -> None:
-    """libvgpu limits each tenant: a GPU instance has several compute instances but one memory."""
+    """Memory limits of the tenants in one GPU instance add up, because the instance has several compute
+    instances and one memory.
+    """
     asked = request("1c.3g.71gb", isolation=Isolation.QUOTA, memory_bytes=30 * GIB)
     use, keys = EMPTY, []
     for _ in range(5):

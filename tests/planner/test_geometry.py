@@ -26,7 +26,7 @@ CARDS = {"h200": H200_PROFILES, "a30": A30_PROFILES, "tight": TIGHT_PROFILES}
 
 
 def legal(profiles: tuple[MigProfile, ...], keys: frozenset[Key]) -> bool:
-    """The rules as NVIDIA states them, checked slice by slice."""
+    """Returns whether a layout is legal by the rules as NVIDIA states them, checked slice by slice."""
     by_id = {p.id: p for p in profiles}
     cells: set[int] = set()
     for _, place in keys:
@@ -42,7 +42,7 @@ def legal(profiles: tuple[MigProfile, ...], keys: frozenset[Key]) -> bool:
 
 @cache
 def every_state(profiles: tuple[MigProfile, ...]) -> frozenset[frozenset[Key]]:
-    """Breadth-first search over sets, each checked as a whole."""
+    """Returns every legal layout, by a breadth-first search over sets, each checked as a whole."""
     keys = [(p.id, place) for p in profiles for place in p.placements]
     states = {frozenset[Key]()}
     edge = set(states)
@@ -117,7 +117,7 @@ def test_an_empty_h200_allocates_the_placements_of_lowest_cost() -> None:
         "MIG 1g.18gb+me": 6,
         "MIG 1g.35gb": 6,
         "MIG 2g.35gb": 4,
-        "MIG 3g.71gb": 4,  # keeps place 0 free for a 4g
+        "MIG 3g.71gb": 4,  # at this place a 3g keeps place 0 free for a 4g
         "MIG 4g.71gb": 0,
         "MIG 7g.141gb": 0,
     }

@@ -35,7 +35,7 @@ def test_a_resumed_tenant_has_its_room(charged: int, kept: dict[str, int]) -> No
 
 
 def test_the_memory_to_keep_is_what_the_resumed_tenant_leaves() -> None:
-    assert keep_share(CARD, 106 << 30, 105 << 30) == 3309  # 34.75 of 105 GiB
+    assert keep_share(CARD, 106 << 30, 105 << 30) == 3309  # in 1/10000 of 105 GiB: 34.75 GiB
     assert keep_share(CARD, CARD, 105 << 30) == 0
     assert keep_share(CARD, 0, 1 << 30) == SHARE_ALL
     assert keep_share(CARD, 0, 0) == 0

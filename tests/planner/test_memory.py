@@ -1,4 +1,4 @@
-"""A cached decision equals a new one."""
+"""A decision from cached results equals a decision without them."""
 
 from dataclasses import replace
 

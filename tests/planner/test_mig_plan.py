@@ -87,7 +87,7 @@ def test_auto_destroys_idle_instances_of_our_own_and_releases_the_mode() -> None
     assert plan("auto", ours, pool=pool_of((19, 0)), use=used_mig((19, 0))).steps == ()
 
 
-#: Two idle instances that leave no room for a 3g.71gb in either half of the device.
+#: two idle instances, which leave no room for a 3g.71gb in either half of the device
 SPREAD = (instance(1, 19, 0), instance(2, 19, 4))
 
 

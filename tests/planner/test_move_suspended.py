@@ -53,7 +53,7 @@ ORDERS = st.lists(st.permutations(range(6)).map(lambda order: tuple(order[:2])),
 
 @given(ORDERS, st.sets(st.sampled_from(UUIDS)))
 def test_the_map_names_every_visible_card_once(places: list[tuple[int, int]], seen: set[str]) -> None:
-    """This holds however often the slices were moved since the save."""
+    """The device map names every visible device once, however often the slices were moved since the save."""
     first = [UUIDS[i] for i in places[0]]
     last = [UUIDS[i] for i in places[-1]]
     there = device_map(first, last, seen)

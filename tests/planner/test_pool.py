@@ -1,4 +1,6 @@
-"""Which requests may use an instance depends on who made it."""
+"""Which requests may use an existing instance depends on who made the instance: vgpud, the policy or an
+administrator.
+"""
 
 from dataclasses import replace
 
@@ -88,7 +90,7 @@ def test_a_fixed_layout_allocates_only_its_instances() -> None:
 
 
 def test_fewest_idle_instances_move() -> None:
-    """A 2g is requested, and 1g are idle at 0, 2, 4 and 5. Moving one of those at 0 or 2 is enough, and is
+    """A 2g is requested, and idle 1g are at 0, 2, 4 and 5. One move of the 1g at 0 or 2 is enough, which is
     the minimum.
     """
     idle = tuple(instance(n, 19, place) for n, place in enumerate((0, 2, 4, 5), 1))

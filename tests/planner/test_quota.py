@@ -90,7 +90,9 @@ def test_a_refusal_for_compute_says_that_cores_were_left_out() -> None:
 def test_held_and_requested_sizes_count_together(
     rule: QuotaRule, wanted: tuple[Slice, ...], said: str | None
 ) -> None:
-    """Allocations in release, and those of other users, do not count."""
+    """Sizes of held and requested slices count together. Allocations in release, and those of other users, do
+    not count.
+    """
     assert sentence(rule, *wanted) == said
 
 
@@ -129,7 +131,9 @@ def test_a_quota_that_needs_an_unknown_account_refuses(
 
 
 def test_a_rule_by_name_or_group_covers_all_members() -> None:
-    """A process runs with one of its user's groups. A rule covers members that run with another group."""
+    """A rule by group covers all members of the group, though a process runs with only one of its user's
+    groups.
+    """
     account = Account("alice", frozenset({100, 300}), frozenset({"users", "students"}))
     for rule in (
         QuotaRule(users=("alice",), max_allocations=0),
@@ -176,8 +180,8 @@ def test_root_has_a_quota_where_it_is_named() -> None:
 
 
 def test_all_uids_of_a_user_share_its_quota() -> None:
-    """65 536 subordinate uids do not have 65 536 quotas. A rule by group uses the groups of the user's
-    account.
+    """All subordinate uids of a user share its quota: 65 536 uids do not have 65 536 quotas. A rule by group
+    uses the groups of the user's account.
     """
     other = Owner(100_001, 100_001)
     mine = Allocation("a1", Request("r1", other, quota_owner=ALICE), State.ACTIVE, (piece(),))
@@ -188,7 +192,7 @@ def test_all_uids_of_a_user_share_its_quota() -> None:
 
 
 def small(number: int, owner: Owner = ALICE, mode: Mode = Mode.PRELOAD) -> Allocation:
-    """The smallest slice; a device takes 64 of them."""
+    """Returns an allocation of the smallest slice, of which a device takes 64."""
     return held(number, owner, State.ACTIVE, Slice("GPU-1", mode, 2 << 20))
 
 

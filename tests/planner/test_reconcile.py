@@ -37,7 +37,7 @@ def decide(world: World, number: int, want: int, pid: int) -> Allocation | None:
 
 @st.composite
 def worlds(draw: st.DrawFn) -> World:
-    """Allocations and releases, each completed or cut anywhere as by kill -9."""
+    """Draws allocations and releases, each completed or cut anywhere as by kill -9."""
     world = World()
     if draw(st.booleans()):
         world.foreign.add(InstancePlace("GPU-0", 19, Placement(2, 1)))
@@ -61,7 +61,7 @@ def run(changes: list, draw: st.DrawFn) -> None:  # type: ignore[type-arg]
 
 @st.composite
 def faults(draw: st.DrawFn, world: World) -> World:
-    """Changes that may have happened while vgpud was down."""
+    """Draws changes that may have happened while vgpud was down."""
     kinds: tuple[set[Any], ...] = (world.leases, world.specs, world.daemons, world.instances)
     for things in kinds:
         for name in sorted(things):
@@ -92,7 +92,7 @@ def converge(world: World) -> None:
 
 
 def cut_converge(world: World, at: int) -> None:
-    """A start that is itself cut after `at` single changes."""
+    """Runs a start of vgpud that is itself cut after `at` single changes."""
     for action in world.reconcile():
         for change in world.changes(action):
             if at == 0:

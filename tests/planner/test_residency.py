@@ -49,8 +49,9 @@ def test_an_idle_tenant_is_suspended_at_its_limit_and_not_before() -> None:
     assert decide(699, [lazy], CARD) == Plan((), 700)
     assert told(decide(700, [lazy], CARD)) == ["suspend a"]
     assert decide(700, [lazy], CARD).moves[0].cause is Cause.IDLE
-    assert told(decide(700, [replace(lazy, since=650)], CARD)) == []  # within its minimum residence
-    assert told(decide(700, [replace(lazy, rules=TURNS)], CARD)) == []  # no other tenant waits
+    # no move: the tenant is within its minimum residence
+    assert told(decide(700, [replace(lazy, since=650)], CARD)) == []
+    assert told(decide(700, [replace(lazy, rules=TURNS)], CARD)) == []  # no move: no other tenant waits
     assert told(decide(700, [replace(lazy, patience=1)], CARD)) == []
 
 
@@ -110,14 +111,18 @@ def test_a_tenant_that_cannot_be_resumed_delays_no_other() -> None:
 
 
 def test_the_last_resumed_are_suspended_where_more_are_resident_than_fit() -> None:
-    """A new tenant is suspended first: its turn has not begun, and it has not worked yet."""
+    """More tenants are resident than fit. The last resumed one is suspended: its turn has not begun, and it
+    has not worked yet.
+    """
     crowd = [here("a", 75), here("b", 75, since=1), here("c", 20, since=2, rules=IDLE)]
     assert told(decide(2, crowd, CARD)) == ["suspend b"]
     assert told(decide(2, [*crowd[:1], replace(crowd[1], where=Where.GOING)], CARD)) == []
 
 
 def test_kept_memory_is_evicted_for_a_tenant_that_does_not_fit_beside_it() -> None:
-    """A later tenant needs the room that the swapped-out tenants keep. Before, the room was free."""
+    """Swapped-out tenants keep memory on the device while it has room. That memory is evicted for a tenant
+    that does not fit beside it.
+    """
     turning = {"rules": TURNS, "cause": Cause.TURN, "swaps": True}
     idle = away("a", 60, None, **turning, stays=((GPU, 2),))
     more = away("m", 60, None, **turning, stays=((GPU, 1),))
@@ -160,7 +165,8 @@ class Life:
     at: float = 0.0
     left: float = 0.0
     pauses_until: float = 0.0
-    suspensions: list[tuple[float, Cause, float]] = field(default_factory=list)  # (when, why, resident since)
+    # for each suspension: (when, why, resident since)
+    suspensions: list[tuple[float, Cause, float]] = field(default_factory=list)
     waits: list[float] = field(default_factory=list)
 
 
@@ -208,7 +214,7 @@ def live(lives: list[Life], seconds: float, begin_away: bool, stays: int = 0) ->
 
 
 def _arrived(one: Tenant, now: float, left: tuple[tuple[str, int], ...]) -> Tenant:
-    """The tenant at the end of its switch."""
+    """Returns the tenant at the end of its switch."""
     if one.where is Where.GOING:
         return replace(one, where=Where.AWAY, since=now, active_at=now)
     return replace(one, where=Where.HERE, since=now, active_at=now, stays=left, swaps=bool(left))
@@ -217,7 +223,7 @@ def _arrived(one: Tenant, now: float, left: tuple[tuple[str, int], ...]) -> Tena
 def _moved(
     life: Life, tenants: dict[str, Tenant], move: Move, now: float, left: tuple[tuple[str, int], ...]
 ) -> Tenant:
-    """The tenant at the start of a switch, which is recorded in its life."""
+    """Returns the tenant at the start of a switch, and records the switch in its life."""
     one = tenants[move.id]
     if move.kind is Kind.SUSPEND:
         life.suspensions.append((now, move.cause, one.since))
@@ -232,7 +238,9 @@ def _moved(
 
 
 def _taken(tenants: dict[str, Tenant], count_switches: bool) -> int:
-    """Bytes on the device. An outgoing tenant frees its memory step by step for an incoming one."""
+    """Returns the bytes on the device. An outgoing tenant frees its memory step by step for an
+    incoming one.
+    """
     held = {Where.HERE, Where.GOING, Where.COMING} if count_switches else {Where.HERE}
     there = sum(size for t in tenants.values() if t.where in held for _, size in t.parts)
     kept = sum(size for t in tenants.values() if t.where is Where.AWAY for _, size in t.stays)
@@ -288,14 +296,16 @@ def test_a_suspension_is_followed_at_once_by_the_next_resume() -> None:
     ]
     full = away("c", 100, None, cause=Cause.TURN)
     sent, waits = decide(100, [first, second, full], CARD).moves
-    # no memory may stay beside a tenant that needs all of it
+    # the suspension is deep: no memory may stay beside a tenant that needs all of the device
     assert (sent.deep, waits.kind) == (True, Kind.WAIT)
 
 
 @settings(max_examples=examples(40))
 @given(lives_of(turns=False))
 def test_no_pattern_of_work_makes_tenants_thrash(lives: list[Life]) -> None:
-    """Two suspensions of one tenant are at least its idle time and its minimum residence apart."""
+    """No pattern of work makes tenants thrash: two suspensions of one tenant are at least its idle time and
+    its minimum residence apart.
+    """
     for life in lives:
         life.size = 100 // len(lives)
     live(lives, 400, begin_away=False)

@@ -94,7 +94,7 @@ def test_the_intent_is_the_first_step_and_forget_the_last(made: list[tuple[str, 
     assert (up.outcome.kind, down.outcome.kind) == (StepKind.COMMIT, StepKind.FORGET)
     assert all(step.reason for step in (*up, *down))
     points = [step.fault_point + step.device_uuid for step in (*up, *down)]
-    assert len(points) == len(set(points)) + 1  # both plans have record-intent
+    assert len(points) == len(set(points)) + 1  # only record-intent is in both plans
     applied = {step.device_uuid for step in up if step.kind is StepKind.APPLY_MODE}
     undone = {step.device_uuid for step in down if step.kind is StepKind.UNAPPLY_MODE}
     assert (

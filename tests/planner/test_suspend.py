@@ -67,7 +67,7 @@ def test_a_suspension_needs_free_host_memory(wanted: int, held: int, limit: int 
             {MEASURED_KIND: 5, "managed": 3, "pools": 2, "physical memory": 1, "small allocations": 1},
         ),
         (5, 0, (0, 0, 0, 0), {MEASURED_KIND: 5}),
-        (4, -2, (0, 9, 0, 9), {"pools": 9, "graphs": 9}),  # figures of a tenant that lies
+        (4, -2, (0, 9, 0, 9), {"pools": 9, "graphs": 9}),  # the false figures that a tenant has written
         (0, 0, (0, 0, 0, 0), {}),
     ],
 )

@@ -54,7 +54,7 @@ def test_every_transition_of_a_seven_slice_card_touches_the_fewest_instances() -
     for a, from_ in zip(masks, states, strict=True):
         for b, to in zip(masks, states, strict=True):
             change = between(a, b)
-            # any transition must destroy from - to and create to - from
+            # the fewest changes: a transition must destroy `from - to` and create `to - from`
             assert (change.destroy | change.create).bit_count() == len(from_ ^ to)
             assert (a & ~change.destroy | change.create) == b
             compared += 1
@@ -85,7 +85,7 @@ def test_room_is_made_with_the_fewest_idle_instances_lost_then_moved(card: str, 
 def brute_room(
     profiles: tuple[MigProfile, ...], state: State, pinned: State, wanted: int
 ) -> tuple[int, int] | None:
-    """(instances given up, instances destroyed), the minimum over all states that keep the pinned
+    """Returns the minimum of (instances given up, instances destroyed) over all layouts that keep the pinned
     instances.
     """
     have = Counter(counts_of(state))
@@ -115,7 +115,7 @@ def test_every_prefix_of_the_steps_is_a_legal_layout(data: st.DataObject) -> Non
 
 
 def test_a_layout_is_found_whenever_there_is_one() -> None:
-    """10 000 random lists of profiles, compared with brute force over placements."""
+    """10 000 random lists of profiles: a layout is found exactly if brute force over placements finds one."""
     geometry = geometry_for(H200_PROFILES)
     draw = random.Random(20261120)
     ids = [p.id for p in H200_PROFILES]
@@ -137,7 +137,7 @@ def packs(wanted: tuple[int, ...]) -> bool:
     """Tries every combination of places until one is legal as a whole."""
     by_id = {p.id: p for p in H200_PROFILES}
     if sum(by_id[number].placements[0].size for number in wanted) > 8:
-        return False  # more memory slices than the device has
+        return False  # the list needs more memory slices than the device has
     choices: list[State] = [frozenset()]
     for number, times in Counter(wanted).items():
         places = [(number, place) for place in by_id[number].placements]

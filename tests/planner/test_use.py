@@ -55,8 +55,8 @@ def test_an_instance_is_removed_by_its_placement_not_its_ids() -> None:
 
 
 def test_a_whole_card_that_its_tenant_has_left_is_free() -> None:
-    """The tenant has left for a time (suspended) or for good (releasing). A start counts both before it
-    finishes the release.
+    """A tenant on a whole device has left it for a time (suspended) or for good (releasing). The device
+    counts as free, and a start counts both before it finishes the release.
     """
     card, other = Slice("GPU-0", Mode.EXCLUSIVE, GIB), Slice("GPU-0", Mode.PRELOAD, GIB)
     beside = Allocation("b", request(), State.ACTIVE, (other,))

@@ -22,7 +22,7 @@ def place_of(piece: Slice) -> InstancePlace:
 
 @dataclass
 class World:
-    """The ledger and the existing parts, with the names of Observed."""
+    """The ledger and the existing parts, in fields that have the names of Observed."""
 
     ledger: dict[str, Allocation] = field(default_factory=dict)
     leases: set[str] = field(default_factory=set)
@@ -68,7 +68,7 @@ class World:
         return reconcile(self.ledger.values(), self.observed())
 
     def allocating(self, allocation: Allocation) -> list[Change]:
-        """The single changes of an Allocate, in order."""
+        """Returns the single changes of an Allocate, in order."""
         steps = allocate_steps(allocation.slices, use_of(self.ledger.values()))
         return [change for step in steps for change in self._changes(step, allocation, State.ALLOCATING)]
 
@@ -77,7 +77,7 @@ class World:
         return [change for step in steps for change in self._changes(step, allocation, State.RELEASING)]
 
     def changes(self, action: Action) -> list[Change]:
-        """The single changes of an action. They are computed when the action begins."""
+        """Returns the single changes of an action. They are computed when the action begins."""
         name, place = action.subject, action.instance
         match action.kind:
             case ActionKind.UNDO | ActionKind.FINISH | ActionKind.RELEASE:

@@ -28,7 +28,7 @@ def test_every_mistake_is_reported_with_file_line_and_key(path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "detail"),
     [
-        # the messages of the standard parser vary between Python versions, their positions do not
+        # the standard parser's messages vary between Python versions, their positions do not
         ("version = 1\nversion = 1\n", ":2: is not TOML: cannot overwrite a value at column 12"),
         ("version = 1\n[planner\n", ":2: is not TOML: expected ']' at the end of a table declaration at"),
         (

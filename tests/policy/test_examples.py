@@ -95,15 +95,15 @@ def test_the_uncommented_example_loads_with_the_defaults(tmp_path: Path) -> None
     assert policy.planner == Policy().planner
     assert rule.mode == default.mode
     assert rule.preload is not None
-    # the default, never, has no TOML form
+    # `never`, the default of these keys, has no TOML form
     assert (rule.preload.idle_suspend, rule.preload.turn) == (600, 30)
     never = {"idle_suspend": None, "turn": None, "evictable": None}
     assert rule.preload.model_copy(update=never) == default.settings_preload()
     assert rule.mps == default.settings_mps()
     assert rule.mig is not None
-    assert rule.mig.profiles == ("1g.18gb", "3g.71gb")  # the default, all, has no TOML form
+    assert rule.mig.profiles == ("1g.18gb", "3g.71gb")  # `all`, the default of this key, has no TOML form
     assert rule.mig.change_mode == default.settings_mig().change_mode
-    assert rule.mig.layout == ("all-balanced",)  # the default, no layout, has no TOML form
+    assert rule.mig.layout == ("all-balanced",)  # the default of this key, no layout, has no TOML form
     assert rule.mig.dynamic is False
     assert rule.mig.foreign == default.settings_mig().foreign
     assert rule.mig.on_top == default.settings_mig().on_top

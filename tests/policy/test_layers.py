@@ -148,7 +148,7 @@ def test_an_unreadable_file_is_an_error(etc: Etc) -> None:
     link.mkdir()
     assert only_detail(etc) == "etc/conf.d/10-x.toml: is not a regular file; move it away"
     link.rmdir()
-    os.mkfifo(link)  # open(2) of the FIFO would wait for ever
+    os.mkfifo(link)  # a FIFO: open(2) of it would wait for ever
     assert only_detail(etc) == "etc/conf.d/10-x.toml: is not a regular file; move it away"
 
 
@@ -167,7 +167,7 @@ def test_a_drop_in_directory_that_is_a_file_is_an_error(etc: Etc) -> None:
 
 
 def test_a_file_without_read_permission_is_an_error(etc: Etc, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Root may read everything, so that the test simulates the kernel's refusal."""
+    """Root may read every file, so that the test simulates the kernel's refusal."""
     main = etc.write("etc/vgpud.toml", "version = 1")
     real_open = os.open
 

@@ -32,7 +32,7 @@ def modes(loaded: LoadedPolicy) -> list[str]:
 
 
 def test_tables_merge_key_by_key(etc: Etc) -> None:
-    """A drop-in that changes one key must not drop the table's other keys."""
+    """Tables merge key by key: a drop-in that changes one key must not drop the table's other keys."""
     etc.write("etc/vgpud.toml", MAIN)
     etc.write("etc/conf.d/50-x.toml", "[planner]\n")
     loaded = etc.load()
@@ -129,7 +129,8 @@ def test_the_digest_covers_the_effective_policy(etc: Etc) -> None:
 
 
 KEYS = st.sampled_from("abc")
-# A key is a table in every layer or in none, because all layers have the same model.
+# Keys with values, and tables with such keys. A key is a table in every layer or in none, because all layers
+# have the same model.
 VALUES = st.integers() | st.lists(st.integers(), max_size=2)
 TABLES = st.fixed_dictionaries(
     {},

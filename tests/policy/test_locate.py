@@ -90,7 +90,9 @@ FRAGMENTS += ['"""', "'''", "\\", "a=1\n", "[a]\n", "[[b]]\n", '"x"', "b.a=[", "
 
 @st.composite
 def nearly_documents(draw: Any) -> str:
-    """A document with one part cut out and another inserted. Often it is still valid TOML."""
+    """Draws a document from which one part is cut out and into which another is inserted. Often it is still
+    valid TOML.
+    """
     text = draw(documents())
     start = draw(st.integers(0, len(text)))
     end = start + draw(st.integers(0, 5))

@@ -15,7 +15,7 @@ from vgpud.model.errors import ErrorCode, Exit, VgpuError
 from vgpud.policy.load import LoadedPolicy, load
 from vgpud.policy.trust import distrust
 
-pytestmark = needs("root")  # gives files to another user
+pytestmark = needs("root")  # root is needed to give files to another user
 
 STRANGER = 65533
 MAIN, DROP_IN = "etc/vgpud.toml", "etc/conf.d/60-a.toml"
@@ -113,7 +113,7 @@ def test_links_that_only_root_can_change_are_followed(etc: Etc) -> None:
 
 
 def test_a_vgpud_that_is_not_roots_reads_the_files_of_its_user(etc: Etc) -> None:
-    """A daemon that does not run as root has only its user's permissions, so that it may read that user's
+    """A vgpud that does not run as root has only its user's permissions, so that it may read that user's
     files.
     """
     made(etc)

@@ -48,7 +48,7 @@ class Held:
         return ask
 
     def is_refused(self, aside: Aside, pid: int, answer: str) -> bool:
-        """True if the query is refused, at once or after it was abandoned."""
+        """Returns whether the query is refused, at once or after it was abandoned."""
         with pytest.raises(OSError) as refused:
             aside.ask(pid, self.question(answer), self.answered.append)
         return refused.value.errno == errno.EBUSY
@@ -71,13 +71,13 @@ def test_each_of_two_answers_about_one_process_goes_to_its_asker_or_is_discarded
         return "second"
 
     def asks_second() -> None:
-        with suppress(OSError):  # may fail on a busy machine
+        with suppress(OSError):  # on a busy machine the query may fail
             answers.append(aside.ask(pid, second, held.answered.append))
 
     first = threading.Thread(target=held.is_refused, args=(aside, pid, "first"))
     other = threading.Thread(target=asks_second)
     first.start()
-    first.join(timeout=0.15)  # the first query is abandoned soon after the second is made
+    first.join(timeout=0.15)  # after this time the query of `first` is abandoned
     other.start()
     first.join()
     first_is_left.set()
@@ -109,7 +109,7 @@ def test_the_number_of_waiting_queries_of_a_user_is_bounded(held: Held) -> None:
 
 def test_any_error_of_a_question_is_raised_to_the_asker() -> None:
     aside = Aside()
-    for _ in range(2):  # the thread of the first query answers the next ones
+    for _ in range(2):  # the thread that answered the first query answers the next ones
         with pytest.raises(OverflowError):
             aside.ask(os.getpid(), lambda: os.pread(0, 1, 2**80))
     assert aside.ask(os.getpid(), lambda: 1) == 1
@@ -148,13 +148,16 @@ def test_a_refused_question_about_a_namespace_leaves_no_descriptor_open(held: He
             proc.aside(pid, held.question("late"))
         before = descriptors()
         for _ in range(3):
-            with pytest.raises(OSError):  # an error, and not None, which stands for a process of the host
+            # the query raises an error; None would stand for a process of the host
+            with pytest.raises(OSError):
                 namespace_owner(pid)
         assert descriptors() == before
 
 
 def test_a_question_waits_two_seconds_at_most_however_slow_its_looks_are() -> None:
-    """A host whose processors are busy: each check by the caller takes 0.2 s."""
+    """A query waits two seconds at most on a host whose processors are busy. Here each check by the caller
+    takes 0.2 s.
+    """
     now, answers = [0.0], threading.Event()
 
     def slow() -> float:
@@ -181,8 +184,8 @@ print(aside(os.getpid(), question).decode())
 
 
 def test_a_process_that_gets_no_processor_waits_for_its_answer() -> None:
-    """The process is stopped longer than an answer may take on an idle processor, as on a processor that runs
-    other programs.
+    """A stopped process stands for one that gets no processor: it stops for longer than an answer may take on
+    an idle processor.
     """
     words = [sys.executable, "-c", STARVED]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as starved:

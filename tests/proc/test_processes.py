@@ -99,7 +99,9 @@ def members_of(session: int) -> set[int]:
 
 @needs("root", "fuse")
 def test_an_exec_that_hangs_delays_no_question_about_other_processes(tmp_path: Path) -> None:
-    """An attack: the exec closes a file of the user's own file system, which does not answer."""
+    """An attack: an exec closes a file of the user's own file system, which does not answer. Queries about
+    other processes are not delayed.
+    """
     with fuse_file(tmp_path / "mount", "flush") as file:
         words = [sys.executable, "-c", EXECS, str(file.path), "0"]
         process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -110,7 +112,8 @@ def test_an_exec_that_hangs_delays_no_question_about_other_processes(tmp_path: P
         process.stdin.write("\n")
         process.stdin.flush()
         assert file.asked()
-        with suppress(OSError):  # EBUSY if the kernel does not answer, which depends on its version
+        # fails with EBUSY if the kernel does not answer, which depends on its version
+        with suppress(OSError):
             pin(process.pid, ticks)
         assert is_alive(process.pid, ticks), "no answer does not mean that it has ended"
         assert environment(process.pid)

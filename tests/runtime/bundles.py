@@ -22,7 +22,7 @@ def config(
     `host_pids`.
     """
     proc: dict[str, Any] = {"destination": "/proc", "type": "proc", "source": "proc"}
-    if host_pids:  # mounting a new /proc would need an own pid namespace
+    if host_pids:  # with the host's pid namespace, the kernel refuses to mount a new /proc
         proc = {"destination": "/proc", "type": "bind", "source": "/proc", "options": ["rbind"]}
     namespaces = [n for n in NAMESPACES if not (host_pids and n == "pid")]
     return {

@@ -17,13 +17,13 @@ from tests.sim import outside
 
 FRONT = BUILD / "bin" / "vgpu-runtime"
 HOOK = BUILD / "bin" / "vgpu-hook"
-# limits of Podman's defaults that the user's session may not have
+# limits that Podman sets by default, and that the user's session may not have
 LIMITS = ("--network=none", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024")
 
 
 @pytest.fixture(scope="session")
 def rootfs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Contains nvidia-smi if it can be fetched."""
+    """A root file system for containers. It contains nvidia-smi if that can be fetched."""
     smi = outside.nvidia_smi("550")
     folder = make_rootfs(tmp_path_factory.mktemp("root") / "fs", *([smi] if smi else []))
     for library in libraries(BUILD / "lib" / "libvgpu.so"):

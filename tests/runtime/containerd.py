@@ -18,7 +18,7 @@ from tests.simnode import ROOT
 SUITES = {"installed": "", "1.7": "trixie", "2": "forky"}
 #: The only image of the tests, also of pause containers.
 IMAGE = "vgpud.test/image:1"
-# as Debian installs it for containerd 1.6, 1.7 and 2.1
+# the configuration that Debian installs for containerd 1.6, 1.7 and 2.1
 DEBIAN = """
 version = 2
 

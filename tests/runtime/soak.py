@@ -34,7 +34,7 @@ WANTS: tuple[dict[str, str], ...] = (
     {"memory": "2GiB", "isolation": "compute"},
     {"isolation": "hardware", "profile": "1g.18gb"},
     {"isolation": "device"},
-    {"memory": "9999GiB"},  # a request that is refused
+    {"memory": "9999GiB"},  # a request that vgpud refuses
     {},
 )
 #: Four kinds of end: the container's init is killed, it exits, the container is deleted, or its runtime is

@@ -21,7 +21,7 @@ from tests.runtime.image import make_image
 pytestmark = needs("containerd", "debian-archive", "root")
 ASKS = {"vgpud.io/memory": "8GiB"}
 SMI = ("/usr/bin/nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader")
-# the installed one may be containerd 1.6, which has no CDI
+# the two releases with CDI are named, because the installed one may be containerd 1.6, which has no CDI
 with_cdi = pytest.mark.parametrize("shared_engine", ["1.7", "2"], indirect=True, scope="module")
 
 
@@ -40,7 +40,7 @@ class Engine:
         return self.cri.start(self.cri.pod(name, **pod), self.state, cdi)  # type: ignore[arg-type]
 
     def smi(self, container: str) -> str:
-        """What nvidia-smi prints without the container's environment."""
+        """Returns what nvidia-smi prints without the container's environment variables."""
         return self.cri.run(container, "/usr/bin/env", "-i", f"VGPU_SIM_STATE={self.state}", *SMI)
 
     def ended(self) -> None:
@@ -57,7 +57,7 @@ def shared_engine(
 ) -> Iterator[Engine]:
     folder = tmp_path_factory.mktemp("cri")
     config = documented_config(request.param, shared_node.folder / "cdi")
-    # the shim and its runtime inherit containerd's environment
+    # the shim and the runtime that it calls inherit containerd's environment
     environment = {**os.environ, "VGPUD_RUN_DIR": str(shared_node.run_dir)}
     with containerd(folder, config, environment, request.param) as made:
         image = make_image(rootfs, IMAGE, folder / "image.tar")
@@ -69,7 +69,7 @@ def shared_engine(
 
 @pytest.fixture
 def engine(shared_engine: Engine) -> Iterator[Engine]:
-    """Every test leaves the node empty."""
+    """containerd for one test. After the test its pods are removed and the node is empty."""
     yield shared_engine
     shared_engine.ended()
 
@@ -85,7 +85,9 @@ def test_a_pods_annotation_gives_its_container_a_slice(engine: Engine) -> None:
     [({"vgpud.io/memory": "1000GiB"}, "E402"), ({}, "E103"), ({"vgpud.io/memori": "8GiB"}, "E103")],
 )
 def test_a_pod_that_gets_no_slice_has_no_container(engine: Engine, asks: dict[str, str], error: str) -> None:
-    """A pod without a request is refused, too: its runtime class asks for a slice."""
+    """A pod that gets no slice has no container. Its runtime class asks for a slice, so that a pod without a
+    request is refused, too.
+    """
     with pytest.raises(grpc.RpcError) as raised:
         engine.start("refused", handler="vgpu", annotations=asks)
     assert f"({error})" in str(raised.value.details()), raised.value.details()
@@ -122,7 +124,7 @@ def test_a_killed_container_releases_its_slice(engine: Engine) -> None:
 
 @with_cdi
 def test_a_containers_cdi_device_is_its_slice(engine: Engine) -> None:
-    """The kubelet names CDI devices this way."""
+    """The kubelet names CDI devices in the CRI's field for them, as this test does."""
     held = quota(engine.node, 3)
     container = engine.start("cdi", cdi=held.cdi_name)
     assert engine.smi(container) == "3072 MiB"

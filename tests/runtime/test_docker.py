@@ -24,7 +24,7 @@ pytestmark = needs("containerd", "debian-archive", "root")
 SUITE = "forky"
 ASKS = "--annotation=vgpud.io/memory=8GiB"
 SMI = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader")
-#: for a machine without rules of a firewall and without overlay file systems
+#: options for a machine without firewall rules and without overlay file systems
 HERE = ("--iptables=false", "--ip6tables=false", "--bridge=none", "--storage-driver=vfs")
 
 
@@ -81,7 +81,7 @@ def shared_docker(
     path = f"{server}:{package('2') / 'usr/bin'}:{os.environ['PATH']}"
     places = (f"--data-root={folder}/data", f"--exec-root={folder}/exec", f"--pidfile={folder}/pid")
     with (folder / "log").open("wb") as log:
-        # the shim and its runtime inherit the daemon's environment
+        # the shim and the runtime that it calls inherit the daemon's environment
         daemon = subprocess.Popen(
             [server / "dockerd", f"--config-file={config}", f"--host=unix://{docker.socket}", *places, *HERE],
             env={**os.environ, "PATH": path, "VGPUD_RUN_DIR": str(shared_node.run_dir)},
@@ -104,7 +104,7 @@ def shared_docker(
 
 @pytest.fixture
 def docker(shared_docker: Docker) -> Iterator[Docker]:
-    """Every test leaves the node empty."""
+    """Docker for one test. After the test its containers are removed and the node is empty."""
     yield shared_docker
     for name in shared_docker.names:
         shared_docker.call("rm", "--force", name)

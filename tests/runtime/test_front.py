@@ -84,7 +84,8 @@ def by_hook(bundle: Path, run_dir: Path) -> subprocess.Popen[bytes]:
 def test_a_container_with_a_request_does_not_start_without_the_daemon(
     runtime: Path, bundle: Path, tmp_path: Path
 ) -> None:
-    hook = by_hook(bundle, tmp_path / "no-vgpud")  # both wait for the daemon for ten seconds
+    # the hook and the runtime both wait ten seconds for the daemon
+    hook = by_hook(bundle, tmp_path / "no-vgpud")
     done = front(runtime, tmp_path / "no-vgpud", "create", "--bundle", str(bundle), "c1")
     assert done.returncode == 1 and "E801" in done.stderr
     assert b"E801" in hook.communicate(timeout=300)[1] and hook.returncode == 1
@@ -133,7 +134,9 @@ def test_the_bundle_is_edited_and_the_runtime_called_with_the_same_arguments(
 def test_a_reused_bundle_is_prepared_from_its_original_config(
     runtime: Path, bundle: Path, tmp_path: Path
 ) -> None:
-    """Otherwise the second container would have the edits of the first, whose allocation is gone."""
+    """A bundle is used for a second container. Its config.json must not contain the edits of the first
+    container, whose allocation is gone.
+    """
     with FakeDoor(tmp_path / "run", [(Status.DONE, EDITED.encode())]) as door:
         for name in ("c1", "c2"):
             front(runtime, door.run_dir, "run", name, cwd=bundle)
@@ -150,7 +153,9 @@ def test_an_unchanged_answer_leaves_the_bundle_unchanged(runtime: Path, bundle: 
 def test_a_refusal_is_written_to_stderr_and_the_runtime_log(
     runtime: Path, bundle: Path, tmp_path: Path, style: str
 ) -> None:
-    """Podman reads it from standard error, containerd from runc's log. The runtime is not called."""
+    """A refusal is written to standard error, where Podman reads it, and to runc's log, where containerd
+    does. The runtime is not called.
+    """
     said = 'only 1GiB is free on "device 0" (E401)\nhint: ask for less'
     log = tmp_path / "log"
     log.write_text("before\n")
@@ -175,7 +180,7 @@ def test_a_create_waits_for_a_restarting_daemon(runtime: Path, bundle: Path, tmp
         target=lambda: results.append(front(runtime, run_dir, "run", "c1", cwd=bundle))
     )
     waiting.start()
-    # closes the first connection without an answer, as a killed daemon does
+    # the door closes the first connection without an answer, as a killed daemon does
     with FakeDoor(run_dir, [None, (Status.DONE, EDITED.encode())]):
         waiting.join(300)
     assert results[0].returncode == 7 and (bundle / "config.json").read_text() == EDITED

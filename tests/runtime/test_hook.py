@@ -38,7 +38,9 @@ def hook(
 
 
 def test_the_hook_programs_load_no_shared_library() -> None:
-    """The hook runs as root outside of the container, so that an image's LD_PRELOAD must not be loaded."""
+    """The hook is linked statically: it runs as root outside of the container, and an image's LD_PRELOAD must
+    not be loaded.
+    """
     for program in (HOOK, BUILD / "bin" / "vgpu-runtime"):
         assert b"/ld-linux" not in program.read_bytes()
 
@@ -68,7 +70,7 @@ def test_a_refused_bind_stops_the_container(tmp_path: Path) -> None:
     assert done.returncode == 1 and done.stderr == "vgpu-hook: it is gone (E301)\n"
 
 
-@needs("root")  # becomes another user
+@needs("root")  # root is needed to become another user
 def test_a_user_who_may_not_open_the_socket_is_told_the_setting_and_the_group(tmp_path: Path) -> None:
     with open_folder() as folder, FakeDoor(folder / "run", []) as door:
         (door.run_dir / "runtime.sock").chmod(0o600)
@@ -87,8 +89,8 @@ def test_an_end_restores_the_bundle_and_never_fails(tmp_path: Path) -> None:
 
 
 def test_an_end_does_not_wait_for_a_daemon_that_is_down(tmp_path: Path) -> None:
-    """The socket is held open, as systemd does. The hook's own limit of 60 s applies only to calls that need
-    an answer.
+    """The socket stays open while the daemon is down, as systemd holds it. The hook's limit of 60 s applies
+    only to calls that need an answer, so that an end does not wait.
     """
     with socket.socket(socket.AF_UNIX) as held:
         held.bind(str(tmp_path / "runtime.sock"))
@@ -120,8 +122,8 @@ def test_wrong_arguments_are_reported(tmp_path: Path, words: tuple[str, ...]) ->
 
 @pytest.mark.parametrize("spaced", [None, 1])
 def test_a_container_of_two_allocations_does_not_start(tmp_path: Path, spaced: int | None) -> None:
-    """The environments of the two allocations contradict each other: the last one would count, and the other
-    allocation could not be used.
+    """A container that names two allocations does not start: their environment variables contradict each
+    other, and one allocation could not be used.
     """
     (tmp_path / "root").mkdir()
 

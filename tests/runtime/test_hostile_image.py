@@ -48,7 +48,9 @@ def call(root: Path, what: str, shown: Path) -> str:
 
 @pytest.mark.parametrize("kind", ["fifo", "device", "link"])
 def test_a_preload_list_that_is_not_a_regular_file_is_refused(tmp_path: Path, kind: str) -> None:
-    """An attack: open(2) of a FIFO without a writer blocks, and with it the container's start."""
+    """An attack: /etc/ld.so.preload of an image is a FIFO without a writer. open(2) of it blocks, and with it
+    the container's start.
+    """
     (tmp_path / "etc").mkdir()
     preload = tmp_path / "etc" / "ld.so.preload"
     make = {

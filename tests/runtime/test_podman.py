@@ -88,7 +88,7 @@ def test_a_restarted_container_gets_a_slice_again(podman: Podman) -> None:
 def test_a_failing_runtime_leaves_no_allocation(
     podman: Podman, shared_node: DemoNode, tmp_path: Path, end: str
 ) -> None:
-    """The runtime fails after the allocation is made and before the container exists."""
+    """The runtime fails after vgpud has made the allocation and before the container exists."""
     runtime = tmp_path / "runc"
     runtime.write_text("#!/bin/sh\n" + {"ended": "echo broken >&2; exit 9\n", "killed": "kill -9 $$\n"}[end])
     runtime.chmod(0o755)
@@ -98,8 +98,8 @@ def test_a_failing_runtime_leaves_no_allocation(
 
 
 def test_containers_start_and_end_while_vgpud_is_down(podman: Podman, shared_node: DemoNode) -> None:
-    """A container that starts while vgpud is down waits for it. The end of a container meanwhile is noticed
-    later.
+    """vgpud is down. A container that starts waits for vgpud, and vgpud notices the end of a container at its
+    next start.
     """
     pid = podman.start("vgpud-test-away", ASKS)
     shared_node.kill()
@@ -150,7 +150,7 @@ def test_podman_accepts_the_cdi_spec(by_cdi: Podman, shared_node: DemoNode) -> N
 
 
 def test_podman_prepares_a_container_by_its_hook(shared_node: DemoNode, rootfs: Path, tmp_path: Path) -> None:
-    """hooks.d with stage precreate needs no other runtime."""
+    """A hook in hooks.d with stage precreate prepares the container, without another runtime."""
     example = json.loads((HOOK.parents[3] / "configs/oci/vgpud-hook.json").read_text())
     example["hook"]["path"] = str(HOOK)
     example["hook"]["args"] = ["vgpu-hook", f"--run-dir={shared_node.run_dir}", "precreate"]

@@ -59,10 +59,11 @@ def rootless(rootfs: Path) -> Iterator[Rootless]:
         os.lchown(folder / "fs", USER, USER)
         node = make("h200x1", f"{POLICY}\n[runtime]\nusers = true\n")
         node.environment["VGPUD_GROUP"] = GROUP.gr_name
-        Path(node.environment["VGPU_SIM_STATE"]).chmod(0o666)  # as a driver's device nodes are
+        # every user may open the state, as every user may open a driver's device nodes
+        Path(node.environment["VGPU_SIM_STATE"]).chmod(0o666)
         node.start()
         made = Rootless(folder, node)
-        # the user's runtime mounts libraries of the build
+        # the user's runtime must be able to mount the build's libraries
         plain = made.run("--rm", f"--volume={BUILD}:/build", command="true", runtime="runc")
         if plain.returncode != 0:
             unmet("podman", f"it runs no rootless container here: {plain.stderr.strip()}")

@@ -49,8 +49,8 @@ def test_a_containers_create_start_kill_and_delete(runc: Runc, shared_node: Demo
 def test_processes_that_outlive_the_init_keep_the_allocation(
     runc: Runc, shared_node: DemoNode, rootfs: Path
 ) -> None:
-    """With the host's pid namespace, processes may outlive the init. vgpud finds them in the container's
-    cgroup.
+    """In the host's pid namespace, processes may outlive the container's init. vgpud finds them in the
+    container's cgroup, and they keep the allocation.
     """
     command = "sleep 601 & echo $! >/tmp/child; exec sleep 600"
     spec = config(rootfs, "sh", "-c", command, asks=ASKS, host_pids=True)
@@ -86,7 +86,9 @@ def test_a_container_of_another_user_reaches_its_lease(
 def test_a_create_that_fails_after_the_hook_leaves_no_allocation(
     runc: Runc, shared_node: DemoNode, rootfs: Path
 ) -> None:
-    """The init is bound already, and ends with the failed creation."""
+    """The creation fails after vgpud has bound the allocation to the container's init. The init ends, and the
+    allocation is released.
+    """
     spec = config(rootfs, "no-such-program", asks=ASKS)
     folder = runc.bundle("fails", spec)
     done = runc.call("run", "--bundle", str(folder), "fails", check=False)

@@ -50,7 +50,7 @@ async def _serve(run_dir: Path) -> None:
 
 
 class _Still(FakeKeeper):
-    """Forgets each allocation, so that all calls cost the same."""
+    """A keeper that forgets each allocation, so that all calls cost the same."""
 
     async def allocate(self, request: Any, allocation_id: str | None = None) -> Any:
         held = await super().allocate(request)

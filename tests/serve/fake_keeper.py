@@ -313,7 +313,7 @@ class FakeKeeper:
 
     async def mps(self) -> tuple[MpsDaemon, ...]:
         self._check()
-        # clients of a user that does not run this test
+        # these clients belong to another user than the one that runs the test
         clients = (MpsClient(7, 5, 4242, "a", 1, "python secret.py"), MpsClient(8, 5, None, "", None, "x"))
         return (MpsDaemon("GPU-1", 0, 4, 0, False, 48, (MpsServer(5, 0, "FAULT"),), clients),)
 

@@ -254,7 +254,8 @@ def test_a_watch_whose_client_disconnects_ends(live: Live) -> None:
 def test_health_and_reflection_answer_at_every_door(live: Live) -> None:
     for path in (live.ro, live.tenant, live.admin):
         with grpc.insecure_channel(f"unix:{path}") as channel:
-            stub: Any = health_pb2_grpc.HealthStub(channel)  # these stubs have no typed methods
+            # typed as Any, because these stubs have no typed methods
+            stub: Any = health_pb2_grpc.HealthStub(channel)
             for service in ("", "vgpud.v1.Vgpud"):
                 answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=300)
                 assert answer.status == health_pb2.HealthCheckResponse.SERVING

@@ -110,7 +110,7 @@ def test_watches_of_a_user_are_bounded_by_its_share(live: Live) -> None:
     peer = Peer(live.ro)
     for _ in range(5):
         peer.begin_message(peer.open("Watch"), 0)
-        # END_STREAM is not sent, so that the call stays open in both directions
+        # the client does not send END_STREAM, so that the call stays open in both directions
     watches = live.server.intake.watches
     wait_until(lambda: watches.taken == 2)
     assert len(peer.ended_streams(3)) == 3
@@ -158,7 +158,9 @@ print("sent", flush=True); input()
 
 @needs("root")
 def test_calls_of_one_user_in_grpcs_queue_cost_no_call_of_another() -> None:
-    """When 1000 calls wait for the event loop, grpcio cancels calls at random, those of other users too."""
+    """Calls of one user wait for the event loop. If 1000 of them waited in grpcio, it would cancel calls at
+    random, those of other users too.
+    """
     live = Live()
     go_on = threading.Event()
     pipe = subprocess.PIPE
@@ -196,8 +198,8 @@ with grpc.insecure_channel(f"unix:{sys.argv[1]}") as channel:  # imports more; i
 
 @needs("root")
 def test_a_user_who_asks_on_and_on_has_a_fifth_of_the_loops_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An attack: any user may read. One that listed events had the loop for 0.6 s at once, and others had a
-    fifth of their speed.
+    """A user that lists events all the time gets a fifth of the event loop's time. Before the fix such a user
+    had the loop for 0.6 s at once, and others had a fifth of their speed.
     """
     live = Live()
     began: list[float] = []
@@ -214,7 +216,7 @@ def test_a_user_who_asks_on_and_on_has_a_fifth_of_the_loops_time(monkeypatch: py
     attacker = subprocess.Popen(words)
     try:
         wait_until(lambda: len(began) > 2 * ROUND)
-        # 16 calls may have begun before the first had cost anything
+        # without a bound, 16 calls could begin before the first of them is charged
         assert began[2 * ROUND] - began[ROUND] > 0.9 * ROUND * COST_SECONDS * 5
         with Client(live.admin, 60) as root:
             assert root.get_node().status == "well"

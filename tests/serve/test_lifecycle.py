@@ -48,15 +48,15 @@ Client(Path(sys.argv[1]), 60).allocate(pb.AllocateRequest(request_id=sys.argv[2]
 def test_a_call_of_a_killed_client_leaves_the_server_unharmed(
     live: Live, tenant: Client, request_id: str
 ) -> None:
-    """With a request id the allocation is finished, and a later call finds it. Without a request id nothing
-    is left.
+    """A client is killed during Allocate. With a request id the allocation is finished, and a later call
+    finds it. Without a request id no allocation is left.
     """
     close_gate(live)
     caller = subprocess.Popen([sys.executable, "-c", ALLOCATE, str(live.tenant), request_id])
     wait_until(lambda: len(live.keeper.requests) == 1)
     caller.send_signal(signal.SIGKILL)
     caller.wait()
-    time.sleep(0.2)  # time for the server to notice
+    time.sleep(0.2)  # time for the server to notice the end of the client
     assert live.keeper.held == {}
     open_gate(live)
     if request_id:
@@ -116,7 +116,7 @@ def test_two_hundred_concurrent_callers_are_served(live: Live) -> None:
 @pytest.mark.parametrize(
     "junk",
     [b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(100_000), b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\xff"],
-    # without names, pytest would name random bytes differently in each worker
+    # names of the parameters; otherwise pytest would name random bytes differently in each worker
     ids=["nothing", "http", "noise", "http2"],
 )
 def test_junk_on_the_socket_leaves_other_clients_unharmed(live: Live, reader: Client, junk: bytes) -> None:
@@ -135,7 +135,9 @@ def test_junk_on_the_socket_leaves_other_clients_unharmed(live: Live, reader: Cl
 
 
 def test_a_stop_waits_for_running_calls(live: Live, reader: Client) -> None:
-    """The running call is answered, the watch ends with an error, and new connections are refused."""
+    """During a stop the running call is answered, the watch ends with an error, and new connections are
+    refused.
+    """
     close_gate(live)
     watch = reader.watch()
     with ThreadPoolExecutor(2) as pool, Client(live.tenant, 30) as client:
@@ -165,7 +167,7 @@ def test_a_stop_cancels_calls_beyond_the_grace(live: Live) -> None:
         with pytest.raises(VgpuError) as caught:
             answer.result(20)
         assert caught.value.code in (ErrorCode.STOPPING, ErrorCode.UNREACHABLE)
-    assert live.do(others()) == []  # no task waits for an answer any more
+    assert live.do(others()) == []  # no task of the server waits for an answer any more
     open_gate(live)
 
 
@@ -175,7 +177,8 @@ async def others() -> list[str]:
 
 def test_health_reports_the_stop(live: Live) -> None:
     with grpc.insecure_channel(f"unix:{live.ro}") as channel:
-        stub: Any = health_pb2_grpc.HealthStub(channel)  # these stubs have no typed methods
+        # typed as Any, because these stubs have no typed methods
+        stub: Any = health_pb2_grpc.HealthStub(channel)
         states = stub.Watch(health_pb2.HealthCheckRequest())
         assert next(states).status == health_pb2.HealthCheckResponse.SERVING
         ending = live.begin(live.server.stop(0.5))

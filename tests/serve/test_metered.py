@@ -1,4 +1,4 @@
-"""The event loop's time of one piece of work, without that of what runs between its steps."""
+"""Time that one piece of work uses on the event loop, without the time of what runs between its steps."""
 
 import asyncio
 import time

@@ -46,7 +46,7 @@ try:
 except VgpuError as error:
     print(error.code.name, error.sentence)
 """
-TENANTS = 60_123  # a gid without a group
+TENANTS = 60_123  # a gid that no group of the machine has
 
 
 def as_another(path: Path, uid: int, gid: int, groups: str = "") -> str:
@@ -188,7 +188,7 @@ def test_the_pump_loses_no_byte_with_a_slow_reader() -> None:
             asyncio.ensure_future(loop.sock_sendall(near, there)),
             asyncio.ensure_future(loop.sock_sendall(far, back)),
         ]
-        # the client does not read: writers must wait, and memory must not grow
+        # the client does not read: writers must wait, and the relay's memory must not grow
         await asyncio.sleep(0.05)
         held_up = sum(not task.done() for task in writing)
         got = await asyncio.gather(read(far, len(there)), read(near, len(back)))
@@ -233,7 +233,9 @@ def test_one_user_cannot_take_every_connection() -> None:
 def test_a_connection_waits_while_the_kernel_does_not_tell_its_process(
     live: Live, monkeypatch: pytest.MonkeyPatch, user: int
 ) -> None:
-    """A busy host: the first two questions of a connection have no answer."""
+    """A busy host: the first two queries for a connection's process have no answer, and the
+    connection waits.
+    """
     asked = 0
 
     def identify(connection: socket.socket, door: Door) -> Caller:
@@ -279,7 +281,9 @@ def identified(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_user_who_connects_again_and_again_delays_no_connection_of_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Before the fix, four such users reduced the speed of other users to 15 to 29 percent."""
+    """A user connects repeatedly. Before the fix, four such users reduced the speed of other users to 15 to
+    29 percent.
+    """
     live = Live()
     live.tenant.chmod(0o666)
     looked_at = identified(monkeypatch)
@@ -294,7 +298,8 @@ def test_a_user_who_connects_again_and_again_delays_no_connection_of_another(
         go_on.set()
         wait_until(lambda: 4243 in looked_at)
         assert looked_at.index(4243) < 200
-        wait_until(lambda: looked_at.count(4242) >= 128)  # the share of one user among waiting connections
+        # 128 is the share of one user among waiting connections
+        wait_until(lambda: looked_at.count(4242) >= 128)
     finally:
         go_on.set()
         for caller in callers:
@@ -339,7 +344,7 @@ def test_a_relay_that_is_closed_closes_the_connections_that_wait_for_their_turn(
                 return task[0]
 
             assert arrivals.add(7, one, wait) == ""
-            arrivals.close()  # before the task has run at all
+            arrivals.close()  # closed before its task has run at all
             await asyncio.wait(task)
             return task[0].cancelled(), one.fileno() < 0
 
@@ -348,7 +353,9 @@ def test_a_relay_that_is_closed_closes_the_connections_that_wait_for_their_turn(
 
 @needs("root")
 def test_a_user_with_few_connections_is_admitted_where_others_hold_all() -> None:
-    """Before the fix, users with 1024 idle connections each kept all other users out."""
+    """A user with few connections is admitted while other users hold all. Before the fix, users with 1024
+    idle connections each kept all other users out.
+    """
     live = Live(ConnectionLimits(total=6, per_uid=4, admin=1))
     live.tenant.chmod(0o666)
     words = [sys.executable, "-c", HOLDS, str(live.tenant)]

@@ -97,7 +97,9 @@ async def world(
     limits: RuntimeLimits | None = None,
     environment: bool = False,
 ) -> AsyncIterator[World]:
-    """`held` is a listening socket passed by systemd, if any. `opened` is the policy's [runtime] users."""
+    """A runtime door in front of a fake node. `held` is a listening socket passed by systemd, if any.
+    `opened` is the policy's [runtime] users.
+    """
     hook = folder / "vgpu-hook"
     hook.touch()
     run_dir = folder / "run"
@@ -138,7 +140,8 @@ def test_a_prepared_container_has_its_allocation_in_its_config(tmp_path: Path) -
         (request,) = made.containers.started
         assert (request.memory_bytes, request.lifetime, request.label) == (GIB, me(), "c1")
         assert (request.owner.uid, request.owner.gid) == (5, 6)
-        # repeated by the same process it is the same request; with another name it is another request
+        # a request that the same process repeats is the same request; with another container name it is
+        # another request
         await made.ask(Verb.PREPARE, body=ASKS)
         await made.ask(Verb.PREPARE, name="c2", body=ASKS)
         ids = [one.id for one in made.containers.started]
@@ -176,8 +179,8 @@ def test_refusals_and_internal_errors_are_answered(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mark", ["io.kubernetes.cri.container-type", "io.kubernetes.cri-o.ContainerType"])
 def test_a_pods_container_that_asks_for_nothing_is_refused(tmp_path: Path, mark: str) -> None:
-    """A container engine that drops the pod's annotations would otherwise start the container without a GPU
-    and without an error.
+    """A pod's container that asks for nothing is refused: if the engine had dropped the pod's annotations,
+    the container would start without a GPU and without an error.
     """
 
     def config(env: list[str], *devices: str, **annotations: str) -> str:
@@ -188,13 +191,14 @@ def test_a_pods_container_that_asks_for_nothing_is_refused(tmp_path: Path, mark:
         )
 
     async def scene(made: World) -> None:
-        for env in ([], ["VGPU_ALLOCATION=a1"]):  # the second one: an attack by the image's own ENV
+        for env in ([], ["VGPU_ALLOCATION=a1"]):  # the second environment is an attack by the image's own ENV
             status, text = await made.ask(Verb.PREPARE, body=config(env))
             assert status is Status.REFUSED
             assert "asks for no GPU slice (E103)" in text and "pod_annotations" in text
         unchanged = (
-            config(["VGPU_ALLOCATION=a1"], "/dev/nvidia0"),  # has an allocation by its CDI device
-            config(["VGPU_COUNT=0"]),  # a sidecar of a container with a slice
+            # this container has its allocation by the allocation's CDI device
+            config(["VGPU_ALLOCATION=a1"], "/dev/nvidia0"),
+            config(["VGPU_COUNT=0"]),  # this container is a sidecar of a container with a slice
             config([], **{"io.container.manager": "libpod"}),
             json.dumps({"annotations": {mark: "sandbox"}}),
         )
@@ -236,7 +240,7 @@ def test_a_descriptor_of_a_users_own_file_system_does_not_hold_the_door(tmp_path
             assert (await made.ask(Verb.BIND, name="a1", pidfd=own))[0] is Status.DONE
 
         run(tmp_path, scene)
-    with contextlib.suppress(OSError):  # the file system's server has ended
+    with contextlib.suppress(OSError):  # fails, because the file system's server has ended
         os.close(theirs)
     os.close(own)
 
@@ -246,7 +250,7 @@ def test_a_bind_takes_the_process_of_the_passed_pidfd(tmp_path: Path) -> None:
         pidfd = os.pidfd_open(os.getpid())
         assert (await made.ask(Verb.BIND, name="a1", pidfd=pidfd))[0] is Status.DONE
         assert made.containers.bound == [("a1", Lifetime(me().pid, me().start_ticks, f"of {os.getpid()}"))]
-        for wrong in (None, 0):  # no descriptor, and one that is not a pidfd
+        for wrong in (None, 0):  # a message without a descriptor, and one whose descriptor is not a pidfd
             status, text = await made.ask(Verb.BIND, name="a1", pidfd=wrong)
             assert status is Status.REFUSED and "E103" in text
         os.close(pidfd)
@@ -365,7 +369,9 @@ def test_a_refusal_is_short_for_a_huge_request(tmp_path: Path) -> None:
 def test_config_json_is_read_and_written_off_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Large configurations must not delay other callers."""
+    """config.json is read and written on a thread, so that large configurations do not delay other
+    callers.
+    """
     places: list[threading.Thread] = []
 
     def noted(real: Any, *given: Any) -> Any:
@@ -384,7 +390,9 @@ def test_config_json_is_read_and_written_off_the_event_loop(
 
 @needs("root")
 def test_unread_replies_of_a_user_end_and_leave_room_for_others(tmp_path: Path) -> None:
-    """Before the fix, 512 unread replies prevented root from starting containers."""
+    """A user leaves replies unread. Before the fix, 512 unread replies prevented root from starting
+    containers.
+    """
     limits = RuntimeLimits(total=4, per_user=4, for_root=2, reply_seconds=0.2)
     large = config_asking(x="y" * 700_000)
 
@@ -396,7 +404,7 @@ def test_unread_replies_of_a_user_end_and_leave_room_for_others(tmp_path: Path) 
             unread.append(peer)
             await loop.sock_sendall(peer, REQUEST.pack(MAGIC, Verb.PREPARE, 0, 2, len(large)) + b"c1")
             await loop.sock_sendall(peer, large.encode())
-        while len(made.containers.started) < 6:  # all places are taken, also root's
+        while len(made.containers.started) < 6:  # all places are taken, root's included
             await asyncio.sleep(0.01)
         answered = False
         while not answered:

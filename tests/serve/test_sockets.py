@@ -150,11 +150,13 @@ def test_sockets_passed_by_systemd_are_used(tmp_path: Path) -> None:
             ("TENANT", 6, False, 0.0),
         ]
     )
-    assert shown[1] == "['s0', 's1', 's2', 's3']"  # sockets that systemd made and removes
+    assert shown[1] == "['s0', 's1', 's2', 's3']"  # systemd made these sockets, and removes them
 
 
 def test_sockets_that_systemd_does_not_pass_are_created(run_dir: Path) -> None:
-    """The unit of one of the sockets is not enabled."""
+    """The unit of one socket is not enabled, so that systemd does not pass it. vgpud creates this socket
+    itself.
+    """
     run_dir.mkdir()
     shown = passed(run_dir, "admin:ro:tenant", "unix,unix,unix")
     assert "('RUNTIME', " in shown[0]

@@ -100,7 +100,9 @@ def test_a_subordinate_uid_counts_as_the_owner_of_its_namespace(path: Path) -> N
 def test_a_subordinate_uid_outside_of_its_namespace_counts_as_its_user(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file made set-uid inside the namespace runs with that uid on the host."""
+    """A program made set-uid inside the namespace runs with a subordinate uid outside of it. Its caller
+    counts as the user that owns the range.
+    """
 
     def refused(_: int) -> NoReturn:
         pytest.fail("the event loop waits for a directory service")
@@ -159,8 +161,8 @@ if os.fork() == 0:
 
 @needs("user-namespaces")
 def test_a_subordinate_uid_is_no_user_of_its_own_after_its_process_has_ended(path: Path) -> None:
-    """The attack: the range is in a directory service alone, so only the process leads to its user. It
-    connects, leaves the connection to its child, and ends.
+    """An attack: the user's range is in a directory service alone, so that only the process leads to its
+    user. The process connects, leaves the connection to its child, and ends.
     """
     with listening(path) as listener:
         words = [sys.executable, "-c", LEAVES_ITS_CONNECTION, str(path), "1", "1"]
@@ -181,7 +183,7 @@ def test_a_subordinate_uid_is_no_user_of_its_own_after_its_process_has_ended(pat
 def test_a_subordinate_uid_is_no_user_of_its_own_while_the_kernel_does_not_answer(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The attack before Linux 6.11: an exec that does not end, for which /proc/PID/ns/user waits."""
+    """The same attack before Linux 6.11: an exec that does not end, during which /proc/PID/ns/user waits."""
 
     def busy(pid: int) -> NoReturn:
         raise OSError(errno.EBUSY, "the kernel does not answer")

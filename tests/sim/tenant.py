@@ -38,7 +38,7 @@ class Tenant:
             f"cu('cuMemcpyHtoD_v2', c.c_uint64(pointers[-1]), c.byref(c.c_int({value})), c.c_size_t(4))"
         )
 
-    #: Reads that number.
+    #: Reads the number at the start of the newest allocation.
     READ = (
         "b = c.c_int(); cu('cuMemcpyDtoH_v2', c.byref(b), c.c_uint64(pointers[-1]), c.c_size_t(4)); "
         "out = b.value"

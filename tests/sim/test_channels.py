@@ -139,7 +139,8 @@ def test_a_kernel_preempted_by_its_channels_resumes_without_loss(
     node: SimNode, tenant: Tenant, outside: Outside
 ) -> None:
     pid = tenant.process.pid
-    for launched in range(1, 100):  # on a busy machine the kernel may end before the channels are disabled
+    # on a busy machine the kernel may end before the channels are disabled, and the test tries again
+    for launched in range(1, 100):
         tenant.say(LONG)
         assert outside.turn("off", node, pid) == 0
         stands = done_ns(node, pid)
@@ -169,7 +170,9 @@ def test_channels_disabled_twice_start_waiting_work_only_with_new_work(
 def test_a_list_may_name_the_channels_of_another_client(
     node: SimNode, tenant: Tenant, outside: Outside
 ) -> None:
-    """An H200 allows this too. The arbiter therefore passes only channels of the client whose file it has."""
+    """A list of channels may name the channels of another client, on an H200 as well. The arbiter therefore
+    passes only channels of the client whose file it has.
+    """
     other, use = entry(node, Tenant(node).process.pid)
     theirs = [[other["client"], channel] for channel in use["compute_channels"]]
     assert outside.turn("off", node, tenant.process.pid, channels=theirs) == 0

@@ -103,10 +103,11 @@ def test_a_suspended_process_holds_no_memory_and_resumes_with_its_contents(sim_n
     lists = "import pynvml as n; n.nvmlInit(); h = n.nvmlDeviceGetHandleByIndex(0); print(len(n.nvmlDeviceGetComputeRunningProcesses(h)))"
     assert node.python(lists).strip() == "0"
     other = Tenant(node)
-    assert other.say("alloc 142000") == "ok"  # all the memory that the suspended process has freed
+    # the other process can have all memory that the suspended process has freed
+    assert other.say("alloc 142000") == "ok"
     other.kill()
     assert tenant.process.stdin is not None
-    tenant.process.stdin.write(f"do {Tenant.READ}\n")  # waits in the driver until the restore
+    tenant.process.stdin.write(f"do {Tenant.READ}\n")  # this call waits in the driver until the restore
     tenant.process.stdin.flush()
     assert control.resume(pid) == [0, 0]
     assert tenant.line() == "4242"
@@ -167,7 +168,8 @@ def test_each_checkpoint_step_requires_the_previous_state(sim_node: Make) -> Non
     assert control.resume(pid) == [0, 0]
     assert control.call("Unlock", pid) == ILLEGAL
     assert control.call("Lock", 1 << 30) == BAD_VALUE
-    assert control.say("GetState", os.getpid()) == str(BAD_VALUE)  # this process lives and does not use CUDA
+    # the test's own process runs, but does not use CUDA
+    assert control.say("GetState", os.getpid()) == str(BAD_VALUE)
 
 
 def test_a_lock_waits_for_running_work_until_its_timeout(sim_node: Make) -> None:
@@ -185,7 +187,9 @@ def test_a_lock_waits_for_running_work_until_its_timeout(sim_node: Make) -> None
 
 
 def test_a_restore_without_memory_makes_the_process_unrestorable(sim_node: Make) -> None:
-    """Reported in NVIDIA/cuda-checkpoint issue 44 for driver 580.95.05."""
+    """A restore for which the device lacks memory leaves the process unrestorable, as reported in
+    NVIDIA/cuda-checkpoint issue 44 for driver 580.95.05.
+    """
     node = sim_node("t4x1")
     tenant, control = Tenant(node), Controller(node)
     pid = tenant.process.pid
@@ -210,7 +214,7 @@ def test_a_process_is_restored_on_other_devices(sim_node: Make) -> None:
     tenant.write(7)
     for old, new in ((0, 1), (1, 5), (5, 0)):
         assert control.suspend(pid) == [0, 0]
-        # all eight devices must be named
+        # the pairs must name all eight devices
         assert control.call("Restore", pid, uuids[old], uuids[new]) == BAD_VALUE
         assert control.resume(pid, *swap(uuids, old, new)) == [0, 0]
         assert used_mib(node) == [(CONTEXT_MIB + 1000) * (i == new) for i in range(8)]
@@ -269,8 +273,8 @@ def test_a_checkpoint_of_managed_memory_fails_the_process(sim_node: Make) -> Non
 
 
 def test_a_checkpoint_of_a_killed_controller_is_finished_by_another(sim_node: Make) -> None:
-    """The suspending process is killed at a random moment. The suspended process is in one of the four
-    states, and another process finishes from there.
+    """The controlling process is killed at a random moment of a suspension. The suspended process is in one
+    of the four states, and another controller continues from there.
     """
     node = sim_node("h200x1")
     tenant = Tenant(node)
@@ -333,8 +337,8 @@ def test_memory_sums_hold_across_random_suspends_moves_and_kills(sim_node: Make)
 
 
 def test_a_suspend_for_an_earlier_process_of_the_pid_does_nothing(sim_node: Make, tmp_path: Path) -> None:
-    """vgpu-suspend also identifies a process by its start time, and holds its pidfd during the
-    driver's call.
+    """A suspension for an earlier process with the same pid does nothing. vgpu-suspend identifies a process
+    also by its start time, and holds its pidfd during the driver's call.
     """
     node = sim_node("h200x1")
     tenant, control = Tenant(node), Controller(node)

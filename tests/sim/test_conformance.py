@@ -11,7 +11,7 @@ from tests.simnode import SimNode
 
 Make = Callable[..., SimNode]
 
-#: Call -> (simulator, real H200).
+#: known differences: call -> (simulator, real H200)
 KNOWN = {
     # in every run the H200's driver freed 2 MiB of its own at this moment
     "graph launched: bytes": (67108864, 65011712),
@@ -31,7 +31,9 @@ def test_the_simulator_answers_a_program_as_the_recorded_h200(sim_node: Make) ->
 
 
 def test_a_handle_of_an_ended_context_is_refused_as_on_a_card(sim_node: Make) -> None:
-    """The simulated driver returns an error where the H200's driver crashed."""
+    """A handle of an ended context is refused. The simulated driver returns an error where the H200's driver
+    crashed.
+    """
     node = sim_node("h200x1")
     here = answers(TEST_BUILD / "stale_handles", node.environment())
     card = json.loads(STALE_H200.read_text())

@@ -17,7 +17,7 @@ from vgpud.lease import DeviceLimits, write_lease
 
 Make = Callable[..., SimNode]
 
-#: Call -> (tenant, real H200).
+#: known differences: call -> (tenant, real H200)
 KNOWN_OF_TENANT = {
     # libvgpu charges managed memory when it is allocated, not when its pages are used
     "managed, untouched: bytes": (8388608, 0),

@@ -81,7 +81,7 @@ for i in range(cu.integer("cuDeviceGetCount") if first == 0 else 0):
         uuids[5]: [5],
         uuids[5][:10]: [5],
         f"2,{uuids[7]}": [2, 7],
-        "1,9,2": [1],  # the list ends at its first invalid entry
+        "1,9,2": [1],  # CUDA_VISIBLE_DEVICES ends at its first invalid entry
         "": [],
         "-1": [],
         "NoDevFiles": [],
@@ -164,7 +164,7 @@ def test_memory_of_every_family_is_charged_and_freed(node: SimNode) -> None:
         "async": 32,
         "vmm": 32,
         "array": 32,
-        "mipmap": 22,  # 16 MiB, and a third more for the smaller levels
+        "mipmap": 22,  # MiB: 16, and a third more for the smaller levels
         "host": 0,
     }
 
@@ -283,7 +283,7 @@ out = [pending, launched < waited, waited >= 0.1, ms.value, bad, code("cuStreamQ
     )
     assert isinstance(out, list)
     pending, asynchronous, lasted, milliseconds, bad, idle = out
-    assert pending == [600] * 3 and idle == 0  # CUDA_ERROR_NOT_READY
+    assert pending == [600] * 3 and idle == 0  # 600 is CUDA_ERROR_NOT_READY
     assert asynchronous and lasted
     assert 100 <= milliseconds < 110  # 50 x 2 ms, plus the time to launch the first kernel
     assert bad == [INVALID_VALUE] * 3
@@ -353,7 +353,7 @@ out = [look(b"cuMemAlloc", 12000), look(b"cuMemAlloc_v2", 12000), look(b"cuMemAl
 
 
 def test_every_symbol_is_in_the_table_of_cu_get_proc_address(node: SimNode) -> None:
-    """The reverse check: a new function must be in the table."""
+    """Every exported function must be in the table of cuGetProcAddress."""
     import re
     import subprocess
 

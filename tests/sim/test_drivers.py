@@ -69,8 +69,8 @@ def test_a_node_refuses_a_driver_that_is_not_known(sim_node: Make) -> None:
 def test_a_driver_lacks_what_later_branches_brought(
     sim_node: Make, branch: str, recovery: int, banks: int, limits: str
 ) -> None:
-    """13: FUNCTION_NOT_FOUND; 3: NOT_SUPPORTED; 2: INVALID_ARGUMENT, because the path is in no cgroup
-    tree.
+    """results: 13 FUNCTION_NOT_FOUND; 3 NOT_SUPPORTED; 2 INVALID_ARGUMENT, because the path is in no cgroup
+    tree
     """
     out = ask(sim_node(driver=branch), "out = [field(230)[0], field(307)[0], limits('/nowhere')]")
     assert out == [recovery, banks, limits]

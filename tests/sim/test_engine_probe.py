@@ -1,4 +1,4 @@
-"""vgpu-engine-probe: can a device's tenants be preempted from outside?"""
+"""vgpu-engine-probe finds whether a device's tenants can be preempted from outside."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def test_a_device_whose_kernels_can_be_preempted_has_the_cut_engine(node: SimNod
 
 
 def test_a_kernel_that_was_measured_too_long_is_stopped_in_its_middle(node: SimNode) -> None:
-    """On a machine with busy processors a kernel of 30 ms may be measured as 200 ms."""
+    """On a machine with busy processors a kernel of 30 ms may be measured as 200 ms. The probe then stops the
+    kernel in its middle.
+    """
     node.sim("fault", "slow", "--function", "cuStreamSynchronize", "--microseconds", "200000")
     assert probe(node)["engine"] == "cut"
 
@@ -82,8 +84,8 @@ for number in range(2):
 
 
 def test_a_mig_instance_of_the_simulated_node_can_be_preempted(node: SimNode) -> None:
-    """This was never tried on a real device, so that vgpud uses engine `gate` for MIG instances
-    (docs/compute.md).
+    """On the simulated node a tenant of a MIG instance can be preempted. This was never tried on a real
+    device, so that vgpud uses engine `gate` for MIG instances (docs/compute.md).
     """
     program = str(node.build / "bin" / "vgpu-engine-probe")
     for uuid in node.python(MIG).split():

@@ -68,7 +68,7 @@ def test_slow_functions_answer_late(node: SimNode) -> None:
 
 
 def test_a_missing_function_is_absent_from_the_library(node: SimNode) -> None:
-    """pynvml reports the function as missing in the library. cuGetProcAddress finds no variant of it
+    """pynvml reports a missing function as absent from the library. cuGetProcAddress finds no variant of it
     either.
     """
     node.sim("fault", "missing", "--function", "nvmlDeviceGetName")
@@ -165,8 +165,8 @@ def test_a_simulated_node_keeps_its_state_and_faults_between_programs(tmp_path: 
 
 
 def test_the_simulated_libraries_are_not_on_the_systems_path() -> None:
-    """The libraries are in a folder outside of the system's library path. Without a simulated node they
-    refuse to work.
+    """The simulated libraries are in a folder outside of the system's library path. Without a simulated node
+    they refuse to work.
     """
     listed = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=False).stdout
     assert "/sim/lib/" not in listed

@@ -126,7 +126,7 @@ out.append(used() - base)
 """,
     )
     assert out == [
-        [0, 0, 0, 0, 0],  # a graph has no memory before its first launch
+        [0, 0, 0, 0, 0],  # MiB at five moments: a graph has no memory before its first launch
         [NOT_SUPPORTED, NOT_SUPPORTED, 1],
         [64, 64, 64, 64, 64],  # the second allocation reuses the memory that the first has freed
         [0, 1, 1],  # a live allocation can be used, a freed one cannot; a second launch would allocate twice

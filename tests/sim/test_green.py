@@ -280,14 +280,16 @@ out += [held, code("cuMemAlloc_v2", c.byref(u64()), size(10 * MIB)), green(d)[0]
 
 
 def test_under_libvgpu_a_green_context_is_charged_its_memory(node: SimNode, tmp_path: Path) -> None:
-    """The context's memory is charged when it is made, and freed at its end."""
+    """A green context's memory is charged when the context is made, and freed at its end."""
     out = ask(node, GREEN + AT_THE_LIMIT, lease(node, tmp_path, CONTEXT_MIB + 10 << 20))
     green = CONTEXT_MIB + GREEN_MIB
     assert out == [0, 2, [green, green, CONTEXT_MIB], 0, 2]
 
 
 def test_under_libvgpu_a_green_context_above_its_claim_is_destroyed(sim_node: Make, tmp_path: Path) -> None:
-    """The device's green contexts are larger than those of an H200."""
+    """A green context that is larger than libvgpu's claim for it is destroyed. This device's green contexts
+    are larger than those of an H200.
+    """
     profile = tmp_path / "dear.toml"
     text = (ROOT / "configs/sim/h200x1.toml").read_text()
     profile.write_text(text.replace("green_context_bytes = 6291456", "green_context_bytes = 20971520"))

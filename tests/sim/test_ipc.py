@@ -55,8 +55,8 @@ def test_two_processes_share_an_allocation(node: SimNode, size: str) -> None:
     assert two.read() == "11"
     two.write(12)
     assert one.read() == "12"
-    assert used_mib(node) == before  # only the owner is charged
-    assert take(two, handle) == "0"  # opened again at the same address
+    assert used_mib(node) == before  # the memory is charged to its owner alone
+    assert take(two, handle) == "0"  # the second mapping has the same address
     assert two.do("out = pointers[-1] == pointers[-2]") == "True"
     wrong = "out = cu.raw('cuMemFree_v2', c.c_uint64(pointers[-1]))"
     assert [two.do(wrong), two.do(CLOSE), two.read(), two.do(CLOSE)] == ["1", "0", "12", "0"]
@@ -72,7 +72,7 @@ def test_an_ipc_handle_of_a_dead_process_is_refused(node: SimNode) -> None:
     handle = one.do(GIVE)
     assert take(two, handle) == "0"
     one.kill()
-    assert two.write(5) == "ok"  # an existing mapping stays
+    assert two.write(5) == "ok"  # the killed owner's memory stays mapped in the other process
     assert used_mib(node) == CONTEXT_MIB
     three = Tenant(node)
     assert take(three, handle) == MAP_FAILED
@@ -103,7 +103,7 @@ def test_an_ipc_event_is_opened_by_another_process(node: SimNode) -> None:
     one.do("cu('cuEventRecord', e, None)")
     assert two.do(query) == NOT_READY
     one.kill()
-    # the dead process's work no longer exists
+    # the wait succeeds, because the dead process's work no longer exists
     assert two.do("out = cu.raw('cuStreamWaitEvent', None, e, 0)") == "0"
 
 
@@ -196,7 +196,7 @@ def test_a_memory_pool_is_imported_by_file_descriptor(node: SimNode) -> None:
         "ok",
         "32",
     ]
-    assert used_mib(node) == before  # only the owner is charged
+    assert used_mib(node) == before  # the memory is charged to its owner alone
     set_pool = "out = cu.raw('cuDeviceSetMemPool', 0, pool)"
     assert [two.do(ALLOC.format(1)), two.do(set_pool)] == ["1", "1"]  # an imported pool cannot allocate
     two.do("pointers.pop()")
@@ -216,9 +216,9 @@ def test_an_imported_pool_of_a_dead_process_allocates_nothing(node: SimNode) -> 
     hand_over(one, fd, two)
     assert [two.do(TAKE_POOL), two.do(TAKE_POINTER.format(pointer))] == ["0", "0"]
     one.kill()
-    assert two.read() == "41"  # an existing mapping stays
+    assert two.read() == "41"  # the killed owner's memory stays mapped in the other process
     assert used_mib(node) == CONTEXT_MIB
-    assert two.do(TAKE_POOL) == "304"  # CUDA_ERROR_OPERATING_SYSTEM
+    assert two.do(TAKE_POOL) == "304"  # 304 is CUDA_ERROR_OPERATING_SYSTEM
 
 
 EXTERNAL = (
@@ -259,7 +259,7 @@ def test_a_process_with_shared_memory_cannot_be_suspended(node: SimNode) -> None
     one, control = Tenant(node), Controller(node)
     one.say("alloc 10")
     one.do(GIVE)
-    one.say("free")  # the handle ends with its memory
+    one.say("free")  # an IPC handle ends with its memory
     assert control.suspend(one.process.pid) == [0, 0]
     assert control.resume(one.process.pid) == [0, 0]
     one.say("alloc 10")

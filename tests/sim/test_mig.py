@@ -101,7 +101,7 @@ out += [name, [a.multiprocessorCount, a.memorySizeMB, a.gpuInstanceSliceCount, a
         *[5, 0, 0, True, True, "error 6", "error 19"],
     ]
     access = node.host_root / "proc/driver/nvidia/capabilities/gpu0/mig/gi5"
-    assert (access / "access").read_text().startswith("DeviceFileMinor: 48\n")  # 3 + 5 * 9
+    assert (access / "access").read_text().startswith("DeviceFileMinor: 48\n")  # minor number 3 + 5 * 9
     assert (access / "ci0/access").read_text().startswith("DeviceFileMinor: 49\n")
     assert (
         ask(
@@ -129,7 +129,9 @@ for start in (0, 2, 0):
 
 
 def test_unplaced_instances_fill_from_the_high_end(sim_node: Make) -> None:
-    """`-cgi 19,19,14,9` fails and `9,14,19,19` succeeds (NVIDIA's MIG user guide)."""
+    """Instances without a given place fill the device from its high end: `-cgi 19,19,14,9` fails and
+    `9,14,19,19` succeeds (NVIDIA's MIG user guide).
+    """
     body = """
 n.nvmlDeviceSetMigMode(h, 1)
 def tour(profiles):
@@ -246,7 +248,7 @@ def test_a_reset_and_a_reboot_keep_the_modes_that_the_architecture_keeps(
     node.sim("fault", "memory", "--device", "0", "--bytes", "1073741824")
     node.sim("fault", "gpu-lost", "--device", "0")
     node.sim("reset", "0")
-    assert ask(node, LOOK) == [reset, changed]  # the lost device is back as well
+    assert ask(node, LOOK) == [reset, changed]  # after the reset the lost device is back as well
     assert node.dump()["devices"][0]["hidden_bytes"] == 0
     ask(node, "slice(19)\nslice(14)")
     assert len(node.dump()["devices"][0]["gpu_instances"]) == 2
@@ -273,5 +275,5 @@ def test_a_device_in_use_is_not_reset_and_a_reboot_ends_its_processes(sim_node: 
     assert node.dump()["processes"] == []
     assert (
         tenant.say("alloc 10") == tenant.say("sync") == "error 4"
-    )  # DEINITIALIZED: the driver under the process is gone
+    )  # "error 4" is DEINITIALIZED: the driver under the process is gone
     assert Tenant(node).first.startswith("ready")

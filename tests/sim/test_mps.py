@@ -136,8 +136,8 @@ def test_bad_values_are_ignored_silently(mps: Mps) -> None:
 
 @pytest.mark.parametrize("key", ["ordinal", "uuid"])
 def test_a_memory_limit_counts_the_context(mps: Mps, key: str) -> None:
-    """Measured on an H200 in pieces of 32 MiB: a limit of 1024 MiB leaves 480 MiB, one of 2048 leaves
-    1504.
+    """A memory limit of MPS includes the context. Measured on an H200 in pieces of 32 MiB: a limit of 1024
+    MiB leaves 480 MiB, one of 2048 leaves 1504.
     """
     device = "0" if key == "ordinal" else mps.node.dump()["devices"][0]["uuid"]
     mps.daemon()
@@ -196,7 +196,7 @@ def test_the_daemons_death_ends_its_clients_and_frees_the_device(mps: Mps) -> No
     wait_gone(pid)
     says_soon(tenant, "sync", RPC_FAILURE)
     assert tenant.say("alloc 1") == RPC_FAILURE
-    unlimited = mps.tenant()  # without MPS there is no limit, and no error either
+    unlimited = mps.tenant()  # a program without MPS has no limit, and gets no error either
     assert unlimited.say("alloc 4096") == "ok"
 
 
@@ -266,7 +266,8 @@ def test_a_client_sees_the_devices_of_its_daemon(sim_node: Make, tmp_path: Path)
     done = node.run([CONTROL, "-d"], {**mps.env, "CUDA_VISIBLE_DEVICES": f"{uuids[5]},2"}, check=False)
     assert done.returncode == 0
     try:
-        mps.say("set_default_device_pinned_mem_limit 1 1024M")  # ordinal 1 of the daemon: device 2
+        # ordinal 1 of the daemon is device 2 of the node
+        mps.say("set_default_device_pinned_mem_limit 1 1024M")
         for own, seen in (
             (None, [uuids[5], uuids[2]]),
             ("1", [uuids[2]]),

@@ -110,7 +110,8 @@ def instances(node: SimNode) -> list[tuple[int, int, int]]:
 @BRANCHES
 def test_nvidia_smi_makes_and_destroys_mig_instances(node: SimNode, branch: str) -> None:
     assert "Enabled MIG Mode" in run(branch, node, "-i 0 -mig 1").stdout
-    # the largest first, because the driver fills from the high end (NVIDIA's MIG user guide)
+    # the largest profile comes first, because the driver fills the device from its high end (NVIDIA's MIG
+    # user guide)
     made = run(branch, node, "mig -i 0 -cgi 9,14,19").stdout
     assert made.count("Successfully created GPU instance") == 3
     assert instances(node) == [(9, 4, 0), (14, 2, 0), (19, 1, 0)]
@@ -122,7 +123,7 @@ def test_nvidia_smi_makes_and_destroys_mig_instances(node: SimNode, branch: str)
     assert "2g.35gb" in run(branch, node, "mig -lci").stdout
     refused = run(branch, node, "mig -i 0 -cgi 0", check=False)
     assert refused.returncode != 0 and "Insufficient Resources" in refused.stdout
-    # the GPU instances still have compute instances
+    # this fails, because the GPU instances still have compute instances
     assert run(branch, node, "mig -i 0 -dgi", check=False).returncode != 0
     run(branch, node, "mig -i 0 -dci")
     run(branch, node, "mig -i 0 -dgi")
@@ -168,7 +169,9 @@ def test_nvitop_and_gpustat_show_a_tenants_process(node: SimNode, tools: Path) -
 
 
 def test_every_function_that_nvidia_ml_py_looks_up_is_there(node: SimNode) -> None:
-    """The library has all of these functions. Each query of a device has one of NVML's answers."""
+    """The library has every function that nvidia-ml-py looks up. Each query of a device has one of NVML's
+    answers.
+    """
     import re
 
     import pynvml
@@ -206,7 +209,8 @@ print(json.dumps([good, codes]))
 def test_every_plain_query_of_nvidia_ml_py_is_answered(node: SimNode) -> None:
     good, codes = json.loads(node.python(QUERIES))
     assert good > 75
-    # 3 (NOT_SUPPORTED by this device) is the only error; 13 (FUNCTION_NOT_FOUND) or 999 would be a gap
+    # 3 (NOT_SUPPORTED by this device) may be the only error; 13 (FUNCTION_NOT_FOUND) or 999 would be a gap of
+    # the simulator
     assert {int(c) for c in codes} <= {3}, codes
 
 

@@ -52,7 +52,7 @@ def test_memory_is_seen_by_all_processes_and_freed_by_a_kill(sim_node: Make) -> 
 
 
 def test_a_zombie_holds_no_memory(sim_node: Make) -> None:
-    """The killed process is not reaped yet, but its memory is free."""
+    """A killed process that is not reaped yet holds no memory."""
     node = sim_node()
     one = Tenant(node)
     one.say("alloc 1000")
@@ -96,7 +96,7 @@ def test_memory_sums_hold_after_random_kills(sim_node: Make) -> None:
     for _ in range(30):
         i = choose.randrange(6)
         if choose.random() < 0.3:
-            if choose.random() < 0.5:  # kills some in the middle of a command
+            if choose.random() < 0.5:  # some processes are killed in the middle of a command
                 stdin = tenants[i].process.stdin
                 assert stdin is not None
                 stdin.write("alloc 8\nfree\n" * 50)
@@ -133,8 +133,8 @@ def engine_ns(node: SimNode) -> tuple[float, dict[int, float]]:
 
 
 def test_two_processes_share_the_engine(sim_node: Make) -> None:
-    """The driver time-slices in 2 ms, which leaves both together 94.3 % of the rate of one alone. The
-    remaining process has the whole rate again.
+    """The driver gives two processes time slices of 2 ms, which leave both together 94.3 % of the rate of one
+    alone. When one ends, the other has the whole rate again.
     """
     node = sim_node()
     one, two = Tenant(node), Tenant(node)
@@ -155,7 +155,9 @@ def test_two_processes_share_the_engine(sim_node: Make) -> None:
 
 
 def test_a_launch_queue_is_bounded(sim_node: Make) -> None:
-    """The 1025th launch waits for the end of the first, as with a full channel."""
+    """A launch queue has 1024 entries: the 1025th launch waits for the end of the first, as with a full
+    channel.
+    """
     node = sim_node()
     one = Tenant(node)
     assert one.say("launch 1030 100") == "ok"

@@ -17,7 +17,7 @@ from tests.native.harness import TEST_BUILD
 SLICE_US, SWITCH_US = 200, 13
 SLICE, SWITCH = SLICE_US * 1000, SWITCH_US * 1000
 END = 10**12
-#: Times are rounded to whole nanoseconds.
+#: allowed difference, because times are rounded to whole nanoseconds
 NEAR_NS = 2
 
 
@@ -50,7 +50,8 @@ def run(lines: Sequence[str], slice_us: float = SLICE_US, switch_us: float = SWI
 def lines_of(submits: Sequence[Submit], fractions: dict[int, float], looks: Sequence[int] = ()) -> list[str]:
     events = [(s.at, f"submit {s.at} {s.queue} {s.work}") for s in submits]
     events += [(at, f"look {at}") for at in looks]
-    events += [(s.at, f"look {s.at}") for s in submits]  # a process advances the clock before it submits
+    # a look before each submission, because a process advances the clock before it submits
+    events += [(s.at, f"look {s.at}") for s in submits]
     clients = [f"client {queue} {fraction}" for queue, fraction in fractions.items()]
     return [*clients, *(line for _, line in sorted(events, key=lambda e: e[0])), f"look {END}"]
 
@@ -159,15 +160,15 @@ def test_every_position_of_a_queue_is_reached_at_the_models_time(
 
 
 def test_two_endless_queues_get_the_measured_throughput() -> None:
-    """Two queues together reach 94.3 % of one alone (DESIGN.md), computed from the slice and the switch of
-    the H200's profile.
+    """Two endless queues together reach 94.3 % of the rate of one alone, computed from the time slice and the
+    switch time of the H200's profile.
     """
     second = 10**9
     lines = ["submit 0 0 1000000000", "submit 0 1 1000000000", f"look {END}"]
     got = run(lines, 2000, 120.9)
     last = max(got.values())
     assert 2 * second / last == pytest.approx(0.943, abs=0.0005)
-    assert last - min(got.values()) < 2.2e6  # at most one slice and switch apart
+    assert last - min(got.values()) < 2.2e6  # the queues' ends are at most one slice and one switch apart
 
 
 def test_a_new_queue_waits_for_the_end_of_the_time_slice() -> None:
@@ -178,7 +179,9 @@ def test_a_new_queue_waits_for_the_end_of_the_time_slice() -> None:
 
 
 def test_days_of_time_slices_are_computed_in_one_step() -> None:
-    """Eleven days of slices for eight queues. Computing slice by slice would never end."""
+    """Eleven days of time slices for eight queues are computed in one step. Slice by slice the computation
+    would never end.
+    """
     days = 10**15
     lines = [f"submit 0 {q} {days}" for q in range(8)] + [f"look {9 * days}"]
     got = run(lines)

@@ -54,7 +54,9 @@ def test_a_jobs_name_and_comment_request_no_slice(cluster: Cluster) -> None:
 
 
 def test_a_refusal_reaches_the_job_and_drains_no_node(cluster: Cluster) -> None:
-    """An allocation made outside of Slurm uses memory that Slurm counts as free."""
+    """An allocation made outside of Slurm uses memory that Slurm counts as free. The job is refused, and the
+    node is not drained.
+    """
     outside = cluster.node.ctl("alloc", "--memory", "100GiB", "--isolation", "quota").stdout.strip()
     done = cluster.run("srun", "--gres=vgpu_memory:100", "true")
     assert done.returncode != 0

@@ -36,8 +36,8 @@ FRAME = 48
 
 @dataclass
 class Stack:
-    """Words of a stack at their offsets: return addresses, and `stale` words that look like some but follow
-    no call.
+    """A stack: words at their offsets. They are return addresses, and `stale` words that look like return
+    addresses but follow no call.
     """
 
     frames: dict[int, int]
@@ -210,10 +210,12 @@ LIBRARY = library(
 
 
 def test_the_c_librarys_frames_are_known_exactly() -> None:
-    """With known frames, the return address of a call that has ended is not taken for an active call."""
+    """The frames of the C library's functions are known exactly, so that the return address of a call that
+    has ended is not taken for an active call.
+    """
     stale = {24: CUDA + 0x1B2C3, 32: CUDA + 0x3400}
     frames = {0: LIBC + 0x9A8F1, 48: PROGRAM + 0x11F0, 120: PROGRAM + 0x99, 400: PROGRAM + 3}
-    assert blocked(Stack({**frames, **stale}))  # without the C library's frames
+    assert blocked(Stack({**frames, **stale}))  # without the C library's frames the thread counts as blocked
     assert not blocked(Stack({**frames, **stale}, libc=LIBRARY))
     assert blocked(Stack({**frames, 24: BLAS + 9, 48: CUDA + 0x3400}, libc=LIBRARY))
     assert not blocked(Stack({**frames, 24: CUDA + 9, 48: 12}, libc=LIBRARY))

@@ -91,8 +91,8 @@ def test_a_library_without_call_frame_information_has_no_rows() -> None:
     ("letters", "rest", "is_read"),
     [
         (b"zPLR\0", b"\x07\x9b\0\0\0\0\x1b\x1b", True),
-        (b"zRS\0", b"\x01\x1b", False),  # a signal frame
-        (b"zR\0", b"\x01\x00", False),  # absolute addresses
+        (b"zRS\0", b"\x01\x1b", False),  # flags of a signal frame
+        (b"zR\0", b"\x01\x00", False),  # an encoding with absolute addresses
         (b"\0", b"", False),
     ],
 )
@@ -145,7 +145,7 @@ def test_a_real_library_is_read_as_binutils_reads_it() -> None:
                 assert there == Frame(int(direct[1]), -int(known[1]))
                 told += 1
             elif known and direct:
-                missed += 1  # the unwinder does not read one of the program's forms
+                missed += 1  # the unwinder knows the function, but does not read one of its frame's forms
     finally:
         os.close(memory)
     assert told > 20 * missed

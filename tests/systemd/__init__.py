@@ -1,1 +1,1 @@
-"""The unit files."""
+"""Tests of the unit files."""

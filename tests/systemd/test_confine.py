@@ -20,7 +20,7 @@ TRIES = {
     "a packet socket": '"$2" -c "import socket; socket.socket(17, 3, 0)"',
     "memory to write and execute": '"$2" -c "import mmap; mmap.mmap(-1, 4096, prot=7)"',
 }
-# reads what vgpud reads of a thread that waits inside the driver, from another user's process
+# Reads what vgpud reads of a thread that waits inside the driver, from another user's process
 LOOK = """
 import os, sys
 own = f"/proc/{sys.argv[1]}/task/{sys.argv[1]}"

@@ -22,7 +22,7 @@ def test_systemd_accepts_every_unit() -> None:
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", *files], capture_output=True, text=True, check=False
     )
-    # programs of the package are not installed here
+    # the package's programs are not installed on the machine of the test
     wrong = [line for line in done.stderr.splitlines() if "is not executable" not in line]
     assert [line for line in wrong if "vgpu" in line] == []
 
@@ -40,15 +40,17 @@ def test_the_exposure_of_a_unit_stays_below_its_bound(unit: str, most: float) ->
 
 @pytest.mark.parametrize("unit", sorted(path.name for path in UNITS.glob("*.service")))
 def test_a_unit_bounds_its_lines_in_the_journal(unit: str) -> None:
-    """Above journald's default limit, 10000 lines in 30 seconds, any further line is lost."""
+    """A unit may write at most 5000 lines in 10 s, because journald drops every line above its own default
+    limit of 10000 lines in 30 s.
+    """
     assert words(unit, "LogRateLimitIntervalSec") == ["10s"]
     (burst,) = words(unit, "LogRateLimitBurst")
     assert 100 <= int(burst) <= 5000
 
 
 def test_every_socket_is_made_before_the_daemon_and_passed_to_it() -> None:
-    """Connections to a socket that systemd does not hold are refused while vgpud restarts, instead of
-    waiting.
+    """systemd holds every socket. Connections to a socket that systemd does not hold are refused while vgpud
+    restarts, instead of waiting.
     """
     sockets = {path.name for path in UNITS.glob("*.socket")}
     assert len(sockets) == 4
@@ -65,7 +67,9 @@ def test_every_socket_is_made_before_the_daemon_and_passed_to_it() -> None:
 
 
 def test_systemd_creates_every_folder_that_vgpud_writes() -> None:
-    """The service does not start if a path of ReadWritePaths= is missing (systemd.exec(5))."""
+    """systemd creates every folder that vgpud writes, because the service does not start if a path of
+    ReadWritePaths= is missing (systemd.exec(5)).
+    """
     settings = load_settings()
     made = {f"/run/{name}" for name in words("vgpud.service", "RuntimeDirectory")}
     made |= {f"/var/lib/{name}" for name in words("vgpud.service", "StateDirectory")}
@@ -89,8 +93,8 @@ def test_the_daemon_is_restarted_however_often_it_is_killed() -> None:
 
 
 def test_the_drivers_modules_come_before_what_may_open_their_devices() -> None:
-    """systemd looks DeviceAllow=char-* up in /proc/devices when the unit starts
-    (systemd.resource-control(5)).
+    """The driver's modules are loaded before a unit starts, because systemd looks DeviceAllow=char-* up in
+    /proc/devices at that moment (systemd.resource-control(5)).
     """
     for unit in ("vgpud.service", "vgpud-mps@.service"):
         assert words(unit, "DeviceAllow") == ["char-nvidia*", "rwm"]
@@ -119,19 +123,21 @@ def test_metrics_over_tcp_need_a_drop_in() -> None:
 
 
 def test_a_silent_connection_can_be_cut() -> None:
-    """No allowed group of the filter contains this system call."""
+    """vgpud closes a silent connection by pidfd_getfd. No other allowed group of the system-call filter
+    contains this call.
+    """
     assert "pidfd_getfd" in words("vgpud.service", "SystemCallFilter")
     assert "CAP_SYS_PTRACE" in words("vgpud.service", "CapabilityBoundingSet")
 
 
 def test_a_tenants_control_device_can_be_taken_for_a_call() -> None:
-    """Engine `cut` uses the tenant's open control file and opens no device itself."""
+    """The arbiter takes the tenant's open control file by pidfd_getfd, and opens no device itself."""
     assert "pidfd_getfd" in words("vgpud-arbiter.service", "SystemCallFilter")
     assert "CAP_SYS_PTRACE" in words("vgpud-arbiter.service", "CapabilityBoundingSet")
     assert words("vgpud-arbiter.service", "DeviceAllow") == []
 
 
 def test_metrics_reach_this_node_only() -> None:
-    """This holds for any address of a policy, together with the drop-in."""
+    """The unit lets metrics reach this node only, whatever address a policy names."""
     assert words("vgpud.service", "IPAddressDeny") == ["any"]
     assert words("vgpud.service", "IPAddressAllow") == ["localhost"]

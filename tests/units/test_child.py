@@ -241,7 +241,7 @@ def test_the_exit_callback_is_called_once(units: ChildUnits) -> None:
         os.kill(running.pid, signal.SIGKILL)
         names = [await asyncio.wait_for(told.get(), 30)]
         assert read_stat(running.pid) is None, "a zombie is left"
-        units.on_exit("helper", told.put_nowait)  # the unit has ended already
+        units.on_exit("helper", told.put_nowait)  # the unit has ended before the callback is registered
         names.append(await asyncio.wait_for(told.get(), 30))
         assert told.empty()
         return names
@@ -250,7 +250,9 @@ def test_the_exit_callback_is_called_once(units: ChildUnits) -> None:
 
 
 class BusyKernel:
-    """Gives up the next `left` questions about processes, as a busy host does while a helper is in exec."""
+    """A kernel that gives up the next `left` queries about processes, as a busy host does while a helper is
+    in exec.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left = 0
@@ -353,7 +355,9 @@ def test_no_answer_of_the_kernel_is_not_reported_as_the_end_of_a_helper(
 def test_a_helper_that_is_not_begun_in_time_is_ended(
     units: ChildUnits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its shell is stopped, as if it got no processor, before it has written its pid file."""
+    """The helper's shell is stopped before it has written its pid file, as if it got no processor. vgpud ends
+    the helper.
+    """
     children: list[subprocess.Popen[bytes]] = []
     popen = subprocess.Popen
 

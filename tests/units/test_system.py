@@ -175,7 +175,7 @@ def test_systemd_is_used_only_if_it_started_this_process(
     monkeypatch.delenv("INVOCATION_ID", raising=False)
     monkeypatch.delenv("SYSTEMD_EXEC_PID", raising=False)
     assert chosen() is ChildUnits
-    monkeypatch.setenv("INVOCATION_ID", "0" * 32)  # a desktop's shell also has this variable
+    monkeypatch.setenv("INVOCATION_ID", "0" * 32)  # a shell on a desktop may also have this variable
     assert chosen() is ChildUnits
     monkeypatch.setenv("SYSTEMD_EXEC_PID", str(os.getppid()))
     assert chosen() is ChildUnits

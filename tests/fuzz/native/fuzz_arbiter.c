@@ -166,7 +166,7 @@ static void send_packet(int fd)
 {
     struct vgpu_message message = {.kind = byte(), .version = VGPU_LEASE_VERSION, .slot = byte()};
     uint8_t odd = byte();
-    /* locks the slot for most inputs, as hardly any would register otherwise */
+    /* locks the slot for most inputs; without the lock the arbiter refuses the registration */
     if (message.kind == VGPU_MSG_REGISTER && (odd & 1) == 0)
         ask_tenant(LOCK, odd >> 1, (uint8_t)message.slot);
     bytes(&message.turn, sizeof(message.turn));
@@ -268,7 +268,7 @@ int __wrap_epoll_wait(int fd, struct epoll_event *events, int most, int timeout)
     if (count != 0 && ++events_in_a_row < EVENTS_MAX)
         return count;
     if (count != 0)
-        abort(); /* the loop spins: more events arrive than the steps have caused */
+        abort(); /* abort: the arbiter's loop spins, as more events arrive than the steps of the input have caused */
     events_in_a_row = 0;
     if (left == 0) {
         errno = ECANCELED;

@@ -42,7 +42,8 @@ static void begin(void)
 }
 
 /*
- * Applies records of a place (4 bytes), a length (1 byte) and bytes. The place's top bit selects `limits` or `usage`.
+ * Applies the changes in `data`: each has a place (4 bytes), a length (1 byte) and bytes. The place's top bit selects
+ * `limits` or `usage`.
  */
 static size_t scribble(const uint8_t *data, size_t size)
 {

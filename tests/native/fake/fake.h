@@ -28,12 +28,12 @@ void fake_count(int device, uint64_t bytes);
 void fake_uncount(int device, uint64_t bytes);
 bool fake_has_room(int device, uint64_t bytes);
 
-/* Called inside the driver's call before memory is freed: libvgpu must not have removed the charge yet. */
+/* Runs inside the driver's call before memory is freed. At this point libvgpu must not have removed the charge yet. */
 void fake_linger(int device);
 
 CUresult fake_drop(uint64_t handle);
-void fake_drop_later(uint64_t handle); /* frees it at the next synchronisation */
+void fake_drop_later(uint64_t handle); /* frees the memory at the next synchronisation */
 void fake_drop_due(void);
-bool fake_pool_free(CUdeviceptr pointer); /* false: the memory is not a pool's */
+bool fake_pool_free(CUdeviceptr pointer); /* returns false if the memory is not a pool's */
 
 #endif

@@ -22,7 +22,7 @@
 #define PAGES 4096 /* pages that small allocations share */
 #define MAPPINGS 256
 
-struct state { /* read by the tests as unsigned 64-bit words */
+struct state { /* counters that the tests read as unsigned 64-bit words */
     uint64_t now[DEVICES];
     uint64_t most[DEVICES];
     uint64_t calls;
@@ -41,8 +41,8 @@ struct record {
 };
 
 struct page {
-    uint64_t base; /* 0: not in use */
-    uint64_t next; /* offset of the next allocation */
+    uint64_t base; /* first address of the range; 0: the entry is not in use */
+    uint64_t next; /* offset of the next allocation in the range */
     int device;
     int live;
 };
@@ -95,7 +95,7 @@ static struct vgpu_slot *own_slot(void)
     return NULL;
 }
 
-/* Memory in use on the device is always charged in the slot, whatever other processes do. */
+/* Asserts that device 0's memory in use is charged in the process's slot, whatever other processes do. */
 static void compare_with_ledger(int device)
 {
     const struct vgpu_slot *slot = own_slot();
@@ -562,13 +562,13 @@ API CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz,
     return CUDA_SUCCESS;
 }
 
-/* A function without a symbol, reached only by cuGetProcAddress. */
+/* Stands for a driver function without a symbol, which only cuGetProcAddress returns. */
 static CUresult private_entry(void)
 {
     return CUDA_SUCCESS;
 }
 
-/* The variant of CUDA 14, which has one more argument. */
+/* The variant of private_entry() in CUDA 14, which has one more argument. */
 static CUresult private_entry_of_14(void)
 {
     return CUDA_SUCCESS;

@@ -11,7 +11,9 @@ API CUresult cuMemTeleport(CUdeviceptr to)
 static int capturing;
 static int asked;
 
-/* How often libvgpu has asked whether a stream is being captured. It asks only while it knows of a capture. */
+/*
+ * Number of libvgpu's queries whether a stream is being captured. libvgpu makes them only while it knows of a capture.
+ */
 API int fake_capture_questions(void)
 {
     return asked;

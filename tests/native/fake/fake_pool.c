@@ -156,7 +156,7 @@ API CUresult cuMemPoolDestroy(CUmemoryPool pool)
 {
     pthread_mutex_lock(&fake_mutex);
     shrink(pool, 0);
-    pool->made = pool->used > 0; /* the entry may be used again only when no allocation is left */
+    pool->made = pool->used > 0; /* a destroyed pool's entry may be used again only when no allocation is left in it */
     pool->destroyed = 1;
     pthread_mutex_unlock(&fake_mutex);
     return CUDA_SUCCESS;

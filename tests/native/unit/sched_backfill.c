@@ -15,8 +15,8 @@
 
 enum { MOST = 4, WORDS = 3 };
 #define STEP_NS 50000u
-#define LOAD_NS 10000000u     /* cut.c's */
-#define IDLE_AFTER_NS 250000u /* until libvgpu reports that a tenant is idle */
+#define LOAD_NS 10000000u     /* the interval of load reports, as in cut.c */
+#define IDLE_AFTER_NS 250000u /* time without work after which libvgpu reports that a tenant is idle */
 #define WARM_NS 5000000000u
 #define LENGTH_NS 20000000000u
 
@@ -24,10 +24,10 @@ static struct worker {
     struct sched_tenant tenant;
     struct sched_member member;
     uint64_t work_ns, period_ns, next_at;
-    double left_ns; /* of the present work */
+    double left_ns; /* rest of the present work */
     uint64_t done_at;
     bool works, on;
-    uint64_t load_ns, seen_ns; /* since the last report of the load: with work, and all of it on the device */
+    uint64_t load_ns, seen_ns; /* times since the last report of the load: time with work, and all time on the device */
     double used_ns;
     uint64_t worked_ns, off_ns, shared_ns;
 } workers[MOST];
@@ -65,7 +65,7 @@ static bool join(char **words)
     return true;
 }
 
-/* New work; a slice that is over ends, as all channels are off at once here. */
+/* Starts work that is due. Ends a slice that is over: in this model all channels are disabled at once. */
 static void begin_step(struct worker *worker)
 {
     struct sched_tenant *tenant = &worker->tenant;

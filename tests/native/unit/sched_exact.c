@@ -37,7 +37,7 @@ struct worker {
     struct sched_tenant tenant;
     struct sched_member member;
     uint64_t kernel_ns;
-    uint64_t period_ns; /* time between kernels; 0: back to back */
+    uint64_t period_ns; /* time between the starts of kernels; 0: back to back */
     bool granted, revoked, finished;
     struct vgpu_turn turn;
     uint64_t granted_at;

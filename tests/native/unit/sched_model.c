@@ -40,7 +40,7 @@ static struct {
     struct sched_tenant tenant;
     bool there;
     struct client clients[MEMBERS];
-} nodes[CROWD]; /* a random step uses only the first TENANTS */
+} nodes[CROWD]; /* a random step uses only the first TENANTS entries */
 
 static long step;
 static uint64_t now = 1000000000;
@@ -53,7 +53,8 @@ static struct client *client_of(struct sched_member *member)
 static void say_grant(struct sched_member *member, const struct vgpu_turn *turn)
 {
     struct client *client = client_of(member);
-    bool free_running = (turn->flags & VGPU_TURN_FREE) != 0; /* free-running lasts until the revocation */
+    /* a free-running tenant keeps its time slice until the revocation */
+    bool free_running = (turn->flags & VGPU_TURN_FREE) != 0;
     CHECK(!free_running || (turn->length_ns == VGPU_TURN_OPEN_ENDED && !member->tenant->stopping));
     client->granted = true;
     client->revoked = false;
@@ -171,7 +172,7 @@ static void check_device(const struct sched_device *device)
               (device->next_entity != NULL && waits_elsewhere(device->next_entity->tenant)));
 }
 
-/* A process that may launch, by its messages, has its tenant's turn. */
+/* Asserts that a process that may launch, by the messages it got, belongs to a tenant that has the time slice. */
 static void check_gates(unsigned t)
 {
     for (unsigned c = 0; nodes[t].there && c < MEMBERS; c++) {
@@ -182,7 +183,10 @@ static void check_gates(unsigned t)
     }
 }
 
-/* On a device that was managed from the start, without free-running tenants, at most one tenant holds a time slice. */
+/*
+ * Asserts that at most one tenant holds a time slice on a device that was managed from the start and has no
+ * free-running tenant.
+ */
 static void check_exclusive(void)
 {
     for (const struct sched_device *device = sched_devices(); device != NULL; device = device->next) {
@@ -228,7 +232,7 @@ static void check_liveness(void)
 /* --- shares */
 
 struct wish {
-    uint32_t first, count; /* devices */
+    uint32_t first, count; /* the tenant's first device, and its number of devices */
     uint32_t share, policy;
     double least, most; /* share of a device's time that the tenant must get */
 };
@@ -251,7 +255,7 @@ static void join(unsigned t, const struct wish *wish)
     nodes[t].there = true;
 }
 
-/* When its time slice is over or revoked, the client drains for some 100 us and asks for the next one. */
+/* When its time slice is over or revoked, the client drains for some 100 us and asks for the next slice. */
 static void saturate(struct client *client)
 {
     struct vgpu_turn done = client->turn;
@@ -342,7 +346,7 @@ static void rank_step(unsigned t, unsigned r, struct job *job, bool single)
     bool over = client->revoked || (client->granted && now - client->granted_at >= client->turn.length_ns);
     bool thinks = now < job->thinks_until[r];
     if (job->launched[r])
-        return; /* does not drain, though its time slice may be over */
+        return; /* a process whose kernel runs does not drain, though its time slice may be over */
     if (client->granted && !over && !thinks) {
         job->launched[r] = true;
         job->both_since = single || job->launched[1 - r] ? now : 0;

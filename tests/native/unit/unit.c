@@ -31,7 +31,8 @@
 
 static struct vgpu_usage *usage;
 static struct vgpu_account accounts[THREADS];
-static uint64_t granted_total; /* the oracle: bytes that all holders believe they hold, changed around the calls */
+/* the tests' own sum of the bytes that all holders have, changed before and after each call */
+static uint64_t granted_total;
 
 static void fresh_usage(void)
 {
@@ -100,7 +101,7 @@ static void *want_most(void *argument)
     return NULL;
 }
 
-/* Of several racing requests, each of which fits alone, exactly one is granted. */
+/* Several requests race, each of which fits alone. Exactly one of them is granted. */
 static void test_one_of_many_wins(void)
 {
     pthread_barrier_init(&barrier, NULL, THREADS);
@@ -117,22 +118,22 @@ static void test_account_edges(void)
 {
     fresh_usage();
     CHECK(vgpu_account_reserve(&accounts[0], 1, LIMIT, LIMIT));
-    /* the first reservation is never settled here, so that it blocks the limit */
+    /* the first reservation is not settled yet, so that it blocks the limit */
     CHECK(!vgpu_account_reserve(&accounts[1], 1, 1, LIMIT));
     vgpu_account_settle(&accounts[0], 1, LIMIT, LIMIT);
     CHECK(!vgpu_account_reserve(&accounts[1], 1, 1, LIMIT));
     vgpu_account_refused(&accounts[1], 1);
     CHECK(usage->slots[1].devices[1].refusals_limit == 1);
     CHECK(!vgpu_account_reserve(&accounts[1], 1, UINT64_MAX, LIMIT));
-    CHECK(!vgpu_account_reserve(&accounts[1], 1, 1, 0)); /* a limit of 0, as of a closed lease */
+    CHECK(!vgpu_account_reserve(&accounts[1], 1, 1, 0)); /* a limit of 0, which a closed lease has */
     vgpu_account_release(&accounts[0], 1, 400);
     vgpu_account_set_context(&accounts[0], 1, 400);
     CHECK(vgpu_account_sum(usage, 1) == LIMIT && vgpu_account_settled(usage, 1) == LIMIT);
-    vgpu_account_release(&accounts[0], 1, 10 * LIMIT); /* a release never makes the use negative */
+    vgpu_account_release(&accounts[0], 1, 10 * LIMIT); /* a release of more than is in use sets the use to 0 */
     CHECK(vgpu_account_sum(usage, 1) == 400);
     vgpu_account_set_context(&accounts[0], 1, 0);
     CHECK(vgpu_account_sum(usage, 1) == 0 && usage->slots[0].devices[1].peak_bytes == LIMIT);
-    /* after a tenant overwrites the page, requests are refused and the sum does not wrap */
+    /* a tenant has overwritten the page: requests are refused, and the sum does not wrap */
     usage->slots[3].devices[1].used_bytes = UINT64_MAX;
     usage->slots[4].devices[1].used_bytes = UINT64_MAX;
     usage->slot_high = UINT32_MAX;
@@ -234,7 +235,7 @@ static void test_limits_never_torn(void)
             CHECK(copy.devices[d].memory_bytes == copy.devices[0].memory_bytes);
     }
     pthread_join(writer, NULL);
-    shared_limits->generation |= 1; /* as if a writer had died while it wrote */
+    shared_limits->generation |= 1; /* the state that a writer leaves if it dies while it writes */
     CHECK(vgpu_limits_read(shared_limits, &copy) == -EAGAIN);
 }
 
@@ -315,7 +316,7 @@ static void test_uuids(void)
     CHECK(vgpu_uuid_parse("", bytes) == -EINVAL);
 }
 
-/* Compares the table with an array of all keys. */
+/* Compares the table with an array that has an entry for every key. */
 static void test_table(void)
 {
     enum { KEYS = 3000 };
@@ -365,7 +366,10 @@ static void test_table_purge(void)
         CHECK(vgpu_table_get(VGPU_KIND_HANDLE, i * 0x1000, &entry) == (i % 2 == 1));
 }
 
-/* Small allocations are counted in their page. The page goes with the last of them, whatever the order of frees. */
+/*
+ * Small allocations are counted in their page. The page's entry is removed with the last of them, whatever the order of
+ * frees.
+ */
 static void test_table_pages(void)
 {
     struct vgpu_entry page;
@@ -398,7 +402,7 @@ static void *table_thread(void *argument)
     return NULL;
 }
 
-/* Slots: their locks belong to processes, so that this test forks. */
+/* Tests slots. Their locks belong to processes, so that the test forks. */
 static void test_slots(void)
 {
     char path[] = "/tmp/vgpu-unit-XXXXXX";
@@ -421,7 +425,7 @@ static void test_slots(void)
     int status;
     CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status));
     CHECK(page->slots[1].devices[0].used_bytes == 77); /* the dead process's memory counts until its slot is cleared */
-    /* while there is an arbiter, the arbiter clears registered slots */
+    /* while an arbiter runs, only the arbiter clears registered slots */
     page->slots[1].owner = 5;
     CHECK(vgpu_slot_clear_dead(fd, page, 0, false) == 0 && page->slots[1].devices[0].used_bytes == 77);
     page->slots[1].owner = VGPU_OWNER_SELF;
@@ -458,7 +462,7 @@ static void test_wait_for_a_slot_that_the_arbiter_clears(void)
                          .l_len = 1};
     CHECK(fcntl(fd, F_OFD_SETLK, &lock) == 0);
     int64_t before_ms = now_ms();
-    CHECK(!vgpu_slot_await_clear(fd, page, 0)); /* it stays as it is in this test */
+    CHECK(!vgpu_slot_await_clear(fd, page, 0)); /* false: nothing clears the slot in this test */
     CHECK(now_ms() - before_ms >= 999);
     munmap(page, sizeof(*page));
     close(fd);
