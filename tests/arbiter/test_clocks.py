@@ -60,7 +60,7 @@ def test_shares_hold_after_the_node_was_stopped_for_a_second(card: Card) -> None
     pids = [card.arbiter.pid, *(process.pid for process in processes)]
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
-    time.sleep(1.0)  # longer than a time slice with its drain and bypass
+    time.sleep(1.0)  # longer than a time slice, its drain and its bypass together
     for pid in pids:
         os.kill(pid, signal.SIGCONT)
     divide(small, large, least=12, most=40)

@@ -12,8 +12,10 @@ from tests.native.harness import GIB, LIBVGPU, TEST_BUILD
 from vgpud.lease import DeviceLimits, SharePolicy, write_lease
 
 SHARE = 20
-ROOM_BYTES = 64 * GIB  # memory for all contexts
-PARTED = 45  # percent; a tenant without a share has 70 to 100, also on a busy machine
+ROOM_BYTES = 64 * GIB  # a limit with room for the memory of all contexts
+# percent: a tenant that is held to its share uses less; a tenant without a share uses 70 to 100, also on a
+# busy machine
+PARTED = 45
 
 
 def percent(card: Card, how: str, count: int, kernel_us: int = KERNEL_US) -> float:

@@ -133,7 +133,9 @@ def test_an_idle_tenant_costs_the_others_nothing(cut_card: Card) -> None:
 
 
 def test_a_tenant_that_backfills_runs_in_the_slices_of_the_holder(cut_card: Card) -> None:
-    """A second is enough on a machine with time; what the scheduler decides is tested in test_model.py."""
+    """vgpu-spin runs for one second, which gives a rough figure. The scheduler's decisions are tested in
+    test_model.py.
+    """
     gaps, full = cut_card.lease("a", CONSERVING, 50), cut_card.lease("b", CONSERVING, 50)
     cut_card.spin(full, LONG)
     half_a_slice_us = 25_000
@@ -176,8 +178,8 @@ def test_forty_live_contexts_stay_under_the_share(cut_card: Card) -> None:
 
 
 def test_a_tenant_of_40_contexts_has_slices_much_longer_than_its_hand_over(cut_card: Card) -> None:
-    """Five calls in each direction take at least 3 ms, so that the slices are longer. A tenant with one
-    context has slices of 8 ms.
+    """To preempt or to enable 40 contexts takes five driver calls, which need at least 3 ms. The arbiter
+    lengthens such a tenant's slices in proportion. A tenant with one context has slices of 8 ms.
     """
     lease = cut_card.lease("a", HARD, 25)
     update_limits(lease, [replace(one, memory_bytes=64 * GIB) for one in cut_card.limits(HARD, 25)])
@@ -332,8 +334,8 @@ def test_a_refusal_for_one_tenant_gates_no_other(cut_card: Card) -> None:
     at = layout.CHANNELS_AT + layout.CHANNELS_GROUPS + 16 + 4
 
     def is_given_up() -> bool:
-        """Writes the false entry again at each look, because libvgpu rewrites a group when one of its
-        channels starts or ends.
+        """Writes the false entry again before each check, because libvgpu rewrites a channel group when one
+        of its channels starts or ends.
         """
         with (liar / layout.USAGE_FILE).open("r+b") as page:
             os.pwrite(page.fileno(), struct.pack("<I", 0x1234), at)

@@ -37,8 +37,9 @@ def goes_on(card: Card, pid: int) -> None:
 def preempted_for_long(leases: Sequence[Path]) -> None:
     """Waits for a moment at which all tenants are preempted and the arbiter enables none.
 
-    A call of the driver that has begun is carried out, also for a process that is killed. One of the
-    simulated driver is not, so that a tenant would be disabled twice and lose the work that waits.
+    The real driver completes a call that has begun, even if the caller is killed. The simulated driver does
+    not: an arbiter killed during a call would leave a channel half disabled, its successor would disable it
+    twice, and waiting work would be lost.
     """
     some_on = time.monotonic()
 
@@ -107,8 +108,8 @@ def test_preempted_tenants_resume_after_the_arbiter_dies(cut_card: Card) -> None
 def test_a_tenant_whose_arbiter_dies_right_after_it_was_put_on_the_device_keeps_its_waiting_work(
     cut_card: Card, restarted: bool
 ) -> None:
-    """The driver drops the waiting work of channels that are enabled a second time. The call has enabled the
-    channels, and the arbiter has not recorded it yet.
+    """The arbiter dies after the driver has enabled the tenant's channels, and before the arbiter has
+    recorded this. The driver drops the waiting work of channels that are enabled a second time.
     """
     lease = cut_card.lease("a", HARD, 5)
     process = cut_card.spin(lease, LONG)
@@ -130,15 +131,18 @@ def test_a_process_puts_itself_back_only_on_the_device_that_it_is_off(cut_card: 
     process = cut_card.spin(lease, LONG)
     goes_on(cut_card, process.pid)
     cut_card.kill_arbiter()
-    with (lease / layout.USAGE_FILE).open("r+b") as page:  # off the other device, where it has no channels
+    # marks the process as preempted on the other device, where it has no channels
+    with (lease / layout.USAGE_FILE).open("r+b") as page:
         os.pwrite(page.fileno(), struct.pack("<I", 2), layout.CHANNELS_AT + layout.CHANNELS_OFF)
     eventually(lambda: table(lease)[0] == 0, "it has looked")
     assert repeated_calls(cut_card, process.pid) == 0
 
 
 def test_a_preempted_tenant_whose_link_thread_waits_in_the_driver_resumes(cut_card: Card) -> None:
-    """libvgpu's thread that talks to the arbiter also records events. The driver may keep it until the
-    tenant is on the device again, and then it does not see that the arbiter has gone."""
+    """libvgpu's link thread, which talks to the arbiter, also records CUDA events. While the tenant is
+    preempted, the driver may block this thread, and then the thread does not notice that the arbiter has
+    gone.
+    """
     lease = cut_card.lease("a", HARD, 5)
     process = cut_card.spin(lease, LONG)
     eventually(lambda: counters(lease)["turns"] > 3, "it has turns")
@@ -183,8 +187,8 @@ def test_a_tenant_whose_libvgpu_threads_are_stopped_is_held_to_its_share(cut_car
 def test_a_process_whose_control_file_is_absent_for_a_moment_keeps_the_cut_engine(
     cut_card: Card, tmp_path: Path
 ) -> None:
-    """Files are missing for a moment in a process that is exiting, or before the arbiter learns of its exec.
-    The tenant counts as preempted meanwhile.
+    """A process lacks its files for a moment while it exits, or after an exec that the arbiter has not
+    noticed. During this time the arbiter counts the tenant as preempted.
     """
     hidden = tmp_path / "hidden"
     cut_card.kill_arbiter()

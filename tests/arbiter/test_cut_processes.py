@@ -186,7 +186,9 @@ def test_channels_of_an_ended_process_are_refused(cut_card: Card) -> None:
     process = cut_card.spin(lease, LONG)
 
     def new_slots() -> list[int]:
-        """The second process has another slot, if the arbiter has not cleared that of the first yet."""
+        """Slots with groups of the second process. It gets another slot than the first if the arbiter has not
+        yet cleared the first one's slot.
+        """
         clients = {slot: [row[1] for row in table(lease, slot)[1]] for slot in range(2)}
         return [slot for slot, found in clients.items() if found not in ([], [stale[1]])]
 

@@ -17,15 +17,15 @@ def model(*words: str, program: str = "sched-model") -> None:
 
 @dataclass(frozen=True)
 class Use:
-    """Of a tenant with half of a device under the engine cut, in percent of 20 s."""
+    """What a tenant with half of a device uses under the engine `cut`, in percent of 20 s."""
 
     device: float
-    off: float  # of its time with work
-    shared: float  # of its time on the device
+    off: float  # percent of the tenant's time with work in which the tenant is preempted
+    shared: float  # percent of the tenant's time on the device that another tenant shares
 
 
 def backfill(*tenants: str) -> list[Use]:
-    """Each tenant is `KIND WORK_US PERIOD_US`."""
+    """Runs the model of backfilling with these tenants. Each is `KIND WORK_US PERIOD_US`."""
     words = [word for tenant in tenants for word in tenant.split()]
     said = subprocess.check_output([str(TEST_BUILD / "sched-backfill"), *words], text=True, timeout=600)
     return [Use(*map(float, line.split())) for line in said.splitlines()]
@@ -77,13 +77,13 @@ def test_kernels_that_wait_for_each_other_on_two_devices_make_progress() -> None
 
 
 def test_each_tenant_gets_its_weight_for_any_length_of_turns_and_kernels() -> None:
-    """Within 0.6 % over 40 s. In windows of 4 s the error is at most the slice or kernel at the window's
-    edges.
+    """Each tenant's use is within 0.6 % of its weight over 40 s. In windows of 4 s the error is at most the
+    slice or kernel at the window's edges.
     """
     model("weights", program="sched-exact")
 
 
 @pytest.mark.parametrize("seed", range(1, 4))
 def test_no_tenant_starves_at_any_priority(seed: int) -> None:
-    """A tenant waits at most a second, and the slices of the tenants before it in the run queue."""
+    """A tenant waits at most one second plus the slices of the tenants before it in the run queue."""
     model("starving", str(seed), program="sched-exact")

@@ -1,4 +1,6 @@
-"""Tenants of a simulated card under the real arbiter: turns, policies, deaths, noise (see accounts.py)."""
+"""Tenants of a simulated card under the real arbiter: time slices, policies, dead processes and malformed
+messages (see accounts.py).
+"""
 
 import os
 import random
@@ -53,7 +55,7 @@ def test_processes_of_one_tenant_have_one_share(card: Card) -> None:
 
 
 def test_a_kernel_longer_than_a_turn_is_charged(card: Card) -> None:
-    """Each slice ends late, and the next slice starts later by the same time."""
+    """A slice with a long kernel ends late, and the tenant's next slice starts later by the same time."""
     lease = card.lease("a", HARD, 10)
     card.kernel_us = 40_000
     card.spin(lease, LONG)
@@ -242,7 +244,7 @@ def test_an_idle_lease_costs_one_descriptor(card: Card) -> None:
     def one_each() -> bool:
         return before + 29 <= open_descriptors() <= before + 30
 
-    before = open_descriptors()  # may include the connection of the test's readiness check
+    before = open_descriptors()  # the count may include the connection of the test's readiness check
     leases = [card.lease(f"l{i}", HARD, 10) for i in range(30)]
     eventually(one_each, "one descriptor a lease")
     answer(card.spin(leases[7], 0.3))

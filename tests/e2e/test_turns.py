@@ -185,10 +185,10 @@ say(done=True)
 sys.stdin.readline()
 """
 FUTEX = ("202", "98")  # the number of the call on x86-64 and aarch64
-LARGE_MIB = 130  # more than a chunk
-HELD_MIB = SIZE_MIB + LARGE_MIB + 4 + 2  # the tenant's whole pages; the small piece is not included
-OWN_MIB = 4  # device memory of the stream that copies
-# more than the use of a swapped-out tenant (context and remains); the difference is less than MARGIN_MIB
+LARGE_MIB = 130  # MiB; more than one chunk of libvgpu
+HELD_MIB = SIZE_MIB + LARGE_MIB + 4 + 2  # MiB in the tenant's whole pages; the small piece is not included
+OWN_MIB = 4  # MiB of device memory that libvgpu's copy stream needs
+# MiB; a swapped-out tenant uses less (its context and what cannot move), by at most MARGIN_MIB
 CONTEXT_MIB = 700
 
 
@@ -287,7 +287,7 @@ def test_a_swapped_in_tenant_has_its_contents_at_the_same_addresses(still: DemoN
     lease = still.run_dir / "leases" / name
     (swap,) = read_swaps(lease)
     assert swap.movable_bytes == HELD_MIB * MIB
-    # and the 2 MiB page of the small piece
+    # besides HELD_MIB the tenant uses the 2 MiB page of the small piece
     assert read_usage(lease).device(0).used_bytes == (HELD_MIB + 2) * MIB
     full = used_mib(still)
     for _ in range(2):
@@ -308,8 +308,8 @@ def test_a_swapped_out_tenant_keeps_its_share_of_memory_on_the_card(still: DemoN
     full = used_mib(still)
 
     def keeps(share: int) -> int:
-        """Lets this share of the movable memory stay, in 1/10000, and waits. Returns the MiB that stay on the
-        device, in whole chunks.
+        """Lets `share` of the movable memory stay on the device, in 1/10000, and waits. Returns the MiB that
+        stay, in whole chunks.
         """
         put(still, name, True, share)
         allowed = held.movable_bytes * share // 10000
@@ -335,7 +335,8 @@ def test_a_swapped_out_tenant_keeps_its_share_of_memory_on_the_card(still: DemoN
     assert answer(one) == before
     simulate(still, "fault", "fail", "--function", "cuMemcpyDtoHAsync_v2", "--code", "2", "--count", "2")
     keeps(10000)
-    keeps(5000)  # the order is repeated until all memory is swapped out
+    # all may stay: the order to swap out must be repeated with a smaller share until all memory is out
+    keeps(5000)
     simulate(still, "fault", "clear")
     follows(still, name, False)
     assert answer(one) == before
@@ -452,7 +453,7 @@ def test_two_tenants_take_turns_without_the_drivers_checkpoint(turns: DemoNode) 
     first, _one = tenant(turns, HOLD, str(SIZE_MIB), str(LARGE_MIB))
     second, _two = tenant(turns, HOLD, str(SIZE_MIB), str(LARGE_MIB))
     first.line()
-    second.line()  # printed during the second tenant's first turn
+    second.line()  # the second tenant prints this line during its first turn
     for _ in range(3):
         assert answer(first)["whole"]
         assert answer(second)["whole"]
@@ -472,13 +473,15 @@ def made_mib(node: DemoNode, name: str) -> int:
 
 
 def prefers_first_node(pid: int) -> bool:
-    """Does the process prefer the first NUMA node for any of its memory?"""
+    """Returns whether the process prefers the first NUMA node for some of its memory."""
     maps = Path(f"/proc/{pid}/numa_maps")
     return maps.exists() and "prefer:0" in maps.read_text()
 
 
 def may_prefer_a_node() -> bool:
-    """Does this machine let a process do so? A kernel without NUMA and some seccomp filters do not."""
+    """Returns whether this machine lets a process prefer a NUMA node. A kernel without NUMA and some seccomp
+    filters do not.
+    """
     with subprocess.Popen(
         [sys.executable, "-c", PREFERS], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as one:
@@ -488,7 +491,9 @@ def may_prefer_a_node() -> bool:
 
 
 def test_host_buffers_are_made_while_another_tenant_waits(still: DemoNode) -> None:
-    """Without them the first eviction of a large tenant takes ten times as long as later ones."""
+    """Host buffers are made in advance. Without them the first eviction of a large tenant takes ten times as
+    long as later ones.
+    """
     first, one = tenant(still, HOLD, str(4 * SIZE_MIB), str(LARGE_MIB))
     first.line()
     assert made_mib(still, one) == 0
@@ -515,22 +520,25 @@ def test_host_buffers_are_made_while_another_tenant_waits(still: DemoNode) -> No
 
 @needs("frames")
 def test_a_context_ends_after_the_host_buffers_that_are_made_in_it(still: DemoNode) -> None:
-    """CUDA requires that no other thread uses a context while it is destroyed."""
+    """CUDA requires that no other thread uses a context while the context is destroyed. Therefore the
+    destruction waits for libvgpu's thread that makes host buffers.
+    """
     one, name = tenant(still, LIMITS, limit_mib=2048)
     lease = still.run_dir / "leases" / name
     answer(one)  # a new context, filled up to the limit
     answer(one)
-    simulate(still, "fault", "fail", "--function", "none", "--code", "1")  # a hang lasts as long as any fault
+    # the driver's call hangs as long as the simulator has this fault
+    simulate(still, "fault", "fail", "--function", "none", "--code", "1")
     simulate(still, "fault", "hang", "--function", "cuMemHostRegister_v2", "--count", "1")
     update_limits(lease, read_limits(lease).devices, memory=LeaseMemory.SOON)
     eventually(lambda: len(simulated(still)["faults"]) == 1, "a buffer is being made")
-    ask(one)  # it destroys its context
+    ask(one)  # makes the tenant destroy its context
     eventually(lambda: waits_for_a_lock(one), "the call waits")
     assert [use["contexts"] for process in simulated(still)["processes"] for use in process["uses"]] == [1]
     simulate(still, "fault", "clear")
     assert one.line()["ended"]
     update_limits(lease, read_limits(lease).devices, memory=LeaseMemory.HERE)
-    answer(one)  # a second context, and the same once more without the hang
+    answer(one)  # the tenant makes a second context, and destroys it once more without the hang
     update_limits(lease, read_limits(lease).devices, memory=LeaseMemory.SOON)
     eventually(lambda: made_mib(still, name) > 0, "a part of the buffers is made")
     answer(one)
@@ -563,7 +571,7 @@ def test_a_tenant_killed_while_swapped_out_leaves_the_other_tenant_unharmed(turn
     first.process.kill()
     eventually(lambda: one not in states(turns), "it is released")
     assert answer(second)["whole"]
-    # the second tenant's suspension, for the killed tenant's next turn, may have begun
+    # vgpud may already have begun to suspend the second tenant for the killed tenant's next turn
     eventually(lambda: states(turns) == {two: "active"}, "the other tenant is on the device")
     close(second)
     eventually(lambda: not states(turns), "it ends")
@@ -578,7 +586,8 @@ def swapped_away(node: DemoNode, name: str) -> bool:
 
 
 def test_a_swapped_out_tenant_keeps_memory_on_the_card_until_others_need_it(turns: DemoNode) -> None:
-    limit = all_but(turns, CONTEXT_MIB + MARGIN_MIB + 500)  # leaves a little more than 500 MiB unallocated
+    # MiB: this limit leaves a little more than 500 MiB unallocated
+    limit = all_but(turns, CONTEXT_MIB + MARGIN_MIB + 500)
     first, one = tenant(turns, HOLD, "700", str(LARGE_MIB), limit_mib=limit)
     first.line()
     second, two = tenant(turns, HOLD, str(SIZE_MIB), limit_mib=limit)
@@ -626,14 +635,16 @@ def test_a_suspension_by_hand_takes_what_a_turn_left_on_the_card(turns: DemoNode
 
 @pytest.mark.parametrize("point", ["swap-out.limit", "swap-out.out", "swap-in.limit", "swap-in.open"])
 def test_a_turn_cut_after_a_step_converges_at_the_next_start(cut_node: DemoNode, point: str) -> None:
-    """The other steps lie between these and write no record that the next start could read."""
+    """These are the steps after which vgpud is killed. The other steps of a turn lie between them and write
+    no record that the next start could read.
+    """
     node = cut_node
     node.start()
     first, _one = tenant(node, HOLD, str(SIZE_MIB))
     first.line()
     second, _two = tenant(node, HOLD, str(SIZE_MIB))
     second.line()
-    node.stop()  # neither has work now: the tenant that is away causes the next swap by its answer
+    node.stop()  # neither tenant has work: the swapped-out tenant causes the next swap when it answers
     node.start(fault_point=point)
     ask(first)
     ask(second)
