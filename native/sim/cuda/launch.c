@@ -5,7 +5,7 @@ static double work_ns(CUfunction f, const struct cu_device *d)
 {
     const struct sim_device *card = &cu.s->devices[d->device];
     double us = cu.kernel_us > 0 ? cu.kernel_us : f->module->kernel_us > 0 ? f->module->kernel_us : card->kernel_us;
-    if (d->gi != SIM_NONE) /* the time is that of the whole card; an instance has fewer SMs */
+    if (d->gi != SIM_NONE) /* the text's time is that of the whole card; an instance has fewer SMs and takes longer */
         us *= (double)card->sm_count / card->gis[d->gi].cis[d->ci].sm_count;
     return us * 1000.0;
 }
@@ -52,7 +52,8 @@ CUresult cu_launch(CUfunction f, const unsigned int grid[3], const unsigned int 
     CU_CHECK(!cu.s->devices[d->device].lost, CUDA_ERROR_UNKNOWN);
     uint64_t n = atomic_fetch_add_explicit(&d->launch_count, 1, memory_order_relaxed);
     _Atomic double *slot = &d->launched[n % CU_LAUNCH_DEPTH];
-    if (n >= CU_LAUNCH_DEPTH && !cu_reached(ctx, *slot)) /* the channel is full: the launch waits, as on a card */
+    /* the channel is full: the launch waits for the end of an earlier one, as on a card */
+    if (n >= CU_LAUNCH_DEPTH && !cu_reached(ctx, *slot))
         CU_TRY(cu_wait(ctx, *slot));
     position = sim_engine_submit(cu.s, cu.proc, d->use, work_ns(f, d));
     *slot = position;

@@ -9,7 +9,7 @@ CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
 {
     CUcontext ctx;
     CU_TRY(cu_enter_locked_out("cuMemGetInfo_v2"));
-    /* as an H200 with driver 580.159.04: the call fails at once */
+    /* on an H200 with driver 580.159.04, too, the call fails at once in a checkpointed process */
     CU_CHECK(!cu_checkpointed(), CUDA_ERROR_OPERATING_SYSTEM);
     CU_TRY(cu_enter_context("cuMemGetInfo_v2", &ctx));
     CU_CHECK(free_bytes != NULL && total != NULL, CUDA_ERROR_INVALID_VALUE);
@@ -148,7 +148,7 @@ CUresult cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdevi
     return known ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* Unlike the single form this succeeds for a pointer that the driver does not know, with zeroes. */
+/* Unlike cuPointerGetAttribute, this call succeeds for a pointer that the driver does not know, and returns zeros. */
 CUresult cuPointerGetAttributes(unsigned int count, CUpointer_attribute *attributes, void **data, CUdeviceptr p)
 {
     CU_TRY(cu_enter("cuPointerGetAttributes"));

@@ -1,5 +1,7 @@
-/* Modules. PTX is searched for its entry points and globals by name; nothing is compiled, and a
- * kernel only takes time. `// vgpu-sim-microseconds=N` in the text sets how long. */
+/*
+ * Modules. The driver searches PTX for its entry points and globals by name, and compiles nothing: a kernel only takes
+ * time. `// vgpu-sim-microseconds=N` in the text sets this time.
+ */
 #include <ctype.h>
 
 #include "internal.h"
@@ -15,7 +17,8 @@ static bool is_binary(const unsigned char *image)
 {
     uint32_t word;
     memcpy(&word, image, sizeof(word));
-    return word == 0x464c457f || word == 0x466243b1 || word == 0xBA55ED50; /* ELF, fat binaries */
+    /* magic numbers of ELF files and of fat binaries */
+    return word == 0x464c457f || word == 0x466243b1 || word == 0xBA55ED50;
 }
 
 static size_t name_length(const char *p)

@@ -1,8 +1,11 @@
-/* An MPS client: found at cuInit through CUDA_MPS_PIPE_DIRECTORY, or silently not there.
+/*
+ * An MPS client: cuInit finds the daemon through CUDA_MPS_PIPE_DIRECTORY. Without a daemon the process silently runs
+ * without MPS.
  *
  * The stand-in daemon (native/sim/mps) answers HELLO with one line: share, devices, limits. The connection then lasts
- * as long as the process; when it closes, every call fails with CUDA_ERROR_MPS_RPC_FAILURE, as with
- * NVIDIA's daemon (measured). */
+ * as long as the process. When it closes, every call fails with CUDA_ERROR_MPS_RPC_FAILURE, as with NVIDIA's daemon
+ * (measured).
+ */
 #include <errno.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -30,7 +33,7 @@ static int open_control(void)
     return fd;
 }
 
-/* Reads one line, without its end. Returns false if the daemon closed the connection. */
+/* Reads one line without its newline. Returns false if the daemon closed the connection. */
 static bool read_line(int fd, char *line, size_t size)
 {
     size_t n = 0;
@@ -74,7 +77,7 @@ static void limit_device(int ordinal, uint64_t bytes)
         d->mps_limit = bytes;
 }
 
-/* Applies "0=1G,GPU-uuid=512M": limits by ordinal or by UUID. Changes text. */
+/* Applies a list of limits by ordinal or by UUID, for example "0=1G,GPU-uuid=512M". Changes `text`. */
 static void apply_limits(char *text)
 {
     char *word;

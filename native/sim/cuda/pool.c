@@ -1,5 +1,7 @@
-/* Memory pools. A pool keeps what is freed up to its release threshold, so that the device stays
- * charged; freed memory beyond it goes back at once (on a card: at the next synchronisation). */
+/*
+ * Memory pools. A pool keeps freed memory up to its release threshold, so that the device stays charged. Freed memory
+ * beyond the threshold is released at once (on a card: at the next synchronisation).
+ */
 #include <unistd.h>
 
 #include "internal.h"

@@ -1,10 +1,12 @@
-/* What a memory pool holds of its device. It keeps what is freed up to its release threshold; freed memory beyond it
- * goes back at once (on a card: at the next synchronisation). */
+/*
+ * The device memory that a pool holds. A pool keeps freed memory up to its release threshold, and releases the rest at
+ * once (on a card: at the next synchronisation).
+ */
 #include "internal.h"
 
 #define CHUNK (UINT64_C(32) << 20)
 
-/* A pool takes and gives back chunks (measured on an H200: 32 MiB). */
+/* Rounds up to chunks, because a pool takes and releases memory in chunks (measured on an H200: 32 MiB). */
 static uint64_t round_chunk(uint64_t bytes)
 {
     return bytes > UINT64_MAX - CHUNK ? UINT64_MAX : (bytes + CHUNK - 1) / CHUNK * CHUNK;

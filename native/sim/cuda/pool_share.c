@@ -1,6 +1,7 @@
-/* A pool of another process: the descriptor that it gives is a small file which says whose memory it is, and
- * the memory itself is that process's own file (arena.c), opened through /proc as ipc.c does. What is imported
- * stays charged to the process that made it, and to it alone.
+/*
+ * Memory pools that another process has exported. The exported descriptor is a small file with the identity of the
+ * owner's memory file (arena.c), which the importing process opens through /proc, as ipc.c does. Imported memory stays
+ * charged to its owner alone.
  */
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -12,14 +13,14 @@
 #define POOL_MAGIC 0x706f6f31u
 #define POINTER_MAGIC 0x706f6f32u
 
-struct pool_share { /* the content of the file */
+struct pool_share { /* content of the exported file */
     struct cu_pool_origin origin;
     uint64_t inode;
     uint32_t magic, device;
     int32_t fd;
 };
 
-struct pointer_share { /* the content of a CUmemPoolPtrExportData */
+struct pointer_share { /* content of a CUmemPoolPtrExportData */
     struct cu_pool_origin origin;
     uint64_t offset, size;
     uint32_t magic;
@@ -71,7 +72,7 @@ CUresult cuMemPoolExportToShareableHandle(void *out, CUmemoryPool pool, CUmemAll
     return result;
 }
 
-/* Opens the file behind the memory of the process that exported the pool, while that process lives; otherwise -1. */
+/* Opens the memory file of the process that exported the pool, while that process runs. Returns -1 otherwise. */
 static int open_memory(const struct pool_share *share)
 {
     char path[64];

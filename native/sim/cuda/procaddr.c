@@ -1,4 +1,4 @@
-/* cuGetProcAddress: symbol by name, CUDA version and kind of default stream. */
+/* cuGetProcAddress: finds a symbol by name, CUDA version and kind of default stream. */
 #include "internal.h"
 
 struct entry {
@@ -49,7 +49,7 @@ CUresult cuGetProcAddress_v2(const char *symbol, void **function, int version, c
                   : too_new ? CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT
                             : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
     *function = e == NULL ? NULL : per_thread && e->per_thread != NULL ? e->per_thread : e->function;
-    /* Version 2 reports an unknown symbol in the status and succeeds; a call without a status fails. */
+    /* Version 2 succeeds for an unknown symbol and reports it in the status. A call without a status fails. */
     return e != NULL || status != NULL ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 

@@ -1,6 +1,6 @@
 /*
- * The state of the process: its lock, its gate in the shared state, its devices. Includes no other file of this
- * folder's API.
+ * State of the process: its lock, its gate in the shared state, its devices. This file includes no other API of this
+ * folder.
  */
 #include "internal.h"
 

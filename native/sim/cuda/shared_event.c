@@ -1,6 +1,7 @@
 /*
- * Events that other processes open by a handle. The node's state holds where such an event was recorded last. A stream
- * that waits for work of another process waits at once, on the host: that work is already submitted.
+ * Events that other processes open by a handle. The node's state has the position at which such an event was recorded
+ * last. A stream that waits for work of another process waits at once, on the host, because that work is already
+ * submitted.
  */
 #include <unistd.h>
 

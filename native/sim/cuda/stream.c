@@ -11,9 +11,9 @@ static bool is_default(CUstream stream)
     return stream == NULL || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD;
 }
 
-/* A thread's own default stream, in each of the contexts that the thread used last. */
+/* A thread's own default stream, in each of the contexts that the thread used most recently. */
 struct own_stream {
-    unsigned long long id; /* of the context */
+    unsigned long long id; /* id of the context */
     double position;
 };
 
@@ -26,13 +26,17 @@ static struct own_stream *own_of_thread(CUcontext ctx)
             return &streams[i];
     struct own_stream *own = &streams[next++ % OWN_STREAMS];
     /*
-     * if the table overflowed, an earlier entry of this context may be lost: the stream then has the context's position
+     * if the table has overflowed, an earlier entry of this context may be lost, and the stream gets the context's
+     * position
      */
     *own = (struct own_stream){ctx->id, next > OWN_STREAMS ? ctx->position : 0};
     return own;
 }
 
-/* Was the stream's green context destroyed? Then even the stream's destruction is refused (H200, driver 580). */
+/*
+ * Returns whether the stream's green context was destroyed. Then even the stream's destruction is refused (H200, driver
+ * 580).
+ */
 static bool orphaned(CUstream stream)
 {
     return stream->green != NULL && stream->green->magic != CU_GREEN;
@@ -63,7 +67,7 @@ CUresult cu_stream_resolve(CUstream stream, CUcontext *ctx, double *position)
     return CUDA_SUCCESS;
 }
 
-/* Raises a position. Threads share contexts and may share streams, so a position only ever grows. */
+/* Raises a position. Threads share contexts and may share streams, so that a position never decreases. */
 static void raise_position(_Atomic double *at, double position)
 {
     double now = atomic_load_explicit(at, memory_order_relaxed);
@@ -196,8 +200,8 @@ static bool resolve(CUevent e)
 }
 
 /*
- * Gives pending events their time, if they have come due. The engine remembers only its latest rates, so this runs at
- * the next record or synchronisation.
+ * Stores the times of pending events whose work is done. The engine remembers only its latest rates, so that this runs
+ * at the next record or synchronisation.
  */
 void cu_pending_resolve(CUcontext ctx)
 {

@@ -1,6 +1,6 @@
 /*
- * Texture and surface objects: checked and kept, since simulated kernels read nothing. Memory without extent, rows
- * wider than their pitch, a view of memory and a surface of any array are accepted, as by an H200 (driver 580).
+ * Texture and surface objects: checked and stored, because simulated kernels read nothing. Memory without extent, rows
+ * wider than their pitch, a view of memory and a surface of any array are accepted, as on an H200 (driver 580).
  */
 #include <stddef.h>
 
@@ -150,7 +150,7 @@ static CUresult look(const char *function, unsigned long long id, bool surface, 
     return object != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* Returns the part of an object that lies at `offset`. */
+/* Copies the `bytes` at `offset` of an object to `out`. */
 static CUresult tell(const char *function, unsigned long long id, bool surface, size_t offset, size_t bytes, void *out)
 {
     struct object object;

@@ -1,4 +1,4 @@
-/* Objects of the program that a graph keeps alive. A destructor runs without any lock held. */
+/* Objects of the program that a graph keeps alive. Their destructors run without any lock held. */
 #include "graph.h"
 
 struct CUuserObject_st {

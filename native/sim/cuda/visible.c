@@ -1,8 +1,9 @@
-/* Which devices this process sees: CUDA_VISIBLE_DEVICES, and the rules for MIG.
+/*
+ * The devices that this process sees: CUDA_VISIBLE_DEVICES, and the rules for MIG.
  *
- * With any compute instance on the node, CUDA sees no card without MIG; unasked it takes the first
- * instance, and from branch 570 on as many as are listed (NVIDIA's MIG guide). A client of MPS sees what its daemon
- * sees, numbered as that does; its own list counts those.
+ * If the node has a compute instance, CUDA sees no card without MIG. Without CUDA_VISIBLE_DEVICES it sees the first
+ * instance; from branch 570 on it sees as many instances as are listed (NVIDIA's MIG guide). A client of MPS sees its
+ * daemon's devices with the daemon's numbers, and its own list counts within them.
  */
 #include "internal.h"
 
@@ -17,7 +18,7 @@ static void add(uint32_t device, int gi, int ci)
 
 typedef bool (*instance_visitor)(uint32_t device, uint32_t gi, uint32_t ci, const char *word);
 
-/* Calls `visit` for the compute instances of `device` until one is accepted. */
+/* Calls `visit` for the compute instances of `device` until `visit` accepts one. */
 static bool each_instance(uint32_t device, instance_visitor visit, const char *word)
 {
     const struct sim_device *d = &cu.s->devices[device];
@@ -56,7 +57,7 @@ static bool take_card(uint32_t device)
     return true;
 }
 
-/* A prefix of a UUID names a device when exactly one has it. */
+/* Adds the device whose UUID begins with `word`, if exactly one device's does. */
 static bool take_uuid(const char *word)
 {
     uint32_t hit = 0, hits = 0;
@@ -124,7 +125,7 @@ static void take_list(const char *list)
         word += strspn(word, " ");
         word[strcspn(word, " ")] = '\0';
         if (!take_word(word))
-            break; /* as the driver does: entries after a bad one are ignored */
+            break; /* entries after an invalid one are ignored, as by the driver */
     }
 }
 
@@ -137,7 +138,7 @@ static void take_all(void)
         cu.device_count = 1;
 }
 
-/* Chooses from the offered devices those that the process itself asks for, in its order. */
+/* Chooses from the offered devices those that the process's own list names, in the list's order. */
 static void choose(const struct cu_device *offered, int count, const char *list)
 {
     char text[2048];

@@ -1,7 +1,9 @@
-/* Virtual memory management: physical handles, address ranges, and mapping one into the other. All
- * physical memory of the process lives in one sparse file, so that neighbouring mappings are one
- * mapping to the kernel; what may be given to other processes has a file of its own, which is what they are
- * given. Its last page says what it is. It stays charged to the process that made it, and to it alone. */
+/*
+ * Virtual memory management: physical handles, address ranges, and mappings of handles into ranges. All physical memory
+ * of the process is in one sparse file, so that neighbouring mappings are one mapping for the kernel. Memory that may
+ * be exported has a file of its own, whose descriptor is exported; the file's last page identifies it. Exported memory
+ * stays charged to its owner alone.
+ */
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -11,7 +13,7 @@
 
 #define SHARE_MAGIC UINT64_C(0x3152414853554756)
 
-struct share { /* after the memory, in a file of its own */
+struct share { /* the last page of an exportable file, behind the memory */
     uint64_t magic, size;
     CUmemAllocationProp prop;
 };
@@ -19,11 +21,11 @@ struct share { /* after the memory, in a file of its own */
 struct physical {
     CUmemGenericAllocationHandle id;
     uint64_t size, offset;
-    int file; /* a file of its own; -1: the common file */
+    int file; /* the allocation's own file; -1: the common file */
     bool imported;
-    bool shared; /* imported, or exported: keeps the process from being suspended */
+    bool shared; /* imported or exported: then the process cannot be suspended */
     uint32_t refs, maps;
-    int ordinal; /* -1: host memory */
+    int ordinal; /* -1: memory of the host */
     CUmemAllocationProp prop;
     struct physical *next;
 };
@@ -209,7 +211,7 @@ CUresult cuMemAddressReserve(CUdeviceptr *out, size_t size, size_t alignment, CU
                              unsigned long long flags)
 {
     CU_TRY(cu_enter("cuMemAddressReserve"));
-    (void)addr; /* a hint, which the driver too may ignore */
+    (void)addr; /* the address is a hint, which the real driver may ignore, too */
     CU_CHECK(out != NULL && flags == 0 && size > 0 && size % SIM_PAGE_BYTES == 0 &&
                  (alignment & (alignment - 1)) == 0 && alignment <= SIM_PAGE_BYTES,
              CUDA_ERROR_INVALID_VALUE);
@@ -390,7 +392,7 @@ CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle ha
     return result;
 }
 
-/* Reads what was exported. Returns false if the descriptor is no such file. */
+/* Reads the last page of an exported file. Returns false if the descriptor is not such a file. */
 static bool read_share(int fd, struct share *share)
 {
     struct stat file;

@@ -1,7 +1,7 @@
 /*
- * The rest of NVML's functions: each can be called and answers NVML_ERROR_NOT_SUPPORTED. They differ only in what their
- * first argument is, and answer before they look at any other; so this file leaves nvml.h out, and declares them by
- * that argument alone.
+ * The rest of NVML's functions: each can be called and returns NVML_ERROR_NOT_SUPPORTED. They differ only in their
+ * first argument, and read no other. Therefore this file does not include nvml.h, and declares them with that argument
+ * alone.
  */
 #include "absent.h"
 

@@ -1,5 +1,7 @@
-/* What the functions of absent.def do: enter as any call does, with its errors and faults, then answer
- * NVML_ERROR_NOT_SUPPORTED. */
+/*
+ * The body of the functions in absent.def: enters the call with its errors and faults, as any function does, and
+ * returns NVML_ERROR_NOT_SUPPORTED.
+ */
 #ifndef VGPU_SIM_NVML_ABSENT_H
 #define VGPU_SIM_NVML_ABSENT_H
 

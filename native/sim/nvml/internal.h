@@ -11,8 +11,8 @@
 #include "../state/state.h"
 
 /*
- * Handles point into process-local tables with one entry for each possible device and instance. So a handle stays valid
- * for ever, and an invented handle is recognised by its address.
+ * Handles point into process-local tables with one entry for each possible device and instance. A handle therefore
+ * stays valid for ever, and an invented handle is recognised by its address.
  */
 struct nvmlDevice_st {
     uint32_t device;
@@ -25,7 +25,7 @@ struct nvmlComputeInstance_st {
     uint32_t device, gi, ci;
 };
 
-/* The target of one call. */
+/* The device or instance that one call is about. */
 struct nv_call {
     struct sim_state *s;
     struct sim_device *d;
@@ -34,7 +34,7 @@ struct nv_call {
     bool mig;
 };
 
-struct sim_state *nv_state(void); /* NULL before nvmlInit */
+struct sim_state *nv_state(void); /* returns NULL before nvmlInit */
 nvmlDevice_t nv_device_handle(uint32_t device);
 nvmlDevice_t nv_mig_handle(uint32_t device, uint32_t gi, uint32_t ci);
 nvmlGpuInstance_t nv_gi_handle(uint32_t device, uint32_t gi);
@@ -42,12 +42,12 @@ nvmlComputeInstance_t nv_ci_handle(uint32_t device, uint32_t gi, uint32_t ci);
 
 nvmlReturn_t nv_enter_system(const char *function, struct sim_state **s);
 nvmlReturn_t nv_enter(const char *function, nvmlDevice_t device, struct nv_call *call);
-/* As nv_enter; NOT_SUPPORTED for a MIG device handle. */
+/* Like nv_enter; returns NOT_SUPPORTED for the handle of a MIG device. */
 nvmlReturn_t nv_enter_physical(const char *function, nvmlDevice_t device, struct nv_call *call);
 nvmlReturn_t nv_enter_gi(const char *function, nvmlGpuInstance_t gi, struct nv_call *call);
 nvmlReturn_t nv_enter_ci(const char *function, nvmlComputeInstance_t ci, struct nv_call *call);
 nvmlReturn_t nv_copy_text(char *to, unsigned int length, const char *text);
-bool nv_is_admin(void); /* root, or the user that made the node */
+bool nv_is_admin(void); /* true for root and for the user that made the node */
 void nv_pci_info(const struct sim_device *d, nvmlPciInfo_t *pci);
 
 #define NV_TRY(expression)                      \
@@ -57,7 +57,10 @@ void nv_pci_info(const struct sim_device *d, nvmlPciInfo_t *pci);
             return nv_try_ret;                  \
     } while (0)
 
-/* A function that drivers before this branch lack: programs do not find its symbol there. */
+/*
+ * Entry of a function that drivers before this branch lack. With such a driver, programs do not find the function's
+ * symbol.
+ */
 #define NV_SINCE(state, branch)                                  \
     do {                                                         \
         const struct sim_state *nv_since = (state);              \
@@ -65,7 +68,7 @@ void nv_pci_info(const struct sim_device *d, nvmlPciInfo_t *pci);
             return NVML_ERROR_FUNCTION_NOT_FOUND;                \
     } while (0)
 
-/* One unsigned figure of a physical device. */
+/* Defines a function that returns one unsigned figure of a physical device. */
 #define NV_GET_UINT(function, value)                              \
     nvmlReturn_t function(nvmlDevice_t device, unsigned int *out) \
     {                                                             \
@@ -85,7 +88,7 @@ void nv_pci_info(const struct sim_device *d, nvmlPciInfo_t *pci);
         return nv_copy_text(out, length, (value));                             \
     }
 
-/* A function that exists, takes this device, and answers NVML_ERROR_NOT_SUPPORTED. */
+/* Defines a function that checks its device and returns NVML_ERROR_NOT_SUPPORTED. */
 #define NV_NOT_SUPPORTED(function, parameter)             \
     nvmlReturn_t function(nvmlDevice_t device, parameter) \
     {                                                     \

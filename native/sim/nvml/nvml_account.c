@@ -9,7 +9,7 @@ static const struct sim_use *use_on(const struct sim_proc *p, uint32_t device)
     return NULL;
 }
 
-/* Returns the kept record at `age` (0: the latest), or NULL. */
+/* Returns the stored record at `age` (0: the latest), or NULL. */
 static const struct sim_account *kept(const struct sim_device *d, uint64_t age)
 {
     if (age >= d->account_count || age >= SIM_MAX_ACCOUNTS)

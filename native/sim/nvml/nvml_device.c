@@ -279,7 +279,7 @@ nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, nvmlMemoryErrorTyp
     return NVML_SUCCESS;
 }
 
-/* Modes that an administrator can change. */
+/* Modes of a device that an administrator can change. */
 
 nvmlReturn_t nvmlDeviceGetComputeMode(nvmlDevice_t device, nvmlComputeMode_t *mode)
 {
@@ -298,7 +298,7 @@ nvmlReturn_t nvmlDeviceSetComputeMode(nvmlDevice_t device, nvmlComputeMode_t mod
     if (mode >= NVML_COMPUTEMODE_COUNT)
         return NVML_ERROR_INVALID_ARGUMENT;
     if (mode == NVML_COMPUTEMODE_EXCLUSIVE_THREAD)
-        return NVML_ERROR_NOT_SUPPORTED; /* removed since CUDA 8 */
+        return NVML_ERROR_NOT_SUPPORTED; /* CUDA 8 removed this function */
     if (!nv_is_admin())
         return NVML_ERROR_NO_PERMISSION;
     sim_lock(c.s);

@@ -3,7 +3,7 @@
 
 #include "internal.h"
 
-#define LONGEST_SLEEP_NS UINT64_C(1000000000) /* after this span the sleeper checks whether NVML was shut down */
+#define LONGEST_SLEEP_NS UINT64_C(1000000000) /* after this time a waiting thread checks whether NVML was shut down */
 
 struct nvmlEventSet_st {
     unsigned long long types[SIM_MAX_DEVICES];
@@ -55,7 +55,7 @@ static bool take(struct sim_state *s, nvmlEventSet_t set, nvmlEventData_t *data)
 {
     bool hit = false;
     sim_lock(s);
-    if (s->next_event - set->next > SIM_MAX_EVENTS) /* the oldest events were overwritten */
+    if (s->next_event - set->next > SIM_MAX_EVENTS) /* newer events have overwritten the oldest ones */
         set->next = s->next_event - SIM_MAX_EVENTS;
     while (!hit && set->next < s->next_event) {
         const struct sim_event *e = &s->events[set->next++ % SIM_MAX_EVENTS];

@@ -1,4 +1,4 @@
-/* Start, stop, handles, errors, versions. */
+/* NVML's start and stop, handles, error texts and versions. */
 #include <stdatomic.h>
 #include <strings.h>
 #include <sys/stat.h>

@@ -1,4 +1,4 @@
-/* Reports of a healthy card about its parts: error counters, firmware, adjustable clocks, links. */
+/* Reports of a healthy card's parts: error counters, firmware, adjustable clocks, links. */
 #include "internal.h"
 
 static nvmlReturn_t need_ecc(const char *function, nvmlDevice_t device, struct nv_call *c)
@@ -130,7 +130,7 @@ nvmlReturn_t nvmlDeviceGetGspFirmwareMode(nvmlDevice_t device, unsigned int *ena
     return NVML_SUCCESS;
 }
 
-/* Object versions as the H200 reported them; older cards differ in the digits only. */
+/* Object versions as an H200 reports them; those of older cards differ in the digits only. */
 nvmlReturn_t nvmlDeviceGetInforomVersion(nvmlDevice_t device, nvmlInforomObject_t object, char *version,
                                          unsigned int length)
 {
@@ -394,7 +394,7 @@ nvmlReturn_t nvmlDeviceOnSameBoard(nvmlDevice_t first, nvmlDevice_t second, int 
     return NVML_SUCCESS;
 }
 
-/* Mbit/s of a lane: 2500, 5000, 8000, 16000, 32000; the other counts them from 1. */
+/* Mbit/s of a lane: 2500, 5000, 8000, 16000, 32000; nvmlDeviceGetPcieLinkMaxSpeed numbers them from 1 */
 NV_GET_UINT(nvmlDeviceGetPcieSpeed,
             c.d->pcie_generation < 3 ? 1250u << c.d->pcie_generation : 1000u << c.d->pcie_generation)
 NV_GET_UINT(nvmlDeviceGetPcieLinkMaxSpeed, c.d->pcie_generation)

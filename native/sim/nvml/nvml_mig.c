@@ -173,7 +173,7 @@ nvmlReturn_t nvmlDeviceGetGpuInstancePossiblePlacements_v2(nvmlDevice_t device, 
     return NVML_SUCCESS;
 }
 
-/* Version 1 has no buffer size: the caller's buffer holds as many entries as the profile has. */
+/* Version 1 has no buffer size, so that the caller's buffer must have an entry for each placement of the profile. */
 nvmlReturn_t nvmlDeviceGetGpuInstancePossiblePlacements(nvmlDevice_t device, unsigned int profile_id,
                                                         nvmlGpuInstancePlacement_t *placements, unsigned int *count)
 {
@@ -259,7 +259,7 @@ nvmlReturn_t nvmlDeviceGetGpuInstances(nvmlDevice_t device, unsigned int profile
     const struct sim_gi_profile *p = sim_gi_profile_by_id(c.d, profile_id);
     if (p == NULL)
         return NVML_ERROR_INVALID_ARGUMENT;
-    *count = 0; /* the caller's array holds instanceCount entries */
+    *count = 0; /* the caller's array has instanceCount entries */
     for (uint32_t i = 0; i < SIM_MAX_GIS; i++)
         if (c.d->gis[i].used && &c.d->gi_profiles[c.d->gis[i].profile] == p)
             gis[(*count)++] = nv_gi_handle(c.device, i);

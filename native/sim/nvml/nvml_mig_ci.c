@@ -190,7 +190,7 @@ nvmlReturn_t nvmlComputeInstanceGetInfo_v2(nvmlComputeInstance_t ci, nvmlCompute
     return NVML_SUCCESS;
 }
 
-/* Version 1 ends before the placement. */
+/* The structure of version 1 ends before the placement. */
 nvmlReturn_t nvmlComputeInstanceGetInfo(nvmlComputeInstance_t ci, nvmlComputeInstanceInfo_t *info)
 {
     nvmlComputeInstanceInfo_t full;

@@ -66,7 +66,7 @@ static nvmlReturn_t list_v2(const char *function, nvmlDevice_t device, enum list
     if (count != NULL && *count > 0 && infos == NULL)
         return NVML_ERROR_INVALID_ARGUMENT;
     NV_TRY(list_of(function, device, list, count, found));
-    for (unsigned int i = 0; i < *count; i++) /* SIM_NONE is NVML's 0xFFFFFFFF */
+    for (unsigned int i = 0; i < *count; i++) /* the sentinel SIM_NONE equals NVML's 0xFFFFFFFF */
         infos[i] = (nvmlProcessInfo_v2_t){found[i].pid, found[i].bytes, (unsigned int)found[i].gi,
                                           (unsigned int)found[i].ci};
     return NVML_SUCCESS;

@@ -1,4 +1,4 @@
-/* Temperature, power, clocks, and field values. They follow the load; none is random. */
+/* Temperature, power, clocks, and field values. They follow the load; no value is random. */
 #include "internal.h"
 
 #define FIELD_PENDING_BANK_REMAPPING 307 /* NVML_FI_DEV_PENDING_BANK_REMAPPING of nvidia-ml-py 13.615 */
@@ -202,7 +202,7 @@ static void fill_field(struct nv_call *c, nvmlFieldValue_t *v)
         v->valueType = NVML_VALUE_TYPE_UNSIGNED_LONG_LONG;
         v->value.ullVal = (unsigned long long)(c->d->whole.busy_ns_total / 1e9 * c->d->power_limit_mw);
         break;
-    case NVML_FI_DEV_GET_GPU_RECOVERY_ACTION: /* shown by nvidia-smi 580, not by 550 */
+    case NVML_FI_DEV_GET_GPU_RECOVERY_ACTION: /* nvidia-smi 580 shows this field, nvidia-smi 550 does not */
         v->value.uiVal = c->d->recovery_action;
         v->nvmlReturn = sim_branch(c->s) >= 580 ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
         break;
