@@ -45,7 +45,7 @@ def test_a_terminal_shows_the_progress_of_a_suspension(daemon: Daemon, ready: th
         live.close()
 
 
-def test_the_line_does_not_wrap_in_a_narrow_terminal(daemon: Daemon, ready: threading.Event) -> None:
+def test_the_progress_line_does_not_wrap_in_a_narrow_terminal(daemon: Daemon, ready: threading.Event) -> None:
     live = Live(daemon, verb=("drain", "0", "--move"), columns=40)
     try:
         live.until("\remptying device 0: 2s, 1GiB of 1GiB")
@@ -86,7 +86,9 @@ def test_no_progress_is_written_to_a_pipe(main: Ctl, ready: threading.Event) -> 
         (None, 1, ", 1GiB of 4GiB on the device"),
     ],
 )
-def test_the_line_has_the_memory_and_the_time_left(leaves: bool | None, on_device: int, shown: str) -> None:
+def test_the_progress_line_has_the_memory_and_the_time_left(
+    leaves: bool | None, on_device: int, shown: str
+) -> None:
     seen = Seen(on_device * canned.GIB, 4 * canned.GIB if on_device else 0)
     line = progress_line(Operation("moving a1", leaves=leaves), seen, 60.0)
     assert line == f"moving a1: 1m{shown}; Ctrl-C leaves it to vgpud"

@@ -155,7 +155,7 @@ def test_a_stream_that_the_caller_closed_stays_closed_for_the_command(
     assert (tmp_path / "kinds").read_text().split() == kinds
 
 
-def test_no_signal_stays_ignored_or_blocked(ctl: Ctl) -> None:
+def test_no_signal_stays_ignored_or_blocked_in_the_command(ctl: Ctl) -> None:
     fields = dict(
         line.split(":\t") for line in ctl("run", "--", "cat", "/proc/self/status").stdout.splitlines()
     )

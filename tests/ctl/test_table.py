@@ -15,7 +15,7 @@ TEXT = st.text(max_size=12)
 SHAPES = st.tuples(st.booleans(), st.booleans(), st.booleans())
 
 
-def test_numbers_stand_right_and_the_rest_left() -> None:
+def test_numbers_are_aligned_right_and_texts_left() -> None:
     table = Table(
         (Column("N", right=True), Column("NAME"), Column("WHY")), [("5", "a", "x"), ("10", "bcdef", "")]
     )

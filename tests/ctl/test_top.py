@@ -49,7 +49,7 @@ def look(seconds: float, used_ns: int = 0, waited_ns: int = 0, **meter: object) 
     )
 
 
-def test_rates_are_between_two_looks() -> None:
+def test_rates_are_computed_between_two_samples() -> None:
     turns = {"compute_granted_ns": 6 * 10**8, "compute_overrun_ns": 2 * 10**7, "compute_bypasses": 2}
     rows = tenant_rows(look(12.0, 10**9, 4 * 10**8, **turns), look(10.0, 5 * 10**8), 0)
     (row,) = [row for row in rows if row.allocation == "a1b2c3d4"]
@@ -71,7 +71,7 @@ def test_a_suspended_tenant_uses_what_stays_on_the_device() -> None:
     assert tenant_rows(sample, None, 0)[0].memory_used_bytes == 2 * GIB
 
 
-def test_a_counter_that_was_set_back_is_no_negative_share() -> None:
+def test_a_counter_that_was_reset_gives_no_negative_share() -> None:
     rows = tenant_rows(look(12.0, 0), look(10.0, 5 * 10**8), 0)
     assert rows[0].share_used_percent == 0.0
 
@@ -107,7 +107,7 @@ ROW = TenantRow(
 )
 
 
-def test_sorting_and_filtering() -> None:
+def test_rows_are_sorted_and_filtered() -> None:
     rows = [
         ROW,
         ROW._replace(allocation="b2", memory_used_bytes=GIB, device="10", waited_percent=50.0, owner="bob"),
@@ -337,7 +337,7 @@ def test_names_and_documents_are_not_watched(daemon: Daemon) -> None:
         live.close()
 
 
-def test_a_selected_allocation_is_suspended_after_a_question(daemon: Daemon) -> None:
+def test_a_selected_allocation_is_suspended_after_a_confirmation(daemon: Daemon) -> None:
     live = Live(daemon)
     try:
         live.until("a1b2c3d4")

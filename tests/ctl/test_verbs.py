@@ -433,7 +433,7 @@ def test_an_allocation_is_named_by_the_first_characters_of_its_id(main: Ctl, dae
     assert daemon.requests("Release")[-1].allocation_id == known[0].id[:3]
 
 
-def test_a_prefix_of_two_ids_is_refused(main: Ctl, daemon: Daemon) -> None:
+def test_a_prefix_that_two_ids_share_is_refused(main: Ctl, daemon: Daemon) -> None:
     ids = ["abcd00000001", "abcd00000002"]
     daemon.replies["ListAllocations"] = pb.ListAllocationsReply(
         allocations=[pb.Allocation(id=i) for i in ids]
@@ -489,7 +489,7 @@ def test_a_user_is_named_or_numbered(main: Ctl, daemon: Daemon) -> None:
     assert "this host has no user 'no-such-user'" in done.stderr
 
 
-def test_events_of_a_span(main: Ctl, daemon: Daemon) -> None:
+def test_events_are_listed_for_a_time_span(main: Ctl, daemon: Daemon) -> None:
     now = time.time_ns()
     daemon.replies["ListEvents"] = pb.ListEventsReply(
         events=[pb.Event(revision=1, unix_ns=now - 7200 * 10**9), pb.Event(revision=2, unix_ns=now)]

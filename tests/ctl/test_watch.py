@@ -78,7 +78,7 @@ def interrupt(process: subprocess.Popen[str]) -> str:
     return said
 
 
-def test_events_line_by_line_until_interrupted(daemon: Daemon, gate: threading.Event) -> None:
+def test_watch_prints_events_line_by_line_until_interrupted(daemon: Daemon, gate: threading.Event) -> None:
     daemon.watches = [events(42, 43, gate=gate)]
     with watching(daemon) as process:
         assert line(process) == "42  2026-01-01T00:00:00Z  allocation_released  a1b2c3d4  released\n"

@@ -86,7 +86,7 @@ def test_runtime_has_the_annotations_of_the_containers_page(made: Path) -> None:
 
 @needs("mandoc")
 @pytest.mark.parametrize("name", PAGES)
-def test_mandoc_has_no_complaint(made: Path, name: str) -> None:
+def test_mandoc_reports_no_warning(made: Path, name: str) -> None:
     asked = ["mandoc", "-Tlint", "-Wwarning", str(made / "man" / name)]
     said = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=300).stdout
     # pages have no date, so that each build is the same
@@ -95,7 +95,7 @@ def test_mandoc_has_no_complaint(made: Path, name: str) -> None:
 
 @needs("man")
 @pytest.mark.parametrize("name", PAGES)
-def test_man_has_no_complaint(made: Path, name: str) -> None:
+def test_man_reports_no_warning(made: Path, name: str) -> None:
     asked = ["man", "--warnings", "-E", "UTF-8", "-l", "-Tutf8", "-Z", str(made / "man" / name)]
     done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")

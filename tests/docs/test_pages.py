@@ -153,7 +153,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=name_of)
-def test_every_link_leads_to_a_page_and_a_heading_that_are_there(page: Path) -> None:
+def test_every_link_leads_to_an_existing_page_and_heading(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?:)([^) ]+)\)", prose(page)):
         path, _, anchor = target.partition("#")
         other = (page.parent / path).resolve() if path else page

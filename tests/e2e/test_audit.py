@@ -182,7 +182,7 @@ def test_every_changing_call_is_in_the_table() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(BY_GRPC))
-def test_a_change_by_grpc_leaves_one_line(trail: Trail, name: str) -> None:
+def test_a_change_by_grpc_leaves_one_audit_line(trail: Trail, name: str) -> None:
     row = BY_GRPC[name]
     lines = settled(trail, row)
     assert [(line["audit"], line["outcome"]) for line in lines] == [(row.name, "done")]
@@ -244,14 +244,14 @@ BY_RUNTIME = {
 
 
 @pytest.mark.parametrize("verb", Verb)
-def test_a_change_by_a_runtime_leaves_one_line_of_it(trail: Trail, verb: Verb) -> None:
+def test_a_change_by_a_container_runtime_leaves_one_audit_line(trail: Trail, verb: Verb) -> None:
     lines = [line for line in settled(trail, BY_RUNTIME[verb]) if line["door"] == "runtime"]
     assert [(line["audit"], line["outcome"]) for line in lines] == [(BY_RUNTIME[verb].name, "done")]
     assert lines[0]["uid"] == lines[0]["owner"] == os.geteuid()
     assert lines[0].get("container") != lines[0]["allocation"]
 
 
-def test_the_release_of_an_ended_container_leaves_one_line_with_its_reason(trail: Trail) -> None:
+def test_the_release_of_an_ended_container_leaves_one_audit_line_with_its_reason(trail: Trail) -> None:
     held = prepared(trail)
     trail.lines()
     trail.hook("end", held, told={})
@@ -291,7 +291,7 @@ def reloads(lines: list[dict[str, Any]]) -> list[tuple[str, str]]:
     return [(line["door"], line["reason"]) for line in lines if line["audit"] == "reload policy"]
 
 
-def test_a_reload_by_signal_leaves_one_line(trail: Trail) -> None:
+def test_a_reload_by_signal_leaves_one_audit_line(trail: Trail) -> None:
     assert trail.node.daemon is not None
     trail.lines()
     trail.node.daemon.send_signal(signal.SIGHUP)
@@ -299,7 +299,7 @@ def test_a_reload_by_signal_leaves_one_line(trail: Trail) -> None:
     assert reloads(found) == [("vgpud", "SIGHUP")]
 
 
-def test_an_interrupted_change_is_ended_with_a_line_at_the_next_start(make_node: NodeMaker) -> None:
+def test_the_next_start_ends_an_interrupted_change_with_an_audit_line(make_node: NodeMaker) -> None:
     node = make_node()
     node.start(fault_point="allocate.attach-0")
     with suppress(VgpuError):
@@ -314,7 +314,7 @@ def test_an_interrupted_change_is_ended_with_a_line_at_the_next_start(make_node:
     assert line["allocation"] and line["reason"]
 
 
-def test_mig_instances_that_vgpud_makes_by_itself_are_written(make_node: NodeMaker) -> None:
+def test_mig_instances_that_vgpud_makes_by_itself_leave_audit_lines(make_node: NodeMaker) -> None:
     """A tenant blocks the layout. vgpud makes the layout's MIG instances after the tenant has ended."""
     node = make_node()
     node.start()

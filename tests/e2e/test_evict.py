@@ -118,7 +118,7 @@ sys.stdin.read()
 """
 
 
-def test_what_stays_on_the_device_is_told_by_kind(node: DemoNode) -> None:
+def test_memory_that_stays_on_the_device_is_reported_by_kind(node: DemoNode) -> None:
     before = states(node)
     tenant = node.tenant([*LIMIT, "0"], [sys.executable, "-c", KINDS])
     assert tenant.line()["ready"]
@@ -219,7 +219,7 @@ def test_all_processes_of_a_tenant_are_evicted_saved_and_resumed(node: DemoNode)
     end(node, first, name)
 
 
-def test_an_eviction_that_fails_has_the_driver_save_all(node: DemoNode) -> None:
+def test_a_failed_eviction_falls_back_to_the_drivers_checkpoint(node: DemoNode) -> None:
     tenant, name = holding(node)
     simulate(node, "fault", "fail", "--function", "cuMemHostRegister_v2", "--code", "304", "--count", "1")
     gone = suspend(node, name)

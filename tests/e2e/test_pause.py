@@ -135,7 +135,7 @@ def test_a_tenant_is_still_paused_after_restarts_of_vgpud_and_of_the_arbiter(
 
 
 @pytest.mark.parametrize("way", ["libvgpu", "driver"])
-def test_a_paused_tenant_is_suspended_and_resumed_and_is_paused_then(
+def test_a_paused_tenant_is_still_paused_after_a_suspension_and_its_resume(
     node: DemoNode, spinning: tuple[Tenant, str], way: str
 ) -> None:
     tenant, name = spinning
@@ -185,7 +185,7 @@ def test_a_paused_tenant_can_be_resized_and_released(node: DemoNode) -> None:
 
 
 @pytest.mark.parametrize("verb", ["pause", "unpause"])
-def test_a_kill_in_a_pause_is_undone_at_the_next_start(make_node: NodeMaker, verb: str) -> None:
+def test_a_pause_cut_by_a_kill_of_vgpud_is_undone_at_the_next_start(make_node: NodeMaker, verb: str) -> None:
     node = make_node(policy=CUT)
     node.start(fault_point=f"{verb}.order")
     tenant, name = spin(node)
@@ -217,7 +217,7 @@ def test_a_tenant_that_the_driver_does_not_stop_is_not_paused(make_node: NodeMak
     node.stop()
 
 
-def test_a_pause_that_the_driver_ends_is_not_called_a_pause(make_node: NodeMaker) -> None:
+def test_a_tenant_whose_pause_the_driver_ends_is_not_shown_as_paused(make_node: NodeMaker) -> None:
     node = make_node(policy=CUT)
     node.start()
     tenant, name = spin(node)

@@ -95,7 +95,7 @@ def test_a_policy_that_only_reports_leaves_a_sick_device_open(make_node: NodeMak
     )
 
 
-def test_rows_that_wait_for_a_reset_close_no_device(make_node: NodeMaker) -> None:
+def test_memory_rows_that_wait_for_a_reset_close_no_device(make_node: NodeMaker) -> None:
     node = start(make_node, "drain")
     break_it(node, "rows-pending", 2)
     eventually(lambda: device(node).health_reason, "the next snapshot shows it")

@@ -49,7 +49,7 @@ def subjects(seen: list[dict[str, Any]], kind: str) -> list[str]:
 
 
 @pytest.mark.parametrize("end", ["kill", "stop"])
-def test_a_watch_continues_across_a_restart(make_node: NodeMaker, end: str) -> None:
+def test_a_watch_continues_across_a_restart_of_vgpud(make_node: NodeMaker, end: str) -> None:
     node = make_node()
     node.start()
     first = quota(node).id

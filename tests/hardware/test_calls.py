@@ -15,13 +15,13 @@ from vgpud.hardware.workers import MAX_STUCK, Workers, beat
 from vgpud.model.errors import ErrorCode, VgpuError
 
 
-def test_bytes_are_decoded() -> None:
+def test_texts_of_nvml_are_decoded_from_bytes() -> None:
     nvml = FakeNvml(1)
     gateway = Gateway(binding=nvml)
     assert gateway.call("nvmlSystemGetNVMLVersion") == "13.580.159.04"
 
 
-def test_text_that_is_not_utf8_is_not_a_crash() -> None:
+def test_an_nvml_text_that_is_not_utf8_raises_no_error() -> None:
     nvml = FakeNvml(1)
     nvml.__dict__["nvmlDeviceGetName"] = lambda gpu: b"NVIDIA\xff"
     assert Gateway(binding=nvml).snapshot().devices[0].name == "NVIDIA\ufffd"
@@ -36,7 +36,7 @@ def test_a_function_that_the_binding_lacks_answers_none(name: str) -> None:
 
 
 @pytest.mark.parametrize(("status", "level"), [(3, "debug"), (999, "warning")])
-def test_an_unsupported_question_is_logged_once(status: int, level: str) -> None:
+def test_an_unsupported_nvml_call_is_logged_once(status: int, level: str) -> None:
     fake = FakeNvml(1)
     fake.answers["nvmlSystemGetDriverVersion"] = status
     nvml = Nvml(fake)
@@ -117,7 +117,7 @@ def test_the_number_of_abandoned_workers_is_bounded() -> None:
     assert workers.run("another", 5, lambda: 1) == 1
 
 
-def test_the_deadline_is_of_one_call_not_of_the_job() -> None:
+def test_the_deadline_applies_to_each_call_and_not_to_the_whole_job() -> None:
     step = threading.Event()
 
     def job() -> int:

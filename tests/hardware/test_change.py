@@ -144,7 +144,7 @@ def test_a_half_made_instance_is_undone(nvml: FakeNvml, mig: Gateway, name: str)
     assert nvml.gpus[0].instances == {}
 
 
-def test_destroy_is_idempotent(mig: Gateway) -> None:
+def test_destroying_an_instance_is_idempotent(mig: Gateway) -> None:
     instance = mig.create_gpu_instance(GPU, 14, Placement(0, 2))
     mig.destroy_gpu_instance(GPU, instance.id)
     mig.destroy_gpu_instance(GPU, instance.id)

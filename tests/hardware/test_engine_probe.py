@@ -42,7 +42,9 @@ def test_the_probe_gets_the_device_and_reaches_no_mps_daemon(tmp_path: Path) -> 
         ('echo \'{"engine": "cut"}\'', "the probe ended with status 0: it said nothing"),
     ],
 )
-def test_no_answer_is_the_gate_with_a_reason(tmp_path: Path, script: str, why: str) -> None:
+def test_a_probe_without_an_answer_selects_the_gate_with_a_reason(
+    tmp_path: Path, script: str, why: str
+) -> None:
     said = EngineProbe(program(tmp_path, script), tmp_path).ask("GPU-1", "boot", "580.1")
     assert (said.engine, said.failed, said.why) == (Engine.GATE, True, why)
 

@@ -61,7 +61,7 @@ def test_a_mig_instance_has_exactly_two_capability_nodes(host: FakeFilesystem) -
     assert device_nodes(DEVICE, SLICE) == COMMON + CAPS
 
 
-def test_nodes_are_by_minor_under_another_root(host: FakeFilesystem) -> None:
+def test_device_nodes_are_found_by_minor_number_under_another_root(host: FakeFilesystem) -> None:
     assert device_nodes(Device(uuid="GPU-1", index=1, minor=None), None, Path("/")) == COMMON[1:]
     assert device_nodes(DEVICE, SLICE, Path("/nowhere"))[0] == DeviceNode("/dev/nvidia1")
     assert len(device_nodes(DEVICE, SLICE, Path("/nowhere"))) == len(COMMON)

@@ -248,7 +248,7 @@ def test_a_device_lost_during_a_snapshot_is_listed_as_lost(nvml: FakeNvml, gatew
     assert gateway.snapshot().devices[1].health is Health.OK
 
 
-def test_a_device_lost_from_the_start_is_seen_nevertheless(nvml: FakeNvml, gateway: Gateway) -> None:
+def test_a_device_lost_from_the_start_is_listed(nvml: FakeNvml, gateway: Gateway) -> None:
     nvml.answers["nvmlDeviceGetHandleByIndex", 1] = LOST
     for _ in range(2):
         lost = gateway.snapshot().devices[1]

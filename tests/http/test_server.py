@@ -152,7 +152,9 @@ def test_slow_peers_do_not_keep_a_scrape_out(tmp_path: Path, monkeypatch: pytest
     with_doors(tmp_path, policy(page=port), work)
 
 
-def test_a_user_has_a_share_of_the_unix_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_has_a_share_of_the_connections_of_the_unix_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(http, "PEER_SECONDS", 1e6)
     path, users = tmp_path / "metrics.sock", [7] * http.CONNECTIONS_PER_USER + [7, 8, 0]
 

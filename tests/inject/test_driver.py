@@ -54,7 +54,7 @@ def test_programs_are_found_by_path(libraries: Path, tmp_path: Path) -> None:
     assert by_name(find_driver())["nvidia-smi"] == "nvidia-smi"
 
 
-def test_no_driver_is_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_without_a_driver_has_no_driver_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = tmp_path / "ldconfig"
     tool.write_text("#!/bin/sh\necho '\tlibz.so.1 (libc6,x86-64) => /lib/libz.so.1'\n")
     tool.chmod(0o755)
@@ -112,7 +112,9 @@ def test_nvidias_own_tool_is_preferred(libraries: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("output", "code"), [("", 0), ("{}", 0), ("[]", 0), ("{", 0), ("{}", 1)])
-def test_a_tool_that_fails_is_done_without(libraries: Path, tmp_path: Path, output: str, code: int) -> None:
+def test_a_failing_toolkit_falls_back_to_the_search(
+    libraries: Path, tmp_path: Path, output: str, code: int
+) -> None:
     toolkit(tmp_path, output, code)
     found = find_driver()
     assert not found.by_toolkit and "libcuda.so.1" in by_name(found)

@@ -69,7 +69,7 @@ def test_the_rest_of_an_oci_config_and_the_original_are_unchanged(edits: Edits, 
     assert len(names) == len(set(names))
 
 
-def test_an_empty_config_gets_all() -> None:
+def test_an_empty_oci_config_gets_all_edits() -> None:
     after = edited({}, "a1", EDITS, DriverFiles(), HOOK)
     assert Path(after["mounts"][0]["source"]) == Path("/leases/a1")
     assert edited(after, "a2", EDITS, DriverFiles(), HOOK)["annotations"] == {"vgpud.io/prepared": "a2"}

@@ -27,7 +27,7 @@ def trail(lines: list[Any], *keys: str) -> list[tuple[Any, ...]]:
     return [tuple(line.get(key) for key in keys) for line in lines if line["event"] == "audit"]
 
 
-def test_every_call_of_the_kubelet_is_known() -> None:
+def test_every_call_of_the_kubelet_is_classified_for_the_audit_trail() -> None:
     services = (
         dp.DESCRIPTOR.services_by_name["DevicePlugin"],
         dra_pb.DESCRIPTOR.services_by_name["DRAPlugin"],
@@ -35,7 +35,7 @@ def test_every_call_of_the_kubelet_is_known() -> None:
     assert {method.name for service in services for method in service.methods} == CHANGES.keys()
 
 
-def test_a_pods_life_is_one_line_for_each_change_and_names_the_pod(short: Path) -> None:
+def test_each_change_in_a_pods_life_leaves_one_audit_line_with_the_pods_name(short: Path) -> None:
     """Allocate names no pod. PodResources does, and the line of the binding has the allocation's id."""
     found: list[Any] = []
 
@@ -62,7 +62,7 @@ def test_a_pods_life_is_one_line_for_each_change_and_names_the_pod(short: Path) 
     assert len(set(trail(found, "allocation", "owner"))) == 1
 
 
-def test_calls_that_change_nothing_leave_no_line(short: Path) -> None:
+def test_calls_that_change_nothing_leave_no_audit_line(short: Path) -> None:
     async def story() -> None:
         async with node_in(short) as node:
             await node.kubelet.healthy(UNITS, 160)
@@ -81,7 +81,7 @@ def test_calls_that_change_nothing_leave_no_line(short: Path) -> None:
     run(story())
 
 
-def test_a_claims_life_is_one_line_for_each_change_and_names_the_claim(short: Path) -> None:
+def test_each_change_in_a_claims_life_leaves_one_audit_line_with_the_claims_name(short: Path) -> None:
     found: list[Any] = []
 
     async def story() -> None:

@@ -121,7 +121,9 @@ def test_an_init_containers_cards_are_released_if_the_container_after_it_cannot_
 
 
 @pytest.mark.parametrize("other", ["with a GPU", "without one"])
-def test_the_end_of_another_pod_during_an_admission_takes_nothing(short: Path, other: str) -> None:
+def test_the_end_of_another_pod_during_an_admission_releases_nothing_of_the_admitted_pod(
+    short: Path, other: str
+) -> None:
     """On a busy node, other pods may end between the calls for two containers of one pod."""
 
     async def story() -> None:

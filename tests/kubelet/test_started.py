@@ -16,7 +16,7 @@ from vgpud.serve.statefile import write_state
 
 
 @pytest.mark.parametrize("write", ["add", "forget"])
-def test_a_container_that_ends_while_the_file_is_written_has_ended(
+def test_a_container_that_ends_while_its_record_is_written_is_recorded_as_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: str
 ) -> None:
     """vgpud must notice this end, or the allocation would stay until the next start of vgpud."""

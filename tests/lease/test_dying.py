@@ -90,7 +90,7 @@ say("got", bool(select.select([pidfd], [], [], 0)[0]))
 """
 
 
-def test_no_process_is_given_the_memory_earlier_while_the_arbiter_is_absent(node: Node) -> None:
+def test_without_the_arbiter_memory_is_given_back_no_earlier_than_the_process_is_gone(node: Node) -> None:
     lease = node.lease()
     process = slow_to_go(node, lease)
     code = f"PID, BYTES = {process.pid}, {GIB - OWN - CONTEXT_BYTES - 90 * MIB}" + WAITS_FOR_ITS_MEMORY

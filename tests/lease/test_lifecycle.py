@@ -160,7 +160,7 @@ def test_the_exec_of_a_static_program_gives_the_memory_back(node: Node) -> None:
     assert process.poll() is None
 
 
-def test_a_forked_child_outlives_its_parent(node: Node) -> None:
+def test_the_memory_of_a_parent_is_given_back_while_its_forked_child_runs(node: Node) -> None:
     """The memory of the ended parent is given back, although the child still has all descriptors open."""
     lease = node.lease()
     process = python(
@@ -189,7 +189,7 @@ import time; time.sleep(60)
     eventually(lambda: lease_used(lease) == 0)
 
 
-def test_a_thread_that_allocated_may_end(node: Node) -> None:
+def test_memory_stays_charged_after_the_end_of_the_thread_that_allocated_it(node: Node) -> None:
     lease = node.lease()
     process = python(
         node,

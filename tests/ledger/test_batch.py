@@ -90,7 +90,7 @@ def test_a_job_that_breaks_midway_leaves_nothing(bench: Bench) -> None:
     assert subjects == [(1, "GPU-1"), (2, "GPU-1")]
 
 
-def test_when_the_transaction_is_lost_each_job_has_its_own_try(bench: Bench) -> None:
+def test_each_job_of_a_lost_transaction_is_retried_alone(bench: Bench) -> None:
     """On some errors SQLite itself rolls back all writes of the transaction. Each of them is then tried
     alone.
     """

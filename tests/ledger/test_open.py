@@ -215,7 +215,7 @@ def test_a_first_start_that_was_cut_leaves_no_trace(tmp_path: Path) -> None:
 SECOND = ("ALTER TABLE originals ADD COLUMN note TEXT NOT NULL DEFAULT ''",)
 
 
-def test_a_second_version_keeps_what_is_there(tmp_path: Path) -> None:
+def test_a_migration_keeps_existing_rows(tmp_path: Path) -> None:
     path = ledger_path(tmp_path)
     fill(path)
     with closing(files.connect(path, (*MIGRATIONS, SECOND))) as db:

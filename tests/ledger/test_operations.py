@@ -128,7 +128,7 @@ def test_originals_keep_the_first_value(tmp_path: Path) -> None:
     assert after(tmp_path, work).originals == (Original("GPU-1", "compute_mode", "default"),)
 
 
-def test_events_come_back_in_order_after_a_revision(tmp_path: Path) -> None:
+def test_events_after_a_revision_are_read_in_order(tmp_path: Path) -> None:
     async def write(ledger: Ledger) -> None:
         for number in range(5):
             told = await ledger.event(EventKind.DEVICE_CHANGED, f"GPU-{number}", "it changed")
@@ -194,7 +194,7 @@ def test_a_call_on_a_closed_ledger_is_an_error(tmp_path: Path) -> None:
     asyncio.run(work())
 
 
-def test_marks_are_kept_one_of_a_kind_and_go_with_their_allocation(tmp_path: Path) -> None:
+def test_an_allocation_keeps_one_mark_of_each_kind_until_its_end(tmp_path: Path) -> None:
     first = Mark("a1", MarkKind.BYPASSED, "GPU-1", 600 << 20, "it holds 600MiB", 5)
     later = replace(first, amount=700 << 20, since_unix_ns=9)
     other = Mark("a1", MarkKind.TAMPERED, "", 1, "it was cut", 6)
@@ -218,7 +218,7 @@ def test_marks_are_kept_one_of_a_kind_and_go_with_their_allocation(tmp_path: Pat
     assert after(tmp_path, forget).marks == ()
 
 
-def test_an_allocation_that_is_gone_is_not_marked(tmp_path: Path) -> None:
+def test_a_removed_allocation_gets_no_mark(tmp_path: Path) -> None:
     async def mark(ledger: Ledger) -> None:
         await ledger.mark(Mark("gone", MarkKind.TAMPERED, "", 1, "it was cut", 6), event("gone"))
 

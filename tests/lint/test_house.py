@@ -142,7 +142,7 @@ def test_the_rooms_of_the_node_import_only_from_below() -> None:
             assert {name[2] for name in imported} <= below | {room}, path
 
 
-def test_the_middle_is_pure() -> None:
+def test_pure_rooms_have_no_input_or_output() -> None:
     pure = [path for path in modules() if room_of(path) in PURE]
     assert len(pure) > 40, "the modules are not found"
     wrong = [
@@ -189,7 +189,7 @@ def module_name(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-def test_no_module_imports_itself_by_others() -> None:
+def test_no_module_imports_itself_through_other_modules() -> None:
     """Imports inside functions count, because a deferred circular import is circular as well."""
     names = {module_name(path): path for path in modules()}
     imported: dict[str, set[str]] = {}
@@ -258,7 +258,7 @@ ON_THREADS = {
 }
 
 
-def test_the_loops_of_the_daemon_have_one_clock() -> None:
+def test_code_of_the_event_loop_reads_time_from_one_clock() -> None:
     wrong = [
         str(path.relative_to(ROOT))
         for path in modules()

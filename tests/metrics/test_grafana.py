@@ -39,7 +39,7 @@ def metrics(expression: str) -> set[str]:
     return set(re.findall(r"\b(?:vgpud|process)_[a-z_]+\b", expression))
 
 
-def test_every_expression_is_of_metrics_that_exist() -> None:
+def test_every_expression_uses_existing_metrics() -> None:
     for expression in expressions():
         for name in metrics(expression):
             assert name.removesuffix("_bucket") in KNOWN, expression

@@ -57,7 +57,7 @@ def test_the_official_parser_reads_every_family(text: str) -> None:
             assert set(sample.labels) == set(family.labels) or family.kind == "histogram"
 
 
-def test_every_family_has_a_sample_where_there_is_something_to_tell(text: str) -> None:
+def test_every_metric_family_has_a_sample_on_a_node_with_every_case(text: str) -> None:
     assert {f.name for f in families.ALL if f"\n{f.name}" not in text} == set()
 
 
@@ -69,7 +69,7 @@ def test_the_policy_takes_names_of_the_cluster_out_of_the_labels() -> None:
         assert tuple(found[0][0][name] for name in names) == expected
 
 
-def test_values_have_base_units(text: str) -> None:
+def test_metric_values_have_base_units(text: str) -> None:
     found = samples(text)
 
     def one(name: str, **labels: str) -> float:

@@ -106,7 +106,7 @@ def test_a_new_layout_of_the_policy_waits_for_tenants(make_node: NodeMaker) -> N
     eventually(lambda: standing(node) == {"7g.141gb@0"}, "the rest follows when it is released")
 
 
-def test_unmanaged_hands_the_device_back(make_node: NodeMaker) -> None:
+def test_mode_unmanaged_hands_the_device_back(make_node: NodeMaker) -> None:
     node = make_node(policy='version = 1\n[[device]]\nmode = "mig"\nmig.layout = ["all-balanced"]\n')
     node.start()
     assert standing(node) == BALANCED
@@ -117,7 +117,7 @@ def test_unmanaged_hands_the_device_back(make_node: NodeMaker) -> None:
     assert nvml(node, "print(n.nvmlDeviceGetMigMode(h))") == "[0, 0]"
 
 
-def test_unmanaged_also_hands_back_a_layout_that_an_administrator_applied(make_node: NodeMaker) -> None:
+def test_mode_unmanaged_also_hands_back_a_layout_that_an_administrator_applied(make_node: NodeMaker) -> None:
     node = make_node()
     node.start()
     apply(node, "3g.71gb@4")

@@ -60,7 +60,7 @@ def test_compute_instances_are_made_and_destroyed_with_their_tenants(node: DemoN
     assert (list(shown.instances), shown.current) == ([], False), "the last takes the GPU instance along"
 
 
-def test_tenants_outlive_a_restart_and_a_reboot_makes_theirs_again(node: DemoNode) -> None:
+def test_tenants_outlive_a_restart_and_a_reboot_makes_their_instances_again(node: DemoNode) -> None:
     node.start()
     held = [allocate(node, "1c.4g.71gb") for _ in range(2)]
     before = parts(node)

@@ -89,7 +89,7 @@ def test_a_transition_changes_only_the_instances_that_differ() -> None:
         assert inside == {part for part in parts ^ now_parts if part[0] in keys & now - changed}
 
 
-def test_parts_that_stay_are_as_many_as_can_be() -> None:
+def test_a_transition_keeps_as_many_compute_instances_as_possible() -> None:
     """Changes 2c and 1c in a 4g into 1c and 1c. Only the 2c is replaced."""
     card, disk = laid_out(("2c.4g.71gb@0", "1c.4g.71gb@0"))
     Node1(card, disk).apply("1c.4g.71gb@0", "1c.4g.71gb@0")

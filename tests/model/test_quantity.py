@@ -244,7 +244,7 @@ def test_an_impossible_share_is_refused(text: str, why: str) -> None:
         (33.333, "more than two decimals"),
     ],
 )
-def test_an_impossible_share_off_the_wire_is_refused(value: float, why: str) -> None:
+def test_an_impossible_share_from_the_wire_is_refused(value: float, why: str) -> None:
     with pytest.raises(VgpuError) as caught:
         Percent.from_float(value)
     assert caught.value.code is ErrorCode.BAD_PERCENT
@@ -252,7 +252,7 @@ def test_an_impossible_share_off_the_wire_is_refused(value: float, why: str) -> 
 
 
 @given(st.integers(1, 10000))
-def test_every_share_survives_the_wire_and_the_page(hundredths: int) -> None:
+def test_every_share_is_unchanged_over_the_wire_and_the_lease_page(hundredths: int) -> None:
     share = Percent(hundredths)
     assert Percent.from_float(share.value) == share
     assert Percent.parse(str(share)) == share
@@ -260,7 +260,7 @@ def test_every_share_survives_the_wire_and_the_page(hundredths: int) -> None:
 
 
 @given(st.floats())
-def test_no_float_breaks_the_share(value: float) -> None:
+def test_any_float_is_a_share_or_refused(value: float) -> None:
     try:
         share = Percent.from_float(value)
     except VgpuError as error:

@@ -27,7 +27,7 @@ def test_each_device_has_the_share_policy_of_its_own_rule() -> None:
     assert (hard.share_hundredths, lent.share_hundredths) == (2500, 2500)
 
 
-def test_without_a_share_there_is_no_policy_of_one() -> None:
+def test_a_tenant_without_a_share_has_no_share_policy() -> None:
     for limits in limits_of(held(share=None), RULES.__getitem__):
         assert (limits.share_policy, limits.share_hundredths) == (SharePolicy.NONE, 10000)
 
@@ -39,7 +39,7 @@ def test_a_higher_priority_is_a_higher_number(priority: str, in_lease: int) -> N
     assert [limits.priority for limits in limits_of(held(priority), RULES.__getitem__)] == [in_lease] * 2
 
 
-def test_under_mps_share_and_priority_are_not_the_leases() -> None:
+def test_under_mps_the_lease_has_no_share_and_no_priority() -> None:
     allocation = held("below-normal")
     mps = replace(allocation, slices=tuple(replace(part, mode=Mode.MPS) for part in allocation.slices))
     for limits in limits_of(mps, RULES.__getitem__):

@@ -58,7 +58,7 @@ def test_a_change_names_its_caller_door_and_owner(tmp_path: Path) -> None:
     assert len({line["allocation"] for line in lines}) == 1
 
 
-def test_a_change_that_is_refused_is_written_too(tmp_path: Path) -> None:
+def test_a_refused_change_leaves_an_audit_line(tmp_path: Path) -> None:
     async def scene(w: World) -> None:
         audit.asked_by(ASKER)
         held = await w.keeper.allocate(request("r"))
@@ -79,7 +79,7 @@ def test_a_change_that_is_refused_is_written_too(tmp_path: Path) -> None:
     ]
 
 
-def test_repeats_of_a_request_are_counted_not_written(tmp_path: Path) -> None:
+def test_repeats_of_a_request_are_counted_and_leave_no_audit_line(tmp_path: Path) -> None:
     """A tenant repeats one request id. Before the fix this wrote 2940 lines a second, so that the journal
     dropped other lines.
     """
@@ -115,7 +115,7 @@ def test_repeats_of_a_refused_request_are_forgotten(tmp_path: Path) -> None:
     assert counted == [None]
 
 
-def test_a_release_by_itself_names_its_reason(tmp_path: Path) -> None:
+def test_an_automatic_release_names_its_reason(tmp_path: Path) -> None:
     async def scene(w: World) -> None:
         audit.asked_by(ASKER)
         with subprocess.Popen(["sleep", "1000"]) as sleeper:
@@ -180,7 +180,7 @@ def test_allocations_on_a_lost_device_fail_with_the_loss_as_reason(tmp_path: Pat
     )
 
 
-def test_a_drain_is_written_once(tmp_path: Path) -> None:
+def test_a_drain_leaves_one_audit_line(tmp_path: Path) -> None:
     async def scene(w: World) -> None:
         audit.asked_by(replace(ASKER, door=Door.ADMIN))
         for _ in range(2):
@@ -190,7 +190,9 @@ def test_a_drain_is_written_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ActionKind)
-def test_an_action_of_the_start_leaves_one_line_with_its_reason(tmp_path: Path, kind: ActionKind) -> None:
+def test_an_action_of_the_start_leaves_one_audit_line_with_its_reason(
+    tmp_path: Path, kind: ActionKind
+) -> None:
     async def scene(w: World) -> None:
         audit.asked_by(ASKER)
         held = await w.keeper.allocate(request("r"))

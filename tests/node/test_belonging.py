@@ -96,7 +96,7 @@ def test_a_later_process_of_the_same_pid_does_not_belong() -> None:
     assert not belongs(process, held())
 
 
-def test_a_process_of_any_uid_in_the_containers_group_belongs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_of_any_uid_in_the_containers_cgroup_belongs(monkeypatch: pytest.MonkeyPatch) -> None:
     with running(AS_USER, STRANGER, STRANGER) as process:
         groups = {"the group": (process.pid,)}
         monkeypatch.setattr(belonging, "processes_in", lambda name: groups.get(name, ()))
@@ -104,7 +104,7 @@ def test_a_process_of_any_uid_in_the_containers_group_belongs(monkeypatch: pytes
 
 
 @needs("namespaces")
-def test_a_process_with_the_lease_at_its_place_belongs() -> None:
+def test_a_process_with_the_lease_mounted_at_its_container_path_belongs() -> None:
     with running(WITH_THE_LEASE, CONTAINER_LEASE, "a1") as process:
         assert belongs(process, held()) and belongs(process, held(ANYONE))
     with running(WITH_THE_LEASE, CONTAINER_LEASE, "a11") as process:

@@ -61,7 +61,7 @@ def test_unreadable_processes_are_ignored(monkeypatch: pytest.MonkeyPatch, wante
     assert not open_in_proc() - before
 
 
-def test_a_machine_that_is_not_known_shows_nothing() -> None:
+def test_an_unknown_architecture_shows_no_blocked_threads() -> None:
     looks = Looks(machine="m68k")
     looks.look([own()])
     assert looks.blocked([own()]) == ()

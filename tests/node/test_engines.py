@@ -142,7 +142,7 @@ async def test_tenants_that_came_before_an_engine_was_chosen_keep_the_gate(tmp_p
 
 
 @in_a_loop
-async def test_the_probe_does_not_run_where_the_gate_is_asked_for(tmp_path: Path) -> None:
+async def test_the_probe_does_not_run_where_the_policy_sets_the_gate(tmp_path: Path) -> None:
     one = await made(tmp_path, "gate")
     await one.engines.settle(UUID)
     assert one.word() == "gate" and one.probe.asked == [] and one.told == []

@@ -96,7 +96,7 @@ def test_an_allocation_that_fails_half_way_is_undone(tmp_path: Path, step: str) 
     clock.run(work())
 
 
-def test_an_undo_that_fails_is_tried_again(tmp_path: Path) -> None:
+def test_a_failed_undo_of_an_allocation_is_retried(tmp_path: Path) -> None:
     async def work() -> None:
         async with world(tmp_path) as w:
             w.effectors[Mode.PRELOAD].fail = {"attach", "detach"}

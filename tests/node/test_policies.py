@@ -38,7 +38,7 @@ def test_other_settings_that_change_with_the_engine_are_done(tmp_path: Path) -> 
     assert len(said.waiting) == 1
 
 
-def test_a_change_of_several_devices_is_told_once(tmp_path: Path) -> None:
+def test_a_change_of_several_devices_is_reported_once(tmp_path: Path) -> None:
     node = Node(devices=(CARD, replace(CARD, uuid="GPU-2", index=1)))
     changed = '[[device]]\non_sick = "report"\nmig.foreign = "lend"'
     said = reload_report(loaded(tmp_path, ""), loaded(tmp_path, changed), node, {})

@@ -337,7 +337,7 @@ def test_a_process_may_have_any_name(tmp_path: Path) -> None:
         tenant.communicate()
 
 
-def test_want_of_descriptors_is_not_the_end_of_a_process() -> None:
+def test_a_lack_of_descriptors_is_not_reported_as_the_end_of_a_process() -> None:
     async def work() -> None:
         told: list[str] = []
         lifetimes = Lifetimes(told.append)

@@ -49,13 +49,13 @@ def tended(card: Card, rule: str) -> float:
     return clock.run(scene())
 
 
-def test_a_sick_device_is_looked_at_until_it_is_well() -> None:
+def test_a_sick_device_is_checked_until_it_is_well() -> None:
     card = Card(well_at=3)
     assert tended(card, "drain") == 3 * LOOK_SECONDS
     assert (card.looks, card.emptied) == (3, 0)
 
 
-def test_tenants_that_could_not_move_are_tried_again_at_each_look() -> None:
+def test_a_failed_move_off_a_sick_device_is_retried_at_each_check() -> None:
     card = Card(well_at=2)
     tended(card, "move")
     assert card.emptied == 2

@@ -84,7 +84,7 @@ def test_memory_held_before_a_limit_was_lowered_is_no_bypass() -> None:
     assert under_limit(less, 4 * GIB, 2 * GIB).ceiling_bytes == 4 * GIB
 
 
-def test_a_start_takes_what_an_older_tenant_counts_beyond_its_limit_for_a_lowered_limit() -> None:
+def test_after_a_restart_use_beyond_the_limit_is_taken_for_a_lowered_limit() -> None:
     reading = Reading(3 * GIB, 3 * GIB, 1)
     assert excess_bytes(first_sight(GIB, reading, is_new=False, marked=False), reading) == 0
     assert excess_bytes(first_sight(GIB, reading, is_new=True, marked=False), reading) == 2 * GIB

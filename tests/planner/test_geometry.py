@@ -136,7 +136,7 @@ def test_four_1g_instances_leave_room_for_a_3g_instance() -> None:
     assert free_of(geometry, layout, 9) == (Placement(4, 4),)
 
 
-def test_me_is_there_once_at_most() -> None:
+def test_a_profile_with_me_is_allocated_at_most_once() -> None:
     geometry = geometry_for(H200_PROFILES)
     layout = geometry.layout((), used_mig((20, 3)).mig)
     assert free_of(geometry, layout, 20) == ()

@@ -66,7 +66,7 @@ def test_a_foreign_instance_blocks_a_layout() -> None:
     assert made.blockers == (key(19, 0),)
 
 
-def test_off_destroys_idle_instances_and_switches_mig_mode_off() -> None:
+def test_layout_off_destroys_idle_instances_and_switches_mig_mode_off() -> None:
     made = plan("off", instance(1, 19, 0), pool=pool_of((19, 0)))
     assert (made.off, steps(made)) == (True, ["destroy 1g.18gb at memory slice 0", "disable MIG mode"])
     assert plan("off", on=False).steps == ()
@@ -80,7 +80,7 @@ def test_disabling_mig_is_blocked_by_used_and_unknown_instances() -> None:
     assert "does not list" in plan("off", unknown).obstacle
 
 
-def test_auto_destroys_idle_instances_of_our_own_and_releases_the_mode() -> None:
+def test_layout_auto_destroys_idle_instances_of_vgpud_and_releases_the_mode() -> None:
     ours, theirs = instance(1, 19, 0), instance(2, 19, 1)
     made = plan("auto", ours, theirs, pool=pool_of((19, 0)))
     assert steps(made) == ["destroy 1g.18gb at memory slice 0", "release MIG mode"]

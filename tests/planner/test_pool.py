@@ -43,7 +43,7 @@ def own(*instances: GpuInstance) -> frozenset[tuple[int, Placement]]:
 IDLE = instance(1, 19, 2)
 
 
-def test_an_idle_instance_of_our_own_is_taken_before_another_is_made() -> None:
+def test_an_idle_instance_of_vgpud_is_used_before_another_is_made() -> None:
     assert start(decide("1g.18gb", (IDLE,), Pool(own(IDLE)))) == 2
     assert start(decide("1g.18gb", (IDLE,), Pool(own(IDLE)), busy=(1,))) != 2
     assert start(decide("1g.18gb", (IDLE,), Pool(own(IDLE)), held=((19, 2),))) != 2

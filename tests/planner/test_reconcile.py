@@ -103,7 +103,7 @@ def cut_converge(world: World, at: int) -> None:
 
 @settings(max_examples=examples(125), suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
-def test_any_start_ends_in_agreement_and_is_then_done(data: st.DataObject) -> None:
+def test_any_start_converges_and_a_second_start_changes_nothing(data: st.DataObject) -> None:
     world = data.draw(faults(data.draw(worlds())))
     foreign = set(world.foreign)
     for at in data.draw(st.lists(st.integers(0, 25), max_size=3)):
@@ -134,7 +134,7 @@ def test_allocations_of_living_tenants_are_kept(data: st.DataObject) -> None:
 
 @settings(max_examples=examples(40))
 @given(data=st.data())
-def test_without_nvml_nothing_is_done(data: st.DataObject) -> None:
+def test_without_nvml_a_start_changes_nothing(data: st.DataObject) -> None:
     world = data.draw(faults(data.draw(worlds())))
     world.absent = {"GPU-0", "GPU-1", "GPU-2"}
     assert world.reconcile() == ()

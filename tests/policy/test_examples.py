@@ -39,7 +39,7 @@ def claims(path: Path) -> list[tuple[Device, str]]:
     return found
 
 
-def test_the_four_examples_are_there() -> None:
+def test_the_four_example_policies_exist() -> None:
     assert [path.stem for path in EXAMPLES] == ["dgx-mixed", "hpc", "inference-node", "workstation"]
 
 

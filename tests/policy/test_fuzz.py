@@ -53,17 +53,17 @@ def try_file(path: Path, content: bytes) -> None:
 
 @given(st.text())
 @example('version = 1\na = "\ud7ff\ue000\U0010ffff"')
-def test_any_text_is_taken_or_refused(folder: Path, text: str) -> None:
+def test_any_text_is_read_as_a_policy_or_refused(folder: Path, text: str) -> None:
     try_file(folder / "text.toml", text.encode())
 
 
 @given(st.binary())
-def test_any_bytes_are_taken_or_refused(folder: Path, content: bytes) -> None:
+def test_any_bytes_are_read_as_a_policy_or_refused(folder: Path, content: bytes) -> None:
     try_file(folder / "bytes.toml", content)
 
 
 @given(documents())
-def test_any_toml_is_taken_or_refused(folder: Path, text: str) -> None:
+def test_any_toml_is_read_as_a_policy_or_refused(folder: Path, text: str) -> None:
     try_file(folder / "toml.toml", f"version = 1\n{text}".encode())
 
 

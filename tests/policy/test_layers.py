@@ -21,7 +21,7 @@ def test_without_any_file_the_policy_is_built_in(etc: Etc) -> None:
     assert {str(origin) for origin in loaded.origins.values()} == {"built-in"}
 
 
-def test_the_places_that_an_installed_daemon_reads() -> None:
+def test_an_installed_daemon_reads_the_documented_places() -> None:
     paths = PolicyPaths()
     assert str(paths.main) == "/etc/vgpud/vgpud.toml"
     assert [str(d) for d in (paths.vendor_dir, paths.run_dir, paths.admin_dir)] == [
@@ -31,7 +31,7 @@ def test_the_places_that_an_installed_daemon_reads() -> None:
     ]
 
 
-def test_order_is_vendor_main_then_run_and_etc_by_name(etc: Etc) -> None:
+def test_layers_are_vendor_then_main_then_run_and_etc_by_name(etc: Etc) -> None:
     for name in (
         "lib/conf.d/90-z.toml",
         "lib/conf.d/10-a.toml",

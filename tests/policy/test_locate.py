@@ -128,7 +128,7 @@ def test_broken_text_is_refused(text: str) -> None:
         locate(text)
 
 
-def test_depth_is_bounded() -> None:
+def test_the_nesting_of_toml_is_bounded() -> None:
     within = f"a = {'[' * (MAX_DEPTH - 1)}1{']' * (MAX_DEPTH - 1)}"
     assert max(map(len, locate(within))) == MAX_DEPTH
     for beyond in (within.replace("1", "[1]"), "a." * MAX_DEPTH + "a = 1", f"[{'a.' * MAX_DEPTH}a]"):

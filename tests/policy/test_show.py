@@ -33,7 +33,7 @@ def rows_of(loaded: LoadedPolicy) -> list[tuple[str, str, str]]:
     ]
 
 
-def test_every_effective_key_with_its_value_and_origin(etc: Etc) -> None:
+def test_every_effective_key_is_shown_with_its_value_and_origin(etc: Etc) -> None:
     etc.write("lib/conf.d/10-vendor.toml", "[planner]\nstrategy = 'spread'\n")
     etc.write(
         "etc/vgpud.toml",

@@ -112,7 +112,7 @@ def test_links_that_only_root_can_change_are_followed(etc: Etc) -> None:
     assert load_as_root(etc).policy.planner.strategy == "spread"
 
 
-def test_a_vgpud_that_is_not_roots_reads_the_files_of_its_user(etc: Etc) -> None:
+def test_a_vgpud_without_root_reads_the_files_of_its_user(etc: Etc) -> None:
     """A vgpud that does not run as root has only its user's permissions, so that it may read that user's
     files.
     """

@@ -61,7 +61,7 @@ def held() -> Iterator[Held]:
     questions.go.set()
 
 
-def test_each_of_two_answers_about_one_process_goes_to_its_asker_or_is_discarded(held: Held) -> None:
+def test_each_of_two_answers_about_one_process_reaches_its_caller_or_is_discarded(held: Held) -> None:
     aside, pid = Aside(), os.getpid()
     answers: list[str] = []
     first_is_left = threading.Event()
@@ -107,7 +107,7 @@ def test_the_number_of_waiting_queries_of_a_user_is_bounded(held: Held) -> None:
         assert asked
 
 
-def test_any_error_of_a_question_is_raised_to_the_asker() -> None:
+def test_any_error_of_a_query_is_raised_to_its_caller() -> None:
     aside = Aside()
     for _ in range(2):  # the thread that answered the first query answers the next ones
         with pytest.raises(OverflowError):
@@ -115,7 +115,7 @@ def test_any_error_of_a_question_is_raised_to_the_asker() -> None:
     assert aside.ask(os.getpid(), lambda: 1) == 1
 
 
-def test_a_slow_directory_of_users_delays_no_question_of_another_thread(held: Held) -> None:
+def test_a_slow_directory_of_users_delays_no_query_of_another_thread(held: Held) -> None:
     looked_up, found = threading.Event(), threading.Event()
 
     def user_of(_: int) -> int:
@@ -139,7 +139,7 @@ def test_a_slow_directory_of_users_delays_no_question_of_another_thread(held: He
         asker.join()
 
 
-def test_a_refused_question_about_a_namespace_leaves_no_descriptor_open(held: Held) -> None:
+def test_a_refused_query_about_a_namespace_leaves_no_descriptor_open(held: Held) -> None:
     def descriptors() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))
 
@@ -154,7 +154,7 @@ def test_a_refused_question_about_a_namespace_leaves_no_descriptor_open(held: He
         assert descriptors() == before
 
 
-def test_a_question_waits_two_seconds_at_most_however_slow_its_looks_are() -> None:
+def test_a_query_waits_two_seconds_at_most_however_slow_its_checks_are() -> None:
     """A query waits two seconds at most on a host whose processors are busy. Here each check by the caller
     takes 0.2 s.
     """

@@ -98,7 +98,7 @@ def members_of(session: int) -> set[int]:
 
 
 @needs("root", "fuse")
-def test_an_exec_that_hangs_delays_no_question_about_other_processes(tmp_path: Path) -> None:
+def test_an_exec_that_hangs_delays_no_query_about_other_processes(tmp_path: Path) -> None:
     """An attack: an exec closes a file of the user's own file system, which does not answer. Queries about
     other processes are not delayed.
     """

@@ -71,7 +71,7 @@ def test_a_refused_bind_stops_the_container(tmp_path: Path) -> None:
 
 
 @needs("root")  # root is needed to become another user
-def test_a_user_who_may_not_open_the_socket_is_told_the_setting_and_the_group(tmp_path: Path) -> None:
+def test_a_user_without_access_to_the_socket_is_told_the_setting_and_the_group(tmp_path: Path) -> None:
     with open_folder() as folder, FakeDoor(folder / "run", []) as door:
         (door.run_dir / "runtime.sock").chmod(0o600)
         done = hook(door.run_dir, '{"pid": 1}', "bind", "a1", before=as_user(12345, 12345))

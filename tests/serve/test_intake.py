@@ -197,7 +197,9 @@ with grpc.insecure_channel(f"unix:{sys.argv[1]}") as channel:  # imports more; i
 
 
 @needs("root")
-def test_a_user_who_asks_on_and_on_has_a_fifth_of_the_loops_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_that_calls_all_the_time_gets_a_fifth_of_the_loops_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A user that lists events all the time gets a fifth of the event loop's time. Before the fix such a user
     had the loop for 0.6 s at once, and others had a fifth of their speed.
     """

@@ -278,7 +278,7 @@ def identified(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @needs("root")
-def test_a_user_who_connects_again_and_again_delays_no_connection_of_another(
+def test_a_user_that_connects_repeatedly_delays_no_connection_of_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A user connects repeatedly. Before the fix, four such users reduced the speed of other users to 15 to

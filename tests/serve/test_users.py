@@ -132,7 +132,7 @@ def test_changed_subordinate_ranges_are_read_again(tmp_path: Path) -> None:
     assert ranges.user_of(FIRST) == FIRST
 
 
-def test_a_directory_service_that_hangs_delays_no_question_for_a_user(tmp_path: Path) -> None:
+def test_a_directory_service_that_hangs_delays_no_query_for_a_user(tmp_path: Path) -> None:
     answers = threading.Event()
 
     def uid_of(name: str) -> int:

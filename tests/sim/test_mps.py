@@ -107,7 +107,7 @@ def test_a_killed_daemon_leaves_files_and_forgets_limits(mps: Mps) -> None:
     )
 
 
-def test_bad_values_are_ignored_silently(mps: Mps) -> None:
+def test_the_mps_daemon_ignores_bad_values_silently(mps: Mps) -> None:
     mps.daemon()
     rates = [
         mps.say(f"set_default_active_thread_percentage {v}") for v in ("12.5", "0", "101", "abc", "-3", "0.5")

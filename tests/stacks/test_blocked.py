@@ -150,7 +150,7 @@ def test_a_wait_for_a_mutex_of_the_driver_counts() -> None:
     "name",
     ["libc-2.31.so", "libpthread-2.31.so", "libpthread.so.0", "ld-linux-x86-64.so.2", "libc.so.6 (deleted)"],
 )
-def test_the_c_library_has_several_names(name: str) -> None:
+def test_the_c_library_is_recognised_by_each_of_its_names(name: str) -> None:
     code = Code(MAPS.replace("libc.so.6", name))
     assert in_driver(Wait(SP, PC), code, PLAIN.memory, X86)
 
@@ -230,7 +230,7 @@ WORDS = st.one_of(
 
 
 @given(st.binary(max_size=200), st.text(max_size=300), st.lists(WORDS, max_size=64), st.binary(max_size=9))
-def test_damaged_memory_raises_nothing(text: bytes, maps: str, words: list[int], code: bytes) -> None:
+def test_damaged_memory_raises_no_error(text: bytes, maps: str, words: list[int], code: bytes) -> None:
     stack = struct.pack(f"<{len(words)}Q", *words) + code
 
     def memory(address: int, size: int) -> bytes:

@@ -101,7 +101,7 @@ def test_each_kind_of_frame_entry_is_read(letters: bytes, rest: bytes, is_read: 
 
 
 @given(st.integers(0, 0x3FFF), st.binary(min_size=1, max_size=40), st.sampled_from([0, 1, 0x10, 0x51]))
-def test_damaged_frames_raise_nothing(place: int, garbage: bytes, offset: int) -> None:
+def test_damaged_frames_raise_no_error(place: int, garbage: bytes, offset: int) -> None:
     image = bytearray(library(TWO))
     for start in (place, HEADER + place % 64, COMMON + place % 128):
         image[start : start + len(garbage)] = garbage

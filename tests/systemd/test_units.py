@@ -111,7 +111,7 @@ def test_the_daemon_starts_before_container_runtimes() -> None:
     )
 
 
-def test_a_hang_is_noticed_and_a_wrong_policy_not_tried_again() -> None:
+def test_the_unit_restarts_a_hanging_daemon_and_not_one_with_a_wrong_policy() -> None:
     assert words("vgpud.service", "WatchdogSec") == ["30s"]
     assert words("vgpud.service", "RestartPreventExitStatus") == ["78"]
     assert words("vgpud.service", "Type") == ["notify"]
@@ -122,7 +122,7 @@ def test_metrics_over_tcp_need_a_drop_in() -> None:
     assert words("vgpud.service", "RestrictAddressFamilies") == ["AF_UNIX"]
 
 
-def test_a_silent_connection_can_be_cut() -> None:
+def test_vgpud_may_close_silent_mps_connections() -> None:
     """vgpud closes a silent connection by pidfd_getfd. No other allowed group of the system-call filter
     contains this call.
     """
@@ -130,7 +130,7 @@ def test_a_silent_connection_can_be_cut() -> None:
     assert "CAP_SYS_PTRACE" in words("vgpud.service", "CapabilityBoundingSet")
 
 
-def test_a_tenants_control_device_can_be_taken_for_a_call() -> None:
+def test_the_arbiter_may_take_a_tenants_control_file() -> None:
     """The arbiter takes the tenant's open control file by pidfd_getfd, and opens no device itself."""
     assert "pidfd_getfd" in words("vgpud-arbiter.service", "SystemCallFilter")
     assert "CAP_SYS_PTRACE" in words("vgpud-arbiter.service", "CapabilityBoundingSet")

@@ -1,9 +1,9 @@
-/* nvmlInternalGetExportTable: the undocumented door that every command of nvidia-smi opens first.
+/* nvmlInternalGetExportTable: the undocumented function that every command of nvidia-smi calls first.
  *
- * Nothing is published about it. What is here was learnt by watching the arguments that nvidia-smi of
- * branches 535 and 550 passes and what it prints for each answer: one table is asked for, by a 16-byte
- * name; its first word is its size; an entry that answers NOT_SUPPORTED is taken as such, and these
- * are needed (both branches number them alike):
+ * NVIDIA publishes nothing about it. This file follows observations of nvidia-smi of branches 535 and
+ * 550: the arguments that it passes, and its output for each answer. nvidia-smi asks for one table by
+ * a 16-byte name. The first word of the table is its size. nvidia-smi accepts NOT_SUPPORTED from an
+ * entry. It needs these entries, which have the same numbers in both branches:
  *   23   (bus id, bus id, unsigned *): `topo -m`. 0 PIX, 1 PXB, 2 PHB, 3 NODE, 4 SYS, 4 + n: n NVLinks
  *   72   (device, unsigned *): `dmon` and `pmon`. 0: "Not supported on the device(s)"
  *   145  (device, since, unsigned *count, unsigned *, samples): `pmon`. Only a count of 0 is known
