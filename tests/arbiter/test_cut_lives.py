@@ -251,3 +251,43 @@ def test_a_capture_ended_by_another_name_of_its_stream_is_not_counted_any_more(c
             eventually(lambda: done_ns(cut_card, process.pid) >= 0.9e6 * kernel_ms, "the kernel runs", 15)
         finally:
             process.kill()
+
+
+CAPTURE_AFTER_PAUSE = """
+import ctypes, time
+from tests.sim.cuda import Driver
+driver = Driver()
+driver.init()
+driver.context()
+kernel, stream, graph = driver.function(), ctypes.c_void_p(), ctypes.c_void_p()
+driver("cuStreamCreate", ctypes.byref(stream), 1)
+for _ in range(30):
+    driver.launch(kernel)
+    time.sleep(0.003)  # libvgpu begins to look
+    driver("cuStreamBeginCapture_v2", stream, 0)
+    time.sleep(0.008)  # the capture is in progress when the look reaches the driver
+    driver("cuLaunchKernel", kernel, 1, 1, 1, 32, 1, 1, 0, stream, None, None)
+    driver("cuStreamEndCapture", stream, ctypes.byref(graph))
+"""
+
+
+@pytest.mark.parametrize("looks_by", ["cuCtxRecordEvent", "cuCtxSynchronize"])
+def test_a_capture_that_begins_while_libvgpu_looks_for_work_is_not_invalidated(
+    cut_card: Card, looks_by: str, tmp_path: Path
+) -> None:
+    """libvgpu looks for unfinished work by a call that the driver refuses while a stream of the context is
+    captured, and that invalidates the capture. Drivers before CUDA 12.5 do not have cuCtxRecordEvent.
+    """
+    lease = cut_card.lease("a", HARD, 50)
+    env = {"LD_PRELOAD": str(cut_card.sim.build / "lib" / "libvgpu.so"), "VGPU_LEASE": str(lease)}
+    command = [sys.executable, "-c", CAPTURE_AFTER_PAUSE]
+    if looks_by == "cuCtxSynchronize":
+        old = (
+            (cut_card.sim.build / "sim" / "lib" / "libcuda.so.1")
+            .read_bytes()
+            .replace(b"\0cuCtxRecordEvent\0", b"\0cuCtxRecordEvenX\0")
+        )
+        (tmp_path / "libcuda.so.1").write_bytes(old)
+        env["LD_LIBRARY_PATH"] = str(tmp_path)
+    fault(cut_card, "slow", "--function", looks_by, "--microseconds", "5000")
+    subprocess.run(command, env=cut_card.sim.environment(env), check=True, timeout=60)

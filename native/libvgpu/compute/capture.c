@@ -5,8 +5,12 @@
 #include <stdlib.h>
 
 #include "suspended.h"
+#include "clock.h"
 #include "functions.h"
 #include "in_child.h"
+
+#define FORBIDDEN_MAX_NS 1000000000u /* maximum time for which a beginning capture waits */
+#define FORBIDDEN_LOOK_NS 20000
 
 struct capture {
     struct capture *next;
@@ -17,10 +21,25 @@ struct capture {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct capture *begun; /* list of captures in progress; guarded by `lock` */
 static int captures;          /* number of captures in `begun`, plus those that are beginning */
+static pthread_mutex_t forbidden = PTHREAD_MUTEX_INITIALIZER; /* while it is held, `captures` stays 0 */
 
 bool vgpu_capture_any(void)
 {
     return __atomic_load_n(&captures, __ATOMIC_RELAXED) > 0;
+}
+
+bool vgpu_capture_forbid(void)
+{
+    pthread_mutex_lock(&forbidden);
+    bool none = __atomic_load_n(&captures, __ATOMIC_SEQ_CST) == 0;
+    if (!none)
+        pthread_mutex_unlock(&forbidden);
+    return none;
+}
+
+void vgpu_capture_allow(void)
+{
+    pthread_mutex_unlock(&forbidden);
 }
 
 bool vgpu_capture_on(CUstream stream, int per_thread)
@@ -61,6 +80,7 @@ void vgpu_capture_restore_if_any(int before)
 static void reset(void)
 {
     pthread_mutex_init(&lock, NULL);
+    pthread_mutex_init(&forbidden, NULL);
     begun = NULL; /* in a forked child: the driver's objects belong to the parent, and its records stay allocated */
     captures = 0;
 }
@@ -111,6 +131,18 @@ void vgpu_capture_forget(CUcontext context)
         ended(take(NULL, context));
 }
 
+/* Counts a capture that is beginning. Waits for vgpu_capture_allow(). */
+static void count_one(void)
+{
+    uint64_t until = now_ns() + FORBIDDEN_MAX_NS;
+    bool held;
+    while (!(held = pthread_mutex_trylock(&forbidden) == 0) && now_ns() < until)
+        pause_ns(FORBIDDEN_LOOK_NS);
+    __atomic_add_fetch(&captures, 1, __ATOMIC_SEQ_CST);
+    if (held)
+        pthread_mutex_unlock(&forbidden);
+}
+
 /*
  * Counts a capture before the driver's call that begins it, so that no marker is recorded in between. Returns NULL if
  * there is no memory for the record.
@@ -123,7 +155,7 @@ static struct capture *begin(CUstream stream)
     capture->stream = stream;
     if (CALL(cuStreamGetCtx, stream, &capture->context) != CUDA_SUCCESS)
         capture->context = NULL;
-    __atomic_add_fetch(&captures, 1, __ATOMIC_SEQ_CST);
+    count_one();
     return capture;
 }
 

@@ -9,6 +9,14 @@
 /* Is any capture in progress? During a capture, calls that would invalidate it are avoided. */
 bool vgpu_capture_any(void);
 
+/*
+ * Keeps captures from beginning, for a call that would invalidate each capture of a context. Returns false if a capture
+ * is in progress or is beginning; otherwise vgpu_capture_allow() must follow. A thread that begins a capture meanwhile
+ * waits, but for at most 1 s, because the call may wait for work that depends on that thread.
+ */
+bool vgpu_capture_forbid(void);
+void vgpu_capture_allow(void);
+
 /* Is this stream being captured? */
 bool vgpu_capture_on(CUstream stream, int per_thread);
 

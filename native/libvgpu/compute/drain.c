@@ -4,6 +4,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "capture.h"
 #include "functions.h"
 #include "thread.h"
 #include "in_child.h"
@@ -54,7 +55,10 @@ static void *serve(void *unused)
         current = job;
         pthread_mutex_unlock(&lock);
         if (CALL(cuCtxPushCurrent_v2, context) == CUDA_SUCCESS) {
-            CALL(cuCtxSynchronize);
+            if (vgpu_capture_forbid()) {
+                CALL(cuCtxSynchronize);
+                vgpu_capture_allow();
+            }
             CALL(cuCtxPopCurrent_v2, &popped);
         }
         pthread_mutex_lock(&lock);

@@ -2,7 +2,8 @@
  * drain.h: waits for all work of a context on drivers without cuCtxRecordEvent (before CUDA 12.5): a separate thread
  * blocks in cuCtxSynchronize, so that launching threads need not.
  *
- * Any thread may call these functions. The drain thread calls the driver with no lock held.
+ * Any thread may call these functions. The drain thread calls the driver with no lock held but that against new
+ * captures, which cuCtxSynchronize would invalidate. While a capture is in progress, it waits for nothing.
  */
 #ifndef VGPU_DRAIN_H
 #define VGPU_DRAIN_H

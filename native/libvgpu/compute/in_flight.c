@@ -326,18 +326,21 @@ static void begin_one(struct context_queue *queue)
 {
     CUcontext popped;
     queue->draining = VGPU_DRAIN_BY_MARKERS;
-    if (vgpu_capture_any()) /* an event that is recorded in a context invalidates the captures there */
-        return;
     if (REAL(cuCtxRecordEvent) == NULL) {
-        if (vgpu_drain_thread_ask(&queue->job, queue->context))
+        if (!vgpu_capture_any() && vgpu_drain_thread_ask(&queue->job, queue->context))
             queue->draining = VGPU_DRAIN_BY_THREAD;
         return;
     }
     if (CALL(cuCtxPushCurrent_v2, queue->context) != CUDA_SUCCESS)
         return;
-    if ((queue->drain != NULL || CALL(cuEventCreate, &queue->drain, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS) &&
+    /* an event that is recorded in a context invalidates the captures there */
+    bool recordable = vgpu_capture_forbid();
+    if (recordable &&
+        (queue->drain != NULL || CALL(cuEventCreate, &queue->drain, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS) &&
         CALL(cuCtxRecordEvent, queue->context, queue->drain) == CUDA_SUCCESS)
         queue->draining = VGPU_DRAIN_BY_EVENT;
+    if (recordable)
+        vgpu_capture_allow();
     CALL(cuCtxPopCurrent_v2, &popped);
 }
 
@@ -357,8 +360,8 @@ static bool done_one(struct context_queue *queue)
     reap(queue);
     if (queue->draining == VGPU_DRAIN_BY_EVENT)
         return CALL(cuEventQuery, queue->drain) != CUDA_ERROR_NOT_READY;
-    if (queue->draining == VGPU_DRAIN_BY_THREAD)
-        return vgpu_drain_thread_done(&queue->job);
+    if (queue->draining == VGPU_DRAIN_BY_THREAD && !vgpu_drain_thread_done(&queue->job))
+        return false;
     return queue->tail == queue->head;
 }
 
