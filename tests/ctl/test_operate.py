@@ -64,8 +64,8 @@ def test_ps_lists_processes_of_tenants_and_other_processes(main: Ctl) -> None:
 
 
 def test_the_events_are_listed(main: Ctl, daemon: Daemon) -> None:
-    done = main("events", "--last", "7")
-    assert daemon.requests("ListEvents")[0].last == 7
+    done = main("events", "--last", "7", "--user", "1000")
+    assert daemon.requests("ListEvents")[0] == pb.ListEventsRequest(last=7, user=1000)
     assert done.stdout.splitlines()[1].split("  ")[-1] == "in force"
     assert [item["type"] for item in json.loads(main("events", "-o", "json").stdout)["items"]] == [
         "allocation_active",
@@ -74,6 +74,7 @@ def test_the_events_are_listed(main: Ctl, daemon: Daemon) -> None:
     assert main("events", "--last", "0").returncode == 2
     daemon.replies["ListEvents"] = pb.ListEventsReply()
     none = main("events")
+    assert not daemon.requests("ListEvents")[-1].HasField("user")
     assert (none.stdout, none.stderr) == ("", "no event yet\n")
 
 

@@ -133,6 +133,23 @@ def test_revisions_of_a_lost_transaction_are_used_again(bench: Bench) -> None:
     assert bench.committer.tables.revision == 0
 
 
+def test_the_user_with_the_most_old_events_loses_them_first(bench: Bench) -> None:
+    """20 events are kept here, of which the newest 8 stay for watchers."""
+    tables = bench.committer.tables
+    for user, count in ((0, 2), (1000, 9), (1001, 30)):
+        for _ in range(count):
+            tables.event(EventKind.DEVICE_CHANGED, f"GPU-{user}", "it changed", user)
+    tables.prune(keep=20, newest=8)
+    assert [len(tables.last_events(100, user)) for user in (0, 1000, 1001)] == [2, 5, 13]
+    assert [one.revision for one in tables.last_events(100, 1000)] == [7, 8, 9, 10, 11]
+    assert [one.revision for one in tables.events_after(28, 100)] == list(range(29, 42))
+    with pytest.raises(VgpuError) as caught:  # events that a watcher from there would miss are deleted
+        tables.events_after(27, 100)
+    assert caught.value.code is ErrorCode.BAD_REVISION
+    tables.prune(keep=18, newest=8)
+    assert tables.events_after(30, 100)[0].revision == 31
+
+
 def test_a_batch_has_the_durability_of_its_strictest_job(bench: Bench) -> None:
     def level() -> int:
         return int(bench.connection.execute("PRAGMA synchronous").fetchone()[0])

@@ -147,18 +147,29 @@ def test_events_after_a_revision_are_read_in_order(tmp_path: Path) -> None:
     assert after(tmp_path, read).revision == 5
 
 
-def test_the_last_ten_thousand_events_are_kept(tmp_path: Path) -> None:
+def test_a_user_with_ten_thousand_events_leaves_the_history_of_others_whole(tmp_path: Path) -> None:
+    others = (0, 1000)
+
     async def work(ledger: Ledger) -> None:
-        many = [ledger.event(EventKind.DEVICE_CHANGED, "GPU-0", "again") for _ in range(EVENTS_KEPT + 1200)]
+        first = [
+            ledger.event(EventKind.ALLOCATION_FAILED, f"of {user}", "it failed", user) for user in others
+        ]
+        await asyncio.gather(*first)
+        many = [
+            ledger.event(EventKind.ALLOCATION_ACTIVE, "a1", "again", 1001) for _ in range(EVENTS_KEPT + 1200)
+        ]
         await asyncio.gather(*many)
 
     async def look(ledger: Ledger) -> None:
-        last = EVENTS_KEPT + 1200
+        for user in others:
+            assert [one.subject for one in await ledger.last_events(10, user)] == [f"of {user}"]
+        assert len(await ledger.last_events(2 * EVENTS_KEPT)) == EVENTS_KEPT
+        last = len(others) + EVENTS_KEPT + 1200
         with pytest.raises(VgpuError) as caught:
             await ledger.events_after(100, 2)
         assert caught.value.code is ErrorCode.BAD_REVISION
-        kept = await ledger.events_after(last - EVENTS_KEPT, 2 * EVENTS_KEPT)
-        assert [kept[0].revision, kept[-1].revision] == [last - EVENTS_KEPT + 1, last]
+        kept = await ledger.events_after(last - EVENTS_KEPT + len(others), 2 * EVENTS_KEPT)
+        assert [kept[0].revision, kept[-1].revision] == [last - EVENTS_KEPT + len(others) + 1, last]
 
     after(tmp_path, work)
     after(tmp_path, look)

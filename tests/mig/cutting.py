@@ -260,8 +260,8 @@ class Disk:
 
 
 class NoLedger:
-    async def event(self, kind: EventKind, subject: str, sentence: str) -> Event:
-        return Event(0, kind, subject, sentence, 0)
+    async def event(self, kind: EventKind, subject: str, sentence: str, user: int) -> Event:
+        return Event(0, kind, subject, sentence, 0, user)
 
     async def events_after(self, revision: int, most: int) -> tuple[Event, ...]:
         return ()

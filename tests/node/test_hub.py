@@ -1,6 +1,7 @@
 """Watchers get every event once and in order, whenever they connect."""
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from tests import clock
 from tests.node.world import ALICE, request, world
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.event import Event, EventKind
+from vgpud.model.tenancy import Owner, Workload
 from vgpud.node.store import hub as hub_module
 from vgpud.node.store.hub import PAGE, Hub
 
@@ -78,6 +80,26 @@ def test_a_watcher_that_does_not_read_is_disconnected(monkeypatch: pytest.Monkey
                 await anext(stream)
         assert ended.value.code is ErrorCode.STOPPING
         assert hub.revision == 19
+
+    clock.run(work())
+
+
+def test_events_of_an_allocation_are_counted_to_the_user_whose_quota_counts(tmp_path: Path) -> None:
+    """An attack: with a subordinate uid for each allocation a user would be 65 536 users of the history."""
+
+    async def work() -> None:
+        async with world(tmp_path) as w:
+            asked = request("r1", owner=Owner(101_000, 101_000), quota_owner=Owner(1001, 1001))
+            held = await w.keeper.allocate(asked)
+            await w.keeper.name(held.id, Workload(pod="p"))
+            await w.keeper.release(held.id, replace(ALICE, uid=101_000), force=True)
+            kinds = [one.kind for one in await w.keeper.last_events(10, 1001)]
+            assert kinds == [
+                EventKind.ALLOCATION_ACTIVE,
+                EventKind.ALLOCATION_NAMED,
+                EventKind.ALLOCATION_RELEASED,
+            ]
+            assert await w.keeper.last_events(10, 101_000) == ()
 
     clock.run(work())
 

@@ -258,9 +258,9 @@ class FakeKeeper:
             NodeProcess(78, None, "?", "", "GPU-1", 0, None),
         )
 
-    async def last_events(self, count: int) -> tuple[Event, ...]:
+    async def last_events(self, count: int, user: int | None = None) -> tuple[Event, ...]:
         self._check()
-        return tuple(event for event, _ in self.events[-count:])
+        return tuple(event for event, _ in self.events if user in (None, event.user))[-count:]
 
     async def look(self) -> None:
         self._check()

@@ -18,6 +18,7 @@ from vgpud.api.doors import CHANGING, LEAST_DOOR
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.api.gen.vgpud_pb2_grpc import VgpudStub
 from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.event import Event, EventKind
 from vgpud.model.quantity import GIB, Percent
 from vgpud.model.tenancy import Lifetime, Owner
 from vgpud.proc import start_ticks
@@ -354,6 +355,16 @@ def test_a_processs_command_is_shown_to_its_user_and_the_administrator(reader: C
     assert [p.pid for p in shown] == [77, 78]
     assert not shown[1].HasField("uid")
     assert not shown[1].HasField("memory_bytes")
+
+
+def test_events_are_listed_by_user(live: Live, reader: Client) -> None:
+    live.keeper.events = [
+        (Event(number, EventKind.ALLOCATION_ACTIVE, f"of {user}", "it runs", 7, user), None)
+        for number, user in enumerate((0, 1000, 1001, 1001), 1)
+    ]
+    assert [one.subject for one in reader.list_events(1, 1000).events] == ["of 1000"]
+    assert [one.subject for one in reader.list_events(9, 0).events] == ["of 0"]
+    assert len(reader.list_events(9).events) == 4
 
 
 def test_a_call_for_too_many_events_is_refused(reader: Client) -> None:

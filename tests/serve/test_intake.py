@@ -206,7 +206,7 @@ def test_a_user_that_calls_all_the_time_gets_a_fifth_of_the_loops_time(
     live = Live()
     began: list[float] = []
 
-    async def last_events(count: int) -> tuple[Event, ...]:
+    async def last_events(count: int, user: int | None) -> tuple[Event, ...]:
         began.append(time.monotonic())
         end = time.thread_time() + COST_SECONDS
         while time.thread_time() < end:

@@ -94,9 +94,11 @@ class Client:
     def list_processes(self) -> "pb.ListProcessesReply":
         return self._call("ListProcesses")
 
-    def list_events(self, last: int = 0) -> "pb.ListEventsReply":
-        """Returns the latest kept events, oldest first; `last` = 0 means 100 events."""
-        return self._call("ListEvents", last=last)
+    def list_events(self, last: int = 0, user: int | None = None) -> "pb.ListEventsReply":
+        """Returns the latest kept events (of `user`, if it is given), oldest first; `last` = 0 means 100
+        events.
+        """
+        return self._call("ListEvents", last=last, user=user)
 
     def watch(self, after_revision: int | None = None) -> Iterator["pb.Event"]:
         """Yields the kept events above revision `after_revision`, then live ones until the iterator is

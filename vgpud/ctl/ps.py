@@ -64,7 +64,7 @@ def _whose(item: pb.NodeProcess) -> str:
 def events(arguments: Namespace, terminal: Terminal) -> int:
     """The latest events, oldest first; `vgpuctl watch --after REVISION` continues from the last one."""
     with connect(arguments) as client:
-        found = list(client.list_events(arguments.last).events)
+        found = list(client.list_events(arguments.last, arguments.user).events)
     if arguments.since is not None:
         begin_ns = time.time_ns() - round(arguments.since * 1e9)
         found = [item for item in found if item.unix_ns >= begin_ns]

@@ -552,6 +552,7 @@ VERBS: tuple[Verb | Group, ...] = (
             argument(
                 "--since", type=kinds.since, metavar="SPAN", help="only those of the last 90s, 10min, 2h"
             ),
+            argument("--user", type=kinds.uid, metavar="USER", help="only those of this user's allocations"),
         ),
         examples=("vgpuctl events --last 20", "vgpuctl events --since 10min"),
     ),

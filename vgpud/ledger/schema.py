@@ -64,6 +64,11 @@ MIGRATIONS: tuple[Migration, ...] = (
         ) STRICT, WITHOUT ROWID""",
     ),
     ("ALTER TABLE allocations ADD COLUMN paused INTEGER NOT NULL DEFAULT 0 CHECK (paused IN (0, 1))",),
+    # the user to whom the event is counted; earlier events are counted to root
+    (
+        "ALTER TABLE events ADD COLUMN user INTEGER NOT NULL DEFAULT 0",
+        "CREATE INDEX events_of_user ON events (user)",
+    ),
 )
 
 

@@ -133,10 +133,16 @@ class Ledger:
         await self._do(lambda tables: tables.drop_original(device_uuid, key), durability)
 
     async def event(
-        self, kind: EventKind, subject: str, sentence: str, *, durability: Durability = Durability.PROCESS
+        self,
+        kind: EventKind,
+        subject: str,
+        sentence: str,
+        user: int = 0,
+        *,
+        durability: Durability = Durability.PROCESS,
     ) -> Event:
-        """Writes an event. Returns it with its revision and time."""
-        return await self._do(lambda tables: tables.event(kind, subject, sentence), durability)
+        """Writes an event, which is counted to `user`. Returns it with its revision and time."""
+        return await self._do(lambda tables: tables.event(kind, subject, sentence, user), durability)
 
     async def events_after(self, revision: int, most: int) -> tuple[Event, ...]:
         """The first `most` kept events with a revision greater than `revision`. Raises
@@ -144,9 +150,9 @@ class Ledger:
         """
         return await self._do(lambda tables: tables.events_after(revision, most), Durability.PROCESS)
 
-    async def last_events(self, count: int) -> tuple[Event, ...]:
-        """The latest `count` kept events, oldest first."""
-        return await self._do(lambda tables: tables.last_events(count), Durability.PROCESS)
+    async def last_events(self, count: int, user: int | None = None) -> tuple[Event, ...]:
+        """The latest `count` kept events (of `user`, if it is given), oldest first."""
+        return await self._do(lambda tables: tables.last_events(count, user), Durability.PROCESS)
 
     async def answer(self) -> None:
         """Returns once the writer thread has finished all earlier operations. Writes nothing."""

@@ -16,9 +16,13 @@ from vgpud.model.marks import Mark, MarkKind
 from vgpud.model.tenancy import Allocation
 
 EVENTS_KEPT = 10_000
+# Of these, the newest ones are kept for all users together, so that a watcher can reconnect.
+NEWEST_KEPT = 5_000
 # Maximum of revisions without a sync; the next batch is then synced. A power cut loses at most these, and a
 # new boot skips as many, so that no revision is used twice.
 UNSYNCED_REVISIONS = 1_000
+# the columns of an event, in the order of Event's fields
+_EVENT = "revision, kind, subject, sentence, unix_ns, user"
 # The columns are in the order of AllocationRow.
 _SELECT = (
     "SELECT id, request_id, request_digest, owner_uid, owner_gid, created_unix_ns, request, reasons,"
@@ -28,6 +32,12 @@ _INSERT = (
     "INSERT INTO allocations (id, request_id, request_digest, owner_uid, owner_gid, created_unix_ns,"
     " request, reasons, state, revision, slices, edits, failure, suspended, cause, paused)"
     " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+# The place of an event counts its user's events from the newest one.
+_PRUNE = (
+    "DELETE FROM events WHERE revision IN (SELECT revision FROM (SELECT revision, row_number() OVER"
+    " (PARTITION BY user ORDER BY revision DESC) AS place FROM events WHERE revision <= ?)"
+    " ORDER BY place DESC, revision LIMIT ?) RETURNING revision"
 )
 _UPDATE = (
     "UPDATE allocations SET state = ?, slices = ?, edits = ?, failure = ?, suspended = ?, cause = ?,"
@@ -155,8 +165,8 @@ class Tables:
     def drop_original(self, device_uuid: str, key: str) -> None:
         self._db.execute("DELETE FROM originals WHERE device_uuid = ? AND key = ?", (device_uuid, key))
 
-    def event(self, kind: EventKind, subject: str, sentence: str) -> Event:
-        event = Event(self.revision + 1, kind, subject, sentence, time.time_ns())
+    def event(self, kind: EventKind, subject: str, sentence: str, user: int = 0) -> Event:
+        event = Event(self.revision + 1, kind, subject, sentence, time.time_ns(), user)
         self._event(event)
         return event
 
@@ -169,16 +179,16 @@ class Tables:
                 "list everything once, then watch from the revision of that list",
             )
         rows = self._db.execute(
-            "SELECT revision, kind, subject, sentence, unix_ns FROM events WHERE revision > ?"
-            " ORDER BY revision LIMIT ?",
+            f"SELECT {_EVENT} FROM events WHERE revision > ? ORDER BY revision LIMIT ?",  # noqa: S608
             (revision, most),
         )
         return tuple([_event(row) for row in rows])
 
-    def last_events(self, count: int) -> tuple[Event, ...]:
+    def last_events(self, count: int, user: int | None) -> tuple[Event, ...]:
+        asked, parameters = ("", (count,)) if user is None else ("WHERE user = ?", (user, count))
         rows = self._db.execute(
-            "SELECT revision, kind, subject, sentence, unix_ns FROM events ORDER BY revision DESC LIMIT ?",
-            (count,),
+            f"SELECT {_EVENT} FROM events {asked} ORDER BY revision DESC LIMIT ?",  # noqa: S608
+            parameters,
         )
         return tuple([_event(row) for row in rows])[::-1]
 
@@ -193,19 +203,23 @@ class Tables:
         self._set_meta("boot_id", boot_id)
         return self.revision
 
-    def prune(self, keep: int = EVENTS_KEPT) -> None:
-        """Deletes all events except the newest `keep`."""
-        oldest = self._one("SELECT revision FROM events ORDER BY revision DESC LIMIT 1 OFFSET ?", keep)
-        if oldest is None:
+    def prune(self, keep: int = EVENTS_KEPT, newest: int = NEWEST_KEPT) -> None:
+        """Deletes events until `keep` are left. The `newest` stay. Of the older ones, the user with the most
+        events loses the oldest of them first, so that no user's events displace the history of another.
+        """
+        excess = int(self._one("SELECT count(*) FROM events") or 0) - keep
+        if excess <= 0:
             return
-        self._db.execute("DELETE FROM events WHERE revision <= ?", (oldest,))
-        self._set_meta("pruned_through", str(oldest))
+        window = self._one("SELECT revision FROM events ORDER BY revision DESC LIMIT 1 OFFSET ?", newest) or 0
+        deleted = [int(revision) for (revision,) in self._db.execute(_PRUNE, (window, excess))]
+        pruned_through = max([int(self._meta("pruned_through", "0")), *deleted])
+        self._set_meta("pruned_through", str(pruned_through))
 
     def _event(self, event: Event) -> int:
         self.revision += 1
         self._db.execute(
-            "INSERT INTO events (revision, kind, subject, sentence, unix_ns) VALUES (?, ?, ?, ?, ?)",
-            (self.revision, event.kind.value, event.subject, event.sentence, event.unix_ns),
+            f"INSERT INTO events ({_EVENT}) VALUES (?, ?, ?, ?, ?, ?)",  # noqa: S608
+            (self.revision, event.kind.value, event.subject, event.sentence, event.unix_ns, event.user),
         )
         return self.revision
 
@@ -237,10 +251,10 @@ class Tables:
         )
 
 
-def _event(row: tuple[int, str, str, str, int]) -> Event:
-    revision, kind, subject, sentence, unix_ns = row
+def _event(row: tuple[int, str, str, str, int, int]) -> Event:
+    revision, kind, subject, sentence, unix_ns, user = row
     try:
-        return Event(revision, EventKind(kind), subject, sentence, unix_ns)
+        return Event(revision, EventKind(kind), subject, sentence, unix_ns, user)
     except ValueError:
         raise VgpuError(
             ErrorCode.LEDGER_CORRUPT,

@@ -28,10 +28,13 @@ class EventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event. `subject` is an allocation id, a device UUID, or the policy's digest."""
+    """One event. `subject` is an allocation id, a device UUID, or the policy's digest. `user` is the user
+    whose quota the allocation counts against; root for other subjects.
+    """
 
     revision: int
     kind: EventKind
     subject: str
     sentence: str
     unix_ns: int
+    user: int = 0

@@ -351,8 +351,8 @@ class NodeKeeper:
     async def processes(self) -> tuple[NodeProcess, ...]:
         return await self._processes.listed(await self.meters.read(_PROCESSES_SECONDS), self.standing)
 
-    async def last_events(self, count: int) -> tuple[Event, ...]:
-        return await self.store.last_events(count)
+    async def last_events(self, count: int, user: int | None = None) -> tuple[Event, ...]:
+        return await self.store.last_events(count, user)
 
     def subscribe(self, after_revision: int | None) -> AsyncIterator[tuple[Event, Allocation | None]]:
         return self.store.subscribe(after_revision)

@@ -231,7 +231,8 @@ async def list_events(keeper: Keeper, caller: Caller, asked: pb.ListEventsReques
             f"{asked.last} events are more than the {_MOST_EVENTS} that one call gets",
             "ask for fewer, or watch from a revision on",
         )
-    events = await keeper.last_events(asked.last or _USUAL_EVENTS)
+    user = asked.user if asked.HasField("user") else None
+    events = await keeper.last_events(asked.last or _USUAL_EVENTS, user)
     reply = pb.ListEventsReply()
     for first in range(0, len(events), _EVENTS_AT_ONCE):
         reply.events.extend(encode.event(event, None) for event in events[first : first + _EVENTS_AT_ONCE])

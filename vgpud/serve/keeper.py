@@ -155,8 +155,8 @@ class Keeper(Protocol):
 
     async def processes(self) -> tuple[NodeProcess, ...]: ...
 
-    async def last_events(self, count: int) -> tuple[Event, ...]:
-        """The last events, oldest first."""
+    async def last_events(self, count: int, user: int | None = None) -> tuple[Event, ...]:
+        """The last events, of one user or of all (None), oldest first."""
         ...
 
     def policy(self) -> PolicyInForce: ...

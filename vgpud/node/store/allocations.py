@@ -120,7 +120,7 @@ class AllocationStore:
         """
         booked = self.book.get(outcome.id)
         check_change(booked, change, outcome)
-        event = _event(EVENT_OF[change], outcome.id, sentence)
+        event = _event(EVENT_OF[change], outcome, sentence)
         done = await self._ledger.commit(outcome, event)
         if outcome.id in self.book and self.book.get(outcome.id) is booked:
             self.book.replace(done)
@@ -146,8 +146,9 @@ class AllocationStore:
         await self._ledger.rebind(_named(self.book.get(allocation_id), workload))
         named = _named(self.book.get(allocation_id), workload)
         self.book.replace(named)
-        event = _event(EventKind.ALLOCATION_NAMED, allocation_id, f"it is of {workload}")
-        self._hub.publish(await self._ledger.event(event.kind, event.subject, event.sentence), named)
+        event = _event(EventKind.ALLOCATION_NAMED, named, f"it is of {workload}")
+        written = await self._ledger.event(event.kind, event.subject, event.sentence, event.user)
+        self._hub.publish(written, named)
 
     async def forget(self, allocation: Allocation) -> None:
         """Deletes a released allocation. If it was never committed, watchers get no event."""
@@ -156,7 +157,7 @@ class AllocationStore:
         if allocation.revision:
             workload = str(allocation.request.workload)
             sentence = slices_sentence(allocation) + (f", of {workload}" if workload else "")
-            event = _event(EVENT_OF[Change.RELEASED], allocation.id, sentence)
+            event = _event(EVENT_OF[Change.RELEASED], allocation, sentence)
         written = await self._ledger.forget(allocation.id, event)
         self.book.remove(allocation.id)
         if written is not None:
@@ -176,16 +177,16 @@ class AllocationStore:
 
     async def mark(self, mark: Mark, kind: EventKind, allocation: Allocation) -> None:
         """Records a mark of an allocation. It replaces an earlier mark of the same kind."""
-        event = _event(kind, allocation.id, mark.sentence)
+        event = _event(kind, allocation, mark.sentence)
         self._hub.publish(await self._ledger.mark(mark, event), allocation)
 
     async def unmark(self, mark: Mark, allocation: Allocation, sentence: str) -> None:
-        event = _event(EventKind.ALLOCATION_CLEARED, allocation.id, sentence)
+        event = _event(EventKind.ALLOCATION_CLEARED, allocation, sentence)
         self._hub.publish(await self._ledger.unmark(mark, event), allocation)
 
-    async def notice(self, kind: EventKind, subject: str, sentence: str) -> None:
-        """Records an event of a device or of the policy."""
-        self._hub.publish(await self._ledger.event(kind, subject, sentence))
+    async def notice(self, kind: EventKind, subject: str, sentence: str, user: int = 0) -> None:
+        """Records an event of a device or of the policy, or one that is counted to `user`."""
+        self._hub.publish(await self._ledger.event(kind, subject, sentence, user))
 
     # --- watching
 
@@ -206,10 +207,12 @@ class AllocationStore:
         """The last events since the daemon started, oldest first."""
         return self._hub.latest(count)
 
-    async def last_events(self, count: int) -> tuple[Event, ...]:
-        """The last events on record, oldest first. The ledger is asked only if the events since the start are
-        too few.
+    async def last_events(self, count: int, user: int | None = None) -> tuple[Event, ...]:
+        """The last events on record, of one user or of all (None), oldest first. For those of all, the ledger
+        is asked only if the events since the start are too few.
         """
+        if user is not None:
+            return await self._ledger.last_events(count, user)
         latest = self.latest(count)
         return latest if len(latest) == count else await self._ledger.last_events(count)
 
@@ -244,9 +247,10 @@ def _named(allocation: Allocation, workload: Workload) -> Allocation:
     return replace(allocation, request=replace(allocation.request, workload=workload))
 
 
-def _event(kind: EventKind, allocation_id: str, sentence: str) -> Event:
+def _event(kind: EventKind, allocation: Allocation, sentence: str) -> Event:
     """A new event. It has no revision yet: the ledger assigns the revision."""
-    return Event(0, kind, allocation_id, f"allocation {allocation_id}: {sentence}", time.time_ns())
+    text = f"allocation {allocation.id}: {sentence}"
+    return Event(0, kind, allocation.id, text, time.time_ns(), allocation.request.counts_for.uid)
 
 
 def _content(use: DeviceUse) -> tuple[object, ...]:

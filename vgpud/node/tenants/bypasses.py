@@ -334,7 +334,8 @@ class Bypasses:
         count = counted(ended, "process")
         sentence = f"allocation {allocation.id}: vgpud ended {count} and releases it, as on_bypass is stop"
         try:
-            await self.services.store.notice(EventKind.ALLOCATION_STOPPED, allocation.id, sentence)
+            user = allocation.request.counts_for.uid
+            await self.services.store.notice(EventKind.ALLOCATION_STOPPED, allocation.id, sentence, user)
         except VgpuError as error:
             log.error(LogEvent.STOP_NOT_RECORDED, allocation=allocation.id, why=str(error))
 
