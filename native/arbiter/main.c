@@ -19,9 +19,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/resource.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include "usage_guard.h"
@@ -33,6 +31,7 @@
 #include "looks.h"
 #include "rm.h"
 #include "serve.h"
+#include "systemd.h"
 #include "turns.h"
 #include "unregistered.h"
 
@@ -42,25 +41,6 @@ static int fail(const char *what, int error)
 {
     fprintf(stderr, "vgpu-arbiter: %s: %s\n", what, strerror(error < 0 ? -error : error));
     return EXIT_FAILURE;
-}
-
-/* Tells systemd that the arbiter is ready. sd_notify(3) is one datagram, so no library is needed. */
-static void notify_ready(void)
-{
-    static const char ready[] = "READY=1";
-    const char *path = getenv("NOTIFY_SOCKET");
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    if (path == NULL || path[0] == '\0' || strlen(path) >= sizeof(address.sun_path))
-        return;
-    memcpy(address.sun_path, path, strlen(path));
-    if (path[0] == '@')
-        address.sun_path[0] = '\0';
-    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    if (fd < 0)
-        return;
-    socklen_t size = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + strlen(path));
-    sendto(fd, ready, sizeof(ready) - 1, MSG_NOSIGNAL, (struct sockaddr *)&address, size);
-    close(fd);
 }
 
 /*
@@ -126,6 +106,8 @@ static int start(const char *run_dir, const char *control_device)
         error = looks_open(look_at_one);
     if (error == 0)
         error = rest_open(tick);
+    if (error == 0)
+        error = systemd_watch_open();
     if (error == 0 && usage_guard_open() != 0)
         fputs("vgpu-arbiter: inotify failed: usage files are not kept at their size, and slots of processes that ended "
               "before they registered stay taken\n",
@@ -167,6 +149,6 @@ int main(int argc, char **argv)
         return status;
     if (!foreground && daemon(0, 1) != 0)
         return fail("cannot go to the background", errno);
-    notify_ready();
+    systemd_ready();
     return fail("event loop", loop_run());
 }

@@ -176,16 +176,15 @@ def test_a_second_arbiter_on_the_same_folder_ends(node: Node) -> None:
     assert "another arbiter" in second.stderr
 
 
-def test_the_arbiter_goes_to_the_background_once_it_is_ready(tmp_path: Path) -> None:
+def test_the_arbiter_tells_systemd_that_it_is_ready_and_that_its_loop_works(tmp_path: Path) -> None:
     notify = tmp_path / "notify"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as inbox:
         inbox.bind(str(notify))
         inbox.settimeout(10)
-        started = subprocess.run(
-            [ARBITER, "--run-dir", tmp_path], env={"NOTIFY_SOCKET": str(notify)}, check=False, timeout=20
-        )
+        env = {"NOTIFY_SOCKET": str(notify), "WATCHDOG_USEC": "20000"}
+        started = subprocess.run([ARBITER, "--run-dir", tmp_path], env=env, check=False, timeout=20)
         assert started.returncode == 0
-        assert inbox.recv(64) == b"READY=1"
+        assert [inbox.recv(64) for _ in range(3)] == [b"READY=1", b"WATCHDOG=1", b"WATCHDOG=1"]
     (pid,) = [p for p in Path("/proc").glob("[0-9]*") if str(tmp_path).encode() in cmdline(p)]
     os.kill(int(pid.name), signal.SIGTERM)
 

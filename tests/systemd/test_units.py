@@ -117,6 +117,14 @@ def test_the_unit_restarts_a_hanging_daemon_and_not_one_with_a_wrong_policy() ->
     assert words("vgpud.service", "Type") == ["notify"]
 
 
+def test_an_arbiter_that_hangs_is_killed_and_restarted() -> None:
+    (seconds,) = words("vgpud-arbiter.service", "WatchdogSec")
+    assert int(seconds.removesuffix("s")) <= 10
+    assert words("vgpud-arbiter.service", "WatchdogSignal") == ["SIGKILL"]
+    assert words("vgpud-arbiter.service", "Restart") == ["always"]
+    assert words("vgpud-arbiter.service", "Type") == ["notify"]
+
+
 def test_metrics_over_tcp_need_a_drop_in() -> None:
     assert words("vgpud.service", "PrivateNetwork") == ["yes"]
     assert words("vgpud.service", "RestrictAddressFamilies") == ["AF_UNIX"]

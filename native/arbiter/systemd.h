@@ -1,0 +1,17 @@
+/*
+ * systemd.h: tells systemd that the arbiter is ready, and that its event loop works. sd_notify(3) is one datagram, so no
+ * library is needed. Without systemd (no NOTIFY_SOCKET) these functions do nothing.
+ */
+#ifndef ARBITER_SYSTEMD_H
+#define ARBITER_SYSTEMD_H
+
+/*
+ * Sends WATCHDOG=1 from the event loop, twice in each interval of systemd's watchdog (WATCHDOG_USEC). Precondition: the
+ * event loop is open. Returns 0 or -errno.
+ */
+int systemd_watch_open(void);
+
+/* Tells systemd that the arbiter is ready. */
+void systemd_ready(void);
+
+#endif
