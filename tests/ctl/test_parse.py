@@ -175,7 +175,7 @@ REFUSED = [
     ("alloc --memory 1.5g", "bad amount of memory '1.5g'", "say 1.5GiB"),
     ("alloc --memory 10", "it has no unit", "say 10MiB, 10GiB or 10B"),
     ("alloc --memory 0GiB", "it must be more than 0", "ask for at least 1MiB"),
-    ("alloc --memory 0m", "'m' can mean 1000s or 1024s", "say 0MiB"),
+    ("alloc --memory 8m", "'m' can mean 1000s or 1024s", "say 8MiB"),
     ("alloc --memory=-4GiB", "bad amount of memory '-4GiB'", ""),
     ("run --memory abc -- true", "bad amount of memory 'abc'", "write it as in 4GiB"),
     ("plan --memory NaN", "bad amount of memory 'NaN'", "write it as in 4GiB"),

@@ -504,8 +504,10 @@ def test_a_refusal_says_the_largest_request_of_an_idle_node() -> None:
     assert error.hint == "ask for at most 139.8GiB"
     assert error.sentence == (
         "no device can hold 200GiB, even idle: device 0: 200GiB is more than the 139.8GiB that it has "
-        "to share (and 1 device more alike)"
+        "to share"
     )
+    alike = refused(request(memory=200 * GIB), node_of(h200(0), h200(1), small))
+    assert alike.sentence.endswith("to share (and 1 device more alike)")
 
 
 def test_an_unknown_profile_is_answered_with_the_nearest_name() -> None:

@@ -56,6 +56,8 @@ def parse_bytes(text: str) -> int:
             raise _bad(bare, "it must be more than 0", _NO_LIMIT_HINT)
         raise _bad(bare, "it is not a number with a unit", "write it as in 4GiB, 1.5GiB or 80GB")
     fraction = match["fraction"] or ""
+    if not int(match["whole"] + fraction):
+        raise _bad(bare, "it must be more than 0", _NO_LIMIT_HINT)
     factor = UNITS.get(match["unit"])
     if factor is None:
         raise _unknown_unit(bare, bare.removesuffix(match["unit"]).rstrip(), match["unit"])

@@ -289,8 +289,14 @@ class Decision:
     moves: tuple[MigMove, ...] = ()
 
     def refused(self, refusal: VgpuError) -> "Decision":
-        """A decision with `refusal` in place of the slices. The reasons stay, but no device is taken."""
-        reasons = tuple(replace(reason, taken=False) for reason in self.reasons)
+        """A decision with `refusal` in place of the slices. No device is taken, and the reason of those that
+        were to be taken is the refusal.
+        """
+        why = f"but {refusal.sentence}"
+        reasons = tuple(
+            replace(one, taken=False, sentence=f"it fits ({one.sentence}), {why}") if one.taken else one
+            for one in self.reasons
+        )
         return Decision(reasons=reasons, refusal=refusal)
 
 

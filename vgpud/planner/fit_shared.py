@@ -83,8 +83,7 @@ def _busy(seat: Seat, mode: Mode, want: Wanted, memory: int) -> Unfit | None:
     room = Room(min(memory_left, device.memory_usable_bytes), min(share_left, 10000))
     if memory > memory_left:
         asked, free = shown_apart(memory, memory_left)
-        usable = shown_bytes(seat.terms.memory_bytes(mode, device.memory_usable_bytes))
-        return busy(seat, mode, f"{asked} does not fit in the {free} free of {usable}", room)
+        return busy(seat, mode, f"{asked} does not fit in the {free} free{_of_all(seat, mode)}", room)
     if want.limits_compute or mode is Mode.MPS:
         asked_hundredths = 0 if want.share is None else want.share.hundredths
         if asked_hundredths > share_left:
@@ -104,9 +103,19 @@ def _rank(seat: Seat, left_bytes: int, spread: bool) -> tuple[int, ...]:
 
 
 def _sentence(seat: Seat, mode: Mode, want: Wanted, memory: int, share: Percent | None) -> str:
-    free = shown_bytes(seat.memory_free_bytes(mode))
+    free = f"{shown_bytes(seat.memory_free_bytes(mode))} free{_overcommit(seat, mode)}"
     amount = shown_bytes(memory)
     if want.memory_bytes is None:
         amount += " (in proportion to the share)"
     limit = "" if share is None else f" and a share of {share}"
-    return f"mode {mode} with {amount} of {free} free{limit}"
+    return f"mode {mode} with {amount} of {free}{limit}"
+
+
+def _of_all(seat: Seat, mode: Mode) -> str:
+    given = seat.terms.memory_bytes(mode, seat.device.memory_usable_bytes)
+    return f" of {shown_bytes(given)}{_overcommit(seat, mode)}"
+
+
+def _overcommit(seat: Seat, mode: Mode) -> str:
+    """Text for an amount of memory that may be more than the device has."""
+    return ", overcommit included" if seat.terms.memory_bytes(mode, 100) > 100 else ""

@@ -132,8 +132,9 @@ def _impossible(want: Wanted, nevers: tuple[Unfit, ...], details: tuple[str, ...
     )
     first = causes[0]
     sentence = f"{start}: device {first.device.index}: {first.sentence}"
-    if len(causes) > 1:
-        sentence += f" (and {counted(len(causes) - 1, 'device')} more alike)"
+    alike = sum(unfit.sentence == first.sentence for unfit in causes) - 1
+    if alike:
+        sentence += f" (and {counted(alike, 'device')} more alike)"
     return VgpuError(code, sentence, _HINTS.get(code, "") or _largest_hint(want, causes), details)
 
 
@@ -147,7 +148,8 @@ _HINTS = {
 
 def _largest_hint(want: Wanted, causes: tuple[Unfit, ...]) -> str:
     if causes[0].code is ErrorCode.UNSUPPORTED:
-        return "ask for another isolation, 'vgpuctl devices' shows what each device has"
+        one = "for one device, or " if want.count > 1 else ""
+        return f"ask {one}for another isolation; 'vgpuctl devices -o wide' shows modes and MIG"
     profiles = tuple(dict.fromkeys(name for unfit in causes for name in unfit.largest.profiles))
     if want.profile:
         name = bare_name(want.profile)

@@ -54,4 +54,4 @@ def _spelled(selector: Selector) -> str:
 
 
 def _missing(sentence: str, there: str) -> VgpuError:
-    return VgpuError(ErrorCode.NO_SUCH_DEVICE, sentence, f"there is {there}; 'vgpuctl devices' shows them")
+    return VgpuError(ErrorCode.NO_SUCH_DEVICE, sentence, f"the node has {there}; see 'vgpuctl devices'")
