@@ -47,7 +47,8 @@ def of_allocation(doing: str, allocation: str, leaves: bool | None) -> Operation
     def look(client: Client) -> Seen:
         processes = client.list_processes().processes
         on_device = sum(one.memory_bytes for one in processes if one.allocation_id == allocation)
-        return Seen(on_device, client.get_allocation(allocation).suspended_bytes)
+        held = client.get_allocation(allocation)
+        return Seen(on_device, held.suspended_bytes + held.stays_bytes)
 
     return Operation(f"{doing} {allocation}", look, leaves)
 
@@ -64,8 +65,8 @@ def of_device(doing: str, device: pb.Device) -> Operation:
 
 @contextmanager
 def told(arguments: Namespace, terminal: Terminal, operation: Operation) -> Iterator[None]:
-    """While the body runs, shows a line on standard error with the elapsed time and the memory that is on the
-    device. After an interrupt, a message says that vgpud continues the operation.
+    """While the body runs, shows on standard error what vgpud does, the elapsed time and the memory that is
+    on the device. After an interrupt, a message says that vgpud continues the operation.
     """
     if terminal.quiet or not sys.stderr.isatty():
         yield
@@ -90,14 +91,18 @@ def told(arguments: Namespace, terminal: Terminal, operation: Operation) -> Iter
 
 def _tell(arguments: Namespace, operation: Operation, ended: threading.Event) -> None:
     began = time.monotonic()
-    if ended.wait(_FIRST_SECONDS):
-        return
     with suppress(VgpuError), connect(arguments) as client:
-        whole = 0
+        first = before = _look(operation, client)
+        whole = max(first.whole, first.on_device)
+        if ended.wait(_FIRST_SECONDS):
+            return
+        sys.stderr.write(f"{operation.doing}; Ctrl-C leaves it to vgpud\n")
         while True:
-            seen = Seen() if operation.look is None else operation.look(client)
-            whole = max(whole, seen.whole, seen.on_device)
-            line = progress_line(operation, Seen(seen.on_device, whole), time.monotonic() - began)
+            seen = _look(operation, client)
+            whole = max(whole, seen.on_device)
+            seconds = time.monotonic() - began
+            line = progress_line(operation, Seen(seen.on_device, whole), before.on_device, seconds)
+            before = seen
             if ended.is_set():
                 return
             # The line is cut to the width of the terminal, because a wrapped line could not be overwritten.
@@ -108,14 +113,22 @@ def _tell(arguments: Namespace, operation: Operation, ended: threading.Event) ->
                 return
 
 
-def progress_line(operation: Operation, seen: Seen, seconds: float) -> str:
-    """The line that shows how far an operation has come. If the driver moves it in one piece, the line
-    shows no part of it. The time left assumes that the rest moves as fast.
+def _look(operation: Operation, client: Client) -> Seen:
+    return Seen() if operation.look is None else operation.look(client)
+
+
+def progress_line(operation: Operation, seen: Seen, before_bytes: int, seconds: float) -> str:
+    """The line that shows how far an operation has come. `before_bytes` were on the device at the last look.
+
+    The time left assumes that the rest moves as fast. It is not shown while nothing moves, as when the driver
+    saves a process in one piece.
     """
-    text = f"{operation.doing}: {words.duration(seconds)}"
+    text = words.duration(seconds)
     if seen.whole:
         text += f", {words.memory(seen.on_device)} of {words.memory(seen.whole)} on the device"
         moved = seen.whole - seen.on_device if operation.leaves else seen.on_device
-        if operation.leaves is not None and moved * _LEAST_PART >= seen.whole:
-            text += f", some {words.duration(seconds * (seen.whole - moved) / moved)} left"
-    return f"{text}; Ctrl-C leaves it to vgpud"
+        moves = seen.on_device != before_bytes
+        if operation.leaves is not None and moves and moved * _LEAST_PART >= seen.whole:
+            left = seconds * (seen.whole - moved) / moved
+            text += f", about {words.duration(left)} left" if left >= 1 else ""
+    return text
