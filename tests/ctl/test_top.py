@@ -20,8 +20,10 @@ from tests.ctl.conftest import COMMAND, Ctl, environment
 from tests.ctl.daemon import Daemon
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.ctl.table import width
+from vgpud.ctl.top import HELP
 from vgpud.ctl.top_draw import (
     DEVICE_HEADS,
+    SORTED,
     TENANT_HEADS,
     TENANT_SPARE,
     cut,
@@ -143,6 +145,16 @@ def test_a_narrow_terminal_drops_the_least_important_columns() -> None:
     assert heads(400) == list(TENANT_HEADS)
     assert {"ALLOCATION", "GPU", "USED / LIMIT", "SHARE", "WAITED", "LABEL"} <= set(heads(100))
     assert "OVERRUN" not in heads(100)
+
+
+def test_the_column_of_the_order_is_marked() -> None:
+    assert set(SORTED) == set(SORTS) and set(SORTED.values()) <= set(TENANT_HEADS)
+    shown = lines(TENANT_HEADS, [], 400, plain, marks={SORTED["waited"]: "v"})
+    assert "WAITEDv  OVERRUN" in shown[0]
+
+
+def test_the_help_fits_on_a_terminal_of_the_usual_size() -> None:
+    assert max(map(len, HELP.splitlines())) <= 80 and len(HELP.splitlines()) < 24
 
 
 def test_a_low_terminal_shows_the_number_of_hidden_devices() -> None:

@@ -45,14 +45,16 @@ HELP = """keys
   /          filter by text, gpu0 say; an empty text or Esc shows all
   q          quit
 
-SHARE      of the time, the tenant had the device; 0 where tenants get no time slices
-HELD BACK  of the time, launches were held back to keep to the share
-WAITED     of the time, the tenant waited for its time slice
-OVERRUN    of the time, it kept the device after the end of its time slice
+SHARE      part of the time in which the tenant had the device; 0 without time
+           slices
+HELD BACK  part of the time in which launches were held back for the share
+WAITED     part of the time in which the tenant waited for its time slice
+OVERRUN    part of the time in which it kept the device after its time slice
 REFUSED    allocations of memory that the limit or the full card refused
 GIVEN      memory that is allocated to tenants, used or not
+LOAD       BUSY as a bar: part of the time in which the device had work
 
-any key goes back"""
+any other key goes back"""
 _ARROWS = {"\x1b[A": -1, "\x1b[B": 1, "\x1bOA": -1, "\x1bOB": 1}
 # A key as the terminal sends it: an escape sequence (ECMA-48) or a single character.
 _KEYS = re.compile(r"\x1b\[[0-9;]*[@-~]|\x1bO[ -~]|.", re.S)
@@ -138,7 +140,7 @@ def _blocks(arguments: Namespace) -> str:
 
 class Drawn(NamedTuple):
     """How the display is drawn. `height` limits the rows of devices, so that tenants have room. `selected` is
-    the id of an allocation.
+    the id of an allocation. The column of `order` is marked with the direction.
     """
 
     columns: int
@@ -147,6 +149,8 @@ class Drawn(NamedTuple):
     height: int | None = None
     past: History | None = None
     selected: str = ""
+    order: str = ""
+    reverse: bool = False
 
     def line(self, key: Hashable) -> list[Cell]:
         """The cell with the history of the figure `key`; none if no history is drawn."""
@@ -155,6 +159,11 @@ class Drawn(NamedTuple):
 
     def heads(self, heads: Sequence[str]) -> Sequence[str]:
         return heads if self.past is None else (*heads, top_draw.HISTORY)
+
+    def marks(self) -> dict[str, str]:
+        down, up = "▾▴" if self.blocks == UNICODE_BLOCKS else "v^"
+        column = top_draw.SORTED.get(self.order, "")
+        return {column: down if top_rows.is_descending(self.order, self.reverse) else up} if column else {}
 
 
 def _slice_key(row: top_rows.TenantRow) -> Hashable:
@@ -184,7 +193,7 @@ def _drawn(now: Look, rows: list[top_rows.TenantRow], how: Drawn) -> list[str]:
         if row.allocation == how.selected:
             tenants[number] = [cell._replace(style="selected") for cell in tenants[number]]
     heads = how.heads(top_draw.TENANT_HEADS)
-    below = top_draw.lines(heads, tenants, columns, paint, top_draw.TENANT_SPARE)
+    below = top_draw.lines(heads, tenants, columns, paint, top_draw.TENANT_SPARE, how.marks())
     outside = [top_draw.outside_cells(row) for row in top_rows.outside_rows(now)]
     if outside:
         below += ["", *top_draw.lines(top_draw.OUTSIDE_HEADS, outside, columns, paint)]
@@ -300,7 +309,16 @@ class Screen:
             body = [top_draw.cut(line, columns) for line in HELP.splitlines()]
         else:
             head = top_draw.cut(f"{clean(self.now.title)}  {time.strftime('%H:%M:%S')}", columns)
-            how = Drawn(columns, self.terminal, self.blocks, height - 2, self.past, self.selected)
+            how = Drawn(
+                columns,
+                self.terminal,
+                self.blocks,
+                height - 2,
+                self.past,
+                self.selected,
+                self.sort,
+                self.reverse,
+            )
             body = [head, *_drawn(self.now, kept[self._scrolled(kept, height) :], how)]
         body = body[: height - 1]
         foot = top_draw.cut(self._foot(len(kept), len(rows)), columns)

@@ -2,7 +2,8 @@
 terminal.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from vgpud.ctl import words
@@ -11,6 +12,7 @@ from vgpud.ctl.top_rows import DeviceRow, OutsideRow, TenantRow
 
 BAR = 10
 _FULL, _NEARLY = 0.95, 0.8
+_MOST_REASON = 48  # characters of a device's reason
 
 
 class Cell(NamedTuple):
@@ -48,6 +50,7 @@ DEVICE_HEADS = (
     "USED / ALL",
     "GIVEN",
     "SHARE",
+    "LOAD",
     "BUSY",
     "TEMP",
     "POWER",
@@ -60,10 +63,17 @@ TENANT_HEADS = (
 OUTSIDE_HEADS = ("PID", "OWNER", "GPU", "MEMORY", "NO LIMIT HOLDS", "COMMAND")
 HISTORY = "LAST MINUTES"
 #: The columns that are left out first if the terminal is too narrow for all.
-DEVICE_SPARE = (HISTORY, "POWER", "TEMP", "MEMORY", "GIVEN", "BUSY")
+DEVICE_SPARE = (HISTORY, "LOAD", "POWER", "TEMP", "MEMORY", "GIVEN", "BUSY")
 TENANT_SPARE = ("OVERRUN", HISTORY, "HELD BACK", "PEAK", "PROCS", "MEMORY", "REFUSED", "AGE", "OWNER")
+# The columns by which tenants are sorted, by the name of the order.
+SORTED = {
+    "memory": "USED / LIMIT",
+    "device": "GPU",
+    **{name: name.upper() for name in ("share", "waited", "refused", "owner", "age")},
+}
 _LEFT = {
     HISTORY,
+    "LOAD",
     "NO LIMIT HOLDS",
     "COMMAND",
     "NAME",
@@ -82,7 +92,9 @@ def device_cells(row: DeviceRow, blocks: str) -> list[Cell]:
     used = f"{words.memory(row.memory_used_bytes)} / {words.memory(row.memory_limit_bytes)}"
     power = "-" if row.power_watts is None else f"{row.power_watts:.0f}W"
     heat = "-" if row.temperature_celsius is None else f"{row.temperature_celsius}C"
-    mode = row.mode if row.health == "ok" else f"{row.health}: {row.reason}"[:48]
+    mode = row.mode if row.health == "ok" else f"{row.health}: {row.reason}"
+    if len(mode) > _MOST_REASON:
+        mode = f"{mode[: _MOST_REASON - 3]}..."
     return [
         Cell(str(row.index), style, right=True),
         Cell(clean(row.name), style),
@@ -91,6 +103,7 @@ def device_cells(row: DeviceRow, blocks: str) -> list[Cell]:
         Cell(used),
         Cell(words.memory(row.memory_allocated_bytes), right=True),
         Cell(percent(row.share_allocated_percent), right=True),
+        bar(row.busy_percent or 0, 100, blocks)._replace(style=""),
         Cell(percent(row.busy_percent), right=True),
         Cell(heat, right=True),
         Cell(power, right=True),
@@ -140,11 +153,13 @@ def lines(
     columns: int,
     paint: Paint,
     spare: Sequence[str] = (),
+    marks: Mapping[str, str] = MappingProxyType({}),
 ) -> list[str]:
-    """The rows as aligned lines. If `columns` is too small, the columns in `spare` are left out one by one,
-    and then the right side is cut; no line is wrapped.
+    """The rows as aligned lines. `marks` are appended to heads. If `columns` is too small, the columns in
+    `spare` are left out one by one, and then the right side is cut; no line is wrapped.
     """
-    table = [[Cell(head, "bold", head not in _LEFT) for head in heads], *rows]
+    named = [Cell(head + marks.get(head, ""), "bold", head not in _LEFT) for head in heads]
+    table = [named, *rows]
     widths = [max(width(row[at].text) for row in table) for at in range(len(heads))]
     kept = list(range(len(heads)))
     for name in spare:

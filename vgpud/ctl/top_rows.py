@@ -61,7 +61,7 @@ class DeviceRow:
 
 
 class TenantRow(NamedTuple):
-    """The row of a slice. Rates are percentages of the time between the two samples."""
+    """The row of a slice. Rates are percentages of the time between the two samples, at most 100."""
 
     allocation: str
     owner: str
@@ -166,7 +166,8 @@ def _tenant(
     def rate(field: str) -> float | None:
         if meter is None or past is None or seconds <= 0 or not meter.HasField(field):  # type: ignore[arg-type]
             return None
-        return max(0.0, float(getattr(meter, field) - getattr(past, field)) / 1e7 / seconds)
+        grown = float(getattr(meter, field) - getattr(past, field)) / 1e7 / seconds
+        return min(max(0.0, grown), 100.0)  # the two samples are not of one instant
 
     refused = None
     if meter is not None and meter.HasField("refusals_limit"):
@@ -218,7 +219,6 @@ def chosen(rows: Iterable[TenantRow], sort: str, reverse: bool, text: str) -> li
     """
     wanted = text.casefold()
     kept = [row for row in rows if not wanted or wanted in _searched(row)]
-    names = {"device", "owner", "age"}
     keys = {
         "memory": lambda row: row.memory_used_bytes,
         "share": lambda row: row.share_used_percent or row.share_asked_percent or 0.0,
@@ -229,7 +229,11 @@ def chosen(rows: Iterable[TenantRow], sort: str, reverse: bool, text: str) -> li
         "age": lambda row: row.age_seconds,
     }
     kept.sort(key=lambda row: (row.age_seconds, row.allocation))
-    return sorted(kept, key=keys[sort], reverse=(sort not in names) != reverse)
+    return sorted(kept, key=keys[sort], reverse=is_descending(sort, reverse))
+
+
+def is_descending(sort: str, reverse: bool) -> bool:
+    return (sort not in ("device", "owner", "age")) != reverse
 
 
 def _searched(row: TenantRow) -> str:
