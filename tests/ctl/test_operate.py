@@ -190,6 +190,7 @@ def test_why_finds_the_tenant_of_a_process(main: Ctl, daemon: Daemon) -> None:
     outside = main("why", "4343")
     assert outside.returncode == 1
     assert f"process 4343 runs outside vgpud on {canned.B}" in outside.stdout
+    assert "after a forced release of its own, it gets no more memory" in outside.stdout
     for nobody in ("999999", "no-such-id"):
         assert main("why", nobody).returncode == 6
 
@@ -314,6 +315,9 @@ def test_compare_reports_added_removed_and_changed_keys() -> None:
     assert compare(old, new) == (Change("b.c", "x", "y"), Change("d[1].e", None, 2))
     assert compare(new, old) == (Change("b.c", "y", "x"), Change("d[1].e", 2, None))
     assert compare(old, old) == ()
+    quota = {"device": [{"a": 1}], "quota": [{"b": 1}]}
+    tables = compare(quota, {"device": [{"a": 2, "c": 1}], "quota": [{"b": 2}]})
+    assert [change.key for change in tables] == ["device[0].a", "device[0].c", "quota[0].b"]
 
 
 def test_a_policy_diff_shows_changed_keys(main: Ctl, daemon: Daemon, tmp_path: Path) -> None:

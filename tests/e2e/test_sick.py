@@ -26,6 +26,12 @@ def break_it(node: DemoNode, what: str = "recovery", code: int = 1) -> None:
     simulate(node, "fault", what, "--device", "0", "--code", str(code))
 
 
+def told(node: DemoNode, reason: str) -> list[str]:
+    """The sentences of the events that contain the reason."""
+    with client(node) as calls:
+        return [one.sentence for one in calls.list_events().events if reason in one.sentence]
+
+
 def start(make_node: NodeMaker, rule: str) -> DemoNode:
     node = make_node(policy=POLICY.format(rule=rule))
     node.start()
@@ -52,6 +58,8 @@ def test_a_sick_device_gets_no_new_tenants_and_keeps_its_own(
     with pytest.raises(VgpuError) as refused:
         quota(node)
     assert refused.value.code is ErrorCode.RESET_NEEDED and reason in refused.value.sentence
+    eventually(lambda: "is sick" in str(told(node, reason)), "watchers are told")
+    assert len(told(node, reason)) == 1
     assert device(node, 1).health == "ok" and tenant.alive and set(states(node).values()) == {"active"}
     assert f"sick: {reason}" in node.ctl("status", check=False).stdout
     tenant.end()
@@ -90,9 +98,7 @@ def test_a_policy_that_only_reports_leaves_a_sick_device_open(make_node: NodeMak
     assert device(node).health == "ok"
     release(node, quota(node).id)
     assert "NVML asks for a reset" in node.ctl("doctor", check=False).stdout
-    assert node.ctl("status").stdout.startswith(
-        f"notice:  device 0 ({device(node).uuid}): NVML asks for a reset"
-    )
+    assert f"\nnotice:  device 0 ({device(node).uuid}): NVML asks for a reset" in node.ctl("status").stdout
 
 
 def test_memory_rows_that_wait_for_a_reset_close_no_device(make_node: NodeMaker) -> None:

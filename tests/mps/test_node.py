@@ -318,6 +318,7 @@ def test_an_operator_lists_and_ends_mps_clients(make: NodeMaker) -> None:
     node.ctl("mps", "terminate", str(tenants[0].process.pid))
     left = node.ctl_json("mps", "ls")["items"][0]["clients"]
     assert [c["pid"] for c in left] == [tenants[1].process.pid]
+    assert f"MPS client {tenants[0].process.pid} was ended" in node.ctl("events").stdout
     missing = node.ctl("mps", "terminate", "999999", check=False)
     assert missing.returncode == 6
     for tenant in tenants:
@@ -380,7 +381,7 @@ def test_a_drained_mps_device_empties_and_stays_drained(make: NodeMaker) -> None
     node.start()
     release(node, held.id)
     idle = node.ctl("drain", "0")
-    assert "for the driver, drain device 1, 2, 3, 4, 5, 6, 7 too" in idle.stderr + idle.stdout
+    assert "for the driver, drain devices 1, 2, 3, 4, 5, 6, 7 too" in idle.stderr + idle.stdout
     assert "idle" in idle.stderr + idle.stdout
     assert node.ctl_json("devices")["items"][0]["drained"]
     node.ctl("undrain", "0")

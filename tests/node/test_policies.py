@@ -38,6 +38,15 @@ def test_other_settings_that_change_with_the_engine_are_done(tmp_path: Path) -> 
     assert len(said.waiting) == 1
 
 
+def test_a_new_mode_does_not_hide_other_changes_of_the_rule(tmp_path: Path) -> None:
+    said = report(tmp_path, "", '[[device]]\nmode = "preload"\npreload.max_tenants = 8\non_sick = "move"')
+    assert said.done == (
+        "device 0: mode auto becomes preload",
+        "device 0: on_sick: drain becomes move",
+        "device 0: preload.max_tenants: 64 becomes 8",
+    )
+
+
 def test_a_change_of_several_devices_is_reported_once(tmp_path: Path) -> None:
     node = Node(devices=(CARD, replace(CARD, uuid="GPU-2", index=1)))
     changed = '[[device]]\non_sick = "report"\nmig.foreign = "lend"'

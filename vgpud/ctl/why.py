@@ -81,7 +81,7 @@ def _find(client: Client, subject: str) -> pb.Allocation | pb.NodeProcess:
 
 def _outside(process: pb.NodeProcess, terminal: Terminal) -> int:
     where = f"process {process.pid} runs outside vgpud on {process.device_uuid}"
-    sentence = f"{where}: nothing of vgpud limits it"
+    sentence = f"{where}: no allocation limits it; after a forced release of its own, it gets no more memory"
     if process.silent_mode:
         where = f"process {process.pid} runs on {process.device_uuid}"
         sentence = f"{where}: its allocation is unknown, because {words.silent(process.silent_mode)}"

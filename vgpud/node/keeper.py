@@ -72,7 +72,8 @@ class NodeKeeper:
         self.store = parts.store
         self._inventory = parts.inventory
         self._executor = self._executor_of(parts)
-        self.operations = Operations(parts.book, parts.inventory, parts.effectors, parts.drains)
+        inventory, effectors = parts.inventory, parts.effectors
+        self.operations = Operations(parts.book, inventory, effectors, parts.drains, self.device_notice)
         self.mig = self._mig_layouts()
         self._changes = Changes()
         self._background = Background()
@@ -93,9 +94,7 @@ class NodeKeeper:
         tally = self.store.account.tally
         self.residency = Residency(shared, self.suspends, lambda: self.policy().policy, tally, self.spawn)
         self.bypasses = Bypasses(shared, lambda: self.policy().policy, tally, self.releases.later)
-        self._processes = Processes(
-            parts.book, parts.inventory, parts.effectors, owners_of, self.bypasses.is_bypassed
-        )
+        self._processes = Processes(parts.book, inventory, effectors, owners_of, self.bypasses.is_bypassed)
         self.moves = Moves(
             shared, self._executor, lambda: self.policy().policy, self.operations.closed, tally, self.suspends
         )

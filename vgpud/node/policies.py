@@ -99,7 +99,6 @@ def reload_report(
             if waits and held.mode is not None:
                 change += f" when its {_held(held)} in mode {held.mode.value} {_gone(held)}"
             (waiting if waits else done).setdefault(change, []).append(device)
-            continue
         for key, was, becomes in compare(_settings(before), _settings(after)):
             change = f"{key}: {_shown(was)} becomes {_shown(becomes)}"
             waits = key == "preload.engine" and held.mode is Mode.PRELOAD

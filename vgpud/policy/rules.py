@@ -87,14 +87,14 @@ def _match(element: Mapping[str, Any]) -> Match | None:
 
 
 def _settings_of_another_mode(rule: _Rule, where: Where) -> Iterator[Problem]:
-    if rule.mode == "auto" or not isinstance(rule.mode, str):
+    if rule.mode not in (*MODES_WITH_SETTINGS, "unmanaged"):  # a mode that does not exist is told elsewhere
         return
     for name in MODES_WITH_SETTINGS:
         if name in rule.raw and rule.mode not in modes_of(name):
             yield _problem(
                 (*rule.path, name),
                 where,
-                f"settings of mode {name} stand in a rule whose mode is {rule.mode[:20]}",
+                f"settings of mode {name} stand in a rule whose mode is {rule.mode}",
                 f'remove them, or set mode = "{name}" or "auto"',
             )
 

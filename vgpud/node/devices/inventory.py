@@ -98,7 +98,9 @@ class Inventory:
             self._error = None
             if self._node.devices and not before.devices:
                 self.came_back()
-            changed = tuple(d for d in self._node.devices if d.health is not _health_in(before, d.uuid))
+            changed = tuple(
+                d for d in self._node.devices if _condition(d) != _condition(before.device(d.uuid))
+            )
             if changed:
                 self.health_changed(changed)
         except VgpuError as error:
@@ -113,7 +115,8 @@ class Inventory:
         return replace(node, devices=tuple(devices))
 
 
-def _health_in(node: Node, uuid: str) -> Health:
-    """The health of a device in `node`; OK if the device is not in it."""
-    known = node.device(uuid)
-    return Health.OK if known is None else known.health
+def _condition(device: Device | None) -> tuple[Health, str]:
+    """The health of a device, and the repair that a sick one needs; OK if the device was not known before."""
+    if device is None:
+        return Health.OK, ""
+    return device.health, device.ailment if device.health is Health.SICK else ""

@@ -19,7 +19,9 @@ class Notices:
         self._inventory = inventory
 
     async def event(self, event: DeviceEvent) -> None:
-        """Reports an Xid error or a device that fell off the bus. Then refreshes the inventory."""
+        """Reports an Xid error, a device that fell off the bus or a repair that NVML asks for, and refreshes
+        the inventory. The repair of a sick device is reported by `health`, once.
+        """
         log.warning(
             LogEvent.DEVICE_EVENT,
             message_id=Message.DEVICE_EVENT,
@@ -27,9 +29,19 @@ class Notices:
             xid=event.xid,
             why=event.sentence,
         )
-        if event.uuid:  # if NVML does not name the device, the next snapshot shows which one is lost
+        before = self._health_of(event.uuid)
+        if event.action is not None:
+            await self._inventory.refresh()
+        # if NVML does not name the device, the next snapshot shows which one is lost
+        told = event.action is not None and Health.SICK in (before, self._health_of(event.uuid))
+        if event.uuid and not told:
             await self._store.notice(EventKind.DEVICE_CHANGED, event.uuid, event.sentence)
-        await self._inventory.refresh()
+        if event.action is None:
+            await self._inventory.refresh()
+
+    def _health_of(self, uuid: str) -> Health | None:
+        device = self._inventory.node.device(uuid)
+        return None if device is None else device.health
 
     async def health(self, device: Device) -> bool:
         """Reports the health of a device. Returns True if the device is lost."""

@@ -3,7 +3,7 @@ which devices are closed to requests.
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import structlog
 
@@ -29,12 +29,19 @@ log = structlog.get_logger(__name__)
 
 class Operations:
     def __init__(
-        self, book: Book, inventory: Inventory, effectors: Mapping[Mode, Effector], drains: Drains
+        self,
+        book: Book,
+        inventory: Inventory,
+        effectors: Mapping[Mode, Effector],
+        drains: Drains,
+        notice: Callable[[str, str], None],
     ) -> None:
+        """`notice` tells watchers of a device's UUID and a sentence on it."""
         self._book = book
         self._inventory = inventory
         self._effectors = effectors
         self._drains = drains
+        self._notice = notice
 
     def is_drained(self, device_uuid: str) -> bool:
         return device_uuid in self._drains
@@ -60,7 +67,9 @@ class Operations:
 
     async def terminate(self, device_uuid: str, pid: int) -> None:
         with audit.change("terminate MPS client", device=device_uuid, client=pid):
-            await self._mps().terminate(self._owner_of(device_uuid), pid)
+            device = self._owner_of(device_uuid)
+            await self._mps().terminate(device, pid)
+        self._notice(device.uuid, f"MPS client {pid} was ended by 'vgpuctl mps terminate'")
 
     def _owner_of(self, target: str) -> Device:
         """The device with this UUID, or the device that contains the MIG device with this UUID. Raises

@@ -11,7 +11,7 @@ from vgpud.hardware.suspender import ProcessState, Session, Suspender
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.lifecycle import Change
 from vgpud.model.log_event import LogEvent
-from vgpud.model.quantity import counted, format_bytes
+from vgpud.model.quantity import counted, show_bytes
 from vgpud.model.tenancy import Allocation, Cause, Mode, State, SuspendedProcess, Way
 from vgpud.modes.base import Effector
 from vgpud.modes.preload import Preload
@@ -224,5 +224,5 @@ def seconds_for(process: SuspendedProcess) -> float:
 
 def told(verb: str, allocation: Allocation) -> str:
     held = sum(process.memory_bytes for process in allocation.suspended)
-    amount = format_bytes(held) if held else "0 bytes"
+    amount = show_bytes(held) if held else "0 bytes"
     return f"{verb} with {counted(len(allocation.suspended), 'process')} and {amount} of device memory"
