@@ -202,7 +202,9 @@ def _annotated(annotations: Mapping[str, Any]) -> dict[str, str]:
             near = get_close_matches(key[:_MAX_KEY_CHARACTERS], KEYS, n=1)
             known = f"did you mean {PREFIX}{near[0]}" if near else f"{PREFIX} goes with {', '.join(KEYS)}"
             raise _bad(f"unknown annotation {name[:_MAX_TEXT_CHARACTERS]!r}", known)
-        words[key] = str(value).strip()
+        if not isinstance(value, str):
+            raise _bad(f"annotation {name} is not a text", "the OCI runtime specification has texts only")
+        words[key] = value.strip()
     return {key: value for key, value in words.items() if value}
 
 
