@@ -26,6 +26,11 @@ def test_status_of_a_simulated_node_begins_with_a_warning(main: Ctl, daemon: Dae
     assert done.returncode == 0
     assert done.stdout.splitlines()[0] == "SIMULATED: no real GPU is behind this daemon"
     assert json.loads(main("status", "-o", "json").stdout)["simulated"] is True
+    noticed = canned.devices()
+    noticed.devices[0].health_reason = "rows are remapped at its next reset"
+    daemon.replies["ListDevices"] = noticed
+    first, _, notice = main("status").stdout.splitlines()[:3]
+    assert first.startswith("SIMULATED") and notice.startswith("notice:  device 0")
 
 
 def test_status_is_degraded_by_a_lost_device(main: Ctl, daemon: Daemon) -> None:
@@ -144,6 +149,11 @@ def test_resize_sends_only_what_changes(main: Ctl, daemon: Daemon) -> None:
         False,
     )
     assert (second.share_percent, second.HasField("memory_bytes")) == (12.5, False)
+    above = canned.used()
+    above.slices[0].memory_bytes = canned.GIB
+    daemon.replies["GetAllocation"] = above
+    said = main("resize", "a1", "--memory", "1GiB").stderr
+    assert "it holds 3GiB on GPU-aaaaaaaa, more than its limit: it gets no more until" in said
     done = main("resize", "a1")
     assert (done.returncode, done.stderr.splitlines()[0]) == (2, "vgpuctl: nothing to change (E103)")
 

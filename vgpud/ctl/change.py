@@ -17,8 +17,10 @@ from vgpud.ctl.progress import of_allocation, told
 from vgpud.ctl.request import request_of
 from vgpud.ctl.terminal import Terminal, View
 from vgpud.model.errors import ErrorCode, Exit, VgpuError
-from vgpud.model.quantity import counted
+from vgpud.model.quantity import MAX_BYTES, MIB, counted
+from vgpud.model.tenancy import State
 
+_CONTEXT_BYTES = 518 * MIB  # of a CUDA context on an H200 (docs/faq.md)
 UNCERTAIN = (ErrorCode.DEADLINE, ErrorCode.STOPPING)
 
 
@@ -73,8 +75,21 @@ def resize(arguments: Namespace, terminal: Terminal) -> int:
     share = None if arguments.cores is None else arguments.cores.value
     with connect(arguments) as client:
         allocation = client.resize(allocation_id(client, arguments.allocation), arguments.memory, share)
+        held = client.get_allocation(allocation.id)
     _show(allocation, terminal)
+    for used in _above_limit(held):
+        terminal.say(f"it holds {used}, more than its limit: it gets no more until it has freed as much")
     return Exit.OK.value
+
+
+def _above_limit(held: pb.Allocation) -> list[str]:
+    """What the tenant holds on each device on which that is more than its limit."""
+    limits = {part.device_uuid: part.memory_bytes for part in held.slices}
+    return [
+        f"{words.memory(use.memory_used_bytes)} on {words.short_uuid(use.device_uuid)}"
+        for use in held.use
+        if held.state != State.SUSPENDED and use.memory_used_bytes > limits.get(use.device_uuid, MAX_BYTES)
+    ]
 
 
 def pause(arguments: Namespace, terminal: Terminal) -> int:
@@ -128,9 +143,15 @@ def plan(arguments: Namespace, terminal: Terminal) -> int:
         reply = client.plan(request)
     names = [part.device_uuid for part in reply.slices]
     parts = tables.planned(reply.slices)
-    shown = [parts, tables.reasons(reply.reasons), tables.steps(reply.steps)]
+    # a refusal that concerns no device is the reason of all of them
+    reasons = [one for one in reply.reasons if one.sentence != reply.refusal.sentence]
+    shown = [parts, tables.reasons(reasons), tables.steps(reply.steps)]
     document = plain(reply)
     terminal.show(View("Plan", document, names, [table for table in shown if table.rows]))
+    least = min((part.memory_bytes for part in reply.slices), default=_CONTEXT_BYTES)
+    if least < _CONTEXT_BYTES:
+        context = f"a CUDA context takes {words.memory(_CONTEXT_BYTES)} on an H200"
+        terminal.say(f"{words.memory(least)} may be too little: {context}")
     if reply.possible:
         return Exit.OK.value
     said = status.error(reply.refusal)

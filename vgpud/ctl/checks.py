@@ -250,13 +250,18 @@ def _loaded_module(version: str) -> Iterator[Finding]:
         yield Finding("driver", FAIL, sentence, "reload the module, or reboot")
 
 
+_UNMOVABLE = (Mode.MIG, Mode.MPS)
+
+
 def devices(found: Iterable[pb.Device]) -> Iterator[Finding]:
     for item in found:
         name = f"device {item.index}"
         if item.health == Health.OK and item.health_reason:
-            yield Finding(name, WARN, item.health_reason, "do so when the device is idle")
+            yield Finding(name, WARN, item.health_reason, "reset it when it is idle")
         elif item.health == Health.SICK:
-            fix = f"empty it ('vgpuctl drain {item.index} --move'), then do so; afterwards it is open again"
+            leave = "its tenants cannot be moved: wait for their end, " if item.mode in _UNMOVABLE else ""
+            drain = f"vgpuctl drain {item.index}{'' if leave else ' --move'}"
+            fix = f"{leave}'{drain}', then what NVML asks for; afterwards it is open again"
             yield Finding(name, FAIL, f"it is sick: {item.health_reason}", fix)
         elif item.health != Health.OK:
             fix = "look for NVRM and Xid in 'journalctl -k'; nvidia-smi --gpu-reset, or reboot"

@@ -63,5 +63,5 @@ def defrag(arguments: Namespace, terminal: Terminal) -> int:
     terminal.show(View("Defrag", plain(reply), names, shown))
     if not terminal.is_machine and terminal.output != "name":
         will = "would have" if arguments.dry_run and reply.moves else "has"
-        terminal.say(f"{reply.device_uuid} {will} the room")
+        terminal.say(f"{reply.device_uuid} {will} room for {words.memory(arguments.memory)}")
     return Exit.OK.value

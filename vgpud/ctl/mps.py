@@ -1,6 +1,7 @@
 """`vgpuctl mps ls` and `vgpuctl mps terminate`: lists MPS clients, and ends one."""
 
 from argparse import Namespace
+from collections.abc import Sequence
 from contextlib import nullcontext
 
 from vgpud.api.gen import vgpud_pb2 as pb
@@ -12,6 +13,7 @@ from vgpud.ctl.progress import of_device, told
 from vgpud.ctl.table import Column, Table
 from vgpud.ctl.terminal import Terminal, View
 from vgpud.model.errors import ErrorCode, Exit, VgpuError
+from vgpud.model.quantity import counted
 
 STATE_STYLES = {"FAULT": "red", "no answer": "red"}
 
@@ -177,12 +179,16 @@ def _left(reply: pb.DrainDeviceReply, others: list[pb.Device]) -> str:
     if reply.idle:
         driver = "nor does restarting or upgrading the driver"
         if others:
-            numbers = ", ".join(str(device.index) for device in others)
-            driver = f"for the driver, drain device {numbers} too"
+            driver = f"for the driver, drain {_named('device', [str(one.index) for one in others])} too"
         return f"{reply.device_uuid} is drained and idle: its helper can be restarted; {driver}"
     left = []
     if reply.allocation_ids:
-        left.append(f"allocations {', '.join(reply.allocation_ids)}")
+        left.append(_named("allocation", reply.allocation_ids))
     if reply.pids:
-        left.append(f"processes {', '.join(map(str, reply.pids))}")
+        left.append(_named("process", [str(pid) for pid in reply.pids]))
     return f"{reply.device_uuid} is drained and takes no new tenants; still there: {'; '.join(left)}"
+
+
+def _named(noun: str, names: Sequence[str]) -> str:
+    """The noun in the right form and the names, as in "devices 1, 2"."""
+    return f"{counted(len(names), noun).partition(' ')[2]} {', '.join(names)}"

@@ -17,6 +17,7 @@ from vgpud.ctl.table import Column, Table, facts
 from vgpud.ctl.terminal import Terminal, View
 from vgpud.model.device import Health
 from vgpud.model.errors import Exit
+from vgpud.model.quantity import counted
 from vgpud.model.tenancy import Mode, State
 
 SIMULATED = "SIMULATED: no real GPU is behind this daemon"
@@ -38,8 +39,7 @@ def status(arguments: Namespace, terminal: Terminal) -> int:
         if item.health == Health.OK and item.health_reason
     ]
     document = {**plain(node), "ok": not wrong, "degraded": wrong, "notices": notices}
-    shown = [facts([("notice", sentence) for sentence in notices])] if notices else []
-    terminal.show(View("Status", document, [node.hostname], [*shown, *_status_tables(node, wrong)]))
+    terminal.show(View("Status", document, [node.hostname], _status_tables(node, wrong, notices)))
     return Exit.DEGRADED.value if wrong else Exit.OK.value
 
 
@@ -56,7 +56,7 @@ def degradations(node: pb.NodeReply, devices: list[pb.Device], allocations: list
     return wrong
 
 
-def _status_tables(node: pb.NodeReply, wrong: list[str]) -> list[Table]:
+def _status_tables(node: pb.NodeReply, wrong: list[str], notices: list[str]) -> list[Table]:
     state = "degraded" if wrong else "ok"
     pairs = [
         ("status", state),
@@ -76,6 +76,7 @@ def _status_tables(node: pb.NodeReply, wrong: list[str]) -> list[Table]:
     return [
         *(loud if node.simulated else []),
         *([facts([("degraded", sentence) for sentence in wrong])] if wrong else []),
+        *([facts([("notice", sentence) for sentence in notices])] if notices else []),
         facts(pairs, styles),
     ]
 
@@ -100,6 +101,8 @@ def ls(arguments: Namespace, terminal: Terminal) -> int:
     document = listing([plain(item) for item in kept], reply.revision)
     table = tables.allocations(kept, time.time_ns())
     terminal.show(View("AllocationList", document, names, [table]))
+    if reply.allocations and not kept:
+        terminal.say(f"none of the {counted(len(reply.allocations), 'allocation')} matches")
     return Exit.OK.value
 
 
