@@ -35,15 +35,15 @@ _MOST_MOUNTS = 2000
 # longer, because the asker waits for a processor as the answering thread does: a fixed limit of 0.25 s
 # refused a fifth of all questions at a load of 20 per core.
 _LOOK_SECONDS, _LOOKS = 0.005, 50
-_ANSWER_SECONDS = 2.0  # limit by the clock, because the event loop asks too
+_ANSWER_SECONDS = 2.0  # maximum wait for an answer, by the clock, because the event loop asks too
 # A question is abandoned after its thread was found waiting in the kernel this many times in a row.
 _LOOKS_HELD = 3
 _LATELY_SECONDS = 10.0
-_MOST_LEFT = 256  # maximum of abandoned threads
+_MOST_LEFT = 256  # maximum of abandoned threads that still wait for an answer
 # Maximum of abandoned questions about the processes of one user: those whose threads still wait, and recent
 # ones, because each costs its asker time.
 _MOST_LEFT_OF_A_USER = 4
-#: Errors that say nothing about the process: no descriptor, no memory, or no answer.
+#: errors that prove nothing about the process: no descriptor, no memory, or no answer
 SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EBUSY})
 T = TypeVar("T")
 # line of /proc/PID/status with the real and the effective uid (proc_pid_status(5))
@@ -113,7 +113,7 @@ def start_ticks(pid: int) -> int | None:
 
 
 def is_alive(pid: int, ticks: int) -> bool:
-    """Is the process that started at `ticks` alive? True if /proc cannot be read now."""
+    """True if the process that started at `ticks` is alive, or if /proc cannot be read now."""
     try:
         stat = look(pid)
     except OSError:
@@ -414,7 +414,7 @@ def session_members(session: int) -> Iterator[PidFd]:
             continue
         try:
             pidfd = PidFd(os.pidfd_open(pid))
-        except OSError:  # ended, or no descriptor is free
+        except OSError:  # the process has ended, or no descriptor is free
             continue
         if session_of(pid) == session:
             yield pidfd

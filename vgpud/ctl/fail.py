@@ -19,7 +19,7 @@ DETAILS_MATTER = (
 
 _OF_DEVICE = re.compile(
     r"device (?P<index>\d+) \([^ )]+\): (?P<text>.*)", re.S
-)  # planner/choose.py writes it
+)  # a reason for one device, in the form that planner/choose.py writes
 
 
 class CommandFailed(VgpuError):
@@ -76,7 +76,8 @@ def details_to_print(error: VgpuError, verbose: bool) -> tuple[str, ...]:
 
 def _together(details: Sequence[str]) -> tuple[str, ...]:
     """The details, with one line for all devices of which the same is said, at the place of the first."""
-    lines: dict[str, tuple[str, list[str]]] = {}  # what is said, the first detail, the indices
+    # sentence -> (the first detail with it, the indices of its devices)
+    lines: dict[str, tuple[str, list[str]]] = {}
     for detail in details:
         found = _OF_DEVICE.fullmatch(detail)
         indices = lines.setdefault(found["text"] if found else detail, (detail, []))[1]

@@ -20,8 +20,8 @@ from vgpud.model.errors import VgpuError
 
 _FIRST_SECONDS = 1.0  # an operation that takes less time prints nothing
 _LOOK_SECONDS = 1.0
-_COLUMNS = 80  # of a terminal that does not know its width
-_LEAST_PART = 20  # a time left is guessed when this part of the memory has moved
+_COLUMNS = 80  # columns of a terminal that does not know its width
+_LEAST_PART = 20  # the remaining time is estimated once 1/20 of the memory has moved
 _START, _CLEAR = "\r", "\x1b[K"
 
 

@@ -70,7 +70,7 @@ class Terminal(NamedTuple):
     verbose: bool = False
     headers: bool = True
     color: str = "auto"
-    streams: bool = False  # prints one JSON document per line
+    streams: bool = False  # the verb prints one JSON document per line
 
     @classmethod
     def of(cls, arguments: Namespace, streams: bool = False) -> "Terminal":

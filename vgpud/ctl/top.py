@@ -252,7 +252,7 @@ class Screen:
             return False
         keys = _read_keys()
         if not keys or any(self._key(key) for key in keys):
-            return True  # a key that ends `vgpuctl top`, or the terminal is gone
+            return True  # a key ends `vgpuctl top`, or the terminal is gone
         self._draw()
         return False
 

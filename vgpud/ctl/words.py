@@ -89,7 +89,9 @@ def moved(item: pb.Allocation) -> str:
 
 
 def paused(item: pb.Allocation) -> str:
-    """Whether it is paused, and since when that counts; empty if it is not."""
+    """Text about the pause of an allocation: whether the driver keeps it off, and since when; empty if it is
+    not paused.
+    """
     if not item.paused:
         return ""
     if is_gated(item):
@@ -98,12 +100,14 @@ def paused(item: pb.Allocation) -> str:
 
 
 def memory_limit(item: pb.Allocation) -> str:
-    """What enforces the memory limit of an allocation in mode preload; empty for other modes."""
+    """The text in listings for what enforces an allocation's memory limit in mode preload; empty for other
+    modes.
+    """
     return {"driver": "by the driver", "libvgpu": "by libvgpu"}.get(item.memory_limit, "")
 
 
 def is_gated(item: pb.Allocation) -> bool:
-    """Does the driver refuse to keep it off its devices?"""
+    """True if the driver refuses to keep this paused allocation off its devices."""
     return any(mark.kind == MarkKind.GATED for mark in item.marks)
 
 

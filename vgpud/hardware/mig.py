@@ -90,7 +90,7 @@ def profile_name(index: int, slice_count: int, memory_bytes: int, total_bytes: i
         return f"{slice_count}g{suffix}"
     eighths = -(-8 * memory_bytes // total_bytes)
     card_gib = -(-total_bytes // GIB)
-    gib = (eighths * card_gib + 4) // 8  # rounded to the nearest GiB, halves up
+    gib = (eighths * card_gib + 4) // 8  # whole GiB, rounded to the nearest, halves up
     return f"{slice_count}g.{gib}gb{suffix}"
 
 

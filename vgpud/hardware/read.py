@@ -207,7 +207,8 @@ def read_processes(nvml: Nvml, handle: Handle) -> tuple[DeviceProcess, ...]:
         ("graphics", "nvmlDeviceGetGraphicsRunningProcesses"),
     ):
         for entry in _process_list(nvml, handle, name):
-            if not 0 < entry.pid <= _LARGEST_PID:  # NVML's field for the pid is unsigned and has 32 bits
+            # NVML's field for the pid is an unsigned 32-bit number, which may be larger than any pid
+            if not 0 < entry.pid <= _LARGEST_PID:
                 continue
             instance, compute = _instance_id(entry.gpuInstanceId), _instance_id(entry.computeInstanceId)
             process = DeviceProcess(entry.pid, entry.usedGpuMemory, kind, instance, compute)

@@ -65,7 +65,7 @@ class _Worker:
             try:
                 job.result = job.work()
             except BaseException as error:
-                # the exception is passed to the caller, or dropped if the worker is abandoned
+                # releases the job's objects, which would otherwise stay in memory until the worker's next job
                 job.error = error
             with self._lock:
                 if not self.abandoned:

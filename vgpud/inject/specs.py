@@ -58,7 +58,7 @@ class Specs:
         return cdi.write_spec(self.folder, allocation, self.driver, self.hook)
 
     def is_current(self, allocation: Allocation) -> bool:
-        """Does the allocation's spec file have the content that `write` would give it?"""
+        """True if the allocation's spec file has the content that `write` would give it."""
         try:
             text = cdi.spec_path(self.folder, allocation.id).read_text()
         except (OSError, UnicodeDecodeError):
@@ -80,7 +80,7 @@ class Specs:
             if self._last is not None and not self._last.done():
                 raise self._too_late()
             running = asyncio.get_running_loop().run_in_executor(DaemonThreads("vgpud-cdi"), call)
-            # asyncio logs an exception that is never asked for, and a late one has no caller
+            # retrieves the exception of an abandoned call: asyncio logs an exception that is never retrieved
             running.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
             self._last = running
             await asyncio.wait((running,), timeout=self.patience_seconds)

@@ -49,7 +49,7 @@ class ArbiterClient:
         self._silent_until = 0.0  # end of the time of short waits, by time.monotonic()
 
     def ready(self) -> bool:
-        """Does an arbiter answer on the control socket?"""
+        """True if an arbiter answers on the control socket."""
         try:
             self._ask(layout.MSG_LIST, "none")
         except VgpuError:

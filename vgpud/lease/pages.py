@@ -307,7 +307,8 @@ async def remove_graves(root: Path) -> None:
 async def _without_waiting(remove: Callable[[], None]) -> None:
     """Runs `remove` on a thread, and waits for _REMOVAL_SECONDS at most. Raises OSError."""
     removal = asyncio.get_running_loop().run_in_executor(DaemonThreads("vgpud-lease"), remove)
-    removal.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # perhaps too late
+    # retrieves a late exception, which asyncio would otherwise log
+    removal.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     done, _ = await asyncio.wait((removal,), timeout=_REMOVAL_SECONDS)
     for ended in done:
         ended.result()

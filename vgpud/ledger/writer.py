@@ -81,7 +81,7 @@ class Writer:
             except queue.Empty:
                 return batch
         if batch:
-            self._jobs.put(None)  # so that the next call of this method returns an empty batch
+            self._jobs.put(None)  # wakes the next call of this method, which then returns an empty batch
         return batch
 
     def _hand_over(self, batch: Sequence[Job]) -> None:

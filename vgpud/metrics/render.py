@@ -48,7 +48,7 @@ class _Written(NamedTuple):
     allocation: Allocation
     meters: tuple[SliceMeter, ...]
     info: str
-    heads: tuple[tuple[str, ...], ...]  # the beginnings of the lines, for each slice
+    heads: tuple[tuple[str, ...], ...]  # for each slice, the beginnings of its lines
     lines: tuple[str, ...]
 
 

@@ -11,7 +11,7 @@ from enum import StrEnum
 class Engine(StrEnum):
     CUT = "cut"
     GATE = "gate"
-    UNKNOWN = "unknown"  # the probe has not been run yet
+    UNKNOWN = "unknown"  # the probe has not been run on the device yet
 
 
 class EngineReason(StrEnum):

@@ -13,7 +13,7 @@ from vgpud.model.tenancy import Allocation, State
 
 
 class Phase(StrEnum):
-    ABSENT = "absent"  # not yet recorded, or deleted
+    ABSENT = "absent"  # the allocation is not yet recorded, or is deleted
     ALLOCATING = "allocating"
     ACTIVE = "active"
     RESIZING = "resizing"

@@ -224,7 +224,7 @@ class Slice:
 
     @property
     def is_on_top(self) -> bool:
-        """Is the slice in a MIG instance that slices of mode preload or mps can share?"""
+        """True if the slice is in a MIG instance that slices of mode preload or mps can share."""
         return self.mig is not None and self.mode is not Mode.MIG
 
     @property
@@ -421,7 +421,9 @@ class Allocation:
 
     @property
     def is_deep(self) -> bool:
-        """Was the tenant suspended by both: libvgpu evicted what it can, and the driver saved the rest?"""
+        """True if the tenant was suspended by both ways: libvgpu evicted what it can, and the driver saved
+        the rest.
+        """
         return any(process.way is Way.DEEP for process in self.suspended)
 
     @property
@@ -431,7 +433,7 @@ class Allocation:
 
     @property
     def moves(self) -> bool:
-        """Is the allocation being moved from one device to another?"""
+        """True while the allocation is being moved from one device to another."""
         return any(part.other_uuid for part in self.slices)
 
     @property

@@ -184,5 +184,5 @@ class DrainView:
 
     @property
     def idle(self) -> bool:
-        """Can the device's helper or the driver be restarted without ending the work of a tenant?"""
+        """True if the device's helper or the driver can be restarted without ending the work of a tenant."""
         return not self.allocation_ids and not self.pids

@@ -157,7 +157,7 @@ class MigMode:
         await self._originals.drop(device_uuid, ORIGINAL_KEY)
 
     def changed(self, device_uuid: str) -> bool:
-        """Does the device differ from its original state?"""
+        """True if the device differs from its original state."""
         own = self.records.own(device_uuid) or self.records.own_parts(device_uuid)
         return bool(own) or self._originals.recall(device_uuid, ORIGINAL_KEY) is not None
 

@@ -175,7 +175,7 @@ class Preload:
                 raise
         end = clock.now() + _NOTICE_SECONDS
         while self._notice is not None and clock.now() < end:  # noqa: ASYNC110 - a turn or two
-            await asyncio.sleep(0)  # lets the callback for the arbiter's end run first
+            await asyncio.sleep(0)  # gives the callback for the arbiter's end a chance to run first
         await self.ensure_arbiter()
         return await self._order_once(order, allocation_id)
 
@@ -263,7 +263,7 @@ class Preload:
         await self._order(ArbiterClient.add, allocation_id)
 
     def is_pause_ordered(self, allocation_id: str) -> bool:
-        """Does the lease order the tenant's pause? Raises VgpuError(LEASE_FAILED)."""
+        """True if the lease orders the tenant's pause. Raises VgpuError(LEASE_FAILED)."""
         return read_limits(self._leases / allocation_id).paused
 
     async def look(self, allocation_id: str) -> None:

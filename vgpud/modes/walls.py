@@ -92,15 +92,16 @@ class Walls:
         # Whether the driver supports limits, by driver version and device.
         self._able: dict[tuple[str, str], bool] = {}
         self._standing: set[str] = set()
-        self._refused: dict[str, tuple[str, int]] = {}  # by allocation or device: why, and when in ns
-        self._orphans: set[str] = set()  # Groups whose processes outlived their allocation.
+        # for each allocation or device: why the driver refused a limit, and when (in ns)
+        self._refused: dict[str, tuple[str, int]] = {}
+        self._orphans: set[str] = set()  # allocation ids of groups whose processes outlived their allocation
 
     def stands(self, allocation_id: str) -> bool:
-        """Does the driver enforce the memory limit of this allocation?"""
+        """True if the driver enforces the memory limit of this allocation."""
         return allocation_id in self._standing
 
     def refusal(self, allocation: Allocation) -> Mark | None:
-        """Why an allocation that the policy wants behind a wall has none."""
+        """Returns why an allocation that the policy wants behind a memory wall has none."""
         for name in (allocation.id, *(part.device_uuid for part in allocation.slices)):
             if name in self._refused and not self.stands(allocation.id):
                 why, since_unix_ns = self._refused[name]
@@ -239,7 +240,7 @@ class Walls:
         return None
 
     def _others(self, allocation: Allocation, own: bool) -> list[Allocation]:
-        """Other allocations that are used by the same container."""
+        """Returns the other allocations that the same container uses."""
         cgroup = allocation.request.lifetime.cgroup
         if own or not cgroup:
             return []
@@ -250,7 +251,7 @@ class Walls:
         ]
 
     def _can(self, allocation: Allocation) -> bool:
-        """Do policy and driver support a memory wall on the device of every slice?"""
+        """True if policy and driver support a memory wall on the device of every slice."""
         able = {device.uuid for device in self._devices()}
         parts = [part for part in allocation.slices if part.mode is Mode.PRELOAD]
         return bool(parts) and all(
@@ -262,7 +263,7 @@ class Walls:
         return [d for d in self._world.node().devices if d.health.answers and not d.mig.current]
 
     def _may(self) -> bool:
-        """False if it is already known that no device supports walls, so that no thread is needed."""
+        """False if no device is known to support memory walls, so that no thread is needed."""
         version = self._world.node().driver_version
         return self._mount is not None and any(self._able.get((version, d.uuid), True) for d in self._well())
 

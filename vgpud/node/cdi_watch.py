@@ -83,7 +83,7 @@ class CdiWatch:
         if now.driver != seen.driver:
             self._parts.specs.driver = await asyncio.to_thread(find_driver, self._host_root)
             log.info(LogEvent.DRIVER_FILES_CHANGED_REWRITING_CDI_SPECS)
-        # an instance may have been made and destroyed between two checks
+        # an instance may have been made and destroyed again between two checks
         moved = now.instances != seen.instances or self._lacks_nodes(now.instances)
         if moved or now[:2] != seen[:2]:
             await self._parts.inventory.refresh()
@@ -101,7 +101,7 @@ class CdiWatch:
         return tuple(a.id for a in self._parts.book if a.state in _HAVE_SPECS and a.id not in busy)
 
     def _lacks_nodes(self, instances: tuple[str, ...]) -> bool:
-        """Does a MIG instance of an allocation lack its capability node?"""
+        """True if a MIG instance of an allocation lacks its capability node."""
         ends = {path.rpartition("/capabilities/")[2] for path in instances}
         held = (part for name in self._held() for part in self._parts.book.get(name).slices)
         return any(_capability(part, self._parts.inventory.node) not in ends for part in held if part.mig)

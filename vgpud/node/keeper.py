@@ -310,7 +310,7 @@ class NodeKeeper:
         return tuple(self._book), self.store.revision
 
     def standing(self, allocation: Allocation) -> str:
-        """A sentence on what a suspended tenant waits for."""
+        """Returns a sentence on what a suspended tenant waits for."""
         return self.residency.standing(allocation)
 
     def stays(self, allocation: Allocation) -> tuple[tuple[str, int], ...]:

@@ -54,7 +54,7 @@ def process_figures() -> ProcessFigures:
             for line in Path("/proc/stat").read_text().splitlines()
             if line.startswith("btime ")
         )
-        # not counted: the descriptor of the listing itself
+        # one is subtracted for the descriptor of the listing itself
         descriptors = len(os.listdir("/proc/self/fd")) - 1  # noqa: PTH208 (names are enough)
     except (OSError, ValueError, IndexError, StopIteration):
         return ProcessFigures()

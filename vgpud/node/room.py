@@ -46,7 +46,7 @@ class _Node(Protocol):
 
 
 class Room:
-    """Asks the planner what would fit. Changes nothing."""
+    """Asks the planner how much would fit on a device. Changes nothing."""
 
     def __init__(self, keeper: _Node, inventory: Inventory, book: Book) -> None:
         self._keeper = keeper
@@ -113,7 +113,9 @@ class Room:
         return all_terms(self._keeper.policy().policy, self._inventory.node)[device.uuid]
 
     def nearest(self, device_uuids: tuple[str, ...], must: tuple[str, ...], count: int) -> tuple[str, ...]:
-        """`count` of the given devices that are nearest to each other, including those in `must`."""
+        """Returns the `count` of the given devices that are nearest to each other, including those in
+        `must`.
+        """
         return nearest_devices(self._inventory.node, device_uuids, must, count)
 
     def places(self, device: Device) -> tuple[tuple[MigProfile, str, tuple[Placement, ...]], ...]:

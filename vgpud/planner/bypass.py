@@ -84,7 +84,7 @@ def excess_bytes(watched: Watched, reading: Reading) -> int:
 
 
 def under_limit(watched: Watched, limit_bytes: int, held_bytes: int) -> Watched:
-    """The state of a slice, with its present limit applied."""
+    """Returns the state of a slice with its present limit applied."""
     return replace(
         watched,
         limit_bytes=limit_bytes,

@@ -114,7 +114,7 @@ def _order(fit: Fit) -> tuple[tuple[int, ...], int, str]:
 
 
 def _outdone(want: Wanted, taken: tuple[Fit, ...]) -> str:
-    """The reason for a device that fits and was not chosen."""
+    """Returns the reason for a device that would fit but was not chosen."""
     if not taken:
         return f"{want.count} devices in one mode were asked and too few fit"
     indices = sorted(fit.device.index for fit in taken)

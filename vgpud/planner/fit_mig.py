@@ -326,7 +326,7 @@ def _too_small(seat: Seat, want: Wanted, offers: tuple[Offer, ...]) -> Unfit:
 
 
 def mode_shut(seat: Seat) -> Unfit | None:
-    """Why MIG mode is off and cannot be enabled now; None if MIG mode is on or can be enabled."""
+    """Returns why MIG mode is off and cannot be enabled now; None if it is on or can be enabled."""
     device = seat.device
     if device.mig.current:
         return None

@@ -62,7 +62,7 @@ def _mode_on_top(seat: Seat, want: Wanted) -> Mode | None:
 
 
 def _whole_only(seat: Seat, mode: Mode) -> Unfit:
-    """Why `mode` cannot serve a device whose MIG mode is on, or a request that names a MIG profile."""
+    """Returns why `mode` cannot serve a device in MIG mode, or a request that names a MIG profile."""
     if not seat.device.mig.capable:
         sentence = f"mode {mode} was asked on a MIG instance, and the device has no MIG"
         return never(seat, mode, ErrorCode.UNSUPPORTED, sentence)
@@ -83,7 +83,7 @@ def _fit(seat: Seat, mode: Mode, want: Wanted, spread: bool) -> Verdict:
 
 
 def _closed(seat: Seat) -> Unfit | None:
-    """Why the device is closed to every request; None if it is open."""
+    """Returns why the device accepts no request at all; None if it accepts requests."""
     device = seat.device
     if device.health is not Health.OK:
         why = f": {device.health_reason}" if device.health_reason else ""

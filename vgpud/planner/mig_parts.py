@@ -109,7 +109,9 @@ def scene_of(device: Device, geometry: MigGeometry, stock: Stock, use: DeviceUse
 
 
 def divide(scene: Scene, bins: Sequence[Bin], state: int) -> frozenset[ComputeKey] | Blocked:
-    """How the GPU instances of `state` are divided into `bins` with the fewest changed instances."""
+    """Returns how the GPU instances of `state` are divided into `bins` so that the fewest instances
+    change.
+    """
     found: set[ComputeKey] = set()
     for profile in scene.geometry.profiles:
         keys = [key for key in scene.geometry.keys(state) if key[0] == profile.id]

@@ -142,7 +142,7 @@ def plan_defrag(device: Device, use: DeviceUse, pool: Pool) -> DevicePlan:
 
 
 def _obstacle(device: Device, use: DeviceUse) -> str:
-    """Why a device cannot have MIG instances now; empty if it can."""
+    """Returns why a device cannot have MIG instances now; empty if it can."""
     if use.mode not in (None, Mode.MIG):
         return f"device {device.index} is in mode {use.mode} with {use.count} allocations"
     if device.mig.current != device.mig.pending:

@@ -225,7 +225,7 @@ def ends_by_nearness(
 
 
 def turned(allocation: Allocation) -> Allocation:
-    """The allocation with the old and the new device of each moving slice exchanged."""
+    """Returns the allocation with source and target device exchanged in each moving slice."""
     there = replace(
         allocation,
         slices=tuple(
@@ -241,7 +241,7 @@ def turned(allocation: Allocation) -> Allocation:
 
 
 def arrived(allocation: Allocation) -> Allocation:
-    """The allocation after the move: its slices name no other device any more."""
+    """Returns the allocation after its move: no slice names a second device any more."""
     return replace(allocation, slices=tuple(replace(part, other_uuid="") for part in allocation.slices))
 
 
@@ -249,7 +249,7 @@ def arrived(allocation: Allocation) -> Allocation:
 
 
 def move_steps(allocation: Allocation) -> tuple[Step, ...]:
-    """The steps of a move. Precondition: `other_uuid` of each slice is its target device."""
+    """Returns the steps of a move. Precondition: `other_uuid` of each slice is the move's target device."""
     lock = Step(StepKind.LOCK, "its processes wait at their next CUDA call")
     return (
         Step(StepKind.RECORD_INTENT, "both ends are held; a crash from here on is undone at the next start"),
@@ -265,7 +265,9 @@ def move_steps(allocation: Allocation) -> tuple[Step, ...]:
 
 
 def end_steps(allocation: Allocation) -> tuple[Step, ...]:
-    """The steps that bring the tenant to `device_uuid` of each slice, from any state of the move."""
+    """Returns the steps that bring the tenant to the `device_uuid` of each slice, from any state of
+    the move.
+    """
     memory = (
         Step(StepKind.RESTORE, "its memory comes here"),
         Step(StepKind.UNLOCK, "its processes go on"),

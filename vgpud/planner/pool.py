@@ -70,5 +70,5 @@ def stock_of(geometry: MigGeometry, device: Device, held: tuple[MigSlice, ...], 
 
 
 def _has_others(instance: GpuInstance, pool: Pool) -> bool:
-    """Does the GPU instance have a compute instance that vgpud did not make?"""
+    """True if the GPU instance has a compute instance that vgpud did not make."""
     return any((instance.key, one.key) not in pool.own_computes for one in instance.compute_instances)

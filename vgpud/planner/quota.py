@@ -51,7 +51,7 @@ def over_quota(
 
 
 def is_undecided(policy: Policy, owner: Owner, account: Account) -> bool:
-    """Could a quota that names users or groups cover this owner, whose account is not known?"""
+    """True if a quota that names users or groups could cover this owner, whose account is not known."""
     if account.is_known:
         return False
     rule = policy.quota_of(owner.uid, owner.gid, account)

@@ -87,7 +87,7 @@ class _World:
         return place in self.instances.get(place.device_uuid, ())
 
     def answers(self, uuid: str) -> bool:
-        """Is the device present and usable?"""
+        """True if the device is present and usable."""
         device = self.devices.get(uuid)
         return device is not None and device.health.answers
 
@@ -173,7 +173,7 @@ def _keeping(allocation: Allocation, world: _World, ours: Set[InstancePlace]) ->
 
 
 def _unusable(piece: Slice, world: _World, ours: Set[InstancePlace]) -> str:
-    """Why a slice cannot be repaired; empty if it can be."""
+    """Returns why a slice cannot be repaired; empty if it can be."""
     device = world.devices.get(piece.device_uuid)
     if device is None:
         return "" if world.has_unread_devices else f"device {piece.device_uuid} is gone"
@@ -198,7 +198,7 @@ def _unusable(piece: Slice, world: _World, ours: Set[InstancePlace]) -> str:
 
 
 def _overlap_in(other: InstancePlace, place: InstancePlace) -> bool:
-    """Do two compute instances of one GPU instance overlap?"""
+    """True if two compute instances of one GPU instance overlap."""
     if not other.part or other.gpu_instance != place.gpu_instance:
         return False
     return _overlap(other.part[0][1], place.part[0][1])

@@ -150,7 +150,7 @@ class _Round:
         self._now = now
         self._capacity = capacity
         self._free = dict(capacity)
-        self._making: dict[str, int] = {}  # bytes that running suspensions free
+        self._making: dict[str, int] = {}  # device UUID -> bytes that running suspensions will free
         self._blocked: dict[str, int] = {}  # number of waiting tenants by device
         self._again = inf
         self._coming: set[str] = set()  # tenants that this round resumes
@@ -269,7 +269,8 @@ class _Round:
 
     def _wait(self, tenant: Tenant, sentence: str) -> Move:
         place = 1 + max((self._blocked.get(uuid, 0) for uuid, _ in tenant.parts), default=0)
-        # otherwise the tenant does not block the tenants behind it in the queue
+        # a tenant that waits for its back-off, or never fits, does not block the tenants behind it in the
+        # queue
         if tenant.not_before <= self._now and not self._never_fits(tenant):
             for uuid, _ in tenant.parts:
                 self._blocked[uuid] = place
@@ -287,7 +288,9 @@ class _Round:
         return Move(Kind.SUSPEND, tenant.id, sentence, cause, deep=deep, room_for=room_for)
 
     def _may_leave_some(self, tenant: Tenant) -> bool:
-        """Would every other tenant still fit on the device, alone, beside the memory that stays there?"""
+        """True if every other tenant would fit on the device, alone, beside the memory that this tenant
+        leaves there.
+        """
         gone = (Where.AWAY, Where.GOING)
         away = [*(t for t in self._tenants if t.where in gone), *self._leaving, tenant]
         for uuid, _ in tenant.parts:

@@ -47,7 +47,7 @@ class Terms(NamedTuple):
     mig_profiles: frozenset[str] | None = None
 
     def tenants(self, mode: Mode) -> int:
-        """How many allocations in mode preload or mps may be on the device at one time."""
+        """Returns how many allocations in mode preload or mps may be on the device at one time."""
         return self.mps_tenants if mode is Mode.MPS else self.preload_tenants
 
     def memory_bytes(self, mode: Mode, usable_bytes: int) -> int:

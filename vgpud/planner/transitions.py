@@ -103,7 +103,7 @@ def defragmented(geometry: MigGeometry, layout: Layout, pinned: int) -> int | No
 
 
 def room_for(geometry: MigGeometry, layout: Layout, profile_id: int) -> int:
-    """How many more instances of a profile fit beside a layout without moves."""
+    """Returns how many more instances of a profile fit beside a layout without moving any."""
     free = geometry.free(layout)
     most, start = 0, geometry.counts.get(layout.slots)
     if start is None or not free:

@@ -24,7 +24,7 @@ class Seat(NamedTuple):
 
     @property
     def claims_free_card(self) -> bool:
-        """Would a slice on this device make an idle card unavailable to other modes?"""
+        """True if a slice on this device makes an idle card unavailable to other modes."""
         return self.terms.fixed is None and self.use.count == 0
 
     def memory_free_bytes(self, mode: Mode) -> int:

@@ -28,7 +28,7 @@ class Wanted:
 
     @property
     def needs(self) -> str:
-        """The modes of the request, as part of a sentence."""
+        """The modes that can serve the request, as part of a sentence: "mps or preload"."""
         return " or ".join(self.modes)
 
 

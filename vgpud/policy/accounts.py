@@ -12,7 +12,7 @@ Has = Callable[[str], bool]
 
 
 def needs_accounts(policy: Policy) -> bool:
-    """Does a quota need more than the user's uid, that is, its name or groups?"""
+    """True if a quota needs more than the user's uid, that is, the user's name or groups."""
     return any(rule.goes_by_account for rule in policy.quota)
 
 

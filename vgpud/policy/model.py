@@ -253,7 +253,7 @@ class MigSettings(PolicyTable):
 
     @property
     def grows(self) -> bool:
-        """May requests add MIG instances to the device or remove them?"""
+        """True if requests may add MIG instances to the device or remove them."""
         return self.layout is None if self.dynamic is None else self.dynamic
 
 
@@ -309,7 +309,7 @@ class DeviceRule(PolicyTable):
         return self.exclusive or ExclusiveSettings()
 
     def allows(self, mode: Mode) -> bool:
-        """May tenants use a device of this rule in `mode`? Always False for an unmanaged device."""
+        """True if tenants may use a device of this rule in `mode`. Always False for an unmanaged device."""
         return mode is not Mode.UNMANAGED and self.mode in ("auto", mode.value)
 
 

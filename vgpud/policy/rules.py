@@ -54,7 +54,7 @@ def check_rules(data: Mapping[str, Any], where: Where) -> Iterator[Problem]:
 
 
 def subsumes(wide: Match, narrow: Match) -> bool:
-    """Does `wide` cover every device that `narrow` covers? True only if that is certain."""
+    """True if `wide` certainly covers every device that `narrow` covers."""
     return (
         (wide.uuid is None or wide.uuid == narrow.uuid)
         and (wide.index is None or (narrow.index is not None and set(narrow.index) <= set(wide.index)))

@@ -1,4 +1,4 @@
-"""Holds accepted connections until it is their turn to be identified."""
+"""Holds accepted connections until the relay identifies their callers, in turn for each user."""
 
 import asyncio
 import socket

@@ -147,7 +147,7 @@ class Calls:
         upcoming = asyncio.ensure_future(anext(events, None))
         try:
             await asyncio.sleep(0)
-            # no event is waiting: the metadata tells the caller now that it is subscribed
+            # tells the caller by the metadata that it is subscribed, because no event is waiting
             if not upcoming.done():
                 await context.send_initial_metadata(())
             while True:

@@ -33,7 +33,7 @@ class StreamCounter:
     """
 
     def __init__(self) -> None:
-        self._skip = _PREFACE_BYTES  # bytes to the next frame head
+        self._skip = _PREFACE_BYTES  # bytes until the next frame head begins
         self._cut = b""  # the beginning of a frame head whose end has not arrived yet
 
     def count(self, piece: memoryview) -> int:

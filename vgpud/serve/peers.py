@@ -90,7 +90,7 @@ def _process(connection: socket.socket, pid: int, uid: int) -> tuple[Lifetime, i
 
 
 def _made_by(pid: int) -> int | None:
-    """As namespace_owner, but None if vgpud has no right to ask. Raises OSError."""
+    """As namespace_owner, but returns None if vgpud has no permission to ask. Raises OSError."""
     try:
         return namespace_owner(pid)
     except PermissionError:  # vgpud does not run as root

@@ -32,5 +32,5 @@ def check_owner_override(caller: Caller) -> None:
 
 
 def may_see_edits(caller: Caller, owner_uid: int) -> bool:
-    """May the caller see environment and paths? The owner and administrators may."""
+    """True if the caller may see environment and paths: the owner and administrators may."""
     return caller.is_admin or caller.uid == owner_uid

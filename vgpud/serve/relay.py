@@ -91,8 +91,8 @@ class Relay:
         self.onward = str(onward)
         self._folder = folder
         self._limits = limits
-        self._pumps: dict[str, Pump] = {}  # the pumps by the name of their connection to grpcio
-        self._gates: WeakValueDictionary[int, Gate] = WeakValueDictionary()  # the gates by user
+        self._pumps: dict[str, Pump] = {}  # pump of each connection, by the connection's name to grpcio
+        self._gates: WeakValueDictionary[int, Gate] = WeakValueDictionary()  # gate of each user
         self._connecting: set[asyncio.Task[None]] = set()
         self._arrivals = Arrivals(limits.arrivals, limits.arrivals_per_user)
         self._pace = Pace(_ARRIVAL_REST_FACTOR)
@@ -155,7 +155,7 @@ class Relay:
             connection.setblocking(False)
             closed |= not self._arrived(connection, door)
         if closed:
-            # a pause, because the closed callers may connect again at once
+            # pauses, because the closed callers may connect again at once
             self._pause(door, listener, _CLOSED_PAUSE_SECONDS)
 
     def _arrived(self, connection: socket.socket, door: Door) -> bool:
@@ -289,7 +289,7 @@ class Relay:
         if count <= self.peers.connections_of(caller.user) + 1:
             return False
         oldest = self.peers.oldest_of(user)
-        if oldest not in self._pumps:  # the connection of the oldest to grpcio is not complete yet
+        if oldest not in self._pumps:  # the oldest connection's own connection to grpcio is not complete yet
             return False
         self._complain(
             LogEvent.OLDEST_CONNECTION_CLOSED,
@@ -329,7 +329,7 @@ class Relay:
         if not onward.getsockname():
             onward.bind(str(path))
         onward.connect(self.onward)
-        # the socket's name can be removed: the kernel keeps it as long as the connection exists
+        # removes the socket's name: the kernel keeps the socket as long as the connection exists
         path.unlink()
 
     async def _connect_patiently(self, onward: socket.socket, name: str, connection: socket.socket) -> None:

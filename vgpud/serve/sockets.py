@@ -170,7 +170,7 @@ def _refuse_second_daemon(path: Path) -> None:
         probe.setblocking(False)
         try:
             probe.connect(str(path))
-        except BlockingIOError:  # another process listens on the socket, and its backlog is full
+        except BlockingIOError:  # the backlog is full, so another process listens on the socket
             pass
         except OSError:
             return

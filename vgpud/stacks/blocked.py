@@ -63,7 +63,7 @@ def _indirect_bytes(code: bytes) -> int:
 
 
 def _calls_arm(code: bytes) -> bool:
-    """Does the code end with a call? Arm's manual, BL and BLR."""
+    """True if the code ends with a call: BL or BLR of Arm's manual."""
     word = int.from_bytes(code[-4:], "little") if len(code) >= 4 else 0
     return word & 0xFC000000 == 0x94000000 or word & 0xFFFFFC1F == 0xD63F0000
 
@@ -110,7 +110,7 @@ def lock_wait(text: bytes, machine: Machine) -> Wait | None:
 
 
 def is_drivers_own(name: str) -> bool:
-    """Is this the name (/proc/PID/task/TID/comm) of a thread that the driver itself started?"""
+    """True for the name (/proc/PID/task/TID/comm) of a thread that the driver itself started."""
     return _DRIVERS_OWN.fullmatch(name) is not None
 
 

@@ -15,7 +15,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@:-]{0,199}")
 _FIRST_POLL_SECONDS = 0.005
 _LAST_POLL_SECONDS = 0.1
 _LOOK_AGAIN_SECONDS = 1.0
-_SETTLE_SECONDS = 0.05  # if a helper cannot start at all, it has ended within this time
+_SETTLE_SECONDS = 0.05  # a helper that cannot start at all has ended within this time
 
 T = TypeVar("T")
 
@@ -152,7 +152,7 @@ def watch_exit(
     def watch() -> None:
         try:
             pidfd = pin()
-        except OSError:  # no answer of the kernel does not mean that the helper has ended
+        except OSError:  # a missing answer of the kernel does not prove that the helper has ended
             undo[:] = [loop.call_later(_LOOK_AGAIN_SECONDS, watch).cancel]
         else:
             undo[:] = [_watch(loop, pidfd, name, callback)]

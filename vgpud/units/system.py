@@ -107,7 +107,7 @@ class SystemdUnits:
         def looked(answer: asyncio.Future[Running | None]) -> None:
             if not undo or answer.cancelled():
                 return
-            # systemctl failed, which proves nothing about the helper, so it is asked again
+            # systemctl failed, which proves nothing about the helper, so vgpud asks systemctl again
             if answer.exception() is not None:
                 undo[:] = [loop.call_later(_LOOK_AGAIN_SECONDS, look).cancel]
             else:

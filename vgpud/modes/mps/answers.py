@@ -26,7 +26,7 @@ class ListedClient:
 
 
 def refusal(answer: str) -> str | None:
-    """The line of an answer that says that a command was refused; None if there is none."""
+    """Returns the line of the daemon's answer that refuses a command; None if there is none."""
     return next((line.strip() for line in answer.splitlines() if _REFUSALS.search(line)), None)
 
 
@@ -75,7 +75,7 @@ def memory_as_printed(mebibytes: int) -> str:
 
 
 def share_agrees(wanted: float, printed: float | None) -> bool:
-    """Does the control daemon print `printed` for the percentage `wanted`? It prints one decimal."""
+    """True if the control daemon prints `printed` for the percentage `wanted`. It prints one decimal."""
     return printed is not None and abs(printed - wanted) < 0.0501
 
 

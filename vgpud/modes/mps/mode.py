@@ -149,7 +149,8 @@ class MpsMode:
 
     async def detach(self, allocation: Allocation, part: Slice) -> None:
         remove_tenant(tenant_folder(self._paths.run_dir, allocation.id))
-        if (self._paths.leases / allocation.id).exists():  # true also if an attach was interrupted
+        # the folder also exists after an interrupted attach
+        if (self._paths.leases / allocation.id).exists():
             await self._leases.detach(allocation, part)
         if not self._world.slices_on(part.target):
             if part.is_on_top and part.target:

@@ -21,7 +21,7 @@ from vgpud.proc import PidFd, Running, open_pidfd, session_of
 # asm-generic/unistd.h (aarch64).
 _READING = frozenset({0, 45, 47, 63, 207, 212})
 _UCRED = struct.Struct("=iII")  # struct ucred of unix(7): pid, uid, gid
-_NEXT_SECONDS = 0.01  # time for the daemon to turn to its next connection
+_NEXT_SECONDS = 0.01  # time that the daemon needs to turn to its next connection
 
 
 @dataclass(frozen=True, slots=True)

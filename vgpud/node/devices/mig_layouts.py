@@ -107,7 +107,7 @@ class MigLayouts:
                 await self._mig.unmake(place.device_uuid, place.key)
 
     def _is_held(self, place: InstancePlace) -> bool:
-        """Does an allocation hold the instance or a compute instance in it?"""
+        """True if an allocation holds the instance, or a compute instance in it."""
         held = self._book.use_of(place.device_uuid).mig
         if place.part:
             return any(mig.place in ((place.key, place.part[0]), (place.key, None)) for mig in held)

@@ -60,7 +60,7 @@ class Pools:
         return "policy" if self._words(device) is not None else ""
 
     def is_off(self, device: Device) -> bool:
-        """Is MIG mode of the device to be off?"""
+        """True if MIG mode of the device is to be off."""
         applied = self.applied(device.uuid)
         return applied.off if applied is not None else self._words(device) == (OFF,)
 

@@ -12,7 +12,7 @@ from vgpud.node.devices.inventory import Inventory
 
 @contextmanager
 def lost_is_left() -> Iterator[None]:
-    """Ignores the errors of a lost device. Its record stays until the device is back."""
+    """Ignores the errors of a lost device. The record of its mode stays until the device is back."""
     try:
         yield
     except VgpuError as error:

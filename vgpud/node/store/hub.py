@@ -43,7 +43,8 @@ class Hub:
         if len(self._recent) > _QUEUE:
             del self._recent[next(iter(self._recent))]
         for queue in tuple(self._watchers):
-            if queue.full():  # the watcher does not read: its watch ends, and it can resume by revision
+            # the watcher does not read its events: its watch ends, and it can resume by revision
+            if queue.full():
                 self._watchers.discard(queue)
                 queue.get_nowait()
                 queue.put_nowait(None)

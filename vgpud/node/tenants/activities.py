@@ -117,13 +117,13 @@ class Activities:
         await self._blocked.run(self._waits)
 
     def _waits(self, allocation: Allocation) -> bool:
-        """Does the tenant have work according to libvgpu's reports?"""
+        """True if the tenant has work according to libvgpu's reports."""
         now = self.read(allocation)
         if now is None:
             return False
         return now.wants > 0 or now.calls > self._left.setdefault(allocation.id, now.calls)
 
     def keep(self, there: Container[str]) -> None:
-        """Forgets every tenant that is not in `there`."""
+        """Forgets the figures of every tenant that is not in `there`."""
         for gone in [name for name in self._left if name not in there]:
             del self._left[gone]

@@ -46,13 +46,13 @@ def _is_own(pid: int, allocation: Allocation) -> bool:
 
 
 def _has_mounted(pid: int, allocation_id: str) -> bool:
-    """Is the lease mounted in the mount namespace of the process?"""
+    """True if the lease is mounted in the mount namespace of the process."""
     wanted = f"/leases/{allocation_id}"
     roots = proc.mounts_at(pid, CONTAINER_LEASE)
     return any(root.removesuffix("/anyone").endswith(wanted) for root in roots)
 
 
 def _is_in_host_mounts(pid: int) -> bool:
-    """Is the process in the mount namespace of vgpud or of pid 1? Under systemd these two differ."""
+    """True if the process is in the mount namespace of vgpud or of pid 1. Under systemd these two differ."""
     theirs = proc.mount_namespace(pid)
     return theirs is None or theirs in (proc.mount_namespace(os.getpid()), proc.mount_namespace(1))

@@ -112,7 +112,7 @@ def _opened(process: Process) -> Iterator[_Files | None]:
 
 
 def _is(process: Process) -> bool:
-    """Is the pid still that of the same process?"""
+    """True if the pid still belongs to the same process."""
     try:
         return start_ticks(process[0]) == process[1]
     except OSError:

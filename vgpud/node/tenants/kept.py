@@ -49,7 +49,7 @@ class Kept:
         uuid = part.device_uuid
         charged = self._book.use_of(uuid).memory_bytes - part.memory_bytes + stays_bytes
         charged += sum(self.bytes_of(other) for other in self._away(uuid) if other.id != room_for)
-        # a tenant that is not away is charged in full already
+        # a tenant whose memory is on the device is already charged in full
         if room_for in self._book and is_away(coming := self._book.get(room_for)):
             charged += sum(one.memory_bytes for one in coming.slices if one.device_uuid == uuid)
             charged -= coming.stays_bytes

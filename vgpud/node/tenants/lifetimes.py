@@ -17,7 +17,7 @@ _RETRY_SECONDS = 1.0
 
 
 def is_alive(lifetime: Lifetime) -> bool:
-    """Is the process alive? Also True if the kernel gives no answer."""
+    """True if the process is alive, or if the kernel gives no answer about it."""
     return lifetime.pid != 0 and proc.is_alive(lifetime.pid, lifetime.start_ticks)
 
 

@@ -142,7 +142,7 @@ class Moves:
             return tuple(replace(process, way=Way.DEEP) for process in found)
         there = (await self._do.placed(session, living(before))).suspended
         if any(is_anybodys(before, part) for part in before.slices):
-            return there  # other tenants may use the device too, so new processes are not looked for
+            return there  # other tenants may use the device too, so vgpud does not search for new processes
         found = await self._do.processes(session, before, there)
         # libvgpu did not hold this new process in time, so the process uses the old device
         for new in found[len(there) :]:
@@ -234,7 +234,7 @@ class Moves:
                 return await self._commit(held, sentence)
             case _:
                 if step.kind is StepKind.ATTACH and step.slice_ordinal == 0:
-                    # the edits are made anew, because they have the device nodes of the other device
+                    # computes the edits anew, because they contain the device nodes of the old device
                     held = replace(held, edits=Edits())
                 held = await self._executor.run("move", held, (step,))
         return held
@@ -286,7 +286,7 @@ class Moves:
             coming = surfaced(replace(held, state=State.RESUMING))
             await self._do.limit(coming)
             await self._swaps.until(coming, SwapPhase.HERE)
-            # the snapshot was older than the memory's arrival on the device
+            # the snapshot was taken before the memory arrived on the device
             await self._services.inventory.refresh()
             await self._do.limit(replace(held, state=State.ACTIVE, suspended=()))
 
@@ -297,7 +297,7 @@ class Moves:
         done = await self._do.end(ended, change, sentence)
         self._services.fault("move.commit")
         if self._services.preload is not None:
-            # sets the memory limit on the device that the tenant left to nothing
+            # lowers the memory limit on the device that the tenant left to zero
             await self._services.preload.restore_wall(done)
         return done
 
@@ -315,7 +315,7 @@ class Moves:
             await session.restore(process, seconds, pairs if crosses else None)
         if await self._is_at_other_end(process, held):
             if await session.state(process) is ProcessState.RUNNING:
-                # The move goes back, and the process already runs on the device at the other end.
+                # The move is undone, and the process already runs on the device to which the move returns.
                 await self._evict(held)
                 await session.lock(process, seconds)
             await session.save(process, seconds)

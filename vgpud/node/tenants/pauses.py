@@ -48,7 +48,7 @@ class Pauses:
                 f"run 'vgpuctl resume {allocation.id}' first",
             )
         if allocation.paused:
-            # the driver may have refused to preempt the tenant since then
+            # since the pause was recorded, the driver may have refused to preempt the tenant
             await self._until_off(preload, allocation.id)
             return allocation
         return await asyncio.shield(

@@ -187,7 +187,7 @@ def _first_to_leave(allocation: Allocation) -> tuple[bool, int, str]:
 
 
 def _instead(allocation: Allocation, device_uuid: str, target: str) -> list[str]:
-    """The devices of the allocation, with `target` in place of `device_uuid`."""
+    """Returns the devices of the allocation, with `target` in place of `device_uuid`."""
     return [target if uuid == device_uuid else uuid for uuid in devices_of(allocation)]
 
 

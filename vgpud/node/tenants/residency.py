@@ -193,7 +193,8 @@ class Residency:
             if self.services.activities.wants(allocation):
                 seen.wants_since = seen.wants_since or now
             elif now - seen.asked_at > _ASK_SECONDS:
-                # libvgpu is asked for a new report, because a call may have bypassed it during the suspension
+                # asks libvgpu for a new report, because a call may have bypassed libvgpu during the
+                # suspension
                 seen.asked_at = now
                 await self.services.activities.ask(allocation.id)
 
@@ -330,7 +331,7 @@ class Residency:
         return self._kept[2]
 
     def _is_crowded(self, allocation: Allocation) -> bool:
-        """Is more memory booked on one of the allocation's devices than the device has?"""
+        """True if more memory is booked on one of the allocation's devices than the device has."""
         for part in allocation.slices:
             device = self.services.inventory.node.device(part.device_uuid)
             held = self.services.book.use_of(part.device_uuid).memory_bytes
@@ -340,13 +341,13 @@ class Residency:
 
 
 def _longest(times: list[float | None]) -> float | None:
-    """The longest span; None (unlimited) if one of them is None."""
+    """Returns the longest of the times; None (unlimited) if one of them is None."""
     known = [one for one in times if one is not None]
     return max(known) if known and len(known) == len(times) else None
 
 
 def _has_rules(policy: Policy) -> bool:
-    """Does the policy have a rule for any device, present or not?"""
+    """True if the policy has a rule for any device, present or not."""
     settings = [rule.settings_preload() for rule in policy.device]
     return any(one.idle_suspend is not None or one.turn is not None for one in settings)
 
@@ -359,7 +360,7 @@ def _where(allocation: Allocation, seen: _Seen | None) -> Where:
 
 
 def _is_sent(allocation: Allocation) -> bool:
-    """Is the tenant suspended, being suspended or being resumed, by a rule of the policy?"""
+    """True if a rule of the policy has suspended the tenant, or is suspending or resuming it."""
     return allocation.state in _WHERE and allocation.cause is not Cause.HAND
 
 

@@ -25,7 +25,7 @@ class Sickness:
         on_sick: Callable[[Device], str],
         notice: Callable[[str, str], None],
     ) -> None:
-        """`notice` tells the journal and watchers a sentence about a device, by its UUID."""
+        """`notice` gets a sentence about a device, by its UUID, for the journal and the watchers."""
         self._inventory = inventory
         self._relocations = relocations
         self._on_sick = on_sick

@@ -223,7 +223,8 @@ class Suspends:
         except VgpuError:
             self._services.store.cancel(before.id)
             held = self._book.get(before.id)
-            if held.state is State.RESUMING:  # the intent was recorded, and the outcome could not be recorded
+            # the intent of the resumption was recorded, and its outcome could not be recorded
+            if held.state is State.RESUMING:
                 away = replace(held, state=State.SUSPENDED)
                 self._services.store.amend(away, suspension_outcome(away))
             raise

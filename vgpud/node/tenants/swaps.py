@@ -154,7 +154,9 @@ class Swaps:
             raise
 
     def _lacking_bytes(self, allocation: Allocation) -> int:
-        """Bytes of host buffers that its processes do not have yet. Raises VgpuError(LEASE_FAILED)."""
+        """Returns the bytes of host buffers that the tenant's processes do not have yet. Raises
+        VgpuError(LEASE_FAILED).
+        """
         return sum(max(swap.movable_bytes - swap.host_bytes, 0) for swap in self._read(allocation))
 
     def _check_host(self, wanted_bytes: int) -> None:
@@ -216,7 +218,9 @@ class Swaps:
         return await self._do.end(active, Change.RESUMED, sentence)
 
     async def _stay(self, before: Allocation, why: VgpuError) -> None:
-        """Swaps a tenant out again after a failed swap-in, because half a tenant must not run."""
+        """Swaps a tenant out again after a failed swap-in, because a tenant must not run with half of its
+        memory.
+        """
         away = replace(before, state=State.SUSPENDED)
         await self._do.limit(away)
         try:
@@ -292,7 +296,7 @@ class Swaps:
             if not any(swap.phase in (SwapPhase.HERE, SwapPhase.DRAINING) for swap in swaps):
                 drained = now
             if self._others_go(allocation):
-                # the suspension of the other tenant has its own timeout, so this one starts anew
+                # the suspension of the other tenant has its own timeout, so the wait for room starts anew
                 began = full = now
             if not any(swap.phase is SwapPhase.COMING and swap.error for swap in swaps):
                 full = now

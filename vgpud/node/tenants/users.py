@@ -125,7 +125,7 @@ def namespace_owner(pid: int) -> int | None:
             made_by = _owner_uid(namespace)
             owner = made_by if made_by != 0 else owner
             outer = fcntl.ioctl(namespace, _NS_GET_PARENT)
-        except OSError:  # EPERM: vgpud may not see the parent namespace
+        except OSError:  # EPERM: vgpud has no permission to see the parent namespace
             return owner
         finally:
             os.close(namespace)
@@ -139,7 +139,7 @@ def _user_namespace(pid: int) -> int:
         with proc.PidFd(os.pidfd_open(pid)) as pidfd:
             try:
                 return fcntl.ioctl(pidfd, _PIDFD_GET_USER_NAMESPACE)
-            except OSError:  # this ioctl does not exist in older kernels
+            except OSError:  # older kernels lack this ioctl
                 return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
 
     return proc.aside(pid, ask, os.close)

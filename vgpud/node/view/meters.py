@@ -22,7 +22,7 @@ _FRESH_SECONDS = 0.1
 _LOOK_SECONDS = 0.5  # maximum time of a reading to wait for the hardware
 # interval between readings of sensors: temperature and power change slowly, and each reading is a driver call
 _SENSOR_SECONDS = 5.0
-# States in which the slices of an allocation may be incomplete.
+# states in which an allocation's slices may be incomplete, so that they are not metered
 _NOT_METERED = (State.ALLOCATING, State.RELEASING)
 
 

@@ -109,7 +109,7 @@ class Processes:
     def _strays(
         self, everything: tuple[Allocation, ...], uncounted: Iterable[tuple[str, int]]
     ) -> dict[tuple[str, int], tuple[Allocation, Slice | None]]:
-        """The processes that no mode counts, but which belong to an allocation."""
+        """Returns the processes that no mode counts, but which belong to an allocation."""
         keys = tuple(uncounted)
         held = {allocation.id: allocation for allocation in everything} if keys else {}
         owners = self._find_owners(everything, {pid for _, pid in keys}) if held else {}

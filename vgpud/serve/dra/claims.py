@@ -36,7 +36,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One allocation to make, and the parts of the claim that it serves."""
+    """One allocation to make for a claim, and the results of the claim that it serves."""
 
     request: Request
     results: tuple[Result, ...]
@@ -190,7 +190,7 @@ def _profile(key: str, targets: Sequence[Target], uuids: Sequence[str]) -> str:
 
 
 def _per_card(results: Sequence[Result], targets: Sequence[Target], capacity: str, missing: int) -> set[int]:
-    """The requested amount on each card. If a claim has several shares of one card, they are added."""
+    """Returns the requested amount on each card. The amounts of several shares of one card are added."""
     sums: dict[str, int] = {}
     for result, target in zip(results, targets, strict=True):
         amount = result.consumed.get(capacity, missing)

@@ -45,7 +45,7 @@ class Wellness:
 
 
 class Behind(Protocol):
-    """What the plugin calls for claims. Both methods raise VgpuError, and are idempotent."""
+    """The object behind the plugin, which serves claims. Both methods raise VgpuError, and are idempotent."""
 
     async def prepare(self, namespace: str, name: str, uid: str) -> tuple[Answer, ...]: ...
 

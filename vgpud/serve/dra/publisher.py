@@ -98,7 +98,7 @@ class Publisher:
         if nothing had to change.
         """
         there = {one["metadata"]["name"]: one for one in await self._api.slices(DRIVER, self._node)}
-        # The scheduler reads slices in the order of their names.
+        # numbered names, because the scheduler reads slices in the order of their names
         names = [f"{self._node}-{DRIVER}-{number:03}" for number in range(len(wanted))]
         if there.keys() == set(names) and all(
             _same(there[name]["spec"], spec) for name, spec in zip(names, wanted, strict=True)

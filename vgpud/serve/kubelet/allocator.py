@@ -404,16 +404,16 @@ class Allocator:
         return self.started.began(name) and bool(pod) and (settled or pod in self._listed_once)
 
     def waits_for_a_pods_end(self) -> bool:
-        """Is there an allocation whose containers have all ended?"""
+        """True if there is an allocation whose containers have all ended."""
         return any(
             self.started.began(h.request_id) and not self.started.runs(h.request_id) for h in self.holds
         )
 
     async def _seen(self, allocation: Allocation, listed: Listing) -> bool:
-        """Does a pod have the allocation? Also records the ids and the pod if they were unknown."""
+        """Returns whether a pod has the allocation. Also records the ids and the pod if they were unknown."""
         name = allocation.request.id
         hold = next((hold for hold in self.holds if hold.request_id == name), None)
-        if hold is None:  # the file of holds was lost; the request id can be computed from the ids
+        if hold is None:  # the file of holds was lost; the request id can be computed again from the ids
             mine = next((h for h in listed.held if request_id(h.resource, h.ids) == name), None)
             if mine is None:
                 return False

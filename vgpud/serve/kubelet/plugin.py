@@ -27,7 +27,7 @@ _OPTIONS = pb.DevicePluginOptions(get_preferred_allocation_available=True)
 
 
 class Behind(Protocol):
-    """What a plugin calls. Both methods raise VgpuError."""
+    """The object behind the plugin, which makes allocations. Both methods raise VgpuError."""
 
     async def allocate(self, resource: Resource, ids: Sequence[str]) -> Allocation: ...
 
@@ -78,7 +78,9 @@ class Plugin:
 
     @property
     def serving(self) -> bool:
-        """Is the socket served? False also if a starting kubelet has removed the socket from its folder."""
+        """True if the socket is served. False also if a starting kubelet has removed the socket from its
+        folder.
+        """
         return self._server is not None and self.socket.exists()
 
     def unwatched(self, seconds: float) -> bool:

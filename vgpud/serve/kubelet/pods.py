@@ -46,7 +46,7 @@ class Listing:
         return next((h.pod for h in self.held if h.resource == resource and not h.ids.isdisjoint(ids)), "")
 
     def is_init_of_active(self, container: str) -> bool:
-        """Is "namespace/pod/container" a plain init container of a pod that is listed?"""
+        """True if "namespace/pod/container" is a plain init container of a listed pod."""
         return container.rpartition("/")[0] in self.pods and container not in self.containers
 
 

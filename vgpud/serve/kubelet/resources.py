@@ -52,7 +52,7 @@ class Resource:
 
     @property
     def divisible(self) -> bool:
-        """Do several units of the resource make one larger slice, instead of several slices?"""
+        """True if several units of the resource make one larger slice, instead of several slices."""
         return self.kind in ("part", "memory")
 
 

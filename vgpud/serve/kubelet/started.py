@@ -50,7 +50,7 @@ class Started:
         self._watched.clear()
 
     def began(self, request_id: str) -> bool:
-        """Has a container of the allocation started in this boot?"""
+        """True if a container of the allocation has started in this boot."""
         return request_id in self._inits
 
     def runs(self, request_id: str) -> bool:
