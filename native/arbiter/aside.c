@@ -13,7 +13,7 @@
 
 #define LOOK_NS 200000 /* interval between two checks of a thread */
 #define SLEEPS 2       /* number of consecutive checks that must find the thread asleep */
-#define BUCKETS 64     /* of tenants */
+#define BUCKETS 64     /* number of buckets into which tenants are hashed */
 #define NS_PER_S 1000000000
 
 /* A call that runs on another thread. The caller or that thread frees it, whichever finishes later. */
@@ -76,7 +76,7 @@ static bool start(struct call *call, pthread_t *thread)
     return started;
 }
 
-/* Does the thread of this call neither run on a processor nor wait for one (proc(5), /proc/PID/stat)? */
+/* Returns whether the thread of this call neither runs on a processor nor waits for one (proc(5), /proc/PID/stat). */
 static bool sleeps(const struct call *call)
 {
     char text[256];

@@ -12,7 +12,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ASIDE_MAX_NS 500000u /* enough for some 2000 locks on one file; libvgpu sets one lock for each process */
+/* 500 us: enough for a walk over some 2000 locks on one file; libvgpu sets one lock for each process */
+#define ASIDE_MAX_NS 500000u
 #define ASIDE_DATA_BYTES 128
 #define ASIDE_ALONE_MAX 4
 

@@ -6,14 +6,15 @@
 #include "gang.h"
 #include "run_queue.h"
 
-#define LIGHT_LOAD 0.75   /* part of the time: a tenant with less load leaves gaps in its own time slice */
+#define LIGHT_LOAD 0.75   /* load below which a tenant leaves gaps in its own time slice, as a part of the time */
 #define PRESSED_LOAD 0.95 /* load beside other tenants above which a tenant would use more time than it gets */
 #define LIGHT_NS 4000000000ull
 #define RETRY_NS 1000000000ull
 #define RETRY_MAX_NS 4000000000ull
 /* observed time before a verdict; a single pause counts as at most GAP_MAX_NS, so that it cannot decide the verdict */
 #define JUDGED_NS 100e6
-#define GAP_MAX_NS 5000000u /* a longer idle time says nothing about the tenant's present work */
+/* longest gap that counts: a longer idle time says nothing about the tenant's present work */
+#define GAP_MAX_NS 5000000u
 #define PRESSED_NS 50000000u
 #define AHEAD_ROUNDS 0.25
 
@@ -113,7 +114,7 @@ void backfill_note_work(struct sched_tenant *tenant, uint64_t now)
     tenant->idle_since = 0;
 }
 
-/* Would the holder use more time than it gets beside other tenants? */
+/* Returns whether the holder would use more time than it gets beside other tenants. */
 static bool is_pressed(const struct sched_entity *holder, uint64_t now)
 {
     return !is_light(holder, now) || now < holder->pressed_until;
@@ -198,7 +199,7 @@ static bool stays_on(const struct sched_tenant *tenant, uint64_t now)
     return true;
 }
 
-/* Reduces a guest's debt for time that no other tenant could use. */
+/* Reduces a backfilling tenant's debt for time that no other tenant could use. */
 static void forgive(struct sched_entity *guest, uint64_t now)
 {
     const struct sched_entity *holder = holder_of(guest->device);

@@ -34,7 +34,7 @@
 struct worker {
     struct channels_thread *of;
     struct channels_order *order; /* the order in progress; NULL if there is none */
-    /* since when the worker is inside a file or an exec of the tenant; 0 if it is not. Atomic */
+    /* atomic: time since which the worker has been inside a file or an exec of the tenant; 0: it is not */
     uint64_t foreign_since;
     bool left;       /* the worker is abandoned, and another worker has its place */
     uint64_t tenant; /* the tenant in whose order the worker was abandoned */
@@ -218,7 +218,7 @@ static bool is_control_device(int fd)
     if (S_ISCHR(about.stx_mode))
         return makedev(about.stx_rdev_major, about.stx_rdev_minor) == control_device.st_rdev;
     return makedev(about.stx_dev_major, about.stx_dev_minor) == control_device.st_dev &&
-           about.stx_ino == control_device.st_ino; /* or the simulator's control device, a regular file */
+           about.stx_ino == control_device.st_ino; /* the simulator's control device is a regular file */
 }
 
 static void refused(struct channels_order *order, int error, uint32_t status)
@@ -364,7 +364,7 @@ static void finish(struct channels_order *order)
     (void)!write(finished_source.fd, &one, sizeof(one));
 }
 
-/* Finishes the work of an abandoned worker that returns. */
+/* Completes the order of an abandoned worker that has returned from its blocked call. */
 static void come_back(struct worker *worker, struct channels_order *order)
 {
     struct worker **link = &left_workers;

@@ -33,7 +33,7 @@ struct channels_process {
     int pidfd; /* owned by this struct, and closed with the order */
     uint32_t count;
     uint32_t slot;
-    uint32_t off; /* the words of the table */
+    uint32_t off; /* the words `off` of the process's channel table */
     uint32_t enabling;
     struct vgpu_channel_group *groups; /* after the order: the groups whose call was made */
 };
@@ -42,10 +42,11 @@ struct channels_process {
 struct channels_order {
     struct channels_order *next;
     bool off;
-    unsigned char *usage_map; /* of the tables, owned by this struct; a close(2) of the file would walk its locks */
+    /* mapping of the channel tables, owned by this struct. It is no open file, because close(2) would walk the locks */
+    unsigned char *usage_map;
     uint32_t process_count;
     struct channels_process *processes;
-    void *owner;     /* free for use by the caller */
+    void *owner;     /* not used by this module: free for the caller */
     uint64_t tenant; /* identifies the tenant: the same number for all leases of one tenant */
     uint32_t ordinal;
     /* the result of the order */
@@ -101,7 +102,7 @@ void channels_order_free(struct channels_order *order);
  */
 uint64_t channels_check(struct channels_thread *thread, uint64_t now);
 
-/* Does a thread still hang in an abandoned order of this tenant? */
+/* Returns whether a thread still hangs in an abandoned order of this tenant. */
 bool channels_barred(uint64_t tenant);
 
 /*

@@ -33,7 +33,7 @@
 #define MISSING_NS 5000000000u
 #define GROUPS_PER_UNIT 32u /* number of groups that are read for one unit of a lease's rate (rate.h) */
 
-/* DOUBTFUL: an earlier arbiter ended while it enabled them */
+/* state of an entity's channels; DOUBTFUL: an earlier arbiter ended while it enabled them */
 enum state { UNKNOWN, DOUBTFUL, ON, OFF };
 
 struct cut_device {
@@ -69,7 +69,7 @@ struct cut_entity {
     uint64_t on_at;
     uint64_t off_at;
     uint64_t put_on_ns; /* duration of the last order that enabled the entity's channels */
-    uint64_t lost_ns;   /* time of the slice that is ending in which none of the entity's work ran */
+    uint64_t lost_ns;   /* time of the ending slice in which none of the entity's work ran */
     /* the counters at loaded_at; 0 if they were not read since the tenant was put on the device */
     struct channels_load load;
     uint64_t loaded_at;
@@ -307,7 +307,7 @@ static void note_done(struct lease *lease, const struct channels_order *order)
         channels_note(lease->usage_map, process->slot, order->ordinal, any_off(entity, process->slot));
     }
     if (!order->off && order->failed == 0)
-        entity->off_count = 0; /* the count includes groups that were freed meanwhile */
+        entity->off_count = 0; /* the count includes groups that have been freed since the order */
 }
 
 /*
@@ -650,7 +650,7 @@ static uint32_t devices_of(const struct lease *lease, uint32_t slot, uint32_t *g
     return channels_devices(lease->usage_fd, slot, uuids, lease->tenant.device_count, groups);
 }
 
-/* Has the tenant moved, and has the process not yet published its channels with their new device? */
+/* Returns whether the tenant has moved and the process has not yet published its channels on the new device. */
 static bool is_elsewhere(const struct lease *lease, uint32_t slot)
 {
     uint32_t groups;

@@ -37,7 +37,7 @@ void cut_lease_remove(struct lease *lease);
  */
 bool cut_refused(const struct lease *lease);
 
-/* Is the lease paused, and are the channels of all of its processes disabled on all of its devices? */
+/* Returns whether the lease is paused and the channels of all its processes are disabled on all its devices. */
 bool cut_paused(const struct lease *lease);
 
 /*

@@ -6,8 +6,8 @@
  */
 #define DEVIATION_NS 6e6
 #define ROUND_MAX_NS 80e6
-#define SHARED_ROUND_NS 30e6 /* length of a round for each of its tenants */
-/* length of a round for each of its tenants with the engine cut, whose hand-over takes 700 us */
+#define SHARED_ROUND_NS 30e6 /* length of a round for each tenant in it */
+/* length of a round for each tenant in it with the engine cut, whose hand-over takes 700 us */
 #define CUT_ROUND_NS 50e6
 #define SHARED_ROUND_MAX_NS 200e6
 #define QUANTUM_MIN_NS 500e3
@@ -152,7 +152,7 @@ double fair_quantum(const struct sched_entity *entity)
 static double most_tokens(const struct sched_entity *entity)
 {
     double share = asked(entity);
-    /* while the entity waits for others it keeps earning tokens */
+    /* while the entity waits for other entities, it keeps earning tokens */
     double waits = entity->device->active > 1 ? fair_quantum(entity) / 2 : 0;
     return fair_quantum(entity) * (1 - share) + QUANTUM_MIN_NS * share + waits;
 }

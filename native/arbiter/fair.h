@@ -9,18 +9,18 @@
 
 #include "sched_state.h"
 
-/* Does the tenant of this entity have processes? */
+/* Returns whether the tenant of this entity has processes. */
 bool fair_present(const struct sched_entity *entity);
 
-/* Does the entity compete for time slices: does it want or hold one, or has it held one recently? */
+/* Returns whether the entity competes for time slices: it wants or holds one, or has held one recently. */
 bool fair_active(const struct sched_entity *entity, uint64_t now);
 
-/* Is a tenant of a higher priority present on the device? */
+/* Returns whether a tenant of a higher priority is present on the device. */
 bool fair_outranked(const struct sched_entity *entity);
 
 bool fair_is_hard(const struct sched_entity *entity);
 
-/* Does this device need time slices, because a tenant on it has an effective limit? */
+/* Returns whether this device needs time slices, because a tenant on it has an effective limit. */
 bool fair_matters(const struct sched_device *device);
 
 /*

@@ -64,7 +64,7 @@ struct lease {
     uint32_t holds;
     int limits_fd; /* -1 while nothing needs the files: an idle lease costs one descriptor, that of its socket */
     int usage_fd;
-    unsigned char *usage_map; /* of usage_fd, for usage_io_store; NULL: not open, or it cannot be mapped */
+    unsigned char *usage_map; /* mapping of the usage file for usage_io_store; NULL: not open, or it cannot be mapped */
     dev_t usage_device;       /* identity of the usage file when the lease was added */
     ino_t usage_inode;
     uid_t owner;      /* the lease's uid: the owner of its files */
@@ -132,7 +132,7 @@ int lease_open_folder(const char *id);
  * not open. Returns 0 or -errno; on failure both are closed again.
  */
 int lease_open_files(int folder_fd, struct lease *lease, struct stat *usage);
-uint64_t lease_close_files(struct lease *lease); /* returns how long the closing took, see aside.h */
+uint64_t lease_close_files(struct lease *lease); /* closes the lease's files; returns how long that took, see aside.h */
 
 /*
  * Opens `usage` with O_PATH, so that close(2) does not walk the file's locks. Returns as lease_open_to_read.

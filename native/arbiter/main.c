@@ -85,7 +85,8 @@ static int start(const char *run_dir, const char *control_device)
     if (run_fd < 0)
         return fail(run_dir, run_fd);
     snprintf(path, sizeof(path), "%s/leases", run_dir);
-    int leases_fd = open_folder(path, 0711); /* not listed: see docs/security.md */
+    /* mode 0711: users may enter the folder but not list it, see docs/security.md */
+    int leases_fd = open_folder(path, 0711);
     if (leases_fd < 0)
         return fail(path, leases_fd);
     snprintf(path, sizeof(path), "%s/arbiter", run_dir);

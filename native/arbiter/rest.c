@@ -14,7 +14,7 @@
 #define LONG_LOOKS 3
 
 static struct source timer = {.fd = -1};
-static struct lease *ticking; /* leases that rest or are to be looked at later */
+static struct lease *ticking; /* leases that rest, or that the next tick looks at */
 static struct lease *tick_at; /* the next lease of this tick; NULL: the tick is over */
 static void (*on_tick)(struct lease *lease, bool look);
 

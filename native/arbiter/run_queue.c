@@ -5,7 +5,7 @@
 #include "fair.h"
 #include "gang.h"
 
-/* Does another tenant compete on a device that this tenant wants? */
+/* Returns whether another tenant competes on a device that this tenant wants. */
 static bool others_active(const struct sched_tenant *tenant)
 {
     EACH_WANTED(tenant, d)

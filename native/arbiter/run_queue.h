@@ -11,7 +11,7 @@
 /* Returns 0 if the tenant may have a slice now; otherwise the nanoseconds for which its `hard` share makes it wait. */
 uint64_t run_queue_must_wait(const struct sched_tenant *tenant);
 
-/* Has the waiting tenant been without a slice for so long that priorities no longer count? */
+/* Returns whether the waiting tenant has been without a slice for so long that priorities no longer count. */
 bool run_queue_starved(const struct sched_tenant *tenant, uint64_t now);
 
 /*

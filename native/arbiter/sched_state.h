@@ -27,7 +27,7 @@
 #define SCHED_STARVED_NS 1000000000ull   /* a tenant that has waited longer than this is next, whatever its priority */
 
 struct sched_limits {
-    uint32_t share;  /* in hundredths of a percent */
+    uint32_t share;  /* compute share in hundredths of a percent */
     uint32_t policy; /* a value of enum vgpu_share_policy */
     int32_t priority;
 };
@@ -41,9 +41,9 @@ struct sched_device {
     uint32_t users;                /* number of tenants, with or without processes */
     uint32_t busy;                 /* number of tenants that hold the device */
     bool managed;
-    bool cut;                         /* the engine is cut */
+    bool cut;                         /* the device has time slices; its engine is cut */
     struct sched_entity *next_entity; /* the next holder of the device (run_queue.h) */
-    /* results of the last fair_refresh */
+    /* results of the last call of fair_refresh for the device */
     uint64_t refreshed_at;
     uint32_t active;    /* number of entities that compete */
     double weights;     /* sum of the weights of all active entities; 1 is the whole device */
@@ -63,7 +63,7 @@ struct sched_entity {
     double pressed_ns;      /* length of the time for which the work counts as endless */
     uint64_t retry_at;      /* the earliest time of the next trial of exclusive slices */
     uint64_t retry_ns;
-    double busy_ns; /* time with unfinished work, and without, since the last verdict (backfill.h) */
+    double busy_ns; /* time with unfinished work, and time without, since the last verdict (backfill.h) */
     double gaps_ns;
     uint64_t used_before_ns; /* value of count.used_ns before the present or last work */
     /* number of streams among which the driver divides time while the tenant runs beside others; 0: not known */
@@ -75,7 +75,7 @@ struct sched_entity {
     uint64_t hand_over_ns;  /* time to put the tenant on the device and to take it off again; 0: not known */
     /* device time that the tenant's share has earned and that it has not used; negative: debt */
     double tokens_ns;
-    double vtime_ns; /* device time that the tenant has used, divided by its weight */
+    double vtime_ns; /* virtual time: device time that the tenant has used, divided by its weight */
     struct vgpu_compute count;
 };
 
@@ -102,8 +102,8 @@ struct sched_tenant {
     struct sched_tenant *next; /* next tenant in the list of tenants with processes */
     struct sched_tenant *next_waiting;
     int32_t rank;                                    /* the tenant's position in the run queue (run_queue.c) */
-    double ahead;                                    /* lead in virtual time, in half rounds */
-    struct sched_entity *entities[VGPU_MAX_DEVICES]; /* by the device's ordinal in the lease */
+    double ahead;                                    /* the tenant's lead in virtual time, in half rounds */
+    struct sched_entity *entities[VGPU_MAX_DEVICES]; /* the tenant's entities, by the device's ordinal in the lease */
     uint32_t device_count;
     struct sched_member *members;
     uint32_t wanted; /* devices that the tenant wants, as bits; gang.h computes for which of them it waits */

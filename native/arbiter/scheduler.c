@@ -219,7 +219,7 @@ static void settle_overrun(struct sched_tenant *tenant, uint64_t now)
     tenant->overrun = 0;
 }
 
-/* Called when a process leaves a state. Is the slice over, and does another process wait? */
+/* Called when a process leaves a state. Ends the slice if no process of the tenant runs in it any more. */
 static void member_left(struct sched_tenant *tenant, uint64_t now)
 {
     if (!any_waits(tenant))
@@ -309,7 +309,7 @@ void sched_want(struct sched_member *member, uint32_t wanted, uint64_t now)
     member->devices = wanted;
     member->seen_at = now;
     if (member->state == SCHED_RUNNING)
-        return; /* the process sends DONE later, with a flag if it wants more */
+        return; /* the process sends DONE later, with a flag if it has more work */
     if (tenant->held != 0 && !tenant->stopping && (wanted & ~tenant->held) == 0) {
         say(member, tenant, now); /* the process joins the slice of its tenant */
         return;
@@ -389,7 +389,7 @@ void sched_note_load(struct sched_entity *entity, double load, uint64_t span_ns,
     backfill_note_load(entity, load, span_ns, now);
 }
 
-/* Are all running processes of the tenant under the engine cut? */
+/* Returns whether all running processes of the tenant are under the engine cut. */
 static bool is_cut(const struct sched_tenant *tenant)
 {
     bool runs = false;
@@ -413,7 +413,7 @@ static void let_in(struct sched_tenant *tenant, uint64_t now)
 
 static void grant(struct sched_tenant *tenant, bool free_running, uint64_t now)
 {
-    double length = -1; /* no end of the slice */
+    double length = -1; /* -1: the slice has no end */
     double quantum = 0;
     tenant->held = tenant->wanted;
     tenant->aged = run_queue_starved(tenant, now);
@@ -697,7 +697,8 @@ uint64_t sched_run(uint64_t now)
         continue;
     for (struct sched_tenant *tenant = tenants; tenant != NULL; tenant = tenant->next)
         if (tenant->held != 0 && tenant->open_ended &&
-            !tenant->stopping) /* the tenant may just have got the devices for which others wait */
+            /* the tenant may just have got the devices for which others wait */
+            !tenant->stopping)
             make_room(tenant, now);
     for (struct sched_tenant *tenant = tenants; tenant != NULL; tenant = tenant->next)
         backfill_look(tenant, now);

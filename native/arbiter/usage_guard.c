@@ -36,11 +36,11 @@ static void truncate_file(void *data)
     const int *path_fd = data;
     char path[32];
     snprintf(path, sizeof(path), "/proc/self/fd/%d", *path_fd);
-    (void)!truncate(path, VGPU_USAGE_FILE_BYTES); /* also frees blocks beyond its end */
+    (void)!truncate(path, VGPU_USAGE_FILE_BYTES); /* truncate(2) also frees the blocks beyond the end of the file */
     close(*path_fd);
 }
 
-/* False: the file is to be looked at again later. */
+/* Cuts the file to its size. Returns false if the file must be checked again later. */
 static bool cut(struct lease *lease, int path_fd)
 {
     struct stat about;
@@ -61,7 +61,7 @@ static bool cut(struct lease *lease, int path_fd)
 static void unwatch(struct lease *lease)
 {
     usage_guard_end(lease->watch);
-    lease->watch = -1; /* not watched until usage_guard_renew is called */
+    lease->watch = -1; /* the file is not watched again until usage_guard_renew is called */
 }
 
 static void missed(struct lease *lease)

@@ -9,7 +9,10 @@
 #include "lease.h"
 
 static int own_memory =
-    -1; /* proc(5), /proc/PID/mem: a write to a page that the file lacks fails, a store raises SIGBUS */
+    /*
+     * descriptor of /proc/self/mem (proc(5)): a write to a page that the file lacks fails, where a store raises SIGBUS
+     */
+    -1;
 
 int usage_io_open(void)
 {

@@ -3,8 +3,8 @@
 #include "invariant.h"
 #include "pause.h"
 
-#define LOOKS_MAX 64         /* maximum of looks before an undecided request is refused: 4 to 10 ms if CPUs are idle */
-#define LOOK_AGAIN_NS 10000L /* pause between two looks, to which the timer slack is added */
+#define LOOKS_MAX 64         /* maximum of checks before an undecided request is refused: 4 to 10 ms if CPUs are idle */
+#define LOOK_AGAIN_NS 10000L /* pause between two checks, to which the timer slack is added */
 
 static uint64_t load(const uint64_t *word)
 {

@@ -46,7 +46,7 @@ uint64_t vgpu_account_settled(const struct vgpu_usage *usage, unsigned device);
 /* Claims `bytes` on a device if the sum then stays within `limit` bytes. Returns true if they were claimed. */
 bool vgpu_account_reserve(struct vgpu_account *account, unsigned device, uint64_t bytes, uint64_t limit);
 
-/* Ends a claim of `reserved` bytes. `kept` bytes of it (0: none) stay counted as used. */
+/* Ends a claim of `reserved` bytes. `kept` of these bytes stay counted as used. */
 void vgpu_account_settle(struct vgpu_account *account, unsigned device, uint64_t reserved, uint64_t kept);
 
 /* Adds bytes that the driver already holds, even beyond the limit. */

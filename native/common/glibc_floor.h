@@ -47,7 +47,7 @@ VGPU_OLD(pthread_sigmask);
 VGPU_OLD(__fxstat);
 VGPU_OLD(__lxstat);
 
-/* Until 2.33 the C library did not export these symbols: its headers called the versioned functions. */
+/* The functions below are not exported by C libraries before 2.33, whose headers called these versioned functions. */
 int __fxstat(int version, int fd, struct stat *about);
 int __lxstat(int version, const char *path, struct stat *about);
 #define fstat(fd, about) __fxstat(VGPU_STAT_VERSION, fd, about)

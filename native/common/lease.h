@@ -80,7 +80,7 @@ struct vgpu_device_limits {
     uint32_t share;             /* compute share in hundredths of a percent, 1 to 10000 */
     uint32_t share_policy;      /* enum vgpu_share_policy */
     int32_t priority;           /* priority: higher values come first */
-    uint32_t reserved;          /* zero */
+    uint32_t reserved;          /* always zero */
 };
 
 /*
@@ -112,7 +112,7 @@ struct vgpu_limits {
 /* Length of the page of a vgpud that did not know `memory`. */
 #define VGPU_LIMITS_BYTES_LEAST offsetof(struct vgpu_limits, memory)
 
-/* Memory of one process on one device, by kind. Only that process writes these words. */
+/* A process's memory on one device, by kind. Only that process writes these words. */
 struct vgpu_slot_device {
     uint64_t used_bytes;    /* bytes held by API allocations, in units of the driver's pages */
     uint64_t claim_bytes;   /* bytes claimed by driver calls in progress (account.h) */
@@ -160,7 +160,7 @@ struct vgpu_slot {
     /* The following words are written when the arbiter sends LOOK. */
     /* number of launches (by weight: launch.c), copies, synchronisations and allocations */
     uint64_t calls;
-    uint32_t looks; /* how often these words were written */
+    uint32_t looks; /* number of times that these words were written */
     uint32_t busy;  /* 1: the process's work on the devices has not finished */
     /* 1: the lease is suspended, and libvgpu itself makes no driver call until the lease is open again */
     uint32_t quiet;
@@ -170,7 +170,7 @@ struct vgpu_slot {
      * device. One word, so that both values are consistent
      */
     uint32_t swap_phase;
-    uint32_t swap_error;    /* CUresult of a REFUSED swap, or of the error that delays COMING; 0: none */
+    uint32_t swap_error;    /* CUresult of a swap that was refused, or of the error that delays a swap-in; 0: none */
     uint64_t movable_bytes; /* movable bytes of the process's memory, on device or host */
     uint64_t host_bytes;    /* bytes of host memory reserved for the movable memory */
     struct vgpu_slot_device devices[VGPU_MAX_DEVICES];
@@ -246,7 +246,7 @@ struct vgpu_channel_table {
     struct vgpu_channel_group groups[VGPU_MAX_GROUPS];
 };
 #define VGPU_OFF_RETURNS 0x80000000u /* in `off`: the process enables its channels itself, because no arbiter does */
-#define VGPU_CHANNELS_AT 294912u     /* offset of the first table in the file, at a page boundary */
+#define VGPU_CHANNELS_AT 294912u     /* offset of the first channel table in the file, at a page boundary */
 #define VGPU_USAGE_FILE_BYTES (VGPU_CHANNELS_AT + VGPU_MAX_SLOTS * sizeof(struct vgpu_channel_table))
 
 /* Messages on arbiter.sock (SEQPACKET, one struct per packet). */

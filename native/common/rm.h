@@ -25,9 +25,9 @@ enum rm_escape {
 };
 
 enum rm_class {
-    RM_CLASS_DEVICE = 0x0080,        /* its parent is the client */
-    RM_CLASS_SUBDEVICE = 0x2080,     /* its parent is a device */
-    RM_CLASS_CHANNEL_GROUP = 0xa06c, /* its parent is a device */
+    RM_CLASS_DEVICE = 0x0080,        /* class of a device object; its parent is the client */
+    RM_CLASS_SUBDEVICE = 0x2080,     /* class of a subdevice; its parent is a device */
+    RM_CLASS_CHANNEL_GROUP = 0xa06c, /* class of a channel group; its parent is a device */
     RM_CLASS_CHANNEL_LOW = 0x6f,     /* low byte of every channel class (0xc86f on Hopper); its parent is a group */
     RM_CLASS_COMPUTE_LOW = 0xc0,     /* low byte of every compute class (0xcbc0 on Hopper); its parent is a channel */
 };
@@ -70,7 +70,7 @@ struct rm_alloc_short {
     uint32_t status;
 };
 
-/* RM_ESCAPE_FREE: frees the object and everything below it. */
+/* Argument of RM_ESCAPE_FREE, which frees the object and everything below it. */
 struct rm_free {
     uint32_t client;
     uint32_t parent;
@@ -78,7 +78,7 @@ struct rm_free {
     uint32_t status;
 };
 
-/* RM_ESCAPE_CONTROL. */
+/* Argument of RM_ESCAPE_CONTROL, which calls a command of an object. */
 struct rm_control {
     uint32_t client;
     uint32_t object;
@@ -113,7 +113,7 @@ struct rm_disable_channels {
     uint8_t only_scheduling;
     uint8_t rewind;
     uint8_t unused1[6];
-    uint64_t event; /* always 0 */
+    uint64_t event; /* unused field, always 0 */
     uint32_t clients[RM_DISABLE_CHANNELS_MAX];
     uint32_t channels[RM_DISABLE_CHANNELS_MAX];
 };

@@ -20,7 +20,7 @@
 enum { RECORDS = 64, ADMISSION_AT = 4096 };
 
 struct part {
-    uint32_t share_hundredths; /* in hundredths of a percent */
+    uint32_t share_hundredths; /* share in hundredths of a percent */
     uint32_t memory_mib;
 };
 

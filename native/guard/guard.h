@@ -31,7 +31,7 @@ struct guard_life {
     struct timespec changed;
 };
 
-/* In probe.c. Does a control daemon accept connections in `pipe`, and which run of it? Never blocks. */
+/* In probe.c. Returns whether a control daemon accepts connections in `pipe`, and which run of it. Never blocks. */
 bool guard_probe(const char *pipe, struct guard_life *life);
 bool guard_same_life(const struct guard_life *a, const struct guard_life *b);
 
@@ -40,7 +40,7 @@ bool guard_same_life(const struct guard_life *a, const struct guard_life *b);
  * Returns GUARD_SUCCESS, or GUARD_NO_MORE_CLIENTS if the tenant's other processes have all of it.
  */
 int guard_admit(void);
-void guard_leave(void); /* gives the part back; the end of the process does so too */
+void guard_leave(void); /* returns the process's part of the limits; the end of the process does so too */
 
 /* In guard.c. */
 typedef int (*guard_init_fn)(unsigned flags);

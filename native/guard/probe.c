@@ -12,7 +12,7 @@
 
 #include "guard.h"
 
-/* Does a daemon accept a connection? A full backlog counts too: a daemon is there and slow. */
+/* Returns whether a daemon accepts a connection. A full backlog counts too: the daemon is there and slow. */
 static bool connects(const struct sockaddr_un *address, int type, bool *wrong_type)
 {
     int fd = socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);

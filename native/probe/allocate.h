@@ -12,7 +12,7 @@ struct piece {
     uint64_t bytes;
 };
 
-/* Is this a family of calls that piece_make knows? */
+/* Returns whether piece_make knows this family of calls. */
 bool family_known(const char *family);
 
 CUresult piece_make(const char *family, uint64_t bytes, int device, struct piece *piece);

@@ -154,12 +154,12 @@ struct order {
 };
 
 struct answer {
-    int error; /* errno, or 0 */
+    int error; /* errno of the call, or 0 */
     uint32_t status;
     uint64_t took_ns; /* duration of the ioctl alone */
 };
 
-/* The other process: for each order it copies the control file, makes the call, and closes the copy. */
+/* Body of the other process: for each order it copies the control file, makes the call, and closes the copy. */
 static void serve(int link, pid_t tenant)
 {
     struct order order;
@@ -371,7 +371,7 @@ int main(int argc, char **argv)
         fputs("usage: vgpu-engine-probe UUID\n", stderr);
         return 2;
     }
-    alarm(SECONDS_AT_MOST); /* ends a call that never returns; then there is no answer */
+    alarm(SECONDS_AT_MOST); /* the signal ends a driver call that never returns; the probe then has no answer */
     setenv("CUDA_VISIBLE_DEVICES", argv[1], 1);
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, link) != 0)
         return 1;

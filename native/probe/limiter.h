@@ -1,4 +1,4 @@
-/* limiter.h: is libvgpu loaded in this process? Without it, measured limits are meaningless. */
+/* limiter.h: finds out whether libvgpu is loaded in this process. Without it, measured limits are meaningless. */
 #ifndef PROBE_LIMITER_H
 #define PROBE_LIMITER_H
 

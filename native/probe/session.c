@@ -37,7 +37,7 @@ int session_open(int device)
     return result == CUDA_SUCCESS ? STATUS_OK : session_error("cuCtxSetCurrent", result);
 }
 
-/* Is libvgpu loaded? It is looked for among the mapped files, so that a failed preload is noticed. */
+/* Returns whether libvgpu is loaded. It searches the mapped files, so that a failed preload is noticed. */
 static int libvgpu_loaded(void)
 {
     char line[4096];

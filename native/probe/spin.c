@@ -147,9 +147,9 @@ static void CUDA_CB called_back(void *unused)
     (void)unused;
 }
 
-/* The context on the next device. Its kernels count in separate memory. */
+/* Context on the next device. Its kernels count in separate memory. */
 static struct {
-    CUcontext first; /* the context of this device */
+    CUcontext first; /* context on this device */
     CUcontext context;
     CUfunction kernel;
     CUstream stream;

@@ -17,7 +17,7 @@ struct vgpu_log {
 /* Writes the text to standard error and to the log, in runc's format. A second line of the text is a hint. */
 void vgpu_refuse(const struct vgpu_log *log, const char *text);
 
-/* As vgpu_refuse, for a vgpud that did not answer (errno). */
+/* As vgpu_refuse, for a vgpud that did not answer. errno has the reason. */
 void vgpu_refuse_absent(const struct vgpu_log *log, const char *run_dir);
 
 #endif

@@ -1,4 +1,4 @@
-/* capture.h: knows which streams of this process are being captured. */
+/* capture.h: finds out which streams of this process are being captured. */
 #ifndef VGPU_CAPTURE_H
 #define VGPU_CAPTURE_H
 
@@ -6,7 +6,7 @@
 
 #include "cuda_api.h"
 
-/* Is any capture in progress? During a capture, calls that would invalidate it are avoided. */
+/* Returns whether any capture is in progress. During a capture, libvgpu avoids calls that would invalidate it. */
 bool vgpu_capture_any(void);
 
 /*
@@ -17,7 +17,7 @@ bool vgpu_capture_any(void);
 bool vgpu_capture_forbid(void);
 void vgpu_capture_allow(void);
 
-/* Is this stream being captured? */
+/* Returns whether this stream is being captured. */
 bool vgpu_capture_on(CUstream stream, int per_thread);
 
 /* Forgets the captures on the streams of a context. Called when the context has ended. */

@@ -18,7 +18,7 @@
 #define WATCH_OFF_NS 1000000u /* interval while the process is off the device, where it cannot become idle */
 #define QUIET_NS 400000u      /* the process counts as idle after this time without a call, if no work is left */
 #define QUIET_BRIEF_NS 80000u
-#define QUIET_MAX_NS 3000000u /* this time for a program that is never idle for long: see learn_quiet_time() */
+#define QUIET_MAX_NS 3000000u /* the same time for a program that is never idle for long: see learn_quiet_time() */
 #define TOO_EARLY_NS 1000000u
 #define SAMPLE_NS 1000000u
 /* a sample of the process's own work costs less than this part (one in so many) of the program's time */
@@ -50,8 +50,8 @@ static struct {
     bool idle;
     uint64_t quiet_ns; /* time without a call after which the process counts as idle */
     uint64_t idle_at;
-    bool sampled; /* a drain was begun to find unfinished work, and calls came since then */
-    bool marked;  /* a drain was begun, and no call came since then */
+    bool sampled; /* a drain was begun to find unfinished work, and the program has made calls since then */
+    bool marked;  /* a drain was begun, and the program has made no call since then */
     uint64_t looked_at;
     uint64_t busy_at;   /* time of the check before the first check that found no calls */
     uint64_t sample_at; /* earliest time of the next sample */
@@ -132,7 +132,7 @@ static void learn_quiet_time(void)
     cut.quiet_ns = to < least ? least : to < QUIET_MAX_NS ? to : QUIET_MAX_NS;
 }
 
-/* Precondition: the lock is held. */
+/* Marks the process as working. Precondition: the lock is held. */
 static void wake(void)
 {
     set_idle(false);
@@ -181,7 +181,7 @@ static void mark(void)
     vgpu_drain_begin();
 }
 
-/* Has the marker that was just recorded completed? Even on an idle device it takes a moment. */
+/* Returns whether the marker that was just recorded has completed. Even on an idle device this takes a moment. */
 static bool passes(void)
 {
     uint64_t began = now_ns();
@@ -229,7 +229,7 @@ static bool is_quiet(uint64_t now)
     }
     bool fresh = !cut.marked;
     if (fresh) {
-        cut.busy_at = looked_at; /* the last call returned at some time between the two checks */
+        cut.busy_at = looked_at; /* the program's last call returned at some time between the two checks */
         mark();
         cut.marked = true;
         cut.sampled = false;
@@ -285,7 +285,7 @@ static bool put_back(bool again)
     for (uint32_t d = 0; d < count; d++) {
         char uuid[VGPU_UUID_BYTES];
         vgpu_tenant_uuid(d, uuid);
-        (void)vgpu_uuid_parse(uuid, ids[d]); /* limits with another text are not taken over */
+        (void)vgpu_uuid_parse(uuid, ids[d]); /* cannot fail: limits with any other text are refused */
     }
     return vgpu_channels_enable((const uint8_t (*)[16])ids, count, again);
 }

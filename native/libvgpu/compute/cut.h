@@ -29,7 +29,7 @@ void vgpu_cut_end(void);
 /* Reports work if the process counts as idle. Every call comes here while the process is idle. */
 void vgpu_cut_work(void);
 
-/* Does the process count as idle? */
+/* Returns whether the process counts as idle. */
 bool vgpu_cut_idle(void);
 
 /*

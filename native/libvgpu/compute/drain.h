@@ -29,7 +29,7 @@ struct vgpu_drain_job {
  */
 bool vgpu_drain_thread_ask(struct vgpu_drain_job *job, CUcontext context);
 
-/* Has the last requested synchronization ended? */
+/* Returns whether the last requested synchronization has ended. */
 bool vgpu_drain_thread_done(const struct vgpu_drain_job *job);
 
 /*

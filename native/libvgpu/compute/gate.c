@@ -241,7 +241,8 @@ static void wait_for_turn(void)
             pthread_mutex_unlock(&gate.lock);
             vgpu_suspended_wait();
             pthread_mutex_lock(&gate.lock);
-            began += now_ns() - now; /* this part of the wait is not caused by the share */
+            /* excluded from the wait that is counted, because the share does not cause this part */
+            began += now_ns() - now;
             continue;
         }
         bool draining = gate.held;
@@ -260,7 +261,7 @@ static void wait_for_turn(void)
     pthread_mutex_unlock(&gate.lock);
 }
 
-/* Called while the gate is open. Returns true if the launch may run. */
+/* Called while the gate is open. Returns whether the launch may run. */
 static bool admit(CUstream stream, int per_thread)
 {
     uint64_t began = now_ns();
@@ -339,11 +340,12 @@ static CUresult look(CUstream stream, int per_thread)
         __atomic_store_n(&vgpu_launches.allow, UINT64_MAX, __ATOMIC_RELAXED);
         return CUDA_SUCCESS;
     }
-    vgpu_suspended_wait(); /* it must wait here before any call of the driver */
+    vgpu_suspended_wait(); /* a suspended process's launch must wait here, before any call of the driver */
     if (vgpu_capture_on(stream, per_thread))
         return CUDA_SUCCESS;
     enum vgpu_touch touched = vgpu_in_flight_touch(stream, per_thread);
-    if (touched == VGPU_TOUCH_NO_CONTEXT) /* a slice is for devices, and this launch has no device */
+    /* the launch is not gated: a slice is for devices, and this launch has no device */
+    if (touched == VGPU_TOUCH_NO_CONTEXT)
         return CUDA_SUCCESS;
     if (touched == VGPU_TOUCH_NO_MEMORY)
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -411,7 +413,8 @@ static void linked(void)
     if (gate.state != CLOSED)
         close_gate();
     gate.gated = false;
-    gate.held = false; /* running work of a slice from the time without an arbiter is drained beside the next holder */
+    /* work of a slice from the time without an arbiter is drained while the next holder already runs */
+    gate.held = false;
     if (gate.waiting > 0)
         want(now_ns());
     pthread_mutex_unlock(&gate.lock);
@@ -517,7 +520,7 @@ static int64_t own_turn(uint64_t now)
     return (int64_t)wait;
 }
 
-/* Is there unfinished work? If nothing was launched since the last check, a new check is begun. */
+/* Returns whether there is unfinished work. If nothing was launched since the last check, a new check is begun. */
 static bool is_busy(bool closed, bool held, bool same)
 {
     if (closed || !same) {

@@ -18,8 +18,9 @@
 #define DEPTH_MIN 2u /* number of launches in flight that is always allowed, however long they are */
 #define BATCH_MAX 2048u
 #define FREE_BATCH 4096u /* number of launches between two checks while no limit holds */
-#define STRAY_BATCH 61u  /* the same, while a launch may be the first on a device whose slice another tenant has */
-#define LONG_BATCH 1u    /* batches up to this size get a marker after them too, so that each long launch is measured */
+/* the same number while a launch may be the first on a device whose slice another tenant has */
+#define STRAY_BATCH 61u
+#define LONG_BATCH 1u /* batches up to this size get a marker after them too, so that each long launch is measured */
 #define WAIT_MIN_NS 2000u
 #define ARRIVE_MAX_NS 500000u
 

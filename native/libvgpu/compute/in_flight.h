@@ -39,7 +39,7 @@ enum vgpu_touch vgpu_in_flight_touch(CUstream stream, int per_thread);
 /* Records a new context before it has launches. */
 void vgpu_in_flight_note(CUcontext context);
 
-/* Has this process no known context? */
+/* Returns whether this process has no known context. */
 bool vgpu_in_flight_none(void);
 
 /* Makes the next drain wait for all contexts. */
@@ -54,7 +54,7 @@ uint32_t vgpu_in_flight_declare(void);
 /* Has this process launched on a device that was not reported to the arbiter? Its slice may not include that device. */
 bool vgpu_in_flight_strays(void);
 
-/* vgpu_drain_begin: begins to wait for all launches. vgpu_drain_done: have they finished? */
+/* vgpu_drain_begin starts a wait for all launches, and vgpu_drain_done returns whether they have finished. */
 void vgpu_drain_begin(void);
 bool vgpu_drain_done(void);
 

@@ -44,7 +44,7 @@ bool vgpu_link_send(const struct vgpu_message *message);
 /* Closes the connection to an arbiter that does not answer. The link's thread then registers again. */
 void vgpu_link_hang_up(void);
 
-/* Is an arbiter connected now? */
+/* Returns whether an arbiter is connected now. */
 int vgpu_link_up(void);
 
 /*

@@ -30,7 +30,7 @@ struct group {
     uint32_t object;
     int file;
     bool computes;
-    bool put_back; /* enabled by this process: see vgpu_channels_enable */
+    bool put_back; /* this process has enabled the group itself: see vgpu_channels_enable */
     uint32_t count;
     uint32_t channels[CHANNELS_MAX];
 };
@@ -138,7 +138,7 @@ static void subdevice_add(const struct rm_alloc *made)
     /* a group whose device is unknown is counted as lost */
 }
 
-/* Asks the driver for the device's UUID; the call changes nothing. */
+/* Asks the driver for the UUID of the subdevice's device. The call changes nothing. */
 static void name_subdevice(struct subdevice *subdevice, int file)
 {
     struct rm_gid gid = {.flags = RM_GID_BINARY};

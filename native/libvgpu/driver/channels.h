@@ -24,7 +24,7 @@ void vgpu_channels_ignore(void);
 /* Publishes the channels with the devices on which they are now, because the driver's restore may have moved them. */
 void vgpu_channels_moved(void);
 
-/* Does this process have channels that carry kernels, and are all of them published? */
+/* Returns whether this process has channels that carry kernels, and all of them are published. */
 bool vgpu_channels_known(void);
 
 /* Writes how much memory of each kind an eviction leaves on the device, for vgpud. */
@@ -33,7 +33,7 @@ void vgpu_channels_stays(const uint64_t by_kind[VGPU_STAY_KINDS]);
 /* Counts one sample of the process's own work, for the arbiter (struct vgpu_channel_table). */
 void vgpu_channels_sample(bool unfinished);
 
-/* Has the arbiter disabled this process's channels on a device? */
+/* Returns whether the arbiter has disabled this process's channels on a device. */
 bool vgpu_channels_off(void);
 
 /*

@@ -48,7 +48,7 @@ static inline void *vgpu_real(enum vgpu_function_id id)
  */
 void *vgpu_library_symbol(enum vgpu_library library, const char *name);
 
-/* Is this address inside NVIDIA's library (libcuda.so*, libnvidia-ml.so*)? */
+/* Returns whether this address is inside NVIDIA's library (libcuda.so*, libnvidia-ml.so*). */
 bool vgpu_is_nvidia(enum vgpu_library library, const void *address);
 
 /* Loads the library if the process has not loaded it. Returns false if that fails. */

@@ -21,10 +21,10 @@
 
 struct vgpu_hami_limits {
     uint64_t memory_bytes[VGPU_MAX_DEVICES]; /* 0: memory is not limited */
-    uint32_t share[VGPU_MAX_DEVICES];        /* hundredths of a percent; 0: not limited */
+    uint32_t share[VGPU_MAX_DEVICES];        /* compute share in hundredths of a percent; 0: not limited */
 };
 
-/* Does the environment (environ(7)) contain HAMi's variables for limits? */
+/* Returns whether the environment (environ(7)) contains HAMi's variables for limits. */
 bool vgpu_hami_asked(char *const *environment);
 
 /* Reads HAMi's variables. Returns NULL, or the invalid variable as NAME=VALUE. */

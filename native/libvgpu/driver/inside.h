@@ -34,7 +34,7 @@ static inline struct vgpu_inside *vgpu_inside_enter(void)
         own = vgpu_inside_first();
     __atomic_store_n(&own->calls, own->calls + 1, __ATOMIC_RELAXED);
     __atomic_store_n(&own->depth, own->depth + 1, __ATOMIC_RELAXED);
-    __atomic_signal_fence(__ATOMIC_SEQ_CST); /* before the flag is checked: see vgpu_inside_read */
+    __atomic_signal_fence(__ATOMIC_SEQ_CST); /* the count is written before the flag is checked: see vgpu_inside_read */
     return own;
 }
 

@@ -24,7 +24,7 @@ struct vgpu_object;
 typedef int (*vgpu_object_visit)(const struct vgpu_object *object, void *argument);
 void vgpu_objects_walk(vgpu_object_visit visit, void *argument);
 
-/* Does the object's code or data contain this address? */
+/* Returns whether the object's code or data contains this address. */
 bool vgpu_object_holds(const struct vgpu_object *object, const void *address);
 
 /* Returns the address of a symbol that the object itself defines, or NULL. */

@@ -111,7 +111,7 @@ static void set_figures(struct vgpu_limits *limits, const struct vgpu_hami_limit
     }
 }
 
-/* A hash function: FNV-1a, 64 bits. */
+/* Computes the 64-bit FNV-1a hash of the bytes, continued from `seed`. */
 static uint64_t hash(uint64_t seed, const void *bytes, size_t size)
 {
     const unsigned char *at = bytes;
@@ -170,7 +170,7 @@ static int make_folder(const char *folder, const struct vgpu_limits *limits)
     char draft[DRAFT_BYTES];
     const uint32_t usage_head[] = {VGPU_LEASE_MAGIC, VGPU_LEASE_VERSION};
     snprintf(draft, sizeof(draft), "%.47s.%d", folder, (int)getpid());
-    remove_draft(draft); /* the draft of a process with the same pid that died here */
+    remove_draft(draft); /* removes the draft of an earlier process with the same pid, which died here */
     if (mkdir(draft, 0700) != 0)
         return -errno;
     int error = write_file(draft, VGPU_LIMITS_FILE, limits, sizeof(*limits), sizeof(*limits));

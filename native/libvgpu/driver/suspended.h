@@ -19,7 +19,7 @@
 
 struct vgpu_suspended_words {
     _Alignas(64) uint64_t calls; /* number of calls counted here so far */
-    /* enum vgpu_suspended_bits; if it is not 0, more checks are needed before the driver's call */
+    /* bits of enum vgpu_suspended_bits; if not 0, a call needs more checks before it reaches the driver */
     _Alignas(64) uint32_t bits;
     uint32_t held; /* 1: the memory is being moved or is on the host, whatever the lease's state is */
 };

@@ -127,7 +127,7 @@ struct vgpu_route vgpu_dlvsym_route(void *handle, const char *name, const char *
 {
     int id = name != NULL ? vgpu_wrapped(name) : -1;
     (void)caller;
-    /* not for a versioned name of a function: no released driver gives these names versions */
+    /* RTLD_NEXT is not followed here, because no released driver gives these functions versions */
     if (id < 0 || handle == RTLD_NEXT)
         return (struct vgpu_route){.jump = (void *)vgpu_libc_dlvsym()};
     return replace(id, vgpu_libc_dlvsym()(handle, name, version));

@@ -31,7 +31,7 @@ int vgpu_wrapped(const char *name)
     return -1;
 }
 
-/* Is `name` a variant of `base`: the same name, or with _v2, _ptsz, _v2_ptds or similar added? */
+/* Returns whether `name` is a variant of `base`: the same name, or with _v2, _ptsz, _v2_ptds or similar added. */
 static bool variant_of(const char *name, const char *base)
 {
     size_t length = strlen(base);

@@ -69,7 +69,7 @@ static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned level
     uint64_t sum = 0;
     bool layered = (shape->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP)) != 0;
     if (shape->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING))
-        return 0; /* such an array is address space only: cuMemCreate allocates its memory */
+        return 0; /* an array with these flags is address space only: cuMemCreate allocates its memory */
     for (unsigned level = 0; level < levels && width > 0; level++) {
         uint64_t bytes = level_bytes(width, height, depth, texel, layered);
         sum = sum > UINT64_MAX - bytes ? UINT64_MAX : sum + bytes;

@@ -27,7 +27,7 @@
 #include "thread.h"
 
 struct device_contexts {
-    uint32_t live; /* number of contexts of this process on the device, including the primary one */
+    uint32_t live; /* number of this process's contexts on the device, including the primary one */
     uint32_t primary_refs;
     CUcontext primary; /* the primary context; NULL while it is not active */
 };

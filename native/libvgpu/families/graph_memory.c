@@ -15,7 +15,7 @@
 
 #define DEPTH_MAX 64 /* maximum nesting of child graphs */
 
-/* The memory that an executable graph can add, by device of the lease. */
+/* The memory that an executable graph can add on each device of the lease. */
 struct vgpu_graph_need {
     uint64_t bytes[VGPU_MAX_DEVICES];
     /* 0: the graph frees what it allocates; otherwise a hash of the addresses that it leaves allocated */
@@ -278,10 +278,10 @@ CUresult vgpu_graph_instantiated(CUresult result, const CUgraphExec *exec, CUgra
     bool limited;
     if (result != CUDA_SUCCESS || none_made() || vgpu_tenant_enter(&limited) != CUDA_SUCCESS || !limited)
         return result;
-    vgpu_graph_forget(*exec); /* an executable graph that ended with its context may have had the same handle */
+    vgpu_graph_forget(*exec); /* forgets an executable graph that ended with its context and had the same handle */
     struct vgpu_graph_need *need = malloc(sizeof(*need));
     if (need == NULL)
-        return result; /* the graph's memory is then counted only after each launch */
+        return result; /* the graph's memory cannot be claimed before a launch, and is counted after each launch */
     *need = need_of(graph);
     struct vgpu_entry entry = {.kind = VGPU_KIND_GRAPH, .key = (uint64_t)(uintptr_t)*exec, .owner = need};
     if (devices_of(need) == 0 || !vgpu_table_put(&entry)) {

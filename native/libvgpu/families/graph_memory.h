@@ -31,7 +31,7 @@ struct vgpu_graph_charge {
 /* Records that a graph may allocate from now on: executable graphs are examined when they are made. */
 void vgpu_graph_memory_made(void);
 
-/* Is the stream being captured into a graph now? Costs one load until a capture was begun. */
+/* Returns whether the stream is being captured into a graph now. Costs one load until a capture was begun. */
 bool vgpu_graph_captures(CUstream stream, int per_thread);
 
 /*

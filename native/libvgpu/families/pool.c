@@ -32,7 +32,7 @@ struct pool {
 
 static struct pool *pools; /* list of known pools; guarded by `list` */
 static pthread_mutex_t list = PTHREAD_MUTEX_INITIALIZER;
-/* for each device the pool that cuMemAllocAsync uses; NULL: the driver must be asked */
+/* for each device, the pool that cuMemAllocAsync uses; NULL: libvgpu must ask the driver */
 static struct pool *current[VGPU_MAX_DEVICES];
 static uint32_t holding; /* number of pools that were ever charged */
 
@@ -291,7 +291,7 @@ static void note_of_device(CUmemoryPool pool, CUdevice device)
     note_at(pool, &(CUmemLocation){.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device}, CU_MEM_ALLOCATION_TYPE_PINNED);
 }
 
-/* Is the process limited, and is the pool on a device outside of its lease? */
+/* Returns whether the process is limited and the pool is on a device outside of its lease. */
 static bool is_outside(const CUmemPoolProps *props)
 {
     bool limited;
@@ -304,7 +304,7 @@ VGPU_EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *p
 {
     vgpu_suspended_call();
     if (is_outside(poolProps))
-        return CUDA_ERROR_NOT_PERMITTED; /* as for cuMemCreate: such memory would be charged to no lease */
+        return CUDA_ERROR_NOT_PERMITTED; /* refused as in cuMemCreate: such memory would be charged to no lease */
     CUresult result = CALL(cuMemPoolCreate, pool, poolProps);
     if (result == CUDA_SUCCESS)
         note_at(*pool, &poolProps->location, poolProps->allocType);

@@ -192,7 +192,7 @@ VGPU_EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *h
     vgpu_suspended_call();
     struct vgpu_entry mapping;
     if (vgpu_evictable_range((CUdeviceptr)(uintptr_t)addr, NULL, NULL))
-        return CUDA_ERROR_INVALID_VALUE; /* the same error as for any plain memory */
+        return CUDA_ERROR_INVALID_VALUE; /* returns the error that the driver returns for any plain memory */
     bool inside = lock_blocks();
     bool known = vgpu_table_holding(VGPU_KIND_MAPPING, (uint64_t)(uintptr_t)addr, &mapping) && mapping.owner != NULL;
     struct block *block = known ? mapping.owner : NULL;

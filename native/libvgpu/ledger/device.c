@@ -78,10 +78,10 @@ void vgpu_device_tell_foreign(CUdevice device)
         return;
 }
 
-/* Does the process see exactly one device? Then the driver need not be asked which device is meant. */
+/* Returns whether the process sees exactly one device. Then libvgpu need not ask the driver which device is meant. */
 static bool single(void)
 {
-    static int known; /* 0: not asked yet; 1: several devices; 2: one device */
+    static int known; /* 0: the driver was not asked yet; 1: the process sees several devices; 2: one device */
     int count = 0;
     int now = __atomic_load_n(&known, __ATOMIC_RELAXED);
     if (now == 0 && CALL(cuDeviceGetCount, &count) == CUDA_SUCCESS) {

@@ -25,7 +25,7 @@ CUresult vgpu_device_of_stream(CUstream stream, int per_thread, CUdevice *device
  * Index in the lease of the only device that this process sees. VGPU_NOT_IN_LEASE if there are several, or if it is not
  * known yet: vgpu_device_of_stream finds it out.
  */
-extern int vgpu_device_known_alone; /* index in the lease plus 1 */
+extern int vgpu_device_known_alone; /* index in the lease of the process's only device, plus 1 */
 static inline int vgpu_device_alone(void)
 {
     return __atomic_load_n(&vgpu_device_known_alone, __ATOMIC_RELAXED) - 1;

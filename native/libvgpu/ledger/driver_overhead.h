@@ -53,14 +53,15 @@ void vgpu_overhead_instead(int device, uint64_t bytes);
 bool vgpu_overhead_leftovers(int device);
 extern uint32_t vgpu_overhead_left; /* devices with leftover bytes, as bits */
 
-/* Is the tenant within its limit on the device now? */
+/* Returns whether the tenant is within its limit on the device now. */
 bool vgpu_overhead_within_limit(int device);
 
 /* Counts bytes that are charged, but which NVML does not list for this process (managed memory). */
 void vgpu_overhead_unseen(int device, int64_t bytes);
 
 /* Records a change of this process's figures: a measurement that overlaps a change is repeated. */
-extern uint64_t vgpu_overhead_moves; /* lower half: number of frees in progress; upper half: number of changes */
+/* lower half: number of frees in progress; upper half: number of changes of charges */
+extern uint64_t vgpu_overhead_moves;
 #define VGPU_OVERHEAD_CHANGE (1ull << 32)
 static inline void vgpu_overhead_changed(void)
 {

@@ -18,7 +18,7 @@ bool vgpu_process_memory(unsigned device, uint64_t *bytes);
 /* Starts NVML on another thread, which takes some milliseconds. */
 void vgpu_process_memory_warm(void);
 
-/* Has NVML started? If not, a measurement would wait for it. */
+/* Returns whether NVML has started. If not, a measurement would wait for it. */
 bool vgpu_process_memory_ready(void);
 
 #endif

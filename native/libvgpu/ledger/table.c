@@ -21,7 +21,7 @@ static struct shard shards[SHARDS] = {[0 ... SHARDS - 1] = {.mutex = PTHREAD_MUT
 
 static uint64_t hash(uint32_t kind, uint64_t key)
 {
-    uint64_t x = (key ^ (uint64_t)kind << 57) * 0x9e3779b97f4a7c15u; /* Fibonacci hashing */
+    uint64_t x = (key ^ (uint64_t)kind << 57) * 0x9e3779b97f4a7c15u; /* Fibonacci hashing of key and kind */
     return x ^ x >> 29;
 }
 

@@ -36,7 +36,7 @@ static struct {
 static pthread_mutex_t line_lock =
     PTHREAD_MUTEX_INITIALIZER; /* held for a step of vgpu_evict_prepare, and while a context ends */
 static CUresult error;
-static uint64_t *told; /* where the size of the host buffer is published */
+static uint64_t *told; /* the word in the slot where the size of the host buffer is published */
 
 CUresult vgpu_evict_error(void)
 {

@@ -40,10 +40,10 @@ void vgpu_evict_in_undo(void);
  */
 bool vgpu_evict_prepare(uint64_t bytes);
 
-/* The last error of the driver in vgpu_evict_out or vgpu_evict_in. */
+/* Returns the last error of the driver in vgpu_evict_out or vgpu_evict_in. */
 CUresult vgpu_evict_error(void);
 
-/* No step of vgpu_evict_prepare is made between the two. Precondition of stop: the caller is inside. */
+/* Between the two calls no step of vgpu_evict_prepare is made. Precondition of stop: the caller is inside. */
 void vgpu_evict_stop(void);
 void vgpu_evict_go_on(void);
 

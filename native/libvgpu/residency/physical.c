@@ -18,7 +18,10 @@ struct vgpu_allocation *vgpu_physical_make(uint64_t bytes, const CUmemAllocation
         return NULL;
     memory->bytes = bytes;
     memory->prop = *prop;
-    /* As for plain memory: a network card would continue to write to pages that belong to others by then. */
+    /*
+     * not for RDMA, as for plain memory: a network card would continue to write to pages that belong to other tenants
+     * by then
+     */
     memory->prop.allocFlags.gpuDirectRDMACapable = 0;
     memory->chunk_bytes = bytes;
     memory->chunk_count = 1;

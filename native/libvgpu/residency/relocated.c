@@ -31,7 +31,7 @@ static bool read_history(char history[HISTORY_BYTES])
     return size > 0;
 }
 
-/* Does `word` name this UUID, in full or by a prefix, as CUDA accepts it? */
+/* Returns whether `word` names this UUID, in full or by a prefix, as CUDA accepts it. */
 static bool names(const char *word, size_t length, const char *uuid)
 {
     return length > 4 && strncmp(word, "GPU-", 4) == 0 && strncmp(uuid, word, length) == 0;

@@ -92,7 +92,7 @@ static uint64_t may_keep(void)
     return share >= VGPU_SHARE_ALL ? UINT64_MAX : vgpu_evict_count().all / VGPU_SHARE_ALL * share;
 }
 
-/* Must the memory be on the host now? */
+/* Returns whether the memory must be on the host now. */
 static bool is_sent(void)
 {
     return vgpu_suspended_state() == VGPU_LEASE_SUSPENDED &&
@@ -219,7 +219,7 @@ static bool drain(void)
     return is_sent() && turn_phase(VGPU_SWAP_DRAINING, VGPU_SWAP_GOING);
 }
 
-/* Brings all memory back to the device. Returns false if the memory must be out again. */
+/* Brings all memory back to the device. Returns false if the memory must leave the device again. */
 static bool come_back(void)
 {
     while (!vgpu_evict_in(is_sent)) {

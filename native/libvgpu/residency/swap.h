@@ -52,7 +52,7 @@ static inline void vgpu_swap_leave(bool entered)
         inside_result_;                                      \
     })
 
-/* Does the lease require plain memory to be evictable? */
+/* Returns whether the lease requires plain memory to be evictable. */
 bool vgpu_swap_wanted(void);
 
 /* Makes calls count themselves from now on. */
@@ -66,7 +66,10 @@ void vgpu_swap_holds(int64_t bytes);
 bool vgpu_swap_ending_begins(void);
 void vgpu_swap_ending_ends(bool entered);
 
-/* Called between these two when a context has ended, and with it the thread's objects there. */
+/*
+ * Called between vgpu_swap_ending_begins and vgpu_swap_ending_ends when a context has ended, and with it the thread's
+ * objects there.
+ */
 void vgpu_swap_forget(CUcontext context);
 
 #endif

@@ -23,7 +23,7 @@ static void add(struct visible *list, unsigned indices[VGPU_MAX_DEVICES], const 
     unsigned index;
     if (CALL_NVML(nvmlDeviceGetHandleByUUID, uuid, &device) != NVML_SUCCESS ||
         CALL_NVML(nvmlDeviceGetIndex, device, &index) != NVML_SUCCESS)
-        return; /* lost */
+        return; /* NVML does not answer: the device is lost */
     unsigned at = list->count++;
     for (; at > 0 && indices[at - 1] > index; at--) {
         indices[at] = indices[at - 1];
@@ -33,7 +33,7 @@ static void add(struct visible *list, unsigned indices[VGPU_MAX_DEVICES], const 
     list->devices[at] = device;
 }
 
-/* The devices of the lease; false if NVML's own list applies. Precondition: NVML is initialised. */
+/* Lists the devices of the lease. Returns false if NVML's own list applies. Precondition: NVML is initialised. */
 static bool see(struct visible *list)
 {
     unsigned indices[VGPU_MAX_DEVICES];
@@ -105,7 +105,7 @@ VGPU_EXPORT nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *i
     return result;
 }
 
-/* Hides a device that NVML found by a name. */
+/* Changes NVML's answer to an error if it found a device outside of the lease by a name. */
 static nvmlReturn_t hidden(nvmlReturn_t result, nvmlDevice_t *device)
 {
     if (result != NVML_SUCCESS || is_visible(*device))

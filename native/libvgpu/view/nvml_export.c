@@ -30,7 +30,7 @@ _Static_assert(sizeof(struct listed) == 4128, "the distance between entries, as 
 typedef nvmlReturn_t (*list_fn)(nvmlDevice_t device, unsigned *count, struct listed *entries);
 
 static list_fn originals[LISTS]; /* the original functions for compute, graphics and MPS processes */
-static const void *theirs;       /* NVIDIA's table */
+static const void *theirs;       /* NVIDIA's export table */
 static void *ours;               /* a copy of NVIDIA's table with libvgpu's lists, kept until the process ends */
 static pthread_mutex_t copying = PTHREAD_MUTEX_INITIALIZER;
 

@@ -30,7 +30,7 @@ struct slab {
 };
 
 struct page {
-    struct cu_block *block; /* a large block */
+    struct cu_block *block; /* the block, if it is a large one; NULL: a slab */
     struct slab *slab;
 };
 
@@ -59,7 +59,7 @@ static void *reserve(uint64_t bytes)
 static int new_file(uint64_t bytes)
 {
     struct rlimit most;
-    /* a larger file would end the process by SIGXFSZ */
+    /* with a file above RLIMIT_FSIZE the kernel would end the process by SIGXFSZ */
     if (getrlimit(RLIMIT_FSIZE, &most) != 0 || most.rlim_cur < bytes)
         return -1;
     int fd = memfd_create("vgpu-sim-device-memory", MFD_CLOEXEC);
@@ -155,7 +155,7 @@ void cu_arena_give(CUdeviceptr p, uint64_t bytes)
     } else {
         struct hole *h = malloc(sizeof(*h));
         if (h == NULL)
-            return; /* leaks the addresses: they are not used again */
+            return; /* the addresses are leaked: nothing uses them again */
         *h = (struct hole){p, bytes, *at};
         *at = h;
     }

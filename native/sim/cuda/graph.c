@@ -135,7 +135,7 @@ static CUresult clone_node(CUgraph to, CUgraphNode from, bool with_memory)
     made->origin = from;
     made->next = next;
     made->before = before;
-    made->before_count = 0; /* set when all nodes exist */
+    made->before_count = 0; /* set after all nodes exist */
     if (from->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC) {
         made->alloc.memory = NULL;
         CU_CHECK(with_memory, CUDA_ERROR_NOT_SUPPORTED);

@@ -111,12 +111,15 @@ CUresult cu_check_exec(CUgraphExec exec); /* succeeds if exec is a live instanti
 CUresult cu_graph_instantiate(CUgraph graph, cuuint64_t flags, CUgraphExec *out);
 CUresult cu_graph_launch(CUgraphExec exec, CUstream stream);
 
-/* user_object.c. The caller holds cu_lock; what came to its end is in the list returned by take. */
+/*
+ * Functions of user_object.c. The caller holds cu_lock. Objects whose last reference was dropped are in the list that
+ * take returns.
+ */
 void cu_object_drop(CUuserObject object, unsigned int count);
 void cu_object_keep(CUuserObject object, unsigned int count);
 void cu_objects_run(void); /* runs the destructors that are due; the caller does not hold cu_lock */
 
-/* Capture of streams: capture.c. */
+/* Functions of capture.c: the capture of streams. */
 struct cu_capture {
     CUgraph graph;
     bool own_graph, invalid;

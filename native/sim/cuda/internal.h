@@ -126,7 +126,7 @@ struct cu_block {
 struct cu_process {
     struct sim_state *s;
     struct sim_proc *proc;
-    _Atomic int started; /* 0: cuInit was not called, 1: ready, 2: child of a process that had called it */
+    _Atomic int started; /* 0: the process has not called cuInit; 1: ready; 2: child of a process that had called it */
     /* the node's boot number at the start of this process; after a reboot the process is no longer valid */
     uint64_t boot;
     _Atomic uint32_t gate_seen; /* the value of proc->gate at the last time that this process passed the gate */

@@ -184,7 +184,7 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr p)
     cu_lock();
     struct opened *o = *opened_at(p);
     if (o != NULL && --o->refs == 0)
-        cu_block_close(cu_block_at(p)); /* frees o */
+        cu_block_close(cu_block_at(p)); /* cu_block_close frees `o` */
     cu_unlock();
     return o != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }

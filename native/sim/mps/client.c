@@ -77,7 +77,7 @@ int control_shell(void)
     return 0;
 }
 
-/* The server ends shortly after its control daemon, as on a real node. */
+/* The server process: it ends shortly after its control daemon, as on a real node. */
 int server_main(pid_t control)
 {
     prctl(PR_SET_NAME, "nvidia-cuda-mps");

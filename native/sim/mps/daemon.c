@@ -360,7 +360,7 @@ int daemon_run(bool background, bool multiuser, daemon_command command)
     int ready = -1;
     d.state = sim_attach();
     if (d.state == NULL)
-        return 244; /* as branch 580 without libcuda: no output, no log */
+        return 244; /* exits as branch 580 does without libcuda: no output, no log */
     if (snprintf(d.directory, sizeof(d.directory) - 20, "%s", pipe_directory()) >= (int)sizeof(d.directory) - 20) {
         fprintf(stderr, "The path of the MPS pipe directory is too long\n");
         return 1;

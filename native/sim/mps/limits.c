@@ -9,7 +9,10 @@ void limits_init(struct limits *l)
     l->thread_percentage = 100.0;
 }
 
-/* 0, values above 100 and text that is no number keep the old value; no error is printed (measured). */
+/*
+ * Sets the default percentage. 0, values above 100 and text that is no number keep the old value; no error is printed
+ * (measured).
+ */
 void limits_set_percentage(struct limits *l, const char *text)
 {
     char *end;
@@ -40,7 +43,7 @@ void limits_set_memory(struct limits *l, const char *device, const char *text)
     l->memory[i].bytes = parse_bytes(text);
 }
 
-/* Whole GiB, floored, from 1 GiB up; else whole MiB (measured). */
+/* Prints a limit in whole GiB, rounded down, from 1 GiB up; otherwise in whole MiB (measured). */
 void limits_print_memory(const struct limits *l, const char *device, char *out, size_t size)
 {
     out[0] = '\0';
@@ -55,7 +58,7 @@ void limits_print_memory(const struct limits *l, const char *device, char *out, 
     }
 }
 
-/* The UUID of the card with that index or UUID prefix; an instance's name as it is. */
+/* Returns the UUID of the card with that index or UUID prefix; an instance's name is returned as it is. */
 static const char *uuid_of(const struct sim_state *s, const char *word)
 {
     unsigned long long index;
@@ -69,7 +72,7 @@ static const char *uuid_of(const struct sim_state *s, const char *word)
     return NULL;
 }
 
-/* The device that the daemon's CUDA_VISIBLE_DEVICES makes number `ordinal`; copies it to `out`. */
+/* Copies to `out` the UUID of the device that the daemon's CUDA_VISIBLE_DEVICES makes number `ordinal`. */
 static bool visible_uuid(const struct sim_state *s, unsigned long long ordinal, char *out, size_t size)
 {
     const char *list = getenv("CUDA_VISIBLE_DEVICES"), *uuid = NULL;

@@ -41,7 +41,7 @@ struct connection {
     enum peer peer;
     pid_t pid;
     uid_t uid;
-    pid_t server; /* of a client */
+    pid_t server; /* pid of the server that serves this client */
     char line[1024];
     size_t used;
 };
@@ -63,17 +63,17 @@ struct daemon {
     daemon_command command;
 };
 
-/* limits.c */
+/* Functions of limits.c. */
 void limits_init(struct limits *l);
-void limits_set_percentage(struct limits *l, const char *text); /* a bad value changes nothing */
+void limits_set_percentage(struct limits *l, const char *text); /* an invalid value changes nothing */
 void limits_set_memory(struct limits *l, const char *device, const char *text);
 void limits_print_memory(const struct limits *l, const char *device, char *out, size_t size);
-/* What clients see: "*" (all), "-" (nothing), or UUIDs in the daemon's order. */
+/* Writes what clients see: "*" (all), "-" (nothing), or UUIDs in the daemon's order. */
 void limits_devices(const struct sim_state *s, char *out, size_t size);
-/* "GPU-uuid=BYTES,..." for a client; ordinals count the devices that the daemon sees. */
+/* Writes "GPU-uuid=BYTES,..." for a client. Ordinals count the devices that the daemon sees. */
 void limits_for_client(const struct limits *l, const struct sim_state *s, char *out, size_t size);
 
-/* daemon.c */
+/* Functions of daemon.c. */
 int daemon_run(bool background, bool multiuser, daemon_command command);
 void daemon_log(struct daemon *d, const char *format, ...) __attribute__((format(printf, 2, 3)));
 struct server *server_start(struct daemon *d, uid_t uid);
@@ -81,12 +81,13 @@ struct server *server_by_pid(struct daemon *d, pid_t pid);
 void server_stop(struct daemon *d, struct server *s);
 void client_terminate(struct daemon *d, pid_t server, pid_t client);
 
-/* commands.c: a daemon_command */
+/* Function of commands.c: a daemon_command. */
 void command_run(struct daemon *d, const struct connection *from, char *line, char *out, size_t size);
 
-/* client.c */
-int control_shell(void);        /* commands on stdin, replies on stdout */
-int server_main(pid_t control); /* the parent is named, because it may have ended before the child reads getppid() */
+/* Functions of client.c. */
+int control_shell(void); /* reads commands on standard input, prints replies on standard output */
+/* `control` is the parent's pid, because the parent may have ended before the child calls getppid() */
+int server_main(pid_t control);
 const char *pipe_directory(void);
 
 #endif

@@ -74,7 +74,7 @@ void sim_engine_channels(struct sim_state *s, uint32_t ref, struct sim_use *u)
         u->queue.active = 0;
     } else if (!sim_use_stands(u) && !u->queue.active && u->queue.submitted - u->queue.done > SIM_WORK_EPSILON_NS) {
         if (e->active_count == 0)
-            e->holder = 0; /* costs no switch: the call that enabled the channels has restored the state */
+            e->holder = 0; /* the change costs no switch: the call that enabled the channels has restored the state */
         activate(e, ref, &u->queue);
     }
     if (!sim_use_stands(u)) {

@@ -18,7 +18,7 @@
 #define KEY_LEFT (UINT32_MAX - 1)
 
 struct turn {
-    /* whose state the engine must hold in this turn: the reference of a process plus one, or KEY_CLIENTS */
+    /* the process whose state the engine must hold in this turn: its reference plus one, or KEY_CLIENTS */
     uint32_t key;
     uint32_t first, count;
 };
@@ -28,7 +28,7 @@ struct ring {
     struct turn turn[SIM_MAX_ACTIVE];
     uint32_t ref[SIM_MAX_ACTIVE];
     struct sim_use *use[SIM_MAX_ACTIVE];
-    double rate[SIM_MAX_ACTIVE]; /* engine nanoseconds per nanosecond during its turn */
+    double rate[SIM_MAX_ACTIVE]; /* engine nanoseconds per nanosecond during the queue's turn */
     uint64_t alike_from_ns;      /* no search for equal rotations is made before this time */
 };
 
@@ -189,7 +189,7 @@ static uint64_t run_end(const struct sim_engine *e, const struct ring *r, uint64
     const struct turn *t = &r->turn[r->at];
     uint64_t end = r->turns > 1 && e->slice_end_ns < now ? e->slice_end_ns : now;
     for (uint32_t j = t->first; j < t->first + t->count; j++) {
-        /* rounded up, because time is counted in whole nanoseconds */
+        /* time is counted in whole nanoseconds, so the step is rounded up */
         double step = fmax(ceil(left_of(r->use[j]) / r->rate[j]), 1);
         if (step < (double)(end - e->last_ns))
             end = e->last_ns + (uint64_t)step;

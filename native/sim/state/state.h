@@ -50,7 +50,7 @@ enum sim_kind { SIM_CONTEXT, SIM_PLAIN, SIM_VMM, SIM_POOL, SIM_ARRAY, SIM_GREEN,
 enum sim_fault_action { SIM_FAULT_ERROR = 1, SIM_FAULT_HANG, SIM_FAULT_SLOW, SIM_FAULT_MISSING };
 
 struct sim_placement {
-    uint32_t start, size; /* in memory slices */
+    uint32_t start, size; /* first memory slice, and number of memory slices */
 };
 
 struct sim_gi_profile {
@@ -297,12 +297,12 @@ uint64_t sim_used_bytes(struct sim_state *s, uint32_t device, int gi); /* gi SIM
 uint64_t sim_capacity_bytes(const struct sim_state *s, uint32_t device, int gi);
 bool sim_in_use(struct sim_state *s, uint32_t device, int gi, int ci);
 struct sim_proc *sim_proc_find(struct sim_state *s, uint32_t pid); /* entry of a living process, or NULL */
-/* alive and not checkpointed: its memory counts on the devices */
+/* returns true if the process is alive and not checkpointed: its memory then counts on the devices */
 bool sim_proc_holds(const struct sim_proc *p);
 
 /* checkpoint.c: a process is locked, taken off its devices, and brought back. Returns are CUresult
  * values; the state changes by one store, so a caller killed half-way leaves the old or the new. */
-int sim_checkpoint_lock(struct sim_state *s, uint32_t pid, uint32_t most_ms); /* 0: no limit */
+int sim_checkpoint_lock(struct sim_state *s, uint32_t pid, uint32_t most_ms); /* most_ms 0: no time limit */
 int sim_checkpoint_save(struct sim_state *s, uint32_t pid);
 int sim_checkpoint_unlock(struct sim_state *s, uint32_t pid);
 /* `card_of`, if not NULL, has for each card its target; SIM_MAX_DEVICES: not named. */
@@ -314,20 +314,20 @@ static inline enum sim_gate sim_gate_of(uint32_t gate)
     return (enum sim_gate)(gate % SIM_GATE_STATES);
 }
 
-/* engine.c: which queue computes at what time */
+/* Functions of engine.c: which queue computes at what time. */
 struct sim_engine *sim_engine_of(struct sim_device *d, int gi, int ci);
 double sim_engine_submit(struct sim_state *s, struct sim_proc *p, struct sim_use *u, double work_ns);
 bool sim_engine_reached(struct sim_state *s, struct sim_use *u, double position, uint64_t *at_ns);
 /* Completes all work before the position. Returns false if it is not complete because the queue stands still. */
 bool sim_engine_release(struct sim_state *s, struct sim_use *u, double position);
-bool sim_engine_idle(struct sim_state *s, struct sim_use *u); /* is all work of this queue done? */
+bool sim_engine_idle(struct sim_state *s, struct sim_use *u); /* returns true if all work of this queue is done */
 #define SIM_STANDS (-1.0)
 /*
  * Returns the nanoseconds until the position is reached if no other work comes; 0 if it is reached; SIM_STANDS while
  * the channels are disabled.
  */
 double sim_engine_left(struct sim_state *s, struct sim_use *u, double position);
-void sim_engine_wait(struct sim_state *s, struct sim_use *u, double position); /* wait.c */
+void sim_engine_wait(struct sim_state *s, struct sim_use *u, double position); /* Function of wait.c. */
 void sim_engine_forget(struct sim_state *s, uint32_t ref, struct sim_use *u);
 uint32_t sim_engine_percent(struct sim_device *d, struct sim_engine *e);
 uint32_t sim_queue_percent(const struct sim_queue *q);
@@ -340,24 +340,24 @@ static inline bool sim_use_stands(const struct sim_use *u)
     return u->loses_wait || (u->channels > 0 && u->channels_off == u->channels);
 }
 
-/* rotation.c: the order of turns. The caller holds the engine's lock. */
+/* Functions of rotation.c: the order of turns. The caller holds the engine's lock. */
 void sim_rotate(struct sim_state *s, const struct sim_device *d, struct sim_engine *e, uint64_t now_ns);
 double sim_rotation_left(struct sim_state *s, const struct sim_device *d, struct sim_engine *e, const struct sim_use *u,
-                         double position); /* ns until `position`, or until the next check */
+                         double position); /* returns the nanoseconds until `position`, or until the next check */
 void sim_rotation_leave(struct sim_engine *e, uint32_t ref);
 /* rebuilds the lists after an owner of the lock was killed */
 void sim_rotation_mend(struct sim_state *s, struct sim_device *d);
 
-/* history.c: past runs of a queue */
+/* Functions of history.c: past runs of a queue. */
 #define SIM_WORK_EPSILON_NS 0.01
 void sim_history_run(struct sim_queue *q, uint64_t at_ns, double rate, uint64_t slice_ns);
 void sim_history_jump(struct sim_queue *q, uint64_t at_ns, double position);
 uint64_t sim_history_when(const struct sim_queue *q, double position);
 void sim_history_busy(uint64_t *epochs, uint64_t *sums, uint64_t from_ns, uint64_t to_ns, double share);
-/* busy share of the last second, in percent */
+/* returns the busy part of the last second, in percent */
 uint32_t sim_history_percent(const uint64_t *epochs, const uint64_t *sums);
 
-/* mig.c: instances. Returns are nvmlReturn_t values. */
+/* Functions of mig.c: instances. They return nvmlReturn_t values. */
 struct sim_ci_profile {
     uint32_t id, slice_count, instance_count, sm_count;
     char name[64];
@@ -379,15 +379,17 @@ void sim_mig_uuid(const struct sim_device *d, uint32_t gi, uint32_t ci, char out
 void sim_device_reset(struct sim_state *s, uint32_t device);
 void sim_reboot(struct sim_state *s);
 void sim_post_event(struct sim_state *s, uint32_t device, int gi, int ci, uint64_t type, uint64_t data);
-void sim_event_sleep(struct sim_state *s, uint32_t seen, uint64_t most_ns); /* sleeps while event_wake is `seen` */
+/* sleeps while event_wake has the value `seen` */
+void sim_event_sleep(struct sim_state *s, uint32_t seen, uint64_t most_ns);
 void sim_account_end(struct sim_state *s, const struct sim_proc *p);
 struct sim_account sim_account_of(const struct sim_proc *p, const struct sim_use *u);
 
 /* rm.c: the control device /dev/nvidiactl, which the state file stands for: each open file of it may hold a client. */
 bool sim_rm_is(struct sim_state *s, int fd);
 int sim_rm_open(struct sim_state *s, struct sim_proc *p); /* opens a new file for the client of p; -1 with errno */
-int sim_rm_ioctl(struct sim_state *s, int fd, unsigned long request, void *argument); /* as ioctl(2) */
-/* is the client's file still open in another process? */
+/* carries out the request as ioctl(2) of the real driver */
+int sim_rm_ioctl(struct sim_state *s, int fd, unsigned long request, void *argument);
+/* returns true if another process still has the client's file open */
 bool sim_rm_open_elsewhere(const struct sim_state *s, const struct sim_proc *p);
 /* Returns true if an open file other than this one holds the process's lock. */
 bool sim_rm_held_by_another(const struct sim_state *s, const struct sim_proc *p, int fd);
