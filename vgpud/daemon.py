@@ -339,6 +339,7 @@ def loops(
         dra_door(daemon, keeper).run,
         keeper.residency.run,
         keeper.bypasses.run,
+        keeper.watch_arbiter,
         keeper.activities.watch,
         keeper.suspends.watch,
     )

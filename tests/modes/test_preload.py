@@ -1,13 +1,21 @@
-"""The content of a preload allocation's lease, from the request and the policy."""
+"""The lease of a preload allocation, from the request and the policy, and the watch of the arbiter."""
 
+import asyncio
+import socket
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from tests import clock
 from vgpud.lease import SharePolicy
 from vgpud.model.quantity import GIB, Percent
 from vgpud.model.tenancy import Allocation, Mode, Owner, Request, Slice, State
-from vgpud.modes.preload import PreloadRules, limits_of
+from vgpud.modes.preload import ARBITER_UNIT, Preload, PreloadRules, limits_of
+from vgpud.proc import Running
 
 QUARTER = Percent(2500)
 RULES = {
@@ -45,3 +53,42 @@ def test_under_mps_the_lease_has_no_share_and_no_priority() -> None:
     for limits in limits_of(mps, RULES.__getitem__):
         assert (limits.share_policy, limits.share_hundredths) == (SharePolicy.NONE, 10000)
         assert limits.priority == 0
+
+
+class Watched:
+    """Units with an arbiter that runs until it is stopped."""
+
+    def __init__(self) -> None:
+        self.stopped: list[str] = []
+
+    def running(self, name: str) -> Running:
+        return Running(name, 1, 1)
+
+    def on_exit(self, name: str, callback: Callable[[str], None]) -> Callable[[], None]:
+        return lambda: None
+
+    def stop(self, name: str, grace_seconds: float) -> None:
+        self.stopped.append(name)
+
+
+def test_an_arbiter_that_hangs_is_reported_and_then_killed(tmp_path: Path) -> None:
+    units: Any = Watched()
+    paths: Any = SimpleNamespace(run_dir=tmp_path, leases=tmp_path / "leases")
+    none: Any = None
+
+    async def hang() -> None:
+        preload = Preload(units, paths, none, none, answer_seconds=0.01)
+        await preload.ensure_arbiter()
+        watch = asyncio.ensure_future(preload.watch())
+        await clock.passed(1)
+        assert "vgpu-arbiter does not answer" in preload.trouble()
+        assert units.stopped == []
+        await clock.passed(9)
+        watch.cancel()
+        assert units.stopped == [ARBITER_UNIT]
+
+    (tmp_path / "arbiter").mkdir()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
+        silent.bind(str(tmp_path / "arbiter" / "control.sock"))
+        silent.listen()
+        clock.run(hang())

@@ -59,6 +59,7 @@ def node(described: NodeDescription, hostname: str, version: str) -> pb.NodeRepl
         status=described.status,
         uptime_seconds=described.uptime_seconds,
         hardware_error=described.hardware_error,
+        arbiter_error=described.arbiter_error,
     )
 
 

@@ -302,6 +302,8 @@ def tenants(node: Node) -> Iterator[Finding]:
             "allocations", FAIL, f"{item.id} has failed: {item.failure}", f"vgpuctl release {item.id}"
         )
     yield from _marks(node.allocations)
+    if node.node.arbiter_error:
+        yield Finding("helper", FAIL, node.node.arbiter_error, _SILENT_FIXES[Mode.PRELOAD])
     for mode in sorted({item.silent_mode for item in node.processes} - {""}):
         fix = _SILENT_FIXES.get(mode, "see the log of vgpud")
         yield Finding("helper", FAIL, words.silent(mode), fix)

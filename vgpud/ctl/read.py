@@ -45,7 +45,7 @@ def status(arguments: Namespace, terminal: Terminal) -> int:
 
 def degradations(node: pb.NodeReply, devices: list[pb.Device], allocations: list[pb.Allocation]) -> list[str]:
     """Sentences on what has failed: the hardware, devices and allocations."""
-    wrong = [node.hardware_error] if node.hardware_error else []
+    wrong = [sentence for sentence in (node.hardware_error, node.arbiter_error) if sentence]
     for device in devices:
         if device.health != Health.OK:
             why = device.health_reason or "no reason given"

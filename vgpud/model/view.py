@@ -123,7 +123,9 @@ class ReloadReport:
 
 @dataclass(frozen=True)
 class NodeDescription:
-    """A summary of the daemon and its node. `hardware_error` is the reason if there are no devices."""
+    """A summary of the daemon and its node. `hardware_error` is the reason if there are no devices,
+    `arbiter_error` says that the arbiter does not answer.
+    """
 
     node: Node
     allocation_count: int
@@ -132,6 +134,7 @@ class NodeDescription:
     status: str
     uptime_seconds: float
     hardware_error: str = ""
+    arbiter_error: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,11 @@ _RESTART_SECONDS = 0.2
 # Time that the event loop itself waits for the arbiter: a healthy arbiter answers in tens of microseconds,
 # which is less than passing the order to a thread takes.
 _AT_ONCE_SECONDS = 0.002
+# An arbiter that does not answer for this time hangs, and is killed. Of tenants that it keeps off their
+# devices, libvgpu notices the hang sooner (SILENT_LOOKS in cut.c).
+_HANG_SECONDS = 6.0
+_LOOK_SECONDS = 2.0
+_ANSWER_SECONDS = 2.0
 
 # States in which the tenant's processes wait before their driver calls.
 _AWAY = (State.SUSPENDING, State.SUSPENDED, State.RESUMING)
@@ -97,7 +102,14 @@ class PreloadWorld:
 class Preload:
     mode = Mode.PRELOAD
 
-    def __init__(self, units: Units, paths: Paths, world: PreloadWorld, walls: Walls) -> None:
+    def __init__(
+        self,
+        units: Units,
+        paths: Paths,
+        world: PreloadWorld,
+        walls: Walls,
+        answer_seconds: float = _ANSWER_SECONDS,
+    ) -> None:
         self._units = units
         self.walls = walls
         self._paths = paths
@@ -106,6 +118,8 @@ class Preload:
         socket = paths.run_dir / "arbiter" / "control.sock"
         self._arbiter = ArbiterClient(socket)
         self._arbiter_at_once = ArbiterClient(socket, _AT_ONCE_SECONDS)
+        self._arbiter_soon = ArbiterClient(socket, answer_seconds)
+        self._silent_since: float | None = None
         self._contexts = ContextCosts()
         self._meters = LeaseMeters(self._leases)
         self._starting = asyncio.Lock()
@@ -165,6 +179,31 @@ class Preload:
                 log.error(LogEvent.ARBITER_START_FAILED, why=str(error), details=error.details)
             else:
                 return
+
+    async def watch(self) -> None:
+        """Kills an arbiter that hangs. Its end restarts it. Runs until the daemon stops."""
+        while True:
+            await self.look_at_arbiter()
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def look_at_arbiter(self) -> None:
+        if self._notice is None or await self._answers():
+            self._silent_since = None
+        elif self._silent_since is None:
+            self._silent_since = clock.now()
+        elif clock.now() - self._silent_since >= _HANG_SECONDS:
+            log.error(LogEvent.ARBITER_HANGS_RESTARTING)
+            self._silent_since = None
+            await asyncio.to_thread(self._units.stop, ARBITER_UNIT, 0.0)
+
+    async def _answers(self) -> bool:
+        return self._arbiter_at_once.ready() or await asyncio.to_thread(self._arbiter_soon.ready)
+
+    def trouble(self) -> str:
+        """What is wrong with the arbiter, as a sentence; empty if it answers."""
+        if self._silent_since is None:
+            return ""
+        return "vgpu-arbiter does not answer: tenants that it keeps off their devices put themselves back"
 
     async def _order(self, order: Callable[[ArbiterClient, str], T], allocation_id: str) -> T:
         """Lets the arbiter carry out an order. If the arbiter has just died, it is restarted first."""

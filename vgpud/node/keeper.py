@@ -116,13 +116,18 @@ class NodeKeeper:
             self._made,
             accounts,
         )
-        self.listings = Listings(
+        self.listings = self._listings()
+
+    def _listings(self) -> Listings:
+        parts = self._parts
+        return Listings(
             parts.store,
             parts.inventory,
             parts.effectors,
             parts.engines,
             self.policy,
             self.operations.is_drained,
+            lambda: "" if self._preload is None else self._preload.trouble(),
         )
 
     @staticmethod
@@ -343,6 +348,10 @@ class NodeKeeper:
 
     def describe(self) -> NodeDescription:
         return self.listings.describe()
+
+    async def watch_arbiter(self) -> None:
+        assert self._preload is not None
+        await self._preload.watch()
 
     async def metered(self) -> Metered:
         return await self.meters.read()

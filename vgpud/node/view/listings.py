@@ -35,6 +35,7 @@ class Listings:
         engines: Engines,
         policy: Callable[[], LoadedPolicy],
         is_drained: Callable[[str], bool],
+        arbiter_error: Callable[[], str],
     ) -> None:
         self._store = store
         self._inventory = inventory
@@ -42,6 +43,7 @@ class Listings:
         self._engines = engines
         self._policy = policy
         self._is_drained = is_drained
+        self._arbiter_error = arbiter_error
         self._started = clock.now()
 
     async def slice_use(self, allocation: Allocation) -> tuple[SliceUse, ...]:
@@ -109,4 +111,5 @@ class Listings:
             f"policy {self._policy().digest[:8]}{refused}",
             uptime_seconds=clock.now() - self._started,
             hardware_error=str(error) if error is not None else "",
+            arbiter_error=self._arbiter_error(),
         )
