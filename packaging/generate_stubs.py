@@ -18,7 +18,7 @@ def generate(root: Path) -> Path:
     sources, out = root / "vgpud" / "api", root / "vgpud" / "api" / "gen"
     (out / "kubelet").mkdir(parents=True, exist_ok=True)
     arguments = [
-        # maps the path, so that the generated modules import each other as vgpud.api.gen
+        # maps vgpud/api to vgpud/api/gen, so that the generated modules import each other as vgpud.api.gen
         "-Ivgpud/api/gen=vgpud/api",
         "--python_out=.",
         "--grpc_python_out=.",
@@ -29,8 +29,8 @@ def generate(root: Path) -> Path:
     environment = {"PATH": str(Path(sys.executable).parent) + ":/usr/bin:/bin"}
     subprocess.run(
         [sys.executable, "-m", "grpc_tools.protoc", *arguments, *protos],
-        # protoc's plugins read a pipe as standard input; if standard input were closed, the pipe would get
-        # its number
+        # keeps standard input open: protoc's plugins read a pipe, which would get the number of a closed
+        # standard input
         stdin=subprocess.DEVNULL,
         cwd=root,
         check=True,

@@ -8,7 +8,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class StubsBuildHook(BuildHookInterface[Any]):
-    """Runs before the files are collected, for wheels and for editable installs."""
+    """Runs before hatch collects the files of a wheel or of an editable install."""
 
     PLUGIN_NAME = "custom"
 

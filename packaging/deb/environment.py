@@ -22,8 +22,8 @@ from wheels import FROM_THE_DISTRIBUTION, PYTHONS, target
 
 _NOTES = {"direct_url.json", "REQUESTED", "INSTALLER"}
 _SOURCES = {".pyx", ".pxd", ".c", ".h"}
-# the needed subpackages of Google's API messages; the others are left out, because each file costs a sync at
-# installation
+# the subpackages of Google's API messages that vgpud needs; the others are left out, because each file costs
+# a sync at installation
 _MESSAGES = {"protobuf", "rpc", "_upb"}
 #: the distribution's modules for all of its Python versions, and what to copy: name of the Debian package ->
 #: folder
