@@ -492,7 +492,7 @@ async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
                 task.cancel()
             for outcome in await asyncio.gather(*left, return_exceptions=True):
                 if isinstance(outcome, Exception):
-                    log.warning(LogEvent.TASK_CANCELLED_AT_THE_END, why=str(outcome))
+                    log.warning(LogEvent.CANCELLED_TASK_FAILED_AT_STOP, why=str(outcome))
 
 
 def complain(error: VgpuError) -> None:

@@ -106,7 +106,9 @@ async def agree(keeper: NodeKeeper, parts: Parts, start: Start, boot_changed: bo
         await _resume_engines(parts, observed.leases)
     await _assume_modes(parts, [a for a in parts.book if a.id not in busy], daemons)
     for action in actions:
-        log.info(LogEvent.RECONCILE, action=action.kind.value, subject=action.subject, why=action.reason)
+        log.info(
+            LogEvent.RECONCILE_ACTION, action=action.kind.value, subject=action.subject, why=action.reason
+        )
         try:
             await carry_out(keeper, parts, start, action)
         except VgpuError as error:
@@ -117,7 +119,7 @@ async def agree(keeper: NodeKeeper, parts: Parts, start: Start, boot_changed: bo
         for name in await keeper.mig.stale():
             if name not in busy:
                 log.info(
-                    LogEvent.RECONCILE,
+                    LogEvent.RECONCILE_ACTION,
                     action="renew",
                     subject=name,
                     why="the driver's device nodes have changed",

@@ -324,7 +324,7 @@ class MigLayouts:
                 if await self._mig.is_stale(allocation, part, device):
                     return True
             except VgpuError as error:
-                log.warning(LogEvent.EDITS_NOT_CHECKED, allocation=allocation.id, why=str(error))
+                log.warning(LogEvent.CDI_EDITS_NOT_CHECKED, allocation=allocation.id, why=str(error))
         return False
 
     async def converge(self) -> None:

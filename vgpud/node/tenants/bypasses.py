@@ -337,7 +337,7 @@ class Bypasses:
             user = allocation.request.counts_for.uid
             await self.services.store.notice(EventKind.ALLOCATION_STOPPED, allocation.id, sentence, user)
         except VgpuError as error:
-            log.error(LogEvent.STOP_NOT_RECORDED, allocation=allocation.id, why=str(error))
+            log.error(LogEvent.TENANT_STOP_NOT_RECORDED, allocation=allocation.id, why=str(error))
 
     def _end_processes(self, preload: Preload, allocation: Allocation, survey: _Survey) -> list[int]:
         """Kills the processes of the allocation, and no others: the ownership is checked again while a pidfd

@@ -40,6 +40,6 @@ class Failures:
         try:
             await self._store.commit(failed, Change.FAILED, sentence)
         except VgpuError as error:
-            log.error(LogEvent.FAILURE_NOT_RECORDED, allocation=allocation_id, why=str(error))
+            log.error(LogEvent.ALLOCATION_FAILURE_NOT_RECORDED, allocation=allocation_id, why=str(error))
             return
         audit.automatic("fail", sentence, **audit.of(failed))

@@ -71,7 +71,9 @@ class Kept:
             for other in self._away(part.device_uuid):
                 if other.id != coming.id and self.bytes_of(other):
                     log.warning(
-                        LogEvent.DEVICE_FULL_EVICTING_KEPT_MEMORY, allocation=other.id, for_=coming.id
+                        LogEvent.DEVICE_FULL_EVICTING_KEPT_MEMORY,
+                        allocation=other.id,
+                        for_allocation=coming.id,
                     )
                     self._less(other, 0)
 
@@ -97,7 +99,11 @@ class Kept:
             for name, now in less.items():
                 freed = format_bytes(kept[name] - now)
                 log.info(
-                    LogEvent.KEPT_MEMORY_EVICTED, allocation=name, bytes=freed, device=uuid, for_=coming.id
+                    LogEvent.KEPT_MEMORY_EVICTED,
+                    allocation=name,
+                    bytes=freed,
+                    device=uuid,
+                    for_allocation=coming.id,
                 )
                 self._less(self._book.get(name), now)
             await self._until(less)
@@ -108,7 +114,7 @@ class Kept:
             if self._preload is not None:
                 self._preload.keep(allocation.id, allowed_bytes * SHARE_ALL // max(movable, 1))
         except VgpuError as error:  # for example, the allocation may have been released meanwhile
-            log.debug(LogEvent.KEPT_MEMORY_NOT_LIMITED, allocation=allocation.id, why=str(error))
+            log.debug(LogEvent.KEPT_MEMORY_ORDER_NOT_WRITTEN, allocation=allocation.id, why=str(error))
 
     async def _until(self, allowed: dict[str, int]) -> None:
         began, most = clock.now(), seconds_to_move(sum(map(self._bytes_now, allowed)))
