@@ -93,7 +93,7 @@ static void note_peak(struct vgpu_slot_device *device)
  */
 static bool try_add(struct vgpu_account *account, unsigned device, uint64_t bytes, uint64_t limit)
 {
-    if (bytes > limit) /* this check also keeps the word itself from overflowing */
+    if (bytes > limit) /* the check against the limit also keeps the word itself from overflowing */
         return false;
     add(&mine(account, device)->claim_bytes, bytes);
     if (vgpu_account_sum(account->usage, device) <= limit)
@@ -136,7 +136,7 @@ void vgpu_account_settle(struct vgpu_account *account, unsigned device, uint64_t
     struct vgpu_slot_device *own = mine(account, device);
     VGPU_ASSERT(kept <= reserved);
     if (kept > 0) {
-        add(&own->used_bytes, kept); /* done before the claim is removed, so that the bytes are always counted */
+        add(&own->used_bytes, kept); /* adds the bytes before the claim is removed, so that they are always counted */
         note_peak(own);
     }
     subtract(&own->claim_bytes, reserved);
@@ -155,7 +155,7 @@ void vgpu_account_release(struct vgpu_account *account, unsigned device, uint64_
 
 void vgpu_account_to_context(struct vgpu_account *account, unsigned device, uint64_t bytes)
 {
-    /* done before they are subtracted from used_bytes, so that the bytes are always counted */
+    /* adds the bytes to context_bytes before it subtracts them from used_bytes, so that they are always counted */
     add(&mine(account, device)->context_bytes, bytes);
     subtract(&mine(account, device)->used_bytes, bytes);
 }

@@ -291,9 +291,10 @@ enum vgpu_message_kind {
 enum vgpu_turn_flags {
     VGPU_TURN_FREE = 1,   /* no other tenant is present: launch without pacing until revoked */
     VGPU_TURN_WATCH = 2,  /* give the devices back as soon as no work is left */
-    VGPU_TURN_MORE = 4,   /* in DONE: further launches wait at the gate */
-    VGPU_TURN_GATED = 32, /* in WANT: this process has no channels in the table, so its gate enforces its slices */
-    VGPU_TURN_BRIEF = 16, /* with WATCH: check for idleness more often, because this tenant's work preempts others' */
+    VGPU_TURN_MORE = 4,   /* flag of DONE: further launches wait at the gate */
+    VGPU_TURN_GATED = 32, /* flag of WANT: this process has no channels in the table, so its gate enforces its slices */
+    /* flag beside WATCH: check for idleness more often, because this tenant's work preempts that of others */
+    VGPU_TURN_BRIEF = 16,
 };
 #define VGPU_TURN_OPEN_ENDED UINT64_MAX
 

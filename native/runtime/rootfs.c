@@ -106,7 +106,7 @@ static int put_merged(const char *root, int etc, int target, const char *library
     char at[PLACE_MAX];
     if (mount("vgpud", place(etc, at), "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, "size=1m,mode=0755") != 0)
         return -1;
-    int cover = open_below(root, "etc"); /* opened again, because the mount now covers it */
+    int cover = open_below(root, "etc"); /* opens the folder again, because the mount now covers it */
     int merged = cover < 0 ? -1 : open(place(cover, at), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     int file = merged < 0 ? -1 : write_merged(merged, library, image, length);
     int failed = file < 0 || bind_over(file, target) != 0;

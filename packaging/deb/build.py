@@ -67,7 +67,7 @@ def build(out: Path, architecture: str, system_compiler: bool) -> int:
         "VGPU_PYTHON": sys.executable,
         "VGPU_WHEELS": str(wheels),
         "VGPU_ZIG": "" if system_compiler else zig(out),
-        # only the system's tools: the tree's virtual environment is left out
+        # PATH with the system's tools only, without the tree's virtual environment
         "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
     }
     # -d: dpkg does not check Build-Depends, because ./dev installs them

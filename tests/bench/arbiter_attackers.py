@@ -194,7 +194,7 @@ def main() -> None:
     with suppress(OSError):
         os.setpgid(child, child)
     sys.stdin.read()
-    # also kills its children; the child is not reaped yet, so that its pid is still valid
+    # killpg also kills the child's children; the child is not reaped yet, so that its pid is still valid
     os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)
 

@@ -43,10 +43,10 @@ CUresult drop(CUdeviceptr p);
 
 CUresult launch(CUstream stream, unsigned grid, unsigned block, unsigned shared);
 
-/* in cuda_conformance_objects.c; `ctx`, the primary context, is current */
+/* prints the results for objects (cuda_conformance_objects.c); `ctx`, the primary context, is current */
 void objects(CUcontext ctx);
 
-/* in cuda_conformance_captures.c; `ctx` is current */
+/* prints the results for captures (cuda_conformance_captures.c); `ctx` is current */
 void captures(CUcontext ctx);
 
 #endif

@@ -31,7 +31,7 @@ WHERE = {
     "vgpud/hardware/engine_probe.py": OWN,  # reads the output of vgpu-engine-probe
     "vgpud/inject/cdi.py": OWN,
     "vgpud/inject/driver.py": OWN,
-    "vgpud/inject/oci.py": THREAD,  # called by RuntimeDoor._aside
+    "vgpud/inject/oci.py": THREAD,  # RuntimeDoor._aside calls this parser on a thread
     "vgpud/inject/wish.py": THREAD,  # runs on a thread, and its texts are limited to 32 characters
     "vgpud/planner/layouts.py": SMALL,  # the regular expression reads the first 32 characters of a word
     "vgpud/planner/refuse.py": SMALL,  # the profile's name has at most 256 characters

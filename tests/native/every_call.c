@@ -44,7 +44,7 @@ static void *context;
 static void *call(void *argument)
 {
     struct row *row = argument;
-    /* for a batch copy: zero entries, not a huge number */
+    /* for a batch copy the argument means zero entries; other values would mean a huge number */
     word at = strcmp(row->family, "copy") == 0 ? 0 : (word)zeros;
     cuCtxSetCurrent(context);
     row->call(at, at, at, at, at, at, at, at, at, at, at, at);

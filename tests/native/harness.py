@@ -10,7 +10,7 @@ from tests import simnode
 from vgpud import lease_layout as layout
 
 ROOT, BUILD = simnode.ROOT, simnode.BUILD
-TEST_BUILD = ROOT / "build" / "native-tests"  # made by ./dev build
+TEST_BUILD = ROOT / "build" / "native-tests"  # folder of the test programs, which ./dev build makes
 LIBVGPU = BUILD / "lib" / "libvgpu.so"
 PROBE = BUILD / "bin" / "vgpu-probe"
 ARBITER = BUILD / "bin" / "vgpu-arbiter"

@@ -20,7 +20,7 @@ from vgpud.model.errors import ErrorCode, Exit, VgpuError
 from vgpud.model.quantity import MAX_BYTES, MIB, counted
 from vgpud.model.tenancy import State
 
-_CONTEXT_BYTES = 518 * MIB  # of a CUDA context on an H200 (docs/faq.md)
+_CONTEXT_BYTES = 518 * MIB  # memory of a CUDA context on an H200 (docs/faq.md)
 UNCERTAIN = (ErrorCode.DEADLINE, ErrorCode.STOPPING)
 
 

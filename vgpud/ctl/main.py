@@ -95,7 +95,7 @@ def _run(argv: Sequence[str]) -> int:
             return again(function, arguments, terminal)
         return function(arguments, terminal)
     except OSError:
-        # only a write to standard output raises OSError here; all other code of vgpuctl raises VgpuError
+        # OSError comes only from a write to standard output: all other code of vgpuctl raises VgpuError
         raise
     except Exception as error:
         # An unexpected exception is printed as a numbered error with one sentence, in place of a traceback.

@@ -27,7 +27,8 @@ _WORD = struct.Struct("<Q")
 _WORDS = struct.Struct("<III")  # the words memory, keep_share and paused, which are adjacent in the page
 _GRAVE = ".gone"  # ending of the names of leases that are being removed
 _REMOVAL_SECONDS = 1.0
-# not listed: getdents(2) of another user can hold a folder's lock in the kernel as long as that user likes
+# mode without read permission for others: by getdents(2) another user could hold a folder's lock in the
+# kernel as long as that user likes
 _NOT_LISTED = 0o711
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 

@@ -93,9 +93,9 @@ class PreloadWorld:
 
     allocations: Callable[[], Iterable[Allocation]]
     rules_for: Callable[[str], PreloadRules]
-    # called before the arbiter learns of the device's first tenant
+    # vgpud calls this before the arbiter learns of the device's first tenant
     settle_engine: Callable[[str], Awaitable[None]]
-    forget_engine: Callable[[str], None]  # called after the device's last tenant
+    forget_engine: Callable[[str], None]  # vgpud calls this after the device's last tenant
     context_mib: Callable[[str], int]  # the memory of a CUDA context on the device; 0: not known
 
 

@@ -150,7 +150,7 @@ class AllocationMaker:
         leaving = self._releases.attempts
         if leaving:  # a release that is running may free the capacity
             await asyncio.wait(leaving, timeout=_SETTLE_SECONDS)
-        # asked again, because after a reload the policy may depend on the user's account
+        # vgpud looks the account up again, because after a reload the policy may depend on it
         account = await self._accounts.of(request.counts_for, self._policy())
         await self._inventory.refresh()
         return self._decide(request, account)

@@ -206,7 +206,7 @@ class NodeKeeper:
         self.lifetimes.forget(allocation.id)
         if self.mig is not None:
             for uuid in {part.device_uuid for part in allocation.slices if part.mig is not None}:
-                # a change of the layout may have waited for this release
+                # starts a change of the layout that may have waited for this release
                 self.spawn(self.mig.converge_device(uuid))
 
     @contextmanager

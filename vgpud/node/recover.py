@@ -89,13 +89,13 @@ async def agree(keeper: NodeKeeper, parts: Parts, start: Start, boot_changed: bo
 
     Skips allocations that are being made, changed or released.
     """
-    # This runs in a thread, because systemd can be slow and the daemon may serve already.
+    # The units are listed in a thread, because systemd can be slow and the daemon may serve already.
     units = await asyncio.to_thread(start.units.list, unit_name(""))
     await remove_graves(start.run_dir / "leases")
     # Listed before `busy`: an allocation that is made meanwhile must not have its spec taken for an orphan.
     specs = await _specs(parts)
     busy = keeper.busy()
-    # These allocations should exist. Those that are being changed are left out.
+    # `meant` has the allocations that should exist. Those that are being changed are left out.
     meant = [allocation for allocation in parts.book if allocation.id not in busy]
     own_instances = frozenset() if keeper.mig is None else keeper.mig.own_instances()
     daemons = frozenset(unit.name for unit in units)
@@ -133,7 +133,7 @@ async def carry_out(keeper: NodeKeeper, parts: Parts, start: Start, action: Acti
     """Carries out one action of a start and writes its line in the audit trail. Raises VgpuError."""
     with audit.because(action.reason):
         if action.kind in (ActionKind.RELEASE, ActionKind.MARK_FAILED, ActionKind.REPAIR):
-            # for these actions, the called functions write the audit line
+            # for these actions, the functions that vgpud calls write the audit line
             await _act(keeper, parts, start, action)
             return
         held = parts.book.get(action.subject) if action.subject in parts.book else None
@@ -245,7 +245,7 @@ async def _act(keeper: NodeKeeper, parts: Parts, start: Start, action: Action) -
                 await preload.walls.remove(action.subject)
         case ActionKind.STOP_MPS:
             if not any(part.target == action.subject for a in parts.book for part in a.slices):
-                # also restores the settings of the device that MPS had changed
+                # `unapply` also restores the settings of the device that MPS had changed
                 await parts.effectors[Mode.MPS].unapply(action.subject)
         case ActionKind.REMOVE_INSTANCE:
             if keeper.mig is not None and action.instance is not None:

@@ -23,8 +23,8 @@ class ActionKind(StrEnum):
     REMOVE_WALL = "remove-wall"  # remove the control group of a tenant that no longer exists
     STOP_MPS = "stop-mps"
     REMOVE_INSTANCE = "remove-instance"
-    MARK_FAILED = "mark-failed"  # for an allocation that cannot be repaired
-    REPAIR = "repair"  # for an allocation with missing parts: steps.repair_steps
+    MARK_FAILED = "mark-failed"  # mark an allocation as failed that cannot be repaired
+    REPAIR = "repair"  # make the missing parts of an allocation (steps.repair_steps)
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -60,7 +60,7 @@ static struct {
     uint64_t doubt_ns;
     bool guarded; /* the rescue thread exists */
     uint32_t silent_looks;
-    /* for the rescue: since when the process is off without an arbiter, or was refused; 0: it is not */
+    /* for the rescue thread: time since which the process is off without an arbiter, or was refused; 0: neither */
     uint64_t alone_at;
     bool refused; /* at alone_at the driver refused to enable the channels */
 } cut = {.lock = PTHREAD_MUTEX_INITIALIZER};
@@ -242,7 +242,7 @@ static bool is_quiet(uint64_t now)
     return done && now - cut.busy_at >= cut.quiet_ns;
 }
 
-/* With the flag set, each thread that enters a call reports it. Has no thread entered since the last check? */
+/* Returns whether no thread is in a call and none has entered one since the last check. */
 static bool stays_quiet(void)
 {
     bool inside;

@@ -33,10 +33,11 @@ struct context_queue {
     uint32_t made;         /* number of events that exist */
     uint32_t head;         /* index of the next marker to record */
     uint32_t tail;         /* index of the oldest marker that has not completed; tail == head: none */
-    uint32_t barrier;      /* first marker since the device was last idle; times of earlier markers are not usable */
-    uint64_t run;          /* number of launches known to have finished */
-    uint64_t run_seen_ns;  /* when `run` was observed */
-    double unit_ns;        /* device time of one launch of weight 1; 0: not known yet */
+    /* index of the first marker since the device was last idle; times of earlier markers are not usable */
+    uint32_t barrier;
+    uint64_t run;         /* number of launches known to have finished */
+    uint64_t run_seen_ns; /* when `run` was observed */
+    double unit_ns;       /* device time of one launch of weight 1; 0: not known yet */
     CUevent drain;
     bool used;     /* event of the last drain, and whether there were launches since then */
     bool launched; /* whether there was ever a launch in this context */

@@ -13,7 +13,7 @@ CUresult cuProfilerInitialize(const char *configFile, const char *outputFile, in
 CUresult cuProfilerStart(void);
 CUresult cuProfilerStop(void);
 
-/* This function is in none of NVIDIA's headers. */
+/* None of NVIDIA's headers declares this function. */
 nvmlReturn_t nvmlInternalGetExportTable(const void **table, const void *name);
 
 #define VGPU_EXPORT __attribute__((visibility("default")))

@@ -52,7 +52,7 @@ static int lock_again(void)
         return fd;
     int error = is_usage(fd) ? vgpu_slot_lock_again(fd, held.usage, held.slot, held.start_ns) : -ESTALE;
     if (error != 0) {
-        /* this close releases no lock, because this process has none on the file */
+        /* closing this descriptor releases no lock, because the process has none on the file */
         vgpu_lease_close(held.folder, VGPU_USAGE_FILE, fd);
         return error;
     }

@@ -13,7 +13,7 @@ struct vgpu_hook {
     int since;     /* CUDA version that introduced this variant, as a number of cuGetProcAddress */
 };
 
-extern const struct vgpu_hook vgpu_hooks[VGPU_FUNCTIONS]; /* by enum vgpu_function_id */
+extern const struct vgpu_hook vgpu_hooks[VGPU_FUNCTIONS]; /* the hooks, by enum vgpu_function_id */
 
 /* Returns the id of a wrapped function by its symbol name, or -1. */
 int vgpu_wrapped(const char *name);

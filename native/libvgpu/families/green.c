@@ -53,7 +53,8 @@ VGPU_EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *phCtx, CUdevResourceDesc desc,
 {
     vgpu_suspended_call();
     CUcontext primary;
-    CUresult result = cuDevicePrimaryCtxRetain(&primary, dev); /* this calls libvgpu's wrapper, which claims memory */
+    /* cuDevicePrimaryCtxRetain is libvgpu's wrapper here, which claims memory */
+    CUresult result = cuDevicePrimaryCtxRetain(&primary, dev);
     if (result != CUDA_SUCCESS)
         return result;
     result = create(phCtx, desc, dev, flags);

@@ -147,7 +147,7 @@ static bool look_up(enum vgpu_kind kind, uint64_t key, struct vgpu_entry *entry,
 {
     struct shard *shard = shard_of(kind, key);
     bool found = false;
-    /* this thread added its own entries before, so it sees them here */
+    /* an entry of this thread itself is visible here, because the thread added it before */
     if (__atomic_load_n(&shard->count, __ATOMIC_RELAXED) == 0)
         return false;
     pthread_mutex_lock(&shard->mutex);

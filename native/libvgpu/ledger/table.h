@@ -29,7 +29,7 @@ struct vgpu_entry {
     void *owner;    /* the context whose end frees the memory, or what the kind says */
     uint8_t kind;   /* enum vgpu_kind */
     int8_t device;  /* index of the device in the lease */
-    uint32_t count; /* only for VGPU_KIND_PAGE */
+    uint32_t count; /* number of small allocations in the page; only for VGPU_KIND_PAGE */
 };
 
 /*

@@ -19,7 +19,7 @@ struct vgpu_allocation *vgpu_physical_make(uint64_t bytes, const CUmemAllocation
     memory->bytes = bytes;
     memory->prop = *prop;
     /*
-     * not for RDMA, as for plain memory: a network card would continue to write to pages that belong to other tenants
+     * excludes RDMA, as for plain memory: a network card would continue to write to pages that belong to other tenants
      * by then
      */
     memory->prop.allocFlags.gpuDirectRDMACapable = 0;

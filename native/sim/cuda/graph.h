@@ -99,7 +99,7 @@ CUresult cu_list_nodes(CUgraphNode *out, size_t *count, CUgraphNode *all, size_t
 /* Functions of graph_backing.c. The caller holds cu_lock. */
 CUresult cu_graph_memory_new(CUcontext ctx, size_t size, struct cu_graph_memory **out);
 void cu_graph_memory_release(struct cu_graph_memory *m);
-CUresult cu_graph_memory_take(struct cu_graph_memory *m); /* called at a launch */
+CUresult cu_graph_memory_take(struct cu_graph_memory *m); /* a launch calls this */
 bool cu_graph_memory_owns(CUdeviceptr p);                 /* returns true if p is an address of an allocation node */
 /* Functions of graph_memory.c. The caller holds cu_lock. */
 CUresult cu_graph_add_alloc(CUgraph graph, const CUgraphNode *before, size_t count, CUDA_MEM_ALLOC_NODE_PARAMS *params,

@@ -243,7 +243,7 @@ struct cu_block *cu_block_at(CUdeviceptr p); /* the block that contains p, or NU
 bool cu_in_arena(CUdeviceptr p);
 CUdeviceptr cu_arena_take(uint64_t bytes); /* takes whole pages, aligned to 2 MiB; 0: no addresses left */
 void cu_arena_give(CUdeviceptr p, uint64_t bytes);
-void cu_arena_restore(CUdeviceptr p, uint64_t bytes); /* called after another file was mapped at these addresses */
+void cu_arena_restore(CUdeviceptr p, uint64_t bytes); /* takes the addresses back after another file was mapped there */
 int cu_arena_file(CUdeviceptr p, uint64_t *offset);   /* the file behind p; -1: none */
 CUresult cu_block_import(CUcontext ctx, CUmemoryPool pool, int fd, uint64_t offset, size_t size, CUdeviceptr *out);
 void cu_block_close(struct cu_block *b); /* ends an imported block */
@@ -302,13 +302,13 @@ void cu_pending_resolve(CUcontext ctx);
 extern _Atomic uint32_t cu_captures;
 struct cu_capture *cu_capture_find(CUstream stream); /* the capture that the stream is part of, or NULL */
 CUresult cu_capture_refuse(CUstream stream);         /* refuses a call that no capture can record */
-CUresult cu_capture_implicit(CUcontext ctx);         /* called for a use of the legacy stream */
-CUresult cu_capture_whole(CUcontext ctx);            /* called for a wait for the whole context */
+CUresult cu_capture_implicit(CUcontext ctx);         /* called when a thread uses the legacy stream */
+CUresult cu_capture_whole(CUcontext ctx);            /* called when a thread waits for the whole context */
 void cu_capture_green(CUgreenCtx green);             /* ends a green context's captures */
-CUresult cu_capture_unsafe(void);                    /* called for a call that may wait for the device */
+CUresult cu_capture_unsafe(void);                    /* called in a function that may wait for the device */
 CUresult cu_capture_record(CUevent event, CUstream stream);
 CUresult cu_capture_wait(CUstream stream, CUevent event);
-CUresult cu_capture_event(CUevent event); /* called for a call that needs the event's result */
+CUresult cu_capture_event(CUevent event); /* called in a function that needs the event's result */
 bool cu_capture_has(CUevent event);
 void cu_capture_leave_event(CUevent event);
 void cu_capture_leave_stream(CUstream stream);

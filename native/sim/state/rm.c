@@ -27,7 +27,7 @@
 #define FIRST_CLIENT 0xc1d00000u
 #define SPIN_NS 60000
 #define FAULT "FIFO_DISABLE_CHANNELS" /* name of a fault that makes the call return the fault's code and do nothing */
-/* this fault delays the return of a call that has enabled its channels */
+/* name of a fault that delays the return of a call that has enabled its channels */
 #define FAULT_ENABLED "FIFO_DISABLE_CHANNELS.enabled"
 #define FAULT_LIE "FIFO_DISABLE_CHANNELS.lies" /* name of a fault that makes the call return 0 and do nothing */
 enum { CLASS_ROOT_MAX = 1, CLASS_CLIENT = 0x41 };

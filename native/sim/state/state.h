@@ -50,7 +50,7 @@ enum sim_kind { SIM_CONTEXT, SIM_PLAIN, SIM_VMM, SIM_POOL, SIM_ARRAY, SIM_GREEN,
 enum sim_fault_action { SIM_FAULT_ERROR = 1, SIM_FAULT_HANG, SIM_FAULT_SLOW, SIM_FAULT_MISSING };
 
 struct sim_placement {
-    uint32_t start, size; /* first memory slice, and number of memory slices */
+    uint32_t start, size; /* first memory slice, and number of memory slices, of a GPU instance's place */
 };
 
 struct sim_gi_profile {
@@ -393,7 +393,8 @@ int sim_rm_ioctl(struct sim_state *s, int fd, unsigned long request, void *argum
 bool sim_rm_open_elsewhere(const struct sim_state *s, const struct sim_proc *p);
 /* Returns true if an open file other than this one holds the process's lock. */
 bool sim_rm_held_by_another(const struct sim_state *s, const struct sim_proc *p, int fd);
-void sim_rm_forget(struct sim_proc *p); /* called when the process has ended and has left its engines */
+/* forgets the process's client, after the process has ended and has left its engines */
+void sim_rm_forget(struct sim_proc *p);
 
 /*
  * Functions of wall.c: memory limits of control groups. The caller holds sim_lock. `path` is the group's folder, and

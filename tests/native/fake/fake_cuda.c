@@ -74,7 +74,7 @@ int fake_no_context(void)
     return !ready ? CUDA_ERROR_NOT_INITIALIZED : fake_current == NULL ? CUDA_ERROR_INVALID_CONTEXT : CUDA_SUCCESS;
 }
 
-/* Never closes the file, because closing `usage` anywhere in the process would drop its lock. */
+/* Maps the file and never closes it, because closing `usage` anywhere in the process would drop its lock. */
 static void *map_file(const char *path, size_t size)
 {
     int fd = open(path, O_RDWR | O_CLOEXEC);
@@ -253,7 +253,7 @@ static CUresult drop(uint64_t handle)
     return record != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-API uint64_t fake_cuda_process_bytes(int device); /* called by fake_nvml.c */
+API uint64_t fake_cuda_process_bytes(int device); /* fake_nvml.c calls this */
 API uint64_t fake_cuda_process_bytes(int device)
 {
     return own_bytes[device] - hidden_bytes[device];

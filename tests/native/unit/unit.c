@@ -472,7 +472,8 @@ int main(void)
 {
     usage = mmap(NULL, sizeof(*usage), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     shared_limits = mmap(NULL, sizeof(*shared_limits), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    test_wait_for_a_slot_that_the_arbiter_clears(); /* these three fork, so that they run before threads are started */
+    /* the next three tests fork, so that they run before threads are started */
+    test_wait_for_a_slot_that_the_arbiter_clears();
     test_slots();
     test_a_busy_cpu_does_not_prolong_a_refusal();
     test_never_over_the_limit();

@@ -17,9 +17,9 @@ class Inventory:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        # called when NVML lists devices again after it listed none
+        # the inventory calls this when NVML lists devices again after it listed none
         self.came_back: Callable[[], None] = lambda: None
-        # called with the devices whose health has changed
+        # the inventory calls this with the devices whose health has changed
         self.health_changed: Callable[[tuple[Device, ...]], None] = lambda _: None
         # Callback to the policy: returns whether a device is excluded because NVML asks for a repair.
         self.closes: Callable[[Device], bool] = lambda _: True
