@@ -165,7 +165,7 @@ def test_a_deep_suspension_leaves_nothing_on_the_device(node: DemoNode) -> None:
     suspend(node, name)
     assert used_mib(node) > 0
     at_once = gone.suspended_bytes
-    gone = suspend(node, name, deep=True)  # the driver saves what the eviction left
+    gone = suspend(node, name, deep=True)  # the driver saves what the eviction left on the device
     assert (gone.stays_bytes, used_mib(node)) == (0, 0)
     assert gone.suspended_bytes == pytest.approx(at_once, abs=8 * MIB)
     assert suspend(node, name, deep=True).revision == gone.revision

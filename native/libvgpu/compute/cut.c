@@ -43,7 +43,7 @@
 
 static struct {
     pthread_mutex_t lock;
-    uint64_t *allow; /* the word that the launch path checks (gate.h) */
+    uint64_t *allow; /* the word `allow` that the launch path checks (launches.h) */
     bool active;     /* the rescue thread reads it without the lock */
     bool watch;
     bool brief;

@@ -577,7 +577,7 @@ static int64_t cut_tick(void)
         gate.counted_at = now;
     }
     pthread_mutex_unlock(&gate.lock);
-    if (wait < 0) /* the process is not watched, so it launches without a report */
+    if (wait < 0) /* libvgpu does not check the process for idleness, so it launches without a report */
         wait = COUNT_NS;
     if (!became_idle || !vgpu_suspended_now())
         return wait;

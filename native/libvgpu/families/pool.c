@@ -346,7 +346,7 @@ VGPU_EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool)
         vgpu_account_release(vgpu_tenant_account(), (unsigned)known->device, known->charged);
         vgpu_overhead_unseen(known->device, -(int64_t)known->charged);
     } else if (known->charged > 0) {
-        /* makes this call without the lock `list`, because a measurement takes that lock */
+        /* this call runs without the lock `list`, because a measurement takes that lock */
         vgpu_overhead_instead(known->device, known->charged);
     }
     vgpu_overhead_changed();

@@ -243,7 +243,7 @@ struct cu_block *cu_block_at(CUdeviceptr p); /* the block that contains p, or NU
 bool cu_in_arena(CUdeviceptr p);
 CUdeviceptr cu_arena_take(uint64_t bytes); /* takes whole pages, aligned to 2 MiB; 0: no addresses left */
 void cu_arena_give(CUdeviceptr p, uint64_t bytes);
-void cu_arena_restore(CUdeviceptr p, uint64_t bytes); /* takes the addresses back after another file was mapped there */
+void cu_arena_restore(CUdeviceptr p, uint64_t bytes); /* maps the arena's own memory at p again */
 int cu_arena_file(CUdeviceptr p, uint64_t *offset);   /* the file behind p; -1: none */
 CUresult cu_block_import(CUcontext ctx, CUmemoryPool pool, int fd, uint64_t offset, size_t size, CUdeviceptr *out);
 void cu_block_close(struct cu_block *b); /* ends an imported block */

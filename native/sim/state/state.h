@@ -345,7 +345,7 @@ void sim_rotate(struct sim_state *s, const struct sim_device *d, struct sim_engi
 double sim_rotation_left(struct sim_state *s, const struct sim_device *d, struct sim_engine *e, const struct sim_use *u,
                          double position); /* returns the nanoseconds until `position`, or until the next check */
 void sim_rotation_leave(struct sim_engine *e, uint32_t ref);
-/* rebuilds the lists after an owner of the lock was killed */
+/* rebuilds the engines' lists after an owner of the device's lock was killed */
 void sim_rotation_mend(struct sim_state *s, struct sim_device *d);
 
 /* Functions of history.c: past runs of a queue. */

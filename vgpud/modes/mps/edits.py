@@ -60,7 +60,7 @@ def mps_edits(
     """
     mebibytes, percent = part_of_process(part, rules.processes_per_tenant, rules.pooled_memory)
     asked = allocation.request.priority or ("below-normal" if rules.below_normal else "")
-    # Without this variable, a client gets the daemon's default priority.
+    # Without CUDA_MPS_CLIENT_PRIORITY, a client gets the daemon's default priority.
     priority = (("CUDA_MPS_CLIENT_PRIORITY", str(int(asked == "below-normal"))),) if asked else ()
     return Edits(
         env=(
