@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.metrics.samples import A, B, C, observation
 from vgpud.metrics import families
 from vgpud.metrics.render import Renderer
+from vgpud.model.marks import Mark, MarkKind
 from vgpud.model.quantity import GIB
 from vgpud.model.tenancy import State
 
@@ -141,3 +142,14 @@ def test_each_mark_is_a_sample_and_an_unknown_driver_is_one_sample(text: str) ->
     assert [value for _, value in told["vgpud_allocation_bypassed_bytes"]] == [590 * 2**20]
     assert told["vgpud_driver_unknown_calls"] == [({"driver_version": "610.4"}, 5)]
     assert told["vgpud_allocations_stopped_total"] == [({}, 1)]
+
+
+def test_a_pause_that_the_driver_refuses_counts_as_active() -> None:
+    renderer, seen = Renderer(), observation()
+    paused = replace(seen.allocations[0], paused=True)
+    seen = replace(seen, allocations=(paused, *seen.allocations[1:]))
+    gated = Mark(paused.id, MarkKind.GATED, "", 0, "status 0x56", 10**18)
+    assert 'vgpud_allocations{state="paused"} 1' in renderer.render(seen)
+    refused = renderer.render(replace(seen, marks=(*seen.marks, gated)))
+    assert 'vgpud_allocations{state="paused"} 0' in refused
+    assert 'state="paused",' not in refused

@@ -10,7 +10,7 @@ from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.model.device import Device, DeviceProcess, GpuInstance, Mig, MigProfile, Placement
 from vgpud.model.errors import VgpuError
 from vgpud.model.event import Event
-from vgpud.model.marks import Mark, MarkKind
+from vgpud.model.marks import Mark, shown_state
 from vgpud.model.mig_view import MigChange, MigDevice, MigInstance, MigPlan
 from vgpud.model.move_view import NO_EVACUATION, DefragView, Evacuation, TenantMove
 from vgpud.model.plan import Step
@@ -135,7 +135,7 @@ def allocation(
         request_id=request.id,
         owner_uid=request.owner.uid,
         owner_gid=request.owner.gid,
-        state=_state(held, shown),
+        state=shown_state(held, shown),
         slices=[slice_(part) for part in held.slices],
         reasons=[reason(why) for why in held.reasons],
         edits=edits(held.edits) if with_edits else None,
@@ -159,12 +159,6 @@ def allocation(
         paused=held.paused,
         workload=_workload(request.workload),
     )
-
-
-def _state(held: Allocation, marks: tuple[Mark, ...]) -> str:
-    """A paused allocation that the driver refuses to keep off its devices is an active one."""
-    gated = any(mark.kind is MarkKind.GATED for mark in marks)
-    return held.state.value if gated else held.shown_state
 
 
 def _workload(names: Workload) -> pb.Workload:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from vgpud.http.bars import colours, device_bar, use_bar
 from vgpud.http.history import History
 from vgpud.model.device import Health
+from vgpud.model.marks import shown_state
 from vgpud.model.observation import Observation
 from vgpud.model.quantity import show_bytes
 from vgpud.model.tenancy import ANYONE, Allocation, Slice
@@ -196,7 +197,7 @@ def _slice(allocation: Allocation, part: Slice, meter: SliceMeter | None, shown:
     refused = (meter.refusals_limit, meter.refusals_card) if meter is not None else (None, None)
     known = [count for count in refused if count is not None]
     mode = part.mode.value if part.mig is None else f"{part.mode.value} {part.mig.profile_name}"
-    state, request = allocation.shown_state, allocation.request
+    state, request = shown_state(allocation, shown.seen.marks), allocation.request
     cells = (
         ("", f"{_key(_SWATCH.format(style), '')}<code>{escape(allocation.id)}</code>"),
         ("", escape(shown.owner(allocation))),

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from vgpud.metrics import families as f
 from vgpud.metrics.exposition import Family, label, labelled, lines, write
 from vgpud.model.device import Health
-from vgpud.model.marks import Mark, MarkKind
+from vgpud.model.marks import Mark, MarkKind, shown_state
 from vgpud.model.observation import Observation
 from vgpud.model.tally import BUCKETS_SECONDS
 from vgpud.model.tenancy import PAUSED, Allocation, Slice, State, Workload
@@ -46,6 +46,7 @@ class _Written(NamedTuple):
     """
 
     allocation: Allocation
+    state: str
     meters: tuple[SliceMeter, ...]
     info: str
     heads: tuple[tuple[str, ...], ...]  # for each slice, the beginnings of its lines
@@ -80,12 +81,14 @@ class Renderer:
             self._written = {}
         for allocation in seen.allocations:
             meters = seen.metered.meters.get(allocation.id, ())
+            state = shown_state(allocation, seen.marks)
             last = self._written.get(allocation.id)
             # an allocation and its slices are immutable, so the same object gives the same lines
-            if last is None or last.allocation is not allocation:
+            if last is None or last.allocation is not allocation or last.state != state:
                 heads = tuple(_heads(allocation, part) for part in allocation.slices)
-                info = _info(allocation, seen.names_workloads)
-                last = _Written(allocation, meters, info, heads, _lines(allocation, meters, info, heads))
+                info = _info(allocation, state, seen.names_workloads)
+                lines = _lines(allocation, meters, info, heads)
+                last = _Written(allocation, state, meters, info, heads, lines)
             elif last.meters is not meters:
                 written = _lines(allocation, meters, last.info, last.heads)
                 last = last._replace(meters=meters, lines=written)
@@ -102,13 +105,13 @@ def _heads(allocation: Allocation, part: Slice) -> tuple[str, ...]:
     return tuple(family.name + labels for family in (*_PER_SLICE, f.MEMORY_REFUSED))
 
 
-def _info(allocation: Allocation, names_workloads: bool) -> str:
+def _info(allocation: Allocation, state: str, names_workloads: bool) -> str:
     workload = allocation.request.workload if names_workloads else Workload()
     labels = {
         "allocation": allocation.id,
         "uid": str(allocation.request.owner.uid),
         "mode": allocation.slices[0].mode.value if allocation.slices else "",
-        "state": allocation.shown_state,
+        "state": state,
         "label": allocation.request.label,
         "namespace": workload.namespace,
         "pod": workload.pod,
@@ -167,7 +170,7 @@ def _times(time: ComputeTime) -> tuple[float, ...]:
 
 
 def _states(seen: Observation) -> dict[str, int]:
-    counted = Counter(allocation.shown_state for allocation in seen.allocations)
+    counted = Counter(shown_state(allocation, seen.marks) for allocation in seen.allocations)
     return {state: counted[state] for state in (*map(str, State), PAUSED)}
 
 

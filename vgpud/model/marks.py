@@ -1,7 +1,10 @@
 """Marks: what vgpud finds out about tenants whose limits do not hold."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+
+from vgpud.model.tenancy import PAUSED, Allocation, State
 
 
 class MarkKind(StrEnum):
@@ -30,3 +33,12 @@ class Mark:
     amount: int
     sentence: str
     since_unix_ns: int
+
+
+def shown_state(allocation: Allocation, marks: Iterable[Mark]) -> str:
+    """The allocation's state as listings and metrics show it. A paused allocation that the driver refuses to
+    keep off its devices is an active one. Marks of other allocations are ignored.
+    """
+    paused = allocation.paused and allocation.state is State.ACTIVE
+    gated = paused and any(m.kind is MarkKind.GATED and m.allocation_id == allocation.id for m in marks)
+    return PAUSED if paused and not gated else allocation.state.value

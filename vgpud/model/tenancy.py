@@ -437,11 +437,6 @@ class Allocation:
         return any(part.other_uuid for part in self.slices)
 
     @property
-    def shown_state(self) -> str:
-        """The allocation's state as listings show it."""
-        return PAUSED if self.paused and self.state is State.ACTIVE else self.state.value
-
-    @property
     def cdi_name(self) -> str:
         """The fully qualified CDI device name of this allocation (CDI specification, "kind=device")."""
         return f"vgpud.io/vgpu={self.id}"
