@@ -318,7 +318,8 @@ def test_an_operator_lists_and_ends_mps_clients(make: NodeMaker) -> None:
     node.ctl("mps", "terminate", str(tenants[0].process.pid))
     left = node.ctl_json("mps", "ls")["items"][0]["clients"]
     assert [c["pid"] for c in left] == [tenants[1].process.pid]
-    assert f"MPS client {tenants[0].process.pid} was ended" in node.ctl("events").stdout
+    said = f"MPS client {tenants[0].process.pid} was ended"
+    eventually(lambda: said in node.ctl("events").stdout, "watchers are told")
     missing = node.ctl("mps", "terminate", "999999", check=False)
     assert missing.returncode == 6
     for tenant in tenants:
