@@ -329,10 +329,14 @@ def aside(pid: int, question: Callable[[], T], forget: Callable[[T], None] = lam
 
 
 def executable(pid: int) -> Path | None:
-    """The program of the process, even if an upgrade has removed its file (proc(5) appends " (deleted)")."""
+    """The program of the process, even if an upgrade has removed its file (proc(5) appends " (deleted)").
+    None if the process does not exist or is a kernel thread. Raises OSError with a number of SCARCE.
+    """
     try:
         return Path(str(aside(pid, Path(f"/proc/{pid}/exe").readlink)).removesuffix(" (deleted)"))
-    except OSError:
+    except OSError as error:
+        if error.errno in SCARCE:
+            raise
         return None
 
 

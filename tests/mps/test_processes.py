@@ -1,15 +1,19 @@
 """Facts from /proc about control daemons and servers."""
 
+import errno
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from structlog.testing import capture_logs
 
 from vgpud.modes.mps.folders import DeviceFolder
 from vgpud.modes.mps.processes import end_servers, of_lives, still_there
+from vgpud.proc import aside
 
 # ignores SIGTERM, and ends with its standard input
 SERVES = """
@@ -53,6 +57,33 @@ def test_the_end_of_mps_servers_is_awaited(tmp_path: Path) -> None:
     assert still_there(known, 300) == ()
     stays.communicate()
     assert of_lives(folder, program) == ()
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_server_whose_exec_takes_time_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    """The kernel says that the environment is empty, or does not answer."""
+    folder = DeviceFolder(tmp_path)
+    in_exec = server(folder)
+    left = 2
+
+    def busy(pid: int, question: Callable[[], object]) -> object:
+        nonlocal left
+        answer = aside(pid, question)
+        if pid == in_exec.pid and isinstance(answer, bytes) and left > 0:
+            left -= 1
+            if not answers:
+                raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+            return b""
+        return answer
+
+    monkeypatch.setattr("vgpud.proc.aside", busy)
+    try:
+        assert [one.pid for one in of_lives(folder, sys.executable)] == [in_exec.pid]
+    finally:
+        in_exec.kill()
+        in_exec.communicate()
 
 
 def test_a_program_with_a_servers_environment_is_not_taken_for_a_server(tmp_path: Path) -> None:

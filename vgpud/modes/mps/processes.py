@@ -1,11 +1,12 @@
 """Reads facts about control daemons, their servers and their clients from /proc."""
 
+import errno
 import os
 import re
 import shutil
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import structlog
@@ -17,6 +18,8 @@ from vgpud.proc import Running, has_exited, open_pidfd
 log = structlog.get_logger(__name__)
 
 _SERVER = "nvidia-cuda-mps-server"
+# A process in an exec is asked again for up to 2 s. A user can have an exec that does not end.
+_TRIES, _RETRY_SECONDS = 21, 0.1
 
 
 def command(pid: int) -> str:
@@ -53,10 +56,23 @@ def of_lives(folder: DeviceFolder, program: str) -> tuple[Running, ...]:
 
     A process counts if it runs NVIDIA's program and has one of the daemon's pipe folders in its environment.
     The environment alone proves nothing: any user can start a program with such an environment, also a
-    set-user-id program.
+    set-user-id program. A server that is being started is found, too.
     """
     programs = _programs(program)
-    return tuple(p for p in _with_pipe_of_a_life(folder) if proc.executable(p.pid) in programs)
+    of_a_life = re.compile(rb"CUDA_MPS_PIPE_DIRECTORY=" + re.escape(os.fsencode(folder.pipes)) + rb"/g[0-9]+")
+    found, asked = [], [pid for pid in proc.pids() if pid != os.getpid()]
+    for left in reversed(range(_TRIES)):
+        again = []
+        for pid in asked:
+            try:
+                found.append(_running(pid, programs, of_a_life))
+            except OSError:
+                again.append(pid)
+        if not again or not left:
+            break
+        asked = again
+        time.sleep(_RETRY_SECONDS)
+    return tuple(process for process in found if process is not None)
 
 
 def still_there(processes: Iterable[Running], seconds: float) -> tuple[int, ...]:
@@ -72,13 +88,17 @@ def still_there(processes: Iterable[Running], seconds: float) -> tuple[int, ...]
     return tuple(left)
 
 
-def _with_pipe_of_a_life(folder: DeviceFolder) -> Iterator[Running]:
-    of_a_life = re.compile(rb"CUDA_MPS_PIPE_DIRECTORY=" + re.escape(os.fsencode(folder.pipes)) + rb"/g[0-9]+")
-    for pid in proc.pids():
-        if pid != os.getpid() and any(map(of_a_life.fullmatch, proc.environment(pid))):
-            stat = proc.read_stat(pid)
-            if stat is not None:
-                yield Running("", stat.pid, stat.start_ticks)
+def _running(pid: int, programs: frozenset[Path], entry: re.Pattern[bytes]) -> Running | None:
+    """The process if it runs one of the programs with such an entry in its environment, otherwise None.
+    Raises OSError with a number of proc.SCARCE if the kernel does not answer.
+    """
+    if proc.executable(pid) not in programs:
+        return None
+    entries = proc.environment(pid)
+    if entries == [b""]:  # unreadable, or not stored yet: an exec changes the executable first
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+    stat = proc.look(pid) if any(map(entry.fullmatch, entries)) else None
+    return None if stat is None else Running("", stat.pid, stat.start_ticks)
 
 
 def _programs(control: str) -> frozenset[Path]:
