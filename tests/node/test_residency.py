@@ -232,6 +232,18 @@ def test_the_release_of_a_suspended_tenant_suspends_no_other_tenant(tmp_path: Pa
     play(tmp_path, TURNS, scene)
 
 
+def test_an_allocation_that_takes_long_suspends_no_tenant_within_its_turn(tmp_path: Path) -> None:
+    async def scene(card: Card) -> None:
+        card.add("a")
+        await clock.passed(5)
+        card.add("b")
+        card.book.replace(replace(card.book.get("b"), state=State.ALLOCATING))
+        await clock.passed(TURN_SECONDS / 2)
+        assert card.moves == []
+
+    play(tmp_path, TURNS, scene)
+
+
 @pytest.mark.parametrize("takes_seconds", [0.0, 20.0])
 def test_two_tenants_that_do_not_fit_together_take_turns(tmp_path: Path, takes_seconds: float) -> None:
     async def scene(card: Card) -> None:

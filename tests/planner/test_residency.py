@@ -119,6 +119,12 @@ def test_the_last_resumed_are_suspended_where_more_are_resident_than_fit() -> No
     assert told(decide(2, [*crowd[:1], replace(crowd[1], where=Where.GOING)], CARD)) == []
 
 
+def test_a_tenant_that_is_being_allocated_takes_room_and_makes_no_other_leave() -> None:
+    new = here("b", 75, where=Where.NEW, rules=Rules())
+    assert told(decide(2, [here("a", 75), new], CARD)) == []
+    assert told(decide(2, [new, away("c", 50)], CARD)) == ["wait c 1"]
+
+
 def test_kept_memory_is_evicted_for_a_tenant_that_does_not_fit_beside_it() -> None:
     """Swapped-out tenants keep memory on the device while it has room. That memory is evicted for a tenant
     that does not fit beside it.

@@ -34,6 +34,7 @@ class Rules:
 
 
 class Where(StrEnum):
+    NEW = "new"  # being allocated: its room is booked, and none of its programs runs
     HERE = "here"
     GOING = "going"
     AWAY = "away"
@@ -151,6 +152,8 @@ class _Round:
         self._capacity = capacity
         self._free = dict(capacity)
         self._making: dict[str, int] = {}  # device UUID -> bytes that running suspensions will free
+        # device UUID -> bytes of tenants that are being allocated; admission suspends them if they do not fit
+        self._new: dict[str, int] = {}
         self._blocked: dict[str, int] = {}  # number of waiting tenants by device
         self._again = inf
         self._coming: set[str] = set()  # tenants that this round resumes
@@ -162,6 +165,8 @@ class _Round:
             self._take(tenant.stays if tenant.where is Where.AWAY else tenant.parts, -1)
             if tenant.where is Where.GOING:
                 self._leaves(tenant)
+            for uuid, size in tenant.parts if tenant.where is Where.NEW else ():
+                self._new[uuid] = self._new.get(uuid, 0) + size
 
     def plan(self) -> Plan:
         moves = [*self._idle(), *self._too_many()]
@@ -183,7 +188,7 @@ class _Round:
         reload. Idle tenants come first, then the latest to arrive.
         """
         for uuid, free in tuple(self._free.items()):
-            short = -free - self._making.get(uuid, 0)
+            short = -free - self._making.get(uuid, 0) - self._new.get(uuid, 0)
             turning = [t for t in self._here if _takes_turns(t, uuid) and t.not_before <= self._now]
             for tenant in sorted(turning, key=lambda t: (t.active_at <= t.since, t.since), reverse=True):
                 if short <= 0:

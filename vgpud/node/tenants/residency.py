@@ -39,6 +39,7 @@ _BACK_OFF_SECONDS = 30.0  # pause after a failed suspension or resumption of a t
 _RANKS = {"above-normal": 1, "below-normal": -1}
 _NO_RULES = Rules()
 _WHERE = {
+    State.ALLOCATING: Where.NEW,
     State.SUSPENDING: Where.GOING,
     State.SUSPENDED: Where.AWAY,
     State.RESUMING: Where.COMING,
@@ -361,7 +362,8 @@ def _where(allocation: Allocation, seen: _Seen | None) -> Where:
 
 def _is_sent(allocation: Allocation) -> bool:
     """True if a rule of the policy has suspended the tenant, or is suspending or resuming it."""
-    return allocation.state in _WHERE and allocation.cause is not Cause.HAND
+    suspended = (State.SUSPENDING, State.SUSPENDED, State.RESUMING)
+    return allocation.state in suspended and allocation.cause is not Cause.HAND
 
 
 def _has_worked(before: LeaseActivity | None, now: LeaseActivity) -> bool:
