@@ -8,11 +8,9 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.arbiter.conftest import answer, counters
+from tests.arbiter.conftest import Card, answer, counters
 from tests.e2e.support import eventually
 from vgpud.lease import read_meters
-
-_SECONDS = 60  # seconds until a wait fails
 
 
 def launches(lease: Path) -> int:
@@ -35,7 +33,7 @@ def works(process: "subprocess.Popen[str]") -> bool:
 def goes_on(lease: Path, more: int = 100) -> None:
     """Waits until the lease's processes have launched `more` further kernels."""
     wanted = launches(lease) + more
-    eventually(lambda: launches(lease) >= wanted, f"{more} launches more of {lease.name}", _SECONDS)
+    eventually(lambda: launches(lease) >= wanted, f"{more} launches more of {lease.name}")
 
 
 class Accounts:
@@ -62,9 +60,7 @@ class Accounts:
 
     def come_to(self, holds: Callable[["Accounts"], bool], what: str, turns: int = 10) -> None:
         """Waits until each lease has had `turns` time slices and `holds` is true."""
-        eventually(
-            lambda: min(self.since("turns")) >= turns and holds(self), f"{what} ({self._shown()})", _SECONDS
-        )
+        eventually(lambda: min(self.since("turns")) >= turns and holds(self), f"{what} ({self._shown()})")
 
     def _shown(self) -> str:
         names = ", ".join(lease.name for lease, _ in self._where)
@@ -81,6 +77,32 @@ def divide(*leases: Path, least: float, most: float, ordinals: tuple[int, ...] =
     have_turns(*leases, ordinals=ordinals, turns=1)  # from here on, all leases want the device
     what = f"a part between {least:g} and {most:g} %"
     Accounts(*leases, ordinals=ordinals).come_to(lambda got: least < got.part < most, what)
+
+
+def done_ns(card: Card, *pids: int) -> int:
+    """Nanoseconds of work that the device has done for these processes."""
+    return sum(
+        use["done_ns"] for one in card.sim.dump()["processes"] if one["pid"] in pids for use in one["uses"]
+    )
+
+
+def device_works(card: Card, pid: int, milliseconds: float = 0) -> None:
+    """Waits until the device has done this much more work for the process."""
+    before = done_ns(card, pid)
+    eventually(lambda: done_ns(card, pid) > before + milliseconds * 1e6, f"the device works for {pid}")
+
+
+def is_cut_to(card: Card, lease: Path, percent: float, *pids: int) -> None:
+    """As is_held_to. Asserts besides that the device does no work for these processes, which are all of the
+    lease, that the arbiter does not charge.
+    """
+    have_turns(lease, turns=1)  # an arbiter that was just started charges from here on
+    account, before = Accounts(lease), done_ns(card, *pids)
+    is_held_to(lease, percent)
+    done = done_ns(card, *pids) - before
+    have_turns(lease, turns=2)  # the work of the slice in progress is charged at its end
+    # a tenant with 25 % that is not preempted does four times the work that is charged
+    assert done < 2 * account.since("used_ns")[0], (done, account.since("used_ns"))
 
 
 def is_held_to(lease: Path, percent: float, turns: int = 10) -> None:

@@ -28,7 +28,7 @@ from vgpud.lease import (
 )
 
 KERNEL_US = 1000
-LONG = 120.0  # seconds: longer than any test
+LONG = 900.0  # seconds: longer than any test
 GIB = 1 << 30
 
 
@@ -57,10 +57,7 @@ class Card:
         for uuid in self.uuids:
             (self.run_dir / "engines" / uuid).write_text(f"{self.engine}\n")
         self.arbiter = subprocess.Popen(command, env=self.sim.environment())
-        deadline = time.monotonic() + 10
-        while not self.client.ready():
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+        eventually(self.client.ready, "the arbiter serves")
 
     def kill_arbiter(self) -> None:
         assert self.arbiter is not None
@@ -170,7 +167,6 @@ def until_turns(where: list[tuple[Path, int]], more: int) -> None:
     eventually(
         lambda: all(counters(*one)["turns"] >= least for one, least in zip(where, wanted, strict=True)),
         f"{more} turns more for each",
-        60,
     )
 
 

@@ -5,16 +5,21 @@ import random
 import signal
 import struct
 import subprocess
-import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.arbiter.accounts import Accounts
-from tests.arbiter.conftest import GIB, KERNEL_US, LONG, Card, answer, counters, span
+from tests.arbiter.accounts import (
+    Accounts,
+    device_works,
+    divide,
+    have_turns,
+    is_cut_to,
+    is_held_to,
+)
+from tests.arbiter.conftest import GIB, LONG, Card, answer, counters
 from tests.arbiter.test_pairs import pair
 from tests.e2e.support import eventually
 from tests.native.harness import TEST_BUILD
@@ -24,12 +29,6 @@ from vgpud.lease import SharePolicy, update_limits
 HARD, CONSERVING = SharePolicy.HARD, SharePolicy.WORK_CONSERVING
 GROUP = struct.Struct("<16s4I8I")
 DONE = 5
-
-
-def work(line: dict[str, Any]) -> float:
-    """Percent of the card's time, computed from the kernels that the process completed."""
-    assert line["libvgpu"] is True
-    return float(line["per_second"]) * KERNEL_US / 1e4
 
 
 def table(lease: Path, slot: int = 0) -> tuple[int, list[tuple[int, ...]]]:
@@ -51,47 +50,39 @@ def test_the_channels_of_a_context_are_listed(cut_card: Card) -> None:
     assert count == 8 and len(set(channels)) == 8
 
 
-def test_a_lone_hard_tenant_stays_under_its_share(cut_card: Card) -> None:
-    lease = cut_card.lease("a", HARD, 25)
-    assert work(answer(cut_card.spin(lease, 2.0))) < 45
-    assert counters(lease)["turns"] > 5
-
-
-def test_a_lone_hard_tenant_with_priority_stays_under_its_share(cut_card: Card) -> None:
-    """An idle tenant is not preempted. A tenant with work is preempted while it has no share left."""
-    lease = cut_card.lease("a", HARD, 25, priority=1)
-    assert work(answer(cut_card.spin(lease, 2.0))) < 45
-
-
-@pytest.mark.parametrize("mode", ["graph", "callbacks", "streams", "green"])
-def test_every_way_to_launch_is_under_the_share(cut_card: Card, mode: str) -> None:
-    lease = cut_card.lease("a", HARD, 25)
-    assert work(answer(cut_card.spin(lease, 2.0, "--mode", mode))) < 45
+@pytest.mark.parametrize(
+    ("mode", "priority"),
+    [("eager", 0), ("eager", 1), ("graph", 0), ("callbacks", 0), ("streams", 0), ("green", 0)],
+)
+def test_every_way_to_launch_is_under_the_share(cut_card: Card, mode: str, priority: int) -> None:
+    """An idle tenant with priority is not preempted. It is preempted if it has work and no share left."""
+    lease = cut_card.lease("a", HARD, 25, priority=priority)
+    is_cut_to(cut_card, lease, 25, cut_card.spin(lease, LONG, "--mode", mode).pid)
 
 
 def test_two_tenants_divide_the_card(cut_card: Card) -> None:
     small, large = cut_card.lease("a", CONSERVING, 25), cut_card.lease("b", CONSERVING, 75)
     for lease in (small, large):
         cut_card.spin(lease, LONG)
-    used = span(small, large, seconds=1.5).used
-    assert 0.15 < used[0] / sum(used) < 0.36, used
+    divide(small, large, least=15, most=36)
 
 
 def test_processes_of_one_tenant_have_one_share(cut_card: Card) -> None:
     lease = cut_card.lease("a", HARD, 30)
-    processes = [cut_card.spin(lease, 2.0) for _ in range(3)]
-    done = [work(answer(process)) for process in processes]
-    assert all(part > 0 for part in done) and sum(done) < 50
+    pids = [cut_card.spin(lease, LONG).pid for _ in range(3)]
+    for pid in pids:
+        device_works(cut_card, pid)
+    is_cut_to(cut_card, lease, 30, *pids)
 
 
 def test_a_stopped_tenant_is_preempted(cut_card: Card) -> None:
     stopped, other = cut_card.lease("a", CONSERVING, 50), cut_card.lease("b", CONSERVING, 50)
     process = cut_card.spin(stopped, LONG)
     cut_card.spin(other, LONG)
-    span(stopped, other, turns=2, seconds=0.1)
+    have_turns(stopped, other, turns=2)
     process.send_signal(signal.SIGSTOP)
     before = counters(stopped)["bypasses"]
-    span(other, turns=5, seconds=0.5)
+    have_turns(other, turns=5)
     assert counters(stopped)["bypasses"] == before == 0
 
 
@@ -101,8 +92,8 @@ def test_a_tenant_killed_while_preempted_leaves_no_channels(cut_card: Card) -> N
     eventually(lambda: table(lease)[0] == 1, "it is off")
     process.kill()
     process.wait()
-    free = cut_card.lease("b", SharePolicy.NONE, 100)
-    assert work(answer(cut_card.spin(free, 1.0))) > 50
+    eventually(lambda: channels_off(cut_card) == 0, "none is off")
+    device_works(cut_card, cut_card.spin(cut_card.lease("b", SharePolicy.NONE, 100), LONG).pid)
 
 
 def test_a_preempted_tenant_without_an_arbiter_enables_its_channels(cut_card: Card) -> None:
@@ -116,20 +107,22 @@ def test_a_preempted_tenant_without_an_arbiter_enables_its_channels(cut_card: Ca
 
 def test_a_restarted_arbiter_continues_the_turns(cut_card: Card) -> None:
     lease = cut_card.lease("a", HARD, 25)
-    process = cut_card.spin(lease, 4.0)
-    eventually(lambda: counters(lease)["turns"] > 5, "it has turns")
+    process = cut_card.spin(lease, LONG)
+    have_turns(lease)
     cut_card.kill_arbiter()
-    time.sleep(0.1)  # less than the time after which a tenant enables its channels itself
     cut_card.start_arbiter()
-    assert 0 < work(answer(process)) < 40
+    is_cut_to(cut_card, lease, 25, process.pid)
 
 
-def test_an_idle_tenant_costs_the_others_nothing(cut_card: Card) -> None:
+def test_an_idle_tenant_has_no_slices(cut_card: Card) -> None:
     idle, other = cut_card.lease("a", CONSERVING, 50), cut_card.lease("b", CONSERVING, 50)
-    cut_card.spin(idle, LONG, "--every-us", "60000000")
+    cut_card.spin(idle, LONG, "--every-us", "600000000")
     eventually(lambda: counters(idle)["turns"] > 0, "it was there")
-    process = cut_card.spin(other, 2.0)
-    assert work(answer(process)) > 60
+    process = cut_card.spin(other, LONG)
+    device_works(cut_card, process.pid)
+    turns = counters(idle)["turns"]
+    device_works(cut_card, process.pid, milliseconds=500)
+    assert counters(idle)["turns"] < turns + 5  # with work it would have ten slices of 50 ms
 
 
 def test_a_tenant_that_backfills_runs_in_the_slices_of_the_holder(cut_card: Card) -> None:
@@ -148,13 +141,18 @@ def test_a_tenant_that_backfills_runs_in_the_slices_of_the_holder(cut_card: Card
 
 
 def test_each_request_of_a_priority_tenant_interrupts(cut_card: Card) -> None:
-    """The tenant reports at the end of each request that it is idle. After a late report several requests
-    would share one slice.
+    """The tenant reports at the end of each request that it is idle. After a late report, as on a busy
+    machine, several requests share one slice.
     """
     first = cut_card.lease("a", CONSERVING, 40, priority=1)
     cut_card.spin(cut_card.lease("b", CONSERVING, 60), LONG)
-    requests = answer(cut_card.spin(first, 3.0, "--every-us", "10000"))["count"]
-    assert counters(first)["turns"] > requests / 3
+
+    def most_requests_have_a_slice() -> bool:
+        account = Accounts(first)
+        requests = answer(cut_card.spin(first, 1.0, "--every-us", "10000"))["count"]
+        return bool(account.since("turns")[0] > requests / 3)
+
+    eventually(most_requests_have_a_slice, "it interrupts")
 
 
 @pytest.mark.parametrize("how", ["reset", "release", "destroy", "green"])
@@ -172,9 +170,9 @@ def test_forty_live_contexts_stay_under_the_share(cut_card: Card) -> None:
     lease = cut_card.lease("a", HARD, 25)
     update_limits(lease, [replace(one, memory_bytes=64 * GIB) for one in cut_card.limits(HARD, 25)])
     cut_card.program(str(TEST_BUILD / "context-cycles"), lease, "live", "40", "60", "1000", "1000")
-    eventually(lambda: len(table(lease)[1]) == 40, "40 groups are listed", 60)
-    eventually(lambda: table(lease)[0] == 1, "it is off", 30)
-    eventually(lambda: channels_off(cut_card, lease) == 40 * 8, "with all of its channels", 30)
+    eventually(lambda: len(table(lease)[1]) == 40, "40 groups are listed")
+    eventually(lambda: table(lease)[0] == 1, "it is off")
+    eventually(lambda: channels_off(cut_card) == 40 * 8, "with all of its channels")
 
 
 def test_a_tenant_of_40_contexts_has_slices_much_longer_than_its_hand_over(cut_card: Card) -> None:
@@ -184,9 +182,9 @@ def test_a_tenant_of_40_contexts_has_slices_much_longer_than_its_hand_over(cut_c
     lease = cut_card.lease("a", HARD, 25)
     update_limits(lease, [replace(one, memory_bytes=64 * GIB) for one in cut_card.limits(HARD, 25)])
     cut_card.program(str(TEST_BUILD / "context-cycles"), lease, "live", "40", "60", "1000", "1000")
-    eventually(lambda: len(table(lease)[1]) == 40 and table(lease)[0] == 1, "40 groups are off", 60)
+    eventually(lambda: len(table(lease)[1]) == 40 and table(lease)[0] == 1, "40 groups are off")
     account = Accounts(lease)
-    eventually(lambda: account.since("turns")[0] >= 8, "8 slices of 40 contexts", 60)
+    eventually(lambda: account.since("turns")[0] >= 8, "8 slices of 40 contexts")
     assert account.since("granted_ns")[0] >= 50e6 * account.since("turns")[0]
 
 
@@ -196,13 +194,13 @@ def test_a_tenant_of_40_contexts_lengthens_no_slice_of_its_neighbour(cut_card: C
     update_limits(lease, [replace(one, memory_bytes=64 * GIB) for one in cut_card.limits(HARD, 25)])
     cut_card.program(str(TEST_BUILD / "context-cycles"), lease, "live", "40", "60", "1000", "1000")
     cut_card.spin(neighbour, LONG)
-    eventually(lambda: len(table(lease)[1]) == 40 and table(lease)[0] == 1, "40 groups are off", 60)
+    eventually(lambda: len(table(lease)[1]) == 40 and table(lease)[0] == 1, "40 groups are off")
     account = Accounts(neighbour)
-    eventually(lambda: account.since("turns")[0] >= 8, "8 slices of the neighbour", 60)
+    eventually(lambda: account.since("turns")[0] >= 8, "8 slices of the neighbour")
     assert account.since("granted_ns")[0] < 80e6 * account.since("turns")[0]
 
 
-def channels_off(card: Card, lease: Path) -> int:
+def channels_off(card: Card) -> int:
     pids = {process.pid for process in card.processes}
     uses = [use for one in card.sim.dump()["processes"] if one["pid"] in pids for use in one["uses"]]
     return sum(int(use["channels_off"]) for use in uses)
@@ -230,7 +228,7 @@ def launches(lease: Path) -> int:
 def test_launches_of_a_process_that_is_cut_are_counted(cut_card: Card, policy: SharePolicy) -> None:
     lease = cut_card.lease("a", policy, 50)
     cut_card.spin(lease, LONG)
-    eventually(lambda: launches(lease) > 100, "launches are counted", 60)
+    eventually(lambda: launches(lease) > 100, "launches are counted")
 
 
 def test_random_handles_reach_no_channel_of_another_tenant(cut_card: Card) -> None:
@@ -276,9 +274,9 @@ def test_new_limits_reach_a_tenant_that_always_has_work(cut_card: Card) -> None:
     """No message of the tenant wakes the arbiter, and vgpud only writes the limits page."""
     lease = cut_card.lease("a", HARD, 10)
     cut_card.spin(lease, LONG)
-    (before,) = span(lease).percents
+    is_held_to(lease, 10)
     update_limits(lease, cut_card.limits(HARD, 80))
-    eventually(lambda: span(lease, turns=3, seconds=0.5).percents[0] > 2 * before, "it has more", 60)
+    is_held_to(lease, 80)
 
 
 @pytest.mark.parametrize("word", ["client", "subdevice", "channel", "file"])
@@ -322,8 +320,8 @@ def test_a_tenant_that_the_driver_refuses_to_cut_keeps_its_share_by_the_gate(
     eventually(lambda: counters(lease)["turns"] > turns + 5, "it has turns")
     assert table(lease)[0] == 0, "of the gate"
     update_limits(lease, cut_card.limits(HARD, 25))
-    (percent,) = span(lease, turns=5).percents
-    assert 0 < percent < 45 and process.poll() is None
+    is_held_to(lease, 25)
+    assert process.poll() is None
 
 
 def test_a_refusal_for_one_tenant_gates_no_other(cut_card: Card) -> None:
@@ -343,15 +341,7 @@ def test_a_refusal_for_one_tenant_gates_no_other(cut_card: Card) -> None:
 
     eventually(is_given_up, "the liar is given up")
     assert cut_card.client.registered("b").refusal == ""
-    before = done_ns(cut_card, honest.pid)
-    eventually(lambda: done_ns(cut_card, honest.pid) > before, "the other goes on")
-
-
-def done_ns(card: Card, pid: int) -> int:
-    """Nanoseconds of work that the device has done for a process."""
-    return sum(
-        use["done_ns"] for one in card.sim.dump()["processes"] if one["pid"] == pid for use in one["uses"]
-    )
+    device_works(cut_card, honest.pid)
 
 
 def fault(card: Card, *words: str) -> None:

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.arbiter.conftest import LONG, Card, answer, counters, span
-from tests.arbiter.test_cut import GROUP, HARD, done_ns, table, work
-from tests.arbiter.test_cut_lives import goes_on, is_off
+from tests.arbiter.accounts import device_works, is_cut_to, is_held_to
+from tests.arbiter.conftest import LONG, Card, counters
+from tests.arbiter.test_cut import GROUP, HARD, table
+from tests.arbiter.test_cut_lives import is_off
 from tests.e2e.support import eventually
 from vgpud import lease_layout as layout
 from vgpud.lease import LeaseMemory, SwapPhase, read_swaps, update_limits
@@ -106,11 +107,6 @@ def clients(lease: Path) -> set[int]:
     return {row[1] for slot in range(4) for row in table(lease, slot)[1]}
 
 
-def keeps_its_share(lease: Path) -> None:
-    (percent,) = span(lease, turns=5).percents
-    assert 0 < percent < 30
-
-
 def test_a_client_of_mps_keeps_its_share_by_the_gate(cut_card: Card) -> None:
     """The channels of an MPS client belong to the server, so that the arbiter cannot disable them."""
     pipe = cut_card.run_dir / "p"
@@ -119,10 +115,9 @@ def test_a_client_of_mps_keeps_its_share_by_the_gate(cut_card: Card) -> None:
     try:
         lease = cut_card.lease("a", HARD, 25)
         words = [f"{name}={value}" for name, value in env.items()]
-        process = cut_card.spin(lease, 2.0, around=("env", *words))
-        eventually(lambda: counters(lease)["turns"] > 5, "it has turns")
+        cut_card.spin(lease, LONG, around=("env", *words))
+        is_held_to(lease, 25)
         assert table(lease) == (0, [])
-        assert 5 < work(answer(process)) < 45
     finally:
         os.kill(int((pipe / "nvidia-cuda-mps-control.pid").read_text()), signal.SIGKILL)
 
@@ -133,12 +128,12 @@ def test_a_tenant_that_forks_while_preempted_goes_on(cut_card: Card) -> None:
         with stays_off(cut_card, lease):
             children = [int(ask(process, "fork")) for _ in range(3)]
             assert is_off(lease)
-        goes_on(cut_card, process.pid)
-        keeps_its_share(lease)
+        device_works(cut_card, process.pid)
+        is_cut_to(cut_card, lease, 10, process.pid)
         assert ask(process, "check") == "True"
         for child in children:
             os.kill(child, signal.SIGKILL)
-        goes_on(cut_card, process.pid)
+        device_works(cut_card, process.pid)
 
 
 def test_a_program_that_replaces_a_preempted_one_has_its_share(cut_card: Card) -> None:
@@ -148,9 +143,9 @@ def test_a_program_that_replaces_a_preempted_one_has_its_share(cut_card: Card) -
         with stays_off(cut_card, lease):
             tell(process, "exec")
             eventually(lambda: b"vgpu-spin" in Path(f"/proc/{process.pid}/cmdline").read_bytes(), "it execs")
-        eventually(lambda: clients(lease) - {before}, "it has channels of its own", 30)
-        goes_on(cut_card, process.pid)
-        keeps_its_share(lease)
+        eventually(lambda: clients(lease) - {before}, "it has channels of its own")
+        device_works(cut_card, process.pid)
+        is_cut_to(cut_card, lease, 10, process.pid)
 
 
 def test_a_tenant_evicted_while_preempted_keeps_its_memory(cut_card: Card) -> None:
@@ -169,9 +164,9 @@ def test_a_tenant_evicted_while_preempted_keeps_its_memory(cut_card: Card) -> No
             eventually(lambda: is_off(lease), "it is off")
             moves(out=True)
             moves(out=False)
-            goes_on(cut_card, process.pid)
+            device_works(cut_card, process.pid)
             assert ask(process, "check") == "True"
-        keeps_its_share(lease)
+        is_cut_to(cut_card, lease, 10, process.pid)
 
 
 def test_channels_of_an_ended_process_are_refused(cut_card: Card) -> None:
@@ -192,7 +187,7 @@ def test_channels_of_an_ended_process_are_refused(cut_card: Card) -> None:
         clients = {slot: [row[1] for row in table(lease, slot)[1]] for slot in range(2)}
         return [slot for slot, found in clients.items() if found not in ([], [stale[1]])]
 
-    eventually(new_slots, "so are the new ones", 60)
+    eventually(new_slots, "so are the new ones")
     head = layout.CHANNELS_AT + new_slots()[0] * layout.CHANNELS_SIZE
     at = head + layout.CHANNELS_GROUPS
     uuid = (lease / layout.USAGE_FILE).read_bytes()[at:][:16]
@@ -201,6 +196,5 @@ def test_channels_of_an_ended_process_are_refused(cut_card: Card) -> None:
         os.pwrite(page.fileno(), struct.pack("<I", 2), head + layout.CHANNELS_COUNT)
     eventually(lambda: cut_card.client.registered("a").refusal != "", "calls with them were refused")
     assert cut_card.client.registered("b").refusal == ""
-    before = done_ns(cut_card, honest.pid)
-    eventually(lambda: done_ns(cut_card, honest.pid) > before, "the other goes on")
-    goes_on(cut_card, process.pid)
+    device_works(cut_card, honest.pid)
+    device_works(cut_card, process.pid)

@@ -17,7 +17,7 @@ from vgpud import lease_layout as layout
 from vgpud.lease import DeviceLimits, SharePolicy, read_usage, write_lease
 
 OPERATING_SYSTEM = 304  # CUDA_ERROR_OPERATING_SYSTEM
-WAIT_S = 60  # seconds; a program that takes longer hangs
+WAIT_S = 300  # seconds; a program that takes longer hangs
 
 
 def lease_of(card: Card, served: bool = True) -> Path:

@@ -27,7 +27,7 @@ class Line:
     def __init__(self, line: socket.socket) -> None:
         self.line = line
         self.slot = 0
-        line.settimeout(20)
+        line.settimeout(300)
         self.until(REGISTER, 0)
         self.say(WELCOME, 0)
 
@@ -64,7 +64,7 @@ def stand_in(card: Card, *words: str) -> Iterator[Callable[[], AbstractContextMa
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(path))
         listener.listen()
-        listener.settimeout(20)
+        listener.settimeout(300)
         card.spin(lease, LONG, *words)
         yield accept
 

@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
-from tests.arbiter.conftest import GIB, LONG, Card, answer, counters
-from tests.arbiter.test_cut import CONSERVING, HARD, done_ns, table, work
-from tests.arbiter.test_cut_lives import goes_on, is_off
+from tests.arbiter.accounts import device_works, divide, done_ns
+from tests.arbiter.conftest import GIB, LONG, Card, counters
+from tests.arbiter.test_cut import CONSERVING, HARD, table
+from tests.arbiter.test_cut_lives import is_off
 from tests.e2e.support import eventually
 from vgpud.lease import DeviceLimits, SharePolicy, read_activity, read_limits, update_limits
 
@@ -25,10 +26,13 @@ def pause(card: Card, lease: Path) -> None:
 
 
 def stands_still(card: Card, pid: int, beside: Path) -> None:
-    """Asserts that the process does no work while another tenant's program runs to its end."""
+    """Asserts that the process does no work while the device works for another tenant."""
     before = done_ns(card, pid)
-    assert work(answer(card.spin(beside, 1.0))) > 60
+    other = card.spin(beside, LONG)
+    device_works(card, other.pid, milliseconds=300)
     assert done_ns(card, pid) == before
+    other.kill()
+    other.wait()
 
 
 def test_a_paused_tenant_stands_still_and_leaves_the_device_to_others(cut_card: Card) -> None:
@@ -36,12 +40,12 @@ def test_a_paused_tenant_stands_still_and_leaves_the_device_to_others(cut_card: 
         name = policy.name.lower()
         lease, other = cut_card.lease(name, policy, share), cut_card.lease(f"{name}-other", FREE, 100)
         process = cut_card.spin(lease, LONG)
-        goes_on(cut_card, process.pid)
+        device_works(cut_card, process.pid)
         for _ in range(2):
             pause(cut_card, lease)
             stands_still(cut_card, process.pid, other)
             order(cut_card, lease, False)
-            goes_on(cut_card, process.pid)
+            device_works(cut_card, process.pid)
             assert not cut_card.client.registered(lease.name).paused
         process.kill()
         process.wait()
@@ -50,14 +54,14 @@ def test_a_paused_tenant_stands_still_and_leaves_the_device_to_others(cut_card: 
 def test_a_paused_tenant_waits_for_no_time_and_has_its_share_afterwards(cut_card: Card) -> None:
     lease, other = cut_card.lease("a", CONSERVING, 50), cut_card.lease("b", CONSERVING, 50)
     process = cut_card.spin(lease, LONG)
-    goes_on(cut_card, process.pid)
+    device_works(cut_card, process.pid)
     pause(cut_card, lease)
     waited = counters(lease)["waited_ns"]
-    assert work(answer(cut_card.spin(other, 1.0))) > 60
+    device_works(cut_card, cut_card.spin(other, LONG).pid, milliseconds=300)
     assert counters(lease)["waited_ns"] == waited
     order(cut_card, lease, False)
-    assert 25 < work(answer(cut_card.spin(other, 2.0))) < 75
-    goes_on(cut_card, process.pid)
+    divide(lease, other, least=25, most=75)
+    device_works(cut_card, process.pid)
 
 
 def test_a_program_that_a_paused_tenant_starts_is_kept_off_too(cut_card: Card) -> None:
@@ -69,14 +73,14 @@ def test_a_program_that_a_paused_tenant_starts_is_kept_off_too(cut_card: Card) -
     eventually(lambda: is_off(lease), "its channels are disabled")
     stands_still(cut_card, process.pid, other)
     order(cut_card, lease, False)
-    goes_on(cut_card, process.pid)
+    device_works(cut_card, process.pid)
     assert not pause_of_none
 
 
 def test_a_tenant_is_still_paused_after_the_arbiter_is_restarted(cut_card: Card) -> None:
     lease, other = cut_card.lease("a", FREE, 100), cut_card.lease("b", FREE, 100)
     process = cut_card.spin(lease, LONG)
-    goes_on(cut_card, process.pid)
+    device_works(cut_card, process.pid)
     pause(cut_card, lease)
     cut_card.kill_arbiter()
     cut_card.start_arbiter()
@@ -84,17 +88,17 @@ def test_a_tenant_is_still_paused_after_the_arbiter_is_restarted(cut_card: Card)
     eventually(lambda: cut_card.client.registered("a").paused, "it is off again")
     stands_still(cut_card, process.pid, other)
     order(cut_card, lease, False)
-    goes_on(cut_card, process.pid)
+    device_works(cut_card, process.pid)
 
 
 def test_a_tenant_killed_while_paused_leaves_nothing_on_the_device(cut_card: Card) -> None:
     lease = cut_card.lease("a", FREE, 100)
     process = cut_card.spin(lease, LONG)
-    goes_on(cut_card, process.pid)
+    device_works(cut_card, process.pid)
     pause(cut_card, lease)
     process.kill()
     process.wait()
-    assert work(answer(cut_card.spin(cut_card.lease("b", FREE, 100), 1.0))) > 60
+    device_works(cut_card, cut_card.spin(cut_card.lease("b", FREE, 100), LONG).pid)
 
 
 def test_a_suspension_lifts_the_pause_until_the_tenant_is_resumed(cut_card: Card) -> None:
@@ -103,25 +107,25 @@ def test_a_suspension_lifts_the_pause_until_the_tenant_is_resumed(cut_card: Card
     """
     lease, other = cut_card.lease("a", HARD, 50), cut_card.lease("b", FREE, 100)
     process = cut_card.spin(lease, LONG)
-    goes_on(cut_card, process.pid)
+    device_works(cut_card, process.pid)
     pause(cut_card, lease)
     order(cut_card, lease, True, away=True)
     eventually(lambda: read_activity(lease).quiet, "nothing of it is in the driver")
-    assert not is_off(lease)
+    eventually(lambda: not is_off(lease), "it is on the device")
     order(cut_card, lease, True, away=False)
     eventually(lambda: cut_card.client.registered("a").paused, "it is off again")
     stands_still(cut_card, process.pid, other)
     order(cut_card, lease, False)
-    goes_on(cut_card, process.pid)
+    device_works(cut_card, process.pid)
 
 
 def test_a_tenant_removed_while_paused_goes_on(cut_card: Card) -> None:
     lease = cut_card.lease("a", FREE, 100)
     process = cut_card.spin(lease, LONG)
-    goes_on(cut_card, process.pid)
+    device_works(cut_card, process.pid)
     pause(cut_card, lease)
     cut_card.client.remove("a")
-    goes_on(cut_card, process.pid)
+    device_works(cut_card, process.pid)
 
 
 def test_a_tenant_with_the_gate_does_not_count_as_paused(card: Card) -> None:
