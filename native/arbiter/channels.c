@@ -152,43 +152,35 @@ uint32_t channels_devices(int usage_fd, uint32_t slot, const uint8_t *const uuid
     return bits;
 }
 
-static off_t state_offset(uint32_t slot, size_t word)
-{
-    return (off_t)(VGPU_CHANNELS_AT + slot * sizeof(struct vgpu_channel_table) + word);
-}
-
-#define OFF_WORD offsetof(struct vgpu_channel_table, off)
-#define ENABLING_WORD offsetof(struct vgpu_channel_table, enabling)
-
-/* Does the process enable its channels itself? The effect of a call at the same time would be unknown. */
-static bool returns(const unsigned char *usage_map, uint32_t slot)
-{
-    uint32_t bits;
-    return usage_io_load(usage_map, state_offset(slot, OFF_WORD), &bits, sizeof(bits)) &&
-           (bits & VGPU_OFF_RETURNS) != 0;
-}
-
 /*
- * Sets or clears a device's bit in a word of a slot's table. The threads of all devices and the event loop's thread
+ * Sets or clears a device's bit in two words of a slot's table. The threads of all devices and the event loop's thread
  * write these words, so a lock is held.
  */
-static void write_state(unsigned char *usage_map, uint32_t slot, size_t word, uint32_t ordinal, bool set)
+static void write_states(unsigned char *usage_map, uint32_t slot, uint32_t ordinal, bool off, bool enabling)
 {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    uint32_t bits;
+    off_t table = (off_t)(VGPU_CHANNELS_AT + slot * sizeof(struct vgpu_channel_table));
+    const struct {
+        off_t at;
+        bool set;
+    } words[] = {
+        {table + (off_t)offsetof(struct vgpu_channel_table, off), off}, /* first: `enabling` says what it means */
+        {table + (off_t)offsetof(struct vgpu_channel_table, enabling), enabling},
+    };
     pthread_mutex_lock(&lock);
-    if (usage_io_load(usage_map, state_offset(slot, word), &bits, sizeof(bits))) {
-        bits = set ? bits | 1u << ordinal : bits & ~(1u << ordinal);
-        usage_io_store(usage_map, state_offset(slot, word), &bits, sizeof(bits));
+    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
+        uint32_t bits;
+        if (!usage_io_load(usage_map, words[i].at, &bits, sizeof(bits)))
+            break;
+        bits = words[i].set ? bits | 1u << ordinal : bits & ~(1u << ordinal);
+        usage_io_store(usage_map, words[i].at, &bits, sizeof(bits));
     }
     pthread_mutex_unlock(&lock);
 }
 
 void channels_note(unsigned char *usage_map, uint32_t slot, uint32_t ordinal, bool off)
 {
-    if (!off)
-        write_state(usage_map, slot, OFF_WORD, ordinal, false);
-    write_state(usage_map, slot, ENABLING_WORD, ordinal, false);
+    write_states(usage_map, slot, ordinal, off, false);
 }
 
 bool channels_load(int usage_fd, uint32_t slot, struct channels_load *load)
@@ -258,10 +250,6 @@ static bool call(struct worker *worker, struct channels_order *order, const stru
                                  .command = RM_DISABLE_CHANNELS,
                                  .parameters = (uint64_t)(uintptr_t)list,
                                  .parameters_size = sizeof(*list)};
-    if (returns(order->usage_map, process->slot)) {
-        order->missing++;
-        return true;
-    }
     enter_foreign(worker);
     int file = (int)syscall(SYS_pidfd_getfd, process->pidfd, (int)group->file, 0);
     int error = errno;
@@ -278,8 +266,7 @@ static bool call(struct worker *worker, struct channels_order *order, const stru
         return true;
     }
     order->calls++;
-    write_state(order->usage_map, process->slot, OFF_WORD, order->ordinal, true);
-    write_state(order->usage_map, process->slot, ENABLING_WORD, order->ordinal, !order->off);
+    write_states(order->usage_map, process->slot, order->ordinal, true, !order->off);
     order->last_began_ns = now_ns();
     if (!is_control_device(file))
         refused(order, ENODEV, 0);

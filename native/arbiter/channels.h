@@ -53,8 +53,7 @@ struct channels_order {
     uint32_t calls;
     /*
      * Calls that were not made because the process has no such file: the process is exiting (EBADF before Linux 6.9,
-     * then ESRCH); or it was in an exec, and its channels ended with the file; or its table is false. Or they were not
-     * made because the process was about to enable its channels itself (VGPU_OFF_RETURNS).
+     * then ESRCH); or it was in an exec, and its channels ended with the file; or its table is false.
      */
     uint32_t missing;
     uint32_t failed; /* calls that the driver refused */
@@ -120,10 +119,9 @@ bool channels_read(int usage_fd, uint32_t slot, const uint8_t uuid[16], uint32_t
 uint32_t channels_devices(int usage_fd, uint32_t slot, const uint8_t *const uuids[], uint32_t count, uint32_t *groups);
 
 /*
- * Records the end of an order in the table of a slot: no call is in progress, and unless `off`, the channels are not
- * off the device. That they are off is recorded by the order itself, before its first call, so that the table is right
- * whenever the arbiter ends, except between a record and the call that is next to it. It is not recorded again later,
- * because the process may have put itself back meanwhile.
+ * Records in the table of a slot whether its channels are off a device. An order does so itself: before its first call
+ * for a process and after its last one, so that the table is right whenever the arbiter ends, except between a call and
+ * the record that is next to it.
  */
 void channels_note(unsigned char *usage_map, uint32_t slot, uint32_t ordinal, bool off);
 

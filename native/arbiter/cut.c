@@ -132,15 +132,10 @@ static uint32_t process_count(const struct lease *lease)
     return count;
 }
 
-/*
- * Is the group disabled? A process that put itself back, because it took the arbiter for dead, has cleared the device's
- * bit of its table.
- */
-static bool is_off(const struct cut_entity *entity, const struct channels_process *process, uint32_t ordinal,
-                   const struct vgpu_channel_group *group)
+static bool is_off(const struct cut_entity *entity, uint32_t slot, const struct vgpu_channel_group *group)
 {
-    for (uint32_t i = 0; i < entity->off_count && (process->off >> ordinal & 1) != 0; i++)
-        if (entity->off[i].slot == process->slot && entity->off[i].client == group->client &&
+    for (uint32_t i = 0; i < entity->off_count; i++)
+        if (entity->off[i].slot == slot && entity->off[i].client == group->client &&
             entity->off[i].channel == group->channels[0])
             return true;
     return false;
@@ -184,11 +179,11 @@ static bool any_off(const struct cut_entity *entity, uint32_t slot)
 }
 
 /* Removes the groups from an order that are already in the desired state. */
-static void keep_others(const struct cut_entity *entity, struct channels_process *process, uint32_t ordinal, bool off)
+static void keep_others(const struct cut_entity *entity, struct channels_process *process, bool off)
 {
     uint32_t kept = 0;
     for (uint32_t i = 0; i < process->count; i++)
-        if (is_off(entity, process, ordinal, &process->groups[i]) != off)
+        if (is_off(entity, process->slot, &process->groups[i]) != off)
             process->groups[kept++] = process->groups[i];
     process->count = kept;
 }
@@ -210,7 +205,7 @@ static struct channels_order *order_make(const struct lease *lease, uint32_t ord
         struct channels_process *to = &order->processes[order->process_count];
         if (!channels_read(lease->usage_fd, p->slot, lease->cut_entities[ordinal].device->id, &budget, to))
             continue;
-        keep_others(&lease->cut_entities[ordinal], to, ordinal, off);
+        keep_others(&lease->cut_entities[ordinal], to, off);
         to->pidfd = to->count > 0 ? fcntl(p->pidfd.fd, F_DUPFD_CLOEXEC, 0) : -1;
         if (to->pidfd >= 0)
             order->process_count++;

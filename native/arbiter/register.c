@@ -102,8 +102,6 @@ static void connection_ready(struct source *source, uint32_t events)
         connection_close(connection);
         return;
     }
-    if (request.kind == VGPU_MSG_ALIVE)
-        return;
     if (request.kind == VGPU_MSG_WANT || request.kind == VGPU_MSG_DONE || request.kind == VGPU_MSG_ENDING ||
         request.kind == VGPU_MSG_CHANNELS) {
         if (request.version != VGPU_LEASE_VERSION || !turns_message(connection, &request))

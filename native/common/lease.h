@@ -224,10 +224,7 @@ struct vgpu_channel_table {
     uint64_t generation; /* the generation is odd during a write */
     uint32_t count;
     uint32_t lost; /* 1: some groups did not fit in this table */
-    /*
-     * devices of the lease, as bits, on which the arbiter has disabled or is disabling the table's channels. The
-     * process clears the word when it has put itself back; the arbiter makes no call while RETURNS is set.
-     */
+    /* devices of the lease, as bits, on which the arbiter has disabled or is disabling the table's channels */
     uint32_t off;
     uint32_t samples; /* number of samples of the process's own work while it was on the device */
     /*
@@ -245,8 +242,7 @@ struct vgpu_channel_table {
     uint8_t unused[16];
     struct vgpu_channel_group groups[VGPU_MAX_GROUPS];
 };
-#define VGPU_OFF_RETURNS 0x80000000u /* in `off`: the process enables its channels itself, because no arbiter does */
-#define VGPU_CHANNELS_AT 294912u     /* offset of the first channel table in the file, at a page boundary */
+#define VGPU_CHANNELS_AT 294912u /* offset of the first channel table in the file, at a page boundary */
 #define VGPU_USAGE_FILE_BYTES (VGPU_CHANNELS_AT + VGPU_MAX_SLOTS * sizeof(struct vgpu_channel_table))
 
 /* Messages on arbiter.sock (SEQPACKET, one struct per packet). */
@@ -272,7 +268,6 @@ enum vgpu_message_kind {
      */
     VGPU_MSG_CUT = 11,
     VGPU_MSG_CHANNELS = 12, /* tenant -> arbiter: this process's table of channels has changed */
-    VGPU_MSG_ALIVE = 13,    /* tenant -> arbiter: needs no answer; an arbiter that works reads it */
     /* Messages on the control socket, for root only. */
     VGPU_MSG_ADD = 16,    /* vgpud -> arbiter: serve this lease */
     VGPU_MSG_REMOVE = 17, /* vgpud -> arbiter: stop serving this lease */

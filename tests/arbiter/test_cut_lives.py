@@ -3,7 +3,6 @@
 import ctypes
 import errno
 import os
-import signal
 import struct
 import subprocess
 import sys
@@ -65,22 +64,6 @@ def put(card: Card, lease: Path, share: float, away: bool) -> None:
     card.client.look(lease.name)
 
 
-def pause(card: Card, lease: Path, paused: bool) -> None:
-    update_limits(lease, card.limits(CONSERVING, 50), paused=paused)
-    card.client.add(lease.name)
-    eventually(lambda: card.client.registered(lease.name).paused == paused, "the arbiter follows")
-
-
-@contextmanager
-def hanging(card: Card) -> Iterator[None]:
-    assert card.arbiter is not None
-    card.arbiter.send_signal(signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        card.arbiter.send_signal(signal.SIGCONT)
-
-
 @contextmanager
 def frozen(threads: Sequence[int]) -> Iterator[None]:
     """Stops each of the threads by ptrace(2), and detaches them at the end, because a traced thread that dies
@@ -116,19 +99,6 @@ def test_preempted_tenants_resume_after_the_arbiter_dies(cut_card: Card) -> None
     eventually(lambda: not any(is_off(lease) for lease in leases), "all are back")
     for process in processes:
         device_works(cut_card, process.pid)
-
-
-def test_a_paused_tenant_runs_while_the_arbiter_hangs_and_is_paused_again_afterwards(cut_card: Card) -> None:
-    lease = cut_card.lease("a", CONSERVING, 50)
-    process = cut_card.spin(lease, LONG)
-    device_works(cut_card, process.pid)
-    pause(cut_card, lease, True)
-    with hanging(cut_card):
-        device_works(cut_card, process.pid)
-    eventually(lambda: cut_card.client.registered("a").paused, "it is paused again")
-    pause(cut_card, lease, False)
-    device_works(cut_card, process.pid)
-    assert repeated_calls(cut_card, process.pid) == 0
 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["puts-itself-back", "is-adopted"])

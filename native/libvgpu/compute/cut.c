@@ -34,11 +34,6 @@
 #define DOUBT_MAX_NS 20000000000u
 #define RESCUE_NS 500000000u
 #define RESCUE_LOOK_NS 200000000u
-/*
- * number of consecutive looks at which a connected arbiter had not read this process's messages: then it hangs. A
- * number, and no time, because on a busy host the looks are late too.
- */
-#define SILENT_LOOKS 4u
 #define RESCUE_STACK_BYTES (64 * 1024)
 
 static struct {
@@ -59,7 +54,6 @@ static struct {
     uint64_t doubt_at;
     uint64_t doubt_ns;
     bool guarded; /* the rescue thread exists */
-    uint32_t silent_looks;
     /* for the rescue thread: time since which the process is off without an arbiter, or was refused; 0: neither */
     uint64_t alone_at;
     bool refused; /* at alone_at the driver refused to enable the channels */
@@ -290,30 +284,15 @@ static bool put_back(bool again)
     return vgpu_channels_enable((const uint8_t (*)[16])ids, count, again);
 }
 
-/* Does the arbiter hang? Then the connection is closed, so that the process goes on as without an arbiter. */
-static bool hangs(void)
-{
-    cut.silent_looks = vgpu_link_is_read() ? 0 : cut.silent_looks + 1;
-    if (cut.silent_looks < SILENT_LOOKS)
-        return false;
-    cut.silent_looks = 0;
-    vgpu_link_hang_up();
-    return true;
-}
-
 static void rescue(void)
 {
     uint64_t now = now_ns();
-    bool off = vgpu_channels_off();
-    bool linked = off && __atomic_load_n(&cut.active, __ATOMIC_SEQ_CST) && vgpu_link_lives();
-    if (!linked)
-        cut.silent_looks = 0;
-    if (!off || (linked && !hangs())) {
+    if (!vgpu_channels_off() || (__atomic_load_n(&cut.active, __ATOMIC_SEQ_CST) && vgpu_link_lives())) {
         cut.alone_at = 0;
         cut.refused = false;
-    } else if (cut.alone_at == 0 && !linked) {
+    } else if (cut.alone_at == 0) {
         cut.alone_at = now;
-    } else if (linked || now - cut.alone_at >= RESCUE_NS) {
+    } else if (now - cut.alone_at >= RESCUE_NS) {
         cut.refused = !put_back(cut.refused);
         cut.alone_at = cut.refused ? now : 0;
     }

@@ -1,16 +1,13 @@
 #include "arbiter_link.h"
 
 #include <errno.h>
-#include <linux/sockios.h>
 #include <poll.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -276,19 +273,6 @@ bool vgpu_link_lives(void)
     if (poll(&about, 1, 0) >= 0)
         return (about.revents & (POLLHUP | POLLERR)) == 0;
     return recv(fd, &first, sizeof(first), MSG_PEEK | MSG_DONTWAIT) != 0; /* poll(2) was refused: see wait_by_receive */
-}
-
-bool vgpu_link_is_read(void)
-{
-    static const struct vgpu_message alive = {.kind = VGPU_MSG_ALIVE, .version = VGPU_LEASE_VERSION};
-    int unread_bytes = 0;
-    int fd = __atomic_load_n(&line.fd, __ATOMIC_SEQ_CST);
-    /* ioctl(2) by its number, because the function of this name is libvgpu's own */
-    if (fd < 0 || !still_ours(fd) || syscall(SYS_ioctl, fd, SIOCOUTQ, &unread_bytes) != 0)
-        return true;
-    if (unread_bytes == 0)
-        vgpu_link_send(&alive);
-    return unread_bytes == 0;
 }
 
 int32_t vgpu_link_host_pid(void)

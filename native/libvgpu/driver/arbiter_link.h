@@ -53,12 +53,6 @@ int vgpu_link_up(void);
  */
 bool vgpu_link_lives(void);
 
-/*
- * Does the arbiter read what this process sends? Sends it a message if none waits, which the next call checks.
- * Precondition: an arbiter is connected.
- */
-bool vgpu_link_is_read(void);
-
 /* Returns the pid of this process on the host; getpid() until an arbiter has reported it. */
 int32_t vgpu_link_host_pid(void);
 

@@ -429,9 +429,6 @@ bool vgpu_channels_enable(const uint8_t (*uuids)[16], uint32_t count, bool again
     pthread_mutex_lock(&lock);
     uint32_t off = table != NULL ? __atomic_load_n(&table->off, __ATOMIC_SEQ_CST) : 0;
     uint32_t enabling = table != NULL ? __atomic_load_n(&table->enabling, __ATOMIC_SEQ_CST) : 0;
-    if (off != 0 && !__atomic_compare_exchange_n(&table->off, &off, off | VGPU_OFF_RETURNS, false, __ATOMIC_SEQ_CST,
-                                                 __ATOMIC_SEQ_CST))
-        off = 0; /* an arbiter has just written the word */
     for (uint32_t i = 0; i < groups_high && off != 0; i++) {
         struct group *group = &groups[i];
         uint32_t bit = device_bit(group, uuids, count);
@@ -440,8 +437,8 @@ bool vgpu_channels_enable(const uint8_t (*uuids)[16], uint32_t count, bool again
         group->put_back = put_back(group, !again && (enabling & bit) != 0);
         all &= group->put_back;
     }
-    if (off != 0)
-        __atomic_store_n(&table->off, all ? 0 : off & ~VGPU_OFF_RETURNS, __ATOMIC_SEQ_CST);
+    if (off != 0 && all)
+        __atomic_store_n(&table->off, 0, __ATOMIC_SEQ_CST);
     pthread_mutex_unlock(&lock);
     return all;
 }

@@ -37,9 +37,8 @@ void vgpu_channels_sample(bool unfinished);
 bool vgpu_channels_off(void);
 
 /*
- * Enables this process's own channels on the devices where they are disabled, because the arbiter has ended or hangs.
- * Does nothing if an arbiter acts on them at this moment. `uuids`: the lease's devices. False: the driver refused some;
- * `again`: tries only those of the last call again.
+ * Enables this process's own channels on the devices where they are disabled, after the end of the arbiter. `uuids`: the
+ * lease's devices. False: the driver refused some; `again`: tries only those of the last call again.
  */
 bool vgpu_channels_enable(const uint8_t (*uuids)[16], uint32_t count, bool again);
 
