@@ -494,9 +494,10 @@ def test_a_listing_is_filtered_by_user_label_and_device(main: Ctl, daemon: Daemo
 
 def test_a_user_is_named_or_numbered(main: Ctl, daemon: Daemon) -> None:
     assert main("ls", "--user", "root", "-o", "name").returncode == 0
-    done = main("ls", "--user", "no-such-user")
-    assert done.returncode == 2
-    assert "this host has no user 'no-such-user'" in done.stderr
+    for verb, user in ("ls", "no-such-user"), ("ls", "4294967295"), ("events", "4294967296"):
+        done = main(verb, "--user", user)
+        assert done.returncode == 2
+        assert f"this host has no user '{user}'" in done.stderr
 
 
 def test_events_are_listed_for_a_time_span(main: Ctl, daemon: Daemon) -> None:

@@ -91,7 +91,7 @@ def since(text: str) -> float:
 
 def uid(text: str) -> int:
     """Parses a uid: a number or a login name."""
-    if text.isascii() and text.isdigit():
+    if text.isascii() and text.isdigit() and int(text) < 2**32 - 1:
         return int(text)
     import pwd
 
