@@ -214,13 +214,13 @@ def fault_hook(point: str) -> Callable[[str], None]:
 
 def make_folders(settings: Settings) -> None:
     """Makes the daemon's folders. Raises VgpuError(BAD_SETTING) if that fails or if one is not writable."""
-    wanted = ((settings.run_dir, 0o755), (settings.run_dir / "leases", 0o711), (settings.state_dir, 0o700))
+    wanted = ((settings.run_dir, 0o711), (settings.run_dir / "leases", 0o711), (settings.state_dir, 0o700))
     for folder, mode in wanted:
         try:
             if not folder.is_dir():
                 folder.mkdir(parents=True)
-                # the umask must not restrict these folders: tenants open their leases in them. Tenants do not
-                # list leases/: a getdents(2) could hold its lock in the kernel (vgpud/lease/pages.py)
+                # the umask must not restrict these folders: tenants open their leases in them. Users do not
+                # list them: a getdents(2) could hold their locks in the kernel (vgpud/lease/pages.py)
                 folder.chmod(mode)
         except OSError as error:
             raise VgpuError(
@@ -244,7 +244,7 @@ def check_mount(settings: Settings) -> None:
         raise VgpuError(
             ErrorCode.BAD_SETTING,
             f"{settings.run_dir} is on a file system without {' and '.join(missing)}",
-            f"mount -t tmpfs -o nosuid,nodev,mode=755 tmpfs {settings.run_dir}, or set VGPUD_RUN_DIR",
+            f"mount -t tmpfs -o nosuid,nodev,mode=711 tmpfs {settings.run_dir}, or set VGPUD_RUN_DIR",
         )
 
 

@@ -1,6 +1,7 @@
 """Where the run folder may be: a container's root can make set-user-ID files in it."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,6 +9,7 @@ import pytest
 
 from tests.conditions import needs
 from tests.e2e.conftest import node_maker
+from tests.lease.conftest import Node
 from vgpud.daemon import check_mount, make_folders
 from vgpud.model.errors import Exit, VgpuError
 from vgpud.settings import Settings
@@ -35,8 +37,30 @@ def test_a_mount_that_honours_set_user_id_is_refused(
     assert "mount -t tmpfs -o nosuid,nodev" in refused.value.hint
 
 
+def made_by_the_daemon(run_dir: Path) -> None:
+    make_folders(Settings(run_dir=run_dir, state_dir=run_dir.parent / "state"))
+
+
+def made_by_the_arbiter(run_dir: Path) -> None:
+    node = Node(run_dir)
+    node.start_arbiter()
+    node.end()
+
+
+@pytest.mark.parametrize("make", [made_by_the_daemon, made_by_the_arbiter])
+def test_the_run_folder_can_be_entered_and_not_listed_by_users(
+    tmp_path: Path, make: Callable[[Path], object]
+) -> None:
+    """An attack: a user who may list a folder holds its lock in the kernel by a getdents(2) into a page of a
+    FUSE file system, and a start of vgpud waited.
+    """
+    run_dir = tmp_path / "run"
+    make(run_dir)
+    assert run_dir.stat().st_mode & 0o777 == 0o711
+
+
 def test_the_folder_of_leases_can_be_entered_and_not_listed_by_users(tmp_path: Path) -> None:
-    make_folders(Settings(run_dir=tmp_path / "run", state_dir=tmp_path / "state"))
+    made_by_the_daemon(tmp_path / "run")
     assert (tmp_path / "run" / "leases").stat().st_mode & 0o777 == 0o711
 
 

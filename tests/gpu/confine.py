@@ -34,7 +34,8 @@ IGNORED = {
         "Restart",
         "RestartSec",
     ),
-    *("RestartPreventExitStatus", "RuntimeDirectory", "RuntimeDirectoryPreserve", "StateDirectory"),
+    *("RestartPreventExitStatus", "RuntimeDirectory", "RuntimeDirectoryMode", "RuntimeDirectoryPreserve"),
+    *("StateDirectory", "ExecStartPre", "ReadWritePaths"),
     *("StateDirectoryMode", "ConfigurationDirectory", "KillMode", "OOMPolicy", "OOMScoreAdjust"),
     *("LogRateLimitIntervalSec", "LogRateLimitBurst"),
 }

@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 
 from tests import clock
+from tests.conditions import needs
+from tests.fusefile import locked_in_the_kernel
 from tests.node.test_lifetimes import of
 from tests.node.world import ALICE, FakeGateway, World, policy_of, request, world
+from vgpud.inject.cdi import spec_path
 from vgpud.inject.specs import Specs
 from vgpud.model.device import Health, Node
 from vgpud.model.errors import ErrorCode, VgpuError
@@ -379,6 +382,24 @@ def test_a_resize_that_cannot_be_finished_stops_no_start(tmp_path: Path) -> None
             assert w.is_empty()
 
     clock.run(work())
+
+
+@needs("root", "fuse")
+def test_a_user_that_locks_the_spec_folder_in_the_kernel_delays_no_start(tmp_path: Path) -> None:
+    """A user keeps the spec folder locked. The start cannot remove an orphan there, and goes on."""
+
+    async def work() -> None:
+        (tmp_path / "cdi").mkdir()
+        orphan = spec_path(tmp_path / "cdi", "deadbeef0000")
+        orphan.write_text("{}")
+        with locked_in_the_kernel(tmp_path / "cdi", tmp_path / "mount"):
+            async with world(tmp_path) as w:
+                w.parts.specs.patience_seconds = 0.2
+                start = Start(NoUnits(), tmp_path, "boot")  # type: ignore[arg-type]
+                await recover(w.keeper, w.parts, await w.ledger.load(), start)
+                assert orphan.exists()
+
+    asyncio.run(work())
 
 
 class NoUnits:

@@ -146,9 +146,10 @@ for module in pkgutil.walk_packages(vgpud.__path__, "vgpud."):
 
 def test_the_sockets_have_the_owners_and_groups_of_their_rights(machine: Machine) -> None:
     shown = machine.shell(
-        "cd /run/vgpud; stat -c '%n %a %U:%G' admin.sock ro.sock runtime.sock vgpud.sock"
+        "cd /run/vgpud; stat -c '%n %a %U:%G' . admin.sock ro.sock runtime.sock vgpud.sock"
     ).splitlines()
     assert shown == [
+        ". 711 root:root",
         "admin.sock 600 root:root",
         "ro.sock 666 root:root",
         "runtime.sock 660 root:vgpu",
@@ -156,6 +157,15 @@ def test_the_sockets_have_the_owners_and_groups_of_their_rights(machine: Machine
     ]
     for name in ("vgpud.socket", "vgpud-ro.socket", "vgpud-admin.socket", "vgpud-runtime.socket"):
         assert machine.unit(name, "ActiveState") == "active"
+
+
+def test_a_start_mends_the_modes_of_an_older_version_and_makes_the_spec_folder(machine: Machine) -> None:
+    pid = main_pid(machine)
+    machine.shell("systemctl stop vgpud.service; chmod 0755 /run/vgpud; rm -r /run/cdi")
+    machine.run("systemctl", "start", "vgpud.service")
+    ready_again(machine, pid)
+    assert machine.shell("stat -c %a /run/vgpud /run/cdi").split() == ["711", "755"]
+    machine.run("nsenter", "-t", main_pid(machine), "-m", "sh", "-c", "rm $(mktemp -p /run/cdi)")
 
 
 def test_a_container_runtime_waits_for_a_daemon_that_is_down(machine: Machine) -> None:

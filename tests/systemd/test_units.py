@@ -73,10 +73,23 @@ def test_systemd_creates_every_folder_that_vgpud_writes() -> None:
     settings = load_settings()
     made = {f"/run/{name}" for name in words("vgpud.service", "RuntimeDirectory")}
     made |= {f"/var/lib/{name}" for name in words("vgpud.service", "StateDirectory")}
+    made |= {words("vgpud.service", "ExecStartPre")[-1]}
     needed = (settings.run_dir, settings.state_dir, settings.cdi_dir)
     assert {str(path).replace("/var/run/", "/run/") for path in needed} <= made
     writable = words("vgpud.service", "ReadWritePaths")
     assert [path for path in writable if not path.startswith("-")] == []
+
+
+def test_no_unit_lets_users_list_the_run_folder() -> None:
+    """An attack: a getdents(2) into a page of a FUSE file system holds the lock of a folder that a user may
+    list. The sockets' units make the folder if they are first (systemd.socket(5): mode 0755).
+    """
+    for unit in ("vgpud.service", "vgpud-arbiter.service"):
+        assert (words(unit, "RuntimeDirectory"), words(unit, "RuntimeDirectoryMode")) == (["vgpud"], ["0711"])
+    for socket in UNITS.glob("*.socket"):
+        assert words(socket.name, "DirectoryMode") == ["0711"]
+    made_at_boot = (UNITS.parent / "packaging/deb/debian/vgpud.tmpfiles").read_text().splitlines()
+    assert "d /run/vgpud 0711 root root -" in made_at_boot
 
 
 def test_helpers_survive_the_stop_of_vgpuds_unit() -> None:

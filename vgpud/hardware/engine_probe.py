@@ -62,7 +62,7 @@ class EngineProbe:
     @contextmanager
     def _locked(self) -> Iterator[int]:
         """Takes the probe's lock and yields its descriptor. Raises TimeoutError and OSError."""
-        self._folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd = os.open(self._folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         end = time.monotonic() + self._seconds
         try:

@@ -58,7 +58,7 @@ class EngineFiles:
     def _write(self, name: str, text: str) -> None:
         new = self.folder / f".{name}.new"
         try:
-            self.folder.mkdir(mode=0o755, exist_ok=True)
+            self.folder.mkdir(mode=0o700, exist_ok=True)
             new.write_text(text)
             os.replace(new, self.folder / name)  # noqa: PTH105 - atomic
         except OSError as error:

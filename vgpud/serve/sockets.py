@@ -31,7 +31,7 @@ def private_folder(run_dir: Path) -> Path:
     """
     folder = run_dir / "private"
     try:
-        run_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
+        run_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
         raise VgpuError(

@@ -100,7 +100,7 @@ class ChildUnits:
         """Locks a helper's name against other threads and processes. The lock is released only by closing the
         file: LOCK_UN would also remove the child's lock.
         """
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd = os.open(self._path(name, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)

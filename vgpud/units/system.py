@@ -126,7 +126,7 @@ class SystemdUnits:
         return self._folder / f"{check_name(name)}.env"
 
     def _write_environment(self, spec: UnitSpec) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self._environment(spec.name)
         lines = [f"{key}={_quoted(key, value)}\n" for key, value in spec.env.items()]
         temporary = path.with_suffix(".new")

@@ -76,7 +76,7 @@ class DeviceFolder:
             )
         self.close()
         try:
-            _make(self.path.parent, 0o755)
+            _make(self.path.parent, 0o711)
             _make(self.path, 0o700)
             _make(self.pipes, 0o755)
             _make(self.log, 0o700)
@@ -141,7 +141,7 @@ def write_tenant(folder: Path, part: Slice, rules: MpsRules, uid: int, gid: int)
     share = (part.share or WHOLE).hundredths
     try:
         for parent in (folder.parent.parent, folder.parent, folder):
-            _make(parent, 0o755)
+            _make(parent, 0o711)
         fresh = folder / "limits.new"
         words = (share, part.memory_bytes // MIB, rules.processes_per_tenant, int(rules.pooled_memory))
         fresh.write_text(" ".join(map(str, words)) + "\n")
