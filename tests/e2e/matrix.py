@@ -14,11 +14,12 @@ from tests import simnode
 from tests.demo.node import DemoNode
 from tests.e2e.conftest import PreparedNode, end_helpers
 from tests.e2e.support import GIB, MIB, PROBE, client, eventually, simulate, states
+from tests.native.harness import static_program
 
 BRANCHES = ("535", "550", "580", "595", "615")
 MODES = {"preload": "quota", "mps": "compute", "mig": "hardware", "exclusive": "device"}
 #: Allocates in steps of 64 MiB until the driver refuses, or until it has 32 GiB, and prints the sum in MiB.
-GREEDY = """
+GREEDY_TEXT = """
 import ctypes, json, sys
 cuda = ctypes.CDLL("libcuda.so.1")
 device, context, pointer = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
@@ -30,6 +31,7 @@ while got < 32768 and cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(
     got += 64
 print(json.dumps({"mib": got}), flush=True)
 """
+GREEDY = [sys.executable, "-c", GREEDY_TEXT]
 HOLD = [PROBE, "hold", "64MiB", "--then-wait-on-stdin"]
 
 
@@ -43,9 +45,9 @@ def stripped(node: DemoNode) -> list[str]:
     return ["env", "-i", *(f"{name}={node.environment[name]}" for name in names)]
 
 
-def keeps_memory(node: DemoNode, mode: str, prefix: list[str]) -> bool:
+def keeps_memory(node: DemoNode, mode: str, program: list[str]) -> bool:
     """Returns whether the mode gives a program that wants 32 GiB no more than the 16 GiB of its slice."""
-    tenant = node.tenant(options(mode), [*prefix, sys.executable, "-c", GREEDY])
+    tenant = node.tenant(options(mode), program)
     got = int(tenant.line()["mib"])
     tenant.end()
     eventually(lambda: not states(node), "its allocation ends with it")
@@ -87,14 +89,17 @@ def shows(node: DemoNode, fault: str) -> bool:
 
 Trial = Callable[[DemoNode], bool]
 PROMISES: dict[tuple[str, str], Trial] = {
-    ("preload", "memory limit of a program with libvgpu"): lambda n: keeps_memory(n, "preload", []),
+    ("preload", "memory limit of a program with libvgpu"): lambda n: keeps_memory(n, "preload", GREEDY),
     ("preload", "memory limit of a program past libvgpu (`env -i`)"): (
-        lambda n: keeps_memory(n, "preload", stripped(n))
+        lambda n: keeps_memory(n, "preload", [*stripped(n), *GREEDY])
+    ),
+    ("preload", "memory limit of a static program with `ioctl` calls of its own"): (
+        lambda n: keeps_memory(n, "preload", [str(static_program("bare-static")), "0", "32768"])
     ),
     ("preload", "`suspend --deep`: no memory left on the device"): lambda n: does(n, "suspend", "--deep"),
     ("preload", "`move` to another device"): lambda n: does(n, "move", "--to", "1"),
-    ("mps", "memory limit of a client"): lambda n: keeps_memory(n, "mps", []),
-    ("mig", "memory limit"): lambda n: keeps_memory(n, "mig", []),
+    ("mps", "memory limit of a client"): lambda n: keeps_memory(n, "mps", GREEDY),
+    ("mig", "memory limit"): lambda n: keeps_memory(n, "mig", GREEDY),
     ("all", "a card that asks for a reset is closed (`sick`)"): lambda n: shows(n, "recovery"),
     ("all", "rows that wait to be remapped are told"): lambda n: shows(n, "rows-pending"),
     ("all", "banks that wait to be remapped are told"): lambda n: shows(n, "banks-pending"),

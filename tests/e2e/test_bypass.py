@@ -17,7 +17,7 @@ from tests.conditions import needs
 from tests.demo.node import DemoNode, Tenant
 from tests.e2e.conftest import NodeMaker
 from tests.e2e.support import PROBE, client, eventually, quota, states
-from tests.native.harness import TEST_BUILD
+from tests.native.harness import TEST_BUILD, static_program
 from vgpud import lease_layout as layout
 
 POLICY = """version = 1
@@ -101,6 +101,8 @@ def bypasses(node: DemoNode) -> dict[str, list[str]]:
         "with an empty environment": [*stripped(node), *HOLD],
         "with a library that was removed": ["env", "LD_PRELOAD=/nonexistent/libvgpu.so", *HOLD],
         "in a child": ["sh", "-c", f"exec 3<&0; {' '.join(stripped(node))} {' '.join(HOLD)} <&3 & wait"],
+        "by a static program": [str(static_program("bare-static")), "0", "1024"],
+        "by the driver's ioctl alone": [str(TEST_BUILD / "bare"), "0", "1024"],
         "by RTLD_DEEPBIND": [str(TEST_BUILD / "deepbind"), str(TEST_BUILD / "libdeepbind_plugin.so"), "4096"],
     }
 
@@ -112,6 +114,8 @@ def bypasses(node: DemoNode) -> dict[str, list[str]]:
         "with an empty environment",
         "with a library that was removed",
         "in a child",
+        "by a static program",
+        "by the driver's ioctl alone",
         "by RTLD_DEEPBIND",
     ],
 )

@@ -12,9 +12,10 @@ import pytest
 from tests import simnode
 from tests.cgroups import cgroup  # noqa: F401
 from tests.conditions import needs
-from tests.demo.node import BUILD, POLICY, DemoNode, Tenant
+from tests.demo.node import BUILD, POLICY, DemoNode
 from tests.e2e.conftest import PreparedNode, end_helpers
 from tests.e2e.support import MIB, PROBE, client, eventually, simulate, states
+from tests.native.harness import TEST_BUILD, static_program
 
 SIMULATED = ("VGPU_SIM_STATE", "LD_LIBRARY_PATH")
 QUOTA = ["--isolation", "quota", "--memory", "2GiB", "--device", "0"]
@@ -59,12 +60,6 @@ def stripped(node: DemoNode) -> list[str]:
     return ["env", "-i", *(f"{name}={node.environment[name]}" for name in SIMULATED)]
 
 
-def greedy(node: DemoNode, prefix: list[str], device: int = 0, mode: int = RTLD_NOW) -> tuple[Tenant, int]:
-    command = [*prefix, sys.executable, "-c", GREEDY, str(device), str(mode)]
-    tenant = node.tenant(QUOTA, command)
-    return tenant, int(tenant.line()["mib"])
-
-
 def walls(node: DemoNode) -> dict[str, dict[int, int]]:
     """Control group (its folder's name) -> device -> hard limit in MiB."""
     found: dict[str, dict[int, int]] = {}
@@ -83,18 +78,24 @@ def only(node: DemoNode) -> str:
     return name
 
 
-#: Ways to bypass libvgpu: how the environment is cleared -> the flags with which the program opens the
-#: driver's library.
-PAST_LIBVGPU = {"env -i": RTLD_NOW, "unset": RTLD_NOW, "deepbind": RTLD_NOW | RTLD_DEEPBIND}
+def past_libvgpu(node: DemoNode) -> dict[str, list[str]]:
+    """Programs that bypass libvgpu and want 8 GiB of device 0."""
+    python = [sys.executable, "-c", GREEDY, "0"]
+    return {
+        "env -i": [*stripped(node), *python, str(RTLD_NOW)],
+        "unset": ["env", "-u", "LD_PRELOAD", *python, str(RTLD_NOW)],
+        "deepbind": [*python, str(RTLD_NOW | RTLD_DEEPBIND)],
+        "static": [str(static_program("bare-static")), "0", "8192"],
+        "raw ioctl": [str(TEST_BUILD / "bare"), "0", "8192"],
+    }
 
 
 @needs("cgroups")
-@pytest.mark.parametrize("way", PAST_LIBVGPU)
+@pytest.mark.parametrize("way", ["env -i", "unset", "deepbind", "static", "raw ioctl"])
 def test_a_program_that_bypasses_libvgpu_stays_within_its_limit(walled: DemoNode, way: str) -> None:
     walled.start()
-    prefix = ["env", "-u", "LD_PRELOAD"] if way == "unset" else stripped(walled)
-    tenant, mib = greedy(walled, prefix, mode=PAST_LIBVGPU[way])
-    assert mib == 1472  # 2 GiB minus a context of 526 MiB, in steps of 64 MiB
+    tenant = walled.tenant(QUOTA, past_libvgpu(walled)[way])
+    assert tenant.line()["mib"] == 1472  # 2 GiB minus a context of 526 MiB, in steps of 64 MiB
     assert limit_by(walled) == ["driver"]
     tenant.end()
 
@@ -102,8 +103,9 @@ def test_a_program_that_bypasses_libvgpu_stays_within_its_limit(walled: DemoNode
 @needs("cgroups")
 def test_a_program_that_bypasses_libvgpu_gets_no_memory_of_other_devices(walled: DemoNode) -> None:
     walled.start()
-    tenant, mib = greedy(walled, stripped(walled), device=1)
-    assert mib == 0
+    program = [*stripped(walled), sys.executable, "-c", GREEDY, "1", str(RTLD_NOW)]
+    tenant = walled.tenant(QUOTA, program)
+    assert tenant.line()["mib"] == 0
     tenant.end()
 
 

@@ -23,6 +23,7 @@ from tests.native.harness import (
     UID,
     UUIDS,
     Tenant,
+    static_program,
 )
 from vgpud.lease import DeviceLimits, read_usage, update_limits, write_lease
 
@@ -61,12 +62,6 @@ def go_on(process: "subprocess.Popen[str]") -> None:
 
 def python(node: Node, lease: Path, code: str) -> "subprocess.Popen[str]":
     return node.tenant(lease, sys.executable, "-c", CUDA + code)
-
-
-def static_program() -> Path:
-    program = TEST_BUILD / "static-program"
-    assert program.exists(), "no libc.a, which comes with the C library's headers: install it, ./dev build"
-    return program
 
 
 # --- kill -9 at any instruction
@@ -125,13 +120,14 @@ def test_children_that_exec_hold_no_memory_or_slot(node: Node) -> None:
     tenant.
     """
     lease = node.lease()
+    program = str(static_program("static-program"))
     process = python(
         node,
         lease,
         f"""
 subprocess.run(["true"], check=True)
 os.posix_spawn("/bin/true", ["true"], os.environ)
-child = subprocess.Popen([{str(static_program())!r}], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+child = subprocess.Popen([{program!r}], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 child.stdout.readline()
 say("children")
 child.communicate()
@@ -150,7 +146,7 @@ say("done")
 
 def test_the_exec_of_a_static_program_gives_the_memory_back(node: Node) -> None:
     lease = node.lease()
-    program = str(static_program())
+    program = str(static_program("static-program"))
     process = python(node, lease, f"say('in')\nos.execv({program!r}, ['static'])")
     told(process, "in")
     assert lease_used(lease) == OWN

@@ -23,6 +23,13 @@ GIB = 1 << 30
 CONTEXT_BYTES = 64 * MIB  # bytes of a context of the fake driver
 
 
+def static_program(name: str) -> Path:
+    """A test program that is linked statically, so that the loader can preload no library into it."""
+    program = TEST_BUILD / name
+    assert program.exists(), "no libc.a, which comes with the C library's headers: install it, ./dev build"
+    return program
+
+
 def connect_to_arbiter(line: socket.socket, lease: Path) -> None:
     """Connects through a descriptor of the lease's folder, because the folder's path may be longer than a
     socket's address.

@@ -1,6 +1,4 @@
 /* Device memory of this process, counted in the process's own entry of the shared state. */
-#include <unistd.h>
-
 #include "internal.h"
 
 uint64_t cu_round_page(uint64_t bytes)
@@ -22,37 +20,20 @@ static uint64_t mps_held(const struct cu_device *d)
     return sum;
 }
 
-static bool fits(const struct cu_device *d, enum sim_kind kind, uint64_t bytes)
+static bool mps_admits(const struct cu_device *d, enum sim_kind kind, uint64_t bytes)
 {
     uint64_t counted = kind == SIM_CONTEXT ? cu.s->devices[d->device].context_bytes : bytes;
-    if (d->mps_limit > 0 && mps_held(d) + counted > d->mps_limit)
-        return false;
-    if (kind == SIM_MANAGED) /* managed memory that does not fit on the card goes to the host */
-        return true;
-    if (d->gi == SIM_NONE && bytes > sim_wall_left(cu.s, d->device, (uint32_t)getpid()))
-        return false;
-    uint64_t capacity = sim_capacity_bytes(cu.s, d->device, d->gi);
-    if (bytes <= capacity && sim_used_bytes(cu.s, d->device, d->gi) <= capacity - bytes)
-        return true;
-    sim_sweep(cu.s);
-    return bytes <= capacity && sim_used_bytes(cu.s, d->device, d->gi) <= capacity - bytes;
+    return d->mps_limit == 0 || mps_held(d) + counted <= d->mps_limit;
 }
 
 CUresult cu_charge(int ordinal, enum sim_kind kind, uint64_t bytes)
 {
     struct cu_device *d = &cu.devices[ordinal];
-    CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
     CU_CHECK(d->use != NULL, CUDA_ERROR_INVALID_CONTEXT);
     cu_sim_lock();
-    if (fits(d, kind, bytes)) {
-        d->use->bytes[kind] += bytes;
-        uint64_t now = sim_use_bytes(d->use);
-        if (now > d->use->peak_bytes)
-            d->use->peak_bytes = now;
-        result = CUDA_SUCCESS;
-    }
+    bool taken = mps_admits(d, kind, bytes) && sim_use_take(cu.s, d->use, kind, bytes);
     sim_unlock(cu.s);
-    return result;
+    return taken ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 void cu_uncharge(int ordinal, enum sim_kind kind, uint64_t bytes)

@@ -300,6 +300,12 @@ struct sim_proc *sim_proc_find(struct sim_state *s, uint32_t pid); /* entry of a
 /* returns true if the process is alive and not checkpointed: its memory then counts on the devices */
 bool sim_proc_holds(const struct sim_proc *p);
 
+/*
+ * memory.c: gives memory to this process, whose use it is. Returns false if the device, or the limit of a control
+ * group, has no room for it. The caller holds sim_lock.
+ */
+bool sim_use_take(struct sim_state *s, struct sim_use *u, enum sim_kind kind, uint64_t bytes);
+
 /* checkpoint.c: a process is locked, taken off its devices, and brought back. Returns are CUresult
  * values; the state changes by one store, so a caller killed half-way leaves the old or the new. */
 int sim_checkpoint_lock(struct sim_state *s, uint32_t pid, uint32_t most_ms); /* most_ms 0: no time limit */
