@@ -191,10 +191,10 @@ def test_slices_of_a_large_node_are_read_in_their_order() -> None:
     assert sizes == sorted(sizes)
 
 
-def test_drained_and_unwell_devices_are_published_with_a_taint_that_says_why() -> None:
+@pytest.mark.parametrize("health", [Health.LOST, Health.SICK])
+def test_drained_and_unwell_devices_are_published_with_a_taint_that_says_why(health: Health) -> None:
     node, policy = h200_node(3), policy_of("preload")
-    sick = replace(node.devices[1], health=Health.LOST)
-    devices = (node.devices[0], sick, node.devices[2])
+    devices = (node.devices[0], replace(node.devices[1], health=health), node.devices[2])
     cluster = Cluster()
     publisher = Publisher(cluster, "node-1")
 
