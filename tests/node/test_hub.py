@@ -84,6 +84,37 @@ def test_a_watcher_that_does_not_read_is_disconnected(monkeypatch: pytest.Monkey
     clock.run(work())
 
 
+@pytest.mark.parametrize("publishes_more", [False, True])
+def test_a_watch_with_a_full_queue_ends_without_a_gap(
+    monkeypatch: pytest.MonkeyPatch, publishes_more: bool
+) -> None:
+    """The watch ends when vgpud stops, or at the next event. The watcher can resume after the last revision
+    that it saw.
+    """
+    monkeypatch.setattr(hub_module, "_QUEUE", 4)
+
+    async def work() -> None:
+        hub = Hub(partial(history_of, 0))
+        stream = hub.subscribe(0)
+        first = asyncio.ensure_future(anext(stream))
+        await clock.settled()
+        for revision in range(1, 5):
+            hub.publish(event(revision))
+        if publishes_more:
+            hub.publish(event(5))
+        else:
+            hub.close()
+        seen = []
+        with pytest.raises(VgpuError) as ended:
+            seen.append((await first)[0].revision)
+            while True:
+                seen.append((await asyncio.wait_for(anext(stream), 60))[0].revision)
+        assert ended.value.code is ErrorCode.STOPPING
+        assert seen == list(range(1, len(seen) + 1))
+
+    clock.run(work())
+
+
 def test_events_of_an_allocation_are_counted_to_the_user_whose_quota_counts(tmp_path: Path) -> None:
     """An attack: with a subordinate uid for each allocation a user would be 65 536 users of the history."""
 

@@ -17,6 +17,16 @@ _QUEUE = 4096
 PAGE = 128
 
 
+def _end(queue: asyncio.Queue[Item | None]) -> None:
+    """Puts the end mark into a watcher's queue. A full queue is emptied first: without one of its events the
+    watcher would see a gap, and without all of them it can resume after the last revision that it saw.
+    """
+    if queue.full():
+        while not queue.empty():
+            queue.get_nowait()
+    queue.put_nowait(None)
+
+
 class Hub:
     """Delivers events. `history(after, most)` returns the first `most` kept events after a revision, oldest
     first, or raises BAD_REVISION.
@@ -43,19 +53,16 @@ class Hub:
         if len(self._recent) > _QUEUE:
             del self._recent[next(iter(self._recent))]
         for queue in tuple(self._watchers):
-            # the watcher does not read its events: its watch ends, and it can resume by revision
-            if queue.full():
+            if queue.full():  # the watcher does not read its events
                 self._watchers.discard(queue)
-                queue.get_nowait()
-                queue.put_nowait(None)
+                _end(queue)
             else:
                 queue.put_nowait(item)
 
     def close(self) -> None:
         """Ends all watches."""
         for queue in self._watchers:
-            if not queue.full():
-                queue.put_nowait(None)
+            _end(queue)
         self._watchers.clear()
 
     async def subscribe(self, after_revision: int | None) -> AsyncIterator[Item]:
