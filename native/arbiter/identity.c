@@ -20,7 +20,8 @@
 #define SO_PEERPIDFD 77 /* value in include/uapi/asm-generic/socket.h since Linux 6.5 */
 #endif
 
-#define LINE_BYTES 4352 /* maximum length of a line of mountinfo; a path may have 4096 bytes */
+/* size of the buffer for a line of /proc; a longer line of mountinfo, with long paths, is read in pieces */
+#define LINE_BYTES 4352
 #define MOUNTS_MAX 2000
 
 bool identity_alive(int pidfd)

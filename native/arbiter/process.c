@@ -71,8 +71,8 @@ static void clear_slot(void *data)
 }
 
 /*
- * Makes a look on another thread. Its time is charged to the lease. After several expensive looks in a row no further
- * one is made, and the lease's slots stay as they are.
+ * Runs `work` on another thread, and charges its time to the lease. After several expensive looks in a row the lease is
+ * shut: no look is made any more, and the lease's slots stay as they are. Returns true if `work` has ended.
  */
 static bool look(struct lease *lease, void (*work)(void *data), struct about *about)
 {

@@ -142,8 +142,8 @@ enum vgpu_swap_phase {
 #define VGPU_SWAP_KEPT_SHIFT 8
 
 /*
- * Kinds of memory that libvgpu cannot evict. The rest of what stays is physical memory of the program (physical.h), and
- * what is measured and not charged by the request: contexts, modules, arrays.
+ * Kinds of memory that libvgpu cannot evict. Two kinds have no entry here: physical memory of the program (physical.h),
+ * and memory whose size libvgpu measures, because no request gives it (contexts, modules, arrays).
  */
 enum vgpu_stay {
     VGPU_STAY_PLAIN = 0, /* small pieces that share pages, and what was allocated during a stream capture */

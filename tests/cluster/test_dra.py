@@ -186,7 +186,7 @@ def test_new_claims_keep_off_a_drained_card_and_pods_on_it_stay(with_dra: OnPoli
     running(pods, "waits")
 
 
-def test_an_extended_resource_of_a_class_is_a_claim(with_dra: OnPolicy) -> None:
+def test_an_extended_resource_of_a_device_class_is_granted_as_a_claim(with_dra: OnPolicy) -> None:
     pods = with_dra(KINDS + DRA)
     expression = 'device.driver == "gpu.vgpud.io" && device.attributes["gpu.vgpud.io"].type == "card"'
     pods.cluster.apply(

@@ -35,11 +35,11 @@ def test_the_probe_gets_the_device_and_reaches_no_mps_daemon(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("script", "why"),
     [
-        ("exit 3", "the probe ended with status 3: it said nothing"),
-        ("kill -9 $$", "the probe ended with signal 9: it said nothing"),
+        ("exit 3", "the probe ended with status 3: no output"),
+        ("kill -9 $$", "the probe ended with signal 9: no output"),
         ("echo no CUDA >&2; exit 1", "the probe ended with status 1: no CUDA"),
-        ("echo '[]'", "the probe ended with status 0: it said nothing"),
-        ('echo \'{"engine": "cut"}\'', "the probe ended with status 0: it said nothing"),
+        ("echo '[]'", "the probe ended with status 0: no output"),
+        ('echo \'{"engine": "cut"}\'', "the probe ended with status 0: no output"),
     ],
 )
 def test_a_probe_without_an_answer_selects_the_gate_with_a_reason(

@@ -346,7 +346,7 @@ def test_a_missing_driver_is_an_error_until_it_is_installed(
     assert len(gateway.snapshot().devices) == 2
 
 
-def test_a_driver_unloaded_during_a_snapshot_is_no_lost_device(nvml: FakeNvml, gateway: Gateway) -> None:
+def test_a_driver_unloaded_during_a_snapshot_is_reported_as_missing(nvml: FakeNvml, gateway: Gateway) -> None:
     nvml.answers["nvmlDeviceGetHandleByIndex"] = pynvml.NVML_ERROR_DRIVER_NOT_LOADED
     with pytest.raises(VgpuError) as caught:
         gateway.snapshot()

@@ -47,7 +47,7 @@ def gone(pidfd: int) -> bool:
 
 
 def make_it_look(lease: Path) -> None:
-    """Opens and closes a connection. After it the arbiter checks which processes are gone."""
+    """Opens and closes a connection. The close makes the arbiter check which processes have ended."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.connect(str(lease / "arbiter.sock"))
 

@@ -106,7 +106,7 @@ def test_the_dashboard_is_valid_by_grafanas_schema(tmp_path: Path) -> None:
     assert said.count("error TS") == len(SPOILT)
 
 
-def test_every_alert_has_a_description_of_the_remedy() -> None:
+def test_every_alert_has_a_severity_a_summary_and_a_description() -> None:
     for group in RULES["groups"]:
         for rule in group["rules"]:
             assert rule["labels"]["severity"] in {"critical", "warning", "info"}

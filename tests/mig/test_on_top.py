@@ -113,7 +113,7 @@ def test_a_quota_inside_an_instance_is_resized_within_it(node: DemoNode) -> None
     assert 5 * GIB < fill(node, held)["total_bytes"] <= 6 * GIB
 
 
-def test_a_restart_of_vgpud_leaves_tenants_on_top_undisturbed(node: DemoNode) -> None:
+def test_a_restart_of_vgpud_does_not_disturb_tenants_that_share_a_mig_instance(node: DemoNode) -> None:
     quota, share = part(node, "quota"), part(node, "compute", share_percent=40.0)
     daemons = helper_pids(node, "vgpud-mps@MIG-")
     node.kill()

@@ -56,7 +56,7 @@ def test_under_mps_the_lease_has_no_share_and_no_priority() -> None:
 
 
 class Watched:
-    """Units with an arbiter that runs until it is stopped."""
+    """Units whose arbiter always runs. `stopped` lists the units that were stopped."""
 
     def __init__(self) -> None:
         self.stopped: list[str] = []

@@ -1,5 +1,5 @@
-"""Finds a process's tenant, with real processes. A process outside of the tenant is not suspended, moved or
-ended with it.
+"""Tests with real processes which process belongs to a tenant. vgpud suspends, moves and ends only processes
+that belong.
 """
 
 import subprocess

@@ -14,7 +14,9 @@ from vgpud.node.tenants.sickness import LOOK_SECONDS, Sickness
 
 
 class Card:
-    """An inventory of one device that is well from check number `well_at` on, and its evacuations."""
+    """An inventory of one sick device, which becomes healthy at refresh `well_at`. `emptied` counts its
+    evacuations; none of them moves the tenant.
+    """
 
     def __init__(self, well_at: int) -> None:
         self.node = Node((Device("GPU-0", 0, health=Health.SICK, ailment="NVML asks for a reset"),))

@@ -133,7 +133,7 @@ def test_a_suspended_move_to_a_device_that_is_too_small_is_refused() -> None:
     assert going(away(asks), 1, others=(shared,)).moves
 
 
-def test_a_preload_tenant_needs_a_device_in_its_mode() -> None:
+def test_a_suspended_preload_tenant_cannot_move_to_a_device_held_as_a_whole_card() -> None:
     with pytest.raises(VgpuError) as refused:
         going(away(held(0)), 1, others=(whole_card(1, "b"),))
     assert refused.value.code is ErrorCode.DEVICE_IN_USE

@@ -24,7 +24,7 @@ def short(steps: Iterable[Step]) -> list[tuple[str, str]]:
     return [(step.fault_point, step.device_uuid) for step in steps]
 
 
-def test_the_steps_of_an_allocate_on_idle_devices_are_in_order() -> None:
+def test_the_steps_of_an_allocation_on_idle_devices_are_in_order() -> None:
     assert short(allocate_steps(PAIR, {})) == [
         ("record-intent", ""),
         ("apply-mode", "GPU-0"),
@@ -84,7 +84,7 @@ def test_repair_repeats_every_step() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["GPU-0", "GPU-1"]), st.booleans()), min_size=1, max_size=6))
-def test_the_intent_is_the_first_step_and_forget_the_last(made: list[tuple[str, bool]]) -> None:
+def test_a_plan_begins_with_the_intent_and_ends_with_the_outcome(made: list[tuple[str, bool]]) -> None:
     mode = Mode.PRELOAD
     mine = allocation(*(Slice(uuid, mode, GIB) for uuid, _ in made))
     others = [allocation(Slice(uuid, mode, GIB), name=str(i)) for i, (uuid, more) in enumerate(made) if more]

@@ -28,7 +28,7 @@ HOOK = TEST_BUILD / "librootfs.so"
 
 
 def call(root: Path, what: str, shown: Path) -> str:
-    """Calls the code in a mount namespace of its own. The time limit catches a hook that blocks in
+    """Runs the hook's file system code in a new mount namespace. The time limit ends a hook that blocks in
     open(2).
     """
     words: list[str | Path] = [

@@ -97,7 +97,9 @@ def test_a_failing_runtime_leaves_no_allocation(
     left_nothing(shared_node)
 
 
-def test_containers_start_and_end_while_vgpud_is_down(podman: Podman, shared_node: DemoNode) -> None:
+def test_a_container_start_waits_for_vgpud_and_a_missed_end_is_noticed(
+    podman: Podman, shared_node: DemoNode
+) -> None:
     """vgpud is down. A container that starts waits for vgpud, and vgpud notices the end of a container at its
     next start.
     """

@@ -353,8 +353,8 @@ def test_a_relay_that_is_closed_closes_the_connections_that_wait_for_their_turn(
 
 @needs("root")
 def test_a_user_with_few_connections_is_admitted_where_others_hold_all() -> None:
-    """A user with few connections is admitted while other users hold all. Before the fix, users with 1024
-    idle connections each kept all other users out.
+    """When all connections are in use, the relay closes the oldest connection of the user with the most.
+    Without this rule, a few users with 1024 idle connections each would keep all others out.
     """
     live = Live(ConnectionLimits(total=6, per_uid=4, admin=1))
     live.tenant.chmod(0o666)

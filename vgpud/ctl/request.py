@@ -72,7 +72,9 @@ def _add_file(arguments: Namespace, path: Path) -> None:
         parse = _KEYS.get(key)
         if parse is None:
             known = ", ".join(_KEYS)
-            raise VgpuError(ErrorCode.BAD_REQUEST, f"{path} has an unknown key {key!r}", f"one of {known}")
+            raise VgpuError(
+                ErrorCode.BAD_REQUEST, f"{path} has an unknown key {key!r}", f"write one of {known}"
+            )
         if getattr(arguments, key) is None:
             setattr(arguments, key, _value(path, key, value, parse))
 

@@ -29,7 +29,7 @@ from vgpud.ctl.top_history import ASCII, BLOCKS, History
 from vgpud.ctl.top_rows import SORTS, Look
 from vgpud.model.errors import ErrorCode, Exit, VgpuError
 
-# delay between the two samples of -1; the daemon's meters are up to 0.5 s old
+# delay between the two samples of option -1; the daemon's meters are up to 0.5 s old
 SAMPLE_SECONDS = 0.7
 UNICODE_BLOCKS, ASCII_BLOCKS = "█░", "#."
 _WIDE = 10_000  # columns of a sample that is written to a pipe, so that its lines are not cut

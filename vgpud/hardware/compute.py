@@ -130,7 +130,9 @@ def read_placement(place: Any, function: str) -> Placement:  # noqa: ANN401  # t
     found = Placement(int(place.start), int(place.size))
     if not is_possible(found):
         raise NvmlRefusal(
-            UNKNOWN, function, f"an instance of {found.size} slices from slice {found.start} on"
+            UNKNOWN,
+            function,
+            f"no card can have an instance of {found.size} slices from slice {found.start} on",
         )
     return found
 

@@ -37,7 +37,8 @@ class EngineProbe:
         self._seconds = seconds
 
     def ask(self, device_uuid: str, boot_id: str, driver_version: str) -> EngineVerdict:
-        """Probes a device and returns the verdict. Blocks for about a second, at most for twice `seconds`. If
+        """Probes a device and returns the verdict. The call usually takes about a second. It blocks for at
+        most twice `seconds` plus _KILL_SECONDS: another probe, this probe, and the end of a killed probe. If
         the probe does not answer, the verdict says that it failed.
         """
         answer: dict[str, Any] = {}
@@ -129,4 +130,4 @@ def _parsed(status: int, output: bytes, errors: bytes) -> tuple[dict[str, Any], 
     except (ValueError, KeyError, TypeError):
         said = errors.decode(errors="replace").strip().splitlines()
         how = f"signal {-status}" if status < 0 else f"status {status}"
-        return {}, f"the probe ended with {how}: {said[-1] if said else 'it said nothing'}"
+        return {}, f"the probe ended with {how}: {said[-1] if said else 'no output'}"

@@ -257,7 +257,7 @@ class Gateway:
                 lambda: read_links(self.nvml, {d.uuid: self.nvml.demand(handle, d.index) for d in devices}),
             )
         except VgpuError as error:
-            log.warning(LogEvent.DEVICE_LINKS_UNREADABLE, error=error.sentence)
+            log.warning(LogEvent.DEVICE_LINKS_UNREADABLE, why=str(error))
             return (), {}
         return key, links
 

@@ -24,10 +24,10 @@ def reset_device(uuid: str, program: str = PROGRAM) -> None:
 
 
 def _failed(uuid: str, said: str) -> VgpuError:
-    last = said.splitlines()[-1].strip() if said else "it said nothing"
+    last = said.splitlines()[-1].strip() if said else "no output"
     return VgpuError(
         ErrorCode.RESET_NEEDED,
-        f"device {uuid} needs a reset and nvidia-smi did not do it: {last}",
-        "stop what holds the device (monitoring, persistence daemons), or reboot",
+        f"nvidia-smi cannot reset device {uuid}: {last}",
+        "stop the programs that hold the device (monitoring, persistence daemon), or reboot the node",
         tuple(said.splitlines()),
     )

@@ -133,7 +133,7 @@ class Workers:
                 raise VgpuError(
                     ErrorCode.NVML_TIMEOUT,
                     f"{len(self._stuck)} nvml calls hang, so no further calls are tried",
-                    "look for NVRM and Xid lines in the kernel log; a reboot clears it",
+                    "reboot the node; the kernel log has the reason in lines with NVRM or Xid",
                 )
             return self._idle.pop() if self._idle else _Worker(self._came_back)
 
@@ -157,7 +157,7 @@ def _stop(workers: list[_Worker]) -> None:
         worker.stop()
 
 
-_HINT = "look for NVRM and Xid lines in the kernel log; a reset of the gpu or a reboot clears it"
+_HINT = "reset the device or reboot the node; the kernel log has the reason in lines with NVRM or Xid"
 
 
 def _timeout(subject: str, worker: _Worker, deadline_seconds: float) -> VgpuError:

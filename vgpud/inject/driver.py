@@ -74,7 +74,8 @@ def find_driver(host_root: Path = Path("/")) -> DriverFiles:
         try:
             return _by_toolkit(toolkit)
         except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError) as error:
-            log.warning(LogEvent.NVIDIA_CTK_FAILED_SEARCHING_DRIVER_FILES, why=str(error))
+            why = f"{error}; vgpud searches the driver's files itself"
+            log.warning(LogEvent.NVIDIA_CTK_FAILED, why=why)
     libcuda = _find_libcuda()
     if libcuda is None:
         return DriverFiles()

@@ -16,7 +16,7 @@ from vgpud.lease.pages import read_limits
 from vgpud.lease.usage import open_usage
 from vgpud.model.errors import VgpuError
 
-# accepted context sizes: 518 MiB on an H200, 348 MiB under MPS, tens of MiB on small cards
+# accepted context sizes; measured are 518 MiB on an H200, 348 MiB under MPS, tens of MiB on small cards
 _PLAUSIBLE_MIB = range(16, 4097)
 _WORDS = struct.Struct(f"<{layout.MAX_DEVICES}I")
 

@@ -149,7 +149,11 @@ def _encode(shape: Shape, value: object) -> Any:  # noqa: ANN401
     try:
         return shape.encode(value)
     except Mismatch as error:
-        raise VgpuError(ErrorCode.BUG, f"the ledger was given a wrong value: {error}") from None
+        raise VgpuError(
+            ErrorCode.BUG,
+            f"the ledger was given a wrong value: {error}",
+            "report this with the journal of vgpud",
+        ) from None
 
 
 @contextmanager

@@ -49,7 +49,7 @@ def _locked(path: Path, holder: str) -> VgpuError:
     return VgpuError(
         ErrorCode.LEDGER_LOCKED,
         f"the ledger {path} is in use by {who}",
-        "stop that vgpud first, or give this one a state directory of its own",
+        "stop the other vgpud first, or set VGPUD_STATE_DIR of this vgpud to another directory",
     )
 
 

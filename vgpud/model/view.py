@@ -123,8 +123,8 @@ class ReloadReport:
 
 @dataclass(frozen=True)
 class NodeDescription:
-    """A summary of the daemon and its node. `hardware_error` is the reason if there are no devices,
-    `arbiter_error` says that the arbiter does not answer.
+    """A summary of the daemon and its node. `hardware_error` says why no devices are known; `arbiter_error`
+    says that the arbiter does not answer. Each is "" if there is no error.
     """
 
     node: Node

@@ -282,9 +282,9 @@ class MigMode:
         if one is None:
             raise VgpuError(
                 ErrorCode.NVML_FAILED,
-                f"a compute instance was made at {part[1][1].start} of GPU instance {made.id} of "
-                f"{device_uuid}, and the driver does not list it there",
-                "look in the kernel log, and see 'vgpuctl mig ls'",
+                "the driver does not list the compute instance that was made at compute slice "
+                f"{part[1][1].start} of GPU instance {made.id} of {device_uuid}",
+                "look in the kernel log",
             )
         return made, one
 

@@ -191,7 +191,7 @@ class AllocationReleaser:
                 if not await attempt:
                     audit.record("release", None, **audit.of(allocation))
             except VgpuError as error:
-                log.debug(LogEvent.RELEASE_WAITS_FOR_PROCESSES, allocation=allocation_id, why=str(error))
+                log.debug(LogEvent.RELEASE_FAILED_RETRYING, allocation=allocation_id, why=str(error))
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _RETRY_SECONDS)
             finally:

@@ -86,7 +86,7 @@ def plan_device(device: Device, use: DeviceUse, pool: Pool, words: Sequence[str]
         raise VgpuError(
             ErrorCode.UNSUPPORTED,
             f"device {device.index} ({device.name}) cannot be partitioned by MIG",
-            "name one that can: see 'vgpuctl mig ls'",
+            "name a device that can be partitioned, see 'vgpuctl mig ls'",
         )
     geometry = geometry_for(device.mig.profiles)
     stock = stock_of(geometry, device, use.mig, pool)

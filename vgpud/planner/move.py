@@ -1,8 +1,8 @@
 """Checks moves of tenants to other devices, and plans the steps of a move and of the way back. Pure.
 
-A moving slice names both devices and holds room on both. `device_uuid` is the old device until the tenant's
-memory is on the host; an interruption is undone until then. From RECORD_MOVE on, `device_uuid` is the new
-device, and an interruption is finished. In both cases the same steps bring the tenant to `device_uuid`.
+A moving slice names both devices and holds room on both. Until the tenant's memory is on the host,
+`device_uuid` is the old device, and a start undoes an interrupted move. From RECORD_MOVE on, `device_uuid` is
+the new device, and a start finishes the move. In both cases the same steps bring the tenant to `device_uuid`.
 
 A suspended tenant has no memory to move. Its record keeps the device from which each process was saved. It
 holds no room, and must find room when it is resumed.
@@ -149,9 +149,10 @@ def _check_device(allocation: Allocation, part: Slice, here: Device | None, ther
     if kind_of(here) != kind_of(there):
         raise VgpuError(
             ErrorCode.UNSUPPORTED,
-            f"allocation {allocation.id} is on {here.name} of {shown_bytes(here.memory_total_bytes)}, and "
-            f"device {there.index} is {there.name} of {shown_bytes(there.memory_total_bytes)}",
-            "the driver restores a process only on the same kind of device",
+            f"allocation {allocation.id} cannot move from {here.name} of "
+            f"{shown_bytes(here.memory_total_bytes)} to device {there.index}, which is {there.name} of "
+            f"{shown_bytes(there.memory_total_bytes)}",
+            "name a device of the same kind, see 'vgpuctl devices'",
         )
 
 

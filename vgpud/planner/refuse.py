@@ -141,7 +141,7 @@ def _impossible(want: Wanted, nevers: tuple[Unfit, ...], details: tuple[str, ...
 _HINTS = {
     ErrorCode.DENIED_BY_POLICY: "ask for what the policy allows ('vgpuctl policy show'), or change it",
     ErrorCode.RESET_NEEDED: "when the device is idle, do what the reason asks (reset, reboot, repair)",
-    ErrorCode.NVML_TIMEOUT: "wait until its driver answers again; a reset of the gpu or a reboot clears it",
+    ErrorCode.NVML_TIMEOUT: "wait until its driver answers again, reset the device, or reboot the node",
     ErrorCode.GPU_LOST: "reset the device or reboot the node, its log says what happened",
 }
 

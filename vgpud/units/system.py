@@ -167,7 +167,9 @@ def _quoted(key: str, value: str) -> str:
     """
     if "\n" in value or "\0" in value:
         raise VgpuError(
-            ErrorCode.BUG, f"a line break in the value of {key}", "report this with the log of vgpud"
+            ErrorCode.BUG,
+            f"the value of {key} contains a line break or a null byte",
+            "report this with the journal of vgpud",
         )
     return '"' + "".join(f"\\{char}" if char in '"\\$`' else char for char in value) + '"'
 

@@ -37,8 +37,8 @@ static struct device_contexts contexts[VGPU_MAX_DEVICES];
 static pthread_mutex_t creation = PTHREAD_MUTEX_INITIALIZER;
 
 /*
- * Begins the creation of a context. The thread cannot be cancelled until its end, because it would keep the lock, here
- * or in the driver.
+ * Begins the creation of a context. The thread cannot be cancelled until creation_ends: a cancelled thread would keep
+ * `creation`, or a lock of the driver.
  */
 static int creation_begins(void)
 {

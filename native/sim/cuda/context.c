@@ -67,7 +67,7 @@ static CUresult create(CUdevice dev, unsigned int flags, bool primary, CUcontext
     struct cu_device *d = &cu.devices[dev];
     CU_CHECK(!cu_sim_device(dev)->lost, CUDA_ERROR_UNKNOWN);
     if (d->gi != SIM_NONE && !cu_sim_device(dev)->gis[d->gi].cis[d->ci].used)
-        return CUDA_ERROR_DEVICE_UNAVAILABLE; /* the device was destroyed after cuInit */
+        return CUDA_ERROR_DEVICE_UNAVAILABLE; /* the MIG compute instance was destroyed after cuInit */
     cu_sim_lock();
     CUresult result = claim_use(d);
     sim_unlock(cu.s);

@@ -21,8 +21,10 @@ void limits_set_percentage(struct limits *l, const char *text)
         l->thread_percentage = value;
 }
 
-/* Measured on 550: "1.5G" is 1 MiB, "-1M" wraps, a bare number is MiB and so is one
- * with any other letter than G, even K; nothing is refused. */
+/*
+ * Measured on 550: "1.5G" is 1 MiB, and "-1M" wraps. A number without a letter, or with another letter than G (even K),
+ * is in MiB. The daemon refuses nothing.
+ */
 static uint64_t parse_bytes(const char *text)
 {
     char *end;

@@ -82,7 +82,7 @@ static void add_clients(struct sim_state *s, const struct sim_engine *e, uint32_
         r->rate[i] = sum > 1 ? r->use[i]->mps_fraction / sum : r->use[i]->mps_fraction;
 }
 
-/* Collects the queues that have work, in the order of their turns, and removes the others. */
+/* Collects the queues that have work, in the order of their turns. A queue without work becomes inactive. */
 static void gather(struct sim_state *s, const struct sim_engine *e, struct ring *r)
 {
     bool clients = false;

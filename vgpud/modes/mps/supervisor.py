@@ -304,7 +304,7 @@ class Supervisor:
                 "from answering and were cut"
             )
         if verdict is Verdict.END and not found:
-            log.error(LogEvent.MPS_DAEMON_HUNG_AND_ENDED, device=self.charge.device_uuid)
+            log.error(LogEvent.MPS_DAEMON_HANGS_ENDING, device=self.charge.device_uuid, why=why)
             audit.automatic("end MPS daemon", f"it hangs: {why}", device=self.charge.device_uuid)
             await asyncio.to_thread(self.units.stop, self.name, 0.0)
 

@@ -80,8 +80,9 @@ class Activities:
             return None
 
     async def quieten(self, going: Allocation, idle_since: LeaseActivity | None) -> None:
-        """Waits until no thread of the tenant's libvgpu is inside the driver, because the driver's lock would
-        block that thread. The wait is bounded: a long kernel or a stopped program answers late.
+        """Waits until no thread of the tenant's libvgpu is inside the driver. The driver's lock would block a
+        thread that is still inside. The wait is bounded, because a long kernel or a stopped program answers
+        late.
 
         Raises VgpuError(ALLOCATION_BUSY) if the tenant has worked since `idle_since`.
         """

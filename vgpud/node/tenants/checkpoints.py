@@ -175,7 +175,7 @@ class Checkpoints:
                 LogEvent.FOREIGN_PROCESS_NOT_SUSPENDED,
                 allocation=allocation.id,
                 pid=process.pid,
-                allocation_owner=allocation.request.owner.uid,
+                owner_uid=allocation.request.owner.uid,
             )
         return own
 

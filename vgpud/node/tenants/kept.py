@@ -114,7 +114,7 @@ class Kept:
             if self._preload is not None:
                 self._preload.keep(allocation.id, allowed_bytes * SHARE_ALL // max(movable, 1))
         except VgpuError as error:  # for example, the allocation may have been released meanwhile
-            log.debug(LogEvent.KEPT_MEMORY_ORDER_NOT_WRITTEN, allocation=allocation.id, why=str(error))
+            log.debug(LogEvent.KEPT_MEMORY_LIMIT_NOT_WRITTEN, allocation=allocation.id, why=str(error))
 
     async def _until(self, allowed: dict[str, int]) -> None:
         began, most = clock.now(), seconds_to_move(sum(map(self._bytes_now, allowed)))

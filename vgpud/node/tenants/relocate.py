@@ -210,7 +210,7 @@ def _no_way(wanted: RoomWanted, slices: int) -> VgpuError:
     size = "a whole device" if wanted.whole_device else shown_bytes(wanted.memory_bytes or 0)
     return VgpuError(
         ErrorCode.NO_CAPACITY,
-        f"{MOVES_MAX} moves of slices in mode preload (there are {slices}) are not enough "
-        f"to make room for {size}",
-        "see 'vgpuctl ls' for the slices; a slice of a pod, or one that is swapped out, is not moved",
+        f"{MOVES_MAX} moves are not enough to make room for {size}: the node has {slices} slices "
+        "in mode preload",
+        "see 'vgpuctl ls': slices of pods and slices that are swapped out are not moved",
     )

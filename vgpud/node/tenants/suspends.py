@@ -347,7 +347,9 @@ class Suspends:
 
 
 def _told_saved(away: Allocation) -> str:
-    """The sentence on a suspension by the driver. A new tenant that starts without room has had no turn."""
+    """The sentence on a suspension by the driver. It does not mention a turn for a new tenant that starts
+    without room, because that tenant has had none.
+    """
     if away.cause is Cause.TURN and not away.suspended:
         return "suspended without a process, because other tenants use its room"
     return told(_VERBS[away.cause], away)

@@ -120,7 +120,7 @@ class ApiServer:
             raise VgpuError(
                 ErrorCode.UNREACHABLE,
                 f"no answer from the API server: {words[0][:200]}",
-                "see the kubeconfig",
+                "check the server's address and certificate in the kubeconfig",
             ) from None
 
     def _connect(self) -> Any:  # noqa: ANN401

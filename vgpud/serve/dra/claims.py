@@ -64,7 +64,7 @@ def _parts_of(claim: Mapping[str, Any], uid: str, pool: str, find: Find) -> tupl
         raise VgpuError(
             ErrorCode.BAD_REQUEST,
             f"claim {name} has uid {metadata.get('uid')} and not {uid}",
-            "it was deleted and created again: do the same with the pod",
+            "the claim was deleted and created again: delete and create its pod, too",
         )
     allocation = (claim.get("status") or {}).get("allocation")
     if not allocation:

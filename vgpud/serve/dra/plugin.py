@@ -225,7 +225,8 @@ async def _each(claims: Any, work: Callable[[Any], Awaitable[Any]], failed: Any)
             )
             return failed(error=wire.words(error))
         except Exception:
-            log.exception(LogEvent.BUG_IN_CLAIM, claim_uid=claim.uid)
+            name = f"{claim.namespace}/{claim.name}"
+            log.exception(LogEvent.BUG_IN_CLAIM, claim=name, claim_uid=claim.uid)
             return failed(error="vgpud failed on it, this is a bug (E901); see its journal")
 
     by_uid = {claim.uid: claim for claim in claims}

@@ -53,7 +53,7 @@ def answering(
         try:
             return await work(asked)
         except VgpuError as error:
-            log.warning(LogEvent.CALL_OF_KUBELET_REFUSED, call=name, why=str(error), details=error.details)
+            log.warning(LogEvent.KUBELET_CALL_REFUSED, call=name, why=str(error), details=error.details)
             failure = error
         except Exception:
             log.exception(LogEvent.BUG_IN_KUBELET_CALL, call=name)

@@ -28,7 +28,7 @@ static inline CUresult enter_stream(const char *function, CUstream stream, CUcon
     return cu_stream_resolve(own(stream), ctx, &position);
 }
 
-/* Enters a call that waits for the work of its default stream. */
+/* Enters a synchronous call, and waits until the earlier work of the default stream is done. */
 static inline CUresult enter_sync(const char *function)
 {
     CUcontext ctx;
