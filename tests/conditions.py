@@ -92,6 +92,12 @@ def _traced() -> str:
     return f"kernel.yama.ptrace_scope is {scope.read_text().strip()}"
 
 
+def _before_branch(branch: int) -> str:
+    """Simulated nodes have the driver of VGPU_SIM_DRIVER, or else that of their profile (580)."""
+    named = os.environ.get("VGPU_SIM_DRIVER", "")
+    return f"the simulated driver is {named}" if named and int(named) < branch else ""
+
+
 def _kubernetes() -> str:
     folder = os.environ.get("VGPU_KUBERNETES", "")
     if not folder:
@@ -146,6 +152,11 @@ CONDITIONS: dict[str, Condition] = {
     "frames": Condition(
         "find the call in which a thread of a driver waits, by /proc and by unwinding",
         "a kernel with /proc/PID/syscall on x86-64 or ARM64, and a C library with its call frames",
+    ),
+    "driver-580": Condition(
+        "checkpoints and moves of processes by the driver",
+        "a simulated node with driver 580 or later: `VGPU_SIM_DRIVER` unset, 580, 595 or 615",
+        look=lambda: _before_branch(580),
     ),
     "no-driver": Condition("a machine without NVML", "a machine without NVIDIA's driver"),
     # programs that ./dev does not install: the tests are `real`

@@ -73,6 +73,7 @@ def test_a_call_unknown_to_libvgpu_resumes_an_idle_suspended_tenant(node: DemoNo
     end(node, tenant, name)
 
 
+@needs("driver-580")
 def test_a_tenant_suspended_by_hand_shows_that_it_is_blocked_and_stays_suspended(node: DemoNode) -> None:
     tenant, name = started(node)
     suspend(node, name)
@@ -88,6 +89,7 @@ def test_a_tenant_suspended_by_hand_shows_that_it_is_blocked_and_stays_suspended
     end(node, tenant, name)
 
 
+@needs("driver-580")
 def test_a_blocked_tenant_of_a_whole_card_shows_that_it_wants_to_work(node: DemoNode) -> None:
     tenant, name = started(node, asked=CARD)
     suspend(node, name)
@@ -104,6 +106,7 @@ def seen(looks: Looks, one: tuple[int, int]) -> object:
     return looks.blocked([one])
 
 
+@needs("driver-580")
 def test_waits_outside_the_driver_are_not_taken_for_blocked(node: DemoNode) -> None:
     tenant, name = started(node, WAITS, asked=CARD)
     one = process(suspend(node, name))
@@ -125,6 +128,7 @@ def test_waits_outside_the_driver_are_not_taken_for_blocked(node: DemoNode) -> N
     end(node, tenant, name)
 
 
+@needs("driver-580")
 def test_a_blocked_thread_is_found_among_many(node: DemoNode) -> None:
     tenant, name = started(node, WAITS, asked=CARD)
     one = process(suspend(node, name))

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.conditions import needs
 from tests.demo.node import DemoNode, Tenant
 from tests.e2e.conftest import NodeMaker
 from tests.e2e.support import GIB, MIB, client, eventually, simulate, states
@@ -152,6 +153,7 @@ def test_an_evicted_tenant_waits_at_its_next_call_until_it_is_resumed(node: Demo
     end(node, tenant, name)
 
 
+@needs("driver-580")
 def test_a_deep_suspension_leaves_nothing_on_the_device(node: DemoNode) -> None:
     tenant, name = holding(node)
     for _ in range(2):
@@ -191,6 +193,7 @@ def test_a_deep_suspension_that_fails_leaves_the_tenant_as_it_was(node: DemoNode
     end(node, tenant, name)
 
 
+@needs("driver-580")
 def test_a_deep_resumption_that_fails_leaves_the_tenant_suspended(node: DemoNode) -> None:
     tenant, name = holding(node)
     for function in ("cuCheckpointProcessRestore", "cuCheckpointProcessUnlock"):
@@ -203,6 +206,7 @@ def test_a_deep_resumption_that_fails_leaves_the_tenant_suspended(node: DemoNode
     end(node, tenant, name)
 
 
+@needs("driver-580")
 def test_all_processes_of_a_tenant_are_evicted_saved_and_resumed(node: DemoNode) -> None:
     first, name = holding(node)
     second = beside(node, node.run_dir / "leases" / name)
@@ -219,6 +223,7 @@ def test_all_processes_of_a_tenant_are_evicted_saved_and_resumed(node: DemoNode)
     end(node, first, name)
 
 
+@needs("driver-580")
 def test_a_failed_eviction_falls_back_to_the_drivers_checkpoint(node: DemoNode) -> None:
     tenant, name = holding(node)
     simulate(node, "fault", "fail", "--function", "cuMemHostRegister_v2", "--code", "304", "--count", "1")
@@ -230,6 +235,7 @@ def test_a_failed_eviction_falls_back_to_the_drivers_checkpoint(node: DemoNode) 
     end(node, tenant, name)
 
 
+@needs("driver-580")
 def test_a_tenant_moves_by_an_eviction_and_the_drivers_rest(node: DemoNode) -> None:
     tenant, name = holding(node, str(LARGE_MIB))
     eventually(lambda: in_use(node) == [0], "it is there")
@@ -242,6 +248,7 @@ def test_a_tenant_moves_by_an_eviction_and_the_drivers_rest(node: DemoNode) -> N
     end(node, tenant, name)
 
 
+@needs("driver-580")
 def test_an_evicted_tenant_moves_and_is_resumed_on_the_other_device(node: DemoNode) -> None:
     tenant, name = holding(node)
     suspend(node, name)
@@ -308,6 +315,7 @@ def test_a_kill_of_vgpud_at_each_step_of_an_eviction_loses_no_memory(
 MOVE_POINTS = ["record-intent", "out", "lock-0", "save-0", "record-move", "restore-0", "unlock-0", "commit"]
 
 
+@needs("driver-580")
 @pytest.mark.parametrize("point", MOVE_POINTS)
 def test_a_kill_of_vgpud_in_the_move_of_an_evicted_tenant_loses_no_memory(
     cut_node: DemoNode, point: str
@@ -375,6 +383,7 @@ for line in sys.stdin: print(json.dumps({"whole": True}), flush=True)
 """
 
 
+@needs("driver-580")
 @pytest.mark.parametrize("otherwise", ["checkpoint", "keep", "refuse"])
 def test_the_policy_decides_about_memory_that_cannot_be_evicted(make_node: NodeMaker, otherwise: str) -> None:
     """The tenant has 2 MiB that libvgpu can evict, and 8 MiB in small allocations that it cannot."""

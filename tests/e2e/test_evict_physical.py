@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.conditions import needs
 from tests.demo.node import DemoNode, Tenant
 from tests.e2e.conftest import NodeMaker
 from tests.e2e.support import MIB, client, eventually, states
@@ -220,6 +221,7 @@ def test_a_handle_without_a_mapping_is_evicted_once_it_is_mapped(node: DemoNode,
     there_and_back(node, tenant, ALL_MIB)
 
 
+@needs("driver-580")
 def test_a_tenant_with_physical_memory_moves_and_is_suspended_deeply(node: DemoNode, tenant: Tenant) -> None:
     for to in (3, 0):
         move(node, name(node), to)

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from tests.conditions import needs
 from tests.demo.node import DemoNode, Tenant
 from tests.e2e.conftest import ROOMY, NodeMaker
 from tests.e2e.support import GIB, allocate, client, eventually, release, states
@@ -219,6 +220,7 @@ def test_a_tenant_suspended_by_hand_stays_suspended_and_shows_that_it_wants_to_w
     end(idle, tenant, name)
 
 
+@needs("driver-580")
 def test_every_kind_of_call_resumes_an_idle_suspended_tenant(idle: DemoNode) -> None:
     asked = ["--isolation", "quota", "--memory", "1GiB", "--device", "0"]
     tenant = idle.tenant(asked, [sys.executable, "-c", CALLS])

@@ -78,6 +78,7 @@ def tenant_on(node: DemoNode, device: int) -> tuple[Tenant, str]:
     return holding(node, 0, *SHARED, str(device), size_mib=SIZE_MIB)
 
 
+@needs("driver-580")
 def test_a_tenant_moves_to_other_devices_and_back(node: DemoNode) -> None:
     tenant, name = tenant_on(node, 0)
     eventually(lambda: used_mib(node)[0] > CONTEXT_MIB, "NVML shows its memory")
@@ -91,6 +92,7 @@ def test_a_tenant_moves_to_other_devices_and_back(node: DemoNode) -> None:
     end(node, tenant, name)
 
 
+@needs("driver-580")
 def test_a_moved_tenants_limit_holds_on_the_new_device(node: DemoNode) -> None:
     """After a move, lease and NVML count new memory on the new device. NVML inside the tenant finds the
     device of the slice alone, with the slice's size.
@@ -144,6 +146,7 @@ for line in sys.stdin:
     end(node, tenant, name)
 
 
+@needs("driver-580")
 def test_programs_started_after_a_move_see_the_new_device(node: DemoNode) -> None:
     """A program that starts after a move inherits an environment that names the old device. libvgpu shows it
     the new device.
@@ -175,6 +178,7 @@ print(json.dumps({"code": code, "uuid": f"GPU-{uuid.UUID(bytes=name.raw)}"}), fl
     end(node, tenant, name)
 
 
+@needs("driver-580")
 def test_a_tenant_of_a_whole_card_moves_to_a_free_card(node: DemoNode) -> None:
     tenant, name = holding(node, 0, "--isolation", "device", "--device", "2", size_mib=SIZE_MIB)
     held = quota(node, selector=pb.Selector(indices=[3]))
@@ -186,6 +190,7 @@ def test_a_tenant_of_a_whole_card_moves_to_a_free_card(node: DemoNode) -> None:
     end(node, tenant, name)
 
 
+@needs("driver-580")
 def test_moves_without_room_or_rights_are_refused(node: DemoNode) -> None:
     tenant, name = tenant_on(node, 0)
     full = quota(node, 138, selector=pb.Selector(indices=[1]))
@@ -206,7 +211,7 @@ def test_moves_without_room_or_rights_are_refused(node: DemoNode) -> None:
     end(node, tenant, name)
 
 
-@needs("namespaces")
+@needs("namespaces", "driver-580")
 def test_a_tenant_that_cannot_open_the_new_device_is_not_moved(node: DemoNode) -> None:
     """The tenant has its own mounts, without the new device's node, as a container has."""
     tenant = node.tenant([*SHARED, "0"], ["unshare", "-m", sys.executable, "-c", PROGRAM, str(SIZE_MIB)])
@@ -222,6 +227,7 @@ def test_a_tenant_that_cannot_open_the_new_device_is_not_moved(node: DemoNode) -
     end(node, tenant, name)
 
 
+@needs("driver-580")
 def test_moves_to_another_model_or_under_an_old_driver_are_refused(make_node: NodeMaker) -> None:
     node = make_node("mixed", policy=ROOMY)
     node.start()
@@ -242,6 +248,7 @@ def test_moves_to_another_model_or_under_an_old_driver_are_refused(make_node: No
     node.stop()
 
 
+@needs("driver-580")
 @pytest.mark.parametrize("function", ["Lock", "Checkpoint", "Restore"])
 def test_a_move_that_fails_leaves_the_tenant_where_it_was(node: DemoNode, function: str) -> None:
     tenant, name = tenant_on(node, 0)
@@ -271,6 +278,7 @@ def cut(node: DemoNode, name: str, to: int) -> None:
     assert node.daemon.wait(300) == -signal.SIGKILL
 
 
+@needs("driver-580")
 def test_a_move_that_can_be_neither_done_nor_undone_stays_open(node: DemoNode) -> None:
     """While the move is open, vgpud reserves room on both devices and refuses other changes. It resumes the
     tenant when the fault is gone.
@@ -295,6 +303,7 @@ def test_a_move_that_can_be_neither_done_nor_undone_stays_open(node: DemoNode) -
 NO_RESTORE = "fault", "fail", "--function", "cuCheckpointProcessRestore", "--code", "304", "--count", "1"
 
 
+@needs("driver-580")
 def test_a_move_cut_before_the_save_is_recorded_is_undone(cut_node: DemoNode) -> None:
     """vgpud is killed before the save is recorded, and its next start undoes the move. Each following move is
     cut one step later.
@@ -311,6 +320,7 @@ def test_a_move_cut_before_the_save_is_recorded_is_undone(cut_node: DemoNode) ->
     end(node, tenant, name)
 
 
+@needs("driver-580")
 @pytest.mark.parametrize(
     ("point", "ends_at", "fails"),
     [
@@ -342,12 +352,14 @@ def test_a_move_cut_after_the_save_is_recorded_is_finished(
     end(node, tenant, name)
 
 
+@needs("driver-580")
 def test_the_move_check_for_real_cards_passes_on_the_simulator(capsys: pytest.CaptureFixture[str]) -> None:
     assert move_h200.main(["--simulated", "limit", "suspended"]) == 0
     said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [one["held"] for one in said if "held" in one] == [True, True]
 
 
+@needs("driver-580")
 def test_a_cut_move_of_several_processes_moves_all_or_none(cut_node: DemoNode) -> None:
     """vgpud is killed when one process has moved, and then the restore of another process fails. The first
     process is moved back, and a later attempt moves both.

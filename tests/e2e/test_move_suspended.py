@@ -55,6 +55,7 @@ def node(shared_node: DemoNode) -> DemoNode:
     return shared_node
 
 
+@needs("driver-580")
 def test_a_suspended_tenant_is_resumed_on_the_device_that_it_was_moved_to(node: DemoNode) -> None:
     tenant, name = tenant_on(node, 0)
     suspend(node, name)
@@ -76,6 +77,7 @@ def test_a_suspended_tenant_is_resumed_on_the_device_that_it_was_moved_to(node: 
     end(node, tenant, name)
 
 
+@needs("driver-580")
 def test_a_resume_on_a_full_device_is_refused(node: DemoNode) -> None:
     tenant, name = tenant_on(node, 0)
     full = on(node, 138, 1)
@@ -92,6 +94,7 @@ def test_a_resume_on_a_full_device_is_refused(node: DemoNode) -> None:
     end(node, tenant, name)
 
 
+@needs("driver-580")
 def test_processes_that_end_or_start_during_a_suspended_move_are_followed(node: DemoNode) -> None:
     """A process that starts now has the old device in its environment, and uses the new one."""
     tenant, name = tenant_on(node, 0)
@@ -121,6 +124,7 @@ def test_processes_that_end_or_start_during_a_suspended_move_are_followed(node: 
     end(node, tenant, name)
 
 
+@needs("driver-580")
 def test_two_suspended_slices_exchange_devices(node: DemoNode) -> None:
     tenant, name = pair(node, 2, 5)
     suspend(node, name)
@@ -135,6 +139,7 @@ def test_two_suspended_slices_exchange_devices(node: DemoNode) -> None:
     end(node, tenant, name)
 
 
+@needs("driver-580")
 def test_a_suspended_tenant_of_a_whole_card_moves_beside_other_tenants(node: DemoNode) -> None:
     """Other tenants may use the suspended tenant's device, and the device that it moves to."""
     tenant, name = holding(node, 0, "--isolation", "device", "--device", "2", size_mib=SIZE_MIB)
@@ -155,6 +160,7 @@ def test_a_suspended_tenant_of_a_whole_card_moves_beside_other_tenants(node: Dem
     end(node, tenant, name)
 
 
+@needs("driver-580")
 def test_a_moved_suspended_tenant_is_released_on_its_new_device(node: DemoNode) -> None:
     tenant, name = tenant_on(node, 0)
     suspend(node, name)
@@ -168,6 +174,7 @@ def test_a_moved_suspended_tenant_is_released_on_its_new_device(node: DemoNode) 
     release(node, allocate(node, isolation="device", selector=pb.Selector(indices=[3])).id)
 
 
+@needs("driver-580")
 def test_moves_of_a_suspended_tenant_to_unfit_devices_are_refused(node: DemoNode) -> None:
     tenant, name = tenant_on(node, 0)
     suspend(node, name)
@@ -184,6 +191,7 @@ def test_moves_of_a_suspended_tenant_to_unfit_devices_are_refused(node: DemoNode
     end(node, tenant, name)
 
 
+@needs("driver-580")
 def test_a_failed_resume_returns_all_processes_to_where_they_were_saved(cut_node: DemoNode) -> None:
     """The restore of one of three processes fails on the new device. All three are restored on the device
     where they were saved.
@@ -210,6 +218,7 @@ def test_a_failed_resume_returns_all_processes_to_where_they_were_saved(cut_node
     end(node, tenant, name)
 
 
+@needs("driver-580")
 def test_a_suspended_move_cut_after_every_step_converges(cut_node: DemoNode) -> None:
     """vgpud is killed after each step of a suspended tenant's moves, and the tenant stays suspended, on the
     old or the new device. Once a move is recorded, the starts that finish it are cut as well.
@@ -241,6 +250,7 @@ def is_all_on(node: DemoNode, device: int) -> bool:
     return in_use(node) == [device]
 
 
+@needs("driver-580")
 def test_a_rollback_of_a_resume_cut_in_the_middle_converges(cut_node: DemoNode) -> None:
     """The resume restores one process on the new device, fails for the next one and rolls back. The rollback
     saves the restored process from the new device.
@@ -264,7 +274,7 @@ def test_a_rollback_of_a_resume_cut_in_the_middle_converges(cut_node: DemoNode) 
     end(node, tenant, name)
 
 
-@needs("namespaces")
+@needs("namespaces", "driver-580")
 def test_a_suspended_tenant_that_cannot_open_the_new_device_is_not_moved(node: DemoNode) -> None:
     """The tenant cannot open the new device's node, as in a container. The refused move changes nothing."""
     before = states(node)

@@ -11,6 +11,7 @@ import pytest
 
 from tests import simnode
 from tests.arbiter.conftest import counters
+from tests.conditions import needs
 from tests.demo.node import BUILD, DemoNode, Tenant
 from tests.e2e.conftest import NodeMaker
 from tests.e2e.support import client, eventually, helper_pids, release, simulate, states
@@ -158,6 +159,7 @@ def test_a_paused_tenant_is_still_paused_after_a_suspension_and_its_resume(
     other.end()
 
 
+@needs("driver-580")
 def test_a_paused_tenant_moves_and_is_paused_on_the_other_device(
     node: DemoNode, spinning: tuple[Tenant, str]
 ) -> None:
@@ -236,6 +238,7 @@ def test_a_tenant_whose_pause_the_driver_ends_is_not_shown_as_paused(make_node: 
     node.stop()
 
 
+@needs("driver-580")
 @pytest.mark.parametrize("deep", [False, True])
 def test_a_suspended_tenant_has_no_time_slices(make_node: NodeMaker, deep: bool) -> None:
     """The suspended tenant's threads wait for the resumption. This wait does not count as work for the

@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.conditions import needs
 from tests.e2e.pool_storm import run
 
 
+@needs("driver-580")
 @pytest.mark.parametrize("evictable", [False, True])
 def test_tenants_suspended_resumed_moved_and_killed_at_random_keep_their_memory(
     tmp_path: Path, evictable: bool

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from tests.conditions import needs
 from tests.demo.node import DemoNode, Tenant
 from tests.e2e.support import GIB, MIB, allocate, client, eventually, quota, release, states
 from tests.e2e.test_move import SHARED, SIZE_MIB, in_use, move, used_mib, uuids
@@ -174,6 +175,7 @@ def looks(tenant: Tenant, more: str = "") -> list[object]:
     return found
 
 
+@needs("driver-580")
 def test_an_allocation_of_two_slices_is_limited_and_moved_as_a_whole(node: DemoNode) -> None:
     tenant, name = pair(node, 2, 5)
     assert places(node)[name] == [2, 5]
@@ -203,6 +205,7 @@ def test_an_allocation_of_two_slices_is_limited_and_moved_as_a_whole(node: DemoN
     eventually(lambda: in_use(node) == [], "both are released together")
 
 
+@needs("driver-580")
 def test_a_lease_of_several_slices_keeps_their_order(node: DemoNode) -> None:
     held = quota(node, 1, count=3, selector=pb.Selector(indices=[0, 1, 2]))
     first = [part.device_uuid for part in held.slices]

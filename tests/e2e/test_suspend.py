@@ -107,6 +107,7 @@ def node(shared_node: DemoNode) -> DemoNode:
     return shared_node
 
 
+@needs("driver-580")
 def test_a_suspended_tenants_memory_is_free_until_it_is_resumed(node: DemoNode) -> None:
     tenant, name = holding(node, 100)
     eventually(lambda: used_mib(node) > SIZE_MIB, "NVML shows its memory")
@@ -125,6 +126,7 @@ def test_a_suspended_tenants_memory_is_free_until_it_is_resumed(node: DemoNode) 
     end(node, tenant, name)
 
 
+@needs("driver-580")
 def test_a_suspended_tenant_waits_at_its_next_call(node: DemoNode) -> None:
     tenant, name = holding(node)
     suspend(node, name)
@@ -138,6 +140,7 @@ def test_a_suspended_tenant_waits_at_its_next_call(node: DemoNode) -> None:
     end(node, tenant, name)
 
 
+@needs("driver-580")
 def test_all_processes_of_a_tenant_are_suspended_and_resumed(node: DemoNode) -> None:
     script = f'for i in 1 2 3; do "$0" -c "$1" {SIZE_MIB} <&0 & done; wait'
     asked = ["--isolation", "quota", "--memory", "4GiB", "--device", "0"]
@@ -154,6 +157,7 @@ def test_all_processes_of_a_tenant_are_suspended_and_resumed(node: DemoNode) -> 
     end(node, tenant, name)
 
 
+@needs("driver-580")
 def test_a_tenant_of_a_whole_card_is_suspended_and_resumed(node: DemoNode) -> None:
     tenant, name = holding(node, 0, "--isolation", "device", "--device", "2")
     suspend(node, name)
@@ -166,7 +170,7 @@ def test_a_tenant_of_a_whole_card_is_suspended_and_resumed(node: DemoNode) -> No
     end(node, tenant, name)
 
 
-@needs("root")
+@needs("root", "driver-580")
 def test_another_users_process_on_a_whole_card_is_left_alone(node: DemoNode) -> None:
     """NVML lists another user's process on the tenant's device. vgpud does not suspend that process."""
     tenant, name = holding(node, 0, "--isolation", "device", "--device", "2")
@@ -186,6 +190,7 @@ def test_another_users_process_on_a_whole_card_is_left_alone(node: DemoNode) -> 
     end(node, tenant, name)
 
 
+@needs("driver-580")
 def test_a_suspended_tenant_of_a_whole_card_is_released_beside_the_cards_new_tenant(node: DemoNode) -> None:
     tenant, name = holding(node, 0, "--isolation", "device", "--device", "2")
     suspend(node, name)
@@ -207,6 +212,7 @@ def test_a_suspend_in_a_mode_without_it_is_refused(node: DemoNode, isolation: st
     release(node, held.id)
 
 
+@needs("driver-580")
 def test_a_suspended_tenant_cannot_be_released_or_resized(node: DemoNode) -> None:
     tenant, name = holding(node)
     suspend(node, name)
@@ -223,6 +229,7 @@ def test_a_suspended_tenant_cannot_be_released_or_resized(node: DemoNode) -> Non
     tenant.end()
 
 
+@needs("driver-580")
 def test_a_new_process_of_a_suspended_tenant_waits(node: DemoNode) -> None:
     first, name = holding(node, 4)
     suspend(node, name)
@@ -251,6 +258,7 @@ def test_a_suspension_that_fails_leaves_the_tenant_running(node: DemoNode, funct
     end(node, tenant, name)
 
 
+@needs("driver-580")
 def test_a_resumption_that_fails_leaves_the_tenant_suspended(node: DemoNode) -> None:
     tenant, name = holding(node)
     suspend(node, name)
@@ -274,6 +282,7 @@ def test_a_suspend_without_a_driver_is_refused_with_the_reason(node: DemoNode) -
     release(node, held.id)
 
 
+@needs("driver-580")
 def test_the_policy_bounds_the_host_memory_of_suspended_tenants(make_node: NodeMaker) -> None:
     node = make_node(policy=f'{ROOMY}host_memory = "1GiB"\n')
     node.start()
@@ -290,6 +299,7 @@ def test_the_policy_bounds_the_host_memory_of_suspended_tenants(make_node: NodeM
     node.stop()
 
 
+@needs("driver-580")
 def test_kill_of_vgpud_leaves_a_suspended_tenant_suspended(cut_node: DemoNode) -> None:
     node = cut_node
     node.start()
@@ -305,6 +315,7 @@ def test_kill_of_vgpud_leaves_a_suspended_tenant_suspended(cut_node: DemoNode) -
     end(node, tenant, name)
 
 
+@needs("driver-580")
 @pytest.mark.parametrize("verb", ["suspend", "resume"])
 def test_a_suspend_or_resume_cut_after_every_step_converges(cut_node: DemoNode, verb: str) -> None:
     node = cut_node
@@ -328,6 +339,7 @@ def test_a_suspend_or_resume_cut_after_every_step_converges(cut_node: DemoNode, 
         node.stop()
 
 
+@needs("driver-580")
 def test_a_tenant_can_be_resumed_after_one_of_its_suspended_processes_died(node: DemoNode) -> None:
     one = f'"$0" -c "$1" {SIZE_MIB} <&3'
     script = f"exec 3<&0; {one} & echo '{{\"child\": '$!'}}'; {one}; wait"
