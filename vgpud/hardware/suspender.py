@@ -110,7 +110,7 @@ class Session:
             raise VgpuError(
                 ErrorCode.HELPER_TIMEOUT,
                 f"vgpu-suspend did not {verb} process {process.pid} within {seconds:g} seconds",
-                "see the driver's log: dmesg",
+                "look in the kernel log for lines with NVRM or Xid",
             ) from None
         except (OSError, ValueError) as error:
             raise VgpuError(

@@ -147,7 +147,7 @@ class ArbiterClient:
         raise VgpuError(
             ErrorCode.HELPER_FAILED,
             f"vgpu-arbiter cannot {what}: {os.strerror(number).lower() if 0 < number < 4096 else kind}",
-            "see its log",
+            "see the log of vgpu-arbiter",
         )
 
 

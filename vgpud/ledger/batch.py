@@ -142,7 +142,11 @@ class Committer:
         except VgpuError as error:
             job.error = error
         except Exception as error:  # an operation that fails unexpectedly must not end the writer thread
-            job.error = VgpuError(ErrorCode.BUG, f"an operation of the ledger failed: {error!r}")
+            job.error = VgpuError(
+                ErrorCode.BUG,
+                f"an operation of the ledger failed: {error!r}",
+                "report this with the journal of vgpud",
+            )
             job.error.__cause__ = error
 
     def _roll_back(self, revision: int) -> None:

@@ -228,7 +228,11 @@ class Tables:
             "SELECT id FROM allocations WHERE owner_uid = ? AND request_id = ?", row.owner_uid, row.request_id
         )
         if holder is None:
-            return VgpuError(ErrorCode.BUG, f"the ledger cannot record allocation {row.id!r}: {error}")
+            return VgpuError(
+                ErrorCode.BUG,
+                f"the ledger cannot record allocation {row.id!r}: {error}",
+                "report this with the journal of vgpud",
+            )
         return VgpuError(
             ErrorCode.REQUEST_ID_REUSED,
             f"request id {row.request_id!r} already belongs to allocation {holder!r}",

@@ -217,8 +217,8 @@ def _bug(name: str) -> VgpuError:
     log.exception(LogEvent.BUG_IN_CALL, call=name)
     return VgpuError(
         ErrorCode.BUG,
-        f"vgpud failed on {name}, this is a bug in it",
-        "see journalctl -u vgpud, and report it",
+        f"a bug in vgpud made {name} fail",
+        "report this with the journal of vgpud",
     )
 
 

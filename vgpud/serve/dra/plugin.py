@@ -227,7 +227,9 @@ async def _each(claims: Any, work: Callable[[Any], Awaitable[Any]], failed: Any)
         except Exception:
             name = f"{claim.namespace}/{claim.name}"
             log.exception(LogEvent.BUG_IN_CLAIM, claim=name, claim_uid=claim.uid)
-            return failed(error="vgpud failed on it, this is a bug (E901); see its journal")
+            return failed(
+                error="a bug in vgpud made this claim fail (E901); report it with the journal of vgpud"
+            )
 
     by_uid = {claim.uid: claim for claim in claims}
     answers = await asyncio.gather(*(one(claim) for claim in by_uid.values()))

@@ -58,7 +58,7 @@ def answering(
         except Exception:
             log.exception(LogEvent.BUG_IN_KUBELET_CALL, call=name)
             failure = VgpuError(
-                ErrorCode.BUG, f"a bug in vgpud made {name} fail", "see the journal of vgpud.service"
+                ErrorCode.BUG, f"a bug in vgpud made {name} fail", "report this with the journal of vgpud"
             )
         return await refuse(context, failure)
 
