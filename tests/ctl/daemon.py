@@ -28,6 +28,7 @@ METHODS = (
     "GetPolicy",
     "ReloadPolicy",
     "GetUsage",
+    "Defrag",
     "ListProcesses",
     "ListEvents",
     "ListMps",

@@ -178,6 +178,23 @@ def test_the_decision_of_a_moved_allocation_is_shown_with_the_move(
     assert said.index("moved:") < said.index("TAKEN")
 
 
+def test_why_says_how_an_allocation_has_failed(main: Ctl, daemon: Daemon) -> None:
+    item = canned.preload()
+    daemon.replies["GetAllocation"] = item
+    assert "failure" not in main("why", item.id).stdout
+    item.failure = "its MPS daemon has ended"
+    assert "failure:" in main("why", item.id).stdout
+    assert item.failure in main("why", item.id).stdout
+
+
+@pytest.mark.parametrize(("asked", "answer"), [((), "is free"), (("--memory", "8GiB"), "has room for 8GiB")])
+def test_defrag_says_what_the_device_has_in_the_end(
+    main: Ctl, daemon: Daemon, asked: tuple[str, ...], answer: str
+) -> None:
+    daemon.replies["Defrag"] = pb.DefragReply(device_uuid=canned.A)
+    assert f"{canned.A} {answer}" in main("defrag", "--device", canned.A, *asked).stderr
+
+
 def test_why_finds_the_tenant_of_a_process(main: Ctl, daemon: Daemon) -> None:
     gone = VgpuError(ErrorCode.NO_SUCH_ALLOCATION, "no allocation", "")
     daemon.replies["GetAllocation"] = lambda asked: (

@@ -50,7 +50,8 @@ def test_a_refusal_for_compute_says_that_cores_were_left_out() -> None:
     beside = replace(held(1), slices=(piece(share=None),))
     small = over_quota(policy, NODE, ALICE, [beside], (piece(share="1"),))
     assert small is not None
-    assert small.hint.startswith(f"{beside.id} has no share and counts as 100%: vgpuctl resize {beside.id} ")
+    resize = f"vgpuctl resize {beside.id} --cores PERCENT; "
+    assert small.hint.startswith(f"{beside.id} has no share and counts as 100%: {resize}")
 
 
 @pytest.mark.parametrize(

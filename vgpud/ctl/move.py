@@ -62,6 +62,10 @@ def defrag(arguments: Namespace, terminal: Terminal) -> int:
     shown = [Table(_COLUMNS, rows)] if rows else []
     terminal.show(View("Defrag", plain(reply), names, shown))
     if not terminal.is_machine and terminal.output != "name":
-        will = "would have" if arguments.dry_run and reply.moves else "has"
-        terminal.say(f"{reply.device_uuid} {will} room for {words.memory(arguments.memory)}")
+        ahead = arguments.dry_run and reply.moves
+        if arguments.memory:
+            room = f"{'would have' if ahead else 'has'} room for {words.memory(arguments.memory)}"
+        else:
+            room = "would be free" if ahead else "is free"
+        terminal.say(f"{reply.device_uuid} {room}")
     return Exit.OK.value

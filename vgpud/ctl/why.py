@@ -99,6 +99,7 @@ def _asked(held: pb.Allocation) -> list[tuple[str, str]]:
         ("allocation", held.id),
         ("owner", f"{words.user(held.owner_uid)} (uid {held.owner_uid})"),
         ("state", held.state),
+        ("failure", held.failure),
         ("isolation asked for", held.isolation or "what the policy chooses"),
         ("memory limit", words.memory_limit(held)),
         ("label", held.label),

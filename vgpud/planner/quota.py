@@ -112,7 +112,9 @@ def _whole_hint(before: list[Allocation], slices: list[Slice]) -> str:
     if slices[-1].share is None:
         return "give --cores, without which a slice counts as 100%; "
     whole = next((a.id for a in before if any(part.share is None for part in a.slices)), "")
-    return f"{whole} has no share and counts as 100%: vgpuctl resize {whole} --cores; " if whole else ""
+    if not whole:
+        return ""
+    return f"{whole} has no share and counts as 100%: vgpuctl resize {whole} --cores PERCENT; "
 
 
 def _refusal(owner: Owner, what: str, first: str = "") -> VgpuError:
