@@ -10,7 +10,7 @@ import pytest
 
 from tests import clock
 from tests.node.world import request
-from vgpud.lease import ProcessSwap, SwapPhase
+from vgpud.lease import LeaseActivity, ProcessSwap, SwapPhase
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import GIB
 from vgpud.model.tenancy import Allocation, Cause, Mode, Slice, State, SuspendedProcess, Way
@@ -65,6 +65,49 @@ def test_a_resume_waits_while_another_tenant_of_the_device_is_suspended() -> Non
         assert set(finds.forbidden) == {"a"}
 
     clock.run(comes())
+
+
+class Goes(swaps.Swaps):
+    """Swaps of a tenant whose process reports `phase`, and whose work has ended if `quiet` is set."""
+
+    def __init__(self, phase: SwapPhase, quiet: bool) -> None:
+        self.phase = phase
+
+        async def ask(_: str) -> None: ...
+
+        activities = SimpleNamespace(ask=ask, read=lambda _: LeaseActivity(quiet=quiet))
+        self._services = cast(TenantServices, SimpleNamespace(activities=activities))
+        self._book = cast(Any, SimpleNamespace(allocations_on=lambda _: []))
+
+    def _read(self, _: Allocation) -> tuple[ProcessSwap, ...]:
+        return (ProcessSwap(self.phase, 0, 1 << 30, 0),)
+
+
+def test_a_swap_out_waits_for_the_swap_thread_of_a_quiet_tenant() -> None:
+    """It begins late while it allocates its host buffer, and on a loaded host."""
+    goes = Goes(SwapPhase.HERE, quiet=True)
+
+    async def goes_out() -> None:
+        waits = asyncio.ensure_future(goes.until(tenant("a", State.SUSPENDING), SwapPhase.OUT))
+        await clock.passed(10)
+        assert not waits.done()
+        goes.phase = SwapPhase.OUT
+        await waits
+
+    clock.run(goes_out())
+
+
+@pytest.mark.parametrize(
+    ("phase", "quiet", "why"),
+    [
+        (SwapPhase.HERE, False, "its work did not end within 4 seconds"),
+        (SwapPhase.DRAINING, True, "its work did not end within 4 seconds"),
+        (SwapPhase.HERE, True, "its memory was not moved within 22 seconds"),
+    ],
+)
+def test_a_swap_out_that_does_not_begin_fails(phase: SwapPhase, quiet: bool, why: str) -> None:
+    with pytest.raises(VgpuError, match=why):
+        clock.run(Goes(phase, quiet).until(tenant("a", State.SUSPENDING), SwapPhase.OUT))
 
 
 class Orders(swaps.Swaps):

@@ -285,6 +285,16 @@ class Swaps:
         beside = self._book.allocations_on(part.device_uuid)
         return any(other.state is State.SUSPENDING and other.id != allocation.id for other in beside)
 
+    def _drains(self, allocation: Allocation, swaps: Sequence[ProcessSwap]) -> bool:
+        """Does a swap-out wait for the tenant's work? A quiet tenant has no work left, and its swap thread
+        begins when it has allocated its host buffer and has CPU time.
+        """
+        phases = {swap.phase for swap in swaps}
+        if SwapPhase.DRAINING in phases or SwapPhase.HERE not in phases:
+            return SwapPhase.DRAINING in phases
+        activity = self._services.activities.read(allocation)
+        return activity is None or not activity.quiet
+
     async def until(self, allocation: Allocation, wanted: SwapPhase) -> None:
         """Waits until every process reports the phase `wanted`. Raises VgpuError(SUSPEND_FAILED)."""
         looks = Looks(self._services.activities.ask)
@@ -293,7 +303,7 @@ class Swaps:
             swaps, now = self._read(allocation), clock.now()
             if all(swap.phase is wanted for swap in swaps):
                 return
-            if not any(swap.phase in (SwapPhase.HERE, SwapPhase.DRAINING) for swap in swaps):
+            if not self._drains(allocation, swaps):
                 drained = now
             if self._others_go(allocation):
                 # the suspension of the other tenant has its own timeout, so the wait for room starts anew
