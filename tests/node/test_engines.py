@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.node.world import FakeGateway
+from tests.node.world import FakeGateway, inventory_of
 from vgpud.lease.engines import EngineFiles
 from vgpud.model.engine import Engine, EngineReason, EngineVerdict
 from vgpud.model.errors import ErrorCode, VgpuError
@@ -57,7 +57,7 @@ async def made(
 ) -> Made:
     gateway = FakeGateway()
     gateway.node = replace(gateway.node, driver_version=driver)
-    inventory = Inventory(gateway)  # type: ignore[arg-type]
+    inventory = inventory_of(gateway)
     await inventory.refresh()
     files, probe = EngineFiles(folder), probe or FakeProbe()
     engines = Engines(files, probe, inventory, boot)

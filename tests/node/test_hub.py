@@ -1,6 +1,7 @@
 """Watchers get every event once and in order, whenever they connect."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,9 +12,11 @@ from tests import clock
 from tests.node.world import ALICE, request, world
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.event import Event, EventKind
-from vgpud.model.tenancy import Owner, Workload
+from vgpud.model.tenancy import Allocation, Owner, Workload
 from vgpud.node.store import hub as hub_module
 from vgpud.node.store.hub import PAGE, Hub
+
+Seen = tuple[Event, Allocation | None]
 
 
 def event(revision: int) -> Event:
@@ -23,6 +26,18 @@ def event(revision: int) -> Event:
 async def history_of(count: int, after: int, most: int) -> tuple[Event, ...]:
     await asyncio.sleep(0)
     return tuple(event(r) for r in range(after + 1, min(count, after + most) + 1))
+
+
+async def reading(hub: Hub, after: int) -> tuple[AsyncIterator[Seen], asyncio.Task[Seen]]:
+    """A watch that waits for its first event, and the task that waits."""
+    stream = hub.subscribe(after)
+
+    async def first() -> Seen:
+        return await anext(stream)
+
+    waiting = asyncio.ensure_future(first())
+    await clock.settled()
+    return stream, waiting
 
 
 def test_a_watch_continues_from_history_to_live_events_without_gap_or_repeat() -> None:
@@ -68,9 +83,7 @@ def test_a_watcher_that_does_not_read_is_disconnected(monkeypatch: pytest.Monkey
 
     async def work() -> None:
         hub = Hub(partial(history_of, 0))
-        stream = hub.subscribe(0)
-        first = asyncio.ensure_future(anext(stream))
-        await clock.settled()
+        stream, first = await reading(hub, 0)
         hub.publish(event(1))
         assert (await first)[0].revision == 1
         for revision in range(2, 20):
@@ -95,9 +108,7 @@ def test_a_watch_with_a_full_queue_ends_without_a_gap(
 
     async def work() -> None:
         hub = Hub(partial(history_of, 0))
-        stream = hub.subscribe(0)
-        first = asyncio.ensure_future(anext(stream))
-        await clock.settled()
+        stream, first = await reading(hub, 0)
         for revision in range(1, 5):
             hub.publish(event(revision))
         if publishes_more:

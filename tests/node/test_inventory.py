@@ -4,9 +4,8 @@ import asyncio
 import itertools
 
 from tests import clock
-from tests.node.world import FakeGateway
+from tests.node.world import FakeGateway, device, inventory_of
 from vgpud.model.device import Node
-from vgpud.node.devices.inventory import Inventory
 
 
 class Numbered(FakeGateway):
@@ -35,7 +34,7 @@ def test_callers_that_wait_for_a_snapshot_share_the_next() -> None:
     async def work() -> None:
         gateway = Numbered()
         gateway.gates = {1: clock.Gate(), 2: clock.Gate()}
-        inventory = Inventory(gateway)  # type: ignore[arg-type]
+        inventory = inventory_of(gateway)
         first = asyncio.ensure_future(inventory.refresh())
         await clock.settled()
         rest = [asyncio.ensure_future(inventory.refresh()) for _ in range(8)]
@@ -48,5 +47,25 @@ def test_callers_that_wait_for_a_snapshot_share_the_next() -> None:
         await asyncio.gather(*rest)
         assert gateway.most_at_once == 1
         assert inventory.node.driver_version == "2"
+
+    clock.run(work())
+
+
+def test_a_change_at_the_end_of_a_snapshot_gets_a_snapshot_of_its_own() -> None:
+    async def work() -> None:
+        gateway = FakeGateway(Node(devices=(device(0),)))
+        inventory = inventory_of(gateway)
+        came_back = asyncio.get_running_loop().create_future()
+        inventory.came_back = lambda: came_back.set_result(None)
+
+        async def change() -> None:
+            await came_back
+            gateway.node = Node(devices=(device(0), device(1)))
+            await inventory.refresh()
+
+        changed = asyncio.ensure_future(change())
+        await inventory.refresh()
+        await changed
+        assert len(inventory.node.devices) == 2
 
     clock.run(work())

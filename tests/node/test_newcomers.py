@@ -1,17 +1,19 @@
 """A new tenant of a device with turns that does not fit now is suspended until its turn comes."""
 
 from pathlib import Path
+from typing import cast
 
 from tests import clock
 from tests.node.test_move_suspended import Driver
 from tests.node.world import FakeGateway, device, request, world
+from vgpud.hardware.suspender import Suspender
 from vgpud.model.device import Node
 from vgpud.model.tenancy import Cause, State
 
 
 def test_a_tenant_without_a_process_has_not_ended_a_turn(tmp_path: Path) -> None:
     async def work() -> None:
-        async with world(tmp_path, FakeGateway(Node((device(0),))), Driver()) as w:  # type: ignore[arg-type]
+        async with world(tmp_path, FakeGateway(Node((device(0),))), cast(Suspender, Driver())) as w:
             held = await w.keeper.allocate(request("r1"))
             away = await w.keeper.suspends.suspend(held, Cause.TURN)
             assert away.state is State.SUSPENDED

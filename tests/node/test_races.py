@@ -26,7 +26,7 @@ from vgpud.node.recover import Start, recover
 from vgpud.node.tenants.lifetimes import Lifetimes
 from vgpud.policy.load import LoadedPolicy
 from vgpud.proc import has_ended, start_ticks
-from vgpud.units import Running
+from vgpud.units.child import ChildUnits
 
 
 def one_device() -> FakeGateway:
@@ -373,7 +373,7 @@ def test_a_resize_that_cannot_be_finished_stops_no_start(tmp_path: Path) -> None
         async with world(tmp_path) as w:
             state = await w.ledger.load()
             w.effectors[Mode.PRELOAD].fail = {"resize", "attach"}
-            await recover(w.keeper, w.parts, state, Start(NoUnits(), tmp_path, "boot"))  # type: ignore[arg-type]
+            await recover(w.keeper, w.parts, state, Start(ChildUnits(tmp_path), tmp_path, "boot"))
             assert w.keeper.get(held.id).state is State.RESIZING
             w.effectors[Mode.PRELOAD].fail = set()
             again = await w.keeper.resize(held.id, ALICE, 8 * GIB, None)
@@ -395,21 +395,11 @@ def test_a_user_that_locks_the_spec_folder_in_the_kernel_delays_no_start(tmp_pat
         with locked_in_the_kernel(tmp_path / "cdi", tmp_path / "mount"):
             async with world(tmp_path) as w:
                 w.parts.specs.patience_seconds = 0.2
-                start = Start(NoUnits(), tmp_path, "boot")  # type: ignore[arg-type]
+                start = Start(ChildUnits(tmp_path), tmp_path, "boot")
                 await recover(w.keeper, w.parts, await w.ledger.load(), start)
                 assert orphan.exists()
 
     asyncio.run(work())
-
-
-class NoUnits:
-    """A unit manager without running helpers."""
-
-    def list(self, prefix: str = "") -> tuple[Running, ...]:
-        return ()
-
-    def running(self, name: str) -> Running | None:
-        return None
 
 
 def test_a_failed_allocation_is_not_made_well_by_a_resize(tmp_path: Path) -> None:

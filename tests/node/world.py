@@ -6,10 +6,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from tests import clock
 from vgpud.hardware.engine_probe import EngineProbe
+from vgpud.hardware.gateway import Gateway
 from vgpud.hardware.suspender import Suspender
 from vgpud.inject.specs import Specs
 from vgpud.lease.engines import EngineFiles
@@ -175,6 +176,10 @@ def policy_of(folder: Path, text: str = "version = 1\n") -> Callable[[], LoadedP
     return lambda: load(paths)
 
 
+def inventory_of(gateway: FakeGateway) -> Inventory:
+    return Inventory(cast(Gateway, gateway))
+
+
 @asynccontextmanager
 async def world(
     folder: Path, gateway: FakeGateway | None = None, suspender: Suspender | None = None
@@ -184,7 +189,7 @@ async def world(
     effectors: dict[Mode, Remembering] = {
         mode: Remembering(mode) for mode in Mode if mode is not Mode.UNMANAGED
     }
-    inventory = Inventory(gateway)  # type: ignore[arg-type]
+    inventory = inventory_of(gateway)
     await inventory.refresh()
     book = Book()
     async with await Counted.open(folder / "ledger.db") as ledger:

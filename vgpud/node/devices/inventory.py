@@ -85,11 +85,7 @@ class Inventory:
             # taken. All callers that waited share it.
         if self._running is None:
             self._running = asyncio.ensure_future(self._take())
-            self._running.add_done_callback(self._ended)
         await asyncio.shield(self._running)
-
-    def _ended(self, _: asyncio.Task[None]) -> None:
-        self._running = None
 
     async def _take(self) -> None:
         try:
@@ -105,6 +101,10 @@ class Inventory:
                 self.health_changed(changed)
         except VgpuError as error:
             self._error = error
+        finally:
+            # Here and not in a callback of the task: a caller that comes between the task's end and the
+            # callback would take the ended snapshot for a new one.
+            self._running = None
         self._taken = clock.now()
 
     def _judged(self, node: Node) -> Node:
