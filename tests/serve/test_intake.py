@@ -197,10 +197,10 @@ with grpc.insecure_channel(f"unix:{sys.argv[1]}") as channel:  # imports more; i
 
 
 @needs("root")
-def test_a_user_that_calls_all_the_time_gets_a_fifth_of_the_loops_time(
+def test_a_user_that_calls_all_the_time_gets_a_tenth_of_the_loops_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A user that lists events all the time gets a fifth of the event loop's time. Before the fix such a user
+    """A user that lists events all the time gets a tenth of the event loop's time. Before the fix such a user
     had the loop for 0.6 s at once, and others had a fifth of their speed.
     """
     live = Live()
@@ -219,7 +219,7 @@ def test_a_user_that_calls_all_the_time_gets_a_fifth_of_the_loops_time(
     try:
         wait_until(lambda: len(began) > 2 * ROUND)
         # without a bound, 16 calls could begin before the first of them is charged
-        assert began[2 * ROUND] - began[ROUND] > 0.9 * ROUND * COST_SECONDS * 5
+        assert began[2 * ROUND] - began[ROUND] > 0.9 * ROUND * COST_SECONDS * 10
         with Client(live.admin, 60) as root:
             assert root.get_node().status == "well"
     finally:
@@ -228,4 +228,4 @@ def test_a_user_that_calls_all_the_time_gets_a_fifth_of_the_loops_time(
         live.close()
 
 
-COST_SECONDS, ROUND = 0.01, 20
+COST_SECONDS, ROUND = 0.005, 20
