@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <sys/un.h>
@@ -123,8 +124,20 @@ static bool may_pass(int error)
     return error == ENOENT || error == ECONNREFUSED || error == ECONNRESET || error == EPIPE || error == EAGAIN;
 }
 
+static int refuse_size(const struct vgpu_door_call *call, char **reply, size_t *reply_length)
+{
+    static const char text[] = "the container's %s has %zu bytes, and vgpud reads %d at most (E103)\n"
+                               "hint: make its annotations, environment and mounts smaller";
+    const char *what = call->verb == VGPU_DOOR_PREPARE ? "config.json" : "state";
+    int length = asprintf(reply, text, what, call->body_length, (int)VGPU_DOOR_BODY_MAX);
+    *reply_length = length < 0 ? 0 : (size_t)length;
+    return length < 0 ? -1 : VGPU_DOOR_REFUSED;
+}
+
 int vgpu_door_call(const struct vgpu_door_call *call, char **reply, size_t *reply_length)
 {
+    if (call->body_length > VGPU_DOOR_BODY_MAX)
+        return refuse_size(call, reply, reply_length);
     const struct timespec pause = {.tv_nsec = PAUSE_MS * 1000000L};
     double end = now_s() + call->patience_s;
     for (;;) {
@@ -155,11 +168,22 @@ static bool hides_text(const char *config, size_t length)
     return false;
 }
 
+/* Is the prefix of vgpud's annotations in the text, in small letters or capitals? */
+static bool names_annotation(const char *config, size_t length)
+{
+    static const char prefix[] = "vgpud.io";
+    const char *end = config + length;
+    for (const char *at = config; (at = memmem(at, (size_t)(end - at), ".", 1)) != NULL; at++)
+        if (at - config >= 5 && end - at >= 3 && strncasecmp(at - 5, prefix, sizeof(prefix) - 1) == 0)
+            return true;
+    return false;
+}
+
 bool vgpu_may_ask(const char *config, size_t length)
 {
-    static const char *const marks[] = {"VGPU_", "vgpud.io", "NVIDIA_GPU_MEMORY_"};
+    static const char *const marks[] = {"VGPU_", "NVIDIA_GPU_MEMORY_"};
     for (size_t i = 0; i < sizeof(marks) / sizeof(marks[0]); i++)
         if (memmem(config, length, marks[i], strlen(marks[i])) != NULL)
             return true;
-    return hides_text(config, length);
+    return names_annotation(config, length) || hides_text(config, length);
 }

@@ -24,6 +24,8 @@ enum vgpu_door_status {
     VGPU_DOOR_REFUSED = 2,   /* refused; the body is a sentence, with a hint on a second line */
 };
 
+enum { VGPU_DOOR_BODY_MAX = 1 << 20 }; /* bytes of a request's body that vgpud reads */
+
 enum { VGPU_DOOR_FOR_PARENT = 1 }; /* flag of PREPARE: the caller's parent, and not the caller, runs the container */
 
 struct vgpu_door_request {
@@ -47,12 +49,13 @@ struct vgpu_door_call {
 
 /*
  * Makes a request. Returns the status, or -1 with errno if vgpud did not reply. *reply is allocated and ends with a
- * zero byte.
+ * zero byte. A body above VGPU_DOOR_BODY_MAX is refused (VGPU_DOOR_REFUSED) without vgpud.
  */
 int vgpu_door_call(const struct vgpu_door_call *call, char **reply, size_t *reply_length);
 
 /*
- * May the config.json have a request? True also if a letter is written as an escape, because that can hide a request.
+ * May the config.json have a request? True also if a letter is written as an escape, or the name of an annotation in
+ * capitals, because that can hide a request.
  */
 bool vgpu_may_ask(const char *config, size_t length);
 

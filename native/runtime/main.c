@@ -215,7 +215,10 @@ int main(int argc, char **argv)
                                 "hint: install runc or crun, or name one in --vgpu-runtime or VGPU_OCI_RUNTIME");
         return 127;
     }
-    bool makes = asked.command != NULL && (strcmp(asked.command, "create") == 0 || strcmp(asked.command, "run") == 0);
+    static const char *const making[] = {"create", "run", "restore"};
+    bool makes = false;
+    for (size_t i = 0; asked.command != NULL && i < sizeof(making) / sizeof(making[0]); i++)
+        makes |= strcmp(asked.command, making[i]) == 0;
     if (makes && !prepare(&asked))
         return 1;
     argv[0] = runtime;

@@ -117,6 +117,8 @@ def test_variables_of_an_image_count_only_if_the_policy_allows() -> None:
     ("config", "code", "said"),
     [
         (container({"vgpud.io/memroy": "1GiB"}), ErrorCode.BAD_REQUEST, "unknown annotation"),
+        (container({"VGPUD.io/memory": "1GiB"}), ErrorCode.BAD_REQUEST, "unknown annotation"),
+        (container({"vgpud.io/Memory": "1GiB"}), ErrorCode.BAD_REQUEST, "unknown annotation"),
         (container({"vgpud.io/memory": None}), ErrorCode.BAD_REQUEST, "vgpud.io/memory is not a text"),
         (container({"vgpud.io/memory": "0m"}), ErrorCode.BAD_QUANTITY, "bad amount"),
         (container(env=["VGPU_MEMORY=-1GiB"]), ErrorCode.BAD_QUANTITY, "bad amount"),

@@ -91,8 +91,10 @@ def test_a_container_with_a_request_does_not_start_without_the_daemon(
     assert b"E801" in hook.communicate(timeout=300)[1] and hook.returncode == 1
 
 
-@pytest.mark.parametrize("key", [r"vgpud\u002eio/memory", r"vgpud.\u0069o/memory", r"\u0076gpud.io/memory"])
-def test_a_request_with_escaped_letters_does_not_start_without_the_daemons_consent(
+@pytest.mark.parametrize(
+    "key", [r"vgpud\u002eio/memory", r"vgpud.\u0069o/memory", r"\u0076gpud.io/memory", "VGPUD.IO/memory"]
+)
+def test_a_request_in_other_letters_does_not_start_without_the_daemons_consent(
     runtime: Path, bundle: Path, tmp_path: Path, key: str
 ) -> None:
     (bundle / "config.json").write_text(f'{{"annotations": {{"{key}": "1000GiB"}}}}')
@@ -101,6 +103,18 @@ def test_a_request_with_escaped_letters_does_not_start_without_the_daemons_conse
         done = front(runtime, door.run_dir, "create", "--bundle", str(bundle), "c1")
         assert b"E401" in hook.communicate(timeout=300)[1] and hook.returncode == 1
     assert done.returncode == 1 and "E401" in done.stderr
+
+
+def test_a_config_above_one_mebibyte_that_asks_is_refused_with_both_sizes(
+    runtime: Path, bundle: Path, tmp_path: Path
+) -> None:
+    (bundle / "config.json").write_text(ASKS + " " * (1 << 20))
+    hook = by_hook(bundle, tmp_path / "no-vgpud")
+    done = front(runtime, tmp_path / "no-vgpud", "create", "--bundle", str(bundle), "c1")
+    size = len(ASKS) + (1 << 20)
+    said = f"the container's config.json has {size} bytes, and vgpud reads 1048576 at most (E103)"
+    assert done.returncode == 1 and said in done.stderr
+    assert said.encode() in hook.communicate(timeout=300)[1] and hook.returncode == 1
 
 
 @pytest.mark.parametrize(
@@ -112,6 +126,7 @@ def test_a_request_with_escaped_letters_does_not_start_without_the_daemons_conse
         ("-systemd-cgroup", "run", "-bundle", "B", "--keep", "c1"),
         ("run", "-d", "c1"),
         ("run", "--config", "B/config.json", "c1"),
+        ("restore", "--image-path=/i", "--bundle", "B", "c1"),
     ],
 )
 def test_the_bundle_is_edited_and_the_runtime_called_with_the_same_arguments(

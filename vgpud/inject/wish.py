@@ -28,6 +28,14 @@ KEYS = {
     "device-name": True,
     "label": False,
 }
+# Keys of config.json that vgpud reads or edits, with the keys inside them.
+_KEYS_READ: Mapping[str, frozenset[str]] = {
+    "annotations": frozenset(),
+    "process": frozenset({"env", "user"}),
+    "linux": frozenset({"devices", "resources", "uidMappings", "gidMappings"}),
+    "mounts": frozenset(),
+    "hooks": frozenset({"createRuntime", "poststop"}),
+}
 _NOTHING = {"count": "0"}  # an explicit request for no device, for a container beside one that requests a GPU
 _MAX_COUNT = 64
 # Maximum length of a key that is compared with the known keys, because the time of the comparison grows with
@@ -106,6 +114,21 @@ def wish_of(config: Mapping[str, Any], environment: bool = False) -> Wish | None
         selector=_selector(words.get("device", ""), words.get("device-name", "")),
         label=_text("label", words.get("label", "")),
     )
+
+
+def check_keys(config: Mapping[str, Any]) -> None:
+    """Raises VgpuError(BAD_REQUEST) for a key that differs only by case from one that vgpud reads.
+
+    runc reads such a key (Go's encoding/json compares keys without case), and vgpud would miss a request in
+    it.
+    """
+    for place, keys in ((config, _KEYS_READ), *((config.get(key), keys) for key, keys in _KEYS_READ.items())):
+        for key in place if isinstance(place, dict) else ():
+            if key not in keys and (meant := key.casefold()) in (known.casefold() for known in keys):
+                raise _bad(
+                    f"config.json has the key {key!r}, which container runtimes read as {meant!r}",
+                    "spell it as the OCI runtime specification does",
+                )
 
 
 def check_pod_asks(config: Mapping[str, Any], environment: bool = False) -> None:
@@ -195,11 +218,11 @@ def _annotated(annotations: Mapping[str, Any]) -> dict[str, str]:
     """
     words = {}
     for name, value in annotations.items():
-        if not name.startswith(PREFIX) or name == PREPARED:
+        if not name.casefold().startswith(PREFIX) or name == PREPARED:
             continue
-        key = name.removeprefix(PREFIX)
-        if key not in KEYS:
-            near = get_close_matches(key[:_MAX_KEY_CHARACTERS], KEYS, n=1)
+        key = name[len(PREFIX) :]
+        if key not in KEYS or not name.startswith(PREFIX):
+            near = get_close_matches(key[:_MAX_KEY_CHARACTERS].lower(), KEYS, n=1)
             known = f"did you mean {PREFIX}{near[0]}" if near else f"{PREFIX} goes with {', '.join(KEYS)}"
             raise _bad(f"unknown annotation {name[:_MAX_TEXT_CHARACTERS]!r}", known)
         if not isinstance(value, str):

@@ -22,7 +22,7 @@ from vgpud import audit
 from vgpud.inject.hooks import HookProgram
 from vgpud.inject.oci import check_shape, edited, parsed, refused
 from vgpud.inject.specs import Specs
-from vgpud.inject.wish import Wish, check_pod_asks, ignored_by, owner_of, pod_of, wish_of
+from vgpud.inject.wish import Wish, check_keys, check_pod_asks, ignored_by, owner_of, pod_of, wish_of
 from vgpud.model.caller import Caller, Door
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.log_event import LogEvent
@@ -397,6 +397,7 @@ def understood(body: bytes, environment: bool, must_ask: bool) -> tuple[tuple[st
     Raises VgpuError: every error in config.json is found before anything is allocated.
     """
     config = parsed(body)
+    check_keys(config)
     wish, ignored = wish_of(config, environment), ignored_by(config, environment)
     if wish is None:
         if must_ask:
