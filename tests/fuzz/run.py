@@ -1,5 +1,7 @@
 """`./dev fuzz [NAME...] [--minutes N]`: runs fuzz targets with new seeds and adds findings to the corpus.
 
+One target runs on each processor.
+
 A finding ends the run of its target with status 1. Its input is in tests/fuzz/corpus/NAME/found-*, which
 every later run of the suite tries: fix the program and commit the input.
 """
@@ -15,6 +17,8 @@ import tempfile
 import time
 import traceback
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -105,6 +109,13 @@ def fuzz(name: str, target: Target, seconds: float, number: int) -> bool:
     return failed is None
 
 
+def fuzz_named(seconds: float, name: str) -> bool:
+    number = random.SystemRandom().randrange(1 << 31)
+    return (
+        fuzz(name, TARGETS[name], seconds, number) if name in TARGETS else fuzz_native(name, seconds, number)
+    )
+
+
 def main(words: Sequence[str]) -> int:
     names = sorted([*TARGETS, *NATIVE])
     parser = argparse.ArgumentParser(prog="./dev fuzz", description=(__doc__ or "").splitlines()[0])
@@ -114,16 +125,10 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--minutes", type=float, default=1.0, help="for each target; 1 if not said")
     asked = parser.parse_args(words)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    found = []
-    for name in asked.name or names:
-        number, seconds = random.SystemRandom().randrange(1 << 31), 60 * asked.minutes
-        fine = (
-            fuzz(name, TARGETS[name], seconds, number)
-            if name in TARGETS
-            else fuzz_native(name, seconds, number)
-        )
-        if not fine:
-            found.append(name)
+    chosen = asked.name or names
+    with ProcessPoolExecutor(os.cpu_count()) as processes:
+        fine = dict(zip(chosen, processes.map(partial(fuzz_named, 60 * asked.minutes), chosen), strict=True))
+    found = [name for name in chosen if not fine[name]]
     print(f"findings: {', '.join(found) or 'none'}")
     return 1 if found else 0
 

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from tests.fuzz import test_claims, test_containers, test_lease_pages, test_mig_parted
+from tests.fuzz import test_claims, test_containers, test_grpc_messages, test_lease_pages, test_mig_parted
 from tests.fuzz.nvml import BrokenNvml
 from tests.hardware.fakenvml import uuid_of
 from tests.node.world import device
@@ -31,6 +32,7 @@ from vgpud.api.gen.kubelet import pluginregistration_v1_pb2 as registration
 from vgpud.api.gen.kubelet import podresources_v1_pb2 as pr
 from vgpud.ctl import hami, policy_cases
 from vgpud.hardware.gateway import Gateway
+from vgpud.http.server import Response, Server
 from vgpud.inject.driver import DriverFiles, toolkit_files
 from vgpud.lease import (
     ArbiterClient,
@@ -45,8 +47,12 @@ from vgpud.model.device import MigProfile, Node
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.modes.mps import answers as mps
 from vgpud.policy.kubelet import KubeletResource
+from vgpud.proc import Stat, parse_stat
+from vgpud.serve.calls import SERVICE
 from vgpud.serve.dra.api import ApiServer
 from vgpud.serve.dra.publisher import Publisher
+from vgpud.serve.gate import StreamCounter
+from vgpud.serve.handlers import HANDLERS
 from vgpud.serve.kubelet.pods import held_in
 from vgpud.serve.kubelet.resources import Resource, request_id, request_of
 from vgpud.serve.statefile import read_state
@@ -230,6 +236,45 @@ class Answered(ApiServer):
         return self._answer
 
 
+METHODS = sorted(HANDLERS)
+
+
+def check_grpc(data: bytes) -> None:
+    """A request: the first byte selects the method."""
+    if data:
+        test_grpc_messages.answered(METHODS[data[0] % len(METHODS)], data[1:])
+
+
+def check_http(data: bytes) -> None:
+    """A request by TCP. A page is answered only if a Host header names this host."""
+
+    async def page() -> Response:
+        return Response(b"figures")
+
+    response = asyncio.run(Server({"/metrics": page}, only_loopback=True).answer(data, 0))
+    if response.body == b"figures":
+        assert data.startswith((b"GET /metrics", b"HEAD /metrics"))
+        assert any(name in data.lower() for name in (b"localhost", b"127.", b"[::1]"))
+
+
+def check_http2(data: bytes) -> None:
+    """A connection's bytes: the count of streams does not depend on where reads cut them. The first bytes say
+    where.
+    """
+    cut = int.from_bytes(data[:2], "little") % (len(data) + 1)
+    whole, parts = StreamCounter(), StreamCounter()
+    opened = sum(parts.count(memoryview(part)) for part in (data[:cut], data[cut:]) if part)
+    assert opened == (whole.count(memoryview(data)) if data else 0)
+    assert opened <= len(data) // 9
+
+
+def check_process(data: bytes) -> None:
+    """A line of /proc/PID/stat of a process that chose its command."""
+    line = b"7 (%s) S 5" % data[:15] + b" 0" * 15 + b" 3 0 99 0\n"
+    assert parse_stat(line) == Stat(7, "S", 5, 3, 99)
+    parse_stat(data)
+
+
 def check_api_server(data: bytes) -> None:
     api = Answered(as_json(data))
 
@@ -328,6 +373,26 @@ TRES = st.lists(
     max_size=4,
 ).map(",".join)
 
+HTTP = st.builds(
+    "{} {} HTTP/1.{}\r\n{}\r\n\r\n".format,
+    st.sampled_from(["GET", "HEAD", "POST", ""]),
+    st.sampled_from(["/metrics", "/metrics?a", "/", "http://localhost/metrics"]),
+    NUMBERS,
+    st.lists(
+        st.builds(
+            "{}:{}{}".format,
+            st.sampled_from(["Host", "host", "X", "Host "]),
+            st.sampled_from([" ", "", "\t", "\n"]),
+            st.sampled_from(["localhost", "127.0.0.1:80", "[::1]", "a.example", "localhost.a"])
+            | st.text(max_size=4),
+        ),
+        max_size=3,
+    ).map("\r\n".join),
+).map(lambda text: text.encode(errors="replace"))
+GRPC = st.sampled_from(METHODS).flatmap(
+    lambda name: test_grpc_messages.requests(GetMessageClass(SERVICE.methods_by_name[name].input_type))
+)
+
 TARGETS = {
     "api-server": Target(
         check_api_server,
@@ -362,7 +427,10 @@ TARGETS = {
         ),
     ),
     "claim": Target(check_claim, dumped(test_claims.CLAIMS | test_claims.ANY_JSON)),
+    "grpc": Target(check_grpc, st.tuples(st.binary(min_size=1, max_size=1), GRPC).map(b"".join), runs=20),
     "hami": Target(check_hami, dumped(test_claims.ANY_JSON) | ANY),
+    "http": Target(check_http, HTTP | ANY),
+    "http2": Target(check_http2, ANY),
     "kubelet": Target(check_kubelet_call, ANY),
     "limits": Target(check_limits, ANY.map(lambda tail: test_lease_pages.HEAD + tail) | ANY),
     "mig-parted": Target(check_yaml, dumped(test_mig_parted.FILE | test_mig_parted.JSON) | ANY),
@@ -378,6 +446,7 @@ TARGETS = {
         ),
     ),
     "policy-cases": Target(check_policy_cases, ANY),
+    "process": Target(check_process, ANY),
     "runtime-message": Target(
         check_runtime_message, st.tuples(test_containers.HEADS, st.binary(max_size=300)).map(b"".join) | ANY
     ),
