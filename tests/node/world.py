@@ -182,13 +182,19 @@ def inventory_of(gateway: FakeGateway) -> Inventory:
 
 @asynccontextmanager
 async def world(
-    folder: Path, gateway: FakeGateway | None = None, suspender: Suspender | None = None
+    folder: Path,
+    gateway: FakeGateway | None = None,
+    suspender: Suspender | None = None,
+    preload: Remembering | None = None,
+    policy: str = "version = 1\n",
 ) -> AsyncIterator[World]:
     gateway = gateway or FakeGateway()
-    loader = policy_of(folder)
+    loader = policy_of(folder, policy)
     effectors: dict[Mode, Remembering] = {
         mode: Remembering(mode) for mode in Mode if mode is not Mode.UNMANAGED
     }
+    if preload is not None:
+        effectors[Mode.PRELOAD] = preload
     inventory = inventory_of(gateway)
     await inventory.refresh()
     book = Book()
