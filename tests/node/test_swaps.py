@@ -17,6 +17,8 @@ from vgpud.model.tenancy import Allocation, Cause, Mode, Slice, State, Suspended
 from vgpud.node.store.allocations import AllocationStore
 from vgpud.node.store.book import Book
 from vgpud.node.tenants import swaps
+from vgpud.node.tenants.activities import Activities
+from vgpud.node.tenants.blocked import Blocked
 from vgpud.node.tenants.changes import Changes
 from vgpud.node.tenants.checkpoints import Checkpoints, TenantServices
 from vgpud.node.tenants.suspends import Suspends
@@ -108,6 +110,54 @@ def test_a_swap_out_waits_for_the_swap_thread_of_a_quiet_tenant() -> None:
 def test_a_swap_out_that_does_not_begin_fails(phase: SwapPhase, quiet: bool, why: str) -> None:
     with pytest.raises(VgpuError, match=why):
         clock.run(Goes(phase, quiet).until(tenant("a", State.SUSPENDING), SwapPhase.OUT))
+
+
+class Reports:
+    """A tenant whose libvgpu reports `calls` one second after a request, if it is not `stopped`."""
+
+    def __init__(self, stopped: bool) -> None:
+        self.calls, self.stopped = 9, stopped
+        self._report = LeaseActivity(calls=7, answers=(((0, 1), 1),))
+
+    def activity(self, _: str) -> LeaseActivity:
+        return self._report
+
+    async def look(self, _: str) -> None:
+        if not self.stopped:
+            asyncio.get_running_loop().call_later(1, self._answer)
+
+    def _answer(self) -> None:
+        ((process, times),) = self._report.answers
+        self._report = LeaseActivity(calls=self.calls, answers=((process, times + 1),))
+
+
+def test_calls_before_a_swap_out_do_not_count_as_work_after_it() -> None:
+    async def leaves() -> None:
+        reports, book = Reports(stopped=False), Book()
+        activities = Activities(cast(Any, reports), Blocked(book))
+        away = Allocation("a", request("a"), State.SUSPENDED, (Slice(GPU, Mode.PRELOAD, GIB),))
+        book.add(away)
+        await activities.left(away)
+        await activities.ask("a")
+        await clock.passed(2)
+        assert not activities.wants(away)
+        reports.calls += 1
+        await activities.ask("a")
+        await clock.passed(2)
+        assert activities.wants(away)
+
+    clock.run(leaves())
+
+
+def test_a_swapped_out_tenant_that_does_not_report_is_waited_for_a_bounded_time() -> None:
+    away = Allocation("a", request("a"), State.SUSPENDING, (Slice(GPU, Mode.PRELOAD, GIB),))
+    activities = Activities(cast(Any, Reports(stopped=True)), Blocked(Book()))
+
+    async def leaves() -> None:
+        async with asyncio.timeout(3):
+            await activities.left(away)
+
+    clock.run(leaves())
 
 
 class Orders(swaps.Swaps):

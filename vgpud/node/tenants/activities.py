@@ -99,13 +99,18 @@ class Activities:
                 "it keeps running",
             )
 
-    def left(self, going: Allocation) -> None:
-        """Records the tenant's number of CUDA calls at its suspension: a later call means that the tenant has
-        work.
+    async def left(self, going: Allocation) -> None:
+        """Records the number of CUDA calls of a tenant that is swapped out: a later call means that the
+        tenant has work. The last report may be older than the tenant's last calls, so a new one is awaited,
+        for a bounded time.
         """
-        now = self.read(going)
-        if now is not None:
+        last, looks, most = self.read(going), Looks(self.ask), clock.now() + _QUIET_SECONDS
+        await self.ask(going.id)
+        while (now := self.read(going)) is not None:
             self._left[going.id] = now.calls
+            if last is None or _has_answered(last, now) or clock.now() >= most:
+                return
+            await looks.pause((going.id,))
 
     def wants(self, allocation: Allocation) -> bool:
         """Does a suspended tenant have work? Calls that libvgpu does not see count too: those that bypass it
@@ -128,3 +133,9 @@ class Activities:
         """Forgets the figures of every tenant that is not in `there`."""
         for gone in [name for name in self._left if name not in there]:
             del self._left[gone]
+
+
+def _has_answered(last: LeaseActivity, now: LeaseActivity) -> bool:
+    """Has each process that still lives reported since `last`?"""
+    answered = dict(now.answers)
+    return all(answered[process] > times for process, times in last.answers if process in answered)

@@ -145,7 +145,7 @@ class Swaps:
             if idle_since is not None:
                 await self._services.activities.quieten(going, idle_since)
             await self.until(going, SwapPhase.OUT)
-            self._services.activities.left(going)
+            await self._services.activities.left(going)
             self._services.fault("swap-out.out")
             away = await self.measured(replace(going, state=State.SUSPENDED))
             return await self._do.end(away, suspension_outcome(away), self.told_out(away))
