@@ -78,9 +78,11 @@ class DemoNode:
         self.daemon: Daemon | None = None
 
     def start(self, timeout_seconds: float = 300, fault_point: str = "") -> float:
-        """Returns the seconds until the daemon serves. Otherwise raises RuntimeError with the end of
-        the log.
+        """Starts the daemon after the end of an earlier one, which has been killed or stopped. Returns the
+        seconds until the daemon serves. Otherwise raises RuntimeError with the end of the log.
         """
+        if self.daemon is not None:  # a process that is being killed still accepts connections for a moment
+            self.daemon.wait(timeout=timeout_seconds)
         began = time.monotonic()
         environment = {**self.environment, "VGPUD_FAULT_POINT": fault_point}
         with self.log.open("ab") as log:

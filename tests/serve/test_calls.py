@@ -236,9 +236,10 @@ def test_a_watch_from_a_compacted_revision_is_refused(live: Live, reader: Client
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
+    """The limit only ends a test that would never finish."""
+    end = time.monotonic() + 300
     while not holds():
-        assert time.monotonic() < end, "it did not come to hold within 10 s"
+        assert time.monotonic() < end, "it did not come to hold within 300 s"
         time.sleep(0.01)
 
 
