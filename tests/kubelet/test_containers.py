@@ -322,6 +322,34 @@ def test_a_kubelet_without_its_checkpoint_cannot_take_a_running_containers_ids(s
     run(story())
 
 
+@pytest.mark.parametrize("common", [1, 2])
+def test_a_kubelet_killed_during_an_admission_gives_the_ids_to_a_pod_that_gets_its_own_limit(
+    short: Path, common: int
+) -> None:
+    """The killed kubelet had the ids, but its checkpoint does not have them. It admits the pods again; each
+    gets what it asks for, and not the sum.
+    """
+
+    async def story() -> None:
+        async with node_in(short, SLOW) as node:
+            k = node.kubelet
+            await k.healthy(UNITS, 160)
+            k.active |= {"a/first", "a/second"}
+            await k.admit("a/first", UNITS, 6)
+            lost = k.held.pop(("a/first", "main", UNITS))
+            await k.restart()
+            await k.healthy(UNITS, 160)
+            card = next(iter(lost)).partition("::")[0]
+            others = sorted(one for one in k.endpoints[UNITS].healthy - lost if one.startswith(card))
+            second = {*sorted(lost)[:common], *others[: 2 - common]}
+            await k.admit("a/second", UNITS, 2, among=lambda one: one in second)
+            assert sizes(node) == [2]
+            await k.admit("a/first", UNITS, 6)
+            assert sizes(node) == [2, 6]
+
+    run(story())
+
+
 def test_a_container_of_a_failed_allocation_does_not_start(short: Path) -> None:
     async def story() -> None:
         async with node_in(short, SLOW) as node:

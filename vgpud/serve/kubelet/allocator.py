@@ -42,12 +42,12 @@ class _Admission:
     """When an allocation was made, and the pods that were new in the kubelet's list at that time, including
     the allocation's own.
 
-    `refusals` is the number of refusals until then.
+    `cuts` is the number of admissions that had failed until then.
     """
 
     at_seconds: float
     newcomers: frozenset[str]
-    refusals: int
+    cuts: int
 
 
 class Allocator:
@@ -76,7 +76,7 @@ class Allocator:
         self._unseen: dict[str, float] = {}  # the time since which no pod has the allocation, by request id
         # The pods that are being admitted, by the request id of their allocation.
         self._admitted: dict[str, _Admission] = {}
-        self._refusals = 0
+        self._cuts = 0  # admissions that failed: by a refusal, or because the kubelet was restarted
         self._listed_since: dict[str, float] = {}  # the time of the first list that had the pod, by pod
         # Pods with an allocation that the present kubelet process has listed.
         self._listed_once: frozenset[str] = frozenset()
@@ -112,7 +112,7 @@ class Allocator:
             try:
                 return await self._allocate(resource, wanted)
             except VgpuError:
-                self._refusals += 1  # the kubelet fails the pod, so the next call is for another pod
+                self._cuts += 1  # the kubelet fails the pod, so the next call is for another pod
                 self._back_off(resource, wanted)
                 raise
             finally:
@@ -154,7 +154,7 @@ class Allocator:
             now = clock.now()
             since = self._listed_since
             newcomers = frozenset(pod for pod in listed.pods if now - since[pod] < _ADMISSION_SECONDS)
-            self._admitted[name] = _Admission(now, newcomers, self._refusals)
+            self._admitted[name] = _Admission(now, newcomers, self._cuts)
         log.info(
             LogEvent.ALLOCATED_FOR_KUBELET, allocation=allocation.id, resource=resource.name, ids=len(ids)
         )
@@ -170,8 +170,11 @@ class Allocator:
         return listed
 
     def kubelet_started(self) -> None:
-        """Called when a kubelet process has started: at first its list may lack pods."""
+        """Called when a kubelet process has started: at first its list may lack pods. It admits again what
+        its predecessor was admitting, perhaps with other ids.
+        """
         self._listed_once = frozenset()
+        self._cuts += 1
 
     async def _leave_if_stale(self, hold: Hold, ids: frozenset[str], listed: Listing | None) -> bool:
         """If the pod of the hold has ended, releases its allocation, because the kubelet has given the ids to
@@ -199,7 +202,7 @@ class Allocator:
         wrongly released, no container of the pod could start.
         """
         made = self._admitted.get(request_id)
-        if made is None or made.refusals != self._refusals:
+        if made is None or made.cuts != self._cuts:
             return False
         if clock.now() - made.at_seconds >= _ADMISSION_SECONDS:
             return False
