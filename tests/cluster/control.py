@@ -18,12 +18,15 @@ from typing import Any
 from tests.demo.node import DemoNode
 from tests.e2e.support import eventually
 from tests.kubelet.double import fixed_plugins
+from tests.kubelet.test_daemon import reboot
 from tests.runtime.containerd import Containerd, documented_config
 
 NODE = "node-1"
 START_SECONDS = 300
 #: the kubelet uses this folder whatever its root folder is
 DEVICE_PLUGINS = Path("/var/lib/kubelet/device-plugins")
+#: the gates that docs/kubernetes.md names, which are off by default before 1.36
+GATES = ("DRAConsumableCapacity", "DRADeviceTaints", "DRAExtendedResource", "DRAPartitionableDevices")
 CNI = """#!/bin/sh
 # a network plugin: an address that is never used
 cat >/dev/null
@@ -48,6 +51,10 @@ def free_ports(count: int) -> list[int]:
     for one in sockets:
         one.close()
     return ports
+
+
+def _gate_word(on: bool) -> str:
+    return "--feature-gates=" + ",".join(f"{name}={str(on).lower()}" for name in GATES)
 
 
 @dataclass
@@ -90,13 +97,12 @@ class Cluster:
         self.tokens = {name: secrets.token_hex(16) for name in ("admin", "kubelet")}
         self._etcd_port, self._peer_port, self._api_port, kubelet_port = free_ports(4)
         self._write_credentials()
-        self._write_kubelet_config(kubelet_port)
+        self._kubelet_port = kubelet_port
+        self._write_kubelet_config(gates=True)
         self.etcd = self._program("etcd", [str(etcd), *self._etcd_words()])
-        self.api = self._program("kube-apiserver", self._api_words())
-        self.controllers = self._program("kube-controller-manager", self._controller_words())
-        self.scheduler = self._program(
-            "kube-scheduler", ["--leader-elect=false", "--secure-port=0", f"--kubeconfig={self.kubeconfig}"]
-        )
+        self.api = self._program("kube-apiserver", self._api_words(gates=True))
+        self.controllers = self._program("kube-controller-manager", self._controller_words(gates=True))
+        self.scheduler = self._program("kube-scheduler", self._scheduler_words(gates=True))
         self.kubelet = self._program("kubelet", self._kubelet_words())
 
     # --- configuration
@@ -132,12 +138,13 @@ class Cluster:
             text = KUBECONFIG.format(server=self.server, authority=self.authority, token=token)
             (self.folder / f"{name}.conf").write_text(text)
 
-    def _write_kubelet_config(self, port: int) -> None:
+    def _write_kubelet_config(self, gates: bool) -> None:
         config = {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
             "address": "127.0.0.1",
-            "port": port,
+            "port": self._kubelet_port,
+            "featureGates": dict.fromkeys(GATES, gates),
             "healthzPort": 0,
             "authentication": {"anonymous": {"enabled": False}, "webhook": {"enabled": False}},
             "authorization": {"mode": "AlwaysAllow"},
@@ -154,6 +161,7 @@ class Cluster:
             "maxPods": 250,
             # the kubelet prepares a failed claim again after this time; by default after 60 to 90 s
             "syncFrequency": "1s",
+            "nodeStatusUpdateFrequency": "1s",
         }
         (self.folder / "kubelet.json").write_text(json.dumps(config))
 
@@ -169,8 +177,11 @@ class Cluster:
             "--unsafe-no-fsync",
         ]
 
-    def _api_words(self) -> list[str]:
+    def _api_words(self, gates: bool) -> list[str]:
         return [
+            _gate_word(gates),
+            # with DRADeviceTaints other programs watch this API; a server that lacks it says so and goes on
+            "--runtime-config=resource.k8s.io/v1alpha3=true",
             f"--etcd-servers=http://127.0.0.1:{self._etcd_port}",
             "--bind-address=127.0.0.1",
             f"--secure-port={self._api_port}",
@@ -188,8 +199,17 @@ class Cluster:
             f"--service-account-signing-key-file={self.folder}/sa.key",
         ]
 
-    def _controller_words(self) -> list[str]:
+    def _scheduler_words(self, gates: bool) -> list[str]:
         return [
+            _gate_word(gates),
+            "--leader-elect=false",
+            "--secure-port=0",
+            f"--kubeconfig={self.kubeconfig}",
+        ]
+
+    def _controller_words(self, gates: bool) -> list[str]:
+        return [
+            _gate_word(gates),
             f"--kubeconfig={self.kubeconfig}",
             f"--service-account-private-key-file={self.folder}/sa.key",
             f"--root-ca-file={self.authority}",
@@ -236,6 +256,21 @@ class Cluster:
         )
         assert not self.api.ended(), self.api.log.read_text()[-3000:]
 
+    def restart_with_gates(self, gates: bool) -> None:
+        """Restarts Kubernetes' programs with all gates on or off."""
+        self.kubelet.stop()
+        for program, words in (
+            (self.scheduler, self._scheduler_words),
+            (self.controllers, self._controller_words),
+            (self.api, self._api_words),
+        ):
+            program.stop()
+            program.words[1:] = words(gates)
+        self._write_kubelet_config(gates)
+        self.start_api()
+        for program in (self.controllers, self.scheduler, self.kubelet):
+            program.start()
+
     def ready(self) -> bool:
         assert not self.kubelet.ended(), self.kubelet.log.read_text()[-3000:]
         found = self.kubectl("get", "node", NODE, "-o", "json", check=False)
@@ -243,6 +278,18 @@ class Cluster:
             return False
         conditions = json.loads(found.stdout)["status"]["conditions"]
         return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+
+    def reboot(self) -> None:
+        """Ends all processes of the node, empties /run, and starts the node's services in the order of
+        vgpud's unit. The control plane, as on another machine, runs on.
+        """
+        self.kubelet.kill()
+        self.containerd.kill()
+        self.containerd.end_containers()
+        reboot(self.node)
+        self.containerd.start()
+        self.node.start()
+        self.kubelet.start()
 
     def stop(self) -> None:
         for program in (self.kubelet, self.scheduler, self.controllers, self.api, self.etcd):

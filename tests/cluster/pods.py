@@ -64,6 +64,13 @@ class Pods:
         eventually(lambda: self.phase(name) in phases, f"pod {name} is {' or '.join(phases)}")
         return self.status(name)
 
+    def restarted(self, name: str) -> bool:
+        """Does the pod's first container run again after its first end? Fails if the pod has ended."""
+        status = self.status(name)
+        assert status["phase"] not in ("Failed", "Succeeded"), f"{status} {self.events(name)}"
+        (first, *_) = status["containerStatuses"]
+        return bool(first["restartCount"] and "running" in first["state"])
+
     def events(self, name: str) -> str:
         found = self.cluster.get("events", f"--field-selector=involvedObject.name={name}")
         return "\n".join(event.get("message", "") for event in found)

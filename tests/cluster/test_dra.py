@@ -1,6 +1,7 @@
 """Claims on a real cluster, with the objects and steps of docs/kubernetes.md."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,23 @@ def test_slices_come_back_after_a_kill_of_the_kubelet_and_of_the_api_server(with
     assert pods.memory("p") == mib(5)
 
 
+def test_claims_are_prepared_again_after_a_reboot(with_dra: OnPolicy) -> None:
+    pods = with_dra(KINDS + DRA)
+    pods.create(template("five", "vgpu-quota", "5Gi"), template("place", "vgpu-mig"))
+    for name in ("five", "place"):
+        pods.create(
+            {**claiming(name, name), "spec": {**claiming(name, name)["spec"], "restartPolicy": "Always"}}
+        )
+        running(pods, name)
+    before = {one["id"] for one in pods.held()}
+    pods.cluster.reboot()
+    for name in ("five", "place"):
+        eventually(partial(pods.restarted, name), f"{name} runs again")
+    assert {one["id"] for one in pods.held()} == before
+    assert pods.memory("five") == mib(5)
+    assert "MIG-" in pods.run("place", "/usr/bin/env")
+
+
 def test_a_claim_whose_pod_is_deleted_by_force_is_released(with_dra: OnPolicy) -> None:
     pods = with_dra(QUOTA + DRA)
     pods.create(template("five", "vgpu-quota", "5Gi"), claiming("p", "five"))
@@ -203,6 +221,34 @@ def test_an_extended_resource_of_a_device_class_is_granted_as_a_claim(with_dra: 
     pods.create(pod("p", container("main", {"example.com/gpu": 1})))
     running(pods, "p")
     assert pods.cards("p") == 1
+
+
+def test_feature_gates_that_are_turned_off_and_on_are_followed(with_dra: OnPolicy) -> None:
+    """Without DRAConsumableCapacity a shared card is one claim's, so that no card is overcommitted."""
+    pods = with_dra(KINDS + DRA)
+    keys = {"allowMultipleAllocations", "consumesCounters"}
+
+    def published() -> set[str]:
+        return {key for device in devices(pods) for key in device} & keys
+
+    eventually(lambda: published() == keys, "shared devices and places of instances are published")
+    try:
+        pods.cluster.restart_with_gates(False)
+        eventually(lambda: devices(pods) and not published(), "only what one claim can have is published")
+        pods.create(template("any", "vgpu-quota"), claiming("first", "any"))
+        running(pods, "first")
+        pods.create(claiming("second", "any"))
+        eventually(lambda: "Unschedulable" in json.dumps(pods.status("second")), "the card is taken")
+        pods.delete("first")
+        running(pods, "second")
+    finally:
+        pods.clear()
+        pods.cluster.restart_with_gates(True)
+    eventually(lambda: published() == keys, "they are published again")
+    pods.create(template("five", "vgpu-quota", "5Gi"), *(claiming(name, "five") for name in ("a", "b")))
+    for name in ("a", "b"):
+        running(pods, name)
+        assert pods.memory(name) == mib(5)
 
 
 def test_claims_and_resources_share_a_node_without_overcommitment(with_dra: OnPolicy) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import partial
 from typing import Any
 
 import pytest
@@ -161,6 +162,23 @@ def test_pods_keep_their_slices_while_the_kubelet_and_the_api_server_are_killed(
     assert pods.until("later", "Running", "Failed")["phase"] == "Running", pods.events("later")
     assert pods.memory("p") == mib(5)
     assert before["id"] in [one["id"] for one in pods.held()]
+
+
+def test_pods_run_again_on_their_slices_after_a_reboot(on_policy: OnPolicy) -> None:
+    pods = on_policy(documented_policy())
+    asked = {"units": (MEMORY, 5), "card": (GPU, 1), "mig": ("nvidia.com/mig-1g.18gb", 1)}
+    for name, (resource, amount) in asked.items():
+        served(pods, amount, resource)
+        pods.create(pod(name, container("main", {resource: amount}), restartPolicy="Always"))
+        assert pods.until(name, "Running", "Failed")["phase"] == "Running", pods.events(name)
+    before = {one["id"] for one in pods.held()}
+    pods.cluster.reboot()
+    for name in asked:
+        eventually(partial(pods.restarted, name), f"{name} runs again")
+    assert {one["id"] for one in pods.held()} == before
+    assert pods.memory("units") == mib(5)
+    assert pods.cards("card") == 1
+    assert "MIG-" in pods.run("mig", "/usr/bin/env")
 
 
 def test_a_pod_that_is_deleted_by_force_releases_its_slice(on_policy: OnPolicy) -> None:
