@@ -34,7 +34,8 @@ PROGRAMS = ("decoder", "training", "compiled", "inference", "batches")
 WEIGHTS = ((50, 50), (25, 75))
 HARD, SHARED = SharePolicy.HARD, SharePolicy.WORK_CONSERVING
 MEMORY_BYTES = 60 << 30
-SETTLE_S, START_S = 1.0, 240.0
+# the arbiter's verdict on a tenant's gaps holds for 4 s
+SETTLE_S = 4.0
 
 
 @dataclass
