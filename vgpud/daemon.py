@@ -152,7 +152,7 @@ class Daemon:
             self.keeper = keeper
             start = Start(self.units, self.settings.run_dir, sd.boot_id())
             await recover(keeper, parts, state, start)
-            keeper.tend_sick()
+            keeper.spawn(keeper.sickness.tend_all())
             self.inventory.came_back = lambda: keeper.spawn(agree(keeper, parts, start, boot_changed=False))
             self.containers = Containers(keeper, parts)
             self.cdi_watch = CdiWatch(keeper, parts, self.settings.host_root)
@@ -286,7 +286,7 @@ async def serve(settings: Settings) -> None:
         assert daemon.containers is not None
         assert daemon.cdi_watch is not None
         doors = Doors(settings.run_dir, lambda: observe(keeper), lambda peer: identify(peer, Door.READ).user)
-        await doors.start(keeper.policy().policy)
+        await doors.start(keeper.policies.policy)
         keeper.policies.preparing.append(doors.prepare)
         door = runtime_socket(settings.run_dir, settings.group, passed)
         kubelet = kubelet_door(daemon, keeper)
@@ -294,7 +294,7 @@ async def serve(settings: Settings) -> None:
             daemon.containers,
             door,
             cgroup_of,
-            rules=lambda: keeper.policy().policy.runtime,
+            rules=lambda: keeper.policies.policy.runtime,
             pods=kubelet.allocator,
         )
         runtimes.start()
@@ -302,10 +302,10 @@ async def serve(settings: Settings) -> None:
         lasting = asyncio.ensure_future(
             run_all((*loops(daemon, keeper, kubelet, hung_up), doors.record), _RETRY_SECONDS)
         )
-        sd.notify("READY=1", f"STATUS={keeper.describe().status}")
-        log.info(
-            LogEvent.READY, message_id=Message.READY, status=keeper.describe().status, version=__version__
-        )
+        await keeper.notices.started(__version__)
+        status = keeper.listings.describe().status
+        sd.notify("READY=1", f"STATUS={status}")
+        log.info(LogEvent.READY, message_id=Message.READY, status=status, version=__version__)
         try:
             await daemon.stopping.wait()
         finally:
@@ -331,6 +331,7 @@ def loops(
         await reload(keeper, hung_up)
 
     assert daemon.cdi_watch is not None
+    assert keeper.preload is not None
     return (
         *((beat,) if sd.watchdog_seconds() is not None else ()),
         reloads,
@@ -339,7 +340,7 @@ def loops(
         dra_door(daemon, keeper).run,
         keeper.residency.run,
         keeper.bypasses.run,
-        keeper.watch_arbiter,
+        keeper.preload.watch,
         keeper.activities.watch,
         keeper.suspends.watch,
     )
@@ -412,9 +413,9 @@ async def reload(keeper: NodeKeeper, hung_up: asyncio.Event) -> None:
 
 
 async def reload_once(keeper: NodeKeeper) -> None:
-    with suppress(VgpuError):  # the keeper has logged the error
-        await keeper.reload_policy(dry_run=False)
-        sd.notify(f"STATUS={keeper.describe().status}")
+    with suppress(VgpuError):  # the reload has logged the error
+        await keeper.policies.reload(dry_run=False)
+        sd.notify(f"STATUS={keeper.listings.describe().status}")
 
 
 def watch_devices(daemon: Daemon, keeper: NodeKeeper, loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
@@ -423,7 +424,7 @@ def watch_devices(daemon: Daemon, keeper: NodeKeeper, loop: asyncio.AbstractEven
     """
 
     def arrived(event: DeviceEvent) -> None:
-        loop.call_soon_threadsafe(keeper.device_event, event)
+        loop.call_soon_threadsafe(lambda: keeper.spawn(keeper.notices.event(event)))
 
     stop = threading.Event()
     watch_events(daemon.gateway, arrived, stop)
@@ -442,7 +443,7 @@ async def heartbeat(keeper: NodeKeeper, ledger: Ledger) -> None:
         # help.
         with suppress(VgpuError):
             await ledger.answer()
-        sd.notify("WATCHDOG=1", f"STATUS={keeper.describe().status}")
+        sd.notify("WATCHDOG=1", f"STATUS={keeper.listings.describe().status}")
         await asyncio.sleep(period)
 
 

@@ -1,6 +1,7 @@
 #include "turns.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stddef.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -9,8 +10,10 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "aside.h"
 #include "cut.h"
 #include "limits.h"
+#include "rest.h"
 #include "usage_io.h"
 
 #define REFRESH_NS 10000000u /* interval between two readings of the limits of tenants under the engine cut */
@@ -43,17 +46,45 @@ static void arm(uint64_t at)
     armed_for = at;
 }
 
+#define COUNTERS_AT ((off_t)offsetof(struct vgpu_usage, compute))
+
+static void bring_in_counters(void *data)
+{
+    const int *usage_fd = data;
+    usage_io_bring_in(*usage_fd, COUNTERS_AT);
+    close(*usage_fd);
+}
+
+/* Returns true if the counters of the lease can be written without waiting for the tenant. */
+static bool counters_in_memory(struct lease *lease)
+{
+    if (usage_io_in_memory(lease->usage_map, COUNTERS_AT))
+        return true;
+    uint64_t took_ns;
+    int copy = rest_afford(lease, 1) ? fcntl(lease->usage_fd, F_DUPFD_CLOEXEC, 0) : -1;
+    if (copy < 0)
+        return false;
+    enum aside done = aside(lease_tenant(lease), bring_in_counters, &copy, sizeof(copy), &took_ns);
+    if (done == ASIDE_NOT_BEGUN)
+        close(copy);
+    else
+        rest_spent_on_look(lease, took_ns);
+    return done == ASIDE_DONE;
+}
+
 /*
  * Publishes a lease's counters in its `usage` page. The tenant can write the page, so the arbiter never reads the
- * counters back.
+ * counters back. Counters whose page is not in memory stay old until the next change of them.
  */
-static void publish(const struct lease *lease)
+static void publish(struct lease *lease)
 {
     struct vgpu_compute count[VGPU_MAX_DEVICES];
     uint32_t devices = lease->tenant.device_count;
+    if (!counters_in_memory(lease))
+        return;
     for (uint32_t d = 0; d < devices; d++)
         count[d] = lease->tenant.entities[d]->count;
-    usage_io_store(lease->usage_map, (off_t)offsetof(struct vgpu_usage, compute), count, devices * sizeof(count[0]));
+    usage_io_store(lease->usage_map, COUNTERS_AT, count, devices * sizeof(count[0]));
 }
 
 static void touch(struct lease *lease)

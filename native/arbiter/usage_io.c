@@ -43,6 +43,22 @@ void usage_io_store(unsigned char *map, off_t at, const void *data, size_t size)
         (void)!pwrite(own_memory, data, size, (off_t)(uintptr_t)(map + at));
 }
 
+bool usage_io_in_memory(const unsigned char *map, off_t at)
+{
+    const off_t page_bytes = sysconf(_SC_PAGESIZE);
+    unsigned char in_memory = 1;
+    if (map != NULL)
+        mincore((void *)(uintptr_t)(map + at - at % page_bytes), 1, &in_memory);
+    return (in_memory & 1) != 0;
+}
+
+void usage_io_bring_in(int usage_fd, off_t at)
+{
+    char byte;
+    if (pread(usage_fd, &byte, 1, at) == 1)
+        (void)!pwrite(usage_fd, &byte, 1, at);
+}
+
 static off_t slot_offset(uint32_t slot)
 {
     return (off_t)(offsetof(struct vgpu_usage, slots) + slot * sizeof(struct vgpu_slot));

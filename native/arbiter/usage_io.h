@@ -26,6 +26,16 @@ void usage_io_unmap(unsigned char *map);
 bool usage_io_load(const unsigned char *map, off_t at, void *data, size_t size);
 void usage_io_store(unsigned char *map, off_t at, const void *data, size_t size);
 
+/*
+ * Is the page at `at` of the mapped file in memory? If it is not, a store waits: for a disk if the page is swapped out,
+ * or for the tenant while it punches a hole into the file (fallocate(2), 0.2 s for each GiB). True if the kernel does
+ * not say.
+ */
+bool usage_io_in_memory(const unsigned char *map, off_t at);
+
+/* Brings the page at `at` of the file into memory. It can wait, so it is called aside (aside.h). */
+void usage_io_bring_in(int usage_fd, off_t at);
+
 /* Returns the owner word of a slot; 0 if the file is too short. */
 uint32_t usage_io_owner(int usage_fd, uint32_t slot);
 

@@ -2,14 +2,16 @@
  * admission.c: divides a tenant's limits among its processes. MPS limits each process separately, so two processes
  * would together get twice the share. Here each process takes a part, and a process is refused when no part is left.
  *
- * The parts are records in a file of the tenant, each locked by its process (fcntl(2): the lock ends with the process).
- * A tenant that changes the file harms only itself.
+ * The parts are read locks on the file `limits` (fcntl(2): the lock ends with the process). Where a lock starts says
+ * whose part of what it is, and its length is the amount. So the tenant needs no file that it can write, with which it
+ * could fill the file system of the run folder. A tenant that sets other locks harms only itself.
  */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include "guard.h"
@@ -17,7 +19,8 @@
 #define SHARE "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 #define MEMORY "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 
-enum { RECORDS = 64, ADMISSION_AT = 4096 };
+enum { RECORDS = 64 };
+#define RECORD_BYTES ((off_t)1 << 34) /* two locks of at most UINT32_MAX bytes, with room between them */
 
 struct part {
     uint32_t share_hundredths; /* share in hundredths of a percent */
@@ -32,41 +35,61 @@ struct tenant {
 
 static int g_file = -1;
 
-static bool lock_range(int file, short type, off_t start, off_t length)
+static off_t share_at(int index)
 {
-    struct flock range = {.l_type = type, .l_whence = SEEK_SET, .l_start = start, .l_len = length};
+    return index * RECORD_BYTES;
+}
+
+static off_t memory_at(int index)
+{
+    return share_at(index) + RECORD_BYTES / 2;
+}
+
+static bool lock_amount(int file, off_t start, uint32_t amount)
+{
+    struct flock range = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = start, .l_len = amount};
     int done;
     do
-        done = fcntl(file, start == ADMISSION_AT ? F_SETLKW : F_SETLK, &range);
+        done = fcntl(file, F_SETLK, &range);
     while (done != 0 && errno == EINTR);
     return done == 0;
 }
 
-static bool record_held(int file, int index)
+/* Returns the length of the lock that another process has at `start`, or 0. Any other lock there counts as all. */
+static uint32_t locked_amount(int file, off_t start)
 {
-    struct flock range = {
-        .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = index * (off_t)sizeof(struct part), .l_len = 1};
-    return fcntl(file, F_GETLK, &range) != 0 || range.l_type != F_UNLCK;
+    struct flock range = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = start, .l_len = 1};
+    if (fcntl(file, F_GETLK, &range) == 0 && range.l_type == F_UNLCK)
+        return 0;
+    bool ours = range.l_start == start && range.l_len > 0 && range.l_len < UINT32_MAX;
+    return ours ? (uint32_t)range.l_len : UINT32_MAX;
+}
+
+/* Waits until no other process of the tenant takes a part. The lock is released by LOCK_UN. */
+static bool lock_admission(int file, int operation)
+{
+    int done;
+    do
+        done = flock(file, operation);
+    while (done != 0 && errno == EINTR);
+    return done == 0;
 }
 
 /* Computes what the other processes have left of `whole`. Returns the index of a free record, or -1. */
 static int measure(int file, const struct tenant *tenant, struct part *left)
 {
-    const struct part *whole = &tenant->whole;
     int index = -1;
-    *left = *whole;
+    *left = tenant->whole;
     for (int i = 0; i < RECORDS; i++) {
-        struct part taken = {0, 0};
-        if (!record_held(file, i)) {
+        uint32_t share = locked_amount(file, share_at(i));
+        uint32_t memory = locked_amount(file, memory_at(i));
+        if (share == 0 && memory == 0) {
             index = index < 0 ? i : index;
             continue;
         }
-        if (pread(file, &taken, sizeof(taken), i * (off_t)sizeof(taken)) != (ssize_t)sizeof(taken))
-            taken = *whole;
-        left->share_hundredths -= taken.share_hundredths < left->share_hundredths ? taken.share_hundredths
-                                                                                  : left->share_hundredths;
+        left->share_hundredths -= share < left->share_hundredths ? share : left->share_hundredths;
         if (!tenant->pooled_memory)
-            left->memory_mib -= taken.memory_mib < left->memory_mib ? taken.memory_mib : left->memory_mib;
+            left->memory_mib -= memory < left->memory_mib ? memory : left->memory_mib;
     }
     return index;
 }
@@ -129,20 +152,17 @@ static void set_environment(const struct part *part)
 }
 
 /* Reads the file `limits`, which vgpud writes: "HUNDREDTHS MIB PROCESSES POOLED" on one line. */
-static bool read_limits(const char *folder, struct tenant *tenant)
+static bool read_limits(int file, struct tenant *tenant)
 {
     struct part *whole = &tenant->whole;
     unsigned pooled = 0; /* the value is missing in files of an older vgpud */
-    char path[512];
-    snprintf(path, sizeof(path), "%s/limits", folder);
-    FILE *file = fopen(path, "re");
-    if (file == NULL)
-        return false;
-    bool good = fscanf(file, "%u %u %u %u", &whole->share_hundredths, &whole->memory_mib, &tenant->processes,
+    char text[64];
+    ssize_t length = pread(file, text, sizeof(text) - 1, 0);
+    text[length > 0 ? length : 0] = '\0';
+    bool good = sscanf(text, "%u %u %u %u", &whole->share_hundredths, &whole->memory_mib, &tenant->processes,
                        &pooled) >= 3 &&
                 whole->share_hundredths > 0 && whole->memory_mib > 0 && tenant->processes > 0;
     tenant->pooled_memory = pooled != 0;
-    fclose(file);
     return good;
 }
 
@@ -154,15 +174,14 @@ static const char *tenant_folder(void)
 static int take(int file, const struct tenant *tenant)
 {
     struct part left, part = wanted(tenant);
-    if (!lock_range(file, F_WRLCK, ADMISSION_AT, 1))
+    if (!lock_admission(file, LOCK_EX))
         return GUARD_NO_MORE_CLIENTS;
     int index = measure(file, tenant, &left);
     bool fits = index >= 0 && part.share_hundredths > 0 && part.memory_mib > 0 &&
                 part.share_hundredths <= left.share_hundredths && part.memory_mib <= left.memory_mib;
-    off_t at = index * (off_t)sizeof(part);
-    bool done = fits && lock_range(file, F_WRLCK, at, sizeof(part)) &&
-                pwrite(file, &part, sizeof(part), at) == (ssize_t)sizeof(part);
-    lock_range(file, F_UNLCK, ADMISSION_AT, 1);
+    bool done = fits && lock_amount(file, share_at(index), part.share_hundredths) &&
+                lock_amount(file, memory_at(index), part.memory_mib);
+    lock_admission(file, LOCK_UN);
     if (done)
         set_environment(&part);
     return done ? GUARD_SUCCESS : GUARD_NO_MORE_CLIENTS;
@@ -175,9 +194,10 @@ int guard_admit(void)
     const char *folder = tenant_folder();
     if (folder == NULL)
         return GUARD_SUCCESS; /* without the file, only the limits of MPS itself hold */
-    snprintf(path, sizeof(path), "%s/slots", folder);
+    snprintf(path, sizeof(path), "%s/limits", folder);
     guard_leave();
-    if (!read_limits(folder, &tenant) || (g_file = open(path, O_RDWR | O_CLOEXEC)) < 0)
+    g_file = open(path, O_RDONLY | O_CLOEXEC);
+    if (g_file < 0 || !read_limits(g_file, &tenant))
         /* the allocation was released, or belongs to another tenant: a process without limits is refused */
         return GUARD_NO_CONNECTION;
     int result = take(g_file, &tenant);

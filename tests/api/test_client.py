@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.ctl.daemon import Daemon
+from vgpud.api import sockets
 from vgpud.api.client import Client
 from vgpud.api.sockets import choose_socket
 from vgpud.model.caller import Door
@@ -62,12 +63,18 @@ def test_any_other_user_reads_by_ro_sock(run_dir: Path, monkeypatch: pytest.Monk
     assert caught.value.hint == "call as root", "the group would not help"
 
 
-def test_a_missing_socket_is_an_unreachable_daemon(run_dir: Path) -> None:
+@pytest.mark.parametrize(
+    ("is_booted", "command"), [(True, "systemctl status vgpud"), (False, "pgrep -a vgpud")]
+)
+def test_a_missing_socket_is_an_unreachable_daemon(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, is_booted: bool, command: str
+) -> None:
+    monkeypatch.setattr(sockets, "SYSTEMD", run_dir if is_booted else run_dir / "none")
     with pytest.raises(VgpuError) as caught, Client() as client:
         client.get_node()
     assert caught.value.code is ErrorCode.UNREACHABLE
     assert str(run_dir) in caught.value.sentence
-    assert "systemctl status vgpud" in caught.value.hint
+    assert command in caught.value.hint
 
 
 def test_a_socket_without_a_listener_is_unreachable(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ that no attack delays a message by more than 1 ms. The attackers (tests/bench/ar
 lowest priority.
 """
 
-import struct
 import subprocess
 import sys
 import tempfile
@@ -16,18 +15,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.bench.arbiter_attackers import ATTACKS, OTHER_LEASE
+from tests.bench.arbiter_attackers import ATTACKS, OTHER_LEASE, granted, say_want
 from tests.bench.common import Report, latency_row, percentile
 from tests.demo.node import ROOT
-from tests.fuzz.test_arbiter import DONE, WANT, Tenant, message
+from tests.fuzz.test_arbiter import Tenant
 from tests.lease.conftest import Node
 from tests.native.harness import GIB, GID, UID, UUIDS
-from vgpud import lease_layout as layout
 from vgpud.lease import DeviceLimits, write_lease
 
-GRANT = 6
-TURN = struct.Struct("<QQQIIQ")  # struct vgpu_turn in native/common/lease.h
-_HEAD_BYTES = 24
 _PAUSE_SECONDS = 0.001
 _SECONDS = 4.0
 
@@ -49,19 +44,10 @@ class Honest:
         return (self.granted() - asked_ns) / 1e9
 
     def say_want(self) -> None:
-        self._tenant.line.send(message(WANT, 0, TURN.pack(0, 0, 0, 0, 1, 0)))
+        say_want(self._tenant)
 
     def granted(self) -> int:
-        """Waits for the time slice and gives it back. Returns the CLOCK_MONOTONIC time at which the arbiter
-        granted it.
-        """
-        while True:
-            answer = self._tenant.line.recv(layout.MESSAGE_SIZE)
-            if int.from_bytes(answer[:4], "little") == GRANT:
-                break
-        number, *_, sent_ns = TURN.unpack_from(answer, _HEAD_BYTES)
-        self._tenant.line.send(message(DONE, 0, TURN.pack(number, 0, 0, 0, 1, 0)))
-        return int(sent_ns)
+        return granted(self._tenant)
 
     def close(self) -> None:
         self._tenant.close()
@@ -82,7 +68,7 @@ def attack(name: str, lease: Path) -> Iterator[None]:
 
 @contextmanager
 def made_node() -> Iterator[Node]:
-    with tempfile.TemporaryDirectory(prefix="vgpu-arbiter-") as folder:
+    with tempfile.TemporaryDirectory(prefix="vgpu-arbiter-", dir="/dev/shm") as folder:
         (Path(folder) / "leases").mkdir()
         node = Node(Path(folder))
         node.start_arbiter()

@@ -1,24 +1,50 @@
 """`python -m tests.bench.arbiter_attackers ATTACK LEASE`: runs one attack on the arbiter until standard
 input ends. It prints a line when the attack has begun."""
 
+import ctypes
 import fcntl
+import mmap
 import os
 import resource
 import signal
 import socket
+import struct
 import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from tests.fuzz.test_arbiter import WANT, Tenant, message
+from tests.fuzz.test_arbiter import DONE, WANT, Tenant, message
 from vgpud import lease_layout as layout
 
 Done = Callable[[], None]
 SHORT_LOOK_LOCKS = 1500  # as many locks as keep one query below ASIDE_MAX_NS (native/arbiter/aside.h)
 OTHER_LEASE = "attackers-other"
+GRANT = 6
+TURN = struct.Struct("<QQQIIQ")  # struct vgpu_turn in native/common/lease.h
+_HEAD_BYTES = 24
 _FAR = 1 << 30
+_HOLE_BYTES = 2 << 30
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2  # fallocate(2)
+
+
+def say_want(tenant: Tenant) -> None:
+    tenant.line.send(message(WANT, 0, TURN.pack(0, 0, 0, 0, 1, 0)))
+
+
+def granted(tenant: Tenant) -> int:
+    """Waits for the time slice and gives it back. Returns the CLOCK_MONOTONIC time at which the arbiter
+    granted it.
+    """
+    while True:
+        answer = tenant.line.recv(layout.MESSAGE_SIZE)
+        assert answer, "the arbiter closed the connection"
+        if int.from_bytes(answer[:4], "little") == GRANT:
+            break
+    number, *_, sent_ns = TURN.unpack_from(answer, _HEAD_BYTES)
+    tenant.line.send(message(DONE, 0, TURN.pack(number, 0, 0, 0, 1, 0)))
+    return int(sent_ns)
 
 
 def nothing(lease: Path, stands: Done) -> None:
@@ -137,8 +163,33 @@ def hang_ups(lease: Path, stands: Done) -> None:
         time.sleep(0.01)
 
 
+def holes(lease: Path, stands: Done) -> None:
+    """Makes `usage` larger and punches a hole into it: until the hole is made, a page fault in it waits. In
+    the meantime the tenant uses its device, so that the arbiter writes its counters there.
+    """
+    usage = os.open(lease / layout.USAGE_FILE, os.O_RDWR)
+    fallocate = ctypes.CDLL(None).fallocate
+    fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long)
+    page = layout.USAGE_COMPUTE // mmap.PAGESIZE * mmap.PAGESIZE
+    for mode in (_KEEP_SIZE, _KEEP_SIZE | _PUNCH_HOLE):
+        if os.fork() == 0:
+            while True:
+                fallocate(usage, mode, page, _HOLE_BYTES)
+    stands()
+    while True:
+        with suppress(OSError, AssertionError):
+            tenant = Tenant(lease, 0)
+            tenant.line.settimeout(60)
+            while True:
+                say_want(tenant)
+                granted(tenant)
+                time.sleep(0.002)
+        time.sleep(0.001)
+
+
 ATTACKS: dict[str, Callable[[Path, Done], None]] = {
     "nothing": nothing,
+    "holes in `usage`, 2 GiB": holes,
     "bad packets, 20 000 locks": lambda lease, stands: locks_and_bad_packets(lease, stands, 20_000),
     "bad packets, 30 000 locks": lambda lease, stands: locks_and_bad_packets(lease, stands, 30_000),
     "messages": messages,

@@ -21,6 +21,7 @@ import grpc
 
 from tests.serve.http2 import DATA, Peer
 from vgpud.api.gen import vgpud_pb2 as pb
+from vgpud.api.gen.vgpud_pb2_grpc import VgpudStub
 from vgpud.serve.runtime_wire import MAGIC, REQUEST, Verb
 
 FIRST_UID = 4242
@@ -209,6 +210,27 @@ def listings(run_dir: Path, stands: Done) -> None:
                     one.result()
 
 
+def changes(run_dir: Path, stands: Done) -> None:
+    """Each user allocates and releases, 16 calls at a time."""
+    with grpc.insecure_channel(f"unix:{run_dir}/vgpud.sock") as channel:
+        calls = VgpudStub(channel)
+        stands()
+        for turn in range(1 << 62):
+            asked = [
+                pb.AllocateRequest(
+                    request_id=f"{os.getuid()}-{turn}-{n}", memory_bytes=2 << 20, isolation="quota"
+                )
+                for n in range(16)
+            ]
+            held = []
+            for one in [calls.Allocate.future(each) for each in asked]:
+                with suppress(grpc.RpcError):
+                    held.append(one.result().id)
+            for gone in [calls.Release.future(pb.ReleaseRequest(allocation_id=each)) for each in held]:
+                with suppress(grpc.RpcError):
+                    gone.result()
+
+
 ATTACKS: dict[str, Callable[[Path, Done], None]] = {
     "nothing": nothing,
     "computing": computing,
@@ -220,6 +242,7 @@ ATTACKS: dict[str, Callable[[Path, Done], None]] = {
     "configs": configs,
     "messages": messages,
     "listings": listings,
+    "changes": changes,
 }
 
 
@@ -258,6 +281,7 @@ def main() -> None:
             try:
                 ATTACKS[name](run_dir, _stands)
             finally:
+                _stands()  # the bench waits for this line, also if vgpud has closed the attacker's connection
                 os._exit(1)
         children.append(child)
     sys.stdin.read()

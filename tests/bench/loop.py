@@ -24,7 +24,8 @@ from tests.demo.node import ROOT
 
 _POLICY = f"{POLICY}\n[runtime]\nusers = true\n"
 _SECONDS = 5.0
-_USERS = {"watchers": 32, "listings": 1}  # 32 users make 2048 watches; the other attacks have 4 users
+# 32 users make 2048 watches; attacks that are not named have 4 users
+_USERS = {"watchers": 32, "listings": 1, "changes": 1}
 # attacks of the security review that run at the same time
 _TOGETHER = ("idle connections", "unread replies", "slow http", "watchers")
 _FILES = 20_000  # descriptors; 4096 connections need three each

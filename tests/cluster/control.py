@@ -315,6 +315,10 @@ class Cluster:
         own = self._programs / "kubectl"
         return str(own) if own.exists() else "kubectl"
 
+    def minor(self) -> int:
+        """The minor version of the API server."""
+        return int(json.loads(self.kubectl("version", "-o", "json").stdout)["serverVersion"]["minor"])
+
     def apply(self, *objects: Mapping[str, Any]) -> None:
         """Creates the objects, or changes them."""
         self.kubectl(

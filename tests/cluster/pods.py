@@ -99,7 +99,8 @@ class Pods:
 
     def output(self, name: str) -> str:
         """What the ended pod's main container printed."""
-        (log,) = (self.cluster.folder / "pods").glob(f"default_{name}_*/main/*.log")
+        uid = self.cluster.get("pod", name)["metadata"]["uid"]
+        (log,) = (self.cluster.folder / "pods").glob(f"default_{name}_{uid}/main/*.log")
         return "\n".join(line.split(" ", 3)[3] for line in log.read_text().splitlines())
 
     def delete(self, *names: str, force: bool = False) -> None:

@@ -49,6 +49,8 @@ def with_dra(on_policy: OnPolicy) -> Any:
         prepare(pods)
         # vgpud reads its kubeconfig only at its start
         pods.cluster.node.stop()
+        # the slices of the earlier policy, whose devices a claim must not get
+        pods.cluster.kubectl("delete", "resourceslices", "--all", "--wait=true")
         pods.cluster.node.start()
         eventually(lambda: slices(pods), "slices are published")
         return pods
@@ -291,7 +293,7 @@ def test_a_storm_of_claims_and_kills_leaves_nothing(with_dra: OnPolicy) -> None:
 def test_the_api_server_accepts_the_slices_of_each_simulated_node(with_dra: OnPolicy, mode: str) -> None:
     pods = with_dra(QUOTA + DRA)
     for path in PROFILES:
-        double = Double(36)
+        double = Double(pods.cluster.minor())
         publish(double, Snapshot(devices=cards_of_profile(path)), policy_of(mode))
         for found in double.slices_by_name.values():
             made = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "spec": found["spec"]}

@@ -88,11 +88,22 @@ def test_a_tenant_of_an_arbiter_that_does_not_answer_is_not_outside_vgpud(main: 
     process = pb.NodeProcess(pid=4343, command="python", device_uuid=canned.A, silent_mode="preload")
     daemon.replies["ListProcesses"] = pb.ListProcessesReply(processes=[process])
     daemon.replies["GetAllocation"] = VgpuError(ErrorCode.NO_SUCH_ALLOCATION, "no allocation", "")
-    said = [main(*verb.split()).stdout for verb in ("ps", "doctor", "why 4343", "top -1")]
+    done = [main(*verb.split()) for verb in ("ps", "doctor", "why 4343", "top -1")]
+    assert "vgpu-arbiter does not answer" in done[0].stderr
+    said = [one.stdout for one in done]
     assert not [text for text in said if "outside vgpud" in text]
     assert "unknown" in said[0]
-    assert "vgpu-arbiter does not answer" in said[1] and "systemctl restart vgpud-arbiter" in said[1]
+    assert "vgpu-arbiter does not answer" in said[1] and "vgpud starts it again by itself" in said[1]
     assert "its allocation is unknown, because vgpu-arbiter does not answer" in said[2]
+
+
+def test_doctor_and_why_tell_of_an_arbiter_that_does_not_answer(main: Ctl, daemon: Daemon) -> None:
+    daemon.replies["GetNode"] = pb.NodeReply(arbiter_error="vgpu-arbiter does not answer: wait")
+    process = pb.NodeProcess(pid=4343, command="python", device_uuid=canned.A, silent_mode="preload")
+    daemon.replies["ListProcesses"] = pb.ListProcessesReply(processes=[process])
+    assert main("doctor").stdout.count("vgpu-arbiter does not answer") == 1
+    daemon.replies["GetAllocation"] = canned.preload()
+    assert "vgpu-arbiter does not answer: wait" in main("why", canned.preload().id).stdout
 
 
 # --- why

@@ -28,6 +28,7 @@ def ready(daemon: Daemon) -> Iterator[threading.Event]:
 
     daemon.replies["Suspend"] = suspend
     daemon.replies["DrainDevice"] = lambda request: suspend(request) and pb.DrainDeviceReply(idle=True)
+    daemon.replies["Allocate"] = suspend
     yield event
     event.set()
 
@@ -49,7 +50,7 @@ def test_the_progress_line_does_not_wrap_in_a_narrow_terminal(daemon: Daemon, re
     live = Live(daemon, verb=("drain", "0", "--move"), columns=20)
     try:
         live.until("emptying device 0; Ctrl-C leaves it to vgpud")
-        live.until("\r2s, 1GiB of 1GiB")
+        live.until("\r1s, 1GiB of 1GiB")
         ready.set()
         assert live.process.wait(30) == 0
     finally:
@@ -68,6 +69,17 @@ def test_an_interrupt_prints_that_vgpud_continues_the_suspension(
         live.until("vgpud goes on suspending a1b2c3d4")
         ready.set()
         assert live.process.wait(30) == 130
+    finally:
+        live.close()
+
+
+def test_an_allocation_that_waits_for_the_arbiter_says_so(daemon: Daemon, ready: threading.Event) -> None:
+    daemon.replies["GetNode"] = pb.NodeReply(arbiter_error="vgpu-arbiter does not answer: wait")
+    live = Live(daemon, verb=("alloc", "--memory", "1GiB"))
+    try:
+        live.until("vgpu-arbiter does not answer: wait")
+        ready.set()
+        assert live.process.wait(30) == 0
     finally:
         live.close()
 

@@ -65,7 +65,10 @@ def helper_pids(node: DemoNode, prefix: str = "") -> dict[str, int]:
     """The pids of the node's running helper processes, by unit name."""
     found = {}
     for path in (node.run_dir / "units").glob(f"{prefix}*.pid"):
-        pid = int(path.read_text().split()[0])
+        try:
+            pid = int(path.read_text().split()[0])
+        except FileNotFoundError:  # the helper has ended since the folder was listed
+            continue
         if is_alive(pid):
             found[path.name.removesuffix(".pid")] = pid
     return found

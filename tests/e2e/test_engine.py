@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.arbiter.conftest import counters, span
+from tests.arbiter.accounts import have_turns, is_held_to
+from tests.arbiter.conftest import LONG, counters
 from tests.arbiter.test_cut import table
 from tests.demo.node import BUILD, DemoNode
 from tests.e2e.conftest import NodeMaker
@@ -66,7 +67,7 @@ def sim(node: DemoNode, *words: str) -> None:
 def test_a_tenant_is_held_to_its_share_by_the_engine_cut(cut_node: DemoNode) -> None:
     cut_node.start()
     assert engine(cut_node) == ("unknown", "not-probed")
-    tenant = cut_node.tenant([*ASKED, "--cores", "25"], [*SPIN, "--seconds", "120"])
+    tenant = cut_node.tenant([*ASKED, "--cores", "25"], [*SPIN, "--seconds", str(LONG)])
     eventually(lambda: list(states(cut_node).values()) == ["active"], "it is allocated")
     (held,) = states(cut_node)
     assert engine(cut_node) == ("cut", "probed") and in_force(cut_node) == "cut"
@@ -77,8 +78,7 @@ def test_a_tenant_is_held_to_its_share_by_the_engine_cut(cut_node: DemoNode) -> 
     assert "cut, a kernel stopped from outside stood still, went on and ended whole" in shown
     assert "in turns, by the engine cut" in cut_node.ctl("why", held).stdout
     assert "device 0: cut," in cut_node.ctl("doctor", "-v", check=False).stdout
-    (percent,) = span(lease).percents
-    assert 0 < percent < 45
+    is_held_to(lease, 25)
     tenant.process.kill()
     tenant.end()
     eventually(lambda: in_force(cut_node) == "absent", "the last tenant has gone")
@@ -142,15 +142,15 @@ def test_a_new_driver_that_refuses_cut_leaves_the_gate_at_the_next_start(cut_nod
     assert engine(cut_node) == ("gate", "refused") and in_force(cut_node) == "gate"
     lease = cut_node.run_dir / "leases" / held
     preload = {"LD_PRELOAD": str(BUILD / "lib" / "libvgpu.so"), "VGPU_LEASE": str(lease)}
-    spinning = [*SPIN, "--seconds", "120"]
+    spinning = [*SPIN, "--seconds", str(LONG)]
     program = subprocess.Popen(
         spinning,
         env={**cut_node.environment, **preload, "CUDA_VISIBLE_DEVICES": uuid},
         stdout=subprocess.PIPE,
     )
     try:
-        (percent,) = span(lease).percents
-        assert 0 < percent < 45 and table(lease)[0] == 0
+        is_held_to(lease, 25)
+        assert table(lease)[0] == 0
     finally:
         program.kill()
         program.communicate()
@@ -203,7 +203,7 @@ def test_a_policy_with_an_unknown_engine_is_refused(cut_node: DemoNode) -> None:
 
 def test_a_tenant_is_marked_and_gated_if_the_driver_begins_to_refuse(cut_node: DemoNode) -> None:
     cut_node.start()
-    tenant = cut_node.tenant([*ASKED, "--cores", "25"], [*SPIN, "--seconds", "120"])
+    tenant = cut_node.tenant([*ASKED, "--cores", "25"], [*SPIN, "--seconds", str(LONG)])
     eventually(lambda: list(states(cut_node).values()) == ["active"], "it is allocated")
     (held,) = states(cut_node)
     lease = cut_node.run_dir / "leases" / held
@@ -213,9 +213,8 @@ def test_a_tenant_is_marked_and_gated_if_the_driver_begins_to_refuse(cut_node: D
     eventually(lambda: sentence in cut_node.ctl("show", held).stdout, "it is marked")
     assert f"{held} is gated: {sentence}" in cut_node.ctl("doctor", check=False).stdout
     assert events(cut_node, "allocation_gated") == [held]
-    turns = counters(lease)["turns"]
-    eventually(lambda: counters(lease)["turns"] > turns + 2, "it has turns by the gate")
-    (percent,) = span(lease).percents
-    assert 0 < percent < 45 and table(lease)[0] == 0
+    have_turns(lease)  # by the gate
+    is_held_to(lease, 25)
+    assert table(lease)[0] == 0
     tenant.process.kill()
     tenant.end()

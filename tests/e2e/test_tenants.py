@@ -246,6 +246,9 @@ def test_a_killed_arbiter_is_restarted_without_a_call(make_node: NodeMaker) -> N
     os.kill(tenant.process.pid, signal.SIGKILL)
     tenant.end()
     eventually(lambda: states(node) == {}, "the end of its tenant is noticed")
+    with client(node) as calls:
+        told = [one.sentence for one in calls.list_events().events if one.subject == "vgpu-arbiter"]
+    assert told == ["vgpu-arbiter has ended: vgpud starts it again", "vgpu-arbiter runs again"]
 
 
 def test_memory_limits_hold_without_vgpud_and_the_arbiter(make_node: NodeMaker) -> None:

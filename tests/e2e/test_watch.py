@@ -84,9 +84,10 @@ def test_a_watch_gets_the_events_of_earlier_daemon_runs(make_node: NodeMaker) ->
     with client(node, READ) as calls:
         for event in calls.watch(before):
             told.append((event.kind, event.subject))
-            if len(told) == 6:
+            if len(told) == 7:
                 break
-    assert told == [(f"allocation_{k}", a) for k in ("active", "released") for a in made]
+    active, released = ([(f"allocation_{k}", one) for one in made] for k in ("active", "released"))
+    assert told == [*active, ("vgpud_started", "vgpud"), *released]
 
 
 def test_a_watch_from_a_future_revision_is_refused(make_node: NodeMaker) -> None:

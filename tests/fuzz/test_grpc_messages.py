@@ -3,7 +3,7 @@ number.
 """
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
@@ -17,6 +17,7 @@ from vgpud.api.status import to_status
 from vgpud.model.caller import Caller, Door
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Lifetime, Owner
+from vgpud.node.keeper import NodeKeeper
 from vgpud.serve.calls import SERVICE, parse
 from vgpud.serve.handlers import HANDLERS
 
@@ -82,7 +83,7 @@ def answered(name: str, data: bytes) -> None:
     for caller in (ROOT, USER):
 
         async def call(caller: Caller = caller) -> None:
-            reply = await HANDLERS[name](FakeKeeper(), caller, parse(kind, data))
+            reply = await HANDLERS[name](cast(NodeKeeper, FakeKeeper()), caller, parse(kind, data))
             assert isinstance(reply.SerializeToString(), bytes)
 
         try:

@@ -1,5 +1,6 @@
 """Changes of MIG mode, of GPU instances with their compute instance, and of the compute mode."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,12 @@ from vgpud.model.errors import ErrorCode, VgpuError
 GPU = uuid_of(0)
 IN_USE = pynvml.NVML_ERROR_IN_USE
 
+# a process that the node's /proc lists, also where the files of the driver are below another root
+PID = os.getpid()
+COMMAND = Path("/proc/self/comm").read_text().strip()
+NAMED = f"process {PID} ({COMMAND})"
+GONE = 2**22 + 1  # above the kernel's largest pid
+
 
 @pytest.fixture
 def nvml() -> FakeNvml:
@@ -25,9 +32,6 @@ def nvml() -> FakeNvml:
 
 @pytest.fixture
 def gateway(nvml: FakeNvml, tmp_path: Path) -> Gateway:
-    comm = tmp_path / "proc/4242/comm"
-    comm.parent.mkdir(parents=True)
-    comm.write_text("trainer\n")
     return Gateway(binding=nvml, host_root=tmp_path)
 
 
@@ -57,23 +61,23 @@ def test_mig_mode_that_needs_a_reset_is_pending(nvml: FakeNvml, gateway: Gateway
 
 def test_mig_mode_that_waits_for_processes_is_undone(nvml: FakeNvml, gateway: Gateway) -> None:
     nvml.activation = IN_USE
-    nvml.gpus[0].processes = [process(4242)]
+    nvml.gpus[0].processes = [process(PID)]
     with pytest.raises(VgpuError) as caught:
         gateway.set_mig_mode(GPU, True)
     assert caught.value.code is ErrorCode.DEVICE_IN_USE
-    assert "process 4242 (trainer)" in caught.value.sentence
+    assert NAMED in caught.value.sentence
     mig = gateway.snapshot().devices[0].mig
     assert (mig.current, mig.pending) == (False, False)
 
 
 def test_mig_mode_refused_by_the_call_is_an_error(nvml: FakeNvml, gateway: Gateway) -> None:
     nvml.answers["nvmlDeviceSetMigMode"] = IN_USE
-    nvml.gpus[0].processes = [process(4242), process(4243)]
+    nvml.gpus[0].processes = [process(PID), process(GONE)]
     with pytest.raises(VgpuError) as caught:
         gateway.set_mig_mode(GPU, True)
     assert caught.value.code is ErrorCode.DEVICE_IN_USE
-    assert "2 processes 4242 (trainer), 4243 (?)" in caught.value.sentence
-    assert caught.value.details == ("process 4242 (trainer)", "process 4243 (?)")
+    assert f"2 processes {PID} ({COMMAND}), {GONE} (?)" in caught.value.sentence
+    assert caught.value.details == (NAMED, f"process {GONE} (?)")
 
 
 def test_mig_mode_neither_taken_nor_activated_is_an_error(nvml: FakeNvml, gateway: Gateway) -> None:
@@ -153,11 +157,11 @@ def test_destroying_an_instance_is_idempotent(mig: Gateway) -> None:
 
 def test_destroying_an_instance_in_use_names_its_processes(nvml: FakeNvml, mig: Gateway) -> None:
     instance = mig.create_gpu_instance(GPU, 14, Placement(0, 2))
-    nvml.gpus[0].processes = [process(4242, instance=instance.id), process(9, instance=instance.id + 1)]
+    nvml.gpus[0].processes = [process(PID, instance=instance.id), process(9, instance=instance.id + 1)]
     with pytest.raises(VgpuError) as caught:
         mig.destroy_gpu_instance(GPU, instance.id)
     assert caught.value.code is ErrorCode.DEVICE_IN_USE
-    assert caught.value.details == ("process 4242 (trainer)",)
+    assert caught.value.details == (NAMED,)
     assert mig.gpu_instances(GPU) == (instance,)
 
 

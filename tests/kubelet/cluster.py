@@ -61,6 +61,9 @@ def check_slice(body: dict[str, Any], minor: int) -> None:
         known(one, "name", "counters")
         check(LABEL.fullmatch(one["name"]), f"counter set {one['name']}")
         check_counters(one["counters"])
+    if minor < 35:
+        total = sum(len(one["counters"]) for one in sets)
+        check(total <= 32, f"the total number of shared counters must not exceed 32: {total}")
     advanced = any(device.get("consumesCounters") or device.get("taints") for device in devices)
     check(len(devices) <= (64 if advanced else 128), f"{len(devices)} devices")
     check(len({device["name"] for device in devices}) == len(devices), "names of devices")

@@ -77,7 +77,7 @@ class Node:
 
     @property
     def allocations(self) -> tuple[Allocation, ...]:
-        return self.world.keeper.list()[0]
+        return tuple(self.world.keeper.book)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(PATIENCE_SECONDS):
@@ -86,7 +86,7 @@ class Node:
 
     async def policy(self, text: str) -> None:
         (self.folder / "vgpud.toml").write_text(text)
-        await self.world.keeper.reload_policy(dry_run=False)
+        await self.world.keeper.policies.reload(dry_run=False)
 
 
 @pytest.fixture

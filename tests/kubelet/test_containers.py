@@ -350,6 +350,29 @@ def test_a_kubelet_killed_during_an_admission_gives_the_ids_to_a_pod_that_gets_i
     run(story())
 
 
+def test_a_pod_keeps_its_allocation_if_vgpud_is_restarted_during_its_admission(short: Path) -> None:
+    """The kubelet asks for the init container before the restart, for the main container after it."""
+
+    async def story() -> None:
+        async with node_in(short, SLOW) as node:
+            k = node.kubelet
+            await k.healthy(UNITS, 160)
+            k.active.add("a/b")
+            await k.admit("a/b", UNITS, 2, container="init", init=True)
+            ids = k.held["a/b", "init", UNITS]
+            (made,) = node.allocations
+            await node.close()
+            node.open()
+            await k.wait(lambda: len(k.registrations) == 2)
+            await k.healthy(UNITS, 160)
+            card = next(iter(ids)).partition("::")[0]
+            await k.admit("a/b", UNITS, 5, reusable=ids, among=lambda one: one.startswith(card))
+            (held,) = node.allocations
+            assert (held.id, sizes(node)) == (made.id, [5])
+
+    run(story())
+
+
 def test_a_container_of_a_failed_allocation_does_not_start(short: Path) -> None:
     async def story() -> None:
         async with node_in(short, SLOW) as node:

@@ -68,7 +68,7 @@ class Dra:
 
     @property
     def held(self) -> dict[str, Any]:
-        return {a.request.id: a for a in self.world.keeper.list()[0]}
+        return {a.request.id: a for a in tuple(self.world.keeper.book)}
 
     async def until(self, condition: Any) -> None:
         async with asyncio.timeout(PATIENCE_SECONDS):
@@ -132,7 +132,7 @@ async def dra_in(folder: Path, policy: str = POLICY, cluster: Cluster | None = N
     (folder / "k" / "plugins_registry").mkdir(parents=True)
     async with world(folder) as made:
         policy_of(folder, policy)
-        await made.keeper.reload_policy(dry_run=False)
+        await made.keeper.policies.reload(dry_run=False)
         dra = Dra(made, cluster or Cluster(), folder)
         dra.open()
         try:
@@ -436,11 +436,11 @@ def test_the_dra_door_opens_and_closes_with_the_policy(short: Path) -> None:
             assert not dra.registrar.exists()
             assert not dra.cluster.requests
             policy_of(short, POLICY)
-            await dra.world.keeper.reload_policy(dry_run=False)
+            await dra.world.keeper.policies.reload(dry_run=False)
             await dra.register()
             await dra.published()
             policy_of(short, "version = 1\n")
-            await dra.world.keeper.reload_policy(dry_run=False)
+            await dra.world.keeper.policies.reload(dry_run=False)
             await dra.until(lambda: not dra.cluster.slices_by_name and not dra.registrar.exists())
 
     run(story())

@@ -267,7 +267,7 @@ def test_a_hanging_kubelet_does_not_hold_up_vgpud(short: Path) -> None:
             silent = await asyncio.start_unix_server(
                 lambda reader, writer: None, fixed_plugins(short / "kubelet") / "kubelet.sock"
             )
-            await node.world.keeper.devices()
+            await node.world.keeper.listings.devices()
             assert node.task is not None
             assert not node.task.done()
             silent.close()

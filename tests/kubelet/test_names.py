@@ -30,7 +30,7 @@ def test_an_allocation_has_the_names_of_the_pod_that_its_hook_tells(short: Path)
         async with node_in(short) as node:
             await node.kubelet.healthy(UNITS, 160)
             node.kubelet.listing_fails = True
-            ids = [f"{device.uuid}::0" for device in node.world.keeper.describe().node.devices[:1]]
+            ids = [f"{device.uuid}::0" for device in node.world.keeper.listings.describe().node.devices[:1]]
             await node.kubelet.allocate(UNITS, ids)
             assert workloads(node.allocations) == [Workload()]
             with container() as init:
@@ -76,7 +76,7 @@ def test_a_claims_allocation_has_the_names_of_claim_pod_and_container(short: Pat
             assert claim is not None
             assert not (await dra.prepare(claim)).error
             keeper = dra.world.keeper
-            (held,) = keeper.list()[0]
+            (held,) = tuple(keeper.book)
             assert held.request.workload == Workload("ns", "infer-0", "", "weights")
             # only PodResources has the container's name
             listing.active.add("ns/infer-0")
@@ -84,10 +84,10 @@ def test_a_claims_allocation_has_the_names_of_claim_pod_and_container(short: Pat
             whole = Workload("ns", "infer-0", "server", "weights")
             await dra.until(lambda: named_events(keeper))
             (sentence,) = named_events(keeper)
-            assert workloads(keeper.list()[0]) == [whole]
+            assert workloads(tuple(keeper.book)) == [whole]
             assert sentence == f"allocation {held.id}: it is of pod ns/infer-0/server, claim ns/weights"
             # the kubelet repeats its call, and gets the same allocation
             assert not (await dra.prepare(claim)).error
-            assert len(keeper.list()[0]) == 1
+            assert len(tuple(keeper.book)) == 1
 
     run(story())

@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 
 from tests import oldkernel
-from tests.bench.arbiter import TURN, Honest
+from tests.bench.arbiter import Honest
+from tests.bench.arbiter_attackers import TURN
 from tests.conditions import needs, unmet
 from tests.fusefile import fuse_file, locked_in_the_kernel
 from tests.fuzz.test_arbiter import Tenant, message

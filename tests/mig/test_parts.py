@@ -203,7 +203,8 @@ def test_each_tenant_is_listed_in_its_own_compute_instance(node: DemoNode) -> No
         assert "GiB, shared" in node.ctl("show", one.id).stdout
         with client(node) as calls, pytest.raises(VgpuError) as stuck:
             calls.apply_mig(target("7g.141gb"))
-        assert f"of allocation {one.id} is in use by pid {tenant.pid}" in stuck.value.sentence
+        named = f"of allocation {one.id} is in use by pid {tenant.pid} (vgpu-probe, user "
+        assert named in stuck.value.sentence
         release(node, two.id)
         assert len(parts(node)) == 1
     finally:

@@ -12,6 +12,7 @@ import pytest
 
 from tests import clock
 from vgpud.lease import SharePolicy
+from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import GIB, Percent
 from vgpud.model.tenancy import Allocation, Mode, Owner, Request, Slice, State
 from vgpud.modes.preload import ARBITER_UNIT, Preload, PreloadRules, limits_of
@@ -71,13 +72,42 @@ class Watched:
         self.stopped.append(name)
 
 
+def test_a_listing_waits_once_for_an_arbiter_that_hangs(tmp_path: Path) -> None:
+    units: Any = Watched()
+    paths: Any = SimpleNamespace(run_dir=tmp_path, leases=tmp_path / "leases")
+    none: Any = None
+    part = held().slices[0]
+
+    async def ask(preload: Preload) -> None:
+        with pytest.raises(VgpuError) as silence:
+            await preload.tenants(held(), part, soon=True)
+        assert silence.value.code is ErrorCode.HELPER_TIMEOUT
+
+    async def hang() -> None:
+        preload = Preload(units, paths, none, none, answer_seconds=0.01, silence_seconds=0.01)
+        await preload.ensure_arbiter()
+        assert preload.trouble() == ""
+        await ask(preload)
+        assert "vgpu-arbiter does not answer" in preload.trouble()
+        silent.close()  # an order now would fail with another error
+        await ask(preload)
+
+    (tmp_path / "arbiter").mkdir()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
+        silent.bind(str(tmp_path / "arbiter" / "control.sock"))
+        silent.listen()
+        clock.run(hang())
+
+
 def test_an_arbiter_that_hangs_is_reported_and_then_killed(tmp_path: Path) -> None:
     units: Any = Watched()
     paths: Any = SimpleNamespace(run_dir=tmp_path, leases=tmp_path / "leases")
     none: Any = None
+    notices: list[str] = []
+    world: Any = SimpleNamespace(notice=notices.append)
 
     async def hang() -> None:
-        preload = Preload(units, paths, none, none, answer_seconds=0.01)
+        preload = Preload(units, paths, world, none, answer_seconds=0.01)
         await preload.ensure_arbiter()
         watch = asyncio.ensure_future(preload.watch())
         await clock.passed(1)
@@ -86,6 +116,7 @@ def test_an_arbiter_that_hangs_is_reported_and_then_killed(tmp_path: Path) -> No
         await clock.passed(9)
         watch.cancel()
         assert units.stopped == [ARBITER_UNIT]
+        assert notices == ["vgpu-arbiter did not answer for 6 s: vgpud ends it"]
 
     (tmp_path / "arbiter").mkdir()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:

@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,9 +17,10 @@ import pytest
 from tests.conditions import needs
 from tests.mps.conftest import control_program
 from tests.native.harness import TEST_BUILD
+from tests.otheruser import open_folder
 from tests.simnode import SimNode, sim_node  # noqa: F401
 from vgpud.model.quantity import MIB, Percent
-from vgpud.model.tenancy import Mode, Slice
+from vgpud.model.tenancy import ANYONE, Mode, Slice
 from vgpud.modes.mps.folders import write_tenant
 from vgpud.modes.mps.rules import MpsRules
 
@@ -175,7 +177,7 @@ def tenant(short_folder: Path) -> Path:
 
 def hold_to(tenant: Path, mebibytes: int, percent: int, processes: int) -> dict[str, str]:
     part = Slice("GPU-0", Mode.MPS, mebibytes * MIB, Percent(percent * 100))
-    write_tenant(tenant, part, MpsRules(processes_per_tenant=processes), os.getuid(), os.getgid())
+    write_tenant(tenant, part, MpsRules(processes_per_tenant=processes), os.getuid())
     return {"VGPU_MPS_TENANT": str(tenant)}
 
 
@@ -229,6 +231,41 @@ def test_limits_of_two_tenants_are_independent(node: Node, tenant: Path) -> None
     assert node.probe("hold", "1MiB", extra=one)[0] == FULL
     held.kill()
     held.wait()
+
+
+TRIES = """
+import os, sys
+uid, folder = int(sys.argv[1]), sys.argv[2]
+os.setgroups([]); os.setresgid(uid, uid, uid); os.setresuid(uid, uid, uid)
+def can(name, flags):
+    try:
+        os.close(os.open(folder + name, flags))
+    except OSError:
+        return False
+    return True
+opened = {"reads": can("/limits", os.O_RDONLY), "writes": can("/limits", os.O_RDWR)}
+opened["creates"] = can("/new", os.O_CREAT | os.O_WRONLY)
+print(*(way for way, done in opened.items() if done))
+"""
+
+
+@needs("root")
+def test_a_tenant_can_write_no_file_of_the_run_folder_and_other_users_can_reach_none() -> None:
+    """Before the fix, a tenant could write any amount into its file `slots` in the run folder, and each user
+    of the host could write and lock that of a pod.
+    """
+    part = Slice("GPU-0", Mode.MPS, 1024 * MIB, Percent(1000))
+
+    def opened(uid: int, folder: Path) -> str:
+        words = [sys.executable, "-c", TRIES, str(uid), str(folder)]
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+
+    with open_folder() as run:
+        own = write_tenant(run / "mps" / "t" / "a", part, MpsRules(), 4242)
+        pods = write_tenant(run / "mps" / "t" / "b", part, MpsRules(), ANYONE)
+        assert (opened(4242, own), opened(4343, own)) == ("reads", "")
+        assert (opened(4242, pods), opened(0, pods)) == ("", "reads writes creates")
+        assert pods.stat().st_mode & 0o777 == 0o711, "a pod's programs, of any uid, have this folder mounted"
 
 
 @pytest.mark.parametrize("damage", ["gone", "empty", "words"])

@@ -137,8 +137,8 @@ def test_the_audit_trail_tells_a_reload_by_signal_from_a_requested_reload(tmp_pa
         audit.by_itself("SIGHUP")
         await reload_once(w.keeper)
         audit.asked_by(replace(ASKER, door=Door.ADMIN))
-        await w.keeper.reload_policy(dry_run=False)
-        await w.keeper.reload_policy(dry_run=True)
+        await w.keeper.policies.reload(dry_run=False)
+        await w.keeper.policies.reload(dry_run=True)
 
     lines = trail(tmp_path, scene)
     assert [told(line, "audit", "door", "reason") for line in lines] == [

@@ -51,6 +51,30 @@ assert libc.mount(("/run/vgpud/leases/" + sys.argv[2]).encode(), sys.argv[1].enc
 os.setresuid(4343, 4343, 4343)
 print("up", flush=True); input()
 """
+# any user of the host can mount a folder with such a name in a user namespace
+WITH_A_FORGED_LEASE = """
+import ctypes, os, sys
+os.setgroups([]); os.setresgid(4343, 4343, 4343); os.setresuid(4343, 4343, 4343)
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(4, 1) == 0 and libc.unshare(0x10020000) == 0
+for name, line in ("setgroups", "deny"), ("uid_map", "0 4343 1"), ("gid_map", "0 4343 1"):
+    with open("/proc/self/" + name, "w") as table: table.write(line)
+assert libc.mount(b"tmpfs", b"/run", b"tmpfs", 0, None) == 0
+os.makedirs(sys.argv[1]); os.makedirs("/run/leases/" + sys.argv[2])
+assert libc.mount(("/run/leases/" + sys.argv[2]).encode(), sys.argv[1].encode(), None, 4096, None) == 0
+print("up", flush=True); input()
+"""
+SANDBOX_IN_A_CONTAINER = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.unshare(0x20000) == 0
+inner = os.fork()
+if not inner:
+    os.setresuid(4343, 4343, 4343)
+    assert libc.unshare(0x10020000) == 0
+    print("up", os.getpid(), flush=True); input(); os._exit(0)
+os.waitpid(inner, 0)
+"""
 
 pytestmark = needs("root")
 
@@ -61,8 +85,10 @@ def running(code: str, *words: object) -> Iterator[SuspendedProcess]:
     with subprocess.Popen(told, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdin and child.stdout
         try:
-            assert child.stdout.readline() == "up\n"
-            yield SuspendedProcess(child.pid, start_ticks(child.pid) or 0, 0)
+            word, *inner = child.stdout.readline().split()
+            assert word == "up"
+            pid = int(inner[0]) if inner else child.pid
+            yield SuspendedProcess(pid, start_ticks(pid) or 0, 0)
         finally:
             child.communicate("\n")
 
@@ -116,4 +142,20 @@ def test_a_container_process_belongs_to_its_pod_and_a_host_process_to_none() -> 
     with running(AS_USER, TENANT, TENANT) as process:
         assert not belongs(process, held(ANYONE))
     with running(WITH_THE_LEASE, "/run/elsewhere", "a1") as process:
+        assert belongs(process, held(ANYONE)) and not belongs(process, held())
+
+
+@needs("namespaces", "user-namespaces")
+def test_a_user_that_mounts_a_forged_lease_does_not_belong() -> None:
+    """Before the fix, such a process on the device of another user's allocation was suspended with it, and
+    could make the suspension fail.
+    """
+    with running(WITH_A_FORGED_LEASE, CONTAINER_LEASE, "a1") as process:
+        assert belongs(process, held(STRANGER))
+        assert not belongs(process, held()) and not belongs(process, held(ANYONE))
+
+
+@needs("namespaces", "user-namespaces")
+def test_a_sandbox_inside_a_pod_belongs_to_the_pod() -> None:
+    with running(SANDBOX_IN_A_CONTAINER) as process:
         assert belongs(process, held(ANYONE)) and not belongs(process, held())

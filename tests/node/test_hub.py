@@ -12,6 +12,7 @@ from tests import clock
 from tests.node.world import ALICE, request, world
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.event import Event, EventKind
+from vgpud.model.quantity import GIB, Percent
 from vgpud.model.tenancy import Allocation, Owner, Workload
 from vgpud.node.store import hub as hub_module
 from vgpud.node.store.hub import PAGE, Hub
@@ -135,13 +136,47 @@ def test_events_of_an_allocation_are_counted_to_the_user_whose_quota_counts(tmp_
             held = await w.keeper.allocate(asked)
             await w.keeper.name(held.id, Workload(pod="p"))
             await w.keeper.release(held.id, replace(ALICE, uid=101_000), force=True)
-            kinds = [one.kind for one in await w.keeper.last_events(10, 1001)]
+            kinds = [one.kind for one in await w.keeper.store.last_events(10, 1001)]
             assert kinds == [
                 EventKind.ALLOCATION_ACTIVE,
                 EventKind.ALLOCATION_NAMED,
                 EventKind.ALLOCATION_RELEASED,
             ]
-            assert await w.keeper.last_events(10, 101_000) == ()
+            assert await w.keeper.store.last_events(10, 101_000) == ()
+
+    clock.run(work())
+
+
+def test_events_tell_of_starts_drains_and_the_figures_of_a_resize(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with world(tmp_path) as w:
+            held = await w.keeper.allocate(request("r1", share=Percent(5000)))
+            await w.keeper.resize(held.id, ALICE, GIB // 2, Percent(2500))
+            for drained in (True, True, False):
+                await w.keeper.operations.drain("GPU-00000001", drained)
+            await w.keeper.notices.started("1.2")
+            w.keeper.notices.arbiter("vgpu-arbiter runs again")
+            await clock.passed(1)
+            told = [(one.kind, one.subject, one.sentence) for one in await w.keeper.store.last_events(9)][1:]
+            assert told == [
+                (
+                    EventKind.ALLOCATION_RESIZED,
+                    held.id,
+                    f"allocation {held.id}: resized from 4GiB and 50% to 512MiB and 25%",
+                ),
+                (
+                    EventKind.DEVICE_CHANGED,
+                    "GPU-00000001",
+                    "device 1 is drained: it accepts no new allocations",
+                ),
+                (
+                    EventKind.DEVICE_CHANGED,
+                    "GPU-00000001",
+                    "device 1 is no longer drained: it accepts new allocations",
+                ),
+                (EventKind.VGPUD_STARTED, "vgpud", "vgpud 1.2 serves, with 1 allocation"),
+                (EventKind.ARBITER_CHANGED, "vgpu-arbiter", "vgpu-arbiter runs again"),
+            ]
 
     clock.run(work())
 
@@ -152,7 +187,7 @@ def test_a_busy_node_is_watched_whole_and_in_order(tmp_path: Path) -> None:
             revisions: list[int] = []
 
             async def watch() -> None:
-                async for seen, _ in w.keeper.subscribe(0):
+                async for seen, _ in w.keeper.store.subscribe(0):
                     revisions.append(seen.revision)
 
             watcher = asyncio.ensure_future(watch())

@@ -140,7 +140,7 @@ def test_a_user_that_locks_the_spec_folder_in_the_kernel_delays_no_other_call(tm
                     assert late.value.code is ErrorCode.CDI_FAILED
                 with pytest.raises(VgpuError, match="the kernel has not finished"):
                     await w.keeper.release(held.id, ALICE, force=False)
-                assert w.keeper.get(held.id).state is State.RELEASING
+                assert w.keeper.book.get(held.id).state is State.RELEASING
             w.parts.specs.patience_seconds = 60.0
             while len(w.parts.book) > 1 or len(w.specs()) > 1:
                 await asyncio.sleep(0.01)
@@ -189,7 +189,7 @@ def test_a_release_with_living_tenants_is_refused_unless_forced(tmp_path: Path) 
             with pytest.raises(VgpuError, match=r"still has 2 processes \(pid 4711, 4712") as alive:
                 await w.keeper.release(held.id, ALICE, force=False)
             assert alive.value.code is ErrorCode.TENANT_ALIVE
-            assert w.keeper.get(held.id).state is State.ACTIVE
+            assert w.keeper.book.get(held.id).state is State.ACTIVE
             await w.keeper.release(held.id, ALICE, force=True)
             assert w.is_empty()
 
@@ -203,7 +203,7 @@ def test_a_release_that_fails_can_be_repeated(tmp_path: Path) -> None:
             w.effectors[Mode.PRELOAD].fail = {"detach"}
             with pytest.raises(VgpuError, match="detach was told to fail"):
                 await w.keeper.release(held.id, ALICE, force=False)
-            assert w.keeper.get(held.id).state is State.RELEASING
+            assert w.keeper.book.get(held.id).state is State.RELEASING
             w.effectors[Mode.PRELOAD].fail = set()
             await w.keeper.release(held.id, ALICE, force=False)
             assert w.is_empty()
@@ -276,7 +276,7 @@ def test_a_missing_driver_is_an_error_of_the_request(tmp_path: Path) -> None:
             with pytest.raises(VgpuError) as refused:
                 await w.keeper.allocate(request("r"))
             assert refused.value.code is ErrorCode.DRIVER_MISSING
-            assert "not loaded" in w.keeper.describe().hardware_error
+            assert "not loaded" in w.keeper.listings.describe().hardware_error
 
     clock.run(work())
 
@@ -288,7 +288,7 @@ def test_watchers_see_each_event_once_and_in_order(tmp_path: Path) -> None:
             seen = []
 
             async def watch() -> None:
-                async for event, _ in w.keeper.subscribe(0):
+                async for event, _ in w.keeper.store.subscribe(0):
                     seen.append(event)
                     if len(seen) == 5:
                         return
@@ -312,7 +312,7 @@ def test_watchers_see_each_event_once_and_in_order(tmp_path: Path) -> None:
             assert [e.sentence.endswith(pod) for e in seen] == [False, True, False, False, True]
             revisions = [e.revision for e in seen]
             assert revisions == sorted(set(revisions))
-            assert w.keeper.describe().revision == revisions[-1]
+            assert w.keeper.listings.describe().revision == revisions[-1]
 
     clock.run(work())
 
@@ -326,8 +326,8 @@ def test_a_lost_device_fails_its_allocations_alone(tmp_path: Path) -> None:
                 for u in uuids
             ]
             await w.keeper.failures.mark_on(uuids[0], "device 0 is lost")
-            assert [w.keeper.get(a.id).state for a in held] == [State.FAILED, State.ACTIVE]
-            assert w.keeper.get(held[0].id).failure == "device 0 is lost"
+            assert [w.keeper.book.get(a.id).state for a in held] == [State.FAILED, State.ACTIVE]
+            assert w.keeper.book.get(held[0].id).failure == "device 0 is lost"
             await w.keeper.release(held[0].id, ALICE, force=False)
 
     clock.run(work())

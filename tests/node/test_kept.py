@@ -134,8 +134,8 @@ async def needs_room(folder: Path, leases: Leases, way: Way) -> float:
         began = daemon_clock.now()
         await anext(change, None)
         seconds = daemon_clock.now() - began
-        (part,) = w.keeper.get("second").slices
-        assert (w.keeper.get("second").state, part.memory_bytes) == (State.ACTIVE, OTHER_GIB * GIB)
+        (part,) = w.keeper.book.get("second").slices
+        assert (w.keeper.book.get("second").state, part.memory_bytes) == (State.ACTIVE, OTHER_GIB * GIB)
         assert part.device_uuid == uuid(0)
         return seconds
 

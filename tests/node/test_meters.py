@@ -16,12 +16,12 @@ def test_concurrent_readers_share_a_reading(tmp_path: Path) -> None:
     async def work() -> None:
         async with world(tmp_path) as w:
             held = await w.keeper.allocate(request("r1"))
-            seen = await asyncio.gather(*(w.keeper.metered() for _ in range(20)))
+            seen = await asyncio.gather(*(w.keeper.meters.read() for _ in range(20)))
             assert w.effectors[Mode.PRELOAD].calls.count("meters") == 1
             assert {id(one) for one in seen} == {id(seen[0])}
             assert list(seen[0].meters) == [held.id]
             await clock.passed(1)
-            await w.keeper.metered()
+            await w.keeper.meters.read()
             assert w.effectors[Mode.PRELOAD].calls.count("meters") == 2
 
     clock.run(work())
@@ -32,7 +32,7 @@ def test_a_slice_that_cannot_be_read_is_left_out(tmp_path: Path) -> None:
         async with world(tmp_path) as w:
             await w.keeper.allocate(request("r1"))
             w.effectors[Mode.PRELOAD].fail.add("meters")
-            assert dict((await w.keeper.metered()).meters) == {}
+            assert dict((await w.keeper.meters.read()).meters) == {}
 
     clock.run(work())
 
@@ -63,13 +63,13 @@ def test_hardware_that_hangs_is_waited_for_half_a_second(tmp_path: Path) -> None
             for _ in range(2):
                 await clock.passed(10)  # after 10 s the previous reading is too old
                 began = now()
-                seen = await w.keeper.metered()
+                seen = await w.keeper.meters.read()
                 # two time limits have passed: that of the snapshot, and that of the sensors
                 assert now() - began == pytest.approx(2 * 0.5)
                 assert list(seen.meters) == [held.id]
                 assert dict(seen.vitals) == {}
             gateway.gate.open()
             await clock.passed(10)
-            assert (await w.keeper.metered()).vitals
+            assert (await w.keeper.meters.read()).vitals
 
     clock.run(work())

@@ -135,7 +135,7 @@ def test_a_tenant_that_fails_to_attach_stays_on_its_device(
                 await w.keeper.moves.move(away.id, OWNER, [uuid(1)], "")
             now = await on_record(w)
             assert replace(now, revision=0) == replace(away, revision=0)
-            assert w.keeper.get(away.id) == now
+            assert w.keeper.book.get(away.id) == now
             assert w.parts.book.use_of(uuid(1)).count == 0
             await w.keeper.resume(away.id, OWNER)
             assert driver.told == [None]
@@ -150,7 +150,7 @@ def test_a_suspended_tenant_that_fails_to_attach_is_resumed_later(tmp_path: Path
             with pytest.raises(VgpuError, match="told to fail"):
                 await w.keeper.moves.move(away.id, OWNER, [uuid(1)], "")
             with pytest.raises(VgpuError, match="is being moved"):
-                settled(w.keeper.get(away.id))
+                settled(w.keeper.book.get(away.id))
             w.effectors[Mode.PRELOAD].fail = set()
             running = await w.keeper.resume(away.id, OWNER)
             assert (running.state, devices_of(running)) == (State.ACTIVE, (uuid(0),))
@@ -165,7 +165,7 @@ def test_other_changes_are_refused_during_a_suspended_move(tmp_path: Path) -> No
         async with sleeping(tmp_path) as (w, driver, away):
             driver.gate = asyncio.Event()
             moving = asyncio.ensure_future(w.keeper.moves.move(away.id, OWNER, [uuid(1)], ""))
-            while not w.keeper.get(away.id).moves:
+            while not w.keeper.book.get(away.id).moves:
                 await asyncio.sleep(0)
             for other in (
                 w.keeper.resume(away.id, OWNER),
@@ -188,7 +188,7 @@ def test_a_moved_tenant_can_be_moved_again(tmp_path: Path) -> None:
         async with sleeping(tmp_path) as (w, driver, away):
             driver.closing = asyncio.Event()
             first = asyncio.ensure_future(w.keeper.moves.move(away.id, OWNER, [uuid(1)], ""))
-            while devices_of(w.keeper.get(away.id)) != (uuid(1),) or w.keeper.get(away.id).moves:
+            while devices_of(w.keeper.book.get(away.id)) != (uuid(1),) or w.keeper.book.get(away.id).moves:
                 await asyncio.sleep(0)
             others = [
                 asyncio.ensure_future(w.keeper.moves.move(away.id, OWNER, [uuid(2)], "")),
@@ -196,10 +196,10 @@ def test_a_moved_tenant_can_be_moved_again(tmp_path: Path) -> None:
             ]
             await clock.settled()
             assert not any(other.done() for other in others)
-            assert devices_of(w.keeper.get(away.id)) == (uuid(1),)
+            assert devices_of(w.keeper.book.get(away.id)) == (uuid(1),)
             driver.closing.set()
             await asyncio.gather(first, *others)
-            assert devices_of(w.keeper.get(away.id)) == (uuid(2),)
+            assert devices_of(w.keeper.book.get(away.id)) == (uuid(2),)
 
     clock.run(work())
 
@@ -211,7 +211,7 @@ def test_two_concurrent_resumes_run_once(tmp_path: Path) -> None:
             done = await asyncio.gather(*both, return_exceptions=True)
             assert [one for one in done if isinstance(one, BaseException)] != done
             assert len(driver.told) == 1
-            assert w.keeper.get(away.id).state is State.ACTIVE
+            assert w.keeper.book.get(away.id).state is State.ACTIVE
 
     clock.run(work())
 
@@ -227,8 +227,8 @@ def test_a_process_that_began_to_use_cuda_during_the_suspension_blocks_a_move(tm
             w.effectors[Mode.PRELOAD].pids += (child.pid,)
             with pytest.raises(VgpuError, match=rf"process {child.pid} .* began to use CUDA"):
                 await w.keeper.moves.move(away.id, OWNER, [uuid(1)], "")
-            assert devices_of(w.keeper.get(away.id)) == (uuid(0),)
-            assert not w.keeper.get(away.id).moves
+            assert devices_of(w.keeper.book.get(away.id)) == (uuid(0),)
+            assert not w.keeper.book.get(away.id).moves
 
     # the child belongs to the test's user, as the allocation does
     with subprocess.Popen(["sleep", "1000"]) as child:

@@ -17,7 +17,7 @@ def test_a_tenant_without_a_process_has_not_ended_a_turn(tmp_path: Path) -> None
             held = await w.keeper.allocate(request("r1"))
             away = await w.keeper.suspends.suspend(held, Cause.TURN)
             assert away.state is State.SUSPENDED
-            (*_, last) = await w.keeper.last_events(1)
+            (*_, last) = await w.keeper.store.last_events(1)
             assert last.sentence.endswith("suspended without a process, because other tenants use its room")
 
     clock.run(work())

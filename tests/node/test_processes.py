@@ -37,7 +37,7 @@ def test_an_uncounted_process_is_past_its_limits_if_its_tenant_is_marked(
                 lambda _, pids: dict.fromkeys(pids, held.id),
                 lambda _: is_marked,
             )
-            (found,) = await processes.listed(await w.keeper.metered())
+            (found,) = await processes.listed(await w.keeper.meters.read())
             assert (found.pid, found.allocation_id, found.limited) == (4242, held.id, not is_past)
 
     clock.run(work())
@@ -55,7 +55,7 @@ def test_a_process_without_allocation_names_the_mode_that_did_not_answer(
             processes = Processes(
                 w.parts.book, w.parts.inventory, w.parts.effectors, lambda *_: {}, lambda _: True
             )
-            (found,) = await processes.listed(await w.keeper.metered())
+            (found,) = await processes.listed(await w.keeper.meters.read())
             assert (found.allocation_id, found.silent_mode) == ("", mode)
 
     clock.run(work())

@@ -47,7 +47,7 @@ def test_a_resize_that_cannot_be_put_in_force_leaves_the_old_size(tmp_path: Path
             w.effectors[Mode.PRELOAD].fail = {"resize"}
             with pytest.raises(VgpuError, match="resize was told to fail"):
                 await w.keeper.resize(held.id, ALICE, 40 * GIB, None)
-            now = w.keeper.get(held.id)
+            now = w.keeper.book.get(held.id)
             assert (now.state, now.slices) == (State.ACTIVE, held.slices)
             on_record = (await w.ledger.load()).allocations[0]
             assert (on_record.state, on_record.slices) == (State.ACTIVE, held.slices)
@@ -95,7 +95,7 @@ def test_a_release_waits_for_a_resize_that_is_under_way(
 
             monkeypatch.setattr(preload, "resize", slow)
             resizing = asyncio.ensure_future(w.keeper.resize(held.id, ALICE, 8 * GIB, None))
-            await clock.until(lambda: w.keeper.get(held.id).state is State.RESIZING)
+            await clock.until(lambda: w.keeper.book.get(held.id).state is State.RESIZING)
             releasing = asyncio.ensure_future(w.keeper.release(held.id, ALICE, force=True))
             await clock.settled()
             gate.set()
@@ -124,7 +124,7 @@ def test_room_that_a_failed_shrink_gave_up_is_not_given_away(
 
             monkeypatch.setattr(w.ledger, "intent", fails)
             shrink = asyncio.ensure_future(w.keeper.resize(held.id, ALICE, 10 * GIB, None))
-            await clock.until(lambda: w.keeper.get(held.id).state is State.RESIZING)
+            await clock.until(lambda: w.keeper.book.get(held.id).state is State.RESIZING)
             with pytest.raises(VgpuError) as refused:
                 await w.keeper.allocate(request("b", gib=60))
             assert refused.value.code is ErrorCode.NO_CAPACITY
@@ -204,7 +204,7 @@ def test_a_release_while_a_device_fails_stops_nothing_else_from_failing(
     async def work() -> None:
         async with world(tmp_path, one_device()) as w:
             first, second = await two_on_one_device(w)
-            uuid = w.keeper.get(first).slices[0].device_uuid
+            uuid = w.keeper.book.get(first).slices[0].device_uuid
             plain = w.ledger.commit
             gate = asyncio.Event()
 
@@ -219,7 +219,7 @@ def test_a_release_while_a_device_fails_stops_nothing_else_from_failing(
             gate.set()
             await failing
             assert first not in w.parts.book
-            assert w.keeper.get(second).state is State.FAILED
+            assert w.keeper.book.get(second).state is State.FAILED
 
     clock.run(work())
 
@@ -232,7 +232,7 @@ def test_a_failure_recorded_late_does_not_cancel_a_release(
     async def work() -> None:
         async with world(tmp_path, one_device()) as w:
             first, second = await two_on_one_device(w)
-            uuid = w.keeper.get(first).slices[0].device_uuid
+            uuid = w.keeper.book.get(first).slices[0].device_uuid
             plain = w.ledger.commit
             gate = asyncio.Event()
 
@@ -248,8 +248,8 @@ def test_a_failure_recorded_late_does_not_cancel_a_release(
                 await w.keeper.release(second, ALICE, force=True)
             gate.set()
             await failing
-            assert w.keeper.get(first).state is State.FAILED
-            assert w.keeper.get(second).state is State.RELEASING
+            assert w.keeper.book.get(first).state is State.FAILED
+            assert w.keeper.book.get(second).state is State.RELEASING
             states = {a.id: a.state for a in (await w.ledger.load()).allocations}
             assert states == {first: State.FAILED, second: State.RELEASING}
 
@@ -270,7 +270,7 @@ def test_a_device_lost_during_an_allocation_fails_the_allocation(tmp_path: Path)
             assert gate is not None
             gate.set()
             held = await making
-            await clock.until(lambda: w.keeper.get(held.id).state is State.FAILED)
+            await clock.until(lambda: w.keeper.book.get(held.id).state is State.FAILED)
 
     clock.run(work())
 
@@ -330,7 +330,7 @@ def test_a_process_may_have_any_name(tmp_path: Path) -> None:
             async with world(tmp_path) as w:
                 held = await w.keeper.allocate(request("r", lifetime=of(tenant.pid)))
                 await clock.settled()
-                assert w.keeper.get(held.id).state is State.ACTIVE
+                assert w.keeper.book.get(held.id).state is State.ACTIVE
                 tenant.kill()
                 await clock.until(w.is_empty)
 
@@ -374,7 +374,7 @@ def test_a_resize_that_cannot_be_finished_stops_no_start(tmp_path: Path) -> None
             state = await w.ledger.load()
             w.effectors[Mode.PRELOAD].fail = {"resize", "attach"}
             await recover(w.keeper, w.parts, state, Start(ChildUnits(tmp_path), tmp_path, "boot"))
-            assert w.keeper.get(held.id).state is State.RESIZING
+            assert w.keeper.book.get(held.id).state is State.RESIZING
             w.effectors[Mode.PRELOAD].fail = set()
             again = await w.keeper.resize(held.id, ALICE, 8 * GIB, None)
             assert (again.state, again.slices[0].memory_bytes) == (State.ACTIVE, 8 * GIB)
@@ -410,7 +410,7 @@ def test_a_failed_allocation_is_not_made_well_by_a_resize(tmp_path: Path) -> Non
             with pytest.raises(VgpuError, match="has failed: device 0 is lost") as refused:
                 await w.keeper.resize(held.id, ALICE, 8 * GIB, None)
             assert refused.value.code is ErrorCode.UNSUPPORTED
-            assert w.keeper.get(held.id).state is State.FAILED
+            assert w.keeper.book.get(held.id).state is State.FAILED
 
     clock.run(work())
 
@@ -436,14 +436,14 @@ def test_of_two_concurrent_reloads_the_later_policy_is_in_force(tmp_path: Path) 
                     slow.wait()
                 return mine
 
-            object.__setattr__(w.parts, "load_policy", read)
-            first = asyncio.ensure_future(w.keeper.reload_policy(dry_run=False))
+            w.keeper.policies.load = read
+            first = asyncio.ensure_future(w.keeper.policies.reload(dry_run=False))
             await clock.settled()
-            second = asyncio.ensure_future(w.keeper.reload_policy(dry_run=False))
+            second = asyncio.ensure_future(w.keeper.policies.reload(dry_run=False))
             await clock.settled()
             slow.open()
             await asyncio.gather(first, second)
-            assert w.keeper.policy() is newer
+            assert w.keeper.policies.current is newer
 
     clock.run(work())
 

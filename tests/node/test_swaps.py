@@ -206,7 +206,8 @@ def test_host_buffers_are_ordered_for_as_many_tenants_as_the_host_has_memory_for
 
 def test_an_order_by_hand_waits_for_a_resumption_by_a_rule_and_not_for_one_by_hand() -> None:
     async def orders() -> None:
-        book, changes = Book(), Changes()
+        book = Book()
+        changes = Changes(book)
         away = Allocation("a", request("a"), State.RESUMING, (), cause=Cause.TURN)
         book.add(away)
 
@@ -242,7 +243,8 @@ def test_the_memory_of_ended_processes_of_a_suspended_tenant_leaves_the_books(
     ended: tuple[bool, ...], held_gib: int, stays_gib: int
 ) -> None:
     async def ends() -> None:
-        store, changes = AllocationStore(cast(Any, SimpleNamespace(events_after=None)), Book()), Changes()
+        store = AllocationStore(cast(Any, SimpleNamespace(events_after=None)), Book())
+        changes = Changes(store.book)
         services = SimpleNamespace(book=store.book, store=store, changes=changes, preload=None)
         watch = asyncio.ensure_future(Suspends(cast(TenantServices, services)).watch())
         part = Slice(GPU, Mode.PRELOAD, 8 * GIB)

@@ -126,7 +126,7 @@ class Remembering:
         self._called("unapply")
         self.applied.discard(device_uuid)
 
-    async def tenants(self, allocation: Allocation, part: Slice) -> tuple[int, ...]:
+    async def tenants(self, allocation: Allocation, part: Slice, soon: bool = False) -> tuple[int, ...]:
         self._called("tenants")
         return self.pids
 

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -112,6 +113,20 @@ def test_a_container_start_waits_for_vgpud_and_a_missed_end_is_noticed(
         assert waiting.wait(300) == 0
     podman.call("rm", "--force", "--time=0", "vgpud-test-away")
     left_nothing(shared_node)
+
+
+@pytest.mark.parametrize("isolation", ["quota", "compute"])
+def test_root_in_a_container_can_create_no_file_in_folders_of_the_host(
+    podman: Podman, isolation: str
+) -> None:
+    """Before the fix, a container in mode mps could write any number of files into its folder in the host's
+    run folder.
+    """
+    podman.start(f"vgpud-test-{isolation}", ASKS, f"--annotation=vgpud.io/isolation={isolation}")
+    tries = "for folder in /run/vgpu/*/ /run/vgpu/*/*/; do (echo > $folder/new); done; ls /dev/shm"
+    with tempfile.NamedTemporaryFile(dir="/dev/shm", prefix="vgpud-test-"):
+        shown = podman.call("exec", f"vgpud-test-{isolation}", "sh", "-c", tries).stdout
+    assert list(podman.node.run_dir.rglob("new")) == [] and "vgpud-test-" not in shown
 
 
 # --- CDI

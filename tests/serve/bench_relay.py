@@ -16,12 +16,13 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 
 from tests.serve.fake_keeper import FakeKeeper
 from vgpud.api.gen import vgpud_pb2 as pb
+from vgpud.node.keeper import NodeKeeper
 from vgpud.serve.relay import ConnectionLimits, Relay
 from vgpud.serve.server import Server
 from vgpud.serve.sockets import private_folder, public_sockets
@@ -44,7 +45,7 @@ async def _serve(run_dir: Path) -> None:
     relay = Relay(sockets.listening, folder / "echo.sock", folder, ConnectionLimits())
     relay.start()
     whole = run_dir / "whole"
-    doors = Server(_Still(), public_sockets(whole, "", {}))
+    doors = Server(cast(NodeKeeper, _Still()), public_sockets(whole, "", {}))
     await doors.start()
     await asyncio.sleep(3600)
 

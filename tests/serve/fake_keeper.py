@@ -1,7 +1,7 @@
 """A keeper in memory for tests of the doors, without ledger and devices."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -110,7 +110,9 @@ class FakeMoves:
 
 
 class FakeKeeper:
-    """If `failure` is set, every call raises it. If `gate` is set, Allocate waits until the event is set."""
+    """The keeper and most of its rooms in one. If `failure` is set, every call raises it. If `gate` is set,
+    Allocate waits until the event is set.
+    """
 
     def __init__(self) -> None:
         self.failure: Exception | None = None
@@ -123,7 +125,11 @@ class FakeKeeper:
         self.watchers = 0
         self.reloads: list[bool] = []
         self.operated: list[tuple[object, ...]] = []
+        self.loaded = FakeLoaded()
         self._changed = asyncio.Condition()
+        self.book = self.store = self.policies = self.operations = self.allocates = self
+        self.listings = self.meters = self.processes = self.residency = self.bypasses = self
+        self.suspends = self.swaps = self
 
     def _check(self) -> None:
         if self.failure is not None:
@@ -213,9 +219,13 @@ class FakeKeeper:
                 ErrorCode.NO_SUCH_ALLOCATION, f"there is no allocation {allocation_id}", "see vgpuctl ls"
             ) from None
 
-    def list(self) -> tuple[tuple[Allocation, ...], int]:
+    def __iter__(self) -> Iterator[Allocation]:
         self._check()
-        return tuple(self.held.values()), len(self.events)
+        return iter(tuple(self.held.values()))
+
+    @property
+    def revision(self) -> int:
+        return len(self.events)
 
     def marks(self, allocation: Allocation) -> tuple[Mark, ...]:
         return ()
@@ -244,14 +254,14 @@ class FakeKeeper:
         self._check()
         return (DeviceView(CARD, "auto", Mode.PRELOAD, 3 * GIB, 1234, 1),), len(self.events)
 
-    async def metered(self) -> Metered:
+    async def read(self, max_age_seconds: float = 0.0) -> Metered:
         self._check()
         return Metered(
             {"GPU-1": Vitals(41, 250_000, None, 87)},
             {"a1": (SliceMeter("GPU-1", 5, 1, 6, 1, 0, 7, ComputeTime(10, 8, 9, 3, 1)),)},
         )
 
-    async def processes(self) -> tuple[NodeProcess, ...]:
+    async def listed(self, metered: Metered, standing: object) -> tuple[NodeProcess, ...]:
         self._check()
         return (
             NodeProcess(77, 1000, "python train.py", "a1", "GPU-1", 0, 5, "preload", "x"),
@@ -286,11 +296,12 @@ class FakeKeeper:
         finally:
             self.watchers -= 1
 
-    def policy(self) -> FakeLoaded:
+    @property
+    def current(self) -> FakeLoaded:
         self._check()
-        return FakeLoaded()
+        return self.loaded
 
-    async def reload_policy(self, dry_run: bool) -> ReloadReport:
+    async def reload(self, dry_run: bool) -> ReloadReport:
         self._check()
         self.reloads.append(dry_run)
         return ReloadReport(True, "def", ("done",), ("waiting",))
@@ -306,10 +317,6 @@ class FakeKeeper:
     @property
     def relocations(self) -> FakeMoves:
         return FakeMoves(self)
-
-    @property
-    def operations(self) -> "FakeKeeper":
-        return self
 
     async def mps(self) -> tuple[MpsDaemon, ...]:
         self._check()

@@ -7,10 +7,11 @@ import tempfile
 import threading
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from tests.otheruser import open_place
 from tests.serve.fake_keeper import FakeKeeper
+from vgpud.node.keeper import NodeKeeper
 from vgpud.serve.intake import Bounds
 from vgpud.serve.relay import ConnectionLimits
 from vgpud.serve.server import Server
@@ -34,7 +35,9 @@ class Live:
 
     async def _start(self, limits: ConnectionLimits | None, group: str, bounds: Bounds | None) -> None:
         self.keeper = FakeKeeper()
-        self.server = Server(self.keeper, public_sockets(self.run_dir, group, {}), limits, bounds)
+        self.server = Server(
+            cast(NodeKeeper, self.keeper), public_sockets(self.run_dir, group, {}), limits, bounds
+        )
         await self.server.start()
 
     def do(self, work: Coroutine[Any, Any, T], timeout_seconds: float = 300) -> T:

@@ -12,6 +12,9 @@ from vgpud.model.errors import ErrorCode, VgpuError
 class Well:
     status = "8 devices"
 
+    def __init__(self) -> None:
+        self.listings = self
+
     def describe(self) -> "Well":
         return self
 

@@ -7,6 +7,8 @@ from vgpud.api.doors import SOCKET_NAMES
 from vgpud.model.caller import Door
 from vgpud.model.errors import ErrorCode, VgpuError
 
+SYSTEMD = Path("/run/systemd/system")
+
 
 def usable_socket(named: Path | None, door: Door) -> Path:
     """Returns `named`, or else the socket of `choose_socket`. Raises VgpuError: UNREACHABLE, NOT_ALLOWED."""
@@ -36,12 +38,17 @@ def choose_socket(door: Door) -> Path:
     return tenant
 
 
+def service(verb: str) -> str:
+    """The command for vgpud's unit; empty where systemd does not run (sd_booted(3))."""
+    return f"systemctl {verb} vgpud" if SYSTEMD.is_dir() else ""
+
+
 def unreachable(socket: Path, why: str) -> VgpuError:
     """The error for a daemon that does not answer at `socket`."""
     return VgpuError(
         ErrorCode.UNREACHABLE,
         f"vgpud does not answer at {socket}: {why}",
-        "see if it runs: systemctl status vgpud; VGPUD_SOCKET names another socket",
+        f"see if it runs: {service('status') or 'pgrep -a vgpud'}; VGPUD_SOCKET names another socket",
     )
 
 

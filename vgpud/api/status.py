@@ -33,7 +33,7 @@ _NOT_OURS: dict[grpc.StatusCode, ErrorCode] = {
 _HINTS: dict[ErrorCode, str] = {
     ErrorCode.UNSUPPORTED: "see if vgpuctl and vgpud are of one version",
     ErrorCode.BAD_REQUEST: "ask for less in one call",
-    ErrorCode.STOPPING: "try again when vgpud is up: systemctl status vgpud",
+    ErrorCode.STOPPING: "try again when 'vgpuctl status' answers",
     ErrorCode.BUG: "see journalctl -u vgpud",
 }
 

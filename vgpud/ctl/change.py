@@ -13,7 +13,7 @@ from vgpud.ctl.devices import complete_uuids
 from vgpud.ctl.document import plain
 from vgpud.ctl.environment import export_lines
 from vgpud.ctl.fail import exit_code_of, print_error, worst
-from vgpud.ctl.progress import of_allocation, told
+from vgpud.ctl.progress import arbiter_told, of_allocation, told
 from vgpud.ctl.request import request_of
 from vgpud.ctl.terminal import Terminal, View
 from vgpud.model.errors import ErrorCode, Exit, VgpuError
@@ -27,7 +27,7 @@ UNCERTAIN = (ErrorCode.DEADLINE, ErrorCode.STOPPING)
 def alloc(arguments: Namespace, terminal: Terminal) -> int:
     request = request_of(arguments)
     try:
-        with connect(arguments) as client:
+        with connect(arguments) as client, arbiter_told(arguments, terminal):
             complete_uuids(client, request.selector)
             allocation = client.allocate(request)
     except (VgpuError, KeyboardInterrupt) as error:

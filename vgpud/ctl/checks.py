@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from vgpud import __version__
 from vgpud.api.gen import vgpud_pb2 as pb
+from vgpud.api.sockets import SYSTEMD, service
 from vgpud.ctl import words
 from vgpud.model.device import Health
 from vgpud.model.engine import EngineReason
@@ -92,7 +93,7 @@ def kernel() -> Iterator[Finding]:
 def folders(host: Host) -> Iterator[Finding]:
     if not host.run_dir.is_dir():
         yield Finding(
-            "run folder", FAIL, f"{host.run_dir} does not exist", "start vgpud: systemctl start vgpud"
+            "run folder", FAIL, f"{host.run_dir} does not exist", f"start it: {service('start') or 'vgpud'}"
         )
     for name, folder in (("run folder", host.run_dir), ("state folder", host.state_dir)):
         try:
@@ -145,7 +146,8 @@ def sockets(host: Host) -> Iterator[Finding]:
         try:
             found = path.stat()
         except OSError:
-            yield Finding("sockets", FAIL, f"{path} does not exist", "start vgpud: systemctl start vgpud")
+            fix = f"start it: {service('start') or 'vgpud'}"
+            yield Finding("sockets", FAIL, f"{path} does not exist", fix)
             continue
         wider = stat.S_IMODE(found.st_mode) & ~mode
         if wider:
@@ -202,7 +204,7 @@ def mps(host: Host, simulated: bool) -> Iterator[Finding]:
 
 
 def units() -> Iterator[Finding]:
-    if not Path("/run/systemd/system").is_dir():
+    if not SYSTEMD.is_dir():
         yield Finding("units", SKIP, "systemd does not run here")
         return
     for unit in _UNITS:
@@ -234,7 +236,7 @@ def driver(node: pb.NodeReply) -> Iterator[Finding]:
         yield Finding("version", OK, f"vgpud {node.vgpud_version}")
     else:
         sentence = f"vgpud is {node.vgpud_version} and vgpuctl {__version__}"
-        yield Finding("version", WARN, sentence, "restart vgpud after an upgrade: systemctl restart vgpud")
+        yield Finding("version", WARN, sentence, "restart vgpud after an upgrade")
 
 
 def _loaded_module(version: str) -> Iterator[Finding]:
@@ -259,7 +261,8 @@ def devices(found: Iterable[pb.Device]) -> Iterator[Finding]:
         if item.health == Health.OK and item.health_reason:
             yield Finding(name, WARN, item.health_reason, "reset it when it is idle")
         elif item.health == Health.SICK:
-            leave = "its tenants cannot be moved: wait for their end, " if item.mode in _UNMOVABLE else ""
+            stay = f"its tenants ('vgpuctl ls --device {item.index}') cannot be moved: wait for their end, "
+            leave = stay if item.mode in _UNMOVABLE else ""
             drain = f"vgpuctl drain {item.index}{'' if leave else ' --move'}"
             fix = f"{leave}'{drain}', then what NVML asks for; afterwards it is open again"
             yield Finding(name, FAIL, f"it is sick: {item.health_reason}", fix)
@@ -290,7 +293,7 @@ def engines(found: Iterable[pb.Device]) -> Iterator[Finding]:
 
 
 _SILENT_FIXES: dict[str, str] = {
-    Mode.PRELOAD: "systemctl restart vgpud-arbiter; tenants run on",
+    Mode.PRELOAD: "wait: vgpud starts it again by itself, and 'vgpuctl events' tells when; tenants run on",
     Mode.MPS: "see 'vgpuctl mps ls'",
 }
 
@@ -304,7 +307,8 @@ def tenants(node: Node) -> Iterator[Finding]:
     yield from _marks(node.allocations)
     if node.node.arbiter_error:
         yield Finding("helper", FAIL, node.node.arbiter_error, _SILENT_FIXES[Mode.PRELOAD])
-    for mode in sorted({item.silent_mode for item in node.processes} - {""}):
+    told = {"", Mode.PRELOAD.value} if node.node.arbiter_error else {""}
+    for mode in sorted({item.silent_mode for item in node.processes} - told):
         fix = _SILENT_FIXES.get(mode, "see the log of vgpud")
         yield Finding("helper", FAIL, words.silent(mode), fix)
     outside = [item for item in node.processes if not (item.allocation_id or item.silent_mode)]
@@ -355,7 +359,7 @@ def leftovers(host: Host, held: frozenset[str]) -> Iterator[Finding]:
         if stale:
             shown = ", ".join(stale[:4]) + (" ..." if len(stale) > 4 else "")
             sentence = f"{len(stale)} in {folder} belong to no allocation ({shown})"
-            yield Finding(what, WARN, sentence, "systemctl restart vgpud clears them; tenants run on")
+            yield Finding(what, WARN, sentence, "a restart of vgpud clears them; tenants run on")
         else:
             yield Finding(what, OK, f"{len(names)} in {folder}, all owned")
 

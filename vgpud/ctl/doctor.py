@@ -80,7 +80,7 @@ def _files() -> list[Finding]:
     try:
         on_disk()
     except VgpuError as error:
-        fix = "vgpuctl policy check FILE tells every mistake; then systemctl start vgpud"
+        fix = "vgpuctl policy check FILE tells every mistake; then start vgpud"
         return [Finding("policy", FAIL, error.sentence, fix)]
     return [Finding("policy", OK, "the files are valid")]
 

@@ -89,6 +89,29 @@ def told(arguments: Namespace, terminal: Terminal, operation: Operation) -> Iter
             sys.stderr.flush()
 
 
+@contextmanager
+def arbiter_told(arguments: Namespace, terminal: Terminal) -> Iterator[None]:
+    """While the body waits for vgpud, says once that the arbiter does not answer, if that is so."""
+    ended = threading.Event()
+    thread = threading.Thread(target=_tell_arbiter, args=(arguments, terminal, ended), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(_LOOK_SECONDS)
+
+
+def _tell_arbiter(arguments: Namespace, terminal: Terminal, ended: threading.Event) -> None:
+    if ended.wait(_FIRST_SECONDS):
+        return
+    with suppress(VgpuError), connect(arguments) as client:
+        while not (trouble := client.get_node().arbiter_error):
+            if ended.wait(_LOOK_SECONDS):
+                return
+        terminal.say(trouble)
+
+
 def _tell(arguments: Namespace, operation: Operation, ended: threading.Event) -> None:
     began = time.monotonic()
     with suppress(VgpuError), connect(arguments) as client:

@@ -36,6 +36,8 @@ def ps(arguments: Namespace, terminal: Terminal) -> int:
     terminal.show(View("ProcessList", document, [str(item.pid) for item in found], [Table(COLUMNS, rows)]))
     if not found and not terminal.is_machine:
         terminal.say("no process runs on a device")
+    for mode in sorted({item.silent_mode for item in found if item.silent_mode}):
+        terminal.say(f"{words.silent(mode)}: which allocations its processes belong to is not known")
     return Exit.OK.value
 
 

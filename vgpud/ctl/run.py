@@ -14,6 +14,7 @@ from vgpud.ctl.connect import connect
 from vgpud.ctl.devices import complete_uuids
 from vgpud.ctl.environment import host_environment, initial_environment, merged
 from vgpud.ctl.fail import CommandFailed
+from vgpud.ctl.progress import arbiter_told
 from vgpud.ctl.request import request_of
 from vgpud.ctl.terminal import Terminal
 from vgpud.model.errors import ErrorCode, VgpuError
@@ -40,7 +41,7 @@ def run(arguments: Namespace, terminal: Terminal) -> NoReturn:
     inherited = open_descriptors()
     request = request_of(arguments)
     request.bind_to_caller = request.own_cgroup = True
-    with connect(arguments) as client:
+    with connect(arguments) as client, arbiter_told(arguments, terminal):
         complete_uuids(client, request.selector)
         allocation = client.allocate(request)
     if terminal.verbose:

@@ -31,13 +31,18 @@ def why(arguments: Namespace, terminal: Terminal) -> int:
         devices = {item.uuid: item for item in client.list_devices().devices}
         processes = client.list_processes().processes
         before = client.get_usage()
-        if any(part.mode == Mode.PRELOAD for part in found.slices):
+        if _is_preload(found):
             time.sleep(SAMPLE_SECONDS)
         now = client.get_usage()
+        trouble = client.get_node().arbiter_error if _is_preload(found) else ""
     after = _meters(now, found.id)
     # vgpud caches its meters for all clients, so the first reading may be older than the allocation.
     meters = list(zip(after, _meters(before, found.id) or after, strict=False))
-    limits = [*_past(found, processes), *limiting(found, devices, meters, SAMPLE_SECONDS)]
+    limits = [
+        *([trouble] if trouble else []),
+        *_past(found, processes),
+        *limiting(found, devices, meters, SAMPLE_SECONDS),
+    ]
     document = {
         "allocation": plain(found),
         "limits": limits,
@@ -52,6 +57,10 @@ def why(arguments: Namespace, terminal: Terminal) -> int:
     ]
     terminal.show(View("Why", document, [found.id], [table for table in shown if table.rows]))
     return Exit.OK.value
+
+
+def _is_preload(held: pb.Allocation) -> bool:
+    return any(part.mode == Mode.PRELOAD for part in held.slices)
 
 
 def _find(client: Client, subject: str) -> pb.Allocation | pb.NodeProcess:

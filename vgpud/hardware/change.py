@@ -7,7 +7,6 @@ errors can name it and the processes on it.
 import ctypes
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 from vgpud.hardware.compute import (
     Handle,
@@ -42,7 +41,6 @@ class Target:
     nvml: Nvml
     handle: Handle
     uuid: str
-    host_root: Path
 
     def held(
         self, what: str, gpu_instance_id: int | None = None, compute_instance_id: int | None = None
@@ -53,7 +51,7 @@ class Target:
             processes = tuple(p for p in processes if p.gpu_instance_id == gpu_instance_id)
         if compute_instance_id is not None:
             processes = tuple(p for p in processes if p.compute_instance_id in (None, compute_instance_id))
-        return in_use(what, processes, self.host_root)
+        return in_use(what, processes)
 
 
 def set_mig_mode(target: Target, enabled: bool) -> bool:

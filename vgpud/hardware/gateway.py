@@ -366,7 +366,7 @@ class Gateway:
 
     def _change(self, uuid: str, work: Callable[[change.Target], T]) -> T:
         def job() -> T:
-            return work(change.Target(self.nvml, self._handle(uuid), uuid, self.host_root))
+            return work(change.Target(self.nvml, self._handle(uuid), uuid))
 
         with self._lock:
             self._changes += 1

@@ -9,26 +9,26 @@ from vgpud.model.errors import ErrorCode, VgpuError
 _SHOWN = 4
 
 
-def command(pid: int, host_root: Path) -> str:
+def command(pid: int) -> str:
     """The process's command name (proc(5), comm); "?" if it has ended or cannot be read."""
     try:
-        return (host_root / "proc" / str(pid) / "comm").read_text(errors="replace").strip() or "?"
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip() or "?"
     except OSError:
         return "?"
 
 
-def owner_uid(pid: int, host_root: Path) -> int | None:
+def owner_uid(pid: int) -> int | None:
     """The user that the process runs as (the owner of /proc/PID); None if it has ended."""
     try:
-        return (host_root / "proc" / str(pid)).stat().st_uid
+        return Path(f"/proc/{pid}").stat().st_uid
     except OSError:
         return None
 
 
-def in_use(what: str, processes: Iterable[DeviceProcess], host_root: Path) -> VgpuError:
+def in_use(what: str, processes: Iterable[DeviceProcess]) -> VgpuError:
     """The error DEVICE_IN_USE. Its details name all processes that use the device."""
     pids = sorted({process.pid for process in processes})
-    names = [f"{pid} ({command(pid, host_root)})" for pid in pids]
+    names = [f"{pid} ({command(pid)})" for pid in pids]
     if not names:
         return VgpuError(
             ErrorCode.DEVICE_IN_USE,

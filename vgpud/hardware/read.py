@@ -256,7 +256,7 @@ def _pcie_root(bus_id: str, host_root: Path) -> str:
     """
     try:
         steps = _sysfs_folder(bus_id, host_root).readlink().parts
-    except OSError:
+    except (OSError, ValueError):  # ValueError: a broken NVML gave a bus id with a NUL byte
         return ""
     return next((step for step in steps if _PCIE_ROOT.fullmatch(step)), "")
 

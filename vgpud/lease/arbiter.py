@@ -135,7 +135,7 @@ class ArbiterClient:
             raise VgpuError(
                 ErrorCode.HELPER_FAILED,
                 f"vgpu-arbiter cannot be reached at {self._path}: {os.strerror(error.errno or 0).lower()}",
-                "start vgpud-arbiter.service; tenants keep their limits meanwhile",
+                "vgpud starts it again by itself, and 'vgpuctl events' tells when; tenants keep their limits",
             ) from error
 
     @staticmethod

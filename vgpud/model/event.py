@@ -24,11 +24,14 @@ class EventKind(StrEnum):
     DEVICE_CHANGED = "device_changed"
     DEVICE_LOST = "device_lost"
     POLICY_RELOADED = "policy_reloaded"
+    ARBITER_CHANGED = "arbiter_changed"  # the arbiter does not answer, has ended, or runs again
+    VGPUD_STARTED = "vgpud_started"
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event. `subject` is an allocation id, a device UUID, or the policy's digest. `user` is the user
+    """One event. `subject` is an allocation id, a device UUID, the policy's digest, or the name of a
+    program of vgpud. `user` is the user
     whose quota the allocation counts against; root for other subjects.
     """
 

@@ -21,6 +21,7 @@ class LogEvent(StrEnum):
     ALLOCATION_WITHOUT_POD_RELEASED = auto()
     ARBITER_DIED_RESTARTING = auto()
     ARBITER_HANGS_RESTARTING = auto()
+    ARBITER_RUNS_AGAIN = auto()
     ARBITER_START_FAILED = auto()
     AUDIT = auto()
     BACKGROUND_TASK_FAILED = auto()

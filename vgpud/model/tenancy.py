@@ -1,6 +1,6 @@
 """The types of tenancy: requests, slices, allocations, decisions and edits."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from vgpud.model.device import PlaceKey, Placement
@@ -289,14 +289,10 @@ class Decision:
     moves: tuple[MigMove, ...] = ()
 
     def refused(self, refusal: VgpuError) -> "Decision":
-        """A decision with `refusal` in place of the slices. No device is taken, and the reason of those that
-        were to be taken is the refusal.
+        """A decision with `refusal` in place of the slices. It is the reason of every device, because another
+        device would be refused too.
         """
-        why = f"but {refusal.sentence}"
-        reasons = tuple(
-            replace(one, taken=False, sentence=f"it fits ({one.sentence}), {why}") if one.taken else one
-            for one in self.reasons
-        )
+        reasons = tuple(Reason(one.device_uuid, False, None, refusal.sentence) for one in self.reasons)
         return Decision(reasons=reasons, refusal=refusal)
 
 

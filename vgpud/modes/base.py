@@ -83,8 +83,10 @@ class Effector(Protocol):
         """Removes one slice."""
         ...
 
-    async def tenants(self, allocation: Allocation, part: Slice) -> tuple[int, ...]:
-        """Pids, on the host, of the processes that run in the slice now."""
+    async def tenants(self, allocation: Allocation, part: Slice, soon: bool = False) -> tuple[int, ...]:
+        """Pids, on the host, of the processes that run in the slice now. Raises VgpuError(HELPER_TIMEOUT),
+        with `soon` after about a second: a listing does not wait for a helper that hangs.
+        """
         ...
 
     async def unapply(self, device_uuid: str) -> None:

@@ -50,7 +50,7 @@ class Exclusive:
         pairs = zip(allocation.slices, devices, strict=True)
         return tuple(meter_of(part, device.processes) for part, device in pairs)
 
-    async def tenants(self, allocation: Allocation, part: Slice) -> tuple[int, ...]:
+    async def tenants(self, allocation: Allocation, part: Slice, soon: bool = False) -> tuple[int, ...]:
         return pids_of(await self._processes(allocation, part))
 
     async def _processes(self, allocation: Allocation, part: Slice) -> tuple[DeviceProcess, ...]:

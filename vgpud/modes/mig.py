@@ -66,7 +66,6 @@ class MigMode:
         self._wish = wish
         self._locks: dict[str, asyncio.Lock] = {}
         self.records = MigRecords(originals)
-        self.host_root = paths.host_root
 
     def _lock(self, device_uuid: str) -> asyncio.Lock:
         return self._locks.setdefault(device_uuid, asyncio.Lock())
@@ -81,7 +80,7 @@ class MigMode:
         processes = await asyncio.to_thread(self._gateway.processes, device.uuid)
         if not processes:
             return None
-        named = ", ".join(f"{p.pid} ({command(p.pid, self._paths.host_root)})" for p in processes[:5])
+        named = ", ".join(f"{p.pid} ({command(p.pid)})" for p in processes[:5])
         return f"it is used by {counted(len(processes), 'process')}, and MIG mode needs it idle (pid {named})"
 
     async def apply(self, device: Device) -> None:
@@ -405,7 +404,7 @@ class MigMode:
         pairs = zip(allocation.slices, devices, strict=True)
         return tuple(meter_of(part, device.processes) for part, device in pairs)
 
-    async def tenants(self, allocation: Allocation, part: Slice) -> tuple[int, ...]:
+    async def tenants(self, allocation: Allocation, part: Slice, soon: bool = False) -> tuple[int, ...]:
         return pids_of(await self._processes(allocation, part))
 
     async def _processes(self, allocation: Allocation, part: Slice) -> tuple[DeviceProcess, ...]:

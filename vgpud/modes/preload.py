@@ -41,6 +41,7 @@ from vgpud.lease import (
 )
 from vgpud.model.device import Device
 from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.journal import Message
 from vgpud.model.log_event import LogEvent
 from vgpud.model.quantity import WHOLE
 from vgpud.model.tenancy import LEASE_VARIABLE, Allocation, Edits, Mode, Mount, Slice, State
@@ -70,6 +71,8 @@ _AT_ONCE_SECONDS = 0.002
 _HANG_SECONDS = 6.0
 _LOOK_SECONDS = 2.0
 _ANSWER_SECONDS = 2.0
+# An order that is not answered for this time makes the arbiter's silence known; a listing waits no longer.
+_SILENCE_SECONDS = 1.0
 
 # States in which the tenant's processes wait before their driver calls.
 _AWAY = (State.SUSPENDING, State.SUSPENDED, State.RESUMING)
@@ -98,6 +101,7 @@ class PreloadWorld:
     settle_engine: Callable[[str], Awaitable[None]]
     forget_engine: Callable[[str], None]  # vgpud calls this after the device's last tenant
     context_mib: Callable[[str], int]  # the memory of a CUDA context on the device; 0: not known
+    notice: Callable[[str], None]  # tells watchers a sentence on the arbiter
 
 
 class Preload:
@@ -110,6 +114,7 @@ class Preload:
         world: PreloadWorld,
         walls: Walls,
         answer_seconds: float = _ANSWER_SECONDS,
+        silence_seconds: float = _SILENCE_SECONDS,
     ) -> None:
         self._units = units
         self.walls = walls
@@ -119,8 +124,11 @@ class Preload:
         socket = paths.run_dir / "arbiter" / "control.sock"
         self._arbiter = ArbiterClient(socket)
         self._arbiter_at_once = ArbiterClient(socket, _AT_ONCE_SECONDS)
-        self._arbiter_soon = ArbiterClient(socket, answer_seconds)
+        self._arbiter_soon = ArbiterClient(socket, silence_seconds)
+        self._arbiter_watched = ArbiterClient(socket, answer_seconds)
         self._silent_since: float | None = None
+        self._is_silent = False  # an order was not answered soon, and no look has found an answer since
+        self._listing = asyncio.Lock()
         self._contexts = ContextCosts()
         self._meters = LeaseMeters(self._leases)
         self._starting = asyncio.Lock()
@@ -157,6 +165,8 @@ class Preload:
         )
         await asyncio.to_thread(self._units.start, spec)
         if self._is_needed():
+            log.info(LogEvent.ARBITER_RUNS_AGAIN, message_id=Message.ARBITER)
+            self._world.notice("vgpu-arbiter runs again")
             await asyncio.sleep(_REGISTER_SECONDS)
 
     def _is_needed(self) -> bool:
@@ -167,8 +177,10 @@ class Preload:
         end of a process is not noticed.
         """
         self._notice = None
+        self._is_silent = False
         if self._is_needed():
-            log.error(LogEvent.ARBITER_DIED_RESTARTING)
+            log.error(LogEvent.ARBITER_DIED_RESTARTING, message_id=Message.ARBITER)
+            self._world.notice("vgpu-arbiter has ended: vgpud starts it again")
             self._restart = asyncio.ensure_future(self._start_again())
 
     async def _start_again(self) -> None:
@@ -190,26 +202,33 @@ class Preload:
     async def look_at_arbiter(self) -> None:
         if self._notice is None or await self._answers():
             self._silent_since = None
+            self._is_silent = False
         elif self._silent_since is None:
             self._silent_since = clock.now()
         elif clock.now() - self._silent_since >= _HANG_SECONDS:
-            log.error(LogEvent.ARBITER_HANGS_RESTARTING)
+            log.error(LogEvent.ARBITER_HANGS_RESTARTING, message_id=Message.ARBITER)
+            self._world.notice(f"vgpu-arbiter did not answer for {_HANG_SECONDS:g} s: vgpud ends it")
             self._silent_since = None
             await asyncio.to_thread(self._units.stop, ARBITER_UNIT, 0.0)
 
     async def _answers(self) -> bool:
-        return self._arbiter_at_once.ready() or await asyncio.to_thread(self._arbiter_soon.ready)
+        return self._arbiter_at_once.ready() or await asyncio.to_thread(self._arbiter_watched.ready)
 
     def trouble(self) -> str:
         """What is wrong with the arbiter, as a sentence; empty if it answers."""
-        if self._silent_since is None:
+        if self._silent_since is None and not self._is_silent:
             return ""
-        return "vgpu-arbiter does not answer: tenants that are off their devices wait until it is restarted"
+        return (
+            f"vgpu-arbiter does not answer: vgpud ends it after {_HANG_SECONDS:g} s and starts it again; "
+            "tenants that are off their devices wait until then"
+        )
 
-    async def _order(self, order: Callable[[ArbiterClient, str], T], allocation_id: str) -> T:
+    async def _order(
+        self, order: Callable[[ArbiterClient, str], T], allocation_id: str, is_patient: bool = True
+    ) -> T:
         """Lets the arbiter carry out an order. If the arbiter has just died, it is restarted first."""
         try:
-            return await self._order_once(order, allocation_id)
+            return await self._order_once(order, allocation_id, is_patient)
         except VgpuError as error:
             if error.code is not ErrorCode.HELPER_FAILED:
                 raise
@@ -217,17 +236,27 @@ class Preload:
         while self._notice is not None and clock.now() < end:  # noqa: ASYNC110 - a turn or two
             await asyncio.sleep(0)  # gives the callback for the arbiter's end a chance to run first
         await self.ensure_arbiter()
-        return await self._order_once(order, allocation_id)
+        return await self._order_once(order, allocation_id, is_patient)
 
-    async def _order_once(self, order: Callable[[ArbiterClient, str], T], allocation_id: str) -> T:
+    async def _order_once(
+        self, order: Callable[[ArbiterClient, str], T], allocation_id: str, is_patient: bool = True
+    ) -> T:
         """Sends one order, which is idempotent. The event loop waits very briefly for the answer; if none
-        comes, the order is sent again in a thread.
+        comes, the order is sent again in a thread. If it is not answered soon, the arbiter's silence is
+        reported, and a patient caller sends it once more.
         """
         try:
             return order(self._arbiter_at_once, allocation_id)
         except VgpuError as error:
             if error.code is not ErrorCode.HELPER_TIMEOUT:
                 raise
+        if not (is_patient and self._is_silent):
+            try:
+                return await asyncio.to_thread(order, self._arbiter_soon, allocation_id)
+            except VgpuError as error:
+                self._is_silent = error.code is ErrorCode.HELPER_TIMEOUT
+                if not (is_patient and self._is_silent):
+                    raise
         return await asyncio.to_thread(order, self._arbiter, allocation_id)
 
     async def resume(self, device: Device, part: Slice) -> None:
@@ -454,19 +483,37 @@ class Preload:
             memory_peak_bytes=meter.peak_bytes,
             refusals_limit=meter.refusals_limit,
             refusals_card=meter.refusals_card,
-            pids=await self.tenants(allocation, part),
+            pids=await self._tenants_seen(allocation, part),
             compute=read_meters(folder, ordinal + 1)[ordinal].compute,
         )
+
+    async def _tenants_seen(self, allocation: Allocation, part: Slice) -> tuple[int, ...]:
+        """The processes in the slice; none if the arbiter does not answer soon."""
+        try:
+            return await self.tenants(allocation, part, soon=True)
+        except VgpuError as error:
+            if error.code is not ErrorCode.HELPER_TIMEOUT:
+                raise
+            return ()
 
     def meters(self, allocation: Allocation, devices: Sequence[Device]) -> tuple[SliceMeter, ...]:
         return self._meters.read(allocation)
 
-    async def tenants(self, allocation: Allocation, part: Slice) -> tuple[int, ...]:
+    async def tenants(self, allocation: Allocation, part: Slice, soon: bool = False) -> tuple[int, ...]:
+        if not soon:
+            return await self._registered(allocation.id, is_patient=True)
+        # Listings ask one after the other, so that all of them wait for one missing answer only.
+        async with self._listing:
+            if self._is_silent:
+                raise VgpuError(ErrorCode.HELPER_TIMEOUT, self.trouble(), "")
+            return await self._registered(allocation.id, is_patient=False)
+
+    async def _registered(self, allocation_id: str, is_patient: bool) -> tuple[int, ...]:
         # If the arbiter is being started, waits for the end of the start: until then it has no registered
         # processes to list.
         async with self._starting:
             pass
-        return await self._order(ArbiterClient.list, allocation.id)
+        return await self._order(ArbiterClient.list, allocation_id, is_patient)
 
 
 def limits_of(allocation: Allocation, rules_for: Callable[[str], PreloadRules]) -> tuple[DeviceLimits, ...]:

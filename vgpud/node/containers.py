@@ -46,7 +46,7 @@ class Containers:
                 f"process {lifetime.pid} was there before process {starter.pid}, which starts the container",
                 "bind the allocation to the init of its own container",
             )
-        await self._keeper.change(allocation_id, lambda: self._bind(allocation_id, lifetime))
+        await self._keeper.changes.run(allocation_id, lambda: self._bind(allocation_id, lifetime))
         held = self._parts.book.get(allocation_id)
         if held.request.lifetime != lifetime:
             raise VgpuError(
@@ -73,6 +73,6 @@ class Containers:
             return
         with audit.change("end", **audit.of(self._parts.book.get(allocation_id))) as told:
             check_owner(self._parts.book.get(allocation_id), caller)
-            told.made = self._keeper.release_later(
+            told.made = self._keeper.releases.later(
                 allocation_id, "its runtime says that its container is gone"
             )

@@ -24,11 +24,11 @@ async def observe(keeper: NodeKeeper) -> Observation:
     metered = await keeper.meters.read()
     views: tuple[DeviceView, ...] = ()
     with suppress(VgpuError):
-        views, _ = await keeper.devices()
-    allocations, _ = keeper.list()
+        views, _ = await keeper.listings.devices()
+    allocations = tuple(keeper.book)
     return Observation(
         version=__version__,
-        described=keeper.describe(),
+        described=keeper.listings.describe(),
         devices=views,
         allocations=allocations,
         metered=metered,
@@ -39,8 +39,8 @@ async def observe(keeper: NodeKeeper) -> Observation:
         events=keeper.store.latest(_EVENTS),
         collect_seconds=time.perf_counter() - began,
         waiting=keeper.residency.waiting,
-        names_workloads=keeper.policy().policy.metrics.workloads,
-        marks=tuple(mark for allocation in allocations for mark in keeper.marks(allocation)),
+        names_workloads=keeper.policies.policy.metrics.workloads,
+        marks=tuple(mark for allocation in allocations for mark in keeper.bypasses.marks(allocation)),
     )
 
 

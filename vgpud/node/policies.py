@@ -5,17 +5,19 @@ import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
+from vgpud import audit
 from vgpud.model.device import Device, Node
 from vgpud.model.errors import VgpuError
 from vgpud.model.event import EventKind
 from vgpud.model.quantity import counted
 from vgpud.model.tenancy import Mode
 from vgpud.model.view import ReloadReport
-from vgpud.node.store.account import Account
+from vgpud.node.devices.inventory import Inventory
 from vgpud.node.store.allocations import AllocationStore
+from vgpud.planner.misfits import misfits
 from vgpud.planner.use import EMPTY, DeviceUse
 from vgpud.policy.compare import compare
-from vgpud.policy.load import LoadedPolicy
+from vgpud.policy.load import LoadedPolicy, bad_policy
 from vgpud.policy.model import DeviceRule, Policy
 
 
@@ -26,13 +28,14 @@ class Policies:
         self,
         first: LoadedPolicy,
         load: Callable[[], LoadedPolicy],
-        report: Callable[[LoadedPolicy, LoadedPolicy], ReloadReport],
-        account: Account,
+        store: AllocationStore,
+        inventory: Inventory,
     ) -> None:
         self.current = first
-        self._load = load
-        self._report = report
-        self._account = account
+        self.load = load
+        self._store = store
+        self._account = store.account
+        self._inventory = inventory
         self._reloading = asyncio.Lock()
         # Functions that are called before a reload. Each makes the preparations that may fail, or raises
         # VgpuError. It returns a function that is called with True to keep the preparations, or with False to
@@ -41,18 +44,30 @@ class Policies:
         # Functions that are called with the old and the new policy after a change.
         self.changed: list[Callable[[LoadedPolicy, LoadedPolicy], None]] = []
 
-    async def reload(self, dry_run: bool, store: AllocationStore) -> ReloadReport:
-        """Reloads the policy. If two reloads are concurrent, the later one counts. Raises
-        VgpuError(BAD_POLICY).
+    @property
+    def policy(self) -> Policy:
+        return self.current.policy
+
+    async def reload(self, dry_run: bool) -> ReloadReport:
+        """Reloads the policy files, all or nothing: if they have a mistake, raises VgpuError(BAD_POLICY) and
+        keeps the old policy. If two reloads are concurrent, the later one counts.
         """
+        if dry_run:
+            return await self._reload(dry_run)
+        with audit.change("reload policy") as told:
+            report = await self._reload(dry_run)
+            told.words["digest"] = report.digest
+        return report
+
+    async def _reload(self, dry_run: bool) -> ReloadReport:
         async with self._reloading:
             try:
-                fresh = await asyncio.to_thread(self._load)
+                fresh = await asyncio.to_thread(self._load_fitting)
             except VgpuError as error:
                 if not dry_run:
                     self._account.reload_failed(error)
                 raise
-            report = self._report(self.current, fresh)
+            report = reload_report(self.current, fresh, self._inventory.node, self._store.book.use)
             if dry_run:
                 return report
             if report.changed:
@@ -61,9 +76,17 @@ class Policies:
                 for tell in self.changed:
                     tell(old, fresh)
                 sentence = f"policy {fresh.digest[:8]} is in force"
-                await store.notice(EventKind.POLICY_RELOADED, fresh.digest, sentence)
+                await self._store.notice(EventKind.POLICY_RELOADED, fresh.digest, sentence)
             self._account.reloaded(report)
             return report
+
+    def _load_fitting(self) -> LoadedPolicy:
+        """Loads the policy files. Raises VgpuError(BAD_POLICY) also if they do not fit the node."""
+        loaded = self.load()
+        problems = tuple(misfits(loaded, self._inventory.node))
+        if problems:
+            raise bad_policy(problems)
+        return loaded
 
     async def _prepare(self, policy: Policy) -> None:
         """Runs all preparations for the new policy. If one fails, undoes them and raises its error."""

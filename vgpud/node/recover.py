@@ -234,7 +234,9 @@ async def _act(keeper: NodeKeeper, parts: Parts, start: Start, action: Action) -
         case ActionKind.UNDO | ActionKind.FINISH:
             await keeper.releases.dismantle(action.subject)
         case ActionKind.RELEASE:
-            keeper.release_later(action.subject, "the process that it is bound to ended while vgpud was away")
+            keeper.releases.later(
+                action.subject, "the process that it is bound to ended while vgpud was away"
+            )
         case ActionKind.REMOVE_SPEC:
             await parts.specs.remove(action.subject)
         case ActionKind.REMOVE_LEASE:
@@ -263,4 +265,6 @@ async def repair(keeper: NodeKeeper, parts: Parts, allocation_id: str) -> None:
     allocation = replace(parts.book.get(allocation_id), edits=Edits())
     parts.store.amend(allocation)
     with audit.change("repair", **audit.of(allocation)):
-        await keeper.run_steps("repair", allocation_id, repair_steps(allocation))
+        steps = repair_steps(allocation)
+        run = parts.executor.run
+        await keeper.changes.run(allocation_id, lambda: run("repair", parts.book.get(allocation_id), steps))

@@ -5,50 +5,27 @@ it.
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Protocol
 
 from vgpud.model.device import Device, MigProfile, Placement
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import MODE_OF, Isolation, Mode, Request, Selector
 from vgpud.node.devices.inventory import Inventory
-from vgpud.node.devices.mig_pools import Pools
-from vgpud.node.devices.operations import Operations
+from vgpud.node.keeper import NodeKeeper
 from vgpud.node.store.book import Book
 from vgpud.planner.choose import choose
 from vgpud.planner.locality import nearest_devices
 from vgpud.planner.pool import NO_POOL
 from vgpud.planner.terms import Terms, all_terms, bare_name
 from vgpud.planner.use import EMPTY
-from vgpud.policy.model import Policy
 
 # errors of refusals that no release can change
 _NEVER = (ErrorCode.DENIED_BY_POLICY, ErrorCode.UNSUPPORTED, ErrorCode.IMPOSSIBLE)
 
 
-class _Layouts(Protocol):
-    @property
-    def pools(self) -> Pools: ...
-
-
-class _InForce(Protocol):
-    @property
-    def policy(self) -> Policy: ...
-
-
-class _Node(Protocol):
-    """The part of the keeper that this module uses."""
-
-    @property
-    def mig(self) -> _Layouts | None: ...
-    @property
-    def operations(self) -> Operations: ...
-    def policy(self) -> _InForce: ...
-
-
 class Room:
     """Asks the planner how much would fit on a device. Changes nothing."""
 
-    def __init__(self, keeper: _Node, inventory: Inventory, book: Book) -> None:
+    def __init__(self, keeper: NodeKeeper, inventory: Inventory, book: Book) -> None:
         self._keeper = keeper
         self._inventory = inventory
         self._book = book
@@ -66,7 +43,7 @@ class Room:
         pools = {} if self._keeper.mig is None else self._keeper.mig.pools.pools()
         closed = self._keeper.operations.closed(one)
         asked = replace(one, count=1, selector=Selector(uuids=(device_uuid,)))
-        policy = self._keeper.policy().policy
+        policy = self._keeper.policies.policy
         for found in range(most):
             decision = choose(asked, node, policy, use, pools=pools, closed=closed)
             if decision.refusal is not None:
@@ -84,7 +61,7 @@ class Room:
         """
         asked = replace(one, count=1, selector=Selector())
         pools = {} if self._keeper.mig is None else self._keeper.mig.pools.pools()
-        decision = choose(asked, self._inventory.node, self._keeper.policy().policy, {}, pools=pools)
+        decision = choose(asked, self._inventory.node, self._keeper.policies.policy, {}, pools=pools)
         return decision.refusal
 
     def units(self, one: Request, device_uuid: str, unit_bytes: int) -> int | None:
@@ -110,7 +87,7 @@ class Room:
         return self._terms(device).memory_bytes(mode, device.memory_usable_bytes)
 
     def _terms(self, device: Device) -> Terms:
-        return all_terms(self._keeper.policy().policy, self._inventory.node)[device.uuid]
+        return all_terms(self._keeper.policies.policy, self._inventory.node)[device.uuid]
 
     def nearest(self, device_uuids: tuple[str, ...], must: tuple[str, ...], count: int) -> tuple[str, ...]:
         """Returns the `count` of the given devices that are nearest to each other, including those in
@@ -125,7 +102,7 @@ class Room:
         """
         mig = self._keeper.mig
         pool = NO_POOL if mig is None or not device.mig.capable else mig.pools.pool(device)
-        allowed = self._keeper.policy().policy.rule_for(device).settings_mig().profiles
+        allowed = self._keeper.policies.policy.rule_for(device).settings_mig().profiles
         found = []
         for profile in device.mig.profiles:
             name, at = bare_name(profile.name), profile.placements

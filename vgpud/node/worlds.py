@@ -41,17 +41,17 @@ def mps_world(
         device, held = inventory.node.device(device_uuid), keeper()
         if device is None or held is None:
             return MpsRules()
-        return mps_rules(held.policy().policy.rule_for(device).settings_mps())
+        return mps_rules(held.policies.policy.rule_for(device).settings_mps())
 
     def died(device_uuid: str, sentence: str) -> None:
         held = keeper()
         if held is not None:
-            held.helper_died(device_uuid, sentence)
+            held.failures.helper_died(device_uuid, sentence)
 
     def notice(device_uuid: str, sentence: str) -> None:
         held = keeper()
         if held is not None:
-            held.device_notice(device_uuid, sentence)
+            held.notices.notice(device_uuid, sentence)
 
     return MpsWorld(book.allocations_at, rules_for, died, notice, originals)
 
@@ -71,9 +71,16 @@ def preload_world(
         device, held = inventory.node.device(device_uuid), keeper()
         if device is None or held is None:
             return PreloadRules()
-        return preload_rules(held.policy().policy.rule_for(device).settings_preload())
+        return preload_rules(held.policies.policy.rule_for(device).settings_preload())
 
-    return PreloadWorld(lambda: tuple(book), rules_for, engines.settle, engines.forget, engines.context_mib)
+    def notice(sentence: str) -> None:
+        held = keeper()
+        if held is not None:
+            held.notices.arbiter(sentence)
+
+    return PreloadWorld(
+        lambda: tuple(book), rules_for, engines.settle, engines.forget, engines.context_mib, notice
+    )
 
 
 def wall_world(
@@ -87,6 +94,6 @@ def wall_world(
         device, held = inventory.node.device(device_uuid), keeper()
         if device is None or held is None:
             return False
-        return held.policy().policy.rule_for(device).settings_preload().memory_limit == "driver"
+        return held.policies.policy.rule_for(device).settings_preload().memory_limit == "driver"
 
     return WallWorld(limiter, lambda: tuple(book), lambda: inventory.node, wanted)

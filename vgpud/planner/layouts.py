@@ -75,7 +75,7 @@ def target(geometry: MigGeometry, layout: Layout, pinned: int, words: Sequence[s
         raise VgpuError(
             ErrorCode.IMPOSSIBLE,
             f"the card has no layout with {' '.join(words)}",
-            "see what fits together with 'vgpuctl mig plan', larger profiles need places of their own",
+            f"'vgpuctl mig plan all-{re.split('[@*]', words[0])[0]}' shows how many of one profile fit",
         )
     free = [state for state in states if not pinned & ~state and not state & layout.blocked]
     if free:

@@ -29,7 +29,7 @@ MOVE_BRANCH = 580
 
 def check_movable(allocation: Allocation, node: Node) -> None:
     """Checks that the driver and the allocation support a move. Raises VgpuError(UNSUPPORTED)."""
-    check_mode(allocation)
+    check_mode(allocation, "moved")
     branch = node.driver_version.split(".")[0]
     if not branch.isdigit() or int(branch) < MOVE_BRANCH:
         raise VgpuError(

@@ -94,15 +94,19 @@ def surfaced(process: SuspendedProcess) -> SuspendedProcess:
     )
 
 
-def check_mode(allocation: Allocation) -> None:
-    """Checks that the driver can suspend the allocation's mode. Raises VgpuError(UNSUPPORTED)."""
+def check_mode(allocation: Allocation, wanted: str = "suspended") -> None:
+    """Checks that the driver can suspend the allocation's mode, which a move (`wanted` is "moved") needs
+    too. Raises VgpuError(UNSUPPORTED).
+    """
     for part in allocation.slices:
         if part.mode not in SUSPENDABLE or part.mig is not None:
             why = "the driver does not suspend MPS clients" if part.mode is Mode.MPS else "it lies on MIG"
             raise VgpuError(
                 ErrorCode.UNSUPPORTED,
-                f"allocation {allocation.id} in mode {part.mode.value} cannot be suspended: {why}",
-                "allocate with isolation quota or device, on a device without MIG",
+                f"allocation {allocation.id} in mode {part.mode.value} cannot be {wanted}: {why}",
+                f"end its processes, then release it: vgpuctl release {allocation.id}"
+                if wanted == "moved"
+                else "allocate with isolation quota or device, on a device without MIG",
             )
 
 

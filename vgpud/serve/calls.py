@@ -19,8 +19,8 @@ from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.event import Event
 from vgpud.model.log_event import LogEvent
 from vgpud.model.tenancy import Allocation
+from vgpud.node.keeper import NodeKeeper
 from vgpud.serve.handlers import HANDLERS, Handler, event_for
-from vgpud.serve.keeper import Keeper
 from vgpud.serve.peers import PeerTable
 from vgpud.serve.permissions import check_door, may_see_edits
 from vgpud.serve.running import Abandoned, Running
@@ -44,7 +44,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class Calls:
     """Binds each method of the service to its handler."""
 
-    def __init__(self, keeper: Keeper, peers: PeerTable, drop: Callable[[str], None]) -> None:
+    def __init__(self, keeper: NodeKeeper, peers: PeerTable, drop: Callable[[str], None]) -> None:
         self.running = Running()
         self._keeper = keeper
         self._peers = peers
@@ -140,7 +140,9 @@ class Calls:
         if asked.HasField("after_revision") and caller.user != 0:
             async with turns:
                 await self._delivery_turn(_HISTORY_DELIVERIES)
-        events = self._keeper.subscribe(asked.after_revision if asked.HasField("after_revision") else None)
+        events = self._keeper.store.subscribe(
+            asked.after_revision if asked.HasField("after_revision") else None
+        )
         # A watch is asked to stop and not cancelled, because a cancellation might interrupt grpc during a
         # write.
         stopping = asyncio.ensure_future(self._stopping.wait())
@@ -207,9 +209,7 @@ def parse(request_class: type[Message], data: bytes) -> Any:  # noqa: ANN401
 
 
 def _stopping() -> VgpuError:
-    return VgpuError(
-        ErrorCode.STOPPING, "vgpud is stopping", "try again when it is up: systemctl status vgpud"
-    )
+    return VgpuError(ErrorCode.STOPPING, "vgpud is stopping", "try again when 'vgpuctl status' answers")
 
 
 def _bug(name: str) -> VgpuError:

@@ -8,7 +8,7 @@ import structlog
 from vgpud import clock
 from vgpud.model.errors import VgpuError
 from vgpud.model.log_event import LogEvent
-from vgpud.serve.keeper import Keeper
+from vgpud.node.keeper import NodeKeeper
 
 log = structlog.get_logger(__name__)
 
@@ -45,11 +45,11 @@ async def _run_always(work: Work, retry_seconds: float) -> None:
         pause = max(retry_seconds, min(2 * pause, _MOST_SECONDS))
 
 
-async def set_at_changes(keeper: Keeper, changed: asyncio.Event, pause_seconds: float) -> None:
+async def set_at_changes(keeper: NodeKeeper, changed: asyncio.Event, pause_seconds: float) -> None:
     """Sets `changed` at every event of the node, and also if events were lost."""
     while True:
         try:
-            async for _ in keeper.subscribe(None):
+            async for _ in keeper.store.subscribe(None):
                 changed.set()
         except VgpuError as error:
             log.debug(LogEvent.NODE_EVENTS_LOST, why=str(error))

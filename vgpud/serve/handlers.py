@@ -18,33 +18,37 @@ from vgpud.model.caller import Caller
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.event import Event
 from vgpud.model.tenancy import Allocation, Lifetime, Request
+from vgpud.node.devices.mig_layouts import MigLayouts
+from vgpud.node.keeper import NodeKeeper
 from vgpud.policy.effective import effective
-from vgpud.serve.keeper import Keeper, MigOperations
 from vgpud.serve.permissions import check_owner_override, may_see_edits
 
 _LISTED_AT_ONCE = 100
 _EVENTS_AT_ONCE = 64
 _MOST_EVENTS = 1_000
+_PROCESSES_SECONDS = 0.1  # maximum age of a listing of processes
 _USUAL_EVENTS = 100
 
 
-async def get_node(keeper: Keeper, caller: Caller, asked: pb.GetNodeRequest) -> pb.NodeReply:
-    await keeper.look()
-    return encode.node(keeper.describe(), socket.gethostname(), __version__)
+async def get_node(keeper: NodeKeeper, caller: Caller, asked: pb.GetNodeRequest) -> pb.NodeReply:
+    await keeper.listings.look()
+    return encode.node(keeper.listings.describe(), socket.gethostname(), __version__)
 
 
-async def list_devices(keeper: Keeper, caller: Caller, asked: pb.ListDevicesRequest) -> pb.ListDevicesReply:
-    views, revision = await keeper.devices()
+async def list_devices(
+    keeper: NodeKeeper, caller: Caller, asked: pb.ListDevicesRequest
+) -> pb.ListDevicesReply:
+    views, revision = await keeper.listings.devices()
     return pb.ListDevicesReply(devices=[encode.device(view) for view in views], revision=revision)
 
 
-async def allocate(keeper: Keeper, caller: Caller, asked: pb.AllocateRequest) -> pb.Allocation:
+async def allocate(keeper: NodeKeeper, caller: Caller, asked: pb.AllocateRequest) -> pb.Allocation:
     held = await keeper.allocate(_request(caller, asked))
     return encode.allocation(held, with_edits=_sees_edits(caller, held))
 
 
-async def plan(keeper: Keeper, caller: Caller, asked: pb.AllocateRequest) -> pb.PlanReply:
-    decision, steps = await keeper.plan(_request(caller, asked))
+async def plan(keeper: NodeKeeper, caller: Caller, asked: pb.AllocateRequest) -> pb.PlanReply:
+    decision, steps = await keeper.allocates.plan(_request(caller, asked))
     return encode.plan(decision, steps)
 
 
@@ -71,68 +75,70 @@ def _caller_lifetime(caller: Caller) -> Lifetime:
     return caller.process
 
 
-async def release(keeper: Keeper, caller: Caller, asked: pb.ReleaseRequest) -> pb.ReleaseReply:
+async def release(keeper: NodeKeeper, caller: Caller, asked: pb.ReleaseRequest) -> pb.ReleaseReply:
     name = decode.identifier(asked.allocation_id, "allocation_id")
     return pb.ReleaseReply(already_released=await keeper.release(name, caller, asked.force))
 
 
-async def resize(keeper: Keeper, caller: Caller, asked: pb.ResizeRequest) -> pb.Allocation:
+async def resize(keeper: NodeKeeper, caller: Caller, asked: pb.ResizeRequest) -> pb.Allocation:
     name = decode.identifier(asked.allocation_id, "allocation_id")
     limits = decode.limits(asked)
     held = await keeper.resize(name, caller, limits.memory_bytes, limits.share)
     return encode.allocation(held, with_edits=_sees_edits(caller, held))
 
 
-async def pause(keeper: Keeper, caller: Caller, asked: pb.PauseRequest) -> pb.Allocation:
+async def pause(keeper: NodeKeeper, caller: Caller, asked: pb.PauseRequest) -> pb.Allocation:
     held = await keeper.pause(decode.identifier(asked.allocation_id, "allocation_id"), caller)
     return encode.allocation(held, with_edits=_sees_edits(caller, held))
 
 
-async def unpause(keeper: Keeper, caller: Caller, asked: pb.UnpauseRequest) -> pb.Allocation:
+async def unpause(keeper: NodeKeeper, caller: Caller, asked: pb.UnpauseRequest) -> pb.Allocation:
     held = await keeper.unpause(decode.identifier(asked.allocation_id, "allocation_id"), caller)
     return encode.allocation(held, with_edits=_sees_edits(caller, held))
 
 
-async def suspend(keeper: Keeper, caller: Caller, asked: pb.SuspendRequest) -> pb.Allocation:
+async def suspend(keeper: NodeKeeper, caller: Caller, asked: pb.SuspendRequest) -> pb.Allocation:
     held = await keeper.suspend(decode.identifier(asked.allocation_id, "allocation_id"), caller, asked.deep)
-    return encode.allocation(held, with_edits=_sees_edits(caller, held), stays=keeper.stays(held))
+    return encode.allocation(
+        held, with_edits=_sees_edits(caller, held), stays=keeper.suspends.swaps.stays(held)
+    )
 
 
-async def resume(keeper: Keeper, caller: Caller, asked: pb.ResumeRequest) -> pb.Allocation:
+async def resume(keeper: NodeKeeper, caller: Caller, asked: pb.ResumeRequest) -> pb.Allocation:
     held = await keeper.resume(decode.identifier(asked.allocation_id, "allocation_id"), caller)
     return encode.allocation(held, with_edits=_sees_edits(caller, held))
 
 
-async def get_allocation(keeper: Keeper, caller: Caller, asked: pb.GetAllocationRequest) -> pb.Allocation:
-    held = keeper.get(decode.identifier(asked.allocation_id, "allocation_id"))
-    use = await keeper.slice_use(held)
+async def get_allocation(keeper: NodeKeeper, caller: Caller, asked: pb.GetAllocationRequest) -> pb.Allocation:
+    held = keeper.book.get(decode.identifier(asked.allocation_id, "allocation_id"))
+    use = await keeper.listings.slice_use(held)
     sees = _sees_edits(caller, held)
     return encode.allocation(
         held,
         with_edits=sees,
         use=use,
-        standing=keeper.standing(held),
-        marks=keeper.marks(held),
-        memory_limit=keeper.memory_limit(held),
-        stays=keeper.stays(held),
+        standing=keeper.residency.standing(held),
+        marks=keeper.bypasses.marks(held),
+        memory_limit=keeper.listings.memory_limit(held),
+        stays=keeper.suspends.swaps.stays(held),
     )
 
 
 async def list_allocations(
-    keeper: Keeper, caller: Caller, asked: pb.ListAllocationsRequest
+    keeper: NodeKeeper, caller: Caller, asked: pb.ListAllocationsRequest
 ) -> pb.ListAllocationsReply:
-    held, revision = keeper.list()
+    held, revision = tuple(keeper.book), keeper.store.revision
     shown = []
     for one in held:
-        standing = keeper.standing(one)
+        standing = keeper.residency.standing(one)
         sees = _sees_edits(caller, one)
         shown.append(
             encode.allocation(
                 one,
                 with_edits=sees,
                 standing=standing,
-                marks=keeper.marks(one),
-                memory_limit=keeper.memory_limit(one),
+                marks=keeper.bypasses.marks(one),
+                memory_limit=keeper.listings.memory_limit(one),
             )
         )
         if len(shown) % _LISTED_AT_ONCE == 0:
@@ -140,22 +146,22 @@ async def list_allocations(
     return pb.ListAllocationsReply(allocations=shown, revision=revision)
 
 
-async def move(keeper: Keeper, caller: Caller, asked: pb.MoveRequest) -> pb.Allocation:
+async def move(keeper: NodeKeeper, caller: Caller, asked: pb.MoveRequest) -> pb.Allocation:
     name = decode.identifier(asked.allocation_id, "allocation_id")
     to = [decode.identifier(uuid, "to") for uuid in asked.to]
     held = await keeper.moves.move(name, caller, to, decode.text(asked.source, "source"))
     return encode.allocation(held, with_edits=_sees_edits(caller, held))
 
 
-async def plan_defrag(keeper: Keeper, caller: Caller, asked: pb.DefragRequest) -> pb.DefragReply:
+async def plan_defrag(keeper: NodeKeeper, caller: Caller, asked: pb.DefragRequest) -> pb.DefragReply:
     return encode.defrag(await keeper.relocations.plan(decode.room_wanted(asked)))
 
 
-async def defrag(keeper: Keeper, caller: Caller, asked: pb.DefragRequest) -> pb.DefragReply:
+async def defrag(keeper: NodeKeeper, caller: Caller, asked: pb.DefragRequest) -> pb.DefragReply:
     return encode.defrag(await keeper.relocations.defrag(decode.room_wanted(asked), caller))
 
 
-async def list_mps(keeper: Keeper, caller: Caller, asked: pb.ListMpsRequest) -> pb.ListMpsReply:
+async def list_mps(keeper: NodeKeeper, caller: Caller, asked: pb.ListMpsRequest) -> pb.ListMpsReply:
     """Lists MPS daemons. A command line is shown only to the user whose process it is, and to
     administrators.
     """
@@ -166,14 +172,16 @@ async def list_mps(keeper: Keeper, caller: Caller, asked: pb.ListMpsRequest) -> 
 
 
 async def terminate_mps_client(
-    keeper: Keeper, caller: Caller, asked: pb.TerminateMpsClientRequest
+    keeper: NodeKeeper, caller: Caller, asked: pb.TerminateMpsClientRequest
 ) -> pb.TerminateMpsClientReply:
     name = decode.identifier(asked.device_uuid, "device_uuid")
     await keeper.operations.terminate(name, asked.pid)
     return pb.TerminateMpsClientReply()
 
 
-async def drain_device(keeper: Keeper, caller: Caller, asked: pb.DrainDeviceRequest) -> pb.DrainDeviceReply:
+async def drain_device(
+    keeper: NodeKeeper, caller: Caller, asked: pb.DrainDeviceRequest
+) -> pb.DrainDeviceReply:
     name = decode.identifier(asked.device_uuid, "device_uuid")
     view = await keeper.operations.drain(name, not asked.undrain)
     if not asked.move or asked.undrain:
@@ -182,7 +190,7 @@ async def drain_device(keeper: Keeper, caller: Caller, asked: pb.DrainDeviceRequ
     return encode.drain(await keeper.operations.drain(name, True), gone)
 
 
-async def list_mig(keeper: Keeper, caller: Caller, asked: pb.ListMigRequest) -> pb.ListMigReply:
+async def list_mig(keeper: NodeKeeper, caller: Caller, asked: pb.ListMigRequest) -> pb.ListMigReply:
     """Lists MIG instances. A command line is shown only to the user whose process it is, and to
     administrators.
     """
@@ -192,39 +200,40 @@ async def list_mig(keeper: Keeper, caller: Caller, asked: pb.ListMigRequest) -> 
     )
 
 
-async def plan_mig(keeper: Keeper, caller: Caller, asked: pb.MigRequest) -> pb.MigPlanReply:
+async def plan_mig(keeper: NodeKeeper, caller: Caller, asked: pb.MigRequest) -> pb.MigPlanReply:
     if asked.HasField("defrag"):
         return encode.mig_plan(await _mig(keeper).preview_defrag(decode.selector(asked.defrag)))
     return encode.mig_plan(await _mig(keeper).preview(decode.mig_targets(asked)))
 
 
-async def apply_mig(keeper: Keeper, caller: Caller, asked: pb.MigRequest) -> pb.MigPlanReply:
+async def apply_mig(keeper: NodeKeeper, caller: Caller, asked: pb.MigRequest) -> pb.MigPlanReply:
     if asked.HasField("defrag"):
         return encode.mig_plan(await _mig(keeper).defrag(decode.selector(asked.defrag)))
     return encode.mig_plan(await _mig(keeper).apply(decode.mig_targets(asked)))
 
 
-def _mig(keeper: Keeper) -> MigOperations:
+def _mig(keeper: NodeKeeper) -> MigLayouts:
     if keeper.mig is None:
         raise VgpuError(ErrorCode.UNSUPPORTED, "mode mig of this vgpud is a test's stand-in")
     return keeper.mig
 
 
-async def get_usage(keeper: Keeper, caller: Caller, asked: pb.GetUsageRequest) -> pb.UsageReply:
-    return encode.usage(await keeper.metered(), keeper.describe().revision)
+async def get_usage(keeper: NodeKeeper, caller: Caller, asked: pb.GetUsageRequest) -> pb.UsageReply:
+    return encode.usage(await keeper.meters.read(), keeper.listings.describe().revision)
 
 
 async def list_processes(
-    keeper: Keeper, caller: Caller, asked: pb.ListProcessesRequest
+    keeper: NodeKeeper, caller: Caller, asked: pb.ListProcessesRequest
 ) -> pb.ListProcessesReply:
     """Lists processes. A command line is shown only to the user whose process it is, and to
     administrators.
     """
-    found = await keeper.processes()
+    metered = await keeper.meters.read(_PROCESSES_SECONDS)
+    found = await keeper.processes.listed(metered, keeper.residency.standing)
     return encode.processes(found, lambda uid: caller.is_admin or uid == caller.uid)
 
 
-async def list_events(keeper: Keeper, caller: Caller, asked: pb.ListEventsRequest) -> pb.ListEventsReply:
+async def list_events(keeper: NodeKeeper, caller: Caller, asked: pb.ListEventsRequest) -> pb.ListEventsReply:
     if asked.last > _MOST_EVENTS:
         raise VgpuError(
             ErrorCode.BAD_REQUEST,
@@ -232,7 +241,7 @@ async def list_events(keeper: Keeper, caller: Caller, asked: pb.ListEventsReques
             "ask for fewer, or watch from a revision on",
         )
     user = asked.user if asked.HasField("user") else None
-    events = await keeper.last_events(asked.last or _USUAL_EVENTS, user)
+    events = await keeper.store.last_events(asked.last or _USUAL_EVENTS, user)
     reply = pb.ListEventsReply()
     for first in range(0, len(events), _EVENTS_AT_ONCE):
         reply.events.extend(encode.event(event, None) for event in events[first : first + _EVENTS_AT_ONCE])
@@ -240,8 +249,8 @@ async def list_events(keeper: Keeper, caller: Caller, asked: pb.ListEventsReques
     return reply
 
 
-async def get_policy(keeper: Keeper, caller: Caller, asked: pb.GetPolicyRequest) -> pb.PolicyReply:
-    loaded = keeper.policy()
+async def get_policy(keeper: NodeKeeper, caller: Caller, asked: pb.GetPolicyRequest) -> pb.PolicyReply:
+    loaded = keeper.policies.current
     return encode.policy(
         json.dumps(effective(loaded.policy)),
         loaded.origins,
@@ -251,9 +260,9 @@ async def get_policy(keeper: Keeper, caller: Caller, asked: pb.GetPolicyRequest)
 
 
 async def reload_policy(
-    keeper: Keeper, caller: Caller, asked: pb.ReloadPolicyRequest
+    keeper: NodeKeeper, caller: Caller, asked: pb.ReloadPolicyRequest
 ) -> pb.ReloadPolicyReply:
-    return encode.reload_report(await keeper.reload_policy(asked.dry_run))
+    return encode.reload_report(await keeper.policies.reload(asked.dry_run))
 
 
 def event_for(caller: Caller, happened: Event, held: Allocation | None) -> pb.Event:
@@ -268,7 +277,7 @@ def _sees_edits(caller: Caller, held: Allocation) -> bool:
     return may_see_edits(caller, held.request.owner.uid)
 
 
-Handler = Callable[[Keeper, Caller, Any], Coroutine[Any, Any, Any]]
+Handler = Callable[[NodeKeeper, Caller, Any], Coroutine[Any, Any, Any]]
 
 HANDLERS: dict[str, Handler] = {
     "GetNode": get_node,

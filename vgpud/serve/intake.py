@@ -8,6 +8,7 @@ caller that does not finish its message or read its reply in time loses its conn
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, NoReturn
 from weakref import WeakValueDictionary
@@ -47,6 +48,7 @@ class Bounds:
     root: int = 1024  # calls and watches that are reserved for root, in addition
     message_seconds: float = 5.0
     reply_seconds: float = 30.0
+    change_seconds: float = 0.25
 
 
 class Intake(grpc.aio.ServerInterceptor):
@@ -68,6 +70,7 @@ class Intake(grpc.aio.ServerInterceptor):
         self.receiving = 0  # number of messages in transit, each of which may have the maximum size
         self._reads = Pace(_READ_REST_FACTOR)
         self._turns: WeakValueDictionary[int, asyncio.Semaphore] = WeakValueDictionary()
+        self._changes: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
 
     async def intercept_service(
         self,
@@ -84,7 +87,8 @@ class Intake(grpc.aio.ServerInterceptor):
         """
         coders = (handler.request_deserializer, handler.response_serializer)
         if handler.unary_unary is not None:
-            inner = handler.unary_unary if name in CHANGING else self._paced(handler.unary_unary)
+            in_turn = self._one_at_a_time if name in CHANGING else self._paced
+            inner = in_turn(handler.unary_unary)
             return grpc.stream_unary_rpc_method_handler(self._call(inner), *coders)
         if handler.unary_stream is not None:
             return grpc.stream_stream_rpc_method_handler(self._watch(handler.unary_stream), *coders)
@@ -121,6 +125,36 @@ class Intake(grpc.aio.ServerInterceptor):
                 return await work
             finally:
                 self._reads.took(max(work.seconds - _LEAST_READ_SECONDS, 0.0))
+
+        return serve
+
+    def _one_at_a_time(
+        self, inner: Callable[[Any, Context], Coroutine[Any, Any, Any]]
+    ) -> Callable[[Any, Context], Any]:
+        """Wraps a call that changes something, so that a user with many of them gets no more of vgpud than a
+        user with one: the next one of a user begins when this one has ended, or after `change_seconds`,
+        because a suspension can take a minute. A call that its caller cancels goes on in vgpud, and keeps its
+        turn for that time.
+        """
+
+        async def serve(asked: object, context: Context) -> Any:  # noqa: ANN401
+            user = self._peers.caller(context.peer()).user
+            if user == 0:
+                return await inner(asked, context)
+            lock = self._changes.setdefault(user, asyncio.Lock())
+            await lock.acquire()
+            turn, cancelled = ExitStack(), False
+            turn.callback(lock.release)
+            timer = asyncio.get_running_loop().call_later(self._bounds.change_seconds, turn.close)
+            try:
+                return await inner(asked, context)
+            except asyncio.CancelledError:
+                cancelled = True
+                raise
+            finally:
+                if not cancelled:
+                    timer.cancel()
+                    turn.close()
 
         return serve
 

@@ -12,9 +12,9 @@ from grpc_reflection.v1alpha import reflection
 from vgpud import clock
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.log_event import LogEvent
+from vgpud.node.keeper import NodeKeeper
 from vgpud.serve.calls import SERVICE, Calls
 from vgpud.serve.intake import Bounds, Intake
-from vgpud.serve.keeper import Keeper
 from vgpud.serve.relay import ConnectionLimits, Relay
 from vgpud.serve.sockets import PublicSockets, check_length, private_folder
 
@@ -47,7 +47,7 @@ class Server:
 
     def __init__(
         self,
-        keeper: Keeper,
+        keeper: NodeKeeper,
         sockets: PublicSockets,
         limits: ConnectionLimits | None = None,
         bounds: Bounds | None = None,

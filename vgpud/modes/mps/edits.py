@@ -55,8 +55,9 @@ def mps_edits(
     new folder in it.
 
     The mount is read-only: connect(2) still works (tried with NVIDIA's daemon), and a container's root cannot
-    unlink the sockets of other tenants. /dev/shm is not shared, because client and server do not need it
-    (measured on an H200, driver 580).
+    unlink the sockets of other tenants. The tenant's folder is mounted read-only too: the container's root
+    must not change the limits, nor fill the host's run folder. /dev/shm is not shared, because client and
+    server do not need it (measured on an H200, driver 580).
     """
     mebibytes, percent = part_of_process(part, rules.processes_per_tenant, rules.pooled_memory)
     asked = allocation.request.priority or ("below-normal" if rules.below_normal else "")
@@ -79,9 +80,7 @@ def mps_edits(
         ),
         mounts=(
             Mount(str(folder.pipes), CONTAINER_PIPES),
-            Mount(str(tenant), CONTAINER_TENANT, read_only=False),
-            # Mounted read-only, because the container's root must not change the limits.
-            Mount(str(tenant / "limits"), f"{CONTAINER_TENANT}/limits"),
+            Mount(str(tenant), CONTAINER_TENANT),
             Mount(str(guard), CONTAINER_GUARD),
         ),
         device_nodes=nodes,

@@ -4,7 +4,7 @@
     RUN/mps/DEVICE/pipe/gN   one life of the daemon: its sockets, for root only until the limits are set
     RUN/mps/DEVICE/pipe/p    -> gN while clients may connect; tenants know this name only
     RUN/mps/DEVICE/log
-    RUN/mps/t/ALLOCATION     what the guard in a tenant's processes reads: limits, and the parts taken
+    RUN/mps/t/ALLOCATION     what the guard in a tenant's processes reads: limits; locks are the parts taken
 
 Containers have `pipe` mounted, so the folder above it does not stand in their way, whatever their uids. So no
 client can reach a daemon whose limits are not in force, not even one of root's; and the stale sockets and pid
@@ -18,6 +18,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
+from vgpud.lease import ANYONE_FOLDER
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import MIB, WHOLE
 from vgpud.model.tenancy import ANYONE, Slice
@@ -26,6 +27,7 @@ from vgpud.modes.mps.rules import MpsRules
 # maximum length of a folder's path: 108 bytes of a socket's path (unix(7)), minus the longest name,
 # /control_privileged
 _MAX_PATH_BYTES = 90
+_ACL = "system.posix_acl_access"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ class DeviceFolder:
         if not self.path.is_dir():
             return
         try:
-            os.setxattr(self.path, "system.posix_acl_access", _acl(uids))
+            os.setxattr(self.path, _ACL, _acl(uids))
         except OSError as error:
             raise VgpuError(
                 ErrorCode.HELPER_FAILED,
@@ -132,30 +134,31 @@ def tenant_folder(run_dir: Path, allocation_id: str) -> Path:
     return run_dir / "mps" / "t" / allocation_id
 
 
-def write_tenant(folder: Path, part: Slice, rules: MpsRules, uid: int, gid: int) -> None:
-    """Writes a tenant's files for native/guard/admission.c: `limits`, which all may read, and `slots`, which
-    the tenant may write.
+def write_tenant(folder: Path, part: Slice, rules: MpsRules, uid: int) -> Path:
+    """Writes the file `limits` for native/guard/admission.c. Returns its folder: for ANYONE a folder in
+    `folder`, which users of the host cannot reach. The tenant can write no file there, so it cannot fill the
+    run folder. Only the tenant and root can reach the file, because its processes set locks on it.
 
     Raises VgpuError(HELPER_FAILED).
     """
     share = (part.share or WHOLE).hundredths
+    inner = folder / ANYONE_FOLDER if uid == ANYONE else folder
     try:
-        for parent in (folder.parent.parent, folder.parent, folder):
+        for parent in (folder.parent.parent, folder.parent):
             _make(parent, 0o711)
-        fresh = folder / "limits.new"
+        _make(folder, 0o700)
+        if uid == ANYONE:
+            _make(inner, 0o711)
+        else:
+            os.setxattr(folder, _ACL, _acl(frozenset((uid,))))
+        fresh = inner / "limits.new"
         words = (share, part.memory_bytes // MIB, rules.processes_per_tenant, int(rules.pooled_memory))
         fresh.write_text(" ".join(map(str, words)) + "\n")
         fresh.chmod(0o644)
-        fresh.replace(folder / "limits")
-        slots = os.open(folder / "slots", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            if os.geteuid() == 0 and uid != ANYONE:
-                os.fchown(slots, uid, gid)
-            os.fchmod(slots, 0o666 if uid == ANYONE else 0o600)
-        finally:
-            os.close(slots)
+        fresh.replace(inner / "limits")
     except OSError as error:
         raise _failed(folder, error) from None
+    return inner
 
 
 def remove_tenant(folder: Path) -> None:

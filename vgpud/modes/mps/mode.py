@@ -116,9 +116,8 @@ class MpsMode:
         if part.is_on_top:  # for a slice in a MIG instance, no earlier `apply` has started the daemon
             await self._up_on_top(device, supervisor)
         await supervisor.limit()
-        tenant = tenant_folder(self._paths.run_dir, allocation.id)
-        owner = allocation.request.owner
-        write_tenant(tenant, part, rules, owner.uid, owner.gid)
+        place = tenant_folder(self._paths.run_dir, allocation.id)
+        tenant = write_tenant(place, part, rules, allocation.request.owner.uid)
         nodes = device_nodes(device, part.mig, self._paths.host_root)
         folder = DeviceFolder.of(self._paths.run_dir, part.target)
         edits = mps_edits(allocation, part, folder, tenant, self._guard, rules, nodes)
@@ -196,7 +195,7 @@ class MpsMode:
             for part, device in pairs
         )
 
-    async def tenants(self, allocation: Allocation, part: Slice) -> tuple[int, ...]:
+    async def tenants(self, allocation: Allocation, part: Slice, soon: bool = False) -> tuple[int, ...]:
         return pids_of(await self._processes(allocation, part))
 
     async def _processes(self, allocation: Allocation, part: Slice) -> tuple[DeviceProcess, ...]:

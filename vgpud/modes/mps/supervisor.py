@@ -101,7 +101,9 @@ class Supervisor:
     async def down(self) -> None:
         async with self._lock:
             self._forget()
-            self.charge.folder.close()
+            # A tenant with a file system of its own (FUSE) can hold the lock of the pipe folder, which it may
+            # list. Then each change of the folder waits.
+            await asyncio.to_thread(self.charge.folder.close)
             known = await asyncio.to_thread(of_lives, self.charge.folder, self.charge.program)
             await asyncio.to_thread(self.units.stop, self.name, _STOP_SECONDS)
             await asyncio.to_thread(end_servers, self.charge.folder, self.charge.program)
@@ -109,7 +111,7 @@ class Supervisor:
             left = await asyncio.to_thread(still_there, known, _GONE_SECONDS)
             if left:
                 log.warning(LogEvent.MPS_PROCESSES_LEFT_AFTER_STOP, device=self.charge.device_uuid, pids=left)
-            self.charge.folder.remove()
+            await asyncio.to_thread(self.charge.folder.remove)
 
     async def _start(self) -> None:
         charge = self.charge
@@ -208,13 +210,12 @@ class Supervisor:
         """Called in the event loop when the daemon has ended."""
         self._unwatch = None
         self._forget()
-        self.charge.folder.close()
         self.charge.died("its MPS control daemon died and took its clients along")
         self._spawn(self._bring_back(clock.now()))
 
     async def _bring_back(self, died: float) -> None:
         """Starts the daemon again. Failed starts are repeated until the daemon runs or the device has no
-        tenant.
+        tenant. Until then `p` leads to sockets to which no program can connect.
         """
         pause = _FIRST_RETRY_SECONDS
         while self.charge.limits() is not None:

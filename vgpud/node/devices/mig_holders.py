@@ -2,7 +2,6 @@
 
 import pwd
 from collections.abc import Mapping
-from pathlib import Path
 
 from vgpud.hardware.holders import command, owner_uid
 from vgpud.model.device import Device, GpuInstance
@@ -19,10 +18,9 @@ from vgpud.planner.use import Place
 
 
 class Holders:
-    def __init__(self, book: Book, pools: Pools, host_root: Path) -> None:
+    def __init__(self, book: Book, pools: Pools) -> None:
         self._book = book
         self._pools = pools
-        self._host_root = host_root
 
     def sentence(self, device: Device, key: SlotKey) -> str:
         """A sentence on what uses a GPU instance, or its first compute instance in use. It becomes part of a
@@ -143,9 +141,7 @@ class Holders:
                 if p.gpu_instance_id == number and (computes is None or p.compute_instance_id in computes)
             }
         )
-        return tuple(
-            MigProcess(pid, owner_uid(pid, self._host_root), command(pid, self._host_root)) for pid in pids
-        )
+        return tuple(MigProcess(pid, owner_uid(pid), command(pid)) for pid in pids)
 
 
 def _named(process: MigProcess) -> str:

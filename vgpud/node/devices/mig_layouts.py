@@ -57,7 +57,7 @@ class MigLayouts:
         self._transitions = parts.transitions
         self._fault = parts.fault
         self.pools = Pools(parts.mig.records, parts.inventory, self._book, parts.policy)
-        self.holders = Holders(self._book, self.pools, parts.mig.host_root)
+        self.holders = Holders(self._book, self.pools)
         self._one_at_a_time = asyncio.Lock()
         self._converging: dict[str, asyncio.Lock] = {}
 

@@ -1,12 +1,18 @@
 """Reports events of devices to watchers and to the journal."""
 
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
 import structlog
 
 from vgpud.hardware.events import DeviceEvent
 from vgpud.model.device import Device, Health
+from vgpud.model.errors import VgpuError
 from vgpud.model.event import EventKind
 from vgpud.model.journal import Message
 from vgpud.model.log_event import LogEvent
+from vgpud.model.quantity import counted
 from vgpud.node.devices.inventory import Inventory
 from vgpud.node.store.allocations import AllocationStore
 
@@ -14,9 +20,15 @@ log = structlog.get_logger(__name__)
 
 
 class Notices:
-    def __init__(self, store: AllocationStore, inventory: Inventory) -> None:
+    def __init__(
+        self,
+        store: AllocationStore,
+        inventory: Inventory,
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
         self._store = store
         self._inventory = inventory
+        self._spawn = spawn
 
     async def event(self, event: DeviceEvent) -> None:
         """Reports an Xid error, a device that fell off the bus or a repair that NVML asks for, and refreshes
@@ -51,8 +63,29 @@ class Notices:
         await self._store.notice(kind, device.uuid, f"device {device.index} is {device.health.value}{why}")
         return lost
 
-    async def notice(self, device_uuid: str, sentence: str) -> None:
+    async def drained(self, device: Device, is_drained: bool) -> None:
+        log.info(
+            LogEvent.DRAINED if is_drained else LogEvent.UNDRAINED,
+            message_id=Message.DRAINED,
+            device=device.uuid,
+        )
+        now = "is drained: it accepts no" if is_drained else "is no longer drained: it accepts"
+        sentence = f"device {device.index} {now} new allocations"
+        await self._store.notice(EventKind.DEVICE_CHANGED, device.uuid, sentence)
+
+    def arbiter(self, sentence: str) -> None:
+        """Reports a sentence on the arbiter, which is in the journal already."""
+        self._spawn(self._store.notice(EventKind.ARBITER_CHANGED, "vgpu-arbiter", sentence))
+
+    async def started(self, version: str) -> None:
+        """Reports the start of vgpud. A ledger that cannot be written does not prevent the start."""
+        held = counted(len(self._store.book), "allocation")
+        with suppress(VgpuError):
+            await self._store.notice(EventKind.VGPUD_STARTED, "vgpud", f"vgpud {version} serves, with {held}")
+
+    def notice(self, device_uuid: str, sentence: str) -> None:
+        """Reports a sentence on a device."""
         device = self._inventory.node.device(device_uuid)
         name = device_uuid if device is None else f"device {device.index}"
         log.warning(LogEvent.DEVICE_NOTICE, device=device_uuid, why=sentence)
-        await self._store.notice(EventKind.DEVICE_CHANGED, device_uuid, f"{name}: {sentence}")
+        self._spawn(self._store.notice(EventKind.DEVICE_CHANGED, device_uuid, f"{name}: {sentence}"))

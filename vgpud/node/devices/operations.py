@@ -3,15 +3,11 @@ which devices are closed to requests.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
-
-import structlog
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 
 from vgpud import audit
 from vgpud.model.device import Device
 from vgpud.model.errors import ErrorCode, VgpuError
-from vgpud.model.journal import Message
-from vgpud.model.log_event import LogEvent
 from vgpud.model.tenancy import Isolation, Mode, Request
 from vgpud.model.view import DrainView, MpsDaemon
 from vgpud.modes.base import Effector
@@ -24,8 +20,6 @@ from vgpud.node.store.book import Book
 from vgpud.planner.use import DeviceUse
 from vgpud.planner.words import DRAINED
 
-log = structlog.get_logger(__name__)
-
 
 class Operations:
     def __init__(
@@ -35,13 +29,17 @@ class Operations:
         effectors: Mapping[Mode, Effector],
         drains: Drains,
         notice: Callable[[str, str], None],
+        tell_drained: Callable[[Device, bool], Awaitable[None]],
     ) -> None:
-        """`notice` tells watchers of a device's UUID and a sentence on it."""
+        """`notice` tells watchers of a device's UUID and a sentence on it; `tell_drained` that the device is
+        drained, or no longer.
+        """
         self._book = book
         self._inventory = inventory
         self._effectors = effectors
         self._drains = drains
         self._notice = notice
+        self._tell_drained = tell_drained
 
     def is_drained(self, device_uuid: str) -> bool:
         return device_uuid in self._drains
@@ -89,11 +87,7 @@ class Operations:
         if drained != self.is_drained(device_uuid):
             with audit.change("drain" if drained else "undrain", device=device_uuid):
                 await self._drains.put(device_uuid, drained)
-            log.info(
-                LogEvent.DRAINED if drained else LogEvent.UNDRAINED,
-                message_id=Message.DRAINED,
-                device=device_uuid,
-            )
+            await self._tell_drained(device, drained)
         held = tuple(a.id for a in self._book if any(p.device_uuid == device_uuid for p in a.slices))
         pids = tuple(sorted({process.pid for process in device.processes}))
         return DrainView(device_uuid, drained, held, pids)

@@ -16,7 +16,7 @@ from vgpud.node.tenants.cgroups import processes_in
 from vgpud.node.tenants.users import namespace_owner
 from vgpud.planner.bypass import Belongings, ProcessFacts, tenant_of
 
-_MOST_ANCESTORS = 64
+MOST_ANCESTORS = 64
 _LEASE = re.compile(rf"/leases/([^/]+)(?:/{ANYONE_FOLDER})?$")
 
 
@@ -49,7 +49,7 @@ def owner_of(pid: int, known: Belongings) -> str:
     and checks with the pidfd afterwards that the process still runs.
     """
     line: list[ProcessFacts] = []
-    while pid > 1 and len(line) < _MOST_ANCESTORS:
+    while pid > 1 and len(line) < MOST_ANCESTORS:
         found = _facts(pid, known.owners)
         if found is None:
             break
@@ -66,13 +66,13 @@ def _facts(pid: int, owners: Mapping[str, Owner]) -> tuple[ProcessFacts, int] | 
     if stat is None or uids is None:
         return None
     name = allocation_of(pid) or ""
-    return ProcessFacts(pid, stat.start_ticks, uids[0], _mounted(pid, owners), name), stat.parent
+    return ProcessFacts(pid, stat.start_ticks, uids[0], mounted_lease(pid, owners), name), stat.parent
 
 
-def _mounted(pid: int, owners: Mapping[str, Owner]) -> str:
-    """The allocation whose lease is mounted at the path that containers have for it. In a user namespace a
-    user can mount anything there. So the user namespace of the process must be root's or belong to the
-    allocation's owner.
+def mounted_lease(pid: int, owners: Mapping[str, Owner]) -> str:
+    """The allocation whose lease is mounted at the path that containers have for it; "" if there is none. In
+    a user namespace a user can mount anything there. So the user namespace of the process must be root's or
+    belong to the allocation's owner.
     """
     places = map(_LEASE.search, proc.mounts_at(pid, CONTAINER_LEASE))
     name = next((place[1] for place in places if place is not None), "")

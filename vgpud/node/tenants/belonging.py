@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from vgpud import proc
 from vgpud.model.tenancy import ANYONE, Allocation, SuspendedProcess
-from vgpud.modes.preload import CONTAINER_LEASE
+from vgpud.node.tenants.ancestry import MOST_ANCESTORS, mounted_lease
 from vgpud.node.tenants.cgroups import processes_in
 from vgpud.node.tenants.users import SUBORDINATE, namespace_owner
 from vgpud.proc import Running, has_exited, open_pidfd
@@ -20,8 +20,9 @@ def belongs(process: SuspendedProcess, allocation: Allocation) -> bool:
     process has ended.
 
     A process belongs to an allocation if it has the owner's uid (real and effective) or a subordinate uid of
-    the owner, if it is in the container's control group, or if the lease is mounted in its mount namespace.
-    An allocation with owner ANYONE is a pod's: its processes must not be in the host's mount namespace.
+    the owner, if it is in the container's control group, or if the lease is mounted in its mount namespace by
+    root or the owner. An allocation with owner ANYONE is a pod's: its processes must be in a mount namespace
+    of root's that is not the host's.
     """
     pidfd = open_pidfd(Running("", process.pid, process.start_ticks))
     if pidfd is None:
@@ -33,10 +34,12 @@ def belongs(process: SuspendedProcess, allocation: Allocation) -> bool:
 
 def _is_own(pid: int, allocation: Allocation) -> bool:
     request = allocation.request
-    if pid in processes_in(request.lifetime.cgroup) or _has_mounted(pid, allocation.id):
+    if pid in processes_in(request.lifetime.cgroup):
+        return True
+    if mounted_lease(pid, {allocation.id: request.owner}):
         return True
     if request.owner.uid == ANYONE:
-        return not _is_in_host_mounts(pid)
+        return _is_in_a_pod(pid)
     users = {request.owner.uid, request.counts_for.uid}
     with suppress(OSError):
         if namespace_owner(pid) in users:
@@ -45,11 +48,21 @@ def _is_own(pid: int, allocation: Allocation) -> bool:
     return bool(uids) and all(uid in users or SUBORDINATE.user_of(uid) in users for uid in uids)
 
 
-def _has_mounted(pid: int, allocation_id: str) -> bool:
-    """True if the lease is mounted in the mount namespace of the process."""
-    wanted = f"/leases/{allocation_id}"
-    roots = proc.mounts_at(pid, CONTAINER_LEASE)
-    return any(root.removesuffix("/anyone").endswith(wanted) for root in roots)
+def _is_in_a_pod(pid: int) -> bool:
+    """True if the process is in a mount namespace that root made. Each user can unshare the mounts in a user
+    namespace; the nearest ancestor in a namespace of root's shows where the process comes from.
+    """
+    for _ in range(MOST_ANCESTORS):
+        try:
+            if namespace_owner(pid) is None:
+                return not _is_in_host_mounts(pid)
+        except OSError:
+            return False
+        stat = proc.read_stat(pid)
+        if stat is None:
+            return False
+        pid = stat.parent
+    return False
 
 
 def _is_in_host_mounts(pid: int) -> bool:

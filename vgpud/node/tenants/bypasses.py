@@ -94,8 +94,12 @@ class Bypasses:
         for mark in marks:
             self._marks.setdefault(mark.allocation_id, {})[mark.kind] = mark
 
-    def marks_of(self, allocation_id: str) -> tuple[Mark, ...]:
-        return tuple(self._marks.get(allocation_id, {}).values())
+    def marks(self, allocation: Allocation) -> tuple[Mark, ...]:
+        """The marks of the allocation: use of a device that its limits do not cover."""
+        preload = self.services.preload
+        refusal = None if preload is None else preload.walls.refusal(allocation)
+        found = tuple(self._marks.get(allocation.id, {}).values())
+        return found if refusal is None else (*found, refusal)
 
     def is_bypassed(self, allocation: Allocation) -> bool:
         return MarkKind.BYPASSED in self._marks.get(allocation.id, {})

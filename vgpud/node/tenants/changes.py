@@ -3,14 +3,18 @@ allocation.
 """
 
 import asyncio
-from collections.abc import Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any, TypeVar
+
+from vgpud.model.tenancy import State
+from vgpud.node.store.book import Book
 
 T = TypeVar("T")
 
 
 class Changes:
-    def __init__(self) -> None:
+    def __init__(self, book: Book) -> None:
+        self._book = book
         self._tasks: dict[str, asyncio.Task[Any]] = {}
 
     def __contains__(self, allocation_id: str) -> bool:
@@ -33,6 +37,14 @@ class Changes:
         self._tasks[allocation_id] = task
         task.add_done_callback(lambda _: self._tasks.pop(allocation_id, None))
         return task
+
+    async def run(self, allocation_id: str, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        """Runs `work` while no other change of the allocation runs. Skips an allocation that is being
+        released.
+        """
+        await self.settle(allocation_id)
+        if self._book.get(allocation_id).state is not State.RELEASING:
+            await asyncio.shield(self.begin(allocation_id, work()))
 
     async def settle(self, allocation_id: str) -> None:
         """Waits until no change of the allocation is running."""

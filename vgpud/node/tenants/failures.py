@@ -2,12 +2,15 @@
 release them.
 """
 
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from typing import Any
 
 import structlog
 
 from vgpud import audit
 from vgpud.model.errors import VgpuError
+from vgpud.model.journal import Message
 from vgpud.model.lifecycle import Change
 from vgpud.model.log_event import LogEvent
 from vgpud.model.tenancy import State
@@ -17,10 +20,19 @@ log = structlog.get_logger(__name__)
 
 
 class Failures:
-    def __init__(self, services: TenantServices) -> None:
+    def __init__(self, services: TenantServices, spawn: Callable[[Coroutine[Any, Any, None]], None]) -> None:
         self._book = services.book
         self._store = services.store
         self._changes = services.changes
+        self._transitions = services.transitions
+        self._spawn = spawn
+
+    def helper_died(self, device_uuid: str, sentence: str) -> None:
+        """Called when a helper died whose tenants die with it: marks their allocations as failed."""
+        why = f"{sentence}; their allocations are marked as failed"
+        log.error(LogEvent.HELPER_DIED, message_id=Message.HELPER_DIED, device=device_uuid, why=why)
+        self._transitions.lost(device_uuid)
+        self._spawn(self.mark_on(device_uuid, sentence))
 
     async def mark_on(self, device_uuid: str, sentence: str) -> None:
         """Marks every allocation on a lost device or MIG device as failed."""

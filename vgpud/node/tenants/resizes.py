@@ -10,7 +10,7 @@ import structlog
 from vgpud.model.errors import VgpuError
 from vgpud.model.lifecycle import Change
 from vgpud.model.log_event import LogEvent
-from vgpud.model.quantity import Percent
+from vgpud.model.quantity import Percent, show_bytes
 from vgpud.model.tenancy import Allocation, State
 from vgpud.node.tenants.accounts import Accounts
 from vgpud.node.tenants.checkpoints import TenantServices
@@ -68,7 +68,7 @@ class Resizes:
 
         async def finish() -> None:
             await self._put_in_force(changed)
-            await self._end(changed, "resized")
+            await self._end(changed, f"resized to {_size(changed)}")
 
         await asyncio.shield(self._changes.begin(changed.id, finish()))
 
@@ -80,7 +80,7 @@ class Resizes:
         except VgpuError as error:
             await self._keep_size(before, error)
             raise
-        return await self._end(changed, "resized")
+        return await self._end(changed, f"resized from {_size(before)} to {_size(changed)}")
 
     async def _put_in_force(self, changed: Allocation) -> None:
         await self._kept.make_way(changed)
@@ -98,3 +98,9 @@ class Resizes:
 
     async def _end(self, outcome: Allocation, sentence: str) -> Allocation:
         return await self._store.commit(replace(outcome, state=State.ACTIVE), Change.RESIZED, sentence)
+
+
+def _size(allocation: Allocation) -> str:
+    """The limits of each slice, which are alike."""
+    part = allocation.slices[0]
+    return show_bytes(part.memory_bytes) + ("" if part.share is None else f" and {part.share}")

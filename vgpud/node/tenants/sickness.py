@@ -32,6 +32,11 @@ class Sickness:
         self._notice = notice
         self._tended: set[str] = set()
 
+    async def tend_all(self) -> None:
+        """At the start of vgpud: continues the care for devices that were sick before."""
+        devices = self._inventory.node.devices
+        await asyncio.gather(*(self.tend(one.uuid) for one in devices if one.health is Health.SICK))
+
     async def tend(self, device_uuid: str) -> None:
         """Cares for a device until it is well or lost. Does nothing if another call does so already."""
         if device_uuid in self._tended:

@@ -14,6 +14,7 @@ from vgpud.model.log_event import LogEvent
 from vgpud.model.tenancy import Allocation, Mode
 from vgpud.model.view import DeviceView, NodeDescription, SliceUse
 from vgpud.modes.base import Effector
+from vgpud.modes.preload import Preload
 from vgpud.node.devices.engines import Engines
 from vgpud.node.devices.inventory import Inventory
 from vgpud.node.store.allocations import AllocationStore
@@ -35,7 +36,7 @@ class Listings:
         engines: Engines,
         policy: Callable[[], LoadedPolicy],
         is_drained: Callable[[str], bool],
-        arbiter_error: Callable[[], str],
+        preload: Preload | None,
     ) -> None:
         self._store = store
         self._inventory = inventory
@@ -43,7 +44,7 @@ class Listings:
         self._engines = engines
         self._policy = policy
         self._is_drained = is_drained
-        self._arbiter_error = arbiter_error
+        self._preload = preload
         self._started = clock.now()
 
     async def slice_use(self, allocation: Allocation) -> tuple[SliceUse, ...]:
@@ -59,6 +60,15 @@ class Listings:
                 log.debug(LogEvent.USAGE_UNREADABLE, allocation=allocation.id, why=str(error))
                 found.append(SliceUse(part.device_uuid, 0, 0, 0, 0, 0, ()))
         return tuple(found)
+
+    def memory_limit(self, allocation: Allocation) -> str:
+        """What enforces the memory limit of an allocation in mode preload: "driver" or "libvgpu"; empty for
+        other modes.
+        """
+        if not any(part.mode is Mode.PRELOAD for part in allocation.slices):
+            return ""
+        stands = self._preload is not None and self._preload.walls.stands(allocation.id)
+        return "driver" if stands else "libvgpu"
 
     async def devices(self) -> tuple[tuple[DeviceView, ...], int]:
         await self._inventory.refresh(_SNAPSHOT_SECONDS)
@@ -111,5 +121,5 @@ class Listings:
             f"policy {self._policy().digest[:8]}{refused}",
             uptime_seconds=clock.now() - self._started,
             hardware_error=str(error) if error is not None else "",
-            arbiter_error=self._arbiter_error(),
+            arbiter_error="" if self._preload is None else self._preload.trouble(),
         )

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import structlog
 
@@ -35,14 +34,12 @@ class Processes:
         effectors: Mapping[Mode, Effector],
         find_owners: FindOwners,
         is_bypassed: Callable[[Allocation], bool] = lambda _: False,
-        host_root: Path = Path("/"),
     ) -> None:
         self._book = book
         self._inventory = inventory
         self._effectors = effectors
         self._find_owners = find_owners
         self._is_bypassed = is_bypassed
-        self._host_root = host_root
 
     async def listed(
         self, metered: Metered, standing: Callable[[Allocation], str] = lambda _: ""
@@ -70,7 +67,7 @@ class Processes:
     async def _pids(self, allocation: Allocation, part: Slice) -> tuple[int, ...] | None:
         """The pids in a slice; None if the mode does not answer."""
         try:
-            return await self._effectors[part.mode].tenants(allocation, part)
+            return await self._effectors[part.mode].tenants(allocation, part, soon=True)
         except VgpuError as error:
             log.debug(LogEvent.PROCESSES_UNREADABLE, allocation=allocation.id, why=str(error))
             return None
@@ -132,8 +129,8 @@ class Processes:
         allocation, part = held or (None, None)
         return NodeProcess(
             pid=pid,
-            uid=owner_uid(pid, self._host_root),
-            command=command(pid, self._host_root),
+            uid=owner_uid(pid),
+            command=command(pid),
             allocation_id="" if allocation is None else allocation.id,
             device_uuid=uuid,
             device_index=index,

@@ -10,6 +10,7 @@ from vgpud import clock
 from vgpud.model.device import Health
 from vgpud.model.errors import VgpuError
 from vgpud.model.log_event import LogEvent
+from vgpud.node.keeper import NodeKeeper
 from vgpud.node.room import Room
 from vgpud.serve.doors import run_all, set_at_changes, until_changed
 from vgpud.serve.dra.api import Api
@@ -19,7 +20,6 @@ from vgpud.serve.dra.prepared import PreparedClaims
 from vgpud.serve.dra.preparer import Preparer
 from vgpud.serve.dra.publisher import Publisher
 from vgpud.serve.dra.slices import Cluster, Json, Node, specs
-from vgpud.serve.keeper import Keeper
 from vgpud.serve.kubelet.plugin import KUBELET_SOCKET
 from vgpud.serve.kubelet.pods import Pods
 
@@ -48,7 +48,7 @@ class DraDoor:
 
     def __init__(
         self,
-        keeper: Keeper,
+        keeper: NodeKeeper,
         room: Room,
         kubelet: Path,
         state_dir: Path,
@@ -79,13 +79,13 @@ class DraDoor:
 
     @property
     def _enabled(self) -> bool:
-        return self._keeper.policy().policy.dra.enabled
+        return self._keeper.policies.policy.dra.enabled
 
     def _find(self, name: str) -> Target | None:
-        return target_of(name, self._room.devices, self._keeper.policy().policy, self._room.places)
+        return target_of(name, self._room.devices, self._keeper.policies.policy, self._room.places)
 
     def _health(self) -> tuple[Wellness, ...]:
-        policy = self._keeper.policy().policy
+        policy = self._keeper.policies.policy
         return tuple(
             Wellness(self._node, name, device.health is Health.OK, device.health_reason)
             for device in self._room.devices
@@ -100,7 +100,7 @@ class DraDoor:
     async def _publish(self) -> None:
         while True:
             self._dirty.clear()
-            wait = self._keeper.policy().policy.dra.check_seconds
+            wait = self._keeper.policies.policy.dra.check_seconds
             if clock.now() < self._hurry_until:
                 wait = min(wait, self._pace.look)
             try:
@@ -118,13 +118,13 @@ class DraDoor:
                 await self._publisher.withdraw()
                 self._published = False
             return
-        views, _ = await self._keeper.devices()
+        views, _ = await self._keeper.listings.devices()
         closed = frozenset(view.device.uuid for view in views if view.drained)
-        described = self._keeper.describe().node
+        described = self._keeper.listings.describe().node
         node = Node(self._node, described.driver_version, described.cuda_version)
-        allocations, _ = self._keeper.list()
+        allocations = tuple(self._keeper.book)
         cards = cards_of(
-            self._room.devices, self._keeper.policy().policy, self._room.places, allocations, closed
+            self._room.devices, self._keeper.policies.policy, self._room.places, allocations, closed
         )
 
         def build(cluster: Cluster) -> tuple[Json, ...]:
@@ -160,7 +160,7 @@ class DraDoor:
 
     async def _check(self) -> None:
         while True:
-            await asyncio.sleep(self._keeper.policy().policy.dra.check_seconds)
+            await asyncio.sleep(self._keeper.policies.policy.dra.check_seconds)
             if self._enabled:
                 await self.preparer.check()
                 await self._name()

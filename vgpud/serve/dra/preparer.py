@@ -14,11 +14,11 @@ from vgpud.model.caller import Caller, Door
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.log_event import LogEvent
 from vgpud.model.tenancy import CLAIM_PREFIX, Allocation, Lifetime, State, workload_of
+from vgpud.node.keeper import NodeKeeper
 from vgpud.serve.dra.api import Api, is_gone
 from vgpud.serve.dra.cards import Target
 from vgpud.serve.dra.claims import Part, parts_of
 from vgpud.serve.dra.prepared import Answer, Prepared, PreparedClaims
-from vgpud.serve.keeper import Keeper
 from vgpud.serve.kubelet.pods import Listing
 
 log = structlog.get_logger(__name__)
@@ -33,7 +33,7 @@ class Preparer:
 
     def __init__(
         self,
-        keeper: Keeper,
+        keeper: NodeKeeper,
         api: Api,
         claims: PreparedClaims,
         pool: str,
@@ -129,7 +129,7 @@ class Preparer:
         """Records which pods and containers use each claim's allocations, as the kubelet lists them. Raises
         VgpuError.
         """
-        for allocation in self._keeper.list()[0]:
+        for allocation in tuple(self._keeper.book):
             workload = allocation.request.workload
             user = workload_of(listed.users.get(allocation.cdi_name, ""))
             if user.pod and not workload.container and allocation.request.id.startswith(CLAIM_PREFIX):
@@ -161,12 +161,10 @@ class Preparer:
         lost.
         """
         own = f"{CLAIM_PREFIX}{uid}"
-        return [
-            a for a in self._keeper.list()[0] if a.request.id == own or a.request.id.startswith(f"{own}/")
-        ]
+        return [a for a in self._keeper.book if a.request.id == own or a.request.id.startswith(f"{own}/")]
 
     def _allocation(self, name: str) -> Allocation | None:
-        return next((a for a in self._keeper.list()[0] if a.request.id == name), None)
+        return next((a for a in self._keeper.book if a.request.id == name), None)
 
 
 def _checked(uid: str) -> str:

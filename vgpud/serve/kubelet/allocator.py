@@ -9,6 +9,7 @@ belong to a new pod. Without hooks that report containers, PodResources is asked
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
@@ -20,7 +21,7 @@ from vgpud.model.device import Device
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.log_event import LogEvent
 from vgpud.model.tenancy import KUBELET_PREFIX, Allocation, Lifetime, State, workload_of
-from vgpud.serve.keeper import Keeper
+from vgpud.node.keeper import NodeKeeper
 from vgpud.serve.kubelet.backoff import Backoff
 from vgpud.serve.kubelet.holds import Hold, Holds
 from vgpud.serve.kubelet.pods import Listing, Pods
@@ -40,7 +41,7 @@ _START_SECONDS = 900.0
 @dataclass(frozen=True, slots=True)
 class _Admission:
     """When an allocation was made, and the pods that were new in the kubelet's list at that time, including
-    the allocation's own.
+    the allocation's own; none if vgpud was restarted since.
 
     `cuts` is the number of admissions that had failed until then.
     """
@@ -57,7 +58,7 @@ class Allocator:
 
     def __init__(
         self,
-        keeper: Keeper,
+        keeper: NodeKeeper,
         holds: Holds,
         pods: Pods,
         devices: Callable[[], tuple[Device, ...]],
@@ -87,7 +88,7 @@ class Allocator:
         """The ids of the resource that allocations hold, and the unhealthy ones among them. Unhealthy are ids
         of failed allocations, and of running containers whose ids the kubelet believes to be free.
         """
-        states = {a.request.id: a.state for a in self._keeper.list()[0]}
+        states = {a.request.id: a.state for a in self._keeper.book}
         holds = self.holds.of(resource_name)
         failed = [
             hold.ids
@@ -169,12 +170,22 @@ class Allocator:
             self._listed_once = held & (self._listed_once | listed.pods)
         return listed
 
-    def kubelet_started(self) -> None:
-        """Called when a kubelet process has started: at first its list may lack pods. It admits again what
-        its predecessor was admitting, perhaps with other ids.
+    def kubelet_found(self, age_seconds: float) -> None:
+        """Called when vgpud first sees a kubelet process, of that age: at first its list may lack pods. A new
+        kubelet admits again what its predecessor was admitting, perhaps with other ids. A new vgpud completes
+        the admissions that the present kubelet had begun.
         """
         self._listed_once = frozenset()
         self._cuts += 1
+        begun_within_seconds = min(age_seconds, _ADMISSION_SECONDS)
+        for hold in self.holds:
+            allocation = self._allocation(hold.request_id)
+            if allocation is None or hold.pod:
+                continue
+            since_seconds = time.time() - allocation.created_unix_ns / 1e9
+            if 0 <= since_seconds < begun_within_seconds:
+                at_seconds = clock.now() - since_seconds
+                self._admitted[hold.request_id] = _Admission(at_seconds, frozenset(), self._cuts)
 
     async def _leave_if_stale(self, hold: Hold, ids: frozenset[str], listed: Listing | None) -> bool:
         """If the pod of the hold has ended, releases its allocation, because the kubelet has given the ids to
@@ -291,7 +302,7 @@ class Allocator:
         return allocation
 
     def _allocation(self, name: str) -> Allocation | None:
-        held, _ = self._keeper.list()
+        held = tuple(self._keeper.book)
         return next((allocation for allocation in held if allocation.request.id == name), None)
 
     async def _release(self, allocation: Allocation, patience_seconds: float) -> None:
@@ -331,7 +342,7 @@ class Allocator:
             return await self._bind(allocation_id, init, pod)
 
     async def _bind(self, allocation_id: str, init: Lifetime, pod: str) -> bool:
-        found = next((a for a in self._keeper.list()[0] if a.id == allocation_id), None)
+        found = next((a for a in self._keeper.book if a.id == allocation_id), None)
         if found is None or not found.request.id.startswith(KUBELET_PREFIX):
             return False
         if found.state is not State.ACTIVE:
@@ -366,7 +377,7 @@ class Allocator:
             if listed is None:
                 self._unseen.clear()
                 return
-            for allocation in self._keeper.list()[0]:
+            for allocation in tuple(self._keeper.book):
                 name = allocation.request.id
                 if not name.startswith(KUBELET_PREFIX):
                     continue
@@ -377,7 +388,7 @@ class Allocator:
                     0.0 if self._has_ended(name, settled) else release_seconds
                 ):
                     await self._release_unseen(allocation)
-            names = {allocation.request.id for allocation in self._keeper.list()[0]}
+            names = {allocation.request.id for allocation in self._keeper.book}
             for hold in self.holds:
                 if hold.request_id not in names:
                     await self._drop(hold.request_id)

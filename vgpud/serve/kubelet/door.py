@@ -21,10 +21,10 @@ from vgpud.model.device import Device
 from vgpud.model.errors import VgpuError
 from vgpud.model.log_event import LogEvent
 from vgpud.model.tenancy import Allocation
+from vgpud.node.keeper import NodeKeeper
 from vgpud.node.room import Room
 from vgpud.policy.kubelet import KubeletSettings
 from vgpud.serve.doors import run_all, set_at_changes, until_changed
-from vgpud.serve.keeper import Keeper
 from vgpud.serve.kubelet.allocator import Allocator
 from vgpud.serve.kubelet.holds import Holds
 from vgpud.serve.kubelet.plugin import KUBELET_SOCKET, Plugin
@@ -105,7 +105,7 @@ class KubeletDoor:
 
     def __init__(
         self,
-        keeper: Keeper,
+        keeper: NodeKeeper,
         room: Room,
         kubelet: Kubelet,
         state_dir: Path,
@@ -157,7 +157,7 @@ class KubeletDoor:
     def prefer(
         self, resource: Resource, available: Sequence[str], must: Sequence[str], size: int
     ) -> tuple[str, ...]:
-        spread = self._keeper.policy().policy.planner.strategy == "spread"
+        spread = self._keeper.policies.policy.planner.strategy == "spread"
         devices = self._room.devices
         return preferred(resource, devices, available, must, size, spread, self._room.nearest)
 
@@ -165,7 +165,7 @@ class KubeletDoor:
 
     @property
     def _settings(self) -> KubeletSettings:
-        return self._keeper.policy().policy.kubelet
+        return self._keeper.policies.policy.kubelet
 
     async def _listen(self) -> None:
         await set_at_changes(self._keeper, self._dirty, self._pace.look)
@@ -181,7 +181,7 @@ class KubeletDoor:
         settings = self._settings
         if settings.resource:
             try:
-                await self._keeper.devices()  # refreshes the snapshot of the devices
+                await self._keeper.listings.devices()  # refreshes the snapshot of the devices
             except VgpuError as error:
                 self._complain("devices", str(error))
                 return
@@ -242,9 +242,10 @@ class KubeletDoor:
         while True:
             life = self._kubelet.life() if self._plugins else None
             if life != self._served:
-                self._served, self._served_since = life, clock.now() - self._kubelet.age_seconds()
+                age_seconds = self._kubelet.age_seconds()
+                self._served, self._served_since = life, clock.now() - age_seconds
                 self._retry_at.clear()
-                self.allocator.kubelet_started()
+                self.allocator.kubelet_found(age_seconds)
                 for plugin in self._plugins.values():
                     plugin.registered = False
             if life is not None:
