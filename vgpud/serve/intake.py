@@ -31,6 +31,9 @@ _READ_REST_FACTOR = 9.0
 # Time that is charged when a call that changes nothing begins. The rest of its time is charged when it ends.
 _LEAST_READ_SECONDS = 0.0005
 
+# A call with the user of its caller. The caller is identified before its message is read, because it may
+# have closed its connection afterwards.
+UserCall = Callable[[int, Any, Context], Awaitable[Any]]
 Handler = Any  # a grpc.RpcMethodHandler, a class that is not generic at run time
 
 
@@ -94,11 +97,11 @@ class Intake(grpc.aio.ServerInterceptor):
             return grpc.stream_stream_rpc_method_handler(self._watch(handler.unary_stream), *coders)
         return grpc.stream_stream_rpc_method_handler(self._dialogue(handler.stream_stream), *coders)
 
-    def _call(self, inner: Callable[[Any, Context], Awaitable[Any]]) -> Callable[[object, Context], Any]:
+    def _call(self, inner: UserCall) -> Callable[[object, Context], Any]:
         async def serve(_: object, context: Context) -> Any:  # noqa: ANN401
             caller = await self._admitted(context, self._shares_of)
             asked = await self._received(caller, context)
-            reply = await inner(asked, context)
+            reply = await inner(caller.user, asked, context)
             # grpc sends the reply after this function has returned, and calls back when it is sent
             await self._owed(reply, caller, context)
             self._dropped_after(self._bounds.reply_seconds, context)
@@ -106,16 +109,13 @@ class Intake(grpc.aio.ServerInterceptor):
 
         return serve
 
-    def _paced(
-        self, inner: Callable[[Any, Context], Coroutine[Any, Any, Any]]
-    ) -> Callable[[Any, Context], Any]:
+    def _paced(self, inner: Callable[[Any, Context], Coroutine[Any, Any, Any]]) -> UserCall:
         """Wraps a call that changes nothing. Such calls begin in turns of the users and at a limited rate, so
         that all users except root together get a part of the event loop's time. Calls may overlap, because
         one can wait for a device.
         """
 
-        async def serve(asked: object, context: Context) -> Any:  # noqa: ANN401
-            user = self._peers.caller(context.peer()).user
+        async def serve(user: int, asked: object, context: Context) -> Any:  # noqa: ANN401
             if user == 0:
                 return await inner(asked, context)
             async with self._reads.turn(user):
@@ -128,17 +128,14 @@ class Intake(grpc.aio.ServerInterceptor):
 
         return serve
 
-    def _one_at_a_time(
-        self, inner: Callable[[Any, Context], Coroutine[Any, Any, Any]]
-    ) -> Callable[[Any, Context], Any]:
+    def _one_at_a_time(self, inner: Callable[[Any, Context], Coroutine[Any, Any, Any]]) -> UserCall:
         """Wraps a call that changes something, so that a user with many of them gets no more of vgpud than a
         user with one: the next one of a user begins when this one has ended, or after `change_seconds`,
         because a suspension can take a minute. A call that its caller cancels goes on in vgpud, and keeps its
         turn for that time.
         """
 
-        async def serve(asked: object, context: Context) -> Any:  # noqa: ANN401
-            user = self._peers.caller(context.peer()).user
+        async def serve(user: int, asked: object, context: Context) -> Any:  # noqa: ANN401
             if user == 0:
                 return await inner(asked, context)
             lock = self._changes.setdefault(user, asyncio.Lock())
