@@ -41,9 +41,10 @@ static bool is_light(const struct sched_entity *entity, uint64_t now)
 
 /*
  * Judges a tenant's load after JUDGED_NS of observation, because a moment says little. Beside other tenants, work takes
- * longer; so a tenant that shows no gaps there may have gaps when it runs alone.
+ * longer; so a tenant that shows no gaps there may have gaps when it runs alone. `at` is the end of the observed work: the
+ * verdict on work before a long idle time does not hold for the work after it.
  */
-static void judge(struct sched_entity *entity, double busy_ns, double gaps_ns, uint64_t now)
+static void judge(struct sched_entity *entity, double busy_ns, double gaps_ns, uint64_t at)
 {
     bool shared = is_shared(entity->device);
     entity->busy_ns += busy_ns;
@@ -51,9 +52,9 @@ static void judge(struct sched_entity *entity, double busy_ns, double gaps_ns, u
     if (entity->busy_ns + entity->gaps_ns < JUDGED_NS)
         return;
     if (entity->busy_ns < LIGHT_LOAD * (entity->busy_ns + entity->gaps_ns)) {
-        entity->light_until = now + LIGHT_NS;
+        entity->light_until = at + LIGHT_NS;
     } else if (!shared) {
-        entity->light_until = now;
+        entity->light_until = at;
         entity->retry_ns = RETRY_NS;
     }
     entity->busy_ns = 0;
@@ -106,8 +107,10 @@ void backfill_note_work(struct sched_tenant *tenant, uint64_t now)
     for (uint32_t d = 0; d < tenant->device_count && tenant->idle_since != 0; d++) {
         struct sched_entity *entity = tenant->entities[d];
         double used = (double)(entity->count.used_ns - entity->used_before_ns);
-        judge(entity, used, unused_ns(entity, used, gap), now);
+        judge(entity, used, unused_ns(entity, used, gap), tenant->idle_since);
         entity->used_before_ns = entity->count.used_ns;
+        if (now - tenant->idle_since >= LIGHT_NS)
+            entity->busy_ns = entity->gaps_ns = 0; /* too old for a verdict */
     }
     if (tenant->idle_since != 0 || tenant->work_since == 0)
         tenant->work_since = now;
@@ -127,7 +130,7 @@ static bool lets(const struct sched_entity *holder, const struct sched_entity *g
         return false;
     if (!is_light(holder, now) && !is_light(guest, now))
         return false;
-    return !is_pressed(holder, now) || ahead < AHEAD_ROUNDS * holder->device->round_ns;
+    return ahead < AHEAD_ROUNDS * holder->device->round_ns;
 }
 
 static bool all_cut(const struct sched_tenant *tenant)

@@ -57,6 +57,16 @@ def test_two_tenants_that_fill_the_device_have_exclusive_slices(kind: str, work:
         assert use.shared < 0.1
 
 
+@pytest.mark.parametrize("work_us", range(4000, 10000, 500))
+def test_gaps_before_an_idle_time_do_not_count_after_it(work_us: int) -> None:
+    """A verdict holds for 4 s, and the idle time is 4.5 s. Depending on the work, the verdict on the gaps is
+    reached when the tenant returns.
+    """
+    for use in backfill(f"returns {work_us} 20000", f"returns {work_us} 20000"):
+        assert use.device == pytest.approx(50, abs=0.2)
+        assert use.shared < 0.1
+
+
 @pytest.mark.parametrize("seed", range(1, 9))
 def test_a_device_has_one_holder_whenever_a_tenant_waits(seed: int) -> None:
     model(str(seed), "40000")

@@ -2,8 +2,9 @@
  * sched_backfill.c: tenants under the engine cut on one device, in virtual time. Work that runs beside other work takes
  * longer in proportion, and a tenant that is off the device makes no progress.
  *
- *   sched-backfill KIND WORK_US PERIOD_US ...   KIND: lent or hard, 50 % each; a tenant for each three words
- * A tenant gets WORK_US of work every PERIOD_US; without a period its work is endless. After 5 s of warming up it
+ *   sched-backfill KIND WORK_US PERIOD_US ...   KIND: lent, hard or returns, 50 % each; a tenant for each three words
+ * A tenant gets WORK_US of work every PERIOD_US; without a period its work is endless. `returns` is a tenant with lent
+ * time that gets such work for 0.5 s, is idle until the end of the warm-up, and then has endless work. After 5 s of warming up it
  * prints, for each tenant and 20 s: percent of the device, percent of its time with work in which it was off the
  * device, and percent of its time on the device with work beside another tenant's.
  */
@@ -18,6 +19,7 @@ enum { MOST = 4, WORDS = 3 };
 #define LOAD_NS 10000000u     /* the interval of load reports, as in cut.c */
 #define IDLE_AFTER_NS 250000u /* time without work after which libvgpu reports that a tenant is idle */
 #define WARM_NS 5000000000u
+#define PAUSE_AFTER_NS 500000000u /* of a tenant that returns */
 #define LENGTH_NS 20000000000u
 
 static struct worker {
@@ -26,13 +28,14 @@ static struct worker {
     uint64_t work_ns, period_ns, next_at;
     double left_ns; /* rest of the present work */
     uint64_t done_at;
-    bool works, on;
+    bool works, on, returns;
     uint64_t load_ns, seen_ns; /* times since the last report of the load: time with work, and all time on the device */
     double used_ns;
     uint64_t worked_ns, off_ns, shared_ns;
 } workers[MOST];
 static unsigned count;
-static uint64_t now = 1000000000;
+#define BEGIN_NS 1000000000u
+static uint64_t now = BEGIN_NS;
 
 static void say_grant(struct sched_member *member, const struct vgpu_turn *turn)
 {
@@ -61,6 +64,7 @@ static bool join(char **words)
     worker->member.cut = true;
     worker->work_ns = strtoull(words[1], NULL, 10) * 1000;
     worker->period_ns = strtoull(words[2], NULL, 10) * 1000;
+    worker->returns = strcmp(words[0], "returns") == 0;
     worker->next_at = now + count * 7000000;
     return true;
 }
@@ -69,6 +73,11 @@ static bool join(char **words)
 static void begin_step(struct worker *worker)
 {
     struct sched_tenant *tenant = &worker->tenant;
+    if (worker->returns && now >= BEGIN_NS + PAUSE_AFTER_NS) {
+        worker->returns = false;
+        worker->period_ns = 0;
+        worker->next_at = BEGIN_NS + WARM_NS;
+    }
     if (now >= worker->next_at && worker->left_ns <= 0) {
         worker->left_ns = worker->period_ns > 0 ? (double)worker->work_ns : 1e18;
         worker->next_at += worker->period_ns;
@@ -100,9 +109,13 @@ static void end_step(struct worker *worker, unsigned with_work)
     }
 }
 
+/* Notes the load as cut.c does: only while another tenant has work. */
 static void note_load(struct worker *worker)
 {
-    worker->seen_ns = worker->on ? worker->seen_ns + STEP_NS : 0;
+    bool others = false;
+    for (unsigned w = 0; w < count; w++)
+        others |= &workers[w] != worker && workers[w].works;
+    worker->seen_ns = worker->on && others ? worker->seen_ns + STEP_NS : 0;
     if (worker->seen_ns >= LOAD_NS) {
         double load = (double)worker->load_ns / (double)worker->seen_ns;
         sched_note_load(worker->tenant.entities[0], load, worker->seen_ns, 1, now);
