@@ -85,7 +85,7 @@ NOT_RUN = {
     "./dev deb --arch arm64": _SUITE,  # run by tests/packaging/cross.py
     "pytest tests/slurm": _SUITE,
     "python native/libvgpu/portable.py --out FOLDER --machine aarch64": _SUITE,
-    "python -m tests.gpu.compute_programs --build build/native --out F --seconds 5": _CARD,
+    "python -m tests.gpu.compute_programs --build build/native --out F --seconds 4 --besides --asked": _CARD,
     "python -m tests.e2e.matrix": _SUITE,
     "python -m tests.gpu.compute_programs": _CARD,
     "python -m tests.gpu.compute_h200 --engine cut together": _CARD,
