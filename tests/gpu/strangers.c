@@ -18,6 +18,7 @@
  * Exit status 0 if 3 GiB were refused and all else was as without limits, or a message.
  */
 #include <dlfcn.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -219,6 +220,15 @@ static void close_all(void)
         close(fd);
 }
 
+/* Opens the program's own file as 3. Linux answers EBUSY while another thread's open(2) is about to get that number. */
+static bool takes_three(void)
+{
+    while (dup2(STDIN_FILENO, 3) != 3)
+        if (errno != EBUSY)
+            return false;
+    return true;
+}
+
 static void try_closefrom(char **unused)
 {
     (void)unused;
@@ -227,7 +237,7 @@ static void try_closefrom(char **unused)
     for (int i = 0; i < 8; i++) {
         close_all();
         /* the program opens its own file at a number that libvgpu has used or will use */
-        NEED(dup2(STDIN_FILENO, 3) == 3);
+        NEED(takes_three());
         work();
         /* the program's own file is still open; libvgpu's descriptors would be closed by an exec */
         NEED(fcntl(3, F_GETFD) == 0);
