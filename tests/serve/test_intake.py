@@ -93,16 +93,23 @@ def test_a_message_unfinished_at_its_deadline_ends_its_connection(method: str, s
         live.close()
 
 
-def test_a_reply_unread_at_its_deadline_ends_its_connection() -> None:
-    live = bounded(message_seconds=EVER, reply_seconds=0.3)
+def test_a_reply_unread_at_its_deadline_ends_its_connection_and_no_other() -> None:
+    live = bounded(message_seconds=EVER, reply_seconds=0.5)
+    intake, peers = live.server.intake, live.server.relay.peers
     try:
         live.keeper.loaded = FakeLoaded(digest="y" * 3_000_000)
-        peer = Peer(live.ro)
-        peer.begin_message(peer.open("GetPolicy"), 0)
-        wait_until(lambda: live.server.relay.peers.served == 1)
-        wait_until(lambda: live.server.relay.peers.served == 0)
-        wait_until(lambda: live.server.intake.strangers_calls.taken == 0)
-        peer.close()
+        with Client(live.ro, 60) as other:
+            assert other.get_node().status == "well"
+            silent = Peer(live.ro)
+            silent.begin_message(silent.open("GetPolicy"), 0)
+            wait_until(lambda: peers.served == 2)
+            wait_until(lambda: peers.served == 1)
+            assert silent.ends()
+            silent.close()
+            wait_until(lambda: intake.strangers_calls.taken == 0 and not intake.unread_bytes)
+            assert other.get_node().status == "well"
+            assert peers.served == 1
+            assert peers.oldest_of(os.geteuid()) == "c1"  # the other's connection is still its first one
     finally:
         live.close()
 
