@@ -10,7 +10,7 @@ it and exceeds the limit. For this reason the ledger is counted here only up to 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from vgpud.model.quantity import format_bytes
@@ -125,7 +125,8 @@ def sentence_of(excess: int, limit_bytes: int) -> str:
 class ProcessFacts:
     """Facts about a process, from the kernel. `mounted`: the allocation whose lease is mounted as in a
     container, if root or the allocation's owner made the namespace. `named`: the allocation in the process's
-    environment, which is no proof.
+    environment, which is no proof. `uid`: the real uid, which a set-user-id program leaves as it is. `user`:
+    the user whose subordinate uid that is, or `uid` itself; None if it is root's.
     """
 
     pid: int
@@ -133,18 +134,21 @@ class ProcessFacts:
     uid: int
     mounted: str = ""
     named: str = ""
+    user: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Belongings:
     """What is known about the processes of tenants: those connected to the arbiter, those in the control
-    group of a container, and those to which an allocation is bound (pid, start in ticks).
+    group of a container, and those to which an allocation is bound (pid, start in ticks). `users`: the user
+    for whom each allocation counts.
     """
 
     owners: Mapping[str, Owner]
     registered: Mapping[int, str]
     in_cgroup: Mapping[int, str]
     lifetimes: Mapping[tuple[int, int], str]
+    users: Mapping[str, int] = field(default_factory=dict)
 
 
 def tenant_of(line: Sequence[ProcessFacts], known: Belongings) -> str:
@@ -152,17 +156,21 @@ def tenant_of(line: Sequence[ProcessFacts], known: Belongings) -> str:
     parent, and so on.
 
     The environments of the process and its ancestors count only if the process runs as the allocation's
-    owner. So no tenant can make its processes count as those of another tenant.
+    owner, or under another uid that counts as the same user. So no tenant can make its processes count as
+    those of another tenant.
     """
     for distance, process in enumerate(line):
         proven = known.registered.get(process.pid) or known.in_cgroup.get(process.pid) or process.mounted
-        if proven in known.owners and (distance == 0 or _may_be(line[0], known.owners[proven], True)):
+        if proven in known.owners and (distance == 0 or _may_be(line[0], proven, known, True)):
             return proven
         said = process.named or known.lifetimes.get((process.pid, process.start_ticks), "")
-        if said in known.owners and _may_be(line[0], known.owners[said], False):
+        if said in known.owners and _may_be(line[0], said, known, False):
             return said
     return ""
 
 
-def _may_be(process: ProcessFacts, owner: Owner, by_kernel: bool) -> bool:
-    return process.uid == owner.uid or (by_kernel and owner.uid == ANYONE)
+def _may_be(process: ProcessFacts, name: str, known: Belongings, by_kernel: bool) -> bool:
+    owner = known.owners[name]
+    if process.uid == owner.uid or (by_kernel and owner.uid == ANYONE):
+        return True
+    return process.user is not None and process.user == known.users.get(name)

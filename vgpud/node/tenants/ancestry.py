@@ -13,7 +13,7 @@ from vgpud.model.tenancy import Allocation, Owner
 from vgpud.modes.gpu_use import allocation_of
 from vgpud.modes.preload import CONTAINER_LEASE
 from vgpud.node.tenants.cgroups import processes_in
-from vgpud.node.tenants.users import namespace_owner
+from vgpud.node.tenants.users import SUBORDINATE, namespace_owner
 from vgpud.planner.bypass import Belongings, ProcessFacts, tenant_of
 
 MOST_ANCESTORS = 64
@@ -31,6 +31,7 @@ def belongings(everything: tuple[Allocation, ...], registered: Mapping[int, str]
         registered=dict(registered),
         in_cgroup={pid: a.id for a in everything for pid in processes_in(a.request.lifetime.cgroup)},
         lifetimes={life: name for name, life in lives if life[0] and shared[life] == 1},
+        users={a.id: a.request.counts_for.uid for a in everything},
     )
 
 
@@ -66,7 +67,9 @@ def _facts(pid: int, owners: Mapping[str, Owner]) -> tuple[ProcessFacts, int] | 
     if stat is None or uids is None:
         return None
     name = allocation_of(pid) or ""
-    return ProcessFacts(pid, stat.start_ticks, uids[0], mounted_lease(pid, owners), name), stat.parent
+    user = SUBORDINATE.user_of(uids[0]) or None  # uids of root's ranges can be those of several containers
+    facts = ProcessFacts(pid, stat.start_ticks, uids[0], mounted_lease(pid, owners), name, user)
+    return facts, stat.parent
 
 
 def mounted_lease(pid: int, owners: Mapping[str, Owner]) -> str:
