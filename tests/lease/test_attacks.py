@@ -249,7 +249,7 @@ class Writes(Burst):
     well. Neither walks over the locks.
     """
 
-    COUNT = 600
+    COUNT = 6000
 
     def act(self) -> None:
         for number in range(self.COUNT):
@@ -267,6 +267,7 @@ def test_another_tenants_message_waits_for_at_most_one_query_of_the_locks(
     """
     honest = Honest(node)
     assert node.arbiter is not None
+    yields_at_once(node.arbiter.pid)
     answers, wholes = [], []
     for number in range(3):
         with ExitStack() as stack:
@@ -284,6 +285,14 @@ def test_another_tenants_message_waits_for_at_most_one_query_of_the_locks(
             wholes.append(settled(node) - before)
     honest.close()
     assert min(answers) < statistics.median(wholes) / 2, (answers, wholes)
+
+
+def yields_at_once(pid: int) -> None:
+    """The GRANT wakes this process, which then preempts the arbiter. At equal priority the arbiter may run on
+    for a time slice of the kernel (about 4 ms), which is counted as a cost of the GRANT.
+    """
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        os.sched_setscheduler(int(thread.name), os.SCHED_IDLE, os.sched_param(0))
 
 
 def lock_besides(usage: int, locks: int) -> None:
