@@ -8,13 +8,16 @@ a JSON line for each call that it tried (suspended_calls.c). The last line has `
 calls that are not wrapped. Needs driver 570 or later, cc and cuda.h.
 """
 
+import contextlib
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +36,23 @@ def build(folder: Path, cuda_include: Path = CUDA) -> Path:
     return program
 
 
+def run_group(
+    words: Sequence[str], env: Mapping[str, str] | None = None, seconds: float | None = None
+) -> str:
+    """Returns the output of a program that has a process group of its own, and ends the group in any case.
+    Raises CalledProcessError and TimeoutExpired.
+    """
+    with subprocess.Popen(words, env=env, stdout=subprocess.PIPE, text=True, process_group=0) as process:
+        try:
+            said, _ = process.communicate(timeout=seconds)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode != 0:
+        raise subprocess.CalledProcessError(process.returncode, words, said)
+    return said
+
+
 def wrapped() -> set[str]:
     """The functions that libvgpu wraps."""
     done = subprocess.run([BUILD / "bin" / "vgpu-hooks-doc"], capture_output=True, text=True, check=True)
@@ -48,9 +68,9 @@ def open_ways(tried: Iterable[dict[str, Any]], known: set[str]) -> list[str]:
 
 def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run([build(Path(folder))], stdout=subprocess.PIPE, text=True, check=True)
-    print(done.stdout, end="")
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
+        said = run_group([str(build(Path(folder)))])
+    print(said, end="")
+    rows = [json.loads(line) for line in said.splitlines()]
     tried = [row for row in rows if row["it"] not in ("did not start", "was not suspended")]
     lost = [row["call"] for row in rows if row not in tried]
     left = open_ways(tried, wrapped())

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.support import eventually
 from tests.gpu import suspended_calls
 from tests.gpu.memory_frameworks import verdict
 from tests.native.harness import BUILD, GIB, MIB, ROOT
 from tests.simnode import SimNode
+from vgpud.proc import read_stat
 
 Make = Callable[..., SimNode]
 CONTEXT_MIB = 526  # MiB of a context on the simulated H200
@@ -141,11 +143,17 @@ def test_calls_that_block_in_a_suspended_process_are_reported(node: SimNode, tmp
     cache = (BUILD / "CMakeCache.txt").read_text()
     (include,) = re.findall(r"^VGPU_CUDA_INCLUDE:\w+=(.*)$", cache, re.MULTILINE)
     words = [str(suspended_calls.build(tmp_path, Path(include))), *KNOWN]
-    done = subprocess.run(
-        words, env=node.environment(), capture_output=True, text=True, check=True, timeout=60
-    )
-    said = {row["call"]: row["it"] for row in map(json.loads, done.stdout.splitlines())}
+    done = suspended_calls.run_group(words, node.environment(), 60)
+    said = {row["call"]: row["it"] for row in map(json.loads, done.splitlines())}
     assert said == KNOWN
+
+
+def test_a_program_that_fails_leaves_no_child() -> None:
+    script = "sleep 600 >/dev/null 2>&1 & echo $!; exit 1"
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        suspended_calls.run_group(["sh", "-c", script])
+    child = int(failed.value.stdout)
+    eventually(lambda: (stat := read_stat(child)) is None or not stat.is_alive, "the child has ended", 20)
 
 
 def test_a_blocking_call_without_a_wrapper_is_named() -> None:
