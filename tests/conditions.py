@@ -206,7 +206,7 @@ CONDITIONS: dict[str, Condition] = {
         "x86-64, and an apt that reaches Debian's archive",
     ),
     "python-index": fetched(
-        "nvitop, gpustat, the Kubernetes client, Zig", "a pip that reaches an index of Python packages"
+        "nvitop, gpustat, the Kubernetes client, Helm, Zig", "a pip that reaches an index of Python packages"
     ),
     "pythons": fetched("load vgpud with Python 3.11, 3.12 and 3.13", "install them, by pyenv for example"),
 }

@@ -1,15 +1,19 @@
 """The shipped manifests have only known fields, names that vgpud publishes, and permissions that it uses."""
 
 import configparser
+import json
 import re
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.conditions import needs
+from tests.conditions import needs, unmet
+from tests.kubelet import official
 from tests.kubelet.cluster import Cluster
 from tests.kubelet.shapes import problems
 from tests.kubelet.test_slices import policy_of, publish
@@ -167,7 +171,7 @@ def test_the_units_drop_in_opens_the_kubelets_folders() -> None:
 
 
 def test_the_chart_has_the_objects_of_the_cluster_and_nothing_to_render() -> None:
-    """helm lint requires name, version and apiVersion. Text without braces is rendered unchanged."""
+    """Text without braces is rendered unchanged."""
     chart = yaml.safe_load((FOLDER / "chart" / "Chart.yaml").read_text())
     assert (chart["apiVersion"], chart["name"]) == ("v2", "vgpud")
     assert chart["version"] == chart["appVersion"] == __version__
@@ -182,3 +186,33 @@ def test_the_kustomization_renders_the_objects_of_the_cluster() -> None:
     rendered = [(d["kind"], d["metadata"]["name"]) for d in yaml.safe_load_all(done.stdout)]
     shipped = [(d["kind"], d["metadata"]["name"]) for name in CLUSTER for d in documents(FOLDER / name)]
     assert sorted(rendered) == sorted(shipped)
+
+
+HELM_LINT = """
+import ctypes, sys
+helm = ctypes.CDLL(sys.argv[1])
+handle, answer = ctypes.c_ulonglong(), ctypes.c_char_p()
+assert helm.helm_sdkpy_config_create(b"vgpud", b"", b"", b"{}", ctypes.byref(handle)) == 0
+assert helm.helm_sdkpy_lint(handle, sys.argv[2].encode(), ctypes.byref(answer)) == 0
+print(answer.value.decode())
+"""
+INFORMATION = 1  # helm.sh/helm/v4/pkg/chart/v2/lint/support: information 1, warning 2, error 3
+
+
+def worst_of_helm_lint(chart: Path) -> int:
+    """`helm lint` renders the chart's templates and parses what they give."""
+    library = official.helm() or unmet("python-index", official.why)
+    words = [sys.executable, "-c", HELM_LINT, str(library), str(chart)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    assert found["TotalChartsLinted"] == 1
+    return max(int(message["Severity"]) for message in found["Messages"])
+
+
+@needs("python-index")
+def test_helm_lints_and_renders_the_chart(tmp_path: Path) -> None:
+    assert worst_of_helm_lint(FOLDER / "chart") == INFORMATION
+    broken = tmp_path / "chart"
+    shutil.copytree(FOLDER / "chart", broken)
+    (broken / "templates" / "rbac.yaml").write_text("kind: {{ .Values.nothing.at.all }}\n")
+    assert worst_of_helm_lint(broken) > INFORMATION
