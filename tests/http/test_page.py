@@ -13,11 +13,15 @@ import pytest
 from tests.conditions import browser, needs
 from tests.http.test_server import free_port, observe, policy
 from tests.metrics.samples import NODE, observation
+from tests.metrics.samples import A as DEVICE_A
 from vgpud.http.bars import WIDTH, colours, device_bar
 from vgpud.http.doors import Doors
 from vgpud.http.history import MOST_TENANTS, SAMPLE_SECONDS, History
 from vgpud.http.page import CONTENT_SECURITY_POLICY, page
-from vgpud.model.device import ComputeInstance, Placement
+from vgpud.model.device import ComputeInstance, Health, Placement
+from vgpud.model.observation import Observation
+from vgpud.model.quantity import GIB
+from vgpud.model.tenancy import State, SuspendedProcess, Way
 from vgpud.model.view import NodeDescription
 
 
@@ -88,6 +92,13 @@ def test_a_lost_device_and_no_hardware_are_shown() -> None:
     assert "the nvidia kernel driver is not loaded" in bare
 
 
+def test_an_arbiter_that_does_not_answer_is_shown() -> None:
+    seen = observation()
+    described = replace(seen.described, arbiter_error="vgpu-arbiter does not answer")
+    html = page(replace(seen, described=described), "node1")
+    assert "<p class=bad>vgpu-arbiter does not answer</p>" in html
+
+
 def test_neighbours_of_a_device_have_different_colours() -> None:
     first = observation().allocations[0]
     many = [replace(first, id=f"{number:012x}", created_unix_ns=number) for number in range(8)]
@@ -100,13 +111,63 @@ def test_a_user_is_shown_by_name_where_the_host_has_one() -> None:
     assert f"uid {uid}" in page(observation(), "node1")
 
 
-def test_memory_on_a_device_without_tenants_is_outside_vgpud() -> None:
+def with_memory_used(seen: Observation, used_bytes: int) -> Observation:
+    """The observation with one device, on which so much memory is in use."""
+    view = seen.devices[0]
+    device = replace(view.device, memory_used_bytes=used_bytes)
+    return replace(seen, devices=(replace(view, device=device),))
+
+
+def test_memory_that_no_tenant_of_the_device_uses_is_outside_vgpud() -> None:
+    """The tenant of the device uses 3 GiB."""
+    seen = with_memory_used(observation(), 8 * GIB)
+    assert "8GiB used · 5GiB outside vgpud" in page(seen, "node1")
+    x, width = re.findall(
+        r"<rect class=outside x=([\d.]+) width=([\d.]+)", device_bar(seen.devices[0], seen)
+    )[0]
+    assert float(width) == pytest.approx(WIDTH * 5 / 141, abs=0.1)
+    assert float(x) + float(width) == pytest.approx(WIDTH, abs=0.1)
+    alone = replace(seen, allocations=())
+    assert "8GiB used · 8GiB outside vgpud" in page(alone, "node1")
+    assert "class=outside x=" not in page(with_memory_used(seen, 3 * GIB + 1), "node1"), "the driver's own"
+
+
+def test_memory_of_a_suspended_tenant_is_on_the_host() -> None:
+    """1 GiB of 3 GiB stays on the device."""
     seen = observation()
-    views = tuple(
-        replace(view, allocation_count=0, device=replace(view.device, memory_used_bytes=5 << 30))
-        for view in seen.devices[:1]
-    )
-    assert "5GiB used outside vgpud" in page(replace(seen, devices=views), "node1")
+    saved = SuspendedProcess(7, 1, 2 * GIB, Way.SWAP, stays_bytes=GIB)
+    asleep = replace(seen.allocations[0], state=State.SUSPENDED, suspended=(saved,))
+    html = page(replace(seen, allocations=(asleep,)), "node1")
+    assert "1GiB / 4GiB, 2GiB on the host" in html
+    (width,) = re.findall(r"<rect class=c\d x=0.0 width=([\d.]+)", html)
+    (used,) = re.findall(r"<rect class=used x=0.0 y=\d+ width=([\d.]+)", html)
+    assert float(used) == pytest.approx(float(width) / 4, abs=0.1)
+
+
+def test_the_tenants_of_a_sick_device_are_drawn() -> None:
+    seen = observation()
+    device = replace(seen.devices[0].device, health=Health.SICK, health_reason="rows wait for a reset")
+    html = page(replace(seen, devices=(replace(seen.devices[0], device=device),)), "node1")
+    assert "sick: rows wait for a reset" in html
+    assert "<rect class=c0 x=0.0" in html
+
+
+def test_bars_tenants_and_events_lead_to_each_other() -> None:
+    html = page(observation(), "node1")
+    for name in ("d0", "aaaa00000001"):
+        assert len(re.findall(rf"<\w+[^>]* id={name}>", html)) == 1
+    assert "<a href='#aaaa00000001'><title>" in html, "from the bar to the tenant"
+    assert "<a href=#d0>0</a>" in html, "from the tenant to its device"
+    gone = replace(observation(), allocations=())
+    assert "href='#aaaa00000001'" not in page(gone, "node1")
+
+
+def test_events_name_devices_by_short_uuids_and_lead_to_tenants() -> None:
+    sentence = f"allocation aaaa00000001: preload on {DEVICE_A} for uid 1000"
+    events = (replace(observation().events[0], sentence=sentence),)
+    html = page(replace(observation(), events=events), "node1")
+    link = "<a href='#aaaa00000001'>aaaa00000001</a>"
+    assert f"<td>allocation {link}: preload on GPU-aaaaaaaa for uid 1000</td>" in html
 
 
 def test_the_history_draws_the_last_hour_of_devices_and_tenants() -> None:
@@ -166,6 +227,6 @@ def test_a_browser_draws_the_page_without_errors(tmp_path: Path) -> None:
     dom, log = asyncio.run(run())
     assert "<h2>Devices</h2>" in dom
     # svg elements of the legend, of the devices and of the allocations
-    assert dom.count("<svg") == 6 + 3 + 2 * 2
+    assert dom.count("<svg") == 7 + 3 + 2 * 2
     assert "Content Security Policy" not in log
     assert "CONSOLE" not in log

@@ -3,22 +3,24 @@
 from collections.abc import Iterable, Iterator, Mapping
 from html import escape
 from typing import NamedTuple
-from zlib import crc32
 
 from vgpud.model.device import Device, Health, Placement
 from vgpud.model.observation import Observation
 from vgpud.model.quantity import show_bytes
 from vgpud.model.tenancy import Allocation, Slice
-from vgpud.model.view import DeviceView
+from vgpud.model.view import DeviceView, SliceMeter, on_device_bytes
 
 WIDTH, HEIGHT = 1000, 40
 _COLOURS = 8
 _CHARACTER = 6.2  # approximate width of a character in the style sheet's font
 _SLIM = 28.0  # a part of a bar that is narrower than this has no text
+_OUTSIDE_BYTES = 256 << 20  # less may be the driver's own; a process has a context of some 500 MiB
 
 
 class Part(NamedTuple):
-    """A part of a bar. `at` and `size` are in the bar's unit; `used` is the fraction in use, from 0 to 1."""
+    """A part of a bar. `at` and `size` are in the bar's unit; `used` is the fraction in use, from 0 to 1.
+    `link` is the id of an allocation.
+    """
 
     at: float
     size: float
@@ -26,6 +28,7 @@ class Part(NamedTuple):
     text: str
     title: str
     used: float = 0.0
+    link: str = ""
 
 
 def colours(allocations: Iterable[Allocation]) -> dict[str, str]:
@@ -33,12 +36,11 @@ def colours(allocations: Iterable[Allocation]) -> dict[str, str]:
     long as there are enough styles.
     """
     taken: dict[str, set[int]] = {}
-    found = {}
+    found: dict[str, str] = {}
     for allocation in sorted(allocations, key=lambda a: (a.created_unix_ns, a.id)):
         beside = set().union(*(taken.setdefault(part.device_uuid, set()) for part in allocation.slices))
-        first = crc32(allocation.id.encode()) % _COLOURS
-        wheel = [(first + step) % _COLOURS for step in range(_COLOURS)]
-        chosen = next((number for number in wheel if number not in beside), first)
+        free = (number for number in range(_COLOURS) if number not in beside)
+        chosen = next(free, len(found) % _COLOURS)
         for part in allocation.slices:
             taken[part.device_uuid].add(chosen)
         found[allocation.id] = f"c{chosen}"
@@ -49,13 +51,30 @@ def device_bar(view: DeviceView, seen: Observation, styles: Mapping[str, str] | 
     """Draws a device as an SVG. A lost device is drawn in one colour."""
     styles = colours(seen.allocations) if styles is None else styles
     device = view.device
-    if device.health is not Health.OK:
+    if device.health is Health.LOST:
         return _svg([Part(0, 1, "lost", device.health.value, device.health_reason)], 1, 0)
     slots = memory_slots(device)
     if device.mig.current and slots:
         return _svg(list(_instances(device, seen, styles)), slots, slots)
     total = max(1, device.memory_usable_bytes)
-    return _svg(list(_slices(device, seen, styles)), total, 0)
+    parts = list(_slices(device, seen, styles))
+    if outside := min(total, outside_bytes(device, seen)):
+        title = f"{show_bytes(outside)} outside vgpud"
+        parts.append(Part(total - outside, outside, "outside", "outside vgpud", title))
+    return _svg(parts, total, 0)
+
+
+def outside_bytes(device: Device, seen: Observation) -> int:
+    """Memory in use on the device that is no tenant's; 0 if it is not known, or as little as the driver's
+    own. Memory of a suspended tenant may still be on the device, so all of it counts as the tenant's.
+    """
+    used = 0
+    for _, _, meter in _held(device, seen):
+        if meter is None:
+            return 0
+        used += meter.memory_used_bytes
+    outside = device.memory_used_bytes - used
+    return outside if outside >= _OUTSIDE_BYTES else 0
 
 
 def memory_slots(device: Device) -> int:
@@ -64,17 +83,25 @@ def memory_slots(device: Device) -> int:
     return max(ends, default=0)
 
 
-def _held(device: Device, seen: Observation) -> Iterator[tuple[Allocation, Slice, float]]:
+def _held(device: Device, seen: Observation) -> Iterator[tuple[Allocation, Slice, SliceMeter | None]]:
     for allocation in sorted(seen.allocations, key=lambda a: (a.created_unix_ns, a.id)):
         meters = seen.metered.meters.get(allocation.id, ())
         for at, part in enumerate(allocation.slices):
             if part.device_uuid == device.uuid:
-                used = meters[at].memory_used_bytes if at < len(meters) else 0
-                yield allocation, part, min(1.0, used / max(1, part.memory_bytes))
+                yield allocation, part, meters[at] if at < len(meters) else None
+
+
+def _fraction(allocation: Allocation, part: Slice, meter: SliceMeter | None) -> float:
+    used = 0 if meter is None else on_device_bytes(allocation, meter)
+    return min(1.0, used / max(1, part.memory_bytes))
 
 
 def _instances(device: Device, seen: Observation, styles: Mapping[str, str]) -> Iterator[Part]:
-    held = {part.mig.place: (a, used) for a, part, used in _held(device, seen) if part.mig is not None}
+    held = {
+        part.mig.place: (allocation, _fraction(allocation, part, meter))
+        for allocation, part, meter in _held(device, seen)
+        if part.mig is not None
+    }
     for instance in device.mig.instances:
         profile = device.mig.profile(instance.profile_id)
         name = profile.name if profile is not None else f"profile {instance.profile_id}"
@@ -108,17 +135,17 @@ def _instance(
     if owner is None:
         return Part(at, size, "idle", name, f"{name} {where}, idle")
     allocation, used = owner
-    return Part(at, size, styles[allocation.id], name, f"{name} {where}, allocation {allocation.id}", used)
+    title = f"{name} {where}, allocation {allocation.id}"
+    return Part(at, size, styles[allocation.id], name, title, used, allocation.id)
 
 
 def _slices(device: Device, seen: Observation, styles: Mapping[str, str]) -> Iterator[Part]:
     at = 0
-    for allocation, part, used in _held(device, seen):
+    for allocation, part, meter in _held(device, seen):
         text = f"{show_bytes(part.memory_bytes)}{f' {part.share}' if part.share is not None else ''}"
         title = f"allocation {allocation.id}, uid {allocation.request.owner.uid}, {text}"
-        yield Part(
-            at, part.memory_bytes, styles[allocation.id], allocation.request.label or text, title, used
-        )
+        label, used = allocation.request.label or text, _fraction(allocation, part, meter)
+        yield Part(at, part.memory_bytes, styles[allocation.id], label, title, used, allocation.id)
         at += part.memory_bytes
 
 
@@ -129,7 +156,8 @@ def _svg(parts: list[Part], total: float, grid: int) -> str:
     drawn += [_line(WIDTH * i / grid) for i in range(1, grid)]
     for part in parts:
         x, width = part.at * scale, part.size * scale
-        drawn.append(f"<g><title>{escape(part.title)}</title>{_rectangle(part.style, x, width, HEIGHT)}")
+        tag, end = (f"a href='#{escape(part.link)}'", "a") if part.link else ("g", "g")
+        drawn.append(f"<{tag}><title>{escape(part.title)}</title>{_rectangle(part.style, x, width, HEIGHT)}")
         if part.used:
             drawn.append(
                 f"<rect class=used x={x:.1f} y={HEIGHT - 6} width={width * part.used:.1f} height=6 />"
@@ -138,7 +166,7 @@ def _svg(parts: list[Part], total: float, grid: int) -> str:
         if width >= _SLIM and room > 2:
             shown = part.text if len(part.text) <= room else part.text[: room - 1] + "…"
             drawn.append(f"<text x={x + 5:.1f} y=22>{escape(shown)}</text>")
-        drawn.append("</g>")
+        drawn.append(f"</{end}>")
     edges = {round(end * scale, 1) for part in parts for end in (part.at, part.at + part.size)}
     drawn += [_line(x) for x in sorted(edges) if 0 < x < WIDTH]
     return f"<svg viewBox='0 0 {WIDTH} {HEIGHT}' role=img>{''.join(drawn)}</svg>"

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from vgpud.model.observation import Observation
 from vgpud.model.tenancy import Allocation
-from vgpud.model.view import DeviceView, SliceMeter
+from vgpud.model.view import DeviceView, SliceMeter, on_device_bytes
 
 SAMPLE_SECONDS = 30.0
 SAMPLES = 120
@@ -96,7 +96,7 @@ def _device(view: DeviceView, seen: Observation) -> Sample:
 
 def _memory(allocation: Allocation, meters: tuple[SliceMeter, ...]) -> float:
     limit = sum(part.memory_bytes for part in allocation.slices)
-    return min(1.0, sum(meter.memory_used_bytes for meter in meters) / max(1, limit))
+    return min(1.0, sum(on_device_bytes(allocation, meter) for meter in meters) / max(1, limit))
 
 
 def _rate(before: _Time | None, now: _Time, slices: int) -> float | None:

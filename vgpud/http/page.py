@@ -1,25 +1,28 @@
 """The status page: one document without scripts and without external resources."""
 
+import re
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from datetime import UTC, datetime
 from hashlib import sha256
 from html import escape
 from types import MappingProxyType
 from typing import NamedTuple
 
-from vgpud.http.bars import colours, device_bar, use_bar
+from vgpud.http.bars import colours, device_bar, outside_bytes, use_bar
 from vgpud.http.history import History
 from vgpud.model.device import Health
+from vgpud.model.event import Event
 from vgpud.model.marks import shown_state
 from vgpud.model.observation import Observation
 from vgpud.model.quantity import show_bytes
-from vgpud.model.tenancy import ANYONE, Allocation, Slice
-from vgpud.model.view import DeviceView, SliceMeter, Vitals
+from vgpud.model.tenancy import ANYONE, Allocation, Slice, State
+from vgpud.model.view import DeviceView, SliceMeter, Vitals, on_device_bytes
 
 REFRESH_SECONDS = 5
 _EVENTS = 20
 _NO_VITALS = Vitals()
+_LONG_UUID = re.compile(r"\b(GPU-[0-9a-f]{8})-[0-9a-f-]{27}\b")
 
 STYLE = """
 body{font:14px/1.45 system-ui,sans-serif;margin:1.5rem auto;max-width:75rem;padding:0 1rem;
@@ -37,14 +40,24 @@ td svg.key{width:14px;height:14px;margin-left:0}td svg.past{height:20px}
 .busy{fill:none;stroke:#b3541e;stroke-width:1.5;
 vector-effect:non-scaling-stroke}.key{display:inline-block;width:14px;height:14px;vertical-align:-2px;
 margin:0 .3rem 0 .9rem}.wide{overflow-x:auto}.tenants td{white-space:nowrap}
-@media(max-width:45rem){.card svg{height:30px}.card svg text{display:none}.card code{display:none}}
+.tenants td:nth-child(6){white-space:normal}
+a{color:inherit}tr:target,.card:target{background:#fff3c4}
+@media(max-width:45rem){.card svg{height:30px}.card svg text{display:none}.card code{display:none}
+thead{display:none}tr{display:flex;flex-wrap:wrap;gap:.1rem .8rem;padding:.4rem 0;
+border-bottom:1px solid #e3e6e9}
+th,td,td.n{border:0;padding:0;text-align:left}td:empty{display:none}
+.events td:last-child,.tenants td:first-child{flex-basis:100%;overflow-wrap:anywhere}
+.tenants td:nth-child(5)::before{content:"device "}.tenants td:nth-child(7)::before{content:"share "}
+.tenants td:nth-child(8)::before{content:"waited "}.tenants td:nth-child(9)::before{content:"refused "}
+.tenants td:nth-child(10)::before{content:"processes "}}
 svg text{font:11px system-ui,sans-serif;fill:#1c2024}
 .room{fill:#eef0f2}.line{stroke:#fff;stroke-width:2}.idle{fill:#cfd5da}.lost{fill:#f3c9c6}
 .c0{fill:#9cc9ee}.c1{fill:#f6c28b}.c2{fill:#a9d9a4}.c3{fill:#d3b5e5}.c4{fill:#f2aeb5}
-.c5{fill:#b9dfdc}.c6{fill:#e5d58a}.c7{fill:#c9c2f0}.used{fill:#1c2024;opacity:.28}
+.c5{fill:#9fdcd6}.c6{fill:#e9dc7a}.c7{fill:#cfe39a}.outside{fill:#8b939b}.used{fill:#1c2024;opacity:.28}
 @media(prefers-color-scheme:dark){body{background:#15181b;color:#e4e7ea}th,.dim{color:#9aa4ad}
 .room{fill:#2a2f34}.line{stroke:#15181b}.sim{background:#4a3d08}th,td{border-color:#30363c}
 .memory{fill:#4a5a6a}.busy{stroke:#ffb27a}.idle{fill:#444c54}svg text{fill:#101214}
+tr:target,.card:target{background:#4a3d08}
 svg .on-room{fill:#e4e7ea}.bad{color:#ff8a80}}
 """
 
@@ -72,7 +85,7 @@ def page(
         "<meta name=viewport content='width=device-width,initial-scale=1'>"
         f"<title>vgpud on {escape(hostname)}</title><style>{STYLE}</style></head><body>"
         f"{_head(seen, hostname)}<h2>Devices</h2>{_LEGEND}{devices or '<p class=dim>none</p>'}"
-        f"<h2>Tenants</h2>{_tenants(rows)}<h2>Events</h2><div class=wide>{_events(seen)}</div>"
+        f"<h2>Tenants</h2>{_tenants(rows)}<h2>Events</h2><div class=wide>{_events(seen)}</div>{_DOCS}"
         "</body></html>\n"
     )
 
@@ -102,10 +115,18 @@ _LEGEND = (
     + _key(_SWATCH.format("c0"), "a tenant, by its limit")
     + _key(_SWATCH.format("c0") + "<rect class=used y=9 width=14 height=5 />", "what of it is in use")
     + _key(_SWATCH.format("idle"), "an idle MIG instance")
+    + _key(_SWATCH.format("outside"), "memory outside vgpud")
     + _key(_SWATCH.format("room"), "free")
     + _key(_SWATCH.format("memory"), "memory in the last hour")
     + _key("<polyline class=busy points='0,11 5,3 9,9 14,4' />", "compute in the last hour")
     + "</p>"
+)
+
+
+_DOCS = (
+    "<p class=dim><code>vgpuctl why ALLOCATION</code> says how a tenant got what it has, and what limits it; "
+    "<code>vgpuctl doctor</code>, what is wrong with the node. Manuals: <code>man vgpuctl</code>, "
+    "<code>/usr/share/doc/vgpud</code></p>"
 )
 
 
@@ -115,8 +136,8 @@ def _head(seen: Observation, hostname: str) -> str:
     lines = [f"<h1>vgpud on {escape(hostname)}</h1>"]
     if node.simulated:
         lines.append("<p class=sim>SIMULATED: no real GPU is behind this daemon</p>")
-    if described.hardware_error:
-        lines.append(f"<p class=bad>{escape(described.hardware_error)}</p>")
+    wrong = filter(None, (described.hardware_error, described.arbiter_error))
+    lines += [f"<p class=bad>{escape(sentence)}</p>" for sentence in wrong]
     facts = f"{described.status} · vgpud {seen.version} · driver {node.driver_version or 'none'}"
     lines.append(f"<p class=dim>{escape(facts)} · {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC</p>")
     return "".join(lines)
@@ -130,9 +151,10 @@ def _device(view: DeviceView, vitals: Vitals, shown: _Shown) -> str:
     facts = [
         mode + engine + (", drained" if view.drained else ""),
         f"{show_bytes(view.memory_allocated_bytes)} of {usable} allocated",
-        f"{show_bytes(device.memory_used_bytes)} used"
-        + (" outside vgpud" if device.memory_used_bytes and not view.allocation_count else ""),
+        f"{show_bytes(device.memory_used_bytes)} used",
     ]
+    if outside := outside_bytes(device, shown.seen):
+        facts.append(f"{show_bytes(outside)} outside vgpud")
     if vitals.busy_percent is not None:
         facts.append(f"{vitals.busy_percent}% busy")
     if vitals.temperature_celsius is not None:
@@ -143,7 +165,7 @@ def _device(view: DeviceView, vitals: Vitals, shown: _Shown) -> str:
     if device.health is not Health.OK:
         bad = f" <span class=bad>{device.health.value}: {escape(device.health_reason)}</span>"
     return (
-        f"<section class=card><b>{device.index}</b> {escape(device.name)} "
+        f"<section class=card id=d{device.index}><b>{device.index}</b> {escape(device.name)} "
         f"<code class=dim>{escape(device.uuid)}</code> "
         f"<span class=dim>{escape(' · '.join(facts))}</span>{bad}"
         f"{device_bar(view, shown.seen, shown.styles)}{shown.history.drawn(device.uuid, 1000, 36)}</section>"
@@ -173,8 +195,6 @@ def _tenants(rows: str) -> str:
     return (
         f"<div class=wide><table class=tenants><thead><tr>{heads}</tr></thead>"
         f"<tbody>{rows}</tbody></table></div>"
-        "<p class=dim><code>vgpuctl why ALLOCATION</code> says how a tenant got what it has, "
-        "and what limits it</p>"
     )
 
 
@@ -191,8 +211,10 @@ def _slice(allocation: Allocation, part: Slice, meter: SliceMeter | None, shown:
     device = shown.seen.described.node.device(part.device_uuid)
     memory = show_bytes(part.memory_bytes)
     if meter is not None:
-        used = meter.memory_used_bytes
+        used = on_device_bytes(allocation, meter)
         memory = f"{use_bar(used, part.memory_bytes, style)} {show_bytes(used)} / {memory}"
+        if allocation.state is State.SUSPENDED:
+            memory += f", {show_bytes(max(0, meter.memory_used_bytes - used))} on the host"
     waited = meter.compute.waited_ns if meter is not None and meter.compute is not None else None
     refused = (meter.refusals_limit, meter.refusals_card) if meter is not None else (None, None)
     known = [count for count in refused if count is not None]
@@ -203,7 +225,7 @@ def _slice(allocation: Allocation, part: Slice, meter: SliceMeter | None, shown:
         ("", escape(shown.owner(allocation))),
         ("bad" if allocation.failure else "", escape(f"{state} {allocation.failure}".strip())),
         ("", escape(mode)),
-        ("n", str(device.index) if device is not None else "?"),
+        ("n", f"<a href=#d{device.index}>{device.index}</a>" if device is not None else "?"),
         ("", memory),
         ("n", str(part.share) if part.share is not None else ""),
         ("n", f"{waited / 1e9:.1f} s" if waited else ""),
@@ -213,15 +235,25 @@ def _slice(allocation: Allocation, part: Slice, meter: SliceMeter | None, shown:
         ("", escape(", ".join(filter(None, (request.label, request.workload.pod_path))))),
     )
     row = "".join(f"<td class='{kind}'>{text}</td>" if kind else f"<td>{text}</td>" for kind, text in cells)
-    return f"<tr>{row}</tr>"
+    mark = f" id={escape(allocation.id)}" if part is allocation.slices[0] else ""
+    return f"<tr{mark}>{row}</tr>"
 
 
 def _events(seen: Observation) -> str:
     latest = seen.events[-_EVENTS:][::-1]
+    present = {allocation.id for allocation in seen.allocations}
     rows = "".join(
         f"<tr><td class=n>{event.revision}</td>"
         f"<td>{datetime.fromtimestamp(event.unix_ns / 1e9, UTC):%Y-%m-%d %H:%M:%S}</td>"
-        f"<td>{escape(event.kind.value)}</td><td>{escape(event.sentence)}</td></tr>"
+        f"<td>{escape(event.kind.value)}</td><td>{_sentence(event, present)}</td></tr>"
         for event in latest
     )
-    return f"<table><tbody>{rows}</tbody></table>" if rows else "<p class=dim>none since the start</p>"
+    none = "<p class=dim>none since the start</p>"
+    return f"<table class=events><tbody>{rows}</tbody></table>" if rows else none
+
+
+def _sentence(event: Event, present: Set[str]) -> str:
+    """The event's sentence, with devices by short UUIDs, and a link to its tenant while that is present."""
+    text = escape(_LONG_UUID.sub(r"\1", event.sentence))
+    name = event.subject
+    return text.replace(name, f"<a href='#{name}'>{name}</a>", 1) if name in present else text

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from vgpud.model.device import Device, Node
 from vgpud.model.engine import EngineChoice
-from vgpud.model.tenancy import Mode
+from vgpud.model.tenancy import Allocation, Mode, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,13 @@ class SliceMeter:
     refusals_card: int | None = None
     throttled_ns: int | None = None  # time during which launches waited
     compute: ComputeTime | None = None
+
+
+def on_device_bytes(allocation: Allocation, meter: SliceMeter) -> int:
+    """Bytes of a slice on its device. libvgpu's meter also counts memory of a suspended tenant that is on the
+    host.
+    """
+    return allocation.stays_bytes if allocation.state is State.SUSPENDED else meter.memory_used_bytes
 
 
 @dataclass(frozen=True, slots=True)
