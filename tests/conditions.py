@@ -149,10 +149,6 @@ CONDITIONS: dict[str, Condition] = {
         "run it as root, or set kernel.yama.ptrace_scope to 0",
         look=_traced,
     ),
-    "frames": Condition(
-        "find the call in which a thread of a driver waits, by /proc and by unwinding",
-        "a kernel with /proc/PID/syscall on x86-64 or ARM64, and a C library with its call frames",
-    ),
     "driver-580": Condition(
         "checkpoints and moves of processes by the driver",
         "a simulated node with driver 580 or later: `VGPU_SIM_DRIVER` unset, 580, 595 or 615",

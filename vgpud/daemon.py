@@ -341,7 +341,6 @@ def loops(
         keeper.residency.run,
         keeper.bypasses.run,
         keeper.preload.watch,
-        keeper.activities.watch,
         keeper.suspends.watch,
     )
 

@@ -106,6 +106,7 @@ calls = {
     "stream": lambda: call("cuStreamCreate", c.byref(stream), 0),
     "host": lambda: call("cuMemAllocHost_v2", c.byref(c.c_void_p()), c.c_size_t(4096)),
     "occupancy": lambda: call(blocks, c.byref(number), function, 128, c.c_size_t(0)),
+    "pointer": lambda: call("cuPointerGetAttribute", c.byref(number), 2, memory),
     "attribute": lambda: call("cuFuncSetAttribute", function, 8, 0),
     "attribute of a kernel": lambda: call("cuFuncGetAttribute", c.byref(number), 4, loaded),
     "node of a graph": lambda: call("cuGraphAddKernelNode_v2", c.byref(c.c_void_p()), graph, None, 0, once),

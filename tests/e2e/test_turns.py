@@ -531,7 +531,7 @@ def test_host_buffers_are_made_while_another_tenant_waits(still: DemoNode) -> No
     eventually(lambda: not states(still), "both end")
 
 
-@needs("frames")
+@needs("ptrace")
 def test_a_context_ends_after_the_host_buffers_that_are_made_in_it(still: DemoNode) -> None:
     """CUDA requires that no other thread uses a context while the context is destroyed. Therefore the
     destruction waits for libvgpu's thread that makes host buffers.

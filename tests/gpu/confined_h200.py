@@ -16,7 +16,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 import traceback
 from pathlib import Path
 
@@ -25,7 +24,6 @@ from tests.demo.__main__ import real_gpus
 from tests.demo.checks import Checks
 from tests.demo.node import BUILD, POLICY, ROOT, DemoNode
 from tests.e2e.conftest import end_helpers
-from tests.e2e.past import PAST
 from tests.gpu import confine
 from tests.http.test_server import free_port
 from vgpud.model.errors import VgpuError
@@ -33,7 +31,6 @@ from vgpud.model.quantity import MIB
 
 #: The node's folders are where vgpud's own would be, because PrivateTmp= hides /tmp.
 FOLDERS = "/run"
-LOOK_SECONDS = 10.0
 
 
 class ConfinedNode(DemoNode):
@@ -96,30 +93,6 @@ def suspend(node: DemoNode, checks: Checks) -> None:
     scenes.wait_until_empty(node)
 
 
-def look_inside(node: DemoNode, checks: Checks) -> None:
-    """Checks a suspended tenant with a whole device, which has no libvgpu. vgpud finds by the tenant's
-    threads that the tenant wants to work.
-    """
-    what = "a suspended whole card that wants to work is seen"
-    tenant = node.tenant(["--isolation", "device", "--device", "0"], [sys.executable, "-c", PAST])
-    tenant.line()
-    (name,) = [item["id"] for item in node.ctl_json("ls")["items"]]
-    done = node.ctl("suspend", name, check=False)
-    if done.returncode != 0 and "driver" in done.stderr:
-        checks.skip(what, done.stderr.strip().splitlines()[0])
-    else:
-        assert tenant.process.stdin is not None
-        tenant.process.stdin.write("past\n")
-        tenant.process.stdin.flush()
-        end, standing = time.monotonic() + LOOK_SECONDS, ""
-        while time.monotonic() < end and not standing.endswith("wants to work"):
-            standing = node.ctl_json("show", name)["standing"]
-        node.ctl("resume", name)
-        checks.check(what, standing.endswith("wants to work") and tenant.line() == {"done": "past"}, standing)
-    tenant.end()
-    scenes.wait_until_empty(node)
-
-
 def reload(node: DemoNode, checks: Checks) -> None:
     """Metrics are served on the Unix socket. The unit forbids TCP without a drop-in, so that such a policy is
     refused.
@@ -168,7 +141,6 @@ def play(node: DemoNode, checks: Checks) -> None:
     closed_in(node, checks)
     refused_outside(node, checks)
     suspend(node, checks)
-    look_inside(node, checks)
     reload(node, checks)
     node.stop()
     scenes.play(node, checks)

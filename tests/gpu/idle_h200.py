@@ -4,11 +4,9 @@ the scene's claim is true.
     python -m tests.gpu.idle_h200 [SCENE...]
 
 Scenes: `idle` (a tenant is suspended after 1 s without work, and its next call resumes it: the times),
-`first` (every kind of first call resumes it), `past` (so does a call that libvgpu does not know, which waits
-inside the driver), `stays` (threads that wait for something else are not taken for such calls), `turns` (two
-tenants with 75 % of the device each take turns of 5 s and of 20 s: the rate of each compared with a tenant
-alone, and that no memory is lost). Needs root, build/native, cc, driver 570 or later, and a python3 with
-PyTorch. It ends all that it started.
+`first` (every kind of first call resumes it), `turns` (two tenants with 75 % of the device each take turns of
+5 s and of 20 s: the rate of each compared with a tenant alone, and that no memory is lost). Needs root,
+build/native, driver 570 or later, and a python3 with PyTorch. It ends all that it started.
 
 On the simulated node it runs with plain driver calls instead of PyTorch, and shorter (figures mean nothing):
 
@@ -25,12 +23,10 @@ from functools import partial
 
 from tests.demo.node import DemoNode, Tenant
 from tests.demo.scenes import torch_python
-from tests.e2e.past import PAST, frames_are_told
 from tests.e2e.support import client, eventually, states
-from tests.e2e.test_idle import BUSY, CALLS, shown
-from tests.e2e.test_suspend import PROGRAM, resume, suspend
+from tests.e2e.test_idle import BUSY, CALLS
+from tests.e2e.test_suspend import PROGRAM, resume
 from tests.gpu.scenes import HOLD, ask, play, say, started
-from tests.native.harness import TEST_BUILD
 from vgpud.lease import read_activity
 
 SIMULATED = "VGPU_SIM_STATE" in os.environ
@@ -40,8 +36,6 @@ TURNS_SECONDS = (1.0,) if SIMULATED else (5.0, 20.0)
 ROUNDS = 3
 PATIENCE_SECONDS = 40.0
 ITSELF_SECONDS = 10.0
-STAYS_SECONDS = 3.0 if SIMULATED else 8.0
-SEEN = "inside the driver"  # the text of vgpud's log line for a blocked thread
 POLICY = """version = 1
 [[device]]
 mode = "preload"
@@ -86,24 +80,6 @@ print(json.dumps({"calls": list(calls)}), flush=True)
 for line in sys.stdin:
     calls[line.strip()]()
     print(json.dumps({"done": line.strip()}), flush=True)
-"""
-# a training program with waiting threads of autograd, of OpenMP and of its own
-TRAINED = """
-import json, queue, sys, threading, torch
-model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(4))).cuda()
-def step():
-    model(torch.randn(256, 1024, device="cuda")).square().mean().backward()
-    torch.cuda.synchronize()
-def work():
-    step()
-    queue.Queue().get()
-step()
-for _ in range(4): threading.Thread(target=work, daemon=True).start()
-torch.randn(2048, 2048) @ torch.randn(2048, 2048)
-print(json.dumps({"ready": True}), flush=True)
-for line in sys.stdin:
-    step()
-    print(json.dumps({"code": 0}), flush=True)
 """
 WORK = """
 import json, select, sys, torch
@@ -219,59 +195,6 @@ def first() -> None:
         say("first", held=not any(by_hand.values()), seconds=took)
 
 
-def past() -> None:
-    """Checks that vgpud shows a tenant that was suspended by hand as wanting to work, though libvgpu does not
-    see the tenant's call.
-    """
-    with running(f'idle_suspend = "{IDLE_SECONDS:g}s"\nmin_residence = "500ms"\n') as node:
-        one, name, _said = tenant(node, "8GiB", PAST, PAST)
-        goes(node, name)
-        suspend(node, name)
-        assert one.process.stdin is not None
-        one.process.stdin.write("past\n")
-        one.process.stdin.flush()
-        wanted = partial(stands, node, name, "by hand, wants to work")
-        eventually(wanted, "it says that it wants to work", PATIENCE_SECONDS)
-        unknown = read_activity(node.run_dir / "leases" / name).wants == 0
-        exact = frames_are_told(one.process.pid)
-        resume(node, name)
-        assert one.line() == {"done": "past"}
-        took, by_hand = [], []
-        for _turn in range(ROUNDS):
-            goes(node, name)
-            time.sleep(IDLE_SECONDS)
-            seconds, asked = comes_back(node, name, one, "past")
-            took.append(seconds)
-            by_hand.append(asked)
-        one.end()
-        told = [line for line in node.log.read_text().splitlines() if SEEN in line]
-        held = unknown and not any(by_hand)
-        say("past", held=held, seconds=took, by_hand=by_hand, frames_are_told=exact, told=told)
-
-
-def stays() -> None:
-    programs = {"waits.c": [str(TEST_BUILD / "waits")]}
-    if not SIMULATED:
-        programs["pytorch"] = [torch_python() or "", "-c", TRAINED]
-    for program, command in programs.items():
-        with running(f'idle_suspend = "{IDLE_SECONDS:g}s"\nmin_residence = "500ms"\n') as node:
-            one = node.tenant(["--isolation", "quota", "--memory", "8GiB", "--device", "0"], command)
-            one.line()
-            ((name, _state),) = states(node).items()
-            goes(node, name)
-            time.sleep(STAYS_SECONDS)
-            state, seen = states(node)[name], SEEN in node.log.read_text()
-            exact = frames_are_told(one.process.pid)
-            back = ask(one)
-            one.end()
-            held = state == "suspended" and not seen and back == {"code": 0}
-            say("stays", held=held, program=program, state=state, frames_are_told=exact)
-
-
-def stands(node: DemoNode, name: str, words: str) -> bool:
-    return bool(shown(node, name).standing == words)
-
-
 def rounds(one: Tenant) -> int:
     said = ask(one)
     assert said["whole"], "something was lost"
@@ -311,8 +234,6 @@ def turns() -> None:
 SCENES: dict[str, Callable[[], None]] = {
     "idle": idle,
     "first": first,
-    "past": past,
-    "stays": stays,
     "turns": turns,
 }
 

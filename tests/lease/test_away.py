@@ -115,7 +115,7 @@ def test_no_wrapped_call_of_a_suspended_process_returns(node: Node, lease: Path)
     process = node.tenant(lease, TEST_BUILD / "every-call")
     assert process.stdout is not None
     count = int(process.stdout.readline())
-    assert count > 500
+    assert count > 400
     put(node, lease, away=True)
     eventually(lambda: read_activity(lease).quiet)
     ask(process, "")

@@ -18,7 +18,6 @@ from vgpud.node.store.allocations import AllocationStore
 from vgpud.node.store.book import Book
 from vgpud.node.tenants import swaps
 from vgpud.node.tenants.activities import Activities
-from vgpud.node.tenants.blocked import Blocked
 from vgpud.node.tenants.changes import Changes
 from vgpud.node.tenants.checkpoints import Checkpoints, TenantServices
 from vgpud.node.tenants.suspends import Suspends
@@ -134,7 +133,7 @@ class Reports:
 def test_calls_before_a_swap_out_do_not_count_as_work_after_it() -> None:
     async def leaves() -> None:
         reports, book = Reports(stopped=False), Book()
-        activities = Activities(cast(Any, reports), Blocked(book))
+        activities = Activities(cast(Any, reports))
         away = Allocation("a", request("a"), State.SUSPENDED, (Slice(GPU, Mode.PRELOAD, GIB),))
         book.add(away)
         await activities.left(away)
@@ -151,7 +150,7 @@ def test_calls_before_a_swap_out_do_not_count_as_work_after_it() -> None:
 
 def test_a_swapped_out_tenant_that_does_not_report_is_waited_for_a_bounded_time() -> None:
     away = Allocation("a", request("a"), State.SUSPENDING, (Slice(GPU, Mode.PRELOAD, GIB),))
-    activities = Activities(cast(Any, Reports(stopped=True)), Blocked(Book()))
+    activities = Activities(cast(Any, Reports(stopped=True)))
 
     async def leaves() -> None:
         async with asyncio.timeout(3):

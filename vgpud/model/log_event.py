@@ -141,7 +141,6 @@ class LogEvent(StrEnum):
     STATE_FILE_IGNORED = auto()
     STOPPED = auto()
     SUSPENDED = auto()
-    SUSPENDED_THREAD_BLOCKED_IN_DRIVER = auto()
     SUSPENDING_BY_RULE = auto()
     SUSPEND_OR_RESUME_BY_RULE_FAILED = auto()
     SWAP_IN_FAILED = auto()

@@ -21,7 +21,6 @@ from vgpud.node.policies import Policies
 from vgpud.node.store.allocations import AllocationStore
 from vgpud.node.store.book import Book
 from vgpud.node.tenants.activities import Activities
-from vgpud.node.tenants.blocked import Blocked
 from vgpud.node.tenants.changes import Changes
 from vgpud.node.tenants.checkpoints import TenantServices
 from vgpud.node.tenants.host import host_memory
@@ -78,7 +77,7 @@ class Parts:
         )
 
     def tenant_services(self, policies: Policies, changes: Changes) -> TenantServices:
-        activities = Activities(self.preload, Blocked(self.book))
+        activities = Activities(self.preload)
         return TenantServices(
             store=self.store,
             inventory=self.inventory,

@@ -14,7 +14,6 @@ from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.log_event import LogEvent
 from vgpud.model.tenancy import Allocation, Mode
 from vgpud.modes.preload import Preload
-from vgpud.node.tenants.blocked import Blocked
 
 log = structlog.get_logger(__name__)
 
@@ -57,9 +56,8 @@ class Activities:
     read.
     """
 
-    def __init__(self, preload: Preload | None, blocked: Blocked) -> None:
+    def __init__(self, preload: Preload | None) -> None:
         self._preload = preload
-        self._blocked = blocked
         self._left: dict[str, int] = {}  # each tenant's number of calls at its suspension
 
     async def ask(self, allocation_id: str) -> None:
@@ -113,17 +111,7 @@ class Activities:
             await looks.pause((going.id,))
 
     def wants(self, allocation: Allocation) -> bool:
-        """Does a suspended tenant have work? Calls that libvgpu does not see count too: those that bypass it
-        or that it does not know, and those of a tenant without libvgpu.
-        """
-        return self._waits(allocation) or self._blocked.holds(allocation)
-
-    async def watch(self) -> None:
-        """Scans for blocked threads that libvgpu does not see. Runs until the daemon stops."""
-        await self._blocked.run(self._waits)
-
-    def _waits(self, allocation: Allocation) -> bool:
-        """True if the tenant has work according to libvgpu's reports."""
+        """Does a suspended tenant have work, according to libvgpu's reports? False without libvgpu."""
         now = self.read(allocation)
         if now is None:
             return False
