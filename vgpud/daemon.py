@@ -10,7 +10,7 @@ import resource
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -28,15 +28,17 @@ from vgpud.inject.driver import find_driver
 from vgpud.inject.hooks import HookProgram
 from vgpud.inject.specs import Specs
 from vgpud.lease.engines import EngineFiles
-from vgpud.ledger import Ledger, LedgerState
+from vgpud.ledger import Ledger, RowTable
 from vgpud.model.caller import Caller, Door
 from vgpud.model.errors import ErrorCode, Exit, VgpuError
 from vgpud.model.journal import Message
 from vgpud.model.log_event import LogEvent
+from vgpud.model.rows import Rows
 from vgpud.model.tenancy import Lifetime, Mode
 from vgpud.modes.base import Effector, Paths
 from vgpud.modes.exclusive import Exclusive
 from vgpud.modes.mig import MigMode, Wish
+from vgpud.modes.mig_records import MigRecords
 from vgpud.modes.mps import MpsMode, unit_name
 from vgpud.modes.preload import ARBITER_UNIT, Preload
 from vgpud.modes.walls import Walls
@@ -53,7 +55,6 @@ from vgpud.node.recover import Start, agree, recover
 from vgpud.node.room import Room
 from vgpud.node.store.allocations import AllocationStore
 from vgpud.node.store.book import Book
-from vgpud.node.store.originals import LedgerOriginals
 from vgpud.node.tenants.cgroups import cgroup_of
 from vgpud.node.tenants.users import SUBORDINATE
 from vgpud.node.worlds import mps_world, preload_world, wall_world
@@ -63,6 +64,7 @@ from vgpud.serve.doors import run_all
 from vgpud.serve.dra.api import ApiServer
 from vgpud.serve.dra.door import DraDoor
 from vgpud.serve.kubelet.door import Kubelet, KubeletDoor
+from vgpud.serve.old_files import take_over
 from vgpud.serve.peers import identify
 from vgpud.serve.runtime import RuntimeDoor
 from vgpud.serve.server import Server
@@ -95,7 +97,10 @@ class Daemon:
         self.cdi_watch: CdiWatch | None = None
         # descriptor of the run directory's lock; it stays open until the process ends
         self.claim: int | None = None
-        self.originals: LedgerOriginals | None = None
+
+    def rows(self, table: RowTable) -> Rows:
+        assert self.ledger is not None
+        return self.ledger.rows[table]
 
     def load_policy(self) -> LoadedPolicy:
         return load(self.settings.policy_paths())
@@ -109,8 +114,10 @@ class Daemon:
             mps_control=self.settings.mps_control,
         )
 
-    def effectors(self, originals: LedgerOriginals, preload: Preload) -> dict[Mode, Effector]:
+    def effectors(self, rows: Mapping[RowTable, Rows], preload: Preload) -> dict[Mode, Effector]:
         paths = self.paths()
+        originals = rows[RowTable.ORIGINALS]
+        records = MigRecords(rows[RowTable.MIG_INSTANCES], rows[RowTable.MIG_LAYOUTS])
         return {
             Mode.EXCLUSIVE: Exclusive(self.gateway, paths),
             Mode.PRELOAD: preload,
@@ -121,7 +128,7 @@ class Daemon:
                 paths,
                 preload,
             ),
-            Mode.MIG: MigMode(self.gateway, originals, paths, self._mig_wish),
+            Mode.MIG: MigMode(self.gateway, originals, records, paths, self._mig_wish),
         }
 
     def _mig_wish(self, device_uuid: str) -> Wish:
@@ -144,7 +151,14 @@ class Daemon:
                 self.inventory.refresh(),
                 asyncio.to_thread(find_driver, self.settings.host_root),
             )
-            keeper, parts = self._assemble(ledger, state, policy)
+            await take_over(
+                self.settings.state_dir,
+                ledger.sync,
+                ledger.rows[RowTable.KUBELET_HOLDS],
+                ledger.rows[RowTable.PREPARED_CLAIMS],
+                ledger.rows[RowTable.CONTAINERS],
+            )
+            keeper, parts = self._assemble(ledger, policy)
             if self.inventory.error is not None:
                 log.warning(LogEvent.NO_DEVICES, why=str(self.inventory.error))
             if self.inventory.node.simulated:
@@ -163,16 +177,14 @@ class Daemon:
                 if not len(self.book):
                     self._stop_helpers()
 
-    def _assemble(self, ledger: Ledger, state: LedgerState, policy: LoadedPolicy) -> tuple[NodeKeeper, Parts]:
-        originals = LedgerOriginals(ledger, state.originals)
-        self.originals = originals
+    def _assemble(self, ledger: Ledger, policy: LoadedPolicy) -> tuple[NodeKeeper, Parts]:
         files = EngineFiles(self.settings.run_dir)
         probe = EngineProbe(self.settings.engine_probe, files.folder)
         engines = Engines(files, probe, self.inventory, sd.boot_id())
         world = preload_world(self.book, self.inventory, engines, lambda: self.keeper)
         walled = wall_world(self.gateway, self.book, self.inventory, lambda: self.keeper)
         preload = Preload(self.units, self.paths(), world, Walls(self.settings.cgroup, walled))
-        effectors = self.effectors(originals, preload)
+        effectors = self.effectors(ledger.rows, preload)
         parts = Parts(
             store=AllocationStore(ledger, self.book, checked=self.settings.log_level == "debug"),
             inventory=self.inventory,
@@ -183,7 +195,7 @@ class Daemon:
             fault=fault_hook(self.settings.fault_point),
             suspender=Suspender(self.settings.suspender, self.settings.run_dir / "suspend.lock"),
             engines=engines,
-            drains=Drains(originals),
+            drains=Drains(ledger.rows[RowTable.DRAINS]),
             host_root=self.settings.host_root,
         )
         keeper = NodeKeeper(parts, policy)
@@ -371,11 +383,18 @@ async def restore(settings: Settings) -> tuple[str, ...]:
                 await keeper.release(allocation.id, root, force=False)
             except VgpuError as error:
                 left.append(f"allocation {allocation.id}: {error.sentence}")
-        assert daemon.originals is not None
+        assert daemon.ledger is not None
         for device in daemon.inventory.node.devices:
             await keeper.operations.hand_back(device.uuid)
-            left += [f"device {device.index}: {key.split()[0]}" for key in daemon.originals.keys(device.uuid)]
+            left += [f"device {device.index}: {what}" for what in _recorded(daemon.ledger.rows, device.uuid)]
     return tuple(left)
+
+
+def _recorded(rows: Mapping[RowTable, Rows], device_uuid: str) -> list[str]:
+    """What the ledger still records of a device: the settings that differ, and the names of other tables."""
+    settings = [key for uuid, key, _ in rows[RowTable.ORIGINALS] if uuid == device_uuid]
+    others = (RowTable.DRAINS, RowTable.MIG_INSTANCES, RowTable.MIG_LAYOUTS)
+    return settings + [table for table in others if any(row[0] == device_uuid for row in rows[table])]
 
 
 def kubelet_door(daemon: Daemon, keeper: NodeKeeper) -> KubeletDoor:
@@ -386,7 +405,13 @@ def kubelet_door(daemon: Daemon, keeper: NodeKeeper) -> KubeletDoor:
     settings = daemon.settings
     kubelet = Kubelet(settings.kubelet_dir, settings.device_plugins_dir)
     return KubeletDoor(
-        keeper, room, kubelet, settings.state_dir, lambda: daemon.specs.driver, boot_id=sd.boot_id()
+        keeper,
+        room,
+        kubelet,
+        daemon.rows(RowTable.KUBELET_HOLDS),
+        daemon.rows(RowTable.CONTAINERS),
+        lambda: daemon.specs.driver,
+        boot_id=sd.boot_id(),
     )
 
 
@@ -397,7 +422,7 @@ def dra_door(daemon: Daemon, keeper: NodeKeeper) -> DraDoor:
         keeper,
         Room(keeper, daemon.inventory, daemon.book),
         settings.kubelet_dir,
-        settings.state_dir,
+        daemon.rows(RowTable.PREPARED_CLAIMS),
         ApiServer(settings.kubeconfig),
         settings.node,
     )

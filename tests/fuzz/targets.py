@@ -55,7 +55,7 @@ from vgpud.serve.gate import StreamCounter
 from vgpud.serve.handlers import HANDLERS
 from vgpud.serve.kubelet.pods import held_in
 from vgpud.serve.kubelet.resources import Resource, request_id, request_of
-from vgpud.serve.statefile import read_state
+from vgpud.serve.old_files import read_state
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG = 6000  # a number of digits that Python refuses to convert
@@ -350,7 +350,7 @@ def check_slurm(data: bytes) -> None:
 def check_state_file(data: bytes) -> None:
     path = folder() / "state.json"
     path.write_bytes(data)
-    assert isinstance(read_state(path, 1), dict)
+    assert isinstance(read_state(path), dict | None)
 
 
 ANY = st.binary(max_size=400)

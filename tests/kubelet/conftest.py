@@ -15,6 +15,7 @@ import pytest
 from tests.kubelet.double import PATIENCE_SECONDS, Kubelet
 from tests.node.world import FakeGateway, World, world
 from vgpud import clock
+from vgpud.ledger import RowTable
 from vgpud.model.tenancy import Allocation
 from vgpud.node.room import Room
 from vgpud.serve.kubelet.door import Kubelet as Sockets
@@ -62,7 +63,8 @@ class Node:
             self.world.keeper,
             room,
             Sockets(self.kubelet.root, self.kubelet.plugins),
-            self.folder / "state",
+            self.world.ledger.rows[RowTable.KUBELET_HOLDS],
+            self.world.ledger.rows[RowTable.CONTAINERS],
             lambda: self.world.parts.specs.driver,
             self.pace,
         )

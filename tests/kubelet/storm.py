@@ -9,9 +9,11 @@ import asyncio
 import json
 import os
 import random
+import sqlite3
 import statistics
 import tempfile
 import time
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -211,16 +213,17 @@ async def weathered(node: DemoNode, pods: int, kills: int, restarts: int) -> Out
         async with asyncio.timeout(FREE_SECONDS):
             while (await asyncio.to_thread(node.ctl_json, "ls"))["items"]:
                 await asyncio.sleep(0.2)
-            while entries(node, "kubelet.json", "holds") or entries(node, "containers.json", "inits"):
+            while entries(node, "kubelet_holds") or entries(node, "containers"):
                 await asyncio.sleep(0.2)
     assert list((node.folder / "cdi").glob("*.json")) == []
     assert list((node.run_dir / "leases").iterdir()) == []
     return outcome
 
 
-def entries(node: DemoNode, file: str, key: str) -> Any:
-    """Returns the entries that are left in a state file of vgpud."""
-    return json.loads((node.folder / "state" / file).read_text())[key]
+def entries(node: DemoNode, table: str) -> int:
+    """Returns the number of rows that are left in a table of vgpud's ledger."""
+    with closing(sqlite3.connect(f"file:{node.folder}/state/ledger.db?mode=ro", uri=True)) as ledger:
+        return int(ledger.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
 
 
 def stormy_node(make: Any) -> DemoNode:

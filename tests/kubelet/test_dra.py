@@ -19,6 +19,8 @@ from tests.kubelet.double import PATIENCE_SECONDS, encode
 from tests.node.world import ROOT, World, policy_of, world
 from vgpud.api.gen.kubelet import dra_health_pb2, dra_v1_pb2, dra_v1beta1_pb2
 from vgpud.api.gen.kubelet import pluginregistration_v1_pb2 as registration
+from vgpud.ledger import RowTable
+from vgpud.ledger.rows import LedgerRows
 from vgpud.model.device import Health
 from vgpud.model.quantity import GIB
 from vgpud.model.tenancy import ANYONE, Mode
@@ -51,10 +53,12 @@ class Dra:
     def open(self) -> None:
         room = Room(self.world.keeper, self.world.parts.inventory, self.world.parts.book)
         kubelet = self.folder / "k"
-        self.door = DraDoor(
-            self.world.keeper, room, kubelet, self.folder / "state", self.cluster, "node-1", FAST
-        )
+        self.door = DraDoor(self.world.keeper, room, kubelet, self.rows, self.cluster, "node-1", FAST)
         self.task = asyncio.ensure_future(self.door.run())
+
+    @property
+    def rows(self) -> LedgerRows:
+        return self.world.ledger.rows[RowTable.PREPARED_CLAIMS]
 
     async def close(self) -> None:
         assert self.task is not None
@@ -340,16 +344,16 @@ def test_an_unprepare_after_a_restart_of_vgpud_releases_the_claim(short: Path) -
             claim = dra.cluster.allocate("a", "quota", {"memory": "1Gi"})
             assert claim is not None
             first = await dra.prepare(claim)
-            for content in (None, "{"):  # the state file may be missing (None) or damaged
+            for content in (None, "{"):  # the row of the claim may be damaged
                 await dra.close()
                 if content is not None:
-                    (short / "state" / "claims.json").write_text(content)
+                    await dra.rows.put((claim["metadata"]["uid"], content))
                 dra.open()
                 again = await dra.prepare(claim)
                 assert encode(again) == encode(first)
                 assert len(dra.held) == 1
             await dra.close()
-            (short / "state" / "claims.json").unlink()
+            await dra.rows.drop(claim["metadata"]["uid"])
             dra.open()
             assert await dra.unprepare(claim) == ""
             assert dra.world.is_empty()

@@ -12,6 +12,7 @@ import pytest
 from tests.kubelet.conftest import MEMORY, Node, Turned, node_in, run
 from tests.kubelet.double import AdmissionError, fixed_plugins
 from vgpud.api.gen.kubelet import deviceplugin_v1beta1_pb2 as dp
+from vgpud.ledger import RowTable
 from vgpud.model.quantity import GIB
 from vgpud.model.tenancy import Mode
 
@@ -188,12 +189,13 @@ def test_pods_keep_their_allocations_across_a_restart_of_vgpud(short: Path) -> N
         async with node_in(short) as node:
             await node.kubelet.healthy(UNITS, 160)
             await node.kubelet.admit("a/one", UNITS, 5)
-            for lost in (False, True):  # the second time, vgpud's file of holds is lost as well
+            for lost in (False, True):  # the second time, vgpud's record of the hold is lost as well
                 await node.close()
                 await node.kubelet.wait(lambda: node.kubelet.endpoints[UNITS].ended)
                 assert not node.kubelet.endpoints[UNITS].healthy
                 if lost:
-                    (short / "state" / "kubelet.json").write_text("{")
+                    for row in node.world.ledger.rows[RowTable.KUBELET_HOLDS]:
+                        await node.world.ledger.rows[RowTable.KUBELET_HOLDS].put((row[0], "{"))
                 node.open()
                 healthy = await node.kubelet.healthy(UNITS, 160)
                 assert node.kubelet.in_use(UNITS) <= healthy

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.ledger.samples import active, allocation, event
-from vgpud.ledger import Ledger
+from vgpud.ledger import Ledger, RowTable
 from vgpud.model.tenancy import State
 
 
@@ -22,7 +22,7 @@ async def life(ledger: Ledger, number: int) -> None:
     """The writes of one allocation. Every third allocation stays active, and every third stays in release."""
     await ledger.intent(allocation(number))
     say("intent", number)
-    await ledger.record_original(f"GPU-{number}", "mode", "default")
+    await ledger.rows[RowTable.ORIGINALS].put((f"GPU-{number}", "mode", "default"))
     say("original", number)
     done = await ledger.commit(active(allocation(number)), event(f"a{number}"))
     say("commit", number)

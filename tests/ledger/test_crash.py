@@ -11,7 +11,7 @@ import pytest
 
 from tests.ledger.samples import ledger_path
 from tests.native.harness import TEST_BUILD
-from vgpud.ledger import Ledger, LedgerState
+from vgpud.ledger import Ledger, LedgerState, RowTable
 from vgpud.model.tenancy import State
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,10 +44,12 @@ def churn(path: Path, first: int, writers: int, lines: int, environment: dict[st
     return {int(number): verb for verb, number in words}
 
 
-def reopened(path: Path) -> LedgerState:
-    async def work() -> LedgerState:
+def reopened(path: Path) -> tuple[LedgerState, set[str]]:
+    """Returns what a start reads, and the devices with a recorded original setting."""
+
+    async def work() -> tuple[LedgerState, set[str]]:
         async with await Ledger.open(path) as ledger:
-            return await ledger.load()
+            return await ledger.load(), {uuid for uuid, *_ in ledger.rows[RowTable.ORIGINALS]}
 
     return asyncio.run(work())
 
@@ -60,9 +62,8 @@ def test_a_kill_loses_no_acknowledged_write(tmp_path: Path, writers: int) -> Non
     revision = 0
     for start in range(6):
         last |= churn(path, 100_000 * start, writers, chance.randrange(1, 400), {})
-        state = reopened(path)
+        state, originals = reopened(path)
         found = {a.id: a.state for a in state.allocations}
-        originals = {o.device_uuid for o in state.originals}
         for number, verb in last.items():
             assert found.get(f"a{number}") in REACHED[verb], (number, verb)
             assert verb == "intent" or f"GPU-{number}" in originals
@@ -88,9 +89,8 @@ def test_a_power_cut_takes_only_finishing_writes(tmp_path: Path, lines: int) -> 
     assert size <= log.stat().st_size < 4 * 1024 * 1024
     os.truncate(log, size)
     Path(f"{path}-shm").unlink()
-    state = reopened(path)
+    state, originals = reopened(path)
     found = {a.id: a.state for a in state.allocations}
-    originals = {o.device_uuid for o in state.originals}
     for number, verb in last.items():
         # a finishing write (commit, forget) may be lost; the ledger then has the durable write before it
         durable = {"commit": "original", "forget": "release"}.get(verb, verb)

@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 
 from tests.ledger.samples import active, allocation, event, ledger_path
-from vgpud.ledger import Ledger, files
+from vgpud.ledger import Ledger, RowTable, files
 from vgpud.ledger.schema import APPLICATION_ID, MIGRATIONS, version
 from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.rows import Row
 
 
 def fill(path: Path, count: int = 3) -> None:
@@ -84,7 +85,7 @@ def test_a_new_ledger_has_wal_and_full_synchronous(tmp_path: Path) -> None:
         assert db.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID
         tables = db.execute("SELECT name, strict FROM pragma_table_list WHERE schema = 'main'").fetchall()
     strict = {name for name, strict in tables if strict}
-    assert strict == {"meta", "allocations", "originals", "events", "marks"}
+    assert strict == {"meta", "allocations", "events", "marks", *RowTable}
     assert path.stat().st_mode & 0o777 == 0o600
 
 
@@ -223,6 +224,35 @@ def test_a_migration_keeps_existing_rows(tmp_path: Path) -> None:
         assert db.execute("SELECT count(*) FROM allocations").fetchone() == (3,)
         assert db.execute("SELECT count(note) FROM originals").fetchone() == (0,)
     assert refusal(path).code is ErrorCode.LEDGER_NEWER
+
+
+def test_a_ledger_of_version_5_keeps_drains_and_mig_records_in_tables_of_their_own(tmp_path: Path) -> None:
+    path = ledger_path(tmp_path)
+    with closing(files.connect(path, MIGRATIONS[:5])) as db:
+        rows = [
+            ("GPU-1", "compute_mode", "default"),
+            ("GPU-1", "mig_mode", "off"),
+            ("GPU-1", "drained", "yes"),
+            ("GPU-1", "mig_instance 9@0:4", "absent"),
+            ("GPU-1", "mig_instance 19@6:1", "absent"),
+            ("GPU-1", "mig_compute_instance 9@0:4/0@1:1", "absent"),
+            ("GPU-1", "mig_layout 9", "off"),
+            ("GPU-1", "mig_layout 10", "9@0:4 9@0:4/0@1:1"),
+            ("GPU-2", "mig_layout 3", "19@0:1"),
+            ("GPU-2", "mig_layout 4", "-"),
+        ]
+        db.executemany("INSERT INTO originals VALUES (?, ?, ?)", rows)
+
+    async def read() -> dict[str, list[Row]]:
+        async with await Ledger.open(path) as ledger:
+            return {table.value: sorted(found) for table, found in ledger.rows.items() if list(found)}
+
+    assert asyncio.run(read()) == {
+        "originals": [("GPU-1", "compute_mode", "default"), ("GPU-1", "mig_mode", "off")],
+        "drains": [("GPU-1",)],
+        "mig_instances": [("GPU-1", "19@6:1", ""), ("GPU-1", "9@0:4", ""), ("GPU-1", "9@0:4", "0@1:1")],
+        "mig_layouts": [("GPU-1", "9@0:4 9@0:4/0@1:1")],
+    }
 
 
 def test_a_new_ledger_has_all_versions_at_once(tmp_path: Path) -> None:

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.ledger.samples import active, allocation, event, ledger_path
-from vgpud.ledger import Ledger, LedgerState, Original
+from vgpud.ledger import Ledger, LedgerState, RowTable
 from vgpud.ledger.tables import EVENTS_KEPT, UNSYNCED_REVISIONS
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.event import EventKind
 from vgpud.model.marks import Mark, MarkKind
 from vgpud.model.tenancy import State
+from vgpud.modes.base import remember
 
 
 def after(folder: Path, work: Callable[[Ledger], Awaitable[object]]) -> LedgerState:
@@ -117,15 +118,33 @@ def test_a_state_that_is_no_intent_is_refused_as_an_intent(tmp_path: Path, state
     assert code_of(tmp_path, lambda ledger: ledger.intent(allocation(1, state))) is ErrorCode.BUG
 
 
-def test_originals_keep_the_first_value(tmp_path: Path) -> None:
+def test_rows_are_kept_in_the_order_of_their_last_change(tmp_path: Path) -> None:
     async def work(ledger: Ledger) -> None:
-        await ledger.record_original("GPU-1", "compute_mode", "default")
-        await ledger.record_original("GPU-1", "compute_mode", "exclusive_process")
-        await ledger.record_original("GPU-2", "mig", "off")
-        await ledger.drop_original("GPU-2", "mig")
-        await ledger.drop_original("GPU-3", "mig")
+        rows = ledger.rows[RowTable.KUBELET_HOLDS]
+        for row in (("a", "1"), ("b", "2"), ("c", "3"), ("a", "4")):
+            await rows.put(row)
+        await rows.drop("c")
+        await rows.drop("never there")
+        assert list(rows) == [("b", "2"), ("a", "4")]
+        assert rows.get("a") == ("a", "4")
+        assert rows.get("c") is None
 
-    assert after(tmp_path, work).originals == (Original("GPU-1", "compute_mode", "default"),)
+    after(tmp_path, work)
+
+    async def again(ledger: Ledger) -> None:
+        assert list(ledger.rows[RowTable.KUBELET_HOLDS]) == [("b", "2"), ("a", "4")]
+
+    after(tmp_path, again)
+
+
+def test_an_original_setting_keeps_its_first_value(tmp_path: Path) -> None:
+    async def work(ledger: Ledger) -> None:
+        originals = ledger.rows[RowTable.ORIGINALS]
+        await remember(originals, "GPU-1", "compute_mode", "default")
+        await remember(originals, "GPU-1", "compute_mode", "exclusive_process")
+        assert list(originals) == [("GPU-1", "compute_mode", "default")]
+
+    after(tmp_path, work)
 
 
 def test_events_after_a_revision_are_read_in_order(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.examples import examples
 from tests.ledger.samples import active, allocation, event, ledger_path
-from vgpud.ledger import Durability, Ledger, Original
+from vgpud.ledger import Durability, Ledger, RowTable
 from vgpud.ledger.tables import EVENTS_KEPT
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.event import EventKind
@@ -103,12 +103,12 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(number=numbers, value=st.text(max_size=5))
     def record(self, number: int, value: str) -> None:
-        self.run(self.ledger.record_original(f"GPU-{number}", "mode", value))
-        self.originals.setdefault((f"GPU-{number}", "mode"), value)
+        self.run(self.ledger.rows[RowTable.ORIGINALS].put((f"GPU-{number}", "mode", value)))
+        self.originals[f"GPU-{number}", "mode"] = value
 
     @rule(number=numbers)
     def drop(self, number: int) -> None:
-        self.run(self.ledger.drop_original(f"GPU-{number}", "mode"))
+        self.run(self.ledger.rows[RowTable.ORIGINALS].drop(f"GPU-{number}", "mode"))
         self.originals.pop((f"GPU-{number}", "mode"), None)
 
     @rule(number=numbers)
@@ -128,7 +128,8 @@ class LedgerMachine(RuleBasedStateMachine):
     def agrees(self) -> None:
         state = self.run(self.ledger.load())
         assert {a.id: a for a in state.allocations} == self.held
-        assert set(state.originals) == {Original(*key, value) for key, value in self.originals.items()}
+        rows = set(self.ledger.rows[RowTable.ORIGINALS])
+        assert rows == {(*key, value) for key, value in self.originals.items()}
         assert (state.revision, state.boot_id) == (self.revision, self.boot)
         events = self.run(self.ledger.events_after(0, EVENTS_KEPT))
         assert [(e.revision, e.subject) for e in events] == self.events

@@ -44,7 +44,7 @@ WHERE = {
     "vgpud/serve/dra/plugin.py": OWN,
     "vgpud/serve/kubelet/plugin.py": OWN,
     "vgpud/serve/kubelet/wire.py": OWN,
-    "vgpud/serve/statefile.py": OWN,
+    "vgpud/serve/old_files.py": OWN,
 }
 
 

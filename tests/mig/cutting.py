@@ -27,9 +27,11 @@ from vgpud.model.device import (
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.event import Event, EventKind
 from vgpud.model.mig_view import MigTarget
+from vgpud.model.rows import Row
 from vgpud.model.tenancy import Mode, Selector
 from vgpud.modes.base import Paths
 from vgpud.modes.mig import MigMode, Wish
+from vgpud.modes.mig_records import MigRecords
 from vgpud.node.devices.inventory import Inventory
 from vgpud.node.devices.mig_layouts import LayoutParts, MigLayouts
 from vgpud.node.devices.transitions import Transitions
@@ -236,27 +238,52 @@ class Card:
 
 
 @dataclass
-class Disk:
-    """Durable records. The daemon can be cut before and after each write."""
+class Table:
+    """Implements model.rows.Rows. The daemon can be cut before and after each write."""
 
-    originals: dict[tuple[str, str], str] = field(default_factory=dict)
+    width: int
+    kept: dict[Row, Row] = field(default_factory=dict)
     scissors: Scissors = field(default_factory=Scissors)
+    changes: int = 0
 
-    async def remember(self, device_uuid: str, key: str, value: str) -> None:
+    def __iter__(self) -> Iterator[Row]:
+        return iter(tuple(self.kept.values()))
+
+    def get(self, *key: str) -> Row | None:
+        return self.kept.get(key)
+
+    async def put(self, row: Row) -> None:
         self.scissors.point()
-        self.originals.setdefault((device_uuid, key), value)
+        self.changes += 1
+        self.kept[row[: self.width]] = row
         self.scissors.point()
 
-    def recall(self, device_uuid: str, key: str) -> str | None:
-        return self.originals.get((device_uuid, key))
-
-    def keys(self, device_uuid: str) -> tuple[str, ...]:
-        return tuple(key for uuid, key in self.originals if uuid == device_uuid)
-
-    async def drop(self, device_uuid: str, key: str) -> None:
+    async def drop(self, *key: str) -> None:
         self.scissors.point()
-        self.originals.pop((device_uuid, key), None)
+        self.changes += 1
+        self.kept.pop(key, None)
         self.scissors.point()
+
+
+@dataclass
+class Disk:
+    """Durable records."""
+
+    modes: Table = field(default_factory=lambda: Table(2))
+    instances: Table = field(default_factory=lambda: Table(3))
+    layouts: Table = field(default_factory=lambda: Table(1))
+
+    @property
+    def originals(self) -> list[Row]:
+        """All records."""
+        return [*self.modes, *self.instances, *self.layouts]
+
+    def note(self, *rows: Row) -> "Disk":
+        self.instances.kept |= {row: row for row in rows}
+        return self
+
+    def set_scissors(self, scissors: Scissors) -> None:
+        self.modes.scissors = self.instances.scissors = self.layouts.scissors = scissors
 
 
 class NoLedger:
@@ -275,7 +302,8 @@ class Node1:
         self.inventory = Inventory(card)  # type: ignore[arg-type]
         policy = Policy.model_validate({"device": [{"mode": "mig", **(rule or {})}]})
         loaded = SimpleNamespace(policy=policy)
-        self.mig = MigMode(card, disk, PATHS, self._wish)  # type: ignore[arg-type]
+        records = MigRecords(disk.instances, disk.layouts)
+        self.mig = MigMode(card, disk.modes, records, PATHS, self._wish)  # type: ignore[arg-type]
         transitions = Transitions(
             {Mode.MIG: self.mig}, self.inventory, lambda uuid: bool(self.book.slices_on(uuid))
         )
@@ -313,7 +341,8 @@ def words_of(state: int) -> tuple[str, ...]:
 
 
 def cut(card: Card, disk: Disk, at: int | None) -> Scissors:
-    card.scissors = disk.scissors = Scissors(at)
+    card.scissors = Scissors(at)
+    disk.set_scissors(card.scissors)
     return card.scissors
 
 

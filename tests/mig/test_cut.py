@@ -84,7 +84,7 @@ def test_instances_in_use_or_made_by_others_stay(before: int, after: int, data: 
     card.processes_on = {key: 100 + n for n, key in enumerate(sorted(busy))}
     for key in sorted(keys(before)):
         if data.draw(st.booleans()):
-            disk.originals["GPU-0", f"mig_instance {key[0]}@{key[1].start}:{key[1].size}"] = "absent"
+            disk.note(("GPU-0", f"{key[0]}@{key[1].start}:{key[1].size}", ""))
     own = Node1(card, disk).mig.records.own("GPU-0")
     try:
         Node1(card, disk).apply(*words_of(after))
@@ -110,7 +110,7 @@ def test_a_reboot_brings_the_layout_back_and_drops_the_rest() -> None:
 
 
 def test_a_record_without_an_instance_is_dropped_at_the_start() -> None:
-    card, disk = Card(mode=True), Disk({("GPU-0", "mig_instance 19@6:1"): "absent"})
+    card, disk = Card(mode=True), Disk().note(("GPU-0", "19@6:1", ""))
     Node1(card, disk).start()
     assert not disk.originals
 

@@ -123,11 +123,11 @@ def test_instances_in_use_or_made_by_others_stay(draw: random.Random) -> None:
     keys, parts = standing(card)
     for key in sorted(keys):
         if draw.random() < 0.2:
-            disk.originals.pop(("GPU-0", f"mig_instance {key[0]}@{key[1].start}:{key[1].size}"))
+            disk.instances.kept.pop(("GPU-0", f"{key[0]}@{key[1].start}:{key[1].size}", ""))
     for key, (number, at) in sorted(parts):
-        name = f"{key[0]}@{key[1].start}:{key[1].size}/{number}@{at.start}:{at.size}"
+        name = (f"{key[0]}@{key[1].start}:{key[1].size}", f"{number}@{at.start}:{at.size}")
         if draw.random() < 0.2 or key not in Node1(card, disk).mig.records.own("GPU-0"):
-            disk.originals.pop(("GPU-0", f"mig_compute_instance {name}"))
+            disk.instances.kept.pop(("GPU-0", *name))
     records = Node1(card, disk).mig.records
     busy = {part for part in sorted(parts) if draw.random() < 0.3}
     card.processes_in = {part: 100 + n for n, part in enumerate(sorted(busy))}
@@ -161,8 +161,7 @@ def test_compute_instances_are_made_again_after_a_reboot_and_layout_auto_removes
 
 
 def test_records_without_instances_are_dropped_at_the_start() -> None:
-    names = ("mig_instance 9@4:4", "mig_compute_instance 9@4:4/0@1:1")
-    disk = Disk({("GPU-0", name): "absent" for name in names})
+    disk = Disk().note(("GPU-0", "9@4:4", ""), ("GPU-0", "9@4:4", "0@1:1"))
     Node1(Card(mode=True), disk).start()
     assert not disk.originals
 

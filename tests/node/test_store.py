@@ -189,7 +189,7 @@ def test_a_checked_store_takes_an_old_record_that_is_being_resumed() -> None:
         old = record_in(Phase.RESUMING, replace(walk.new(), revision=1))
         assert old is not None
         old = replace(old, state=State.ACTIVE)
-        walk.store.restore(LedgerState(boot_id="", allocations=(old,), originals=(), revision=1))
+        walk.store.restore(LedgerState(boot_id="", allocations=(old,), revision=1))
         walk.store.amend(replace(old, edits=old.edits))
         assert walk.held() == (old,)
 

@@ -14,7 +14,7 @@ from vgpud.hardware.gateway import Gateway
 from vgpud.hardware.suspender import Suspender
 from vgpud.inject.specs import Specs
 from vgpud.lease.engines import EngineFiles
-from vgpud.ledger import Durability, Ledger
+from vgpud.ledger import Durability, Ledger, RowTable
 from vgpud.model.caller import Caller, Door
 from vgpud.model.device import Device, Node
 from vgpud.model.engine import Engine, EngineVerdict
@@ -22,6 +22,7 @@ from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import GIB
 from vgpud.model.tenancy import Allocation, Edits, Isolation, Lifetime, Mode, Owner, Request, Slice
 from vgpud.model.view import SliceMeter, SliceUse, Vitals
+from vgpud.node.devices.drains import Drains
 from vgpud.node.devices.engines import Engines
 from vgpud.node.devices.inventory import Inventory
 from vgpud.node.devices.transitions import Transitions
@@ -200,6 +201,7 @@ async def world(
     book = Book()
     async with await Counted.open(folder / "ledger.db") as ledger:
         parts = Parts(
+            drains=Drains(ledger.rows[RowTable.DRAINS]),
             store=AllocationStore(ledger, book, checked=True),
             inventory=inventory,
             transitions=Transitions(effectors, inventory, lambda u: bool(book.slices_on(u))),

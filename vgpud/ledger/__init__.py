@@ -1,10 +1,10 @@
-"""The ledger: allocations, events and original settings of devices, in one SQLite file.
+"""The ledger: allocations, events, and what vgpud changed on devices, in one SQLite file.
 
 The order of every outside effect is intent, effect, commit. What must be on disk before an effect (an intent,
-an original that is about to change) is written with synchronous=FULL: "an additional sync operation of the
-WAL file happens after each transaction commit". What only records that an effect is done (commit, forget) is
-written with synchronous=NORMAL, which in WAL mode syncs at checkpoints alone. SQLite's documentation
-(pragma.html, "PRAGMA synchronous") says of that mode: "A transaction committed in WAL mode with
+an original setting that is about to change) is written with synchronous=FULL: "an additional sync operation
+of the WAL file happens after each transaction commit". What only records that an effect is done (commit,
+forget) is written with synchronous=NORMAL, which in WAL mode syncs at checkpoints alone. SQLite's
+documentation (pragma.html, "PRAGMA synchronous") says of that mode: "A transaction committed in WAL mode with
 synchronous=NORMAL might roll back following a power loss or system crash. Transactions are durable across
 application crashes regardless of the synchronous setting or journal mode."
 
@@ -20,7 +20,8 @@ Each writing method takes `durability`, for callers whose commit must survive a 
 """
 
 from vgpud.ledger.batch import Durability
+from vgpud.ledger.rows import RowTable
 from vgpud.ledger.store import Ledger
-from vgpud.ledger.tables import LedgerState, Original
+from vgpud.ledger.tables import LedgerState
 
-__all__ = ["Durability", "Ledger", "LedgerState", "Original"]
+__all__ = ["Durability", "Ledger", "LedgerState", "RowTable"]

@@ -69,6 +69,49 @@ MIGRATIONS: tuple[Migration, ...] = (
         "ALTER TABLE events ADD COLUMN user INTEGER NOT NULL DEFAULT 0",
         "CREATE INDEX events_of_user ON events (user)",
     ),
+    # Tables of their own for what was in `originals` besides original settings, and for what the doors of
+    # Kubernetes kept in files. Of a device's layouts the newest is taken over; "-" was no layout.
+    (
+        "CREATE TABLE drains (device_uuid TEXT PRIMARY KEY NOT NULL) STRICT",
+        """CREATE TABLE mig_instances (
+            device_uuid TEXT NOT NULL,
+            gpu_instance TEXT NOT NULL, -- profile@start:size
+            compute_instance TEXT NOT NULL, -- in the same form; '' for the GPU instance itself
+            PRIMARY KEY (device_uuid, gpu_instance, compute_instance)
+        ) STRICT""",
+        "CREATE TABLE mig_layouts (device_uuid TEXT PRIMARY KEY NOT NULL, layout TEXT NOT NULL) STRICT",
+        "CREATE TABLE kubelet_holds (request_id TEXT PRIMARY KEY NOT NULL, hold TEXT NOT NULL) STRICT",
+        "CREATE TABLE prepared_claims (claim_uid TEXT PRIMARY KEY NOT NULL, claim TEXT NOT NULL) STRICT",
+        """CREATE TABLE containers (
+            request_id TEXT NOT NULL,
+            pid TEXT NOT NULL,
+            start_ticks TEXT NOT NULL,
+            boot_id TEXT NOT NULL,
+            PRIMARY KEY (request_id, pid, start_ticks, boot_id)
+        ) STRICT""",
+        "INSERT INTO drains SELECT device_uuid FROM originals WHERE key = 'drained'",
+        """INSERT INTO mig_instances SELECT device_uuid, substr(key, length('mig_instance ') + 1), ''
+            FROM originals WHERE key GLOB 'mig_instance *'""",
+        """INSERT INTO mig_instances
+            SELECT device_uuid, substr(name, 1, instr(name, '/') - 1), substr(name, instr(name, '/') + 1)
+            FROM (SELECT device_uuid, substr(key, length('mig_compute_instance ') + 1) AS name
+                FROM originals WHERE key GLOB 'mig_compute_instance *')""",
+        """INSERT INTO mig_layouts SELECT device_uuid, value FROM (
+                SELECT device_uuid, value, max(CAST(substr(key, length('mig_layout ') + 1) AS INTEGER))
+                FROM originals WHERE key GLOB 'mig_layout *' GROUP BY device_uuid)
+            WHERE value != '-'""",
+        "ALTER TABLE originals RENAME TO mixed_originals",
+        """CREATE TABLE originals (
+            device_uuid TEXT NOT NULL,
+            key TEXT NOT NULL,
+            value TEXT NOT NULL,
+            PRIMARY KEY (device_uuid, key)
+        ) STRICT""",
+        """INSERT INTO originals SELECT device_uuid, key, value FROM mixed_originals
+            WHERE key != 'drained' AND key NOT GLOB 'mig_instance *'
+            AND key NOT GLOB 'mig_compute_instance *' AND key NOT GLOB 'mig_layout *'""",
+        "DROP TABLE mixed_originals",
+    ),
 )
 
 

@@ -2,20 +2,23 @@
 
 import asyncio
 import os
-from collections.abc import Callable
+import sqlite3
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar, cast
 
-from vgpud.ledger import files
+from vgpud.ledger import faults, files
 from vgpud.ledger.batch import Committer, Durability
 from vgpud.ledger.codec import encode_allocation, encode_outcome
-from vgpud.ledger.tables import LedgerState, Original, Tables
+from vgpud.ledger.rows import BEFORE_EFFECTS, LedgerRows, RowTable
+from vgpud.ledger.tables import LedgerState, Tables
 from vgpud.ledger.writer import Writer
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.event import Event, EventKind
 from vgpud.model.marks import Mark
+from vgpud.model.rows import Row
 from vgpud.model.tenancy import Allocation, State
 
 T = TypeVar("T")
@@ -24,16 +27,17 @@ _INTENTS = (State.RESIZING, State.SUSPENDING, State.RESUMING, State.RELEASING)
 
 
 class Ledger:
-    """Keeps allocations, originals and events on disk. One event loop uses it.
+    """Keeps allocations, events and the tables in `rows` on disk. One event loop uses it.
 
     A method that writes returns when its write survives the failures of its `durability`. On
     VgpuError(LEDGER_FULL), LEDGER_READ_ONLY, LEDGER_CORRUPT or LEDGER_FAILED nothing is written; the methods
     work again when the cause is removed. A write whose call is cancelled may still be made.
     """
 
-    def __init__(self, writer: Writer, lock: int) -> None:
+    def __init__(self, writer: Writer, lock: int, rows: Mapping[RowTable, Iterable[Row]]) -> None:
         self._writer = writer
         self._lock: int | None = lock
+        self.rows = {table: LedgerRows(table, found, self.write_row) for table, found in rows.items()}
 
     @classmethod
     async def open(cls, path: Path) -> Self:
@@ -42,8 +46,8 @@ class Ledger:
         Raises VgpuError: LEDGER_LOCKED (with the holder's pid), LEDGER_NEWER and LEDGER_CORRUPT (the file
         stays as it is), LEDGER_READ_ONLY, LEDGER_FULL, LEDGER_FAILED.
         """
-        committer, lock = await asyncio.to_thread(_open, path)
-        return cls(Writer(committer, asyncio.get_running_loop()), lock)
+        committer, lock, rows = await asyncio.to_thread(_open, path)
+        return cls(Writer(committer, asyncio.get_running_loop()), lock, rows)
 
     async def close(self) -> None:
         """Writes all submitted operations, and unlocks the file."""
@@ -119,18 +123,11 @@ class Ledger:
         """Deletes a mark. Returns the event with its revision."""
         return replace(event, revision=await self._do(lambda tables: tables.unmark(mark, event), durability))
 
-    async def record_original(
-        self, device_uuid: str, key: str, value: str, *, durability: Durability = Durability.POWER
-    ) -> None:
-        """Records the original value of a device's setting. A second value for the same key is ignored."""
-        original = Original(device_uuid, key, value)
-        await self._do(lambda tables: tables.record_original(original), durability)
-
-    async def drop_original(
-        self, device_uuid: str, key: str, *, durability: Durability = Durability.PROCESS
-    ) -> None:
-        """Deletes a recorded original value. Succeeds if there is none."""
-        await self._do(lambda tables: tables.drop_original(device_uuid, key), durability)
+    async def write_row(self, table: RowTable, key: Row, row: Row | None) -> None:
+        """Replaces the row of a key in the file, or deletes it if `row` is None. `rows` has the interface."""
+        before_effect = row is not None and table in BEFORE_EFFECTS
+        durability = Durability.POWER if before_effect else Durability.PROCESS
+        await self._do(lambda tables: tables.write_row(table, key, row), durability)
 
     async def event(
         self,
@@ -158,6 +155,10 @@ class Ledger:
         """Returns once the writer thread has finished all earlier operations. Writes nothing."""
         await self._do(lambda tables: None, Durability.PROCESS)
 
+    async def sync(self) -> None:
+        """Makes all earlier writes survive a power cut."""
+        await self._do(Tables.note_sync, Durability.POWER)
+
     async def set_boot_id(self, boot_id: str) -> int:
         """Records the boot id. Returns the last revision; if the boot is a new one, revisions are skipped."""
         return await self._do(lambda tables: tables.set_boot_id(boot_id), Durability.POWER)
@@ -166,12 +167,16 @@ class Ledger:
         return cast(T, await self._writer.submit(operation, durability))
 
 
-def _open(path: Path) -> tuple[Committer, int]:
+def _open(path: Path) -> tuple[Committer, int, dict[RowTable, list[Row]]]:
     lock = files.lock(path)
     try:
         connection = files.connect(path)
         try:
-            return Committer(connection, path), lock
+            committer = Committer(connection, path)
+            return committer, lock, {table: committer.tables.rows(table) for table in RowTable}
+        except sqlite3.Error as error:
+            connection.close()
+            raise faults.from_sqlite(error, path) from error
         except BaseException:
             connection.close()
             raise

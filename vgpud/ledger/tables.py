@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from vgpud.ledger.codec import AllocationRow, Outcome, collector_paused, decode_allocation
+from vgpud.ledger.rows import KEYS, RowTable
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.event import Event, EventKind
 from vgpud.model.marks import Mark, MarkKind
+from vgpud.model.rows import Row
 from vgpud.model.tenancy import Allocation
 
 EVENTS_KEPT = 10_000
@@ -46,15 +48,6 @@ _UPDATE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Original:
-    """The value of a device's setting before vgpud first changed it."""
-
-    device_uuid: str
-    key: str
-    value: str
-
-
-@dataclass(frozen=True, slots=True)
 class LedgerState:
     """What a start reads from the ledger; `boot_id` is "" in a new ledger.
 
@@ -62,7 +55,6 @@ class LedgerState:
     """
 
     allocations: tuple[Allocation, ...]
-    originals: tuple[Original, ...]
     revision: int
     boot_id: str
     released: tuple[str, ...] = ()
@@ -81,14 +73,12 @@ class Tables:
         rows = self._db.execute(_SELECT)
         with collector_paused():
             allocations = tuple([decode_allocation(AllocationRow(*row)) for row in rows])
-        originals = self._db.execute("SELECT device_uuid, key, value FROM originals").fetchall()
         released = self._db.execute(
             "SELECT subject FROM events WHERE kind = ? ORDER BY revision",
             (EventKind.ALLOCATION_RELEASED.value,),
         ).fetchall()
         return LedgerState(
             allocations=allocations,
-            originals=tuple([Original(*row) for row in originals]),
             revision=self.revision,
             boot_id=self._meta("boot_id", ""),
             released=tuple([subject for (subject,) in released]),
@@ -156,14 +146,17 @@ class Tables:
             return None
         return self._event(event)
 
-    def record_original(self, original: Original) -> None:
-        self._db.execute(
-            "INSERT INTO originals (device_uuid, key, value) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
-            (original.device_uuid, original.key, original.value),
-        )
+    def rows(self, table: RowTable) -> list[Row]:
+        """All rows of a table, in the order of their last change."""
+        return self._db.execute(f"SELECT * FROM {table.value} ORDER BY rowid").fetchall()  # noqa: S608
 
-    def drop_original(self, device_uuid: str, key: str) -> None:
-        self._db.execute("DELETE FROM originals WHERE device_uuid = ? AND key = ?", (device_uuid, key))
+    def write_row(self, table: RowTable, key: Row, row: Row | None) -> None:
+        """Replaces the row of a key, or deletes it if `row` is None."""
+        equal = " AND ".join(f"{column} = ?" for column in KEYS[table])
+        self._db.execute(f"DELETE FROM {table.value} WHERE {equal}", key)  # noqa: S608
+        if row is not None:
+            places = ", ".join("?" * len(row))
+            self._db.execute(f"INSERT INTO {table.value} VALUES ({places})", row)  # noqa: S608
 
     def event(self, kind: EventKind, subject: str, sentence: str, user: int = 0) -> Event:
         event = Event(self.revision + 1, kind, subject, sentence, time.time_ns(), user)
@@ -202,6 +195,10 @@ class Tables:
             self._set_meta("revision_floor", str(self.revision))
         self._set_meta("boot_id", boot_id)
         return self.revision
+
+    def note_sync(self) -> None:
+        """Writes something, because SQLite does not sync a transaction without changes."""
+        self._set_meta("synced_unix_ns", str(time.time_ns()))
 
     def prune(self, keep: int = EVENTS_KEPT, newest: int = NEWEST_KEPT) -> None:
         """Deletes events until `keep` are left. The `newest` stay. Of the older ones, the user with the most

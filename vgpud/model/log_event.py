@@ -136,7 +136,6 @@ class LogEvent(StrEnum):
     RUNTIME_ACCEPT_FAILED = auto()
     RUNTIME_DISCONNECTED = auto()
     SLOW_CONNECTION_DROPPED = auto()
-    STARTED_CONTAINERS_UNREADABLE = auto()
     STATE_ENTRY_IGNORED = auto()
     STATE_FILE_IGNORED = auto()
     STOPPED = auto()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from vgpud.model.device import Device
+from vgpud.model.rows import Rows
 from vgpud.model.tenancy import Allocation, Edits, Mode, Slice
 from vgpud.model.view import SliceMeter, SliceUse
 
@@ -28,22 +29,12 @@ class Paths:
         return self.run_dir / "leases"
 
 
-class Originals(Protocol):
-    """Records the original settings of a device durably, before a mode changes them."""
-
-    async def remember(self, device_uuid: str, key: str, value: str) -> None:
-        """Records `value`, unless a value is recorded already: only the first value dates from before vgpud's
-        change.
-        """
-        ...
-
-    def recall(self, device_uuid: str, key: str) -> str | None: ...
-
-    def keys(self, device_uuid: str) -> tuple[str, ...]:
-        """The keys of the device's recorded settings."""
-        ...
-
-    async def drop(self, device_uuid: str, key: str) -> None: ...
+async def remember(originals: Rows, device_uuid: str, key: str, value: str) -> None:
+    """Records the original value of a device's setting durably, before a mode changes the setting. A value
+    that is recorded already stays, because only the first value dates from before vgpud's change.
+    """
+    if originals.get(device_uuid, key) is None:
+        await originals.put((device_uuid, key, value))
 
 
 class Effector(Protocol):

@@ -20,9 +20,10 @@ from vgpud.model.device import ComputeInstance, Device, DeviceProcess, GpuInstan
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.log_event import LogEvent
 from vgpud.model.quantity import counted
+from vgpud.model.rows import Rows
 from vgpud.model.tenancy import Allocation, Edits, MigSlice, Mode, Slice
 from vgpud.model.view import SliceMeter, SliceUse
-from vgpud.modes.base import Originals, Paths
+from vgpud.modes.base import Paths, remember
 from vgpud.modes.edits import cuda_env
 from vgpud.modes.gpu_use import meter_of, pids_of, slice_processes, use_of
 from vgpud.modes.mig_records import Key, MigRecords, Part
@@ -56,7 +57,8 @@ class MigMode:
     def __init__(
         self,
         gateway: Gateway,
-        originals: Originals,
+        originals: Rows,
+        records: MigRecords,
         paths: Paths,
         wish: Callable[[str], Wish] = lambda _: Wish(),
     ) -> None:
@@ -65,7 +67,7 @@ class MigMode:
         self._paths = paths
         self._wish = wish
         self._locks: dict[str, asyncio.Lock] = {}
-        self.records = MigRecords(originals)
+        self.records = records
 
     def _lock(self, device_uuid: str) -> asyncio.Lock:
         return self._locks.setdefault(device_uuid, asyncio.Lock())
@@ -89,7 +91,7 @@ class MigMode:
         """
         if device.mig.current:
             return
-        await self._originals.remember(device.uuid, ORIGINAL_KEY, _OFF)
+        await remember(self._originals, device.uuid, ORIGINAL_KEY, _OFF)
         try:
             in_force = await self._switch(device.uuid, enabled=True)
         except VgpuError:
@@ -136,7 +138,7 @@ class MigMode:
             await self.unmake_part(device_uuid, part)
         for key in sorted(self.records.own(device_uuid)):
             await self.unmake(device_uuid, key)
-        if self._originals.recall(device_uuid, ORIGINAL_KEY) is None:
+        if self._originals.get(device_uuid, ORIGINAL_KEY) is None:
             return
         if await asyncio.to_thread(self._gateway.gpu_instances, device_uuid):
             return  # MIG mode stays on while foreign instances exist
@@ -158,7 +160,7 @@ class MigMode:
     def changed(self, device_uuid: str) -> bool:
         """True if the device differs from its original state."""
         own = self.records.own(device_uuid) or self.records.own_parts(device_uuid)
-        return bool(own) or self._originals.recall(device_uuid, ORIGINAL_KEY) is not None
+        return bool(own) or self._originals.get(device_uuid, ORIGINAL_KEY) is not None
 
     # --- instances
 

@@ -1,23 +1,18 @@
 """Records a device's MIG state: the instances that vgpud made, and the applied layout.
 
-The records are stored with the original settings, because a restore undoes both: it removes the instances and
-the layout. A record is durable before the change that it describes.
+A record is durable before the change that it describes. The ledger has a row for each GPU instance and each
+compute instance that vgpud made, and one for the layout of a device.
 """
 
 from dataclasses import dataclass
 
 from vgpud.model.device import PlaceKey, Placement
-from vgpud.modes.base import Originals
+from vgpud.model.rows import Rows
 
 Key = PlaceKey
 Part = tuple[Key, Key]  # The keys of a GPU instance, and of one of its compute instances.
 
-_INSTANCE = "mig_instance "
-_PART = "mig_compute_instance "
-_LAYOUT = "mig_layout "
-_ABSENT = "absent"
 _OFF = "off"
-_NONE = "-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,75 +30,66 @@ class Applied:
 class MigRecords:
     """Reads and writes the records. `revision` grows with every change, so that callers can cache values
     derived from the records.
+
+    A row of `instances` has the device's UUID, the GPU instance, and a compute instance or "". A row of
+    `layouts` has the device's UUID and the layout.
     """
 
-    def __init__(self, originals: Originals) -> None:
-        self._originals = originals
-        self.revision = 0
+    def __init__(self, instances: Rows, layouts: Rows) -> None:
+        self._instances = instances
+        self._layouts = layouts
+
+    @property
+    def revision(self) -> int:
+        return self._instances.changes + self._layouts.changes
 
     def own(self, device_uuid: str) -> frozenset[Key]:
         """The GPU instances that vgpud made, or was creating when it was interrupted."""
-        keys = (k for k in self._originals.keys(device_uuid) if k.startswith(_INSTANCE))
-        return frozenset(_read(key.removeprefix(_INSTANCE)) for key in keys)
+        rows = self._instances
+        return frozenset(_read(gpu) for uuid, gpu, part in rows if uuid == device_uuid and not part)
 
     async def made(self, device_uuid: str, key: Key) -> None:
-        self.revision += 1
-        await self._originals.remember(device_uuid, _INSTANCE + _write(key), _ABSENT)
+        await self._instances.put((device_uuid, _write(key), ""))
 
     async def gone(self, device_uuid: str, key: Key) -> None:
-        self.revision += 1
-        await self._originals.drop(device_uuid, _INSTANCE + _write(key))
+        await self._instances.drop(device_uuid, _write(key), "")
 
     def own_parts(self, device_uuid: str) -> frozenset[Part]:
         """The compute instances, each a part of a GPU instance, that vgpud made or was creating when it was
         interrupted.
         """
-        keys = (k for k in self._originals.keys(device_uuid) if k.startswith(_PART))
-        return frozenset(_read_part(key.removeprefix(_PART)) for key in keys)
+        rows = self._instances
+        return frozenset(
+            (_read(gpu), _read(part)) for uuid, gpu, part in rows if uuid == device_uuid and part
+        )
 
     async def part_made(self, device_uuid: str, part: Part) -> None:
-        self.revision += 1
-        await self._originals.remember(device_uuid, _PART + _write_part(part), _ABSENT)
+        await self._instances.put((device_uuid, *map(_write, part)))
 
     async def part_gone(self, device_uuid: str, part: Part) -> None:
-        self.revision += 1
-        await self._originals.drop(device_uuid, _PART + _write_part(part))
+        await self._instances.drop(device_uuid, *map(_write, part))
 
     def applied(self, device_uuid: str) -> Applied | None:
-        newest = max(self._generations(device_uuid), default=None)
-        text = None if newest is None else self._originals.recall(device_uuid, f"{_LAYOUT}{newest}")
-        if text is None or text == _NONE:
+        row = self._layouts.get(device_uuid)
+        if row is None:
             return None
-        if text == _OFF:
+        if row[-1] == _OFF:
             return Applied(off=True)
-        words = text.split()
+        words = row[-1].split()
         return Applied(
             instances=frozenset(_read(word) for word in words if "/" not in word),
             computes=frozenset(_read_part(word) for word in words if "/" in word),
         )
 
     async def apply(self, device_uuid: str, layout: Applied | None) -> None:
-        """Records a layout atomically. The newest generation counts; older ones are deleted after the new one
-        is durable.
-        """
-        before = self._generations(device_uuid)
-        newest = max(before, default=0) + 1
-        self.revision += 1
-        await self._originals.remember(device_uuid, f"{_LAYOUT}{newest}", _text(layout))
-        self.revision += 1
-        for old in before:
-            await self._originals.drop(device_uuid, f"{_LAYOUT}{old}")
+        """Records a layout in place of the one before; None deletes it."""
         if layout is None:
-            await self._originals.drop(device_uuid, f"{_LAYOUT}{newest}")
-
-    def _generations(self, device_uuid: str) -> list[int]:
-        keys = (k for k in self._originals.keys(device_uuid) if k.startswith(_LAYOUT))
-        return [int(key.removeprefix(_LAYOUT)) for key in keys]
+            await self._layouts.drop(device_uuid)
+        else:
+            await self._layouts.put((device_uuid, _text(layout)))
 
 
-def _text(layout: Applied | None) -> str:
-    if layout is None:
-        return _NONE
+def _text(layout: Applied) -> str:
     if layout.off:
         return _OFF
     words = [*map(_write, sorted(layout.instances)), *map(_write_part, sorted(layout.computes))]

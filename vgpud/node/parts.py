@@ -1,7 +1,7 @@
 """The keeper's collaborators."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -41,7 +41,7 @@ class Parts:
     fault: FaultHook
     suspender: Suspender
     engines: Engines
-    drains: Drains = field(default_factory=Drains)
+    drains: Drains
     host_root: Path = Path("/")
 
     @property

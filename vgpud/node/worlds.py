@@ -5,7 +5,7 @@ callbacks.
 from collections.abc import Callable
 
 from vgpud.lease import SharePolicy
-from vgpud.modes.base import Originals
+from vgpud.model.rows import Rows
 from vgpud.modes.mps import MpsRules, MpsWorld, Users
 from vgpud.modes.preload import PreloadRules, PreloadWorld
 from vgpud.modes.walls import Limiter, WallWorld
@@ -31,7 +31,7 @@ def mps_rules(settings: MpsSettings) -> MpsRules:
 
 
 def mps_world(
-    book: Book, inventory: Inventory, originals: Originals, keeper: Callable[[], NodeKeeper | None]
+    book: Book, inventory: Inventory, originals: Rows, keeper: Callable[[], NodeKeeper | None]
 ) -> MpsWorld:
     """Makes what mode mps gets from the node. `keeper` is a function, because the mode is constructed before
     the keeper.

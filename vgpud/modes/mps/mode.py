@@ -21,7 +21,7 @@ from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.log_event import LogEvent
 from vgpud.model.tenancy import Allocation, Edits, Mode, Slice, State
 from vgpud.model.view import MpsDaemon, SliceMeter, SliceUse
-from vgpud.modes.base import Effector, Paths
+from vgpud.modes.base import Effector, Paths, remember
 from vgpud.modes.gpu_use import (
     AllocationNames,
     allocation_of,
@@ -365,12 +365,12 @@ class MpsMode:
         wanted = self._world.rules_for(device.uuid).exclusive_process
         if not wanted or device.compute_mode is ComputeMode.EXCLUSIVE_PROCESS:
             return
-        await self._world.originals.remember(device.uuid, ORIGINAL_KEY, device.compute_mode.value)
+        await remember(self._world.originals, device.uuid, ORIGINAL_KEY, device.compute_mode.value)
         await asyncio.to_thread(self._gateway.set_compute_mode, device.uuid, ComputeMode.EXCLUSIVE_PROCESS)
 
     async def _restore_compute_mode(self, device_uuid: str) -> None:
-        original = self._world.originals.recall(device_uuid, ORIGINAL_KEY)
+        original = self._world.originals.get(device_uuid, ORIGINAL_KEY)
         if original is None:
             return
-        await asyncio.to_thread(self._gateway.set_compute_mode, device_uuid, ComputeMode(original))
+        await asyncio.to_thread(self._gateway.set_compute_mode, device_uuid, ComputeMode(original[-1]))
         await self._world.originals.drop(device_uuid, ORIGINAL_KEY)

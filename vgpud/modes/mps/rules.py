@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from vgpud.model.quantity import MIB, WHOLE, Percent
+from vgpud.model.rows import Rows
 from vgpud.model.tenancy import ANYONE, Allocation, Mode, Slice
-from vgpud.modes.base import Originals
 
 
 class Users(StrEnum):
@@ -62,7 +62,7 @@ class MpsWorld:
     rules_for: Callable[[str], MpsRules]
     died: Callable[[str, str], None]
     notice: Callable[[str, str], None]
-    originals: Originals
+    originals: Rows
 
     def users_on(self, target: str) -> frozenset[int]:
         """The uids that have a share on the device. Pods are left out: the uid of their processes is not

@@ -10,6 +10,7 @@ from vgpud import clock
 from vgpud.model.device import Health
 from vgpud.model.errors import VgpuError
 from vgpud.model.log_event import LogEvent
+from vgpud.model.rows import Rows
 from vgpud.node.keeper import NodeKeeper
 from vgpud.node.room import Room
 from vgpud.serve.doors import run_all, set_at_changes, until_changed
@@ -51,7 +52,7 @@ class DraDoor:
         keeper: NodeKeeper,
         room: Room,
         kubelet: Path,
-        state_dir: Path,
+        claims: Rows,
         api: Api,
         node: str,
         pace: Pace | None = None,
@@ -62,7 +63,7 @@ class DraDoor:
         self._pace = pace or Pace()
         self._dirty = asyncio.Event()
         self._complained = ""
-        self.preparer = Preparer(keeper, api, PreparedClaims(state_dir / "claims.json"), node, self._find)
+        self.preparer = Preparer(keeper, api, PreparedClaims(claims), node, self._find)
         self.plugin = DraPlugin(kubelet, self.preparer, self._registered, self._health)
         self._kubelet = kubelet
         self._pods = Pods(kubelet / "pod-resources" / KUBELET_SOCKET)

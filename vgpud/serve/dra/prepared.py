@@ -3,9 +3,9 @@ also after a restart and while the API server cannot be reached.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
-from vgpud.serve.statefile import StateFile
+from vgpud.model.rows import Rows
+from vgpud.serve.documents import Documents
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +34,10 @@ class Prepared:
     answers: tuple[Answer, ...] = ()
 
 
-class PreparedClaims(StateFile[Prepared]):
-    """The file of prepared claims. If it cannot be read, a claim is read from the API server again when the
+class PreparedClaims(Documents[Prepared]):
+    """The prepared claims. A claim whose row cannot be read is read from the API server again when the
     kubelet asks for it.
     """
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, "claims", Prepared, lambda claim: claim.uid)
+    def __init__(self, rows: Rows) -> None:
+        super().__init__(rows, Prepared, lambda claim: claim.uid)

@@ -157,8 +157,8 @@ class Preparer:
         return allocation is not None and allocation.state is not State.FAILED
 
     def _of(self, uid: str) -> list[Allocation]:
-        """The allocations of a claim. They are found by their request ids, because the file of claims may be
-        lost.
+        """The allocations of a claim. They are found by their request ids, because the row of the
+        claim may be unreadable.
         """
         own = f"{CLAIM_PREFIX}{uid}"
         return [a for a in self._keeper.book if a.request.id == own or a.request.id.startswith(f"{own}/")]

@@ -20,6 +20,7 @@ from vgpud.inject.driver import DriverFiles
 from vgpud.model.device import Device
 from vgpud.model.errors import VgpuError
 from vgpud.model.log_event import LogEvent
+from vgpud.model.rows import Rows
 from vgpud.model.tenancy import Allocation
 from vgpud.node.keeper import NodeKeeper
 from vgpud.node.room import Room
@@ -108,7 +109,8 @@ class KubeletDoor:
         keeper: NodeKeeper,
         room: Room,
         kubelet: Kubelet,
-        state_dir: Path,
+        holds: Rows,
+        containers: Rows,
         driver: Callable[[], DriverFiles] = DriverFiles,
         pace: Pace | None = None,
         boot_id: str = "",
@@ -128,11 +130,11 @@ class KubeletDoor:
         self._ended_at = 0.0
         self.allocator = Allocator(
             keeper,
-            Holds(state_dir / "kubelet.json"),
+            Holds(holds),
             Pods(kubelet.pod_resources),
             lambda: room.devices,
             self._dirty.set,
-            Started(state_dir / "containers.json", boot_id, self._container_ended),
+            Started(containers, boot_id, self._container_ended),
         )
 
     async def run(self) -> None:

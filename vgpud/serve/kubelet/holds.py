@@ -1,14 +1,14 @@
 """Records the device ids and the pod of each allocation that the kubelet requested.
 
-The records are in a file beside the ledger. A record is written before its allocation is made, so that each
+The records are in a table of the ledger. A record is written before its allocation is made, so that each
 such allocation has one. A record without an allocation is harmless.
 """
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from vgpud.serve.statefile import StateFile
+from vgpud.model.rows import Rows
+from vgpud.serve.documents import Documents
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +23,9 @@ class Hold:
     pod: str = ""
 
 
-class Holds(StateFile[Hold]):
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, "holds", Hold, lambda hold: hold.request_id)
+class Holds(Documents[Hold]):
+    def __init__(self, rows: Rows) -> None:
+        super().__init__(rows, Hold, lambda hold: hold.request_id)
 
     async def bind(self, hold: Hold, pod: str) -> Hold:
         """Records the pod, unless one is recorded already."""
