@@ -37,6 +37,7 @@ class Change(StrEnum):
     RELEASE = "release"
 
     ALLOCATED = "allocated"
+    ALLOCATED_SUSPENDED = "allocated suspended"  # the tenant waits for its turn from the start
     REPAIRED = "repaired"
     BOUND = "bound"  # the allocation became bound to the init process of its container
     PAUSED = "paused"  # the tenant's processes are kept off their devices, and its memory stays there
@@ -54,6 +55,7 @@ class Change(StrEnum):
 # The event that watchers get for each outcome.
 EVENT_OF = {
     Change.ALLOCATED: EventKind.ALLOCATION_ACTIVE,
+    Change.ALLOCATED_SUSPENDED: EventKind.ALLOCATION_SUSPENDED,
     Change.REPAIRED: EventKind.ALLOCATION_ACTIVE,
     Change.PAUSED: EventKind.ALLOCATION_PAUSED,
     Change.UNPAUSED: EventKind.ALLOCATION_UNPAUSED,
@@ -71,6 +73,7 @@ _P, _C = Phase, Change
 TABLE: dict[tuple[Phase, Change], Phase] = {
     (_P.ABSENT, _C.ALLOCATE): _P.ALLOCATING,
     (_P.ALLOCATING, _C.ALLOCATED): _P.ACTIVE,
+    (_P.ALLOCATING, _C.ALLOCATED_SUSPENDED): _P.SUSPENDED,
     (_P.ACTIVE, _C.BOUND): _P.ACTIVE,
     (_P.ACTIVE, _C.PAUSED): _P.ACTIVE,
     (_P.ACTIVE, _C.UNPAUSED): _P.ACTIVE,

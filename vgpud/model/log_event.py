@@ -104,7 +104,6 @@ class LogEvent(StrEnum):
     MPS_SERVER_ENDED_DURING_LIMITS = auto()
     MPS_SHARE_UNREADABLE = auto()
     MPS_SILENT_CONNECTION_CLOSED = auto()
-    NEW_TENANT_NOT_SUSPENDED = auto()
     NODE_EVENTS_LOST = auto()
     NODE_IS_SIMULATED = auto()
     NO_DEVICES = auto()

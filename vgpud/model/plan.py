@@ -27,6 +27,7 @@ class StepKind(StrEnum):
     RESTORE = "restore"  # copy the memory of the tenant's processes to the devices of the slices
     UNLOCK = "unlock"
     COMMIT = "commit"
+    COMMIT_SUSPENDED = "commit-suspended"  # record that the tenant has the allocation, and starts suspended
     UNAPPLY_MODE = "unapply-mode"
     FORGET = "forget"  # delete the allocation from the ledger
 

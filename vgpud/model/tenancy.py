@@ -280,13 +280,15 @@ class MigMove:
 class Decision:
     """The result of planner.choose: slices or a refusal, always with a reason for each device.
 
-    `moves` must be done before the slices can be made.
+    `moves` must be done before the slices can be made. If the tenant `starts_suspended`, its memory does not
+    fit beside that of the device's other tenants, with which it takes turns.
     """
 
     slices: tuple[Slice, ...] = ()
     reasons: tuple[Reason, ...] = ()
     refusal: VgpuError | None = None
     moves: tuple[MigMove, ...] = ()
+    starts_suspended: bool = False
 
     def refused(self, refusal: VgpuError) -> "Decision":
         """A decision with `refusal` in place of the slices. It is the reason of every device, because another
@@ -382,7 +384,7 @@ class Cause(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Allocation:
     """An allocation of a tenant. `suspended` and `cause` have a meaning only in states of suspension or
-    resumption.
+    resumption; in state ALLOCATING, the cause TURN says that the tenant starts suspended.
     """
 
     id: str
@@ -407,6 +409,10 @@ class Allocation:
         """
         preload = any(part.mode is Mode.PRELOAD for part in self.slices)
         return preload or any(name == LEASE_VARIABLE for name, _ in self.edits.host_env)
+
+    @property
+    def starts_suspended(self) -> bool:
+        return self.state is State.ALLOCATING and self.cause is Cause.TURN
 
     @property
     def is_swapped(self) -> bool:

@@ -291,7 +291,7 @@ class Preload:
             self._limits(allocation),
             uid=owner.uid,
             gid=owner.gid,
-            away=allocation.state in _AWAY,
+            away=allocation.state in _AWAY or allocation.starts_suspended,
             memory=self._memory(allocation),
             paused=allocation.paused,
         )

@@ -15,7 +15,7 @@ from vgpud import audit
 from vgpud.model.caller import Account
 from vgpud.model.lifecycle import Change
 from vgpud.model.plan import Plan, Step
-from vgpud.model.tenancy import Allocation, Decision, Request, State
+from vgpud.model.tenancy import Allocation, Cause, Decision, Request, State
 from vgpud.node.devices.execute import Executor
 from vgpud.node.devices.mig_layouts import MigLayouts
 from vgpud.node.parts import Parts
@@ -35,8 +35,7 @@ _SETTLE_SECONDS = 2.0  # how long a request waits for releases that are running,
 
 class AllocationMaker:
     """Makes allocations. `closed(request)` returns the devices that do not accept the request, each with the
-    reason. `made` is called with each new allocation and returns its record after admission: the tenant may
-    start suspended.
+    reason. `made` is called with each new allocation and waits until its room is free.
     """
 
     def __init__(
@@ -47,7 +46,7 @@ class AllocationMaker:
         mig: MigLayouts | None,
         policy: Callable[[], Policy],
         closed: Callable[[Request], Mapping[str, str]],
-        made: Callable[[Allocation], Awaitable[Allocation]],
+        made: Callable[[Allocation], Awaitable[None]],
         accounts: Accounts,
     ) -> None:
         self._parts = parts
@@ -118,6 +117,7 @@ class AllocationMaker:
             slices=decision.slices,
             reasons=decision.reasons,
             created_unix_ns=time.time_ns(),
+            cause=Cause.TURN if decision.starts_suspended else Cause.HAND,
         )
         self._store.reserve(allocation, Change.ALLOCATE)
         try:
@@ -131,7 +131,8 @@ class AllocationMaker:
         except BaseException:
             await asyncio.shield(self._releases.undo(allocation.id))
             raise
-        return await self._made(allocation)
+        await self._made(allocation)
+        return allocation
 
     async def plan(self, request: Request) -> tuple[Decision, tuple[Step, ...]]:
         """The decision on a request and the steps that Allocate would make now. Changes nothing."""
@@ -174,4 +175,6 @@ class AllocationMaker:
             decision = decision if refusal is None else decision.refused(refusal)
         if decision.refusal is not None:
             return decision, None
-        return decision, allocate_steps(decision.slices, self._book.use, decision.moves)
+        return decision, allocate_steps(
+            decision.slices, self._book.use, decision.moves, decision.starts_suspended
+        )

@@ -186,9 +186,9 @@ class NodeKeeper:
 
     # --- what one room tells another
 
-    async def _made(self, allocation: Allocation) -> Allocation:
+    async def _made(self, allocation: Allocation) -> None:
         self.lifetimes.watch(allocation.id, allocation.request.lifetime)
-        return await self.residency.admit(allocation)
+        await self.residency.admit(allocation)
 
     def _released(self, allocation: Allocation) -> None:
         self.lifetimes.forget(allocation.id)

@@ -1,18 +1,19 @@
 """Chooses the devices and the mode for a request, with a reason for every device. Pure."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from vgpud.model.device import Node
 from vgpud.model.errors import ErrorCode, VgpuError
-from vgpud.model.tenancy import Decision, Reason, Request
+from vgpud.model.tenancy import Decision, Mode, Reason, Request, Slice
 from vgpud.planner.judge import judge
 from vgpud.planner.locality import nearest
 from vgpud.planner.memory import Decisions, Memory, Reasons
 from vgpud.planner.pool import NO_POOL, Pool
 from vgpud.planner.refuse import refuse
 from vgpud.planner.select import ANY, selector_error, selects
-from vgpud.planner.terms import all_terms
+from vgpud.planner.terms import Terms, all_terms
 from vgpud.planner.use import EMPTY, DeviceUse
 from vgpud.planner.verdict import Fit, Unfit, Verdict
 from vgpud.planner.wanted import Wanted, wanted
@@ -70,7 +71,24 @@ def choose(
     if decision is None:
         decision = _decide(node, want, judged)
         _decisions.keep((want, spread), node, judged, decision)
+    if decision.slices and _starts_suspended(decision.slices, node, terms, use):
+        return replace(decision, starts_suspended=True)
     return decision
+
+
+def _starts_suspended(
+    slices: tuple[Slice, ...], node: Node, terms: Mapping[str, Terms], use: Mapping[str, DeviceUse]
+) -> bool:
+    """Does the tenant take turns on all of its devices, and lack room on one of them?"""
+    if any(part.mode is not Mode.PRELOAD or part.mig is not None for part in slices):
+        return False
+    if not all(terms[part.device_uuid].preload_turns for part in slices):
+        return False
+    room = {device.uuid: device.memory_usable_bytes for device in node.devices}
+    return any(
+        use.get(part.device_uuid, EMPTY).memory_bytes + part.memory_bytes > room[part.device_uuid]
+        for part in slices
+    )
 
 
 def _decide(node: Node, want: Wanted, judged: tuple[Verdict, ...]) -> Decision:

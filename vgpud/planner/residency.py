@@ -152,7 +152,7 @@ class _Round:
         self._capacity = capacity
         self._free = dict(capacity)
         self._making: dict[str, int] = {}  # device UUID -> bytes that running suspensions will free
-        # device UUID -> bytes of tenants that are being allocated; admission suspends them if they do not fit
+        # device UUID -> bytes of tenants that are being allocated; they start suspended if they do not fit
         self._new: dict[str, int] = {}
         self._blocked: dict[str, int] = {}  # number of waiting tenants by device
         self._again = inf

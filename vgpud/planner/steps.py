@@ -12,9 +12,13 @@ from vgpud.planner.use import EMPTY, DeviceUse, is_anybodys
 
 
 def allocate_steps(
-    slices: Sequence[Slice], use: Mapping[str, DeviceUse], moves: Sequence[MigMove] = ()
+    slices: Sequence[Slice],
+    use: Mapping[str, DeviceUse],
+    moves: Sequence[MigMove] = (),
+    suspended: bool = False,
 ) -> Plan:
-    """The steps from a decision's slices to a committed allocation. `use` does not count these slices.
+    """The steps from a decision's slices to a committed allocation, which may start suspended. `use` does not
+    count these slices.
 
     A device without allocations is put into the mode; other devices are already in it.
     """
@@ -29,7 +33,9 @@ def allocate_steps(
     return Plan(
         Step(StepKind.RECORD_INTENT, "a crash from here on is undone at the next start"),
         effects,
-        Step(StepKind.COMMIT, "the tenant holds the allocation from here on"),
+        Step(StepKind.COMMIT_SUSPENDED, "the device has no room for all of its tenants, which take turns")
+        if suspended
+        else Step(StepKind.COMMIT, "the tenant holds the allocation from here on"),
     )
 
 

@@ -45,6 +45,7 @@ class Terms(NamedTuple):
     mig_on_top: tuple[Mode, ...]
     offers: tuple[Offer, ...]
     mig_profiles: frozenset[str] | None = None
+    preload_turns: bool = False
 
     def tenants(self, mode: Mode) -> int:
         """Returns how many allocations in mode preload or mps may be on the device at one time."""
@@ -72,6 +73,7 @@ def terms_of(device: Device, rule: DeviceRule) -> Terms:
         mig_change_mode=mig.change_mode,
         mig_on_top=tuple(Mode(name) for name in mig.on_top),
         offers=_offers(device, mig.profiles),
+        preload_turns=rule.settings_preload().turn is not None,
         mig_profiles=None if mig.profiles is None else frozenset(map(bare_name, mig.profiles)),
     )
 

@@ -70,7 +70,7 @@ class Executor:
                 await self._specs.write(allocation)
             case StepKind.REMOVE_SPEC:
                 await self._specs.remove(allocation.id)
-            case StepKind.COMMIT:
+            case StepKind.COMMIT | StepKind.COMMIT_SUSPENDED:
                 return await self._commit(allocation)
             case StepKind.FORGET:
                 await self._store.forget(allocation)
@@ -114,13 +114,21 @@ class Executor:
             await self._inventory.refresh()
 
     async def _commit(self, allocation: Allocation) -> Allocation:
-        """Records the outcome of a plan: a new allocation becomes active, a repaired one keeps its state."""
-        made = allocation.state is State.ALLOCATING
-        outcome = replace(allocation, state=State.ACTIVE) if made else allocation
+        """Records the outcome of a plan: a new allocation becomes active or suspended, a repaired one keeps
+        its state.
+        """
         workload = str(allocation.request.workload)
         sentence = f"{slices_sentence(allocation)} for uid {allocation.request.owner.uid}"
         sentence += f", of {workload}" if workload else ""
-        return await self._store.commit(outcome, Change.ALLOCATED if made else Change.REPAIRED, sentence)
+        if allocation.starts_suspended:
+            outcome = replace(allocation, state=State.SUSPENDED)
+            sentence += "; it starts suspended, because the device has no room for all of its tenants"
+            return await self._store.commit(outcome, Change.ALLOCATED_SUSPENDED, sentence)
+        if allocation.state is State.ALLOCATING:
+            return await self._store.commit(
+                replace(allocation, state=State.ACTIVE), Change.ALLOCATED, sentence
+            )
+        return await self._store.commit(allocation, Change.REPAIRED, sentence)
 
 
 def _part(allocation: Allocation, step: Step) -> Slice:

@@ -166,7 +166,7 @@ class AllocationStore:
         self._check()
 
     def _count(self, done: Allocation, change: Change, sentence: str) -> None:
-        if change is Change.ALLOCATED:
+        if change in (Change.ALLOCATED, Change.ALLOCATED_SUSPENDED):
             self.account.allocated(done)
         elif change is Change.RESIZED:
             self.account.resized(done, sentence)

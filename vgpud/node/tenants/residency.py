@@ -91,21 +91,12 @@ class Residency:
         """Ends the pause before the next observation."""
         self._nudged.set()
 
-    async def admit(self, made: Allocation) -> Allocation:
-        """Suspends a new tenant on a device with turns if the tenant does not fit now, until its turn comes.
-        A tenant that cannot be suspended runs, and may get an out-of-memory error, as without turns.
+    async def admit(self, made: Allocation) -> None:
+        """Evicts memory that suspended tenants kept on the devices of a new tenant, as far as it needs the
+        room. A tenant that starts suspended needs none.
         """
-        if self._rules(made).turn_seconds is None:
-            return made
-        if not self._is_crowded(made):
+        if made.state is State.ACTIVE and self._rules(made).turn_seconds is not None:
             await self.services.kept.make_way(made)
-            return made
-        try:
-            with audit.change("suspend", **audit.of(made), reason="it waits for its turn"):
-                return await self.suspends.suspend(made, Cause.TURN)
-        except VgpuError as error:
-            log.warning(LogEvent.NEW_TENANT_NOT_SUSPENDED, allocation=made.id, why=str(error))
-            return self.services.book.get(made.id) if made.id in self.services.book else made
 
     def standing(self, allocation: Allocation) -> str:
         """A sentence on what a suspended tenant waits for, and whether libvgpu swapped it out; empty for
@@ -330,15 +321,6 @@ class Residency:
             ruled = any(one.idle_suspend is not None or one.turn is not None for one in found.values())
             self._kept = policy, node, found if ruled else None
         return self._kept[2]
-
-    def _is_crowded(self, allocation: Allocation) -> bool:
-        """True if more memory is booked on one of the allocation's devices than the device has."""
-        for part in allocation.slices:
-            device = self.services.inventory.node.device(part.device_uuid)
-            held = self.services.book.use_of(part.device_uuid).memory_bytes
-            if device is not None and held > device.memory_usable_bytes:
-                return True
-        return False
 
 
 def _longest(times: list[float | None]) -> float | None:

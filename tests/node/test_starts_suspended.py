@@ -1,0 +1,66 @@
+"""A tenant that does not fit beside the others of a device with turns starts suspended, as the plan says."""
+
+import asyncio
+from pathlib import Path
+
+from tests.node.world import World, request, world
+from vgpud.model.event import EventKind
+from vgpud.model.plan import StepKind
+from vgpud.model.tenancy import Cause, Mode, State
+
+POLICY = """version = 1
+[[device]]
+mode = "preload"
+[device.preload]
+memory_overcommit = 2.0
+turn = "30s"
+"""
+
+
+async def kinds_of(node: World, allocation_id: str) -> list[EventKind]:
+    return [event.kind for event in await node.ledger.last_events(100) if event.subject == allocation_id]
+
+
+def test_a_tenant_without_room_starts_suspended_with_one_outcome(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with world(tmp_path, policy=POLICY) as node:
+            large = node.parts.inventory.node.devices[0].memory_usable_bytes // 2**30 - 8
+            first = await node.keeper.allocate(request("first", large))
+            assert first.state is State.ACTIVE
+            calls = node.effectors[Mode.PRELOAD].calls
+            calls.clear()
+            _, steps = await node.keeper.allocates.plan(request("late", large))
+            assert [step.kind for step in steps][-1] is StepKind.COMMIT_SUSPENDED
+            assert not calls
+            late = await node.keeper.allocate(request("late", large))
+            assert (late.state, late.cause) == (State.SUSPENDED, Cause.TURN)
+            assert calls == ["attach"], "the limits are written once, with the state"
+            assert (
+                node.effectors[Mode.PRELOAD].attached[late.id, late.slices[0].device_uuid].cause is Cause.TURN
+            )
+            assert await kinds_of(node, late.id) == [EventKind.ALLOCATION_SUSPENDED]
+            assert node.parts.store.account.tally.made["preload"] == 2
+            assert late in (await node.ledger.load()).allocations
+
+    asyncio.run(story())
+
+
+def test_a_tenant_with_room_starts_active(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with world(tmp_path, policy=POLICY) as node:
+            _, steps = await node.keeper.allocates.plan(request("r", 4))
+            assert [step.kind for step in steps][-1] is StepKind.COMMIT
+            made = await node.keeper.allocate(request("r", 4))
+            assert made.state is State.ACTIVE
+
+    asyncio.run(story())
+
+
+def test_a_tenant_without_room_starts_active_where_no_turns_are(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with world(tmp_path, policy=POLICY.replace('turn = "30s"\n', "")) as node:
+            large = node.parts.inventory.node.devices[0].memory_usable_bytes // 2**30 - 8
+            made = [await node.keeper.allocate(request(f"r{n}", large)) for n in range(3)]
+            assert {one.state for one in made} == {State.ACTIVE}
+
+    asyncio.run(story())
