@@ -53,7 +53,9 @@ struct connection {
 };
 
 struct lease {
-    struct source listener;
+    struct source listener;          /* its fd is -1 until the socket listens */
+    int unbound_fd;                  /* the socket until it listens; -1 afterwards */
+    bool binds;                      /* an abandoned thread binds the socket (aside.h) */
     struct lease *next_cut;          /* next lease in the list of leases with the engine cut */
     struct cut_entity *cut_entities; /* one entry for each device; NULL if the gate enforces the tenant's slices */
     struct lease *next;

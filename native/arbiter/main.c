@@ -67,6 +67,8 @@ static int open_folder(const char *path, mode_t mode)
 static void tick(struct lease *lease, bool look)
 {
     usage_guard_renew(lease);
+    if (!lease_listen(lease))
+        rest_look_later(lease);
     if (look)
         process_look_again(lease);
     if (look && unregistered_look(lease))

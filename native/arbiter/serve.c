@@ -12,6 +12,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "aside.h"
 #include "cut.h"
 #include "looks.h"
 #include "usage_guard.h"
@@ -28,32 +29,92 @@ bool lease_id_valid(const char id[VGPU_ID_BYTES])
     return strspn(id, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") == length;
 }
 
-/*
- * Binds the socket under a temporary name and renames it, so that tenants never see a socket that refuses. A user may
- * connect if it may write `usage`.
- */
-static int bind_socket(int folder_fd, const struct stat *usage)
+/* What another thread needs to bind a lease's socket. It closes both descriptors, which are copies. */
+struct binding {
+    int folder_fd;
+    int socket_fd;
+    mode_t mode;
+    uid_t owner;
+    gid_t group;
+    int error; /* 0 or -errno */
+};
+
+/* Binds the socket under a temporary name and renames it, so that tenants never see a socket that refuses. */
+static void bind_socket(void *data)
 {
-    mode_t mode = usage->st_mode & S_IWOTH ? 0666 : 0600;
+    struct binding *binding = data;
+    int folder_fd = binding->folder_fd;
     static const char temporary[] = ".arbiter.sock.new";
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (fd < 0)
-        return -errno;
     /*
      * The path goes through the folder's descriptor: the lease's path may be longer than sun_path, and a descriptor
      * cannot be replaced by another folder.
      */
     snprintf(address.sun_path, sizeof(address.sun_path), "/proc/self/fd/%d/%s", folder_fd, temporary);
     unlinkat(folder_fd, temporary, 0);
-    if (bind(fd, (struct sockaddr *)&address, sizeof(address)) == 0 && fchmodat(folder_fd, temporary, mode, 0) == 0 &&
-        fchownat(folder_fd, temporary, usage->st_uid, usage->st_gid, AT_SYMLINK_NOFOLLOW) == 0 &&
-        listen(fd, SOMAXCONN) == 0 && renameat(folder_fd, temporary, folder_fd, VGPU_ARBITER_SOCKET) == 0)
-        return fd;
-    int error = errno;
-    close(fd);
-    unlinkat(folder_fd, temporary, 0);
-    return -error;
+    bool bound = bind(binding->socket_fd, (struct sockaddr *)&address, sizeof(address)) == 0 &&
+                 fchmodat(folder_fd, temporary, binding->mode, 0) == 0 &&
+                 fchownat(folder_fd, temporary, binding->owner, binding->group, AT_SYMLINK_NOFOLLOW) == 0 &&
+                 listen(binding->socket_fd, SOMAXCONN) == 0 &&
+                 renameat(folder_fd, temporary, folder_fd, VGPU_ARBITER_SOCKET) == 0;
+    binding->error = bound ? 0 : -errno;
+    if (!bound)
+        unlinkat(folder_fd, temporary, 0);
+    close(folder_fd);
+    close(binding->socket_fd);
+}
+
+/*
+ * Binds the lease's socket on another thread: a container's root may list the folder, and a tenant that lists it can
+ * hold its lock in the kernel. A user may connect if it may write `usage`. Returns -errno if the file system refuses.
+ */
+static int bind_aside(struct lease *lease, int folder_fd)
+{
+    struct stat usage;
+    uint64_t took_ns;
+    if (fstatat(folder_fd, VGPU_USAGE_FILE, &usage, AT_SYMLINK_NOFOLLOW) != 0)
+        return -errno;
+    struct binding binding = {.folder_fd = fcntl(folder_fd, F_DUPFD_CLOEXEC, 0),
+                              .socket_fd = fcntl(lease->unbound_fd, F_DUPFD_CLOEXEC, 0),
+                              .mode = lease->anyone ? 0666 : 0600,
+                              .owner = lease->owner,
+                              .group = usage.st_gid};
+    enum aside done = binding.folder_fd < 0 || binding.socket_fd < 0
+                          ? ASIDE_NOT_BEGUN
+                          : aside(lease_tenant(lease), bind_socket, &binding, sizeof(binding), &took_ns);
+    lease->binds = done == ASIDE_GOES_ON;
+    if (done == ASIDE_NOT_BEGUN) {
+        close(binding.folder_fd);
+        close(binding.socket_fd);
+    }
+    return done == ASIDE_DONE ? binding.error : 0;
+}
+
+static bool accepts(int socket_fd)
+{
+    int listens = 0;
+    socklen_t size = sizeof(listens);
+    return getsockopt(socket_fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) == 0 && listens;
+}
+
+bool lease_listen(struct lease *lease)
+{
+    int folder_fd;
+    if (lease->unbound_fd < 0)
+        return true;
+    if (!accepts(lease->unbound_fd) && !lease->binds && (folder_fd = lease_open_folder(lease->id)) >= 0) {
+        (void)bind_aside(lease, folder_fd);
+        close(folder_fd);
+    }
+    if (!accepts(lease->unbound_fd))
+        return false;
+    lease->listener.fd = lease->unbound_fd;
+    if (!lease->resting && loop_add(&lease->listener, EPOLLIN) != 0) {
+        lease->listener.fd = -1;
+        return false;
+    }
+    lease->unbound_fd = -1;
+    return true;
 }
 
 static void lease_destroy(struct source *source)
@@ -74,6 +135,8 @@ static void lease_close(struct lease *lease)
     rest_forget(lease);
     looks_forget(lease);
     lease_unlink(lease);
+    if (lease->unbound_fd >= 0)
+        close(lease->unbound_fd);
     loop_remove(&lease->listener);
 }
 
@@ -89,11 +152,12 @@ static int lease_open(int folder_fd, struct lease *lease)
     lease->usage_inode = usage.st_ino;
     lease->owner = usage.st_uid;
     lease->anyone = (usage.st_mode & S_IWOTH) != 0;
-    lease->listener.fd = bind_socket(folder_fd, &usage);
-    error = lease->listener.fd < 0 ? lease->listener.fd : loop_add(&lease->listener, EPOLLIN);
+    lease->listener.fd = -1;
+    lease->unbound_fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    error = lease->unbound_fd < 0 ? -errno : bind_aside(lease, folder_fd);
     if (error != 0) {
-        if (lease->listener.fd >= 0)
-            close(lease->listener.fd);
+        if (lease->unbound_fd >= 0)
+            close(lease->unbound_fd);
         lease_close_files(lease);
     }
     return error;
@@ -148,6 +212,8 @@ static int lease_add_folder(int folder_fd, const char *id)
     usage_guard_begin(lease);
     lease_link(lease);
     turns_lease_add(lease);
+    if (!lease_listen(lease))
+        rest_look_later(lease);
     process_sweep(lease);
     process_adopt_all(lease);
     lease_release(lease);

@@ -18,6 +18,12 @@ bool lease_id_valid(const char id[VGPU_ID_BYTES]);
  */
 int lease_add(const char *id);
 
+/*
+ * Listens on the lease's socket once it is bound, and binds it if no thread does. Returns false if it must be called
+ * again later.
+ */
+bool lease_listen(struct lease *lease);
+
 /* Stops serving a lease. Its processes and folder stay as they are. Returns 0 or -ENOENT. */
 int lease_remove(const char *id);
 

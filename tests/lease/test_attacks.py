@@ -399,6 +399,19 @@ def test_a_tenant_that_locks_its_usage_file_in_the_kernel_delays_no_other_tenant
     honest.close()
 
 
+@needs("root", "fuse")
+def test_a_tenant_that_locks_its_lease_folder_in_the_kernel_delays_no_restart_of_the_arbiter(
+    shm: Node, tmp_path: Path
+) -> None:
+    """Root in a container may list the folder of its lease, in which a restarted arbiter binds a socket."""
+    lease, other = shm.lease(), shm.lease("other")
+    shm.kill_arbiter()
+    with locked_in_the_kernel(lease, tmp_path / "mount"):
+        shm.start_arbiter()
+        Tenant(other, 0).close()
+    eventually(lambda: registers(lease))
+
+
 def states(node: Node) -> list[str]:
     """States of the arbiter's threads. D means that a thread waits inside the kernel."""
     assert node.arbiter is not None
