@@ -279,12 +279,12 @@ def check_api_server(data: bytes) -> None:
     api = Answered(as_json(data))
 
     async def publish() -> None:
-        await Publisher(api, "node-1").publish(
+        await Publisher(api, "node-1", lambda: None).publish(
             lambda _: ({"pool": {"name": "p"}, "driver": "d", "nodeName": "n"},)
         )
 
     async def withdraw() -> None:
-        await Publisher(api, "node-1").withdraw()
+        await Publisher(api, "node-1", lambda: None).withdraw()
 
     for work in (lambda: api.claim("n", "c"), api.minor, lambda: api.slices("d", "n"), publish, withdraw):
         refused(lambda work=work: asyncio.run(work()))  # type: ignore[misc]

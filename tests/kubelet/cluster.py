@@ -140,7 +140,8 @@ class Cluster:
         self.claims: dict[tuple[str, str], dict[str, Any]] = {}
         self.requests: list[str] = []
         self.fail = 0  # if not 0, every call fails with this HTTP status
-        self._version = itertools.count(1)
+        self.refuses_watches = False
+        self.version = 0  # the resourceVersion of the last change of a slice
         self._uids = itertools.count(1)
 
     # --- calls of a driver
@@ -164,10 +165,16 @@ class Cluster:
             raise refusal(404, "no such claim")
         return copy.deepcopy(self.claims[namespace, name])
 
-    async def slices(self, driver: str, node: str) -> list[dict[str, Any]]:
+    async def slices(self, driver: str, node: str) -> tuple[list[dict[str, Any]], str]:
         self._called("list")
         mine = (s for s in self.slices_by_name.values() if s["spec"]["driver"] == driver)
-        return [copy.deepcopy(s) for s in mine if s["spec"]["nodeName"] == node]
+        return [copy.deepcopy(s) for s in mine if s["spec"]["nodeName"] == node], str(self.version)
+
+    async def watch_slices(self, driver: str, node: str, version: str) -> None:
+        if self.refuses_watches:
+            raise refusal(403, "watch is not allowed")
+        while self.version == int(version):
+            await asyncio.sleep(0.01)
 
     async def create_slice(self, body: dict[str, Any], dry_run: bool = False) -> dict[str, Any]:
         self._called("ask" if dry_run else "create")
@@ -190,11 +197,13 @@ class Cluster:
 
     async def delete_slice(self, name: str) -> None:
         self._called("delete")
+        self.version += 1
         if self.slices_by_name.pop(name, None) is None:
             raise refusal(404, "no such slice")
 
     def wipe(self) -> None:
         """Deletes the slices of all drivers of the node, as a kubelet does at its start."""
+        self.version += 1
         self.slices_by_name.clear()
 
     def _store(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -221,7 +230,8 @@ class Cluster:
                 taint.setdefault("timeAdded", "2026-11-22T00:00:00Z")
         if "DRAPartitionableDevices" in self.off:
             kept["spec"].pop("sharedCounters", None)
-        kept["metadata"]["resourceVersion"] = str(next(self._version))
+        self.version += 1
+        kept["metadata"]["resourceVersion"] = str(self.version)
         return kept
 
     # --- the scheduler
@@ -380,9 +390,13 @@ def _handler(cluster: Cluster) -> type[BaseHTTPRequestHandler]:
             elif words[:3] == ["api", "v1", "nodes"]:
                 _answer(self, _node(cluster, words[3]), 200)
             elif words[-1] == "resourceslices":
-                fields = parse_qs(url.query)["fieldSelector"][0].split(",")
-                chosen = dict(field.split("=") for field in fields)
-                _answer(self, _listed(cluster, chosen["spec.driver"], chosen["spec.nodeName"]), 200)
+                asked = parse_qs(url.query)
+                chosen = dict(field.split("=") for field in asked["fieldSelector"][0].split(","))
+                of = (chosen["spec.driver"], chosen["spec.nodeName"])
+                if asked.get("watch"):
+                    _answer(self, _event(cluster, *of, asked["resourceVersion"][0]), 200)
+                else:
+                    _answer(self, _listed(cluster, *of), 200)
             else:
                 _answer(self, cluster.claim(words[4], words[6]), 200)
 
@@ -434,4 +448,11 @@ async def _node(cluster: Cluster, name: str) -> dict[str, Any]:
 
 
 async def _listed(cluster: Cluster, driver: str, node: str) -> dict[str, Any]:
-    return {"kind": "ResourceSliceList", "items": await cluster.slices(driver, node)}
+    items, version = await cluster.slices(driver, node)
+    return {"kind": "ResourceSliceList", "metadata": {"resourceVersion": version}, "items": items}
+
+
+async def _event(cluster: Cluster, driver: str, node: str, version: str) -> dict[str, Any]:
+    await cluster.watch_slices(driver, node, version)
+    changed = {"kind": "ResourceSlice", "metadata": {"resourceVersion": str(cluster.version)}}
+    return {"type": "MODIFIED", "object": changed}

@@ -21,11 +21,11 @@ async def refused(work: Any) -> list[Any]:
 
 async def story(kubeconfig: Path, specs: list[Any]) -> dict[str, Any]:
     api = ApiServer(kubeconfig)
-    publisher = Publisher(api, "node-1")
+    publisher = Publisher(api, "node-1", lambda: None)
     said: dict[str, Any] = {"minor": await api.minor()}
     await publisher.publish(lambda able: tuple(specs))
     await publisher.publish(lambda able: tuple(specs[:1]))
-    (left,) = await api.slices("gpu.vgpud.io", "node-1")
+    ((left,), _) = await api.slices("gpu.vgpud.io", "node-1")
     said["left"] = left["metadata"]["name"]
     said["claim"] = (await api.claim("ns", "a"))["metadata"]["uid"]
     said["missing"] = await refused(api.claim("ns", "b"))
@@ -37,7 +37,11 @@ async def story(kubeconfig: Path, specs: list[Any]) -> dict[str, Any]:
     away = kubeconfig.parent / "away"
     away.write_text(kubeconfig.read_text().replace("127.0.0.1:", "127.0.0.1:1/"))
     said["away"] = await refused(ApiServer(away).minor())
+    _, version = await api.slices("gpu.vgpud.io", "node-1")
+    watch = asyncio.ensure_future(api.watch_slices("gpu.vgpud.io", "node-1", version))
+    said["watched too early"] = (await asyncio.wait((watch,), timeout=0.2))[0] != set()
     await publisher.withdraw()
+    await asyncio.wait_for(watch, 60)
     return said
 
 

@@ -454,10 +454,10 @@ def test_removed_resource_slices_are_published_again(short: Path) -> None:
     async def story() -> None:
         async with dra_in(short) as dra:
             await dra.published()
-            dra.cluster.slices_by_name.clear()
+            dra.cluster.wipe()
             await dra.published()
             dra.cluster.fail = 500
-            dra.cluster.slices_by_name.clear()
+            dra.cluster.wipe()
             await dra.until(lambda: dra.cluster.requests[-3:] == ["list"] * 3)
             dra.cluster.fail = 0
             await dra.published()
@@ -496,6 +496,29 @@ def test_slices_are_back_after_a_restart_of_the_kubelet_before_the_next_check(sh
                 await dra.published()
                 dra.cluster.wipe()
                 await dra.published()
+
+    run(story())
+
+
+def test_slices_that_another_program_deletes_are_back_before_the_next_check(short: Path) -> None:
+    async def story() -> None:
+        async with dra_in(short, POLICY.replace("check_seconds = 0.2", "check_seconds = 3600")) as dra:
+            for _ in range(3):  # no kubelet registers, so only the watch tells of the deletion
+                await dra.published()
+                dra.cluster.wipe()
+            await dra.published()
+
+    run(story())
+
+
+def test_slices_that_may_not_be_watched_are_listed_at_each_check(short: Path) -> None:
+    async def story() -> None:
+        cluster = Cluster()
+        cluster.refuses_watches = True
+        async with dra_in(short, cluster=cluster) as dra:
+            await dra.published()
+            dra.cluster.wipe()
+            await dra.published()
 
     run(story())
 

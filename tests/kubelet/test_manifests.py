@@ -115,6 +115,8 @@ def test_the_cluster_role_has_exactly_the_rights_in_use() -> None:
     source = (ROOT / "vgpud/serve/dra/api.py").read_text()
     calls = re.findall(r'_objects\(\s*"(\w+?)_\w+",[^)]*?_(SLICES|CLAIMS)', source)
     used = {(f"resource{plural.lower()}", verbs[verb]) for verb, plural in calls} | {("nodes", "get")}
+    if "watch_slices" in source:
+        used.add(("resourceslices", "watch"))
     (role,) = every("ClusterRole")
     granted = {(r, v) for rule in role["rules"] for r in rule["resources"] for v in rule["verbs"]}
     assert granted == used

@@ -55,6 +55,7 @@ def test_slices_are_published_by_the_official_kubernetes_client(tmp_path: Path) 
     assert "colour" in said["invalid"][2]
     assert said["no kubeconfig"][0] == 106
     assert said["away"][0] == 801
+    assert not said["watched too early"], "the watch ends at the deletion of the slices"
     assert not cluster.slices_by_name
 
 

@@ -51,7 +51,7 @@ def publish(
     cluster: Cluster, node: Snapshot, policy: Policy, allocations: tuple[Allocation, ...] = ()
 ) -> Publisher:
     cards = cards_of(node.devices, policy, places, allocations)
-    publisher = Publisher(cluster, "node-1")
+    publisher = Publisher(cluster, "node-1", lambda: None)
     asyncio.run(publisher.publish(lambda able: specs(NODE, cards, able, cores=True)))
     return publisher
 
@@ -80,7 +80,7 @@ def test_resource_slices_are_written_only_on_a_change() -> None:
     cluster = Cluster()
     node, policy = h200_node(4), policy_of("preload")
     cards = cards_of(node.devices, policy, places, ())
-    publisher = Publisher(cluster, "node-1")
+    publisher = Publisher(cluster, "node-1", lambda: None)
 
     def build(able: Any) -> Any:
         return specs(NODE, cards, able, cores=False)
@@ -100,6 +100,33 @@ def test_resource_slices_are_written_only_on_a_change() -> None:
     assert len(cluster.pool()[0]) == 2
     asyncio.run(publisher.withdraw())
     assert not cluster.slices_by_name
+
+
+def test_slices_are_listed_only_after_the_watch_has_reported_a_change() -> None:
+    cluster, changed = Cluster(), asyncio.Event()
+    publisher = Publisher(cluster, "node-1", changed.set)
+    cards = cards_of(h200_node(1).devices, policy_of("preload"), places, ())
+
+    async def calls() -> list[str]:
+        before = len(cluster.requests)
+        await publisher.publish(lambda able: specs(NODE, cards, able, cores=True))
+        return cluster.requests[before:]
+
+    async def reported() -> None:
+        await asyncio.wait_for(changed.wait(), 60)
+        changed.clear()
+
+    async def story() -> None:
+        for _ in range(2):
+            assert (await calls())[-1] == "create"
+            await reported()  # vgpud's own writes
+            assert await calls() == ["list"]
+            assert await calls() == []
+            cluster.wipe()
+            await reported()
+        publisher.close()
+
+    asyncio.run(story())
 
 
 @pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.stem)
@@ -196,7 +223,7 @@ def test_drained_and_unwell_devices_are_published_with_a_taint_that_says_why(hea
     node, policy = h200_node(3), policy_of("preload")
     devices = (node.devices[0], replace(node.devices[1], health=health), node.devices[2])
     cluster = Cluster()
-    publisher = Publisher(cluster, "node-1")
+    publisher = Publisher(cluster, "node-1", lambda: None)
 
     def build(able: Any) -> Any:
         return specs(NODE, cards_of(devices, policy, places, (), {devices[0].uuid}), able, cores=True)
@@ -222,7 +249,7 @@ def test_feature_gates_and_versions_that_change_are_noticed(monkeypatch: pytest.
     cluster = Cluster(34)
     cluster.off = {"DRAPartitionableDevices"}
     node, policy = h200_node(2), policy_of("mig")
-    publisher = Publisher(cluster, "node-1")
+    publisher = Publisher(cluster, "node-1", lambda: None)
 
     def publish_again() -> None:
         cards = cards_of(node.devices, policy, places, ())

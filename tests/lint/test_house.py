@@ -43,7 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "threads",
         "model",
     },
-    "serve": {"audit", "clock", "pace", "proc", "node", "api", "inject", "model", "policy"},
+    "serve": {"audit", "clock", "pace", "proc", "node", "api", "inject", "model", "policy", "threads"},
     "metrics": {"model"},
     "http": {"clock", "metrics", "model", "pace", "policy"},
     "ctl": {"api", "directory", "model", "policy", "planner"},

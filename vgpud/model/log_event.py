@@ -130,6 +130,7 @@ class LogEvent(StrEnum):
     RELEASE_FAILED_RETRYING = auto()
     RESIZED = auto()
     RESIZE_OUTCOME_NOT_RECORDED = auto()
+    RESOURCE_SLICES_NOT_WATCHED = auto()
     RESOURCE_SLICES_PUBLISHED = auto()
     RESUMING_BY_RULE = auto()
     RUNTIME_ACCEPT_FAILED = auto()

@@ -9,13 +9,17 @@ import asyncio
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.serve.dra.slices import GROUP, VERSION, Json
+from vgpud.threads import DaemonThreads
 
 _TIMEOUT_SECONDS = 10.0
+# time after which the API server ends a watch; the connection is given up if the server is silent for longer
+_WATCH_SECONDS = 300
 _SLICES, _CLAIMS = "resourceslices", "resourceclaims"
 
 
@@ -39,7 +43,15 @@ class Api(Protocol):
 
     async def node(self, name: str) -> Json: ...
 
-    async def slices(self, driver: str, node: str) -> list[Json]: ...
+    async def slices(self, driver: str, node: str) -> tuple[list[Json], str]:
+        """Lists a node's slices of a driver. Returns them, and the list's resourceVersion."""
+        ...
+
+    async def watch_slices(self, driver: str, node: str, version: str) -> None:
+        """Returns after the first change of these slices since the list with that resourceVersion, or after
+        some minutes without a change.
+        """
+        ...
 
     async def create_slice(self, body: Json, dry_run: bool = False) -> Json:
         """Creates a ResourceSlice and returns it as the server has it. With `dry_run`, nothing is stored."""
@@ -75,13 +87,22 @@ class ApiServer:
             raise _not_understood("a node without name and uid")
         return named
 
-    async def slices(self, driver: str, node: str) -> list[Json]:
-        selector = f"spec.driver={driver},spec.nodeName={node}"
-        listed = await self._objects("list_cluster_custom_object", _SLICES, field_selector=selector)
+    async def slices(self, driver: str, node: str) -> tuple[list[Json], str]:
+        listed = await self._objects(
+            "list_cluster_custom_object", _SLICES, field_selector=_selector(driver, node)
+        )
         items = listed.get("items")
         if not isinstance(items, list) or not all(map(_is_slice, items)):
             raise _not_understood("a list that is not of ResourceSlices")
-        return items
+        return items, str(listed.get("metadata", {}).get("resourceVersion", ""))
+
+    async def watch_slices(self, driver: str, node: str, version: str) -> None:
+        def pick(k: Any) -> Any:  # noqa: ANN401
+            return partial(_first_event, k.CustomObjectsApi(self._client).list_cluster_custom_object)
+
+        options: Json = {"field_selector": _selector(driver, node), "resource_version": version}
+        options |= {"timeout_seconds": _WATCH_SECONDS, "_request_timeout": _WATCH_SECONDS + _TIMEOUT_SECONDS}
+        await self._call(pick, GROUP, VERSION, _SLICES, **options)
 
     async def create_slice(self, body: Json, dry_run: bool = False) -> Json:
         options = {"dry_run": "All"} if dry_run else {}
@@ -104,12 +125,15 @@ class ApiServer:
         return answer
 
     async def _call(self, pick: Callable[[Any], Any], *arguments: Any, **options: Any) -> Any:  # noqa: ANN401
-        return await asyncio.to_thread(self._call_now, pick, arguments, options)
+        # a thread of its own, because the end of vgpud must not wait for the server
+        return await asyncio.get_running_loop().run_in_executor(
+            DaemonThreads("vgpud-cluster"), self._call_now, pick, arguments, options
+        )
 
     def _call_now(self, pick: Callable[[Any], Any], arguments: tuple[Any, ...], options: Json) -> Any:  # noqa: ANN401
         kubernetes = self._connect()
         try:
-            return pick(kubernetes)(*arguments, _request_timeout=_TIMEOUT_SECONDS, **options)
+            return pick(kubernetes)(*arguments, **{"_request_timeout": _TIMEOUT_SECONDS, **options})
         except kubernetes.ApiException as error:
             if error.status == 401:
                 # the next call reads the kubeconfig again, because its token or certificate may have changed
@@ -143,6 +167,17 @@ class ApiServer:
                     "set VGPUD_KUBECONFIG to that of vgpud's service account",
                 ) from None
         return client
+
+
+def _selector(driver: str, node: str) -> str:
+    return f"spec.driver={driver},spec.nodeName={node}"
+
+
+def _first_event(listing: Callable[..., Any], *arguments: str, **options: Any) -> None:  # noqa: ANN401
+    """Waits for the first event of a watch, or for the watch's end."""
+    from kubernetes import watch
+
+    next(watch.Watch().stream(listing, *arguments, **options), None)
 
 
 def _is_slice(value: object, stored: bool = True) -> bool:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import structlog
 
-from vgpud import clock
 from vgpud.model.device import Health
 from vgpud.model.errors import VgpuError
 from vgpud.model.log_event import LogEvent
@@ -31,17 +30,11 @@ log = structlog.get_logger(__name__)
 class Pace:
     """The intervals of the driver in seconds. Tests use shorter ones."""
 
-    # interval between checks of the plugin's sockets, and of the slices while they are checked often; pause
-    # before lost events are watched again
+    # interval between checks of the plugin's sockets, and pause before lost events are watched again
     look: float = 1.0
     # wait between a change and the publication of slices, because further changes may follow
     settle: float = 1.0
     retry: float = 5.0  # wait after a failure of the API server
-    hurry: float = (
-        # time after a registration during which slices are checked often, because a starting kubelet deletes
-        # them
-        30.0
-    )
 
 
 class DraDoor:
@@ -67,15 +60,15 @@ class DraDoor:
         self.plugin = DraPlugin(kubelet, self.preparer, self._registered, self._health)
         self._kubelet = kubelet
         self._pods = Pods(kubelet / "pod-resources" / KUBELET_SOCKET)
-        self._publisher = Publisher(api, node)
+        self._publisher = Publisher(api, node, self._dirty.set)
         self._published = False
-        self._hurry_until = 0.0
 
     async def run(self) -> None:
         work = (self._listen, self._publish, self._serve, self._check)
         try:
             await run_all(work, self._pace.retry)
         finally:
+            self._publisher.close()
             await self.plugin.stop()
 
     @property
@@ -102,8 +95,6 @@ class DraDoor:
         while True:
             self._dirty.clear()
             wait = self._keeper.policies.policy.dra.check_seconds
-            if clock.now() < self._hurry_until:
-                wait = min(wait, self._pace.look)
             try:
                 await self._publish_once()
                 self._complained = ""
@@ -141,7 +132,6 @@ class DraDoor:
         because the kubelet and the cluster may have another version now.
         """
         self._publisher.ask_anew()
-        self._hurry_until = clock.now() + self._pace.hurry
         self._dirty.set()
 
     async def _serve(self) -> None:

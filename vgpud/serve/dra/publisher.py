@@ -1,5 +1,6 @@
 """Keeps the node's ResourceSlices in the cluster up to date, even if other programs change or delete them."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -27,12 +28,20 @@ Build = Callable[[Cluster], tuple[Json, ...]]
 
 
 class Publisher:
-    """Publishes the node's slices. Precondition: only one call of `publish` runs at a time."""
+    """Publishes the node's slices. `changed` is called when another program may have changed them.
+    Precondition: only one call of `publish` runs at a time.
+    """
 
-    def __init__(self, api: Api, node: str, ask_seconds: float = _ASK_SECONDS) -> None:
+    def __init__(
+        self, api: Api, node: str, changed: Callable[[], None], ask_seconds: float = _ASK_SECONDS
+    ) -> None:
         self._api = api
         self._node = node
+        self._changed = changed
         self._ask_seconds = ask_seconds
+        self._watch: asyncio.Task[None] | None = None
+        self._published: Sequence[Json] = ()  # what the cluster has as long as the watch reports nothing
+        self._complained = ""
         self._asked_at = 0.0
         self._cluster: Cluster | None = None
         self._owner: Json | None = None
@@ -90,19 +99,48 @@ class Publisher:
 
     async def withdraw(self) -> None:
         """Deletes all ResourceSlices of this driver and node."""
-        for there in await self._api.slices(DRIVER, self._node):
+        self.close()
+        listed, _ = await self._api.slices(DRIVER, self._node)
+        for there in listed:
             await self._delete(there["metadata"]["name"])
+
+    def close(self) -> None:
+        """Ends the watch."""
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+
+    async def _until_changed(self, version: str) -> None:
+        """Waits for a change of the slices in the cluster. If they cannot be watched, the next
+        `publish` lists them.
+        """
+        try:
+            await self._api.watch_slices(DRIVER, self._node, version)
+        except VgpuError as error:
+            if self._complained != str(error):
+                self._complained = str(error)
+                log.warning(LogEvent.RESOURCE_SLICES_NOT_WATCHED, why=str(error), hint=error.hint)
+        else:
+            self._changed()
 
     async def _make(self, wanted: Sequence[Json]) -> list[tuple[Json, Json]]:
         """Creates, updates and deletes slices until they equal `wanted`. Returns pairs (sent, stored); empty
         if nothing had to change.
         """
-        there = {one["metadata"]["name"]: one for one in await self._api.slices(DRIVER, self._node)}
+        if self._watch is not None and not self._watch.done() and wanted == self._published:
+            return []
+        self.close()
+        listed, version = await self._api.slices(DRIVER, self._node)
+        self._published = ()
+        # It also reports what is written below, so that the next `publish` sees what the server has kept.
+        self._watch = asyncio.ensure_future(self._until_changed(version))
+        there = {one["metadata"]["name"]: one for one in listed}
         # numbered names, because the scheduler reads slices in the order of their names
         names = [f"{self._node}-{DRIVER}-{number:03}" for number in range(len(wanted))]
         if there.keys() == set(names) and all(
             _same(there[name]["spec"], spec) for name, spec in zip(names, wanted, strict=True)
         ):
+            self._published = wanted
             return []
         generation = max((int(one["spec"]["pool"]["generation"]) for one in there.values()), default=0) + 1
         sent = []
