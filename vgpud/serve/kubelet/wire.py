@@ -33,10 +33,13 @@ def server() -> grpc.aio.Server:
 
 
 def bind(running: grpc.aio.Server, path: Path) -> None:
-    """Binds the server to a Unix socket. Raises VgpuError(BAD_SETTING) if that fails."""
+    """Binds the server to a Unix socket, which only root can connect to, as its callers count as root. Raises
+    VgpuError(BAD_SETTING) if that fails.
+    """
     try:
         running.add_insecure_port(f"unix:{quote(str(path))}")
-    except RuntimeError as error:
+        path.chmod(0o600)
+    except (RuntimeError, OSError) as error:
         raise VgpuError(
             ErrorCode.BAD_SETTING,
             f"cannot listen on {path}: {error}",
