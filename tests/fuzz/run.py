@@ -1,4 +1,4 @@
-"""`./dev fuzz [NAME...] [--minutes N]`: runs fuzz targets with new seeds and adds findings to the corpus.
+"""`./dev fuzz [NAME...] [--minutes N] [--seed N]`: runs fuzz targets and adds findings to the corpus.
 
 One target runs on each processor.
 
@@ -109,8 +109,8 @@ def fuzz(name: str, target: Target, seconds: float, number: int) -> bool:
     return failed is None
 
 
-def fuzz_named(seconds: float, name: str) -> bool:
-    number = random.SystemRandom().randrange(1 << 31)
+def fuzz_named(seconds: float, chosen_seed: int | None, name: str) -> bool:
+    number = random.SystemRandom().randrange(1 << 31) if chosen_seed is None else chosen_seed
     return (
         fuzz(name, TARGETS[name], seconds, number) if name in TARGETS else fuzz_native(name, seconds, number)
     )
@@ -123,11 +123,18 @@ def main(words: Sequence[str]) -> int:
         "name", nargs="*", choices=[*names, []], help=f"of {', '.join(names)}; all if none is named"
     )
     parser.add_argument("--minutes", type=float, default=1.0, help="for each target; 1 if not said")
+    parser.add_argument("--seed", type=int, help="the same inputs as in another run; new ones if not said")
     asked = parser.parse_args(words)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     chosen = asked.name or names
     with ProcessPoolExecutor(os.cpu_count()) as processes:
-        fine = dict(zip(chosen, processes.map(partial(fuzz_named, 60 * asked.minutes), chosen), strict=True))
+        fine = dict(
+            zip(
+                chosen,
+                processes.map(partial(fuzz_named, 60 * asked.minutes, asked.seed), chosen),
+                strict=True,
+            )
+        )
     found = [name for name in chosen if not fine[name]]
     print(f"findings: {', '.join(found) or 'none'}")
     return 1 if found else 0
