@@ -20,18 +20,13 @@ struct capture {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct capture *begun; /* list of captures in progress; guarded by `lock` */
-static int captures;          /* number of captures in `begun`, plus those that are beginning */
-static pthread_mutex_t forbidden = PTHREAD_MUTEX_INITIALIZER; /* while it is held, `captures` stays 0 */
-
-bool vgpu_capture_any(void)
-{
-    return __atomic_load_n(&captures, __ATOMIC_RELAXED) > 0;
-}
+int vgpu_captures;            /* number of captures in `begun`, plus those that are beginning */
+static pthread_mutex_t forbidden = PTHREAD_MUTEX_INITIALIZER; /* while it is held, vgpu_captures stays 0 */
 
 bool vgpu_capture_forbid(void)
 {
     pthread_mutex_lock(&forbidden);
-    bool none = __atomic_load_n(&captures, __ATOMIC_SEQ_CST) == 0;
+    bool none = __atomic_load_n(&vgpu_captures, __ATOMIC_SEQ_CST) == 0;
     if (!none)
         pthread_mutex_unlock(&forbidden);
     return none;
@@ -64,25 +59,12 @@ void vgpu_capture_restore(CUstreamCaptureMode before)
     CALL(cuThreadExchangeStreamCaptureMode, &before);
 }
 
-#define UNCHANGED (-1) /* stands for a capture mode that was not changed */
-
-int vgpu_capture_relax_if_any(void)
-{
-    return vgpu_capture_any() ? (int)vgpu_capture_relax() : UNCHANGED;
-}
-
-void vgpu_capture_restore_if_any(int before)
-{
-    if (before != UNCHANGED)
-        vgpu_capture_restore((CUstreamCaptureMode)before);
-}
-
 static void reset(void)
 {
     pthread_mutex_init(&lock, NULL);
     pthread_mutex_init(&forbidden, NULL);
     begun = NULL; /* in a forked child: the driver's objects belong to the parent, and its records stay allocated */
-    captures = 0;
+    vgpu_captures = 0;
 }
 VGPU_IN_CHILD(reset);
 
@@ -119,7 +101,7 @@ static void ended(struct capture *list)
 {
     while (list != NULL) {
         struct capture *next = list->next;
-        __atomic_sub_fetch(&captures, 1, __ATOMIC_SEQ_CST);
+        __atomic_sub_fetch(&vgpu_captures, 1, __ATOMIC_SEQ_CST);
         free(list);
         list = next;
     }
@@ -138,7 +120,7 @@ static void count_one(void)
     bool held;
     while (!(held = pthread_mutex_trylock(&forbidden) == 0) && now_ns() < until)
         pause_ns(FORBIDDEN_LOOK_NS);
-    __atomic_add_fetch(&captures, 1, __ATOMIC_SEQ_CST);
+    __atomic_add_fetch(&vgpu_captures, 1, __ATOMIC_SEQ_CST);
     if (held)
         pthread_mutex_unlock(&forbidden);
 }

@@ -6,8 +6,13 @@
 
 #include "cuda_api.h"
 
+extern int vgpu_captures; /* number of captures that are in progress or beginning */
+
 /* Returns whether any capture is in progress. During a capture, libvgpu avoids calls that would invalidate it. */
-bool vgpu_capture_any(void);
+static inline bool vgpu_capture_any(void)
+{
+    return __builtin_expect(__atomic_load_n(&vgpu_captures, __ATOMIC_RELAXED) > 0, 0);
+}
 
 /*
  * Keeps captures from beginning, for a call that would invalidate each capture of a context. Returns false if a capture
@@ -28,7 +33,15 @@ CUstreamCaptureMode vgpu_capture_relax(void);
 void vgpu_capture_restore(CUstreamCaptureMode before);
 
 /* As vgpu_capture_relax and _restore, but only if a capture is in progress; otherwise the cost is one load. */
-int vgpu_capture_relax_if_any(void);
-void vgpu_capture_restore_if_any(int before);
+#define VGPU_CAPTURE_UNCHANGED (-1) /* stands for a capture mode that was not changed */
+static inline int vgpu_capture_relax_if_any(void)
+{
+    return vgpu_capture_any() ? (int)vgpu_capture_relax() : VGPU_CAPTURE_UNCHANGED;
+}
+static inline void vgpu_capture_restore_if_any(int before)
+{
+    if (__builtin_expect(before != VGPU_CAPTURE_UNCHANGED, 0))
+        vgpu_capture_restore((CUstreamCaptureMode)before);
+}
 
 #endif

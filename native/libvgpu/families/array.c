@@ -138,6 +138,7 @@ static CUresult destroyed(enum vgpu_kind kind, void *handle)
     struct vgpu_entry entry;
     CUdevice device;
     bool limited;
+    vgpu_suspended_call();
     bool taken = vgpu_charge_take(kind, (uint64_t)(uintptr_t)handle, &entry);
     CUresult result = destroy(kind, handle);
     vgpu_charge_freed(&entry, taken, result);
@@ -154,7 +155,7 @@ static CUresult destroyed(enum vgpu_kind kind, void *handle)
         struct vgpu_charge charge = {.active = false};                                                 \
         const descriptor *shape = pAllocateArray;                                                      \
         uint64_t bytes = 0;                                                                            \
-        vgpu_suspended_check();                                                                        \
+        vgpu_suspended_call();                                                                         \
         if (shape != NULL) {                                                                           \
             CUDA_ARRAY3D_DESCRIPTOR full = shape_3d(shape->Width, shape->Height, depth, shape->Format, \
                                                     shape->NumChannels, flags);                        \
@@ -176,7 +177,7 @@ VGPU_EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *pHandle,
                                             const CUDA_ARRAY3D_DESCRIPTOR *pMipmappedArrayDesc,
                                             unsigned int numMipmapLevels)
 {
-    vgpu_suspended_check();
+    vgpu_suspended_call();
     struct vgpu_charge charge = {.active = false};
     uint64_t bytes = 0;
     if (pMipmappedArrayDesc != NULL) {

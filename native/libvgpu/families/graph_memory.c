@@ -4,13 +4,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "capture.h"
 #include "device.h"
 #include "driver_overhead.h"
 #include "functions.h"
 #include "in_child.h"
 #include "pool.h"
 #include "source.h"
+#include "suspended.h"
 #include "tenant.h"
 
 #define DEPTH_MAX 64 /* maximum nesting of child graphs */
@@ -51,7 +51,7 @@ static bool none_made(void)
     return __atomic_load_n(&any_memory, __ATOMIC_RELAXED) == 0;
 }
 
-bool vgpu_graph_captures(CUstream stream, int per_thread)
+bool vgpu_graph_captures_now(CUstream stream, int per_thread)
 {
     if (!vgpu_capture_on(stream, per_thread))
         return false;
@@ -367,6 +367,7 @@ CUresult vgpu_graph_begin(struct vgpu_graph_charge *charge, CUgraphExec exec, CU
     charge->devices = 0;
     if (none_made() || !vgpu_table_get(VGPU_KIND_GRAPH, (uint64_t)(uintptr_t)exec, &entry))
         return CUDA_SUCCESS;
+    vgpu_suspended_check(); /* a suspended process's launch must wait here, before any call of the driver */
     struct vgpu_graph_need *need = entry.owner;
     uint64_t word = word_of(stream, per_thread);
     *charge = (struct vgpu_graph_charge){.need = need, .devices = devices_of(need)};

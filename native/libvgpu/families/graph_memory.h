@@ -15,6 +15,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "capture.h"
 #include "charge.h"
 #include "lease.h"
 
@@ -31,8 +32,15 @@ struct vgpu_graph_charge {
 /* Records that a graph may allocate from now on: executable graphs are examined when they are made. */
 void vgpu_graph_memory_made(void);
 
-/* Returns whether the stream is being captured into a graph now. Costs one load until a capture was begun. */
-bool vgpu_graph_captures(CUstream stream, int per_thread);
+/*
+ * Returns whether the stream is being captured into a graph now, which may then allocate. Costs one load while there is
+ * no capture.
+ */
+bool vgpu_graph_captures_now(CUstream stream, int per_thread);
+static inline bool vgpu_graph_captures(CUstream stream, int per_thread)
+{
+    return vgpu_capture_any() && vgpu_graph_captures_now(stream, per_thread);
+}
 
 /*
  * vgpu_graph_instantiated: called after the driver has made an executable graph; returns `result`. vgpu_graph_forget:

@@ -12,6 +12,7 @@
     do {                                                                                                            \
         struct vgpu_charge charge;                                                                                  \
         bool keep;                                                                                                  \
+        vgpu_suspended_call();                                                                                      \
         CUresult result = vgpu_charge_current(&charge, bytes);                                                      \
         if (result != CUDA_SUCCESS)                                                                                 \
             return result;                                                                                          \
@@ -54,6 +55,7 @@ static uint64_t times(uint64_t a, uint64_t b)
     do {                                                                                                            \
         struct vgpu_charge charge;                                                                                  \
         bool keep;                                                                                                  \
+        vgpu_suspended_call();                                                                                      \
         CUresult result = vgpu_charge_current(&charge, times(vgpu_round(WidthInBytes, PITCH_GUESS_BYTES), Height)); \
         if (result != CUDA_SUCCESS)                                                                                 \
             return result;                                                                                          \
@@ -103,6 +105,7 @@ static bool take_pointer(uint64_t pointer, struct vgpu_entry *entry)
 VGPU_EXPORT CUresult cuMemFree(CUdeviceptr_v1 dptr)
 {
     struct vgpu_entry entry;
+    vgpu_suspended_call();
     bool taken = take_pointer(dptr, &entry);
     CUresult result = CALL(cuMemFree, dptr);
     vgpu_charge_freed(&entry, taken, result);
@@ -113,6 +116,7 @@ VGPU_EXPORT CUresult cuMemFree_v2(CUdeviceptr dptr)
 {
     struct vgpu_entry entry;
     CUresult result;
+    vgpu_suspended_call();
     if (vgpu_evictable_free(dptr, &result))
         return result;
     bool taken = take_pointer(dptr, &entry);

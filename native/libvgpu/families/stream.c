@@ -22,6 +22,7 @@ static CUresult made(struct vgpu_charge *charge, CUresult result)
 #define CREATE_BODY(symbol, ...)                                                             \
     do {                                                                                     \
         struct vgpu_charge charge;                                                           \
+        vgpu_suspended_call();                                                               \
         CUresult refused = vgpu_charge_current(&charge, VGPU_PAGE_BYTES);                    \
         return refused != CUDA_SUCCESS ? refused : made(&charge, CALL(symbol, __VA_ARGS__)); \
     } while (0)

@@ -40,7 +40,6 @@ CUresult vgpu_charge_index(struct vgpu_charge *charge, int index, uint64_t bytes
     charge->device = index;
     if (charge->device == VGPU_NOT_IN_LEASE)
         return CUDA_ERROR_NOT_PERMITTED;
-    vgpu_suspended_call();
     vgpu_overhead_if_stale(index);
     charge->bytes = vgpu_round(bytes, VGPU_PAGE_BYTES);
     if (!reserve(charge->device, charge->bytes))
@@ -159,7 +158,6 @@ void *vgpu_charge_context(void)
 
 bool vgpu_charge_take(enum vgpu_kind kind, uint64_t key, struct vgpu_entry *entry)
 {
-    vgpu_suspended_call();
     if (!vgpu_table_take(kind, key, entry))
         return false;
     vgpu_overhead_free_begins();

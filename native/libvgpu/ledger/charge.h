@@ -6,7 +6,8 @@
  * as the driver has released it; afterwards it drops the entry or puts it back.
  *
  * Any thread may call these functions. A charge belongs to its caller, and no lock is held between two calls. Sizes are
- * bytes. Precondition of functions that do not call vgpu_tenant_enter: it has set *limited to true.
+ * bytes. Precondition of functions that do not call vgpu_tenant_enter: it has set *limited to true. The wrapper has
+ * vgpu_suspended_call() at its beginning, so that its call of the driver counts as inside the driver, too.
  */
 #ifndef VGPU_CHARGE_H
 #define VGPU_CHARGE_H

@@ -143,13 +143,11 @@ bool vgpu_table_leave_page(uint64_t pointer, struct vgpu_entry *page)
     return last;
 }
 
-static bool look_up(enum vgpu_kind kind, uint64_t key, struct vgpu_entry *entry, bool remove)
+/* Not inlined, so that a search in an empty shard saves no registers. */
+static __attribute__((noinline)) bool look_up(struct shard *shard, enum vgpu_kind kind, uint64_t key,
+                                              struct vgpu_entry *entry, bool remove)
 {
-    struct shard *shard = shard_of(kind, key);
     bool found = false;
-    /* an entry of this thread itself is visible here, because the thread added it before */
-    if (__atomic_load_n(&shard->count, __ATOMIC_RELAXED) == 0)
-        return false;
     pthread_mutex_lock(&shard->mutex);
     if (shard->count > 0) {
         uint64_t i = find(shard, kind, key);
@@ -164,14 +162,22 @@ static bool look_up(enum vgpu_kind kind, uint64_t key, struct vgpu_entry *entry,
     return found;
 }
 
+/* Without the lock: an entry of this thread itself is visible, because the thread added it before. */
+static bool is_empty(const struct shard *shard)
+{
+    return __atomic_load_n(&shard->count, __ATOMIC_RELAXED) == 0;
+}
+
 bool vgpu_table_get(enum vgpu_kind kind, uint64_t key, struct vgpu_entry *entry)
 {
-    return look_up(kind, key, entry, false);
+    struct shard *shard = shard_of(kind, key);
+    return !is_empty(shard) && look_up(shard, kind, key, entry, false);
 }
 
 bool vgpu_table_take(enum vgpu_kind kind, uint64_t key, struct vgpu_entry *entry)
 {
-    return look_up(kind, key, entry, true);
+    struct shard *shard = shard_of(kind, key);
+    return !is_empty(shard) && look_up(shard, kind, key, entry, true);
 }
 
 static bool holds(const struct vgpu_entry *entry, enum vgpu_kind kind, uint64_t address)

@@ -2,7 +2,6 @@
 
 #include <stdlib.h>
 
-#include "suspended.h"
 #include "capture.h"
 #include "device.h"
 #include "functions.h"
@@ -147,7 +146,6 @@ bool vgpu_evictable_free(CUdeviceptr pointer, CUresult *result)
     struct vgpu_entry entry;
     if (!vgpu_swap_counts() || !vgpu_table_get(VGPU_KIND_EVICTABLE, pointer, &entry))
         return false;
-    vgpu_suspended_call();
     bool inside = vgpu_swap_enter();
     bool ours = take(pointer, &entry);
     if (ours)
