@@ -15,7 +15,7 @@ from vgpud.lease import DeviceLimits, write_lease
 Make = Callable[..., SimNode]
 
 PROGRAM = """
-import ctypes as c, json
+import ctypes as c, json, threading
 cuda = c.CDLL("libcuda.so.1")
 class Location(c.Structure): _fields_ = [("type", c.c_int), ("id", c.c_int)]
 class Props(c.Structure):
@@ -23,6 +23,7 @@ class Props(c.Structure):
 class Node(c.Structure):
     _fields_ = [("props", Props), ("access", c.c_void_p), ("count", c.c_size_t), ("bytes", c.c_size_t),
                 ("pointer", c.c_uint64)]
+class Host(c.Structure): _fields_ = [("call", c.CFUNCTYPE(None, c.c_void_p)), ("argument", c.c_void_p)]
 MIB = 1 << 20
 context, stream = c.c_void_p(), c.c_void_p()
 assert cuda.cuInit(0) == 0
@@ -30,10 +31,13 @@ for device in (1, 0):
     assert cuda.cuDevicePrimaryCtxRetain(c.byref(context), device) == 0
 assert cuda.cuCtxSetCurrent(context) == 0 and cuda.cuStreamCreate(c.byref(stream), 1) == 0
 class Graph:
-    # Allocations one behind the other; with `frees` each is freed again by the graph.
-    def __init__(self, *sizes, frees=False):
+    # Allocations one behind the other; with `frees` the graph frees each. The graph first calls `wait`.
+    def __init__(self, *sizes, frees=False, wait=None):
         graph, self.exec, before = c.c_void_p(), c.c_void_p(), None
         assert cuda.cuGraphCreate(c.byref(graph), 0) == 0
+        if wait is not None:
+            before, self.host = c.c_void_p(), Host(Host._fields_[0][1](lambda _: wait()), None)
+            assert cuda.cuGraphAddHostNode(c.byref(before), graph, None, 0, c.byref(self.host)) == 0
         for device, size in sizes:
             node, what = c.c_void_p(), Node(Props(1, 0, Location(1, device)), None, 0, size * MIB, 0)
             after = (c.byref(before), 1) if before is not None else (None, 0)
@@ -64,9 +68,13 @@ LIMIT_MIB = 1900
 
 
 @pytest.fixture
-def say(sim_node: Make, tmp_path: Path) -> Callable[[str], Any]:
+def node(sim_node: Make) -> SimNode:
+    return sim_node("h200x8")
+
+
+@pytest.fixture
+def say(node: SimNode, tmp_path: Path) -> Callable[[str], Any]:
     """Runs a program under the limit and returns its last line."""
-    node = sim_node("h200x8")
     limits = [DeviceLimits(device["uuid"], LIMIT_MIB * MIB) for device in node.dump()["devices"][:2]]
     lease = write_lease(tmp_path, "a1", limits, os.getuid(), os.getgid())
     env = {"LD_PRELOAD": str(LIBVGPU), "VGPU_LEASE": str(lease)}
@@ -137,3 +145,65 @@ def test_small_allocations_of_a_graph_are_claimed_together(say: Callable[[str], 
 graph = Graph(*[(0, 1)] * 64)
 said = [plain(1024), graph.launch(), held() <= 128]"""
     assert say(steps) == [0, 0, True]
+
+
+def test_memory_that_a_launch_of_another_thread_may_need_is_not_given_away(say: Callable[[str], Any]) -> None:
+    """A graph's launch relies on the memory of its last launch. A graph on another stream takes that memory
+    meanwhile and keeps it. The room for the first graph is not given to a third allocation.
+    """
+    steps = """
+entered, go, results, other = threading.Event(), threading.Event(), [], c.c_void_p()
+def wait():
+    entered.set()
+    assert go.wait(60)
+assert cuda.cuStreamCreate(c.byref(other), 1) == 0
+first, second = Graph((0, 512), frees=True, wait=wait), Graph((0, 512))
+go.set()
+said = [first.launch()]
+entered.clear(), go.clear()
+launching = threading.Thread(target=lambda: results.append(first.launch()))
+launching.start()
+assert entered.wait(60)
+said += [second.launch(other), plain(512)]
+go.set()
+launching.join()
+said += results + [held(), plain(320)]"""
+    assert say(steps) == [0, 0, OUT_OF_MEMORY, 0, 1024, 0]
+
+
+def test_a_trim_leaves_the_room_of_a_launch_of_another_thread(say: Callable[[str], Any]) -> None:
+    steps = """
+entered, go, results = threading.Event(), threading.Event(), []
+def wait():
+    entered.set()
+    assert go.wait(60)
+first = Graph((0, 512), frees=True, wait=wait)
+go.set()
+said = [first.launch()]
+entered.clear(), go.clear()
+launching = threading.Thread(target=lambda: results.append(first.launch()))
+launching.start()
+assert entered.wait(60)
+said += [cuda.cuDeviceGraphMemTrim(0), plain(1024)]
+go.set()
+launching.join()
+said += results + [held(), plain(800)]"""
+    assert say(steps) == [0, 0, OUT_OF_MEMORY, 0, 512, 0]
+
+
+def test_a_launch_waits_for_the_memory_of_the_graph_before_it(
+    say: Callable[[str], Any], node: SimNode
+) -> None:
+    """The driver cannot free the memory of a graph that runs. The next graph of the stream would use it."""
+    node.sim("fault", "fail", "--function", "cuDeviceGraphMemTrim", "--code", "999", "--count", "1")
+    steps = """
+module, function = c.c_void_p(), c.c_void_p()
+image = b".version 7.8\\n.target sm_80\\n.address_size 64\\n.visible .entry work(){ ret; }\\n"
+assert cuda.cuModuleLoadData(c.byref(module), image) == 0
+assert cuda.cuModuleGetFunction(c.byref(function), module, b"work") == 0
+first, second = Graph((0, 640), frees=True), Graph((0, 576), frees=True)
+said = [first.launch(), plain(512)]
+cuda.vgpuSimSetKernelMicroseconds.argtypes = [c.c_double]
+cuda.vgpuSimSetKernelMicroseconds(200000.0)
+said += [cuda.cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, stream, None, None), second.launch(), held()]"""
+    assert say(steps) == [0, 0, 0, 0, 576]

@@ -4,16 +4,24 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "clock.h"
 #include "device.h"
 #include "driver_overhead.h"
 #include "functions.h"
 #include "in_child.h"
+#include "pause.h"
 #include "pool.h"
 #include "source.h"
 #include "suspended.h"
 #include "tenant.h"
 
 #define DEPTH_MAX 64 /* maximum nesting of child graphs */
+/*
+ * How long a launch that exceeds the limit waits for earlier graphs of its stream. It must end, because their work may
+ * wait for a later call of this thread.
+ */
+#define UNFINISHED_MAX_NS 10000000000u
+#define UNFINISHED_LOOK_NS 100000
 
 /* The memory that an executable graph can add on each device of the lease. */
 struct vgpu_graph_need {
@@ -37,6 +45,9 @@ static struct {
         uint64_t charged;
         uint64_t needs; /* bytes that all executable graphs need, including those destroyed since the last trim */
         uint64_t gone;
+        /* bytes of graphs whose launches are in progress and have claimed nothing, because their memory was their own */
+        uint64_t relying;
+        uint64_t kept; /* claims of launches that have ended, which are kept for the relying ones */
     } of[VGPU_MAX_DEVICES];
 } graphs = {.bindings = 1};
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -77,12 +88,27 @@ static uint64_t held_on(int device)
  * Returns the most that a launch can add: if each graph had separate memory, the driver would hold what all graphs need
  * together.
  */
-static uint64_t addable(int device, uint64_t bytes)
+static uint64_t most_added(int device, uint64_t bytes)
 {
     uint64_t held = held_on(device);
     uint64_t needs = graphs.of[device].needs;
     uint64_t missing = needs > held ? needs - held : 0;
     return graphs.trimming > 0 || bytes < missing ? bytes : missing;
+}
+
+/*
+ * Returns what a launch claims: what it can add itself, and what the relying launches can add if it takes their memory.
+ */
+static uint64_t addable(int device, uint64_t bytes, bool known)
+{
+    uint64_t relying = graphs.of[device].relying;
+    return known ? most_added(device, bytes + relying) : bytes + most_added(device, relying);
+}
+
+static void rely(const struct vgpu_graph_need *need, bool begins)
+{
+    for (unsigned d = 0; d < VGPU_MAX_DEVICES; d++)
+        graphs.of[d].relying += begins ? need->bytes[d] : -need->bytes[d];
 }
 
 /* Records a launch. Returns true if the graph still has its memory. */
@@ -108,6 +134,8 @@ static bool settle(int device)
     }
     uint64_t before = graphs.of[device].charged;
     uint64_t held = held_on(device);
+    if (held < before && graphs.of[device].relying > 0)
+        held = before; /* a relying launch may need the memory that was trimmed */
     if (held > before)
         vgpu_account_add(vgpu_tenant_account(), (unsigned)device, held - before);
     else if (held < before)
@@ -297,14 +325,40 @@ CUresult vgpu_graph_instantiated(CUresult result, const CUgraphExec *exec, CUgra
 
 /* --- claims of launches */
 
+/* Returns the claims to remove: those of launches that ended while others relied on their memory, if none relies now. */
+static uint64_t take_kept(int device)
+{
+    pthread_mutex_lock(&lock);
+    uint64_t kept = graphs.of[device].relying == 0 ? graphs.of[device].kept : 0;
+    graphs.of[device].kept -= kept;
+    pthread_mutex_unlock(&lock);
+    return kept;
+}
+
+/* Leaves a claim for the relying launches, if there are any. Otherwise returns false. */
+static bool keep(const struct vgpu_charge *claim)
+{
+    pthread_mutex_lock(&lock);
+    bool kept = graphs.of[claim->device].relying > 0;
+    graphs.of[claim->device].kept += kept ? claim->bytes : 0;
+    pthread_mutex_unlock(&lock);
+    return kept;
+}
+
 /* Charges the bytes that the driver holds now, and removes the claims. */
 static void undo(struct vgpu_graph_charge *charge, CUresult result)
 {
-    for (int d = 0; d < (int)VGPU_MAX_DEVICES; d++)
-        if ((charge->devices >> d & 1) != 0)
-            settle(d);
+    for (int d = 0; d < (int)VGPU_MAX_DEVICES; d++) {
+        if ((charge->devices >> d & 1) == 0)
+            continue;
+        settle(d);
+        uint64_t kept = take_kept(d);
+        if (kept > 0)
+            vgpu_account_settle(vgpu_tenant_account(), (unsigned)d, kept, 0);
+    }
     for (unsigned i = 0; i < charge->count; i++)
-        vgpu_charge_undo(&charge->of[i], result);
+        if (result != CUDA_SUCCESS || !keep(&charge->of[i]))
+            vgpu_charge_undo(&charge->of[i], result);
     charge->count = 0;
 }
 
@@ -329,7 +383,7 @@ static CUresult claim_once(struct vgpu_graph_charge *charge, const struct vgpu_g
     set_launching(true);
     for (int d = 0; d < (int)VGPU_MAX_DEVICES && result == CUDA_SUCCESS; d++) {
         pthread_mutex_lock(&lock);
-        uint64_t bytes = charge->need != NULL && need->bytes[d] > 0 ? addable(d, need->bytes[d]) : need->bytes[d];
+        uint64_t bytes = need->bytes[d] > 0 ? addable(d, need->bytes[d], charge->need != NULL) : 0;
         pthread_mutex_unlock(&lock);
         if (bytes > 0 && (result = vgpu_charge_index(&charge->of[charge->count], d, bytes)) == CUDA_SUCCESS)
             charge->count++;
@@ -341,13 +395,43 @@ static CUresult claim_once(struct vgpu_graph_charge *charge, const struct vgpu_g
     return result;
 }
 
+/*
+ * Returns whether no earlier graph can still need its memory: no launch relies on it, and the work of the launch's
+ * stream has finished. Only graphs of one stream share memory while they wait for each other.
+ */
+static bool is_finished(const struct vgpu_graph_charge *charge)
+{
+    vgpu_suspended_check();
+    int mode = vgpu_capture_relax_if_any();
+    CUresult result = charge->per_thread ? CALL(cuStreamQuery_ptsz, charge->stream)
+                                         : CALL(cuStreamQuery, charge->stream);
+    vgpu_capture_restore_if_any(mode);
+    pthread_mutex_lock(&lock);
+    bool none = graphs.launching == 0;
+    pthread_mutex_unlock(&lock);
+    return result != CUDA_ERROR_NOT_READY && none;
+}
+
+/*
+ * Claims what a launch can add. If that exceeds the limit, frees the memory that no graph uses, and waits for earlier
+ * graphs of the stream: the driver would give their memory to this launch.
+ */
 static CUresult claim(struct vgpu_graph_charge *charge, const struct vgpu_graph_need *need)
 {
-    bool came = false;
     CUresult result = claim_once(charge, need);
-    for (int d = 0; d < (int)VGPU_MAX_DEVICES && result == CUDA_ERROR_OUT_OF_MEMORY; d++)
-        came = ((charge->devices >> d & 1) != 0 && give_back(d)) || came;
-    return came ? claim_once(charge, need) : result;
+    uint64_t until = now_ns() + UNFINISHED_MAX_NS;
+    bool finished = false;
+    while (result == CUDA_ERROR_OUT_OF_MEMORY && !finished) {
+        bool came = false;
+        finished = charge->need == NULL || is_finished(charge) || now_ns() > until;
+        for (int d = 0; d < (int)VGPU_MAX_DEVICES; d++)
+            came = ((charge->devices >> d & 1) != 0 && give_back(d)) || came;
+        if (came)
+            result = claim_once(charge, need);
+        else if (!finished)
+            vgpu_pause_ns(UNFINISHED_LOOK_NS);
+    }
+    return result;
 }
 
 /* Returns a word that identifies the stream. A thread's own stream gets a new word each time. */
@@ -370,12 +454,16 @@ CUresult vgpu_graph_begin(struct vgpu_graph_charge *charge, CUgraphExec exec, CU
     vgpu_suspended_check(); /* a suspended process's launch must wait here, before any call of the driver */
     struct vgpu_graph_need *need = entry.owner;
     uint64_t word = word_of(stream, per_thread);
-    *charge = (struct vgpu_graph_charge){.need = need, .devices = devices_of(need)};
+    *charge = (struct vgpu_graph_charge){
+        .need = need, .devices = devices_of(need), .stream = stream, .per_thread = per_thread};
     pthread_mutex_lock(&lock);
-    bool has_it = bind(need, word);
-    graphs.launching += has_it;
+    charge->relies = bind(need, word);
+    if (charge->relies) {
+        graphs.launching++;
+        rely(need, true);
+    }
     pthread_mutex_unlock(&lock);
-    CUresult result = has_it ? CUDA_SUCCESS : claim(charge, need);
+    CUresult result = charge->relies ? CUDA_SUCCESS : claim(charge, need);
     if (result != CUDA_SUCCESS)
         unbind(need);
     return result;
@@ -385,6 +473,11 @@ CUresult vgpu_graph_end(struct vgpu_graph_charge *charge, CUresult result)
 {
     if (charge->devices == 0)
         return result;
+    if (charge->relies) {
+        pthread_mutex_lock(&lock);
+        rely(charge->need, false);
+        pthread_mutex_unlock(&lock);
+    }
     undo(charge, result);
     set_launching(false);
     if (charge->need != NULL && result != CUDA_SUCCESS)

@@ -4,8 +4,9 @@
  *
  * A launch adds nothing if its graph still has the memory of its last launch: since then no graph ran on another
  * stream, none kept its allocations beyond its launch, and nothing was trimmed. Any other launch adds at most what its
- * nodes take, and no more than is missing if all graphs had separate memory. If that does not fit within the limit,
- * memory that no graph uses now is trimmed first.
+ * nodes take, and no more than is missing if all graphs had separate memory. While another thread is inside a launch
+ * that claimed nothing, such a launch also claims what that launch would add if this one took its memory. If that does
+ * not fit within the limit, memory that no graph uses now is trimmed first, and the earlier work of the stream awaited.
  *
  * Any thread may call these functions. Each costs one load until a graph that allocates has been made.
  */
@@ -25,6 +26,9 @@ struct vgpu_graph_need; /* defined in graph_memory.c */
 struct vgpu_graph_charge {
     struct vgpu_graph_need *need; /* NULL: the graph's needs are not known */
     uint32_t devices;             /* devices on which the graph allocates, as bits; 0: nothing is claimed */
+    CUstream stream;
+    int per_thread;
+    bool relies; /* the launch claims nothing, because its graph still has its memory */
     unsigned count;
     struct vgpu_charge of[VGPU_MAX_DEVICES];
 };
