@@ -227,6 +227,8 @@ static void check_async(void)
     CHECK(cuMemAllocAsync(&pointer, LIMIT, NULL) == CUDA_ERROR_OUT_OF_MEMORY);
 }
 
+void fake_refuse_attributes(int refuse);
+
 static void check_pool(void)
 {
     CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -265,6 +267,12 @@ static void check_pool(void)
     CHECK(cuMemAllocAsync(&second, LIMIT - CONTEXT - 32 * MIB, NULL) == CUDA_ERROR_OUT_OF_MEMORY);
     CHECK(cuMemFreeAsync(pointer, NULL) == CUDA_SUCCESS && cuCtxSynchronize() == CUDA_SUCCESS);
     CHECK(free_bytes() == LIMIT - CONTEXT);
+    CHECK(cuMemAllocAsync(&pointer, 64 * MIB, NULL) == CUDA_SUCCESS);
+    fake_refuse_attributes(1); /* as after an error that ends the context: the memory stays */
+    CHECK(cuMemAlloc_v2(&second, 4 * MIB) == CUDA_SUCCESS && cuMemFree_v2(second) == CUDA_SUCCESS);
+    CHECK(free_bytes() == LIMIT - CONTEXT - 64 * MIB);
+    fake_refuse_attributes(0);
+    CHECK(cuMemFreeAsync(pointer, NULL) == CUDA_SUCCESS);
 }
 
 static void check_graph(void)

@@ -178,8 +178,17 @@ API CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute which,
     return CUDA_SUCCESS;
 }
 
+static int refused; /* 1: pools do not report their attributes */
+
+API void fake_refuse_attributes(int refuse)
+{
+    refused = refuse;
+}
+
 API CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute which, void *value)
 {
+    if (refused)
+        return CUDA_ERROR_ILLEGAL_ADDRESS;
     pthread_mutex_lock(&fake_mutex);
     *(cuuint64_t *)value = which == CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT ? pool->reserved
                            : which == CU_MEMPOOL_ATTR_USED_MEM_CURRENT   ? pool->used
