@@ -3,8 +3,15 @@
 #include "invariant.h"
 #include "pause.h"
 
-#define LOOKS_MAX 64         /* maximum of checks before an undecided request is refused: 4 to 10 ms if CPUs are idle */
-#define LOOK_AGAIN_NS 10000L /* pause between two checks, to which the timer slack is added */
+/*
+ * How often an undecided request is checked before it is refused: for some 4 to 10 ms with short pauses, to which the
+ * timer slack is added, and then for a quarter of a second. A process that moves bytes from its claim to its use counts
+ * them twice for a moment; it may lose its processor in that moment.
+ */
+#define LOOKS_SOON 64
+#define LOOKS_MAX (LOOKS_SOON + 50)
+#define LOOK_AGAIN_NS 10000L
+#define LOOK_LATER_NS 5000000L
 
 static uint64_t load(const uint64_t *word)
 {
@@ -121,7 +128,7 @@ static bool reserve_slowly(struct vgpu_account *account, unsigned device, uint64
             return false;
         if (plus(settled, claimed) <= limit - bytes && try_add(account, device, bytes, limit))
             return true;
-        vgpu_pause_ns((account->slot % 8 + 1) * LOOK_AGAIN_NS);
+        vgpu_pause_ns(look < LOOKS_SOON ? (account->slot % 8 + 1) * LOOK_AGAIN_NS : LOOK_LATER_NS);
     }
     return false;
 }

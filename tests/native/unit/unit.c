@@ -15,6 +15,7 @@
 
 #include "account.h"
 #include "limits.h"
+#include "pause.h"
 #include "slot.h"
 #include "table.h"
 
@@ -96,8 +97,10 @@ static int winners;
 static void *want_most(void *argument)
 {
     pthread_barrier_wait(&barrier);
-    if (vgpu_account_reserve(argument, 0, 600, LIMIT))
-        __atomic_fetch_add(&winners, 1, __ATOMIC_SEQ_CST);
+    if (!vgpu_account_reserve(argument, 0, 600, LIMIT))
+        return NULL;
+    __atomic_fetch_add(&winners, 1, __ATOMIC_SEQ_CST);
+    vgpu_account_settle(argument, 0, 600, 600);
     return NULL;
 }
 
@@ -112,6 +115,27 @@ static void test_one_of_many_wins(void)
         CHECK(winners == 1);
         CHECK(vgpu_account_sum(usage, 0) == 600);
     }
+}
+
+/* Ends, after 50 ms, a claim whose bytes are already counted as used. */
+static void *end_claim(void *unused)
+{
+    (void)unused;
+    vgpu_pause_ns(50000000);
+    vgpu_account_settle(&accounts[1], 0, 500, 0);
+    return NULL;
+}
+
+/* A process lost its processor between the addition of bytes to its use and the end of their claim. */
+static void test_a_request_waits_while_bytes_are_counted_twice(void)
+{
+    pthread_t thread;
+    fresh_usage();
+    CHECK(vgpu_account_reserve(&accounts[1], 0, 500, LIMIT));
+    vgpu_account_add(&accounts[1], 0, 500);
+    CHECK(pthread_create(&thread, NULL, end_claim, NULL) == 0);
+    CHECK(vgpu_account_reserve(&accounts[0], 0, 400, LIMIT));
+    CHECK(pthread_join(thread, NULL) == 0);
 }
 
 static void test_account_edges(void)
@@ -478,6 +502,7 @@ int main(void)
     test_a_busy_cpu_does_not_prolong_a_refusal();
     test_never_over_the_limit();
     test_one_of_many_wins();
+    test_a_request_waits_while_bytes_are_counted_twice();
     test_account_edges();
     test_limits_never_torn();
     test_bad_limits_are_refused();
