@@ -23,7 +23,6 @@ from vgpud.hardware.engine_probe import EngineProbe
 from vgpud.hardware.events import DeviceEvent, watch_events
 from vgpud.hardware.gateway import Gateway
 from vgpud.hardware.suspender import Suspender
-from vgpud.http.doors import Doors
 from vgpud.inject.driver import find_driver
 from vgpud.inject.hooks import HookProgram
 from vgpud.inject.specs import Specs
@@ -63,6 +62,7 @@ from vgpud.policy.model import DeviceRule, Policy
 from vgpud.serve.doors import run_all
 from vgpud.serve.dra.api import ApiServer
 from vgpud.serve.dra.door import DraDoor
+from vgpud.serve.http.doors import Doors
 from vgpud.serve.kubelet.door import Kubelet, KubeletDoor
 from vgpud.serve.old_files import take_over
 from vgpud.serve.peers import identify

@@ -32,7 +32,6 @@ from vgpud.api.gen.kubelet import pluginregistration_v1_pb2 as registration
 from vgpud.api.gen.kubelet import podresources_v1_pb2 as pr
 from vgpud.ctl import hami, policy_cases
 from vgpud.hardware.gateway import Gateway
-from vgpud.http.server import Response, Server
 from vgpud.inject.driver import DriverFiles, toolkit_files
 from vgpud.lease import (
     ArbiterClient,
@@ -53,6 +52,7 @@ from vgpud.serve.dra.api import ApiServer
 from vgpud.serve.dra.publisher import Publisher
 from vgpud.serve.gate import StreamCounter
 from vgpud.serve.handlers import HANDLERS
+from vgpud.serve.http.server import Response, Server
 from vgpud.serve.kubelet.pods import held_in
 from vgpud.serve.kubelet.resources import Resource, request_id, request_of
 from vgpud.serve.old_files import read_state

@@ -14,15 +14,15 @@ from tests.conditions import browser, needs
 from tests.http.test_server import free_port, observe, policy
 from tests.metrics.samples import NODE, observation
 from tests.metrics.samples import A as DEVICE_A
-from vgpud.http.bars import WIDTH, colours, device_bar
-from vgpud.http.doors import Doors
-from vgpud.http.history import MOST_TENANTS, SAMPLE_SECONDS, History
-from vgpud.http.page import CONTENT_SECURITY_POLICY, page
 from vgpud.model.device import ComputeInstance, Health, Placement
 from vgpud.model.observation import Observation
 from vgpud.model.quantity import GIB
 from vgpud.model.tenancy import State, SuspendedProcess, Way
 from vgpud.model.view import NodeDescription
+from vgpud.serve.http.bars import WIDTH, colours, device_bar
+from vgpud.serve.http.doors import Doors
+from vgpud.serve.http.history import MOST_TENANTS, SAMPLE_SECONDS, History
+from vgpud.serve.http.page import CONTENT_SECURITY_POLICY, page
 
 
 def test_the_page_loads_no_external_resource() -> None:

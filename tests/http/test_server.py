@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from tests.metrics.samples import observation
-from vgpud.http import server as http
-from vgpud.http.doors import Doors
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.observation import Observation
 from vgpud.policy.model import HttpSettings, MetricsSettings, Policy
+from vgpud.serve.http import server as http
+from vgpud.serve.http.doors import Doors
 
 
 async def observe() -> Observation:

@@ -44,8 +44,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "model",
     },
     "serve": {"audit", "clock", "pace", "proc", "node", "api", "inject", "model", "policy", "threads"},
-    "metrics": {"model"},
-    "http": {"clock", "metrics", "model", "pace", "policy"},
     "ctl": {"api", "directory", "model", "policy", "planner"},
     "audit": {"model"},
     "clock": set(),
@@ -59,12 +57,15 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 TOP = {"daemon", "__main__", "__init__"}
 
-# rooms within `node`; files directly in node/ may import all of them
-NODE_MAY_IMPORT: dict[str, set[str]] = {
-    "store": set(),
-    "devices": {"store"},
-    "tenants": {"store", "devices"},
-    "view": {"store", "devices"},
+# Rooms within a room: each may import only these of the same room. Files directly in the room may import all
+# of them.
+INNER_MAY_IMPORT: dict[str, set[str]] = {
+    "node/store": set(),
+    "node/devices": {"node/store"},
+    "node/tenants": {"node/store", "node/devices"},
+    "node/view": {"node/store", "node/devices"},
+    "serve/metrics": set(),
+    "serve/http": {"serve/metrics"},
 }
 
 # rooms without clock, files, processes and NVML
@@ -131,13 +132,14 @@ def test_a_room_imports_only_from_rooms_below_it() -> None:
     assert wrong == []
 
 
-def test_the_rooms_of_the_node_import_only_from_below() -> None:
-    folder = ROOT / "vgpud" / "node"
-    assert {path.name for path in folder.iterdir() if (path / "__init__.py").exists()} == set(NODE_MAY_IMPORT)
-    for room, below in NODE_MAY_IMPORT.items():
-        for path in sorted((folder / room).glob("*.py")):
-            imported = [name.split(".") for name in imports_of(path) if name.startswith("vgpud.node.")]
-            assert {name[2] for name in imported} <= below | {room}, path
+def test_the_inner_rooms_import_only_from_below() -> None:
+    folders = {f"node/{path.parent.name}" for path in (ROOT / "vgpud" / "node").glob("*/__init__.py")}
+    assert folders == {room for room in INNER_MAY_IMPORT if room.startswith("node/")}
+    for room, below in INNER_MAY_IMPORT.items():
+        outer = room.partition("/")[0]
+        for path in sorted((ROOT / "vgpud" / room).glob("*.py")):
+            imported = [name.split(".") for name in imports_of(path) if name.startswith(f"vgpud.{outer}.")]
+            assert {f"{outer}/{name[2]}" for name in imported} <= below | {room}, path
 
 
 def test_pure_rooms_have_no_input_or_output() -> None:
@@ -247,7 +249,7 @@ def test_only_the_store_writes_allocations() -> None:
 # Packages of vgpud whose code runs in the event loop. They read time from `vgpud.clock`, which tests
 # simulate. Threads and short programs may wait for the kernel. A duration that is only measured comes from
 # `perf_counter`.
-LOOPS = ("node", "serve", "modes", "http")
+LOOPS = ("node", "serve", "modes")
 ON_THREADS = {
     "modes/gpu_use.py",
     "modes/mps/processes.py",

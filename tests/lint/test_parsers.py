@@ -24,7 +24,7 @@ PARSERS = {
     "fromstring",
 }
 # rooms of the daemon. vgpuctl is left out: it parses its own user's files in its own process
-ROOMS = {"api", "audit", "daemon", "http", "hardware", "inject", "lease", "ledger", "logs", "metrics",
+ROOMS = {"api", "audit", "daemon", "hardware", "inject", "lease", "ledger", "logs",
          "model", "modes", "node", "planner", "policy", "serve", "settings", "units"}  # fmt: skip
 THREAD, SMALL, OWN = "in a thread", "of a bounded input", "of root's or vgpud's own file, or the kubelet's"
 WHERE = {

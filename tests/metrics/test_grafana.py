@@ -18,8 +18,8 @@ from tests.conditions import needs, unmet
 from tests.metrics import grafana_schema
 from tests.metrics.samples import observation
 from tests.sim import outside
-from vgpud.metrics import families
-from vgpud.metrics.render import Renderer
+from vgpud.serve.metrics import families
+from vgpud.serve.metrics.render import Renderer
 
 ROOT = Path(__file__).resolve().parents[2]
 DASHBOARD = json.loads((ROOT / "configs" / "grafana" / "vgpud.json").read_text())

@@ -7,11 +7,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.metrics.samples import A, B, C, observation
-from vgpud.metrics import families
-from vgpud.metrics.render import Renderer
 from vgpud.model.marks import Mark, MarkKind
 from vgpud.model.quantity import GIB
 from vgpud.model.tenancy import State
+from vgpud.serve.metrics import families
+from vgpud.serve.metrics.render import Renderer
 
 GOLDEN = Path(__file__).parent / "golden" / "names.txt"
 ROOT = Path(__file__).resolve().parents[2]

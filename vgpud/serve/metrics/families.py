@@ -5,7 +5,7 @@ https://prometheus.io/docs/practices/naming/. The number of label values is boun
 allocations; no label has a pid or a command. `uid` is the allocation's owner, as the kernel identified it.
 """
 
-from vgpud.metrics.exposition import Family
+from vgpud.serve.metrics.exposition import Family
 
 _GPU = ("gpu_uuid", "gpu")
 _SLICE = ("allocation", "gpu_uuid", "uid")

@@ -8,14 +8,14 @@ from collections import Counter
 from itertools import accumulate
 from typing import NamedTuple
 
-from vgpud.metrics import families as f
-from vgpud.metrics.exposition import Family, label, labelled, lines, write
 from vgpud.model.device import Health
 from vgpud.model.marks import Mark, MarkKind, shown_state
 from vgpud.model.observation import Observation
 from vgpud.model.tally import BUCKETS_SECONDS
 from vgpud.model.tenancy import PAUSED, Allocation, Slice, State, Workload
 from vgpud.model.view import ComputeTime, DeviceView, SliceMeter, Vitals
+from vgpud.serve.metrics import families as f
+from vgpud.serve.metrics.exposition import Family, label, labelled, lines, write
 
 Samples = list[tuple[str, float]]
 _NO_VITALS = Vitals()

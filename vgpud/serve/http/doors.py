@@ -10,16 +10,16 @@ from pathlib import Path
 import structlog
 
 from vgpud import clock
-from vgpud.http.history import SAMPLE_SECONDS, History
-from vgpud.http.names import UserNames
-from vgpud.http.page import CONTENT_SECURITY_POLICY, page
-from vgpud.http.server import MAX_HEAD_BYTES, Page, Response, Server
-from vgpud.metrics.exposition import CONTENT_TYPE
-from vgpud.metrics.render import Renderer
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.log_event import LogEvent
 from vgpud.model.observation import Observation
 from vgpud.policy.model import Policy
+from vgpud.serve.http.history import SAMPLE_SECONDS, History
+from vgpud.serve.http.names import UserNames
+from vgpud.serve.http.page import CONTENT_SECURITY_POLICY, page
+from vgpud.serve.http.server import MAX_HEAD_BYTES, Page, Response, Server
+from vgpud.serve.metrics.exposition import CONTENT_TYPE
+from vgpud.serve.metrics.render import Renderer
 
 log = structlog.get_logger(__name__)
 

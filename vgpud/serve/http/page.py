@@ -9,8 +9,6 @@ from html import escape
 from types import MappingProxyType
 from typing import NamedTuple
 
-from vgpud.http.bars import colours, device_bar, outside_bytes, use_bar
-from vgpud.http.history import History
 from vgpud.model.device import Health
 from vgpud.model.event import Event
 from vgpud.model.marks import shown_state
@@ -18,6 +16,8 @@ from vgpud.model.observation import Observation
 from vgpud.model.quantity import show_bytes
 from vgpud.model.tenancy import ANYONE, Allocation, Slice, State
 from vgpud.model.view import DeviceView, SliceMeter, Vitals, on_device_bytes
+from vgpud.serve.http.bars import colours, device_bar, outside_bytes, use_bar
+from vgpud.serve.http.history import History
 
 REFRESH_SECONDS = 5
 _EVENTS = 20
