@@ -1,5 +1,6 @@
 """The prolog's reading of what a job asked for; it needs no Slurm."""
 
+import re
 import subprocess
 
 import pytest
@@ -21,3 +22,13 @@ from tests.slurm.conftest import SCRIPTS
 def test_a_resource_is_read_by_its_whole_name_and_as_a_number(tres: str, amount: str) -> None:
     words = ["sh", "-c", '. "$0"/vgpud-slurm.sh; asked "$1" vgpu_memory', str(SCRIPTS), tres]
     assert subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip() == amount
+
+
+def test_the_examples_offer_every_resource_that_the_scripts_read() -> None:
+    names = {"vgpu_memory", "vgpu_cores", "vgpu_cards"}
+    assert set(re.findall(r'asked "\$tres" (\w+)', (SCRIPTS / "prolog").read_text())) == names
+    assert set(re.findall(r"^Name=(\w+) ", (SCRIPTS / "gres.conf").read_text(), re.MULTILINE)) == names
+    example = (SCRIPTS / "slurm.conf.example").read_text()
+    for line in ("GresTypes=(.*)", "NodeName=.* Gres=(.*)"):
+        (listed,) = re.findall(line, example)
+        assert {one.partition(":")[0] for one in listed.split(",")} == names
