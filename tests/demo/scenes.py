@@ -4,6 +4,7 @@ restarted.
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -237,6 +238,10 @@ def clear_away(node: DemoNode) -> None:
         with suppress(RuntimeError):
             node.start()  # a new daemon adopts the helpers, and ends them when it stops
     if node.daemon is not None and node.daemon.poll() is None:
+        for process in node.ctl_json("ps").get("items", []):
+            if process.get("allocationId"):  # a tenant of this daemon, which a shell left running
+                with suppress(ProcessLookupError):
+                    os.kill(process["pid"], signal.SIGKILL)
         for allocation in node.ctl_json("ls").get("items", []):
             node.ctl("release", allocation["id"], "--force", check=False)
         node.stop()

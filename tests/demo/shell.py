@@ -21,7 +21,9 @@ WELCOME = """a simulated node of profile {profile}; vgpud runs, this shell is ro
   vgpuctl devices
   vgpuctl plan --memory 90GiB
   vgpuctl run --memory 8GiB --cores 25 -- vgpu-spin --kernel-us 1000 --seconds 60 >/dev/null &
+  vgpuctl run --memory 8GiB --label holds -- vgpu-probe hold 1GiB --seconds 60 >/dev/null &
   vgpuctl top
+vgpu-spin keeps a device busy; vgpu-probe holds memory, or prints what it sees (info). Both have --help.
 The policy is $VGPUD_CONFIG, the run folder $VGPUD_RUN_DIR, vgpud's log {log}.
 'exit' ends the node.
 """

@@ -43,6 +43,25 @@ def test_a_killed_vgpud_leaves_no_helper_behind() -> None:
     eventually(lambda: not Path(f"/proc/{arbiter}").exists(), "its parent has reaped it")
 
 
+def test_tenants_that_the_shell_left_running_end_with_it() -> None:
+    """A suspended tenant and one that computes, each in a session of its own."""
+    leave = """start() {
+      setsid vgpuctl run --memory 1GiB --isolation quota --label $1 -- "$@" </dev/null >/dev/null 2>&1 &
+    }
+    start vgpu-probe hold 8MiB --seconds 300
+    start vgpu-spin --kernel-us 1000 --seconds 300
+    until [ "$(vgpuctl ps --no-headers | grep -c vgpu-)" = 2 ]; do :; done
+    vgpuctl suspend "$(vgpuctl ls --label vgpu-probe -o name)" >&2
+    vgpuctl ps -o name
+    cut -d" " -f1 $VGPUD_RUN_DIR/units/vgpud-arbiter.pid
+    """
+    done = shell("--profile", "t4x1", "--", "sh", "-c", leave)
+    assert done.returncode == 0, done.stderr
+    left = [Path("/proc", pid) for pid in done.stdout.split()]
+    assert len(left) == 3
+    eventually(lambda: not any(path.exists() for path in left), "their parents have reaped them")
+
+
 def test_the_exit_code_is_that_of_the_command() -> None:
     assert shell("--profile", "t4x1", "--", "sh", "-c", "exit 7").returncode == 7
 
