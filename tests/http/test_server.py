@@ -1,6 +1,8 @@
 """HTTP as clients see it: which requests are answered or refused, and what a hostile peer gets."""
 
 import asyncio
+import errno
+import os
 import re
 import socket
 import stat
@@ -263,3 +265,26 @@ def test_any_request_of_a_peer_is_answered_or_refused(head: bytes) -> None:
     assert answer.status.value in (200, 400, 404, 405, 421)
     if answer.status.value == 200:
         assert re.search(rb"(?i)\r\nhost:\s*(localhost|127\.|\[::1\])", head)
+
+
+@pytest.mark.parametrize(
+    ("number", "hint"),
+    [
+        (errno.EACCES, "name a port of 1024 or more"),
+        (errno.EAFNOSUPPORT, "systemctl edit vgpud"),
+        (errno.EADDRINUSE, "name another address"),
+    ],
+)
+def test_an_address_that_cannot_be_used_has_a_hint_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, hint: str
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    async def listen() -> None:
+        with pytest.raises(VgpuError) as refused:
+            await Doors(tmp_path, observe, lambda peer: 0).prepare(policy(page=80))
+        assert hint in refused.value.hint
+
+    monkeypatch.setattr(socket.socket, "bind", refuse)
+    asyncio.run(listen())

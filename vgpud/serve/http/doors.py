@@ -1,6 +1,7 @@
 """The HTTP listeners: metrics.sock always, and the loopback addresses that the policy names."""
 
 import asyncio
+import errno
 import os
 import socket
 from collections.abc import Awaitable, Callable
@@ -176,8 +177,9 @@ def wanted_addresses(policy: Policy) -> dict[str, bool]:
 
 def _cannot(address: str, error: OSError) -> VgpuError:
     hint = "name another address in [http] or [metrics] of the policy"
-    # EAFNOSUPPORT, EPERM, EACCES: the unit's RestrictAddressFamilies= forbids the socket
-    if error.errno in (97, 1, 13):
+    if error.errno == errno.EACCES:
+        hint = "name a port of 1024 or more: vgpud has no right to lower ones"
+    elif error.errno in (errno.EAFNOSUPPORT, errno.EPERM):  # the unit's RestrictAddressFamilies=
         hint = "let the unit use TCP: systemctl edit vgpud, as docs/metrics.md says"
     why = (error.strerror or str(error)).lower()
     return VgpuError(ErrorCode.BAD_SETTING, f"cannot listen on {address}: {why}", hint)
