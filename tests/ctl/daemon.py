@@ -29,6 +29,7 @@ METHODS = (
     "ReloadPolicy",
     "GetUsage",
     "Defrag",
+    "PlanDefrag",
     "ListProcesses",
     "ListEvents",
     "ListMps",

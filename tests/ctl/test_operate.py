@@ -202,8 +202,24 @@ def test_why_says_how_an_allocation_has_failed(main: Ctl, daemon: Daemon) -> Non
 def test_defrag_says_what_the_device_has_in_the_end(
     main: Ctl, daemon: Daemon, asked: tuple[str, ...], answer: str
 ) -> None:
-    daemon.replies["Defrag"] = pb.DefragReply(device_uuid=canned.A)
+    daemon.replies["PlanDefrag"] = daemon.replies["Defrag"] = pb.DefragReply(device_uuid=canned.A)
     assert f"{canned.A} {answer}" in main("defrag", "--device", canned.A, *asked).stderr
+
+
+def test_drain_takes_several_devices_and_none_if_a_name_is_wrong(main: Ctl, daemon: Daemon) -> None:
+    daemon.replies["DrainDevice"] = lambda asked: pb.DrainDeviceReply(
+        device_uuid=asked.device_uuid, idle=asked.device_uuid == canned.A
+    )
+    done = main("drain", "0", "1")
+    assert done.returncode == 1, "device 1 is not idle"
+    assert f"{canned.A} is drained and idle" in done.stderr
+    assert f"{canned.B} is drained and takes no new tenants" in done.stderr
+    document = json.loads(main("drain", "0", "1", "-o", "json").stdout)
+    assert [item["deviceUuid"] for item in document["items"]] == [canned.A, canned.B]
+    assert json.loads(main("drain", "0", "-o", "json").stdout)["deviceUuid"] == canned.A
+    wrong = main("drain", "0", "9")
+    assert wrong.returncode == 6
+    assert "drained" not in wrong.stderr
 
 
 def test_why_finds_the_tenant_of_a_process(main: Ctl, daemon: Daemon) -> None:

@@ -154,6 +154,7 @@ REFUSED = [
     ("devices extra", "unrecognized arguments: extra", "vgpuctl devices --help"),
     ("alloc --memroy 1GiB", "vgpuctl alloc has no option --memroy", "did you mean --memory"),
     ("alloc --mem 1GiB", "vgpuctl alloc has no option --mem", "did you mean --memory"),
+    ("alloc -m 1GiB", "vgpuctl alloc has no option -m", "did you mean --memory"),
     ("devices -o xml", "vgpuctl devices has no output format 'xml'", "table, wide, json, yaml, name"),
     ("ls -o env", "vgpuctl ls has no output format 'env'", "table, wide, json, yaml, name"),
     ("watch -o yaml", "has no output format 'yaml'", "use one of table, json"),

@@ -59,6 +59,25 @@ def test_the_progress_line_does_not_wrap_in_a_narrow_terminal(daemon: Daemon, re
     assert lines and max(map(len, lines)) < 20
 
 
+def test_a_defragmentation_shows_what_is_still_to_be_moved(daemon: Daemon, ready: threading.Event) -> None:
+    """Of 3 GiB in two moves 1 GiB has arrived: the canned tenant is on device A."""
+    moves = [
+        pb.TenantMove(allocation_id="a1b2c3d4", source=canned.B, target=canned.A, memory_bytes=canned.GIB),
+        pb.TenantMove(allocation_id="c3d4", source=canned.A, target=canned.B, memory_bytes=2 * canned.GIB),
+    ]
+    planned = pb.DefragReply(device_uuid=canned.A, moves=moves)
+    daemon.replies["PlanDefrag"] = planned
+    daemon.replies["Defrag"] = lambda request: ready.wait(60) and planned
+    live = Live(daemon, verb=("defrag",))
+    try:
+        live.until("moving tenants to make room; Ctrl-C leaves it to vgpud")
+        live.until("\r1s, 2GiB of 3GiB to be moved")
+        ready.set()
+        assert live.process.wait(30) == 0
+    finally:
+        live.close()
+
+
 def test_an_interrupt_prints_that_vgpud_continues_the_suspension(
     daemon: Daemon, ready: threading.Event
 ) -> None:
@@ -105,5 +124,6 @@ def test_the_progress_line_has_the_memory_and_the_time_left_while_memory_moves(
     leaves: bool | None, before: int, on_device: int, whole: int, shown: str
 ) -> None:
     seen = Seen(on_device * canned.GIB, whole * canned.GIB)
-    line = progress_line(Operation("moving a1", leaves=leaves), seen, before * canned.GIB, 60.0)
+    operation = Operation("moving a1", lambda client: seen, leaves)
+    line = progress_line(operation, seen, before * canned.GIB, 60.0)
     assert line == f"1m{shown}"

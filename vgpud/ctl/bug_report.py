@@ -54,7 +54,7 @@ def bug_report(arguments: Namespace, terminal: Terminal) -> int:
             ErrorCode.BAD_REQUEST, f"cannot write {path}: {why}", "name another with --file"
         ) from None
     document = {"file": str(path), "parts": list(parts)}
-    if terminal.is_machine or terminal.output == "name":
+    if not terminal.is_text:
         terminal.show(View("BugReport", document, [str(path)], []))
     else:
         terminal.say(f"wrote {path}: look through it before you send it")

@@ -63,7 +63,7 @@ def release(arguments: Namespace, terminal: Terminal) -> int:
             done.append({"allocationId": name, "alreadyReleased": reply.already_released})
             gone = " had been released already" if reply.already_released else " released"
             terminal.say(f"{name}{gone}")
-    if terminal.is_machine or terminal.output == "name":
+    if not terminal.is_text:
         names = [str(item["allocationId"]) for item in done]
         terminal.show(View("ReleaseList", {"items": done}, names, []))
     return worst(codes)

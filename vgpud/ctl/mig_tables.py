@@ -10,7 +10,7 @@ STATE_STYLES = {"missing": "yellow"}
 MODE_STYLES = {"on, off after a reset": "yellow", "off, on after a reset": "yellow"}
 
 DEVICE_COLUMNS = (
-    Column("DEVICE", right=True),
+    Column("GPU", right=True),
     Column("NAME"),
     Column("MIG", styles=MODE_STYLES),
     Column("INSTANCES", right=True),
@@ -20,7 +20,7 @@ DEVICE_COLUMNS = (
     Column("UUID", wide=True),
 )
 INSTANCE_COLUMNS = (
-    Column("DEVICE", right=True),
+    Column("GPU", right=True),
     Column("PROFILE"),
     Column("AT", right=True),
     Column("SIZE", right=True),
@@ -35,7 +35,7 @@ INSTANCE_COLUMNS = (
 )
 CHANGE_COLUMNS = (
     Column("STEP", right=True),
-    Column("DEVICE", right=True),
+    Column("GPU", right=True),
     Column("DO"),
     Column("PROFILE"),
     Column("AT", right=True),

@@ -9,7 +9,7 @@ from vgpud.ctl.allocations import allocation_id
 from vgpud.ctl.connect import connect
 from vgpud.ctl.devices import complete_uuids, device_uuid
 from vgpud.ctl.document import plain
-from vgpud.ctl.progress import Operation, of_allocation, told
+from vgpud.ctl.progress import of_allocation, of_moves, told
 from vgpud.ctl.request import selector_of
 from vgpud.ctl.table import Column, Table
 from vgpud.ctl.terminal import Terminal, View
@@ -43,10 +43,9 @@ def defrag(arguments: Namespace, terminal: Terminal) -> int:
     request = pb.DefragRequest(memory_bytes=arguments.memory, share_percent=share, selector=selector)
     with connect(arguments) as client:
         complete_uuids(client, request.selector)
-        if arguments.dry_run:
-            reply = client.plan_defrag(request)
-        else:
-            with told(arguments, terminal, Operation("moving tenants to make room")):
+        reply = client.plan_defrag(request)
+        if not arguments.dry_run:
+            with told(arguments, terminal, of_moves("moving tenants to make room", reply.moves)):
                 reply = client.defrag(request)
     rows = [
         (
@@ -61,7 +60,7 @@ def defrag(arguments: Namespace, terminal: Terminal) -> int:
     names = [one.allocation_id for one in reply.moves]
     shown = [Table(_COLUMNS, rows)] if rows else []
     terminal.show(View("Defrag", plain(reply), names, shown))
-    if not terminal.is_machine and terminal.output != "name":
+    if terminal.is_text:
         ahead = arguments.dry_run and reply.moves
         if arguments.memory:
             room = f"{'would have' if ahead else 'has'} room for {words.memory(arguments.memory)}"

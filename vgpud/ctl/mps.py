@@ -18,7 +18,7 @@ from vgpud.model.quantity import counted
 STATE_STYLES = {"FAULT": "red", "no answer": "red"}
 
 DAEMON_COLUMNS = (
-    Column("DEVICE", right=True),
+    Column("GPU", right=True),
     Column("PID", right=True),
     Column("STATE", styles=STATE_STYLES),
     Column("SERVERS"),
@@ -29,7 +29,7 @@ DAEMON_COLUMNS = (
     Column("TROUBLE"),
 )
 CLIENT_COLUMNS = (
-    Column("DEVICE", right=True),
+    Column("GPU", right=True),
     Column("CLIENT", right=True),
     Column("USER"),
     Column("ALLOCATION"),
@@ -60,7 +60,7 @@ def terminate(arguments: Namespace, terminal: Terminal) -> int:
     with connect(arguments) as client:
         item = _daemon_of(client.list_mps(), arguments.client, arguments.device)
         client.terminate_mps_client(item, arguments.client)
-    if terminal.is_machine or terminal.output == "name":
+    if not terminal.is_text:
         document = {"deviceUuid": item, "pid": arguments.client}
         terminal.show(View("MpsTermination", document, [str(arguments.client)], []))
     else:
@@ -135,41 +135,44 @@ def clients(reply: pb.ListMpsReply) -> Table:
 
 
 def drain(arguments: Namespace, terminal: Terminal) -> int:
-    """Drains a device. The exit code is Exit.DIFFERS until the device is idle."""
-    reply, others = _drain(arguments, terminal, undrain=False)
-    if not terminal.is_machine and terminal.output != "name":
+    """Drains devices. The exit code is Exit.DIFFERS until all are idle."""
+    replies, others = _drain(arguments, terminal, undrain=False)
+    for reply in replies if terminal.is_text else ():
         for one in reply.moved:
             terminal.say(f"{one.allocation_id} went to {one.target}")
         for stays in reply.staying:
             terminal.say(f"{stays.allocation_id} stays: {stays.why}")
         terminal.say(_left(reply, others))
-    return Exit.OK.value if reply.idle else Exit.DIFFERS.value
+    return Exit.OK.value if all(reply.idle for reply in replies) else Exit.DIFFERS.value
 
 
 def undrain(arguments: Namespace, terminal: Terminal) -> int:
     _drain(arguments, terminal, undrain=True)
-    if not terminal.is_machine and terminal.output != "name":
-        terminal.say(f"device {arguments.device} takes tenants again")
+    for device in arguments.device if terminal.is_text else ():
+        terminal.say(f"device {device} takes tenants again")
     return Exit.OK.value
 
 
 def _drain(
     arguments: Namespace, terminal: Terminal, undrain: bool
-) -> tuple[pb.DrainDeviceReply, list[pb.Device]]:
-    """Drains or undrains a device. Returns the reply, and the other devices whose tenants may still need the
-    driver.
+) -> tuple[list[pb.DrainDeviceReply], list[pb.Device]]:
+    """Drains or undrains the devices that the command line names; none if a name is wrong. Returns the
+    replies, and the other devices whose tenants may still need the driver.
     """
     with connect(arguments) as client:
         devices = client.list_devices().devices
-        uuid = device_uuid(devices, arguments.device)
+        uuids = [device_uuid(devices, named) for named in arguments.device]
         move = not undrain and arguments.move
-        device = next(item for item in devices if item.uuid == uuid)
-        with told(arguments, terminal, of_device("emptying", device)) if move else nullcontext():
-            reply = client.drain_device(uuid, undrain, move)
+        replies = []
+        for uuid in uuids:
+            device = next(item for item in devices if item.uuid == uuid)
+            with told(arguments, terminal, of_device("emptying", device)) if move else nullcontext():
+                replies.append(client.drain_device(uuid, undrain, move))
     busy = (d for d in devices if not d.drained or d.allocation_count or d.processes)
-    if terminal.is_machine or terminal.output == "name":
-        terminal.show(View("Drain", plain(reply), [reply.device_uuid], []))
-    return reply, [device for device in busy if device.uuid != uuid]
+    if not terminal.is_text:
+        first, *more = documents = [plain(reply) for reply in replies]
+        terminal.show(View("Drain", {"items": documents} if more else first, uuids, []))
+    return replies, [device for device in busy if device.uuid not in uuids]
 
 
 def _left(reply: pb.DrainDeviceReply, others: list[pb.Device]) -> str:

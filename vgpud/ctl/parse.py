@@ -3,8 +3,8 @@
 import argparse
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
-from typing import NoReturn, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NoReturn, TypeVar
 
 from vgpud.ctl import arguments as kinds
 from vgpud.ctl.arguments import Argument, argument
@@ -93,13 +93,14 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         unknown = self._unknown_option()
         if unknown and ("unrecognized" in message or "required" in message):
-            near = _nearest(unknown, self._option_string_actions)
+            long = unknown if unknown.startswith("--") else f"-{unknown}"
+            near = _nearest(long, self._option_string_actions)
             hint = f"did you mean {near}" if near else f"see '{self.prog} --help'"
             raise bad_usage(f"{self.prog} has no option {unknown}", hint)
         raise bad_usage(message, f"see '{self.prog} --help'")
 
     def _unknown_option(self) -> str:
-        options = (word.partition("=")[0] for word in self._line if re.match("--[a-z]", word))
+        options = (word.partition("=")[0] for word in self._line if re.match("--[a-z]|-[a-z]$", word))
         return next((word for word in options if word not in self._option_string_actions), "")
 
 
@@ -186,10 +187,10 @@ def _chooser(prog: str, entries: Iterable[Verb | Group]) -> Parser:
 
 
 def _verb_parser(verb: Verb, prog: str) -> Parser:
-    positionals = (a.options["metavar"] for a in verb.arguments if not a.flags[0].startswith("-"))
+    positionals = [a.options for a in verb.arguments if not a.flags[0].startswith("-")]
     parser = Parser(
         prog=prog,
-        usage=" ".join((prog, "[OPTIONS]", *positionals)),
+        usage=" ".join((prog, "[OPTIONS]", *map(_in_usage, positionals))),
         description=textwrap.fill(f"{verb.help[0].upper()}{verb.help[1:]}. {verb.details}".strip(), 78),
         epilog="\n".join(("examples:", *(f"  $ {line}" for line in verb.examples)))
         if verb.examples
@@ -201,6 +202,10 @@ def _verb_parser(verb: Verb, prog: str) -> Parser:
         parser.add_argument(*flags, **options)
     _add_everywhere(parser)
     return parser
+
+
+def _in_usage(options: Mapping[str, Any]) -> str:
+    return f"{options['metavar']}{'...' if options.get('nargs') in ('+', '*') else ''}"
 
 
 def _add_everywhere(parser: Parser) -> None:

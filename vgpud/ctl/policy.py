@@ -50,7 +50,7 @@ def reload(arguments: Namespace, terminal: Terminal) -> int:
     """Reloads the policy. With --dry-run, the exit code is Exit.DIFFERS if a reload would change anything."""
     with connect(arguments) as client:
         reply = client.reload_policy(arguments.dry_run)
-    if terminal.is_machine or terminal.output == "name":
+    if not terminal.is_text:
         terminal.show(View("PolicyReload", {"dryRun": arguments.dry_run, **plain(reply)}, [reply.digest], []))
     else:
         would = "would be " if arguments.dry_run else ""

@@ -5,7 +5,7 @@ import sys
 import threading
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -34,13 +34,14 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True)
 class Operation:
-    """What vgpud does, as in "suspending a1b2". `look` reads how far it has come; without it the line has
-    only the time. `leaves`: the memory leaves the device (True), comes to it (False), or does both (None).
+    """What vgpud does, as in "suspending a1b2". `look` reads how far it has come. `leaves`: the memory leaves
+    the device (True), comes to it (False), or does both (None). `where`: what the line says of the rest.
     """
 
     doing: str
-    look: Callable[[Client], Seen] | None = None
+    look: Callable[[Client], Seen]
     leaves: bool | None = None
+    where: str = "on the device"
 
 
 def of_allocation(doing: str, allocation: str, leaves: bool | None) -> Operation:
@@ -61,6 +62,18 @@ def of_device(doing: str, device: pb.Device) -> Operation:
         return Seen(sum(one.memory_bytes for one in here if one.allocation_id))
 
     return Operation(f"{doing} device {device.index}", look, leaves=True)
+
+
+def of_moves(doing: str, moves: Sequence[pb.TenantMove]) -> Operation:
+    whole = sum(one.memory_bytes for one in moves)
+
+    def look(client: Client) -> Seen:
+        held = client.list_allocations().allocations
+        there = {(one.id, part.device_uuid) for one in held for part in one.slices}
+        left = (one.memory_bytes for one in moves if (one.allocation_id, one.target) not in there)
+        return Seen(sum(left), whole)
+
+    return Operation(doing, look, leaves=True, where="to be moved")
 
 
 @contextmanager
@@ -115,13 +128,13 @@ def _tell_arbiter(arguments: Namespace, terminal: Terminal, ended: threading.Eve
 def _tell(arguments: Namespace, operation: Operation, ended: threading.Event) -> None:
     began = time.monotonic()
     with suppress(VgpuError), connect(arguments) as client:
-        first = before = _look(operation, client)
+        first = before = operation.look(client)
         whole = max(first.whole, first.on_device)
         if ended.wait(_FIRST_SECONDS):
             return
         sys.stderr.write(f"{operation.doing}; Ctrl-C leaves it to vgpud\n")
         while True:
-            seen = _look(operation, client)
+            seen = operation.look(client)
             whole = max(whole, seen.on_device)
             seconds = time.monotonic() - began
             line = progress_line(operation, Seen(seen.on_device, whole), before.on_device, seconds)
@@ -136,10 +149,6 @@ def _tell(arguments: Namespace, operation: Operation, ended: threading.Event) ->
                 return
 
 
-def _look(operation: Operation, client: Client) -> Seen:
-    return Seen() if operation.look is None else operation.look(client)
-
-
 def progress_line(operation: Operation, seen: Seen, before_bytes: int, seconds: float) -> str:
     """The line that shows how far an operation has come. `before_bytes` were on the device at the last look.
 
@@ -148,7 +157,7 @@ def progress_line(operation: Operation, seen: Seen, before_bytes: int, seconds: 
     """
     text = words.duration(seconds)
     if seen.whole:
-        text += f", {words.memory(seen.on_device)} of {words.memory(seen.whole)} on the device"
+        text += f", {words.memory(seen.on_device)} of {words.memory(seen.whole)} {operation.where}"
         moved = seen.whole - seen.on_device if operation.leaves else seen.on_device
         moves = seen.on_device != before_bytes
         if operation.leaves is not None and moves and moved * _LEAST_PART >= seen.whole:

@@ -70,7 +70,7 @@ def events(arguments: Namespace, terminal: Terminal) -> int:
     if arguments.since is not None:
         begin_ns = time.time_ns() - round(arguments.since * 1e9)
         found = [item for item in found if item.unix_ns >= begin_ns]
-    if terminal.is_machine or terminal.output == "name":
+    if not terminal.is_text:
         document = {"items": [_document(item) for item in found]}
         terminal.show(View("EventList", document, [str(item.revision) for item in found], []))
         return Exit.OK.value

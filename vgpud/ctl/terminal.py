@@ -87,6 +87,11 @@ class Terminal(NamedTuple):
     def is_machine(self) -> bool:
         return self.output in ("json", "yaml")
 
+    @property
+    def is_text(self) -> bool:
+        """Is the answer for people: neither a document nor bare names?"""
+        return not self.is_machine and self.output != "name"
+
     def paint(self, text: str, style: str, stream: TextIO | None = None) -> str:
         if not style or not wants_color(self.color, stream or sys.stdout, os.environ):
             return text

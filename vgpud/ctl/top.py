@@ -66,7 +66,7 @@ _HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 
 def top(arguments: Namespace, terminal: Terminal) -> int:
     """Runs the live display if input and output are a terminal; otherwise, and with -1, prints one sample."""
-    if arguments.once or terminal.is_machine or terminal.output == "name" or not _is_live():
+    if arguments.once or not terminal.is_text or not _is_live():
         return once(arguments, terminal)
     with connect(arguments) as client:
         Screen(client, arguments, terminal).run()
@@ -110,7 +110,7 @@ def once(arguments: Namespace, terminal: Terminal) -> int:
         top_rows.tenant_rows(now, before, time.time_ns()), arguments.sort, False, arguments.filter
     )
     devices = top_rows.device_rows(now)
-    if terminal.is_machine or terminal.output == "name":
+    if not terminal.is_text:
         document = {
             "simulated": now.simulated,
             "trouble": now.trouble,

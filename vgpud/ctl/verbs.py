@@ -38,8 +38,11 @@ ALLOCATION = argument(
     "allocation", metavar="ALLOCATION", help="an allocation's id, or its first characters (4 or more)"
 )
 
-DEVICE = argument(
-    "device", metavar="UUID|INDEX", help="a device: its index, its UUID, or the first characters of its UUID"
+DEVICES = argument(
+    "device",
+    nargs="+",
+    metavar="UUID|INDEX",
+    help="devices: an index, a UUID, or the first characters of a UUID",
 )
 
 LIMITS = (
@@ -479,17 +482,17 @@ VERBS: tuple[Verb | Group, ...] = (
     ),
     Verb(
         "drain",
-        "let a device take no new tenants, and say what is left on it",
+        "let devices take no new tenants, and say what is left on them",
         "mps:drain",
-        (DEVICE, argument("--move", action="store_true", help="move what is there to other devices")),
+        (DEVICES, argument("--move", action="store_true", help="move what is there to other devices")),
         details="Exits 0 when nothing is left, and 1 while something is; ask again.",
-        examples=("vgpuctl drain 3 --move",),
+        examples=("vgpuctl drain 3 --move", "vgpuctl drain 0 1 2 3"),
     ),
     Verb(
         "undrain",
-        "let a device take tenants again",
+        "let devices take tenants again",
         "mps:undrain",
-        (DEVICE,),
+        (DEVICES,),
         examples=("vgpuctl undrain 3",),
     ),
     Verb(
