@@ -22,6 +22,7 @@ from vgpud import __version__, audit, logs, proc, sd
 from vgpud.hardware.engine_probe import EngineProbe
 from vgpud.hardware.events import DeviceEvent, watch_events
 from vgpud.hardware.gateway import Gateway
+from vgpud.hardware.nodes import monitor_nodes
 from vgpud.hardware.suspender import Suspender
 from vgpud.inject.driver import find_driver
 from vgpud.inject.hooks import HookProgram
@@ -62,6 +63,7 @@ from vgpud.policy.model import DeviceRule, Policy
 from vgpud.serve.doors import run_all
 from vgpud.serve.dra.api import ApiServer
 from vgpud.serve.dra.door import DraDoor
+from vgpud.serve.dra.monitors import Monitors
 from vgpud.serve.http.doors import Doors
 from vgpud.serve.kubelet.door import Kubelet, KubeletDoor
 from vgpud.serve.old_files import take_over
@@ -418,13 +420,17 @@ def kubelet_door(daemon: Daemon, keeper: NodeKeeper) -> KubeletDoor:
 def dra_door(daemon: Daemon, keeper: NodeKeeper) -> DraDoor:
     """Makes the server of the DRA driver. It opens when the policy enables DRA."""
     settings = daemon.settings
+    room = Room(keeper, daemon.inventory, daemon.book)
     return DraDoor(
         keeper,
-        Room(keeper, daemon.inventory, daemon.book),
+        room,
         settings.kubelet_dir,
         daemon.rows(RowTable.PREPARED_CLAIMS),
         ApiServer(settings.kubeconfig),
         settings.node,
+        Monitors(
+            daemon.specs, lambda: room.devices, lambda device: monitor_nodes(device, settings.host_root)
+        ),
     )
 
 

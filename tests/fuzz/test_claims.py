@@ -54,4 +54,4 @@ def check_claim(claim: Any) -> None:
         assert error.code is not ErrorCode.BUG
         assert len(str(error)) < 1100
     else:
-        assert parts == ()
+        assert parts == ((), ())

@@ -1,13 +1,14 @@
 """Device nodes, by the driver's files below a host root."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from pyfakefs.fake_filesystem import FakeFilesystem
 
 from vgpud.hardware import nodes
-from vgpud.hardware.nodes import device_nodes, device_numbers
-from vgpud.model.device import Device, Placement
+from vgpud.hardware.nodes import device_nodes, device_numbers, monitor_nodes
+from vgpud.model.device import Device, Mig, Placement
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import DeviceNode, MigSlice
 
@@ -59,6 +60,13 @@ def test_a_whole_device_has_no_capability_nodes(host: FakeFilesystem) -> None:
 
 def test_a_mig_instance_has_exactly_two_capability_nodes(host: FakeFilesystem) -> None:
     assert device_nodes(DEVICE, SLICE) == COMMON + CAPS
+
+
+def test_a_monitor_has_no_node_of_cuda_and_reads_mig_instances(host: FakeFilesystem) -> None:
+    assert monitor_nodes(DEVICE) == (COMMON[1], COMMON[0])
+    host.create_file("/proc/driver/nvidia/capabilities/mig/monitor", contents=_access(2))
+    divided = replace(DEVICE, mig=Mig(capable=True, current=True))
+    assert monitor_nodes(divided)[2:] == (DeviceNode("/dev/nvidia-caps/nvidia-cap2", 241, 2),)
 
 
 def test_device_nodes_are_found_by_minor_number_under_another_root(host: FakeFilesystem) -> None:

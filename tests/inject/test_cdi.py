@@ -80,8 +80,8 @@ def test_a_listed_spec_is_removed(tmp_path: Path) -> None:
         cdi.write_spec(tmp_path, allocation(name))
     (tmp_path / "nvidia.yaml").write_text("someone else's")
     assert cdi.list_specs(tmp_path) == {"a1", "b2"}
-    cdi.remove_spec(tmp_path, "a1")
-    cdi.remove_spec(tmp_path, "a1")
+    cdi.remove_spec(cdi.spec_path(tmp_path, "a1"))
+    cdi.remove_spec(cdi.spec_path(tmp_path, "a1"))
     assert cdi.list_specs(tmp_path) == {"b2"}
     assert (tmp_path / "nvidia.yaml").exists()
 
@@ -116,7 +116,7 @@ def test_an_unwritable_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(VgpuError, match="cannot be written"):
         cdi.write_spec(tmp_path / "file", allocation())
-    cdi.remove_spec(tmp_path / "file", "a1")
+    cdi.remove_spec(cdi.spec_path(tmp_path / "file", "a1"))
 
 
 def test_leftovers_of_an_interrupted_write_are_removed(tmp_path: Path) -> None:

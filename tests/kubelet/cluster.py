@@ -333,6 +333,17 @@ class Cluster:
         self.claims["ns", name] = claim
         return claim
 
+    def watch(self, name: str) -> dict[str, Any]:
+        """Allocates a claim with admin access to all devices, which are given whatever other claims hold
+        (KEP-5018).
+        """
+        claim = self.allocate(name, "quota", among=lambda _: False, count=0) or {}
+        claim["status"]["allocation"]["devices"]["results"] += [
+            {"request": "all", "driver": DRIVER, "pool": "node-1", "device": one["name"], "adminAccess": True}
+            for one in self.pool()[0]
+        ]
+        return claim
+
 
 def consume(capacity: dict[str, Any], asked: str | None, several: bool) -> int | None:
     """Rounds as the request policy says. Without a policy, a request consumes the whole capacity."""

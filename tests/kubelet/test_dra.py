@@ -3,6 +3,7 @@ versions.
 """
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
@@ -19,14 +20,16 @@ from tests.kubelet.double import PATIENCE_SECONDS, encode
 from tests.node.world import ROOT, World, policy_of, world
 from vgpud.api.gen.kubelet import dra_health_pb2, dra_v1_pb2, dra_v1beta1_pb2
 from vgpud.api.gen.kubelet import pluginregistration_v1_pb2 as registration
+from vgpud.inject.driver import DriverFiles
 from vgpud.ledger import RowTable
 from vgpud.ledger.rows import LedgerRows
 from vgpud.model.device import Health
 from vgpud.model.quantity import GIB
-from vgpud.model.tenancy import ANYONE, Mode
+from vgpud.model.tenancy import ANYONE, DeviceNode, Mode, Mount
 from vgpud.node.room import Room
 from vgpud.serve.dra import plugin
 from vgpud.serve.dra.door import DraDoor, Pace
+from vgpud.serve.dra.monitors import Monitors
 
 POLICY = """version = 1
 [[device]]
@@ -38,6 +41,7 @@ mode = "mps"
 enabled = true
 check_seconds = 0.2
 """
+CONTROL = DeviceNode("/dev/nvidiactl", 195, 255)
 FAST = Pace(look=0.02, settle=0.005, retry=0.05)
 VERSIONS = [dra_v1_pb2, dra_v1beta1_pb2]
 
@@ -53,7 +57,13 @@ class Dra:
     def open(self) -> None:
         room = Room(self.world.keeper, self.world.parts.inventory, self.world.parts.book)
         kubelet = self.folder / "k"
-        self.door = DraDoor(self.world.keeper, room, kubelet, self.rows, self.cluster, "node-1", FAST)
+        nodes = {one.uuid: DeviceNode(f"/dev/nvidia{one.index}", 195, one.index) for one in room.devices}
+        monitors = Monitors(
+            self.world.parts.specs, lambda: room.devices, lambda device: (CONTROL, nodes[device.uuid])
+        )
+        self.door = DraDoor(
+            self.world.keeper, room, kubelet, self.rows, self.cluster, "node-1", monitors, FAST
+        )
         self.task = asyncio.ensure_future(self.door.run())
 
     @property
@@ -260,7 +270,7 @@ def test_an_invalid_claim_fails_without_the_others(short: Path) -> None:
     run(story())
 
 
-def test_claims_of_other_drivers_are_ignored_and_admin_access_is_refused(short: Path) -> None:
+def test_claims_of_other_drivers_are_ignored(short: Path) -> None:
     async def story() -> None:
         async with dra_in(short) as dra:
             await dra.published()
@@ -270,9 +280,67 @@ def test_claims_of_other_drivers_are_ignored_and_admin_access_is_refused(short: 
             result["driver"] = "nic.example.com"
             answer = await dra.prepare(claim)
             assert (answer.error, len(answer.devices)) == ("", 0)
-            result |= {"driver": DRIVER, "adminAccess": True}
-            assert "wants admin access" in (await dra.prepare(claim)).error
             assert dra.world.is_empty()
+
+    run(story())
+
+
+def monitor_spec(dra: Dra, claim: dict[str, Any]) -> dict[str, Any]:
+    path = dra.world.parts.specs.folder / f"vgpud.io-monitor_{claim['metadata']['uid']}.json"
+    return dict(json.loads(path.read_text())) if path.exists() else {}
+
+
+def test_a_claim_with_admin_access_watches_cards_and_takes_nothing(short: Path) -> None:
+    async def story() -> None:
+        async with dra_in(short) as dra:
+            await dra.published()
+            full = dra.cluster.allocate("full", "quota")
+            assert full is not None and not (await dra.prepare(full)).error
+            watch = dra.cluster.watch("watch")
+            uid = watch["metadata"]["uid"]
+            answer = await dra.prepare(watch)
+            assert not answer.error
+            cdi = [list(device.cdi_device_ids) for device in answer.devices]
+            assert cdi == [[f"vgpud.io/monitor={uid}-all"], []]
+            assert set(dra.held) == {f"claim/{full['metadata']['uid']}"}
+            (device,) = monitor_spec(dra, watch)["devices"]
+            paths = [node["path"] for node in device["containerEdits"]["deviceNodes"]]
+            assert paths == ["/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia1"], "CUDA needs nvidia-uvm"
+            # the driver's files change, and the claim is prepared again after a reboot
+            mount = Mount("/new/libnvidia-ml.so.1", "/new/libnvidia-ml.so.1")
+            dra.world.parts.specs.driver = DriverFiles((mount,))
+            await dra.until(lambda: "containerEdits" in monitor_spec(dra, watch))
+            await dra.world.parts.specs.remove_monitors(uid)
+            assert not (await dra.prepare(watch)).error
+            assert monitor_spec(dra, watch)
+            assert await dra.unprepare(watch) == ""
+            assert not monitor_spec(dra, watch)
+
+    run(story())
+
+
+def test_a_claim_may_have_a_slice_beside_its_admin_access(short: Path) -> None:
+    async def story() -> None:
+        async with dra_in(short) as dra:
+            await dra.published()
+            claim = dra.cluster.watch("both")
+            share = dra.cluster.allocate("share", "quota", {"memory": "1Gi"})
+            assert share is not None
+            results = claim["status"]["allocation"]["devices"]["results"]
+            results += share["status"]["allocation"]["devices"]["results"]
+            dra.world.effectors[Mode.PRELOAD].fail = {"attach"}
+            assert "attach was told to fail (E601)" in (await dra.prepare(claim)).error
+            assert not monitor_spec(dra, claim)
+            dra.world.effectors[Mode.PRELOAD].fail = set()
+            answer = await dra.prepare(claim)
+            uid, (held,) = claim["metadata"]["uid"], dra.held.values()
+            assert {
+                n: list(d.cdi_device_ids) for d in answer.devices for n in d.request_names if n == "gpu"
+            } == {"gpu": [held.cdi_name]}
+            assert held.request.id == f"claim/{uid}"
+            assert await dra.unprepare(claim) == ""
+            assert dra.world.is_empty()
+            assert not monitor_spec(dra, claim)
 
     run(story())
 

@@ -405,8 +405,7 @@ def test_every_choice_of_the_scheduler_can_be_allocated(mode: str, asks: list[An
         if claim is None:
             continue
         uid = claim["metadata"]["uid"]
-        parts = parts_of(claim, uid, "node-1", lambda n: target_of(n, node.devices, policy, places))
-        (part,) = parts
+        (part,), _ = parts_of(claim, uid, "node-1", lambda n: target_of(n, node.devices, policy, places))
         decision = choose(part.request, node, policy, use)
         assert decision.refusal is None, (decision.refusal, part)
         for piece in decision.slices:

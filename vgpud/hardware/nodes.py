@@ -31,6 +31,17 @@ def device_nodes(device: Device, mig: MigSlice | None, host_root: Path = Path("/
     return tuple(nodes)
 
 
+def monitor_nodes(device: Device, host_root: Path = Path("/")) -> tuple[DeviceNode, ...]:
+    """The device nodes with which NVML reads a device and its MIG instances. CUDA does not start with them,
+    because it needs /dev/nvidia-uvm.
+    """
+    paths = ["/dev/nvidiactl", *([f"/dev/nvidia{device.minor}"] if device.minor is not None else [])]
+    nodes = [_node(path, host_root) for path in paths]
+    if device.mig.current and (host_root / _DRIVER).is_dir():
+        nodes.append(_capability_node("monitor", host_root / _DRIVER / "capabilities/mig/monitor", host_root))
+    return tuple(nodes)
+
+
 def _node(path: str, host_root: Path) -> DeviceNode:
     major, minor = device_numbers(host_root / path.removeprefix("/")) or (None, None)
     return DeviceNode(path, major, minor)
@@ -54,19 +65,23 @@ def _capability_nodes(device: Device, mig: MigSlice, host_root: Path) -> list[De
             f"a MIG instance of {device.uuid} without ids has no device nodes",
             "report this with the log of vgpud",
         )
-    instance = f"gpu{device.minor}/gi{mig.gpu_instance_id}"
-    major = _major_of("nvidia-caps", host_root)
-    names = (f"{instance}/access", f"{instance}/ci{mig.compute_instance_id}/access")
-    minors = [_capability_minor(name, host_root) for name in names]
-    return [DeviceNode(f"/dev/nvidia-caps/nvidia-cap{minor}", major, minor) for minor in minors]
+    capabilities, gpu = host_root / _DRIVER / "capabilities", f"gpu{device.minor}"
+    rests = (
+        f"gi{mig.gpu_instance_id}/access",
+        f"gi{mig.gpu_instance_id}/ci{mig.compute_instance_id}/access",
+    )
+    return [_capability_node(f"{gpu}/{rest}", capabilities / gpu / "mig" / rest, host_root) for rest in rests]
 
 
-def _capability_minor(name: str, host_root: Path) -> int:
-    """The minor number of a MIG capability's device node, from the capability's own file. If that file is
+def _capability_node(name: str, own: Path, host_root: Path) -> DeviceNode:
+    major, minor = _major_of("nvidia-caps", host_root), _capability_minor(name, own, host_root)
+    return DeviceNode(f"/dev/nvidia-caps/nvidia-cap{minor}", major, minor)
+
+
+def _capability_minor(name: str, own: Path, host_root: Path) -> int:
+    """The minor number of a MIG capability's device node, from the capability's `own` file. If that file is
     absent, from the driver's table of all capabilities.
     """
-    gpu, rest = name.split("/", 1)
-    own = host_root / _DRIVER / "capabilities" / gpu / "mig" / rest
     for line in _lines(own):
         key, _, value = line.partition(":")
         if key.strip() == "DeviceFileMinor" and value.strip().isdigit():

@@ -17,13 +17,14 @@ from typing import Any
 from vgpud.inject.driver import DriverFiles
 from vgpud.inject.hooks import PRELOAD, HookProgram
 from vgpud.model.errors import ErrorCode, VgpuError
-from vgpud.model.tenancy import KUBELET_PREFIX, Allocation, DeviceNode, Mount
+from vgpud.model.tenancy import KUBELET_PREFIX, Allocation, DeviceNode, Edits, Mount
 
 KIND = "vgpud.io/vgpu"
+MONITOR_KIND = "vgpud.io/monitor"  # devices that NVML can read and that CUDA cannot use
 _PREFIX = "vgpud.io-vgpu_"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]*[A-Za-z0-9]")
 _WRITE_NEW = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-_TOP_KEYS = {"cdiVersion", "kind", "devices"}
+_TOP_KEYS = {"cdiVersion", "kind", "devices", "containerEdits"}
 _EDIT_KEYS = {"env", "deviceNodes", "mounts", "hooks"}
 _HOOK_NAMES = {"prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"}
 _NO_DRIVER = DriverFiles()
@@ -51,7 +52,7 @@ def build_spec(
         hooks += [{"hookName": "createContainer", **one} for one in hook.in_container(edits, driver)]
     body: dict[str, Any] = {}
     env = [f"{key}={value}" for key, value in edits.env if hook is None or key != PRELOAD]
-    nodes = [_node(node) for node in edits.device_nodes if node.major is not None and node.minor is not None]
+    nodes = _nodes(edits.device_nodes)
     mounts = [_mount(mount) for mount in driver.mounts + edits.mounts]
     for key, entries in (("env", env), ("deviceNodes", nodes), ("mounts", mounts), ("hooks", hooks)):
         if entries:
@@ -70,17 +71,45 @@ def spec_text(allocation: Allocation, driver: DriverFiles, hook: HookProgram | N
     return json.dumps(build_spec(allocation, driver, hook))
 
 
-def _node(node: DeviceNode) -> dict[str, Any]:
-    """The spec's entry for a device node. It contains the numbers, so that the node need not exist on the
-    host.
+def monitor_path(folder: Path, claim: str) -> Path:
+    return folder / f"vgpud.io-monitor_{claim}.json"
+
+
+def monitor_text(
+    devices: Mapping[str, Sequence[DeviceNode]], driver: DriverFiles, hook: HookProgram | None
+) -> str:
+    """The content of a spec with these monitors by name. Each has its device nodes and the driver's files."""
+    hooks = [*driver.hooks]
+    if hook is not None:
+        hooks += [{"hookName": "createContainer", **one} for one in hook.in_container(Edits(), driver)]
+    common: dict[str, Any] = {}
+    for key, entries in (("mounts", [_mount(mount) for mount in driver.mounts]), ("hooks", hooks)):
+        if entries:
+            common[key] = entries
+    void = ["NVIDIA_VISIBLE_DEVICES=void"]  # NVIDIA's own container runtime adds no devices then
+    named = [
+        {"name": name, "containerEdits": {"env": void, "deviceNodes": _nodes(nodes)}}
+        for name, nodes in devices.items()
+    ]
+    spec = {"cdiVersion": "0.5.0", "kind": MONITOR_KIND, "devices": named}
+    return json.dumps({**spec, "containerEdits": common} if common else spec)
+
+
+def _nodes(nodes: Sequence[DeviceNode]) -> list[dict[str, Any]]:
+    """The spec's entries for device nodes. They contain the numbers, so that a node need not exist on the
+    host. Nodes without numbers are left out.
     """
-    return {
-        "path": node.path,
-        "type": "c",
-        "major": node.major,
-        "minor": node.minor,
-        "permissions": node.permissions,
-    }
+    return [
+        {
+            "path": node.path,
+            "type": "c",
+            "major": node.major,
+            "minor": node.minor,
+            "permissions": node.permissions,
+        }
+        for node in nodes
+        if node.major is not None and node.minor is not None
+    ]
 
 
 def _mount(mount: Mount) -> dict[str, Any]:
@@ -95,7 +124,7 @@ def _mount(mount: Mount) -> dict[str, Any]:
 def validate(spec: Mapping[str, Any]) -> None:
     """Checks a spec. Raises VgpuError(CDI_FAILED) if a container runtime would refuse it."""
     problems = [f"unknown field {key!r}" for key in spec.keys() - _TOP_KEYS]
-    if spec.get("kind") != KIND:
+    if spec.get("kind") not in (KIND, MONITOR_KIND):
         problems.append(f"kind is {spec.get('kind')!r}")
     devices: Sequence[Mapping[str, Any]] = spec.get("devices") or ()
     if not devices:
@@ -104,6 +133,7 @@ def validate(spec: Mapping[str, Any]) -> None:
         if not _NAME.fullmatch(str(device.get("name", ""))):
             problems.append(f"bad device name {device.get('name')!r}")
         problems += _edit_problems(device.get("containerEdits") or {})
+    problems += _edit_problems(spec["containerEdits"]) if "containerEdits" in spec else []
     if problems:
         raise VgpuError(
             ErrorCode.CDI_FAILED,
@@ -137,10 +167,16 @@ def write_spec(
     driver: DriverFiles = _NO_DRIVER,
     hook: HookProgram | None = None,
 ) -> Path:
-    """Writes the allocation's spec, reads the file back, and checks it. Raises VgpuError(CDI_FAILED)."""
+    """Writes the allocation's spec. Raises VgpuError(CDI_FAILED)."""
     path = spec_path(folder, allocation.id)
+    write_text(path, spec_text(allocation, driver, hook))
+    return path
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a spec, reads the file back, and checks it. Raises VgpuError(CDI_FAILED)."""
+    folder = path.parent
     temporary = folder / f".{path.name}.tmp"  # runtimes read only *.json and *.yaml, so they ignore this file
-    text = spec_text(allocation, driver, hook)
     try:
         try:
             descriptor = os.open(temporary, _WRITE_NEW, 0o644)
@@ -162,14 +198,17 @@ def write_spec(
             f"the CDI spec {path} cannot be written: {error.strerror}",
             "check the folder's rights and free space, or set VGPUD_CDI_DIR",
         ) from error
-    return path
 
 
-def remove_spec(folder: Path, allocation_id: str) -> None:
-    """Removes the spec of an allocation if it exists. Raises VgpuError(CDI_FAILED) if the file cannot be
-    removed.
-    """
-    path = spec_path(folder, allocation_id)
+def has_text(path: Path, text: str) -> bool:
+    try:
+        return path.read_text() == text
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def remove_spec(path: Path) -> None:
+    """Removes a spec if it exists. Raises VgpuError(CDI_FAILED) if the file cannot be removed."""
     try:
         path.unlink()
     except (FileNotFoundError, NotADirectoryError):

@@ -6,7 +6,7 @@ own file system (FUSE).
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ from vgpud.inject import cdi
 from vgpud.inject.driver import DriverFiles
 from vgpud.inject.hooks import HookProgram
 from vgpud.model.errors import ErrorCode, VgpuError
-from vgpud.model.tenancy import Allocation
+from vgpud.model.tenancy import Allocation, DeviceNode
 from vgpud.threads import DaemonThreads
 
 T = TypeVar("T")
@@ -59,17 +59,24 @@ class Specs:
 
     def is_current(self, allocation: Allocation) -> bool:
         """True if the allocation's spec file has the content that `write` would give it."""
-        try:
-            text = cdi.spec_path(self.folder, allocation.id).read_text()
-        except (OSError, UnicodeDecodeError):
-            return False
-        return text == cdi.spec_text(allocation, self.driver, self.hook)
+        path = cdi.spec_path(self.folder, allocation.id)
+        return cdi.has_text(path, cdi.spec_text(allocation, self.driver, self.hook))
 
     async def remove(self, allocation_id: str) -> None:
         """Removes the spec of an allocation if it exists. Raises VgpuError(CDI_FAILED) if the file cannot be
         removed.
         """
-        await self._call(lambda: cdi.remove_spec(self.folder, allocation_id))
+        await self._call(lambda: cdi.remove_spec(cdi.spec_path(self.folder, allocation_id)))
+
+    async def write_monitors(self, claim: str, devices: Mapping[str, Sequence[DeviceNode]]) -> None:
+        """Writes the spec of a claim's monitors if it is not current. Raises VgpuError(CDI_FAILED)."""
+        path = cdi.monitor_path(self.folder, claim)
+        text = cdi.monitor_text(devices, self.driver, self.hook)
+        await self._call(lambda: None if cdi.has_text(path, text) else cdi.write_text(path, text))
+
+    async def remove_monitors(self, claim: str) -> None:
+        """Removes the spec of a claim's monitors if it exists. Raises VgpuError(CDI_FAILED)."""
+        await self._call(lambda: cdi.remove_spec(cdi.monitor_path(self.folder, claim)))
 
     async def list(self) -> frozenset[str]:
         """The ids of the allocations that have a spec. Raises VgpuError(CDI_FAILED)."""

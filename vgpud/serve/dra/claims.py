@@ -1,7 +1,8 @@
 """Converts a ResourceClaim that the scheduler has allocated into requests. Pure.
 
-Each request of a claim becomes one allocation, on one or several cards. Its id is the claim's uid, followed
-by the request's name if the claim has several requests. A container uses only one request of a claim, because
+Each request of a claim becomes one allocation, on one or several cards; a request with admin access becomes
+a monitor. An allocation's id is the claim's uid, followed by the request's name if the claim has several
+requests. A container uses only one request of a claim, because
 the environments of two requests would contradict each other.
 """
 
@@ -15,6 +16,7 @@ from vgpud.model.quantity import Percent, format_bytes, show_bytes
 from vgpud.model.tenancy import ANYONE, CLAIM_PREFIX, Owner, Request, Selector, Workload
 from vgpud.serve.dra.cards import Form, Target
 from vgpud.serve.dra.parameters import Parameters, parameters_for
+from vgpud.serve.dra.prepared import Monitor
 from vgpud.serve.dra.quantity import parse
 from vgpud.serve.dra.slices import DRIVER
 
@@ -32,6 +34,7 @@ class Result:
     device: str
     consumed: Mapping[str, int] = field(default_factory=dict)
     share: str = ""
+    admin: bool = False  # access to watch the device, which consumes nothing of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +45,19 @@ class Part:
     results: tuple[Result, ...]
 
 
-def parts_of(claim: Mapping[str, Any], uid: str, pool: str, find: Find) -> tuple[Part, ...]:
-    """The allocations to make for a claim's devices in this node's pool; empty if the claim has no device of
-    this driver.
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """The cards that a request with admin access may watch."""
+
+    monitor: Monitor
+    results: tuple[Result, ...]
+
+
+def parts_of(
+    claim: Mapping[str, Any], uid: str, pool: str, find: Find
+) -> tuple[tuple[Part, ...], tuple[Watched, ...]]:
+    """The allocations to make for a claim's devices in this node's pool, and the monitors; both are empty if
+    the claim has no device of this driver.
 
     Raises VgpuError: BAD_REQUEST, UNSUPPORTED, or NO_SUCH_DEVICE for a device that is no longer published.
     """
@@ -57,7 +70,9 @@ def parts_of(claim: Mapping[str, Any], uid: str, pool: str, find: Find) -> tuple
         ) from None
 
 
-def _parts_of(claim: Mapping[str, Any], uid: str, pool: str, find: Find) -> tuple[Part, ...]:
+def _parts_of(
+    claim: Mapping[str, Any], uid: str, pool: str, find: Find
+) -> tuple[tuple[Part, ...], tuple[Watched, ...]]:
     metadata = claim.get("metadata") or {}
     name = f"{metadata.get('namespace', '')}/{metadata.get('name', '')}"
     if metadata.get("uid") != uid:
@@ -81,18 +96,26 @@ def _parts_of(claim: Mapping[str, Any], uid: str, pool: str, find: Find) -> tupl
         if result.pool != pool:
             raise _bad(f"claim {name} has devices of pool {result.pool}, and this node is {pool}", "")
         by_request.setdefault(result.request, []).append(result)
-    return tuple(
+    shares = {key: own for key, own in by_request.items() if not own[0].admin}
+    parts = tuple(
         _part(
             uid,
             name,
             workload,
-            list(own),
+            own,
             find,
             parameters_for(devices.get("config") or (), key, DRIVER),
-            len(by_request),
+            len(shares),
         )
-        for key, own in by_request.items()
+        for key, own in shares.items()
     )
+    watched = (_watched(uid, key, own, find) for key, own in by_request.items() if own[0].admin)
+    return parts, tuple(watched)
+
+
+def _watched(uid: str, key: str, results: Sequence[Result], find: Find) -> Watched:
+    uuids = dict.fromkeys(_target(result, find).device.uuid for result in results)
+    return Watched(Monitor(f"{uid}-{_short(key).replace('/', '.')}", tuple(uuids)), tuple(results))
 
 
 def _pod_of(claim: Mapping[str, Any]) -> str:
@@ -102,12 +125,6 @@ def _pod_of(claim: Mapping[str, Any]) -> str:
 
 
 def _result(entry: Mapping[str, Any]) -> Result:
-    if entry.get("adminAccess"):
-        raise VgpuError(
-            ErrorCode.UNSUPPORTED,
-            f"request {entry.get('request')} wants admin access, which this driver does not give",
-            "leave adminAccess out; vgpud's metrics have the figures",
-        )
     consumed = {
         str(key).rpartition("/")[2]: parse(str(value))
         for key, value in (entry.get("consumedCapacity") or {}).items()
@@ -119,6 +136,7 @@ def _result(entry: Mapping[str, Any]) -> Result:
         str(entry["device"]),
         consumed,
         str(entry.get("shareID") or ""),
+        bool(entry.get("adminAccess")),
     )
 
 

@@ -15,6 +15,7 @@ from vgpud.node.room import Room
 from vgpud.serve.doors import run_all, set_at_changes, until_changed
 from vgpud.serve.dra.api import Api
 from vgpud.serve.dra.cards import Target, cards_of, names_of, target_of
+from vgpud.serve.dra.monitors import Monitors
 from vgpud.serve.dra.plugin import DraPlugin, Wellness
 from vgpud.serve.dra.prepared import PreparedClaims
 from vgpud.serve.dra.preparer import Preparer
@@ -48,6 +49,7 @@ class DraDoor:
         claims: Rows,
         api: Api,
         node: str,
+        monitors: Monitors,
         pace: Pace | None = None,
     ) -> None:
         self._keeper = keeper
@@ -56,7 +58,7 @@ class DraDoor:
         self._pace = pace or Pace()
         self._dirty = asyncio.Event()
         self._complained = ""
-        self.preparer = Preparer(keeper, api, PreparedClaims(claims), node, self._find)
+        self.preparer = Preparer(keeper, api, PreparedClaims(claims), node, self._find, monitors)
         self.plugin = DraPlugin(kubelet, self.preparer, self._registered, self._health)
         self._kubelet = kubelet
         self._pods = Pods(kubelet / "pod-resources" / KUBELET_SOCKET)

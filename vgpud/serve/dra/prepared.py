@@ -22,9 +22,17 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
+class Monitor:
+    """Admin access to cards, for one request of a claim. `name` is that of the CDI device."""
+
+    name: str
+    uuids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Prepared:
     """A prepared claim. `request_ids` are those of its allocations. `answers` are set when all allocations
-    exist.
+    and monitors exist.
     """
 
     uid: str
@@ -32,6 +40,7 @@ class Prepared:
     name: str
     request_ids: tuple[str, ...]
     answers: tuple[Answer, ...] = ()
+    monitors: tuple[Monitor, ...] = ()
 
 
 class PreparedClaims(Documents[Prepared]):

@@ -3,7 +3,7 @@ claim's uid.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from weakref import WeakValueDictionary
 
@@ -17,7 +17,8 @@ from vgpud.model.tenancy import CLAIM_PREFIX, Allocation, Lifetime, State, workl
 from vgpud.node.keeper import NodeKeeper
 from vgpud.serve.dra.api import Api, is_gone
 from vgpud.serve.dra.cards import Target
-from vgpud.serve.dra.claims import Part, parts_of
+from vgpud.serve.dra.claims import Result, parts_of
+from vgpud.serve.dra.monitors import Monitors, cdi_name
 from vgpud.serve.dra.prepared import Answer, Prepared, PreparedClaims
 from vgpud.serve.kubelet.pods import Listing
 
@@ -38,12 +39,14 @@ class Preparer:
         claims: PreparedClaims,
         pool: str,
         find: Callable[[str], Target | None],
+        monitors: Monitors,
     ) -> None:
         self._keeper = keeper
         self._api = api
         self._claims = claims
         self._pool = pool
         self._find = find
+        self._monitors = monitors
         # One lock for each claim in work. A lock is dropped when its last user has ended.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._suspects: set[str] = set()
@@ -56,28 +59,32 @@ class Preparer:
         async with self._lock(uid):
             known = self._claims.get(uid)
             if known is not None and known.answers and all(map(self._stands, known.request_ids)):
+                await self._monitors.write(uid, known.monitors)
                 return known.answers
             claim = await self._api.claim(namespace, name)
-            parts = parts_of(claim, uid, self._pool, self._find)
-            if not parts:
+            parts, watched = parts_of(claim, uid, self._pool, self._find)
+            if not parts and not watched:
                 return ()
             names = tuple(part.request.id for part in parts)
             await self._leave_failed(names)
             fresh = tuple(name for name in names if self._allocation(name) is None)
             # The claim is recorded before its allocations are made, so that after a crash they can be
             # attributed to the claim.
-            await self._claims.put(Prepared(uid, namespace, name, names))
+            prepared = Prepared(uid, namespace, name, names, monitors=tuple(one.monitor for one in watched))
+            await self._claims.put(prepared)
             try:
+                await self._monitors.write(uid, prepared.monitors)
                 made = [(part, await self._keeper.allocate(part.request)) for part in parts]
             except VgpuError:
                 await self._undo(uid, fresh)
                 raise
-            answers = tuple(answer for part, allocation in made for answer in _answers(part, allocation))
-            await self._claims.put(Prepared(uid, namespace, name, names, answers))
+            answers = [a for part, held in made for a in _answers(part.results, held.cdi_name)]
+            answers += [a for one in watched for a in _answers(one.results, cdi_name(one.monitor))]
+            await self._claims.put(replace(prepared, answers=tuple(answers)))
             log.info(
                 LogEvent.CLAIM_PREPARED, claim=f"{namespace}/{name}", claim_uid=uid, allocations=len(made)
             )
-            return answers
+            return tuple(answers)
 
     async def unprepare(self, uid: str) -> None:
         """Releases a claim's allocations, also if the claim is not recorded. Raises VgpuError(TENANT_ALIVE)
@@ -94,6 +101,7 @@ class Preparer:
                 except VgpuError as error:
                     if error.code is not ErrorCode.NO_SUCH_ALLOCATION:
                         raise
+            await self._monitors.remove(uid)
             await self._claims.drop(uid)
 
     def _lock(self, uid: str) -> asyncio.Lock:
@@ -115,6 +123,8 @@ class Preparer:
                 there = {}
             if (there.get("metadata") or {}).get("uid") != claim.uid:
                 missing.add(claim.uid)
+            elif claim.answers:
+                await self._renew(claim)
         audit.by_itself("its claim is gone from the cluster")
         for uid in missing & self._suspects:
             try:
@@ -124,6 +134,15 @@ class Preparer:
             else:
                 log.info(LogEvent.DELETED_CLAIM_RELEASED, claim_uid=uid)
         self._suspects = missing
+
+    async def _renew(self, claim: Prepared) -> None:
+        """Writes the spec of the claim's monitors again if the driver's files have changed."""
+        async with self._lock(claim.uid):
+            try:
+                if self._claims.get(claim.uid) is not None:
+                    await self._monitors.write(claim.uid, claim.monitors)
+            except VgpuError as error:
+                log.warning(LogEvent.CDI_SPECS_NOT_REWRITTEN, why=str(error))
 
     async def name(self, listed: Listing) -> None:
         """Records which pods and containers use each claim's allocations, as the kubelet lists them. Raises
@@ -140,6 +159,7 @@ class Preparer:
             for allocation in filter(None, map(self._allocation, names)):
                 await self._keeper.release(allocation.id, ROOT, force=False)
             if not self._of(uid):
+                await self._monitors.remove(uid)
                 await self._claims.drop(uid)
         except VgpuError as error:  # the kubelet prepares the claim again, or unprepares it
             log.warning(LogEvent.FAILED_CLAIM_NOT_UNDONE, claim_uid=uid, why=str(error))
@@ -175,13 +195,13 @@ def _checked(uid: str) -> str:
     return uid
 
 
-def _answers(part: Part, allocation: Allocation) -> list[Answer]:
-    """The answers for the devices of one allocation. Only the first device has the CDI name, because a
-    runtime must get it only once.
+def _answers(results: Iterable[Result], cdi_device: str) -> list[Answer]:
+    """The answers for the devices of one request. Only the first device has the CDI name, because a runtime
+    must get it only once.
     """
-    names: tuple[str, ...] = (allocation.cdi_name,)
+    names: tuple[str, ...] = (cdi_device,)
     found = []
-    for result in part.results:
+    for result in results:
         # A subrequest of a prioritised list has the name "main/sub", while containers refer to "main".
         request = result.request.partition("/")[0]
         found.append(Answer(request, result.pool, result.device, names, result.share))
