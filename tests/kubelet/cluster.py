@@ -128,6 +128,21 @@ def check_policy(policy: dict[str, Any], value: int) -> None:
         check(low + step <= value, "a step above the capacity")
 
 
+def check_statuses(status: dict[str, Any]) -> None:
+    """Each entry is for an allocated device, and has what a condition needs (validation.go)."""
+    key = ("driver", "pool", "device", "shareID")
+    given = [tuple(one.get(k) for k in key) for one in status["allocation"]["devices"]["results"]]
+    told = [tuple(one.get(k) for k in key) for one in status.get("devices") or ()]
+    check(len(set(told)) == len(told) and set(told) <= set(given), f"{told} are not of {given}")
+    for one in status.get("devices") or ():
+        known(one, *key, "conditions", "data")
+        for condition in one["conditions"]:
+            known(condition, "type", "status", "reason", "message", "lastTransitionTime")
+            check(condition["status"] in ("True", "False", "Unknown"), "status of a condition")
+            check(re.fullmatch(r"[A-Za-z]([A-Za-z0-9_]*[A-Za-z0-9])?", condition["reason"]), "reason")
+            check(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", condition["lastTransitionTime"]), "time")
+
+
 class Cluster:
     """A cluster with Kubernetes 1.`minor`. `off` has the disabled feature gates, whose fields are dropped
     silently, as by the API server.
@@ -164,6 +179,21 @@ class Cluster:
         if (namespace, name) not in self.claims:
             raise refusal(404, "no such claim")
         return copy.deepcopy(self.claims[namespace, name])
+
+    async def replace_claim_status(self, body: dict[str, Any]) -> dict[str, Any]:
+        about = body["metadata"]
+        self._called(f"status {about['namespace']}/{about['name']}")
+        there = self.claims.get((about["namespace"], about["name"]))
+        if there is None:
+            raise refusal(404, "no such claim")
+        try:
+            check_statuses(body["status"])
+        except Invalid as error:
+            raise refusal(422, str(error)) from None
+        there["status"] = copy.deepcopy(body["status"])
+        if "DRAResourceClaimDeviceStatus" in self.off:
+            there["status"].pop("devices", None)
+        return copy.deepcopy(there)
 
     async def slices(self, driver: str, node: str) -> tuple[list[dict[str, Any]], str]:
         self._called("list")
@@ -416,7 +446,8 @@ def _handler(cluster: Cluster) -> type[BaseHTTPRequestHandler]:
             _answer(self, cluster.create_slice(self._body(), asked.get("dryRun") == ["All"]), 201)
 
         def do_PUT(self) -> None:
-            _answer(self, cluster.replace_slice(self._body()), 200)
+            work = cluster.replace_claim_status if self.path.endswith("/status") else cluster.replace_slice
+            _answer(self, work(self._body()), 200)
 
         def do_DELETE(self) -> None:
             _answer(self, cluster.delete_slice(self.path.rpartition("/")[2]), 200)

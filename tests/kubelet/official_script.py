@@ -27,7 +27,10 @@ async def story(kubeconfig: Path, specs: list[Any]) -> dict[str, Any]:
     await publisher.publish(lambda able: tuple(specs[:1]))
     ((left,), _) = await api.slices("gpu.vgpud.io", "node-1")
     said["left"] = left["metadata"]["name"]
-    said["claim"] = (await api.claim("ns", "a"))["metadata"]["uid"]
+    claim = await api.claim("ns", "a")
+    said["claim"] = claim["metadata"]["uid"]
+    written = {**claim, "status": {**claim["status"], "devices": []}}
+    said["status"] = (await api.replace_claim_status(written))["status"]
     said["missing"] = await refused(api.claim("ns", "b"))
     stale = {**left, "metadata": {**left["metadata"], "resourceVersion": "0"}}
     said["conflict"] = await refused(api.replace_slice(stale))

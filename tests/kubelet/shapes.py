@@ -57,7 +57,7 @@ RULE = {"apiGroups": [str], "resources": [str], "verbs": [str]}
 SHAPES: dict[tuple[str, str], dict[str, Shape]] = {
     ("v1", "Namespace"): {},
     ("v1", "Pod"): {"spec": POD},
-    ("rbac.authorization.k8s.io/v1", "ClusterRole"): {"rules": [RULE]},
+    ("rbac.authorization.k8s.io/v1", "ClusterRole"): {"rules": [{**RULE, "resourceNames": [str]}]},
     ("rbac.authorization.k8s.io/v1", "ClusterRoleBinding"): {
         "roleRef": {"apiGroup": str, "kind": str, "name": str},
         "subjects": [{"apiGroup": str, "kind": str, "name": str, "namespace": str}],

@@ -285,6 +285,68 @@ def test_claims_of_other_drivers_are_ignored(short: Path) -> None:
     run(story())
 
 
+def told(dra: Dra, name: str) -> list[tuple[str, ...]]:
+    """The conditions of the claim's devices: status, reason, message."""
+    devices = dra.cluster.claims["ns", name]["status"].get("devices", ())
+    keys = ("status", "reason", "message")
+    return [tuple(condition[key] for key in keys) for one in devices for condition in one["conditions"]]
+
+
+def test_a_claims_status_tells_the_state_of_its_devices(short: Path) -> None:
+    async def story() -> None:
+        async with dra_in(short, POLICY.replace("check_seconds = 0.2", "check_seconds = 3600")) as dra:
+            await dra.published()
+            claim, watch = dra.cluster.allocate("a", "quota", {"memory": "1Gi"}), dra.cluster.watch("watch")
+            assert claim is not None and dra.door is not None
+            others = {"driver": "nic.example.com", "pool": "p", "device": "d"}
+            claim["status"]["allocation"]["devices"]["results"].append({"request": "nic", **others})
+            claim["status"]["devices"] = [{**others, "conditions": []}]
+            for one in (claim, watch):
+                assert not (await dra.prepare(one)).error
+            (held,) = dra.held.values()
+            ready = ("True", "Prepared", f"allocation {held.id}")
+            await dra.until(lambda: told(dra, "a") == [ready])
+            await dra.until(lambda: told(dra, "watch") == [("True", "Watched", "NVML reads the device")] * 2)
+            nic, gpu = claim["status"]["devices"]
+            assert nic == {**others, "conditions": []}
+            assert gpu["data"] == {"allocation": held.id}
+            # a check writes only what has changed
+            before = len(dra.cluster.requests)
+            await dra.door.preparer.check()
+            assert [call for call in dra.cluster.requests[before:] if call.startswith("status")] == []
+            well = dra.world.gateway.node
+            lost = replace(well.devices[0], health=Health.LOST)
+            dra.world.gateway.node = replace(well, devices=(lost, well.devices[1]))
+            while not any(a.failure for a in dra.held.values()):
+                await dra.world.keeper.listings.devices()  # looks at the devices
+                await asyncio.sleep(0.02)
+            await dra.door.preparer.check()
+            ((status, reason, message),) = told(dra, "a")
+            assert (status, reason) == ("False", "Failed")
+            assert message.startswith(f"allocation {held.id}: ")
+
+    run(story())
+
+
+def test_a_cluster_that_keeps_no_status_of_devices_is_not_written_to_again(short: Path) -> None:
+    async def story() -> None:
+        async with dra_in(short) as dra:
+            dra.cluster.off = {"DRAResourceClaimDeviceStatus"}
+            await dra.published()
+            claim = dra.cluster.allocate("a", "quota", {"memory": "1Gi"})
+            assert claim is not None and dra.door is not None
+            assert not (await dra.prepare(claim)).error
+            await dra.until(lambda: "status ns/a" in dra.cluster.requests)
+            for _ in range(3):
+                await dra.door.preparer.check()
+            assert dra.cluster.requests.count("status ns/a") == 1
+            dra.cluster.off = set()
+            await dra.register()  # a kubelet that starts may have a cluster with other gates
+            await dra.until(lambda: told(dra, "a"))
+
+    run(story())
+
+
 def monitor_spec(dra: Dra, claim: dict[str, Any]) -> dict[str, Any]:
     path = dra.world.parts.specs.folder / f"vgpud.io-monitor_{claim['metadata']['uid']}.json"
     return dict(json.loads(path.read_text())) if path.exists() else {}

@@ -27,7 +27,10 @@ def test_slices_are_published_by_the_official_kubernetes_client(tmp_path: Path) 
     if path is None:
         unmet("python-index", official.why)
     cluster = Cluster()
-    cluster.claims["ns", "a"] = {"metadata": {"uid": "u-1"}}
+    cluster.claims["ns", "a"] = {
+        "metadata": {"namespace": "ns", "name": "a", "uid": "u-1"},
+        "status": {"allocation": {"devices": {"results": []}}},
+    }
     served = HttpCluster(cluster)
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text(served.kubeconfig)
@@ -48,6 +51,7 @@ def test_slices_are_published_by_the_official_kubernetes_client(tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout.splitlines()[-1])
     assert (said["minor"], said["left"], said["claim"]) == (36, "node-1-gpu.vgpud.io-000", "u-1")
+    assert said["status"] == {"allocation": {"devices": {"results": []}}, "devices": []}
     assert said["missing"][:2] == [804, 404]
     assert said["conflict"][:2] == [804, 409]
     assert said["again"][:2] == [804, 409]

@@ -41,6 +41,7 @@ class LogEvent(StrEnum):
     CDI_SPEC_NOT_REWRITTEN = auto()
     CLAIM_FAILED = auto()
     CLAIM_PREPARED = auto()
+    CLAIM_STATUS_NOT_WRITTEN = auto()
     CLUSTER_LACKS_DRA_FEATURES = auto()
     CONNECTION_CLOSED_TOO_MANY_ARRIVALS = auto()
     CONNECTION_NOT_ACCEPTED = auto()

@@ -41,6 +41,10 @@ class Api(Protocol):
 
     async def claim(self, namespace: str, name: str) -> Json: ...
 
+    async def replace_claim_status(self, body: Json) -> Json:
+        """Writes the status of a claim that was read, and returns the claim as the server has it."""
+        ...
+
     async def node(self, name: str) -> Json: ...
 
     async def slices(self, driver: str, node: str) -> tuple[list[Json], str]:
@@ -78,6 +82,12 @@ class ApiServer:
 
     async def claim(self, namespace: str, name: str) -> Json:
         return await self._objects("get_namespaced_custom_object", namespace, _CLAIMS, name)
+
+    async def replace_claim_status(self, body: Json) -> Json:
+        about = body["metadata"]
+        return await self._objects(
+            "replace_namespaced_custom_object_status", about["namespace"], _CLAIMS, about["name"], body
+        )
 
     async def node(self, name: str) -> Json:
         found = await self._call(lambda k: k.CoreV1Api(self._client).read_node, name)

@@ -66,7 +66,7 @@ class DraDoor:
         self._published = False
 
     async def run(self) -> None:
-        work = (self._listen, self._publish, self._serve, self._check)
+        work = (self._listen, self._publish, self._serve, self._check, self._tell)
         try:
             await run_all(work, self._pace.retry)
         finally:
@@ -134,6 +134,7 @@ class DraDoor:
         because the kubelet and the cluster may have another version now.
         """
         self._publisher.ask_anew()
+        self.preparer.ask_anew()
         self._dirty.set()
 
     async def _serve(self) -> None:
@@ -157,6 +158,14 @@ class DraDoor:
             if self._enabled:
                 await self.preparer.check()
                 await self._name()
+
+    async def _tell(self) -> None:
+        while True:
+            uid = await self.preparer.prepared.get()
+            try:
+                await self.preparer.tell(uid)
+            except VgpuError as error:  # the next check tells it
+                log.debug(LogEvent.CLAIM_STATUS_NOT_WRITTEN, claim_uid=uid, why=str(error))
 
     async def _name(self) -> None:
         listed = await self._pods.list()

@@ -5,6 +5,7 @@ claim's uid.
 import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from datetime import UTC, datetime
 from weakref import WeakValueDictionary
 
 import structlog
@@ -15,11 +16,13 @@ from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.log_event import LogEvent
 from vgpud.model.tenancy import CLAIM_PREFIX, Allocation, Lifetime, State, workload_of
 from vgpud.node.keeper import NodeKeeper
-from vgpud.serve.dra.api import Api, is_gone
+from vgpud.serve.dra.api import Api, Refusal, is_gone
 from vgpud.serve.dra.cards import Target
 from vgpud.serve.dra.claims import Result, parts_of
+from vgpud.serve.dra.conditions import with_devices
 from vgpud.serve.dra.monitors import Monitors, cdi_name
 from vgpud.serve.dra.prepared import Answer, Prepared, PreparedClaims
+from vgpud.serve.dra.slices import Json
 from vgpud.serve.kubelet.pods import Listing
 
 log = structlog.get_logger(__name__)
@@ -50,6 +53,8 @@ class Preparer:
         # One lock for each claim in work. A lock is dropped when its last user has ended.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._suspects: set[str] = set()
+        self._tells = True  # False where the cluster does not take the status of devices
+        self.prepared: asyncio.Queue[str] = asyncio.Queue()  # uids of claims whose status is to be told
 
     async def prepare(self, namespace: str, name: str, uid: str) -> tuple[Answer, ...]:
         """Prepares a claim. Raises VgpuError; the allocations that were made for the claim are then
@@ -81,6 +86,7 @@ class Preparer:
             answers = [a for part, held in made for a in _answers(part.results, held.cdi_name)]
             answers += [a for one in watched for a in _answers(one.results, cdi_name(one.monitor))]
             await self._claims.put(replace(prepared, answers=tuple(answers)))
+            self.prepared.put_nowait(uid)
             log.info(
                 LogEvent.CLAIM_PREPARED, claim=f"{namespace}/{name}", claim_uid=uid, allocations=len(made)
             )
@@ -107,9 +113,13 @@ class Preparer:
     def _lock(self, uid: str) -> asyncio.Lock:
         return self._locks.setdefault(_checked(uid), asyncio.Lock())
 
+    def ask_anew(self) -> None:
+        """Makes the next check try again to write the status of devices."""
+        self._tells = True
+
     async def check(self) -> None:
         """Releases allocations of claims that no longer exist in the cluster, because they were deleted by
-        force or created again.
+        force or created again. Tells the other claims the state of their devices.
 
         A claim must be missing at two checks in a row; an error of the API server releases nothing.
         """
@@ -125,6 +135,7 @@ class Preparer:
                 missing.add(claim.uid)
             elif claim.answers:
                 await self._renew(claim)
+                await self._tell(claim, there)
         audit.by_itself("its claim is gone from the cluster")
         for uid in missing & self._suspects:
             try:
@@ -134,6 +145,30 @@ class Preparer:
             else:
                 log.info(LogEvent.DELETED_CLAIM_RELEASED, claim_uid=uid)
         self._suspects = missing
+
+    async def tell(self, uid: str) -> None:
+        """Writes the state of a claim's devices into the claim's status. Raises VgpuError."""
+        claim = self._claims.get(uid)
+        if claim is not None and claim.answers:
+            there = await self._api.claim(claim.namespace, claim.name)
+            if there["metadata"]["uid"] == uid:
+                await self._tell(claim, there)
+
+    async def _tell(self, claim: Prepared, there: Json) -> None:
+        """A conflict with another writer is left to the next check, as is an API server that is away."""
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        told = with_devices(there, claim, self._of(claim.uid), now)
+        if not self._tells or told == there or self._claims.get(claim.uid) is None:
+            return
+        try:
+            kept = await self._api.replace_claim_status(told)
+        except VgpuError as error:
+            self._tells = not isinstance(error, Refusal) or error.status != 403
+            log.warning(
+                LogEvent.CLAIM_STATUS_NOT_WRITTEN, claim_uid=claim.uid, why=str(error), hint=error.hint
+            )
+        else:
+            self._tells = bool((kept.get("status") or {}).get("devices"))  # dropped where the gate is off
 
     async def _renew(self, claim: Prepared) -> None:
         """Writes the spec of the claim's monitors again if the driver's files have changed."""
