@@ -37,7 +37,7 @@ def test_a_late_answer_is_not_taken_for_the_next_calls(tmp_path: Path) -> None:
     """
 
     async def work() -> None:
-        async with suspender(tmp_path).session() as session:
+        async with suspender(tmp_path).session(1) as session:
             for _ in range(2):
                 with pytest.raises(VgpuError) as late:
                     await session.save(process(12), 0.05)
@@ -51,10 +51,34 @@ def test_a_late_answer_is_not_taken_for_the_next_calls(tmp_path: Path) -> None:
 
 def test_a_helper_that_dies_leaves_the_result_unknown(tmp_path: Path) -> None:
     async def work() -> None:
-        async with suspender(tmp_path).session() as session:
+        async with suspender(tmp_path).session(1) as session:
             for _ in range(2):
                 with pytest.raises(VgpuError) as gone:
                     await session.unlock(process(10))
                 assert gone.value.code is ErrorCode.HELPER_FAILED
+
+    asyncio.run(work())
+
+
+def test_a_user_with_many_suspensions_delays_another_by_one(tmp_path: Path) -> None:
+    """Each suspension of the attacker's lasts until the driver gives up waiting for its kernel."""
+
+    async def work() -> None:
+        made, order = suspender(tmp_path), []
+
+        async def suspend(user: int) -> None:
+            async with made.session(user) as session:
+                order.append(user)
+                await session.save(process(10), 300)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(20):
+                group.create_task(suspend(1))
+            while not order:
+                await asyncio.sleep(0.01)
+            group.create_task(suspend(2))
+            await asyncio.sleep(0)
+            (tmp_path / "lock.go").touch()
+        assert order.index(2) <= 2
 
     asyncio.run(work())

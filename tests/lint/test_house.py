@@ -22,7 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "lease_layout": set(),
     "units": {"proc", "model"},
     "ledger": {"model"},
-    "hardware": {"proc", "model"},
+    "hardware": {"pace", "proc", "model"},
     "policy": {"model"},
     "planner": {"policy", "model"},
     "inject": {"model", "threads"},

@@ -52,7 +52,7 @@ class Driver:
     closing: asyncio.Event | None = None
 
     @asynccontextmanager
-    async def session(self) -> AsyncIterator["Driver"]:
+    async def session(self, user: int) -> AsyncIterator["Driver"]:
         if self.gate is not None:
             await self.gate.wait()
         yield self

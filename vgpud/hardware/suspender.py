@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Protocol
 
 from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.pace import Pace
 
 _ENDED, _SUCCESS, _INVALID_VALUE, _NOT_READY, _NOT_SUPPORTED = -1, 0, 1, 600, 801
-# maximum time until vgpu-suspend is ready: it waits for the end of another vgpu-suspend, and cuInit takes
-# long on a node with many devices
+# maximum time until vgpu-suspend is ready: it waits for the end of a vgpu-suspend that an earlier vgpud
+# started, and cuInit takes long on a node with many devices
 _START_SECONDS = 60.0
 _STATE_SECONDS = 30.0
 _WHY = {
@@ -135,12 +136,20 @@ class Suspender:
     def __init__(self, program: Path, lock: Path) -> None:
         self._program = program
         self._lock = lock
+        self._turns = Pace(rest_factor=0)
 
     @asynccontextmanager
-    async def session(self) -> AsyncIterator[Session]:
-        """Starts vgpu-suspend and yields its session. Raises VgpuError: UNSUPPORTED if this node cannot
-        suspend, HELPER_FAILED.
+    async def session(self, user: int) -> AsyncIterator[Session]:
+        """Starts vgpu-suspend for a tenant of `user` and yields its session. Sessions run one at a time, and
+        users take turns: the driver waits up to ten seconds for each tenant whose kernel does not end.
+
+        Raises VgpuError: UNSUPPORTED if this node cannot suspend, HELPER_FAILED.
         """
+        async with self._turns.turn(user), self._session() as session:
+            yield session
+
+    @asynccontextmanager
+    async def _session(self) -> AsyncIterator[Session]:
         ours, theirs = socket.socketpair()
         with theirs:
             process = self._start(theirs)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -135,6 +136,10 @@ class Checkpoints:
     def visible(self, pid: int) -> frozenset[str]:
         """UUIDs of the devices whose nodes the process can open."""
         return visible_devices(pid, self._services.inventory.node.devices, self._services.host_root)
+
+    def session(self, allocation: Allocation) -> AbstractAsyncContextManager[Session]:
+        """A session of vgpu-suspend, in the turn of the user for whom the allocation counts."""
+        return self._services.suspender.session(allocation.request.counts_for.uid)
 
     async def unless_gone(self, process: SuspendedProcess, work: Awaitable[None]) -> None:
         try:

@@ -119,7 +119,7 @@ class Moves:
 
     async def _move(self, before: Allocation, going: Allocation) -> Allocation:
         try:
-            async with self._services.suspender.session() as session:
+            async with self._do.session(before) as session:
                 if not is_away(going):
                     await self._services.kept.make_way(rules.turned(going))
                 going = replace(going, suspended=await self._processes(session, before))
@@ -339,7 +339,7 @@ class Moves:
         """
 
         async def finish() -> None:
-            async with self._services.suspender.session() as session:
+            async with self._do.session(allocation) as session:
                 held = living(allocation)
                 try:
                     await self._run(session, held, rules.end_steps(held), _ended(held))

@@ -145,7 +145,7 @@ class Suspends:
         there.
         """
         known = tuple(rules.deepened(process) for process in before.suspended)
-        async with self._services.suspender.session() as session:
+        async with self._do.session(before) as session:
             processes = await self._do.processes(session, before, known)
             wanted = sum(p.stays_bytes if before.is_swapped else p.memory_bytes for p in processes)
             rules.check_host(wanted, rules.held_bytes(self._book), self._services.host())
@@ -214,7 +214,7 @@ class Suspends:
                 await self._services.transitions.ensure(part.device_uuid, part.mode)
             if coming.is_swapped:
                 return await self.swaps.back(before, coming)
-            async with self._services.suspender.session() as session:
+            async with self._do.session(coming) as session:
                 await self._do.record(coming, Change.RESUME, "resume")
                 coming = await self._bring_back(session, coming)
             if coming.is_swapped:
@@ -309,7 +309,7 @@ class Suspends:
                 return
             sentence = told("resumed after vgpud was interrupted", coming)
             stays = allocation.state is State.SUSPENDING
-            async with self._services.suspender.session() as session:
+            async with self._do.session(coming) as session:
                 await self._wake(session, coming, sentence, stays_evicted=stays)
 
         await asyncio.shield(self._services.changes.begin(allocation.id, wake()))
