@@ -90,13 +90,21 @@ def impostor(node: Node, what: str) -> "subprocess.Popen[str]":
     )
 
 
-def test_a_reused_pid_does_not_register_another_users_process(any_kernel: Node) -> None:
+@pytest.mark.parametrize("late", [False, True], ids=["accepted at once", "accepted after the pid's reuse"])
+def test_a_reused_pid_does_not_register_another_users_process(any_kernel: Node, late: bool) -> None:
     any_kernel.lease()
+    assert any_kernel.arbiter is not None
+    if late:
+        any_kernel.arbiter.send_signal(signal.SIGSTOP)
     program = impostor(any_kernel, "register")
-    out, _ = program.communicate(timeout=300)
+    assert program.stdout is not None
+    stranger = program.stdout.readline()
+    any_kernel.arbiter.send_signal(signal.SIGCONT)
+    answer = program.stdout.readline()
+    program.communicate(timeout=300)
     if program.returncode == CANNOT_CHOOSE_PIDS:
         unmet("namespaces", "process numbers cannot be chosen here")
-    assert (program.returncode, int(out)) == (0, REFUSED)
+    assert (program.returncode, answer) == (0, f"{REFUSED}\n"), stranger
     assert any_kernel.client.list("a1") == ()
 
 

@@ -5,8 +5,8 @@
  *   impostor LEASE SLOT register|stay
  * A child that shares the descriptor table (clone with CLONE_FILES) locks the slot, connects and ends. Lock and
  * connection stay open under its pid. Then clone3 with set_tid starts a process of another uid with that pid.
- * register: registers on the connection, and prints the kind of the answer. stay: prints the pid, and ends with
- * standard input. Exit status 3: pids cannot be chosen here.
+ * It prints the pid. register: registers on the connection, and prints the kind of the answer. stay: ends with standard
+ * input. Exit status 3: pids cannot be chosen here.
  */
 #include <fcntl.h>
 #include <linux/sched.h>
@@ -85,8 +85,10 @@ int main(int argc, char **argv)
     if (stranger < 0)
         return CANNOT;
     bool registers = strcmp(argv[3], "register") == 0;
-    printf("%d\n", registers ? register_now(line, slot) : (int)stranger);
+    printf("%d\n", (int)stranger);
     fflush(stdout);
+    if (registers)
+        printf("%d\n", (int)register_now(line, slot));
     while (!registers && read(STDIN_FILENO, &byte, 1) > 0)
         continue;
     kill(stranger, SIGKILL);
