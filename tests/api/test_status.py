@@ -55,7 +55,7 @@ def test_every_error_survives_the_grpc_status(failing: Failing) -> None:
 
 
 def test_each_error_has_the_grpc_status_of_the_error_table(failing: Failing) -> None:
-    failing.status = status.to_status(VgpuError(ErrorCode.NO_CAPACITY, "no room"))
+    failing.status = status.to_status(VgpuError(ErrorCode.NO_CAPACITY, "no room", ""))
     with grpc.insecure_channel(f"unix:{failing.path}") as channel, pytest.raises(grpc.RpcError) as caught:
         call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/vgpud.v1.Vgpud/GetNode")
         call(b"")

@@ -211,7 +211,7 @@ def test_a_command_that_cannot_run_exits_126(
 
 
 def test_a_failed_release_does_not_hide_the_error_of_the_program(ctl: Ctl, daemon: Daemon) -> None:
-    daemon.replies["Release"] = VgpuError(ErrorCode.STOPPING, "vgpud is stopping")
+    daemon.replies["Release"] = VgpuError(ErrorCode.STOPPING, "vgpud is stopping", "")
     done = ctl("run", "--", "no-such-command")
     assert done.returncode == 127
     assert "stopping" not in done.stderr

@@ -274,7 +274,7 @@ def test_a_watched_listing_is_drawn_again_across_a_restart_of_the_daemon(daemon:
     live = Live(daemon, verb=("ls", "-w"))
     live.until("a1b2c3d4")
     since = len(live.text)
-    daemon.replies["ListAllocations"] = VgpuError(ErrorCode.STOPPING, "vgpud is stopping")
+    daemon.replies["ListAllocations"] = VgpuError(ErrorCode.STOPPING, "vgpud is stopping", "")
     live.until("waiting: vgpud is stopping", since)
     since = len(live.text)
     daemon.replies["ListAllocations"] = canned.allocations()

@@ -52,7 +52,7 @@ def test_status_is_degraded_by_a_failed_allocation(main: Ctl, daemon: Daemon) ->
 
 def test_status_is_degraded_without_hardware(main: Ctl, daemon: Daemon) -> None:
     daemon.replies["GetNode"] = canned.node(hardware_error="the NVIDIA driver is not loaded")
-    daemon.replies["ListDevices"] = VgpuError(ErrorCode.DRIVER_MISSING, "the NVIDIA driver is not loaded")
+    daemon.replies["ListDevices"] = VgpuError(ErrorCode.DRIVER_MISSING, "the NVIDIA driver is not loaded", "")
     done = main("status")
     assert done.returncode == 37
     assert "degraded:  the NVIDIA driver is not loaded\n" in done.stdout
@@ -111,7 +111,7 @@ def test_each_alloc_has_a_unique_request_id(main: Ctl, daemon: Daemon) -> None:
 
 
 def test_an_interrupted_alloc_prints_how_to_get_the_allocation(main: Ctl, daemon: Daemon) -> None:
-    daemon.replies["Allocate"] = VgpuError(ErrorCode.STOPPING, "vgpud is stopping")
+    daemon.replies["Allocate"] = VgpuError(ErrorCode.STOPPING, "vgpud is stopping", "")
     done = main("alloc")
     (request,) = daemon.requests("Allocate")
     assert done.returncode == 32

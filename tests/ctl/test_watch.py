@@ -122,7 +122,7 @@ def test_watch_resumes_when_the_daemon_restarts(daemon: Daemon, gate: threading.
 
 
 def test_watch_resumes_after_the_daemon_stops_and_starts(daemon: Daemon, gate: threading.Event) -> None:
-    goodbye = VgpuError(ErrorCode.STOPPING, "vgpud is stopping")
+    goodbye = VgpuError(ErrorCode.STOPPING, "vgpud is stopping", "")
     daemon.replies["GetNode"].revision = 42
     daemon.watches = [events(42, fail=goodbye), events(43, gate=gate)]
     with watching(daemon, "-q") as process:
@@ -132,8 +132,8 @@ def test_watch_resumes_after_the_daemon_stops_and_starts(daemon: Daemon, gate: t
 
 
 def test_watch_reports_lost_events(daemon: Daemon, gate: threading.Event) -> None:
-    goodbye = VgpuError(ErrorCode.STOPPING, "vgpud is stopping")
-    gone = VgpuError(ErrorCode.BAD_REVISION, "events after revision 42 are no longer kept")
+    goodbye = VgpuError(ErrorCode.STOPPING, "vgpud is stopping", "")
+    gone = VgpuError(ErrorCode.BAD_REVISION, "events after revision 42 are no longer kept", "")
     daemon.replies["GetNode"].revision = 90
     daemon.watches = [events(42, fail=goodbye), events(fail=gone), events(91, gate=gate)]
     with watching(daemon, "-o", "json") as process:
@@ -146,7 +146,7 @@ def test_watch_reports_lost_events(daemon: Daemon, gate: threading.Event) -> Non
 
 
 def test_watch_reports_a_reset_of_revisions(daemon: Daemon, gate: threading.Event) -> None:
-    goodbye = VgpuError(ErrorCode.STOPPING, "vgpud is stopping")
+    goodbye = VgpuError(ErrorCode.STOPPING, "vgpud is stopping", "")
     daemon.replies["GetNode"].revision = 3
     daemon.watches = [events(42, fail=goodbye), events(4, gate=gate)]
     with watching(daemon, "--after", "41") as process:

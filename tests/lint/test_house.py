@@ -142,6 +142,25 @@ def test_the_inner_rooms_import_only_from_below() -> None:
             assert {f"{outer}/{name[2]}" for name in imported} <= below | {room}, path
 
 
+def test_each_error_has_a_hint() -> None:
+    """The hint is the third argument, or named. An expression must not be able to give the empty text."""
+    wrong = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in modules()
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        if node.func.id in ("VgpuError", "Problem", "wrong")
+        for hint in [*node.args[{"wrong": 1, "Problem": 3}.get(node.func.id, 2) :][:1], *named(node, "hint")]
+        for text in ([hint, hint.body, hint.orelse] if isinstance(hint, ast.IfExp) else [hint])
+        if isinstance(text, ast.Constant) and not text.value
+    ]
+    assert wrong == []
+
+
+def named(call: ast.Call, name: str) -> list[ast.expr]:
+    return [keyword.value for keyword in call.keywords if keyword.arg == name]
+
+
 def test_pure_rooms_have_no_input_or_output() -> None:
     pure = [path for path in modules() if room_of(path) in PURE]
     assert len(pure) > 40, "the modules are not found"

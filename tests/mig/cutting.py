@@ -145,7 +145,7 @@ class Card:
         key = (profile_id, placement)
         self.scissors.point()
         if key in self.refuse:
-            raise VgpuError(ErrorCode.NVML_FAILED, "told to fail")
+            raise VgpuError(ErrorCode.NVML_FAILED, "told to fail", "")
         now = TABLE.state((i.profile_id, i.placement) for i in self.instances.values())
         assert self.mode, "an instance was made with MIG mode off"
         assert TABLE.free_after[now] >> TABLE.number[key] & 1, f"no room for {key} beside {TABLE.keys(now)}"
@@ -171,7 +171,7 @@ class Card:
         instance = self.instances[gpu_instance_id]
         self.scissors.point()
         if (instance.key, key) in self.refuse_parts:
-            raise VgpuError(ErrorCode.NVML_FAILED, "told to fail")
+            raise VgpuError(ErrorCode.NVML_FAILED, "told to fail", "")
         geometry = geometry_for(profile_of(instance.key).compute)
         now = geometry.state(one.key for one in instance.compute_instances if one.key is not None)
         assert geometry.free_after[now] >> geometry.number[key] & 1, (
@@ -187,7 +187,7 @@ class Card:
         gone = next(one for one in instance.compute_instances if one.id == compute_instance_id)
         assert gone.key is not None
         if (instance.key, gone.key) in self.processes_in:
-            raise VgpuError(ErrorCode.DEVICE_IN_USE, "somebody is on it")
+            raise VgpuError(ErrorCode.DEVICE_IN_USE, "somebody is on it", "")
         self.scissors.point()
         left = tuple(one for one in instance.compute_instances if one is not gone)
         self.instances[gpu_instance_id] = replace(instance, compute_instances=left)
@@ -198,7 +198,7 @@ class Card:
         instance = self.instances[gpu_instance_id]
         key = instance.key
         if key in self.processes_on or any(on == key for on, _ in self.processes_in):
-            raise VgpuError(ErrorCode.DEVICE_IN_USE, "somebody is on it")
+            raise VgpuError(ErrorCode.DEVICE_IN_USE, "somebody is on it", "")
         self.scissors.point()
         self.instances[gpu_instance_id] = replace(instance, compute_instances=())
         # the daemon may be cut after the compute instance is destroyed and before its GPU instance is

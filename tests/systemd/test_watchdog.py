@@ -55,7 +55,7 @@ def test_a_healthy_daemon_notifies_the_watchdog(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_daemon_on_a_full_disk_notifies_the_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
-    full = VgpuError(ErrorCode.LEDGER_FULL, "the disk is full")
+    full = VgpuError(ErrorCode.LEDGER_FULL, "the disk is full", "")
     assert heard(Ledger(error=full), monkeypatch) != []
 
 

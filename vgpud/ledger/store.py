@@ -84,7 +84,9 @@ class Ledger:
             outcome = encode_outcome(allocation)
             return await self._do(lambda tables: tables.change(allocation.id, outcome), durability)
         raise VgpuError(
-            ErrorCode.BUG, f"an intent cannot have state {allocation.state.value}: allocation {allocation.id}"
+            ErrorCode.BUG,
+            f"an intent cannot have state {allocation.state.value}: allocation {allocation.id}",
+            "report this with the journal of vgpud",
         )
 
     async def rebind(self, allocation: Allocation, *, durability: Durability = Durability.PROCESS) -> None:

@@ -114,7 +114,7 @@ class VgpuError(Exception):
 
     code: ErrorCode
     sentence: str
-    hint: str = ""
+    hint: str
     details: tuple[str, ...] = field(default=())
 
     def __post_init__(self) -> None:

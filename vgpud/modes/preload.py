@@ -505,7 +505,7 @@ class Preload:
         # Listings ask one after the other, so that all of them wait for one missing answer only.
         async with self._listing:
             if self._is_silent:
-                raise VgpuError(ErrorCode.HELPER_TIMEOUT, self.trouble(), "")
+                raise VgpuError(ErrorCode.HELPER_TIMEOUT, self.trouble(), "try again when it runs")
             return await self._registered(allocation.id, is_patient=False)
 
     async def _registered(self, allocation_id: str, is_patient: bool) -> tuple[int, ...]:

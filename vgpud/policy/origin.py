@@ -31,11 +31,11 @@ class Problem:
     origin: Origin
     key: str
     sentence: str
-    hint: str = ""
+    hint: str
 
     def __str__(self) -> str:
         place = f"{self.origin}: {self.key}" if self.key else str(self.origin)
-        return f"{place}: {self.sentence}" + (f"; {self.hint}" if self.hint else "")
+        return f"{place}: {self.sentence}; {self.hint}"
 
 
 def shown_path(path: Path) -> str:

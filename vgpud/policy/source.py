@@ -71,7 +71,8 @@ def parse(path: Path, text: str) -> Source | Problem:
         return _malformed(path, text, str(error))
     except ValueError:  # int() refuses a number with too many digits
         digits = sys.get_int_max_str_digits()
-        return Problem(Origin(path), "", f"is not TOML: a number has more than {digits} digits")
+        sentence = f"is not TOML: a number has more than {digits} digits"
+        return Problem(Origin(path), "", sentence, "a policy needs no number beyond 64 bits: correct it")
 
 
 def _read_bytes(path: Path) -> bytes | Problem:
@@ -100,7 +101,9 @@ def _malformed(path: Path, text: str, message: str) -> Problem:
         message = message[: found.start()]
     reason = "".join(c if c.isprintable() else " " for c in message)
     sentence = f"is not TOML: {reason[:1].lower()}{reason[1:200]}{where}"
-    hint = "save the file without a byte order mark" if text.startswith("\ufeff") else ""
-    if reason.startswith("Invalid value") and not hint:
+    hint = "correct it at that place" if where else "correct the file; toml.io has the format"
+    if text.startswith("\ufeff"):
+        hint = "save the file without a byte order mark"
+    elif reason.startswith("Invalid value"):
         hint = 'text stands in quotes, as in mode = "auto"'
     return Problem(Origin(path, line), "", sentence, hint)

@@ -15,11 +15,11 @@ _SHOWN_LENGTH = 40
 # pydantic's error types, as listed at https://docs.pydantic.dev/latest/errors/validation_errors/
 _WANTED = {
     "string_type": ("text", 'write it in quotes: "..."'),
-    "int_type": ("a whole number", ""),
-    "float_type": ("a number", ""),
-    "bool_type": ("true or false", "write it without quotes"),
+    "int_type": ("a whole number", "write digits only, as in 4"),
+    "float_type": ("a number", "write digits without quotes, as in 1.5"),
+    "bool_type": ("true or false", "write true or false without quotes"),
     "tuple_type": ("an array", 'write it as in ["..."]'),
-    "model_type": ("a table", ""),
+    "model_type": ("a table", "write its keys below its header"),
 }
 
 
@@ -37,7 +37,8 @@ def explain(error: ErrorDetails) -> tuple[str, str]:
         return _not_a_choice(value, re.findall(r"'([^']*)'", str(context["expected"])))
     if kind in _WANTED:
         return _wrong_type(kind, path, value)
-    return _impossible(kind, value, context) or (f"{shown(value)}: {error['msg'].lower()}", "")
+    unforeseen = f"{shown(value)}: {error['msg'].lower()}", "see docs/policy.md for the key"
+    return _impossible(kind, value, context) or unforeseen
 
 
 def shown(value: object) -> str:
@@ -77,15 +78,13 @@ def _wrong_type(kind: str, path: KeyPath, value: object) -> tuple[str, str]:
         wanted, hint = "an array of tables", f"write {_header(_table_name(path))}, with two brackets"
     elif kind == "model_type":
         hint = f"write {_header(_table_name(path))} and its keys below"
-    elif kind == "bool_type" and not isinstance(value, str):
-        hint = ""
     return f"{shown(value)} is not {wanted}", hint
 
 
 def _not_a_choice(value: object, choices: list[str]) -> tuple[str, str]:
     sentence = f"{shown(value)} is not one of {', '.join(choices)}"
     close = _closest(value, choices) if isinstance(value, str) else None
-    return sentence, f'did you mean "{close}"' if close else ""
+    return sentence, f'did you mean "{close}"' if close else "write one of these in quotes"
 
 
 def _hint_for_key(path: KeyPath) -> str:

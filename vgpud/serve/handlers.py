@@ -214,7 +214,9 @@ async def apply_mig(keeper: NodeKeeper, caller: Caller, asked: pb.MigRequest) ->
 
 def _mig(keeper: NodeKeeper) -> MigLayouts:
     if keeper.mig is None:
-        raise VgpuError(ErrorCode.UNSUPPORTED, "mode mig of this vgpud is a test's stand-in")
+        raise VgpuError(
+            ErrorCode.UNSUPPORTED, "mode mig of this vgpud is a test's stand-in", "use the effector MigMode"
+        )
     return keeper.mig
 
 

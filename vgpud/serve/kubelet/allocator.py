@@ -108,7 +108,9 @@ class Allocator:
             wanted = frozenset(ids)
             if len(wanted) != len(ids):
                 raise VgpuError(
-                    ErrorCode.BAD_REQUEST, f"{len(ids)} ids of {resource.name}, some of them twice", ""
+                    ErrorCode.BAD_REQUEST,
+                    f"of {len(ids)} ids of {resource.name} only {len(wanted)} are different",
+                    "report this with the kubelet's version and log",
                 )
             try:
                 return await self._allocate(resource, wanted)
