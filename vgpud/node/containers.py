@@ -8,8 +8,7 @@ from vgpud import audit
 from vgpud.inject.specs import Specs
 from vgpud.model.caller import Caller
 from vgpud.model.errors import ErrorCode, VgpuError
-from vgpud.model.tenancy import Allocation, Lifetime, Mode, Request, State
-from vgpud.modes.preload import Preload
+from vgpud.model.tenancy import Allocation, Lifetime, Request, State
 from vgpud.node.keeper import NodeKeeper
 from vgpud.node.parts import Parts
 from vgpud.node.tenants.checks import check_owner
@@ -59,9 +58,8 @@ class Containers:
         if self._parts.book.get(allocation_id).state is not State.ACTIVE:
             return
         await self._parts.store.bind(allocation_id, lifetime)
-        preload = self._parts.effectors[Mode.PRELOAD]
-        if isinstance(preload, Preload):
-            await preload.walls.build(self._parts.book.get(allocation_id))
+        if self._parts.preload is not None:
+            await self._parts.preload.walls.build(self._parts.book.get(allocation_id))
         self._keeper.lifetimes.forget(allocation_id)
         self._keeper.lifetimes.watch(allocation_id, lifetime)
 

@@ -52,7 +52,7 @@ class NodeKeeper:
         self.notices = Notices(parts.store, inventory, spawn)
         notice = self.notices.notice
         operations = self.operations = Operations(
-            book, inventory, effectors, parts.drains, notice, self.notices.drained
+            book, inventory, parts.mig, parts.mps, parts.drains, notice, self.notices.drained
         )
         self.mig = parts.mig_layouts(self.policies)
         self.changes = Changes(book)

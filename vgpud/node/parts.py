@@ -10,6 +10,7 @@ from vgpud.inject.specs import Specs
 from vgpud.model.tenancy import Mode
 from vgpud.modes.base import Effector
 from vgpud.modes.mig import MigMode
+from vgpud.modes.mps import MpsMode
 from vgpud.modes.preload import Preload
 from vgpud.node.devices.drains import Drains
 from vgpud.node.devices.engines import Engines
@@ -54,6 +55,16 @@ class Parts:
         effector = self.effectors[Mode.PRELOAD]
         return effector if isinstance(effector, Preload) else None
 
+    @property
+    def mig(self) -> MigMode | None:
+        effector = self.effectors[Mode.MIG]
+        return effector if isinstance(effector, MigMode) else None
+
+    @property
+    def mps(self) -> MpsMode | None:
+        effector = self.effectors[Mode.MPS]
+        return effector if isinstance(effector, MpsMode) else None
+
     @cached_property
     def executor(self) -> Executor:
         return Executor(
@@ -68,8 +79,8 @@ class Parts:
 
     def mig_layouts(self, policies: Policies) -> MigLayouts | None:
         """The layouts of MIG devices; None if a test replaces the effector of mode mig."""
-        mig = self.effectors[Mode.MIG]
-        if not isinstance(mig, MigMode):
+        mig = self.mig
+        if mig is None:
             return None
         inventory, transitions = self.inventory, self.transitions
         return MigLayouts(

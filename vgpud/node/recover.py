@@ -19,7 +19,6 @@ from vgpud.model.lifecycle import Phase, phase_of
 from vgpud.model.log_event import LogEvent
 from vgpud.model.tenancy import Allocation, Edits, Mode
 from vgpud.modes.mps import unit_name
-from vgpud.modes.preload import Preload
 from vgpud.node.keeper import NodeKeeper
 from vgpud.node.parts import Parts
 from vgpud.node.tenants.lifetimes import is_alive
@@ -153,9 +152,8 @@ async def _resume_engines(parts: Parts, leases: frozenset[str]) -> None:
                 users.setdefault(part.device_uuid, set()).add(allocation.id)
     try:
         lost = await parts.engines.resume(users)
-        preload = parts.effectors[Mode.PRELOAD]
-        if lost and isinstance(preload, Preload):
-            await preload.serve_anew(sorted({name for uuid in lost for name in users[uuid]}))
+        if lost and parts.preload is not None:
+            await parts.preload.serve_anew(sorted({name for uuid in lost for name in users[uuid]}))
     except VgpuError as error:
         log.error(LogEvent.ENGINES_NOT_RESTORED, why=str(error))
 
@@ -203,8 +201,7 @@ async def _specs(parts: Parts) -> frozenset[str] | None:
 
 
 def _walls(parts: Parts) -> frozenset[str]:
-    preload = parts.effectors.get(Mode.PRELOAD)
-    return preload.walls.own_groups() if isinstance(preload, Preload) else frozenset()
+    return frozenset() if parts.preload is None else parts.preload.walls.own_groups()
 
 
 async def _assume_modes(parts: Parts, allocations: Iterable[Allocation], daemons: frozenset[str]) -> None:
@@ -242,9 +239,8 @@ async def _act(keeper: NodeKeeper, parts: Parts, start: Start, action: Action) -
         case ActionKind.REMOVE_LEASE:
             await remove_lease(start.run_dir / "leases", action.subject)
         case ActionKind.REMOVE_WALL:
-            preload = parts.effectors[Mode.PRELOAD]
-            if isinstance(preload, Preload):
-                await preload.walls.remove(action.subject)
+            if parts.preload is not None:
+                await parts.preload.walls.remove(action.subject)
         case ActionKind.STOP_MPS:
             if not any(part.target == action.subject for a in parts.book for part in a.slices):
                 # `unapply` also restores the settings of the device that MPS had changed

@@ -3,14 +3,13 @@ which devices are closed to requests.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 
 from vgpud import audit
 from vgpud.model.device import Device
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Isolation, Mode, Request
 from vgpud.model.view import DrainView, MpsDaemon
-from vgpud.modes.base import Effector
 from vgpud.modes.mig import MigMode
 from vgpud.modes.mps import MpsMode
 from vgpud.node.devices.drains import Drains
@@ -26,17 +25,19 @@ class Operations:
         self,
         book: Book,
         inventory: Inventory,
-        effectors: Mapping[Mode, Effector],
+        mig: MigMode | None,
+        mps: MpsMode | None,
         drains: Drains,
         notice: Callable[[str, str], None],
         tell_drained: Callable[[Device, bool], Awaitable[None]],
     ) -> None:
-        """`notice` tells watchers of a device's UUID and a sentence on it; `tell_drained` that the device is
-        drained, or no longer.
+        """`mig` and `mps` are the effectors; None if a test replaces them. `notice` tells watchers of a
+        device's UUID and a sentence on it; `tell_drained` that the device is drained, or no longer.
         """
         self._book = book
         self._inventory = inventory
-        self._effectors = effectors
+        self._mig = mig
+        self._mps_mode = mps
         self._drains = drains
         self._notice = notice
         self._tell_drained = tell_drained
@@ -48,8 +49,8 @@ class Operations:
         """Devices and MIG devices that do not accept the request now, each with the reason."""
         uuids = [device.uuid for device in self._inventory.node.devices]
         shut = dict.fromkeys(self._drains.of(uuids), DRAINED)
-        mps = self._effectors.get(Mode.MPS)
-        if isinstance(mps, MpsMode) and request.isolation in (None, Isolation.COMPUTE):
+        mps = self._mps_mode
+        if mps is not None and request.isolation in (None, Isolation.COMPUTE):
             for device in self._inventory.node.devices:
                 for target in _mps_targets(device.uuid, self._book.use_of(device.uuid)):
                     why = mps.closed_to(request.owner.uid, device, target)
@@ -98,19 +99,18 @@ class Operations:
         """
         if self._book.use_of(device_uuid).count:
             return
-        mig, mps = self._effectors[Mode.MIG], self._effectors[Mode.MPS]
         with audit.change("hand back", device=device_uuid), lost_is_left():
-            if isinstance(mig, MigMode):
-                await mig.records.apply(device_uuid, None)
-                await mig.restore(device_uuid)
-            await mps.unapply(device_uuid)
+            if self._mig is not None:
+                await self._mig.records.apply(device_uuid, None)
+                await self._mig.restore(device_uuid)
+            if self._mps_mode is not None:
+                await self._mps_mode.unapply(device_uuid)
         await self._drains.put(device_uuid, False)
 
     def _mps(self) -> MpsMode:
-        mode = self._effectors.get(Mode.MPS)
-        if not isinstance(mode, MpsMode):
+        if self._mps_mode is None:
             raise VgpuError(ErrorCode.UNSUPPORTED, "this node has no mode mps", "see 'vgpuctl status'")
-        return mode
+        return self._mps_mode
 
 
 def _mps_targets(device_uuid: str, use: DeviceUse) -> Iterator[str]:
