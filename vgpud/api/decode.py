@@ -101,7 +101,10 @@ def mig_targets(asked: pb.MigRequest) -> tuple[MigTarget, ...]:
 def _mig_target(asked: pb.MigTarget) -> MigTarget:
     refuse_unknown_fields(asked)
     if not asked.layout or len(asked.layout) > MAX_COUNT:
-        raise _bad(f"a layout of {len(asked.layout)} words", f'give 1 to {MAX_COUNT}; "none" is no instances')
+        raise _bad(
+            f"a layout has {len(asked.layout)} words, and 1 to {MAX_COUNT} are allowed",
+            '"none" is the layout without instances',
+        )
     return MigTarget(selector(asked.selector), tuple(text(word, "layout").lower() for word in asked.layout))
 
 

@@ -62,7 +62,7 @@ def _configs(name: str, data: Any) -> Mapping[str, list[Any]]:  # noqa: ANN401
         raise _bad(f"{name} has no mig-configs")
     for key, entries in configs.items():
         if not str(key).isprintable():
-            raise _bad(f"{name}: {str(key)!r} is no name of a configuration")
+            raise _bad(f"{name}: {str(key)!r} is not a valid name of a configuration")
         if not isinstance(entries, list) or not entries:
             raise _bad(f"{name}: {key} is not a list of entries")
     return {str(key): entries for key, entries in configs.items()}

@@ -1,7 +1,8 @@
 """The lease: the shared-memory folder through which a preload allocation is limited and metered.
 
 `native/common/lease.h` is the contract and the single source of the layout; `lease_layout` is generated from
-it. vgpud writes `limits`, and only ever reads `usage` (usage.py).
+it. vgpud writes `limits` and reads `usage` (usage.py). In `usage` it writes only the sizes of contexts, for
+libvgpu (contexts.py).
 """
 
 import asyncio

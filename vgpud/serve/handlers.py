@@ -214,9 +214,7 @@ async def apply_mig(keeper: NodeKeeper, caller: Caller, asked: pb.MigRequest) ->
 
 def _mig(keeper: NodeKeeper) -> MigLayouts:
     if keeper.mig is None:
-        raise VgpuError(
-            ErrorCode.UNSUPPORTED, "mode mig of this vgpud is a test's stand-in", "use the effector MigMode"
-        )
+        raise VgpuError(ErrorCode.UNSUPPORTED, "this node has no mode mig", "see 'vgpuctl status'")
     return keeper.mig
 
 

@@ -159,7 +159,7 @@ def _part(
     uuids = tuple(dict.fromkeys(target.device.uuid for target in targets))
     if not form.shared and (parameters.memory_bytes is not None or parameters.share is not None):
         raise _bad(
-            f"request {key} sets memory or cores of a device of type {form}, which has its own",
+            f"request {key} sets memory or cores, which devices of type {form} have fixed",
             "leave them out, or use a class of shared cards",
         )
     name = f"{CLAIM_PREFIX}{uid}" if requests == 1 else f"{CLAIM_PREFIX}{uid}/{_short(key)}"
