@@ -100,6 +100,12 @@ NOT_RUN = {
     "python -m tests.gpu.confined_h200": _CARD,
     "python -m tests.gpu.mps_h200": _CARD,
     "nvidia-smi --gpu-reset -i N": _CARD,
+    "./dev test tests/remote": _SUITE,
+    "vgpuctl remote grants": _SUITE,  # run by tests/remote
+    "vgpuctl remote revoke GRANT": _SUITE,
+    "systemctl status vgpud-remote": _SUITE,
+    "systemctl status vgpud-remote-session.socket": _SUITE,
+    "kubectl get resourceclaim NAME -o yaml": "needs a cluster with claims",
     "python -m tests.serve.bench_relay": _LONG,
     "python -m tests.runtime.cost": _LONG,
     "python -m tests.runtime.soak --starts 2000 --restart-every 50": _LONG,

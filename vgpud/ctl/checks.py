@@ -18,6 +18,7 @@ from vgpud.model.device import Health
 from vgpud.model.engine import EngineReason
 from vgpud.model.marks import MarkKind
 from vgpud.model.tenancy import Mode, State
+from vgpud.policy.remote import RemoteSettings
 from vgpud.policy.trust import distrust
 
 OK, WARN, FAIL, SKIP = "ok", "warning", "failed", "skipped"
@@ -105,6 +106,23 @@ def folders(host: Host) -> Iterator[Finding]:
             yield Finding(name, FAIL, f"{free // 2**20} MiB are free in {folder}", "make room there")
         else:
             yield Finding(name, OK, f"{free // 2**20} MiB are free in {folder}")
+
+
+def remote(settings: RemoteSettings) -> Iterator[Finding]:
+    """Checks the server program of remote slices, which runs as the accounts of grants."""
+    if not settings.server:
+        return
+    try:
+        found = distrust(Path(settings.server))
+    except OSError:
+        found = None
+    if shutil.which(settings.server) is None:
+        fix = f"install the engine {settings.engine} (docs/remote.md), or correct server in [remote]"
+        yield Finding("remote engine", FAIL, f"{settings.server} is not a program", fix)
+    elif found is not None:
+        yield Finding("remote engine", FAIL, found.sentence, found.fix)
+    else:
+        yield Finding("remote engine", OK, f"{settings.engine} by {settings.server}")
 
 
 def specs(host: Host) -> Iterator[Finding]:

@@ -35,7 +35,7 @@ def examine(arguments: Namespace) -> list[Finding]:
     """Makes all checks that are possible on this host, in the order in which problems should be repaired."""
     host = Host.of(os.environ)
     found = [*checks.kernel(), *checks.folders(host), *checks.programs(host), *checks.units()]
-    found += [*checks.sockets(host), *checks.specs(host), *checks.subordinate_uids()]
+    found += [*checks.sockets(host), *checks.specs(host), *checks.subordinate_uids(), *_remote()]
     try:
         node = _ask(arguments)
     except VgpuError as error:
@@ -83,6 +83,15 @@ def _files() -> list[Finding]:
         fix = "vgpuctl policy check FILE tells every mistake; then start vgpud"
         return [Finding("policy", FAIL, error.sentence, fix)]
     return [Finding("policy", OK, "the files are valid")]
+
+
+def _remote() -> list[Finding]:
+    from vgpud.ctl.policy_files import on_disk
+
+    try:
+        return list(checks.remote(on_disk().policy.remote))
+    except VgpuError:
+        return []  # another finding says that the policy is wrong
 
 
 def _policy(node: Node) -> Finding:

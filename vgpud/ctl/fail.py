@@ -1,8 +1,10 @@
 """Prints errors: text for people, or a document if the output is JSON or YAML."""
 
+import errno
 import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from vgpud.ctl.table import clean
 from vgpud.ctl.terminal import Terminal
@@ -23,9 +25,15 @@ _OF_DEVICE = re.compile(
 
 
 class CommandFailed(VgpuError):
-    """An error with an exit code of its own: `run` exits with 126 or 127, as shells do."""
+    """A command cannot be executed. The exit codes of this class and the next are those that POSIX specifies
+    for shells (XCU 2.8.2).
+    """
 
     exit_code = 126
+
+
+class CommandNotFound(CommandFailed):
+    exit_code = 127
 
 
 def exit_code_of(error: VgpuError) -> int:
@@ -107,3 +115,16 @@ def error_document(error: VgpuError) -> dict[str, object]:
 def worst(codes: list[int]) -> int:
     """The exit code of the first failure in `codes`, or 0."""
     return next((code for code in codes if code != Exit.OK.value), Exit.OK.value)
+
+
+def exec_error(name: str, error: OSError) -> CommandFailed:
+    why = (error.strerror or str(error)).lower()
+    sentence = f"cannot run {name!r}: {why}"
+    if error.errno == errno.ENOENT:
+        missing_interpreter = "/" in name and Path(name).exists()
+        if not missing_interpreter:
+            return CommandNotFound(ErrorCode.BAD_REQUEST, sentence, "check the name and PATH")
+        return CommandFailed(ErrorCode.BAD_REQUEST, sentence, "its interpreter is missing")
+    return CommandFailed(
+        ErrorCode.BAD_REQUEST, sentence, "check that it is executable, and built for this machine"
+    )

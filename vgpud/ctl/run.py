@@ -13,21 +13,14 @@ from typing import NoReturn
 from vgpud.ctl.connect import connect
 from vgpud.ctl.devices import complete_uuids
 from vgpud.ctl.environment import host_environment, initial_environment, merged
-from vgpud.ctl.fail import CommandFailed
+from vgpud.ctl.fail import exec_error
 from vgpud.ctl.progress import arbiter_told
 from vgpud.ctl.request import request_of
 from vgpud.ctl.terminal import Terminal
 from vgpud.model.errors import ErrorCode, VgpuError
 
-# exit codes for a command that cannot be executed (126) or is not found (127), as POSIX specifies for shells
-# (XCU 2.8.2)
-EXIT_NOT_FOUND = 127
 # The Python interpreter ignores these signals. The command must start with their default actions.
 IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
-
-
-class CommandNotFound(CommandFailed):
-    exit_code = EXIT_NOT_FOUND
 
 
 def run(arguments: Namespace, terminal: Terminal) -> NoReturn:
@@ -87,16 +80,3 @@ def close_on_exec(descriptor: int) -> None:
         # the list contains the descriptor of the directory listing itself, which is closed by now
         if error.errno != errno.EBADF:
             raise
-
-
-def exec_error(name: str, error: OSError) -> CommandFailed:
-    why = (error.strerror or str(error)).lower()
-    sentence = f"cannot run {name!r}: {why}"
-    if error.errno == errno.ENOENT:
-        missing_interpreter = "/" in name and Path(name).exists()
-        if not missing_interpreter:
-            return CommandNotFound(ErrorCode.BAD_REQUEST, sentence, "check the name and PATH")
-        return CommandFailed(ErrorCode.BAD_REQUEST, sentence, "its interpreter is missing")
-    return CommandFailed(
-        ErrorCode.BAD_REQUEST, sentence, "check that it is executable, and built for this machine"
-    )

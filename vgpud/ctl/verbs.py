@@ -109,6 +109,17 @@ MIG_LAYOUT = (
     argument("--config", metavar="NAME", help="which one of the file"),
 )
 
+HOST = argument("host", metavar="HOST[:PORT]", help="the GPU node (port 14843 if not said)")
+
+PROOF = (
+    argument(
+        "--token-file", metavar="FILE", help="default VGPU_REMOTE_TOKEN, else ~/.config/vgpud/remote-token"
+    ),
+    argument("--certificate", metavar="FILE", help="a client certificate in place of a token"),
+    argument("--key", metavar="FILE", help="its key"),
+    argument("--ca", metavar="FILE", help="the authority that signed the node's certificate"),
+)
+
 VERBS: tuple[Verb | Group, ...] = (
     Verb(
         "status",
@@ -449,6 +460,83 @@ VERBS: tuple[Verb | Group, ...] = (
                     *MIG_DEVICES,
                     argument("--dry-run", action="store_true", help="only say what would move"),
                 ),
+            ),
+        ),
+    ),
+    Group(
+        "remote",
+        "use a slice of another machine; on the node, say which remote users may",
+        (
+            Verb(
+                "run",
+                "run a command with a slice of another machine's GPU",
+                "remote:run",
+                (
+                    HOST,
+                    *LIMITS,
+                    argument("--isolation", type=kinds.isolation, choices=ISOLATIONS, help="as for run"),
+                    argument(
+                        "--priority",
+                        choices=("above-normal", "normal", "below-normal"),
+                        help="as for run",
+                    ),
+                    argument("--label", metavar="TEXT", help="shown in the node's listings"),
+                    argument(
+                        "--library",
+                        metavar="FOLDER",
+                        help="the engine's libraries (default /opt/lupine/lib, or VGPU_REMOTE_LIBRARY)",
+                    ),
+                    *PROOF,
+                    argument("command", nargs="*", metavar="-- COMMAND", help="the command"),
+                ),
+                outputs=("table",),
+                details="Needs no GPU, driver or vgpud on this machine. The slice ends with the command.",
+                takes_command=True,
+                examples=("vgpuctl remote run gpu1.example.com --memory 8GiB --cores 25 -- python train.py",),
+            ),
+            Verb(
+                "status",
+                "list your sessions on another machine",
+                "remote:status",
+                (HOST, *PROOF),
+                examples=("vgpuctl remote status gpu1.example.com",),
+            ),
+            Verb(
+                "grant",
+                "let a remote user have slices of this node; prints a token (root only)",
+                "remote:grant",
+                (
+                    argument(
+                        "user",
+                        metavar="USER",
+                        help="an account of this node, which owns them",
+                    ),
+                    argument(
+                        "--memory", type=kinds.memory, metavar="SIZE", help="of all its slices together"
+                    ),
+                    argument(
+                        "--cores", type=kinds.cores, metavar="PERCENT", help="of all its slices together"
+                    ),
+                    argument("--sessions", type=kinds.count, metavar="N", help="slices at one time"),
+                    argument(
+                        "--expires", type=kinds.since, metavar="SPAN", help="as in 12h or 30d (default never)"
+                    ),
+                    argument(
+                        "--certificate",
+                        metavar="FILE",
+                        help="know the user by this certificate, not by a token",
+                    ),
+                ),
+                outputs=("table", "json", "yaml"),
+                examples=("vgpuctl remote grant alice --memory 16GiB --cores 50 --expires 30d",),
+            ),
+            Verb("grants", "list the grants of this node (root only)", "remote:grants"),
+            Verb(
+                "revoke",
+                "take a grant back; its sessions end within seconds (root only)",
+                "remote:revoke",
+                (argument("grant", metavar="GRANT|USER", help="a grant's id, or a user with all grants"),),
+                outputs=("table",),
             ),
         ),
     ),

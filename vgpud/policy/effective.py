@@ -17,7 +17,12 @@ def effective(policy: Policy) -> dict[str, Any]:
     profiles) and interfaces that are off are left out. The result is itself a valid policy.
     """
     filled = policy.model_copy(update={"device": tuple(_filled(rule) for rule in policy.device)})
-    doors = {"kubelet": policy.kubelet.resource, "dra": policy.dra.enabled, "runtime": policy.runtime.users}
+    doors = {
+        "kubelet": policy.kubelet.resource,
+        "dra": policy.dra.enabled,
+        "runtime": policy.runtime.users,
+        "remote": policy.remote.server,
+    }
     unserved = {name for name, is_open in doors.items() if not is_open}
     return filled.model_dump(mode="json", exclude_none=True, exclude=unserved)
 

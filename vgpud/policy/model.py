@@ -16,6 +16,7 @@ from vgpud.model.tenancy import ANYONE, Mode
 from vgpud.policy.dra import DraSettings
 from vgpud.policy.fields import Match, MemoryBytes, PolicyTable, Seconds, wrong
 from vgpud.policy.kubelet import KubeletResource, KubeletSettings
+from vgpud.policy.remote import RemoteSettings
 
 # The modes that have a table of settings in a [[device]] rule.
 MODES_WITH_SETTINGS = ("preload", "mps", "mig", "exclusive")
@@ -486,6 +487,9 @@ class Policy(PolicyTable):
     runtime: RuntimeSettings = Field(
         default_factory=RuntimeSettings, description="containers that start with an allocation"
     )
+    remote: RemoteSettings = Field(
+        default_factory=RemoteSettings, description="slices for machines without a GPU"
+    )
 
     def rule_for(self, device: Device) -> DeviceRule:
         """The first rule that covers the device; without one, mode "auto"."""
@@ -514,4 +518,5 @@ TABLES: dict[str, type[BaseModel]] = {
     "kubelet.resource.match": Match,
     "dra": DraSettings,
     "runtime": RuntimeSettings,
+    "remote": RemoteSettings,
 }

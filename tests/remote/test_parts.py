@@ -1,0 +1,151 @@
+"""The parts of remote slices without a network: messages, limits, grants, and where a door is."""
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.remote import wire
+from vgpud.remote.client import Place
+from vgpud.remote.engine import ENGINES
+from vgpud.remote.grants import Grant, Grants, Sizes, check_quota
+from vgpud.remote.limits import Places, Rate
+
+GIB = 1 << 30
+ALICE = Grant(id="", user="alice", uid=1000, gid=1000, created=0)
+_TEXT = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=wire.TEXT_BYTES)
+
+
+@given(_TEXT, _TEXT, _TEXT)
+def test_a_call_is_read_as_it_was_written(token: str, memory: str, label: str) -> None:
+    for call in (wire.Open(token=token, memory=memory, label=label), wire.Attach(token, memory)):
+        assert wire.decode(wire.encode(call)) == call
+
+
+@given(
+    st.binary(max_size=300)
+    | st.dictionaries(st.text(), st.text() | st.integers()).map(
+        lambda fields: json.dumps({"version": 1, "call": "open", **fields}).encode()
+    )
+)
+def test_any_line_is_a_call_or_a_bad_request(line: bytes) -> None:
+    try:
+        assert wire.decode(line)
+    except VgpuError as error:
+        assert error.code is ErrorCode.BAD_REQUEST
+
+
+def test_an_error_passes_through_a_reply() -> None:
+    with pytest.raises(VgpuError) as raised:
+        wire.result(wire.refusal(VgpuError(ErrorCode.OVER_QUOTA, "alice has 2 sessions", "end one")))
+    assert raised.value.code is ErrorCode.OVER_QUOTA
+    assert (raised.value.sentence, raised.value.hint) == ("alice has 2 sessions", "end one")
+
+
+def test_a_rate_gives_a_burst_and_then_its_rate() -> None:
+    rate = Rate(per_second=10, burst=3)
+    assert [rate.take(1, 0.0) for _ in range(4)] == [True, True, True, False]
+    assert [rate.take(1, 0.1), rate.take(1, 0.1)] == [True, False]
+    assert rate.owe(20, 10.0) == pytest.approx(1.7)
+
+
+def test_places_are_bounded_in_all_and_for_each_address() -> None:
+    places = Places(most=2, most_each=1)
+    with places.place("a") as first, places.place("a") as again, places.place("b") as other:
+        assert (first, again, other) == (True, False, True)
+        with places.place("c") as third:
+            assert not third
+    with places.place("a") as later:
+        assert later
+
+
+@pytest.mark.parametrize(
+    ("bounds", "wanted", "sentence"),
+    [
+        ({"max_memory_bytes": 3 * GIB}, Sizes(2 * GIB, None), "would hold 4GiB, and may hold 3GiB"),
+        ({"max_memory_bytes": 3 * GIB}, Sizes(None, 10.0), "asks for no --memory, and may hold 3GiB"),
+        ({"max_cores_percent": 50.0}, Sizes(GIB, 31.0), "would hold 51% of a device, and may hold 50%"),
+        ({"max_cores_percent": 50.0}, Sizes(GIB, None), "would hold 120% of a device"),
+        ({"max_sessions": 1}, Sizes(GIB, 1.0), "has 1 sessions, and may have 1"),
+        ({}, Sizes(None, None), ""),
+        ({"max_memory_bytes": 4 * GIB, "max_cores_percent": 50.0}, Sizes(2 * GIB, 30.0), ""),
+    ],
+)
+def test_a_grant_bounds_what_it_holds(bounds: dict[str, Any], wanted: Sizes, sentence: str) -> None:
+    grant = replace(ALICE, **bounds)
+    try:
+        check_quota(grant, wanted, [Sizes(2 * GIB, 20.0)])
+        said = ""
+    except VgpuError as error:
+        assert error.code is ErrorCode.OVER_QUOTA
+        said = error.sentence
+    assert (sentence in said) and bool(sentence) == bool(said)
+
+
+def test_the_file_of_grants_has_no_token_and_is_closed_to_others(tmp_path: Path) -> None:
+    grants = Grants(tmp_path / "remote" / "grants.json")
+    grant, token = grants.add(ALICE, "f" * 64)
+    secret = token.split(".")[1]
+    assert secret not in (tmp_path / "remote" / "grants.json").read_text()
+    assert (tmp_path / "remote" / "grants.json").stat().st_mode & 0o777 == 0o600
+    assert grants.find(token, "") == grant
+    assert grants.find(token.replace("f" * 64, "e" * 64), "") == grant  # the pin is the client's
+
+
+def test_an_expired_or_revoked_grant_is_not_found(tmp_path: Path) -> None:
+    grants = Grants(tmp_path / "grants.json")
+    _, expired = grants.add(replace(ALICE, expires=int(time.time())), "")
+    kept, token = grants.add(ALICE, "")
+    by_certificate, none = grants.add(replace(ALICE, user="bob", certificate_sha256="a" * 64), "")
+    assert none == ""
+    assert grants.find("", "a" * 64) == by_certificate
+    for wrong, certificate in ((expired, ""), ("", ""), ("", "b" * 64), (token, "a" * 64)):
+        if wrong == token:
+            assert grants.find(wrong, certificate) == kept  # the token counts before the certificate
+            continue
+        with pytest.raises(VgpuError, match="revoked or has expired"):
+            grants.find(wrong, certificate)
+    assert [one.id for one in grants.revoke("bob")] == [by_certificate.id]
+    with pytest.raises(VgpuError, match="revoked or has expired"):
+        grants.find("", "a" * 64)
+    assert len(grants.revoke("alice")) == 2
+    assert grants.all() == ()
+
+
+def test_a_damaged_file_of_grants_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "grants.json").write_text('[{"id": 1')
+    with pytest.raises(VgpuError, match=r"grants\.json cannot be used") as raised:
+        Grants(tmp_path / "grants.json").add(ALICE, "")
+    assert raised.value.code is ErrorCode.LEDGER_FAILED
+    assert (tmp_path / "grants.json").read_text() == '[{"id": 1'
+
+
+@pytest.mark.parametrize(
+    ("address", "wanted"),
+    [
+        ("gpu1", ("gpu1", 14843)),
+        ("gpu1:99", ("gpu1", 99)),
+        ("[::1]", ("::1", 14843)),
+        ("[fe80::1]:7", ("fe80::1", 7)),
+    ],
+)
+def test_an_address_has_the_usual_port(address: str, wanted: tuple[str, int]) -> None:
+    assert Place(address).host_and_port == wanted
+
+
+@pytest.mark.parametrize("address", ["", ":1", "gpu1:x", "gpu1:0", "gpu1:65536"])
+def test_a_place_that_is_none_is_refused(address: str) -> None:
+    with pytest.raises(VgpuError, match="is not a host with a port"):
+        Place(address)
+
+
+def test_the_engines_variables_keep_the_programs_library_path() -> None:
+    before = {"LD_LIBRARY_PATH": "/opt/other"}
+    made = ENGINES["lupine"].client_environment(5, "/opt/lupine/lib", before)
+    assert made == {"LUPINE_SERVER": "127.0.0.1:5", "LD_LIBRARY_PATH": "/opt/lupine/lib:/opt/other"}

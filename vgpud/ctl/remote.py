@@ -1,0 +1,189 @@
+"""The verbs of `vgpuctl remote`: run and status on a machine without a GPU, and grants on the node."""
+
+import asyncio
+import os
+import sys
+import time
+from argparse import ArgumentTypeError, Namespace
+from pathlib import Path
+
+from vgpud.ctl import arguments as kinds
+from vgpud.ctl.fail import exec_error
+from vgpud.ctl.table import Column, Table
+from vgpud.ctl.terminal import Terminal, View
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.quantity import format_bytes, show_bytes
+from vgpud.remote import client as remote_client
+from vgpud.remote import grants as node
+from vgpud.remote import wire
+from vgpud.remote.client import Place
+from vgpud.remote.engine import DEFAULT_LIBRARY
+
+TOKEN_VARIABLE = "VGPU_REMOTE_TOKEN"  # noqa: S105 - the name of a variable
+LIBRARY_VARIABLE = "VGPU_REMOTE_LIBRARY"
+TOKEN_FILE = Path("~/.config/vgpud/remote-token")
+
+
+def run(arguments: Namespace, terminal: Terminal) -> int:
+    """Runs a command with a slice of another machine. The exit code is the command's."""
+    command: list[str] = arguments.command
+    if not command:
+        hint = "write it after --, as in 'vgpuctl remote run HOST --memory 4GiB -- python train.py'"
+        raise VgpuError(ErrorCode.BAD_REQUEST, "no command to run", hint)
+    place = _place(arguments)
+    wanted = wire.Open(
+        token=place.token,
+        memory="" if arguments.memory is None else format_bytes(arguments.memory),
+        cores="" if arguments.cores is None else f"{arguments.cores.value:g}",
+        isolation=arguments.isolation or "",
+        priority=arguments.priority or "",
+        label=arguments.label or "",
+    )
+    library = arguments.library or os.environ.get(LIBRARY_VARIABLE) or DEFAULT_LIBRARY
+    if not Path(library).is_dir():
+        hint = f"install the engine's client there, or name its folder by --library or {LIBRARY_VARIABLE}"
+        raise VgpuError(ErrorCode.BAD_REQUEST, f"the engine's libraries are not in {library}", hint)
+    try:
+        return asyncio.run(remote_client.run(place, wanted, library, command, os.environ))
+    except OSError as error:
+        raise exec_error(command[0], error) from None
+
+
+def status(arguments: Namespace, terminal: Terminal) -> int:
+    """Lists the caller's sessions on another machine."""
+    found = asyncio.run(remote_client.status(_place(arguments)))
+    sessions = found["sessions"]
+    table = Table(
+        (Column("ALLOCATION"), Column("ADDRESS"), Column("CONNECTIONS"), Column("BYTES"), Column("STATE")),
+        [
+            (
+                str(one["allocation"]),
+                str(one["address"]),
+                str(one["connections"]),
+                show_bytes(int(one["bytes"])) if one["bytes"] else "0",
+                "connected" if one["connected"] else "client left",
+            )
+            for one in sessions
+        ],
+    )
+    document = {"user": found["user"], "sessions": sessions}
+    terminal.show(View("RemoteStatus", document, [one["allocation"] for one in sessions], [table]))
+    return 0
+
+
+def _place(arguments: Namespace) -> Place:
+    return Place(
+        arguments.host,
+        token="" if arguments.certificate else _token(arguments.token_file),
+        certificate=Path(arguments.certificate) if arguments.certificate else None,
+        key=Path(arguments.key) if arguments.key else None,
+        authority=Path(arguments.ca) if arguments.ca else None,
+    )
+
+
+def _token(file: str | None) -> str:
+    """The token, from the file that is named, the variable, or the file in the home folder."""
+    given = os.environ.get(TOKEN_VARIABLE, "")
+    if given and file is None:
+        return given.strip()
+    path = (Path(file) if file else TOKEN_FILE).expanduser()
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        said = (getattr(error, "strerror", "") or "it is not text").lower()
+        raise VgpuError(
+            ErrorCode.BAD_REQUEST,
+            f"there is no token: {path}: {said}",
+            f"put what 'vgpuctl remote grant' printed into {TOKEN_FILE} or {TOKEN_VARIABLE}",
+        ) from None
+
+
+# --- on the node
+
+
+def grant(arguments: Namespace, terminal: Terminal) -> int:
+    """Makes a grant and prints its token, which is not kept."""
+    uid, gid, name = _account(arguments.user)
+    by_certificate = node.fingerprint_of(Path(arguments.certificate)) if arguments.certificate else ""
+    now = int(time.time())
+    wanted = node.Grant(
+        id="",
+        user=name,
+        uid=uid,
+        gid=gid,
+        created=now,
+        certificate_sha256=by_certificate,
+        expires=None if arguments.expires is None else now + int(arguments.expires),
+        max_memory_bytes=arguments.memory,
+        max_cores_percent=None if arguments.cores is None else arguments.cores.value,
+        max_sessions=arguments.sessions,
+    )
+    known, pin = node.of_this_node()
+    made, token = known.add(wanted, pin)
+    if terminal.is_machine:
+        terminal.show(View("RemoteGrant", {"id": made.id, "user": made.user, "token": token}, [made.id], []))
+    elif token:
+        terminal.say(f"grant {made.id} of {made.user}; its token is shown this once:")
+        sys.stdout.write(f"{token}\n")
+    else:
+        terminal.say(f"grant {made.id} of {made.user}, for the certificate {by_certificate[:16]}")
+    return 0
+
+
+def _account(user: str) -> tuple[int, int, str]:
+    """The uid, gid and name of an account of this host, by name or uid. Raises VgpuError(BAD_REQUEST)."""
+    import pwd
+
+    try:
+        uid = kinds.uid(user)
+    except ArgumentTypeError as error:
+        hint = "name an account of this node, or its uid"
+        raise VgpuError(ErrorCode.BAD_REQUEST, str(error), hint) from None
+    try:
+        account = pwd.getpwuid(uid)
+    except KeyError:
+        return uid, uid, user
+    return uid, account.pw_gid, account.pw_name
+
+
+def grants(arguments: Namespace, terminal: Terminal) -> int:
+    known = node.of_this_node()[0].all()
+    now = time.time()
+    table = Table(
+        tuple(Column(one) for one in ("GRANT", "USER", "BY", "MEMORY", "CORES", "SESSIONS", "EXPIRES")),
+        [
+            (
+                one.id,
+                one.user,
+                "certificate" if one.certificate_sha256 else "token",
+                "-" if one.max_memory_bytes is None else show_bytes(one.max_memory_bytes),
+                "-" if one.max_cores_percent is None else f"{one.max_cores_percent:g}%",
+                "-" if one.max_sessions is None else str(one.max_sessions),
+                _expiry(one.expires, now),
+            )
+            for one in known
+        ],
+    )
+    rows = [
+        {"id": one.id, "user": one.user, "uid": one.uid, "created": one.created, "expires": one.expires}
+        for one in known
+    ]
+    terminal.show(View("RemoteGrants", {"grants": rows}, [one.id for one in known], [table]))
+    return 0
+
+
+def _expiry(expires: int | None, now: float) -> str:
+    if expires is None:
+        return "never"
+    return "expired" if expires <= now else time.strftime("%Y-%m-%d %H:%M", time.localtime(expires))
+
+
+def revoke(arguments: Namespace, terminal: Terminal) -> int:
+    """Removes grants; their sessions end within seconds."""
+    gone = node.of_this_node()[0].revoke(arguments.grant)
+    if not gone:
+        sentence = f"there is no grant {arguments.grant!r}, and no user of this name has one"
+        raise VgpuError(ErrorCode.NO_SUCH_CLIENT, sentence, "see 'vgpuctl remote grants'")
+    for one in gone:
+        terminal.say(f"grant {one.id} of {one.user} is revoked")
+    return 0

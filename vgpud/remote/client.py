@@ -1,0 +1,272 @@
+"""The client's side: a tunnel from a loopback port to a slice on another machine, and a program that uses it.
+
+It needs only the standard library. The token may have the SHA-256 of the door's certificate; without one, the
+certificate must be valid by --ca or by the system's authorities, and name the host.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+import ssl
+from asyncio import StreamReader, StreamWriter
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.remote import wire
+from vgpud.remote.engine import ENGINES
+from vgpud.remote.grants import fingerprint
+from vgpud.remote.relay import PIECE_BYTES, relay
+
+_CALL_SECONDS = 150.0  # more than the door's own time limit for a slice
+_CONNECT_SECONDS = 15.0
+_AGAIN_SECONDS = 1.0
+_LOOKS, _LOOK_SECONDS = 50, 0.02  # for a socket in a listing that changes while it is read
+_FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A door: host and port, what proves the client (a token, or a certificate with its key), and what proves
+    the door. Raises VgpuError(BAD_REQUEST) if `address` is not HOST or HOST:PORT.
+    """
+
+    address: str
+    token: str = ""
+    certificate: Path | None = None
+    key: Path | None = None
+    authority: Path | None = None
+
+    def __post_init__(self) -> None:
+        host, port = self.host_and_port
+        if not host or not 0 < port < 65536:
+            sentence = f"{self.address!r} is not a host with a port"
+            raise VgpuError(ErrorCode.BAD_REQUEST, sentence, "write HOST, HOST:PORT or [IPV6]:PORT")
+
+    @property
+    def host_and_port(self) -> tuple[str, int]:
+        host, colon, port = self.address.rpartition(":")
+        if not colon or self.address.endswith("]"):
+            return self.address.strip("[]"), wire.DEFAULT_PORT
+        return host.strip("[]"), int(port) if port.isascii() and port.isdigit() else 0
+
+    @property
+    def pin(self) -> str:
+        """SHA-256 of the door's certificate, from the token; "" if it has none."""
+        parts = self.token.split(".")
+        return parts[2] if len(parts) == 3 else ""
+
+    def tls(self) -> ssl.SSLContext:
+        try:
+            context = ssl.create_default_context(cafile=self.authority)
+            context.minimum_version = ssl.TLSVersion.TLSv1_3
+            if self.certificate is not None:
+                context.load_cert_chain(self.certificate, self.key)
+        except OSError as error:
+            said = (error.strerror or str(error)).lower()
+            sentence = f"the certificate, its key or the authority cannot be read: {said}"
+            raise VgpuError(ErrorCode.BAD_REQUEST, sentence, "check --certificate, --key and --ca") from None
+        if self.pin and self.authority is None:
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        return context
+
+
+async def call(place: Place, asked: wire.Call) -> tuple[StreamReader, StreamWriter, dict[str, Any]]:
+    """Connects to the door, makes a call, and returns the connection with the reply. Raises VgpuError."""
+    host, port = place.host_and_port
+    writer: StreamWriter | None = None
+    try:
+        async with asyncio.timeout(_CONNECT_SECONDS):
+            reader, writer = await asyncio.open_connection(
+                host, port, ssl=place.tls(), server_hostname=host, limit=PIECE_BYTES
+            )
+        _check_pin(place, writer)
+        writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        async with asyncio.timeout(_CALL_SECONDS):
+            writer.write(wire.encode(asked))
+            reply = wire.result(await reader.readuntil(b"\n"))
+        return reader, writer, reply
+    except (OSError, EOFError, TimeoutError, asyncio.LimitOverrunError) as error:
+        _drop(writer)
+        said = str(error).lower() if isinstance(error, ssl.SSLError) else _why(error)
+        sentence = f"the door {host} port {port} cannot be reached: {said}"
+        raise VgpuError(
+            ErrorCode.UNREACHABLE, sentence, "is vgpud-remote.service up there, and the port open"
+        ) from None
+    except BaseException:
+        _drop(writer)
+        raise
+
+
+def _why(error: BaseException) -> str:
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if isinstance(error, EOFError | ConnectionResetError | asyncio.LimitOverrunError):
+        return "it closed the connection"
+    return (getattr(error, "strerror", "") or str(error)).lower()
+
+
+def _drop(writer: StreamWriter | None) -> None:
+    if writer is not None:
+        writer.transport.abort()
+
+
+def _check_pin(place: Place, writer: StreamWriter) -> None:
+    """Nothing is sent to a door whose certificate is not the token's."""
+    if not place.pin or place.authority is not None:
+        return
+    shown = writer.get_extra_info("ssl_object").getpeercert(True)
+    if shown is None or fingerprint(shown) != place.pin:
+        raise VgpuError(
+            ErrorCode.NOT_ALLOWED,
+            f"the certificate of {place.address} is not the one that the token names",
+            "ask the node's administrator for a new token; the address may be of another machine",
+        )
+
+
+async def status(place: Place) -> dict[str, Any]:
+    """The sessions of the token's user."""
+    _, writer, reply = await call(place, wire.Status(place.token))
+    _drop(writer)
+    return reply
+
+
+class Tunnel:
+    """A slice on another machine, and a port of the loopback address that leads to it. Other users of this
+    machine cannot use the port.
+    """
+
+    def __init__(self, place: Place, wanted: wire.Open) -> None:
+        self._place = place
+        self._wanted = wanted
+        self._streams: set[asyncio.Task[None]] = set()
+
+    async def open(self) -> dict[str, Any]:
+        """Opens the session and the port. Returns the door's reply. Raises VgpuError."""
+        reader, writer, self._made = await call(self._place, self._wanted)
+        self._control = asyncio.ensure_future(self._keep(reader, writer))
+        self._server = await asyncio.start_server(self._arrived, "127.0.0.1", 0, limit=PIECE_BYTES)
+        return self._made
+
+    @property
+    def port(self) -> int:
+        return int(self._server.sockets[0].getsockname()[1])
+
+    @property
+    def ended(self) -> "asyncio.Task[None]":
+        """Ends when the session has ended and cannot be resumed."""
+        return self._control
+
+    async def close(self) -> None:
+        self._server.close()
+        for task in (*self._streams, self._control):
+            task.cancel()
+        await asyncio.gather(*self._streams, self._control, return_exceptions=True)
+
+    async def _keep(self, reader: StreamReader, writer: StreamWriter) -> None:
+        """Holds the control connection, and makes it again until the door no longer knows the session."""
+        while True:
+            try:
+                with suppress(OSError):
+                    while await reader.read(1024):
+                        pass
+            finally:
+                _drop(writer)
+            try:
+                reader, writer = await self._resume()
+            except VgpuError:
+                return
+
+    async def _resume(self) -> tuple[StreamReader, StreamWriter]:
+        until = asyncio.get_running_loop().time() + float(self._made["grace"])
+        while True:
+            try:
+                asked = wire.Resume(self._made["session"], self._made["key"])
+                reader, writer, _ = await call(self._place, asked)
+                return reader, writer
+            except VgpuError as error:
+                if error.code is not ErrorCode.UNREACHABLE or asyncio.get_running_loop().time() >= until:
+                    raise
+            await asyncio.sleep(_AGAIN_SECONDS)
+
+    async def _arrived(self, reader: StreamReader, writer: StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._streams.add(task)
+        try:
+            if not await _is_own(writer):
+                return
+            asked = wire.Attach(self._made["session"], self._made["key"])
+            far_reader, far_writer, _ = await call(self._place, asked)
+            try:
+                await relay((reader, writer), (far_reader, far_writer))
+            finally:
+                _drop(far_writer)
+        except (VgpuError, OSError):
+            pass  # the program sees that its connection ends
+        finally:
+            self._streams.discard(task)
+            _drop(writer)
+
+
+async def _is_own(writer: StreamWriter) -> bool:
+    """Is the program at the other end of this user?"""
+    port = writer.get_extra_info("peername")[1]
+    for _ in range(_LOOKS):
+        uid = _uid_of(port)
+        if uid is not None:
+            return uid == os.getuid()
+        await asyncio.sleep(_LOOK_SECONDS)
+    return False
+
+
+def _uid_of(port: int) -> int | None:
+    """The uid of the socket at this port of 127.0.0.1, by /proc/net/tcp (proc(5)). A listing that changes
+    while it is read can lack the socket: None.
+    """
+    wanted = f"0100007F:{port:04X}"
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        words = line.split()
+        if words[1] == wanted:
+            return int(words[7])
+    return None
+
+
+async def run(
+    place: Place, wanted: wire.Open, library: str, command: list[str], environment: Mapping[str, str]
+) -> int:
+    """Runs a command with a slice of another machine. Returns its exit code, or 128 and the number of the
+    signal that ended it. Raises VgpuError if there is no slice, OSError if the command cannot be started.
+    """
+    tunnel = Tunnel(place, wanted)
+    made = await tunnel.open()
+    try:
+        engine = ENGINES.get(str(made["engine"]))
+        if engine is None:
+            sentence = f"the node has the engine {made['engine']!r}, which this client does not know"
+            raise VgpuError(ErrorCode.UNSUPPORTED, sentence, "install the client of the node's version")
+        variables = {**environment, **engine.client_environment(tunnel.port, library, environment)}
+        program = await asyncio.create_subprocess_exec(*command, env=variables)
+        code = await _wait(program)
+    finally:
+        await tunnel.close()
+    return code if code >= 0 else 128 - code
+
+
+async def _wait(program: asyncio.subprocess.Process) -> int:
+    """Waits for the program, and passes signals on. The terminal itself interrupts the program."""
+    loop = asyncio.get_running_loop()
+
+    def pass_on(number: int) -> None:
+        with suppress(ProcessLookupError):
+            program.send_signal(number)
+
+    for number in _FORWARDED:
+        loop.add_signal_handler(number, pass_on, number)
+    for number in (signal.SIGINT, signal.SIGQUIT):
+        loop.add_signal_handler(number, lambda: None)
+    return await program.wait()

@@ -1,0 +1,470 @@
+"""The door in the network: TLS, the limits of its clients, and the relay of bytes. It runs without rights.
+
+For each slice it has a connection to a session (session.py), which verifies the token and gives it
+connections to the engine's server. The door has no access to vgpud and none to the grants.
+"""
+
+import argparse
+import asyncio
+import hmac
+import secrets
+import signal
+import socket
+import ssl
+import sys
+from asyncio import StreamReader, StreamWriter
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import structlog
+import uvloop
+
+from vgpud import clock, logs, sd
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.log_event import LogEvent
+from vgpud.policy.remote import RemoteSettings
+from vgpud.remote import wire
+from vgpud.remote.grants import fingerprint
+from vgpud.remote.limits import Places, Rate
+from vgpud.remote.relay import PIECE_BYTES, Stream, finish, relay
+from vgpud.settings import load_settings
+
+log = structlog.get_logger(__name__)
+
+SESSION_SOCKET = "remote.sock"  # below the run folder
+
+_CALL_SECONDS = 10.0  # for the handshake and the call's line together
+_BACKLOG, _ACCEPT_AGAIN_SECONDS = 128, 0.1
+_OPEN_SECONDS = 120.0  # an allocation may wait for devices that change their mode
+_CONNECT_SECONDS = 10.0
+_SWEEP_SECONDS = 0.5
+_HANDSHAKES_AT_ONCE, _HANDSHAKES_EACH = 64, 8
+_ASKED_PER_SECOND, _ASKED_AT_ONCE, _ADDRESSES = 1.0, 10.0, 4096
+# a peer that does not answer is given up after some 45 s (tcp(7))
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
+_USER_TIMEOUT_MS = 45_000
+
+
+@dataclass
+class Session:
+    """A slice, from the reply to `open` until its end. `control_ended` is the time at which the control
+    connection ended.
+    """
+
+    id: str
+    key: str
+    user: str
+    address: str
+    allocation: str
+    backend: socket.socket
+    rate: Rate | None
+    used: float
+    control_ended: float | None = None
+    bytes_relayed: int = 0
+    streams: set["asyncio.Task[None]"] = field(default_factory=set)
+    controls: set[StreamWriter] = field(default_factory=set)
+    wanted: deque["asyncio.Future[socket.socket | None]"] = field(default_factory=deque)
+
+    def row(self) -> dict[str, object]:
+        return {
+            "allocation": self.allocation,
+            "address": self.address,
+            "connections": len(self.streams),
+            "bytes": self.bytes_relayed,
+            "connected": self.control_ended is None,
+        }
+
+
+class RemoteDoor:
+    """`backend` is the socket of sessions. Times are of the daemon's clock."""
+
+    def __init__(self, settings: RemoteSettings, tls: ssl.SSLContext, backend: Path) -> None:
+        self._settings = settings
+        self._tls = tls
+        self._backend = backend
+        self._sessions: dict[str, Session] = {}
+        self._opening = 0
+        self._connections = Places(settings.max_connections, settings.max_connections)
+        self._handshakes = Places(_HANDSHAKES_AT_ONCE, _HANDSHAKES_EACH)
+        self._arrivals = Rate(settings.handshakes_per_second, settings.handshakes_per_second)
+        self._asked: OrderedDict[str, Rate] = OrderedDict()  # by address, the latest last
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        """Listens. Raises VgpuError(BAD_SETTING)."""
+        host, _, port = self._settings.listen.rpartition(":")
+        family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
+        try:
+            listener = socket.create_server((host.strip("[]"), int(port)), family=family, backlog=_BACKLOG)
+        except OSError as error:
+            sentence = f"cannot listen on {self._settings.listen}: {(error.strerror or str(error)).lower()}"
+            raise VgpuError(ErrorCode.BAD_SETTING, sentence, "correct listen in [remote]") from None
+        listener.setblocking(False)
+        self._spawn(self._accept(listener))
+        self._spawn(self._sweep())
+
+    async def close(self) -> None:
+        for session in list(self._sessions.values()):
+            self._end(session, "the door stops")
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # --- arrival
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        with listener:
+            while True:
+                try:
+                    arrived, peer = await loop.sock_accept(listener)
+                except OSError:  # no descriptor is free, or the client left at once
+                    await asyncio.sleep(_ACCEPT_AGAIN_SECONDS)
+                else:
+                    self._spawn(self._arrived(arrived, str(peer[0])))
+
+    async def _arrived(self, arrived: socket.socket, address: str) -> None:
+        with arrived, self._connections.place(address) as is_in:
+            if is_in and self._arrivals.take(1, clock.now()):
+                with suppress(OSError, EOFError, TimeoutError, asyncio.LimitOverrunError):
+                    await self._serve(arrived, address)
+
+    async def _serve(self, arrived: socket.socket, address: str) -> None:
+        """Answers one call. A client that leaves or is too slow raises OSError, EOFError or TimeoutError; one
+        whose line is too long LimitOverrunError.
+        """
+        writer: StreamWriter | None = None
+        try:
+            with self._handshakes.place(address) as is_in:
+                if not is_in:
+                    return
+                async with asyncio.timeout(_CALL_SECONDS):
+                    reader, writer = await self._encrypted(arrived)
+                    call = wire.decode(await reader.readuntil(b"\n"))
+            await self._answer(call, reader, writer, address)
+        except VgpuError as error:
+            log.info(LogEvent.REMOTE_CALL_REFUSED, address=address, why=str(error))
+            if writer is not None:
+                await _send(writer, wire.refusal(error))
+                await finish(writer)
+        finally:
+            if writer is not None:
+                writer.transport.abort()
+
+    async def _encrypted(self, arrived: socket.socket) -> Stream:
+        """TLS on an accepted connection."""
+        loop = asyncio.get_running_loop()
+        _keep_alive(arrived)
+        reader = StreamReader(limit=PIECE_BYTES, loop=loop)
+        protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
+        transport, _ = await loop.connect_accepted_socket(
+            lambda: protocol, arrived, ssl=self._tls, ssl_handshake_timeout=_CALL_SECONDS
+        )
+        return reader, StreamWriter(transport, protocol, reader, loop)
+
+    async def _answer(
+        self, call: wire.Call, reader: StreamReader, writer: StreamWriter, address: str
+    ) -> None:
+        certificate = writer.get_extra_info("ssl_object").getpeercert(True)
+        known_by = fingerprint(certificate) if certificate else ""
+        if isinstance(call, wire.Open | wire.Status):
+            self._count_asked(address)
+        if isinstance(call, wire.Open):
+            asked = replace(call, certificate=known_by, address=address)
+            await self._open(asked, reader, writer)
+        elif isinstance(call, wire.Attach):
+            await self._attach(self._session(call.session, call.key), reader, writer)
+        elif isinstance(call, wire.Resume):
+            session = self._session(call.session, call.key)
+            await _send(writer, wire.answer({"allocation": session.allocation}))
+            await self._control(session, reader, writer)
+        elif isinstance(call, wire.Status):
+            backend, found = await self.ask(replace(call, certificate=known_by))
+            backend.close()
+            rows = [one.row() for one in self._sessions.values() if one.user == found["user"]]
+            await _send(writer, wire.answer({"user": found["user"], "sessions": rows}))
+            await finish(writer)
+        else:
+            raise VgpuError(ErrorCode.BAD_REQUEST, "only the door asks for settings", "open a session")
+
+    def _count_asked(self, address: str) -> None:
+        """Bounds the session processes that an address can have started. Raises VgpuError(OVER_QUOTA)."""
+        rate = self._asked.pop(address, None) or Rate(_ASKED_PER_SECOND, _ASKED_AT_ONCE)
+        self._asked[address] = rate
+        if len(self._asked) > _ADDRESSES:
+            self._asked.popitem(last=False)
+        if not rate.take(1, clock.now()):
+            sentence = f"more than {_ASKED_PER_SECOND:g} calls a second come from {address}"
+            raise VgpuError(ErrorCode.OVER_QUOTA, sentence, "try again in a few seconds")
+
+    def _session(self, name: str, key: str) -> Session:
+        session = self._sessions.get(name)
+        if session is None or not hmac.compare_digest(session.key.encode(), key.encode()):
+            raise VgpuError(
+                ErrorCode.NO_SUCH_CLIENT, "the session has ended, or is of another client", _AGAIN
+            )
+        return session
+
+    # --- sessions
+
+    async def _open(self, call: wire.Open, reader: StreamReader, writer: StreamWriter) -> None:
+        with self._counted():
+            backend, made = await self.ask(call)
+            user = str(made["user"])
+            most, settings = self._settings.max_sessions_per_user, self._settings
+            if sum(one.user == user for one in self._sessions.values()) >= most:
+                backend.close()
+                sentence = f"{user} has {most} sessions, and may have {most}"
+                raise VgpuError(ErrorCode.OVER_QUOTA, sentence, "end a session ('vgpuctl remote status')")
+            rate = settings.bytes_per_second
+            session = Session(
+                id=secrets.token_hex(8),
+                key=secrets.token_urlsafe(32),
+                user=user,
+                address=call.address,
+                allocation=str(made["allocation"]),
+                backend=backend,
+                rate=None if rate is None else Rate(rate, max(rate / 4, PIECE_BYTES)),
+                used=clock.now(),
+            )
+            self._sessions[session.id] = session
+            self._spawn(self._hear_backend(session))
+        told = {"session": session.id, "key": session.key, "engine": settings.engine, "grace": settings.grace}
+        await _send(writer, wire.answer({**made, **told}))
+        await self._control(session, reader, writer)
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Counts a session that is being opened. Raises VgpuError(OVER_QUOTA) if there are too many."""
+        if len(self._sessions) + self._opening >= self._settings.max_sessions:
+            sentence = f"the node has {self._settings.max_sessions} remote sessions, which is its limit"
+            raise VgpuError(ErrorCode.OVER_QUOTA, sentence, "try again when one has ended")
+        self._opening += 1
+        try:
+            yield
+        finally:
+            self._opening -= 1
+
+    async def ask(self, call: wire.Call) -> tuple[socket.socket, dict[str, Any]]:
+        """Sends a call to a new session process. Returns its connection and its reply. Raises VgpuError."""
+        loop = asyncio.get_running_loop()
+        backend = socket.socket(socket.AF_UNIX)
+        backend.setblocking(False)
+        try:
+            async with asyncio.timeout(_OPEN_SECONDS):
+                await loop.sock_connect(backend, str(self._backend))
+                await loop.sock_sendall(backend, wire.encode(call))
+                line = part = await loop.sock_recv(backend, 4096)
+                while part and not line.endswith(b"\n"):
+                    part = await loop.sock_recv(backend, 4096)
+                    line += part
+            return backend, wire.result(line)
+        except (OSError, TimeoutError):
+            backend.close()
+            sentence = "the node does not make remote sessions now"
+            raise VgpuError(
+                ErrorCode.UNREACHABLE, sentence, "see the journal of vgpud-remote-session"
+            ) from None
+        except BaseException:
+            backend.close()
+            raise
+
+    async def _control(self, session: Session, reader: StreamReader, writer: StreamWriter) -> None:
+        """Waits for the end of a control connection. The last one to end starts the grace period."""
+        session.controls.add(writer)
+        session.control_ended = None
+        try:
+            while await reader.read(1024):  # a client sends nothing after its call
+                pass
+        finally:
+            session.controls.discard(writer)
+            if not session.controls:
+                session.control_ended = clock.now()
+
+    async def _hear_backend(self, session: Session) -> None:
+        """Gives each connection that the session process passes to the stream that asked for it. Its end is
+        the end of the session.
+        """
+        try:
+            while True:
+                await _readable(session.backend)
+                data, descriptors, _, _ = socket.recv_fds(session.backend, 1, 1)
+                made = socket.socket(fileno=descriptors[0]) if descriptors else None
+                if not data or not session.wanted:
+                    break
+                waiting = session.wanted.popleft()
+                if waiting.cancelled():
+                    if made is not None:
+                        made.close()
+                else:
+                    waiting.set_result(made)
+        except OSError:
+            pass
+        finally:
+            self._end(session, "its engine or its grant has ended")
+
+    def _end(self, session: Session, why: str) -> None:
+        if self._sessions.pop(session.id, None) is None:
+            return
+        log.info(LogEvent.REMOTE_SESSION_ENDED, allocation=session.allocation, user=session.user, why=why)
+        for waiting in session.wanted:
+            waiting.cancel()
+        for task in session.streams:
+            task.cancel()
+        for control in session.controls:
+            control.transport.abort()
+        with suppress(OSError):
+            session.backend.shutdown(socket.SHUT_RDWR)
+
+    async def _sweep(self) -> None:
+        """Ends sessions whose grace period is over, and those that carry no bytes for too long."""
+        while True:
+            await asyncio.sleep(_SWEEP_SECONDS)
+            now = clock.now()
+            for session in list(self._sessions.values()):
+                ended = session.control_ended
+                if ended is not None and now - ended >= self._settings.grace:
+                    self._end(session, "its client has left")
+                elif self._settings.idle is not None and now - session.used >= self._settings.idle:
+                    self._end(session, "it was idle")
+
+    # --- streams
+
+    async def _attach(self, session: Session, reader: StreamReader, writer: StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        session.streams.add(task)
+        try:
+            server = await self._connection(session)
+            if server is None:
+                hint = "end a program of the session, or try again"
+                raise VgpuError(ErrorCode.UNREACHABLE, "the engine's server takes no connection", hint)
+            await _send(writer, wire.answer({}))
+            engine = await asyncio.open_connection(sock=server, limit=PIECE_BYTES)
+            try:
+                await relay((reader, writer), engine, self._meter(session))
+            finally:
+                engine[1].transport.abort()
+        finally:
+            session.streams.discard(task)
+
+    async def _connection(self, session: Session) -> socket.socket | None:
+        """A connection to the engine's server from the session process; None if the server refuses it."""
+        loop = asyncio.get_running_loop()
+        waiting: asyncio.Future[socket.socket | None] = loop.create_future()
+        session.wanted.append(waiting)
+        await loop.sock_sendall(session.backend, wire.CONNECT)
+        async with asyncio.timeout(_CONNECT_SECONDS):
+            return await waiting
+
+    def _meter(self, session: Session) -> Callable[[int], Awaitable[None]]:
+        async def seen(size: int) -> None:
+            session.used = clock.now()
+            session.bytes_relayed += size
+            if session.rate is not None and (wait := session.rate.owe(size, session.used)):
+                await asyncio.sleep(wait)
+
+        return seen
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+_AGAIN = "open another session"
+
+
+async def _send(writer: StreamWriter, data: bytes) -> None:
+    writer.write(data)
+    async with asyncio.timeout(_CALL_SECONDS):
+        await writer.drain()
+
+
+async def _readable(sock: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(sock, _settle, ready)
+    try:
+        await ready
+    finally:
+        loop.remove_reader(sock)
+
+
+def _settle(ready: "asyncio.Future[None]") -> None:
+    if not ready.done():
+        ready.set_result(None)
+
+
+def _keep_alive(sock: socket.socket) -> None:
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _USER_TIMEOUT_MS)
+    for option, value in _KEEPALIVE:
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def context_of(certificate: Path, key: Path, authority: Path | None) -> ssl.SSLContext:
+    """TLS 1.3 with the door's certificate. With `authority`, clients may show certificates that it has
+    signed.
+
+    Raises VgpuError(BAD_SETTING).
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    try:
+        context.load_cert_chain(certificate, key)
+        if authority is not None:
+            context.load_verify_locations(authority)
+            context.verify_mode = ssl.CERT_OPTIONAL
+    except OSError as error:
+        said = (error.strerror or str(error)).lower()
+        raise VgpuError(
+            ErrorCode.BAD_SETTING,
+            f"the door's certificate {certificate}, its key {key} or the clients' authority cannot be read: "
+            f"{said}",
+            "docs/remote.md has the command that makes a certificate",
+        ) from None
+    return context
+
+
+async def _serve(backend: Path, tls: ssl.SSLContext) -> None:
+    """Serves until SIGTERM or SIGINT."""
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    asking = RemoteDoor(RemoteSettings(), tls, backend)
+    connection, table = await asking.ask(wire.Settings())
+    connection.close()
+    door = RemoteDoor(RemoteSettings.model_construct(None, **table), tls, backend)
+    door.start()
+    sd.notify("READY=1")
+    await stopping.wait()
+    sd.notify("STOPPING=1")
+    await door.close()
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="vgpud-remote", description="give slices to other machines, by TLS")
+    parser.add_argument("--certificate", type=Path, required=True, help="the door's certificate, in PEM")
+    parser.add_argument("--key", type=Path, required=True, help="its key")
+    parser.add_argument("--clients", type=Path, help="the authority that signs clients' certificates")
+    arguments = parser.parse_args(argv)
+    try:
+        settings = load_settings()
+        logs.configure(settings.level)
+        clients = arguments.clients if arguments.clients and arguments.clients.exists() else None
+        tls = context_of(arguments.certificate, arguments.key, clients)
+        uvloop.run(_serve(settings.run_dir / SESSION_SOCKET, tls))
+    except VgpuError as error:
+        sys.stderr.write(f"vgpud-remote: {error}\nhint: {error.hint}\n")
+        return int(error.code.exit_code)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

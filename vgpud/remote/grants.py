@@ -1,0 +1,215 @@
+"""The grants: which remote users may have slices, each with its quota. One JSON file, which root alone reads.
+
+A grant is known by a token, of which the file has only the SHA-256, or by the SHA-256 of a client
+certificate. A token is ID.SECRET.PIN: the grant, 256 random bits, and the SHA-256 of the door's certificate,
+by which the client knows the door.
+"""
+
+import fcntl
+import hashlib
+import hmac
+import json
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.quantity import show_bytes
+
+FILE = "remote/grants.json"  # below the state folder
+CERTIFICATE = "remote/certificate.pem"  # the door's, below the folder of the policy
+MAX_GRANTS = 10_000
+_CERTIFICATE = re.compile("-----BEGIN CERTIFICATE-----(.+?)-----END CERTIFICATE-----", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """The right of a remote user to slices that belong to the local account `uid`. Without `max_memory_bytes`
+    or `max_cores_percent`, only the account's [[quota]] bounds the sums. `expires` is a Unix time in seconds.
+    """
+
+    id: str
+    user: str
+    uid: int
+    gid: int
+    created: int
+    secret_sha256: str = ""
+    certificate_sha256: str = ""
+    expires: int | None = None
+    max_memory_bytes: int | None = None
+    max_cores_percent: float | None = None
+    max_sessions: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What a slice has, or what a caller wants. None means without a bound."""
+
+    memory_bytes: int | None
+    cores_percent: float | None
+
+
+def check_quota(grant: Grant, wanted: Sizes, held: Iterable[Sizes]) -> None:
+    """Raises VgpuError(OVER_QUOTA) if the grant does not allow `wanted` beside the slices that it holds."""
+    before = list(held)
+    if grant.max_sessions is not None and len(before) >= grant.max_sessions:
+        raise _over(grant, f"has {len(before)} sessions, and may have {grant.max_sessions}")
+    if grant.max_memory_bytes is not None:
+        memory = sum(one.memory_bytes or 0 for one in (*before, wanted))
+        if wanted.memory_bytes is None or memory > grant.max_memory_bytes:
+            would = (
+                "asks for no --memory" if wanted.memory_bytes is None else f"would hold {show_bytes(memory)}"
+            )
+            raise _over(grant, f"{would}, and may hold {show_bytes(grant.max_memory_bytes)}")
+    if grant.max_cores_percent is not None:
+        cores = sum(100.0 if one.cores_percent is None else one.cores_percent for one in (*before, wanted))
+        if cores > grant.max_cores_percent:
+            raise _over(
+                grant, f"would hold {cores:g}% of a device, and may hold {grant.max_cores_percent:g}%"
+            )
+
+
+def _over(grant: Grant, what: str) -> VgpuError:
+    sentence = f"grant {grant.id} of {grant.user} {what}"
+    return VgpuError(
+        ErrorCode.OVER_QUOTA, sentence, "ask for less, or end a session ('vgpuctl remote status')"
+    )
+
+
+def fingerprint(certificate: bytes) -> str:
+    """SHA-256, in hexadecimal, of a certificate in DER."""
+    return hashlib.sha256(certificate).hexdigest()
+
+
+def fingerprint_of(path: Path) -> str:
+    """As `fingerprint`, of the first certificate in a PEM file. Raises VgpuError(BAD_REQUEST)."""
+    import ssl
+
+    try:
+        text = path.read_text()
+        found = _CERTIFICATE.search(text)
+        return fingerprint(ssl.PEM_cert_to_DER_cert(found[0] if found else text))
+    except (OSError, ValueError) as error:
+        said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        hint = "name a file with a certificate that begins with -----BEGIN CERTIFICATE-----"
+        raise VgpuError(ErrorCode.BAD_REQUEST, f"cannot read {path}: {said.lower()}", hint) from None
+
+
+def of_this_node() -> "tuple[Grants, str]":
+    """The grants of this node, and the SHA-256 of its door's certificate, if any. Raises VgpuError."""
+    from vgpud.settings import load_settings
+
+    settings = load_settings()
+    certificate = settings.config.parent / CERTIFICATE
+    return Grants(settings.state_dir / FILE), fingerprint_of(certificate) if certificate.exists() else ""
+
+
+class Grants:
+    """The file of grants. Each method raises VgpuError(LEDGER_FAILED) if the file cannot be used."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def all(self) -> tuple[Grant, ...]:
+        """The grants, expired ones included, in the order in which they were made."""
+        try:
+            return tuple(Grant(**one) for one in json.loads(self._path.read_text()))
+        except FileNotFoundError:
+            return ()
+        except (OSError, ValueError, TypeError) as error:
+            raise self._failed(error) from None
+
+    def live(self, grant_id: str) -> Grant | None:
+        """The grant, unless it was revoked or has expired."""
+        now = time.time()
+        known = (one for one in self.all() if one.id == grant_id)
+        return next((one for one in known if one.expires is None or one.expires > now), None)
+
+    def find(self, token: str, certificate: str) -> Grant:
+        """The live grant of a token, or else of a certificate. Raises VgpuError(NOT_ALLOWED)."""
+        grant_id, _, rest = token.partition(".")
+        digest = hashlib.sha256(rest.partition(".")[0].encode()).hexdigest()
+        for one in self.all():
+            by_token = (
+                one.secret_sha256 and hmac.compare_digest(one.secret_sha256, digest) and one.id == grant_id
+            )
+            by_certificate = not token and certificate and one.certificate_sha256 == certificate
+            if (by_token or by_certificate) and self.live(one.id) is not None:
+                return one
+        raise VgpuError(
+            ErrorCode.NOT_ALLOWED,
+            "the token or certificate is of no grant, or the grant was revoked or has expired",
+            "ask the node's administrator for a new one: vgpuctl remote grant USER",
+        )
+
+    def add(self, grant: Grant, pin: str) -> tuple[Grant, str]:
+        """Adds a grant under a new id. Returns it with its token; one for a certificate has no token."""
+        with self._locked():
+            known = self.all()
+            if len(known) >= MAX_GRANTS:
+                sentence = f"there are {len(known)} grants, and {MAX_GRANTS} is the limit"
+                raise VgpuError(ErrorCode.DENIED_BY_POLICY, sentence, "revoke those that are not needed")
+            taken = {one.id for one in known}
+            grant_id = next(one for one in iter(lambda: secrets.token_hex(4), "") if one not in taken)
+            grant, token = replace(grant, id=grant_id), ""
+            if not grant.certificate_sha256:
+                secret = secrets.token_urlsafe(32)
+                token = f"{grant_id}.{secret}.{pin}"
+                grant = replace(grant, secret_sha256=hashlib.sha256(secret.encode()).hexdigest())
+            self._write((*known, grant))
+        return grant, token
+
+    def revoke(self, name: str) -> tuple[Grant, ...]:
+        """Removes the grant with this id, or all grants of the user with this name. Returns them."""
+        with self._locked():
+            known = self.all()
+            gone = tuple(one for one in known if name in (one.id, one.user))
+            if gone:
+                self._write(one for one in known if one not in gone)
+        return gone
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = os.open(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise self._failed(error) from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Excludes other sessions between the check of a quota and the allocation."""
+        with self._locked():
+            yield
+
+    def _write(self, grants: Iterable[Grant]) -> None:
+        temporary = self._path.with_suffix(".new")
+        try:
+            with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+                json.dump([asdict(one) for one in grants], file, indent=1)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self._path)
+            folder = os.open(self._path.parent, os.O_RDONLY)
+            os.fsync(folder)
+            os.close(folder)
+        except OSError as error:
+            raise self._failed(error) from None
+
+    def _failed(self, error: Exception) -> VgpuError:
+        said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        return VgpuError(
+            ErrorCode.LEDGER_FAILED,
+            f"the grants in {self._path} cannot be used: {said.lower()}",
+            "call as root, or correct or remove the file",
+        )

@@ -1,0 +1,57 @@
+"""Bounds what the clients of the door take: a rate, and places in all and for each address. Pure."""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Rate:
+    """A token bucket. `burst` is what may come at once; times are in seconds of one clock."""
+
+    per_second: float
+    burst: float
+    _left: float = field(init=False)
+    _at: float | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self._left = self.burst
+
+    def take(self, amount: float, now: float) -> bool:
+        """Takes the amount if it is there."""
+        if self.owe(0.0, now) > 0.0 or self._left < amount:
+            return False
+        self._left -= amount
+        return True
+
+    def owe(self, amount: float, now: float) -> float:
+        """Takes the amount in any case. Returns for how many seconds the caller has to wait then."""
+        if self._at is not None:
+            self._left = min(self.burst, self._left + (now - self._at) * self.per_second)
+        self._at = now
+        self._left -= amount
+        return max(0.0, -self._left / self.per_second)
+
+
+@dataclass(slots=True)
+class Places:
+    """Counts what is in progress, in all and for each key."""
+
+    most: int
+    most_each: int
+    _held: Counter[str] = field(init=False, default_factory=Counter)
+
+    @contextmanager
+    def place(self, key: str) -> Iterator[bool]:
+        """Yields True with a place, which ends with the block, or False if there is none."""
+        if self._held.total() >= self.most or self._held[key] >= self.most_each:
+            yield False
+            return
+        self._held[key] += 1
+        try:
+            yield True
+        finally:
+            self._held[key] -= 1
+            if not self._held[key]:
+                del self._held[key]

@@ -1,0 +1,49 @@
+"""Relays bytes between two connections, for the client and the door. It needs only the standard library."""
+
+import asyncio
+from asyncio import StreamReader, StreamWriter
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+PIECE_BYTES = 256 * 1024  # buffer for each direction of a connection
+_FLUSH_SECONDS = 30.0
+
+Stream = tuple[StreamReader, StreamWriter]
+
+
+async def relay(near: Stream, far: Stream, seen: Callable[[int], Awaitable[None]] | None = None) -> None:
+    """Copies both ways until one side ends. What that side has sent still reaches the other. `seen` is told
+    the size of each piece, and can delay the next one. Closes both connections.
+    """
+    ways = [
+        asyncio.ensure_future(_copy(source[0], target[1], seen))
+        for source, target in ((near, far), (far, near))
+    ]
+    try:
+        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for way in ways:
+            way.cancel()
+        await asyncio.gather(*ways, return_exceptions=True)
+    await asyncio.gather(finish(near[1]), finish(far[1]))
+
+
+async def _copy(
+    source: StreamReader, target: StreamWriter, seen: Callable[[int], Awaitable[None]] | None
+) -> None:
+    while data := await source.read(PIECE_BYTES):
+        target.write(data)
+        await target.drain()  # a slow target stops the source
+        if seen is not None:
+            await seen(len(data))
+
+
+async def finish(writer: StreamWriter) -> None:
+    """Sends what is written, then closes the connection. A peer that does not read loses it."""
+    try:
+        with suppress(OSError, TimeoutError):
+            async with asyncio.timeout(_FLUSH_SECONDS):
+                writer.close()
+                await writer.wait_closed()
+    finally:
+        writer.transport.abort()

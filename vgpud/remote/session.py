@@ -1,0 +1,291 @@
+"""One remote session, as root: verifies a grant, asks vgpud for a slice, runs the engine's server in it.
+
+vgpud-remote-session@.service starts this program for each connection of the door, which is its standard
+input. The door is in the network and has no rights; this program is in no network. It trusts the door in one
+thing, the fingerprint of a client's certificate. The allocation is bound to this process, so its end, however
+it comes, releases the slice. The server runs as the grant's account in namespaces of its own: no other
+process can reach its port, and it ends with this process.
+"""
+
+import array
+import ctypes
+import fcntl
+import os
+import pwd
+import select
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+import structlog
+
+from vgpud import logs
+from vgpud.api.client import Client
+from vgpud.api.doors import SOCKET_NAMES
+from vgpud.model.caller import Door
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.log_event import LogEvent
+from vgpud.model.quantity import Percent, parse_bytes
+from vgpud.policy.load import load
+from vgpud.policy.remote import RemoteSettings
+from vgpud.remote import wire
+from vgpud.remote.engine import ENGINES, Engine
+from vgpud.remote.grants import FILE, Grant, Grants, Sizes, check_quota
+from vgpud.settings import Settings, load_settings
+
+log = structlog.get_logger(__name__)
+
+LABEL = "remote"  # the first word of the label of a remote allocation
+
+_FIRST_LINE_SECONDS = 10.0
+_READY_SECONDS = 20.0
+_CONNECT_SECONDS = 5.0
+_LOOK_SECONDS = 2.0  # interval between looks whether the grant is still live
+_POLL_SECONDS = 0.02
+_CLONE_NEWNET = 0x40000000  # sched.h
+_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 0x1  # linux/sockios.h, linux/if.h
+# what the server's programs are found by; everything else of its environment is the slice's and the engine's
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def main() -> int:
+    """Serves the door's connection on standard input until either end closes it."""
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    door = socket.socket(fileno=os.dup(0))
+    door.settimeout(_FIRST_LINE_SECONDS)
+    try:
+        settings = load_settings()
+        logs.configure(settings.level)
+        _serve(door, wire.decode(_line(door)), settings)
+    except (VgpuError, OSError) as error:
+        failure = error if isinstance(error, VgpuError) else _failed(error)
+        log.warning(LogEvent.REMOTE_SESSION_FAILED, why=str(failure))
+        with suppress(OSError):  # the door has left
+            door.sendall(wire.refusal(failure))
+        return failure.code.exit_code
+    return 0
+
+
+_JOURNAL = "see the journal of vgpud-remote-session on the node"
+
+
+def _failed(error: OSError) -> VgpuError:
+    said = (error.strerror or str(error)).lower()
+    return VgpuError(ErrorCode.HELPER_FAILED, f"the remote session failed: {said}", _JOURNAL)
+
+
+def _line(door: socket.socket) -> bytes:
+    line = b""
+    while not line.endswith(b"\n") and len(line) <= wire.LINE_BYTES:
+        part = door.recv(4096)
+        if not part:
+            break
+        line += part
+    return line
+
+
+def _serve(door: socket.socket, call: wire.Call, settings: Settings) -> None:
+    remote = load(settings.policy_paths()).policy.remote
+    grants = Grants(settings.state_dir / FILE)
+    if isinstance(call, wire.Settings):
+        door.sendall(wire.answer(remote.model_dump(mode="python")))
+    elif isinstance(call, wire.Status):
+        door.sendall(wire.answer({"user": grants.find(call.token, call.certificate).user}))
+    elif not isinstance(call, wire.Open):
+        raise VgpuError(ErrorCode.BAD_REQUEST, "a session takes open, status and settings", _JOURNAL)
+    elif not remote.server:
+        hint = "its administrator sets server in [remote]"
+        raise VgpuError(ErrorCode.UNSUPPORTED, "this node makes no remote slices", hint)
+    else:
+        with Client(settings.run_dir / SOCKET_NAMES[Door.ADMIN]) as client:
+            _run(door, client, call, grants, remote)
+
+
+@dataclass(frozen=True, slots=True)
+class _Slice:
+    id: str
+    user: str
+    environment: dict[str, str]
+    devices: tuple[str, ...]
+
+
+def _run(
+    door: socket.socket, client: Client, call: wire.Open, grants: Grants, remote: RemoteSettings
+) -> None:
+    """Has the slice and its server from the reply to the door until the end of `_relay`."""
+    grant = grants.find(call.token, call.certificate)
+    held = _allocate(client, call, grant, grants)
+    engine = ENGINES[remote.engine]
+    try:
+        _leave_network()
+        with _running(held, grant, engine, remote.server) as server:
+            _wait_ready(server, engine)
+            door.sendall(wire.answer({"allocation": held.id, "user": held.user, "devices": held.devices}))
+            log.info(LogEvent.REMOTE_SESSION_OPENED, allocation=held.id, user=held.user, address=call.address)
+            why = _relay(door, server, engine, grants, grant)
+    finally:
+        client.release(held.id, True)
+    log.info(LogEvent.REMOTE_SESSION_ENDED, allocation=held.id, user=held.user, why=why)
+
+
+def _allocate(client: Client, call: wire.Open, grant: Grant, grants: Grants) -> _Slice:
+    """Asks vgpud for the slice of the grant's account. The label names the grant, by which its sums are
+    known.
+    """
+    from vgpud.api.gen import vgpud_pb2 as pb
+
+    sizes = _sizes(call, grant)
+    with grants.counting():
+        check_quota(grant, sizes, _held(client, grant))
+        request = pb.AllocateRequest(
+            count=1,
+            memory_bytes=sizes.memory_bytes,
+            share_percent=sizes.cores_percent,
+            isolation=call.isolation,
+            priority=call.priority,
+            label=" ".join(filter(None, (_label(grant), call.address, call.label))),
+            bind_to_caller=True,
+            owner_uid=grant.uid,
+            owner_gid=grant.gid,
+        )
+        made = client.allocate(request)
+    environment = {**made.edits.env, **made.edits.host_env}
+    return _Slice(made.id, grant.user, environment, tuple(part.device_uuid for part in made.slices))
+
+
+def _label(grant: Grant) -> str:
+    return f"{LABEL} {grant.user}/{grant.id}"
+
+
+def _held(client: Client, grant: Grant) -> Iterable[Sizes]:
+    for one in client.list_allocations().allocations:
+        if f"{one.label} ".startswith(f"{_label(grant)} "):
+            cores = [part.share_percent if part.HasField("share_percent") else 100.0 for part in one.slices]
+            yield Sizes(sum(part.memory_bytes for part in one.slices), sum(cores))
+
+
+def _sizes(call: wire.Open, grant: Grant) -> Sizes:
+    """The sizes that the caller asks for. What it leaves out is all that its grant allows."""
+    memory = parse_bytes(call.memory) if call.memory else grant.max_memory_bytes
+    cores = Percent.parse(call.cores).value if call.cores else grant.max_cores_percent
+    return Sizes(memory, None if cores is None else min(cores, 100.0))
+
+
+def _leave_network() -> None:
+    """Moves this process into a network of its own, which has only a loopback interface."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as made:
+        request = array.array("B", struct.pack("16sh14x", b"lo", 0))
+        fcntl.ioctl(made, _SIOCGIFFLAGS, request)
+        flags = struct.unpack("16sh14x", request)[1]
+        fcntl.ioctl(made, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", flags | _IFF_UP))
+
+
+@contextmanager
+def _running(held: _Slice, grant: Grant, engine: Engine, program: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """Runs the server as the grant's account, as the first process of a pid namespace: its end is the end of
+    all that it has started. Each of the programs before it ends with its parent.
+    """
+    if shutil.which(program) is None:
+        sentence = f"the engine's server {program} is not a program"
+        raise VgpuError(ErrorCode.HELPER_FAILED, sentence, "install it, or correct server in [remote]")
+    variables = {"PATH": _PATH, "LANG": "C.UTF-8", **held.environment, **engine.server_environment()}
+    groups = "--init-groups" if _has_account(grant.uid) else "--clear-groups"
+    words = [
+        *(
+            "setpriv",
+            "--pdeathsig=KILL",
+            "unshare",
+            "--mount",
+            "--pid",
+            "--fork",
+            "--kill-child",
+            "--mount-proc",
+        ),
+        *("setpriv", f"--reuid={grant.uid}", f"--regid={grant.gid}", groups, "--no-new-privs"),
+        *("--bounding-set=-all", "--inh-caps=-all", "--pdeathsig=KILL"),
+        *("env", "-i", *(f"{name}={value}" for name, value in variables.items()), program),
+    ]
+    own = {"PATH": _PATH}
+    with subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=sys.stderr, cwd="/", env=own) as server:
+        try:
+            yield server
+        finally:
+            server.kill()
+
+
+def _has_account(uid: int) -> bool:
+    try:
+        pwd.getpwuid(uid)
+    except KeyError:
+        return False
+    return True
+
+
+def _wait_ready(server: "subprocess.Popen[bytes]", engine: Engine) -> None:
+    until = time.monotonic() + _READY_SECONDS
+    while True:
+        if server.poll() is not None:
+            sentence = f"the engine's server ended with {server.returncode} before it listened"
+            raise VgpuError(ErrorCode.HELPER_FAILED, sentence, _JOURNAL)
+        try:
+            _connect(engine).close()
+            return
+        except OSError:
+            if time.monotonic() >= until:
+                sentence = f"the engine's server does not listen within {_READY_SECONDS:g} s"
+                raise VgpuError(ErrorCode.HELPER_TIMEOUT, sentence, _JOURNAL) from None
+        time.sleep(_POLL_SECONDS)
+
+
+def _connect(engine: Engine) -> socket.socket:
+    made = socket.create_connection(("127.0.0.1", engine.port), _CONNECT_SECONDS)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return made
+
+
+def _relay(
+    door: socket.socket, server: "subprocess.Popen[bytes]", engine: Engine, grants: Grants, grant: Grant
+) -> str:
+    """Passes a connection to the server for each byte of the door. Returns why it ends: with the door, the
+    server or the grant.
+    """
+    pidfd = os.pidfd_open(server.pid)
+    try:
+        poll = select.poll()
+        poll.register(door, select.POLLIN)
+        poll.register(pidfd, select.POLLIN)
+        while grants.live(grant.id) is not None:
+            ready = {descriptor for descriptor, _ in poll.poll(_LOOK_SECONDS * 1000)}
+            if pidfd in ready:
+                return "the engine's server ended"
+            if door.fileno() in ready and not _pass_one(door, engine):
+                return "the door closed the session"
+        return "the grant was revoked or has expired"
+    finally:
+        os.close(pidfd)
+
+
+def _pass_one(door: socket.socket, engine: Engine) -> bool:
+    """Answers one byte of the door. Returns False if the door has ended."""
+    if not door.recv(1):
+        return False
+    try:
+        with _connect(engine) as made:
+            socket.send_fds(door, [wire.CONNECT], [made.fileno()])
+    except (ConnectionError, TimeoutError):  # the answer without a connection says that the server takes none
+        door.sendall(wire.CONNECT)
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

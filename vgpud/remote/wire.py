@@ -1,0 +1,140 @@
+"""The messages of remote slices: one line of JSON for a call, and one for its reply. Pure.
+
+A client sends its call to the door by TLS. The door sends calls to a session by a Unix socket; after the
+reply to `open`, each byte CONNECT asks the session for one connection to the engine's server.
+"""
+
+import json
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from vgpud.model.errors import BY_NUMBER, ErrorCode, VgpuError
+
+VERSION = 1
+DEFAULT_PORT = 14843
+# Maximum of a line. The longest call has eight texts of 256 bytes, each with six bytes for an escaped byte.
+LINE_BYTES = 16 * 1024
+TEXT_BYTES = 256
+CONNECT = b"c"
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Asks for a slice. The texts of sizes are as vgpuctl takes them. `certificate` (SHA-256 of the client's
+    certificate) and `address` are set by the door.
+    """
+
+    token: str = ""
+    memory: str = ""
+    cores: str = ""
+    isolation: str = ""
+    priority: str = ""
+    label: str = ""
+    certificate: str = ""
+    address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Attach:
+    """Makes this connection one of the program to the engine's server."""
+
+    session: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Makes this connection the session's control connection, in place of one that has ended."""
+
+    session: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Asks for the sessions of the token's user."""
+
+    token: str = ""
+    certificate: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Asks for the table [remote] of the policy. Only the door asks."""
+
+
+Call = Open | Attach | Resume | Status | Settings
+_CALLS: dict[str, type[Call]] = {
+    "open": Open,
+    "attach": Attach,
+    "resume": Resume,
+    "status": Status,
+    "settings": Settings,
+}
+_NAMES = {kind: name for name, kind in _CALLS.items()}
+
+
+def encode(call: Call) -> bytes:
+    return _line({"version": VERSION, "call": _NAMES[type(call)], **asdict(call)})
+
+
+def decode(line: bytes) -> Call:
+    """Reads a call. Raises VgpuError(BAD_REQUEST)."""
+    message = _parse(line)
+    if message.pop("version", None) != VERSION:
+        raise _bad(f"the caller does not speak version {VERSION} of vgpud's remote calls")
+    kind = _CALLS.get(str(message.pop("call", "")))
+    if kind is None:
+        raise _bad("the call is not known")
+    names = {one.name for one in fields(kind)}
+    for name, value in message.items():
+        if name not in names:
+            raise _bad("the call has a field that is not known")
+        if not isinstance(value, str) or not value.isprintable() or len(value.encode()) > TEXT_BYTES:
+            raise _bad(f"{name} is not a text of at most {TEXT_BYTES} printable bytes")
+    try:
+        return kind(**message)
+    except TypeError:
+        raise _bad("the call lacks a field") from None
+
+
+def answer(result: dict[str, Any]) -> bytes:
+    return _line({"result": result})
+
+
+def refusal(error: VgpuError) -> bytes:
+    said = {"number": error.code.number, "sentence": error.sentence, "hint": error.hint}
+    return _line({"error": said})
+
+
+def result(line: bytes) -> dict[str, Any]:
+    """Reads a reply. Raises VgpuError: the error that the reply has, or BAD_REQUEST."""
+    message = _parse(line)
+    error = message.get("error")
+    if isinstance(error, dict):
+        code = BY_NUMBER.get(error.get("number", 0), ErrorCode.BUG)
+        raise VgpuError(code, str(error.get("sentence", "")), str(error.get("hint", "")))
+    found = message.get("result")
+    if not isinstance(found, dict):
+        raise _bad("the reply is not one of vgpud's")
+    return found
+
+
+def _line(message: dict[str, Any]) -> bytes:
+    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+    if len(line) > LINE_BYTES:
+        raise _bad(f"a line has more than {LINE_BYTES} bytes")
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError):
+        raise _bad("the line is not JSON") from None
+    if not isinstance(message, dict):
+        raise _bad("the line is not a JSON object")
+    return message
+
+
+def _bad(sentence: str) -> VgpuError:
+    return VgpuError(ErrorCode.BAD_REQUEST, sentence, "use a client of the same version as the node's vgpud")
