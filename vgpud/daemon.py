@@ -263,8 +263,8 @@ def check_mount(settings: Settings) -> None:
 
 
 def raise_file_limit() -> None:
-    """Raises the limit of open descriptors (RLIMIT_NOFILE). Each tenant takes up to three descriptors of
-    vgpud, and as many of the arbiter, which inherits the limit.
+    """Raises the limit of open descriptors (RLIMIT_NOFILE). Each tenant takes up to four descriptors of
+    vgpud, and three of the arbiter, which inherits the limit.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = max(hard, _DESCRIPTORS)

@@ -34,6 +34,7 @@ from vgpud.lease.usage import (
     read_unknown_calls,
     read_usage,
 )
+from vgpud.lease.writers import Writers
 from vgpud.lease_layout import ANYONE_FOLDER
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "SwapPhase",
     "UnknownCalls",
     "Usage",
+    "Writers",
     "close_lease",
     "list_leases",
     "parse_meters",

@@ -198,7 +198,7 @@ def _note_moved(folder: Path, uuids: Sequence[str]) -> None:
         former = [device.uuid for device in read_limits(folder).devices]
     except VgpuError:  # an invalid page is written again below
         return
-    lines = note.read_text().splitlines() if note.exists() else []
+    lines = _read(note).decode().splitlines() if note.exists() else []
     left = [f"{i} {was}" for i, (was, now) in enumerate(zip(former, uuids, strict=False)) if was != now]
     if not left:
         return
@@ -231,8 +231,24 @@ def _fill(draft: Path, body: bytes, uid: int, gid: int) -> None:
         os.close(fd)
 
 
+def _read(path: Path) -> bytes:
+    """Reads a file of a lease. If a process has set a lease on the file (writers.py), raises BlockingIOError.
+    Raises OSError.
+    """
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        return file.read()
+
+
+def open_limits(folder: Path, waits: bool = False) -> int:
+    """Opens the limits for writing. If a process has set a lease on the file (writers.py), `waits` until the
+    kernel breaks it, or else raises BlockingIOError. Raises OSError.
+    """
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (0 if waits else os.O_NONBLOCK)
+    return os.open(_files(folder) / layout.LIMITS_FILE, flags)
+
+
 def _rewrite(folder: Path, body: bytes) -> None:
-    fd = os.open(_files(folder) / layout.LIMITS_FILE, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    fd = open_limits(folder)
     try:
         _write_locked(fd, body)
     finally:
@@ -271,11 +287,14 @@ def update_limits(
 
 def close_lease(folder: Path) -> None:
     """Closes a lease: nothing new is granted, and tenants keep their memory until they free it. Succeeds also
-    if the lease does not exist or its limits are invalid; an invalid lease can only be removed.
+    if the lease does not exist or its limits are invalid; an invalid lease can only be removed. Raises
+    VgpuError(LEASE_FAILED).
     """
     try:
         held = read_limits(folder)
-    except VgpuError:
+    except VgpuError as error:
+        if isinstance(error.__cause__, BlockingIOError):
+            raise
         return
     try:
         _rewrite(folder, _pack_body(held.allocation, layout.LEASE_CLOSED, held.devices, held.memory))
@@ -386,7 +405,7 @@ def read_limits(folder: Path) -> Limits:
     Raises VgpuError LEASE_FAILED if there is no valid `limits` file.
     """
     try:
-        raw = (_files(folder) / layout.LIMITS_FILE).read_bytes()
+        raw = _read(_files(folder) / layout.LIMITS_FILE)
     except OSError as error:
         raise lease_failed(f"read the lease {folder.name}", error) from error
     try:

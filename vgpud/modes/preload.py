@@ -26,6 +26,7 @@ from vgpud.lease import (
     Registered,
     SharePolicy,
     UnknownCalls,
+    Writers,
     close_lease,
     read_activity,
     read_counted,
@@ -131,6 +132,7 @@ class Preload:
         self._listing = asyncio.Lock()
         self._contexts = ContextCosts()
         self._meters = LeaseMeters(self._leases)
+        self._writers = Writers(self._leases)
         self._starting = asyncio.Lock()
         self._notice: Callable[[], None] | None = None
         self._restart: asyncio.Future[None] | None = None
@@ -267,6 +269,7 @@ class Preload:
         self.follow_rules(device.uuid)
         for allocation in self._world.allocations():
             if any(held.device_uuid == device.uuid for held in allocation.slices):
+                self._writers.hold(allocation.id)
                 await self.restore_wall(allocation)
 
     async def restore_wall(self, allocation: Allocation) -> None:
@@ -295,6 +298,7 @@ class Preload:
             memory=self._memory(allocation),
             paused=allocation.paused,
         )
+        self._writers.hold(allocation.id)
         self._contexts.seed(self._leases / allocation.id)
         await self._order(ArbiterClient.add, allocation.id)
         await self.walls.build(allocation)
@@ -455,6 +459,7 @@ class Preload:
                 await self._order(order, allocation_id)
 
     async def detach(self, allocation: Allocation, part: Slice) -> None:
+        self._writers.hold(allocation.id)
         close_lease(self._leases / allocation.id)
         with suppress(VgpuError):  # if the arbiter does not run, it will read all leases at its start
             await self._order_once(ArbiterClient.remove, allocation.id)
@@ -462,6 +467,7 @@ class Preload:
         self._meters.forget(allocation.id)
         await self.walls.drop(allocation)
         await remove_lease(self._leases, allocation.id)
+        self._writers.drop(allocation.id)
 
     async def unapply(self, device_uuid: str) -> None:
         """Forgets the engine of the device. The arbiter keeps running: it serves every device in mode

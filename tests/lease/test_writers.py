@@ -1,0 +1,88 @@
+"""Attacks with leases on files (fcntl(2), F_SETLEASE). Each test is one attack, by root in a container."""
+
+import fcntl
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.conditions import needs
+from tests.lease.conftest import eventually
+from tests.native.harness import GIB, GID, UID, UUIDS
+from vgpud import lease_layout as layout
+from vgpud.lease import DeviceLimits, Writers, close_lease, read_limits, update_limits, write_lease
+from vgpud.model.errors import ErrorCode, VgpuError
+
+# The file is opened for reading, because it is mounted read-only. SIGIO asks the process to give its lease
+# back.
+SETS = """
+import fcntl, os, signal, sys
+signal.signal(signal.SIGIO, signal.SIG_IGN)
+file = os.open(sys.argv[1], os.O_RDONLY)
+try:
+    fcntl.fcntl(file, fcntl.F_SETLEASE, int(sys.argv[2]))
+except BlockingIOError:
+    print("refused", flush=True)
+else:
+    print("set", flush=True)
+    sys.stdin.read()
+"""
+KINDS = pytest.mark.parametrize("kind", [fcntl.F_RDLCK, fcntl.F_WRLCK], ids=["read", "write"])
+MORE = [DeviceLimits(UUIDS[0], 2 * GIB)]
+
+
+@pytest.fixture
+def lease(tmp_path: Path) -> Path:
+    return write_lease(tmp_path, "a1", [DeviceLimits(UUIDS[0], GIB)], uid=UID, gid=GID)
+
+
+@contextmanager
+def attacker(lease: Path, kind: int) -> Iterator[str]:
+    words = [sys.executable, "-c", SETS, str(lease / layout.LIMITS_FILE), str(kind)]
+    pipe = subprocess.PIPE
+    program = subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True)
+    assert program.stdout is not None
+    try:
+        yield program.stdout.readline().strip()
+    finally:
+        program.communicate("")
+
+
+@needs("root")
+@KINDS
+def test_no_process_sets_a_lease_on_limits_that_vgpud_holds(lease: Path, kind: int) -> None:
+    writers = Writers(lease.parent)
+    writers.hold("a1")
+    with attacker(lease, kind) as answer:
+        assert answer == "refused"
+        update_limits(lease, MORE)
+    assert read_limits(lease).devices == tuple(MORE)
+    writers.drop("a1")
+
+
+@needs("root")
+@KINDS
+def test_a_lease_set_while_vgpud_did_not_run_delays_no_call(lease: Path, kind: int) -> None:
+    """Each open(2) for writing waited for 45 s, on the event loop."""
+    writers = Writers(lease.parent)
+    with attacker(lease, kind) as answer:
+        assert answer == "set"
+        writers.hold("a1")
+        with pytest.raises(VgpuError) as refused:
+            update_limits(lease, MORE)
+        with pytest.raises(VgpuError) as not_closed:
+            close_lease(lease)
+        assert {refused.value.code, not_closed.value.code} == {ErrorCode.LEASE_FAILED}
+    eventually(lambda: holds(lease))
+    update_limits(lease, MORE)
+    close_lease(lease)
+    assert read_limits(lease).closed
+    writers.drop("a1")
+
+
+def holds(lease: Path) -> bool:
+    with attacker(lease, fcntl.F_RDLCK) as answer:
+        return answer == "refused"
