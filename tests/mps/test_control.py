@@ -89,6 +89,26 @@ def test_a_limit_is_set_on_a_running_server_too(control: MpsControl, tmp_path: P
     assert [(tmp_path / f"share.{pid}").read_text() for pid in (7, 9)] == ["50\n"] * 2
 
 
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("share", "default active thread percentage '99' instead of 50"),
+        ("memory", "default device pinned mem limit 0 '99M' instead of 2048M"),
+        ("priority", "default client priority '99' instead of 1"),
+        ("share.7", "active thread percentage 7 '99' instead of 50"),
+        ("memory.7", "device pinned mem limit 7 0 '99M' instead of 2048M"),
+    ],
+)
+def test_a_limit_that_another_user_changed_is_found(
+    control: MpsControl, tmp_path: Path, name: str, found: str
+) -> None:
+    (tmp_path / "servers").write_text("7\n")
+    control.limit(limits(2048, "50"), below_normal=True)
+    assert control.changed(limits(2048, "50"), below_normal=True) == ()
+    (tmp_path / name).write_text("99\n")
+    assert control.changed(limits(2048, "50"), below_normal=True) == (found,)
+
+
 def test_a_limit_that_a_server_does_not_read_back_is_an_error(
     control: MpsControl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -150,6 +150,22 @@ def test_a_prepared_container_has_its_allocation_in_its_config(tmp_path: Path) -
     run(tmp_path, scene)
 
 
+def test_variables_of_an_image_that_are_ignored_are_logged(tmp_path: Path) -> None:
+    """An image's variables cancel no annotation of the operator, and ask for nothing by themselves."""
+
+    async def scene(made: World) -> None:
+        asks = {"vgpud.io/memory": "1GiB"}
+        for variable, annotations in (("VGPU_ALLOCATION", asks), ("VGPU_MEMORY", asks), ("VGPU_MEMORY", {})):
+            body = {"process": {"env": [f"{variable}=80GiB"]}, "annotations": annotations}
+            with capture_logs() as lines:
+                await made.ask(Verb.PREPARE, body=json.dumps(body))
+            (line,) = [one for one in lines if one["event"] == "container_variables_ignored"]
+            assert line["ignored"] == (variable,)
+        assert [request.memory_bytes for request in made.containers.started] == [1 << 30] * 2
+
+    run(tmp_path, scene)
+
+
 def test_a_hook_prepares_for_its_parent_process(tmp_path: Path) -> None:
     async def scene(made: World) -> None:
         await made.ask(Verb.PREPARE, body=ASKS, flags=FOR_PARENT)
