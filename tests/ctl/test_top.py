@@ -33,8 +33,7 @@ from vgpud.ctl.top_draw import (
     some,
     tenant_cells,
 )
-from vgpud.ctl.top_history import History
-from vgpud.ctl.top_rows import SORTS, Look, TenantRow, chosen, device_rows, tenant_rows
+from vgpud.ctl.top_rows import SORTS, History, Look, TenantRow, chosen, device_rows, tenant_rows
 from vgpud.model.errors import ErrorCode, VgpuError
 
 GIB = 2**30

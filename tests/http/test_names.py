@@ -5,7 +5,7 @@ import pwd
 
 import pytest
 
-from vgpud.serve.http.names import UserNames
+from vgpud.serve.http.doors import UserNames
 
 UNKNOWN = 3_999_999
 

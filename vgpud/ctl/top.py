@@ -25,8 +25,7 @@ from vgpud.ctl.table import clean
 from vgpud.ctl.terminal import Terminal, View, ended_in_order
 from vgpud.ctl.top_actions import ACTIONS, Action, Doing
 from vgpud.ctl.top_draw import Cell
-from vgpud.ctl.top_history import ASCII, BLOCKS, History
-from vgpud.ctl.top_rows import SORTS, Look
+from vgpud.ctl.top_rows import ASCII, BLOCKS, SORTS, History, Look
 from vgpud.model.errors import ErrorCode, Exit, VgpuError
 
 # delay between the two samples of option -1; the daemon's meters are up to 0.5 s old

@@ -25,8 +25,7 @@ from vgpud.hardware.nvml import (
     Nvml,
     NvmlRefusal,
 )
-from vgpud.hardware.read import Reader, Static, read_memory, read_processes, read_vitals
-from vgpud.hardware.topology import read_links
+from vgpud.hardware.read import Reader, Static, read_links, read_memory, read_processes, read_vitals
 from vgpud.hardware.workers import Workers
 from vgpud.model.device import (
     ComputeMode,

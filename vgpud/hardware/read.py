@@ -1,12 +1,13 @@
 """Reads one device from NVML. Constant facts are read once, all others each time."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from vgpud.hardware.compute import Handle, with_compute
-from vgpud.hardware.cores import sm_count
 from vgpud.hardware.mig import read_division, read_instances, read_profiles
 from vgpud.hardware.nvml import Nvml
 from vgpud.hardware.repair import read_repair
@@ -14,12 +15,82 @@ from vgpud.model.device import (
     ComputeMode,
     Device,
     DeviceProcess,
+    Link,
     Mig,
     MigProfile,
     Virtualisation,
 )
 from vgpud.model.view import Vitals
 from vgpud.proc import has_ended
+
+# FP32 cores of one multiprocessor (SM) by compute capability. Source: CUDA C++ Programming Guide, "Arithmetic
+# Instructions", throughput of 32-bit floating-point add per clock cycle per SM.
+_CORES_PER_SM: dict[tuple[int, int], int] = {
+    (3, 0): 192,
+    (3, 5): 192,
+    (3, 7): 192,
+    (5, 0): 128,
+    (5, 2): 128,
+    (5, 3): 128,
+    (6, 0): 64,
+    (6, 1): 128,
+    (6, 2): 128,
+    (7, 0): 64,
+    (7, 2): 64,
+    (7, 5): 64,
+    (8, 0): 64,
+    (8, 6): 128,
+    (8, 7): 128,
+    (8, 9): 128,
+    (9, 0): 128,
+    (10, 0): 128,
+    (10, 3): 128,
+    (12, 0): 128,
+    (12, 1): 128,
+}
+
+
+def sm_count(
+    cores: int | None, capability: tuple[int, int] | None, largest_profile: int | None
+) -> int | None:
+    """Number of SMs of the whole card, or None if it cannot be determined: NVML reports CUDA cores, not SMs.
+
+    The number of CUDA cores is used first, because the largest MIG profile can be smaller than the card
+    (A100: 98 of 108 SMs).
+    """
+    per_sm = _CORES_PER_SM.get(capability) if capability is not None else None
+    if cores and per_sm and cores % per_sm == 0:
+        return cores // per_sm
+    return largest_profile
+
+
+# numbers of nvmlGpuTopologyLevel_t in nvml.h
+_LEVELS: dict[int, Link] = {
+    0: Link.INTERNAL,
+    10: Link.SINGLE,
+    20: Link.MULTIPLE,
+    30: Link.HOSTBRIDGE,
+    40: Link.NODE,
+    50: Link.SYSTEM,
+}
+_NVLINK = 2  # value of NVML_P2P_CAPS_INDEX_NVLINK
+_P2P_OK = 0  # value of NVML_P2P_STATUS_OK
+
+
+def read_links(nvml: Nvml, handles: Mapping[str, Handle]) -> dict[tuple[str, str], Link]:
+    """The link of every pair of devices (by UUID); each pair is in the result in both orders."""
+    links: dict[tuple[str, str], Link] = {}
+    for (one, first), (other, second) in combinations(handles.items(), 2):
+        links[one, other] = links[other, one] = _link(nvml, first, second)
+    return links
+
+
+def _link(nvml: Nvml, first: Handle, second: Handle) -> Link:
+    if nvml.call("nvmlDeviceGetP2PStatus", first, second, _NVLINK) == _P2P_OK:
+        return Link.NVLINK
+    level = nvml.call("nvmlDeviceGetTopologyCommonAncestor", first, second)
+    return _LEVELS.get(level, Link.UNKNOWN)
+
 
 # numbers of nvmlComputeMode_t and nvmlGpuVirtualizationMode_t in nvml.h
 COMPUTE_MODES: dict[int, ComputeMode] = {

@@ -5,15 +5,18 @@ all else. All errors are VgpuError. A change continues to its end even if its ca
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import structlog
 
 from vgpud import audit
 from vgpud.model.caller import Caller
 from vgpud.model.device import Device, Health
+from vgpud.model.log_event import LogEvent
 from vgpud.model.quantity import Percent
 from vgpud.model.tenancy import Allocation, Workload
 from vgpud.node.allocate import AllocationMaker
-from vgpud.node.background import Background
 from vgpud.node.devices.notices import Notices
 from vgpud.node.devices.operations import Operations
 from vgpud.node.parts import Parts
@@ -38,6 +41,39 @@ from vgpud.node.view.meters import Meters
 from vgpud.node.view.processes import Processes
 from vgpud.policy.load import LoadedPolicy
 from vgpud.policy.model import Policy
+
+log = structlog.get_logger(__name__)
+
+
+class Background:
+    """The keeper's background tasks, for which no caller waits."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Starts `work` as a task. If the daemon stops, the task is cancelled, and the next start finishes
+        its work.
+        """
+        if self._closed:
+            work.close()
+            return
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error(LogEvent.BACKGROUND_TASK_FAILED, why=str(error), exc_info=error)
+
+    async def close(self) -> None:
+        """Cancels all background tasks and accepts no new ones."""
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
 class NodeKeeper:

@@ -23,8 +23,7 @@ from vgpud.node.store.allocations import AllocationStore
 from vgpud.node.store.book import Book
 from vgpud.node.tenants.activities import Activities
 from vgpud.node.tenants.changes import Changes
-from vgpud.node.tenants.checkpoints import TenantServices
-from vgpud.node.tenants.host import host_memory
+from vgpud.node.tenants.checkpoints import TenantServices, host_memory
 from vgpud.node.tenants.kept import Kept
 from vgpud.policy.load import LoadedPolicy
 

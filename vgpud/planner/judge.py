@@ -5,14 +5,36 @@ judgement.
 from vgpud.model.device import ComputeMode, Health, Virtualisation
 from vgpud.model.errors import ErrorCode
 from vgpud.model.quantity import counted
-from vgpud.model.tenancy import Mode
-from vgpud.planner.fit_exclusive import fit_exclusive
+from vgpud.model.tenancy import Mode, Slice
 from vgpud.planner.fit_mig import fit_mig
 from vgpud.planner.fit_on_top import fit_on_top
 from vgpud.planner.fit_shared import fit_shared
 from vgpud.planner.use import EMPTY
-from vgpud.planner.verdict import Seat, Unfit, Verdict, busy, never
+from vgpud.planner.verdict import Fit, Seat, Unfit, Verdict, busy, never
 from vgpud.planner.wanted import Wanted
+from vgpud.planner.words import listed, shown_bytes
+
+
+def fit_exclusive(seat: Seat) -> Verdict:
+    """A whole device fits if neither the ledger nor NVML shows another user on it."""
+    device = seat.device
+    if seat.use.count:
+        held = counted(seat.use.count, "allocation")
+        return busy(seat, Mode.EXCLUSIVE, f"it holds {held} in mode {seat.use.mode}")
+    if device.processes:
+        pids = listed(tuple(str(process.pid) for process in device.processes))
+        who = counted(len(device.processes), "process")
+        return busy(seat, Mode.EXCLUSIVE, f"it has {who} that vgpud did not start (pid {pids})")
+    usable = device.memory_usable_bytes
+    return Fit(
+        device=device,
+        mode=Mode.EXCLUSIVE,
+        piece=Slice(device.uuid, Mode.EXCLUSIVE, usable),
+        # Cards that can serve nothing else come first, then smaller cards.
+        rank=(int(seat.terms.fixed is None), device.memory_total_bytes),
+        sentence=f"mode exclusive, the whole card with {shown_bytes(usable)}",
+    )
+
 
 _UNWELL = {Health.SILENT: ErrorCode.NVML_TIMEOUT, Health.SICK: ErrorCode.RESET_NEEDED}
 _HOSTS_MACHINES = (Virtualisation.HOST_VGPU, Virtualisation.HOST_VSGA)

@@ -10,6 +10,26 @@ from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 from vgpud.model.quantity import GIB, MIB, format_bytes
 from vgpud.policy.fields import Match, MemoryBytes, PolicyTable, wrong
 
+
+class DraSettings(PolicyTable):
+    """The table [dra]. Each card is published in the form that its [[device]] rule allows."""
+
+    enabled: bool = Field(
+        False, description="whether cards are published to the cluster, and claims on them prepared"
+    )
+    auto: Literal["quota", "compute", "hardware", "device"] = Field(
+        "quota",
+        description="what cards of mode auto are published as: memory held by libvgpu, or by MPS, MIG "
+        "instances, or whole",
+    )
+    check_seconds: float = Field(
+        30.0,
+        ge=0.2,
+        le=3600.0,
+        description="how often it is looked whether the cluster still has what was published, and the claims",
+    )
+
+
 MAX_RESOURCES = 64
 # Smallest unit of memory: an H200 has 564 units of this size, and the kubelet gets all of them at each
 # change.

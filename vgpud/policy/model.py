@@ -13,9 +13,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from vgpud.model.caller import BARE, Account
 from vgpud.model.device import Device
 from vgpud.model.tenancy import ANYONE, Mode
-from vgpud.policy.dra import DraSettings
 from vgpud.policy.fields import Match, MemoryBytes, PolicyTable, Seconds, wrong
-from vgpud.policy.kubelet import KubeletResource, KubeletSettings
+from vgpud.policy.kubelet import DraSettings, KubeletResource, KubeletSettings
 from vgpud.policy.remote import RemoteSettings
 
 # The modes that have a table of settings in a [[device]] rule.

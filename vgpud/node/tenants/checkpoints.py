@@ -29,7 +29,20 @@ from vgpud.node.tenants.kept import Kept
 from vgpud.node.tenants.sight import visible_devices
 from vgpud.planner.places import device_map, devices_of, saved_on
 from vgpud.planner.suspend import HostMemory
+from vgpud.policy.model import PoolSettings
 from vgpud.proc import is_alive, start_ticks
+
+_MEMINFO = Path("/proc/meminfo")
+
+
+def host_memory(pool: PoolSettings, meminfo: Path = _MEMINFO) -> HostMemory:
+    """The host's available memory (MemAvailable of proc(5), in units of 1024 bytes), and the policy's bounds
+    on its use.
+    """
+    lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+    available = int(lines["MemAvailable"].split()[0]) * 1024
+    return HostMemory(available, pool.host_memory_reserve, pool.host_memory)
+
 
 log = structlog.get_logger(__name__)
 

@@ -3,8 +3,9 @@
 import asyncio
 import errno
 import os
+import pwd
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,11 +17,50 @@ from vgpud.model.log_event import LogEvent
 from vgpud.model.observation import Observation
 from vgpud.policy.model import Policy
 from vgpud.serve.http.history import SAMPLE_SECONDS, History
-from vgpud.serve.http.names import UserNames
 from vgpud.serve.http.page import CONTENT_SECURITY_POLICY, page
 from vgpud.serve.http.server import MAX_HEAD_BYTES, Page, Response, Server
 from vgpud.serve.metrics.exposition import CONTENT_TYPE
 from vgpud.serve.metrics.render import Renderer
+
+_NAMES_KEPT_SECONDS = 300.0
+_NAMES_WAIT_SECONDS = 0.5
+
+
+class UserNames:
+    """Names of users for the status page, looked up on a thread: a directory service can be slow."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, str] = {}
+        self._since = float("-inf")
+        self._running: asyncio.Task[dict[int, str]] | None = None
+
+    async def of(self, uids: Iterable[int]) -> Mapping[int, str]:
+        """The names of the users that are known by now. A user that is unknown, or not looked up in time, is
+        missing.
+        """
+        wanted = set(uids)
+        is_old = clock.now() - self._since > _NAMES_KEPT_SECONDS
+        if self._running is None and (is_old or wanted - self._names.keys()):
+            self._running = asyncio.ensure_future(asyncio.to_thread(_look_up, wanted))
+        task = self._running
+        if task is not None:
+            await asyncio.wait((task,), timeout=_NAMES_WAIT_SECONDS)
+            if task.done() and self._running is task:
+                self._running = None
+                self._names, self._since = task.result(), clock.now()
+        return self._names
+
+
+def _look_up(uids: set[int]) -> dict[int, str]:
+    found = {}
+    for uid in uids:
+        try:
+            # a directory may have names that are not UTF-8, which no page can contain
+            found[uid] = pwd.getpwuid(uid).pw_name.encode(errors="replace").decode()
+        except (KeyError, OverflowError):
+            found[uid] = ""
+    return found
+
 
 log = structlog.get_logger(__name__)
 
