@@ -198,7 +198,7 @@ struct vgpu_usage {
     uint32_t context_mib[VGPU_MAX_DEVICES]; /* memory of a context at the last measurement, in MiB; 0: not measured */
     /* number of functions that the process's driver exports and libvgpu does not know */
     uint32_t unknown_calls;
-    char unknown_call[VGPU_CALL_BYTES];                /* the name of one such function, NUL-terminated */
+    char unknown_call[VGPU_CALL_BYTES];                /* the name of one unknown function, NUL-terminated */
     struct vgpu_slot_device retired[VGPU_MAX_DEVICES]; /* counters of ended processes; only the arbiter writes them */
     struct vgpu_slot slots[VGPU_MAX_SLOTS];
     struct vgpu_compute compute[VGPU_MAX_DEVICES];

@@ -119,7 +119,7 @@ def test_wrong_requests_are_refused_with_their_figures(asked: pb.AllocateRequest
 
 
 @pytest.mark.parametrize("request_id", ["", "x" * 129, "a\x00b", "a\nb"])
-def test_wrong_ids_are_refused(request_id: str) -> None:
+def test_an_empty_long_or_unprintable_request_id_is_refused(request_id: str) -> None:
     assert refused(pb.AllocateRequest(), request_id).code is ErrorCode.BAD_REQUEST
 
 

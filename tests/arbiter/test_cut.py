@@ -140,7 +140,7 @@ def test_a_tenant_that_backfills_runs_in_the_slices_of_the_holder(cut_card: Card
     eventually(most_requests_do_not_wait_for_the_next_slice, "it backfills")
 
 
-def test_each_request_of_a_priority_tenant_interrupts(cut_card: Card) -> None:
+def test_each_request_of_a_priority_tenant_preempts_the_running_tenant(cut_card: Card) -> None:
     """The tenant reports at the end of each request that it is idle. After a late report, as on a busy
     machine, several requests share one slice.
     """

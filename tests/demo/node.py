@@ -51,7 +51,7 @@ class DemoNode:
     command: Sequence[str] = (sys.executable, "-m", "vgpud.daemon")
 
     def __init__(self, policy: str = POLICY, environment: Mapping[str, str] = os.environ) -> None:
-        # a short path, because the MPS pipes are Unix sockets, whose paths have at most 108 bytes
+        # a short path, because the MPS pipes are Unix sockets, whose paths have at most 107 bytes
         self.folder = Path(tempfile.mkdtemp(prefix="vgpud-"))
         self.folder.chmod(0o755)
         self.run_dir = self.folder / "run"

@@ -88,7 +88,7 @@ def test_the_commands_of_a_page_print_what_the_page_shows(page: Path, node: Demo
     assert not [d for d in node.ctl_json("devices")["items"] if d.get("drained")], "a device stays drained"
 
 
-def test_commands_named_in_sentences_are_accepted(node: DemoNode, shell: Reader) -> None:
+def test_commands_in_the_prose_of_pages_run_without_error(node: DemoNode, shell: Reader) -> None:
     hold = [str(BUILD / "bin" / "vgpu-probe"), "hold", str(1 << 20), "--then-wait-on-stdin"]
     quota = node.tenant(["--memory", "1GiB", "--isolation", "quota", "--device", "0"], hold)
     client = node.tenant(["--memory", "1GiB", "--isolation", "compute", "--device", "7"], hold)

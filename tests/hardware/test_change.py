@@ -80,7 +80,7 @@ def test_mig_mode_refused_by_the_call_is_an_error(nvml: FakeNvml, gateway: Gatew
     assert caught.value.details == (NAMED, f"process {GONE} (?)")
 
 
-def test_mig_mode_neither_taken_nor_activated_is_an_error(nvml: FakeNvml, gateway: Gateway) -> None:
+def test_a_refused_or_pending_change_of_mig_mode_is_an_error(nvml: FakeNvml, gateway: Gateway) -> None:
     nvml.__dict__["nvmlDeviceSetMigMode"] = lambda gpu, mode: IN_USE
     with pytest.raises(VgpuError, match="names no process") as caught:
         gateway.set_mig_mode(GPU, True)

@@ -172,7 +172,7 @@ def test_a_blocking_call_without_a_wrapper_is_named() -> None:
     ]
 
 
-def test_a_programs_own_numeric_noise_is_not_a_difference() -> None:
+def test_numeric_noise_of_a_program_is_not_reported_as_a_difference() -> None:
     """Two runs without libvgpu show the numeric noise of the program itself."""
 
     def run(*numbers: float) -> dict[str, Any]:

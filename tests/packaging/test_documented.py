@@ -42,7 +42,7 @@ def test_the_commands_of_a_page_print_what_the_page_shows(page: Path, shell: She
         shell.follow(block)
 
 
-def test_commands_named_in_sentences_are_accepted(installed: Installed, shell: Shell) -> None:
+def test_commands_in_the_prose_of_pages_run_without_error(installed: Installed, shell: Shell) -> None:
     machine: Machine = installed.machine
     machine.shell(f"cat >/tmp/editor <<'END'\n{EDITOR}END\nchmod 755 /tmp/editor")
     for span, command in ON_MACHINE.items():

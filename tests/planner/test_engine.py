@@ -36,7 +36,7 @@ def test_the_engine_follows_from_policy_device_and_verdict(
     assert is_fallback(setting, choice) == (setting == "cut" and engine is Engine.GATE)
 
 
-def test_the_reason_for_the_gate_is_the_probes() -> None:
+def test_the_reason_for_the_engine_gate_is_the_one_that_the_probe_gave() -> None:
     assert choose_engine("cut", DEVICE, REFUSED).why == REFUSED.why
 
 

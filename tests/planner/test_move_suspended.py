@@ -139,7 +139,7 @@ def test_a_suspended_preload_tenant_cannot_move_to_a_device_held_as_a_whole_card
     assert refused.value.code is ErrorCode.DEVICE_IN_USE
 
 
-def test_a_whole_card_may_wait_for_any_and_holds_none() -> None:
+def test_a_suspended_whole_card_moves_to_a_used_device_and_holds_no_part_of_it() -> None:
     there = going(away(whole_card(0)), 1, others=(held(1, name="b"),))
     assert UUIDS[0] not in use_of([there])
     kinds = [step.kind for step in rules.move_steps(there)]

@@ -160,8 +160,8 @@ def test_the_pause_before_a_suspension_grows_where_suspending_did_not_pay() -> N
 
 @dataclass
 class Life:
-    """A tenant that works in spells: (pause, work) in seconds, each after the end of the one before. It works
-    only while its memory is on the device.
+    """A tenant that alternates between pauses and work: each spell is (pause, work) in seconds. It works only
+    while its memory is on the device.
     """
 
     size: int

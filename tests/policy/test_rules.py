@@ -113,7 +113,9 @@ def test_a_hidden_match_covers_only_devices_of_the_hiding_match(
 
 
 @given(PATTERNS, PATTERNS, st.lists(st.text("ab[]*?!", max_size=5), min_size=1, max_size=20))
-def test_a_hidden_pattern_matches_no_additional_name(wide: str, narrow: str, names: list[str]) -> None:
+def test_a_wider_name_pattern_matches_all_names_of_the_narrower_pattern(
+    wide: str, narrow: str, names: list[str]
+) -> None:
     if subsumes(Match(name=wide), Match(name=narrow)):
         for name in names:
             device = Device("GPU-a", 0, name)

@@ -121,7 +121,7 @@ def test_a_vgpud_without_root_reads_the_files_of_its_user(etc: Etc) -> None:
     assert etc.load().policy.planner.strategy == "spread"
 
 
-def test_a_check_accepts_a_draft_of_its_user(tmp_path: Path) -> None:
+def test_a_policy_check_by_a_user_accepts_a_file_of_that_user(tmp_path: Path) -> None:
     draft = tmp_path / "draft.toml"
     draft.write_text("version = 1")
     give(draft)

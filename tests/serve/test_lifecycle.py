@@ -175,7 +175,7 @@ async def others() -> list[str]:
     return [str(task) for task in asyncio.all_tasks() - {asyncio.current_task()}]
 
 
-def test_health_reports_the_stop(live: Live) -> None:
+def test_the_health_service_reports_that_vgpud_stops(live: Live) -> None:
     with grpc.insecure_channel(f"unix:{live.ro}") as channel:
         # typed as Any, because these stubs have no typed methods
         stub: Any = health_pb2_grpc.HealthStub(channel)

@@ -142,8 +142,8 @@ def _chosen(client: Client, arguments: Namespace) -> list[pb.MigDevice]:
         if len(found) != 1:
             raise VgpuError(
                 ErrorCode.NO_SUCH_DEVICE,
-                f"device {named!r} is {len(found) or 'none'} of the {len(devices)} that MIG can partition",
-                "see 'vgpuctl mig ls'",
+                f"{len(found) or 'none'} of {len(devices)} devices that have MIG match {named!r}",
+                "give an index or a UUID of 'vgpuctl mig ls'",
             )
         wanted.add(found[0])
     return [d for d in devices if not wanted or d.device_uuid in wanted]

@@ -65,5 +65,5 @@ class EngineFiles:
             raise VgpuError(
                 ErrorCode.HELPER_FAILED,
                 f"{self.folder / name} cannot be written: {(error.strerror or str(error)).lower()}",
-                "make room in the run folder",
+                "check the rights and free space of the run folder (VGPUD_RUN_DIR)",
             ) from None

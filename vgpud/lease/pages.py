@@ -224,7 +224,9 @@ def _fill(draft: Path, body: bytes, uid: int, gid: int) -> None:
         os.ftruncate(fd, layout.USAGE_FILE_SIZE)
         os.pwrite(fd, struct.pack("<II", layout.MAGIC, layout.VERSION), 0)
         if uid == ANYONE:
-            os.fchmod(fd, 0o666)  # every user of the container may write to it
+            os.fchmod(
+                fd, 0o666
+            )  # the uid in the container is unknown, so every user there may write the file
         elif (uid, gid) != (os.geteuid(), os.getegid()):
             os.fchown(fd, uid, gid)
     finally:

@@ -348,7 +348,7 @@ LEASE_VARIABLE = "VGPU_LEASE"
 class Way(StrEnum):
     """How the memory of a process was moved to the host."""
 
-    CHECKPOINT = "checkpoint"  # the driver moved all of it
+    CHECKPOINT = "checkpoint"  # the driver moved all of the memory
     SWAP = "swap"  # libvgpu moved the part that can be evicted
     DEEP = "deep"  # libvgpu moved the part that can be evicted, then the driver the rest
 

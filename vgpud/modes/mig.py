@@ -285,7 +285,7 @@ class MigMode:
                 ErrorCode.NVML_FAILED,
                 "the driver does not list the compute instance that was made at compute slice "
                 f"{part[1][1].start} of GPU instance {made.id} of {device_uuid}",
-                "look in the kernel log",
+                "look for the driver's lines (NVRM, Xid) in the kernel log",
             )
         return made, one
 
@@ -415,7 +415,9 @@ class MigMode:
 
 def _place(part: Slice) -> MigSlice:
     if part.mig is None:
-        raise VgpuError(ErrorCode.BUG, "a slice in mode mig has no placement", "please report this")
+        raise VgpuError(
+            ErrorCode.BUG, "a slice in mode mig has no placement", "report this with the journal of vgpud"
+        )
     return part.mig
 
 

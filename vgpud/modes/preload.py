@@ -72,7 +72,8 @@ _AT_ONCE_SECONDS = 0.002
 _HANG_SECONDS = 6.0
 _LOOK_SECONDS = 2.0
 _ANSWER_SECONDS = 2.0
-# An order that is not answered for this time makes the arbiter's silence known; a listing waits no longer.
+# After this time without an answer to an order, vgpud reports that the arbiter is silent; a listing does not
+# wait longer.
 _SILENCE_SECONDS = 1.0
 
 # States in which the tenant's processes wait before their driver calls.

@@ -34,7 +34,7 @@ _CHANGING = (Phase.RESIZING, Phase.SUSPENDING, Phase.RESUMING, Phase.MOVING)
 
 @dataclass(frozen=True)
 class Start:
-    """The collaborators of a start that are no parts of the keeper."""
+    """What a start needs besides the keeper and its collaborators (Parts)."""
 
     units: Units
     run_dir: Path

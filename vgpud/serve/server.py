@@ -85,7 +85,9 @@ class Server:
             self._grpc.add_insecure_port(f"unix:{quote(str(inner))}")
         except RuntimeError as error:
             raise VgpuError(
-                ErrorCode.BAD_SETTING, f"cannot listen on {inner}: {error}", "see VGPUD_RUN_DIR"
+                ErrorCode.BAD_SETTING,
+                f"cannot listen on {inner}: {error}",
+                "check the rights and free space of the run folder (VGPUD_RUN_DIR)",
             ) from None
 
     async def stop(self, grace_seconds: float = 10.0) -> None:

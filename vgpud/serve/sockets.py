@@ -35,7 +35,9 @@ def private_folder(run_dir: Path) -> Path:
         folder.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
         raise VgpuError(
-            ErrorCode.BAD_SETTING, f"cannot make {folder}: {error.strerror}", "see VGPUD_RUN_DIR"
+            ErrorCode.BAD_SETTING,
+            f"cannot make {folder}: {error.strerror}",
+            "check the rights and free space of the run folder (VGPUD_RUN_DIR)",
         ) from None
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
@@ -67,7 +69,9 @@ def claim(run_dir: Path) -> int:
         ) from None
     except OSError as error:
         raise VgpuError(
-            ErrorCode.BAD_SETTING, f"cannot lock {path}: {error.strerror}", "see VGPUD_RUN_DIR"
+            ErrorCode.BAD_SETTING,
+            f"cannot lock {path}: {error.strerror}",
+            "check the rights and free space of the run folder (VGPUD_RUN_DIR)",
         ) from None
     return held
 

@@ -49,7 +49,7 @@ static inline void vgpu_overhead_if_stale(int device)
  */
 void vgpu_overhead_instead(int device, uint64_t bytes);
 
-/* Measures such leftover bytes on the device. Returns false if there are none. */
+/* Measures the bytes that vgpu_overhead_instead() counts on the device. Returns false if there are none. */
 bool vgpu_overhead_leftovers(int device);
 extern uint32_t vgpu_overhead_left; /* devices with leftover bytes, as bits */
 

@@ -102,7 +102,7 @@ struct sim_use {
 /* An object of a process's resource-manager client (rm.c). */
 struct sim_object {
     uint32_t handle, parent, class_id; /* handle 0: the entry is free */
-    uint8_t use;                       /* the use to whose device the object belongs */
+    uint8_t use;                       /* index of the process's use of the device to which the object belongs */
     uint8_t computes;                  /* 1: a channel of a group that has a compute object */
     uint8_t off;
 };

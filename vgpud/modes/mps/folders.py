@@ -194,5 +194,5 @@ def _failed(path: Path, error: OSError) -> VgpuError:
     return VgpuError(
         ErrorCode.HELPER_FAILED,
         f"{path} cannot be made ready for MPS: {(error.strerror or str(error)).lower()}",
-        "see VGPUD_RUN_DIR",
+        "check the rights and free space of the run folder (VGPUD_RUN_DIR)",
     )

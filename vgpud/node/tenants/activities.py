@@ -94,7 +94,7 @@ class Activities:
             raise VgpuError(
                 ErrorCode.ALLOCATION_BUSY,
                 f"allocation {going.id} has work again, so it is not suspended",
-                "it keeps running",
+                "suspend it when it is idle, or without a rule: vgpuctl suspend",
             )
 
     async def left(self, going: Allocation) -> None:

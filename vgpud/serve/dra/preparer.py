@@ -225,7 +225,9 @@ class Preparer:
 def _checked(uid: str) -> str:
     if not uid or len(uid) > 64 or "/" in uid or not uid.isprintable():
         raise VgpuError(
-            ErrorCode.BAD_REQUEST, f"{uid[:64]!r} is not the uid of a claim", "see the kubelet's version"
+            ErrorCode.BAD_REQUEST,
+            f"{uid[:64]!r} is not the uid of a claim",
+            "report this with the kubelet's version",
         )
     return uid
 
