@@ -98,6 +98,7 @@ NOT_RUN = {
     "python -m tests.gpu.compute_h200 --engine gate quick": _CARD,
     "python -m tests.gpu.NAME --build build/native --out FILE": _CARD,
     "python -m tests.gpu.confined_h200": _CARD,
+    "python -m tests.gpu.remote_slices --server PROGRAM --library FOLDER --out FILE": _CARD,
     "python -m tests.gpu.mps_h200": _CARD,
     "nvidia-smi --gpu-reset -i N": _CARD,
     "./dev test tests/remote": _SUITE,

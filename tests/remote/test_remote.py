@@ -17,7 +17,7 @@ from tests.conditions import needs
 from tests.demo.node import Command
 from tests.e2e.conftest import NodeMaker
 from tests.lease.conftest import eventually as until
-from tests.remote.conftest import CERTIFICATES, PROGRAM, RemoteNode
+from tests.remote.node import CERTIFICATES, PROGRAM, RemoteNode
 from tests.simnode import ROOT
 
 pytestmark = needs("root", "namespaces")
@@ -26,7 +26,7 @@ pytestmark = needs("root", "namespaces")
 @pytest.fixture
 def short(make_node: NodeMaker) -> Iterator[RemoteNode]:
     """A node that keeps sessions of clients that have left for a tenth of a second."""
-    made = RemoteNode(make_node, 'grace = "100ms"\nmax_sessions_per_user = 2')
+    made = RemoteNode(make_node(), 'grace = "100ms"\nmax_sessions_per_user = 2')
     yield made
     made.close()
 

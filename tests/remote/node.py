@@ -1,0 +1,135 @@
+"""A vgpud with a door for remote slices, and clients of it, all on the loopback address."""
+
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from tests.demo.node import ROOT, Command, DemoNode
+from tests.simnode import BUILD
+
+CERTIFICATES = Path(__file__).parent / "certificates"
+_ENGINE = Path(__file__).parent / "engine.py"
+PROGRAM = (sys.executable, str(Path(__file__).parent / "program.py"))
+
+
+class Sessions:
+    """Starts a session process for each connection of remote.sock, as systemd does for a socket with
+    Accept=yes.
+    """
+
+    def __init__(self, node: DemoNode, log: Path) -> None:
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self._node = node
+        self._log = log
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(node.run_dir / "remote.sock"))
+        self._listener.listen(128)
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                with connection, self._log.open("ab") as log:
+                    words = [sys.executable, "-m", "vgpud.remote.session"]
+                    self.processes.append(
+                        subprocess.Popen(
+                            words, stdin=connection.fileno(), stderr=log, env=self._node.environment, cwd=ROOT
+                        )
+                    )
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+
+class RemoteNode:
+    """A vgpud with a door. `policy` is the text of the table [remote], without server and listen."""
+
+    def __init__(self, node: DemoNode, policy: str = "", server: Path | None = None) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        self.node = node
+        self.log = self.node.folder / "remote.log"
+        config = Path(self.node.environment["VGPUD_CONFIG"])
+        server = server or self._stand_in()
+        config.write_text(
+            f"{config.read_text()}\n[remote]\n"
+            f'server = "{server}"\nlisten = "127.0.0.1:{self.port}"\n{policy}\n'
+        )
+        (config.parent / "remote").mkdir()
+        pem = config.parent / "remote" / "certificate.pem"
+        pem.write_bytes((CERTIFICATES / "door.pem").read_bytes())
+        if self.node.daemon is None:
+            self.node.start()
+        self.sessions = Sessions(self.node, self.log)
+        self.door = self.start_door()
+
+    def _stand_in(self) -> Path:
+        """The engine's server: the stand-in, on the simulated node."""
+        script = self.node.folder / "server"
+        inside = self.node.environment
+        kept = {name: inside[name] for name in ("VGPU_SIM_STATE", "LD_LIBRARY_PATH")}
+        lines = [f"export {name}={shlex.quote(value)}" for name, value in kept.items()]
+        rm = BUILD / "sim" / "lib" / "libvgpu-sim-rm.so"
+        script.write_text(
+            "\n".join(["#!/bin/sh", *lines, f'export LD_PRELOAD="$LD_PRELOAD:{rm}"'])
+            + f"\nexec {sys.executable} {_ENGINE}\n"
+        )
+        script.chmod(0o755)
+        return script
+
+    def start_door(self) -> "subprocess.Popen[bytes]":
+        """Starts the door and waits until it listens."""
+        names = ("--certificate", "door.pem"), ("--key", "door.key"), ("--clients", "authority.pem")
+        files = [word for option, file in names for word in (option, str(CERTIFICATES / file))]
+        with self.log.open("ab") as log:
+            door = subprocess.Popen(
+                [sys.executable, "-m", "vgpud.remote.door", *files],
+                env=self.node.environment,
+                stderr=log,
+                cwd=ROOT,
+            )
+        while door.poll() is None:
+            with suppress(OSError), socket.create_connection(("127.0.0.1", self.port)):
+                return door
+        raise RuntimeError(f"the door ended: {self.log.read_text()}")
+
+    def grant(self, *options: str, user: str = "0") -> str:
+        """Makes a grant and returns its token."""
+        return self.node.ctl("remote", "grant", user, *options).stdout.strip()
+
+    def client(
+        self, token: str, *options: str, command: Sequence[str] = PROGRAM, verb: str = "run"
+    ) -> Command:
+        """Starts `vgpuctl remote VERB` with this token on a machine that has nothing of vgpud's."""
+        tail = ["--library", str(self.node.folder), *options, "--", *command] if verb == "run" else [*options]
+        environment = {name: os.environ[name] for name in ("PATH",)} | {"VGPU_REMOTE_TOKEN": token}
+        return subprocess.Popen(
+            [sys.executable, "-m", "vgpud.ctl", "remote", verb, f"127.0.0.1:{self.port}", *tail],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+
+    def held(self) -> list[dict[str, Any]]:
+        held: list[dict[str, Any]] = self.node.ctl_json("ls")["items"]
+        return held
+
+    def close(self) -> None:
+        self.door.kill()
+        self.door.wait()
+        self.sessions.close()
