@@ -2,6 +2,7 @@
 messages (see accounts.py).
 """
 
+import asyncio
 import os
 import random
 import signal
@@ -25,7 +26,7 @@ from tests.arbiter.accounts import (
 from tests.arbiter.conftest import LONG, Card, answer, counters
 from tests.e2e.support import eventually
 from vgpud import lease_layout as layout
-from vgpud.lease import SharePolicy, write_lease
+from vgpud.lease import SharePolicy, note_moved, write_lease
 
 HARD, CONSERVING, NONE = SharePolicy.HARD, SharePolicy.WORK_CONSERVING, SharePolicy.NONE
 WANT, DONE = 4, 5
@@ -268,6 +269,7 @@ def test_a_moved_tenant_shares_its_new_device(card: Card) -> None:
     have_turns(moved)
     before = counters(moved)
     limits = card.limits(HARD, 25, first=1)
+    asyncio.run(note_moved(moved, [device.uuid for device in limits]))
     write_lease(moved.parent, "a", limits, uid=os.getuid(), gid=os.getgid())
     card.client.add("a")
     assert card.client.list("a") == (first.pid,)

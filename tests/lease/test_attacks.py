@@ -159,6 +159,19 @@ def test_bad_packets_cost_another_tenant_less_than_a_millisecond(node: Node) -> 
     assert statistics.median(costs) < 0.001
 
 
+def test_a_lease_with_very_many_locks_gets_no_further_look(node: Node) -> None:
+    """Each look at the locks takes longer than the arbiter waits for one."""
+    lease = node.lease()
+
+    def is_shut() -> bool:
+        registers(lease)
+        return node.client.registered("a1").shut
+
+    with (lease / layout.USAGE_FILE).open("r+b") as usage:
+        lock_besides(usage.fileno(), 15_000)
+        eventually(is_shut)
+
+
 class Burst:
     """COUNT simultaneous operations of a tenant with many locks. For each of them the arbiter queries all
     locks.

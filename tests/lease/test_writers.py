@@ -1,5 +1,6 @@
-"""Attacks with leases on files (fcntl(2), F_SETLEASE). Each test is one attack, by root in a container."""
+"""Attacks of root in a container on vgpud's writes to the lease that is mounted into it."""
 
+import asyncio
 import fcntl
 import subprocess
 import sys
@@ -10,10 +11,19 @@ from pathlib import Path
 import pytest
 
 from tests.conditions import needs
+from tests.fusefile import locked_in_the_kernel
 from tests.lease.conftest import eventually
 from tests.native.harness import GIB, GID, UID, UUIDS
 from vgpud import lease_layout as layout
-from vgpud.lease import DeviceLimits, Writers, close_lease, read_limits, update_limits, write_lease
+from vgpud.lease import (
+    DeviceLimits,
+    Writers,
+    close_lease,
+    note_moved,
+    read_limits,
+    update_limits,
+    write_lease,
+)
 from vgpud.model.errors import ErrorCode, VgpuError
 
 # The file is opened for reading, because it is mounted read-only. SIGIO asks the process to give its lease
@@ -81,6 +91,16 @@ def test_a_lease_set_while_vgpud_did_not_run_delays_no_call(lease: Path, kind: i
     close_lease(lease)
     assert read_limits(lease).closed
     writers.drop("a1")
+
+
+@needs("root", "fuse")
+def test_a_tenant_that_locks_its_lease_folder_in_the_kernel_delays_no_move(
+    lease: Path, tmp_path: Path
+) -> None:
+    with locked_in_the_kernel(lease, tmp_path / "mount"), pytest.raises(VgpuError) as refused:
+        asyncio.run(note_moved(lease, [UUIDS[1]]))
+    assert refused.value.code is ErrorCode.LEASE_FAILED
+    eventually((lease / layout.MOVED_FILE).exists)
 
 
 def holds(lease: Path) -> bool:

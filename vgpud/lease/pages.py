@@ -7,6 +7,7 @@ libvgpu (contexts.py).
 
 import asyncio
 import contextlib
+import errno
 import os
 import secrets
 import shutil
@@ -172,7 +173,6 @@ def write_lease(
     body = _pack_body(allocation, _state(away), devices, memory, paused=paused)
     try:
         if folder.exists():
-            _note_moved(folder, [device.uuid for device in devices])
             _rewrite(folder, body)
             return _files(folder)
         draft = root / f".{allocation}.new"
@@ -188,15 +188,28 @@ def write_lease(
     return _files(folder)
 
 
-def _note_moved(folder: Path, uuids: Sequence[str]) -> None:
-    """Records earlier device UUIDs of a moved tenant. The environments of its processes may still name these
-    devices; libvgpu maps each to its slice.
+async def note_moved(folder: Path, uuids: Sequence[str]) -> None:
+    """Records in the lease of a tenant that moves the devices where it was. The environments of its processes
+    may still name them; libvgpu maps each to its slice.
+
+    Raises VgpuError(LEASE_FAILED): also if the tenant holds the lock of the folder for longer than
+    _REMOVAL_SECONDS, as in `remove_lease`; root in a container may list the folder that is mounted into it.
     """
+    try:
+        done = await _without_waiting(lambda: _write_moved(folder, uuids))
+    except OSError as error:
+        raise lease_failed(f"note the move in the lease of {folder.name}", error) from error
+    if not done:
+        late = OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+        raise lease_failed(f"note the move in the lease of {folder.name}", late)
+
+
+def _write_moved(folder: Path, uuids: Sequence[str]) -> None:
     files = _files(folder)
     note = files / layout.MOVED_FILE
     try:
         former = [device.uuid for device in read_limits(folder).devices]
-    except VgpuError:  # an invalid page is written again below
+    except VgpuError:  # an invalid page is written again afterwards
         return
     lines = _read(note).decode().splitlines() if note.exists() else []
     left = [f"{i} {was}" for i, (was, now) in enumerate(zip(former, uuids, strict=False)) if was != now]
@@ -327,14 +340,17 @@ async def remove_graves(root: Path) -> None:
         await _without_waiting(lambda: _remove_all(root.glob(f".*{_GRAVE}")))
 
 
-async def _without_waiting(remove: Callable[[], None]) -> None:
-    """Runs `remove` on a thread, and waits for _REMOVAL_SECONDS at most. Raises OSError."""
-    removal = asyncio.get_running_loop().run_in_executor(DaemonThreads("vgpud-lease"), remove)
+async def _without_waiting(work: Callable[[], None]) -> bool:
+    """Runs `work` on a thread, and waits for _REMOVAL_SECONDS at most. Returns whether it is done. Raises
+    OSError.
+    """
+    removal = asyncio.get_running_loop().run_in_executor(DaemonThreads("vgpud-lease"), work)
     # retrieves a late exception, which asyncio would otherwise log
     removal.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     done, _ = await asyncio.wait((removal,), timeout=_REMOVAL_SECONDS)
     for ended in done:
         ended.result()
+    return bool(done)
 
 
 def _remove_all(graves: Iterable[Path]) -> None:

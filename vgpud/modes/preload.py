@@ -28,6 +28,7 @@ from vgpud.lease import (
     UnknownCalls,
     Writers,
     close_lease,
+    note_moved,
     read_activity,
     read_counted,
     read_limits,
@@ -288,11 +289,13 @@ class Preload:
             # the tenant may be the device's first, for which the engine is chosen
             await self._world.settle_engine(device.uuid)
             self._contexts.note(device.uuid, self._world.context_mib(device.uuid))
-        owner = allocation.request.owner
+        owner, limits = allocation.request.owner, self._limits(allocation)
+        if (self._leases / allocation.id).exists():
+            await note_moved(self._leases / allocation.id, [device.uuid for device in limits])
         lease = write_lease(
             self._leases,
             allocation.id,
-            self._limits(allocation),
+            limits,
             uid=owner.uid,
             gid=owner.gid,
             away=allocation.state in _AWAY or allocation.starts_suspended,

@@ -90,7 +90,8 @@ async def agree(keeper: NodeKeeper, parts: Parts, start: Start, boot_changed: bo
     """
     # The units are listed in a thread, because systemd can be slow and the daemon may serve already.
     units = await asyncio.to_thread(start.units.list, unit_name(""))
-    await remove_graves(start.run_dir / "leases")
+    for folder in ("leases", "mps/t"):
+        await remove_graves(start.run_dir / folder)
     # Listed before `busy`: an allocation that is made meanwhile must not have its spec taken for an orphan.
     specs = await _specs(parts)
     busy = keeper.busy()

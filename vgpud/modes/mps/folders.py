@@ -18,7 +18,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from vgpud.lease import ANYONE_FOLDER
+from vgpud.lease import ANYONE_FOLDER, remove_lease
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import MIB, WHOLE
 from vgpud.model.tenancy import ANYONE, Slice
@@ -161,11 +161,11 @@ def write_tenant(folder: Path, part: Slice, rules: MpsRules, uid: int) -> Path:
     return inner
 
 
-def remove_tenant(folder: Path) -> None:
+async def remove_tenant(folder: Path) -> None:
     """Removes a tenant's files for the guard. The guard then refuses processes that start in the allocation's
-    environment.
+    environment. Raises VgpuError(LEASE_FAILED).
     """
-    shutil.rmtree(folder, ignore_errors=True)
+    await remove_lease(folder.parent, folder.name)
 
 
 def _acl(uids: frozenset[int]) -> bytes:

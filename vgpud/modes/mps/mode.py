@@ -147,7 +147,7 @@ class MpsMode:
         )
 
     async def detach(self, allocation: Allocation, part: Slice) -> None:
-        remove_tenant(tenant_folder(self._paths.run_dir, allocation.id))
+        await remove_tenant(tenant_folder(self._paths.run_dir, allocation.id))
         # the folder also exists after an interrupted attach
         if (self._paths.leases / allocation.id).exists():
             await self._leases.detach(allocation, part)
