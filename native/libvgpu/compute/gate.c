@@ -77,7 +77,7 @@ static enum state state_now(void)
 
 static uint64_t free_until(void)
 {
-    return vgpu_launches.count + vgpu_in_flight_free(gate.limits->device_count);
+    return vgpu_launches_counted() + vgpu_in_flight_free(gate.limits->device_count);
 }
 
 static void set_state(enum state state)
@@ -116,7 +116,7 @@ static void open_turn(const struct vgpu_turn *turn, uint64_t now)
     gate.fresh = true;
     gate.draining = false;
     gate.watching = false;
-    gate.seen_count = vgpu_launches.count;
+    gate.seen_count = vgpu_launches_counted();
     gate.seen_at = now;
     gate.idle_ns = 0;
     gate.granted_at = turn->sent_ns < now && now - turn->sent_ns < TRANSIT_MAX_NS ? turn->sent_ns : now;
@@ -126,7 +126,7 @@ static void open_turn(const struct vgpu_turn *turn, uint64_t now)
 
 static void note_launches(void)
 {
-    uint64_t count = __atomic_load_n(&vgpu_launches.count, __ATOMIC_RELAXED) + vgpu_inside_launches();
+    uint64_t count = vgpu_launches_counted() + vgpu_inside_launches();
     uint64_t *launches = &gate.usage->slots[gate.slot].devices[0].launches;
     __atomic_fetch_add(launches, count - gate.counted, __ATOMIC_RELAXED);
     gate.counted = count;
@@ -294,7 +294,7 @@ static bool admit(CUstream stream, int per_thread)
             if (gate.fresh)
                 gate.idle_ns = now > gate.granted_at ? (int64_t)(now - gate.granted_at) : 0;
             gate.fresh = false;
-            __atomic_store_n(&vgpu_launches.allow, vgpu_launches.count + batch, __ATOMIC_SEQ_CST);
+            __atomic_store_n(&vgpu_launches.allow, vgpu_launches_counted() + batch, __ATOMIC_SEQ_CST);
         }
         pthread_mutex_unlock(&gate.lock);
         return same && answer != VGPU_ADMIT_STOP;
@@ -468,12 +468,13 @@ static void watch(void)
     pthread_mutex_lock(&gate.lock);
     /* a launch that is being paced is already counted, but has not reached the driver */
     bool asked = __atomic_load_n(&vgpu_launches.asked, __ATOMIC_SEQ_CST) > 0;
-    bool quiet = gate.state == OPEN && vgpu_launches.count == gate.seen_count && !asked;
+    uint64_t count = vgpu_launches_counted(); /* read once: a later launch must differ from what was seen */
+    bool quiet = gate.state == OPEN && count == gate.seen_count && !asked;
     bool begin = quiet && !gate.watching;
     uint64_t now = now_ns();
     uint64_t since = gate.seen_at;
     gate.seen_at = quiet ? gate.seen_at : now;
-    gate.seen_count = vgpu_launches.count;
+    gate.seen_count = count;
     gate.watching = quiet;
     pthread_mutex_unlock(&gate.lock);
     if (begin)
@@ -485,7 +486,7 @@ static void watch(void)
         close_gate();
         asked = __atomic_load_n(&vgpu_launches.asked, __ATOMIC_SEQ_CST) > 0;
         /* a launch that came in between is drained as any other */
-        if (vgpu_launches.count == gate.seen_count && !asked) {
+        if (vgpu_launches_counted() == gate.seen_count && !asked) {
             gate.idle_ns += (int64_t)(begin ? (now - since) / 2
                                             /* the work ended at some time between the two checks */
                                             : (uint64_t)WATCH_NS / 2);
@@ -552,7 +553,7 @@ static void answer_look(void)
         close_gate();
     bool closed = gate.state == CLOSED || vgpu_cut_idle();
     bool held = cut ? !closed : gate.held;
-    uint64_t count = __atomic_load_n(&vgpu_launches.count, __ATOMIC_SEQ_CST);
+    uint64_t count = vgpu_launches_counted();
     bool same = count == gate.looked_count;
     gate.look = false;
     gate.looked_count = count;

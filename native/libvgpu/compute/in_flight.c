@@ -69,7 +69,7 @@ VGPU_IN_CHILD(reset);
 static uint64_t launched(void)
 {
     uint64_t asked = __atomic_load_n(&vgpu_launches.asked, __ATOMIC_SEQ_CST);
-    return __atomic_load_n(&vgpu_launches.count, __ATOMIC_SEQ_CST) - asked;
+    return vgpu_launches_counted() - asked;
 }
 
 static bool is_default(CUstream stream)

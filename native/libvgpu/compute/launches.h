@@ -13,4 +13,9 @@ struct vgpu_launch_words {
 };
 extern struct vgpu_launch_words vgpu_launches;
 
+static inline uint64_t vgpu_launches_counted(void)
+{
+    return __atomic_load_n(&vgpu_launches.count, __ATOMIC_SEQ_CST);
+}
+
 #endif
