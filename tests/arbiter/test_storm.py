@@ -1,0 +1,54 @@
+"""Threads of one program make calls of all memory families at once (tests/native/storm.c), under a limit
+of memory and a share.
+"""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.arbiter.conftest import made_card
+from tests.arbiter.test_edges import WAIT_S, environment, lease_of
+from tests.e2e.support import eventually
+from tests.native.harness import LIBVGPU, TEST_BUILD
+from tests.native.test_api import sanitized
+from vgpud.lease import read_usage
+
+
+def under_threads() -> tuple[Path, ...]:
+    found = subprocess.run(["cc", "-print-file-name=libtsan.so"], capture_output=True, text=True, check=True)
+    return Path(found.stdout.strip()), TEST_BUILD / "threads" / "libvgpu.so"
+
+
+LIBRARIES = {"shipped": lambda: (LIBVGPU,), "address": sanitized, "thread": under_threads}
+WORDS = {"shipped": ("6", "200", "2"), "address": ("6", "60", "2"), "thread": ("6", "40", "2", "alone")}
+
+
+@pytest.mark.parametrize("engine", ["cut", "gate"])
+@pytest.mark.parametrize("flavour", LIBRARIES)
+def test_threads_with_calls_of_all_families_leave_the_ledger_right(
+    tmp_path: Path, engine: str, flavour: str
+) -> None:
+    """Each call succeeds or is refused for memory, no sanitizer complains, and the ledger returns to the
+    context alone.
+    """
+    more = {
+        "LD_PRELOAD": " ".join(map(str, LIBRARIES[flavour]())),
+        "ASAN_OPTIONS": "detect_leaks=0",
+        # the simulated driver is not instrumented, so that what it orders is not known
+        "TSAN_OPTIONS": "ignore_noninstrumented_modules=1 report_thread_leaks=0",
+    }
+    with made_card(engine) as card:
+        lease = lease_of(card)
+        done = subprocess.run(
+            [TEST_BUILD / "storm", *WORDS[flavour]],
+            env=environment(card, lease) | more,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=WAIT_S,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        before, *after = map(int, done.stdout.split())
+        assert after == [before] * 2
+        eventually(lambda: read_usage(lease).processes == (), "no slot is left")
