@@ -336,6 +336,8 @@ static bool knows_of_a_capture(void)
     return fake_capture_questions() > before;
 }
 
+CUresult cuStreamEndCapture_ptsz(CUstream stream, CUgraph *graph);
+
 static void check_captures(void)
 {
     CUstreamCigCaptureParams parameters = {0};
@@ -345,6 +347,11 @@ static void check_captures(void)
     CHECK(cuStreamBeginRecaptureToGraph(NULL, CU_STREAM_CAPTURE_MODE_RELAXED, NULL, NULL, NULL) == CUDA_SUCCESS);
     CHECK(knows_of_a_capture());
     CHECK(cuStreamEndCapture(NULL, &graph) == CUDA_SUCCESS && !knows_of_a_capture());
+    /* the thread's own stream has two names */
+    CHECK(cuStreamBeginRecaptureToGraph(CU_STREAM_PER_THREAD, CU_STREAM_CAPTURE_MODE_RELAXED, NULL, NULL, NULL) ==
+          CUDA_SUCCESS);
+    CHECK(knows_of_a_capture());
+    CHECK(cuStreamEndCapture_ptsz(NULL, &graph) == CUDA_SUCCESS && !knows_of_a_capture());
     CHECK(cuStreamBeginCaptureToCig(NULL, &parameters) == CUDA_SUCCESS && knows_of_a_capture());
     CHECK(cuStreamEndCaptureToCig(NULL) == CUDA_SUCCESS && !knows_of_a_capture());
 }

@@ -55,6 +55,11 @@ API CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph)
     return CUDA_SUCCESS;
 }
 
+API CUresult cuStreamEndCapture_ptsz(CUstream stream, CUgraph *graph)
+{
+    return cuStreamEndCapture(stream, graph);
+}
+
 API CUresult cuStreamBeginCaptureToCig(CUstream stream, CUstreamCigCaptureParams *parameters)
 {
     (void)stream, (void)parameters;
