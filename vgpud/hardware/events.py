@@ -106,7 +106,7 @@ def _register(nvml: Nvml) -> tuple[Handle, int, int]:
                 nvml.demand("nvmlDeviceRegisterEvents", handle, types, event_set)
                 watched += 1
         except NvmlRefusal as refusal:
-            log.info(LogEvent.DEVICE_WITHOUT_XID_EVENTS, index=index, reason=refusal.sentence)
+            log.info(LogEvent.DEVICE_WITHOUT_XID_EVENTS, index=index, why=refusal.sentence)
     return event_set, watched, listed
 
 

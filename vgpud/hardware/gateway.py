@@ -412,7 +412,7 @@ def _marked(unwell: list[_Unwell], read: list[Device], known: _Known) -> list[De
         health = Health.LOST if lost else Health.SILENT if silent else Health.FAILED
         if device.health is not health:
             log.error(
-                LogEvent.DEVICE_UNHEALTHY, uuid=device.uuid, health=health.value, reason=one.error.sentence
+                LogEvent.DEVICE_UNHEALTHY, device=device.uuid, health=health.value, why=one.error.sentence
             )
         marked.append(
             replace(device, index=one.index, processes=(), health=health, health_reason=one.error.sentence)

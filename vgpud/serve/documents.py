@@ -25,6 +25,7 @@ class Documents(Generic[T]):
         self._rows = rows
         self._key = key
         self._kind = TypeAdapter(kind)
+        self._name = kind.__name__
         self._decode = lru_cache(_DECODED_KEPT)(self._read)
 
     def __iter__(self) -> Iterator[T]:
@@ -44,5 +45,5 @@ class Documents(Generic[T]):
         try:
             return self._kind.validate_json(text)
         except ValidationError as error:
-            log.warning(LogEvent.STATE_ENTRY_IGNORED, key=key, why=str(error))
+            log.warning(LogEvent.STATE_ENTRY_IGNORED, kind=self._name, key=key, why=str(error))
             return None

@@ -73,6 +73,7 @@ class Kept:
                     log.warning(
                         LogEvent.DEVICE_FULL_EVICTING_KEPT_MEMORY,
                         allocation=other.id,
+                        device=part.device_uuid,
                         for_allocation=coming.id,
                     )
                     self._less(other, 0)
