@@ -101,10 +101,6 @@ class Workers:
 
         self._came_back = came_back
 
-    @property
-    def stuck_count(self) -> int:
-        return len(self._stuck)
-
     def run(self, subject: str, deadline_seconds: float, work: Callable[[], T]) -> T:
         """Runs `work` in a worker and returns or raises its result. `subject` is the device or object that
         the work is about.
