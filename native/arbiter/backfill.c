@@ -17,6 +17,7 @@
 #define GAP_MAX_NS 5000000u
 #define PRESSED_NS 50000000u
 #define AHEAD_ROUNDS 0.25
+#define ABOUT 1.01 /* shares are hundredths of a percent: three tenants with a third each have 33.33 */
 
 static const struct sched_entity *holder_of(const struct sched_device *device)
 {
@@ -40,8 +41,8 @@ static bool is_light(const struct sched_entity *entity, uint64_t now)
 }
 
 /*
- * Judges a tenant's load after JUDGED_NS of observation, because a moment says little. Beside other tenants, work takes
- * longer; so a tenant that shows no gaps there may have gaps when it runs alone. `at` is the end of the observed work: the
+ * Judges a tenant's load after JUDGED_NS of observation, because a moment says little. A tenant that shows no gaps
+ * beside other tenants may have gaps when it runs alone. `at` is the end of the observed work: the
  * verdict on work before a long idle time does not hold for the work after it.
  */
 static void judge(struct sched_entity *entity, double busy_ns, double gaps_ns, uint64_t at)
@@ -84,7 +85,8 @@ void backfill_note_load(struct sched_entity *entity, double load, uint64_t span_
     bool pressed = load >= PRESSED_LOAD;
     entity->pressed_until = pressed ? now + PRESSED_NS : now;
     entity->pressed_ns = pressed ? entity->pressed_ns + (double)span_ns : 0;
-    judge(entity, busy * (double)span_ns, (1 - busy) * (double)span_ns, now);
+    /* beside other tenants, work takes longer: the part of the device that it gets is its time alone */
+    judge(entity, busy * (double)span_ns * fair_part_beside(entity), (1 - busy) * (double)span_ns, now);
     if (is_shared(entity->device))
         try_turns(entity->device, now);
 }
@@ -94,8 +96,10 @@ void backfill_note_load(struct sched_entity *entity, double load, uint64_t span_
  * did not use. A tenant with too little work for its share may be busy whenever it has the device, because its work
  * collects while it waits.
  */
-static double unused_ns(const struct sched_entity *entity, double used_ns, double gap_ns)
+static double unused_ns(const struct sched_entity *entity, double used_ns, double gap_ns, uint64_t now)
 {
+    if (now < entity->light_until) /* it runs beside others, which is why it uses less */
+        return gap_ns;
     double worked_ns = (double)(entity->tenant->idle_since - entity->tenant->work_since);
     double rest_ns = fair_share(entity) * (worked_ns + gap_ns) - used_ns;
     return rest_ns > gap_ns ? rest_ns : gap_ns;
@@ -107,7 +111,8 @@ void backfill_note_work(struct sched_tenant *tenant, uint64_t now)
     for (uint32_t d = 0; d < tenant->device_count && tenant->idle_since != 0; d++) {
         struct sched_entity *entity = tenant->entities[d];
         double used = (double)(entity->count.used_ns - entity->used_before_ns);
-        judge(entity, used, unused_ns(entity, used, gap), tenant->idle_since);
+        /* the load of the work itself was reported while it ran */
+        judge(entity, 0, unused_ns(entity, used, gap, now), tenant->idle_since);
         entity->used_before_ns = entity->count.used_ns;
         if (now - tenant->idle_since >= LIGHT_NS)
             entity->busy_ns = entity->gaps_ns = 0; /* too old for a verdict */
@@ -123,14 +128,30 @@ static bool is_pressed(const struct sched_entity *holder, uint64_t now)
     return !is_light(holder, now) || now < holder->pressed_until;
 }
 
+/* Does the tenant, while it runs beside the others that are on the device, get no more than its share? */
+static bool within_share(const struct sched_entity *entity)
+{
+    return fair_part_beside(entity) <= fair_share(entity) * ABOUT;
+}
+
+/* Is `entity` so far ahead of `other` that it may not run beside it? Under a hard share its tokens decide instead. */
+static bool too_far_ahead(const struct sched_entity *entity, const struct sched_entity *other)
+{
+    double ahead = entity->vtime_ns - other->vtime_ns;
+    return !fair_is_hard(entity) && !within_share(entity) && ahead >= AHEAD_ROUNDS * entity->device->round_ns;
+}
+
 static bool lets(const struct sched_entity *holder, const struct sched_entity *guest, uint64_t now)
 {
-    double ahead = guest->vtime_ns - holder->vtime_ns;
     if (holder->limits.priority > guest->limits.priority && holder->tokens_ns > 0)
         return false;
-    if (!is_light(holder, now) && !is_light(guest, now))
-        return false;
-    return ahead < AHEAD_ROUNDS * holder->device->round_ns;
+    return (is_light(holder, now) || is_light(guest, now)) && !too_far_ahead(guest, holder);
+}
+
+bool backfill_yields(const struct sched_entity *holder, const struct sched_entity *next, uint64_t now)
+{
+    return holder->device->cut && holder->limits.priority <= next->limits.priority && is_light(next, now) &&
+           too_far_ahead(holder, next);
 }
 
 static bool all_cut(const struct sched_tenant *tenant)
@@ -143,17 +164,21 @@ static bool all_cut(const struct sched_tenant *tenant)
 
 /*
  * Has the tenant tokens for backfilling? Under a hard share, backfilling begins like a time slice and ends when the
- * share's tokens are used up.
+ * share's tokens are used up. A tenant that gets no more than its share beside the others needs none: its tokens do not
+ * become fewer meanwhile.
  */
 static bool affords(const struct sched_tenant *tenant)
 {
     bool backfills = false;
     bool empty = false;
+    bool earns = true;
     EACH_WANTED(tenant, d) {
-        backfills |= tenant->entities[d]->backfills;
-        empty |= fair_is_hard(tenant->entities[d]) && tenant->entities[d]->tokens_ns <= 0;
+        const struct sched_entity *entity = tenant->entities[d];
+        backfills |= entity->backfills;
+        empty |= fair_is_hard(entity) && entity->tokens_ns <= 0;
+        earns &= !fair_is_hard(entity) || within_share(entity);
     }
-    return backfills ? !empty : run_queue_must_wait(tenant) == 0;
+    return earns || (backfills ? !empty : run_queue_must_wait(tenant) == 0);
 }
 
 static bool may_backfill(const struct sched_tenant *tenant, uint64_t now)

@@ -17,9 +17,11 @@
 #define LOST_MAX_NS 1000000u
 /* least interval between two orders to disable the same entity, because its tenant can cause such orders */
 #define AGAIN_NS 5000000u
-#define LOAD_NS 10000000u  /* interval between two readings of the tenants' load samples on a shared device */
-#define SAMPLES_MIN 5u     /* minimum of samples for a verdict */
-#define SAMPLE_NS 1000000u /* interval between two samples of a process, see struct vgpu_channel_table */
+#define LOAD_NS 10000000u      /* interval between two readings of the tenants' load samples on a shared device */
+#define LOAD_AGAIN_NS 5000000u /* least interval between two readings, because a tenant can cause them */
+#define LOAD_MIN_MS 5u         /* least and most time on the device that a report covers */
+#define LOAD_MAX_MS 10000u
+#define NS_PER_MS 1000000u
 /*
  * Number of refused orders in a row after which the engine cut is given up. A channel may be freed between its listing
  * and the call, and a tenant can create and free many. Each refusal costs the device's thread one call that fails at
@@ -68,12 +70,11 @@ struct cut_entity {
     /* end of the first call of the last order that enabled the entity's channels: its work runs from then on */
     uint64_t on_at;
     uint64_t off_at;
-    uint64_t put_on_ns; /* duration of the last order that enabled the entity's channels */
-    uint64_t lost_ns;   /* time of the ending slice in which none of the entity's work ran */
-    /* the counters at loaded_at; 0 if they were not read since the tenant was put on the device */
-    struct channels_load load;
-    uint64_t loaded_at;
-    bool load_shared; /* whether other tenants were on the device at loaded_at */
+    uint64_t put_on_ns;        /* duration of the last order that enabled the entity's channels */
+    uint64_t lost_ns;          /* time of the ending slice in which none of the entity's work ran */
+    struct channels_load load; /* the counters of the last report */
+    uint64_t loaded_at;        /* time of the last reading; 0: none */
+    bool load_shared;          /* whether other tenants were on the device at loaded_at */
 };
 
 static struct cut_device *devices;
@@ -449,8 +450,8 @@ static struct channels_load read_load(const struct lease *lease)
         struct channels_load one;
         if (!channels_load(lease->usage_fd, p->slot, &one))
             continue;
-        sum.samples += one.samples;
-        sum.unfinished += one.unfinished;
+        sum.sampled_ms += one.sampled_ms;
+        sum.busy_ms += one.busy_ms;
         sum.groups += one.groups;
     }
     return sum;
@@ -464,33 +465,56 @@ static uint32_t members_with_work(const struct sched_tenant *tenant)
     return count;
 }
 
+/*
+ * Reports the load of an entity since the last report, if its samples cover LOAD_MIN_MS; otherwise they count in the next
+ * report. The counters are cumulative, and stand still while the tenant is off the device. They jump when a process
+ * ends.
+ */
+static void report_load(struct lease *lease, uint32_t ordinal, uint64_t now)
+{
+    struct cut_entity *entity = &lease->cut_entities[ordinal];
+    bool shared = is_shared(lease->tenant.entities[ordinal]);
+    bool known = entity->loaded_at != 0 && entity->load_shared == shared;
+    struct channels_load load = read_load(lease);
+    uint32_t sampled_ms = load.sampled_ms - entity->load.sampled_ms;
+    uint32_t busy_ms = load.busy_ms - entity->load.busy_ms;
+    entity->loaded_at = now;
+    entity->load_shared = shared;
+    if (known && sampled_ms < LOAD_MIN_MS)
+        return;
+    entity->load = load;
+    if (!known || sampled_ms > LOAD_MAX_MS || busy_ms > sampled_ms)
+        return;
+    uint32_t members = members_with_work(&lease->tenant);
+    sched_note_load(lease->tenant.entities[ordinal], (double)busy_ms / sampled_ms * members,
+                    (uint64_t)sampled_ms * NS_PER_MS / (members > 0 ? members : 1), load.groups, now);
+    look_again();
+}
+
+static bool has_load(const struct lease *lease, uint32_t ordinal)
+{
+    const struct cut_entity *entity = &lease->cut_entities[ordinal];
+    const struct sched_entity *of = lease->tenant.entities[ordinal];
+    return of->device->managed && entity->state == ON && entity->order == NULL && (of->holding || of->backfills);
+}
+
 /* Reads the load of a tenant. Returns when to call this function again. */
 static uint64_t look_at_load(struct lease *lease, uint32_t ordinal, uint64_t now)
 {
     struct cut_entity *entity = &lease->cut_entities[ordinal];
-    struct sched_entity *of = lease->tenant.entities[ordinal];
-    if (!of->device->managed || entity->state != ON || entity->order != NULL || (!of->holding && !of->backfills) ||
-        !others_have_work(of)) {
-        entity->loaded_at = 0;
+    const struct sched_entity *of = lease->tenant.entities[ordinal];
+    if (!has_load(lease, ordinal))
         return SCHED_NEVER;
-    }
-    bool shared = is_shared(of);
-    if (entity->loaded_at != 0 && entity->load_shared == shared && now < entity->loaded_at + LOAD_NS)
-        return entity->loaded_at + LOAD_NS;
-    struct channels_load load = read_load(lease);
-    uint32_t samples = load.samples - entity->load.samples;
-    uint32_t unfinished = load.unfinished - entity->load.unfinished;
-    if (entity->loaded_at != 0 && entity->load_shared == shared && samples >= SAMPLES_MIN && unfinished <= samples) {
-        uint32_t members = members_with_work(&lease->tenant);
-        double part = (double)unfinished / samples;
-        sched_note_load(of, part * members, (uint64_t)samples * SAMPLE_NS / (members > 0 ? members : 1), load.groups,
-                        now);
-        look_again();
-    }
-    entity->load = load;
-    entity->loaded_at = now;
-    entity->load_shared = shared;
-    return now + LOAD_NS;
+    if (now >= entity->loaded_at + LOAD_NS || entity->load_shared != is_shared(of))
+        report_load(lease, ordinal, now);
+    return others_have_work(of) ? entity->loaded_at + LOAD_NS : SCHED_NEVER;
+}
+
+void cut_note_load(struct lease *lease, uint64_t now)
+{
+    for (uint32_t d = 0; lease->cut_entities != NULL && d < lease->tenant.device_count; d++)
+        if (has_load(lease, d) && now >= lease->cut_entities[d].loaded_at + LOAD_AGAIN_NS)
+            report_load(lease, d, now);
 }
 
 static uint64_t follow_entity(struct lease *lease, uint32_t ordinal, bool offs, uint64_t now)

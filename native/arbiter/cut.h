@@ -48,6 +48,9 @@ struct lease *cut_lease_next(const struct lease *lease);
 /* Records that a process of the lease has registered, or that its channels have changed. */
 void cut_lease_stale(struct lease *lease);
 
+/* Reports the load of a tenant that is about to be idle to the scheduler (sched_note_load). */
+void cut_note_load(struct lease *lease, uint64_t now);
+
 /* Returns the devices on which the process of this slot has channels, as bits by ordinal in the lease. */
 uint32_t cut_devices(struct lease *lease, uint32_t slot);
 

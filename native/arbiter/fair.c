@@ -241,6 +241,12 @@ static double on_device(const struct sched_device *device)
     return all;
 }
 
+double fair_part_beside(const struct sched_entity *entity)
+{
+    double others = on_device(entity->device) - (entity->holding || entity->backfills ? streams(entity) : 0);
+    return streams(entity) / (others + streams(entity));
+}
+
 void fair_refresh(struct sched_device *device, uint64_t now)
 {
     uint64_t passed = now > device->refreshed_at ? now - device->refreshed_at : 0;

@@ -49,6 +49,12 @@ uint64_t fair_window(const struct sched_device *device, uint64_t now);
  */
 void fair_charge(struct sched_entity *entity, uint64_t used_ns, uint64_t now);
 
+/*
+ * Returns the part of the time that the entity is charged, 0 to 1, while it runs beside the tenants that are on the
+ * device now.
+ */
+double fair_part_beside(const struct sched_entity *entity);
+
 /* Takes back the charge for the time of a slice in which nothing ran. */
 void fair_refund(struct sched_entity *entity, uint64_t idle_ns);
 

@@ -75,6 +75,7 @@ void gang_extend(struct sched_tenant *tenant, uint64_t now)
         struct sched_entity *entity = tenant->entities[d];
         entity->holding = true;
         entity->charged_until = now;
+        entity->used_at_grant_ns = entity->count.used_ns;
         entity->device->busy++;
         entity->count.turns++;
         entity->count.waited_ns += now - tenant->waits_since;

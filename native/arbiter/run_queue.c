@@ -20,7 +20,9 @@ uint64_t run_queue_must_wait(const struct sched_tenant *tenant)
     bool contended = others_active(tenant);
     EACH_WANTED(tenant, d) {
         const struct sched_entity *entity = tenant->entities[d];
-        double least = tenant->held == 0 ? fair_threshold(entity, contended) : 0;
+        /* a tenant that is on the device needs no hand-over to go on */
+        bool on = tenant->held != 0 || entity->backfills;
+        double least = on ? 0 : fair_threshold(entity, contended);
         double lacks = least - entity->tokens_ns;
         if (!fair_is_hard(entity) || lacks <= 0)
             continue;

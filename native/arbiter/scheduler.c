@@ -10,7 +10,8 @@
 #include "run_queue.h"
 
 #define PREEMPT_TOKENS_NS 300e3
-#define IDLE_MAX_NS 2000000u /* maximum of idle time at the end of a slice that is believed */
+#define IDLE_MAX_NS 2000000u    /* maximum of idle time at the end of a slice that is believed */
+#define SLICE_LEAST_NS 3000000u /* of a tenant that is ahead, before a tenant whose work has gaps interrupts it */
 #define WINDOW_SHORT_NS 100000u
 #define WINDOW_LENT_NS 4000000u /* device time that may be in flight while no tenant waits */
 
@@ -174,16 +175,26 @@ static void settle_unproven(struct sched_tenant *tenant, uint64_t now)
     tenant->unproven_ns = 0;
 }
 
+/* Returns what the entity was charged for each nanosecond of its slice: less than 1 if others ran beside it. */
+static double charged_part(const struct sched_entity *entity, uint64_t held_ns)
+{
+    double part = held_ns > 0 ? (double)(entity->count.used_ns - entity->used_at_grant_ns) / (double)held_ns : 0;
+    return part < 1 ? part : 1;
+}
+
 /* Ends a slice: takes the devices back from the tenant and charges it. */
 static void turn_over(struct sched_tenant *tenant, uint64_t now)
 {
     uint64_t held = now - tenant->granted_at;
     uint64_t refund_ns = believed_ns(tenant, held);
+    double least = 1;
     EACH_HELD(tenant, d) {
         struct sched_entity *entity = tenant->entities[d];
         fair_refresh(entity->device, now);
+        double part = charged_part(entity, held);
+        least = part < least ? part : least;
         if (entity->device->managed)
-            fair_refund(entity, refund_ns);
+            fair_refund(entity, (uint64_t)((double)refund_ns * part));
         entity->holding = false;
         entity->device->busy--;
         if (entity->device->managed && tenant->ends_at == SCHED_NEVER)
@@ -191,6 +202,7 @@ static void turn_over(struct sched_tenant *tenant, uint64_t now)
         else if (entity->device->managed && now > tenant->ends_at)
             entity->count.overrun_ns += now - tenant->ends_at;
     }
+    tenant->unproven_ns = (uint64_t)((double)tenant->unproven_ns * least);
     tenant->held = 0;
     tenant->idle_ns = 0;
     tenant->free_running = false;
@@ -429,6 +441,7 @@ static void grant(struct sched_tenant *tenant, bool free_running, uint64_t now)
         entity->holding = true;
         entity->backfills = false;
         entity->charged_until = now;
+        entity->used_at_grant_ns = entity->count.used_ns;
         entity->device->busy++;
         entity->count.turns++;
         entity->count.waited_ns += now - tenant->waits_since;
@@ -579,6 +592,17 @@ static bool came_second(const struct sched_entity *mine)
     return false;
 }
 
+/* Moves the end of a slice forward. */
+static void shorten(struct sched_tenant *tenant, uint64_t to, uint64_t now)
+{
+    uint64_t ends_at = to > now ? to : now;
+    if (tenant->ends_at == SCHED_NEVER || ends_at >= tenant->ends_at)
+        return;
+    EACH_HELD(tenant, d)
+        tenant->entities[d]->count.granted_ns -= tenant->ends_at - ends_at;
+    tenant->ends_at = ends_at;
+}
+
 /* Makes holders leave the device, because it became managed or another tenant waits. */
 static void make_room(struct sched_tenant *tenant, uint64_t now)
 {
@@ -594,6 +618,8 @@ static void make_room(struct sched_tenant *tenant, uint64_t now)
             continue;
         wanted = true;
         go |= !tenant->aged && next->limits.priority > mine->limits.priority && next->tokens_ns >= PREEMPT_TOKENS_NS;
+        if (!tenant->aged && backfill_yields(mine, next, now))
+            shorten(tenant, tenant->granted_at + SLICE_LEAST_NS, now);
     }
     if (go)
         stop(tenant, now);
@@ -620,6 +646,29 @@ static void forgive(struct sched_tenant *tenant)
     tenant->changed = false;
 }
 
+/*
+ * Lengthens a slice that is over, if the tenant would get the next one, too. Under the engine cut a new slice would cost
+ * a hand-over.
+ */
+static bool lengthen(struct sched_tenant *tenant, uint64_t now)
+{
+    double length = -1;
+    if (tenant->stopping || tenant->changed || gang_missing(tenant) != 0)
+        return false;
+    EACH_HELD(tenant, d) {
+        const struct sched_entity *entity = tenant->entities[d];
+        const struct sched_entity *next = entity->device->next_entity;
+        double most = fair_turn(entity, now);
+        if ((next != NULL && next != entity) || entity->tokens_ns < fair_threshold(entity, true))
+            return false;
+        length = length < 0 || most < length ? most : length;
+    }
+    tenant->ends_at = now + (uint64_t)length;
+    EACH_HELD(tenant, d)
+        tenant->entities[d]->count.granted_ns += (uint64_t)length;
+    return true;
+}
+
 static void look_at_holder(struct sched_tenant *tenant, uint64_t now)
 {
     gang_look(tenant, now);
@@ -633,7 +682,7 @@ static void look_at_holder(struct sched_tenant *tenant, uint64_t now)
         set_free(tenant, now);
     else if (!tenant->stopping)
         make_room(tenant, now);
-    if (tenant->held != 0 && !tenant->stopping && now >= tenant->ends_at && is_cut(tenant))
+    if (tenant->held != 0 && !tenant->stopping && now >= tenant->ends_at && is_cut(tenant) && !lengthen(tenant, now))
         stop(tenant, now);
 }
 

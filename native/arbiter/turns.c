@@ -379,6 +379,7 @@ static void cut_message(struct connection *connection, const struct vgpu_message
         /* wakes the process's thread that checks for idleness, because another tenant wants the device */
         say_cut(connection, connection->watch);
     } else if (message->kind == VGPU_MSG_DONE) {
+        cut_note_load(connection->lease, now);
         sched_idle(member, message->turn.length_ns, now);
     }
 }

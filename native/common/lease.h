@@ -226,10 +226,10 @@ struct vgpu_channel_table {
     uint32_t lost; /* 1: some groups did not fit in this table */
     /* devices of the lease, as bits, on which the arbiter has disabled or is disabling the table's channels */
     uint32_t off;
-    uint32_t samples; /* number of samples of the process's own work while it was on the device */
+    uint32_t samples; /* milliseconds on the device for which the process has sampled its own work */
     /*
-     * number of samples that found unfinished work; the process's claim, which only decides whether others run beside
-     * it
+     * those milliseconds whose sample found unfinished work; the process's claim, which only decides whether others run
+     * beside it
      */
     uint32_t unfinished;
     /*

@@ -21,6 +21,7 @@
 #define QUIET_MAX_NS 3000000u /* the same time for a program that is never idle for long: see learn_quiet_time() */
 #define TOO_EARLY_NS 1000000u
 #define SAMPLE_NS 1000000u
+#define SAMPLE_MAX_MS 20u /* a sample that comes later says nothing about the time before */
 /* a sample of the process's own work costs less than this part (one in so many) of the program's time */
 #define SAMPLE_COSTS 100u
 #define MARKER_PASSES_NS 20000u /* time in which a marker on an idle device completes, which takes 5 to 10 us */
@@ -48,8 +49,9 @@ static struct {
     bool sampled; /* a drain was begun to find unfinished work, and the program has made calls since then */
     bool marked;  /* a drain was begun, and the program has made no call since then */
     uint64_t looked_at;
-    uint64_t busy_at;   /* time of the check before the first check that found no calls */
-    uint64_t sample_at; /* earliest time of the next sample */
+    uint64_t busy_at;    /* time of the check before the first check that found no calls */
+    uint64_t sample_at;  /* earliest time of the next sample */
+    uint64_t sampled_at; /* time of the last sample, or of the last check that found the process off the device */
     uint64_t calls;
     uint64_t doubt_at;
     uint64_t doubt_ns;
@@ -96,7 +98,7 @@ void vgpu_cut_begin(uint32_t flags, uint64_t *allow)
         set_active(true);
         cut.marked = false;
         cut.sampled = false;
-        cut.looked_at = now_ns();
+        cut.looked_at = cut.sampled_at = now_ns();
         cut.doubt_ns = DOUBT_NS;
         vgpu_suspended_set(VGPU_SUSPENDED_CUT, true);
         set_idle(vgpu_in_flight_none());
@@ -131,7 +133,7 @@ static void wake(void)
 {
     set_idle(false);
     cut.marked = false;
-    cut.looked_at = now_ns();
+    cut.looked_at = cut.sampled_at = now_ns();
     say(VGPU_MSG_WANT, 0);
 }
 
@@ -186,6 +188,18 @@ static bool passes(void)
 }
 
 /*
+ * Records a sample for the time since the last one. A sample that finds work costs less than one that finds none, so
+ * that it comes more often: counted alike, they would make the load look higher than it is.
+ */
+static void record(bool unfinished, uint64_t now)
+{
+    uint64_t ms = (now - cut.sampled_at + SAMPLE_NS / 2) / SAMPLE_NS;
+    ms = ms < 1 ? 1 : ms < SAMPLE_MAX_MS ? ms : SAMPLE_MAX_MS;
+    vgpu_channels_sample(unfinished, (uint32_t)ms);
+    cut.sampled_at = now;
+}
+
+/*
  * Samples a process that keeps making calls: is some of its work unfinished? A thread that stays inside a call waits
  * for work. While the process is off the device, the answer is unknown.
  */
@@ -199,7 +213,7 @@ static void sample(uint64_t now, bool waits)
         cut.sampled = true;
         unfinished = !passes();
     }
-    vgpu_channels_sample(unfinished);
+    record(unfinished, now);
     uint64_t pause = (now_ns() - now) * SAMPLE_COSTS;
     cut.sample_at = now + (pause > SAMPLE_NS ? pause : SAMPLE_NS);
 }
@@ -230,7 +244,7 @@ static bool is_quiet(uint64_t now)
     }
     bool done = fresh ? passes() : vgpu_drain_done();
     if (now >= cut.sample_at && !vgpu_channels_off()) {
-        vgpu_channels_sample(!done);
+        record(!done, now);
         cut.sample_at = now + SAMPLE_NS;
     }
     return done && now - cut.busy_at >= cut.quiet_ns;
@@ -248,9 +262,12 @@ bool vgpu_cut_look(int64_t *wait_ns)
     bool became = false;
     uint64_t now = now_ns();
     pthread_mutex_lock(&cut.lock);
+    bool off = vgpu_channels_off();
+    if (off)
+        cut.sampled_at = now;
     if (cut.active && !vgpu_channels_known()) /* the process's channel table may have become too small */
         __atomic_store_n(cut.allow, 0, __ATOMIC_SEQ_CST);
-    *wait_ns = vgpu_channels_off() ? WATCH_OFF_NS : cut.brief ? WATCH_BRIEF_NS : WATCH_NS;
+    *wait_ns = off ? WATCH_OFF_NS : cut.brief ? WATCH_BRIEF_NS : WATCH_NS;
     if (!cut.active || (!cut.watch && !cut.idle && !vgpu_suspended_now())) {
         *wait_ns = -1;
     } else if (cut.idle) {

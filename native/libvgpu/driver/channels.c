@@ -366,12 +366,12 @@ bool vgpu_channels_known(void)
     return known;
 }
 
-void vgpu_channels_sample(bool unfinished)
+void vgpu_channels_sample(bool unfinished, uint32_t ms)
 {
     pthread_mutex_lock(&lock);
     if (table != NULL) {
-        __atomic_add_fetch(&table->unfinished, unfinished ? 1 : 0, __ATOMIC_RELAXED);
-        __atomic_add_fetch(&table->samples, 1, __ATOMIC_RELEASE);
+        __atomic_add_fetch(&table->unfinished, unfinished ? ms : 0, __ATOMIC_RELAXED);
+        __atomic_add_fetch(&table->samples, ms, __ATOMIC_RELEASE);
     }
     pthread_mutex_unlock(&lock);
 }

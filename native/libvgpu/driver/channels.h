@@ -30,8 +30,8 @@ bool vgpu_channels_known(void);
 /* Writes how much memory of each kind an eviction leaves on the device, for vgpud. */
 void vgpu_channels_stays(const uint64_t by_kind[VGPU_STAY_KINDS]);
 
-/* Counts one sample of the process's own work, for the arbiter (struct vgpu_channel_table). */
-void vgpu_channels_sample(bool unfinished);
+/* Counts a sample of the process's own work that stands for `ms`, for the arbiter (struct vgpu_channel_table). */
+void vgpu_channels_sample(bool unfinished, uint32_t ms);
 
 /* Returns whether the arbiter has disabled this process's channels on a device. */
 bool vgpu_channels_off(void);

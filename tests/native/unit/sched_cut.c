@@ -1,0 +1,482 @@
+/*
+ * sched_cut.c: programs under the engine cut on one device, in virtual time: the scheduler and the engine as they ship
+ * (cut.c), a driver whose calls take as long as an H100's, and libvgpu's reports.
+ *
+ *   sched-cut POLICY:SHARE[@LEAVES_MS-RETURNS_MS] KERNELS KERNEL_US LAUNCH_US GAP_US ...   a tenant for each five words
+ * POLICY: none, hard or lent; SHARE: percent. Between the two times, counted from the start, the tenant makes no step. A step of a tenant's program launches KERNELS kernels, each takes LAUNCH_US
+ * of the host, then waits for the last of them, and pauses for GAP_US on average. Without kernels its work is endless.
+ * The driver divides the device equally among the tenants on it that have work. After 5 s of warming up it prints, for
+ * each tenant and 20 s: steps a second, percent of the device, percent of the time that the tenant is charged, percent
+ * of its time with work in which it is off the device, number of orders.
+ */
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "channels.h"
+#include "cut.h"
+#include "rest.h"
+#include "usage_io.h"
+
+enum { MOST = 4, WORDS = 5 };
+#define UUID "GPU-00000000-0000-0000-0000-000000000001"
+#define STEP_NS 25000u
+#define BEGIN_NS 1000000000u
+#define WARM_NS 5000000000u
+#define LENGTH_NS 20000000000u
+#define MESSAGE_NS 50000u /* a message to the arbiter, and the wake-up of its thread */
+#define ON_NS 290000u     /* a call that enables channels; their work runs at its end */
+#define OFF_NS 520000u    /* a call that disables channels; their work stops after STOPS_NS */
+#define STOPS_NS 250000u
+#define RETURNS_KERNEL_NS 5e6 /* endless work that can stop has kernels of this length */
+#define AHEAD_MOST 1000u      /* launches in flight, above which the driver makes the program wait */
+/* libvgpu/compute/cut.c */
+#define LOOK_NS 250000u
+#define LOOK_OFF_NS 1000000u
+#define QUIET_NS 400000u
+#define QUIET_MAX_NS 3000000u
+#define TOO_EARLY_NS 1000000u
+#define SAMPLE_NS 1000000u
+#define MARKER_NS 20000.0
+#define SAMPLE_FREE_NS 5000000u /* interval after a sample that found no work, which costs 50 us */
+
+static struct program {
+    struct lease lease;
+    struct connection connection;
+    struct process process;
+    uint32_t kernels;
+    double kernel_ns, launch_ns, gap_ns;
+    /* the host: it launches until `launched` is `kernels`, waits for the device, and pauses */
+    uint32_t launched;
+    double host_ns; /* rest of the present launch or pause */
+    bool pauses;
+    uint64_t leaves_at, returns_at; /* the program makes no step between these times */
+    double queued_ns;               /* unfinished work on the device */
+    /* the device */
+    bool on;
+    /* libvgpu */
+    bool idle;
+    uint64_t quiet_ns, idle_at, call_at, look_at, sample_at, sampled_at, said_at;
+    uint32_t said; /* the kind of a message that the arbiter gets at said_at */
+    uint64_t said_idle_ns;
+    struct channels_load load;
+    /* the figures */
+    uint64_t steps, worked_ns, off_ns, charged_before_ns;
+    double used_ns;
+    uint32_t orders;
+} programs[MOST];
+static unsigned count;
+static uint64_t now = BEGIN_NS;
+static bool stale;
+
+/* --- what the arbiter's other files do */
+
+static struct channels_order *orders;
+static uint64_t thread_free_at;
+static void (*report)(struct channels_order *order);
+
+int channels_open(const char *path, void (*done)(struct channels_order *order))
+{
+    (void)path;
+    report = done;
+    return 0;
+}
+
+bool channels_device(void)
+{
+    return true;
+}
+
+struct channels_thread *channels_thread_start(void)
+{
+    return (struct channels_thread *)&orders;
+}
+
+void channels_submit(struct channels_thread *thread, struct channels_order *order)
+{
+    struct channels_order **link = &orders;
+    (void)thread;
+    order->began_ns = order->last_began_ns = now > thread_free_at ? now : thread_free_at;
+    order->calls = 1;
+    order->calls_ns = order->off ? OFF_NS : ON_NS;
+    thread_free_at = order->began_ns + order->calls_ns;
+    order->first_ended_ns = order->last_ended_ns = order->ended_ns = thread_free_at;
+    while (*link != NULL)
+        link = &(*link)->next;
+    *link = order;
+    programs[order->processes[0].slot].orders++;
+}
+
+void channels_order_free(struct channels_order *order)
+{
+    for (uint32_t p = 0; p < order->process_count; p++) {
+        close(order->processes[p].pidfd);
+        free(order->processes[p].groups);
+    }
+    free(order->processes);
+    free(order);
+}
+
+/* Carries out the calls of the device's thread up to now. */
+static void run_thread(void)
+{
+    while (orders != NULL) {
+        struct channels_order *order = orders;
+        uint64_t acts = order->off ? order->began_ns + STOPS_NS : order->ended_ns;
+        if (now >= acts)
+            programs[order->processes[0].slot].on = !order->off;
+        if (now < order->ended_ns + MESSAGE_NS)
+            return;
+        orders = order->next;
+        report(order);
+        channels_order_free(order);
+    }
+}
+
+uint64_t channels_check(struct channels_thread *thread, uint64_t at)
+{
+    (void)thread;
+    (void)at;
+    return UINT64_MAX;
+}
+
+bool channels_barred(uint64_t tenant)
+{
+    (void)tenant;
+    return false;
+}
+
+bool channels_read(int usage_fd, uint32_t slot, const uint8_t uuid[16], uint32_t *budget,
+                   struct channels_process *process)
+{
+    (void)usage_fd;
+    (void)uuid;
+    (void)budget;
+    *process = (struct channels_process){.slot = slot, .pidfd = -1, .count = 1};
+    process->groups = calloc(1, sizeof(process->groups[0]));
+    return process->groups != NULL;
+}
+
+uint32_t channels_devices(int usage_fd, uint32_t slot, const uint8_t *const uuids[], uint32_t devices, uint32_t *groups)
+{
+    (void)usage_fd;
+    (void)slot;
+    (void)uuids;
+    (void)devices;
+    *groups = 1;
+    return 1;
+}
+
+void channels_note(unsigned char *usage_map, uint32_t slot, uint32_t ordinal, bool off)
+{
+    (void)usage_map;
+    (void)slot;
+    (void)ordinal;
+    (void)off;
+}
+
+bool channels_load(int usage_fd, uint32_t slot, struct channels_load *load)
+{
+    (void)usage_fd;
+    *load = programs[slot].load;
+    load->groups = 1;
+    return true;
+}
+
+bool channels_uuid(const char *text, uint8_t uuid[16])
+{
+    memset(uuid, text[0], 16);
+    return true;
+}
+
+unsigned char *usage_io_map(int usage_fd)
+{
+    static unsigned char map;
+    (void)usage_fd;
+    return &map;
+}
+
+bool rest_afford(struct lease *lease, uint32_t units)
+{
+    (void)lease;
+    (void)units;
+    return true;
+}
+
+static void say_grant(struct sched_member *member, const struct vgpu_turn *turn)
+{
+    (void)member;
+    (void)turn;
+}
+
+static void say_revoke(struct sched_member *member)
+{
+    (void)member;
+}
+
+static const struct sched_messages messages = {.grant = say_grant, .revoke = say_revoke};
+
+static void look_again(void)
+{
+    stale = true;
+}
+
+/* --- a program and its libvgpu */
+
+static double random_part(void)
+{
+    static uint64_t state = 88172645463325252u;
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return (double)(state >> 11) / (double)(1ull << 53);
+}
+
+static void say(struct program *program, uint32_t kind, uint64_t idle_ns)
+{
+    program->said = kind;
+    program->said_idle_ns = idle_ns;
+    program->said_at = now + MESSAGE_NS;
+}
+
+/* A call of the program: its first one after it was idle tells the arbiter. */
+static void call(struct program *program)
+{
+    program->call_at = now;
+    if (!program->idle)
+        return;
+    uint64_t to = now - program->idle_at < TOO_EARLY_NS ? 2 * program->quiet_ns
+                                                        : program->quiet_ns - program->quiet_ns / 16;
+    program->quiet_ns = to < QUIET_NS ? QUIET_NS : to < QUIET_MAX_NS ? to : QUIET_MAX_NS;
+    program->idle = false;
+    program->look_at = now + LOOK_NS;
+    say(program, VGPU_MSG_WANT, 0);
+}
+
+static bool waits(const struct program *program)
+{
+    return !program->pauses && program->launched == program->kernels;
+}
+
+static void run_host(struct program *program)
+{
+    double left_ns = STEP_NS;
+    while (left_ns > 0) {
+        if (waits(program)) {
+            if (program->queued_ns > 0)
+                return;
+            program->steps++;
+            program->pauses = true;
+            program->call_at = now;
+            program->host_ns = 2 * program->gap_ns * random_part();
+        }
+        if (!program->pauses && program->queued_ns > AHEAD_MOST * program->kernel_ns)
+            return;
+        double part_ns = program->host_ns < left_ns ? program->host_ns : left_ns;
+        program->host_ns -= part_ns;
+        left_ns -= part_ns;
+        if (program->host_ns > 0)
+            return;
+        if (program->pauses && now >= program->leaves_at && now < program->returns_at) {
+            program->host_ns = (double)(program->returns_at - now);
+            return;
+        }
+        if (program->pauses)
+            program->launched = 0;
+        else {
+            program->launched++;
+            program->queued_ns += program->kernel_ns;
+        }
+        call(program);
+        program->pauses = false;
+        program->host_ns = program->launched < program->kernels ? program->launch_ns : 0;
+    }
+}
+
+/* What libvgpu's thread finds: samples of the load, and whether the program is idle. */
+static void run_looks(struct program *program)
+{
+    bool inside = waits(program) && program->queued_ns > 0;
+    if (program->idle || now < program->look_at)
+        return;
+    program->look_at = now + (program->on ? LOOK_NS : LOOK_OFF_NS);
+    if (!program->on)
+        program->sampled_at = now;
+    if (program->on && now >= program->sample_at) {
+        bool unfinished = inside || program->queued_ns > MARKER_NS;
+        uint32_t ms = (uint32_t)((now - program->sampled_at + SAMPLE_NS / 2) / SAMPLE_NS);
+        ms = ms < 1 ? 1 : ms;
+        program->load.sampled_ms += ms;
+        program->load.busy_ms += unfinished ? ms : 0;
+        program->sampled_at = now;
+        program->sample_at = now + (unfinished ? SAMPLE_NS : SAMPLE_FREE_NS);
+    }
+    if (inside || program->queued_ns > 0 || now - program->call_at < program->quiet_ns)
+        return;
+    program->idle = true;
+    program->idle_at = now;
+    say(program, VGPU_MSG_DONE, now - program->call_at);
+}
+
+static void hear(struct program *program)
+{
+    if (program->said == 0 || now < program->said_at)
+        return;
+    if (program->said == VGPU_MSG_WANT)
+        sched_want(&program->connection.member, 1, now);
+    else {
+        cut_note_load(&program->lease, now);
+        sched_idle(&program->connection.member, program->said_idle_ns, now);
+    }
+    program->said = 0;
+    stale = true;
+}
+
+static void run_device(struct program *program, unsigned with_work)
+{
+    if (program->queued_ns <= 0)
+        return;
+    program->worked_ns += STEP_NS;
+    if (!program->on) {
+        program->off_ns += STEP_NS;
+        return;
+    }
+    double part_ns = (double)STEP_NS / with_work;
+    part_ns = part_ns < program->queued_ns ? part_ns : program->queued_ns;
+    program->used_ns += part_ns;
+    program->queued_ns -= part_ns;
+}
+
+/* --- the run */
+
+static void step(void)
+{
+    static uint64_t again;
+    unsigned with_work = 0;
+    run_thread();
+    for (unsigned p = 0; p < count; p++)
+        hear(&programs[p]);
+    stale |= now >= again;
+    while (stale) {
+        stale = false;
+        again = sched_run(now);
+        uint64_t cut = cut_follow(now);
+        again = cut < again ? cut : again;
+    }
+    for (unsigned p = 0; p < count; p++)
+        with_work += programs[p].on && programs[p].queued_ns > 0;
+    for (unsigned p = 0; p < count; p++) {
+        run_device(&programs[p], with_work);
+        run_host(&programs[p]);
+        run_looks(&programs[p]);
+    }
+    now += STEP_NS;
+}
+
+/* Reads the words of a program. */
+static void read_program(struct program *program, char **words)
+{
+    char *at = strchr(words[0], '@');
+    if (at != NULL) {
+        program->leaves_at = BEGIN_NS + strtoull(at + 1, &at, 10) * 1000000;
+        program->returns_at = BEGIN_NS + strtoull(at + 1, NULL, 10) * 1000000;
+        program->pauses = true;
+    }
+    program->kernels = (uint32_t)strtoul(words[1], NULL, 10);
+    program->kernel_ns = atof(words[2]) * 1000;
+    program->launch_ns = atof(words[3]) * 1000;
+    program->gap_ns = atof(words[4]) * 1000;
+    if (program->kernels == 0) {
+        program->kernels = 1;
+        program->kernel_ns = at != NULL ? RETURNS_KERNEL_NS : 1e18;
+    }
+    program->on = true;
+    program->quiet_ns = QUIET_NS;
+}
+
+static bool join(char **words)
+{
+    static const char uuid[1][VGPU_UUID_BYTES] = {UUID};
+    struct program *program = &programs[count];
+    struct sched_tenant *tenant = &program->lease.tenant;
+    char *share = strchr(words[0], ':');
+    struct sched_limits limits = {share != NULL ? (uint32_t)(atof(share + 1) * 100) : 0, VGPU_SHARE_WORK_CONSERVING, 0};
+    if (strncmp(words[0], "hard", 4) == 0)
+        limits.policy = VGPU_SHARE_HARD;
+    if (strncmp(words[0], "none", 4) == 0)
+        limits.policy = VGPU_SHARE_NONE;
+    read_program(program, words);
+    program->process = (struct process){.slot = count, .pidfd = {.fd = STDIN_FILENO}};
+    program->lease.processes = &program->process;
+    if (!sched_tenant_add(tenant, 1, uuid))
+        return false;
+    sched_set_limits(tenant, 0, &limits);
+    cut_lease_add(&program->lease);
+    sched_member_add(tenant, &program->connection.member, now);
+    program->connection.member.cut = program->lease.cut_entities != NULL;
+    cut_lease_stale(&program->lease);
+    sched_want(&program->connection.member, 1, now);
+    count++;
+    return program->connection.member.cut;
+}
+
+/* Makes a run folder that gives the device the engine cut. */
+static int run_folder(void)
+{
+    char folder[] = "/tmp/sched-cut.XXXXXX";
+    if (mkdtemp(folder) == NULL)
+        return -1;
+    int fd = open(folder, O_RDONLY | O_DIRECTORY);
+    mkdirat(fd, "engines", 0700);
+    int engine = openat(fd, "engines/" UUID, O_WRONLY | O_CREAT, 0600);
+    bool said = write(engine, "cut\n", 4) == 4;
+    close(engine);
+    return said ? fd : -1;
+}
+
+static void forget_folder(int fd)
+{
+    char link[40];
+    char folder[64] = "";
+    snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+    unlinkat(fd, "engines/" UUID, 0);
+    unlinkat(fd, "engines", AT_REMOVEDIR);
+    if (readlink(link, folder, sizeof(folder) - 1) > 0)
+        rmdir(folder);
+}
+
+static void print_figures(struct program *of)
+{
+    double worked_ns = of->worked_ns > 0 ? (double)of->worked_ns : 1;
+    uint64_t charged_ns = of->lease.tenant.entities[0]->count.used_ns - of->charged_before_ns;
+    printf("%.2f %.2f %.2f %.2f %u\n", (double)of->steps * 1e9 / LENGTH_NS, of->used_ns * 100 / LENGTH_NS,
+           (double)charged_ns * 100 / LENGTH_NS, (double)of->off_ns * 100 / worked_ns, of->orders);
+}
+
+int main(int argc, char **argv)
+{
+    int folder = run_folder();
+    sched_open(&messages);
+    if (folder < 0 || cut_open(folder, "", look_again) != 0)
+        return 1;
+    for (int word = 1; word + WORDS <= argc && count < MOST; word += WORDS)
+        if (!join(argv + word))
+            return 1;
+    forget_folder(folder);
+    for (uint64_t end = now + WARM_NS; now < end;)
+        step();
+    for (unsigned p = 0; p < count; p++) {
+        struct program *program = &programs[p];
+        program->charged_before_ns = program->lease.tenant.entities[0]->count.used_ns;
+        program->steps = program->worked_ns = program->off_ns = program->orders = 0;
+        program->used_ns = 0;
+    }
+    for (uint64_t end = now + LENGTH_NS; now < end;)
+        step();
+    for (unsigned p = 0; p < count; p++)
+        print_figures(&programs[p]);
+    return 0;
+}
