@@ -123,6 +123,25 @@ def test_a_tenant_whose_arbiter_dies_right_after_it_was_put_on_the_device_keeps_
     assert repeated_calls(cut_card, process.pid) == 0
 
 
+def test_a_call_that_hangs_in_the_driver_stops_the_turns_of_its_device_only(cut_card: Card) -> None:
+    """The tenant of the other device starts, and gets its slices, after the call has begun to hang. The
+    tenant of the hanging call goes on when the arbiter has ended.
+    """
+    hung, other = cut_card.lease("a", HARD, 5), cut_card.lease("b", HARD, 25, first_device=1)
+    process = cut_card.spin(hung, LONG)
+    eventually(lambda: counters(hung)["turns"] > 3, "it has turns")
+    late = ["--function", "FIFO_DISABLE_CHANNELS.enabled", "--count", "1", "--microseconds", "600000000"]
+    fault(cut_card, "slow", *late)
+    eventually(lambda: not cut_card.sim.dump()["faults"], "a call hangs")
+    turns = counters(hung)["turns"]
+    cut_card.spin(other, LONG)
+    eventually(lambda: counters(other)["turns"] > 20, "the other device has turns")
+    assert counters(hung)["turns"] <= turns + 1
+    cut_card.kill_arbiter()
+    eventually(lambda: not is_off(hung), "it is back")
+    device_works(cut_card, process.pid)
+
+
 def test_a_process_puts_itself_back_only_on_the_device_that_it_is_off(cut_card: Card) -> None:
     lease = cut_card.lease("a", CONSERVING, 50, devices=2)
     process = cut_card.spin(lease, LONG)
