@@ -17,6 +17,7 @@ from tests.native.harness import GIB, GID, UID, UUIDS
 from vgpud import lease_layout as layout
 from vgpud.lease import (
     DeviceLimits,
+    Libraries,
     Writers,
     close_lease,
     note_moved,
@@ -51,7 +52,13 @@ def lease(tmp_path: Path) -> Path:
 
 @contextmanager
 def attacker(lease: Path, kind: int) -> Iterator[str]:
-    words = [sys.executable, "-c", SETS, str(lease / layout.LIMITS_FILE), str(kind)]
+    with setter(lease / layout.LIMITS_FILE, kind) as answer:
+        yield answer
+
+
+@contextmanager
+def setter(file: Path, kind: int) -> Iterator[str]:
+    words = [sys.executable, "-c", SETS, str(file), str(kind)]
     pipe = subprocess.PIPE
     program = subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True)
     assert program.stdout is not None
@@ -91,6 +98,20 @@ def test_a_lease_set_while_vgpud_did_not_run_delays_no_call(lease: Path, kind: i
     close_lease(lease)
     assert read_limits(lease).closed
     writers.drop("a1")
+
+
+@needs("root")
+def test_no_process_sets_a_lease_that_delays_programs_which_load_libvgpu(tmp_path: Path) -> None:
+    library, libraries = tmp_path / "libvgpu.so", Libraries()
+    for content in ("of the first package", "of an upgrade"):
+        fresh = tmp_path / "new"
+        fresh.write_text(content)
+        fresh.replace(library)
+        with setter(library, fcntl.F_WRLCK) as answer:
+            assert answer == "set"
+        libraries.hold(library)
+        with setter(library, fcntl.F_WRLCK) as answer:
+            assert answer == "refused"
 
 
 @needs("root", "fuse")

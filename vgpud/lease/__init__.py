@@ -35,7 +35,7 @@ from vgpud.lease.usage import (
     read_unknown_calls,
     read_usage,
 )
-from vgpud.lease.writers import Writers
+from vgpud.lease.writers import Libraries, Writers
 from vgpud.lease_layout import ANYONE_FOLDER
 
 __all__ = [
@@ -46,6 +46,7 @@ __all__ = [
     "LeaseActivity",
     "LeaseMemory",
     "LeaseMeter",
+    "Libraries",
     "Limits",
     "Meter",
     "MeterPages",

@@ -1,8 +1,9 @@
-"""Keeps the `limits` of leases open for writing.
+"""Keeps files open that containers have mounted: the `limits` of leases for writing, libraries for reading.
 
 Root in a container has the uid of the file's owner. So it may set a lease on the file (fcntl(2), F_SETLEASE),
 although the mount is read-only, and the next open waits until the kernel breaks that lease, by default for
-45 s (/proc/sys/fs/lease-break-time). No process can set one on a file that another has open for writing.
+45 s (/proc/sys/fs/lease-break-time). No process can set one on a file that another has open for writing,
+nor one against readers on a file that another has open for reading.
 """
 
 import os
@@ -55,4 +56,23 @@ class Writers:
             self._waiting.discard(allocation)
             fd = self._open.pop(allocation, -1)
         if fd >= 0:
+            os.close(fd)
+
+
+class Libraries:
+    """One descriptor for each library that tenants' programs load. Without it, the start of each such program
+    would wait for a lease that root in a container has set.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[int, int], int] = {}
+
+    def hold(self, path: Path) -> None:
+        """Opens the file, if it is not open. An upgrade may have replaced it."""
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:  # the mode reports a missing library, and the next allocation tries again
+            return
+        found = os.fstat(fd)
+        if self._open.setdefault((found.st_dev, found.st_ino), fd) != fd:
             os.close(fd)

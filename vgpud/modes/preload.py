@@ -21,6 +21,7 @@ from vgpud.lease import (
     DeviceLimits,
     LeaseActivity,
     LeaseMemory,
+    Libraries,
     Meter,
     ProcessSwap,
     Registered,
@@ -135,6 +136,7 @@ class Preload:
         self._contexts = ContextCosts()
         self._meters = LeaseMeters(self._leases)
         self._writers = Writers(self._leases)
+        self._libraries = Libraries()
         self._starting = asyncio.Lock()
         self._notice: Callable[[], None] | None = None
         self._restart: asyncio.Future[None] | None = None
@@ -272,6 +274,7 @@ class Preload:
         for allocation in self._world.allocations():
             if any(held.device_uuid == device.uuid for held in allocation.slices):
                 self._writers.hold(allocation.id)
+                self._libraries.hold(self._paths.libvgpu)
                 await self.restore_wall(allocation)
 
     async def restore_wall(self, allocation: Allocation) -> None:
@@ -303,6 +306,7 @@ class Preload:
             paused=allocation.paused,
         )
         self._writers.hold(allocation.id)
+        self._libraries.hold(self._paths.libvgpu)
         self._contexts.seed(self._leases / allocation.id)
         await self._order(ArbiterClient.add, allocation.id)
         await self.walls.build(allocation)

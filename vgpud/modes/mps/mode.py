@@ -16,6 +16,7 @@ import structlog
 from vgpud import clock
 from vgpud.hardware.gateway import Gateway
 from vgpud.hardware.nodes import device_nodes
+from vgpud.lease import Libraries
 from vgpud.model.device import ComputeMode, Device, DeviceProcess
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.log_event import LogEvent
@@ -63,6 +64,7 @@ class MpsMode:
         self._supervisors: dict[str, Supervisor] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._names = AllocationNames()
+        self._libraries = Libraries()
 
     # --- the protocol of effectors
 
@@ -120,6 +122,7 @@ class MpsMode:
         tenant = write_tenant(place, part, rules, allocation.request.owner.uid)
         nodes = device_nodes(device, part.mig, self._paths.host_root)
         folder = DeviceFolder.of(self._paths.run_dir, part.target)
+        self._libraries.hold(self._guard)
         edits = mps_edits(allocation, part, folder, tenant, self._guard, rules, nodes)
         if rules.pooled_memory:
             _, lease = await self._leases.attach(allocation, part, device)
