@@ -4,7 +4,9 @@ the scene's claim is true.
     python -m tests.gpu.move_h200 [--simulated] [SCENE...]
 
 Scenes: `driver` (which lists of GPU pairs the driver takes, without vgpud, and what the process sees
-afterwards), `sizes` (times for 1, 8 and 32 GiB beside suspending, resuming and a pinned copy of as much),
+afterwards), `sizes` (a tenant of 1, 8 and 32 GiB moved with a host buffer that was made
+before, then with unchanged and with changed memory, beside pinned copies of as much out and in; claim:
+1.5 s), `steps` (what the driver's own part takes),
 `exact` (a training run moved back and forth 20 times ends bit-equal to an undisturbed one), `limit` (its
 memory limit goes with it), `killed` (vgpud killed in the middle of moves), `peers` (two slices with peer
 access, suspended and resumed), `drain` (drain --move), `suspended` (moved while it is suspended, several
@@ -25,11 +27,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from subprocess import PIPE
 
 from tests.demo.node import BUILD, POLICY, DemoNode, Tenant
 from tests.demo.scenes import torch_python
 from tests.e2e.conftest import simulated
 from tests.e2e.support import client, states
+from tests.gpu import holding
 from tests.gpu.scenes import HOLD, ask, play, say, started
 from tests.gpu.suspend_h200 import PINNED, STEPS, TIMES, TRAIN, timed, whole
 from vgpud.lease import read_limits, read_usage
@@ -38,6 +42,7 @@ from vgpud.proc import start_ticks
 
 SIZES_GIB = (1, 8, 32)
 KILLS = 6
+AIM_SECONDS = 1.5
 AWAY_TIMES = 6  # number of moves of a training run while it is suspended
 
 # Needs only ctypes. Fills MIB on each visible device with a pattern. For an empty line of input it prints
@@ -225,21 +230,54 @@ def sizes(bench: Bench) -> None:
         done = subprocess.run([str(torch_python()), "-c", PINNED], capture_output=True, text=True, check=True)
         pinned = json.loads(done.stdout)
     for gib in SIZES_GIB:
-        one, name = bench.bare(gib) if bench.simulated else bench.torch(gib + 4, HOLD, str(gib << 10))
-        there, back = bench.move(name, 1), bench.move(name, 0)
-        out, again = timed(bench.node, "suspend", name), timed(bench.node, "resume", name)
-        good = whole(one)
+        program = holding.HOLD, str(gib << 10)
+        one, name = bench.bare(gib) if bench.simulated else bench.torch(gib + 6, *program)
+        made = 0.0 if bench.simulated else holding.make_buffer(bench.node, name)
+        spans = {"first": bench.move(name, 1), "unchanged": bench.move(name, 0)}
+        good = [whole(one)]
+        if not bench.simulated:
+            holding.told(one, "all")
+        spans["changed"] = bench.move(name, 1)
+        good.append(whole(one))
         one.end()
         say(
             "sizes",
-            held=good,
+            held=all(good) and (bench.simulated or spans["changed"] <= AIM_SECONDS),
             gib=gib,
-            there_seconds=round(there, 2),
-            back_seconds=round(back, 2),
-            suspend_seconds=round(out, 2),
-            resume_seconds=round(again, 2),
+            buffer_made_in_seconds=made,
+            move_seconds={kind: round(seconds, 2) for kind, seconds in spans.items()},
             pinned_out_and_in_seconds=round(gib * (pinned["out"] + pinned["in"]), 3),
         )
+
+
+def steps(bench: Bench) -> None:
+    """What the driver's part of a move takes: a program with a context and 64 MiB, moved by vgpu-suspend."""
+    uuids = bench.uuids
+    environment = {**bench.node.environment, "CUDA_VISIBLE_DEVICES": uuids[0]}
+    command = [sys.executable, "-c", BARE, "64", "1"]
+    if not bench.simulated:
+        command = [str(torch_python()), "-c", holding.HOLD, "64"]
+    process = subprocess.Popen(command, env=environment, stdin=PIPE, stdout=PIPE, text=True)
+    one, who = Tenant(process), (process.pid, start_ticks(process.pid))
+    spans: dict[str, list[float]] = {}
+    try:
+        one.line()
+        for old, new in ((0, 1), (1, 0), (0, 1)):
+            pairs = lists(uuids, uuids[old], uuids[new])["all, the two swapped"]
+            began = time.perf_counter()
+            hand = Hand(bench)
+            spans.setdefault("start", []).append(time.perf_counter() - began)
+            for order in (("lock", *who, 10000), ("save", *who), ("restore", *who, *pairs), ("unlock", *who)):
+                began = time.perf_counter()
+                answer = hand.order(*order)
+                spans.setdefault(str(order[0]), []).append(time.perf_counter() - began)
+                assert answer.startswith("CUDA_SUCCESS"), (order, answer)
+            hand.close()
+        good = bool(ask(one)["whole"])
+    finally:
+        process.kill()
+        process.wait()
+    say("steps", held=good, seconds={step: [round(s, 3) for s in times] for step, times in spans.items()})
 
 
 def train(bench: Bench, times: int, disturb: Callable[[str, int], float]) -> tuple[object, list[float]]:
@@ -381,6 +419,7 @@ def drain(bench: Bench) -> None:
 SCENES: dict[str, Callable[[Bench], None]] = {
     "driver": driver,
     "sizes": sizes,
+    "steps": steps,
     "exact": exact,
     "limit": limit,
     "killed": killed,
@@ -398,7 +437,10 @@ def running(simulate: bool) -> Iterator[Bench]:
         if simulate:
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             environment = simulated(Path(folder) / "sim", "h200x8")
-        node = DemoNode(f'{POLICY}\n[pool]\nhost_memory_reserve = "256MiB"\n', environment)
+        node = DemoNode(
+            f'{POLICY}[device.preload]\nevictable = true\n[pool]\nhost_memory_reserve = "256MiB"\n',
+            environment,
+        )
         yield Bench(stack.enter_context(started(node)), simulate)
 
 

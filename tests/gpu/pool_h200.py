@@ -3,9 +3,10 @@ is true.
 
     python -m tests.gpu.pool_h200 [--mib 1024 8192 32768 102400] [SCENE...]
 
-Scenes: `sizes` (a tenant of each size is suspended and resumed three times, bit-equal; the first time makes
-the host's buffer, the others find their memory unchanged since; claim: both ways within 1.15 times a pinned
-copy in the same run, and 0.1 s), `deep` (of the third size: suspended with --deep, and from evicted to deep,
+Scenes: `sizes` (a tenant of each size is suspended and resumed, bit-equal: first with a host buffer that was
+made while it ran, then with all of its memory changed since, then twice with none changed, then with some
+words changed; claim: both ways within 1.15 times a pinned copy in the same run, and 0.1 s; with unchanged
+memory within 0.2 times), `deep` (of the third size: suspended with --deep, and from evicted to deep,
 and resumed; claim: under 2 s), `exact` (a training run in PyTorch, with expandable segments off and on,
 suspended and resumed 20 times, each third time deep, ends bit-equal to an undisturbed one). Needs root,
 build/native, as much host memory as the largest size and 8 GiB, and a python3 with PyTorch. It ends every
@@ -26,16 +27,18 @@ from functools import partial
 
 from tests.demo.node import DemoNode, Tenant
 from tests.e2e.support import client, eventually, states
+from tests.gpu.holding import HOLD, PLAIN_HOLD, make_buffer, told
 from tests.gpu.idle_h200 import SIMULATED, running
 from tests.gpu.scenes import play, say
 from tests.gpu.suspend_h200 import TRAIN, card_used_gib
 from tests.gpu.suspend_h200 import tenant as training
-from tests.gpu.turns_h200 import HOLD, PATIENCE_SECONDS, PLAIN_HOLD, pinned_seconds, tenant, whole
+from tests.gpu.turns_h200 import PATIENCE_SECONDS, pinned_seconds, tenant
 from vgpud.lease import read_swaps
 
 SIZES_MIB = (64, 128, 256) if SIMULATED else (1 << 10, 8 << 10, 32 << 10, 100 << 10)
-LIMIT = "130GiB"
-ROUNDS = 3
+MORE_GIB = 8  # what a tenant may use beside the memory that it holds
+FEW = 1000  # words that are changed
+AIM_OF_UNCHANGED = 0.2
 AIM_OF_COPY, AIM_MORE_SECONDS, AIM_DEEP_SECONDS = 1.15, 0.1, 2.0
 TIMES = 3 if SIMULATED else 20
 STEPS = 1500
@@ -51,7 +54,7 @@ def timed(node: DemoNode, verb: str, name: str, **words: bool) -> float:
 
 @contextmanager
 def held(node: DemoNode, mib: int) -> Iterator[tuple[Tenant, str]]:
-    one, name = tenant(node, HOLD, PLAIN_HOLD, mib, limit=LIMIT)
+    one, name = tenant(node, HOLD, PLAIN_HOLD, mib, limit=f"{(mib >> 10) + MORE_GIB}GiB")
     try:
         yield one, name
     finally:
@@ -68,23 +71,33 @@ def sizes(arguments: argparse.Namespace) -> None:
         for mib in arguments.mib:
             copy = pinned_seconds(mib)
             with held(node, mib) as (one, name):
-                before, out, back, away, good = used_gib(), [], [], 0.0, []
-                for _ in range(ROUNDS):
-                    out.append(timed(node, "suspend", name))
+                before, made = used_gib(), make_buffer(node, name)
+                spans: dict[str, tuple[float, float]] = {}
+                away, good = 0.0, []
+                for kind in ("first", "changed", "unchanged", "unchanged again", "few words changed"):
+                    changes = {"changed": "all", "few words changed": str(FEW)}
+                    if kind in changes:
+                        told(one, changes[kind])
+                    out = timed(node, "suspend", name)
                     away = used_gib()
-                    back.append(timed(node, "resume", name))
-                    good.append(whole(one))
+                    spans[kind] = out, timed(node, "resume", name)
+                    if kind != "unchanged":  # so that the next suspension finds what this one left
+                        good.append(told(one))
                 (swap,) = read_swaps(node.run_dir / "leases" / name)
             bounds = {way: AIM_OF_COPY * copy[way] + AIM_MORE_SECONDS for way in copy}
-            within = min(out[1:]) <= bounds["out"] and min(back) <= bounds["in"]
+            within = (
+                max(spans[kind][0] for kind in ("first", "changed")) <= bounds["out"]
+                and max(back for _, back in spans.values()) <= bounds["in"]
+                and spans["unchanged again"][0] <= AIM_OF_UNCHANGED * copy["out"] + AIM_MORE_SECONDS
+            )
             say(
                 "sizes",
                 held=all(good) and (SIMULATED or within),
                 mib=mib,
                 movable_mib=swap.movable_bytes >> 20,
                 whole=good,
-                suspend_seconds=out,
-                resume_seconds=back,
+                buffer_made_in_seconds=made,
+                suspend_and_resume_seconds=spans,
                 pinned_out_seconds=round(copy["out"], 3),
                 pinned_in_seconds=round(copy["in"], 3),
                 bound_seconds={way: round(bound, 3) for way, bound in bounds.items()},
@@ -102,11 +115,11 @@ def deep(arguments: argparse.Namespace) -> None:
             out = timed(node, "suspend", name, deep=True)
             away = used_gib()
             back = timed(node, "resume", name)
-            good = whole(one)
+            good = told(one)
             within = out <= AIM_DEEP_SECONDS and back <= AIM_DEEP_SECONDS
             say(
                 "deep",
-                held=good and (SIMULATED or within),
+                held=bool(good) and (SIMULATED or within),
                 way=way,
                 mib=mib,
                 whole=good,

@@ -1,6 +1,7 @@
 #include "allocation.h"
 
 #include <pthread.h>
+#include <stdlib.h>
 
 #include "functions.h"
 #include "in_child.h"
@@ -8,6 +9,46 @@
 
 static struct vgpu_allocation *allocations;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards the list of allocations */
+
+struct vgpu_allocation *vgpu_allocation_make(uint64_t bytes, uint64_t chunk_bytes)
+{
+    uint64_t count = (bytes + chunk_bytes - 1) / chunk_bytes;
+    uint64_t pages = (bytes + VGPU_HOSTBUF_PAGE_BYTES - 1) / VGPU_HOSTBUF_PAGE_BYTES;
+    struct vgpu_allocation *made;
+    made = calloc(1, sizeof(*made) + count * sizeof(made->chunks[0]) + pages * sizeof(made->pages[0]));
+    if (made == NULL)
+        return NULL;
+    made->bytes = bytes;
+    made->chunk_bytes = chunk_bytes;
+    made->chunk_count = (unsigned)count;
+    made->pages = (uint32_t *)&made->chunks[count];
+    return made;
+}
+
+bool vgpu_chunk_place(struct vgpu_allocation *allocation, unsigned chunk, uint32_t *page)
+{
+    uint32_t *pages = vgpu_chunk_pages(allocation, chunk);
+    for (unsigned i = 0; i < vgpu_chunk_page_count(allocation, chunk); i++) {
+        if (!vgpu_hostbuf_take(page)) {
+            while (i > 0)
+                vgpu_hostbuf_give(pages[--i]);
+            return false;
+        }
+        pages[i] = *page;
+    }
+    allocation->chunks[chunk].placed = true;
+    return true;
+}
+
+void vgpu_chunk_forget(struct vgpu_allocation *allocation, unsigned chunk)
+{
+    if (!allocation->chunks[chunk].placed)
+        return;
+    for (unsigned i = 0; i < vgpu_chunk_page_count(allocation, chunk); i++)
+        vgpu_hostbuf_give(vgpu_chunk_pages(allocation, chunk)[i]);
+    allocation->chunks[chunk].placed = false;
+    allocation->chunks[chunk].known = false;
+}
 
 struct vgpu_allocation *vgpu_allocations(void)
 {
@@ -25,7 +66,7 @@ void vgpu_allocation_link(struct vgpu_allocation *allocation)
     pthread_mutex_unlock(&lock);
 }
 
-/* Removes an allocation from the list. Precondition: the lock is held. */
+/* Removes an allocation from the list, and its copies. Precondition: the lock is held. */
 static void unlink_allocation(struct vgpu_allocation *allocation)
 {
     VGPU_ASSERT(*allocation->from == allocation);
@@ -34,6 +75,8 @@ static void unlink_allocation(struct vgpu_allocation *allocation)
     if (allocation->next != NULL)
         allocation->next->from = allocation->from;
     allocation->from = NULL;
+    for (unsigned i = 0; i < allocation->chunk_count; i++)
+        vgpu_chunk_forget(allocation, i);
 }
 
 bool vgpu_allocation_unlink(struct vgpu_allocation *allocation)

@@ -11,6 +11,8 @@
 #include <stdint.h>
 
 #include "cuda_api.h"
+#include "digest.h"
+#include "hostbuf.h"
 
 /* size of a chunk: copied as fast as a whole allocation, and small enough to give room to others soon (H200) */
 #define VGPU_CHUNK_BYTES (128u << 20)
@@ -18,7 +20,10 @@
 struct vgpu_chunk {
     CUmemGenericAllocationHandle handle; /* physical memory of the chunk; 0: the chunk is on the host */
     bool fresh;                          /* the chunk is being brought in: its copy on the host is still valid */
-    uint64_t offset;                     /* offset of the chunk's copy in the host buffer, while the chunk is out */
+    bool leaves;                         /* the eviction under way takes the chunk */
+    bool placed;                         /* the chunk has pages of the host buffer, vgpu_chunk_pages */
+    bool known;                          /* the pages have the contents whose digest is `digest` */
+    struct vgpu_digest digest;
 };
 
 /* An allocation that can leave the card. */
@@ -35,6 +40,7 @@ struct vgpu_allocation {
     bool of_program;          /* the memory is the program's own cuMemCreate (physical.h) */
     uint64_t chunk_bytes;     /* size of all chunks except the last */
     unsigned chunk_count;
+    uint32_t *pages; /* numbers of pages of the host buffer, by page of the allocation */
     struct vgpu_chunk chunks[];
 };
 
@@ -44,10 +50,33 @@ static inline uint64_t vgpu_chunk_bytes(const struct vgpu_allocation *allocation
     return left < allocation->chunk_bytes ? left : allocation->chunk_bytes;
 }
 
+static inline unsigned vgpu_chunk_page_count(const struct vgpu_allocation *allocation, unsigned chunk)
+{
+    return (unsigned)((vgpu_chunk_bytes(allocation, chunk) + VGPU_HOSTBUF_PAGE_BYTES - 1) / VGPU_HOSTBUF_PAGE_BYTES);
+}
+
+static inline uint32_t *vgpu_chunk_pages(const struct vgpu_allocation *allocation, unsigned chunk)
+{
+    return allocation->pages + chunk * (allocation->chunk_bytes / VGPU_HOSTBUF_PAGE_BYTES);
+}
+
 static inline CUdeviceptr vgpu_chunk_base(const struct vgpu_allocation *allocation, unsigned chunk)
 {
     return allocation->base + chunk * allocation->chunk_bytes;
 }
+
+/*
+ * Makes a record for `bytes` in chunks of `chunk_bytes`. Returns NULL if the host has no memory for it. free() ends it,
+ * after it is unlinked.
+ */
+struct vgpu_allocation *vgpu_allocation_make(uint64_t bytes, uint64_t chunk_bytes);
+
+/*
+ * Takes pages of the host buffer for a chunk, from page number *page on. Returns false if there are too few.
+ * vgpu_chunk_forget gives them back, and with them the chunk's copy.
+ */
+bool vgpu_chunk_place(struct vgpu_allocation *allocation, unsigned chunk, uint32_t *page);
+void vgpu_chunk_forget(struct vgpu_allocation *allocation, unsigned chunk);
 
 /*
  * vgpu_chunk_map: makes physical memory for one chunk and maps it at the chunk's address. If it returns an error,
@@ -63,7 +92,7 @@ struct vgpu_allocation *vgpu_allocations(void);
 
 void vgpu_allocation_link(struct vgpu_allocation *allocation);
 
-/* Removes an allocation from the list. Returns false if it is not in the list. */
+/* Removes an allocation from the list, and its copies on the host. Returns false if it is not in the list. */
 bool vgpu_allocation_unlink(struct vgpu_allocation *allocation);
 
 /*

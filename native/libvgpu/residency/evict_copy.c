@@ -7,6 +7,7 @@
 #include "functions.h"
 #include "hostbuf.h"
 #include "allocation.h"
+#include "digest.h"
 #include "in_child.h"
 
 #define IN_FLIGHT 16u       /* maximum of copies in flight */
@@ -15,8 +16,8 @@
 /* An eviction that is ordered meanwhile waits for the step; vgpud expects it to begin within 4 s, on a busy host too. */
 #define PREPARE_STEP_BYTES (256ull << 20)
 /*
- * A lack of less than this part (one in so many) is left to the eviction: memory that grows little by little would
- * otherwise use up the segments.
+ * A lack of less than a step, and of less than this part (one in so many), is left to the eviction: memory that grows
+ * little by little would otherwise use up the segments.
  */
 #define PREPARED_PART 16u
 
@@ -24,6 +25,8 @@ struct copy {
     struct vgpu_allocation *allocation;
     unsigned chunk;
 };
+static struct copy leaving[VGPU_DIGESTS]; /* chunks whose contents are compared with their copies together */
+static unsigned leaving_count;
 
 static struct {
     CUcontext context; /* NULL: libvgpu has no object in any context */
@@ -80,28 +83,33 @@ static void end(void)
 static CUresult copy_chunk(const struct vgpu_allocation *allocation, unsigned chunk, bool out)
 {
     CUdeviceptr device = vgpu_chunk_base(allocation, chunk);
-    uint64_t offset = allocation->chunks[chunk].offset;
+    const uint32_t *pages = vgpu_chunk_pages(allocation, chunk);
+    unsigned count = vgpu_chunk_page_count(allocation, chunk);
+    uint64_t left = vgpu_chunk_bytes(allocation, chunk);
     CUresult result = CUDA_SUCCESS;
-    for (uint64_t left = vgpu_chunk_bytes(allocation, chunk); left > 0 && result == CUDA_SUCCESS;) {
-        uint64_t there;
-        void *host = vgpu_hostbuf_at(offset, &there);
-        uint64_t bytes = left < there ? left : there;
+    for (unsigned i = 0; i < count && result == CUDA_SUCCESS;) {
+        uint64_t there, run = VGPU_HOSTBUF_PAGE_BYTES;
+        void *host = vgpu_hostbuf_at(pages[i] * VGPU_HOSTBUF_PAGE_BYTES, &there);
+        for (i++; i < count && pages[i] == pages[i - 1] + 1 && run < there; i++)
+            run += VGPU_HOSTBUF_PAGE_BYTES;
+        uint64_t bytes = left < run ? left : run;
         result = out ? CALL(cuMemcpyDtoHAsync_v2, host, device, bytes, line.stream)
                      : CALL(cuMemcpyHtoDAsync_v2, device, host, bytes, line.stream);
         device += bytes;
-        offset += bytes;
         left -= bytes;
     }
     return result;
 }
 
-/* Waits for the end of the oldest copy. */
+/* Waits for the end of the oldest copy, and releases its chunk. */
 static CUresult land(void)
 {
     const struct copy *copy = &line.flying[line.first];
     CUresult result = CALL(cuEventSynchronize, line.events[line.first]);
     if (result == CUDA_SUCCESS)
         vgpu_chunk_unmap(copy->allocation, copy->chunk);
+    else
+        copy->allocation->chunks[copy->chunk].known = false;
     line.first = (line.first + 1) % IN_FLIGHT;
     line.count--;
     return result;
@@ -130,34 +138,93 @@ struct vgpu_evict_bytes vgpu_evict_count(void)
         for (unsigned i = 0; i < allocation->chunk_count; i++) {
             bytes.all += vgpu_chunk_bytes(allocation, i);
             bytes.here += allocation->chunks[i].handle != 0 ? vgpu_chunk_bytes(allocation, i) : 0;
-            if (vgpu_chunk_bytes(allocation, i) > bytes.largest)
-                bytes.largest = vgpu_chunk_bytes(allocation, i);
         }
     return bytes;
 }
 
 /*
- * Makes room on the host for the bytes that leave until `kept` bytes remain on the device. The last chunk may be larger
- * than needed.
+ * Marks the chunks that leave until at most `kept` bytes remain on the device. Returns the number of pages of the host
+ * buffer that they need in addition to those that they have.
  */
-static CUresult make_room(struct vgpu_evict_bytes now, uint64_t kept)
+static uint64_t choose(uint64_t here, uint64_t kept)
 {
-    uint64_t most = now.all - kept + now.largest;
-    return vgpu_hostbuf_grow(most < now.all ? most : now.all);
+    uint64_t pages = 0;
+    for (struct vgpu_allocation *allocation = vgpu_allocations(); allocation != NULL; allocation = allocation->next)
+        for (unsigned i = 0; i < allocation->chunk_count; i++) {
+            struct vgpu_chunk *chunk = &allocation->chunks[i];
+            chunk->leaves = chunk->handle != 0 && here > kept;
+            if (!chunk->leaves)
+                continue;
+            here -= vgpu_chunk_bytes(allocation, i);
+            pages += chunk->placed ? 0 : vgpu_chunk_page_count(allocation, i);
+        }
+    return pages;
 }
 
-/* Takes chunks out. The chunks that are already out have the first offsets of the host buffer. */
-static bool all_out(struct vgpu_evict_bytes now, uint64_t kept)
+/* Makes room on the host: first the copies of chunks that stay on the device go, then the buffer grows. */
+static CUresult make_room(uint64_t pages)
 {
-    CUresult result = CUDA_SUCCESS;
     for (struct vgpu_allocation *allocation = vgpu_allocations(); allocation != NULL; allocation = allocation->next)
-        for (unsigned i = 0; i < allocation->chunk_count && now.here > kept && result == CUDA_SUCCESS; i++) {
-            if (allocation->chunks[i].handle == 0)
-                continue;
-            allocation->chunks[i].offset = now.all - now.here;
-            now.here -= vgpu_chunk_bytes(allocation, i);
-            result = take_off(allocation, i);
+        for (unsigned i = 0; i < allocation->chunk_count && vgpu_hostbuf_free() < pages; i++)
+            if (allocation->chunks[i].handle != 0 && !allocation->chunks[i].leaves)
+                vgpu_chunk_forget(allocation, i);
+    uint64_t unowned = vgpu_hostbuf_free();
+    return unowned >= pages ? CUDA_SUCCESS
+                            : vgpu_hostbuf_grow(vgpu_hostbuf_bytes() + (pages - unowned) * VGPU_HOSTBUF_PAGE_BYTES);
+}
+
+/* Computes the digests of the chunks in `leaving`. Returns false if they are not known. */
+static bool digest(struct vgpu_digest *digests)
+{
+    bool good = vgpu_digest_begin();
+    for (unsigned i = 0; i < leaving_count && good; i++) {
+        const struct copy *one = &leaving[i];
+        good = vgpu_digest_add(i, vgpu_chunk_base(one->allocation, one->chunk),
+                               vgpu_chunk_bytes(one->allocation, one->chunk), line.stream) == CUDA_SUCCESS;
+    }
+    return good && vgpu_digest_read(digests, leaving_count, line.stream) == CUDA_SUCCESS;
+}
+
+/* Takes the chunks in `leaving` out. Those whose copies on the host are still right are not copied. */
+static CUresult take_off_all(uint32_t *page)
+{
+    static struct vgpu_digest digests[VGPU_DIGESTS];
+    bool known = digest(digests);
+    CUresult result = CUDA_SUCCESS;
+    for (unsigned i = 0; i < leaving_count && result == CUDA_SUCCESS; i++) {
+        struct vgpu_allocation *allocation = leaving[i].allocation;
+        struct vgpu_chunk *chunk = &allocation->chunks[leaving[i].chunk];
+        if (known && chunk->known && memcmp(&chunk->digest, &digests[i], sizeof(digests[i])) == 0) {
+            vgpu_chunk_unmap(allocation, leaving[i].chunk);
+            continue;
         }
+        chunk->known = false;
+        if (!chunk->placed && !vgpu_chunk_place(allocation, leaving[i].chunk, page))
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        result = take_off(allocation, leaving[i].chunk);
+        chunk->known = known && result == CUDA_SUCCESS;
+        chunk->digest = digests[i];
+    }
+    return result;
+}
+
+static bool all_out(void)
+{
+    uint32_t page = 0;
+    CUresult result = CUDA_SUCCESS;
+    leaving_count = 0;
+    for (struct vgpu_allocation *allocation = vgpu_allocations(); allocation != NULL; allocation = allocation->next)
+        for (unsigned i = 0; i < allocation->chunk_count && result == CUDA_SUCCESS; i++) {
+            if (!allocation->chunks[i].leaves)
+                continue;
+            leaving[leaving_count++] = (struct copy){allocation, i};
+            if (leaving_count < VGPU_DIGESTS)
+                continue;
+            result = take_off_all(&page);
+            leaving_count = 0;
+        }
+    if (result == CUDA_SUCCESS)
+        result = take_off_all(&page);
     while (line.count > 0) {
         CUresult landed = land();
         result = result == CUDA_SUCCESS ? landed : result;
@@ -173,7 +240,7 @@ bool vgpu_evict_out(uint64_t kept)
         return true;
     if (!begin(first->context))
         return false;
-    bool done = good(vgpu_hostbuf_lock()) && good(make_room(now, kept)) && all_out(now, kept);
+    bool done = good(vgpu_hostbuf_lock()) && good(make_room(choose(now.here, kept))) && all_out();
     __atomic_store_n(told, vgpu_hostbuf_bytes(), __ATOMIC_SEQ_CST);
     end();
     return done;
@@ -192,9 +259,10 @@ static bool prepare_step(uint64_t bytes)
     uint64_t step = lacking < PREPARE_STEP_BYTES ? lacking : PREPARE_STEP_BYTES;
     CUcontext context = NULL;
     error = CUDA_SUCCESS;
-    if (lacking <= bytes / PREPARED_PART || vgpu_allocation_find(has_context, &context, false) == NULL ||
-        !begin(context))
+    if ((lacking < PREPARE_STEP_BYTES && lacking <= bytes / PREPARED_PART) ||
+        vgpu_allocation_find(has_context, &context, false) == NULL || !begin(context))
         return false;
+    (void)vgpu_digest_begin(); /* so that the eviction does not wait for the kernel's compilation */
     bool grown = good(vgpu_hostbuf_lock()) && good(vgpu_hostbuf_grow(made + step));
     __atomic_store_n(told, vgpu_hostbuf_bytes(), __ATOMIC_SEQ_CST);
     end();
@@ -298,6 +366,7 @@ void vgpu_evict_forget(CUcontext context)
 {
     if (line.context == context) {
         memset(&line, 0, sizeof(line));
+        vgpu_digest_forget();
         vgpu_hostbuf_unlocked();
     }
 }

@@ -13,16 +13,15 @@
 
 /*
  * Takes chunks out until at most `kept` bytes are on the device. The physical memory of a chunk is released when its
- * copy is complete. Chunks that are already out stay out. Returns false if it failed, and then some chunks may be out;
+ * copy is complete. A chunk whose contents are those of its last copy (digest.h) is not copied again. Chunks that are already out stay out. Returns false if it failed, and then some chunks may be out;
  * see vgpu_evict_error.
  */
 bool vgpu_evict_out(uint64_t kept);
 
-/* The bytes of evictable memory, those of them that are on the device, and those of the largest chunk. */
+/* The bytes of evictable memory, and those of them that are on the device. */
 struct vgpu_evict_bytes {
     uint64_t all;
     uint64_t here;
-    uint64_t largest;
 };
 struct vgpu_evict_bytes vgpu_evict_count(void);
 

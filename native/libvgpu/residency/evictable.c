@@ -36,23 +36,19 @@ static bool has_granularity(CUdevice device)
 
 static struct vgpu_allocation *make_allocation(const struct vgpu_charge *charge, CUdevice device, uint64_t asked)
 {
-    unsigned count = (unsigned)((charge->bytes + VGPU_CHUNK_BYTES - 1) / VGPU_CHUNK_BYTES);
-    struct vgpu_allocation *allocation = calloc(1, sizeof(*allocation) + count * sizeof(allocation->chunks[0]));
+    struct vgpu_allocation *allocation = vgpu_allocation_make(charge->bytes, VGPU_CHUNK_BYTES);
     if (allocation == NULL)
         return NULL;
-    allocation->bytes = charge->bytes;
     allocation->asked = asked;
     allocation->prop = prop_of(device);
-    allocation->chunk_bytes = VGPU_CHUNK_BYTES;
     allocation->index = charge->device;
     allocation->context = vgpu_charge_context();
-    allocation->chunk_count = count;
     CUresult result = CALL(cuMemAddressReserve, &allocation->base, allocation->bytes, 0, 0, 0);
     if (result != CUDA_SUCCESS) {
         free(allocation);
         return NULL;
     }
-    for (unsigned i = 0; i < count && result == CUDA_SUCCESS; i++)
+    for (unsigned i = 0; i < allocation->chunk_count && result == CUDA_SUCCESS; i++)
         result = vgpu_chunk_map(allocation, i);
     if (result == CUDA_SUCCESS)
         return allocation;

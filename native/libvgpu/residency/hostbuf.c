@@ -2,7 +2,7 @@
 
 #include <linux/mempolicy.h>
 #include <pthread.h>
-#include <stdbool.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -25,6 +25,11 @@ static struct segment {
     bool locked;
 } segments[SEGMENTS];
 static unsigned count;
+
+#define PAGES (SEGMENTS * (VGPU_HOSTBUF_STEP_BYTES / VGPU_HOSTBUF_PAGE_BYTES))
+static uint64_t owned[PAGES / 64]; /* a bit for each page that has an owner */
+static uint64_t owned_count;
+_Static_assert(GRAIN_BYTES % VGPU_HOSTBUF_PAGE_BYTES == 0, "a segment has whole pages");
 
 struct part {
     char *base;
@@ -112,6 +117,30 @@ uint64_t vgpu_hostbuf_bytes(void)
     return count == 0 ? 0 : segments[count - 1].offset + segments[count - 1].bytes;
 }
 
+uint64_t vgpu_hostbuf_free(void)
+{
+    return vgpu_hostbuf_bytes() / VGPU_HOSTBUF_PAGE_BYTES - __atomic_load_n(&owned_count, __ATOMIC_ACQUIRE);
+}
+
+bool vgpu_hostbuf_take(uint32_t *page)
+{
+    uint64_t pages = vgpu_hostbuf_bytes() / VGPU_HOSTBUF_PAGE_BYTES;
+    for (; *page < pages; ++*page) {
+        uint64_t bit = 1ull << *page % 64;
+        if ((__atomic_fetch_or(&owned[*page / 64], bit, __ATOMIC_ACQUIRE) & bit) == 0) {
+            __atomic_fetch_add(&owned_count, 1, __ATOMIC_RELAXED);
+            return true;
+        }
+    }
+    return false;
+}
+
+void vgpu_hostbuf_give(uint32_t page)
+{
+    __atomic_fetch_and(&owned[page / 64], ~(1ull << page % 64), __ATOMIC_RELEASE);
+    __atomic_fetch_sub(&owned_count, 1, __ATOMIC_RELEASE);
+}
+
 CUresult vgpu_hostbuf_grow(uint64_t bytes)
 {
     CUresult result = CUDA_SUCCESS;
@@ -156,4 +185,6 @@ void vgpu_hostbuf_unlocked(void)
 void vgpu_hostbuf_reset(void)
 {
     count = 0;
+    memset(owned, 0, sizeof(owned));
+    owned_count = 0;
 }

@@ -7,14 +7,27 @@
 #ifndef VGPU_HOSTBUF_H
 #define VGPU_HOSTBUF_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "cuda_api.h"
 
 #define VGPU_HOSTBUF_STEP_BYTES (1ull << 30)
+#define VGPU_HOSTBUF_PAGE_BYTES (2ull << 20) /* the unit in which the buffer is handed out */
+
+/* Gives back a page of the buffer. Any thread may call it. */
+void vgpu_hostbuf_give(uint32_t page);
 
 /*
- * Only the thread of swap.h may call these functions. vgpu_hostbuf_grow makes room for `bytes` in all, in the current
+ * Only the thread of swap.h may call the other functions. vgpu_hostbuf_take takes the first page without an owner from
+ * page number *page on, and sets *page to it. It returns false if there is none. vgpu_hostbuf_free returns the number of
+ * pages without an owner.
+ */
+bool vgpu_hostbuf_take(uint32_t *page);
+uint64_t vgpu_hostbuf_free(void);
+
+/*
+ * vgpu_hostbuf_grow makes room for `bytes` in all, in the current
  * context. If it returns an error, the room is unchanged.
  */
 CUresult vgpu_hostbuf_grow(uint64_t bytes);

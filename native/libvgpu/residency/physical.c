@@ -1,7 +1,5 @@
 #include "physical.h"
 
-#include <stdlib.h>
-
 #include "allocation.h"
 #include "charge.h"
 #include "swap.h"
@@ -13,18 +11,15 @@ struct vgpu_allocation *vgpu_physical_make(uint64_t bytes, const CUmemAllocation
 {
     if (!vgpu_swap_wanted() || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED)
         return NULL;
-    struct vgpu_allocation *memory = calloc(1, sizeof(*memory) + sizeof(memory->chunks[0]));
+    struct vgpu_allocation *memory = vgpu_allocation_make(bytes, bytes);
     if (memory == NULL)
         return NULL;
-    memory->bytes = bytes;
     memory->prop = *prop;
     /*
      * excludes RDMA, as for plain memory: a network card would continue to write to pages that belong to other tenants
      * by then
      */
     memory->prop.allocFlags.gpuDirectRDMACapable = 0;
-    memory->chunk_bytes = bytes;
-    memory->chunk_count = 1;
     memory->of_program = true;
     vgpu_swap_count();
     return memory;

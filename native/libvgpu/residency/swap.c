@@ -18,7 +18,7 @@
 #include "thread.h"
 #include "in_child.h"
 
-#define STACK_BYTES (256 * 1024)
+#define STACK_BYTES (8 << 20) /* as a thread of the program: the driver compiles the kernel of digest.h on it */
 #define LOOK_NS 100000000 /* interval of polling the lease without an arbiter (an arbiter would report its changes) */
 #define STEP_NS 200000    /* interval of waiting for an event that is expected soon */
 #define AGAIN_NS 3000000  /* interval of asking the card for room again */

@@ -337,6 +337,7 @@ struct CUmod_st {
     struct CUfunc_st *functions;
     struct cu_global *globals;
     double kernel_us;
+    bool digests;
     bool waits; /* properties of the module's kernels: see hold.c */
     bool lazy;  /* the module is part of a library and is loaded at its first use */
 };

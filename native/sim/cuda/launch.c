@@ -61,10 +61,38 @@ CUresult cu_launch(CUfunction f, const unsigned int grid[3], const unsigned int 
     return CUDA_SUCCESS;
 }
 
+static uint64_t mixed(uint64_t x, uint64_t one, uint64_t two)
+{
+    x = (x ^ x >> 32) * one;
+    x = (x ^ x >> 29) * two;
+    return x ^ x >> 32;
+}
+
+/*
+ * Does what libvgpu's kernel does (libvgpu/residency/digest.c), as it is launched: parameters are an address, a number of
+ * units of two words, two seeds, and the address of two sums.
+ */
+static CUresult digest(void **parameters)
+{
+    const uint64_t *words = *(const uint64_t **)parameters[0];
+    uint64_t count = 2 * *(uint64_t *)parameters[1];
+    uint64_t a = *(uint64_t *)parameters[2], b = *(uint64_t *)parameters[3];
+    uint64_t *sums = *(uint64_t **)parameters[4];
+    CU_TRY(cu_check_device_range((CUdeviceptr)words, count * sizeof(words[0])));
+    CU_TRY(cu_check_device_range((CUdeviceptr)sums, 2 * sizeof(sums[0])));
+    for (uint64_t i = 0; i < count; i++, a += 0x9e3779b97f4a7c15u, b += 0xd1342543de82ef95u) {
+        sums[0] += mixed(words[i] ^ a, 0xbf58476d1ce4e5b9u, 0x94d049bb133111ebu);
+        sums[1] += mixed(words[i] + b, 0xff51afd7ed558ccdu, 0xc4ceb9fe1a85ec53u);
+    }
+    return CUDA_SUCCESS;
+}
+
 CUresult cu_hold(CUfunction f, void **parameters, CUstream stream)
 {
     CUcontext ctx;
     double position;
+    if (f->module->digests)
+        return digest(parameters);
     if (!f->module->waits || cu_capture_find(stream) != NULL)
         return CUDA_SUCCESS;
     CU_CHECK(parameters != NULL, CUDA_ERROR_INVALID_VALUE);

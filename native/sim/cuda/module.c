@@ -109,6 +109,7 @@ CUresult cu_module_load(CUcontext ctx, const void *image, CUmodule *out)
         if (duration != NULL)
             m->kernel_us = atof(strchr(duration, '=') + 1);
         m->waits = strstr(text, "// vgpu-sim-waits") != NULL;
+        m->digests = strstr(text, "// vgpu-sim-digest") != NULL;
         size_t length;
         for (const char *p = next_entry(text, &length); p != NULL; p = next_entry(p, &length))
             add_function(m, p, length);

@@ -1,0 +1,89 @@
+"""Programs that hold device memory and change it on request, and the orders to them."""
+
+import time
+
+from tests.demo.node import DemoNode, Tenant
+from tests.e2e.support import eventually
+from vgpud.lease import LeaseMemory, read_limits, read_swaps, update_limits
+
+PATIENCE_SECONDS = 120.0
+# For "all" the program adds 1 to each word that it holds, for a number to so many random words. For an empty
+# line it prints whether the contents are what they should be
+HOLD = """
+import json, random, sys, torch
+mib = int(sys.argv[1]); pieces = max(mib >> 10, 1); words = (mib << 17) // pieces
+def make(seed):
+    generator = torch.Generator(device="cuda").manual_seed(seed)
+    return torch.randint(-2**62, 2**62, (words,), generator=generator, device="cuda", dtype=torch.int64)
+held, added, singles = [make(seed) for seed in range(pieces)], 0, [{} for _ in range(pieces)]
+torch.cuda.synchronize()
+def whole(seed, piece):
+    want = make(seed)
+    want += added
+    for word, count in singles[seed].items(): want[word] += count
+    return torch.equal(piece, want)
+print(json.dumps({"ready": True}), flush=True)
+for line in sys.stdin:
+    if line.strip() == "all":
+        for piece in held: piece += 1
+        added += 1
+    elif line.strip():
+        for _ in range(int(line)):
+            seed, word = random.randrange(pieces), random.randrange(words)
+            held[seed][word] += 1
+            singles[seed][word] = singles[seed].get(word, 0) + 1
+    else:
+        print(json.dumps({"whole": all(whole(seed, piece) for seed, piece in enumerate(held))}), flush=True)
+        continue
+    torch.cuda.synchronize()
+    print(json.dumps({"whole": None}), flush=True)
+"""
+PLAIN_HOLD = """
+import ctypes as c, json, random, sys
+u = c.CDLL("libcuda.so.1")
+context, memory = c.c_void_p(), c.c_uint64()
+def call(name, *words):
+    code = getattr(u, name)(*words)
+    if code: sys.exit(f"{name}: {code}")
+size = int(sys.argv[1]) << 20
+data = bytearray(b"".join(random.Random(part).randbytes(1 << 20) for part in range(size >> 20)))
+back = c.create_string_buffer(size)
+call("cuInit", 0)
+call("cuDevicePrimaryCtxRetain", c.byref(context), 0)
+call("cuCtxSetCurrent", context)
+call("cuMemAlloc_v2", c.byref(memory), c.c_size_t(size))
+call("cuMemcpyHtoD_v2", memory, bytes(data), c.c_size_t(size))
+print(json.dumps({"ready": True}), flush=True)
+for line in sys.stdin:
+    if line.strip():
+        for at in range(0, size, 64 << 20) if line.strip() == "all" else [random.randrange(size)]:
+            data[at] ^= 255
+            call("cuMemsetD8_v2", c.c_uint64(memory.value + at), c.c_ubyte(data[at]), c.c_size_t(1))
+        print(json.dumps({"whole": None}), flush=True)
+        continue
+    call("cuMemcpyDtoH_v2", back, memory, c.c_size_t(size))
+    print(json.dumps({"whole": back.raw == bytes(data)}), flush=True)
+"""
+
+
+def told(one: Tenant, words: str = "") -> object:
+    assert one.process.stdin is not None
+    one.process.stdin.write(words + "\n")
+    one.process.stdin.flush()
+    return one.line()["whole"]
+
+
+def make_buffer(node: DemoNode, name: str) -> float:
+    """Lets libvgpu make the host's buffer while the tenant runs, and returns the seconds."""
+    lease = node.run_dir / "leases" / name
+
+    def is_made() -> bool:
+        (swap,) = read_swaps(lease)
+        return swap.host_bytes + (256 << 20) > swap.movable_bytes
+
+    began = time.perf_counter()
+    update_limits(lease, read_limits(lease).devices, memory=LeaseMemory.SOON)
+    eventually(is_made, "the host's buffer is made", PATIENCE_SECONDS)
+    seconds = round(time.perf_counter() - began, 2)
+    update_limits(lease, read_limits(lease).devices, memory=LeaseMemory.HERE)
+    return seconds
