@@ -165,7 +165,7 @@ def refused(
             policy({"mode": "preload"}),
             used(Mode.MPS, GIB),
             ErrorCode.NO_CAPACITY,
-            "it is in mode mps with 1 allocation, until which the policy's mode preload waits and the "
+            "it is in mode mps with 1 allocation, whose end the policy's mode preload waits for, and the "
             "request needs preload or mps or mig",
             id="policy-changed",
         ),
@@ -456,7 +456,7 @@ def test_a_node_without_devices_refuses_every_request() -> None:
 def test_a_device_outside_of_the_selector_has_that_reason() -> None:
     decision = choose(request(selector=Selector(indices=(1,))), h200_node(2), AUTO, {})
     assert [piece.device_uuid for piece in decision.slices] == ["GPU-1"]
-    assert decision.reasons[0].sentence == "the request's selector leaves it out"
+    assert decision.reasons[0].sentence == "the request asks for other devices"
 
 
 def test_a_refusal_says_how_much_memory_fits_now() -> None:

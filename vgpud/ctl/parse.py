@@ -14,7 +14,9 @@ DEFAULT_TIMEOUT_SECONDS = 30.0
 
 EVERYWHERE: tuple[Argument, ...] = (
     argument("-o", "--output", metavar="FORMAT", help=f"{', '.join(ANY_OUTPUT)}; alloc also has env"),
-    argument("--socket", metavar="PATH", help="the daemon's socket; found by rights when left out"),
+    argument(
+        "--socket", metavar="PATH", help="the daemon's (default: the most privileged that you may open)"
+    ),
     argument(
         "--timeout",
         type=kinds.timeout,

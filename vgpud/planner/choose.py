@@ -143,7 +143,7 @@ def _outdone(want: Wanted, taken: tuple[Fit, ...]) -> str:
 
 
 def _left_out(uuid: str) -> Reason:
-    return Reason(uuid, False, None, "the request's selector leaves it out")
+    return Reason(uuid, False, None, "the request asks for other devices")
 
 
 def _reason(verdict: Verdict, taken: bool, outdone: str) -> Reason:

@@ -145,7 +145,7 @@ def _mode(seat: Seat, want: Wanted) -> Mode | Unfit:
     if fixed is None and held in want.modes:
         return held
     holds = counted(seat.use.count, "allocation")
-    policy = "" if fixed is None else f", until which the policy's mode {fixed} waits"
+    policy = "" if fixed is None else f", whose end the policy's mode {fixed} waits for,"
     return busy(
         seat,
         idle_mode,
