@@ -1,12 +1,12 @@
 """Parses the commands on the pages of docs/, and says which test runs each.
 
 In a `console` block each line that begins with "$ " is a command, which one bash for the page runs. The lines
-after it are its output. In the output "..." matches any text, "..." on a line of its own any lines, and
-"...words..." a line among others. "[exit N]" is the first line if the exit code is not 0. The word after
-`console` says where the block is run: no word, on a simulated node (test_console.py); `machine`, as root on
-an installed Debian 12 (tests/packaging/test_documented.py); `containers`, `slurm` or `kubernetes`, beside
-these programs (test_doors.py); `checkout`, in a clone of the repository, which is not run: NOT_RUN has the
-reasons.
+after it are its output, as it was recorded. Values that differ between runs match by their form (_FORMS), and
+answers that are the machine's (_MACHINES) by their headings. "..." within a line matches any text. "[exit N]"
+is the first line if the exit code is not 0. The word after `console` says where the block is run: no word,
+on a simulated node (test_console.py); `machine`, as root on an installed Debian 12
+(tests/packaging/test_documented.py); `containers`, `slurm` or `kubernetes`, beside these programs
+(test_doors.py); `checkout`, in a clone of the repository, which is not run: NOT_RUN has the reasons.
 """
 
 import re
@@ -106,15 +106,28 @@ def plain(line: str) -> str:
     return " ".join(re.sub(r"\s+#(?: .*)?$", "", line).split())
 
 
+#: Commands whose answers depend on the machine, the moment, or on what other pages did.
+_MACHINES = re.compile(
+    r"vgpuctl (doctor|top|mps ls|events|policy show --origin)|apt |systemctl status|journalctl|grpcurl"
+    r"|vgpud --restore|sbatch|vgpu-sim run --state /run"
+)
+
+
+def expected(command: Command) -> re.Pattern[str]:
+    """A pattern for the output of a command. A page may leave out the answer of one of _MACHINES."""
+    if not _MACHINES.search(command.line):
+        return pattern(command.printed)
+    if not command.printed:
+        return re.compile(r"(?:.*\n)*")
+    heads = [pattern((line,)).pattern for line in command.printed if line.isupper()]
+    return re.compile("".join(rf"(?:.*\n)*?{head}" for head in heads) + r"(?:.*\n)+")
+
+
 def pattern(lines: tuple[str, ...]) -> re.Pattern[str]:
-    """A pattern for the expected output. Spaces of any length match, because the width of columns varies."""
+    """A pattern for the lines. Spaces of any length match, because the width of columns varies."""
     parts = []
     for line in lines:
-        if line.strip() == "...":
-            parts.append(r"(?:.*\n)*?")
-        elif line.startswith("...") and line.endswith("..."):
-            parts.append(rf"(?:.*\n)*?.*{re.escape(line.strip('.'))}.*\n(?:.*\n)*?")
-        elif line.split()[:1] and line.split()[0] in _VARYING:
+        if line.split()[:1] and line.split()[0] in _VARYING:
             parts.append(rf"[ ]*{re.escape(line.split()[0])}[ ].*\n")
         else:
             words = r"[ ]+".join(_loose(word) for word in line.split())

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests import prepared
-from tests.docs.pages import Block, commands, pattern
+from tests.docs.pages import Block, commands, expected
 from tests.simnode import ROOT
 
 READER = Path(__file__).parent / "reader"
@@ -65,8 +65,8 @@ class Shell:
             assert code == command.code, f"$ {command.line}\n{printed}ended {code}, not {command.code}"
             for theirs, ours in self._said.items():
                 printed = printed.replace(ours, theirs)
-            assert pattern(command.printed).fullmatch(printed), (
-                f"$ {command.line}\n{printed}\nis not\n" + "\n".join(command.printed)
+            assert expected(command).fullmatch(printed), f"$ {command.line}\n{printed}\nis not\n" + "\n".join(
+                command.printed
             )
         return len(wanted)
 

@@ -19,6 +19,7 @@ ON_NODE = {
     "vgpuctl --timeout 120 suspend ...": "vgpuctl --timeout 120 suspend $HELD && vgpuctl resume $HELD",
     "vgpuctl why PID": "vgpuctl why $PID",
     "vgpuctl top --sort waited": "vgpuctl top --sort waited",
+    "vgpuctl top -1 --sort waited --filter gpu0": "vgpuctl top -1 --sort waited --filter gpu0",
     "vgpuctl version": "vgpuctl version",
     "vgpuctl help VERB": "vgpuctl help run",
     "vgpuctl VERB --help": "vgpuctl run --help",
@@ -31,7 +32,8 @@ ON_MACHINE = {
     "systemctl edit vgpud": "SYSTEMD_EDITOR=/tmp/editor script -qec 'systemctl edit vgpud' /dev/null"
     " && systemctl cat vgpud | grep AF_INET6 && systemctl revert vgpud",
     "systemctl restart vgpud-arbiter": "systemctl restart vgpud-arbiter",
-    "systemctl start vgpud": "systemctl start vgpud",
+    "systemctl status vgpud": "systemctl status vgpud",
+    "systemctl stop vgpud": "systemctl stop vgpud && vgpuctl status && systemctl is-active vgpud",
     "systemd-analyze security vgpud": "systemd-analyze security vgpud | grep 'exposure level.* 2.4 OK'",
     "systemd-analyze security": "systemd-analyze security",
     "journalctl -u vgpud | grep kubelet": r"printf '[[kubelet.resource]]\nname = \"a/b\"\nkind = \"card\"\n'"
@@ -97,7 +99,6 @@ NOT_RUN = {
     "python -m tests.gpu.edges_h200 --engine cut live": _CARD,
     "python -m tests.gpu.compute_h200 --engine gate quick": _CARD,
     "python -m tests.gpu.NAME --build build/native --out FILE": _CARD,
-    "python -m tests.gpu.confined_h200": _CARD,
     "python -m tests.gpu.remote_slices --server PROGRAM --library FOLDER --out FILE": _CARD,
     "python -m tests.gpu.mps_h200": _CARD,
     "nvidia-smi --gpu-reset -i N": _CARD,

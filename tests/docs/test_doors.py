@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -139,8 +140,15 @@ def apply(words: list[str]) -> str | None:
         for document in yaml.safe_load_all(Path(path).read_text()):
             if document is not None and problems(document):
                 return f"{path}: {problems(document)}"
-            print("applied", document["kind"] if document else "nothing")
+            if document is not None:
+                print(f"{_resource(document)} created")  # as kubectl names what it has made
     return None
+
+
+def _resource(document: dict[str, Any]) -> str:
+    group, _, _ = document["apiVersion"].rpartition("/")
+    kind = document["kind"].lower() + (f".{group}" if group else "")
+    return f"{kind}/{document['metadata']['name']}"
 
 
 if __name__ == "__main__":

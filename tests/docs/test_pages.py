@@ -164,3 +164,12 @@ def test_every_link_leads_to_an_existing_page_and_heading(page: Path) -> None:
 def test_every_page_can_be_found_from_the_first() -> None:
     linked = set(re.findall(r"\]\((docs/[\w-]+\.md)\)", (ROOT / "README.md").read_text()))
     assert linked == {f"docs/{page.name}" for page in PAGES if page.name != "README.md"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_the_answers_of_a_page_are_whole(page: Path) -> None:
+    """No line of dots stands for lines that were cut out."""
+    shown = [
+        line for block in blocks(page) if block.language == "console" for line in block.text.splitlines()
+    ]
+    assert not [line for line in shown if line.strip() == "..."]
