@@ -13,9 +13,10 @@
 #define VGPU_DOOR_SOCKET "runtime.sock"
 
 enum vgpu_door_verb {
-    VGPU_DOOR_PREPARE = 1, /* a container is to be started; id is the container's, the body is its config.json */
-    VGPU_DOOR_BIND = 2,    /* a container's init process exists; id is the allocation's, with a pidfd of the process */
-    VGPU_DOOR_END = 3,     /* the container of allocation `id` has ended */
+    /* a container is to be started; id is its id, or "id/name" with the engine's name; the body is its config.json */
+    VGPU_DOOR_PREPARE = 1,
+    VGPU_DOOR_BIND = 2, /* a container's init process exists; id is the allocation's, with a pidfd of the process */
+    VGPU_DOOR_END = 3,  /* the container of allocation `id` has ended */
 };
 
 enum vgpu_door_status {

@@ -13,11 +13,14 @@
 
 #include "door.h"
 #include "files.h"
+#include "json_text.h"
 #include "refuse.h"
 
 #define DEFAULT_PATH "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 /* suffix of the file that keeps the earlier config.json; vgpu-hook puts it back when the container has ended */
 #define ORIGINAL ".vgpud-original"
+
+enum { NAME_ROOM = 64 }; /* a longer name of a container is left out */
 
 struct invocation {
     const char *run_dir, *runtime; /* values of vgpu-runtime's own flags */
@@ -147,6 +150,53 @@ static char *unedited(const char *path, char *config, size_t *length)
     return found;
 }
 
+/*
+ * The engine's name of a container by Podman or CRI-O: conmon, which starts the runtime, has it on its command line
+ * (conmon(8), -n).
+ */
+static bool name_of_conmon(char name[NAME_ROOM])
+{
+    char path[64];
+    size_t length;
+    bool found = false;
+    snprintf(path, sizeof(path), "/proc/%d/cmdline", (int)getppid());
+    char *words = vgpu_read_file(path, &length);
+    if (words == NULL)
+        return false;
+    const char *slash = strrchr(words, '/'), *end = words + length;
+    if (strcmp(slash == NULL ? words : slash + 1, "conmon") != 0)
+        end = words;
+    for (const char *at = words; at < end && !found; at += strlen(at) + 1)
+        if (strcmp(at, "-n") == 0 && at + 3 < end)
+            found = snprintf(name, NAME_ROOM, "%s", at + 3) < NAME_ROOM;
+    free(words);
+    return found;
+}
+
+/*
+ * Docker's name of a container. Docker mounts /etc/hostname from the container's folder, whose config.v2.json has the
+ * name with a slash before it.
+ */
+static bool name_of_docker(const char *config, const char *id, char name[NAME_ROOM])
+{
+    char mark[PATH_MAX + 16], path[PATH_MAX], text[NAME_ROOM + 1];
+    size_t length;
+    snprintf(mark, sizeof(mark), "/%s/hostname\"", id);
+    const char *end = strstr(config, mark), *start = end;
+    while (start != NULL && start > config && start[-1] != '"')
+        start--;
+    if (start == NULL ||
+        snprintf(path, sizeof(path), "%.*s/%s/config.v2.json", (int)(end - start), start, id) >= PATH_MAX)
+        return false;
+    char *own = vgpu_read_file(path, &length);
+    const char *value = own == NULL ? NULL : vgpu_json_member(own, "Name");
+    bool found = value != NULL && vgpu_json_string(value, text, sizeof(text)) > 1 && text[0] == '/';
+    if (found)
+        snprintf(name, NAME_ROOM, "%s", text + 1);
+    free(own);
+    return found;
+}
+
 static int put_in_force(const char *path, const char *before, size_t before_length, const char *after,
                         size_t after_length)
 {
@@ -166,7 +216,7 @@ static int put_in_force(const char *path, const char *before, size_t before_leng
  */
 static bool prepare(const struct invocation *asked)
 {
-    char path[PATH_MAX], text[PATH_MAX + 128];
+    char path[PATH_MAX], text[PATH_MAX + 128], id[PATH_MAX], name[NAME_ROOM] = "";
     size_t length, reply_length;
     char *reply = NULL;
     if (asked->config != NULL)
@@ -179,9 +229,12 @@ static bool prepare(const struct invocation *asked)
         return true;
     }
     config = unedited(path, config, &length);
+    snprintf(id, sizeof(id), "%s", asked->id != NULL ? asked->id : "");
+    if (name_of_conmon(name) || name_of_docker(config, id, name))
+        snprintf(id, sizeof(id), "%s/%s", asked->id != NULL ? asked->id : "", name);
     struct vgpu_door_call call = {.run_dir = asked->run_dir,
                                   .verb = VGPU_DOOR_PREPARE,
-                                  .id = asked->id != NULL ? asked->id : "",
+                                  .id = id,
                                   .body = config,
                                   .body_length = length,
                                   .pidfd = -1,

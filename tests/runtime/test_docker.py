@@ -129,6 +129,7 @@ def test_a_refusal_reaches_the_caller_of_docker(docker: Docker) -> None:
 def test_exec_runs_under_the_containers_limit_and_a_restart_makes_a_new_slice(docker: Docker) -> None:
     docker.start("again")
     (before,) = states(docker.node)
+    assert docker.node.ctl_json("show", before)["label"] == "again", "the container's name"
     assert docker.call("exec", "again", *SMI).stdout.strip() == "8192 MiB"
     assert docker.call("restart", "--timeout=0", "again").returncode == 0
     eventually(lambda: len(states(docker.node)) == 1, "the first life's slice is released")

@@ -75,6 +75,32 @@ def test_a_container_without_a_request_calls_no_daemon(runtime: Path, bundle: Pa
     assert list(bundle.iterdir()) == [bundle / "config.json"]
 
 
+def test_the_name_that_docker_gave_the_container_is_told(runtime: Path, bundle: Path, tmp_path: Path) -> None:
+    own = tmp_path / "containers" / "c1"
+    own.mkdir(parents=True)
+    (own / "config.v2.json").write_text(json.dumps({"ID": "c1", "Name": "/web"}))
+    mounts = [{"destination": "/etc/hostname", "source": str(own / "hostname")}]
+    (bundle / "config.json").write_text(json.dumps({**json.loads(ASKS), "mounts": mounts}))
+    with FakeDoor(tmp_path / "run", [(Status.UNCHANGED, b"")]) as door:
+        assert front(runtime, door.run_dir, "create", "--bundle", str(bundle), "c1").returncode == 7
+        (own / "config.v2.json").write_text(json.dumps({"ID": "c1", "Name": "/" + "long" * 16}))
+        assert front(runtime, door.run_dir, "create", "--bundle", str(bundle), "c1").returncode == 7
+    assert [heard.id for heard in door.heard] == ["c1/web", "c1"]
+
+
+@pytest.mark.parametrize(("parent", "told"), [("conmon", "c1/web"), ("other", "c1")])
+def test_the_name_on_conmons_command_line_is_told(
+    runtime: Path, bundle: Path, tmp_path: Path, parent: str, told: str
+) -> None:
+    """The shell under this name stands for conmon, and does not execute its last command in its place."""
+    (tmp_path / parent).symlink_to("/bin/sh")
+    with FakeDoor(tmp_path / "run", [(Status.UNCHANGED, b"")]) as door:
+        options = f"--vgpu-run-dir={door.run_dir} --vgpu-runtime={runtime}"
+        create = f"{FRONT} {options} create --bundle {bundle} c1; true"
+        subprocess.run([tmp_path / parent, "-c", create, "-n", "web"], check=True, timeout=300)
+    assert [heard.id for heard in door.heard] == [told]
+
+
 def by_hook(bundle: Path, run_dir: Path) -> subprocess.Popen[bytes]:
     with (bundle / "config.json").open() as config:
         words = [str(BUILD / "bin" / "vgpu-hook"), f"--run-dir={run_dir}", "precreate"]

@@ -75,6 +75,15 @@ def test_the_allocation_lasts_as_long_as_the_containers_init(podman: Podman) -> 
     left_nothing(podman.node)
 
 
+def test_a_podman_container_is_listed_by_its_name(podman: Podman) -> None:
+    podman.start("vgpud-test-name", ASKS)
+    (name,) = states(podman.node)
+    assert podman.node.ctl_json("show", name)["label"] == "vgpud-test-name"
+    left = podman.start("vgpud-test-label", ASKS, "--annotation=vgpud.io/label=mine")
+    labels = {item["label"] for item in podman.node.ctl_json("ls")["items"]}
+    assert labels == {"vgpud-test-name", "mine"}, left
+
+
 def test_a_restarted_container_gets_a_slice_again(podman: Podman) -> None:
     podman.start("vgpud-test-again", ASKS)
     before = set(states(podman.node))

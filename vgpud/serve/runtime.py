@@ -42,6 +42,7 @@ _AUDITED_CHARACTERS = 128
 _REST_FACTOR = 9.0  # pause factor: users other than root get a tenth of the reader thread's time
 # pause factor: users other than root get a tenth of the event loop's time for identifying their processes
 _ARRIVAL_REST_FACTOR = 9.0
+_NAME_CHARACTERS = 63
 _SHOWN_CHARACTERS = 12  # length to which a container's id is shortened, as docker ps and podman ps show it
 
 CgroupOf = Callable[[int, int], str]
@@ -285,7 +286,7 @@ class RuntimeDoor:
         hook = _needed(specs.hook)
         owner = asks.owner if caller.is_admin else caller.owner
         starter = _parent(caller.process) if message.for_parent else caller.process
-        request = _request(asks.wish, message.id, owner, starter)
+        request = _request(asks.wish, message, owner, starter)
         if caller.is_admin:
             request = replace(request, workload=workload_of(asks.pod))
         else:
@@ -351,16 +352,18 @@ def _send_away(connection: socket.socket, refusal: VgpuError) -> None:
         connection.send(packed(Status.REFUSED, _told(refusal)))
 
 
-def _request(wish: Wish, container: str, owner: Owner, starter: Lifetime) -> Request:
+def _request(wish: Wish, message: Message, owner: Owner, starter: Lifetime) -> Request:
     """The request for a container. Its id contains the container's id and the process that starts the
-    container.
+    container; its label is the wish's, or the container's name, or its short id.
 
     So a runtime that repeats its request gets the same allocation. A restarted container of the same name
     gets a new one, because the allocation of its earlier run is being released.
     """
     attempt = f"{starter.pid}.{starter.start_ticks}"
-    shown = "".join(c if c.isprintable() else "?" for c in container)
-    label = wish.label or shown[:_SHOWN_CHARACTERS]
+    shown, name = (
+        "".join(c if c.isprintable() else "?" for c in text) for text in (message.id, message.name)
+    )
+    label = wish.label or name[:_NAME_CHARACTERS] or shown[:_SHOWN_CHARACTERS]
     request_id = f"oci-{attempt}-{shown}"
     return replace(wish, label=label).request(request_id, owner, lifetime=starter)
 

@@ -38,7 +38,7 @@ class Status(IntEnum):
 @dataclass(frozen=True)
 class Message:
     """A message. `process` is the process of the passed pidfd; None without a pidfd, or if the process has
-    ended.
+    ended. `name` is the engine's name of the container; empty if it is not known.
     """
 
     verb: Verb
@@ -46,6 +46,7 @@ class Message:
     id: str
     body: bytes
     process: PassedProcess | None
+    name: str = ""
 
 
 async def receive(connection: socket.socket) -> Message:
@@ -58,9 +59,10 @@ async def receive(connection: socket.socket) -> Message:
             f"a message of verb {verb} with {body_length} bytes is not one that vgpud accepts",
             "use vgpu-runtime and vgpu-hook of vgpud's own version",
         )
-    name = await _exactly(connection, id_length)
+    id_and_name = (await _exactly(connection, id_length)).decode(errors="replace")
     body = await _exactly(connection, body_length)
-    return Message(Verb(verb), bool(flags & FOR_PARENT), name.decode(errors="replace"), body, process)
+    named, _, name = id_and_name.partition("/")
+    return Message(Verb(verb), bool(flags & FOR_PARENT), named, body, process, name)
 
 
 async def _head(connection: socket.socket) -> tuple[bytes, PassedProcess | None]:
