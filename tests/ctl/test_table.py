@@ -108,3 +108,17 @@ def test_the_memory_of_equal_slices_is_counted() -> None:
     parts = [pb.Slice(device_uuid=f"GPU-{n}", mode="preload", memory_bytes=2**30) for n in range(2)]
     (row,) = tables.allocations([pb.Allocation(id="a", slices=parts)], 0).rows
     assert row[5] == "2 x 1GiB"
+
+
+@pytest.mark.parametrize(
+    ("mode", "policy", "shown"),
+    [
+        ("preload", "mps", "preload, mps waits"),
+        ("preload", "preload", "preload"),
+        ("preload", "auto", "preload"),
+        ("", "mps", "idle"),
+    ],
+)
+def test_a_device_shows_the_mode_of_the_policy_that_waits(mode: str, policy: str, shown: str) -> None:
+    row = tables.devices([pb.Device(mode=mode, policy_mode=policy)]).rows[0]
+    assert row[3] == shown

@@ -41,13 +41,23 @@ def devices(items: Iterable[pb.Device]) -> Table:
     return Table(DEVICE_COLUMNS, [_device_row(item) for item in items])
 
 
+def _mode(item: pb.Device) -> str:
+    """The device's mode, and the policy's if that waits for the tenants in another mode to end."""
+    waits = item.mode and item.policy_mode not in ("", "auto", item.mode)
+    return (
+        (item.mode or "idle")
+        + (f", {item.policy_mode} waits" if waits else "")
+        + (", drained" if item.drained else "")
+    )
+
+
 def _device_row(item: pb.Device) -> Sequence[str]:
     usable = max(0, item.memory_total_bytes - item.memory_reserved_bytes)
     return (
         str(item.index),
         item.name,
         words.short_uuid(item.uuid),
-        (item.mode or "idle") + (", drained" if item.drained else ""),
+        _mode(item),
         words.memory(usable),
         words.memory(item.memory_allocated_bytes),
         words.memory(item.memory_used_bytes),
