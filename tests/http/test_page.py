@@ -138,7 +138,7 @@ def test_memory_of_a_suspended_tenant_is_on_the_host() -> None:
     saved = SuspendedProcess(7, 1, 2 * GIB, Way.SWAP, stays_bytes=GIB)
     asleep = replace(seen.allocations[0], state=State.SUSPENDED, suspended=(saved,))
     html = page(replace(seen, allocations=(asleep,)), "node1")
-    assert "1GiB / 4GiB, 2GiB on the host" in html
+    assert "1GiB / 4GiB<br>2GiB on the host" in html
     (width,) = re.findall(r"<rect class=c\d x=0.0 width=([\d.]+)", html)
     (used,) = re.findall(r"<rect class=used x=0.0 y=\d+ width=([\d.]+)", html)
     assert float(used) == pytest.approx(float(width) / 4, abs=0.1)

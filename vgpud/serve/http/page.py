@@ -39,8 +39,7 @@ td svg.key{width:14px;height:14px;margin-left:0}td svg.past{height:20px}
 .card svg.past{height:22px;margin-top:2px}.memory{fill:#b8c4d0}
 .busy{fill:none;stroke:#b3541e;stroke-width:1.5;
 vector-effect:non-scaling-stroke}.key{display:inline-block;width:14px;height:14px;vertical-align:-2px;
-margin:0 .3rem 0 .9rem}.wide{overflow-x:auto}.tenants td{white-space:nowrap}
-.tenants td:nth-child(6){white-space:normal}
+margin:0 .3rem 0 .9rem}.wide{overflow-x:auto}.tenants td,.item{white-space:nowrap}
 a{color:inherit}tr:target,.card:target{background:#fff3c4}
 @media(max-width:45rem){.card svg{height:30px}.card svg text{display:none}.card code{display:none}
 thead{display:none}tr{display:flex;flex-wrap:wrap;gap:.1rem .8rem;padding:.4rem 0;
@@ -106,19 +105,23 @@ class _Shown(NamedTuple):
 
 
 def _key(style: str, text: str) -> str:
-    return f"<svg class=key viewBox='0 0 14 14'>{style}</svg>{text}"
+    return f"<span class=item><svg class=key viewBox='0 0 14 14'>{style}</svg>{text}</span>"
 
 
 _SWATCH = "<rect class={} width=14 height=14 />"
 _LEGEND = (
     "<p class=dim>"
-    + _key(_SWATCH.format("c0"), "a tenant, by its limit")
-    + _key(_SWATCH.format("c0") + "<rect class=used y=9 width=14 height=5 />", "what of it is in use")
-    + _key(_SWATCH.format("idle"), "an idle MIG instance")
-    + _key(_SWATCH.format("outside"), "memory outside vgpud")
-    + _key(_SWATCH.format("room"), "free")
-    + _key(_SWATCH.format("memory"), "memory in the last hour")
-    + _key("<polyline class=busy points='0,11 5,3 9,9 14,4' />", "compute in the last hour")
+    + " ".join(
+        (
+            _key(_SWATCH.format("c0"), "a tenant, by its limit"),
+            _key(_SWATCH.format("c0") + "<rect class=used y=9 width=14 height=5 />", "what of it is in use"),
+            _key(_SWATCH.format("idle"), "an idle MIG instance"),
+            _key(_SWATCH.format("outside"), "memory outside vgpud"),
+            _key(_SWATCH.format("room"), "free"),
+            _key(_SWATCH.format("memory"), "memory in the last hour"),
+            _key("<polyline class=busy points='0,11 5,3 9,9 14,4' />", "compute in the last hour"),
+        )
+    )
     + "</p>"
 )
 
@@ -214,7 +217,7 @@ def _slice(allocation: Allocation, part: Slice, meter: SliceMeter | None, shown:
         used = on_device_bytes(allocation, meter)
         memory = f"{use_bar(used, part.memory_bytes, style)} {show_bytes(used)} / {memory}"
         if allocation.state is State.SUSPENDED:
-            memory += f", {show_bytes(max(0, meter.memory_used_bytes - used))} on the host"
+            memory += f"<br>{show_bytes(max(0, meter.memory_used_bytes - used))} on the host"
     waited = meter.compute.waited_ns if meter is not None and meter.compute is not None else None
     refused = (meter.refusals_limit, meter.refusals_card) if meter is not None else (None, None)
     known = [count for count in refused if count is not None]
