@@ -93,6 +93,7 @@ def test_a_lease_set_while_vgpud_did_not_run_delays_no_call(lease: Path, kind: i
         with pytest.raises(VgpuError) as not_closed:
             close_lease(lease)
         assert {refused.value.code, not_closed.value.code} == {ErrorCode.LEASE_FAILED}
+        assert "try again in a minute" in refused.value.hint
     eventually(lambda: holds(lease))
     update_limits(lease, MORE)
     close_lease(lease)
@@ -121,6 +122,7 @@ def test_a_tenant_that_locks_its_lease_folder_in_the_kernel_delays_no_move(
     with locked_in_the_kernel(lease, tmp_path / "mount"), pytest.raises(VgpuError) as refused:
         asyncio.run(note_moved(lease, [UUIDS[1]]))
     assert refused.value.code is ErrorCode.LEASE_FAILED
+    assert "try again in a minute" in refused.value.hint
     eventually((lease / layout.MOVED_FILE).exists)
 
 

@@ -71,10 +71,13 @@ class Limits:
 
 
 def lease_failed(what: str, error: OSError) -> VgpuError:
+    held = error.errno in (errno.EAGAIN, errno.EBUSY)
     return VgpuError(
         ErrorCode.LEASE_FAILED,
         f"cannot {what}: {os.strerror(error.errno or 0).lower()}",
-        "check that the run directory is on a writable tmpfs",
+        "a process of the tenant holds it in the kernel: try again in a minute, or end that process"
+        if held
+        else "check that the run directory is on a writable tmpfs",
     )
 
 
