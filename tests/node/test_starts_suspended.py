@@ -3,6 +3,8 @@
 import asyncio
 from pathlib import Path
 
+from structlog.testing import capture_logs
+
 from tests.node.world import World, request, world
 from vgpud.model.event import EventKind
 from vgpud.model.plan import StepKind
@@ -32,7 +34,10 @@ def test_a_tenant_without_room_starts_suspended_with_one_outcome(tmp_path: Path)
             _, steps = await node.keeper.allocates.plan(request("late", large))
             assert [step.kind for step in steps][-1] is StepKind.COMMIT_SUSPENDED
             assert not calls
-            late = await node.keeper.allocate(request("late", large))
+            with capture_logs() as lines:
+                late = await node.keeper.allocate(request("late", large))
+            told = [(one["audit"], one["starts"]) for one in lines if one["event"] == "audit"]
+            assert told == [("allocate", "suspended")]
             assert (late.state, late.cause) == (State.SUSPENDED, Cause.TURN)
             assert calls == ["attach"], "the limits are written once, with the state"
             assert (

@@ -9,7 +9,7 @@ from vgpud.model.errors import VgpuError
 from vgpud.model.journal import Message
 from vgpud.model.log_event import LogEvent
 from vgpud.model.tally import Tally
-from vgpud.model.tenancy import Allocation, Request
+from vgpud.model.tenancy import Allocation, Request, State
 from vgpud.model.view import ReloadReport
 
 log = structlog.get_logger("vgpud.decision")
@@ -132,4 +132,5 @@ def held(allocation: Allocation) -> dict[str, object]:
         "gpu_uuid": ",".join(part.device_uuid for part in allocation.slices),
         "memory_bytes": sum(part.memory_bytes for part in allocation.slices),
         **{key: name for key, name in names.items() if name},
+        **({"starts": "suspended"} if allocation.state is State.SUSPENDED else {}),
     }
