@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -119,3 +120,25 @@ def test_a_limit_ends_with_its_cgroup(sim_node: Make, cgroup: Path) -> None:  # 
 def test_a_card_in_mig_mode_has_no_limits_for_cgroups(sim_node: Make, cgroup: Path) -> None:  # noqa: F811
     body = f"n.nvmlDeviceSetMigMode(h, 1); out = limits({str(cgroup)!r})"
     assert ask(sim_node(driver="615"), body) == "error 3"
+
+
+def test_the_nodes_root_is_completed_for_tools_that_take_a_driver_root(sim_node: Make) -> None:
+    """nvidia-ctk finds a driver by the version in the names of its libraries."""
+    node = sim_node("mixed")
+    root = Path(node.sim("root").strip())
+    assert root == node.host_root
+    version = node.dump()["driver_version"]
+    (folder,) = root.glob("usr/lib/*-linux-gnu")
+    for name in ("libcuda.so", "libnvidia-ml.so"):
+        assert (folder / name).resolve() == folder / f"{name}.{version}"
+        assert not (folder / f"{name}.{version}").is_symlink()
+    cards = sorted(root.glob("sys/bus/pci/devices/*"))
+    assert len(cards) == len(node.dump()["devices"])
+    for card in cards:
+        found = {name: (card / name).read_text().strip() for name in ("vendor", "class")}
+        assert found == {"vendor": "0x10de", "class": "0x030200"}
+    node.sim("root")  # again, as after an upgrade of the driver
+    if os.geteuid() == 0:
+        numbers = {one.name: one.stat().st_rdev for one in (root / "dev").iterdir()}
+        assert numbers["nvidiactl"] == os.makedev(195, 255)
+        assert {f"nvidia{one['index']}" for one in node.dump()["devices"]} < numbers.keys()

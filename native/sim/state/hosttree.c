@@ -105,6 +105,15 @@ static void write_minors(struct sim_state *s)
     fclose(f);
 }
 
+static void write_pci(const struct sim_device *d, const char *name, const char *format, uint32_t value)
+{
+    char path[192], text[64];
+    snprintf(path, sizeof(path), "sys/bus/pci/devices/%04x:%02x:%02x.0/%s", d->pci_domain, d->pci_bus, d->pci_device,
+             name);
+    snprintf(text, sizeof(text), format, value);
+    write_file(path, text);
+}
+
 static void write_gpu(const struct sim_device *d)
 {
     char name[192], text[1024];
@@ -117,10 +126,11 @@ static void write_gpu(const struct sim_device *d)
              "GPU Firmware: \t N/A\nGPU Excluded:\t No\n",
              d->name, 64 + d->minor, d->uuid, d->vbios, d->pci_domain, d->pci_bus, d->pci_device, d->minor);
     write_file(name, text);
-    snprintf(name, sizeof(name), "sys/bus/pci/devices/%04x:%02x:%02x.0/numa_node", d->pci_domain, d->pci_bus,
-             d->pci_device);
-    snprintf(text, sizeof(text), "%u\n", d->numa_node);
-    write_file(name, text);
+    write_pci(d, "numa_node", "%u\n", d->numa_node);
+    /* NVML has the device's id in the upper half and the vendor's in the lower one */
+    write_pci(d, "vendor", "0x%04x\n", d->pci_device_id & 0xffff);
+    write_pci(d, "device", "0x%04x\n", d->pci_device_id >> 16);
+    write_pci(d, "class", "0x%06x\n", 0x030200); /* a 3D controller (PCI Code and ID Assignment Specification) */
     snprintf(name, sizeof(name), CAPABILITIES "/gpu%u/mig", d->minor);
     make_directory(name);
 }

@@ -118,6 +118,11 @@ def _fault(args: argparse.Namespace) -> int:
     return 0
 
 
+def _root(args: argparse.Namespace) -> int:
+    print(_node(args).driver_root())
+    return 0
+
+
 def _reboot(args: argparse.Namespace) -> int:
     _node(args).control("reboot")
     return 0
@@ -169,6 +174,9 @@ def _parser() -> argparse.ArgumentParser:
     fault.add_argument("--microseconds", type=int, default=1000000, help="delay of `slow`")
     fault.add_argument("--bytes", type=int, default=0, help="memory that `memory` takes away")
     fault.set_defaults(act=_fault)
+    verbs.add_parser(
+        "root", parents=[state], help="complete the node's root for tools with --driver-root, and print it"
+    ).set_defaults(act=_root)
     verbs.add_parser("reboot", parents=[state], help="what a reboot keeps and loses").set_defaults(
         act=_reboot
     )

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,6 +93,31 @@ class Node:
         shutil.rmtree(self.host_root, ignore_errors=True)
         self.state.parent.mkdir(parents=True, exist_ok=True)
         self.control("create", text=text)
+
+    def driver_root(self) -> Path:
+        """Completes the host root to that of a host with the driver, for tools that take a driver root: the
+        libraries under their versioned names, the links to them, the programs, and the device nodes if the
+        caller may make them. Returns the root.
+        """
+        found = self.dump()
+        folder = self.host_root / f"usr/lib/{os.uname().machine}-linux-gnu"
+        programs = self.host_root / "usr/bin"
+        for made in (folder, programs, self.host_root / "dev"):
+            made.mkdir(parents=True, exist_ok=True)
+        for name in ("libcuda.so", "libnvidia-ml.so"):
+            versioned = f"{name}.{found['driver_version']}"
+            shutil.copy(self.tree.lib / f"{name}.1", folder / versioned)
+            for link, target in ((f"{name}.1", versioned), (name, f"{name}.1")):
+                (folder / link).unlink(missing_ok=True)
+                (folder / link).symlink_to(target)
+        for program in self.tree.bin.glob("nvidia-*"):
+            shutil.copy(program, programs)
+        nodes = {f"nvidia{one['index']}": (195, one["index"]) for one in found["devices"]}
+        nodes |= {"nvidiactl": (195, 255), "nvidia-uvm": (238, 0), "nvidia-uvm-tools": (238, 1)}
+        for name, numbers in nodes.items():
+            with suppress(FileExistsError, PermissionError):
+                os.mknod(self.host_root / "dev" / name, 0o666 | stat.S_IFCHR, os.makedev(*numbers))
+        return self.host_root
 
     def dump(self) -> dict[str, Any]:
         """Returns devices, instances, processes and faults as `vgpu-simctl dump` prints them, in bytes and
