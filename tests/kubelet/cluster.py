@@ -364,10 +364,13 @@ class Cluster:
         return claim
 
     def watch(self, name: str) -> dict[str, Any]:
-        """Allocates a claim with admin access to all devices, which are given whatever other claims hold
-        (KEP-5018).
+        """Allocates a claim with admin access to all devices, which are given though other claims hold them
+        (KEP-5018). The scheduler of 1.36.2 wants a shared device to have the capacity that is asked for.
         """
         claim = self.allocate(name, "quota", among=lambda _: False, count=0) or {}
+        for one in self.pool()[0]:
+            shared = one.get("allowMultipleAllocations", False)
+            assert not shared or self.fits(one, {"memory": "2Mi"}) is not None, f"{one['name']} is full"
         claim["status"]["allocation"]["devices"]["results"] += [
             {"request": "all", "driver": DRIVER, "pool": "node-1", "device": one["name"], "adminAccess": True}
             for one in self.pool()[0]

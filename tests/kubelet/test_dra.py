@@ -356,7 +356,7 @@ def test_a_claim_with_admin_access_watches_cards_and_takes_nothing(short: Path) 
     async def story() -> None:
         async with dra_in(short) as dra:
             await dra.published()
-            full = dra.cluster.allocate("full", "quota")
+            full = dra.cluster.allocate("full", "quota", {"memory": "79Gi"})
             assert full is not None and not (await dra.prepare(full)).error
             watch = dra.cluster.watch("watch")
             uid = watch["metadata"]["uid"]
