@@ -154,7 +154,7 @@ static void own_context(struct worker *w)
     CUdeviceptr pointer;
     if (any(w, 8) != 0 || !CHECK(cuCtxCreate(&other, NULL, 0, 0)))
         return;
-    if (CHECK(cuMemAlloc(&pointer, MIB)) && any(w, 2) == 0)
+    if (CHECK(cuMemAlloc(&pointer, 4 * MIB)) && any(w, 2) == 0) /* a size with pages of its own */
         CHECK(cuMemFree(pointer));
     CHECK(cuCtxDestroy(other));
     CHECK(cuCtxSetCurrent(context));
@@ -204,14 +204,14 @@ static void fork_a_child(void)
 static void say_free(void)
 {
     CUmemoryPool pool;
-    CUdeviceptr pointer;
+    CUstream stream;
     size_t rest = 0, all;
     CHECK(cuCtxSynchronize());
     CHECK(cuDeviceGraphMemTrim(0));
     CHECK(cuDeviceGetDefaultMemPool(&pool, 0));
     CHECK(cuMemPoolTrimTo(pool, 0));
-    if (CHECK(cuMemAlloc(&pointer, 4 * MIB))) /* before an allocation, libvgpu measures what the driver itself holds */
-        CHECK(cuMemFree(pointer));
+    if (CHECK(cuStreamCreate(&stream, CU_STREAM_DEFAULT))) /* libvgpu measures what the driver holds */
+        CHECK(cuStreamDestroy(stream));
     CHECK(cuMemGetInfo(&rest, &all));
     printf("%zu\n", (size_t)(rest / MIB));
     fflush(stdout);
