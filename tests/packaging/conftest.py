@@ -75,8 +75,9 @@ def installed_on(suite: str, debs: Path) -> Iterator[Installed]:
     subprocess.run(["cp", "-a", "--reflink=auto", str(root), str(folder)], check=True)
     seen = folder.with_name(f"{folder.name}-debs")
     seen.mkdir()
-    for deb in debs.glob("*.deb"):
-        (seen / deb.name).hardlink_to(deb)
+    for name in packages.NAMES:  # vgpud-remote-client, which conflicts with vgpud, is for other machines
+        for deb in debs.glob(f"{name}_*.deb"):
+            (seen / deb.name).hardlink_to(deb)
     try:
         machine = Machine(folder, seen)
     except NoBoot as error:
