@@ -87,3 +87,57 @@ def make_buffer(node: DemoNode, name: str) -> float:
     seconds = round(time.perf_counter() - began, 2)
     update_limits(lease, read_limits(lease).devices, memory=LeaseMemory.HERE)
     return seconds
+
+
+# Decodes with CUDA graphs: weights that stay, a cache that grows. As TRAIN, it takes a number of steps and a
+# file that slows it while it exists, and prints a digest of its state at the end
+DECODE = """
+import hashlib, json, os, sys, time, torch
+torch.manual_seed(7)
+width, layers, context = 2048, 12, 512
+weights = [torch.randn(width, width, device="cuda").bfloat16() / width ** 0.5 for _ in range(layers)]
+cache = torch.zeros(layers, context, width, device="cuda", dtype=torch.bfloat16)
+token, at = torch.randn(1, width, device="cuda").bfloat16(), torch.zeros(1, device="cuda", dtype=torch.int64)
+def step():
+    y = token
+    for layer, weight in enumerate(weights):
+        y = torch.tanh(y @ weight)
+        cache[layer].index_copy_(0, at, y)
+        y = torch.softmax((y @ cache[layer].T).float(), -1).bfloat16() @ cache[layer] + y
+    token.copy_(y / y.norm() * width ** 0.5)
+    at.copy_((at + 1) % context)
+side = torch.cuda.Stream()
+with torch.cuda.stream(side):
+    step()
+torch.cuda.synchronize()
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    step()
+print(json.dumps({"ready": True}), flush=True)
+for _ in range(int(sys.argv[1])):
+    graph.replay()
+    torch.cuda.synchronize()
+    if os.path.exists(sys.argv[2]): time.sleep(0.02)
+state = cache.view(torch.int16).cpu().numpy().tobytes() + token.view(torch.int16).cpu().numpy().tobytes()
+print(json.dumps({"digest": hashlib.sha256(state).hexdigest()}), flush=True)
+"""
+# As TRAIN, in JAX
+JAX = """
+import hashlib, json, os, sys, time
+import jax, jax.numpy as np
+keys = jax.random.split(jax.random.key(7), 5)
+weights = [jax.random.normal(key, (2048, 2048)) / 45 for key in keys[:4]]
+data = jax.random.normal(keys[4], (512, 2048))
+def loss(weights):
+    y = data
+    for weight in weights: y = np.tanh(y @ weight)
+    return np.mean((y - data) ** 2)
+step = jax.jit(lambda weights: [w - 0.1 * g for w, g in zip(weights, jax.grad(loss)(weights))])
+weights = jax.block_until_ready(step(weights))
+print(json.dumps({"ready": True}), flush=True)
+for _ in range(int(sys.argv[1])):
+    weights = jax.block_until_ready(step(weights))
+    if os.path.exists(sys.argv[2]): time.sleep(0.02)
+state = b"".join(jax.device_get(weight).tobytes() for weight in weights)
+print(json.dumps({"digest": hashlib.sha256(state).hexdigest()}), flush=True)
+"""

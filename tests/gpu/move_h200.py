@@ -7,7 +7,8 @@ Scenes: `driver` (which lists of GPU pairs the driver takes, without vgpud, and 
 afterwards), `sizes` (a tenant of 1, 8 and 32 GiB moved with a host buffer that was made
 before, then with unchanged and with changed memory, beside pinned copies of as much out and in; claim:
 1.5 s), `steps` (what the driver's own part takes),
-`exact` (a training run moved back and forth 20 times ends bit-equal to an undisturbed one), `limit` (its
+`exact` (training runs in PyTorch and JAX and a decoder with CUDA graphs, moved back and
+forth 20 times, end bit-equal to undisturbed ones), `limit` (its
 memory limit goes with it), `killed` (vgpud killed in the middle of moves), `peers` (two slices with peer
 access, suspended and resumed), `drain` (drain --move), `suspended` (moved while it is suspended, several
 times over: its memory is whole, NVML shows it only where it was resumed, and a training run ends bit-equal).
@@ -280,13 +281,15 @@ def steps(bench: Bench) -> None:
     say("steps", held=good, seconds={step: [round(s, 3) for s in times] for step, times in spans.items()})
 
 
-def train(bench: Bench, times: int, disturb: Callable[[str, int], float]) -> tuple[object, list[float]]:
+def train(
+    bench: Bench, times: int, disturb: Callable[[str, int], float], program: str = TRAIN
+) -> tuple[object, list[float]]:
     """Returns the final state of a training run that is disturbed this many times, and the seconds of each
     disturbance.
     """
     slow = bench.node.folder / "slow"
     slow.touch() if times else slow.unlink(missing_ok=True)
-    one, name = bench.torch(8, TRAIN, str(STEPS), str(slow))
+    one, name = bench.torch(8, program, str(STEPS), str(slow))
     spans = [disturb(name, (number + 1) % 2) for number in range(times)]
     slow.unlink(missing_ok=True)
     digest = one.line()
@@ -295,15 +298,17 @@ def train(bench: Bench, times: int, disturb: Callable[[str, int], float]) -> tup
 
 
 def exact(bench: Bench) -> None:
-    undisturbed, _ = train(bench, 0, bench.move)
-    digest, spans = train(bench, TIMES, bench.move)
-    say(
-        "exact",
-        held=digest == undisturbed,
-        times=TIMES,
-        digests=[undisturbed, digest],
-        seconds=[round(s, 2) for s in spans],
-    )
+    for kind, program in {"training": TRAIN, "decoder": holding.DECODE, "JAX": holding.JAX}.items():
+        undisturbed, _ = train(bench, 0, bench.move, program)
+        digest, spans = train(bench, TIMES, bench.move, program)
+        say(
+            "exact",
+            held=digest == undisturbed,
+            program=kind,
+            times=TIMES,
+            digests=[undisturbed, digest],
+            seconds=[round(s, 2) for s in spans],
+        )
 
 
 def suspended(bench: Bench) -> None:
@@ -408,12 +413,18 @@ def peers(bench: Bench) -> None:
 
 
 def drain(bench: Bench) -> None:
-    one, name = bench.bare(64)
-    said = bench.node.ctl("drain", "0", "--move", "-o", "json", check=False)
-    moved = [move["allocationId"] for move in json.loads(said.stdout)["moved"]]
-    say("drain", held=moved == [name] and bool(ask(one)["whole"]) and bench.place(name) != 0, moved=moved)
-    bench.node.ctl("undrain", "0")
-    one.end()
+    for count in (1, 3):
+        made = [bench.bare(64) for _ in range(count)]
+        began = time.perf_counter()
+        said = bench.node.ctl("drain", "0", "--move", "-o", "json", check=False)
+        seconds = time.perf_counter() - began
+        moved = {move["allocationId"] for move in json.loads(said.stdout)["moved"]}
+        good = all(ask(one)["whole"] and bench.place(name) != 0 for one, name in made)
+        held = good and moved == {name for _, name in made}
+        say("drain", held=held, tenants=count, moved=len(moved), seconds=round(seconds, 2))
+        bench.node.ctl("undrain", "0")
+        for one, _ in made:
+            one.end()
 
 
 SCENES: dict[str, Callable[[Bench], None]] = {

@@ -217,6 +217,21 @@ def test_host_buffers_are_ordered_while_another_tenant_waits_and_not_longer(tmp_
     play(tmp_path, TURNS, scene)
 
 
+def test_host_buffers_are_ordered_at_the_end_of_the_idle_time(tmp_path: Path) -> None:
+    async def scene(card: Card) -> None:
+        card.add("a")
+        await clock.passed(0.6 * IDLE_SECONDS)
+        assert card.expected == {}
+        await clock.passed(0.3 * IDLE_SECONDS)
+        assert card.expected == {"a": True}
+        card.works.add("a")
+        await clock.passed(0.2 * IDLE_SECONDS)
+        assert card.expected == {"a": False}, "it works again"
+        assert card.state("a")[0] is State.ACTIVE
+
+    play(tmp_path, IDLE, scene)
+
+
 def test_the_release_of_a_suspended_tenant_suspends_no_other_tenant(tmp_path: Path) -> None:
     """The released tenant is suspended and takes no room on the device, before its release and during it."""
 

@@ -15,6 +15,7 @@ from math import inf
 from vgpud.model.tenancy import Cause
 
 PATIENCE_MOST = 3  # maximum of doublings of a tenant's idle time
+_PREPARED_PART = 0.25  # the part of the idle time, at its end, in which host buffers are made
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +128,14 @@ def goes_idle_at(tenant: Tenant) -> float:
     """The time at which the tenant may be suspended as idle, if it does no work until then."""
     idle_at = tenant.active_at + idle_seconds(tenant)
     return max(idle_at, tenant.since + tenant.rules.residence_seconds, tenant.not_before)
+
+
+def prepares_at(tenant: Tenant) -> float:
+    """The time from which the tenant's host buffers are made, if it does no work until then, so that its
+    suspension as idle does not wait for them. Infinite without a rule.
+    """
+    at = goes_idle_at(tenant)
+    return at if at == inf else at - _PREPARED_PART * idle_seconds(tenant)
 
 
 def makes_room_at(tenant: Tenant) -> float:

@@ -172,6 +172,8 @@ CUresult vgpu_digest_read(struct vgpu_digest *digests, unsigned count, CUstream 
             digests[i].a += digest.sums[i][j].a;
             digests[i].b += digest.sums[i][j].b;
         }
+        if (digests[i].a == 0 && digests[i].b == 0)
+            return CUDA_ERROR_UNKNOWN; /* the kernel has not written them */
     }
     return result;
 }

@@ -30,7 +30,7 @@ bool vgpu_digest_begin(void);
 /* Starts the digest number `place` (below VGPU_DIGESTS). Precondition: `bytes` is a multiple of 16. */
 CUresult vgpu_digest_add(unsigned place, CUdeviceptr base, uint64_t bytes, CUstream stream);
 
-/* Waits for the digests from 0 to `count`, and writes them. */
+/* Waits for the digests from 0 to `count`, and writes them. Returns an error if the kernel did not write them. */
 CUresult vgpu_digest_read(struct vgpu_digest *digests, unsigned count, CUstream stream);
 
 /* The context of the kernel has ended. */

@@ -24,7 +24,17 @@ from vgpud.model.tally import Tally
 from vgpud.model.tenancy import Allocation, Cause, Mode, State
 from vgpud.node.tenants.checkpoints import TenantServices
 from vgpud.node.tenants.suspends import Suspends
-from vgpud.planner.residency import Kind, Move, Plan, Rules, Tenant, Where, decide, patience_after
+from vgpud.planner.residency import (
+    Kind,
+    Move,
+    Plan,
+    Rules,
+    Tenant,
+    Where,
+    decide,
+    patience_after,
+    prepares_at,
+)
 from vgpud.policy.model import Policy, PreloadSettings
 
 log = structlog.get_logger(__name__)
@@ -142,25 +152,23 @@ class Residency:
         # Some tenants may have been released while the arbiter was asked, so they are left out.
         plan = self._decide(now, {a.id: rules for a, rules in ruled if a.id in self.services.book})
         self._waiting = {move.id: move for move in plan.moves if move.kind is Kind.WAIT}
-        self._expect([allocation for allocation, _ in ruled])
+        self._expect(ruled, now)
         for move in plan.moves:
             if move.kind is not Kind.WAIT and self._moving <= {move.beside}:
                 self._moving.add(move.id)
                 self.spawn(self._make(move))
         return self._pause(now, plan, ruled)
 
-    def _expect(self, ruled: Sequence[Allocation]) -> None:
+    def _expect(self, ruled: Sequence[tuple[Allocation, Rules]], now: float) -> None:
         """While a tenant waits for a device, the tenants that run there prepare host buffers for their
-        eviction.
+        eviction; then those that will soon be suspended as idle, as far as the host has memory for them.
         """
+        here = [(a, rules) for a, rules in ruled if a.state is State.ACTIVE]
         wanted = {part.device_uuid for name in self._waiting for part in self.services.book.get(name).slices}
-        soon = [
-            allocation
-            for allocation in ruled
-            if allocation.state is State.ACTIVE and any(p.device_uuid in wanted for p in allocation.slices)
-        ]
+        soon = [a for a, _ in here if any(part.device_uuid in wanted for part in a.slices)]
+        soon += [a for a, r in here if a not in soon and prepares_at(self._tenant(a, r, now)) <= now]
         before, self._expected = self._expected, {allocation.id for allocation in soon}
-        no_longer = [a for a in ruled if a.id in before - self._expected]
+        no_longer = [a for a, _ in ruled if a.id in before - self._expected]
         if soon or no_longer:
             self.suspends.swaps.expect(soon, no_longer)
 
