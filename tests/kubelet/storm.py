@@ -153,7 +153,7 @@ class Storm:
             for _ in range(self._random.randrange(2, 12)):
                 limits = read_limits(self._lease(device))
                 held = [one.memory_bytes for one in limits.devices]
-                assert held == [gibibytes * GIB], f"{path}: {held}"
+                assert held == [gibibytes * GIB], f"{path}: {held} of {gibibytes} GiB"
                 await asyncio.sleep(0.1)
         finally:
             init.kill()

@@ -373,6 +373,34 @@ def test_a_pod_keeps_its_allocation_if_vgpud_is_restarted_during_its_admission(s
     run(story())
 
 
+@pytest.mark.parametrize("common", [1, 2])
+def test_a_pod_refused_because_vgpud_was_away_leaves_no_limit_to_the_next_pod(
+    short: Path, common: int
+) -> None:
+    """vgpud ends after it has made the allocation of the first pod, which the kubelet then refuses. The next
+    pod gets `common` of its ids.
+    """
+
+    async def story() -> None:
+        async with node_in(short, SLOW) as node:
+            k = node.kubelet
+            await k.healthy(UNITS, 160)
+            await k.admit("a/first", UNITS, 6)
+            lost = k.held["a/first", "main", UNITS]
+            await node.close()
+            k.end("a/first")
+            node.open()
+            await k.wait(lambda: len(k.registrations) == 2)
+            await k.healthy(UNITS, 160)
+            card = next(iter(lost)).partition("::")[0]
+            others = sorted(one for one in k.endpoints[UNITS].healthy - lost if one.startswith(card))
+            second = {*sorted(lost)[:common], *others[: 2 - common]}
+            await k.admit("a/second", UNITS, 2, among=lambda one: one in second)
+            assert sizes(node) == [2]
+
+    run(story())
+
+
 def test_a_container_of_a_failed_allocation_does_not_start(short: Path) -> None:
     async def story() -> None:
         async with node_in(short, SLOW) as node:

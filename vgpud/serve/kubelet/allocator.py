@@ -41,7 +41,7 @@ _START_SECONDS = 900.0
 @dataclass(frozen=True, slots=True)
 class _Admission:
     """When an allocation was made, and the pods that were new in the kubelet's list at that time, including
-    the allocation's own; none if vgpud was restarted since.
+    the allocation's own.
 
     `cuts` is the number of admissions that had failed until then.
     """
@@ -145,8 +145,12 @@ class Allocator:
     ) -> Allocation:
         name = request_id(resource.name, ids)
         request = request_of(resource, ids, self._devices(), name)
-        await self.holds.put(Hold(name, resource.name, ids))
         listed = await self._list()
+        now = clock.now()
+        since = self._listed_since
+        pods = () if listed is None else listed.pods
+        newcomers = frozenset(pod for pod in pods if now - since[pod] < _ADMISSION_SECONDS)
+        await self.holds.put(Hold(name, resource.name, ids, newcomers=newcomers))
         self._changed()
         try:
             allocation = await self._keeper.allocate(request, allocation_id)
@@ -154,9 +158,6 @@ class Allocator:
             await self.holds.drop(name)
             raise
         if listed is not None:
-            now = clock.now()
-            since = self._listed_since
-            newcomers = frozenset(pod for pod in listed.pods if now - since[pod] < _ADMISSION_SECONDS)
             self._admitted[name] = _Admission(now, newcomers, self._cuts)
         log.info(
             LogEvent.ALLOCATED_FOR_KUBELET, allocation=allocation.id, resource=resource.name, ids=len(ids)
@@ -182,12 +183,12 @@ class Allocator:
         begun_within_seconds = min(age_seconds, _ADMISSION_SECONDS)
         for hold in self.holds:
             allocation = self._allocation(hold.request_id)
-            if allocation is None or hold.pod:
+            if allocation is None or hold.pod or not hold.newcomers:
                 continue
             since_seconds = time.time() - allocation.created_unix_ns / 1e9
             if 0 <= since_seconds < begun_within_seconds:
                 at_seconds = clock.now() - since_seconds
-                self._admitted[hold.request_id] = _Admission(at_seconds, frozenset(), self._cuts)
+                self._admitted[hold.request_id] = _Admission(at_seconds, hold.newcomers, self._cuts)
 
     async def _leave_if_stale(self, hold: Hold, ids: frozenset[str], listed: Listing | None) -> bool:
         """If the pod of the hold has ended, releases its allocation, because the kubelet has given the ids to

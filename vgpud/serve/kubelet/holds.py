@@ -14,13 +14,15 @@ from vgpud.serve.documents import Documents
 @dataclass(frozen=True, slots=True)
 class Hold:
     """The ids of an allocation. `pod` is "namespace/pod/container" of the first container that was seen with
-    it; "" until then.
+    it; "" until then. `newcomers` are the pods that were new in the kubelet's list when the allocation was
+    made: one of them asked for it.
     """
 
     request_id: str
     resource: str
     ids: frozenset[str]
     pod: str = ""
+    newcomers: frozenset[str] = frozenset()
 
 
 class Holds(Documents[Hold]):
