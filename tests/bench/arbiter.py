@@ -35,7 +35,7 @@ class Honest:
         lease = write_lease(node.run_dir / "leases", "honest", limits, uid=UID, gid=GID)
         node.client.add(lease.name)
         self._tenant = Tenant(lease, 0)
-        self._tenant.line.settimeout(60)
+        self._tenant.line.settimeout(300)
 
     def ask(self) -> float:
         """Asks for a time slice and gives it back. Returns the seconds until the grant."""
