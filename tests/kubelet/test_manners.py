@@ -4,12 +4,13 @@ allocation.
 
 import asyncio
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
 import pytest
 
-from tests.kubelet.conftest import MEMORY, Node, Turned, node_in, run
+from tests.kubelet.conftest import FAST, MEMORY, Node, Turned, node_in, run
 from tests.kubelet.double import AdmissionError, fixed_plugins
 from vgpud.api.gen.kubelet import deviceplugin_v1beta1_pb2 as dp
 from vgpud.ledger import RowTable
@@ -227,7 +228,7 @@ def test_a_failed_allocate_leaves_no_allocation(short: Path) -> None:
 
 def test_the_registration_is_repeated_until_the_kubelet_takes_it(short: Path) -> None:
     async def story() -> None:
-        async with node_in(short) as node:
+        async with node_in(short, pace=replace(FAST, unwatched=0.3)) as node:
             await node.kubelet.healthy(UNITS, 160)
             node.kubelet.refuse = "resource is taken"
             await node.kubelet.restart()
