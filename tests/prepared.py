@@ -168,15 +168,27 @@ def _end(process: "subprocess.Popen[bytes]", line: socket.socket) -> None:
 
 
 def _import_all() -> None:
-    """Imports all modules, and exempts their objects from garbage collection, so that forks need not copy
-    their pages.
+    """Imports all modules, fills the caches of what each start does, and exempts their objects from garbage
+    collection, so that forks need not copy their pages.
     """
     from vgpud import ctl, daemon  # noqa: F401
 
     for module in pkgutil.iter_modules(ctl.__path__, "vgpud.ctl."):
         if not module.name.endswith("__main__"):
             import_module(module.name)
-    import_module("vgpud.api.client")
+    for name in ("vgpud.api.client", "grpc._channel", "grpc.aio"):
+        import_module(name)
+    from tests.planner.cards import H200_PROFILES
+    from vgpud.ctl.parse import parse
+    from vgpud.model.errors import VgpuError
+    from vgpud.planner.geometry import geometry_for
+    from vgpud.policy.load import load
+    from vgpud.settings import load_settings
+
+    parse(["ls"])
+    geometry_for(H200_PROFILES)
+    with suppress(VgpuError):  # the environment of the tests' own process may be wrong
+        load(load_settings().policy_paths())
     gc.collect()
     gc.freeze()
 
