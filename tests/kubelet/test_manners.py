@@ -91,7 +91,7 @@ def test_a_repeated_allocate_is_one_allocation(short: Path) -> None:
             )
             assert first == second == third
             assert gib(node) == [4]
-            with pytest.raises(AdmissionError, match="twice"):
+            with pytest.raises(AdmissionError, match="only 4 are different"):
                 await node.kubelet.allocate(UNITS, [*ids, ids[0]])
             with pytest.raises(AdmissionError, match="no ids"):
                 await node.kubelet.allocate(UNITS, [])
