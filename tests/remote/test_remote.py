@@ -5,6 +5,7 @@ import re
 import signal
 import socket
 import ssl
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from tests.e2e.conftest import NodeMaker
 from tests.lease.conftest import eventually as until
 from tests.remote.node import CERTIFICATES, PROGRAM, RemoteNode
 from tests.simnode import ROOT
+from vgpud.remote import wire
 
 pytestmark = needs("root", "namespaces")
 
@@ -116,8 +118,8 @@ def test_the_revocation_of_a_grant_ends_its_session(remote: RemoteNode) -> None:
     remote.node.ctl("remote", "revoke", "root")
     until(lambda: not remote.held())
     assert _say(client, "echo hello") == "closed"
-    client.kill()
-    _ended(client)
+    _, errors = client.communicate("exit 3\n", timeout=300)
+    assert (client.returncode, errors) == (3, "vgpuctl: the remote session ended before the command\n")
 
 
 def test_a_client_sends_nothing_to_a_door_with_another_certificate(remote: RemoteNode) -> None:
@@ -252,6 +254,28 @@ def test_the_files_of_the_client_package_need_only_the_standard_library(
     assert (done.returncode, done.stdout) == (0, "bare\n"), done.stderr
     other = subprocess.run([*bare, "ls"], env=told, capture_output=True, text=True, check=False)
     assert "'ls' needs the package vgpud" in other.stderr
+
+
+def test_a_client_that_leaves_before_the_reply_leaves_no_session(short: RemoteNode) -> None:
+    token = short.grant()
+    context = ssl.create_default_context(cafile=CERTIFICATES / "door.pem")
+    plain = socket.create_connection(("127.0.0.1", short.port))
+    with context.wrap_socket(plain, server_hostname="localhost") as made:
+        made.sendall(wire.encode(wire.Open(token=token, memory="1GiB")))
+        until(lambda: bool(short.held()))
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # ends by a reset
+    until(lambda: not short.held())
+
+
+def test_a_local_label_does_not_count_towards_a_grant(remote: RemoteNode) -> None:
+    token = remote.grant("--sessions", "1", user="65534")
+    forged = f"remote 65534/{token.split('.')[0]} 127.0.0.1"
+    remote.node.ctl("alloc", "--memory", "1GiB", "--label", forged)
+    name = subprocess.run(["id", "-nu", "65534"], capture_output=True, text=True, check=False).stdout.strip()
+    remote.node.ctl("alloc", "--memory", "1GiB", "--label", forged.replace("65534", name or "65534", 1))
+    client = _opened(remote, token, "--memory", "1GiB")
+    client.kill()
+    _ended(client)
 
 
 def test_another_user_cannot_use_the_tunnel(remote: RemoteNode) -> None:

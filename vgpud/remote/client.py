@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import ssl
+import sys
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Mapping
 from contextlib import suppress
@@ -252,6 +253,8 @@ async def run(
         variables = {**environment, **engine.client_environment(tunnel.port, library, environment)}
         program = await asyncio.create_subprocess_exec(*command, env=variables)
         code = await _wait(program)
+        if tunnel.ended.done():
+            sys.stderr.write("vgpuctl: the remote session ended before the command\n")
     finally:
         await tunnel.close()
     return code if code >= 0 else 128 - code

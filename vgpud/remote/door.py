@@ -51,8 +51,8 @@ _USER_TIMEOUT_MS = 45_000
 
 @dataclass
 class Session:
-    """A slice, from the reply to `open` until its end. `control_ended` is the time at which the control
-    connection ended.
+    """A slice, from the reply to `open` until its end. `control_ended` is the time at which the last control
+    connection ended, or that of the session's begin; None while there is one.
     """
 
     id: str
@@ -63,7 +63,7 @@ class Session:
     backend: socket.socket
     rate: Rate | None
     used: float
-    control_ended: float | None = None
+    control_ended: float | None
     bytes_relayed: int = 0
     streams: set["asyncio.Task[None]"] = field(default_factory=set)
     controls: set[StreamWriter] = field(default_factory=set)
@@ -230,6 +230,7 @@ class RemoteDoor:
                 backend=backend,
                 rate=None if rate is None else Rate(rate, max(rate / 4, PIECE_BYTES)),
                 used=clock.now(),
+                control_ended=clock.now(),
             )
             self._sessions[session.id] = session
             self._spawn(self._hear_backend(session))
@@ -292,7 +293,10 @@ class RemoteDoor:
         try:
             while True:
                 await _readable(session.backend)
-                data, descriptors, _, _ = socket.recv_fds(session.backend, 1, 1)
+                try:
+                    data, descriptors, _, _ = socket.recv_fds(session.backend, 1, 1)
+                except BlockingIOError:
+                    continue
                 made = socket.socket(fileno=descriptors[0]) if descriptors else None
                 if not data or not session.wanted:
                     break

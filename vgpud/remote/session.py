@@ -166,7 +166,8 @@ def _label(grant: Grant) -> str:
 
 def _held(client: Client, grant: Grant) -> Iterable[Sizes]:
     for one in client.list_allocations().allocations:
-        if f"{one.label} ".startswith(f"{_label(grant)} "):
+        # another user may have the same label, and does not own the allocation
+        if one.owner_uid == grant.uid and f"{one.label} ".startswith(f"{_label(grant)} "):
             cores = [part.share_percent if part.HasField("share_percent") else 100.0 for part in one.slices]
             yield Sizes(sum(part.memory_bytes for part in one.slices), sum(cores))
 
