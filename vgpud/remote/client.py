@@ -21,7 +21,7 @@ from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.remote import wire
 from vgpud.remote.engine import ENGINES
 from vgpud.remote.grants import fingerprint
-from vgpud.remote.relay import PIECE_BYTES, relay
+from vgpud.remote.relay import PIECE_BYTES, drop, relay
 
 _CALL_SECONDS = 150.0  # more than the door's own time limit for a slice
 _CONNECT_SECONDS = 15.0
@@ -92,14 +92,16 @@ async def call(place: Place, asked: wire.Call) -> tuple[StreamReader, StreamWrit
             reply = wire.result(await reader.readuntil(b"\n"))
         return reader, writer, reply
     except (OSError, EOFError, TimeoutError, asyncio.LimitOverrunError) as error:
-        _drop(writer)
+        if writer is not None:
+            drop(writer)
         said = str(error).lower() if isinstance(error, ssl.SSLError) else _why(error)
         sentence = f"the door {host} port {port} cannot be reached: {said}"
         raise VgpuError(
             ErrorCode.UNREACHABLE, sentence, "is vgpud-remote.service up there, and the port open"
         ) from None
     except BaseException:
-        _drop(writer)
+        if writer is not None:
+            drop(writer)
         raise
 
 
@@ -109,11 +111,6 @@ def _why(error: BaseException) -> str:
     if isinstance(error, EOFError | ConnectionResetError | asyncio.LimitOverrunError):
         return "it closed the connection"
     return (getattr(error, "strerror", "") or str(error)).lower()
-
-
-def _drop(writer: StreamWriter | None) -> None:
-    if writer is not None:
-        writer.transport.abort()
 
 
 def _check_pin(place: Place, writer: StreamWriter) -> None:
@@ -132,7 +129,7 @@ def _check_pin(place: Place, writer: StreamWriter) -> None:
 async def status(place: Place) -> dict[str, Any]:
     """The sessions of the token's user."""
     _, writer, reply = await call(place, wire.Status(place.token))
-    _drop(writer)
+    drop(writer)
     return reply
 
 
@@ -176,7 +173,7 @@ class Tunnel:
                     while await reader.read(1024):
                         pass
             finally:
-                _drop(writer)
+                drop(writer)
             try:
                 reader, writer = await self._resume()
             except VgpuError:
@@ -206,12 +203,12 @@ class Tunnel:
             try:
                 await relay((reader, writer), (far_reader, far_writer))
             finally:
-                _drop(far_writer)
+                drop(far_writer)
         except (VgpuError, OSError):
             pass  # the program sees that its connection ends
         finally:
             self._streams.discard(task)
-            _drop(writer)
+            drop(writer)
 
 
 async def _is_own(writer: StreamWriter) -> bool:
@@ -252,12 +249,17 @@ async def run(
             raise VgpuError(ErrorCode.UNSUPPORTED, sentence, "install the client of the node's version")
         variables = {**environment, **engine.client_environment(tunnel.port, library, environment)}
         program = await asyncio.create_subprocess_exec(*command, env=variables)
+        tunnel.ended.add_done_callback(_tell_end)
         code = await _wait(program)
-        if tunnel.ended.done():
-            sys.stderr.write("vgpuctl: the remote session ended before the command\n")
     finally:
         await tunnel.close()
     return code if code >= 0 else 128 - code
+
+
+def _tell_end(ended: "asyncio.Task[None]") -> None:
+    if not ended.cancelled():  # close() cancels it after the command
+        sys.stderr.write("vgpuctl: the remote session has ended before the command\n")
+        sys.stderr.flush()
 
 
 async def _wait(program: asyncio.subprocess.Process) -> int:

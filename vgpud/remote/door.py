@@ -30,7 +30,7 @@ from vgpud.policy.remote import RemoteSettings
 from vgpud.remote import wire
 from vgpud.remote.grants import fingerprint
 from vgpud.remote.limits import Places, Rate
-from vgpud.remote.relay import PIECE_BYTES, Stream, finish, relay
+from vgpud.remote.relay import PIECE_BYTES, Stream, drop, finish, relay
 from vgpud.settings import load_settings
 
 log = structlog.get_logger(__name__)
@@ -153,7 +153,7 @@ class RemoteDoor:
                 await finish(writer)
         finally:
             if writer is not None:
-                writer.transport.abort()
+                drop(writer)
 
     async def _encrypted(self, arrived: socket.socket) -> Stream:
         """TLS on an accepted connection."""
@@ -320,7 +320,7 @@ class RemoteDoor:
         for task in session.streams:
             task.cancel()
         for control in session.controls:
-            control.transport.abort()
+            drop(control)
         with suppress(OSError):
             session.backend.shutdown(socket.SHUT_RDWR)
 
@@ -352,7 +352,7 @@ class RemoteDoor:
             try:
                 await relay((reader, writer), engine, self._meter(session))
             finally:
-                engine[1].transport.abort()
+                drop(engine[1])
         finally:
             session.streams.discard(task)
 

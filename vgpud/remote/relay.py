@@ -3,7 +3,6 @@
 import asyncio
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 
 PIECE_BYTES = 256 * 1024  # buffer for each direction of a connection
 _FLUSH_SECONDS = 30.0
@@ -41,9 +40,16 @@ async def _copy(
 async def finish(writer: StreamWriter) -> None:
     """Sends what is written, then closes the connection. A peer that does not read loses it."""
     try:
-        with suppress(OSError, TimeoutError):
-            async with asyncio.timeout(_FLUSH_SECONDS):
-                writer.close()
-                await writer.wait_closed()
-    finally:
+        async with asyncio.timeout(_FLUSH_SECONDS):
+            writer.close()
+            await writer.wait_closed()
+    except TimeoutError:
+        writer.transport.abort()
+    except OSError:
+        pass  # the connection is lost
+
+
+def drop(writer: StreamWriter) -> None:
+    """Ends a connection at once. One that is closed already stays so: asyncio's TLS cannot abort it."""
+    if not writer.is_closing():
         writer.transport.abort()
