@@ -85,7 +85,7 @@ class Command(Forked):
 
     def communicate(self, words: str = "", /, timeout: float | None = None) -> tuple[str, str]:
         """Writes `words`, closes standard input and waits for the end. Returns the output that was not read
-        yet.
+        yet, and closes its files: a worker has at most some thousand descriptors.
         """
         with suppress(BrokenPipeError):
             self.stdin.write(words)
@@ -97,8 +97,9 @@ class Command(Forked):
         if reader.is_alive():
             raise subprocess.TimeoutExpired(["vgpuctl"], timeout or 0)
         self.wait(timeout)
-        self._stderr.seek(0)
-        return "".join(said), self._stderr.read()
+        with self.stdout, self._stderr:
+            self._stderr.seek(0)
+            return "".join(said), self._stderr.read()
 
 
 def daemon(environment: Mapping[str, str], stderr: int, *arguments: str) -> Forked:

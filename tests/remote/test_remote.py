@@ -199,7 +199,8 @@ def test_the_kill_of_any_process_releases_the_slice_and_leaves_no_process(
         short.sessions.processes[-1].kill()
     else:
         for pid in _engine(short):
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has ended with the first of them
+                os.kill(pid, signal.SIGKILL)
     until(lambda: not short.held())
     until(lambda: not _engine(short))
     client.kill()

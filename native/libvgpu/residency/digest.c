@@ -1,7 +1,9 @@
 #include "digest.h"
 
+#include <linux/random.h>
 #include <string.h>
-#include <sys/random.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "clock.h"
 #include "functions.h"
@@ -145,7 +147,8 @@ bool vgpu_digest_begin(void)
     if (!digest.tried) {
         digest.tried = true;
         if (digest.seeds[0] == 0 &&
-            getrandom(digest.seeds, sizeof(digest.seeds), GRND_NONBLOCK) != (ssize_t)sizeof(digest.seeds))
+            /* getrandom(3) of the C library is newer than 2.17 */
+            syscall(SYS_getrandom, digest.seeds, sizeof(digest.seeds), GRND_NONBLOCK) != (long)sizeof(digest.seeds))
             digest.seeds[0] = now_ns() | 1;
         if (!load())
             digest.function = NULL;
