@@ -103,6 +103,7 @@ NOT_RUN = {
     "python -m tests.gpu.mps_h200": _CARD,
     "nvidia-smi --gpu-reset -i N": _CARD,
     "./dev test tests/remote": _SUITE,
+    "journalctl -t vgpuctl": "needs a journal",
     "vgpuctl remote grants": _SUITE,  # run by tests/remote
     "vgpuctl remote revoke GRANT": _SUITE,
     "systemctl status vgpud-remote": _SUITE,

@@ -259,6 +259,28 @@ def test_the_files_of_the_client_package_need_only_the_standard_library(
     assert "'ls' needs the package vgpud" in other.stderr
 
 
+def test_a_grant_needs_the_doors_certificate_first(remote: RemoteNode) -> None:
+    (Path(remote.node.environment["VGPUD_CONFIG"]).parent / "remote" / "certificate.pem").unlink()
+    refused = remote.node.ctl("remote", "grant", "0", check=False)
+    assert "the door has no certificate yet, which a token must name (E106)" in refused.stderr
+    assert remote.node.ctl_json("remote", "grants")["grants"] == []
+
+
+@pytest.mark.parametrize(
+    ("token", "options", "sentence"),
+    [
+        ("garbage", (), "what VGPU_REMOTE_TOKEN has is not a token"),
+        ("a.b.c", ("--certificate", "x.pem"), "--key is missing"),
+    ],
+)
+def test_a_client_says_what_is_wrong_before_it_connects(
+    remote: RemoteNode, token: str, options: tuple[str, ...], sentence: str
+) -> None:
+    client = remote.client(token, *options, verb="status")
+    assert sentence in _ended(client)
+    assert client.returncode == 2
+
+
 def test_a_client_that_leaves_before_the_reply_leaves_no_session(short: RemoteNode) -> None:
     token = short.grant()
     context = ssl.create_default_context(cafile=CERTIFICATES / "door.pem")

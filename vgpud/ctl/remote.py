@@ -72,6 +72,11 @@ def status(arguments: Namespace, terminal: Terminal) -> int:
 
 
 def _place(arguments: Namespace) -> Place:
+    """The door, and what proves the caller. Raises VgpuError(BAD_REQUEST)."""
+    if bool(arguments.certificate) != bool(arguments.key):
+        missing = "--key" if arguments.certificate else "--certificate"
+        hint = "give both: the certificate's file and its key's"
+        raise VgpuError(ErrorCode.BAD_REQUEST, f"{missing} is missing", hint)
     return Place(
         arguments.host,
         token="" if arguments.certificate else _token(arguments.token_file),
@@ -85,10 +90,10 @@ def _token(file: str | None) -> str:
     """The token, from the file that is named, the variable, or the file in the home folder."""
     given = os.environ.get(TOKEN_VARIABLE, "")
     if given and file is None:
-        return given.strip()
+        return _checked(given, TOKEN_VARIABLE)
     path = (Path(file) if file else TOKEN_FILE).expanduser()
     try:
-        return path.read_text().strip()
+        text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         said = (getattr(error, "strerror", "") or "it is not text").lower()
         raise VgpuError(
@@ -96,6 +101,15 @@ def _token(file: str | None) -> str:
             f"there is no token: {path}: {said}",
             f"put what 'vgpuctl remote grant' printed into {TOKEN_FILE} or {TOKEN_VARIABLE}",
         ) from None
+    return _checked(text, str(path))
+
+
+def _checked(text: str, where: str) -> str:
+    token = text.strip()
+    if len(token.split(".")) != 3 or not token.isprintable() or len(token) > wire.TEXT_BYTES:
+        hint = "a token has three parts with dots between them, as 'vgpuctl remote grant' prints it"
+        raise VgpuError(ErrorCode.BAD_REQUEST, f"what {where} has is not a token", hint)
+    return token
 
 
 # --- on the node
@@ -119,7 +133,14 @@ def grant(arguments: Namespace, terminal: Terminal) -> int:
         max_sessions=arguments.sessions,
     )
     known, pin = node.of_this_node()
+    if not pin and not by_certificate:
+        raise VgpuError(
+            ErrorCode.BAD_SETTING,
+            "the door has no certificate yet, which a token must name",
+            f"make {node.CERTIFICATE} below the folder of the policy first (docs/remote.md)",
+        )
     made, token = known.add(wanted, pin)
+    _record(f"remote grant {made.id} of {made.user} made")
     if terminal.is_machine:
         terminal.show(View("RemoteGrant", {"id": made.id, "user": made.user, "token": token}, [made.id], []))
     elif token:
@@ -128,6 +149,14 @@ def grant(arguments: Namespace, terminal: Terminal) -> int:
     else:
         terminal.say(f"grant {made.id} of {made.user}, for the certificate {by_certificate[:16]}")
     return 0
+
+
+def _record(change: str) -> None:
+    """Writes a change of the grants to the system's log of authorizations."""
+    import syslog
+
+    syslog.openlog("vgpuctl", 0, syslog.LOG_AUTHPRIV)
+    syslog.syslog(f"{change} by uid {os.getuid()}")
 
 
 def _account(user: str) -> tuple[int, int, str]:
@@ -165,17 +194,31 @@ def grants(arguments: Namespace, terminal: Terminal) -> int:
         ],
     )
     rows = [
-        {"id": one.id, "user": one.user, "uid": one.uid, "created": one.created, "expires": one.expires}
+        {
+            "id": one.id,
+            "user": one.user,
+            "uid": one.uid,
+            "by": "certificate" if one.certificate_sha256 else "token",
+            "memoryBytes": one.max_memory_bytes,
+            "sharePercent": one.max_cores_percent,
+            "sessions": one.max_sessions,
+            "createdTime": _time(one.created),
+            "expiresTime": None if one.expires is None else _time(one.expires),
+        }
         for one in known
     ]
     terminal.show(View("RemoteGrants", {"grants": rows}, [one.id for one in known], [table]))
     return 0
 
 
+def _time(unix_seconds: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(unix_seconds))
+
+
 def _expiry(expires: int | None, now: float) -> str:
     if expires is None:
         return "never"
-    return "expired" if expires <= now else time.strftime("%Y-%m-%d %H:%M", time.localtime(expires))
+    return "expired" if expires <= now else _time(expires)
 
 
 def revoke(arguments: Namespace, terminal: Terminal) -> int:
@@ -185,5 +228,6 @@ def revoke(arguments: Namespace, terminal: Terminal) -> int:
         sentence = f"there is no grant {arguments.grant!r}, and no user of this name has one"
         raise VgpuError(ErrorCode.NO_SUCH_CLIENT, sentence, "see 'vgpuctl remote grants'")
     for one in gone:
+        _record(f"remote grant {one.id} of {one.user} revoked")
         terminal.say(f"grant {one.id} of {one.user} is revoked")
     return 0
