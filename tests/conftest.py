@@ -32,6 +32,7 @@ LEAST_MEMORY_BYTES = 1 << 30
 LONG_ROOMS = (
     "e2e",
     "arbiter",
+    "remote",
     "lint",
     "docs",
     "native",

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
@@ -60,7 +60,7 @@ class Forked:
         return status
 
     def _look(self, timeout: float | None) -> int | None:
-        if self.returncode is None and select.select([self._told], (), (), timeout)[0]:
+        if self.returncode is None and _readable((self._told.fileno(),), timeout):
             self.returncode = os.waitstatus_to_exitcode(int(self._receive()))
             self._told.close()
         return self.returncode
@@ -194,6 +194,14 @@ def _import_all() -> None:
     gc.freeze()
 
 
+def _readable(descriptors: Iterable[int], timeout_seconds: float | None = None) -> set[int]:
+    """The descriptors that can be read, after a wait for the first. select(2) takes none above 1023."""
+    waiting = select.poll()
+    for descriptor in descriptors:
+        waiting.register(descriptor, select.POLLIN)
+    return {ready for ready, _ in waiting.poll(None if timeout_seconds is None else timeout_seconds * 1000)}
+
+
 def _serve(line: socket.socket) -> int:
     """Forks on request until the test process has ended."""
     _import_all()
@@ -202,7 +210,7 @@ def _serve(line: socket.socket) -> int:
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     while True:
-        ready = select.select([line.fileno(), ended], (), ())[0]
+        ready = _readable((line.fileno(), ended))
         if ended in ready:
             os.read(ended, 4096)
             _tell(running)

@@ -13,3 +13,11 @@ def remote(make_node: NodeMaker) -> Iterator[RemoteNode]:  # noqa: F811
     made = RemoteNode(make_node())
     yield made
     made.close()
+
+
+@pytest.fixture
+def short(make_node: NodeMaker) -> Iterator[RemoteNode]:  # noqa: F811
+    """A node that keeps sessions of clients that have left for a tenth of a second."""
+    made = RemoteNode(make_node(), 'grace = "100ms"\nmax_sessions_per_user = 2')
+    yield made
+    made.close()

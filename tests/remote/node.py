@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tests.demo.node import ROOT, Command, DemoNode
+from tests.demo.node import ROOT, DemoNode
 from tests.simnode import BUILD
 
 CERTIFICATES = Path(__file__).parent / "certificates"
@@ -111,7 +111,7 @@ class RemoteNode:
 
     def client(
         self, token: str, *options: str, command: Sequence[str] = PROGRAM, verb: str = "run"
-    ) -> Command:
+    ) -> "subprocess.Popen[str]":
         """Starts `vgpuctl remote VERB` with this token on a machine that has nothing of vgpud's."""
         tail = ["--library", str(self.node.folder), *options, "--", *command] if verb == "run" else [*options]
         environment = {name: os.environ[name] for name in ("PATH",)} | {"VGPU_REMOTE_TOKEN": token}

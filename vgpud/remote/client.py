@@ -21,11 +21,13 @@ from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.remote import wire
 from vgpud.remote.engine import ENGINES
 from vgpud.remote.grants import fingerprint
-from vgpud.remote.relay import PIECE_BYTES, drop, relay
+from vgpud.remote.relay import PIECE_BYTES, Stream, drop, relay
 
 _CALL_SECONDS = 150.0  # more than the door's own time limit for a slice
 _CONNECT_SECONDS = 15.0
 _AGAIN_SECONDS = 1.0
+_ATTACHES, _ATTACH_AGAIN_SECONDS = 4, 0.2  # the door bounds handshakes at one time
+_ESTABLISHED = "01"  # include/net/tcp_states.h
 _LOOKS, _LOOK_SECONDS = 50, 0.02  # for a socket in a listing that changes while it is read
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -191,6 +193,19 @@ class Tunnel:
                     raise
             await asyncio.sleep(_AGAIN_SECONDS)
 
+    async def _attach(self) -> Stream:
+        """Connects to the engine's server through the door. Raises VgpuError."""
+        asked = wire.Attach(self._made["session"], self._made["key"])
+        for left in reversed(range(_ATTACHES)):
+            try:
+                reader, writer, _ = await call(self._place, asked)
+                return reader, writer
+            except VgpuError as error:
+                if error.code is not ErrorCode.UNREACHABLE or not left:
+                    raise
+            await asyncio.sleep(_ATTACH_AGAIN_SECONDS)
+        raise AssertionError
+
     async def _arrived(self, reader: StreamReader, writer: StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
@@ -198,8 +213,7 @@ class Tunnel:
         try:
             if not await _is_own(writer):
                 return
-            asked = wire.Attach(self._made["session"], self._made["key"])
-            far_reader, far_writer, _ = await call(self._place, asked)
+            far_reader, far_writer = await self._attach()
             try:
                 await relay((reader, writer), (far_reader, far_writer))
             finally:
@@ -213,23 +227,24 @@ class Tunnel:
 
 async def _is_own(writer: StreamWriter) -> bool:
     """Is the program at the other end of this user?"""
-    port = writer.get_extra_info("peername")[1]
+    port, own = (writer.get_extra_info(name)[1] for name in ("peername", "sockname"))
     for _ in range(_LOOKS):
-        uid = _uid_of(port)
+        uid = _uid_of(port, own)
         if uid is not None:
             return uid == os.getuid()
         await asyncio.sleep(_LOOK_SECONDS)
     return False
 
 
-def _uid_of(port: int) -> int | None:
-    """The uid of the socket at this port of 127.0.0.1, by /proc/net/tcp (proc(5)). A listing that changes
-    while it is read can lack the socket: None.
+def _uid_of(port: int, own: int) -> int | None:
+    """The uid of the established socket from this port of 127.0.0.1 to port `own`, by /proc/net/tcp
+    (proc(5)). None if there is none: a socket that its program has closed is listed as root's, and a listing
+    that changes while it is read can lack a socket.
     """
-    wanted = f"0100007F:{port:04X}"
+    wanted = [f"0100007F:{port:04X}", f"0100007F:{own:04X}", _ESTABLISHED]
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         words = line.split()
-        if words[1] == wanted:
+        if words[1:4] == wanted:
             return int(words[7])
     return None
 

@@ -38,11 +38,11 @@ log = structlog.get_logger(__name__)
 SESSION_SOCKET = "remote.sock"  # below the run folder
 
 _CALL_SECONDS = 10.0  # for the handshake and the call's line together
-_BACKLOG, _ACCEPT_AGAIN_SECONDS = 128, 0.1
+_BACKLOG, _ACCEPT_AGAIN_SECONDS = 1024, 0.1
 _OPEN_SECONDS = 120.0  # an allocation may wait for devices that change their mode
 _CONNECT_SECONDS = 10.0
 _SWEEP_SECONDS = 0.5
-_HANDSHAKES_AT_ONCE, _HANDSHAKES_EACH = 64, 8
+_HANDSHAKES_AT_ONCE, _HANDSHAKES_EACH = 128, 32
 _ASKED_PER_SECOND, _ASKED_AT_ONCE, _ADDRESSES = 1.0, 10.0, 4096
 # a peer that does not answer is given up after some 45 s (tcp(7))
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
@@ -117,19 +117,30 @@ class RemoteDoor:
     # --- arrival
 
     async def _accept(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
         with listener:
             while True:
+                await _readable(listener)
                 try:
-                    arrived, peer = await loop.sock_accept(listener)
-                except OSError:  # no descriptor is free, or the client left at once
+                    self._accept_some(listener)
+                except OSError:  # no descriptor is free, or a client left at once
                     await asyncio.sleep(_ACCEPT_AGAIN_SECONDS)
-                else:
-                    self._spawn(self._arrived(arrived, str(peer[0])))
+
+    def _accept_some(self, listener: socket.socket) -> None:
+        """Accepts what waits. What is beyond the rate is closed at once, without a task. Raises OSError."""
+        for _ in range(_BACKLOG):
+            try:
+                arrived, peer = listener.accept()
+            except BlockingIOError:
+                return
+            if self._arrivals.take(1, clock.now()):
+                arrived.setblocking(False)
+                self._spawn(self._arrived(arrived, str(peer[0])))
+            else:
+                arrived.close()
 
     async def _arrived(self, arrived: socket.socket, address: str) -> None:
         with arrived, self._connections.place(address) as is_in:
-            if is_in and self._arrivals.take(1, clock.now()):
+            if is_in:
                 with suppress(OSError, EOFError, TimeoutError, asyncio.LimitOverrunError):
                     await self._serve(arrived, address)
 

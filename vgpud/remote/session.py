@@ -23,6 +23,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -39,6 +40,9 @@ from vgpud.remote import wire
 from vgpud.remote.engine import ENGINES, Engine
 from vgpud.remote.grants import FILE, Grant, Grants, Sizes, check_quota
 from vgpud.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from vgpud.api.gen import vgpud_pb2 as pb
 
 log = structlog.get_logger(__name__)
 
@@ -143,7 +147,8 @@ def _allocate(client: Client, call: wire.Open, grant: Grant, grants: Grants) -> 
 
     sizes = _sizes(call, grant)
     with grants.counting():
-        check_quota(grant, sizes, _held(client, grant))
+        held = list(_held(client, grant))
+        check_quota(grant, sizes, held)
         request = pb.AllocateRequest(
             count=1,
             memory_bytes=sizes.memory_bytes,
@@ -156,6 +161,11 @@ def _allocate(client: Client, call: wire.Open, grant: Grant, grants: Grants) -> 
             owner_gid=grant.gid,
         )
         made = client.allocate(request)
+        try:
+            check_quota(grant, _sizes_of(made), held)  # a MIG instance is larger than what was asked
+        except VgpuError:
+            client.release(made.id, True)
+            raise
     environment = {**made.edits.env, **made.edits.host_env}
     return _Slice(made.id, grant.user, environment, tuple(part.device_uuid for part in made.slices))
 
@@ -168,8 +178,12 @@ def _held(client: Client, grant: Grant) -> Iterable[Sizes]:
     for one in client.list_allocations().allocations:
         # another user may have the same label, and does not own the allocation
         if one.owner_uid == grant.uid and f"{one.label} ".startswith(f"{_label(grant)} "):
-            cores = [part.share_percent if part.HasField("share_percent") else 100.0 for part in one.slices]
-            yield Sizes(sum(part.memory_bytes for part in one.slices), sum(cores))
+            yield _sizes_of(one)
+
+
+def _sizes_of(held: "pb.Allocation") -> Sizes:
+    cores = [part.share_percent if part.HasField("share_percent") else 100.0 for part in held.slices]
+    return Sizes(sum(part.memory_bytes for part in held.slices), sum(cores))
 
 
 def _sizes(call: wire.Open, grant: Grant) -> Sizes:

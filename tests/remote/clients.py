@@ -1,0 +1,69 @@
+"""Clients of remote slices, their connections, and the processes of the engine."""
+
+import ctypes
+import os
+import socket
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+from tests.remote.node import RemoteNode
+
+
+def say(client: "subprocess.Popen[str]", words: str) -> str:
+    """Sends a line to the program of a client, and returns its answer."""
+    assert client.stdin is not None
+    assert client.stdout is not None
+    client.stdin.write(words + "\n")
+    client.stdin.flush()
+    return client.stdout.readline().strip()
+
+
+def opened(remote: RemoteNode, token: str, *options: str) -> "subprocess.Popen[str]":
+    """A client whose program has a connection to the engine."""
+    client = remote.client(token, *options)
+    assert say(client, "echo hello") == "hello", remote.log.read_text()
+    return client
+
+
+def ended(client: "subprocess.Popen[str]") -> str:
+    _, errors = client.communicate(timeout=300)
+    return errors
+
+
+def engine_of(remote: RemoteNode) -> list[int]:
+    """The processes of the engine on this node."""
+    marker = f"VGPU_SIM_STATE={remote.node.environment['VGPU_SIM_STATE']}".encode()
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            is_engine = b"remote/engine.py" in (process / "cmdline").read_bytes()
+            if is_engine and marker in (process / "environ").read_bytes():
+                found.append(int(process.name))
+    return found
+
+
+def connections_of(pid: int, port: int) -> list[socket.socket]:
+    """Copies of the sockets by which a process is connected to this port."""
+    pidfd = os.pidfd_open(pid)
+    found = []
+    for name in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):
+            if not str(name.readlink()).startswith("socket:"):
+                continue
+            made = socket.socket(fileno=_taken(pidfd, int(name.name)))
+            if made.family == socket.AF_INET and made.getpeername()[1] == port:
+                found.append(made)
+            else:
+                made.close()
+    os.close(pidfd)
+    return found
+
+
+def _taken(pidfd: int, number: int) -> int:
+    """pidfd_getfd(2)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    made = int(libc.syscall(438, pidfd, number, 0))
+    if made < 0:
+        raise OSError(ctypes.get_errno(), "pidfd_getfd")
+    return made

@@ -1,0 +1,85 @@
+"""The door and the tunnel under clients that are none."""
+
+import json
+import os
+import socket
+import ssl
+import subprocess
+import sys
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+
+from tests.conditions import needs
+from tests.lease.conftest import eventually as until
+from tests.remote.clients import ended, opened
+from tests.remote.node import CERTIFICATES, RemoteNode
+
+pytestmark = needs("root", "namespaces")
+
+
+def test_another_user_cannot_use_the_tunnel(remote: RemoteNode) -> None:
+    report = [sys.executable, "-c", "import os; print(os.environ['LUPINE_SERVER'], flush=True); input()"]
+    token = remote.grant()
+    client = remote.client(token, "--memory", "1GiB", command=report)
+    assert client.stdout is not None
+    port = client.stdout.readline().strip().rpartition(":")[2]
+    probe = (
+        "import socket, sys; made = socket.create_connection(('127.0.0.1', int(sys.argv[1])));"
+        "made.sendall(b'echo mine\\n'); print(made.recv(100))"
+    )
+    words = [sys.executable, "-c", probe, port]
+    other = subprocess.run(["setpriv", "--reuid=65534", *words], capture_output=True, text=True, check=False)
+    assert "mine" not in other.stdout
+    leave = probe.replace("print(made.recv(100))", "made.close()")
+    for _ in range(10):  # a closed socket is listed as root's
+        subprocess.run(["setpriv", "--reuid=65534", sys.executable, "-c", leave, port], check=False)
+    shown, _ = remote.client(token, "-o", "json", verb="status").communicate(timeout=300)
+    assert json.loads(shown)["sessions"][0]["bytes"] == 0
+    own = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert own.stdout == "b'mine\\n'\n"
+    client.kill()
+    ended(client)
+
+
+def test_an_honest_client_is_served_beside_garbage_and_half_open_connections(remote: RemoteNode) -> None:
+    token = remote.grant()
+    with ExitStack() as idle:
+        for _ in range(200):  # connections that never speak, from another address
+            made = idle.enter_context(socket.socket())
+            made.bind(("127.0.0.9", 0))
+            made.connect(("127.0.0.1", remote.port))
+        for number in range(10_000):
+            with suppress(OSError), socket.socket() as made:
+                made.bind((f"127.0.0.{10 + number % 200}", 0))
+                made.settimeout(5)
+                made.connect(("127.0.0.1", remote.port))
+                made.sendall(b"\x16\x03\x01" + os.urandom(60) if number % 2 else b"GET / HTTP/1.0\r\n\r\n")
+        client = opened(remote, token, "--memory", "1GiB")
+        client.kill()
+        ended(client)
+    assert remote.door.poll() is None
+    descriptors = Path(f"/proc/{remote.door.pid}/fd")
+    until(lambda: len(list(descriptors.iterdir())) < 40)
+    assert "Traceback" not in remote.log.read_text()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"{}\n", b"[" * 5000 + b"\n", b"x" * 300_000, b'{"version":1,"call":"settings"}\n', b"\xff\n"],
+    ids=["empty", "deep", "endless", "settings", "bytes"],
+)
+def test_a_call_that_is_none_is_refused(remote: RemoteNode, line: bytes) -> None:
+    context = ssl.create_default_context(cafile=CERTIFICATES / "door.pem")
+    answer = b""
+    with (
+        socket.create_connection(("127.0.0.1", remote.port)) as plain,
+        context.wrap_socket(plain, server_hostname="localhost") as made,
+        suppress(OSError),  # the door does not read a line without end
+    ):
+        made.sendall(line)
+        answer = made.recv(4096)
+    assert answer == b"" or b'"error"' in answer
+    assert remote.door.poll() is None
+    assert "Traceback" not in remote.log.read_text()

@@ -1,0 +1,87 @@
+"""The end of a remote slice: by any process, in any order."""
+
+import os
+import signal
+import socket
+import ssl
+import struct
+from contextlib import suppress
+
+import pytest
+
+from tests.conditions import needs
+from tests.lease.conftest import eventually as until
+from tests.remote.clients import connections_of, ended, engine_of, opened, say
+from tests.remote.node import CERTIFICATES, RemoteNode
+from vgpud.remote import wire
+
+pytestmark = needs("root", "namespaces")
+
+
+def test_the_revocation_of_a_grant_ends_its_session(remote: RemoteNode) -> None:
+    token = remote.grant()
+    client = opened(remote, token, "--memory", "1GiB")
+    remote.node.ctl("remote", "revoke", "root")
+    until(lambda: not remote.held())
+    assert say(client, "echo hello") == "closed"
+    assert client.stderr is not None
+    assert client.stderr.readline() == "vgpuctl: the remote session has ended before the command\n"
+    assert ended(client) == ""
+    assert client.returncode == 0
+
+
+@pytest.mark.parametrize("victim", ["client", "door", "session", "engine"])
+def test_the_kill_of_any_process_releases_the_slice_and_leaves_no_process(
+    short: RemoteNode, victim: str
+) -> None:
+    client = opened(short, short.grant(), "--memory", "1GiB")
+    assert engine_of(short)
+    if victim == "client":
+        client.kill()
+    elif victim == "door":
+        short.door.kill()
+    elif victim == "session":
+        short.sessions.processes[-1].kill()
+    else:
+        for pid in engine_of(short):
+            with suppress(ProcessLookupError):  # it has ended with the first of them
+                os.kill(pid, signal.SIGKILL)
+    until(lambda: not short.held())
+    until(lambda: not engine_of(short))
+    client.kill()
+    ended(client)
+
+
+def test_a_session_outlives_a_kill_of_vgpud_and_is_released_at_its_end(short: RemoteNode) -> None:
+    client = opened(short, short.grant(), "--memory", "1GiB")
+    short.node.kill()
+    short.node.start()
+    assert len(short.held()) == 1
+    assert say(client, "echo still") == "still"
+    client.kill()
+    ended(client)
+    until(lambda: not short.held())
+
+
+def test_a_client_that_loses_its_control_connection_keeps_the_session(remote: RemoteNode) -> None:
+    client = opened(remote, remote.grant(), "--memory", "1GiB")
+    for made in connections_of(client.pid, remote.port):
+        made.shutdown(socket.SHUT_RDWR)
+        made.close()
+    until(lambda: len(connections_of(client.pid, remote.port)) == 1)  # the control connection, made again
+    (held,) = remote.held()
+    shown, _ = remote.client(remote.grant(), verb="status").communicate(timeout=300)
+    assert str(held["id"]) in shown
+    client.kill()
+    ended(client)
+
+
+def test_a_client_that_leaves_before_the_reply_leaves_no_session(short: RemoteNode) -> None:
+    token = short.grant()
+    context = ssl.create_default_context(cafile=CERTIFICATES / "door.pem")
+    plain = socket.create_connection(("127.0.0.1", short.port))
+    with context.wrap_socket(plain, server_hostname="localhost") as made:
+        made.sendall(wire.encode(wire.Open(token=token, memory="1GiB")))
+        until(lambda: bool(short.held()))
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # ends by a reset
+    until(lambda: not short.held())

@@ -1,0 +1,106 @@
+"""The right to remote slices: tokens, certificates and the bounds of grants."""
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conditions import needs
+from tests.lease.conftest import eventually as until
+from tests.remote.clients import ended, opened
+from tests.remote.node import CERTIFICATES, RemoteNode
+
+pytestmark = needs("root", "namespaces")
+
+
+@pytest.mark.parametrize("spoil", [lambda secret: secret[::-1], lambda secret: "x" * 43, lambda secret: ""])
+def test_a_foreign_token_is_refused(remote: RemoteNode, spoil: Callable[[str], str]) -> None:
+    token = remote.grant()
+    number, secret, pin = token.split(".")
+    forged = spoil(secret)
+    client = remote.client(f"{number}.{forged}.{pin}", "--memory", "1GiB")
+    assert "(E201)" in ended(client)
+    assert client.returncode == 4
+    assert remote.held() == []
+
+
+def test_revoked_and_expired_tokens_are_refused(remote: RemoteNode) -> None:
+    revoked, expired = remote.grant(), remote.grant("--expires", "0.001s")
+    remote.node.ctl("remote", "revoke", revoked.split(".")[0])
+    for token in (revoked, expired):
+        assert "the grant was revoked or has expired (E201)" in ended(
+            remote.client(token, "--memory", "1GiB")
+        )
+
+
+def test_a_client_sends_nothing_to_a_door_with_another_certificate(remote: RemoteNode) -> None:
+    number, secret, pin = remote.grant().split(".")
+    client = remote.client(f"{number}.{secret}.{'0' * len(pin)}", "--memory", "1GiB")
+    assert "is not the one that the token names (E201)" in ended(client)
+    assert remote.sessions.processes[1:] == []  # the first asked for the door's settings
+
+
+def test_a_client_certificate_of_a_grant_opens_a_session(remote: RemoteNode) -> None:
+    remote.node.ctl("remote", "grant", "0", "--certificate", str(CERTIFICATES / "client.pem"))
+    proof = ["--ca", str(CERTIFICATES / "door.pem")]
+    for name, wanted in (("client", 0), ("foreign", 32)):
+        files = [
+            "--certificate",
+            str(CERTIFICATES / f"{name}.pem"),
+            "--key",
+            str(CERTIFICATES / f"{name}.key"),
+        ]
+        client = remote.client("", "--memory", "1GiB", *files, *proof, command=["true"])
+        errors = ended(client)
+        assert client.returncode == wanted, errors
+
+
+def test_a_grant_bounds_the_sums_of_its_slices(remote: RemoteNode) -> None:
+    token = remote.grant("--memory", "3GiB", "--cores", "40", "--sessions", "2")
+    first = opened(remote, token, "--memory", "2GiB", "--cores", "20")
+    for options, sentence in (
+        (("--memory", "2GiB", "--cores", "10"), "would hold 4GiB, and may hold 3GiB"),
+        (("--memory", "1GiB", "--cores", "30"), "would hold 50% of a device, and may hold 40%"),
+    ):
+        assert sentence in ended(remote.client(token, *options))
+    second = opened(remote, token, "--memory", "1GiB", "--cores", "20")
+    assert "has 2 sessions, and may have 2" in ended(remote.client(token, "--memory", "1GiB", "--cores", "1"))
+    for client in (first, second):
+        client.kill()
+        ended(client)
+
+
+def test_a_user_has_at_most_the_sessions_of_the_policy(short: RemoteNode) -> None:
+    tokens = [short.grant() for _ in range(3)]
+    clients = [opened(short, token, "--memory", "1GiB") for token in tokens[:2]]
+    assert "root has 2 sessions, and may have 2" in ended(short.client(tokens[2], "--memory", "1GiB"))
+    for client in clients:
+        client.kill()
+        ended(client)
+    until(lambda: not short.held())
+
+
+def test_a_grant_needs_the_doors_certificate_first(remote: RemoteNode) -> None:
+    (Path(remote.node.environment["VGPUD_CONFIG"]).parent / "remote" / "certificate.pem").unlink()
+    refused = remote.node.ctl("remote", "grant", "0", check=False)
+    assert "the door has no certificate yet, which a token must name (E106)" in refused.stderr
+    assert remote.node.ctl_json("remote", "grants")["grants"] == []
+
+
+def test_a_local_label_does_not_count_towards_a_grant(remote: RemoteNode) -> None:
+    token = remote.grant("--sessions", "1", user="65534")
+    forged = f"remote 65534/{token.split('.')[0]} 127.0.0.1"
+    remote.node.ctl("alloc", "--memory", "1GiB", "--label", forged)
+    name = subprocess.run(["id", "-nu", "65534"], capture_output=True, text=True, check=False).stdout.strip()
+    remote.node.ctl("alloc", "--memory", "1GiB", "--label", forged.replace("65534", name or "65534", 1))
+    client = opened(remote, token, "--memory", "1GiB")
+    client.kill()
+    ended(client)
+
+
+def test_a_grant_bounds_the_instance_that_is_made_and_not_what_was_asked(remote: RemoteNode) -> None:
+    token = remote.grant("--memory", "4GiB")
+    client = remote.client(token, "--memory", "1GiB", "--isolation", "hardware")
+    assert "would hold 16GiB, and may hold 4GiB" in ended(client)
+    until(lambda: not remote.held())
