@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from tests.arbiter.conftest import KERNEL_US, Card, counters
-from tests.native.harness import GIB, LIBVGPU, TEST_BUILD
-from vgpud.lease import DeviceLimits, SharePolicy, write_lease
+from tests.native.harness import GIB, LIBVGPU, MIB, TEST_BUILD
+from vgpud.lease import DeviceLimits, SharePolicy, read_usage, write_lease
 
 SHARE = 20
 ROOM_BYTES = 64 * GIB  # a limit with room for the memory of all contexts
@@ -82,3 +82,46 @@ def test_the_last_detach_of_a_context_gives_its_memory_back(card: Card) -> None:
         timeout=300,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+TWO = """
+import ctypes, sys
+cuda = ctypes.CDLL("libcuda.so.1")
+contexts, pointers = [], []
+assert cuda.cuInit(0) == 0
+for _ in range(2):
+    context, pointer = ctypes.c_void_p(), ctypes.c_uint64()
+    assert cuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0) == 0
+    assert cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(512)) == 0
+    contexts.append(context)
+    pointers.append(pointer)
+ended = int(sys.argv[1])
+assert cuda.cuCtxDestroy_v2(contexts[ended]) == 0
+print(flush=True)
+input()
+assert cuda.cuMemFree_v2(pointers[1 - ended]) == 0
+print(flush=True)
+input()
+"""
+
+
+@pytest.mark.parametrize("ended", [0, 1])
+def test_the_end_of_a_context_leaves_the_small_allocations_of_another_charged(card: Card, ended: int) -> None:
+    devices = [DeviceLimits(card.uuids[0], 3 * GIB)]
+    lease = write_lease(card.run_dir / "leases", "a", devices, uid=os.getuid(), gid=os.getgid())
+    card.client.add("a")
+    env = {"LD_PRELOAD": str(LIBVGPU), "VGPU_LEASE": str(lease)}
+    with subprocess.Popen(
+        [sys.executable, "-c", TWO, str(ended)],
+        env=card.sim.environment(env),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as program:
+        assert program.stdin is not None and program.stdout is not None
+        for expected in (2 * MIB, 0):
+            assert program.stdout.readline() == "\n"
+            assert read_usage(lease).device(0).used_bytes == expected
+            program.stdin.write("\n")
+            program.stdin.flush()
+    assert program.returncode == 0

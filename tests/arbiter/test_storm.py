@@ -30,7 +30,7 @@ def test_threads_with_calls_of_all_families_leave_the_ledger_right(
     tmp_path: Path, engine: str, flavour: str
 ) -> None:
     """Each call succeeds or is refused for memory, no sanitizer complains, and the ledger returns to the
-    context alone.
+    context alone: nothing stays charged.
     """
     more = {
         "LD_PRELOAD": " ".join(map(str, LIBRARIES[flavour]())),
@@ -40,15 +40,30 @@ def test_threads_with_calls_of_all_families_leave_the_ledger_right(
     }
     with made_card(engine) as card:
         lease = lease_of(card)
-        done = subprocess.run(
-            [TEST_BUILD / "storm", *WORDS[flavour]],
-            env=environment(card, lease) | more,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=WAIT_S,
-        )
-        assert (done.returncode, done.stderr) == (0, "")
-        before, *after = map(int, done.stdout.split())
+        output = tmp_path / "free"
+        with (
+            output.open("w") as stdout,
+            subprocess.Popen(
+                [TEST_BUILD / "storm", *WORDS[flavour]],
+                env=environment(card, lease) | more,
+                stdin=subprocess.PIPE,
+                stdout=stdout,
+                stderr=subprocess.PIPE,
+                text=True,
+            ) as storm,
+        ):
+            try:
+                eventually(
+                    lambda: storm.poll() is not None or output.read_text().count("\n") == 3,
+                    "the storm ends",
+                    WAIT_S,
+                )
+                left = read_usage(lease).device(0).used_bytes
+                _, errors = storm.communicate("\n", timeout=WAIT_S)
+            finally:
+                storm.kill()
+        assert (storm.returncode, errors) == (0, "")
+        before, *after = map(int, output.read_text().split())
         assert after == [before] * 2
+        assert left == 0
         eventually(lambda: read_usage(lease).processes == (), "no slot is left")

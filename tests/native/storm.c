@@ -3,7 +3,8 @@
  * memory outlives them or not, captures, arrays, mapped memory, streams and contexts of their own. A child is forked
  * meanwhile. An answer other than success or out of memory is printed, and makes the exit status 1.
  *
- * storm THREADS STEPS ROUNDS [alone] prints the free memory, in MiB, before the first round and after each. With
+ * storm THREADS STEPS ROUNDS [alone] prints the free memory, in MiB, before the first round and after each, and then
+ * waits for a line or the end of its input. With
  * `alone` no child is forked: the thread sanitizer cannot start a thread in a child of a process with threads.
  */
 #include <cuda.h>
@@ -154,7 +155,7 @@ static void own_context(struct worker *w)
     CUdeviceptr pointer;
     if (any(w, 8) != 0 || !CHECK(cuCtxCreate(&other, NULL, 0, 0)))
         return;
-    if (CHECK(cuMemAlloc(&pointer, 4 * MIB)) && any(w, 2) == 0) /* a size with pages of its own */
+    if (CHECK(cuMemAlloc(&pointer, (1 + any(w, 4096)) * 1024)) && any(w, 2) == 0)
         CHECK(cuMemFree(pointer));
     CHECK(cuCtxDestroy(other));
     CHECK(cuCtxSetCurrent(context));
@@ -239,5 +240,6 @@ int main(int argc, char **argv)
             pthread_join(threads[i], NULL);
         say_free();
     }
+    getchar(); /* the test reads the ledger meanwhile */
     return wrong;
 }

@@ -105,6 +105,16 @@ static void settle(struct vgpu_charge *charge, uint64_t kept)
     charge->active = false;
 }
 
+/*
+ * Gives back what a context that has ended held at a handle, which the driver has meanwhile given to new memory:
+ * vgpu_charge_end_context is called after the driver has ended the context.
+ */
+static void forget_ended(enum vgpu_kind kind, uint64_t key)
+{
+    struct vgpu_entry old = {0};
+    vgpu_charge_freed(&old, vgpu_charge_take(kind, key, &old), CUDA_SUCCESS);
+}
+
 CUresult vgpu_charge_settle(struct vgpu_charge *charge, CUresult result, const struct vgpu_entry *entry, bool *keep)
 {
     *keep = true;
@@ -117,6 +127,8 @@ CUresult vgpu_charge_settle(struct vgpu_charge *charge, CUresult result, const s
     struct vgpu_entry stored = *entry;
     stored.bytes = charge->bytes;
     stored.device = (int8_t)charge->device;
+    if (stored.kind == VGPU_KIND_ARRAY || stored.kind == VGPU_KIND_MIPMAP)
+        forget_ended(stored.kind, stored.key);
     *keep = vgpu_table_put(&stored);
     if (!*keep)
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -135,6 +147,9 @@ CUresult vgpu_charge_pointer(struct vgpu_charge *charge, CUresult result, enum v
     uint64_t kept = charge->bytes;
     bool first = true;
     entry.owner = vgpu_charge_context();
+    forget_ended(VGPU_KIND_POINTER, pointer); /* of both kinds, because a free looks for this one first */
+    if (kind == VGPU_KIND_MANAGED)
+        forget_ended(VGPU_KIND_MANAGED, pointer);
     if (kind == VGPU_KIND_POINTER && bytes <= VGPU_SHARED_MAX) {
         entry.bytes = bytes; /* an allocation below a page is not charged itself: its page is */
         *keep = vgpu_table_put_in_page(&entry, &first);
@@ -170,7 +185,7 @@ static uint64_t bytes_of(const struct vgpu_entry *entry)
     struct vgpu_entry page;
     if (entry->kind != VGPU_KIND_POINTER || entry->bytes >= VGPU_PAGE_BYTES)
         return entry->bytes;
-    return vgpu_table_leave_page(entry->key, &page) ? page.bytes : 0;
+    return vgpu_table_leave_page(entry, &page) ? page.bytes : 0;
 }
 
 void vgpu_charge_freed(const struct vgpu_entry *entry, bool taken, CUresult result)

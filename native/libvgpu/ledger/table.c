@@ -32,12 +32,20 @@ static struct shard *shard_of(uint32_t kind, uint64_t key)
     return &shards[hashed >> (64 - SHARD_BITS)];
 }
 
-/* Returns the entry's bucket, or the empty bucket into which it would go. */
-static uint64_t find(const struct shard *shard, uint32_t kind, uint64_t key)
+static bool is(const struct vgpu_entry *entry, uint32_t kind, uint64_t key, const void *owner)
+{
+    return entry->kind == kind && entry->key == key && (kind != VGPU_KIND_PAGE || entry->owner == owner);
+}
+
+/*
+ * Returns the entry's bucket, or the empty bucket into which it would go. A page is known by its owner, too; for other
+ * kinds `owner` is not looked at.
+ */
+static uint64_t find(const struct shard *shard, uint32_t kind, uint64_t key, const void *owner)
 {
     uint64_t mask = shard->capacity - 1;
     uint64_t i = hash(kind, key) & mask;
-    while (shard->buckets[i].kind != VGPU_KIND_NONE && (shard->buckets[i].kind != kind || shard->buckets[i].key != key))
+    while (shard->buckets[i].kind != VGPU_KIND_NONE && !is(&shard->buckets[i], kind, key, owner))
         i = (i + 1) & mask;
     return i;
 }
@@ -51,7 +59,7 @@ static bool grow(struct shard *shard)
     for (uint64_t i = 0; i < shard->capacity; i++) {
         const struct vgpu_entry *entry = &shard->buckets[i];
         if (entry->kind != VGPU_KIND_NONE)
-            bigger.buckets[find(&bigger, entry->kind, entry->key)] = *entry;
+            bigger.buckets[find(&bigger, entry->kind, entry->key, entry->owner)] = *entry;
     }
     free(shard->buckets);
     shard->buckets = bigger.buckets;
@@ -83,7 +91,7 @@ static bool has_room(struct shard *shard, uint64_t entries)
 
 static void store(struct shard *shard, const struct vgpu_entry *entry)
 {
-    uint64_t i = find(shard, entry->kind, entry->key);
+    uint64_t i = find(shard, entry->kind, entry->key, entry->owner);
     if (shard->buckets[i].kind == VGPU_KIND_NONE)
         __atomic_store_n(&shard->count, shard->count + 1, __ATOMIC_RELAXED);
     shard->buckets[i] = *entry;
@@ -113,7 +121,7 @@ bool vgpu_table_put_in_page(const struct vgpu_entry *entry, bool *first)
     pthread_mutex_lock(&shard->mutex);
     bool stored = has_room(shard, 2);
     if (stored) {
-        struct vgpu_entry *known = &shard->buckets[find(shard, page.kind, page.key)];
+        struct vgpu_entry *known = &shard->buckets[find(shard, page.kind, page.key, page.owner)];
         *first = known->kind == VGPU_KIND_NONE;
         if (*first)
             store(shard, &page);
@@ -125,14 +133,14 @@ bool vgpu_table_put_in_page(const struct vgpu_entry *entry, bool *first)
     return stored;
 }
 
-bool vgpu_table_leave_page(uint64_t pointer, struct vgpu_entry *page)
+bool vgpu_table_leave_page(const struct vgpu_entry *entry, struct vgpu_entry *page)
 {
-    uint64_t key = pointer / VGPU_PAGE_BYTES;
+    uint64_t key = entry->key / VGPU_PAGE_BYTES;
     struct shard *shard = shard_of(VGPU_KIND_PAGE, key);
     bool last = false;
     pthread_mutex_lock(&shard->mutex);
     if (shard->count > 0) {
-        uint64_t i = find(shard, VGPU_KIND_PAGE, key);
+        uint64_t i = find(shard, VGPU_KIND_PAGE, key, entry->owner);
         last = shard->buckets[i].kind != VGPU_KIND_NONE && --shard->buckets[i].count == 0;
         if (last) {
             *page = shard->buckets[i];
@@ -150,7 +158,7 @@ static __attribute__((noinline)) bool look_up(struct shard *shard, enum vgpu_kin
     bool found = false;
     pthread_mutex_lock(&shard->mutex);
     if (shard->count > 0) {
-        uint64_t i = find(shard, kind, key);
+        uint64_t i = find(shard, kind, key, NULL);
         found = shard->buckets[i].kind != VGPU_KIND_NONE;
         if (found) {
             *entry = shard->buckets[i];

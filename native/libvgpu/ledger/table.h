@@ -13,7 +13,7 @@ enum vgpu_kind {
     VGPU_KIND_NONE, /* marks an empty bucket */
     VGPU_KIND_POINTER,
     VGPU_KIND_MANAGED, /* a pointer whose bytes NVML does not list for the process */
-    VGPU_KIND_PAGE,    /* a page that small allocations share; count is their number */
+    VGPU_KIND_PAGE,    /* a page that small allocations of one context share; count is their number */
     VGPU_KIND_ARRAY,
     VGPU_KIND_MIPMAP,
     VGPU_KIND_HANDLE,    /* a handle of cuMemCreate; owner is its block */
@@ -34,7 +34,9 @@ struct vgpu_entry {
 
 /*
  * The driver takes memory from the card in pages of 2 MiB. A request above 1 MiB has separate pages. Smaller requests
- * share a page, which is freed with the last of them (measured on an H200, driver 580).
+ * share a page, which is freed with the last of them (measured on an H200, driver 580). A page belongs to one context,
+ * as a context's address space does (assumed). A page is therefore known by its owner, too: while an ended context's
+ * entries wait for their removal, a new page at the same address is charged itself.
  */
 #define VGPU_PAGE_BYTES (2u << 20)
 #define VGPU_SHARED_MAX (1u << 20)
@@ -51,9 +53,10 @@ bool vgpu_table_take(enum vgpu_kind kind, uint64_t key, struct vgpu_entry *entry
 bool vgpu_table_put_in_page(const struct vgpu_entry *entry, bool *first);
 
 /*
- * Removes one allocation from the page of `pointer`. Returns true if it was the last; *page is then the page's entry.
+ * Removes the small allocation `entry` from the count of its page. Returns true if it was the last; *page is then the
+ * page's entry.
  */
-bool vgpu_table_leave_page(uint64_t pointer, struct vgpu_entry *page);
+bool vgpu_table_leave_page(const struct vgpu_entry *entry, struct vgpu_entry *page);
 
 /*
  * Finds the entry of this kind whose `bytes`, from its key on, contain `address`. It searches all entries, so it is for

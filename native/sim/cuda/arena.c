@@ -3,8 +3,8 @@
  *
  * Device memory is host memory that costs nothing until it is touched. It is one reservation of addresses over one
  * sparse file in memory, cut into 2 MiB pages, so that another process can map a piece of the file (ipc.c). A request
- * above 1 MiB gets its own pages; smaller requests share a page that is cut into equal slots (a slab), as in the real
- * driver. Every lookup goes by page number, so it costs the same with one allocation as with a hundred thousand.
+ * above 1 MiB gets its own pages; smaller requests of a context share a page that is cut into equal slots (a slab), as
+ * in the real driver. Every lookup goes by page number, so it costs the same with one allocation as with a hundred thousand.
  */
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -20,7 +20,6 @@ CU_ENDS(cu_block_end, cu_block_ends);
 #define PAGE SIM_PAGE_BYTES
 #define SMALL_MAX (UINT64_C(1) << 20)
 #define CLASS_MIN 512u
-enum { CLASSES = 12 };
 
 struct slab {
     CUdeviceptr base;
@@ -47,8 +46,6 @@ static uint64_t g_size;
 static uint64_t g_next; /* number of bytes that were ever handed out */
 static struct page *g_pages;
 static struct hole *g_holes;
-/* Lists of slabs with free slots, by the ordinal of the context's device and by size class. */
-static struct slab *g_room[CU_MAX_ORDINALS][CLASSES];
 
 static void *reserve(uint64_t bytes)
 {
@@ -194,8 +191,9 @@ static void unlink_slab(struct slab **head, struct slab *s)
         s->next->previous = s->previous;
 }
 
-static struct slab *new_slab(int ordinal, uint32_t class, CUresult *why)
+static struct slab *new_slab(CUcontext ctx, uint32_t class, CUresult *why)
 {
+    int ordinal = ctx->ordinal;
     *why = cu_charge(ordinal, SIM_PLAIN, PAGE);
     if (*why != CUDA_SUCCESS)
         return NULL;
@@ -212,7 +210,7 @@ static struct slab *new_slab(int ordinal, uint32_t class, CUresult *why)
     }
     *s = (struct slab){.base = base, .class_bytes = CLASS_MIN << class, .slots = slots, .blocks = blocks};
     page_of(base)->slab = s;
-    link_slab(&g_room[ordinal][class], s);
+    link_slab(&ctx->room[class], s);
     return s;
 }
 
@@ -220,9 +218,9 @@ static CUresult alloc_small(CUcontext ctx, size_t size, CUdeviceptr *out)
 {
     uint32_t class = class_of(size);
     CUresult why = CUDA_SUCCESS;
-    struct slab *s = g_room[ctx->ordinal][class];
+    struct slab *s = ctx->room[class];
     if (s == NULL)
-        s = new_slab(ctx->ordinal, class, &why);
+        s = new_slab(ctx, class, &why);
     if (s == NULL)
         return why;
     uint32_t i = s->scan; /* all slots below `scan` are in use */
@@ -230,7 +228,7 @@ static CUresult alloc_small(CUcontext ctx, size_t size, CUdeviceptr *out)
         i++;
     s->scan = i + 1;
     if (++s->used == s->slots)
-        unlink_slab(&g_room[ctx->ordinal][class], s);
+        unlink_slab(&ctx->room[class], s);
     s->blocks[i] = (struct cu_block){.base = s->base + (uint64_t)i * s->class_bytes,
                                      .size = size,
                                      .kind = SIM_PLAIN,
@@ -245,7 +243,7 @@ static void free_small(struct slab *s, struct cu_block *b)
 {
     int ordinal = b->ordinal;
     uint32_t class = class_of(s->class_bytes), i = (uint32_t)(b - s->blocks);
-    struct slab **head = &g_room[ordinal][class];
+    struct slab **head = &b->ctx->room[class];
     CU_EACH_END(cu_block_ends, b);
     b->size = 0;
     if (i < s->scan)

@@ -14,7 +14,13 @@
 
 #include "../state/state.h"
 
-enum { CU_MAX_ORDINALS = 32, CU_LAUNCH_DEPTH = 1024, CU_PENDING_EVENTS = 64, CU_CHANNEL_GROUPS = 4 };
+enum {
+    CU_MAX_ORDINALS = 32,
+    CU_LAUNCH_DEPTH = 1024,
+    CU_PENDING_EVENTS = 64,
+    CU_CHANNEL_GROUPS = 4,
+    CU_SLAB_CLASSES = 12
+};
 #define CU_EXPORT __attribute__((visibility("default")))
 
 /*
@@ -70,6 +76,7 @@ struct CUctx_st {
     uint32_t pending_count;
     size_t limits[CU_LIMIT_MAX];
     uint32_t groups[CU_CHANNEL_GROUPS]; /* handles of the context's channel groups */
+    struct slab *room[CU_SLAB_CLASSES]; /* lists of slabs with free slots, by size class */
 };
 
 /*

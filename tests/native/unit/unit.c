@@ -408,10 +408,35 @@ static void test_table_pages(void)
     for (uint64_t i = 0; i < 1000; i++) {
         uint64_t at = base + (i * 7 % 1000) * 512;
         CHECK(vgpu_table_take(VGPU_KIND_POINTER, at, &page) && page.bytes == 512);
-        CHECK(vgpu_table_leave_page(at, &page) == (i == 999));
+        struct vgpu_entry entry = page;
+        CHECK(vgpu_table_leave_page(&entry, &page) == (i == 999));
     }
     CHECK(page.bytes == VGPU_PAGE_BYTES && page.device == 3 && vgpu_table_count() == before);
-    CHECK(!vgpu_table_leave_page(base, &page));
+    struct vgpu_entry gone = {.kind = VGPU_KIND_POINTER, .key = base};
+    CHECK(!vgpu_table_leave_page(&gone, &page));
+}
+
+static bool is_owned_by(const struct vgpu_entry *found, void *owner)
+{
+    return found->owner == owner;
+}
+
+/* Small allocations of two contexts at addresses of one page: the end of one leaves the other's page and its count. */
+static void test_table_pages_of_contexts(void)
+{
+    static char first_context, second_context;
+    const uint64_t base = 78ull * VGPU_PAGE_BYTES;
+    struct vgpu_entry a = {.kind = VGPU_KIND_POINTER, .key = base, .bytes = 512, .owner = &first_context};
+    struct vgpu_entry b = {.kind = VGPU_KIND_POINTER, .key = base + 512, .bytes = 512, .owner = &second_context};
+    struct vgpu_entry page;
+    uint64_t before = vgpu_table_count();
+    bool first;
+    CHECK(vgpu_table_put_in_page(&a, &first) && first);
+    CHECK(vgpu_table_put_in_page(&b, &first) && first);
+    vgpu_table_purge(is_owned_by, &first_context);
+    CHECK(vgpu_table_count() == before + 2);
+    CHECK(vgpu_table_take(VGPU_KIND_POINTER, b.key, &b) && vgpu_table_leave_page(&b, &page));
+    CHECK(page.owner == &second_context && vgpu_table_count() == before);
 }
 
 static void *table_thread(void *argument)
@@ -510,6 +535,7 @@ int main(void)
     test_table();
     test_table_purge();
     test_table_pages();
+    test_table_pages_of_contexts();
     on_threads(table_thread, 0);
     puts("ok");
     return 0;
