@@ -37,7 +37,7 @@ def engine_of(remote: RemoteNode) -> list[int]:
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            is_engine = b"remote/engine.py" in (process / "cmdline").read_bytes()
+            is_engine = b"/engine.py" in (process / "cmdline").read_bytes()
             if is_engine and marker in (process / "environ").read_bytes():
                 found.append(int(process.name))
     return found

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -77,15 +78,21 @@ class RemoteNode:
 
     def _stand_in(self) -> Path:
         """The engine's server: the stand-in, on the simulated node."""
-        script = self.node.folder / "server"
-        inside = self.node.environment
-        kept = {name: inside[name] for name in ("VGPU_SIM_STATE", "LD_LIBRARY_PATH")}
+        script, folder = self.node.folder / "server", self.node.folder
+        # copies, because other users cannot enter a tree below a closed folder
+        own, simulated = folder / "lib", folder / "sim"
+        shutil.copytree(BUILD / "lib", own)
+        shutil.copytree(BUILD / "sim" / "lib", simulated, symlinks=True)
+        engine = shutil.copy(_ENGINE, folder)
+        self.node.environment["VGPUD_LIB_DIR"] = str(own)
+        kept = {
+            "VGPU_SIM_STATE": self.node.environment["VGPU_SIM_STATE"],
+            "LD_LIBRARY_PATH": str(simulated),
+        }
         lines = [f"export {name}={shlex.quote(value)}" for name, value in kept.items()]
-        rm = BUILD / "sim" / "lib" / "libvgpu-sim-rm.so"
-        script.write_text(
-            "\n".join(["#!/bin/sh", *lines, f'export LD_PRELOAD="$LD_PRELOAD:{rm}"'])
-            + f"\nexec {sys.executable} {_ENGINE}\n"
-        )
+        preload = f'export LD_PRELOAD="$LD_PRELOAD:{simulated / "libvgpu-sim-rm.so"}"'
+        python = Path(sys.executable).resolve()  # of the system: a virtual environment is below the tree
+        script.write_text("\n".join(["#!/bin/sh", *lines, preload, f"exec {python} {engine}", ""]))
         script.chmod(0o755)
         return script
 
