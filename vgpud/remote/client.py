@@ -227,7 +227,10 @@ class Tunnel:
 
 async def _is_own(writer: StreamWriter) -> bool:
     """Is the program at the other end of this user?"""
-    port, own = (writer.get_extra_info(name)[1] for name in ("peername", "sockname"))
+    address, port = writer.get_extra_info("peername")
+    own = writer.get_extra_info("sockname")[1]
+    if address != "127.0.0.1":  # another user's 127.0.0.2 could have the port of an own socket
+        return False
     for _ in range(_LOOKS):
         uid = _uid_of(port, own)
         if uid is not None:

@@ -270,10 +270,7 @@ class RemoteDoor:
             async with asyncio.timeout(_OPEN_SECONDS):
                 await loop.sock_connect(backend, str(self._backend))
                 await loop.sock_sendall(backend, wire.encode(call))
-                line = part = await loop.sock_recv(backend, 4096)
-                while part and not line.endswith(b"\n"):
-                    part = await loop.sock_recv(backend, 4096)
-                    line += part
+                line = await _line(backend)
             return backend, wire.result(line)
         except (OSError, TimeoutError):
             backend.close()
@@ -398,6 +395,17 @@ async def _send(writer: StreamWriter, data: bytes) -> None:
     writer.write(data)
     async with asyncio.timeout(_CALL_SECONDS):
         await writer.drain()
+
+
+async def _line(backend: socket.socket) -> bytes:
+    """A session's reply. Raises ConnectionResetError if the session process ends without one."""
+    loop, line = asyncio.get_running_loop(), b""
+    while not line.endswith(b"\n"):
+        part = await loop.sock_recv(backend, 4096)
+        if not part:
+            raise ConnectionResetError
+        line += part
+    return line
 
 
 async def _readable(sock: socket.socket) -> None:
