@@ -349,9 +349,7 @@ def settled(node: Node) -> float:
 
 
 def sleeps(node: Node) -> bool:
-    assert node.arbiter is not None
-    stats = Path(f"/proc/{node.arbiter.pid}/task").glob("*/stat")
-    return all(stat.read_text().rpartition(")")[2].split()[0] == "S" for stat in stats)
+    return set(states(node)) == {"S"}
 
 
 def test_a_tenant_that_floods_is_disconnected_and_served_again(node: Node) -> None:
@@ -447,8 +445,11 @@ def test_a_tenant_that_locks_its_lease_folder_in_the_kernel_delays_no_restart_of
 def states(node: Node) -> list[str]:
     """States of the arbiter's threads. D means that a thread waits inside the kernel."""
     assert node.arbiter is not None
-    threads = Path(f"/proc/{node.arbiter.pid}/task").iterdir()
-    return [(thread / "stat").read_text().rsplit(")", 1)[1].split()[0] for thread in threads]
+    found = []
+    for thread in Path(f"/proc/{node.arbiter.pid}/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended meanwhile
+            found.append((thread / "stat").read_text().rsplit(")", 1)[1].split()[0])
+    return found
 
 
 def registers(lease: Path) -> bool:
