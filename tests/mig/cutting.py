@@ -187,7 +187,7 @@ class Card:
         gone = next(one for one in instance.compute_instances if one.id == compute_instance_id)
         assert gone.key is not None
         if (instance.key, gone.key) in self.processes_in:
-            raise VgpuError(ErrorCode.DEVICE_IN_USE, "somebody is on it", "")
+            raise VgpuError(ErrorCode.DEVICE_IN_USE, "the device is in use", "")
         self.scissors.point()
         left = tuple(one for one in instance.compute_instances if one is not gone)
         self.instances[gpu_instance_id] = replace(instance, compute_instances=left)
@@ -198,7 +198,7 @@ class Card:
         instance = self.instances[gpu_instance_id]
         key = instance.key
         if key in self.processes_on or any(on == key for on, _ in self.processes_in):
-            raise VgpuError(ErrorCode.DEVICE_IN_USE, "somebody is on it", "")
+            raise VgpuError(ErrorCode.DEVICE_IN_USE, "the device is in use", "")
         self.scissors.point()
         self.instances[gpu_instance_id] = replace(instance, compute_instances=())
         # the daemon may be cut after the compute instance is destroyed and before its GPU instance is
