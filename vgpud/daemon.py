@@ -450,14 +450,18 @@ async def reload_once(keeper: NodeKeeper) -> None:
 
 def watch_devices(daemon: Daemon, keeper: NodeKeeper, loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
     """Starts the watch of Xid events, which change the health of devices. Returns a function that stops the
-    watch.
+    watch. When the watch begins, the inventory is read again, because a device may have become sick since it
+    was read.
     """
 
     def arrived(event: DeviceEvent) -> None:
         loop.call_soon_threadsafe(lambda: keeper.spawn(keeper.notices.event(event)))
 
+    def registered() -> None:
+        loop.call_soon_threadsafe(lambda: keeper.spawn(daemon.inventory.refresh()))
+
     stop = threading.Event()
-    watch_events(daemon.gateway, arrived, stop)
+    watch_events(daemon.gateway, arrived, stop, registered)
     return stop.set
 
 

@@ -110,6 +110,22 @@ def test_devices_that_appear_are_watched_too() -> None:
     assert told.events == [DeviceEvent(uuid_of(1), 48)]
 
 
+def test_each_registration_is_reported_before_its_events() -> None:
+    """A device that breaks before its registration raises no event, so the caller reads its health then."""
+    nvml = FakeNvml(2)
+    nvml.events = [xid(nvml, 0, 48), pynvml.NVML_ERROR_UNINITIALIZED, xid(nvml, 1, 74)]
+    seen: list[str] = []
+    stop = threading.Event()
+
+    def told(event: DeviceEvent) -> None:
+        seen.append(f"xid {event.xid}")
+        if event.xid == 74:
+            stop.set()
+
+    watch_events(Gateway(binding=nvml), told, stop, lambda: seen.append("registered")).join(300)
+    assert seen == ["registered", "xid 48", "registered", "xid 74"]
+
+
 def test_without_events_on_any_device_there_is_nothing_to_watch() -> None:
     nvml = FakeNvml(2)
     nvml.answers["nvmlDeviceGetSupportedEventTypes"] = pynvml.NVML_ERROR_NOT_SUPPORTED

@@ -56,20 +56,31 @@ class DeviceEvent:
 
 
 def watch_events(
-    gateway: Gateway, callback: Callable[[DeviceEvent], None], stop: threading.Event
+    gateway: Gateway,
+    callback: Callable[[DeviceEvent], None],
+    stop: threading.Event,
+    registered: Callable[[], None] = lambda: None,
 ) -> threading.Thread:
     """Starts and returns a thread that calls `callback` (in that thread) for each event, until `stop` is set.
+    It calls `registered` each time the devices are registered: the driver keeps no events of the time before,
+    so the caller then reads the health of the devices.
 
     The thread ends within WAIT_MILLISECONDS of `stop`. It survives a missing driver, a lost device and a
     driver reload. Devices without events are left out. The thread is a daemon thread, so it does not keep the
     process alive.
     """
-    thread = threading.Thread(target=_watch, args=(gateway, callback, stop), name="nvml-events", daemon=True)
+    words = (gateway, callback, stop, registered)
+    thread = threading.Thread(target=_watch, args=words, name="nvml-events", daemon=True)
     thread.start()
     return thread
 
 
-def _watch(gateway: Gateway, callback: Callable[[DeviceEvent], None], stop: threading.Event) -> None:
+def _watch(
+    gateway: Gateway,
+    callback: Callable[[DeviceEvent], None],
+    stop: threading.Event,
+    registered: Callable[[], None],
+) -> None:
     told = ""
     while not stop.is_set():
         try:
@@ -78,6 +89,7 @@ def _watch(gateway: Gateway, callback: Callable[[DeviceEvent], None], stop: thre
                 if not watched:
                     log.info(LogEvent.NO_DEVICE_WITH_XID_EVENTS, devices=listed)
                     return
+                registered()
                 _wait(gateway.nvml, event_set, listed, callback, stop)
             finally:
                 gateway.nvml.call("nvmlEventSetFree", event_set)
