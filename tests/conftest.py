@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc.aio
 import pytest
+import structlog
 from hypothesis import settings
 
 from tests.conditions import CONDITIONS, named_by
@@ -107,12 +108,21 @@ def grpc_keeps_its_poller() -> None:
     asyncio.run(make_poller())
 
 
+def tracebacks_are_short() -> None:
+    """Without a configuration structlog draws tracebacks with rich: boxes with all local variables. One of
+    them takes the event loop of a loaded machine for seconds.
+    """
+    plain = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
+    structlog.configure([structlog.processors.add_log_level, plain])
+
+
 def pytest_configure(config: pytest.Config) -> None:
     children_start_with_default_signals()
     root_is_a_mount()
     sockets_have_room()
     folders_are_in_memory()
     grpc_keeps_its_poller()
+    tracebacks_are_short()
     config.stash[NOT_HERE] = {}
 
 

@@ -134,7 +134,7 @@ def test_what_a_tenant_used_alone_before_does_not_count(program: str, policy: st
 
 @pytest.mark.parametrize("seed", range(1, 9))
 def test_a_device_has_one_holder_whenever_a_tenant_waits(seed: int) -> None:
-    model(str(seed), "40000")
+    model(str(seed), "40000", program="sched-model-sanitized")
 
 
 def test_tenants_of_one_and_of_several_devices_get_their_weights() -> None:
