@@ -34,12 +34,14 @@ EVICTION_SECONDS = 5.0
 
 class Leases(Remembering, Preload):
     """Leases of tenants that use all of their memory. A process swaps out at once; it evicts kept memory
-    EVICTION_SECONDS after the arbiter's request, unless it is `stuck`.
+    EVICTION_SECONDS after the arbiter's request, unless it is `stuck`. The leases of `liars` say that a
+    pebibyte is movable, and on the device.
     """
 
     def __init__(self) -> None:
         Remembering.__init__(self, Mode.PRELOAD, pids=(os.getpid(),))
         self.stuck = False
+        self.liars: set[str] = set()
         self.memory: dict[str, int] = {}  # bytes of movable memory
         self.kept: dict[str, int] = {}  # bytes that the swapped-out tenants keep on the device
         self.shares: dict[str, int] = {}
@@ -72,6 +74,8 @@ class Leases(Remembering, Preload):
     def swaps(self, allocation_id: str) -> tuple[ProcessSwap, ...]:
         held = self.memory.get(allocation_id, GIB)
         phase = SwapPhase.OUT if allocation_id in self.kept else SwapPhase.HERE
+        if allocation_id in self.liars:
+            return (ProcessSwap(phase, 0, 1 << 50, 1 << 50, 1 << 50),)
         return (ProcessSwap(phase, 0, held, held, self.kept.get(allocation_id, 0)),)
 
     def held(self, allocation_id: str) -> Meter:
@@ -151,9 +155,12 @@ def test_kept_memory_is_evicted_before_another_tenant_gets_the_room(tmp_path: Pa
     assert not leases.crowded
 
 
-def test_a_change_that_needs_room_waits_a_bounded_time_for_the_eviction(tmp_path: Path) -> None:
+@pytest.mark.parametrize("liars", [set(), {"first"}])
+def test_a_change_that_needs_room_waits_a_bounded_time_for_the_eviction(
+    tmp_path: Path, liars: set[str]
+) -> None:
     leases = Leases()
-    leases.stuck = True
+    leases.stuck, leases.liars = True, liars
     with capture_logs() as lines:
         seconds = clock.run(needs_room(tmp_path, leases, resized))
     limit = seconds_to_move(HELD_GIB * GIB)

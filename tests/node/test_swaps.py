@@ -111,6 +111,47 @@ def test_a_swap_out_that_does_not_begin_fails(phase: SwapPhase, quiet: bool, why
         clock.run(Goes(phase, quiet).until(tenant("a", State.SUSPENDING), SwapPhase.OUT))
 
 
+class Lies(swaps.Swaps):
+    """Swaps of a tenant whose lease says that each of its processes has a pebibyte to move."""
+
+    def __init__(self, phase: SwapPhase, available_gib: int = 0) -> None:
+        self.ordered: list[bool] = []
+        word = ProcessSwap(phase, 0, 1 << 50, 0, 1 << 50)
+
+        async def ask(_: str) -> None: ...
+
+        activities = SimpleNamespace(ask=ask, read=lambda _: LeaseActivity())
+        host = HostMemory(available_gib * GIB, 1 * GIB)
+        self._services = cast(Any, SimpleNamespace(activities=activities, host=lambda: host))
+        self._book = cast(Any, Book())
+        told = SimpleNamespace(swaps=lambda _: (word, word), expect=lambda _, soon: self.ordered.append(soon))
+        self._preload = cast(Any, told)
+
+
+@pytest.mark.parametrize(
+    ("phase", "wanted", "state"),
+    [
+        (SwapPhase.GOING, SwapPhase.OUT, State.SUSPENDING),
+        (SwapPhase.COMING, SwapPhase.HERE, State.RESUMING),
+    ],
+)
+def test_a_lease_that_says_a_pebibyte_is_waited_for_no_longer_than_its_limit_takes(
+    phase: SwapPhase, wanted: SwapPhase, state: State
+) -> None:
+    """The wait holds the turns of the device's other tenants."""
+    liar = Allocation("a", request("a"), state, (Slice(GPU, Mode.PRELOAD, 8 * GIB),))
+    with pytest.raises(VgpuError, match="its memory was not moved within 40 seconds"):
+        clock.run(Lies(phase).until(liar, wanted))
+
+
+def test_a_lease_that_says_a_pebibyte_is_not_too_large_for_the_host() -> None:
+    """Otherwise the tenant would stay on its device at the end of its turn."""
+    liar = Allocation("a", request("a"), State.ACTIVE, (Slice(GPU, Mode.PRELOAD, 8 * GIB),))
+    lies = Lies(SwapPhase.HERE, available_gib=9)
+    lies.expect([liar], [])
+    assert lies.ordered == [True]
+
+
 class Reports:
     """A tenant whose libvgpu reports `calls` one second after a request, if it is not `stopped`."""
 

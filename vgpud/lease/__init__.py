@@ -18,7 +18,7 @@ from vgpud.lease.pages import (
     update_limits,
     write_lease,
 )
-from vgpud.lease.swap import ProcessSwap, SwapPhase, read_stays, read_swaps
+from vgpud.lease.swap import ProcessSwap, SwapPhase, read_stays, read_swaps, within
 from vgpud.lease.usage import (
     LeaseActivity,
     LeaseMeter,
@@ -74,5 +74,6 @@ __all__ = [
     "remove_graves",
     "remove_lease",
     "update_limits",
+    "within",
     "write_lease",
 ]

@@ -3,7 +3,8 @@ lease (residency/swap.h in libvgpu).
 """
 
 import struct
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from pathlib import Path
 
@@ -52,6 +53,18 @@ def read_swaps(folder: Path) -> tuple[ProcessSwap, ...]:
     with usage_of(folder) as fd:
         _, slots = read_slots(fd)
     return tuple(_read(slots, at) for at in in_use(slots))
+
+
+def within(swaps: Iterable[ProcessSwap], most_bytes: int) -> tuple[ProcessSwap, ...]:
+    """The swap states, with at most `most_bytes` of movable memory in all. The tenant writes these figures,
+    and vgpud derives from them how long it waits and how much host memory an eviction needs.
+    """
+    bounded = []
+    for swap in swaps:
+        movable = min(swap.movable_bytes, most_bytes)
+        most_bytes -= movable
+        bounded.append(replace(swap, movable_bytes=movable, kept_bytes=min(swap.kept_bytes, movable)))
+    return tuple(bounded)
 
 
 def read_stays(folder: Path) -> tuple[int, ...]:

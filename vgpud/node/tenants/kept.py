@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import structlog
 
 from vgpud import clock
-from vgpud.lease import ProcessSwap
+from vgpud.lease import ProcessSwap, within
 from vgpud.model.errors import VgpuError
 from vgpud.model.log_event import LogEvent
 from vgpud.model.quantity import format_bytes
@@ -138,8 +138,9 @@ class Kept:
         return self._inventory.device(uuid).memory_usable_bytes
 
     def _swaps(self, allocation: Allocation) -> tuple[ProcessSwap, ...]:
+        limit = sum(part.memory_bytes for part in allocation.slices)
         try:
-            return () if self._preload is None else self._preload.swaps(allocation.id)
+            return () if self._preload is None else within(self._preload.swaps(allocation.id), limit)
         except VgpuError as error:
             log.debug(LogEvent.SWAP_STATE_UNREADABLE, allocation=allocation.id, why=str(error))
             return ()

@@ -10,7 +10,7 @@ from dataclasses import replace
 import structlog
 
 from vgpud import clock
-from vgpud.lease import LeaseActivity, ProcessSwap, SwapPhase
+from vgpud.lease import LeaseActivity, ProcessSwap, SwapPhase, within
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.lifecycle import Change, suspension_outcome
 from vgpud.model.log_event import LogEvent
@@ -46,7 +46,7 @@ class Swaps:
         if self._preload is None or not _is_alone(allocation):
             return Evictable(why_not="libvgpu evicts the memory of preload tenants with one slice only")
         try:
-            swaps = self._preload.swaps(allocation.id)
+            swaps = self._read(allocation)
             held = self._preload.held(allocation.id)
         except VgpuError as error:
             return Evictable(why_not=error.sentence)
@@ -69,7 +69,7 @@ class Swaps:
         if self._preload is None or not away.stays_bytes:
             return ()
         try:
-            movable = sum(swap.movable_bytes for swap in self._preload.swaps(away.id))
+            movable = sum(swap.movable_bytes for swap in self._read(away))
             unevictable = self._preload.held(away.id).used_bytes - movable
             return rules.stays_by_kind(away.stays_bytes, unevictable, self._preload.stays(away.id))
         except VgpuError as error:  # for example, the allocation was released meanwhile
@@ -275,7 +275,8 @@ class Swaps:
     def _read(self, allocation: Allocation) -> tuple[ProcessSwap, ...]:
         if self._preload is None:
             return ()
-        return self._preload.swaps(allocation.id)
+        limit = sum(part.memory_bytes for part in allocation.slices)
+        return within(self._preload.swaps(allocation.id), limit)
 
     def _others_go(self, allocation: Allocation) -> bool:
         """Is another tenant of the same device being suspended? That takes longer while its host buffer is
