@@ -67,7 +67,7 @@ from vgpud.serve.dra.monitors import Monitors
 from vgpud.serve.http.doors import Doors
 from vgpud.serve.kubelet.door import Kubelet, KubeletDoor
 from vgpud.serve.old_files import take_over
-from vgpud.serve.peers import identify
+from vgpud.serve.peers import Identities
 from vgpud.serve.runtime import RuntimeDoor
 from vgpud.serve.server import Server
 from vgpud.serve.sockets import claim, passed_sockets, public_sockets, runtime_socket
@@ -299,7 +299,7 @@ async def serve(settings: Settings) -> None:
         assert daemon.ledger is not None
         assert daemon.containers is not None
         assert daemon.cdi_watch is not None
-        doors = Doors(settings.run_dir, lambda: observe(keeper), lambda peer: identify(peer, Door.READ).user)
+        doors = Doors(settings.run_dir, lambda: observe(keeper), Identities(Door.READ))
         await doors.start(keeper.policies.policy)
         keeper.policies.preparing.append(doors.prepare)
         door = runtime_socket(settings.run_dir, settings.group, passed)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conditions import browser, needs
-from tests.http.test_server import free_port, observe, policy
+from tests.http.test_server import Known, free_port, observe, policy
 from tests.metrics.samples import NODE, observation
 from tests.metrics.samples import A as DEVICE_A
 from vgpud.model.device import ComputeInstance, Health, Placement
@@ -208,7 +208,7 @@ def test_a_browser_draws_the_page_without_errors(tmp_path: Path) -> None:
     (tmp_path / "private").mkdir()
 
     async def run() -> tuple[str, str]:
-        doors = Doors(tmp_path, observe, lambda peer: 0)
+        doors = Doors(tmp_path, observe, Known())
         await doors.start(policy(page=port))
         try:
             process = await asyncio.create_subprocess_exec(

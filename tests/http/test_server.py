@@ -6,7 +6,7 @@ import os
 import re
 import socket
 import stat
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -15,11 +15,31 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from tests.metrics.samples import observation
+from vgpud.model.caller import Caller, Door
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.observation import Observation
+from vgpud.model.tenancy import Lifetime
 from vgpud.policy.model import HttpSettings, MetricsSettings, Policy
 from vgpud.serve.http import server as http
 from vgpud.serve.http.doors import Doors
+
+
+class Known:
+    """Connections whose uids belong to the users `arrived`, and whose processes belong to the users
+    `identified`, in this order; later ones are root's.
+    """
+
+    def __init__(self, arrived: Iterable[int] = (), identified: Iterable[int] = ()) -> None:
+        self.arrived, self.identified = list(arrived), list(identified)
+        self.asked = 0  # how often the kernel was asked about a process
+
+    def user_of(self, connection: socket.socket) -> int:
+        return self.arrived.pop(0) if self.arrived else 0
+
+    async def of(self, connection: socket.socket, user: int) -> Caller:
+        self.asked += 1
+        user = self.identified.pop(0) if self.identified else user
+        return Caller(Door.READ, user, user, Lifetime())
 
 
 async def observe() -> Observation:
@@ -43,12 +63,12 @@ def with_doors(
     folder: Path,
     first: Policy,
     work: Callable[[Doors], Awaitable[None]],
-    user_of: Callable[[socket.socket], int] = lambda peer: 0,
+    identities: http.Identities | None = None,
 ) -> None:
     (folder / "private").mkdir()
 
     async def run() -> None:
-        doors = Doors(folder, observe, user_of)
+        doors = Doors(folder, observe, identities or Known())
         await doors.start(first)
         try:
             await work(doors)
@@ -154,27 +174,38 @@ def test_slow_peers_do_not_keep_a_scrape_out(tmp_path: Path, monkeypatch: pytest
     with_doors(tmp_path, policy(page=port), work)
 
 
+@pytest.mark.parametrize(
+    ("arrived", "identified"),
+    [
+        ([7] * http.CONNECTIONS_PER_USER + [7] * 30, []),
+        # the uids of the user's own namespace
+        (range(100, 100 + http.CONNECTIONS_PER_USER + 30), [7] * (http.CONNECTIONS_PER_USER + 30)),
+    ],
+)
 def test_a_user_has_a_share_of_the_connections_of_the_unix_socket(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arrived: Iterable[int], identified: list[int]
 ) -> None:
     monkeypatch.setattr(http, "PEER_SECONDS", 1e6)
-    path, users = tmp_path / "metrics.sock", [7] * http.CONNECTIONS_PER_USER + [7, 8, 0]
+    path, known = tmp_path / "metrics.sock", Known([*arrived, 8, 0], identified)
 
     async def work(_: Doors) -> None:
         held = []
         for _each in range(http.CONNECTIONS_PER_USER):
             held.append(await asyncio.open_unix_connection(str(path)))
-        try:
-            refused = await say(get("/metrics"), path=path)
-        except ConnectionError:
-            refused = b""
-        assert refused == b""
+        for _each in range(30):
+            try:
+                refused = await say(get("/metrics"), path=path)
+            except ConnectionError:
+                refused = b""
+            assert refused == b""
+        # the event loop asks the kernel about no connection beyond the share of its uid
+        assert known.asked == http.CONNECTIONS_PER_USER + (30 if identified else 0)
         for _who in ("user 8", "root"):
             assert status(await say(get("/metrics"), path=path)) == 200
         for _reader, writer in held:
             writer.close()
 
-    with_doors(tmp_path, policy(), work, lambda peer: users.pop(0))
+    with_doors(tmp_path, policy(), work, known)
 
 
 def test_a_failing_page_reveals_no_details(tmp_path: Path) -> None:
@@ -283,7 +314,7 @@ def test_an_address_that_cannot_be_used_has_a_hint_of_its_own(
 
     async def listen() -> None:
         with pytest.raises(VgpuError) as refused:
-            await Doors(tmp_path, observe, lambda peer: 0).prepare(policy(page=80))
+            await Doors(tmp_path, observe, Known()).prepare(policy(page=80))
         assert hint in refused.value.hint
 
     monkeypatch.setattr(socket.socket, "bind", refuse)

@@ -1,11 +1,18 @@
 """All callers together, root excepted, have a bounded share of the daemon's time, however many they are."""
 
 import asyncio
+import socket
+import time
 from contextlib import suppress
+
+import pytest
 
 from tests.clock import run
 from vgpud import clock
+from vgpud.model.caller import Caller, Door
+from vgpud.model.tenancy import Lifetime
 from vgpud.pace import Pace
+from vgpud.serve import peers
 
 
 def test_work_of_many_callers_has_a_bounded_share_of_time_and_users_take_turns() -> None:
@@ -49,5 +56,36 @@ def test_failed_work_ends_its_turn() -> None:
             with suppress(ZeroDivisionError):
                 async with pace.turn(7):
                     pace.took(1 / 0)
+
+    run(main())
+
+
+def test_the_processes_of_callers_are_identified_in_turns_of_the_users_and_roots_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A user that connects again and again makes the event loop ask the kernel about each connection."""
+    spent = 0.0
+    done: list[tuple[int, float]] = []
+
+    def identify(connection: socket.socket, door: Door) -> Caller:
+        nonlocal spent
+        spent += 1
+        return Caller(door, 0, 0, Lifetime())
+
+    monkeypatch.setattr(peers, "identify", identify)
+    monkeypatch.setattr(time, "thread_time", lambda: spent)
+
+    async def main() -> None:
+        identities = peers.Identities(Door.READ)
+        began = clock.now()
+
+        async def arrives(user: int) -> None:
+            with socket.socket() as connection:
+                await identities.of(connection, user)
+            done.append((user, clock.now() - began))
+
+        await asyncio.gather(*(arrives(user) for user in [7] * 10 + [8, 0]))
+        assert done[:3] == [(0, 0), (7, 0), (8, 9)]
+        assert done[-1] == (7, 10 * 9)
 
     run(main())

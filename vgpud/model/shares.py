@@ -41,3 +41,13 @@ class Shares:
         self._taken[user] -= 1
         if not self._taken[user]:
             del self._taken[user]
+
+    def pass_on(self, user: int, other: int) -> bool:
+        """Counts a unit of `user` as one of `other`. Returns False if `other` can have no more; the unit then
+        stays with `user`.
+        """
+        self.give_back(user)
+        passed = self.take(other)
+        if not passed:
+            self.take(user)
+        return passed

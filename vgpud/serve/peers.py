@@ -6,6 +6,7 @@ import os
 import re
 import socket
 import struct
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from vgpud.model.caller import Caller, Door
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Lifetime, Owner
 from vgpud.node.tenants.users import SUBORDINATE, namespace_owner
+from vgpud.pace import Pace
 
 _UCRED = struct.Struct("iII")  # struct ucred of unix(7): pid, uid, gid
 # line with the pid in the fdinfo of a pidfd (pidfd_open(2))
@@ -25,6 +27,8 @@ _FDINFO_PID = re.compile(rb"^Pid:\s*(-?\d+)$", re.MULTILINE)
 _SO_PEERPIDFD = 77  # value in asm-generic/socket.h, since Linux 6.5; Python's socket module lacks it
 # 12 s in all: vgpud.proc refuses the questions about a user's processes for 10 s after four without answer
 _TRIES, _RETRY_SECONDS = 120, 0.1
+# pause factor: users other than root get a tenth of the event loop's time for identifying their processes
+_REST_FACTOR = 9.0
 T = TypeVar("T")
 
 
@@ -65,6 +69,35 @@ async def patiently(ask: Callable[[], Awaitable[T]]) -> T:
                 raise
         await asyncio.sleep(_RETRY_SECONDS)
     return await ask()
+
+
+class Identities:
+    """Identifies the callers of one door: root's at once, others' in turns of the users and within a tenth of
+    the event loop's time.
+    """
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+        self._pace = Pace(_REST_FACTOR)
+
+    def user_of(self, connection: socket.socket) -> int:
+        """As the function of that name."""
+        return user_of(connection)
+
+    async def of(self, connection: socket.socket, user: int) -> Caller:
+        """The caller, counted as `user` until now. Raises OSError as `identify` does."""
+
+        async def ask() -> Caller:
+            if user in (0, os.geteuid()):
+                return identify(connection, self._door)
+            async with self._pace.turn(user):
+                began = time.thread_time()
+                try:
+                    return identify(connection, self._door)
+                finally:
+                    self._pace.took(time.thread_time() - began)
+
+        return await patiently(ask)
 
 
 def _credentials(connection: socket.socket) -> tuple[int, int, int]:

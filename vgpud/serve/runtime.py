@@ -31,7 +31,7 @@ from vgpud.model.tenancy import Allocation, Lifetime, Owner, Request, workload_o
 from vgpud.pace import Pace
 from vgpud.policy.model import RuntimeSettings
 from vgpud.proc import read_stat
-from vgpud.serve.peers import identify, patiently, user_of
+from vgpud.serve.peers import Identities, user_of
 from vgpud.serve.runtime_wire import Message, Status, Verb, packed, receive, reply
 from vgpud.serve.sockets import RuntimeSocket
 
@@ -40,8 +40,6 @@ log = structlog.get_logger(__name__)
 _ACCEPT_PAUSE_SECONDS = 0.1
 _AUDITED_CHARACTERS = 128
 _REST_FACTOR = 9.0  # pause factor: users other than root get a tenth of the reader thread's time
-# pause factor: users other than root get a tenth of the event loop's time for identifying their processes
-_ARRIVAL_REST_FACTOR = 9.0
 _NAME_CHARACTERS = 63
 _SHOWN_CHARACTERS = 12  # length to which a container's id is shortened, as docker ps and podman ps show it
 
@@ -109,7 +107,7 @@ class RuntimeDoor:
         # config.json is parsed and written in this thread, so that the event loop can serve other callers.
         self._reader = ThreadPoolExecutor(1, "vgpud-config")
         self._pace = Pace(_REST_FACTOR)
-        self._arrivals = Pace(_ARRIVAL_REST_FACTOR)
+        self._identities = Identities(Door.TENANT)
         self._read_seconds = 0.0  # processor time that the latest message took
 
     def start(self) -> None:
@@ -162,7 +160,7 @@ class RuntimeDoor:
     async def _serve(self, connection: socket.socket, user: int) -> None:
         try:
             with connection:
-                caller = await self._identified(connection, user)
+                caller = await self._identities.of(connection, user)
                 status, body = await self._answer(connection, caller)
                 async with asyncio.timeout(self._limits.reply_seconds):
                     await reply(connection, status, body)
@@ -171,21 +169,6 @@ class RuntimeDoor:
             log.debug(LogEvent.RUNTIME_DISCONNECTED, why=str(error), uid=user)
         finally:
             self._shares.give_back(user)
-
-    async def _identified(self, connection: socket.socket, user: int) -> Caller:
-        """Raises OSError if the peer is gone, or if the kernel does not tell its process."""
-
-        async def ask() -> Caller:
-            if user in (0, os.geteuid()):
-                return identify(connection, Door.TENANT)
-            async with self._arrivals.turn(user):
-                began = time.thread_time()
-                try:
-                    return identify(connection, Door.TENANT)
-                finally:
-                    self._arrivals.took(time.thread_time() - began)
-
-        return await patiently(ask)
 
     async def _answer(self, connection: socket.socket, caller: Caller) -> tuple[Status, bytes]:
         if not _is_root(caller) and not self._rules().users:

@@ -18,7 +18,7 @@ from vgpud.model.observation import Observation
 from vgpud.policy.model import Policy
 from vgpud.serve.http.history import SAMPLE_SECONDS, History
 from vgpud.serve.http.page import CONTENT_SECURITY_POLICY, page
-from vgpud.serve.http.server import MAX_HEAD_BYTES, Page, Response, Server
+from vgpud.serve.http.server import MAX_HEAD_BYTES, Identities, Page, Response, Server
 from vgpud.serve.metrics.exposition import CONTENT_TYPE
 from vgpud.serve.metrics.render import Renderer
 
@@ -76,8 +76,8 @@ class _Door:
 
 
 class Doors:
-    """Opens and closes the listeners. `observe` collects the data of the pages; `user_of` returns the user at
-    the other end of a Unix socket.
+    """Opens and closes the listeners. `observe` collects the data of the pages; `identities`
+    tells the users of metrics.sock.
 
     The addresses of a new policy are bound before the policy comes into force.
     """
@@ -86,9 +86,9 @@ class Doors:
         self,
         run_dir: Path,
         observe: Callable[[], Awaitable[Observation]],
-        user_of: Callable[[socket.socket], int],
+        identities: Identities,
     ) -> None:
-        self._user_of = user_of
+        self._identities = identities
         self._run_dir = run_dir
         self._observe = observe
         self._renderer = Renderer()
@@ -113,7 +113,7 @@ class Doors:
             one.close()
             raise _cannot(str(self._run_dir / SOCKET_NAME), error) from None
         self._unix = await asyncio.start_unix_server(
-            Server(pages, False, self._user_at).connected, sock=one, limit=MAX_HEAD_BYTES
+            Server(pages, False, self._identities).connected, sock=one, limit=MAX_HEAD_BYTES
         )
         try:
             (await self.prepare(policy))(True)
@@ -130,9 +130,6 @@ class Doors:
             else:
                 self._history.clear()
             await asyncio.sleep(SAMPLE_SECONDS)
-
-    def _user_at(self, writer: asyncio.StreamWriter) -> int:
-        return self._user_of(writer.get_extra_info("socket"))
 
     async def prepare(self, policy: Policy) -> Callable[[bool], None]:
         """Binds the addresses that `policy` adds. The returned function takes True to commit (addresses that

@@ -7,13 +7,16 @@ connections are bounded.
 
 import asyncio
 import re
+import socket
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from typing import Protocol
 
 import structlog
 
 from vgpud import clock
+from vgpud.model.caller import Caller
 from vgpud.model.log_event import LogEvent
 from vgpud.model.shares import Shares
 from vgpud.pace import Pace
@@ -52,38 +55,57 @@ def _plain(status: HTTPStatus) -> Response:
     return Response(f"{status.value} {status.phrase}\n".encode(), status=status)
 
 
+class Identities(Protocol):
+    """Identifies the peers of a Unix socket: at once by uid, and in turns of the users by process. Raises
+    OSError for a peer that has ended.
+    """
+
+    def user_of(self, connection: socket.socket) -> int: ...
+
+    async def of(self, connection: socket.socket, user: int) -> Caller: ...
+
+
 class Server:
     """Serves `pages` by path. With `only_loopback` (TCP), the Host header must be a loopback name.
 
-    With `user_of`, each user has a share of the connections. Without it (TCP), a new connection replaces the
-    oldest one if all are in use.
+    With `identities` (a Unix socket), each user has a share of the connections. Without it (TCP), a new
+    connection replaces the oldest one if all are in use.
     """
 
     def __init__(
         self,
         pages: Mapping[str, Page],
         only_loopback: bool,
-        user_of: Callable[[asyncio.StreamWriter], int] | None = None,
+        identities: Identities | None = None,
     ) -> None:
         self._pages = pages
         self._only_loopback = only_loopback
-        self._user_of = user_of
+        self._identities = identities
         self._shares = Shares(MAX_CONNECTIONS, CONNECTIONS_PER_USER, CONNECTIONS_OF_ROOT)
         self._pace = Pace(_REST_FACTOR)
         self._open: dict[asyncio.StreamWriter, None] = {}  # open TCP connections, oldest first
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serves one new connection: the callback for asyncio.start_server."""
-        if self._user_of is None:
-            self._make_room()
-            self._open[writer] = None
-            try:
-                await self._converse(reader, writer, _UNKNOWN_USER)
-            finally:
-                self._open.pop(writer, None)
+        if self._identities is not None:
+            await self._serve(reader, writer, self._identities)
             return
+        self._make_room()
+        self._open[writer] = None
         try:
-            user = self._user_of(writer)
+            await self._converse(reader, writer, _UNKNOWN_USER)
+        finally:
+            self._open.pop(writer, None)
+
+    async def _serve(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, identities: Identities
+    ) -> None:
+        """Serves a connection to the Unix socket. It counts by its uid alone until the kernel has told its
+        process, because each of these questions takes time of the event loop.
+        """
+        connection = writer.get_extra_info("socket")
+        try:
+            user = identities.user_of(connection)
         except OSError:  # the connection is already closed
             writer.close()
             return
@@ -91,8 +113,15 @@ class Server:
             writer.close()
             return
         try:
-            await self._converse(reader, writer, user)
+            async with asyncio.timeout(PEER_SECONDS):
+                known = (await identities.of(connection, user)).user
+            if known == user or self._shares.pass_on(user, known):
+                user = known
+                await self._converse(reader, writer, user)
+        except (OSError, TimeoutError):
+            pass  # the peer has ended, or the kernel does not tell its process
         finally:
+            writer.close()
             self._shares.give_back(user)
 
     def _make_room(self) -> None:
