@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
+from vgpud import clock
 from vgpud.model.caller import Caller
 from vgpud.model.errors import VgpuError
 from vgpud.model.journal import Message
@@ -19,6 +20,23 @@ from vgpud.model.log_event import LogEvent
 from vgpud.model.tenancy import Allocation
 
 log = structlog.get_logger("vgpud.audit")
+
+# The event and the MESSAGE_ID of a change that was made, and of one that was refused. Others have _AUDIT.
+_MADE = {
+    "allocate": (LogEvent.ALLOCATED, Message.ALLOCATED),
+    "release": (LogEvent.RELEASED, Message.RELEASED),
+    "resize": (LogEvent.RESIZED, Message.RESIZED),
+    "fail": (LogEvent.ALLOCATION_FAILED, Message.ALLOCATION_FAILED),
+    "mark": (LogEvent.MARKED, Message.MARKED),
+    "drain": (LogEvent.DRAINED, Message.DRAINED),
+    "undrain": (LogEvent.UNDRAINED, Message.DRAINED),
+    "reload policy": (LogEvent.POLICY_RELOADED, Message.POLICY_RELOADED),
+}
+_REFUSED = {
+    "allocate": (LogEvent.REFUSED, Message.REFUSED),
+    "reload policy": (LogEvent.POLICY_REJECTED, Message.POLICY_REJECTED),
+}
+_AUDIT = LogEvent.AUDIT, Message.AUDIT
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +68,7 @@ def _itself(reason: str, pod: str = "") -> Cause:
 
 
 _cause: ContextVar[Cause | None] = ContextVar("vgpud_audit_cause", default=None)
+_running: ContextVar[Change | None] = ContextVar("vgpud_audit_change", default=None)
 
 
 def asked_by(caller: Caller, door: str = "", container: str = "", claim: str = "") -> None:
@@ -98,14 +117,24 @@ def of(allocation: Allocation) -> dict[str, object]:
 @contextmanager
 def change(name: str, **words: object) -> Iterator[Change]:
     """Writes one audit line when the block ends: a success, or the error that the block raises."""
-    told = Change(words)
+    told, began = Change(words), clock.now()
+    outer = _running.set(told)
     try:
         yield told
     except VgpuError as failure:
         record(name, failure, **told.words)
         raise
+    finally:
+        _running.reset(outer)
     if told.made:
+        told.words["seconds"] = round(clock.now() - began, 4)
         record(name, None, **told.words)
+
+
+def did(sentence: str) -> None:
+    """Adds what a change did to its audit line. Called inside the block of the change, or in a task of it."""
+    if (running := _running.get()) is not None:
+        running.words |= {"did": sentence}
 
 
 def automatic(name: str, reason: str, **words: object) -> None:
@@ -127,10 +156,11 @@ def _write(name: str, failure: VgpuError | None, cause: Cause, words: dict[str, 
             told[key] = text
     told["outcome"] = "done" if failure is None else failure.code.name
     if failure is not None:
-        told["why"] = failure.sentence
+        told |= {"error": failure.code.number, "why": failure.sentence}
+    event, message = (_MADE if failure is None else _REFUSED).get(name, _AUDIT)
     (log.info if failure is None else log.warning)(
-        LogEvent.AUDIT,
-        message_id=Message.AUDIT,
+        event,
+        message_id=message,
         audit=name,
         uid=cause.uid,
         gid=cause.gid,

@@ -69,7 +69,7 @@ class Thinned:
     def __call__(
         self, logger: object, method: str, event: MutableMapping[str, Any]
     ) -> MutableMapping[str, Any]:
-        if event.get("message_id") == AUDIT and event.get("outcome") == "done":
+        if "audit" in event and event.get("outcome") == "done":
             return event
         kind = event.get("event"), event.get("audit")
         keys = ((*kind, event.get("uid")), kind)
@@ -107,8 +107,7 @@ def _escaped(logger: object, method: str, event: MutableMapping[str, Any]) -> Mu
 
 def _to_journal(logger: object, method: str, event: MutableMapping[str, Any]) -> str:
     """Sends the fields to the journal and drops the line itself."""
-    fields = journal_fields(event)
-    sd.journal_send(journal_message(event), fields)
+    sd.journal_send(journal_message(event), journal_fields(event))
     raise structlog.DropEvent
 
 
@@ -116,26 +115,37 @@ def journal_message(event: Mapping[str, Any]) -> str:
     """The message that `journalctl` shows by default, in the style of logfmt: `refused: uid=7 why="the card
     is full"`.
     """
-    told = [f"{key}={_quoted(value)}" for key, value in event.items() if key not in _UNTOLD]
+    told = [f"{key}={_quoted(_text(value))}" for key, value in event.items() if key not in _UNTOLD]
     line = f"{event.get('event', '')}{': ' if told else ''}{' '.join(told)}"
     return f"{line}\n{event['exception']}" if "exception" in event else line
 
 
-def _quoted(value: object) -> str:
-    text = str(value)
+def _text(value: object) -> str:
+    """A field's value in words: the entries of a list or a table with commas between them."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}: {one}" for key, one in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def _quoted(text: str) -> str:
     if text and text.isprintable() and not set(text) & set(' "='):
         return text
     # escapes the control characters that move the cursor, too
     return json.dumps(text, ensure_ascii=not text.isprintable())
 
 
-def journal_fields(event: Mapping[str, Any]) -> dict[str, str]:
-    """The journal's fields for a log line."""
+def journal_fields(event: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The journal's fields for a log line. A line of the audit trail has two MESSAGE_IDs: that of its event,
+    by which `journalctl -x` explains it, and AUDIT.
+    """
     level = str(event.get("level", "info"))
-    fields = {"PRIORITY": str(_PRIORITIES.get(level, 6)), "SYSLOG_IDENTIFIER": "vgpud"}
-    if "message_id" in event:
-        fields["MESSAGE_ID"] = str(event["message_id"])
+    fields = [("PRIORITY", str(_PRIORITIES.get(level, 6))), ("SYSLOG_IDENTIFIER", "vgpud")]
+    messages = [event["message_id"]] if "message_id" in event else []
+    if "audit" in event and AUDIT not in messages:
+        messages.append(AUDIT)
+    fields += [("MESSAGE_ID", str(message)) for message in messages]
     for key, value in event.items():
         if key not in ("event", "level", "message_id"):
-            fields["VGPUD_" + "".join(c if c.isalnum() else "_" for c in key.upper())] = str(value)
+            name = "VGPUD_" + "".join(c if c.isalnum() else "_" for c in key.upper())
+            fields.append((name, _text(value)))
     return fields

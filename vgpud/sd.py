@@ -7,7 +7,7 @@ build), the daemon runs as without systemd.
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 try:
@@ -50,8 +50,9 @@ def stderr_is_journal() -> bool:
     return stream == f"{status.st_dev}:{status.st_ino}"
 
 
-def journal_send(message: str, fields: Mapping[str, str]) -> None:
-    systemd.journal.send(message, **fields)
+def journal_send(message: str, fields: Iterable[tuple[str, str]]) -> None:
+    """Sends one entry to the journal. A field may occur several times (sd_journal_print(3))."""
+    systemd.journal.sendv(f"MESSAGE={message}", *(f"{name}={value}" for name, value in fields))
 
 
 def watchdog_seconds() -> float | None:

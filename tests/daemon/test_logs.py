@@ -30,12 +30,22 @@ def test_a_line_becomes_fields_with_the_id_that_journalctl_knows() -> None:
         "message_id": Message.REFUSED,
         "uid": 7,
         "gpu_uuid": "GPU-1",
+        "waiting": ("device 1", "device 2"),
     }
-    fields = logs.journal_fields(event)
+    fields = dict(logs.journal_fields(event))
     assert fields["MESSAGE_ID"] == Message.REFUSED.value
     assert fields["VGPUD_UID"] == "7"
     assert fields["VGPUD_GPU_UUID"] == "GPU-1"
+    assert fields["VGPUD_WAITING"] == "device 1, device 2"
     assert all(re.fullmatch(r"[A-Z][A-Z0-9_]*", name) for name in fields)
+
+
+def test_a_line_of_the_audit_trail_has_the_message_ids_of_its_event_and_of_the_trail() -> None:
+    event = {"event": "allocated", "message_id": Message.ALLOCATED, "audit": "allocate"}
+    ids = [value for name, value in logs.journal_fields(event) if name == "MESSAGE_ID"]
+    assert ids == [Message.ALLOCATED, Message.AUDIT]
+    other = {"event": "audit", "message_id": Message.AUDIT, "audit": "suspend"}
+    assert [value for name, value in logs.journal_fields(other) if name == "MESSAGE_ID"] == [Message.AUDIT]
 
 
 def test_the_default_view_of_journalctl_has_all_fields() -> None:
@@ -44,6 +54,8 @@ def test_the_default_view_of_journalctl_has_all_fields() -> None:
     assert logs.journal_message(event) == "refused: uid=7"
     assert logs.journal_message({**event, **why}) == 'refused: uid=7 why="no \\"room\\"" label="" left_out=2'
     assert logs.journal_message({"event": "ready"}) == "ready"
+    listed = {"event": "x", "waiting": (), "lost": {7: "a1", 8: "a2"}}
+    assert logs.journal_message(listed) == 'x: waiting="" lost="7: a1, 8: a2"'
     failed = logs.journal_message({"event": "a bug", "uid": 7, "exception": "Traceback\n  here"})
     assert failed == "a bug: uid=7\nTraceback\n  here"
     # a field's value can neither add a line to the journal nor move the reader's cursor
@@ -162,6 +174,6 @@ def test_refusals_of_one_change_push_out_no_refusals_of_another() -> None:
 
 def test_audit_lines_are_never_dropped() -> None:
     thin = logs.Thinned(Clock())
-    audit = {"message_id": Message.AUDIT, "uid": 7}
+    audit = {"audit": "allocate", "uid": 7}
     assert len(kept(thin, 1000, outcome="done", **audit)) == 1000
     assert len(kept(thin, 1000, outcome="OVER_QUOTA", **audit)) == logs.LINES

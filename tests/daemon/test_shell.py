@@ -105,7 +105,7 @@ def test_the_watchdog_is_notified_twice_in_its_interval(monkeypatch: pytest.Monk
 
 def test_journal_fields_are_names_that_the_journal_takes() -> None:
     event = {"event": "allocated", "level": "warning", "allocation": "a1", "gpu.uuid": "GPU-1"}
-    fields = logs.journal_fields(event)
+    fields = dict(logs.journal_fields(event))
     assert fields == {
         "PRIORITY": "4",
         "SYSLOG_IDENTIFIER": "vgpud",

@@ -48,7 +48,7 @@ class Trail:
         text = self.node.log.read_text()
         new, self._read = text[self._read :], len(text)
         told = [json.loads(line) for line in new.splitlines() if line.startswith("{")]
-        return [line for line in told if line["event"] == "audit"]
+        return [line for line in told if "audit" in line]
 
     def until(self, what: str, holds: Callable[[list[dict[str, Any]]], object]) -> list[dict[str, Any]]:
         """Waits until `holds(lines)` is true for the audit lines since the last call; returns them."""

@@ -23,7 +23,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
 from statistics import median
 
@@ -233,19 +232,14 @@ class Count:
 
 def switches(node: DemoNode) -> dict[str, object]:
     """Durations of the swaps by direction, and their number, from vgpud's log."""
-    began: dict[tuple[str, str], datetime] = {}
     took: dict[str, list[float]] = {"out": [], "in": [], "by_the_driver": []}
     for line in node.log.read_text().splitlines():
         entry = json.loads(line) if line.startswith("{") else {}
-        event, name = str(entry.get("event")), str(entry.get("allocation"))
-        at = datetime.fromisoformat(str(entry.get("timestamp", "1970-01-01T00:00:00Z")))
-        if event in ("suspend", "resume"):
-            began[name, event] = at
-        elif event == "suspended" and (name, "suspend") in began:
-            way = "out" if str(entry.get("why")).startswith("swapped out") else "by_the_driver"
-            took[way].append((at - began.pop((name, "suspend"))).total_seconds())
-        elif event == "active" and (name, "resume") in began:
-            took["in"].append((at - began.pop((name, "resume"))).total_seconds())
+        if entry.get("audit") == "suspend" and entry["outcome"] == "done":
+            way = "out" if str(entry.get("did")).startswith("swapped out") else "by_the_driver"
+            took[way].append(entry["seconds"])
+        elif entry.get("audit") == "resume" and entry["outcome"] == "done":
+            took["in"].append(entry["seconds"])
     return {way: [round(seconds, 2) for seconds in all_] for way, all_ in took.items()}
 
 

@@ -46,7 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serve": {"audit", "clock", "pace", "proc", "node", "api", "inject", "model", "policy", "threads"},
     "remote": {"api", "clock", "logs", "model", "policy", "sd", "settings"},
     "ctl": {"api", "directory", "model", "policy", "planner", "remote"},
-    "audit": {"model"},
+    "audit": {"clock", "model"},
     "clock": set(),
     "directory": {"model"},
     "proc": set(),

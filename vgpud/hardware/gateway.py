@@ -131,9 +131,9 @@ class Gateway:
         except NvmlRefusal as refusal:
             if refusal.status != UNINITIALIZED:
                 raise
-        log.warning(LogEvent.NVML_INITIALISED_AGAIN, subject=subject)
         self._forget_init(generation)
         self._ensure_init()
+        log.warning(LogEvent.NVML_INITIALISED_AGAIN, subject=subject)
         return self._workers.run(subject, deadline, job)
 
     def close(self) -> None:

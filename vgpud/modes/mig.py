@@ -116,10 +116,9 @@ class MigMode:
         if self._wish(device_uuid).reset:
             processes = await asyncio.to_thread(self._gateway.processes, device_uuid)
             if not processes:
-                log.warning(
-                    LogEvent.GPU_RESET, device=device_uuid, why="MIG mode changes with it, policy allows it"
-                )
                 await asyncio.to_thread(reset_device, device_uuid)
+                why = "MIG mode changes with it, and the policy allows it (mig.reset)"
+                log.warning(LogEvent.GPU_RESET, device=device_uuid, why=why)
                 return await asyncio.to_thread(self._gateway.set_mig_mode, device_uuid, enabled)
         await asyncio.to_thread(self._gateway.set_mig_mode, device_uuid, not enabled)
         return False

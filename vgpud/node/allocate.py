@@ -105,7 +105,7 @@ class AllocationMaker:
     async def _allocate(self, request: Request, allocation_id: str | None) -> Allocation:
         decision, plan = await self._plan(request)
         if decision.refusal is not None:
-            self._store.account.refused(request, decision.refusal)
+            self._store.account.refused(decision.refusal)
             if self._mig is not None:
                 raise self._mig.explained(decision.refusal, decision.reasons)
             raise decision.refusal

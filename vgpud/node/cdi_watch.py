@@ -141,12 +141,12 @@ class CdiWatch:
         there = await self._parts.specs.list()
         for name in there - known:
             if name not in self._parts.book:
-                log.warning(LogEvent.ORPHANED_CDI_SPEC_REMOVED, allocation=name)
                 await self._parts.specs.remove(name)
+                log.warning(LogEvent.ORPHANED_CDI_SPEC_REMOVED, allocation=name)
         for name in held:
             if name not in there and name in self._held():
-                log.warning(LogEvent.MISSING_CDI_SPEC_REWRITTEN, allocation=name)
                 await self._parts.specs.write(self._parts.book.get(name))
+                log.warning(LogEvent.MISSING_CDI_SPEC_REWRITTEN, allocation=name)
 
     async def _rewrite(self) -> None:
         for name in self._held():

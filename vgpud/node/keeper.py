@@ -167,9 +167,11 @@ class NodeKeeper:
         if self.releases.is_released(allocation_id):
             return True
         held = self.book.get(allocation_id)
+        ending = self.store.account.ending(held)
         with audit.change("release", **audit.of(held), force=force or None) as told:
             check_owner(held, caller)
             told.made = not await self.releases.release(held, force)
+            told.words |= ending
         return not told.made
 
     async def resize(

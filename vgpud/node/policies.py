@@ -55,17 +55,22 @@ class Policies:
         if dry_run:
             return await self._reload(dry_run)
         with audit.change("reload policy") as told:
-            report = await self._reload(dry_run)
-            told.words["digest"] = report.digest
+            try:
+                report = await self._reload(dry_run)
+            except VgpuError as error:
+                told.words["details"] = error.details
+                raise
+            told.words |= {"digest": report.digest, "changed": report.changed}
+            told.words |= {"applied": report.done, "waiting": report.waiting}
         return report
 
     async def _reload(self, dry_run: bool) -> ReloadReport:
         async with self._reloading:
             try:
                 fresh = await asyncio.to_thread(self._load_fitting)
-            except VgpuError as error:
+            except VgpuError:
                 if not dry_run:
-                    self._account.reload_failed(error)
+                    self._account.tally.reload_succeeded = False
                 raise
             report = reload_report(self.current, fresh, self._inventory.node, self._store.book.use)
             if dry_run:
@@ -77,7 +82,7 @@ class Policies:
                     tell(old, fresh)
                 sentence = f"policy {fresh.digest[:8]} is in force"
                 await self._store.notice(EventKind.POLICY_RELOADED, fresh.digest, sentence)
-            self._account.reloaded(report)
+            self._account.reloaded()
             return report
 
     def _load_fitting(self) -> LoadedPolicy:
@@ -94,10 +99,10 @@ class Policies:
         try:
             for prepare in self.preparing:
                 ready.append(await prepare(policy))
-        except VgpuError as error:
+        except VgpuError:
             for decide in ready:
                 decide(False)
-            self._account.reload_failed(error)
+            self._account.tally.reload_succeeded = False
             raise
         for decide in ready:
             decide(True)

@@ -6,6 +6,7 @@ observes the node again and reconciles anew.
 
 import asyncio
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -65,21 +66,18 @@ async def _finish_change(keeper: NodeKeeper, allocation: Allocation) -> None:
     phase = phase_of(allocation)
     if phase not in _CHANGING:
         return
-    try:
-        with audit.because("vgpud was interrupted"), audit.change("recover", **audit.of(allocation)):
-            if phase is Phase.MOVING:
-                await keeper.moves.recover(allocation)
-            elif phase is Phase.RESIZING:
-                await keeper.resizes.finish(allocation)
-            else:
-                await keeper.suspends.recover(allocation)
-    except VgpuError as error:  # the owner of the allocation can repeat the change, or release the allocation
-        log.error(
-            LogEvent.INTERRUPTED_CHANGE_NOT_FINISHED,
-            allocation=allocation.id,
-            state=allocation.state.value,
-            why=str(error),
-        )
+    # The audit line says that it failed. The owner can repeat the change, or release the allocation.
+    with (
+        suppress(VgpuError),
+        audit.because("vgpud was interrupted"),
+        audit.change("recover", **audit.of(allocation)),
+    ):
+        if phase is Phase.MOVING:
+            await keeper.moves.recover(allocation)
+        elif phase is Phase.RESIZING:
+            await keeper.resizes.finish(allocation)
+        else:
+            await keeper.suspends.recover(allocation)
 
 
 async def agree(keeper: NodeKeeper, parts: Parts, start: Start, boot_changed: bool) -> None:
@@ -106,24 +104,11 @@ async def agree(keeper: NodeKeeper, parts: Parts, start: Start, boot_changed: bo
         await _resume_engines(parts, observed.leases)
     await _assume_modes(parts, [a for a in parts.book if a.id not in busy], daemons)
     for action in actions:
-        log.info(
-            LogEvent.RECONCILE_ACTION, action=action.kind.value, subject=action.subject, why=action.reason
-        )
-        try:
+        with suppress(VgpuError):  # the audit line of the action says that it failed
             await carry_out(keeper, parts, start, action)
-        except VgpuError as error:
-            log.error(
-                LogEvent.RECONCILE_FAILED, action=action.kind.value, subject=action.subject, why=str(error)
-            )
     if keeper.mig is not None:
         for name in await keeper.mig.stale():
             if name not in busy:
-                log.info(
-                    LogEvent.RECONCILE_ACTION,
-                    action="renew",
-                    subject=name,
-                    why="the driver's device nodes have changed",
-                )
                 with audit.because("the driver's device nodes have changed"):
                     await repair(keeper, parts, name)
         await keeper.mig.converge()
@@ -195,9 +180,7 @@ async def _specs(parts: Parts) -> frozenset[str] | None:
     try:
         return await parts.specs.list()
     except VgpuError as error:
-        log.error(
-            LogEvent.RECONCILE_FAILED, action="list specs", subject=str(parts.specs.folder), why=str(error)
-        )
+        log.error(LogEvent.CDI_SPECS_NOT_LISTED, folder=str(parts.specs.folder), why=str(error))
         return None
 
 

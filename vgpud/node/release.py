@@ -185,11 +185,12 @@ class AllocationReleaser:
         pause = _RETRY_SECONDS / 16
         while allocation_id in self._book:
             allocation = self._book.get(allocation_id)
+            ending = self._store.account.ending(allocation)
             attempt = asyncio.ensure_future(self.release(allocation, force=False))
             self._attempts[allocation_id] = attempt
             try:
                 if not await attempt:
-                    audit.record("release", None, **audit.of(allocation))
+                    audit.record("release", None, **(audit.of(allocation) | ending))
             except VgpuError as error:
                 log.debug(LogEvent.RELEASE_FAILED_RETRYING, allocation=allocation_id, why=str(error))
                 await asyncio.sleep(pause)

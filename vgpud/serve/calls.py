@@ -115,7 +115,6 @@ class Calls:
             try:
                 with audit.because(f"uid {caller.uid} left before its reply, and no caller can name it"):
                     await self._keeper.release(held.id, caller, force=True)
-                log.info(LogEvent.UNANSWERED_ALLOCATION_RELEASED, allocation=held.id, uid=caller.uid)
             except VgpuError as error:
                 log.warning(LogEvent.UNANSWERED_ALLOCATION_NOT_RELEASED, allocation=held.id, why=str(error))
 

@@ -40,13 +40,10 @@ def end_servers(folder: DeviceFolder, program: str) -> tuple[int, ...]:
         pidfd = open_pidfd(server)
         if pidfd is not None:
             with pidfd:
-                audit.automatic(
-                    "end MPS server",
-                    "its control daemon has ended",
-                    server=server.pid,
-                    command=command(server.pid),
-                )
+                program = command(server.pid)
                 pidfd.send(signal.SIGKILL)
+                reason = "its control daemon has ended"
+                audit.automatic("end MPS server", reason, server=server.pid, command=program)
             ended.append(server.pid)
     return tuple(ended)
 

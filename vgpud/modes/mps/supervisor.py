@@ -178,9 +178,6 @@ class Supervisor:
             found = await asyncio.to_thread(control.changed, *self._wanted)
             if not found:
                 return
-            log.error(
-                LogEvent.MPS_LIMITS_CHANGED_BY_OTHER_PROGRAM, device=self.charge.device_uuid, found=found
-            )
             await self._limit(control)
             reason = f"another program changed them: {', '.join(found)}"
             audit.automatic("set MPS limits", reason, device=self.charge.device_uuid)
@@ -227,10 +224,9 @@ class Supervisor:
                 pause = min(2 * pause, _LAST_RETRY_SECONDS)
                 continue
             seconds = clock.now() - died
-            log.warning(
-                LogEvent.MPS_DAEMON_RESTARTED, device=self.charge.device_uuid, seconds=round(seconds, 3)
+            audit.automatic(
+                "start MPS daemon", "it had died", device=self.charge.device_uuid, seconds=round(seconds, 3)
             )
-            audit.automatic("start MPS daemon", "it had died", device=self.charge.device_uuid)
             self.charge.notice(f"MPS is back after {seconds:.1f} s, with every limit in force")
             return
 
@@ -269,8 +265,8 @@ class Supervisor:
             elif verdict is Verdict.END:
                 self.charge.notice(f"MPS server {server} stays in FAULT and is ended")
                 reason = f"it stays in FAULT for more than {rules.hang_seconds:g} s"
-                audit.automatic("end MPS server", reason, device=self.charge.device_uuid, server=server)
                 await asyncio.to_thread(control.shutdown_server, server)
+                audit.automatic("end MPS server", reason, device=self.charge.device_uuid, server=server)
 
     async def _silent(self, verdict: Verdict, why: str) -> None:
         """Closes the connection that blocks the daemon. If that does not help, ends the daemon with all its
@@ -289,12 +285,6 @@ class Supervisor:
                 device=self.charge.device_uuid,
                 peer_uid=peer.uid,
                 peer_pid=peer.pid,
-            )
-            log.error(
-                LogEvent.MPS_SILENT_CONNECTION_CLOSED,
-                device=self.charge.device_uuid,
-                uid=peer.uid,
-                pid=peer.pid,
                 command=command(peer.pid),
                 connections=times,
             )
@@ -305,7 +295,7 @@ class Supervisor:
                 "from answering and were cut"
             )
         if verdict is Verdict.END and not found:
-            log.error(LogEvent.MPS_DAEMON_HANGS_ENDING, device=self.charge.device_uuid, why=why)
+            # written before the end, because the watch of its death writes the next line
             audit.automatic("end MPS daemon", f"it hangs: {why}", device=self.charge.device_uuid)
             await asyncio.to_thread(self.units.stop, self.name, 0.0)
 

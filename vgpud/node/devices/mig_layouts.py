@@ -252,7 +252,6 @@ class MigLayouts:
             await self._inventory.refresh()
 
     async def _take_back(self, device: Device, before: Applied | None, why: VgpuError) -> None:
-        log.error(LogEvent.MIG_LAYOUT_FAILED_RESTORING_EARLIER, device=device.uuid, why=str(why))
         await self._mig.records.apply(device.uuid, before)
         await self.converge_device(device.uuid)
         await self._tell(device, f"MIG layout not applied, {why.sentence}")
@@ -301,7 +300,7 @@ class MigLayouts:
     async def _tell(self, device: Device, sentence: str) -> None:
         words = f"device {device.index}: {sentence}"
         await self._store.notice(EventKind.DEVICE_CHANGED, device.uuid, words)
-        log.info(LogEvent.MIG_LAYOUT_CHANGED, device=device.uuid, what=sentence)
+        audit.did(sentence)
 
     # --- reconcile
 

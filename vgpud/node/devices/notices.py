@@ -64,11 +64,6 @@ class Notices:
         return lost
 
     async def drained(self, device: Device, is_drained: bool) -> None:
-        log.info(
-            LogEvent.DRAINED if is_drained else LogEvent.UNDRAINED,
-            message_id=Message.DRAINED,
-            device=device.uuid,
-        )
         now = "is drained: it accepts no" if is_drained else "is no longer drained: it accepts"
         sentence = f"device {device.index} {now} new allocations"
         await self._store.notice(EventKind.DEVICE_CHANGED, device.uuid, sentence)

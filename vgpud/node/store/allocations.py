@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
+from vgpud import audit
 from vgpud.ledger import Ledger, LedgerState
 from vgpud.model.event import Event, EventKind
 from vgpud.model.lifecycle import EVENT_OF, Change, check_change, problems
@@ -169,9 +170,10 @@ class AllocationStore:
         if change in (Change.ALLOCATED, Change.ALLOCATED_SUSPENDED):
             self.account.allocated(done)
         elif change is Change.RESIZED:
-            self.account.resized(done, sentence)
+            self.account.tally.resized += 1
+            audit.did(sentence)
         elif change is Change.FAILED:
-            self.account.failed(done, sentence)
+            self.account.tally.failed += 1
 
     # --- marks and notices
 

@@ -20,7 +20,6 @@ from vgpud import audit, clock
 from vgpud.lease import Registered, UnknownCalls
 from vgpud.model.errors import VgpuError
 from vgpud.model.event import EventKind
-from vgpud.model.journal import Message
 from vgpud.model.log_event import LogEvent
 from vgpud.model.marks import Mark, MarkKind
 from vgpud.model.quantity import counted
@@ -286,17 +285,7 @@ class Bypasses:
             return
         self._marks.setdefault(allocation.id, {})[kind] = mark
         self.tally.marked[kind.value] += 1
-        owner = allocation.request.owner.uid
-        log.warning(
-            LogEvent.MARKED,
-            message_id=Message.MARKED,
-            allocation=allocation.id,
-            mark=kind.value,
-            uid=owner,
-            amount=amount,
-            why=sentence,
-        )
-        audit.automatic("mark", sentence, **audit.of(allocation), mark=kind.value)
+        audit.automatic("mark", sentence, **audit.of(allocation), mark=kind.value, amount=amount)
 
     async def _clear(self, allocation: Allocation) -> None:
         if any(one.marked for place, one in self._watched.items() if place[0] == allocation.id):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import structlog
 
+from vgpud import audit
 from vgpud.hardware.suspender import ProcessState, Session, Suspender
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.lifecycle import Change
@@ -50,7 +51,6 @@ _LOCK_SECONDS = 10.0
 # time for saving a process, and the same time again for each _SAVE_BYTES of its memory
 _SAVE_SECONDS = 60.0
 _SAVE_BYTES = 16 << 30
-_ENDED = {State.ACTIVE: LogEvent.ACTIVE, State.SUSPENDED: LogEvent.SUSPENDED}
 _ROUNDS = 5  # rounds of locking; a tenant that still starts processes after these is not suspended
 
 
@@ -211,11 +211,9 @@ class Checkpoints:
             await self._services.effectors[mode].resize(allocation)
 
     async def end(self, outcome: Allocation, change: Change, sentence: str) -> Allocation:
-        """Records `outcome`, an active or suspended allocation, and logs the change."""
-        event = _ENDED[outcome.state]
-        done = await self._services.store.commit(outcome, change, sentence)
-        log.info(event, allocation=outcome.id, why=sentence)
-        return done
+        """Records `outcome`, an active or suspended allocation. The audit line says `sentence`."""
+        audit.did(sentence)
+        return await self._services.store.commit(outcome, change, sentence)
 
 
 def check_well(allocation: Allocation) -> None:

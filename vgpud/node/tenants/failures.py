@@ -14,6 +14,7 @@ from vgpud.model.journal import Message
 from vgpud.model.lifecycle import Change
 from vgpud.model.log_event import LogEvent
 from vgpud.model.tenancy import State
+from vgpud.node.store.account import held as fields_of
 from vgpud.node.tenants.checkpoints import TenantServices
 
 log = structlog.get_logger(__name__)
@@ -54,4 +55,4 @@ class Failures:
         except VgpuError as error:
             log.error(LogEvent.ALLOCATION_FAILURE_NOT_RECORDED, allocation=allocation_id, why=str(error))
             return
-        audit.automatic("fail", sentence, **audit.of(failed))
+        audit.automatic("fail", sentence, **(audit.of(failed) | fields_of(failed)))

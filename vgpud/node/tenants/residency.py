@@ -18,7 +18,6 @@ from vgpud import audit, clock
 from vgpud.lease import LeaseActivity
 from vgpud.model.device import Node
 from vgpud.model.errors import VgpuError
-from vgpud.model.log_event import LogEvent
 from vgpud.model.quantity import format_bytes
 from vgpud.model.tally import Tally
 from vgpud.model.tenancy import Allocation, Cause, Mode, State
@@ -264,12 +263,6 @@ class Residency:
             else:
                 await self._resume(allocation, move, seen)
         except VgpuError as error:
-            log.warning(
-                LogEvent.SUSPEND_OR_RESUME_BY_RULE_FAILED,
-                allocation=move.id,
-                move=move.kind.value,
-                why=str(error),
-            )
             if seen is not None:
                 seen.not_before = clock.now() + _BACK_OFF_SECONDS
                 seen.why_not = error.sentence
@@ -278,7 +271,6 @@ class Residency:
             self.nudge()
 
     async def _suspend(self, allocation: Allocation, move: Move, seen: _Seen | None) -> None:
-        log.info(LogEvent.SUSPENDING_BY_RULE, allocation=move.id, cause=move.cause.value, why=move.sentence)
         idle = seen.activity if seen is not None and move.cause is Cause.IDLE else None
         worked = seen is not None and seen.active_at > seen.since
         audit.by_itself(f"residency: {move.sentence}")
@@ -290,7 +282,6 @@ class Residency:
         self.tally.suspended[move.cause.value] += 1
 
     async def _resume(self, allocation: Allocation, move: Move, seen: _Seen | None) -> None:
-        log.info(LogEvent.RESUMING_BY_RULE, allocation=move.id, why=move.sentence)
         began, cause = clock.now(), allocation.cause
         wanted = None if seen is None else seen.wants_since
         if seen is not None and cause is Cause.IDLE:

@@ -142,8 +142,6 @@ class Preparer:
                 await self._unprepare(uid)
             except VgpuError as error:
                 log.warning(LogEvent.DELETED_CLAIM_NOT_RELEASED, claim_uid=uid, why=str(error))
-            else:
-                log.info(LogEvent.DELETED_CLAIM_RELEASED, claim_uid=uid)
         self._suspects = missing
 
     async def tell(self, uid: str) -> None:

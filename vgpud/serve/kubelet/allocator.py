@@ -464,5 +464,4 @@ class Allocator:
                 LogEvent.ALLOCATION_WITHOUT_POD_NOT_RELEASED, allocation=allocation.id, why=str(error)
             )
         else:
-            log.info(LogEvent.ALLOCATION_WITHOUT_POD_RELEASED, allocation=allocation.id)
             self._changed()
