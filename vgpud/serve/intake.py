@@ -8,7 +8,6 @@ caller that does not finish its message or read its reply in time loses its conn
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, NoReturn
 from weakref import WeakValueDictionary
@@ -21,6 +20,7 @@ from vgpud.model.caller import Caller, Door
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.shares import Shares
 from vgpud.pace import Pace
+from vgpud.serve.change_turns import ChangeTurns
 from vgpud.serve.metered import Metered
 from vgpud.serve.peers import PeerTable
 
@@ -73,7 +73,7 @@ class Intake(grpc.aio.ServerInterceptor):
         self.receiving = 0  # number of messages in transit, each of which may have the maximum size
         self._reads = Pace(_READ_REST_FACTOR)
         self._turns: WeakValueDictionary[int, asyncio.Semaphore] = WeakValueDictionary()
-        self._changes: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
+        self._changes = ChangeTurns(bounds.change_seconds)
 
     async def intercept_service(
         self,
@@ -129,29 +129,8 @@ class Intake(grpc.aio.ServerInterceptor):
         return serve
 
     def _one_at_a_time(self, inner: Callable[[Any, Context], Coroutine[Any, Any, Any]]) -> UserCall:
-        """Wraps a call that changes something, so that a user with many of them gets no more of vgpud than a
-        user with one: the next one of a user begins when this one has ended, or after `change_seconds`,
-        because a suspension can take a minute. A call that its caller cancels goes on in vgpud, and keeps its
-        turn for that time.
-        """
-
         async def serve(user: int, asked: object, context: Context) -> Any:  # noqa: ANN401
-            if user == 0:
-                return await inner(asked, context)
-            lock = self._changes.setdefault(user, asyncio.Lock())
-            await lock.acquire()
-            turn, cancelled = ExitStack(), False
-            turn.callback(lock.release)
-            timer = asyncio.get_running_loop().call_later(self._bounds.change_seconds, turn.close)
-            try:
-                return await inner(asked, context)
-            except asyncio.CancelledError:
-                cancelled = True
-                raise
-            finally:
-                if not cancelled:
-                    timer.cancel()
-                    turn.close()
+            return await self._changes.run(user, lambda: inner(asked, context))
 
         return serve
 
