@@ -149,6 +149,41 @@ def test_nvml_lists_the_devices_of_the_lease_alone(sim_node: Make, tmp_path: Pat
     assert len(json.loads(node.run(asked).stdout)[0]) == 8
 
 
+MIG = """
+import json, sys, pynvml as n
+n.nvmlInit()
+cards = [n.nvmlDeviceGetHandleByIndex(i) for i in range(n.nvmlDeviceGetCount())]
+def found(uuid):
+    try:
+        return n.nvmlDeviceGetUUID(n.nvmlDeviceGetHandleByUUID(uuid)) == uuid
+    except n.NVMLError_NotFound:
+        return False
+print(json.dumps([[n.nvmlDeviceGetUUID(card) for card in cards], [found(uuid) for uuid in sys.argv[1:]]]))
+"""
+
+
+def test_nvml_lists_the_card_alone_for_a_slice_in_a_mig_device(sim_node: Make, tmp_path: Path) -> None:
+    """The tenant finds its own MIG device and the card of it, and no other MIG device and no other card."""
+    node = sim_node("h200x8")
+    made = """import json, pynvml as n
+n.nvmlInit()
+card = n.nvmlDeviceGetHandleByIndex(3)
+n.nvmlDeviceSetMigMode(card, 1)
+profile = n.nvmlDeviceGetGpuInstanceProfileInfo(card, n.NVML_GPU_INSTANCE_PROFILE_2_SLICE)
+for _ in range(2):
+    instance = n.nvmlDeviceCreateGpuInstance(card, profile.id)
+    whole = n.nvmlGpuInstanceGetComputeInstanceProfileInfo(instance, 1, 0)
+    n.nvmlGpuInstanceCreateComputeInstance(instance, whole.id)
+print(json.dumps([n.nvmlDeviceGetUUID(n.nvmlDeviceGetMigDeviceHandleByIndex(card, i)) for i in range(2)]))
+"""
+    own, other = json.loads(node.python(made))
+    card, second = (node.dump()["devices"][i]["uuid"] for i in (3, 2))
+    lease = write_lease(tmp_path, "a", [DeviceLimits(own, GIB)], UID, GID)
+    env = {"LD_PRELOAD": str(LIBVGPU), "VGPU_LEASE": str(lease)}
+    done = node.run([sys.executable, "-c", MIG, own, card, other, second], env)
+    assert json.loads(done.stdout) == [[card], [True, True, False, False]]
+
+
 def test_a_device_outside_the_lease_is_refused_with_the_allocation_named(
     sim_node: Make, tmp_path: Path
 ) -> None:

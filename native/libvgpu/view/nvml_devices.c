@@ -2,8 +2,8 @@
  * nvml_devices.c: NVML's devices inside a slice: those of the lease, in NVML's order, as in a container that has no
  * others. CUDA names them alike: it sees the devices of CUDA_VISIBLE_DEVICES.
  *
- * A slice in a MIG device leaves NVML's list as it is: the MIG device is no entry of it. So does a device handle that a
- * program keeps through a move of its tenant.
+ * NVML's list has cards alone: for a slice in a MIG device it is the card of the MIG device. The handle of a MIG device
+ * outside of the lease is hidden, too. A device handle that a program keeps through a move of its tenant stays valid.
  */
 #include <string.h>
 
@@ -16,14 +16,32 @@ struct visible {
     nvmlDevice_t devices[VGPU_MAX_DEVICES];
 };
 
-/* Adds a device in the order of NVML's indices. Asks about no other device: NVML would wake it. */
+/* Returns the card of a MIG device; of a card, the card itself. */
+static nvmlDevice_t card_of(nvmlDevice_t device)
+{
+    nvmlDevice_t card;
+    return CALL_NVML(nvmlDeviceGetDeviceHandleFromMigDeviceHandle, device, &card) == NVML_SUCCESS ? card : device;
+}
+
+static bool is_in(const struct visible *list, nvmlDevice_t device)
+{
+    for (unsigned i = 0; i < list->count; i++)
+        if (list->devices[i] == device)
+            return true;
+    return false;
+}
+
+/* Adds a card in the order of NVML's indices, once. Asks about no other device: NVML would wake it. */
 static void add(struct visible *list, unsigned indices[VGPU_MAX_DEVICES], const char *uuid)
 {
     nvmlDevice_t device;
     unsigned index;
-    if (CALL_NVML(nvmlDeviceGetHandleByUUID, uuid, &device) != NVML_SUCCESS ||
-        CALL_NVML(nvmlDeviceGetIndex, device, &index) != NVML_SUCCESS)
+    if (CALL_NVML(nvmlDeviceGetHandleByUUID, uuid, &device) != NVML_SUCCESS)
         return; /* NVML does not answer: the device is lost */
+    if (strncmp(uuid, "MIG-", 4) == 0)
+        device = card_of(device);
+    if (is_in(list, device) || CALL_NVML(nvmlDeviceGetIndex, device, &index) != NVML_SUCCESS)
+        return;
     unsigned at = list->count++;
     for (; at > 0 && indices[at - 1] > index; at--) {
         indices[at] = indices[at - 1];
@@ -33,7 +51,7 @@ static void add(struct visible *list, unsigned indices[VGPU_MAX_DEVICES], const 
     list->devices[at] = device;
 }
 
-/* Lists the devices of the lease. Returns false if NVML's own list applies. Precondition: NVML is initialised. */
+/* Lists the cards of the lease. Returns false if NVML's own list applies. Precondition: NVML is initialised. */
 static bool see(struct visible *list)
 {
     unsigned indices[VGPU_MAX_DEVICES];
@@ -44,23 +62,16 @@ static bool see(struct visible *list)
     if (vgpu_limits_read(lease->limits, &limits) != 0)
         limits = lease->first;
     list->count = 0;
-    for (unsigned i = 0; i < limits.device_count && i < VGPU_MAX_DEVICES; i++) {
-        if (strncmp(limits.devices[i].uuid, "MIG-", 4) == 0)
-            return false;
+    for (unsigned i = 0; i < limits.device_count && i < VGPU_MAX_DEVICES; i++)
         add(list, indices, limits.devices[i].uuid);
-    }
     return true;
 }
 
 static bool is_visible(nvmlDevice_t device)
 {
     struct visible list;
-    if (!see(&list))
-        return true;
-    for (unsigned i = 0; i < list.count; i++)
-        if (list.devices[i] == device)
-            return true;
-    return false;
+    uint64_t limit_bytes;
+    return !see(&list) || is_in(&list, device) || vgpu_nvml_index(device, &limit_bytes) >= 0;
 }
 
 #define COUNT(symbol)                                          \
