@@ -405,7 +405,7 @@ def kubelet_door(daemon: Daemon, keeper: NodeKeeper) -> KubeletDoor:
     """
     room = Room(keeper, daemon.inventory, daemon.book)
     settings = daemon.settings
-    kubelet = Kubelet(settings.kubelet_dir, settings.device_plugins_dir)
+    kubelet = Kubelet(settings.kubelet_dir, settings.device_plugins_dir, settings.node)
     return KubeletDoor(
         keeper,
         room,

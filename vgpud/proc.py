@@ -31,6 +31,7 @@ from typing import TypeVar
 
 _PIDFD_GETFD = 438  # system call number in asm-generic/unistd.h, the same on every architecture (Linux 5.6)
 _MOST_MOUNTS = 2000
+_FORKED_WITHOUT_EXEC = 0x40  # PF_FORKNOEXEC
 # A question is given up after 50 looks of 5 ms, that is 0.25 s if CPUs are idle. On a busy host a look takes
 # longer, because the asker waits for a processor as the answering thread does: a fixed limit of 0.25 s
 # refused a fifth of all questions at a load of 20 per core.
@@ -69,6 +70,7 @@ class Stat:
     parent: int
     threads: int
     start_ticks: int
+    flags: int = 0  # PF_* in the kernel's include/linux/sched.h
 
     @property
     def is_alive(self) -> bool:
@@ -83,7 +85,8 @@ def parse_stat(line: bytes) -> Stat | None:
     pid, _, rest = line.partition(b" (")
     fields = rest.rpartition(b")")[2].split()
     try:
-        return Stat(int(pid), fields[0].decode(), int(fields[1]), int(fields[17]), int(fields[19]))
+        parent, threads, ticks, flags = (int(fields[at]) for at in (1, 17, 19, 6))
+        return Stat(int(pid), fields[0].decode(), parent, threads, ticks, flags)
     except (ValueError, IndexError):
         return None
 
@@ -119,6 +122,15 @@ def is_alive(pid: int, ticks: int) -> bool:
     except OSError:
         return True
     return stat is not None and stat.is_alive and stat.start_ticks == ticks
+
+
+def ran_exec(pid: int, ticks: int) -> bool:
+    """Has the living process that started at `ticks` called exec? True if /proc cannot be read now.
+
+    A container's init calls exec when the runtime starts its program (runtime-spec, "Lifecycle").
+    """
+    stat = read_stat(pid)
+    return stat is None or stat.start_ticks != ticks or not stat.flags & _FORKED_WITHOUT_EXEC
 
 
 def is_gone(pid: int, ticks: int) -> bool:

@@ -21,6 +21,7 @@ from vgpud.node.room import Room
 from vgpud.serve.kubelet.door import Kubelet as Sockets
 from vgpud.serve.kubelet.door import KubeletDoor, Pace
 
+NODE = "node-1"
 FAST = Pace(look=0.02, settle=0.005, unwatched=3600.0, retry=0.05, settled=0.0, ending=0.02)
 MEMORY = """version = 1
 [kubelet]
@@ -62,7 +63,7 @@ class Node:
         self.door = KubeletDoor(
             self.world.keeper,
             room,
-            Sockets(self.kubelet.root, self.kubelet.plugins),
+            Sockets(self.kubelet.root, self.kubelet.plugins, NODE),
             self.world.ledger.rows[RowTable.KUBELET_HOLDS],
             self.world.ledger.rows[RowTable.CONTAINERS],
             lambda: self.world.parts.specs.driver,

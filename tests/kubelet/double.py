@@ -8,6 +8,7 @@ and never reports the end of a pod.
 
 import asyncio
 import contextlib
+import os
 import shutil
 from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass, field
@@ -74,7 +75,8 @@ class Kubelet:
         # the claim's name and its CDI devices, by pod and container
         self.claimed: dict[tuple[str, str], tuple[str, list[str]]] = {}
         self.init_containers: set[tuple[str, str]] = set()  # (pod, container); PodResources never lists them
-        self.active: set[str] = set()  # pods that the kubelet has admitted
+        # Pods that the kubelet has admitted. Each node of a cluster runs some pods of the API server.
+        self.active: set[str] = {"kube-system/kube-proxy-x7f2p"}
         self.refuse = ""  # if not empty, the reason with which registrations are refused
         self.listing_fails = False
         # if true, PodResources returns an empty list, as after a start before the pods are known
@@ -92,10 +94,13 @@ class Kubelet:
         register = grpc.unary_unary_rpc_method_handler(
             self._register, dp.RegisterRequest.FromString, response_serializer=encode
         )
+        await self.start_listing()
+        await self._listen(self.plugins / "kubelet.sock", "v1beta1.Registration", {"Register": register})
+
+    async def start_listing(self) -> None:
         listing = grpc.unary_unary_rpc_method_handler(
             self._list, pr.ListPodResourcesRequest.FromString, response_serializer=encode
         )
-        await self._listen(self.plugins / "kubelet.sock", "v1beta1.Registration", {"Register": register})
         await self._listen(self.pod_resources / "kubelet.sock", "v1.PodResourcesLister", {"List": listing})
 
     async def _listen(self, path: Path, service: str, methods: dict[str, Any]) -> None:
@@ -116,6 +121,11 @@ class Kubelet:
     async def restart(self) -> None:
         await self.stop()
         await self.start()
+
+    def looks_old(self) -> None:
+        """Makes the kubelet's sockets old. vgpud trusts the list of a kubelet that has started long ago."""
+        for folder in (self.pod_resources, self.plugins):
+            os.utime(folder / "kubelet.sock", (0, 0))
 
     async def remove_folder(self) -> None:
         """Removes the folder and starts again, as an administrator may do."""

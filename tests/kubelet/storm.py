@@ -6,8 +6,8 @@ time from a pod's end until its memory is free.
 
 import argparse
 import asyncio
+import itertools
 import json
-import os
 import random
 import sqlite3
 import statistics
@@ -43,7 +43,7 @@ FREE_SECONDS = 60.0
 @dataclass
 class Outcome:
     ran: int = 0
-    refused: int = 0
+    refused: int = 0  # pods in whose place a new one was made
     retries: int = 0  # container starts that failed and were repeated
     # seconds from a pod's end until its memory is free, for pods during whose end nothing was killed
     freed_seconds: list[float] = field(default_factory=list)
@@ -92,6 +92,7 @@ class Storm:
             if blow == "kubelet":
                 async with self._one_admission:
                     await self.kubelet.restart()
+                    self.kubelet.looks_old()
                 continue
             self._vgpud_serves.clear()
             await asyncio.to_thread(self.node.kill)
@@ -102,20 +103,29 @@ class Storm:
 
     async def _pod(self, name: str) -> None:
         size, first = self._random.choice(SIZES), self._random.choice((0, 0, *SIZES))
-        await self._scheduled(max(size, first))
-        try:
-            answers = await self._admitted(name, first, size)
-        except AdmissionError:
-            self.kubelet.end(name)  # an UnexpectedAdmissionError ends the pod
-            self.outcome.refused += 1
-            await asyncio.sleep(0.5)
-            return
+        name, answers = await self._made(name, first, size)
         for container, answer in answers.items():
             (device,) = answer.cdi_devices
             await self._container(f"{name}/{container}", device.name, max(size, first))
         (allocation,) = {answer.cdi_devices[0].name.partition("=")[2] for answer in answers.values()}
         self.outcome.ran += 1
         await self._ended(name, allocation)
+
+    async def _made(self, name: str, first: int, size: int) -> tuple[str, dict[str, Any]]:
+        """Makes a new pod in the place of each refused one, as a controller does. Returns the name of the pod
+        that was admitted, and the replies for its containers.
+        """
+        async with asyncio.timeout(STUCK_SECONDS):
+            for number in itertools.count():
+                pod = f"{name}-{number}"
+                await self._scheduled(max(size, first))
+                try:
+                    return pod, await self._admitted(pod, first, size)
+                except AdmissionError:
+                    self.kubelet.end(pod)  # an UnexpectedAdmissionError ends the pod
+                    self.outcome.refused += 1
+                    await asyncio.sleep(0.2)
+        raise AssertionError
 
     async def _scheduled(self, size: int) -> None:
         """Waits until the node has enough free units for the pod. Meanwhile the pod is pending, as it is
@@ -206,9 +216,7 @@ async def weathered(node: DemoNode, pods: int, kills: int, restarts: int) -> Out
     """Runs a storm and asserts that nothing is left. Returns its outcome."""
     async with kubelet(node.folder / "k") as k:
         await k.healthy(UNITS, 8 * 139)
-        # makes the kubelet's socket old: the list of a kubelet that has just started may lack pods, so that
-        # vgpud would not release by it yet
-        os.utime(k.plugins / "kubelet.sock", (0, 0))
+        k.looks_old()
         outcome = await Storm(node, k, pods, kills, restarts).run()
         async with asyncio.timeout(FREE_SECONDS):
             while (await asyncio.to_thread(node.ctl_json, "ls"))["items"]:

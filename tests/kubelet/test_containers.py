@@ -2,9 +2,9 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.kubelet.conftest import FAST, MEMORY, Node, Turned, node_in, run
+from tests.kubelet.conftest import FAST, MEMORY, NODE, Node, Turned, node_in, run
 from tests.kubelet.double import AdmissionError
 from tests.kubelet.test_plugin import CARDS, four_cards
 from tests.node.world import request
+from vgpud.ledger import RowTable
 from vgpud.model.device import Health
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import GIB
@@ -224,8 +225,7 @@ def test_a_restarted_vgpud_trusts_the_list_of_a_kubelet_that_runs_for_long(short
             await node.until(node.door.allocator.waits_for_a_pods_end)
             await node.close()
             assert sizes(node) == [5]
-            long_ago = time.time() - 3600
-            os.utime(node.kubelet.plugins / "kubelet.sock", (long_ago, long_ago))
+            node.kubelet.looks_old()
             node.open()
             await node.until(lambda: not node.allocations)
 
@@ -350,8 +350,10 @@ def test_a_kubelet_killed_during_an_admission_gives_the_ids_to_a_pod_that_gets_i
     run(story())
 
 
-def test_a_pod_keeps_its_allocation_if_vgpud_is_restarted_during_its_admission(short: Path) -> None:
-    """The kubelet asks for the init container before the restart, for the main container after it."""
+def test_a_pod_is_refused_if_vgpud_is_restarted_during_its_admission(short: Path) -> None:
+    """The kubelet asks for a container before the restart, for another one after it. They may belong to two
+    pods, the first of which was refused.
+    """
 
     async def story() -> None:
         async with node_in(short, SLOW) as node:
@@ -366,9 +368,9 @@ def test_a_pod_keeps_its_allocation_if_vgpud_is_restarted_during_its_admission(s
             await k.wait(lambda: len(k.registrations) == 2)
             await k.healthy(UNITS, 160)
             card = next(iter(ids)).partition("::")[0]
-            await k.admit("a/b", UNITS, 5, reusable=ids, among=lambda one: one.startswith(card))
-            (held,) = node.allocations
-            assert (held.id, sizes(node)) == (made.id, [5])
+            with pytest.raises(AdmissionError, match=r"does not say for which pods.*E304"):
+                await k.admit("a/b", UNITS, 5, reusable=ids, among=lambda one: one.startswith(card))
+            assert (node.allocations, sizes(node)) == ((made,), [2])
 
     run(story())
 
@@ -397,6 +399,211 @@ def test_a_pod_refused_because_vgpud_was_away_leaves_no_limit_to_the_next_pod(
             second = {*sorted(lost)[:common], *others[: 2 - common]}
             await k.admit("a/second", UNITS, 2, among=lambda one: one in second)
             assert sizes(node) == [2]
+
+    run(story())
+
+
+@pytest.mark.parametrize("asked", [2, 5])
+def test_a_pod_is_refused_while_the_kubelet_lists_no_pods(short: Path, asked: int) -> None:
+    """The allocation with its ids may be another pod's, and has another size."""
+
+    async def story() -> None:
+        async with node_in(short, SLOW) as node:
+            k = node.kubelet
+            k.listing_empty = True
+            await k.healthy(UNITS, 160)
+            await k.admit("a/first", UNITS, 3)
+            ids = k.held.pop(("a/first", "main", UNITS))
+            card = next(iter(ids)).partition("::")[0]
+            with pytest.raises(AdmissionError, match=r"does not say for which pods.*E304"):
+                await k.admit("a/second", UNITS, asked, reusable=ids, among=lambda one: one.startswith(card))
+            assert sizes(node) == [3]
+
+    run(story())
+
+
+def test_a_pod_that_gets_a_part_of_an_init_containers_ids_is_another_pod(short: Path) -> None:
+    """The kubelet gives a later container of the same pod all ids of the init container, or only those."""
+
+    async def story() -> None:
+        async with node_in(short, SLOW) as node:
+            k = node.kubelet
+            await k.healthy(UNITS, 160)
+            await k.admit("a/first", UNITS, 3)
+            lost = sorted(k.held.pop(("a/first", "main", UNITS)))
+            card = lost[0].partition("::")[0]
+            others = [one for one in k.endpoints[UNITS].healthy if one.startswith(card) and one not in lost]
+            second = {*lost[:2], *sorted(others)[:2]}
+            await k.admit("a/first", UNITS, 4, container="other", among=lambda one: one in second)
+            assert sizes(node) == [4]
+
+    run(story())
+
+
+def test_a_pod_made_in_the_place_of_a_refused_one_keeps_the_allocation_of_its_init_container(
+    short: Path,
+) -> None:
+    """vgpud ends after it has made the first pod's allocation. The kubelet gives the ids to the second pod's
+    init container, and more of them to the container after it.
+    """
+
+    async def story() -> None:
+        async with node_in(short, SLOW) as node:
+            k = node.kubelet
+            await k.healthy(UNITS, 160)
+            await k.admit("a/first", UNITS, 2)
+            ids = k.held["a/first", "main", UNITS]
+            await node.close()
+            k.end("a/first")
+            node.open()
+            await k.wait(lambda: len(k.registrations) == 2)
+            await k.healthy(UNITS, 160)
+            init = await k.admit("a/second", UNITS, 2, container="init", init=True, among=ids.__contains__)
+            card = next(iter(ids)).partition("::")[0]
+            main = await k.admit("a/second", UNITS, 5, reusable=ids, among=lambda one: one.startswith(card))
+            assert (init.cdi_devices, sizes(node)) == (main.cdi_devices, [5])
+
+    run(story())
+
+
+POD = "kubepods-burstable-pod01234567_89ab_cdef_0123_456789abcdef.slice"
+
+
+def in_group(init: Lifetime, folder: Path) -> Lifetime:
+    """The process with a control group in a folder that stands for its pod's."""
+    group = folder / POD / "cri-containerd-0123.scope" / "container"
+    group.mkdir(parents=True, exist_ok=True)
+    return replace(init, cgroup=f"{group.stat().st_ino} {group}")
+
+
+def test_a_pod_that_ended_while_no_kubelet_ran_is_known_by_its_control_group(short: Path) -> None:
+    """The list of a new kubelet is not trusted for an hour. The kubelet removes the pod's control group."""
+
+    async def story() -> None:
+        slow = SLOW.replace("check_seconds = 0.2", "check_seconds = 3600")
+        async with node_in(short, slow, pace=replace(FAST, settled=3600.0)) as node:
+            k = node.kubelet
+            await k.healthy(UNITS, 160)
+            await k.admit("a/b", UNITS, 5)
+            with container() as init:
+                await start(node, "a/b/main", in_group(init, short))
+                await k.stop()
+            k.end("a/b")
+            await node.until(node.door.allocator.waits_for_a_pods_end)
+            await k.start()
+            await k.healthy(UNITS, 160)
+            before = k.listings
+            await node.until(lambda: k.listings > before + 5)
+            assert sizes(node) == [5]
+            shutil.rmtree(short / POD)
+            await node.until(lambda: not node.allocations)
+            await node.until(lambda: not list(node.world.ledger.rows[RowTable.CONTAINERS]))
+
+    run(story())
+
+
+def test_a_restarted_vgpud_knows_the_control_groups_of_pods(short: Path) -> None:
+    async def story() -> None:
+        async with node_in(short, SLOW, pace=replace(FAST, settled=3600.0)) as node:
+            await node.kubelet.healthy(UNITS, 160)
+            await node.kubelet.admit("a/b", UNITS, 5)
+            with container() as init:
+                await start(node, "a/b/main", in_group(init, short))
+            await node.until(node.door.allocator.waits_for_a_pods_end)
+            await node.close()
+            node.kubelet.end("a/b")
+            shutil.rmtree(short / POD)
+            node.open()
+            await node.until(lambda: not node.allocations)
+
+    run(story())
+
+
+@pytest.mark.parametrize("began", [False, True])
+def test_a_kubelet_that_lists_only_static_pods_ends_no_allocation(
+    short: Path, began: bool, turned: Turned
+) -> None:
+    """A kubelet that is started while its API server is away knows only the static pods. The pods whose
+    containers have ended may start them again later.
+    """
+
+    async def story() -> None:
+        async with node_in(short) as node:
+            k = node.kubelet
+            await k.healthy(UNITS, 160)
+            await k.admit("a/b", UNITS, 5)
+            if began:
+                with container() as init:
+                    await start(node, "a/b/main", init)
+                await node.until(node.door.allocator.waits_for_a_pods_end)
+            await k.stop()
+            known, k.active = k.active, {f"kube-system/etcd-{NODE}"}
+            await k.start()
+            await k.healthy(UNITS, 160)
+            for _ in range(3):
+                turned.passed += 100.0
+                await node.door.allocator.check(1.0, settled=True)
+                assert sizes(node) == [5]
+            k.active = known - {"a/b"}
+            await node.until(lambda: not node.allocations)
+
+    run(story())
+
+
+def test_a_starting_kubelet_ends_no_pod_that_its_predecessor_listed(short: Path) -> None:
+    """A kubelet answers PodResources before its folder for plugins shows its start."""
+
+    async def story() -> None:
+        async with node_in(short, SLOW) as node:
+            await node.kubelet.healthy(UNITS, 160)
+            await node.kubelet.admit("a/b", UNITS, 5)
+            with container() as init:
+                await start(node, "a/b/main", init)
+            await node.until(node.door.allocator.waits_for_a_pods_end)
+            await node.door.allocator.check(0.0, settled=True)
+            await node.kubelet.stop()
+            node.kubelet.active.clear()
+            await node.kubelet.start_listing()
+            await node.door.allocator.check(0.0, settled=True)
+            assert sizes(node) == [5]
+
+    run(story())
+
+
+def test_an_init_that_the_runtime_lost_does_not_keep_the_allocation(short: Path) -> None:
+    """A runtime that is killed while it creates a container leaves an init that waits for ever, and has not
+    called exec.
+    """
+
+    async def story() -> None:
+        async with node_in(short) as node:
+            await node.kubelet.healthy(UNITS, 160)
+            await node.kubelet.admit("a/b", UNITS, 5)
+            words = ["bash", "-c", "exec 3<&0; (read -r _ <&3) & echo $!; wait"]
+            with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as runtime:
+                assert runtime.stdout is not None
+                pid = int(runtime.stdout.readline())
+                ticks = start_ticks(pid)
+                assert ticks is not None
+                await start(node, "a/b/main", Lifetime(pid, ticks))
+                assert node.door.allocator.started.lives(node.allocations[0].request.id)
+                node.kubelet.end("a/b")
+                await node.until(lambda: not node.allocations)
+
+    run(story())
+
+
+def test_a_container_of_another_pod_does_not_start_in_an_allocation(short: Path) -> None:
+    async def story() -> None:
+        async with node_in(short, SLOW) as node:
+            await node.kubelet.healthy(UNITS, 160)
+            await node.kubelet.admit("a/b", UNITS, 5)
+            with container() as init:
+                await start(node, "a/b/init", init)
+                with pytest.raises(VgpuError, match=r"belongs to a/b/init") as refused:
+                    await start(node, "a/c/init", init)
+                assert refused.value.code is ErrorCode.ALLOCATION_BUSY
+                await start(node, "a/b/main", init)
 
     run(story())
 

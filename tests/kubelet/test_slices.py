@@ -191,7 +191,7 @@ def test_a_claim_takes_the_smallest_mig_instance_that_fits(minor: int) -> None:
     assert profile_of("b", "1Gi") == "1g.18gb"
     assert profile_of("c", "60Gi") == "3g.71gb"
     assert profile_of("d", "1Gi") == "1g.18gb"
-    # the first device is full: small instances were taken from the end where no large one can begin
+    # all four are on the first device, because the small ones lie where no large one can begin
     assert {r["device"].partition("-mig-")[0] for r in cluster.results()} == {"gpu-0"}
 
 

@@ -63,7 +63,7 @@ def test_files_of_an_earlier_version_are_moved_to_the_ledger(tmp_path: Path) -> 
             Prepared("u", "ns", "claim", ("claim/u",), (answer,))
         ]
         rows = sorted(ledger.rows[RowTable.CONTAINERS])
-        assert rows == [("r", "17", "4711", "boot"), ("r", "18", "4712", "boot")]
+        assert rows == [("r", "17", "4711", "boot", ""), ("r", "18", "4712", "boot", "")]
 
     async def start(ledger: Ledger) -> None:
         await taken_over(ledger, tmp_path)

@@ -112,6 +112,7 @@ MIGRATIONS: tuple[Migration, ...] = (
             AND key NOT GLOB 'mig_compute_instance *' AND key NOT GLOB 'mig_layout *'""",
         "DROP TABLE mixed_originals",
     ),
+    ("ALTER TABLE containers ADD COLUMN cgroup TEXT NOT NULL DEFAULT ''",),
 )
 
 

@@ -85,7 +85,7 @@ def _inits(body: Mapping[str, Any]) -> list[Row]:
     inits, boot_id = body.get("inits"), str(body.get("boot_id"))
     try:
         return [
-            (str(request_id), str(int(pid)), str(int(ticks)), boot_id)
+            (str(request_id), str(int(pid)), str(int(ticks)), boot_id, "")
             for request_id, of in (inits or {}).items()
             for pid, ticks in of
         ]

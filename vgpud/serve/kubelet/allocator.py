@@ -5,13 +5,16 @@ knows. Repeated ids mean one of three things: a repeated call, another container
 reuses the ids of an init container for later containers), or a new pod after one whose end vgpud has not
 noticed. The kubelet admits one pod after the other, and starts a pod's containers after its last call. So if
 the containers of an allocation have not started, its ids belong to the same pod; if they have ended, its ids
-belong to a new pod. Without hooks that report containers, PodResources is asked.
+belong to a new pod. Without hooks that report containers, PodResources is asked. If it is not known which of
+these a call is, the pod is refused, because it could otherwise run with more than it asked for.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 
 import structlog
 
@@ -24,7 +27,7 @@ from vgpud.model.tenancy import KUBELET_PREFIX, Allocation, Lifetime, State, wor
 from vgpud.node.keeper import NodeKeeper
 from vgpud.serve.kubelet.backoff import Backoff
 from vgpud.serve.kubelet.holds import Hold, Holds
-from vgpud.serve.kubelet.pods import Listing, Pods
+from vgpud.serve.kubelet.pods import Life, Listing, Pods
 from vgpud.serve.kubelet.resources import Resource, cards_of, request_id, request_of
 from vgpud.serve.kubelet.started import Started
 
@@ -40,15 +43,18 @@ _START_SECONDS = 900.0
 
 @dataclass(frozen=True, slots=True)
 class _Admission:
-    """When an allocation was made, and the pods that were new in the kubelet's list at that time, including
-    the allocation's own.
-
-    `cuts` is the number of admissions that had failed until then.
-    """
+    """When an allocation was made, and the number of admissions that had failed until then (`cuts`)."""
 
     at_seconds: float
-    newcomers: frozenset[str]
     cuts: int
+
+
+class _Phase(Enum):
+    """Whether the kubelet is still admitting the pod for which an allocation was made."""
+
+    GOES_ON = auto()
+    OVER = auto()
+    UNKNOWN = auto()
 
 
 class Allocator:
@@ -64,6 +70,7 @@ class Allocator:
         devices: Callable[[], tuple[Device, ...]],
         changed: Callable[[], None],
         started: Started,
+        node_name: str = "",
     ) -> None:
         self.holds = holds
         self.started = started
@@ -72,15 +79,21 @@ class Allocator:
         self._pods = pods
         self._devices = devices
         self._changed = changed
+        self._node_name = node_name
         # calls run one at a time, because the kubelet too admits one pod at a time
         self._one_at_a_time = asyncio.Lock()
         self._unseen: dict[str, float] = {}  # the time since which no pod has the allocation, by request id
         # The pods that are being admitted, by the request id of their allocation.
         self._admitted: dict[str, _Admission] = {}
         self._cuts = 0  # admissions that failed: by a refusal, or because the kubelet was restarted
-        self._listed_since: dict[str, float] = {}  # the time of the first list that had the pod, by pod
+        self._life: Life | None = None  # of the kubelet process whose list was read last
+        # The time of the first list that had the pod, by pod; None until the present kubelet process has
+        # given a list.
+        self._listed_since: dict[str, float] | None = None
         # Pods with an allocation that the present kubelet process has listed.
         self._listed_once: frozenset[str] = frozenset()
+        # True if the present kubelet process has listed a pod of the API server
+        self._list_is_whole = False
         # Request ids of allocations with running containers whose ids the kubelet gave to another pod.
         self._disputed: set[str] = set()
 
@@ -145,50 +158,53 @@ class Allocator:
     ) -> Allocation:
         name = request_id(resource.name, ids)
         request = request_of(resource, ids, self._devices(), name)
-        listed = await self._list()
-        now = clock.now()
-        since = self._listed_since
-        pods = () if listed is None else listed.pods
-        newcomers = frozenset(pod for pod in pods if now - since[pod] < _ADMISSION_SECONDS)
-        await self.holds.put(Hold(name, resource.name, ids, newcomers=newcomers))
+        await self._admit(Hold(name, resource.name, ids), await self._list())
         self._changed()
         try:
             allocation = await self._keeper.allocate(request, allocation_id)
         except VgpuError:
             await self.holds.drop(name)
             raise
-        if listed is not None:
-            self._admitted[name] = _Admission(now, newcomers, self._cuts)
         log.info(
             LogEvent.ALLOCATED_FOR_KUBELET, allocation=allocation.id, resource=resource.name, ids=len(ids)
         )
         return allocation
 
+    async def _admit(self, hold: Hold, listed: Listing | None) -> None:
+        """Records that the kubelet is now admitting the pod of the hold, which is one of its new pods."""
+        now, since = clock.now(), self._listed_since or {}
+        pods = frozenset() if listed is None else listed.pods
+        new = frozenset(pod for pod in pods if now - since[pod] < _ADMISSION_SECONDS)
+        await self.holds.put(replace(hold, newcomers=new))
+        self._admitted[hold.request_id] = _Admission(now, self._cuts)
+
     async def _list(self) -> Listing | None:
+        life = self._pods.life()
         listed = await self._pods.list()
+        if life != self._pods.life():
+            return None  # another kubelet process may have answered
+        if life != self._life:
+            self._life = life
+            self._listed_once = frozenset()
+            self._list_is_whole = False
+            self._listed_since = None
         if listed is not None:
             now = clock.now()
-            self._listed_since = {pod: self._listed_since.get(pod, now) for pod in listed.pods}
+            # Pods of the first list are not new: the kubelet gives no ids before vgpud is registered.
+            old, first = self._listed_since or {}, now if self._listed_since is not None else -math.inf
+            self._listed_since = {pod: old.get(pod, first) for pod in listed.pods}
             held = frozenset(hold.pod.rpartition("/")[0] for hold in self.holds)
             self._listed_once = held & (self._listed_once | listed.pods)
+            self._list_is_whole = self._list_is_whole or listed.has_pods_beside_static(self._node_name)
         return listed
 
-    def kubelet_found(self, age_seconds: float) -> None:
-        """Called when vgpud first sees a kubelet process, of that age: at first its list may lack pods. A new
-        kubelet admits again what its predecessor was admitting, perhaps with other ids. A new vgpud completes
-        the admissions that the present kubelet had begun.
+    async def kubelet_found(self) -> None:
+        """Called when vgpud first sees a kubelet process, before vgpud is registered there: at first its list
+        may lack pods. A new kubelet admits again what its predecessor was admitting, perhaps with other ids.
         """
-        self._listed_once = frozenset()
-        self._cuts += 1
-        begun_within_seconds = min(age_seconds, _ADMISSION_SECONDS)
-        for hold in self.holds:
-            allocation = self._allocation(hold.request_id)
-            if allocation is None or hold.pod or not hold.newcomers:
-                continue
-            since_seconds = time.time() - allocation.created_unix_ns / 1e9
-            if 0 <= since_seconds < begun_within_seconds:
-                at_seconds = clock.now() - since_seconds
-                self._admitted[hold.request_id] = _Admission(at_seconds, hold.newcomers, self._cuts)
+        async with self._one_at_a_time:
+            self._cuts += 1
+            await self._list()
 
     async def _leave_if_stale(self, hold: Hold, ids: frozenset[str], listed: Listing | None) -> bool:
         """If the pod of the hold has ended, releases its allocation, because the kubelet has given the ids to
@@ -198,10 +214,13 @@ class Allocator:
         if allocation is None:
             await self._drop(hold.request_id)
             return True
-        if listed is None or listed.holder(hold.resource, hold.ids) or self.started.runs(hold.request_id):
+        if listed is None or listed.holder(hold.resource, hold.ids) or self.started.lives(hold.request_id):
             return False
-        if not self.started.began(hold.request_id) and allocation.state is not State.FAILED:
-            if self._is_being_admitted(hold.request_id, listed):
+        # Of an init container's ids, the kubelet reuses all or only those (kubernetes/kubernetes,
+        # pkg/kubelet/cm/devicemanager/manager.go, devicesToAllocate).
+        reused = ids <= hold.ids or hold.ids <= ids
+        if reused and not self.started.began(hold.request_id) and allocation.state is not State.FAILED:
+            if self._admission(hold, allocation, listed) is not _Phase.OVER:
                 return False
             if not hold.pod and hold.ids == ids:
                 return False  # no pod has the allocation yet, so the call is a repetition
@@ -209,26 +228,30 @@ class Allocator:
             await self._release(allocation, _LEAVE_SECONDS)
         return True
 
-    def _is_being_admitted(self, request_id: str, listed: Listing) -> bool:
-        """Was the allocation made for the pod that the kubelet is admitting now?
-
-        In doubt the answer is True. Then containers of two pods may share the allocation; but if it were
-        wrongly released, no container of the pod could start.
+    def _admission(self, hold: Hold, allocation: Allocation, listed: Listing | None) -> _Phase:
+        """The admission of the pod for which the allocation was made. It is unknown if the kubelet listed no
+        new pod then or lists no pod now, or if an earlier vgpud made the allocation.
         """
-        made = self._admitted.get(request_id)
-        if made is None or made.cuts != self._cuts:
-            return False
-        if clock.now() - made.at_seconds >= _ADMISSION_SECONDS:
-            return False
-        possible = self._possible_pods(request_id, made)
-        return possible <= listed.pods or not possible.isdisjoint(listed.pods)
+        made = self._admitted.get(hold.request_id)
+        since_seconds = time.time() - allocation.created_unix_ns / 1e9
+        if made is not None:
+            since_seconds = clock.now() - made.at_seconds
+        failed = made is not None and made.cuts != self._cuts
+        if failed or not 0 <= since_seconds < _ADMISSION_SECONDS:
+            return _Phase.OVER
+        possible = self._possible_pods(hold)
+        if not possible or listed is None or not listed.pods:
+            return _Phase.UNKNOWN
+        if possible.isdisjoint(listed.pods):
+            return _Phase.OVER
+        return _Phase.UNKNOWN if made is None else _Phase.GOES_ON
 
-    def _possible_pods(self, request_id: str, made: _Admission) -> frozenset[str]:
+    def _possible_pods(self, hold: Hold) -> frozenset[str]:
         """The pods to which the allocation may belong: those that were new when it was made and have no other
         allocation.
         """
-        others = (hold.pod for hold in self.holds if hold.request_id != request_id and hold.pod)
-        return made.newcomers - {pod.rpartition("/")[0] for pod in others}
+        others = (other.pod for other in self.holds if other.request_id != hold.request_id and other.pod)
+        return hold.newcomers - {pod.rpartition("/")[0] for pod in others}
 
     async def _again(
         self,
@@ -242,14 +265,17 @@ class Allocator:
         """
         hold = alive[0]
         self._refuse_those_that_run(alive)
-        if len(alive) == 1 and ids <= hold.ids:
-            return await self._keeper.allocate(self._held(hold).request)
-        admitting = listed is not None and self._is_being_admitted(hold.request_id, listed)
+        admitting = self._admission(hold, self._held(hold), listed) is _Phase.GOES_ON
         known = admitting or (listed is not None and listed.holder(hold.resource, hold.ids))
+        repeated = ids == hold.ids and not hold.pod
+        if len(alive) == 1 and (repeated or (known and ids <= hold.ids)):
+            if not known:
+                await self._admit(hold, listed)  # the pod may be another one than that of the first call
+            return await self._keeper.allocate(self._held(hold).request)
         if len(alive) == 1 and admitting and not resource.divisible:
             return await self._replace(resource, hold, hold.ids | ids)
         if len(alive) > 1 or not known or not resource.divisible:
-            unknown = "" if listed is not None else ", and the kubelet does not say for which pods"
+            unknown = "" if known else ", and the kubelet does not say for which pods"
             raise VgpuError(
                 ErrorCode.ALLOCATION_BUSY,
                 f"of {len(ids)} ids of {resource.name} some are held by {len(alive)} allocations{unknown}",
@@ -355,13 +381,23 @@ class Allocator:
                 "delete the pod: the new pod gets a new allocation",
             )
         name = found.request.id
+        hold = self.holds.get(name)
+        self._check_pod(found, hold, pod)
         with audit.of_pod(pod):
             audit.record("bind", None, **audit.of(found), init=init.pid)
         await self.started.add(name, init)
-        hold = next((hold for hold in self.holds if hold.request_id == name), None)
         if hold is not None and pod:
             await self._name(found, await self.holds.bind(hold, pod))
         return True
+
+    def _check_pod(self, allocation: Allocation, hold: Hold | None, pod: str) -> None:
+        holder = "" if hold is None else hold.pod
+        if pod and holder and pod.rpartition("/")[0] != holder.rpartition("/")[0]:
+            raise VgpuError(
+                ErrorCode.ALLOCATION_BUSY,
+                f"allocation {allocation.id} belongs to {holder}, and not to the pod of {pod}",
+                "delete the pod: the new pod gets a new allocation",
+            )
 
     async def _name(self, allocation: Allocation, hold: Hold) -> None:
         await self._keeper.name(allocation.id, workload_of(hold.pod))
@@ -371,9 +407,10 @@ class Allocator:
     async def check(self, release_seconds: float, settled: bool = False) -> None:
         """Asks the kubelet once for its pods, and releases allocations that no pod has.
 
-        An allocation is released at once if a container ran in it, its pod is known, and the kubelet's list
-        is `settled` or had the pod before. Otherwise it is released after it was missing for
-        `release_seconds` in consecutive lists. Allocations with running containers are kept.
+        An allocation is released at once if its pod has certainly ended (`_has_ended`). Otherwise it is
+        released after it was missing for `release_seconds` in consecutive lists. Allocations with running
+        containers are kept, and so are all while the kubelet may not know the pods of the API server.
+        `settled` says that the kubelet has run for long.
         """
         async with self._one_at_a_time:
             listed = await self._list()
@@ -387,8 +424,8 @@ class Allocator:
                 seen = await self._seen(allocation, listed)
                 if seen or self.started.runs(name) or self._may_start(name, listed):
                     self._unseen.pop(name, None)
-                elif self._unseen_seconds(name) >= (
-                    0.0 if self._has_ended(name, settled) else release_seconds
+                elif self._has_ended(name, settled) or (
+                    self._may_end(name) and self._unseen_seconds(name) >= release_seconds
                 ):
                     await self._release_unseen(allocation)
             names = {allocation.request.id for allocation in self._keeper.book}
@@ -403,11 +440,10 @@ class Allocator:
         That is possible if its pod is unknown, and a pod that appeared when the allocation was made is still
         listed.
         """
-        made = self._admitted.get(name)
-        known = any(hold.pod for hold in self.holds if hold.request_id == name)
-        if made is None or known or clock.now() - made.at_seconds >= _START_SECONDS:
+        made, hold = self._admitted.get(name), self.holds.get(name)
+        if made is None or hold is None or hold.pod or clock.now() - made.at_seconds >= _START_SECONDS:
             return False
-        return not self._possible_pods(name, made).isdisjoint(listed.pods)
+        return not self._possible_pods(hold).isdisjoint(listed.pods)
 
     def _unseen_seconds(self, name: str) -> float:
         now = clock.now()
@@ -417,19 +453,34 @@ class Allocator:
         """Has the allocation's pod certainly ended? Precondition: the pod is not listed, and no container
         runs.
         """
-        pod = next((h.pod.rpartition("/")[0] for h in self.holds if h.request_id == name), "")
-        return self.started.began(name) and bool(pod) and (settled or pod in self._listed_once)
+        if not self.started.began(name) or self.started.lives(name):
+            return False
+        if self.started.pod_is_gone(name):
+            return True
+        pod = self._pod(name)
+        return bool(pod) and (pod in self._listed_once or (settled and self._list_is_whole))
+
+    def _may_end(self, name: str) -> bool:
+        """Does it mean anything that the pod is not listed? A kubelet that was started while its API server
+        is away lists only the static pods.
+        """
+        return self._list_is_whole or self._pod(name) in self._listed_once
+
+    def _pod(self, name: str) -> str:
+        """The pod of an allocation as "namespace/pod"; "" if it is unknown."""
+        hold = self.holds.get(name)
+        return "" if hold is None else hold.pod.rpartition("/")[0]
 
     def waits_for_a_pods_end(self) -> bool:
         """True if there is an allocation whose containers have all ended."""
         return any(
-            self.started.began(h.request_id) and not self.started.runs(h.request_id) for h in self.holds
+            self.started.began(h.request_id) and not self.started.lives(h.request_id) for h in self.holds
         )
 
     async def _seen(self, allocation: Allocation, listed: Listing) -> bool:
         """Returns whether a pod has the allocation. Also records the ids and the pod if they were unknown."""
         name = allocation.request.id
-        hold = next((hold for hold in self.holds if hold.request_id == name), None)
+        hold = self.holds.get(name)
         if hold is None:  # the file of holds was lost; the request id can be computed again from the ids
             mine = next((h for h in listed.held if request_id(h.resource, h.ids) == name), None)
             if mine is None:
@@ -455,9 +506,9 @@ class Allocator:
         return named[-1:] == [hold.request_id]
 
     async def _release_unseen(self, allocation: Allocation) -> None:
-        pod = next((hold.pod for hold in self.holds if hold.request_id == allocation.request.id), "")
+        hold = self.holds.get(allocation.request.id)
         try:
-            with audit.because("no pod holds it", pod):
+            with audit.because("no pod holds it", "" if hold is None else hold.pod):
                 await self._release(allocation, 0.0)
         except VgpuError as error:
             log.warning(

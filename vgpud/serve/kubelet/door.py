@@ -29,7 +29,7 @@ from vgpud.serve.doors import run_all, set_at_changes, until_changed
 from vgpud.serve.kubelet.allocator import Allocator
 from vgpud.serve.kubelet.holds import Holds
 from vgpud.serve.kubelet.plugin import KUBELET_SOCKET, Plugin
-from vgpud.serve.kubelet.pods import Pods
+from vgpud.serve.kubelet.pods import Life, Pods, life_of
 from vgpud.serve.kubelet.prefer import preferred
 from vgpud.serve.kubelet.resources import (
     Resource,
@@ -74,6 +74,7 @@ class Kubelet:
 
     root: Path
     plugins: Path
+    node_name: str = ""
 
     @property
     def socket(self) -> Path:
@@ -83,20 +84,17 @@ class Kubelet:
     def pod_resources(self) -> Path:
         return self.root / "pod-resources" / KUBELET_SOCKET
 
-    def life(self) -> tuple[int, int] | None:
+    def life(self) -> Life | None:
         """A value that identifies the running kubelet process; None if no kubelet is running."""
-        try:
-            found = self.socket.stat()
-        except OSError:
-            return None
-        return found.st_ino, found.st_ctime_ns
+        return life_of(self.socket)
 
     def age_seconds(self) -> float:
-        """The time since the kubelet has bound its socket; 0 if no kubelet is running."""
+        """The time since the kubelet has bound the last of its sockets; 0 if no kubelet is running."""
         try:
-            return max(0.0, time.time() - self.socket.stat().st_mtime)
+            bound = max(one.stat().st_mtime for one in (self.socket, self.pod_resources))
         except OSError:
             return 0.0
+        return max(0.0, time.time() - bound)
 
 
 class KubeletDoor:
@@ -125,7 +123,6 @@ class KubeletDoor:
         self._served: tuple[int, int] | None = None
         self._complained: dict[str, str] = {}
         self._retry_at: dict[str, float] = {}
-        self._served_since = clock.now()
         self._ended = asyncio.Event()
         self._ended_at = 0.0
         self.allocator = Allocator(
@@ -135,6 +132,7 @@ class KubeletDoor:
             lambda: room.devices,
             self._dirty.set,
             Started(containers, boot_id, self._container_ended),
+            kubelet.node_name,
         )
 
     async def run(self) -> None:
@@ -244,10 +242,10 @@ class KubeletDoor:
         while True:
             life = self._kubelet.life() if self._plugins else None
             if life != self._served:
-                age_seconds = self._kubelet.age_seconds()
-                self._served, self._served_since = life, clock.now() - age_seconds
+                self._served = life
                 self._retry_at.clear()
-                self.allocator.kubelet_found(age_seconds)
+                await self.allocator.kubelet_found()
+                self._container_ended()  # pods may have ended while no kubelet ran
                 for plugin in self._plugins.values():
                     plugin.registered = False
             if life is not None:
@@ -292,7 +290,7 @@ class KubeletDoor:
             if life is None or not known or (self._plugins and life != self._served):
                 continue
             try:
-                settled = clock.now() - self._served_since >= self._pace.settled
+                settled = self._kubelet.age_seconds() >= self._pace.settled
                 await self.allocator.check(self._settings.release_seconds, settled)
             except VgpuError as error:
                 self._complain("check", str(error))

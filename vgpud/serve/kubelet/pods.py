@@ -16,6 +16,16 @@ log = structlog.get_logger(__name__)
 
 _METHOD = "/v1.PodResourcesLister/List"
 _TIMEOUT_SECONDS = 5.0
+Life = tuple[int, int]  # inode and time of change of a socket that a process has bound
+
+
+def life_of(socket: Path) -> Life | None:
+    """A value that identifies the process that has bound the socket; None if there is no socket."""
+    try:
+        found = socket.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_ctime_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +55,13 @@ class Listing:
         """The first container with one of these ids; "" if no listed container has one."""
         return next((h.pod for h in self.held if h.resource == resource and not h.ids.isdisjoint(ids)), "")
 
+    def has_pods_beside_static(self, node_name: str) -> bool:
+        """True if a listed pod comes from the API server. The kubelet learns of these pods all at once, and
+        until then lists the static ones. A static pod's name ends with that of the node
+        (kubernetes/kubernetes, pkg/kubelet/config/common.go, generatePodName).
+        """
+        return any(not pod.endswith(f"-{node_name}") for pod in self.pods)
+
     def is_init_of_active(self, container: str) -> bool:
         """True if "namespace/pod/container" is a plain init container of a listed pod."""
         return container.rpartition("/")[0] in self.pods and container not in self.containers
@@ -54,6 +71,10 @@ class Pods:
     def __init__(self, socket: Path) -> None:
         self._socket = socket
         self._trouble = ""
+
+    def life(self) -> Life | None:
+        """Identifies the kubelet process that answers. A starting kubelet answers before it takes plugins."""
+        return life_of(self._socket)
 
     async def list(self) -> Listing | None:
         """The kubelet's list; None if the kubelet does not answer, which proves nothing about any pod."""

@@ -5,18 +5,25 @@ The kubelet does not report that a container starts or ends. One allocation serv
 a pod's init container, the containers after it, and each restart of a container.
 """
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
+from vgpud import proc
 from vgpud.model.rows import Rows
 from vgpud.model.tenancy import Lifetime
 from vgpud.node.tenants.lifetimes import Lifetimes
 
-_Init = tuple[int, int]  # an init process: pid and start time (proc(5), field 22)
+# The folder of a pod's control group, which the kubelet makes before the pod's containers and removes after
+# them: "pod" and the pod's uid, also as a slice of systemd (kubernetes/kubernetes,
+# pkg/kubelet/cm/pod_container_manager_linux.go).
+_POD_GROUP = re.compile(r"(?:.+-)?pod[0-9a-f_-]{8,}(?:\.slice)?")
 
 
 class Started:
     """The init processes by the allocation's request id. They are kept in the ledger, because containers
-    outlive vgpud: a row has the request id, the pid, the start time and the id of the boot.
+    outlive vgpud: a row has the request id, the pid, the start time, the id of the boot and the control
+    group.
 
     `ended` is called when a container has ended. Rows of another boot than `boot_id` are ignored.
     """
@@ -25,12 +32,17 @@ class Started:
         self._rows = rows
         self._boot_id = boot_id
         self._ended = ended
-        self._inits: dict[str, frozenset[_Init]] = {}
-        for request_id, pid, ticks, boot in rows:
-            if boot == boot_id:
-                self._note(request_id, (int(pid), int(ticks)))
-        self._watched: dict[str, tuple[str, _Init]] = {}
+        # the init processes that have not ended; empty if all have
+        self._inits: dict[str, frozenset[Lifetime]] = {}
+        for request_id, init in self._recorded():
+            self._note(request_id, init)
+        self._watched: dict[str, tuple[str, Lifetime]] = {}
         self._lifetimes = Lifetimes(self._end)
+
+    def _recorded(self) -> Iterator[tuple[str, Lifetime]]:
+        for request_id, pid, ticks, boot, cgroup in self._rows:
+            if boot == self._boot_id:
+                yield request_id, Lifetime(int(pid), int(ticks), cgroup)
 
     def watch(self) -> None:
         """Watches the recorded processes after the start of vgpud. Each of them may have ended meanwhile."""
@@ -43,41 +55,60 @@ class Started:
         self._watched.clear()
 
     def began(self, request_id: str) -> bool:
-        """True if a container of the allocation has started in this boot."""
+        """True if a container of the allocation was created in this boot."""
         return request_id in self._inits
 
-    def runs(self, request_id: str) -> bool:
+    def lives(self, request_id: str) -> bool:
+        """True if an init process of the allocation lives. Its container runs, or is about to start."""
         return bool(self._inits.get(request_id))
+
+    def runs(self, request_id: str) -> bool:
+        """True if the program of a container runs. An init that has not called exec does not count: a runtime
+        that was killed leaves it waiting for ever.
+        """
+        return any(proc.ran_exec(init.pid, init.start_ticks) for init in self._inits.get(request_id, ()))
+
+    def pod_is_gone(self, request_id: str) -> bool:
+        """True if the kubelet has removed the pod's control group, so that the pod has ended for good. False
+        if the control group is unknown.
+        """
+        pods = [_pod_group(init.cgroup) for name, init in self._recorded() if name == request_id]
+        return bool(pods) and not any(pod is None or pod.exists() for pod in pods)
 
     async def add(self, request_id: str, init: Lifetime) -> None:
         """Records an init process durably. Raises VgpuError(LEDGER_FULL), LEDGER_READ_ONLY, LEDGER_CORRUPT or
         LEDGER_FAILED.
         """
-        await self._rows.put((request_id, str(init.pid), str(init.start_ticks), self._boot_id))
-        one = (init.pid, init.start_ticks)
-        self._note(request_id, one)
-        self._watch(request_id, one)
+        await self._rows.put((request_id, str(init.pid), str(init.start_ticks), self._boot_id, init.cgroup))
+        self._note(request_id, init)
+        self._watch(request_id, init)
 
     async def forget(self, request_id: str) -> None:
         """Forgets the init processes of a released allocation. Raises VgpuError as `add` does."""
         for row in self._rows:
             if row[0] == request_id:
-                await self._rows.drop(*row)
+                await self._rows.drop(*row[:4])
         self._inits.pop(request_id, None)
 
-    def _note(self, request_id: str, init: _Init) -> None:
+    def _note(self, request_id: str, init: Lifetime) -> None:
         self._inits[request_id] = self._inits.get(request_id, frozenset()) | {init}
 
-    def _watch(self, request_id: str, init: _Init) -> None:
-        key = f"{request_id} {init[0]} {init[1]}"
+    def _watch(self, request_id: str, init: Lifetime) -> None:
+        key = f"{request_id} {init.pid} {init.start_ticks}"
         self._watched[key] = (request_id, init)
-        self._lifetimes.watch(key, Lifetime(*init))
+        self._lifetimes.watch(key, init)
 
     def _end(self, key: str) -> None:
         """Handles the end of a container. The row stays, because after a restart the process is
         found to have ended again.
         """
-        request_id, init = self._watched.pop(key, ("", (0, 0)))
+        request_id, init = self._watched.pop(key, ("", Lifetime()))
         if request_id in self._inits:
             self._inits[request_id] -= {init}
         self._ended()
+
+
+def _pod_group(cgroup: str) -> Path | None:
+    """The folder of the pod's control group above that of a container; None if there is none."""
+    path = Path(cgroup.partition(" ")[2])
+    return next((above for above in path.parents if _POD_GROUP.fullmatch(above.name)), None)
