@@ -184,7 +184,8 @@ class Daemon:
         probe = EngineProbe(self.settings.engine_probe, files.folder)
         engines = Engines(files, probe, self.inventory, sd.boot_id())
         world = preload_world(self.book, self.inventory, engines, lambda: self.keeper)
-        walled = wall_world(self.gateway, self.book, self.inventory, lambda: self.keeper)
+        containers = ledger.rows[RowTable.CONTAINERS]
+        walled = wall_world(self.gateway, self.book, self.inventory, lambda: self.keeper, containers)
         preload = Preload(self.units, self.paths(), world, Walls(self.settings.cgroup, walled))
         effectors = self.effectors(ledger.rows, preload)
         parts = Parts(

@@ -1,10 +1,12 @@
 """Memory limits that the driver enforces for a tenant's control group: branch 615, simulated."""
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,9 @@ from tests.conditions import needs
 from tests.demo.node import BUILD, POLICY, DemoNode
 from tests.e2e.conftest import PreparedNode, end_helpers
 from tests.e2e.support import MIB, PROBE, client, eventually, simulate, states
+from tests.kubelet.double import fixed_plugins, kubelet
+from tests.kubelet.storm import POLICY as MEMORY_UNITS
+from tests.kubelet.storm import UNITS
 from tests.native.harness import TEST_BUILD, static_program
 
 SIMULATED = ("VGPU_SIM_STATE", "LD_LIBRARY_PATH")
@@ -41,6 +46,34 @@ RTLD_NOW, RTLD_DEEPBIND = 2, 8
 def walled(tmp_path: Path, cgroup: Path) -> Iterator[DemoNode]:  # noqa: F811
     """A daemon with driver 615, whose tenants' control groups are in `cgroup`; not started."""
     yield from node_of(tmp_path, cgroup, "615")
+
+
+@contextmanager
+def containers_of(node: DemoNode, top: Path) -> Iterator[tuple[str, dict[str, subprocess.Popen[bytes]]]]:
+    """A pod with 2 GiB of a device, and two containers of it with a control group each. Yields the allocation
+    and the containers' init processes by group.
+    """
+    inits: dict[str, subprocess.Popen[bytes]] = {}
+
+    async def admit() -> str:
+        async with kubelet(node.folder / "k") as k:
+            node.start()
+            await k.healthy(UNITS, 8 * 139)
+            answer = await k.admit("ns/pod", UNITS, 2)
+            return str(answer.cdi_devices[0].name.partition("=")[2])
+
+    name = asyncio.run(admit())
+    try:
+        for one in ("init", "main"):
+            (top / one).mkdir()
+            inits[one] = subprocess.Popen(["sleep", "infinity"])
+            (top / one / "cgroup.procs").write_text(str(inits[one].pid))
+            hook(node, json.dumps({"id": one, "pid": inits[one].pid, "bundle": "/b"}), "bind", name)
+        yield name, inits
+    finally:
+        for init in inits.values():
+            init.kill()
+            init.wait()
 
 
 def node_of(folder: Path, group: Path, branch: str, policy: str = POLICY) -> Iterator[DemoNode]:
@@ -272,3 +305,52 @@ def test_a_containers_cgroup_has_the_limit_from_its_start_on(walled: DemoNode, c
         init.wait()
     eventually(lambda: not states(walled), "the container has ended", 60)
     assert walls(walled) == {}
+
+
+@pytest.fixture
+def cluster_node(tmp_path: Path, cgroup: Path) -> Iterator[DemoNode]:  # noqa: F811
+    """A daemon with driver 615 and a resource for pods; not started."""
+    for node in node_of(tmp_path, cgroup, "615", MEMORY_UNITS):
+        root = node.folder / "k"
+        node.environment |= {
+            "VGPUD_KUBELET_DIR": str(root),
+            "VGPUD_DEVICE_PLUGINS_DIR": str(fixed_plugins(root)),
+            "VGPUD_CGROUP": f"{cgroup.name}/own",
+        }
+        yield node
+
+
+@needs("cgroups", "root")
+def test_each_container_of_a_pod_is_behind_a_wall(cluster_node: DemoNode, cgroup: Path) -> None:  # noqa: F811
+    node = cluster_node
+    with containers_of(node, cgroup) as (name, inits):
+        ((device, both),) = walls(node)["init"].items()
+        assert both == 2048 and walls(node)["main"] == {device: 2048}
+        assert limit_by(node) == ["driver"]
+        inits["init"].kill()
+        inits["init"].wait()
+        (cgroup / "init").rmdir()
+        node.kill()
+        node.start()
+        assert limit_by(node) == ["driver"]
+        assert walls(node) == {"main": {device: 2048}}
+        node.ctl("resize", name, "--memory", "3GiB")
+        assert walls(node) == {"main": {device: 3072}}
+
+
+@needs("cgroups", "root")
+def test_a_forced_release_of_a_pod_that_a_crash_cuts_closes_its_walls(
+    cluster_node: DemoNode,
+    cgroup: Path,  # noqa: F811
+) -> None:
+    node = cluster_node
+    with containers_of(node, cgroup) as (name, _):
+        node.kill()
+        node.start(fault_point="release.record-intent")
+        node.ctl("release", name, "--force", check=False)
+        assert node.daemon is not None
+        node.daemon.wait(timeout=300)
+        node.start()
+        eventually(lambda: not states(node), "the release is completed")
+        limits = [limit for group in walls(node).values() for limit in group.values()]
+        assert limits == [0, 0]  # the containers live, and get no more memory

@@ -5,9 +5,9 @@ a soft and a hard limit of a cgroup v2 on a device. Only root may set them, and 
 values 0 and NVML_DEVICE_MEMORY_LIMIT_MAX clear a limit, and so does the removal of the group. This was not
 run on a card.
 
-The group is the container's, or one that vgpud makes for a program that `vgpuctl run` starts. A user cannot
-leave a group made by vgpud: to move a process, the kernel asks for write access to the nearest group above
-both (cgroups(7)).
+The group is the container's, or one that vgpud makes for a program that `vgpuctl run` starts. An allocation
+of the kubelet has the groups of all containers that use it. A user cannot leave a group made by vgpud: to
+move a process, the kernel asks for write access to the nearest group above both (cgroups(7)).
 """
 
 import asyncio
@@ -48,12 +48,16 @@ class Limiter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WallWorld:
-    """Callbacks to the node. `wanted` says whether the policy wants memory walls on a device (its UUID)."""
+    """Callbacks to the node. `wanted` says whether the policy wants memory walls on a device (its UUID).
+    `containers` returns the control groups of the containers that a hook reported for an allocation, in the
+    form of `Lifetime.cgroup`.
+    """
 
     limiter: Limiter
     allocations: Callable[[], Iterable[Allocation]]
     node: Callable[[], Node]
     wanted: Callable[[str], bool]
+    containers: Callable[[Allocation], Iterable[str]] = lambda _: ()
 
 
 def wall_limits(holders: Sequence[Allocation], devices: Iterable[Device], own: bool) -> Mapping[str, int]:
@@ -175,32 +179,29 @@ class Walls:
         pidfd.close()
 
     def _keep(self, allocation: Allocation) -> None:
-        group = self._group(allocation)
-        if group is None or not self._can(allocation):
+        groups = self._groups(allocation)
+        if not groups or not self._can(allocation):
             self._standing.discard(allocation.id)
             return
-        own = not allocation.request.lifetime.cgroup
-        holders = [allocation, *self._others(allocation, own)]
-        for uuid, limit_bytes in wall_limits(holders, self._devices(), own).items():
-            self._world.limiter.set_memory_limit(uuid, str(group), limit_bytes)
+        for cgroup, group in groups.items():
+            holders = [allocation, *self._others(allocation, cgroup)]
+            for uuid, limit_bytes in wall_limits(holders, self._devices(), not cgroup).items():
+                self._world.limiter.set_memory_limit(uuid, str(group), limit_bytes)
         self._standing.add(allocation.id)
 
     def _drop(self, allocation: Allocation) -> None:
         self._standing.discard(allocation.id)
         self._refused.pop(allocation.id, None)
-        group = self._group(allocation)
-        if group is None:
-            return
-        own = not allocation.request.lifetime.cgroup
-        if own:
-            self._remove(allocation.id)
-            return
-        limits = wall_limits(self._others(allocation, own), self._devices(), own)
-        full = bool(_members(group))
-        for uuid in wall_limits([allocation], self._devices(), own):
-            limit_bytes = limits.get(uuid, 0 if full else None)
-            with suppress(VgpuError):  # the device may be lost, or the group removed
-                self._world.limiter.set_memory_limit(uuid, str(group), limit_bytes)
+        for cgroup, group in self._groups(allocation).items():
+            if not cgroup:
+                self._remove(allocation.id)
+                continue
+            limits = wall_limits(self._others(allocation, cgroup), self._devices(), False)
+            full = bool(_members(group))
+            for uuid in wall_limits([allocation], self._devices(), False):
+                limit_bytes = limits.get(uuid, 0 if full else None)
+                with suppress(VgpuError):  # the device may be lost, or the group removed
+                    self._world.limiter.set_memory_limit(uuid, str(group), limit_bytes)
 
     def _remove(self, allocation_id: str) -> None:
         """Removes an allocation's own group if no process is in it. The driver drops the limits of a group
@@ -225,29 +226,36 @@ class Walls:
         assert self._parent is not None
         return self._parent / allocation_id
 
-    def _group(self, allocation: Allocation) -> Path | None:
-        """The folder of the tenant's control group; None if it has none in cgroup v2."""
+    def _groups(self, allocation: Allocation) -> dict[str, Path]:
+        """The folders of the tenant's control groups in cgroup v2, by container; "" for vgpud's own group."""
         if self._mount is None or self._parent is None:
-            return None
-        inode, _, path = allocation.request.lifetime.cgroup.partition(" ")
-        if not path:
-            own = self._own(allocation.id)
-            return own if own.is_dir() else None
+            return {}
+        found = {one: group for one in self._containers(allocation) if (group := self._folder(one))}
+        own = self._own(allocation.id)
+        return found if found or not own.is_dir() else {"": own}
+
+    def _folder(self, cgroup: str) -> Path | None:
+        """The folder of a container's control group; None if it is gone or not in cgroup v2."""
+        inode, _, path = cgroup.partition(" ")
         group = Path(path)
         with suppress(OSError):
-            if (group / "cgroup.procs").exists() and group.stat().st_dev == self._mount.stat().st_dev:
+            if (group / "cgroup.procs").exists() and group.stat().st_dev == self._mount_device():
                 return group if group.stat().st_ino == int(inode) else None
         return None
 
-    def _others(self, allocation: Allocation, own: bool) -> list[Allocation]:
+    def _mount_device(self) -> int:
+        assert self._mount is not None
+        return self._mount.stat().st_dev
+
+    def _containers(self, allocation: Allocation) -> set[str]:
+        return {allocation.request.lifetime.cgroup, *self._world.containers(allocation)} - {""}
+
+    def _others(self, allocation: Allocation, cgroup: str) -> list[Allocation]:
         """Returns the other allocations that the same container uses."""
-        cgroup = allocation.request.lifetime.cgroup
-        if own or not cgroup:
-            return []
         return [
             one
             for one in self._world.allocations()
-            if one.id != allocation.id and one.request.lifetime.cgroup == cgroup
+            if cgroup and one.id != allocation.id and cgroup in self._containers(one)
         ]
 
     def _can(self, allocation: Allocation) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from vgpud.lease import SharePolicy
 from vgpud.model.rows import Rows
+from vgpud.model.tenancy import Allocation
 from vgpud.modes.mps import MpsRules, MpsWorld, Users
 from vgpud.modes.preload import PreloadRules, PreloadWorld
 from vgpud.modes.walls import Limiter, WallWorld
@@ -84,10 +85,15 @@ def preload_world(
 
 
 def wall_world(
-    limiter: Limiter, book: Book, inventory: Inventory, keeper: Callable[[], NodeKeeper | None]
+    limiter: Limiter,
+    book: Book,
+    inventory: Inventory,
+    keeper: Callable[[], NodeKeeper | None],
+    containers: Rows,
 ) -> WallWorld:
     """Makes what memory walls get from the node. `keeper` is a function, because the walls are constructed
-    before the keeper.
+    before the keeper. `containers` is the ledger's table, because a release that a crash has cut is completed
+    before the door of the kubelet opens.
     """
 
     def wanted(device_uuid: str) -> bool:
@@ -96,4 +102,7 @@ def wall_world(
             return False
         return held.policies.policy.rule_for(device).settings_preload().memory_limit == "driver"
 
-    return WallWorld(limiter, lambda: tuple(book), lambda: inventory.node, wanted)
+    def cgroups(allocation: Allocation) -> tuple[str, ...]:
+        return tuple(row[4] for row in containers if row[0] == allocation.request.id)
+
+    return WallWorld(limiter, lambda: tuple(book), lambda: inventory.node, wanted, cgroups)

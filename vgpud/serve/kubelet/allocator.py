@@ -386,6 +386,8 @@ class Allocator:
         with audit.of_pod(pod):
             audit.record("bind", None, **audit.of(found), init=init.pid)
         await self.started.add(name, init)
+        if self._keeper.preload is not None:
+            await self._keeper.preload.walls.build(found)
         if hold is not None and pod:
             await self._name(found, await self.holds.bind(hold, pod))
         return True
