@@ -13,8 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import clock
 from tests.examples import examples
 from tests.metrics.samples import observation
+from vgpud import clock as daemon_clock
 from vgpud.model.caller import Caller, Door
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.observation import Observation
@@ -168,6 +170,8 @@ def test_slow_peers_do_not_keep_a_scrape_out(tmp_path: Path, monkeypatch: pytest
     async def work(_: Doors) -> None:
         held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2 * http.MAX_CONNECTIONS)]
         assert status(await say(get("/"), port)) == 200
+        for reader, _writer in held[: http.MAX_CONNECTIONS]:
+            assert await asyncio.wait_for(reader.read(), 20) == b"", "the oldest connections are closed"
         for _reader, writer in held:
             writer.close()
 
@@ -206,6 +210,23 @@ def test_a_user_has_a_share_of_the_connections_of_the_unix_socket(
             writer.close()
 
     with_doors(tmp_path, policy(), work, known)
+
+
+@pytest.mark.parametrize(("user", "seconds"), [(7, 1 + 10 + 10), (0, 3)])
+def test_pages_for_users_take_a_tenth_of_the_time_and_those_for_root_all(user: int, seconds: float) -> None:
+    """A user that scrapes again and again."""
+
+    async def slow() -> http.Response:
+        await clock.passed(1)
+        return http.Response(b"")
+
+    async def scrapes() -> None:
+        server, began = http.Server({"/metrics": slow}, only_loopback=False), daemon_clock.now()
+        for _ in range(3):
+            assert (await server.answer(get("/metrics"), user)).status == 200
+        assert daemon_clock.now() - began == seconds
+
+    clock.run(scrapes())
 
 
 def test_a_failing_page_reveals_no_details(tmp_path: Path) -> None:
