@@ -125,7 +125,7 @@ bool channels_read(int usage_fd, uint32_t slot, const uint8_t uuid[16], uint32_t
         return false;
     process->groups = malloc(table.count * sizeof(table.groups[0]));
     process->off = table.off;
-    process->enabling = table.enabling;
+    process->doubtful = table.doubtful;
     for (uint32_t i = 0; process->groups != NULL && i < table.count; i++)
         if (memcmp(table.groups[i].uuid, uuid, sizeof(table.groups[i].uuid)) == 0)
             process->groups[process->count++] = table.groups[i];
@@ -152,29 +152,29 @@ uint32_t channels_devices(int usage_fd, uint32_t slot, const uint8_t *const uuid
     return bits;
 }
 
+static void write_bit(unsigned char *usage_map, uint32_t slot, size_t word, uint32_t ordinal, bool set)
+{
+    off_t at = (off_t)(VGPU_CHANNELS_AT + slot * sizeof(struct vgpu_channel_table) + word);
+    uint32_t bits;
+    if (!usage_io_load(usage_map, at, &bits, sizeof(bits)))
+        return;
+    bits = set ? bits | 1u << ordinal : bits & ~(1u << ordinal);
+    usage_io_store(usage_map, at, &bits, sizeof(bits));
+}
+
 /*
  * Sets or clears a device's bit in two words of a slot's table. The threads of all devices and the event loop's thread
- * write these words, so a lock is held.
+ * write these words, so a lock is held. `doubtful` qualifies `off`, so it is set before `off` and cleared after it.
  */
-static void write_states(unsigned char *usage_map, uint32_t slot, uint32_t ordinal, bool off, bool enabling)
+static void write_states(unsigned char *usage_map, uint32_t slot, uint32_t ordinal, bool off, bool doubtful)
 {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    off_t table = (off_t)(VGPU_CHANNELS_AT + slot * sizeof(struct vgpu_channel_table));
-    const struct {
-        off_t at;
-        bool set;
-    } words[] = {
-        {table + (off_t)offsetof(struct vgpu_channel_table, off), off}, /* first: `enabling` says what it means */
-        {table + (off_t)offsetof(struct vgpu_channel_table, enabling), enabling},
-    };
     pthread_mutex_lock(&lock);
-    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
-        uint32_t bits;
-        if (!usage_io_load(usage_map, words[i].at, &bits, sizeof(bits)))
-            break;
-        bits = words[i].set ? bits | 1u << ordinal : bits & ~(1u << ordinal);
-        usage_io_store(usage_map, words[i].at, &bits, sizeof(bits));
-    }
+    if (doubtful)
+        write_bit(usage_map, slot, offsetof(struct vgpu_channel_table, doubtful), ordinal, true);
+    write_bit(usage_map, slot, offsetof(struct vgpu_channel_table, off), ordinal, off);
+    if (!doubtful)
+        write_bit(usage_map, slot, offsetof(struct vgpu_channel_table, doubtful), ordinal, false);
     pthread_mutex_unlock(&lock);
 }
 
@@ -266,7 +266,7 @@ static bool call(struct worker *worker, struct channels_order *order, const stru
         return true;
     }
     order->calls++;
-    write_states(order->usage_map, process->slot, order->ordinal, true, !order->off);
+    write_states(order->usage_map, process->slot, order->ordinal, true, true);
     order->last_began_ns = now_ns();
     if (!is_control_device(file))
         refused(order, ENODEV, 0);
@@ -325,8 +325,8 @@ static bool carry_out_process(struct worker *worker, struct channels_order *orde
         first = i + 1;
         memset(&list, 0, sizeof(list));
     }
-    if (!order->off && done == asked)
-        channels_note(order->usage_map, process->slot, order->ordinal, false);
+    if (done == asked)
+        channels_note(order->usage_map, process->slot, order->ordinal, order->off);
     return true;
 }
 

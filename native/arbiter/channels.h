@@ -33,8 +33,8 @@ struct channels_process {
     int pidfd; /* owned by this struct, and closed with the order */
     uint32_t count;
     uint32_t slot;
-    uint32_t off; /* the words `off` of the process's channel table */
-    uint32_t enabling;
+    uint32_t off; /* the words `off` and `doubtful` of the process's channel table */
+    uint32_t doubtful;
     struct vgpu_channel_group *groups; /* after the order: the groups whose call was made */
 };
 
@@ -119,9 +119,8 @@ bool channels_read(int usage_fd, uint32_t slot, const uint8_t uuid[16], uint32_t
 uint32_t channels_devices(int usage_fd, uint32_t slot, const uint8_t *const uuids[], uint32_t count, uint32_t *groups);
 
 /*
- * Records in the table of a slot whether its channels are off a device. An order does so itself: before its first call
- * for a process and after its last one, so that the table is right whenever the arbiter ends, except between a call and
- * the record that is next to it.
+ * Records in the table of a slot whether its channels are off a device. An order records before each call for a process
+ * that they may be, and after the last call what they are, so that the table is right whenever the arbiter ends.
  */
 void channels_note(unsigned char *usage_map, uint32_t slot, uint32_t ordinal, bool off);
 

@@ -35,7 +35,7 @@
 #define MISSING_NS 5000000000u
 #define GROUPS_PER_UNIT 32u /* number of groups that are read for one unit of a lease's rate (rate.h) */
 
-/* state of an entity's channels; DOUBTFUL: an earlier arbiter ended while it enabled them */
+/* state of an entity's channels; DOUBTFUL: an earlier arbiter ended while it disabled or enabled them */
 enum state { UNKNOWN, DOUBTFUL, ON, OFF };
 
 struct cut_device {
@@ -48,8 +48,8 @@ struct cut_device {
 };
 
 /*
- * A channel group that is disabled. If a disabled group is disabled again, or an enabled one enabled, its waiting work
- * is lost: it does not run until its process submits more (seen on an H200, driver 580.159.04).
+ * A channel group that is disabled. The driver counts: a group that is disabled twice must be enabled twice (seen on an
+ * H100). So a group is disabled only if it is known to be enabled. To enable an enabled group changes nothing.
  */
 struct off_group {
     uint32_t slot;
@@ -216,10 +216,7 @@ static struct channels_order *order_make(const struct lease *lease, uint32_t ord
     return order;
 }
 
-/*
- * Records the groups that an earlier arbiter process has disabled. Where it ended in an order that enables them, they
- * are disabled first, because enabling an enabled group loses its waiting work.
- */
+/* Records the groups that an earlier arbiter process has, or may have, disabled. */
 static void adopt(struct lease *lease, uint32_t ordinal)
 {
     struct cut_entity *entity = &lease->cut_entities[ordinal];
@@ -229,10 +226,9 @@ static void adopt(struct lease *lease, uint32_t ordinal)
         struct channels_process process;
         bool off = channels_read(lease->usage_fd, p->slot, entity->device->id, &budget, &process) &&
                    (process.off >> ordinal & 1) != 0;
-        bool enabling = off && (process.enabling >> ordinal & 1) != 0;
-        if (off && !enabling)
+        if (off)
             note_off(entity, &process);
-        doubtful |= enabling;
+        doubtful |= off && (process.doubtful >> ordinal & 1) != 0;
         free(process.groups);
     }
     entity->state = doubtful ? DOUBTFUL : entity->off_count > 0 ? OFF : ON;
@@ -525,7 +521,8 @@ static uint64_t follow_entity(struct lease *lease, uint32_t ordinal, bool offs, 
         return SCHED_NEVER;
     if (entity->state == UNKNOWN)
         adopt(lease, ordinal);
-    off |= entity->state == DOUBTFUL;
+    if (entity->state == DOUBTFUL)
+        off = false; /* once more could be once too often; the next call of this function disables them */
     if (entity->state != (off ? OFF : ON) || (!off && entity->off_count > 0)) {
         give_order(lease, ordinal, off, now);
     } else if (off && entity->stale) {

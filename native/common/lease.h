@@ -233,10 +233,10 @@ struct vgpu_channel_table {
      */
     uint32_t unfinished;
     /*
-     * those of `off` for which the call that enables the channels has begun: if the arbiter ended in it, the channels
-     * are enabled in all likelihood, because a call of the driver that has begun is carried out
+     * those of `off` for which the arbiter is disabling or enabling the channels: if the arbiter ends meanwhile, the
+     * channels may be in either state
      */
-    uint32_t enabling;
+    uint32_t doubtful;
     /* MiB of memory that an eviction leaves on the device, by enum vgpu_stay; the slot has no room for these words */
     uint32_t stays_mib[VGPU_STAY_KINDS];
     uint8_t unused[16];

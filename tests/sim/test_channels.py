@@ -154,15 +154,17 @@ def test_a_kernel_preempted_by_its_channels_resumes_without_loss(
     assert done_ns(node, pid) == launched * LONG_NS
 
 
-def test_channels_disabled_twice_start_waiting_work_only_with_new_work(
+def test_channels_disabled_twice_work_after_they_are_enabled_twice(
     node: SimNode, tenant: Tenant, outside: Outside
 ) -> None:
+    """A call that enables enabled channels changes nothing: afterwards one call disables them."""
     pid = tenant.process.pid
-    tenant.say(LONG)
-    for verb in ("off", "off", "on"):
+    off = []
+    for verb in ("off", "off", "on", "on", "on", "off"):
         assert outside.turn(verb, node, pid) == 0
-    stands = done_ns(node, pid)
-    assert done_ns(node, pid) == stands
+        off.append(entry(node, pid)[1]["channels_off"])
+    assert off == [8, 8, 8, 0, 0, 8]
+    assert outside.turn("on", node, pid) == 0
     tenant.say("launch 1 10")
     assert tenant.say("sync") == "ok"
 

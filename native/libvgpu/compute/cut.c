@@ -58,7 +58,6 @@ static struct {
     bool guarded; /* the rescue thread exists */
     /* for the rescue thread: time since which the process is off without an arbiter, or was refused; 0: neither */
     uint64_t alone_at;
-    bool refused; /* at alone_at the driver refused to enable the channels */
 } cut = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static void say(uint32_t kind, uint64_t idle_ns)
@@ -289,7 +288,7 @@ bool vgpu_cut_look(int64_t *wait_ns)
     return became;
 }
 
-static bool put_back(bool again)
+static bool put_back(void)
 {
     uint8_t ids[VGPU_MAX_DEVICES][16] = {{0}};
     uint32_t count = vgpu_tenant_devices();
@@ -298,7 +297,7 @@ static bool put_back(bool again)
         vgpu_tenant_uuid(d, uuid);
         (void)vgpu_uuid_parse(uuid, ids[d]); /* cannot fail: limits with any other text are refused */
     }
-    return vgpu_channels_enable((const uint8_t (*)[16])ids, count, again);
+    return vgpu_channels_enable((const uint8_t (*)[16])ids, count);
 }
 
 static void rescue(void)
@@ -306,12 +305,10 @@ static void rescue(void)
     uint64_t now = now_ns();
     if (!vgpu_channels_off() || (__atomic_load_n(&cut.active, __ATOMIC_SEQ_CST) && vgpu_link_lives())) {
         cut.alone_at = 0;
-        cut.refused = false;
     } else if (cut.alone_at == 0) {
         cut.alone_at = now;
     } else if (now - cut.alone_at >= RESCUE_NS) {
-        cut.refused = !put_back(cut.refused);
-        cut.alone_at = cut.refused ? now : 0;
+        cut.alone_at = put_back() ? 0 : now;
     }
 }
 

@@ -30,7 +30,6 @@ struct group {
     uint32_t object;
     int file;
     bool computes;
-    bool put_back; /* this process has enabled the group itself: see vgpu_channels_enable */
     uint32_t count;
     uint32_t channels[CHANNELS_MAX];
 };
@@ -384,9 +383,10 @@ bool vgpu_channels_off(void)
     return off;
 }
 
-static bool set_enabled(const struct group *group, bool enabled)
+/* To enable a group that is enabled changes nothing. */
+static bool enable(const struct group *group)
 {
-    struct rm_disable_channels list = {.disable = !enabled, .count = group->count};
+    struct rm_disable_channels list = {.disable = 0, .count = group->count};
     const struct subdevice *subdevice = subdevice_of(group);
     struct rm_control control = {.client = group->client,
                                  .object = subdevice != NULL ? subdevice->object : 0,
@@ -411,31 +411,15 @@ static uint32_t device_bit(const struct group *group, const uint8_t (*uuids)[16]
     return UINT32_MAX;
 }
 
-/*
- * Enables a group that the arbiter has disabled. `enabling`: the arbiter ended while it was enabling the group, so the
- * group may be enabled. To enable it once more would lose its waiting work, so it is disabled first. (If it was still
- * disabled, which is unlikely, that loses the work.)
- */
-static bool put_back(const struct group *group, bool enabling)
-{
-    if (enabling)
-        (void)set_enabled(group, false);
-    return set_enabled(group, true);
-}
-
-bool vgpu_channels_enable(const uint8_t (*uuids)[16], uint32_t count, bool again)
+bool vgpu_channels_enable(const uint8_t (*uuids)[16], uint32_t count)
 {
     bool all = true;
     pthread_mutex_lock(&lock);
     uint32_t off = table != NULL ? __atomic_load_n(&table->off, __ATOMIC_SEQ_CST) : 0;
-    uint32_t enabling = table != NULL ? __atomic_load_n(&table->enabling, __ATOMIC_SEQ_CST) : 0;
     for (uint32_t i = 0; i < groups_high && off != 0; i++) {
-        struct group *group = &groups[i];
-        uint32_t bit = device_bit(group, uuids, count);
-        if (group->client == 0 || !group->computes || (off & bit) == 0 || (again && group->put_back))
-            continue;
-        group->put_back = put_back(group, !again && (enabling & bit) != 0);
-        all &= group->put_back;
+        const struct group *group = &groups[i];
+        if (group->client != 0 && group->computes && (off & device_bit(group, uuids, count)) != 0)
+            all &= enable(group);
     }
     if (off != 0 && all)
         __atomic_store_n(&table->off, 0, __ATOMIC_SEQ_CST);

@@ -38,8 +38,8 @@ bool vgpu_channels_off(void);
 
 /*
  * Enables this process's own channels on the devices where they are disabled, after the end of the arbiter. `uuids`: the
- * lease's devices. False: the driver refused some; `again`: tries only those of the last call again.
+ * lease's devices. Returns false if the driver refused some; the call can be repeated.
  */
-bool vgpu_channels_enable(const uint8_t (*uuids)[16], uint32_t count, bool again);
+bool vgpu_channels_enable(const uint8_t (*uuids)[16], uint32_t count);
 
 #endif

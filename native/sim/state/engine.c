@@ -96,7 +96,6 @@ double sim_engine_submit(struct sim_state *s, struct sim_proc *p, struct sim_use
     sim_engine_advance(s, d, e);
     struct sim_queue *q = &u->queue;
     q->submitted += work_ns;
-    u->loses_wait = 0;
     if (!sim_use_stands(u))
         activate(e, ref, q);
     q->last_launch_ns = e->last_ns;

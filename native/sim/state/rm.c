@@ -10,7 +10,7 @@
  * Sources: numbers and structures are in common/rm.h. NVIDIA's open-gpu-kernel-modules 580.95.05 (client.c,
  * kernel_fifo_ctrl.c) require, for root too, that the client in a call's header belongs to the file, and do not check
  * the clients in the parameters of RM_DISABLE_CHANNELS. The call's effect and duration were measured on an H100, driver
- * 580.159.04.
+ * 580.159.04: among others, that the driver counts how often a channel is disabled.
  */
 #include "../../common/rm.h"
 
@@ -27,8 +27,9 @@
 #define FIRST_CLIENT 0xc1d00000u
 #define SPIN_NS 60000
 #define FAULT "FIFO_DISABLE_CHANNELS" /* name of a fault that makes the call return the fault's code and do nothing */
-/* name of a fault that delays the return of a call that has enabled its channels */
-#define FAULT_ENABLED "FIFO_DISABLE_CHANNELS.enabled"
+/* names of the faults that delay a call before it changes its channels, and after it has changed them */
+static const char *const fault_before[] = {"FIFO_DISABLE_CHANNELS.enables", "FIFO_DISABLE_CHANNELS.disables"};
+static const char *const fault_after[] = {"FIFO_DISABLE_CHANNELS.enabled", "FIFO_DISABLE_CHANNELS.disabled"};
 #define FAULT_LIE "FIFO_DISABLE_CHANNELS.lies" /* name of a fault that makes the call return 0 and do nothing */
 enum { CLASS_ROOT_MAX = 1, CLASS_CLIENT = 0x41 };
 
@@ -87,7 +88,7 @@ static void settle(struct sim_state *s, struct sim_proc *p, uint32_t use)
         if (o->handle == 0 || o->use != use || !o->computes)
             continue;
         channels++;
-        off += o->off;
+        off += o->off > 0;
     }
     sim_engine_lock(d);
     sim_engine_advance(s, d, sim_engine_of(d, u->gi, u->ci));
@@ -231,12 +232,12 @@ static uint32_t name_channels(struct sim_state *s, const struct sim_device *d, c
         struct sim_object *o = p == NULL ? NULL : find(p, c->channels[i]);
         if (o == NULL || !is_channel(o) || device_of(s, p, o) != d)
             return RM_INVALID_CHANNEL;
-        if (change && o->off == (c->disable != 0)) {
-            p->uses[o->use].loses_wait = 1;
-            p->uses[o->use].channels_repeated++;
+        if (change && c->disable != 0) {
+            p->uses[o->use].channels_repeated += o->off > 0;
+            o->off += o->off < UINT8_MAX;
+        } else if (change) {
+            o->off -= o->off > 0;
         }
-        if (change)
-            o->off = c->disable != 0;
     }
     for (uint32_t i = 0; change && i < c->count; i++) {
         struct sim_proc *p = client_of(s, c->clients[i]);
@@ -271,6 +272,7 @@ static uint32_t disable(struct sim_state *s, struct sim_device *d, const struct 
     if (status != RM_OK)
         return status;
     bool acts = (c->disable == 0 || c->only_scheduling == 0) && sim_fault(s, FAULT_LIE, device) == 0;
+    sim_fault(s, fault_before[c->disable != 0], device);
     sim_rm_lock(d);
     uint64_t begin = sim_now_ns();
     pass_until(begin + (uint64_t)((c->disable ? d->channels_stop_us : d->channels_on_us) * 1e3));
@@ -279,8 +281,7 @@ static uint32_t disable(struct sim_state *s, struct sim_device *d, const struct 
     if (c->disable)
         pass_until(begin + (uint64_t)(d->channels_off_us * 1e3));
     sim_rm_unlock(d);
-    if (c->disable == 0)
-        sim_fault(s, FAULT_ENABLED, device);
+    sim_fault(s, fault_after[c->disable != 0], device);
     return status;
 }
 

@@ -94,8 +94,7 @@ struct sim_use {
     struct sim_queue queue; /* guarded by the engine lock of the device, as are the fields below */
     /* number of channels that can compute, and how many of them are disabled; the queue stops when all are disabled */
     uint32_t channels, channels_off;
-    uint32_t loses_wait;        /* 1: channels are enabled, but nothing runs before more work is submitted */
-    uint32_t channels_repeated; /* calls for a channel that was in the asked state, each of which lost its work */
+    uint32_t channels_repeated; /* number of times that a disabled channel was disabled again */
     _Atomic uint32_t on_wake;   /* a futex: its value changes when the queue continues */
 };
 
@@ -104,7 +103,7 @@ struct sim_object {
     uint32_t handle, parent, class_id; /* handle 0: the entry is free */
     uint8_t use;                       /* index of the process's use of the device to which the object belongs */
     uint8_t computes;                  /* 1: a channel of a group that has a compute object */
-    uint8_t off;
+    uint8_t off;                       /* number of times that it must be enabled before it works */
 };
 
 /* The CUprocessState in the low bits of sim_proc.gate; the high bits count the moves to other devices. */
@@ -343,7 +342,7 @@ void sim_engine_advance(struct sim_state *s, struct sim_device *d, struct sim_en
 void sim_engine_channels(struct sim_state *s, uint32_t ref, struct sim_use *u);
 static inline bool sim_use_stands(const struct sim_use *u)
 {
-    return u->loses_wait || (u->channels > 0 && u->channels_off == u->channels);
+    return u->channels > 0 && u->channels_off == u->channels;
 }
 
 /* Functions of rotation.c: the order of turns. The caller holds the engine's lock. */
