@@ -109,6 +109,14 @@ def test_a_defrag_makes_room_for_a_request(node: DemoNode) -> None:
     end(node, tenant, name)
 
 
+def test_a_defrag_for_a_drained_device_says_that_it_is_drained(node: DemoNode) -> None:
+    node.ctl("drain", "3")
+    refused = node.ctl("defrag", "--device", "3", check=False)
+    node.ctl("undrain", "3")
+    assert "device 3 takes no tenants: it is drained (E401)" in refused.stderr
+    assert "'vgpuctl undrain 3' opens it" in refused.stderr
+
+
 def test_a_defrag_frees_a_whole_device(node: DemoNode) -> None:
     held = [on(node, 10, device) for device in range(8)]
     with client(node) as calls:

@@ -16,6 +16,7 @@ from vgpud.model.quantity import (
     UNITS,
     Percent,
     check_bytes,
+    check_limit,
     format_bytes,
     parse_bytes,
     show_bytes,
@@ -274,3 +275,9 @@ def test_any_float_is_a_share_or_refused(value: float) -> None:
 def test_a_share_cannot_be_made_out_of_range(hundredths: int) -> None:
     with pytest.raises(VgpuError, match=r"from 0\.01 to 100"):
         Percent(hundredths)
+
+
+def test_a_limit_below_a_mebibyte_is_refused() -> None:
+    with pytest.raises(VgpuError, match="bad amount of memory '1KiB': it is less than 1MiB"):
+        check_limit(1024)
+    assert check_limit(MIB) == MIB

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from vgpud.model.errors import ErrorCode, VgpuError
-from vgpud.model.quantity import GIB, WHOLE, Percent
+from vgpud.model.quantity import GIB, MIB, WHOLE, Percent
 from vgpud.model.tenancy import Allocation, MigSlice, Mode, Slice, State
 from vgpud.planner.resize import resize_slices
 from vgpud.planner.use import use_of
@@ -25,7 +25,7 @@ def refused(memory: int | None, share: Percent | None = None, mine: Allocation =
     return caught.value
 
 
-@pytest.mark.parametrize("memory", [1, 4 * GIB, H200_USABLE - 100 * GIB])
+@pytest.mark.parametrize("memory", [MIB, 4 * GIB, H200_USABLE - 100 * GIB])
 def test_every_slice_gets_the_new_memory(memory: int) -> None:
     made = resize_slices(MINE, memory, None, NODE, USE, AUTO)
     assert made == tuple(replace(piece, memory_bytes=memory) for piece in PIECES)

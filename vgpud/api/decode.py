@@ -111,7 +111,8 @@ def _mig_target(asked: pb.MigTarget) -> MigTarget:
 def identifier(value: str, field: str) -> str:
     """Checks and returns a request id or allocation id: 1 to 128 printable characters."""
     if not value:
-        raise _bad(f"{field} is empty", f"give the {field}")
+        lister = {"allocation_id": "vgpuctl ls", "device_uuid": "vgpuctl devices", "to": "vgpuctl devices"}
+        raise _bad(f"{field} is empty", f"see '{lister[field]}'" if field in lister else f"give the {field}")
     return _printable(value, field, MAX_ID_CHARACTERS)
 
 

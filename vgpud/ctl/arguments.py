@@ -114,5 +114,5 @@ def owner(text: str) -> tuple[int, int]:
     uid, separator, gid = text.partition(":")
     digits = all(part.isascii() and part.isdigit() and int(part) < 2**32 - 1 for part in (uid, gid))
     if not separator or not digits:
-        raise ArgumentTypeError(f"{text!r} is not UID:GID in numbers")
+        raise ArgumentTypeError(f"{text!r} is not UID:GID in numbers: 'id USER' prints them")
     return int(uid), int(gid)

@@ -298,9 +298,10 @@ VERBS: tuple[Verb | Group, ...] = (
     ),
     Verb(
         "explain",
-        "say why an allocation got its devices",
+        "say why an allocation got its devices: the decision on each device, as it was made",
         "read:explain",
         (ALLOCATION,),
+        details="'vgpuctl why' has this, and what limits the allocation now.",
         examples=("vgpuctl explain 4f2a",),
     ),
     Verb(
@@ -625,10 +626,10 @@ VERBS: tuple[Verb | Group, ...] = (
     ),
     Verb(
         "why",
-        "say how an allocation or process got what it has, and what limits it now",
+        "explain, and what limits an allocation or a process of it now",
         "why:why",
         (argument("subject", metavar="ALLOCATION|PID", help="an allocation's id, or a process of one"),),
-        details="Exits 1 for a process that no allocation put there.",
+        details="Takes a process too. Exits 1 for a process that no allocation put there.",
         examples=(
             "vgpuctl why 4f2a",
             "vgpuctl why 31337",

@@ -81,6 +81,15 @@ def check_bytes(value: int, text: str | None = None) -> int:
     return value
 
 
+def check_limit(value: int) -> int:
+    """Returns `value` if it is a valid limit of a tenant's memory: at least 1 MiB, the page of a card. Raises
+    VgpuError(BAD_QUANTITY) otherwise.
+    """
+    if 0 < value < MIB:
+        raise _bad(format_bytes(value), "it is less than 1MiB", _NO_LIMIT_HINT)
+    return check_bytes(value)
+
+
 def _shown(value: int) -> str:
     # a large integer is shown as a power of two, because Python refuses to print integers with more than 4300
     # digits

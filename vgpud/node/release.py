@@ -26,6 +26,7 @@ from vgpud.node.tenants.changes import Changes
 from vgpud.node.tenants.checkpoints import waiting
 from vgpud.node.tenants.checks import check_ended
 from vgpud.planner.steps import release_steps
+from vgpud.proc import has_ended
 
 log = structlog.get_logger(__name__)
 
@@ -91,15 +92,9 @@ class AllocationReleaser:
                 f"allocation {allocation.id} is still being made",
                 "try again in a moment",
             )
-        if waiting(allocation) and force:
-            held = counted(len(waiting(allocation)), "process")
-            raise VgpuError(
-                ErrorCode.TENANT_ALIVE,
-                f"allocation {allocation.id} is suspended with {held}, "
-                "which could not be resumed after a release",
-                "resume it first, or end its processes",
-            )
-        if allocation.id not in self._running and not force:
+        if force:
+            _check_nothing_suspended(allocation)
+        elif allocation.id not in self._running:
             await self._check_tenants_gone(allocation)
         await self._changes.settle(allocation.id)
         if allocation.id not in self._book:
@@ -134,11 +129,10 @@ class AllocationReleaser:
         return running
 
     async def _check_tenants_gone(self, allocation: Allocation) -> None:
+        _check_nothing_suspended(allocation)
         for part in allocation.slices:
             check_ended(allocation.id, await self._parts.effectors[part.mode].tenants(allocation, part))
         check_ended(allocation.id, processes_in(allocation.request.lifetime.cgroup))
-        # NVML does not list the processes of a suspended tenant, so they are checked too
-        check_ended(allocation.id, [process.pid for process in waiting(allocation)])
 
     async def _dismantle(self, allocation: Allocation) -> None:
         plan = release_steps(allocation, self._book.use)
@@ -197,3 +191,15 @@ class AllocationReleaser:
                 pause = min(2 * pause, _RETRY_SECONDS)
             finally:
                 self._attempts.pop(allocation_id, None)
+
+
+def _check_nothing_suspended(allocation: Allocation) -> None:
+    """Raises VgpuError(TENANT_ALIVE) if a suspended process lives. NVML does not list these processes."""
+    left = [process for process in waiting(allocation) if not has_ended(process.pid)]
+    if left:
+        raise VgpuError(
+            ErrorCode.TENANT_ALIVE,
+            f"allocation {allocation.id} is suspended with {counted(len(left), 'process')}, "
+            "which could not be resumed after a release",
+            "resume it first, or end its processes",
+        )

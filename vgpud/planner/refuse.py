@@ -156,8 +156,7 @@ def _largest_hint(want: Wanted, causes: tuple[Unfit, ...]) -> str:
         if name in map(bare_name, profiles):
             return "ask for less than the profile has, or leave the profile out"
         close = get_close_matches(name, profiles, n=1)
-        meant = f"did you mean {close[0]!r}? " if close else ""
-        return f"{meant}there are {listed(profiles)}"
+        return f"did you mean {close[0]!r}" if close else "'vgpuctl mig ls' lists what fits on each device"
     largest = max((unfit.largest for unfit in causes), key=lambda room: room[:2])
     name = f" (profile {largest.profiles[0]})" if largest.profiles else ""
     return f"ask for at most {shown_bytes(largest.memory_bytes)}{name}"

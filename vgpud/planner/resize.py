@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from vgpud.model.device import Device, Node
 from vgpud.model.errors import ErrorCode, VgpuError
-from vgpud.model.quantity import WHOLE, Percent, check_bytes
+from vgpud.model.quantity import WHOLE, Percent, check_limit
 from vgpud.model.tenancy import Allocation, Mode, Slice
 from vgpud.planner.division import given_bytes
 from vgpud.planner.terms import Terms, all_terms
@@ -34,7 +34,7 @@ def resize_slices(
             "give a memory limit, a share, or both",
         )
     if memory_bytes is not None:
-        check_bytes(memory_bytes)
+        check_limit(memory_bytes)
     terms = all_terms(policy, node)
     return tuple(
         _resized(allocation, part, memory_bytes, share, node, use, terms) for part in allocation.slices

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from vgpud.model.errors import ErrorCode, VgpuError
-from vgpud.model.quantity import WHOLE, Percent, check_bytes
+from vgpud.model.quantity import WHOLE, Percent, check_limit
 from vgpud.model.tenancy import MODE_OF, Isolation, Mode, Request
 
 
@@ -37,7 +37,7 @@ def wanted(request: Request) -> Wanted:
     if request.count < 1:
         raise _bad(f"count is {request.count}: it must be at least 1", "leave it out to ask for one device")
     if request.memory_bytes is not None:
-        check_bytes(request.memory_bytes)
+        check_limit(request.memory_bytes)
     _check_isolation(request)
     profile, start = _place(request.mig_profile)
     return Wanted(

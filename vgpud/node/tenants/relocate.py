@@ -7,6 +7,7 @@ from vgpud.model.caller import Caller
 from vgpud.model.device import Device, Health
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.move_view import DefragView, Evacuation, RoomWanted, TenantMove
+from vgpud.model.quantity import counted
 from vgpud.model.tenancy import Allocation, Mode, State
 from vgpud.node.devices.inventory import Inventory
 from vgpud.node.store.book import Book
@@ -18,7 +19,7 @@ from vgpud.planner.select import selector_error, selects
 from vgpud.planner.suspend import is_away
 from vgpud.planner.terms import all_terms
 from vgpud.planner.use import charged
-from vgpud.planner.words import shown_bytes
+from vgpud.planner.words import DRAINED, shown_bytes
 from vgpud.policy.model import Policy
 
 
@@ -102,6 +103,8 @@ class Relocations:
             raise error
         bins = self._bins()
         known = {one.uuid for one in bins}
+        if all(self._closed(device) for device in selected):
+            raise _no_target(selected[0], self._closed(selected[0]))
         goal = Goal(
             on=frozenset(one.uuid for one in bins if one.takes) & {device.uuid for device in selected},
             memory_bytes=wanted.memory_bytes or 0,
@@ -151,16 +154,23 @@ class Relocations:
                     terms[device.uuid].memory_bytes(Mode.PRELOAD, device.memory_usable_bytes),
                     terms[device.uuid].tenants(Mode.PRELOAD),
                     terms[device.uuid].share_hundredths(Mode.PRELOAD),
-                    self._takes(device),
+                    not self._closed(device),
                 )
             )
         return found
 
-    def _takes(self, device: Device) -> bool:
-        drained = self._is_drained(device.uuid)
-        foreign = any(process.kind != "graphics" for process in device.processes)
-        ours = self._book.use_of(device.uuid).count > 0
-        return device.health is Health.OK and not device.mig.current and not drained and (ours or not foreign)
+    def _closed(self, device: Device) -> str:
+        """Why no tenant can move to the device; empty if tenants can."""
+        if self._is_drained(device.uuid):
+            return DRAINED
+        if device.health is not Health.OK:
+            return f"it is {device.health.value}"
+        if device.mig.current:
+            return "it is in MIG mode"
+        foreign = [process for process in device.processes if process.kind != "graphics"]
+        if foreign and not self._book.use_of(device.uuid).count:
+            return f"{counted(len(foreign), 'process')} outside of vgpud use it"
+        return ""
 
     def _pieces(self, whole: bool) -> list[Piece]:
         """The slices on the node. A suspended tenant only prevents a request for a `whole` device, so it is
@@ -204,6 +214,15 @@ def _nowhere(refusals: list[VgpuError]) -> VgpuError:
         return VgpuError(ErrorCode.NO_CAPACITY, "this node has no other device", "see 'vgpuctl devices'")
     full = [error for error in refusals if error.code is ErrorCode.NO_CAPACITY]
     return (full or refusals)[0]
+
+
+def _no_target(device: Device, why: str) -> VgpuError:
+    undrain = f"'vgpuctl undrain {device.index}' opens it, or " if why == DRAINED else ""
+    return VgpuError(
+        ErrorCode.NO_CAPACITY,
+        f"device {device.index} takes no tenants: {why}",
+        f"{undrain}name another device",
+    )
 
 
 def _no_way(wanted: RoomWanted, slices: int) -> VgpuError:
