@@ -141,13 +141,12 @@ _FORMS = (
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z",  # a time
     r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}",
     r"[0-9a-f]{12}",  # an allocation's id
-    r"(?:[0-9a-f]{64}|[0-9a-f]{8})",  # a policy's digest
     r"[0-9]+(?:ms|s|min|h)",  # a duration
 )
 
 
 #: First words of lines whose values are the machine's, the version's or the run's.
-_VARYING = ("host:", "vgpud:", "daemon:", "policy:", "revision:", "request:")
+_VARYING = ("host:", "vgpud:", "revision:", "request:")
 #: The revision of an event, before its time. The pages have one example; revisions go on from page to page.
 _NUMBERED = re.compile(r"^[0-9]+(?=\[ \]\+\[0-9\]\{4\}-)")
 
