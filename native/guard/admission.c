@@ -55,11 +55,16 @@ static bool lock_amount(int file, off_t start, uint32_t amount)
     return done == 0;
 }
 
-/* Returns the length of the lock that another process has at `start`, or 0. Any other lock there counts as all. */
+/*
+ * Returns the length of the lock that another process has at `start`, or 0. Any other lock there, or none that the
+ * kernel tells, counts as all.
+ */
 static uint32_t locked_amount(int file, off_t start)
 {
     struct flock range = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = start, .l_len = 1};
-    if (fcntl(file, F_GETLK, &range) == 0 && range.l_type == F_UNLCK)
+    if (fcntl(file, F_GETLK, &range) != 0)
+        return UINT32_MAX;
+    if (range.l_type == F_UNLCK)
         return 0;
     bool ours = range.l_start == start && range.l_len > 0 && range.l_len < UINT32_MAX;
     return ours ? (uint32_t)range.l_len : UINT32_MAX;

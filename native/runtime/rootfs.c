@@ -28,16 +28,27 @@ static int open_folder(int parent, const char *name)
     return openat(parent, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 }
 
-/* Opens a folder below `root` without following links. Returns -1 with errno on an error. */
+static void close_kept(int fd)
+{
+    int error = errno;
+    if (fd >= 0)
+        close(fd);
+    errno = error;
+}
+
+/* Opens a folder below `root` without following links. Returns -1 with errno; EINVAL if the path has "..". */
 static int open_below(const char *root, const char *path)
 {
     char copy[4096], *rest = NULL;
-    int fd = open(root, O_PATH | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0 || snprintf(copy, sizeof(copy), "%s", path) >= (int)sizeof(copy))
+    if (snprintf(copy, sizeof(copy), "%s", path) >= (int)sizeof(copy)) {
+        errno = ENAMETOOLONG;
         return -1;
+    }
+    int fd = open(root, O_PATH | O_DIRECTORY | O_CLOEXEC);
     for (char *name = strtok_r(copy, "/", &rest); name != NULL && fd >= 0; name = strtok_r(NULL, "/", &rest)) {
+        errno = EINVAL;
         int next = strcmp(name, "..") == 0 ? -1 : open_folder(fd, name);
-        close(fd);
+        close_kept(fd);
         fd = next;
     }
     return fd;
@@ -60,7 +71,7 @@ static int make_read_only(int folder, const char *name)
     if (fd < 0)
         return -1;
     int done = mount(NULL, place(fd, at), NULL, MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV, NULL);
-    close(fd);
+    close_kept(fd);
     return done;
 }
 
@@ -89,11 +100,12 @@ static int write_merged(int folder, const char *library, const char *image, size
     int fd = openat(folder, PRELOAD, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
     if (fd < 0)
         return -1;
+    errno = ENOSPC; /* a short write sets no errno */
     bool whole = dprintf(fd, "%s\n", library) > 0 && write(fd, image, image_length) == (ssize_t)image_length &&
                  fchmod(fd, 0644) == 0;
     if (whole)
         return fd;
-    close(fd);
+    close_kept(fd);
     return -1;
 }
 
@@ -110,16 +122,16 @@ static int put_merged(const char *root, int etc, int target, const char *library
     int merged = cover < 0 ? -1 : open(place(cover, at), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     int file = merged < 0 ? -1 : write_merged(merged, library, image, length);
     int failed = file < 0 || bind_over(file, target) != 0;
-    int error = errno;
-    if (file >= 0)
-        close(file);
-    if (merged >= 0)
-        close(merged);
+    close_kept(file);
+    close_kept(merged);
     if (cover >= 0) {
-        failed |= umount2(place(cover, at), MNT_DETACH) != 0;
-        close(cover);
+        int error = errno;
+        bool left = umount2(place(cover, at), MNT_DETACH) != 0;
+        if (failed)
+            errno = error;
+        failed |= left;
+        close_kept(cover);
     }
-    errno = error;
     return failed ? -1 : 0;
 }
 
@@ -132,19 +144,17 @@ int vgpu_preload(const char *root, const char *library)
         int top = open_below(root, "");
         if (top >= 0 && mkdirat(top, "etc", 0755) == 0)
             etc = open_folder(top, "etc");
-        close(top);
+        close_kept(top);
     }
     int target = etc < 0 ? -1 : place_of_file(etc, PRELOAD, 0644);
-    if (target < 0)
-        return -1;
-    char *image = vgpu_read_file(place(target, at), &length);
+    char *image = target < 0 ? NULL : vgpu_read_file(place(target, at), &length);
     int failed = image == NULL || put_merged(root, etc, target, library, image, length) != 0 ||
                  make_read_only(etc, PRELOAD) != 0;
     int error = errno;
     free(image);
-    close(target);
-    close(etc);
     errno = error;
+    close_kept(target);
+    close_kept(etc);
     return failed ? -1 : 0;
 }
 
@@ -176,12 +186,8 @@ static int show(int from, int to, const char *name)
     int source = openat(from, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
     int target = place_of_file(to, name, 0755);
     int failed = source < 0 || target < 0 || bind_over(source, target) != 0;
-    int error = errno;
-    if (source >= 0)
-        close(source);
-    if (target >= 0)
-        close(target);
-    errno = error;
+    close_kept(source);
+    close_kept(target);
     return failed ? -1 : 0;
 }
 
@@ -198,10 +204,8 @@ int vgpu_libraries(const char *root, const char *folder)
     int error = errno;
     if (listing != NULL)
         closedir(listing);
-    if (from >= 0)
-        close(from);
-    if (to >= 0)
-        close(to);
     errno = error;
+    close_kept(from);
+    close_kept(to);
     return failed;
 }

@@ -18,8 +18,10 @@ CALL = """
 import ctypes, os, sys
 hook = ctypes.CDLL(sys.argv[1], use_errno=True)
 root, folder = sys.argv[2].encode(), b"/opt/driver"
+before = len(os.listdir("/proc/self/fd"))
 result = hook.vgpu_preload(root, b"%s") if sys.argv[3] == "preload" else hook.vgpu_libraries(root, folder)
 print(result, os.strerror(ctypes.get_errno()) if result else open(sys.argv[4]).read(), end="")
+assert len(os.listdir("/proc/self/fd")) == before, "a descriptor is left open"
 """
 
 
@@ -60,6 +62,10 @@ def test_a_preload_list_that_is_not_a_regular_file_is_refused(tmp_path: Path, ki
     }
     make[kind]()
     assert call(tmp_path, "preload", preload) == "-1 Invalid argument"
+
+
+def test_a_missing_root_is_reported_with_the_errno_of_its_open(tmp_path: Path) -> None:
+    assert call(tmp_path / "gone", "preload", tmp_path) == "-1 No such file or directory"
 
 
 @pytest.mark.parametrize("before", [None, "libimage.so\n"])
