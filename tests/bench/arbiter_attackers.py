@@ -19,7 +19,8 @@ from tests.fuzz.test_arbiter import DONE, WANT, Tenant, message
 from vgpud import lease_layout as layout
 
 Done = Callable[[], None]
-SHORT_LOOK_LOCKS = 1500  # as many locks as keep one query below ASIDE_MAX_NS (native/arbiter/aside.h)
+# With so many locks on a file, one F_GETLK of the arbiter stays below ASIDE_MAX_NS (native/arbiter/aside.h).
+SHORT_LOOK_LOCKS = 1500
 OTHER_LEASE = "attackers-other"
 GRANT = 6
 TURN = struct.Struct("<QQQIIQ")  # struct vgpu_turn in native/common/lease.h

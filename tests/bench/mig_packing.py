@@ -197,12 +197,12 @@ def _decision(report: Report) -> None:
     changes = [used_mig((19, 6), (14, 4)), used_mig((9, 4)), used_mig((5, 0)), used_mig((19, 6))]
 
     def changed(number: int) -> object:
-        """The usual case: the last allocation changed one device, and the others are unchanged."""
+        """One device has changed since the last decision, and three since the last request of this kind."""
         use[f"GPU-{number % 8}"] = changes[(number + number // 8) % 4]
         return choose(asked[number % 3], node, AUTO, use)
 
     def changed_one_kind(number: int) -> object:
-        """The same with requests of one kind."""
+        """One decision after one device has changed, with requests of one kind."""
         use[f"GPU-{number % 8}"] = changes[(number + number // 8) % 4]
         return choose(asked[0], node, AUTO, use)
 

@@ -90,7 +90,7 @@ def test_nesting_of_manifests_is_bounded(main: Ctl, tmp_path: Path, depth: int) 
     path.write_text("a: " + "[" * depth + "]" * depth)
     done = main("convert", "hami", str(path))
     if done.returncode:
-        refused(done, "is nested too deeply")
+        refused(done, "has too many levels of lists and tables")
     else:
         assert depth < 5000
 

@@ -64,7 +64,7 @@ BAD = {
     ENTRY % "{devices: some, mig-enabled: true}": "devices is 'some'",
     ENTRY % "{devices: [-1], mig-enabled: true}": "devices is [-1]",
     ENTRY % "{devices: all, mig-enabled: true, places: 1}": "unknown key 'places'",
-    ENTRY % "{devices: all, mig-enabled: false, mig-devices: {1g.5gb: 1}}": "with MIG disabled",
+    ENTRY % "{devices: all, mig-enabled: false, mig-devices: {1g.5gb: 1}}": "although mig-enabled is false",
     ENTRY % "{devices: all, mig-enabled: true, mig-devices: {1g.5gb: x}}": "'x' of '1g.5gb'",
     ENTRY % "{devices: all, mig-enabled: true, mig-devices: [1g.5gb]}": "not a table of profiles",
     ENTRY % "{devices: all, mig-enabled: true, device-filter: [zz]}": "not made of PCI ids",

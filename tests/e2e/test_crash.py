@@ -27,7 +27,9 @@ def client(node: DemoNode) -> Client:
 
 
 def world(node: DemoNode) -> dict[str, int]:
-    """Counts the parts of allocations in every place where a crash could leave one."""
+    """The number of objects of each kind that allocations consist of: leases, specs, MIG instances and
+    others. A crash must leave none of them behind.
+    """
     with client(node) as calls:
         devices = calls.list_devices().devices
         allocations = calls.list_allocations().allocations

@@ -219,7 +219,9 @@ def test_a_tenant_that_the_driver_does_not_stop_is_not_paused(make_node: NodeMak
     node.stop()
 
 
-def test_a_tenant_whose_pause_the_driver_ends_is_not_shown_as_paused(make_node: NodeMaker) -> None:
+def test_a_paused_tenant_is_active_again_if_the_driver_refuses_to_stop_its_new_process(
+    make_node: NodeMaker,
+) -> None:
     node = make_node(policy=CUT)
     node.start()
     tenant, name = spin(node)

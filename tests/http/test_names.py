@@ -21,8 +21,8 @@ def test_a_user_has_the_name_of_its_account_and_a_stranger_none() -> None:
     assert asyncio.run(ask()) == ("root", "")
 
 
-def test_a_name_that_is_not_utf_8_can_be_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """pwd(3) returns a Latin-1 name with surrogates, which cannot be encoded in UTF-8."""
+def test_a_user_name_that_is_not_utf_8_is_shown_with_question_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's pwd module gives a byte that is not UTF-8 as a surrogate, which a page cannot encode."""
     account = pwd.struct_passwd(("andr\udce9", "x", 7, 7, "", "/", "/bin/sh"))
     monkeypatch.setattr(pwd, "getpwuid", lambda _: account)
     assert asyncio.run(UserNames().of([7]))[7].encode() == b"andr?"

@@ -186,7 +186,7 @@ def test_slow_peers_do_not_keep_a_scrape_out(tmp_path: Path, monkeypatch: pytest
         (range(100, 100 + http.CONNECTIONS_PER_USER + 30), [7] * (http.CONNECTIONS_PER_USER + 30)),
     ],
 )
-def test_a_user_has_a_share_of_the_connections_of_the_unix_socket(
+def test_one_user_cannot_hold_more_than_its_number_of_connections_of_metrics_sock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arrived: Iterable[int], identified: list[int]
 ) -> None:
     monkeypatch.setattr(http, "PEER_SECONDS", 1e6)

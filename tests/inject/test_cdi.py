@@ -86,8 +86,8 @@ def test_a_listed_spec_is_removed(tmp_path: Path) -> None:
     assert (tmp_path / "nvidia.yaml").exists()
 
 
-def test_no_half_written_file_is_ever_visible(tmp_path: Path) -> None:
-    """An invalid spec leaves no file that a runtime would read."""
+def test_a_refused_spec_leaves_no_file(tmp_path: Path) -> None:
+    """Container runtimes read each file with the suffix .json of the folder."""
     bad = replace(allocation(), edits=Edits())
     with pytest.raises(VgpuError) as refused:
         cdi.write_spec(tmp_path, bad)

@@ -112,7 +112,7 @@ def test_a_swap_out_that_does_not_begin_fails(phase: SwapPhase, quiet: bool, why
 
 
 class Lies(swaps.Swaps):
-    """Swaps of a tenant whose lease says that each of its processes has a pebibyte to move."""
+    """Swaps of a tenant of two processes, whose lease says falsely that each has 1 PiB to move."""
 
     def __init__(self, phase: SwapPhase, available_gib: int = 0) -> None:
         self.ordered: list[bool] = []

@@ -83,7 +83,9 @@ def moved(devices: list[Bin], pieces: list[Piece], number: int, to: str) -> list
 
 
 def brute_force(devices: list[Bin], pieces: list[Piece], goal: Goal) -> int | None:
-    """Returns the fewest moves to the goal, by a breadth-first search through every position."""
+    """Returns the number of moves that the goal needs; None if MOST moves are not enough. It tries all
+    sequences of moves, shorter ones first.
+    """
     level = [pieces]
     for moves in range(MOST + 1):
         if any(ready(devices, position, goal) for position in level):

@@ -42,7 +42,7 @@ def test_the_reason_for_the_engine_gate_is_the_one_that_the_probe_gave() -> None
 
 @pytest.mark.parametrize("device", [DEVICE, GUEST, PARTITIONED])
 @pytest.mark.parametrize("verdict", [PROVED, REFUSED, HUNG, None])
-def test_auto_takes_cut_wherever_the_driver_can(device: Device, verdict: EngineVerdict | None) -> None:
+def test_auto_chooses_as_the_setting_cut_does(device: Device, verdict: EngineVerdict | None) -> None:
     assert choose_engine("auto", device, verdict) == choose_engine("cut", device, verdict)
 
 

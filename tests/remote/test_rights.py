@@ -84,7 +84,10 @@ def test_a_user_has_at_most_the_sessions_of_the_policy(short: RemoteNode) -> Non
 def test_a_grant_needs_the_doors_certificate_first(remote: RemoteNode) -> None:
     (Path(remote.node.environment["VGPUD_CONFIG"]).parent / "remote" / "certificate.pem").unlink()
     refused = remote.node.ctl("remote", "grant", "0", check=False)
-    assert "the door has no certificate yet, which a token must name (E106)" in refused.stderr
+    assert (
+        "vgpud-remote.service has no certificate yet, and a token contains the digest of it (E106)"
+        in refused.stderr
+    )
     assert remote.node.ctl_json("remote", "grants")["grants"] == []
 
 

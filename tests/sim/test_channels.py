@@ -264,7 +264,9 @@ def test_a_process_killed_with_disabled_channels_leaves_no_channels(
     assert other.say("sync") == "ok"
 
 
-def test_a_copy_of_the_open_file_keeps_the_memory(node: SimNode, tenant: Tenant, outside: Outside) -> None:
+def test_a_copied_descriptor_of_the_device_keeps_the_memory_of_a_dead_process(
+    node: SimNode, tenant: Tenant, outside: Outside
+) -> None:
     outside.ask("keep", tenant.process.pid)
     tenant.kill()
     assert node.dump()["devices"][0]["memory_used"] == CONTEXT_BYTES

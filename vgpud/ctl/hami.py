@@ -59,7 +59,7 @@ def convert(arguments: Namespace, terminal: Terminal) -> int:
     except RecursionError:
         # RecursionError: the YAML writer uses more stack than the reader, so a document that was read may not
         # be writable
-        raise _bad(f"{arguments.file} is nested too deeply") from None
+        raise _bad(f"the YAML of {arguments.file} has too many levels of lists and tables") from None
     print(text, end="")
     return Exit.OK.value
 
@@ -75,7 +75,7 @@ def read_documents(name: str) -> list[Any]:
     try:
         return list(yaml.safe_load_all(text))
     except RecursionError:
-        raise _bad(f"{name} is nested too deeply") from None
+        raise _bad(f"the YAML of {name} has too many levels of lists and tables") from None
     except (yaml.YAMLError, ValueError) as error:
         # ValueError: the YAML contains an impossible date or number
         raise _bad(f"{name} is not YAML: {str(error).splitlines()[0]}") from None

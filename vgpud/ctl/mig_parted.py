@@ -47,7 +47,7 @@ def read(name: str, config: str | None) -> tuple[str, tuple[Entry, ...]]:
         # ValueError: the YAML contains an impossible date or number
         raise _bad(f"{name} is not YAML: {str(error).splitlines()[0]}") from None
     except RecursionError:
-        raise _bad(f"{name} is nested too deeply") from None
+        raise _bad(f"the YAML of {name} has too many levels of lists and tables") from None
     configs = _configs(name, data)
     chosen = _chosen(name, configs, config)
     return chosen, tuple(_entry(f"{name}: {chosen}[{i}]", raw) for i, raw in enumerate(configs[chosen]))
@@ -56,7 +56,7 @@ def read(name: str, config: str | None) -> tuple[str, tuple[Entry, ...]]:
 def _configs(name: str, data: Any) -> Mapping[str, list[Any]]:  # noqa: ANN401
     if not isinstance(data, dict) or data.get("version") != VERSION:
         version = data.get("version") if isinstance(data, dict) else None
-        raise _bad(f"{name}: version is {version!r}, and {VERSION!r} is what is known")
+        raise _bad(f"{name}: version is {version!r}, and vgpuctl reads only version {VERSION!r}")
     configs = data.get("mig-configs")
     if not isinstance(configs, dict) or not configs:
         raise _bad(f"{name} has no mig-configs")
@@ -92,7 +92,7 @@ def _entry(where: str, raw: Any) -> Entry:  # noqa: ANN401
         raise _bad(f"{where}: mig-enabled is {raw.get('mig-enabled')!r}, not true or false")
     wanted = raw.get("mig-devices") or {}
     if not raw["mig-enabled"] and wanted:
-        raise _bad(f"{where} has mig-devices with MIG disabled")
+        raise _bad(f"{where}: mig-devices is set, although mig-enabled is false")
     layout = _layout(where, wanted) if raw["mig-enabled"] else (OFF,)
     return Entry(_indices(where, raw.get("devices")), _pci_ids(where, raw.get("device-filter")), layout)
 

@@ -136,8 +136,8 @@ def grant(arguments: Namespace, terminal: Terminal) -> int:
     if not pin and not by_certificate:
         raise VgpuError(
             ErrorCode.BAD_SETTING,
-            "the door has no certificate yet, which a token must name",
-            f"make {node.CERTIFICATE} below the folder of the policy first (docs/remote.md)",
+            "vgpud-remote.service has no certificate yet, and a token contains the digest of it",
+            f"make {node.CERTIFICATE} in the folder of vgpud.toml first (docs/remote.md)",
         )
     made, token = known.add(wanted, pin)
     _record(f"remote grant {made.id} of {made.user} made")

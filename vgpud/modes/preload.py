@@ -179,8 +179,8 @@ class Preload:
         return any(not entry.name.startswith(".") for entry in self._leases.iterdir())
 
     def _ended(self, _: str) -> None:
-        """Called when the arbiter has ended: restarts it. Until the restart, the limits still hold, but the
-        end of a process is not noticed.
+        """Called when the arbiter has ended: starts it again if a lease exists. Meanwhile, libvgpu still
+        enforces the limits, but a process of a tenant that ends keeps its slot in the lease.
         """
         self._notice = None
         self._is_silent = False
