@@ -141,6 +141,14 @@ enum vgpu_swap_phase {
 };
 #define VGPU_SWAP_KEPT_SHIFT 8
 
+/* An eviction that is ordered while its host buffer is being made waits for the step. */
+#define VGPU_PREPARE_STEP_BYTES (256 << 20)
+/*
+ * A lack of less than a step, and of less than this part (one in so many), is left to the eviction: memory that grows
+ * little by little would otherwise use up the segments.
+ */
+#define VGPU_PREPARED_PART 16
+
 /*
  * Kinds of memory that libvgpu cannot evict. Two kinds have no entry here: physical memory of the program (physical.h),
  * and memory whose size libvgpu measures, because no request gives it (contexts, modules, arrays).

@@ -1,5 +1,6 @@
 """Suspension by eviction: libvgpu copies what it can to the host, the driver saves the rest where it must."""
 
+import json
 import signal
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from tests.e2e.test_move import check_at, in_use, move
 from tests.e2e.test_suspend import beside, refusal, resume
 from tests.e2e.test_turns import HOLD, LARGE_MIB, answer, used_mib
 from vgpud.api.gen import vgpud_pb2 as pb
-from vgpud.lease import SwapPhase, read_activity, read_limits, read_swaps
+from vgpud.lease import LeaseMemory, SwapPhase, read_activity, read_limits, read_swaps
 from vgpud.model.errors import ErrorCode, VgpuError
 
 EVICTS = """version = 1
@@ -312,7 +313,17 @@ def test_a_kill_of_vgpud_at_each_step_of_an_eviction_loses_no_memory(
     end(node, tenant, name)
 
 
-MOVE_POINTS = ["record-intent", "out", "lock-0", "save-0", "record-move", "restore-0", "unlock-0", "commit"]
+MOVE_POINTS = [
+    "prepared",
+    "record-intent",
+    "out",
+    "lock-0",
+    "save-0",
+    "record-move",
+    "restore-0",
+    "unlock-0",
+    "commit",
+]
 
 
 @needs("driver-580")
@@ -331,8 +342,35 @@ def test_a_kill_of_vgpud_in_the_move_of_an_evicted_tenant_loses_no_memory(
     node.start()
     gone = MOVE_POINTS.index(point) >= MOVE_POINTS.index("record-move")
     check_at(node, name, 3 if gone else 0)
+    assert read_limits(node.run_dir / "leases" / name).memory is LeaseMemory.HERE, "it makes no buffer ahead"
     assert goes_on(tenant)
     end(node, tenant, name)
+
+
+@needs("driver-580")
+@pytest.mark.parametrize("point", MOVE_POINTS)
+def test_a_kill_of_vgpud_while_several_tenants_move_loses_no_memory(cut_node: DemoNode, point: str) -> None:
+    """The first tenant that reaches the point ends vgpud; the others are at any other step."""
+    node = cut_node
+    node.start(fault_point=f"move.{point}")
+    tenants = [holding(node) for _ in range(3)]
+    node.ctl("drain", "0", "--move", check=False)
+    assert node.daemon is not None
+    assert node.daemon.wait(300) == -signal.SIGKILL
+    node.start()
+    assert states(node) == {name: "active" for _, name in tenants}
+    for tenant, name in tenants:
+        with client(node) as calls:
+            (part,) = calls.get_allocation(name).slices
+        lease = read_limits(node.run_dir / "leases" / name)
+        assert [device.uuid for device in lease.devices] == [part.device_uuid]
+        assert goes_on(tenant)
+    said = json.loads(node.ctl("drain", "0", "--move", "-o", "json", check=False).stdout)
+    assert not said["staying"]
+    eventually(lambda: 0 not in in_use(node), "nothing is left on the drained device")
+    for tenant, name in tenants:
+        assert goes_on(tenant)
+        end(node, tenant, name)
 
 
 def test_an_idle_tenant_is_evicted_and_wakes_by_its_next_call(make_node: NodeMaker) -> None:

@@ -32,6 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "clock",
         "directory",
         "modes",
+        "pace",
         "inject",
         "planner",
         "policy",

@@ -57,6 +57,8 @@ class Leases(Remembering, Preload):
         if part.memory_bytes + sum(self.kept.values()) > CARD_GIB * GIB:
             self.crowded.append(name)
 
+    def expect(self, allocation_id: str, soon: bool) -> None: ...
+
     def keep(self, allocation_id: str, share_hundredths: int) -> None:
         self.shares[allocation_id] = share_hundredths
 

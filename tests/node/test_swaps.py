@@ -20,8 +20,9 @@ from vgpud.node.tenants import swaps
 from vgpud.node.tenants.activities import Activities
 from vgpud.node.tenants.changes import Changes
 from vgpud.node.tenants.checkpoints import Checkpoints, TenantServices
+from vgpud.node.tenants.host_table import HostTable
 from vgpud.node.tenants.suspends import Suspends
-from vgpud.planner.suspend import HostMemory, held_bytes
+from vgpud.planner.suspend import HostMemory
 from vgpud.proc import start_ticks
 
 GPU = "GPU-0"
@@ -121,11 +122,12 @@ class Lies(swaps.Swaps):
         async def ask(_: str) -> None: ...
 
         activities = SimpleNamespace(ask=ask, read=lambda _: LeaseActivity())
-        host = HostMemory(available_gib * GIB, 1 * GIB)
-        self._services = cast(Any, SimpleNamespace(activities=activities, host=lambda: host))
-        self._book = cast(Any, Book())
+        self._book = Book()
         told = SimpleNamespace(swaps=lambda _: (word, word), expect=lambda _, soon: self.ordered.append(soon))
         self._preload = cast(Any, told)
+        memory = HostMemory(available_gib * GIB, 1 * GIB)
+        host = HostTable(self._book, self._preload, lambda: memory)
+        self._services = cast(Any, SimpleNamespace(activities=activities, host=host))
 
 
 @pytest.mark.parametrize(
@@ -200,25 +202,36 @@ def test_a_swapped_out_tenant_that_does_not_report_is_waited_for_a_bounded_time(
     clock.run(leaves())
 
 
-class Orders(swaps.Swaps):
-    """Tenants whose processes lack host buffers, on a host with `available_bytes`."""
+class Buffers:
+    """Leases of tenants, each with its movable GiB and the GiB of its host buffer. Records which tenants make
+    buffers ahead.
+    """
 
-    def __init__(self, lacking_gib: dict[str, int], available_gib: int) -> None:
-        self.lacking_gib = lacking_gib
+    def __init__(self, **gib: tuple[int, int]) -> None:
+        self.gib = gib
         self.ordered: dict[str, bool] = {}
-        host = HostMemory(available_gib * GIB, 1 * GIB)
-        self._services = cast(Any, SimpleNamespace(host=lambda: host))
-        self._book = cast(Any, ())
-        self._preload = cast(Any, SimpleNamespace(expect=self._record))
 
-    def _record(self, name: str, soon: bool) -> None:
-        if name not in self.lacking_gib:
+    def expect(self, name: str, soon: bool) -> None:
+        if name not in self.gib:
             raise VgpuError(ErrorCode.LEASE_FAILED, "the lease is gone", "")
         self.ordered[name] = soon
 
-    def _read(self, allocation: Allocation) -> tuple[ProcessSwap, ...]:
-        made = 1 * GIB
-        return (ProcessSwap(SwapPhase.HERE, 0, made + self.lacking_gib[allocation.id] * GIB, made),)
+    def swaps(self, name: str) -> tuple[ProcessSwap, ...]:
+        movable, made = self.gib[name]
+        return (ProcessSwap(SwapPhase.HERE, 0, movable * GIB, made * GIB),)
+
+
+def running(name: str, gib: int = 8) -> Allocation:
+    return Allocation(name, request(name), State.ACTIVE, (Slice(GPU, Mode.PRELOAD, gib * GIB),))
+
+
+def table(buffers: Buffers, available_gib: int, limit_gib: int | None = None) -> HostTable:
+    """The table of tenants that run, on a host with `available_gib`, of which 1 GiB must stay free."""
+    book = Book()
+    for name in buffers.gib:
+        book.add(running(name))
+    limit = None if limit_gib is None else limit_gib * GIB
+    return HostTable(book, cast(Any, buffers), lambda: HostMemory(available_gib * GIB, GIB, limit))
 
 
 @pytest.mark.parametrize(
@@ -236,12 +249,74 @@ def test_host_buffers_are_ordered_for_as_many_tenants_as_the_host_has_memory_for
     """The host has memory for the buffers of only some tenants. vgpud takes back an order that no longer
     fits.
     """
-    names = {"a": 3, "b": 4, "c": 1}
-    host = Orders(names, available_gib)
-    host.expect([tenant(name, State.ACTIVE) for name in names], [])
-    assert host.ordered == ordered
-    host.expect([], [tenant("gone", State.ACTIVE), tenant("a", State.ACTIVE)])
-    assert host.ordered == {**ordered, "a": False}
+    buffers = Buffers(a=(4, 1), b=(5, 1), c=(2, 1))
+    host = swaps.Swaps(
+        cast(
+            TenantServices,
+            SimpleNamespace(book=(), preload=buffers, host=table(buffers, available_gib)),
+        )
+    )
+    for _ in range(2):  # an order of before does not count against the tenant
+        host.expect([running(name) for name in buffers.gib], [])
+        assert buffers.ordered == ordered
+    host.expect([], [running("gone"), running("a")])
+    assert buffers.ordered == {**ordered, "a": False}
+
+
+def test_a_buffer_that_exists_is_room_for_its_own_tenant() -> None:
+    buffers = Buffers(a=(4, 4))
+    with table(buffers, available_gib=2, limit_gib=5).ordered(running("a"), 4 * GIB, driver_bytes=1 * GIB):
+        pass
+
+
+def test_orders_at_the_same_time_do_not_share_room() -> None:
+    """The second tenant finds no room until the first one's order has ended."""
+    host = table(Buffers(a=(4, 0), b=(4, 0)), available_gib=8)
+    with (
+        host.ordered(running("a"), 4 * GIB),
+        pytest.raises(
+            VgpuError, match="1GiB must stay free and 4GiB are ordered for other tenants"
+        ) as refused,
+        host.ordered(running("b"), 4 * GIB),
+    ):
+        raise AssertionError("it has the room of the first")
+    assert refused.value.code is ErrorCode.NO_CAPACITY
+    with host.ordered(running("b"), 4 * GIB):
+        pass
+
+
+def test_a_buffer_that_is_half_made_is_counted_once() -> None:
+    """The host has 4 GiB less by now, and the order has these 4 GiB too."""
+    buffers = Buffers(a=(8, 0), b=(3, 0))
+    available = [12]
+    book = Book()
+    for name in buffers.gib:
+        book.add(running(name))
+    host = HostTable(book, cast(Any, buffers), lambda: HostMemory(available[0] * GIB, GIB))
+    with host.ordered(running("a"), 8 * GIB):
+        buffers.gib["a"], available[0] = (8, 4), 8
+        with host.ordered(running("b"), 3 * GIB):
+            pass
+
+
+def test_buffers_of_running_tenants_count_against_the_bound_of_the_policy() -> None:
+    host = table(Buffers(a=(6, 6), b=(4, 0)), available_gib=100, limit_gib=9)
+    with (
+        pytest.raises(VgpuError, match="6GiB of 9GiB are taken"),
+        host.ordered(running("b"), 4 * GIB),
+    ):
+        pass
+    assert set(host.expect([running("b"), running("a")])) == {"b"}
+    with host.ordered(running("b"), 3 * GIB):
+        pass
+
+
+def test_a_lease_that_says_too_much_counts_as_the_limit_of_its_tenant() -> None:
+    """The lease is the tenant's to write: neither its memory nor its buffer can take the room of others."""
+    host = table(Buffers(a=(1 << 20, 1 << 20), b=(4, 0)), available_gib=100, limit_gib=12)
+    assert host.movable_bytes(running("a")) == 8 * GIB
+    with host.ordered(running("a"), 1 << 60), host.ordered(running("b"), 4 * GIB):
+        pass
 
 
 def test_an_order_by_hand_waits_for_a_resumption_by_a_rule_and_not_for_one_by_hand() -> None:
@@ -295,7 +370,8 @@ def test_the_memory_of_ended_processes_of_a_suspended_tenant_leaves_the_books(
         assert store.book.get("a") is away, "a record was changed in the middle of another change"
         await change
         await clock.passed(5)
-        assert held_bytes(store.book) == held_gib * GIB
+        host = HostTable(store.book, None, lambda: HostMemory(0, 0))
+        assert sum(map(host.taken_bytes, store.book)) == held_gib * GIB
         assert store.book.use_of(GPU).memory_bytes == stays_gib * GIB
         watch.cancel()
 

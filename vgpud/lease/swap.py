@@ -44,6 +44,12 @@ class ProcessSwap:
     host_bytes: int
     kept_bytes: int = 0
 
+    @property
+    def is_prepared(self) -> bool:
+        """Has libvgpu made its host buffer ahead of an eviction? It leaves a small rest to the eviction."""
+        lacking = self.movable_bytes - self.host_bytes
+        return lacking < layout.PREPARE_STEP_BYTES and lacking <= self.movable_bytes // layout.PREPARED_PART
+
 
 def read_swaps(folder: Path) -> tuple[ProcessSwap, ...]:
     """The swap states of all live processes, clamped as in `read_usage`. An unknown phase counts as refused.

@@ -68,6 +68,7 @@ class LogEvent(StrEnum):
     FOREIGN_PROCESS_NOT_SUSPENDED = auto()
     GPU_RESET = auto()
     HELPER_DIED = auto()
+    HOST_BUFFERS_NOT_MADE_IN_TIME = auto()
     HTTP_LISTENING = auto()
     HTTP_NOT_LISTENING = auto()
     KEPT_MEMORY_EVICTED = auto()

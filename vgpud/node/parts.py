@@ -23,7 +23,8 @@ from vgpud.node.store.allocations import AllocationStore
 from vgpud.node.store.book import Book
 from vgpud.node.tenants.activities import Activities
 from vgpud.node.tenants.changes import Changes
-from vgpud.node.tenants.checkpoints import TenantServices, host_memory
+from vgpud.node.tenants.checkpoints import TenantServices
+from vgpud.node.tenants.host_table import HostTable, host_memory
 from vgpud.node.tenants.kept import Kept
 from vgpud.policy.load import LoadedPolicy
 
@@ -96,7 +97,7 @@ class Parts:
             changes=changes,
             transitions=self.transitions,
             suspender=self.suspender,
-            host=lambda: host_memory(policies.policy.pool),
+            host=HostTable(self.book, self.preload, lambda: host_memory(policies.policy.pool)),
             fault=self.fault,
             activities=activities,
             kept=Kept(self.book, self.inventory, self.preload, activities),

@@ -1,6 +1,6 @@
 """Checks whether a tenant can be suspended, and whether there is room to resume it. Pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from vgpud.model.device import Node
@@ -110,30 +110,40 @@ def check_mode(allocation: Allocation, wanted: str = "suspended") -> None:
             )
 
 
-def held_bytes(allocations: Iterable[Allocation]) -> int:
-    """Bytes of host memory that the suspended processes of the allocations take."""
-    return sum(process.memory_bytes for a in allocations for process in a.suspended)
-
-
-def check_host(wanted_bytes: int, held: int, host: HostMemory) -> None:
-    """Checks that the host has memory for a suspension. Raises VgpuError(NO_CAPACITY). `held` counts the
-    bytes of tenants that are already suspended.
+def saved_bytes(allocation: Allocation) -> tuple[int, int]:
+    """Bytes of host memory that the suspended processes take: what libvgpu has evicted to its buffers, and
+    what the driver has saved.
     """
-    room = host.available_bytes - host.reserve_bytes
+    evicted = saved = 0
+    for process in allocation.suspended:
+        by_driver = {Way.CHECKPOINT: process.memory_bytes, Way.DEEP: process.stays_bytes}.get(process.way, 0)
+        saved += by_driver
+        evicted += max(process.memory_bytes - by_driver, 0)
+    return evicted, saved
+
+
+def check_host(wanted_bytes: int, held: int, host: HostMemory, ordered_bytes: int = 0) -> None:
+    """Checks that the host has memory for a suspension. Raises VgpuError(NO_CAPACITY). `held` counts the
+    bytes that tenants take or have ordered; `ordered_bytes` of them are not yet taken from the host.
+    """
+    room = host.available_bytes - host.reserve_bytes - ordered_bytes
     if wanted_bytes > room:
+        ordered = f" and {shown_bytes(ordered_bytes)} are ordered for other tenants" if ordered_bytes else ""
         raise VgpuError(
             ErrorCode.NO_CAPACITY,
             f"its {shown_bytes(wanted_bytes)} of device memory do not fit into host memory: "
             f"{shown_bytes(host.available_bytes)} are available, of which "
-            f"{shown_bytes(host.reserve_bytes)} must stay free",
-            "free memory on the host, or lower pool.host_memory_reserve in the policy",
+            f"{shown_bytes(host.reserve_bytes)} must stay free{ordered}",
+            "try again when the other changes have ended"
+            if ordered
+            else "free memory on the host, or lower pool.host_memory_reserve in the policy",
         )
     if host.limit_bytes is not None and held + wanted_bytes > host.limit_bytes:
         raise VgpuError(
             ErrorCode.NO_CAPACITY,
             f"its {shown_bytes(wanted_bytes)} of device memory exceed the host memory for suspended tenants: "
             f"{shown_bytes(held)} of {shown_bytes(host.limit_bytes)} are taken",
-            "resume or release a suspended allocation, or raise pool.host_memory in the policy",
+            "release an allocation that takes host memory, or raise pool.host_memory in the policy",
         )
 
 

@@ -447,7 +447,8 @@ class PoolSettings(PolicyTable):
 
     host_memory: MemoryBytes | None = Field(
         None,
-        description="the most that all suspended tenants may take of the host's; left out, no bound",
+        description="the most that all tenants may take of the host's: suspended ones, and buffers of "
+        "running ones; left out, no bound",
     )
     host_memory_reserve: MemoryBytes = Field(
         2 << 30, description="what stays available on the host, whatever is suspended"

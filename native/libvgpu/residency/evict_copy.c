@@ -6,6 +6,7 @@
 
 #include "functions.h"
 #include "hostbuf.h"
+#include "lease.h"
 #include "allocation.h"
 #include "digest.h"
 #include "in_child.h"
@@ -13,13 +14,6 @@
 #define IN_FLIGHT 16u       /* maximum of copies in flight */
 #define ROOM_LOOK_NS 300000 /* interval of asking for room; copying a chunk takes ten times as long */
 #define ROOM_LOOKS 100u
-/* An eviction that is ordered meanwhile waits for the step; vgpud expects it to begin within 4 s, on a busy host too. */
-#define PREPARE_STEP_BYTES (256ull << 20)
-/*
- * A lack of less than a step, and of less than this part (one in so many), is left to the eviction: memory that grows
- * little by little would otherwise use up the segments.
- */
-#define PREPARED_PART 16u
 
 struct copy {
     struct vgpu_allocation *allocation;
@@ -256,10 +250,10 @@ static bool prepare_step(uint64_t bytes)
 {
     uint64_t made = vgpu_hostbuf_bytes();
     uint64_t lacking = bytes > made ? bytes - made : 0;
-    uint64_t step = lacking < PREPARE_STEP_BYTES ? lacking : PREPARE_STEP_BYTES;
+    uint64_t step = lacking < VGPU_PREPARE_STEP_BYTES ? lacking : VGPU_PREPARE_STEP_BYTES;
     CUcontext context = NULL;
     error = CUDA_SUCCESS;
-    if ((lacking < PREPARE_STEP_BYTES && lacking <= bytes / PREPARED_PART) ||
+    if ((lacking < VGPU_PREPARE_STEP_BYTES && lacking <= bytes / VGPU_PREPARED_PART) ||
         vgpu_allocation_find(has_context, &context, false) == NULL || !begin(context))
         return false;
     (void)vgpu_digest_begin(); /* so that the eviction does not wait for the kernel's compilation */

@@ -26,24 +26,11 @@ from vgpud.node.tenants.activities import Activities
 from vgpud.node.tenants.belonging import belongs
 from vgpud.node.tenants.changes import Changes
 from vgpud.node.tenants.checks import settled
+from vgpud.node.tenants.host_table import HostTable
 from vgpud.node.tenants.kept import Kept
 from vgpud.node.tenants.sight import visible_devices
 from vgpud.planner.places import device_map, devices_of, saved_on
-from vgpud.planner.suspend import HostMemory
-from vgpud.policy.model import PoolSettings
 from vgpud.proc import is_alive, start_ticks
-
-_MEMINFO = Path("/proc/meminfo")
-
-
-def host_memory(pool: PoolSettings, meminfo: Path = _MEMINFO) -> HostMemory:
-    """The host's available memory (MemAvailable of proc(5), in units of 1024 bytes), and the policy's bounds
-    on its use.
-    """
-    lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-    available = int(lines["MemAvailable"].split()[0]) * 1024
-    return HostMemory(available, pool.host_memory_reserve, pool.host_memory)
-
 
 log = structlog.get_logger(__name__)
 
@@ -57,8 +44,7 @@ _ROUNDS = 5  # rounds of locking; a tenant that still starts processes after the
 @dataclass(frozen=True)
 class TenantServices:
     """The collaborators that suspension, move, resize and pause share. `preload` is None if a test replaces
-    it. `host` reads the host's free memory and the policy's bounds of it. `unevictable` reads the policy's
-    key of that name. The device nodes of the host are below `host_root`.
+    it. `unevictable` reads the policy's key of that name. The device nodes of the host are below `host_root`.
     """
 
     store: AllocationStore
@@ -68,7 +54,7 @@ class TenantServices:
     changes: Changes
     transitions: Transitions
     suspender: Suspender
-    host: Callable[[], HostMemory]
+    host: HostTable
     fault: FaultHook
     activities: Activities
     kept: Kept
@@ -180,11 +166,15 @@ class Checkpoints:
             ticks = start_ticks(pid)
             way = known[0].way if known else Way.CHECKPOINT
             found = SuspendedProcess(pid, ticks or 0, used.get(pid, 0), way)
-            if ticks is None or not await asyncio.to_thread(self._is_own, found, allocation):
+            if ticks is None or not await self.owns(allocation, found):
                 continue
             if await session.state(found) is not None:
                 new.append(found)
         return (*known, *new)
+
+    async def owns(self, allocation: Allocation, process: SuspendedProcess) -> bool:
+        """Does the process belong to the tenant? vgpud locks and saves no other, whoever attached it."""
+        return await asyncio.to_thread(self._is_own, process, allocation)
 
     def _is_own(self, process: SuspendedProcess, allocation: Allocation) -> bool:
         own = belongs(process, allocation)

@@ -1,13 +1,15 @@
 """Moves tenants to other devices of the same model: suspends the tenant and restores it on the new device, or
 undoes everything.
 
-A suspended tenant stays suspended: its slices get other devices, and its record keeps the device from which
-it was saved. planner.move defines the steps, and explains why a crash may interrupt them anywhere. All errors
-are VgpuError.
+Moves of several tenants overlap: each takes the driver and the links of its devices only while it needs
+them (holds.py). A suspended tenant stays suspended: its slices get other devices, and its record keeps the
+device from which it was saved. planner.move defines the steps, and explains why a crash may interrupt
+them anywhere. All errors are VgpuError.
 """
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import structlog
@@ -27,10 +29,11 @@ from vgpud.node.devices.execute import Executor
 from vgpud.node.tenants.cgroups import processes_in
 from vgpud.node.tenants.checkpoints import Checkpoints, TenantServices, check_well, living, seconds_for, told
 from vgpud.node.tenants.checks import check_owner, settled
+from vgpud.node.tenants.holds import Holds, Links
 from vgpud.node.tenants.suspends import Suspends, surfaced
 from vgpud.planner import move as rules
 from vgpud.planner.places import device_map, devices_of
-from vgpud.planner.suspend import check_host, held_bytes, is_away
+from vgpud.planner.suspend import is_away
 from vgpud.planner.terms import all_terms
 from vgpud.planner.use import is_anybodys
 from vgpud.policy.model import Policy
@@ -62,21 +65,31 @@ class Moves:
         self._policy = policy
         self._closed = closed
         self._tally = tally
+        self._links = Links()
 
-    async def move(self, allocation_id: str, caller: Caller, to: Sequence[str], source: str) -> Allocation:
+    async def move(
+        self,
+        allocation_id: str,
+        caller: Caller,
+        to: Sequence[str],
+        source: str,
+        booked: Callable[[], None] = lambda: None,
+    ) -> Allocation:
         """Moves an allocation. `to` has one device for each slice, or one device for the slice that is on
-        device `source`.
+        device `source`. `booked` is called when room is booked on both devices, before the move.
 
         Raises VgpuError; the tenant then stays on its device, running or suspended.
         """
         words = audit.of(self._book.get(allocation_id))
         with audit.change("move", **words, to=",".join(to)) as told_of:
             check_owner(self._book.get(allocation_id), caller)
-            moved = await self._checked(allocation_id, to, source)
+            moved = await self._checked(allocation_id, to, source, booked)
             told_of.made = moved is not None
         return self._book.get(allocation_id) if moved is None else moved
 
-    async def _checked(self, allocation_id: str, to: Sequence[str], source: str) -> Allocation | None:
+    async def _checked(
+        self, allocation_id: str, to: Sequence[str], source: str, booked: Callable[[], None]
+    ) -> Allocation | None:
         """The allocation with its new devices, after all checks; None if it is on these devices already."""
         await self._services.inventory.refresh()
         allocation = await self._do.wait_until_settled(allocation_id)
@@ -88,8 +101,9 @@ class Moves:
             return None
         # From here on, the capacity is booked on the old and on the new devices.
         self._services.store.reserve(plan, Change.MOVE)
-        work = self._move(allocation, plan)
-        return await asyncio.shield(self._services.changes.begin(allocation.id, work))
+        change = self._services.changes.begin(allocation.id, self._move(allocation, plan))
+        booked()
+        return await asyncio.shield(change)
 
     def plan(self, allocation: Allocation, to: Sequence[str]) -> Allocation:
         """The allocation with the target device of each slice that moves. Changes nothing. Raises VgpuError
@@ -119,27 +133,52 @@ class Moves:
 
     async def _move(self, before: Allocation, going: Allocation) -> Allocation:
         try:
-            async with self._do.session(before) as session:
+            async with self._holds(before) as holds:
                 if not is_away(going):
                     await self._services.kept.make_way(rules.turned(going))
-                going = replace(going, suspended=await self._processes(session, before))
-                self._check(going)
-                first, *rest = rules.move_steps(going)
-                going = await self._step(session, going, first, "")
-                verb = "moved while suspended" if is_away(going) else "moved"
-                sentence = f"{told(verb, going)} from {_names(before)} to {_names(rules.turned(going))}"
-                return await self._forth_or_back(session, going, rest, sentence)
+                going = await self._found(holds, before, going)
+                if going.is_deep:
+                    with self._ordered(going):
+                        await self._swaps.prepare(before)
+                        self._services.fault("move.prepared")
+                        await holds.leave(devices_of(before))
+                        going = await self._found(holds, before, going)
+                with self._ordered(going):
+                    first, *rest = rules.move_steps(going)
+                    going = await self._step(holds, going, first, "")
+                    verb = "moved while suspended" if is_away(going) else "moved"
+                    sentence = f"{told(verb, going)} from {_names(before)} to {_names(rules.turned(going))}"
+                    return await self._forth_or_back(holds, going, rest, sentence)
         except VgpuError:
             # takes the reservation back; does nothing if the intent has been recorded
             self._services.store.cancel(before.id)
             raise
 
-    async def _processes(self, session: Session, before: Allocation) -> tuple[SuspendedProcess, ...]:
+    def _holds(self, allocation: Allocation) -> Holds:
+        user = allocation.request.counts_for.uid
+        return Holds(self._links, user, lambda: self._do.session(allocation))
+
+    async def _found(self, holds: Holds, before: Allocation, going: Allocation) -> Allocation:
+        """The moving allocation with the processes that it has now, after all checks."""
+        found = replace(going, suspended=await self._processes(holds, before))
+        self._check(found)
+        return found
+
+    def _ordered(self, going: Allocation) -> AbstractContextManager[None]:
+        """Orders the host memory of the move. That of a suspended tenant stays as it is."""
+        if is_away(going):
+            return nullcontext()
+        wanted = sum(process.memory_bytes for process in going.suspended)
+        buffer = self._services.host.movable_bytes(going) if going.is_deep else 0
+        return self._services.host.ordered(going, buffer, max(wanted - buffer, 0))
+
+    async def _processes(self, holds: Holds, before: Allocation) -> tuple[SuspendedProcess, ...]:
         if not is_away(before):
-            found = await self._do.processes(session, before, ())
             if self._swaps.evictable(before).why_not:
-                return found
-            return tuple(replace(process, way=Way.DEEP) for process in found)
+                return await self._do.processes(await holds.driver(), before, ())
+            found = await self._swaps.processes(before)
+            return tuple([replace(p, way=Way.DEEP) for p in found if await self._do.owns(before, p)])
+        session = await holds.driver()
         there = (await self._do.placed(session, living(before))).suspended
         if any(is_anybodys(before, part) for part in before.slices):
             return there  # other tenants may use the device too, so vgpud does not search for new processes
@@ -155,8 +194,6 @@ class Moves:
 
     def _check(self, going: Allocation) -> None:
         if not is_away(going):
-            wanted = sum(process.memory_bytes for process in going.suspended)
-            check_host(wanted, held_bytes(a for a in self._book if a.id != going.id), self._services.host())
             rules.check_card(going, self._node)
         lifetime = going.request.lifetime
         pids = {process.pid for process in going.suspended} | set(processes_in(lifetime.cgroup))
@@ -181,55 +218,54 @@ class Moves:
     # --- the steps of a move
 
     async def _forth_or_back(
-        self, session: Session, going: Allocation, steps: Sequence[Step], sentence: str
+        self, holds: Holds, going: Allocation, steps: Sequence[Step], sentence: str
     ) -> Allocation:
         try:
-            done = await self._run(session, going, steps, sentence)
+            done = await self._run(holds, going, steps, sentence)
             self._tally.moved["done"] += 1
             return done
         except VgpuError as error:
             self._tally.moved["back"] += 1
             held = self._book.get(going.id)
-            await self._back(session, held, devices_of(held) != devices_of(going), error)
+            await self._back(holds, held, devices_of(held) != devices_of(going), error)
             raise
 
-    async def _back(self, session: Session, held: Allocation, turned: bool, why: VgpuError) -> None:
+    async def _back(self, holds: Holds, held: Allocation, turned: bool, why: VgpuError) -> None:
         """Undoes a move at the step that `held` has reached. `turned`: the record names the new devices
         already.
         """
+        await holds.end_arrival()
         try:
             steps = rules.end_steps(held)
             if turned:
                 held = rules.turned(held)
                 held = held if is_away(held) else replace(held, state=State.SUSPENDING)
                 steps = rules.back_steps(held)
-            await self._run(session, held, steps, f"not moved, {why.sentence}")
+            await self._run(holds, held, steps, f"not moved, {why.sentence}")
         except VgpuError as error:
             log.error(LogEvent.MOVE_NEITHER_FINISHED_NOR_UNDONE, allocation=held.id, why=str(error))
 
     async def _run(
-        self, session: Session, allocation: Allocation, steps: Iterable[Step], sentence: str
+        self, holds: Holds, allocation: Allocation, steps: Iterable[Step], sentence: str
     ) -> Allocation:
         for step in steps:
-            allocation = await self._step(session, allocation, step, sentence)
+            allocation = await self._step(holds, allocation, step, sentence)
         return allocation
 
-    async def _step(self, session: Session, held: Allocation, step: Step, sentence: str) -> Allocation:
+    async def _step(self, holds: Holds, held: Allocation, step: Step, sentence: str) -> Allocation:
         match step.kind:
             case StepKind.RECORD_INTENT | StepKind.RECORD_BACK:
                 await self._do.record(held, Change.MOVE, "move", step.kind.value)
             case StepKind.LOCK:
-                return await self._lock(session, held)
+                return await self._lock(holds, held)
             case StepKind.SAVE:
-                await self._save(session, held)
+                await self._save(holds, held)
             case StepKind.RECORD_MOVE:
-                return await self._record_move(held)
+                return await self._record_move(holds, held)
             case StepKind.RESTORE:
-                for number, process in enumerate(held.suspended):
-                    await self._do.unless_gone(process, self._bring(session, process, held))
-                    self._services.fault(f"move.restore-{number}")
+                await self._restore(await holds.driver(), held)
             case StepKind.UNLOCK:
-                await self._unlock(session, held)
+                await self._unlock(holds, held)
             case StepKind.COMMIT:
                 return await self._commit(held, sentence)
             case _:
@@ -239,19 +275,23 @@ class Moves:
                 held = await self._executor.run("move", held, (step,))
         return held
 
-    async def _lock(self, session: Session, held: Allocation) -> Allocation:
+    async def _lock(self, holds: Holds, held: Allocation) -> Allocation:
         """Locks the tenant: libvgpu holds calls first, also those of processes that start meanwhile, and
         evicts what it can. Then the driver holds calls.
         """
         await self._do.limit(held)
         await self._services.activities.quieten(held, None)
         await self._evict(held)
-        return await self._do.lock_all(session, held, "move")
+        session = await holds.driver()
+        # a process without CUDA has no state for the driver
+        cuda = [process for process in held.suspended if await session.state(process) is not None]
+        return await self._do.lock_all(session, replace(held, suspended=tuple(cuda)), "move")
 
-    async def _save(self, session: Session, held: Allocation) -> None:
+    async def _save(self, holds: Holds, held: Allocation) -> None:
         """Saves the processes of the tenant. If the tenant is suspended, only those are saved that an
         interrupted resume has restored.
         """
+        session = await holds.driver()
         if not is_away(held):
             await self._do.save_all(session, held, "move")
             return
@@ -260,9 +300,11 @@ class Moves:
                 await self._do.unless_gone(process, session.save(process, seconds_for(process)))
             self._services.fault(f"move.save-{number}")
 
-    async def _record_move(self, held: Allocation) -> Allocation:
+    async def _record_move(self, holds: Holds, held: Allocation) -> Allocation:
         moved = rules.turned(held)
         if not is_away(held):
+            # NVML shows the memory of a tenant that arrives there only when all of it has arrived
+            await holds.arrive(devices_of(moved))
             await self._services.inventory.refresh()
             rules.check_card(held, self._node)
             moved = replace(moved, state=State.RESUMING)
@@ -275,13 +317,15 @@ class Moves:
             await self._swaps.until(held, SwapPhase.OUT)
             self._services.fault("move.out")
 
-    async def _unlock(self, session: Session, held: Allocation) -> None:
+    async def _unlock(self, holds: Holds, held: Allocation) -> None:
+        session = await holds.driver()
         if not held.is_deep:
             await self._do.limit(replace(held, state=State.ACTIVE))
         for number, process in enumerate(held.suspended):
             if await session.state(process) is ProcessState.LOCKED:
                 await self._do.unless_gone(process, session.unlock(process))
             self._services.fault(f"move.unlock-{number}")
+        await holds.end_driver()
         if held.is_deep:
             coming = surfaced(replace(held, state=State.RESUMING))
             await self._do.limit(coming)
@@ -289,6 +333,7 @@ class Moves:
             # the snapshot was taken before the memory arrived on the device
             await self._services.inventory.refresh()
             await self._do.limit(replace(held, state=State.ACTIVE, suspended=()))
+        await holds.end_arrival()
 
     async def _commit(self, held: Allocation, sentence: str) -> Allocation:
         ended, change = rules.arrived(held), Change.MOVED_SUSPENDED
@@ -300,6 +345,11 @@ class Moves:
             # lowers the memory limit on the device that the tenant left to zero
             await self._services.preload.restore_wall(done)
         return done
+
+    async def _restore(self, session: Session, held: Allocation) -> None:
+        for number, process in enumerate(held.suspended):
+            await self._do.unless_gone(process, self._bring(session, process, held))
+            self._services.fault(f"move.restore-{number}")
 
     # --- one process of a move
 
@@ -339,14 +389,14 @@ class Moves:
         """
 
         async def finish() -> None:
-            async with self._do.session(allocation) as session:
+            async with self._holds(allocation) as holds:
                 held = living(allocation)
                 try:
-                    await self._run(session, held, rules.end_steps(held), _ended(held))
+                    await self._run(holds, held, rules.end_steps(held), _ended(held))
                 except VgpuError as error:
                     if held.state is not State.RESUMING:
                         raise
-                    await self._back(session, self._book.get(held.id), True, error)
+                    await self._back(holds, self._book.get(held.id), True, error)
 
         await asyncio.shield(self._services.changes.begin(allocation.id, finish()))
 

@@ -1,7 +1,9 @@
 """Makes room by moves of tenants: evacuates a device, or defragments devices for a larger request."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 
 from vgpud.model.caller import Caller
 from vgpud.model.device import Device, Health
@@ -21,6 +23,48 @@ from vgpud.planner.terms import all_terms
 from vgpud.planner.use import charged
 from vgpud.planner.words import DRAINED, shown_bytes
 from vgpud.policy.model import Policy
+
+AT_ONCE = 4  # maximum of moves at once: each tenant's host buffer is made while it waits for the others
+
+#: Begins a move. It is given what it calls when its room is booked.
+_Begin = Callable[[Callable[[], None]], Awaitable[TenantMove]]
+_Outcome = TenantMove | VgpuError
+
+
+class _Overlap:
+    """Moves in a given order: each begins when the one before it has booked its room. One without room begins
+    anew when those before it have ended.
+    """
+
+    def __init__(self, group: asyncio.TaskGroup) -> None:
+        self._group = group
+        self._running: set[asyncio.Task[_Outcome]] = set()
+
+    async def begin(self, move: _Begin) -> asyncio.Task[_Outcome]:
+        """Begins a move as soon as fewer than AT_ONCE run. Returns when the move has booked its room or has
+        ended.
+        """
+        while len(self._running) >= AT_ONCE:
+            await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
+        booked = asyncio.Event()
+        task = self._group.create_task(self._make(move, booked.set, frozenset(self._running)))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        task.add_done_callback(lambda _: booked.set())
+        await booked.wait()
+        return task
+
+    async def _make(
+        self, move: _Begin, booked: Callable[[], None], before: frozenset[asyncio.Task[_Outcome]]
+    ) -> _Outcome:
+        while True:
+            others = {other for other in before if not other.done()}
+            try:
+                return await move(booked)
+            except VgpuError as error:
+                if error.code is not ErrorCode.NO_CAPACITY or not others:
+                    return error
+            await asyncio.wait(others)
 
 
 class Relocations:
@@ -46,19 +90,24 @@ class Relocations:
         """
         await self._inventory.refresh()
         self._inventory.device(device_uuid)
-        moved: list[TenantMove] = []
-        staying: list[tuple[str, str]] = []
-        for listed in sorted(self._book.allocations_on(device_uuid), key=_first_to_leave):
-            await self._moves.settle(listed.id)
-            if listed.id not in self._book:
-                continue
-            try:
-                moved.append(await self._leave(self._book.get(listed.id), device_uuid, caller))
-            except VgpuError as error:
-                staying.append((listed.id, error.sentence))
-        return Evacuation(tuple(moved), tuple(staying))
+        tasks = {}
+        async with asyncio.TaskGroup() as group:
+            overlap = _Overlap(group)
+            for listed in sorted(self._book.allocations_on(device_uuid), key=_first_to_leave):
+                await self._moves.settle(listed.id)
+                if listed.id in self._book:
+                    leave = partial(self._leave, listed.id, device_uuid, caller)
+                    tasks[listed.id] = await overlap.begin(leave)
+        outcomes = {name: task.result() for name, task in tasks.items()}
+        return Evacuation(
+            tuple(one for one in outcomes.values() if isinstance(one, TenantMove)),
+            tuple((name, one.sentence) for name, one in outcomes.items() if isinstance(one, VgpuError)),
+        )
 
-    async def _leave(self, allocation: Allocation, device_uuid: str, caller: Caller) -> TenantMove:
+    async def _leave(
+        self, allocation_id: str, device_uuid: str, caller: Caller, booked: Callable[[], None]
+    ) -> TenantMove:
+        allocation = self._book.get(allocation_id)
         check_movable(allocation, self._inventory.node)
         refusals: list[VgpuError] = []
         for target in self._targets(allocation, device_uuid):
@@ -68,7 +117,7 @@ class Relocations:
             except VgpuError as error:
                 refusals.append(error)
                 continue
-            await self._moves.move(allocation.id, caller, to, "")
+            await self._moves.move(allocation.id, caller, to, "", booked)
             return _told(allocation, device_uuid, target)
         raise _nowhere(refusals)
 
@@ -124,19 +173,29 @@ class Relocations:
         return DefragView(way.device_uuid, tuple(moves))
 
     async def defrag(self, wanted: RoomWanted, caller: Caller) -> DefragView:
-        """Makes the moves of `plan`, one after the other. Raises the errors of `plan` and of a move, with the
-        finished moves in the details.
+        """Makes the moves of `plan`. Moves that need the room of earlier ones wait for them. Raises the
+        errors of `plan` and of a move, with the finished moves in the details.
         """
         view = await self.plan(wanted)
-        done: list[TenantMove] = []
-        for one in view.moves:
-            try:
-                await self._moves.move(one.allocation_id, caller, [one.target], one.source)
-            except VgpuError as error:
+        tasks: list[asyncio.Task[_Outcome]] = []
+        async with asyncio.TaskGroup() as group:
+            overlap = _Overlap(group)
+            for one in view.moves:
+                await self._moves.settle(one.allocation_id)
+                if any(task.done() and isinstance(task.result(), VgpuError) for task in tasks):
+                    break
+                tasks.append(await overlap.begin(partial(self._move, one, caller)))
+        outcomes = [task.result() for task in tasks]
+        done = tuple(one for one in outcomes if isinstance(one, TenantMove))
+        for error in outcomes:
+            if isinstance(error, VgpuError):
                 said = tuple(f"moved: {d.allocation_id} from {d.source} to {d.target}" for d in done)
-                raise replace(error, details=(*error.details, *said)) from None
-            done.append(replace(one, done=True))
-        return DefragView(view.device_uuid, tuple(done))
+                raise replace(error, details=(*error.details, *said))
+        return DefragView(view.device_uuid, done)
+
+    async def _move(self, one: TenantMove, caller: Caller, booked: Callable[[], None]) -> TenantMove:
+        await self._moves.move(one.allocation_id, caller, [one.target], one.source, booked)
+        return replace(one, done=True)
 
     def _bins(self) -> list[Bin]:
         """The devices that are in mode preload or can be put into this mode."""

@@ -148,20 +148,25 @@ class Suspends:
         async with self._do.session(before) as session:
             processes = await self._do.processes(session, before, known)
             wanted = sum(p.stays_bytes if before.is_swapped else p.memory_bytes for p in processes)
-            rules.check_host(wanted, rules.held_bytes(self._book), self._services.host())
             going = replace(before, state=State.SUSPENDING, suspended=processes)
-            await self._do.record(going, Change.SUSPEND, "suspend")
-            try:
-                await self._do.limit(going)
-                self._services.fault("suspend.limit")
-                await self._services.activities.quieten(going, idle_since)
-                going = await self._do.lock_all(session, going)
-                await self._do.save_all(session, going)
-                away = replace(going, state=State.SUSPENDED)
-                return await self._do.end(away, suspension_outcome(away), _told_saved(away))
-            except VgpuError as error:
-                await self._undo(session, self._book.get(before.id), error)
-                raise
+            with self._services.host.ordered(before, 0, wanted):
+                return await self._save_all(session, going, idle_since)
+
+    async def _save_all(
+        self, session: Session, going: Allocation, idle_since: LeaseActivity | None
+    ) -> Allocation:
+        await self._do.record(going, Change.SUSPEND, "suspend")
+        try:
+            await self._do.limit(going)
+            self._services.fault("suspend.limit")
+            await self._services.activities.quieten(going, idle_since)
+            going = await self._do.lock_all(session, going)
+            await self._do.save_all(session, going)
+            away = replace(going, state=State.SUSPENDED)
+            return await self._do.end(away, suspension_outcome(away), _told_saved(away))
+        except VgpuError as error:
+            await self._undo(session, self._book.get(going.id), error)
+            raise
 
     async def _undo(self, session: Session, going: Allocation, why: VgpuError) -> None:
         try:

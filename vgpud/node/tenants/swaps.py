@@ -30,6 +30,7 @@ _SAID = {
     Cause.TURN: "swapped out at the end of its turn,",
 }
 _DRAIN_SECONDS = 4.0
+_PREPARE_SECONDS = 4.0  # maximum time in which a host buffer that is being made does not grow
 _ROOM_SECONDS = 10.0  # maximum wait of a swap-in for room on the card
 _TIGHT_SECONDS = 1.0  # wait after which other tenants may keep no memory on the card
 
@@ -90,25 +91,19 @@ class Swaps:
         """Lets libvgpu prepare the host buffers of evictions while the tenants `soon` run, as far as the host
         has the memory for all of them; the others stop doing so.
         """
-        ordered = 0
         for allocation in no_longer:
             self._order_buffers(allocation, False)
+        refused = self._services.host.expect(soon)
         for allocation in soon:
-            try:
-                lacking = self._lacking_bytes(allocation)
-                self._check_host(ordered + lacking)
-                ordered += lacking
-            except VgpuError as error:
+            if (why := refused.get(allocation.id)) is not None:
                 log.debug(
-                    LogEvent.LIBVGPU_NOT_TOLD_TO_PREPARE_HOST_BUFFERS,
-                    allocation=allocation.id,
-                    why=str(error),
+                    LogEvent.LIBVGPU_NOT_TOLD_TO_PREPARE_HOST_BUFFERS, allocation=allocation.id, why=str(why)
                 )
-                self._order_buffers(allocation, False)
-            else:
-                self._order_buffers(allocation, True)
+            self._order_buffers(allocation, why is None)
 
     def _order_buffers(self, allocation: Allocation, soon: bool) -> None:
+        if allocation.id in self._services.host:
+            return  # a change that is under way has its own order
         try:
             if self._preload is not None:
                 self._preload.expect(allocation.id, soon)
@@ -116,6 +111,34 @@ class Swaps:
             log.debug(
                 LogEvent.LIBVGPU_NOT_TOLD_TO_PREPARE_HOST_BUFFERS, allocation=allocation.id, why=str(error)
             )
+
+    async def prepare(self, allocation: Allocation) -> None:
+        """Lets libvgpu make the host buffers of a tenant that runs, and waits for them. What is not made in
+        time is left to the eviction. Raises VgpuError(LEASE_FAILED).
+        """
+        assert self._preload is not None
+        self._preload.expect(allocation.id, True)
+        try:
+            await self._services.activities.ask(allocation.id)
+            await self._until_made(allocation)
+        finally:
+            # a buffer that is made later would exceed what the table has
+            self._preload.expect(allocation.id, False)
+
+    async def _until_made(self, allocation: Allocation) -> None:
+        looks = Looks(self._services.activities.ask)
+        began = grown = clock.now()
+        most, made = seconds_to_move(sum(swap.movable_bytes for swap in self._read(allocation))), -1
+        while True:
+            swaps, now, before = self._read(allocation), clock.now(), made
+            if all(swap.is_prepared for swap in swaps):
+                return
+            made = sum(swap.host_bytes for swap in swaps)
+            grown = now if made > before else grown
+            if now > grown + _PREPARE_SECONDS or now > began + most:
+                log.info(LogEvent.HOST_BUFFERS_NOT_MADE_IN_TIME, allocation=allocation.id, made_bytes=made)
+                return
+            await looks.pause((allocation.id,))
 
     async def out(
         self,
@@ -131,19 +154,26 @@ class Swaps:
         since the observation `idle_since`.
         """
         found = self.evictable(before)
-        processes = await self._processes(before)
-        self._check_host(self._lacking_bytes(before))
-        going = replace(before, state=State.SUSPENDING, suspended=processes)
+        processes = await self.processes(before)
+        with self._services.host.ordered(before, self._services.host.movable_bytes(before)):
+            return await self._out(
+                replace(before, suspended=processes), found.stays_bytes, idle_since, room_for, all_
+            )
+
+    async def _out(
+        self, before: Allocation, stays_bytes: int, idle: LeaseActivity | None, room_for: str, all_: bool
+    ) -> Allocation:
+        going = replace(before, state=State.SUSPENDING)
         await self._do.record(going, Change.SUSPEND, "swap-out")
         try:
             if before.cause is Cause.TURN and not all_:
-                self._services.kept.allow(going, found.stays_bytes, room_for)
+                self._services.kept.allow(going, stays_bytes, room_for)
             else:
                 self._services.kept.forbid(going)
             await self._do.limit(going)
             self._services.fault("swap-out.limit")
-            if idle_since is not None:
-                await self._services.activities.quieten(going, idle_since)
+            if idle is not None:
+                await self._services.activities.quieten(going, idle)
             await self.until(going, SwapPhase.OUT)
             await self._services.activities.left(going)
             self._services.fault("swap-out.out")
@@ -152,16 +182,6 @@ class Swaps:
         except VgpuError as error:
             await self.wake(self._book.get(before.id), f"not evicted, {error.sentence}")
             raise
-
-    def _lacking_bytes(self, allocation: Allocation) -> int:
-        """Returns the bytes of host buffers that the tenant's processes do not have yet. Raises
-        VgpuError(LEASE_FAILED).
-        """
-        return sum(max(swap.movable_bytes - swap.host_bytes, 0) for swap in self._read(allocation))
-
-    def _check_host(self, wanted_bytes: int) -> None:
-        """Checks that the host has memory for a swap-out. Raises VgpuError(NO_CAPACITY)."""
-        rules.check_host(wanted_bytes, rules.held_bytes(self._book), self._services.host())
 
     async def back(self, before: Allocation, coming: Allocation) -> Allocation:
         """Swaps a tenant in, whose room must be booked. Raises VgpuError; the tenant is then suspended as
@@ -229,7 +249,7 @@ class Swaps:
             log.warning(LogEvent.SWAP_OUT_TIMEOUT_AFTER_FAILED_SWAP_IN, allocation=before.id, why=str(error))
         await self._do.end(away, suspension_outcome(away), f"not resumed, {why.sentence}")
 
-    async def _processes(self, allocation: Allocation) -> tuple[SuspendedProcess, ...]:
+    async def processes(self, allocation: Allocation) -> tuple[SuspendedProcess, ...]:
         """The live processes of the tenant, with the device memory that each holds."""
         await self._services.inventory.refresh()
         used = self._used(allocation)

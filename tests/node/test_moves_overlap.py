@@ -1,0 +1,368 @@
+"""Moves of several tenants at once: what overlaps, what has an order, and the host memory that they order."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from tests import clock
+from tests.node.test_move_suspended import NODE, OWNER, Driver, uuid
+from tests.node.world import ROOT, FakeGateway, Remembering, World, request, world
+from vgpud import clock as daemon_clock
+from vgpud.hardware.suspender import ProcessState, Suspender
+from vgpud.lease import LeaseActivity, Meter, ProcessSwap, SwapPhase
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.move_view import DefragView, RoomWanted, TenantMove
+from vgpud.model.quantity import GIB, MIB
+from vgpud.model.tenancy import Allocation, Mode, Owner, Selector, State
+from vgpud.modes.preload import Preload
+from vgpud.node.tenants import relocate
+from vgpud.pace import Pace
+from vgpud.planner.places import devices_of
+
+HELD = 512 * MIB
+MADE_SECONDS, OUT_SECONDS, DRIVER_SECONDS, IN_SECONDS = 7.0, 2.0, 3.0, 4.0
+POLICY = """version = 1
+[[device]]
+mode = "preload"
+[pool]
+host_memory_reserve = "1MiB"
+"""
+
+
+@dataclass(frozen=True)
+class Span:
+    """What a tenant did, and when."""
+
+    what: str
+    name: str
+    began: float
+    ended: float
+
+
+class Spans:
+    def __init__(self) -> None:
+        self.all: list[Span] = []
+
+    def add(self, what: str, name: str, seconds: float) -> None:
+        now = daemon_clock.now()
+        self.all.append(Span(what, name, now, now + seconds))
+
+    def of(self, what: str) -> list[Span]:
+        return [span for span in self.all if span.what == what]
+
+
+class Leases(Remembering, Preload):
+    """Leases of tenants that hold HELD bytes each. libvgpu makes a buffer in MADE_SECONDS, evicts in
+    OUT_SECONDS, and brings the memory back in IN_SECONDS.
+    """
+
+    def __init__(self, spans: Spans) -> None:
+        Remembering.__init__(self, Mode.PRELOAD, pids=(os.getpid(),))
+        self.spans = spans
+        self.made: dict[str, int] = {}
+        self.phase: dict[str, SwapPhase] = {}
+
+    def _later(self, seconds: float, name: str, phase: SwapPhase) -> None:
+        asyncio.get_running_loop().call_later(seconds, self.phase.__setitem__, name, phase)
+
+    def expect(self, allocation_id: str, soon: bool) -> None:
+        if soon:
+            self.spans.add("made", allocation_id, MADE_SECONDS)
+            loop = asyncio.get_running_loop()
+            loop.call_later(MADE_SECONDS / 2, self.made.__setitem__, allocation_id, HELD // 2)
+            loop.call_later(MADE_SECONDS, self.made.__setitem__, allocation_id, HELD)
+
+    async def resize(self, allocation: Allocation) -> None:
+        name, phase = allocation.id, self.phase.get(allocation.id, SwapPhase.HERE)
+        is_out = allocation.is_deep or (allocation.is_swapped and allocation.state is State.SUSPENDING)
+        if is_out and phase is SwapPhase.HERE:
+            self.spans.add("out", name, OUT_SECONDS)
+            self.made[name] = HELD
+            self.phase[name] = SwapPhase.GOING
+            self._later(OUT_SECONDS, name, SwapPhase.OUT)
+        elif not is_out and phase is SwapPhase.OUT:
+            self.spans.add("in", name, IN_SECONDS)
+            self.phase[name] = SwapPhase.COMING
+            self._later(IN_SECONDS, name, SwapPhase.HERE)
+
+    def keep(self, allocation_id: str, share_hundredths: int) -> None: ...
+
+    async def look(self, allocation_id: str) -> None: ...
+
+    def swaps(self, allocation_id: str) -> tuple[ProcessSwap, ...]:
+        phase = self.phase.get(allocation_id, SwapPhase.HERE)
+        return (ProcessSwap(phase, 0, HELD, self.made.get(allocation_id, 0)),)
+
+    def held(self, allocation_id: str) -> Meter:
+        return Meter(used_bytes=HELD)
+
+    def activity(self, allocation_id: str) -> LeaseActivity:
+        return LeaseActivity(quiet=True)
+
+    async def restore_wall(self, allocation: Allocation) -> None: ...
+
+
+@dataclass
+class Turns(Driver):
+    """A driver whose saves take DRIVER_SECONDS, for one tenant after the other, in turns of their users."""
+
+    spans: Spans = field(default_factory=Spans)
+    fails: int = 0  # number of restores to fail
+
+    def __post_init__(self) -> None:
+        self.turns = Pace(rest_factor=0)
+
+    @asynccontextmanager
+    async def session(self, user: int) -> AsyncIterator["Turns"]:
+        async with self.turns.turn(user):
+            began = daemon_clock.now()
+            yield self
+            self.spans.all.append(Span("driver", str(user), began, daemon_clock.now()))
+
+    async def save(self, process: Any, seconds: float) -> None:
+        await asyncio.sleep(DRIVER_SECONDS)
+        await super().save(process, seconds)
+
+    async def restore(self, process: Any, seconds: float, moved: Any = None) -> None:
+        if self.fails:
+            self.fails -= 1
+            raise VgpuError(ErrorCode.SUSPEND_FAILED, "the driver refuses", "")
+        await super().restore(process, seconds, moved)
+
+
+@dataclass
+class Node:
+    world: World
+    leases: Leases
+    driver: Turns
+    spans: Spans
+
+    async def add(self, name: str, device: int, user: int = 7, gib: int = 1) -> Allocation:
+        asked = request(
+            name,
+            gib,
+            owner=Owner(OWNER.uid, OWNER.gid),
+            quota_owner=Owner(user, user),
+            selector=Selector(uuids=(uuid(device),)),
+        )
+        return await self.world.keeper.allocate(asked, name)
+
+    def move(self, name: str, to: int) -> Coroutine[Any, Any, Allocation]:
+        return self.world.keeper.moves.move(name, ROOT, [uuid(to)], "")
+
+    def places(self) -> dict[str, str]:
+        return {one.id: "".join(devices_of(one)) for one in self.world.keeper.book}
+
+
+@asynccontextmanager
+async def node(folder: Path, policy: str = POLICY) -> AsyncIterator[Node]:
+    spans = Spans()
+    leases, driver = Leases(spans), Turns({os.getpid(): ProcessState.RUNNING}, spans=spans)
+    async with world(folder, FakeGateway(NODE), cast(Suspender, driver), leases, policy) as w:
+        yield Node(w, leases, driver, spans)
+
+
+def disjoint(spans: Sequence[Span]) -> bool:
+    ordered = sorted(spans, key=lambda span: span.began)
+    return all(one.ended <= next_.began for one, next_ in pairwise(ordered))
+
+
+def overlap(one: Span, other: Span) -> bool:
+    return one.began < other.ended and other.began < one.ended
+
+
+def test_a_tenant_leaves_while_the_driver_works_for_another_and_a_third_makes_its_buffer(
+    tmp_path: Path,
+) -> None:
+    async def work() -> None:
+        async with node(tmp_path) as n:
+            names = ["first", "second", "third"]
+            for name in names:
+                await n.add(name, 0)
+            began = daemon_clock.now()
+            gone = await n.world.keeper.relocations.evacuate(uuid(0), ROOT)
+            seconds = daemon_clock.now() - began
+            assert [one.allocation_id for one in gone.moved] == names
+            assert not gone.staying
+            assert set(n.places().values()) == {uuid(1)}
+            out, driver, into = (n.spans.of(what) for what in ("out", "driver", "in"))
+            assert disjoint(out) and disjoint(driver) and disjoint(into)
+            assert all(overlap(out[i + 1], driver[i]) and overlap(into[i], driver[i + 1]) for i in range(2))
+            assert {span.began for span in n.spans.of("made")} == {began}, "all while all tenants run"
+            # one after the other, without the buffers, they would take 27 s
+            assert seconds < MADE_SECONDS + OUT_SECONDS + DRIVER_SECONDS + 3 * IN_SECONDS + 1
+
+    clock.run(work())
+
+
+def test_a_tenant_is_stopped_only_when_its_buffer_is_made(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with node(tmp_path) as n:
+            await n.add("first", 0)
+            await n.move("first", 1)
+            (made,), (out,) = n.spans.of("made"), n.spans.of("out")
+            assert made.ended <= out.began
+
+    clock.run(work())
+
+
+def test_a_buffer_that_does_not_grow_is_left_to_the_eviction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        async with node(tmp_path) as n:
+            monkeypatch.setattr(n.leases, "expect", lambda name, soon: None)
+            await n.add("first", 0)
+            await n.move("first", 1)
+            assert n.places() == {"first": uuid(1)}
+
+    clock.run(work())
+
+
+def test_a_drain_moves_at_most_four_tenants_at_once(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with node(tmp_path) as n:
+            for number in range(6):
+                await n.add(f"t{number}", 0)
+            most = 0
+            drains = asyncio.ensure_future(n.world.keeper.relocations.evacuate(uuid(0), ROOT))
+            while not drains.done():
+                most = max(most, sum(one.moves for one in n.world.keeper.book))
+                await asyncio.sleep(0.01)
+            assert len((await drains).moved) == 6
+            assert most == relocate.AT_ONCE
+
+    clock.run(work())
+
+
+def test_a_user_with_many_moves_delays_another_by_one(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with node(tmp_path) as n:
+            many = [f"t{number}" for number in range(5)]
+            for name in many:
+                await n.add(name, 0, user=7)
+            await n.add("other", 0, user=8)
+            await asyncio.gather(*(n.move(name, 1) for name in [*many, "other"]))
+            order = [span.name for span in n.spans.of("out")]
+            assert order.index("other") <= 1
+
+    clock.run(work())
+
+
+def test_a_move_that_fails_goes_back_while_others_go_on(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with node(tmp_path) as n:
+            for name in ("first", "second", "third"):
+                await n.add(name, 0)
+            n.driver.fails = 1
+            gone = await n.world.keeper.relocations.evacuate(uuid(0), ROOT)
+            ((stays, why),) = gone.staying
+            assert why == "the driver refuses"
+            places = n.places()
+            assert places.pop(stays) == uuid(0)
+            assert places == {one.allocation_id: uuid(1) for one in gone.moved}
+            assert len(places) == 2
+            assert {one.state for one in n.world.keeper.book} == {State.ACTIVE}
+            assert set(n.leases.phase.values()) == {SwapPhase.HERE}
+            assert disjoint(n.spans.of("driver"))
+
+    clock.run(work())
+
+
+def test_a_move_that_needs_the_room_of_an_earlier_one_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The room on the first device is that of the tenant which leaves it; a third tenant needs no room of
+    these two.
+    """
+
+    async def work() -> None:
+        async with node(tmp_path) as n:
+            ways = {"first": (0, 1, 60), "second": (2, 0, 50), "third": (2, 3, 1)}
+            for name, (source, _, gib) in ways.items():
+                await n.add(name, source, gib=gib)
+            moves = [
+                TenantMove(name, uuid(source), uuid(target), gib * GIB)
+                for name, (source, target, gib) in ways.items()
+            ]
+
+            async def plan(_: RoomWanted) -> DefragView:
+                return DefragView(uuid(2), tuple(moves))
+
+            monkeypatch.setattr(n.world.keeper.relocations, "plan", plan)
+            done = await n.world.keeper.relocations.defrag(RoomWanted(), ROOT)
+            assert done.moves == tuple(replace(one, done=True) for one in moves)
+            made = {span.name: span for span in n.spans.of("made")}
+            into = {span.name: span for span in n.spans.of("in")}
+            assert made["second"].began >= into["first"].ended
+            assert overlap(made["second"], made["third"])
+
+    clock.run(work())
+
+
+# --- the host's memory
+
+
+def bounded(bytes_: int) -> str:
+    return f'{POLICY}host_memory = "{bytes_ // MIB}MiB"\n'
+
+
+def test_room_on_the_host_for_exactly_one_move_is_enough_also_for_the_next_of_that_tenant(
+    tmp_path: Path,
+) -> None:
+    """The buffer stays, and is the room of the next move."""
+
+    async def work() -> None:
+        async with node(tmp_path, bounded(HELD)) as n:
+            await n.add("first", 0)
+            for to in (1, 0, 1):
+                await n.move("first", to)
+                assert n.places() == {"first": uuid(to)}
+
+    clock.run(work())
+
+
+def test_of_two_moves_at_once_with_room_for_one_the_second_is_refused_and_leaves_no_buffer(
+    tmp_path: Path,
+) -> None:
+    async def work() -> None:
+        async with node(tmp_path, bounded(HELD + HELD // 2)) as n:
+            for name in ("first", "second"):
+                await n.add(name, 0)
+            names = ("first", "second")
+            results = await asyncio.gather(*(n.move(name, 1) for name in names), return_exceptions=True)
+            ((stays, refused),) = [
+                (name, error)
+                for name, error in zip(names, results, strict=True)
+                if isinstance(error, VgpuError)
+            ]
+            (goes,) = {*names} - {stays}
+            assert refused.code is ErrorCode.NO_CAPACITY
+            assert "exceed the host memory for suspended tenants: 512MiB of 768MiB are taken" in str(refused)
+            assert n.leases.made == {goes: HELD}
+            assert n.places() == {goes: uuid(1), stays: uuid(0)}
+            assert n.world.parts.book.use_of(uuid(1)).count == 1, "its room is free again"
+
+    clock.run(work())
+
+
+def test_a_refused_move_leaves_no_buffer(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with node(tmp_path, bounded(HELD // 2)) as n:
+            await n.add("first", 0)
+            with pytest.raises(VgpuError, match="exceed the host memory"):
+                await n.move("first", 1)
+            assert n.leases.made == {}
+            assert n.places() == {"first": uuid(0)}
+            gone = await n.world.keeper.relocations.evacuate(uuid(0), ROOT)
+            assert [name for name, _ in gone.staying] == ["first"]
+            assert n.leases.made == {}
+
+    clock.run(work())

@@ -1,0 +1,69 @@
+"""What moves share, and what one move holds of it.
+
+A tenant leaves its device while the driver works for the one before it, and another one arrives. Each waits
+in the same order, so that no two wait for each other: the link off its device, the driver, the link onto its
+new device. The link off is free again once the driver has been got, and the driver once the tenant's
+processes run; so a stopped tenant waits for one other at the most at each of the three.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from typing import Self
+
+from vgpud.hardware.suspender import Session
+from vgpud.pace import Pace
+
+
+class Links:
+    """The links of the devices, by UUID; users take turns for those off a device."""
+
+    def __init__(self) -> None:
+        self.off: defaultdict[str, Pace] = defaultdict(lambda: Pace(rest_factor=0))
+        self.onto: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+
+class Holds:
+    """What one move holds, for a tenant of `user`. `session` makes a session of the driver."""
+
+    def __init__(
+        self, links: Links, user: int, session: Callable[[], AbstractAsyncContextManager[Session]]
+    ) -> None:
+        self._links = links
+        self._user = user
+        self._begin = session
+        self._session: Session | None = None
+        self._off, self._driver, self._onto = AsyncExitStack(), AsyncExitStack(), AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *failure: object) -> None:
+        await self._off.aclose()
+        await self.end_driver()
+        await self.end_arrival()
+
+    async def leave(self, device_uuids: Sequence[str]) -> None:
+        """Takes the links off the devices, until the driver has been got."""
+        for uuid in sorted(device_uuids):
+            await self._off.enter_async_context(self._links.off[uuid].turn(self._user))
+
+    async def driver(self) -> Session:
+        """Takes the driver if it is not held yet. Raises VgpuError."""
+        if self._session is None:
+            self._session = await self._driver.enter_async_context(self._begin())
+            await self._off.aclose()
+        return self._session
+
+    async def end_driver(self) -> None:
+        self._session = None
+        await self._driver.aclose()
+
+    async def arrive(self, device_uuids: Sequence[str]) -> None:
+        """Takes the links onto the devices, until the memory has arrived there."""
+        for uuid in sorted(device_uuids):
+            await self._onto.enter_async_context(self._links.onto[uuid])
+
+    async def end_arrival(self) -> None:
+        await self._onto.aclose()
