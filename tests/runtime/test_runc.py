@@ -2,6 +2,7 @@
 long.
 """
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from tests.e2e.support import eventually, is_alive, states
 from tests.runtime.bundles import Runc, config
 from tests.runtime.conftest import left_nothing
 from tests.runtime.rootfs import make_rootfs
+from vgpud.proc import ran_exec, start_ticks
 
 pytestmark = needs("runc", "root")
 ASKS = {"vgpud.io/memory": "8GiB"}
@@ -44,6 +46,20 @@ def test_a_containers_create_start_kill_and_delete(runc: Runc, shared_node: Demo
     runc.run("life", config(rootfs, "sleep", "600", asks=ASKS))
     assert len(states(shared_node)) == 1 and name not in states(shared_node)
     runc.delete("life")
+
+
+def test_an_init_that_waits_for_its_start_has_not_called_exec(runc: Runc, rootfs: Path) -> None:
+    """vgpud tells by this that a runtime has lost a container of a pod."""
+    runc.bundle("waits", config(rootfs, "sleep", "600"))
+    runc.call("create", "--bundle", str(runc.root / "waits"), "waits")
+    try:
+        pid = int(json.loads(runc.call("state", "waits").stdout)["pid"])
+        ticks = start_ticks(pid)
+        assert ticks is not None and not ran_exec(pid, ticks)
+        runc.call("start", "waits")
+        eventually(lambda: ran_exec(pid, ticks), "the program runs")
+    finally:
+        runc.delete("waits")
 
 
 def test_processes_that_outlive_the_init_keep_the_allocation(
