@@ -77,7 +77,7 @@ def test_the_document_of_each_verb_is_the_golden_one(name: str, main: Ctl) -> No
 
 
 @pytest.mark.parametrize("line", NAMES)
-def test_the_names_of_each_verb_are_the_golden_ones(line: str, main: Ctl) -> None:
+def test_the_output_format_name_of_each_verb_equals_its_recording(line: str, main: Ctl) -> None:
     done = main(*line.split(), "-o", "name")
     assert (done.returncode, done.stdout.splitlines()) == (0, NAMES[line])
 

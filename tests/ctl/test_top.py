@@ -339,7 +339,7 @@ def test_a_listing_into_a_pipe_is_not_watched(main: Ctl) -> None:
     assert main("ls", "-w").returncode == 2
 
 
-def test_names_and_documents_are_not_watched(daemon: Daemon) -> None:
+def test_watch_is_refused_for_an_output_format_that_is_no_table(daemon: Daemon) -> None:
     live = Live(daemon, verb=("ls", "-w", "-o", "name"))
     try:
         live.until("--watch draws tables on a terminal")

@@ -632,7 +632,8 @@ def test_a_turn_cut_after_a_step_converges_at_the_next_start(cut_node: DemoNode,
     first.line()
     second, _two = tenant(node, HOLD, str(SIZE_MIB))
     second.line()
-    node.stop()  # neither tenant has work: the swapped-out tenant causes the next swap when it answers
+    # Neither tenant has work now. Below, the request to the swapped-out tenant causes the swap that is cut.
+    node.stop()
     node.start(fault_point=point)
     ask(first)
     ask(second)

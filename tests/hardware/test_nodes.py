@@ -62,7 +62,9 @@ def test_a_mig_instance_has_exactly_two_capability_nodes(host: FakeFilesystem) -
     assert device_nodes(DEVICE, SLICE) == COMMON + CAPS
 
 
-def test_a_monitor_has_no_node_of_cuda_and_reads_mig_instances(host: FakeFilesystem) -> None:
+def test_monitor_nodes_lack_those_of_cuda_and_have_that_of_the_mig_monitor(
+    host: FakeFilesystem,
+) -> None:
     assert monitor_nodes(DEVICE) == (COMMON[1], COMMON[0])
     host.create_file("/proc/driver/nvidia/capabilities/mig/monitor", contents=_access(2))
     divided = replace(DEVICE, mig=Mig(capable=True, current=True))

@@ -60,7 +60,7 @@ def test_a_helper_that_dies_leaves_the_result_unknown(tmp_path: Path) -> None:
     asyncio.run(work())
 
 
-def test_a_user_with_many_suspensions_delays_another_by_one(tmp_path: Path) -> None:
+def test_twenty_suspensions_of_one_user_delay_another_user_by_one_of_them(tmp_path: Path) -> None:
     """Each suspension of the attacker's lasts until the driver gives up waiting for its kernel."""
 
     async def work() -> None:

@@ -470,7 +470,7 @@ POD = "kubepods-burstable-pod01234567_89ab_cdef_0123_456789abcdef.slice"
 
 
 def in_group(init: Lifetime, folder: Path) -> Lifetime:
-    """The process with a control group in a folder that stands for its pod's."""
+    """A copy of `init` in a new control group below `folder`, named as the kubelet names a pod's."""
     group = folder / POD / "cri-containerd-0123.scope" / "container"
     group.mkdir(parents=True, exist_ok=True)
     return replace(init, cgroup=f"{group.stat().st_ino} {group}")

@@ -165,7 +165,7 @@ def test_overcommit_lets_shares_pass_a_whole_card() -> None:
     assert choose(request(memory=GIB, share=50.01), NODE, rules, use).refusal
 
 
-def test_overcommit_lets_memory_limits_pass_the_card() -> None:
+def test_with_overcommit_the_limits_on_a_card_may_exceed_its_memory() -> None:
     rules = policy({"mode": "preload", "preload": {"memory_overcommit": 1.5}})
     use = {"GPU-0": used(Mode.PRELOAD, H200_USABLE)}
     half = H200_USABLE // 2 // GIB * GIB
@@ -201,7 +201,7 @@ def test_foreign_processes_do_not_exclude_preload() -> None:
 
 
 @pytest.mark.parametrize("start", [0, 4])
-def test_a_profile_may_name_its_place(start: int) -> None:
+def test_a_request_can_name_the_memory_slice_of_its_mig_profile(start: int) -> None:
     piece = only(request(mig_profile=f"3g.71gb@{start}"))
     assert piece.mig is not None
     assert (piece.mig.profile_name, piece.mig.placement.start) == ("3g.71gb", start)

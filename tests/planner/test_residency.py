@@ -213,7 +213,8 @@ def live(lives: list[Life], seconds: float, begin_away: bool, stays: int = 0) ->
         if begin_away:
             assert _taken(tenants, count_switches=not stays) <= CARD[GPU]
         now += STEP
-    for number, life in enumerate(lives):  # other waiting tenants have waited at least as long
+    # a tenant that still waits at the end has waited at least until now
+    for number, life in enumerate(lives):
         wants = tenants[str(number)].wants_since
         if wants is not None and tenants[str(number)].where is Where.AWAY:
             life.waits.append(now - wants)

@@ -135,7 +135,7 @@ def test_a_damaged_file_of_grants_is_an_error_that_names_it(tmp_path: Path) -> N
         ("[fe80::1]:7", ("fe80::1", 7)),
     ],
 )
-def test_an_address_has_the_usual_port(address: str, wanted: tuple[str, int]) -> None:
+def test_an_address_without_a_port_has_port_14843(address: str, wanted: tuple[str, int]) -> None:
     assert Place(address).host_and_port == wanted
 
 

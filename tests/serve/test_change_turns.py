@@ -62,7 +62,7 @@ def test_a_queue_has_half_the_time_for_as_long_as_others_make_changes(other: int
     clock.run(main())
 
 
-def test_a_user_without_a_queue_or_without_others_does_not_pause() -> None:
+def test_a_users_changes_pause_only_if_they_queue_while_other_users_have_changes() -> None:
     async def main() -> None:
         changes = Changes()
         await changes.queue(7, 5)

@@ -166,9 +166,9 @@ def test_sockets_that_systemd_does_not_pass_are_created(run_dir: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "kinds", "why"),
     [
-        ("other", "unix", "'other' that systemd passed is not one of"),
-        ("", "unix", "'' that systemd passed is not one of"),
-        ("ro:ro", "unix,unix", "each once"),
+        ("other", "unix", "'other' that systemd passed is unknown"),
+        ("", "unix", "'' that systemd passed is unknown"),
+        ("ro:ro", "unix,unix", "passed twice"),
         ("ro", "inet", "is not a listening Unix stream socket"),
         ("ro", "deaf", "is not a listening Unix stream socket"),
     ],

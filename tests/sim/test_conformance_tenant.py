@@ -1,5 +1,5 @@
-"""A tenant's program gets the same results from the driver as without libvgpu, also for calls beside a
-capture.
+"""The driver gives a tenant's program the same results as a program without libvgpu, also while one of its
+streams is being captured into a graph.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class ContextCosts:
         return uuid in self._mib
 
     def note(self, uuid: str, mib: int) -> None:
-        """Records one figure; ignores one that no device has."""
+        """Records the size of a context on a device, if it is plausible. The smallest size counts."""
         if mib in _PLAUSIBLE_MIB:
             self._mib[uuid] = min(mib, self._mib.get(uuid, mib))
 

@@ -104,7 +104,7 @@ TABLE: dict[tuple[Phase, Change], Phase] = {
     (_P.RESUMING, _C.EVICTED): _P.EVICTED,
     (_P.ACTIVE, _C.MOVE): _P.MOVING,
     (_P.SUSPENDED, _C.MOVE): _P.MOVING,
-    # the intent is repeated: to the new device, back to the old one, or with further processes
+    # an intent is recorded again: for the way back after a failure, or with processes that have started since
     (_P.MOVING, _C.MOVE): _P.MOVING,
     (_P.MOVING, _C.MOVED): _P.ACTIVE,
     (_P.MOVING, _C.MOVED_SUSPENDED): _P.SUSPENDED,

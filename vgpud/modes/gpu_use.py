@@ -1,16 +1,36 @@
-"""Measures the use of a device by its processes, from NVML, for modes without a meter."""
+"""Measures the use of a device by its processes, from NVML, for modes without a meter of their own."""
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from vgpud import proc
 from vgpud.hardware.gateway import Gateway
 from vgpud.model.device import Device, DeviceProcess
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import counted
-from vgpud.model.tenancy import Slice
+from vgpud.model.tenancy import Allocation, Slice
 from vgpud.model.view import SliceMeter, SliceUse
+
+
+class GpuUse:
+    """The part of an effector (modes/base.py) that reports use, for modes that measure by NVML."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def use(self, allocation: Allocation, part: Slice, device: Device) -> SliceUse:
+        return use_of(part, await self._processes(allocation, part))
+
+    def meters(self, allocation: Allocation, devices: Sequence[Device]) -> tuple[SliceMeter, ...]:
+        pairs = zip(allocation.slices, devices, strict=True)
+        return tuple(meter_of(part, device.processes) for part, device in pairs)
+
+    async def tenants(self, allocation: Allocation, part: Slice, soon: bool = False) -> tuple[int, ...]:
+        return pids_of(await self._processes(allocation, part))
+
+    async def _processes(self, allocation: Allocation, part: Slice) -> tuple[DeviceProcess, ...]:
+        return await slice_processes(self._gateway, part)
 
 
 async def slice_processes(gateway: Gateway, part: Slice) -> tuple[DeviceProcess, ...]:

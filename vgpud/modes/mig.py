@@ -7,7 +7,7 @@ destroy foreign instances unless the policy requests it.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import structlog
@@ -16,16 +16,15 @@ from vgpud.hardware.gateway import Gateway
 from vgpud.hardware.holders import command
 from vgpud.hardware.nodes import device_nodes
 from vgpud.hardware.reset import reset_device
-from vgpud.model.device import ComputeInstance, Device, DeviceProcess, GpuInstance
+from vgpud.model.device import ComputeInstance, Device, GpuInstance
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.log_event import LogEvent
 from vgpud.model.quantity import counted
 from vgpud.model.rows import Rows
 from vgpud.model.tenancy import Allocation, Edits, MigSlice, Mode, Slice
-from vgpud.model.view import SliceMeter, SliceUse
 from vgpud.modes.base import Paths, remember
 from vgpud.modes.edits import cuda_env
-from vgpud.modes.gpu_use import meter_of, pids_of, slice_processes, use_of
+from vgpud.modes.gpu_use import GpuUse
 from vgpud.modes.mig_records import Key, MigRecords, Part
 
 log = structlog.get_logger(__name__)
@@ -47,7 +46,7 @@ class Wish:
     computes: frozenset[Part] = frozenset()
 
 
-class MigMode:
+class MigMode(GpuUse):
     """The effector of mode `mig`. `wish(device_uuid)` is called before each use. Without a layout, an
     instance lives as long as its slice.
     """
@@ -62,7 +61,7 @@ class MigMode:
         paths: Paths,
         wish: Callable[[str], Wish] = lambda _: Wish(),
     ) -> None:
-        self._gateway = gateway
+        super().__init__(gateway)
         self._originals = originals
         self._paths = paths
         self._wish = wish
@@ -397,19 +396,6 @@ class MigMode:
         # an earlier detach was interrupted after it had destroyed the compute instance
         async with self._lock(device_uuid):
             await self._drop_if_empty(device_uuid, part[0])
-
-    async def use(self, allocation: Allocation, part: Slice, device: Device) -> SliceUse:
-        return use_of(part, await self._processes(allocation, part))
-
-    def meters(self, allocation: Allocation, devices: Sequence[Device]) -> tuple[SliceMeter, ...]:
-        pairs = zip(allocation.slices, devices, strict=True)
-        return tuple(meter_of(part, device.processes) for part, device in pairs)
-
-    async def tenants(self, allocation: Allocation, part: Slice, soon: bool = False) -> tuple[int, ...]:
-        return pids_of(await self._processes(allocation, part))
-
-    async def _processes(self, allocation: Allocation, part: Slice) -> tuple[DeviceProcess, ...]:
-        return await slice_processes(self._gateway, part)
 
 
 def _place(part: Slice) -> MigSlice:

@@ -92,8 +92,8 @@ def wall_world(
     containers: Rows,
 ) -> WallWorld:
     """Makes what memory walls get from the node. `keeper` is a function, because the walls are constructed
-    before the keeper. `containers` is the ledger's table, because a release that a crash has cut is completed
-    before the door of the kubelet opens.
+    before the keeper. `containers` is a table of the ledger: the start completes interrupted releases, which
+    need it, before the kubelet's door has read it.
     """
 
     def wanted(device_uuid: str) -> bool:

@@ -103,7 +103,11 @@ def _serve(door: socket.socket, call: wire.Call, settings: Settings) -> None:
     elif isinstance(call, wire.Status):
         door.sendall(wire.answer({"user": grants.find(call.token, call.certificate).user}))
     elif not isinstance(call, wire.Open):
-        raise VgpuError(ErrorCode.BAD_REQUEST, "a session takes open, status and settings", _JOURNAL)
+        raise VgpuError(
+            ErrorCode.BAD_REQUEST,
+            "the call to a remote session is none of open, status and settings",
+            _JOURNAL,
+        )
     elif not remote.server:
         hint = "its administrator sets server in [remote]"
         raise VgpuError(ErrorCode.UNSUPPORTED, "this node makes no remote slices", hint)

@@ -33,8 +33,8 @@ _DELIVERIES_PER_USER = 4  # maximum of concurrent deliveries of events to one us
 # Interval between deliveries of events to all users other than root together: they take a tenth of the event
 # loop's time.
 _DELIVERY_SECONDS = 1 / 500
-# Number of deliveries for which the start of a watch counts if it reads past events. So repeated starts delay
-# no change.
+# The start of a watch that reads past events takes as long a turn as this number of deliveries, so that users
+# that start watches again and again delay no changes.
 _HISTORY_DELIVERIES = 10
 _TAKE_SECONDS = 30.0
 
@@ -113,7 +113,9 @@ class Calls:
         async def release(held: pb.Allocation) -> None:
             # the caller did not get the allocation's id, so it cannot release the allocation
             try:
-                with audit.because(f"uid {caller.uid} left before its reply, and no caller can name it"):
+                with audit.because(
+                    f"uid {caller.uid} disconnected before the reply, and did not learn the allocation's id"
+                ):
                     await self._keeper.release(held.id, caller, force=True)
             except VgpuError as error:
                 log.warning(LogEvent.UNANSWERED_ALLOCATION_NOT_RELEASED, allocation=held.id, why=str(error))

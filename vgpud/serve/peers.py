@@ -85,7 +85,7 @@ class Identities:
         return user_of(connection)
 
     async def of(self, connection: socket.socket, user: int) -> Caller:
-        """The caller, counted as `user` until now. Raises OSError as `identify` does."""
+        """Identifies the caller, in turn with others of `user`. Raises OSError as `identify` does."""
 
         async def ask() -> Caller:
             if user in (0, os.geteuid()):

@@ -226,7 +226,7 @@ def passed_sockets(environment: MutableMapping[str, str]) -> dict[str, socket.so
     for i in range(int(count)):
         name = named[i] if i < len(named) else ""
         if name not in _PASSED_NAMES or name in passed:
-            raise _badly_passed(name, f"is not one of {', '.join(_PASSED_NAMES)}, each once")
+            raise _badly_passed(name, f"is unknown or passed twice; known are {', '.join(_PASSED_NAMES)}")
         passed[name] = _adopt(_FIRST_PASSED + i, name)
     return passed
 

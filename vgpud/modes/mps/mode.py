@@ -25,12 +25,11 @@ from vgpud.model.view import MpsDaemon, SliceMeter, SliceUse
 from vgpud.modes.base import Effector, Paths, remember
 from vgpud.modes.gpu_use import (
     AllocationNames,
+    GpuUse,
     allocation_of,
     foreign_processes,
     meter_of,
-    pids_of,
     slice_processes,
-    use_of,
 )
 from vgpud.modes.mps.edits import mps_edits, with_libvgpu
 from vgpud.modes.mps.features import Features, probe
@@ -49,14 +48,14 @@ _LOOK_SECONDS = 0.02
 _HELD = (State.ACTIVE, State.FAILED, State.RESIZING)
 
 
-class MpsMode:
+class MpsMode(GpuUse):
     mode = Mode.MPS
 
     def __init__(
         self, gateway: Gateway, units: Units, world: MpsWorld, paths: Paths, leases: Effector
     ) -> None:
         """`leases` is the effector of mode preload, for tenants whose memory libvgpu limits."""
-        self._gateway = gateway
+        super().__init__(gateway)
         self._units = units
         self._world = world
         self._paths = paths
@@ -189,7 +188,7 @@ class MpsMode:
     async def use(self, allocation: Allocation, part: Slice, device: Device) -> SliceUse:
         if allocation.has_lease:
             return await self._leases.use(allocation, part, device)
-        return use_of(part, await self._processes(allocation, part))
+        return await super().use(allocation, part, device)
 
     def meters(self, allocation: Allocation, devices: Sequence[Device]) -> tuple[SliceMeter, ...]:
         pairs = zip(allocation.slices, devices, strict=True)
@@ -197,9 +196,6 @@ class MpsMode:
             meter_of(part, (p for p in device.processes if self._names.of(p.pid) == allocation.id))
             for part, device in pairs
         )
-
-    async def tenants(self, allocation: Allocation, part: Slice, soon: bool = False) -> tuple[int, ...]:
-        return pids_of(await self._processes(allocation, part))
 
     async def _processes(self, allocation: Allocation, part: Slice) -> tuple[DeviceProcess, ...]:
         """The slice's processes. NVML lists the processes of all tenants of the device, and each has its

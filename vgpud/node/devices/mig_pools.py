@@ -112,8 +112,8 @@ class Pools:
             return None
         scene = scene_of(device, geometry, stock, use, pool)
         computes = divide(scene, bins, target)
-        # If allocated instances block the division, it is computed as for an empty device; they are removed
-        # after their release.
+        # If allocated instances block the desired division into compute instances, the target is the division
+        # of an empty device. The instances in the way are removed when they are released.
         if isinstance(computes, Blocked):
             empty = scene._replace(parts={}, stock=stock._replace(pinned=0))
             computes = divide(empty, bins, target)
