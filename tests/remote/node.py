@@ -22,8 +22,10 @@ PROGRAM = (sys.executable, str(Path(__file__).parent / "program.py"))
 
 class Sessions:
     """Starts a session process for each connection of remote.sock, as systemd does for a socket with
-    Accept=yes.
+    Accept=yes. `before` is a command that runs it.
     """
+
+    before: Sequence[str] = ()
 
     def __init__(self, node: DemoNode, log: Path) -> None:
         self.processes: list[subprocess.Popen[bytes]] = []
@@ -39,7 +41,7 @@ class Sessions:
             while True:
                 connection, _ = self._listener.accept()
                 with connection, self._log.open("ab") as log:
-                    words = [sys.executable, "-m", "vgpud.remote.session"]
+                    words = [*self.before, sys.executable, "-m", "vgpud.remote.session"]
                     self.processes.append(
                         subprocess.Popen(
                             words, stdin=connection.fileno(), stderr=log, env=self._node.environment, cwd=ROOT

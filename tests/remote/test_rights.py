@@ -1,5 +1,6 @@
 """The right to remote slices: tokens, certificates and the bounds of grants."""
 
+import pwd
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 
 from tests.conditions import needs
 from tests.lease.conftest import eventually as until
-from tests.remote.clients import ended, opened
+from tests.remote.clients import ended, opened, say
 from tests.remote.node import CERTIFICATES, RemoteNode
 
 pytestmark = needs("root", "namespaces")
@@ -107,3 +108,14 @@ def test_a_grant_bounds_the_instance_that_is_made_and_not_what_was_asked(remote:
     client = remote.client(token, "--memory", "1GiB", "--isolation", "hardware")
     assert "would hold 16GiB, and may hold 4GiB" in ended(client)
     until(lambda: not remote.held())
+
+
+def test_the_server_has_none_of_the_accounts_groups(remote: RemoteNode, tmp_path: Path) -> None:
+    groups, account = tmp_path / "group", pwd.getpwuid(65534).pw_name
+    groups.write_text(f"{Path('/etc/group').read_text()}vgpu-of-test:x:64999:{account}\n")
+    own = f'mount --bind {groups} /etc/group && exec "$@"'
+    remote.sessions.before = ["unshare", "--mount", "sh", "-c", own, "sh"]
+    client = opened(remote, remote.grant(user="65534"), "--memory", "1GiB")
+    assert say(client, "groups") == ""
+    client.kill()
+    ended(client)

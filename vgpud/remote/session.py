@@ -11,7 +11,6 @@ import array
 import ctypes
 import fcntl
 import os
-import pwd
 import select
 import shutil
 import signal
@@ -212,13 +211,13 @@ def _leave_network() -> None:
 @contextmanager
 def _running(held: _Slice, grant: Grant, engine: Engine, program: str) -> Iterator["subprocess.Popen[bytes]"]:
     """Runs the server as the grant's account, as the first process of a pid namespace: its end is the end of
-    all that it has started. Each of the programs before it ends with its parent.
+    all that it has started. Each of the programs before it ends with its parent. The account's supplementary
+    groups are left out, because group `vgpu` opens vgpud.sock, where slices have no bounds of the grant.
     """
     if shutil.which(program) is None:
         sentence = f"the engine's server {program} is not a program"
         raise VgpuError(ErrorCode.HELPER_FAILED, sentence, "install it, or correct server in [remote]")
     variables = {"PATH": _PATH, "LANG": "C.UTF-8", **held.environment, **engine.server_environment()}
-    groups = "--init-groups" if _has_account(grant.uid) else "--clear-groups"
     words = [
         *(
             "setpriv",
@@ -230,7 +229,7 @@ def _running(held: _Slice, grant: Grant, engine: Engine, program: str) -> Iterat
             "--kill-child",
             "--mount-proc",
         ),
-        *("setpriv", f"--reuid={grant.uid}", f"--regid={grant.gid}", groups, "--no-new-privs"),
+        *("setpriv", f"--reuid={grant.uid}", f"--regid={grant.gid}", "--clear-groups", "--no-new-privs"),
         *("--bounding-set=-all", "--inh-caps=-all", "--pdeathsig=KILL"),
         *("env", "-i", *(f"{name}={value}" for name, value in variables.items()), program),
     ]
@@ -240,14 +239,6 @@ def _running(held: _Slice, grant: Grant, engine: Engine, program: str) -> Iterat
             yield server
         finally:
             server.kill()
-
-
-def _has_account(uid: int) -> bool:
-    try:
-        pwd.getpwuid(uid)
-    except KeyError:
-        return False
-    return True
 
 
 def _wait_ready(server: "subprocess.Popen[bytes]", engine: Engine) -> None:
