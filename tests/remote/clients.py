@@ -33,12 +33,11 @@ def ended(client: "subprocess.Popen[str]") -> str:
 
 def engine_of(remote: RemoteNode) -> list[int]:
     """The processes of the engine on this node."""
-    marker = f"VGPU_SIM_STATE={remote.node.environment['VGPU_SIM_STATE']}".encode()
+    program = str(remote.node.folder / "engine.py").encode()
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            is_engine = b"/engine.py" in (process / "cmdline").read_bytes()
-            if is_engine and marker in (process / "environ").read_bytes():
+            if program in (process / "cmdline").read_bytes():
                 found.append(int(process.name))
     return found
 

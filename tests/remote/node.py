@@ -1,5 +1,6 @@
 """A vgpud with a door for remote slices, and clients of it, all on the loopback address."""
 
+import json
 import os
 import shlex
 import shutil
@@ -14,9 +15,12 @@ from typing import Any
 
 from tests.demo.node import ROOT, DemoNode
 from tests.simnode import BUILD
+from vgpud.remote.grants import FILE
 
 CERTIFICATES = Path(__file__).parent / "certificates"
 _ENGINE = Path(__file__).parent / "engine.py"
+#: the account of grants: a uid without a name and without rights
+USER = "64998"
 PROGRAM = (sys.executable, str(Path(__file__).parent / "program.py"))
 
 
@@ -87,10 +91,10 @@ class RemoteNode:
         shutil.copytree(BUILD / "sim" / "lib", simulated, symlinks=True)
         engine = shutil.copy(_ENGINE, folder)
         self.node.environment["VGPUD_LIB_DIR"] = str(own)
-        kept = {
-            "VGPU_SIM_STATE": self.node.environment["VGPU_SIM_STATE"],
-            "LD_LIBRARY_PATH": str(simulated),
-        }
+        state = folder / "devices"  # another name, because pytest's own folders are closed to other users
+        state.hardlink_to(self.node.environment["VGPU_SIM_STATE"])
+        state.chmod(0o666)  # as the device files are
+        kept = {"VGPU_SIM_STATE": str(state), "LD_LIBRARY_PATH": str(simulated)}
         lines = [f"export {name}={shlex.quote(value)}" for name, value in kept.items()]
         preload = f'export LD_PRELOAD="$LD_PRELOAD:{simulated / "libvgpu-sim-rm.so"}"'
         python = Path(sys.executable).resolve()  # of the system: a virtual environment is below the tree
@@ -114,9 +118,17 @@ class RemoteNode:
                 return door
         raise RuntimeError(f"the door ended: {self.log.read_text()}")
 
-    def grant(self, *options: str, user: str = "0") -> str:
+    def grant(self, *options: str, user: str = USER) -> str:
         """Makes a grant and returns its token."""
         return self.node.ctl("remote", "grant", user, *options).stdout.strip()
+
+    def expire(self, token: str) -> None:
+        """Sets the grant's expiry to a time that has passed."""
+        path = Path(self.node.environment["VGPUD_STATE_DIR"]) / FILE
+        rows = json.loads(path.read_text())
+        path.write_text(
+            json.dumps([{**one, "expires": 1} if token.startswith(one["id"]) else one for one in rows])
+        )
 
     def client(
         self, token: str, *options: str, command: Sequence[str] = PROGRAM, verb: str = "run"

@@ -12,16 +12,15 @@ import pytest
 from tests.conditions import needs
 from tests.lease.conftest import eventually as until
 from tests.remote.clients import connections_of, ended, engine_of, opened, say
-from tests.remote.node import CERTIFICATES, RemoteNode
+from tests.remote.node import CERTIFICATES, USER, RemoteNode
 from vgpud.remote import wire
 
 pytestmark = needs("root", "namespaces")
 
 
 def test_the_revocation_of_a_grant_ends_its_session(remote: RemoteNode) -> None:
-    token = remote.grant()
-    client = opened(remote, token, "--memory", "1GiB")
-    remote.node.ctl("remote", "revoke", "root")
+    client = opened(remote, remote.grant(), "--memory", "1GiB")
+    remote.node.ctl("remote", "revoke", USER)
     until(lambda: not remote.held())
     assert say(client, "echo hello") == "closed"
     assert client.stderr is not None

@@ -1,6 +1,8 @@
 """The parts of remote slices without a network: messages, limits, grants, and where a door is."""
 
+import asyncio
 import json
+import socket
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.remote import wire
-from vgpud.remote.client import Place
+from vgpud.remote.client import Place, status
 from vgpud.remote.engine import ENGINES
 from vgpud.remote.grants import Grant, Grants, Sizes, check_quota
 from vgpud.remote.limits import Places, Rate
@@ -137,6 +139,23 @@ def test_a_damaged_file_of_grants_is_an_error_that_names_it(tmp_path: Path) -> N
 )
 def test_an_address_without_a_port_has_port_14843(address: str, wanted: tuple[str, int]) -> None:
     assert Place(address).host_and_port == wanted
+
+
+@pytest.mark.parametrize("host", ["unknown.host", "gpu..1"])
+def test_a_host_without_an_address_is_told_apart_from_a_door_that_is_down(
+    monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    known = socket.getaddrinfo
+
+    def local(name: str, *rest: Any) -> Any:
+        if name == "unknown.host":  # no name leaves this machine
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return known(name, *rest)
+
+    monkeypatch.setattr(socket, "getaddrinfo", local)
+    with pytest.raises(VgpuError, match=f"{host} port 14843 cannot be reached") as raised:
+        asyncio.run(status(Place(host, token="a.b.c")))
+    assert "this machine does not know the name" in raised.value.hint
 
 
 @pytest.mark.parametrize("address", ["", ":1", "gpu1:x", "gpu1:0", "gpu1:65536"])

@@ -13,7 +13,7 @@ import pytest
 from tests.conditions import needs
 from tests.lease.conftest import eventually as until
 from tests.remote.clients import ended, opened, say
-from tests.remote.node import PROGRAM, RemoteNode
+from tests.remote.node import PROGRAM, USER, RemoteNode
 from tests.simnode import ROOT
 
 pytestmark = needs("root", "namespaces")
@@ -29,7 +29,7 @@ def test_a_remote_program_is_held_to_its_slice_and_its_end_releases_it(short: Re
 def test_listings_and_audit_name_the_remote_user_and_the_address(remote: RemoteNode) -> None:
     client = opened(remote, remote.grant(), "--memory", "1GiB", "--label", "night run")
     (held,) = remote.held()
-    assert str(held["label"]).startswith("remote root/")
+    assert str(held["label"]).startswith(f"remote {USER}/")
     assert str(held["label"]).endswith(" 127.0.0.1 night run")
     log = remote.node.log.read_text()
     assert any('"audit": "allocate"' in line and " 127.0.0.1 night run" in line for line in log.splitlines())

@@ -10,7 +10,7 @@ import pytest
 from tests.conditions import needs
 from tests.lease.conftest import eventually as until
 from tests.remote.clients import ended, opened, say
-from tests.remote.node import CERTIFICATES, RemoteNode
+from tests.remote.node import CERTIFICATES, USER, RemoteNode
 
 pytestmark = needs("root", "namespaces")
 
@@ -27,7 +27,8 @@ def test_a_foreign_token_is_refused(remote: RemoteNode, spoil: Callable[[str], s
 
 
 def test_revoked_and_expired_tokens_are_refused(remote: RemoteNode) -> None:
-    revoked, expired = remote.grant(), remote.grant("--expires", "0.001s")
+    revoked, expired = remote.grant(), remote.grant()
+    remote.expire(expired)
     remote.node.ctl("remote", "revoke", revoked.split(".")[0])
     for token in (revoked, expired):
         assert "the grant was revoked or has expired (E201)" in ended(
@@ -43,7 +44,7 @@ def test_a_client_sends_nothing_to_a_door_with_another_certificate(remote: Remot
 
 
 def test_a_client_certificate_of_a_grant_opens_a_session(remote: RemoteNode) -> None:
-    remote.node.ctl("remote", "grant", "0", "--certificate", str(CERTIFICATES / "client.pem"))
+    remote.node.ctl("remote", "grant", USER, "--certificate", str(CERTIFICATES / "client.pem"))
     proof = ["--ca", str(CERTIFICATES / "door.pem")]
     for name, wanted in (("client", 0), ("foreign", 32)):
         files = [
@@ -75,7 +76,7 @@ def test_a_grant_bounds_the_sums_of_its_slices(remote: RemoteNode) -> None:
 def test_a_user_has_at_most_the_sessions_of_the_policy(short: RemoteNode) -> None:
     tokens = [short.grant() for _ in range(3)]
     clients = [opened(short, token, "--memory", "1GiB") for token in tokens[:2]]
-    assert "root has 2 sessions, and may have 2" in ended(short.client(tokens[2], "--memory", "1GiB"))
+    assert f"{USER} has 2 sessions, and may have 2" in ended(short.client(tokens[2], "--memory", "1GiB"))
     for client in clients:
         client.kill()
         ended(client)
@@ -84,11 +85,12 @@ def test_a_user_has_at_most_the_sessions_of_the_policy(short: RemoteNode) -> Non
 
 def test_a_grant_needs_the_doors_certificate_first(remote: RemoteNode) -> None:
     (Path(remote.node.environment["VGPUD_CONFIG"]).parent / "remote" / "certificate.pem").unlink()
-    refused = remote.node.ctl("remote", "grant", "0", check=False)
+    refused = remote.node.ctl("remote", "grant", USER, check=False)
     assert (
         "vgpud-remote.service has no certificate yet, and a token contains the digest of it (E106)"
         in refused.stderr
     )
+    assert f"make {remote.node.folder}/etc/remote/certificate.pem first" in refused.stderr
     assert remote.node.ctl_json("remote", "grants")["grants"] == []
 
 

@@ -1,6 +1,7 @@
 """Finds an allocation by the operator's name for it: its id, or a unique prefix of the id."""
 
 import string
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from vgpud.model.errors import ErrorCode, VgpuError
@@ -19,14 +20,25 @@ def allocation_id(client: "Client", named: str) -> str:
 
     Raises VgpuError: BAD_REQUEST if the prefix fits several allocations, and the errors of ListAllocations.
     """
-    if not FEWEST_CHARACTERS <= len(named) < ID_CHARACTERS or not set(named) <= set(string.hexdigits):
+    if len(named) >= ID_CHARACTERS or not may_begin_id(named):
         return named
-    found = sorted(a.id for a in client.list_allocations().allocations if a.id.startswith(named.lower()))
+    return whole_id(named, (one.id for one in client.list_allocations().allocations), "allocations")
+
+
+def may_begin_id(named: str) -> bool:
+    return len(named) >= FEWEST_CHARACTERS and set(named) <= set(string.hexdigits)
+
+
+def whole_id(named: str, known: Iterable[str], what: str) -> str:
+    """The only id that begins with `named`; `named` itself if there is none. Raises VgpuError(BAD_REQUEST) if
+    there are several.
+    """
+    found = sorted(one for one in known if one.startswith(named.lower()))
     if len(found) > 1:
         more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
         raise VgpuError(
             ErrorCode.BAD_REQUEST,
-            f"{len(found)} allocations begin with {named!r}: {', '.join(found[:_SHOWN])}{more}",
+            f"{len(found)} {what} begin with {named!r}: {', '.join(found[:_SHOWN])}{more}",
             "give more characters of the id",
         )
     return found[0] if found else named

@@ -39,8 +39,16 @@ def cores(text: str) -> "Percent":
 
 
 def count(text: str) -> int:
+    return _number_of("devices", text)
+
+
+def sessions(text: str) -> int:
+    return _number_of("sessions", text)
+
+
+def _number_of(what: str, text: str) -> int:
     if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= MAX_COUNT:
-        raise ArgumentTypeError(f"{text!r} is not a number of devices from 1 to {MAX_COUNT}")
+        raise ArgumentTypeError(f"{text!r} is not a number of {what} from 1 to {MAX_COUNT}")
     return int(text)
 
 
@@ -87,6 +95,14 @@ def since(text: str) -> float:
     if found is None:
         raise ArgumentTypeError(f"{text!r} is not a span, as in 90s, 10min, 2h or 1d")
     return float(found[1]) * {"s": 1, "min": 60, "h": 3600, "d": 86400}[found[2]]
+
+
+def lifetime(text: str) -> float:
+    """Parses a span of at least a second into seconds: what ends sooner has ended before its first use."""
+    seconds = since(text)
+    if seconds < 1:
+        raise ArgumentTypeError(f"{text!r} is less than a second")
+    return seconds
 
 
 def uid(text: str) -> int:

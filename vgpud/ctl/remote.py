@@ -132,15 +132,17 @@ def grant(arguments: Namespace, terminal: Terminal) -> int:
         max_cores_percent=None if arguments.cores is None else arguments.cores.value,
         max_sessions=arguments.sessions,
     )
-    known, pin = node.of_this_node()
-    if not pin and not by_certificate:
+    known, certificate = node.of_this_node()
+    if not certificate.exists() and not by_certificate:
         raise VgpuError(
             ErrorCode.BAD_SETTING,
             "vgpud-remote.service has no certificate yet, and a token contains the digest of it",
-            f"make {node.CERTIFICATE} in the folder of vgpud.toml first (docs/remote.md)",
+            f"make {certificate} first (docs/remote.md)",
         )
-    made, token = known.add(wanted, pin)
+    made, token = known.add(wanted, "" if by_certificate else node.fingerprint_of(certificate))
     _record(f"remote grant {made.id} of {made.user} made")
+    if lacks := _left_open(made):
+        terminal.say(lacks)
     if terminal.is_machine:
         terminal.show(View("RemoteGrant", {"id": made.id, "user": made.user, "token": token}, [made.id], []))
     elif token:
@@ -149,6 +151,15 @@ def grant(arguments: Namespace, terminal: Terminal) -> int:
     else:
         terminal.say(f"grant {made.id} of {made.user}, for the certificate {by_certificate[:16]}")
     return 0
+
+
+def _left_open(made: node.Grant) -> str:
+    """Says which bounds a grant lacks; "" if it has all."""
+    bounds = {"memory": made.max_memory_bytes, "cores": made.max_cores_percent, "sessions": made.max_sessions}
+    missing = ", ".join(name for name, bound in bounds.items() if bound is None)
+    lacks = [f"no bound on {missing} but the policy's"] if missing else []
+    lacks += ["no expiry"] if made.expires is None else []
+    return f"grant {made.id} has {' and '.join(lacks)}" if lacks else ""
 
 
 def _record(change: str) -> None:
@@ -171,8 +182,16 @@ def _account(user: str) -> tuple[int, int, str]:
     try:
         account = pwd.getpwuid(uid)
     except KeyError:
-        return uid, uid, user
-    return uid, account.pw_gid, account.pw_name
+        found = uid, uid, user
+    else:
+        found = uid, account.pw_gid, account.pw_name
+    if found[0] == 0 or found[1] == node.group_of_tenants():
+        sentence = (
+            f"the programs of a remote user may not run as {found[2]}, which vgpud's sockets are open to"
+        )
+        hint = "name an account for remote users: useradd --system --shell /usr/sbin/nologin gpu-remote"
+        raise VgpuError(ErrorCode.BAD_REQUEST, sentence, hint)
+    return found
 
 
 def grants(arguments: Namespace, terminal: Terminal) -> int:
@@ -223,7 +242,13 @@ def _expiry(expires: int | None, now: float) -> str:
 
 def revoke(arguments: Namespace, terminal: Terminal) -> int:
     """Removes grants; their sessions end within seconds."""
-    gone = node.of_this_node()[0].revoke(arguments.grant)
+    from vgpud.ctl.allocations import may_begin_id, whole_id
+
+    known, _ = node.of_this_node()
+    named, held = arguments.grant, known.all()
+    if may_begin_id(named) and not any(one.user == named for one in held):
+        named = whole_id(named, (one.id for one in held), "grants")
+    gone = known.revoke(named)
     if not gone:
         sentence = f"there is no grant {arguments.grant!r}, and no user of this name has one"
         raise VgpuError(ErrorCode.NO_SUCH_CLIENT, sentence, "see 'vgpuctl remote grants'")

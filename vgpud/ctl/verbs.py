@@ -518,9 +518,12 @@ VERBS: tuple[Verb | Group, ...] = (
                     argument(
                         "--cores", type=kinds.cores, metavar="PERCENT", help="of all its slices together"
                     ),
-                    argument("--sessions", type=kinds.count, metavar="N", help="slices at one time"),
+                    argument("--sessions", type=kinds.sessions, metavar="N", help="slices at one time"),
                     argument(
-                        "--expires", type=kinds.since, metavar="SPAN", help="as in 12h or 30d (default never)"
+                        "--expires",
+                        type=kinds.lifetime,
+                        metavar="SPAN",
+                        help="as in 12h or 30d (default never)",
                     ),
                     argument(
                         "--certificate",
@@ -536,7 +539,13 @@ VERBS: tuple[Verb | Group, ...] = (
                 "revoke",
                 "take a grant back; its sessions end within seconds (root only)",
                 "remote:revoke",
-                (argument("grant", metavar="GRANT|USER", help="a grant's id, or a user with all grants"),),
+                (
+                    argument(
+                        "grant",
+                        metavar="GRANT|USER",
+                        help="a grant's id, or its first characters (4 or more), or a user with all grants",
+                    ),
+                ),
                 outputs=("table",),
             ),
         ),

@@ -93,14 +93,12 @@ async def call(place: Place, asked: wire.Call) -> tuple[StreamReader, StreamWrit
             writer.write(wire.encode(asked))
             reply = wire.result(await reader.readuntil(b"\n"))
         return reader, writer, reply
-    except (OSError, EOFError, TimeoutError, asyncio.LimitOverrunError) as error:
+    except (OSError, UnicodeError, EOFError, TimeoutError, asyncio.LimitOverrunError) as error:
         if writer is not None:
             drop(writer)
         said = str(error).lower() if isinstance(error, ssl.SSLError) else _why(error)
         sentence = f"the door {host} port {port} cannot be reached: {said}"
-        raise VgpuError(
-            ErrorCode.UNREACHABLE, sentence, "is vgpud-remote.service up there, and the port open"
-        ) from None
+        raise VgpuError(ErrorCode.UNREACHABLE, sentence, _hint(error)) from None
     except BaseException:
         if writer is not None:
             drop(writer)
@@ -113,6 +111,14 @@ def _why(error: BaseException) -> str:
     if isinstance(error, EOFError | ConnectionResetError | asyncio.LimitOverrunError):
         return "it closed the connection"
     return (getattr(error, "strerror", "") or str(error)).lower()
+
+
+def _hint(error: BaseException) -> str:
+    if isinstance(error, socket.gaierror | UnicodeError):  # the latter: not a name of DNS
+        return "correct the host's name, or give its address: this machine does not know the name"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return "name the door's certificate, or the authority that has signed it, by --ca"
+    return "is vgpud-remote.service up there, and the port open"
 
 
 def _check_pin(place: Place, writer: StreamWriter) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any, get_type_hints
 
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import show_bytes
@@ -44,6 +45,13 @@ class Grant:
     max_memory_bytes: int | None = None
     max_cores_percent: float | None = None
     max_sessions: int | None = None
+
+    @property
+    def expired(self) -> bool:
+        return self.expires is not None and self.expires <= time.time()
+
+
+_KINDS = get_type_hints(Grant)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +101,9 @@ def fingerprint_of(path: Path) -> str:
     try:
         text = path.read_text()
         found = _CERTIFICATE.search(text)
+        if found is None and "PRIVATE KEY-----" in text:
+            sentence, hint = f"{path} is a private key", "name the file with its certificate"
+            raise VgpuError(ErrorCode.BAD_REQUEST, sentence, hint)
         return fingerprint(ssl.PEM_cert_to_DER_cert(found[0] if found else text))
     except (OSError, ValueError) as error:
         said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -100,13 +111,34 @@ def fingerprint_of(path: Path) -> str:
         raise VgpuError(ErrorCode.BAD_REQUEST, f"cannot read {path}: {said.lower()}", hint) from None
 
 
-def of_this_node() -> "tuple[Grants, str]":
-    """The grants of this node, and the SHA-256 of its door's certificate, if any. Raises VgpuError."""
+def of_this_node() -> "tuple[Grants, Path]":
+    """The grants of this node, and where its door's certificate is. Raises VgpuError."""
     from vgpud.settings import load_settings
 
     settings = load_settings()
-    certificate = settings.config.parent / CERTIFICATE
-    return Grants(settings.state_dir / FILE), fingerprint_of(certificate) if certificate.exists() else ""
+    return Grants(settings.state_dir / FILE), settings.config.parent / CERTIFICATE
+
+
+def group_of_tenants() -> int | None:
+    """The gid of the group that vgpud.sock is open to."""
+    import grp
+
+    from vgpud.settings import load_settings
+
+    try:
+        return grp.getgrnam(load_settings().group).gr_gid
+    except KeyError:
+        return None
+
+
+def _read(row: dict[str, Any]) -> Grant:
+    """A grant of the file. Raises TypeError."""
+    grant = Grant(**row)
+    for name, kind in _KINDS.items():
+        value = getattr(grant, name)
+        if not isinstance(value, kind) and not (isinstance(value, int) and name == "max_cores_percent"):
+            raise TypeError(f"{name} of a grant is {value!r}")
+    return grant
 
 
 class Grants:
@@ -118,7 +150,7 @@ class Grants:
     def all(self) -> tuple[Grant, ...]:
         """The grants, expired ones included, in the order in which they were made."""
         try:
-            return tuple(Grant(**one) for one in json.loads(self._path.read_text()))
+            return tuple(_read(one) for one in json.loads(self._path.read_text()))
         except FileNotFoundError:
             return ()
         except (OSError, ValueError, TypeError) as error:
@@ -126,9 +158,7 @@ class Grants:
 
     def live(self, grant_id: str) -> Grant | None:
         """The grant, unless it was revoked or has expired."""
-        now = time.time()
-        known = (one for one in self.all() if one.id == grant_id)
-        return next((one for one in known if one.expires is None or one.expires > now), None)
+        return next((one for one in self.all() if one.id == grant_id and not one.expired), None)
 
     def find(self, token: str, certificate: str) -> Grant:
         """The live grant of a token, or else of a certificate. Raises VgpuError(NOT_ALLOWED)."""
@@ -139,7 +169,7 @@ class Grants:
                 one.secret_sha256 and hmac.compare_digest(one.secret_sha256, digest) and one.id == grant_id
             )
             by_certificate = not token and certificate and one.certificate_sha256 == certificate
-            if (by_token or by_certificate) and self.live(one.id) is not None:
+            if (by_token or by_certificate) and not one.expired:
                 return one
         raise VgpuError(
             ErrorCode.NOT_ALLOWED,
