@@ -2,6 +2,7 @@
 
 import threading
 from types import SimpleNamespace
+from typing import Any
 
 import pynvml
 import pytest
@@ -108,6 +109,53 @@ def test_devices_that_appear_are_watched_too() -> None:
     nvml.events.append(xid(nvml, 1, 48))
     thread.join(300)
     assert told.events == [DeviceEvent(uuid_of(1), 48)]
+
+
+class OperationalNvml(FakeNvml):
+    """NVML of a driver that reports operational events. nvmlEventSetWait_v3 returns events of both kinds."""
+
+    c_nvmlGpuOperationalEventConfig_v1_t = pynvml.c_nvmlGpuOperationalEventConfig_v1_t  # noqa: N815
+    c_nvmlEventSetWait_v3_t = pynvml.c_nvmlEventSetWait_v3_t  # noqa: N815
+    registered: list[tuple[str, int]]
+
+    def nvmlEventSetRegisterGpuOperationalEvents_v1(self, event_set: str, config: Any) -> None:  # noqa: N802
+        self.registered.append((config.uuid, config.minSeverity))
+
+    def nvmlEventSetWait_v3(self, event_set: str, waited: Any) -> None:  # noqa: N802
+        event = self.nvmlEventSetWait(event_set, waited.timeoutMs)
+        for name, value in vars(event).items():
+            setattr(waited, name, value)
+
+
+def operational(gpu: int, **fields: object) -> SimpleNamespace:
+    given = {"uuid": uuid_of(gpu).encode(), "dataType": 1, "severity": 40, "sourceModule": b"MMU"}
+    return SimpleNamespace(**given, moduleEventCode=7, **fields)
+
+
+def named(gpu: int, kind: int, data: int) -> SimpleNamespace:
+    return SimpleNamespace(uuid=uuid_of(gpu).encode(), eventType=kind, eventData=data, gpuInstanceId=NONE)
+
+
+def test_a_fatal_error_of_a_module_makes_the_device_sick_until_its_repair() -> None:
+    nvml = OperationalNvml(2)
+    nvml.registered = []
+    nvml.events = [operational(0, groupAttributes=1), operational(1), named(0, 8, 48)]
+    gateway = Gateway(binding=nvml)
+    sick: list[tuple[str, str]] = []
+
+    def snapshots(event: DeviceEvent) -> None:
+        sick.extend((device.uuid, device.ailment) for device in gateway.snapshot().devices if device.ailment)
+        if event.xid == 48:
+            nvml.events.append(named(1, 0x8000, 0))
+        if event.action is not None:
+            stop.set()
+
+    stop = threading.Event()
+    watch_events(gateway, snapshots, stop).join(300)
+    why = "NVML reports a fatal error of MMU (code 7)"
+    assert sick == [(uuid_of(1), why), (uuid_of(1), why)]  # after the fatal event and the Xid
+    assert nvml.registered == [(uuid_of(0), 40), (uuid_of(1), 40)]
+    assert DeviceEvent("GPU-1", None, fatal=why).sentence == f"GPU-1: {why}"
 
 
 def test_each_registration_is_reported_before_its_events() -> None:

@@ -1,8 +1,13 @@
-"""Watches a device's Xid errors and recovery actions, which the driver reports as events."""
+"""Watches the Xid errors, recovery actions and fatal errors of devices, which the driver reports as events.
+
+Drivers from branch 615 on report errors of a GPU's modules as operational events (nvidia-ml-py 13.615,
+nvmlEventSetRegisterGpuOperationalEvents_v1, nvmlEventSetWait_v3). This was not run on a card.
+"""
 
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 
@@ -21,6 +26,10 @@ RETRY_SECONDS = 10.0
 XID_CRITICAL_ERROR = 0x8  # value of nvmlEventTypeXidCriticalError in nvml.h
 RECOVERY_ACTION = 0x8000  # value of nvmlEventTypeGpuRecoveryAction in nvml.h
 _NO_INSTANCE = 0xFFFFFFFF
+_ALL_LOG_LEVELS = 0  # NVML_GPU_OPERATIONAL_EVENT_LOG_LEVEL_ALL
+_FATAL = 40  # NVML_OPERATIONAL_EVENT_SEVERITY_FATAL
+_OPERATIONAL = 1  # NVML_EVENT_DATA_TYPE_GPU_OPERATIONAL_EVENT
+_RECOVERED = 0x1  # NVML_OPERATIONAL_EVENT_GROUP_ATTR_RECOVERED
 
 # Xids that report a fault of a program and leave the device healthy. Sources: NVIDIA's document "Xid Errors",
 # and the list that NVIDIA's Kubernetes device plugin leaves out of its health checks.
@@ -38,6 +47,7 @@ class DeviceEvent:
     gpu_instance_id: int | None = None
     compute_instance_id: int | None = None
     action: int | None = None  # the recovery action that NVML asks for, in an event without an Xid
+    fatal: str = ""  # the fatal error, in an event without an Xid
 
     @property
     def is_application_fault(self) -> bool:
@@ -46,6 +56,8 @@ class DeviceEvent:
     @property
     def sentence(self) -> str:
         who = self.uuid or "a device"
+        if self.fatal:
+            return f"{who}: {self.fatal}"
         if self.action is not None:
             return f"{who}: {asked_for(self.action) or 'NVML asks for no repair any more'}"
         if self.xid is None:
@@ -84,15 +96,15 @@ def _watch(
     told = ""
     while not stop.is_set():
         try:
-            event_set, watched, listed = gateway.run("its events", lambda: _register(gateway.nvml))
+            events, watched, listed = gateway.run("its events", lambda: _register(gateway.nvml))
             try:
                 if not watched:
                     log.info(LogEvent.NO_DEVICE_WITH_XID_EVENTS, devices=listed)
                     return
                 registered()
-                _wait(gateway.nvml, event_set, listed, callback, stop)
+                _wait(gateway.nvml, events, listed, callback, stop)
             finally:
-                gateway.nvml.call("nvmlEventSetFree", event_set)
+                gateway.nvml.call("nvmlEventSetFree", events.handle)
         except VgpuError as error:
             if isinstance(error, NvmlRefusal) and error.status == GPU_IS_LOST:
                 callback(DeviceEvent("", None))
@@ -102,11 +114,17 @@ def _watch(
             stop.wait(RETRY_SECONDS)
 
 
-def _register(nvml: Nvml) -> tuple[Handle, int, int]:
+@dataclass
+class _EventSet:
+    handle: Handle
+    operational: bool = False  # True if the driver reports operational events, which only wait_v3 returns
+
+
+def _register(nvml: Nvml) -> tuple[_EventSet, int, int]:
     """Registers all devices for events. Returns the event set, the number of devices that it watches, and the
     number of all devices.
     """
-    event_set: Handle = nvml.demand("nvmlEventSetCreate")
+    events = _EventSet(nvml.demand("nvmlEventSetCreate"))
     listed = int(nvml.demand("nvmlDeviceGetCount"))
     watched = 0
     for index in range(listed):
@@ -115,16 +133,26 @@ def _register(nvml: Nvml) -> tuple[Handle, int, int]:
             supported = nvml.call("nvmlDeviceGetSupportedEventTypes", handle) or 0
             if supported & XID_CRITICAL_ERROR:
                 types = supported & (XID_CRITICAL_ERROR | RECOVERY_ACTION)
-                nvml.demand("nvmlDeviceRegisterEvents", handle, types, event_set)
+                nvml.demand("nvmlDeviceRegisterEvents", handle, types, events.handle)
                 watched += 1
+                events.operational |= _register_fatal(nvml, events.handle, _uuid(nvml, handle))
         except NvmlRefusal as refusal:
             log.info(LogEvent.DEVICE_WITHOUT_XID_EVENTS, index=index, why=refusal.sentence)
-    return event_set, watched, listed
+    return events, watched, listed
+
+
+def _register_fatal(nvml: Nvml, event_set: Handle, uuid: str) -> bool:
+    try:
+        asked = nvml.structure("c_nvmlGpuOperationalEventConfig_v1_t", uuid.encode(), _ALL_LOG_LEVELS, _FATAL)
+        nvml.demand("nvmlEventSetRegisterGpuOperationalEvents_v1", event_set, asked)
+    except NvmlRefusal:  # older drivers and bindings do not have it
+        return False
+    return True
 
 
 def _wait(
     nvml: Nvml,
-    event_set: Handle,
+    events: _EventSet,
     listed: int,
     callback: Callable[[DeviceEvent], None],
     stop: threading.Event,
@@ -132,24 +160,41 @@ def _wait(
     """Waits for events until `stop`, or until the number of devices differs from `listed`."""
     while not stop.is_set():
         try:
-            data = nvml.demand("nvmlEventSetWait", event_set, WAIT_MILLISECONDS)
+            data = _next(nvml, events)
         except NvmlRefusal as refusal:
             if refusal.status != TIMEOUT:
                 raise
             if nvml.demand("nvmlDeviceGetCount") != listed:
                 return
             continue
-        if data.eventType & RECOVERY_ACTION:
-            callback(DeviceEvent(_uuid(nvml, data.device), None, action=int(data.eventData)))
+        uuid = str(data.uuid) if events.operational else _uuid(nvml, data.device)
+        if events.operational and data.dataType == _OPERATIONAL:
+            if data.severity >= _FATAL and not data.groupAttributes & _RECOVERED:
+                where = f"{data.sourceModule} (code {data.moduleEventCode})"
+                nvml.fatal[uuid] = f"NVML reports a fatal error of {where}"
+                callback(DeviceEvent(uuid, None, fatal=nvml.fatal[uuid]))
+        elif data.eventType & RECOVERY_ACTION:
+            if not data.eventData:
+                nvml.fatal.pop(uuid, None)
+            callback(DeviceEvent(uuid, None, action=int(data.eventData)))
         elif data.eventType & XID_CRITICAL_ERROR:
             callback(
                 DeviceEvent(
-                    uuid=_uuid(nvml, data.device),
+                    uuid=uuid,
                     xid=int(data.eventData),
                     gpu_instance_id=_instance(data.gpuInstanceId),
                     compute_instance_id=_instance(data.computeInstanceId),
                 )
             )
+
+
+def _next(nvml: Nvml, events: _EventSet) -> Any:  # noqa: ANN401  # a structure of the binding
+    """Waits for an event. Raises NvmlRefusal, with the status TIMEOUT if there is none."""
+    if not events.operational:
+        return nvml.demand("nvmlEventSetWait", events.handle, WAIT_MILLISECONDS)
+    waited = nvml.structure("c_nvmlEventSetWait_v3_t", WAIT_MILLISECONDS)
+    nvml.demand("nvmlEventSetWait_v3", events.handle, waited)
+    return waited
 
 
 def _uuid(nvml: Nvml, device: Handle) -> str:

@@ -153,6 +153,7 @@ class Gateway:
         with self._lock:
             if not self._generation:
                 self._workers.run("its start", INIT_SECONDS, lambda: self.nvml.demand("nvmlInit"))
+                self.nvml.fatal.clear()
                 self._generations += 1
                 self._generation = self._generations
             return self._generation

@@ -142,6 +142,8 @@ class Nvml:
         self.binding = binding
         # number of error answers by NVML status; unsupported calls are not counted
         self.refusals: Counter[int] = Counter()
+        # why a device is unusable, by UUID: a fatal event since NVML was initialised, until a repair is done
+        self.fatal: dict[str, str] = {}
         self._told: set[tuple[str, int]] = set()
 
     def call(self, name: str, *args: object) -> Any:  # noqa: ANN401  # the binding is untyped

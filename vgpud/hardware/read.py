@@ -172,7 +172,7 @@ class Reader:
         profiles = self._divided(handle, (driver, blank.uuid), mig)
         if profiles is not cached.profiles:
             cached, mig = replace(cached, profiles=profiles), replace(mig, profiles=profiles)
-        repair = read_repair(self._nvml, handle)
+        repair = read_repair(self._nvml, handle, blank.uuid)
         device = replace(
             blank,
             name=cached.name,

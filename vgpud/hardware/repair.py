@@ -42,14 +42,18 @@ def asked_for(action: int) -> str:
     return f"NVML asks for {_ACTIONS.get(action, f'recovery action {action}')}" if action else ""
 
 
-def read_repair(nvml: Nvml, handle: Handle) -> Repair:
+def read_repair(nvml: Nvml, handle: Handle, uuid: str) -> Repair:
     """Reads the repair that a device needs. If the driver or the card does not answer a question, nothing is
     wrong.
     """
     action, banks = _fields(nvml, handle, (RECOVERY_ACTION, _PENDING_BANKS))
     rows = nvml.call("nvmlDeviceGetRemappedRows", handle)
     failed = rows is not None and bool(rows[3])
-    ailments = [asked_for(action), "a remapping of its memory failed: replace the card" if failed else ""]
+    ailments = [
+        asked_for(action),
+        nvml.fatal.get(uuid, ""),
+        "a remapping of its memory failed: replace the card" if failed else "",
+    ]
     pending = [
         name for name, is_pending in (("rows", rows is not None and rows[2]), ("banks", banks)) if is_pending
     ]

@@ -31,8 +31,8 @@ class Notices:
         self._spawn = spawn
 
     async def event(self, event: DeviceEvent) -> None:
-        """Reports an Xid error, a device that fell off the bus or a repair that NVML asks for, and refreshes
-        the inventory. The repair of a sick device is reported by `health`, once.
+        """Reports an Xid error, a device that fell off the bus, a fatal error or a repair that NVML asks for,
+        and refreshes the inventory. The ailment of a sick device is reported by `health`, once.
         """
         log.warning(
             LogEvent.DEVICE_EVENT,
@@ -42,13 +42,14 @@ class Notices:
             why=event.sentence,
         )
         before = self._health_of(event.uuid)
-        if event.action is not None:
+        ails = event.action is not None or bool(event.fatal)
+        if ails:
             await self._inventory.refresh()
         # if NVML does not name the device, the next snapshot shows which one is lost
-        told = event.action is not None and Health.SICK in (before, self._health_of(event.uuid))
+        told = ails and Health.SICK in (before, self._health_of(event.uuid))
         if event.uuid and not told:
             await self._store.notice(EventKind.DEVICE_CHANGED, event.uuid, event.sentence)
-        if event.action is None:
+        if not ails:
             await self._inventory.refresh()
 
     def _health_of(self, uuid: str) -> Health | None:
