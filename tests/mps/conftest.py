@@ -87,7 +87,7 @@ def watched(program: str, run_dir: Path, rules: MpsRules | None = None) -> Watch
             limits=lambda: made.limits,
             tenants=lambda: made.tenants,
             died=made.deaths.append,
-            notice=made.notices.append,
+            notice=lambda sentence, **_: made.notices.append(sentence),
             answer_seconds=1.0,
         ),
         units,

@@ -190,6 +190,17 @@ def test_a_drain_leaves_one_audit_line(tmp_path: Path) -> None:
     assert [told(line, "audit", "device") for line in trail(tmp_path, scene)] == [("drain", "GPU-00000000")]
 
 
+def test_a_notice_that_the_audit_trail_has_leaves_no_second_line(tmp_path: Path) -> None:
+    async def scene(w: World) -> None:
+        with capture_logs() as lines:
+            w.keeper.notices.notice("GPU-00000000", "MPS is back", audited=True)
+            w.keeper.notices.notice("GPU-00000000", "MPS is silent")
+        assert [line["why"] for line in lines] == ["MPS is silent"]
+        await clock.until(lambda: len(w.keeper.store.latest(2)) == 2)
+
+    assert trail(tmp_path, scene) == []
+
+
 @pytest.mark.parametrize("kind", ActionKind)
 def test_an_action_of_the_start_leaves_one_audit_line_with_its_reason(
     tmp_path: Path, kind: ActionKind

@@ -49,10 +49,10 @@ def mps_world(
         if held is not None:
             held.failures.helper_died(device_uuid, sentence)
 
-    def notice(device_uuid: str, sentence: str) -> None:
+    def notice(device_uuid: str, sentence: str, audited: bool = False) -> None:
         held = keeper()
         if held is not None:
-            held.notices.notice(device_uuid, sentence)
+            held.notices.notice(device_uuid, sentence, audited)
 
     return MpsWorld(book.allocations_at, rules_for, died, notice, originals)
 

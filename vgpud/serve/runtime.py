@@ -278,13 +278,6 @@ class RuntimeDoor:
         after = await self._aside(
             caller, dumped, edited, asks.config, held.id, held.edits, specs.driver, hook
         )
-        log.info(
-            LogEvent.CONTAINER_PREPARED,
-            container=message.id,
-            allocation=held.id,
-            uid=caller.uid,
-            owner=owner.uid,
-        )
         return Status.DONE, after
 
     def _init(self, caller: Caller, message: Message) -> Lifetime:

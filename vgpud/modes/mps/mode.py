@@ -9,6 +9,7 @@ a part of them, and refuses cuInit if no daemon answers.
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -334,7 +335,7 @@ class MpsMode(GpuUse):
                 limits=lambda: MpsLimits.largest(world.slices_on(target)),
                 tenants=lambda: world.users_on(target),
                 died=lambda sentence: self._died(target, device_uuid, sentence),
-                notice=lambda sentence: world.notice(target, sentence),
+                notice=partial(world.notice, target),
             )
             found = self._supervisors[target] = Supervisor(charge, self._units)
         return found

@@ -53,7 +53,8 @@ class MpsLimits:
 
 @dataclass(frozen=True)
 class MpsWorld:
-    """Callbacks to the node. `died` and `notice` are called in the event loop, with a target and a sentence.
+    """Callbacks to the node. `died` and `notice` are called in the event loop, with a target and a sentence;
+    `notice` also with audited=True if the audit trail says the same.
 
     A target is the UUID of the device or MIG device that a daemon serves.
     """
@@ -61,7 +62,7 @@ class MpsWorld:
     allocations_on: Callable[[str], Iterable[Allocation]]
     rules_for: Callable[[str], MpsRules]
     died: Callable[[str, str], None]
-    notice: Callable[[str, str], None]
+    notice: Callable[..., None]
     originals: Rows
 
     def users_on(self, target: str) -> frozenset[int]:

@@ -58,7 +58,7 @@ class Charge:
     limits: Callable[[], MpsLimits | None]
     tenants: Callable[[], frozenset[int]]  # the uids of users whose programs may connect
     died: Callable[[str], None]
-    notice: Callable[[str], None]
+    notice: Callable[..., None]  # gets a sentence, and `audited` if the audit trail has it
     answer_seconds: float = 5.0
     owner_uuid: str = ""
 
@@ -183,7 +183,8 @@ class Supervisor:
             audit.automatic("set MPS limits", reason, device=self.charge.device_uuid)
         self.charge.notice(
             "limits of its MPS control daemon were not as vgpud had set them, and are set again: "
-            f"{', '.join(found)}"
+            f"{', '.join(found)}",
+            audited=True,
         )
 
     # --- watch
@@ -227,7 +228,7 @@ class Supervisor:
             audit.automatic(
                 "start MPS daemon", "it had died", device=self.charge.device_uuid, seconds=round(seconds, 3)
             )
-            self.charge.notice(f"MPS is back after {seconds:.1f} s, with every limit in force")
+            self.charge.notice(f"MPS is back after {seconds:.1f} s, with every limit in force", audited=True)
             return
 
     # --- health checks
@@ -263,7 +264,7 @@ class Supervisor:
                     f"MPS server {server} is in FAULT: a client's fault reached all its clients"
                 )
             elif verdict is Verdict.END:
-                self.charge.notice(f"MPS server {server} stays in FAULT and is ended")
+                self.charge.notice(f"MPS server {server} stays in FAULT and is ended", audited=True)
                 reason = f"it stays in FAULT for more than {rules.hang_seconds:g} s"
                 await asyncio.to_thread(control.shutdown_server, server)
                 audit.automatic("end MPS server", reason, device=self.charge.device_uuid, server=server)
@@ -292,7 +293,8 @@ class Supervisor:
             uids = ", ".join(map(str, sorted({peer.uid for peer in found})))
             self.charge.notice(
                 f"{found.total()} silent connections of uid {uids} kept its MPS control daemon "
-                "from answering and were cut"
+                "from answering and were cut",
+                audited=True,
             )
         if verdict is Verdict.END and not found:
             # written before the end, because the watch of its death writes the next line

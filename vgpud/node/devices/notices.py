@@ -79,9 +79,10 @@ class Notices:
         with suppress(VgpuError):
             await self._store.notice(EventKind.VGPUD_STARTED, "vgpud", f"vgpud {version} serves, with {held}")
 
-    def notice(self, device_uuid: str, sentence: str) -> None:
-        """Reports a sentence on a device."""
+    def notice(self, device_uuid: str, sentence: str, audited: bool = False) -> None:
+        """Reports a sentence on a device. With `audited`, the audit trail says it in the journal already."""
         device = self._inventory.node.device(device_uuid)
         name = device_uuid if device is None else f"device {device.index}"
-        log.warning(LogEvent.DEVICE_NOTICE, device=device_uuid, why=sentence)
+        if not audited:
+            log.warning(LogEvent.DEVICE_NOTICE, device=device_uuid, why=sentence)
         self._spawn(self._store.notice(EventKind.DEVICE_CHANGED, device_uuid, f"{name}: {sentence}"))

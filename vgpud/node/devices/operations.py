@@ -28,7 +28,7 @@ class Operations:
         mig: MigMode | None,
         mps: MpsMode | None,
         drains: Drains,
-        notice: Callable[[str, str], None],
+        notice: Callable[..., None],
         tell_drained: Callable[[Device, bool], Awaitable[None]],
     ) -> None:
         """`mig` and `mps` are the effectors; None if a test replaces them. `notice` tells watchers of a
@@ -68,7 +68,7 @@ class Operations:
         with audit.change("terminate MPS client", device=device_uuid, client=pid):
             device = self._owner_of(device_uuid)
             await self._mps().terminate(device, pid)
-        self._notice(device.uuid, f"MPS client {pid} was ended by 'vgpuctl mps terminate'")
+        self._notice(device.uuid, f"MPS client {pid} was ended by 'vgpuctl mps terminate'", audited=True)
 
     def _owner_of(self, target: str) -> Device:
         """The device with this UUID, or the device that contains the MIG device with this UUID. Raises

@@ -30,7 +30,7 @@ class Failures:
 
     def helper_died(self, device_uuid: str, sentence: str) -> None:
         """Called when a helper died whose tenants die with it: marks their allocations as failed."""
-        why = f"{sentence}; their allocations are marked as failed"
+        why = f"{sentence}; vgpud marks their allocations as failed"
         log.error(LogEvent.HELPER_DIED, message_id=Message.HELPER_DIED, device=device_uuid, why=why)
         self._transitions.lost(device_uuid)
         self._spawn(self.mark_on(device_uuid, sentence))

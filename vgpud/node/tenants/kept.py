@@ -70,13 +70,13 @@ class Kept:
         for part in coming.slices:
             for other in self._away(part.device_uuid):
                 if other.id != coming.id and self.bytes_of(other):
+                    self._less(other, 0)
                     log.warning(
                         LogEvent.DEVICE_FULL_EVICTING_KEPT_MEMORY,
                         allocation=other.id,
                         device=part.device_uuid,
                         for_allocation=coming.id,
                     )
-                    self._less(other, 0)
 
     async def clear(self, allocation: Allocation) -> None:
         """Evicts all memory that a swapped-out tenant keeps on the device. Never raises. Memory that is not
@@ -98,16 +98,18 @@ class Kept:
                 continue
             less = shrunk(self._capacity(uuid), self._book.use_of(uuid).memory_bytes, kept)
             for name, now in less.items():
-                freed = format_bytes(kept[name] - now)
-                log.info(
-                    LogEvent.KEPT_MEMORY_EVICTED,
-                    allocation=name,
-                    bytes=freed,
-                    device=uuid,
-                    for_allocation=coming.id,
-                )
                 self._less(self._book.get(name), now)
             await self._until(less)
+            for name, now in less.items():
+                if self._bytes_now(name) <= now:
+                    freed = format_bytes(kept[name] - now)
+                    log.info(
+                        LogEvent.KEPT_MEMORY_EVICTED,
+                        allocation=name,
+                        bytes=freed,
+                        device=uuid,
+                        for_allocation=coming.id,
+                    )
 
     def _less(self, allocation: Allocation, allowed_bytes: int) -> None:
         movable = sum(swap.movable_bytes for swap in self._swaps(allocation))

@@ -181,10 +181,11 @@ class Doors:
         except OSError as error:
             one.close()
             raise _cannot(address, error) from None
-        log.info(LogEvent.HTTP_LISTENING, address=address)
         pages: dict[str, Page] = {}
         answer = Server(pages, only_loopback=True).connected
-        return _Door(await asyncio.start_server(answer, sock=one, limit=MAX_HEAD_BYTES), pages)
+        server = await asyncio.start_server(answer, sock=one, limit=MAX_HEAD_BYTES)
+        log.info(LogEvent.HTTP_LISTENING, address=address)
+        return _Door(server, pages)
 
     def close(self) -> None:
         for door in self._tcp.values():
