@@ -216,23 +216,33 @@ static struct channels_order *order_make(const struct lease *lease, uint32_t ord
     return order;
 }
 
-/* Records the groups that an earlier arbiter process has, or may have, disabled. */
+/*
+ * Records the groups that an earlier arbiter process has, or may have, disabled. A process that is found only after the
+ * first call for the entity is adopted then.
+ */
 static void adopt(struct lease *lease, uint32_t ordinal)
 {
     struct cut_entity *entity = &lease->cut_entities[ordinal];
     uint32_t budget = CHANNELS_GROUPS_MAX;
+    bool first = entity->state == UNKNOWN;
     bool doubtful = false;
-    for (const struct process *p = lease->processes; p != NULL; p = p->next) {
+    for (struct process *p = lease->processes; p != NULL; p = p->next) {
         struct channels_process process;
+        if (!first && (p->adopted >> ordinal & 1) != 0)
+            continue;
+        p->adopted |= 1u << ordinal;
         bool off = channels_read(lease->usage_fd, p->slot, entity->device->id, &budget, &process) &&
                    (process.off >> ordinal & 1) != 0;
         if (off)
             note_off(entity, &process);
-        doubtful |= off && (process.doubtful >> ordinal & 1) != 0;
+        doubtful |= off && (!first || (process.doubtful >> ordinal & 1) != 0);
         free(process.groups);
     }
-    entity->state = doubtful ? DOUBTFUL : entity->off_count > 0 ? OFF : ON;
-    entity->stale = true;
+    if (first)
+        entity->state = entity->off_count > 0 ? OFF : ON;
+    if (doubtful)
+        entity->state = DOUBTFUL;
+    entity->stale |= first || doubtful;
 }
 
 static void set_state(struct cut_entity *entity, bool off, uint64_t now)
@@ -519,17 +529,14 @@ static uint64_t follow_entity(struct lease *lease, uint32_t ordinal, bool offs, 
     bool off = wants_off(lease, ordinal);
     if (entity->order != NULL || off != offs)
         return SCHED_NEVER;
-    if (entity->state == UNKNOWN)
+    if (off && entity->state == OFF && entity->stale && now < entity->off_at + AGAIN_NS)
+        return entity->off_at + AGAIN_NS;
+    if (entity->state == UNKNOWN || entity->stale || (off && entity->state == ON))
         adopt(lease, ordinal);
     if (entity->state == DOUBTFUL)
         off = false; /* once more could be once too often; the next call of this function disables them */
-    if (entity->state != (off ? OFF : ON) || (!off && entity->off_count > 0)) {
+    if (entity->state != (off ? OFF : ON) || (off ? entity->stale : entity->off_count > 0))
         give_order(lease, ordinal, off, now);
-    } else if (off && entity->stale) {
-        if (now < entity->off_at + AGAIN_NS)
-            return entity->off_at + AGAIN_NS;
-        give_order(lease, ordinal, true, now);
-    }
     return SCHED_NEVER;
 }
 

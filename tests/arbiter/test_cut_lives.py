@@ -101,6 +101,27 @@ def test_a_tenant_whose_arbiter_dies_right_before_or_after_a_call_resumes(
     assert repeated_calls(cut_card, process.pid) == 0
 
 
+def test_a_preempted_process_that_a_new_arbiter_finds_late_resumes(cut_card: Card, tmp_path: Path) -> None:
+    """The arbiter may fail to find a process when it starts. The process registers later, with its channels
+    disabled by the last arbiter. They must not be disabled a second time.
+    """
+    hidden = tmp_path / "hidden"
+    lease = cut_card.lease("a", HARD, 5)
+    process = cut_card.spin(lease, LONG)
+    eventually(lambda: counters(lease)["turns"] > 3, "it has turns")
+    late = ["--function", "FIFO_DISABLE_CHANNELS.enables", "--count", "1", "--microseconds", "600000000"]
+    fault(cut_card, "slow", *late)
+    eventually(lambda: not cut_card.sim.dump()["faults"], "it is off, and stays so")
+    cut_card.kill_arbiter()
+    hidden.touch()
+    preloads = f"{TEST_BUILD / 'libno-file.so'}:{cut_card.sim.environment()['LD_PRELOAD']}"
+    cut_card.start_arbiter("env", f"LD_PRELOAD={preloads}", f"NO_PIDFD_WHILE={hidden}")
+    hidden.unlink()
+    have_turns(lease, turns=3)
+    device_works(cut_card, process.pid)
+    assert repeated_calls(cut_card, process.pid) == 0
+
+
 def test_a_call_that_hangs_in_the_driver_stops_the_turns_of_its_device_only(cut_card: Card) -> None:
     """The tenant of the other device starts, and gets its slices, after the call has begun to hang. The
     tenant of the hanging call goes on when the arbiter has ended.

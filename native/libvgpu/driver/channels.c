@@ -415,14 +415,15 @@ bool vgpu_channels_enable(const uint8_t (*uuids)[16], uint32_t count)
 {
     bool all = true;
     pthread_mutex_lock(&lock);
-    uint32_t off = table != NULL ? __atomic_load_n(&table->off, __ATOMIC_SEQ_CST) : 0;
+    /* cleared first: a new arbiter may disable the channels at the same time, and its record must stay */
+    uint32_t off = table != NULL ? __atomic_exchange_n(&table->off, 0, __ATOMIC_SEQ_CST) : 0;
     for (uint32_t i = 0; i < groups_high && off != 0; i++) {
         const struct group *group = &groups[i];
         if (group->client != 0 && group->computes && (off & device_bit(group, uuids, count)) != 0)
             all &= enable(group);
     }
-    if (off != 0 && all)
-        __atomic_store_n(&table->off, 0, __ATOMIC_SEQ_CST);
+    if (!all)
+        __atomic_or_fetch(&table->off, off, __ATOMIC_SEQ_CST);
     pthread_mutex_unlock(&lock);
     return all;
 }
