@@ -11,6 +11,7 @@ import itertools
 import json
 import math
 import os
+import random
 import signal
 import statistics
 import struct
@@ -505,6 +506,39 @@ def orphaned(node: Node) -> Line:
     return out
 
 
+def killed(node: Node) -> Line:
+    """Kills the arbiter at random moments under three tenants, for VGPU_KILLED_SECONDS. Returns for each
+    tenant the longest time without the end of a kernel (aim: 1 s), exact to 10 ms.
+    """
+    seconds = float(os.environ.get("VGPU_KILLED_SECONDS", "20"))
+    quiet_seconds = 2.0  # at the end, in which a tenant that stays off the device is seen
+    tenant = Tenant(HARD, 30, Work(1000, seconds=seconds + quiet_seconds, report_ms=10))
+    begin = time.monotonic_ns() + int(LEAD_SECONDS * 1e9)
+    processes = [node.spin(node.lease(tenant), *spin_words(tenant.work, begin)) for _ in range(3)]
+    kills, dice = 0, random.Random(begin)
+    try:
+        while time.monotonic_ns() < begin + seconds * 1e9:
+            time.sleep(dice.uniform(0.01, 0.6))
+            node.kill()
+            kills += 1
+            time.sleep(dice.choice((0.0, dice.uniform(0, 0.3))))
+            node.start()
+        lines = [answer(process) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    out = {"kills": kills, "longest_ms": [longest_gap_ms(line["windows"]) for line in lines]}
+    print("killed", json.dumps(out), flush=True)
+    return out
+
+
+def longest_gap_ms(marks: Sequence[Sequence[float]]) -> float:
+    """The longest time between two windows in which a kernel ended, or between one and an end of the run."""
+    ends = [marks[0][0], *(b[0] for a, b in itertools.pairwise(marks) if b[1] != a[1]), marks[-1][0]]
+    return round(max(b - a for a, b in itertools.pairwise(ends)), 1)
+
+
 def idle(node: Node) -> Line:
     """Wake-ups of the arbiter in 2 s with two registered tenants that do nothing."""
     lazy = Work(50, seconds=1, extra=("--every-us", "30000000"))
@@ -531,8 +565,10 @@ def switches(node: Node) -> int:
 
 @contextmanager
 def made(build: Path, engine: str) -> Iterator[Node]:
-    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
-    uuid = os.environ.get("VGPU_BENCH_UUID", listed.split("UUID: ")[1].split(")")[0])
+    uuid = os.environ.get("VGPU_BENCH_UUID", "")
+    if not uuid:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
+        uuid = listed.split("UUID: ")[1].split(")")[0]
     with tempfile.TemporaryDirectory() as folder:
         node = Node(build, Path(folder), uuid, engine)
         node.start()
@@ -596,6 +632,7 @@ SECTIONS = {
     "change": change,
     "latency": latency,
     "orphaned": orphaned,
+    "killed": killed,
     "idle": idle,
 }
 

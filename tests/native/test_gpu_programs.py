@@ -52,7 +52,7 @@ def run(node: SimNode, tmp_path: Path) -> Callable[..., dict[str, Any]]:
         words = [sys.executable, "-m", f"tests.gpu.{name}", "--build", str(BUILD), "--out", str(out), *parts]
         subprocess.run(words, env=node.environment(env | more), capture_output=True, check=False, timeout=300)
         figures: dict[str, Any] = json.loads(out.read_text())
-        assert [part for part in parts if "broke" in figures[part]] == [], figures
+        assert [part for part in parts if "broke" in figures.get(part, ())] == [], figures
         return figures
 
     return program
@@ -128,6 +128,17 @@ def test_programs_compute_the_same_with_and_without_a_limit(run: Callable[..., d
         assert row["limited"]["pieces"] == most // 256
         assert [other for other in others if "skipped" not in other and "verdict" not in other] == []
     assert "skipped" in figures["nccl"]  # the test's node has one device, and NCCL needs more
+
+
+def test_tenants_go_on_after_each_kill_of_the_arbiter(
+    node: SimNode, run: Callable[..., dict[str, Any]]
+) -> None:
+    """A tenant that stays off the device does not end, and the section fails."""
+    few = {"VGPU_KILLED_SECONDS": "3", "VGPU_BENCH_RATE": "400", "VGPU_SIM_KERNEL_US": "1000"}
+    uuid = node.dump()["devices"][0]["uuid"]
+    figures = run("compute_h200", "--engine", "cut", "killed", VGPU_BENCH_UUID=uuid, **few)
+    killed = figures["killed"]
+    assert killed["kills"] > 0 and min(killed["longest_ms"]) > 0, figures
 
 
 KNOWN = {
