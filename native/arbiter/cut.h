@@ -25,8 +25,9 @@
 int cut_open(int run_fd, const char *control_device, void (*changed)(void));
 
 /*
- * cut_lease_add: begins to control a lease; the scheduler already knows its tenant. cut_lease_remove: enables what is
- * disabled, and forgets the tenant.
+ * cut_lease_add: from now on the engine disables and enables the channels of the lease's tenant, if all of its devices
+ * have the engine cut. Precondition: sched_tenant_add has added the tenant. cut_lease_remove ends this, and enables the
+ * channels that are disabled.
  */
 void cut_lease_add(struct lease *lease);
 void cut_lease_remove(struct lease *lease);

@@ -235,7 +235,8 @@ static void look_now(struct process *process, enum process_look why)
         process_clear(lease, process->slot);
         process_forget(process);
     } else if (!forgotten(process)) {
-        process->left = !process->left; /* the first look is made now, and the second at the next tick */
+        /* this was the first look, so `left` asks for a second one at the next tick; or the second, which is the last */
+        process->left = !process->left;
         if (process->left)
             rest_look_later(lease);
     }

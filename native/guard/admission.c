@@ -56,8 +56,8 @@ static bool lock_amount(int file, off_t start, uint32_t amount)
 }
 
 /*
- * Returns the length of the lock that another process has at `start`, or 0. Any other lock there, or none that the
- * kernel tells, counts as all.
+ * Returns the amount that other processes have taken at `start`: the length of their lock, or 0 if there is none. A lock
+ * of another form, or one that cannot be read, counts as everything.
  */
 static uint32_t locked_amount(int file, off_t start)
 {

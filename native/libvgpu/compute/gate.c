@@ -535,8 +535,8 @@ static bool is_busy(bool closed, bool held, bool same)
 }
 
 /*
- * Answers LOOK. If the lease is suspended, work in flight is waited for as at the end of a slice. Afterwards this
- * process has no work in the driver, whose lock would block it.
+ * Answers the arbiter's message LOOK: has this process unfinished work? In a suspended lease, "no" means besides that the
+ * slice has been ended and its work has finished, so that no thread of this process waits inside the driver for work.
  */
 static void answer_look(void)
 {

@@ -97,7 +97,9 @@ static uint64_t most_added(int device, uint64_t bytes)
 }
 
 /*
- * Returns what a launch claims: what it can add itself, and what the relying launches can add if it takes their memory.
+ * Returns the bytes that a launch must claim before it starts, if its graph needs `bytes`. The launch may take memory on
+ * which launches in progress rely. The driver then allocates memory for these again, so their bytes are claimed, too.
+ * `known`: `needs` includes the graph.
  */
 static uint64_t addable(int device, uint64_t bytes, bool known)
 {

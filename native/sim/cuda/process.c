@@ -1,6 +1,6 @@
 /*
- * State of the process: its lock, its gate in the shared state, its devices. This file includes no other API of this
- * folder.
+ * What the simulated libcuda knows of its own process: the lock of its objects, the devices that the process sees, and
+ * the gate, at which calls wait while the process is suspended. These functions call no others of this folder.
  */
 #include "internal.h"
 
