@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vgpud.inject.wish import KEYS, Wish, ignored_by, owner_of, pod_of, wish_of
+from vgpud.inject.wish import KEYS, Wish, check_pod_asks, ignored_by, owner_of, pod_of, wish_of
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import GIB, Percent
 from vgpud.model.tenancy import Isolation, Owner, Selector
@@ -86,6 +86,23 @@ def test_an_image_adds_nothing_to_annotations_and_cancels_none(environment: bool
     config = container({"vgpud.io/memory": "1GiB"}, image)
     assert wish_of(config, environment) == Wish(memory_bytes=GIB)
     assert ignored_by(config, environment) == ("VGPU_MEMORY", "VGPU_CORES", "VGPU_ALLOCATION")
+
+
+def test_the_variable_of_an_allocation_proves_nothing_without_its_lease_or_devices() -> None:
+    """An image can set it. A container of a pod would then run without a slice and without an error."""
+    config = container(env=["VGPU_MEMORY=1GiB", "VGPU_ALLOCATION=x"])
+    assert wish_of(config, environment=True) == Wish(memory_bytes=GIB)
+    pod = container({"io.kubernetes.cri.container-type": "container"}, ["VGPU_ALLOCATION=x"])
+    with pytest.raises(VgpuError, match="asks for no GPU slice"):
+        check_pod_asks(pod)
+    for proof in (
+        {"mounts": [{"source": "/run/vgpud/leases/x"}]},
+        {"linux": {"devices": [{"path": "/dev/nvidia0"}]}},
+    ):
+        assert wish_of(config | proof, environment=True) is None
+        check_pod_asks(pod | proof)
+    bare = container(env=["VGPU_MEMORY=1GiB"]) | {"linux": {"devices": [{"path": "/dev/nvidia0"}]}}
+    assert wish_of(bare, environment=True) == Wish(memory_bytes=GIB)
 
 
 @pytest.mark.parametrize(
