@@ -22,6 +22,8 @@ before = len(os.listdir("/proc/self/fd"))
 result = hook.vgpu_preload(root, b"%s") if sys.argv[3] == "preload" else hook.vgpu_libraries(root, folder)
 print(result, os.strerror(ctypes.get_errno()) if result else open(sys.argv[4]).read(), end="")
 assert len(os.listdir("/proc/self/fd")) == before, "a descriptor is left open"
+linked = os.path.islink(sys.argv[4])
+assert not linked or open(sys.argv[4]).read() == "the host's", "the link was followed"
 """
 
 
@@ -54,11 +56,12 @@ def test_a_preload_list_that_is_not_a_regular_file_is_refused(tmp_path: Path, ki
     the container's start.
     """
     (tmp_path / "etc").mkdir()
-    preload = tmp_path / "etc" / "ld.so.preload"
+    preload, outside = tmp_path / "etc" / "ld.so.preload", tmp_path / "outside"
+    outside.write_text("the host's")
     make = {
         "fifo": lambda: os.mkfifo(preload),
         "device": lambda: os.mknod(preload, 0o600 | 0o020000, NULL),
-        "link": lambda: preload.symlink_to("/etc/hostname"),
+        "link": lambda: preload.symlink_to(outside),
     }
     make[kind]()
     assert call(tmp_path, "preload", preload) == "-1 Invalid argument"
