@@ -106,7 +106,8 @@ struct vgpu_limits {
      * 1: the engine cut keeps the tenant off its devices, and its memory stays there; only the arbiter reads this word
      */
     uint32_t paused;
-    uint32_t reserved;
+    /* 1: the driver is to save the process after the eviction, for which libvgpu unlocks its host buffers */
+    uint32_t saves;
 };
 
 /* Length of the page of a vgpud that did not know `memory`. */

@@ -14,7 +14,7 @@ from tests.e2e.support import GIB, MIB, client, eventually, simulate, states
 from tests.e2e.test_idle import CALLS, ask, eventually_stands, shown
 from tests.e2e.test_move import check_at, in_use, move
 from tests.e2e.test_suspend import beside, refusal, resume
-from tests.e2e.test_turns import HOLD, LARGE_MIB, answer, used_mib
+from tests.e2e.test_turns import HOLD, LARGE_MIB, answer, simulated, used_mib
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.lease import LeaseMemory, SwapPhase, read_activity, read_limits, read_swaps
 from vgpud.model.errors import ErrorCode, VgpuError
@@ -246,6 +246,35 @@ def test_a_tenant_moves_by_an_eviction_and_the_drivers_rest(node: DemoNode) -> N
         (swap,) = read_swaps(node.run_dir / "leases" / name)
         assert swap.host_bytes >= HELD_MIB * MIB  # libvgpu copied this memory to its host buffer
         assert goes_on(tenant)
+    end(node, tenant, name)
+
+
+@needs("driver-580")
+def test_the_hosts_buffers_of_a_moving_tenant_are_not_page_locked_while_the_driver_saves(
+    node: DemoNode,
+) -> None:
+    """The driver refuses one call of each kind: so the call is seen, and its failure does no harm."""
+    tenant, name = holding(node, str(LARGE_MIB))
+    unlock = ("fault", "fail", "--function", "cuMemHostUnregister", "--code", "304", "--count", "1")
+    simulate(node, *unlock)
+    simulate(node, "fault", "fail", "--function", "cuCheckpointProcessLock", "--code", "801", "--count", "1")
+    with pytest.raises(VgpuError, match="cannot lock process"):
+        move(node, name, 3)
+    assert simulated(node)["faults"] == [], "the buffer is unlocked before the driver is asked"
+    assert goes_on(tenant)
+    move(node, name, 3)
+    assert goes_on(tenant)
+    # the buffer exists, so that this call locks it again for the copies to the other device
+    simulate(node, "fault", "fail", "--function", "cuMemHostRegister_v2", "--code", "304", "--count", "1")
+    move(node, name, 0)
+    assert simulated(node)["faults"] == []
+    assert goes_on(tenant)
+    suspend(node, name)
+    simulate(node, *unlock)
+    resume(node, name)
+    assert len(simulated(node)["faults"]) == 1, "an eviction alone leaves it locked"
+    simulate(node, "fault", "clear")
+    assert goes_on(tenant)
     end(node, tenant, name)
 
 

@@ -26,7 +26,9 @@ from vgpud.threads import DaemonThreads
 # No card has a pebibyte: larger values are invalid, and sums of clamped values cannot overflow.
 BYTES_MAX = 1 << 50
 _WORD = struct.Struct("<Q")
-_WORDS = struct.Struct("<III")  # the words memory, keep_share and paused, which are adjacent in the page
+_WORDS = struct.Struct(
+    "<4I"
+)  # the words memory, keep_share, paused and saves, which are adjacent in the page
 _GRAVE = ".gone"  # ending of the names of leases that are being removed
 _REMOVAL_SECONDS = 1.0
 # mode without read permission for others: by getdents(2) another user could hold a folder's lock in the
@@ -113,6 +115,7 @@ def _pack_body(
     memory: LeaseMemory = LeaseMemory.FIXED,
     keep_share: int = 0,
     paused: bool = False,
+    saves: bool = False,
 ) -> bytes:
     """The bytes of a `limits` page that follow the generation."""
     name = allocation.encode()
@@ -124,7 +127,7 @@ def _pack_body(
         )
     head = struct.pack(f"<{layout.ID_BYTES}sII", name, state, len(devices))
     body = head + b"".join(_pack_device(device) for device in devices)
-    words = _WORDS.pack(memory, min(keep_share, layout.SHARE_ALL), paused)
+    words = _WORDS.pack(memory, min(keep_share, layout.SHARE_ALL), paused, saves)
     body = body.ljust(layout.LIMITS_MEMORY - layout.LIMITS_ALLOCATION, b"\0") + words
     return body.ljust(layout.LIMITS_SIZE - layout.LIMITS_ALLOCATION, b"\0")
 
@@ -280,11 +283,13 @@ def update_limits(
     memory: LeaseMemory | None = None,
     keep_share: int | None = None,
     paused: bool | None = None,
+    saves: bool = False,
 ) -> None:
     """Changes the limits of a running tenant, in place. The devices and their order cannot change. `away`:
     the tenant is suspended. `memory`: the requested place of its movable memory. `keep_share`: how much of
     that memory may stay on the device while it is OUT, in hundredths of a percent. `paused`: the tenant is
-    kept off its devices. None leaves a value unchanged.
+    kept off its devices. None leaves a value unchanged. `saves`: the driver is to save the processes when
+    libvgpu has evicted their memory.
 
     Raises VgpuError LEASE_FAILED if the lease does not exist or is closed, BUG if it is for other devices.
     """
@@ -298,7 +303,7 @@ def update_limits(
         where = held.memory if memory is None else memory
         keep = held.keep_share if keep_share is None else keep_share
         halted = held.paused if paused is None else paused
-        _rewrite(folder, _pack_body(held.allocation, state, devices, where, keep, halted))
+        _rewrite(folder, _pack_body(held.allocation, state, devices, where, keep, halted, saves))
     except OSError as error:
         raise lease_failed(f"update the lease of {held.allocation}", error) from error
 
@@ -448,7 +453,7 @@ def _parse_limits(raw: bytes) -> Limits:
         raise ValueError("bad device count")
     (state,) = struct.unpack_from("<I", raw, layout.LIMITS_STATE)
     # The page of an older vgpud ends before these words, so it is padded with zeros.
-    memory, keep, paused = _WORDS.unpack_from(raw.ljust(layout.LIMITS_SIZE, b"\0"), layout.LIMITS_MEMORY)
+    memory, keep, paused, _ = _WORDS.unpack_from(raw.ljust(layout.LIMITS_SIZE, b"\0"), layout.LIMITS_MEMORY)
     return Limits(
         allocation=_text(raw[layout.LIMITS_ALLOCATION : layout.LIMITS_ALLOCATION + layout.ID_BYTES]),
         generation=_WORD.unpack_from(raw, layout.LIMITS_GENERATION)[0],

@@ -330,7 +330,8 @@ class Preload:
         folder = self._leases / allocation.id
         away = allocation.state in _AWAY
         memory, paused = self._memory(allocation), allocation.paused
-        update_limits(folder, self._limits(allocation), away=away, memory=memory, paused=paused)
+        saves = allocation.is_deep
+        update_limits(folder, self._limits(allocation), away=away, memory=memory, paused=paused, saves=saves)
         await self.walls.keep(allocation)
         # a process that does not get the order now reads the lease when it registers
         with suppress(VgpuError):

@@ -84,6 +84,8 @@ static CUresult copy_chunk(const struct vgpu_allocation *allocation, unsigned ch
     for (unsigned i = 0; i < count && result == CUDA_SUCCESS;) {
         uint64_t there, run = VGPU_HOSTBUF_PAGE_BYTES;
         void *host = vgpu_hostbuf_at(pages[i] * VGPU_HOSTBUF_PAGE_BYTES, &there);
+        if (!out)
+            vgpu_hostbuf_lock_at(pages[i] * VGPU_HOSTBUF_PAGE_BYTES);
         for (i++; i < count && pages[i] == pages[i - 1] + 1 && run < there; i++)
             run += VGPU_HOSTBUF_PAGE_BYTES;
         uint64_t bytes = left < run ? left : run;
@@ -238,6 +240,14 @@ bool vgpu_evict_out(uint64_t kept)
     __atomic_store_n(told, vgpu_hostbuf_bytes(), __ATOMIC_SEQ_CST);
     end();
     return done;
+}
+
+void vgpu_evict_unlock(void)
+{
+    if (line.context == NULL || !begin(line.context))
+        return;
+    vgpu_hostbuf_unlock();
+    end();
 }
 
 static bool has_context(const struct vgpu_allocation *allocation, void *context)

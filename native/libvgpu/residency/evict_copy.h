@@ -18,6 +18,12 @@
  */
 bool vgpu_evict_out(uint64_t kept);
 
+/*
+ * Unlocks the host buffers after vgpu_evict_out: the driver's checkpoint of a process takes longer with page-locked
+ * memory. vgpu_evict_in locks them again, piece by piece beside its copies.
+ */
+void vgpu_evict_unlock(void);
+
 /* The bytes of evictable memory, and those of them that are on the device. */
 struct vgpu_evict_bytes {
     uint64_t all;

@@ -152,7 +152,7 @@ CUresult vgpu_hostbuf_grow(uint64_t bytes)
     return result;
 }
 
-void *vgpu_hostbuf_at(uint64_t offset, uint64_t *bytes)
+static struct segment *segment_at(uint64_t offset)
 {
     unsigned low = 0;
     for (unsigned high = count; high - low > 1;) {
@@ -162,8 +162,28 @@ void *vgpu_hostbuf_at(uint64_t offset, uint64_t *bytes)
         else
             high = middle;
     }
-    *bytes = segments[low].offset + segments[low].bytes - offset;
-    return segments[low].base + (offset - segments[low].offset);
+    return &segments[low];
+}
+
+void *vgpu_hostbuf_at(uint64_t offset, uint64_t *bytes)
+{
+    const struct segment *segment = segment_at(offset);
+    *bytes = segment->offset + segment->bytes - offset;
+    return segment->base + (offset - segment->offset);
+}
+
+void vgpu_hostbuf_lock_at(uint64_t offset)
+{
+    struct segment *segment = segment_at(offset);
+    if (!segment->locked)
+        (void)lock_segment(segment);
+}
+
+void vgpu_hostbuf_unlock(void)
+{
+    for (unsigned i = 0; i < count; i++)
+        if (segments[i].locked)
+            segments[i].locked = CALL(cuMemHostUnregister, segments[i].base) != CUDA_SUCCESS;
 }
 
 CUresult vgpu_hostbuf_lock(void)

@@ -48,6 +48,12 @@ uint64_t vgpu_hostbuf_bytes(void);
 CUresult vgpu_hostbuf_lock(void);
 void vgpu_hostbuf_unlocked(void);
 
+/* Page-locks the segment of `offset` if it is not locked. If that fails, copies are slow and right. */
+void vgpu_hostbuf_lock_at(uint64_t offset);
+
+/* Unlocks all segments, in any context. A segment that the driver does not unlock stays locked. */
+void vgpu_hostbuf_unlock(void);
+
 void vgpu_hostbuf_reset(void);
 
 #endif

@@ -245,6 +245,8 @@ static void go(void)
     /* A capture of a thread that waits cannot end now, and an eviction would invalidate it, so the swap is refused. */
     bool captures = vgpu_capture_any();
     if (!captures && vgpu_evict_out(may_keep())) {
+        if (__atomic_load_n(&limits->saves, __ATOMIC_ACQUIRE) == 1)
+            vgpu_evict_unlock();
         say_out();
         return;
     }
