@@ -43,7 +43,7 @@ ON_MACHINE = {
     "journalctl -u vgpud -n 50": "journalctl -u vgpud -n 50",
     # the journal of the test's machine, which has no GPU, has no such lines, and journalctl then exits with 1
     "journalctl -k -g NVRM": "journalctl -k -g NVRM || true",
-    "journalctl VGPUD_OWNER=1000": "journalctl VGPUD_UID=1000",
+    "journalctl VGPUD_OWNER=1000": "journalctl VGPUD_OWNER=1000",
     "usermod -aG vgpu USER": "usermod -aG vgpu alice",
 }
 #: Code spans that only begin like a command, or name a part of a program.
