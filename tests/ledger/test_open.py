@@ -89,7 +89,7 @@ def test_a_new_ledger_has_wal_and_full_synchronous(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_changes_that_are_only_in_the_log_are_taken_up(tmp_path: Path) -> None:
+def test_changes_that_a_crash_left_in_sqlites_write_ahead_log_are_read(tmp_path: Path) -> None:
     path = ledger_path(tmp_path)
     leave_as_a_crash_does(path)
     fill(path, 0)

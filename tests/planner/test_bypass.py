@@ -42,7 +42,11 @@ def watched(limit: int = 2 * GIB) -> Watched:
         (72 * MIB, 0, 0),
         (73 * MIB, 0, 73 * MIB),
         (2 * GIB, 2 * GIB, 0),
-        (64 * GIB, 64 * GIB, 62 * GIB),  # known memory beyond the limit: RTLD_DEEPBIND
+        (
+            64 * GIB,
+            64 * GIB,
+            62 * GIB,
+        ),  # all is counted, 62 GiB of it above the limit (RTLD_DEEPBIND)
         (CONTEXT, 1 << 60, 0),  # the ledger claims more memory than exists
         (8 * GIB, 1 << 60, 6 * GIB),  # a false claim of the ledger hides no more than the limit
         (0, GIB, 0),  # the ledger counts managed memory, which NVML does not report

@@ -55,7 +55,7 @@ def test_an_instance_of_others_is_lent_only_by_policy() -> None:
     assert start(decide("1g.18gb", (IDLE,), Pool(foreign="lend"), busy=(1,))) != 2
 
 
-def test_idle_instances_make_room_and_come_back_elsewhere() -> None:
+def test_an_idle_instance_in_the_way_is_destroyed_and_made_again_at_another_place() -> None:
     decision = decide("4g.71gb", (IDLE,), Pool(own(IDLE)))
     assert start(decision) == 0
     (move,) = decision.moves

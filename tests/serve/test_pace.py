@@ -34,7 +34,7 @@ def test_work_of_many_callers_has_a_bounded_share_of_time_and_users_take_turns()
     run(main())
 
 
-def test_work_that_goes_on_beside_later_turns_counts_too() -> None:
+def test_work_that_is_reported_after_its_turn_lengthens_the_next_rest() -> None:
     async def main() -> None:
         pace = Pace(rest_factor=4)
         for _ in range(3):
