@@ -3,8 +3,10 @@
 import asyncio
 import json
 import socket
+import ssl
 import time
-from dataclasses import replace
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +15,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.policy.remote import RemoteSettings
 from vgpud.remote import wire
 from vgpud.remote.client import Place, status
+from vgpud.remote.door import RemoteDoor
 from vgpud.remote.engine import ENGINES
 from vgpud.remote.grants import Grant, Grants, Sizes, check_quota
-from vgpud.remote.limits import Places, Rate
+from vgpud.remote.limits import Places, Rate, network_of
 
 GIB = 1 << 30
 ALICE = Grant(id="", user="alice", uid=1000, gid=1000, created=0)
-_TEXT = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=wire.TEXT_BYTES)
+_TEXT = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=wire.LABEL_BYTES)
 
 
 @given(_TEXT, _TEXT, _TEXT)
@@ -65,6 +69,47 @@ def test_places_are_bounded_in_all_and_for_each_address() -> None:
             assert not third
     with places.place("a") as later:
         assert later
+
+
+@pytest.mark.parametrize(
+    ("address", "network"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("2001:db8:0:1:2::3", "2001:db8:0:1::/64"),
+        ("2001:db8:0:1:ffff::", "2001:db8:0:1::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+    ],
+)
+def test_a_network_is_an_address_of_ipv4_or_a_64_of_ipv6(address: str, network: str) -> None:
+    assert network_of(address) == network
+
+
+def test_openings_are_bounded_by_network_and_by_token() -> None:
+    door = RemoteDoor(RemoteSettings(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), Path("unused"))
+
+    def opening(token: str, address: str) -> AbstractContextManager[None]:
+        return door._counted(wire.Open(token=token, address=address))
+
+    with ExitStack() as held:
+        for number in range(8):  # eight tokens of one /64
+            held.enter_context(opening(f"a{number}", f"2001:db8::{number}"))
+        with pytest.raises(VgpuError, match="8 sessions are being opened from 2001:db8::/64"):
+            held.enter_context(opening("b", "2001:db8::ffff"))
+        for number in range(4):  # four networks with one token
+            held.enter_context(opening("c", f"192.0.2.{number}"))
+        with pytest.raises(VgpuError, match="4 sessions are being opened by this token"):
+            held.enter_context(opening("c", "192.0.2.9"))
+        held.enter_context(opening("d", "192.0.2.9"))
+    for number in range(8):
+        with opening("c", f"2001:db8::{number}"):
+            pass
+
+
+def test_a_label_leaves_room_for_the_user_and_the_address() -> None:
+    assert wire.decode(wire.encode(wire.Open(label="x" * 128)))
+    with pytest.raises(VgpuError, match="label is not a text of at most 128 printable bytes"):
+        wire.decode(wire.encode(wire.Open(label="x" * 129)))
 
 
 @pytest.mark.parametrize(
@@ -120,12 +165,22 @@ def test_an_expired_or_revoked_grant_is_not_found(tmp_path: Path) -> None:
     assert grants.all() == ()
 
 
-def test_a_damaged_file_of_grants_is_an_error_that_names_it(tmp_path: Path) -> None:
-    (tmp_path / "grants.json").write_text('[{"id": 1')
+@pytest.mark.parametrize(
+    "damage",
+    [
+        '[{"id": 1',
+        "{}1",
+        "[7]",
+        json.dumps([{**asdict(ALICE), "uid": "0"}]),
+        json.dumps([{**asdict(ALICE), "expires": "never"}]),
+    ],
+)
+def test_a_damaged_file_of_grants_is_an_error_that_names_it(tmp_path: Path, damage: str) -> None:
+    (tmp_path / "grants.json").write_text(damage)
     with pytest.raises(VgpuError, match=r"grants\.json cannot be used") as raised:
         Grants(tmp_path / "grants.json").add(ALICE, "")
     assert raised.value.code is ErrorCode.LEDGER_FAILED
-    assert (tmp_path / "grants.json").read_text() == '[{"id": 1'
+    assert (tmp_path / "grants.json").read_text() == damage
 
 
 @pytest.mark.parametrize(

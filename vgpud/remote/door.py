@@ -29,7 +29,7 @@ from vgpud.model.log_event import LogEvent
 from vgpud.policy.remote import RemoteSettings
 from vgpud.remote import wire
 from vgpud.remote.grants import fingerprint
-from vgpud.remote.limits import Places, Rate
+from vgpud.remote.limits import Places, Rate, network_of
 from vgpud.remote.relay import PIECE_BYTES, Stream, drop, finish, relay
 from vgpud.settings import load_settings
 
@@ -43,6 +43,9 @@ _OPEN_SECONDS = 120.0  # an allocation may wait for devices that change their mo
 _CONNECT_SECONDS = 10.0
 _SWEEP_SECONDS = 0.5
 _HANDSHAKES_AT_ONCE, _HANDSHAKES_EACH = 128, 32
+# sessions that are being opened: an opening takes a process, and up to _OPEN_SECONDS
+_OPENINGS_OF_A_NETWORK, _OPENINGS_OF_A_TOKEN = 8, 4
+_PART_OF_CONNECTIONS = 4  # a network, or a user, has at most a quarter of all connections
 _ASKED_PER_SECOND, _ASKED_AT_ONCE, _ADDRESSES = 1.0, 10.0, 4096
 # a peer that does not answer is given up after some 45 s (tcp(7))
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
@@ -87,11 +90,14 @@ class RemoteDoor:
         self._tls = tls
         self._backend = backend
         self._sessions: dict[str, Session] = {}
-        self._opening = 0
-        self._connections = Places(settings.max_connections, settings.max_connections)
+        most = settings.max_connections
+        self._connections_each = max(1, most // _PART_OF_CONNECTIONS)
+        self._connections = Places(most, self._connections_each)
         self._handshakes = Places(_HANDSHAKES_AT_ONCE, _HANDSHAKES_EACH)
+        self._openings = Places(settings.max_sessions, _OPENINGS_OF_A_NETWORK)
+        self._openings_by_token = Places(settings.max_sessions, _OPENINGS_OF_A_TOKEN)
         self._arrivals = Rate(settings.handshakes_per_second, settings.handshakes_per_second)
-        self._asked: OrderedDict[str, Rate] = OrderedDict()  # by address, the latest last
+        self._asked: OrderedDict[str, Rate] = OrderedDict()  # by network, the latest last
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
@@ -139,7 +145,7 @@ class RemoteDoor:
                 arrived.close()
 
     async def _arrived(self, arrived: socket.socket, address: str) -> None:
-        with arrived, self._connections.place(address) as is_in:
+        with arrived, self._connections.place(network_of(address)) as is_in:
             if is_in:
                 with suppress(OSError, EOFError, TimeoutError, asyncio.LimitOverrunError):
                     await self._serve(arrived, address)
@@ -150,7 +156,7 @@ class RemoteDoor:
         """
         writer: StreamWriter | None = None
         try:
-            with self._handshakes.place(address) as is_in:
+            with self._handshakes.place(network_of(address)) as is_in:
                 if not is_in:
                     return
                 async with asyncio.timeout(_CALL_SECONDS):
@@ -203,13 +209,14 @@ class RemoteDoor:
             raise VgpuError(ErrorCode.BAD_REQUEST, "only the door asks for settings", "open a session")
 
     def _count_asked(self, address: str) -> None:
-        """Bounds the session processes that an address can have started. Raises VgpuError(OVER_QUOTA)."""
-        rate = self._asked.pop(address, None) or Rate(_ASKED_PER_SECOND, _ASKED_AT_ONCE)
-        self._asked[address] = rate
+        """Bounds the session processes that a network can have started. Raises VgpuError(OVER_QUOTA)."""
+        network = network_of(address)
+        rate = self._asked.pop(network, None) or Rate(_ASKED_PER_SECOND, _ASKED_AT_ONCE)
+        self._asked[network] = rate
         if len(self._asked) > _ADDRESSES:
             self._asked.popitem(last=False)
         if not rate.take(1, clock.now()):
-            sentence = f"more than {_ASKED_PER_SECOND:g} calls a second come from {address}"
+            sentence = f"more than {_ASKED_PER_SECOND:g} calls a second come from {network}"
             raise VgpuError(ErrorCode.OVER_QUOTA, sentence, "try again in a few seconds")
 
     def _session(self, name: str, key: str) -> Session:
@@ -223,7 +230,7 @@ class RemoteDoor:
     # --- sessions
 
     async def _open(self, call: wire.Open, reader: StreamReader, writer: StreamWriter) -> None:
-        with self._counted():
+        with self._counted(call):
             backend, made = await self.ask(call)
             user = str(made["user"])
             most, settings = self._settings.max_sessions_per_user, self._settings
@@ -250,16 +257,25 @@ class RemoteDoor:
         await self._control(session, reader, writer)
 
     @contextmanager
-    def _counted(self) -> Iterator[None]:
-        """Counts a session that is being opened. Raises VgpuError(OVER_QUOTA) if there are too many."""
-        if len(self._sessions) + self._opening >= self._settings.max_sessions:
+    def _counted(self, call: wire.Open) -> Iterator[None]:
+        """Counts a session that is being opened. Raises VgpuError(OVER_QUOTA) if there are too many: in all,
+        from the client's network, or by its token, of which the rest is unknown until the session has
+        verified it. So the whole token counts: a forged one takes no place of the grant that it names.
+        """
+        if len(self._sessions) + self._openings.taken >= self._settings.max_sessions:
             sentence = f"the node has {self._settings.max_sessions} remote sessions, which is its limit"
             raise VgpuError(ErrorCode.OVER_QUOTA, sentence, "try again when one has ended")
-        self._opening += 1
-        try:
+        with (
+            self._openings.place(network_of(call.address)) as by_network,
+            self._openings_by_token.place(call.token or call.certificate) as by_token,
+        ):
+            if not by_network or not by_token:
+                whose = (_OPENINGS_OF_A_TOKEN, "by this token")
+                if not by_network:
+                    whose = (_OPENINGS_OF_A_NETWORK, f"from {network_of(call.address)}")
+                sentence = f"{whose[0]} sessions are being opened {whose[1]}, which is the limit"
+                raise VgpuError(ErrorCode.OVER_QUOTA, sentence, "try again when one is open")
             yield
-        finally:
-            self._opening -= 1
 
     async def ask(self, call: wire.Call) -> tuple[socket.socket, dict[str, Any]]:
         """Sends a call to a new session process. Returns its connection and its reply. Raises VgpuError."""
@@ -318,6 +334,7 @@ class RemoteDoor:
             pass
         finally:
             self._end(session, "its engine or its grant has ended")
+            session.backend.close()
 
     def _end(self, session: Session, why: str) -> None:
         if self._sessions.pop(session.id, None) is None:
@@ -349,6 +366,10 @@ class RemoteDoor:
     async def _attach(self, session: Session, reader: StreamReader, writer: StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
+        of_user = [one for one in self._sessions.values() if one.user == session.user]
+        if sum(len(one.streams) for one in of_user) >= self._connections_each:
+            sentence = f"{session.user} has {self._connections_each} connections, and may have as many"
+            raise VgpuError(ErrorCode.OVER_QUOTA, sentence, "end a program of the session")
         session.streams.add(task)
         try:
             server = await self._connection(session)

@@ -1,9 +1,22 @@
-"""Bounds what the clients of the door take: a rate, and places in all and for each address. Pure."""
+"""Bounds what the clients of the door take: a rate, and places in all and for each key. Pure."""
 
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from ipaddress import IPv6Address, ip_address, ip_network
+
+
+def network_of(address: str) -> str:
+    """What counts as one client: an IPv4 address, or the /64 of an IPv6 address, in which a host may take
+    each address (RFC 4291). `address` is as accept(2) gives it.
+    """
+    found = ip_address(address.partition("%")[0])
+    if not isinstance(found, IPv6Address):
+        return str(found)
+    if found.ipv4_mapped is not None:  # a client of IPv4 at a socket of IPv6
+        return str(found.ipv4_mapped)
+    return str(ip_network((int(found), 64), strict=False))
 
 
 @dataclass(slots=True)
@@ -55,3 +68,7 @@ class Places:
             self._held[key] -= 1
             if not self._held[key]:
                 del self._held[key]
+
+    @property
+    def taken(self) -> int:
+        return self._held.total()

@@ -15,6 +15,7 @@ DEFAULT_PORT = 14843
 # Maximum of a line. The longest call has eight texts of 256 bytes, each with six bytes for an escaped byte.
 LINE_BYTES = 16 * 1024
 TEXT_BYTES = 256
+LABEL_BYTES = 128  # the allocation's label has at most 256, and names the user and the address before it
 CONNECT = b"c"
 
 
@@ -90,8 +91,9 @@ def decode(line: bytes) -> Call:
     for name, value in message.items():
         if name not in names:
             raise _bad("the call has a field that is not known")
-        if not isinstance(value, str) or not value.isprintable() or len(value.encode()) > TEXT_BYTES:
-            raise _bad(f"{name} is not a text of at most {TEXT_BYTES} printable bytes")
+        most = LABEL_BYTES if name == "label" else TEXT_BYTES
+        if not isinstance(value, str) or not value.isprintable() or len(value.encode()) > most:
+            raise _bad(f"{name} is not a text of at most {most} printable bytes", "shorten it")
     try:
         return kind(**message)
     except TypeError:
@@ -136,5 +138,5 @@ def _parse(line: bytes) -> dict[str, Any]:
     return message
 
 
-def _bad(sentence: str) -> VgpuError:
-    return VgpuError(ErrorCode.BAD_REQUEST, sentence, "use a client of the same version as the node's vgpud")
+def _bad(sentence: str, hint: str = "use a client of the same version as the node's vgpud") -> VgpuError:
+    return VgpuError(ErrorCode.BAD_REQUEST, sentence, hint)
