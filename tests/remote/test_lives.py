@@ -6,6 +6,7 @@ import socket
 import ssl
 import struct
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ from tests.lease.conftest import eventually as until
 from tests.remote.clients import connections_of, ended, engine_of, opened, say
 from tests.remote.node import CERTIFICATES, USER, RemoteNode
 from vgpud.remote import wire
+from vgpud.remote.grants import FILE
 
 pytestmark = needs("root", "namespaces")
 
@@ -27,6 +29,33 @@ def test_the_revocation_of_a_grant_ends_its_session(remote: RemoteNode) -> None:
     assert client.stderr.readline() == "vgpuctl: the remote session has ended before the command\n"
     assert ended(client) == ""
     assert client.returncode == 0
+
+
+def test_a_session_ends_when_its_grant_expires(remote: RemoteNode) -> None:
+    token = remote.grant()
+    client = opened(remote, token, "--memory", "1GiB")
+    remote.expire(token)
+    until(lambda: not remote.held())
+    client.kill()
+    ended(client)
+
+
+def test_a_session_outlives_a_file_of_grants_that_cannot_be_read(remote: RemoteNode) -> None:
+    token = remote.grant()
+    client = opened(remote, token, "--memory", "1GiB")
+    grants = Path(remote.node.environment["VGPUD_STATE_DIR"]) / FILE
+    good = grants.read_text()
+    grants.write_text(good[:-9])
+    until(lambda: "remote_grants_not_read" in remote.log.read_text())
+    assert "cannot be used" in (errors := ended(remote.client(token, "--memory", "1GiB")))
+    assert "(E706)" in errors
+    assert say(client, "echo still") == "still"
+    assert len(remote.held()) == 1
+    grants.write_text(good)
+    remote.node.ctl("remote", "revoke", USER)
+    until(lambda: not remote.held())
+    client.kill()
+    ended(client)
 
 
 @pytest.mark.parametrize("victim", ["client", "door", "session", "engine"])

@@ -6,20 +6,27 @@ from collections.abc import Awaitable, Callable
 
 PIECE_BYTES = 256 * 1024  # buffer for each direction of a connection
 _FLUSH_SECONDS = 30.0
+_REST_SECONDS = 30.0  # for the other side's last pieces after one side has ended
 
 Stream = tuple[StreamReader, StreamWriter]
 
 
 async def relay(near: Stream, far: Stream, seen: Callable[[int], Awaitable[None]] | None = None) -> None:
-    """Copies both ways until one side ends. What that side has sent still reaches the other. `seen` is told
-    the size of each piece, and can delay the next one. Closes both connections.
+    """Copies both ways until one side ends. What that side has sent still reaches the other, and then the
+    end, where the connection has ends of one direction (TCP has, asyncio's TLS has not). The other side may
+    then send its last pieces for 30 s. `seen` is told the size of each piece, and can delay the next one.
+    Closes both connections.
     """
-    ways = [
-        asyncio.ensure_future(_copy(source[0], target[1], seen))
+    ways = {
+        asyncio.ensure_future(_copy(source[0], target[1], seen)): target[1]
         for source, target in ((near, far), (far, near))
-    ]
+    }
     try:
-        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        (first, *_), rest = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        target = ways[first]
+        if first.exception() is None and target.can_write_eof() and not target.is_closing():
+            target.write_eof()
+            await asyncio.wait(rest, timeout=_REST_SECONDS)
     finally:
         for way in ways:
             way.cancel()

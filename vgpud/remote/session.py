@@ -9,6 +9,7 @@ process can reach its port, and it ends with this process.
 
 import array
 import ctypes
+import errno
 import fcntl
 import os
 import select
@@ -133,7 +134,7 @@ def _run(
     try:
         _leave_network()
         with _running(held, grant, engine, remote.server) as server:
-            _wait_ready(server, engine)
+            _wait_ready(server, engine, door)
             door.sendall(wire.answer({"allocation": held.id, "user": held.user, "devices": held.devices}))
             log.info(LogEvent.REMOTE_SESSION_OPENED, allocation=held.id, user=held.user, address=call.address)
             why = _relay(door, server, engine, grants, grant)
@@ -241,9 +242,13 @@ def _running(held: _Slice, grant: Grant, engine: Engine, program: str) -> Iterat
             server.kill()
 
 
-def _wait_ready(server: "subprocess.Popen[bytes]", engine: Engine) -> None:
+def _wait_ready(server: "subprocess.Popen[bytes]", engine: Engine, door: socket.socket) -> None:
     until = time.monotonic() + _READY_SECONDS
+    left = select.poll()
+    left.register(door, select.POLLRDHUP)
     while True:
+        if left.poll(0):
+            raise ConnectionResetError(errno.ECONNRESET, "the door has left")
         if server.poll() is not None:
             sentence = f"the engine's server ended with {server.returncode} before it listened"
             raise VgpuError(ErrorCode.HELPER_FAILED, sentence, _JOURNAL)
@@ -267,14 +272,24 @@ def _relay(
     door: socket.socket, server: "subprocess.Popen[bytes]", engine: Engine, grants: Grants, grant: Grant
 ) -> str:
     """Passes a connection to the server for each byte of the door. Returns why it ends: with the door, the
-    server or the grant.
+    server or the grant. While the file of grants cannot be used, the grant counts as it was last read.
     """
+    told = False
     pidfd = os.pidfd_open(server.pid)
     try:
         poll = select.poll()
         poll.register(door, select.POLLIN)
         poll.register(pidfd, select.POLLIN)
-        while grants.live(grant.id) is not None:
+        while not grant.expired:
+            try:
+                found, told = grants.live(grant.id), False
+            except VgpuError as error:
+                if not told:
+                    log.error(LogEvent.REMOTE_GRANTS_NOT_READ, why=str(error))
+                found, told = grant, True
+            if found is None:
+                break
+            grant = found
             ready = {descriptor for descriptor, _ in poll.poll(_LOOK_SECONDS * 1000)}
             if pidfd in ready:
                 return "the engine's server ended"
