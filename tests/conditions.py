@@ -70,6 +70,13 @@ def _user_namespaces() -> str:
     return done.stderr.strip() or "unshare failed" if done.returncode else ""
 
 
+@cache
+def _networks() -> str:
+    words = ["unshare", "--net", "ip", *["link", "add", "node", "type", "veth", "peer", "name", "client"]]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    return done.stderr.strip() or "unshare failed" if done.returncode else ""
+
+
 def _fuse() -> str:
     try:
         os.close(os.open("/dev/fuse", os.O_RDWR))
@@ -128,6 +135,12 @@ CONDITIONS: dict[str, Condition] = {
         "mounts, pids and clocks of a test's own",
         "run it as root, in a container with CAP_SYS_ADMIN and no seccomp filter on unshare and mount",
         look=_namespaces,
+    ),
+    "networks": Condition(
+        "two networks with one link between them",
+        "run it as root, with iproute2, where the kernel has veth",
+        programs=("ip", "unshare"),
+        look=_networks,
     ),
     "user-namespaces": Condition(
         "a tenant with uids of its own",

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.demo.node import ROOT, DemoNode
+from tests.remote.networks import NODE, Networks
 from tests.simnode import BUILD
 from vgpud.remote.grants import FILE
 
@@ -22,6 +23,12 @@ _ENGINE = Path(__file__).parent / "engine.py"
 #: the account of grants: a uid without a name and without rights
 USER = "64998"
 PROGRAM = (sys.executable, str(Path(__file__).parent / "program.py"))
+
+
+def listening(pid: int) -> list[int]:
+    """The ports on which something listens in the network of a process (proc(5))."""
+    lines = Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]
+    return [int(line.split()[1].rpartition(":")[2], 16) for line in lines if line.split()[3] == "0A"]
 
 
 class Sessions:
@@ -61,9 +68,19 @@ class Sessions:
 
 
 class RemoteNode:
-    """A vgpud with a door. `policy` is the text of the table [remote], without server and listen."""
+    """A vgpud with a door. `policy` is the text of the table [remote], without server and listen. The door
+    and its clients are in `networks`, or else in the network of the test.
+    """
 
-    def __init__(self, node: DemoNode, policy: str = "", server: Path | None = None) -> None:
+    def __init__(
+        self,
+        node: DemoNode,
+        policy: str = "",
+        server: Path | None = None,
+        networks: Networks | None = None,
+    ) -> None:
+        self._of_door, self._of_client = (networks.node, networks.client) if networks else ([], [])
+        self.host = NODE if networks else "127.0.0.1"
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
         self.node = node
@@ -72,7 +89,7 @@ class RemoteNode:
         server = server or self._stand_in()
         config.write_text(
             f"{config.read_text()}\n[remote]\n"
-            f'server = "{server}"\nlisten = "127.0.0.1:{self.port}"\n{policy}\n'
+            f'server = "{server}"\nlisten = "{self.host}:{self.port}"\n{policy}\n'
         )
         (config.parent / "remote").mkdir()
         pem = config.parent / "remote" / "certificate.pem"
@@ -108,13 +125,13 @@ class RemoteNode:
         files = [word for option, file in names for word in (option, str(CERTIFICATES / file))]
         with self.log.open("ab") as log:
             door = subprocess.Popen(
-                [sys.executable, "-m", "vgpud.remote.door", *files],
+                [*self._of_door, sys.executable, "-m", "vgpud.remote.door", *files],
                 env=self.node.environment,
                 stderr=log,
                 cwd=ROOT,
             )
         while door.poll() is None:
-            with suppress(OSError), socket.create_connection(("127.0.0.1", self.port)):
+            if self.port in listening(door.pid):
                 return door
         raise RuntimeError(f"the door ended: {self.log.read_text()}")
 
@@ -135,9 +152,10 @@ class RemoteNode:
     ) -> "subprocess.Popen[str]":
         """Starts `vgpuctl remote VERB` with this token on a machine that has nothing of vgpud's."""
         tail = ["--library", str(self.node.folder), *options, "--", *command] if verb == "run" else [*options]
+        words = [sys.executable, "-m", "vgpud.ctl", "remote", verb, f"{self.host}:{self.port}"]
         environment = {name: os.environ[name] for name in ("PATH",)} | {"VGPU_REMOTE_TOKEN": token}
         return subprocess.Popen(
-            [sys.executable, "-m", "vgpud.ctl", "remote", verb, f"127.0.0.1:{self.port}", *tail],
+            [*self._of_client, *words, *tail],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -1,0 +1,79 @@
+"""A node and a client in networks of their own, of which the door is the only link."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conditions import needs
+from tests.e2e.conftest import NodeMaker
+from tests.lease.conftest import eventually as until
+from tests.remote.clients import ended, engine_of, opened, say
+from tests.remote.networks import CLIENT, Networks
+from tests.remote.node import USER, RemoteNode, listening
+
+pytestmark = needs("root", "namespaces", "networks")
+
+
+@pytest.fixture
+def networks() -> Iterator[Networks]:
+    made = Networks()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def apart(make_node: NodeMaker, networks: Networks) -> Iterator[RemoteNode]:
+    made = RemoteNode(make_node(), networks=networks)
+    yield made
+    made.close()
+
+
+def test_a_client_of_another_network_has_a_slice_and_sees_only_the_door(apart: RemoteNode) -> None:
+    token = apart.grant()
+    client = opened(apart, token, "--memory", "1GiB")
+    assert listening(apart.door.pid) == [apart.port]
+    (held,) = apart.held()
+    assert str(held["label"]).endswith(f" {CLIENT}")
+    shown, _ = apart.client(token, "-o", "json", verb="status").communicate(timeout=300)
+    assert json.loads(shown)["sessions"][0]["address"] == CLIENT
+    processes = (apart.door.pid, client.pid, *engine_of(apart))
+    networks = {Path(f"/proc/{pid}/ns/net").readlink() for pid in processes}
+    assert len(networks) == 3  # the engine's server has a third
+    _, errors = client.communicate("exit 7\n", timeout=300)
+    assert client.returncode == 7, errors
+
+
+def test_tokens_without_a_right_are_refused_from_another_network(apart: RemoteNode) -> None:
+    revoked, expired, good = apart.grant(), apart.grant(), apart.grant()
+    apart.node.ctl("remote", "revoke", revoked.split(".")[0])
+    apart.expire(expired)
+    number, _, pin = good.split(".")
+    for token in (revoked, expired, f"{number}.{'x' * 43}.{pin}"):
+        assert "(E201)" in ended(apart.client(token, "--memory", "1GiB"))
+    assert apart.held() == []
+
+
+def test_a_session_of_a_client_that_is_cut_off_ends_with_its_grant(
+    apart: RemoteNode, networks: Networks
+) -> None:
+    client = opened(apart, apart.grant(), "--memory", "1GiB")
+    networks.cut()
+    client.kill()
+    ended(client)
+    assert len(apart.held()) == 1  # the door cannot know yet
+    apart.node.ctl("remote", "revoke", USER)
+    until(lambda: not apart.held())
+    until(lambda: not engine_of(apart))
+    assert "Traceback" not in apart.log.read_text()
+
+
+def test_a_program_in_the_middle_of_its_work_sees_the_end_of_the_door(apart: RemoteNode) -> None:
+    client = opened(apart, apart.grant(), "--memory", "1GiB")
+    apart.door.kill()
+    until(lambda: not apart.held())
+    assert say(client, "echo hello") == "closed"
+    apart.door.wait()
+    client.kill()
+    ended(client)
