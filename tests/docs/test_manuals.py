@@ -15,7 +15,7 @@ from vgpud.model.errors import Exit
 from vgpud.policy.model import TABLES
 from vgpud.settings import Settings
 
-PAGES = ("libvgpu.7", "vgpu-runtime.1", "vgpuctl.1", "vgpud.8", "vgpud.toml.5")
+PAGES = ("libvgpu.7", "vgpu-runtime.1", "vgpuctl.1", "vgpud-remote.8", "vgpud.8", "vgpud.toml.5")
 
 
 @pytest.fixture(scope="module")
@@ -65,12 +65,15 @@ def test_the_daemons_page_has_every_setting(made: Path) -> None:
     assert "VGPUD_FAULT_POINT" not in page
 
 
-def test_the_daemons_page_has_every_option(made: Path) -> None:
-    asked = [sys.executable, "-m", "vgpud.daemon", "--help"]
+@pytest.mark.parametrize(
+    ("module", "name"), [("vgpud.daemon", "vgpud.8"), ("vgpud.remote.door", "vgpud-remote.8")]
+)
+def test_the_page_of_a_service_has_each_of_its_options(made: Path, module: str, name: str) -> None:
+    asked = [sys.executable, "-m", module, "--help"]
     shown = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True, timeout=300).stdout
     options = set(re.findall(r"--[a-z]+", shown)) - {"--help"}
     assert len(options) > 2
-    synopsis, _, rest = text(made, "vgpud.8").partition("DESCRIPTION")
+    synopsis, _, rest = text(made, name).partition("DESCRIPTION")
     assert {option for option in options if option not in synopsis} == set()
     assert {option for option in options - {"--version"} if option not in rest} == set()
 
