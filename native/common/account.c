@@ -41,7 +41,7 @@ static uint64_t plus(uint64_t a, uint64_t b)
     return a > UINT64_MAX - b ? UINT64_MAX : a + b;
 }
 
-static uint32_t slots_in_use(const struct vgpu_usage *usage)
+uint32_t vgpu_account_slots(const struct vgpu_usage *usage)
 {
     uint32_t high = __atomic_load_n(&usage->slot_high, __ATOMIC_SEQ_CST);
     return high < VGPU_MAX_SLOTS ? high : VGPU_MAX_SLOTS;
@@ -59,7 +59,7 @@ static struct vgpu_slot_device *mine(struct vgpu_account *account, unsigned devi
  */
 static void sums(const struct vgpu_usage *usage, unsigned device, uint64_t *settled, uint64_t *claimed)
 {
-    uint32_t high = slots_in_use(usage);
+    uint32_t high = vgpu_account_slots(usage);
     *settled = *claimed = 0;
     for (uint32_t i = 0; i < high; i++) {
         const struct vgpu_slot_device *d = &usage->slots[i].devices[device];
@@ -72,7 +72,7 @@ static void sums(const struct vgpu_usage *usage, unsigned device, uint64_t *sett
 /* As `sums`, claims included: each request makes this sum, so it is kept in one register. */
 uint64_t vgpu_account_sum(const struct vgpu_usage *usage, unsigned device)
 {
-    uint32_t high = slots_in_use(usage);
+    uint32_t high = vgpu_account_slots(usage);
     uint64_t sum = 0;
     for (uint32_t i = 0; i < high; i++) {
         const struct vgpu_slot_device *d = &usage->slots[i].devices[device];

@@ -37,6 +37,9 @@ struct vgpu_account {
     pthread_mutex_t slow;
 };
 
+/* Returns the number of slots that may be in use: those with a lower index. */
+uint32_t vgpu_account_slots(const struct vgpu_usage *usage);
+
 /* Returns the bytes used on a device by all slots, contexts and claims included. Saturates at UINT64_MAX. */
 uint64_t vgpu_account_sum(const struct vgpu_usage *usage, unsigned device);
 

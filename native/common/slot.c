@@ -8,6 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "account.h"
 #include "dying.h"
 #include "invariant.h"
 
@@ -118,10 +119,20 @@ int vgpu_slot_lock_again(int fd, struct vgpu_usage *usage, uint32_t index, uint6
     return 0;
 }
 
+bool vgpu_slot_others(const struct vgpu_usage *usage, uint32_t own)
+{
+    uint32_t high = vgpu_account_slots(usage);
+    for (uint32_t i = 0; i < high; i++)
+        if (i != own && __atomic_load_n(&usage->slots[i].owner, __ATOMIC_SEQ_CST) != 0)
+            return true;
+    return false;
+}
+
 int vgpu_slot_clear_dead(int fd, struct vgpu_usage *usage, uint32_t own, bool registered)
 {
     int cleared = 0;
-    for (uint32_t i = 0; i < VGPU_MAX_SLOTS; i++) {
+    uint32_t high = vgpu_account_slots(usage);
+    for (uint32_t i = 0; i < high; i++) {
         uint32_t owner = __atomic_load_n(&usage->slots[i].owner, __ATOMIC_SEQ_CST);
         if (i == own || owner == 0 || (owner != VGPU_OWNER_SELF && !registered))
             continue;
@@ -160,7 +171,8 @@ static bool awaits_clear(int fd, const struct vgpu_usage *usage, uint32_t slot)
 static uint32_t count_awaiting(int fd, const struct vgpu_usage *usage, uint32_t own)
 {
     uint32_t count = 0;
-    for (uint32_t i = 0; i < VGPU_MAX_SLOTS; i++)
+    uint32_t high = vgpu_account_slots(usage);
+    for (uint32_t i = 0; i < high; i++)
         count += i != own && awaits_clear(fd, usage, i);
     return count;
 }

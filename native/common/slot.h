@@ -25,6 +25,9 @@ int vgpu_slot_claim(int fd, struct vgpu_usage *usage);
  */
 int vgpu_slot_lock_again(int fd, struct vgpu_usage *usage, uint32_t slot, uint64_t start_ns);
 
+/* Returns whether a slot other than `own` has an owner, alive or dead. */
+bool vgpu_slot_others(const struct vgpu_usage *usage, uint32_t own);
+
 /*
  * Clears the slots of dead processes, except `own`, and except those of dying processes (dying.h). Usually the arbiter
  * clears the slots of registered processes. With `registered` they are cleared here too, because there is no arbiter.

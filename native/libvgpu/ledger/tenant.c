@@ -105,6 +105,8 @@ struct vgpu_account *vgpu_tenant_account(void)
 
 bool vgpu_tenant_reclaim(void)
 {
+    if (!vgpu_slot_others(account.usage, account.slot)) /* saves the system call that checks the descriptor */
+        return false;
     int cancels = vgpu_thread_keep();
     pthread_mutex_lock(&entry);
     int fd = vgpu_slot_lock_hold();

@@ -473,6 +473,7 @@ static void test_slots(void)
     }
     int status;
     CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status));
+    CHECK(vgpu_slot_others(page, 0));
     CHECK(page->slots[1].devices[0].used_bytes == 77); /* the dead process's memory counts until its slot is cleared */
     /* while an arbiter runs, only the arbiter clears registered slots */
     page->slots[1].owner = 5;
@@ -482,6 +483,7 @@ static void test_slots(void)
     page->slots[1].owner = 5;
     CHECK(vgpu_slot_clear_dead(fd, page, 0, true) == 1);
     CHECK(page->slots[1].owner == 0 && page->slots[1].devices[0].used_bytes == 0);
+    CHECK(!vgpu_slot_others(page, 0));
     CHECK(page->slots[0].owner == VGPU_OWNER_SELF);
     close(fd);
 }
@@ -505,6 +507,7 @@ static void test_wait_for_a_slot_that_the_arbiter_clears(void)
     CHECK(page != MAP_FAILED && waitpid(ended, NULL, 0) == ended);
     page->slots[1].pid = ended;
     page->slots[1].owner = 5;
+    page->slot_high = 2;
     struct flock lock = {.l_type = F_WRLCK,
                          .l_whence = SEEK_SET,
                          .l_start = (off_t)(offsetof(struct vgpu_usage, slots) + sizeof(struct vgpu_slot)),
