@@ -314,7 +314,8 @@ def yields_at_once(pid: int) -> None:
     priority it would hardly run on a busy machine.
     """
     for thread in Path(f"/proc/{pid}/task").iterdir():
-        os.setpriority(os.PRIO_PROCESS, int(thread.name), 10)
+        with suppress(ProcessLookupError):  # a thread that makes one look ends with it
+            os.setpriority(os.PRIO_PROCESS, int(thread.name), 10)
 
 
 def lock_besides(usage: int, locks: int) -> None:
