@@ -37,6 +37,8 @@ _REFUSED = {
     "reload policy": (LogEvent.POLICY_REJECTED, Message.POLICY_REJECTED),
 }
 _AUDIT = LogEvent.AUDIT, Message.AUDIT
+# Changes that vgpud makes because something is wrong. Alerts look for lines of this priority.
+_WARNINGS = frozenset({"fail", "mark"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +160,10 @@ def _write(name: str, failure: VgpuError | None, cause: Cause, words: dict[str, 
     if failure is not None:
         told |= {"error": failure.code.number, "why": failure.sentence}
     event, message = (_MADE if failure is None else _REFUSED).get(name, _AUDIT)
-    (log.info if failure is None else log.warning)(
+    say = log.info if failure is None and name not in _WARNINGS else log.warning
+    if message == Message.POLICY_REJECTED:
+        say = log.error
+    say(
         event,
         message_id=message,
         audit=name,

@@ -173,8 +173,9 @@ def test_allocations_on_a_lost_device_fail_with_the_loss_as_reason(tmp_path: Pat
         held = await w.keeper.allocate(request("r"))
         await w.keeper.failures.mark(held.id, "device 0 is lost")
 
-    assert told(trail(tmp_path, scene)[-1], "audit", "door", "reason", "owner") == (
+    assert told(trail(tmp_path, scene)[-1], "audit", "log_level", "door", "reason", "owner") == (
         "fail",
+        "warning",
         "vgpud",
         "device 0 is lost",
         1000,
