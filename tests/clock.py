@@ -49,7 +49,7 @@ class TurnedLoop(asyncio.SelectorEventLoop):
         return self._now
 
     def turn(self, seconds: float) -> None:
-        """Raises TimeoutError if a test waits too long."""
+        """Advances the simulated time. Raises TimeoutError once it is _LIMIT seconds after the start."""
         self._now += seconds
         if self._now > _START + _LIMIT:
             raise TimeoutError(f"the test has not ended after {_LIMIT:g} s of its own time")

@@ -53,7 +53,7 @@ def test_a_set_user_id_program_of_another_user_counts_for_the_user_that_runs_it(
         (FIRST + 1, FIRST, TENANT, "a1"),
         (FIRST, STRANGER, STRANGER, ""),
         (STRANGER, FIRST, TENANT, ""),
-        (FIRST + 10, 0, 0, ""),  # ranges of root are those of several containers
+        (FIRST + 10, 0, 0, ""),  # root's subordinate uids belong to many containers
     ],
 )
 def test_a_program_under_another_uid_of_the_owner_stays_counted(

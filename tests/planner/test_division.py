@@ -63,7 +63,7 @@ def test_the_names_of_compute_instances_are_the_drivers() -> None:
     assert split_name("3g.71gb") is None
 
 
-def test_the_first_compute_instance_makes_a_gpu_instance_for_the_next() -> None:
+def test_the_next_compute_instances_use_the_gpu_instance_of_the_first() -> None:
     use, places = EMPTY, []
     for _ in range(3):
         piece = taken(ask(request("1c.3g.71gb"), use={"GPU-0": use} if use.count else {}))

@@ -70,7 +70,7 @@ def ends_of(allocation: Allocation, to: Sequence[str], source: str = "") -> tupl
     if len(set(to)) < len(to) or any(new in now for _, new in going):
         raise VgpuError(
             ErrorCode.BAD_REQUEST,
-            f"two slices of allocation {allocation.id} would be on one device",
+            f"two slices of allocation {allocation.id} would be on one device, during the move or after it",
             "name distinct devices; to exchange two slices, move one to a third device first",
         )
     return tuple(to)

@@ -314,7 +314,7 @@ class DeviceRule(PolicyTable):
 
 
 class PlannerSettings(PolicyTable):
-    """How a device is chosen among those that fit."""
+    """How a device is chosen among those that fit, and how much of the places one user may have."""
 
     strategy: Literal["pack", "spread"] = Field(
         "pack", description="pack fills the fullest device that fits, spread takes the emptiest"

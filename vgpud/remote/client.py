@@ -97,7 +97,7 @@ async def call(place: Place, asked: wire.Call) -> tuple[StreamReader, StreamWrit
         if writer is not None:
             drop(writer)
         said = str(error).lower() if isinstance(error, ssl.SSLError) else _why(error)
-        sentence = f"the door {host} port {port} cannot be reached: {said}"
+        sentence = f"the call to the door {host} port {port} failed: {said}"
         raise VgpuError(ErrorCode.UNREACHABLE, sentence, _hint(error)) from None
     except BaseException:
         if writer is not None:
@@ -118,7 +118,7 @@ def _hint(error: BaseException) -> str:
         return "correct the host's name, or give its address: this machine does not know the name"
     if isinstance(error, ssl.SSLCertVerificationError):
         return "name the door's certificate, or the authority that has signed it, by --ca"
-    return "is vgpud-remote.service up there, and the port open"
+    return "check that vgpud-remote.service runs there, and that the port is open"
 
 
 def _check_pin(place: Place, writer: StreamWriter) -> None:

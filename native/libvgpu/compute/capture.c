@@ -20,7 +20,7 @@ struct capture {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct capture *begun; /* list of captures in progress; guarded by `lock` */
-int vgpu_captures;            /* number of captures in `begun`, plus those that are beginning */
+int vgpu_captures;            /* captures in `begun`, those that begin, and those whose stream is being destroyed */
 static pthread_mutex_t forbidden = PTHREAD_MUTEX_INITIALIZER; /* while it is held, vgpu_captures stays 0 */
 
 bool vgpu_capture_forbid(void)

@@ -50,7 +50,7 @@ static struct vgpu_channel_table *table;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static ioctl_fn next_ioctl;
 static ioctl_fn drivers_ioctl;
-static bool ignored; /* the table does not contain this process's channels */
+static bool ignored; /* the process is not limited, so its channels are not in the table */
 
 static ioctl_fn find_next(void)
 {

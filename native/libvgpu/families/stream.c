@@ -38,8 +38,8 @@ VGPU_EXPORT CUresult cuStreamCreateWithPriority(CUstream *phStream, unsigned int
 }
 
 /*
- * Called after a synchronisation: updates the charge for memory that NVML and other processes see once the work has
- * finished.
+ * Called after a synchronisation. Settles the charges of the memory pools, and measures the driver's own memory on the
+ * devices where it may have changed.
  */
 static CUresult synchronised(CUresult result)
 {

@@ -60,7 +60,7 @@ void cu_capture_list(CUstream stream, const CUgraphNode **nodes, size_t *count)
 
 void cu_capture_frontier(CUstream stream, CUgraphNode node)
 {
-    cu_capture_set(stream, &node, 1, false); /* cannot fail: the list has room for one entry */
+    cu_capture_set(stream, &node, 1, false); /* cannot fail: glibc's smallest block has room */
 }
 
 static CUresult join(struct cu_capture *c, CUstream stream, const CUgraphNode *nodes, size_t count)

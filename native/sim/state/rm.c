@@ -213,7 +213,7 @@ static void pass_until(uint64_t end_ns)
 {
     for (uint64_t now = sim_now_ns(); now < end_ns; now = sim_now_ns()) {
         if (end_ns - now <= SPIN_NS)
-            continue; /* sleeps no longer: the kernel's timer slack alone is 50 us */
+            continue; /* spins: a sleep could end too late, because the kernel's timer slack is 50 us */
         uint64_t left = end_ns - now - SPIN_NS;
         struct timespec t = {(time_t)(left / 1000000000), (long)(left % 1000000000)};
         nanosleep(&t, NULL);

@@ -33,7 +33,7 @@ void sim_engine_wait(struct sim_state *s, struct sim_use *u, double position)
             continue;
         }
         if (left < SPIN_BELOW_NS)
-            continue; /* sleeps no longer: the kernel's timer slack alone is 50 us */
+            continue; /* spins: a sleep could end too late, because the kernel's timer slack is 50 us */
         left -= SPIN_BELOW_NS;
         if (left > LOOK_AGAIN_NS)
             left = LOOK_AGAIN_NS;

@@ -32,7 +32,7 @@
 
 static struct vgpu_usage *usage;
 static struct vgpu_account accounts[THREADS];
-/* the tests' own sum of the bytes that all holders have, changed before and after each call */
+/* bytes that all threads hold: reduced before a release and increased after a reservation, so never above the truth */
 static uint64_t granted_total;
 
 static void fresh_usage(void)

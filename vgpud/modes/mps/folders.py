@@ -24,9 +24,9 @@ from vgpud.model.quantity import MIB, WHOLE
 from vgpud.model.tenancy import ANYONE, Slice
 from vgpud.modes.mps.rules import MpsRules
 
-# maximum length of a folder's path: 108 bytes of a socket's path (unix(7)), minus the longest name,
-# /control_privileged
-_MAX_PATH_BYTES = 90
+# maximum length of a folder's path: a socket's path has 107 bytes and a final NUL (unix(7)), of which the
+# longest name takes some
+_MAX_PATH_BYTES = 107 - len("/control_privileged")
 _ACL = "system.posix_acl_access"
 
 

@@ -356,7 +356,8 @@ class MpsMode(GpuUse):
             return
         named = {p.pid: allocation_of(p.pid) for p in processes if p.kind != "graphics"}
         lost = {pid: name for pid, name in named.items() if name in held}
-        log.error(LogEvent.MPS_CLIENTS_LOST, device=device_uuid, allocation_by_pid=lost)
+        if lost:
+            log.error(LogEvent.MPS_CLIENTS_LOST, device=device_uuid, allocation_by_pid=lost)
 
     async def _close_compute_mode(self, device: Device) -> None:
         """Sets compute mode EXCLUSIVE_PROCESS. A program that bypasses MPS then gets no context, whether it

@@ -78,7 +78,8 @@ class Checkpoints:
         begin before the caller's next await.
 
         Raises VgpuError: NO_SUCH_ALLOCATION; ALLOCATION_BUSY at once if it is being suspended, resumed or
-        moved by hand. A suspension or resumption by a rule is waited for: its beginning is not the caller's.
+        moved by hand. The method waits for a suspension or resumption by a rule to end, because the
+        caller did not order that change.
         """
         now = self._book.get(allocation_id)
         if now.cause is Cause.HAND or now.moves:

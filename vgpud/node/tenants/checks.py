@@ -17,7 +17,7 @@ def check_owner(allocation: Allocation, caller: Caller) -> None:
             ErrorCode.NOT_OWNER,
             f"allocation {allocation.id} belongs to uid {allocation.request.owner.uid}, "
             f"and the caller is uid {caller.uid}",
-            "ask its owner, or root by the admin socket",
+            "its owner can make this change, and so can root through admin.sock",
         )
 
 

@@ -24,7 +24,9 @@ from vgpud.planner.use import charged
 from vgpud.planner.words import DRAINED, shown_bytes
 from vgpud.policy.model import Policy
 
-AT_ONCE = 4  # maximum of moves at once: each tenant's host buffer is made while it waits for the others
+# Maximum number of moves that run at once. They overlap so that libvgpu makes a tenant's host buffer
+# while other moves use the driver and the links.
+AT_ONCE = 4
 
 #: Begins a move. It is given what it calls when its room is booked.
 _Begin = Callable[[Callable[[], None]], Awaitable[TenantMove]]

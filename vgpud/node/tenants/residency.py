@@ -159,8 +159,8 @@ class Residency:
         return self._pause(now, plan, ruled)
 
     def _expect(self, ruled: Sequence[tuple[Allocation, Rules]], now: float) -> None:
-        """While a tenant waits for a device, the tenants that run there prepare host buffers for their
-        eviction; then those that will soon be suspended as idle, as far as the host has memory for them.
+        """Lets tenants prepare host buffers for their eviction, as far as the host has memory: first those on
+        a device for which another tenant waits, then those that will soon be suspended as idle.
         """
         here = [(a, rules) for a, rules in ruled if a.state is State.ACTIVE]
         wanted = {part.device_uuid for name in self._waiting for part in self.services.book.get(name).slices}

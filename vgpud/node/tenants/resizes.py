@@ -94,7 +94,7 @@ class Resizes:
         try:
             await self._end(before, f"not resized, {why.sentence}")
         except VgpuError as error:
-            log.error(LogEvent.RESIZE_OUTCOME_NOT_RECORDED, allocation=before.id, why=str(error))
+            log.error(LogEvent.FAILED_RESIZE_NOT_RECORDED, allocation=before.id, why=str(error))
 
     async def _end(self, outcome: Allocation, sentence: str) -> Allocation:
         return await self._store.commit(replace(outcome, state=State.ACTIVE), Change.RESIZED, sentence)

@@ -246,7 +246,7 @@ class Swaps:
         try:
             await self.until(away, SwapPhase.OUT)
         except VgpuError as error:  # the order stays in the lease, and libvgpu follows it later
-            log.warning(LogEvent.SWAP_OUT_TIMEOUT_AFTER_FAILED_SWAP_IN, allocation=before.id, why=str(error))
+            log.warning(LogEvent.SWAP_OUT_FAILED_AFTER_FAILED_SWAP_IN, allocation=before.id, why=str(error))
         await self._do.end(away, suspension_outcome(away), f"not resumed, {why.sentence}")
 
     async def processes(self, allocation: Allocation) -> tuple[SuspendedProcess, ...]:
