@@ -22,6 +22,9 @@ def lease(leases: Path, uid: int) -> tuple[Allocation, Path]:
     return Allocation("a", Request("r", Owner(0, 0)), State.ACTIVE, slices), files / "usage"
 
 
+CARD = (2 * GIB,)
+
+
 def count(usage: Path, nanoseconds: int) -> None:
     with usage.open("r+b") as file:
         file.seek(layout.USAGE_COMPUTE)
@@ -32,20 +35,31 @@ def count(usage: Path, nanoseconds: int) -> None:
 def test_a_changed_meter_is_read_and_an_unchanged_one_is_reused(tmp_path: Path, uid: int) -> None:
     allocation, usage = lease(tmp_path, uid)
     meters = LeaseMeters(tmp_path)
-    first = meters.read(allocation)
-    assert meters.read(allocation) is first
+    first = meters.read(allocation, CARD)
+    assert meters.read(allocation, CARD) is first
     count(usage, 7)
-    (now,) = meters.read(allocation)
+    (now,) = meters.read(allocation, CARD)
     assert now.compute is not None and now.compute.granted_ns == 7
     moved = replace(allocation, slices=(replace(allocation.slices[0], device_uuid="GPU-1"),))
-    assert meters.read(moved)[0].device_uuid == "GPU-1"
+    assert meters.read(moved, CARD)[0].device_uuid == "GPU-1"
+
+
+def test_a_lease_that_lies_uses_no_more_than_its_card_has(tmp_path: Path) -> None:
+    allocation, usage = lease(tmp_path, os.geteuid())
+    with usage.open("r+b") as file:
+        file.seek(layout.USAGE_SLOT_HIGH)
+        file.write(struct.pack("<I", layout.MAX_SLOTS))
+        file.seek(layout.USAGE_SLOTS)
+        file.write(b"\xff" * layout.MAX_SLOTS * layout.SLOT_SIZE)
+    (meter,) = LeaseMeters(tmp_path).read(allocation, CARD)
+    assert (meter.memory_used_bytes, meter.memory_peak_bytes) == (2 * GIB, 2 * GIB)
 
 
 def test_a_read_of_a_removed_lease_fails_even_if_an_earlier_read_succeeded(tmp_path: Path) -> None:
     allocation, usage = lease(tmp_path, os.geteuid())
     meters = LeaseMeters(tmp_path)
-    meters.read(allocation)
+    meters.read(allocation, CARD)
     usage.unlink()
     with pytest.raises(VgpuError) as caught:
-        meters.read(allocation)
+        meters.read(allocation, CARD)
     assert caught.value.code is ErrorCode.LEASE_FAILED

@@ -1,5 +1,6 @@
 """Reads the meters of preload slices from their leases."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,9 +28,10 @@ class LeaseMeters:
         self._leases = leases
         self._last: dict[str, _Read] = {}  # last readings by allocation id
 
-    def read(self, allocation: Allocation) -> tuple[SliceMeter, ...]:
+    def read(self, allocation: Allocation, card_bytes: Sequence[int]) -> tuple[SliceMeter, ...]:
         """The meters of an allocation. As long as no counter changes, the same object is returned, so that
-        callers can cache results derived from it.
+        callers can cache results derived from it. `card_bytes` is the memory of each slice's device: a lease
+        is the tenant's memory, and cannot say that it uses more.
 
         Raises VgpuError LEASE_FAILED if the lease does not exist.
         """
@@ -38,7 +40,8 @@ class LeaseMeters:
         if last is not None and last.slices is allocation.slices and last.pages == pages:
             return last.meters
         read = parse_meters(pages, len(allocation.slices))
-        meters = tuple(_slice_meter(part, one) for part, one in zip(allocation.slices, read, strict=True))
+        parts = zip(allocation.slices, read, card_bytes, strict=True)
+        meters = tuple(_slice_meter(*part) for part in parts)
         # the cache is emptied now and then, because it also has readings of leases that were removed while
         # they were read
         if len(self._last) >= _KEPT_MOST:
@@ -50,12 +53,12 @@ class LeaseMeters:
         self._last.pop(allocation_id, None)
 
 
-def _slice_meter(part: Slice, meter: LeaseMeter) -> SliceMeter:
+def _slice_meter(part: Slice, meter: LeaseMeter, card_bytes: int) -> SliceMeter:
     return SliceMeter(
         device_uuid=part.device_uuid,
-        memory_used_bytes=meter.memory.used_bytes + meter.memory.context_bytes,
+        memory_used_bytes=min(meter.memory.used_bytes + meter.memory.context_bytes, card_bytes),
         processes=meter.processes,
-        memory_peak_bytes=meter.memory.peak_bytes,
+        memory_peak_bytes=min(meter.memory.peak_bytes, card_bytes),
         refusals_limit=meter.memory.refusals_limit,
         refusals_card=meter.memory.refusals_card,
         throttled_ns=meter.memory.throttled_ns,

@@ -512,7 +512,7 @@ class Preload:
             return ()
 
     def meters(self, allocation: Allocation, devices: Sequence[Device]) -> tuple[SliceMeter, ...]:
-        return self._meters.read(allocation)
+        return self._meters.read(allocation, [device.memory_total_bytes for device in devices])
 
     async def tenants(self, allocation: Allocation, part: Slice, soon: bool = False) -> tuple[int, ...]:
         if not soon:
