@@ -95,6 +95,7 @@ NOT_RUN = {
     "python -m tests.gpu.compute_h200 --engine cut alone modes": _CARD,
     "python -m tests.gpu.compute_h200 --engine cut cost": _CARD,
     "python -m tests.gpu.compute_h200 --engine cut killed": _CARD,
+    "python -m tests.gpu.compute_h200 --engine cut killed quick": _CARD,
     "python -m tests.gpu.compute_ranks --build build/native --out F --engine cut nccl": _CARD,
     "python -m tests.gpu.edges_h200 --engine gate live": _CARD,
     "python -m tests.gpu.edges_h200 --engine cut live": _CARD,
