@@ -20,8 +20,8 @@ from vgpud.remote.grants import FILE
 
 CERTIFICATES = Path(__file__).parent / "certificates"
 _ENGINE = Path(__file__).parent / "engine.py"
-#: the account of grants: a uid without a name and without rights
-USER = "64998"
+#: the account of grants, which each distribution has
+USER = "daemon"
 PROGRAM = (sys.executable, str(Path(__file__).parent / "program.py"))
 
 

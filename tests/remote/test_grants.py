@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.remote.node import CERTIFICATES
+from tests.remote.node import CERTIFICATES, USER
 from vgpud.remote.grants import CERTIFICATE, FILE
 
 Ctl = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -41,9 +41,9 @@ def test_a_grant_is_not_for_an_account_whose_group_may_allocate(ctl: Ctl) -> Non
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("64998", "--expires", "0s"), "'0s' is less than a second"),
-        (("64998", "--sessions", "0"), "'0' is not a number of sessions from 1 to 1024"),
-        (("64998", "--certificate", str(CERTIFICATES / "client.key")), "client.key is a private key"),
+        ((USER, "--expires", "0s"), "'0s' is less than a second"),
+        ((USER, "--sessions", "0"), "'0' is not a number of sessions from 1 to 1024"),
+        ((USER, "--certificate", str(CERTIFICATES / "client.key")), "client.key is a private key"),
         (("root",), "the programs of a remote user may not run as root"),
     ],
     ids=["expires", "sessions", "key", "root"],
@@ -61,14 +61,14 @@ def test_a_grant_says_which_bounds_it_lacks(ctl: Ctl) -> None:
     bounds = ("--memory", "1GiB", "--cores", "5", "--sessions", "1")
     assert (
         " has no bound on memory, cores, sessions but the policy's and no expiry\n"
-        in ctl("grant", "64998").stderr
+        in ctl("grant", USER).stderr
     )
-    assert " has no expiry\n" in ctl("grant", "64998", *bounds).stderr
-    assert " has no" not in ctl("grant", "64998", *bounds, "--expires", "1h").stderr
+    assert " has no expiry\n" in ctl("grant", USER, *bounds).stderr
+    assert " has no" not in ctl("grant", USER, *bounds, "--expires", "1h").stderr
 
 
 def test_a_grant_is_revoked_by_the_first_characters_of_its_id(ctl: Ctl, tmp_path: Path) -> None:
-    for user in ("64997", "64998", "64999"):
+    for user in ("bin", USER, "nobody"):
         ctl("grant", user)
     rows = json.loads((tmp_path / FILE).read_text())
     for row, name in zip(rows, ("abcd1111", "abcd2222", "abcd3333"), strict=True):
@@ -76,7 +76,7 @@ def test_a_grant_is_revoked_by_the_first_characters_of_its_id(ctl: Ctl, tmp_path
     (tmp_path / FILE).write_text(json.dumps(rows))
     assert "3 grants begin with 'abcd': abcd1111, abcd2222, abcd3333" in ctl("revoke", "abcd").stderr
     assert "there is no grant 'abc'" in ctl("revoke", "abc").stderr
-    assert ctl("revoke", "ABCD2").stderr == "grant abcd2222 of 64998 is revoked\n"
-    assert ctl("revoke", "64999").stderr == "grant abcd3333 of 64999 is revoked\n"
+    assert ctl("revoke", "ABCD2").stderr == f"grant abcd2222 of {USER} is revoked\n"
+    assert ctl("revoke", "nobody").stderr == "grant abcd3333 of nobody is revoked\n"
     (left,) = json.loads((tmp_path / FILE).read_text())
     assert left["id"] == "abcd1111"
