@@ -14,14 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vgpud import clock
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.policy.remote import RemoteSettings
 from vgpud.remote import wire
 from vgpud.remote.client import Place, status
-from vgpud.remote.door import RemoteDoor
+from vgpud.remote.door import RemoteDoor, Session
 from vgpud.remote.engine import ENGINES
 from vgpud.remote.grants import Grant, Grants, Sizes, check_quota
-from vgpud.remote.limits import Places, Rate, network_of
+from vgpud.remote.limits import Places, Rate, Rates, network_of
 
 GIB = 1 << 30
 ALICE = Grant(id="", user="alice", uid=1000, gid=1000, created=0)
@@ -59,6 +60,45 @@ def test_a_rate_gives_a_burst_and_then_its_rate() -> None:
     assert [rate.take(1, 0.0) for _ in range(4)] == [True, True, True, False]
     assert [rate.take(1, 0.1), rate.take(1, 0.1)] == [True, False]
     assert rate.owe(20, 10.0) == pytest.approx(1.7)
+
+
+def test_rates_are_of_each_key_and_the_keys_that_are_known_are_bounded() -> None:
+    rates = Rates(per_second=1, burst=1, most_keys=2)
+    assert [rates.take(key, 0.0) for key in "aabbb"] == [True, False, True, False, False]
+    assert rates.take("a", 1.0)
+    assert [rates.take("c", 1.0), len(rates._known)] == [True, 2]
+    assert not rates.take("a", 1.0)
+
+
+def test_a_flood_of_one_network_leaves_the_door_open_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock, "now", lambda: 7.0)
+    door = RemoteDoor(RemoteSettings(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), Path("unused"))
+    assert [door._may_arrive("192.0.2.9") for _ in range(1000)].count(True) == 25
+    assert door._may_arrive("192.0.2.7")
+
+
+def test_a_flood_of_many_networks_leaves_the_door_open_to_those_with_a_session(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(clock, "now", lambda: 7.0)
+    door = RemoteDoor(RemoteSettings(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), Path("unused"))
+    near, far = socket.socketpair()
+    with near, far:
+        door._sessions["one"] = Session(
+            id="one",
+            key="key",
+            user="alice",
+            address="2001:db8:7::1",
+            network="2001:db8:7::/64",
+            allocation="a",
+            backend=near,
+            rate=None,
+            used=7.0,
+            control_ended=None,
+        )
+        assert [door._may_arrive(f"192.0.2.{number}") for number in range(250)].count(True) == 50
+        assert door._may_arrive("2001:db8:7::/64")
+        assert not door._may_arrive("192.0.2.250")
 
 
 def test_places_are_bounded_in_all_and_for_each_address() -> None:

@@ -26,7 +26,7 @@ from vgpud.remote.relay import PIECE_BYTES, Stream, drop, relay
 _CALL_SECONDS = 150.0  # more than the door's own time limit for a slice
 _CONNECT_SECONDS = 15.0
 _AGAIN_SECONDS = 1.0
-_ATTACHES, _ATTACH_AGAIN_SECONDS = 4, 0.2  # the door bounds handshakes at one time
+_ATTACHES, _ATTACH_AGAIN_SECONDS = 10, 0.3  # the door bounds handshakes at one time and in a second
 _ESTABLISHED = "01"  # include/net/tcp_states.h
 _LOOKS, _LOOK_SECONDS = 50, 0.02  # for a socket in a listing that changes while it is read
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)

@@ -13,7 +13,7 @@ import socket
 import ssl
 import sys
 from asyncio import StreamReader, StreamWriter
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -29,7 +29,7 @@ from vgpud.model.log_event import LogEvent
 from vgpud.policy.remote import RemoteSettings
 from vgpud.remote import wire
 from vgpud.remote.grants import fingerprint
-from vgpud.remote.limits import Places, Rate, network_of
+from vgpud.remote.limits import Places, Rate, Rates, network_of
 from vgpud.remote.relay import PIECE_BYTES, Stream, drop, finish, relay
 from vgpud.settings import load_settings
 
@@ -46,7 +46,11 @@ _HANDSHAKES_AT_ONCE, _HANDSHAKES_EACH = 128, 32
 # sessions that are being opened: an opening takes a process, and up to _OPEN_SECONDS
 _OPENINGS_OF_A_NETWORK, _OPENINGS_OF_A_TOKEN = 8, 4
 _PART_OF_CONNECTIONS = 4  # a network, or a user, has at most a quarter of all connections
-_ASKED_PER_SECOND, _ASKED_AT_ONCE, _ADDRESSES = 1.0, 10.0, 4096
+_ASKED_PER_SECOND, _ASKED_AT_ONCE = 1.0, 10.0
+# a network has a quarter of the handshakes' rate, and half of what may come at once: a program makes many
+# connections at its start
+_PART_OF_RATE, _PART_OF_BURST = 4, 2
+_NETWORKS = 4096  # whose rates are known
 # a peer that does not answer is given up after some 45 s (tcp(7))
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
 _USER_TIMEOUT_MS = 45_000
@@ -62,6 +66,7 @@ class Session:
     key: str
     user: str
     address: str
+    network: str
     allocation: str
     backend: socket.socket
     rate: Rate | None
@@ -96,8 +101,11 @@ class RemoteDoor:
         self._handshakes = Places(_HANDSHAKES_AT_ONCE, _HANDSHAKES_EACH)
         self._openings = Places(settings.max_sessions, _OPENINGS_OF_A_NETWORK)
         self._openings_by_token = Places(settings.max_sessions, _OPENINGS_OF_A_TOKEN)
-        self._arrivals = Rate(settings.handshakes_per_second, settings.handshakes_per_second)
-        self._asked: OrderedDict[str, Rate] = OrderedDict()  # by network, the latest last
+        rate = settings.handshakes_per_second
+        self._arrivals = Rate(rate, rate)
+        each, burst = rate / _PART_OF_RATE, max(1.0, rate / _PART_OF_BURST)
+        self._arrivals_of_network = Rates(each, burst, _NETWORKS)
+        self._asked = Rates(_ASKED_PER_SECOND, _ASKED_AT_ONCE, _NETWORKS)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
@@ -138,11 +146,20 @@ class RemoteDoor:
                 arrived, peer = listener.accept()
             except BlockingIOError:
                 return
-            if self._arrivals.take(1, clock.now()):
+            if self._may_arrive(network_of(str(peer[0]))):
                 arrived.setblocking(False)
                 self._spawn(self._arrived(arrived, str(peer[0])))
             else:
                 arrived.close()
+
+    def _may_arrive(self, network: str) -> bool:
+        """Counts a connection: first by its network, so that a single network cannot take the whole rate. A
+        network with a session then needs no part of the common rate, which a flood from many takes.
+        """
+        now = clock.now()
+        if not self._arrivals_of_network.take(network, now):
+            return False
+        return self._arrivals.take(1, now) or any(one.network == network for one in self._sessions.values())
 
     async def _arrived(self, arrived: socket.socket, address: str) -> None:
         with arrived, self._connections.place(network_of(address)) as is_in:
@@ -211,11 +228,7 @@ class RemoteDoor:
     def _count_asked(self, address: str) -> None:
         """Bounds the session processes that a network can have started. Raises VgpuError(OVER_QUOTA)."""
         network = network_of(address)
-        rate = self._asked.pop(network, None) or Rate(_ASKED_PER_SECOND, _ASKED_AT_ONCE)
-        self._asked[network] = rate
-        if len(self._asked) > _ADDRESSES:
-            self._asked.popitem(last=False)
-        if not rate.take(1, clock.now()):
+        if not self._asked.take(network, clock.now()):
             sentence = f"more than {_ASKED_PER_SECOND:g} calls a second come from {network}"
             raise VgpuError(ErrorCode.OVER_QUOTA, sentence, "try again in a few seconds")
 
@@ -244,6 +257,7 @@ class RemoteDoor:
                 key=secrets.token_urlsafe(32),
                 user=user,
                 address=call.address,
+                network=network_of(call.address),
                 allocation=str(made["allocation"]),
                 backend=backend,
                 rate=None if rate is None else Rate(rate, max(rate / 4, PIECE_BYTES)),

@@ -1,6 +1,6 @@
 """Bounds what the clients of the door take: a rate, and places in all and for each key. Pure."""
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -45,6 +45,24 @@ class Rate:
         self._at = now
         self._left -= amount
         return max(0.0, -self._left / self.per_second)
+
+
+@dataclass(slots=True)
+class Rates:
+    """A rate for each key, of which the `most_keys` that were used last are known."""
+
+    per_second: float
+    burst: float
+    most_keys: int
+    _known: OrderedDict[str, Rate] = field(init=False, default_factory=OrderedDict)
+
+    def take(self, key: str, now: float) -> bool:
+        """Takes one of the key's amount if it is there."""
+        rate = self._known.pop(key, None) or Rate(self.per_second, self.burst)
+        self._known[key] = rate
+        if len(self._known) > self.most_keys:
+            self._known.popitem(last=False)
+        return rate.take(1, now)
 
 
 @dataclass(slots=True)
