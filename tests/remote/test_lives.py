@@ -104,6 +104,14 @@ def test_a_client_that_loses_its_control_connection_keeps_the_session(remote: Re
     ended(client)
 
 
+def test_the_slice_ends_with_the_program_and_not_with_the_grace_period(remote: RemoteNode) -> None:
+    client = remote.client(remote.grant(), "--memory", "1GiB", command=["true"])
+    assert ended(client) == ""
+    assert client.returncode == 0
+    until(lambda: not remote.held())
+    until(lambda: "its client has ended it" in remote.log.read_text())
+
+
 def test_a_client_that_leaves_before_the_reply_leaves_no_session(short: RemoteNode) -> None:
     token = short.grant()
     context = ssl.create_default_context(cafile=CERTIFICATES / "door.pem")

@@ -25,6 +25,7 @@ from vgpud.remote.relay import PIECE_BYTES, Stream, drop, relay
 
 _CALL_SECONDS = 150.0  # more than the door's own time limit for a slice
 _CONNECT_SECONDS = 15.0
+_END_SECONDS = 10.0  # for the release of the slice
 _AGAIN_SECONDS = 1.0
 _ATTACHES, _ATTACH_AGAIN_SECONDS = 10, 0.3  # the door bounds handshakes at one time and in a second
 _ESTABLISHED = "01"  # include/net/tcp_states.h
@@ -150,10 +151,12 @@ class Tunnel:
         self._place = place
         self._wanted = wanted
         self._streams: set[asyncio.Task[None]] = set()
+        self._closing = False
 
     async def open(self) -> dict[str, Any]:
         """Opens the session and the port. Returns the door's reply. Raises VgpuError."""
         reader, writer, self._made = await call(self._place, self._wanted)
+        self._control_writer = writer
         self._control = asyncio.ensure_future(self._keep(reader, writer))
         self._server = await asyncio.start_server(self._arrived, "127.0.0.1", 0, limit=PIECE_BYTES)
         return self._made
@@ -168,7 +171,14 @@ class Tunnel:
         return self._control
 
     async def close(self) -> None:
+        """Ends the session, and waits until the slice is released, for 10 s at most. A session whose control
+        connection is lost ends after the door's grace period.
+        """
+        self._closing = True
         self._server.close()
+        if not self._control.done() and not self._control_writer.is_closing():
+            self._control_writer.write(wire.END)
+            await asyncio.wait([self._control], timeout=_END_SECONDS)
         for task in (*self._streams, self._control):
             task.cancel()
         await asyncio.gather(*self._streams, self._control, return_exceptions=True)
@@ -182,10 +192,13 @@ class Tunnel:
                         pass
             finally:
                 drop(writer)
+            if self._closing:
+                return
             try:
                 reader, writer = await self._resume()
             except VgpuError:
                 return
+            self._control_writer = writer
 
     async def _resume(self) -> tuple[StreamReader, StreamWriter]:
         until = asyncio.get_running_loop().time() + float(self._made["grace"])
@@ -275,13 +288,14 @@ async def run(
         program = await asyncio.create_subprocess_exec(*command, env=variables)
         tunnel.ended.add_done_callback(_tell_end)
         code = await _wait(program)
+        tunnel.ended.remove_done_callback(_tell_end)  # close() ends the session
     finally:
         await tunnel.close()
     return code if code >= 0 else 128 - code
 
 
 def _tell_end(ended: "asyncio.Task[None]") -> None:
-    if not ended.cancelled():  # close() cancels it after the command
+    if not ended.cancelled():
         sys.stderr.write("vgpuctl: the remote session has ended before the command\n")
         sys.stderr.flush()
 

@@ -59,7 +59,8 @@ _USER_TIMEOUT_MS = 45_000
 @dataclass
 class Session:
     """A slice, from the reply to `open` until its end. `control_ended` is the time at which the last control
-    connection ended, or that of the session's begin; None while there is one.
+    connection ended, or that of the session's begin; None while there is one. `why_ends` is the cause of an
+    end of the session process.
     """
 
     id: str
@@ -73,6 +74,7 @@ class Session:
     used: float
     control_ended: float | None
     bytes_relayed: int = 0
+    why_ends: str = "its engine or its grant has ended"
     streams: set["asyncio.Task[None]"] = field(default_factory=set)
     controls: set[StreamWriter] = field(default_factory=set)
     wanted: deque["asyncio.Future[socket.socket | None]"] = field(default_factory=deque)
@@ -313,12 +315,18 @@ class RemoteDoor:
             raise
 
     async def _control(self, session: Session, reader: StreamReader, writer: StreamWriter) -> None:
-        """Waits for the end of a control connection. The last one to end starts the grace period."""
+        """Waits for the end of a control connection. The last one to end starts the grace period. A client
+        that sends END learns by the end of the connection that the slice is released.
+        """
         session.controls.add(writer)
         session.control_ended = None
         try:
-            while await reader.read(1024):  # a client sends nothing after its call
-                pass
+            while data := await reader.read(1024):
+                if wire.END in data:
+                    session.why_ends = "its client has ended it"
+                    session.backend.shutdown(
+                        socket.SHUT_WR
+                    )  # the session process releases the slice, and ends
         finally:
             session.controls.discard(writer)
             if not session.controls:
@@ -347,7 +355,7 @@ class RemoteDoor:
         except OSError:
             pass
         finally:
-            self._end(session, "its engine or its grant has ended")
+            self._end(session, session.why_ends)
             session.backend.close()
 
     def _end(self, session: Session, why: str) -> None:

@@ -1,7 +1,8 @@
 """The messages of remote slices: one line of JSON for a call, and one for its reply. Pure.
 
 A client sends its call to the door by TLS. The door sends calls to a session by a Unix socket; after the
-reply to `open`, each byte CONNECT asks the session for one connection to the engine's server.
+reply to `open`, each byte CONNECT asks the session for one connection to the engine's server. On its control
+connection, after the reply, a client sends only the byte END, when it needs the slice no more.
 """
 
 import json
@@ -17,6 +18,7 @@ LINE_BYTES = 16 * 1024
 TEXT_BYTES = 256
 LABEL_BYTES = 128  # the allocation's label has at most 256, and names the user and the address before it
 CONNECT = b"c"
+END = b"e"
 
 
 @dataclass(frozen=True, slots=True)
