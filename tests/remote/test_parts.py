@@ -4,17 +4,20 @@ import asyncio
 import json
 import socket
 import ssl
+import threading
 import time
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from vgpud import clock
+from vgpud.api.client import Client
+from vgpud.api.gen import vgpud_pb2
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.policy.remote import RemoteSettings
 from vgpud.remote import wire
@@ -23,6 +26,7 @@ from vgpud.remote.door import RemoteDoor, Session
 from vgpud.remote.engine import ENGINES
 from vgpud.remote.grants import Grant, Grants, Sizes, check_quota
 from vgpud.remote.limits import Places, Rate, Rates, network_of
+from vgpud.remote.session import _allocate
 
 GIB = 1 << 30
 ALICE = Grant(id="", user="alice", uid=1000, gid=1000, created=0)
@@ -203,6 +207,30 @@ def test_an_expired_or_revoked_grant_is_not_found(tmp_path: Path) -> None:
         grants.find("", "a" * 64)
     assert len(grants.revoke("alice")) == 2
     assert grants.all() == ()
+
+
+def test_a_grant_is_revoked_while_a_session_waits_for_its_slice(tmp_path: Path) -> None:
+    grants = Grants(tmp_path / "grants.json")
+    grant, token = grants.add(ALICE, "")
+    released = []
+
+    class Vgpud:
+        def list_allocations(self) -> vgpud_pb2.ListAllocationsReply:
+            return vgpud_pb2.ListAllocationsReply()
+
+        def allocate(self, _: vgpud_pb2.AllocateRequest) -> vgpud_pb2.Allocation:
+            work = threading.Thread(target=grants.revoke, args=(grant.id,), daemon=True)
+            work.start()
+            work.join(60)  # it does not wait for the session
+            assert grants.all() == ()
+            return vgpud_pb2.Allocation(id="made")
+
+        def release(self, name: str, force: bool) -> None:
+            released.append((name, force))
+
+    with pytest.raises(VgpuError, match="the grant was revoked or has expired"):
+        _allocate(cast("Client", Vgpud()), wire.Open(token=token), grant, grants)
+    assert released == [("made", True)]
 
 
 @pytest.mark.parametrize(

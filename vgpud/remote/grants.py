@@ -204,10 +204,10 @@ class Grants:
         return gone
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _locked(self, suffix: str = ".lock") -> Iterator[None]:
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = os.open(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            lock = os.open(self._path.with_suffix(suffix), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise self._failed(error) from None
         try:
@@ -218,8 +218,10 @@ class Grants:
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """Excludes other sessions between the check of a quota and the allocation."""
-        with self._locked():
+        """Excludes other sessions between the check of a quota and the allocation. Grants can be made and
+        revoked meanwhile, because vgpud may not answer for long.
+        """
+        with self._locked(".counting"):
             yield
 
     def _write(self, grants: Iterable[Grant]) -> None:

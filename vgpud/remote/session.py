@@ -167,6 +167,7 @@ def _allocate(client: Client, call: wire.Open, grant: Grant, grants: Grants) -> 
         made = client.allocate(request)
         try:
             check_quota(grant, _sizes_of(made), held)  # a MIG instance is larger than what was asked
+            grants.find(call.token, call.certificate)  # it may have been revoked meanwhile
         except VgpuError:
             client.release(made.id, True)
             raise
