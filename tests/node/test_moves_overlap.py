@@ -68,6 +68,7 @@ class Leases(Remembering, Preload):
         self.spans = spans
         self.made: dict[str, int] = {}
         self.phase: dict[str, SwapPhase] = {}
+        self.hangs: set[str] = set()  # tenants whose memory does not come back
 
     def _later(self, seconds: float, name: str, phase: SwapPhase) -> None:
         asyncio.get_running_loop().call_later(seconds, self.phase.__setitem__, name, phase)
@@ -90,7 +91,8 @@ class Leases(Remembering, Preload):
         elif not is_out and phase is SwapPhase.OUT:
             self.spans.add("in", name, IN_SECONDS)
             self.phase[name] = SwapPhase.COMING
-            self._later(IN_SECONDS, name, SwapPhase.HERE)
+            if name not in self.hangs:
+                self._later(IN_SECONDS, name, SwapPhase.HERE)
 
     def keep(self, allocation_id: str, share_hundredths: int) -> None: ...
 
@@ -272,6 +274,30 @@ def test_a_move_that_fails_goes_back_while_others_go_on(tmp_path: Path) -> None:
             assert {one.state for one in n.world.keeper.book} == {State.ACTIVE}
             assert set(n.leases.phase.values()) == {SwapPhase.HERE}
             assert disjoint(n.spans.of("driver"))
+
+    clock.run(work())
+
+
+def test_a_tenant_that_does_not_arrive_does_not_stop_moves_to_other_devices(
+    tmp_path: Path,
+) -> None:
+    """`stopped` is stopped by its user on the new device; `next` waits for it there."""
+
+    async def work() -> None:
+        async with node(tmp_path) as n:
+            for name, device in (("stopped", 0), ("next", 1), ("other", 2)):
+                await n.add(name, device)
+            n.leases.hangs.add("stopped")
+            stopped = asyncio.ensure_future(n.move("stopped", 3))
+            await clock.passed(MADE_SECONDS + OUT_SECONDS + DRIVER_SECONDS + 1)
+            next_ = asyncio.ensure_future(n.move("next", 3))
+            await clock.passed(MADE_SECONDS / 2)
+            await n.move("other", 0)
+            assert not stopped.done() and not next_.done()
+            with pytest.raises(VgpuError, match="was not moved within 21 seconds"):
+                await stopped
+            await next_
+            assert n.places() == {"stopped": uuid(0), "next": uuid(3), "other": uuid(0)}
 
     clock.run(work())
 

@@ -10,6 +10,7 @@ import pytest
 
 from tests import clock
 from tests.node.world import request
+from vgpud import clock as daemon_clock
 from vgpud.lease import LeaseActivity, ProcessSwap, SwapPhase
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import GIB
@@ -28,8 +29,8 @@ from vgpud.proc import start_ticks
 GPU = "GPU-0"
 
 
-def tenant(name: str, state: State) -> Allocation:
-    part = SimpleNamespace(device_uuid=GPU)
+def tenant(name: str, state: State, gpu: str = GPU) -> Allocation:
+    part = SimpleNamespace(device_uuid=gpu, memory_bytes=69 * GIB)
     return cast(Allocation, SimpleNamespace(id=name, state=state, slices=(part,), suspended=()))
 
 
@@ -67,6 +68,25 @@ def test_a_resume_waits_while_another_tenant_of_the_device_is_suspended() -> Non
         assert set(finds.forbidden) == {"a"}
 
     clock.run(comes())
+
+
+@pytest.mark.parametrize(
+    ("gpu", "seconds"),
+    [
+        (GPU, 192.5 + 10),  # the tenant waits for the driver: it counts as long as 69 GiB may take
+        ("GPU-1", 10),  # it is about to arrive, and takes no room yet
+    ],
+)
+def test_a_tenant_that_waits_for_the_resume_does_not_extend_it_without_end(gpu: str, seconds: float) -> None:
+    finds = Finds([tenant("b", State.SUSPENDING, gpu)])
+
+    async def comes() -> float:
+        began = daemon_clock.now()
+        with pytest.raises(VgpuError, match="has no room"):
+            await finds.until(tenant("a", State.RESUMING), SwapPhase.HERE)
+        return daemon_clock.now() - began
+
+    assert clock.run(comes()) == pytest.approx(seconds, abs=1)
 
 
 class Goes(swaps.Swaps):

@@ -3,7 +3,8 @@
 A tenant leaves its device while the driver works for the one before it, and another one arrives. Each waits
 in the same order, so that no two wait for each other: the link off its device, the driver, the link onto its
 new device. The link off is free again once the driver has been got, and the driver once the tenant's
-processes run; so a stopped tenant waits for one other at the most at each of the three.
+processes run; so a stopped tenant waits for one other at the most at each of the three. A move that waits
+long for the link onto its device gives the driver back, because the tenant there may hang.
 """
 
 import asyncio
@@ -14,6 +15,8 @@ from typing import Self
 
 from vgpud.hardware.suspender import Session
 from vgpud.pace import Pace
+
+_ARRIVE_SECONDS = 5.0  # maximum wait for a link with the driver held
 
 
 class Links:
@@ -61,9 +64,17 @@ class Holds:
         await self._driver.aclose()
 
     async def arrive(self, device_uuids: Sequence[str]) -> None:
-        """Takes the links onto the devices, until the memory has arrived there."""
+        """Takes the links onto the devices, until the memory has arrived there. Gives the driver back if that
+        takes long.
+        """
         for uuid in sorted(device_uuids):
-            await self._onto.enter_async_context(self._links.onto[uuid])
+            link = self._links.onto[uuid]
+            try:
+                async with asyncio.timeout(_ARRIVE_SECONDS):
+                    await self._onto.enter_async_context(link)
+            except TimeoutError:
+                await self.end_driver()
+                await self._onto.enter_async_context(link)
 
     async def end_arrival(self) -> None:
         await self._onto.aclose()

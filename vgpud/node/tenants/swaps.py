@@ -298,13 +298,20 @@ class Swaps:
         limit = sum(part.memory_bytes for part in allocation.slices)
         return within(self._preload.swaps(allocation.id), limit)
 
-    def _others_go(self, allocation: Allocation) -> bool:
-        """Is another tenant of the same device being suspended? That takes longer while its host buffer is
-        allocated.
+    def _others_go(self, allocation: Allocation, since: dict[str, float]) -> bool:
+        """Is another tenant leaving the device? That takes longer while its host buffer is allocated. `since`
+        has when each was first seen to leave: it counts no longer than its memory may take, because it may
+        itself wait for this tenant, by way of the driver.
         """
         (part,) = allocation.slices
-        beside = self._book.allocations_on(part.device_uuid)
-        return any(other.state is State.SUSPENDING and other.id != allocation.id for other in beside)
+        now = clock.now()
+        for other in self._book.allocations_on(part.device_uuid):
+            held = [one.memory_bytes for one in other.slices if one.device_uuid == part.device_uuid]
+            if not held or other.state is not State.SUSPENDING or other.id == allocation.id:
+                continue
+            if now <= since.setdefault(other.id, now) + seconds_to_move(sum(held)):
+                return True
+        return False
 
     def _drains(self, allocation: Allocation, swaps: Sequence[ProcessSwap]) -> bool:
         """Does a swap-out wait for the tenant's work? A quiet tenant has no work left, and its swap thread
@@ -320,13 +327,14 @@ class Swaps:
         """Waits until every process reports the phase `wanted`. Raises VgpuError(SUSPEND_FAILED)."""
         looks = Looks(self._services.activities.ask)
         began = drained = full = clock.now()
+        leaving: dict[str, float] = {}
         while True:
             swaps, now = self._read(allocation), clock.now()
             if all(swap.phase is wanted for swap in swaps):
                 return
             if not self._drains(allocation, swaps):
                 drained = now
-            if self._others_go(allocation):
+            if self._others_go(allocation, leaving):
                 # the suspension of the other tenant has its own timeout, so the wait for room starts anew
                 began = full = now
             if not any(swap.phase is SwapPhase.COMING and swap.error for swap in swaps):
