@@ -1,7 +1,7 @@
 """A stand-in for the server of a remote engine: a process for each connection, and lines of text.
 
-`alloc BYTES` allocates device memory and answers with the CUresult; `uid`, `groups`, `pids`, `interfaces`
-and `echo TEXT` say what they are asked. CUDA starts at the first `alloc`.
+`alloc BYTES` allocates device memory and answers with the CUresult; `uid`, `gid`, `groups`, `pids`,
+`interfaces` and `echo TEXT` say what they are asked. CUDA starts at the first `alloc`.
 """
 
 import ctypes
@@ -20,6 +20,8 @@ def serve(connection: socket.socket) -> None:
                 said = str(cuda.cuMemAlloc_v2(ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(int(rest))))
             elif verb == "uid":
                 said = str(os.getuid())
+            elif verb == "gid":
+                said = str(os.getgid())
             elif verb == "groups":
                 said = " ".join(map(str, os.getgroups()))
             elif verb == "pids":

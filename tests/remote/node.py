@@ -141,10 +141,14 @@ class RemoteNode:
 
     def expire(self, token: str) -> None:
         """Sets the grant's expiry to a time that has passed."""
+        self.rewrite(token, expires=1)
+
+    def rewrite(self, token: str, **fields: int) -> None:
+        """Changes the grant in the file."""
         path = Path(self.node.environment["VGPUD_STATE_DIR"]) / FILE
         rows = json.loads(path.read_text())
         path.write_text(
-            json.dumps([{**one, "expires": 1} if token.startswith(one["id"]) else one for one in rows])
+            json.dumps([{**one, **fields} if token.startswith(one["id"]) else one for one in rows])
         )
 
     def client(

@@ -1,5 +1,6 @@
 """The right to remote slices: tokens, certificates and the bounds of grants."""
 
+import os
 import pwd
 import subprocess
 from collections.abc import Callable
@@ -110,6 +111,39 @@ def test_a_grant_bounds_the_instance_that_is_made_and_not_what_was_asked(remote:
     client = remote.client(token, "--memory", "1GiB", "--isolation", "hardware")
     assert "would hold 16GiB, and may hold 4GiB" in ended(client)
     until(lambda: not remote.held())
+
+
+def test_a_session_checks_the_account_of_an_older_grant_again(remote: RemoteNode) -> None:
+    token, account = remote.grant(), pwd.getpwnam(USER)
+    free = next(uid for uid in range(64000, 65000) if not _has_account(uid))
+    for uid, sentence in (
+        (free, f"is of uid {free}, which has no account on the node (E205)"),
+        (0, "is of root, which vgpud's sockets are open to (E201)"),
+    ):
+        remote.rewrite(token, uid=uid, gid=64999)
+        assert sentence in ended(remote.client(token, "--memory", "1GiB"))
+    remote.rewrite(token, uid=account.pw_uid)
+    os.chown(remote.node.run_dir / "vgpud.sock", -1, account.pw_gid)
+    assert f"is of {USER}, which vgpud's sockets are open to (E201)" in ended(
+        remote.client(token, "--memory", "1GiB")
+    )
+    assert remote.held() == []
+
+
+def test_the_group_of_the_server_is_its_accounts_and_not_the_one_in_the_file(remote: RemoteNode) -> None:
+    token, account = remote.grant(), pwd.getpwnam(USER)
+    remote.rewrite(token, gid=account.pw_gid + 1)
+    client = opened(remote, token, "--memory", "1GiB")
+    assert say(client, "gid") == str(account.pw_gid)
+    client.kill()
+    ended(client)
+
+
+def _has_account(uid: int) -> bool:
+    try:
+        return bool(pwd.getpwuid(uid))
+    except KeyError:
+        return False
 
 
 def test_the_server_has_none_of_the_accounts_groups(remote: RemoteNode, tmp_path: Path) -> None:

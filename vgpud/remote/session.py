@@ -12,6 +12,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import pwd
 import select
 import shutil
 import signal
@@ -22,7 +23,8 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
@@ -112,8 +114,28 @@ def _serve(door: socket.socket, call: wire.Call, settings: Settings) -> None:
         hint = "its administrator sets server in [remote]"
         raise VgpuError(ErrorCode.UNSUPPORTED, "this node makes no remote slices", hint)
     else:
+        grant = _with_account(
+            grants.find(call.token, call.certificate), settings.run_dir / SOCKET_NAMES[Door.TENANT]
+        )
         with Client(settings.run_dir / SOCKET_NAMES[Door.ADMIN]) as client:
-            _run(door, client, call, grants, remote)
+            _run(door, client, call, grant, grants, remote)
+
+
+def _with_account(grant: Grant, tenants: Path) -> Grant:
+    """The grant with the group that its account has now: the file of grants may be older than the account.
+    `tenants` is vgpud.sock. Raises VgpuError: ACCOUNT_UNKNOWN without an account, NOT_ALLOWED for one that
+    vgpud's sockets are open to.
+    """
+    hint = "ask the node's administrator for a grant of another account: vgpuctl remote grant USER"
+    try:
+        account = pwd.getpwuid(grant.uid)
+    except KeyError:
+        sentence = f"grant {grant.id} is of uid {grant.uid}, which has no account on the node"
+        raise VgpuError(ErrorCode.ACCOUNT_UNKNOWN, sentence, hint) from None
+    if account.pw_uid == 0 or account.pw_gid == tenants.stat().st_gid:
+        sentence = f"grant {grant.id} is of {account.pw_name}, which vgpud's sockets are open to"
+        raise VgpuError(ErrorCode.NOT_ALLOWED, sentence, hint)
+    return replace(grant, gid=account.pw_gid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +147,14 @@ class _Slice:
 
 
 def _run(
-    door: socket.socket, client: Client, call: wire.Open, grants: Grants, remote: RemoteSettings
+    door: socket.socket,
+    client: Client,
+    call: wire.Open,
+    grant: Grant,
+    grants: Grants,
+    remote: RemoteSettings,
 ) -> None:
     """Has the slice and its server from the reply to the door until the end of `_relay`."""
-    grant = grants.find(call.token, call.certificate)
     held = _allocate(client, call, grant, grants)
     engine = ENGINES[remote.engine]
     try:
