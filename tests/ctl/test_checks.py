@@ -7,6 +7,7 @@ import pytest
 
 from tests.conditions import needs
 from vgpud.ctl import checks
+from vgpud.policy.remote import RemoteSettings
 
 
 @pytest.mark.parametrize(
@@ -37,3 +38,11 @@ def test_doctor_reports_a_cdi_folder_that_a_user_can_change(tmp_path: Path) -> N
     (found,) = checks.specs(host)
     assert found.state == checks.FAIL
     assert found.sentence.startswith(f"others can write to {tmp_path}/cdi")
+
+
+def test_doctor_reports_a_missing_key_of_the_door(tmp_path: Path) -> None:
+    (tmp_path / "certificate.pem").touch()
+    assert list(checks.remote(RemoteSettings(), tmp_path / "certificate.pem")) == []
+    _, certificate, key = checks.remote(RemoteSettings(server="/bin/true"), tmp_path / "certificate.pem")
+    assert (certificate.check, certificate.state) == ("remote door", checks.OK)
+    assert (key.state, key.sentence) == (checks.FAIL, f"{tmp_path}/key.pem does not exist")

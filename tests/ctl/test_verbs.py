@@ -120,31 +120,31 @@ def test_an_interrupted_alloc_prints_how_to_get_the_allocation(main: Ctl, daemon
 
 def test_release_continues_after_a_failure(main: Ctl, daemon: Daemon) -> None:
     def answer(request: pb.ReleaseRequest) -> object:
-        if request.allocation_id == "b":
-            return VgpuError(ErrorCode.TENANT_ALIVE, "b has 2 processes", "stop them or use --force")
-        return pb.ReleaseReply(already_released=request.allocation_id == "c")
+        if request.allocation_id == "y":
+            return VgpuError(ErrorCode.TENANT_ALIVE, "y has 2 processes", "stop them or use --force")
+        return pb.ReleaseReply(already_released=request.allocation_id == "z")
 
     daemon.replies["Release"] = answer
-    done = main("release", "a", "b", "c")
+    done = main("release", "x", "y", "z")
     assert done.returncode == 35
     assert done.stdout == ""
     assert done.stderr == (
-        "a released\n"
-        "vgpuctl: b has 2 processes (E305)\n"
+        "x released\n"
+        "vgpuctl: y has 2 processes (E305)\n"
         "hint: stop them or use --force\n"
-        "c had been released already\n"
+        "z had been released already\n"
     )
     assert [request.force for request in daemon.requests("Release")] == [False] * 3
-    assert main("release", "-q", "a", "--force").stderr == ""
+    assert main("release", "-q", "x", "--force").stderr == ""
     assert daemon.requests("Release")[-1].force
 
 
 def test_resize_sends_only_what_changes(main: Ctl, daemon: Daemon) -> None:
-    assert main("resize", "a1", "--memory", "8GiB").returncode == 0
-    assert main("resize", "a1", "--cores", "12.5%").returncode == 0
+    assert main("resize", "x1", "--memory", "8GiB").returncode == 0
+    assert main("resize", "x1", "--cores", "12.5%").returncode == 0
     first, second = daemon.requests("Resize")
     assert (first.allocation_id, first.memory_bytes, first.HasField("share_percent")) == (
-        "a1",
+        "x1",
         8 * canned.GIB,
         False,
     )
@@ -152,9 +152,9 @@ def test_resize_sends_only_what_changes(main: Ctl, daemon: Daemon) -> None:
     above = canned.used()
     above.slices[0].memory_bytes = canned.GIB
     daemon.replies["GetAllocation"] = above
-    said = main("resize", "a1", "--memory", "1GiB").stderr
+    said = main("resize", "x1", "--memory", "1GiB").stderr
     assert "it holds 3GiB on GPU-aaaaaaaa, more than its limit: it gets no more until" in said
-    done = main("resize", "a1")
+    done = main("resize", "x1")
     assert (done.returncode, done.stderr.splitlines()[0]) == (2, "vgpuctl: nothing to change (E103)")
 
 
@@ -438,9 +438,10 @@ def test_an_allocation_is_named_by_the_first_characters_of_its_id(main: Ctl, dae
     known = canned.allocations().allocations
     assert main("show", known[0].id[:4]).returncode == 0
     assert daemon.requests("GetAllocation")[-1].allocation_id == known[0].id
-    # a prefix of an id that is too short to be completed is sent unchanged
-    assert main("release", known[0].id[:3]).returncode == 0
-    assert daemon.requests("Release")[-1].allocation_id == known[0].id[:3]
+    short = main("release", known[0].id[:3])
+    assert (short.returncode, daemon.requests("Release")) == (6, [])
+    assert f"there is no allocation '{known[0].id[:3]}' (E301)" in short.stderr
+    assert "hint: give at least 4 characters of the id" in short.stderr
 
 
 def test_a_prefix_that_two_ids_share_is_refused(main: Ctl, daemon: Daemon) -> None:
@@ -459,6 +460,12 @@ def test_a_device_is_named_by_the_first_characters_of_its_uuid(main: Ctl, daemon
     assert list(daemon.requests("Plan")[-1].selector.uuids) == [uuids[1]]
     done = main("alloc", "--device", "GPU-nowhere")
     assert (done.returncode, daemon.requests("Allocate")) == (6, [])
+    done = main("alloc", "--device", "GPU-")
+    assert (done.returncode, daemon.requests("Allocate")) == (6, [])
+    assert (
+        f"'GPU-' names {len(uuids)} of the {len(uuids)} devices of this node: {', '.join(uuids[:4])}"
+        in done.stderr
+    )
 
 
 def test_a_listing_is_filtered_by_user_label_and_device(main: Ctl, daemon: Daemon) -> None:

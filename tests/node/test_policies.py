@@ -71,3 +71,11 @@ def test_a_reload_names_each_changed_key_of_the_node(tmp_path: Path) -> None:
         "runtime.users: false becomes true",
         "quotas changed, 1 rule: what is held stays held",
     )
+
+
+def test_a_reload_says_what_waits_for_a_restart_of_the_door(tmp_path: Path) -> None:
+    before, after = ('[remote]\nserver = "/a"\ngrace = "5s"', '[remote]\nserver = "/b"\ngrace = "9s"')
+    assert report(tmp_path, before, after).done == (
+        "remote.server: /a becomes /b",
+        "remote.grace: 5s becomes 9s at the next restart of vgpud-remote.service",
+    )

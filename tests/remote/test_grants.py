@@ -12,7 +12,13 @@ from pathlib import Path
 import pytest
 
 from tests.remote.node import CERTIFICATES, USER
+from vgpud.remote.certificates import _not_after, der_of, fingerprint_of
 from vgpud.remote.grants import CERTIFICATE, FILE
+
+ONE, OTHER = USER, "nobody"
+OF_ONE, OF_OTHER = (pwd.getpwnam(name).pw_uid for name in (ONE, OTHER))
+FREE = next(uid for uid in range(64000, 65000) if uid not in {one.pw_uid for one in pwd.getpwall()})
+_WITHOUT_RIGHTS = ("setpriv", "--bounding-set=-all", "--inh-caps=-all") if os.geteuid() == 0 else ()
 
 Ctl = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -23,8 +29,8 @@ def ctl(tmp_path: Path) -> Ctl:
     (tmp_path / CERTIFICATE).write_bytes((CERTIFICATES / "door.pem").read_bytes())
     told = {"VGPUD_CONFIG": str(tmp_path / "vgpud.toml"), "VGPUD_STATE_DIR": str(tmp_path)}
 
-    def run(*words: str, **more: str) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "-m", "vgpud.ctl", "remote", *words]
+    def run(*words: str, before: tuple[str, ...] = (), **more: str) -> "subprocess.CompletedProcess[str]":
+        command = [*before, sys.executable, "-m", "vgpud.ctl", "remote", *words]
         return subprocess.run(
             command, env={**os.environ, **told, **more}, capture_output=True, text=True, check=False
         )
@@ -41,9 +47,9 @@ def test_a_grant_is_not_for_an_account_whose_group_may_allocate(ctl: Ctl) -> Non
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ((USER, "--expires", "0s"), "'0s' is less than a second"),
-        ((USER, "--sessions", "0"), "'0' is not a number of sessions from 1 to 1024"),
-        ((USER, "--certificate", str(CERTIFICATES / "client.key")), "client.key is a private key"),
+        ((ONE, "--expires", "0s"), "'0s' is less than a second"),
+        ((ONE, "--sessions", "0"), "'0' is not a number of sessions from 1 to 1024"),
+        ((ONE, "--certificate", str(CERTIFICATES / "client.key")), "client.key is a private key"),
         (("root",), "the programs of a remote user may not run as root"),
     ],
     ids=["expires", "sessions", "key", "root"],
@@ -61,22 +67,125 @@ def test_a_grant_says_which_bounds_it_lacks(ctl: Ctl) -> None:
     bounds = ("--memory", "1GiB", "--cores", "5", "--sessions", "1")
     assert (
         " has no bound on memory, cores, sessions but the policy's and no expiry\n"
-        in ctl("grant", USER).stderr
+        in ctl("grant", ONE).stderr
     )
-    assert " has no expiry\n" in ctl("grant", USER, *bounds).stderr
-    assert " has no" not in ctl("grant", USER, *bounds, "--expires", "1h").stderr
+    assert " has no expiry\n" in ctl("grant", ONE, *bounds).stderr
+    assert " has no" not in ctl("grant", ONE, *bounds, "--expires", "1h").stderr
 
 
 def test_a_grant_is_revoked_by_the_first_characters_of_its_id(ctl: Ctl, tmp_path: Path) -> None:
-    for user in ("bin", USER, "nobody"):
-        ctl("grant", user)
-    rows = json.loads((tmp_path / FILE).read_text())
-    for row, name in zip(rows, ("abcd1111", "abcd2222", "abcd3333"), strict=True):
-        row["id"] = name
-    (tmp_path / FILE).write_text(json.dumps(rows))
+    _grants(ctl, tmp_path, {"abcd1111": ONE, "abcd2222": OTHER, "abcd3333": OTHER})
     assert "3 grants begin with 'abcd': abcd1111, abcd2222, abcd3333" in ctl("revoke", "abcd").stderr
-    assert "there is no grant 'abc'" in ctl("revoke", "abc").stderr
-    assert ctl("revoke", "ABCD2").stderr == f"grant abcd2222 of {USER} is revoked\n"
-    assert ctl("revoke", "nobody").stderr == "grant abcd3333 of nobody is revoked\n"
-    (left,) = json.loads((tmp_path / FILE).read_text())
-    assert left["id"] == "abcd1111"
+    short = ctl("revoke", "abc").stderr
+    assert "there is no grant 'abc'" in short
+    assert "hint: give at least 4 characters of the id" in short
+    assert ctl("revoke", "ABCD2").stderr == f"grant abcd2222 of {OTHER} is revoked\n"
+    assert _left(tmp_path) == ["abcd1111", "abcd3333"]
+
+
+def test_a_user_is_one_account_by_name_and_by_number(ctl: Ctl, tmp_path: Path) -> None:
+    for user in (ONE, str(OF_ONE), f"0{OF_ONE}", OTHER):
+        assert f" of {ONE if user != OTHER else OTHER}; its token" in ctl("grant", user).stderr
+    ctl("revoke", f"0{OF_ONE}")
+    assert [one["user"] for one in json.loads((tmp_path / FILE).read_text())] == [OTHER]
+
+
+def test_a_number_that_is_a_user_and_begins_an_id_revokes_nothing(ctl: Ctl, tmp_path: Path) -> None:
+    _grants(ctl, tmp_path, {f"{OF_OTHER}000": ONE, "abcd2222": OTHER})
+    refused = ctl("revoke", str(OF_OTHER))
+    assert f"is the uid of a user with grants, and begins the id of grant {OF_OTHER}000" in refused.stderr
+    assert _left(tmp_path) == [f"{OF_OTHER}000", "abcd2222"]
+
+
+@pytest.mark.parametrize("user", [str(FREE), "no-such-account", "4294967294"])
+def test_a_grant_for_no_account_of_the_node_is_refused(ctl: Ctl, tmp_path: Path, user: str) -> None:
+    refused = ctl("grant", user)
+    assert f"this host has no user '{user}' (E103)" in refused.stderr
+    assert refused.returncode == 2
+    assert not (tmp_path / FILE).exists()
+
+
+def test_a_certificate_has_one_live_grant(ctl: Ctl, tmp_path: Path) -> None:
+    client = ("--certificate", str(CERTIFICATES / "client.pem"))
+    ctl("grant", ONE, *client)
+    (held,) = _left(tmp_path)
+    refused = ctl("grant", OTHER, *client)
+    assert f"grant {held} of {ONE} has this certificate (E103)" in refused.stderr
+    assert _left(tmp_path) == [held]
+    shown = json.loads(ctl("grants", "-o", "json").stdout)["grants"]
+    assert shown[0]["certificateSha256"] == fingerprint_of(CERTIFICATES / "client.pem")
+    assert f" certificate {shown[0]['certificateSha256'][:16]} " in ctl("grants").stdout
+    rows = json.loads((tmp_path / FILE).read_text())
+    (tmp_path / FILE).write_text(json.dumps([{**rows[0], "expires": 1}]))
+    assert ctl("grant", OTHER, *client).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("door.pem", "is the certificate of the door of this node"),
+        ("authority.pem", "is the certificate of an authority"),
+        ("expired.pem", "has expired at 2020-01-02T03:04:05Z"),
+    ],
+)
+def test_a_certificate_that_proves_no_client_is_refused(
+    ctl: Ctl, tmp_path: Path, name: str, sentence: str
+) -> None:
+    refused = ctl("grant", ONE, "--certificate", str(CERTIFICATES / name))
+    assert f"{name} {sentence} (E103)" in refused.stderr
+    assert refused.returncode == 2
+    assert not (tmp_path / FILE).exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "end"),
+    [
+        ("expired.pem", "20200102030405Z"),
+        ("client.pem", "21261101210009Z"),
+        ("door.pem", "21261101210009Z"),
+    ],
+    ids=["two digits", "four digits", "version 3"],
+)
+def test_the_end_of_a_certificate_is_read(name: str, end: str) -> None:
+    assert _not_after(der_of(CERTIFICATES / name)) == end
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "has no certificate"),
+        ("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "is damaged"),
+        ("-----BEGIN CERTIFICATE-----\n!\n-----END CERTIFICATE-----\n", "is damaged"),
+    ],
+    ids=["empty", "not DER", "not base64"],
+)
+def test_a_file_without_a_certificate_is_named(ctl: Ctl, tmp_path: Path, text: str, sentence: str) -> None:
+    (tmp_path / "client.pem").write_text(text)
+    refused = ctl("grant", ONE, "--certificate", str(tmp_path / "client.pem"))
+    assert str(tmp_path / "client.pem") in refused.stderr
+    assert f"{sentence} (E103)" in refused.stderr
+
+
+@pytest.mark.parametrize("words", [("grant", ONE), ("grants",), ("revoke", ONE)], ids=lambda words: words[0])
+def test_without_the_rights_of_root_the_error_says_so(
+    ctl: Ctl, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    (tmp_path / "remote").chmod(0)
+    refused = ctl(*words, before=_WITHOUT_RIGHTS)
+    (tmp_path / "remote").chmod(0o700)
+    assert "permission denied (E201)\nhint: call as root\n" in refused.stderr
+    assert refused.returncode == 4
+
+
+def _grants(ctl: Ctl, folder: Path, users: dict[str, str]) -> None:
+    """Makes a grant with each of these ids."""
+    for user in users.values():
+        ctl("grant", user)
+    rows = json.loads((folder / FILE).read_text())
+    for row, name in zip(rows, users, strict=True):
+        row["id"] = name
+    (folder / FILE).write_text(json.dumps(rows))
+
+
+def _left(folder: Path) -> list[str]:
+    return [one["id"] for one in json.loads((folder / FILE).read_text())]

@@ -15,14 +15,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.remote.node import CERTIFICATES
 from vgpud import clock
 from vgpud.api.client import Client
 from vgpud.api.gen import vgpud_pb2
+from vgpud.ctl.remote import _checked
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.policy.remote import RemoteSettings
 from vgpud.remote import wire
 from vgpud.remote.client import Place, status
-from vgpud.remote.door import RemoteDoor, Session
+from vgpud.remote.door import RemoteDoor, Session, context_of
 from vgpud.remote.engine import ENGINES
 from vgpud.remote.grants import Grant, Grants, Sizes, check_quota
 from vgpud.remote.limits import Places, Rate, Rates, network_of
@@ -196,16 +198,22 @@ def test_an_expired_or_revoked_grant_is_not_found(tmp_path: Path) -> None:
     by_certificate, none = grants.add(replace(ALICE, user="bob", certificate_sha256="a" * 64), "")
     assert none == ""
     assert grants.find("", "a" * 64) == by_certificate
-    for wrong, certificate in ((expired, ""), ("", ""), ("", "b" * 64), (token, "a" * 64)):
+    for wrong, certificate in (
+        (expired, ""),
+        ("", ""),
+        (f"{kept.id}..", ""),
+        ("", "b" * 64),
+        (token, "a" * 64),
+    ):
         if wrong == token:
             assert grants.find(wrong, certificate) == kept  # the token counts before the certificate
             continue
         with pytest.raises(VgpuError, match="revoked or has expired"):
             grants.find(wrong, certificate)
-    assert [one.id for one in grants.revoke("bob")] == [by_certificate.id]
+    assert [one.id for one in grants.revoke(by_certificate.id)] == [by_certificate.id]
     with pytest.raises(VgpuError, match="revoked or has expired"):
         grants.find("", "a" * 64)
-    assert len(grants.revoke("alice")) == 2
+    assert len(grants.revoke(kept.id, expired.partition(".")[0])) == 2
     assert grants.all() == ()
 
 
@@ -279,6 +287,58 @@ def test_a_host_without_an_address_is_told_apart_from_a_door_that_is_down(
     with pytest.raises(VgpuError, match=f"{host} port 14843 failed") as raised:
         asyncio.run(status(Place(host, token="a.b.c")))
     assert "this machine does not know the name" in raised.value.hint
+
+
+def test_a_door_of_another_name_is_told_apart_from_an_unknown_authority() -> None:
+    async def asked(authority: str) -> VgpuError:
+        tls = context_of(CERTIFICATES / "door.pem", CERTIFICATES / "door.key", None)
+        async with await asyncio.start_server(lambda *_: None, "127.0.0.9", 0, ssl=tls) as server:
+            port = server.sockets[0].getsockname()[1]
+            with pytest.raises(VgpuError) as raised:
+                await status(Place(f"127.0.0.9:{port}", authority=CERTIFICATES / authority))
+        return raised.value
+
+    named = asyncio.run(asked("door.pem"))
+    assert "its certificate is refused: ip address mismatch" in named.sentence
+    assert named.hint == "call the door by a name or address that its certificate has (subjectAltName)"
+    foreign = asyncio.run(asked("foreign.pem"))
+    assert "its certificate is refused: self-signed certificate" in foreign.sentence
+    assert "or the authority that has signed it, by --ca" in foreign.hint
+
+
+@pytest.mark.parametrize(
+    ("names", "sentence"),
+    [
+        (
+            ("client.pem", "door.key", "door.pem"),
+            "the key in {door.key} is not that of the certificate in {client.pem}",
+        ),
+        (("client.pem", "none.key", "door.pem"), "cannot read {none.key}: no such file or directory"),
+        (("client.pem", "client.pem", "door.pem"), "{client.pem} has no private key that can be used"),
+        (("client.key", "client.key", "door.pem"), "{client.key} is a private key"),
+        (("client.pem", "client.key", "door.key"), "{door.key} has no certificate that can be used"),
+    ],
+)
+def test_a_file_that_tls_cannot_use_is_named(names: tuple[str, str, str], sentence: str) -> None:
+    certificate, key, authority = (CERTIFICATES / name for name in names)
+    for name in names:
+        sentence = sentence.replace(f"{{{name}}}", str(CERTIFICATES / name))
+    with pytest.raises(VgpuError) as raised:
+        Place("gpu1", certificate=certificate, key=key, authority=authority).tls()
+    assert raised.value.sentence == sentence
+    if "none.key" not in names:  # the door says the same of its files
+        with pytest.raises(VgpuError) as raised:
+            context_of(certificate, key, authority)
+        assert raised.value.sentence == sentence
+
+
+@pytest.mark.parametrize("lost", [0, 9, 60], ids=["grant", "secret", "digest"])
+def test_a_token_that_is_not_whole_is_refused(tmp_path: Path, lost: int) -> None:
+    _, token = Grants(tmp_path / "grants.json").add(ALICE, "f" * 64)
+    assert _checked(f"{token}\n", "FILE") == token
+    with pytest.raises(VgpuError, match="the token of FILE is not whole: its parts have") as raised:
+        _checked(token[:lost] + token[lost + 1 :], "FILE")
+    assert raised.value.code is ErrorCode.BAD_REQUEST
 
 
 @pytest.mark.parametrize("address", ["", ":1", "gpu1:x", "gpu1:0", "gpu1:65536"])

@@ -16,7 +16,7 @@ from tests.remote.node import CERTIFICATES, USER, RemoteNode
 pytestmark = needs("root", "namespaces")
 
 
-@pytest.mark.parametrize("spoil", [lambda secret: secret[::-1], lambda secret: "x" * 43, lambda secret: ""])
+@pytest.mark.parametrize("spoil", [lambda secret: secret[::-1], lambda secret: "x" * 43])
 def test_a_token_with_a_wrong_secret_is_refused(remote: RemoteNode, spoil: Callable[[str], str]) -> None:
     token = remote.grant()
     number, secret, pin = token.split(".")

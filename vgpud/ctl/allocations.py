@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 ID_CHARACTERS = 12  # an allocation id is six random bytes in hexadecimal
 FEWEST_CHARACTERS = 4  # minimum length of a prefix of an id: a shorter one is too easily a typing error
+GIVE_MORE = f"give at least {FEWEST_CHARACTERS} characters of the id"
 _SHOWN = 4
 
 
@@ -18,11 +19,19 @@ def allocation_id(client: "Client", named: str) -> str:
     """Returns the whole allocation id for `named`. If `named` cannot be the prefix of an id, it is returned
     unchanged, and vgpud refuses it.
 
-    Raises VgpuError: BAD_REQUEST if the prefix fits several allocations, and the errors of ListAllocations.
+    Raises VgpuError: NO_SUCH_ALLOCATION if the prefix is too short, BAD_REQUEST if it fits several
+    allocations, and the errors of ListAllocations.
     """
+    if is_short(named):
+        raise VgpuError(ErrorCode.NO_SUCH_ALLOCATION, f"there is no allocation {named!r}", GIVE_MORE)
     if len(named) >= ID_CHARACTERS or not may_begin_id(named):
         return named
     return whole_id(named, (one.id for one in client.list_allocations().allocations), "allocations")
+
+
+def is_short(named: str) -> bool:
+    """Can `named` be the prefix of an id, but for its length?"""
+    return 0 < len(named) < FEWEST_CHARACTERS and set(named) <= set(string.hexdigits)
 
 
 def may_begin_id(named: str) -> bool:

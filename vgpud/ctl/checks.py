@@ -108,8 +108,10 @@ def folders(host: Host) -> Iterator[Finding]:
             yield Finding(name, OK, f"{free // 2**20} MiB are free in {folder}")
 
 
-def remote(settings: RemoteSettings) -> Iterator[Finding]:
-    """Checks the server program of remote slices, which runs as the accounts of grants."""
+def remote(settings: RemoteSettings, certificate: Path) -> Iterator[Finding]:
+    """Checks the server program of remote slices, which runs as the accounts of grants, and the
+    certificate and key of the door.
+    """
     if not settings.server:
         return
     try:
@@ -123,6 +125,16 @@ def remote(settings: RemoteSettings) -> Iterator[Finding]:
         yield Finding("remote engine", FAIL, found.sentence, found.fix)
     else:
         yield Finding("remote engine", OK, f"{settings.engine} by {settings.server}")
+    for file in (certificate, certificate.with_name("key.pem")):
+        try:
+            file.stat()
+        except FileNotFoundError:
+            fix = "make the door's certificate and its key, see docs/remote.md"
+            yield Finding("remote door", FAIL, f"{file} does not exist", fix)
+        except OSError:
+            continue  # root alone sees it
+        else:
+            yield Finding("remote door", OK, str(file))
 
 
 def specs(host: Host) -> Iterator[Finding]:

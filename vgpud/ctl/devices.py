@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from vgpud.api.client import Client
 
 _UUID_CHARACTERS = 40  # length of a UUID as NVML prints it: "GPU-" and a UUID of RFC 9562
+_SHOWN = 4
 
 
 def device_uuid(devices: Iterable[pb.Device], named: str) -> str:
@@ -24,9 +25,10 @@ def device_uuid(devices: Iterable[pb.Device], named: str) -> str:
             device.uuid for device in known if named and device.uuid.startswith(named)
         ]
     if len(found) != 1:
+        which = f": {', '.join(found[:_SHOWN])}{' and more' if len(found) > _SHOWN else ''}" if found else ""
         raise VgpuError(
             ErrorCode.NO_SUCH_DEVICE,
-            f"{named!r} names {len(found) or 'none'} of the {len(known)} devices of this node",
+            f"{named!r} names {len(found) or 'none'} of the {len(known)} devices of this node{which}",
             "name one: see 'vgpuctl devices'",
         )
     return found[0]

@@ -87,9 +87,10 @@ def _files() -> list[Finding]:
 
 def _remote() -> list[Finding]:
     from vgpud.ctl.policy_files import on_disk
+    from vgpud.remote.grants import of_this_node
 
     try:
-        return list(checks.remote(on_disk().policy.remote))
+        return list(checks.remote(on_disk().policy.remote, of_this_node()[1]))
     except VgpuError:
         return []  # another finding says that the policy is wrong
 

@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from argparse import ArgumentTypeError, Namespace
+from collections.abc import Sequence
 from pathlib import Path
 
 from vgpud.ctl import arguments as kinds
@@ -13,9 +14,9 @@ from vgpud.ctl.table import Column, Table
 from vgpud.ctl.terminal import Terminal, View
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import format_bytes, show_bytes
+from vgpud.remote import certificates, wire
 from vgpud.remote import client as remote_client
 from vgpud.remote import grants as node
-from vgpud.remote import wire
 from vgpud.remote.client import Place
 from vgpud.remote.engine import DEFAULT_LIBRARY
 
@@ -109,7 +110,16 @@ def _checked(text: str, where: str) -> str:
     if len(token.split(".")) != 3 or not token.isprintable() or len(token) > wire.TEXT_BYTES:
         hint = "a token has three parts with dots between them, as 'vgpuctl remote grant' prints it"
         raise VgpuError(ErrorCode.BAD_REQUEST, f"what {where} has is not a token", hint)
+    lengths = tuple(len(part) for part in token.split("."))
+    if lengths != node.TOKEN_CHARACTERS:
+        sentence = f"the token of {where} is not whole: its parts have {_counts(lengths)} characters, "
+        sentence += f"and those of a token {_counts(node.TOKEN_CHARACTERS)}"
+        raise VgpuError(ErrorCode.BAD_REQUEST, sentence, "copy all that 'vgpuctl remote grant' printed")
     return token
+
+
+def _counts(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers[:-1])) + f" and {numbers[-1]}"
 
 
 # --- on the node
@@ -118,8 +128,14 @@ def _checked(text: str, where: str) -> str:
 def grant(arguments: Namespace, terminal: Terminal) -> int:
     """Makes a grant and prints its token, which is not kept."""
     uid, gid, name = _account(arguments.user)
-    by_certificate = node.fingerprint_of(Path(arguments.certificate)) if arguments.certificate else ""
     now = int(time.time())
+    known, certificate = node.of_this_node()
+    own = _fingerprint_of_door(certificate)
+    by_certificate = (
+        certificates.client_fingerprint(Path(arguments.certificate), own, now)
+        if arguments.certificate
+        else ""
+    )
     wanted = node.Grant(
         id="",
         user=name,
@@ -132,14 +148,13 @@ def grant(arguments: Namespace, terminal: Terminal) -> int:
         max_cores_percent=None if arguments.cores is None else arguments.cores.value,
         max_sessions=arguments.sessions,
     )
-    known, certificate = node.of_this_node()
-    if not certificate.exists() and not by_certificate:
+    if not own and not by_certificate:
         raise VgpuError(
             ErrorCode.BAD_SETTING,
             "vgpud-remote.service has no certificate yet, and a token contains the digest of it",
             f"make {certificate} first (docs/remote.md)",
         )
-    made, token = known.add(wanted, "" if by_certificate else node.fingerprint_of(certificate))
+    made, token = known.add(wanted, "" if by_certificate else own)
     _record(f"remote grant {made.id} of {made.user} made")
     if lacks := _left_open(made):
         terminal.say(lacks)
@@ -151,6 +166,17 @@ def grant(arguments: Namespace, terminal: Terminal) -> int:
     else:
         terminal.say(f"grant {made.id} of {made.user}, for the certificate {by_certificate[:16]}")
     return 0
+
+
+def _fingerprint_of_door(certificate: Path) -> str:
+    """SHA-256 of the door's certificate; "" if there is none. Raises VgpuError."""
+    try:
+        certificate.stat()
+    except FileNotFoundError:
+        return ""
+    except OSError:
+        pass  # the next line says it
+    return certificates.fingerprint_of(certificate)
 
 
 def _left_open(made: node.Grant) -> str:
@@ -175,16 +201,11 @@ def _account(user: str) -> tuple[int, int, str]:
     import pwd
 
     try:
-        uid = kinds.uid(user)
-    except ArgumentTypeError as error:
+        account = pwd.getpwuid(kinds.uid(user))
+    except (ArgumentTypeError, KeyError):
         hint = "name an account of this node, or its uid"
-        raise VgpuError(ErrorCode.BAD_REQUEST, str(error), hint) from None
-    try:
-        account = pwd.getpwuid(uid)
-    except KeyError:
-        found = uid, uid, user
-    else:
-        found = uid, account.pw_gid, account.pw_name
+        raise VgpuError(ErrorCode.BAD_REQUEST, f"this host has no user {user!r}", hint) from None
+    found = account.pw_uid, account.pw_gid, account.pw_name
     if found[0] == 0 or found[1] == node.group_of_tenants():
         sentence = (
             f"the programs of a remote user may not run as {found[2]}, which vgpud's sockets are open to"
@@ -203,7 +224,7 @@ def grants(arguments: Namespace, terminal: Terminal) -> int:
             (
                 one.id,
                 one.user,
-                "certificate" if one.certificate_sha256 else "token",
+                f"certificate {one.certificate_sha256[:16]}" if one.certificate_sha256 else "token",
                 "-" if one.max_memory_bytes is None else show_bytes(one.max_memory_bytes),
                 "-" if one.max_cores_percent is None else f"{one.max_cores_percent:g}%",
                 "-" if one.max_sessions is None else str(one.max_sessions),
@@ -218,6 +239,7 @@ def grants(arguments: Namespace, terminal: Terminal) -> int:
             "user": one.user,
             "uid": one.uid,
             "by": "certificate" if one.certificate_sha256 else "token",
+            "certificateSha256": one.certificate_sha256 or None,
             "memoryBytes": one.max_memory_bytes,
             "sharePercent": one.max_cores_percent,
             "sessions": one.max_sessions,
@@ -242,17 +264,32 @@ def _expiry(expires: int | None, now: float) -> str:
 
 def revoke(arguments: Namespace, terminal: Terminal) -> int:
     """Removes grants; their sessions end within seconds."""
-    from vgpud.ctl.allocations import may_begin_id, whole_id
-
     known, _ = node.of_this_node()
-    named, held = arguments.grant, known.all()
-    if may_begin_id(named) and not any(one.user == named for one in held):
-        named = whole_id(named, (one.id for one in held), "grants")
-    gone = known.revoke(named)
-    if not gone:
-        sentence = f"there is no grant {arguments.grant!r}, and no user of this name has one"
-        raise VgpuError(ErrorCode.NO_SUCH_CLIENT, sentence, "see 'vgpuctl remote grants'")
+    gone = known.revoke(*_named(arguments.grant, known.all()))
     for one in gone:
         _record(f"remote grant {one.id} of {one.user} revoked")
         terminal.say(f"grant {one.id} of {one.user} is revoked")
     return 0
+
+
+def _named(named: str, held: Sequence[node.Grant]) -> list[str]:
+    """The ids of the grants of a user, or of the grant with an id that begins with `named`. Raises
+    VgpuError.
+    """
+    from vgpud.ctl.allocations import GIVE_MORE, is_short, may_begin_id, whole_id
+
+    try:
+        uid = kinds.uid(named)
+    except ArgumentTypeError:
+        uid = None
+    of_user = [one.id for one in held if named == one.user or uid == one.uid]
+    by_id = [one.id for one in held if may_begin_id(named) and one.id.startswith(named.lower())]
+    if of_user and by_id and not any(named == one.user for one in held):
+        sentence = f"{named!r} is the uid of a user with grants, and begins the id of grant {by_id[0]}"
+        raise VgpuError(ErrorCode.BAD_REQUEST, sentence, "give the user's name, or the whole id")
+    found = of_user or [whole_id(named, by_id, "grants")][: len(by_id)]
+    if not found:
+        sentence = f"there is no grant {named!r}, and no user of this name has one"
+        hint = GIVE_MORE if is_short(named) else "see 'vgpuctl remote grants'"
+        raise VgpuError(ErrorCode.NO_SUCH_CLIENT, sentence, hint)
+    return found

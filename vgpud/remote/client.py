@@ -19,8 +19,8 @@ from typing import Any
 
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.remote import wire
+from vgpud.remote.certificates import fingerprint, pair_problem
 from vgpud.remote.engine import ENGINES
-from vgpud.remote.grants import fingerprint
 from vgpud.remote.relay import PIECE_BYTES, Stream, drop, relay
 
 _CALL_SECONDS = 150.0  # more than the door's own time limit for a slice
@@ -29,6 +29,7 @@ _END_SECONDS = 10.0  # for the release of the slice
 _AGAIN_SECONDS = 1.0
 _ATTACHES, _ATTACH_AGAIN_SECONDS = 10, 0.3  # the door bounds handshakes at one time and in a second
 _ESTABLISHED = "01"  # include/net/tcp_states.h
+_OTHER_NAME = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH (x509_vfy.h)
 _LOOKS, _LOOK_SECONDS = 50, 0.02  # for a socket in a listing that changes while it is read
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -65,18 +66,28 @@ class Place:
         return parts[2] if len(parts) == 3 else ""
 
     def tls(self) -> ssl.SSLContext:
+        for file in filter(None, (self.certificate, self.key, self.authority)):
+            try:
+                file.open("rb").close()
+            except OSError as error:
+                raise _unusable(f"cannot read {file}: {(error.strerror or str(error)).lower()}") from None
         try:
             context = ssl.create_default_context(cafile=self.authority)
-            context.minimum_version = ssl.TLSVersion.TLSv1_3
-            if self.certificate is not None:
+        except OSError:
+            raise _unusable(f"{self.authority} has no certificate that can be used") from None
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        if self.certificate is not None and self.key is not None:
+            try:
                 context.load_cert_chain(self.certificate, self.key)
-        except OSError as error:
-            said = (error.strerror or str(error)).lower()
-            sentence = f"the certificate, its key or the authority cannot be read: {said}"
-            raise VgpuError(ErrorCode.BAD_REQUEST, sentence, "check --certificate, --key and --ca") from None
+            except OSError:
+                raise _unusable(pair_problem(self.certificate, self.key)) from None
         if self.pin and self.authority is None:
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         return context
+
+
+def _unusable(sentence: str) -> VgpuError:
+    return VgpuError(ErrorCode.BAD_REQUEST, sentence, "correct --certificate, --key or --ca")
 
 
 async def call(place: Place, asked: wire.Call) -> tuple[StreamReader, StreamWriter, dict[str, Any]]:
@@ -97,7 +108,7 @@ async def call(place: Place, asked: wire.Call) -> tuple[StreamReader, StreamWrit
     except (OSError, UnicodeError, EOFError, TimeoutError, asyncio.LimitOverrunError) as error:
         if writer is not None:
             drop(writer)
-        said = str(error).lower() if isinstance(error, ssl.SSLError) else _why(error)
+        said = _why(error)
         sentence = f"the call to the door {host} port {port} failed: {said}"
         raise VgpuError(ErrorCode.UNREACHABLE, sentence, _hint(error)) from None
     except BaseException:
@@ -111,12 +122,16 @@ def _why(error: BaseException) -> str:
         return "no answer in time"
     if isinstance(error, EOFError | ConnectionResetError | asyncio.LimitOverrunError):
         return "it closed the connection"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is refused: {error.verify_message.lower().rstrip('.')}"
     return (getattr(error, "strerror", "") or str(error)).lower()
 
 
 def _hint(error: BaseException) -> str:
     if isinstance(error, socket.gaierror | UnicodeError):  # the latter: not a name of DNS
         return "correct the host's name, or give its address: this machine does not know the name"
+    if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _OTHER_NAME:
+        return "call the door by a name or address that its certificate has (subjectAltName)"
     if isinstance(error, ssl.SSLCertVerificationError):
         return "name the door's certificate, or the authority that has signed it, by --ca"
     return "check that vgpud-remote.service runs there, and that the port is open"

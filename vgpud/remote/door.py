@@ -28,7 +28,7 @@ from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.log_event import LogEvent
 from vgpud.policy.remote import RemoteSettings
 from vgpud.remote import wire
-from vgpud.remote.grants import fingerprint
+from vgpud.remote.certificates import fingerprint, pair_problem
 from vgpud.remote.limits import Places, Rate, Rates, network_of
 from vgpud.remote.relay import PIECE_BYTES, Stream, drop, finish, relay
 from vgpud.settings import load_settings
@@ -482,19 +482,26 @@ def context_of(certificate: Path, key: Path, authority: Path | None) -> ssl.SSLC
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
+    sentence = ""
     try:
         context.load_cert_chain(certificate, key)
+    except ssl.SSLError:
+        sentence = pair_problem(certificate, key)
+    except OSError as error:
+        said = (error.strerror or str(error)).lower()
+        sentence = f"the door's certificate {certificate} or its key {key} cannot be read: {said}"
+    try:
         if authority is not None:
             context.load_verify_locations(authority)
             context.verify_mode = ssl.CERT_OPTIONAL
+    except ssl.SSLError:
+        sentence = sentence or f"{authority} has no certificate that can be used"
     except OSError as error:
         said = (error.strerror or str(error)).lower()
-        raise VgpuError(
-            ErrorCode.BAD_SETTING,
-            f"the door's certificate {certificate}, its key {key} or the clients' authority cannot be read: "
-            f"{said}",
-            "docs/remote.md has the command that makes a certificate",
-        ) from None
+        sentence = sentence or f"the clients' authority {authority} cannot be read: {said}"
+    if sentence:
+        hint = "docs/remote.md has the command that makes a certificate"
+        raise VgpuError(ErrorCode.BAD_SETTING, sentence, hint)
     return context
 
 

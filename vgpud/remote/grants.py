@@ -10,7 +10,6 @@ import hashlib
 import hmac
 import json
 import os
-import re
 import secrets
 import time
 from collections.abc import Iterable, Iterator
@@ -21,11 +20,14 @@ from typing import Any, get_type_hints
 
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import show_bytes
+from vgpud.remote.certificates import AS_ROOT
 
 FILE = "remote/grants.json"  # below the state folder
 CERTIFICATE = "remote/certificate.pem"  # the door's, below the folder of the policy
 MAX_GRANTS = 10_000
-_CERTIFICATE = re.compile("-----BEGIN CERTIFICATE-----(.+?)-----END CERTIFICATE-----", re.DOTALL)
+_ID_BYTES, _SECRET_BYTES = 4, 32
+#: of the three parts of a token: hexadecimal, base64 without padding, the hexadecimal SHA-256
+TOKEN_CHARACTERS = (2 * _ID_BYTES, 43, 64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,28 +91,6 @@ def _over(grant: Grant, what: str) -> VgpuError:
     )
 
 
-def fingerprint(certificate: bytes) -> str:
-    """SHA-256, in hexadecimal, of a certificate in DER."""
-    return hashlib.sha256(certificate).hexdigest()
-
-
-def fingerprint_of(path: Path) -> str:
-    """As `fingerprint`, of the first certificate in a PEM file. Raises VgpuError(BAD_REQUEST)."""
-    import ssl
-
-    try:
-        text = path.read_text()
-        found = _CERTIFICATE.search(text)
-        if found is None and "PRIVATE KEY-----" in text:
-            sentence, hint = f"{path} is a private key", "name the file with its certificate"
-            raise VgpuError(ErrorCode.BAD_REQUEST, sentence, hint)
-        return fingerprint(ssl.PEM_cert_to_DER_cert(found[0] if found else text))
-    except (OSError, ValueError) as error:
-        said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        hint = "name a file with a certificate that begins with -----BEGIN CERTIFICATE-----"
-        raise VgpuError(ErrorCode.BAD_REQUEST, f"cannot read {path}: {said.lower()}", hint) from None
-
-
 def of_this_node() -> "tuple[Grants, Path]":
     """The grants of this node, and where its door's certificate is. Raises VgpuError."""
     from vgpud.settings import load_settings
@@ -142,7 +122,9 @@ def _read(row: dict[str, Any]) -> Grant:
 
 
 class Grants:
-    """The file of grants. Each method raises VgpuError(LEDGER_FAILED) if the file cannot be used."""
+    """The file of grants. Each method raises VgpuError if the file cannot be used: NOT_ALLOWED if the caller
+    may not, else LEDGER_FAILED.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -178,27 +160,37 @@ class Grants:
         )
 
     def add(self, grant: Grant, pin: str) -> tuple[Grant, str]:
-        """Adds a grant under a new id. Returns it with its token; one for a certificate has no token."""
+        """Adds a grant under a new id. Returns it with its token; one for a certificate has no token.
+        Raises VgpuError(BAD_REQUEST) if a live grant has the certificate.
+        """
         with self._locked():
             known = self.all()
+            shown = grant.certificate_sha256
+            same = next(
+                (one for one in known if shown == one.certificate_sha256 != "" and not one.expired), None
+            )
+            if same is not None:
+                sentence = f"grant {same.id} of {same.user} has this certificate"
+                hint = f"revoke it first ('vgpuctl remote revoke {same.id}'), or name another certificate"
+                raise VgpuError(ErrorCode.BAD_REQUEST, sentence, hint)
             if len(known) >= MAX_GRANTS:
                 sentence = f"there are {len(known)} grants, and {MAX_GRANTS} is the limit"
                 raise VgpuError(ErrorCode.DENIED_BY_POLICY, sentence, "revoke those that are not needed")
             taken = {one.id for one in known}
-            grant_id = next(one for one in iter(lambda: secrets.token_hex(4), "") if one not in taken)
+            grant_id = next(one for one in iter(lambda: secrets.token_hex(_ID_BYTES), "") if one not in taken)
             grant, token = replace(grant, id=grant_id), ""
             if not grant.certificate_sha256:
-                secret = secrets.token_urlsafe(32)
+                secret = secrets.token_urlsafe(_SECRET_BYTES)
                 token = f"{grant_id}.{secret}.{pin}"
                 grant = replace(grant, secret_sha256=hashlib.sha256(secret.encode()).hexdigest())
             self._write((*known, grant))
         return grant, token
 
-    def revoke(self, name: str) -> tuple[Grant, ...]:
-        """Removes the grant with this id, or all grants of the user with this name. Returns them."""
+    def revoke(self, *ids: str) -> tuple[Grant, ...]:
+        """Removes the grants with these ids. Returns them."""
         with self._locked():
             known = self.all()
-            gone = tuple(one for one in known if name in (one.id, one.user))
+            gone = tuple(one for one in known if one.id in ids)
             if gone:
                 self._write(one for one in known if one not in gone)
         return gone
@@ -240,8 +232,7 @@ class Grants:
 
     def _failed(self, error: Exception) -> VgpuError:
         said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        return VgpuError(
-            ErrorCode.LEDGER_FAILED,
-            f"the grants in {self._path} cannot be used: {said.lower()}",
-            "call as root, or correct or remove the file",
-        )
+        sentence = f"the grants in {self._path} cannot be used: {said.lower()}"
+        if isinstance(error, PermissionError):
+            return VgpuError(ErrorCode.NOT_ALLOWED, sentence, AS_ROOT)
+        return VgpuError(ErrorCode.LEDGER_FAILED, sentence, "correct or remove the file")
