@@ -20,7 +20,7 @@ from vgpud.lease import LeaseActivity, Meter, ProcessSwap, SwapPhase
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.move_view import DefragView, RoomWanted, TenantMove
 from vgpud.model.quantity import GIB, MIB
-from vgpud.model.tenancy import Allocation, Mode, Owner, Selector, State
+from vgpud.model.tenancy import Allocation, Mode, Owner, Selector, State, SuspendedProcess
 from vgpud.modes.preload import Preload
 from vgpud.node.tenants import relocate
 from vgpud.pace import Pace
@@ -375,6 +375,56 @@ def test_of_two_moves_at_once_with_room_for_one_the_second_is_refused_and_leaves
             assert n.leases.made == {goes: HELD}
             assert n.places() == {goes: uuid(1), stays: uuid(0)}
             assert n.world.parts.book.use_of(uuid(1)).count == 1, "its room is free again"
+
+    clock.run(work())
+
+
+def test_a_drain_gives_the_host_memory_to_the_first_tenant_of_its_order_although_that_one_begins_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it holds is read before its host memory is ordered."""
+
+    async def work() -> None:
+        async with node(tmp_path, bounded(HELD + HELD // 2)) as n:
+            await n.add("small", 0)
+            await n.add("large", 0, gib=2)
+            swaps = n.world.keeper.suspends.swaps
+            plain = swaps.processes
+
+            async def processes(allocation: Allocation) -> tuple[SuspendedProcess, ...]:
+                if allocation.id == "large":
+                    await clock.passed(1)
+                return await plain(allocation)
+
+            monkeypatch.setattr(swaps, "processes", processes)
+            gone = await n.world.keeper.relocations.evacuate(uuid(0), ROOT)
+            assert [one.allocation_id for one in gone.moved] == ["large"]
+            assert [name for name, _ in gone.staying] == ["small"]
+
+    clock.run(work())
+
+
+def test_a_drain_says_that_all_other_devices_are_drained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        async with node(tmp_path) as n:
+            await n.add("first", 0)
+            relocations = n.world.keeper.relocations
+            monkeypatch.setattr(relocations, "_is_drained", {uuid(i) for i in range(4)}.__contains__)
+            ((_, why),) = (await relocations.evacuate(uuid(0), ROOT)).staying
+            assert why == "all other devices (3) are drained, and 'vgpuctl undrain DEVICE' opens one"
+
+    clock.run(work())
+
+
+def test_a_defrag_for_more_than_any_card_has_says_so(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with node(tmp_path) as n:
+            await n.add("first", 0)
+            with pytest.raises(VgpuError, match=r"no device can hold 2TiB .* the most is ") as refused:
+                await n.world.keeper.relocations.plan(RoomWanted(memory_bytes=2048 * GIB))
+            assert refused.value.code is ErrorCode.IMPOSSIBLE
 
     clock.run(work())
 

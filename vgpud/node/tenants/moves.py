@@ -76,7 +76,8 @@ class Moves:
         booked: Callable[[], None] = lambda: None,
     ) -> Allocation:
         """Moves an allocation. `to` has one device for each slice, or one device for the slice that is on
-        device `source`. `booked` is called when room is booked on both devices, before the move.
+        device `source`. `booked` is called when room is booked on both devices and on the host, before the
+        move.
 
         Raises VgpuError; the tenant then stays on its device, running or suspended.
         """
@@ -101,8 +102,7 @@ class Moves:
             return None
         # From here on, the capacity is booked on the old and on the new devices.
         self._services.store.reserve(plan, Change.MOVE)
-        change = self._services.changes.begin(allocation.id, self._move(allocation, plan))
-        booked()
+        change = self._services.changes.begin(allocation.id, self._move(allocation, plan, booked))
         return await asyncio.shield(change)
 
     def plan(self, allocation: Allocation, to: Sequence[str]) -> Allocation:
@@ -131,7 +131,7 @@ class Moves:
     def _node(self) -> Node:
         return self._services.inventory.node
 
-    async def _move(self, before: Allocation, going: Allocation) -> Allocation:
+    async def _move(self, before: Allocation, going: Allocation, booked: Callable[[], None]) -> Allocation:
         try:
             async with self._holds(before) as holds:
                 if not is_away(going):
@@ -139,11 +139,13 @@ class Moves:
                 going = await self._found(holds, before, going)
                 if going.is_deep:
                     with self._ordered(going):
+                        booked()
                         await self._swaps.prepare(before)
                         self._services.fault("move.prepared")
                         await holds.leave(devices_of(before))
                         going = await self._found(holds, before, going)
                 with self._ordered(going):
+                    booked()
                     first, *rest = rules.move_steps(going)
                     going = await self._step(holds, going, first, "")
                     verb = "moved while suspended" if is_away(going) else "moved"

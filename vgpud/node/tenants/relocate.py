@@ -34,8 +34,8 @@ _Outcome = TenantMove | VgpuError
 
 
 class _Overlap:
-    """Moves in a given order: each begins when the one before it has booked its room. One without room begins
-    anew when those before it have ended.
+    """Moves in a given order: each begins when the one before it has booked its room, on the devices and on
+    the host. One without room begins anew when those before it have ended.
     """
 
     def __init__(self, group: asyncio.TaskGroup) -> None:
@@ -112,7 +112,11 @@ class Relocations:
         allocation = self._book.get(allocation_id)
         check_movable(allocation, self._inventory.node)
         refusals: list[VgpuError] = []
-        for target in self._targets(allocation, device_uuid):
+        targets = self._targets(allocation, device_uuid)
+        open_ = [target for target in targets if not self._is_drained(target)]
+        if targets and not open_:
+            raise _all_drained(len(targets))
+        for target in open_:
             to = _instead(allocation, device_uuid, target)
             try:
                 self._moves.plan(allocation, to)
@@ -144,7 +148,7 @@ class Relocations:
 
     async def plan(self, wanted: RoomWanted) -> DefragView:
         """The moves that make the requested room. Raises VgpuError: NO_CAPACITY if no moves make it,
-        NO_SUCH_DEVICE.
+        IMPOSSIBLE if no device is large enough, NO_SUCH_DEVICE.
         """
         await self._inventory.refresh()
         node = self._inventory.node
@@ -162,6 +166,9 @@ class Relocations:
             share_hundredths=0 if wanted.share is None else wanted.share.hundredths,
             whole=wanted.whole_device,
         )
+        largest = max((one.memory_bytes for one in bins if one.uuid in goal.on), default=goal.memory_bytes)
+        if goal.memory_bytes > largest:
+            raise _too_large(goal.memory_bytes, largest)
         pieces = [piece for piece in self._pieces(wanted.whole_device) if piece.device_uuid in known]
         way = fewest_moves(bins, pieces, goal)
         if way is None:
@@ -277,6 +284,14 @@ def _nowhere(refusals: list[VgpuError]) -> VgpuError:
     return (full or refusals)[0]
 
 
+def _all_drained(devices: int) -> VgpuError:
+    return VgpuError(
+        ErrorCode.NO_CAPACITY,
+        f"all other devices ({devices}) are drained, and 'vgpuctl undrain DEVICE' opens one",
+        "see 'vgpuctl devices'",
+    )
+
+
 def _no_target(device: Device, why: str) -> VgpuError:
     undrain = f"'vgpuctl undrain {device.index}' opens it, or " if why == DRAINED else ""
     return VgpuError(
@@ -286,11 +301,20 @@ def _no_target(device: Device, why: str) -> VgpuError:
     )
 
 
+def _too_large(wanted_bytes: int, largest_bytes: int) -> VgpuError:
+    largest = shown_bytes(largest_bytes)
+    return VgpuError(
+        ErrorCode.IMPOSSIBLE,
+        f"no device can hold {shown_bytes(wanted_bytes)} in mode preload, even idle: the most is {largest}",
+        f"ask for at most {largest}",
+    )
+
+
 def _no_way(wanted: RoomWanted, slices: int) -> VgpuError:
     size = "a whole device" if wanted.whole_device else shown_bytes(wanted.memory_bytes or 0)
     return VgpuError(
         ErrorCode.NO_CAPACITY,
-        f"{MOVES_MAX} moves are not enough to make room for {size}: the node has {slices} slices "
-        "in mode preload",
+        f"{MOVES_MAX} moves are not enough to make room for {size}: the node has "
+        f"{counted(slices, 'slice')} in mode preload",
         "see 'vgpuctl ls': slices of pods and slices that are swapped out are not moved",
     )
