@@ -15,6 +15,9 @@ from vgpud.modes.base import Paths
 from vgpud.modes.mps import MpsMode, MpsRules, MpsWorld, Users
 from vgpud.modes.mps.features import Features
 from vgpud.planner.choose import choose
+from vgpud.planner.refuse import refuse
+from vgpud.planner.verdict import Unfit
+from vgpud.planner.wanted import Wanted
 from vgpud.policy.model import Policy
 
 NODE = Node(devices=(device(0), device(1)))
@@ -36,6 +39,15 @@ def test_a_request_with_all_devices_closed_is_refused_for_want_of_capacity() -> 
     told = "device 0 accepts no such request now: it is drained (and 1 device more closed)"
     assert refusal.sentence == told
     assert refusal.hint == "'vgpuctl undrain 0' opens it, or allow other devices"
+
+
+def test_all_closed_devices_are_counted_also_those_in_another_mode() -> None:
+    shut = [
+        Unfit(device(i), mode, True, ErrorCode.NO_CAPACITY, "it is drained", closed=True)
+        for i, mode in enumerate((Mode.MPS, Mode.MPS, Mode.PRELOAD))
+    ]
+    refusal = refuse(Wanted((Mode.MPS, Mode.PRELOAD), GIB, None, 1, ""), shut, ())
+    assert refusal.sentence.endswith("it is drained (and 2 devices more closed)")
 
 
 def test_an_impossible_request_is_reported_before_a_closed_device() -> None:

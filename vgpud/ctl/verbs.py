@@ -211,7 +211,7 @@ VERBS: tuple[Verb | Group, ...] = (
             ),
         ),
         details="All its processes wait meanwhile, at their next CUDA call. libvgpu copies evictable memory "
-        "(docs/pool.md) as fast as the bus; the driver takes some ten seconds for 16 GiB: then give a long "
+        "(docs/pool.md) as fast as the bus; the driver takes some seven seconds for 16 GiB: then give a long "
         "--timeout. vgpud goes on if the call is cut short.",
         examples=("vgpuctl suspend 4f2a", "vgpuctl suspend 4f2a --deep --timeout 300"),
     ),
@@ -259,7 +259,7 @@ VERBS: tuple[Verb | Group, ...] = (
             argument("--dry-run", action="store_true", help="only say what would move"),
         ),
         details="Without --memory and --cores, a device is freed of preload tenants. The fewest moves are "
-        "found, and done one after the other.",
+        "found; up to four run at once.",
         examples=(
             "vgpuctl defrag --memory 60GiB --dry-run",
             "vgpuctl defrag --device 2",

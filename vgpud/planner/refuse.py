@@ -55,7 +55,7 @@ def _no_capacity(
         return VgpuError(ErrorCode.NO_CAPACITY, sentence, hint, details)
     closed = tuple(v for v in unfit if v.closed and v.mode is mode)
     if closed and len(closed) == len([v for v in unfit if v.busy and v.mode is mode]):
-        return _all_closed(closed, details)
+        return _all_closed(closed[0], len({v.device.uuid for v in unfit if v.closed}), details)
     if mode is Mode.EXCLUSIVE:
         return VgpuError(ErrorCode.NO_CAPACITY, "no whole device is free now", _capital(waiting), details)
     rooms = tuple((v.room, v.device) for v in unfit if v.busy and v.mode is mode)
@@ -64,10 +64,9 @@ def _no_capacity(
     return _no_quota(want, mode, rooms, waiting, details)
 
 
-def _all_closed(closed: tuple[Unfit, ...], details: tuple[str, ...]) -> VgpuError:
+def _all_closed(first: Unfit, devices: int, details: tuple[str, ...]) -> VgpuError:
     """The refusal if all devices that could serve the request are closed to it now."""
-    first = closed[0]
-    more = f" (and {counted(len(closed) - 1, 'device')} more closed)" if len(closed) > 1 else ""
+    more = f" (and {counted(devices - 1, 'device')} more closed)" if devices > 1 else ""
     drained = first.sentence == DRAINED
     hint = f"'vgpuctl undrain {first.device.index}' opens it" if drained else "wait until it is open"
     return VgpuError(

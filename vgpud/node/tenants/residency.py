@@ -127,7 +127,7 @@ class Residency:
         move = self._waiting.get(allocation.id)
         if move is not None:
             return f"waits to resume, {_ordinal(move.place)} in the queue: {move.sentence}"
-        return "idle" if allocation.cause is Cause.IDLE else "has no work, and others use its room"
+        return "idle" if allocation.cause is Cause.IDLE else "has no work, and left its room to others"
 
     @property
     def waiting(self) -> int:
