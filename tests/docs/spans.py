@@ -106,6 +106,8 @@ NOT_RUN = {
     "nvidia-smi --gpu-reset -i N": _CARD,
     "./dev test tests/remote": _SUITE,
     "journalctl -t vgpuctl": "needs a journal",
+    "journalctl -u 'vgpud-remote-session@*'": "needs a journal",
+    "kubectl get resourceslices": "needs a cluster with cards",
     "vgpuctl remote grants": _SUITE,  # run by tests/remote
     "vgpuctl remote revoke GRANT": _SUITE,
     "systemctl status vgpud-remote": _SUITE,
