@@ -67,7 +67,7 @@ def test_an_honest_client_is_served_beside_garbage_and_half_open_connections(rem
 
 @pytest.mark.parametrize(
     "line",
-    [b"{}\n", b"[" * 5000 + b"\n", b"x" * 300_000, b'{"version":1,"call":"settings"}\n', b"\xff\n"],
+    [b"{}\n", b"[" * 5000 + b"\n", b"x" * 300_000, b'{"version":2,"call":"settings"}\n', b"\xff\n"],
     ids=["empty", "deep", "endless", "settings", "bytes"],
 )
 def test_a_call_that_is_none_is_refused(remote: RemoteNode, line: bytes) -> None:

@@ -44,7 +44,7 @@ def test_a_call_is_read_as_it_was_written(token: str, memory: str, label: str) -
 @given(
     st.binary(max_size=300)
     | st.dictionaries(st.text(), st.text() | st.integers()).map(
-        lambda fields: json.dumps({"version": 1, "call": "open", **fields}).encode()
+        lambda fields: json.dumps({"version": wire.VERSION, "call": "open", **fields}).encode()
     )
 )
 def test_any_line_is_a_call_or_a_bad_request(line: bytes) -> None:

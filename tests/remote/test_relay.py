@@ -1,14 +1,17 @@
 """The relay between two connections, and the ends of each."""
 
 import asyncio
+import os
 import socket
 import subprocess
 from asyncio import StreamReader, StreamWriter
 
 import pytest
 
+from tests.lease.conftest import eventually as until
 from vgpud.model.errors import VgpuError
 from vgpud.remote import relay as relays
+from vgpud.remote.client import _uid_of
 from vgpud.remote.engine import ENGINES
 from vgpud.remote.relay import relay
 from vgpud.remote.session import _wait_ready
@@ -21,10 +24,14 @@ async def _pair() -> tuple[tuple[StreamReader, StreamWriter], socket.socket]:
     return await asyncio.open_connection(sock=near), peer
 
 
-def test_the_end_of_one_side_reaches_the_other_and_its_last_pieces_come_back() -> None:
+def test_an_end_of_one_direction_passes_and_the_answer_comes_back() -> None:
     async def check() -> None:
         (near, program), (far, engine) = await _pair(), await _pair()
-        work = asyncio.ensure_future(relay(near, far))
+        client, door = socket.socketpair()  # has no end of one direction here, as TLS
+        ends = [asyncio.open_connection(sock=one) for one in (client, door)]
+        work = [
+            asyncio.ensure_future(relay(one, await end)) for one, end in zip((near, far), ends, strict=True)
+        ]
         loop = asyncio.get_running_loop()
         with program, engine:
             program.sendall(b"ask")
@@ -32,24 +39,50 @@ def test_the_end_of_one_side_reaches_the_other_and_its_last_pieces_come_back() -
             assert await loop.sock_recv(engine, 100) == b"ask"
             assert await loop.sock_recv(engine, 100) == b""
             engine.sendall(b"answer")
-            engine.close()
+            engine.shutdown(socket.SHUT_WR)
             assert await loop.sock_recv(program, 100) == b"answer"
             assert await loop.sock_recv(program, 100) == b""
-            await work
+            await asyncio.gather(*work)
 
     asyncio.run(check())
 
 
 def test_a_side_that_does_not_end_after_the_other_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     async def check() -> None:
-        (near, program), (far, engine) = await _pair(), await _pair()
-        with engine:
+        (near, program), (far, door) = await _pair(), await _pair()
+        with door:
             program.close()
             await relay(near, far)
-            assert await asyncio.get_running_loop().sock_recv(engine, 100) == b""
+            assert await asyncio.get_running_loop().sock_recv(door, 100) == bytes(4)
 
     monkeypatch.setattr(relays, "_REST_SECONDS", 0.0)
     asyncio.run(check())
+
+
+@pytest.mark.parametrize("sent", [b"", b"\0\0", b"\0\0\0\5abc"], ids=["none", "length", "piece"])
+def test_a_lost_connection_between_client_and_door_ends_the_programs(sent: bytes) -> None:
+    async def check() -> None:
+        (near, program), (far, door) = await _pair(), await _pair()
+        with program:
+            door.sendall(sent)
+            door.close()
+            await relay(near, far)
+            assert (await asyncio.get_running_loop().sock_recv(program, 100)) in (b"", b"abc")
+
+    asyncio.run(check())
+
+
+def test_a_socket_is_of_its_user_until_its_program_closes_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as made:
+        made.connect(listener.getsockname())
+        ports = made.getsockname()[1], listener.getsockname()[1]
+        accepted, _ = listener.accept()
+        with accepted:
+            until(lambda: _uid_of(*ports) == os.getuid())
+            made.shutdown(socket.SHUT_WR)
+            until(lambda: _uid_of(*ports) == os.getuid())
+            made.close()
+            assert _uid_of(*ports) is None
 
 
 def test_a_session_does_not_wait_for_its_server_when_the_door_has_left() -> None:

@@ -50,6 +50,17 @@ def test_the_server_runs_as_the_grants_account_in_namespaces_of_its_own(remote: 
     ended(client)
 
 
+def test_a_program_that_ends_its_side_of_a_connection_gets_the_whole_answer(short: RemoteNode) -> None:
+    ask = (
+        "import os, socket; made = socket.create_connection(os.environ['LUPINE_SERVER'].split(':'));"
+        "made.sendall(b'echo ' + b'z' * 1000000 + b'\\n'); made.shutdown(socket.SHUT_WR);"
+        "print(len(made.makefile('rb').read()))"
+    )
+    client = short.client(short.grant(), "--memory", "1GiB", command=[sys.executable, "-c", ask])
+    said, errors = client.communicate(timeout=300)
+    assert said == "1000001\n", errors + short.log.read_text()
+
+
 def test_a_signal_to_the_client_reaches_the_program_and_is_the_exit_code(short: RemoteNode) -> None:
     client = opened(short, short.grant(), "--memory", "1GiB")
     client.send_signal(signal.SIGTERM)

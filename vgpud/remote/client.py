@@ -28,8 +28,8 @@ _CONNECT_SECONDS = 15.0
 _END_SECONDS = 10.0  # for the release of the slice
 _AGAIN_SECONDS = 1.0
 _ATTACHES, _ATTACH_AGAIN_SECONDS = 10, 0.3  # the door bounds handshakes at one time and in a second
-_ESTABLISHED = "01"  # include/net/tcp_states.h
 _OTHER_NAME = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH (x509_vfy.h)
+_CONNECTED = ("01", "04", "05")  # established, or with an end sent: include/net/tcp_states.h
 _LOOKS, _LOOK_SECONDS = 50, 0.02  # for a socket in a listing that changes while it is read
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -274,14 +274,14 @@ async def _is_own(writer: StreamWriter) -> bool:
 
 
 def _uid_of(port: int, own: int) -> int | None:
-    """The uid of the established socket from this port of 127.0.0.1 to port `own`, by /proc/net/tcp
-    (proc(5)). None if there is none: a socket that its program has closed is listed as root's, and a listing
-    that changes while it is read can lack a socket.
+    """The uid of the connected socket from this port of 127.0.0.1 to port `own`, by /proc/net/tcp
+    (proc(5)). None if there is none: a socket that its program has closed is listed as root's without an
+    inode, and a listing that changes while it is read can lack a socket.
     """
-    wanted = [f"0100007F:{port:04X}", f"0100007F:{own:04X}", _ESTABLISHED]
+    wanted = [f"0100007F:{port:04X}", f"0100007F:{own:04X}"]
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         words = line.split()
-        if words[1:4] == wanted:
+        if words[1:3] == wanted and words[3] in _CONNECTED and words[9] != "0":
             return int(words[7])
     return None
 

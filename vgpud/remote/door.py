@@ -401,7 +401,7 @@ class RemoteDoor:
             await _send(writer, wire.answer({}))
             engine = await asyncio.open_connection(sock=server, limit=PIECE_BYTES)
             try:
-                await relay((reader, writer), engine, self._meter(session))
+                await relay(engine, (reader, writer), self._meter(session))
             finally:
                 drop(engine[1])
         finally:

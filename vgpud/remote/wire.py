@@ -11,7 +11,7 @@ from typing import Any
 
 from vgpud.model.errors import BY_NUMBER, ErrorCode, VgpuError
 
-VERSION = 1
+VERSION = 2
 DEFAULT_PORT = 14843
 # Maximum of a line. The longest call has eight texts of 256 bytes, each with six bytes for an escaped byte.
 LINE_BYTES = 16 * 1024
