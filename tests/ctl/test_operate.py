@@ -251,6 +251,7 @@ def test_why_shows_the_memory_of_an_allocation_that_is_younger_than_the_first_re
 # --- doctor and bug-report
 
 
+@needs("root")  # a policy of another user is not trusted
 def test_doctor_without_a_daemon_checks_the_host(tmp_path: Path) -> None:
     env = {
         **environment(tmp_path / "none.sock"),
