@@ -31,6 +31,15 @@ def test_the_revocation_of_a_grant_ends_its_session(remote: RemoteNode) -> None:
     assert client.returncode == 0
 
 
+def test_the_release_of_the_slice_by_root_ends_its_session(remote: RemoteNode) -> None:
+    client = opened(remote, remote.grant(), "--memory", "1GiB")
+    (held,) = remote.held()
+    remote.node.ctl("release", "--force", str(held["id"]))
+    until(lambda: not engine_of(remote))
+    assert say(client, "echo hello") == "closed"
+    ended(client)
+
+
 def test_a_session_ends_when_its_grant_expires(remote: RemoteNode) -> None:
     token = remote.grant()
     client = opened(remote, token, "--memory", "1GiB")

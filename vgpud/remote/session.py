@@ -21,7 +21,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -53,7 +53,9 @@ LABEL = "remote"  # the first word of the label of a remote allocation
 _FIRST_LINE_SECONDS = 10.0
 _READY_SECONDS = 20.0
 _CONNECT_SECONDS = 5.0
-_LOOK_SECONDS = 2.0  # interval between looks whether the grant is still live
+_LOOK_SECONDS = 2.0  # interval between looks whether the grant is still live, and the slice is still there
+_ANSWER_SECONDS = 1.0  # maximum time for which a look waits for vgpud
+_SILENCE_SECONDS = 30.0  # time until the next look at the slice, if vgpud did not answer
 _POLL_SECONDS = 0.02
 _CLONE_NEWNET = 0x40000000  # sched.h
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 0x1  # linux/sockios.h, linux/if.h
@@ -117,8 +119,9 @@ def _serve(door: socket.socket, call: wire.Call, settings: Settings) -> None:
         grant = _with_account(
             grants.find(call.token, call.certificate), settings.run_dir / SOCKET_NAMES[Door.TENANT]
         )
-        with Client(settings.run_dir / SOCKET_NAMES[Door.ADMIN]) as client:
-            _run(door, client, call, grant, grants, remote)
+        admin = settings.run_dir / SOCKET_NAMES[Door.ADMIN]
+        with Client(admin) as client, Client(admin, _ANSWER_SECONDS) as looks:
+            _run(door, client, Slices(looks), call, grant, grants, remote)
 
 
 def _with_account(grant: Grant, tenants: Path) -> Grant:
@@ -146,9 +149,33 @@ class _Slice:
     devices: tuple[str, ...]
 
 
+class Slices:
+    """Looks whether vgpud still has a slice: an administrator may release it."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._next = 0.0  # time of the next look, in seconds of the monotonic clock
+
+    def has_released(self, allocation_id: str) -> bool:
+        """Looks at most once in _LOOK_SECONDS. False if vgpud does not answer within the client's timeout; it
+        is then left alone for _SILENCE_SECONDS, because a look delays the connections of the session.
+        """
+        if time.monotonic() < self._next:
+            return False
+        self._next = time.monotonic() + _LOOK_SECONDS
+        try:
+            self._client.get_allocation(allocation_id)
+        except VgpuError as error:
+            if error.code is ErrorCode.NO_SUCH_ALLOCATION:
+                return True
+            self._next = time.monotonic() + _SILENCE_SECONDS
+        return False
+
+
 def _run(
     door: socket.socket,
     client: Client,
+    slices: Slices,
     call: wire.Open,
     grant: Grant,
     grants: Grants,
@@ -163,10 +190,18 @@ def _run(
             _wait_ready(server, engine, door)
             door.sendall(wire.answer({"allocation": held.id, "user": held.user, "devices": held.devices}))
             log.info(LogEvent.REMOTE_SESSION_OPENED, allocation=held.id, user=held.user, address=call.address)
-            why = _relay(door, server, engine, grants, grant)
+            why = _relay(door, server, engine, grants, grant, lambda: slices.has_released(held.id))
     finally:
-        client.release(held.id, True)
+        _release(client, held.id)
     log.info(LogEvent.REMOTE_SESSION_ENDED, allocation=held.id, user=held.user, why=why)
+
+
+def _release(client: Client, allocation_id: str) -> None:
+    try:
+        client.release(allocation_id, True)
+    except VgpuError as error:
+        if error.code is not ErrorCode.NO_SUCH_ALLOCATION:  # an administrator has released it
+            raise
 
 
 def _allocate(client: Client, call: wire.Open, grant: Grant, grants: Grants) -> _Slice:
@@ -296,10 +331,16 @@ def _connect(engine: Engine) -> socket.socket:
 
 
 def _relay(
-    door: socket.socket, server: "subprocess.Popen[bytes]", engine: Engine, grants: Grants, grant: Grant
+    door: socket.socket,
+    server: "subprocess.Popen[bytes]",
+    engine: Engine,
+    grants: Grants,
+    grant: Grant,
+    is_released: Callable[[], bool],
 ) -> str:
     """Passes a connection to the server for each byte of the door. Returns why it ends: with the door, the
-    server or the grant. While the file of grants cannot be used, the grant counts as it was last read.
+    server, the grant or the slice. While the file of grants cannot be used, the grant counts as it was last
+    read.
     """
     told = False
     pidfd = os.pidfd_open(server.pid)
@@ -322,6 +363,8 @@ def _relay(
                 return "the engine's server ended"
             if door.fileno() in ready and not _pass_one(door, engine):
                 return "the door closed the session"
+            if is_released():
+                return "its slice was released"
         return "the grant was revoked or has expired"
     finally:
         os.close(pidfd)
