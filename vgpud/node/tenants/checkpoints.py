@@ -174,7 +174,7 @@ class Checkpoints:
         return (*known, *new)
 
     async def owns(self, allocation: Allocation, process: SuspendedProcess) -> bool:
-        """Does the process belong to the tenant? vgpud locks and saves no other, whoever attached it."""
+        """Does the process belong to the tenant? vgpud locks and saves no other process."""
         return await asyncio.to_thread(self._is_own, process, allocation)
 
     def _is_own(self, process: SuspendedProcess, allocation: Allocation) -> bool:
