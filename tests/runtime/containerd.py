@@ -165,8 +165,11 @@ def _children(pid: int) -> list[int]:
 def containerd(
     folder: Path, config: str, environment: Mapping[str, str] = os.environ, release: str = "installed"
 ) -> Iterator[Containerd]:
-    """Runs a containerd during the block."""
-    (folder / "config.toml").write_text(config.replace("/var/lib/containerd/opt", f"{folder}/opt"))
+    """Runs a containerd during the block. All that it makes is in `folder`, so that others can run beside it:
+    the socket of NRI, which containerd 2 serves unasked, would be /var/run/nri/nri.sock.
+    """
+    nri = f'\n[plugins."io.containerd.nri.v1.nri"]\n  socket_path = "{folder}/nri.sock"\n'
+    (folder / "config.toml").write_text(config.replace("/var/lib/containerd/opt", f"{folder}/opt") + nri)
     programs = package(release) / "usr/bin" if SUITES[release] else None
     made = Containerd(folder, environment, programs)
     made.start()
