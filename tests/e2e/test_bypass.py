@@ -18,7 +18,9 @@ from tests.demo.node import DemoNode, Tenant
 from tests.e2e.conftest import NodeMaker
 from tests.e2e.support import PROBE, client, eventually, quota, states
 from tests.native.harness import TEST_BUILD, static_program
+from tests.simnode import ROOT
 from vgpud import lease_layout as layout
+from vgpud.node.tenants import bypasses as survey
 
 POLICY = """version = 1
 [[device]]
@@ -137,6 +139,14 @@ def test_a_program_that_bypasses_libvgpu_is_marked(
     told = [one for one in audited if one["audit"] == "mark" and one["allocation"] == allocation]
     assert [one["mark"] for one in told] == ["bypassed"]
     assert tenant.alive, "it is told, and not ended"
+
+
+def test_a_bypass_is_marked_within_a_second_as_the_page_says() -> None:
+    readings = (survey._READINGS - 1) * survey._READING_PAUSE_SECONDS
+    assert survey._LOOK_SECONDS + readings < 1
+    page = (ROOT / "docs" / "preload-limits.md").read_text()
+    assert f"takes seven more readings within {readings:.2f} seconds" in page
+    assert "within a\nsecond of the start of the excess" in page
 
 
 def test_a_process_past_its_limits_is_listed_with_its_allocation(

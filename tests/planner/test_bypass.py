@@ -61,11 +61,9 @@ def test_the_tolerance_stays_below_one_context() -> None:
     assert tolerance_bytes(1000) == 256 * MIB < 412 * MIB
 
 
-def test_two_surveys_in_a_row_make_a_mark_and_a_minute_without_excess_removes_it() -> None:
-    now, verdict = judge(watched(), CONTEXT, 0.0)
+def test_a_survey_with_an_excess_makes_a_mark_and_a_minute_without_excess_removes_it() -> None:
+    now, verdict = judge(watched(), 0, 0.0)
     assert verdict is Verdict.NOTHING
-    assert judge(now, 0, 1.0)[1] is Verdict.NOTHING
-    assert judge(judge(now, 0, 1.0)[0], CONTEXT, 2.0)[1] is Verdict.NOTHING, "one look apart is not in a row"
     now, verdict = judge(now, CONTEXT, 1.0)
     assert verdict is Verdict.MARK
     now, verdict = judge(now, CONTEXT, 2.0)
@@ -143,13 +141,12 @@ def test_an_honest_tenant_is_never_marked(seed: int, limit: int, processes: int)
 
 
 @given(st.integers(0, 140 * GIB), st.integers(0, 100), st.integers(CONTEXT, 140 * GIB))
-def test_a_process_that_bypasses_libvgpu_is_marked_at_the_second_survey(
+def test_a_process_that_bypasses_libvgpu_is_marked_at_the_first_survey(
     counted: int, processes: int, more: int
 ) -> None:
     limit = max(counted, GIB)
     excess = excess_bytes(watched(limit), Reading(counted + more, counted, processes + 1))
-    state, _ = judge(watched(limit), excess, 0.0)
-    assert judge(state, excess, 1.0)[1] is Verdict.MARK
+    assert judge(watched(limit), excess, 0.0)[1] is Verdict.MARK
 
 
 def owners(**uids: int) -> dict[str, Owner]:

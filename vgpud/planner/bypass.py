@@ -54,7 +54,6 @@ class Watched:
 
     limit_bytes: int
     ceiling_bytes: int
-    suspect: bool = False
     marked: bool = False
     quiet_since: float | None = None
 
@@ -94,21 +93,17 @@ def under_limit(watched: Watched, limit_bytes: int, held_bytes: int) -> Watched:
 
 def judge(watched: Watched, excess: int, now: float) -> tuple[Watched, Verdict]:
     """Judges a slice after a survey. `excess` is the smallest of all readings of the survey, because memory
-    that is being allocated or freed is in some readings only. Two surveys in a row with an excess make a
-    mark.
+    that is being allocated or freed is in some readings only.
     """
     if excess > 0:
-        if watched.marked:
-            return replace(watched, suspect=True, quiet_since=None), Verdict.STAYS
-        if watched.suspect:
-            return replace(watched, marked=True, quiet_since=None), Verdict.MARK
-        return replace(watched, suspect=True), Verdict.NOTHING
+        verdict = Verdict.STAYS if watched.marked else Verdict.MARK
+        return replace(watched, marked=True, quiet_since=None), verdict
     if not watched.marked:
-        return replace(watched, suspect=False), Verdict.NOTHING
+        return watched, Verdict.NOTHING
     since = now if watched.quiet_since is None else watched.quiet_since
     if now - since >= CLEAR_SECONDS:
-        return replace(watched, suspect=False, marked=False, quiet_since=None), Verdict.CLEAR
-    return replace(watched, suspect=False, quiet_since=since), Verdict.NOTHING
+        return replace(watched, marked=False, quiet_since=None), Verdict.CLEAR
+    return replace(watched, quiet_since=since), Verdict.NOTHING
 
 
 def sentence_of(excess: int, limit_bytes: int) -> str:

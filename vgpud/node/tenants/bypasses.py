@@ -2,8 +2,7 @@
 
 A survey asks the arbiter for the processes of each tenant, and NVML for the processes of each device. If a
 tenant holds more than its ledger counts, its processes have to measure what the driver has taken, and the
-figures are read several times more. Only the excess that all readings show counts. planner.bypass decides;
-two surveys in a row make a mark.
+figures are read several times more. Only the excess that all readings show counts. planner.bypass decides.
 """
 
 import asyncio
@@ -46,11 +45,12 @@ from vgpud.proc import has_exited
 
 log = structlog.get_logger(__name__)
 
-# pause between surveys, in which a suspect tenant's libvgpu measures the driver's memory
-_LOOK_SECONDS = 0.5
+_LOOK_SECONDS = 0.5  # from the start of a survey to the start of the next
 _REST_RATIO = 50  # the pause after a survey is at least this many times the survey's CPU time
+# A bypass that begins just after a survey is marked after _LOOK_SECONDS and the readings: less than a second.
+# In the first pause a suspect tenant's libvgpu measures the driver's memory.
 _READINGS = 8
-_READING_PAUSE_SECONDS = 0.05
+_READING_PAUSE_SECONDS = 0.06
 
 _EVENTS = {
     MarkKind.BYPASSED: EventKind.ALLOCATION_BYPASSED,
@@ -106,8 +106,9 @@ class Bypasses:
     async def run(self) -> None:
         """Surveys until the daemon stops."""
         while True:
+            began = clock.now()
             cpu_seconds = await self.look()
-            await asyncio.sleep(max(_LOOK_SECONDS, _REST_RATIO * cpu_seconds))
+            await asyncio.sleep(max(began + _LOOK_SECONDS - clock.now(), _REST_RATIO * cpu_seconds))
 
     async def look(self) -> float:
         """Runs one survey and returns its CPU time in seconds. Never raises: if it fails, the next survey
