@@ -200,7 +200,7 @@ def test_the_end_of_a_pods_last_container_releases_at_once(short: Path) -> None:
             for life in range(2):  # the pod starts the container again
                 with container() as init:
                     await start(node, "a/b/main", init)
-                await node.until(node.door.allocator.waits_for_a_pods_end)
+                await node.until(node.door.allocator.waits_for_a_pod)
                 await asyncio.sleep(0.1)
                 assert sizes(node) == [5], life
             node.kubelet.end("a/b")
@@ -222,7 +222,7 @@ def test_a_restarted_vgpud_trusts_the_list_of_a_kubelet_that_runs_for_long(short
             with container() as init:
                 await start(node, "a/b/main", init)
             node.kubelet.end("a/b")
-            await node.until(node.door.allocator.waits_for_a_pods_end)
+            await node.until(node.door.allocator.waits_for_a_pod)
             await node.close()
             assert sizes(node) == [5]
             node.kubelet.looks_old()
@@ -270,6 +270,57 @@ def test_a_new_pod_of_the_same_name_does_not_inherit_the_old_ones_allocation(sho
             with container() as second:
                 await start(node, "a/web-0/c", second, new)
                 await node.until(lambda: sizes(node) == [4])
+
+    run(story())
+
+
+@pytest.mark.parametrize("fewer", [True, False])
+def test_a_pod_created_again_before_the_first_started_has_what_it_asks_for(short: Path, fewer: bool) -> None:
+    """It has the name of the first and, in part, its ids. Its admission begins within the time in which the
+    calls for another container of the first pod would come.
+    """
+
+    async def story() -> None:
+        async with node_in(short, MEMORY.replace("check_seconds = 0.2", "check_seconds = 3600")) as node:
+            await node.kubelet.healthy(UNITS, 160)
+            await node.kubelet.admit("a/web-0", UNITS, 4)
+            (hold,) = node.door.allocator.holds
+            await node.until(lambda: all(one.pod for one in node.door.allocator.holds))
+            node.kubelet.end("a/web-0")
+            freed = sorted(hold.ids)
+            reusable = freed[:2] if fewer else freed
+            uuid = freed[0].partition("::")[0]
+            await node.kubelet.admit(
+                "a/web-0",
+                UNITS,
+                2 if fewer else 6,
+                reusable=reusable,
+                among=lambda name: name.startswith(uuid),
+            )
+            assert sizes(node) == [2 if fewer else 6]
+            (again,) = node.door.allocator.holds
+            assert again.ids == node.kubelet.held["a/web-0", "main", UNITS]
+
+    run(story())
+
+
+def test_a_pod_without_a_gpu_keeps_nothing_of_an_earlier_pod_of_its_name(short: Path, tmp_path: Path) -> None:
+    """The first pod's control group is gone, and the second one's containers have another name."""
+    group = tmp_path / "pod12345678-aaaa" / "c"
+
+    async def story() -> None:
+        async with node_in(short, SLOW) as node:
+            await node.kubelet.healthy(UNITS, 160)
+            await node.kubelet.admit("a/web-0", UNITS, 5, container="init", init=True)
+            group.mkdir(parents=True)
+            with container() as first:
+                init = replace(first, cgroup=f"{group.stat().st_ino} {group}")
+                await start(node, "a/web-0/init", init)
+            # created again within the interval of the checks: the list has the name all the time
+            await node.until(lambda: not node.door.allocator.started.lives(node.allocations[0].request.id))
+            assert sizes(node) == [5], "the init container may run again"
+            shutil.rmtree(group.parent)
+            await node.until(lambda: not node.allocations)
 
     run(story())
 
@@ -489,7 +540,7 @@ def test_a_pod_that_ended_while_no_kubelet_ran_is_known_by_its_control_group(sho
                 await start(node, "a/b/main", in_group(init, short))
                 await k.stop()
             k.end("a/b")
-            await node.until(node.door.allocator.waits_for_a_pods_end)
+            await node.until(node.door.allocator.waits_for_a_pod)
             await k.start()
             await k.healthy(UNITS, 160)
             before = k.listings
@@ -509,7 +560,7 @@ def test_a_restarted_vgpud_knows_the_control_groups_of_pods(short: Path) -> None
             await node.kubelet.admit("a/b", UNITS, 5)
             with container() as init:
                 await start(node, "a/b/main", in_group(init, short))
-            await node.until(node.door.allocator.waits_for_a_pods_end)
+            await node.until(node.door.allocator.waits_for_a_pod)
             await node.close()
             node.kubelet.end("a/b")
             shutil.rmtree(short / POD)
@@ -535,7 +586,7 @@ def test_a_kubelet_that_lists_only_static_pods_ends_no_allocation(
             if began:
                 with container() as init:
                     await start(node, "a/b/main", init)
-                await node.until(node.door.allocator.waits_for_a_pods_end)
+                await node.until(node.door.allocator.waits_for_a_pod)
             await k.stop()
             known, k.active = k.active, {f"kube-system/etcd-{NODE}"}
             await k.start()
@@ -559,7 +610,7 @@ def test_a_starting_kubelet_ends_no_pod_that_its_predecessor_listed(short: Path)
             await node.kubelet.admit("a/b", UNITS, 5)
             with container() as init:
                 await start(node, "a/b/main", init)
-            await node.until(node.door.allocator.waits_for_a_pods_end)
+            await node.until(node.door.allocator.waits_for_a_pod)
             await node.door.allocator.check(0.0, settled=True)
             await node.kubelet.stop()
             node.kubelet.active.clear()
@@ -599,11 +650,11 @@ def test_a_container_of_another_pod_does_not_start_in_an_allocation(short: Path)
             await node.kubelet.healthy(UNITS, 160)
             await node.kubelet.admit("a/b", UNITS, 5)
             with container() as init:
-                await start(node, "a/b/init", init)
-                with pytest.raises(VgpuError, match=r"belongs to a/b/init") as refused:
-                    await start(node, "a/c/init", init)
-                assert refused.value.code is ErrorCode.ALLOCATION_BUSY
                 await start(node, "a/b/main", init)
+                with pytest.raises(VgpuError, match=r"belongs to a/b/main") as refused:
+                    await start(node, "a/c/main", init)
+                assert refused.value.code is ErrorCode.ALLOCATION_BUSY
+                await start(node, "a/b/later", init)
 
     run(story())
 

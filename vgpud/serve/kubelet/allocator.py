@@ -218,11 +218,13 @@ class Allocator:
             return False
         # Of an init container's ids, the kubelet reuses all or only those (kubernetes/kubernetes,
         # pkg/kubelet/cm/devicemanager/manager.go, devicesToAllocate).
-        reused = ids <= hold.ids or hold.ids <= ids
+        # A container that PodResources has listed is no init container. If its ids are given again, its pod
+        # has ended, also where a pod of the same name has been created since.
+        reused = (ids <= hold.ids or hold.ids <= ids) and not hold.pod
         if reused and not self.started.began(hold.request_id) and allocation.state is not State.FAILED:
             if self._admission(hold, allocation, listed) is not _Phase.OVER:
                 return False
-            if not hold.pod and hold.ids == ids:
+            if hold.ids == ids:
                 return False  # no pod has the allocation yet, so the call is a repetition
         with audit.because("the kubelet gives its ids to another pod", hold.pod):
             await self._release(allocation, _LEAVE_SECONDS)
@@ -473,10 +475,11 @@ class Allocator:
         hold = self.holds.get(name)
         return "" if hold is None else hold.pod.rpartition("/")[0]
 
-    def waits_for_a_pods_end(self) -> bool:
-        """True if there is an allocation whose containers have all ended."""
+    def waits_for_a_pod(self) -> bool:
+        """True if there is an allocation whose containers have all ended, or whose pod is not known yet."""
         return any(
-            self.started.began(h.request_id) and not self.started.lives(h.request_id) for h in self.holds
+            not self.started.lives(h.request_id) if self.started.began(h.request_id) else not h.pod
+            for h in self.holds
         )
 
     async def _seen(self, allocation: Allocation, listed: Listing) -> bool:
@@ -492,7 +495,8 @@ class Allocator:
         # no listed container has the ids, so only an init container may have them, which its pod may start
         # again
         if not pod:
-            return listed.is_init_of_active(hold.pod) and self._is_latest(hold)
+            may_start_again = listed.is_init_of_active(hold.pod) and self._is_latest(hold)
+            return may_start_again and not self.started.pod_is_gone(name)
         named = await self.holds.bind(hold, pod)
         if not hold.pod:
             with audit.because("the kubelet's PodResources names it", named.pod):

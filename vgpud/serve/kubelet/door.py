@@ -58,10 +58,11 @@ class Pace:
     unwatched: float = 10.0
     retry: float = 5.0  # wait after a refusal by the kubelet
     settled: float = 60.0  # time after the kubelet's start from which its list of pods counts as complete
-    ending: float = 0.25  # interval between checks while a pod whose containers have ended may leave the list
-    # how long checks at the interval `ending` go on after a container's end; a pod may also restart its
-    # containers
-    ending_for: float = 30.0
+    # interval between checks while a pod whose containers have ended may leave the list, or an admitted one
+    # may appear in it
+    often: float = 0.25
+    # how long checks at the interval `often` go on: a pod may also restart its containers
+    often_for: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,15 +124,15 @@ class KubeletDoor:
         self._served: tuple[int, int] | None = None
         self._complained: dict[str, str] = {}
         self._retry_at: dict[str, float] = {}
-        self._ended = asyncio.Event()
-        self._ended_at = 0.0
+        self._often = asyncio.Event()
+        self._often_since = 0.0
         self.allocator = Allocator(
             keeper,
             Holds(holds),
             Pods(kubelet.pod_resources),
             lambda: room.devices,
             self._dirty.set,
-            Started(containers, boot_id, self._container_ended),
+            Started(containers, boot_id, self._look_often),
             kubelet.node_name,
         )
 
@@ -152,7 +153,9 @@ class KubeletDoor:
         return None if self._settings.inject == "cdi" else self._driver()
 
     async def allocate(self, resource: Resource, ids: Sequence[str]) -> Allocation:
-        return await self.allocator.allocate(resource, ids)
+        made = await self.allocator.allocate(resource, ids)
+        self._look_often()
+        return made
 
     def prefer(
         self, resource: Resource, available: Sequence[str], must: Sequence[str], size: int
@@ -245,7 +248,7 @@ class KubeletDoor:
                 self._served = life
                 self._retry_at.clear()
                 await self.allocator.kubelet_found()
-                self._container_ended()  # pods may have ended while no kubelet ran
+                self._look_often()  # pods may have ended while no kubelet ran
                 for plugin in self._plugins.values():
                     plugin.registered = False
             if life is not None:
@@ -283,8 +286,8 @@ class KubeletDoor:
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._until_the_next_check()):
-                    await self._ended.wait()
-            self._ended.clear()
+                    await self._often.wait()
+            self._often.clear()
             known = not self._plugins or any(p.registered for p in self._plugins.values())
             life = self._kubelet.life()
             if life is None or not known or (self._plugins and life != self._served):
@@ -295,20 +298,18 @@ class KubeletDoor:
             except VgpuError as error:
                 self._complain("check", str(error))
 
-    def _container_ended(self) -> None:
-        """Called at a container's end: its pod may soon leave the kubelet's list, or start the container
-        again.
+    def _look_often(self) -> None:
+        """Called at an admission, whose pod the kubelet will list, and at a container's end: its pod may soon
+        leave the list, or start the container again.
         """
-        self._ended_at = clock.now()
-        self._ended.set()
+        self._often_since = clock.now()
+        self._often.set()
 
     def _until_the_next_check(self) -> float:
-        """Seconds until the next check. They are few while a pod whose containers have ended may be
-        ending.
-        """
-        recent = clock.now() - self._ended_at < self._pace.ending_for
-        soon = recent and self.allocator.waits_for_a_pods_end()
-        return self._pace.ending if soon else self._settings.check_seconds
+        """Seconds until the next check. They are few while the list of pods will change soon."""
+        recent = clock.now() - self._often_since < self._pace.often_for
+        soon = recent and self.allocator.waits_for_a_pod()
+        return self._pace.often if soon else self._settings.check_seconds
 
     def _complain(self, about: str, why: str) -> None:
         """Logs a failure, once for each reason."""
