@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,9 +18,11 @@ from tests.conditions import needs
 from tests.demo.node import BUILD, POLICY, DemoNode
 from tests.e2e.conftest import PreparedNode, end_helpers
 from tests.e2e.support import MIB, PROBE, client, eventually, simulate, states
+from tests.kubelet.cluster import Cluster, HttpCluster
 from tests.kubelet.double import fixed_plugins, kubelet
 from tests.kubelet.storm import POLICY as MEMORY_UNITS
 from tests.kubelet.storm import UNITS
+from tests.kubelet.test_dra_daemon import ask, cluster, join, published  # noqa: F401
 from tests.native.harness import TEST_BUILD, static_program
 
 SIMULATED = ("VGPU_SIM_STATE", "LD_LIBRARY_PATH")
@@ -40,6 +43,14 @@ print(json.dumps({"mib": got}), flush=True)
 sys.stdin.read()
 """
 RTLD_NOW, RTLD_DEEPBIND = 2, 8
+DRA_POLICY = """version = 1
+[[device]]
+mode = "preload"
+[dra]
+enabled = true
+check_seconds = 1
+"""
+POD_NAMES = {"sandbox-namespace": "ml", "sandbox-name": "train-0", "container-name": "main"}
 
 
 @pytest.fixture
@@ -336,6 +347,51 @@ def test_each_container_of_a_pod_is_behind_a_wall(cluster_node: DemoNode, cgroup
         assert walls(node) == {"main": {device: 2048}}
         node.ctl("resize", name, "--memory", "3GiB")
         assert walls(node) == {"main": {device: 3072}}
+
+
+@needs("cgroups", "root", "python-index")
+def test_a_container_of_a_claim_is_behind_a_wall_and_has_its_names(
+    tmp_path: Path,
+    cgroup: Path,  # noqa: F811
+    cluster: tuple[Cluster, HttpCluster],  # noqa: F811
+) -> None:
+    made, served = cluster
+    for node in node_of(tmp_path, cgroup, "615", DRA_POLICY):
+        join(node, served)
+        node.environment["VGPUD_CGROUP"] = f"{cgroup.name}/own"
+        node.start()
+
+        async def prepared(to: DemoNode = node) -> dict[str, Any]:
+            await published(made, 8)
+            claim = made.allocate("part", "quota", {"memory": "7Gi"})
+            assert claim is not None
+            assert (await ask(to, "Prepare", claim)).error == ""
+            return claim
+
+        claim = asyncio.run(prepared())
+        name = only(node)
+        (spec,) = (node.folder / "cdi").glob(f"*{name}.json")
+        hooks = json.loads(spec.read_text())["devices"][0]["containerEdits"]["hooks"]
+        assert ["bind", name] in [one["args"][-2:] for one in hooks]
+        group = cgroup / "main"
+        group.mkdir()
+        init = subprocess.Popen(["sleep", "infinity"])
+        try:
+            (group / "cgroup.procs").write_text(str(init.pid))
+            told = {f"io.kubernetes.cri.{key}": value for key, value in POD_NAMES.items()}
+            state = {"id": "main", "pid": init.pid, "bundle": "/b", "annotations": told}
+            hook(node, json.dumps(state), "bind", name)
+            assert list(walls(node)["main"].values()) == [7 * 1024]
+            assert limit_by(node) == ["driver"]
+            assert "ml/train-0/main" in node.ctl("ls", "-o", "wide").stdout
+            node.kill()
+            node.start()
+            assert list(walls(node)["main"].values()) == [7 * 1024]
+        finally:
+            init.kill()
+            init.wait()
+        assert asyncio.run(ask(node, "Unprepare", claim)).error == ""
+        assert walls(node) == {}
 
 
 @needs("cgroups", "root")

@@ -47,10 +47,14 @@ def cluster() -> Iterator[tuple[Cluster, HttpCluster]]:
 
 
 def node_of(make_node: NodeMaker, served: HttpCluster) -> DemoNode:
+    return join(make_node("h200x8", POLICY), served)
+
+
+def join(node: DemoNode, served: HttpCluster) -> DemoNode:
+    """Makes a node, which is not started, a node of the cluster."""
     path = official.client()
     if path is None:
         unmet("python-index", official.why)
-    node = make_node("h200x8", POLICY)
     (node.folder / "kubeconfig").write_text(served.kubeconfig)
     (node.folder / "k" / "plugins_registry").mkdir(parents=True)
     node.environment |= {

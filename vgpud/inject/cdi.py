@@ -17,7 +17,7 @@ from typing import Any
 from vgpud.inject.driver import DriverFiles
 from vgpud.inject.hooks import PRELOAD, HookProgram
 from vgpud.model.errors import ErrorCode, VgpuError
-from vgpud.model.tenancy import KUBELET_PREFIX, Allocation, DeviceNode, Edits, Mount
+from vgpud.model.tenancy import Allocation, DeviceNode, Edits, Mount
 
 KIND = "vgpud.io/vgpu"
 MONITOR_KIND = "vgpud.io/monitor"  # devices that NVML can read and that CUDA cannot use
@@ -44,9 +44,9 @@ def build_spec(
     """
     edits = allocation.edits
     hooks = [*driver.hooks]
-    if hook is not None and allocation.request.id.startswith(KUBELET_PREFIX):
+    if hook is not None and allocation.request.by_kubelet:
         # This hook binds the allocation to the container, because the kubelet does not report when containers
-        # start or end.
+        # start or end, nor their control groups.
         hooks.append({"hookName": "createRuntime", **hook.oci("bind", allocation.id)})
     if hook is not None:
         hooks += [{"hookName": "createContainer", **one} for one in hook.in_container(edits, driver)]

@@ -154,9 +154,9 @@ class Request:
         return self.memory_bytes is None and self.share is None and not self.mig_profile
 
     @property
-    def outlives_reboot(self) -> bool:
-        """Must the allocation survive a reboot? The kubelet restarts its pods with the same devices and does
-        not ask vgpud again.
+    def by_kubelet(self) -> bool:
+        """Did the kubelet ask for the allocation, for a pod or a claim? It then must survive a reboot: the
+        kubelet restarts its pods with the same devices and does not ask vgpud again.
         """
         return self.id.startswith((KUBELET_PREFIX, CLAIM_PREFIX))
 

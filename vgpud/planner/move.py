@@ -37,7 +37,7 @@ def check_movable(allocation: Allocation, node: Node) -> None:
             f"driver {node.driver_version or 'of unknown version'} cannot restore a process on other devices",
             f"branch {MOVE_BRANCH} is the first that can do it",
         )
-    if allocation.request.outlives_reboot:
+    if allocation.request.by_kubelet:
         raise VgpuError(
             ErrorCode.UNSUPPORTED,
             f"allocation {allocation.id} is a pod's: the kubelet records its device itself",

@@ -148,7 +148,7 @@ def _tenant_gone(allocation: Allocation, world: _World) -> str:
         return ""
     if pid:
         return f"process {pid} that it was bound to did not outlive the reboot"
-    if allocation.request.outlives_reboot:
+    if allocation.request.by_kubelet:
         return ""
     missing = _missing(allocation, world)
     return f"the reboot took its {' and '.join(missing)}" if missing else ""

@@ -366,15 +366,15 @@ class Allocator:
         """Records the init process of a container that is about to run in the allocation. `pod` is its name,
         or "" if unknown.
 
-        Returns False if the kubelet did not request the allocation. Raises VgpuError: ALLOCATION_BUSY if the
-        allocation has failed or is being released, LEDGER_FAILED.
+        Returns False if the kubelet did not request the allocation, for a pod or a claim. Raises VgpuError:
+        ALLOCATION_BUSY if the allocation has failed or is being released, LEDGER_FAILED.
         """
         async with self._one_at_a_time:
             return await self._bind(allocation_id, init, pod)
 
     async def _bind(self, allocation_id: str, init: Lifetime, pod: str) -> bool:
         found = next((a for a in self._keeper.book if a.id == allocation_id), None)
-        if found is None or not found.request.id.startswith(KUBELET_PREFIX):
+        if found is None or not found.request.by_kubelet:
             return False
         if found.state is not State.ACTIVE:
             raise VgpuError(
@@ -390,8 +390,11 @@ class Allocator:
         await self.started.add(name, init)
         if self._keeper.preload is not None:
             await self._keeper.preload.walls.build(found)
+        workload = found.request.workload
         if hold is not None and pod:
             await self._name(found, await self.holds.bind(hold, pod))
+        elif pod and workload.claim and not workload.container:
+            await self._keeper.name(found.id, replace(workload_of(pod), claim=workload.claim))
         return True
 
     def _check_pod(self, allocation: Allocation, hold: Hold | None, pod: str) -> None:
@@ -436,6 +439,7 @@ class Allocator:
             for hold in self.holds:
                 if hold.request_id not in names:
                     await self._drop(hold.request_id)
+            await self.started.keep(names)
 
     def _may_start(self, name: str, listed: Listing) -> bool:
         """May the allocation belong to an init container that has not started? (The kubelet never lists init

@@ -6,7 +6,7 @@ a pod's init container, the containers after it, and each restart of a container
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from vgpud import proc
@@ -89,6 +89,11 @@ class Started:
             if row[0] == request_id:
                 await self._rows.drop(*row[:4])
         self._inits.pop(request_id, None)
+
+    async def keep(self, request_ids: Collection[str]) -> None:
+        """Forgets the init processes of all other allocations. Raises VgpuError as `add` does."""
+        for request_id in {row[0] for row in self._rows} - set(request_ids):
+            await self.forget(request_id)
 
     def _note(self, request_id: str, init: Lifetime) -> None:
         self._inits[request_id] = self._inits.get(request_id, frozenset()) | {init}
