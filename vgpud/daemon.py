@@ -21,6 +21,7 @@ import uvloop
 from vgpud import __version__, audit, logs, proc, sd
 from vgpud.hardware.engine_probe import EngineProbe
 from vgpud.hardware.events import DeviceEvent, watch_events
+from vgpud.hardware.fatal import FatalEvents
 from vgpud.hardware.gateway import Gateway
 from vgpud.hardware.nodes import monitor_nodes
 from vgpud.hardware.suspender import Suspender
@@ -87,7 +88,8 @@ class Daemon:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.gateway = Gateway(settings.nvml_deadline_seconds, settings.host_root)
+        fatal = FatalEvents(settings.run_dir / "fatal.json")
+        self.gateway = Gateway(settings.nvml_deadline_seconds, settings.host_root, fatal=fatal)
         self.inventory = Inventory(self.gateway)
         self.book = Book()
         self.units: Units = choose_units(settings.run_dir)

@@ -1,6 +1,7 @@
 """The Xid watch: its events, and how it survives failures of NVML."""
 
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from tests.hardware.fakenvml import FakeNvml, uuid_of
 from vgpud.hardware import events
 from vgpud.hardware.events import DeviceEvent, watch_events
+from vgpud.hardware.fatal import FatalEvents
 from vgpud.hardware.gateway import Gateway
 
 NONE = 0xFFFFFFFF
@@ -156,6 +158,35 @@ def test_a_fatal_error_of_a_module_makes_the_device_sick_until_its_repair() -> N
     assert sick == [(uuid_of(1), why), (uuid_of(1), why)]  # after the fatal event and the Xid
     assert nvml.registered == [(uuid_of(0), 40), (uuid_of(1), 40)]
     assert DeviceEvent("GPU-1", None, fatal=why).sentence == f"GPU-1: {why}"
+
+
+def sick_after_a_start(path: Path, module: Path) -> list[str]:
+    """The ailing devices of a vgpud that starts with this file and driver."""
+    gateway = Gateway(binding=OperationalNvml(2), fatal=FatalEvents(path, module))
+    return [device.uuid for device in gateway.snapshot().devices if device.ailment]
+
+
+def test_a_fatal_error_outlives_vgpud_until_its_repair_or_the_drivers_next_start(tmp_path: Path) -> None:
+    path, module = tmp_path / "fatal.json", tmp_path / "nvidia"
+    module.mkdir()
+
+    def told(*seen: SimpleNamespace) -> None:
+        nvml = OperationalNvml(2)
+        nvml.registered = []
+        nvml.events = list(seen)
+        collect = Told(len(seen))
+        watch_events(Gateway(binding=nvml, fatal=FatalEvents(path, module)), collect, collect.stop).join(300)
+
+    told(operational(0, groupAttributes=0), operational(1, groupAttributes=0))
+    assert sick_after_a_start(path, module) == [uuid_of(0), uuid_of(1)]
+    told(named(0, 0x8000, 0))
+    assert sick_after_a_start(path, module) == [uuid_of(1)]
+    (tmp_path / "loaded-again").mkdir()
+    module.rmdir()
+    (tmp_path / "loaded-again").rename(module)
+    assert sick_after_a_start(path, module) == []
+    path.write_text('{"module": 1, "sentences": ')
+    assert sick_after_a_start(path, module) == []
 
 
 def test_each_registration_is_reported_before_its_events() -> None:

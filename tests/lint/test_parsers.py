@@ -29,6 +29,7 @@ ROOMS = {"api", "audit", "daemon", "hardware", "inject", "lease", "ledger", "log
 THREAD, SMALL, OWN = "in a thread", "of a bounded input", "of root's or vgpud's own file, or the kubelet's"
 WHERE = {
     "vgpud/hardware/engine_probe.py": OWN,  # reads the output of vgpu-engine-probe
+    "vgpud/hardware/fatal.py": OWN,
     "vgpud/inject/cdi.py": OWN,
     "vgpud/inject/driver.py": OWN,
     "vgpud/inject/oci.py": THREAD,  # RuntimeDoor._aside calls this parser on a thread

@@ -171,11 +171,12 @@ def _wait(
         if events.operational and data.dataType == _OPERATIONAL:
             if data.severity >= _FATAL and not data.groupAttributes & _RECOVERED:
                 where = f"{data.sourceModule} (code {data.moduleEventCode})"
-                nvml.fatal[uuid] = f"NVML reports a fatal error of {where}"
-                callback(DeviceEvent(uuid, None, fatal=nvml.fatal[uuid]))
+                why = f"NVML reports a fatal error of {where}"
+                nvml.fatal.put(uuid, why)
+                callback(DeviceEvent(uuid, None, fatal=why))
         elif data.eventType & RECOVERY_ACTION:
             if not data.eventData:
-                nvml.fatal.pop(uuid, None)
+                nvml.fatal.drop(uuid)
             callback(DeviceEvent(uuid, None, action=int(data.eventData)))
         elif data.eventType & XID_CRITICAL_ERROR:
             callback(

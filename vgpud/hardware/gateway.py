@@ -13,6 +13,7 @@ import structlog
 
 from vgpud.hardware import change
 from vgpud.hardware.compute import Handle
+from vgpud.hardware.fatal import FatalEvents
 from vgpud.hardware.mig import read_instances, read_profiles
 from vgpud.hardware.nvml import (
     DRIVER_NOT_LOADED,
@@ -97,8 +98,9 @@ class Gateway:
         deadline_seconds: float = 5.0,
         host_root: Path = Path("/"),
         binding: ModuleType = pynvml,
+        fatal: FatalEvents | None = None,
     ) -> None:
-        self.nvml = Nvml(binding)
+        self.nvml = Nvml(binding, fatal)
         self.deadline_seconds = deadline_seconds
         self.host_root = host_root
         self._reader = Reader(self.nvml, host_root)
@@ -153,7 +155,8 @@ class Gateway:
         with self._lock:
             if not self._generation:
                 self._workers.run("its start", INIT_SECONDS, lambda: self.nvml.demand("nvmlInit"))
-                self.nvml.fatal.clear()
+                if self._generations:
+                    self.nvml.fatal.clear()  # the driver has been started again
                 self._generations += 1
                 self._generation = self._generations
             return self._generation

@@ -9,6 +9,7 @@ from typing import Any
 
 import structlog
 
+from vgpud.hardware.fatal import FatalEvents
 from vgpud.hardware.workers import beat
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.log_event import LogEvent
@@ -138,12 +139,11 @@ class Nvml:
     Thread-safe, as NVML is. Only `Gateway` uses it, because these calls have no deadline.
     """
 
-    def __init__(self, binding: ModuleType) -> None:
+    def __init__(self, binding: ModuleType, fatal: FatalEvents | None = None) -> None:
         self.binding = binding
         # number of error answers by NVML status; unsupported calls are not counted
         self.refusals: Counter[int] = Counter()
-        # why a device is unusable, by UUID: a fatal event since NVML was initialised, until a repair is done
-        self.fatal: dict[str, str] = {}
+        self.fatal = fatal or FatalEvents()
         self._told: set[tuple[str, int]] = set()
 
     def call(self, name: str, *args: object) -> Any:  # noqa: ANN401  # the binding is untyped

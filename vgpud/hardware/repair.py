@@ -51,7 +51,7 @@ def read_repair(nvml: Nvml, handle: Handle, uuid: str) -> Repair:
     failed = rows is not None and bool(rows[3])
     ailments = [
         asked_for(action),
-        nvml.fatal.get(uuid, ""),
+        nvml.fatal.get(uuid),
         "a remapping of its memory failed: replace the card" if failed else "",
     ]
     pending = [
