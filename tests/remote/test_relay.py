@@ -8,9 +8,9 @@ from asyncio import StreamReader, StreamWriter
 
 import pytest
 
+from tests import clock
 from tests.lease.conftest import eventually as until
 from vgpud.model.errors import VgpuError
-from vgpud.remote import relay as relays
 from vgpud.remote.client import _uid_of
 from vgpud.remote.engine import ENGINES
 from vgpud.remote.relay import relay
@@ -22,6 +22,11 @@ async def _pair() -> tuple[tuple[StreamReader, StreamWriter], socket.socket]:
     near, peer = socket.socketpair()
     peer.setblocking(False)
     return await asyncio.open_connection(sock=near), peer
+
+
+async def _received(peer: socket.socket, size: int) -> bytes:
+    with clock.outside():
+        return await asyncio.get_running_loop().sock_recv(peer, size)
 
 
 def test_an_end_of_one_direction_passes_and_the_answer_comes_back() -> None:
@@ -47,16 +52,32 @@ def test_an_end_of_one_direction_passes_and_the_answer_comes_back() -> None:
     asyncio.run(check())
 
 
-def test_a_side_that_does_not_end_after_the_other_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_has_ended_its_side_may_wait_a_day_for_the_answer() -> None:
     async def check() -> None:
         (near, program), (far, door) = await _pair(), await _pair()
-        with door:
-            program.close()
-            await relay(near, far)
-            assert await asyncio.get_running_loop().sock_recv(door, 100) == bytes(4)
+        work = asyncio.ensure_future(relay(near, far))
+        with program, door:
+            program.shutdown(socket.SHUT_WR)
+            assert await _received(door, 4) == bytes(4)
+            await clock.passed(86400.0)
+            door.sendall(b"\0\0\0\6answer\0\0\0\0")
+            assert await _received(program, 6) == b"answer"
+            await work
 
-    monkeypatch.setattr(relays, "_REST_SECONDS", 0.0)
-    asyncio.run(check())
+    clock.run(check())
+
+
+def test_the_loss_of_a_connection_ends_one_whose_other_side_has_ended() -> None:
+    async def check() -> None:
+        (near, program), (far, door) = await _pair(), await _pair()
+        with program:
+            door.sendall(bytes(4))
+            work = asyncio.ensure_future(relay(near, far))
+            assert await _received(program, 1) == b""
+            door.close()
+            await work  # the program itself does not end
+
+    clock.run(check())
 
 
 @pytest.mark.parametrize("sent", [b"", b"\0\0", b"\0\0\0\5abc"], ids=["none", "length", "piece"])

@@ -3,46 +3,46 @@
 import asyncio
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 PIECE_BYTES = 256 * 1024  # buffer for each direction of a connection
 _LENGTH_BYTES = 4
 _FLUSH_SECONDS = 30.0
-_REST_SECONDS = 30.0  # between pieces of one side after the other has ended
 
 Stream = tuple[StreamReader, StreamWriter]
 Seen = Callable[[int], Awaitable[None]]
 
 
-async def relay(plain: Stream, pieces: Stream, seen: Seen | None = None) -> None:
+async def _unseen(_size: int) -> None:
+    pass
+
+
+async def relay(plain: Stream, pieces: Stream, seen: Seen = _unseen) -> None:
     """Copies both ways until both have ended, or a connection is lost. `plain` is a connection of a program
     or of the engine, `pieces` the one between client and door: TLS has no end of one direction, so each piece
     there has its length before it, and one without bytes is the end of its direction. When one side has
-    ended, the other may still send, with at most 30 s between its pieces. `seen` is told the size of each
-    piece, and can delay the next one. Closes both connections.
+    ended, the other may still send, with any pause. `seen` is told the size of each piece, and can delay the
+    next one. Closes both connections.
     """
-    moved = asyncio.Event()
-
-    async def count(size: int) -> None:
-        moved.set()
-        if seen is not None:
-            await seen(size)
-
-    ways = [
-        asyncio.ensure_future(_cut(plain[0], pieces[1], count)),
-        asyncio.ensure_future(_join(pieces[0], plain[1], count)),
-    ]
+    join = asyncio.ensure_future(_join(pieces[0], plain[1], seen))
+    ways = [join, asyncio.ensure_future(_cut(plain[0], pieces[1], seen))]
+    both: asyncio.Future[list[None]] = asyncio.gather(*ways)
+    lost = asyncio.ensure_future(_lost(join, pieces[0]))
     try:
-        done, rest = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-        while rest and all(way.exception() is None for way in done):
-            moved.clear()
-            done, rest = await asyncio.wait(rest, timeout=_REST_SECONDS)
-            if not moved.is_set():
-                break
+        await asyncio.wait((both, lost), return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for way in ways:
-            way.cancel()
-        await asyncio.gather(*ways, return_exceptions=True)
+        for task in (*ways, lost):
+            task.cancel()
+        await asyncio.gather(both, *ways, lost, return_exceptions=True)
     await asyncio.gather(finish(plain[1]), finish(pieces[1]))
+
+
+async def _lost(join: "asyncio.Task[None]", source: StreamReader) -> None:
+    """Waits for the loss of a connection of which one direction has ended, where only its loss can follow."""
+    await asyncio.wait([join])
+    if not join.cancelled() and join.exception() is None:
+        with suppress(OSError):
+            await source.read(1)
 
 
 async def _cut(source: StreamReader, target: StreamWriter, seen: Seen) -> None:
