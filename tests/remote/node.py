@@ -69,7 +69,8 @@ class Sessions:
 
 class RemoteNode:
     """A vgpud with a door. `policy` is the text of the table [remote], without server and listen. The door
-    and its clients are in `networks`, or else in the network of the test.
+    and its clients are in `networks`, or else in the network of the test. With `stands`, the door's clock
+    stands still but for `set_clock`.
     """
 
     def __init__(
@@ -78,7 +79,9 @@ class RemoteNode:
         policy: str = "",
         server: Path | None = None,
         networks: Networks | None = None,
+        stands: bool = False,
     ) -> None:
+        self._module = "tests.remote.door" if stands else "vgpud.remote.door"
         self._of_door, self._of_client = (networks.node, networks.client) if networks else ([], [])
         self.host = NODE if networks else "127.0.0.1"
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -97,6 +100,8 @@ class RemoteNode:
         if self.node.daemon is None:
             self.node.start()
         self.sessions = Sessions(self.node, self.log)
+        self._clock = self.node.folder / "clock"
+        self.set_clock(0)
         self.door = self.start_door()
 
     def _stand_in(self) -> Path:
@@ -125,8 +130,8 @@ class RemoteNode:
         files = [word for option, file in names for word in (option, str(CERTIFICATES / file))]
         with self.log.open("ab") as log:
             door = subprocess.Popen(
-                [*self._of_door, sys.executable, "-m", "vgpud.remote.door", *files],
-                env=self.node.environment,
+                [*self._of_door, sys.executable, "-m", self._module, *files],
+                env={**self.node.environment, "VGPU_TEST_CLOCK": str(self._clock)},
                 stderr=log,
                 cwd=ROOT,
             )
@@ -134,6 +139,11 @@ class RemoteNode:
             if self.port in listening(door.pid):
                 return door
         raise RuntimeError(f"the door ended: {self.log.read_text()}")
+
+    def set_clock(self, seconds: float) -> None:
+        new = self._clock.with_suffix(".new")
+        new.write_text(str(seconds))
+        new.replace(self._clock)
 
     def grant(self, *options: str, user: str = USER) -> str:
         """Makes a grant and returns its token."""

@@ -83,6 +83,29 @@ def test_a_flood_of_one_network_leaves_the_door_open_to_others(monkeypatch: pyte
     assert door._may_arrive("192.0.2.7")
 
 
+def test_a_flood_of_eight_networks_leaves_the_door_open_to_a_client_without_a_session(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    times = iter(range(1_000_000))
+    monkeypatch.setattr(clock, "now", lambda: next(times) / 1000)  # 1000 connections a second
+    door = RemoteDoor(RemoteSettings(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), Path("unused"))
+    accepted = 0
+    for _ in range(20):
+        accepted += sum(door._may_arrive(f"192.0.2.{number % 8}") for number in range(1987))
+        assert door._may_arrive("192.0.2.9")
+    assert accepted < 50 * 41  # a second's at once, and the rate for 40 s
+
+
+def test_handshakes_of_four_networks_leave_places_to_others() -> None:
+    door = RemoteDoor(RemoteSettings(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), Path("unused"))
+    for places in (door._handshakes, door._connections):
+        with ExitStack() as held:
+            for number in range(4 * places.most_each):
+                held.enter_context(places.place(f"192.0.2.{number % 4}"))
+            assert [held.enter_context(places.place("192.0.2.9")) for _ in range(2)] == [True, True]
+            assert not held.enter_context(places.place("192.0.2.0"))
+
+
 def test_a_flood_of_many_networks_leaves_the_door_open_to_those_with_a_session(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -102,7 +125,7 @@ def test_a_flood_of_many_networks_leaves_the_door_open_to_those_with_a_session(
             used=7.0,
             control_ended=None,
         )
-        assert [door._may_arrive(f"192.0.2.{number}") for number in range(250)].count(True) == 50
+        assert [door._may_arrive(f"192.0.2.{number}") for number in range(250)].count(True) == 49
         assert door._may_arrive("2001:db8:7::/64")
         assert not door._may_arrive("192.0.2.250")
 

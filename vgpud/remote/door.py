@@ -50,6 +50,7 @@ _ASKED_PER_SECOND, _ASKED_AT_ONCE = 1.0, 10.0
 # a network has a quarter of the handshakes' rate, and half of what may come at once: a program makes many
 # connections at its start
 _PART_OF_RATE, _PART_OF_BURST = 4, 2
+_PART_OF_KEPT = 16  # of the arrivals that are kept for networks with few, one of them has at most this part
 _NETWORKS = 4096  # whose rates are known
 # a peer that does not answer is given up after some 45 s (tcp(7))
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
@@ -99,14 +100,16 @@ class RemoteDoor:
         self._sessions: dict[str, Session] = {}
         most = settings.max_connections
         self._connections_each = max(1, most // _PART_OF_CONNECTIONS)
-        self._connections = Places(most, self._connections_each)
-        self._handshakes = Places(_HANDSHAKES_AT_ONCE, _HANDSHAKES_EACH)
+        self._connections = Places(most, self._connections_each, kept=self._connections_each)
+        self._handshakes = Places(_HANDSHAKES_AT_ONCE, _HANDSHAKES_EACH, kept=_HANDSHAKES_EACH)
         self._openings = Places(settings.max_sessions, _OPENINGS_OF_A_NETWORK)
         self._openings_by_token = Places(settings.max_sessions, _OPENINGS_OF_A_TOKEN)
         rate = settings.handshakes_per_second
-        self._arrivals = Rate(rate, rate)
         each, burst = rate / _PART_OF_RATE, max(1.0, rate / _PART_OF_BURST)
         self._arrivals_of_network = Rates(each, burst, _NETWORKS)
+        self._arrivals = Rate(rate - each, max(1.0, rate - each))
+        self._kept_arrivals = Rate(each, max(1.0, each))
+        self._kept_of_network = Rates(each / _PART_OF_KEPT, 1.0, _NETWORKS)
         self._asked = Rates(_ASKED_PER_SECOND, _ASKED_AT_ONCE, _NETWORKS)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -156,12 +159,15 @@ class RemoteDoor:
 
     def _may_arrive(self, network: str) -> bool:
         """Counts a connection: first by its network, so that a single network cannot take the whole rate. A
-        network with a session then needs no part of the common rate, which a flood from many takes.
+        flood from several can take the common rate, of which a network with a session needs no part. A
+        quarter of the whole rate is kept for the first connections of each network.
         """
         now = clock.now()
         if not self._arrivals_of_network.take(network, now):
             return False
-        return self._arrivals.take(1, now) or any(one.network == network for one in self._sessions.values())
+        if self._arrivals.take(1, now) or any(one.network == network for one in self._sessions.values()):
+            return True
+        return self._kept_of_network.take(network, now) and self._kept_arrivals.take(1, now)
 
     async def _arrived(self, arrived: socket.socket, address: str) -> None:
         with arrived, self._connections.place(network_of(address)) as is_in:

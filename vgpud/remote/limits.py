@@ -67,16 +67,22 @@ class Rates:
 
 @dataclass(slots=True)
 class Places:
-    """Counts what is in progress, in all and for each key."""
+    """Counts what is in progress, in all and for each key. The last `kept` places are for keys that hold less
+    than a sixteenth of their most, or than two, so that a few keys together do not shut out all others.
+    """
 
     most: int
     most_each: int
+    kept: int = 0
     _held: Counter[str] = field(init=False, default_factory=Counter)
 
     @contextmanager
     def place(self, key: str) -> Iterator[bool]:
         """Yields True with a place, which ends with the block, or False if there is none."""
-        if self._held.total() >= self.most or self._held[key] >= self.most_each:
+        held, left = self._held[key], self.most - self._held.total()
+        if held >= max(2, self.most_each // 16):
+            left -= self.kept
+        if left <= 0 or held >= self.most_each:
             yield False
             return
         self._held[key] += 1

@@ -1,0 +1,108 @@
+"""The limits of the door, with whole sessions, on a clock that stands still until the test sets it."""
+
+import select
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from tests.conditions import needs
+from tests.e2e.conftest import NodeMaker
+from tests.lease.conftest import eventually as until
+from tests.remote.clients import ended, opened, say
+from tests.remote.node import RemoteNode
+
+pytestmark = needs("root", "namespaces")
+
+MIB = 1 << 20
+_ECHO = (
+    "import os, socket; made = socket.create_connection(os.environ['LUPINE_SERVER'].split(':'));"
+    "made.sendall(b'echo ' + b'z' * 2097152 + b'\\n'); print(len(made.makefile('rb').readline()))"
+)
+
+Standing = Callable[[str], RemoteNode]
+
+
+@pytest.fixture
+def standing(make_node: NodeMaker) -> Iterator[Standing]:
+    """Makes a node whose door's clock stands still, with this text of [remote]."""
+    with ExitStack() as made:
+
+        def make(policy: str) -> RemoteNode:
+            remote = RemoteNode(make_node(), policy, stands=True)
+            made.callback(remote.close)
+            return remote
+
+        yield make
+
+
+def test_a_session_without_bytes_is_ended_after_the_idle_time_and_no_other(standing: Standing) -> None:
+    remote = standing('idle = "1h"')
+    idle, busy = (opened(remote, remote.grant(), "--memory", "1GiB") for _ in range(2))
+    remote.set_clock(3000)
+    assert say(busy, "echo busy") == "busy"
+    remote.set_clock(3599)
+    assert say(busy, "echo busy") == "busy"
+    assert len(remote.held()) == 2
+    remote.set_clock(3601)
+    until(lambda: len(remote.held()) == 1)
+    assert say(idle, "echo late") == "closed"
+    assert say(busy, "echo still") == "still"
+    assert remote.log.read_text().count("it was idle") == 1
+    remote.set_clock(7300)
+    until(lambda: not remote.held())
+    for client in (idle, busy):
+        client.kill()
+        ended(client)
+
+
+def test_the_bytes_of_a_session_come_at_its_rate_and_those_of_others_at_once(standing: Standing) -> None:
+    remote = standing('bytes_per_second = "1MiB"')
+    client = remote.client(remote.grant(), "--memory", "1GiB", command=[sys.executable, "-c", _ECHO])
+    until(lambda: bool(remote.held()))
+    other = opened(remote, remote.grant(), "--memory", "1GiB")
+    seconds = 0.0
+    while client.poll() is None:
+        seconds += 0.25
+        remote.set_clock(seconds)
+        assert say(other, "echo hello") == "hello"
+    said, errors = client.communicate()
+    assert said == f"{2 * MIB + 1}\n", errors + remote.log.read_text()
+    # 2 MiB to the server and 2 MiB back, less a quarter of a second's bytes and a last piece of 256 KiB
+    assert seconds >= 3.5
+    other.kill()
+    ended(other)
+
+
+@pytest.mark.parametrize(
+    ("policy", "each"), [("", 32), ("max_connections = 64\n", 16)], ids=["handshakes", "connections"]
+)
+def test_silent_connections_of_four_networks_shut_out_no_client(
+    standing: Standing, policy: str, each: int
+) -> None:
+    remote = standing(f"{policy}handshakes_per_second = 10000")
+    with ExitStack() as held:
+        silent = [
+            held.enter_context(_connection(f"127.0.0.{10 + network}", remote.port))
+            for network in range(4)
+            for _ in range(each + 1)
+        ]
+        # three networks have all that one may have, and the last has two of the places that are kept
+        until(lambda: len(_closed(silent)) == len(silent) - 3 * each - 2)
+        client = opened(remote, remote.grant(), "--memory", "1GiB")
+        client.kill()
+        ended(client)
+
+
+def _connection(address: str, port: int) -> socket.socket:
+    made = socket.socket()
+    made.bind((address, 0))
+    made.connect(("127.0.0.1", port))
+    return made
+
+
+def _closed(connections: list[socket.socket]) -> list[socket.socket]:
+    """Those that the other side has closed: it sends nothing before the client speaks."""
+    return select.select(connections, [], [], 0)[0]
