@@ -1,9 +1,11 @@
 """Checks of doctor that look at files of the host."""
 
+import hashlib
 import os
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from tests.conditions import needs
 from vgpud.ctl import checks
@@ -46,3 +48,37 @@ def test_doctor_reports_a_missing_key_of_the_door(tmp_path: Path) -> None:
     _, certificate, key = checks.remote(RemoteSettings(server="/bin/true"), tmp_path / "certificate.pem")
     assert (certificate.check, certificate.state) == ("remote door", checks.OK)
     assert (key.state, key.sentence) == (checks.FAIL, f"{tmp_path}/key.pem does not exist")
+
+
+@needs("root")
+def test_doctor_says_which_build_of_the_remote_engine_is_there(tmp_path: Path) -> None:
+    program = tmp_path / "server"
+
+    def found(text: str, recorded: str = "") -> checks.Finding:
+        program.write_text(text)
+        program.chmod(0o755)
+        settings = RemoteSettings(server=str(program), server_sha256=recorded)
+        return next(iter(checks.remote(settings, tmp_path / "certificate.pem")))
+
+    other = found("another program")
+    assert other.state == checks.FAIL
+    assert other.sentence == f"{program} is no server of lupine, or of an older version"
+    assert other.fix.startswith("build github.com/lupinemachines/lupine at 7fbd364, or")
+    new = found("x-lupine-va-base")
+    assert new.state == checks.WARN
+    assert new.sentence == f"{program} is lupine 36de703 or later, and the policy does not record which build"
+    digest = hashlib.sha256(b"x-lupine-va-base").hexdigest()
+    assert f'server_sha256 = "{digest}" in [remote]' in new.fix
+    same = found("x-lupine-va-base", digest)
+    assert (same.state, same.sentence) == (
+        checks.OK,
+        f"lupine by {program}, the recorded build {digest[:16]}",
+    )
+    upgraded = found("x-lupine-va-base, upgraded", digest)
+    assert upgraded.state == checks.FAIL
+    assert upgraded.sentence.endswith(f", and {digest[:16]} is recorded")
+
+
+def test_a_digest_that_is_none_is_refused_with_what_to_write() -> None:
+    with pytest.raises(ValidationError, match="a SHA-256 has 64 hexadecimal digits, in small letters"):
+        RemoteSettings(server_sha256="F" * 64)

@@ -1,6 +1,7 @@
 """The checks of `vgpuctl doctor` on this host. Each yields findings with a fix, and raises nothing."""
 
 import grp
+import hashlib
 import os
 import pwd
 import shutil
@@ -20,6 +21,7 @@ from vgpud.model.marks import MarkKind
 from vgpud.model.tenancy import Mode, State
 from vgpud.policy.remote import RemoteSettings
 from vgpud.policy.trust import distrust
+from vgpud.remote.engine import ENGINES
 
 OK, WARN, FAIL, SKIP = "ok", "warning", "failed", "skipped"
 _CDI_PREFIX = "vgpud.io-vgpu_"  # prefix of the file names of vgpud's CDI specs, as in inject/cdi.py
@@ -119,12 +121,12 @@ def remote(settings: RemoteSettings, certificate: Path) -> Iterator[Finding]:
     except OSError:
         found = None
     if shutil.which(settings.server) is None:
-        fix = f"install the engine {settings.engine} (docs/remote.md), or correct server in [remote]"
+        fix = f"{ENGINES[settings.engine].how} (docs/remote.md), or correct server in [remote]"
         yield Finding("remote engine", FAIL, f"{settings.server} is not a program", fix)
     elif found is not None:
         yield Finding("remote engine", FAIL, found.sentence, found.fix)
     else:
-        yield Finding("remote engine", OK, f"{settings.engine} by {settings.server}")
+        yield _engine_version(settings)
     for file in (certificate, certificate.with_name("key.pem")):
         try:
             file.stat()
@@ -135,6 +137,30 @@ def remote(settings: RemoteSettings, certificate: Path) -> Iterator[Finding]:
             continue  # root alone sees it
         else:
             yield Finding("remote door", OK, str(file))
+
+
+def _engine_version(settings: RemoteSettings) -> Finding:
+    """Compares the server program with the build that the policy records; without a record, with what the
+    engine can tell of its version.
+    """
+    check, engine, program = "remote engine", ENGINES[settings.engine], Path(settings.server)
+    try:
+        found = hashlib.sha256(program.read_bytes()).hexdigest()
+        version = engine.version(program)
+    except OSError as error:
+        return Finding(check, SKIP, f"cannot read {program}: {(error.strerror or str(error)).lower()}")
+    record = f'server_sha256 = "{found}" in [remote]'
+    if settings.server_sha256 == found:
+        return Finding(check, OK, f"{settings.engine} by {program}, the recorded build {found[:16]}")
+    if settings.server_sha256:
+        sentence = f"{program} is build {found[:16]}, and {settings.server_sha256[:16]} is recorded"
+        fix = f"install the recorded build; or, with its client libraries on all clients, {record}"
+        return Finding(check, FAIL, sentence, fix)
+    if not version:
+        sentence = f"{program} is no server of {settings.engine}, or of an older version"
+        return Finding(check, FAIL, sentence, f"{engine.how}; for a script that starts the server, {record}")
+    sentence = f"{program} is {settings.engine} {version}, and the policy does not record which build"
+    return Finding(check, WARN, sentence, f"if it is what you have installed, {record}")
 
 
 def specs(host: Host) -> Iterator[Finding]:

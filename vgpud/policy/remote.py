@@ -1,11 +1,13 @@
 """The table [remote] of the policy: slices for other machines, by a door in the network."""
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, WithJsonSchema
 
 from vgpud.policy.fields import MemoryBytes, PolicyTable, Seconds, wrong
 
+_SHA256 = "[0-9a-f]{64}"
 _LISTEN = r"^([^:]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}$"
 
 
@@ -24,6 +26,15 @@ def _absolute(value: str) -> str:
     return value
 
 
+def _sha256(value: str) -> str:
+    if value and re.fullmatch(_SHA256, value) is None:
+        raise wrong("a SHA-256 has 64 hexadecimal digits, in small letters", "copy it from 'vgpuctl doctor'")
+    return value
+
+
+Sha256 = Annotated[
+    str, AfterValidator(_sha256), WithJsonSchema({"type": "string", "pattern": rf"^({_SHA256})?$"})
+]
 Address = Annotated[
     str,
     Field(max_length=128),
@@ -44,6 +55,9 @@ class RemoteSettings(PolicyTable):
     server: Program = Field(
         "", description="the server program of the engine; empty: no remote slices are made"
     )
+    server_sha256: Sha256 = Field(
+        "", description="of the server program as it was installed, for `vgpuctl doctor`; empty: not recorded"
+    )
     engine: Literal["lupine"] = Field("lupine", description="which engine the server program is of")
     listen: Address = Field("0.0.0.0:14843", description="where the door listens, by TLS")
     grace: Seconds = Field(
@@ -57,7 +71,9 @@ class RemoteSettings(PolicyTable):
     max_connections: int = Field(1024, ge=1, le=100_000, description="of all clients together")
     max_sessions: int = Field(64, ge=1, le=1024, description="slices of all remote users together")
     max_sessions_per_user: int = Field(8, ge=1, le=1024, description="slices of one remote user")
-    handshakes_per_second: int = Field(50, ge=1, le=10_000, description="further connections are closed")
+    handshakes_per_second: int = Field(
+        50, ge=1, le=10_000, description="new connections in a second, of all clients; more are closed"
+    )
     bytes_per_second: MemoryBytes | None = Field(
         None, description="of one session, both directions together; left out: no bound"
     )

@@ -1,7 +1,7 @@
 """The client's side: a tunnel from a loopback port to a slice on another machine, and a program that uses it.
 
-It needs only the standard library. The token may have the SHA-256 of the door's certificate; without one, the
-certificate must be valid by --ca or by the system's authorities, and name the host.
+It needs only the standard library. A token has the SHA-256 of the door's certificate. With --ca, or without a
+token, the certificate must be valid by --ca or by the system's authorities, and name the host.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ class Place:
 
     @property
     def pin(self) -> str:
-        """SHA-256 of the door's certificate, from the token; "" if it has none."""
+        """SHA-256 of the door's certificate, from the token; "" without a token."""
         parts = self.token.split(".")
         return parts[2] if len(parts) == 3 else ""
 

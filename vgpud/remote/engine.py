@@ -1,15 +1,24 @@
 """The engine that carries CUDA calls over a connection: a server for the node and libraries for the client.
-Pure. Another engine takes its place by another entry in ENGINES.
+Another engine takes its place by another entry in ENGINES.
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Protocol
 
 
 class Engine(Protocol):
-    """The server listens on TCP on all addresses; the session gives it a network of its own."""
+    """The server listens on TCP on all addresses; the session gives it a network of its own. `how` says how
+    an administrator has the version that is tried with this vgpud.
+    """
 
     port: int
+    how: str
+
+    def version(self, program: Path) -> str:
+        """The version of a server program, as far as it can be known; "" if it is no server of this engine.
+        Raises OSError.
+        """
 
     def server_environment(self) -> dict[str, str]:
         """The variables with which the server listens on `port`."""
@@ -26,6 +35,13 @@ class Lupine:
     """
 
     port = 14833
+    how = "build github.com/lupinemachines/lupine at 7fbd364, or take its images' server"
+
+    def version(self, program: Path) -> str:
+        """The server has no option that says its version, and starts whatever it is given. A header that it
+        sends since 36de703, a commit of the same day as 7fbd364, is a text of its file.
+        """
+        return "36de703 or later" if b"x-lupine-va-base" in program.read_bytes() else ""
 
     def server_environment(self) -> dict[str, str]:
         return {"LUPINE_PORT": str(self.port)}
