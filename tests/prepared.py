@@ -67,7 +67,8 @@ class Forked:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):  # it has ended, and its status is on the way
+                os.kill(self.pid, number)
 
     def terminate(self) -> None:
         self.send_signal(signal.SIGTERM)
@@ -105,7 +106,14 @@ class Command(Forked):
 def daemon(environment: Mapping[str, str], stderr: int, *arguments: str) -> Forked:
     """Starts a daemon with this environment that writes its log to the descriptor `stderr`."""
     with open(os.devnull) as nothing:  # noqa: PTH123 - a descriptor is wanted
-        return Forked(_fork("vgpud.daemon", arguments, environment, (nothing.fileno(), 1, stderr)))
+        return program("vgpud.daemon", arguments, environment, nothing.fileno(), stderr)
+
+
+def program(
+    module: str, arguments: Sequence[str], environment: Mapping[str, str], stdin: int, stderr: int
+) -> Forked:
+    """Starts a module of vgpud that reads the descriptor `stdin` and logs to `stderr`."""
+    return Forked(_fork(module, arguments, environment, (stdin, 1, stderr)))
 
 
 def ended_daemon(environment: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -173,6 +181,7 @@ def _import_all() -> None:
     collection, so that forks need not copy their pages.
     """
     from vgpud import ctl, daemon  # noqa: F401
+    from vgpud.remote import door, session  # noqa: F401
 
     for module in pkgutil.iter_modules(ctl.__path__, "vgpud.ctl."):
         if not module.name.endswith("__main__"):

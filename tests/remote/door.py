@@ -45,6 +45,10 @@ def _run(main: Coroutine[Any, Any, None]) -> None:
         runner.run(main)
 
 
-if __name__ == "__main__":
+def main() -> int:
     uvloop.run = _run  # type: ignore[assignment]
-    sys.exit(door.main())
+    return door.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

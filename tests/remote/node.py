@@ -11,11 +11,14 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from tests.demo.node import ROOT, DemoNode
+from tests import prepared
+from tests.demo.node import ROOT, Daemon, DemoNode
+from tests.e2e.support import client
+from tests.lease.conftest import eventually as until
 from tests.remote.networks import NODE, Networks
 from tests.simnode import BUILD
+from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.remote.grants import FILE
 
 CERTIFICATES = Path(__file__).parent / "certificates"
@@ -37,9 +40,10 @@ class Sessions:
     """
 
     before: Sequence[str] = ()
+    _MODULE = "vgpud.remote.session"
 
     def __init__(self, node: DemoNode, log: Path) -> None:
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[Daemon] = []
         self._node = node
         self._log = log
         self._listener = socket.socket(socket.AF_UNIX)
@@ -52,12 +56,14 @@ class Sessions:
             while True:
                 connection, _ = self._listener.accept()
                 with connection, self._log.open("ab") as log:
-                    words = [*self.before, sys.executable, "-m", "vgpud.remote.session"]
-                    self.processes.append(
-                        subprocess.Popen(
-                            words, stdin=connection.fileno(), stderr=log, env=self._node.environment, cwd=ROOT
-                        )
-                    )
+                    self.processes.append(self._start(connection.fileno(), log.fileno()))
+
+    def _start(self, stdin: int, log: int) -> Daemon:
+        environment = self._node.environment
+        if not self.before:
+            return prepared.program(self._MODULE, (), environment, stdin, log)
+        words = [*self.before, sys.executable, "-m", self._MODULE]
+        return subprocess.Popen(words, stdin=stdin, stderr=log, env=environment, cwd=ROOT)
 
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
@@ -124,21 +130,23 @@ class RemoteNode:
         script.chmod(0o755)
         return script
 
-    def start_door(self) -> "subprocess.Popen[bytes]":
+    def start_door(self) -> Daemon:
         """Starts the door and waits until it listens."""
         names = ("--certificate", "door.pem"), ("--key", "door.key"), ("--clients", "authority.pem")
         files = [word for option, file in names for word in (option, str(CERTIFICATES / file))]
         with self.log.open("ab") as log:
-            door = subprocess.Popen(
-                [*self._of_door, sys.executable, "-m", self._module, *files],
-                env={**self.node.environment, "VGPU_TEST_CLOCK": str(self._clock)},
-                stderr=log,
-                cwd=ROOT,
-            )
-        while door.poll() is None:
-            if self.port in listening(door.pid):
-                return door
+            door = self._launch_door(files, log.fileno())
+        until(lambda: door.poll() is not None or self.port in listening(door.pid))
+        if door.poll() is None:
+            return door
         raise RuntimeError(f"the door ended: {self.log.read_text()}")
+
+    def _launch_door(self, words: Sequence[str], log: int) -> Daemon:
+        environment = {**self.node.environment, "VGPU_TEST_CLOCK": str(self._clock)}
+        if not self._of_door:
+            return prepared.program(self._module, words, environment, 0, log)
+        command = [*self._of_door, sys.executable, "-m", self._module, *words]
+        return subprocess.Popen(command, env=environment, stderr=log, cwd=ROOT)
 
     def set_clock(self, seconds: float) -> None:
         new = self._clock.with_suffix(".new")
@@ -178,9 +186,9 @@ class RemoteNode:
             cwd=ROOT,
         )
 
-    def held(self) -> list[dict[str, Any]]:
-        held: list[dict[str, Any]] = self.node.ctl_json("ls")["items"]
-        return held
+    def held(self) -> list[pb.Allocation]:
+        with client(self.node) as calls:
+            return list(calls.list_allocations().allocations)
 
     def close(self) -> None:
         self.door.kill()

@@ -3,6 +3,7 @@
 import os
 import socket
 import sys
+from typing import TextIO
 
 
 def main() -> None:
@@ -11,10 +12,18 @@ def main() -> None:
         for line in sys.stdin:
             if line.startswith("exit "):
                 sys.exit(int(line.split()[1]))
-            lines.write(line)
-            lines.flush()
-            sys.stdout.write(lines.readline() or "closed\n")
+            sys.stdout.write(answered(lines, line) or "closed\n")
             sys.stdout.flush()
+
+
+def answered(lines: TextIO, line: str) -> str:
+    """The engine's answer; "" if the connection is closed, before the line or while it is sent."""
+    try:
+        lines.write(line)
+        lines.flush()
+        return lines.readline()
+    except OSError:
+        return ""
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import prepared
 from tests.remote.node import CERTIFICATES, USER
 from vgpud.remote.certificates import _not_after, der_of, fingerprint_of
 from vgpud.remote.grants import CERTIFICATE, FILE
@@ -30,10 +31,13 @@ def ctl(tmp_path: Path) -> Ctl:
     told = {"VGPUD_CONFIG": str(tmp_path / "vgpud.toml"), "VGPUD_STATE_DIR": str(tmp_path)}
 
     def run(*words: str, before: tuple[str, ...] = (), **more: str) -> "subprocess.CompletedProcess[str]":
+        environment = {**os.environ, **told, **more}
+        if not before:
+            process = prepared.ctl(["remote", *words], environment)
+            said, errors = process.communicate(timeout=300)
+            return subprocess.CompletedProcess(words, process.wait(), said, errors)
         command = [*before, sys.executable, "-m", "vgpud.ctl", "remote", *words]
-        return subprocess.run(
-            command, env={**os.environ, **told, **more}, capture_output=True, text=True, check=False
-        )
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
     return run
 

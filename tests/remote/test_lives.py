@@ -34,7 +34,7 @@ def test_the_revocation_of_a_grant_ends_its_session(remote: RemoteNode) -> None:
 def test_the_release_of_the_slice_by_root_ends_its_session(remote: RemoteNode) -> None:
     client = opened(remote, remote.grant(), "--memory", "1GiB")
     (held,) = remote.held()
-    remote.node.ctl("release", "--force", str(held["id"]))
+    remote.node.ctl("release", "--force", held.id)
     until(lambda: not engine_of(remote))
     assert say(client, "echo hello") == "closed"
     ended(client)
@@ -108,7 +108,7 @@ def test_a_client_that_loses_its_control_connection_keeps_the_session(remote: Re
     until(lambda: len(connections_of(client.pid, remote.port)) == 1)  # the control connection, made again
     (held,) = remote.held()
     shown, _ = remote.client(remote.grant(), verb="status").communicate(timeout=300)
-    assert str(held["id"]) in shown
+    assert held.id in shown
     client.kill()
     ended(client)
 

@@ -35,7 +35,7 @@ def test_a_client_of_another_network_has_a_slice_and_sees_only_the_door(apart: R
     client = opened(apart, token, "--memory", "1GiB")
     assert listening(apart.door.pid) == [apart.port]
     (held,) = apart.held()
-    assert str(held["label"]).endswith(f" {CLIENT}")
+    assert held.label.endswith(f" {CLIENT}")
     shown, _ = apart.client(token, "-o", "json", verb="status").communicate(timeout=300)
     assert json.loads(shown)["sessions"][0]["address"] == CLIENT
     processes = (apart.door.pid, client.pid, *engine_of(apart))

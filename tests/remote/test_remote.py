@@ -29,8 +29,8 @@ def test_a_remote_program_is_held_to_its_slice_and_its_end_releases_it(short: Re
 def test_listings_and_audit_name_the_remote_user_and_the_address(remote: RemoteNode) -> None:
     client = opened(remote, remote.grant(), "--memory", "1GiB", "--label", "night run")
     (held,) = remote.held()
-    assert str(held["label"]).startswith(f"remote {USER}/")
-    assert str(held["label"]).endswith(" 127.0.0.1 night run")
+    assert held.label.startswith(f"remote {USER}/")
+    assert held.label.endswith(" 127.0.0.1 night run")
     log = remote.node.log.read_text()
     assert any('"audit": "allocate"' in line and " 127.0.0.1 night run" in line for line in log.splitlines())
     client.kill()
@@ -45,7 +45,7 @@ def test_the_server_runs_as_the_grants_account_in_namespaces_of_its_own(remote: 
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", 14833))  # the engine's port, on the host
     (held,) = remote.held()
-    assert held["ownerUid"] == 65534
+    assert held.owner_uid == 65534
     client.kill()
     ended(client)
 
@@ -73,9 +73,9 @@ def test_status_lists_the_sessions_of_the_user_alone(remote: RemoteNode) -> None
     client = opened(remote, own, "--memory", "1GiB")
     (held,) = remote.held()
     shown, _ = remote.client(own, verb="status").communicate(timeout=300)
-    assert str(held["id"]) in shown
+    assert held.id in shown
     shown, _ = remote.client(other, verb="status").communicate(timeout=300)
-    assert str(held["id"]) not in shown
+    assert held.id not in shown
     client.kill()
     ended(client)
 
