@@ -48,15 +48,16 @@ from vgpud.node.containers import Containers
 from vgpud.node.devices.drains import Drains
 from vgpud.node.devices.engines import Engines
 from vgpud.node.devices.inventory import Inventory
+from vgpud.node.devices.policies import Policies
 from vgpud.node.devices.transitions import Transitions
 from vgpud.node.keeper import NodeKeeper
 from vgpud.node.observe import observe
-from vgpud.node.parts import Parts
 from vgpud.node.recover import Start, agree, recover
 from vgpud.node.room import Room
 from vgpud.node.store.allocations import AllocationStore
 from vgpud.node.store.book import Book
 from vgpud.node.tenants.cgroups import cgroup_of
+from vgpud.node.tenants.context import NodeContext
 from vgpud.node.tenants.users import SUBORDINATE
 from vgpud.node.worlds import mps_world, preload_world, wall_world
 from vgpud.policy.load import LoadedPolicy, load
@@ -118,23 +119,6 @@ class Daemon:
             mps_control=self.settings.mps_control,
         )
 
-    def effectors(self, rows: Mapping[RowTable, Rows], preload: Preload) -> dict[Mode, Effector]:
-        paths = self.paths()
-        originals = rows[RowTable.ORIGINALS]
-        records = MigRecords(rows[RowTable.MIG_INSTANCES], rows[RowTable.MIG_LAYOUTS])
-        return {
-            Mode.EXCLUSIVE: Exclusive(self.gateway, paths),
-            Mode.PRELOAD: preload,
-            Mode.MPS: MpsMode(
-                self.gateway,
-                self.units,
-                mps_world(self.book, self.inventory, originals, lambda: self.keeper),
-                paths,
-                preload,
-            ),
-            Mode.MIG: MigMode(self.gateway, originals, records, paths, self._mig_wish),
-        }
-
     def _mig_wish(self, device_uuid: str) -> Wish:
         layouts = None if self.keeper is None else self.keeper.mig
         return Wish() if layouts is None else layouts.pools.wish(device_uuid)
@@ -162,18 +146,18 @@ class Daemon:
                 ledger.rows[RowTable.PREPARED_CLAIMS],
                 ledger.rows[RowTable.CONTAINERS],
             )
-            keeper, parts = self._assemble(ledger, policy)
+            keeper = self._assemble(ledger, policy)
             if self.inventory.error is not None:
                 log.warning(LogEvent.NO_DEVICES, why=str(self.inventory.error))
             if self.inventory.node.simulated:
                 log.warning(LogEvent.NODE_IS_SIMULATED, driver=self.inventory.node.driver_version)
             self.keeper = keeper
             start = Start(self.units, self.settings.run_dir, sd.boot_id())
-            await recover(keeper, parts, state, start)
+            await recover(keeper, state, start)
             keeper.spawn(keeper.sickness.tend_all())
-            self.inventory.came_back = lambda: keeper.spawn(agree(keeper, parts, start, boot_changed=False))
-            self.containers = Containers(keeper, parts)
-            self.cdi_watch = CdiWatch(keeper, parts, self.settings.host_root)
+            self.inventory.came_back = lambda: keeper.spawn(agree(keeper, start, boot_changed=False))
+            self.containers = Containers(keeper)
+            self.cdi_watch = CdiWatch(keeper)
             try:
                 yield keeper
             finally:
@@ -181,31 +165,42 @@ class Daemon:
                 if not len(self.book):
                     self._stop_helpers()
 
-    def _assemble(self, ledger: Ledger, policy: LoadedPolicy) -> tuple[NodeKeeper, Parts]:
+    def _assemble(self, ledger: Ledger, policy: LoadedPolicy) -> NodeKeeper:
+        rows, paths, book, inventory = ledger.rows, self.paths(), self.book, self.inventory
+        store = AllocationStore(ledger, book, checked=self.settings.log_level == "debug")
+        policies = Policies(policy, self.load_policy, store, inventory)
         files = EngineFiles(self.settings.run_dir)
         probe = EngineProbe(self.settings.engine_probe, files.folder)
-        engines = Engines(files, probe, self.inventory, sd.boot_id())
-        world = preload_world(self.book, self.inventory, engines, lambda: self.keeper)
-        containers = ledger.rows[RowTable.CONTAINERS]
-        walled = wall_world(self.gateway, self.book, self.inventory, lambda: self.keeper, containers)
-        preload = Preload(self.units, self.paths(), world, Walls(self.settings.cgroup, walled))
-        effectors = self.effectors(ledger.rows, preload)
-        parts = Parts(
-            store=AllocationStore(ledger, self.book, checked=self.settings.log_level == "debug"),
-            inventory=self.inventory,
-            transitions=Transitions(effectors, self.inventory, lambda uuid: bool(self.book.slices_on(uuid))),
+        engines = Engines(files, probe, inventory, sd.boot_id())
+        walled = wall_world(self.gateway, policies, book, inventory, rows[RowTable.CONTAINERS])
+        world = preload_world(policies, book, inventory, engines, lambda: self.keeper)
+        preload = Preload(self.units, paths, world, Walls(self.settings.cgroup, walled))
+        originals = rows[RowTable.ORIGINALS]
+        shared = mps_world(policies, book, inventory, originals, lambda: self.keeper)
+        mps = MpsMode(self.gateway, self.units, shared, paths, preload)
+        records = MigRecords(rows[RowTable.MIG_INSTANCES], rows[RowTable.MIG_LAYOUTS])
+        mig = MigMode(self.gateway, originals, records, paths, self._mig_wish)
+        exclusive = Exclusive(self.gateway, paths)
+        effectors: dict[Mode, Effector] = {one.mode: one for one in (exclusive, preload, mps, mig)}
+        context = NodeContext(
+            store=store,
+            inventory=inventory,
+            policies=policies,
+            transitions=Transitions(effectors, inventory, lambda uuid: bool(book.slices_on(uuid))),
             effectors=effectors,
+            preload=preload,
+            mps=mps,
+            mig=mig,
             specs=self.specs,
-            load_policy=self.load_policy,
             fault=fault_hook(self.settings.fault_point),
             suspender=Suspender(self.settings.suspender, self.settings.run_dir / "suspend.lock"),
             engines=engines,
-            drains=Drains(ledger.rows[RowTable.DRAINS]),
+            drains=Drains(rows[RowTable.DRAINS]),
             host_root=self.settings.host_root,
         )
-        keeper = NodeKeeper(parts, policy)
-        keeper.policies.changed.append(lambda old, new: preload.follow_rules())
-        return keeper, parts
+        keeper = NodeKeeper(context)
+        policies.changed.append(lambda old, new: preload.follow_rules())
+        return keeper
 
     def _stop_helpers(self) -> None:
         """Stops the arbiter and the MPS daemons if there are no allocations: no tenant needs them, and a

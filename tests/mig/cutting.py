@@ -33,7 +33,7 @@ from vgpud.modes.base import Paths
 from vgpud.modes.mig import MigMode, Wish
 from vgpud.modes.mig_records import MigRecords
 from vgpud.node.devices.inventory import Inventory
-from vgpud.node.devices.mig_layouts import LayoutParts, MigLayouts
+from vgpud.node.devices.mig_layouts import MigLayouts
 from vgpud.node.devices.transitions import Transitions
 from vgpud.node.store.allocations import AllocationStore
 from vgpud.node.store.book import Book
@@ -308,14 +308,12 @@ class Node1:
             {Mode.MIG: self.mig}, self.inventory, lambda uuid: bool(self.book.slices_on(uuid))
         )
         self.layouts = MigLayouts(
-            LayoutParts(
-                self.mig,
-                self.inventory,
-                AllocationStore(NoLedger(), self.book),  # type: ignore[arg-type]
-                transitions,
-                lambda: loaded,  # type: ignore[arg-type,return-value]
-                lambda point: card.scissors.point(),
-            )
+            self.mig,
+            self.inventory,
+            AllocationStore(NoLedger(), self.book),  # type: ignore[arg-type]
+            transitions,
+            lambda: loaded,  # type: ignore[arg-type,return-value]
+            lambda point: card.scissors.point(),
         )
 
     def _wish(self, device_uuid: str) -> Wish:

@@ -150,7 +150,7 @@ def test_the_audit_trail_tells_a_reload_by_signal_from_a_requested_reload(tmp_pa
 
 def test_a_container_is_named_by_prepare_bind_and_end(tmp_path: Path) -> None:
     async def scene(w: World) -> None:
-        containers = Containers(w.keeper, w.parts)
+        containers = Containers(w.keeper)
         audit.asked_by(ASKER, "runtime", container="c1")
         held = await containers.start(request("r", lifetime=Lifetime(1, 5)))
         with pytest.raises(VgpuError, match="was there before"):
@@ -213,7 +213,7 @@ def test_an_action_of_the_start_leaves_one_audit_line_with_its_reason(
         action = Action(kind, "GPU-00000001" if of_device else held.id, "it was left behind")
         start = Start(cast(Any, None), tmp_path, "")
         (tmp_path / "leases").mkdir()
-        await carry_out(w.keeper, w.parts, start, action)
+        await carry_out(w.keeper, start, action)
         while kind is ActionKind.RELEASE and held.id in w.parts.book:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.01)
@@ -235,7 +235,7 @@ def test_repeated_ends_of_a_container_start_one_task(tmp_path: Path) -> None:
     """
 
     async def scene(w: World) -> None:
-        containers = Containers(w.keeper, w.parts)
+        containers = Containers(w.keeper)
         held = await containers.start(request("r"))
         w.effectors[Mode.PRELOAD].pids = (7,)
         before = len(asyncio.all_tasks())

@@ -7,7 +7,7 @@ from vgpud.model.device import Device, Node
 from vgpud.model.quantity import GIB
 from vgpud.model.tenancy import Mode, Slice
 from vgpud.model.view import ReloadReport
-from vgpud.node.policies import reload_report
+from vgpud.node.devices.policies import reload_report
 from vgpud.planner.use import EMPTY
 from vgpud.policy.load import LoadedPolicy, check
 

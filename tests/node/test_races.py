@@ -373,7 +373,7 @@ def test_a_resize_that_cannot_be_finished_stops_no_start(tmp_path: Path) -> None
         async with world(tmp_path) as w:
             state = await w.ledger.load()
             w.effectors[Mode.PRELOAD].fail = {"resize", "attach"}
-            await recover(w.keeper, w.parts, state, Start(ChildUnits(tmp_path), tmp_path, "boot"))
+            await recover(w.keeper, state, Start(ChildUnits(tmp_path), tmp_path, "boot"))
             assert w.keeper.book.get(held.id).state is State.RESIZING
             w.effectors[Mode.PRELOAD].fail = set()
             again = await w.keeper.resize(held.id, ALICE, 8 * GIB, None)
@@ -396,7 +396,7 @@ def test_a_user_that_locks_the_spec_folder_in_the_kernel_delays_no_start(tmp_pat
             async with world(tmp_path) as w:
                 w.parts.specs.patience_seconds = 0.2
                 start = Start(ChildUnits(tmp_path), tmp_path, "boot")
-                await recover(w.keeper, w.parts, await w.ledger.load(), start)
+                await recover(w.keeper, await w.ledger.load(), start)
                 assert orphan.exists()
 
     asyncio.run(work())
@@ -468,8 +468,9 @@ def test_specs_written_at_the_start_leave_out_releases_that_began_meanwhile(tmp_
                     await go_on.wait()
                     return path
 
-            parts = replace(w.parts, specs=Slow(w.parts.specs.folder))
-            watch = asyncio.ensure_future(CdiWatch(w.keeper, parts, tmp_path).run())
+            slow = Slow(w.parts.specs.folder)
+            w.keeper.context = replace(w.parts, specs=slow, host_root=tmp_path)
+            watch = asyncio.ensure_future(CdiWatch(w.keeper).run())
             await first.wait()
             gate = w.effectors[Mode.PRELOAD].detach_gate = asyncio.Event()
             releases = [asyncio.ensure_future(w.keeper.release(a.id, ALICE, force=False)) for a in held]

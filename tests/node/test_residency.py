@@ -100,14 +100,17 @@ def play(folder: Path, rules: str, scene: Scene) -> None:
         tasks.add(asyncio.ensure_future(work))
 
     async def main() -> None:
-        services = SimpleNamespace(
+        context = SimpleNamespace(
             book=card.book,
             activities=SimpleNamespace(read=card.read, wants=card.wants, ask=card.ask, keep=lambda _: None),
             inventory=SimpleNamespace(node=Node(devices=(CARD,))),
+            policy=lambda: policy,
+            tally=Tally(),
+            background=SimpleNamespace(spawn=spawn),
         )
         swaps = SimpleNamespace(stays_bytes=lambda _: None, expect=card.expect)
         suspends = SimpleNamespace(suspend=card.suspend, resume=card.resume, swaps=swaps)
-        watch = Residency(cast(Any, services), cast(Any, suspends), lambda: policy, Tally(), spawn)
+        watch = Residency(cast(Any, context), cast(Any, suspends))
         task = asyncio.ensure_future(watch.run())
         await scene(card)
         task.cancel()

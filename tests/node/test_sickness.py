@@ -2,14 +2,13 @@
 
 import asyncio
 from dataclasses import replace
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 from tests import clock
 from vgpud.model.caller import Caller
 from vgpud.model.device import Device, Health, Node
 from vgpud.model.move_view import Evacuation
-from vgpud.node.devices.inventory import Inventory
-from vgpud.node.tenants.relocate import Relocations
 from vgpud.node.tenants.sickness import LOOK_SECONDS, Sickness
 
 
@@ -41,7 +40,10 @@ class Card:
 
 def tended(card: Card, rule: str) -> float:
     """Returns the simulated seconds until two concurrent calls for the device have returned."""
-    sickness = Sickness(cast(Inventory, card), cast(Relocations, card), lambda _: rule, card.tell)
+    policy = SimpleNamespace(rule_for=lambda _: SimpleNamespace(on_sick=rule))
+    notices = SimpleNamespace(notice=card.tell)
+    context = SimpleNamespace(inventory=card, notices=notices, policy=lambda: policy)
+    sickness = Sickness(cast(Any, context), cast(Any, card), cast(Any, None), tuple)
 
     async def scene() -> float:
         began = asyncio.get_running_loop().time()

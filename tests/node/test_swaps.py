@@ -20,7 +20,8 @@ from vgpud.node.store.book import Book
 from vgpud.node.tenants import swaps
 from vgpud.node.tenants.activities import Activities
 from vgpud.node.tenants.changes import Changes
-from vgpud.node.tenants.checkpoints import Checkpoints, TenantServices
+from vgpud.node.tenants.checkpoints import Checkpoints
+from vgpud.node.tenants.context import NodeContext
 from vgpud.node.tenants.host_table import HostTable
 from vgpud.node.tenants.suspends import Suspends
 from vgpud.planner.suspend import HostMemory
@@ -44,7 +45,7 @@ class Finds(swaps.Swaps):
 
         kept = SimpleNamespace(forbid_beside=lambda one: self.forbidden.append(one.id))
         services = SimpleNamespace(activities=SimpleNamespace(ask=ask), kept=kept)
-        self._services = cast(TenantServices, services)
+        self._context = cast(NodeContext, services)
         self._book = cast(Any, SimpleNamespace(allocations_on=lambda _: beside))
 
     def _read(self, _: Allocation) -> tuple[ProcessSwap, ...]:
@@ -98,7 +99,7 @@ class Goes(swaps.Swaps):
         async def ask(_: str) -> None: ...
 
         activities = SimpleNamespace(ask=ask, read=lambda _: LeaseActivity(quiet=quiet))
-        self._services = cast(TenantServices, SimpleNamespace(activities=activities))
+        self._context = cast(NodeContext, SimpleNamespace(activities=activities))
         self._book = cast(Any, SimpleNamespace(allocations_on=lambda _: []))
 
     def _read(self, _: Allocation) -> tuple[ProcessSwap, ...]:
@@ -144,10 +145,10 @@ class Lies(swaps.Swaps):
         activities = SimpleNamespace(ask=ask, read=lambda _: LeaseActivity())
         self._book = Book()
         told = SimpleNamespace(swaps=lambda _: (word, word), expect=lambda _, soon: self.ordered.append(soon))
-        self._preload = cast(Any, told)
+        self._suspendable = cast(Any, told)
         memory = HostMemory(available_gib * GIB, 1 * GIB)
-        host = HostTable(self._book, self._preload, lambda: memory)
-        self._services = cast(Any, SimpleNamespace(activities=activities, host=host))
+        host = HostTable(self._book, self._suspendable, lambda: memory)
+        self._context = cast(Any, SimpleNamespace(activities=activities, host=host))
 
 
 @pytest.mark.parametrize(
@@ -272,8 +273,8 @@ def test_host_buffers_are_ordered_for_as_many_tenants_as_the_host_has_memory_for
     buffers = Buffers(a=(4, 1), b=(5, 1), c=(2, 1))
     host = swaps.Swaps(
         cast(
-            TenantServices,
-            SimpleNamespace(book=(), preload=buffers, host=table(buffers, available_gib)),
+            NodeContext,
+            SimpleNamespace(book=(), suspendable=buffers, host=table(buffers, available_gib)),
         )
     )
     for _ in range(2):  # an order of before does not count against the tenant
@@ -350,7 +351,7 @@ def test_an_order_by_hand_waits_for_a_resumption_by_a_rule_and_not_for_one_by_ha
             await asyncio.sleep(5)
             book.replace(replace(book.get("a"), state=State.ACTIVE))
 
-        do = Checkpoints(cast(TenantServices, SimpleNamespace(book=book, changes=changes)))
+        do = Checkpoints(cast(NodeContext, SimpleNamespace(book=book, changes=changes)))
         change = changes.begin("a", resumes())
         assert (await do.wait_until_settled("a")).state is State.ACTIVE
         assert change.done()
@@ -380,8 +381,8 @@ def test_the_memory_of_ended_processes_of_a_suspended_tenant_leaves_the_books(
     async def ends() -> None:
         store = AllocationStore(cast(Any, SimpleNamespace(events_after=None)), Book())
         changes = Changes(store.book)
-        services = SimpleNamespace(book=store.book, store=store, changes=changes, preload=None)
-        watch = asyncio.ensure_future(Suspends(cast(TenantServices, services)).watch())
+        services = SimpleNamespace(book=store.book, store=store, changes=changes, suspendable=None)
+        watch = asyncio.ensure_future(Suspends(cast(NodeContext, services)).watch())
         part = Slice(GPU, Mode.PRELOAD, 8 * GIB)
         away = Allocation("a", request("a"), State.SUSPENDED, (part,), suspended=tuple(map(process, ended)))
         change = changes.begin("a", asyncio.sleep(60))

@@ -22,14 +22,16 @@ from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import GIB
 from vgpud.model.tenancy import Allocation, Edits, Isolation, Lifetime, Mode, Owner, Request, Slice
 from vgpud.model.view import SliceMeter, SliceUse, Vitals
+from vgpud.modes.preload import Preload
 from vgpud.node.devices.drains import Drains
 from vgpud.node.devices.engines import Engines
 from vgpud.node.devices.inventory import Inventory
+from vgpud.node.devices.policies import Policies
 from vgpud.node.devices.transitions import Transitions
 from vgpud.node.keeper import NodeKeeper
-from vgpud.node.parts import Parts
 from vgpud.node.store.allocations import AllocationStore
 from vgpud.node.store.book import Book
+from vgpud.node.tenants.context import NodeContext
 from vgpud.planner.use import is_anybodys
 from vgpud.policy.layers import PolicyPaths
 from vgpud.policy.load import LoadedPolicy, load
@@ -93,6 +95,10 @@ class Remembering:
         if name in self.fail:
             raise VgpuError(ErrorCode.HELPER_FAILED, f"{name} was told to fail", "")
 
+    @property
+    def suspendable(self) -> Any:
+        return self if isinstance(self, Preload) else None
+
     async def verify(self, device: Device) -> str | None:
         return None
 
@@ -151,7 +157,7 @@ class Counted(Ledger):
 @dataclass
 class World:
     keeper: NodeKeeper
-    parts: Parts
+    parts: NodeContext
     ledger: Ledger
     gateway: FakeGateway
     effectors: dict[Mode, Remembering]
@@ -200,19 +206,21 @@ async def world(
     await inventory.refresh()
     book = Book()
     async with await Counted.open(folder / "ledger.db") as ledger:
-        parts = Parts(
+        store = AllocationStore(ledger, book, checked=True)
+        parts = NodeContext(
             drains=Drains(ledger.rows[RowTable.DRAINS]),
-            store=AllocationStore(ledger, book, checked=True),
+            store=store,
             inventory=inventory,
+            policies=Policies(loader(), loader, store, inventory),
             transitions=Transitions(effectors, inventory, lambda u: bool(book.slices_on(u))),
             effectors=effectors,
+            preload=preload if isinstance(preload, Preload) else None,
             specs=Specs(folder / "cdi"),
-            load_policy=loader,
             fault=lambda point: None,
             engines=Engines(EngineFiles(folder), AbleProbe(Path(), folder), inventory, "a boot"),
             suspender=suspender or Suspender(Path("/usr/bin/false"), folder / "suspend.lock"),
         )
-        keeper = NodeKeeper(parts, loader())
+        keeper = NodeKeeper(parts)
         yield World(keeper, parts, ledger, gateway, effectors, folder)
         await keeper.close()
 

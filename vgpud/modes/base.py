@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from vgpud.lease import LeaseActivity, Meter, ProcessSwap
 from vgpud.model.device import Device
 from vgpud.model.rows import Rows
 from vgpud.model.tenancy import Allocation, Edits, Mode, Slice
@@ -37,6 +38,45 @@ async def remember(originals: Rows, device_uuid: str, key: str, value: str) -> N
         await originals.put((device_uuid, key, value))
 
 
+class Suspendable(Protocol):
+    """A mode whose tenants' memory libvgpu can evict to the host. The methods raise VgpuError(LEASE_FAILED).
+
+    The figures are written by the tenants: callers bound them by the tenants' limits.
+    """
+
+    async def look(self, allocation_id: str) -> None:
+        """Makes the tenant's processes write the report that `activity` returns. Raises VgpuError."""
+        ...
+
+    def activity(self, allocation_id: str) -> LeaseActivity:
+        """The last activity reports of the tenant's processes."""
+        ...
+
+    def held(self, allocation_id: str) -> Meter:
+        """The memory that all processes of the tenant hold on the lease's first device."""
+        ...
+
+    def swaps(self, allocation_id: str) -> tuple[ProcessSwap, ...]:
+        """The swap states of the tenant's processes."""
+        ...
+
+    def stays(self, allocation_id: str) -> tuple[int, ...]:
+        """Bytes that the last eviction of the tenant left on the device, by kind (enum vgpu_stay)."""
+        ...
+
+    def expect(self, allocation_id: str, soon: bool) -> None:
+        """Tells libvgpu to prepare host buffers for an eviction while the tenant runs (`soon`), or to stop
+        that. The tenant's processes read the order within 0.1 s.
+        """
+        ...
+
+    def keep(self, allocation_id: str, share_hundredths: int) -> None:
+        """Sets the share of a tenant's movable memory that may stay on its device while the rest is out. The
+        processes read the value at their next look.
+        """
+        ...
+
+
 class Effector(Protocol):
     """Applies one mode to devices and makes its slices.
 
@@ -45,6 +85,11 @@ class Effector(Protocol):
 
     @property
     def mode(self) -> Mode: ...
+
+    @property
+    def suspendable(self) -> Suspendable | None:
+        """What evicts the tenants' memory; None if libvgpu does not hold it in this mode."""
+        ...
 
     async def verify(self, device: Device) -> str | None:
         """Returns why this device cannot serve in this mode now, or None. Changes nothing."""

@@ -13,6 +13,7 @@ class Exclusive(GpuUse):
     """The effector of mode `exclusive`. It changes nothing on the device; the edits alone give access."""
 
     mode = Mode.EXCLUSIVE
+    suspendable = None
 
     def __init__(self, gateway: Gateway, paths: Paths) -> None:
         super().__init__(gateway)

@@ -52,6 +52,7 @@ class MigMode(GpuUse):
     """
 
     mode = Mode.MIG
+    suspendable = None
 
     def __init__(
         self,

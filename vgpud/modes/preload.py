@@ -49,7 +49,7 @@ from vgpud.model.log_event import LogEvent
 from vgpud.model.quantity import WHOLE
 from vgpud.model.tenancy import LEASE_VARIABLE, Allocation, Edits, Mode, Mount, Slice, State
 from vgpud.model.view import SliceMeter, SliceUse
-from vgpud.modes.base import Paths
+from vgpud.modes.base import Paths, Suspendable
 from vgpud.modes.edits import cuda_env, driver_environment
 from vgpud.modes.lease_meters import LeaseMeters
 from vgpud.modes.walls import Walls
@@ -110,6 +110,10 @@ class PreloadWorld:
 
 class Preload:
     mode = Mode.PRELOAD
+
+    @property
+    def suspendable(self) -> Suspendable:
+        return self
 
     def __init__(
         self,
@@ -349,7 +353,6 @@ class Preload:
         return read_limits(self._leases / allocation_id).paused
 
     async def look(self, allocation_id: str) -> None:
-        """Makes the tenant's processes write the report that `activity` returns. Raises VgpuError."""
         await self._order_once(ArbiterClient.look, allocation_id)
 
     def registered(self, allocation_id: str) -> Registered:
@@ -387,9 +390,6 @@ class Preload:
         return LeaseMemory.HERE if evictable else LeaseMemory.FIXED
 
     def expect(self, allocation_id: str, soon: bool) -> None:
-        """Tells libvgpu to prepare host buffers for an eviction while the tenant runs (`soon`), or to stop
-        that. The tenant's processes read the order within 0.1 s. Raises VgpuError(LEASE_FAILED).
-        """
         folder = self._leases / allocation_id
         held, wanted = read_limits(folder), LeaseMemory.SOON if soon else LeaseMemory.HERE
         if (
@@ -400,30 +400,19 @@ class Preload:
             update_limits(folder, held.devices, memory=wanted)
 
     def keep(self, allocation_id: str, share_hundredths: int) -> None:
-        """Sets the share of a tenant's movable memory that may stay on its device while the rest is out. The
-        processes read the value at their next look. Raises VgpuError(LEASE_FAILED).
-        """
         folder = self._leases / allocation_id
         update_limits(folder, read_limits(folder).devices, keep_share=share_hundredths)
 
     def swaps(self, allocation_id: str) -> tuple[ProcessSwap, ...]:
-        """The swap states of the tenant's processes. Raises VgpuError(LEASE_FAILED)."""
         return read_swaps(self._leases / allocation_id)
 
     def stays(self, allocation_id: str) -> tuple[int, ...]:
-        """Bytes that the last eviction of the tenant left on the device, by kind (enum vgpu_stay). Raises
-        VgpuError(LEASE_FAILED).
-        """
         return read_stays(self._leases / allocation_id)
 
     def held(self, allocation_id: str) -> Meter:
-        """The memory that all processes of the tenant hold on the lease's first device. Raises
-        VgpuError(LEASE_FAILED).
-        """
         return read_meters(self._leases / allocation_id, 1)[0].memory
 
     def activity(self, allocation_id: str) -> LeaseActivity:
-        """The last activity reports of the tenant's processes. Raises VgpuError(LEASE_FAILED)."""
         return read_activity(self._leases / allocation_id)
 
     def _limits(self, allocation: Allocation) -> tuple[DeviceLimits, ...]:

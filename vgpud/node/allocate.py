@@ -8,7 +8,6 @@ If several calls have the same request id, the first does the work, and the othe
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from vgpud import audit
@@ -16,50 +15,35 @@ from vgpud.model.caller import Account
 from vgpud.model.lifecycle import Change
 from vgpud.model.plan import Plan, Step
 from vgpud.model.tenancy import Allocation, Cause, Decision, Request, State
-from vgpud.node.devices.execute import Executor
-from vgpud.node.devices.mig_layouts import MigLayouts
-from vgpud.node.parts import Parts
 from vgpud.node.release import AllocationReleaser
 from vgpud.node.store.account import asked, held
 from vgpud.node.store.book import RequestKey, check_same_request, request_key
-from vgpud.node.tenants.accounts import Accounts
 from vgpud.node.tenants.checks import settled
+from vgpud.node.tenants.context import NodeContext
+from vgpud.node.tenants.residency import Residency
 from vgpud.planner.choose import choose
 from vgpud.planner.quota import over_quota
 from vgpud.planner.steps import allocate_steps
-from vgpud.policy.model import Policy
 
 _SNAPSHOT_SECONDS = 1.0  # maximum age of the snapshot on which a decision is based
 _SETTLE_SECONDS = 2.0  # how long a request waits for releases that are running, before it is refused
 
 
 class AllocationMaker:
-    """Makes allocations. `closed(request)` returns the devices that do not accept the request, each with the
-    reason. `made` is called with each new allocation and waits until its room is free.
-    """
+    """Makes allocations, and evicts what suspended tenants kept in their room."""
 
-    def __init__(
-        self,
-        parts: Parts,
-        executor: Executor,
-        releases: AllocationReleaser,
-        mig: MigLayouts | None,
-        policy: Callable[[], Policy],
-        closed: Callable[[Request], Mapping[str, str]],
-        made: Callable[[Allocation], Awaitable[None]],
-        accounts: Accounts,
-    ) -> None:
-        self._parts = parts
-        self._store = parts.store
-        self._book = parts.book
-        self._inventory = parts.inventory
-        self._executor = executor
+    def __init__(self, context: NodeContext, releases: AllocationReleaser, residency: Residency) -> None:
+        self._transitions = context.transitions
+        self._store = context.store
+        self._book = context.book
+        self._inventory = context.inventory
+        self._executor = context.executor
+        self._mig = context.mig_layouts
+        self._policy = context.policy
+        self._closed = context.operations.closed
+        self._accounts = context.accounts
         self._releases = releases
-        self._mig = mig
-        self._policy = policy
-        self._closed = closed
-        self._made = made
-        self._accounts = accounts
+        self._residency = residency
         self._running: dict[RequestKey, tuple[Request, asyncio.Task[Allocation]]] = {}
 
     @property
@@ -124,14 +108,15 @@ class AllocationMaker:
             await self._executor.run("allocate", allocation, (plan.intent,))
         except BaseException:  # the intent was not recorded, so nothing has changed
             for uuid, mode in {part.device_uuid: part.device_mode for part in allocation.slices}.items():
-                await self._parts.transitions.abandon(uuid, mode)
+                await self._transitions.abandon(uuid, mode)
             raise
         try:
             allocation = await self._executor.run("allocate", allocation, (*plan.effects, plan.outcome))
         except BaseException:
             await asyncio.shield(self._releases.undo(allocation.id))
             raise
-        await self._made(allocation)
+        self._releases.lifetimes.watch(allocation.id, request.lifetime)
+        await self._residency.admit(allocation)
         return allocation
 
     async def plan(self, request: Request) -> tuple[Decision, tuple[Step, ...]]:

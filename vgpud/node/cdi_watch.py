@@ -20,7 +20,6 @@ from vgpud.model.errors import VgpuError
 from vgpud.model.log_event import LogEvent
 from vgpud.model.tenancy import Slice, State
 from vgpud.node.keeper import NodeKeeper
-from vgpud.node.parts import Parts
 from vgpud.node.recover import repair
 
 log = structlog.get_logger(__name__)
@@ -39,10 +38,10 @@ class _Mark(NamedTuple):
 
 
 class CdiWatch:
-    def __init__(self, keeper: NodeKeeper, parts: Parts, host_root: Path) -> None:
+    def __init__(self, keeper: NodeKeeper) -> None:
         self._keeper = keeper
-        self._parts = parts
-        self._host_root = host_root
+        self._context = keeper.context
+        self._host_root = keeper.context.host_root
 
     async def run(self) -> None:
         """Checks the specs until the daemon stops."""
@@ -69,7 +68,7 @@ class CdiWatch:
         except OSError:
             numbers = b""
         try:
-            changed = self._parts.specs.folder.stat().st_mtime_ns
+            changed = self._context.specs.folder.stat().st_mtime_ns
         except OSError:
             changed = None
         return _Mark(
@@ -81,12 +80,12 @@ class CdiWatch:
 
     async def _renew(self, seen: _Mark, now: _Mark) -> None:
         if now.driver != seen.driver:
-            self._parts.specs.driver = await asyncio.to_thread(find_driver, self._host_root)
+            self._context.specs.driver = await asyncio.to_thread(find_driver, self._host_root)
             log.info(LogEvent.DRIVER_FILES_CHANGED_REWRITING_CDI_SPECS)
         # an instance may have been made and destroyed again between two checks
         moved = now.instances != seen.instances or self._lacks_nodes(now.instances)
         if moved or now[:2] != seen[:2]:
-            await self._parts.inventory.refresh()
+            await self._context.inventory.refresh()
         if now.numbers != seen.numbers:
             await self._repair(self._held())
         elif moved:
@@ -98,24 +97,24 @@ class CdiWatch:
     def _held(self) -> tuple[str, ...]:
         """Ids of the allocations that should have a spec and that no operation is changing."""
         busy = self._keeper.busy()
-        return tuple(a.id for a in self._parts.book if a.state in _HAVE_SPECS and a.id not in busy)
+        return tuple(a.id for a in self._context.book if a.state in _HAVE_SPECS and a.id not in busy)
 
     def _lacks_nodes(self, instances: tuple[str, ...]) -> bool:
         """True if a MIG instance of an allocation lacks its capability node."""
         ends = {path.rpartition("/capabilities/")[2] for path in instances}
-        held = (part for name in self._held() for part in self._parts.book.get(name).slices)
-        return any(_capability(part, self._parts.inventory.node) not in ends for part in held if part.mig)
+        held = (part for name in self._held() for part in self._context.book.get(name).slices)
+        return any(_capability(part, self._context.inventory.node) not in ends for part in held if part.mig)
 
     async def _moved(self) -> tuple[str, ...]:
         """Ids of the allocations whose MIG instances were made anew or no longer exist."""
         if self._keeper.mig is None:
             return ()
         changed = set(await self._keeper.mig.stale())
-        changed |= {a.id for a in self._parts.book if any(map(self._is_missing, a.slices))}
+        changed |= {a.id for a in self._context.book if any(map(self._is_missing, a.slices))}
         return tuple(name for name in self._held() if name in changed)
 
     def _is_missing(self, part: Slice) -> bool:
-        device = self._parts.inventory.node.device(part.device_uuid)
+        device = self._context.inventory.node.device(part.device_uuid)
         if part.mig is None or device is None or not device.health.answers:
             return False
         key, place = part.mig.place
@@ -128,7 +127,7 @@ class CdiWatch:
         for name in names:
             try:
                 with audit.because("the driver's nodes are other ones now"):
-                    await repair(self._keeper, self._parts, name)
+                    await repair(self._keeper, name)
             except VgpuError as error:  # the allocation may have been released meanwhile, or be changing
                 log.error(LogEvent.CDI_SPEC_NOT_REWRITTEN, allocation=name, why=str(error))
 
@@ -136,24 +135,24 @@ class CdiWatch:
         """Removes specs without an allocation, and writes missing ones. Allocations that were made or
         released during the listing are left out.
         """
-        known = {allocation.id for allocation in self._parts.book}
+        known = {allocation.id for allocation in self._context.book}
         held = self._held()
-        there = await self._parts.specs.list()
+        there = await self._context.specs.list()
         for name in there - known:
-            if name not in self._parts.book:
-                await self._parts.specs.remove(name)
+            if name not in self._context.book:
+                await self._context.specs.remove(name)
                 log.warning(LogEvent.ORPHANED_CDI_SPEC_REMOVED, allocation=name)
         for name in held:
             if name not in there and name in self._held():
-                await self._parts.specs.write(self._parts.book.get(name))
+                await self._context.specs.write(self._context.book.get(name))
                 log.warning(LogEvent.MISSING_CDI_SPEC_REWRITTEN, allocation=name)
 
     async def _rewrite(self) -> None:
         for name in self._held():
-            held = self._parts.book.get(name) if name in self._parts.book else None
+            held = self._context.book.get(name) if name in self._context.book else None
             # a release that began meanwhile removes its spec only once, so no spec is written for it
             if held is not None and held.state in _HAVE_SPECS:
-                await self._parts.specs.write(held)
+                await self._context.specs.write(held)
 
 
 def _instances(capabilities: Path) -> tuple[str, ...]:

@@ -5,30 +5,19 @@ all else. All errors are VgpuError. A change continues to its end even if its ca
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
-
-import structlog
+from collections.abc import Awaitable, Callable
 
 from vgpud import audit
 from vgpud.model.caller import Caller
-from vgpud.model.device import Device, Health
-from vgpud.model.log_event import LogEvent
 from vgpud.model.quantity import Percent
 from vgpud.model.tenancy import Allocation, Workload
 from vgpud.node.allocate import AllocationMaker
-from vgpud.node.devices.notices import Notices
-from vgpud.node.devices.operations import Operations
-from vgpud.node.parts import Parts
-from vgpud.node.policies import Policies
 from vgpud.node.release import AllocationReleaser
-from vgpud.node.tenants.accounts import Accounts
 from vgpud.node.tenants.ancestry import owners_of
 from vgpud.node.tenants.bypasses import Bypasses
-from vgpud.node.tenants.changes import Changes
 from vgpud.node.tenants.checks import check_owner
+from vgpud.node.tenants.context import NodeContext
 from vgpud.node.tenants.failures import Failures
-from vgpud.node.tenants.lifetimes import Lifetimes
 from vgpud.node.tenants.moves import Moves
 from vgpud.node.tenants.pauses import Pauses
 from vgpud.node.tenants.relocate import Relocations
@@ -39,95 +28,48 @@ from vgpud.node.tenants.suspends import Suspends
 from vgpud.node.view.listings import Listings
 from vgpud.node.view.meters import Meters
 from vgpud.node.view.processes import Processes
-from vgpud.policy.load import LoadedPolicy
-from vgpud.policy.model import Policy
-
-log = structlog.get_logger(__name__)
-
-
-class Background:
-    """The keeper's background tasks, for which no caller waits."""
-
-    def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._closed = False
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Starts `work` as a task. If the daemon stops, the task is cancelled, and the next start finishes
-        its work.
-        """
-        if self._closed:
-            work.close()
-            return
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error(LogEvent.BACKGROUND_TASK_FAILED, why=str(error), exc_info=error)
-
-    async def close(self) -> None:
-        """Cancels all background tasks and accepts no new ones."""
-        self._closed = True
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
 class NodeKeeper:
-    def __init__(self, parts: Parts, policy: LoadedPolicy) -> None:
-        self.book, self.store, self.preload = parts.book, parts.store, parts.preload
-        book, inventory, effectors, engines = parts.book, parts.inventory, parts.effectors, parts.engines
-        executor, tally = parts.executor, parts.store.account.tally
-        self._background = Background()
-        spawn = self.spawn = self._background.spawn
-        self.policies = Policies(policy, parts.load_policy, parts.store, inventory)
-        self.policies.changed.append(lambda old, new: self._policy_changed())
-        self.notices = Notices(parts.store, inventory, spawn)
-        notice = self.notices.notice
-        operations = self.operations = Operations(
-            book, inventory, parts.mig, parts.mps, parts.drains, notice, self.notices.drained
-        )
-        self.mig = parts.mig_layouts(self.policies)
-        self.changes = Changes(book)
-        self.releases = AllocationReleaser(parts, executor, self.changes, spawn, self._released)
-        self.lifetimes = Lifetimes(self._lifetime_ended)
-        self.meters = Meters(book, inventory, effectors)
-        shared = parts.tenant_services(self.policies, self.changes)
-        self.activities = shared.activities
-        self.failures = Failures(shared, spawn)
-        accounts = Accounts()
-        self.resizes = Resizes(shared, self._policy, accounts)
-        self.pauses = Pauses(shared, engines)
-        self.suspends = Suspends(shared)
-        self.residency = Residency(shared, self.suspends, self._policy, tally, spawn)
-        self.bypasses = Bypasses(shared, self._policy, tally, self.releases.later)
-        self.processes = Processes(book, inventory, effectors, owners_of, self.bypasses.is_bypassed)
-        self.moves = Moves(shared, executor, self._policy, operations.closed, tally, self.suspends)
-        self.relocations = Relocations(self.moves, book, inventory, self._policy, operations.is_drained)
-        self.sickness = Sickness(inventory, self.relocations, self._on_sick, notice)
-        inventory.health_changed = self._health_changed
-        inventory.closes = lambda device: self._on_sick(device) != "report"
-        engines.setting = lambda device: self._policy().rule_for(device).settings_preload().engine
-        engines.notice = notice
-        self.allocates = AllocationMaker(
-            parts, executor, self.releases, self.mig, self._policy, operations.closed, self._made, accounts
-        )
+    def __init__(self, context: NodeContext) -> None:
+        self.context = context
+        self.book, self.store, self.policies = context.book, context.store, context.policies
+        self.changes, self.notices, self.operations = context.changes, context.notices, context.operations
+        self.mig, self.preload, self.spawn = context.mig_layouts, context.preload, context.background.spawn
+        inventory, effectors, engines = context.inventory, context.effectors, context.engines
+        self.releases = AllocationReleaser(context)
+        self.failures = Failures(context)
+        self.resizes = Resizes(context)
+        self.pauses = Pauses(context)
+        self.suspends = Suspends(context)
+        self.residency = Residency(context, self.suspends)
+        self.bypasses = Bypasses(context, self.releases.later)
+        self.moves = Moves(context, self.suspends)
+        self.relocations = Relocations(context, self.moves)
+        self.allocates = AllocationMaker(context, self.releases, self.residency)
         self.allocate = self.allocates.allocate
+        self.sickness = Sickness(context, self.relocations, self.failures, lambda: self.allocates.tasks)
+        self.meters = Meters(self.book, inventory, effectors)
+        self.processes = Processes(self.book, inventory, effectors, owners_of, self.bypasses.is_bypassed)
         self.listings = Listings(
-            parts.store,
+            self.store,
             inventory,
             effectors,
             engines,
             lambda: self.policies.current,
-            operations.is_drained,
-            parts.preload,
+            self.operations.is_drained,
+            self.preload,
         )
+        self.policies.changed.append(lambda old, new: self._policy_changed())
+        inventory.health_changed = self.sickness.health_changed
+        inventory.closes = lambda device: self.sickness.on_sick(device) != "report"
+        engines.setting = lambda device: context.policy().rule_for(device).settings_preload().engine
+        engines.notice = self.notices.notice
 
-    def _policy(self) -> Policy:
-        return self.policies.policy
+    def _policy_changed(self) -> None:
+        self.residency.nudge()
+        if self.mig is not None:
+            self.spawn(self.mig.converge())
 
     def busy(self) -> frozenset[str]:
         """Ids of allocations that are being made, changed or released now."""
@@ -135,11 +77,11 @@ class NodeKeeper:
 
     async def close(self) -> None:
         """Waits for the allocations, changes and releases that are in progress. Tenants stay as they are."""
-        await self._background.close()
+        await self.context.background.close()
         # a task may have started another task, so the set is built again after each wait
         while under_way := self.allocates.tasks | self.releases.tasks | set(self.changes.tasks):
             await asyncio.gather(*under_way, return_exceptions=True)
-        self.lifetimes.close()
+        self.releases.lifetimes.close()
         self.store.close()
 
     # --- changes that a caller asks for
@@ -221,43 +163,3 @@ class NodeKeeper:
 
         if self.book.get(allocation_id).request.workload != workload:
             await self.changes.run(allocation_id, record)
-
-    # --- what one room tells another
-
-    async def _made(self, allocation: Allocation) -> None:
-        self.lifetimes.watch(allocation.id, allocation.request.lifetime)
-        await self.residency.admit(allocation)
-
-    def _released(self, allocation: Allocation) -> None:
-        self.lifetimes.forget(allocation.id)
-        if self.mig is not None:
-            for uuid in {part.device_uuid for part in allocation.slices if part.mig is not None}:
-                # starts a change of the layout that may have waited for this release
-                self.spawn(self.mig.converge_device(uuid))
-
-    def _lifetime_ended(self, allocation_id: str) -> None:
-        if allocation_id in self.book:
-            self.releases.later(allocation_id, "the process that it is bound to ended")
-
-    def _policy_changed(self) -> None:
-        self.residency.nudge()
-        if self.mig is not None:
-            self.spawn(self.mig.converge())
-
-    def _on_sick(self, device: Device) -> str:
-        return self._policy().rule_for(device).on_sick
-
-    def _health_changed(self, devices: tuple[Device, ...]) -> None:
-        for device in devices:
-            self.spawn(self._tell_health(device))
-
-    async def _tell_health(self, device: Device) -> None:
-        """Reports the health of a device to watchers. If the device is lost, marks its allocations as
-        failed.
-        """
-        if await self.notices.health(device):
-            # Allocations that are being made may be on this device, so they are waited for.
-            await asyncio.gather(*self.allocates.tasks, return_exceptions=True)
-            await self.failures.mark_on(device.uuid, f"device {device.index} is lost")
-        if device.health is Health.SICK:
-            await self.sickness.tend(device.uuid)

@@ -21,7 +21,7 @@ from vgpud.model.log_event import LogEvent
 from vgpud.model.tenancy import Allocation, Edits, Mode
 from vgpud.modes.mps import unit_name
 from vgpud.node.keeper import NodeKeeper
-from vgpud.node.parts import Parts
+from vgpud.node.tenants.context import NodeContext
 from vgpud.node.tenants.lifetimes import is_alive
 from vgpud.planner.reconcile import Action, ActionKind, InstancePlace, Observed, reconcile
 from vgpud.planner.steps import repair_steps
@@ -35,30 +35,31 @@ _CHANGING = (Phase.RESIZING, Phase.SUSPENDING, Phase.RESUMING, Phase.MOVING)
 
 @dataclass(frozen=True)
 class Start:
-    """What a start needs besides the keeper and its collaborators (Parts)."""
+    """What a start needs besides the keeper."""
 
     units: Units
     run_dir: Path
     boot_id: str
 
 
-async def recover(keeper: NodeKeeper, parts: Parts, state: LedgerState, start: Start) -> None:
+async def recover(keeper: NodeKeeper, state: LedgerState, start: Start) -> None:
     """Makes book, ledger and node agree, wherever a crash has interrupted an earlier daemon.
 
     Raises VgpuError only if the ledger cannot be written. A failure with one allocation is logged, and the
     others are still recovered.
     """
-    parts.store.restore(state)
+    context = keeper.context
+    context.store.restore(state)
     keeper.bypasses.restore(state.marks)
     keeper.releases.remember(state.released)
-    await agree(keeper, parts, start, bool(state.boot_id) and state.boot_id != start.boot_id)
+    await agree(keeper, start, bool(state.boot_id) and state.boot_id != start.boot_id)
     # The boot id is recorded after the actions, so that the next start notices the reboot if this one is
     # interrupted before.
-    await parts.store.set_boot_id(start.boot_id)
-    for allocation in tuple(parts.book):
+    await context.store.set_boot_id(start.boot_id)
+    for allocation in tuple(context.book):
         await _finish_change(keeper, allocation)
         await keeper.pauses.restore(allocation.id)
-        keeper.lifetimes.watch(allocation.id, allocation.request.lifetime)
+        keeper.releases.lifetimes.watch(allocation.id, allocation.request.lifetime)
 
 
 async def _finish_change(keeper: NodeKeeper, allocation: Allocation) -> None:
@@ -80,72 +81,74 @@ async def _finish_change(keeper: NodeKeeper, allocation: Allocation) -> None:
             await keeper.suspends.recover(allocation)
 
 
-async def agree(keeper: NodeKeeper, parts: Parts, start: Start, boot_changed: bool) -> None:
+async def agree(keeper: NodeKeeper, start: Start, boot_changed: bool) -> None:
     """Observes the node, decides what to do, and acts once. Also called when NVML first answers after the
     start.
 
     Skips allocations that are being made, changed or released.
     """
+    context = keeper.context
     # The units are listed in a thread, because systemd can be slow and the daemon may serve already.
     units = await asyncio.to_thread(start.units.list, unit_name(""))
     for folder in ("leases", "mps/t"):
         await remove_graves(start.run_dir / folder)
     # Listed before `busy`: an allocation that is made meanwhile must not have its spec taken for an orphan.
-    specs = await _specs(parts)
+    specs = await _specs(context)
     busy = keeper.busy()
     # `meant` has the allocations that should exist. Those that are being changed are left out.
-    meant = [allocation for allocation in parts.book if allocation.id not in busy]
+    meant = [allocation for allocation in context.book if allocation.id not in busy]
     own_instances = frozenset() if keeper.mig is None else keeper.mig.own_instances()
     daemons = frozenset(unit.name for unit in units)
     specs = frozenset(a.id for a in meant) if specs is None else specs - busy
-    observed = observe(parts, start, meant, busy, boot_changed, daemons, own_instances, specs)
+    observed = observe(context, start, meant, busy, boot_changed, daemons, own_instances, specs)
     actions = reconcile(meant, observed)
     if not boot_changed:
-        await _resume_engines(parts, observed.leases)
-    await _assume_modes(parts, [a for a in parts.book if a.id not in busy], daemons)
+        await _resume_engines(context, observed.leases)
+    await _assume_modes(context, [a for a in context.book if a.id not in busy], daemons)
     for action in actions:
         with suppress(VgpuError):  # the audit line of the action says that it failed
-            await carry_out(keeper, parts, start, action)
+            await carry_out(keeper, start, action)
     if keeper.mig is not None:
         for name in await keeper.mig.stale():
             if name not in busy:
                 with audit.because("the driver's device nodes have changed"):
-                    await repair(keeper, parts, name)
+                    await repair(keeper, name)
         await keeper.mig.converge()
 
 
-async def carry_out(keeper: NodeKeeper, parts: Parts, start: Start, action: Action) -> None:
+async def carry_out(keeper: NodeKeeper, start: Start, action: Action) -> None:
     """Carries out one action of a start and writes its line in the audit trail. Raises VgpuError."""
     with audit.because(action.reason):
         if action.kind in (ActionKind.RELEASE, ActionKind.MARK_FAILED, ActionKind.REPAIR):
             # for these actions, the functions that vgpud calls write the audit line
-            await _act(keeper, parts, start, action)
+            await _act(keeper, start, action)
             return
-        held = parts.book.get(action.subject) if action.subject in parts.book else None
+        book = keeper.book
+        held = book.get(action.subject) if action.subject in book else None
         what: dict[str, object] = {"subject": action.subject} if held is None else audit.of(held)
         with audit.change(action.kind.value, **what):
-            await _act(keeper, parts, start, action)
+            await _act(keeper, start, action)
 
 
-async def _resume_engines(parts: Parts, leases: frozenset[str]) -> None:
+async def _resume_engines(context: NodeContext, leases: frozenset[str]) -> None:
     """Keeps the engines in force at the start. If the driver lost the engine cut on a device, the leases of
     its tenants are added to the arbiter again.
     """
     users: dict[str, set[str]] = {}
-    for allocation in (a for a in parts.book if a.id in leases):
+    for allocation in (a for a in context.book if a.id in leases):
         for part in allocation.slices:
             if part.mode is Mode.PRELOAD and part.mig is None:
                 users.setdefault(part.device_uuid, set()).add(allocation.id)
     try:
-        lost = await parts.engines.resume(users)
-        if lost and parts.preload is not None:
-            await parts.preload.serve_anew(sorted({name for uuid in lost for name in users[uuid]}))
+        lost = await context.engines.resume(users)
+        if lost and context.preload is not None:
+            await context.preload.serve_anew(sorted({name for uuid in lost for name in users[uuid]}))
     except VgpuError as error:
         log.error(LogEvent.ENGINES_NOT_RESTORED, why=str(error))
 
 
 def observe(
-    parts: Parts,
+    context: NodeContext,
     start: Start,
     allocations: Iterable[Allocation],
     busy: frozenset[str],
@@ -158,12 +161,12 @@ def observe(
 
     `daemons` are the names of the systemd units of MPS that run.
     """
-    node = parts.inventory.node
+    node = context.inventory.node
     return Observed(
         node=node,
         leases=list_leases(start.run_dir / "leases") - busy,
         specs=specs,
-        walls=_walls(parts) - busy,
+        walls=_walls(context) - busy,
         mps_daemons=frozenset(name.removeprefix(unit_name("")) for name in daemons),
         dead_lifetimes=frozenset(
             a.id for a in allocations if a.request.lifetime.pid and not is_alive(a.request.lifetime)
@@ -173,28 +176,30 @@ def observe(
     )
 
 
-async def _specs(parts: Parts) -> frozenset[str] | None:
+async def _specs(context: NodeContext) -> frozenset[str] | None:
     """The ids of the allocations that have a spec; None if a user delays the listing. The watch of the specs
     (cdi_watch.py) then removes orphans and writes what is missing.
     """
     try:
-        return await parts.specs.list()
+        return await context.specs.list()
     except VgpuError as error:
-        log.error(LogEvent.CDI_SPECS_NOT_LISTED, folder=str(parts.specs.folder), why=str(error))
+        log.error(LogEvent.CDI_SPECS_NOT_LISTED, folder=str(context.specs.folder), why=str(error))
         return None
 
 
-def _walls(parts: Parts) -> frozenset[str]:
-    return frozenset() if parts.preload is None else parts.preload.walls.own_groups()
+def _walls(context: NodeContext) -> frozenset[str]:
+    return frozenset() if context.preload is None else context.preload.walls.own_groups()
 
 
-async def _assume_modes(parts: Parts, allocations: Iterable[Allocation], daemons: frozenset[str]) -> None:
+async def _assume_modes(
+    context: NodeContext, allocations: Iterable[Allocation], daemons: frozenset[str]
+) -> None:
     """Records the modes in which devices still are, so that they are not applied again. Restarts helpers that
     were lost.
     """
     seen: set[tuple[str, Mode]] = set()
     for part in (part for allocation in allocations for part in charged(allocation)):
-        device = parts.inventory.node.device(part.device_uuid)
+        device = context.inventory.node.device(part.device_uuid)
         if device is None or (part.target, part.mode) in seen:
             continue
         seen.add((part.target, part.mode))
@@ -205,12 +210,13 @@ async def _assume_modes(parts: Parts, allocations: Iterable[Allocation], daemons
             Mode.MPS: unit_name(part.target) in daemons,
         }
         if stands.get(part.device_mode, False):
-            parts.transitions.assume(part.device_uuid, part.device_mode)
+            context.transitions.assume(part.device_uuid, part.device_mode)
         if stands.get(part.mode, False):
-            await parts.effectors[part.mode].resume(device, part)
+            await context.effectors[part.mode].resume(device, part)
 
 
-async def _act(keeper: NodeKeeper, parts: Parts, start: Start, action: Action) -> None:
+async def _act(keeper: NodeKeeper, start: Start, action: Action) -> None:
+    context = keeper.context
     match action.kind:
         case ActionKind.UNDO | ActionKind.FINISH:
             await keeper.releases.dismantle(action.subject)
@@ -219,32 +225,33 @@ async def _act(keeper: NodeKeeper, parts: Parts, start: Start, action: Action) -
                 action.subject, "the process that it is bound to ended while vgpud was away"
             )
         case ActionKind.REMOVE_SPEC:
-            await parts.specs.remove(action.subject)
+            await context.specs.remove(action.subject)
         case ActionKind.REMOVE_LEASE:
             await remove_lease(start.run_dir / "leases", action.subject)
         case ActionKind.REMOVE_WALL:
-            if parts.preload is not None:
-                await parts.preload.walls.remove(action.subject)
+            if context.preload is not None:
+                await context.preload.walls.remove(action.subject)
         case ActionKind.STOP_MPS:
-            if not any(part.target == action.subject for a in parts.book for part in a.slices):
+            if not any(part.target == action.subject for a in context.book for part in a.slices):
                 # `unapply` also restores the settings of the device that MPS had changed
-                await parts.effectors[Mode.MPS].unapply(action.subject)
+                await context.effectors[Mode.MPS].unapply(action.subject)
         case ActionKind.REMOVE_INSTANCE:
             if keeper.mig is not None and action.instance is not None:
                 await keeper.mig.remove(action.instance)
         case ActionKind.MARK_FAILED:
             await keeper.failures.mark(action.subject, action.reason)
         case ActionKind.REPAIR:
-            await repair(keeper, parts, action.subject)
+            await repair(keeper, action.subject)
 
 
-async def repair(keeper: NodeKeeper, parts: Parts, allocation_id: str) -> None:
+async def repair(keeper: NodeKeeper, allocation_id: str) -> None:
     """Repairs an allocation and gives it new edits, because its edits must not contain device nodes of
     earlier instances.
     """
-    allocation = replace(parts.book.get(allocation_id), edits=Edits())
-    parts.store.amend(allocation)
+    context = keeper.context
+    allocation = replace(context.book.get(allocation_id), edits=Edits())
+    context.store.amend(allocation)
     with audit.change("repair", **audit.of(allocation)):
         steps = repair_steps(allocation)
-        run = parts.executor.run
-        await keeper.changes.run(allocation_id, lambda: run("repair", parts.book.get(allocation_id), steps))
+        run = context.executor.run
+        await keeper.changes.run(allocation_id, lambda: run("repair", context.book.get(allocation_id), steps))

@@ -6,7 +6,7 @@ waits for the release that is running.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -19,12 +19,11 @@ from vgpud.model.log_event import LogEvent
 from vgpud.model.plan import StepKind
 from vgpud.model.quantity import counted
 from vgpud.model.tenancy import Allocation, State
-from vgpud.node.devices.execute import Executor
-from vgpud.node.parts import Parts
 from vgpud.node.tenants.cgroups import processes_in
-from vgpud.node.tenants.changes import Changes
 from vgpud.node.tenants.checkpoints import waiting
 from vgpud.node.tenants.checks import check_ended
+from vgpud.node.tenants.context import NodeContext
+from vgpud.node.tenants.lifetimes import Lifetimes
 from vgpud.planner.steps import release_steps
 from vgpud.proc import has_ended
 
@@ -35,23 +34,16 @@ _RETRY_SECONDS = 1.0  # interval between attempts while children of an ended ten
 
 
 class AllocationReleaser:
-    """Releases allocations. `ended(allocation)` is called after each release."""
+    """Releases allocations. `lifetimes` watches the processes whose end releases one."""
 
-    def __init__(
-        self,
-        parts: Parts,
-        executor: Executor,
-        changes: Changes,
-        spawn: Callable[[Coroutine[Any, Any, None]], None],
-        ended: Callable[[Allocation], None],
-    ) -> None:
-        self._parts = parts
-        self._store = parts.store
-        self._book = parts.book
-        self._executor = executor
-        self._changes = changes
-        self._spawn = spawn
-        self._ended = ended
+    def __init__(self, context: NodeContext) -> None:
+        self._context = context
+        self._store = context.store
+        self._book = context.book
+        self._executor = context.executor
+        self._changes = context.changes
+        self._spawn = context.background.spawn
+        self.lifetimes = Lifetimes(self._lifetime_ended)
         self._running: dict[str, asyncio.Task[None]] = {}
         self._attempts: dict[str, asyncio.Task[bool]] = {}  # attempts to release that `later` has started
         self._later: set[str] = set()  # allocations whose end `later` waits for
@@ -131,7 +123,7 @@ class AllocationReleaser:
     async def _check_tenants_gone(self, allocation: Allocation) -> None:
         _check_nothing_suspended(allocation)
         for part in allocation.slices:
-            check_ended(allocation.id, await self._parts.effectors[part.mode].tenants(allocation, part))
+            check_ended(allocation.id, await self._context.effectors[part.mode].tenants(allocation, part))
         check_ended(allocation.id, processes_in(allocation.request.lifetime.cgroup))
 
     async def _dismantle(self, allocation: Allocation) -> None:
@@ -145,7 +137,15 @@ class AllocationReleaser:
         finally:
             del self._detached[allocation.id]
         self._released.append(allocation.id)
-        self._ended(allocation)
+        self._left(allocation)
+
+    def _left(self, allocation: Allocation) -> None:
+        """Starts changes of MIG layouts that may have waited for this release."""
+        self.lifetimes.forget(allocation.id)
+        layouts = self._context.mig_layouts
+        if layouts is not None:
+            for uuid in {part.device_uuid for part in allocation.slices if part.mig is not None}:
+                self._spawn(layouts.converge_device(uuid))
 
     async def _leave_modes(self, allocation: Allocation) -> None:
         """Takes devices without allocations out of their mode. If several allocations of a device are
@@ -155,9 +155,13 @@ class AllocationReleaser:
         leaving = [part.device_uuid for a in self._detached.values() for part in a.slices]
         for uuid, mode in {part.device_uuid: part.device_mode for part in allocation.slices}.items():
             if self._book.use_of(uuid).count == leaving.count(uuid):
-                await self._parts.transitions.release(uuid, mode)
+                await self._context.transitions.release(uuid, mode)
 
     # --- release after the last process
+
+    def _lifetime_ended(self, allocation_id: str) -> None:
+        if allocation_id in self._book:
+            self.later(allocation_id, "the process that it is bound to ended")
 
     def later(self, allocation_id: str, reason: str) -> bool:
         """Releases the allocation once no process runs in it. Returns False if that was ordered before."""

@@ -12,6 +12,7 @@ from vgpud.modes.preload import PreloadRules, PreloadWorld
 from vgpud.modes.walls import Limiter, WallWorld
 from vgpud.node.devices.engines import Engines
 from vgpud.node.devices.inventory import Inventory
+from vgpud.node.devices.policies import Policies
 from vgpud.node.keeper import NodeKeeper
 from vgpud.node.store.book import Book
 from vgpud.policy.model import MpsSettings, PreloadSettings
@@ -32,17 +33,21 @@ def mps_rules(settings: MpsSettings) -> MpsRules:
 
 
 def mps_world(
-    book: Book, inventory: Inventory, originals: Rows, keeper: Callable[[], NodeKeeper | None]
+    policies: Policies,
+    book: Book,
+    inventory: Inventory,
+    originals: Rows,
+    keeper: Callable[[], NodeKeeper | None],
 ) -> MpsWorld:
     """Makes what mode mps gets from the node. `keeper` is a function, because the mode is constructed before
     the keeper.
     """
 
     def rules_for(device_uuid: str) -> MpsRules:
-        device, held = inventory.node.device(device_uuid), keeper()
-        if device is None or held is None:
+        device = inventory.node.device(device_uuid)
+        if device is None:
             return MpsRules()
-        return mps_rules(held.policies.policy.rule_for(device).settings_mps())
+        return mps_rules(policies.policy.rule_for(device).settings_mps())
 
     def died(device_uuid: str, sentence: str) -> None:
         held = keeper()
@@ -62,17 +67,21 @@ def preload_rules(settings: PreloadSettings) -> PreloadRules:
 
 
 def preload_world(
-    book: Book, inventory: Inventory, engines: Engines, keeper: Callable[[], NodeKeeper | None]
+    policies: Policies,
+    book: Book,
+    inventory: Inventory,
+    engines: Engines,
+    keeper: Callable[[], NodeKeeper | None],
 ) -> PreloadWorld:
     """Makes what mode preload gets from the node. `keeper` is a function, because the mode is constructed
     before the keeper.
     """
 
     def rules_for(device_uuid: str) -> PreloadRules:
-        device, held = inventory.node.device(device_uuid), keeper()
-        if device is None or held is None:
+        device = inventory.node.device(device_uuid)
+        if device is None:
             return PreloadRules()
-        return preload_rules(held.policies.policy.rule_for(device).settings_preload())
+        return preload_rules(policies.policy.rule_for(device).settings_preload())
 
     def notice(sentence: str) -> None:
         held = keeper()
@@ -85,22 +94,17 @@ def preload_world(
 
 
 def wall_world(
-    limiter: Limiter,
-    book: Book,
-    inventory: Inventory,
-    keeper: Callable[[], NodeKeeper | None],
-    containers: Rows,
+    limiter: Limiter, policies: Policies, book: Book, inventory: Inventory, containers: Rows
 ) -> WallWorld:
-    """Makes what memory walls get from the node. `keeper` is a function, because the walls are constructed
-    before the keeper. `containers` is a table of the ledger: the start completes interrupted releases, which
-    need it, before the kubelet's door has read it.
+    """Makes what memory walls get from the node. `containers` is a table of the ledger: the start completes
+    interrupted releases, which need it, before the kubelet's door has read it.
     """
 
     def wanted(device_uuid: str) -> bool:
-        device, held = inventory.node.device(device_uuid), keeper()
-        if device is None or held is None:
+        device = inventory.node.device(device_uuid)
+        if device is None:
             return False
-        return held.policies.policy.rule_for(device).settings_preload().memory_limit == "driver"
+        return policies.policy.rule_for(device).settings_preload().memory_limit == "driver"
 
     def cgroups(allocation: Allocation) -> tuple[str, ...]:
         return tuple(row[4] for row in containers if row[0] == allocation.request.id)

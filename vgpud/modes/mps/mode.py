@@ -51,6 +51,7 @@ _HELD = (State.ACTIVE, State.FAILED, State.RESIZING)
 
 class MpsMode(GpuUse):
     mode = Mode.MPS
+    suspendable = None
 
     def __init__(
         self, gateway: Gateway, units: Units, world: MpsWorld, paths: Paths, leases: Effector

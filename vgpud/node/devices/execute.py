@@ -31,6 +31,7 @@ class Executor:
         inventory: Inventory,
         transitions: Transitions,
         effectors: Mapping[Mode, Effector],
+        mig: MigMode | None,
         specs: Specs,
         engines: Engines,
         fault: FaultHook,
@@ -39,6 +40,7 @@ class Executor:
         self._inventory = inventory
         self._transitions = transitions
         self._effectors = effectors
+        self._mig = mig
         self._stack = Stack(store, effectors)
         self._specs = specs
         self._engines = engines
@@ -84,10 +86,9 @@ class Executor:
             await self._transitions.release(step.device_uuid, step.mode)
 
     async def _clear_instance(self, step: Step) -> None:
-        mig = self._effectors[Mode.MIG]
-        assert isinstance(mig, MigMode)
+        assert self._mig is not None
         assert step.move is not None
-        await mig.unmake(step.device_uuid, (step.move.profile_id, step.move.source))
+        await self._mig.unmake(step.device_uuid, (step.move.profile_id, step.move.source))
         await self._inventory.refresh()
 
     async def _attach(self, allocation: Allocation, part: Slice) -> Allocation:

@@ -7,7 +7,7 @@ the record.
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import structlog
 
@@ -36,27 +36,23 @@ log = structlog.get_logger(__name__)
 FaultHook = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class LayoutParts:
-    """The collaborators of MigLayouts. The keeper owns all of them."""
-
-    mig: MigMode
-    inventory: Inventory
-    store: AllocationStore
-    transitions: Transitions
-    policy: Callable[[], LoadedPolicy]
-    fault: FaultHook
-
-
 class MigLayouts:
-    def __init__(self, parts: LayoutParts) -> None:
-        self._mig = parts.mig
-        self._inventory = parts.inventory
-        self._store = parts.store
-        self._book = parts.store.book
-        self._transitions = parts.transitions
-        self._fault = parts.fault
-        self.pools = Pools(parts.mig.records, parts.inventory, self._book, parts.policy)
+    def __init__(
+        self,
+        mig: MigMode,
+        inventory: Inventory,
+        store: AllocationStore,
+        transitions: Transitions,
+        policy: Callable[[], LoadedPolicy],
+        fault: FaultHook,
+    ) -> None:
+        self._mig = mig
+        self._inventory = inventory
+        self._store = store
+        self._book = store.book
+        self._transitions = transitions
+        self._fault = fault
+        self.pools = Pools(mig.records, inventory, self._book, policy)
         self.holders = Holders(self._book, self.pools)
         self._one_at_a_time = asyncio.Lock()
         self._converging: dict[str, asyncio.Lock] = {}

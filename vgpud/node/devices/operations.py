@@ -3,7 +3,7 @@ which devices are closed to requests.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 
 from vgpud import audit
 from vgpud.model.device import Device
@@ -14,6 +14,7 @@ from vgpud.modes.mig import MigMode
 from vgpud.modes.mps import MpsMode
 from vgpud.node.devices.drains import Drains
 from vgpud.node.devices.inventory import Inventory
+from vgpud.node.devices.notices import Notices
 from vgpud.node.devices.transitions import lost_is_left
 from vgpud.node.store.book import Book
 from vgpud.planner.use import DeviceUse
@@ -28,19 +29,15 @@ class Operations:
         mig: MigMode | None,
         mps: MpsMode | None,
         drains: Drains,
-        notice: Callable[..., None],
-        tell_drained: Callable[[Device, bool], Awaitable[None]],
+        notices: Notices,
     ) -> None:
-        """`mig` and `mps` are the effectors; None if a test replaces them. `notice` tells watchers of a
-        device's UUID and a sentence on it; `tell_drained` that the device is drained, or no longer.
-        """
+        """`mig` and `mps` are the effectors; None if a test replaces them."""
         self._book = book
         self._inventory = inventory
         self._mig = mig
         self._mps_mode = mps
         self._drains = drains
-        self._notice = notice
-        self._tell_drained = tell_drained
+        self._notices = notices
 
     def is_drained(self, device_uuid: str) -> bool:
         return device_uuid in self._drains
@@ -68,7 +65,9 @@ class Operations:
         with audit.change("terminate MPS client", device=device_uuid, client=pid):
             device = self._owner_of(device_uuid)
             await self._mps().terminate(device, pid)
-        self._notice(device.uuid, f"MPS client {pid} was ended by 'vgpuctl mps terminate'", audited=True)
+        self._notices.notice(
+            device.uuid, f"MPS client {pid} was ended by 'vgpuctl mps terminate'", audited=True
+        )
 
     def _owner_of(self, target: str) -> Device:
         """The device with this UUID, or the device that contains the MIG device with this UUID. Raises
@@ -88,7 +87,7 @@ class Operations:
         if drained != self.is_drained(device_uuid):
             with audit.change("drain" if drained else "undrain", device=device_uuid):
                 await self._drains.put(device_uuid, drained)
-            await self._tell_drained(device, drained)
+            await self._notices.drained(device, drained)
         held = tuple(a.id for a in self._book if any(p.device_uuid == device_uuid for p in a.slices))
         pids = tuple(sorted({process.pid for process in device.processes}))
         return DrainView(device_uuid, drained, held, pids)

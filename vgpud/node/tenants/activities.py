@@ -13,7 +13,7 @@ from vgpud.lease import LeaseActivity
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.log_event import LogEvent
 from vgpud.model.tenancy import Allocation, Mode
-from vgpud.modes.preload import Preload
+from vgpud.modes.base import Suspendable
 
 log = structlog.get_logger(__name__)
 
@@ -56,23 +56,23 @@ class Activities:
     read.
     """
 
-    def __init__(self, preload: Preload | None) -> None:
-        self._preload = preload
+    def __init__(self, suspendable: Suspendable | None) -> None:
+        self._suspendable = suspendable
         self._left: dict[str, int] = {}  # each tenant's number of calls at its suspension
 
     async def ask(self, allocation_id: str) -> None:
         """Asks libvgpu to publish the tenant's activity, which `read` returns a moment later. Never
         raises.
         """
-        if self._preload is not None:
+        if self._suspendable is not None:
             with suppress(VgpuError):
-                await self._preload.look(allocation_id)
+                await self._suspendable.look(allocation_id)
 
     def read(self, allocation: Allocation) -> LeaseActivity | None:
-        if self._preload is None or any(part.mode is not Mode.PRELOAD for part in allocation.slices):
+        if self._suspendable is None or any(part.mode is not Mode.PRELOAD for part in allocation.slices):
             return None
         try:
-            return self._preload.activity(allocation.id)
+            return self._suspendable.activity(allocation.id)
         except VgpuError as error:  # for example, the allocation may have been released meanwhile
             log.debug(LogEvent.TENANT_ACTIVITY_UNREADABLE, allocation=allocation.id, why=str(error))
             return None

@@ -22,13 +22,12 @@ from vgpud.model.event import EventKind
 from vgpud.model.log_event import LogEvent
 from vgpud.model.marks import Mark, MarkKind
 from vgpud.model.quantity import counted
-from vgpud.model.tally import Tally
 from vgpud.model.tenancy import Allocation, Mode, Slice, State
 from vgpud.modes.gpu_use import is_in
 from vgpud.modes.preload import Preload
 from vgpud.node.tenants.ancestry import belongings, owner_of
 from vgpud.node.tenants.cgroups import processes_in
-from vgpud.node.tenants.checkpoints import TenantServices
+from vgpud.node.tenants.context import NodeContext
 from vgpud.planner.bypass import (
     Belongings,
     Reading,
@@ -40,7 +39,6 @@ from vgpud.planner.bypass import (
     sentence_of,
     under_limit,
 )
-from vgpud.policy.model import Policy
 from vgpud.proc import has_exited
 
 log = structlog.get_logger(__name__)
@@ -78,9 +76,7 @@ class _Survey:
 
 @dataclass
 class Bypasses:
-    services: TenantServices
-    policy: Callable[[], Policy]
-    tally: Tally
+    context: NodeContext
     release_later: Callable[[str, str], object]
     _marks: dict[str, dict[MarkKind, Mark]] = field(default_factory=dict)
     _watched: dict[Place, Watched] = field(default_factory=dict)
@@ -89,13 +85,13 @@ class Bypasses:
 
     def restore(self, marks: Iterable[Mark]) -> None:
         """At the start of vgpud: restores the recorded marks. Precondition: the book has the allocations."""
-        self._older = frozenset(allocation.id for allocation in self.services.book)
+        self._older = frozenset(allocation.id for allocation in self.context.book)
         for mark in marks:
             self._marks.setdefault(mark.allocation_id, {})[mark.kind] = mark
 
     def marks(self, allocation: Allocation) -> tuple[Mark, ...]:
         """The marks of the allocation: use of a device that its limits do not cover."""
-        preload = self.services.preload
+        preload = self.context.preload
         refusal = None if preload is None else preload.walls.refusal(allocation)
         found = tuple(self._marks.get(allocation.id, {}).values())
         return found if refusal is None else (*found, refusal)
@@ -115,21 +111,21 @@ class Bypasses:
         tries again.
         """
         self._forget_gone()
-        held = [allocation for allocation in self.services.book if _is_watched(allocation)]
-        preload = self.services.preload
+        held = [allocation for allocation in self.context.book if _is_watched(allocation)]
+        preload = self.context.preload
         if not held or preload is None:
             return 0.0
-        survey = _Survey(tuple(self.services.book), dict(self._watched))
+        survey = _Survey(tuple(self.context.book), dict(self._watched))
         await asyncio.to_thread(self._fill, preload, held, survey)
         self._watched = survey.watched
-        self.tally.bypass_looks += 1
+        self.context.tally.bypass_looks += 1
         for allocation in held:
-            if allocation.id in self.services.book and self.services.book.get(allocation.id) is allocation:
+            if allocation.id in self.context.book and self.context.book.get(allocation.id) is allocation:
                 await self._judge(preload, allocation, survey)
         return survey.cpu_seconds
 
     def _forget_gone(self) -> None:
-        book = self.services.book
+        book = self.context.book
         self._marks = {name: marks for name, marks in self._marks.items() if name in book}
         self._watched = {place: one for place, one in self._watched.items() if place[0] in book}
         self._stopped = {name for name in self._stopped if name in book}
@@ -181,7 +177,7 @@ class Bypasses:
         listed = {}
         for uuid in devices:
             with suppress(VgpuError):  # the device is lost or does not answer
-                listed[uuid] = self.services.inventory.processes(uuid)
+                listed[uuid] = self.context.inventory.processes(uuid)
         after = _counted(preload, held)
         found = {}
         for allocation in held:
@@ -231,7 +227,7 @@ class Bypasses:
             await self._stop_if_ruled(preload, allocation, allocation.slices, survey)
         await self._judge_engine(allocation, seen if allocation.id in survey.registered else None)
         unknown = survey.unknown.get(allocation.id)
-        driver = self.services.inventory.node.driver_version
+        driver = self.context.inventory.node.driver_version
         told = marks.get(MarkKind.UNKNOWN_CALLS)
         if unknown is not None and unknown.count and (told is None or told.subject != driver):
             such = f", such as {unknown.example}" if unknown.example else ""
@@ -278,12 +274,12 @@ class Bypasses:
     ) -> None:
         mark = Mark(allocation.id, kind, subject, amount, sentence, time.time_ns())
         try:
-            await self.services.store.mark(mark, _EVENTS[kind], allocation)
+            await self.context.store.mark(mark, _EVENTS[kind], allocation)
         except VgpuError as error:
             log.error(LogEvent.MARK_NOT_RECORDED, allocation=allocation.id, mark=kind.value, why=str(error))
             return
         self._marks.setdefault(allocation.id, {})[kind] = mark
-        self.tally.marked[kind.value] += 1
+        self.context.tally.marked[kind.value] += 1
         audit.automatic("mark", sentence, **audit.of(allocation), mark=kind.value, amount=amount)
 
     async def _clear(self, allocation: Allocation) -> None:
@@ -296,7 +292,7 @@ class Bypasses:
         if mark is None:
             return
         try:
-            await self.services.store.unmark(mark, allocation, why)
+            await self.context.store.unmark(mark, allocation, why)
         except VgpuError as error:
             log.error(LogEvent.MARK_NOT_REMOVED, allocation=allocation.id, why=str(error))
             return
@@ -308,15 +304,15 @@ class Bypasses:
     async def _stop_if_ruled(
         self, preload: Preload, allocation: Allocation, parts: Iterable[Slice], survey: _Survey
     ) -> None:
-        node, policy = self.services.inventory.node, self.policy()
+        node, policy = self.context.inventory.node, self.context.policy()
         devices = [device for part in parts if (device := node.device(part.device_uuid)) is not None]
         if not any(policy.rule_for(one).settings_preload().on_bypass == "stop" for one in devices):
             return
         ended = await asyncio.to_thread(self._end_processes, preload, allocation, survey)
-        if allocation.id in self._stopped or allocation.id not in self.services.book:
+        if allocation.id in self._stopped or allocation.id not in self.context.book:
             return
         self._stopped.add(allocation.id)
-        self.tally.stopped += 1
+        self.context.tally.stopped += 1
         reason = "it was marked, and on_bypass is stop"
         audit.automatic("stop", reason, **audit.of(allocation), ended=len(ended))
         await self._tell_stop(allocation, len(ended))
@@ -327,7 +323,7 @@ class Bypasses:
         sentence = f"allocation {allocation.id}: vgpud ended {count} and releases it, as on_bypass is stop"
         try:
             user = allocation.request.counts_for.uid
-            await self.services.store.notice(EventKind.ALLOCATION_STOPPED, allocation.id, sentence, user)
+            await self.context.store.notice(EventKind.ALLOCATION_STOPPED, allocation.id, sentence, user)
         except VgpuError as error:
             log.error(LogEvent.TENANT_STOP_NOT_RECORDED, allocation=allocation.id, why=str(error))
 

@@ -1,33 +1,22 @@
 """What suspend, resume and move have in common: finding, locking and saving the processes of a tenant."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 import structlog
 
 from vgpud import audit
-from vgpud.hardware.suspender import ProcessState, Session, Suspender
+from vgpud.hardware.suspender import ProcessState, Session
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.lifecycle import Change
 from vgpud.model.log_event import LogEvent
 from vgpud.model.quantity import counted, show_bytes
-from vgpud.model.tenancy import Allocation, Cause, Mode, State, SuspendedProcess, Way
-from vgpud.modes.base import Effector
-from vgpud.modes.preload import Preload
-from vgpud.node.devices.execute import FaultHook
-from vgpud.node.devices.inventory import Inventory
-from vgpud.node.devices.transitions import Transitions
-from vgpud.node.store.allocations import AllocationStore
-from vgpud.node.store.book import Book
-from vgpud.node.tenants.activities import Activities
+from vgpud.model.tenancy import Allocation, Cause, State, SuspendedProcess, Way
 from vgpud.node.tenants.belonging import belongs
-from vgpud.node.tenants.changes import Changes
 from vgpud.node.tenants.checks import settled
-from vgpud.node.tenants.host_table import HostTable
-from vgpud.node.tenants.kept import Kept
+from vgpud.node.tenants.context import NodeContext
 from vgpud.node.tenants.sight import visible_devices
 from vgpud.planner.places import device_map, devices_of, saved_on
 from vgpud.proc import is_alive, start_ticks
@@ -41,37 +30,12 @@ _SAVE_BYTES = 16 << 30
 _ROUNDS = 5  # rounds of locking; a tenant that still starts processes after these is not suspended
 
 
-@dataclass(frozen=True)
-class TenantServices:
-    """The collaborators that suspension, move, resize and pause share. `preload` is None if a test replaces
-    it. `unevictable` reads the policy's key of that name. The device nodes of the host are below `host_root`.
-    """
-
-    store: AllocationStore
-    inventory: Inventory
-    effectors: Mapping[Mode, Effector]
-    preload: Preload | None
-    changes: Changes
-    transitions: Transitions
-    suspender: Suspender
-    host: HostTable
-    fault: FaultHook
-    activities: Activities
-    kept: Kept
-    unevictable: Callable[[], str] = lambda: "checkpoint"
-    host_root: Path = Path("/")
-
-    @property
-    def book(self) -> Book:
-        return self.store.book
-
-
 class Checkpoints:
     """Saves the processes of one tenant with the driver's checkpoint, one after the other."""
 
-    def __init__(self, services: TenantServices) -> None:
-        self._services = services
-        self._book = services.book
+    def __init__(self, context: NodeContext) -> None:
+        self._context = context
+        self._book = context.book
 
     async def wait_until_settled(self, allocation_id: str) -> Allocation:
         """Waits until no change of the allocation is running, and returns its record. No other change can
@@ -84,7 +48,7 @@ class Checkpoints:
         now = self._book.get(allocation_id)
         if now.cause is Cause.HAND or now.moves:
             settled(now)
-        await self._services.changes.settle(allocation_id)
+        await self._context.changes.settle(allocation_id)
         return settled(self._book.get(allocation_id))
 
     async def lock_all(self, session: Session, going: Allocation, verb: str = "suspend") -> Allocation:
@@ -97,7 +61,7 @@ class Checkpoints:
                 if process.pid not in locked:
                     await self.unless_gone(process, session.lock(process, _LOCK_SECONDS))
                     locked.add(process.pid)
-                    self._services.fault(f"{verb}.lock-{number}")
+                    self._context.fault(f"{verb}.lock-{number}")
             found = await self.processes(session, going, going.suspended)
             if {process.pid for process in found} <= locked:
                 return going
@@ -112,7 +76,7 @@ class Checkpoints:
     async def save_all(self, session: Session, going: Allocation, verb: str = "suspend") -> None:
         for number, process in enumerate(going.suspended):
             await self.unless_gone(process, session.save(process, seconds_for(process)))
-            self._services.fault(f"{verb}.save-{number}")
+            self._context.fault(f"{verb}.save-{number}")
 
     async def restore(self, session: Session, process: SuspendedProcess, allocation: Allocation) -> None:
         """Restores a process to the devices of the slices. The devices from which it was saved may be
@@ -135,11 +99,11 @@ class Checkpoints:
 
     def visible(self, pid: int) -> frozenset[str]:
         """UUIDs of the devices whose nodes the process can open."""
-        return visible_devices(pid, self._services.inventory.node.devices, self._services.host_root)
+        return visible_devices(pid, self._context.inventory.node.devices, self._context.host_root)
 
     def session(self, allocation: Allocation) -> AbstractAsyncContextManager[Session]:
         """A session of vgpu-suspend, in the turn of the user for whom the allocation counts."""
-        return self._services.suspender.session(allocation.request.counts_for.uid)
+        return self._context.suspender.session(allocation.request.counts_for.uid)
 
     async def unless_gone(self, process: SuspendedProcess, work: Awaitable[None]) -> None:
         try:
@@ -155,13 +119,13 @@ class Checkpoints:
         suspended in the same way (`Way`).
         """
         used: dict[int, int] = {}
-        await self._services.inventory.refresh()
+        await self._context.inventory.refresh()
         for part in allocation.slices:
-            for process in self._services.inventory.device(part.device_uuid).processes:
+            for process in self._context.inventory.device(part.device_uuid).processes:
                 used[process.pid] = used.get(process.pid, 0) + (process.memory_bytes or 0)
         pids: set[int] = set()
         for part in allocation.slices:
-            pids.update(await self._services.effectors[part.mode].tenants(allocation, part))
+            pids.update(await self._context.effectors[part.mode].tenants(allocation, part))
         new = []
         for pid in sorted(pids - {process.pid for process in known}):
             ticks = start_ticks(pid)
@@ -191,20 +155,20 @@ class Checkpoints:
     async def record(
         self, intent: Allocation, change: Change, verb: str, point: str = "record-intent"
     ) -> None:
-        await self._services.store.begin(intent, change)
-        self._services.fault(f"{verb}.{point}")
+        await self._context.store.begin(intent, change)
+        self._context.fault(f"{verb}.{point}")
 
     async def limit(self, allocation: Allocation) -> None:
         """Writes the lease's limits again, with the state of the allocation. libvgpu then holds the driver
         calls of a suspended tenant, in new processes too.
         """
         for mode in {part.mode for part in allocation.slices}:
-            await self._services.effectors[mode].resize(allocation)
+            await self._context.effectors[mode].resize(allocation)
 
     async def end(self, outcome: Allocation, change: Change, sentence: str) -> Allocation:
         """Records `outcome`, an active or suspended allocation. The audit line says `sentence`."""
         audit.did(sentence)
-        return await self._services.store.commit(outcome, change, sentence)
+        return await self._context.store.commit(outcome, change, sentence)
 
 
 def check_well(allocation: Allocation) -> None:

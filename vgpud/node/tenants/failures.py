@@ -2,9 +2,7 @@
 release them.
 """
 
-from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from typing import Any
 
 import structlog
 
@@ -15,18 +13,18 @@ from vgpud.model.lifecycle import Change
 from vgpud.model.log_event import LogEvent
 from vgpud.model.tenancy import State
 from vgpud.node.store.account import held as fields_of
-from vgpud.node.tenants.checkpoints import TenantServices
+from vgpud.node.tenants.context import NodeContext
 
 log = structlog.get_logger(__name__)
 
 
 class Failures:
-    def __init__(self, services: TenantServices, spawn: Callable[[Coroutine[Any, Any, None]], None]) -> None:
-        self._book = services.book
-        self._store = services.store
-        self._changes = services.changes
-        self._transitions = services.transitions
-        self._spawn = spawn
+    def __init__(self, context: NodeContext) -> None:
+        self._book = context.book
+        self._store = context.store
+        self._changes = context.changes
+        self._transitions = context.transitions
+        self._spawn = context.background.spawn
 
     def helper_died(self, device_uuid: str, sentence: str) -> None:
         """Called when a helper died whose tenants die with it: marks their allocations as failed."""

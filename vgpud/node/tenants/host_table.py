@@ -14,7 +14,7 @@ from vgpud.lease import within
 from vgpud.model.errors import VgpuError
 from vgpud.model.log_event import LogEvent
 from vgpud.model.tenancy import Allocation, Mode
-from vgpud.modes.preload import Preload
+from vgpud.modes.base import Suspendable
 from vgpud.node.store.book import Book
 from vgpud.planner.suspend import HostMemory, check_host, saved_bytes
 from vgpud.policy.model import PoolSettings
@@ -36,9 +36,9 @@ def host_memory(pool: PoolSettings, meminfo: Path = _MEMINFO) -> HostMemory:
 class HostTable:
     """`host` reads the host's free memory and the policy's bounds of it."""
 
-    def __init__(self, book: Book, preload: Preload | None, host: Callable[[], HostMemory]) -> None:
+    def __init__(self, book: Book, suspendable: Suspendable | None, host: Callable[[], HostMemory]) -> None:
         self._book = book
-        self._preload = preload
+        self._suspendable = suspendable
         self._host = host
         # Bytes that a tenant may come to take, by allocation id: for changes that are under way, and for
         # tenants that run and make their buffers ahead of an eviction.
@@ -53,9 +53,9 @@ class HostTable:
         """The memory that libvgpu can evict, at most the tenant's limit: the lease is the tenant's to write.
         Raises VgpuError(LEASE_FAILED).
         """
-        if self._preload is None:
+        if self._suspendable is None:
             return 0
-        swaps = within(self._preload.swaps(allocation.id), _limit_bytes(allocation))
+        swaps = within(self._suspendable.swaps(allocation.id), _limit_bytes(allocation))
         return sum(swap.movable_bytes for swap in swaps)
 
     def taken_bytes(self, allocation: Allocation) -> int:
@@ -64,10 +64,10 @@ class HostTable:
         return max(self._buffer_bytes(allocation), evicted) + saved
 
     def _buffer_bytes(self, allocation: Allocation) -> int:
-        if self._preload is None or all(p.mode is not Mode.PRELOAD for p in allocation.slices):
+        if self._suspendable is None or all(p.mode is not Mode.PRELOAD for p in allocation.slices):
             return 0
         try:
-            made = sum(swap.host_bytes for swap in self._preload.swaps(allocation.id))
+            made = sum(swap.host_bytes for swap in self._suspendable.swaps(allocation.id))
         except VgpuError as error:  # for example, the allocation is being made or was released
             log.debug(LogEvent.SWAP_STATE_UNREADABLE, allocation=allocation.id, why=str(error))
             return 0

@@ -12,7 +12,7 @@ from vgpud.model.errors import VgpuError
 from vgpud.model.log_event import LogEvent
 from vgpud.model.quantity import format_bytes
 from vgpud.model.tenancy import Allocation, State
-from vgpud.modes.preload import Preload
+from vgpud.modes.base import Suspendable
 from vgpud.node.devices.inventory import Inventory
 from vgpud.node.store.book import Book
 from vgpud.node.tenants.activities import Activities, Looks, seconds_to_move
@@ -24,12 +24,12 @@ log = structlog.get_logger(__name__)
 
 class Kept:
     def __init__(
-        self, book: Book, inventory: Inventory, preload: Preload | None, activities: Activities
+        self, book: Book, inventory: Inventory, suspendable: Suspendable | None, activities: Activities
     ) -> None:
         self._book = book
         self._inventory = inventory
         self._activities = activities
-        self._preload = preload
+        self._suspendable = suspendable
 
     def bytes_of(self, allocation: Allocation) -> int:
         """The bytes that a suspended tenant keeps on its device; 0 for other tenants."""
@@ -43,7 +43,7 @@ class Kept:
         `stays_bytes` is memory of `going` that cannot be moved. The allocation `room_for` gets the room next,
         so it is counted with its full limit; it is empty if no tenant waits. Raises VgpuError(LEASE_FAILED).
         """
-        if self._preload is None:
+        if self._suspendable is None:
             return
         (part,) = going.slices
         uuid = part.device_uuid
@@ -54,14 +54,14 @@ class Kept:
             charged += sum(one.memory_bytes for one in coming.slices if one.device_uuid == uuid)
             charged -= coming.stays_bytes
         movable = sum(swap.movable_bytes for swap in self._swaps(going))
-        self._preload.keep(going.id, keep_share(self._capacity(uuid), charged, movable))
+        self._suspendable.keep(going.id, keep_share(self._capacity(uuid), charged, movable))
 
     def forbid(self, allocation: Allocation) -> None:
         """Forbids the tenant to keep any of its movable memory on the device. Raises
         VgpuError(LEASE_FAILED).
         """
-        if self._preload is not None:
-            self._preload.keep(allocation.id, 0)
+        if self._suspendable is not None:
+            self._suspendable.keep(allocation.id, 0)
 
     def forbid_beside(self, coming: Allocation) -> None:
         """Forbids all other tenants of the devices to keep memory there, because the card has less room than
@@ -114,8 +114,8 @@ class Kept:
     def _less(self, allocation: Allocation, allowed_bytes: int) -> None:
         movable = sum(swap.movable_bytes for swap in self._swaps(allocation))
         try:
-            if self._preload is not None:
-                self._preload.keep(allocation.id, allowed_bytes * SHARE_ALL // max(movable, 1))
+            if self._suspendable is not None:
+                self._suspendable.keep(allocation.id, allowed_bytes * SHARE_ALL // max(movable, 1))
         except VgpuError as error:  # for example, the allocation may have been released meanwhile
             log.debug(LogEvent.KEPT_MEMORY_LIMIT_NOT_WRITTEN, allocation=allocation.id, why=str(error))
 
@@ -142,7 +142,7 @@ class Kept:
     def _swaps(self, allocation: Allocation) -> tuple[ProcessSwap, ...]:
         limit = sum(part.memory_bytes for part in allocation.slices)
         try:
-            return () if self._preload is None else within(self._preload.swaps(allocation.id), limit)
+            return () if self._suspendable is None else within(self._suspendable.swaps(allocation.id), limit)
         except VgpuError as error:
             log.debug(LogEvent.SWAP_STATE_UNREADABLE, allocation=allocation.id, why=str(error))
             return ()

@@ -8,7 +8,7 @@ them anywhere. All errors are VgpuError.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
@@ -23,12 +23,11 @@ from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.lifecycle import Change
 from vgpud.model.log_event import LogEvent
 from vgpud.model.plan import Step, StepKind
-from vgpud.model.tally import Tally
-from vgpud.model.tenancy import Allocation, Edits, Request, State, SuspendedProcess, Way
-from vgpud.node.devices.execute import Executor
+from vgpud.model.tenancy import Allocation, Edits, State, SuspendedProcess, Way
 from vgpud.node.tenants.cgroups import processes_in
-from vgpud.node.tenants.checkpoints import Checkpoints, TenantServices, check_well, living, seconds_for, told
+from vgpud.node.tenants.checkpoints import Checkpoints, check_well, living, seconds_for, told
 from vgpud.node.tenants.checks import check_owner, settled
+from vgpud.node.tenants.context import NodeContext
 from vgpud.node.tenants.holds import Holds, Links
 from vgpud.node.tenants.suspends import Suspends, surfaced
 from vgpud.planner import move as rules
@@ -36,35 +35,22 @@ from vgpud.planner.places import device_map, devices_of
 from vgpud.planner.suspend import is_away
 from vgpud.planner.terms import all_terms
 from vgpud.planner.use import is_anybodys
-from vgpud.policy.model import Policy
 from vgpud.proc import start_ticks
 
 log = structlog.get_logger(__name__)
 
 
 class Moves:
-    """Moves tenants. `closed(request)` returns the devices that do not accept the request, each with the
-    reason.
-    """
-
-    def __init__(
-        self,
-        services: TenantServices,
-        executor: Executor,
-        policy: Callable[[], Policy],
-        closed: Callable[[Request], Mapping[str, str]],
-        tally: Tally,
-        suspends: Suspends,
-    ) -> None:
-        self._services = services
+    def __init__(self, context: NodeContext, suspends: Suspends) -> None:
+        self._context = context
         self._suspends = suspends
         self._swaps = suspends.swaps
-        self._book = services.book
-        self._do = Checkpoints(services)
-        self._executor = executor
-        self._policy = policy
-        self._closed = closed
-        self._tally = tally
+        self._book = context.book
+        self._do = Checkpoints(context)
+        self._executor = context.executor
+        self._policy = context.policy
+        self._closed = context.operations.closed
+        self._tally = context.tally
         self._links = Links()
 
     async def move(
@@ -92,7 +78,7 @@ class Moves:
         self, allocation_id: str, to: Sequence[str], source: str, booked: Callable[[], None]
     ) -> Allocation | None:
         """The allocation with its new devices, after all checks; None if it is on these devices already."""
-        await self._services.inventory.refresh()
+        await self._context.inventory.refresh()
         allocation = await self._do.wait_until_settled(allocation_id)
         if allocation.is_swapped:
             self.plan(allocation, rules.ends_of(allocation, to, source))
@@ -101,8 +87,8 @@ class Moves:
         if not plan.moves:
             return None
         # From here on, the capacity is booked on the old and on the new devices.
-        self._services.store.reserve(plan, Change.MOVE)
-        change = self._services.changes.begin(allocation.id, self._move(allocation, plan, booked))
+        self._context.store.reserve(plan, Change.MOVE)
+        change = self._context.changes.begin(allocation.id, self._move(allocation, plan, booked))
         return await asyncio.shield(change)
 
     def plan(self, allocation: Allocation, to: Sequence[str]) -> Allocation:
@@ -129,19 +115,19 @@ class Moves:
 
     @property
     def _node(self) -> Node:
-        return self._services.inventory.node
+        return self._context.inventory.node
 
     async def _move(self, before: Allocation, going: Allocation, booked: Callable[[], None]) -> Allocation:
         try:
             async with self._holds(before) as holds:
                 if not is_away(going):
-                    await self._services.kept.make_way(rules.turned(going))
+                    await self._context.kept.make_way(rules.turned(going))
                 going = await self._found(holds, before, going)
                 if going.is_deep:
                     with self._ordered(going):
                         booked()
                         await self._swaps.prepare(before)
-                        self._services.fault("move.prepared")
+                        self._context.fault("move.prepared")
                         await holds.leave(devices_of(before))
                         going = await self._found(holds, before, going)
                 with self._ordered(going):
@@ -153,7 +139,7 @@ class Moves:
                     return await self._forth_or_back(holds, going, rest, sentence)
         except VgpuError:
             # takes the reservation back; does nothing if the intent has been recorded
-            self._services.store.cancel(before.id)
+            self._context.store.cancel(before.id)
             raise
 
     def _holds(self, allocation: Allocation) -> Holds:
@@ -171,8 +157,8 @@ class Moves:
         if is_away(going):
             return nullcontext()
         wanted = sum(process.memory_bytes for process in going.suspended)
-        buffer = self._services.host.movable_bytes(going) if going.is_deep else 0
-        return self._services.host.ordered(going, buffer, max(wanted - buffer, 0))
+        buffer = self._context.host.movable_bytes(going) if going.is_deep else 0
+        return self._context.host.ordered(going, buffer, max(wanted - buffer, 0))
 
     async def _processes(self, holds: Holds, before: Allocation) -> tuple[SuspendedProcess, ...]:
         if not is_away(before):
@@ -215,7 +201,7 @@ class Moves:
 
     async def settle(self, allocation_id: str) -> None:
         """Waits until no change of the allocation is running."""
-        await self._services.changes.settle(allocation_id)
+        await self._context.changes.settle(allocation_id)
 
     # --- the steps of a move
 
@@ -282,7 +268,7 @@ class Moves:
         evicts what it can. Then the driver holds calls.
         """
         await self._do.limit(held)
-        await self._services.activities.quieten(held, None)
+        await self._context.activities.quieten(held, None)
         await self._evict(held)
         session = await holds.driver()
         # a process without CUDA has no state for the driver
@@ -300,14 +286,14 @@ class Moves:
         for number, process in enumerate(held.suspended):
             if await session.state(process) is not ProcessState.SAVED:
                 await self._do.unless_gone(process, session.save(process, seconds_for(process)))
-            self._services.fault(f"move.save-{number}")
+            self._context.fault(f"move.save-{number}")
 
     async def _record_move(self, holds: Holds, held: Allocation) -> Allocation:
         moved = rules.turned(held)
         if not is_away(held):
             # NVML shows the memory of a tenant that arrives there only when all of it has arrived
             await holds.arrive(devices_of(moved))
-            await self._services.inventory.refresh()
+            await self._context.inventory.refresh()
             rules.check_card(held, self._node)
             moved = replace(moved, state=State.RESUMING)
         await self._do.record(moved, Change.MOVE, "move", "record-move")
@@ -317,7 +303,7 @@ class Moves:
         """Waits until libvgpu has evicted what it can; the lease has the order already."""
         if held.is_deep:
             await self._swaps.until(held, SwapPhase.OUT)
-            self._services.fault("move.out")
+            self._context.fault("move.out")
 
     async def _unlock(self, holds: Holds, held: Allocation) -> None:
         session = await holds.driver()
@@ -326,14 +312,14 @@ class Moves:
         for number, process in enumerate(held.suspended):
             if await session.state(process) is ProcessState.LOCKED:
                 await self._do.unless_gone(process, session.unlock(process))
-            self._services.fault(f"move.unlock-{number}")
+            self._context.fault(f"move.unlock-{number}")
         await holds.end_driver()
         if held.is_deep:
             coming = surfaced(replace(held, state=State.RESUMING))
             await self._do.limit(coming)
             await self._swaps.until(coming, SwapPhase.HERE)
             # the snapshot was taken before the memory arrived on the device
-            await self._services.inventory.refresh()
+            await self._context.inventory.refresh()
             await self._do.limit(replace(held, state=State.ACTIVE, suspended=()))
         await holds.end_arrival()
 
@@ -342,16 +328,16 @@ class Moves:
         if not is_away(held):
             ended, change = replace(ended, state=State.ACTIVE, suspended=()), Change.MOVED
         done = await self._do.end(ended, change, sentence)
-        self._services.fault("move.commit")
-        if self._services.preload is not None:
+        self._context.fault("move.commit")
+        if self._context.preload is not None:
             # lowers the memory limit on the device that the tenant left to zero
-            await self._services.preload.restore_wall(done)
+            await self._context.preload.restore_wall(done)
         return done
 
     async def _restore(self, session: Session, held: Allocation) -> None:
         for number, process in enumerate(held.suspended):
             await self._do.unless_gone(process, self._bring(session, process, held))
-            self._services.fault(f"move.restore-{number}")
+            self._context.fault(f"move.restore-{number}")
 
     # --- one process of a move
 
@@ -374,7 +360,7 @@ class Moves:
             await session.restore(process, seconds, pairs)
 
     async def _is_at_other_end(self, process: SuspendedProcess, held: Allocation) -> bool:
-        await self._services.inventory.refresh()
+        await self._context.inventory.refresh()
         others = {part.other_uuid for part in held.slices}
         return any(
             listed.pid == process.pid
@@ -400,7 +386,7 @@ class Moves:
                         raise
                     await self._back(holds, self._book.get(held.id), True, error)
 
-        await asyncio.shield(self._services.changes.begin(allocation.id, finish()))
+        await asyncio.shield(self._context.changes.begin(allocation.id, finish()))
 
 
 def _names(allocation: Allocation) -> str:

@@ -17,8 +17,8 @@ from vgpud.model.log_event import LogEvent
 from vgpud.model.quantity import counted
 from vgpud.model.tenancy import Allocation, Mode, State
 from vgpud.modes.preload import Preload
-from vgpud.node.devices.engines import Engines
-from vgpud.node.tenants.checkpoints import Checkpoints, TenantServices, check_well
+from vgpud.node.tenants.checkpoints import Checkpoints, check_well
+from vgpud.node.tenants.context import NodeContext
 
 log = structlog.get_logger(__name__)
 
@@ -28,10 +28,10 @@ _LOOK_SECONDS = 0.001
 
 
 class Pauses:
-    def __init__(self, services: TenantServices, engines: Engines) -> None:
-        self._services = services
-        self._engines = engines
-        self._do = Checkpoints(services)
+    def __init__(self, context: NodeContext) -> None:
+        self._context = context
+        self._engines = context.engines
+        self._do = Checkpoints(context)
 
     async def pause(self, allocation: Allocation) -> Allocation:
         """Pauses a tenant. Raises VgpuError, and the tenant runs as before; UNSUPPORTED without the engine
@@ -52,16 +52,16 @@ class Pauses:
             await self._until_off(preload, allocation.id)
             return allocation
         return await asyncio.shield(
-            self._services.changes.begin(allocation.id, self._pause(preload, allocation))
+            self._context.changes.begin(allocation.id, self._pause(preload, allocation))
         )
 
     async def _pause(self, preload: Preload, running: Allocation) -> Allocation:
         try:
             await preload.pause(running.id, True)
-            self._services.fault("pause.order")
+            self._context.fault("pause.order")
             await self._until_off(preload, running.id)
             paused = replace(running, paused=True)
-            return await self._services.store.commit(paused, Change.PAUSED, "paused, off its devices")
+            return await self._context.store.commit(paused, Change.PAUSED, "paused, off its devices")
         except VgpuError:
             await preload.pause(running.id, False)
             raise
@@ -70,20 +70,20 @@ class Pauses:
         """Ends the pause of a tenant. A suspended tenant runs only after it is resumed. Raises VgpuError."""
         allocation = await self._do.wait_until_settled(allocation.id)
         check_well(allocation)
-        if not allocation.paused or self._services.preload is None:
+        if not allocation.paused or self._context.preload is None:
             return allocation
-        work = self._unpause(self._services.preload, allocation)
-        return await asyncio.shield(self._services.changes.begin(allocation.id, work))
+        work = self._unpause(self._context.preload, allocation)
+        return await asyncio.shield(self._context.changes.begin(allocation.id, work))
 
     async def _unpause(self, preload: Preload, paused: Allocation) -> Allocation:
         await preload.pause(paused.id, False)
-        self._services.fault("unpause.order")
-        return await self._services.store.commit(replace(paused, paused=False), Change.UNPAUSED, "unpaused")
+        self._context.fault("unpause.order")
+        return await self._context.store.commit(replace(paused, paused=False), Change.UNPAUSED, "unpaused")
 
     async def restore(self, allocation_id: str) -> None:
         """At the start of vgpud: writes the order into the lease again, as the record says."""
-        preload = self._services.preload
-        held = self._services.book.get(allocation_id)
+        preload = self._context.preload
+        held = self._context.book.get(allocation_id)
         if preload is None or not held.has_lease or held.state in (State.FAILED, State.RELEASING):
             return
         try:
@@ -96,11 +96,11 @@ class Pauses:
         """Raises VgpuError(UNSUPPORTED) if the engine cut does not enforce the time slices on every device of
         the allocation.
         """
-        preload = self._services.preload
+        preload = self._context.preload
         for part in allocation.slices:
             if part.mode is not Mode.PRELOAD or part.mig is not None or preload is None:
                 raise _cannot(allocation, f"mode {part.device_mode.value} has no engine cut", _OTHER_MODES)
-            device = self._services.inventory.device(part.device_uuid)
+            device = self._context.inventory.device(part.device_uuid)
             choice = self._engines.view(device)
             if choice.engine is not Engine.CUT:
                 raise _cannot(allocation, f"device {device.index} has the engine {choice.engine.value}")
@@ -118,7 +118,7 @@ class Pauses:
                 return
             if state.refusal or clock.now() > end:
                 why = state.refusal or f"a process of it stays on for {_OFF_SECONDS:g} seconds"
-                raise _cannot(self._services.book.get(allocation_id), f"the driver does not stop it ({why})")
+                raise _cannot(self._context.book.get(allocation_id), f"the driver does not stop it ({why})")
             await asyncio.sleep(_LOOK_SECONDS)
 
 

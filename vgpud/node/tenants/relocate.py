@@ -11,8 +11,7 @@ from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.move_view import DefragView, Evacuation, RoomWanted, TenantMove
 from vgpud.model.quantity import counted
 from vgpud.model.tenancy import Allocation, Mode, State
-from vgpud.node.devices.inventory import Inventory
-from vgpud.node.store.book import Book
+from vgpud.node.tenants.context import NodeContext
 from vgpud.node.tenants.moves import Moves
 from vgpud.planner.defrag import MOVES_MAX, Bin, Goal, Piece, fewest_moves
 from vgpud.planner.move import check_movable, ends_by_nearness, kind_of
@@ -22,7 +21,6 @@ from vgpud.planner.suspend import is_away
 from vgpud.planner.terms import all_terms
 from vgpud.planner.use import charged
 from vgpud.planner.words import DRAINED, shown_bytes
-from vgpud.policy.model import Policy
 
 # Maximum number of moves that run at once. They overlap so that libvgpu makes a tenant's host buffer
 # while other moves use the driver and the links.
@@ -70,19 +68,12 @@ class _Overlap:
 
 
 class Relocations:
-    def __init__(
-        self,
-        moves: Moves,
-        book: Book,
-        inventory: Inventory,
-        policy: Callable[[], Policy],
-        is_drained: Callable[[str], bool],
-    ) -> None:
+    def __init__(self, context: NodeContext, moves: Moves) -> None:
         self._moves = moves
-        self._book = book
-        self._inventory = inventory
-        self._policy = policy
-        self._is_drained = is_drained
+        self._book = context.book
+        self._inventory = context.inventory
+        self._policy = context.policy
+        self._is_drained = context.operations.is_drained
 
     # --- evacuation
 

@@ -7,10 +7,9 @@ being resumed at a time.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 import structlog
 
@@ -19,9 +18,8 @@ from vgpud.lease import LeaseActivity
 from vgpud.model.device import Node
 from vgpud.model.errors import VgpuError
 from vgpud.model.quantity import format_bytes
-from vgpud.model.tally import Tally
 from vgpud.model.tenancy import Allocation, Cause, Mode, State
-from vgpud.node.tenants.checkpoints import TenantServices
+from vgpud.node.tenants.context import NodeContext
 from vgpud.node.tenants.suspends import Suspends
 from vgpud.planner.residency import (
     Kind,
@@ -74,11 +72,8 @@ class _Seen:
 
 @dataclass
 class Residency:
-    services: TenantServices
+    context: NodeContext
     suspends: Suspends
-    policy: Callable[[], Policy]
-    tally: Tally
-    spawn: Callable[[Coroutine[Any, Any, None]], None]
     _seen: dict[str, _Seen] = field(default_factory=dict)
     _waiting: dict[str, Move] = field(default_factory=dict)
     # ids of tenants that prepare host buffers for an eviction
@@ -105,7 +100,7 @@ class Residency:
         room. A tenant that starts suspended needs none.
         """
         if made.state is State.ACTIVE and self._rules(made).turn_seconds is not None:
-            await self.services.kept.make_way(made)
+            await self.context.kept.make_way(made)
 
     def standing(self, allocation: Allocation) -> str:
         """A sentence on what a suspended tenant waits for, and whether libvgpu swapped it out; empty for
@@ -115,14 +110,14 @@ class Residency:
             return ""
         if allocation.is_swapped:
             stays = self.suspends.swaps.told_stays(allocation)
-            kept = self.services.kept.bytes_of(allocation)
+            kept = self.context.kept.bytes_of(allocation)
             more = f", and {format_bytes(kept)} until others need the room" if kept else ""
             return f"{self._waits_for(allocation)}; swapped out by libvgpu, {stays} of it on the device{more}"
         return self._waits_for(allocation)
 
     def _waits_for(self, allocation: Allocation) -> str:
         if allocation.cause is Cause.HAND:
-            wants = self.services.activities.wants(allocation)
+            wants = self.context.activities.wants(allocation)
             return "by hand, wants to work" if wants else "by hand"
         move = self._waiting.get(allocation.id)
         if move is not None:
@@ -139,23 +134,23 @@ class Residency:
     async def _look(self) -> float:
         """Makes one observation. Returns the seconds until the next one."""
         now = clock.now()
-        ruled = [(a, rules) for a in self.services.book if (rules := self._rules(a)).any or _is_sent(a)]
+        ruled = [(a, rules) for a in self.context.book if (rules := self._rules(a)).any or _is_sent(a)]
         for gone in self._seen.keys() - {allocation.id for allocation, _ in ruled}:
             del self._seen[gone]
-        self.services.activities.keep({allocation.id for allocation in self.services.book})
+        self.context.activities.keep({allocation.id for allocation in self.context.book})
         self._waiting = {}
         if not ruled:
-            return _REST_SECONDS if _has_rules(self.policy()) else _NO_RULES_SECONDS
+            return _REST_SECONDS if _has_rules(self.context.policy()) else _NO_RULES_SECONDS
         for allocation, rules in ruled:
             await self._see(allocation, rules, now)
         # Some tenants may have been released while the arbiter was asked, so they are left out.
-        plan = self._decide(now, {a.id: rules for a, rules in ruled if a.id in self.services.book})
+        plan = self._decide(now, {a.id: rules for a, rules in ruled if a.id in self.context.book})
         self._waiting = {move.id: move for move in plan.moves if move.kind is Kind.WAIT}
         self._expect(ruled, now)
         for move in plan.moves:
             if move.kind is not Kind.WAIT and self._moving <= {move.beside}:
                 self._moving.add(move.id)
-                self.spawn(self._make(move))
+                self.context.background.spawn(self._make(move))
         return self._pause(now, plan, ruled)
 
     def _expect(self, ruled: Sequence[tuple[Allocation, Rules]], now: float) -> None:
@@ -163,7 +158,7 @@ class Residency:
         a device for which another tenant waits, then those that will soon be suspended as idle.
         """
         here = [(a, rules) for a, rules in ruled if a.state is State.ACTIVE]
-        wanted = {part.device_uuid for name in self._waiting for part in self.services.book.get(name).slices}
+        wanted = {part.device_uuid for name in self._waiting for part in self.context.book.get(name).slices}
         soon = [a for a, _ in here if any(part.device_uuid in wanted for part in a.slices)]
         soon += [a for a, r in here if a not in soon and prepares_at(self._tenant(a, r, now)) <= now]
         before, self._expected = self._expected, {allocation.id for allocation in soon}
@@ -189,32 +184,32 @@ class Residency:
         if where is Where.HERE and allocation.state is State.ACTIVE:
             await self._see_work(allocation, rules, seen, now)
         elif where is Where.AWAY and _is_sent(allocation):
-            if self.services.activities.wants(allocation):
+            if self.context.activities.wants(allocation):
                 seen.wants_since = seen.wants_since or now
             elif now - seen.asked_at > _ASK_SECONDS:
                 # asks libvgpu for a new report, because a call may have bypassed libvgpu during the
                 # suspension
                 seen.asked_at = now
-                await self.services.activities.ask(allocation.id)
+                await self.context.activities.ask(allocation.id)
 
     async def _see_work(self, allocation: Allocation, rules: Rules, seen: _Seen, now: float) -> None:
         """Records when a running tenant last worked. A tenant whose activity is unknown counts as working."""
         if now - seen.asked_at < (rules.idle_seconds or rules.turn_seconds or 0) / _LOOKS:
             return
-        activity = self.services.activities.read(allocation)
+        activity = self.context.activities.read(allocation)
         if activity is None or _has_worked(seen.activity, activity):
             seen.active_at = now
         seen.activity, seen.asked_at = activity, now
-        await self.services.activities.ask(allocation.id)
+        await self.context.activities.ask(allocation.id)
 
     def _decide(self, now: float, rules: dict[str, Rules]) -> Plan:
-        devices = {part.device_uuid for name in rules for part in self.services.book.get(name).slices}
+        devices = {part.device_uuid for name in rules for part in self.context.book.get(name).slices}
         tenants = [
             self._tenant(allocation, rules.get(allocation.id, Rules()), now)
-            for allocation in self.services.book
+            for allocation in self.context.book
             if any(part.device_uuid in devices for part in allocation.slices)
         ]
-        node = self.services.inventory.node
+        node = self.context.inventory.node
         there = [device for device in node.devices if device.uuid in devices]
         return decide(now, tenants, {device.uuid: device.memory_usable_bytes for device in there})
 
@@ -257,7 +252,7 @@ class Residency:
     async def _make(self, move: Move) -> None:
         seen = self._seen.get(move.id)
         try:
-            allocation = self.services.book.get(move.id)
+            allocation = self.context.book.get(move.id)
             if move.kind is Kind.SUSPEND:
                 await self._suspend(allocation, move, seen)
             else:
@@ -279,7 +274,7 @@ class Residency:
         if seen is not None and move.cause is Cause.TURN and worked:
             # the tenant's turn ended while it had work, so it waits for its next turn
             seen.wants_since = clock.now()
-        self.tally.suspended[move.cause.value] += 1
+        self.context.tally.suspended[move.cause.value] += 1
 
     async def _resume(self, allocation: Allocation, move: Move, seen: _Seen | None) -> None:
         began, cause = clock.now(), allocation.cause
@@ -291,8 +286,8 @@ class Residency:
             resumed = await self.suspends.resume(allocation, bool(move.beside), by_rule=True)
         if resumed.state is State.SUSPENDED:
             return
-        self.tally.resumed[cause.value] += 1
-        self.tally.resume_waited_seconds += clock.now() - (began if wanted is None else wanted)
+        self.context.tally.resumed[cause.value] += 1
+        self.context.tally.resume_waited_seconds += clock.now() - (began if wanted is None else wanted)
 
     # --- rules
 
@@ -314,7 +309,7 @@ class Residency:
         """The settings of mode preload by device UUID, cached until the policy or the devices change; None if
         no device has a rule.
         """
-        policy, node = self.policy(), self.services.inventory.node
+        policy, node = self.context.policy(), self.context.inventory.node
         if self._kept is None or self._kept[0] is not policy or self._kept[1] is not node:
             found = {device.uuid: policy.rule_for(device).settings_preload() for device in node.devices}
             ruled = any(one.idle_suspend is not None or one.turn is not None for one in found.values())

@@ -1,7 +1,6 @@
 """Resizes running tenants: records the new limits, then applies them, or restores the old ones."""
 
 import asyncio
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -12,27 +11,25 @@ from vgpud.model.lifecycle import Change
 from vgpud.model.log_event import LogEvent
 from vgpud.model.quantity import Percent, show_bytes
 from vgpud.model.tenancy import Allocation, State
-from vgpud.node.tenants.accounts import Accounts
-from vgpud.node.tenants.checkpoints import TenantServices
 from vgpud.node.tenants.checks import check_resizable
+from vgpud.node.tenants.context import NodeContext
 from vgpud.planner.quota import over_quota
 from vgpud.planner.resize import resize_slices
-from vgpud.policy.model import Policy
 
 log = structlog.get_logger(__name__)
 
 
 class Resizes:
-    def __init__(self, services: TenantServices, policy: Callable[[], Policy], accounts: Accounts) -> None:
-        self._accounts = accounts
-        self._book = services.book
-        self._store = services.store
-        self._inventory = services.inventory
-        self._effectors = services.effectors
-        self._changes = services.changes
-        self._fault = services.fault
-        self._kept = services.kept
-        self._policy = policy
+    def __init__(self, context: NodeContext) -> None:
+        self._accounts = context.accounts
+        self._book = context.book
+        self._store = context.store
+        self._inventory = context.inventory
+        self._effectors = context.effectors
+        self._changes = context.changes
+        self._fault = context.fault
+        self._kept = context.kept
+        self._policy = context.policy
 
     async def resize(
         self, allocation: Allocation, memory_bytes: int | None, share: Percent | None

@@ -1,16 +1,18 @@
-"""Cares for sick devices: moves their tenants away if the policy says so, and notices when a device is well
-again.
+"""Reacts to the health of devices: marks the tenants of lost devices as failed, moves tenants off sick
+devices if the policy says so, and notices when a device is well again.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from vgpud import audit
 from vgpud.model.caller import Caller, Door
 from vgpud.model.device import Device, Health
 from vgpud.model.errors import VgpuError
 from vgpud.model.tenancy import Lifetime
-from vgpud.node.devices.inventory import Inventory
+from vgpud.node.tenants.context import NodeContext
+from vgpud.node.tenants.failures import Failures
 from vgpud.node.tenants.relocate import Relocations
 
 LOOK_SECONDS = 10.0  # interval between checks: no event that all drivers have reports the end of an ailment
@@ -20,17 +22,38 @@ _ROOT = Caller(Door.ADMIN, 0, 0, Lifetime())
 class Sickness:
     def __init__(
         self,
-        inventory: Inventory,
+        context: NodeContext,
         relocations: Relocations,
-        on_sick: Callable[[Device], str],
-        notice: Callable[[str, str], None],
+        failures: Failures,
+        being_made: Callable[[], Iterable[asyncio.Task[Any]]],
     ) -> None:
-        """`notice` gets a sentence about a device, by its UUID, for the journal and the watchers."""
-        self._inventory = inventory
+        """`being_made` returns the tasks of the allocations that are being made."""
+        self._context = context
+        self._inventory = context.inventory
+        self._notices = context.notices
         self._relocations = relocations
-        self._on_sick = on_sick
-        self._notice = notice
+        self._failures = failures
+        self._being_made = being_made
         self._tended: set[str] = set()
+
+    def on_sick(self, device: Device) -> str:
+        """The policy's key of that name for the device."""
+        return self._context.policy().rule_for(device).on_sick
+
+    def health_changed(self, devices: Iterable[Device]) -> None:
+        for device in devices:
+            self._context.background.spawn(self._react(device))
+
+    async def _react(self, device: Device) -> None:
+        """Reports the health of a device to watchers. If the device is lost, marks its allocations as
+        failed.
+        """
+        if await self._notices.health(device):
+            # Allocations that are being made may be on this device, so they are waited for.
+            await asyncio.gather(*self._being_made(), return_exceptions=True)
+            await self._failures.mark_on(device.uuid, f"device {device.index} is lost")
+        if device.health is Health.SICK:
+            await self.tend(device.uuid)
 
     async def tend_all(self) -> None:
         """At the start of vgpud: continues the care for devices that were sick before."""
@@ -45,7 +68,7 @@ class Sickness:
         try:
             told: set[tuple[str, str]] = set()
             while (device := self._inventory.node.device(device_uuid)) and device.health is Health.SICK:
-                if self._on_sick(device) == "move":
+                if self.on_sick(device) == "move":
                     await self._empty(device, told)
                 await asyncio.sleep(LOOK_SECONDS)
                 await self._inventory.refresh()
@@ -60,8 +83,8 @@ class Sickness:
         try:
             left = await self._relocations.evacuate(device.uuid, _ROOT)
         except VgpuError as error:
-            self._notice(device.uuid, f"it is sick, and its tenants stay: {error}")
+            self._notices.notice(device.uuid, f"it is sick, and its tenants stay: {error}")
             return
         for name, why in sorted(set(left.staying) - told):
-            self._notice(device.uuid, f"it is sick, and allocation {name} stays: {why}")
+            self._notices.notice(device.uuid, f"it is sick, and allocation {name} stays: {why}")
         told.update(left.staying)

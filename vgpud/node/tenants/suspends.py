@@ -19,7 +19,8 @@ from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.lifecycle import Change, suspension_outcome
 from vgpud.model.log_event import LogEvent
 from vgpud.model.tenancy import Allocation, Cause, State, SuspendedProcess
-from vgpud.node.tenants.checkpoints import Checkpoints, TenantServices, check_well, living, seconds_for, told
+from vgpud.node.tenants.checkpoints import Checkpoints, check_well, living, seconds_for, told
+from vgpud.node.tenants.context import NodeContext
 from vgpud.node.tenants.swaps import Swaps
 from vgpud.planner import suspend as rules
 from vgpud.proc import is_gone
@@ -35,11 +36,11 @@ _VERBS = {
 
 
 class Suspends:
-    def __init__(self, services: TenantServices) -> None:
-        self._services = services
-        self._book = services.book
-        self._do = Checkpoints(services)
-        self.swaps = Swaps(services)
+    def __init__(self, context: NodeContext) -> None:
+        self._context = context
+        self._book = context.book
+        self._do = Checkpoints(context)
+        self.swaps = Swaps(context)
 
     # --- suspend
 
@@ -68,13 +69,13 @@ class Suspends:
             work = self._evict(before, idle_since, deep, room_for)
         else:
             work = self._save(before, idle_since)
-        return await asyncio.shield(self._services.changes.begin(allocation.id, work))
+        return await asyncio.shield(self._context.changes.begin(allocation.id, work))
 
     def _is_evicted(self, allocation: Allocation, deep: bool) -> bool:
         """Should libvgpu evict what it can? If False, the driver saves all. Raises VgpuError if the policy
         allows neither.
         """
-        found, otherwise = self.swaps.evictable(allocation), self._services.unevictable()
+        found, otherwise = self.swaps.evictable(allocation), self._context.policy().pool.unevictable
         if not found.why_not or deep or otherwise == "checkpoint":
             return not found.why_not
         if otherwise == "keep" and found.bytes > 0:
@@ -93,14 +94,14 @@ class Suspends:
             return allocation
         else:
             work = self._hold(replace(allocation, cause=cause))
-        return await asyncio.shield(self._services.changes.begin(allocation.id, work))
+        return await asyncio.shield(self._context.changes.begin(allocation.id, work))
 
     async def _hold(self, away: Allocation) -> Allocation:
         """Takes over a tenant that a rule has suspended: the memory that it kept on the device is evicted, as
         after a suspension by hand.
         """
         if away.is_swapped:
-            await self._services.kept.clear(away)
+            await self._context.kept.clear(away)
             away = await self.swaps.measured(living(away))
         return await self._do.end(away, suspension_outcome(away), "suspended by hand")
 
@@ -110,7 +111,7 @@ class Suspends:
         try:
             evicted = await self.swaps.out(before, idle_since, room_for, all_=deep)
         except VgpuError as error:
-            may_save = deep or self._services.unevictable() == "checkpoint"
+            may_save = deep or self._context.policy().pool.unevictable == "checkpoint"
             if error.code is not ErrorCode.SUSPEND_FAILED or not may_save:
                 raise
             log.warning(LogEvent.SWAP_OUT_FAILED_SUSPENDING_BY_DRIVER, allocation=before.id, why=str(error))
@@ -134,10 +135,10 @@ class Suspends:
         allocation = await self._do.wait_until_settled(allocation.id)
         if not allocation.is_swapped:
             return allocation
-        return await asyncio.shield(self._services.changes.begin(allocation.id, self._deepen(allocation)))
+        return await asyncio.shield(self._context.changes.begin(allocation.id, self._deepen(allocation)))
 
     async def _deepen(self, evicted: Allocation) -> Allocation:
-        await self._services.kept.clear(evicted)
+        await self._context.kept.clear(evicted)
         return await self._save(await self.swaps.measured(living(evicted)), None)
 
     async def _save(self, before: Allocation, idle_since: LeaseActivity | None) -> Allocation:
@@ -149,7 +150,7 @@ class Suspends:
             processes = await self._do.processes(session, before, known)
             wanted = sum(p.stays_bytes if before.is_swapped else p.memory_bytes for p in processes)
             going = replace(before, state=State.SUSPENDING, suspended=processes)
-            with self._services.host.ordered(before, 0, wanted):
+            with self._context.host.ordered(before, 0, wanted):
                 return await self._save_all(session, going, idle_since)
 
     async def _save_all(
@@ -158,8 +159,8 @@ class Suspends:
         await self._do.record(going, Change.SUSPEND, "suspend")
         try:
             await self._do.limit(going)
-            self._services.fault("suspend.limit")
-            await self._services.activities.quieten(going, idle_since)
+            self._context.fault("suspend.limit")
+            await self._context.activities.quieten(going, idle_since)
             going = await self._do.lock_all(session, going)
             await self._do.save_all(session, going)
             away = replace(going, state=State.SUSPENDED)
@@ -187,23 +188,23 @@ class Suspends:
         if allocation.state is State.ACTIVE:
             return allocation
         check_well(allocation)
-        await self._services.inventory.refresh()
+        await self._context.inventory.refresh()
         allocation = await self._do.wait_until_settled(allocation.id)
         if allocation.state is State.ACTIVE or (by_rule and allocation.cause is Cause.HAND):
             return allocation
         beside = beside and allocation.is_swapped
-        kept = None if beside else self._services.kept.bytes_of(allocation)
+        kept = None if beside else self._context.kept.bytes_of(allocation)
         work = self._resume(*self._book_room(allocation, beside), kept)
-        return await asyncio.shield(self._services.changes.begin(allocation.id, work))
+        return await asyncio.shield(self._context.changes.begin(allocation.id, work))
 
     def _book_room(self, away: Allocation, beside: bool = False) -> tuple[Allocation, Allocation]:
         """Books the room of a suspended tenant. Returns the record as it is, and the record of the resuming
         tenant. Raises VgpuError.
         """
         if not beside:
-            rules.check_room(away, self._services.inventory.node, self._book.use)
+            rules.check_room(away, self._context.inventory.node, self._book.use)
         coming = replace(living(away), state=State.RESUMING)
-        self._services.store.reserve(coming, Change.RESUME)
+        self._context.store.reserve(coming, Change.RESUME)
         return away, coming
 
     async def _resume(self, before: Allocation, coming: Allocation, kept_bytes: int | None) -> Allocation:
@@ -212,11 +213,11 @@ class Suspends:
         """
         try:
             if kept_bytes is not None:
-                await self._services.kept.make_way(coming)
-                await self._services.inventory.refresh()
-                rules.check_card(coming, self._services.inventory.node, kept_bytes)
+                await self._context.kept.make_way(coming)
+                await self._context.inventory.refresh()
+                rules.check_card(coming, self._context.inventory.node, kept_bytes)
             for part in coming.slices:
-                await self._services.transitions.ensure(part.device_uuid, part.mode)
+                await self._context.transitions.ensure(part.device_uuid, part.mode)
             if coming.is_swapped:
                 return await self.swaps.back(before, coming)
             async with self._do.session(coming) as session:
@@ -226,12 +227,12 @@ class Suspends:
                 return await self.swaps.back(coming, coming)
             return coming
         except VgpuError:
-            self._services.store.cancel(before.id)
+            self._context.store.cancel(before.id)
             held = self._book.get(before.id)
             # the intent of the resumption was recorded, and its outcome could not be recorded
             if held.state is State.RESUMING:
                 away = replace(held, state=State.SUSPENDED)
-                self._services.store.amend(away, suspension_outcome(away))
+                self._context.store.amend(away, suspension_outcome(away))
             raise
 
     async def _bring_back(self, session: Session, coming: Allocation) -> Allocation:
@@ -241,7 +242,7 @@ class Suspends:
         try:
             for number, process in enumerate(coming.suspended):
                 await self._do.unless_gone(process, self._restore(session, process, coming))
-                self._services.fault(f"resume.restore-{number}")
+                self._context.fault(f"resume.restore-{number}")
         except VgpuError as error:
             await self._stay(session, coming, error)
             raise
@@ -250,7 +251,7 @@ class Suspends:
             await self._do.limit(active)
         for number, process in enumerate(coming.suspended):
             await self._do.unless_gone(process, session.unlock(process))
-            self._services.fault(f"resume.unlock-{number}")
+            self._context.fault(f"resume.unlock-{number}")
         if coming.is_deep:
             return surfaced(coming)
         return await self._do.end(active, Change.RESUMED, told("resumed", coming))
@@ -275,7 +276,7 @@ class Suspends:
             with suppress(VgpuError):
                 if await session.state(process) is ProcessState.LOCKED:
                     await session.save(process, seconds_for(process))
-            self._services.fault(f"resume.save-{number}")
+            self._context.fault(f"resume.save-{number}")
         away = replace(stays, state=State.SUSPENDED)
         await self._do.end(away, suspension_outcome(away), f"not resumed, {why.sentence}")
 
@@ -287,7 +288,7 @@ class Suspends:
         """
         while True:
             for away in tuple(self._book):
-                settled = away.id not in self._services.changes and not away.moves
+                settled = away.id not in self._context.changes and not away.moves
                 if away.state is State.SUSPENDED and settled:
                     self._forget_ended(away)
             await asyncio.sleep(_WATCH_SECONDS)
@@ -297,7 +298,7 @@ class Suspends:
         left = tuple(p for p in away.suspended if not is_gone(p.pid, p.start_ticks))
         if left != away.suspended:
             now = replace(away, suspended=left)
-            self._services.store.amend(now, suspension_outcome(now))
+            self._context.store.amend(now, suspension_outcome(now))
 
     # --- recovery
 
@@ -317,7 +318,7 @@ class Suspends:
             async with self._do.session(coming) as session:
                 await self._wake(session, coming, sentence, stays_evicted=stays)
 
-        await asyncio.shield(self._services.changes.begin(allocation.id, wake()))
+        await asyncio.shield(self._context.changes.begin(allocation.id, wake()))
 
     async def _wake(
         self, session: Session, allocation: Allocation, sentence: str, stays_evicted: bool

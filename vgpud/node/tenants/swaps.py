@@ -17,7 +17,8 @@ from vgpud.model.log_event import LogEvent
 from vgpud.model.quantity import format_bytes
 from vgpud.model.tenancy import Allocation, Cause, Mode, State, SuspendedProcess, Way
 from vgpud.node.tenants.activities import Looks, seconds_to_move
-from vgpud.node.tenants.checkpoints import Checkpoints, TenantServices, living, told, waiting
+from vgpud.node.tenants.checkpoints import Checkpoints, living, told, waiting
+from vgpud.node.tenants.context import NodeContext
 from vgpud.planner import suspend as rules
 from vgpud.planner.suspend import Evictable
 from vgpud.proc import start_ticks
@@ -36,19 +37,19 @@ _TIGHT_SECONDS = 1.0  # wait after which other tenants may keep no memory on the
 
 
 class Swaps:
-    def __init__(self, services: TenantServices) -> None:
-        self._services = services
-        self._book = services.book
-        self._do = Checkpoints(services)
-        self._preload = services.preload
+    def __init__(self, context: NodeContext) -> None:
+        self._context = context
+        self._book = context.book
+        self._do = Checkpoints(context)
+        self._suspendable = context.suspendable
 
     def evictable(self, allocation: Allocation) -> Evictable:
         """What libvgpu could evict now of a running tenant."""
-        if self._preload is None or not _is_alone(allocation):
+        if self._suspendable is None or not _is_alone(allocation):
             return Evictable(why_not="libvgpu evicts the memory of preload tenants with one slice only")
         try:
             swaps = self._read(allocation)
-            held = self._preload.held(allocation.id)
+            held = self._suspendable.held(allocation.id)
         except VgpuError as error:
             return Evictable(why_not=error.sentence)
         return rules.evictable(
@@ -67,12 +68,12 @@ class Swaps:
 
     def stays(self, away: Allocation) -> tuple[tuple[str, int], ...]:
         """Bytes that an eviction of the suspended tenant left on its device, by kind; empty if none."""
-        if self._preload is None or not away.stays_bytes:
+        if self._suspendable is None or not away.stays_bytes:
             return ()
         try:
             movable = sum(swap.movable_bytes for swap in self._read(away))
-            unevictable = self._preload.held(away.id).used_bytes - movable
-            return rules.stays_by_kind(away.stays_bytes, unevictable, self._preload.stays(away.id))
+            unevictable = self._suspendable.held(away.id).used_bytes - movable
+            return rules.stays_by_kind(away.stays_bytes, unevictable, self._suspendable.stays(away.id))
         except VgpuError as error:  # for example, the allocation was released meanwhile
             log.debug(LogEvent.SWAP_STATE_UNREADABLE, allocation=away.id, why=str(error))
             return ()
@@ -93,7 +94,7 @@ class Swaps:
         """
         for allocation in no_longer:
             self._order_buffers(allocation, False)
-        refused = self._services.host.expect(soon)
+        refused = self._context.host.expect(soon)
         for allocation in soon:
             if (why := refused.get(allocation.id)) is not None:
                 log.debug(
@@ -102,11 +103,11 @@ class Swaps:
             self._order_buffers(allocation, why is None)
 
     def _order_buffers(self, allocation: Allocation, soon: bool) -> None:
-        if allocation.id in self._services.host:
+        if allocation.id in self._context.host:
             return  # a change that is under way has its own order
         try:
-            if self._preload is not None:
-                self._preload.expect(allocation.id, soon)
+            if self._suspendable is not None:
+                self._suspendable.expect(allocation.id, soon)
         except VgpuError as error:  # for example, the allocation was released meanwhile
             log.debug(
                 LogEvent.LIBVGPU_NOT_TOLD_TO_PREPARE_HOST_BUFFERS, allocation=allocation.id, why=str(error)
@@ -116,17 +117,17 @@ class Swaps:
         """Lets libvgpu make the host buffers of a tenant that runs, and waits for them. What is not made in
         time is left to the eviction. Raises VgpuError(LEASE_FAILED).
         """
-        assert self._preload is not None
-        self._preload.expect(allocation.id, True)
+        assert self._suspendable is not None
+        self._suspendable.expect(allocation.id, True)
         try:
-            await self._services.activities.ask(allocation.id)
+            await self._context.activities.ask(allocation.id)
             await self._until_made(allocation)
         finally:
             # a buffer that is made later would exceed what the table has
-            self._preload.expect(allocation.id, False)
+            self._suspendable.expect(allocation.id, False)
 
     async def _until_made(self, allocation: Allocation) -> None:
-        looks = Looks(self._services.activities.ask)
+        looks = Looks(self._context.activities.ask)
         began = grown = clock.now()
         most, made = seconds_to_move(sum(swap.movable_bytes for swap in self._read(allocation))), -1
         while True:
@@ -155,7 +156,7 @@ class Swaps:
         """
         found = self.evictable(before)
         processes = await self.processes(before)
-        with self._services.host.ordered(before, self._services.host.movable_bytes(before)):
+        with self._context.host.ordered(before, self._context.host.movable_bytes(before)):
             return await self._out(
                 replace(before, suspended=processes), found.stays_bytes, idle_since, room_for, all_
             )
@@ -167,16 +168,16 @@ class Swaps:
         await self._do.record(going, Change.SUSPEND, "swap-out")
         try:
             if before.cause is Cause.TURN and not all_:
-                self._services.kept.allow(going, stays_bytes, room_for)
+                self._context.kept.allow(going, stays_bytes, room_for)
             else:
-                self._services.kept.forbid(going)
+                self._context.kept.forbid(going)
             await self._do.limit(going)
-            self._services.fault("swap-out.limit")
+            self._context.fault("swap-out.limit")
             if idle is not None:
-                await self._services.activities.quieten(going, idle)
+                await self._context.activities.quieten(going, idle)
             await self.until(going, SwapPhase.OUT)
-            await self._services.activities.left(going)
-            self._services.fault("swap-out.out")
+            await self._context.activities.left(going)
+            self._context.fault("swap-out.out")
             away = await self.measured(replace(going, state=State.SUSPENDED))
             return await self._do.end(away, suspension_outcome(away), self.told_out(away))
         except VgpuError as error:
@@ -190,9 +191,9 @@ class Swaps:
         await self._do.record(coming, Change.RESUME, "swap-in")
         try:
             await self._do.limit(coming)
-            self._services.fault("swap-in.limit")
+            self._context.fault("swap-in.limit")
             await self.until(coming, SwapPhase.HERE)
-            self._services.fault("swap-in.here")
+            self._context.fault("swap-in.here")
         except VgpuError as error:
             await self._stay(before, error)
             raise
@@ -218,7 +219,7 @@ class Swaps:
         """
         if cut.state is State.SUSPENDING:
             try:
-                self._services.kept.forbid(cut)
+                self._context.kept.forbid(cut)
                 await self._do.limit(cut)
                 await self.until(cut, SwapPhase.OUT)
             except VgpuError as error:
@@ -234,7 +235,7 @@ class Swaps:
     async def _end_active(self, coming: Allocation, sentence: str) -> Allocation:
         active = replace(coming, state=State.ACTIVE, suspended=())
         await self._do.limit(active)
-        self._services.fault("swap-in.open")
+        self._context.fault("swap-in.open")
         return await self._do.end(active, Change.RESUMED, sentence)
 
     async def _stay(self, before: Allocation, why: VgpuError) -> None:
@@ -251,10 +252,10 @@ class Swaps:
 
     async def processes(self, allocation: Allocation) -> tuple[SuspendedProcess, ...]:
         """The live processes of the tenant, with the device memory that each holds."""
-        await self._services.inventory.refresh()
+        await self._context.inventory.refresh()
         used = self._used(allocation)
         (part,) = allocation.slices
-        pids = await self._services.effectors[part.mode].tenants(allocation, part)
+        pids = await self._context.effectors[part.mode].tenants(allocation, part)
         ticks = [(pid, start_ticks(pid)) for pid in sorted(pids)]
         return tuple(
             SuspendedProcess(pid, since, used.get(pid, 0), Way.SWAP)
@@ -266,8 +267,8 @@ class Swaps:
         """Records how many bytes left the device, according to NVML. Memory that the tenant may keep for now
         counts as swapped out.
         """
-        await self._services.inventory.refresh()
-        stays, kept = {}, self._services.kept.bytes_of(away)
+        await self._context.inventory.refresh()
+        stays, kept = {}, self._context.kept.bytes_of(away)
         for pid, used in self._used(away).items():
             stays[pid] = max(used - kept, 0)
             kept -= used - stays[pid]
@@ -287,16 +288,16 @@ class Swaps:
 
     def _used(self, allocation: Allocation) -> dict[int, int]:
         (part,) = allocation.slices
-        device = self._services.inventory.device(part.device_uuid)
+        device = self._context.inventory.device(part.device_uuid)
         own = {process.pid for process in allocation.suspended}
         known = {process.pid: process.memory_bytes or 0 for process in device.processes}
         return {pid: used for pid, used in known.items() if pid in own or not own}
 
     def _read(self, allocation: Allocation) -> tuple[ProcessSwap, ...]:
-        if self._preload is None:
+        if self._suspendable is None:
             return ()
         limit = sum(part.memory_bytes for part in allocation.slices)
-        return within(self._preload.swaps(allocation.id), limit)
+        return within(self._suspendable.swaps(allocation.id), limit)
 
     def _others_go(self, allocation: Allocation, since: dict[str, float]) -> bool:
         """Is another tenant leaving the device? That takes longer while its host buffer is allocated. `since`
@@ -320,12 +321,12 @@ class Swaps:
         phases = {swap.phase for swap in swaps}
         if SwapPhase.DRAINING in phases or SwapPhase.HERE not in phases:
             return SwapPhase.DRAINING in phases
-        activity = self._services.activities.read(allocation)
+        activity = self._context.activities.read(allocation)
         return activity is None or not activity.quiet
 
     async def until(self, allocation: Allocation, wanted: SwapPhase) -> None:
         """Waits until every process reports the phase `wanted`. Raises VgpuError(SUSPEND_FAILED)."""
-        looks = Looks(self._services.activities.ask)
+        looks = Looks(self._context.activities.ask)
         began = drained = full = clock.now()
         leaving: dict[str, float] = {}
         while True:
@@ -348,7 +349,7 @@ class Swaps:
             if wanted is SwapPhase.HERE and now > full + _ROOM_SECONDS:
                 raise _failed(allocation, "the card has no room for it")
             if wanted is SwapPhase.HERE and now > full + _TIGHT_SECONDS:
-                self._services.kept.forbid_beside(allocation)
+                self._context.kept.forbid_beside(allocation)
             if now > began + most:
                 raise _failed(allocation, f"its memory was not moved within {most:.0f} seconds")
             if await looks.pause((allocation.id,)) and allocation.suspended and not waiting(allocation):
