@@ -35,16 +35,24 @@ def tenant(name: str, state: State, gpu: str = GPU) -> Allocation:
     return cast(Allocation, SimpleNamespace(id=name, state=state, slices=(part,), suspended=()))
 
 
+class Silent(Activities):
+    """Activities of tenants that answer nothing, and whose last report says `quiet`."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        super().__init__(None)
+        self._report = LeaseActivity(quiet=quiet)
+
+    def read(self, _: Allocation) -> LeaseActivity:
+        return self._report
+
+
 class Finds(swaps.Swaps):
     """Swaps on a device that stays full."""
 
     def __init__(self, beside: list[Allocation]) -> None:
         self.forbidden: list[str] = []
-
-        async def ask(_: str) -> None: ...
-
         kept = SimpleNamespace(forbid_beside=lambda one: self.forbidden.append(one.id))
-        services = SimpleNamespace(activities=SimpleNamespace(ask=ask), kept=kept)
+        services = SimpleNamespace(activities=Silent(), kept=kept)
         self._context = cast(NodeContext, services)
         self._book = cast(Any, SimpleNamespace(allocations_on=lambda _: beside))
 
@@ -95,11 +103,7 @@ class Goes(swaps.Swaps):
 
     def __init__(self, phase: SwapPhase, quiet: bool) -> None:
         self.phase = phase
-
-        async def ask(_: str) -> None: ...
-
-        activities = SimpleNamespace(ask=ask, read=lambda _: LeaseActivity(quiet=quiet))
-        self._context = cast(NodeContext, SimpleNamespace(activities=activities))
+        self._context = cast(NodeContext, SimpleNamespace(activities=Silent(quiet)))
         self._book = cast(Any, SimpleNamespace(allocations_on=lambda _: []))
 
     def _read(self, _: Allocation) -> tuple[ProcessSwap, ...]:
@@ -140,15 +144,12 @@ class Lies(swaps.Swaps):
         self.ordered: list[bool] = []
         word = ProcessSwap(phase, 0, 1 << 50, 0, 1 << 50)
 
-        async def ask(_: str) -> None: ...
-
-        activities = SimpleNamespace(ask=ask, read=lambda _: LeaseActivity())
         self._book = Book()
         told = SimpleNamespace(swaps=lambda _: (word, word), expect=lambda _, soon: self.ordered.append(soon))
         self._suspendable = cast(Any, told)
         memory = HostMemory(available_gib * GIB, 1 * GIB)
         host = HostTable(self._book, self._suspendable, lambda: memory)
-        self._context = cast(Any, SimpleNamespace(activities=activities, host=host))
+        self._context = cast(Any, SimpleNamespace(activities=Silent(), host=host))
 
 
 @pytest.mark.parametrize(

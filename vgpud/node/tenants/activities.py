@@ -3,7 +3,7 @@ lease.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Container, Iterable
+from collections.abc import Callable, Collection, Container
 from contextlib import suppress
 
 import structlog
@@ -31,26 +31,6 @@ def seconds_to_move(held_bytes: int) -> float:
     return _MOVE_SECONDS * (1 + held_bytes / _MOVE_BYTES)
 
 
-class Looks:
-    """Polls a lease on behalf of a caller that waits for a report of libvgpu. `ask` is Activities.ask."""
-
-    def __init__(self, ask: Callable[[str], Awaitable[None]]) -> None:
-        self._ask = ask
-        self._asked = clock.now()
-
-    async def pause(self, late: Iterable[str]) -> bool:
-        """Sleeps until the next poll. From time to time it asks the tenants in `late` again, because the
-        arbiter may have missed the first request. Returns True if they were asked.
-        """
-        await asyncio.sleep(_LOOK_SECONDS)
-        if clock.now() <= self._asked + _ASK_SECONDS:
-            return False
-        for name in late:
-            await self._ask(name)
-        self._asked = clock.now()
-        return True
-
-
 class Activities:
     """The activity of each allocation. It is None for a tenant without libvgpu, or if the lease cannot be
     read.
@@ -68,6 +48,25 @@ class Activities:
             with suppress(VgpuError):
                 await self._suspendable.look(allocation_id)
 
+    async def wait(self, late: Callable[[bool], Collection[str]], most_seconds: float = float("inf")) -> bool:
+        """Waits for reports of libvgpu in leases, until `late` names no tenant whose report is missing.
+        Returns False if one is still missing after `most_seconds`. An error of `late` ends the wait.
+
+        Missing tenants are asked again from time to time, because the arbiter may have missed the first
+        request. `late` is called with True after that.
+        """
+        began = asked = clock.now()
+        is_asked = False
+        while missing := late(is_asked):
+            if clock.now() > began + most_seconds:
+                return False
+            await asyncio.sleep(_LOOK_SECONDS)
+            if is_asked := clock.now() > asked + _ASK_SECONDS:
+                for name in missing:
+                    await self.ask(name)
+                asked = clock.now()
+        return True
+
     def read(self, allocation: Allocation) -> LeaseActivity | None:
         if self._suspendable is None or any(part.mode is not Mode.PRELOAD for part in allocation.slices):
             return None
@@ -84,10 +83,13 @@ class Activities:
 
         Raises VgpuError(ALLOCATION_BUSY) if the tenant has worked since `idle_since`.
         """
-        looks, most = Looks(self.ask), clock.now() + _QUIET_SECONDS
-        while (now := self.read(going)) is not None and not now.quiet and clock.now() < most:
-            await looks.pause((going.id,))
-        if now is None:
+
+        def works(_: bool) -> tuple[str, ...]:
+            now = self.read(going)
+            return () if now is None or now.quiet else (going.id,)
+
+        await self.wait(works, _QUIET_SECONDS)
+        if (now := self.read(going)) is None:
             return
         self._left[going.id] = now.calls
         if idle_since is not None and (now.calls > idle_since.calls or now.wants):
@@ -102,13 +104,16 @@ class Activities:
         tenant has work. The last report may be older than the tenant's last calls, so a new one is awaited,
         for a bounded time.
         """
-        last, looks, most = self.read(going), Looks(self.ask), clock.now() + _QUIET_SECONDS
+        last = self.read(going)
         await self.ask(going.id)
-        while (now := self.read(going)) is not None:
+
+        def silent(_: bool) -> tuple[str, ...]:
+            if (now := self.read(going)) is None:
+                return ()
             self._left[going.id] = now.calls
-            if last is None or _has_answered(last, now) or clock.now() >= most:
-                return
-            await looks.pause((going.id,))
+            return () if last is None or _has_answered(last, now) else (going.id,)
+
+        await self.wait(silent, _QUIET_SECONDS)
 
     def wants(self, allocation: Allocation) -> bool:
         """Does a suspended tenant have work, according to libvgpu's reports? False without libvgpu."""

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 import structlog
 
-from vgpud import clock
 from vgpud.lease import ProcessSwap, within
 from vgpud.model.errors import VgpuError
 from vgpud.model.log_event import LogEvent
@@ -15,7 +14,7 @@ from vgpud.model.tenancy import Allocation, State
 from vgpud.modes.base import Suspendable
 from vgpud.node.devices.inventory import Inventory
 from vgpud.node.store.book import Book
-from vgpud.node.tenants.activities import Activities, Looks, seconds_to_move
+from vgpud.node.tenants.activities import Activities, seconds_to_move
 from vgpud.planner.kept import SHARE_ALL, keep_share, shrunk
 from vgpud.planner.suspend import is_away
 
@@ -120,15 +119,15 @@ class Kept:
             log.debug(LogEvent.KEPT_MEMORY_LIMIT_NOT_WRITTEN, allocation=allocation.id, why=str(error))
 
     async def _until(self, allowed: dict[str, int]) -> None:
-        began, most = clock.now(), seconds_to_move(sum(map(self._bytes_now, allowed)))
+        most = seconds_to_move(sum(map(self._bytes_now, allowed)))
         for name in allowed:
             await self._activities.ask(name)
-        looks = Looks(self._activities.ask)
-        while late := [name for name, bytes_ in allowed.items() if self._bytes_now(name) > bytes_]:
-            if clock.now() > began + most:
-                log.warning(LogEvent.KEPT_MEMORY_EVICTION_TIMEOUT, allocations=late, seconds=round(most))
-                return
-            await looks.pause(late)
+
+        def late(_: bool = False) -> list[str]:
+            return [name for name, bytes_ in allowed.items() if self._bytes_now(name) > bytes_]
+
+        if not await self._activities.wait(late, most):
+            log.warning(LogEvent.KEPT_MEMORY_EVICTION_TIMEOUT, allocations=late(), seconds=round(most))
 
     def _bytes_now(self, name: str) -> int:
         return self.bytes_of(self._book.get(name)) if name in self._book else 0

@@ -16,7 +16,7 @@ from vgpud.model.lifecycle import Change, suspension_outcome
 from vgpud.model.log_event import LogEvent
 from vgpud.model.quantity import format_bytes
 from vgpud.model.tenancy import Allocation, Cause, Mode, State, SuspendedProcess, Way
-from vgpud.node.tenants.activities import Looks, seconds_to_move
+from vgpud.node.tenants.activities import seconds_to_move
 from vgpud.node.tenants.checkpoints import Checkpoints, living, told, waiting
 from vgpud.node.tenants.context import NodeContext
 from vgpud.planner import suspend as rules
@@ -127,19 +127,21 @@ class Swaps:
             self._suspendable.expect(allocation.id, False)
 
     async def _until_made(self, allocation: Allocation) -> None:
-        looks = Looks(self._context.activities.ask)
-        began = grown = clock.now()
-        most, made = seconds_to_move(sum(swap.movable_bytes for swap in self._read(allocation))), -1
-        while True:
+        grown, made, stands = clock.now(), -1, False
+        most = seconds_to_move(sum(swap.movable_bytes for swap in self._read(allocation)))
+
+        def late(_: bool) -> tuple[str, ...]:
+            nonlocal grown, made, stands
             swaps, now, before = self._read(allocation), clock.now(), made
             if all(swap.is_prepared for swap in swaps):
-                return
+                return ()
             made = sum(swap.host_bytes for swap in swaps)
             grown = now if made > before else grown
-            if now > grown + _PREPARE_SECONDS or now > began + most:
-                log.info(LogEvent.HOST_BUFFERS_NOT_MADE_IN_TIME, allocation=allocation.id, made_bytes=made)
-                return
-            await looks.pause((allocation.id,))
+            stands = now > grown + _PREPARE_SECONDS
+            return () if stands else (allocation.id,)
+
+        if not await self._context.activities.wait(late, most) or stands:
+            log.info(LogEvent.HOST_BUFFERS_NOT_MADE_IN_TIME, allocation=allocation.id, made_bytes=made)
 
     async def out(
         self,
@@ -326,13 +328,18 @@ class Swaps:
 
     async def until(self, allocation: Allocation, wanted: SwapPhase) -> None:
         """Waits until every process reports the phase `wanted`. Raises VgpuError(SUSPEND_FAILED)."""
-        looks = Looks(self._context.activities.ask)
         began = drained = full = clock.now()
         leaving: dict[str, float] = {}
-        while True:
+
+        def late(is_asked: bool) -> tuple[str, ...]:
+            nonlocal began, drained, full
+            if is_asked and allocation.suspended and not waiting(allocation):
+                # All of the tenant's processes have ended, so nothing can answer. (Without an arbiter, their
+                # slots still stand in the lease.)
+                return ()
             swaps, now = self._read(allocation), clock.now()
             if all(swap.phase is wanted for swap in swaps):
-                return
+                return ()
             if not self._drains(allocation, swaps):
                 drained = now
             if self._others_go(allocation, leaving):
@@ -352,10 +359,9 @@ class Swaps:
                 self._context.kept.forbid_beside(allocation)
             if now > began + most:
                 raise _failed(allocation, f"its memory was not moved within {most:.0f} seconds")
-            if await looks.pause((allocation.id,)) and allocation.suspended and not waiting(allocation):
-                # All of the tenant's processes have ended, so nothing can answer. (Without an arbiter, their
-                # slots still stand in the lease.)
-                return
+            return (allocation.id,)
+
+        await self._context.activities.wait(late)
 
 
 def _is_alone(allocation: Allocation) -> bool:
