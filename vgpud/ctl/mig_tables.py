@@ -9,83 +9,64 @@ from vgpud.ctl.table import Column, Table
 STATE_STYLES = {"missing": "yellow"}
 MODE_STYLES = {"on, off after a reset": "yellow", "off, on after a reset": "yellow"}
 
-DEVICE_COLUMNS = (
-    Column("GPU", right=True),
-    Column("NAME"),
-    Column("MIG", styles=MODE_STYLES),
-    Column("INSTANCES", right=True),
-    Column("LAYOUT"),
-    Column("BY"),
-    Column("FITS"),
-    Column("UUID", wide=True),
-)
-INSTANCE_COLUMNS = (
-    Column("GPU", right=True),
-    Column("PROFILE"),
-    Column("AT", right=True),
-    Column("SIZE", right=True),
-    Column("STATE", styles=STATE_STYLES),
-    Column("ALLOCATION"),
-    Column("PIDS"),
-    Column("MADE-BY"),
-    Column("GI", right=True, wide=True),
-    Column("USERS", wide=True),
-    Column("COMMANDS", wide=True),
-    Column("MIG-UUID", wide=True),
-)
-CHANGE_COLUMNS = (
-    Column("STEP", right=True),
-    Column("GPU", right=True),
-    Column("DO"),
-    Column("PROFILE"),
-    Column("AT", right=True),
-    Column("WHY"),
-    Column("UUID", wide=True),
-)
-
 
 def devices(items: Iterable[pb.MigDevice]) -> Table:
-    return Table(DEVICE_COLUMNS, [_device_row(item) for item in items])
-
-
-def _device_row(item: pb.MigDevice) -> tuple[str, ...]:
-    mode = "on" if item.current else "off"
-    if item.current != item.pending:
-        mode += f", {'on' if item.pending else 'off'} after a reset"
-    beside = " and more" if item.layout and item.dynamic else ""
-    standing = sum(i.HasField("gpu_instance_id") for i in item.instances)
-    return (
-        str(item.device_index),
-        item.name,
-        mode,
-        str(standing),
-        (" ".join(item.layout) or "as requests come") + beside,
-        item.origin,
-        words.joined(f"{free.profile_name}*{free.count}" for free in item.free),
-        item.device_uuid,
+    return Table.of(
+        (
+            Column("GPU", lambda d: str(d.device_index), right=True),
+            Column("NAME", lambda d: d.name),
+            Column("MIG", mig_mode, styles=MODE_STYLES),
+            Column("INSTANCES", lambda d: str(sum(map(_is_there, d.instances))), right=True),
+            Column("LAYOUT", _layout),
+            Column("BY", lambda d: d.origin),
+            Column("FITS", lambda d: words.joined(f"{one.profile_name}*{one.count}" for one in d.free)),
+            Column("UUID", lambda d: d.device_uuid, wide=True),
+        ),
+        items,
     )
+
+
+def mig_mode(item: pb.MigDevice | pb.Mig) -> str:
+    """MIG mode as text, and the mode after a reset if that is another."""
+    mode = "on" if item.current else "off"
+    return (
+        mode if item.current == item.pending else f"{mode}, {'on' if item.pending else 'off'} after a reset"
+    )
+
+
+def _layout(item: pb.MigDevice) -> str:
+    beside = " and more" if item.layout and item.dynamic else ""
+    return (" ".join(item.layout) or "as requests come") + beside
+
+
+def _is_there(item: pb.MigInstance) -> bool:
+    return item.HasField("gpu_instance_id")
 
 
 def instances(items: Iterable[pb.MigDevice]) -> Table:
-    rows = [_instance_row(device, item) for device in items for item in device.instances]
-    return Table(INSTANCE_COLUMNS, rows)
-
-
-def _instance_row(device: pb.MigDevice, item: pb.MigInstance) -> tuple[str, ...]:
-    return (
-        str(device.device_index),
-        item.profile_name,
-        _at(item),
-        _size(item),
-        state(item),
-        item.allocation_id,
-        words.joined(str(process.pid) for process in item.processes),
-        "vgpud" if item.own else "others" if item.HasField("gpu_instance_id") else "",
-        words.optional(item.gpu_instance_id, item.HasField("gpu_instance_id")),
-        words.joined(words.user(p.uid) for p in item.processes if p.HasField("uid")),
-        words.joined(p.command for p in item.processes if p.command),
-        words.joined(item.uuids),
+    columns = (
+        Column("PROFILE", lambda i: i.profile_name),
+        Column("AT", _at, right=True),
+        Column("SIZE", _size, right=True),
+        Column("STATE", state, styles=STATE_STYLES),
+        Column("ALLOCATION", lambda i: i.allocation_id),
+        Column("PIDS", lambda i: words.joined(str(process.pid) for process in i.processes)),
+        Column("MADE-BY", lambda i: "vgpud" if i.own else "others" if _is_there(i) else ""),
+        Column("GI", lambda i: words.optional(i, "gpu_instance_id"), right=True, wide=True),
+        Column(
+            "USERS",
+            lambda i: words.joined(words.user(p.uid) for p in i.processes if p.HasField("uid")),
+            wide=True,
+        ),
+        Column("COMMANDS", lambda i: words.joined(p.command for p in i.processes if p.command), wide=True),
+        Column("MIG-UUID", lambda i: words.joined(i.uuids), wide=True),
     )
+    rows = [
+        (str(device.device_index), *row)
+        for device in items
+        for row in Table.of(columns, device.instances).rows
+    ]
+    return Table((Column("GPU", right=True), *columns), rows)
 
 
 def _at(item: pb.MigInstance | pb.MigChange) -> str:
@@ -103,7 +84,7 @@ def _size(item: pb.MigInstance) -> str:
 
 def state(item: pb.MigInstance) -> str:
     """The state of an instance: missing, free, or in use by an allocation or by others."""
-    if not item.HasField("gpu_instance_id"):
+    if not _is_there(item):
         return "missing"
     if item.processes:
         return "busy"
@@ -111,19 +92,16 @@ def state(item: pb.MigInstance) -> str:
 
 
 def changes(items: Iterable[pb.MigChange]) -> Table:
-    rows = [
-        (
-            str(number),
-            str(item.device_index),
-            item.kind,
-            item.profile_name or "MIG mode",
-            _at(item) if item.HasField("placement") else "",
-            item.reason,
-            item.device_uuid,
-        )
-        for number, item in enumerate(items, 1)
-    ]
-    return Table(CHANGE_COLUMNS, rows)
+    columns = (
+        Column("GPU", lambda c: str(c.device_index), right=True),
+        Column("DO", lambda c: c.kind),
+        Column("PROFILE", lambda c: c.profile_name or "MIG mode"),
+        Column("AT", lambda c: _at(c) if c.HasField("placement") else "", right=True),
+        Column("WHY", lambda c: c.reason),
+        Column("UUID", lambda c: c.device_uuid, wide=True),
+    )
+    rows = [(str(number), *row) for number, row in enumerate(Table.of(columns, items).rows, 1)]
+    return Table((Column("STEP", right=True), *columns), rows)
 
 
 def change_words(item: pb.MigChange) -> str:

@@ -17,27 +17,6 @@ from vgpud.model.quantity import counted
 
 STATE_STYLES = {"FAULT": "red", "no answer": "red"}
 
-DAEMON_COLUMNS = (
-    Column("GPU", right=True),
-    Column("PID", right=True),
-    Column("STATE", styles=STATE_STYLES),
-    Column("SERVERS"),
-    Column("CLIENTS", right=True),
-    Column("USERS"),
-    Column("UUID", wide=True),
-    Column("VERSION", right=True, wide=True),
-    Column("TROUBLE"),
-)
-CLIENT_COLUMNS = (
-    Column("GPU", right=True),
-    Column("CLIENT", right=True),
-    Column("USER"),
-    Column("ALLOCATION"),
-    Column("MEMORY", right=True),
-    Column("COMMAND"),
-    Column("SERVER", right=True, wide=True),
-)
-
 
 def ls(arguments: Namespace, terminal: Terminal) -> int:
     """Lists the MPS daemons. The exit code is Exit.DEGRADED if one does not answer or a server is in state
@@ -100,38 +79,37 @@ def state(item: pb.MpsDaemon) -> str:
 
 
 def daemons(reply: pb.ListMpsReply) -> Table:
-    rows = [
+    return Table.of(
         (
-            str(item.device_index),
-            str(item.pid),
-            state(item),
-            words.joined(str(server.pid) for server in item.servers),
-            f"{len(item.clients)} of {item.client_limit}",
-            "all at once" if item.multi_user else "one at a time",
-            item.device_uuid,
-            str(item.version or ""),
-            item.trouble,
-        )
-        for item in reply.daemons
-    ]
-    return Table(DAEMON_COLUMNS, rows)
+            Column("GPU", lambda d: str(d.device_index), right=True),
+            Column("PID", lambda d: str(d.pid), right=True),
+            Column("STATE", state, styles=STATE_STYLES),
+            Column("SERVERS", lambda d: words.joined(str(server.pid) for server in d.servers)),
+            Column("CLIENTS", lambda d: f"{len(d.clients)} of {d.client_limit}", right=True),
+            Column("USERS", lambda d: "all at once" if d.multi_user else "one at a time"),
+            Column("UUID", lambda d: d.device_uuid, wide=True),
+            Column("VERSION", lambda d: str(d.version or ""), right=True, wide=True),
+            Column("TROUBLE", lambda d: d.trouble),
+        ),
+        reply.daemons,
+    )
 
 
 def clients(reply: pb.ListMpsReply) -> Table:
+    columns = (
+        Column("CLIENT", lambda c: str(c.pid), right=True),
+        Column("USER", lambda c: words.user(c.uid) if c.HasField("uid") else ""),
+        Column("ALLOCATION", lambda c: c.allocation_id),
+        Column("MEMORY", words.used_memory, right=True),
+        Column("COMMAND", lambda c: c.command),
+        Column("SERVER", lambda c: str(c.server_pid), right=True, wide=True),
+    )
     rows = [
-        (
-            str(item.device_index),
-            str(client.pid),
-            words.user(client.uid) if client.HasField("uid") else "",
-            client.allocation_id,
-            words.memory(client.memory_bytes) if client.HasField("memory_bytes") else "",
-            client.command,
-            str(client.server_pid),
-        )
+        (str(item.device_index), *row)
         for item in reply.daemons
-        for client in item.clients
+        for row in Table.of(columns, item.clients).rows
     ]
-    return Table(CLIENT_COLUMNS, rows)
+    return Table((Column("GPU", right=True), *columns), rows)
 
 
 def drain(arguments: Namespace, terminal: Terminal) -> int:

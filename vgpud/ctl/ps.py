@@ -2,6 +2,7 @@
 
 import time
 from argparse import Namespace
+from collections.abc import Sequence
 
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.ctl import words
@@ -11,18 +12,6 @@ from vgpud.ctl.table import Column, Table, clean
 from vgpud.ctl.terminal import Terminal, View
 from vgpud.model.errors import Exit
 
-COLUMNS = (
-    Column("PID", right=True),
-    Column("USER"),
-    Column("COMMAND"),
-    Column("ALLOCATION", styles={"outside vgpud": "yellow"}),
-    Column("GPU", right=True),
-    Column("MEMORY", right=True),
-    Column("MODE"),
-    Column("LABEL"),
-    Column("SUSPENDED"),
-    Column("UUID", wide=True),
-)
 OUTSIDE = "outside vgpud"
 UNKNOWN = "unknown"
 
@@ -31,9 +20,8 @@ def ps(arguments: Namespace, terminal: Terminal) -> int:
     """Lists processes with tenant and device, and also processes on devices that belong to no allocation."""
     with connect(arguments) as client:
         found = client.list_processes().processes
-    rows = [_row(item) for item in found]
     document = {"items": [plain(item) for item in found]}
-    terminal.show(View("ProcessList", document, [str(item.pid) for item in found], [Table(COLUMNS, rows)]))
+    terminal.show(View("ProcessList", document, [str(item.pid) for item in found], [_table(found)]))
     if not found and not terminal.is_machine:
         terminal.say("no process runs on a device")
     for mode in sorted({item.silent_mode for item in found if item.silent_mode}):
@@ -41,18 +29,21 @@ def ps(arguments: Namespace, terminal: Terminal) -> int:
     return Exit.OK.value
 
 
-def _row(item: pb.NodeProcess) -> tuple[str, ...]:
-    return (
-        str(item.pid),
-        words.user(item.uid) if item.HasField("uid") else "",
-        item.command,
-        _whose(item),
-        str(item.device_index),
-        words.memory(item.memory_bytes) if item.HasField("memory_bytes") else "",
-        item.mode,
-        item.label,
-        words.standing(item.standing),
-        item.device_uuid,
+def _table(found: Sequence[pb.NodeProcess]) -> Table:
+    return Table.of(
+        (
+            Column("PID", lambda p: str(p.pid), right=True),
+            Column("USER", lambda p: words.user(p.uid) if p.HasField("uid") else ""),
+            Column("COMMAND", lambda p: p.command),
+            Column("ALLOCATION", _whose, styles={OUTSIDE: "yellow"}),
+            Column("GPU", lambda p: str(p.device_index), right=True),
+            Column("MEMORY", words.used_memory, right=True),
+            Column("MODE", lambda p: p.mode),
+            Column("LABEL", lambda p: p.label),
+            Column("SUSPENDED", lambda p: words.standing(p.standing)),
+            Column("UUID", lambda p: p.device_uuid, wide=True),
+        ),
+        found,
     )
 
 

@@ -1,15 +1,18 @@
 """Plain aligned tables. Their form does not depend on the terminal's width, so scripts can rely on it."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 GAP = "  "
 
 
 class Column(NamedTuple):
-    """A column of a table. `styles` maps the whole text of a cell to its style."""
+    """A column of a table. `value` makes the cell of an item. `styles` maps the whole text of a cell to its
+    style.
+    """
 
     header: str
+    value: Callable[[Any], str] = str
     right: bool = False
     wide: bool = False  # the column is shown only with -o wide
     styles: Mapping[str, str] = {}
@@ -18,6 +21,11 @@ class Column(NamedTuple):
 class Table(NamedTuple):
     columns: Sequence[Column]
     rows: Sequence[Sequence[str]]
+
+    @classmethod
+    def of(cls, columns: Sequence[Column], items: Iterable[Any]) -> "Table":
+        """A table with one row for each item."""
+        return cls(columns, [[column.value(item) for column in columns] for item in items])
 
     @property
     def has_headers(self) -> bool:
@@ -44,7 +52,7 @@ def render(
     widths = [max(width(row[i]) for row in measured) for i in range(len(columns))]
     lines = [_line(row, columns, widths, paint) for row in rows]
     if headers and table.has_headers:
-        heading = [Column(column.header, column.right, styles={column.header: "bold"}) for column in columns]
+        heading = [column._replace(styles={column.header: "bold"}) for column in columns]
         lines.insert(0, _line(top, heading, widths, paint))
     return lines
 

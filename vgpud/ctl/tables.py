@@ -1,10 +1,11 @@
 """Converts the API's messages to tables. Columns marked `wide` are shown with -o wide only."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.ctl import words
+from vgpud.ctl.mig_tables import mig_mode
 from vgpud.ctl.table import Column, Table
 from vgpud.model.tenancy import State
 
@@ -12,33 +13,34 @@ HEALTH_STYLES = {"lost": "red", "failed": "red", "silent": "red", "sick": "red"}
 STATE_STYLES = {"failed": "red", "allocating": "yellow", "releasing": "yellow"}
 TAKEN_STYLES = {"yes": "green"}
 
-DEVICE_COLUMNS = (
-    Column("INDEX", right=True),
-    Column("NAME"),
-    Column("DEVICE"),
-    Column("MODE"),
-    Column("MEMORY", right=True),
-    Column("ALLOCATED", right=True),
-    Column("USED", right=True),
-    Column("SHARE", right=True),
-    Column("ALLOCATIONS", right=True),
-    Column("HEALTH", styles=HEALTH_STYLES),
-    Column("UUID", wide=True),
-    Column("PCI", wide=True),
-    Column("POLICY", wide=True),
-    Column("ENGINE", wide=True),
-    Column("MIG", wide=True),
-    Column("SMS", right=True, wide=True),
-    Column("CC", right=True, wide=True),
-    Column("NUMA", right=True, wide=True),
-    Column("COMPUTE-MODE", wide=True),
-    Column("PROCESSES", right=True, wide=True),
-    Column("HEALTH-REASON", wide=True),
-)
-
 
 def devices(items: Iterable[pb.Device]) -> Table:
-    return Table(DEVICE_COLUMNS, [_device_row(item) for item in items])
+    return Table.of(
+        (
+            Column("INDEX", lambda d: str(d.index), right=True),
+            Column("NAME", lambda d: d.name),
+            Column("DEVICE", lambda d: words.short_uuid(d.uuid)),
+            Column("MODE", _mode),
+            Column("MEMORY", _usable_memory, right=True),
+            Column("ALLOCATED", lambda d: words.memory(d.memory_allocated_bytes), right=True),
+            Column("USED", lambda d: words.memory(d.memory_used_bytes), right=True),
+            Column("SHARE", lambda d: words.percent(d.share_allocated_percent), right=True),
+            Column("ALLOCATIONS", lambda d: str(d.allocation_count), right=True),
+            Column("HEALTH", lambda d: d.health, styles=HEALTH_STYLES),
+            Column("UUID", lambda d: d.uuid, wide=True),
+            Column("PCI", lambda d: d.pci_bus_id, wide=True),
+            Column("POLICY", lambda d: d.policy_mode, wide=True),
+            Column("ENGINE", lambda d: f"{d.engine} ({d.engine_reason})" if d.engine else "", wide=True),
+            Column("MIG", lambda d: _mig_state(d.mig), wide=True),
+            Column("SMS", lambda d: words.optional(d, "sm_count"), right=True, wide=True),
+            Column("CC", lambda d: d.compute_capability, right=True, wide=True),
+            Column("NUMA", lambda d: words.optional(d, "numa_node"), right=True, wide=True),
+            Column("COMPUTE-MODE", lambda d: d.compute_mode, wide=True),
+            Column("PROCESSES", lambda d: str(len(d.processes)), right=True, wide=True),
+            Column("HEALTH-REASON", lambda d: d.health_reason, wide=True),
+        ),
+        items,
+    )
 
 
 def _mode(item: pb.Device) -> str:
@@ -51,83 +53,34 @@ def _mode(item: pb.Device) -> str:
     )
 
 
-def _device_row(item: pb.Device) -> Sequence[str]:
-    usable = max(0, item.memory_total_bytes - item.memory_reserved_bytes)
-    return (
-        str(item.index),
-        item.name,
-        words.short_uuid(item.uuid),
-        _mode(item),
-        words.memory(usable),
-        words.memory(item.memory_allocated_bytes),
-        words.memory(item.memory_used_bytes),
-        words.percent(item.share_allocated_percent),
-        str(item.allocation_count),
-        item.health,
-        item.uuid,
-        item.pci_bus_id,
-        item.policy_mode,
-        f"{item.engine} ({item.engine_reason})" if item.engine else "",
-        _mig_state(item.mig),
-        words.optional(item.sm_count, item.HasField("sm_count")),
-        item.compute_capability,
-        words.optional(item.numa_node, item.HasField("numa_node")),
-        item.compute_mode,
-        str(len(item.processes)),
-        item.health_reason,
-    )
+def _usable_memory(item: pb.Device) -> str:
+    return words.memory(max(0, item.memory_total_bytes - item.memory_reserved_bytes))
 
 
 def _mig_state(mig: pb.Mig) -> str:
-    if not mig.capable:
-        return ""
-    now = "on" if mig.current else "off"
-    if mig.current != mig.pending:
-        return f"{now}, {'on' if mig.pending else 'off'} after a reset"
-    return now
-
-
-ALLOCATION_COLUMNS = (
-    Column("ID"),
-    Column("OWNER"),
-    Column("STATE", styles=STATE_STYLES),
-    Column("MODE"),
-    Column("DEVICES"),
-    Column("MEMORY", right=True),
-    Column("SHARE", right=True),
-    Column("AGE", right=True),
-    Column("LABEL"),
-    Column("PID", right=True, wide=True),
-    Column("MIG", wide=True),
-    Column("CDI", wide=True),
-    Column("REQUEST", wide=True),
-    Column("REVISION", right=True, wide=True),
-)
+    return mig_mode(mig) if mig.capable else ""
 
 
 def allocations(items: Iterable[pb.Allocation], now_ns: int) -> Table:
     """The table of allocations. Memory and share are per slice."""
-    return Table(ALLOCATION_COLUMNS, [_allocation_row(item, now_ns) for item in items])
-
-
-def _allocation_row(item: pb.Allocation, now_ns: int) -> Sequence[str]:
-    parts = item.slices
-    shares = [words.share(part) or "-" for part in parts]
-    return (
-        item.id,
-        words.user(item.owner_uid),
-        _state(item),
-        words.joined(dict.fromkeys(part.mode for part in parts)),
-        words.joined(words.short_uuid(part.device_uuid) for part in parts),
-        _of_each([words.held_memory(part) for part in parts]),
-        _of_each(shares),
-        words.age(item.created_unix_ns, now_ns),
-        words.label(item),
-        str(item.bound_pid or ""),
-        words.joined(filter(None, (words.mig_name(part) for part in parts))),
-        item.cdi_name,
-        item.request_id,
-        str(item.revision),
+    return Table.of(
+        (
+            Column("ID", lambda a: a.id),
+            Column("OWNER", lambda a: words.user(a.owner_uid)),
+            Column("STATE", _state, styles=STATE_STYLES),
+            Column("MODE", lambda a: words.joined(dict.fromkeys(part.mode for part in a.slices))),
+            Column("DEVICES", lambda a: words.joined(words.short_uuid(p.device_uuid) for p in a.slices)),
+            Column("MEMORY", lambda a: _of_each([words.held_memory(p) for p in a.slices]), right=True),
+            Column("SHARE", lambda a: _of_each([words.share(p) or "-" for p in a.slices]), right=True),
+            Column("AGE", lambda a: words.age(a.created_unix_ns, now_ns), right=True),
+            Column("LABEL", words.label),
+            Column("PID", lambda a: str(a.bound_pid or ""), right=True, wide=True),
+            Column("MIG", lambda a: words.joined(filter(None, map(words.mig_name, a.slices))), wide=True),
+            Column("CDI", lambda a: a.cdi_name, wide=True),
+            Column("REQUEST", lambda a: a.request_id, wide=True),
+            Column("REVISION", lambda a: str(a.revision), right=True, wide=True),
+        ),
+        items,
     )
 
 
@@ -151,85 +104,65 @@ def slices(item: pb.Allocation) -> Table:
     instances, which share the memory of their GPU instance without limits. REFUSED counts requests beyond the
     limit; CARD-FULL counts requests within the limit that the card had no memory for.
     """
+    found = {entry.device_uuid: entry for entry in item.use}
+
+    def used(part: pb.Slice) -> str:
+        # libvgpu also counts what a suspension has moved to the host
+        use = found[part.device_uuid]
+        return words.memory(item.stays_bytes if item.state == State.SUSPENDED else use.memory_used_bytes)
+
+    def usable(part: pb.Slice) -> str:
+        driver_bytes = found[part.device_uuid].memory_driver_bytes
+        return "" if words.shares_memory(part) else words.memory(max(part.memory_bytes - driver_bytes, 0))
+
+    def of_use(shown: Callable[[pb.SliceUse], str]) -> Callable[[pb.Slice], str]:
+        return if_known(lambda part: shown(found[part.device_uuid]))
+
+    def if_known(shown: Callable[[pb.Slice], str]) -> Callable[[pb.Slice], str]:
+        return lambda part: shown(part) if part.device_uuid in found else ""
+
     columns = (
-        Column("DEVICE"),
-        Column("MODE"),
-        Column("MIG"),
-        Column("MEMORY", right=True),
-        Column("USABLE", right=True),
-        Column("SHARE", right=True),
-        Column("USED", right=True),
-        Column("PEAK", right=True),
-        Column("REFUSED", right=True),
-        Column("CARD-FULL", right=True),
-        Column("HAD", right=True),
-        Column("WAITED", right=True),
-        Column("PIDS"),
-        Column("GRANTED", right=True, wide=True),
-        Column("OVERRUN", right=True, wide=True),
-        Column("BYPASSED", right=True, wide=True),
-        Column("DRIVER", right=True, wide=True),
-        Column("MIG-UUID", wide=True),
+        Column("DEVICE", lambda part: part.device_uuid),
+        Column("MODE", lambda part: part.mode),
+        Column("MIG", words.mig_name),
+        Column("MEMORY", words.held_memory, right=True),
+        Column("USABLE", if_known(usable), right=True),
+        Column("SHARE", words.share, right=True),
+        Column("USED", if_known(used), right=True),
+        Column("PEAK", of_use(lambda use: words.memory(use.memory_peak_bytes)), right=True),
+        Column("REFUSED", of_use(lambda use: str(use.refusals_limit)), right=True),
+        Column("CARD-FULL", of_use(lambda use: str(use.refusals_card)), right=True),
+        Column("HAD", of_use(lambda use: _seconds(use, "compute_used_ns")), right=True),
+        Column("WAITED", of_use(lambda use: _seconds(use, "compute_waited_ns")), right=True),
+        Column("PIDS", of_use(lambda use: words.joined(map(str, use.pids)))),
+        Column("GRANTED", of_use(lambda use: _seconds(use, "compute_granted_ns")), right=True, wide=True),
+        Column("OVERRUN", of_use(lambda use: _seconds(use, "compute_overrun_ns")), right=True, wide=True),
+        Column(
+            "BYPASSED", of_use(lambda use: words.optional(use, "compute_bypasses")), right=True, wide=True
+        ),
+        Column("DRIVER", of_use(lambda use: words.memory(use.memory_driver_bytes)), right=True, wide=True),
+        Column("MIG-UUID", lambda part: part.mig.uuid, wide=True),
     )
-    use = {entry.device_uuid: entry for entry in item.use}
-    return Table(columns, [_slice_row(part, use.get(part.device_uuid), item) for part in item.slices])
+    return Table.of(columns, item.slices)
 
 
 def planned(parts: Sequence[pb.Slice]) -> Table:
     """The table of slices that a request would get."""
     columns = (
-        Column("DEVICE"),
-        Column("MODE"),
-        Column("MIG"),
-        Column("MEMORY", right=True),
-        Column("SHARE", right=True),
+        Column("DEVICE", lambda part: words.short_uuid(part.device_uuid)),
+        Column("MODE", lambda part: part.mode),
+        Column("MIG", words.mig_name),
+        Column("MEMORY", words.held_memory, right=True),
+        Column("SHARE", words.share, right=True),
     )
-    rows = [
-        (
-            words.short_uuid(part.device_uuid),
-            part.mode,
-            words.mig_name(part),
-            words.held_memory(part),
-            words.share(part),
-        )
-        for part in parts
-    ]
-    return Table(columns, rows)
-
-
-def _slice_row(part: pb.Slice, use: pb.SliceUse | None, item: pb.Allocation) -> Sequence[str]:
-    # libvgpu also counts what a suspension has moved to the host
-    used_bytes = item.stays_bytes if item.state == State.SUSPENDED else use.memory_used_bytes if use else 0
-    return (
-        part.device_uuid,
-        part.mode,
-        words.mig_name(part),
-        words.held_memory(part),
-        words.memory(max(part.memory_bytes - use.memory_driver_bytes, 0))
-        if use and not words.shares_memory(part)
-        else "",
-        words.share(part),
-        words.memory(used_bytes) if use else "",
-        words.memory(use.memory_peak_bytes) if use else "",
-        str(use.refusals_limit) if use else "",
-        str(use.refusals_card) if use else "",
-        _seconds(use, "compute_used_ns"),
-        _seconds(use, "compute_waited_ns"),
-        words.joined(str(pid) for pid in use.pids) if use else "",
-        _seconds(use, "compute_granted_ns"),
-        _seconds(use, "compute_overrun_ns"),
-        str(use.compute_bypasses) if use is not None and use.HasField("compute_bypasses") else "",
-        words.memory(use.memory_driver_bytes) if use else "",
-        part.mig.uuid,
-    )
+    return Table.of(columns, parts)
 
 
 _Time = Literal["compute_used_ns", "compute_waited_ns", "compute_granted_ns", "compute_overrun_ns"]
 
 
-def _seconds(use: pb.SliceUse | None, field: _Time) -> str:
-    known = use is not None and use.HasField(field)
-    return f"{getattr(use, field) / 1e9:.1f}s" if known else ""
+def _seconds(use: pb.SliceUse, field: _Time) -> str:
+    return f"{getattr(use, field) / 1e9:.1f}s" if use.HasField(field) else ""
 
 
 def reasons(items: Iterable[pb.Reason]) -> Table:

@@ -4,6 +4,8 @@ import pwd
 import re
 from collections.abc import Iterable, Sequence
 
+from google.protobuf.message import Message
+
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.ctl.document import rfc3339
 from vgpud.model.marks import MarkKind
@@ -17,6 +19,10 @@ def memory(value: int) -> str:
     return show_bytes(value) if value else "0"
 
 
+def used_memory(item: pb.NodeProcess | pb.MpsClient) -> str:
+    return memory(item.memory_bytes) if item.HasField("memory_bytes") else ""
+
+
 def percent(value: float) -> str:
     return f"{value:g}%"
 
@@ -25,9 +31,9 @@ def yes(value: bool) -> str:
     return "yes" if value else "no"
 
 
-def optional(value: int, given: bool) -> str:
-    """The number as text; empty if NVML has not reported it."""
-    return str(value) if given else ""
+def optional(item: Message, field: str) -> str:
+    """The value of an optional field as text; empty if it is not known."""
+    return str(getattr(item, field)) if item.HasField(field) else ""
 
 
 def age(unix_ns: int, now_ns: int) -> str:
