@@ -241,6 +241,13 @@ def test_devices_that_are_refused_for_one_reason_have_one_line(main: Ctl, daemon
     assert json.loads(main("alloc", "-o", "json").stdout)["details"] == list(details)
 
 
+def test_a_reason_that_the_sentence_of_a_refusal_has_is_not_printed_again(main: Ctl, daemon: Daemon) -> None:
+    details = ("device 0 (GPU-a): full", "device 1 (GPU-b): full", "device 2 (GPU-c): lost")
+    sentence = "no room: device 0: full (and 1 device more alike)"
+    daemon.replies["Allocate"] = VgpuError(ErrorCode.NO_CAPACITY, sentence, "wait", details)
+    assert main("alloc").stderr.splitlines()[1:-1] == ["  device 2 (GPU-c): lost"]
+
+
 def test_an_error_is_a_document_for_machines(main: Ctl, daemon: Daemon) -> None:
     daemon.replies["GetAllocation"] = VgpuError(
         ErrorCode.NO_SUCH_ALLOCATION, "there is no allocation x", "see vgpuctl ls", ("d",)

@@ -26,7 +26,8 @@ from tests.docs.pages import (
 from tests.docs.spans import MENTIONS, NOT_RUN, ON_MACHINE, ON_NODE
 from tests.simnode import ROOT
 from vgpud.model.errors import VgpuError
-from vgpud.policy.load import check
+from vgpud.policy.layers import PolicyPaths
+from vgpud.policy.load import check, load
 
 MANUALS = sorted((ROOT / "docs" / "man").glob("*.md"))
 TABLES = (ON_NODE, ON_MACHINE, NOT_RUN, MENTIONS)
@@ -54,6 +55,17 @@ def named() -> Iterator[tuple[Path, str]]:
         for block in blocks(page):
             if block.place == "checkout":
                 yield from ((page, plain(command.line)) for command in commands(block))
+
+
+def test_policy_digests_in_statuses_are_those_of_this_version() -> None:
+    """Answers that depend on the machine are not compared, and their digests would become stale. The package
+    has the built-in policy; the other pages have that of the simulated node, whose `status` is compared.
+    """
+    found = [(page.name, re.findall(r"\bpolicy ([0-9a-f]{8})\b", page.read_text())) for page in PAGES]
+    shown = {name: set(digests) for name, digests in found if digests}
+    packaged = load(PolicyPaths(ROOT / "configs" / "vgpud.toml", None, None, None))
+    assert shown.pop("install.md") == {packaged.digest[:8]}
+    assert all(digests == shown["quickstart.md"] for digests in shown.values()), shown
 
 
 def test_every_command_is_run_or_is_on_the_list_with_why_not() -> None:

@@ -1,4 +1,11 @@
-"""Parsers, tested with recorded answers (535.309.01, 550.163.01) and documented ones (580 and later)."""
+"""Parsers, tested with recorded answers (535.309.01, 550.163.01) and documented ones (580 and later), and
+what follows from silence.
+"""
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -8,6 +15,7 @@ from vgpud.modes.mps import answers
 from vgpud.modes.mps.answers import ListedClient
 from vgpud.modes.mps.features import Features
 from vgpud.modes.mps.health import Health, Verdict
+from vgpud.modes.mps.supervisor import Supervisor
 
 # from the manual page of nvidia-cuda-mps-control (R580)
 PS = """PID       ID       SERVER    DEVICE             NAMESPACE      COMMAND
@@ -101,6 +109,54 @@ def test_a_silent_daemon_is_reported_once_and_ended_after_its_timeout() -> None:
     assert health.answered()
     assert not health.answered()
     assert health.silent(100.0, 30) is Verdict.SAY
+
+
+class Unit:
+    """A unit that runs until it is stopped. Its watch reports the end before `stop` returns."""
+
+    def __init__(self, events: list[str]) -> None:
+        self.events = events
+        self.watches: list[Callable[[str], None]] = []
+
+    def running(self, _: str) -> object:
+        return object() if "stopped" not in self.events else None
+
+    def on_exit(self, _: str, ended: Callable[[str], None]) -> Callable[[], None]:
+        self.watches.append(ended)
+        return lambda: self.watches.remove(ended)
+
+    def stop(self, name: str, _: float) -> None:
+        self.events.append("stopped")
+        for ended in self.watches:
+            self.loop.call_soon_threadsafe(ended, name)
+
+    loop: asyncio.AbstractEventLoop
+
+
+def test_the_end_of_a_hanging_daemon_is_recorded_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    unit = Unit(events)
+    charge = SimpleNamespace(
+        device_uuid="GPU-0",
+        died=lambda _: events.append("died"),
+        rules=lambda: SimpleNamespace(check_seconds=60),
+        limits=lambda: None,
+    )
+    monkeypatch.setattr("vgpud.modes.mps.supervisor.cut_silent", lambda *_: {})
+    monkeypatch.setattr("vgpud.audit.automatic", lambda name, *_, **__: events.append(name))
+
+    async def hangs() -> None:
+        unit.loop = asyncio.get_running_loop()
+        supervisor = Supervisor(cast(Any, charge), cast(Any, unit))
+        supervisor.watch()
+        # the health check, which the report of the daemon's end cancels
+        supervisor._spawn(supervisor._silent(Verdict.END, "no answer"))
+        async with asyncio.timeout(60):
+            while "died" not in events:
+                await asyncio.sleep(0)
+
+    asyncio.run(hangs())
+    assert events == ["stopped", "end MPS daemon", "died"]
 
 
 def test_a_faulted_server_is_reported_once_and_ended_after_its_timeout() -> None:

@@ -73,13 +73,16 @@ def print_error(error: VgpuError, terminal: Terminal) -> None:
 
 
 def details_to_print(error: VgpuError, verbose: bool) -> tuple[str, ...]:
-    """The details of an error that are printed. A single detail that only repeats the sentence is
-    left out.
-    """
+    """The details of an error that are printed. Details that only repeat the sentence are left out."""
     if not verbose and error.code not in DETAILS_MATTER:
         return ()
     said = len(error.details) == 1 and error.sentence in error.details[0]
-    return () if said else _together(error.details)
+    return () if said else _together([one for one in error.details if not _is_said(one, error.sentence)])
+
+
+def _is_said(detail: str, sentence: str) -> bool:
+    found = _OF_DEVICE.fullmatch(detail)
+    return found is not None and found["text"] in sentence
 
 
 def _together(details: Sequence[str]) -> tuple[str, ...]:

@@ -297,9 +297,22 @@ class Supervisor:
                 audited=True,
             )
         if verdict is Verdict.END and not found:
-            # written before the end, because the watch of its death writes the next line
-            audit.automatic("end MPS daemon", f"it hangs: {why}", device=self.charge.device_uuid)
+            await self._end(why)
+
+    async def _end(self, why: str) -> None:
+        """Ends the daemon, then does what the watch of its death would do: the watch would end this task
+        before the audit line of the end.
+        """
+        if self._unwatch is not None:
+            self._unwatch()
+        try:
             await asyncio.to_thread(self.units.stop, self.name, 0.0)
+        except VgpuError:
+            self._unwatch = self.units.on_exit(self.name, self._ended)
+            raise
+        audit.automatic("end MPS daemon", f"it hangs: {why}", device=self.charge.device_uuid)
+        # called by the event loop, as the watch does: it ends this task
+        asyncio.get_running_loop().call_soon(self._ended, self.name)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
