@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -13,7 +14,6 @@
 
 #define LOOK_NS 200000 /* interval between two checks of a thread */
 #define SLEEPS 2       /* number of consecutive checks that must find the thread asleep */
-#define BUCKETS 64     /* number of buckets into which tenants are hashed */
 #define NS_PER_S 1000000000
 
 /* A call that runs on another thread. The caller or that thread frees it, whichever finishes later. */
@@ -23,13 +23,67 @@ struct call {
     bool ended;
     bool left; /* the event loop no longer waits for the call */
     pid_t thread;
-    int *alone;
+    uint64_t tenant;
     uint64_t took_ns;
     void (*work)(void *data);
     _Alignas(max_align_t) unsigned char data[ASIDE_DATA_BYTES];
 };
 
-static int alone[BUCKETS]; /* for each bucket of tenants: number of abandoned threads; atomic */
+/* Threads of one tenant that have not ended. */
+struct threads {
+    uint64_t tenant;
+    uint32_t count; /* 0: the entry is free */
+};
+
+static pthread_mutex_t running_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct threads *running; /* guarded by running_lock, as is its size; it grows only */
+static size_t running_size;
+
+/* Returns the tenant's entry, else a free one, else NULL. */
+static struct threads *entry_of(uint64_t tenant)
+{
+    struct threads *vacant = NULL;
+    for (size_t i = 0; i < running_size; i++) {
+        if (running[i].count > 0 && running[i].tenant == tenant)
+            return &running[i];
+        if (running[i].count == 0)
+            vacant = &running[i];
+    }
+    return vacant;
+}
+
+static struct threads *entry_made(void)
+{
+    struct threads *grown = realloc(running, (running_size + 1) * sizeof(*running));
+    if (grown == NULL)
+        return NULL;
+    running = grown;
+    running[running_size] = (struct threads){0};
+    return &running[running_size++];
+}
+
+/* Counts a thread of this tenant that begins. Returns false if the tenant has too many, or there is no memory. */
+static bool count_in(uint64_t tenant)
+{
+    pthread_mutex_lock(&running_lock);
+    struct threads *entry = entry_of(tenant);
+    if (entry == NULL)
+        entry = entry_made();
+    bool room = entry != NULL && entry->count < ASIDE_ALONE_MAX;
+    if (room) {
+        entry->tenant = tenant;
+        entry->count++;
+    }
+    pthread_mutex_unlock(&running_lock);
+    return room;
+}
+
+static void count_out(uint64_t tenant)
+{
+    pthread_mutex_lock(&running_lock);
+    entry_of(tenant)->count--;
+    pthread_mutex_unlock(&running_lock);
+}
 
 static uint64_t ns_of(clockid_t clock)
 {
@@ -38,8 +92,9 @@ static uint64_t ns_of(clockid_t clock)
     return (uint64_t)now.tv_sec * NS_PER_S + (uint64_t)now.tv_nsec;
 }
 
-static void call_free(struct call *call)
+static void call_end(struct call *call)
 {
+    count_out(call->tenant);
     pthread_mutex_destroy(&call->lock);
     pthread_cond_destroy(&call->news);
     free(call);
@@ -54,26 +109,42 @@ static void *run(void *argument)
     call->took_ns = ns_of(CLOCK_THREAD_CPUTIME_ID) - before;
     pthread_mutex_lock(&call->lock);
     bool last = call->left;
-    int *counted = call->alone;
     call->ended = true;
     pthread_cond_signal(&call->news);
     pthread_mutex_unlock(&call->lock);
-    if (last) {
-        call_free(call);
-        __atomic_sub_fetch(counted, 1, __ATOMIC_RELAXED);
-    }
+    if (last)
+        call_end(call);
     return NULL;
 }
 
+/*
+ * Starts the thread on the processor of the event loop, which then sleeps. On another processor the thread could wait
+ * for a process that the kernel does not preempt while it ends (measured: 4 ms and more).
+ */
 static bool start(struct call *call, pthread_t *thread)
 {
     sigset_t all;
     sigset_t before;
+    cpu_set_t processor;
+    pthread_attr_t here;
     sigfillset(&all);
+    CPU_ZERO(&processor);
+    CPU_SET((size_t)sched_getcpu(), &processor);
+    pthread_attr_init(&here);
+    pthread_attr_setaffinity_np(&here, sizeof(processor), &processor);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    bool started = pthread_create(thread, NULL, run, call) == 0;
+    bool started = pthread_create(thread, &here, run, call) == 0 || pthread_create(thread, NULL, run, call) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&here);
     return started;
+}
+
+/* Lets an abandoned thread run on every processor of the event loop. */
+static void spread(pthread_t thread)
+{
+    cpu_set_t processors;
+    if (pthread_getaffinity_np(pthread_self(), sizeof(processors), &processors) == 0)
+        pthread_setaffinity_np(thread, sizeof(processors), &processors);
 }
 
 /* Returns whether the thread of this call neither runs on a processor nor waits for one (proc(5), /proc/PID/stat). */
@@ -106,54 +177,48 @@ static bool waited_for(struct call *call, pthread_t thread)
     }
     bool ended = call->ended;
     call->left = !ended;
-    if (!ended)
-        __atomic_add_fetch(call->alone, 1, __ATOMIC_RELAXED);
     pthread_mutex_unlock(&call->lock);
     return ended;
 }
 
-static struct call *call_make(void (*work)(void *data), const void *data, size_t size)
+static struct call *call_make(uint64_t tenant, void (*work)(void *data), const void *data, size_t size)
 {
     pthread_condattr_t monotonic;
     struct call *call = calloc(1, sizeof(*call));
-    if (call == NULL)
+    if (call == NULL || !count_in(tenant)) {
+        free(call);
         return NULL;
+    }
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&call->news, &monotonic);
     pthread_condattr_destroy(&monotonic);
     pthread_mutex_init(&call->lock, NULL);
+    call->tenant = tenant;
     call->work = work;
     memcpy(call->data, data, size);
     return call;
-}
-
-static int *alone_of(uint64_t tenant)
-{
-    const uint64_t spread = 0x9e3779b97f4a7c15u; /* 2^64 divided by the golden ratio: neighbours get distant buckets */
-    return &alone[tenant * spread >> 32 & (BUCKETS - 1)];
 }
 
 enum aside aside(uint64_t tenant, void (*work)(void *data), void *data, size_t size, uint64_t *took_ns)
 {
     pthread_t thread;
     *took_ns = ASIDE_MAX_NS + 1;
-    if (__atomic_load_n(alone_of(tenant), __ATOMIC_RELAXED) >= ASIDE_ALONE_MAX)
-        return ASIDE_NOT_BEGUN;
-    struct call *call = call_make(work, data, size);
+    struct call *call = call_make(tenant, work, data, size);
     if (call == NULL)
         return ASIDE_NOT_BEGUN;
-    call->alone = alone_of(tenant);
     if (!start(call, &thread)) {
-        call_free(call);
+        call_end(call);
         return ASIDE_NOT_BEGUN;
     }
     bool ended = waited_for(call, thread);
+    if (!ended)
+        spread(thread);
     pthread_detach(thread);
     if (!ended)
         return ASIDE_GOES_ON;
     *took_ns = call->took_ns;
     memcpy(data, call->data, size);
-    call_free(call);
+    call_end(call);
     return ASIDE_DONE;
 }

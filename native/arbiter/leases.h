@@ -35,7 +35,11 @@ struct process {
     uint32_t adopted;            /* devices, as bits, for which its record of disabled channels was read (cut.c) */
     struct identity_image image; /* the process's program at registration */
     enum process_look due;       /* the most urgent reason for a look that is queued */
-    bool left; /* its connection has ended, it held its lock at the first look, and a second look is to come */
+    /*
+     * the look that the next tick queues. PROCESS_LEFT: it held its lock at the first look. PROCESS_ENDED: its slot
+     * could not be cleared
+     */
+    enum process_look later;
 };
 
 struct connection {

@@ -72,34 +72,49 @@ static void clear_slot(void *data)
 
 /*
  * Runs `work` on another thread, and charges its time to the lease. After several expensive looks in a row the lease is
- * shut: no look is made any more, and the lease's slots stay as they are. Returns true if `work` has ended.
+ * shut: no look is made any more, and the lease's slots stay as they are.
  */
-static bool look(struct lease *lease, void (*work)(void *data), struct about *about)
+static enum aside look(struct lease *lease, void (*work)(void *data), struct about *about)
 {
     uint64_t took_ns;
     about->usage_fd = lease->shut ? -1 : fcntl(lease->usage_fd, F_DUPFD_CLOEXEC, 0);
     if (about->usage_fd < 0)
-        return false;
+        return ASIDE_NOT_BEGUN;
     enum aside done = aside(lease_tenant(lease), work, about, sizeof(*about), &took_ns);
     if (done == ASIDE_NOT_BEGUN)
         close(about->usage_fd);
     else
         rest_spent_on_look(lease, took_ns);
-    return done == ASIDE_DONE;
+    return done;
 }
 
 static struct about ask(struct lease *lease, uint32_t slot, pid_t pid)
 {
     struct about about = {.slot = slot, .pid = pid, .holder = -1};
-    if (!look(lease, find_out, &about))
+    if (look(lease, find_out, &about) != ASIDE_DONE)
         about.holder = -1;
     return about;
 }
 
-void process_clear(struct lease *lease, uint32_t slot)
+bool process_clear(struct lease *lease, uint32_t slot)
 {
     struct about about = {.slot = slot};
-    look(lease, clear_slot, &about);
+    return look(lease, clear_slot, &about) != ASIDE_NOT_BEGUN || lease->shut;
+}
+
+static void look_later(struct process *process, enum process_look why)
+{
+    process->later = why;
+    rest_look_later(process->lease);
+}
+
+/* Clears the slot and forgets the process, now or at a later tick. Precondition: the process does not account there. */
+static void clear_and_forget(struct process *process)
+{
+    if (process_clear(process->lease, process->slot))
+        process_forget(process);
+    else
+        look_later(process, PROCESS_ENDED);
 }
 
 static void look_due(struct process *process, enum process_look why)
@@ -151,7 +166,7 @@ static struct process *track(struct lease *lease, const struct about *about, int
 
 static struct process *met_again(struct process *known, const struct about *about)
 {
-    known->left = false;
+    known->later = PROCESS_NONE;
     known->due = PROCESS_NONE;
     known->image = about->image;
     return known;
@@ -197,8 +212,7 @@ static bool forgotten(struct process *process)
     struct about about = ask(lease, process->slot, process->pid);
     if (about.holder < 0 || about.holder == process->pid || about.dying || accounts_unlocked(process, &about))
         return false;
-    process_clear(lease, process->slot); /* the process may have released its lock since the look above */
-    process_forget(process);
+    clear_and_forget(process); /* the process may have released its lock since the look above */
     return true;
 }
 
@@ -208,8 +222,7 @@ static void forget_moved(struct process *process)
     pid_t holder = ask(lease, process->slot, 0).holder;
     if (holder < 0 || holder == process->pid)
         return;
-    process_clear(lease, process->slot);
-    process_forget(process);
+    clear_and_forget(process);
 }
 
 void process_moved(struct process *now)
@@ -226,20 +239,23 @@ void process_moved(struct process *now)
         forget_moved(former);
 }
 
+/* Queues a second look at a process that holds its lock without a connection. The second look is the last one. */
+static void look_again_once(struct process *process)
+{
+    if (process->later == PROCESS_NONE)
+        look_later(process, PROCESS_LEFT);
+    else
+        process->later = PROCESS_NONE;
+}
+
 static void look_now(struct process *process, enum process_look why)
 {
-    struct lease *lease = process->lease;
-    if (why == PROCESS_MOVED) {
+    if (why == PROCESS_MOVED)
         forget_moved(process);
-    } else if (why == PROCESS_ENDED) {
-        process_clear(lease, process->slot);
-        process_forget(process);
-    } else if (!forgotten(process)) {
-        /* this was the first look, so `left` asks for a second one at the next tick; or the second, which is the last */
-        process->left = !process->left;
-        if (process->left)
-            rest_look_later(lease);
-    }
+    else if (why == PROCESS_ENDED)
+        clear_and_forget(process);
+    else if (!forgotten(process))
+        look_again_once(process);
 }
 
 bool process_look_at_one(struct lease *lease)
@@ -260,17 +276,17 @@ void process_left(struct lease *lease, uint32_t owner)
     struct process *process = lease->processes;
     while (process != NULL && process->owner != owner)
         process = process->next;
-    if (process == NULL)
+    if (process == NULL || process->later == PROCESS_ENDED)
         return;
-    process->left = false;
+    process->later = PROCESS_NONE;
     look_due(process, PROCESS_LEFT);
 }
 
 void process_look_again(struct lease *lease)
 {
     for (struct process *p = lease->processes; p != NULL; p = p->next)
-        if (p->left)
-            look_due(p, PROCESS_LEFT);
+        if (p->later != PROCESS_NONE)
+            look_due(p, p->later);
 }
 
 /*

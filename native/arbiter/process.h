@@ -38,8 +38,11 @@ bool process_look_at_one(struct lease *lease);
 /* Forgets a process without touching its slot. */
 void process_forget(struct process *process);
 
-/* Clears the slot if no process holds its lock. Precondition: the lease is held (lease_hold). */
-void process_clear(struct lease *lease, uint32_t slot);
+/*
+ * Clears the slot if no process holds its lock. Precondition: the lease is held (lease_hold). Returns false if this
+ * must be tried again later, because the tenant has too many abandoned threads (aside.h).
+ */
+bool process_clear(struct lease *lease, uint32_t slot);
 
 /* Clears every slot of a new lease that has an owner but no process with its lock. */
 void process_sweep(struct lease *lease);

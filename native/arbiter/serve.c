@@ -257,7 +257,7 @@ int lease_list(const char *id, struct vgpu_process_list *list)
         return -ENOENT;
     uint32_t count = 0;
     for (struct process *p = lease->processes; p != NULL && count < VGPU_MAX_SLOTS; p = p->next)
-        if (p->due != PROCESS_ENDED)
+        if (p->due != PROCESS_ENDED && p->later != PROCESS_ENDED)
             list->pids[count++] = p->pid;
     list->head.value = count;
     list->head.slot = lease->cuts;

@@ -68,12 +68,14 @@ static enum aside look(struct lease *lease, struct claimed *claimed)
     return done;
 }
 
-static void clear(struct lease *lease, uint32_t slot)
+/* Returns false if the slot must be cleared later. */
+static bool clear(struct lease *lease, uint32_t slot)
 {
     if (!lease_hold(lease))
-        return;
-    process_clear(lease, slot);
+        return true;
+    bool tried = process_clear(lease, slot);
     lease_release(lease);
+    return tried;
 }
 
 bool unregistered_look(struct lease *lease)
@@ -99,6 +101,9 @@ bool unregistered_clear_one(struct lease *lease)
         return false;
     uint32_t slot = (uint32_t)(found - lease->unlocked);
     lease->unlocked[slot] = 0;
-    clear(lease, slot);
+    if (!clear(lease, slot)) {
+        lease->unlocked[slot] = LOOKS - 1;
+        rest_look_later(lease);
+    }
     return true;
 }

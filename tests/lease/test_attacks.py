@@ -31,6 +31,7 @@ WANT = 4
 REFUSED = 3
 FALLOC_FL_KEEP_SIZE = 1
 CANNOT_CHOOSE_PIDS = 3
+ABANDONED_THREADS = 4  # ASIDE_ALONE_MAX of native/arbiter/aside.h
 HOLD = (PROBE, "hold", "100MiB", "--then-wait-on-stdin")
 
 
@@ -428,6 +429,63 @@ def test_a_tenant_that_locks_its_usage_file_in_the_kernel_delays_no_other_tenant
         assert shm.client.list("a1") == (os.getpid(),)
     attacker.close()
     honest.close()
+
+
+@needs("root", "fuse")
+def test_a_slot_that_could_not_be_cleared_is_cleared_when_the_kernel_goes_on(
+    shm: Node, tmp_path: Path
+) -> None:
+    """The user has `usage` of two leases locked in the kernel, and as many threads of the arbiter wait for
+    them as a user may have. Then a process of a third lease ends.
+    """
+    locked, other = [shm.lease(f"locked{one}") for one in range(2)], shm.lease("other")
+    processes = [registered_child(lease, slot) for lease in locked for slot in range(3)]
+    last = registered_child(other, 5)
+    with ExitStack() as held:
+        for number, lease in enumerate(locked):
+            held.enter_context(locked_in_the_kernel(lease / layout.USAGE_FILE, tmp_path / f"mount{number}"))
+        for process in processes:
+            end(process)
+        eventually(lambda: states(shm).count("D") == ABANDONED_THREADS)
+        end(last)
+        eventually(lambda: shm.client.list("other") == ())
+        for _ in range(50):  # with each answer the arbiter makes a look that is due
+            assert shm.client.ready()
+        assert owner_of(other, 5) != 0
+    eventually(lambda: owner_of(other, 5) == 0)
+
+
+REGISTERS = """
+import os, sys
+from pathlib import Path
+from tests.fuzz.test_arbiter import Tenant
+from vgpud import lease_layout as layout
+slot = int(sys.argv[2])
+tenant = Tenant(Path(sys.argv[1]), slot)
+os.pwrite(tenant.usage, b"\\1\\0\\0\\0", layout.USAGE_SLOTS + slot * layout.SLOT_SIZE)
+print("stands", flush=True)
+sys.stdin.read()
+"""
+
+
+def registered_child(lease: Path, slot: int) -> "subprocess.Popen[str]":
+    """A process that has registered for the slot, until `end`."""
+    words = [sys.executable, "-c", REGISTERS, str(lease), str(slot)]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "stands\n"
+    return process
+
+
+def end(process: "subprocess.Popen[str]") -> None:
+    process.kill()
+    process.communicate()
+
+
+def owner_of(lease: Path, slot: int) -> int:
+    """The registration number in the slot; 0 if the slot is free."""
+    with (lease / layout.USAGE_FILE).open("rb") as usage:
+        usage.seek(layout.USAGE_SLOTS + slot * layout.SLOT_SIZE)
+        return int.from_bytes(usage.read(4), "little")
 
 
 @needs("root", "fuse")

@@ -1,4 +1,6 @@
-"""Accounting, limits, slots and table: runs their C tests under the sanitizers."""
+"""Accounting, limits, slots and table under the sanitizers, and turns of the arbiter's loop: runs their C
+tests.
+"""
 
 import subprocess
 
@@ -7,7 +9,7 @@ import pytest
 from tests.native.harness import TEST_BUILD
 
 
-@pytest.mark.parametrize("program", ["unit-thread", "unit-address-undefined"])
+@pytest.mark.parametrize("program", ["unit-thread", "unit-address-undefined", "arbiter-turns"])
 def test_a_native_unit_test_passes(program: str) -> None:
     done = subprocess.run(
         [TEST_BUILD / program], capture_output=True, text=True, check=False, timeout=300, env={}

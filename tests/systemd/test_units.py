@@ -32,7 +32,7 @@ def test_systemd_accepts_every_unit() -> None:
     ("unit", "most"),
     [
         ("vgpud.service", 2.5),
-        ("vgpud-arbiter.service", 2.0),
+        ("vgpud-arbiter.service", 2.1),
         ("vgpud-mps@.service", 3.0),
         ("vgpud-remote.service", 1.5),
     ],
@@ -160,7 +160,9 @@ def test_vgpud_may_close_silent_mps_connections() -> None:
 
 def test_the_arbiter_may_take_a_tenants_control_file() -> None:
     """The arbiter takes the tenant's open control file by pidfd_getfd, and opens no device itself."""
-    assert {"pidfd_getfd", "mincore"} <= set(words("vgpud-arbiter.service", "SystemCallFilter"))
+    assert {"pidfd_getfd", "mincore", "sched_setaffinity"} <= set(
+        words("vgpud-arbiter.service", "SystemCallFilter")
+    )
     assert "CAP_SYS_PTRACE" in words("vgpud-arbiter.service", "CapabilityBoundingSet")
     assert words("vgpud-arbiter.service", "DeviceAllow") == []
 
