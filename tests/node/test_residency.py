@@ -40,6 +40,7 @@ class Card:
     works: set[str] = field(default_factory=set)
     calls: int = 0
     fails: bool = False
+    fails_after_seconds: float = 0.0
     takes_seconds: float = 0.0
     released_when_asked: set[str] = field(default_factory=set)
     # allocation id -> whether the tenant is to make host buffers
@@ -80,6 +81,7 @@ class Card:
     async def _becomes(self, one: Allocation, meanwhile: State, then: State) -> Allocation:
         self.moves.append((daemon_clock.now(), one.id, then))
         if self.fails:
+            await asyncio.sleep(self.fails_after_seconds)
             raise VgpuError(ErrorCode.HELPER_FAILED, "the driver was told to fail", "")
         for state in (meanwhile, then):
             self.book.replace(replace(one, state=state))
@@ -198,6 +200,21 @@ def test_a_failed_suspension_is_tried_again_after_the_back_off(tmp_path: Path) -
         card.fails = False
         await clock.passed(BACK_OFF_SECONDS + 2.5)
         assert card.state("a")[0] is State.SUSPENDED
+
+    play(tmp_path, IDLE, scene)
+
+
+def test_a_tenant_that_holds_its_suspension_up_is_left_alone_for_as_long(tmp_path: Path) -> None:
+    """Otherwise it would hold the turns of the device's other tenants nearly all the time."""
+
+    async def scene(card: Card) -> None:
+        card.add("a")
+        card.fails, card.fails_after_seconds = True, 100.0
+        await clock.passed(HOUR)
+        times = [at for at, _, _ in card.moves]
+        gaps = [later - sooner for sooner, later in pairwise(times)]
+        assert len(gaps) > 10
+        assert 200 <= min(gaps) <= max(gaps) <= 202.5
 
     play(tmp_path, IDLE, scene)
 

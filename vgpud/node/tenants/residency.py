@@ -42,7 +42,9 @@ _WAKE_SECONDS = 0.2  # pause while a suspended tenant may have work at any time
 _LEAST_SECONDS = 0.02
 _LOOKS = 10  # number of observations within the time after which a tenant counts as idle
 _ASK_SECONDS = 5.0
-_BACK_OFF_SECONDS = 30.0  # pause after a failed suspension or resumption of a tenant
+# Shortest pause after a failed suspension or resumption of a tenant. The pause is at least as long as what
+# failed: a tenant that holds up its suspensions has at most half of the time of the device's other tenants.
+_BACK_OFF_SECONDS = 30.0
 _RANKS = {"above-normal": 1, "below-normal": -1}
 _NO_RULES = Rules()
 _WHERE = {
@@ -250,7 +252,7 @@ class Residency:
     # --- suspending and resuming
 
     async def _make(self, move: Move) -> None:
-        seen = self._seen.get(move.id)
+        seen, began = self._seen.get(move.id), clock.now()
         try:
             allocation = self.context.book.get(move.id)
             if move.kind is Kind.SUSPEND:
@@ -259,7 +261,8 @@ class Residency:
                 await self._resume(allocation, move, seen)
         except VgpuError as error:
             if seen is not None:
-                seen.not_before = clock.now() + _BACK_OFF_SECONDS
+                now = clock.now()
+                seen.not_before = now + max(_BACK_OFF_SECONDS, now - began)
                 seen.why_not = error.sentence
         finally:
             self._moving.discard(move.id)
