@@ -1,11 +1,13 @@
 """Requests of containers, from annotations and environment."""
 
+from difflib import get_close_matches
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vgpud.inject import wish
 from vgpud.inject.wish import KEYS, Wish, check_pod_asks, ignored_by, owner_of, pod_of, wish_of
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import GIB, Percent
@@ -209,3 +211,21 @@ def test_a_mapping_of_all_ids_is_the_identity() -> None:
     every = [{"containerID": 0, "hostID": 0, "size": 2**32 - 1}]
     config = {"process": {"user": {"uid": 2**32 - 2}}, "linux": {"uidMappings": every}}
     assert owner_of(config) == Owner(2**32 - 2, 0)
+
+
+def test_the_hint_of_an_annotation_with_a_very_long_name_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name has as many characters as a config.json has room for. The sentence and the time to find a
+    similar key are bounded.
+    """
+    compared: list[str] = []
+
+    def noted(word: str, *given: Any, **more: Any) -> list[str]:
+        compared.append(word)
+        return get_close_matches(word, *given, **more)
+
+    monkeypatch.setattr(wish, "get_close_matches", noted)
+    with pytest.raises(VgpuError) as refused:
+        wish_of(container({"vgpud.io/" + "memory" * 100_000: "1GiB"}))
+    assert len(refused.value.sentence) < 320
+    assert "vgpud.io/ goes with memory" in refused.value.hint
+    assert len(compared[0]) <= 32

@@ -11,8 +11,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -24,11 +24,11 @@ from tests.conditions import needs, unmet
 from tests.fusefile import fuse_file, locked_in_the_kernel
 from tests.fuzz.test_arbiter import Tenant, message
 from tests.lease.conftest import Node, eventually
-from tests.native.harness import MIB, PROBE, TEST_BUILD, connect_to_arbiter
+from tests.native.harness import GIB, MIB, PROBE, TEST_BUILD, UUIDS, connect_to_arbiter
 from vgpud import lease_layout as layout
+from vgpud.lease import DeviceLimits, write_lease
 
-WANT = 4
-REFUSED = 3
+WELCOME, REFUSED, WANT = 2, 3, 4
 FALLOC_FL_KEEP_SIZE = 1
 CANNOT_CHOOSE_PIDS = 3
 ABANDONED_THREADS = 4  # ASIDE_ALONE_MAX of native/arbiter/aside.h
@@ -64,13 +64,25 @@ def test_room_beyond_the_end_of_a_usage_file_is_given_back(shm: Node) -> None:
     assert shm.client.registered("a1").cuts > 0
 
 
-@pytest.fixture(params=[(), tuple(oldkernel.words())], ids=["kernel", "kernel before 6.5"])
-def any_kernel(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Node]:
-    (tmp_path / "leases").mkdir()
-    node = Node(tmp_path, before=request.param)
+@contextmanager
+def node_of(folder: Path, before: Sequence[str]) -> Iterator[Node]:
+    (folder / "leases").mkdir()
+    node = Node(folder, before=before)
     node.start_arbiter()
     yield node
     node.end()
+
+
+@pytest.fixture(params=[(), tuple(oldkernel.words())], ids=["kernel", "kernel before 6.5"])
+def any_kernel(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Node]:
+    with node_of(tmp_path, request.param) as node:
+        yield node
+
+
+@pytest.fixture
+def old_kernel(tmp_path: Path) -> Iterator[Node]:
+    with node_of(tmp_path, oldkernel.words()) as node:
+        yield node
 
 
 def test_a_tenant_process_registers_and_its_end_is_noticed(any_kernel: Node) -> None:
@@ -120,6 +132,58 @@ def test_a_restarted_arbiter_does_not_adopt_another_users_process_by_a_reused_pi
     any_kernel.start_arbiter()
     assert any_kernel.client.list("a1") == ()
     program.communicate("")
+
+
+# Locks a slot, connects, becomes the user in a user namespace of its own, and registers
+IN_A_NAMESPACE = """
+import ctypes, fcntl, os, socket, sys
+from pathlib import Path
+from tests.fuzz.test_arbiter import REGISTER, message
+from tests.native.harness import connect_to_arbiter
+from vgpud import lease_layout as layout
+lease, user = Path(sys.argv[1]), int(sys.argv[2])
+usage = os.open(lease / layout.USAGE_FILE, os.O_RDWR)
+fcntl.lockf(usage, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, layout.USAGE_SLOTS)
+line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+connect_to_arbiter(line, lease)
+os.setgroups([]); os.setresgid(user, user, user); os.setresuid(user, user, user)
+assert ctypes.CDLL(None).unshare(0x10000000) == 0
+print("made", flush=True); input()
+os.setresuid(0, 0, 0)
+print("inside", flush=True); input()
+try:
+    line.send(message(REGISTER, 0))
+    print(int.from_bytes(line.recv(4096)[:4], "little"), flush=True)
+except ConnectionError:  # closed by the arbiter
+    print(0, flush=True)
+"""
+
+
+@needs("root", "user-namespaces")
+@pytest.mark.parametrize(("user", "answers"), [(4242, {WELCOME}), (4343, {REFUSED, 0})])
+def test_only_a_user_namespace_of_the_leases_owner_belongs_to_the_lease(
+    old_kernel: Node, user: int, answers: set[int]
+) -> None:
+    """Before Linux 6.5 the arbiter takes the process that has the peer's pid when it accepts. Here that
+    process has a subordinate uid in a user namespace of the lease's owner, or of another user.
+    """
+    node = old_kernel
+    assert node.arbiter is not None
+    lease = write_lease(node.run_dir / "leases", "a1", [DeviceLimits(UUIDS[0], GIB)], uid=4242, gid=4242)
+    node.client.add("a1")
+    node.arbiter.send_signal(signal.SIGSTOP)
+    words = [sys.executable, "-c", IN_A_NAMESPACE, str(lease), str(user)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdin is not None and child.stdout is not None
+        assert child.stdout.readline() == "made\n"
+        Path(f"/proc/{child.pid}/uid_map").write_text("0 1000000 65536\n")
+        print(file=child.stdin, flush=True)
+        assert child.stdout.readline() == "inside\n"
+        node.arbiter.send_signal(signal.SIGCONT)
+        print(file=child.stdin, flush=True)
+        assert int(child.stdout.readline()) in answers
+        assert node.client.list("a1") == ((child.pid,) if user == 4242 else ())
+        child.kill()
 
 
 def test_the_cost_of_bad_packets_does_not_grow_with_the_tenants_locks(node: Node) -> None:

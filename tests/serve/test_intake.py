@@ -62,8 +62,11 @@ def test_unfinished_messages_of_a_user_are_bounded_by_its_share(live: Live, door
     calls = live.server.intake.strangers_calls if door == "ro" else live.server.intake.calls
     assert len(peer.ended_streams(12 - most)) == 12 - most
     assert calls.taken == most
+    wait_until(lambda: reading(live) >= QUICK.messages_per_user)
+    peer.open("Plan")
+    peer.ended_streams(1)  # so the event loop has served every call before this one
     # number of messages that are read into memory at a time
-    wait_until(lambda: reading(live) == QUICK.messages_per_user)
+    assert reading(live) == QUICK.messages_per_user
     peer.close()
     wait_until(lambda: calls.taken == 0)
 
