@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
@@ -47,6 +47,7 @@ from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.modes.mps import answers as mps
 from vgpud.policy.kubelet import KubeletResource
 from vgpud.proc import Stat, parse_stat
+from vgpud.remote import relay, wire
 from vgpud.serve.calls import SERVICE
 from vgpud.serve.dra.api import ApiServer
 from vgpud.serve.dra.publisher import Publisher
@@ -326,6 +327,52 @@ def check_policy_cases(data: bytes) -> None:
     refused(lambda: policy_cases.read(path))
 
 
+def check_remote(data: bytes) -> None:
+    """A line that a client sends to the door, and one that a node sends to a client."""
+    call = refused(lambda: wire.decode(data), ErrorCode.BAD_REQUEST)
+    assert call is None or wire.decode(wire.encode(call)) == call  # type: ignore[arg-type]
+    with suppress(VgpuError):
+        assert isinstance(wire.result(data), dict)
+
+
+class Written:
+    """A connection whose bytes are kept."""
+
+    def __init__(self) -> None:
+        self.data, self.ended = b"", False
+
+    def write(self, data: bytes) -> None:
+        self.data += data
+
+    def write_eof(self) -> None:
+        self.ended = True
+
+    def close(self) -> None: ...
+
+    async def drain(self) -> None: ...
+
+    async def wait_closed(self) -> None: ...
+
+
+def check_remote_pieces(data: bytes) -> None:
+    """What a client sends for the engine's server, in pieces with their lengths."""
+    server, client = Written(), Written()
+
+    async def relayed() -> None:
+        ended, sent = asyncio.StreamReader(), asyncio.StreamReader()
+        sent.feed_data(data)
+        for reader in (ended, sent):
+            reader.feed_eof()
+        await relay.relay((ended, cast(Any, server)), (sent, cast(Any, client)))
+
+    asyncio.run(relayed())
+    whole, at = b"", 0
+    while size := int.from_bytes(data[at : at + 4]) if at + 4 <= len(data) else 0:
+        whole, at = whole + data[at + 4 : at + 4 + size], at + 4 + size
+    assert server.data == whole
+    assert server.ended == (data[at : at + 4] == bytes(4))
+
+
 def check_hami(data: bytes) -> None:
     path = folder() / "pods.yaml"
     path.write_bytes(data)
@@ -354,6 +401,18 @@ def check_state_file(data: bytes) -> None:
 
 
 ANY = st.binary(max_size=400)
+REMOTE = st.fixed_dictionaries(
+    {
+        "version": st.sampled_from([wire.VERSION, 1, None]),
+        "call": st.sampled_from(["open", "attach", "status", ""]),
+    },
+    optional={
+        name: st.text(max_size=9) | test_claims.ANY_JSON for name in ("token", "memory", "session", "key")
+    },
+) | st.fixed_dictionaries({"error": st.fixed_dictionaries({"number": test_claims.ANY_JSON})})
+PIECES = st.lists(st.binary(max_size=60).map(lambda piece: len(piece).to_bytes(4) + piece), max_size=5).map(
+    b"".join
+)
 SLICE = st.fixed_dictionaries(
     {},
     optional={
@@ -447,6 +506,8 @@ TARGETS = {
     ),
     "policy-cases": Target(check_policy_cases, ANY),
     "process": Target(check_process, ANY),
+    "remote": Target(check_remote, dumped(REMOTE | test_claims.ANY_JSON) | ANY),
+    "remote-pieces": Target(check_remote_pieces, PIECES | ANY, runs=40),
     "runtime-message": Target(
         check_runtime_message, st.tuples(test_containers.HEADS, st.binary(max_size=300)).map(b"".join) | ANY
     ),

@@ -116,7 +116,8 @@ def result(line: bytes) -> dict[str, Any]:
     message = _parse(line)
     error = message.get("error")
     if isinstance(error, dict):
-        code = BY_NUMBER.get(error.get("number", 0), ErrorCode.BUG)
+        number = error.get("number")
+        code = BY_NUMBER.get(number, ErrorCode.BUG) if isinstance(number, int) else ErrorCode.BUG
         raise VgpuError(code, str(error.get("sentence", "")), str(error.get("hint", "")))
     found = message.get("result")
     if not isinstance(found, dict):
