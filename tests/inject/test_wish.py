@@ -83,11 +83,14 @@ def test_a_containers_state_names_its_pod() -> None:
 
 @pytest.mark.parametrize("environment", [False, True])
 def test_an_image_adds_nothing_to_annotations_and_cancels_none(environment: bool) -> None:
-    """An attack: with ENV VGPU_ALLOCATION in its image, a container started without the operator's limit."""
+    """An attack: with ENV VGPU_ALLOCATION in its image, a container started without the operator's limit. The
+    operator may also have given it a device node.
+    """
     image = ["VGPU_MEMORY=100GiB", "VGPU_CORES=30", "VGPU_ALLOCATION=x"]
-    config = container({"vgpud.io/memory": "1GiB"}, image)
-    assert wish_of(config, environment) == Wish(memory_bytes=GIB)
-    assert ignored_by(config, environment) == ("VGPU_MEMORY", "VGPU_CORES", "VGPU_ALLOCATION")
+    for more in ({}, {"linux": {"devices": [{"path": "/dev/nvidia0"}]}}):
+        config = container({"vgpud.io/memory": "1GiB"}, image) | more
+        assert wish_of(config, environment) == Wish(memory_bytes=GIB)
+        assert ignored_by(config, environment) == ("VGPU_MEMORY", "VGPU_CORES", "VGPU_ALLOCATION")
 
 
 def test_the_variable_of_an_allocation_proves_nothing_without_its_lease_or_devices() -> None:
