@@ -2,22 +2,25 @@
 
     python -m tests.gpu.remote_slices --server PROGRAM --library FOLDER --out FILE
 
-Programs of PyTorch run as local tenants and as remote ones, by the loopback address, as it is and with a
-delay that a relay of this program adds to each direction. The engine is not part of this tree.
+Programs of PyTorch run as local tenants, with the engine alone, and as remote ones, by the loopback address,
+as it is and with a time that a relay (delay.c) adds to each round trip. The engine is not part of this tree.
 """
 
 import argparse
-import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from tests.demo.node import POLICY, ROOT, DemoNode
 from tests.remote.node import RemoteNode
+from vgpud.remote.engine import ENGINES
 
 WORK = r"""
 import json, sys, time
@@ -51,7 +54,7 @@ elif kind == "decode":
             x = torch.relu(x @ w)
         return x.float().argmax().item()
 else:
-    a = torch.randn(8192, 8192, device=device, dtype=torch.float32)
+    a = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16 if kind == "bfloat16" else torch.float32)
     def step():
         for _ in range(4):
             a @ a
@@ -60,43 +63,76 @@ for _ in range(3):
     step()
 torch.cuda.synchronize()
 print("ready", flush=True)
-begun, count = time.monotonic(), 0
-while time.monotonic() - begun < seconds:
+begun, ends = time.monotonic(), []
+while not ends or ends[-1] - begun < seconds:
     step()
-    count += 1
+    ends.append(time.monotonic())
 torch.cuda.synchronize()
-print(json.dumps({"rate": count / (time.monotonic() - begun)}))
+rate = len(ends) / (time.monotonic() - begun)
+print(json.dumps({"rate": rate, "begun": begun, "ends": ends if kind == "spin" else []}))
 """
 
 
 class Delay:
-    """A relay on a loopback port that delays each direction."""
+    """A relay to a port of the loopback address that adds a time to each round trip."""
 
-    def __init__(self, port: int, seconds: float) -> None:
-        self.port = 0
-        self._ready = threading.Event()
-        threading.Thread(target=lambda: asyncio.run(self._serve(port, seconds)), daemon=True).start()
-        self._ready.wait()
+    def __init__(self, program: Path, port: int, added_seconds: float) -> None:
+        each = added_seconds / 2
+        self.added_seconds = _added(program, each)
+        for _ in range(3):  # the relay itself takes time
+            each = max(0.0, each - (self.added_seconds - added_seconds) / 2)
+            self.added_seconds = _added(program, each)
+        self._process, self.port = _relay(program, port, each)
 
-    async def _serve(self, port: int, seconds: float) -> None:
-        async def arrived(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
-            await asyncio.gather(
-                _late(reader, far_writer, seconds), _late(far_reader, writer, seconds), return_exceptions=True
-            )
-
-        server = await asyncio.start_server(arrived, "127.0.0.1", 0)
-        self.port = server.sockets[0].getsockname()[1]
-        self._ready.set()
-        await server.serve_forever()
+    def close(self) -> None:
+        _end(self._process)
 
 
-async def _late(source: asyncio.StreamReader, target: asyncio.StreamWriter, seconds: float) -> None:
-    loop = asyncio.get_running_loop()
-    while data := await source.read(1 << 18):
-        loop.call_later(seconds, target.write, data)
-        await target.drain()
-    loop.call_later(seconds, target.close)
+def _relay(program: Path, port: int, each_seconds: float) -> "tuple[subprocess.Popen[str], int]":
+    words = [str(program), str(port), str(int(each_seconds * 1e9))]
+    made = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    assert made.stdout is not None
+    return made, int(made.stdout.readline())
+
+
+def _end(relay: "subprocess.Popen[str]") -> None:
+    relay.kill()
+    relay.communicate()
+
+
+def _added(program: Path, each_seconds: float) -> float:
+    """The time that a relay adds to the round trip of a byte, by the medians of 200."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=_echo, args=(listener,), daemon=True).start()
+        port = listener.getsockname()[1]
+        relay, late = _relay(program, port, each_seconds)
+        added = _round_trip(late) - _round_trip(port)
+        _end(relay)
+    return added
+
+
+def _echo(listener: socket.socket) -> None:
+    for _ in range(2):
+        made, _ = listener.accept()
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with made:
+            while data := made.recv(1):
+                made.sendall(data)
+
+
+def _round_trip(port: int) -> float:
+    times = []
+    with socket.create_connection(("127.0.0.1", port)) as made:
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for _ in range(200):
+            begun = time.perf_counter()
+            made.sendall(b"x")
+            made.recv(1)
+            times.append(time.perf_counter() - begun)
+    return median(times)
+
+
+_WHOLE = ("--memory", "16GiB")
 
 
 class Bench:
@@ -109,20 +145,23 @@ class Bench:
         self, kind: str, where: str, *options: str, port: int = 0, seconds: float = 0
     ) -> "subprocess.Popen[str]":
         work = [sys.executable, "-c", WORK, kind, str(seconds or self._seconds)]
+        told = {**self._remote.node.environment, "VGPU_REMOTE_TOKEN": self.token}
         if where == "native":
             words = work
+        elif where == "engine":
+            words = work
+            told |= ENGINES["lupine"].client_environment(ENGINES["lupine"].port, self._library, told)
         elif where == "local":
-            words = [sys.executable, "-m", "vgpud.ctl", "run", *options, "--", *work]
+            words = [sys.executable, "-m", "vgpud.ctl", "run", *(options or _WHOLE), "--", *work]
         else:
             place = f"127.0.0.1:{port or self._remote.port}"
             words = [sys.executable, "-m", "vgpud.ctl", "remote", "run", place]
-            words += ["--library", self._library, *options, "--", *work]
-        told = {**self._remote.node.environment, "VGPU_REMOTE_TOKEN": self.token}
+            words += ["--library", self._library, *(options or _WHOLE), "--", *work]
         return subprocess.Popen(
             words, env=told, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
 
-    def end(self, case: str, process: "subprocess.Popen[str]") -> float | None:
+    def end(self, case: str, process: "subprocess.Popen[str]") -> dict[str, Any]:
         try:
             said, errors = process.communicate(timeout=90)
         except subprocess.TimeoutExpired:
@@ -130,16 +169,40 @@ class Bench:
             said, errors = process.communicate()
             errors += "\nno end within 90 s"
         lines = [line for line in said.splitlines() if line.startswith("{")]
-        rate = json.loads(lines[-1])["rate"] if lines else None
-        row = {"case": case, "rate": rate, "code": process.returncode}
-        if rate is None:
+        found = json.loads(lines[-1]) if lines else {"rate": None}
+        row = {"case": case, "rate": found["rate"], "code": process.returncode}
+        if not lines:
             row["error"] = errors[-1500:]
         self.rows.append(row)
         print(json.dumps(row), flush=True)
-        return rate
+        return found
 
-    def run(self, case: str, kind: str, where: str, *options: str, **more: Any) -> float | None:
+    def run(self, case: str, kind: str, where: str, *options: str, **more: Any) -> dict[str, Any]:
         return self.end(case, self.start(kind, where, *options, **more))
+
+    def shares(self) -> None:
+        """A remote slice of 25 % beside a local one of 75 %, while both run, of what each has alone."""
+        alone = {where: self.run(f"spin, {where}", "spin", where)["rate"] for where in ("local", "remote")}
+        for number in range(2):
+            slices = {"local": "75", "remote": "25"}
+            started = {
+                where: self.start("spin", where, "--memory", "8GiB", "--cores", cores, seconds=20)
+                for where, cores in slices.items()
+            }
+            found = {
+                where: self.end(f"spin, {where} of {slices[where]}", one) for where, one in started.items()
+            }
+            if any("ends" not in one for one in found.values()):
+                return
+            begun = max(one["begun"] for one in found.values())
+            ended = min(one["ends"][-1] for one in found.values())
+            for where, one in found.items():
+                inside = [end for end in one["ends"] if begun < end <= ended]
+                rate = (len(inside) - 1) / (inside[-1] - inside[0])
+                percent = 100 * rate / alone[where]
+                row = {"case": f"share {number}, {where}", "percent": percent, "seconds": ended - begun}
+                self.rows.append(row)
+                print(json.dumps(row), flush=True)
 
 
 def main() -> None:
@@ -152,23 +215,27 @@ def main() -> None:
     node = DemoNode(POLICY, os.environ)
     remote = RemoteNode(node, server=arguments.server)
     bench = Bench(remote, arguments.library, arguments.seconds)
+    relay = node.folder / "delay"
+    subprocess.run(["cc", "-O2", str(Path(__file__).with_name("delay.c")), "-o", str(relay)], check=True)
+    alone = subprocess.Popen(
+        [str(arguments.server)], env={**os.environ, **ENGINES["lupine"].server_environment()}
+    )
     try:
         bench.run("memory, remote, 4 GiB (MiB)", "memory", "remote", "--memory", "4GiB")
-        for kind in ("decode", "train", "spin"):
-            bench.run(f"{kind}, native", kind, "native")
-            bench.run(f"{kind}, local, 16 GiB", kind, "local", "--memory", "16GiB")
-            bench.run(f"{kind}, remote, 16 GiB", kind, "remote", "--memory", "16GiB")
-        beside = bench.start("spin", "local", "--memory", "8GiB", "--cores", "75", seconds=25)
-        bench.run(
-            "spin, remote, 25 beside 75", "spin", "remote", "--memory", "8GiB", "--cores", "25", seconds=8
-        )
-        bench.end("spin, local, 75 beside 25", beside)
-        for milliseconds in (0.1, 0.5, 2.0):
-            late = Delay(remote.port, milliseconds / 2000)
-            for kind in ("decode", "train"):
-                case = f"{kind}, remote, {milliseconds} ms"
-                bench.run(case, kind, "remote", "--memory", "8GiB", port=late.port)
+        bench.shares()
+        for kind in ("decode", "train"):
+            for where in ("local", "engine", "remote"):
+                bench.run(f"{kind}, {where}", kind, where)
+            for milliseconds in (0.1, 0.5, 2.0):
+                late = Delay(relay, remote.port, milliseconds / 1000)
+                case = f"{kind}, remote, {late.added_seconds * 1000:.3f} ms"
+                bench.run(case, kind, "remote", port=late.port)
+                late.close()
+        for where in ("engine", "remote"):
+            bench.run(f"bfloat16, {where}", "bfloat16", where)
+        bench.run("spin, engine", "spin", "engine")
     finally:
+        alone.kill()
         arguments.out.write_text(
             json.dumps({"rows": bench.rows, "log": remote.log.read_text()[-4000:]}, indent=1)
         )
