@@ -96,9 +96,20 @@ def test_the_packages_have_programs_completions_and_manuals(debs: Path) -> None:
     completions = ("bash-completion/completions/vgpuctl", "zsh/vendor-completions/_vgpuctl")
     wanted = {*programs, *helpers, *(f"/usr/share/{name}" for name in completions)}
     wanted |= {"/usr/share/fish/vendor_completions.d/vgpuctl.fish", "/usr/share/vgpud/vgpud.schema.json"}
-    pages = {path.name for path in (ROOT / "docs" / "man").glob("*.[1-8]")} - {"libvgpu.7"}
+    pages = {path.stem for path in (ROOT / "docs" / "man").glob("*.[1-8].md")}
+    assert "vgpuctl.1" in pages
     wanted |= {f"/usr/share/man/man{page[-1]}/{page}.gz" for page in pages}
     assert wanted - names == set()
+
+
+@needs("debhelper")
+def test_the_package_for_machines_without_a_gpu_needs_python_alone_and_has_the_manual(debs: Path) -> None:
+    deb = one(debs, "vgpud-remote-client")
+    assert field(deb, "Depends") == "python3 (>= 3.11)"
+    assert field(deb, "Architecture") == "all"
+    names = {path.split(" ")[0] for path in files(deb)}
+    assert {"/usr/bin/vgpuctl", "/usr/share/man/man1/vgpuctl.1.gz"} <= names
+    assert not any(name.endswith((".service", ".socket", ".so")) for name in names)
 
 
 @needs("debhelper")
