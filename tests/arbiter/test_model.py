@@ -5,6 +5,7 @@ sched_cut.c, which has the engine cut as well.
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import pytest
 
@@ -81,6 +82,7 @@ PROGRAMS = {
 }
 
 
+@cache
 def rates(*tenants: tuple[str, str]) -> list[float]:
     """Runs programs under the engine cut in virtual time. Each tenant is `POLICY:SHARE` and a program.
     Returns the steps per second of each; of endless work its percent of the device.

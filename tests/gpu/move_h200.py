@@ -92,7 +92,7 @@ for line in sys.stdin:
 
 @dataclass
 class Bench:
-    """A node, real or simulated, and the size of "a GiB" on it."""
+    """A node, real or simulated."""
 
     node: DemoNode
     simulated: bool
@@ -361,10 +361,11 @@ def _suspended_exact(bench: Bench) -> None:
 
 
 def limit(bench: Bench) -> None:
-    one, name = bench.bare(500)
-    codes = [ask(one, "1000")["code"]]
+    mib, memory = (125, "1GiB") if bench.simulated else (1000, "4GiB")
+    one, name = bench.bare(mib // 2, "--memory", memory, "--device", "0")
+    codes = [ask(one, str(mib))["code"]]
     bench.move(name, 1)
-    codes += [ask(one, "1000")["code"], ask(one, "2500")["code"]]
+    codes += [ask(one, str(mib))["code"], ask(one, str(5 * mib // 2))["code"]]
     meter = read_usage(bench.node.run_dir / "leases" / name).device(0)
     uuid = read_limits(bench.node.run_dir / "leases" / name).devices[0].uuid
     seen = ask(one)

@@ -14,7 +14,7 @@ from vgpud.planner.geometry import SlotKey
 from vgpud.planner.reconcile import InstancePlace
 
 STATES = sorted(TABLE.free_after)
-PAIRS = 40
+PAIRS = 20
 
 
 def keys(state: int) -> set[SlotKey]:

@@ -50,10 +50,10 @@ def ask(node: SimNode, body: str) -> object:
         ("h200x8", "all", "seven", 723),
         ("h200x8", "random", "seven+me", None),
         ("a100x8", "all", "seven", 723),
-        ("h100x8", "all", "seven", 723),
-        ("b200x8", "all", "seven", 723),
-        ("b300x8", "all", "seven", 723),
-        ("gb300x4", "all", "seven", 723),
+        ("h100x8", "random", "seven", None),
+        ("b200x8", "random", "seven", None),
+        ("b300x8", "random", "seven", None),
+        ("gb300x4", "random", "seven", None),
         ("a30x4", "all", "a30", 84),
         ("rtxpro6000x2", "all", "rtx", 1249),
         ("rtxpro5000x2", "all", "rtx5000", 36),
@@ -72,7 +72,7 @@ def test_instance_placement_agrees_with_the_model(
         node.sim("reset", "0")
     done = node.run([sys.executable, "-m", "tests.sim.mig_walk", walk, table], {"PYTHONPATH": str(ROOT)})
     seen, answers = map(int, done.stdout.split())
-    assert seen == layouts or (layouts is None and seen > 100)
+    assert seen == layouts or (layouts is None and seen > 90)
     assert answers > 10 * seen
 
 
