@@ -199,6 +199,9 @@ class Nvml:
         return hasattr(getattr(self.binding, "nvmlLib", None), "vgpuSimStatePath")
 
     def _tell_once(self, refusal: NvmlRefusal) -> None:
+        """Logs an error of NVML, once for each function and status. A status that means that the card or the
+        driver lacks the function is no failure.
+        """
         key = (refusal.function, refusal.status)
         if key in self._told:
             return
@@ -206,4 +209,9 @@ class Nvml:
         if refusal.status in _EXPECTED:
             log.debug(LogEvent.NVML_CALL_UNSUPPORTED, function=refusal.function, status=refusal.status)
         else:
-            log.warning(LogEvent.NVML_CALL_FAILED, function=refusal.function, status=refusal.status)
+            log.warning(
+                LogEvent.NVML_CALL_FAILED,
+                function=refusal.function,
+                status=refusal.status,
+                why=refusal.sentence,
+            )

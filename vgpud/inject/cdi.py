@@ -122,7 +122,9 @@ def _mount(mount: Mount) -> dict[str, Any]:
 
 
 def validate(spec: Mapping[str, Any]) -> None:
-    """Checks a spec. Raises VgpuError(CDI_FAILED) if a container runtime would refuse it."""
+    """Checks the fields of a spec that vgpud writes, by the CDI specification. Raises VgpuError(CDI_FAILED):
+    runtimes ignore a file that has a mistake.
+    """
     problems = [f"unknown field {key!r}" for key in spec.keys() - _TOP_KEYS]
     if spec.get("kind") not in (KIND, MONITOR_KIND):
         problems.append(f"kind is {spec.get('kind')!r}")

@@ -101,7 +101,7 @@ class DraDoor:
                 await self._publish_once()
                 self._complained = ""
             except VgpuError as error:
-                self._complain(str(error), error.hint)
+                self._complain(LogEvent.DRA_SLICES_NOT_PUBLISHED, error)
                 wait = self._pace.retry
             await until_changed(self._dirty, wait, self._pace.settle)
 
@@ -147,7 +147,7 @@ class DraDoor:
                     try:
                         await self.plugin.start()
                     except VgpuError as error:
-                        self._complain(str(error), error.hint)
+                        self._complain(LogEvent.DRA_PLUGIN_NOT_STARTED, error)
             elif not self._enabled:
                 await self.plugin.stop()
             await asyncio.sleep(self._pace.look)
@@ -173,10 +173,10 @@ class DraDoor:
             try:
                 await self.preparer.name(listed)
             except VgpuError as error:
-                self._complain(str(error), error.hint)
+                self._complain(LogEvent.DRA_PODS_NOT_NAMED, error)
 
-    def _complain(self, why: str, hint: str) -> None:
+    def _complain(self, event: LogEvent, error: VgpuError) -> None:
         """Logs a failure, once for each reason."""
-        if self._complained != why:
-            self._complained = why
-            log.warning(LogEvent.DRA_FAILED, why=why, hint=hint)
+        if self._complained != str(error):
+            self._complained = str(error)
+            log.warning(event, why=str(error), hint=error.hint)

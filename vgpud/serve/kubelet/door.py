@@ -315,7 +315,7 @@ class KubeletDoor:
         """Logs a failure, once for each reason."""
         if self._complained.get(about) != why:
             self._complained[about] = why
-            log.warning(LogEvent.KUBELET_DOOR_COMPLAINS, about=about, why=why)
+            log.warning(LogEvent.KUBELET_PLUGIN_IMPAIRED, about=about, why=why)
 
 
 def socket_name(resource: str) -> str:
