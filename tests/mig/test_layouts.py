@@ -106,6 +106,20 @@ def test_a_new_layout_of_the_policy_waits_for_tenants(make_node: NodeMaker) -> N
     eventually(lambda: standing(node) == {"7g.141gb@0"}, "the rest follows when it is released")
 
 
+def test_a_layout_of_the_policy_waits_for_tenants_in_another_mode(make_node: NodeMaker) -> None:
+    node = make_node()
+    node.start()
+    with client(node) as calls:
+        held = calls.allocate(pb.AllocateRequest(memory_bytes=1 << 30, selector=pb.Selector(indices=[0])))
+        assert held.slices[0].mode == "preload"
+        rule = 'version = 1\n[[device]]\nmatch.index = 0\nmode = "mig"\nmig.layout = ["7g.141gb"]\n'
+        (node.folder / "etc" / "vgpud.toml").write_text(rule)
+        assert "mode auto becomes mig when its 1 allocation" in calls.reload_policy().waiting[0]
+    assert standing(node) == set()
+    release(node, held.id)
+    eventually(lambda: standing(node) == {"7g.141gb@0"}, "the layout follows when the device is idle")
+
+
 def test_mode_unmanaged_hands_the_device_back(make_node: NodeMaker) -> None:
     node = make_node(policy='version = 1\n[[device]]\nmode = "mig"\nmig.layout = ["all-balanced"]\n')
     node.start()

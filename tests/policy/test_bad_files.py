@@ -90,6 +90,15 @@ def test_a_single_mistake_is_the_sentence_itself(tmp_path: Path) -> None:
     assert caught.value.hint == "did you mean planner"
 
 
+def test_a_key_is_sought_among_those_of_its_table_before_unrelated_tables(tmp_path: Path) -> None:
+    """`memory` is a key of [device.mps], and the quota's is `max_memory`."""
+    path = tmp_path / "vgpud.toml"
+    path.write_text('version = 1\n[[quota]]\nmemory = "100GiB"\n')
+    with pytest.raises(VgpuError) as caught:
+        check(path)
+    assert caught.value.hint == "did you mean max_memory"
+
+
 def test_mistakes_of_all_files_are_reported_together(etc: Etc) -> None:
     etc.write("lib/conf.d/10-a.toml", "[planner]\nstrategy = 'x'\nfoo = 1\n")
     etc.write("etc/vgpud.toml", "[[device]]\nmode = 1\n")

@@ -144,7 +144,8 @@ class AllocationReleaser:
         self.lifetimes.forget(allocation.id)
         layouts = self._context.mig_layouts
         if layouts is not None:
-            for uuid in {part.device_uuid for part in allocation.slices if part.mig is not None}:
+            held = {part.device_uuid for part in allocation.slices if part.mig is not None}
+            for uuid in held.union(part.device_uuid for part in allocation.slices if layouts.waits(part)):
                 self._spawn(layouts.converge_device(uuid))
 
     async def _leave_modes(self, allocation: Allocation) -> None:

@@ -92,12 +92,12 @@ def _hint_for_key(path: KeyPath) -> str:
     here = TABLES[table].model_fields
     elsewhere = [name for name, model in TABLES.items() if key in model.model_fields]
     root = table.partition(".")[0]
-    elsewhere = [name for name in elsewhere if name.partition(".")[0] == root] or elsewhere
-    if elsewhere:
-        return f"it belongs {' or '.join(_place(name) for name in elsewhere)}"
+    related = [name for name in elsewhere if name.partition(".")[0] == root]
     close = _closest(key, here)
-    if close:
+    if close and not related:
         return f"did you mean {close}"
+    if elsewhere:
+        return f"it belongs {' or '.join(_place(name) for name in related or elsewhere)}"
     for name, model in TABLES.items():
         close = _closest(key, model.model_fields)
         if close:

@@ -17,7 +17,7 @@ from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.event import EventKind
 from vgpud.model.log_event import LogEvent
 from vgpud.model.mig_view import MigChange, MigDevice, MigPlan, MigTarget
-from vgpud.model.tenancy import Allocation, Mode, Reason, Selector, State
+from vgpud.model.tenancy import Allocation, Mode, Reason, Selector, Slice, State
 from vgpud.modes.mig import MigMode
 from vgpud.modes.mig_records import Applied, Key
 from vgpud.node.devices.inventory import Inventory
@@ -321,6 +321,16 @@ class MigLayouts:
             except VgpuError as error:
                 log.warning(LogEvent.CDI_EDITS_NOT_CHECKED, allocation=allocation.id, why=str(error))
         return False
+
+    def waits(self, part: Slice) -> bool:
+        """May a change of the device's MIG layout have waited for the end of this slice, which had no part in
+        it?
+        """
+        device = self._inventory.node.device(part.device_uuid)
+        if device is None or not device.mig.capable or self._book.use_of(device.uuid).count:
+            return False
+        is_desired = self.pools.is_off(device) or self.pools.layout(device) is not None
+        return is_desired or self.pools.rule(device).mode == Mode.UNMANAGED.value
 
     async def converge(self) -> None:
         """Reconciles every device with its desired layout. Changes that tenants block are left out."""
