@@ -8,7 +8,7 @@ from vgpud import proc
 from vgpud.inject import oci
 from vgpud.lease import pages
 from vgpud.model.quantity import GIB, KIB, MIB
-from vgpud.node.tenants import activities
+from vgpud.node.tenants import activities, residency
 from vgpud.policy.model import PlannerSettings
 from vgpud.serve import calls, gate, intake, peers, relay, runtime, runtime_wire, server
 from vgpud.serve.http import server as http
@@ -52,6 +52,7 @@ SENTENCES = [
     f"the listener pauses for {relay._CLOSED_PAUSE_SECONDS * 1000:g} ms",
     f"{activities._MOVE_SECONDS:g} s, and {activities._MOVE_SECONDS:g} s more for each "
     f"{activities._MOVE_BYTES // GIB} GiB",
+    f"at least as long, and for {residency._BACK_OFF_SECONDS:g} s at least",
     f"on a thread, for which it waits {pages._REMOVAL_SECONDS:g} s",
     f"the kernel holds for {ABANDONED_MS} ms",
     f"or does not answer within {proc._LOOK_SECONDS * proc._LOOKS:g} s",

@@ -187,8 +187,8 @@ def test_only_a_user_namespace_of_the_leases_owner_belongs_to_the_lease(
 
 
 def test_a_bad_packet_starts_no_sweep(node: Node) -> None:
-    """Every slot has an owner, and the file has 750 locks, so that a query of the locks is no long look, after
-    three of which the arbiter makes none. A sweep makes 256 queries.
+    """Every slot has an owner. The file has 750 locks, so that a query of the locks is no long look: after
+    three long ones the arbiter makes none. A sweep makes 256 queries.
     """
     lease = node.lease()
     with (lease / layout.USAGE_FILE).open("r+b") as usage:
