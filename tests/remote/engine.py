@@ -1,7 +1,8 @@
 """A stand-in for the server of a remote engine: a process for each connection, and lines of text.
 
-`alloc BYTES` allocates device memory and answers with the CUresult; `uid`, `gid`, `groups`, `pids`,
-`interfaces` and `echo TEXT` say what they are asked. CUDA starts at the first `alloc`.
+`alloc BYTES` allocates device memory and answers with the CUresult; `zeros BYTES` answers with as many;
+`uid`, `gid`, `groups`, `pids`, `interfaces` and `echo TEXT` say what they are asked. CUDA starts at the first
+`alloc`.
 """
 
 import ctypes
@@ -18,6 +19,8 @@ def serve(connection: socket.socket) -> None:
             if verb == "alloc":
                 cuda = cuda or start_cuda()
                 said = str(cuda.cuMemAlloc_v2(ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(int(rest))))
+            elif verb == "zeros":
+                said = "0" * int(rest)
             elif verb == "uid":
                 said = str(os.getuid())
             elif verb == "gid":

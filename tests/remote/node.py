@@ -149,6 +149,7 @@ class RemoteNode:
         return subprocess.Popen(command, env=environment, stderr=log, cwd=ROOT)
 
     def set_clock(self, seconds: float) -> None:
+        self.clock = seconds
         new = self._clock.with_suffix(".new")
         new.write_text(str(seconds))
         new.replace(self._clock)

@@ -1,10 +1,12 @@
 """The limits of the door, with whole sessions, on a clock that stands still until the test sets it."""
 
+import json
 import select
 import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +14,7 @@ from tests.conditions import needs
 from tests.e2e.conftest import NodeMaker
 from tests.lease.conftest import eventually as until
 from tests.remote.clients import ended, opened, say
-from tests.remote.node import RemoteNode
+from tests.remote.node import USER, RemoteNode
 
 pytestmark = needs("root", "namespaces")
 
@@ -74,6 +76,55 @@ def test_the_bytes_of_a_session_come_at_its_rate_and_those_of_others_at_once(sta
     assert seconds >= 3.5
     other.kill()
     ended(other)
+
+
+def test_the_users_quota_and_the_nodes_sessions_bound_remote_slices(standing: Standing) -> None:
+    quota = f'[[quota]]\nusers = ["{USER}"]\nmax_memory = "2GiB"'
+    remote = standing(f"max_sessions = 2\n{quota}")
+    token = remote.grant()
+    clients = [opened(remote, token, "--memory", "1GiB")]
+    assert "would hold 3GiB, and its quota is 2GiB (E204)" in ended(remote.client(token, "--memory", "2GiB"))
+    clients.append(opened(remote, token, "--memory", "1GiB"))
+    refused = ended(remote.client(remote.grant(user="65534"), "--memory", "1GiB"))
+    assert "the node has 2 remote sessions, which is its limit (E204)" in refused
+    for client in clients:
+        client.kill()
+        ended(client)
+
+
+def test_a_program_that_does_not_read_stops_only_itself(standing: Standing) -> None:
+    remote = standing("")
+    token, size = remote.grant(), 256 * MIB
+    ask = (
+        "import os, socket; made = socket.create_connection(os.environ['LUPINE_SERVER'].split(':'));"
+        f"made.sendall(b'zeros {size}\\n'); print('asked', flush=True); input()"
+    )
+    other = opened(remote, token, "--memory", "1GiB")
+    before = _memory(remote.door.pid)
+    client = remote.client(token, "--memory", "1GiB", command=[sys.executable, "-c", ask])
+    assert client.stdout is not None
+    assert client.stdout.readline() == "asked\n"
+    until(lambda: MIB < _relayed(remote, token) == _relayed(remote, token))
+    assert _relayed(remote, token) < size / 2
+    assert _memory(remote.door.pid) - before < 16 * MIB
+    assert say(other, "echo hello") == "hello"
+    for one in (client, other):
+        one.kill()
+        ended(one)
+
+
+def _relayed(remote: RemoteNode, token: str) -> int:
+    """The bytes that the door has passed on for the user's sessions."""
+    remote.set_clock(remote.clock + 10)  # calls for the status have a rate
+    shown, errors = remote.client(token, "-o", "json", verb="status").communicate(timeout=300)
+    assert shown, errors
+    return sum(int(one["bytes"]) for one in json.loads(shown)["sessions"])
+
+
+def _memory(pid: int) -> int:
+    """VmRSS in bytes (proc(5))."""
+    words = Path(f"/proc/{pid}/status").read_text().split()
+    return int(words[words.index("VmRSS:") + 1]) * 1024
 
 
 @pytest.mark.parametrize(

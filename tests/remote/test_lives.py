@@ -5,6 +5,8 @@ import signal
 import socket
 import ssl
 import struct
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from tests.conditions import needs
 from tests.lease.conftest import eventually as until
 from tests.remote.clients import connections_of, ended, engine_of, opened, say
 from tests.remote.node import CERTIFICATES, USER, RemoteNode
+from tests.simnode import ROOT
 from vgpud.remote import wire
 from vgpud.remote.grants import FILE
 
@@ -87,6 +90,29 @@ def test_the_kill_of_any_process_releases_the_slice_and_leaves_no_process(
     until(lambda: not engine_of(short))
     client.kill()
     ended(client)
+
+
+def test_the_kill_of_the_door_does_no_harm_to_a_local_tenant_and_the_next_door_serves(
+    short: RemoteNode,
+) -> None:
+    words = [sys.executable, "-m", "vgpud.ctl", "run", "--memory", "1GiB", "--", "cat"]
+    local = subprocess.Popen(
+        words, env=short.node.environment, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert say(local, "hello") == "hello"
+    (own,) = short.held()
+    client = opened(short, short.grant(), "--memory", "1GiB")
+    short.door.kill()
+    short.door.wait()
+    until(lambda: [one.id for one in short.held()] == [own.id])
+    assert say(local, "still") == "still"
+    client.kill()
+    ended(client)
+    short.door = short.start_door()
+    again = opened(short, short.grant(), "--memory", "1GiB")
+    for one in (again, local):
+        one.kill()
+        one.communicate()
 
 
 def test_a_session_outlives_a_kill_of_vgpud_and_is_released_at_its_end(short: RemoteNode) -> None:

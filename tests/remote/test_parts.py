@@ -113,18 +113,7 @@ def test_a_flood_of_many_networks_leaves_the_door_open_to_those_with_a_session(
     door = RemoteDoor(RemoteSettings(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), Path("unused"))
     near, far = socket.socketpair()
     with near, far:
-        door._sessions["one"] = Session(
-            id="one",
-            key="key",
-            user="alice",
-            address="2001:db8:7::1",
-            network="2001:db8:7::/64",
-            allocation="a",
-            backend=near,
-            rate=None,
-            used=7.0,
-            control_ended=None,
-        )
+        door._sessions["one"] = _session("one", near)
         assert [door._may_arrive(f"192.0.2.{number}") for number in range(250)].count(True) == 49
         assert door._may_arrive("2001:db8:7::/64")
         assert not door._may_arrive("192.0.2.250")
@@ -152,6 +141,60 @@ def test_places_are_bounded_in_all_and_for_each_address() -> None:
 )
 def test_a_network_is_an_address_of_ipv4_or_a_64_of_ipv6(address: str, network: str) -> None:
     assert network_of(address) == network
+
+
+def test_a_user_has_at_most_a_quarter_of_the_connections() -> None:
+    door = RemoteDoor(RemoteSettings(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), Path("unused"))
+
+    async def check() -> None:
+        near, far = socket.socketpair()
+        reader, writer = await asyncio.open_connection(sock=near)
+        idle = [asyncio.ensure_future(asyncio.sleep(1000)) for _ in range(256)]
+        with far:
+            for number in range(2):  # two sessions of one user
+                session = _session(str(number), far)
+                session.streams.update(idle[128 * number : 128 * (number + 1)])
+                door._sessions[session.id] = session
+            with pytest.raises(VgpuError, match="alice has 256 connections, and may have as many"):
+                await door._attach(session, reader, writer)
+        writer.close()
+        for task in idle:
+            task.cancel()
+
+    asyncio.run(check())
+
+
+def _session(name: str, backend: socket.socket) -> Session:
+    return Session(
+        id=name,
+        key="key",
+        user="alice",
+        address="2001:db8:7::1",
+        network="2001:db8:7::/64",
+        allocation="a",
+        backend=backend,
+        rate=None,
+        used=7.0,
+        control_ended=None,
+    )
+
+
+def test_the_door_speaks_no_version_of_tls_below_1_3() -> None:
+    async def check() -> None:
+        tls = context_of(CERTIFICATES / "door.pem", CERTIFICATES / "door.key", None)
+        client = ssl.create_default_context(cafile=CERTIFICATES / "door.pem")
+        async with await asyncio.start_server(lambda *_: None, "127.0.0.1", 0, ssl=tls) as server:
+            port = server.sockets[0].getsockname()[1]
+            _, writer = await asyncio.open_connection(
+                "127.0.0.1", port, ssl=client, server_hostname="localhost"
+            )
+            assert writer.get_extra_info("ssl_object").version() == "TLSv1.3"
+            writer.transport.abort()
+            client.maximum_version = ssl.TLSVersion.TLSv1_2
+            with pytest.raises(OSError):
+                await asyncio.open_connection("127.0.0.1", port, ssl=client, server_hostname="localhost")
+
+    asyncio.run(check())
 
 
 def test_openings_are_bounded_by_network_and_by_token() -> None:

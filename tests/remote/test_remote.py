@@ -1,11 +1,13 @@
 """What a remote program gets, end to end, with a stand-in engine on the simulated node."""
 
+import http.client
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -26,15 +28,29 @@ def test_a_remote_program_is_held_to_its_slice_and_its_end_releases_it(short: Re
     until(lambda: not short.held())
 
 
-def test_listings_and_audit_name_the_remote_user_and_the_address(remote: RemoteNode) -> None:
-    client = opened(remote, remote.grant(), "--memory", "1GiB", "--label", "night run")
+def test_listings_figures_and_audit_name_the_remote_user_and_the_address(remote: RemoteNode) -> None:
+    asked = ("--memory", "1GiB", "--isolation", "quota", "--priority", "below-normal", "--label", "night run")
+    client = opened(remote, remote.grant(), *asked)
     (held,) = remote.held()
+    assert held.priority == "below-normal"
+    (row,) = remote.node.ctl_json("top", "-1")["tenants"]
+    assert row["label"] == held.label
+    assert f'label="{held.label}"' in _figures(remote)
     assert held.label.startswith(f"remote {USER}/")
     assert held.label.endswith(" 127.0.0.1 night run")
     log = remote.node.log.read_text()
     assert any('"audit": "allocate"' in line and " 127.0.0.1 night run" in line for line in log.splitlines())
     client.kill()
     ended(client)
+
+
+def _figures(remote: RemoteNode) -> str:
+    connection = http.client.HTTPConnection("localhost")
+    connection.sock = socket.socket(socket.AF_UNIX)
+    connection.sock.connect(str(remote.node.run_dir / "metrics.sock"))
+    with closing(connection):
+        connection.request("GET", "/metrics")
+        return connection.getresponse().read().decode()
 
 
 def test_the_server_runs_as_the_grants_account_in_namespaces_of_its_own(remote: RemoteNode) -> None:
