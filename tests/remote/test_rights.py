@@ -44,7 +44,7 @@ def test_a_client_sends_nothing_to_a_door_with_another_certificate(remote: Remot
     assert remote.sessions.processes[1:] == []  # the first asked for the door's settings
 
 
-def test_a_client_certificate_of_a_grant_opens_a_session(remote: RemoteNode) -> None:
+def test_a_client_certificate_opens_a_session_while_it_has_a_grant(remote: RemoteNode) -> None:
     remote.node.ctl("remote", "grant", USER, "--certificate", str(CERTIFICATES / "client.pem"))
     proof = ["--ca", str(CERTIFICATES / "door.pem")]
     for name, wanted in (("client", 0), ("foreign", 32)):
@@ -57,6 +57,9 @@ def test_a_client_certificate_of_a_grant_opens_a_session(remote: RemoteNode) -> 
         client = remote.client("", "--memory", "1GiB", *files, *proof, command=["true"])
         errors = ended(client)
         assert client.returncode == wanted, errors
+    remote.node.ctl("remote", "revoke", USER)
+    files = ["--certificate", str(CERTIFICATES / "client.pem"), "--key", str(CERTIFICATES / "client.key")]
+    assert "(E201)" in ended(remote.client("", "--memory", "1GiB", *files, *proof, command=["true"]))
 
 
 def test_a_grant_bounds_the_sums_of_its_slices(remote: RemoteNode) -> None:
