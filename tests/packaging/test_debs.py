@@ -113,6 +113,16 @@ def test_the_package_for_machines_without_a_gpu_needs_python_alone_and_has_the_m
 
 
 @needs("debhelper")
+def test_the_door_for_remote_slices_is_off_until_an_administrator_starts_it(debs: Path) -> None:
+    script = subprocess.check_output(["dpkg-deb", "-I", one(debs, "vgpud"), "postinst"], text=True)
+    lines = [line for line in script.splitlines() if "vgpud-remote" in line]
+    assert lines
+    assert not any("deb-systemd-invoke" in line for line in lines)
+    (enabled,) = (number for number, line in enumerate(lines) if "helper enable" in line)
+    assert "was-enabled 'vgpud-remote.service'; then" in lines[enabled - 1]  # an upgrade of one that was on
+
+
+@needs("debhelper")
 def test_each_installed_path_that_a_page_names_exists(debs: Path) -> None:
     """The paths are those of examples to copy, of scripts, and of pictures."""
     names = {path.split(" ")[0].removesuffix(".gz") for path in files(one(debs, "vgpud"))}
