@@ -64,7 +64,7 @@ def uncommented(text: str, table: str) -> dict[str, str]:
     current = ""
     for line in text.splitlines():
         header = re.fullmatch(r"#?\[+([a-z.]+)\]+", line)
-        key = re.fullmatch(r"#?([a-z_]+) = (.+)", line)
+        key = re.fullmatch(r"#?([a-z0-9_]+) = (.+)", line)
         if header:
             current = header[1]
         elif key and current == table:
@@ -83,7 +83,7 @@ def test_the_main_file_explains_every_key(table: str) -> None:
 
 
 def test_the_uncommented_example_loads_with_the_defaults(tmp_path: Path) -> None:
-    text = re.sub(r"^#(?=\[|[a-z_]+ = )", "", MAIN.read_text(), flags=re.MULTILINE)
+    text = re.sub(r"^#(?=\[|[a-z0-9_]+ = )", "", MAIN.read_text(), flags=re.MULTILINE)
     text = text.replace(
         "GPU-00000000-0000-0000-0000-000000000000", "GPU-12345678-0000-0000-0000-000000000000"
     )
