@@ -225,6 +225,10 @@ def test_each_example_parses_as_its_verb(line: str, verb: Verb) -> None:
     assert parse(shlex.split(line)[1:])[0] is verb
 
 
+def test_each_verb_has_an_example() -> None:
+    assert [line for line, verb in LINES if not verb.examples] == []
+
+
 def test_each_synonym_leads_to_a_verb() -> None:
     lines = {line for line, _ in LINES}
     assert {meant for meant in SYNONYMS.values() if meant not in lines} == set()

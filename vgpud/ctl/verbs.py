@@ -341,6 +341,7 @@ VERBS: tuple[Verb | Group, ...] = (
                 "check a policy file; needs no daemon",
                 "policy:check",
                 (argument("file", metavar="FILE", help="a TOML file"),),
+                examples=("vgpuctl policy check /etc/vgpud/vgpud.toml",),
             ),
             Verb(
                 "show",
@@ -350,12 +351,14 @@ VERBS: tuple[Verb | Group, ...] = (
                     argument("--origin", action="store_true", help="say which file and line set each key"),
                     argument("--file", metavar="FILE", help="show this file instead; needs no daemon"),
                 ),
+                examples=("vgpuctl policy show --origin",),
             ),
             Verb(
                 "explain",
                 "say what the policy in force means for each device, and for the calling user",
                 "policy_explain:explain",
                 (argument("--device", metavar="UUID|INDEX", help="only this device"),),
+                examples=("vgpuctl policy explain --device 0",),
             ),
             Verb(
                 "diff",
@@ -367,6 +370,7 @@ VERBS: tuple[Verb | Group, ...] = (
                     ),
                 ),
                 details="Exits 0 when nothing differs and 1 when something does.",
+                examples=("vgpuctl policy diff",),
             ),
             Verb(
                 "test",
@@ -377,6 +381,7 @@ VERBS: tuple[Verb | Group, ...] = (
                     argument("--file", metavar="FILE", help="this policy alone, not the files of this host"),
                 ),
                 details="Exits 1 when a case fails.",
+                examples=("vgpuctl policy test cases.toml --file new.toml",),
             ),
             Verb(
                 "reload",
@@ -384,6 +389,10 @@ VERBS: tuple[Verb | Group, ...] = (
                 "policy:reload",
                 (argument("--dry-run", action="store_true", help="only say what would change"),),
                 details="With --dry-run, exits 0 when nothing would change and 1 when something would.",
+                examples=(
+                    "vgpuctl policy reload --dry-run",
+                    "vgpuctl policy reload",
+                ),
             ),
         ),
     ),
@@ -396,6 +405,7 @@ VERBS: tuple[Verb | Group, ...] = (
                 "list control daemons, servers and clients",
                 "mps:ls",
                 details="Exits 37 when a daemon does not answer or a server is in FAULT.",
+                examples=("vgpuctl mps ls -o wide",),
             ),
             Verb(
                 "terminate",
@@ -405,6 +415,7 @@ VERBS: tuple[Verb | Group, ...] = (
                     argument("client", type=kinds.pid, metavar="PID", help="a client's pid"),
                     argument("--device", metavar="UUID|INDEX", help="if it is a client on several"),
                 ),
+                examples=("vgpuctl mps terminate 31337",),
             ),
         ),
     ),
@@ -412,13 +423,20 @@ VERBS: tuple[Verb | Group, ...] = (
         "mig",
         "see and lay out MIG instances",
         (
-            Verb("ls", "list instances, who holds them, and what more fits", "mig:ls", MIG_DEVICES),
+            Verb(
+                "ls",
+                "list instances, who holds them, and what more fits",
+                "mig:ls",
+                MIG_DEVICES,
+                examples=("vgpuctl mig ls --device 0",),
+            ),
             Verb(
                 "plan",
                 "say what apply would do, changing nothing",
                 "mig:plan",
                 MIG_LAYOUT,
                 details="Exits 35 if tenants block the layout, and names them.",
+                examples=("vgpuctl mig plan 3g.71gb@4 1g.18gb*4 --device 0",),
             ),
             Verb(
                 "apply",
@@ -427,12 +445,17 @@ VERBS: tuple[Verb | Group, ...] = (
                 MIG_LAYOUT,
                 details="The layout is kept from then on, across reboots, until 'apply auto' lets instances "
                 "come and go with the requests again. Interrupted, vgpud goes on with it.",
+                examples=(
+                    "vgpuctl mig apply all-balanced --device 0 --device 1",
+                    "vgpuctl mig apply auto",
+                ),
             ),
             Verb(
                 "assert",
                 "exit 0 if devices have a layout, 1 if not",
                 "mig:check",
                 MIG_LAYOUT,
+                examples=("vgpuctl mig assert all-1g.18gb --device 0",),
             ),
             Verb(
                 "export",
@@ -440,6 +463,7 @@ VERBS: tuple[Verb | Group, ...] = (
                 "mig:export",
                 (*MIG_DEVICES, argument("--config", metavar="NAME", help="its name (default current)")),
                 outputs=("table", "json", "yaml"),
+                examples=("vgpuctl mig export --config today",),
             ),
             Verb(
                 "import",
@@ -452,6 +476,7 @@ VERBS: tuple[Verb | Group, ...] = (
                 outputs=("table", "json", "yaml"),
                 details="As in: vgpuctl mig import FILE --config all-balanced "
                 "> /etc/vgpud/conf.d/60-mig.toml; vgpuctl policy reload",
+                examples=("vgpuctl mig import config.yaml --config all-balanced",),
             ),
             Verb(
                 "defrag",
@@ -461,6 +486,7 @@ VERBS: tuple[Verb | Group, ...] = (
                     *MIG_DEVICES,
                     argument("--dry-run", action="store_true", help="only say what would move"),
                 ),
+                examples=("vgpuctl mig defrag --dry-run",),
             ),
         ),
     ),
@@ -534,7 +560,12 @@ VERBS: tuple[Verb | Group, ...] = (
                 outputs=("table", "json", "yaml"),
                 examples=("vgpuctl remote grant alice --memory 16GiB --cores 50 --expires 30d",),
             ),
-            Verb("grants", "list the grants of this node (root only)", "remote:grants"),
+            Verb(
+                "grants",
+                "list the grants of this node (root only)",
+                "remote:grants",
+                examples=("vgpuctl remote grants",),
+            ),
             Verb(
                 "revoke",
                 "take a grant back; its sessions end within seconds (root only)",
@@ -547,6 +578,7 @@ VERBS: tuple[Verb | Group, ...] = (
                     ),
                 ),
                 outputs=("table",),
+                examples=("vgpuctl remote revoke alice",),
             ),
         ),
     ),
@@ -575,6 +607,7 @@ VERBS: tuple[Verb | Group, ...] = (
                 ),
                 outputs=("table",),
                 details="Prints the manifests; what has no counterpart is said on standard error.",
+                examples=("vgpuctl convert hami deployment.yaml --card-memory 80GiB",),
             ),
         ),
     ),
@@ -685,6 +718,7 @@ VERBS: tuple[Verb | Group, ...] = (
         (argument("shell", choices=("bash", "zsh", "fish"), metavar="SHELL", help="bash, zsh or fish"),),
         outputs=("table",),
         details='As in: eval "$(vgpuctl completion bash)"',
+        examples=("vgpuctl completion bash",),
     ),
     Verb(
         "watch",
