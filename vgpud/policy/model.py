@@ -119,8 +119,8 @@ class PreloadSettings(PolicyTable):
     )
     share_policy: Literal["hard", "work-conserving"] = Field(
         "hard",
-        description="what a share is: hard is never passed, also alone; work-conserving may use what the "
-        "others leave",
+        description="hard: a tenant never exceeds its share, also while it is alone; work-conserving: it may "
+        "also use the time that others leave idle",
     )
     engine: Literal["auto", "cut", "gate"] = Field(
         "auto",
@@ -139,7 +139,7 @@ class PreloadSettings(PolicyTable):
         "device in turn, their memory on the host meanwhile; left out: no turns",
     )
     min_residence: Seconds = Field(
-        60.0, description="for so long at least a tenant that has come back is not suspended as idle"
+        60.0, description="minimum time between the resumption of a tenant and its next suspension as idle"
     )
     memory_limit: Literal["driver", "libvgpu"] = Field(
         "driver",
@@ -193,13 +193,13 @@ class MpsSettings(PolicyTable):
     )
     memory: Literal["driver", "libvgpu"] = Field(
         "driver",
-        description="who holds a tenant to its memory: driver limits each process, by an equal part where "
+        description="what enforces a tenant's memory limit: driver limits each process, to an equal part if "
         "several are allowed; libvgpu limits all processes of the tenant together, and to the byte",
     )
     exclusive_process: bool = Field(
         False,
         description="set compute mode EXCLUSIVE_PROCESS while MPS is on the device, so that no program can "
-        "come past MPS; what it was before is restored",
+        "bypass MPS; the earlier compute mode is restored afterwards",
     )
     client_priority: Literal["normal", "below-normal"] = Field(
         "normal", description="a hint to the driver, for allocations that ask for no priority of their own"
@@ -211,8 +211,8 @@ class MpsSettings(PolicyTable):
         30.0,
         ge=1.0,
         le=3600.0,
-        description="a control daemon silent for so long is ended, with its clients, and started anew; "
-        "so is a server that stays in FAULT",
+        description="a control daemon that does not answer for this time is ended with its clients, and "
+        "restarted; a server that stays in FAULT for this time is ended",
     )
 
 
@@ -238,8 +238,8 @@ class MigSettings(PolicyTable):
     )
     foreign: Literal["keep", "lend", "remove"] = Field(
         "keep",
-        description="instances that someone else made: keep them, lend them to tenants, or remove idle ones "
-        "that are in the way",
+        description="instances that other programs made: keep them, lend them to tenants, or remove idle "
+        "ones that are in the way",
     )
     on_top: OnTop = Field(
         (),
@@ -447,8 +447,8 @@ class PoolSettings(PolicyTable):
 
     host_memory: MemoryBytes | None = Field(
         None,
-        description="the most that all tenants may take of the host's: suspended ones, and buffers of "
-        "running ones; left out, no bound",
+        description="maximum of host memory for all tenants together: the memory of suspended ones, and "
+        "buffers of running ones; left out: no bound",
     )
     host_memory_reserve: MemoryBytes = Field(
         2 << 30, description="what stays available on the host, whatever is suspended"
