@@ -65,7 +65,6 @@ def encode_allocation(allocation: Allocation) -> AllocationRow:
     declares.
     """
     request = _encode(_REQUEST, allocation.request)
-    outcome = encode_outcome(allocation)
     return AllocationRow(
         id=allocation.id,
         request_id=allocation.request.id,
@@ -75,14 +74,8 @@ def encode_allocation(allocation: Allocation) -> AllocationRow:
         created_unix_ns=allocation.created_unix_ns,
         request=_dump(request),
         reasons=_dump(_encode(_REASONS, allocation.reasons)),
-        state=outcome.state,
         revision=allocation.revision,
-        slices=outcome.slices,
-        edits=outcome.edits,
-        failure=outcome.failure,
-        suspended=outcome.suspended,
-        cause=outcome.cause,
-        paused=outcome.paused,
+        **encode_outcome(allocation)._asdict(),
     )
 
 

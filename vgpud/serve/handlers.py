@@ -44,7 +44,7 @@ async def list_devices(
 
 async def allocate(keeper: NodeKeeper, caller: Caller, asked: pb.AllocateRequest) -> pb.Allocation:
     held = await keeper.allocate(_request(caller, asked))
-    return encode.allocation(held, with_edits=_sees_edits(caller, held))
+    return _shown(caller, held)
 
 
 async def plan(keeper: NodeKeeper, caller: Caller, asked: pb.AllocateRequest) -> pb.PlanReply:
@@ -84,38 +84,35 @@ async def resize(keeper: NodeKeeper, caller: Caller, asked: pb.ResizeRequest) ->
     name = decode.identifier(asked.allocation_id, "allocation_id")
     limits = decode.limits(asked)
     held = await keeper.resize(name, caller, limits.memory_bytes, limits.share)
-    return encode.allocation(held, with_edits=_sees_edits(caller, held))
+    return _shown(caller, held)
 
 
 async def pause(keeper: NodeKeeper, caller: Caller, asked: pb.PauseRequest) -> pb.Allocation:
     held = await keeper.pause(decode.identifier(asked.allocation_id, "allocation_id"), caller)
-    return encode.allocation(held, with_edits=_sees_edits(caller, held))
+    return _shown(caller, held)
 
 
 async def unpause(keeper: NodeKeeper, caller: Caller, asked: pb.UnpauseRequest) -> pb.Allocation:
     held = await keeper.unpause(decode.identifier(asked.allocation_id, "allocation_id"), caller)
-    return encode.allocation(held, with_edits=_sees_edits(caller, held))
+    return _shown(caller, held)
 
 
 async def suspend(keeper: NodeKeeper, caller: Caller, asked: pb.SuspendRequest) -> pb.Allocation:
     held = await keeper.suspend(decode.identifier(asked.allocation_id, "allocation_id"), caller, asked.deep)
-    return encode.allocation(
-        held, with_edits=_sees_edits(caller, held), stays=keeper.suspends.swaps.stays(held)
-    )
+    return _shown(caller, held, stays=keeper.suspends.swaps.stays(held))
 
 
 async def resume(keeper: NodeKeeper, caller: Caller, asked: pb.ResumeRequest) -> pb.Allocation:
     held = await keeper.resume(decode.identifier(asked.allocation_id, "allocation_id"), caller)
-    return encode.allocation(held, with_edits=_sees_edits(caller, held))
+    return _shown(caller, held)
 
 
 async def get_allocation(keeper: NodeKeeper, caller: Caller, asked: pb.GetAllocationRequest) -> pb.Allocation:
     held = keeper.book.get(decode.identifier(asked.allocation_id, "allocation_id"))
     use = await keeper.listings.slice_use(held)
-    sees = _sees_edits(caller, held)
-    return encode.allocation(
+    return _shown(
+        caller,
         held,
-        with_edits=sees,
         use=use,
         standing=keeper.residency.standing(held),
         marks=keeper.bypasses.marks(held),
@@ -130,13 +127,11 @@ async def list_allocations(
     held, revision = tuple(keeper.book), keeper.store.revision
     shown = []
     for one in held:
-        standing = keeper.residency.standing(one)
-        sees = _sees_edits(caller, one)
         shown.append(
-            encode.allocation(
+            _shown(
+                caller,
                 one,
-                with_edits=sees,
-                standing=standing,
+                standing=keeper.residency.standing(one),
                 marks=keeper.bypasses.marks(one),
                 memory_limit=keeper.listings.memory_limit(one),
             )
@@ -150,7 +145,7 @@ async def move(keeper: NodeKeeper, caller: Caller, asked: pb.MoveRequest) -> pb.
     name = decode.identifier(asked.allocation_id, "allocation_id")
     to = [decode.identifier(uuid, "to") for uuid in asked.to]
     held = await keeper.moves.move(name, caller, to, decode.text(asked.source, "source"))
-    return encode.allocation(held, with_edits=_sees_edits(caller, held))
+    return _shown(caller, held)
 
 
 async def plan_defrag(keeper: NodeKeeper, caller: Caller, asked: pb.DefragRequest) -> pb.DefragReply:
@@ -269,12 +264,12 @@ def event_for(caller: Caller, happened: Event, held: Allocation | None) -> pb.Ev
     """The message of an event for this caller. The allocation's edits are included only if the caller may see
     them.
     """
-    shown = None if held is None else encode.allocation(held, with_edits=_sees_edits(caller, held))
-    return encode.event(happened, shown)
+    return encode.event(happened, None if held is None else _shown(caller, held))
 
 
-def _sees_edits(caller: Caller, held: Allocation) -> bool:
-    return may_see_edits(caller, held.request.owner.uid)
+def _shown(caller: Caller, held: Allocation, **more: Any) -> pb.Allocation:  # noqa: ANN401 (as in encode)
+    """The message of an allocation for this caller, with its edits only if the caller may see them."""
+    return encode.allocation(held, with_edits=may_see_edits(caller, held.request.owner.uid), **more)
 
 
 Handler = Callable[[NodeKeeper, Caller, Any], Coroutine[Any, Any, Any]]
