@@ -393,6 +393,13 @@ def test_each_refusal_has_its_reason_and_number(
 
 
 @pytest.mark.parametrize(
+    "wanted", [request(mig_profile="3g.70gb"), request(mig_profile="1g.18gb", memory=17 * GIB)]
+)
+def test_a_refusal_names_the_profile_once(wanted: Request) -> None:
+    assert refused(wanted, node_of(h200(0)), AUTO, {}).sentence.count(wanted.mig_profile) == 1
+
+
+@pytest.mark.parametrize(
     ("wanted", "sentence"),
     [
         (request(count=0), "count is 0: it must be at least 1"),

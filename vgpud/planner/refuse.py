@@ -124,12 +124,12 @@ def _too_many(
 def _impossible(want: Wanted, nevers: tuple[Unfit, ...], details: tuple[str, ...]) -> VgpuError:
     code = next(code for code in _GRAVITY if any(unfit.code is code for unfit in nevers))
     causes = tuple(unfit for unfit in nevers if unfit.code is code)
-    start = (
-        f"no device can hold {_asked(want)}, even idle"
-        if code is ErrorCode.IMPOSSIBLE
-        else "no device can serve this"
-    )
     first = causes[0]
+    start = "no device can serve this"
+    if code is ErrorCode.IMPOSSIBLE:
+        # the cause may name the profile itself
+        asked = "this" if want.profile and want.profile in first.sentence else _asked(want)
+        start = f"no device can hold {asked}, even idle"
     sentence = f"{start}: device {first.device.index}: {first.sentence}"
     alike = sum(unfit.sentence == first.sentence for unfit in causes) - 1
     if alike:
