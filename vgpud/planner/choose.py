@@ -9,7 +9,7 @@ from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Decision, Mode, Reason, Request, Slice
 from vgpud.planner.judge import judge
 from vgpud.planner.locality import nearest
-from vgpud.planner.memory import Decisions, Memory, Reasons
+from vgpud.planner.memory import Memory
 from vgpud.planner.pool import NO_POOL, Pool
 from vgpud.planner.refuse import refuse
 from vgpud.planner.select import ANY, selector_error, selects
@@ -21,7 +21,6 @@ from vgpud.planner.words import listed
 from vgpud.policy.model import Policy
 
 _memory = Memory(judge)
-_decisions = Decisions()
 
 
 def choose(
@@ -67,10 +66,7 @@ def choose(
     )
     if closed:
         judged = tuple([_unless_closed(verdict, want, closed.get(verdict.device.uuid)) for verdict in judged])
-    decision = _decisions.get((want, spread), node, judged)
-    if decision is None:
-        decision = _decide(node, want, judged)
-        _decisions.keep((want, spread), node, judged, decision)
+    decision = _decide(node, want, judged)
     if decision.slices and _starts_suspended(decision.slices, node, terms, use):
         return replace(decision, starts_suspended=True)
     return decision
@@ -95,7 +91,8 @@ def _decide(node: Node, want: Wanted, judged: tuple[Verdict, ...]) -> Decision:
     """The decision from the verdicts on the selected devices."""
     taken = _take(node, want, judged)
     outdone = _outdone(want, taken)
-    reasons = _reasons.of(judged, taken, outdone)
+    chosen = set(map(id, taken))
+    reasons = tuple([_reason(verdict, id(verdict) in chosen, outdone) for verdict in judged])
     if len(judged) < len(node.devices):
         known = {reason.device_uuid: reason for reason in reasons}
         reasons = tuple(known.get(d.uuid) or _left_out(d.uuid) for d in node.devices)
@@ -151,9 +148,6 @@ def _reason(verdict: Verdict, taken: bool, outdone: str) -> Reason:
     if taken or isinstance(verdict, Unfit):
         return Reason(uuid, taken, verdict.mode, verdict.sentence)
     return Reason(uuid, False, verdict.mode, f"it fits ({verdict.sentence}), but {outdone}")
-
-
-_reasons = Reasons(_reason)
 
 
 def _details(node: Node, reasons: tuple[Reason, ...]) -> tuple[str, ...]:
