@@ -157,12 +157,12 @@ def test_each_request_of_a_priority_tenant_preempts_the_running_tenant(cut_card:
 
 @pytest.mark.parametrize("how", ["reset", "release", "destroy", "green"])
 def test_contexts_that_begin_and_end_stay_under_the_share(cut_card: Card, how: str) -> None:
-    """One process makes 200 contexts, each with work. A channel may be gone when the arbiter disables it."""
+    """One process makes 100 contexts, each with work. A channel may be gone when the arbiter disables it."""
     lease = cut_card.lease("a", HARD, 50)
     said = answer(
-        cut_card.program(str(TEST_BUILD / "context-cycles"), lease, how, "200", "2", "1000", "1000")
+        cut_card.program(str(TEST_BUILD / "context-cycles"), lease, how, "100", "2", "1000", "1000")
     )
-    assert said["count"] == 200 and said["kernels"] >= 200
+    assert said["count"] == 100 and said["kernels"] >= 100
     assert counters(lease)["bypasses"] == 0
 
 

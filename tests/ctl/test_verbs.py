@@ -14,6 +14,7 @@ import pytest
 from tests.ctl import canned
 from tests.ctl.conftest import COMMAND, ROOT, Ctl, Done, environment
 from tests.ctl.daemon import Daemon
+from tests.e2e.support import eventually
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.ctl.document import rfc3339
 from vgpud.ctl.fail import DETAILS_MATTER
@@ -407,9 +408,8 @@ def test_an_interrupt_ends_a_call(daemon: Daemon) -> None:
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
-        while not daemon.requests("Allocate"):
-            assert process.poll() is None
-            time.sleep(0.02)
+        eventually(lambda: process.poll() is not None or daemon.requests("Allocate"), "it calls")
+        assert process.poll() is None
         process.send_signal(signal.SIGINT)
         out, said = process.communicate(timeout=300)
         gate.set()

@@ -19,6 +19,7 @@ from vgpud.model.quantity import GIB, MIB, show_bytes
 
 PROBE = str(BUILD / "bin" / "vgpu-probe")
 PIECE = 32 * MIB
+_EMPTY_SECONDS = 60
 TORCH = """
 import json, sys, torch
 held = []
@@ -223,7 +224,8 @@ def wait_until_empty(node: DemoNode) -> list[dict[str, str]]:
     those that are left.
     """
     items: list[dict[str, str]] = []
-    for _ in range(50):
+    end = time.monotonic() + _EMPTY_SECONDS
+    while time.monotonic() < end:
         items = node.ctl_json("ls").get("items", [])
         if not items:
             return []

@@ -52,7 +52,7 @@ def simulate(node: DemoNode, *words: str) -> None:
     simnode.simulate(node.environment["VGPU_SIM_STATE"], *words)
 
 
-def eventually(holds: Callable[[], object], what: str, seconds: float = 300) -> None:
+def eventually(holds: Callable[[], object], what: str = "it", seconds: float = 300) -> None:
     """Waits until `holds()` is true. The limit of `seconds` only ends a test that would never finish."""
     end, pause = time.monotonic() + seconds, 0.01
     while not holds():

@@ -14,7 +14,7 @@ import pytest
 
 from tests.demo.node import DemoNode
 from tests.e2e.conftest import NodeMaker, end_helpers, node_maker
-from tests.e2e.support import simulate
+from tests.e2e.support import eventually, simulate, states
 from tests.kubelet.conftest import run
 from tests.kubelet.double import AdmissionError, fixed_plugins, kubelet
 
@@ -72,9 +72,7 @@ async def held_on(node: DemoNode) -> list[Any]:
 
 
 async def leaves_nothing(node: DemoNode) -> None:
-    async with asyncio.timeout(30):
-        while await held_on(node):
-            await asyncio.sleep(0.2)
+    await asyncio.to_thread(eventually, lambda: not states(node), "nothing is held")
     assert list((node.folder / "cdi").glob("*.json")) == []
     assert list((node.run_dir / "leases").iterdir()) == []
 

@@ -1,17 +1,16 @@
 """The MPS protocol against a faulty peer: a stand-in with the special cases that were measured."""
 
-import time
 from pathlib import Path
 
 import pytest
 
+from tests.e2e.support import eventually, is_alive
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import MIB, Percent
 from vgpud.model.tenancy import Mode, Slice
 from vgpud.modes.mps import answers
 from vgpud.modes.mps.control import MpsControl
 from vgpud.modes.mps.rules import MpsLimits
-from vgpud.proc import read_stat
 
 # answers as nvidia-cuda-mps-control 550 does: a refusal has status 0 and the old value, and GiB are rounded
 # down
@@ -153,10 +152,7 @@ def test_a_silent_daemon_neither_hangs_vgpud_nor_leaves_a_process(tmp_path: Path
         MpsControl(str(program), tmp_path / "p", tmp_path / "l", timeout_seconds=0.5).ask("ps")
     assert silent.value.code is ErrorCode.HELPER_TIMEOUT
     child = int((tmp_path / "child").read_text())
-    end = time.monotonic() + 10  # waits for the killed daemon's end, which takes longer on a busy machine
-    while (stat := read_stat(child)) is not None and stat.is_alive:
-        assert time.monotonic() < end, "the silent daemon's child lives on"
-        time.sleep(0.01)
+    eventually(lambda: not is_alive(child), "the silent daemon's child ends")
 
 
 def test_a_daemons_default_limits_are_those_of_its_largest_tenant() -> None:

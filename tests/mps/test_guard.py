@@ -8,13 +8,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.conditions import needs
+from tests.e2e.support import eventually
 from tests.mps.conftest import control_program
 from tests.native.harness import TEST_BUILD
 from tests.otheruser import open_folder
@@ -45,10 +45,7 @@ class Node:
     def start_daemon(self, program: str = "nvidia-cuda-mps-control") -> None:
         self.pipe.mkdir(exist_ok=True)
         self.daemon = self.sim.start([program, "-f"], self.env)
-        end = time.monotonic() + 20
-        while not self.accepts():
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        eventually(self.accepts, "it accepts connections")
 
     def accepts(self) -> bool:
         """True if the server accepts connections. Its socket exists earlier than that."""

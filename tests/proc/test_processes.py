@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -49,10 +48,8 @@ def test_a_process_is_recognised_only_by_its_own_start_time() -> None:
 def test_a_process_without_its_main_thread_is_ending_until_its_last_thread_ends() -> None:
     process = subprocess.Popen([sys.executable, "-c", LEADERLESS], stdin=subprocess.PIPE)
     assert process.stdin is not None
-    end = time.monotonic() + 20
-    while not is_ending(process.pid):
-        assert time.monotonic() < end and process.poll() is None
-        time.sleep(0.01)
+    eventually(lambda: is_ending(process.pid), "its main thread ends")
+    assert process.poll() is None
     assert not has_ended(process.pid)
     process.stdin.close()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)

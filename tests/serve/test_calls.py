@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
+from tests.e2e.support import eventually as wait_until
 from tests.serve.live import Live
 from vgpud.api.client import Client
 from vgpud.api.doors import CHANGING, LEAST_DOOR
@@ -233,14 +233,6 @@ def test_a_watch_resumes_without_gap_or_repeat(live: Live, tenant: Client, reade
 def test_a_watch_from_a_compacted_revision_is_refused(live: Live, reader: Client) -> None:
     live.keeper.oldest = 5
     assert code_of(lambda: next(reader.watch(4))) is ErrorCode.BAD_REVISION
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    """The limit only ends a test that would never finish."""
-    end = time.monotonic() + 300
-    while not holds():
-        assert time.monotonic() < end, "it did not come to hold within 300 s"
-        time.sleep(0.01)
 
 
 def test_a_watch_whose_client_disconnects_ends(live: Live) -> None:

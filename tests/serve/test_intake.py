@@ -14,10 +14,10 @@ import grpc
 import pytest
 
 from tests.conditions import needs
+from tests.e2e.support import eventually as wait_until
 from tests.serve.fake_keeper import FakeLoaded
 from tests.serve.http2 import Peer
 from tests.serve.live import Live
-from tests.serve.test_calls import wait_until
 from vgpud.api.client import Client
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.api.gen.vgpud_pb2_grpc import VgpudStub

@@ -16,9 +16,9 @@ import pytest
 
 from tests import oldkernel
 from tests.conditions import needs, unmet
+from tests.e2e.support import eventually as wait_until
 from tests.otheruser import as_user
 from tests.serve.live import Live
-from tests.serve.test_calls import wait_until
 from vgpud.api.client import Client
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.api.gen.vgpud_pb2_grpc import VgpudStub

@@ -8,12 +8,12 @@ import json
 import os
 import signal
 import stat
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.e2e.support import eventually, is_alive
 from tests.sim.tenant import Tenant
 from tests.simnode import SimNode
 
@@ -49,17 +49,11 @@ def says_soon(tenant: Tenant, word: str, answer: str) -> None:
     """Waits for an answer, because a killed daemon's descriptors may close later than its main thread
     ends.
     """
-    end = time.monotonic() + 10
-    while (said := tenant.say(word)) != answer:
-        assert time.monotonic() < end, said
-        time.sleep(0.01)
+    eventually(lambda: tenant.say(word) == answer, answer)
 
 
 def wait_gone(pid: int) -> None:
-    while (
-        Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split(")")[-1][:3]
-    ):
-        time.sleep(0.01)
+    eventually(lambda: not is_alive(pid), f"process {pid} ends")
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.support import eventually as until
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.proc import aside, has_exited, is_alive, parse_stat, read_stat
 from vgpud.units import ChildUnits, Running, UnitSpec
@@ -31,15 +31,6 @@ def units(tmp_path: Path) -> Iterator[ChildUnits]:
     yield units
     for running in units.list():
         units.stop(running.name, 0)
-
-
-def until(condition: object) -> None:
-    assert callable(condition)
-    for _ in range(3000):
-        if condition():
-            return
-        time.sleep(0.01)
-    raise AssertionError("it did not come about")
 
 
 def test_a_helper_is_started_listed_and_stopped(units: ChildUnits) -> None:
