@@ -46,7 +46,7 @@ static void process_destroy(struct source *source)
 struct about {
     int usage_fd; /* a copy of the lease's usage_fd */
     uint32_t slot;
-    pid_t pid;    /* 0: no process is asked about */
+    pid_t pid;
     pid_t holder; /* pid that holds the slot's lock; -1: unknown */
     bool dying;
     struct identity_image image;
@@ -56,10 +56,8 @@ static void find_out(void *data)
 {
     struct about *about = data;
     about->holder = usage_io_holder(about->usage_fd, about->slot);
-    if (about->pid > 0) {
-        about->dying = vgpu_process_dying(about->pid);
-        about->image = identity_image(about->pid);
-    }
+    about->dying = vgpu_process_dying(about->pid);
+    about->image = identity_image(about->pid);
     close(about->usage_fd);
 }
 
@@ -67,6 +65,17 @@ static void clear_slot(void *data)
 {
     const struct about *about = data;
     usage_io_clear_if_dead(about->usage_fd, about->slot);
+    close(about->usage_fd);
+}
+
+/* Clears the slot, or finds out which process holds it. */
+static void clear_or_find_out(void *data)
+{
+    struct about *about = data;
+    if (usage_io_clear_if_dead(about->usage_fd, about->slot))
+        about->holder = 0;
+    else
+        about->holder = usage_io_holder(about->usage_fd, about->slot);
     close(about->usage_fd);
 }
 
@@ -216,13 +225,13 @@ static bool forgotten(struct process *process)
     return true;
 }
 
+/* Clears the slot of a process that has another slot now, and forgets the process there. */
 static void forget_moved(struct process *process)
 {
-    struct lease *lease = process->lease;
-    pid_t holder = ask(lease, process->slot, 0).holder;
-    if (holder < 0 || holder == process->pid)
-        return;
-    clear_and_forget(process);
+    struct about about = {.slot = process->slot};
+    if (look(process->lease, clear_or_find_out, &about) == ASIDE_DONE && about.holder >= 0 &&
+        about.holder != process->pid)
+        process_forget(process);
 }
 
 void process_moved(struct process *now)
