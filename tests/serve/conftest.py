@@ -15,17 +15,17 @@ def live() -> Iterator[Live]:
 
 @pytest.fixture
 def admin(live: Live) -> Iterator[Client]:
-    with Client(live.admin, 10) as client:
+    with Client(live.admin, 300) as client:
         yield client
 
 
 @pytest.fixture
 def tenant(live: Live) -> Iterator[Client]:
-    with Client(live.tenant, 10) as client:
+    with Client(live.tenant, 300) as client:
         yield client
 
 
 @pytest.fixture
 def reader(live: Live) -> Iterator[Client]:
-    with Client(live.ro, 10) as client:
+    with Client(live.ro, 300) as client:
         yield client

@@ -212,7 +212,7 @@ def test_a_uid_in_metadata_is_not_believed(live: Live) -> None:
 
 
 def test_a_caller_that_bypasses_the_relay_is_refused(live: Live) -> None:
-    with Client(live.run_dir / "private" / "grpc.sock", 10) as client:
+    with Client(live.run_dir / "private" / "grpc.sock", 300) as client:
         assert code_of(client.get_node) is ErrorCode.NOT_ALLOWED
 
 

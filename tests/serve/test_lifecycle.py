@@ -40,7 +40,7 @@ import sys
 from pathlib import Path
 from vgpud.api.client import Client
 from vgpud.api.gen import vgpud_pb2 as pb
-Client(Path(sys.argv[1]), 60).allocate(pb.AllocateRequest(request_id=sys.argv[2]))
+Client(Path(sys.argv[1]), 300).allocate(pb.AllocateRequest(request_id=sys.argv[2]))
 """
 
 
@@ -79,7 +79,7 @@ def test_a_callers_deadline_ends_its_call_alone(live: Live) -> None:
         assert f"{deadline_seconds:g} s" in caught.value.sentence
     open_gate(live)
     wait_until(lambda: len(live.keeper.held) == 1)
-    with Client(live.tenant, 10) as client:
+    with Client(live.tenant, 300) as client:
         assert client.allocate(pb.AllocateRequest(request_id="r")).id == "a1"
 
 
@@ -140,7 +140,7 @@ def test_a_stop_waits_for_running_calls(live: Live, reader: Client) -> None:
     """
     close_gate(live)
     watch = reader.watch()
-    with ThreadPoolExecutor(2) as pool, Client(live.tenant, 30) as client:
+    with ThreadPoolExecutor(2) as pool, Client(live.tenant, 300) as client:
         answer = pool.submit(client.allocate, pb.AllocateRequest(request_id="r"))
         wait_until(lambda: len(live.keeper.requests) == 1)
         ending = live.begin(live.server.stop(20))
@@ -160,7 +160,7 @@ def test_a_stop_waits_for_running_calls(live: Live, reader: Client) -> None:
 
 def test_a_stop_cancels_calls_beyond_the_grace(live: Live) -> None:
     close_gate(live)
-    with ThreadPoolExecutor(1) as pool, Client(live.tenant, 30) as client:
+    with ThreadPoolExecutor(1) as pool, Client(live.tenant, 300) as client:
         answer = pool.submit(client.allocate, pb.AllocateRequest(request_id="r"))
         wait_until(lambda: len(live.keeper.requests) == 1)
         live.stop(0.3)

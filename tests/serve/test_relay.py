@@ -40,7 +40,7 @@ from vgpud.api import status
 from vgpud.api.gen import vgpud_pb2 as pb, vgpud_pb2_grpc
 from vgpud.model.errors import VgpuError
 try:
-    with Client(Path(sys.argv[1]), 10) as client:
+    with Client(Path(sys.argv[1]), 300) as client:
         held = client.allocate(pb.AllocateRequest(request_id="r", bind_to_caller=True))
         print(held.owner_uid, held.owner_gid, held.bound_pid == os.getpid())
 except VgpuError as error:
@@ -214,16 +214,16 @@ def own_connection(path: Path) -> pb.NodeReply:
 def test_one_user_cannot_take_every_connection() -> None:
     live = Live(ConnectionLimits(total=3, per_uid=2, admin=1))
     try:
-        with Client(live.tenant, 10) as one, Client(live.ro, 10) as two:
+        with Client(live.tenant, 300) as one, Client(live.ro, 300) as two:
             assert (one.get_node().status, two.get_node().status) == ("well", "well")
             for path in (live.tenant, live.ro):
                 with pytest.raises(VgpuError, match="has 2 connections open") as caught:
                     own_connection(path)
                 assert caught.value.code is ErrorCode.NO_CAPACITY
-            with Client(live.admin, 10) as admin:
+            with Client(live.admin, 300) as admin:
                 assert admin.get_node().status == "well"
         wait_until(lambda: live.server.relay.peers.served == 0)
-        with Client(live.tenant, 10) as again:
+        with Client(live.tenant, 300) as again:
             assert again.get_node().status == "well"
     finally:
         live.close()
@@ -418,7 +418,7 @@ def test_the_relay_recovers_when_descriptors_are_free_again(live: Live) -> None:
         relay.start()
 
     live.do(swap())
-    with Client(live.ro, 10) as client:
+    with Client(live.ro, 300) as client:
         assert client.get_node().status == "well"
     assert scarce.failures == 0
     live.stop(0.2)
@@ -464,7 +464,7 @@ def test_the_relay_waits_for_a_full_backlog_of_the_server(small_backlog: Live) -
 
 def test_requests_of_two_clients_keep_their_own_callers(live: Live) -> None:
     """Each connection has its own caller: calls of two clients do not mix."""
-    with Client(live.ro, 10) as reader, Client(live.tenant, 10) as tenant:
+    with Client(live.ro, 300) as reader, Client(live.tenant, 300) as tenant:
         for number in range(20):
             tenant.allocate(pb.AllocateRequest(request_id=str(number)))
             with pytest.raises(VgpuError):

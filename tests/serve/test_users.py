@@ -201,7 +201,7 @@ def test_connections_of_all_uids_of_a_user_count_together() -> None:
             live.do(settled(live, 6))
             assert live.server.relay.peers.connections_of(USER) == 4
             assert live.server.relay.peers.refused == 2
-            with Client(live.ro, 10) as other:
+            with Client(live.ro, 300) as other:
                 assert other.get_node().status == "well"
     finally:
         live.close()
