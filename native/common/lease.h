@@ -73,6 +73,14 @@ enum vgpu_lease_memory {
     VGPU_MEMORY_SOON = 3,
 };
 
+/* What follows an eviction. */
+enum vgpu_lease_saves {
+    VGPU_SAVES_NOTHING = 0,
+    VGPU_SAVES_REST = 1, /* the driver is to save the process, for which libvgpu unlocks its host buffers */
+    /* likewise, and then to restore it on a device that reaches this one, so the memory may be parked (below) */
+    VGPU_SAVES_PARKED = 2,
+};
+
 /* The limits on one device of the lease. */
 struct vgpu_device_limits {
     char uuid[VGPU_UUID_BYTES]; /* the device; it changes with a move, while the entry stays that of the same slice */
@@ -106,8 +114,7 @@ struct vgpu_limits {
      * 1: the engine cut keeps the tenant off its devices, and its memory stays there; only the arbiter reads this word
      */
     uint32_t paused;
-    /* 1: the driver is to save the process after the eviction, for which libvgpu unlocks its host buffers */
-    uint32_t saves;
+    uint32_t saves; /* enum vgpu_lease_saves */
 };
 
 /* Length of the page of a vgpud that did not know `memory`. */
@@ -130,6 +137,27 @@ struct vgpu_slot_device {
  * Otherwise it is the registration number from the arbiter. Sums count every slot, whatever its owner word is.
  */
 #define VGPU_OWNER_SELF 0x80000000u
+
+/*
+ * Parked memory: while the driver moves a process to another device, libvgpu keeps the evictable memory in blocks on the
+ * old device, by exported descriptors alone. After the move it makes blocks of the same sizes on the new device. A
+ * sealed memory file has the list of the pairs of descriptors; vgpud has them copied and writes the result. The file is
+ * hostile input.
+ */
+#define VGPU_PARKED_MAGIC 0x4b505056u /* "VPPK" in ASCII */
+#define VGPU_PARKED_MAX 4096u         /* maximum of blocks of a process */
+#define VGPU_PARKED_ASKED UINT32_MAX
+struct vgpu_parked_block {
+    int32_t from; /* descriptors of the process */
+    int32_t to;
+    uint64_t bytes;
+};
+struct vgpu_parked_list {
+    uint32_t magic;
+    uint32_t count;  /* number of blocks, which follow */
+    uint32_t result; /* VGPU_PARKED_ASKED: the blocks are to be copied; otherwise a CUresult */
+    uint32_t reserved;
+};
 
 /* How far a process's memory has followed the lease's request. */
 enum vgpu_swap_phase {
@@ -176,7 +204,8 @@ struct vgpu_slot {
     uint32_t wants; /* number of threads that wait until the lease is open again; always up to date */
     /*
      * enum vgpu_swap_phase in the low byte. Above it, while OUT, the MiB of movable memory that are still on the
-     * device. One word, so that both values are consistent
+     * device; while COMING, the descriptor of a list of parked blocks to copy, or 0. One word, so that both values are
+     * consistent
      */
     uint32_t swap_phase;
     uint32_t swap_error;    /* CUresult of a swap that was refused, or of the error that delays a swap-in; 0: none */

@@ -15,6 +15,9 @@ static struct {
     CUresult (*unlock)(int, CUcheckpointUnlockArgs *);
 } cuda;
 
+struct driver_copy cuda_copy;
+static void *opened;
+
 static void look_up(void *library, const char *name, void *where)
 {
     void *found = dlsym(library, name);
@@ -27,6 +30,7 @@ const char *driver_open(void)
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     if (library == NULL)
         return "libcuda.so.1 is not on this node";
+    opened = library;
     look_up(library, "cuInit", &cuda.init);
     look_up(library, "cuGetErrorName", &cuda.name);
     look_up(library, "cuCheckpointProcessGetState", &cuda.state);
@@ -40,6 +44,39 @@ const char *driver_open(void)
         return "this driver cannot suspend processes: branch 570 is the first that can";
     CUresult result = cuda.init(0);
     return result == CUDA_SUCCESS ? NULL : driver_name(result);
+}
+
+bool driver_copies(void)
+{
+    static const char *const names[] = {
+        "cuDeviceGetCount",
+        "cuDeviceGet",
+        "cuDeviceGetUuid_v2",
+        "cuDeviceCanAccessPeer",
+        "cuDevicePrimaryCtxRetain",
+        "cuCtxSetCurrent",
+        "cuStreamCreate",
+        "cuEventCreate",
+        "cuEventRecord",
+        "cuEventSynchronize",
+        "cuStreamWaitEvent",
+        "cuMemcpyDtoDAsync_v2",
+        "cuMemCreate",
+        "cuMemRelease",
+        "cuMemImportFromShareableHandle",
+        "cuMemAddressReserve",
+        "cuMemAddressFree",
+        "cuMemMap",
+        "cuMemUnmap",
+        "cuMemSetAccess",
+    };
+    void *found[sizeof(names) / sizeof(names[0])];
+    _Static_assert(sizeof(found) == sizeof(cuda_copy), "one name for each function, in order");
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        if ((found[i] = dlsym(opened, names[i])) == NULL)
+            return false;
+    memcpy(&cuda_copy, found, sizeof(found));
+    return true;
 }
 
 const char *driver_name(CUresult result)

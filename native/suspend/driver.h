@@ -35,6 +35,33 @@ CUresult driver_restore(int pid, const CUcheckpointGpuPair *pairs, unsigned int 
 
 CUresult driver_unlock(int pid);
 
+/* What copies of parked memory need (copy.h), by its name in cuda.h. */
+extern struct driver_copy {
+    __typeof__(&cuDeviceGetCount) count;
+    __typeof__(&cuDeviceGet) device;
+    __typeof__(&cuDeviceGetUuid_v2) uuid;
+    __typeof__(&cuDeviceCanAccessPeer) reaches;
+    __typeof__(&cuDevicePrimaryCtxRetain) retain;
+    __typeof__(&cuCtxSetCurrent) current;
+    __typeof__(&cuStreamCreate) stream;
+    __typeof__(&cuEventCreate) event;
+    __typeof__(&cuEventRecord) record;
+    __typeof__(&cuEventSynchronize) wait;
+    __typeof__(&cuStreamWaitEvent) after;
+    __typeof__(&cuMemcpyDtoDAsync) copy;
+    __typeof__(&cuMemCreate) create;
+    __typeof__(&cuMemRelease) release;
+    __typeof__(&cuMemImportFromShareableHandle) import;
+    __typeof__(&cuMemAddressReserve) reserve;
+    __typeof__(&cuMemAddressFree) unreserve;
+    __typeof__(&cuMemMap) map;
+    __typeof__(&cuMemUnmap) unmap;
+    __typeof__(&cuMemSetAccess) access;
+} cuda_copy;
+
+/* Looks these functions up. Returns false if the driver lacks one. */
+bool driver_copies(void);
+
 /* Reads a UUID as NVML writes it: "GPU-" and 32 hexadecimal digits in five groups. */
 bool driver_uuid(const char *text, CUuuid *uuid);
 

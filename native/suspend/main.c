@@ -1,7 +1,7 @@
 /* vgpu-suspend LOCKFILE: suspends and resumes CUDA processes, one order a line, one answer a line.
  *
  *   state PID TICKS | lock PID TICKS MILLISECONDS | save PID TICKS | restore PID TICKS [GPU-OLD GPU-NEW]...
- *   | unlock PID TICKS
+ *   | unlock PID TICKS | reach PID TICKS GPU-OLD GPU-NEW | copy PID TICKS DESCRIPTOR
  *
  * TICKS is the start time of the process (identity.h): an order for a process that has ended does nothing, whatever
  * has its pid now, and its answer is "-1 ENDED -1". Else the answer is the driver's result as a number, its name, and
@@ -17,6 +17,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include "copy.h"
 #include "driver.h"
 #include "identity.h"
 
@@ -53,9 +54,21 @@ static CUresult restore(int pid, char **words, int count)
     return driver_restore(pid, pairs, (unsigned int)count / 2);
 }
 
-static CUresult carry_out(int pid, char **words, int count)
+static CUresult reach(int pidfd, char **words)
 {
-    long milliseconds;
+    CUuuid from, to;
+    if (!driver_uuid(words[0], &from) || !driver_uuid(words[1], &to))
+        return CUDA_ERROR_INVALID_VALUE;
+    return copy_reach(pidfd, &from, &to);
+}
+
+static CUresult carry_out(int pid, int pidfd, char **words, int count)
+{
+    long milliseconds, descriptor;
+    if (strcmp(words[0], "reach") == 0 && count == 5)
+        return reach(pidfd, words + 3);
+    if (strcmp(words[0], "copy") == 0 && count == 4 && number(words[3], INT_MAX, &descriptor))
+        return copy_list(pidfd, (int)descriptor);
     if (strcmp(words[0], "lock") == 0 && count == 4 && number(words[3], 1 << 30, &milliseconds))
         return driver_lock(pid, (unsigned int)milliseconds);
     if (strcmp(words[0], "restore") == 0)
@@ -91,7 +104,7 @@ static void answer(char *line)
         say(CUDA_ERROR_OPERATING_SYSTEM, -1);
         return;
     }
-    CUresult result = pidfd < 0 ? CUDA_ERROR_INVALID_VALUE : carry_out((int)pid, words, count);
+    CUresult result = pidfd < 0 ? CUDA_ERROR_INVALID_VALUE : carry_out((int)pid, pidfd, words, count);
     CUresult known = pidfd < 0 ? CUDA_ERROR_INVALID_VALUE : driver_state((int)pid, &state);
     if (pidfd < 0 || !identity_alive(pidfd))
         printf("-1 ENDED -1\n");

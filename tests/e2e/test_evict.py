@@ -30,6 +30,8 @@ host_memory_reserve = "1MiB"
 IDLE = EVICTS.replace("evictable = true", 'idle_suspend = "300ms"\nmin_residence = "100ms"')
 HELD_MIB = 8 + LARGE_MIB + 3 + 2
 NO_DRIVER = ("fault", "fail", "--function", "cuCheckpointProcess*", "--code", "801")
+#: The devices do not reach each other, so moves go by the host
+BY_HOST = ("fault", "fail", "--function", "cuDeviceCanAccessPeer")
 LIMIT = ("--isolation", "quota", "--memory", "4GiB", "--device")
 
 
@@ -70,6 +72,12 @@ def refused(node: DemoNode, name: str, deep: bool = False) -> VgpuError:
 
 def goes_on(tenant: Tenant) -> bool:
     return bool(answer(tenant)["whole"])
+
+
+def buffer_bytes(node: DemoNode, name: str) -> int:
+    """The size of libvgpu's host buffer."""
+    (swap,) = read_swaps(node.run_dir / "leases" / name)
+    return swap.host_bytes
 
 
 def end(node: DemoNode, tenant: Tenant, name: str) -> None:
@@ -237,15 +245,52 @@ def test_a_failed_eviction_falls_back_to_the_drivers_checkpoint(node: DemoNode) 
 
 
 @needs("driver-580")
-def test_a_tenant_moves_by_an_eviction_and_the_drivers_rest(node: DemoNode) -> None:
+@pytest.mark.parametrize("by_host", [False, True])
+def test_a_tenant_moves_by_an_eviction_and_the_drivers_rest(node: DemoNode, by_host: bool) -> None:
+    if by_host:
+        simulate(node, *BY_HOST)
     tenant, name = holding(node, str(LARGE_MIB))
     eventually(lambda: in_use(node) == [0], "it is there")
-    for to in (3, 0):
+    for to in (3, 5, 0):
         assert move(node, name, to).state == "active"
         check_at(node, name, to)
-        (swap,) = read_swaps(node.run_dir / "leases" / name)
-        assert swap.host_bytes >= HELD_MIB * MIB  # libvgpu copied this memory to its host buffer
+        assert (buffer_bytes(node, name) >= HELD_MIB * MIB) if by_host else (buffer_bytes(node, name) == 0)
         assert goes_on(tenant)
+    simulate(node, "fault", "clear")
+    end(node, tenant, name)
+
+
+@needs("driver-580")
+@pytest.mark.parametrize(
+    "function", ["cuMemCreate", "cuMemExportToShareableHandle", "cuMemAddressReserve", "cuMemMap"]
+)
+def test_memory_that_cannot_be_parked_moves_by_the_host(node: DemoNode, function: str) -> None:
+    tenant, name = holding(node, str(LARGE_MIB))
+    simulate(node, "fault", "fail", "--function", function, "--code", "2", "--count", "1")
+    move(node, name, 3)
+    check_at(node, name, 3)
+    assert simulated(node)["faults"] == []
+    assert buffer_bytes(node, name) >= HELD_MIB * MIB
+    assert goes_on(tenant)
+    end(node, tenant, name)
+
+
+@needs("driver-580")
+def test_a_copy_between_devices_that_fails_brings_the_tenant_back(node: DemoNode) -> None:
+    tenant, name = holding(node, str(LARGE_MIB))
+    for _ in range(2):
+        simulate(node, "fault", "fail", "--function", "cuEventSynchronize", "--code", "700", "--count", "1")
+        with pytest.raises(
+            VgpuError, match=r"cannot copy the memory .*\(CUDA_ERROR_ILLEGAL_ADDRESS\)"
+        ) as why:
+            move(node, name, 3)
+        assert why.value.hint == "move it again: it then goes by the host"
+        check_at(node, name, 0)
+        assert (buffer_bytes(node, name), goes_on(tenant)) == (0, True)
+        assert move(node, name, 3).state == "active"
+        assert (buffer_bytes(node, name) >= HELD_MIB * MIB, goes_on(tenant)) == (True, True)
+        end(node, tenant, name)
+        tenant, name = holding(node, str(LARGE_MIB))
     end(node, tenant, name)
 
 
@@ -254,25 +299,26 @@ def test_the_hosts_buffers_of_a_moving_tenant_are_not_page_locked_while_the_driv
     node: DemoNode,
 ) -> None:
     """The driver refuses one call of each kind: so the call is seen, and its failure does no harm."""
+    simulate(node, *BY_HOST)
     tenant, name = holding(node, str(LARGE_MIB))
     unlock = ("fault", "fail", "--function", "cuMemHostUnregister", "--code", "304", "--count", "1")
     simulate(node, *unlock)
     simulate(node, "fault", "fail", "--function", "cuCheckpointProcessLock", "--code", "801", "--count", "1")
     with pytest.raises(VgpuError, match="cannot lock process"):
         move(node, name, 3)
-    assert simulated(node)["faults"] == [], "the buffer is unlocked before the driver is asked"
+    assert len(simulated(node)["faults"]) == 1, "the buffer is unlocked before the driver is asked"
     assert goes_on(tenant)
     move(node, name, 3)
     assert goes_on(tenant)
     # the buffer exists, so that this call locks it again for the copies to the other device
     simulate(node, "fault", "fail", "--function", "cuMemHostRegister_v2", "--code", "304", "--count", "1")
     move(node, name, 0)
-    assert simulated(node)["faults"] == []
+    assert len(simulated(node)["faults"]) == 1
     assert goes_on(tenant)
     suspend(node, name)
     simulate(node, *unlock)
     resume(node, name)
-    assert len(simulated(node)["faults"]) == 1, "an eviction alone leaves it locked"
+    assert len(simulated(node)["faults"]) == 2, "an eviction alone leaves it locked"
     simulate(node, "fault", "clear")
     assert goes_on(tenant)
     end(node, tenant, name)
@@ -343,7 +389,6 @@ def test_a_kill_of_vgpud_at_each_step_of_an_eviction_loses_no_memory(
 
 
 MOVE_POINTS = [
-    "prepared",
     "record-intent",
     "out",
     "lock-0",
@@ -351,16 +396,22 @@ MOVE_POINTS = [
     "record-move",
     "restore-0",
     "unlock-0",
+    "copied",
     "commit",
 ]
+HOST_POINTS = ["prepared", "out", "save-0", "record-move", "unlock-0"]
 
 
 @needs("driver-580")
-@pytest.mark.parametrize("point", MOVE_POINTS)
+@pytest.mark.parametrize(
+    ("point", "by_host"), [(one, False) for one in MOVE_POINTS] + [(one, True) for one in HOST_POINTS]
+)
 def test_a_kill_of_vgpud_in_the_move_of_an_evicted_tenant_loses_no_memory(
-    cut_node: DemoNode, point: str
+    cut_node: DemoNode, point: str, by_host: bool
 ) -> None:
     node = cut_node
+    if by_host:
+        simulate(node, *BY_HOST)
     node.start(fault_point=f"move.{point}")
     tenant, name = holding(node)
     with pytest.raises(VgpuError) as error:
@@ -369,7 +420,8 @@ def test_a_kill_of_vgpud_in_the_move_of_an_evicted_tenant_loses_no_memory(
     assert node.daemon is not None
     assert node.daemon.wait(300) == -signal.SIGKILL
     node.start()
-    gone = MOVE_POINTS.index(point) >= MOVE_POINTS.index("record-move")
+    points = HOST_POINTS if by_host else MOVE_POINTS
+    gone = points.index(point) >= points.index("record-move")
     check_at(node, name, 3 if gone else 0)
     assert read_limits(node.run_dir / "leases" / name).memory is LeaseMemory.HERE, "it makes no buffer ahead"
     assert goes_on(tenant)
@@ -377,10 +429,16 @@ def test_a_kill_of_vgpud_in_the_move_of_an_evicted_tenant_loses_no_memory(
 
 
 @needs("driver-580")
-@pytest.mark.parametrize("point", MOVE_POINTS)
-def test_a_kill_of_vgpud_while_several_tenants_move_loses_no_memory(cut_node: DemoNode, point: str) -> None:
+@pytest.mark.parametrize(
+    ("point", "by_host"), [(one, False) for one in MOVE_POINTS] + [("prepared", True), ("unlock-0", True)]
+)
+def test_a_kill_of_vgpud_while_several_tenants_move_loses_no_memory(
+    cut_node: DemoNode, point: str, by_host: bool
+) -> None:
     """The first tenant that reaches the point ends vgpud; the others are at any other step."""
     node = cut_node
+    if by_host:
+        simulate(node, *BY_HOST)
     node.start(fault_point=f"move.{point}")
     tenants = [holding(node) for _ in range(3)]
     node.ctl("drain", "0", "--move", check=False)

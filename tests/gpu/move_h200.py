@@ -4,9 +4,9 @@ the scene's claim is true.
     python -m tests.gpu.move_h200 [--simulated] [SCENE...]
 
 Scenes: `driver` (which lists of GPU pairs the driver takes, without vgpud, and what the process sees
-afterwards), `sizes` (a tenant of 1, 8 and 32 GiB moved with a host buffer that was made
-before, then with unchanged and with changed memory, beside pinned copies of as much out and in; claim:
-1.5 s), `steps` (what the driver's own part takes),
+afterwards), `sizes` (a tenant of 1, 8 and 32 GiB moved three times: new, with unchanged and with changed
+memory, and for how long its calls are held, beside pinned copies of as much out and in; claim: 1.5 s),
+`steps` (what the driver's own part takes),
 `exact` (training runs in PyTorch and JAX and a decoder with CUDA graphs, moved back and
 forth 20 times, end bit-equal to undisturbed ones), `limit` (its
 memory limit goes with it), `killed` (vgpud killed in the middle of moves), `peers` (two slices with peer
@@ -22,6 +22,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -37,7 +38,7 @@ from tests.e2e.support import client, states
 from tests.gpu import holding
 from tests.gpu.scenes import HOLD, ask, play, say, started
 from tests.gpu.suspend_h200 import PINNED, STEPS, TIMES, TRAIN, timed, whole
-from vgpud.lease import read_limits, read_usage
+from vgpud.lease import read_limits, read_swaps, read_usage
 from vgpud.model.errors import VgpuError
 from vgpud.proc import start_ticks
 
@@ -225,6 +226,28 @@ def driver(bench: Bench) -> None:
                 process.wait()
 
 
+@contextmanager
+def held_seconds(node: DemoNode, name: str) -> Iterator[Callable[[], float]]:
+    """Measures for how long the lease holds the tenant's calls. The yielded function returns the seconds
+    after the block.
+    """
+    ended, times = threading.Event(), [0.0, 0.0]
+
+    def look() -> None:
+        while not ended.wait(0.001):
+            if read_limits(node.run_dir / "leases" / name).away:
+                times[1] = time.perf_counter()
+                times[0] = times[0] or times[1]
+
+    watch = threading.Thread(target=look)
+    watch.start()
+    try:
+        yield lambda: times[1] - times[0]
+    finally:
+        ended.set()
+        watch.join()
+
+
 def sizes(bench: Bench) -> None:
     pinned = {"out": 0.0, "in": 0.0}
     if not bench.simulated:
@@ -233,20 +256,23 @@ def sizes(bench: Bench) -> None:
     for gib in SIZES_GIB:
         program = holding.HOLD, str(gib << 10)
         one, name = bench.bare(gib) if bench.simulated else bench.torch(gib + 6, *program)
-        made = 0.0 if bench.simulated else holding.make_buffer(bench.node, name)
-        spans = {"first": bench.move(name, 1), "unchanged": bench.move(name, 0)}
-        good = [whole(one)]
-        if not bench.simulated:
-            holding.told(one, "all")
-        spans["changed"] = bench.move(name, 1)
-        good.append(whole(one))
+        spans, paused, good = {}, {}, []
+        for kind, to in (("first", 1), ("unchanged", 0), ("changed", 1)):
+            if kind == "changed" and not bench.simulated:
+                holding.told(one, "all")
+            with held_seconds(bench.node, name) as held:
+                spans[kind] = round(bench.move(name, to), 2)
+            paused[kind] = round(held(), 2)
+            good.append(whole(one))
+        (swap,) = read_swaps(bench.node.run_dir / "leases" / name)
         one.end()
         say(
             "sizes",
             held=all(good) and (bench.simulated or spans["changed"] <= AIM_SECONDS),
             gib=gib,
-            buffer_made_in_seconds=made,
-            move_seconds={kind: round(seconds, 2) for kind, seconds in spans.items()},
+            direct=swap.host_bytes == 0,
+            move_seconds=spans,
+            held_seconds=paused,
             pinned_out_and_in_seconds=round(gib * (pinned["out"] + pinned["in"]), 3),
         )
 
@@ -298,7 +324,9 @@ def train(
 
 
 def exact(bench: Bench) -> None:
-    for kind, program in {"training": TRAIN, "decoder": holding.DECODE, "JAX": holding.JAX}.items():
+    programs = {"training": TRAIN, "training, expandable segments": TRAIN}
+    for kind, program in (programs | {"decoder": holding.DECODE, "JAX": holding.JAX}).items():
+        bench.node.environment["PYTORCH_CUDA_ALLOC_CONF"] = f"expandable_segments:{'expandable' in kind}"
         undisturbed, _ = train(bench, 0, bench.move, program)
         digest, spans = train(bench, TIMES, bench.move, program)
         say(

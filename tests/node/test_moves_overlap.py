@@ -5,7 +5,7 @@ import os
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import pairwise, permutations
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +17,7 @@ from tests.node.world import ROOT, FakeGateway, Remembering, World, request, wor
 from vgpud import clock as daemon_clock
 from vgpud.hardware.suspender import ProcessState, Suspender
 from vgpud.lease import LeaseActivity, Meter, ProcessSwap, SwapPhase
+from vgpud.model.device import Link
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.move_view import DefragView, RoomWanted, TenantMove
 from vgpud.model.quantity import GIB, MIB
@@ -28,6 +29,9 @@ from vgpud.planner.places import devices_of
 
 HELD = 512 * MIB
 MADE_SECONDS, OUT_SECONDS, DRIVER_SECONDS, IN_SECONDS = 7.0, 2.0, 3.0, 4.0
+NEAR = replace(
+    NODE, links={(one.uuid, other.uuid): Link.NVLINK for one, other in permutations(NODE.devices, 2)}
+)
 POLICY = """version = 1
 [[device]]
 mode = "preload"
@@ -68,6 +72,7 @@ class Leases(Remembering, Preload):
         self.spans = spans
         self.made: dict[str, int] = {}
         self.phase: dict[str, SwapPhase] = {}
+        self.parking: set[str] = set()
         self.hangs: set[str] = set()  # tenants whose memory does not come back
 
     def _later(self, seconds: float, name: str, phase: SwapPhase) -> None:
@@ -117,6 +122,7 @@ class Turns(Driver):
 
     spans: Spans = field(default_factory=Spans)
     fails: int = 0  # number of restores to fail
+    reached: int = 0  # number of times that direct copies were prepared
 
     def __post_init__(self) -> None:
         self.turns = Pace(rest_factor=0)
@@ -127,6 +133,14 @@ class Turns(Driver):
             began = daemon_clock.now()
             yield self
             self.spans.all.append(Span("driver", str(user), began, daemon_clock.now()))
+
+    @property
+    def is_busy(self) -> bool:
+        return False
+
+    async def reach(self, process: Any, old: str, new: str) -> bool:
+        self.reached += 1
+        return True
 
     async def save(self, process: Any, seconds: float) -> None:
         await asyncio.sleep(DRIVER_SECONDS)
@@ -164,10 +178,12 @@ class Node:
 
 
 @asynccontextmanager
-async def node(folder: Path, policy: str = POLICY) -> AsyncIterator[Node]:
+async def node(folder: Path, policy: str = POLICY, is_near: bool = False) -> AsyncIterator[Node]:
     spans = Spans()
     leases, driver = Leases(spans), Turns({os.getpid(): ProcessState.RUNNING}, spans=spans)
-    async with world(folder, FakeGateway(NODE), cast(Suspender, driver), leases, policy) as w:
+    async with world(
+        folder, FakeGateway(NEAR if is_near else NODE), cast(Suspender, driver), leases, policy
+    ) as w:
         yield Node(w, leases, driver, spans)
 
 
@@ -298,6 +314,36 @@ def test_a_tenant_that_does_not_arrive_does_not_stop_moves_to_other_devices(
                 await stopped
             await next_
             assert n.places() == {"stopped": uuid(0), "next": uuid(3), "other": uuid(0)}
+
+    clock.run(work())
+
+
+@pytest.mark.parametrize("hangs", ["leaving", "arriving"])
+def test_a_stopped_tenant_that_goes_from_device_to_device_holds_the_driver_for_a_bounded_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs: str
+) -> None:
+    async def work() -> None:
+        async with node(tmp_path, is_near=True) as n:
+            await n.add("stopped", 0)
+            await n.add("other", 2)
+            if hangs == "arriving":
+                n.leases.hangs.add("stopped")
+            else:
+                later = n.leases._later
+
+                def never(seconds: float, name: str, phase: SwapPhase) -> None:
+                    if name != "stopped":
+                        later(seconds, name, phase)
+
+                monkeypatch.setattr(n.leases, "_later", never)
+            began = daemon_clock.now()
+            stopped = asyncio.ensure_future(n.move("stopped", 3))
+            await clock.passed(1)
+            await n.move("other", 1)
+            assert daemon_clock.now() < began + 33  # 2 x 10 for the stopped one, and what the other takes
+            assert n.driver.reached >= 2
+            assert not n.spans.of("made"), "no memory of the host is used"
+            stopped.cancel()
 
     clock.run(work())
 

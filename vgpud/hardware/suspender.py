@@ -18,7 +18,7 @@ from typing import Protocol
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.pace import Pace
 
-_ENDED, _SUCCESS, _INVALID_VALUE, _NOT_READY, _NOT_SUPPORTED = -1, 0, 1, 600, 801
+_ENDED, _SUCCESS, _INVALID_VALUE, _NOT_FOUND, _NOT_READY, _NOT_SUPPORTED = -1, 0, 1, 500, 600, 801
 # maximum time until vgpu-suspend is ready: it waits for the end of a vgpu-suspend that an earlier vgpud
 # started, and cuInit takes long on a node with many devices
 _START_SECONDS = 60.0
@@ -91,6 +91,23 @@ class Session:
     async def unlock(self, process: Process) -> None:
         await self._do("unlock", process, seconds=_STATE_SECONDS)
 
+    async def reach(self, process: Process, old: str, new: str) -> bool:
+        """Prepares copies of memory that the process parks on device `old` to device `new`. False if they
+        cannot be made.
+        """
+        code, _, _ = await self._ask("reach", process, old, new, seconds=_STATE_SECONDS)
+        return code == _SUCCESS
+
+    async def copy(self, process: Process, parked_list: int, seconds: float) -> None:
+        """Copies the blocks of a list, if the process's descriptor is one that waits for this."""
+        code, name, _ = await self._ask("copy", process, str(parked_list), seconds=seconds)
+        if code not in (_SUCCESS, _ENDED, _NOT_FOUND):
+            raise VgpuError(
+                ErrorCode.SUSPEND_FAILED,
+                f"cannot copy the memory of process {process.pid} to its new device ({name})",
+                "move it again: it then goes by the host",
+            )
+
     async def _do(self, verb: str, process: Process, *more: str, seconds: float) -> None:
         code, name, _ = await self._ask(verb, process, *more, seconds=seconds)
         if code != _SUCCESS:
@@ -137,6 +154,11 @@ class Suspender:
         self._program = program
         self._lock = lock
         self._turns = Pace(rest_factor=0)
+        self._sessions = 0  # sessions that run or wait
+
+    @property
+    def is_busy(self) -> bool:
+        return self._sessions > 0
 
     @asynccontextmanager
     async def session(self, user: int) -> AsyncIterator[Session]:
@@ -145,8 +167,12 @@ class Suspender:
 
         Raises VgpuError: UNSUPPORTED if this node cannot suspend, HELPER_FAILED.
         """
-        async with self._turns.turn(user), self._session() as session:
-            yield session
+        self._sessions += 1
+        try:
+            async with self._turns.turn(user), self._session() as session:
+                yield session
+        finally:
+            self._sessions -= 1
 
     @asynccontextmanager
     async def _session(self) -> AsyncIterator[Session]:

@@ -4,7 +4,7 @@ serves it (arbiter.py).
 
 from vgpud.lease.arbiter import ArbiterClient, Registered
 from vgpud.lease.contexts import ContextCosts
-from vgpud.lease.memory import LeaseMemory
+from vgpud.lease.memory import LeaseMemory, LeaseSaves
 from vgpud.lease.pages import (
     DeviceLimits,
     Limits,
@@ -46,6 +46,7 @@ __all__ = [
     "LeaseActivity",
     "LeaseMemory",
     "LeaseMeter",
+    "LeaseSaves",
     "Libraries",
     "Limits",
     "Meter",

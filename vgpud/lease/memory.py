@@ -12,3 +12,11 @@ class LeaseMemory(IntEnum):
     HERE = layout.MEMORY_HERE
     OUT = layout.MEMORY_OUT  # on the host; the tenant is suspended
     SOON = layout.MEMORY_SOON  # on the device; libvgpu prepares host buffers, because OUT is likely to follow
+
+
+class LeaseSaves(IntEnum):
+    """What follows an eviction (enum vgpu_lease_saves)."""
+
+    NOTHING = layout.SAVES_NOTHING
+    REST = layout.SAVES_REST  # the driver saves the rest of the process
+    PARKED = layout.SAVES_PARKED  # and restores it on a device that reaches this one: memory may wait here

@@ -18,7 +18,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from vgpud import lease_layout as layout
-from vgpud.lease.memory import LeaseMemory
+from vgpud.lease.memory import LeaseMemory, LeaseSaves
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import ANYONE
 from vgpud.threads import DaemonThreads
@@ -115,7 +115,7 @@ def _pack_body(
     memory: LeaseMemory = LeaseMemory.FIXED,
     keep_share: int = 0,
     paused: bool = False,
-    saves: bool = False,
+    saves: LeaseSaves = LeaseSaves.NOTHING,
 ) -> bytes:
     """The bytes of a `limits` page that follow the generation."""
     name = allocation.encode()
@@ -283,13 +283,13 @@ def update_limits(
     memory: LeaseMemory | None = None,
     keep_share: int | None = None,
     paused: bool | None = None,
-    saves: bool = False,
+    saves: LeaseSaves = LeaseSaves.NOTHING,
 ) -> None:
     """Changes the limits of a running tenant, in place. The devices and their order cannot change. `away`:
     the tenant is suspended. `memory`: the requested place of its movable memory. `keep_share`: how much of
     that memory may stay on the device while it is OUT, in hundredths of a percent. `paused`: the tenant is
-    kept off its devices. None leaves a value unchanged. `saves`: the driver is to save the processes when
-    libvgpu has evicted their memory.
+    kept off its devices. None leaves a value unchanged. `saves`: what follows when libvgpu has evicted the
+    memory.
 
     Raises VgpuError LEASE_FAILED if the lease does not exist or is closed, BUG if it is for other devices.
     """

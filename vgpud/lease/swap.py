@@ -35,7 +35,8 @@ class SwapPhase(IntEnum):
 class ProcessSwap:
     """The swap state that one process reports. `error`: the CUresult that refused the swap or delays it now.
     `kept_bytes`: movable bytes that stay on the device although the phase is OUT, until a tenant needs the
-    room.
+    room. `parked_list`: the process's descriptor of a list of parked blocks, which waits for their copy
+    (native/common/lease.h); 0: none.
     """
 
     phase: SwapPhase
@@ -43,6 +44,7 @@ class ProcessSwap:
     movable_bytes: int
     host_bytes: int
     kept_bytes: int = 0
+    parked_list: int = 0
 
     @property
     def is_prepared(self) -> bool:
@@ -86,8 +88,9 @@ def read_stays(folder: Path) -> tuple[int, ...]:
 
 def _read(slots: bytes, at: int) -> ProcessSwap:
     word, error, movable, host = _WORDS.unpack_from(slots, at + layout.SLOT_SWAP_PHASE)
-    number, kept_mib = word & _PHASE_MASK, word >> layout.SWAP_KEPT_SHIFT
+    number, upper = word & _PHASE_MASK, word >> layout.SWAP_KEPT_SHIFT
     phase = SwapPhase(number) if number in SwapPhase.__members__.values() else SwapPhase.REFUSED
     movable = min(movable, BYTES_MAX)
-    kept = min(kept_mib << 20, movable) if phase is SwapPhase.OUT else 0
-    return ProcessSwap(phase, error, movable, min(host, BYTES_MAX), kept)
+    kept = min(upper << 20, movable) if phase is SwapPhase.OUT else 0
+    parked = upper if phase is SwapPhase.COMING else 0
+    return ProcessSwap(phase, error, movable, min(host, BYTES_MAX), kept, parked)

@@ -21,6 +21,7 @@ from vgpud.lease import (
     DeviceLimits,
     LeaseActivity,
     LeaseMemory,
+    LeaseSaves,
     Libraries,
     Meter,
     ProcessSwap,
@@ -140,6 +141,8 @@ class Preload:
         self._contexts = ContextCosts()
         self._meters = LeaseMeters(self._leases)
         self._writers = Writers(self._leases)
+        # allocations whose memory may wait on its device while the driver moves the rest
+        self.parking: set[str] = set()
         self._libraries = Libraries()
         self._starting = asyncio.Lock()
         self._notice: Callable[[], None] | None = None
@@ -334,7 +337,9 @@ class Preload:
         folder = self._leases / allocation.id
         away = allocation.state in _AWAY
         memory, paused = self._memory(allocation), allocation.paused
-        saves = allocation.is_deep
+        saves = LeaseSaves.REST if allocation.is_deep else LeaseSaves.NOTHING
+        if allocation.id in self.parking:
+            saves = LeaseSaves.PARKED
         update_limits(folder, self._limits(allocation), away=away, memory=memory, paused=paused, saves=saves)
         await self.walls.keep(allocation)
         # a process that does not get the order now reads the lease when it registers

@@ -14,7 +14,7 @@ from dataclasses import replace
 from vgpud.model.device import Device, Health, Link, Node
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.plan import Step, StepKind
-from vgpud.model.quantity import counted
+from vgpud.model.quantity import GIB, counted
 from vgpud.model.tenancy import Allocation, Mode, Slice
 from vgpud.planner.locality import DISTANCE
 from vgpud.planner.places import on_record
@@ -203,6 +203,24 @@ def check_card(allocation: Allocation, node: Node) -> None:
             f"leave {shown_bytes(max(0, free))}",
             "see 'vgpuctl devices' for the processes that use them",
         )
+
+
+def is_near(allocation: Allocation, node: Node) -> bool:
+    """Can the allocation's memory probably go to its target without the host? The link must be shorter than
+    the way by the host, and the target card needs room for what copies: a context and a block of libvgpu.
+    """
+    if len(allocation.slices) != 1:
+        return False
+    part = allocation.slices[0]
+    there = node.device(part.other_uuid)
+    if there is None or node.links.get((part.device_uuid, part.other_uuid)) not in _NEAR:
+        return False
+    wanted = sum(process.memory_bytes for process in allocation.suspended)
+    return wanted + _COPIER_BYTES <= there.memory_usable_bytes - there.memory_used_bytes
+
+
+_NEAR = (Link.NVLINK, Link.INTERNAL, Link.SINGLE, Link.MULTIPLE)
+_COPIER_BYTES = 2 * GIB
 
 
 def ends_by_nearness(

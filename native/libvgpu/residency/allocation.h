@@ -18,11 +18,14 @@
 #define VGPU_CHUNK_BYTES (128u << 20)
 
 struct vgpu_chunk {
-    CUmemGenericAllocationHandle handle; /* physical memory of the chunk; 0: the chunk is on the host */
+    CUmemGenericAllocationHandle handle; /* physical memory of the chunk; 0: the chunk is on the host or parked */
     bool fresh;                          /* the chunk is being brought in: its copy on the host is still valid */
     bool leaves;                         /* the eviction under way takes the chunk */
-    bool placed;                         /* the chunk has pages of the host buffer, vgpu_chunk_pages */
-    bool known;                          /* the pages have the contents whose digest is `digest` */
+    bool parked;                         /* the contents are in `block` at offset `at` (parked.h) */
+    unsigned block;
+    uint64_t at;
+    bool placed; /* the chunk has pages of the host buffer, vgpu_chunk_pages */
+    bool known;  /* the pages have the contents whose digest is `digest` */
     struct vgpu_digest digest;
 };
 

@@ -7,6 +7,7 @@
 #include "functions.h"
 #include "hostbuf.h"
 #include "lease.h"
+#include "parked.h"
 #include "allocation.h"
 #include "digest.h"
 #include "in_child.h"
@@ -242,6 +243,15 @@ bool vgpu_evict_out(uint64_t kept)
     return done;
 }
 
+void vgpu_evict_park(void)
+{
+    const struct vgpu_allocation *first = vgpu_allocations();
+    if (first == NULL || !begin(first->context))
+        return;
+    vgpu_parked_out(line.stream);
+    end();
+}
+
 void vgpu_evict_unlock(void)
 {
     if (line.context == NULL || !begin(line.context))
@@ -335,7 +345,7 @@ bool vgpu_evict_in(bool (*stop)(void))
         return true;
     if (!begin(first->context))
         return false;
-    bool mapped = bring_in(stop);
+    bool mapped = good(vgpu_parked_in(line.stream, stop)) && bring_in(stop);
     bool whole = good(CALL(cuStreamSynchronize, line.stream)) && mapped;
     /*
      * If the device is out of memory, the chunks that are on it stay, and the next call continues. After another
@@ -353,6 +363,7 @@ void vgpu_evict_in_undo(void)
     if (line.context == NULL || CALL(cuCtxPushCurrent_v2, line.context) != CUDA_SUCCESS)
         return;
     settle(false);
+    vgpu_parked_away();
     CALL(cuCtxPopCurrent_v2, &popped);
 }
 
@@ -375,9 +386,10 @@ void vgpu_evict_forget(CUcontext context)
     }
 }
 
-void vgpu_evict_start(uint64_t *host_bytes)
+void vgpu_evict_start(uint64_t *host_bytes, uint32_t *phase)
 {
     told = host_bytes;
+    vgpu_parked_start(phase);
 }
 
 static void reset(void)

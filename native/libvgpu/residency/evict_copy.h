@@ -19,6 +19,12 @@
 bool vgpu_evict_out(uint64_t kept);
 
 /*
+ * Parks the chunks on their device (parked.h), as far as there are room and descriptors. The others stay for
+ * vgpu_evict_out.
+ */
+void vgpu_evict_park(void);
+
+/*
  * Unlocks the host buffers after vgpu_evict_out: the driver's checkpoint of a process takes longer with page-locked
  * memory. vgpu_evict_in locks them again, piece by piece beside its copies.
  */
@@ -55,7 +61,10 @@ void vgpu_evict_go_on(void);
 /* The context has ended, and with it the streams that copies used in it. Precondition: vgpu_evict_stop was called. */
 void vgpu_evict_forget(CUcontext context);
 
-/* From now on keeps *host_bytes at the size of the host buffer. Called once, before any thread is inside. */
-void vgpu_evict_start(uint64_t *host_bytes);
+/*
+ * From now on keeps *host_bytes at the size of the host buffer, and asks for copies of parked memory in *phase. Called
+ * once, before any thread is inside.
+ */
+void vgpu_evict_start(uint64_t *host_bytes, uint32_t *phase);
 
 #endif

@@ -244,8 +244,11 @@ static void go(void)
     vgpu_overhead_free_begins(); /* NVML's figure for this process has no meaning until the memory is back */
     /* A capture of a thread that waits cannot end now, and an eviction would invalidate it, so the swap is refused. */
     bool captures = vgpu_capture_any();
+    uint32_t saves = __atomic_load_n(&limits->saves, __ATOMIC_ACQUIRE);
+    if (!captures && saves == VGPU_SAVES_PARKED)
+        vgpu_evict_park();
     if (!captures && vgpu_evict_out(may_keep())) {
-        if (__atomic_load_n(&limits->saves, __ATOMIC_ACQUIRE) == 1)
+        if (saves != VGPU_SAVES_NOTHING)
             vgpu_evict_unlock();
         say_out();
         return;
@@ -320,7 +323,7 @@ static void start(const struct vgpu_limits *page, struct vgpu_slot *own)
     say_error(CUDA_SUCCESS);
     __atomic_store_n(&slot->movable_bytes, 0, __ATOMIC_SEQ_CST); /* the word may be that of the slot's last owner */
     __atomic_store_n(&slot->host_bytes, 0, __ATOMIC_SEQ_CST);
-    vgpu_evict_start(&slot->host_bytes);
+    vgpu_evict_start(&slot->host_bytes, &slot->swap_phase);
     if (__atomic_load_n(&page->memory, __ATOMIC_ACQUIRE) != VGPU_MEMORY_FIXED)
         start_thread();
 }

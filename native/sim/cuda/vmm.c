@@ -15,6 +15,7 @@
 
 struct share { /* the last page of an exportable file, behind the memory */
     uint64_t magic, size;
+    uint32_t card; /* index of the card that has the memory */
     CUmemAllocationProp prop;
 };
 
@@ -114,11 +115,10 @@ CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocatio
 
 static bool find_place(struct physical *p, const CUmemAllocationProp *prop, uint64_t size)
 {
-    struct share share = {.magic = SHARE_MAGIC, .size = size, .prop = *prop};
     bool own = (prop->requestedHandleTypes & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) != 0;
     if (own) {
         p->file = memfd_create("vgpu-sim-shared-memory", MFD_CLOEXEC);
-        return p->file >= 0 && pwrite(p->file, &share, sizeof(share), (off_t)size) == sizeof(share);
+        return p->file >= 0 && ftruncate(p->file, (off_t)(size + sizeof(struct share))) == 0;
     }
     if (g_file < 0)
         g_file = memfd_create("vgpu-sim-device-memory", MFD_CLOEXEC);
@@ -371,6 +371,26 @@ CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop, CUmem
     return p == NULL ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
+/* Writes the last page of an exported file. A restore may have moved the memory to another card since it was made. */
+static bool write_share(const struct physical *p)
+{
+    struct share share = {.magic = SHARE_MAGIC, .size = p->size, .prop = p->prop};
+    if (p->ordinal >= 0)
+        share.card = cu.devices[p->ordinal].device;
+    return pwrite(p->file, &share, sizeof(share), (off_t)p->size) == sizeof(share);
+}
+
+/* The process's own number of a card; -1: the process does not see it, and then the driver imports no memory of it. */
+static int ordinal_of(const struct share *share)
+{
+    if (share->prop.location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+        return 0;
+    for (int i = 0; i < cu.device_count; i++)
+        if (cu.devices[i].device == share->card)
+            return i;
+    return -1;
+}
+
 CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,
                                       unsigned long long flags)
 {
@@ -380,7 +400,7 @@ CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle ha
     cu_lock();
     struct physical *p = *find_physical(handle);
     if (p != NULL && p->file >= 0) {
-        int fd = fcntl(p->file, F_DUPFD_CLOEXEC, 0);
+        int fd = write_share(p) ? fcntl(p->file, F_DUPFD_CLOEXEC, 0) : -1;
         result = fd < 0 ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_SUCCESS;
         if (fd >= 0) {
             *(int *)out = fd;
@@ -419,6 +439,8 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out, void 
     CU_TRY(cu_enter("cuMemImportFromShareableHandle"));
     CU_CHECK(out != NULL && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CUDA_ERROR_INVALID_VALUE);
     CU_CHECK(read_share((int)(intptr_t)handle, &share), CUDA_ERROR_INVALID_VALUE);
+    int ordinal = ordinal_of(&share);
+    CU_CHECK(ordinal >= 0, CUDA_ERROR_NOT_INITIALIZED);
     struct physical *p = calloc(1, sizeof(*p));
     CU_CHECK(p != NULL, CUDA_ERROR_OUT_OF_MEMORY);
     p->file = fcntl((int)(intptr_t)handle, F_DUPFD_CLOEXEC, 0);
@@ -428,7 +450,7 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out, void 
     }
     p->imported = p->shared = true;
     cu_lock();
-    p->ordinal = share.prop.location.id < cu.device_count ? share.prop.location.id : 0;
+    p->ordinal = ordinal;
     keep(p, &share.prop, share.size);
     cu_cannot_suspend(1);
     *out = p->id;

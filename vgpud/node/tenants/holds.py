@@ -37,6 +37,9 @@ class Holds:
         self._user = user
         self._begin = session
         self._session: Session | None = None
+        #: Does the memory go from device to device, without the host? Then the driver is held until it is
+        #: there.
+        self.direct = False
         self._off, self._driver, self._onto = AsyncExitStack(), AsyncExitStack(), AsyncExitStack()
 
     async def __aenter__(self) -> Self:

@@ -8,9 +8,10 @@ them anywhere. All errors are VgpuError.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 
 import structlog
 
@@ -23,6 +24,7 @@ from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.lifecycle import Change
 from vgpud.model.log_event import LogEvent
 from vgpud.model.plan import Step, StepKind
+from vgpud.model.quantity import GIB
 from vgpud.model.tenancy import Allocation, Edits, State, SuspendedProcess, Way
 from vgpud.node.tenants.cgroups import processes_in
 from vgpud.node.tenants.checkpoints import Checkpoints, check_well, living, seconds_for, told
@@ -36,6 +38,13 @@ from vgpud.planner.suspend import is_away
 from vgpud.planner.terms import all_terms
 from vgpud.planner.use import is_anybodys
 from vgpud.proc import start_ticks
+
+# Less memory than this goes by the host while the driver works for another tenant: its buffer is made and
+# its memory leaves meanwhile, while a direct move holds the driver from its beginning
+_WORTH_BYTES = 4 * GIB
+# Maximum time for which a direct move holds the driver for libvgpu to park memory, and again to bring it
+# back: the tenant's process may be stopped
+_PARK_SECONDS = 10.0
 
 log = structlog.get_logger(__name__)
 
@@ -52,6 +61,8 @@ class Moves:
         self._closed = context.operations.closed
         self._tally = context.tally
         self._links = Links()
+        # allocations whose last direct copy failed
+        self._by_host: set[str] = set()
 
     async def move(
         self,
@@ -126,9 +137,11 @@ class Moves:
                 if going.is_deep:
                     with self._ordered(going):
                         booked()
-                        await self._swaps.prepare(before)
-                        self._context.fault("move.prepared")
-                        await holds.leave(devices_of(before))
+                        holds.direct = await self._reaches(holds, going)
+                        if not holds.direct:
+                            await self._swaps.prepare(before)
+                            self._context.fault("move.prepared")
+                            await holds.leave(devices_of(before))
                         going = await self._found(holds, before, going)
                 with self._ordered(going):
                     booked()
@@ -141,6 +154,24 @@ class Moves:
             # takes the reservation back; does nothing if the intent has been recorded
             self._context.store.cancel(before.id)
             raise
+
+    async def _reaches(self, holds: Holds, going: Allocation) -> bool:
+        """Prepares copies from the device to the new one, for which the driver is held from here on. False if
+        the memory must go by the host.
+        """
+        if going.id in self._by_host or not rules.is_near(going, self._node):
+            return False
+        if self._context.suspender.is_busy and self._context.host.movable_bytes(going) < _WORTH_BYTES:
+            return False
+        await holds.leave(devices_of(going))
+        if await self._reach(holds, going, going.slices[0].device_uuid, going.slices[0].other_uuid):
+            return True
+        await holds.end_driver()
+        return False
+
+    async def _reach(self, holds: Holds, held: Allocation, old: str, new: str) -> bool:
+        session = await holds.driver()
+        return all([await session.reach(process, old, new) for process in held.suspended])
 
     def _holds(self, allocation: Allocation) -> Holds:
         user = allocation.request.counts_for.uid
@@ -267,13 +298,36 @@ class Moves:
         """Locks the tenant: libvgpu holds calls first, also those of processes that start meanwhile, and
         evicts what it can. Then the driver holds calls.
         """
-        await self._do.limit(held)
-        await self._context.activities.quieten(held, None)
-        await self._evict(held)
+        with self._parking(held, holds.direct):
+            await self._do.limit(held)
+            await self._context.activities.quieten(held, None)
+            await (self._park(held) if holds.direct else self._evict(held))
         session = await holds.driver()
         # a process without CUDA has no state for the driver
         cuda = [process for process in held.suspended if await session.state(process) is not None]
         return await self._do.lock_all(session, replace(held, suspended=tuple(cuda)), "move")
+
+    async def _park(self, held: Allocation) -> None:
+        try:
+            async with asyncio.timeout(_PARK_SECONDS):
+                await self._evict(held)
+        except TimeoutError:
+            self._by_host.add(held.id)
+            raise VgpuError(
+                ErrorCode.SUSPEND_FAILED,
+                f"allocation {held.id} did not take its memory off within {_PARK_SECONDS:g} seconds",
+                "move it again: it then goes by the host",
+            ) from None
+
+    @contextmanager
+    def _parking(self, held: Allocation, direct: bool) -> Iterator[None]:
+        """Lets libvgpu leave the memory on its device, until the block ends."""
+        parking = self._context.preload.parking if direct and self._context.preload is not None else set()
+        parking.add(held.id)
+        try:
+            yield
+        finally:
+            parking.discard(held.id)
 
     async def _save(self, holds: Holds, held: Allocation) -> None:
         """Saves the processes of the tenant. If the tenant is suspended, only those are saved that an
@@ -313,15 +367,45 @@ class Moves:
             if await session.state(process) is ProcessState.LOCKED:
                 await self._do.unless_gone(process, session.unlock(process))
             self._context.fault(f"move.unlock-{number}")
-        await holds.end_driver()
+        if not holds.direct:
+            await holds.end_driver()
         if held.is_deep:
             coming = surfaced(replace(held, state=State.RESUMING))
             await self._do.limit(coming)
-            await self._swaps.until(coming, SwapPhase.HERE)
+            await self._bring_memory(holds, held, coming)
             # the snapshot was taken before the memory arrived on the device
             await self._context.inventory.refresh()
             await self._do.limit(replace(held, state=State.ACTIVE, suspended=()))
         await holds.end_arrival()
+
+    async def _bring_memory(self, holds: Holds, held: Allocation, coming: Allocation) -> None:
+        copy = partial(self._copy, holds, held)
+        if holds.direct:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_PARK_SECONDS):
+                    await self._swaps.until(coming, SwapPhase.HERE, copy)
+            await holds.end_driver()
+        await self._swaps.until(coming, SwapPhase.HERE, copy)
+        await holds.end_driver()
+
+    async def _copy(self, holds: Holds, held: Allocation, lists: Iterable[int]) -> None:
+        """Copies memory that waits on the device that the tenant has left. It is not known which process has
+        which list: the others have no such descriptor.
+        """
+        (part,) = held.slices
+        self._by_host.add(held.id)
+        if not await self._reach(holds, held, part.other_uuid or part.device_uuid, part.device_uuid):
+            raise VgpuError(
+                ErrorCode.SUSPEND_FAILED,
+                f"the memory of allocation {held.id} cannot be copied from {part.other_uuid}",
+                "move it again: it then goes by the host",
+            )
+        session = await holds.driver()
+        for process in held.suspended:
+            for parked in lists:
+                await session.copy(process, parked, seconds_for(process))
+        self._by_host.discard(held.id)
+        self._context.fault("move.copied")
 
     async def _commit(self, held: Allocation, sentence: str) -> Allocation:
         ended, change = rules.arrived(held), Change.MOVED_SUSPENDED

@@ -4,7 +4,7 @@ vgpud records the swap, writes the order into the lease, and waits until every p
 followed. All processes of a tenant are swapped or none. The next start finishes an interrupted swap.
 """
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 
 import structlog
@@ -326,13 +326,22 @@ class Swaps:
         activity = self._context.activities.read(allocation)
         return activity is None or not activity.quiet
 
-    async def until(self, allocation: Allocation, wanted: SwapPhase) -> None:
-        """Waits until every process reports the phase `wanted`. Raises VgpuError(SUSPEND_FAILED)."""
+    async def until(
+        self,
+        allocation: Allocation,
+        wanted: SwapPhase,
+        copy: Callable[[Iterable[int]], Awaitable[None]] | None = None,
+    ) -> None:
+        """Waits until every process reports the phase `wanted`. `copy` is called with the lists of parked
+        memory that wait for their copy. Raises VgpuError(SUSPEND_FAILED).
+        """
         began = drained = full = clock.now()
         leaving: dict[str, float] = {}
+        lists: set[int] = set()
 
         def late(is_asked: bool) -> tuple[str, ...]:
-            nonlocal began, drained, full
+            nonlocal began, drained, full, lists
+            lists = set()
             if is_asked and allocation.suspended and not waiting(allocation):
                 # All of the tenant's processes have ended, so nothing can answer. (Without an arbiter, their
                 # slots still stand in the lease.)
@@ -359,9 +368,14 @@ class Swaps:
                 self._context.kept.forbid_beside(allocation)
             if now > began + most:
                 raise _failed(allocation, f"its memory was not moved within {most:.0f} seconds")
-            return (allocation.id,)
+            if copy is not None:
+                lists = {swap.parked_list for swap in swaps if swap.parked_list}
+            return () if lists else (allocation.id,)
 
         await self._context.activities.wait(late)
+        while copy is not None and lists:
+            await copy(lists)
+            await self._context.activities.wait(late)
 
 
 def _is_alone(allocation: Allocation) -> bool:

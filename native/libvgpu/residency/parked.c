@@ -1,0 +1,314 @@
+#include "parked.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "allocation.h"
+#include "functions.h"
+#include "in_child.h"
+#include "lease.h"
+
+#define BLOCK_BYTES (512ull << 20) /* few descriptors, and little room beside the memory itself */
+#define LOOK_NS 200000             /* interval of looking for the result of a copy */
+
+static struct block {
+    int fd;
+    CUmemGenericAllocationHandle handle; /* 0: the process has only the descriptor */
+    uint64_t bytes;
+} blocks[VGPU_PARKED_MAX];
+static unsigned count;
+static CUuuid home; /* device of the blocks; all zero: this process cannot import them */
+static uint32_t *asks;
+
+static CUuuid here(void)
+{
+    CUdevice device;
+    CUuuid uuid = {0};
+    if (CALL(cuCtxGetDevice, &device) != CUDA_SUCCESS || CALL(cuDeviceGetUuid_v2, &uuid, device) != CUDA_SUCCESS)
+        memset(&uuid, 0, sizeof(uuid));
+    return uuid;
+}
+
+/* Moves a descriptor above the standard ones, where a program might replace it, and lets no program inherit it. */
+static int kept(int fd)
+{
+    int above = fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+    if (fd >= 0)
+        close(fd);
+    return above;
+}
+
+static CUresult make_block(struct block *block, uint64_t bytes)
+{
+    CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                                .location = vgpu_allocations()->prop.location};
+    int fd = -1;
+    *block = (struct block){.fd = -1, .bytes = bytes};
+    CUresult result = CALL(cuMemCreate, &block->handle, bytes, &prop, 0);
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = CALL(cuMemExportToShareableHandle, &fd, block->handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    block->fd = result == CUDA_SUCCESS ? kept(fd) : -1;
+    if (block->fd >= 0)
+        return CUDA_SUCCESS;
+    CALL(cuMemRelease, block->handle);
+    return result == CUDA_SUCCESS ? CUDA_ERROR_OPERATING_SYSTEM : result;
+}
+
+static void let_handle_go(struct block *block)
+{
+    if (block->handle != 0)
+        CALL(cuMemRelease, block->handle);
+    block->handle = 0;
+}
+
+static void end_block(struct block *block)
+{
+    let_handle_go(block);
+    close(block->fd);
+}
+
+static CUresult map_block(const struct block *block, CUdeviceptr *base)
+{
+    CUmemAccessDesc access = {.location = vgpu_allocations()->prop.location,
+                              .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    CUresult result = CALL(cuMemAddressReserve, base, block->bytes, 0, 0, 0);
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = CALL(cuMemMap, *base, block->bytes, 0, block->handle, 0);
+    if (result == CUDA_SUCCESS) {
+        result = CALL(cuMemSetAccess, *base, block->bytes, &access, 1);
+        if (result != CUDA_SUCCESS)
+            CALL(cuMemUnmap, *base, block->bytes);
+    }
+    if (result != CUDA_SUCCESS)
+        CALL(cuMemAddressFree, *base, block->bytes);
+    return result;
+}
+
+static void unmap_block(const struct block *block, CUdeviceptr base)
+{
+    CALL(cuMemUnmap, base, block->bytes);
+    CALL(cuMemAddressFree, base, block->bytes);
+}
+
+/*
+ * Chooses the chunks of the next block, whole ones only (vgpu_chunk.leaves). Returns their bytes; 0: no chunk is left.
+ */
+static uint64_t choose(void)
+{
+    uint64_t bytes = 0;
+    for (struct vgpu_allocation *allocation = vgpu_allocations(); allocation != NULL; allocation = allocation->next)
+        for (unsigned i = 0; i < allocation->chunk_count; i++) {
+            struct vgpu_chunk *chunk = &allocation->chunks[i];
+            uint64_t size = vgpu_chunk_bytes(allocation, i);
+            chunk->leaves = chunk->handle != 0 && (bytes == 0 || bytes + size <= BLOCK_BYTES);
+            if (!chunk->leaves)
+                continue;
+            chunk->block = count;
+            chunk->at = bytes;
+            bytes += size;
+        }
+    return bytes;
+}
+
+static CUresult fill_block(CUdeviceptr base, CUstream stream)
+{
+    CUresult result = CUDA_SUCCESS;
+    for (struct vgpu_allocation *allocation = vgpu_allocations(); allocation != NULL; allocation = allocation->next)
+        for (unsigned i = 0; i < allocation->chunk_count && result == CUDA_SUCCESS; i++)
+            if (allocation->chunks[i].leaves)
+                result = CALL(cuMemcpyDtoDAsync_v2, base + allocation->chunks[i].at, vgpu_chunk_base(allocation, i),
+                              vgpu_chunk_bytes(allocation, i), stream);
+    CUresult done = CALL(cuStreamSynchronize, stream);
+    return result == CUDA_SUCCESS ? done : result;
+}
+
+static void unmap_chunks(void)
+{
+    for (struct vgpu_allocation *allocation = vgpu_allocations(); allocation != NULL; allocation = allocation->next)
+        for (unsigned i = 0; i < allocation->chunk_count; i++)
+            if (allocation->chunks[i].leaves) {
+                vgpu_chunk_unmap(allocation, i);
+                allocation->chunks[i].parked = true;
+            }
+}
+
+static CUresult park(uint64_t bytes, CUstream stream)
+{
+    struct block *block = &blocks[count];
+    CUdeviceptr base;
+    CUresult result = make_block(block, bytes);
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = map_block(block, &base);
+    if (result == CUDA_SUCCESS) {
+        result = fill_block(base, stream);
+        unmap_block(block, base);
+    }
+    if (result != CUDA_SUCCESS) {
+        end_block(block);
+        return result;
+    }
+    unmap_chunks();
+    let_handle_go(block);
+    count++;
+    return CUDA_SUCCESS;
+}
+
+void vgpu_parked_out(CUstream stream)
+{
+    uint64_t bytes;
+    if (count > 0)
+        return; /* those of an eviction that was interrupted */
+    home = here();
+    while (count < VGPU_PARKED_MAX && (bytes = choose()) > 0 && park(bytes, stream) == CUDA_SUCCESS)
+        continue;
+}
+
+/* Writes the list of the blocks and of those that are to get their contents. Returns a descriptor of it, or -1. */
+static int write_list(const struct block *made)
+{
+    struct vgpu_parked_list head = {.magic = VGPU_PARKED_MAGIC, .count = count, .result = VGPU_PARKED_ASKED};
+    int fd = kept(memfd_create("vgpu-parked", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    bool good = fd >= 0 && pwrite(fd, &head, sizeof(head), 0) == sizeof(head);
+    for (unsigned i = 0; i < count && good; i++) {
+        struct vgpu_parked_block pair = {.from = blocks[i].fd, .to = made[i].fd, .bytes = blocks[i].bytes};
+        good = pwrite(fd, &pair, sizeof(pair), (off_t)(sizeof(head) + i * sizeof(pair))) == sizeof(pair);
+    }
+    if (good && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0)
+        return fd;
+    if (fd >= 0)
+        close(fd);
+    return -1;
+}
+
+/* Asks vgpud for the copy, and waits for its result. */
+static CUresult ask(const struct block *made, bool (*stop)(void))
+{
+    const struct timespec pause = {.tv_nsec = LOOK_NS};
+    struct vgpu_parked_list head = {.result = VGPU_PARKED_ASKED};
+    int fd = write_list(made);
+    if (fd < 0)
+        return CUDA_ERROR_OPERATING_SYSTEM;
+    __atomic_store_n(asks, VGPU_SWAP_COMING | (uint32_t)fd << VGPU_SWAP_KEPT_SHIFT, __ATOMIC_SEQ_CST);
+    while (head.result == VGPU_PARKED_ASKED && (stop == NULL || !stop())) {
+        nanosleep(&pause, NULL);
+        if (pread(fd, &head, sizeof(head), 0) != sizeof(head))
+            break;
+    }
+    __atomic_store_n(asks, VGPU_SWAP_COMING, __ATOMIC_SEQ_CST);
+    close(fd);
+    return head.result == VGPU_PARKED_ASKED ? CUDA_ERROR_NOT_READY : (CUresult)head.result;
+}
+
+/* Makes blocks on this device, and lets vgpud fill them. */
+static CUresult cross(bool (*stop)(void))
+{
+    struct block *made = calloc(count, sizeof(*made));
+    unsigned ready = 0;
+    CUresult result = made == NULL ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+    while (result == CUDA_SUCCESS && ready < count) {
+        result = make_block(&made[ready], blocks[ready].bytes);
+        ready += result == CUDA_SUCCESS;
+    }
+    if (result == CUDA_SUCCESS)
+        result = ask(made, stop);
+    for (unsigned i = 0; i < ready; i++) {
+        end_block(result == CUDA_SUCCESS ? &blocks[i] : &made[i]);
+        if (result == CUDA_SUCCESS)
+            blocks[i] = made[i];
+    }
+    free(made);
+    return result;
+}
+
+/* Brings the chunks of the last block back. */
+static CUresult land(CUstream stream)
+{
+    struct block *block = &blocks[count - 1];
+    CUdeviceptr base;
+    CUresult result = CUDA_SUCCESS;
+    if (block->handle == 0) {
+        result = CALL(cuMemImportFromShareableHandle, &block->handle, (void *)(intptr_t)block->fd,
+                      CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+        if (result != CUDA_SUCCESS) {
+            memset(&home, 0, sizeof(home));
+            return result;
+        }
+    }
+    result = map_block(block, &base);
+    if (result != CUDA_SUCCESS)
+        return result;
+    for (struct vgpu_allocation *allocation = vgpu_allocations(); allocation != NULL; allocation = allocation->next)
+        for (unsigned i = 0; i < allocation->chunk_count && result == CUDA_SUCCESS; i++) {
+            struct vgpu_chunk *chunk = &allocation->chunks[i];
+            if (!chunk->parked || chunk->block != count - 1)
+                continue;
+            if (chunk->handle == 0)
+                result = vgpu_chunk_map(allocation, i);
+            if (result == CUDA_SUCCESS)
+                result = CALL(cuMemcpyDtoDAsync_v2, vgpu_chunk_base(allocation, i), base + chunk->at,
+                              vgpu_chunk_bytes(allocation, i), stream);
+        }
+    CUresult done = CALL(cuStreamSynchronize, stream);
+    unmap_block(block, base);
+    return result == CUDA_SUCCESS ? done : result;
+}
+
+/* The chunks of the last block are back. */
+static void settle(void)
+{
+    for (struct vgpu_allocation *allocation = vgpu_allocations(); allocation != NULL; allocation = allocation->next)
+        for (unsigned i = 0; i < allocation->chunk_count; i++)
+            if (allocation->chunks[i].block == count - 1)
+                allocation->chunks[i].parked = false;
+    end_block(&blocks[--count]);
+}
+
+CUresult vgpu_parked_in(CUstream stream, bool (*stop)(void))
+{
+    CUuuid now = count > 0 ? here() : home;
+    if (memcmp(&now, &home, sizeof(home)) != 0) {
+        CUresult result = cross(stop);
+        if (result != CUDA_SUCCESS)
+            return result;
+        home = now;
+    }
+    while (count > 0) {
+        CUresult result = land(stream);
+        if (result != CUDA_SUCCESS)
+            return result;
+        settle();
+    }
+    return CUDA_SUCCESS;
+}
+
+void vgpu_parked_away(void)
+{
+    for (unsigned i = 0; i < count; i++)
+        let_handle_go(&blocks[i]);
+    for (struct vgpu_allocation *allocation = vgpu_allocations(); allocation != NULL; allocation = allocation->next)
+        for (unsigned i = 0; i < allocation->chunk_count; i++)
+            if (allocation->chunks[i].parked && allocation->chunks[i].handle != 0)
+                vgpu_chunk_unmap(allocation, i);
+}
+
+void vgpu_parked_start(uint32_t *phase)
+{
+    asks = phase;
+}
+
+/* A child would keep the memory allocated after the process has freed it. */
+static void reset(void)
+{
+    while (count > 0)
+        close(blocks[--count].fd);
+    memset(&home, 0, sizeof(home));
+}
+VGPU_IN_CHILD(reset);

@@ -1,0 +1,256 @@
+#include "copy.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "driver.h"
+#include "lease.h"
+
+#ifndef SYS_pidfd_getfd
+#define SYS_pidfd_getfd 438
+#endif
+#define PIECE_BYTES (64ull << 20)
+#define PIECES 2u /* pieces on the way, each with a buffer of its own */
+#define BLOCKS 2u /* blocks on the way: one is mapped while the other is copied */
+
+/* An end of the copies: a device with its primary context. */
+struct end {
+    CUdevice device;
+    CUcontext context;
+    CUstream stream;
+    CUevent events[PIECES];
+};
+
+/* A block on the way, mapped on both ends. */
+struct block {
+    bool used;
+    uint64_t bytes;
+    CUmemGenericAllocationHandle handles[2];
+    CUdeviceptr bases[2];
+    CUevent done;
+};
+
+static struct {
+    CUuuid uuids[2];
+    struct end ends[2]; /* 0: the device that is left */
+    CUdeviceptr buffer; /* memory of the second device that both can write */
+    struct block blocks[BLOCKS];
+    bool ready;
+} way;
+
+/*
+ * Memory of another process is mapped for its own device alone: mapping it for a second one takes 10 ms (H200). So each
+ * piece goes over the link into the buffer, and from there to its place.
+ */
+static CUresult map(CUdeviceptr *base, uint64_t bytes, CUmemGenericAllocationHandle handle, unsigned first,
+                    unsigned count)
+{
+    CUmemAccessDesc access[2] = {0};
+    for (unsigned i = 0; i < count; i++)
+        access[i] = (CUmemAccessDesc){
+            .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = way.ends[first + i].device},
+            .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+    CUresult result = cuda_copy.reserve(base, bytes, 0, 0, 0);
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = cuda_copy.map(*base, bytes, 0, handle, 0);
+    if (result == CUDA_SUCCESS) {
+        result = cuda_copy.access(*base, bytes, access, count);
+        if (result != CUDA_SUCCESS)
+            cuda_copy.unmap(*base, bytes);
+    }
+    if (result != CUDA_SUCCESS)
+        cuda_copy.unreserve(*base, bytes);
+    return result;
+}
+
+static void unmap(CUdeviceptr base, uint64_t bytes)
+{
+    cuda_copy.unmap(base, bytes);
+    cuda_copy.unreserve(base, bytes);
+}
+
+static CUresult find(const CUuuid *uuid, CUdevice *device)
+{
+    int count = 0;
+    CUuuid other;
+    CUresult result = cuda_copy.count(&count);
+    for (int i = 0; result == CUDA_SUCCESS && i < count; i++)
+        if (cuda_copy.device(device, i) == CUDA_SUCCESS && cuda_copy.uuid(&other, *device) == CUDA_SUCCESS &&
+            memcmp(&other, uuid, sizeof(other)) == 0)
+            return CUDA_SUCCESS;
+    return result == CUDA_SUCCESS ? CUDA_ERROR_NOT_SUPPORTED : result;
+}
+
+static CUresult open_end(struct end *end, struct block *blocks)
+{
+    CUresult result = cuda_copy.retain(&end->context, end->device);
+    if (result == CUDA_SUCCESS)
+        result = cuda_copy.current(end->context);
+    if (result == CUDA_SUCCESS)
+        result = cuda_copy.stream(&end->stream, CU_STREAM_NON_BLOCKING);
+    for (unsigned i = 0; i < PIECES && result == CUDA_SUCCESS; i++)
+        result = cuda_copy.event(&end->events[i], CU_EVENT_DISABLE_TIMING);
+    for (unsigned i = 0; blocks != NULL && i < BLOCKS && result == CUDA_SUCCESS; i++)
+        result = cuda_copy.event(&blocks[i].done, CU_EVENT_DISABLE_TIMING);
+    return result;
+}
+
+static CUresult make_buffer(void)
+{
+    CUmemGenericAllocationHandle handle;
+    CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = way.ends[1].device}};
+    CUresult result = cuda_copy.create(&handle, PIECES * PIECE_BYTES, &prop, 0);
+    if (result != CUDA_SUCCESS)
+        return result;
+    bool same = way.ends[0].device == way.ends[1].device;
+    result = map(&way.buffer, PIECES * PIECE_BYTES, handle, same ? 1 : 0, same ? 1 : 2);
+    cuda_copy.release(handle); /* the mapping keeps the memory */
+    return result;
+}
+
+CUresult copy_reach(int pidfd, const CUuuid *from, const CUuuid *to)
+{
+    int reaches = 1;
+    /* the kernel checks the right to the process first, and then the number */
+    if (syscall(SYS_pidfd_getfd, pidfd, INT_MAX, 0) >= 0 || errno != EBADF || !driver_copies())
+        return CUDA_ERROR_NOT_SUPPORTED;
+    if (way.ready)
+        return memcmp(&way.uuids[0], from, sizeof(*from)) == 0 && memcmp(&way.uuids[1], to, sizeof(*to)) == 0
+                   ? CUDA_SUCCESS
+                   : CUDA_ERROR_INVALID_VALUE;
+    CUresult result = find(from, &way.ends[0].device);
+    if (result == CUDA_SUCCESS)
+        result = find(to, &way.ends[1].device);
+    if (result == CUDA_SUCCESS && way.ends[0].device != way.ends[1].device)
+        result = cuda_copy.reaches(&reaches, way.ends[0].device, way.ends[1].device);
+    if (result == CUDA_SUCCESS && !reaches)
+        result = CUDA_ERROR_NOT_SUPPORTED;
+    if (result == CUDA_SUCCESS)
+        result = open_end(&way.ends[0], NULL);
+    if (result == CUDA_SUCCESS)
+        result = open_end(&way.ends[1], way.blocks);
+    if (result == CUDA_SUCCESS)
+        result = make_buffer();
+    way.uuids[0] = *from;
+    way.uuids[1] = *to;
+    way.ready = result == CUDA_SUCCESS;
+    return result;
+}
+
+/* Takes the memory of a descriptor of the process. */
+static CUresult import(int pidfd, int number, CUmemGenericAllocationHandle *handle)
+{
+    int fd = number < 0 ? -1 : (int)syscall(SYS_pidfd_getfd, pidfd, number, 0);
+    if (fd < 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = cuda_copy.import(handle, (void *)(intptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    close(fd);
+    return result;
+}
+
+/* Waits until a block is copied, and lets it go. */
+static CUresult finish(struct block *block)
+{
+    CUresult result = block->used ? cuda_copy.wait(block->done) : CUDA_SUCCESS;
+    for (unsigned i = 0; i < 2 && block->used; i++) {
+        unmap(block->bases[i], block->bytes);
+        cuda_copy.release(block->handles[i]);
+    }
+    block->used = false;
+    return result;
+}
+
+static CUresult open_block(int pidfd, const struct vgpu_parked_block *pair, struct block *block)
+{
+    const int numbers[2] = {pair->from, pair->to};
+    CUresult result = CUDA_SUCCESS;
+    block->bytes = pair->bytes;
+    for (unsigned i = 0; i < 2 && result == CUDA_SUCCESS; i++) {
+        result = import(pidfd, numbers[i], &block->handles[i]);
+        if (result != CUDA_SUCCESS)
+            return result;
+        result = map(&block->bases[i], block->bytes, block->handles[i], i, 1);
+        if (result != CUDA_SUCCESS)
+            cuda_copy.release(block->handles[i]);
+    }
+    return result;
+}
+
+/* Copies a piece on one end: into the buffer, or from it. It begins when the other end has left the buffer. */
+static CUresult copy_piece(unsigned end, unsigned piece, CUdeviceptr to, CUdeviceptr from, uint64_t bytes)
+{
+    struct end *here = &way.ends[end], *there = &way.ends[1 - end];
+    CUresult result = cuda_copy.current(here->context);
+    if (result == CUDA_SUCCESS)
+        result = cuda_copy.after(here->stream, there->events[piece], 0);
+    if (result == CUDA_SUCCESS)
+        result = cuda_copy.copy(to, from, bytes, here->stream);
+    if (result == CUDA_SUCCESS)
+        result = cuda_copy.record(here->events[piece], here->stream);
+    return result;
+}
+
+static CUresult copy_block(int pidfd, const struct vgpu_parked_block *pair, struct block *block)
+{
+    static unsigned piece;
+    CUresult result = finish(block);
+    if (result == CUDA_SUCCESS)
+        result = open_block(pidfd, pair, block);
+    if (result != CUDA_SUCCESS)
+        return result;
+    block->used = true;
+    for (uint64_t at = 0; at < block->bytes && result == CUDA_SUCCESS; at += PIECE_BYTES) {
+        uint64_t left = block->bytes - at, bytes = left < PIECE_BYTES ? left : PIECE_BYTES;
+        CUdeviceptr buffer = way.buffer + piece * PIECE_BYTES;
+        result = copy_piece(0, piece, buffer, block->bases[0] + at, bytes);
+        if (result == CUDA_SUCCESS)
+            result = copy_piece(1, piece, block->bases[1] + at, buffer, bytes);
+        piece = (piece + 1) % PIECES;
+    }
+    CUresult recorded = cuda_copy.record(block->done, way.ends[1].stream);
+    return result == CUDA_SUCCESS ? recorded : result;
+}
+
+static CUresult copy_all(int pidfd, const struct vgpu_parked_block *pairs, uint32_t count)
+{
+    CUresult result = CUDA_SUCCESS;
+    for (uint32_t i = 0; i < count && result == CUDA_SUCCESS; i++)
+        result = copy_block(pidfd, &pairs[i], &way.blocks[i % BLOCKS]);
+    for (unsigned i = 0; i < BLOCKS; i++) {
+        CUresult finished = finish(&way.blocks[i]);
+        result = result == CUDA_SUCCESS ? finished : result;
+    }
+    return result;
+}
+
+CUresult copy_list(int pidfd, int number)
+{
+    struct vgpu_parked_list head;
+    struct vgpu_parked_block *pairs = NULL;
+    CUresult result = CUDA_ERROR_NOT_FOUND;
+    int fd = number < 0 || !way.ready ? -1 : (int)syscall(SYS_pidfd_getfd, pidfd, number, 0);
+    int seals = fd < 0 ? -1 : fcntl(fd, F_GET_SEALS); /* a sealed file is in memory, so that no read of it waits */
+    if (seals >= 0 && (seals & F_SEAL_SHRINK) && pread(fd, &head, sizeof(head), 0) == sizeof(head) &&
+        head.magic == VGPU_PARKED_MAGIC && head.result == VGPU_PARKED_ASKED && head.count <= VGPU_PARKED_MAX)
+        pairs = calloc(head.count + 1, sizeof(*pairs));
+    ssize_t bytes = pairs == NULL ? 0 : (ssize_t)(head.count * sizeof(*pairs));
+    if (pairs != NULL && pread(fd, pairs, (size_t)bytes, sizeof(head)) == bytes) {
+        result = copy_all(pidfd, pairs, head.count);
+        head.result = (uint32_t)result;
+        if (pwrite(fd, &head, sizeof(head), 0) != sizeof(head))
+            result = CUDA_ERROR_OPERATING_SYSTEM;
+    }
+    free(pairs);
+    if (fd >= 0)
+        close(fd);
+    return result;
+}

@@ -1,0 +1,138 @@
+"""The orders `reach` and `copy` of vgpu-suspend, against processes that lie about their parked memory."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.simnode import BUILD, SimNode
+from vgpud.proc import start_ticks
+
+ASKED = 0xFFFFFFFF
+# Prints the descriptors of files that are or are not a list of parked blocks. The good one copies a block of
+# 7s over a block of 1s
+PROGRAM = """
+import ctypes as c, fcntl, json, os, struct, sys
+u = c.CDLL("libcuda.so.1")
+class Prop(c.Structure):
+    _fields_ = [*((name, c.c_int) for name in ("type", "handles", "at", "id")), ("rest", c.c_uint64 * 2)]
+class Access(c.Structure):
+    _fields_ = [("at", c.c_int), ("id", c.c_int), ("flags", c.c_int)]
+def call(name, *words):
+    code = getattr(u, name)(*words)
+    if code: sys.exit(f"{name}: {code}")
+size, context = 4 << 20, c.c_void_p()
+call("cuInit", 0); call("cuDevicePrimaryCtxRetain", c.byref(context), 0); call("cuCtxSetCurrent", context)
+def block(value):
+    handle, base, fd = c.c_uint64(), c.c_uint64(), c.c_int()
+    prop, access = Prop(1, 1, 1, 0), Access(1, 0, 3)
+    call("cuMemCreate", c.byref(handle), c.c_size_t(size), c.byref(prop), c.c_ulonglong(0))
+    zero = c.c_uint64(0)
+    call("cuMemAddressReserve", c.byref(base), c.c_size_t(size), zero, zero, zero)
+    call("cuMemMap", base, c.c_size_t(size), c.c_size_t(0), handle, c.c_ulonglong(0))
+    call("cuMemSetAccess", base, c.c_size_t(size), c.byref(access), c.c_size_t(1))
+    call("cuMemsetD8_v2", base, c.c_ubyte(value), c.c_size_t(size))
+    call("cuMemExportToShareableHandle", c.byref(fd), handle, 1, c.c_ulonglong(0))
+    return fd.value, base
+(source, _), (target, base) = block(7), block(1)
+def made(magic=0x4b505056, count=1, result=0xffffffff, start=source, end=target, bytes=size, seals=2 | 4):
+    fd = os.memfd_create("list", os.MFD_ALLOW_SEALING)
+    os.write(fd, struct.pack("<4IiiQ", magic, count, result, 0, start, end, bytes))
+    if seals: fcntl.fcntl(fd, 1033, seals)
+    return fd
+pipe, _ = os.pipe()
+lists = {
+    "good": made(), "no file": 900, "no list": pipe, "standard input": 0, "not sealed": made(seals=0),
+    "sealed against growth": made(seals=4), "magic": made(magic=1), "answered": made(result=0),
+    "too many": made(count=4097), "shorter than it says": made(count=2), "no memory": made(start=pipe),
+    "no descriptor": made(end=900), "negative": made(start=-1), "too large": made(bytes=8 << 20),
+    "not in pages": made(bytes=12345), "nothing": made(bytes=0), "huge": made(bytes=1 << 63),
+}
+print(json.dumps(lists), flush=True)
+for line in sys.stdin:
+    back = (c.c_ubyte * size)()
+    call("cuMemcpyDtoH_v2", back, base, c.c_size_t(size))
+    result = struct.unpack("<4I", os.pread(lists["good"], 16, 0))[2]
+    print(json.dumps([sorted(set(back)), result]), flush=True)
+"""
+NO_LIST = [
+    "no file", "no list", "standard input", "not sealed", "sealed against growth", "magic", "answered",
+    "too many", "shorter than it says",
+]  # fmt: skip
+BAD_LIST = ["no memory", "no descriptor", "negative", "too large", "not in pages", "nothing", "huge"]
+
+
+class Helper:
+    """A vgpu-suspend, and a program whose parked memory it is to copy."""
+
+    def __init__(self, node: SimNode, folder: Path) -> None:
+        self.node = node
+        self.uuids = [device["uuid"] for device in node.dump()["devices"]]
+        self.helper = node.start([str(BUILD / "bin" / "vgpu-suspend"), str(folder / "lock")])
+        self.program = node.start([sys.executable, "-c", PROGRAM])
+        assert self._line(self.helper) == "ready"
+        self.lists: dict[str, int] = json.loads(self._line(self.program))
+
+    @staticmethod
+    def _line(process: subprocess.Popen[str]) -> str:
+        assert process.stdout is not None
+        return process.stdout.readline().strip()
+
+    def order(self, verb: str, *more: object) -> str:
+        """The name of the order's result."""
+        pid = self.program.pid
+        assert self.helper.stdin is not None
+        self.helper.stdin.write(" ".join(map(str, (verb, pid, start_ticks(pid), *more))) + "\n")
+        self.helper.stdin.flush()
+        return self._line(self.helper).split()[1]
+
+    def seen(self) -> tuple[list[int], int]:
+        """The bytes of the block to copy to, and the result in the good list."""
+        assert self.program.stdin is not None
+        self.program.stdin.write("\n")
+        self.program.stdin.flush()
+        held, result = json.loads(self._line(self.program))
+        return held, result
+
+
+@pytest.fixture
+def helper(sim_node: Callable[..., SimNode], tmp_path: Path) -> Helper:
+    return Helper(sim_node("h200x8"), tmp_path)
+
+
+def test_parked_memory_is_copied_once(helper: Helper) -> None:
+    good = helper.lists["good"]
+    assert helper.order("copy", good) == "CUDA_ERROR_NOT_FOUND", "nothing is prepared"
+    assert helper.order("reach", *helper.uuids[:2]) == "CUDA_SUCCESS"
+    assert helper.seen() == ([1], ASKED)
+    assert helper.order("copy", good) == "CUDA_SUCCESS"
+    assert helper.seen() == ([7], 0)
+    assert helper.order("copy", good) == "CUDA_ERROR_NOT_FOUND", "the list has its answer"
+
+
+@pytest.mark.parametrize("name", NO_LIST)
+def test_a_file_that_is_no_list_of_parked_memory_is_left_alone(helper: Helper, name: str) -> None:
+    helper.order("reach", *helper.uuids[:2])
+    assert helper.order("copy", helper.lists[name]) == "CUDA_ERROR_NOT_FOUND"
+    assert helper.seen() == ([1], ASKED)
+
+
+def test_lists_of_memory_that_is_not_there_are_refused_and_change_nothing(helper: Helper) -> None:
+    helper.order("reach", *helper.uuids[:2])
+    refused = {name: helper.order("copy", helper.lists[name]) for name in BAD_LIST}
+    assert not set(refused.values()) & {"CUDA_SUCCESS", "CUDA_ERROR_NOT_FOUND", "ENDED"}, refused
+    assert helper.seen() == ([1], ASKED)
+    assert helper.order("copy", helper.lists["good"]) == "CUDA_SUCCESS"
+    assert helper.seen() == ([7], 0)
+
+
+def test_devices_that_do_not_reach_each_other_are_refused(helper: Helper) -> None:
+    helper.node.sim("fault", "fail", "--function", "cuDeviceCanAccessPeer", "--count", "1")
+    assert helper.order("reach", *helper.uuids[:2]) != "CUDA_SUCCESS"
+    assert helper.order("reach", helper.uuids[0], f"GPU-{'0' * 32}") == "CUDA_ERROR_NOT_SUPPORTED"
+    assert helper.order("reach", *helper.uuids[:2]) == "CUDA_SUCCESS"
+    assert helper.order("reach", *helper.uuids[:2]) == "CUDA_SUCCESS"
+    assert helper.order("reach", *helper.uuids[1:3]) == "CUDA_ERROR_INVALID_VALUE", "one pair a helper"
