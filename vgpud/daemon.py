@@ -354,6 +354,7 @@ def loops(
         keeper.bypasses.run,
         keeper.preload.watch,
         keeper.suspends.watch,
+        keeper.moves.watch,
     )
 
 

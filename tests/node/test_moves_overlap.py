@@ -348,6 +348,29 @@ def test_a_stopped_tenant_that_goes_from_device_to_device_holds_the_driver_for_a
     clock.run(work())
 
 
+def test_a_move_of_a_stopped_tenant_is_undone_when_the_tenant_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        async with node(tmp_path) as n:
+            await n.add("stopped", 0)
+            monkeypatch.setattr(n.leases, "_later", lambda seconds, name, phase: None)
+            with pytest.raises(VgpuError, match="was not moved within"):
+                await n.move("stopped", 3)
+            watch = asyncio.ensure_future(n.world.keeper.moves.watch())
+            await clock.passed(60)
+            held = n.world.keeper.book.get("stopped")
+            assert (held.state, held.moves) == (State.SUSPENDING, True), "its memory is on the way"
+            n.leases.phase["stopped"] = SwapPhase.HERE
+            await clock.passed(3)
+            held = n.world.keeper.book.get("stopped")
+            assert (held.state, held.moves, held.suspended) == (State.ACTIVE, False, ())
+            assert n.places() == {"stopped": uuid(0)}
+            watch.cancel()
+
+    clock.run(work())
+
+
 def test_a_move_that_needs_the_room_of_an_earlier_one_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

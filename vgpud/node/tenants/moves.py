@@ -15,7 +15,7 @@ from functools import partial
 
 import structlog
 
-from vgpud import audit
+from vgpud import audit, clock
 from vgpud.hardware.suspender import ProcessState, Session
 from vgpud.lease import SwapPhase
 from vgpud.model.caller import Caller
@@ -45,6 +45,8 @@ _WORTH_BYTES = 4 * GIB
 # Maximum time for which a direct move holds the driver for libvgpu to park memory, and again to bring it
 # back: the tenant's process may be stopped
 _PARK_SECONDS = 10.0
+_WATCH_SECONDS = 1.0
+_AGAIN_SECONDS = 30.0
 
 log = structlog.get_logger(__name__)
 
@@ -454,6 +456,28 @@ class Moves:
         )
 
     # --- recovery of interrupted moves
+
+    async def watch(self) -> None:
+        """Ends moves that could be neither finished nor undone, because the tenant was stopped by its user,
+        once libvgpu has brought the memory back. Runs until the daemon stops.
+        """
+        failed_at: dict[str, float] = {}
+        while True:
+            for left in tuple(self._book):
+                if not self._is_left_open(left) or clock.now() < failed_at.get(left.id, 0) + _AGAIN_SECONDS:
+                    continue
+                try:
+                    await self.recover(left)
+                except VgpuError as error:
+                    failed_at[left.id] = clock.now()
+                    log.error(LogEvent.MOVE_NEITHER_FINISHED_NOR_UNDONE, allocation=left.id, why=str(error))
+            await asyncio.sleep(_WATCH_SECONDS)
+
+    def _is_left_open(self, allocation: Allocation) -> bool:
+        changing = allocation.state in (State.SUSPENDING, State.RESUMING)
+        if not allocation.moves or not changing or allocation.id in self._context.changes:
+            return False
+        return allocation.is_deep and self._swaps.are_here(allocation)
 
     async def recover(self, allocation: Allocation) -> None:
         """Undoes or finishes an interrupted move, whichever its record demands. Raises VgpuError; the tenant

@@ -59,6 +59,14 @@ class Swaps:
             all(swap.phase is SwapPhase.HERE for swap in swaps),
         )
 
+    def are_here(self, allocation: Allocation) -> bool:
+        """Is the memory of all processes of the tenant on its device?"""
+        try:
+            swaps = self._read(allocation)
+        except VgpuError:  # for example, the allocation was released meanwhile
+            return False
+        return bool(swaps) and all(swap.phase is SwapPhase.HERE for swap in swaps)
+
     def stays_bytes(self, allocation: Allocation) -> int | None:
         """Bytes that would stay on the device after an eviction; None if libvgpu cannot evict most of the
         tenant's memory now.
