@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 
-from tests.conditions import needs
+from tests.conditions import needs, unmet
+from tests.kubelet import official
 from tests.packaging.conftest import Installed, listing
 from tests.packaging.debs import as_later
 from tests.packaging.machine import Machine
+from tests.simnode import ROOT
 from vgpud.model.journal import Message
 
 pytestmark = [needs("machine", "debhelper", "root"), pytest.mark.xdist_group("packaging")]
@@ -278,6 +280,83 @@ def test_a_policy_that_is_wrong_at_the_start_is_not_tried_again(machine: Machine
         assert "99-bad.toml" in machine.shell("journalctl -b -u vgpud.service -o cat --no-pager")
     finally:
         machine.shell(f"rm {bad}; systemctl reset-failed vgpud.service; systemctl start vgpud.service")
+
+
+#: A kubelet for one registration, and an API server that only notes that it was called.
+KUBELET = """
+import asyncio, fcntl, pathlib, socket, struct, sys, threading
+sys.path.insert(0, "/root")
+from double import Kubelet
+address = struct.pack("16sHH4s8x", b"lo:1", socket.AF_INET, 0, socket.inet_aton("192.0.2.1"))
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+    fcntl.ioctl(asked, 0x8916, address)  # SIOCSIFADDR
+api = socket.create_server(("192.0.2.1", 6443))
+def note():
+    while True:
+        api.accept()[0].close()
+        pathlib.Path("%s").touch()
+threading.Thread(target=note, daemon=True).start()
+async def main():
+    await Kubelet(pathlib.Path("/var/lib/kubelet")).start()
+    await asyncio.Event().wait()
+asyncio.run(main())
+"""
+CALLED = "/run/api-called"
+KUBERNETES = """[dra]
+enabled = true
+[[kubelet.resource]]
+name = "vgpud.io/memory-gib"
+kind = "memory"
+"""
+KUBECONFIG = """apiVersion: v1
+kind: Config
+clusters: [{name: c, cluster: {server: "https://192.0.2.1:6443", insecure-skip-tls-verify: true}}]
+users: [{name: u, user: {token: x}}]
+contexts: [{name: c, context: {cluster: c, user: u}}]
+current-context: c
+"""
+SITE = "usr/lib/vgpud/lib/python3/site-packages"
+
+
+@needs("python-index")
+def test_the_drop_in_for_kubernetes_opens_the_way_to_kubelet_and_api_server(machine: Machine) -> None:
+    """The documented file, below the restrictions of the unit. The API server has an address that is not this
+    machine's loopback address.
+    """
+    client = official.client() or unmet("python-index", official.why)
+    new = [path for path in client.iterdir() if not (machine.root / SITE / path.name).exists()]
+    for path in new:
+        subprocess.run(["cp", "-r", str(path), str(machine.root / SITE)], check=True)
+    double = (ROOT / "tests" / "kubelet" / "double.py").read_text()
+    (machine.root / "root/double.py").write_text(double.replace('root.parent / "device', 'root / "device'))
+    (machine.root / "root/kubelet.py").write_text(KUBELET % CALLED)
+    (machine.root / "etc/vgpud/conf.d/50-kubernetes.toml").write_text(KUBERNETES)
+    machine.shell("mkdir -p /etc/kubernetes /var/lib/kubelet/plugins_registry")
+    (machine.root / "etc/kubernetes/vgpud.conf").write_text(KUBECONFIG)
+    examples, dropped = "/usr/share/doc/vgpud/examples/kubernetes", "/etc/systemd/system/vgpud.service.d"
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    steps = re.findall(
+        r"^\$ (install .*50-kubernetes.conf.*|systemctl daemon-reload .*)$", page, re.MULTILINE
+    )
+    assert len(steps) == 2 and examples in steps[0] and dropped in steps[0]
+    try:
+        kubelet = ("--quiet", "--unit=kubelet", "/usr/lib/vgpud/bin/python3", "-I", "/root/kubelet.py")
+        machine.run("systemd-run", *kubelet)
+        for step in steps:
+            machine.shell(step)
+        machine.eventually(lambda: registered(machine), "the kubelet has vgpud's resource")
+        machine.eventually(lambda: machine.shell(f"ls {CALLED} || true"), "vgpud calls the API server")
+    finally:
+        own = ("/root/double.py", "/root/kubelet.py", "/etc/vgpud/conf.d/50-kubernetes.toml", CALLED)
+        places = (dropped, "/etc/kubernetes", "/var/lib/kubelet", *(f"/{SITE}/{path.name}" for path in new))
+        machine.shell(f"systemctl stop kubelet || true; rm -rf {' '.join((*own, *places))}")
+        machine.shell("systemctl daemon-reload")
+        machine.run("systemctl", "restart", "vgpud.service")
+
+
+def registered(machine: Machine) -> bool:
+    log = machine.shell("journalctl -b -u vgpud.service -o cat --no-pager")
+    return "registered_with_kubelet" in log
 
 
 def test_callers_of_a_daemon_that_cannot_start_neither_make_it_spin_nor_close_the_sockets(
