@@ -357,6 +357,7 @@ POINTS = {
 }
 
 
+@needs("driver-580")
 @pytest.mark.parametrize(("verb", "point"), [(verb, point) for verb in POINTS for point in POINTS[verb]])
 def test_a_kill_of_vgpud_at_each_step_of_an_eviction_loses_no_memory(
     cut_node: DemoNode, verb: str, point: str

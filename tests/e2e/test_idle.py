@@ -158,6 +158,7 @@ def goes_idle(node: DemoNode, name: str) -> None:
     eventually(lambda: states(node)[name] == "suspended", "it is suspended as idle")
 
 
+@needs("driver-580")
 def test_an_idle_tenant_is_suspended_and_resumed_by_its_next_call(idle: DemoNode) -> None:
     tenant, name = holding(idle, 100)
     goes_idle(idle, name)
@@ -172,6 +173,7 @@ def test_an_idle_tenant_is_suspended_and_resumed_by_its_next_call(idle: DemoNode
     end(idle, other, second)
 
 
+@needs("driver-580")
 def test_an_idle_suspended_tenant_is_resumed_on_the_device_that_it_was_moved_to(idle: DemoNode) -> None:
     tenant, name = tenant_on(idle, 0)
     goes_idle(idle, name)
@@ -197,6 +199,7 @@ def follow(node: DemoNode, policy: str) -> None:
         calls.reload_policy()
 
 
+@needs("driver-580")
 def test_an_idle_rule_set_by_a_reload_suspends_an_idle_tenant(make_node: NodeMaker) -> None:
     """vgpud observes the activity of tenants only while the policy has an idle rule."""
     node = make_node(policy=ROOMY)
@@ -210,6 +213,7 @@ def test_an_idle_rule_set_by_a_reload_suspends_an_idle_tenant(make_node: NodeMak
     node.stop()
 
 
+@needs("driver-580")
 def test_a_tenant_suspended_by_hand_stays_suspended_and_shows_that_it_wants_to_work(idle: DemoNode) -> None:
     tenant, name = holding(idle)
     goes_idle(idle, name)
@@ -237,6 +241,7 @@ def test_every_kind_of_call_resumes_an_idle_suspended_tenant(idle: DemoNode) -> 
     end(idle, tenant, name)
 
 
+@needs("driver-580")
 def test_memory_queries_are_answered_without_a_resume(idle: DemoNode) -> None:
     asked = ["--isolation", "quota", "--memory", "1GiB", "--device", "0"]
     tenant = idle.tenant(asked, [sys.executable, "-c", CALLS])
@@ -254,6 +259,7 @@ def test_memory_queries_are_answered_without_a_resume(idle: DemoNode) -> None:
     end(idle, tenant, name)
 
 
+@needs("driver-580")
 def test_a_tenant_without_room_waits_in_the_resume_queue(idle: DemoNode) -> None:
     first, one = holding(idle, 100)
     goes_idle(idle, one)
@@ -277,6 +283,7 @@ def test_a_tenant_without_room_waits_in_the_resume_queue(idle: DemoNode) -> None
     end(idle, second, two)
 
 
+@needs("driver-580")
 @pytest.mark.parametrize("point", ["suspend.save-0", "resume.restore-0"])
 def test_a_vgpud_killed_during_an_idle_suspension_loses_no_tenant(cut_node: DemoNode, point: str) -> None:
     node = cut_node
@@ -303,6 +310,7 @@ def test_a_vgpud_killed_during_an_idle_suspension_loses_no_tenant(cut_node: Demo
     end(node, tenant, name)
 
 
+@needs("driver-580")
 def test_a_tenant_that_waits_while_vgpud_is_down_is_resumed_at_its_start(cut_node: DemoNode) -> None:
     node = cut_node
     node.start()
@@ -331,6 +339,7 @@ def rounds(tenant: Tenant) -> int:
     return int(said["rounds"])
 
 
+@needs("driver-580")
 def test_two_tenants_that_exceed_the_card_take_turns(turns: DemoNode) -> None:
     first, _one = busy(turns, 100)
     first.line()
@@ -351,6 +360,7 @@ def test_two_tenants_that_exceed_the_card_take_turns(turns: DemoNode) -> None:
     eventually(lambda: not states(turns), "both end")
 
 
+@needs("driver-580")
 def test_a_new_tenant_that_does_not_fit_waits_for_its_turn(turns: DemoNode) -> None:
     first = allocate(turns, isolation="quota", memory_bytes=100 * GIB, selector=pb.Selector(indices=[0]))
     second = allocate(turns, isolation="quota", memory_bytes=100 * GIB, selector=pb.Selector(indices=[0]))

@@ -289,6 +289,7 @@ def test_a_suspended_tenant_that_cannot_open_the_new_device_is_not_moved(node: D
     end(node, tenant, name)
 
 
+@needs("driver-580")
 def test_a_defrag_for_a_whole_device_moves_a_suspended_tenant(node: DemoNode) -> None:
     held = [quota(node, 10, selector=pb.Selector(indices=[device])).id for device in range(8)]
     suspend(node, held[5])

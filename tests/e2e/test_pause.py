@@ -135,7 +135,7 @@ def test_a_tenant_is_still_paused_after_restarts_of_vgpud_and_of_the_arbiter(
     goes_on(node, tenant)
 
 
-@pytest.mark.parametrize("way", ["libvgpu", "driver"])
+@pytest.mark.parametrize("way", ["libvgpu", pytest.param("driver", marks=needs("driver-580"))])
 def test_a_paused_tenant_is_still_paused_after_a_suspension_and_its_resume(
     node: DemoNode, spinning: tuple[Tenant, str], way: str
 ) -> None:

@@ -40,6 +40,7 @@ def eventually_holds(node: DemoNode, index: int, mib: int) -> None:
     eventually(lambda: used_mib(node)[index] == mib, f"NVML says that {mib} MiB of device {index} are used")
 
 
+@needs("driver-580")
 def test_a_drain_moves_tenants_and_reports_those_that_stay(node: DemoNode) -> None:
     tenant, name = holding(node, 0, *SHARED, "0", size_mib=SIZE_MIB)
     large = on(node, 100, 0)
@@ -66,6 +67,7 @@ def test_a_drain_moves_tenants_and_reports_those_that_stay(node: DemoNode) -> No
     end(node, tenant, name)
 
 
+@needs("driver-580")
 def test_a_drain_reports_a_tenant_that_fits_on_no_other_device(node: DemoNode) -> None:
     """A suspended tenant needs no memory now, but moves only to a device where it could be resumed at
     once.
@@ -84,6 +86,7 @@ def test_a_drain_reports_a_tenant_that_fits_on_no_other_device(node: DemoNode) -
 # --- defrag
 
 
+@needs("driver-580")
 def test_a_defrag_makes_room_for_a_request(node: DemoNode) -> None:
     """70 and 80 GiB are free on two devices, and a request asks for 100 GiB."""
     tenant, name = holding(
@@ -117,6 +120,7 @@ def test_a_defrag_for_a_drained_device_says_that_it_is_drained(node: DemoNode) -
     assert "'vgpuctl undrain 3' opens it" in refused.stderr
 
 
+@needs("driver-580")
 def test_a_defrag_frees_a_whole_device(node: DemoNode) -> None:
     held = [on(node, 10, device) for device in range(8)]
     with client(node) as calls:

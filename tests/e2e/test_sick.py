@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.conditions import needs
 from tests.demo.node import DemoNode
 from tests.e2e.conftest import NodeMaker
 from tests.e2e.support import PROBE, client, eventually, quota, release, simulate, states
@@ -41,8 +42,13 @@ def start(make_node: NodeMaker, rule: str) -> DemoNode:
 @pytest.mark.parametrize(
     ("what", "code", "reason"),
     [
-        ("recovery", 1, "NVML asks for a reset of the device"),
-        ("recovery", 4, "NVML asks for a drain of its peer-to-peer traffic and a reset of the device"),
+        pytest.param("recovery", 1, "NVML asks for a reset of the device", marks=needs("driver-580")),
+        pytest.param(
+            "recovery",
+            4,
+            "NVML asks for a drain of its peer-to-peer traffic and a reset of the device",
+            marks=needs("driver-580"),
+        ),
         ("rows-failed", 1, "a remapping of its memory failed: replace the card"),
     ],
 )
@@ -65,6 +71,7 @@ def test_a_sick_device_gets_no_new_tenants_and_keeps_its_own(
     tenant.end()
 
 
+@needs("driver-580")
 def test_a_device_is_open_again_after_its_reset(make_node: NodeMaker) -> None:
     node = start(make_node, "drain")
     break_it(node)
@@ -74,6 +81,7 @@ def test_a_device_is_open_again_after_its_reset(make_node: NodeMaker) -> None:
     release(node, quota(node).id)
 
 
+@needs("driver-580")
 def test_tenants_of_a_sick_device_move_away_by_themselves(make_node: NodeMaker) -> None:
     """NVML's event alone makes vgpud move the tenants; no call asks for it."""
     node = start(make_node, "move")
@@ -91,6 +99,7 @@ def test_tenants_of_a_sick_device_move_away_by_themselves(make_node: NodeMaker) 
     assert tenant.end()[0] == 0
 
 
+@needs("driver-580")
 def test_a_policy_that_only_reports_leaves_a_sick_device_open(make_node: NodeMaker) -> None:
     node = start(make_node, "report")
     break_it(node)
@@ -109,6 +118,7 @@ def test_memory_rows_that_wait_for_a_reset_close_no_device(make_node: NodeMaker)
     assert device(node).health_reason == "rows of its memory are remapped at its next reset"
 
 
+@needs("driver-580")
 def test_a_device_that_was_sick_before_the_start_is_closed_and_comes_back(make_node: NodeMaker) -> None:
     node = make_node(policy=POLICY.format(rule="drain"))
     break_it(node)
