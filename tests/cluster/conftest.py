@@ -2,11 +2,12 @@
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.cluster.control import Cluster, cluster_config, write_base_spec
+from tests.cluster.control import Cluster, cluster_config, losing_runc, write_base_spec
 from tests.cluster.pods import IMAGES, Pods
 from tests.conditions import unmet
 from tests.demo.node import DemoNode
@@ -51,20 +52,17 @@ def add_images(made: Containerd, rootfs: Path, folder: Path) -> None:
         assert made.ctr("-n", "k8s.io", "images", "tag", IMAGE, name).returncode == 0
 
 
-@pytest.fixture(scope="session", params=[release for release in SUITES if release != "installed"])
-def shared_pods(
-    request: pytest.FixtureRequest, rootfs: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Pods]:
-    folder = tmp_path_factory.mktemp("cluster")
-    programs = Path(os.environ["VGPU_KUBERNETES"]).resolve()
-    release = request.param
+@contextmanager
+def running(release: str, programs: Path, rootfs: Path, folder: Path) -> Iterator[Pods]:
+    """A cluster of one node behind a release of containerd. vgpud does not run."""
     with node_maker(folder) as make:
         node = make("h200x8")
         cluster_node(node, folder / "vgpud.conf")
         state, spec = node.environment["VGPU_SIM_STATE"], folder / "base.json"
         write_base_spec(package(release) / "usr/bin/ctr", state, spec)
         config = cluster_config(release, node, folder, spec)
-        with containerd(folder, config, release=release) as made:
+        path = {"PATH": f"{losing_runc(folder)}:{os.environ['PATH']}"}
+        with containerd(folder, config, os.environ | path, release) as made:
             add_images(made, rootfs, folder)
             cluster = Cluster(folder, programs, etcd(), made, node)
             try:
@@ -73,6 +71,15 @@ def shared_pods(
                     yield Pods(cluster, cri)
             finally:
                 cluster.stop()
+
+
+@pytest.fixture(scope="session", params=[release for release in SUITES if release != "installed"])
+def shared_pods(
+    request: pytest.FixtureRequest, rootfs: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Pods]:
+    programs = Path(os.environ["VGPU_KUBERNETES"]).resolve()
+    with running(request.param, programs, rootfs, tmp_path_factory.mktemp("cluster")) as pods:
+        yield pods
 
 
 @pytest.fixture

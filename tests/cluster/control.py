@@ -45,6 +45,35 @@ current-context: c
 """
 
 
+RUNC = """#!/bin/sh
+# runc, by which a container with a GPU is lost, with its shim, before its start while {folder}/lose is there
+lost() {{
+    [ -e {folder}/lose ] || return 1
+    for word; do
+        grep -qs vgpu-hook "{folder}/state/io.containerd.runtime.v2.task/k8s.io/$word/config.json" && return 0
+    done
+    return 1
+}}
+case " $* " in
+*" start "*) lost "$@" && kill -9 $PPID && exit 1 ;;
+*" delete "* | *" kill "*) lost "$@" && exit 0 ;;
+esac
+exec {runc} "$@"
+"""
+
+
+def losing_runc(folder: Path) -> Path:
+    """A folder with a runc that loses containers between their creation and their start while
+    `folder`/lose exists.
+    """
+    programs = folder / "runtime"
+    programs.mkdir()
+    runc = shutil.which("runc", path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
+    (programs / "runc").write_text(RUNC.format(folder=folder, runc=runc))
+    (programs / "runc").chmod(0o755)
+    return programs
+
+
 def free_ports(count: int) -> list[int]:
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [one.getsockname()[1] for one in sockets]

@@ -1,8 +1,11 @@
 """The device plugin behind a real kubelet, scheduler and containerd."""
 
 import json
+import os
 import re
+import signal
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -188,6 +191,29 @@ def test_a_pod_that_is_deleted_by_force_releases_its_slice(on_policy: OnPolicy) 
     assert pods.until("p", "Running", "Failed")["phase"] == "Running", pods.events("p")
     pods.delete("p", force=True)
     eventually(lambda: not pods.held(), "its allocation is released")
+
+
+def test_a_container_that_its_runtime_lost_before_its_start_keeps_no_card(on_policy: OnPolicy) -> None:
+    """Its init, which runc made, waits for ever for a start that does not come."""
+    pods = on_policy(f"{UNITS}[kubelet]\nrelease_seconds = 1\ncheck_seconds = 1\n")
+    served(pods, 100)
+    lost = pods.cluster.folder / "lose"
+    lost.touch()
+    pods.create(pod("p", container("main", {MEMORY: 5})))
+    status = pods.until("p", "Failed", "Succeeded", "Running")
+    assert status["phase"] == "Failed", f"{status} {pods.events('p')}"
+    lines = [json.loads(line) for line in pods.cluster.node.log.read_text().splitlines() if '"bind"' in line]
+    (init, *_) = [
+        line["init"] for line in reversed(lines) if line.get("pod") == "default/p/main" and "init" in line
+    ]
+    command = Path(f"/proc/{init}/cmdline")
+    try:
+        assert "init" in command.read_text().split("\0")
+        eventually(lambda: not pods.held(), "its memory is free")
+        assert "init" in command.read_text().split("\0"), "the lost process is still there"
+    finally:
+        lost.unlink()
+        os.kill(init, signal.SIGKILL)
 
 
 def test_a_deployment_that_fits_no_card_waits_after_the_kubelets_next_report(on_policy: OnPolicy) -> None:

@@ -23,9 +23,13 @@ LIMITS = ("--network=none", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:10
 
 @pytest.fixture(scope="session")
 def rootfs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made_rootfs(tmp_path_factory.mktemp("root") / "fs")
+
+
+def made_rootfs(place: Path) -> Path:
     """A root file system for containers. It contains nvidia-smi if that can be fetched."""
     smi = outside.nvidia_smi("550")
-    folder = make_rootfs(tmp_path_factory.mktemp("root") / "fs", *([smi] if smi else []))
+    folder = make_rootfs(place, *([smi] if smi else []))
     for library in libraries(BUILD / "lib" / "libvgpu.so"):
         add(folder, library)
     return folder
