@@ -274,6 +274,24 @@ def test_a_new_pod_of_the_same_name_does_not_inherit_the_old_ones_allocation(sho
     run(story())
 
 
+def test_ids_that_the_kubelet_gives_twice_enlarge_no_allocation(short: Path) -> None:
+    """The kubelet forgets the ids of a call under way if it is asked for its list when a pod has ended."""
+
+    async def story() -> None:
+        async with node_in(short) as node:
+            await node.kubelet.healthy(UNITS, 160)
+            await node.kubelet.admit("a/one", UNITS, 4)
+            ids = sorted(node.kubelet.held["a/one", "main", UNITS])
+            uuid = ids[0].partition("::")[0]
+            with pytest.raises(AdmissionError, match="a/one/main"):
+                await node.kubelet.admit(
+                    "a/two", UNITS, 3, reusable=ids[:1], among=lambda name: name.startswith(uuid)
+                )
+            assert sizes(node) == [4]
+
+    run(story())
+
+
 @pytest.mark.parametrize("fewer", [True, False])
 def test_a_pod_created_again_before_the_first_started_has_what_it_asks_for(short: Path, fewer: bool) -> None:
     """It has the name of the first and, in part, its ids. Its admission begins within the time in which the

@@ -149,13 +149,13 @@ def test_containers_of_a_pod_share_an_allocation_of_overlapping_ids(short: Path)
             init = await node.kubelet.admit("a/b", UNITS, 2, container="init", init=True)
             ids = node.kubelet.in_use(UNITS)
             uuid = next(iter(ids)).partition("::")[0]
-            main = await node.kubelet.admit(
-                "a/b", UNITS, 5, reusable=ids, among=lambda name: name.startswith(uuid)
+            more = await node.kubelet.admit(
+                "a/b", UNITS, 5, "more", reusable=ids, among=lambda name: name.startswith(uuid), init=True
             )
-            assert init.cdi_devices == main.cdi_devices
+            assert init.cdi_devices == more.cdi_devices
             assert gib(node) == [5]
-            less = await node.kubelet.admit("a/b", UNITS, 1, container="last", reusable=ids)
-            assert less.cdi_devices == main.cdi_devices
+            less = await node.kubelet.admit("a/b", UNITS, 1, reusable=ids)
+            assert less.cdi_devices == more.cdi_devices
             assert gib(node) == [5]
             node.kubelet.listing_fails = True
             with pytest.raises(AdmissionError, match="does not say for which pods"):

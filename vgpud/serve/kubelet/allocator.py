@@ -267,6 +267,16 @@ class Allocator:
         """
         hold = alive[0]
         self._refuse_those_that_run(alive)
+        # A listed container is no init container, so its ids are not given to another one of its pod. The
+        # kubelet gives ids twice if it was asked for its list during the first call, after a pod had ended
+        # (kubernetes/kubernetes, pkg/kubelet/cm/devicemanager/manager.go, UpdateAllocatedDevices).
+        holder = "" if listed is None else listed.holder(resource.name, ids)
+        if holder:
+            raise VgpuError(
+                ErrorCode.ALLOCATION_BUSY,
+                f"the kubelet gives a container ids of {resource.name} that {holder} has",
+                "the kubelet's next pod gets other ids",
+            )
         admitting = self._admission(hold, self._held(hold), listed) is _Phase.GOES_ON
         known = admitting or (listed is not None and listed.holder(hold.resource, hold.ids))
         repeated = ids == hold.ids and not hold.pod
