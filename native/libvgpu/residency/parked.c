@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -175,7 +176,7 @@ void vgpu_parked_out(CUstream stream)
 static int write_list(const struct block *made)
 {
     struct vgpu_parked_list head = {.magic = VGPU_PARKED_MAGIC, .count = count, .result = VGPU_PARKED_ASKED};
-    int fd = kept(memfd_create("vgpu-parked", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    int fd = kept((int)syscall(SYS_memfd_create, "vgpu-parked", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     bool good = fd >= 0 && pwrite(fd, &head, sizeof(head), 0) == sizeof(head);
     for (unsigned i = 0; i < count && good; i++) {
         struct vgpu_parked_block pair = {.from = blocks[i].fd, .to = made[i].fd, .bytes = blocks[i].bytes};
