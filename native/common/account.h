@@ -30,7 +30,7 @@
 
 #include "lease.h"
 
-/* The account of one process: its slot in the lease's `usage`. `slow` serialises the process's own threads. */
+/* The account of one process: its slot in the lease's `usage`. `slow` is held by the one thread that waits for room. */
 struct vgpu_account {
     struct vgpu_usage *usage;
     uint32_t slot;

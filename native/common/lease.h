@@ -199,7 +199,10 @@ struct vgpu_slot {
     uint64_t calls;
     uint32_t looks; /* number of times that these words were written */
     uint32_t busy;  /* 1: the process's work on the devices has not finished */
-    /* 1: the lease is suspended, and libvgpu itself makes no driver call until the lease is open again */
+    /*
+     * 1: the lease is suspended, and the process has no work on the device. libvgpu then calls the driver only to move
+     * memory
+     */
     uint32_t quiet;
     uint32_t wants; /* number of threads that wait until the lease is open again; always up to date */
     /*

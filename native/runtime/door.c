@@ -74,7 +74,7 @@ static bool receive_all(int fd, char *bytes, size_t length)
     return true;
 }
 
-/* Sends the head of the request, together with the pidfd. */
+/* Sends the head of the request, and with it the pidfd if the call has one. */
 static bool send_head(int fd, const struct vgpu_door_call *call, const struct vgpu_door_request *head)
 {
     struct iovec part = {.iov_base = (void *)head, .iov_len = sizeof(*head)};

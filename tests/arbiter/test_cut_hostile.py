@@ -31,7 +31,7 @@ def uuid_bytes(text: str) -> bytes:
 
 
 def list_groups(tenant: Tenant, uuid: str, rows: list[tuple[int, ...]]) -> None:
-    """Writes rows into the table of the tenant's slot: file, client, subdevice, count and channels."""
+    """Writes channel groups into the tenant's table. Each row is file, client, subdevice, count, channels."""
     at = layout.CHANNELS_AT + tenant.slot * layout.CHANNELS_SIZE
     body = b"".join(GROUP.pack(uuid_bytes(uuid), *row) for row in rows)
     os.pwrite(tenant.usage, body, at + layout.CHANNELS_GROUPS)

@@ -126,7 +126,7 @@ def test_the_cause_of_a_memory_limit_is_named() -> None:
     said = sentences(held(part), pb.SliceMeter(memory_used_bytes=4 * GIB, refusals_limit=3, refusals_card=1))
     assert "memory on device 0: 4GiB of 4GiB, it is full: give it more with 'vgpuctl resize'" in said
     assert "memory was refused 3 times because it would have passed 4GiB" in said
-    assert "memory was refused 1 times because device 0 itself was full" in said
+    assert "memory was refused 1 time because device 0 itself was full" in said
     assert "compute on device 0: 25% of the time, in turns" in said
     assert "full" not in sentences(held(part), pb.SliceMeter(memory_used_bytes=GIB))
 

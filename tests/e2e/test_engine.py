@@ -85,7 +85,7 @@ def test_a_tenant_is_held_to_its_share_by_the_engine_cut(cut_node: DemoNode) -> 
     assert engine(cut_node) == ("cut", "probed"), "as the next first tenant will have it"
 
 
-def test_a_driver_that_refuses_cut_leaves_the_gate_with_the_reason(cut_node: DemoNode) -> None:
+def test_a_driver_that_refuses_cut_selects_the_gate_with_a_reason(cut_node: DemoNode) -> None:
     cut_node.start()
     sim(cut_node, "fault", "fail", "--function", "FIFO_DISABLE_CHANNELS", "--code", "86")
     held = cut_node.ctl("alloc", *ASKED, "--cores", "25").stdout.strip()
@@ -125,7 +125,7 @@ def test_a_restart_keeps_the_engine_of_running_tenants_and_the_verdict(cut_node:
     assert files.verdict(device(cut_node)["uuid"]) == verdict is not None
 
 
-def test_a_new_driver_that_refuses_cut_leaves_the_gate_at_the_next_start(cut_node: DemoNode) -> None:
+def test_a_new_driver_that_refuses_cut_selects_the_gate_at_the_next_start(cut_node: DemoNode) -> None:
     """The arbiter still has the lease. vgpud makes it read the engine again, so that the tenant's next
     program runs under engine `gate`.
     """

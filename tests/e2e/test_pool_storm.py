@@ -10,7 +10,7 @@ from tests.e2e.pool_storm import run
 
 @needs("driver-580")
 @pytest.mark.parametrize("evictable", [False, True])
-def test_tenants_suspended_resumed_moved_and_killed_at_random_keep_their_memory(
+def test_no_memory_is_lost_when_tenants_are_suspended_moved_and_killed_at_random(
     tmp_path: Path, evictable: bool
 ) -> None:
     assert sum(run(tmp_path, cycles=40, seed=5, evictable=evictable).done.values()) == 40

@@ -221,7 +221,7 @@ def test_a_suspended_tenant_cannot_be_released_or_resized(node: DemoNode) -> Non
             with pytest.raises(VgpuError) as refused:
                 calls.release(name, force)
             assert refused.value.code is ErrorCode.TENANT_ALIVE
-            assert refused.value.hint == "resume it first, or end its processes"
+            assert refused.value.hint == "resume the allocation first, or end its processes"
         with pytest.raises(VgpuError) as busy:
             calls.resize(name, memory_bytes=2 * GIB)
         assert busy.value.code is ErrorCode.ALLOCATION_BUSY

@@ -49,7 +49,7 @@ def test_a_probe_without_an_answer_selects_the_gate_with_a_reason(
     assert (said.engine, said.failed, said.why) == (Engine.GATE, True, why)
 
 
-def test_without_the_probe_the_engine_is_gate_with_a_reason(tmp_path: Path) -> None:
+def test_a_missing_probe_program_selects_the_gate_with_a_reason(tmp_path: Path) -> None:
     said = EngineProbe(tmp_path / "none", tmp_path).ask("GPU-1", "boot", "580.1")
     assert (said.engine, said.failed) == (Engine.GATE, True)
     assert said.why.endswith("does not start: no such file or directory")

@@ -155,8 +155,7 @@ def test_an_init_container_that_alone_asked_keeps_its_allocation_to_the_end_of_i
             await node.kubelet.admit("a/b", UNITS, 5, container="init", init=True)
             with container() as init:
                 await start(node, "a/b/init", init)
-                # PodResources does not list the pod during eight checks, which take longer than
-                # release_seconds
+                # PodResources omits the pod for 1.6 s; release_seconds is 1
                 for _ in range(8):
                     await asyncio.sleep(0.2)
                     assert sizes(node) == [5]

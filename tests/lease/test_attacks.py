@@ -433,9 +433,9 @@ def test_a_tenant_that_floods_is_disconnected_and_served_again(node: Node) -> No
     eventually(lambda: registers(lease))
 
 
-def test_connections_are_accepted_at_a_bounded_rate(node: Node) -> None:
-    """Connections beyond the listener's queue wait or are refused by the kernel. The arbiter's processor time
-    for them is bounded.
+def test_many_connections_cost_a_bounded_processor_time(node: Node) -> None:
+    """The arbiter accepts connections at a bounded rate. Those beyond the listener's queue wait or the kernel
+    refuses them.
     """
     lease = node.lease()
     before, began = cpu_seconds(node), time.monotonic()

@@ -31,7 +31,7 @@ def node(sim_node: Make) -> SimNode:
 
 @pytest.fixture
 def slow_frees(node: SimNode) -> None:
-    """Makes freeing slow: the driver frees the memory 300 us after the call begins."""
+    """Delays each call that frees memory by 300 us."""
     for function in FREES:
         node.sim("fault", "slow", "--function", function, "--microseconds", "300")
 

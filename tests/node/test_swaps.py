@@ -138,7 +138,7 @@ def test_a_swap_out_that_does_not_begin_fails(phase: SwapPhase, quiet: bool, why
 
 
 class Lies(swaps.Swaps):
-    """Swaps of a tenant of two processes, whose lease says falsely that each has 1 PiB to move."""
+    """Swaps of a tenant whose two processes each report 1 PiB to move."""
 
     def __init__(self, phase: SwapPhase, available_gib: int = 0) -> None:
         self.ordered: list[bool] = []
@@ -169,7 +169,7 @@ def test_a_lease_that_says_a_pebibyte_is_waited_for_no_longer_than_its_limit_tak
 
 
 def test_a_lease_that_says_a_pebibyte_is_not_too_large_for_the_host() -> None:
-    """Otherwise the tenant would stay on its device at the end of its turn."""
+    """A host check that believed the lease would keep the tenant on its device after its turn."""
     liar = Allocation("a", request("a"), State.ACTIVE, (Slice(GPU, Mode.PRELOAD, 8 * GIB),))
     lies = Lies(SwapPhase.HERE, available_gib=9)
     lies.expect([liar], [])

@@ -52,7 +52,7 @@ def test_a_layout_switches_mig_mode_on_first() -> None:
 def test_a_device_in_another_mode_is_an_obstacle() -> None:
     made = plan("3g.71gb", on=False, use=used(Mode.PRELOAD, GIB))
     assert (made.possible, made.steps) == (False, ())
-    assert made.obstacle == "device 0 is in mode preload with 1 allocations"
+    assert made.obstacle == "device 0 is in mode preload with 1 allocation"
 
 
 def test_a_pending_reset_is_an_obstacle() -> None:

@@ -70,8 +70,9 @@ def test_two_tenants_that_exchange_devices_return_by_the_same_map(order: list[in
 
 
 def test_a_chain_of_moves_maps_to_a_device_of_the_same_model() -> None:
-    """Two chains of moves stay separate, so that no memory moves between different models of card. The first
-    device of each chain, which becomes free, gets the context of the chain's last device."""
+    """Each chain of moves maps its last device to its first one. So no memory moves between different models
+    of card, although several chains exist.
+    """
     a, b, c, d, e, f = UUIDS
     assert device_map([a, b, d], [b, c, e], UUIDS) == {a: b, b: c, c: a, d: e, e: d, f: f}
 

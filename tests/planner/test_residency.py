@@ -292,7 +292,7 @@ def test_memory_that_suspended_tenants_keep_delays_no_other(lives: list[Life], s
         assert all(waited <= bound for waited in life.waits), (life.waits, bound)
 
 
-def test_a_suspension_is_followed_at_once_by_the_next_resume() -> None:
+def test_one_plan_suspends_a_tenant_and_resumes_the_next_in_its_place() -> None:
     turning: dict[str, Any] = {"rules": TURNS, "swaps": True}
     first = here("a", 60, **turning, stays=((GPU, 1),))
     second = away("b", 60, 50, **turning, cause=Cause.TURN, stays=((GPU, 1),))

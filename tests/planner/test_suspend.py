@@ -85,7 +85,12 @@ def test_a_device_that_is_absent_in_another_mode_or_full_does_not_take_its_tenan
 
     assert refused(tenant(uuid="GPU-9")) is ErrorCode.NO_SUCH_DEVICE
     assert refused(tenant(), Mode.MPS, GIB) is ErrorCode.DEVICE_IN_USE
-    assert refused(tenant(Mode.EXCLUSIVE), Mode.EXCLUSIVE, GIB) is ErrorCode.DEVICE_IN_USE
+    with pytest.raises(
+        VgpuError, match=r"^device 0 is in mode mps with 1 allocation, and a needs it in mode pre"
+    ):
+        check_room(tenant(), NODE, {"GPU-0": used(Mode.MPS, GIB)})
+    with pytest.raises(VgpuError, match=r"^device 0 has another allocation, and a needs the whole device"):
+        check_room(tenant(Mode.EXCLUSIVE), NODE, {"GPU-0": used(Mode.EXCLUSIVE, GIB)})
     assert refused(tenant(), Mode.PRELOAD, H200_USABLE - 4 * GIB + 1) is ErrorCode.NO_CAPACITY
     check_room(tenant(), NODE, {"GPU-0": used(Mode.PRELOAD, H200_USABLE - 4 * GIB)})
 

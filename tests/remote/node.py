@@ -111,7 +111,7 @@ class RemoteNode:
         self.door = self.start_door()
 
     def _stand_in(self) -> Path:
-        """The engine's server: the stand-in, on the simulated node."""
+        """Writes the program that stands in for Lupine's server. It runs on the simulated node."""
         script, folder = self.node.folder / "server", self.node.folder
         # copies, because other users cannot enter a tree below a closed folder
         own, simulated = folder / "lib", folder / "sim"

@@ -155,7 +155,7 @@ def test_a_user_has_at_most_a_quarter_of_the_connections() -> None:
                 session = _session(str(number), far)
                 session.streams.update(idle[128 * number : 128 * (number + 1)])
                 door._sessions[session.id] = session
-            with pytest.raises(VgpuError, match="alice has 256 connections, and may have as many"):
+            with pytest.raises(VgpuError, match="alice has 256 connections, the most that a user may have"):
                 await door._attach(session, reader, writer)
         writer.close()
         for task in idle:
@@ -231,7 +231,7 @@ def test_a_label_leaves_room_for_the_user_and_the_address() -> None:
         ({"max_memory_bytes": 3 * GIB}, Sizes(None, 10.0), "asks for no --memory, and may hold 3GiB"),
         ({"max_cores_percent": 50.0}, Sizes(GIB, 31.0), "would hold 51% of a device, and may hold 50%"),
         ({"max_cores_percent": 50.0}, Sizes(GIB, None), "would hold 120% of a device"),
-        ({"max_sessions": 1}, Sizes(GIB, 1.0), "has 1 sessions, and may have 1"),
+        ({"max_sessions": 1}, Sizes(GIB, 1.0), "has 1 session, and may have 1"),
         ({}, Sizes(None, None), ""),
         ({"max_memory_bytes": 4 * GIB, "max_cores_percent": 50.0}, Sizes(2 * GIB, 30.0), ""),
     ],

@@ -87,7 +87,7 @@ def test_a_user_has_at_most_the_sessions_of_the_policy(short: RemoteNode) -> Non
     until(lambda: not short.held())
 
 
-def test_a_grant_needs_the_doors_certificate_first(remote: RemoteNode) -> None:
+def test_a_grant_is_refused_before_the_door_has_a_certificate(remote: RemoteNode) -> None:
     (Path(remote.node.environment["VGPUD_CONFIG"]).parent / "remote" / "certificate.pem").unlink()
     refused = remote.node.ctl("remote", "grant", USER, check=False)
     assert (

@@ -42,7 +42,7 @@ def test_a_kernel_that_was_measured_too_long_is_stopped_in_its_middle(node: SimN
     assert probe(node)["engine"] == "cut"
 
 
-def test_a_driver_that_refuses_preemption_leaves_the_gate_engine(node: SimNode) -> None:
+def test_a_driver_that_refuses_preemption_selects_the_gate(node: SimNode) -> None:
     node.sim("fault", "fail", "--function", "FIFO_DISABLE_CHANNELS", "--code", "86")
     answer = probe(node)
     assert answer["engine"] == "gate"

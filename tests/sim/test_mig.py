@@ -60,7 +60,7 @@ def ask(node: SimNode, body: str) -> object:
         ("rtxpro4500x2", "all", "rtx4500", 26),
     ],
 )
-def test_instance_placement_agrees_with_the_model(
+def test_instance_placement_agrees_with_the_oracle(
     sim_node: Make, profile: str, walk: str, table: str, layouts: int | None
 ) -> None:
     """Visits every legal layout of the device, and compares every possible creation and every

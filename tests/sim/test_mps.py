@@ -153,7 +153,7 @@ def test_a_client_has_no_channels_of_its_own(mps: Mps) -> None:
     assert (client["client"], client["uses"][0]["channels"]) == (0, 0)
 
 
-def test_a_client_may_only_lower_its_limit(mps: Mps) -> None:
+def test_a_clients_own_limit_lowers_the_daemons_and_never_raises_it(mps: Mps) -> None:
     mps.daemon()
     mps.say("set_default_device_pinned_mem_limit 0 2048M")
     lower = mps.tenant(CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=1G")

@@ -105,7 +105,7 @@ def import_(arguments: Namespace, terminal: Terminal) -> int:
     if not found:
         raise VgpuError(
             ErrorCode.NO_SUCH_DEVICE,
-            f"no device of this node matches {name} of {arguments.file}",
+            f"configuration {name} of {arguments.file} names no device of this node",
             "see 'vgpuctl mig ls' for what there is",
         )
     if terminal.is_machine:

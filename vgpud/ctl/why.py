@@ -16,6 +16,7 @@ from vgpud.ctl.top import SAMPLE_SECONDS
 from vgpud.model.device import Health
 from vgpud.model.errors import ErrorCode, Exit, VgpuError
 from vgpud.model.marks import MarkKind
+from vgpud.model.quantity import counted
 from vgpud.model.tenancy import Cause, Mode, State
 
 _NEARLY_FULL = 0.95
@@ -180,9 +181,11 @@ def _memory(part: pb.Slice, meter: pb.SliceMeter | None, name: str) -> Iterator[
     advice = ", it is full: give it more with 'vgpuctl resize', or use less" if full else ""
     yield f"memory on {name}: {used} of {limit}{advice}"
     if meter.refusals_limit:
-        yield f"memory was refused {meter.refusals_limit} times because it would have passed {limit}"
+        times = counted(meter.refusals_limit, "time")
+        yield f"memory was refused {times} because it would have passed {limit}"
     if meter.refusals_card:
-        yield f"memory was refused {meter.refusals_card} times because {name} itself was full"
+        times = counted(meter.refusals_card, "time")
+        yield f"memory was refused {times} because {name} itself was full"
 
 
 def _compute(part: pb.Slice, device: pb.Device | None, name: str) -> Iterator[str]:

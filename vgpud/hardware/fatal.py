@@ -27,7 +27,7 @@ class FatalEvents:
         self._sentences = self._read()
 
     def get(self, uuid: str) -> str:
-        """The sentence of a device; empty if it has none."""
+        """The sentence about the device's fatal event; empty if none."""
         return self._sentences.get(uuid, "")
 
     def put(self, uuid: str, sentence: str) -> None:

@@ -164,7 +164,7 @@ class Walls:
                 self._remove(allocation.id)
             why = f"{error}; libvgpu alone enforces the memory limit"
             self._refused[allocation.id] = why, time.time_ns()
-            log.warning(LogEvent.MEMORY_WALL_REFUSED, allocation=allocation.id, why=why)
+            log.warning(LogEvent.CGROUP_MEMORY_LIMIT_NOT_SET, allocation=allocation.id, why=why)
 
     def _enter(self, allocation: Allocation) -> None:
         """Moves the tenant's process into the group. A pidfd proves that the process with this pid is still
@@ -302,7 +302,7 @@ class Walls:
         except (VgpuError, OSError) as error:
             why = f"{error}; libvgpu alone enforces memory limits on the device"
             self._refused[uuid] = why, time.time_ns()
-            log.warning(LogEvent.MEMORY_WALL_REFUSED, device=uuid, why=why)
+            log.warning(LogEvent.CGROUP_MEMORY_LIMIT_NOT_SET, device=uuid, why=why)
             return False
         return True
 

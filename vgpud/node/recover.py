@@ -144,7 +144,7 @@ async def _resume_engines(context: NodeContext, leases: frozenset[str]) -> None:
         if lost and context.preload is not None:
             await context.preload.serve_anew(sorted({name for uuid in lost for name in users[uuid]}))
     except VgpuError as error:
-        log.error(LogEvent.ENGINES_NOT_RESTORED, why=str(error))
+        log.error(LogEvent.COMPUTE_ENGINES_NOT_RESTORED, why=str(error))
 
 
 def observe(

@@ -202,9 +202,10 @@ def _check_nothing_suspended(allocation: Allocation) -> None:
     """Raises VgpuError(TENANT_ALIVE) if a suspended process lives. NVML does not list these processes."""
     left = [process for process in waiting(allocation) if not has_ended(process.pid)]
     if left:
+        verb = "lives" if len(left) == 1 else "live"
         raise VgpuError(
             ErrorCode.TENANT_ALIVE,
-            f"allocation {allocation.id} is suspended with {counted(len(left), 'process')}, "
-            "which could not be resumed after a release",
-            "resume it first, or end its processes",
+            f"{counted(len(left), 'suspended process')} of allocation {allocation.id} {verb}, and nothing "
+            "can resume a process after the release",
+            "resume the allocation first, or end its processes",
         )

@@ -28,7 +28,7 @@ class Choice(NamedTuple):
     place: Place
     how: str
     moves: tuple[MigMove, ...] = ()
-    part: SlotKey | None = None  # the compute instance within the GPU instance at `place`; None for all of it
+    part: SlotKey | None = None  # the compute instance at `place`; None: the slice is the whole GPU instance
     part_cost: int = 0
 
     @property

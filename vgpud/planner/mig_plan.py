@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from vgpud.model.device import Device
 from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.quantity import counted
 from vgpud.model.tenancy import Mode
 from vgpud.planner import layouts
 from vgpud.planner.geometry import ComputeKey, MigGeometry, SlotKey, geometry_for
@@ -144,7 +145,7 @@ def plan_defrag(device: Device, use: DeviceUse, pool: Pool) -> DevicePlan:
 def _obstacle(device: Device, use: DeviceUse) -> str:
     """Returns why a device cannot have MIG instances now; empty if it can."""
     if use.mode not in (None, Mode.MIG):
-        return f"device {device.index} is in mode {use.mode} with {use.count} allocations"
+        return f"device {device.index} is in mode {use.mode} with {counted(use.count, 'allocation')}"
     if device.mig.current != device.mig.pending:
         return f"device {device.index} has a reset due, which brings MIG mode {_on(device.mig.pending)}"
     return ""

@@ -119,14 +119,9 @@ def _going(
             f"mode {part.mode}",
             _OTHER,
         )
-    taken = use.mode not in (None, part.mode) or (part.mode is Mode.EXCLUSIVE and use.count)
-    if taken and not is_anybodys(allocation, part):
-        raise VgpuError(
-            ErrorCode.DEVICE_IN_USE,
-            f"device {there.index} is in mode {use.mode} with {counted(use.count, 'allocation')}, and "
-            f"{allocation.id} needs it in mode {part.mode}",
-            _OTHER,
-        )
+    conflict = use.conflict(part, there.index, allocation.id)
+    if conflict and not is_anybodys(allocation, part):
+        raise VgpuError(ErrorCode.DEVICE_IN_USE, conflict, _OTHER)
     if is_away(allocation):  # memory and share of a suspended tenant are checked when it is resumed
         _check_room(part, there, replace(use, memory_bytes=0, share_hundredths=0), terms[uuid])
         _check_size(part, there)
@@ -199,8 +194,8 @@ def check_card(allocation: Allocation, node: Node) -> None:
     if wanted > free and len(devices) == len(allocation.slices):
         raise VgpuError(
             ErrorCode.NO_CAPACITY,
-            f"{shown_bytes(wanted)} of allocation {allocation.id} do not fit on its target device: others "
-            f"leave {shown_bytes(max(0, free))}",
+            f"{shown_bytes(wanted)} of allocation {allocation.id} do not fit on its target "
+            f"{'device' if len(devices) == 1 else 'devices'}: {shown_bytes(max(0, free))} are free",
             "see 'vgpuctl devices' for the processes that use them",
         )
 

@@ -87,7 +87,7 @@ class _World:
         return place in self.instances.get(place.device_uuid, ())
 
     def answers(self, uuid: str) -> bool:
-        """True if the device is present and usable."""
+        """True if the device is present and NVML reads it, also if it is sick."""
         device = self.devices.get(uuid)
         return device is not None and device.health.answers
 

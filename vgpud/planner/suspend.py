@@ -163,13 +163,10 @@ def check_room(allocation: Allocation, node: Node, use: Mapping[str, DeviceUse])
                 "see 'vgpuctl devices'; the allocation stays suspended",
             )
         others = use.get(part.device_uuid, EMPTY)
-        if others.mode not in (None, part.mode) or (part.mode is Mode.EXCLUSIVE and others.count):
-            raise VgpuError(
-                ErrorCode.DEVICE_IN_USE,
-                f"device {device.index} is in mode {others.mode} with {others.count} allocations, and "
-                f"{allocation.id} needs it in mode {part.mode.value}",
-                "release them first; the allocation stays suspended",
-            )
+        conflict = others.conflict(part, device.index, allocation.id)
+        if conflict:
+            hint = "release what is on the device first; the allocation stays suspended"
+            raise VgpuError(ErrorCode.DEVICE_IN_USE, conflict, hint)
         free = device.memory_usable_bytes - others.memory_bytes + allocation.stays_bytes
         if part.mode is Mode.PRELOAD and part.memory_bytes > free:
             raise VgpuError(

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from vgpud.model.device import PlaceKey, Placement
 from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.quantity import counted
 from vgpud.model.tenancy import Allocation, MigSlice, Mode, Slice, State
 
 Place = tuple[PlaceKey, PlaceKey | None]  # The place of an instance, as MigSlice.place.
@@ -47,6 +48,21 @@ class DeviceUse:
     count: int = 0
     mig: tuple[MigSlice, ...] = ()
     shared: tuple[InstanceUse, ...] = ()
+
+    def conflict(self, piece: Slice, index: int, allocation_id: str) -> str:
+        """Why the slice of an allocation cannot come to the device with this index, beside the slices there;
+        empty if their modes allow it.
+        """
+        if self.mode not in (None, piece.mode):
+            held = counted(self.count, "allocation")
+            return (
+                f"device {index} is in mode {self.mode} with {held}, and {allocation_id} needs it in mode "
+                f"{piece.mode}"
+            )
+        if piece.mode is Mode.EXCLUSIVE and self.count:
+            others = "another allocation" if self.count == 1 else f"{self.count} other allocations"
+            return f"device {index} has {others}, and {allocation_id} needs the whole device"
+        return ""
 
     def with_slice(self, piece: Slice) -> "DeviceUse":
         """The use with one slice added. Raises VgpuError(BUG) if the device is in another mode."""

@@ -80,7 +80,7 @@ def der_of(path: Path) -> bytes:
         said = (error.strerror or str(error)).lower()
         raise VgpuError(ErrorCode.BAD_REQUEST, f"cannot read {path}: {said}", hint) from None
     except UnicodeDecodeError:
-        raise VgpuError(ErrorCode.BAD_REQUEST, f"{path} is not a file of text", hint) from None
+        raise VgpuError(ErrorCode.BAD_REQUEST, f"{path} is not a text file", hint) from None
     found = _PEM.search(text)
     if found is None and "PRIVATE KEY-----" in text:
         sentence, hint = f"{path} is a private key", "name the file with its certificate"

@@ -26,6 +26,7 @@ import uvloop
 from vgpud import clock, logs, sd
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.log_event import LogEvent
+from vgpud.model.quantity import counted
 from vgpud.policy.remote import RemoteSettings
 from vgpud.remote import wire
 from vgpud.remote.certificates import fingerprint, pair_problem
@@ -237,7 +238,7 @@ class RemoteDoor:
         """Bounds the session processes that a network can have started. Raises VgpuError(OVER_QUOTA)."""
         network = network_of(address)
         if not self._asked.take(network, clock.now()):
-            sentence = f"more than {_ASKED_PER_SECOND:g} calls a second come from {network}"
+            sentence = f"calls from {network} come faster than {_ASKED_PER_SECOND:g} a second"
             raise VgpuError(ErrorCode.OVER_QUOTA, sentence, "try again in a few seconds")
 
     def _session(self, name: str, key: str) -> Session:
@@ -257,7 +258,7 @@ class RemoteDoor:
             most, settings = self._settings.max_sessions_per_user, self._settings
             if sum(one.user == user for one in self._sessions.values()) >= most:
                 backend.close()
-                sentence = f"{user} has {most} sessions, and may have {most}"
+                sentence = f"{user} has {counted(most, 'session')}, and may have {most}"
                 raise VgpuError(ErrorCode.OVER_QUOTA, sentence, "end a session ('vgpuctl remote status')")
             rate = settings.bytes_per_second
             session = Session(
@@ -396,7 +397,9 @@ class RemoteDoor:
         assert task is not None
         of_user = [one for one in self._sessions.values() if one.user == session.user]
         if sum(len(one.streams) for one in of_user) >= self._connections_each:
-            sentence = f"{session.user} has {self._connections_each} connections, and may have as many"
+            sentence = (
+                f"{session.user} has {self._connections_each} connections, the most that a user may have"
+            )
             raise VgpuError(ErrorCode.OVER_QUOTA, sentence, "end a program of the session")
         session.streams.add(task)
         try:

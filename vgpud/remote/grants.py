@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from vgpud.model.errors import ErrorCode, VgpuError
-from vgpud.model.quantity import show_bytes
+from vgpud.model.quantity import counted, show_bytes
 from vgpud.remote.certificates import AS_ROOT
 
 FILE = "remote/grants.json"  # below the state folder
@@ -68,7 +68,7 @@ def check_quota(grant: Grant, wanted: Sizes, held: Iterable[Sizes]) -> None:
     """Raises VgpuError(OVER_QUOTA) if the grant does not allow `wanted` beside the slices that it holds."""
     before = list(held)
     if grant.max_sessions is not None and len(before) >= grant.max_sessions:
-        raise _over(grant, f"has {len(before)} sessions, and may have {grant.max_sessions}")
+        raise _over(grant, f"has {counted(len(before), 'session')}, and may have {grant.max_sessions}")
     if grant.max_memory_bytes is not None:
         memory = sum(one.memory_bytes or 0 for one in (*before, wanted))
         if wanted.memory_bytes is None or memory > grant.max_memory_bytes:

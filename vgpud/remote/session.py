@@ -273,9 +273,11 @@ def _leave_network() -> None:
 
 @contextmanager
 def _running(held: _Slice, grant: Grant, engine: Engine, program: str) -> Iterator["subprocess.Popen[bytes]"]:
-    """Runs the server as the grant's account, as the first process of a pid namespace: its end is the end of
-    all that it has started. Each of the programs before it ends with its parent. The account's supplementary
-    groups are left out, because group `vgpu` opens vgpud.sock, where slices have no bounds of the grant.
+    """Runs the server as the grant's account.
+
+    The server is pid 1 of its pid namespace. If it ends, the kernel kills all its processes. The programs
+    that start it end with their parents. The server has no supplementary groups: members of `vgpu` may open
+    vgpud.sock, where the grant's bounds do not apply.
     """
     if shutil.which(program) is None:
         sentence = f"the engine's server {program} is not a program"

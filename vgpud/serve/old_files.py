@@ -40,7 +40,7 @@ async def take_over(
         except OSError as error:
             raise VgpuError(
                 ErrorCode.LEDGER_FAILED,
-                f"{path} cannot be deleted after its content is in the ledger: {error.strerror}",
+                f"the ledger has the content of {path}, but the file cannot be deleted: {error.strerror}",
                 "check its folder's rights",
             ) from None
 

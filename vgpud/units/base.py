@@ -107,7 +107,7 @@ def ask_until_answered(question: Callable[[], T], name: str, seconds: float) -> 
             if time.monotonic() >= until:
                 raise VgpuError(
                     ErrorCode.HELPER_TIMEOUT,
-                    f"the kernel does not say within {seconds:g} s whether helper {name} runs: "
+                    f"helper {name}: the kernel did not report its state within {seconds:g} s: "
                     f"{error.strerror}",
                     "try again when the host is less busy",
                 ) from error

@@ -46,8 +46,8 @@ static struct {
     bool idle;
     uint64_t quiet_ns; /* time without a call after which the process counts as idle */
     uint64_t idle_at;
-    bool sampled; /* a drain was begun to find unfinished work, and the program has made calls since then */
-    bool marked;  /* a drain was begun, and the program has made no call since then */
+    bool sampled; /* the last drain was begun while the program made calls */
+    bool marked;  /* the last drain was begun after the program's last call */
     uint64_t looked_at;
     uint64_t busy_at;    /* time of the check before the first check that found no calls */
     uint64_t sample_at;  /* earliest time of the next sample */

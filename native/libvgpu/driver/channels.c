@@ -62,7 +62,10 @@ static ioctl_fn find_next(void)
     return next;
 }
 
-/* Returns the ioctl that the driver's library would call without libvgpu: another interposer's, libc's, or its own. */
+/*
+ * Returns the ioctl that libcuda finds in itself or in its dependencies. If there is none, or libcuda is not loaded,
+ * returns the next definition after libvgpu.
+ */
 static ioctl_fn find_drivers(void)
 {
     ioctl_fn found = __atomic_load_n(&drivers_ioctl, __ATOMIC_ACQUIRE);

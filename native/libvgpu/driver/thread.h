@@ -18,8 +18,8 @@
 bool vgpu_thread_start(void *(*body)(void *), void *argument, size_t stack_bytes, pthread_t *thread);
 
 /*
- * As pthread_atfork(NULL, NULL, child). glibc links that function into each object, under a name that other C libraries
- * lack. Returns false if the C library has neither.
+ * As pthread_atfork(NULL, NULL, child). glibc's pthread_atfork is linked statically and calls __register_atfork, which
+ * other C libraries lack. This function looks up both names at run time. Returns false if the process has neither.
  */
 bool vgpu_thread_at_fork(void (*child)(void));
 

@@ -20,7 +20,7 @@ struct copy {
     struct vgpu_allocation *allocation;
     unsigned chunk;
 };
-static struct copy leaving[VGPU_DIGESTS]; /* chunks whose contents are compared with their copies together */
+static struct copy leaving[VGPU_DIGESTS]; /* the batch of chunks whose contents are compared with their host copies */
 static unsigned leaving_count;
 
 static struct {

@@ -22,8 +22,8 @@ const struct vgpu_lease_view *vgpu_nvml_lease(void);
 int vgpu_nvml_index(nvmlDevice_t device, uint64_t *limit_bytes);
 
 /*
- * Lists the pids of the lease's live processes, in the caller's pid namespace, with the memory of each on device
- * `index`. Returns their number; at most `most` are listed.
+ * Lists the live processes that hold memory on device `index`, by their pids in the caller's pid namespace. Stores at
+ * most `most`; returns the number of all.
  */
 unsigned vgpu_nvml_processes(int index, nvmlProcessInfo_t *processes, unsigned most);
 

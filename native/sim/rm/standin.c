@@ -1,8 +1,8 @@
 /*
  * libvgpu-sim-rm.so serves the control device of a simulated node in a process that does not have the simulated
  * libcuda. It is preloaded, so that its ioctl comes before the C library's. The node is the one whose state file the
- * call's descriptor belongs to. A stat of the control device returns the data of that state file, which stands for the
- * device.
+ * call's descriptor belongs to. stat of the control device returns the data of the file that VGPU_SIM_STATE names, which
+ * stands for the device.
  */
 #include <stdarg.h>
 #include <stdio.h>

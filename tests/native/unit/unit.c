@@ -183,8 +183,8 @@ static double cpu_seconds(pid_t pid)
 }
 
 /*
- * A reservation of another process is open (that process is in the driver, or died there). A request is refused after a
- * bounded wait, also on a busy CPU: a busy process on the same CPU runs for much less than a second meanwhile.
+ * Another process's claim takes all room, so a request waits for its end. The wait is bounded also on a busy CPU: until
+ * the refusal, the busy process on that CPU runs for less than a second.
  */
 static void test_a_busy_cpu_does_not_prolong_a_refusal(void)
 {

@@ -35,8 +35,8 @@ class Notices:
         and refreshes the inventory. The ailment of a sick device is reported by `health`, once.
         """
         log.warning(
-            LogEvent.DEVICE_EVENT,
-            message_id=Message.DEVICE_EVENT,
+            LogEvent.DEVICE_FAULT_REPORTED,
+            message_id=Message.DEVICE_FAULT_REPORTED,
             device=event.uuid,
             xid=event.xid,
             why=event.sentence,

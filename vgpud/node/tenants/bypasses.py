@@ -221,7 +221,8 @@ class Bypasses:
             sentence = (
                 "its processes hold more locks on its usage file than vgpu-arbiter looks at"
                 if seen.shut
-                else f"its usage file was made larger than it may be, and was cut {seen.cuts} times"
+                else "its usage file was made larger than it may be, and was cut "
+                f"{counted(seen.cuts, 'time')}"
             )
             await self._mark(allocation, MarkKind.TAMPERED, "", seen.cuts, sentence)
             await self._stop_if_ruled(preload, allocation, allocation.slices, survey)
@@ -276,7 +277,12 @@ class Bypasses:
         try:
             await self.context.store.mark(mark, _EVENTS[kind], allocation)
         except VgpuError as error:
-            log.error(LogEvent.MARK_NOT_RECORDED, allocation=allocation.id, mark=kind.value, why=str(error))
+            log.error(
+                LogEvent.ALLOCATION_MARK_NOT_RECORDED,
+                allocation=allocation.id,
+                mark=kind.value,
+                why=str(error),
+            )
             return
         self._marks.setdefault(allocation.id, {})[kind] = mark
         self.context.tally.marked[kind.value] += 1
@@ -294,7 +300,7 @@ class Bypasses:
         try:
             await self.context.store.unmark(mark, allocation, why)
         except VgpuError as error:
-            log.error(LogEvent.MARK_NOT_REMOVED, allocation=allocation.id, why=str(error))
+            log.error(LogEvent.ALLOCATION_MARK_NOT_REMOVED, allocation=allocation.id, why=str(error))
             return
         self._marks.get(allocation.id, {}).pop(kind, None)
         audit.automatic("unmark", why, **audit.of(allocation), mark=kind.value)
@@ -325,7 +331,7 @@ class Bypasses:
             user = allocation.request.counts_for.uid
             await self.context.store.notice(EventKind.ALLOCATION_STOPPED, allocation.id, sentence, user)
         except VgpuError as error:
-            log.error(LogEvent.TENANT_STOP_NOT_RECORDED, allocation=allocation.id, why=str(error))
+            log.error(LogEvent.EVENT_OF_TENANT_STOP_NOT_RECORDED, allocation=allocation.id, why=str(error))
 
     def _end_processes(self, preload: Preload, allocation: Allocation, survey: _Survey) -> list[int]:
         """Kills the processes of the allocation, and no others: the ownership is checked again while a pidfd

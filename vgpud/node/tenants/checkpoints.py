@@ -98,7 +98,7 @@ class Checkpoints:
         )
 
     def visible(self, pid: int) -> frozenset[str]:
-        """UUIDs of the devices whose nodes the process can open."""
+        """UUIDs of the devices whose node the process sees at the same path as the host."""
         return visible_devices(pid, self._context.inventory.node.devices, self._context.host_root)
 
     def session(self, allocation: Allocation) -> AbstractAsyncContextManager[Session]:

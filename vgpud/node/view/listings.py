@@ -11,6 +11,7 @@ from vgpud.model.device import Device
 from vgpud.model.engine import EngineChoice
 from vgpud.model.errors import VgpuError
 from vgpud.model.log_event import LogEvent
+from vgpud.model.quantity import counted
 from vgpud.model.tenancy import Allocation, Mode
 from vgpud.model.view import DeviceView, NodeDescription, SliceUse
 from vgpud.modes.base import Effector
@@ -117,8 +118,8 @@ class Listings:
             allocation_count=len(self._store.book),
             revision=self._store.revision,
             policy_digest=self._policy().digest,
-            status=f"{len(devices)} devices{simulated}, {len(self._store.book)} allocations, "
-            f"policy {self._policy().digest[:8]}{refused}",
+            status=f"{counted(len(devices), 'device')}{simulated}, "
+            f"{counted(len(self._store.book), 'allocation')}, policy {self._policy().digest[:8]}{refused}",
             uptime_seconds=clock.now() - self._started,
             hardware_error=str(error) if error is not None else "",
             arbiter_error="" if self._preload is None else self._preload.trouble(),

@@ -327,8 +327,8 @@ class Allocator:
         return grown
 
     async def _replace(self, resource: Resource, hold: Hold, ids: frozenset[str]) -> Allocation:
-        """Makes an allocation of more cards in the place of the hold's, which no container has used. It has
-        the same id, because the kubelet keeps the CDI name that it got for the first container.
+        """Replaces the hold's unused allocation by one of more cards under the same id: the kubelet keeps the
+        CDI name that it got for the first container.
         """
         allocation = self._held(hold)
         request_of(resource, ids, self._devices(), hold.request_id)  # refuses several MIG instances

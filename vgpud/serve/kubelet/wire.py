@@ -43,7 +43,7 @@ def bind(running: grpc.aio.Server, path: Path) -> None:
         raise VgpuError(
             ErrorCode.BAD_SETTING,
             f"cannot listen on {path}: {error}",
-            "check the rights of the kubelet's folder, and its --root-dir in VGPUD_KUBELET_DIR",
+            "check the rights of the folder, and set VGPUD_KUBELET_DIR to the kubelet's --root-dir",
         ) from None
 
 
