@@ -98,7 +98,9 @@ def test_a_device_that_is_absent_in_another_mode_or_full_does_not_take_its_tenan
 def test_programs_of_others_on_the_card_leave_too_little_to_resume() -> None:
     saved = replace(tenant(), suspended=(SuspendedProcess(1, 1, 8 * GIB),))
     full = node_of(h200(0, memory_used_bytes=H200_USABLE - 7 * GIB))
-    with pytest.raises(VgpuError, match="programs that vgpud did not start leave") as caught:
+    with pytest.raises(
+        VgpuError, match="8GiB of allocation a do not fit on its device: 7GiB are free"
+    ) as caught:
         check_card(saved, full)
     assert caught.value.code is ErrorCode.NO_CAPACITY
     check_card(saved, full, kept_bytes=GIB)

@@ -71,7 +71,7 @@ WANTED = (
     argument(
         "--priority",
         choices=("above-normal", "normal", "below-normal"),
-        help="quota: who gets the next turn; compute: a hint to the driver (no above-normal)",
+        help="quota: which tenant gets the next turn; compute: a hint to the driver (no above-normal)",
     ),
     argument("--device-name", metavar="GLOB", help="only devices whose product name matches"),
     argument("--label", metavar="TEXT", help="shown in listings"),
@@ -425,7 +425,7 @@ VERBS: tuple[Verb | Group, ...] = (
         (
             Verb(
                 "ls",
-                "list instances, who holds them, and what more fits",
+                "list instances, their holders, and what more fits",
                 "mig:ls",
                 MIG_DEVICES,
                 examples=("vgpuctl mig ls --device 0",),

@@ -204,8 +204,8 @@ def check_card(allocation: Allocation, node: Node, kept_bytes: int = 0) -> None:
     if wanted > free:
         raise VgpuError(
             ErrorCode.NO_CAPACITY,
-            f"{shown_bytes(wanted)} do not fit on the devices of allocation {allocation.id}: programs that "
-            f"vgpud did not start leave {shown_bytes(max(0, free))}",
+            f"{shown_bytes(wanted)} of allocation {allocation.id} do not fit on its "
+            f"{'device' if len(devices) == 1 else 'devices'}: {shown_bytes(max(0, free))} are free",
             "see 'vgpuctl devices' for the processes that use them; the allocation stays suspended",
         )
 

@@ -1,4 +1,4 @@
-/* Events of the node: a ring buffer, and a futex that wakes those who wait for the next event. */
+/* Events of the node: a ring buffer, and a futex that wakes the processes that wait for the next event. */
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <time.h>
