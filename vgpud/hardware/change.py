@@ -31,7 +31,8 @@ from vgpud.hardware.read import COMPUTE_MODES, read_processes
 from vgpud.model.device import ComputeMode, GpuInstance, PlaceKey, Placement
 from vgpud.model.errors import ErrorCode, VgpuError
 
-# maximum wait for a GPU instance: the driver frees it a moment after its last compute instance was destroyed
+# maximum wait until a GPU instance can be destroyed: the driver frees it a moment after its last compute
+# instance was destroyed
 SETTLE_SECONDS = 5.0
 _SETTLE_STEP_SECONDS = 0.1
 

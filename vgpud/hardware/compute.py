@@ -1,8 +1,8 @@
 """Compute instances: the possible and the current divisions of a GPU instance.
 
 NVML lists the compute instance profiles of existing GPU instances only. Before a first instance exists,
-`presumed` derives them from NVIDIA's MIG User Guide ("Compute Instances"); values that were read replace
-these.
+`presumed` derives them from NVIDIA's MIG User Guide ("Compute Instances"); values that NVML reports later
+replace the derived ones.
 """
 
 import ctypes
@@ -104,8 +104,8 @@ def _placements(nvml: Nvml, gpu_instance: Handle, profile_id: int) -> tuple[Plac
 def possible_placements(
     nvml: Nvml, kind: type[ctypes.Structure], name: str, handle: Handle, profile_id: int
 ) -> tuple[Placement, ...]:
-    """Calls the NVML function `name` for the possible placements of a profile, which fills in structs of type
-    `kind`. Empty if the driver does not report them.
+    """Calls the NVML function `name` for the possible placements of a profile. The function fills in structs
+    of type `kind`. Empty if the driver does not report them.
     """
     count = ctypes.pointer(ctypes.c_uint(0))
     if nvml.call(name, handle, profile_id, None, count) is None:

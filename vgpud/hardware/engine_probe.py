@@ -37,9 +37,9 @@ class EngineProbe:
         self._seconds = seconds
 
     def ask(self, device_uuid: str, boot_id: str, driver_version: str) -> EngineVerdict:
-        """Probes a device and returns the verdict. The call usually takes about a second. It blocks for at
-        most twice `seconds` plus _KILL_SECONDS: another probe, this probe, and the end of a killed probe. If
-        the probe does not answer, the verdict says that it failed.
+        """Probes a device and returns the verdict. The call usually takes about a second. The call blocks for
+        at most twice `seconds` plus _KILL_SECONDS: it waits for another probe, for this probe, and for the
+        end of this probe if it is killed. If the probe does not answer, the verdict says that it failed.
         """
         answer: dict[str, Any] = {}
         try:

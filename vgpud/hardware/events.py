@@ -74,8 +74,8 @@ def watch_events(
     registered: Callable[[], None] = lambda: None,
 ) -> threading.Thread:
     """Starts and returns a thread that calls `callback` (in that thread) for each event, until `stop` is set.
-    It calls `registered` each time the devices are registered: the driver keeps no events of the time before,
-    so the caller then reads the health of the devices.
+    The thread calls `registered` each time the devices are registered. The driver keeps no events from before
+    the registration, so `registered` should read the health of the devices.
 
     The thread ends within WAIT_MILLISECONDS of `stop`. It survives a missing driver, a lost device and a
     driver reload. Devices without events are left out. The thread is a daemon thread, so it does not keep the

@@ -1,4 +1,6 @@
-"""Keeps why devices are unusable after fatal events, which the driver reports only once."""
+"""Keeps the reasons why devices are unusable after fatal events, because the driver reports a fatal event
+only once.
+"""
 
 import json
 import threading
@@ -13,11 +15,11 @@ log = structlog.get_logger(__name__)
 
 
 class FatalEvents:
-    """Sentences by the UUID of the device, from a fatal event until its repair, a new start of the driver or
-    of the node. Thread-safe.
+    """One sentence for each device (by UUID) that had a fatal event. A sentence is kept until the device is
+    repaired, or the driver or the node is started again. Thread-safe.
 
-    They are in a file below /run, so that a restart of vgpud keeps them and a reboot does not. `driver` is
-    the folder of the driver's module, which is another one after the module was loaded again.
+    The sentences are in a file below /run, so that a restart of vgpud keeps them and a reboot does not.
+    `driver` is the sysfs folder of the driver's module; its inode changes when the module is loaded again.
     """
 
     def __init__(self, path: Path | None = None, driver: Path = Path("/sys/module/nvidia")) -> None:

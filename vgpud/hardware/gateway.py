@@ -87,10 +87,11 @@ class _Known:
 
 
 class Gateway:
-    """The only door to NVML. Thread-safe; NVML is loaded and initialised by the first call.
+    """Modules outside vgpud/hardware use NVML only through this class. Thread-safe; the first call loads and
+    initialises NVML.
 
-    Every method raises VgpuError: NVML_MISSING, DRIVER_MISSING, NVML_TIMEOUT, NVML_FAILED. Calls
-    block for up to their deadline, so an event loop calls them through `asyncio.to_thread`.
+    Every method raises VgpuError: NVML_MISSING, DRIVER_MISSING, NVML_TIMEOUT, NVML_FAILED. Calls block for up
+    to their deadline, so an event loop calls them through `asyncio.to_thread`.
     """
 
     def __init__(

@@ -136,7 +136,8 @@ class NvmlRefusal(VgpuError):
 class Nvml:
     """Wraps the NVML binding: errors get numbers, bytes are decoded, and an unsupported call returns None.
 
-    Thread-safe, as NVML is. Only `Gateway` uses it, because these calls have no deadline.
+    Thread-safe, as NVML is. The calls have no deadline of their own, so they are made only in a worker of
+    `Gateway` or in the thread that watches events.
     """
 
     def __init__(self, binding: ModuleType, fatal: FatalEvents | None = None) -> None:
@@ -199,8 +200,8 @@ class Nvml:
         return hasattr(getattr(self.binding, "nvmlLib", None), "vgpuSimStatePath")
 
     def _tell_once(self, refusal: NvmlRefusal) -> None:
-        """Logs an error of NVML, once for each function and status. A status that means that the card or the
-        driver lacks the function is no failure.
+        """Logs an error of NVML, once for each function and status. It is logged as debug, not as a warning,
+        if the status means that the card or the driver lacks the function.
         """
         key = (refusal.function, refusal.status)
         if key in self._told:

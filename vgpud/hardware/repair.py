@@ -43,8 +43,8 @@ def asked_for(action: int) -> str:
 
 
 def read_repair(nvml: Nvml, handle: Handle, uuid: str) -> Repair:
-    """Reads the repair that a device needs. If the driver or the card does not answer a question, nothing is
-    wrong.
+    """Reads the repair that a device needs. A query that the driver or the card does not support counts as no
+    fault.
     """
     action, banks = _fields(nvml, handle, (RECOVERY_ACTION, _PENDING_BANKS))
     rows = nvml.call("nvmlDeviceGetRemappedRows", handle)

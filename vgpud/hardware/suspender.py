@@ -92,14 +92,17 @@ class Session:
         await self._do("unlock", process, seconds=_STATE_SECONDS)
 
     async def reach(self, process: Process, old: str, new: str) -> bool:
-        """Prepares copies of memory that the process parks on device `old` to device `new`. False if they
-        cannot be made.
+        """Prepares copies of memory that the process parks on device `old` to device `new`. Returns False if
+        the copies cannot be made.
         """
         code, _, _ = await self._ask("reach", process, old, new, seconds=_STATE_SECONDS)
         return code == _SUCCESS
 
     async def copy(self, process: Process, parked_list: int, seconds: float) -> None:
-        """Copies the blocks of a list, if the process's descriptor is one that waits for this."""
+        """Copies the memory blocks that the process has parked to their new device. `parked_list` is the
+        process's file descriptor of the list of these blocks. Does nothing if the process has ended, or has
+        no list there that waits for a copy.
+        """
         code, name, _ = await self._ask("copy", process, str(parked_list), seconds=seconds)
         if code not in (_SUCCESS, _ENDED, _NOT_FOUND):
             raise VgpuError(

@@ -65,7 +65,7 @@ class _Worker:
             try:
                 job.result = job.work()
             except BaseException as error:
-                # releases the job's objects, which would otherwise stay in memory until the worker's next job
+                # the caller, which waits in `Workers.run`, raises the error
                 job.error = error
             with self._lock:
                 if not self.abandoned:

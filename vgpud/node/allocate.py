@@ -1,8 +1,9 @@
 """Makes allocations. The decision and the booking of the capacity happen without an await in between; then
 the plan is run.
 
-A failed allocation is undone; if a crash interrupts one, the next start finishes or undoes it (recover.py).
-If several calls have the same request id, the first does the work, and the others get its answer.
+A failed allocation is undone. If a crash interrupts an allocation before its commit, the next start undoes it
+(recover.py). If several calls have the same request id, the first does the work, and the others get its
+answer.
 """
 
 import asyncio
@@ -30,7 +31,9 @@ _SETTLE_SECONDS = 2.0  # how long a request waits for releases that are running,
 
 
 class AllocationMaker:
-    """Makes allocations, and evicts what suspended tenants kept in their room."""
+    """Makes allocations, and evicts memory that suspended tenants kept on the device if a new allocation
+    needs the room.
+    """
 
     def __init__(self, context: NodeContext, releases: AllocationReleaser, residency: Residency) -> None:
         self._transitions = context.transitions
@@ -56,8 +59,8 @@ class AllocationMaker:
         return {task for _, task in self._running.values()}
 
     async def allocate(self, request: Request, allocation_id: str | None = None) -> Allocation:
-        """Makes an allocation. Idempotent by request id. Runs to its end even if the caller disconnects.
-        `allocation_id` is the id of a released allocation that this one takes the place of.
+        """Makes an allocation. Idempotent by request id. Runs to its end even if the caller disconnects. With
+        `allocation_id`, the new allocation gets this id, which a released allocation had.
         """
         key = request_key(request)
         under_way = self._running.get(key)

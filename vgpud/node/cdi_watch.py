@@ -156,7 +156,7 @@ class CdiWatch:
 
 
 def _instances(capabilities: Path) -> tuple[str, ...]:
-    """The paths gpu*/mig/gi* and gpu*/mig/gi*/ci*, listed for a third of the cost of two globs."""
+    """The paths gpu*/mig/gi* and gpu*/mig/gi*/ci*. Two globs would take three times as long."""
     found = []
     for gpu in _below(str(capabilities), "gpu"):
         for instance in _below(f"{gpu}/mig", "gi"):

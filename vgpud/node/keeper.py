@@ -1,7 +1,9 @@
-"""The keeper: connects the rooms of the node, checks who may change an allocation, and audits the changes.
+"""The keeper connects the parts of the package vgpud.node, checks that a caller may change an allocation, and
+audits the changes.
 
-vgpud's servers call the keeper for changes of an allocation, and the rooms, which are its attributes, for
-all else. All errors are VgpuError. A change continues to its end even if its caller disconnects.
+vgpud's servers call the keeper for changes of an allocation. For all else they call its parts, which are the
+attributes of the keeper. All errors are VgpuError. A change continues to its end even if its caller
+disconnects.
 """
 
 import asyncio
@@ -128,7 +130,7 @@ class NodeKeeper:
         return await self._change("resize", allocation_id, caller, resize, **wanted)
 
     async def pause(self, allocation_id: str, caller: Caller) -> Allocation:
-        """Takes the tenant off its devices. Its memory stays there."""
+        """Pauses a tenant: its processes get no compute time. Its memory stays on the devices."""
         return await self._change("pause", allocation_id, caller, self.pauses.pause)
 
     async def unpause(self, allocation_id: str, caller: Caller) -> Allocation:

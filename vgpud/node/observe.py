@@ -1,4 +1,4 @@
-"""Collects the figures for metrics and the status page. It makes no call that can fail or hang."""
+"""Collects the figures for metrics and the status page. A figure that cannot be read is left out."""
 
 import os
 import time

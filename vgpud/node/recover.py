@@ -82,17 +82,18 @@ async def _finish_change(keeper: NodeKeeper, allocation: Allocation) -> None:
 
 
 async def agree(keeper: NodeKeeper, start: Start, boot_changed: bool) -> None:
-    """Observes the node, decides what to do, and acts once. Also called when NVML first answers after the
-    start.
+    """Observes the node, decides what to do, and acts once. This function is also called when NVML first
+    answers after the start.
 
-    Skips allocations that are being made, changed or released.
+    It skips allocations that are being made, changed or released.
     """
     context = keeper.context
     # The units are listed in a thread, because systemd can be slow and the daemon may serve already.
     units = await asyncio.to_thread(start.units.list, unit_name(""))
     for folder in ("leases", "mps/t"):
         await remove_graves(start.run_dir / folder)
-    # Listed before `busy`: an allocation that is made meanwhile must not have its spec taken for an orphan.
+    # The specs are listed before `busy` is read, so that the spec of an allocation that is made meanwhile
+    # does not count as an orphan.
     specs = await _specs(context)
     busy = keeper.busy()
     # `meant` has the allocations that should exist. Those that are being changed are left out.
@@ -177,8 +178,9 @@ def observe(
 
 
 async def _specs(context: NodeContext) -> frozenset[str] | None:
-    """The ids of the allocations that have a spec; None if a user delays the listing. The watch of the specs
-    (cdi_watch.py) then removes orphans and writes what is missing.
+    """The ids of the allocations that have a spec; None if the folder cannot be listed, for example because a
+    user delays the listing. The watch of the specs (cdi_watch.py) then removes orphans and writes what is
+    missing.
     """
     try:
         return await context.specs.list()

@@ -101,7 +101,7 @@ class AllocationReleaser:
         await asyncio.shield(self._begin(allocation_id))
 
     async def undo(self, allocation_id: str) -> None:
-        """Removes what a failed allocation left behind. If that fails, it is tried again later."""
+        """Removes what a failed allocation left behind. If the removal fails, it is tried again later."""
         try:
             await self._begin(allocation_id)
         except VgpuError as error:
@@ -165,7 +165,9 @@ class AllocationReleaser:
             self.later(allocation_id, "the process that it is bound to ended")
 
     def later(self, allocation_id: str, reason: str) -> bool:
-        """Releases the allocation once no process runs in it. Returns False if that was ordered before."""
+        """Releases the allocation once no process runs in it. Returns False if an earlier call has ordered
+        the release.
+        """
         if allocation_id in self._later:
             return False
         self._later.add(allocation_id)

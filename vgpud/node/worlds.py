@@ -96,8 +96,9 @@ def preload_world(
 def wall_world(
     limiter: Limiter, policies: Policies, book: Book, inventory: Inventory, containers: Rows
 ) -> WallWorld:
-    """Makes what memory walls get from the node. `containers` is a table of the ledger: the start completes
-    interrupted releases, which need it, before the kubelet's door has read it.
+    """Makes what the memory limits of control groups (walls) get from the node. `containers` is the ledger's
+    table of Kubernetes containers. The table is read directly, because a start of vgpud completes interrupted
+    releases before the server for the kubelet has read it.
     """
 
     def wanted(device_uuid: str) -> bool:

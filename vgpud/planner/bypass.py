@@ -1,7 +1,8 @@
 """Decides whether a tenant in mode preload holds device memory that its ledger does not count, and to which
 tenant a process belongs.
 
-Pure: vgpud/node/tenants/bypasses.py reads NVML, the leases and /proc, and acts on these decisions.
+This module is pure: vgpud/node/tenants/bypasses.py reads NVML, the leases and /proc, and acts on the
+decisions.
 
 NVML's figure for a tenant's processes is compared with the tenant's ledger in the lease. They differ for two
 reasons. A process without libvgpu (a static binary, a removed LD_PRELOAD) is in NVML's figure only. Memory
@@ -17,9 +18,9 @@ from vgpud.model.quantity import format_bytes
 from vgpud.model.tenancy import ANYONE, Owner
 
 # The ledger differs from NVML by at most 2 MiB while nothing is allocated or freed, and by 8 MiB while eight
-# processes allocate (docs/libvgpu.md). The rest is for a lazily loaded module, which takes its memory at a
-# launch, where the memory cannot be refused. The smallest bypass that must be found is one context: 412 MiB
-# on an A100, 526 MiB on an H200.
+# processes allocate (docs/libvgpu.md). The tolerance is larger, because a lazily loaded module takes its
+# memory at a kernel launch, where libvgpu cannot refuse the memory. The smallest bypass that must be found is
+# one context: 412 MiB on an A100, 526 MiB on an H200.
 _BASE_BYTES = 64 << 20
 _PROCESS_BYTES = 8 << 20
 _MOST_BYTES = 256 << 20
@@ -48,8 +49,8 @@ class Watched:
     """The state of a slice between two surveys.
 
     `ceiling_bytes` is what the slice may hold: the limit, or more if the limit was lowered below what the
-    slice holds. In that case it decreases with what the slice holds, and never increases. `quiet_since` is in
-    seconds of the monotonic clock, and is set if the slice is marked.
+    slice holds. A ceiling above the limit decreases with what the slice holds, and never increases.
+    `quiet_since` is in seconds of the monotonic clock, and is set if the slice is marked.
     """
 
     limit_bytes: int
@@ -147,12 +148,12 @@ class Belongings:
 
 
 def tenant_of(line: Sequence[ProcessFacts], known: Belongings) -> str:
-    """The allocation to which a process belongs; "" if that is not certain. `line` is the process, its
-    parent, and so on.
+    """The allocation to which a process belongs; "" if the allocation is not certain. `line` is the process,
+    its parent, and so on.
 
     The environments of the process and its ancestors count only if the process runs as the allocation's
-    owner, or under another uid that counts as the same user. So no tenant can make its processes count as
-    those of another tenant.
+    owner, or under another uid that counts as the same user. For this reason no tenant can make its processes
+    count as those of another tenant.
     """
     for distance, process in enumerate(line):
         proven = known.registered.get(process.pid) or known.in_cgroup.get(process.pid) or process.mounted

@@ -34,9 +34,9 @@ def choose(
     """Chooses slices on `request.count` distinct devices, all in one mode; or refuses. Raises nothing.
 
     `use` has the allocated capacity of each device, by UUID; a device without allocations is missing. `pools`
-    has the MIG instances that vgpud made; without it all instances count as foreign. `closed` has the devices
-    and MIG devices that do not accept the request now, each with the reason. The same arguments always give
-    the same decision. Reasons are in the order of `node.devices`.
+    says for each device which MIG instances vgpud made; all instances of a device that is missing in `pools`
+    count as foreign. `closed` has the devices and MIG devices that do not accept the request now, each with
+    the reason. The same arguments always give the same decision. Reasons are in the order of `node.devices`.
     """
     try:
         want = wanted(request)

@@ -1,8 +1,8 @@
 """Finds the fewest moves of tenants in mode preload that make room on one device. Pure, and exact within its
 budget.
 
-Iterative deepening (IDA*, Korf 1985) over the devices of the slices. The lower bound at each step is the
-smallest number of slices that must leave any one device to make the room.
+Iterative deepening (IDA*, Korf 1985) over the devices of the slices. Each requested device needs a number of
+slices to leave it; the lower bound at each step is the smallest of these numbers.
 """
 
 from collections.abc import Iterable, Sequence
@@ -63,8 +63,8 @@ class Way:
 def fewest_moves(
     bins: Sequence[Bin], pieces: Sequence[Piece], goal: Goal, most: int = MOVES_MAX
 ) -> Way | None:
-    """Finds the fewest moves; None if at most `most` moves cannot make the room. Each move has room on its
-    target.
+    """Finds the fewest moves; None if more than `most` moves are needed, or if the search is given up
+    (_BUDGET). When a move is made, its target has room for it.
     """
     search = _Search(bins, pieces, goal)
     start = tuple(search.number[piece.device_uuid] for piece in pieces)

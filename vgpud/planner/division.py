@@ -25,8 +25,8 @@ def part_of(profile: MigProfile, slices: int) -> MigProfile | None:
 class Division(NamedTuple):
     """A GPU instance that is divided or is to be divided. Masks are of `geometry`'s slots.
 
-    `ready` instances can be allocated (those of the layout once they are made). `pinned` instances must stay.
-    `grows`: may further compute instances be made in the GPU instance?
+    `ready` instances can be allocated; they exist and are idle, or the layout has them and they are still to
+    be made. `pinned` instances must stay. `grows`: may further compute instances be made in the GPU instance?
     """
 
     key: SlotKey

@@ -67,8 +67,8 @@ def _denied(seat: Seat, offer: Offer) -> Unfit:
 
 
 def serving(seat: Seat, want: Wanted) -> tuple[Offer, ...] | Unfit:
-    """The offers for a compute instance, as fit_mig.serving_offers. The memory is that of the GPU instance,
-    which its compute instances share.
+    """Returns the offer that serves a request for a compute instance, or the reason why none does. The memory
+    is that of the GPU instance, which its compute instances share.
     """
     offer = offer_of(seat, want)
     if isinstance(offer, Unfit):
@@ -103,8 +103,8 @@ def without_memory(seat: Seat, offer: Offer, want: Wanted) -> Unfit | None:
 def find_part(
     seat: Seat, geometry: MigGeometry, stock: Stock, offer: Offer, start: int | None, needs_bytes: int
 ) -> Part | None:
-    """The place for a compute instance in a GPU instance that is already divided: the one that leaves most
-    other places free.
+    """The place for a compute instance in a GPU instance that is already divided. An idle compute instance
+    comes first, then the place that makes the fewest other places unusable.
 
     `needs_bytes` is memory that must be free in the GPU instance.
     """

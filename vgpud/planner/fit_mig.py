@@ -44,8 +44,8 @@ class Choice(NamedTuple):
 
 
 def fit_mig(seat: Seat, want: Wanted, spread: bool) -> Verdict:
-    """Finds the smallest profile that serves the request and has a place. Of its places, the one that blocks
-    the fewest other places is taken.
+    """Finds the smallest profile that serves the request and has an idle instance or a place for a new one.
+    Of several places, the one that blocks the fewest other places is taken.
     """
     serving = serving_offers(seat, want)
     if isinstance(serving, Unfit):
@@ -56,7 +56,8 @@ def fit_mig(seat: Seat, want: Wanted, spread: bool) -> Verdict:
     device = seat.device
     geometry = geometry_for(device.mig.profiles)
     stock = stock_of(geometry, device, seat.use.mig, seat.pool)
-    if serving[0].compute is not None:  # the result is not cached, because it depends on more than the stock
+    # this result is not cached, because it also depends on the compute instances of the device
+    if serving[0].compute is not None:
         choice = find_instance(seat, geometry, stock, serving, want.start)
         return full(seat, serving, geometry, stock) if choice is None else _fit(seat, choice, spread)
     fits = _fits_of(seat)
@@ -99,7 +100,8 @@ def find_instance(
     start: int | None = None,
     needs_bytes: int = 0,
 ) -> Choice | None:
-    """Finds an idle instance, or a place for a new one, of the first profile that has either.
+    """Finds an idle instance, or a place for a new one, of the first profile that has either. If no profile
+    has one, idle instances are moved to make room.
 
     `needs_bytes` is memory that should be free in the GPU instance of a compute instance, if possible.
     """
@@ -229,8 +231,9 @@ def _shown_memory(offer: Offer) -> str:
 
 
 def _rank(seat: Seat, choice: Choice, spread: bool) -> tuple[int, ...]:
-    """The rank of a choice. Strategy pack prefers a device already in MIG mode, then the least waste, then
-    the fewest places lost, then the fullest device.
+    """The rank of a choice. Strategy pack prefers a device that has allocations or whose mode the policy
+    fixes, then the least memory, then the fewest places lost, then the fullest device. Strategy spread
+    prefers the least memory, then the emptiest device.
     """
     memory, place = choice.offer.memory_bytes, choice.place
     if spread:

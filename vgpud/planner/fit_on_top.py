@@ -118,8 +118,8 @@ def _fresh(seat: Seat, mode: Mode, want: Wanted, serving: tuple[Offer, ...], spr
     stock = stock_of(geometry, seat.device, seat.use.mig, seat.pool)
     able: list[Offer] = []
     never: Unfit | None = None
-    # Each profile is tried on an empty instance, because a small one may have no room beside the driver's
-    # context. The others can be chosen.
+    # Each profile is judged as an empty instance. A place is searched only for the profiles that fit the
+    # request.
     for offer in serving:
         probe = _Instance(offer, MigSlice(offer.profile.id, offer.name, offer.profile.placements[0]), EMPTY)
         verdict = fit_shared(

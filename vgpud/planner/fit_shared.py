@@ -9,7 +9,7 @@ from vgpud.planner.verdict import Fit, Room, Seat, Unfit, Verdict, busy, never
 from vgpud.planner.wanted import Wanted
 from vgpud.planner.words import shown_apart, shown_bytes, shown_share
 
-# Granularity of cuMemCreate on every card so far, and the memory that the driver reserves per small
+# Granularity of cuMemCreate on every card that was tried, and the memory that the driver reserves per small
 # allocation.
 GRAIN_BYTES = 2 * MIB
 
@@ -93,8 +93,8 @@ def _busy(seat: Seat, mode: Mode, want: Wanted, memory: int) -> Unfit | None:
 
 
 def _rank(seat: Seat, left_bytes: int, spread: bool) -> tuple[int, ...]:
-    """The rank of a device. Strategy pack prefers a device already in the mode, then the least free memory.
-    Strategy spread prefers the most free memory.
+    """The rank of a device. Strategy pack prefers a device that has allocations or whose mode the policy
+    fixes, then the least free memory. Strategy spread prefers the most free memory.
     """
     if spread:
         emptiness = left_bytes * 10000 // max(seat.device.memory_usable_bytes, 1)

@@ -39,8 +39,8 @@ class Place(NamedTuple):
     """A free slot. If it is taken, `destroyed` free slots of all profiles become unusable and `left` stay
     free.
 
-    `cost` and `worth` are the same two values in compute slices: a placement of a 4g profile counts four.
-    Over all cards of a node, the lowest `cost`, and then the lowest `worth`, keeps most room for later
+    `cost` is `destroyed` and `worth` is `left`, counted in compute slices: a slot of a 4g profile counts
+    four. Over all cards of a node, the lowest `cost`, and then the lowest `worth`, keeps most room for later
     requests.
     """
 

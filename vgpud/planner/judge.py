@@ -72,7 +72,8 @@ def _mode_on_top(seat: Seat, want: Wanted) -> Mode | None:
     """The mode in which the request shares a MIG instance of the device; None if the request does not share
     one.
 
-    Only for a device that is in MIG mode, or enters it because of the policy or of the request's profile.
+    A device shares MIG instances only if it is in MIG mode, or enters MIG mode because of the policy or of
+    the request's profile.
     """
     terms = seat.terms
     if not terms.mig_on_top or not seat.device.mig.capable or terms.fixed not in (None, Mode.MIG):

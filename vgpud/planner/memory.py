@@ -1,7 +1,7 @@
 """Caches verdicts on devices: between two requests, usually only one device of a node has changed.
 
 A verdict depends on a device's snapshot, terms, use and pool, all of them immutable. They are compared by
-identity, which is cheap. It is safe, because the cache refers to them.
+identity, which is cheap. The cache holds references to them, so that no identity is used again.
 """
 
 from collections.abc import Callable

@@ -91,7 +91,7 @@ def _packed(profile: MigProfile, start: int | None, ids: list[int]) -> list[Bin]
 
 class Scene(NamedTuple):
     """One device as plans see it. `parts` are the GPU instances that are divided now (by existing or
-    allocated compute instances), `whole` the undivided ones.
+    allocated compute instances), `whole` the undivided ones that have a compute instance.
     """
 
     device: Device
@@ -109,8 +109,8 @@ def scene_of(device: Device, geometry: MigGeometry, stock: Stock, use: DeviceUse
 
 
 def divide(scene: Scene, bins: Sequence[Bin], state: int) -> frozenset[ComputeKey] | Blocked:
-    """Returns how the GPU instances of `state` are divided into `bins` so that the fewest instances
-    change.
+    """Returns how the GPU instances of `state` are divided into `bins` so that the fewest instances change;
+    Blocked if pinned instances prevent it.
     """
     found: set[ComputeKey] = set()
     for profile in scene.geometry.profiles:
@@ -156,8 +156,9 @@ def _assigned(scene: Scene, keys: list[SlotKey], entries: list[Bin | None]) -> s
 
 
 def _cost(scene: Scene, key: SlotKey, entry: Bin | None) -> tuple[int, tuple[SlotKey, ...]] | None:
-    """What it costs to have this entry at this place: the number of instances to destroy, and the entry's
-    compute instances. None if one of the instances to destroy must stay.
+    """The cost of dividing the GPU instance at `key` as `entry` asks: the number of instances to destroy, and
+    the compute instances of the entry. None if an instance to destroy must stay, or if the entry names
+    another place.
     """
     now = scene.parts.get(key)
     if entry is None:

@@ -63,8 +63,8 @@ class DevicePlan:
     """The plan for one device. `layout` is the layout after the plan, or None for a device without a fixed
     one; `computes` are the compute instances that divide its GPU instances.
 
-    `off`: MIG mode is to be off. With `blockers` (instances) or an `obstacle` (a sentence) there are no
-    steps.
+    `off`: MIG mode is to be off after the plan. With `blockers` (instances) or an `obstacle` (a sentence)
+    there are no steps.
     """
 
     device: Device
@@ -115,7 +115,7 @@ def plan_device(device: Device, use: DeviceUse, pool: Pool, words: Sequence[str]
 
 
 def plan_defrag(device: Device, use: DeviceUse, pool: Pool) -> DevicePlan:
-    """Plans moves of idle instances so that larger ones fit. It has no steps if that gains nothing."""
+    """Plans moves of idle instances so that larger ones fit. The plan has no steps if no move gains room."""
     geometry = geometry_for(device.mig.profiles)
     stock = stock_of(geometry, device, use.mig, pool)
     scene = scene_of(device, geometry, stock, use, pool)
@@ -220,7 +220,9 @@ def _to_auto(device: Device, use: DeviceUse, geometry: MigGeometry, stock: Stock
 
 
 def idle_parts(scene: Scene, pool: Pool, key: SlotKey) -> list[SlotKey]:
-    """The idle compute instances without an allocation that vgpud made in a divided GPU instance."""
+    """The compute instances in a divided GPU instance that vgpud made and that are neither allocated nor in
+    use.
+    """
     division = scene.parts[key]
     idle = division.geometry.keys(division.layout.slots & ~division.pinned)
     return [part for part in idle if (key, part) in pool.own_computes]

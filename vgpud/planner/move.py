@@ -1,11 +1,13 @@
 """Checks moves of tenants to other devices, and plans the steps of a move and of the way back. Pure.
 
 A moving slice names both devices and holds room on both. Until the tenant's memory is on the host,
-`device_uuid` is the old device, and a start undoes an interrupted move. From RECORD_MOVE on, `device_uuid` is
-the new device, and a start finishes the move. In both cases the same steps bring the tenant to `device_uuid`.
+`device_uuid` is the old device, and the next start of vgpud undoes an interrupted move. From RECORD_MOVE on,
+`device_uuid` is the new device, and the next start finishes the move. In both cases the same steps bring the
+tenant to `device_uuid`.
 
-A suspended tenant has no memory to move. Its record keeps the device from which each process was saved. It
-holds no room, and must find room when it is resumed.
+A suspended tenant has no memory to move. Its record keeps the device from which each process was saved. A
+suspended tenant holds no room on its devices except for memory that libvgpu could not evict, and must find
+room when it is resumed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -202,7 +204,8 @@ def check_card(allocation: Allocation, node: Node) -> None:
 
 def is_near(allocation: Allocation, node: Node) -> bool:
     """Can the allocation's memory probably go to its target without the host? The link must be shorter than
-    the way by the host, and the target card needs room for what copies: a context and a block of libvgpu.
+    the way through the host. The target card must have room for the memory, and for the context and the
+    buffer of the program that copies the memory.
     """
     if len(allocation.slices) != 1:
         return False

@@ -35,8 +35,8 @@ NO_POOL = Pool()
 class Stock(NamedTuple):
     """The instances of one device by what vgpud may do with them, as masks of the geometry's slots.
 
-    `ready` instances can be allocated undivided (those of the layout once they are made). `pinned` instances
-    must stay, because they are allocated, in use, or foreign.
+    `ready` instances can be allocated undivided; they exist and are idle, or the layout has them and they are
+    still to be made. `pinned` instances must stay, because they are allocated, in use, or foreign.
     """
 
     layout: Layout

@@ -1,7 +1,8 @@
 """Decides, at the start of vgpud, the actions that make ledger and node agree. Pure.
 
-The ledger has the desired state, the observation has the actual state. The actions are done in order. If a
-crash interrupts them, the next start decides anew, and converges to a state without actions.
+The ledger has the desired state, the observation has the actual state. The actions are carried out in order.
+If a crash interrupts them, the next start decides anew. Repeated starts converge to a state that needs no
+action.
 """
 
 from collections.abc import Iterable, Set
@@ -54,8 +55,9 @@ class Observed:
 
     A `node` without devices means that NVML does not answer. `dead_lifetimes` are allocations bound to a
     process that has ended. `own_instances` are the MIG instances that vgpud made according to the ledger,
-    whether or not they exist; others are never touched. `walls` are the control groups that vgpud made, by
-    allocation. `mps_daemons` are the UUIDs of the devices and MIG devices that have an MPS daemon.
+    whether or not they exist; vgpud does not change other instances. `walls` are the control groups that
+    vgpud made, by allocation. `mps_daemons` are the UUIDs of the devices and MIG devices that have an MPS
+    daemon.
     """
 
     node: Node
@@ -140,7 +142,9 @@ def _going(allocation: Allocation, world: _World) -> Action | None:
 
 
 def _tenant_gone(allocation: Allocation, world: _World) -> str:
-    """A sentence that says why the allocation's tenant has certainly ended; empty if that is not certain."""
+    """A sentence that says why the allocation's tenant has certainly ended; empty if the tenant may still
+    run.
+    """
     pid = allocation.request.lifetime.pid
     if allocation.id in world.observed.dead_lifetimes:
         return f"process {pid} that it was bound to is gone"

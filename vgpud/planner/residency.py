@@ -47,10 +47,11 @@ class Tenant:
     """A tenant of the devices. Times are in seconds of one clock.
 
     `parts`: its memory limit by device UUID. `since`: when it came to its present place (`where`).
-    `active_at` counts while it is on the device; `wants_since` (None: it has no work) and `cause` count while
-    it is suspended. `patience`: how often its idle time is doubled. After a failure, nothing is tried before
-    `not_before`; `why_not` is the reason. If it `swaps`, libvgpu can move its memory except for `stays`,
-    which remains booked while it is suspended.
+    `active_at`, the time of its last work, is valid while the tenant is on the device. `wants_since`, the
+    time since which it has work (None: it has none), and `cause` are valid while the tenant is suspended.
+    `patience`: how often its idle time is doubled. After a failure, nothing is tried before `not_before`;
+    `why_not` is the reason. If it `swaps`, libvgpu can move its memory except for `stays`, which remains
+    booked while it is suspended.
     """
 
     id: str
@@ -82,9 +83,10 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A decision on one tenant. SUSPEND has `cause`, `deep` (no memory may stay, even what libvgpu cannot
-    evict) and `room_for`, the tenant that gets the room (empty: none yet). WAIT has the `place` in the queue,
-    counted from 1. A RESUME `beside` another tenant's suspension takes the room as it becomes free.
+    """A decision on one tenant. SUSPEND has `cause`, `deep` (no memory may stay on the device, not even
+    memory that libvgpu cannot evict) and `room_for`, the tenant that gets the room (empty: none yet). WAIT
+    has the `place` in the queue, counted from 1. A RESUME `beside` another tenant's suspension takes the room
+    as it becomes free.
     """
 
     kind: Kind
@@ -114,7 +116,9 @@ def decide(now: float, tenants: Sequence[Tenant], capacity: Mapping[str, int]) -
 
 
 def patience_after(patience: int, away_seconds: float, rules: Rules) -> int:
-    """The patience of a tenant that resumes because it has work. It increases after a short suspension."""
+    """The patience of a tenant that resumes because it has work. The patience increases after a short
+    suspension, and decreases after a long one.
+    """
     worth = rules.idle_seconds is None or away_seconds >= rules.idle_seconds
     return max(patience - 1, 0) if worth else min(patience + 1, PATIENCE_MOST)
 
@@ -254,8 +258,8 @@ class _Round:
 
     def _clear(self, tenant: Tenant) -> list[Move]:
         """Handles a device without resident tenants on which `tenant` does not fit, because swapped-out
-        tenants left memory there. The tenant that left most is resumed; at the end of its turn the driver
-        suspends it, which leaves nothing (`_may_leave_some`).
+        tenants left memory there. The tenant that left most is resumed. At the end of its turn the driver
+        suspends it, and then none of its memory stays on the device (`_may_leave_some`).
         """
         uuids = {uuid for uuid, _ in tenant.parts}
         near = [t for t in self._tenants if t is not tenant and uuids & {uuid for uuid, _ in t.parts}]
@@ -329,8 +333,8 @@ def _waits(tenant: Tenant) -> bool:
 
 
 def _order(tenant: Tenant) -> tuple[float, str]:
-    """The order of the queue: first come, first served. A higher priority counts as one residence of waiting,
-    so that no tenant starves.
+    """The order of the queue: first come, first served. Each rank of priority counts as one residence of
+    waiting, so that no tenant starves.
     """
     assert tenant.wants_since is not None
     return tenant.wants_since - tenant.rank * tenant.residence, tenant.id

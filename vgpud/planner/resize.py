@@ -24,8 +24,9 @@ def resize_slices(
 ) -> tuple[Slice, ...]:
     """The slices with the new size, which is the same for each; None leaves a value unchanged.
 
-    Raises VgpuError: UNSUPPORTED if the mode does not allow a resize, NO_CAPACITY if the device has no room,
-    NO_SUCH_DEVICE if the device no longer exists.
+    Raises VgpuError: BAD_REQUEST if neither value is given, BAD_QUANTITY for an invalid memory limit,
+    UNSUPPORTED if the mode does not allow a resize, NO_CAPACITY if the device has no room, NO_SUCH_DEVICE if
+    the device no longer exists.
     """
     if memory_bytes is None and share is None:
         raise VgpuError(

@@ -26,8 +26,9 @@ class HostMemory:
 
 @dataclass(frozen=True, slots=True)
 class Evictable:
-    """What libvgpu can evict of a tenant's memory, and what would stay on the device. `why_not` is the reason
-    if libvgpu can evict less than half; otherwise it is empty.
+    """What libvgpu can evict of a tenant's memory, and what would stay on the device. `why_not` says why
+    libvgpu does not evict the tenant: a process does not follow orders, or less than half of the memory can
+    be evicted. It is empty if libvgpu evicts the tenant.
     """
 
     bytes: int = 0
@@ -48,8 +49,8 @@ def stays_by_kind(
     """What `stays_bytes` on a device consist of, the largest first. `unevictable_bytes` are the tenant's
     allocations that libvgpu cannot evict, `reported_bytes` those of REPORTED_KINDS.
 
-    NVML, which `stays_bytes` come from, does not count managed memory for a process: it is listed although
-    it is not among them.
+    `stays_bytes` come from NVML, which does not count managed memory for a process. Managed memory is listed
+    although `stays_bytes` do not contain it.
     """
     kinds = dict(zip(REPORTED_KINDS, reported_bytes, strict=True))
     kinds["physical memory"] = max(unevictable_bytes - sum(reported_bytes), 0)
@@ -95,8 +96,8 @@ def surfaced(process: SuspendedProcess) -> SuspendedProcess:
 
 
 def check_mode(allocation: Allocation, wanted: str = "suspended") -> None:
-    """Checks that the driver can suspend the allocation's mode, which a move (`wanted` is "moved") needs
-    too. Raises VgpuError(UNSUPPORTED).
+    """Checks that the driver can suspend tenants of the allocation's mode. A move needs a suspension too;
+    `wanted` is the verb for the error ("suspended" or "moved"). Raises VgpuError(UNSUPPORTED).
     """
     for part in allocation.slices:
         if part.mode not in SUSPENDABLE or part.mig is not None:

@@ -120,9 +120,9 @@ EMPTY = DeviceUse()
 
 
 def charged(allocation: Allocation) -> tuple[Slice, ...]:
-    """The slices as they count on their devices. A suspended slice counts no share, and of its memory only
-    what libvgpu could not move; it still keeps its device in mode preload. A slice that moves counts on both
-    devices.
+    """The slices as they count on their devices. A slice of a suspended tenant counts no share, and of its
+    memory only what libvgpu could not move; the slice still keeps its device in mode preload. A whole device
+    of a tenant that is suspended or being released does not count. A slice that moves counts on both devices.
     """
     parts = allocation.slices
     if allocation.moves:
@@ -140,7 +140,7 @@ _LEFT = (State.SUSPENDED, State.RELEASING)
 
 def is_anybodys(allocation: Allocation, part: Slice) -> bool:
     """Can other tenants use the slice's device, in any mode? They can if the slice is the whole card of a
-    suspended tenant.
+    tenant that is suspended or being released.
     """
     return part.mode is Mode.EXCLUSIVE and allocation.state in _LEFT
 
