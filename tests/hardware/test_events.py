@@ -8,11 +8,12 @@ from typing import Any
 import pynvml
 import pytest
 
-from tests.hardware.fakenvml import FakeNvml, uuid_of
+from tests.hardware.fakenvml import FakeGpu, FakeNvml, uuid_of
 from vgpud.hardware import events
 from vgpud.hardware.events import DeviceEvent, watch_events
 from vgpud.hardware.fatal import FatalEvents
 from vgpud.hardware.gateway import Gateway
+from vgpud.hardware.repair import RECOVERY_ACTION
 
 NONE = 0xFFFFFFFF
 
@@ -160,26 +161,54 @@ def test_a_fatal_error_of_a_module_makes_the_device_sick_until_its_repair() -> N
     assert DeviceEvent("GPU-1", None, fatal=why).sentence == f"GPU-1: {why}"
 
 
-def sick_after_a_start(path: Path, module: Path) -> list[str]:
+class RepairNvml(OperationalNvml):
+    """NVML of a driver with a recovery action for each device; None if the value cannot be read."""
+
+    def __init__(self, *actions: int | None) -> None:
+        super().__init__(len(actions))
+        self.actions = actions
+
+    def nvmlDeviceGetFieldValues(self, gpu: FakeGpu, numbers: list[int]) -> list[SimpleNamespace]:  # noqa: N802
+        action = self.actions[self.gpus.index(gpu)]
+        value = SimpleNamespace(uiVal=action or 0)
+        return [
+            SimpleNamespace(nvmlReturn=action is None or n != RECOVERY_ACTION, value=value) for n in numbers
+        ]
+
+
+def told(path: Path, module: Path, *seen: SimpleNamespace) -> None:
+    """Runs a vgpud with this file and driver until it has seen the events."""
+    nvml = OperationalNvml(2)
+    nvml.registered = []
+    nvml.events = list(seen)
+    collect = Told(len(seen))
+    watch_events(Gateway(binding=nvml, fatal=FatalEvents(path, module)), collect, collect.stop).join(300)
+
+
+def sick_after_a_start(path: Path, module: Path, *actions: int | None) -> list[str]:
     """The ailing devices of a vgpud that starts with this file and driver."""
-    gateway = Gateway(binding=OperationalNvml(2), fatal=FatalEvents(path, module))
+    nvml = RepairNvml(*actions) if actions else OperationalNvml(2)
+    gateway = Gateway(binding=nvml, fatal=FatalEvents(path, module))
     return [device.uuid for device in gateway.snapshot().devices if device.ailment]
+
+
+def test_a_repair_while_vgpud_is_stopped_ends_a_fatal_error_for_which_nvml_had_asked_for_it(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "fatal.json"
+    told(path, tmp_path, operational(0, groupAttributes=0), operational(1, groupAttributes=0))
+    assert sick_after_a_start(path, tmp_path, 0, 0) == [uuid_of(0), uuid_of(1)]
+    assert sick_after_a_start(path, tmp_path, 1, 0) == [uuid_of(0), uuid_of(1)]
+    assert sick_after_a_start(path, tmp_path, None, None) == [uuid_of(0), uuid_of(1)]
+    assert sick_after_a_start(path, tmp_path, 0, 0) == [uuid_of(1)]
 
 
 def test_a_fatal_error_outlives_vgpud_until_its_repair_or_the_drivers_next_start(tmp_path: Path) -> None:
     path, module = tmp_path / "fatal.json", tmp_path / "nvidia"
     module.mkdir()
-
-    def told(*seen: SimpleNamespace) -> None:
-        nvml = OperationalNvml(2)
-        nvml.registered = []
-        nvml.events = list(seen)
-        collect = Told(len(seen))
-        watch_events(Gateway(binding=nvml, fatal=FatalEvents(path, module)), collect, collect.stop).join(300)
-
-    told(operational(0, groupAttributes=0), operational(1, groupAttributes=0))
+    told(path, module, operational(0, groupAttributes=0), operational(1, groupAttributes=0))
     assert sick_after_a_start(path, module) == [uuid_of(0), uuid_of(1)]
-    told(named(0, 0x8000, 0))
+    told(path, module, named(0, 0x8000, 0))
     assert sick_after_a_start(path, module) == [uuid_of(1)]
     (tmp_path / "loaded-again").mkdir()
     module.rmdir()

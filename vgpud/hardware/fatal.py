@@ -26,7 +26,9 @@ class FatalEvents:
         self._path = path
         self._driver = driver
         self._lock = threading.Lock()
-        self._sentences = self._read()
+        self._sentences: dict[str, str] = {}
+        self._asked: frozenset[str] = frozenset()  # those of the devices whose repair NVML has asked for
+        self._read()
 
     def get(self, uuid: str) -> str:
         """The sentence about the device's fatal event; empty if none."""
@@ -36,34 +38,50 @@ class FatalEvents:
         with self._lock:
             self._keep({**self._sentences, uuid: sentence})
 
+    def note(self, uuid: str, asked: bool) -> None:
+        """Notes whether NVML asks for a repair of the device. After it has asked, it asks no more once the
+        device is repaired, which may have happened while vgpud was stopped.
+        """
+        with self._lock:
+            if asked:
+                self._keep(self._sentences, self._asked | {uuid})
+            elif uuid in self._asked:
+                self._keep(self._without(uuid))
+
     def drop(self, uuid: str) -> None:
         with self._lock:
-            self._keep({name: text for name, text in self._sentences.items() if name != uuid})
+            self._keep(self._without(uuid))
 
     def clear(self) -> None:
         with self._lock:
             self._keep({})
 
-    def _keep(self, sentences: dict[str, str]) -> None:
-        if sentences == self._sentences:
+    def _without(self, uuid: str) -> dict[str, str]:
+        return {name: text for name, text in self._sentences.items() if name != uuid}
+
+    def _keep(self, sentences: dict[str, str], asked: frozenset[str] | None = None) -> None:
+        asked = (self._asked if asked is None else asked).intersection(sentences)
+        if (sentences, asked) == (self._sentences, self._asked):
             return
-        self._sentences = sentences
+        self._sentences, self._asked = sentences, asked
         if self._path is None:
             return
         made = self._path.with_suffix(".new")
+        text = json.dumps({"module": self._module(), "sentences": sentences, "asked": sorted(asked)})
         try:
-            made.write_text(json.dumps({"module": self._module(), "sentences": sentences}))
+            made.write_text(text)
             made.replace(self._path)
         except OSError as error:
             log.warning(LogEvent.DEVICE_NOTICE, why=f"fatal events are not kept for the next start: {error}")
 
-    def _read(self) -> dict[str, str]:
+    def _read(self) -> None:
         if self._path is not None:
             with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
                 kept = json.loads(self._path.read_text())
                 if kept["module"] == self._module():
-                    return {str(uuid): str(sentence) for uuid, sentence in kept["sentences"].items()}
-        return {}
+                    asked = frozenset(kept.get("asked", ()))
+                    self._sentences = {str(uuid): str(text) for uuid, text in kept["sentences"].items()}
+                    self._asked = asked.intersection(self._sentences)
 
     def _module(self) -> int:
         """Identifies the loaded module; 0 if the driver is no module, as on a simulated node."""

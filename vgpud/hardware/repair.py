@@ -47,10 +47,12 @@ def read_repair(nvml: Nvml, handle: Handle, uuid: str) -> Repair:
     fault.
     """
     action, banks = _fields(nvml, handle, (RECOVERY_ACTION, _PENDING_BANKS))
+    if action is not None:
+        nvml.fatal.note(uuid, bool(action))
     rows = nvml.call("nvmlDeviceGetRemappedRows", handle)
     failed = rows is not None and bool(rows[3])
     ailments = [
-        asked_for(action),
+        asked_for(action or 0),
         nvml.fatal.get(uuid),
         "a remapping of its memory failed: replace the card" if failed else "",
     ]
@@ -61,9 +63,9 @@ def read_repair(nvml: Nvml, handle: Handle, uuid: str) -> Repair:
     return Repair("; ".join(filter(None, ailments)), notice)
 
 
-def _fields(nvml: Nvml, handle: Handle, numbers: tuple[int, ...]) -> list[int]:
-    """The values of NVML fields, in order; 0 for a field that the driver does not have."""
+def _fields(nvml: Nvml, handle: Handle, numbers: tuple[int, ...]) -> list[int | None]:
+    """The values of NVML fields, in order; None for a field that the driver does not have."""
     values: Any = nvml.call("nvmlDeviceGetFieldValues", handle, list(numbers))
     if values is None:
-        return [0] * len(numbers)
-    return [int(value.value.uiVal) if value.nvmlReturn == 0 else 0 for value in values]
+        return [None] * len(numbers)
+    return [int(value.value.uiVal) if value.nvmlReturn == 0 else None for value in values]
