@@ -292,6 +292,9 @@ def test_a_grant_is_revoked_while_a_session_waits_for_its_slice(tmp_path: Path) 
         def list_allocations(self) -> vgpud_pb2.ListAllocationsReply:
             return vgpud_pb2.ListAllocationsReply()
 
+        def plan(self, _: vgpud_pb2.AllocateRequest) -> vgpud_pb2.PlanReply:
+            return vgpud_pb2.PlanReply()
+
         def allocate(self, _: vgpud_pb2.AllocateRequest) -> vgpud_pb2.Allocation:
             work = threading.Thread(target=grants.revoke, args=(grant.id,), daemon=True)
             work.start()

@@ -109,11 +109,31 @@ def test_a_local_label_does_not_count_towards_a_grant(remote: RemoteNode) -> Non
     ended(client)
 
 
-def test_a_grant_bounds_the_instance_that_is_made_and_not_what_was_asked(remote: RemoteNode) -> None:
+@pytest.mark.parametrize(
+    ("isolation", "sizes", "sentence"),
+    [
+        ("hardware", ("--memory", "1GiB"), "would hold 16GiB with MIG profile 1g.18gb, and may hold 4GiB"),
+        ("device", (), "would hold 139.8GiB with a whole device, and may hold 4GiB"),
+    ],
+)
+def test_a_grant_bounds_what_would_be_made_and_not_what_was_asked(
+    remote: RemoteNode, isolation: str, sizes: tuple[str, ...], sentence: str
+) -> None:
     token = remote.grant("--memory", "4GiB")
-    client = remote.client(token, "--memory", "1GiB", "--isolation", "hardware")
-    assert "would hold 16GiB, and may hold 4GiB" in ended(client)
-    until(lambda: not remote.held())
+    assert sentence in ended(remote.client(token, "--isolation", isolation, *sizes))
+    assert "allocation_" not in remote.node.ctl("events", "-o", "json").stdout
+
+
+def test_a_request_without_sizes_takes_the_bounds_of_its_grant(remote: RemoteNode) -> None:
+    token = remote.grant("--memory", "3GiB", "--cores", "40")
+    first = opened(remote, token)
+    (part,) = remote.held()[0].slices
+    assert (part.memory_bytes, part.share_percent) == (3 << 30, 40)
+    refused = ended(remote.client(token, "--cores", "10"))
+    assert "would hold 6GiB, and may hold 3GiB (E204)" in refused
+    assert "hint: ask for less (left out, --memory counts as 3GiB and --cores counts as 40), or" in refused
+    first.kill()
+    ended(first)
 
 
 def test_a_session_checks_the_account_of_an_older_grant_again(remote: RemoteNode) -> None:

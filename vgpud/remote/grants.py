@@ -64,31 +64,39 @@ class Sizes:
     cores_percent: float | None
 
 
-def check_quota(grant: Grant, wanted: Sizes, held: Iterable[Sizes]) -> None:
-    """Raises VgpuError(OVER_QUOTA) if the grant does not allow `wanted` beside the slices that it holds."""
+def check_quota(grant: Grant, wanted: Sizes, held: Iterable[Sizes], form: str = "") -> None:
+    """Raises VgpuError(OVER_QUOTA) if the grant does not allow `wanted` beside the slices that it holds.
+    `form` names what has the sizes `wanted`, if it is larger than what was asked.
+    """
     before = list(held)
     if grant.max_sessions is not None and len(before) >= grant.max_sessions:
-        raise _over(grant, f"has {counted(len(before), 'session')}, and may have {grant.max_sessions}")
-    if grant.max_memory_bytes is not None:
-        memory = sum(one.memory_bytes or 0 for one in (*before, wanted))
-        if wanted.memory_bytes is None or memory > grant.max_memory_bytes:
-            would = (
-                "asks for no --memory" if wanted.memory_bytes is None else f"would hold {show_bytes(memory)}"
-            )
-            raise _over(grant, f"{would}, and may hold {show_bytes(grant.max_memory_bytes)}")
-    if grant.max_cores_percent is not None:
-        cores = sum(100.0 if one.cores_percent is None else one.cores_percent for one in (*before, wanted))
-        if cores > grant.max_cores_percent:
-            raise _over(
-                grant, f"would hold {cores:g}% of a device, and may hold {grant.max_cores_percent:g}%"
-            )
+        what = f"has {counted(len(before), 'session')}, and may have {grant.max_sessions}"
+        raise _over(grant, what, _END_ONE)
+    memory = sum(one.memory_bytes or 0 for one in (*before, wanted))
+    cores = sum(100.0 if one.cores_percent is None else one.cores_percent for one in (*before, wanted))
+    most_memory, most_cores = grant.max_memory_bytes, grant.max_cores_percent
+    with_form = form and f" with {form}"
+    if most_memory is not None and (wanted.memory_bytes is None or memory > most_memory):
+        would = "asks for no --memory" if wanted.memory_bytes is None else f"would hold {show_bytes(memory)}"
+        raise _over(grant, f"{would}{with_form}, and may hold {show_bytes(most_memory)}", _ask_less(grant))
+    if most_cores is not None and cores > most_cores:
+        what = f"would hold {cores:g}% of a device{with_form}, and may hold {most_cores:g}%"
+        raise _over(grant, what, _ask_less(grant))
 
 
-def _over(grant: Grant, what: str) -> VgpuError:
-    sentence = f"grant {grant.id} of {grant.user} {what}"
-    return VgpuError(
-        ErrorCode.OVER_QUOTA, sentence, "ask for less, or end a session ('vgpuctl remote status')"
-    )
+_END_ONE = "end a session ('vgpuctl remote status')"
+
+
+def _over(grant: Grant, what: str, hint: str) -> VgpuError:
+    return VgpuError(ErrorCode.OVER_QUOTA, f"grant {grant.id} of {grant.user} {what}", hint)
+
+
+def _ask_less(grant: Grant) -> str:
+    """A hint that says what a request without a size asks for."""
+    memory, cores = grant.max_memory_bytes, grant.max_cores_percent
+    counts = [] if memory is None else [f"--memory counts as {show_bytes(memory)}"]
+    counts += [] if cores is None else [f"--cores counts as {min(cores, 100.0):g}"]
+    return f"ask for less (left out, {' and '.join(counts)}), or {_END_ONE}"
 
 
 def of_this_node() -> "tuple[Grants, Path]":

@@ -36,6 +36,7 @@ from vgpud.model.caller import Door
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.log_event import LogEvent
 from vgpud.model.quantity import Percent, parse_bytes
+from vgpud.model.tenancy import Isolation, Mode
 from vgpud.policy.load import load
 from vgpud.policy.remote import RemoteSettings
 from vgpud.remote import wire
@@ -213,7 +214,8 @@ def _allocate(client: Client, call: wire.Open, grant: Grant, grants: Grants) -> 
     sizes = _sizes(call, grant)
     with grants.counting():
         held = list(_held(client, grant))
-        check_quota(grant, sizes, held)
+        if call.isolation != Isolation.DEVICE:
+            check_quota(grant, sizes, held)
         request = pb.AllocateRequest(
             count=1,
             memory_bytes=sizes.memory_bytes,
@@ -225,9 +227,11 @@ def _allocate(client: Client, call: wire.Open, grant: Grant, grants: Grants) -> 
             owner_uid=grant.uid,
             owner_gid=grant.gid,
         )
+        planned = client.plan(request).slices  # none if vgpud refuses the request: `allocate` says why
+        check_quota(grant, _sizes_of(planned), held, _form(planned))
         made = client.allocate(request)
         try:
-            check_quota(grant, _sizes_of(made), held)  # a MIG instance is larger than what was asked
+            check_quota(grant, _sizes_of(made.slices), held, _form(made.slices))  # the plan was another
             grants.find(call.token, call.certificate)  # it may have been revoked meanwhile
         except VgpuError:
             client.release(made.id, True)
@@ -244,16 +248,31 @@ def _held(client: Client, grant: Grant) -> Iterable[Sizes]:
     for one in client.list_allocations().allocations:
         # another user may have the same label, and does not own the allocation
         if one.owner_uid == grant.uid and f"{one.label} ".startswith(f"{_label(grant)} "):
-            yield _sizes_of(one)
+            yield _sizes_of(one.slices)
 
 
-def _sizes_of(held: "pb.Allocation") -> Sizes:
-    cores = [part.share_percent if part.HasField("share_percent") else 100.0 for part in held.slices]
-    return Sizes(sum(part.memory_bytes for part in held.slices), sum(cores))
+def _sizes_of(slices: "Iterable[pb.Slice]") -> Sizes:
+    parts = list(slices)
+    cores = [part.share_percent if part.HasField("share_percent") else 100.0 for part in parts]
+    return Sizes(sum(part.memory_bytes for part in parts), sum(cores))
+
+
+def _form(slices: "Iterable[pb.Slice]") -> str:
+    """What a slice is, if that makes it larger than what was asked; "" for any other."""
+    for part in slices:
+        if part.mig.profile_name:
+            return f"MIG profile {part.mig.profile_name}"
+        if part.mode == Mode.EXCLUSIVE:
+            return "a whole device"
+    return ""
 
 
 def _sizes(call: wire.Open, grant: Grant) -> Sizes:
-    """The sizes that the caller asks for. What it leaves out is all that its grant allows."""
+    """The sizes that the caller asks for. What it leaves out is all that its grant allows, but for a whole
+    device, which is not asked for by sizes.
+    """
+    if call.isolation == Isolation.DEVICE and not call.memory and not call.cores:
+        return Sizes(None, None)
     memory = parse_bytes(call.memory) if call.memory else grant.max_memory_bytes
     cores = Percent.parse(call.cores).value if call.cores else grant.max_cores_percent
     return Sizes(memory, None if cores is None else min(cores, 100.0))
