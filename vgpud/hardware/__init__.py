@@ -1,1 +1,3 @@
-"""The only room that calls NVML. It also runs the programs for what NVML cannot do: reset, suspend, probe."""
+"""The only package that calls NVML. It also runs programs for what NVML cannot do: reset a device, suspend a
+process, probe for an engine.
+"""

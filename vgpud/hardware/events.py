@@ -1,7 +1,8 @@
 """Watches the Xid errors, recovery actions and fatal errors of devices, which the driver reports as events.
 
 Drivers from branch 615 on report errors of a GPU's modules as operational events (nvidia-ml-py 13.615,
-nvmlEventSetRegisterGpuOperationalEvents_v1, nvmlEventSetWait_v3). This was not run on a card.
+nvmlEventSetRegisterGpuOperationalEvents_v1, nvmlEventSetWait_v3). Operational events were not tried on a
+card.
 """
 
 import threading

@@ -245,8 +245,8 @@ class Gateway:
     def _links(
         self, devices: list[Device], system: _System, known: _Known
     ) -> tuple[tuple[object, ...], dict[tuple[str, str], Link]]:
-        """The links between devices; empty if NVML does not report them. They are read again if the devices,
-        the driver or a MIG mode change.
+        """The links between devices; empty if NVML does not report them. The links are read again if the
+        devices, the driver or a MIG mode change.
         """
         key: tuple[object, ...] = (
             system.driver_version,

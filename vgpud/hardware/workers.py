@@ -105,8 +105,8 @@ class Workers:
         """Runs `work` in a worker and returns or raises its result. `subject` is the device or object that
         the work is about.
 
-        Raises VgpuError(NVML_TIMEOUT) if one call takes longer than `deadline_seconds`. It is raised at once
-        while an earlier call about the same subject hangs, or while MAX_STUCK calls hang.
+        Raises VgpuError(NVML_TIMEOUT) if one call takes longer than `deadline_seconds`. The error is raised
+        at once while an earlier call about the same subject hangs, or while MAX_STUCK calls hang.
         """
         worker = self._take(subject)
         job = _Job(work)

@@ -78,7 +78,9 @@ def monitor_path(folder: Path, claim: str) -> Path:
 def monitor_text(
     devices: Mapping[str, Sequence[DeviceNode]], driver: DriverFiles, hook: HookProgram | None
 ) -> str:
-    """The content of a spec with these monitors by name. Each has its device nodes and the driver's files."""
+    """The content of a spec with monitors: CDI devices that NVML can read and that CUDA cannot use. `devices`
+    has the device nodes of each monitor by name. A monitor also gets the driver's files.
+    """
     hooks = [*driver.hooks]
     if hook is not None:
         hooks += [{"hookName": "createContainer", **one} for one in hook.in_container(Edits(), driver)]
@@ -96,8 +98,8 @@ def monitor_text(
 
 
 def _nodes(nodes: Sequence[DeviceNode]) -> list[dict[str, Any]]:
-    """The spec's entries for device nodes. They contain the numbers, so that a node need not exist on the
-    host. Nodes without numbers are left out.
+    """The spec's entries for device nodes. The entries contain the major and minor numbers, so that a node
+    need not exist on the host. Nodes without numbers are left out.
     """
     return [
         {
@@ -122,8 +124,8 @@ def _mount(mount: Mount) -> dict[str, Any]:
 
 
 def validate(spec: Mapping[str, Any]) -> None:
-    """Checks the fields of a spec that vgpud writes, by the CDI specification. Raises VgpuError(CDI_FAILED):
-    runtimes ignore a file that has a mistake.
+    """Checks the fields of a spec that vgpud writes, by the CDI specification, because runtimes ignore a file
+    with a mistake. Raises VgpuError(CDI_FAILED).
     """
     problems = [f"unknown field {key!r}" for key in spec.keys() - _TOP_KEYS]
     if spec.get("kind") not in (KIND, MONITOR_KIND):

@@ -1,9 +1,9 @@
 """Finds the driver's libraries and programs that a container needs.
 
-If NVIDIA's container toolkit is installed, `nvidia-ctk cdi generate` lists them; otherwise vgpud searches as
-the toolkit does (NVIDIA/nvidia-container-toolkit, pkg/nvcdi): the files named lib*.so.VERSION beside
-libcuda.so.VERSION, the links to them, five programs, the GSP firmware. Each link becomes a mount, so that no
-hook has to create it.
+If NVIDIA's container toolkit is installed, `nvidia-ctk cdi generate` lists these files. Without the toolkit,
+vgpud searches as the toolkit does (NVIDIA/nvidia-container-toolkit, pkg/nvcdi): the files named
+lib*.so.VERSION beside libcuda.so.VERSION, the links to them, five programs, the GSP firmware. Each link
+becomes a mount, so that no hook has to create it.
 """
 
 import json
@@ -56,8 +56,8 @@ class DriverFiles:
 
     @property
     def own_folder(self) -> Path | None:
-        """The folder of the driver's libraries, if the container's loader has to be told of it; None if a
-        hook of NVIDIA's toolkit does so.
+        """The folder of the driver's libraries, if vgpud has to add it to the configuration of the
+        container's loader; None if a hook of NVIDIA's toolkit adds it.
         """
         if self.by_toolkit:
             return None
@@ -91,7 +91,9 @@ def find_driver(host_root: Path = Path("/")) -> DriverFiles:
 
 
 def driver_mark(host_root: Path = Path("/")) -> tuple[object, ...]:
-    """A value that changes when the driver's files may have changed; costs a few calls of stat(2)."""
+    """A value that changes when the driver's files may have changed. It costs the read of one small file and
+    a few calls of stat(2).
+    """
     version = host_root / "proc/driver/nvidia/version"
     try:
         text = version.read_bytes()

@@ -1,5 +1,5 @@
-"""Edits an OCI config.json (Open Container Initiative, runtime-spec 1.0.2 and 1.1). Input and output are JSON
-objects.
+"""Edits an OCI config.json (Open Container Initiative, runtime-spec 1.0.2 and 1.1). The input and output of
+its functions are JSON objects.
 """
 
 import json
@@ -176,8 +176,8 @@ def _rule(node: DeviceNode) -> dict[str, Any]:
 
 
 def _with_mounts(before: list[dict[str, Any]], mounts: tuple[Mount, ...]) -> list[dict[str, Any]]:
-    """Adds vgpud's mounts to those of config.json. They come last, so that no tmpfs on /run hides them, and
-    they replace other mounts at the same path.
+    """Adds vgpud's mounts to those of config.json. vgpud's mounts come last, so that no tmpfs on /run hides
+    them. They replace other mounts at the same path.
     """
     places = {mount.container_path for mount in mounts}
     kept = [entry for entry in before if entry.get("destination") not in places]

@@ -1,8 +1,9 @@
-"""Writes the CDI specs of this node. It holds their folder and the parts that all specs share.
+"""Writes the CDI specs of this node. Class Specs has the folder of the specs, and the parts that all specs
+share.
 
-Each call of the folder runs on a thread, because any user can delay it: container runtimes of users list the
-folder, and a getdents(2) holds its lock in the kernel while it waits for its buffer, a page of that user's
-own file system (FUSE).
+Each operation on the folder runs in a thread, because any user can delay it. A user can list the folder with
+getdents(2) into a buffer that lies in a file of the user's own file system (FUSE). The kernel locks the
+folder until this file system answers.
 """
 
 import asyncio
@@ -25,8 +26,8 @@ class Specs:
     written again.
 
     Calls take effect in their order, one at a time. A call that the kernel does not finish within
-    `patience_seconds` raises VgpuError(CDI_FAILED) and can take effect later. Until then each further call
-    raises at once and changes nothing.
+    `patience_seconds` raises VgpuError(CDI_FAILED) and can take effect later. Until the kernel finishes it,
+    each further call raises at once and changes nothing.
     """
 
     def __init__(

@@ -2,8 +2,8 @@
 
 The keys are those of vgpuctl's options: annotation "vgpud.io/memory", variable VGPU_MEMORY, and so on. An
 annotation comes from the caller of the runtime. A variable may come from the image; config.json does not show
-its origin. If there are annotations, only they count; otherwise the variables count if the policy allows
-them.
+its origin. If there are annotations, only the annotations count. Without annotations, the variables count if
+the policy allows them.
 """
 
 from collections.abc import Mapping
@@ -43,8 +43,8 @@ _MAX_COUNT = 64
 _MAX_KEY_CHARACTERS = 32
 _MAX_ID_CHARACTERS = 100  # characters of an id that become part of the request id, which has at most 128
 _MAX_TEXT_CHARACTERS = 256
-# Annotations that mark a pod's pause container (containerd, CRI-O). It has the pod's annotations too, but
-# needs no GPU.
+# Annotations that mark a pod's pause container (containerd, CRI-O). The pause container has the pod's
+# annotations too, but needs no GPU.
 _SANDBOX = ("io.kubernetes.cri.container-type", "io.kubernetes.cri-o.ContainerType")
 _POD_NAMES = (
     (

@@ -16,8 +16,8 @@ class Door(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What the host's databases say of a user: its name and all its groups. `is_known` is False if they did
-    not answer, or have no such account.
+    """What the host's account databases say of a user: its name and all its groups. `is_known` is False if
+    the databases did not answer, or have no such account.
     """
 
     user: str = ""
@@ -32,8 +32,8 @@ UNKNOWN = Account(is_known=False)
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The peer of a connection, by SO_PEERCRED at accept. `process` distinguishes it from a later process
-    with the same pid.
+    """The peer of a connection, as SO_PEERCRED identifies it when the connection is accepted. `process` has
+    the start time too, which distinguishes the peer from a later process with the same pid.
 
     `quota_owner` is as in Request: the user behind a subordinate uid.
     """
@@ -59,7 +59,7 @@ class Caller:
         return self.door is Door.ADMIN
 
     def may_touch(self, owner_uid: int) -> bool:
-        """May the caller change an allocation of `owner_uid`? The owner may through the tenant's door, and
-        root may through the admin door.
+        """May the caller change an allocation of `owner_uid`? The owner may change it through the tenants'
+        socket, and root through the admin socket.
         """
         return self.is_admin or (self.door is Door.TENANT and self.uid == owner_uid)

@@ -30,7 +30,8 @@ class Health(StrEnum):
     LOST = "lost"  # NVML reports GPU_IS_LOST: only a reset or a reboot helps
     SILENT = "silent"  # NVML calls on the device time out
     FAILED = "failed"  # another NVML error makes the device unusable
-    # NVML reads the device but asks for a repair, and the policy (on_sick) excludes such devices
+    # NVML reads the device but asks for a repair, and the policy (on_sick) gives such devices no new
+    # allocations
     SICK = "sick"
 
     @property
@@ -59,7 +60,8 @@ class Placement:
     size: int
 
 
-# Profile id and placement. They identify an instance longer than NVML's ids do.
+# Profile id and placement. The pair identifies an instance even after it is destroyed and created again, when
+# NVML's ids of the instance change.
 PlaceKey = tuple[int, Placement]
 
 
@@ -166,7 +168,7 @@ class DeviceProcess:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One physical GPU. A field is None if NVML does not support the query on this card."""
+    """One physical GPU. A field that can be None is None if NVML does not support its query on this card."""
 
     uuid: str
     index: int

@@ -1,7 +1,7 @@
 """The engine that enforces the time slices of a device's tenants in mode preload, and the reason for it.
 
-`cut` preempts tenants in the middle of a kernel, by a control of the driver. `gate` makes their launches wait
-inside their own processes (docs/compute.md).
+Engine `cut` preempts a tenant in the middle of a kernel, by a call of the driver. Engine `gate` makes the
+kernel launches of a tenant wait inside the tenant's processes (docs/compute.md).
 """
 
 from dataclasses import dataclass
@@ -32,8 +32,8 @@ class EngineReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineVerdict:
-    """The probe's result for a device, under one driver and in one boot. Each time is that of a single driver
-    call.
+    """The probe's result for a device, under one driver and in one boot. `off_us` and `on_us` are the
+    durations of the driver calls that preempt a program and let it run again.
     """
 
     engine: Engine

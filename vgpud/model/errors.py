@@ -1,8 +1,8 @@
 """Numbered errors: a table gives each error its gRPC status and its exit code.
 
 Numbers are stable and never reused: 1xx bad input, 2xx policy and rights, 3xx not found or in conflict, 4xx
-capacity, 5xx hardware and driver, 6xx helpers, 7xx storage, 9xx bugs. Exit codes follow nvidia-smi's manual
-page where the meaning is the same (2, 3, 4, 6, 9, 12, 13, 15).
+capacity, 5xx hardware and driver, 6xx helpers, 7xx storage, 8xx connections, 9xx bugs. Exit codes follow
+nvidia-smi's manual page where the meaning is the same (2, 3, 4, 6, 9, 12, 15).
 """
 
 from dataclasses import dataclass, field

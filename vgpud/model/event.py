@@ -1,4 +1,6 @@
-"""Events for watchers. They are numbered and in order, so that a watcher can continue after a revision."""
+"""Events for watchers. Events are numbered and in order, so that a watcher can continue after the last event
+that it received.
+"""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -30,9 +32,9 @@ class EventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event. `subject` is an allocation id, a device UUID, the policy's digest, or the name of a
-    program of vgpud. `user` is the user
-    whose quota the allocation counts against; root for other subjects.
+    """One event. `subject` is an allocation id, a device UUID, the policy's digest, or the name of a program
+    of vgpud. `user` is the uid of the user against whose quota the allocation counts; root for other
+    subjects.
     """
 
     revision: int

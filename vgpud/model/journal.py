@@ -1,7 +1,7 @@
 """The journal's MESSAGE_IDs: one for each kind of line that an operator may search for.
 
-They are 128-bit numbers (sd_journal_print(3), `systemd-id128 new`) and never change; systemd/vgpud.catalog
-explains each.
+A MESSAGE_ID is a 128-bit number (sd_journal_print(3), `systemd-id128 new`) and never changes. The file
+systemd/vgpud.catalog explains each.
 """
 
 from enum import StrEnum
@@ -25,5 +25,5 @@ class Message(StrEnum):
     POLICY_RELOADED = "fe2d0d7f01eb621b47b4592cf1da0298"  # a new policy is in force
     POLICY_REJECTED = "438eb91e83cebe095e18ab3ca2f9172a"  # a policy was rejected; the old one stays in force
     AUDIT = "8189ff3eca057a1903155717121a3f33"  # a change that a caller requested, and its result
-    MARKED = "5d0c8f3ae0b94d1f8a7d3f6bb1c2e749"  # an allocation evades its limits, or tampers with its lease
+    MARKED = "5d0c8f3ae0b94d1f8a7d3f6bb1c2e749"  # an allocation got a mark (model/marks.py)
     DRAINED = "3a88b6de9f4328de646782685c05bdaf"  # a device was drained, or accepts allocations again

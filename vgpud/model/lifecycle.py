@@ -27,7 +27,9 @@ class Phase(StrEnum):
 
 
 class Change(StrEnum):
-    """A change of an allocation that the ledger records. The first six are intents, the others outcomes."""
+    """A change of an allocation that the ledger records. The first six values are intents, the others are
+    outcomes.
+    """
 
     ALLOCATE = "allocate"
     RESIZE = "resize"
@@ -52,7 +54,7 @@ class Change(StrEnum):
     RELEASED = "released"
 
 
-# The event that watchers get for each outcome.
+# The event that watchers get for each outcome. No event reports BOUND.
 EVENT_OF = {
     Change.ALLOCATED: EventKind.ALLOCATION_ACTIVE,
     Change.ALLOCATED_SUSPENDED: EventKind.ALLOCATION_SUSPENDED,
@@ -90,7 +92,7 @@ TABLE: dict[tuple[Phase, Change], Phase] = {
     (_P.SUSPENDING, _C.SUSPENDED): _P.SUSPENDED,
     (_P.SUSPENDING, _C.EVICTED): _P.EVICTED,
     (_P.SUSPENDING, _C.RESUMED): _P.ACTIVE,
-    # an idle tenant is suspended by hand too, so that no rule resumes it
+    # a tenant that a rule of the policy suspended is then suspended by hand, so that no rule resumes it
     (_P.SUSPENDED, _C.SUSPENDED): _P.SUSPENDED,
     (_P.EVICTED, _C.EVICTED): _P.EVICTED,
     (_P.EVICTED, _C.SUSPENDED): _P.SUSPENDED,  # all processes have ended, so nothing is evicted any more
@@ -131,7 +133,7 @@ _ENDING = (State.RELEASING, State.FAILED)
 
 def phase_of(allocation: Allocation | None) -> Phase:
     """The phase of an allocation's record. State ACTIVE with suspended processes counts as RESUMING: older
-    versions of vgpud wrote it when a start repaired a half-resumed allocation.
+    versions of vgpud recorded this state when a start repaired a half-resumed allocation.
     """
     if allocation is None:
         return Phase.ABSENT

@@ -1,4 +1,4 @@
-"""Marks: what vgpud finds out about tenants whose limits do not hold."""
+"""Marks record facts about a tenant whose limits are not enforced, or not by the intended means."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ class MarkKind(StrEnum):
     # the driver refused to preempt the tenant, so libvgpu's gate, inside the program, enforces its time
     # slices
     GATED = "gated"
-    NO_WALL = "no-wall"  # the driver could limit its memory, but setting the limit failed
+    NO_WALL = "no-wall"  # the driver can limit the tenant's memory, but setting the limit failed
     UNKNOWN_CALLS = "unknown-calls"  # the tenant's driver has functions that libvgpu does not know
 
 
@@ -36,8 +36,8 @@ class Mark:
 
 
 def shown_state(allocation: Allocation, marks: Iterable[Mark]) -> str:
-    """The allocation's state as listings and metrics show it. A paused allocation that the driver refuses to
-    keep off its devices is an active one. Marks of other allocations are ignored.
+    """The allocation's state as listings and metrics show it. A paused allocation is shown as active if the
+    driver refuses to keep it off its devices (mark GATED). Marks of other allocations are ignored.
     """
     paused = allocation.paused and allocation.state is State.ACTIVE
     gated = paused and any(m.kind is MarkKind.GATED and m.allocation_id == allocation.id for m in marks)

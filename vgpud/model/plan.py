@@ -43,7 +43,7 @@ class Step:
 
     @property
     def fault_point(self) -> str:
-        """The name of this step for tests that end the daemon after it."""
+        """The name of the point after this step, at which tests end the daemon."""
         suffix = "" if self.slice_ordinal is None else f"-{self.slice_ordinal}"
         return f"{self.kind.value}{suffix}"
 

@@ -44,7 +44,7 @@ _NO_LIMIT_HINT = "ask for at least 1MiB, or leave it out"
 def parse_bytes(text: str) -> int:
     """Parses a quantity such as "4GiB", "1.5GiB", "512 MiB" or "80GB" into bytes.
 
-    All arithmetic is with integers, so nothing is rounded. Raises VgpuError(BAD_QUANTITY) for anything that
+    The arithmetic uses integers only, so nothing is rounded. Raises VgpuError(BAD_QUANTITY) for anything that
     is not a positive whole number of bytes.
     """
     bare = text.strip()
@@ -82,7 +82,7 @@ def check_bytes(value: int, text: str | None = None) -> int:
 
 
 def check_limit(value: int) -> int:
-    """Returns `value` if it is a valid limit of a tenant's memory: at least 1 MiB, the page of a card. Raises
+    """Returns `value` if it is a valid limit of a tenant's memory: at least 1 MiB. Raises
     VgpuError(BAD_QUANTITY) otherwise.
     """
     if 0 < value < MIB:
@@ -172,8 +172,8 @@ class Percent:
 
     @classmethod
     def from_float(cls, value: float) -> "Percent":
-        """Converts a number from the API or a TOML file. Raises VgpuError if it has more than two
-        decimals.
+        """Converts a number from the API or a TOML file. Raises VgpuError(BAD_PERCENT) if it is out of range
+        or has more than two decimals.
         """
         if isinstance(value, float) and not math.isfinite(value):
             raise VgpuError(

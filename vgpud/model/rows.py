@@ -1,4 +1,4 @@
-"""Small durable state: rows of text in tables of the ledger, each with an interface of its own."""
+"""Tables of the ledger with small durable state. A row of a table is a tuple of texts."""
 
 from collections.abc import Iterator
 from typing import Protocol
@@ -13,7 +13,7 @@ class Rows(Protocol):
 
     @property
     def changes(self) -> int:
-        """The number of changes since the start. It grows at the moment when readers see the change."""
+        """The number of changes since the start. It grows when readers can see the change."""
         ...
 
     def __iter__(self) -> Iterator[Row]: ...

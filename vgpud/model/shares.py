@@ -4,8 +4,8 @@ from collections import Counter
 
 
 class Shares:
-    """Counts units in use. At most `total` are in use at a time, of these at most `per_user` by one user;
-    `for_root` units are reserved for root in addition.
+    """Counts units in use. At most `total` units are in use at a time, and at most `per_user` of them by one
+    user. Root may use `for_root` units in addition.
     """
 
     def __init__(self, total: int, per_user: int, for_root: int, root: int = 0) -> None:

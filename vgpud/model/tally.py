@@ -3,15 +3,15 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-# Upper bounds of the intervals, in seconds: making a preload slice takes milliseconds, a MIG instance under
-# load ten seconds.
+# Upper bounds, in seconds, of the histogram of the time that it takes to make an allocation. A slice in mode
+# preload takes milliseconds, a MIG instance under load ten seconds.
 BUCKETS_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 @dataclass
 class Tally:
-    """The counters. `made_buckets` has one count for each interval of BUCKETS_SECONDS; the counts are not
-    cumulative.
+    """The counters. `made_buckets` has one count for each bound of BUCKETS_SECONDS, and one for longer times;
+    the counts are not cumulative.
     """
 
     made: Counter[str] = field(default_factory=Counter)  # allocations made, by mode

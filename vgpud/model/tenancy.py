@@ -155,8 +155,8 @@ class Request:
 
     @property
     def by_kubelet(self) -> bool:
-        """Did the kubelet ask for the allocation, for a pod or a claim? It then must survive a reboot: the
-        kubelet restarts its pods with the same devices and does not ask vgpud again.
+        """Did the kubelet ask for the allocation, for a pod or a claim? Such an allocation must survive a
+        reboot, because the kubelet restarts its pods with the same devices and does not ask vgpud again.
         """
         return self.id.startswith((KUBELET_PREFIX, CLAIM_PREFIX))
 
@@ -204,8 +204,9 @@ class Slice:
 
     `memory_bytes` is what the slice takes of the device's usable memory (for a whole card: all of it).
     `share` is None if compute is not limited; for a slice inside a MIG instance it is a share of the
-    instance. During a move, the slice also holds its capacity on the device `other_uuid`. That is the target
-    until the ledger records that the tenant's memory is on the host, and the source afterwards.
+    instance. During a move, the slice also holds its capacity on the device `other_uuid`. `other_uuid` is the
+    move's target until the ledger records that the tenant's memory is on the host, and the move's source
+    afterwards.
     """
 
     device_uuid: str
@@ -291,8 +292,8 @@ class Decision:
     starts_suspended: bool = False
 
     def refused(self, refusal: VgpuError) -> "Decision":
-        """A decision with `refusal` in place of the slices. It is the reason of every device, because another
-        device would be refused too.
+        """A decision with `refusal` in place of the slices. The refusal becomes the reason of every device,
+        because another device would be refused too.
         """
         reasons = tuple(Reason(one.device_uuid, False, None, refusal.sentence) for one in self.reasons)
         return Decision(reasons=reasons, refusal=refusal)
@@ -319,8 +320,8 @@ class DeviceNode:
 class Edits:
     """What puts a process or container into an allocation.
 
-    `env` is for both. For a process on the host, entries of `host_env` replace those of `env`, because files
-    have their host paths there.
+    `env` is for processes on the host and in containers. For a process on the host, entries of `host_env`
+    replace those of `env`, because `host_env` has the paths of files on the host.
     """
 
     env: tuple[tuple[str, str], ...] = ()
@@ -359,8 +360,8 @@ class SuspendedProcess:
     with the same pid. `memory_bytes` have left the device, or may leave it at any time
     (node/tenants/kept.py). `stays_bytes` cannot be evicted by libvgpu: they are on the device, or (way DEEP)
     among `memory_bytes`. `saved_on` has the UUIDs of the slices' devices at the time of the driver's save,
-    separated by commas, because a restore must name these devices. If it is empty, they are the current
-    devices.
+    separated by commas, because a restore must name these devices. If `saved_on` is empty, these are the
+    current devices.
     """
 
     pid: int
@@ -372,8 +373,8 @@ class SuspendedProcess:
 
 
 class Cause(StrEnum):
-    """Why a tenant is suspended. HAND: until an operator or its owner resumes it. Any other cause: until the
-    tenant has work.
+    """Why a tenant is suspended. With cause HAND, the tenant waits until an operator or its owner resumes it.
+    With any other cause, the tenant waits until it has work and the device has room.
     """
 
     HAND = "hand"
@@ -398,8 +399,8 @@ class Allocation:
     failure: str = ""
     suspended: tuple[SuspendedProcess, ...] = ()
     cause: Cause = Cause.HAND
-    # True if the engine cut keeps the tenant off its devices while its memory stays there. It has no effect
-    # while the tenant is suspended.
+    # True if the engine cut keeps the tenant off its devices while its memory stays there. A pause has no
+    # effect while the tenant is suspended.
     paused: bool = False
 
     @property

@@ -24,9 +24,7 @@ class DeviceView:
 
 @dataclass(frozen=True, slots=True)
 class ComputeTime:
-    """The time of a slice on a device that is shared by time slices, since the allocation began: nanoseconds,
-    and counts.
-    """
+    """The compute time of a tenant since its allocation, on a device whose tenants run in turn."""
 
     granted_ns: int  # sum of the lengths of the tenant's time slices
     used_ns: int  # time in which the tenant held the device
@@ -115,7 +113,7 @@ class NodeProcess:
     standing: str = ""  # what a suspended allocation waits for, as a sentence
     # False if the allocation is marked as bypassed and libvgpu does not count this process
     limited: bool = True
-    silent_mode: str = ""  # the mode of the device if it did not answer
+    silent_mode: str = ""  # the mode of the device, if the device did not answer
 
 
 @dataclass(frozen=True, slots=True)

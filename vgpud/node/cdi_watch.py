@@ -1,4 +1,5 @@
-"""Keeps the CDI specs current while the daemon runs, because a stale spec is worse than none.
+"""Keeps the CDI specs current while the daemon runs, because a container with a stale spec gets wrong devices
+or files, and a container with none gets an error.
 
 No event tells vgpud that a spec is stale: an upgrade writes files, the driver's tables are in /proc, and
 another program may empty /var/run/cdi. So a few files are checked every 0.8 seconds. A check costs 60

@@ -122,7 +122,7 @@ class ProcessFacts:
     """Facts about a process, from the kernel. `mounted`: the allocation whose lease is mounted as in a
     container, if root or the allocation's owner made the namespace. `named`: the allocation in the process's
     environment, which is no proof. `uid`: the real uid, which a set-user-id program leaves as it is. `user`:
-    the user whose subordinate uid that is, or `uid` itself; None if it is root's.
+    the user to whom `uid` belongs as a subordinate uid, or `uid` itself; None if `uid` belongs to root.
     """
 
     pid: int

@@ -125,8 +125,8 @@ def find_instance(
 def _find_part(
     seat: Seat, geometry: MigGeometry, stock: Stock, offer: Offer, start: int | None, needs_bytes: int
 ) -> Choice | None:
-    """A place for a compute instance: in a divided GPU instance, otherwise in an idle or a new GPU
-    instance.
+    """A place for a compute instance: in a divided GPU instance, or if none has a place, in an idle or a new
+    GPU instance.
     """
     part = fit_compute.find_part(seat, geometry, stock, offer, start, needs_bytes)
     if part is not None:

@@ -146,8 +146,8 @@ class MigGeometry:
     def layout(self, instances: Iterable[GpuInstance], held: Iterable[MigSlice]) -> Layout:
         """The layout of the instances that NVML lists, foreign ones included, and of the allocated slices.
 
-        An instance that is in both counts once. An instance that matches no slot of the geometry blocks every
-        slot that it overlaps.
+        An instance that NVML lists and that is allocated counts once. An instance that matches no slot of the
+        geometry blocks every slot that it overlaps.
         """
         slots = blocked = 0
         lying: tuple[GpuInstance | MigSlice, ...] = (*instances, *held)

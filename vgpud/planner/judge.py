@@ -155,8 +155,8 @@ def _mode(seat: Seat, want: Wanted) -> Mode | Unfit:
 
 
 def _idle_mode(seat: Seat, want: Wanted) -> Mode:
-    """The mode for an idle device with policy mode "auto": MIG if MIG mode is on and serves the request,
-    otherwise the request's first mode.
+    """The mode for an idle device with policy mode "auto": MIG if MIG mode is on and the request allows mode
+    MIG, else the first mode that the request allows.
     """
     if seat.device.mig.current and Mode.MIG in want.modes:
         return Mode.MIG

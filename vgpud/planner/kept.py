@@ -14,9 +14,9 @@ MARGIN_BYTES = 256 << 20
 
 
 def keep_share(capacity: int, charged: int, movable: int) -> int:
-    """The part of a tenant's `movable` bytes that it may keep on the device, in hundredths of a percent. It
-    is what `capacity` leaves beside `charged`: the bytes that are charged or kept on the device without this
-    tenant.
+    """The part of a tenant's `movable` bytes that it may keep on the device, in hundredths of a percent. The
+    tenant may keep what `capacity` leaves beside `charged`, the bytes that are charged or kept on the device
+    without this tenant.
     """
     spare = max(capacity - charged - MARGIN_BYTES, 0)
     return min(spare * SHARE_ALL // movable, SHARE_ALL) if movable > 0 else 0

@@ -67,8 +67,8 @@ def _over_priority(owner: Owner) -> VgpuError:
 
 
 def _over_places(policy: Policy, node: Node, owner: Owner, slices: list[Slice]) -> VgpuError | None:
-    """The error if the user would hold too many places for shared slices; otherwise many small slices could
-    take all places.
+    """The error if the user would hold too many places for shared slices, because one user's many small
+    slices could take all places; None if not.
     """
     shared = sum(part.mode in _SHARED and part.mig is None for part in slices)
     percent = policy.planner.user_places_percent

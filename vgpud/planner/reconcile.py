@@ -32,7 +32,7 @@ class ActionKind(StrEnum):
 class InstancePlace:
     """A MIG instance, identified by its place, because its ids change.
 
-    `part` is empty for a GPU instance; otherwise it names one of its compute instances.
+    `part` is empty for a GPU instance. For a compute instance, `part` has its key.
     """
 
     device_uuid: str
@@ -107,7 +107,8 @@ class Action:
 
 
 def reconcile(ledgered: Iterable[Allocation], observed: Observed) -> tuple[Action, ...]:
-    """The actions in order. There are none if ledger and node agree, or while NVML does not answer.
+    """The actions in order. No action is needed if ledger and node agree. No action is returned while NVML
+    does not answer.
 
     UNDO, FINISH and RELEASE run steps.release_steps, which also stop a device's daemon and destroy the
     instances of the allocation. So these daemons and instances are not reported as orphans.

@@ -20,9 +20,9 @@ _PREPARED_PART = 0.25  # the part of the idle time, at its end, in which host bu
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The rules for one tenant. It is suspended after `idle_seconds` without work (None: never), and makes
-    room for waiting tenants after `turn_seconds` (None: never). It stays on the device for at least
-    `residence_seconds`, or for its turn.
+    """The rules for one tenant. The tenant is suspended after `idle_seconds` without work (None: never), and
+    makes room for waiting tenants after `turn_seconds` (None: never). The tenant stays on the device for at
+    least `residence_seconds`, or for its turn.
     """
 
     idle_seconds: float | None = None
@@ -210,8 +210,8 @@ class _Round:
                 yield self._send(tenant, Cause.TURN, "the device has no room for all of its tenants")
 
     def _serve(self, tenant: Tenant) -> list[Move]:
-        """Decides on the next tenant in the queue. It waits if a tenant before it in the queue waits for the
-        same device.
+        """Decides on the next tenant in the queue. This tenant waits if an earlier tenant in the queue waits
+        for the same device.
         """
         if tenant.not_before > self._now:
             self._again = min(self._again, tenant.not_before)

@@ -106,8 +106,8 @@ def _offers(device: Device, allowed: tuple[str, ...] | None) -> tuple[Offer, ...
     )
 
 
-# The last snapshot and policy with their terms. They are cached by identity, because both are immutable and
-# seldom change.
+# The last snapshot and policy with their terms. The terms are cached by the identity of snapshot and policy,
+# because both are immutable and seldom change.
 _last: tuple[Policy, Node, dict[str, Terms]] | None = None
 
 

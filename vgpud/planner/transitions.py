@@ -29,7 +29,9 @@ class Step(NamedTuple):
 
 
 def between(current: int, target: int) -> Transition:
-    """The transition from layout `current` to layout `target`. It keeps all instances that are in both."""
+    """The transition from layout `current` to layout `target`. The transition keeps all instances that are in
+    both layouts.
+    """
     return Transition(current & ~target, target & ~current)
 
 

@@ -172,7 +172,7 @@ def _hundredths(piece: Slice) -> int:
 
 
 def _without(held: tuple[MigSlice, ...], gone: MigSlice) -> tuple[MigSlice, ...]:
-    """The instances of `held` except `gone`. They are compared by place, because the ids of an instance are
-    set after it was counted.
+    """The instances of `held` except `gone`. Instances are compared by place, because the ids of an instance
+    are set only after the instance was counted.
     """
     return tuple(mig for mig in held if mig.place != gone.place)

@@ -28,8 +28,8 @@ class Seat(NamedTuple):
         return self.terms.fixed is None and self.use.count == 0
 
     def memory_free_bytes(self, mode: Mode) -> int:
-        """Memory that can still be allocated in mode preload or mps. It is negative if the policy allowed
-        more before.
+        """Memory that can still be allocated in mode preload or mps. The result is negative if an earlier
+        policy allowed more.
         """
         return self.terms.memory_bytes(mode, self.device.memory_usable_bytes) - self.use.memory_bytes
 

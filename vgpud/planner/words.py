@@ -11,7 +11,9 @@ shown_bytes = lru_cache(maxsize=4096)(show_bytes)
 
 
 def shown_apart(a: int, b: int) -> tuple[str, str]:
-    """Two amounts of bytes as text. They are exact if rounding would make different amounts look the same."""
+    """Two amounts of bytes as text. The texts are exact if rounding would make different amounts look the
+    same.
+    """
     rounded = shown_bytes(a), shown_bytes(b)
     if a != b and rounded[0] == rounded[1]:
         return format_bytes(a), format_bytes(b)

@@ -1,4 +1,4 @@
-"""The effective policy: every key that applies. If no file sets a key, it has its default."""
+"""The effective policy has every key that applies. A key that no file sets has its default."""
 
 import hashlib
 import json

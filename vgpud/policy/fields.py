@@ -80,7 +80,7 @@ def _in_bounds(value: float) -> float:
     return value
 
 
-# Bounds of a period: shorter ones would copy gigabytes too often, longer ones are surely mistakes.
+# Bounds of a period: a shorter period would copy gigabytes too often, a longer one is surely a mistake.
 _LEAST_SECONDS, _MOST_SECONDS = 0.1, 30 * 86400.0
 
 Seconds = Annotated[

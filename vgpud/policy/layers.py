@@ -2,8 +2,8 @@
 
 Lowest first: the vendor's drop-ins, the main file, then the drop-ins under /run and /etc together, each group
 in the order of the file names. A drop-in hides drop-ins with the same name in lower directories (/usr/lib <
-/run < /etc). A symlink to /dev/null hides others and has no content. These are systemd's rules for its own
-drop-ins (systemd.unit(5), "standard-conf").
+/run < /etc). A symlink to /dev/null hides other drop-ins and has no content. systemd has the same rules for
+its own drop-ins (systemd.unit(5), "standard-conf").
 """
 
 import os
@@ -61,7 +61,7 @@ def _drop_ins(directory: Path | None, problems: list[Problem]) -> dict[str, Path
     if directory is None:
         return {}
     try:
-        names = os.listdir(directory)  # noqa: PTH208 - names are what hides one another
+        names = os.listdir(directory)  # noqa: PTH208 - only the names decide which drop-in is hidden
     except FileNotFoundError:
         return {}
     except OSError as error:

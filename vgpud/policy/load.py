@@ -73,7 +73,7 @@ def check(path: Path) -> LoadedPolicy:
 
 
 def check_source(source: Source, needs_version: bool) -> list[Problem]:
-    """Yields the problems of one file by itself, in the order of its lines."""
+    """Returns the problems of one file by itself, in the order of its lines."""
     problems = list(_problems(source.data, source.origin))
     if needs_version and "version" not in source.data:
         hint = "write version = 1 at the top of the file, before any table"

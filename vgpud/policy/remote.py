@@ -1,4 +1,4 @@
-"""The table [remote] of the policy: slices for other machines, by a door in the network."""
+"""The table [remote] of the policy: slices for other machines, over the network."""
 
 import re
 from typing import Annotated, Literal

@@ -1,6 +1,6 @@
 """Checks [[device]] rules together, for conflicts between keys and between rules.
 
-It works on the raw values of the file, so that one invalid key does not hide conflicts elsewhere.
+The checks use the raw values of the file, so that one invalid key does not hide conflicts elsewhere.
 """
 
 import re
@@ -87,7 +87,8 @@ def _match(element: Mapping[str, Any]) -> Match | None:
 
 
 def _settings_of_another_mode(rule: _Rule, where: Where) -> Iterator[Problem]:
-    if rule.mode not in (*MODES_WITH_SETTINGS, "unmanaged"):  # a mode that does not exist is told elsewhere
+    # the validation of the model reports a mode that does not exist
+    if rule.mode not in (*MODES_WITH_SETTINGS, "unmanaged"):
         return
     for name in MODES_WITH_SETTINGS:
         if name in rule.raw and rule.mode not in modes_of(name):

@@ -18,11 +18,11 @@ class Distrust(NamedTuple):
 
 def distrust(path: Path, trusted_uid: int = 0) -> Distrust | None:
     """Checks who can change the file or folder `path`. Returns None if only root and `trusted_uid` can, by
-    their rights on `path` and on each folder and symlink on the way. No other user can make a result None
-    false. Raises OSError.
+    their rights on `path` and on each folder and symlink on the way. After the result None, no other user can
+    gain the right to change the file. Raises OSError.
 
     A folder on the way may be writable for others if it is sticky, as /tmp is, because its entries have their
-    own owners; `path` itself may not. The groups of `trusted_uid` are trusted if that is not root.
+    own owners; `path` itself may not. If `trusted_uid` is not root, write rights of groups are accepted.
     """
     whole = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would hide the links
     for place, status in _way(whole):
