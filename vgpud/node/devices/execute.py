@@ -144,8 +144,8 @@ class Stack:
     """Makes and removes slices that share a MIG instance: attach makes the instance and then the slice,
     detach reverses that.
 
-    The instance is made for the first slice and destroyed with the last. So attach and detach on one instance
-    never run concurrently.
+    The instance is made for the first slice and destroyed with the last. For this reason attach and detach on
+    one instance never run concurrently.
     """
 
     def __init__(self, store: AllocationStore, effectors: Mapping[Mode, Effector]) -> None:

@@ -1,4 +1,6 @@
-"""The last snapshot of the hardware. It is refreshed when something may have changed, never by polling."""
+"""The last snapshot of the hardware. The snapshot is refreshed when something may have changed, never by
+polling.
+"""
 
 import asyncio
 from collections.abc import Callable, Mapping

@@ -23,8 +23,8 @@ class Holders:
         self._pools = pools
 
     def sentence(self, device: Device, key: SlotKey) -> str:
-        """A sentence on what uses a GPU instance, or its first compute instance in use. It becomes part of a
-        refusal.
+        """A sentence on what uses a GPU instance, or its first compute instance in use. The sentence becomes
+        part of a refusal.
         """
         found = [i for i in self.instances(device) if (i.profile_id, i.placement) == key]
         found.sort(key=lambda i: (not i.processes, not i.allocation_id, i.own))

@@ -1,5 +1,5 @@
-"""Operations of administrators on devices: list MPS daemons, end an MPS client, drain a device. It also says
-which devices are closed to requests.
+"""Operations of administrators on devices: list MPS daemons, end an MPS client, drain a device. This module
+also says which devices are closed to requests.
 """
 
 import asyncio

@@ -178,7 +178,7 @@ class AllocationStore:
     # --- marks and notices
 
     async def mark(self, mark: Mark, kind: EventKind, allocation: Allocation) -> None:
-        """Records a mark of an allocation. It replaces an earlier mark of the same kind."""
+        """Records a mark of an allocation. The mark replaces an earlier mark of the same kind."""
         event = _event(kind, allocation, mark.sentence)
         self._hub.publish(await self._ledger.mark(mark, event), allocation)
 
@@ -250,7 +250,7 @@ def _named(allocation: Allocation, workload: Workload) -> Allocation:
 
 
 def _event(kind: EventKind, allocation: Allocation, sentence: str) -> Event:
-    """A new event. It has no revision yet: the ledger assigns the revision."""
+    """A new event. The event has no revision yet, because the ledger assigns the revision."""
     text = f"allocation {allocation.id}: {sentence}"
     return Event(0, kind, allocation.id, text, time.time_ns(), allocation.request.counts_for.uid)
 

@@ -15,8 +15,8 @@ RequestKey = tuple[int, str]
 
 
 def request_key(request: Request) -> RequestKey:
-    """The key of a request: the owner's uid and the request id. So one user cannot occupy the request ids of
-    another.
+    """The key of a request: the owner's uid and the request id. The uid is a part of the key, so that one
+    user cannot occupy the request ids of another.
     """
     return request.owner.uid, request.id
 

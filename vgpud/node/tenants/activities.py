@@ -32,8 +32,8 @@ def seconds_to_move(held_bytes: int) -> float:
 
 
 class Activities:
-    """The activity of each allocation. It is None for a tenant without libvgpu, or if the lease cannot be
-    read.
+    """The activity of each allocation. The activity is None for a tenant without libvgpu, or if the lease
+    cannot be read.
     """
 
     def __init__(self, suspendable: Suspendable | None) -> None:

@@ -21,8 +21,8 @@ _LEASE = re.compile(rf"/leases/([^/]+)(?:/{ANYONE_FOLDER})?$")
 
 
 def belongings(everything: tuple[Allocation, ...], registered: Mapping[int, str]) -> Belongings:
-    """Facts about all allocations. All are needed, so that a process of one tenant is not charged to
-    another.
+    """Facts about all allocations. The facts of all allocations are needed, so that a process of one tenant
+    is not charged to another.
     """
     lives = [(a.id, (a.request.lifetime.pid, a.request.lifetime.start_ticks)) for a in everything]
     shared = Counter(life for _, life in lives)
@@ -44,7 +44,8 @@ def owners_of(everything: tuple[Allocation, ...], pids: Iterable[int]) -> dict[i
 
 
 def owner_of(pid: int, known: Belongings) -> str:
-    """The allocation to which the process belongs; "" if that is not certain or the process has ended.
+    """The allocation to which the process belongs; "" if the allocation is not certain or the process has
+    ended.
 
     The pid can be reused before this function returns. A caller that acts on the answer opens a pidfd first,
     and checks with the pidfd afterwards that the process still runs.

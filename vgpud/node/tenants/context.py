@@ -1,4 +1,4 @@
-"""The context of the node: what its rooms share, in one object that the daemon makes."""
+"""The context of the node: one object, made by the daemon, with what the parts of vgpud/node share."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -34,7 +34,7 @@ from vgpud.policy.model import Policy
 
 @dataclass(frozen=True)
 class NodeContext:
-    """What the rooms of the node share. Each room takes from it what it needs.
+    """What the parts of vgpud/node share. Each part takes from the context what it needs.
 
     `preload`, `mig` and `mps` are the effectors of these modes; None if a test replaces them. The device
     nodes of the host are below `host_root`.

@@ -1,5 +1,5 @@
-"""Marks allocations as failed if their device or helper was lost. They stay until their owners
-release them.
+"""Marks allocations as failed if their device or helper was lost. A failed allocation stays until its owner
+releases it.
 """
 
 from dataclasses import replace

@@ -79,7 +79,7 @@ class Kept:
 
     async def clear(self, allocation: Allocation) -> None:
         """Evicts all memory that a swapped-out tenant keeps on the device. Never raises. Memory that is not
-        evicted in time stays.
+        evicted in time stays on the device.
         """
         if self.bytes_of(allocation):
             self._less(allocation, 0)

@@ -1,5 +1,5 @@
-"""Watches by pidfd the processes whose end releases an allocation. It needs no polling and is safe from
-reused pids.
+"""Watches by pidfd the processes whose end releases an allocation. A pidfd needs no polling, and never refers
+to a later process with the same pid.
 """
 
 import asyncio

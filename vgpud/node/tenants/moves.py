@@ -186,7 +186,7 @@ class Moves:
         return found
 
     def _ordered(self, going: Allocation) -> AbstractContextManager[None]:
-        """Orders the host memory of the move. That of a suspended tenant stays as it is."""
+        """Orders the host memory of the move. The host memory of a suspended tenant does not change."""
         if is_away(going):
             return nullcontext()
         wanted = sum(process.memory_bytes for process in going.suspended)
@@ -391,8 +391,9 @@ class Moves:
         await holds.end_driver()
 
     async def _copy(self, holds: Holds, held: Allocation, lists: Iterable[int]) -> None:
-        """Copies memory that waits on the device that the tenant has left. It is not known which process has
-        which list: the others have no such descriptor.
+        """Copies memory that waits on the device that the tenant has left. vgpud does not know which process
+        has which list, so each list is tried with each process. A process without the list has no such
+        descriptor.
         """
         (part,) = held.slices
         self._by_host.add(held.id)

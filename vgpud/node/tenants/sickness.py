@@ -61,7 +61,9 @@ class Sickness:
         await asyncio.gather(*(self.tend(one.uuid) for one in devices if one.health is Health.SICK))
 
     async def tend(self, device_uuid: str) -> None:
-        """Cares for a device until it is well or lost. Does nothing if another call does so already."""
+        """Cares for a device until it is well or lost. Does nothing if another call already cares for the
+        device.
+        """
         if device_uuid in self._tended:
             return
         self._tended.add(device_uuid)
@@ -76,8 +78,8 @@ class Sickness:
             self._tended.discard(device_uuid)
 
     async def _empty(self, device: Device, told: set[tuple[str, str]]) -> None:
-        """Moves the tenants that can be moved now; others are tried again later. Each reason is told
-        once.
+        """Moves the tenants that can be moved now; vgpud tries the others again later. Each reason is
+        reported once.
         """
         audit.by_itself(f"device {device.index} is sick: {device.ailment}")
         try:

@@ -353,8 +353,8 @@ class Suspends:
 
 
 def _told_saved(away: Allocation) -> str:
-    """The sentence on a suspension by the driver. It does not mention a turn for a new tenant that starts
-    without room, because that tenant has had none.
+    """The sentence on a suspension by the driver. The sentence mentions no turn for a new tenant that starts
+    without room, because this tenant has had no turn.
     """
     if away.cause is Cause.TURN and not away.suspended:
         return "suspended without a process, because other tenants use its room"

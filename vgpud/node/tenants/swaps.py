@@ -122,8 +122,8 @@ class Swaps:
             )
 
     async def prepare(self, allocation: Allocation) -> None:
-        """Lets libvgpu make the host buffers of a tenant that runs, and waits for them. What is not made in
-        time is left to the eviction. Raises VgpuError(LEASE_FAILED).
+        """Lets libvgpu make the host buffers of a tenant that runs, and waits for them. The eviction makes
+        the buffers that are not made in time. Raises VgpuError(LEASE_FAILED).
         """
         assert self._suspendable is not None
         self._suspendable.expect(allocation.id, True)

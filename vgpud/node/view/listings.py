@@ -102,7 +102,7 @@ class Listings:
         return self._engines.view(device) if shared else None
 
     async def look(self) -> None:
-        """Refreshes the snapshot for `describe` and `plan`. It waits for NVML only a bounded time."""
+        """Refreshes the snapshot for `describe` and `plan`. It waits for NVML for a bounded time."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_LOOK_SECONDS):
                 await self._inventory.refresh(_SNAPSHOT_SECONDS)
