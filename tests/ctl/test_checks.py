@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from tests.conditions import needs
 from vgpud.ctl import checks
 from vgpud.policy.remote import RemoteSettings
+from vgpud.remote.grants import Grants
 
 
 @pytest.mark.parametrize(
@@ -63,7 +64,11 @@ def test_doctor_says_which_build_of_the_remote_engine_is_there(tmp_path: Path) -
     other = found("another program")
     assert other.state == checks.FAIL
     assert other.sentence == f"{program} is no server of lupine, or of an older version"
-    assert other.fix.startswith("build github.com/lupinemachines/lupine at 7fbd364, or")
+    assert other.fix == "build github.com/lupinemachines/lupine at 7fbd364, or take its images' server"
+    script = found("#!/bin/sh")
+    assert script.sentence == other.sentence
+    assert "; if this script starts the server, server_sha256 = " in script.fix
+    assert script.fix.endswith(" in [remote], which replaces this check")
     new = found("x-lupine-va-base")
     assert new.state == checks.WARN
     assert new.sentence == f"{program} is lupine 36de703 or later, and the policy does not record which build"
@@ -82,3 +87,20 @@ def test_doctor_says_which_build_of_the_remote_engine_is_there(tmp_path: Path) -
 def test_a_digest_that_is_none_is_refused_with_what_to_write() -> None:
     with pytest.raises(ValidationError, match="a SHA-256 has 64 hexadecimal digits, in small letters"):
         RemoteSettings(server_sha256="F" * 64)
+
+
+def test_doctor_says_what_the_remote_engine_is_instead_of_a_program(tmp_path: Path) -> None:
+    (tmp_path / "text").touch(mode=0o644)
+    for name, what in (("none", "does not exist"), (".", "is a folder"), ("text", "is not a program")):
+        settings = RemoteSettings(server=f"{tmp_path}/{name}")
+        first = next(iter(checks.remote(settings, tmp_path / "certificate.pem")))
+        assert (first.state, first.sentence) == (checks.FAIL, f"{tmp_path}/{name} {what}")
+
+
+def test_doctor_reports_grants_that_cannot_be_read(tmp_path: Path) -> None:
+    file = tmp_path / "grants.json"
+    assert list(checks.grants(Grants(file))) == []
+    file.write_text("[")
+    (found,) = checks.grants(Grants(file))
+    assert found.state == checks.FAIL
+    assert found.sentence.startswith(f"the grants in {file} cannot be used: ")

@@ -416,6 +416,18 @@ def test_a_place_that_is_none_is_refused(address: str) -> None:
         Place(address)
 
 
+@pytest.mark.parametrize("address", ["::1", "2001:db8::7"])
+def test_an_address_of_ipv6_has_brackets(address: str) -> None:
+    with pytest.raises(VgpuError, match="is not a host with a port") as raised:
+        Place(address)
+    assert raised.value.hint == f"write [{address}]"
+
+
+def test_an_empty_token_is_told_apart_from_one_that_is_none() -> None:
+    with pytest.raises(VgpuError, match="FILE is empty"):
+        _checked("\n", "FILE")
+
+
 def test_the_engines_variables_keep_the_programs_library_path() -> None:
     before = {"LD_LIBRARY_PATH": "/opt/other"}
     made = ENGINES["lupine"].client_environment(5, "/opt/lupine/lib", before)

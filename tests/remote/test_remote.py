@@ -1,6 +1,7 @@
 """What a remote program gets, end to end, with a stand-in engine on the simulated node."""
 
 import http.client
+import json
 import os
 import re
 import signal
@@ -109,7 +110,7 @@ def test_the_files_of_the_client_package_need_only_the_standard_library(
     script = (ROOT / "packaging/deb/remote/vgpuctl").read_text()
     (tmp_path / "vgpuctl").write_text(script.replace("/usr/lib/vgpud-remote-client", str(tmp_path)))
     bare = [sys.executable, "-I", "-S", str(tmp_path / "vgpuctl")]  # -S: without installed packages
-    place = [f"127.0.0.1:{remote.port}", "--library", str(tmp_path)]
+    place = [f"127.0.0.1:{remote.port}", "--library", str(remote.node.folder)]
     told = {"PATH": os.environ["PATH"], "VGPU_REMOTE_TOKEN": remote.grant()}
     done = subprocess.run(
         [*bare, "remote", "run", *place, "--memory", "1GiB", "--", *PROGRAM],
@@ -120,8 +121,23 @@ def test_the_files_of_the_client_package_need_only_the_standard_library(
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "bare\n"), done.stderr
-    other = subprocess.run([*bare, "ls"], env=told, capture_output=True, text=True, check=False)
-    assert "'ls' needs the package vgpud" in other.stderr
+
+    def ctl(*words: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run([*bare, *words], env=told, capture_output=True, text=True, check=False)
+
+    shown = ctl("-o", "json", "remote", "status", place[0])
+    assert json.loads(shown.stdout)["sessions"] == [], shown.stderr
+    for line, sentence in (
+        (("ls",), "'ls' needs the package vgpud (E103)"),
+        (("help", "status"), "'status' needs the package vgpud (E103)"),
+        (("remote", "grant", "x"), "'remote grant' is for the node (package vgpud) (E103)"),
+        (("remote", "grants"), "'remote grants' is for the node (package vgpud) (E103)"),
+        (("remote", "walk"), "unknown verb 'walk' (E103)"),
+    ):
+        refused = ctl(*line)
+        assert (refused.returncode, refused.stderr.partition("\n")[0]) == (2, f"vgpuctl: {sentence}")
+    assert [one.split()[0] for one in ctl().stdout.splitlines() if one.startswith("  r")] == ["remote"]
+    assert "grant" not in ctl("remote", "--help").stdout
 
 
 @pytest.mark.parametrize(
@@ -137,3 +153,15 @@ def test_a_client_says_what_is_wrong_before_it_connects(
     client = remote.client(token, *options, verb="status")
     assert sentence in ended(client)
     assert client.returncode == 2
+
+
+def test_the_folder_of_the_engines_libraries_has_them_and_is_absolute(
+    remote: RemoteNode, tmp_path: Path
+) -> None:
+    token, here = remote.grant(), os.path.relpath(remote.node.folder, ROOT)
+    show = [sys.executable, "-c", "import os; print(os.environ['LD_LIBRARY_PATH'])"]
+    client = remote.client(token, "--memory", "1GiB", "--library", here, command=show)
+    said, errors = client.communicate(timeout=300)
+    assert said.startswith("/"), errors
+    client = remote.client(token, "--library", str(tmp_path), command=show)
+    assert f"the engine's libraries are not in {tmp_path} (E103)" in ended(client)

@@ -17,11 +17,13 @@ from vgpud.api.sockets import SYSTEMD, service
 from vgpud.ctl import words
 from vgpud.model.device import Health
 from vgpud.model.engine import EngineReason
+from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.marks import MarkKind
 from vgpud.model.tenancy import Mode, State
 from vgpud.policy.remote import RemoteSettings
 from vgpud.policy.trust import distrust
 from vgpud.remote.engine import ENGINES
+from vgpud.remote.grants import Grants
 
 OK, WARN, FAIL, SKIP = "ok", "warning", "failed", "skipped"
 _CDI_PREFIX = "vgpud.io-vgpu_"  # prefix of the file names of vgpud's CDI specs, as in inject/cdi.py
@@ -122,7 +124,9 @@ def remote(settings: RemoteSettings, certificate: Path) -> Iterator[Finding]:
         found = None
     if shutil.which(settings.server) is None:
         fix = f"{ENGINES[settings.engine].how} (docs/remote.md), or correct server in [remote]"
-        yield Finding("remote engine", FAIL, f"{settings.server} is not a program", fix)
+        what = "is not a program" if os.path.lexists(settings.server) else "does not exist"
+        what = "is a folder" if Path(settings.server).is_dir() else what
+        yield Finding("remote engine", FAIL, f"{settings.server} {what}", fix)
     elif found is not None:
         yield Finding("remote engine", FAIL, found.sentence, found.fix)
     else:
@@ -139,13 +143,23 @@ def remote(settings: RemoteSettings, certificate: Path) -> Iterator[Finding]:
             yield Finding("remote door", OK, str(file))
 
 
+def grants(known: Grants) -> Iterator[Finding]:
+    """Checks that the file of grants can be read: while it cannot, no session opens."""
+    try:
+        known.all()
+    except VgpuError as error:
+        if error.code is not ErrorCode.NOT_ALLOWED:  # root alone sees it
+            yield Finding("remote grants", FAIL, error.sentence, error.hint)
+
+
 def _engine_version(settings: RemoteSettings) -> Finding:
     """Compares the server program with the build that the policy records; without a record, with what the
     engine can tell of its version.
     """
     check, engine, program = "remote engine", ENGINES[settings.engine], Path(settings.server)
     try:
-        found = hashlib.sha256(program.read_bytes()).hexdigest()
+        content = program.read_bytes()
+        found = hashlib.sha256(content).hexdigest()
         version = engine.version(program)
     except OSError as error:
         return Finding(check, SKIP, f"cannot read {program}: {(error.strerror or str(error)).lower()}")
@@ -158,7 +172,8 @@ def _engine_version(settings: RemoteSettings) -> Finding:
         return Finding(check, FAIL, sentence, fix)
     if not version:
         sentence = f"{program} is no server of {settings.engine}, or of an older version"
-        return Finding(check, FAIL, sentence, f"{engine.how}; for a script that starts the server, {record}")
+        starts = f"; if this script starts the server, {record}, which replaces this check"
+        return Finding(check, FAIL, sentence, engine.how + (starts if content.startswith(b"#!") else ""))
     sentence = f"{program} is {settings.engine} {version}, and the policy does not record which build"
     return Finding(check, WARN, sentence, f"if it is what you have installed, {record}")
 

@@ -90,9 +90,11 @@ def _remote() -> list[Finding]:
     from vgpud.remote.grants import of_this_node
 
     try:
-        return list(checks.remote(on_disk().policy.remote, of_this_node()[1]))
+        settings = on_disk().policy.remote
     except VgpuError:
         return []  # another finding says that the policy is wrong
+    grants, certificate = of_this_node()
+    return [*checks.remote(settings, certificate), *(checks.grants(grants) if settings.server else ())]
 
 
 def _policy(node: Node) -> Finding:

@@ -18,7 +18,7 @@ from vgpud.remote import certificates, wire
 from vgpud.remote import client as remote_client
 from vgpud.remote import grants as node
 from vgpud.remote.client import Place
-from vgpud.remote.engine import DEFAULT_LIBRARY
+from vgpud.remote.engine import DEFAULT_LIBRARY, ENGINES
 
 TOKEN_VARIABLE = "VGPU_REMOTE_TOKEN"  # noqa: S105 - the name of a variable
 LIBRARY_VARIABLE = "VGPU_REMOTE_LIBRARY"
@@ -40,8 +40,9 @@ def run(arguments: Namespace, terminal: Terminal) -> int:
         priority=arguments.priority or "",
         label=arguments.label or "",
     )
-    library = arguments.library or os.environ.get(LIBRARY_VARIABLE) or DEFAULT_LIBRARY
-    if not Path(library).is_dir():
+    folder = Path.cwd() / (arguments.library or os.environ.get(LIBRARY_VARIABLE) or DEFAULT_LIBRARY)
+    library = str(folder)  # the program may change its folder
+    if not any((folder / one.library).is_file() for one in ENGINES.values()):
         hint = f"install the engine's client there, or name its folder by --library or {LIBRARY_VARIABLE}"
         raise VgpuError(ErrorCode.BAD_REQUEST, f"the engine's libraries are not in {library}", hint)
     try:
@@ -107,6 +108,9 @@ def _token(file: str | None) -> str:
 
 def _checked(text: str, where: str) -> str:
     token = text.strip()
+    if not token:
+        hint = "put what 'vgpuctl remote grant' printed there"
+        raise VgpuError(ErrorCode.BAD_REQUEST, f"{where} is empty", hint)
     if len(token.split(".")) != 3 or not token.isprintable() or len(token) > wire.TEXT_BYTES:
         hint = "a token has three parts with dots between them, as 'vgpuctl remote grant' prints it"
         raise VgpuError(ErrorCode.BAD_REQUEST, f"what {where} has is not a token", hint)

@@ -48,9 +48,11 @@ class Place:
 
     def __post_init__(self) -> None:
         host, port = self.host_and_port
-        if not host or not 0 < port < 65536:
+        bare = ":" in host and "[" not in self.address
+        if not host or bare or not 0 < port < 65536:
             sentence = f"{self.address!r} is not a host with a port"
-            raise VgpuError(ErrorCode.BAD_REQUEST, sentence, "write HOST, HOST:PORT or [IPV6]:PORT")
+            hint = f"write [{self.address}]" if bare else "write HOST, HOST:PORT or [IPV6]:PORT"
+            raise VgpuError(ErrorCode.BAD_REQUEST, sentence, hint)
 
     @property
     def host_and_port(self) -> tuple[str, int]:

@@ -9,11 +9,13 @@ from typing import Protocol
 
 class Engine(Protocol):
     """The server listens on TCP on all addresses; the session gives it a network of its own. `how` says how
-    an administrator has the version that is tried with this vgpud.
+    an administrator has the version that is tried with this vgpud. `library` is the file that a folder of the
+    client's libraries has.
     """
 
     port: int
     how: str
+    library: str
 
     def version(self, program: Path) -> str:
         """The version of a server program, as far as it can be known; "" if it is no server of this engine.
@@ -35,6 +37,7 @@ class Lupine:
     """
 
     port = 14833
+    library = "libcuda.so.1"
     how = "build github.com/lupinemachines/lupine at 7fbd364, or take its images' server"
 
     def version(self, program: Path) -> str:

@@ -77,12 +77,21 @@ def main() -> int:
         failure = error if isinstance(error, VgpuError) else _failed(error)
         log.warning(LogEvent.REMOTE_SESSION_FAILED, why=str(failure))
         with suppress(OSError):  # the door has left
-            door.sendall(wire.refusal(failure))
+            door.sendall(wire.refusal(_told(failure)))
         return failure.code.exit_code
     return 0
 
 
 _JOURNAL = "see the journal of vgpud-remote-session on the node"
+
+
+def _told(failure: VgpuError) -> VgpuError:
+    """What the client is told. It has proved nothing while the file of grants cannot be read, so it learns
+    neither the path nor what the file has.
+    """
+    if failure.code is not ErrorCode.LEDGER_FAILED:
+        return failure
+    return VgpuError(failure.code, "the node cannot read its grants", _JOURNAL)
 
 
 def _failed(error: OSError) -> VgpuError:
