@@ -77,6 +77,24 @@ def test_a_grant_says_which_bounds_it_lacks(ctl: Ctl) -> None:
     assert " has no" not in ctl("grant", ONE, *bounds, "--expires", "1h").stderr
 
 
+def test_a_grant_says_that_the_node_has_no_server(ctl: Ctl, tmp_path: Path) -> None:
+    warning = "this node makes no remote slices until server of [remote] is set\n"
+    (tmp_path / "vgpud.toml").write_text("version = 1\n")
+    assert warning in ctl("grant", ONE).stderr
+    (tmp_path / "vgpud.toml").write_text('version = 1\n[remote]\nserver = "/opt/server"\n')
+    assert warning not in ctl("grant", ONE).stderr
+
+
+def test_a_client_says_that_others_may_read_its_token(ctl: Ctl, tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("not a token")
+    for mode, warned in ((0o644, True), (0o600, False)):
+        file.chmod(mode)
+        said = ctl("status", "localhost", "--token-file", str(file)).stderr
+        assert (f"others may read the token in {file}: chmod 600 {file}\n" in said) is warned
+        assert "is not a token" in said
+
+
 def test_a_grant_is_revoked_by_the_first_characters_of_its_id(ctl: Ctl, tmp_path: Path) -> None:
     _grants(ctl, tmp_path, {"abcd1111": ONE, "abcd2222": OTHER, "abcd3333": OTHER})
     assert "3 grants begin with 'abcd': abcd1111, abcd2222, abcd3333" in ctl("revoke", "abcd").stderr

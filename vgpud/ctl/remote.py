@@ -31,7 +31,7 @@ def run(arguments: Namespace, terminal: Terminal) -> int:
     if not command:
         hint = "write it after --, as in 'vgpuctl remote run HOST --memory 4GiB -- python train.py'"
         raise VgpuError(ErrorCode.BAD_REQUEST, "no command to run", hint)
-    place = _place(arguments)
+    place = _place(arguments, terminal)
     wanted = wire.Open(
         token=place.token,
         memory="" if arguments.memory is None else format_bytes(arguments.memory),
@@ -53,7 +53,7 @@ def run(arguments: Namespace, terminal: Terminal) -> int:
 
 def status(arguments: Namespace, terminal: Terminal) -> int:
     """Lists the caller's sessions on another machine."""
-    found = asyncio.run(remote_client.status(_place(arguments)))
+    found = asyncio.run(remote_client.status(_place(arguments, terminal)))
     sessions = found["sessions"]
     table = Table(
         (Column("ALLOCATION"), Column("ADDRESS"), Column("CONNECTIONS"), Column("BYTES"), Column("STATE")),
@@ -73,7 +73,7 @@ def status(arguments: Namespace, terminal: Terminal) -> int:
     return 0
 
 
-def _place(arguments: Namespace) -> Place:
+def _place(arguments: Namespace, terminal: Terminal) -> Place:
     """The door, and what proves the caller. Raises VgpuError(BAD_REQUEST)."""
     if bool(arguments.certificate) != bool(arguments.key):
         missing = "--key" if arguments.certificate else "--certificate"
@@ -81,14 +81,14 @@ def _place(arguments: Namespace) -> Place:
         raise VgpuError(ErrorCode.BAD_REQUEST, f"{missing} is missing", hint)
     return Place(
         arguments.host,
-        token="" if arguments.certificate else _token(arguments.token_file),
+        token="" if arguments.certificate else _token(arguments.token_file, terminal),
         certificate=Path(arguments.certificate) if arguments.certificate else None,
         key=Path(arguments.key) if arguments.key else None,
         authority=Path(arguments.ca) if arguments.ca else None,
     )
 
 
-def _token(file: str | None) -> str:
+def _token(file: str | None, terminal: Terminal) -> str:
     """The token, from the file that is named, the variable, or the file in the home folder."""
     given = os.environ.get(TOKEN_VARIABLE, "")
     if given and file is None:
@@ -96,6 +96,7 @@ def _token(file: str | None) -> str:
     path = (Path(file) if file else TOKEN_FILE).expanduser()
     try:
         text = path.read_text()
+        is_open = path.stat().st_mode & 0o077
     except (OSError, UnicodeDecodeError) as error:
         said = (getattr(error, "strerror", "") or "it is not text").lower()
         raise VgpuError(
@@ -103,6 +104,8 @@ def _token(file: str | None) -> str:
             f"there is no token: {path}: {said}",
             f"put what 'vgpuctl remote grant' printed into {TOKEN_FILE} or {TOKEN_VARIABLE}",
         ) from None
+    if is_open:
+        terminal.say(f"others may read the token in {path}: chmod 600 {path}")
     return _checked(text, str(path))
 
 
@@ -162,6 +165,8 @@ def grant(arguments: Namespace, terminal: Terminal) -> int:
     _record(f"remote grant {made.id} of {made.user} made")
     if lacks := _left_open(made):
         terminal.say(lacks)
+    if not _has_server():
+        terminal.say("this node makes no remote slices until server of [remote] is set")
     if terminal.is_machine:
         terminal.show(View("RemoteGrant", {"id": made.id, "user": made.user, "token": token}, [made.id], []))
     elif token:
@@ -170,6 +175,16 @@ def grant(arguments: Namespace, terminal: Terminal) -> int:
     else:
         terminal.say(f"grant {made.id} of {made.user}, for the certificate {by_certificate[:16]}")
     return 0
+
+
+def _has_server() -> bool:
+    """False if the policy names no engine's server. True for a policy that cannot be read."""
+    from vgpud.ctl.policy_files import on_disk
+
+    try:
+        return bool(on_disk().policy.remote.server)
+    except VgpuError:
+        return True
 
 
 def _fingerprint_of_door(certificate: Path) -> str:

@@ -286,7 +286,8 @@ class RemoteDoor:
         verified it. So the whole token counts: a forged one takes no place of the grant that it names.
         """
         if len(self._sessions) + self._openings.taken >= self._settings.max_sessions:
-            sentence = f"the node has {self._settings.max_sessions} remote sessions, which is its limit"
+            held = counted(self._settings.max_sessions, "remote session")
+            sentence = f"the node has {held}, which is its limit"
             raise VgpuError(ErrorCode.OVER_QUOTA, sentence, "try again when one has ended")
         with (
             self._openings.place(network_of(call.address)) as by_network,
