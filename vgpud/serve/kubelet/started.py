@@ -7,10 +7,12 @@ a pod's init container, the containers after it, and each restart of a container
 
 import re
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from vgpud import proc
-from vgpud.model.rows import Rows
+from vgpud.model.errors import VgpuError
+from vgpud.model.rows import Row, Rows
 from vgpud.model.tenancy import Lifetime
 from vgpud.node.tenants.lifetimes import Lifetimes
 
@@ -76,12 +78,30 @@ class Started:
         return bool(pods) and not any(pod is None or pod.exists() for pod in pods)
 
     async def add(self, request_id: str, init: Lifetime) -> None:
-        """Records an init process durably. Raises VgpuError(LEDGER_FULL), LEDGER_READ_ONLY, LEDGER_CORRUPT or
-        LEDGER_FAILED.
+        """Records an init process durably, and then deletes the rows of the allocation's ended containers.
+        Raises VgpuError(LEDGER_FULL), LEDGER_READ_ONLY, LEDGER_CORRUPT or LEDGER_FAILED.
         """
-        await self._rows.put((request_id, str(init.pid), str(init.start_ticks), self._boot_id, init.cgroup))
+        new = (request_id, str(init.pid), str(init.start_ticks), self._boot_id, init.cgroup)
+        # listed before `put`: of two containers that begin together, neither deletes the row of the other
+        before = [row for row in self._rows if row[0] == request_id and row[:4] != new[:4]]
+        await self._rows.put(new)
         self._note(request_id, init)
         self._watch(request_id, init)
+        with suppress(VgpuError):  # the next container's start tries again
+            for row in before:
+                if self._is_spent(row, init):
+                    await self._rows.drop(*row[:4])
+
+    def _is_spent(self, row: Row, newer: Lifetime) -> bool:
+        """True if the container of the row has ended, and its control group is gone or is that of `newer`. A
+        group that still stands may have a memory limit, which the release of the allocation removes.
+        """
+        _, pid, ticks, boot, cgroup = row
+        if boot != self._boot_id:
+            return True
+        path = cgroup.partition(" ")[2]
+        stands = bool(path) and path != newer.cgroup.partition(" ")[2] and Path(path).exists()
+        return not stands and not proc.is_alive(int(pid), int(ticks))
 
     async def forget(self, request_id: str) -> None:
         """Forgets the init processes of a released allocation. Raises VgpuError as `add` does."""
@@ -104,8 +124,8 @@ class Started:
         self._lifetimes.watch(key, init)
 
     def _end(self, key: str) -> None:
-        """Handles the end of a container. The row stays, because after a restart the process is
-        found to have ended again.
+        """Handles the end of a container. The row stays until another container of the allocation begins: it
+        says that a container has begun, and after a restart the process is found to have ended again.
         """
         request_id, init = self._watched.pop(key, ("", Lifetime()))
         if request_id in self._inits:
