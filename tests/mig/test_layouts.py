@@ -6,9 +6,12 @@ from pathlib import Path
 import pytest
 
 from tests import prepared
+from tests.conditions import needs
 from tests.demo.node import BUILD, POLICY, DemoNode
-from tests.e2e.conftest import NodeMaker
+from tests.e2e.conftest import ROOMY, NodeMaker
 from tests.e2e.support import PROBE, client, eventually, helper_pids, release, simulate
+from tests.e2e.test_move import move
+from tests.e2e.test_suspend import end, holding
 from tests.mig.world import allocate, apply, device, make_by_hand, nvml, place, standing, target
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.model.errors import ErrorCode, VgpuError
@@ -118,6 +121,21 @@ def test_a_layout_of_the_policy_waits_for_tenants_in_another_mode(make_node: Nod
     assert standing(node) == set()
     release(node, held.id)
     eventually(lambda: standing(node) == {"7g.141gb@0"}, "the layout follows when the device is idle")
+
+
+@needs("driver-580")
+def test_a_layout_of_the_policy_follows_when_the_last_tenant_is_moved_away(make_node: NodeMaker) -> None:
+    rule = 'version = 1\n[[device]]\nmatch.index = 0\nmode = "mig"\nmig.layout = ["7g.141gb"]\n'
+    node = make_node(policy=ROOMY)
+    node.start()
+    tenant, name = holding(node)
+    (node.folder / "etc" / "vgpud.toml").write_text(ROOMY.replace("version = 1\n", rule))
+    with client(node) as calls:
+        assert "mode auto becomes mig when its 1 allocation" in calls.reload_policy().waiting[0]
+    assert standing(node) == set()
+    assert move(node, name, 1).state == "active"
+    eventually(lambda: standing(node) == {"7g.141gb@0"}, "the layout follows when the device is idle")
+    end(node, tenant, name)
 
 
 def test_mode_unmanaged_hands_the_device_back(make_node: NodeMaker) -> None:

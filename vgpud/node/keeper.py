@@ -63,6 +63,7 @@ class NodeKeeper:
             self.preload,
         )
         self.policies.changed.append(lambda old, new: self._policy_changed())
+        context.executor.left = self._left
         inventory.health_changed = self.sickness.health_changed
         inventory.closes = lambda device: self.sickness.on_sick(device) != "report"
         engines.setting = lambda device: context.policy().rule_for(device).settings_preload().engine
@@ -72,6 +73,11 @@ class NodeKeeper:
         self.residency.nudge()
         if self.mig is not None:
             self.spawn(self.mig.converge())
+
+    def _left(self, device_uuid: str, was_mig: bool) -> None:
+        """Starts the changes of a device's MIG layout that may have waited for a slice that has left it."""
+        if self.mig is not None and (was_mig or self.mig.waits(device_uuid)):
+            self.spawn(self.mig.converge_device(device_uuid))
 
     def busy(self) -> frozenset[str]:
         """Ids of allocations that are being made, changed or released now."""

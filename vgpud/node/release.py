@@ -137,16 +137,7 @@ class AllocationReleaser:
         finally:
             del self._detached[allocation.id]
         self._released.append(allocation.id)
-        self._left(allocation)
-
-    def _left(self, allocation: Allocation) -> None:
-        """Starts changes of MIG layouts that may have waited for this release."""
         self.lifetimes.forget(allocation.id)
-        layouts = self._context.mig_layouts
-        if layouts is not None:
-            held = {part.device_uuid for part in allocation.slices if part.mig is not None}
-            for uuid in held.union(part.device_uuid for part in allocation.slices if layouts.waits(part)):
-                self._spawn(layouts.converge_device(uuid))
 
     async def _leave_modes(self, allocation: Allocation) -> None:
         """Takes devices without allocations out of their mode. If several allocations of a device are

@@ -45,6 +45,8 @@ class Executor:
         self._specs = specs
         self._engines = engines
         self._fault = fault
+        # called when a slice has left a device, in a release or a move; the bool: was it a MIG slice?
+        self.left: Callable[[str, bool], None] = lambda device_uuid, was_mig: None
 
     async def run(self, verb: str, allocation: Allocation, steps: Sequence[Step]) -> Allocation:
         """Runs all steps in order; returns the resulting allocation."""
@@ -76,6 +78,8 @@ class Executor:
                 return await self._commit(allocation)
             case StepKind.FORGET:
                 await self._store.forget(allocation)
+                for uuid, was_mig in {(part.device_uuid, part.mig is not None) for part in allocation.slices}:
+                    self.left(uuid, was_mig)
         return allocation
 
     async def _change_mode(self, step: Step) -> None:
@@ -84,6 +88,7 @@ class Executor:
             await self._transitions.ensure(step.device_uuid, step.mode)
         else:
             await self._transitions.release(step.device_uuid, step.mode)
+            self.left(step.device_uuid, False)
 
     async def _clear_instance(self, step: Step) -> None:
         assert self._mig is not None

@@ -17,7 +17,7 @@ from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.event import EventKind
 from vgpud.model.log_event import LogEvent
 from vgpud.model.mig_view import MigChange, MigDevice, MigPlan, MigTarget
-from vgpud.model.tenancy import Allocation, Mode, Reason, Selector, Slice, State
+from vgpud.model.tenancy import Allocation, Mode, Reason, Selector, State
 from vgpud.modes.mig import MigMode
 from vgpud.modes.mig_records import Applied, Key
 from vgpud.node.devices.inventory import Inventory
@@ -322,11 +322,9 @@ class MigLayouts:
                 log.warning(LogEvent.CDI_EDITS_NOT_CHECKED, allocation=allocation.id, why=str(error))
         return False
 
-    def waits(self, part: Slice) -> bool:
-        """May a change of the device's MIG layout have waited for the end of this slice, which had no part in
-        it?
-        """
-        device = self._inventory.node.device(part.device_uuid)
+    def waits(self, device_uuid: str) -> bool:
+        """May a change of the device's MIG layout have waited for the last slice of another mode?"""
+        device = self._inventory.node.device(device_uuid)
         if device is None or not device.mig.capable or self._book.use_of(device.uuid).count:
             return False
         is_desired = self.pools.is_off(device) or self.pools.layout(device) is not None
@@ -339,8 +337,8 @@ class MigLayouts:
                 await self.converge_device(device.uuid)
 
     async def converge_device(self, device_uuid: str) -> None:
-        """Reconciles one device with its desired layout. A failed step is logged, and tried again at a
-        release and at the next start.
+        """Reconciles one device with its desired layout. A failed step is logged, and tried again when
+        a slice leaves the device and at the next start.
         """
         async with self._converging.setdefault(device_uuid, asyncio.Lock()):
             await self._inventory.refresh()
