@@ -43,10 +43,10 @@ def test_each_change_in_a_pods_life_leaves_one_audit_line_with_the_pods_name(sho
         async with node_in(short) as node:
             await node.kubelet.healthy(UNITS, 160)
             with capture_logs() as lines:
-                await node.kubelet.admit("default/train", UNITS, 2)
-                await node.until(lambda: any(hold.pod for hold in node.door.allocator.holds))
+                await node.kubelet.admit("default/train", UNITS, 2, container="fetch", init=True)
                 (first,) = node.kubelet.held.values()
-                await node.kubelet.admit("default/train", UNITS, 3, container="last", reusable=tuple(first))
+                await node.kubelet.admit("default/train", UNITS, 3, reusable=tuple(first))
+                await node.until(lambda: any(hold.pod for hold in node.door.allocator.holds))
                 node.kubelet.end("default/train")
                 await node.until(lambda: ("release",) in trail(lines, "audit"))
             found.extend(lines)
@@ -55,8 +55,8 @@ def test_each_change_in_a_pods_life_leaves_one_audit_line_with_the_pods_name(sho
     pod = "default/train/main"
     assert trail(found, "audit", "outcome", "door", "pod", "reason") == [
         ("allocate", "done", "kubelet", None, None),
+        ("resize", "done", "kubelet", None, None),
         ("bind", "done", "vgpud", pod, "the kubelet's PodResources names it"),
-        ("resize", "done", "kubelet", pod, None),
         ("release", "done", "vgpud", pod, "no pod holds it"),
     ]
     assert len(set(trail(found, "allocation", "owner"))) == 1

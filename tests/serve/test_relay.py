@@ -383,6 +383,8 @@ uid = int(sys.argv[2]); os.setgroups([]); os.setresgid(uid, uid, uid); os.setres
 held = []
 for _ in range(3):
     held.append(socket.socket(socket.AF_UNIX)); held[-1].connect(sys.argv[1])
+    # the server ends a connection whose HTTP/2 handshake does not come
+    held[-1].sendall(b"PRI * HTTP/2.0\\r\\n\\r\\nSM\\r\\n\\r\\n" + bytes(3) + b"\\x04" + bytes(5))
 print(len(held), flush=True); input()
 """
 

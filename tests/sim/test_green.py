@@ -140,7 +140,7 @@ primary = c.c_void_p()
 cu("cuDevicePrimaryCtxRetain", c.byref(primary), 0)
 cu("cuCtxSetCurrent", primary)
 f = cu.function()
-cu.kernel_us(20000)
+cu.kernel_us(200000)
 def launch(s):
     return code("cuLaunchKernel", f, 1, 1, 1, 32, 1, 1, 0, s, None, None)
 refused = [stream_of(g, 0)[0], stream_of(None)[0]]
