@@ -64,8 +64,8 @@ static void close_same(int fd, const struct stat *socket)
 }
 
 /*
- * Opens a SEQPACKET connection to the arbiter, whose calls are all bounded in time, and reads its fstat data. Returns
- * the descriptor, or -errno if the arbiter does not listen.
+ * Opens a SEQPACKET connection to the arbiter, and reads its fstat data. Each call on the connection waits at most
+ * VGPU_LINK_WAIT_MS. Returns the descriptor, or -errno.
  */
 static int dial(struct stat *about)
 {
@@ -90,8 +90,8 @@ static void note_welcome(const struct vgpu_message *reply)
 }
 
 /*
- * Registers on a new connection. Returns 0, and then line.fd is set; -ESHUTDOWN if the lease is closed; another -errno
- * if it is to be tried later.
+ * Registers on a new connection. Returns 0, and sets line.fd; -ESHUTDOWN if the lease is closed; another -errno if the
+ * caller must try again later.
  */
 static int register_once(void)
 {

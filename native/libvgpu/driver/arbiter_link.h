@@ -13,14 +13,20 @@
 #include "in_child.h"
 #include "lease.h"
 
-/* The receiver of messages. Only the link's thread calls its functions, except `start`. */
+/*
+ * The receiver of messages. Only the link's thread calls its functions. Exceptions: vgpu_link_start calls `start`, and
+ * `unlinked` if there is no arbiter.
+ */
 struct vgpu_link_listener {
     /* Called first. `folder` is the lease's folder. Returns false if the lease's limits cannot be mapped. */
     bool (*start)(const char *folder, struct vgpu_usage *usage, uint32_t slot);
     void (*linked)(void);   /* an arbiter has registered the process */
     void (*unlinked)(void); /* the connection to the arbiter has ended, or there was no arbiter at the start */
     void (*message)(const struct vgpu_message *message);
-    /* Does the work that is due. Returns the nanoseconds until the next call, or -1: only after a message. */
+    /*
+     * Does the work that is due. Returns the nanoseconds until the next call; -1 if the next call is due only after a
+     * message.
+     */
     int64_t (*tick)(void);
 };
 

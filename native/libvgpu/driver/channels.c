@@ -45,7 +45,7 @@ struct subdevice {
 static struct group groups[GROUPS_MAX];
 static uint32_t groups_high;
 static struct subdevice subdevices[SUBDEVICES_MAX];
-static bool lost; /* a group or channel did not fit */
+static bool lost; /* a group or a channel did not fit in `groups` */
 static struct vgpu_channel_table *table;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static ioctl_fn next_ioctl;
@@ -106,7 +106,10 @@ static struct group *group_add(const struct rm_alloc *made, int file)
     return &groups[at];
 }
 
-/* Records a channel. A channel without a group gets a group from the driver. */
+/*
+ * Records a channel. If the channel's parent is not a known group, the driver makes a group for the channel, and the
+ * channel's handle stands for that group here.
+ */
 static void channel_add(const struct rm_alloc *made, int file)
 {
     struct group *group = group_of(made->client, made->parent);
@@ -137,10 +140,10 @@ static void subdevice_add(const struct rm_alloc *made)
             subdevices[i] = (struct subdevice){.client = made->client, .device = made->parent, .object = made->object};
             return;
         }
-    /* a group whose device is unknown is counted as lost */
+    /* all entries are in use: groups on this device count as lost (publish_group) */
 }
 
-/* Asks the driver for the UUID of the subdevice's device. The call changes nothing. */
+/* Asks the driver for the UUID of the subdevice's device, unless it is known. The call only reads. */
 static void name_subdevice(struct subdevice *subdevice, int file)
 {
     struct rm_gid gid = {.flags = RM_GID_BINARY};
@@ -347,7 +350,8 @@ void vgpu_channels_start(int usage_fd, uint32_t slot)
     pthread_mutex_lock(&lock);
     table = mapped != MAP_FAILED ? mapped : NULL;
     if (table != NULL)
-        __atomic_store_n(&table->off, 0, __ATOMIC_SEQ_CST); /* the word may be that of the slot's last owner */
+        /* the word may still have the value of the slot's former owner */
+        __atomic_store_n(&table->off, 0, __ATOMIC_SEQ_CST);
     publish();
     pthread_mutex_unlock(&lock);
 }
@@ -386,7 +390,7 @@ bool vgpu_channels_off(void)
     return off;
 }
 
-/* To enable a group that is enabled changes nothing. */
+/* Enables the channels of a group by one call of the driver. The call changes nothing if they are enabled already. */
 static bool enable(const struct group *group)
 {
     struct rm_disable_channels list = {.disable = 0, .count = group->count};
@@ -404,7 +408,10 @@ static bool enable(const struct group *group)
            control.status == RM_OK;
 }
 
-/* The bit of the group's device; all bits, if it is none of these devices: a move is under way. */
+/*
+ * Returns the bit of the group's device in `uuids`. If the device is not in `uuids`, a move is under way, and all bits
+ * are returned.
+ */
 static uint32_t device_bit(const struct group *group, const uint8_t (*uuids)[16], uint32_t count)
 {
     const struct subdevice *subdevice = subdevice_of(group);
@@ -418,7 +425,10 @@ bool vgpu_channels_enable(const uint8_t (*uuids)[16], uint32_t count)
 {
     bool all = true;
     pthread_mutex_lock(&lock);
-    /* cleared first: a new arbiter may disable the channels at the same time, and its record must stay */
+    /*
+     * `off` is cleared before the calls: a new arbiter may disable the channels at the same time, and its record must
+     * stay
+     */
     uint32_t off = table != NULL ? __atomic_exchange_n(&table->off, 0, __ATOMIC_SEQ_CST) : 0;
     for (uint32_t i = 0; i < groups_high && off != 0; i++) {
         const struct group *group = &groups[i];

@@ -30,15 +30,19 @@ bool vgpu_channels_known(void);
 /* Writes how much memory of each kind an eviction leaves on the device, for vgpud. */
 void vgpu_channels_stays(const uint64_t by_kind[VGPU_STAY_KINDS]);
 
-/* Counts a sample of the process's own work that stands for `ms`, for the arbiter (struct vgpu_channel_table). */
+/*
+ * Adds a sample of the process's own work to the table, for the arbiter (struct vgpu_channel_table). The sample stands
+ * for `ms` milliseconds. `unfinished`: the sample found unfinished work.
+ */
 void vgpu_channels_sample(bool unfinished, uint32_t ms);
 
 /* Returns whether the arbiter has disabled this process's channels on a device. */
 bool vgpu_channels_off(void);
 
 /*
- * Enables this process's own channels on the devices where they are disabled, after the end of the arbiter. `uuids`: the
- * lease's devices. Returns false if the driver refused some; the call can be repeated.
+ * Called after the arbiter has ended: enables this process's own channels on the devices where the arbiter had disabled
+ * them. `uuids` are the lease's devices. Returns false if the driver refused a call; the function can then be called
+ * again.
  */
 bool vgpu_channels_enable(const uint8_t (*uuids)[16], uint32_t count);
 

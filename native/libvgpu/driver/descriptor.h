@@ -8,8 +8,8 @@
 
 /*
  * Moves a new descriptor above 2. If the program was started with standard input, output or error closed, the kernel
- * may return that number, which the program reads and writes. Takes a descriptor, or the -errno of its open. Returns a
- * descriptor above 2, or -errno. Precondition: no lock is held through the descriptor.
+ * may return the closed number, and the program would read or write libvgpu's file. Takes a descriptor, or the -errno
+ * of its open. Returns a descriptor above 2, or -errno. Precondition: no lock is held through the descriptor.
  */
 static inline int vgpu_above_stdio(int fd)
 {

@@ -23,8 +23,8 @@ static void *handles[VGPU_LIBRARIES];
 void *vgpu_reals[VGPU_FUNCTIONS];
 
 /*
- * Opens the library once and keeps the reference, so that the pointers below stay valid even if the process closes its
- * own handle.
+ * Opens the library once and keeps the reference, so that the addresses in vgpu_reals stay valid even if the process
+ * closes its own handle.
  */
 static void *library_handle(enum vgpu_library library, int flags)
 {

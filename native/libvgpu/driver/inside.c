@@ -10,7 +10,10 @@
 __thread struct vgpu_inside *vgpu_inside_own __attribute__((tls_model("initial-exec")));
 
 static struct vgpu_inside *records;
-/* a record for all threads for which there is no memory; it always counts as inside */
+/*
+ * record that all threads share for which there is no memory; after the first call of such a thread it always counts as
+ * inside
+ */
 static struct vgpu_inside spare = {.depth = 1, .owned = 1};
 static pthread_key_t key;
 static pthread_once_t once = PTHREAD_ONCE_INIT;

@@ -22,8 +22,8 @@ struct vgpu_inside {
 extern __thread struct vgpu_inside *vgpu_inside_own __attribute__((tls_model("initial-exec")));
 
 /*
- * Returns this thread's record, made at its first call. Never NULL: without memory it is a record that always counts as
- * inside.
+ * Returns this thread's record, made at its first call. Never returns NULL: if there is no memory for a record, it
+ * returns a shared record that always counts as inside.
  */
 struct vgpu_inside *vgpu_inside_first(void);
 
@@ -51,13 +51,15 @@ static inline void vgpu_inside_leave(struct vgpu_inside **own)
 uint64_t vgpu_inside_launches(void);
 
 /*
- * Reads all records as of this call: a thread that has not entered by then sees what was written before it. Returns the
- * number of calls. *inside: is a thread inside a call?
+ * Reads all records. A thread that is not counted as inside here sees, in its next call, every write that the caller
+ * made before. Returns the number of calls. Sets *inside to whether a thread is inside a call.
  */
 uint64_t vgpu_inside_read(bool *inside);
 
-/* As vgpu_inside_read, without membarrier(2): the result may miss the newest call of a thread, and no thread is
- * interrupted. */
+/*
+ * As vgpu_inside_read, without membarrier(2): no thread is interrupted, but the result may miss the newest call of a
+ * thread.
+ */
 uint64_t vgpu_inside_glance(bool *inside);
 
 #endif

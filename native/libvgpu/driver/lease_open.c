@@ -13,7 +13,10 @@
 #include "limits.h"
 #include "standalone.h"
 
-/* Sets view->folder. Returns 1 if there is a lease, 0 if there is none, -errno if that is not known. */
+/*
+ * Sets view->folder. Returns 1 if there is a lease, 0 if there is none, -errno if the lease's path is invalid or cannot
+ * be found out.
+ */
 static int find_folder(struct vgpu_lease_view *view, bool computes)
 {
     struct stat about;
@@ -60,8 +63,8 @@ void vgpu_lease_close(const char *folder, const char *name, int fd)
 }
 
 /*
- * Maps a file. A file that is shorter than its struct would raise SIGBUS in the host process, so it is refused. Only
- * the last words of its last page may be missing; they read as zeros.
+ * Maps `size` bytes of a file. An access beyond the file's last page would raise SIGBUS in the program, so a file of
+ * less than `least` bytes is refused. Bytes that are missing in the last page read as zeros.
  */
 static int map_file(int fd, size_t least, size_t size, int protection, void **mapped)
 {

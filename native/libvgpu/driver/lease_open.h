@@ -32,8 +32,9 @@ int vgpu_lease_open(struct vgpu_lease_view *view, bool computes);
 
 /*
  * Opens the file `name` in `folder`, close-on-exec and without following links. Returns a descriptor above 2, or
- * -errno. It opens no other file: a program that closes all descriptors may put its own file at any number between two
- * calls, and a close of that number would close the program's file.
+ * -errno. The function opens no other descriptor (such as one of the folder), because it would have to close it. A
+ * program that closes all descriptors may put its own file at that number meanwhile, and the program's file would be
+ * closed.
  */
 int vgpu_lease_file(const char *folder, const char *name, int flags);
 

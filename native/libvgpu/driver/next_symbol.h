@@ -1,7 +1,7 @@
 /*
- * next_symbol.h: finds the definitions after libvgpu in load order: the C library's dlsym and dlvsym, which libvgpu
- * interposes. It walks the dynamic symbol tables of the loaded objects (dl_iterate_phdr). So it needs no GLIBC_PRIVATE
- * symbol and no version number, and other interposers still work.
+ * next_symbol.h: finds the definition of a symbol that follows libvgpu in load order, such as the C library's dlsym,
+ * dlvsym and ioctl, which libvgpu interposes. It walks the dynamic symbol tables of the loaded objects
+ * (dl_iterate_phdr). This needs no GLIBC_PRIVATE symbol and no version number, and other interposers still work.
  *
  * Any thread may call these functions, before main too. Their results are valid for the life of the process.
  */

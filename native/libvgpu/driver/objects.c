@@ -123,8 +123,8 @@ void *vgpu_object_symbol(const struct vgpu_object *object, const char *name)
 }
 
 /*
- * Returns the number of symbols, which the symbol table does not contain. In the GNU hash table, the chain of the last
- * bucket ends with the last symbol.
+ * Returns the number of symbols. The symbol table does not contain it, but a hash table does. In the GNU hash table,
+ * the chain of the bucket with the highest index ends with the last symbol.
  */
 static uint32_t symbol_count(const struct vgpu_object *object)
 {

@@ -5,8 +5,8 @@
 #include <stdbool.h>
 
 /*
- * All functions of this file, and all that dlsym does for names that are not wrapped, call dl_iterate_phdr and nothing
- * else: at its start a sanitizer or an allocator calls dlsym before its own strcmp or malloc work.
+ * The functions of this file call only dl_iterate_phdr. The same holds for libvgpu's dlsym if the name is not wrapped.
+ * The reason: a sanitizer or an allocator calls dlsym while it starts, before its own strcmp or malloc works.
  */
 
 /* Returns strcmp(a, b) == 0, without calling strcmp. */

@@ -1,11 +1,11 @@
 /*
  * slot_lock.h: the lock which shows the arbiter and the lease's other processes that this process's slot is in use. It
  * is a lock of the process on the file `usage` (fcntl(2)). The kernel drops it when the process closes any descriptor
- * of that file, for example a program that closes all its descriptors (closefrom(3)). While the process is registered
- * with the arbiter, it keeps its slot without the lock; but a restarted arbiter finds processes only by their locks. So
+ * of that file; a program that closes all its descriptors (closefrom(3)) does this. While the process is registered
+ * with the arbiter, it keeps its slot without the lock. But a restarted arbiter finds processes only by their locks, so
  * the link takes the lock again before each registration.
  *
- * Any thread may call these functions; a lock of this file guards the state.
+ * Any thread may call these functions; a mutex guards the state.
  */
 #ifndef VGPU_SLOT_LOCK_H
 #define VGPU_SLOT_LOCK_H

@@ -79,7 +79,7 @@ static bool uuid_of_entry(const char *entry, size_t length, unsigned count, char
 
 /*
  * Names the devices in NVML's order, filtered by CUDA_VISIBLE_DEVICES as CUDA would filter them. Used in a process that
- * only reads.
+ * calls NVML but not CUDA.
  */
 static int name_by_nvml(struct vgpu_limits *limits)
 {

@@ -54,7 +54,10 @@ void vgpu_suspended_on_work(void (*say)(void))
     __atomic_store_n(&on_work, say, __ATOMIC_RELEASE);
 }
 
-/* Reports work to the arbiter. It sends a message, which is a cancellation point, while locks are held. */
+/*
+ * Reports work to the arbiter. The report sends a message, which is a cancellation point. Locks are held meanwhile, so
+ * the thread must not be cancelled.
+ */
 static void say_work(void)
 {
     void (*say)(void) = __atomic_load_n(&on_work, __ATOMIC_ACQUIRE);
@@ -89,7 +92,8 @@ struct vgpu_inside *vgpu_suspended_enter(void)
         if ((__atomic_load_n(&vgpu_suspended.bits, __ATOMIC_ACQUIRE) & (VGPU_SUSPENDED_LEASE | VGPU_SUSPENDED_IDLE)) ==
             0)
             return own;
-        vgpu_inside_leave(&own); /* the process may have counted as idle in between, so this call is reported */
+        /* the process may have become idle in between; the next turn of the loop then reports this call */
+        vgpu_inside_leave(&own);
     }
 }
 
@@ -148,7 +152,8 @@ void vgpu_suspended_start(const struct vgpu_limits *page, struct vgpu_slot *own)
 {
     limits = page;
     slot = own;
-    __atomic_store_n(&slot->wants, 0, __ATOMIC_SEQ_CST); /* the word may be that of the slot's last owner */
+    /* the word may still have the value of the slot's former owner */
+    __atomic_store_n(&slot->wants, 0, __ATOMIC_SEQ_CST);
     tell_start(page, own);
     vgpu_suspended_answer(0, false, false);
     vgpu_suspended_follow();

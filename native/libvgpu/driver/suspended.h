@@ -18,7 +18,7 @@
 #include "lease.h"
 
 struct vgpu_suspended_words {
-    _Alignas(64) uint64_t calls; /* number of calls counted here so far */
+    _Alignas(64) uint64_t calls; /* number of driver calls other than launches so far */
     /* bits of enum vgpu_suspended_bits; if not 0, a call needs more checks before it reaches the driver */
     _Alignas(64) uint32_t bits;
     uint32_t held; /* 1: the memory is being moved or is on the host, whatever the lease's state is */
@@ -117,7 +117,10 @@ struct vgpu_suspended_listener {
 
 void vgpu_suspended_start(const struct vgpu_limits *limits, struct vgpu_slot *slot);
 
-/* Writes the activity words of the slot. `launches` is by weight. */
+/*
+ * Writes the activity words of the slot (calls, looks, busy, quiet). `launches` is the weighted number of launches
+ * (launch.c).
+ */
 void vgpu_suspended_answer(uint64_t launches, bool busy, bool quiet);
 
 #endif

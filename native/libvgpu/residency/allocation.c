@@ -66,7 +66,10 @@ void vgpu_allocation_link(struct vgpu_allocation *allocation)
     pthread_mutex_unlock(&lock);
 }
 
-/* Removes an allocation from the list, and its copies. Precondition: the lock is held. */
+/*
+ * Removes an allocation from the list, and gives back the pages of its copies on the host. Precondition: the lock is
+ * held.
+ */
 static void unlink_allocation(struct vgpu_allocation *allocation)
 {
     VGPU_ASSERT(*allocation->from == allocation);

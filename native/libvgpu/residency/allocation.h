@@ -14,14 +14,17 @@
 #include "digest.h"
 #include "hostbuf.h"
 
-/* size of a chunk: copied as fast as a whole allocation, and small enough to give room to others soon (H200) */
+/*
+ * size of a chunk: on an H200 such chunks are copied as fast as a whole allocation, and each frees room for others soon
+ */
 #define VGPU_CHUNK_BYTES (128u << 20)
 
 struct vgpu_chunk {
     CUmemGenericAllocationHandle handle; /* physical memory of the chunk; 0: the chunk is on the host or parked */
-    bool fresh;                          /* the chunk is being brought in: its copy on the host is still valid */
-    bool leaves;                         /* the eviction under way takes the chunk */
-    bool parked;                         /* the contents are in `block` at offset `at` (parked.h) */
+    /* the swap-in under way mapped the chunk; its copy on the host is still valid */
+    bool fresh;
+    bool leaves; /* the eviction under way takes the chunk */
+    bool parked; /* the contents are in `block` at offset `at` (parked.h) */
     unsigned block;
     uint64_t at;
     bool placed; /* the chunk has pages of the host buffer, vgpu_chunk_pages */
@@ -75,8 +78,8 @@ static inline CUdeviceptr vgpu_chunk_base(const struct vgpu_allocation *allocati
 struct vgpu_allocation *vgpu_allocation_make(uint64_t bytes, uint64_t chunk_bytes);
 
 /*
- * Takes pages of the host buffer for a chunk, from page number *page on. Returns false if there are too few.
- * vgpu_chunk_forget gives them back, and with them the chunk's copy.
+ * Takes pages of the host buffer for a chunk: free pages from number *page on. Returns false, and takes none, if there
+ * are too few free pages. vgpu_chunk_forget gives the pages back; the copy of the chunk is then lost.
  */
 bool vgpu_chunk_place(struct vgpu_allocation *allocation, unsigned chunk, uint32_t *page);
 void vgpu_chunk_forget(struct vgpu_allocation *allocation, unsigned chunk);

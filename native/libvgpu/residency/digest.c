@@ -15,10 +15,11 @@
 #define SUMS_BYTES (sizeof(struct vgpu_digest) * BLOCKS * VGPU_DIGESTS)
 
 /*
- * Each thread takes each stride-th unit of two words. Word w at index i adds mix(w ^ (seed_a + i * G)) to the one sum and
- * mix(w + (seed_b + i * H)) to the other, where a mix is a bijection of 64 bits (shifts and odd factors, as in
- * splitmix64 and murmur3). A warp adds its sums by exchanges, and a block those of its warps; the host adds those of the
- * blocks, which are written to its memory. So the kernel takes no memory of the device but for its code.
+ * A unit has two words. Of N threads, thread n reads the units n, n + N, n + 2N and so on. Word w at index i adds
+ * mix(w ^ (seed_a + i * G)) to the first sum, and mix(w + (seed_b + i * H)) to the second. G and H are odd constants. A
+ * mix is a bijection of 64 bits (shifts and odd factors, as in splitmix64 and murmur3). The threads of a warp add their
+ * sums by exchanges, and the warps of a block by shared memory. Each block writes its sums to host memory, and the host
+ * adds them. The kernel therefore needs no device memory except for its code.
  */
 #define MIX(one, two)                \
     " shr.u64 %m, %x, 32;\n"         \
@@ -72,7 +73,9 @@ static const char kernel[] =
     " add.u64 %ka, %ka, %m;\n"
     " mul.lo.u64 %m, %x, 0xd1342543de82ef95;\n"
     " add.u64 %kb, %kb, %m;\n"
-    /* each turn of the loop has added two factors already */
+    /*
+     * WORD has already added one G and one H for each of the two words, so the step to the next unit is smaller by two
+     */
     " shl.b64 %x, %stride, 1;\n"
     " sub.u64 %x, %x, 2;\n"
     " mul.lo.u64 %sa, %x, 0x9e3779b97f4a7c15;\n"
@@ -123,10 +126,11 @@ static const char kernel[] =
 _Static_assert(THREADS / 32 * sizeof(struct vgpu_digest) == 256, "the kernel's text has the size of its shared memory");
 
 static struct {
-    bool tried; /* in this context */
+    bool tried; /* whether loading the kernel was tried in the present context */
     CUfunction function;
-    struct vgpu_digest (*sums)[BLOCKS]; /* host memory of the context, by place */
-    CUdeviceptr to;                     /* its address on the device */
+    /* the sums of the blocks, in host memory of the context, by number of the digest */
+    struct vgpu_digest (*sums)[BLOCKS];
+    CUdeviceptr to; /* address of `sums` on the device */
     uint64_t seeds[2];
 } digest;
 
@@ -176,7 +180,7 @@ CUresult vgpu_digest_read(struct vgpu_digest *digests, unsigned count, CUstream 
             digests[i].b += digest.sums[i][j].b;
         }
         if (digests[i].a == 0 && digests[i].b == 0)
-            return CUDA_ERROR_UNKNOWN; /* the kernel has not written them */
+            return CUDA_ERROR_UNKNOWN; /* both sums are still 0, so the kernel has not written them */
     }
     return result;
 }

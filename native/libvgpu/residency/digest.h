@@ -1,10 +1,12 @@
 /*
- * digest.h: 128-bit digests of device memory. A kernel on the device makes them, some sixty times as fast as the bus
- * copies the memory. Two digests of a range are equal if the range is unchanged. They are sums over the words of a range
- * of two mixed values each, with seeds that are drawn once in a process: a change of one word always changes them, and
- * another change is missed with a probability of about 2^-128. A program that knows the seeds could only deceive itself.
+ * digest.h: 128-bit digests of device memory. A kernel on the device computes them, some sixty times as fast as the bus
+ * copies the memory. Two digests of a range are equal if the range is unchanged. A digest is two sums over the words of
+ * the range; each word is mixed with seeds that are drawn once in a process. A change of one word always changes the
+ * digest. Any other change is missed with a probability of about 2^-128. A tenant that knows the seeds can only hide
+ * changes of its own memory.
  *
- * Only the thread of swap.h may call these functions.
+ * Only the thread of swap.h may call these functions. vgpu_digest_forget may be called by another thread while
+ * vgpu_evict_stop keeps that thread from digests.
  */
 #ifndef VGPU_DIGEST_H
 #define VGPU_DIGEST_H
@@ -22,18 +24,18 @@ struct vgpu_digest {
 };
 
 /*
- * Prepares for digests in the current context. Returns false if the driver cannot load the kernel there (for example, its
- * compiler for PTX is missing).
+ * Loads the kernel in the current context, if it is not loaded yet, and clears the sums. Returns false if the driver
+ * cannot load the kernel there (for example, because its PTX compiler is missing).
  */
 bool vgpu_digest_begin(void);
 
-/* Starts the digest number `place` (below VGPU_DIGESTS). Precondition: `bytes` is a multiple of 16. */
+/* Starts to compute the digest with number `place` (below VGPU_DIGESTS). Precondition: `bytes` is a multiple of 16. */
 CUresult vgpu_digest_add(unsigned place, CUdeviceptr base, uint64_t bytes, CUstream stream);
 
-/* Waits for the digests from 0 to `count`, and writes them. Returns an error if the kernel did not write them. */
+/* Waits for the digests with numbers below `count`, and writes them. Returns an error if the kernel did not run. */
 CUresult vgpu_digest_read(struct vgpu_digest *digests, unsigned count, CUstream stream);
 
-/* The context of the kernel has ended. */
+/* Called when the context in which the kernel was loaded has ended. */
 void vgpu_digest_forget(void);
 
 #endif

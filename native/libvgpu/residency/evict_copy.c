@@ -12,8 +12,9 @@
 #include "digest.h"
 #include "in_child.h"
 
-#define IN_FLIGHT 16u       /* maximum of copies in flight */
-#define ROOM_LOOK_NS 300000 /* interval of asking for room; copying a chunk takes ten times as long */
+#define IN_FLIGHT 16u /* maximum of copies in flight */
+/* interval between attempts to map a chunk on a full device; copying a chunk takes ten times as long */
+#define ROOM_LOOK_NS 300000
 #define ROOM_LOOKS 100u
 
 struct copy {
@@ -24,7 +25,7 @@ static struct copy leaving[VGPU_DIGESTS]; /* the batch of chunks whose contents 
 static unsigned leaving_count;
 
 static struct {
-    CUcontext context; /* NULL: libvgpu has no object in any context */
+    CUcontext context; /* context of the stream and of the events; NULL: they do not exist */
     CUstream stream;
     CUevent events[IN_FLIGHT];
     struct copy flying[IN_FLIGHT];
@@ -49,8 +50,8 @@ static bool good(CUresult result)
 }
 
 /*
- * Makes a context of the device current: the last one, or `other`. Any context will do, because mappings belong to the
- * process. Returns true if a context was pushed.
+ * Makes the context of the stream and of the events current. If they do not exist, makes them in `other`. Any context
+ * of the device will do, because mappings belong to the process. Returns true if a context was pushed.
  */
 static bool begin(CUcontext other)
 {
@@ -98,7 +99,7 @@ static CUresult copy_chunk(const struct vgpu_allocation *allocation, unsigned ch
     return result;
 }
 
-/* Waits for the end of the oldest copy, and releases its chunk. */
+/* Waits for the end of the oldest copy, and releases the physical memory of its chunk. */
 static CUresult land(void)
 {
     const struct copy *copy = &line.flying[line.first];
@@ -140,8 +141,8 @@ struct vgpu_evict_bytes vgpu_evict_count(void)
 }
 
 /*
- * Marks the chunks that leave until at most `kept` bytes remain on the device. Returns the number of pages of the host
- * buffer that they need in addition to those that they have.
+ * Marks the chunks to evict, so that at most `kept` bytes remain on the device. Returns the number of pages of the host
+ * buffer that these chunks lack.
  */
 static uint64_t choose(uint64_t here, uint64_t kept)
 {
@@ -158,7 +159,10 @@ static uint64_t choose(uint64_t here, uint64_t kept)
     return pages;
 }
 
-/* Makes room on the host: first the copies of chunks that stay on the device go, then the buffer grows. */
+/*
+ * Makes room for `pages` pages in the host buffer. Drops copies of chunks that stay on the device; if that is not
+ * enough, the buffer grows.
+ */
 static CUresult make_room(uint64_t pages)
 {
     for (struct vgpu_allocation *allocation = vgpu_allocations(); allocation != NULL; allocation = allocation->next)
@@ -170,7 +174,7 @@ static CUresult make_room(uint64_t pages)
                             : vgpu_hostbuf_grow(vgpu_hostbuf_bytes() + (pages - unowned) * VGPU_HOSTBUF_PAGE_BYTES);
 }
 
-/* Computes the digests of the chunks in `leaving`. Returns false if they are not known. */
+/* Computes the digests of the chunks in `leaving`. Returns false if they cannot be computed. */
 static bool digest(struct vgpu_digest *digests)
 {
     bool good = vgpu_digest_begin();
@@ -182,7 +186,7 @@ static bool digest(struct vgpu_digest *digests)
     return good && vgpu_digest_read(digests, leaving_count, line.stream) == CUDA_SUCCESS;
 }
 
-/* Takes the chunks in `leaving` out. Those whose copies on the host are still right are not copied. */
+/* Evicts the chunks in `leaving`. A chunk whose contents equal its copy on the host is not copied again. */
 static CUresult take_off_all(uint32_t *page)
 {
     static struct vgpu_digest digests[VGPU_DIGESTS];
@@ -292,8 +296,8 @@ bool vgpu_evict_prepare(uint64_t bytes)
 }
 
 /*
- * Maps a chunk as soon as there is room. While another tenant frees memory chunk by chunk, it does not wait for copies
- * in flight.
+ * Maps a chunk. If the device is full, tries again up to ROOM_LOOKS times, because another tenant may be freeing memory
+ * chunk by chunk. Copies of this process that are in flight continue meanwhile.
  */
 static CUresult map_soon(struct vgpu_allocation *allocation, unsigned chunk, bool (*stop)(void))
 {
@@ -307,8 +311,8 @@ static CUresult map_soon(struct vgpu_allocation *allocation, unsigned chunk, boo
 }
 
 /*
- * Copies chunks in. Returns false after an error, or if `stop` returned true; chunks that were mapped by then are
- * fresh.
+ * Maps the chunks that are out, and starts to copy them in. Returns false after an error, or if `stop` returned true.
+ * The chunks mapped so far are then marked `fresh`.
  */
 static bool bring_in(bool (*stop)(void))
 {
@@ -348,8 +352,8 @@ bool vgpu_evict_in(bool (*stop)(void))
     bool mapped = good(vgpu_parked_in(line.stream, stop)) && bring_in(stop);
     bool whole = good(CALL(cuStreamSynchronize, line.stream)) && mapped;
     /*
-     * If the device is out of memory, the chunks that are on it stay, and the next call continues. After another
-     * failure they are unmapped.
+     * If the device is out of memory, the chunks that are back on it stay, and the next call continues. After any other
+     * error, the chunks that came back are unmapped again.
      */
     if (whole || error != CUDA_ERROR_OUT_OF_MEMORY)
         settle(whole);

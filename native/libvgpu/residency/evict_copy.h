@@ -1,7 +1,7 @@
 /*
- * evict_copy.h: copies the evictable memory of the process to the host and back, several chunks in flight. Precondition
- * of each function: the caller is the thread of swap.h, which has made sure that no other thread is inside; the last
- * four functions excepted.
+ * evict_copy.h: copies the evictable memory of the process to the host and back, several chunks in flight. The caller
+ * of each function must be the thread of swap.h, and must have made sure that no other thread is inside. The comments
+ * of vgpu_evict_prepare and of the functions below it name the exceptions.
  */
 #ifndef VGPU_EVICT_COPY_H
 #define VGPU_EVICT_COPY_H
@@ -12,15 +12,15 @@
 #include "cuda_api.h"
 
 /*
- * Takes chunks out until at most `kept` bytes are on the device. The physical memory of a chunk is released when its
- * copy is complete. A chunk whose contents are those of its last copy (digest.h) is not copied again. Chunks that are already out stay out. Returns false if it failed, and then some chunks may be out;
- * see vgpu_evict_error.
+ * Evicts chunks until at most `kept` bytes are on the device. The physical memory of a chunk is released when its copy
+ * is complete. A chunk whose contents equal its last copy (digest.h) is not copied again. Chunks that are already out
+ * stay out. Returns false after an error (vgpu_evict_error); some chunks may then be out.
  */
 bool vgpu_evict_out(uint64_t kept);
 
 /*
- * Parks the chunks on their device (parked.h), as far as there are room and descriptors. The others stay for
- * vgpu_evict_out.
+ * Parks chunks on their device (parked.h), as long as there are room and descriptors. The other chunks stay on the
+ * device, and vgpu_evict_out can evict them.
  */
 void vgpu_evict_park(void);
 
@@ -38,27 +38,37 @@ struct vgpu_evict_bytes {
 struct vgpu_evict_bytes vgpu_evict_count(void);
 
 /*
- * Brings back the chunks that are out. Returns false if some are still out, because the card is full or `stop` returned
- * true. Then the next call continues, or vgpu_evict_in_undo takes those that came back out again; their copies are
- * still valid. `stop` is called between chunks, and may be NULL.
+ * Brings back the chunks that are out. Returns false if some are still out: the card is full, the driver failed, or
+ * `stop` returned true. Another call continues. vgpu_evict_in_undo instead unmaps the chunks that came back, whose
+ * copies on the host are still valid. `stop` is called between chunks, and may be NULL.
  */
 bool vgpu_evict_in(bool (*stop)(void));
 void vgpu_evict_in_undo(void);
 
 /*
- * Makes a step of the host's buffer for `bytes` while the program goes on. False: there is enough, or it failed. May be
- * called while threads are inside; vgpu_evict_stop waits for the step.
+ * Grows the host buffer towards `bytes` by at most VGPU_PREPARE_STEP_BYTES, while the program continues. Returns false
+ * if the buffer is large enough, there is no evictable memory, or the driver failed. May be called while threads are
+ * inside; vgpu_evict_stop waits for its end.
  */
 bool vgpu_evict_prepare(uint64_t bytes);
 
-/* Returns the last error of the driver in vgpu_evict_out or vgpu_evict_in. */
+/*
+ * Returns the last error of the driver in vgpu_evict_out, vgpu_evict_in or vgpu_evict_prepare. vgpu_evict_prepare first
+ * sets it to CUDA_SUCCESS.
+ */
 CUresult vgpu_evict_error(void);
 
-/* Between the two calls no step of vgpu_evict_prepare is made. Precondition of stop: the caller is inside. */
+/*
+ * Any thread may call these two functions. Between the two calls, vgpu_evict_prepare waits. Precondition of
+ * vgpu_evict_stop: the caller is inside.
+ */
 void vgpu_evict_stop(void);
 void vgpu_evict_go_on(void);
 
-/* The context has ended, and with it the streams that copies used in it. Precondition: vgpu_evict_stop was called. */
+/*
+ * Called by any thread when `context` has ended, and with it the stream and the events that copies used there.
+ * Precondition: vgpu_evict_stop was called.
+ */
 void vgpu_evict_forget(CUcontext context);
 
 /*

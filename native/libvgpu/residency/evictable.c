@@ -110,7 +110,10 @@ static CUresult wait_for(CUcontext context)
     return result;
 }
 
-/* Frees the memory after the program has freed the allocation. Precondition: the caller is inside. */
+/*
+ * Frees an allocation that the program frees. During a stream capture the memory stays until vgpu_evictable_sweep.
+ * Precondition: the caller is inside.
+ */
 static CUresult let_go(const struct vgpu_entry *entry)
 {
     struct vgpu_allocation *allocation = entry->owner;

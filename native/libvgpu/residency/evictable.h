@@ -1,10 +1,11 @@
 /*
- * evictable.h: plain device memory that can leave the card and come back at the same addresses. In a lease that says so
- * (vgpu_lease_memory), cuMemAlloc and cuMemAllocPitch of more than VGPU_SHARED_MAX get a range of addresses into which
- * physical memory is mapped chunk by chunk. swap.h takes the chunks out and brings them back.
+ * evictable.h: plain device memory that can leave the card and come back at the same addresses. Unless the lease's
+ * `memory` is VGPU_MEMORY_FIXED, cuMemAlloc and cuMemAllocPitch of more than VGPU_SHARED_MAX bytes get a range of
+ * addresses into which physical memory is mapped chunk by chunk. swap.h takes the chunks out and brings them back.
  *
- * Precondition of each function except vgpu_evictable_sweep: the calling thread is inside (vgpu_swap_enter), so that
- * the list of allocations does not change while memory is out. Any thread may call them.
+ * Any thread may call these functions. vgpu_evictable_alloc, vgpu_evictable_free and vgpu_evictable_free_after enter
+ * (vgpu_swap_enter) by themselves, so that the list of allocations does not change while memory is out. The caller of
+ * vgpu_evictable_sweep must be inside. vgpu_evictable_range needs neither.
  */
 #ifndef VGPU_EVICTABLE_H
 #define VGPU_EVICTABLE_H
@@ -32,13 +33,15 @@ bool vgpu_evictable_free_after(CUdeviceptr pointer, CUstream stream, int per_thr
  */
 bool vgpu_evictable_range(CUdeviceptr pointer, CUdeviceptr *base, size_t *bytes);
 
-/* The context has ended: its allocations are forgotten, and their charges given back. Precondition: the caller is
- * between vgpu_swap_ending_begins and vgpu_swap_ending_ends. */
+/*
+ * Called when the context has ended: frees its evictable allocations, and gives back their charges. Precondition: the
+ * caller is between vgpu_swap_ending_begins and vgpu_swap_ending_ends.
+ */
 void vgpu_evictable_end_context(CUcontext context);
 
 /*
- * Frees memory that the program freed during a stream capture. (A call of the driver would have invalidated the
- * capture.)
+ * Frees memory that the program freed during a stream capture, when a call of the driver would have invalidated the
+ * capture. Does nothing while a capture is under way.
  */
 void vgpu_evictable_sweep(void);
 

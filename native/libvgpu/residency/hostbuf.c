@@ -75,8 +75,8 @@ static CUresult lock_segment(struct segment *segment)
 }
 
 /*
- * Makes the kernel prefer the device's NUMA node. If that is not possible (a container's seccomp filter), the kernel
- * chooses.
+ * Makes the kernel place these pages on the device's NUMA node if it can. If the system call fails (for example,
+ * because of a container's seccomp filter), the kernel chooses the node.
  */
 static void prefer_node(char *base, uint64_t bytes)
 {

@@ -19,16 +19,18 @@
 void vgpu_hostbuf_give(uint32_t page);
 
 /*
- * Only the thread of swap.h may call the other functions. vgpu_hostbuf_take takes the first page without an owner from
- * page number *page on, and sets *page to it. It returns false if there is none. vgpu_hostbuf_free returns the number of
- * pages without an owner.
+ * Only the thread of swap.h may call the functions below. vgpu_hostbuf_unlocked may be called by another thread while
+ * vgpu_evict_stop keeps that thread from the buffer.
+ *
+ * vgpu_hostbuf_take takes the first page without an owner from page number *page on, and sets *page to its number. It
+ * returns false if there is none. vgpu_hostbuf_free returns the number of pages without an owner.
  */
 bool vgpu_hostbuf_take(uint32_t *page);
 uint64_t vgpu_hostbuf_free(void);
 
 /*
- * vgpu_hostbuf_grow makes room for `bytes` in all, in the current
- * context. If it returns an error, the room is unchanged.
+ * vgpu_hostbuf_grow makes the buffer at least `bytes` large, segment by segment, in the current context. If it returns
+ * an error, the segments made so far stay.
  */
 CUresult vgpu_hostbuf_grow(uint64_t bytes);
 
@@ -42,16 +44,16 @@ void *vgpu_hostbuf_at(uint64_t offset, uint64_t *bytes);
 uint64_t vgpu_hostbuf_bytes(void);
 
 /*
- * Page-locks the segments that are not locked. The end of the context in which a segment was locked unlocks it, which
- * vgpu_hostbuf_unlocked records.
+ * vgpu_hostbuf_lock page-locks the segments that are not locked. When a context ends, the driver unlocks the segments
+ * that were locked in it; vgpu_hostbuf_unlocked then records that no segment is locked.
  */
 CUresult vgpu_hostbuf_lock(void);
 void vgpu_hostbuf_unlocked(void);
 
-/* Page-locks the segment of `offset` if it is not locked. If that fails, copies are slow and right. */
+/* Page-locks the segment of `offset` if it is not locked. If locking fails, copies are slower but still correct. */
 void vgpu_hostbuf_lock_at(uint64_t offset);
 
-/* Unlocks all segments, in any context. A segment that the driver does not unlock stays locked. */
+/* Unlocks all segments. Any context may be current. A segment that the driver does not unlock stays locked. */
 void vgpu_hostbuf_unlock(void);
 
 void vgpu_hostbuf_reset(void);

@@ -16,8 +16,8 @@ struct vgpu_allocation *vgpu_physical_make(uint64_t bytes, const CUmemAllocation
         return NULL;
     memory->prop = *prop;
     /*
-     * excludes RDMA, as for plain memory: a network card would continue to write to pages that belong to other tenants
-     * by then
+     * excludes RDMA, as for plain memory: a network card would go on writing to physical pages that belong to other
+     * tenants after an eviction
      */
     memory->prop.allocFlags.gpuDirectRDMACapable = 0;
     memory->of_program = true;
@@ -50,8 +50,8 @@ void vgpu_physical_fixed(struct vgpu_allocation *memory)
 }
 
 /*
- * Does the memory end with the context? It is counted here, because another thread may free it as soon as it is out of
- * the list.
+ * Does the memory end with the context? If so, its size is subtracted from the evictable bytes here, because another
+ * thread may free the record as soon as it is out of the list.
  */
 static bool ends_with(const struct vgpu_allocation *memory, void *context)
 {

@@ -1,8 +1,9 @@
 /*
- * physical.h: physical memory that the program makes itself (cuMemCreate) and that can leave the card. It comes back
- * with another handle of the driver, so the program has a name for it that libvgpu translates (families/vmm.c).
+ * physical.h: physical memory that the program makes itself (cuMemCreate) and that can leave the card. When it comes
+ * back, the driver gives it another handle. So the program gets a name from libvgpu instead of a handle, and libvgpu
+ * translates the name (families/vmm.c).
  *
- * Such memory can be moved while it is mapped as a whole at one address with access for its own device only.
+ * Such memory can be moved while it is mapped as a whole at one address, with access for its own device only.
  * Precondition of each function except vgpu_physical_make: the calling thread is inside (vgpu_swap_enter).
  */
 #ifndef VGPU_PHYSICAL_H
@@ -28,7 +29,7 @@ CUmemGenericAllocationHandle vgpu_physical_name(void);
 void vgpu_physical_movable(struct vgpu_allocation *memory, CUdeviceptr base);
 void vgpu_physical_fixed(struct vgpu_allocation *memory);
 
-/* Called when a context ends: memory that was mapped in it keeps its place. */
+/* Called when a context ends: memory that was mapped in it can no longer be moved, and stays on the device. */
 void vgpu_physical_end_context(CUcontext context);
 
 #endif

@@ -48,7 +48,10 @@ static bool is_held(const char *word, size_t length)
     return false;
 }
 
-/* Finds the present UUID of the slice that once had the UUID `word`. Returns false if there is none. */
+/*
+ * Finds the present UUID of the slice that once had the UUID `word`. Returns false if there is none, or if `word` names
+ * a device that the lease has now.
+ */
 static bool look_up(const char *history, const char *word, size_t length, char uuid[VGPU_UUID_BYTES])
 {
     unsigned index;
@@ -81,7 +84,11 @@ void vgpu_relocated_follow(void)
                         ? snprintf(list + used, sizeof(list) - used, "%s%s", used > 0 ? "," : "", uuid)
                         : snprintf(list + used, sizeof(list) - used, "%s%.*s", used > 0 ? "," : "", (int)length, word);
         if (added < 0 || (size_t)added >= sizeof(list) - used)
-            return; /* the list is longer than any list of devices, so it stays unchanged */
+            /*
+             * the new list does not fit in LIST_BYTES, which suffice for all devices of a lease; the variable stays
+             * unchanged
+             */
+            return;
         used += (size_t)added;
         changed |= former;
         word = word[length] == ',' ? word + length + 1 : NULL;

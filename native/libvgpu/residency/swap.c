@@ -18,10 +18,11 @@
 #include "thread.h"
 #include "in_child.h"
 
-#define STACK_BYTES (8 << 20) /* as a thread of the program: the driver compiles the kernel of digest.h on it */
-#define LOOK_NS 100000000 /* interval of polling the lease without an arbiter (an arbiter would report its changes) */
+/* as large as the stack of a usual thread: the driver compiles the kernel of digest.h on it */
+#define STACK_BYTES (8 << 20)
+#define LOOK_NS 100000000 /* maximum of time between two looks at the lease; an arbiter reports its changes earlier */
 #define STEP_NS 200000    /* interval of waiting for an event that is expected soon */
-#define AGAIN_NS 3000000  /* interval of asking the card for room again */
+#define AGAIN_NS 3000000  /* interval between two attempts to bring memory back to a full card */
 
 struct vgpu_swap_words vgpu_swap;
 
@@ -67,7 +68,10 @@ static bool add_entry(const struct vgpu_entry *entry, void *argument)
     return false;
 }
 
-/* Reports what no eviction takes. The threads of the program wait meanwhile, so that it stays true. */
+/*
+ * Reports how much memory of each kind no eviction takes. The threads of the program wait meanwhile, so the figures
+ * stay true.
+ */
 static void say_stays(void)
 {
     struct stays stays = {0};
@@ -100,8 +104,8 @@ static bool is_sent(void)
 }
 
 /*
- * Prepares host buffers while the program works, if an eviction is likely. Returns true if it should be called again at
- * once. After an error it does nothing for this request.
+ * Prepares the host buffer while the program works, if an eviction is likely (VGPU_MEMORY_SOON). Returns true if it
+ * should be called again at once. After an error it does nothing until the lease leaves VGPU_MEMORY_SOON.
  */
 static bool prepare(void)
 {
@@ -219,7 +223,10 @@ static bool drain(void)
     return is_sent() && turn_phase(VGPU_SWAP_DRAINING, VGPU_SWAP_GOING);
 }
 
-/* Brings all memory back to the device. Returns false if the memory must leave the device again. */
+/*
+ * Brings all memory back to the device. Returns false if the lease was suspended again meanwhile; the memory is then
+ * out.
+ */
 static bool come_back(void)
 {
     while (!vgpu_evict_in(is_sent)) {
@@ -242,7 +249,10 @@ static void go(void)
         return;
     }
     vgpu_overhead_free_begins(); /* NVML's figure for this process has no meaning until the memory is back */
-    /* A capture of a thread that waits cannot end now, and an eviction would invalidate it, so the swap is refused. */
+    /*
+     * A thread that waits for the lease cannot end its stream capture now, and an eviction would invalidate the
+     * capture. So the swap is refused.
+     */
     bool captures = vgpu_capture_any();
     uint32_t saves = __atomic_load_n(&limits->saves, __ATOMIC_ACQUIRE);
     if (!captures && saves == VGPU_SAVES_PARKED)
@@ -275,7 +285,7 @@ static void come(void)
     let_in();
 }
 
-/* Evicts kept memory that other tenants need. */
+/* Evicts more of the memory that was kept on the device, because other tenants need the room. */
 static void shrink(void)
 {
     say_error(vgpu_evict_out(may_keep()) ? CUDA_SUCCESS : vgpu_evict_error());
@@ -321,7 +331,8 @@ static void start(const struct vgpu_limits *page, struct vgpu_slot *own)
     slot = own;
     say(VGPU_SWAP_HERE);
     say_error(CUDA_SUCCESS);
-    __atomic_store_n(&slot->movable_bytes, 0, __ATOMIC_SEQ_CST); /* the word may be that of the slot's last owner */
+    /* the word may still have the value of the slot's former owner */
+    __atomic_store_n(&slot->movable_bytes, 0, __ATOMIC_SEQ_CST);
     __atomic_store_n(&slot->host_bytes, 0, __ATOMIC_SEQ_CST);
     vgpu_evict_start(&slot->host_bytes, &slot->swap_phase);
     if (__atomic_load_n(&page->memory, __ATOMIC_ACQUIRE) != VGPU_MEMORY_FIXED)

@@ -1,12 +1,12 @@
 /*
  * swap.h: takes a process's evictable memory (evictable.h) off the card and brings it back, as the lease requests
- * (vgpu_lease_memory). A separate thread does this. No data is lost: a chunk is unmapped only when its copy is
- * complete, and a copy is dropped only when its chunk is back.
+ * (vgpu_lease_memory). A separate thread, the swap thread, does this. No data is lost: a chunk is unmapped only when
+ * its copy is complete, and a copy is dropped only when its chunk is back.
  *
- * Calls that use, make or free device memory count themselves as inside while they are in the driver. They first enter,
- * and then check whether the memory is held. The thread first holds the memory, and then waits until no thread is
- * inside. So every call that reached the driver was waited for. In a process without evictable memory a call pays a
- * load and a branch for this.
+ * A call that uses, makes or frees device memory counts itself as inside while it is in the driver. The call first
+ * counts itself, and then checks whether the memory is held. The swap thread first holds the memory
+ * (vgpu_suspended_hold), and then waits until no call is inside. So the swap thread waits for every call that reaches
+ * the driver. In a process without evictable memory a call pays only a load and a branch for this.
  *
  * Any thread may call these functions. vgpu_swap_enter waits without a time limit, until the lease is resumed.
  */
@@ -19,7 +19,7 @@
 #include "cuda_api.h"
 
 struct vgpu_swap_words {
-    _Alignas(64) uint32_t counts; /* 1: there is evictable memory, so calls count themselves */
+    _Alignas(64) uint32_t counts; /* 1: the process has had evictable memory, so calls count themselves */
     _Alignas(64) uint32_t inside;
 };
 extern struct vgpu_swap_words vgpu_swap;
@@ -52,23 +52,26 @@ static inline void vgpu_swap_leave(bool entered)
         inside_result_;                                      \
     })
 
-/* Returns whether the lease requires plain memory to be evictable. */
+/* Returns whether new plain memory must be evictable: the lease requires it, and the swap thread runs. */
 bool vgpu_swap_wanted(void);
 
 /* Makes calls count themselves from now on. */
 void vgpu_swap_count(void);
 
-/* Adds to the amount of evictable memory of the process. */
+/* Adds `bytes`, which may be negative, to the amount of evictable memory of the process. */
 void vgpu_swap_holds(int64_t bytes);
 
-/* Around a call of the driver that may end a context. In between, the caller is inside, and the thread makes no call in
- * any context, also none for host buffers that are made ahead of an eviction. `entered`: the result of begins. */
+/*
+ * Called before and after a call of the driver that may end a context. In between, the caller is inside, and the swap
+ * thread makes no call in any context, not even to grow the host buffer ahead of an eviction. `entered` is the result
+ * of vgpu_swap_ending_begins.
+ */
 bool vgpu_swap_ending_begins(void);
 void vgpu_swap_ending_ends(bool entered);
 
 /*
- * Called between vgpu_swap_ending_begins and vgpu_swap_ending_ends when a context has ended, and with it the thread's
- * objects there.
+ * Called between vgpu_swap_ending_begins and vgpu_swap_ending_ends when a context has ended, and with it the swap
+ * thread's objects there.
  */
 void vgpu_swap_forget(CUcontext context);
 
