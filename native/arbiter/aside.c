@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #define LOOK_NS 200000 /* interval between two checks of a thread */
-#define SLEEPS 2       /* number of consecutive checks that must find the thread asleep */
+#define SLEEPS 2       /* number of consecutive checks that must find a thread asleep before it is abandoned */
 #define NS_PER_S 1000000000
 
 /* A call that runs on another thread. The caller or that thread frees it, whichever finishes later. */

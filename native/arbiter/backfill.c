@@ -6,7 +6,8 @@
 #include "gang.h"
 #include "run_queue.h"
 
-#define LIGHT_LOAD 0.75   /* load below which a tenant leaves gaps in its own time slice, as a part of the time */
+/* load (part of the time with unfinished work) below which a tenant's work counts as having gaps */
+#define LIGHT_LOAD 0.75
 #define PRESSED_LOAD 0.95 /* load beside other tenants above which a tenant would use more time than it gets */
 #define LIGHT_NS 4000000000ull
 #define RETRY_NS 1000000000ull
@@ -17,7 +18,7 @@
 #define GAP_MAX_NS 5000000u
 #define PRESSED_NS 50000000u
 #define AHEAD_ROUNDS 0.25
-#define ABOUT 1.01 /* shares are hundredths of a percent: three tenants with a third each have 33.33 */
+#define ABOUT 1.01 /* tolerance for rounded shares: three tenants with a third each have 33.33 % */
 
 static const struct sched_entity *holder_of(const struct sched_device *device)
 {
@@ -41,9 +42,9 @@ static bool is_light(const struct sched_entity *entity, uint64_t now)
 }
 
 /*
- * Judges a tenant's load after JUDGED_NS of observation, because a moment says little. A tenant that shows no gaps
- * beside other tenants may have gaps when it runs alone. `at` is the end of the observed work: the
- * verdict on work before a long idle time does not hold for the work after it.
+ * Judges a tenant's load after JUDGED_NS of observation, because a moment says little. Beside other tenants, a tenant
+ * that shows no gaps may still have gaps when it runs alone, so no verdict follows then. `at` is the end of the
+ * observed work: the verdict on work before a long idle time does not hold for the work after it.
  */
 static void judge(struct sched_entity *entity, double busy_ns, double gaps_ns, uint64_t at)
 {
@@ -63,8 +64,8 @@ static void judge(struct sched_entity *entity, double busy_ns, double gaps_ns, u
 }
 
 /*
- * If no tenant on a shared device seems to have gaps, tries exclusive slices and judges again. If they show gaps, the
- * next trial comes after twice the time.
+ * If no tenant on a shared device seems to have gaps, gives them exclusive slices on trial, in which they are judged
+ * again. The next trial comes after twice the time, up to RETRY_MAX_NS.
  */
 static void try_turns(struct sched_device *device, uint64_t now)
 {
@@ -85,7 +86,7 @@ void backfill_note_load(struct sched_entity *entity, double load, uint64_t span_
     bool pressed = load >= PRESSED_LOAD;
     entity->pressed_until = pressed ? now + PRESSED_NS : now;
     entity->pressed_ns = pressed ? entity->pressed_ns + (double)span_ns : 0;
-    /* beside other tenants, work takes longer: the part of the device that it gets is its time alone */
+    /* beside other tenants, work takes longer: the time counts multiplied by the tenant's part of the device */
     judge(entity, busy * (double)span_ns * fair_part_beside(entity), (1 - busy) * (double)span_ns, now);
     if (is_shared(entity->device))
         try_turns(entity->device, now);
@@ -98,7 +99,7 @@ void backfill_note_load(struct sched_entity *entity, double load, uint64_t span_
  */
 static double unused_ns(const struct sched_entity *entity, double used_ns, double gap_ns, uint64_t now)
 {
-    if (now < entity->light_until) /* it runs beside others, which is why it uses less */
+    if (now < entity->light_until) /* the tenant runs beside others, which is why it uses less */
         return gap_ns;
     double worked_ns = (double)(entity->tenant->idle_since - entity->tenant->work_since);
     double rest_ns = fair_share(entity) * (worked_ns + gap_ns) - used_ns;

@@ -23,8 +23,8 @@ void backfill_note_load(struct sched_entity *entity, double load, uint64_t span_
 void backfill_note_work(struct sched_tenant *tenant, uint64_t now);
 
 /*
- * Must the holder give its slice to the next tenant, because it is ahead and that tenant's work has gaps? Such a tenant
- * cannot make up later for the time that it waits.
+ * Must the holder give its slice to the next tenant? It must if the holder is ahead in virtual time and the next
+ * tenant's work has gaps. A tenant whose work has gaps cannot make up later for the time that it waits.
  */
 bool backfill_yields(const struct sched_entity *holder, const struct sched_entity *next, uint64_t now);
 

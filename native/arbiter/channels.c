@@ -34,7 +34,7 @@
 struct worker {
     struct channels_thread *of;
     struct channels_order *order; /* the order in progress; NULL if there is none */
-    /* atomic: time since which the worker has been inside a file or an exec of the tenant; 0: it is not */
+    /* atomic: when the worker began to copy or close a file of the tenant, which may hang; 0: it does neither */
     uint64_t foreign_since;
     bool left;       /* the worker is abandoned, and another worker has its place */
     uint64_t tenant; /* the tenant in whose order the worker was abandoned */
@@ -289,8 +289,8 @@ static bool same_call(const struct vgpu_channel_group *a, const struct vgpu_chan
 }
 
 /*
- * Carries out an order for one process, with as few calls as possible: each call takes as long as a whole hand-over,
- * for any number of channels. Returns false if the worker was abandoned.
+ * Carries out an order for one process. It makes as few calls as possible, because the duration of a call does not
+ * depend on the number of channels in it. Returns false if the worker was abandoned.
  */
 static bool carry_out_process(struct worker *worker, struct channels_order *order, struct channels_process *process)
 {
@@ -351,7 +351,7 @@ static void finish(struct channels_order *order)
     (void)!write(finished_source.fd, &one, sizeof(one));
 }
 
-/* Completes the order of an abandoned worker that has returned from its blocked call. */
+/* Frees an abandoned worker and its order, after the worker has returned from its blocked call. */
 static void come_back(struct worker *worker, struct channels_order *order)
 {
     struct worker **link = &left_workers;
@@ -427,7 +427,11 @@ struct channels_thread *channels_thread_start(void)
     return NULL;
 }
 
-/* Takes an order that hangs away from its worker. Precondition: the caller holds the thread's lock. */
+/*
+ * Abandons the thread's worker if its order hangs, and starts another worker. Returns the order, which stays with the
+ * abandoned worker; NULL if no order hangs or no worker can be started. Precondition: the caller holds the thread's
+ * lock.
+ */
 static struct channels_order *take_stuck(struct channels_thread *thread, uint64_t now)
 {
     struct worker *stuck = thread->worker;

@@ -35,14 +35,17 @@ struct channels_process {
     uint32_t slot;
     uint32_t off; /* the words `off` and `doubtful` of the process's channel table */
     uint32_t doubtful;
-    struct vgpu_channel_group *groups; /* after the order: the groups whose call was made */
+    struct vgpu_channel_group *groups; /* after the order: the groups whose call did not fail */
 };
 
 /* One order for one device's thread; freed by channels_order_free. */
 struct channels_order {
     struct channels_order *next;
     bool off;
-    /* mapping of the channel tables, owned by this struct. It is no open file, because close(2) would walk the locks */
+    /*
+     * mapping of the `usage` file, owned by this struct. It is no open file, because close(2) would walk the file's
+     * locks
+     */
     unsigned char *usage_map;
     uint32_t process_count;
     struct channels_process *processes;
@@ -56,7 +59,7 @@ struct channels_order {
      * then ESRCH); or it was in an exec, and its channels ended with the file; or its table is false.
      */
     uint32_t missing;
-    uint32_t failed; /* calls that the driver refused */
+    uint32_t failed; /* calls that failed, or that the driver refused */
     uint32_t status; /* the driver's status of the last refusal, or 0 */
     int error;       /* errno of the last refusal, or 0 */
     uint64_t began_ns;
@@ -105,9 +108,10 @@ uint64_t channels_check(struct channels_thread *thread, uint64_t now);
 bool channels_barred(uint64_t tenant);
 
 /*
- * Reads the channel groups of a process on device `uuid` from the table of its slot into `process`, and subtracts their
- * number from *budget. Returns false if there are none, the table cannot be read, or it has more than *budget groups.
- * The caller frees `process->groups`.
+ * Reads the channel groups of a process on device `uuid` from the table of its slot into `process`. Subtracts from
+ * *budget the number of groups that were read, on all devices and in all attempts. Returns false if the process has no
+ * group on the device, the table cannot be read, or it has more than *budget groups. The caller frees
+ * `process->groups`.
  */
 bool channels_read(int usage_fd, uint32_t slot, const uint8_t uuid[16], uint32_t *budget,
                    struct channels_process *process);
@@ -119,8 +123,9 @@ bool channels_read(int usage_fd, uint32_t slot, const uint8_t uuid[16], uint32_t
 uint32_t channels_devices(int usage_fd, uint32_t slot, const uint8_t *const uuids[], uint32_t count, uint32_t *groups);
 
 /*
- * Records in the table of a slot whether its channels are off a device. An order records before each call for a process
- * that they may be, and after the last call what they are, so that the table is right whenever the arbiter ends.
+ * Records in the table of a slot whether its channels on a device are disabled. Before each call for a process, an
+ * order records that the channels may be disabled. After the last call it records their state. So the table is right
+ * whenever the arbiter ends.
  */
 void channels_note(unsigned char *usage_map, uint32_t slot, uint32_t ordinal, bool off);
 

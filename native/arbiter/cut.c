@@ -251,7 +251,10 @@ static void set_state(struct cut_entity *entity, bool off, uint64_t now)
     *(off ? &entity->off_at : &entity->on_at) = now;
 }
 
-/* Submits an order to disable or enable an entity's channels. Does nothing if no process has channels. */
+/*
+ * Submits an order to disable or enable an entity's channels. If no process has channels to change, only records the
+ * state. If a thread still hangs in an order of the tenant, the tenant is refused instead.
+ */
 static void give_order(struct lease *lease, uint32_t ordinal, bool off, uint64_t now)
 {
     struct cut_entity *entity = &lease->cut_entities[ordinal];
@@ -276,9 +279,9 @@ static void give_order(struct lease *lease, uint32_t ordinal, bool off, uint64_t
 }
 
 /*
- * Gives up the engine cut for a tenant after TRIES refusals: enables its channels on all of its devices. From then on
- * the gate enforces its time slices. Channels that cannot be enabled are left to the tenant's process, as after the
- * arbiter's end.
+ * Gives up the engine cut for a tenant after TRIES refusals, a timeout or a false table. Its channels are then enabled
+ * on all of its devices, and the gate enforces its time slices. Channels that cannot be enabled are left to the
+ * tenant's process, as after the arbiter's end.
  */
 static void give_up(struct lease *lease, const struct channels_order *order)
 {
@@ -313,8 +316,8 @@ static void note_done(struct lease *lease, const struct channels_order *order)
 }
 
 /*
- * Records how long a hand-over took. A part of the entity runs until the last call of the order that disables it. The
- * copying of a file, which the tenant can prolong, is not counted.
+ * Records how long a hand-over took. Some of the entity's channels run until the last call of the order that disables
+ * them. The copying of a file, which the tenant can prolong, is not counted.
  */
 static void note_hand_over(struct lease *lease, const struct channels_order *order)
 {
@@ -390,8 +393,8 @@ static bool others_have_work(const struct sched_entity *mine)
 }
 
 /*
- * Is the tenant the next holder of all devices for which it waits? Then it is enabled while the present holders are
- * being disabled, in successive calls.
+ * Is the tenant the next holder of all devices for which it waits, and do all present holders leave? Then the tenant is
+ * enabled while they are being disabled, in successive calls.
  */
 static bool is_next(const struct sched_tenant *tenant)
 {
@@ -431,7 +434,7 @@ static bool wants_off(const struct lease *lease, uint32_t ordinal)
     if (entity->limits.priority > 0 && entity->tokens_ns > 0 && tenant->wanted == 0)
         /*
          * An idle tenant of positive priority stays enabled while its share is not used up, so that its next work
-         * starts at once. While it has work there it is charged.
+         * starts at once. While it has work on the device, it is charged.
          */
         return false;
     if (fair_is_hard(entity) || others_have_work(entity))
@@ -534,7 +537,11 @@ static uint64_t follow_entity(struct lease *lease, uint32_t ordinal, bool offs, 
     if (entity->state == UNKNOWN || entity->stale || (off && entity->state == ON))
         adopt(lease, ordinal);
     if (entity->state == DOUBTFUL)
-        off = false; /* once more could be once too often; the next call of this function disables them */
+        /*
+         * some channels may be disabled already, and the driver counts: they are enabled first, and the next call
+         * disables them
+         */
+        off = false;
     if (entity->state != (off ? OFF : ON) || (off ? entity->stale : entity->off_count > 0))
         give_order(lease, ordinal, off, now);
     return SCHED_NEVER;

@@ -18,9 +18,9 @@
 #include "leases.h"
 
 /*
- * Starts the engine. `run_fd` is the run folder: the first word of its file engines/<UUID> is the engine of a device;
- * without the file it is the gate. `control_device` is a path. `changed` is called when the scheduler must decide
- * again. Returns 0 or -errno; after an error no device has this engine.
+ * Starts the engine. `run_fd` is the run folder. The first word of its file engines/<UUID> names the engine of a
+ * device; a device without the file has the gate. `control_device` is a path. `changed` is called when the scheduler
+ * must decide again. Returns 0 or -errno; after an error no device has this engine.
  */
 int cut_open(int run_fd, const char *control_device, void (*changed)(void));
 

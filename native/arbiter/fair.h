@@ -73,7 +73,10 @@ double fair_turn(const struct sched_entity *entity, uint64_t now);
 /* Prepares the entity of a new tenant, or of one whose last process had ended. */
 void fair_come_back(struct sched_entity *entity, uint64_t now);
 
-/* Prepares an entity that was idle: it does not keep the time that it did not use. */
+/*
+ * Prepares an entity that was idle: of the time that it did not use, it keeps a credit of at most 40 ms of virtual
+ * time.
+ */
 void fair_wake(struct sched_entity *entity, uint64_t now);
 
 /*

@@ -29,8 +29,9 @@ void gang_extend(struct sched_tenant *tenant, uint64_t now);
 /*
  * Detects a stuck tenant. If a process runs long after the end of the slice, its kernel may wait for a kernel of
  * another process of the tenant, which waits for a slice on another device. Then all processes on whose devices no
- * process runs may continue for some time. Processes that end meanwhile may continue too, because later kernels may
- * wait for theirs. If the processes do not end together again, this is repeated.
+ * process runs may continue for some time. A process that gives its part of the slice back meanwhile may continue
+ * again, because later kernels may wait for its kernels. If the processes do not end together in this time, it is
+ * granted again.
  */
 void gang_look(struct sched_tenant *tenant, uint64_t now);
 

@@ -14,7 +14,8 @@ static void serve_slow(struct source *source, uint32_t events);
 static int epoll_fd = -1;
 /* an epoll instance, which is itself a source of epoll_fd */
 static struct source slow_sources = {.fd = -1, .ready = serve_slow};
-static int spare_fd = -1; /* closed for a moment when the descriptor table is full */
+/* closed for a moment when the descriptor table is full, so that loop_accept can accept and close a connection */
+static int spare_fd = -1;
 static struct source *dead_list;
 static void (*after_batch)(void);
 

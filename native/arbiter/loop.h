@@ -1,9 +1,9 @@
 /*
  * loop.h: one epoll loop on one thread. A source is embedded in the object that handles it.
  *
- * Slow sources have a separate epoll instance. Each turn of the loop serves one of its events, so a message on a fast
- * source waits for at most one look. Messages on slow sources (a registration) wait for their turn; epoll serves ready
- * sources round robin.
+ * Slow sources have a separate epoll instance. A turn of the loop serves at most one event of a slow source, so a
+ * message on a fast source waits for at most one look (looks.h). Messages on slow sources (a registration) wait for
+ * their turn; epoll serves ready sources round robin.
  *
  * All functions must be called on the thread that calls loop_run.
  */

@@ -117,7 +117,10 @@ static void look_later(struct process *process, enum process_look why)
     rest_look_later(process->lease);
 }
 
-/* Clears the slot and forgets the process, now or at a later tick. Precondition: the process does not account there. */
+/*
+ * Clears the slot and forgets the process, now or at a later tick. Precondition: the process no longer counts memory in
+ * the slot.
+ */
 static void clear_and_forget(struct process *process)
 {
     if (process_clear(process->lease, process->slot))
@@ -182,8 +185,8 @@ static struct process *met_again(struct process *known, const struct about *abou
 }
 
 /*
- * Does the process still account in its slot without the slot's lock? A program that closed all its files
- * (closefrom(3)) has lost the lock but still accounts; after an exec it does not.
+ * Does the process still count its memory in the slot, without the slot's lock? A program that closed all its files
+ * (closefrom(3)) has lost the lock, but still counts memory there. After an exec it does not.
  */
 static bool accounts_unlocked(const struct process *process, const struct about *about)
 {
@@ -214,14 +217,17 @@ struct process *process_watch(struct lease *lease, uint32_t slot, int32_t pid, i
     return process;
 }
 
-/* Clears the slot of a process that lives on after an exec, and forgets the process. */
+/*
+ * Clears the slot of a process that lives on after an exec, and forgets the process. Returns false if the process keeps
+ * the slot.
+ */
 static bool forgotten(struct process *process)
 {
     struct lease *lease = process->lease;
     struct about about = ask(lease, process->slot, process->pid);
     if (about.holder < 0 || about.holder == process->pid || about.dying || accounts_unlocked(process, &about))
         return false;
-    clear_and_forget(process); /* the process may have released its lock since the look above */
+    clear_and_forget(process); /* the slot is cleared only if it has no lock by then: another process may hold it */
     return true;
 }
 

@@ -32,7 +32,7 @@ void process_moved(struct process *now);
 void process_left(struct lease *lease, uint32_t owner);
 void process_look_again(struct lease *lease);
 
-/* Makes one due look at the lease's processes (looks.h). False: none was due. */
+/* Makes one due look at the lease's processes (looks.h). Returns false if none was due. */
 bool process_look_at_one(struct lease *lease);
 
 /* Forgets a process without touching its slot. */

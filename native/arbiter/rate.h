@@ -35,7 +35,10 @@ static inline int64_t rate_fill(struct rate *rate, uint64_t now_ns)
     return rate->units;
 }
 
-/* Takes `units` from the bucket. Returns false if it had too few. The debt is at most one burst. */
+/*
+ * Takes `units` from the bucket, which may then be in debt by at most one burst. Returns false if the bucket was empty
+ * or in debt before.
+ */
 static inline bool rate_take(struct rate *rate, uint32_t units, uint64_t now_ns)
 {
     bool left = rate_fill(rate, now_ns) > 0;

@@ -10,7 +10,10 @@
 
 #define TICK_NS 100000000
 #define AGAIN_UNITS (RATE_BURST_UNITS / 4)
-/* number of consecutive long looks; a single one may be long because a virtual processor was descheduled */
+/*
+ * number of consecutive long looks after which a lease gets no more; a single look may be long because a virtual
+ * processor was descheduled
+ */
 #define LONG_LOOKS 3
 
 static struct source timer = {.fd = -1};

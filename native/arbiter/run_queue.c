@@ -38,8 +38,8 @@ bool run_queue_starved(const struct sched_tenant *tenant, uint64_t now)
 }
 
 /*
- * Returns the rank of an entity's priority. The priority counts only while the entity's share is not used up, and while
- * no tenant starves.
+ * Returns the rank of an entity. A starving tenant has the highest rank. Otherwise the rank is the priority; a positive
+ * priority counts only while the entity's share is not used up.
  */
 static int32_t rank(const struct sched_entity *entity, uint64_t now)
 {
@@ -49,11 +49,12 @@ static int32_t rank(const struct sched_entity *entity, uint64_t now)
 }
 
 /*
- * Sets a tenant's position in the queue. It has one position for all of its devices: with one for each device, two
- * tenants of two devices could each be first on one device, and wait for each other. The position is the largest lead
- * in virtual time over the last competitor on any device, in half rounds. So tenants with equally many time slices
- * alternate, however long the slices are. Half rounds are used because a tenant of several devices that waits for one
- * of them blocks the next tenant.
+ * Sets a tenant's position in the queue. A tenant has one position for all of its devices: with one for each device,
+ * two tenants of two devices could each be first on one device, and wait for each other. The position is the tenant's
+ * largest lead in virtual time on any device over the competitor that is furthest behind there, in half rounds. For a
+ * tenant that waits for one device, whole half rounds count, so tenants with equally many time slices alternate,
+ * however long the slices are. Half rounds are used because a tenant of several devices that waits for one of them
+ * blocks the next tenant.
  */
 static void place_in_order(struct sched_tenant *tenant, uint64_t now)
 {

@@ -17,7 +17,8 @@ bool run_queue_starved(const struct sched_tenant *tenant, uint64_t now);
 /*
  * Marks on every managed device which waiting tenant gets it next (device->next_entity; NULL: none may). A tenant is
  * marked on all devices that it wants or on none. The first tenant in the queue is always marked, so that it gets all
- * of its devices even if they are busy. A later tenant is marked if no tenant before it wants one of its devices.
+ * of its devices even if they are busy. A later tenant is marked if no tenant that is marked before it wants one of its
+ * devices.
  */
 void run_queue_mark(struct sched_tenant *tenants, struct sched_device *devices, uint64_t now);
 

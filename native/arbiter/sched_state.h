@@ -19,8 +19,8 @@
         if (((tenant)->held >> d & 1) != 0)
 
 /*
- * How long a slice may drain after its end. Then the next tenant is admitted beside the running one. For a tenant that
- * was bypassed just before, it is a quarter of this time.
+ * Time that a slice may drain after its end. Then the next tenant is admitted beside the running one (a bypass). For a
+ * tenant whose last slice was bypassed, it is a quarter of this time.
  */
 #define SCHED_DRAIN_BOUND_NS 100000000ull
 #define SCHED_DEBT_WAIT_NS 1000000000ull /* maximum wait that the debt of one long kernel can cause */
@@ -41,7 +41,7 @@ struct sched_device {
     uint32_t users;                /* number of tenants, with or without processes */
     uint32_t busy;                 /* number of tenants that hold the device */
     bool managed;
-    bool cut;                         /* the device has time slices; its engine is cut */
+    bool cut;                         /* the device's engine is the engine cut (cut.h) */
     struct sched_entity *next_entity; /* the next holder of the device (run_queue.h) */
     /* results of the last call of fair_refresh for the device */
     uint64_t refreshed_at;
@@ -59,9 +59,10 @@ struct sched_entity {
     struct sched_limits limits;
     bool holding;
     bool backfills;         /* the tenant runs beside the holder (backfill.h) */
-    uint64_t pressed_until; /* until this time the tenant's work counts as endless */
-    double pressed_ns;      /* length of the time for which the work counts as endless */
-    uint64_t retry_at;      /* the earliest time of the next trial of exclusive slices */
+    uint64_t pressed_until; /* until this time the tenant counts as using all the time that it can get (backfill.c) */
+    /* length of the time for which the tenant has counted as using all the time that it can get */
+    double pressed_ns;
+    uint64_t retry_at; /* the earliest time of the next trial of exclusive slices */
     uint64_t retry_ns;
     double busy_ns; /* time with unfinished work, and time without, since the last verdict (backfill.h) */
     double gaps_ns;
@@ -77,7 +78,7 @@ struct sched_entity {
     uint64_t hand_over_ns; /* time to put the tenant on the device and to take it off again; 0: not known */
     /* device time that the tenant's share has earned and that it has not used; negative: debt */
     double tokens_ns;
-    double vtime_ns; /* virtual time: device time that the tenant has used, divided by its weight */
+    double vtime_ns; /* virtual time: device time that the tenant has used, divided by its share */
     struct vgpu_compute count;
 };
 
@@ -103,7 +104,7 @@ struct sched_member {
 struct sched_tenant {
     struct sched_tenant *next; /* next tenant in the list of tenants with processes */
     struct sched_tenant *next_waiting;
-    int32_t rank;                                    /* the tenant's position in the run queue (run_queue.c) */
+    int32_t rank;                                    /* rank of the tenant's priority in the run queue (run_queue.c) */
     double ahead;                                    /* the tenant's lead in virtual time, in half rounds */
     struct sched_entity *entities[VGPU_MAX_DEVICES]; /* the tenant's entities, by the device's ordinal in the lease */
     uint32_t device_count;
@@ -137,7 +138,10 @@ struct sched_tenant {
     bool aged;
     uint64_t idle_ns;   /* idle time of the process that gave its slice back last */
     bool idle_measured; /* the arbiter measured idle_ns; otherwise the process reported it */
-    /* bits of the devices on which `unproven_ns` of the last slice are charged until it is proven */
+    /*
+     * devices, as bits, on which `unproven_ns` of the last slice stay charged until the tenant has stayed away for so
+     * long
+     */
     uint32_t unproven;
     uint64_t unproven_ns;
 };

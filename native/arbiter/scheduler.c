@@ -10,8 +10,9 @@
 #include "run_queue.h"
 
 #define PREEMPT_TOKENS_NS 300e3
-#define IDLE_MAX_NS 2000000u    /* maximum of idle time at the end of a slice that is believed */
-#define SLICE_LEAST_NS 3000000u /* of a tenant that is ahead, before a tenant whose work has gaps interrupts it */
+#define IDLE_MAX_NS 2000000u /* maximum of idle time at the end of a slice that is believed */
+/* least length of a slice of a tenant that is ahead, before a tenant whose work has gaps interrupts it */
+#define SLICE_LEAST_NS 3000000u
 #define WINDOW_SHORT_NS 100000u
 #define WINDOW_LENT_NS 4000000u /* device time that may be in flight while no tenant waits */
 
@@ -592,7 +593,7 @@ static bool came_second(const struct sched_entity *mine)
     return false;
 }
 
-/* Moves the end of a slice forward. */
+/* Moves the end of a slice to an earlier time. */
 static void shorten(struct sched_tenant *tenant, uint64_t to, uint64_t now)
 {
     uint64_t ends_at = to > now ? to : now;
@@ -603,7 +604,7 @@ static void shorten(struct sched_tenant *tenant, uint64_t to, uint64_t now)
     tenant->ends_at = ends_at;
 }
 
-/* Makes holders leave the device, because it became managed or another tenant waits. */
+/* Ends or shortens the slice of a holder, because one of its devices became managed or another tenant waits for one. */
 static void make_room(struct sched_tenant *tenant, uint64_t now)
 {
     uint32_t all = tenant->held | gang_missing(tenant);

@@ -31,8 +31,8 @@ void sched_want(struct sched_member *member, uint32_t devices, uint64_t now);
 
 /*
  * Records that a member gave its slice back. `turn` has the slice's number, MORE, and the idle time at its end. The
- * member itself reports the idle time: half of the slice is refunded at once, the rest as far as the tenant then stays
- * away. Numbers of earlier slices are ignored.
+ * member itself reports the idle time. So a refund at once is at most half of the slice; the rest is refunded as far as
+ * the tenant then stays away. Numbers of earlier slices are ignored.
  */
 void sched_done(struct sched_member *member, const struct vgpu_turn *turn, uint64_t now);
 

@@ -66,7 +66,8 @@ static void bind_socket(void *data)
 
 /*
  * Binds the lease's socket on another thread: a container's root may list the folder, and a tenant that lists it can
- * hold its lock in the kernel. A user may connect if it may write `usage`. Returns -errno if the file system refuses.
+ * keep the folder's lock in the kernel. A user that may write `usage` may connect. Returns 0, also if the binding goes
+ * on or must be tried again; -errno if the file system refuses it.
  */
 static int bind_aside(struct lease *lease, int folder_fd)
 {

@@ -74,7 +74,8 @@ static bool counters_in_memory(struct lease *lease)
 
 /*
  * Publishes a lease's counters in its `usage` page. The tenant can write the page, so the arbiter never reads the
- * counters back. Counters whose page is not in memory stay old until the next change of them.
+ * counters back. If the page is not in memory and cannot be brought in, the published counters stay old until they
+ * change again.
  */
 static void publish(struct lease *lease)
 {

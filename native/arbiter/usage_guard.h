@@ -2,10 +2,10 @@
  * usage_guard.h: keeps `usage` files at their size, and notices when a process closes one.
  *
  * A tenant can write its own file, and all tenants share the file system. A file that grows, or allocates blocks beyond
- * its end, is truncated at once, and the truncation is counted. Mapped stores, the only kind that libvgpu makes, cause
- * no events. Writes do, and each costs the lease's rate one unit. While a lease rests
- * (rest.h), its file is checked at each tick instead. If a file that was open for writing is closed, a process may have
- * ended, so the next tick looks at the lease's claimed slots (unregistered.h).
+ * its end, is truncated at once, and the truncation is counted. A store into a mapping, the only kind of write that
+ * libvgpu makes, causes no event. A write(2) causes an event, and each event costs one unit of the lease's rate. While
+ * a lease rests (rest.h), its file is checked at each tick instead. If a file that was open for writing is closed, a
+ * process may have ended, so the next tick looks at the lease's claimed slots (unregistered.h).
  */
 #ifndef ARBITER_USAGE_GUARD_H
 #define ARBITER_USAGE_GUARD_H

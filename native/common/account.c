@@ -4,9 +4,9 @@
 #include "pause.h"
 
 /*
- * How often an undecided request is checked before it is refused: for some 4 to 10 ms with short pauses, to which the
- * timer slack is added, and then for a quarter of a second. A process that moves bytes from its claim to its use counts
- * them twice for a moment; it may lose its processor in that moment.
+ * Number of checks of an undecided request before it is refused: for some 4 to 10 ms with short pauses, to which the
+ * timer slack is added, and then for a quarter of a second. The reason: a process that moves bytes from its claim to
+ * its use counts them twice for a moment, and may lose its processor in that moment.
  */
 #define LOOKS_SOON 64
 #define LOOKS_MAX (LOOKS_SOON + 50)
@@ -54,8 +54,8 @@ static struct vgpu_slot_device *mine(struct vgpu_account *account, unsigned devi
 }
 
 /*
- * Sums the words of all slots. They are read in the order in which bytes move between them (claimed, used, learnt), so
- * that moving bytes are counted twice and never missed.
+ * Sums the words of all slots. The words of a slot are read in the order in which bytes move between them (claim, use,
+ * context), so that moving bytes may be counted twice but are never missed.
  */
 static void sums(const struct vgpu_usage *usage, unsigned device, uint64_t *settled, uint64_t *claimed)
 {
@@ -69,7 +69,7 @@ static void sums(const struct vgpu_usage *usage, unsigned device, uint64_t *sett
     }
 }
 
-/* As `sums`, claims included: each request makes this sum, so it is kept in one register. */
+/* Each request computes this sum, so it is one loop with one total, unlike `sums`. */
 uint64_t vgpu_account_sum(const struct vgpu_usage *usage, unsigned device)
 {
     uint32_t high = vgpu_account_slots(usage);
@@ -115,8 +115,9 @@ static bool try_add(struct vgpu_account *account, unsigned device, uint64_t byte
 }
 
 /*
- * Repeats a request that only the claims of other processes prevent. It waits for those claims; processes in lower
- * slots wait a shorter time. So of several requests that would fit alone, the first to look again is granted.
+ * Repeats a request that only the claims of other processes prevent. It waits until those claims are settled. The
+ * waiting time depends on the slot's number (modulo 8), so two processes seldom look again at the same time. So of
+ * several requests that would fit alone, the first to look again is granted.
  */
 static bool reserve_slowly(struct vgpu_account *account, unsigned device, uint64_t bytes, uint64_t limit)
 {

@@ -58,7 +58,7 @@ void vgpu_account_add(struct vgpu_account *account, unsigned device, uint64_t by
 /* Subtracts used bytes; never goes below zero. */
 void vgpu_account_release(struct vgpu_account *account, unsigned device, uint64_t bytes);
 
-/* Moves used bytes to the driver's own memory: they belong to no allocation any more, but the driver may keep them. */
+/* Counts used bytes as the driver's own memory: they belong to no allocation any more, but the driver may keep them. */
 void vgpu_account_to_context(struct vgpu_account *account, unsigned device, uint64_t bytes);
 
 /* Sets the driver's own memory in this process: contexts, modules, local memory, streams. */

@@ -1,5 +1,5 @@
 /*
- * dlsym_entry.h: a dlsym that passes most lookups on without a trace.
+ * dlsym_entry.h: a dlsym that forwards most lookups as if it were not there.
  *
  * VGPU_DLSYM_ENTRY(route) defines the exported dlsym. It calls route(handle, name, caller). Then it returns the value,
  * or *jumps* to the function that route returned, with the caller's arguments and return address in place: RTLD_NEXT

@@ -47,7 +47,10 @@ VGPU_OLD(pthread_sigmask);
 VGPU_OLD(__fxstat);
 VGPU_OLD(__lxstat);
 
-/* The functions below are not exported by C libraries before 2.33, whose headers called these versioned functions. */
+/*
+ * C libraries before 2.33 export no fstat and lstat. Their headers call these two functions with a version of struct
+ * stat.
+ */
 int __fxstat(int version, int fd, struct stat *about);
 int __lxstat(int version, const char *path, struct stat *about);
 #define fstat(fd, about) __fxstat(VGPU_STAT_VERSION, fd, about)

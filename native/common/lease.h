@@ -9,10 +9,10 @@
  * 0700), and the entries are in <allocation>/anyone/, which is mounted into the containers.
  *
  * A slot of `usage` belongs to the process that holds the POSIX write lock (F_SETLK) on the slot's first byte. The
- * kernel drops that lock when the process dies, execs or closes its files, at any instruction, so the lock alone shows
- * whether a slot's owner lives: a process that gets the lock may clear the slot. F_GETLK returns the holder's pid in
- * the caller's pid namespace, so a restarted arbiter finds every live process by the kernel alone. A forked child does
- * not inherit the lock.
+ * kernel drops that lock when the process dies, execs or closes its files, at any instruction. A slot without a lock
+ * may be cleared, unless its process is still dying (dying.h), or has only closed its files (arbiter/process.h).
+ * F_GETLK returns the holder's pid in the caller's pid namespace, so a restarted arbiter finds every process that holds
+ * a lock by the kernel alone. A forked child does not inherit the lock.
  *
  * This header is the single source: vgpud/lease_layout.py is generated from it by layout.c. All words are little-endian
  * and naturally aligned; sizes are bytes; shares are hundredths of a percent.
@@ -76,8 +76,11 @@ enum vgpu_lease_memory {
 /* What follows an eviction. */
 enum vgpu_lease_saves {
     VGPU_SAVES_NOTHING = 0,
-    VGPU_SAVES_REST = 1, /* the driver is to save the process, for which libvgpu unlocks its host buffers */
-    /* likewise, and then to restore it on a device that reaches this one, so the memory may be parked (below) */
+    VGPU_SAVES_REST = 1, /* the driver saves the process next (a checkpoint), so libvgpu unlocks its host buffers */
+    /*
+     * the driver saves the process next, and restores it on another device that can reach this one; so the memory may
+     * be parked (below)
+     */
     VGPU_SAVES_PARKED = 2,
 };
 
@@ -117,7 +120,7 @@ struct vgpu_limits {
     uint32_t saves; /* enum vgpu_lease_saves */
 };
 
-/* Length of the page of a vgpud that did not know `memory`. */
+/* Length of the page that a vgpud without the field `memory` writes. */
 #define VGPU_LIMITS_BYTES_LEAST offsetof(struct vgpu_limits, memory)
 
 /* A process's memory on one device, by kind. Only that process writes these words. */
@@ -139,10 +142,10 @@ struct vgpu_slot_device {
 #define VGPU_OWNER_SELF 0x80000000u
 
 /*
- * Parked memory: while the driver moves a process to another device, libvgpu keeps the evictable memory in blocks on the
- * old device, by exported descriptors alone. After the move it makes blocks of the same sizes on the new device. A
- * sealed memory file has the list of the pairs of descriptors; vgpud has them copied and writes the result. The file is
- * hostile input.
+ * Parked memory: while the driver moves a process to another device, libvgpu keeps the evictable memory in blocks on
+ * the old device, by exported descriptors alone. After the move libvgpu makes blocks of the same sizes on the new
+ * device. It writes the pairs of descriptors to a sealed memory file. vgpud has the blocks copied, and writes the
+ * result to the file. The file is hostile input.
  */
 #define VGPU_PARKED_MAGIC 0x4b505056u /* "VPPK" in ASCII */
 #define VGPU_PARKED_MAX 4096u         /* maximum of blocks of a process */
@@ -170,11 +173,14 @@ enum vgpu_swap_phase {
 };
 #define VGPU_SWAP_KEPT_SHIFT 8
 
-/* An eviction that is ordered while its host buffer is being made waits for the step. */
+/*
+ * Size of a step by which the host buffer grows ahead of an eviction. An eviction waits for the end of a step in
+ * progress.
+ */
 #define VGPU_PREPARE_STEP_BYTES (256 << 20)
 /*
- * A lack of less than a step, and of less than this part (one in so many), is left to the eviction: memory that grows
- * little by little would otherwise use up the segments.
+ * If the buffer lacks less than a step, and at most 1/VGPU_PREPARED_PART of its needed size, the eviction itself makes
+ * the rest. Memory that grows little by little would otherwise use up the segments of the buffer.
  */
 #define VGPU_PREPARED_PART 16
 
@@ -248,8 +254,8 @@ struct vgpu_usage {
 /*
  * The channels that carry a process's kernels, for an arbiter that preempts tenants by a call of the driver (rm.h). At
  * VGPU_CHANNELS_AT of the `usage` file there is one table for each slot. The slot's process writes it when the driver
- * makes or frees channels. A shorter file has no tables. Every number in it is the tenant's claim: the arbiter makes
- * its call on the tenant's own open file, and the driver refuses channels of other files.
+ * makes or frees channels. A shorter file has no tables. Every number in a table is the tenant's claim: the arbiter
+ * makes its call on the tenant's own open file, and the driver refuses channels of other files.
  */
 #define VGPU_GROUP_CHANNELS 8u
 #define VGPU_MAX_GROUPS 255u
@@ -264,18 +270,18 @@ struct vgpu_channel_group {
 struct vgpu_channel_table {
     uint64_t generation; /* the generation is odd during a write */
     uint32_t count;
-    uint32_t lost; /* 1: some groups did not fit in this table */
+    uint32_t lost; /* 1: some groups are not in this table */
     /* devices of the lease, as bits, on which the arbiter has disabled or is disabling the table's channels */
     uint32_t off;
     uint32_t samples; /* milliseconds on the device for which the process has sampled its own work */
     /*
-     * those milliseconds whose sample found unfinished work; the process's claim, which only decides whether others run
-     * beside it
+     * those of the `samples` milliseconds in which a sample found unfinished work. It is the process's claim, and only
+     * decides whether other tenants run beside it
      */
     uint32_t unfinished;
     /*
-     * those of `off` for which the arbiter is disabling or enabling the channels: if the arbiter ends meanwhile, the
-     * channels may be in either state
+     * the devices of `off` for which the arbiter is disabling or enabling the channels: if the arbiter ends meanwhile,
+     * the channels may be in either state
      */
     uint32_t doubtful;
     /* MiB of memory that an eviction leaves on the device, by enum vgpu_stay; the slot has no room for these words */
@@ -292,7 +298,7 @@ enum vgpu_message_kind {
     VGPU_MSG_WELCOME = 2,  /* arbiter -> tenant: registered; owner is the word for the slot, value the host pid */
     VGPU_MSG_REFUSED = 3,  /* arbiter -> tenant: not registered; value is an errno (ESHUTDOWN: the lease is closed) */
     /* Time slices, on a registered connection. `turn` is filled in. */
-    VGPU_MSG_WANT = 4, /* tenant -> arbiter: work waits; turn.devices has the devices for which it is, as bits */
+    VGPU_MSG_WANT = 4, /* tenant -> arbiter: launches wait; turn.devices has their devices, as bits */
     /* tenant -> arbiter: no work of slice turn.number is left on the device; turn.flags may have MORE */
     VGPU_MSG_DONE = 5,
     VGPU_MSG_GRANT = 6,  /* arbiter -> tenant: launches may run now */

@@ -96,7 +96,7 @@ struct rm_control {
 struct rm_gid {
     uint32_t index;
     uint32_t flags;
-    uint32_t length; /* length of the answer, including its NUL */
+    uint32_t length; /* length of the answer, with the NUL of a text */
     uint8_t data[256];
 };
 

@@ -74,8 +74,8 @@ static void take(struct vgpu_usage *usage, uint32_t index)
 }
 
 /*
- * Is the slot's process still dying, although no process holds the slot's lock? The pid was recorded in the process's
- * own namespace. In another namespace no process has that pid, or at worst another dying process has it.
+ * Is the slot's process still dying, although no process holds the slot's lock? If the pid was recorded in another pid
+ * namespace, it names no process here, or at worst another process that is dying too.
  */
 static bool still_there(const struct vgpu_slot *slot)
 {

@@ -1,6 +1,6 @@
 /*
- * hami_limits.h: reads limits from HAMi's variables, so that its users can migrate. They count only without a lease,
- * and are parsed strictly: an invalid value is an error, never "no limit".
+ * hami_limits.h: reads limits from HAMi's variables, so that HAMi's users can migrate. The variables count only in a
+ * process without a lease, and are parsed strictly: an invalid value is an error, never "no limit".
  *
  *   CUDA_DEVICE_MEMORY_LIMIT, CUDA_DEVICE_MEMORY_LIMIT_<i>   bytes, or whole k, m, g (1024s), as in 3000m
  *   CUDA_DEVICE_SM_LIMIT, CUDA_DEVICE_SM_LIMIT_<i>           percent of the compute time, 1 to 100; 0: no limit

@@ -1,9 +1,10 @@
 /*
  * nvml_devices.c: NVML's devices inside a slice: those of the lease, in NVML's order, as in a container that has no
- * others. CUDA names them alike: it sees the devices of CUDA_VISIBLE_DEVICES.
+ * others. CUDA shows the same devices, through CUDA_VISIBLE_DEVICES.
  *
- * NVML's list has cards alone: for a slice in a MIG device it is the card of the MIG device. The handle of a MIG device
- * outside of the lease is hidden, too. A device handle that a program keeps through a move of its tenant stays valid.
+ * NVML's list contains only cards: a slice in a MIG device appears as the card of that MIG device. The handle of a MIG
+ * device outside of the lease is hidden, too. A device handle that a program keeps through a move of its tenant stays
+ * valid.
  */
 #include <string.h>
 
@@ -31,7 +32,10 @@ static bool is_in(const struct visible *list, nvmlDevice_t device)
     return false;
 }
 
-/* Adds a card in the order of NVML's indices, once. Asks about no other device: NVML would wake it. */
+/*
+ * Adds the card of the device `uuid` to the list, once, in the order of NVML's indices. Asks NVML about no other
+ * device, because NVML would wake that device.
+ */
 static void add(struct visible *list, unsigned indices[VGPU_MAX_DEVICES], const char *uuid)
 {
     nvmlDevice_t device;
@@ -51,7 +55,7 @@ static void add(struct visible *list, unsigned indices[VGPU_MAX_DEVICES], const 
     list->devices[at] = device;
 }
 
-/* Lists the cards of the lease. Returns false if NVML's own list applies. Precondition: NVML is initialised. */
+/* Lists the cards of the lease. Returns false if the process has no lease. Precondition: NVML is initialised. */
 static bool see(struct visible *list)
 {
     unsigned indices[VGPU_MAX_DEVICES];
@@ -116,7 +120,7 @@ VGPU_EXPORT nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *i
     return result;
 }
 
-/* Changes NVML's answer to an error if it found a device outside of the lease by a name. */
+/* Changes NVML's answer to an error if NVML found a device outside of the lease by a UUID, serial number or bus id. */
 static nvmlReturn_t hidden(nvmlReturn_t result, nvmlDevice_t *device)
 {
     if (result != NVML_SUCCESS || is_visible(*device))

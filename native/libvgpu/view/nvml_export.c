@@ -3,8 +3,8 @@
  * its form was found by tracing nvidia-smi of branches 535 and 550 (see native/sim/nvml/nvml_export.c), and of 580 on
  * an H200. The first word is the table's size; three entries list processes.
  *
- * A list is replaced by the slice's own only if its form is certain: each of its pids is at the place where the
- * device's public list has it, or the driver is of a traced branch. Any other list is passed on unchanged.
+ * A list is replaced by the slice's own only if its form is known: the driver is of a traced branch, or more than half
+ * of the pids, read in this form, are in the device's public list. Any other list is passed on unchanged.
  */
 #include <pthread.h>
 #include <stdlib.h>
@@ -56,8 +56,8 @@ static nvmlReturn_t public_list(int which, nvmlDevice_t device, unsigned *count,
 }
 
 /*
- * Do the entries have the known form? It compares with a second call; processes may start and end between the two
- * calls.
+ * Do the entries have the known form? If the driver is of no traced branch, their pids are compared with NVML's public
+ * list. More than half must match, because processes may start and end between the two calls.
  */
 static bool form_known(int which, nvmlDevice_t device, unsigned count, const struct listed *entries)
 {
@@ -124,7 +124,7 @@ static nvmlReturn_t list_mps(nvmlDevice_t device, unsigned *count, struct listed
     return list(2, device, count, entries);
 }
 
-/* Returns the copy of `table` with libvgpu's lists, or `table` itself if it is too small for them. */
+/* Returns a copy of `table` with libvgpu's lists, or `table` itself if its size is wrong or it cannot be copied. */
 static const void *with_ours(const void *table)
 {
     static const list_fn mine[LISTS] = {list_compute, list_graphics, list_mps};

@@ -16,8 +16,8 @@
 const struct vgpu_lease_view *vgpu_nvml_lease(void);
 
 /*
- * Returns the index in the lease of a device or MIG device, by its UUID, and its memory limit; -1 if it is not in the
- * lease.
+ * Returns the index in the lease of a device or MIG device, by its UUID, and its memory limit; -1 if the device is not
+ * in the lease.
  */
 int vgpu_nvml_index(nvmlDevice_t device, uint64_t *limit_bytes);
 

@@ -53,7 +53,7 @@ static int visit_driver(const struct vgpu_object *object, void *argument)
 void vgpu_unknown_tell(struct vgpu_usage *usage)
 {
     struct unknown found = {0};
-    if (REAL(cuInit) == NULL) /* asks for cuInit before the walk below, which holds the loader's lock */
+    if (REAL(cuInit) == NULL) /* looks up cuInit before the walk below, because the walk holds the loader's lock */
         return;
     vgpu_objects_walk(visit_driver, &found);
     if (found.count == 0)

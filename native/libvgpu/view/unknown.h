@@ -10,8 +10,9 @@
 #include "lease.h"
 
 /*
- * Counts the functions of the loaded driver that hooks.toml does not name, and writes their number and the first name
- * to the page, where vgpud reads them. Calls of them bypass the limits. It takes some 100 us, at cuInit.
+ * Counts the functions of the loaded driver that hooks.toml does not name. Writes their number, and the name that is
+ * first in the alphabet, to the `usage` page for vgpud. A call of such a function bypasses the limits. The count takes
+ * some 100 us, at cuInit.
  */
 void vgpu_unknown_tell(struct vgpu_usage *usage);
 

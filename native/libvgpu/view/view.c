@@ -14,8 +14,8 @@
 #include "unknown.h"
 
 /*
- * Starts NVML early if no process of the lease knows the size of a context, because this process then needs NVML for
- * it.
+ * Starts NVML early if the size of a context is not known for a device of the lease, because this process then has to
+ * measure it by NVML.
  */
 static void warm(void)
 {
@@ -41,8 +41,9 @@ VGPU_EXPORT CUresult cuInit(unsigned int flags)
 }
 
 /*
- * Programs call this often, and the driver answers from its cache, except for the clocks (error 304 on an H200, driver
- * 580.159.04, while suspended).
+ * Programs call this often, so the function does not wait for the resume of a suspended lease in advance. While
+ * suspended, the driver answers from its cache, except for the clocks (error 304 on an H200, driver 580.159.04). Such a
+ * query waits and is repeated.
  */
 VGPU_EXPORT CUresult cuDeviceGetAttribute(int *pi, CUdevice_attribute attrib, CUdevice dev)
 {
@@ -94,9 +95,9 @@ static struct card cards[VGPU_MAX_DEVICES];
 static pthread_mutex_t card_mutex = PTHREAD_MUTEX_INITIALIZER;
 
 /*
- * How long the card's free memory is cached: it matters only under overcommit, and the driver needs 3 us to report it.
- * While the lease is suspended it is cached until the resume: the driver would return an error (304 on an H200, driver
- * 580.159.04), and a query should not resume the tenant.
+ * Time for which the card's free memory is cached. The figure matters only under overcommit, and the driver needs 3 us
+ * to report it. While the lease is suspended, the figure is cached until the resume: the driver would return an error
+ * (304 on an H200, driver 580.159.04), and a query should not resume the tenant.
  */
 #define CARD_FRESH_NS 1000000u
 
