@@ -257,6 +257,7 @@ class Cluster:
             f"--hostname-override={NODE}",
             f"--root-dir={self.root}",
             f"--cert-dir={self.folder}/kubelet-pki",
+            "--vmodule=kubelet=4",  # the log has the time of each pod's end
         ]
         # in the kubelet's mount namespace a folder of the test lies over the kubelet's constant folder
         own = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'

@@ -1,13 +1,14 @@
 """Pods of a real cluster that start, run and end while vgpud and the kubelet are killed.
 
 `python -m tests.cluster.storm --kubernetes FOLDER --pods 200 --kills 20 --restarts 5` prints the outcome of
-the pods, and the time from the end of a pod's program until its memory is free.
+the pods, and the time from the end of a pod's program, and from that of the pod, until its memory is free.
 """
 
 import argparse
 import itertools
 import json
 import random
+import re
 import statistics
 import tempfile
 import threading
@@ -26,6 +27,10 @@ from tests.kubelet.storm import SIZES
 from tests.runtime.conftest import made_rootfs
 
 PROGRAM = "nvidia-smi --query-gpu=memory.total --format=csv,noheader; sleep {seconds:.1f}; echo end"
+# The kubelet has ended a pod. From then on PodResources does not list it.
+POD_ENDED = re.compile(
+    r'^I(\d{4} \S+) .*"Pod termination stopped all running containers" pod="default/(\w+)"', re.M
+)
 
 
 @dataclass
@@ -107,19 +112,28 @@ class Storm:
             program.start()
             self.blows.append((began, time.time()))
 
-    def freed_seconds(self) -> list[float]:
-        """For the pods around whose end nothing was killed."""
+    def freed_seconds(self) -> Iterator[tuple[float, float]]:
+        """For the pods around whose end nothing was killed: the time from the end of the program, and from
+        that of the pod, until the memory is free.
+        """
         with client(self.pods.cluster.node) as calls:
             events = [e for e in calls.list_events(1000).events if e.kind == "allocation_released"]
-        found = []
+        ends = self._ends()
         for name, end in self.ended.items():
             times = [e.unix_ns / 1e9 for e in events if f"default/{name}/main" in e.sentence]
             quiet = all(
                 blow[1] + 10 < end.timestamp() or end.timestamp() + 5 < blow[0] for blow in self.blows
             )
             if quiet and times:
-                found.append(times[-1] - end.timestamp())
-        return found
+                yield times[-1] - end.timestamp(), times[-1] - ends[name]
+
+    def _ends(self) -> dict[str, float]:
+        """The times at which the kubelet ended the pods, by its log."""
+        year = datetime.now().astimezone().year
+        return {
+            name: datetime.strptime(f"{year}{text}", "%Y%m%d %H:%M:%S.%f").astimezone().timestamp()
+            for text, name in reversed(POD_ENDED.findall(self.pods.cluster.kubelet.log.read_text()))
+        }
 
 
 def main() -> None:
@@ -143,7 +157,7 @@ def main() -> None:
             storm.run()
             eventually(lambda: not pods.held(), "all memory is free")
             pods.clear()
-            freed = storm.freed_seconds()
+            freed = list(storm.freed_seconds())
             left = [*(node.folder / "cdi").glob("*.json"), *(node.run_dir / "leases").iterdir()]
             node.stop()
     print(
@@ -151,8 +165,9 @@ def main() -> None:
             {"ran": len(storm.ended), "refused": storm.refused, "unread": storm.unread, "left": len(left)}
         )
     )
-    cuts = statistics.quantiles(freed, n=100)
-    print(f"free after the program's end: p50 {cuts[49]:.2f} s, p99 {cuts[98]:.2f} s of {len(freed)}")
+    for since, seconds in zip(("program", "pod"), zip(*freed, strict=True), strict=True):
+        cuts = statistics.quantiles(seconds, n=100)
+        print(f"free after the {since}'s end: p50 {cuts[49]:.2f} s, p99 {cuts[98]:.2f} s of {len(freed)}")
 
 
 if __name__ == "__main__":
