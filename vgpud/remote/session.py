@@ -20,8 +20,9 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,8 +56,7 @@ _FIRST_LINE_SECONDS = 10.0
 _READY_SECONDS = 20.0
 _CONNECT_SECONDS = 5.0
 _LOOK_SECONDS = 2.0  # interval between looks whether the grant is still live, and the slice is still there
-_ANSWER_SECONDS = 1.0  # maximum time for which a look waits for vgpud
-_SILENCE_SECONDS = 30.0  # time until the next look at the slice, if vgpud did not answer
+_ANSWER_SECONDS = 5.0  # maximum time for which a look waits for vgpud
 _POLL_SECONDS = 0.02
 _CLONE_NEWNET = 0x40000000  # sched.h
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 0x1  # linux/sockios.h, linux/if.h
@@ -131,7 +131,7 @@ def _serve(door: socket.socket, call: wire.Call, settings: Settings) -> None:
         )
         admin = settings.run_dir / SOCKET_NAMES[Door.ADMIN]
         with Client(admin) as client, Client(admin, _ANSWER_SECONDS) as looks:
-            _run(door, client, Slices(looks), call, grant, grants, remote)
+            _run(door, client, looks, call, grant, grants, remote)
 
 
 def _with_account(grant: Grant, tenants: Path) -> Grant:
@@ -159,33 +159,37 @@ class _Slice:
     devices: tuple[str, ...]
 
 
-class Slices:
-    """Looks whether vgpud still has a slice: an administrator may release it."""
+@contextmanager
+def _looking(client: Client, allocation_id: str) -> Iterator[threading.Event]:
+    """Yields an event that is set when vgpud says that it has the slice no more: an administrator may release
+    it. A thread looks, because vgpud may not answer, and the session passes connections meanwhile. A slice
+    outlives a vgpud that does not answer.
+    """
+    released, stopping = threading.Event(), threading.Event()
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self._next = 0.0  # time of the next look, in seconds of the monotonic clock
+    def look() -> None:
+        while not stopping.wait(_LOOK_SECONDS):
+            try:
+                client.get_allocation(allocation_id)
+            except VgpuError as error:
+                if error.code is ErrorCode.NO_SUCH_ALLOCATION:
+                    released.set()
+                    return
+                client.close()  # the next call connects at once, whatever gRPC's time between attempts is
 
-    def has_released(self, allocation_id: str) -> bool:
-        """Looks at most once in _LOOK_SECONDS. False if vgpud does not answer within the client's timeout; it
-        is then left alone for _SILENCE_SECONDS, because a look delays the connections of the session.
-        """
-        if time.monotonic() < self._next:
-            return False
-        self._next = time.monotonic() + _LOOK_SECONDS
-        try:
-            self._client.get_allocation(allocation_id)
-        except VgpuError as error:
-            if error.code is ErrorCode.NO_SUCH_ALLOCATION:
-                return True
-            self._next = time.monotonic() + _SILENCE_SECONDS
-        return False
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield released
+    finally:
+        stopping.set()
+        thread.join()
 
 
 def _run(
     door: socket.socket,
     client: Client,
-    slices: Slices,
+    looks: Client,
     call: wire.Open,
     grant: Grant,
     grants: Grants,
@@ -200,7 +204,8 @@ def _run(
             _wait_ready(server, engine, door)
             door.sendall(wire.answer({"allocation": held.id, "user": held.user, "devices": held.devices}))
             log.info(LogEvent.REMOTE_SESSION_OPENED, allocation=held.id, user=held.user, address=call.address)
-            why = _relay(door, server, engine, grants, grant, lambda: slices.has_released(held.id))
+            with _looking(looks, held.id) as released:
+                why = _relay(door, server, engine, grants, grant, released)
     finally:
         _release(client, held.id)
     log.info(LogEvent.REMOTE_SESSION_ENDED, allocation=held.id, user=held.user, why=why)
@@ -310,7 +315,8 @@ def _running(held: _Slice, grant: Grant, engine: Engine, program: str) -> Iterat
     if shutil.which(program) is None:
         sentence = f"the engine's server {program} is not a program"
         raise VgpuError(ErrorCode.HELPER_FAILED, sentence, "install it, or correct server in [remote]")
-    variables = {"PATH": _PATH, "LANG": "C.UTF-8", **held.environment, **engine.server_environment()}
+    # command lines are open to all users, so they have only what would change the programs that run as root
+    own = {"PATH": _PATH, "LANG": "C.UTF-8", **held.environment, **engine.server_environment()}
     words = [
         *(
             "setpriv",
@@ -324,9 +330,8 @@ def _running(held: _Slice, grant: Grant, engine: Engine, program: str) -> Iterat
         ),
         *("setpriv", f"--reuid={grant.uid}", f"--regid={grant.gid}", "--clear-groups", "--no-new-privs"),
         *("--bounding-set=-all", "--inh-caps=-all", "--pdeathsig=KILL"),
-        *("env", "-i", *(f"{name}={value}" for name, value in variables.items()), program),
+        *("env", *(f"{name}={own.pop(name)}" for name in list(own) if name.startswith("LD_")), program),
     ]
-    own = {"PATH": _PATH}
     with subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=sys.stderr, cwd="/", env=own) as server:
         try:
             yield server
@@ -366,7 +371,7 @@ def _relay(
     engine: Engine,
     grants: Grants,
     grant: Grant,
-    is_released: Callable[[], bool],
+    released: threading.Event,
 ) -> str:
     """Passes a connection to the server for each byte of the door. Returns why it ends: with the door, the
     server, the grant or the slice. While the file of grants cannot be used, the grant counts as it was last
@@ -393,7 +398,7 @@ def _relay(
                 return "the engine's server ended"
             if door.fileno() in ready and not _pass_one(door, engine):
                 return "the door closed the session"
-            if is_released():
+            if released.is_set():
                 return "its slice was released"
         return "the grant was revoked or has expired"
     finally:
