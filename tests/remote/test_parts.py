@@ -22,13 +22,14 @@ from vgpud.api.gen import vgpud_pb2
 from vgpud.ctl.remote import _checked
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.policy.remote import RemoteSettings
+from vgpud.remote import session as session_module
 from vgpud.remote import wire
 from vgpud.remote.client import Place, status
 from vgpud.remote.door import RemoteDoor, Session, context_of
 from vgpud.remote.engine import ENGINES
 from vgpud.remote.grants import Grant, Grants, Sizes, check_quota
 from vgpud.remote.limits import Places, Rate, Rates, network_of
-from vgpud.remote.session import _allocate
+from vgpud.remote.session import _allocate, _looking
 
 GIB = 1 << 30
 ALICE = Grant(id="", user="alice", uid=1000, gid=1000, created=0)
@@ -143,25 +144,108 @@ def test_a_network_is_an_address_of_ipv4_or_a_64_of_ipv6(address: str, network: 
     assert network_of(address) == network
 
 
-def test_a_user_has_at_most_a_quarter_of_the_connections() -> None:
+def test_a_user_has_at_most_a_quarter_of_the_connections_controls_included() -> None:
     door = RemoteDoor(RemoteSettings(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), Path("unused"))
 
     async def check() -> None:
         near, far = socket.socketpair()
         reader, writer = await asyncio.open_connection(sock=near)
-        idle = [asyncio.ensure_future(asyncio.sleep(1000)) for _ in range(256)]
+        idle = [asyncio.ensure_future(asyncio.sleep(1000)) for _ in range(254)]
         with far:
             for number in range(2):  # two sessions of one user
                 session = _session(str(number), far)
-                session.streams.update(idle[128 * number : 128 * (number + 1)])
+                session.streams.update(idle[127 * number : 127 * (number + 1)])
                 door._sessions[session.id] = session
-            with pytest.raises(VgpuError, match="alice has 256 connections, the most that a user may have"):
+            with pytest.raises(VgpuError, match="alice has 256 connections, and a user may have 256"):
                 await door._attach(session, reader, writer)
+            session.streams.pop()
+            door._check_connections("alice")
         writer.close()
         for task in idle:
             task.cancel()
 
     asyncio.run(check())
+
+
+def test_a_session_has_one_control_connection_on_which_only_its_end_is_sent() -> None:
+    door = RemoteDoor(RemoteSettings(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), Path("unused"))
+
+    async def check() -> None:
+        backend, process = socket.socketpair()
+        session = _session("one", backend)
+        door._sessions[session.id] = session
+        with ExitStack() as held, backend, process:
+            clients, controls = [], []
+            for _ in range(4):
+                near, far = socket.socketpair()
+                clients.append(held.enter_context(far))
+                stream = await asyncio.open_connection(sock=near)
+                controls.append(asyncio.ensure_future(door._control(session, *stream)))
+                await asyncio.sleep(0)
+                if len(controls) > 1:  # it has ended the one before it
+                    await asyncio.wait_for(controls[-2], 300)
+                assert session.control is stream[1]
+                assert session.control_ended is None
+            clients[-1].sendall(wire.END * 1000)  # no bytes pass beside the meter
+            await asyncio.wait_for(controls[-1], 300)
+            assert session.control_ended is not None
+            near, far = socket.socketpair()
+            held.enter_context(far)
+            control = asyncio.ensure_future(door._control(session, *await asyncio.open_connection(sock=near)))
+            far.sendall(wire.END)
+            process.settimeout(300)
+            assert await asyncio.to_thread(process.recv, 1) == b""
+            assert session.why_ends == "its client has ended it"
+            assert not control.done()  # its end says that the slice is released
+            door._end(session, session.why_ends)
+            await asyncio.wait_for(control, 300)
+
+    asyncio.run(check())
+
+
+def test_a_session_that_waits_for_its_rate_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock, "now", lambda: 7.0)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    door = RemoteDoor(RemoteSettings.model_validate({"idle": "5s"}), tls, Path("unused"))
+
+    async def check() -> None:
+        near, far = socket.socketpair()
+        with near, far:
+            door._sessions["one"] = session = _session("one", near)
+            session.rate = Rate(per_second=1.0, burst=1.0)
+            stream = asyncio.ensure_future(door._meter(session)(100))
+            await asyncio.sleep(0)
+            door._end_late(7.0 + 99.0)
+            assert door._sessions
+            door._end_late(7.0 + 99.0 + 5.0)
+            assert not door._sessions
+            stream.cancel()
+
+    asyncio.run(check())
+
+
+def test_a_release_is_seen_soon_after_a_vgpud_that_did_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_module, "_LOOK_SECONDS", 0.01)
+    answers = [ErrorCode.DEADLINE, ErrorCode.UNREACHABLE, ErrorCode.STOPPING, ErrorCode.NO_SUCH_ALLOCATION]
+    goes_on = threading.Event()
+
+    class Vgpud:
+        connections = 1
+
+        def get_allocation(self, _: str) -> None:
+            goes_on.wait(300)
+            raise VgpuError(answers.pop(0), "said", "")
+
+        def close(self) -> None:
+            self.connections += 1
+
+    vgpud = Vgpud()
+    with _looking(cast("Client", vgpud), "a") as released:
+        assert not released.is_set()  # and the session does its work meanwhile
+        goes_on.set()
+        assert released.wait(300)
+    assert vgpud.connections == 4
+    assert not answers
 
 
 def _session(name: str, backend: socket.socket) -> Session:
@@ -193,6 +277,33 @@ def test_the_door_speaks_no_version_of_tls_below_1_3() -> None:
             client.maximum_version = ssl.TLSVersion.TLSv1_2
             with pytest.raises(OSError):
                 await asyncio.open_connection("127.0.0.1", port, ssl=client, server_hostname="localhost")
+
+    asyncio.run(check())
+
+
+def test_the_door_resumes_no_session_of_tls_whose_certificate_may_have_expired() -> None:
+    tls = context_of(CERTIFICATES / "door.pem", CERTIFICATES / "door.key", CERTIFICATES / "authority.pem")
+    client = ssl.create_default_context(cafile=CERTIFICATES / "door.pem")
+    client.load_cert_chain(CERTIFICATES / "client.pem", CERTIFICATES / "client.key")
+
+    def called(port: int, before: ssl.SSLSession | None) -> tuple[ssl.SSLSession | None, bool | None]:
+        with (
+            socket.create_connection(("127.0.0.1", port)) as plain,
+            client.wrap_socket(plain, server_hostname="localhost", session=before) as made,
+        ):
+            assert made.recv(1) == b"x"  # tickets come before the first byte
+            return made.session, made.session_reused
+
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"x")
+        writer.close()
+
+    async def check() -> None:
+        async with await asyncio.start_server(answer, "127.0.0.1", 0, ssl=tls) as server:
+            port = server.sockets[0].getsockname()[1]
+            session, _ = await asyncio.to_thread(called, port, None)
+            assert session is None or not session.has_ticket
+            assert await asyncio.to_thread(called, port, session) == (session, False)
 
     asyncio.run(check())
 

@@ -60,9 +60,9 @@ _USER_TIMEOUT_MS = 45_000
 
 @dataclass
 class Session:
-    """A slice, from the reply to `open` until its end. `control_ended` is the time at which the last control
-    connection ended, or that of the session's begin; None while there is one. `why_ends` is the cause of an
-    end of the session process.
+    """A slice, from the reply to `open` until its end. `used` is the time at which its last bytes passed, or
+    may pass by its rate. `control_ended` is the time at which the control connection ended, or that of the
+    session's begin; None while there is one. `why_ends` is the cause of an end of the session process.
     """
 
     id: str
@@ -78,7 +78,7 @@ class Session:
     bytes_relayed: int = 0
     why_ends: str = "its engine or its grant has ended"
     streams: set["asyncio.Task[None]"] = field(default_factory=set)
-    controls: set[StreamWriter] = field(default_factory=set)
+    control: StreamWriter | None = None
     wanted: deque["asyncio.Future[socket.socket | None]"] = field(default_factory=deque)
 
     def row(self) -> dict[str, object]:
@@ -255,11 +255,13 @@ class RemoteDoor:
         with self._counted(call):
             backend, made = await self.ask(call)
             user = str(made["user"])
-            most, settings = self._settings.max_sessions_per_user, self._settings
-            if sum(one.user == user for one in self._sessions.values()) >= most:
+            try:
+                self._check_sessions(user)
+                self._check_connections(user)
+            except VgpuError:
                 backend.close()
-                sentence = f"{user} has {counted(most, 'session')}, and may have {most}"
-                raise VgpuError(ErrorCode.OVER_QUOTA, sentence, "end a session ('vgpuctl remote status')")
+                raise
+            settings = self._settings
             rate = settings.bytes_per_second
             session = Session(
                 id=secrets.token_hex(8),
@@ -278,6 +280,13 @@ class RemoteDoor:
         told = {"session": session.id, "key": session.key, "engine": settings.engine, "grace": settings.grace}
         await _send(writer, wire.answer({**made, **told}))
         await self._control(session, reader, writer)
+
+    def _check_sessions(self, user: str) -> None:
+        """Raises VgpuError(OVER_QUOTA) if the user may not have another session."""
+        most = self._settings.max_sessions_per_user
+        if sum(one.user == user for one in self._sessions.values()) >= most:
+            sentence = f"{user} has {counted(most, 'session')}, and may have {most}"
+            raise VgpuError(ErrorCode.OVER_QUOTA, sentence, "end a session ('vgpuctl remote status')")
 
     @contextmanager
     def _counted(self, call: wire.Open) -> Iterator[None]:
@@ -323,22 +332,22 @@ class RemoteDoor:
             raise
 
     async def _control(self, session: Session, reader: StreamReader, writer: StreamWriter) -> None:
-        """Waits for the end of a control connection. The last one to end starts the grace period. A client
-        that sends END learns by the end of the connection that the slice is released.
+        """Waits for the end of a control connection, which ends the one before it: a session has one, because
+        a control has no limit of time. Its end starts the grace period. A client that sends END learns by the
+        end of the connection that the slice is released. Anything else that it sends has no meter, and ends
+        the connection.
         """
-        session.controls.add(writer)
-        session.control_ended = None
+        if session.control is not None:
+            drop(session.control)
+        session.control, session.control_ended = writer, None
         try:
-            while data := await reader.read(1024):
-                if wire.END in data:
-                    session.why_ends = "its client has ended it"
-                    session.backend.shutdown(
-                        socket.SHUT_WR
-                    )  # the session process releases the slice, and ends
+            if await reader.read(len(wire.END) + 1) == wire.END:
+                session.why_ends = "its client has ended it"
+                session.backend.shutdown(socket.SHUT_WR)  # the session process releases the slice, and ends
+                await reader.read(1)
         finally:
-            session.controls.discard(writer)
-            if not session.controls:
-                session.control_ended = clock.now()
+            if session.control is writer:
+                session.control, session.control_ended = None, clock.now()
 
     async def _hear_backend(self, session: Session) -> None:
         """Gives each connection that the session process passes to the stream that asked for it. Its end is
@@ -374,34 +383,31 @@ class RemoteDoor:
             waiting.cancel()
         for task in session.streams:
             task.cancel()
-        for control in session.controls:
-            drop(control)
+        if session.control is not None:
+            drop(session.control)
         with suppress(OSError):
             session.backend.shutdown(socket.SHUT_RDWR)
 
     async def _sweep(self) -> None:
-        """Ends sessions whose grace period is over, and those that carry no bytes for too long."""
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
-            now = clock.now()
-            for session in list(self._sessions.values()):
-                ended = session.control_ended
-                if ended is not None and now - ended >= self._settings.grace:
-                    self._end(session, "its client has left")
-                elif self._settings.idle is not None and now - session.used >= self._settings.idle:
-                    self._end(session, "it was idle")
+            self._end_late(clock.now())
+
+    def _end_late(self, now: float) -> None:
+        """Ends sessions whose grace period is over, and those that carry no bytes for too long."""
+        for session in list(self._sessions.values()):
+            ended = session.control_ended
+            if ended is not None and now - ended >= self._settings.grace:
+                self._end(session, "its client has left")
+            elif self._settings.idle is not None and now - session.used >= self._settings.idle:
+                self._end(session, "it was idle")
 
     # --- streams
 
     async def _attach(self, session: Session, reader: StreamReader, writer: StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        of_user = [one for one in self._sessions.values() if one.user == session.user]
-        if sum(len(one.streams) for one in of_user) >= self._connections_each:
-            sentence = (
-                f"{session.user} has {self._connections_each} connections, the most that a user may have"
-            )
-            raise VgpuError(ErrorCode.OVER_QUOTA, sentence, "end a program of the session")
+        self._check_connections(session.user)
         session.streams.add(task)
         try:
             server = await self._connection(session)
@@ -417,6 +423,15 @@ class RemoteDoor:
         finally:
             session.streams.discard(task)
 
+    def _check_connections(self, user: str) -> None:
+        """Raises VgpuError(OVER_QUOTA) if the user may not have another connection. Each session has a place
+        for its control connection, also while its client is away.
+        """
+        held = sum(1 + len(one.streams) for one in self._sessions.values() if one.user == user)
+        if held >= self._connections_each:
+            sentence = f"{user} has {held} connections, and a user may have {self._connections_each}"
+            raise VgpuError(ErrorCode.OVER_QUOTA, sentence, "end a program of the session")
+
     async def _connection(self, session: Session) -> socket.socket | None:
         """A connection to the engine's server from the session process; None if the server refuses it."""
         loop = asyncio.get_running_loop()
@@ -428,9 +443,11 @@ class RemoteDoor:
 
     def _meter(self, session: Session) -> Callable[[int], Awaitable[None]]:
         async def seen(size: int) -> None:
-            session.used = clock.now()
+            now = clock.now()
+            wait = 0.0 if session.rate is None else session.rate.owe(size, now)
+            session.used = now + wait
             session.bytes_relayed += size
-            if session.rate is not None and (wait := session.rate.owe(size, session.used)):
+            if wait:
                 await asyncio.sleep(wait)
 
         return seen
@@ -492,6 +509,9 @@ def context_of(certificate: Path, key: Path, authority: Path | None) -> ssl.SSLC
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
+    # a resumed handshake does not verify the client's certificate again, which may have expired
+    context.num_tickets = 0
+    context.options |= ssl.OP_NO_TICKET
     sentence = ""
     try:
         context.load_cert_chain(certificate, key)

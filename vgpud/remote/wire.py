@@ -47,7 +47,7 @@ class Attach:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Makes this connection the session's control connection, in place of one that has ended."""
+    """Makes this connection the session's control connection. It ends the one before it."""
 
     session: str
     key: str
