@@ -45,8 +45,9 @@ static struct {
 } way;
 
 /*
- * Memory of another process is mapped for its own device alone: mapping it for a second one takes 10 ms (H200). So each
- * piece goes over the link into the buffer, and from there to its place.
+ * Memory of another process is mapped for its own device alone: mapping it for both made a move slower by some 20 ms a
+ * block of 512 MiB (two H200; inferred from whole moves). So each piece goes over the link into the buffer, and from
+ * there to its place.
  */
 static CUresult map(CUdeviceptr *base, uint64_t bytes, CUmemGenericAllocationHandle handle, unsigned first,
                     unsigned count)

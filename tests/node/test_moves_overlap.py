@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise, permutations
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -15,13 +16,14 @@ from tests import clock
 from tests.node.test_move_suspended import NODE, OWNER, Driver, uuid
 from tests.node.world import ROOT, FakeGateway, Remembering, World, request, world
 from vgpud import clock as daemon_clock
+from vgpud import daemon
 from vgpud.hardware.suspender import ProcessState, Suspender
 from vgpud.lease import LeaseActivity, Meter, ProcessSwap, SwapPhase
 from vgpud.model.device import Link
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.move_view import DefragView, RoomWanted, TenantMove
 from vgpud.model.quantity import GIB, MIB
-from vgpud.model.tenancy import Allocation, Mode, Owner, Selector, State, SuspendedProcess
+from vgpud.model.tenancy import Allocation, Mode, Owner, Selector, State, SuspendedProcess, Way
 from vgpud.modes.preload import Preload
 from vgpud.node.tenants import relocate
 from vgpud.pace import Pace
@@ -74,6 +76,7 @@ class Leases(Remembering, Preload):
         self.phase: dict[str, SwapPhase] = {}
         self.parking: set[str] = set()
         self.hangs: set[str] = set()  # tenants whose memory does not come back
+        self.lists: dict[str, int] = {}  # of parked memory, by tenant
 
     def _later(self, seconds: float, name: str, phase: SwapPhase) -> None:
         asyncio.get_running_loop().call_later(seconds, self.phase.__setitem__, name, phase)
@@ -105,7 +108,8 @@ class Leases(Remembering, Preload):
 
     def swaps(self, allocation_id: str) -> tuple[ProcessSwap, ...]:
         phase = self.phase.get(allocation_id, SwapPhase.HERE)
-        return (ProcessSwap(phase, 0, HELD, self.made.get(allocation_id, 0)),)
+        parked = self.lists.get(allocation_id, 0) if phase is SwapPhase.COMING else 0
+        return (ProcessSwap(phase, 0, HELD, self.made.get(allocation_id, 0), parked_list=parked),)
 
     def held(self, allocation_id: str) -> Meter:
         return Meter(used_bytes=HELD)
@@ -344,6 +348,114 @@ def test_a_stopped_tenant_that_goes_from_device_to_device_holds_the_driver_for_a
             assert n.driver.reached >= 2
             assert not n.spans.of("made"), "no memory of the host is used"
             stopped.cancel()
+
+    clock.run(work())
+
+
+def test_a_tenant_that_does_not_park_its_memory_in_time_goes_by_the_host_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        async with node(tmp_path, is_near=True) as n:
+            await n.add("first", 0)
+            with monkeypatch.context() as patch:
+                later = n.leases._later
+                patch.setattr(n.leases, "_later", lambda _, name, phase: later(15, name, SwapPhase.HERE))
+                with pytest.raises(VgpuError, match="did not take its memory off within 10 seconds"):
+                    await n.move("first", 1)
+            assert n.places() == {"first": uuid(0)}
+            n.leases.made.clear()
+            for to, reached, made in ((1, 1, 1), (0, 2, 1)):
+                await n.move("first", to)
+                assert (n.driver.reached, len(n.spans.of("made"))) == (reached, made)
+
+    clock.run(work())
+
+
+def test_the_driver_is_free_while_memory_that_was_copied_comes_to_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        async with node(tmp_path, is_near=True) as n:
+            await n.add("first", 0)
+            n.leases.hangs.add("first")
+            n.leases.lists["first"] = 5
+
+            async def copy(process: Any, parked_list: int, seconds: float) -> None:
+                assert n.leases.lists.pop("first") == parked_list
+                n.leases._later(IN_SECONDS, "first", SwapPhase.HERE)
+
+            monkeypatch.setattr(n.driver, "copy", copy, raising=False)
+            await n.move("first", 1)
+            (driver,), (into,) = n.spans.of("driver"), n.spans.of("in")
+            assert into.began <= driver.ended < into.ended
+            assert n.places() == {"first": uuid(1)}
+
+    clock.run(work())
+
+
+def test_a_direct_move_is_refused_where_the_host_has_no_memory_for_what_cannot_be_parked(
+    tmp_path: Path,
+) -> None:
+    async def work() -> None:
+        async with node(tmp_path, POLICY.replace('"1MiB"', '"1000TiB"'), is_near=True) as n:
+            await n.add("first", 0)
+            with pytest.raises(VgpuError) as error:
+                await n.move("first", 1)
+            assert error.value.code is ErrorCode.NO_CAPACITY
+            assert not n.spans.of("out")
+
+    clock.run(work())
+
+
+def test_only_a_move_whose_memory_is_back_is_ended_and_again_after_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        async with node(tmp_path) as n:
+            await n.add("stopped", 0)
+            moves, tried = n.world.keeper.moves, list[float]()
+            watch = asyncio.ensure_future(moves.watch())
+            with monkeypatch.context() as patch:
+                patch.setattr(n.leases, "_later", lambda seconds, name, phase: None)
+                with pytest.raises(VgpuError, match="was not moved within"):
+                    await n.move("stopped", 3)
+
+            async def recover(allocation: Allocation) -> None:
+                tried.append(daemon_clock.now())
+                raise VgpuError(ErrorCode.SUSPEND_FAILED, "the driver refuses", "")
+
+            monkeypatch.setattr(moves, "recover", recover)
+            await clock.passed(60)
+            assert not tried, "its memory is on the way"
+            n.leases.phase["stopped"] = SwapPhase.HERE
+            held = n.world.keeper.book.get("stopped")
+            assert moves._is_left_open(held)
+            change = moves._context.changes.begin("stopped", asyncio.sleep(0.1))
+            assert not moves._is_left_open(held), "an operation has it"
+            await change
+            for other in (
+                replace(held, state=State.ACTIVE),
+                replace(held, slices=tuple([replace(part, other_uuid="") for part in held.slices])),
+                replace(held, suspended=tuple([replace(one, way=Way.CHECKPOINT) for one in held.suspended])),
+            ):
+                assert not moves._is_left_open(other)
+            await clock.passed(65)
+            assert [round(later - one) for one, later in pairwise(tried)] == [30, 30]
+            watch.cancel()
+
+    clock.run(work())
+
+
+def test_the_daemon_watches_suspended_and_moved_tenants(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        async with node(tmp_path) as n:
+            monkeypatch.setattr(daemon, "dra_door", Mock())
+            keeper = n.world.keeper
+            run = daemon.loops(Mock(), keeper, Mock(), asyncio.Event())
+            assert {keeper.suspends.watch, keeper.moves.watch} <= set(run)
 
     clock.run(work())
 

@@ -15,7 +15,7 @@ ASKED = 0xFFFFFFFF
 # Prints the descriptors of files that are or are not a list of parked blocks. The good one copies a block of
 # 7s over a block of 1s
 PROGRAM = """
-import ctypes as c, fcntl, json, os, struct, sys
+import ctypes as c, fcntl, json, os, struct, sys, tempfile
 u = c.CDLL("libcuda.so.1")
 class Prop(c.Structure):
     _fields_ = [*((name, c.c_int) for name in ("type", "handles", "at", "id")), ("rest", c.c_uint64 * 2)]
@@ -39,13 +39,15 @@ def block(value):
     return fd.value, base
 (source, _), (target, base) = block(7), block(1)
 def made(magic=0x4b505056, count=1, result=0xffffffff, start=source, end=target, bytes=size, seals=2 | 4):
-    fd = os.memfd_create("list", os.MFD_ALLOW_SEALING)
+    fd = os.memfd_create("list", os.MFD_ALLOW_SEALING) if seals is not None else on_disk.fileno()
     os.write(fd, struct.pack("<4IiiQ", magic, count, result, 0, start, end, bytes))
     if seals: fcntl.fcntl(fd, 1033, seals)
     return fd
 pipe, _ = os.pipe()
+on_disk = tempfile.TemporaryFile(dir="/var/tmp")
 lists = {
     "good": made(), "no file": 900, "no list": pipe, "standard input": 0, "not sealed": made(seals=0),
+    "on a disk": made(seals=None),
     "sealed against growth": made(seals=4), "magic": made(magic=1), "answered": made(result=0),
     "too many": made(count=4097), "shorter than it says": made(count=2), "no memory": made(start=pipe),
     "no descriptor": made(end=900), "negative": made(start=-1), "too large": made(bytes=8 << 20),
@@ -59,8 +61,8 @@ for line in sys.stdin:
     print(json.dumps([sorted(set(back)), result]), flush=True)
 """
 NO_LIST = [
-    "no file", "no list", "standard input", "not sealed", "sealed against growth", "magic", "answered",
-    "too many", "shorter than it says",
+    "no file", "no list", "standard input", "not sealed", "on a disk", "sealed against growth", "magic",
+    "answered", "too many", "shorter than it says",
 ]  # fmt: skip
 BAD_LIST = ["no memory", "no descriptor", "negative", "too large", "not in pages", "nothing", "huge"]
 

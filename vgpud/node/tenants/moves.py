@@ -63,7 +63,7 @@ class Moves:
         self._closed = context.operations.closed
         self._tally = context.tally
         self._links = Links()
-        # allocations whose last direct copy failed
+        # allocations whose last direct move failed: the next one goes by the host
         self._by_host: set[str] = set()
 
     async def move(
@@ -161,7 +161,10 @@ class Moves:
         """Prepares copies from the device to the new one, for which the driver is held from here on. False if
         the memory must go by the host.
         """
-        if going.id in self._by_host or not rules.is_near(going, self._node):
+        if going.id in self._by_host:
+            self._by_host.discard(going.id)
+            return False
+        if not rules.is_near(going, self._node):
             return False
         if self._context.suspender.is_busy and self._context.host.movable_bytes(going) < _WORTH_BYTES:
             return False
@@ -409,6 +412,9 @@ class Moves:
                 await session.copy(process, parked, seconds_for(process))
         self._by_host.discard(held.id)
         self._context.fault("move.copied")
+        if len(held.suspended) == 1:
+            # the contexts of vgpu-suspend end while libvgpu brings the memory to its place
+            await holds.end_driver()
 
     async def _commit(self, held: Allocation, sentence: str) -> Allocation:
         ended, change = rules.arrived(held), Change.MOVED_SUSPENDED
