@@ -207,16 +207,22 @@ def test_defrag_says_what_the_device_has_in_the_end(
 
 
 def test_drain_takes_several_devices_and_none_if_a_name_is_wrong(main: Ctl, daemon: Daemon) -> None:
+    daemon.replies["ListDevices"] = pb.ListDevicesReply(devices=canned.devices().devices[:2])
     daemon.replies["DrainDevice"] = lambda asked: pb.DrainDeviceReply(
         device_uuid=asked.device_uuid, idle=asked.device_uuid == canned.A
     )
     done = main("drain", "0", "1")
     assert done.returncode == 1, "device 1 is not idle"
-    assert f"{canned.A} is drained and idle" in done.stderr
+    assert f"{canned.A} is drained and idle: its helper can be restarted\n" in done.stderr
     assert f"{canned.B} is drained and takes no new tenants" in done.stderr
     document = json.loads(main("drain", "0", "1", "-o", "json").stdout)
     assert [item["deviceUuid"] for item in document["items"]] == [canned.A, canned.B]
     assert json.loads(main("drain", "0", "-o", "json").stdout)["deviceUuid"] == canned.A
+    daemon.replies["DrainDevice"] = lambda asked: pb.DrainDeviceReply(
+        device_uuid=asked.device_uuid, idle=True
+    )
+    idle = main("drain", "0", "1").stderr
+    assert idle.count("its helper and, as all devices are drained, the driver can be restarted") == 2
     wrong = main("drain", "0", "9")
     assert wrong.returncode == 6
     assert "drained" not in wrong.stderr

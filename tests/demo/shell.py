@@ -2,6 +2,7 @@
 
     ./dev shell                      bash on a node of 8 H200
     ./dev shell --profile h100x8     another node of configs/sim
+    ./dev shell --driver 615         another driver than the profile's
     ./dev shell -- vgpuctl devices   one command; the exit code is its own
 
 Everything is in a folder of its own and is gone when the shell ends.
@@ -32,15 +33,17 @@ The policy is $VGPUD_CONFIG, the run folder $VGPUD_RUN_DIR, vgpud's log {log}.
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="./dev shell", description="A shell on a simulated node.")
     parser.add_argument("--profile", default="h200x8", help="a node of configs/sim (default h200x8)")
+    parser.add_argument("--driver", default="", metavar="BRANCH", help="another driver: 535 to 615")
     parser.add_argument("command", nargs="*", help="run this instead of a shell")
     return parser.parse_args()
 
 
-def enter(profile: str) -> int:
+def enter(profile: str, driver: str) -> int:
     """Runs this program again on a new simulated node."""
     with tempfile.TemporaryDirectory(prefix="vgpu-sim-") as folder:
         state = str(Path(folder) / "node")
         simulated = [str(BUILD / "bin" / "vgpu-sim"), "run", "--profile", profile, "--state", state]
+        simulated += ["--driver", driver]
         return subprocess.call([*simulated, "--", sys.executable, "-m", "tests.demo.shell", *sys.argv[1:]])
 
 
@@ -49,7 +52,8 @@ def environment(node: DemoNode, commands: Path) -> dict[str, str]:
     name.
     """
     wrapper = commands / "vgpuctl"
-    wrapper.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -m vgpud.ctl "$@"\n')
+    # -P: a package vgpud in the current folder, as in another clone, does not come first
+    wrapper.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -P -m vgpud.ctl "$@"\n')
     wrapper.chmod(0o755)
     path = f"{commands}:{BUILD / 'bin'}:{os.environ.get('PATH', os.defpath)}"
     return {**node.environment, "PATH": path, "PS1": "(vgpud) \\w\\$ "}
@@ -58,7 +62,7 @@ def environment(node: DemoNode, commands: Path) -> dict[str, str]:
 def main() -> int:
     asked = arguments()
     if "VGPU_SIM_STATE" not in os.environ:
-        return enter(asked.profile)
+        return enter(asked.profile, asked.driver)
     node = DemoNode()
     try:
         node.start()

@@ -30,6 +30,15 @@ def test_a_command_runs_on_a_node_of_the_chosen_profile() -> None:
     assert device["name"] == "Tesla T4"
 
 
+def test_the_node_has_the_chosen_driver_and_vgpuctl_is_this_trees_in_every_folder(tmp_path: Path) -> None:
+    (tmp_path / "vgpud").mkdir()
+    (tmp_path / "vgpud" / "__init__.py").touch()
+    status = 'cd "$0" && vgpuctl status -o json'
+    done = shell("--profile", "t4x1", "--driver", "550", "--", "sh", "-c", status, str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["driverVersion"].startswith("550.")
+
+
 def test_a_killed_vgpud_leaves_no_helper_behind() -> None:
     """The arbiter outlives the killed vgpud, and ends with the shell."""
     kill = """vgpuctl alloc --memory 1GiB --isolation quota >/dev/null

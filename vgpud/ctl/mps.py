@@ -115,13 +115,14 @@ def clients(reply: pb.ListMpsReply) -> Table:
 def drain(arguments: Namespace, terminal: Terminal) -> int:
     """Drains devices. The exit code is Exit.DIFFERS until all are idle."""
     replies, others = _drain(arguments, terminal, undrain=False)
+    all_idle = all(reply.idle for reply in replies)
     for reply in replies if terminal.is_text else ():
         for one in reply.moved:
             terminal.say(f"{one.allocation_id} went to {one.target}")
         for stays in reply.staying:
             terminal.say(f"{stays.allocation_id} stays: {stays.why}")
-        terminal.say(_left(reply, others))
-    return Exit.OK.value if all(reply.idle for reply in replies) else Exit.DIFFERS.value
+        terminal.say(_left(reply, others, all_idle))
+    return Exit.OK.value if all_idle else Exit.DIFFERS.value
 
 
 def undrain(arguments: Namespace, terminal: Terminal) -> int:
@@ -153,15 +154,17 @@ def _drain(
     return replies, [device for device in busy if device.uuid not in uuids]
 
 
-def _left(reply: pb.DrainDeviceReply, others: list[pb.Device]) -> str:
+def _left(reply: pb.DrainDeviceReply, others: list[pb.Device], all_idle: bool) -> str:
     """A sentence on what a drained device still waits for. All devices share the driver, so it can be
     replaced only when each is drained and idle.
     """
     if reply.idle:
-        driver = "nor does restarting or upgrading the driver"
+        idle = f"{reply.device_uuid} is drained and idle: its helper"
         if others:
-            driver = f"for the driver, drain {_named('device', [str(one.index) for one in others])} too"
-        return f"{reply.device_uuid} is drained and idle: its helper can be restarted; {driver}"
+            named = _named("device", [str(one.index) for one in others])
+            return f"{idle} can be restarted; for the driver, drain {named} too"
+        driver = " and, as all devices are drained, the driver" if all_idle else ""
+        return f"{idle}{driver} can be restarted"
     left = []
     if reply.allocation_ids:
         left.append(_named("allocation", reply.allocation_ids))
