@@ -20,7 +20,7 @@ from vgpud.policy.layers import PolicyPaths, distrusted, select
 from vgpud.policy.locate import KeyPath, spell
 from vgpud.policy.model import Policy
 from vgpud.policy.origin import BUILT_IN, Origin, Problem
-from vgpud.policy.rules import Where, check_rules
+from vgpud.policy.rules import Where, check_quotas, check_rules
 from vgpud.policy.source import Source, read
 from vgpud.policy.words import explain
 
@@ -144,3 +144,4 @@ def _problems(data: Mapping[str, Any], where: Where) -> Iterator[Problem]:
         for detail in error.errors(include_url=False):
             yield Problem(where(detail["loc"]), spell(detail["loc"]), *explain(detail))
     yield from check_rules(data, where)
+    yield from check_quotas(data, where)

@@ -1,4 +1,4 @@
-"""Checks [[device]] rules together, for conflicts between keys and between rules.
+"""Checks [[device]] rules and [[quota]] tables together, for conflicts between keys and between rules.
 
 The checks use the raw values of the file, so that one invalid key does not hide conflicts elsewhere.
 """
@@ -14,11 +14,14 @@ from pydantic import ValidationError
 from vgpud.model.quantity import format_bytes
 from vgpud.policy.fields import Match
 from vgpud.policy.locate import KeyPath, spell
-from vgpud.policy.model import MAX_RULES, MODES_WITH_SETTINGS, modes_of
+from vgpud.policy.model import MAX_RULES, MODES_WITH_SETTINGS, QuotaRule, modes_of
 from vgpud.policy.origin import Origin, Problem
 
 # UUID of a physical GPU as nvmlDeviceGetUUID and nvidia-smi -L give it
 _UUID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+_QUOTA_NAMES = ("users", "groups", "uids", "gids")
+_MAY_BE_ROOT = {("users", "root"), ("uids", 0)}
 
 Where = Callable[[KeyPath], Origin]
 
@@ -36,8 +39,35 @@ class _Rule:
         return self.raw.get("mode", "auto")
 
 
+def check_quotas(data: Mapping[str, Any], where: Where) -> Iterator[Problem]:
+    """Problems of quotas in `data` that can never apply. A quota without names does not cover root, and root
+    may be a member of a group, so a quota with groups may stand behind it.
+    """
+    elements = data.get("quota", [])
+    if not isinstance(elements, list) or len(elements) > MAX_RULES:
+        return
+    named: set[tuple[str, str | int]] = set()
+    all_users = ""  # the first quota without names
+    for number, element in enumerate(elements):
+        try:
+            rule = QuotaRule.model_validate(element)
+        except ValidationError:  # told elsewhere
+            continue
+        path = ("quota", number)
+        names = {(key, name) for key in _QUOTA_NAMES for name in getattr(rule, key)}
+        if all_users and not any(one in _MAY_BE_ROOT or one[0] in ("groups", "gids") for one in names):
+            sentence = f"can never apply: {all_users} comes first and covers every user but root"
+            yield _problem(path, where, sentence, "put the quota that names users first")
+        elif names and names <= named:
+            sentence = "can never apply: quotas before it cover every user and group that it names"
+            yield _problem(path, where, sentence, "remove it, or put it first")
+        named |= names
+        if not names:
+            all_users = all_users or f"{spell(path)} (line {where(path).line})"
+
+
 def check_rules(data: Mapping[str, Any], where: Where) -> Iterator[Problem]:
-    """Problems of the rules in `data`, in no particular order."""
+    """Problems of the [[device]] rules in `data`, in no particular order."""
     elements = data.get("device", [])
     if not isinstance(elements, list) or len(elements) > MAX_RULES:
         return
