@@ -78,10 +78,10 @@ def test_the_events_are_listed(main: Ctl, daemon: Daemon) -> None:
     assert (none.stdout, none.stderr) == ("", "no event yet\n")
 
 
-def test_ps_marks_a_process_past_the_limits_of_its_allocation(main: Ctl, daemon: Daemon) -> None:
+def test_ps_marks_a_process_that_libvgpu_does_not_count(main: Ctl, daemon: Daemon) -> None:
     process = pb.NodeProcess(pid=5, command="python", allocation_id="a1b2c3d4", unlimited=True)
     daemon.replies["ListProcesses"] = pb.ListProcessesReply(processes=[process])
-    assert "a1b2c3d4 (past its limits)" in main("ps").stdout
+    assert "a1b2c3d4 (not counted by libvgpu)" in main("ps").stdout
 
 
 def test_a_tenant_of_an_arbiter_that_does_not_answer_is_not_outside_vgpud(main: Ctl, daemon: Daemon) -> None:
@@ -226,6 +226,15 @@ def test_drain_takes_several_devices_and_none_if_a_name_is_wrong(main: Ctl, daem
     wrong = main("drain", "0", "9")
     assert wrong.returncode == 6
     assert "drained" not in wrong.stderr
+
+
+@pytest.mark.parametrize(("state", "change"), [("suspending", "suspended or moved"), ("resuming", "resumed")])
+def test_why_mentions_a_change_under_way(main: Ctl, daemon: Daemon, state: str, change: str) -> None:
+    held = canned.used()
+    held.state = state
+    daemon.replies["GetAllocation"] = held
+    said = main("why", held.id).stdout
+    assert f"it is being {change}, and its processes may wait until that has ended" in said
 
 
 def test_why_finds_the_tenant_of_a_process(main: Ctl, daemon: Daemon) -> None:

@@ -159,9 +159,9 @@ def test_a_process_past_its_limits_is_listed_with_its_allocation(
         eventually(lambda: "bypassed" in marks(node).get(allocation, {}), "it is marked")
         (process,) = [one for one in calls.list_processes().processes if one.allocation_id == allocation]
     pid = str(process.pid)
-    assert f"{allocation} (past its limits)" in node.ctl("ps").stdout
+    assert f"{allocation} (not counted by libvgpu)" in node.ctl("ps").stdout
     assert pid in node.ctl("show", allocation).stdout
-    assert f"process {pid} (vgpu-probe) on device 0 is past its limits" in node.ctl("why", pid).stdout
+    assert f"process {pid} (vgpu-probe) on device 0 is not counted by libvgpu" in node.ctl("why", pid).stdout
     assert "outside vgpud" not in node.ctl("doctor", check=False).stdout
 
 

@@ -2,6 +2,7 @@
 memory.
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -360,3 +361,21 @@ def test_a_tenant_can_be_resumed_after_one_of_its_suspended_processes_died(node:
 
 def _is_zombie(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+
+
+@pytest.mark.parametrize("how", [[], ["--deep"]])
+def test_a_driver_that_cannot_suspend_is_named(node: DemoNode, how: list[str]) -> None:
+    def driver() -> str:
+        return str(json.loads(node.ctl("status", "-o", "json").stdout)["driverVersion"])
+
+    held, before = quota(node), driver()
+    simulate(node, "driver", "550.163.01")
+    try:
+        eventually(lambda: driver() == "550.163.01", "vgpud sees the driver")
+        done = node.ctl("suspend", held.id, *how, check=False)
+    finally:
+        simulate(node, "driver", before)
+        eventually(lambda: driver() == before, "vgpud sees the driver")
+    assert "driver 550.163.01 cannot suspend a process (E403)" in done.stderr
+    assert "branch 570 is the first" in done.stderr
+    release(node, held.id)

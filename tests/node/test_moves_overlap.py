@@ -594,7 +594,7 @@ def test_a_drain_says_that_all_other_devices_are_drained(
             relocations = n.world.keeper.relocations
             monkeypatch.setattr(relocations, "_is_drained", {uuid(i) for i in range(4)}.__contains__)
             ((_, why),) = (await relocations.evacuate(uuid(0), ROOT)).staying
-            assert why == "all other devices (3) are drained, and 'vgpuctl undrain DEVICE' opens one"
+            assert why == "all other devices (3) are drained; 'vgpuctl undrain DEVICE' opens one"
 
     clock.run(work())
 

@@ -11,6 +11,7 @@ from vgpud.planner.suspend import (
     MEASURED_KIND,
     HostMemory,
     check_card,
+    check_driver,
     check_host,
     check_mode,
     check_room,
@@ -36,6 +37,14 @@ def test_mps_clients_and_tenants_on_mig_are_not_suspended() -> None:
             check_mode(allocation)
         assert caught.value.code is ErrorCode.UNSUPPORTED
     check_mode(tenant())
+
+
+def test_a_driver_before_branch_570_suspends_no_process() -> None:
+    with pytest.raises(VgpuError, match=r"driver 550\.163\.01 cannot suspend a process") as caught:
+        check_driver(replace(NODE, driver_version="550.163.01"))
+    assert caught.value.code is ErrorCode.UNSUPPORTED
+    for version in ("570.26", "580.159.04", ""):
+        check_driver(replace(NODE, driver_version=version))
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def _table(found: Sequence[pb.NodeProcess]) -> Table:
 
 
 def _whose(item: pb.NodeProcess) -> str:
-    past = " (past its limits)" if item.unlimited else ""
+    past = " (not counted by libvgpu)" if item.unlimited else ""
     if item.allocation_id:
         return f"{item.allocation_id}{past}"
     return UNKNOWN if item.silent_mode else OUTSIDE

@@ -122,7 +122,7 @@ def _asked(held: pb.Allocation) -> list[tuple[str, str]]:
 
 
 def _past(held: pb.Allocation, processes: Iterable[pb.NodeProcess]) -> Iterator[str]:
-    """Sentences on the parts of an allocation that its limits do not cover."""
+    """Sentences on the parts of an allocation that libvgpu does not count."""
     for mark in held.marks:
         if mark.kind in (MarkKind.BYPASSED, MarkKind.TAMPERED):
             yield f"it is {mark.kind}: {mark.sentence}"
@@ -130,8 +130,8 @@ def _past(held: pb.Allocation, processes: Iterable[pb.NodeProcess]) -> Iterator[
         if process.allocation_id == held.id and process.unlimited:
             named = f"process {process.pid}" + (f" ({process.command})" if process.command else "")
             yield (
-                f"{named} on device {process.device_index} is past its limits: libvgpu does not "
-                "count it, and the allocation is marked as bypassed"
+                f"{named} on device {process.device_index} is not counted by libvgpu, and the allocation "
+                "is marked as bypassed"
             )
 
 
@@ -146,6 +146,9 @@ def limiting(
     """
     if held.state == State.FAILED:
         yield f"it has failed: {held.failure}; release it and allocate again"
+    if held.state in (State.SUSPENDING, State.RESUMING):
+        change = "resumed" if held.state == State.RESUMING else "suspended or moved"
+        yield f"it is being {change}, and its processes may wait until that has ended"
     if held.state == State.SUSPENDED:
         resumes = f"'vgpuctl resume {held.id}' resumes it"
         if held.cause in (Cause.IDLE, Cause.TURN):

@@ -12,6 +12,9 @@ from vgpud.planner.words import shown_bytes
 
 SUSPENDABLE = (Mode.PRELOAD, Mode.EXCLUSIVE)
 
+# First driver branch that can suspend a process: CUDA driver API, "CUDA checkpointing".
+SUSPEND_BRANCH = 570
+
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
@@ -109,6 +112,19 @@ def check_mode(allocation: Allocation, wanted: str = "suspended") -> None:
                 if wanted == "moved"
                 else "allocate with isolation quota or device, on a device without MIG",
             )
+
+
+def check_driver(node: Node) -> None:
+    """Checks that the driver can suspend processes. A driver of unknown version passes, because vgpu-suspend
+    looks for the driver's functions. Raises VgpuError(UNSUPPORTED).
+    """
+    branch = node.driver_version.split(".")[0]
+    if branch.isdigit() and int(branch) < SUSPEND_BRANCH:
+        raise VgpuError(
+            ErrorCode.UNSUPPORTED,
+            f"driver {node.driver_version} cannot suspend a process",
+            f"branch {SUSPEND_BRANCH} is the first that can do it",
+        )
 
 
 def saved_bytes(allocation: Allocation) -> tuple[int, int]:

@@ -48,7 +48,7 @@ def settled(allocation: Allocation) -> Allocation:
     raise VgpuError(
         ErrorCode.ALLOCATION_BUSY,
         f"allocation {allocation.id} is {allocation.state.value} at this moment",
-        "try again in a moment",
+        f"try again when 'vgpuctl show {allocation.id}' says that this has ended",
     )
 
 

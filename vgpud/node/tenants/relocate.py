@@ -94,7 +94,7 @@ class Relocations:
         outcomes = {name: task.result() for name, task in tasks.items()}
         return Evacuation(
             tuple(one for one in outcomes.values() if isinstance(one, TenantMove)),
-            tuple((name, one.sentence) for name, one in outcomes.items() if isinstance(one, VgpuError)),
+            tuple((name, _why_it_stays(one)) for name, one in outcomes.items() if isinstance(one, VgpuError)),
         )
 
     async def _leave(
@@ -275,11 +275,15 @@ def _nowhere(refusals: list[VgpuError]) -> VgpuError:
     return (full or refusals)[0]
 
 
+def _why_it_stays(error: VgpuError) -> str:
+    return f"{error.sentence}; {error.hint}" if error.hint else error.sentence
+
+
 def _all_drained(devices: int) -> VgpuError:
     return VgpuError(
         ErrorCode.NO_CAPACITY,
-        f"all other devices ({devices}) are drained, and 'vgpuctl undrain DEVICE' opens one",
-        "see 'vgpuctl devices'",
+        f"all other devices ({devices}) are drained",
+        "'vgpuctl undrain DEVICE' opens one",
     )
 
 

@@ -60,6 +60,8 @@ class Suspends:
         since the observation `idle_since`.
         """
         allocation = await self._do.wait_until_settled(allocation.id)
+        if deep:
+            rules.check_driver(self._context.inventory.node)
         if allocation.state is State.SUSPENDED:
             return await self._suspended_again(allocation, cause, deep)
         check_well(allocation)
@@ -145,6 +147,7 @@ class Suspends:
         """Lets the driver save all that a tenant has on the device; for an evicted tenant, what libvgpu left
         there.
         """
+        rules.check_driver(self._context.inventory.node)
         known = tuple(rules.deepened(process) for process in before.suspended)
         async with self._do.session(before) as session:
             processes = await self._do.processes(session, before, known)
