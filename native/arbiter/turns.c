@@ -12,7 +12,7 @@
 
 #include "aside.h"
 #include "cut.h"
-#include "limits.h"
+#include "lease_limits.h"
 #include "rest.h"
 #include "usage_io.h"
 

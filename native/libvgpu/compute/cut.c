@@ -9,7 +9,7 @@
 #include "clock.h"
 #include "inside.h"
 #include "in_flight.h"
-#include "limits.h"
+#include "lease_limits.h"
 #include "tenant.h"
 #include "thread.h"
 

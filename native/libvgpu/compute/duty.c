@@ -2,7 +2,7 @@
 
 #include <stddef.h>
 
-#include "limits.h"
+#include "lease_limits.h"
 
 #define TURN_MIN_NS 200000u
 #define DEBT_MAX_NS 1e9 /* maximum of device time over the share that later waits pay back, which bounds the wait */

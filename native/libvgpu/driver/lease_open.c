@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "descriptor.h"
-#include "limits.h"
+#include "lease_limits.h"
 #include "standalone.h"
 
 /*

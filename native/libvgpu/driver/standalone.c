@@ -10,7 +10,7 @@
 
 #include "functions.h"
 #include "hami_limits.h"
-#include "limits.h"
+#include "lease_limits.h"
 
 #define SHARED_MEMORY "/dev/shm"
 /* HAMi's variable: processes that name the same file share the limits */

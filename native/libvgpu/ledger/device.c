@@ -7,7 +7,7 @@
 
 #include "functions.h"
 #include "in_child.h"
-#include "limits.h"
+#include "lease_limits.h"
 #include "tenant.h"
 
 #define ORDINALS 64 /* maximum of cached ordinals; a node has at most 16 GPUs or some dozens of MIG devices */

@@ -9,7 +9,7 @@
 #include "in_child.h"
 #include "channels.h"
 #include "lease_open.h"
-#include "limits.h"
+#include "lease_limits.h"
 #include "arbiter_link.h"
 #include "slot.h"
 #include "slot_lock.h"

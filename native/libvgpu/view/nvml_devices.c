@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "functions.h"
-#include "limits.h"
+#include "lease_limits.h"
 #include "nvml_slice.h"
 
 struct visible {

@@ -8,7 +8,7 @@
 
 #include "functions.h"
 #include "in_child.h"
-#include "limits.h"
+#include "lease_limits.h"
 
 #define NO_INSTANCE 0xffffffffu /* NVML's value for a process outside of MIG instances */
 

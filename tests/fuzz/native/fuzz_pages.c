@@ -10,7 +10,7 @@
 
 #include "account.h"
 #include "fuzz.h"
-#include "limits.h"
+#include "lease_limits.h"
 #include "slot.h"
 
 const char *const fuzz_words[] = {"VPUL\1\0\0\0", "GPU-00000000-0000-0000-0000-000000000001", "MIG-", NULL};

@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #include "account.h"
-#include "limits.h"
+#include "lease_limits.h"
 #include "pause.h"
 #include "slot.h"
 #include "table.h"

@@ -1,4 +1,4 @@
-#include "limits.h"
+#include "lease_limits.h"
 
 #include <errno.h>
 #include <stdbool.h>

@@ -1,10 +1,10 @@
 /*
- * limits.h: reads and checks the `limits` file of a lease.
+ * lease_limits.h: reads and checks the `limits` file of a lease.
  *
  * Any thread may call these functions; nothing is written to the page.
  */
-#ifndef VGPU_LIMITS_H
-#define VGPU_LIMITS_H
+#ifndef VGPU_LEASE_LIMITS_H
+#define VGPU_LEASE_LIMITS_H
 
 #include "lease.h"
 
