@@ -340,7 +340,7 @@ def test_the_drop_in_for_kubernetes_opens_the_way_to_kubelet_and_api_server(mach
     )
     assert len(steps) == 2 and examples in steps[0] and dropped in steps[0]
     try:
-        kubelet = ("--quiet", "--unit=kubelet", "/usr/lib/vgpud/bin/python3", "-I", "/root/kubelet.py")
+        kubelet = ("--quiet", "--unit=kubelet", "/usr/lib/vgpud/bin/python3", "-IB", "/root/kubelet.py")
         machine.run("systemd-run", *kubelet)
         for step in steps:
             machine.shell(step)
