@@ -38,7 +38,7 @@ def test_an_allocation_has_the_names_of_the_pod_that_its_hook_tells(short: Path)
                 (held,) = node.allocations
                 assert held.request.workload == Workload("ml", "train-0", "main")
                 assert named_events(node.world.keeper) == [
-                    f"allocation {held.id}: it is of pod ml/train-0/main"
+                    f"allocation {held.id}: it belongs to pod ml/train-0/main"
                 ]
                 # a second container does not rename the allocation, and names are not part of the request
                 await start(node, "ml/train-0/sidecar", init)
@@ -85,7 +85,7 @@ def test_a_claims_allocation_has_the_names_of_claim_pod_and_container(short: Pat
             await dra.until(lambda: named_events(keeper))
             (sentence,) = named_events(keeper)
             assert workloads(tuple(keeper.book)) == [whole]
-            assert sentence == f"allocation {held.id}: it is of pod ns/infer-0/server, claim ns/weights"
+            assert sentence == f"allocation {held.id}: it belongs to pod ns/infer-0/server, claim ns/weights"
             # the kubelet repeats its call, and gets the same allocation
             assert not (await dra.prepare(claim)).error
             assert len(tuple(keeper.book)) == 1

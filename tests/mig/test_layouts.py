@@ -68,7 +68,7 @@ def test_tenants_that_block_a_layout_keep_running_and_are_named(node: DemoNode) 
     apply(node, "3g.71gb 1g.18gb")
     assert at in standing(node)
     release(node, held.id)
-    assert at in standing(node), "it is of the layout now"
+    assert at in standing(node), "it belongs to the layout now"
 
 
 def test_the_policy_lays_out_before_any_door_opens(make_node: NodeMaker) -> None:

@@ -47,9 +47,7 @@ def test_a_name_that_the_host_lacks_is_a_mistake_of_the_policy(tmp_path: Path) -
     path = tmp_path / "vgpud.toml"
     path.write_text('version = 1\n[[quota]]\nusers = ["root", "no-such-user"]\nmax_devices = 1\n')
     (problem,) = unknown_names(check(path), directory.has_user, directory.has_group)
-    assert str(problem).startswith(
-        f"{path}:3: quota[0].users: the account databases give no user no-such-user"
-    )
+    assert str(problem).startswith(f"{path}:3: quota[0].users: this host has no user no-such-user")
 
 
 def test_an_account_is_looked_up_once_a_minute_and_only_for_rules_that_need_it() -> None:

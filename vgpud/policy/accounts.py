@@ -24,7 +24,7 @@ def unknown_names(loaded: LoadedPolicy, has_user: Has, has_group: Has) -> Iterat
             if missing:
                 path = f"quota[{number}].{key}"
                 origin = loaded.origins.get(path, BUILT_IN)
-                sentence = f"the account databases give no {key.removesuffix('s')} {', '.join(missing)}"
+                sentence = f"this host has no {key.removesuffix('s')} {', '.join(missing)}"
                 yield Problem(origin, path, sentence, f"see 'getent {_DATABASES[key]} NAME'")
 
 

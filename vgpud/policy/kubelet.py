@@ -19,14 +19,14 @@ class DraSettings(PolicyTable):
     )
     auto: Literal["quota", "compute", "hardware", "device"] = Field(
         "quota",
-        description="what cards of mode auto are published as: memory held by libvgpu, or by MPS, MIG "
-        "instances, or whole",
+        description="how cards of mode auto are published: quota and compute as memory to share, limited by "
+        "libvgpu or by MPS; hardware as MIG instances; device whole",
     )
     check_seconds: float = Field(
         30.0,
         ge=0.2,
         le=3600.0,
-        description="how often it is looked whether the cluster still has what was published, and the claims",
+        description="interval of checks that the cluster still has the published cards and the held claims",
     )
 
 
@@ -72,15 +72,15 @@ class KubeletResource(PolicyTable):
         description="what one of it is: a whole card, a MIG instance, one of equal parts of a card, or an "
         "amount of a card's memory"
     )
-    match: Match = Field(default_factory=Match, description="of which devices; left out, of all")
+    match: Match = Field(default_factory=Match, description="the devices that it covers; left out: all")
     profiles: MigProfiles | None = Field(
         None,
         description="kind mig: the profiles, each a resource of its own; left out, all that the cards have",
     )
     parts: int | None = Field(
-        None, ge=2, le=64, description="kind part: into how many equal parts of memory each card is cut"
+        None, ge=2, le=64, description="kind part: the number of equal parts of memory of each card"
     )
-    unit: MemoryBytes | None = Field(None, description="kind memory: how much one is; 1GiB if left out")
+    unit: MemoryBytes | None = Field(None, description="kind memory: the size of one unit; 1GiB if left out")
     isolation: Literal["quota", "compute"] = Field(
         "quota", description="kinds part and memory: quota is libvgpu's, compute is MPS's"
     )
@@ -89,8 +89,8 @@ class KubeletResource(PolicyTable):
     )
     across: Literal["refuse", "even"] = Field(
         "refuse",
-        description="a container whose parts or memory the kubelet took from several cards: refused, or "
-        "given as much of each, where it took as much of each",
+        description="a container whose units the kubelet took from several cards: refuse refuses it, even "
+        "accepts it if the kubelet took as many from each",
     )
 
     @property
@@ -135,7 +135,7 @@ class KubeletSettings(PolicyTable):
         (),
         strict=False,
         max_length=MAX_RESOURCES,
-        description="resources for pods; without one the kubelet is not spoken to",
+        description="resources for pods; without one, vgpud does not register with the kubelet",
     )
     inject: Literal["cdi", "edits"] = Field(
         "cdi",
@@ -146,10 +146,11 @@ class KubeletSettings(PolicyTable):
         60.0,
         ge=1.0,
         le=86400.0,
-        description="what no pod has held for so long, by the kubelet's PodResources API, is released",
+        description="an allocation that no pod holds for this time, by the kubelet's PodResources API, is "
+        "released",
     )
     check_seconds: float = Field(
-        10.0, ge=0.2, le=3600.0, description="how often the kubelet is asked which pods hold what"
+        10.0, ge=0.2, le=3600.0, description="interval of asking the kubelet which pods hold what"
     )
 
     @model_validator(mode="after")

@@ -176,13 +176,13 @@ class MpsSettings(PolicyTable):
         100.0,
         ge=100.0,
         le=1000.0,
-        description="how far the active thread percentages of all tenants of a device may add up",
+        description="maximum sum of the active thread percentages of all tenants of a device",
     )
     users: Literal["same", "queue", "multi"] = Field(
         "same",
         description="a second user on a device, where NVIDIA's server takes one at a time: same refuses it, "
         "queue lets it wait for the first one's programs to end, multi runs one server for all users "
-        "where the driver can, and is as same where it cannot",
+        "if the driver supports that, and otherwise acts as same",
     )
     processes_per_tenant: int = Field(
         1,
@@ -205,7 +205,7 @@ class MpsSettings(PolicyTable):
         "normal", description="a hint to the driver, for allocations that ask for no priority of their own"
     )
     check_seconds: float = Field(
-        10.0, ge=0.2, le=3600.0, description="how often a control daemon is asked whether it answers"
+        10.0, ge=0.2, le=3600.0, description="interval of checks that a control daemon answers"
     )
     hang_seconds: float = Field(
         30.0,
@@ -357,7 +357,7 @@ Listen = Annotated[
 class MetricsSettings(PolicyTable):
     """The table [metrics]: metrics for Prometheus. They are always served on the Unix socket metrics.sock."""
 
-    listen: Listen = Field("", description="also by TCP at this loopback address; empty: not")
+    listen: Listen = Field("", description="also by TCP at this loopback address; empty: no TCP")
     workloads: bool = Field(
         True,
         description="vgpud_allocation_info has the names of namespace, pod, container and claim; "
@@ -368,7 +368,7 @@ class MetricsSettings(PolicyTable):
 class HttpSettings(PolicyTable):
     """The table [http]: the read-only status page."""
 
-    listen: Listen = Field("", description="serve it by TCP at this loopback address; empty: not at all")
+    listen: Listen = Field("", description="serve it by TCP at this loopback address; empty: no page")
 
 
 class RuntimeSettings(PolicyTable):
@@ -451,7 +451,7 @@ class PoolSettings(PolicyTable):
         "buffers of running ones; left out: no bound",
     )
     host_memory_reserve: MemoryBytes = Field(
-        2 << 30, description="what stays available on the host, whatever is suspended"
+        2 << 30, description="memory that suspensions leave available on the host"
     )
     unevictable: Literal["checkpoint", "keep", "refuse"] = Field(
         "checkpoint",

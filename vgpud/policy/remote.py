@@ -58,7 +58,7 @@ class RemoteSettings(PolicyTable):
     server_sha256: Sha256 = Field(
         "", description="of the server program as it was installed, for `vgpuctl doctor`; empty: not recorded"
     )
-    engine: Literal["lupine"] = Field("lupine", description="which engine the server program is of")
+    engine: Literal["lupine"] = Field("lupine", description="the engine to which the server program belongs")
     listen: Address = Field("0.0.0.0:14843", description="where the door listens, by TLS")
     grace: Seconds = Field(
         30.0,

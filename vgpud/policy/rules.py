@@ -51,7 +51,7 @@ def check_quotas(data: Mapping[str, Any], where: Where) -> Iterator[Problem]:
     for number, element in enumerate(elements):
         try:
             rule = QuotaRule.model_validate(element)
-        except ValidationError:  # told elsewhere
+        except ValidationError:  # the validation of the model reports it
             continue
         path = ("quota", number)
         names = {(key, name) for key in _QUOTA_NAMES for name in getattr(rule, key)}

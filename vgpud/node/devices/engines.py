@@ -3,7 +3,8 @@
 The engine is chosen for the first such tenant of a device, before the arbiter gets the tenant's lease, and
 stays until the last one is released. The choice is written to <run>/engines/UUID, where the arbiter and a
 restarted vgpud read it. The probe runs once per device, boot and driver version. If the probe gives no
-answer, the device has the engine gate; a probe that failed at once runs again for the next first tenant.
+answer, the device gets the engine gate. A probe that fails within _QUICK_SECONDS is not recorded, and runs
+again when an idle device gets its first tenant.
 """
 
 import asyncio
@@ -40,8 +41,8 @@ class Engines:
         self.notice: Callable[[str, str], None] = lambda uuid, sentence: None
 
     def view(self, device: Device) -> EngineChoice:
-        """The engine in force on the device. If it has none, the engine that its next first tenant
-        would get.
+        """The engine in force on the device. If the device has no preload tenant, the engine that it would
+        get with one.
         """
         chosen = self._chosen.get(device.uuid)
         if chosen is not None:

@@ -1,6 +1,6 @@
 """Runs the steps of a plan, one after the other. Each step is idempotent.
 
-`after(point)` is called after each step. Tests crash the daemon there; its next start must converge,
+`fault(point)` is called after each step. Tests crash the daemon there; its next start must converge,
 whichever step was the last.
 """
 
@@ -45,7 +45,7 @@ class Executor:
         self._specs = specs
         self._engines = engines
         self._fault = fault
-        # called when a slice has left a device, in a release or a move; the bool: was it a MIG slice?
+        # called when a slice or a mode has left a device; the bool: was it a MIG slice?
         self.left: Callable[[str, bool], None] = lambda device_uuid, was_mig: None
 
     async def run(self, verb: str, allocation: Allocation, steps: Sequence[Step]) -> Allocation:

@@ -19,7 +19,7 @@ class Inventory:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        # the inventory calls this when NVML lists devices again after it listed none
+        # the inventory calls this when NVML lists devices and the snapshot before had none
         self.came_back: Callable[[], None] = lambda: None
         # the inventory calls this with the devices whose health has changed
         self.health_changed: Callable[[tuple[Device, ...]], None] = lambda _: None

@@ -323,7 +323,7 @@ class MigLayouts:
         return False
 
     def waits(self, device_uuid: str) -> bool:
-        """May a change of the device's MIG layout have waited for the last slice of another mode?"""
+        """True if the device is idle, and a slice may have blocked a change to the desired MIG layout."""
         device = self._inventory.node.device(device_uuid)
         if device is None or not device.mig.capable or self._book.use_of(device.uuid).count:
             return False

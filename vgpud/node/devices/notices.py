@@ -70,7 +70,7 @@ class Notices:
         await self._store.notice(EventKind.DEVICE_CHANGED, device.uuid, sentence)
 
     def arbiter(self, sentence: str) -> None:
-        """Reports a sentence on the arbiter, which is in the journal already."""
+        """Reports a sentence on the arbiter to watchers. Precondition: the journal has the sentence."""
         self._spawn(self._store.notice(EventKind.ARBITER_CHANGED, "vgpu-arbiter", sentence))
 
     async def started(self, version: str) -> None:
@@ -80,7 +80,7 @@ class Notices:
             await self._store.notice(EventKind.VGPUD_STARTED, "vgpud", f"vgpud {version} serves, with {held}")
 
     def notice(self, device_uuid: str, sentence: str, audited: bool = False) -> None:
-        """Reports a sentence on a device. With `audited`, the audit trail says it in the journal already."""
+        """Reports a sentence on a device. `audited`: an audit line has the sentence already."""
         device = self._inventory.node.device(device_uuid)
         name = device_uuid if device is None else f"device {device.index}"
         if not audited:

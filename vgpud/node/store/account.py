@@ -1,4 +1,4 @@
-"""Counts decisions and repeated requests, and gives the fields that a log line says of them."""
+"""Counts decisions and repeated requests, and makes the fields of their log lines."""
 
 import time
 from collections import Counter

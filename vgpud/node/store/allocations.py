@@ -147,7 +147,7 @@ class AllocationStore:
         await self._ledger.rebind(_named(self.book.get(allocation_id), workload))
         named = _named(self.book.get(allocation_id), workload)
         self.book.replace(named)
-        event = _event(EventKind.ALLOCATION_NAMED, named, f"it is of {workload}")
+        event = _event(EventKind.ALLOCATION_NAMED, named, f"it belongs to {workload}")
         written = await self._ledger.event(event.kind, event.subject, event.sentence, event.user)
         self._hub.publish(written, named)
 

@@ -17,7 +17,7 @@ from vgpud.threads import DaemonThreads
 log = structlog.get_logger(__name__)
 
 _KEPT_SECONDS = 60.0
-# how long it is remembered that a user is unknown: the directory service may have been unreachable
+# how long the answer "unknown user" is cached: the directory service may only have been unreachable
 _UNKNOWN_KEPT_SECONDS = 5.0
 _LOOKUP_SECONDS = 2.0
 _THREADS = 2

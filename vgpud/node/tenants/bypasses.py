@@ -248,11 +248,11 @@ class Bypasses:
         if seen is not None and seen.refusal and not marked:
             sentence = (
                 f"the driver refused to take it off its device ({seen.refusal}): "
-                "its time slices are kept by libvgpu's gate"
+                "libvgpu's gate enforces its time slices"
             )
             await self._mark(allocation, MarkKind.GATED, "", 0, sentence)
         if seen is not None and not seen.refusal and marked:
-            await self._unmark(allocation, MarkKind.GATED, "its time slices are kept by the engine cut again")
+            await self._unmark(allocation, MarkKind.GATED, "the engine cut enforces its time slices again")
 
     async def _judge_slice(
         self, preload: Preload, allocation: Allocation, part: Slice, survey: _Survey

@@ -102,7 +102,7 @@ class Checkpoints:
         return visible_devices(pid, self._context.inventory.node.devices, self._context.host_root)
 
     def session(self, allocation: Allocation) -> AbstractAsyncContextManager[Session]:
-        """A session of vgpu-suspend, in the turn of the user for whom the allocation counts."""
+        """A session of vgpu-suspend. Users take turns; the turn counts for the user of the allocation."""
         return self._context.suspender.session(allocation.request.counts_for.uid)
 
     async def unless_gone(self, process: SuspendedProcess, work: Awaitable[None]) -> None:

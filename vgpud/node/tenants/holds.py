@@ -1,10 +1,10 @@
-"""What moves share, and what one move holds of it.
+"""The resources that moves share, and those that one move holds.
 
-A tenant leaves its device while the driver works for the one before it, and another one arrives. Each waits
-in the same order, so that no two wait for each other: the link off its device, the driver, the link onto its
-new device. The link off is free again once the driver has been got, and the driver once the tenant's
-processes run; so a stopped tenant waits for one other at the most at each of the three. A move that waits
-long for the link onto its device gives the driver back, because the tenant there may hang.
+Moves of several tenants overlap. Each move takes three resources in the same order, so that moves cannot
+deadlock: the link off the old device, the driver (one session of vgpu-suspend), and the link onto the new
+device. A move frees the link off the old device when it has the driver, and the driver when the tenant's
+processes run. A move that waits longer than _ARRIVE_SECONDS for the link onto the new device gives the
+driver back, because the tenant that uses the link may hang.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ class Holds:
         await self.end_arrival()
 
     async def leave(self, device_uuids: Sequence[str]) -> None:
-        """Takes the links off the devices, until the driver has been got."""
+        """Takes the links off the devices. `driver` frees them."""
         for uuid in sorted(device_uuids):
             await self._off.enter_async_context(self._links.off[uuid].turn(self._user))
 
@@ -67,8 +67,8 @@ class Holds:
         await self._driver.aclose()
 
     async def arrive(self, device_uuids: Sequence[str]) -> None:
-        """Takes the links onto the devices, until the memory has arrived there. Gives the driver back if that
-        takes long.
+        """Takes the links onto the devices; `end_arrival` frees them. Gives the driver back if a link is not
+        free within _ARRIVE_SECONDS.
         """
         for uuid in sorted(device_uuids):
             link = self._links.onto[uuid]

@@ -75,8 +75,9 @@ class HostTable:
 
     @contextmanager
     def ordered(self, allocation: Allocation, buffer_bytes: int, driver_bytes: int = 0) -> Iterator[None]:
-        """Orders host memory for a change of the tenant, until the block ends: a buffer of `buffer_bytes`, of
-        which what is made already needs no room, and `driver_bytes` in addition, which the driver saves.
+        """Orders host memory for a change of the tenant, until the block ends: a buffer of `buffer_bytes`,
+        and `driver_bytes` in addition, which the driver saves. A part of the buffer that exists already needs
+        no more memory.
 
         Raises VgpuError(NO_CAPACITY).
         """

@@ -39,14 +39,14 @@ from vgpud.planner.terms import all_terms
 from vgpud.planner.use import is_anybodys
 from vgpud.proc import start_ticks
 
-# Less memory than this goes by the host while the driver works for another tenant: its buffer is made and
-# its memory leaves meanwhile, while a direct move holds the driver from its beginning
+# While the driver is busy with another tenant, less memory than this is moved through the host: its host
+# buffer is made meanwhile. A direct move would need the driver from its beginning.
 _WORTH_BYTES = 4 * GIB
 # Maximum time for which a direct move holds the driver for libvgpu to park memory, and again to bring it
 # back: the tenant's process may be stopped
 _PARK_SECONDS = 10.0
 _WATCH_SECONDS = 1.0
-_AGAIN_SECONDS = 30.0
+_AGAIN_SECONDS = 30.0  # wait after a failed attempt to end an interrupted move
 
 log = structlog.get_logger(__name__)
 

@@ -26,14 +26,14 @@ from vgpud.planner.words import DRAINED, shown_bytes
 # while other moves use the driver and the links.
 AT_ONCE = 4
 
-#: Begins a move. It is given what it calls when its room is booked.
+#: Begins a move. The argument is a callback that the move calls when its room is booked.
 _Begin = Callable[[Callable[[], None]], Awaitable[TenantMove]]
 _Outcome = TenantMove | VgpuError
 
 
 class _Overlap:
     """Moves in a given order: each begins when the one before it has booked its room, on the devices and on
-    the host. One without room begins anew when those before it have ended.
+    the host. A move without room starts again when the moves before it have ended.
     """
 
     def __init__(self, group: asyncio.TaskGroup) -> None:

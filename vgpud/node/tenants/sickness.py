@@ -1,5 +1,5 @@
 """Reacts to the health of devices: marks the tenants of lost devices as failed, moves tenants off sick
-devices if the policy says so, and notices when a device is well again.
+devices if the policy says so, and checks until a device is well again.
 """
 
 import asyncio

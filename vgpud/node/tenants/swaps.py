@@ -30,7 +30,7 @@ _SAID = {
     Cause.IDLE: "evicted by libvgpu as idle",
     Cause.TURN: "swapped out at the end of its turn,",
 }
-_DRAIN_SECONDS = 4.0
+_DRAIN_SECONDS = 4.0  # maximum time for the running work of a tenant to end
 _PREPARE_SECONDS = 4.0  # maximum time in which a host buffer that is being made does not grow
 _ROOM_SECONDS = 10.0  # maximum wait of a swap-in for room on the card
 _TIGHT_SECONDS = 1.0  # wait after which other tenants may keep no memory on the card
@@ -311,8 +311,8 @@ class Swaps:
 
     def _others_go(self, allocation: Allocation, since: dict[str, float]) -> bool:
         """Is another tenant leaving the device? That takes longer while its host buffer is allocated. `since`
-        has when each was first seen to leave: it counts no longer than its memory may take, because it may
-        itself wait for this tenant, by way of the driver.
+        maps each leaving tenant to the time at which it was first seen to leave. A tenant counts for at most
+        the time that its memory may take, because it may itself wait for the driver, busy with this tenant.
         """
         (part,) = allocation.slices
         now = clock.now()

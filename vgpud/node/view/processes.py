@@ -1,4 +1,4 @@
-"""Lists processes with their allocation and device. NVML and the arbiter know the processes."""
+"""Lists processes with their allocation and device. The processes come from NVML and from the modes."""
 
 import asyncio
 from collections.abc import Callable, Container, Iterable, Mapping
