@@ -41,6 +41,8 @@ def cluster_node(node: DemoNode, kubeconfig: Path) -> None:
         "VGPUD_DEVICE_PLUGINS_DIR": str(fixed_plugins(root)),
         "VGPUD_KUBECONFIG": str(kubeconfig),
         "VGPUD_NODE_NAME": "node-1",
+        # the client writes the kubeconfig's certificates there, and a killed vgpud leaves them
+        "TMPDIR": str(node.folder),
     }
 
 
@@ -71,6 +73,8 @@ def running(release: str, programs: Path, rootfs: Path, folder: Path) -> Iterato
                     yield Pods(cluster, cri)
             finally:
                 cluster.stop()
+                made.kill()
+                made.end_containers()  # those of pods that were deleted just now may still end
 
 
 @pytest.fixture(scope="session", params=[release for release in SUITES if release != "installed"])

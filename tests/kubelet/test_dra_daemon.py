@@ -62,6 +62,8 @@ def join(node: DemoNode, served: HttpCluster) -> DemoNode:
         "VGPUD_KUBELET_DIR": str(node.folder / "k"),
         "VGPUD_KUBECONFIG": str(node.folder / "kubeconfig"),
         "VGPUD_NODE_NAME": "node-1",
+        # the client writes the kubeconfig's certificates there, and a killed vgpud leaves them
+        "TMPDIR": str(node.folder),
     }
     return node
 

@@ -138,7 +138,21 @@ class Containerd:
         mounted = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
         for path in reversed([path for path in mounted if path.startswith(f"{self.folder}/")]):
             subprocess.run(["umount", "--lazy", path], check=True)
+        for bundle in (self.folder / "state" / "io.containerd.runtime.v2.task").glob("*/*"):
+            self._remove_outside(bundle)
         shutil.rmtree(self.folder / "state")
+
+    def _remove_outside(self, bundle: Path) -> None:
+        """Removes what an ended container has outside of containerd's folders: its control group, runc's
+        state, and the socket of its shim.
+        """
+        states = Path("/run/containerd/runc") / bundle.parent.name
+        words = ["runc", "--root", str(states), "delete", "--force", bundle.name]
+        subprocess.run(words, env=self.environment, check=False, capture_output=True)
+        for record in ("address", "bootstrap.json"):  # of containerd 1.7 and 2
+            with suppress(OSError):
+                for socket in re.findall(r"unix://(/run/containerd/s/\w+)", (bundle / record).read_text()):
+                    Path(socket).unlink(missing_ok=True)
 
     def stop(self) -> None:
         assert self._daemon is not None
