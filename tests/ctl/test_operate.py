@@ -50,6 +50,16 @@ def test_the_policy_is_explained_for_each_device_and_the_user(main: Ctl, daemon:
     assert re.search(r'max_priority +"normal" +built-in +the highest priority', said)
 
 
+def test_the_quota_of_another_user_is_explained_by_name(main: Ctl, daemon: Daemon) -> None:
+    quotas = [{"users": ["daemon"], "max_devices": 3}, {"gids": [os.getgid()], "max_devices": 5}]
+    daemon.replies["GetPolicy"] = pb.PolicyReply(json=json.dumps({"version": 1, "quota": quotas}))
+    assert re.search(r"user daemon: quota\[0\]\n", main("policy", "explain", "--user", "daemon").stdout)
+    assert re.search(r"user bin: no quota\n", main("policy", "explain", "--user", "bin").stdout)
+    refused = main("policy", "explain", "--user", "no-such-user")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "this host has no user 'no-such-user'" in refused.stderr
+
+
 # --- ps and events
 
 

@@ -475,6 +475,11 @@ def test_a_device_is_named_by_the_first_characters_of_its_uuid(main: Ctl, daemon
     )
 
 
+def test_an_error_about_a_node_with_one_device_counts_it_in_the_singular(main: Ctl, daemon: Daemon) -> None:
+    daemon.replies["ListDevices"] = pb.ListDevicesReply(devices=canned.devices().devices[:1])
+    assert "'7' names none of the 1 device of this node (E" in main("drain", "7").stderr
+
+
 def test_a_listing_is_filtered_by_user_label_and_device(main: Ctl, daemon: Daemon) -> None:
     def item(name: str, uid: int, label: str, device: str) -> pb.Allocation:
         return pb.Allocation(id=name, owner_uid=uid, label=label, slices=[pb.Slice(device_uuid=device)])

@@ -103,7 +103,7 @@ def _part(source: Callable[[], object]) -> str:
     try:
         return json.dumps(without_private(source()), indent=1)
     except VgpuError as error:
-        return f"not to be had: {error}"
+        return f"cannot be collected: {error}"
 
 
 def _versions() -> str:
@@ -125,7 +125,7 @@ def _versions() -> str:
 
 def _run(words: tuple[str, ...]) -> str:
     if shutil.which(words[0]) is None:
-        return f"{words[0]} is not here"
+        return f"{words[0]} is not installed"
     try:
         done = subprocess.run(words, capture_output=True, timeout=_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -246,7 +246,7 @@ def _group(host: Host) -> Iterator[Finding]:
 def _own_name() -> str:
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:  # the group does not exist, or the directory service does not answer
+    except KeyError:  # the user has no account, or the directory service does not answer
         return "USER"
 
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.quantity import counted
 
 if TYPE_CHECKING:
     from vgpud.api.client import Client
@@ -26,9 +27,10 @@ def device_uuid(devices: Iterable[pb.Device], named: str) -> str:
         ]
     if len(found) != 1:
         which = f": {', '.join(found[:_SHOWN])}{' and more' if len(found) > _SHOWN else ''}" if found else ""
+        there = counted(len(known), "device")
         raise VgpuError(
             ErrorCode.NO_SUCH_DEVICE,
-            f"{named!r} names {len(found) or 'none'} of the {len(known)} devices of this node{which}",
+            f"{named!r} names {len(found) or 'none'} of the {there} of this node{which}",
             "name one: see 'vgpuctl devices'",
         )
     return found[0]

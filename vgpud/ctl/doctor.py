@@ -10,6 +10,7 @@ from vgpud.ctl.connect import connect
 from vgpud.ctl.table import Column, Table
 from vgpud.ctl.terminal import Terminal, View
 from vgpud.model.errors import Exit, VgpuError
+from vgpud.model.quantity import counted
 
 STYLES = {OK: "green", WARN: "yellow", FAIL: "red"}
 COLUMNS = (Column("STATE", styles=STYLES), Column("CHECK"), Column("WHAT"), Column("FIX"))
@@ -23,7 +24,7 @@ def doctor(arguments: Namespace, terminal: Terminal) -> int:
     document = {"items": [item._asdict() for item in found]}
     terminal.show(View("Diagnosis", document, [item.check for item in shown], [Table(COLUMNS, rows)]))
     count = {state: sum(item.state == state for item in found) for state in (OK, WARN, FAIL)}
-    terminal.say(f"{count[FAIL]} failed, {count[WARN]} warnings, {count[OK]} ok" + _more(terminal))
+    terminal.say(f"{count[FAIL]} failed, {counted(count[WARN], 'warning')}, {count[OK]} ok" + _more(terminal))
     return Exit.DEGRADED.value if count[FAIL] else Exit.OK.value
 
 

@@ -214,7 +214,7 @@ def _ask_kubelet(container: Json, want: Want, words: dict[str, str], place: str,
     cards if it names no memory.
     """
     if want.cores is not None:
-        say(f"{place}: {want.cores} cores are left out: extended resources have no second measure; see DRA")
+        say(f"{place}: {want.cores} cores are left out: an extended resource has one amount only; see DRA")
     for key in words:
         say(f"{place}: the choice of {key.lower().replace('_', ' ')} is left out; use labels of nodes")
     if want.memory_bytes is None:

@@ -16,6 +16,7 @@ from vgpud.ctl.fail import exit_code_of, print_error
 from vgpud.ctl.request import selector_of
 from vgpud.ctl.terminal import Terminal, View
 from vgpud.model.errors import ErrorCode, Exit, VgpuError
+from vgpud.model.quantity import counted
 
 # longest time that NVIDIA's drivers were observed to take for creating one instance, with a margin
 STEP_SECONDS = 15.0
@@ -142,7 +143,7 @@ def _chosen(client: Client, arguments: Namespace) -> list[pb.MigDevice]:
         if len(found) != 1:
             raise VgpuError(
                 ErrorCode.NO_SUCH_DEVICE,
-                f"{len(found) or 'none'} of {len(devices)} devices that have MIG match {named!r}",
+                f"{len(found) or 'none'} of the {counted(len(devices), 'device')} with MIG match {named!r}",
                 "give an index or a UUID of 'vgpuctl mig ls'",
             )
         wanted.add(found[0])

@@ -15,17 +15,19 @@ DEFAULT_TIMEOUT_SECONDS = 30.0
 EVERYWHERE: tuple[Argument, ...] = (
     argument("-o", "--output", metavar="FORMAT", help=f"{', '.join(ANY_OUTPUT)}; alloc also has env"),
     argument(
-        "--socket", metavar="PATH", help="the daemon's (default: the most privileged that you may open)"
+        "--socket",
+        metavar="PATH",
+        help="the daemon's socket (default: the most privileged that you may open)",
     ),
     argument(
         "--timeout",
         type=kinds.timeout,
         metavar="SECONDS",
-        help=f"for each call (default {DEFAULT_TIMEOUT_SECONDS:g})",
+        help=f"time limit of each call (default {DEFAULT_TIMEOUT_SECONDS:g})",
     ),
     argument("-q", "--quiet", action="store_true", help="errors only on standard error"),
     argument("-v", "--verbose", action="store_true", help="more words, and the details of errors"),
-    argument("--no-headers", action="store_true", help="tables without their first line"),
+    argument("--no-headers", action="store_true", help="tables without the line of headers"),
     argument(
         "--color", choices=("auto", "always", "never"), help="default auto; heeds NO_COLOR, FORCE_COLOR"
     ),

@@ -1,4 +1,4 @@
-"""`vgpuctl policy explain`: what the policy in force means for each device and for the calling user."""
+"""`vgpuctl policy explain`: what the policy in force means for each device and for a user."""
 
 import os
 from argparse import Namespace
@@ -14,7 +14,7 @@ from vgpud.ctl.terminal import Terminal, View
 from vgpud.directory import account_of
 from vgpud.model.device import Device
 from vgpud.model.errors import ErrorCode, Exit
-from vgpud.model.tenancy import Owner
+from vgpud.model.tenancy import ANYONE, Owner
 from vgpud.planner.quota import is_undecided
 from vgpud.policy.effective import as_toml, leaves
 from vgpud.policy.locate import spell
@@ -27,7 +27,7 @@ _MEANING = {
     "mps": "shares of one MPS daemon",
     "preload": "quotas by libvgpu",
     "exclusive": "whole cards only",
-    "unmanaged": "vgpud leaves it alone",
+    "unmanaged": "vgpud does not use it",
 }
 BUILT_IN = "built-in"
 
@@ -40,6 +40,8 @@ def explain(arguments: Namespace, terminal: Terminal) -> int:
     policy = Policy.model_validate_json(reply.json)
     devices = [device for device in node_of(listed).devices if only in ("", device.uuid)]
     owner = Owner(os.getuid(), os.getgid())
+    if arguments.user is not None:
+        owner = Owner(arguments.user, ANYONE)  # the groups are those of the account
     tables = []
     items = []
     for title, rows in (*_of_devices(policy, devices, reply), _of_user(policy, owner, reply.origins)):

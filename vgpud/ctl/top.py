@@ -40,8 +40,8 @@ HELP = """keys
   up, down   select an allocation; s and r ask before they act on it
   s          suspend it: its device memory goes to the host, its processes wait
   r          resume it
-  o  O       order by the next column; turn the order round
-  /          filter by text, gpu0 say; an empty text or Esc shows all
+  o  O       order by the next column; reverse the order
+  /          filter by text, as in gpu0; an empty text or Esc shows all
   q          quit
 
 SHARE      part of the time in which the tenant had the device; 0 without time

@@ -39,8 +39,8 @@ ACTIONS = {
 
 
 class Doing:
-    """Runs one action at a time, in a thread of its own. `said` is the line that tells how far the
-    action is.
+    """Runs one action at a time, in a separate thread. `said` is the line on the action's progress or
+    result.
     """
 
     def __init__(self, arguments: Namespace) -> None:

@@ -123,7 +123,7 @@ PROOF = (
 VERBS: tuple[Verb | Group, ...] = (
     Verb(
         "status",
-        "is the daemon well, and its devices",
+        "show the state of the daemon and its devices",
         "read:status",
         details="Exits 0 when all is well and 37 when a device or an allocation has failed.",
         examples=("vgpuctl status",),
@@ -149,7 +149,7 @@ VERBS: tuple[Verb | Group, ...] = (
         ),
         (*ANY_OUTPUT, "env"),
         "name",
-        details='eval "$(vgpuctl alloc --memory 4GiB -o env)" puts this shell under the allocation.',
+        details='eval "$(vgpuctl alloc --memory 4GiB -o env)" puts this shell into the allocation.',
         examples=(
             "vgpuctl alloc --memory 8GiB --cores 25",
             "vgpuctl alloc --profile 1g.18gb --label notebook",
@@ -235,7 +235,7 @@ VERBS: tuple[Verb | Group, ...] = (
                 metavar="UUID|INDEX",
                 help="the device to go to; repeat for each slice, in order",
             ),
-            argument("--from", dest="source", metavar="UUID|INDEX", help="the device of the slice that goes"),
+            argument("--from", dest="source", metavar="UUID|INDEX", help="the device of the slice to move"),
         ),
         details="Its processes wait meanwhile, and find their memory as it was. Give a long --timeout for "
         "many GiB: vgpud goes on if the call is cut short.",
@@ -254,12 +254,12 @@ VERBS: tuple[Verb | Group, ...] = (
                 "--device",
                 action="append",
                 metavar="UUID|INDEX",
-                help="only this device is to have the room; repeat to allow several",
+                help="make room on this device; repeat to allow several",
             ),
             argument("--dry-run", action="store_true", help="only say what would move"),
         ),
-        details="Without --memory and --cores, a device is freed of preload tenants. The fewest moves are "
-        "found; up to four run at once.",
+        details="Without --memory and --cores, a device is freed of preload tenants. vgpud makes the fewest "
+        "moves, up to four at once.",
         examples=(
             "vgpuctl defrag --memory 60GiB --dry-run",
             "vgpuctl defrag --device 2",
@@ -281,7 +281,7 @@ VERBS: tuple[Verb | Group, ...] = (
             argument("--device", metavar="UUID|INDEX", help="only those with a slice of this device"),
             WATCHED,
         ),
-        details="All of several conditions hold for what is listed.",
+        details="With several conditions, allocations that meet all of them are listed.",
         examples=(
             "vgpuctl ls",
             "vgpuctl ls -o wide",
@@ -316,14 +316,14 @@ VERBS: tuple[Verb | Group, ...] = (
     ),
     Verb(
         "run",
-        "run a command under an allocation of its own",
+        "run a command in a new allocation",
         "run:run",
         (
             *WANTED,
             argument("command", nargs="...", metavar="-- COMMAND", help="the command and its arguments"),
         ),
         outputs=("table",),
-        details="The command takes this process's place, so its exit code and signals are its own; "
+        details="The command replaces vgpuctl in the same process, which keeps exit code and signals; "
         "the allocation ends with it.",
         takes_command=True,
         examples=(
@@ -355,10 +355,18 @@ VERBS: tuple[Verb | Group, ...] = (
             ),
             Verb(
                 "explain",
-                "say what the policy in force means for each device, and for the calling user",
+                "say what the policy in force means for each device, and for a user",
                 "policy_explain:explain",
-                (argument("--device", metavar="UUID|INDEX", help="only this device"),),
-                examples=("vgpuctl policy explain --device 0",),
+                (
+                    argument("--device", metavar="UUID|INDEX", help="only this device"),
+                    argument(
+                        "--user",
+                        type=kinds.uid,
+                        metavar="USER",
+                        help="the quota of this user, by name or number (default: the calling user)",
+                    ),
+                ),
+                examples=("vgpuctl policy explain --device 0", "vgpuctl policy explain --user alice"),
             ),
             Verb(
                 "diff",
@@ -374,7 +382,7 @@ VERBS: tuple[Verb | Group, ...] = (
             ),
             Verb(
                 "test",
-                "try cases against a policy, touching nothing",
+                "try cases against a policy, changing nothing",
                 "policy_cases:test",
                 (
                     argument("cases", metavar="CASES", help="a TOML file of cases, see vgpuctl(1)"),
@@ -398,7 +406,7 @@ VERBS: tuple[Verb | Group, ...] = (
     ),
     Group(
         "mps",
-        "look at MPS control daemons, end a client",
+        "list MPS control daemons, end a client",
         (
             Verb(
                 "ls",
@@ -413,7 +421,11 @@ VERBS: tuple[Verb | Group, ...] = (
                 "mps:terminate",
                 (
                     argument("client", type=kinds.pid, metavar="PID", help="a client's pid"),
-                    argument("--device", metavar="UUID|INDEX", help="if it is a client on several"),
+                    argument(
+                        "--device",
+                        metavar="UUID|INDEX",
+                        help="the device, if the process is a client on several",
+                    ),
                 ),
                 examples=("vgpuctl mps terminate 31337",),
             ),
@@ -440,7 +452,7 @@ VERBS: tuple[Verb | Group, ...] = (
             ),
             Verb(
                 "apply",
-                "bring devices to a layout, touching as few instances as can be",
+                "give devices a layout, changing as few instances as possible",
                 "mig:apply",
                 MIG_LAYOUT,
                 details="The layout is kept from then on, across reboots, until 'apply auto' lets instances "
@@ -459,7 +471,7 @@ VERBS: tuple[Verb | Group, ...] = (
             ),
             Verb(
                 "export",
-                "print what stands as a configuration of mig-parted",
+                "print the present instances as a configuration of mig-parted",
                 "mig:export",
                 (*MIG_DEVICES, argument("--config", metavar="NAME", help="its name (default current)")),
                 outputs=("table", "json", "yaml"),
@@ -492,7 +504,7 @@ VERBS: tuple[Verb | Group, ...] = (
     ),
     Group(
         "remote",
-        "use a slice of another machine; on the node, say which remote users may",
+        "use a slice of another machine; on the node, grant slices to remote users",
         (
             Verb(
                 "run",
@@ -536,7 +548,7 @@ VERBS: tuple[Verb | Group, ...] = (
                     argument(
                         "user",
                         metavar="USER",
-                        help="an account of this node, which owns them",
+                        help="the account of this node that owns the slices",
                     ),
                     argument(
                         "--memory", type=kinds.memory, metavar="SIZE", help="of all its slices together"
@@ -554,7 +566,7 @@ VERBS: tuple[Verb | Group, ...] = (
                     argument(
                         "--certificate",
                         metavar="FILE",
-                        help="know the user by this certificate, not by a token",
+                        help="identify the user by this certificate, not by a token",
                     ),
                 ),
                 outputs=("table", "json", "yaml"),
@@ -584,7 +596,7 @@ VERBS: tuple[Verb | Group, ...] = (
     ),
     Group(
         "convert",
-        "turn manifests for others into ours",
+        "convert manifests for other tools into manifests for vgpud",
         (
             Verb(
                 "hami",
@@ -596,7 +608,7 @@ VERBS: tuple[Verb | Group, ...] = (
                         "--to",
                         choices=("runtime", "kubelet"),
                         default="runtime",
-                        help="ask by the runtime class vgpu (default), or by extended resources",
+                        help="request by the runtime class vgpu (default), or by extended resources",
                     ),
                     argument(
                         "--card-memory",
@@ -606,7 +618,7 @@ VERBS: tuple[Verb | Group, ...] = (
                     ),
                 ),
                 outputs=("table",),
-                details="Prints the manifests; what has no counterpart is said on standard error.",
+                details="Prints the manifests, and on standard error what has no counterpart.",
                 examples=("vgpuctl convert hami deployment.yaml --card-memory 80GiB",),
             ),
         ),
@@ -631,14 +643,14 @@ VERBS: tuple[Verb | Group, ...] = (
         "watch devices and tenants live",
         "top:top",
         (
-            argument("-1", "--once", action="store_true", help="one look, then end"),
+            argument("-1", "--once", action="store_true", help="print one sample and exit"),
             argument(
                 "-d",
                 "--delay",
                 type=kinds.delay,
                 default=2.0,
                 metavar="SECONDS",
-                help="between looks (default 2)",
+                help="between samples (default 2)",
             ),
             argument(
                 "--sort",
@@ -647,12 +659,15 @@ VERBS: tuple[Verb | Group, ...] = (
                 help="the order of the tenants (default memory)",
             ),
             argument(
-                "--filter", default="", metavar="TEXT", help="only tenants in whose line it occurs, gpu0 say"
+                "--filter",
+                default="",
+                metavar="TEXT",
+                help="only tenants whose row contains this text, for example gpu0",
             ),
             argument("--ascii", action="store_true", help="bars without block characters"),
         ),
-        details="Keys: up and down select; s suspend, r resume, k kill, each after a question; o order, "
-        "O turned round; / filter; ? help; q quit. Into a pipe it looks once.",
+        details="Keys: up and down select; s suspends and r resumes, after a question; o next order, "
+        "O reverse order; / filter; ? help; q quit. Into a pipe it prints one sample.",
         examples=(
             "vgpuctl top",
             "vgpuctl top --once --sort waited",
@@ -661,17 +676,17 @@ VERBS: tuple[Verb | Group, ...] = (
     ),
     Verb(
         "ps",
-        "list processes, whose they are, and on which device",
+        "list processes with their user, allocation and device",
         "ps:ps",
         (WATCHED,),
         examples=("vgpuctl ps",),
     ),
     Verb(
         "why",
-        "explain, and what limits an allocation or a process of it now",
+        "say why an allocation got its devices, and what limits it now",
         "why:why",
         (argument("subject", metavar="ALLOCATION|PID", help="an allocation's id, or a process of one"),),
-        details="Takes a process too. Exits 1 for a process that no allocation put there.",
+        details="Takes a pid too. Exits 1 for a process outside of all allocations.",
         examples=(
             "vgpuctl why 4f2a",
             "vgpuctl why 31337",
@@ -682,7 +697,9 @@ VERBS: tuple[Verb | Group, ...] = (
         "print the latest events",
         "ps:events",
         (
-            argument("--last", type=kinds.last, default=100, metavar="N", help="so many (default 100)"),
+            argument(
+                "--last", type=kinds.last, default=100, metavar="N", help="number of events (default 100)"
+            ),
             argument(
                 "--since", type=kinds.since, metavar="SPAN", help="only those of the last 90s, 10min, 2h"
             ),

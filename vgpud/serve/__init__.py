@@ -1,3 +1,3 @@
-"""The daemon's servers: gRPC with a relay that identifies callers by SO_PEERCRED, the kubelet's and DRA's
-plugins, and the containers' socket.
+"""The daemon's servers: gRPC with a relay that identifies callers by the kernel's credentials, the plugins
+for the kubelet and DRA, the socket for container runtimes, and the HTTP pages.
 """

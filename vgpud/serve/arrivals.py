@@ -1,4 +1,4 @@
-"""Holds accepted connections until the relay identifies their callers, in turn for each user."""
+"""Holds accepted connections until the relay has identified their callers; the users take turns."""
 
 import asyncio
 import socket

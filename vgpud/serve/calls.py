@@ -30,8 +30,8 @@ log = structlog.get_logger(__name__)
 SERVICE = pb.DESCRIPTOR.services_by_name["Vgpud"]
 
 _DELIVERIES_PER_USER = 4  # maximum of concurrent deliveries of events to one user
-# Interval between deliveries of events to all users other than root together: they take a tenth of the event
-# loop's time.
+# Interval between deliveries of events to all users other than root together. It keeps deliveries at about a
+# tenth of the event loop's time.
 _DELIVERY_SECONDS = 1 / 500
 # The start of a watch that reads past events takes as long a turn as this number of deliveries, so that users
 # that start watches again and again delay no changes.

@@ -8,7 +8,7 @@ from weakref import WeakValueDictionary
 
 from vgpud import clock
 
-# Another user is served beside this one if it began a change within this time.
+# Two users count as active at the same time if the other one began a change within this time.
 _BESIDE_SECONDS = 1.0
 _NOBODY = -1
 T = TypeVar("T")
@@ -37,8 +37,8 @@ class ChangeTurns:
     `most_seconds`, because a suspension can take a minute.
 
     While another user makes changes too, a user whose changes queue up pauses after each for as long as it
-    took. Otherwise it would always have a change under way, and a user who sends one after the other would
-    get less than half of vgpud's time.
+    took. Otherwise it would always have a change under way, and a user that sends one change after the
+    other would get less than half of vgpud's time.
     """
 
     def __init__(self, most_seconds: float) -> None:

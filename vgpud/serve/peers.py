@@ -25,7 +25,7 @@ _UCRED = struct.Struct("iII")  # struct ucred of unix(7): pid, uid, gid
 # line with the pid in the fdinfo of a pidfd (pidfd_open(2))
 _FDINFO_PID = re.compile(rb"^Pid:\s*(-?\d+)$", re.MULTILINE)
 _SO_PEERPIDFD = 77  # value in asm-generic/socket.h, since Linux 6.5; Python's socket module lacks it
-# 12 s in all: vgpud.proc refuses the questions about a user's processes for 10 s after four without answer
+# 12 s in all: after four questions about a user's processes without answer, vgpud.proc asks none for 10 s
 _TRIES, _RETRY_SECONDS = 120, 0.1
 # pause factor: users other than root get a tenth of the event loop's time for identifying their processes
 _REST_FACTOR = 9.0
@@ -45,9 +45,9 @@ def identify(connection: socket.socket, door: Door) -> Caller:
     Before Linux 6.5 it is the process that has the peer's pid at this call, if it has the peer's uid, too.
     Its `process` has pid 0 if it is in a pid namespace that is not below vgpud's.
 
-    Raises OSError if the socket is gone, and if the kernel does not say which user made the process's user
-    namespace: by its uid alone the process could be a user of its own, with a quota. An error of
-    vgpud.proc.SCARCE passes; a process that has ended is never identified.
+    Raises OSError if the socket is gone, or if the kernel does not say which user made the process's user
+    namespace: the uid alone could be a subordinate one, which would get a quota of its own. Errors in
+    vgpud.proc.SCARCE are temporary. A process that has ended cannot be identified.
     """
     pid, uid, gid = _credentials(connection)
     process, made_by = _process(connection, pid, uid)

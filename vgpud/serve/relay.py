@@ -32,7 +32,7 @@ from vgpud.serve.pump import Pump
 log = structlog.get_logger(__name__)
 
 _ACCEPTS_AT_ONCE = 8  # maximum of connections accepted in one go, because other callers wait meanwhile
-# pause factor: users who connect again and again get a tenth of the event loop's time together
+# pause factor: connections of all users except root together get a tenth of the event loop's time
 _ARRIVAL_REST_FACTOR = 9
 _CLOSED_PAUSE_SECONDS = 0.005
 _ACCEPT_PAUSE_SECONDS = 0.1
@@ -209,7 +209,7 @@ class Relay:
         if error.errno in SCARCE:
             self._complain(
                 LogEvent.CONNECTION_NOT_IDENTIFIED,
-                f"closed a connection: the kernel tells nothing of its process: {error.strerror}",
+                f"closed a connection: the kernel gives no information about its process: {error.strerror}",
             )
         connection.close()
 
@@ -242,7 +242,9 @@ class Relay:
         try:
             onward = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         except OSError as error:
-            self._complain(LogEvent.CONNECTION_NOT_FORWARDED, f"cannot carry a connection: {error.strerror}")
+            self._complain(
+                LogEvent.CONNECTION_NOT_FORWARDED, f"cannot forward a connection: {error.strerror}"
+            )
             connection.close()
             return
         onward.setblocking(False)
@@ -317,7 +319,7 @@ class Relay:
             return False
         except OSError as error:
             self._complain(
-                LogEvent.CONNECTION_NOT_FORWARDED, f"cannot reach the server within: {error.strerror}"
+                LogEvent.CONNECTION_NOT_FORWARDED, f"cannot reach the gRPC server: {error.strerror}"
             )
             self._abandon(onward, name, connection)
             return True
@@ -337,9 +339,7 @@ class Relay:
             await asyncio.sleep(_CONNECT_RETRY_SECONDS)
             if self._try_connect(onward, name, connection):
                 return
-        self._complain(
-            LogEvent.CONNECTION_NOT_FORWARDED, "cannot reach the server within: it does not accept"
-        )
+        self._complain(LogEvent.CONNECTION_NOT_FORWARDED, "cannot reach the gRPC server: it does not accept")
         self._abandon(onward, name, connection)
 
     def _abandon(self, onward: socket.socket, name: str, connection: socket.socket) -> None:

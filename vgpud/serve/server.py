@@ -27,8 +27,8 @@ _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
     ("grpc.max_send_message_length", -1),
     ("grpc.max_concurrent_streams", 32),
-    # The relay keeps grpcio's queue short (serve/gate.py). This leaves room for a hundred users who fill
-    # their part.
+    # The relay keeps grpcio's queue short: MOST_QUEUED calls of each user (serve/gate.py). This leaves room
+    # for some five hundred users with as many.
     ("grpc.server.max_pending_requests", 4096),
     ("grpc.server.max_pending_requests_hard_limit", 4096),
     # A stream takes 16 KiB until its message is read. The probe is off, so that a fast peer cannot increase

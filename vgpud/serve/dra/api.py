@@ -131,7 +131,7 @@ class ApiServer:
             lambda k: getattr(k.CustomObjectsApi(self._client), method), GROUP, VERSION, *arguments, **options
         )
         if not isinstance(answer, dict) or not isinstance(answer.get("metadata", {}), dict):
-            raise _not_understood("no object")
+            raise _not_understood("a value that is not an object")
         return answer
 
     async def _call(self, pick: Callable[[Any], Any], *arguments: Any, **options: Any) -> Any:  # noqa: ANN401
@@ -210,7 +210,7 @@ def _is_slice(value: object, stored: bool = True) -> bool:
 
 def _slice(answer: Json, stored: bool = True) -> Json:
     if not _is_slice(answer, stored):
-        raise _not_understood("no ResourceSlice")
+        raise _not_understood("an object that is not a ResourceSlice")
     return answer
 
 
@@ -227,7 +227,7 @@ def _refused(status: int, reason: str, body: str) -> Refusal:
         401: "renew the token in vgpud's kubeconfig",
         403: "apply configs/kubernetes/rbac.yaml, and use a token of the service account named as the node",
         404: "resource.k8s.io/v1 is there from Kubernetes 1.34 on",
-        409: "it is tried again",
+        409: "vgpud tries again",
     }
     said = " ".join(f"{reason} {body}".split())[:400]
     sentence = f"the API server answers {status}: {said}"

@@ -14,7 +14,7 @@ _MESSAGE_CHARACTERS = 1000
 
 def with_devices(claim: Json, prepared: Prepared, held: Iterable[Allocation], now: str) -> Json:
     """The claim with the entries of this driver in its status. `held` are the claim's allocations; `now` is
-    a time in RFC 3339. Entries of other drivers stay. A condition that stays has its time of before.
+    a time in RFC 3339. Entries of other drivers stay. A condition whose status is unchanged keeps its time.
     """
     status = claim.get("status") or {}
     listed: Sequence[Json] = status.get("devices") or ()
@@ -54,7 +54,7 @@ def _ready(ready: bool, reason: str, message: str, now: str) -> Json:
 
 
 def _with_time(entry: Json, before: Json | None) -> Json:
-    """The entry with the condition's earlier time, if the condition has the status of before."""
+    """The entry with the condition's earlier time, if the condition's status is unchanged."""
     (ready,) = entry["conditions"]
     for one in (before or {}).get("conditions") or ():
         if (one.get("type"), one.get("status")) == (ready["type"], ready["status"]):

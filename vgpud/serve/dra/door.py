@@ -164,7 +164,7 @@ class DraDoor:
             uid = await self.preparer.prepared.get()
             try:
                 await self.preparer.tell(uid)
-            except VgpuError as error:  # the next check tells it
+            except VgpuError as error:  # the next check writes it
                 log.debug(LogEvent.CLAIM_STATUS_NOT_WRITTEN, claim_uid=uid, why=str(error))
 
     async def _name(self) -> None:

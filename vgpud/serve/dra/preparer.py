@@ -53,8 +53,8 @@ class Preparer:
         # One lock for each claim in work. A lock is dropped when its last user has ended.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._suspects: set[str] = set()
-        self._tells = True  # False where the cluster does not take the status of devices
-        self.prepared: asyncio.Queue[str] = asyncio.Queue()  # uids of claims whose status is to be told
+        self._tells = True  # False if the cluster does not store the status of devices
+        self.prepared: asyncio.Queue[str] = asyncio.Queue()  # uids of claims whose status is to be written
 
     async def prepare(self, namespace: str, name: str, uid: str) -> tuple[Answer, ...]:
         """Prepares a claim. Raises VgpuError; the allocations that were made for the claim are then
@@ -119,7 +119,7 @@ class Preparer:
 
     async def check(self) -> None:
         """Releases allocations of claims that no longer exist in the cluster, because they were deleted by
-        force or created again. Tells the other claims the state of their devices.
+        force or created again. Writes the state of their devices into the other claims.
 
         A claim must be missing at two checks in a row; an error of the API server releases nothing.
         """
@@ -153,7 +153,9 @@ class Preparer:
                 await self._tell(claim, there)
 
     async def _tell(self, claim: Prepared, there: Json) -> None:
-        """A conflict with another writer is left to the next check, as is an API server that is away."""
+        """Writes the state of a claim's devices, if it has changed. An error, such as a conflict with another
+        writer, is logged, and the next check tries again.
+        """
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         told = with_devices(there, claim, self._of(claim.uid), now)
         if not self._tells or told == there or self._claims.get(claim.uid) is None:
@@ -166,7 +168,8 @@ class Preparer:
                 LogEvent.CLAIM_STATUS_NOT_WRITTEN, claim_uid=claim.uid, why=str(error), hint=error.hint
             )
         else:
-            self._tells = bool((kept.get("status") or {}).get("devices"))  # dropped where the gate is off
+            # the server drops the field if its feature gate is off
+            self._tells = bool((kept.get("status") or {}).get("devices"))
 
     async def _renew(self, claim: Prepared) -> None:
         """Writes the spec of the claim's monitors again if the driver's files have changed."""

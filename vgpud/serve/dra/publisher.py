@@ -132,7 +132,7 @@ class Publisher:
         self.close()
         listed, version = await self._api.slices(DRIVER, self._node)
         self._published = ()
-        # It also reports what is written below, so that the next `publish` sees what the server has kept.
+        # The watch also reports the writes below, so that the next `publish` sees what the server has kept.
         self._watch = asyncio.ensure_future(self._until_changed(version))
         there = {one["metadata"]["name"]: one for one in listed}
         # numbered names, because the scheduler reads slices in the order of their names

@@ -77,7 +77,7 @@ class _Door:
 
 class Doors:
     """Opens and closes the listeners. `observe` collects the data of the pages; `identities`
-    tells the users of metrics.sock.
+    identifies the callers of metrics.sock.
 
     The addresses of a new policy are bound before the policy comes into force.
     """

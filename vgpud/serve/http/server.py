@@ -100,8 +100,8 @@ class Server:
     async def _serve(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, identities: Identities
     ) -> None:
-        """Serves a connection to the Unix socket. It counts by its uid alone until the kernel has told its
-        process, because each of these questions takes time of the event loop.
+        """Serves a connection to the Unix socket. The connection counts for its uid until its process is
+        known, because the look-up of a process takes time of the event loop and must wait for its turn.
         """
         connection = writer.get_extra_info("socket")
         try:
@@ -119,7 +119,7 @@ class Server:
                 user = known
                 await self._converse(reader, writer, user)
         except (OSError, TimeoutError):
-            pass  # the peer has ended, or the kernel does not tell its process
+            pass  # the peer has ended, or the kernel gives no information about its process
         finally:
             writer.close()
             self._shares.give_back(user)

@@ -23,6 +23,7 @@ from vgpud.model.caller import Caller, Door
 from vgpud.model.device import Device
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.log_event import LogEvent
+from vgpud.model.quantity import counted
 from vgpud.model.tenancy import KUBELET_PREFIX, Allocation, Lifetime, State, workload_of
 from vgpud.node.keeper import NodeKeeper
 from vgpud.serve.kubelet.backoff import Backoff
@@ -290,7 +291,8 @@ class Allocator:
             unknown = "" if known else ", and the kubelet does not say for which pods"
             raise VgpuError(
                 ErrorCode.ALLOCATION_BUSY,
-                f"of {len(ids)} ids of {resource.name} some are held by {len(alive)} allocations{unknown}",
+                f"of {counted(len(ids), 'id')} of {resource.name} some are held by "
+                f"{counted(len(alive), 'allocation')}{unknown}",
                 "let an init container ask for as many as the containers after it, or for none",
             )
         return await self._grow(resource, hold, hold.ids | ids)
@@ -479,8 +481,8 @@ class Allocator:
         return bool(pod) and (pod in self._listed_once or (settled and self._list_is_whole))
 
     def _may_end(self, name: str) -> bool:
-        """Does it mean anything that the pod is not listed? A kubelet that was started while its API server
-        is away lists only the static pods.
+        """Can the pod have ended, because it is not listed? The list proves nothing if the kubelet was
+        started while its API server is away: it then lists only the static pods.
         """
         return self._list_is_whole or self._pod(name) in self._listed_once
 
@@ -500,7 +502,7 @@ class Allocator:
         """Returns whether a pod has the allocation. Also records the ids and the pod if they were unknown."""
         name = allocation.request.id
         hold = self.holds.get(name)
-        if hold is None:  # the file of holds was lost; the request id can be computed again from the ids
+        if hold is None:  # the row of the hold is unreadable; the request id is computed again from the ids
             mine = next((h for h in listed.held if request_id(h.resource, h.ids) == name), None)
             if mine is None:
                 return False

@@ -180,7 +180,9 @@ class KubeletDoor:
             await until_changed(self._dirty, self._settings.check_seconds, self._pace.settle)
 
     async def _renew(self) -> None:
-        """Makes plugins and their lists agree with the policy, the cards, and the allocations."""
+        """Starts, stops and updates plugins, so that they agree with the policy, the cards and the
+        allocations.
+        """
         settings = self._settings
         if settings.resource:
             try:

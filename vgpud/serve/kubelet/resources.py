@@ -12,7 +12,7 @@ from hashlib import sha256
 
 from vgpud.model.device import Device, Health, split_name
 from vgpud.model.errors import ErrorCode, VgpuError
-from vgpud.model.quantity import MIB, Percent
+from vgpud.model.quantity import MIB, Percent, counted
 from vgpud.model.tenancy import (
     ANYONE,
     KUBELET_PREFIX,
@@ -233,7 +233,8 @@ def _by_card(resource: Resource, ids: Collection[str], devices: Sequence[Device]
         if card is None:
             raise VgpuError(
                 ErrorCode.NO_SUCH_DEVICE,
-                f"{name[:80]!r} is not an id of {resource.name} on the {len(devices)} devices of this node",
+                f"{name[:80]!r} is not an id of {resource.name} on the {counted(len(devices), 'device')} of "
+                "this node",
                 "a card or the policy may have changed: see 'vgpuctl devices'",
             )
         counts[card.uuid] += 1
