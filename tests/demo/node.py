@@ -100,12 +100,16 @@ class DemoNode:
         return subprocess.Popen(self.command, env=environment, stderr=log, cwd=ROOT)
 
     def answers(self) -> bool:
+        """Does a living process listen? A child that a killed daemon was starting has its socket until the
+        child's exec.
+        """
         with socket.socket(socket.AF_UNIX) as probe:
             try:
                 probe.connect(str(self.run_dir / "admin.sock"))
             except OSError:
                 return False
-        return True
+            peer = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        return Path(f"/proc/{int.from_bytes(peer[:4], sys.byteorder)}").exists()
 
     def kill(self) -> None:
         """Kills the daemon by SIGKILL, as the kernel's out-of-memory killer does."""
