@@ -8,6 +8,7 @@ disconnects.
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from vgpud import audit
 from vgpud.model.caller import Caller
@@ -54,13 +55,7 @@ class NodeKeeper:
         self.meters = Meters(self.book, inventory, effectors)
         self.processes = Processes(self.book, inventory, effectors, owners_of, self.bypasses.is_bypassed)
         self.listings = Listings(
-            self.store,
-            inventory,
-            effectors,
-            engines,
-            lambda: self.policies.current,
-            self.operations.is_drained,
-            self.preload,
+            self.store, inventory, effectors, engines, self.policies, self.operations.is_drained, self.preload
         )
         self.policies.changed.append(lambda old, new: self._policy_changed())
         context.executor.left = self._left
@@ -129,11 +124,8 @@ class NodeKeeper:
     ) -> Allocation:
         """Changes the limits of a running tenant. All slices get the same limits."""
         wanted = {"memory_bytes": memory_bytes, "share": None if share is None else str(share)}
-
-        def resize(held: Allocation) -> Awaitable[Allocation]:
-            return self.resizes.resize(held, memory_bytes, share)
-
-        return await self._change("resize", allocation_id, caller, resize, **wanted)
+        work = partial(self.resizes.resize, memory_bytes=memory_bytes, share=share)
+        return await self._change("resize", allocation_id, caller, work, **wanted)
 
     async def pause(self, allocation_id: str, caller: Caller) -> Allocation:
         """Pauses a tenant: its processes get no compute time. Its memory stays on the devices."""
@@ -146,11 +138,8 @@ class NodeKeeper:
         """Suspends a tenant: its device memory moves to the host, and its processes wait until the tenant is
         resumed. With `deep`, no memory stays on the device.
         """
-
-        def suspend(held: Allocation) -> Awaitable[Allocation]:
-            return self.suspends.suspend(held, deep=deep)
-
-        return await self._change("suspend", allocation_id, caller, suspend, deep=deep or None)
+        work = partial(self.suspends.suspend, deep=deep)
+        return await self._change("suspend", allocation_id, caller, work, deep=deep or None)
 
     async def resume(self, allocation_id: str, caller: Caller) -> Allocation:
         async def resume(held: Allocation) -> Allocation:
@@ -164,10 +153,5 @@ class NodeKeeper:
         """Records the names that Kubernetes has for the program in an allocation. Does nothing if they are
         recorded already.
         """
-
-        async def record() -> None:
-            if self.book.get(allocation_id).request.workload != workload:
-                await self.store.name(allocation_id, workload)
-
         if self.book.get(allocation_id).request.workload != workload:
-            await self.changes.run(allocation_id, record)
+            await self.changes.run(allocation_id, partial(self.store.name, allocation_id, workload))

@@ -142,8 +142,10 @@ class AllocationStore:
 
     async def name(self, allocation_id: str, workload: Workload) -> None:
         """Records the names that Kubernetes has for the program in an allocation, and sends watchers an
-        event.
+        event. Does nothing if they are recorded already.
         """
+        if self.book.get(allocation_id).request.workload == workload:
+            return
         await self._ledger.rebind(_named(self.book.get(allocation_id), workload))
         named = _named(self.book.get(allocation_id), workload)
         self.book.replace(named)

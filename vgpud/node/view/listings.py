@@ -18,9 +18,9 @@ from vgpud.modes.base import Effector
 from vgpud.modes.preload import Preload
 from vgpud.node.devices.engines import Engines
 from vgpud.node.devices.inventory import Inventory
+from vgpud.node.devices.policies import Policies
 from vgpud.node.store.allocations import AllocationStore
 from vgpud.planner.use import DeviceUse
-from vgpud.policy.load import LoadedPolicy
 
 log = structlog.get_logger(__name__)
 
@@ -35,7 +35,7 @@ class Listings:
         inventory: Inventory,
         effectors: Mapping[Mode, Effector],
         engines: Engines,
-        policy: Callable[[], LoadedPolicy],
+        policies: Policies,
         is_drained: Callable[[str], bool],
         preload: Preload | None,
     ) -> None:
@@ -43,7 +43,7 @@ class Listings:
         self._inventory = inventory
         self._effectors = effectors
         self._engines = engines
-        self._policy = policy
+        self._policies = policies
         self._is_drained = is_drained
         self._preload = preload
         self._started = clock.now()
@@ -81,7 +81,7 @@ class Listings:
             views.append(
                 DeviceView(
                     device=device,
-                    policy_mode=self._policy().policy.rule_for(device).mode,
+                    policy_mode=self._policies.policy.rule_for(device).mode,
                     mode=use.mode,
                     memory_allocated_bytes=use.memory_bytes,
                     share_allocated_hundredths=use.share_hundredths,
@@ -96,7 +96,7 @@ class Listings:
         """The engine of a device that has slices in mode preload (on MIG instances too), or is idle and may
         have them; None for other devices.
         """
-        allowed = self._policy().policy.rule_for(device).allows(Mode.PRELOAD)
+        allowed = self._policies.policy.rule_for(device).allows(Mode.PRELOAD)
         on_top = any(one.mode is Mode.PRELOAD for one in use.shared)
         shared = use.mode is Mode.PRELOAD or on_top if use.mode is not None else allowed
         return self._engines.view(device) if shared else None
@@ -111,15 +111,16 @@ class Listings:
         error = self._inventory.error
         devices = self._inventory.node.devices
         simulated = ", simulated" if self._inventory.node.simulated else ""
+        digest = self._policies.current.digest
         is_reloaded = self._store.account.tally.reload_succeeded
         refused = "" if is_reloaded else " (the last reload was refused: 'vgpuctl doctor' says why)"
         return NodeDescription(
             node=self._inventory.node,
             allocation_count=len(self._store.book),
             revision=self._store.revision,
-            policy_digest=self._policy().digest,
+            policy_digest=digest,
             status=f"{counted(len(devices), 'device')}{simulated}, "
-            f"{counted(len(self._store.book), 'allocation')}, policy {self._policy().digest[:8]}{refused}",
+            f"{counted(len(self._store.book), 'allocation')}, policy {digest[:8]}{refused}",
             uptime_seconds=clock.now() - self._started,
             hardware_error=str(error) if error is not None else "",
             arbiter_error="" if self._preload is None else self._preload.trouble(),
