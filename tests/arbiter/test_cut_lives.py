@@ -141,7 +141,7 @@ def test_a_call_that_hangs_in_the_driver_stops_the_turns_of_its_device_only(cut_
     device_works(cut_card, process.pid)
 
 
-def test_a_process_puts_itself_back_only_on_the_device_that_it_is_off(cut_card: Card) -> None:
+def test_a_process_without_an_arbiter_enables_no_channels_that_are_enabled(cut_card: Card) -> None:
     lease = cut_card.lease("a", CONSERVING, 50, devices=2)
     process = cut_card.spin(lease, LONG)
     device_works(cut_card, process.pid)

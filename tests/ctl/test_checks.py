@@ -84,7 +84,7 @@ def test_doctor_says_which_build_of_the_remote_engine_is_there(tmp_path: Path) -
     assert upgraded.sentence.endswith(f", and {digest[:16]} is recorded")
 
 
-def test_a_digest_that_is_none_is_refused_with_what_to_write() -> None:
+def test_a_text_that_is_no_digest_is_refused_with_a_hint() -> None:
     with pytest.raises(ValidationError, match="a SHA-256 has 64 hexadecimal digits, in small letters"):
         RemoteSettings(server_sha256="F" * 64)
 

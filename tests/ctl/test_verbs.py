@@ -242,7 +242,7 @@ def test_devices_that_are_refused_for_one_reason_have_one_line(main: Ctl, daemon
     assert json.loads(main("alloc", "-o", "json").stdout)["details"] == list(details)
 
 
-def test_a_reason_that_the_sentence_of_a_refusal_has_is_not_printed_again(main: Ctl, daemon: Daemon) -> None:
+def test_a_reason_that_repeats_the_refusal_is_not_printed(main: Ctl, daemon: Daemon) -> None:
     details = ("device 0 (GPU-a): full", "device 1 (GPU-b): full", "device 2 (GPU-c): lost")
     sentence = "no room: device 0: full (and 1 device more alike)"
     daemon.replies["Allocate"] = VgpuError(ErrorCode.NO_CAPACITY, sentence, "wait", details)

@@ -68,7 +68,7 @@ def test_policy_digests_in_statuses_are_those_of_this_version() -> None:
     assert all(digests == shown["quickstart.md"] for digests in shown.values()), shown
 
 
-def test_every_command_is_run_or_is_on_the_list_with_why_not() -> None:
+def test_every_command_is_run_or_listed_with_a_reason() -> None:
     run = typed()
     assert len(run) > 150
     unknown = [

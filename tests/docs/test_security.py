@@ -69,7 +69,7 @@ def test_the_page_names_the_bounds_of_the_code(sentence: str) -> None:
     assert sentence in TEXT
 
 
-def test_the_page_begins_with_in_short_and_defines_not_held() -> None:
+def test_the_page_begins_with_a_summary_and_defines_its_terms() -> None:
     first = PAGE.splitlines()[2]
     assert first == "## In short"
     assert TEXT.index("**Not held**") < TEXT.index("Not held:")

@@ -192,9 +192,7 @@ def sick_after_a_start(path: Path, module: Path, *actions: int | None) -> list[s
     return [device.uuid for device in gateway.snapshot().devices if device.ailment]
 
 
-def test_a_repair_while_vgpud_is_stopped_ends_a_fatal_error_for_which_nvml_had_asked_for_it(
-    tmp_path: Path,
-) -> None:
+def test_a_repair_while_vgpud_is_stopped_ends_the_fatal_error(tmp_path: Path) -> None:
     path = tmp_path / "fatal.json"
     told(path, tmp_path, operational(0, groupAttributes=0), operational(1, groupAttributes=0))
     assert sick_after_a_start(path, tmp_path, 0, 0) == [uuid_of(0), uuid_of(1)]

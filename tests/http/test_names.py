@@ -10,7 +10,7 @@ from vgpud.serve.http.doors import UserNames
 UNKNOWN = 3_999_999
 
 
-def test_a_user_has_the_name_of_its_account_and_a_stranger_none() -> None:
+def test_a_uid_without_an_account_has_no_name() -> None:
     async def ask() -> tuple[str, str]:
         names = UserNames()
         first = await names.of([0, UNKNOWN])

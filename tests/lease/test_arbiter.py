@@ -131,7 +131,7 @@ def test_a_restarted_arbiter_finds_all_processes(node: Node) -> None:
     eventually(lambda: lease_used(lease) == 0)
 
 
-def test_an_absent_arbiter_blocks_and_frees_no_tenant(node: Node) -> None:
+def test_tenants_run_and_keep_their_memory_without_the_arbiter(node: Node) -> None:
     node.kill_arbiter()
     lease = node.lease(serve=False)
     process = node.tenant(lease, *HOLD)
@@ -148,7 +148,7 @@ def test_an_absent_arbiter_blocks_and_frees_no_tenant(node: Node) -> None:
     eventually(lambda: lease_used(lease) == 0)
 
 
-def test_memory_of_the_dead_is_not_lost_while_the_arbiter_is_away(node: Node) -> None:
+def test_memory_of_an_ended_process_is_usable_again_without_the_arbiter(node: Node) -> None:
     lease = node.lease()
     process = node.tenant(lease, PROBE, "hold", "800MiB", "--then-wait-on-stdin")
     held_by(process)

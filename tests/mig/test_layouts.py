@@ -71,7 +71,7 @@ def test_tenants_that_block_a_layout_keep_running_and_are_named(node: DemoNode) 
     assert at in standing(node), "it belongs to the layout now"
 
 
-def test_the_policy_lays_out_before_any_door_opens(make_node: NodeMaker) -> None:
+def test_layouts_of_the_policy_are_applied_before_vgpud_serves(make_node: NodeMaker) -> None:
     policy = """version = 1
 [[device]]
 match.index = 0

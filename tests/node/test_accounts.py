@@ -67,7 +67,7 @@ def test_an_account_is_looked_up_once_a_minute_and_only_for_rules_that_need_it()
     clock.run(main())
 
 
-def test_an_account_that_the_databases_do_not_give_is_asked_for_again_in_seconds() -> None:
+def test_an_unknown_account_is_looked_up_again_after_seconds() -> None:
     directory = Directory(UNKNOWN)
 
     async def main() -> None:

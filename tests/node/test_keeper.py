@@ -211,7 +211,7 @@ def test_a_release_that_fails_can_be_repeated(tmp_path: Path) -> None:
     clock.run(work())
 
 
-def test_a_device_stays_in_its_mode_while_any_tenant_does(tmp_path: Path) -> None:
+def test_a_device_stays_in_its_mode_while_it_has_tenants(tmp_path: Path) -> None:
     async def work() -> None:
         async with world(tmp_path) as w:
             mps = w.effectors[Mode.MPS]

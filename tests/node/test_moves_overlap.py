@@ -278,7 +278,7 @@ def test_a_user_with_many_moves_delays_another_by_one(tmp_path: Path) -> None:
     clock.run(work())
 
 
-def test_a_move_that_fails_goes_back_while_others_go_on(tmp_path: Path) -> None:
+def test_a_failed_move_is_undone_while_others_continue(tmp_path: Path) -> None:
     async def work() -> None:
         async with node(tmp_path) as n:
             for name in ("first", "second", "third"):
@@ -298,9 +298,7 @@ def test_a_move_that_fails_goes_back_while_others_go_on(tmp_path: Path) -> None:
     clock.run(work())
 
 
-def test_a_tenant_that_does_not_arrive_does_not_stop_moves_to_other_devices(
-    tmp_path: Path,
-) -> None:
+def test_a_tenant_that_does_not_arrive_does_not_stop_moves_to_other_devices(tmp_path: Path) -> None:
     """`stopped` is stopped by its user on the new device; `next` waits for it there."""
 
     async def work() -> None:
@@ -408,7 +406,7 @@ def test_a_direct_move_is_refused_where_the_host_has_no_memory_for_what_cannot_b
     clock.run(work())
 
 
-def test_only_a_move_whose_memory_is_back_is_ended_and_again_after_a_failure(
+def test_an_open_move_is_ended_when_its_memory_is_back_and_retried_after_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work() -> None:
@@ -521,9 +519,7 @@ def bounded(bytes_: int) -> str:
     return f'{POLICY}host_memory = "{bytes_ // MIB}MiB"\n'
 
 
-def test_room_on_the_host_for_exactly_one_move_is_enough_also_for_the_next_of_that_tenant(
-    tmp_path: Path,
-) -> None:
+def test_host_memory_for_one_move_is_enough_for_the_next_move_of_that_tenant(tmp_path: Path) -> None:
     """The buffer stays, and is the room of the next move."""
 
     async def work() -> None:
@@ -560,7 +556,7 @@ def test_of_two_moves_at_once_with_room_for_one_the_second_is_refused_and_leaves
     clock.run(work())
 
 
-def test_a_drain_gives_the_host_memory_to_the_first_tenant_of_its_order_although_that_one_begins_late(
+def test_a_drain_gives_scarce_host_memory_to_the_first_tenant_of_its_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it holds is read before its host memory is ordered."""

@@ -26,13 +26,13 @@ def report(folder: Path, before: str, after: str) -> ReloadReport:
     return reload_report(loaded(folder, before), loaded(folder, after), NODE, HELD)
 
 
-def test_an_engine_that_waits_for_its_tenants_is_not_done(tmp_path: Path) -> None:
+def test_a_change_of_engine_waits_for_the_tenants(tmp_path: Path) -> None:
     said = report(tmp_path, "", '[[device]]\npreload.engine = "gate"')
     assert said.waiting == ("device 0: preload.engine: auto becomes gate when its 1 allocation is gone",)
     assert said.done == ()
 
 
-def test_other_settings_that_change_with_the_engine_are_done(tmp_path: Path) -> None:
+def test_settings_changed_beside_the_engine_are_reported_as_done(tmp_path: Path) -> None:
     said = report(tmp_path, "", '[[device]]\npreload.engine = "gate"\npreload.max_tenants = 8')
     assert said.done == ("device 0: preload.max_tenants: 64 becomes 8",)
     assert len(said.waiting) == 1

@@ -402,7 +402,7 @@ def test_a_user_that_locks_the_spec_folder_in_the_kernel_delays_no_start(tmp_pat
     asyncio.run(work())
 
 
-def test_a_failed_allocation_is_not_made_well_by_a_resize(tmp_path: Path) -> None:
+def test_a_resize_leaves_a_failed_allocation_failed(tmp_path: Path) -> None:
     async def work() -> None:
         async with world(tmp_path) as w:
             held = await w.keeper.allocate(request("r"))

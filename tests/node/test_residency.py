@@ -204,7 +204,7 @@ def test_a_failed_suspension_is_tried_again_after_the_back_off(tmp_path: Path) -
     play(tmp_path, IDLE, scene)
 
 
-def test_a_tenant_that_holds_its_suspension_up_is_left_alone_for_as_long(tmp_path: Path) -> None:
+def test_the_back_off_lasts_as_long_as_the_failed_suspension(tmp_path: Path) -> None:
     """Otherwise it would hold the turns of the device's other tenants nearly all the time."""
 
     async def scene(card: Card) -> None:

@@ -61,7 +61,7 @@ def test_a_tenant_with_room_starts_active(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
-def test_a_tenant_without_room_starts_active_where_no_turns_are(tmp_path: Path) -> None:
+def test_a_tenant_without_room_starts_active_on_a_device_without_turns(tmp_path: Path) -> None:
     async def story() -> None:
         async with world(tmp_path, policy=POLICY.replace('turn = "30s"\n', "")) as node:
             large = node.parts.inventory.node.devices[0].memory_usable_bytes // 2**30 - 8

@@ -86,7 +86,7 @@ def test_a_resume_waits_while_another_tenant_of_the_device_is_suspended() -> Non
         ("GPU-1", 10),  # it is about to arrive, and takes no room yet
     ],
 )
-def test_a_tenant_that_waits_for_the_resume_does_not_extend_it_without_end(gpu: str, seconds: float) -> None:
+def test_a_resume_waits_a_bounded_time_for_another_tenant(gpu: str, seconds: float) -> None:
     finds = Finds([tenant("b", State.SUSPENDING, gpu)])
 
     async def comes() -> float:

@@ -78,7 +78,9 @@ def test_a_whole_device_request_gets_the_smallest_free_card() -> None:
         ({"GPU-0": used_mig((9, 4), (19, 0), (19, 1), (19, 2)), "GPU-1": used_mig((19, 6))}, 0),
     ],
 )
-def test_mig_packs_where_the_fewest_places_are_spoilt(held: dict[str, DeviceUse], index: int) -> None:
+def test_mig_takes_the_device_where_the_fewest_places_are_lost(
+    held: dict[str, DeviceUse], index: int
+) -> None:
     node = node_of(*(h200(i, mig_on=True) for i in range(3)))
     assert taken(request(mig_profile="1g.18gb"), node, AUTO, held) == [index]
 

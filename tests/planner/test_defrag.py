@@ -113,7 +113,7 @@ def follow(devices: list[Bin], pieces: list[Piece], way: Way) -> list[Piece]:
 
 @settings(max_examples=examples(75))
 @given(nodes())
-def test_as_few_instances_move_as_possible(world: tuple[list[Bin], list[Piece], Goal]) -> None:
+def test_as_few_slices_move_as_possible(world: tuple[list[Bin], list[Piece], Goal]) -> None:
     devices, pieces, goal = world
     way = fewest_moves(devices, pieces, goal, MOST)
     fewest = brute_force(devices, pieces, goal)
@@ -127,7 +127,7 @@ def test_nothing_moves_where_there_is_room() -> None:
     assert way == Way("d1", ())
 
 
-def test_an_instance_moves_to_make_way_for_another() -> None:
+def test_a_slice_moves_to_make_way_for_another() -> None:
     """The piece of 4 on d0 fits on d1 only after the piece of 2 on d1 has moved to d2."""
     pieces = [
         Piece("a", "d0", 4),
@@ -152,6 +152,6 @@ def test_equal_tenants_do_not_lengthen_the_search() -> None:
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_an_instance_in_use_does_not_move(whole: bool) -> None:
+def test_a_slice_that_is_not_movable_stays(whole: bool) -> None:
     pieces = [Piece("a", "d0", 9, movable=False)]
     assert fewest_moves(bins(10), pieces, Goal(frozenset({"d0"}), 5, whole=whole)) is None

@@ -146,7 +146,7 @@ def test_kept_memory_is_evicted_for_a_tenant_that_does_not_fit_beside_it() -> No
     assert told(decide(9, [idle, *comes], CARD)) == ["resume c", "wait b 1"], "c may leave nothing behind"
 
 
-def test_the_pause_before_a_suspension_grows_where_suspending_did_not_pay() -> None:
+def test_the_idle_time_before_a_suspension_grows_after_short_suspensions() -> None:
     patience = 0
     for _ in range(5):
         patience = patience_after(patience, 10, IDLE)

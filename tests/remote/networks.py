@@ -20,7 +20,7 @@ class Networks:
         with ExitStack() as undone:
             undone.callback(self.close)
             for _ in range(2):
-                # cat ends when its standard input does, and so with this process, however that ends
+                # cat ends when its standard input is closed, which the kernel does at the end of this process
                 self._holders.append(subprocess.Popen(["unshare", "--net", "cat"], stdin=subprocess.PIPE))
             for holder in self._holders:
                 until(partial(_is_apart, holder.pid))
@@ -43,7 +43,7 @@ class Networks:
         return self._within(1)
 
     def cut(self) -> None:
-        """Nothing passes any more, not even the end of a connection."""
+        """Cuts the link: no packet passes any more, so that no end of a connection is noticed."""
         self._ip(self.node, "link", "set", "node", "down")
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The door and the tunnel under clients that are none."""
+"""The door and the session beside connections of programs that are not clients."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def test_another_user_cannot_use_the_tunnel(remote: RemoteNode) -> None:
     other = subprocess.run(["setpriv", "--reuid=65534", *words], capture_output=True, text=True, check=False)
     assert "mine" not in other.stdout
     leave = probe.replace("print(made.recv(100))", "made.close()")
-    for _ in range(10):  # a closed socket is listed as root's
+    for _ in range(10):  # /proc/net/tcp lists a closed socket as root's
         subprocess.run(["setpriv", "--reuid=65534", sys.executable, "-c", leave, port], check=False)
     shown, _ = remote.client(token, "-o", "json", verb="status").communicate(timeout=300)
     assert json.loads(shown)["sessions"][0]["bytes"] == 0
@@ -70,13 +70,13 @@ def test_an_honest_client_is_served_beside_garbage_and_half_open_connections(rem
     [b"{}\n", b"[" * 5000 + b"\n", b"x" * 300_000, b'{"version":2,"call":"settings"}\n', b"\xff\n"],
     ids=["empty", "deep", "endless", "settings", "bytes"],
 )
-def test_a_call_that_is_none_is_refused(remote: RemoteNode, line: bytes) -> None:
+def test_an_invalid_call_is_refused(remote: RemoteNode, line: bytes) -> None:
     context = ssl.create_default_context(cafile=CERTIFICATES / "door.pem")
     answer = b""
     with (
         socket.create_connection(("127.0.0.1", remote.port)) as plain,
         context.wrap_socket(plain, server_hostname="localhost") as made,
-        suppress(OSError),  # the door does not read a line without end
+        suppress(OSError),  # the door closes the connection before the line ends
     ):
         made.sendall(line)
         answer = made.recv(4096)

@@ -58,7 +58,7 @@ def test_a_grant_is_not_for_an_account_whose_group_may_allocate(ctl: Ctl) -> Non
     ],
     ids=["expires", "sessions", "key", "root"],
 )
-def test_a_grant_that_helps_its_user_to_nothing_or_to_all_is_refused(
+def test_a_grant_that_is_useless_or_unsafe_is_refused(
     ctl: Ctl, tmp_path: Path, words: tuple[str, ...], sentence: str
 ) -> None:
     refused = ctl("grant", *words)
@@ -112,7 +112,7 @@ def test_a_user_is_one_account_by_name_and_by_number(ctl: Ctl, tmp_path: Path) -
     assert [one["user"] for one in json.loads((tmp_path / FILE).read_text())] == [OTHER]
 
 
-def test_a_number_that_is_a_user_and_begins_an_id_revokes_nothing(ctl: Ctl, tmp_path: Path) -> None:
+def test_an_ambiguous_number_revokes_no_grant(ctl: Ctl, tmp_path: Path) -> None:
     _grants(ctl, tmp_path, {f"{OF_OTHER}000": ONE, "abcd2222": OTHER})
     refused = ctl("revoke", str(OF_OTHER))
     assert f"is the uid of a user with grants, and begins the id of grant {OF_OTHER}000" in refused.stderr
@@ -150,7 +150,7 @@ def test_a_certificate_has_one_live_grant(ctl: Ctl, tmp_path: Path) -> None:
         ("expired.pem", "has expired at 2020-01-02T03:04:05Z"),
     ],
 )
-def test_a_certificate_that_proves_no_client_is_refused(
+def test_a_certificate_that_is_not_for_clients_is_refused(
     ctl: Ctl, tmp_path: Path, name: str, sentence: str
 ) -> None:
     refused = ctl("grant", ONE, "--certificate", str(CERTIFICATES / name))

@@ -115,7 +115,7 @@ def test_a_program_that_does_not_read_stops_only_itself(standing: Standing) -> N
 
 def _relayed(remote: RemoteNode, token: str) -> int:
     """The bytes that the door has passed on for the user's sessions."""
-    remote.set_clock(remote.clock + 10)  # calls for the status have a rate
+    remote.set_clock(remote.clock + 10)  # the door limits the rate of status calls
     shown, errors = remote.client(token, "-o", "json", verb="status").communicate(timeout=300)
     assert shown, errors
     return sum(int(one["bytes"]) for one in json.loads(shown)["sessions"])
@@ -140,7 +140,8 @@ def test_silent_connections_of_four_networks_shut_out_no_client(
             for network in range(4)
             for _ in range(each + 1)
         ]
-        # three networks have all that one may have, and the last has two of the places that are kept
+        # three networks reach their limit; the fourth gets the two places that are reserved for networks with
+        # few connections
         until(lambda: len(_closed(silent)) == len(silent) - 3 * each - 2)
         client = opened(remote, remote.grant(), "--memory", "1GiB")
         client.kill()
@@ -155,5 +156,5 @@ def _connection(address: str, port: int) -> socket.socket:
 
 
 def _closed(connections: list[socket.socket]) -> list[socket.socket]:
-    """Those that the other side has closed: it sends nothing before the client speaks."""
+    """The connections that the door has closed. The door sends nothing before the client does."""
     return select.select(connections, [], [], 0)[0]

@@ -61,7 +61,7 @@ def test_a_session_outlives_a_file_of_grants_that_cannot_be_read(remote: RemoteN
     until(lambda: "remote_grants_not_read" in remote.log.read_text())
     refused = ended(remote.client("x" + token[1:], "--memory", "1GiB"))
     assert refused.startswith("vgpuctl: the node cannot read its grants (E706)\nhint: see the journal of ")
-    assert FILE not in refused  # it comes before the token is checked
+    assert FILE not in refused  # this answer needs no valid token, so it names no file
     assert f"{FILE} cannot be used: expecting" in remote.log.read_text()
     assert say(client, "echo still") == "still"
     assert len(remote.held()) == 1
@@ -86,7 +86,7 @@ def test_the_kill_of_any_process_releases_the_slice_and_leaves_no_process(
         short.sessions.processes[-1].kill()
     else:
         for pid in engine_of(short):
-            with suppress(ProcessLookupError):  # it has ended with the first of them
+            with suppress(ProcessLookupError):  # it ended when the first one was killed
                 os.kill(pid, signal.SIGKILL)
     until(lambda: not short.held())
     until(lambda: not engine_of(short))
@@ -133,7 +133,8 @@ def test_a_client_that_loses_its_control_connection_keeps_the_session(remote: Re
     for made in connections_of(client.pid, remote.port):
         made.shutdown(socket.SHUT_RDWR)
         made.close()
-    until(lambda: len(connections_of(client.pid, remote.port)) == 1)  # the control connection, made again
+    # the client has made its control connection again
+    until(lambda: len(connections_of(client.pid, remote.port)) == 1)
     (held,) = remote.held()
     shown, _ = remote.client(remote.grant(), verb="status").communicate(timeout=300)
     assert held.id in shown

@@ -40,7 +40,7 @@ def test_a_client_of_another_network_has_a_slice_and_sees_only_the_door(apart: R
     assert json.loads(shown)["sessions"][0]["address"] == CLIENT
     processes = (apart.door.pid, client.pid, *engine_of(apart))
     networks = {Path(f"/proc/{pid}/ns/net").readlink() for pid in processes}
-    assert len(networks) == 3  # the engine's server has a third
+    assert len(networks) == 3  # the engine's server is in a network of its own
     _, errors = client.communicate("exit 7\n", timeout=300)
     assert client.returncode == 7, errors
 
@@ -62,7 +62,7 @@ def test_a_session_of_a_client_that_is_cut_off_ends_with_its_grant(
     networks.cut()
     client.kill()
     ended(client)
-    assert len(apart.held()) == 1  # the door cannot know yet
+    assert len(apart.held()) == 1  # the door has no notice of the client's end
     apart.node.ctl("remote", "revoke", USER)
     until(lambda: not apart.held())
     until(lambda: not engine_of(apart))

@@ -94,7 +94,7 @@ def test_a_flood_of_eight_networks_leaves_the_door_open_to_a_client_without_a_se
     for _ in range(20):
         accepted += sum(door._may_arrive(f"192.0.2.{number % 8}") for number in range(1987))
         assert door._may_arrive("192.0.2.9")
-    assert accepted < 50 * 41  # a second's at once, and the rate for 40 s
+    assert accepted < 50 * 41  # the burst of one second, and 40 s at the limit
 
 
 def test_handshakes_of_four_networks_leave_places_to_others() -> None:
@@ -140,7 +140,7 @@ def test_places_are_bounded_in_all_and_for_each_address() -> None:
         ("::ffff:192.0.2.7", "192.0.2.7"),
     ],
 )
-def test_a_network_is_an_address_of_ipv4_or_a_64_of_ipv6(address: str, network: str) -> None:
+def test_a_network_is_an_ipv4_address_or_a_64_bit_ipv6_prefix(address: str, network: str) -> None:
     assert network_of(address) == network
 
 
@@ -182,11 +182,12 @@ def test_a_session_has_one_control_connection_on_which_only_its_end_is_sent() ->
                 stream = await asyncio.open_connection(sock=near)
                 controls.append(asyncio.ensure_future(door._control(session, *stream)))
                 await asyncio.sleep(0)
-                if len(controls) > 1:  # it has ended the one before it
+                if len(controls) > 1:  # the new control connection ends the previous one
                     await asyncio.wait_for(controls[-2], 300)
                 assert session.control is stream[1]
                 assert session.control_ended is None
-            clients[-1].sendall(wire.END * 1000)  # no bytes pass beside the meter
+            # bytes beyond END would bypass the rate limit, so the door closes the connection
+            clients[-1].sendall(wire.END * 1000)
             await asyncio.wait_for(controls[-1], 300)
             assert session.control_ended is not None
             near, far = socket.socketpair()
@@ -196,7 +197,7 @@ def test_a_session_has_one_control_connection_on_which_only_its_end_is_sent() ->
             process.settimeout(300)
             assert await asyncio.to_thread(process.recv, 1) == b""
             assert session.why_ends == "its client has ended it"
-            assert not control.done()  # its end says that the slice is released
+            assert not control.done()  # the control connection ends when the slice is released
             door._end(session, session.why_ends)
             await asyncio.wait_for(control, 300)
 
@@ -241,7 +242,7 @@ def test_a_release_is_seen_soon_after_a_vgpud_that_did_not_answer(monkeypatch: p
 
     vgpud = Vgpud()
     with _looking(cast("Client", vgpud), "a") as released:
-        assert not released.is_set()  # and the session does its work meanwhile
+        assert not released.is_set()  # the other thread has not seen the release yet
         goes_on.set()
         assert released.wait(300)
     assert vgpud.connections == 4
@@ -291,7 +292,7 @@ def test_the_door_resumes_no_session_of_tls_whose_certificate_may_have_expired()
             socket.create_connection(("127.0.0.1", port)) as plain,
             client.wrap_socket(plain, server_hostname="localhost", session=before) as made,
         ):
-            assert made.recv(1) == b"x"  # tickets come before the first byte
+            assert made.recv(1) == b"x"  # the server sends session tickets before its first byte
             return made.session, made.session_reused
 
     async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -365,7 +366,8 @@ def test_the_file_of_grants_has_no_token_and_is_closed_to_others(tmp_path: Path)
     assert secret not in (tmp_path / "remote" / "grants.json").read_text()
     assert (tmp_path / "remote" / "grants.json").stat().st_mode & 0o777 == 0o600
     assert grants.find(token, "") == grant
-    assert grants.find(token.replace("f" * 64, "e" * 64), "") == grant  # the pin is the client's
+    # the client alone checks the certificate's digest in the token
+    assert grants.find(token.replace("f" * 64, "e" * 64), "") == grant
 
 
 def test_an_expired_or_revoked_grant_is_not_found(tmp_path: Path) -> None:
@@ -383,7 +385,7 @@ def test_an_expired_or_revoked_grant_is_not_found(tmp_path: Path) -> None:
         (token, "a" * 64),
     ):
         if wrong == token:
-            assert grants.find(wrong, certificate) == kept  # the token counts before the certificate
+            assert grants.find(wrong, certificate) == kept  # a token has precedence over a certificate
             continue
         with pytest.raises(VgpuError, match="revoked or has expired"):
             grants.find(wrong, certificate)
@@ -409,7 +411,7 @@ def test_a_grant_is_revoked_while_a_session_waits_for_its_slice(tmp_path: Path) 
         def allocate(self, _: vgpud_pb2.AllocateRequest) -> vgpud_pb2.Allocation:
             work = threading.Thread(target=grants.revoke, args=(grant.id,), daemon=True)
             work.start()
-            work.join(60)  # it does not wait for the session
+            work.join(60)  # the revocation does not wait for the session
             assert grants.all() == ()
             return vgpud_pb2.Allocation(id="made")
 
@@ -506,7 +508,7 @@ def test_a_file_that_tls_cannot_use_is_named(names: tuple[str, str, str], senten
     with pytest.raises(VgpuError) as raised:
         Place("gpu1", certificate=certificate, key=key, authority=authority).tls()
     assert raised.value.sentence == sentence
-    if "none.key" not in names:  # the door says the same of its files
+    if "none.key" not in names:  # the door reports the same mistake for its own files
         with pytest.raises(VgpuError) as raised:
             context_of(certificate, key, authority)
         assert raised.value.sentence == sentence
@@ -522,7 +524,7 @@ def test_a_token_that_is_not_whole_is_refused(tmp_path: Path, lost: int) -> None
 
 
 @pytest.mark.parametrize("address", ["", ":1", "gpu1:x", "gpu1:0", "gpu1:65536"])
-def test_a_place_that_is_none_is_refused(address: str) -> None:
+def test_an_invalid_host_is_refused(address: str) -> None:
     with pytest.raises(VgpuError, match="is not a host with a port"):
         Place(address)
 
@@ -534,7 +536,7 @@ def test_an_address_of_ipv6_has_brackets(address: str) -> None:
     assert raised.value.hint == f"write [{address}]"
 
 
-def test_an_empty_token_is_told_apart_from_one_that_is_none() -> None:
+def test_an_empty_token_is_reported_as_empty() -> None:
     with pytest.raises(VgpuError, match="FILE is empty"):
         _checked("\n", "FILE")
 

@@ -32,7 +32,7 @@ async def _received(peer: socket.socket, size: int) -> bytes:
 def test_an_end_of_one_direction_passes_and_the_answer_comes_back() -> None:
     async def check() -> None:
         (near, program), (far, engine) = await _pair(), await _pair()
-        client, door = socket.socketpair()  # has no end of one direction here, as TLS
+        client, door = socket.socketpair()  # stands for TLS: one direction alone cannot be closed
         ends = [asyncio.open_connection(sock=one) for one in (client, door)]
         work = [
             asyncio.ensure_future(relay(one, await end)) for one, end in zip((near, far), ends, strict=True)
@@ -75,7 +75,7 @@ def test_the_loss_of_a_connection_ends_one_whose_other_side_has_ended() -> None:
             work = asyncio.ensure_future(relay(near, far))
             assert await _received(program, 1) == b""
             door.close()
-            await work  # the program itself does not end
+            await work  # the relay ends although the program keeps its connection
 
     clock.run(check())
 
@@ -93,7 +93,7 @@ def test_a_lost_connection_between_client_and_door_ends_the_programs(sent: bytes
     asyncio.run(check())
 
 
-def test_a_socket_is_of_its_user_until_its_program_closes_it() -> None:
+def test_a_socket_belongs_to_its_user_until_the_program_closes_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as made:
         made.connect(listener.getsockname())
         ports = made.getsockname()[1], listener.getsockname()[1]

@@ -41,7 +41,7 @@ def test_a_client_sends_nothing_to_a_door_with_another_certificate(remote: Remot
     number, secret, pin = remote.grant().split(".")
     client = remote.client(f"{number}.{secret}.{'0' * len(pin)}", "--memory", "1GiB")
     assert "is not the one that the token names (E201)" in ended(client)
-    assert remote.sessions.processes[1:] == []  # the first asked for the door's settings
+    assert remote.sessions.processes[1:] == []  # the first process only read the door's settings
 
 
 def test_a_client_certificate_opens_a_session_while_it_has_a_grant(remote: RemoteNode) -> None:
@@ -116,7 +116,7 @@ def test_a_local_label_does_not_count_towards_a_grant(remote: RemoteNode) -> Non
         ("device", (), "would hold 139.8GiB with a whole device, and may hold 4GiB"),
     ],
 )
-def test_a_grant_bounds_what_would_be_made_and_not_what_was_asked(
+def test_a_grant_bounds_the_planned_slice_and_not_the_request(
     remote: RemoteNode, isolation: str, sizes: tuple[str, ...], sentence: str
 ) -> None:
     token = remote.grant("--memory", "4GiB")
@@ -153,7 +153,7 @@ def test_a_session_checks_the_account_of_an_older_grant_again(remote: RemoteNode
     assert remote.held() == []
 
 
-def test_the_group_of_the_server_is_its_accounts_and_not_the_one_in_the_file(remote: RemoteNode) -> None:
+def test_the_server_runs_in_the_present_group_of_its_account(remote: RemoteNode) -> None:
     token, account = remote.grant(), pwd.getpwnam(USER)
     remote.rewrite(token, gid=account.pw_gid + 1)
     client = opened(remote, token, "--memory", "1GiB")
