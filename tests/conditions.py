@@ -130,7 +130,7 @@ def browser() -> str | None:
 
 CONDITIONS: dict[str, Condition] = {
     # permissions of the kernel or the user; the first tier may skip only for these
-    "root": Condition("become other users, give files away, mount", "run it as root", look=_not_root),
+    "root": Condition("becoming other users, giving files away, mounts", "run it as root", look=_not_root),
     "namespaces": Condition(
         "mounts, pids and clocks of a test's own",
         "run it as root, in a container with CAP_SYS_ADMIN and no seccomp filter on unshare and mount",
@@ -158,7 +158,7 @@ CONDITIONS: dict[str, Condition] = {
         look=_cgroups,
     ),
     "ptrace": Condition(
-        "kill at an instruction, read another process's memory",
+        "ending a process at an instruction, reading another process's memory",
         "run it as root, or set kernel.yama.ptrace_scope to 0",
         look=_traced,
     ),
@@ -248,7 +248,7 @@ def packages() -> list[str]:
 
 def table() -> str:
     """The table as Markdown."""
-    lines = ["| condition | tier | tests use it to | how to have it |", "|---|---|---|---|"]
+    lines = ["| condition | tier | what tests use it for | how to have it |", "|---|---|---|---|"]
     for name, one in CONDITIONS.items():
         how = one.how or f"`apt-get install {' '.join(one.packages)}`"
         lines.append(f"| `{name}` | {'test-all' if one.real else 'test'} | {one.why} | {how} |")

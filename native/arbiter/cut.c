@@ -335,8 +335,9 @@ static void note_hand_over(struct lease *lease, const struct channels_order *ord
 }
 
 /*
- * Handles calls whose file was missing. A table that lists a file which its process does not have is false, unless the
- * process is about to be forgotten. Until that is known the tenant counts as disabled, and the order is repeated.
+ * Handles calls for which the process no longer had the file that its table names. If that lasts for MISSING_NS, the
+ * table is false, and the tenant loses the engine cut; a process that exits is forgotten sooner. Until then the tenant
+ * counts as off the device, and is disabled again.
  */
 static void note_missing(struct lease *lease, struct channels_order *order)
 {

@@ -37,7 +37,9 @@ def goes_on(lease: Path, more: int = 100) -> None:
 
 
 class Accounts:
-    """Device time that leases have used and waited since the object was made, on one device of each."""
+    """The growth of leases' counters (time used, time waited, time slices) since the object was made.
+    `ordinals` names one device of each lease.
+    """
 
     def __init__(self, *leases: Path, ordinals: tuple[int, ...] = ()) -> None:
         self._where = list(zip(leases, ordinals or (0,) * len(leases), strict=True))

@@ -149,8 +149,8 @@ class Span:
 
 
 def span(*leases: Path, ordinals: tuple[int, ...] = (), turns: int = 10, seconds: float = 1.0) -> Span:
-    """Measures for `seconds` and at least `turns` time slices of each lease, after the first slice of each.
-    The processes must spin for LONG.
+    """Measures for `seconds`, and on until each lease has had `turns` more time slices. Begins after the
+    first slice of each. The processes must spin for LONG.
     """
     where = list(zip(leases, ordinals or (0,) * len(leases), strict=True))
     eventually(lambda: all(counters(*one)["used_ns"] > 0 for one in where), "each has had a turn")

@@ -123,8 +123,8 @@ def test_a_preempted_process_that_a_new_arbiter_finds_late_resumes(cut_card: Car
 
 
 def test_a_call_that_hangs_in_the_driver_stops_the_turns_of_its_device_only(cut_card: Card) -> None:
-    """The tenant of the other device starts, and gets its slices, after the call has begun to hang. The
-    tenant of the hanging call goes on when the arbiter has ended.
+    """While a call hangs, the other device's tenant starts and gets its slices. After the end of the arbiter
+    the tenant of the hanging call runs again.
     """
     hung, other = cut_card.lease("a", HARD, 5), cut_card.lease("b", HARD, 25, first_device=1)
     process = cut_card.spin(hung, LONG)

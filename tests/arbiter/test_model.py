@@ -63,8 +63,9 @@ def test_two_tenants_that_fill_the_device_have_exclusive_slices(kind: str, work:
 
 @pytest.mark.parametrize("work_us", range(4000, 10000, 500))
 def test_gaps_before_an_idle_time_do_not_count_after_it(work_us: int) -> None:
-    """A verdict holds for 4 s, and the idle time is 4.5 s. Depending on the work, the verdict on the gaps is
-    reached when the tenant returns.
+    """Each tenant works with gaps for 0.5 s, idles for 4.5 s, and then has endless work. A verdict holds for
+    4 s, so that an earlier one has ended at the return. With some lengths of work the measurement is
+    unfinished when the idle time begins; it must not end in a verdict at the return.
     """
     for use in backfill(f"returns {work_us} 20000", f"returns {work_us} 20000"):
         assert use.device == pytest.approx(50, abs=0.2)

@@ -130,7 +130,9 @@ def deaths(lease: Path, stands: Done) -> None:
 
 
 def slots_of_one(lease: Path, stands: Done) -> None:
-    """One process registers in one slot after another. Each time the arbiter checks all its former slots."""
+    """One process registers again and again, each time in another slot. At each registration the arbiter
+    checks all slots that the process had before.
+    """
     _locked(lease, SHORT_LOOK_LOCKS)
     stands()
     while True:

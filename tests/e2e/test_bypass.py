@@ -216,8 +216,8 @@ def test_a_tenant_that_fills_its_usage_file_is_marked(shared_node: DemoNode, end
 
 
 def test_an_unknown_driver_is_reported_once(shared_node: DemoNode, ended: list[Tenant]) -> None:
-    """For an unknown driver each allocation gets one mark, however many processes it has, and `doctor` prints
-    one line.
+    """For an unknown driver each allocation gets one mark, however often vgpud looks, and `doctor` prints one
+    line for both.
     """
     node = shared_node
     tenants = [start(node, HOLD) for _ in range(2)]

@@ -62,7 +62,7 @@ def test_a_mig_instance_has_exactly_two_capability_nodes(host: FakeFilesystem) -
     assert device_nodes(DEVICE, SLICE) == COMMON + CAPS
 
 
-def test_monitor_nodes_lack_those_of_cuda_and_have_that_of_the_mig_monitor(
+def test_monitoring_gets_no_cuda_nodes_but_that_of_the_mig_monitor(
     host: FakeFilesystem,
 ) -> None:
     assert monitor_nodes(DEVICE) == (COMMON[1], COMMON[0])

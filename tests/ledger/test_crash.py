@@ -76,10 +76,11 @@ SHIM = TEST_BUILD / "libsynced.so"  # a preloaded library that records the log's
 
 @pytest.mark.parametrize("lines", [1, 2, 3, 8, 21, 34, 60, 100])
 def test_a_power_cut_takes_only_finishing_writes(tmp_path: Path, lines: int) -> None:
-    """The test cuts the log to the length that had reached the disk, the worst result of a power cut.
+    """After a power cut only writes that finish an operation (commit, forget) may be missing. The test cuts
+    the log to its length at the last sync.
 
-    There is one writer, so that no other writer's intent syncs its commit. It makes too few writes for the
-    log to restart at its front.
+    There is one writer, because an intent of another writer would sync this writer's commits too. It makes
+    few writes, so that SQLite does not begin the log anew.
     """
     path = ledger_path(tmp_path)
     synced = tmp_path / "synced"

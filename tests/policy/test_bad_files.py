@@ -91,7 +91,7 @@ def test_a_single_mistake_is_the_sentence_itself(tmp_path: Path) -> None:
 
 
 def test_a_key_is_sought_among_those_of_its_table_before_unrelated_tables(tmp_path: Path) -> None:
-    """`memory` is a key of [device.mps], and the quota's is `max_memory`."""
+    """[[quota]] has no key `memory`: the hint names its `max_memory`, not the `memory` of [device.mps]."""
     path = tmp_path / "vgpud.toml"
     path.write_text('version = 1\n[[quota]]\nmemory = "100GiB"\n')
     with pytest.raises(VgpuError) as caught:

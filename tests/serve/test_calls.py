@@ -317,7 +317,7 @@ def test_mig_listings_show_processes_to_root(live: Live, admin: Client) -> None:
     assert instance.processes[0].command == "python"
 
 
-def test_mig_plans_and_refusals_arrive(live: Live, admin: Client) -> None:
+def test_mig_plans_and_refusals_reach_the_client(live: Live, admin: Client) -> None:
     (change,) = admin.plan_mig(layout()).changes
     assert (change.kind, change.profile_name, change.placement.start) == ("create", "1g.18gb*2", 6)
     refused = admin.plan_mig(pb.MigRequest(defrag=pb.Selector())).refusal

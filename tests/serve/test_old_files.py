@@ -78,7 +78,7 @@ def test_a_file_that_cannot_be_opened_stays(tmp_path: Path) -> None:
     (tmp_path / "kubelet.json").mkdir()
     with capture_logs() as lines:
         with_ledger(tmp_path, lambda ledger: taken_over(ledger, tmp_path))
-    assert [line["event"] for line in lines] == ["state_file_ignored"]
+    assert [line["event"] for line in lines] == ["old_state_file_ignored"]
     assert (tmp_path / "kubelet.json").exists()
 
 
@@ -87,7 +87,7 @@ def test_a_file_of_another_version_or_shape_is_kept_aside(tmp_path: Path, text: 
     (tmp_path / "kubelet.json").write_text(text)
     with capture_logs() as lines:
         with_ledger(tmp_path, lambda ledger: taken_over(ledger, tmp_path))
-    assert [line["event"] for line in lines] == ["state_file_ignored"]
+    assert [line["event"] for line in lines] == ["old_state_file_ignored"]
     assert (tmp_path / "kubelet.unread").read_text() == text
     assert not (tmp_path / "kubelet.json").exists()
 
@@ -102,7 +102,7 @@ def test_a_row_that_cannot_be_read_is_left_out_and_logged_once(tmp_path: Path, b
         await held.put(hold)
         with capture_logs() as lines:
             assert list(held) == list(held) == [hold]
-        assert [line["event"] for line in lines] == ["state_entry_ignored"]
+        assert [line["event"] for line in lines] == ["ledger_row_ignored"]
         assert held.get("bad") is None
         await held.drop("bad")
         assert list(rows) == [("r", rows.get("r")[1])]  # type: ignore[index]

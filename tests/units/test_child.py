@@ -279,7 +279,7 @@ def test_descendants_of_a_helper_end_with_it(
         os.close(server)
 
 
-def test_a_helper_is_started_and_stopped_without_an_answer_of_the_kernel(
+def test_a_helper_is_started_and_stopped_while_queries_about_processes_fail(
     units: ChildUnits, kernel: BusyKernel
 ) -> None:
     kernel.left = sys.maxsize

@@ -47,7 +47,9 @@ def _quiet_grpc() -> None:
 
 
 class Client:
-    """`socket` overrides the choice; `timeout_seconds` bounds each call but `watch`, None does not."""
+    """`socket` is used in place of the usual one. `timeout_seconds` bounds each call except `watch`; with
+    None no call is bounded.
+    """
 
     def __init__(self, socket: Path | None = None, timeout_seconds: float | None = 30.0) -> None:
         self._named = socket

@@ -82,7 +82,7 @@ def named_owner(asked: pb.AllocateRequest) -> Owner | None:
         return None
     if not (asked.HasField("owner_uid") and asked.HasField("owner_gid")):
         raise _bad("owner_uid and owner_gid belong together, one is missing", "give both or neither")
-    # chown(2) and setuid(2) take this id (-1) as "no change", so no owner can have it
+    # chown(2) and setresuid(2) take this id (-1) as "no change", so no owner can have it
     if ANYONE in (asked.owner_uid, asked.owner_gid):
         raise _bad(f"{ANYONE} is not a valid uid or gid", "give the uid and gid of the tenant")
     return Owner(asked.owner_uid, asked.owner_gid)

@@ -87,7 +87,7 @@ def _is_said(detail: str, sentence: str) -> bool:
 
 def _together(details: Sequence[str]) -> tuple[str, ...]:
     """The details, with one line for all devices of which the same is said, at the place of the first."""
-    # sentence -> (the first detail with it, the indices of its devices)
+    # for each sentence: the first detail that has it, and the indices of all devices that have it
     lines: dict[str, tuple[str, list[str]]] = {}
     for detail in details:
         found = _OF_DEVICE.fullmatch(detail)

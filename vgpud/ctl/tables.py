@@ -91,7 +91,7 @@ def _state(item: pb.Allocation) -> str:
 
 
 def _of_each(values: Sequence[str]) -> str:
-    """The value of each slice as text; "2 x 1GiB" if two slices have the same value."""
+    """The values of all slices as text: "2 x 1GiB" if they are the same, otherwise each of them."""
     if len(values) > 1 and len(set(values)) == 1 and values[0] != "-":
         return f"{len(values)} x {values[0]}"
     return words.alike(list(values)) if values else ""

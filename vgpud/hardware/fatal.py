@@ -72,7 +72,7 @@ class FatalEvents:
             made.write_text(text)
             made.replace(self._path)
         except OSError as error:
-            log.warning(LogEvent.DEVICE_NOTICE, why=f"fatal events are not kept for the next start: {error}")
+            log.warning(LogEvent.FATAL_EVENTS_NOT_KEPT, why=str(error))
 
     def _read(self) -> None:
         if self._path is not None:

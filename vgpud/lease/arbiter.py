@@ -46,7 +46,7 @@ class ArbiterClient:
     def __init__(self, path: Path, timeout_seconds: float = 10.0) -> None:
         self._path = path
         self._timeout_seconds = timeout_seconds
-        self._silent_until = 0.0  # end of the time of short waits, by time.monotonic()
+        self._silent_until = 0.0  # the arbiter did not answer: until then a question waits only briefly
 
     def ready(self) -> bool:
         """True if an arbiter answers on the control socket."""

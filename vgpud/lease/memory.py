@@ -19,4 +19,6 @@ class LeaseSaves(IntEnum):
 
     NOTHING = layout.SAVES_NOTHING
     REST = layout.SAVES_REST  # the driver saves the rest of the process
-    PARKED = layout.SAVES_PARKED  # and restores it on a device that reaches this one: memory may wait here
+    PARKED = (
+        layout.SAVES_PARKED
+    )  # as REST, for a move to a device that can read this one: memory may wait here

@@ -253,7 +253,7 @@ def _fill(draft: Path, body: bytes, uid: int, gid: int) -> None:
 
 
 def _read(path: Path) -> bytes:
-    """Reads a file of a lease. If a process has set a lease on the file (writers.py), raises BlockingIOError.
+    """Reads a file of a lease. If a process has set a file lease on it (F_SETLEASE), raises BlockingIOError.
     Raises OSError.
     """
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
@@ -261,8 +261,8 @@ def _read(path: Path) -> bytes:
 
 
 def open_limits(folder: Path, waits: bool = False) -> int:
-    """Opens the limits for writing. If a process has set a lease on the file (writers.py), `waits` until the
-    kernel breaks it, or else raises BlockingIOError. Raises OSError.
+    """Opens the limits for writing. If a process has set a file lease on them (F_SETLEASE), waits until the
+    kernel breaks it if `waits`, and raises BlockingIOError if not. Raises OSError.
     """
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (0 if waits else os.O_NONBLOCK)
     return os.open(_files(folder) / layout.LIMITS_FILE, flags)
@@ -286,10 +286,10 @@ def update_limits(
     saves: LeaseSaves = LeaseSaves.NOTHING,
 ) -> None:
     """Changes the limits of a running tenant, in place. The devices and their order cannot change. `away`:
-    the tenant is suspended. `memory`: the requested place of its movable memory. `keep_share`: how much of
-    that memory may stay on the device while it is OUT, in hundredths of a percent. `paused`: the tenant is
-    kept off its devices. None leaves a value unchanged. `saves`: what follows when libvgpu has evicted the
-    memory.
+    the tenant is suspended. `memory`: where its movable memory is to be. `keep_share`: how much of that
+    memory may stay on the device while it is OUT, in hundredths of a percent. `paused`: the tenant is kept
+    off its devices. None leaves a value unchanged. `saves`: what the driver does after an eviction; left
+    out, it becomes NOTHING.
 
     Raises VgpuError LEASE_FAILED if the lease does not exist or is closed, BUG if it is for other devices.
     """

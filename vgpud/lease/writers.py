@@ -61,7 +61,7 @@ class Writers:
 
 class Libraries:
     """One descriptor for each library that tenants' programs load. Without it, the start of each such program
-    would wait for a lease that root in a container has set.
+    would wait for a file lease (F_SETLEASE) that root in a container has set.
     """
 
     def __init__(self) -> None:

@@ -168,7 +168,8 @@ class Tables:
         if not oldest <= revision <= self.revision:
             raise VgpuError(
                 ErrorCode.BAD_REVISION,
-                f"no events after revision {revision}: all of them are kept from {oldest} to {self.revision}",
+                f"the events after revision {revision} are not all kept: watches can begin at "
+                f"revisions {oldest} to {self.revision}",
                 "list everything once, then watch from the revision of that list",
             )
         rows = self._db.execute(

@@ -67,8 +67,10 @@ class Verdict(Enum):
 
 
 def first_sight(limit_bytes: int, reading: Reading, is_new: bool, marked: bool) -> Watched:
-    """The state of a slice after its first reading. `is_new`: allocated since vgpud started. (The limit of an
-    older allocation may have been lowered before.)
+    """The state of a slice after its first reading. A slice that is older than this vgpud may hold more than
+    its limit, because the limit may have been lowered below its use: what the ledger counts now is allowed
+    to it.
+    `is_new`: allocated since vgpud started.
     """
     earlier = 0 if is_new or marked else min(reading.held_bytes, reading.counted_bytes)
     return Watched(limit_bytes, max(limit_bytes, earlier), marked=marked)

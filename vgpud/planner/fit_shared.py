@@ -94,7 +94,8 @@ def _busy(seat: Seat, mode: Mode, want: Wanted, memory: int) -> Unfit | None:
 
 def _rank(seat: Seat, left_bytes: int, spread: bool) -> tuple[int, ...]:
     """The rank of a device. Strategy pack prefers a device that has allocations or whose mode the policy
-    fixes, then the least free memory. Strategy spread prefers the most free memory.
+    fixes, then the least free memory. Strategy spread prefers the device of whose memory the largest part
+    stays free, then the one with fewer allocations.
     """
     if spread:
         emptiness = left_bytes * 10000 // max(seat.device.memory_usable_bytes, 1)

@@ -117,11 +117,11 @@ def find_profile(geometry: MigGeometry, text: str) -> MigProfile:
     found = [p for p in geometry.profiles if bare_name(p.name) == bare_name(text) or str(p.id) == text]
     if len(found) == 1:
         return found[0]
-    names = listed(tuple(f"{bare_name(p.name)} ({p.id})" for p in geometry.profiles))
+    names = listed(tuple(f"{bare_name(p.name)} ({p.id})" for p in found or geometry.profiles))
     if found:
         raise VgpuError(
             ErrorCode.BAD_REQUEST,
-            f"profile {text!r} exists {len(found)} times: {names}",
+            f"{len(found)} profiles have the name {text!r}: {names}",
             "name it by its id",
         )
     close = get_close_matches(text[:32], (*SPECIAL, *(bare_name(p.name) for p in geometry.profiles)), n=1)

@@ -65,8 +65,8 @@ def nearest_devices(node: Node, uuids: Sequence[str], must: Sequence[str], count
 
 
 def _key(fits: Sequence[Fit], distances: _Matrix, chosen: tuple[int, ...]) -> _Key:
-    """The sort key of a set of devices. Its last part is their positions in `fits`, which say how good the
-    fits are and make the order total.
+    """The sort key of a set of devices. The sum of their positions in `fits` says how good the fits are; the
+    positions themselves make the order total.
     """
     return (
         sum(distances[a][b] > _JOINED for a, b in combinations(chosen, 2)),

@@ -136,9 +136,14 @@ _OTHER = "name another device, see 'vgpuctl devices'"
 
 
 def _check_device(allocation: Allocation, part: Slice, here: Device | None, there: Device) -> None:
-    if here is None or not here.health.answers or there.health is not Health.OK:
-        lost = part.device_uuid if here is None or not here.health.answers else there.uuid
-        raise VgpuError(ErrorCode.GPU_LOST, f"device {lost} does not answer", "see 'vgpuctl devices'")
+    if here is None or not here.health.answers:
+        raise VgpuError(
+            ErrorCode.GPU_LOST, f"device {part.device_uuid} does not answer", "see 'vgpuctl devices'"
+        )
+    if there.health is not Health.OK:
+        raise VgpuError(
+            ErrorCode.GPU_LOST, f"device {there.index} is {there.health}: no tenant can move to it", _OTHER
+        )
     if there.mig.current or there.mig.pending:
         raise VgpuError(
             ErrorCode.UNSUPPORTED, f"device {there.index} is in MIG mode, where no tenant can move", _OTHER

@@ -1,5 +1,6 @@
 """Checks a request against the first quota that covers the user: the priority, and the total of the user's
-allocations. Also checks the part of the node's places for shared slices that one user may hold. Pure.
+allocations. Also checks planner.user_places_percent: how many of the node's places for shared slices
+(`max_tenants`) one user may hold. Pure.
 """
 
 from collections.abc import Iterable

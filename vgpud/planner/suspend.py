@@ -148,7 +148,7 @@ def check_host(wanted_bytes: int, held: int, host: HostMemory, ordered_bytes: in
         ordered = f" and {shown_bytes(ordered_bytes)} are ordered for other tenants" if ordered_bytes else ""
         raise VgpuError(
             ErrorCode.NO_CAPACITY,
-            f"its {shown_bytes(wanted_bytes)} of device memory do not fit into host memory: "
+            f"{shown_bytes(wanted_bytes)} of the tenant's device memory do not fit into host memory: "
             f"{shown_bytes(host.available_bytes)} are available, of which "
             f"{shown_bytes(host.reserve_bytes)} must stay free{ordered}",
             "try again when the other changes have ended"

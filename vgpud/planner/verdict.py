@@ -48,7 +48,9 @@ class Fit(NamedTuple):
 
 
 class Room(NamedTuple):
-    """What the device could hold in addition, in the requested mode."""
+    """An amount that a device can hold in the requested mode: what is free (`Unfit.room`), or all of it
+    (`Unfit.largest`).
+    """
 
     memory_bytes: int = 0
     share_hundredths: int = 0

@@ -30,7 +30,7 @@ _AGAIN_SECONDS = 1.0
 _ATTACHES, _ATTACH_AGAIN_SECONDS = 10, 0.3  # the door bounds handshakes at one time and in a second
 _OTHER_NAME = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH (x509_vfy.h)
 _CONNECTED = ("01", "04", "05")  # established, or with an end sent: include/net/tcp_states.h
-_LOOKS, _LOOK_SECONDS = 50, 0.02  # for a socket in a listing that changes while it is read
+_LOOKS, _LOOK_SECONDS = 50, 0.02  # a socket is looked up in /proc/net/tcp, which changes while it is read
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 

@@ -23,10 +23,10 @@ from vgpud.model.quantity import counted, show_bytes
 from vgpud.remote.certificates import AS_ROOT
 
 FILE = "remote/grants.json"  # below the state folder
-CERTIFICATE = "remote/certificate.pem"  # the door's, below the folder of the policy
+CERTIFICATE = "remote/certificate.pem"  # the door's certificate, in the folder of the policy
 MAX_GRANTS = 10_000
 _ID_BYTES, _SECRET_BYTES = 4, 32
-#: of the three parts of a token: hexadecimal, base64 without padding, the hexadecimal SHA-256
+#: number of characters of a token's three parts: hexadecimal, base64 without padding, the hexadecimal SHA-256
 TOKEN_CHARACTERS = (2 * _ID_BYTES, 43, 64)
 
 

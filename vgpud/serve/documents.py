@@ -45,5 +45,5 @@ class Documents(Generic[T]):
         try:
             return self._kind.validate_json(text)
         except ValidationError as error:
-            log.warning(LogEvent.STATE_ENTRY_IGNORED, kind=self._name, key=key, why=str(error))
+            log.warning(LogEvent.LEDGER_ROW_IGNORED, kind=self._name, key=key, why=str(error))
             return None

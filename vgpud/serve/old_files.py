@@ -54,7 +54,7 @@ def read_state(path: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        log.warning(LogEvent.STATE_FILE_IGNORED, file=str(path), why=str(error))
+        log.warning(LogEvent.OLD_STATE_FILE_IGNORED, file=str(path), why=str(error))
         return None
     except (ValueError, RecursionError) as error:
         _keep_aside(path, str(error))
@@ -71,7 +71,7 @@ def _keep_aside(path: Path, why: str) -> None:
         path.replace(kept)
     except OSError as error:
         why = f"{why}; it cannot be kept: {error.strerror}"
-    log.warning(LogEvent.STATE_FILE_IGNORED, file=str(path), kept=str(kept), why=why)
+    log.warning(LogEvent.OLD_STATE_FILE_IGNORED, file=str(path), kept=str(kept), why=why)
 
 
 def _documents(entries: object, key: str) -> list[Row]:
@@ -90,7 +90,7 @@ def _inits(body: Mapping[str, Any]) -> list[Row]:
             for pid, ticks in of
         ]
     except (AttributeError, TypeError, ValueError) as error:
-        log.warning(LogEvent.STATE_ENTRY_IGNORED, key="inits", why=str(error))
+        log.warning(LogEvent.OLD_STATE_FILE_IGNORED, key="inits", why=str(error))
         return []
 
 

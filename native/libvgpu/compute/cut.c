@@ -56,7 +56,7 @@ static struct {
     uint64_t doubt_at;
     uint64_t doubt_ns;
     bool guarded; /* the rescue thread exists */
-    /* for the rescue thread: time since which the process is off without an arbiter, or was refused; 0: neither */
+    /* for the rescue thread: when the process was found off its devices without an arbiter, or refused; 0: it is not */
     uint64_t alone_at;
 } cut = {.lock = PTHREAD_MUTEX_INITIALIZER};
 

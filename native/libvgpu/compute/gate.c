@@ -344,7 +344,7 @@ static CUresult look(CUstream stream, int per_thread)
     if (vgpu_capture_on(stream, per_thread))
         return CUDA_SUCCESS;
     enum vgpu_touch touched = vgpu_in_flight_touch(stream, per_thread);
-    /* the launch is not gated: a slice is for devices, and this launch has no device */
+    /* without a context the launch has no device to wait for, and the driver refuses it */
     if (touched == VGPU_TOUCH_NO_CONTEXT)
         return CUDA_SUCCESS;
     if (touched == VGPU_TOUCH_NO_MEMORY)
@@ -399,7 +399,8 @@ static bool start(const char *folder, struct vgpu_usage *usage, uint32_t slot)
     gate.usage = usage;
     gate.slot = slot;
     gate.share = -1;
-    gate.look = true; /* the lease may be suspended or swapped before the first LOOK comes */
+    /* the lease's state is read at once: the tenant may be suspended before the arbiter sends its first LOOK */
+    gate.look = true;
     vgpu_suspended_start(gate.limits, &usage->slots[slot]);
     return true;
 }
@@ -413,7 +414,7 @@ static void linked(void)
     if (gate.state != CLOSED)
         close_gate();
     gate.gated = false;
-    /* work of a slice from the time without an arbiter is drained while the next holder already runs */
+    /* a slice from the time without an arbiter is dropped: its work ends beside that of the next holder */
     gate.held = false;
     if (gate.waiting > 0)
         want(now_ns());

@@ -12,7 +12,7 @@
 
 #define VGPU_LEASE_PATH_MAX 4096
 
-/* A mapped lease. usage is NULL and usage_fd is -1 if only the limits were requested. */
+/* A mapped lease. usage is NULL and usage_fd is -1 if `computes` was false and `usage` could not be opened for writing. */
 struct vgpu_lease_view {
     char folder[VGPU_LEASE_PATH_MAX];
     const struct vgpu_limits *limits;

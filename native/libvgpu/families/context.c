@@ -138,7 +138,8 @@ static CUresult begin(struct creation *made, CUdevice device)
     if (index == VGPU_NOT_IN_LEASE)
         return not_in_lease(device);
     if (learnt((unsigned)index) == 0) {
-        vgpu_process_memory_warm(); /* NVML starts while the driver makes the context, which takes longer */
+        /* NVML starts on another thread meanwhile; the driver takes longer to make the context */
+        vgpu_process_memory_warm();
         made->alone = vgpu_tenant_lock_contexts();
     }
     result = vgpu_charge_index(&made->charge, index, learnt((unsigned)index));
@@ -354,7 +355,10 @@ VGPU_EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev)
     return result;
 }
 
-/* Returns the primary context of a limited device, or NULL. Precondition: the lock `creation` is held. */
+/*
+ * Returns libvgpu's record of a limited device that has a primary context, or NULL; *index is the device's index in the
+ * lease. Precondition: the lock `creation` is held.
+ */
 static struct device_contexts *primary_of(CUdevice dev, int *index)
 {
     bool limited;

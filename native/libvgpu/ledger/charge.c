@@ -147,7 +147,8 @@ CUresult vgpu_charge_pointer(struct vgpu_charge *charge, CUresult result, enum v
     uint64_t kept = charge->bytes;
     bool first = true;
     entry.owner = vgpu_charge_context();
-    forget_ended(VGPU_KIND_POINTER, pointer); /* of both kinds, because a free looks for this one first */
+    /* also for a MANAGED entry: a free looks for a POINTER entry first, and would find the old one */
+    forget_ended(VGPU_KIND_POINTER, pointer);
     if (kind == VGPU_KIND_MANAGED)
         forget_ended(VGPU_KIND_MANAGED, pointer);
     if (kind == VGPU_KIND_POINTER && bytes <= VGPU_SHARED_MAX) {

@@ -36,7 +36,7 @@ struct vgpu_entry {
  * The driver takes memory from the card in pages of 2 MiB. A request above 1 MiB has separate pages. Smaller requests
  * share a page, which is freed with the last of them (measured on an H200, driver 580). A page belongs to one context,
  * as a context's address space does (assumed). A page is therefore known by its owner, too: while an ended context's
- * entries wait for their removal, a new page at the same address is charged itself.
+ * entries wait for their removal, a new page at the same address is a new entry with its own charge.
  */
 #define VGPU_PAGE_BYTES (2u << 20)
 #define VGPU_SHARED_MAX (1u << 20)

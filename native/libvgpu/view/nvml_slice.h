@@ -12,7 +12,7 @@
 #include "cuda_api.h"
 #include "lease_open.h"
 
-/* Returns the mapped lease of this process; NULL if it has none. usage is NULL if this user may not read it. */
+/* Returns the mapped lease of this process, or NULL. `usage` is NULL if it cannot be opened for reading and writing. */
 const struct vgpu_lease_view *vgpu_nvml_lease(void);
 
 /*

@@ -7,7 +7,7 @@
 #include "internal.h"
 
 enum { HOLDS = 64, LOOK_AGAIN_NS = 50000 };
-/* after this time a kernel ends by itself; with a larger value, positions would lose nanoseconds */
+/* after this time a kernel ends by itself; in larger sums a double does not represent single nanoseconds */
 #define LONGEST_NS 4e12
 
 struct hold {

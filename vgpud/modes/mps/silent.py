@@ -63,8 +63,8 @@ def _cut(pid: int, pidfd: PidFd) -> Peer | None:
     try:
         with socket.socket(fileno=pidfd.copy_of(waits)) as connection:
             peer = _peer(connection)
-            # The daemon waits on this descriptor before and after the copy is made, so the copy is not of a
-            # connection that the daemon serves.
+            # The daemon was blocked in a read of this descriptor before the copy was made, and still is. So
+            # the copy is of the silent connection, and not of a later one with the same number.
             if _is_own(peer.pid, pid) or _waits_on(pid) != waits or not _is_copy(connection, pid, waits):
                 return None
             connection.shutdown(socket.SHUT_RDWR)

@@ -300,8 +300,8 @@ class Supervisor:
             await self._end(why)
 
     async def _end(self, why: str) -> None:
-        """Ends the daemon, then does what the watch of its death would do: the watch would end this task
-        before the audit line of the end.
+        """Ends the daemon with its watch switched off, because the watch (`_ended`) would cancel this task
+        before it has written the audit line. Calls `_ended` itself afterwards.
         """
         if self._unwatch is not None:
             self._unwatch()

@@ -96,7 +96,7 @@ class Activities:
             raise VgpuError(
                 ErrorCode.ALLOCATION_BUSY,
                 f"allocation {going.id} has work again, so it is not suspended",
-                "suspend it when it is idle, or without a rule: vgpuctl suspend",
+                "'vgpuctl suspend' suspends it although it works",
             )
 
     async def left(self, going: Allocation) -> None:

@@ -67,8 +67,8 @@ class Holds:
         await self._driver.aclose()
 
     async def arrive(self, device_uuids: Sequence[str]) -> None:
-        """Takes the links onto the devices; `end_arrival` frees them. Gives the driver back if a link is not
-        free within _ARRIVE_SECONDS.
+        """Locks the links to the devices; `end_arrival` unlocks them. If a link is not free within
+        _ARRIVE_SECONDS, ends the driver's session first, so that others can use it.
         """
         for uuid in sorted(device_uuids):
             link = self._links.onto[uuid]

@@ -395,8 +395,8 @@ class Moves:
 
     async def _copy(self, holds: Holds, held: Allocation, lists: Iterable[int]) -> None:
         """Copies memory that waits on the device that the tenant has left. vgpud does not know which process
-        has which list, so each list is tried with each process. A process without the list has no such
-        descriptor.
+        has parked which list of descriptors, so each list is tried with each process. A process without the
+        list has no such descriptor, and refuses.
         """
         (part,) = held.slices
         self._by_host.add(held.id)

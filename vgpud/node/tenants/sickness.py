@@ -45,8 +45,8 @@ class Sickness:
             self._context.background.spawn(self._react(device))
 
     async def _react(self, device: Device) -> None:
-        """Reports the health of a device to watchers. If the device is lost, marks its allocations as
-        failed.
+        """Reports the health of a device to watchers. Fails the allocations of a lost device, and cares for a
+        sick one (`tend`).
         """
         if await self._notices.health(device):
             # Allocations that are being made may be on this device, so they are waited for.

@@ -173,10 +173,10 @@ class DraDoor:
             try:
                 await self.preparer.name(listed)
             except VgpuError as error:
-                self._complain(LogEvent.DRA_PODS_NOT_NAMED, error)
+                self._complain(LogEvent.CLAIM_PODS_NOT_RECORDED, error)
 
     def _complain(self, event: LogEvent, error: VgpuError) -> None:
-        """Logs a failure, once for each reason."""
+        """Logs a failure unless the last one logged had the same reason."""
         if self._complained != str(error):
             self._complained = str(error)
             log.warning(event, why=str(error), hint=error.hint)

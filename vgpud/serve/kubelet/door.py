@@ -86,11 +86,11 @@ class Kubelet:
         return self.root / "pod-resources" / KUBELET_SOCKET
 
     def life(self) -> Life | None:
-        """A value that identifies the running kubelet process; None if no kubelet is running."""
+        """A value that identifies the kubelet process by its socket; None if the socket does not exist."""
         return life_of(self.socket)
 
     def age_seconds(self) -> float:
-        """The time since the kubelet has bound the last of its sockets; 0 if no kubelet is running."""
+        """The time since the kubelet bound the last of its two sockets; 0 if one of them does not exist."""
         try:
             bound = max(one.stat().st_mtime for one in (self.socket, self.pod_resources))
         except OSError:

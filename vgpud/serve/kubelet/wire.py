@@ -97,6 +97,6 @@ async def ask(
         except grpc.aio.AioRpcError as error:
             raise VgpuError(
                 ErrorCode.UNREACHABLE,
-                f"{socket} answers {error.code().name.lower()}: {error.details()}",
+                f"the call to the kubelet at {socket} failed, {error.code().name.lower()}: {error.details()}",
                 "see the kubelet's journal",
             ) from None
