@@ -3,6 +3,7 @@
 `python -m tests.e2e.matrix` prints it.
 """
 
+import json
 import os
 import sys
 import tempfile
@@ -33,6 +34,37 @@ print(json.dumps({"mib": got}), flush=True)
 """
 GREEDY = [sys.executable, "-c", GREEDY_TEXT]
 HOLD = [PROBE, "hold", "64MiB", "--then-wait-on-stdin"]
+#: Two processes that share memory by CUDA IPC. The first writes a pattern to it. For a line of input the second prints
+#: whether it reads the pattern.
+SHARING_TEXT = """
+import ctypes as c, json, os, sys
+given, gives = os.pipe()
+second = os.fork() == 0
+u = c.CDLL("libcuda.so.1")
+class Handle(c.Structure): _fields_ = [("bytes", c.c_char * 64)]
+context, memory, handle = c.c_void_p(), c.c_uint64(), Handle()
+def call(name, *words):
+    code = getattr(u, name)(*words)
+    if code: sys.exit(f"{name}: {code}")
+call("cuInit", 0)
+call("cuDevicePrimaryCtxRetain", c.byref(context), 0)
+call("cuCtxSetCurrent", context)
+if second:
+    handle = Handle.from_buffer_copy(os.read(given, 64))
+    call("cuIpcOpenMemHandle_v2", c.byref(memory), handle, 1)
+    print(json.dumps({"shares": True}), flush=True)
+    sys.stdin.readline()
+    back = (c.c_uint32 * 16)()
+    call("cuMemcpyDtoH_v2", back, memory, c.c_size_t(64))
+    print(json.dumps({"whole": all(word == 0x5eed for word in back)}), flush=True)
+else:
+    call("cuMemAlloc_v2", c.byref(memory), c.c_size_t(1 << 16))
+    call("cuMemsetD32_v2", memory, c.c_uint(0x5eed), c.c_size_t(1 << 14))
+    call("cuIpcGetMemHandle", c.byref(handle), memory)
+    os.write(gives, bytes(handle))
+    os.wait()
+"""
+SHARING = [sys.executable, "-c", SHARING_TEXT]
 
 
 def options(mode: str) -> list[str]:
@@ -76,6 +108,19 @@ def does(node: DemoNode, *verb: str) -> bool:
         return node.ctl(verb[0], name, *verb[1:], check=False).returncode == 0
 
 
+def suspends_sharing(node: DemoNode) -> bool:
+    """Returns whether two processes that share memory are suspended, and share it after the resumption."""
+    tenant = node.tenant(options("preload"), SHARING)
+    tenant.line()
+    (name,) = states(node)
+    suspended = node.ctl("suspend", name, "--deep", check=False).returncode == 0
+    if suspended:
+        node.ctl("resume", name)
+    _, said = tenant.end()
+    eventually(lambda: not states(node), "its allocation ends with it")
+    return suspended and json.loads(said) == {"whole": True}
+
+
 def shows(node: DemoNode, fault: str) -> bool:
     """Returns whether vgpud shows the repair that NVML requests for a device with this fault."""
     simulate(node, "fault", fault, "--device", "0", "--code", "1")
@@ -97,6 +142,7 @@ PROMISES: dict[tuple[str, str], Trial] = {
         lambda n: keeps_memory(n, "preload", [str(static_program("bare-static")), "0", "32768"])
     ),
     ("preload", "`suspend --deep`: no memory left on the device"): lambda n: does(n, "suspend", "--deep"),
+    ("preload", "`suspend --deep` of processes that share memory by CUDA IPC"): suspends_sharing,
     ("preload", "`move` to another device"): lambda n: does(n, "move", "--to", "1"),
     ("mps", "memory limit of a client"): lambda n: keeps_memory(n, "mps", GREEDY),
     ("mig", "memory limit"): lambda n: keeps_memory(n, "mig", GREEDY),

@@ -255,19 +255,34 @@ def test_external_memory_maps_the_exported_allocation(node: SimNode) -> None:
     assert two.do("out = cu.raw('cuDestroyExternalMemory', None)") == INVALID_HANDLE
 
 
-def test_a_process_with_shared_memory_cannot_be_suspended(node: SimNode) -> None:
-    one, control = Tenant(node), Controller(node)
+@pytest.mark.parametrize(("driver", "saved"), [("595", NOT_SUPPORTED), ("615", 0)])
+def test_processes_that_share_by_ipc_are_suspended_by_drivers_from_610_on(
+    sim_node: Make, driver: str, saved: int
+) -> None:
+    node = sim_node("h200x1", driver=driver)
+    one, two, control = Tenant(node), Tenant(node), Controller(node)
     one.say("alloc 10")
-    one.do(GIVE)
+    handle = one.do(GIVE)
+    assert [take(two, handle), two.do(CLOSE)] == ["0", "0"]
     one.say("free")  # an IPC handle ends with its memory
-    assert control.suspend(one.process.pid) == [0, 0]
-    assert control.resume(one.process.pid) == [0, 0]
+    for tenant in (one, two):
+        assert control.suspend(tenant.process.pid) == [0, 0]
+        assert control.resume(tenant.process.pid) == [0, 0]
     one.say("alloc 10")
-    one.do(GIVE)
-    assert control.suspend(one.process.pid) == [0, NOT_SUPPORTED]
+    assert take(two, one.do(GIVE)) == "0"
+    assert one.write(21) == "ok"
+    pids = (one.process.pid, two.process.pid)
+    assert [control.call("Lock", pid) for pid in pids] == [0, 0]
+    assert [control.call("Checkpoint", pid) for pid in pids] == [saved, saved]
+    if saved == 0:
+        assert [control.call("Restore", pid) for pid in pids] == [0, 0]
+        assert [control.call("Unlock", pid) for pid in pids] == [0, 0]
+        assert [two.read(), two.write(22), one.read()] == ["21", "ok", "22"]
 
 
-def test_a_process_with_a_shared_pool_cannot_be_suspended(node: SimNode) -> None:
+@pytest.mark.parametrize("driver", ["595", "615"])
+def test_a_process_with_a_shared_pool_cannot_be_suspended(sim_node: Make, driver: str) -> None:
+    node = sim_node("h200x1", driver=driver)
     one, _ = pool_tenants(node)
     control = Controller(node)
     assert [one.do(MAKE_POOL.format(1)), one.do(GIVE_POOL)[:3]] == ["0", "(0,"]

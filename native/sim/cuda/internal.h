@@ -143,6 +143,7 @@ struct cu_process {
     unsigned long long next_id;
     double kernel_us;    /* duration of a kernel in microseconds; 0: the profile's value */
     int shared_memories; /* number of memories shared with other processes, which prevent a suspension */
+    int ipc_memories;    /* number of memories shared by cuIpc*: branches before 610 cannot suspend them */
     int rm_file;         /* descriptor of the control device; -1: not open yet */
     uint32_t rm_client, rm_handles;
     bool mps;
@@ -194,6 +195,7 @@ struct sim_device *cu_sim_device(int ordinal);
 uint32_t cu_sm_count(int ordinal); /* SMs of the card or the instance, before the MPS limit */
 /* changes the number of memories shared with other processes, which prevent a suspension */
 void cu_cannot_suspend(int change);
+void cu_shares_by_ipc(int change); /* the same for memory shared by cuIpc* */
 
 /* Functions of device.c. */
 void cu_parse_uuid(const char *text, CUuuid *uuid); /* reads "GPU-..." or "MIG-..." */

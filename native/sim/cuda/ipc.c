@@ -54,19 +54,19 @@ static struct given **given_at(CUdeviceptr p)
 /* Invalidates the handles of a block that the process frees. */
 static void forget(const struct cu_block *b)
 {
-    if (cu.shared_memories == 0)
+    if (cu.ipc_memories == 0)
         return;
     struct opened **opened = opened_at(b->base), *o = *opened;
     struct given **given = given_at(b->base), *g = *given;
     if (o != NULL) {
         *opened = o->next;
         free(o);
-        cu_cannot_suspend(-1);
+        cu_shares_by_ipc(-1);
     }
     if (g != NULL) {
         *given = g->next;
         free(g);
-        cu_cannot_suspend(-1);
+        cu_shares_by_ipc(-1);
     }
 }
 CU_AT_END(cu_block_end, cu_block_ends, forget);
@@ -98,7 +98,7 @@ static CUresult give(CUdeviceptr p, CUipcMemHandle *handle)
         CU_CHECK(g != NULL, CUDA_ERROR_OUT_OF_MEMORY);
         *g = (struct given){b->base, g_given};
         g_given = g;
-        cu_cannot_suspend(1);
+        cu_shares_by_ipc(1);
     }
     memset(handle, 0, sizeof(*handle));
     memcpy(handle, &given, sizeof(given));
@@ -153,7 +153,7 @@ static CUresult open_locked(CUcontext ctx, const struct ipc_handle *h, CUdevicep
     *p = o->at;
     *o = (struct opened){.handle = *h, .ctx = ctx, .at = o->at, .refs = 1, .next = g_opened};
     g_opened = o;
-    cu_cannot_suspend(1);
+    cu_shares_by_ipc(1);
     return CUDA_SUCCESS;
 }
 

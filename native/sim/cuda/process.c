@@ -73,3 +73,9 @@ void cu_cannot_suspend(int change)
     cu.shared_memories += change;
     __atomic_store_n(&cu.proc->cannot_suspend, cu.shared_memories > 0, __ATOMIC_RELEASE);
 }
+
+void cu_shares_by_ipc(int change)
+{
+    cu.ipc_memories += change;
+    __atomic_store_n(&cu.proc->shares_by_ipc, cu.ipc_memories > 0, __ATOMIC_RELEASE);
+}

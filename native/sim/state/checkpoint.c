@@ -7,7 +7,7 @@
  *
  * Sources: the states and results are from NVIDIA's driver API manual. What the driver refuses, and the process that
  * cannot be restored again after a restore ran out of memory, are from the issues and the manual of
- * NVIDIA/cuda-checkpoint.
+ * NVIDIA/cuda-checkpoint, which says that drivers from 610 on suspend memory shared by CUDA IPC.
  */
 #include <cuda.h>
 #include <limits.h>
@@ -20,7 +20,7 @@
 
 #include "state.h"
 
-enum { BRANCH_OF_CHECKPOINTS = 570, BRANCH_OF_MOVES = 580 };
+enum { BRANCH_OF_CHECKPOINTS = 570, BRANCH_OF_MOVES = 580, BRANCH_OF_IPC = 610 };
 #define LOOK_NS 200000 /* the interval at which a lock checks whether the submitted work is complete */
 
 static void set_gate(struct sim_proc *p, enum sim_gate to, bool moved)
@@ -83,6 +83,11 @@ int sim_checkpoint_lock(struct sim_state *s, uint32_t pid, uint32_t most_ms)
     return result;
 }
 
+static bool shares_memory(const struct sim_state *s, const struct sim_proc *p)
+{
+    return p->cannot_suspend || (p->shares_by_ipc && sim_branch(s) < BRANCH_OF_IPC);
+}
+
 static bool has_managed(const struct sim_proc *p)
 {
     bool any = false;
@@ -98,7 +103,7 @@ int sim_checkpoint_save(struct sim_state *s, uint32_t pid)
     int result = find(s, pid, SIM_LOCKED, &p);
     if (result == CUDA_SUCCESS && !is_idle(s, p))
         result = CUDA_ERROR_ILLEGAL_STATE; /* the process is not locked yet: the lock call has not returned */
-    if (result == CUDA_SUCCESS && (has_managed(p) || p->cannot_suspend)) {
+    if (result == CUDA_SUCCESS && (has_managed(p) || shares_memory(s, p))) {
         set_gate(p, SIM_FAILED, false); /* as the real driver, which does not undo a checkpoint that failed half-way */
         result = CUDA_ERROR_NOT_SUPPORTED;
     }

@@ -127,7 +127,7 @@ struct sim_proc *sim_proc_self(struct sim_state *s)
         p->uses[i].used = 0;
     for (uint32_t i = 0; i < SIM_MAX_DEVICES; i++)
         p->card_of[i] = p->suspended_card_of[i] = (uint8_t)i;
-    p->restore_broken = p->cannot_suspend = 0;
+    p->restore_broken = p->cannot_suspend = p->shares_by_ipc = 0;
     atomic_store(&p->gate, SIM_RUNNING);
     p->pid = pid;
     p->start_ticks = ticks;

@@ -114,6 +114,7 @@ struct sim_proc {
     _Atomic uint32_t gate;                      /* a futex: calls that wait at the gate wake when its value changes */
     uint32_t restore_broken;                    /* 1: a restore ran out of memory, so no later restore succeeds */
     uint32_t cannot_suspend;                    /* 1: the process has memory that it shares with other processes */
+    uint32_t shares_by_ipc;                     /* 1: by cuIpc*, which drivers from branch 610 on can suspend */
     uint8_t card_of[SIM_MAX_DEVICES];           /* for each card, the card that does its work now */
     uint8_t suspended_card_of[SIM_MAX_DEVICES]; /* card_of at the time of the checkpoint */
     uint32_t pid;
