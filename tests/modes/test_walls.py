@@ -1,5 +1,6 @@
 """Memory walls: limits that follow from allocations, and the control groups of containers."""
 
+import os
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -139,6 +140,23 @@ def test_a_container_that_is_gone_has_no_wall(container: Container) -> None:
 def test_walls_are_set_only_if_each_slice_has_one(container: Container, slices: tuple[Slice, ...]) -> None:
     container.add("x", *slices)
     assert not container.walls.stands("x") and container.limits() == {}
+
+
+@needs("cgroups")
+def test_all_users_can_read_a_group_that_vgpud_makes(container: Container, cgroup: Path) -> None:  # noqa: F811
+    """A tenant's programs look for their limits in the group. The umask is that of vgpud's unit."""
+    here = Lifetime(os.getpid(), 1)  # the start time is another one, so that no process is moved
+    request = Request("x", Owner(0, 0), lifetime=here, own_cgroup=True)
+    held = Allocation("x", request, State.ACTIVE, (part("a", 2),))
+    before = os.umask(0o077)
+    try:
+        clock.run(container.walls.build(held))
+    finally:
+        os.umask(before)
+    own = cgroup / "own"
+    assert [folder.stat().st_mode & 0o777 for folder in (own, own / "x")] == [0o755, 0o755]
+    clock.run(container.walls.drop(held))
+    assert not (own / "x").exists()
 
 
 @needs("cgroups")

@@ -32,6 +32,7 @@ log = structlog.get_logger(__name__)
 
 #: Where cgroup v2 is mounted: as the only version, or beside version 1.
 _MOUNTS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
+_CONTROLLERS = ("controllers", "subtree_control")
 
 
 class Limiter(Protocol):
@@ -154,7 +155,7 @@ class Walls:
                 and not lifetime.cgroup
                 and self._can(allocation)
             ):
-                self._own(allocation.id).mkdir(exist_ok=True)
+                _make(self._own(allocation.id))
             self._keep(allocation)
             if self.stands(allocation.id) and self._own(allocation.id).is_dir():
                 self._enter(allocation)
@@ -296,7 +297,7 @@ class Walls:
             if error.code is ErrorCode.UNSUPPORTED:
                 return False
         try:
-            self._parent.mkdir(exist_ok=True)
+            _make(self._parent)
             _enable(mount, self._parent)
             self._world.limiter.memory_limit(uuid, str(self._parent))
         except (VgpuError, OSError) as error:
@@ -307,12 +308,22 @@ class Walls:
         return True
 
 
+def _make(group: Path) -> None:
+    """Makes a control group that all users can read, because programs look for their limits in it. The umask
+    of vgpud would leave it to root.
+    """
+    with suppress(FileExistsError):
+        group.mkdir()
+        group.chmod(0o755)
+
+
 def _enable(*folders: Path) -> None:
     """Enables the kernel's controller of device memory (Linux 6.14) for the groups below these folders, if
     the kernel has it.
     """
     for folder in folders:
-        if "dmem" in (folder / "cgroup.controllers").read_text().split():
+        known, enabled = ((folder / f"cgroup.{name}").read_text().split() for name in _CONTROLLERS)
+        if "dmem" in known and "dmem" not in enabled:  # vgpud's unit may not write to the root of the tree
             (folder / "cgroup.subtree_control").write_text("+dmem")
 
 
