@@ -145,6 +145,9 @@ PROMISES: dict[tuple[str, str], Trial] = {
     ("preload", "`suspend --deep` of processes that share memory by CUDA IPC"): suspends_sharing,
     ("preload", "`move` to another device"): lambda n: does(n, "move", "--to", "1"),
     ("mps", "memory limit of a client"): lambda n: keeps_memory(n, "mps", GREEDY),
+    ("mps", "memory limit of a program past the guard (`env -i`)"): (
+        lambda n: keeps_memory(n, "mps", [*stripped(n), *GREEDY])
+    ),
     ("mig", "memory limit"): lambda n: keeps_memory(n, "mig", GREEDY),
     ("all", "a card that asks for a reset is closed (`sick`)"): lambda n: shows(n, "recovery"),
     ("all", "rows that wait to be remapped are told"): lambda n: shows(n, "rows-pending"),

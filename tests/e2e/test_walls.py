@@ -154,6 +154,25 @@ def test_a_program_that_bypasses_libvgpu_gets_no_memory_of_other_devices(walled:
 
 
 @needs("cgroups")
+def test_an_mps_tenant_is_behind_a_wall(walled: DemoNode) -> None:
+    """A program that drops the guard runs outside of MPS, and stays within the slice. The wall lives through a
+    restart of vgpud, and ends with the tenant.
+    """
+    walled.start()
+    share = ["--isolation", "compute", "--memory", "2GiB", "--cores", "25", "--device", "0"]
+    tenant = walled.tenant(share, past_libvgpu(walled)["env -i"])
+    assert tenant.line()["mib"] == 1472  # 2 GiB minus a context of 526 MiB, in steps of 64 MiB
+    before = walls(walled)
+    assert before == {only(walled): {**dict.fromkeys(range(8), 0), 0: 2048}}
+    walled.kill()
+    walled.start()
+    assert limit_by(walled) == ["driver"] and walls(walled) == before
+    tenant.end()
+    eventually(lambda: not states(walled), "the tenant has ended")
+    assert walls(walled) == {}
+
+
+@needs("cgroups")
 @pytest.mark.parametrize(("branch", "rule"), [("595", "driver"), ("615", "libvgpu")])
 def test_libvgpu_limits_the_memory_where_driver_or_policy_do_not(
     tmp_path: Path,

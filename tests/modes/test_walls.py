@@ -37,9 +37,10 @@ def part(device: str, gib: int, mode: Mode = Mode.PRELOAD, other: str = "") -> S
         ([allocation("x", part("a", 2), part("b", 1))], False, {"GPU-a": 2, "GPU-b": 1}),
         ([allocation("x", part("a", 2)), allocation("y", part("a", 3))], False, {"GPU-a": 5}),
         ([allocation("x", part("a", 2, other="GPU-c"))], False, {"GPU-a": 2, "GPU-c": 2}),
-        ([allocation("x", part("a", 2, Mode.MPS))], False, {}),
+        ([allocation("x", part("a", 2, Mode.MPS))], False, {"GPU-a": 2}),
+        ([allocation("x", part("a", 2, Mode.EXCLUSIVE))], False, {}),
     ],
-    ids=["one", "own group", "two devices", "two allocations", "in a move", "not preload"],
+    ids=["one", "own group", "two devices", "two allocations", "in a move", "mps", "a whole card"],
 )
 def test_the_limits_of_a_group_are_those_of_its_allocations(
     holders: list[Allocation], own: bool, limits: dict[str, int]
@@ -136,7 +137,7 @@ def test_a_container_that_is_gone_has_no_wall(container: Container) -> None:
 
 
 @needs("cgroups")
-@pytest.mark.parametrize("slices", [(part("a", 1, Mode.MPS),), (part("a", 1), part("gone", 1))])
+@pytest.mark.parametrize("slices", [(part("a", 1, Mode.EXCLUSIVE),), (part("a", 1), part("gone", 1))])
 def test_walls_are_set_only_if_each_slice_has_one(container: Container, slices: tuple[Slice, ...]) -> None:
     container.add("x", *slices)
     assert not container.walls.stands("x") and container.limits() == {}

@@ -33,6 +33,8 @@ log = structlog.get_logger(__name__)
 #: Where cgroup v2 is mounted: as the only version, or beside version 1.
 _MOUNTS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
 _CONTROLLERS = ("controllers", "subtree_control")
+#: The modes of slices that the driver does not limit otherwise, and what limits their memory beside it.
+_WALLED = {Mode.PRELOAD: "libvgpu", Mode.MPS: "MPS"}
 
 
 class Limiter(Protocol):
@@ -74,7 +76,7 @@ def wall_limits(holders: Sequence[Allocation], devices: Iterable[Device], own: b
             part.memory_bytes
             for allocation in holders
             for part in allocation.slices
-            if part.mode is Mode.PRELOAD
+            if part.mode in _WALLED
             and part.mig is None
             and device.uuid in (part.device_uuid, part.other_uuid)
         ]
@@ -163,7 +165,8 @@ class Walls:
             self._standing.discard(allocation.id)
             with suppress(VgpuError):
                 self._remove(allocation.id)
-            why = f"{error}; libvgpu alone enforces the memory limit"
+            (limiter, *_) = (_WALLED[part.mode] for part in allocation.slices if part.mode in _WALLED)
+            why = f"{error}; {limiter} alone enforces the memory limit"
             self._refused[allocation.id] = why, time.time_ns()
             log.warning(LogEvent.CGROUP_MEMORY_LIMIT_NOT_SET, allocation=allocation.id, why=why)
 
@@ -262,7 +265,7 @@ class Walls:
     def _can(self, allocation: Allocation) -> bool:
         """True if policy and driver support a memory wall on the device of every slice."""
         able = {device.uuid for device in self._devices()}
-        parts = [part for part in allocation.slices if part.mode is Mode.PRELOAD]
+        parts = [part for part in allocation.slices if part.mode in _WALLED]
         return bool(parts) and all(
             part.mig is None and part.device_uuid in able and self._world.wanted(part.device_uuid)
             for part in parts
@@ -301,7 +304,7 @@ class Walls:
             _enable(mount, self._parent)
             self._world.limiter.memory_limit(uuid, str(self._parent))
         except (VgpuError, OSError) as error:
-            why = f"{error}; libvgpu alone enforces memory limits on the device"
+            why = f"{error}; without it libvgpu or MPS alone enforces memory limits on the device"
             self._refused[uuid] = why, time.time_ns()
             log.warning(LogEvent.CGROUP_MEMORY_LIMIT_NOT_SET, device=uuid, why=why)
             return False

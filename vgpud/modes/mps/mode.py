@@ -23,7 +23,7 @@ from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.log_event import LogEvent
 from vgpud.model.tenancy import Allocation, Edits, Mode, Slice, State
 from vgpud.model.view import MpsDaemon, SliceMeter, SliceUse
-from vgpud.modes.base import Effector, Paths, remember
+from vgpud.modes.base import Paths, remember
 from vgpud.modes.gpu_use import (
     AllocationNames,
     GpuUse,
@@ -38,6 +38,7 @@ from vgpud.modes.mps.folders import DeviceFolder, remove_tenant, tenant_folder, 
 from vgpud.modes.mps.report import report
 from vgpud.modes.mps.rules import MpsLimits, MpsWorld, Users
 from vgpud.modes.mps.supervisor import Charge, Supervisor, unit_name
+from vgpud.modes.preload import Preload
 from vgpud.proc import is_ending
 from vgpud.units import Units
 
@@ -54,9 +55,9 @@ class MpsMode(GpuUse):
     suspendable = None
 
     def __init__(
-        self, gateway: Gateway, units: Units, world: MpsWorld, paths: Paths, leases: Effector
+        self, gateway: Gateway, units: Units, world: MpsWorld, paths: Paths, leases: Preload
     ) -> None:
-        """`leases` is the effector of mode preload, for tenants whose memory libvgpu limits."""
+        """`leases` is the effector of mode preload, for tenants whose memory libvgpu or the driver limits."""
         super().__init__(gateway)
         self._units = units
         self._world = world
@@ -104,6 +105,8 @@ class MpsMode(GpuUse):
         except VgpuError as error:
             self._world.notice(part.target, str(error))
             supervisor.watch()
+        for allocation in self._world.allocations_on(part.target):
+            await self._leases.restore_wall(allocation)
 
     async def attach(self, allocation: Allocation, part: Slice, device: Device) -> tuple[Slice, Edits]:
         refusal = self.closed_to(allocation.request.owner.uid, device, part.target, allocation.id)
@@ -128,6 +131,7 @@ class MpsMode(GpuUse):
         if rules.pooled_memory:
             _, lease = await self._leases.attach(allocation, part, device)
             edits = with_libvgpu(edits, lease)
+        await self._leases.walls.build(allocation)
         return part, edits
 
     async def _up_on_top(self, device: Device, supervisor: Supervisor) -> None:
@@ -151,6 +155,7 @@ class MpsMode(GpuUse):
         )
 
     async def detach(self, allocation: Allocation, part: Slice) -> None:
+        await self._leases.walls.drop(allocation)
         await remove_tenant(tenant_folder(self._paths.run_dir, allocation.id))
         # the folder also exists after an interrupted attach
         if (self._paths.leases / allocation.id).exists():

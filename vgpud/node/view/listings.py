@@ -63,13 +63,12 @@ class Listings:
         return tuple(found)
 
     def memory_limit(self, allocation: Allocation) -> str:
-        """What enforces the memory limit of an allocation in mode preload: "driver" or "libvgpu"; empty for
-        other modes.
+        """What enforces the memory limit of an allocation: "driver", where the driver limits its control
+        group; else "libvgpu" in mode preload, and empty in other modes.
         """
-        if not any(part.mode is Mode.PRELOAD for part in allocation.slices):
-            return ""
-        stands = self._preload is not None and self._preload.walls.stands(allocation.id)
-        return "driver" if stands else "libvgpu"
+        if self._preload is not None and self._preload.walls.stands(allocation.id):
+            return "driver"
+        return "libvgpu" if any(part.mode is Mode.PRELOAD for part in allocation.slices) else ""
 
     async def devices(self) -> tuple[tuple[DeviceView, ...], int]:
         await self._inventory.refresh(_SNAPSHOT_SECONDS)
