@@ -34,8 +34,8 @@ print(json.dumps({"mib": got}), flush=True)
 """
 GREEDY = [sys.executable, "-c", GREEDY_TEXT]
 HOLD = [PROBE, "hold", "64MiB", "--then-wait-on-stdin"]
-#: Two processes that share memory by CUDA IPC. The first writes a pattern to it. For a line of input the second prints
-#: whether it reads the pattern.
+#: Two processes that share memory by CUDA IPC. The first writes a pattern to it. For a line of input the
+#: second prints whether it reads the pattern.
 SHARING_TEXT = """
 import ctypes as c, json, os, sys
 given, gives = os.pipe()

@@ -155,8 +155,8 @@ def test_a_program_that_bypasses_libvgpu_gets_no_memory_of_other_devices(walled:
 
 @needs("cgroups")
 def test_an_mps_tenant_is_behind_a_wall(walled: DemoNode) -> None:
-    """A program that drops the guard runs outside of MPS, and stays within the slice. The wall lives through a
-    restart of vgpud, and ends with the tenant.
+    """A program that drops the guard runs outside of MPS, and stays within the slice. The wall lives through
+    a restart of vgpud, and ends with the tenant.
     """
     walled.start()
     share = ["--isolation", "compute", "--memory", "2GiB", "--cores", "25", "--device", "0"]

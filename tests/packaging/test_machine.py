@@ -220,7 +220,9 @@ def test_a_users_program_that_drops_libvgpu_is_behind_a_memory_wall(machine: Mac
     """The unit as it is installed, on a simulated node of branch 615."""
     node, dropped = "/run/vgpud-sim/walls", "/run/systemd/system/vgpud.service.d"
     machine.run("vgpu-sim", "create", "--state", node, "--profile", "h200x8", "--driver", "615")
-    machine.shell(f"mkdir -p {dropped}; printf '[Service]\\nEnvironment=VGPU_SIM_STATE={node}\\n' >{dropped}/90.conf")
+    machine.shell(
+        f"mkdir -p {dropped}; printf '[Service]\\nEnvironment=VGPU_SIM_STATE={node}\\n' >{dropped}/90.conf"
+    )
     machine.shell("systemctl daemon-reload; systemctl restart vgpud.service")
     run = ("vgpu-sim", "run", "--state", node, "--", "vgpuctl", "run", "--isolation", "quota")
     bare = f"env -i LD_LIBRARY_PATH=/usr/lib/vgpud-sim/lib VGPU_SIM_STATE={node}"
@@ -234,7 +236,9 @@ def test_a_users_program_that_drops_libvgpu_is_behind_a_memory_wall(machine: Mac
         machine.eventually(lambda: not allocations(machine), "the allocation ends with its program")
         assert machine.shell("find /sys/fs/cgroup/ -mindepth 2 -path '*/vgpud/*' -type d") == ""
     finally:
-        machine.shell(f"rm -r {dropped}; systemctl daemon-reload; systemctl restart vgpud.service; rm -r {node}*")
+        machine.shell(
+            f"rm -r {dropped}; systemctl daemon-reload; systemctl restart vgpud.service; rm -r {node}*"
+        )
 
 
 def test_the_confined_arbiter_preempts_a_tenant(machine: Machine) -> None:
