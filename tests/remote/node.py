@@ -40,7 +40,7 @@ class Sessions:
     """
 
     before: Sequence[str] = ()
-    _MODULE = "vgpud.remote.session"
+    _MODULE = "vgpud.remote.entry"
 
     def __init__(self, node: DemoNode, log: Path) -> None:
         self.processes: list[Daemon] = []

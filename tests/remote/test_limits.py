@@ -1,6 +1,7 @@
 """The limits of the door, with whole sessions, on a clock that stands still until the test sets it."""
 
 import json
+import re
 import select
 import socket
 import sys
@@ -50,6 +51,9 @@ def test_a_session_without_bytes_is_ended_after_the_idle_time_and_no_other(stand
     assert len(remote.held()) == 2
     remote.set_clock(3601)
     until(lambda: len(remote.held()) == 1)
+    assert idle.stderr is not None
+    said = "it was idle for 3600 s, and idle of [remote] allows no more (E203)"
+    assert idle.stderr.readline() == f"vgpuctl: the remote session has ended: {said}\n"
     assert say(idle, "echo late") == "closed"
     assert say(busy, "echo still") == "still"
     assert remote.log.read_text().count("it was idle") == 1
@@ -87,6 +91,11 @@ def test_the_users_quota_and_the_nodes_sessions_bound_remote_slices(standing: St
     clients.append(opened(remote, token, "--memory", "1GiB"))
     refused = ended(remote.client(remote.grant(user="65534"), "--memory", "1GiB"))
     assert "the node has 2 remote sessions, which is its limit (E204)" in refused
+    config = Path(remote.node.environment["VGPUD_CONFIG"])
+    config.write_text(re.sub("max_memory = .*", 'max_memory = "1GiB"', config.read_text()))
+    remote.node.ctl("policy", "reload")
+    assert [say(client, "echo still") for client in clients] == ["still"] * 2
+    assert len(remote.held()) == 2  # a reload ends no session
     for client in clients:
         client.kill()
         ended(client)

@@ -7,6 +7,7 @@ import ssl
 import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,31 +24,84 @@ from vgpud.remote.grants import FILE
 pytestmark = needs("root", "namespaces")
 
 
-def test_the_revocation_of_a_grant_ends_its_session(remote: RemoteNode) -> None:
-    client = opened(remote, remote.grant(), "--memory", "1GiB")
-    remote.node.ctl("remote", "revoke", USER)
-    until(lambda: not remote.held())
-    assert say(client, "echo hello") == "closed"
+def _revoke(remote: RemoteNode, token: str) -> None:
+    remote.node.ctl("remote", "revoke", token.partition(".")[0])
+
+
+def _release(remote: RemoteNode, _: str) -> None:
+    (held,) = remote.held()
+    remote.node.ctl("release", "--force", held.id)
+
+
+def _kill_engine(remote: RemoteNode, _: str) -> None:
+    for pid in engine_of(remote):
+        with suppress(ProcessLookupError):  # it ended when the first one was killed
+            os.kill(pid, signal.SIGKILL)
+
+
+def _kill_session(remote: RemoteNode, _: str) -> None:
+    remote.sessions.processes[-1].kill()
+
+
+def _stop_door(remote: RemoteNode, _: str) -> None:
+    remote.door.terminate()
+
+
+_ASK = "ask the node's administrator for a new one: vgpuctl remote grant USER"
+_CAUSES: dict[Callable[[RemoteNode, str], None], tuple[str, str, int]] = {
+    _revoke: (f"grant GRANT of {USER} was revoked (E201)", _ASK, 4),
+    RemoteNode.expire: (f"grant GRANT of {USER} has expired (E201)", _ASK, 4),
+    _release: (
+        "its slice was released on the node (E301)",
+        "open another session, or ask the node's administrator why",
+        6,
+    ),
+    _kill_engine: ("the engine's server has ended (E601)", wire.JOURNAL, 70),
+    _kill_session: ("its process on the node has ended (E601)", wire.JOURNAL, 70),
+    _stop_door: ("the door stops (E803)", "try again when vgpud-remote.service runs", 32),
+}
+
+
+@pytest.mark.parametrize("end", _CAUSES, ids=lambda end: end.__name__.strip("_"))
+def test_a_client_is_told_why_the_node_ends_its_session(
+    remote: RemoteNode, end: Callable[[RemoteNode, str], None]
+) -> None:
+    sentence, hint, status = _CAUSES[end]
+    token = remote.grant()
+    client = opened(remote, token, "--memory", "1GiB")
+    end(remote, token)
+    assert client.stdin is not None
     assert client.stderr is not None
-    assert client.stderr.readline() == "vgpuctl: the remote session has ended before the command\n"
-    assert ended(client) == ""
+    said = sentence.replace("GRANT", token.partition(".")[0])
+    assert client.stderr.readline() == f"vgpuctl: the remote session has ended: {said}\n"
+    until(lambda: not remote.held())
+    until(lambda: not engine_of(remote))
+    assert say(client, "echo hello") == "closed"
+    client.stdin.write("exit 3\n")
+    client.stdin.close()
+    assert client.stderr.read() == f"hint: {hint}\n"
+    assert client.wait(timeout=300) == status
+    assert "no such session" not in remote.log.read_text()  # the client did not try to come back
+
+
+def test_a_program_that_succeeds_without_its_slice_keeps_its_exit_code(remote: RemoteNode) -> None:
+    token = remote.grant()
+    client = opened(remote, token, "--memory", "1GiB")
+    _revoke(remote, token)
+    assert client.stderr is not None
+    assert "was revoked (E201)" in client.stderr.readline()
+    ended(client)
     assert client.returncode == 0
 
 
-def test_the_release_of_the_slice_by_root_ends_its_session(remote: RemoteNode) -> None:
+def test_a_client_is_told_that_the_next_door_does_not_know_its_session(remote: RemoteNode) -> None:
     client = opened(remote, remote.grant(), "--memory", "1GiB")
-    (held,) = remote.held()
-    remote.node.ctl("release", "--force", held.id)
-    until(lambda: not engine_of(remote))
-    assert say(client, "echo hello") == "closed"
-    ended(client)
-
-
-def test_a_session_ends_when_its_grant_expires(remote: RemoteNode) -> None:
-    token = remote.grant()
-    client = opened(remote, token, "--memory", "1GiB")
-    remote.expire(token)
-    until(lambda: not remote.held())
+    remote.door.kill()
+    remote.door.wait()
+    remote.door = remote.start_door()
+    assert client.stderr is not None
+    said = "the door has no such session, or it is of another client (E306)"
+    assert client.stderr.readline() == f"vgpuctl: the remote session has ended: {said}\n"
     client.kill()
     ended(client)
 
@@ -83,11 +137,9 @@ def test_the_kill_of_any_process_releases_the_slice_and_leaves_no_process(
     elif victim == "door":
         short.door.kill()
     elif victim == "session":
-        short.sessions.processes[-1].kill()
+        _kill_session(short, "")
     else:
-        for pid in engine_of(short):
-            with suppress(ProcessLookupError):  # it ended when the first one was killed
-                os.kill(pid, signal.SIGKILL)
+        _kill_engine(short, "")
     until(lambda: not short.held())
     until(lambda: not engine_of(short))
     client.kill()

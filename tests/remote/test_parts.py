@@ -196,9 +196,9 @@ def test_a_session_has_one_control_connection_on_which_only_its_end_is_sent() ->
             far.sendall(wire.END)
             process.settimeout(300)
             assert await asyncio.to_thread(process.recv, 1) == b""
-            assert session.why_ends == "its client has ended it"
+            assert session.cause == "its client has ended it"
             assert not control.done()  # the control connection ends when the slice is released
-            door._end(session, session.why_ends)
+            door._end(session, session.cause)
             await asyncio.wait_for(control, 300)
 
     asyncio.run(check())

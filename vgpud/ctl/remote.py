@@ -6,10 +6,11 @@ import sys
 import time
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from vgpud.ctl import arguments as kinds
-from vgpud.ctl.fail import exec_error
+from vgpud.ctl.fail import exec_error, print_error
 from vgpud.ctl.table import Column, Table
 from vgpud.ctl.terminal import Terminal, View
 from vgpud.model.errors import ErrorCode, VgpuError
@@ -45,8 +46,9 @@ def run(arguments: Namespace, terminal: Terminal) -> int:
     if not any((folder / one.library).is_file() for one in ENGINES.values()):
         hint = f"install the engine's client there, or name its folder by --library or {LIBRARY_VARIABLE}"
         raise VgpuError(ErrorCode.BAD_REQUEST, f"the engine's libraries are not in {library}", hint)
+    tell = partial(print_error, terminal=terminal)
     try:
-        return asyncio.run(remote_client.run(place, wanted, library, command, os.environ))
+        return asyncio.run(remote_client.run(place, wanted, library, command, os.environ, tell))
     except OSError as error:
         raise exec_error(command[0], error) from None
 

@@ -9,9 +9,8 @@ import os
 import signal
 import socket
 import ssl
-import sys
 from asyncio import StreamReader, StreamWriter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,6 +123,8 @@ def _why(error: BaseException) -> str:
         return "no answer in time"
     if isinstance(error, EOFError | ConnectionResetError | asyncio.LimitOverrunError):
         return "it closed the connection"
+    if isinstance(error, ConnectionRefusedError):  # its own words have the address once more
+        return "connection refused"
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is refused: {error.verify_message.lower().rstrip('.')}"
     return (getattr(error, "strerror", "") or str(error)).lower()
@@ -183,8 +184,8 @@ class Tunnel:
         return int(self._server.sockets[0].getsockname()[1])
 
     @property
-    def ended(self) -> "asyncio.Task[None]":
-        """Ends when the session has ended and cannot be resumed."""
+    def ended(self) -> "asyncio.Task[VgpuError | None]":
+        """Ends when the session has ended and cannot be resumed, with the cause; with None after `close`."""
         return self._control
 
     async def close(self) -> None:
@@ -200,21 +201,25 @@ class Tunnel:
             task.cancel()
         await asyncio.gather(*self._streams, self._control, return_exceptions=True)
 
-    async def _keep(self, reader: StreamReader, writer: StreamWriter) -> None:
-        """Holds the control connection, and makes it again until the door no longer knows the session."""
+    async def _keep(self, reader: StreamReader, writer: StreamWriter) -> VgpuError | None:
+        """Holds the control connection, and makes it again until the door says why the session has ended, or
+        no longer knows it. Returns the cause, or None after `close`.
+        """
         while True:
             try:
-                with suppress(OSError):
-                    while await reader.read(1024):
-                        pass
+                with suppress(OSError, EOFError, asyncio.LimitOverrunError):
+                    while True:  # a later door may say more
+                        wire.result(await reader.readuntil(b"\n"))
+            except VgpuError as cause:
+                return cause
             finally:
                 drop(writer)
             if self._closing:
-                return
+                return None
             try:
                 reader, writer = await self._resume()
-            except VgpuError:
-                return
+            except VgpuError as cause:
+                return cause
             self._control_writer = writer
 
     async def _resume(self) -> tuple[StreamReader, StreamWriter]:
@@ -289,13 +294,28 @@ def _uid_of(port: int, own: int) -> int | None:
 
 
 async def run(
-    place: Place, wanted: wire.Open, library: str, command: list[str], environment: Mapping[str, str]
+    place: Place,
+    wanted: wire.Open,
+    library: str,
+    command: list[str],
+    environment: Mapping[str, str],
+    tell: Callable[[VgpuError], None],
 ) -> int:
     """Runs a command with a slice of another machine. Returns its exit code, or 128 and the number of the
-    signal that ended it. Raises VgpuError if there is no slice, OSError if the command cannot be started.
+    signal that ended it. If the session ends before the command, `tell` is told the cause, and a command that
+    fails then has the exit code of the cause. Raises VgpuError if there is no slice, OSError if the command
+    cannot be started.
     """
     tunnel = Tunnel(place, wanted)
     made = await tunnel.open()
+    cause: VgpuError | None = None
+
+    def end(ended: "asyncio.Task[VgpuError | None]") -> None:
+        nonlocal cause
+        cause = None if ended.cancelled() else ended.result()
+        if cause is not None:
+            tell(VgpuError(cause.code, f"the remote session has ended: {cause.sentence}", cause.hint))
+
     try:
         engine = ENGINES.get(str(made["engine"]))
         if engine is None:
@@ -303,18 +323,15 @@ async def run(
             raise VgpuError(ErrorCode.UNSUPPORTED, sentence, "install the client of the node's version")
         variables = {**environment, **engine.client_environment(tunnel.port, library, environment)}
         program = await asyncio.create_subprocess_exec(*command, env=variables)
-        tunnel.ended.add_done_callback(_tell_end)
+        tunnel.ended.add_done_callback(end)
         code = await _wait(program)
-        tunnel.ended.remove_done_callback(_tell_end)  # close() ends the session
+        if code == 0:
+            return 0
     finally:
-        await tunnel.close()
+        await tunnel.close()  # a command can fail before the cause is read
+    if cause is not None:
+        return cause.code.exit_code.value
     return code if code >= 0 else 128 - code
-
-
-def _tell_end(ended: "asyncio.Task[None]") -> None:
-    if not ended.cancelled():
-        sys.stderr.write("vgpuctl: the remote session has ended before the command\n")
-        sys.stderr.flush()
 
 
 async def _wait(program: asyncio.subprocess.Process) -> int:

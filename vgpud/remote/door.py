@@ -1,6 +1,6 @@
 """The door in the network: TLS, the limits of its clients, and the relay of bytes. It runs without rights.
 
-For each slice it has a connection to a session (session.py), which verifies the token and gives it
+For each slice it has a connection to a session (entry.py), which verifies the token and gives it
 connections to the engine's server. The door has no access to vgpud and none to the grants.
 """
 
@@ -43,6 +43,7 @@ _BACKLOG, _ACCEPT_AGAIN_SECONDS = 1024, 0.1
 _OPEN_SECONDS = 120.0  # an allocation may wait for devices that change their mode
 _CONNECT_SECONDS = 10.0
 _SWEEP_SECONDS = 0.5
+_FAREWELL_SECONDS = 2.0  # for clients to be told that the door stops
 _HANDSHAKES_AT_ONCE, _HANDSHAKES_EACH = 128, 32
 # sessions that are being opened: an opening takes a process, and up to _OPEN_SECONDS
 _OPENINGS_OF_A_NETWORK, _OPENINGS_OF_A_TOKEN = 8, 4
@@ -58,11 +59,14 @@ _KEEPALIVE = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 10), (socket.TCP
 _USER_TIMEOUT_MS = 45_000
 
 
+_NO_CAUSE = VgpuError(ErrorCode.HELPER_FAILED, "its process on the node has ended", wire.JOURNAL)
+
+
 @dataclass
 class Session:
     """A slice, from the reply to `open` until its end. `used` is the time at which its last bytes passed, or
     may pass by its rate. `control_ended` is the time at which the control connection ended, or that of the
-    session's begin; None while there is one. `why_ends` is the cause of an end of the session process.
+    session's begin; None while there is one. `cause` is that of an end of the session process.
     """
 
     id: str
@@ -76,7 +80,7 @@ class Session:
     used: float
     control_ended: float | None
     bytes_relayed: int = 0
-    why_ends: str = "its engine or its grant has ended"
+    cause: VgpuError | str = _NO_CAUSE
     streams: set["asyncio.Task[None]"] = field(default_factory=set)
     control: StreamWriter | None = None
     wanted: deque["asyncio.Future[socket.socket | None]"] = field(default_factory=deque)
@@ -113,6 +117,7 @@ class RemoteDoor:
         self._kept_of_network = Rates(each / _PART_OF_KEPT, 1.0, _NETWORKS)
         self._asked = Rates(_ASKED_PER_SECOND, _ASKED_AT_ONCE, _NETWORKS)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._farewells: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
         """Listens. Raises VgpuError(BAD_SETTING)."""
@@ -129,7 +134,10 @@ class RemoteDoor:
 
     async def close(self) -> None:
         for session in list(self._sessions.values()):
-            self._end(session, "the door stops")
+            hint = "try again when vgpud-remote.service runs"
+            self._end(session, VgpuError(ErrorCode.STOPPING, "the door stops", hint))
+        if self._farewells:
+            await asyncio.wait(self._farewells, timeout=_FAREWELL_SECONDS)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -244,9 +252,8 @@ class RemoteDoor:
     def _session(self, name: str, key: str) -> Session:
         session = self._sessions.get(name)
         if session is None or not hmac.compare_digest(session.key.encode(), key.encode()):
-            raise VgpuError(
-                ErrorCode.NO_SUCH_CLIENT, "the session has ended, or is of another client", _AGAIN
-            )
+            sentence = "the door has no such session, or it is of another client"
+            raise VgpuError(ErrorCode.NO_SUCH_CLIENT, sentence, "open another session")
         return session
 
     # --- sessions
@@ -342,7 +349,7 @@ class RemoteDoor:
         session.control, session.control_ended = writer, None
         try:
             if await reader.read(len(wire.END) + 1) == wire.END:
-                session.why_ends = "its client has ended it"
+                session.cause = "its client has ended it"
                 session.backend.shutdown(socket.SHUT_WR)  # the session process releases the slice, and ends
                 await reader.read(1)
         finally:
@@ -361,6 +368,8 @@ class RemoteDoor:
                 except BlockingIOError:
                     continue
                 made = socket.socket(fileno=descriptors[0]) if descriptors else None
+                if data and data != wire.CONNECT:
+                    wire.result(data + await _line(session.backend))
                 if not data or not session.wanted:
                     break
                 waiting = session.wanted.popleft()
@@ -369,21 +378,28 @@ class RemoteDoor:
                         made.close()
                 else:
                     waiting.set_result(made)
+        except VgpuError as cause:
+            session.cause = cause
         except OSError:
             pass
         finally:
-            self._end(session, session.why_ends)
+            self._end(session, session.cause)
             session.backend.close()
 
-    def _end(self, session: Session, why: str) -> None:
+    def _end(self, session: Session, cause: VgpuError | str) -> None:
+        """Ends a session. The client is told a cause that is an error, and has caused any other itself."""
         if self._sessions.pop(session.id, None) is None:
             return
+        why = cause.sentence if isinstance(cause, VgpuError) else cause
         log.info(LogEvent.REMOTE_SESSION_ENDED, allocation=session.allocation, user=session.user, why=why)
         for waiting in session.wanted:
             waiting.cancel()
         for task in session.streams:
             task.cancel()
-        if session.control is not None:
+        if session.control is not None and isinstance(cause, VgpuError):
+            session.control.write(wire.refusal(cause))
+            self._spawn(finish(session.control), self._farewells)
+        elif session.control is not None:
             drop(session.control)
         with suppress(OSError):
             session.backend.shutdown(socket.SHUT_RDWR)
@@ -400,7 +416,9 @@ class RemoteDoor:
             if ended is not None and now - ended >= self._settings.grace:
                 self._end(session, "its client has left")
             elif self._settings.idle is not None and now - session.used >= self._settings.idle:
-                self._end(session, "it was idle")
+                sentence = f"it was idle for {self._settings.idle:g} s, and idle of [remote] allows no more"
+                hint = "open another session, or ask the node's administrator for a longer idle"
+                self._end(session, VgpuError(ErrorCode.DENIED_BY_POLICY, sentence, hint))
 
     # --- streams
 
@@ -452,13 +470,11 @@ class RemoteDoor:
 
         return seen
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None], *sets: set[asyncio.Task[None]]) -> None:
         task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-
-_AGAIN = "open another session"
+        for tasks in (self._tasks, *sets):
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
 
 
 async def _send(writer: StreamWriter, data: bytes) -> None:

@@ -20,8 +20,8 @@ from typing import Any, get_type_hints
 
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import counted, show_bytes
-from vgpud.remote.certificates import AS_ROOT
 
+ASK_ANEW = "ask the node's administrator for a new one: vgpuctl remote grant USER"
 FILE = "remote/grants.json"  # below the state folder
 CERTIFICATE = "remote/certificate.pem"  # the door's certificate, in the folder of the policy
 MAX_GRANTS = 10_000
@@ -100,11 +100,12 @@ def _ask_less(grant: Grant) -> str:
 
 
 def of_this_node() -> "tuple[Grants, Path]":
-    """The grants of this node, and where its door's certificate is. Raises VgpuError."""
-    from vgpud.settings import load_settings
-
-    settings = load_settings()
-    return Grants(settings.state_dir / FILE), settings.config.parent / CERTIFICATE
+    """The grants of this node, and where its door's certificate is. It reads the environment itself, because
+    a session process does not import vgpud.settings for callers without a grant (entry.py).
+    """
+    state = Path(os.environ.get("VGPUD_STATE_DIR") or "/var/lib/vgpud")
+    config = Path(os.environ.get("VGPUD_CONFIG") or "/etc/vgpud/vgpud.toml")
+    return Grants(state / FILE), config.parent / CERTIFICATE
 
 
 def group_of_tenants() -> int | None:
@@ -146,9 +147,9 @@ class Grants:
         except (OSError, ValueError, TypeError) as error:
             raise self._failed(error) from None
 
-    def live(self, grant_id: str) -> Grant | None:
-        """The grant, unless it was revoked or has expired."""
-        return next((one for one in self.all() if one.id == grant_id and not one.expired), None)
+    def get(self, grant_id: str) -> Grant | None:
+        """The grant, unless it was revoked."""
+        return next((one for one in self.all() if one.id == grant_id), None)
 
     def find(self, token: str, certificate: str) -> Grant:
         """The live grant of a token, or else of a certificate. Raises VgpuError(NOT_ALLOWED)."""
@@ -164,7 +165,7 @@ class Grants:
         raise VgpuError(
             ErrorCode.NOT_ALLOWED,
             "the token or certificate is of no grant, or the grant was revoked or has expired",
-            "ask the node's administrator for a new one: vgpuctl remote grant USER",
+            ASK_ANEW,
         )
 
     def add(self, grant: Grant, pin: str) -> tuple[Grant, str]:
@@ -242,5 +243,7 @@ class Grants:
         said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         sentence = f"the grants in {self._path} cannot be used: {said.lower()}"
         if isinstance(error, PermissionError):
+            from vgpud.remote.certificates import AS_ROOT
+
             return VgpuError(ErrorCode.NOT_ALLOWED, sentence, AS_ROOT)
         return VgpuError(ErrorCode.LEDGER_FAILED, sentence, "correct or remove the file")

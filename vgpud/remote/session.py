@@ -1,10 +1,9 @@
-"""One remote session, as root: verifies a grant, asks vgpud for a slice, runs the engine's server in it.
+"""One remote session, as root, for a caller with a grant: has a slice made, and runs the engine's server.
 
-vgpud-remote-session@.service starts this program for each connection of the door, which is its standard
-input. The door is in the network and has no rights; this program is in no network. It trusts the door in one
-thing, the fingerprint of a client's certificate. The allocation is bound to this process, so its end, however
-it comes, releases the slice. The server runs as the grant's account in namespaces of its own: no other
-process can reach its port, and it ends with this process.
+entry.py starts it. The door is in the network and has no rights; this program is in no network. It trusts the
+door in one thing, the fingerprint of a client's certificate. The allocation is bound to this process, so its
+end, however it comes, releases the slice. The server runs as the grant's account in namespaces of its own: no
+other process can reach its port, and it ends with this process.
 """
 
 import array
@@ -15,7 +14,6 @@ import os
 import pwd
 import select
 import shutil
-import signal
 import socket
 import struct
 import subprocess
@@ -42,7 +40,7 @@ from vgpud.policy.load import load
 from vgpud.policy.remote import RemoteSettings
 from vgpud.remote import wire
 from vgpud.remote.engine import ENGINES, Engine
-from vgpud.remote.grants import FILE, Grant, Grants, Sizes, check_quota
+from vgpud.remote.grants import ASK_ANEW, Grant, Grants, Sizes, check_quota
 from vgpud.settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -52,7 +50,6 @@ log = structlog.get_logger(__name__)
 
 LABEL = "remote"  # the first word of the label of a remote allocation
 
-_FIRST_LINE_SECONDS = 10.0
 _READY_SECONDS = 20.0
 _CONNECT_SECONDS = 5.0
 _LOOK_SECONDS = 2.0  # interval between looks whether the grant is still live, and the slice is still there
@@ -64,74 +61,35 @@ _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 0x1  # linux/sockios.h, 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-def main() -> int:
-    """Serves the door's connection on standard input until either end closes it."""
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    door = socket.socket(fileno=os.dup(0))
-    door.settimeout(_FIRST_LINE_SECONDS)
-    try:
-        settings = load_settings()
-        logs.configure(settings.level)
-        _serve(door, wire.decode(_line(door)), settings)
-    except (VgpuError, OSError) as error:
-        failure = error if isinstance(error, VgpuError) else _failed(error)
-        log.warning(LogEvent.REMOTE_SESSION_FAILED, why=str(failure))
-        with suppress(OSError):  # the door has left
-            door.sendall(wire.refusal(_told(failure)))
-        return failure.code.exit_code
-    return 0
+def tell_settings(door: socket.socket) -> None:
+    """Tells the door its table [remote]. Raises VgpuError."""
+    door.sendall(wire.answer(_configured()[1].model_dump(mode="python")))
 
 
-_JOURNAL = "see the journal of vgpud-remote-session on the node"
-
-
-def _told(failure: VgpuError) -> VgpuError:
-    """What the client is told. It has proved nothing while the file of grants cannot be read, so it learns
-    neither the path nor what the file has.
+def serve(door: socket.socket, call: wire.Open, grant: Grant, grants: Grants) -> None:
+    """Serves the caller that has proved the grant, until either end closes the connection. Raises VgpuError
+    and OSError.
     """
-    if failure.code is not ErrorCode.LEDGER_FAILED:
-        return failure
-    return VgpuError(failure.code, "the node cannot read its grants", _JOURNAL)
-
-
-def _failed(error: OSError) -> VgpuError:
-    said = (error.strerror or str(error)).lower()
-    return VgpuError(ErrorCode.HELPER_FAILED, f"the remote session failed: {said}", _JOURNAL)
-
-
-def _line(door: socket.socket) -> bytes:
-    line = b""
-    while not line.endswith(b"\n") and len(line) <= wire.LINE_BYTES:
-        part = door.recv(4096)
-        if not part:
-            break
-        line += part
-    return line
-
-
-def _serve(door: socket.socket, call: wire.Call, settings: Settings) -> None:
-    remote = load(settings.policy_paths()).policy.remote
-    grants = Grants(settings.state_dir / FILE)
-    if isinstance(call, wire.Settings):
-        door.sendall(wire.answer(remote.model_dump(mode="python")))
-    elif isinstance(call, wire.Status):
-        door.sendall(wire.answer({"user": grants.find(call.token, call.certificate).user}))
-    elif not isinstance(call, wire.Open):
-        raise VgpuError(
-            ErrorCode.BAD_REQUEST,
-            "the call to a remote session is none of open, status and settings",
-            _JOURNAL,
-        )
-    elif not remote.server:
+    settings, remote = _configured()
+    if not remote.server:
         hint = "its administrator sets server in [remote]"
         raise VgpuError(ErrorCode.UNSUPPORTED, "this node makes no remote slices", hint)
-    else:
-        grant = _with_account(
-            grants.find(call.token, call.certificate), settings.run_dir / SOCKET_NAMES[Door.TENANT]
-        )
-        admin = settings.run_dir / SOCKET_NAMES[Door.ADMIN]
-        with Client(admin) as client, Client(admin, _ANSWER_SECONDS) as looks:
-            _run(door, client, looks, call, grant, grants, remote)
+    grant = _with_account(grant, settings.run_dir / SOCKET_NAMES[Door.TENANT])
+    admin = settings.run_dir / SOCKET_NAMES[Door.ADMIN]
+    with Client(admin) as client, Client(admin, _ANSWER_SECONDS) as looks:
+        _run(door, client, looks, call, grant, grants, remote)
+
+
+def log_failure(failure: VgpuError) -> None:
+    with suppress(VgpuError):  # the failure may be that of the settings
+        logs.configure(load_settings().level)
+    log.warning(LogEvent.REMOTE_SESSION_FAILED, why=str(failure))
+
+
+def _configured() -> tuple[Settings, RemoteSettings]:
+    settings = load_settings()
+    logs.configure(settings.level)
+    return settings, load(settings.policy_paths()).policy.remote
 
 
 def _with_account(grant: Grant, tenants: Path) -> Grant:
@@ -205,9 +163,13 @@ def _run(
             door.sendall(wire.answer({"allocation": held.id, "user": held.user, "devices": held.devices}))
             log.info(LogEvent.REMOTE_SESSION_OPENED, allocation=held.id, user=held.user, address=call.address)
             with _looking(looks, held.id) as released:
-                why = _relay(door, server, engine, grants, grant, released)
+                cause = _relay(door, server, engine, grants, grant, released)
+                if cause is not None:
+                    with suppress(OSError):  # the door has left
+                        door.sendall(wire.refusal(cause))
     finally:
         _release(client, held.id)
+    why = "the door closed the session" if cause is None else cause.sentence
     log.info(LogEvent.REMOTE_SESSION_ENDED, allocation=held.id, user=held.user, why=why)
 
 
@@ -348,14 +310,14 @@ def _wait_ready(server: "subprocess.Popen[bytes]", engine: Engine, door: socket.
             raise ConnectionResetError(errno.ECONNRESET, "the door has left")
         if server.poll() is not None:
             sentence = f"the engine's server ended with {server.returncode} before it listened"
-            raise VgpuError(ErrorCode.HELPER_FAILED, sentence, _JOURNAL)
+            raise VgpuError(ErrorCode.HELPER_FAILED, sentence, wire.JOURNAL)
         try:
             _connect(engine).close()
             return
         except OSError:
             if time.monotonic() >= until:
                 sentence = f"the engine's server does not listen within {_READY_SECONDS:g} s"
-                raise VgpuError(ErrorCode.HELPER_TIMEOUT, sentence, _JOURNAL) from None
+                raise VgpuError(ErrorCode.HELPER_TIMEOUT, sentence, wire.JOURNAL) from None
         time.sleep(_POLL_SECONDS)
 
 
@@ -372,10 +334,10 @@ def _relay(
     grants: Grants,
     grant: Grant,
     released: threading.Event,
-) -> str:
-    """Passes a connection to the server for each byte of the door. Returns why it ends: with the door, the
-    server, the grant or the slice. While the file of grants cannot be used, the grant counts as it was last
-    read.
+) -> VgpuError | None:
+    """Passes a connection to the server for each byte of the door. Returns the cause of the end: with the
+    server, the grant or the slice; None with the door. While the file of grants cannot be used, the grant
+    counts as it was last read.
     """
     told = False
     pidfd = os.pidfd_open(server.pid)
@@ -383,24 +345,25 @@ def _relay(
         poll = select.poll()
         poll.register(door, select.POLLIN)
         poll.register(pidfd, select.POLLIN)
-        while not grant.expired:
+        while True:
             try:
-                found, told = grants.live(grant.id), False
+                found, told = grants.get(grant.id), False
             except VgpuError as error:
                 if not told:
                     log.error(LogEvent.REMOTE_GRANTS_NOT_READ, why=str(error))
                 found, told = grant, True
-            if found is None:
-                break
+            if found is None or found.expired:
+                how = "was revoked" if found is None else "has expired"
+                return VgpuError(ErrorCode.NOT_ALLOWED, f"grant {grant.id} of {grant.user} {how}", ASK_ANEW)
             grant = found
             ready = {descriptor for descriptor, _ in poll.poll(_LOOK_SECONDS * 1000)}
             if pidfd in ready:
-                return "the engine's server ended"
+                return VgpuError(ErrorCode.HELPER_FAILED, "the engine's server has ended", wire.JOURNAL)
             if door.fileno() in ready and not _pass_one(door, engine):
-                return "the door closed the session"
+                return None
             if released.is_set():
-                return "its slice was released"
-        return "the grant was revoked or has expired"
+                hint = "open another session, or ask the node's administrator why"
+                return VgpuError(ErrorCode.NO_SUCH_ALLOCATION, "its slice was released on the node", hint)
     finally:
         os.close(pidfd)
 
@@ -415,7 +378,3 @@ def _pass_one(door: socket.socket, engine: Engine) -> bool:
     except (ConnectionError, TimeoutError):  # the answer without a connection says that the server takes none
         door.sendall(wire.CONNECT)
     return True
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -2,7 +2,9 @@
 
 A client sends its call to the door by TLS. The door sends calls to a session by a Unix socket; after the
 reply to `open`, each byte CONNECT asks the session for one connection to the engine's server. On its control
-connection, after the reply, a client sends only the byte END, when it needs the slice no more.
+connection, after the reply, a client sends only the byte END, when it needs the slice no more. A session that
+ends by itself sends its cause to the door, and the door sends it to the client on the control connection: the
+line of a refusal. Without that line, as of older programs, the end has no cause.
 """
 
 import json
@@ -19,6 +21,7 @@ TEXT_BYTES = 256
 LABEL_BYTES = 128  # the allocation's label has at most 256, and names the user and the address before it
 CONNECT = b"c"
 END = b"e"
+JOURNAL = "see the journal of vgpud-remote-session on the node"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,85 @@
+"""The start of a session process, before the caller has proved a grant."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.remote.test_parts import ALICE
+from vgpud.remote import wire
+from vgpud.remote.grants import CERTIFICATE, FILE, Grants, of_this_node
+from vgpud.settings import Settings
+
+_REPORT = """
+import json, sys
+from vgpud.remote import entry
+code = entry.main()
+print(json.dumps([code, sorted(sys.modules)]))
+"""
+_COSTLY = {
+    "grpc",
+    "google",
+    "pydantic",
+    "structlog",
+    "vgpud.policy",
+    "vgpud.remote.session",
+    "vgpud.settings",
+}
+
+
+def _asked(state: Path, line: bytes) -> tuple[str, int, set[str]]:
+    """The reply to a call, the exit code and the imported modules of a session process."""
+    door, session = socket.socketpair()
+    with door, session:
+        door.sendall(line)
+        done = subprocess.run(
+            [sys.executable, "-c", _REPORT],
+            env={**os.environ, "VGPUD_STATE_DIR": str(state)},
+            stdin=session.fileno(),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        code, modules = json.loads(done.stdout)
+        assert done.stderr == ""
+        return door.recv(4096).decode(), code, set(modules)
+
+
+@pytest.mark.parametrize("call", ["open", "status", "attach", "none"])
+def test_a_call_without_a_grant_is_refused_before_the_costly_imports(tmp_path: Path, call: str) -> None:
+    _, token = Grants(tmp_path / FILE).add(ALICE, "f" * 64)
+    lines = {
+        "open": wire.encode(wire.Open(token="x" + token[1:])),
+        "status": wire.encode(wire.Status(token="x" + token[1:])),
+        "attach": wire.encode(wire.Attach("a", "b")),
+        "none": b"{}\n",
+    }
+    said, code, modules = _asked(tmp_path, lines[call])
+    assert f'"number":{201 if call in ("open", "status") else 103},' in said
+    assert code == (4 if call in ("open", "status") else 2)
+    assert not modules & _COSTLY
+
+
+def test_the_user_of_a_token_is_told_without_the_costly_imports(tmp_path: Path) -> None:
+    _, token = Grants(tmp_path / FILE).add(ALICE, "f" * 64)
+    said, code, modules = _asked(tmp_path, wire.encode(wire.Status(token=token)))
+    assert (json.loads(said), code) == ({"result": {"user": "alice"}}, 0)
+    assert not modules & _COSTLY
+
+
+@pytest.mark.parametrize("is_set", [True, False])
+def test_the_grants_are_where_the_settings_say(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_set: bool
+) -> None:
+    for name, path in (
+        ("VGPUD_STATE_DIR", tmp_path / "state"),
+        ("VGPUD_CONFIG", tmp_path / "etc/vgpud.toml"),
+    ):
+        monkeypatch.setenv(name, str(path)) if is_set else monkeypatch.delenv(name, raising=False)
+    settings = Settings()
+    grants, certificate = of_this_node()
+    assert (grants._path, certificate) == (settings.state_dir / FILE, settings.config.parent / CERTIFICATE)

@@ -1,0 +1,85 @@
+"""The start of a session process, as root: reads the door's call, and verifies its token or certificate.
+
+vgpud-remote-session@.service starts this program for each connection of the door, which is its standard
+input. A caller without a grant costs the imports of this module alone. All else that a session needs
+(session.py) is imported for callers with a grant, and for the door's own call.
+"""
+
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.remote import wire
+from vgpud.remote.grants import of_this_node
+
+_FIRST_LINE_SECONDS = 10.0
+_OF_THE_CALLER = (ErrorCode.BAD_REQUEST, ErrorCode.NOT_ALLOWED)  # the door logs what it refuses
+
+
+def main() -> int:
+    """Serves the door's connection on standard input until either end closes it."""
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    door = socket.socket(fileno=os.dup(0))
+    door.settimeout(_FIRST_LINE_SECONDS)
+    try:
+        _serve(door, wire.decode(_line(door)))
+    except (VgpuError, OSError) as error:
+        failure = error if isinstance(error, VgpuError) else _failed(error)
+        if failure.code not in _OF_THE_CALLER:
+            from vgpud.remote import session
+
+            session.log_failure(failure)
+        with suppress(OSError):  # the door has left
+            door.sendall(wire.refusal(_told(failure)))
+        return failure.code.exit_code
+    return 0
+
+
+def _serve(door: socket.socket, call: wire.Call) -> None:
+    if isinstance(call, wire.Attach | wire.Resume):
+        sentence = "the call to a remote session is none of open, status and settings"
+        raise VgpuError(ErrorCode.BAD_REQUEST, sentence, wire.JOURNAL)
+    if isinstance(call, wire.Settings):
+        from vgpud.remote import session
+
+        session.tell_settings(door)
+        return
+    grants, _ = of_this_node()
+    grant = grants.find(call.token, call.certificate)
+    if isinstance(call, wire.Status):
+        door.sendall(wire.answer({"user": grant.user}))
+        return
+    from vgpud.remote import session
+
+    session.serve(door, call, grant, grants)
+
+
+def _told(failure: VgpuError) -> VgpuError:
+    """What the client is told. It has proved nothing while the file of grants cannot be read, so it learns
+    neither the path nor what the file has.
+    """
+    if failure.code is not ErrorCode.LEDGER_FAILED:
+        return failure
+    return VgpuError(failure.code, "the node cannot read its grants", wire.JOURNAL)
+
+
+def _failed(error: OSError) -> VgpuError:
+    said = (error.strerror or str(error)).lower()
+    return VgpuError(ErrorCode.HELPER_FAILED, f"the remote session failed: {said}", wire.JOURNAL)
+
+
+def _line(door: socket.socket) -> bytes:
+    line = b""
+    while not line.endswith(b"\n") and len(line) <= wire.LINE_BYTES:
+        part = door.recv(4096)
+        if not part:
+            break
+        line += part
+    return line
+
+
+if __name__ == "__main__":
+    sys.exit(main())
