@@ -48,6 +48,13 @@ def test_a_file_of_the_program_at_a_number_that_libvgpu_has_just_opened_stays_op
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_a_program_that_closes_the_files_of_its_lease_is_limited(card: Card) -> None:
+    """As tests.gpu.edges_h200 runs it on a card, whose driver needs its own files."""
+    lease = lease_of(card)
+    done = run(card, lease, "closefrom", str(lease))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("engine", ["cut", "gate"])
 def test_a_launch_without_a_context_is_refused_at_once(engine: str) -> None:
     with made_card(engine) as card:

@@ -3,11 +3,12 @@
     python -m tests.gpu.edges_h200 [--engine cut|gate] [--build DIR] [--programs DIR] [PART ...]
 
 Contexts that end and begin again, more of them than a table has, thread-local storage, closed standard
-streams, a fork, cancelled threads, one cuMemUnmap over mappings of two kinds: each alone on the device, under
-a memory limit and a hard share of 20 %, with libvgpu preloaded. The programs are context_cycles.c and edges.c
-(build/native-tests). Each line has the expected and the measured value. The exit status is the number of
-wrong ones. The parts are `programs` and `streams` (half a minute together), `cycles` and `live` (contexts; a
-minute and a half each); without one, all. No setting of the device is changed.
+streams, the lease's descriptors closed, a fork, cancelled threads, one cuMemUnmap over mappings of two kinds:
+each alone on the device, under a memory limit and a hard share of 20 %, with libvgpu preloaded. The programs
+are context_cycles.c, edges.c and strangers.c (build/native-tests). Each line has the expected and the
+measured value. The exit status is the number of wrong ones. The parts are `programs`, `streams` and `closed`
+(half a minute together), `cycles` and `live` (contexts; a minute and a half each); without one, all. No
+setting of the device is changed.
 """
 
 import argparse
@@ -44,10 +45,10 @@ class Machine:
     wrong: int = 0
     leases: int = 0
 
-    def lease(self, policy: SharePolicy) -> Path:
+    def lease(self, policy: SharePolicy, memory_bytes: int = 48 * GIB) -> Path:
         self.leases += 1
         name = f"a{self.leases}"
-        devices = [DeviceLimits(self.uuid, 48 * GIB, SHARE * 100, policy)]
+        devices = [DeviceLimits(self.uuid, memory_bytes, SHARE * 100, policy)]
         folder = write_lease(self.run_dir / "leases", name, devices, uid=os.getuid(), gid=os.getgid())
         ArbiterClient(self.run_dir / "arbiter" / "control.sock").add(name)
         return folder
@@ -128,6 +129,13 @@ def streams(machine: Machine) -> None:
         machine.say(f"started with {closed}", said == "right", said)
 
 
+def closed(machine: Machine) -> None:
+    lease = machine.lease(SharePolicy.HARD, 2 * GIB)
+    done = machine.run(lease, "closefrom", str(lease), program="strangers")
+    figure = f"{done.returncode} {done.stderr.strip()}"
+    machine.say("the lease's files closed before each call", done.returncode == 0, figure)
+
+
 @contextmanager
 def machine_of(build: Path, tests: Path, engine: str) -> Iterator[Machine]:
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
@@ -147,7 +155,7 @@ def machine_of(build: Path, tests: Path, engine: str) -> Iterator[Machine]:
             arbiter.wait()
 
 
-PARTS = {part.__name__: part for part in (programs, streams, cycles, live)}
+PARTS = {part.__name__: part for part in (programs, streams, closed, cycles, live)}
 
 
 def main() -> int:

@@ -6,7 +6,8 @@
  *     reload       dlopen, a call, dlclose of libcuda, 100 times
  *     tiny-stacks  a thread of the smallest stack makes each first call, and the calls that follow
  *     vfork        a process with CUDA starts itself by vfork and exec
- *     closefrom    closes all descriptors before the first call, and before each of the calls that follow
+ *     closefrom [FOLDER]  closes all descriptors before the first call, and before each of the calls that follow;
+ *                  with a folder, those of its files (a real driver works only with its own descriptors)
  *     exit         calls CUDA from a function of atexit and from a thread's destructor
  *     deny CALL E  works where a filter answers that system call by the error E
  *     limits N     allocates with RLIMIT_NOFILE lowered to N after the driver's first call
@@ -214,10 +215,24 @@ static void try_vfork(char **own)
     }
 }
 
-static void close_all(void)
+static bool is_below(int fd, const char *folder)
 {
-    for (int fd = 3; fd < 64; fd++)
-        close(fd);
+    char link[32];
+    char path[512];
+    snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+    ssize_t length = readlink(link, path, sizeof(path));
+    return length > (ssize_t)strlen(folder) && strncmp(path, folder, strlen(folder)) == 0;
+}
+
+/* Closes the descriptors from 3 on, or those of the folder's files, and returns their number. */
+static int close_all(const char *folder)
+{
+    int closed = 0;
+    /* `out` is above 100 */
+    for (int fd = 3; fd < (folder == NULL ? 64 : 1024); fd++)
+        if (folder == NULL || is_below(fd, folder))
+            closed += close(fd) == 0;
+    return closed;
 }
 
 /* Opens the program's own file as 3. Linux answers EBUSY while another thread's open(2) is about to get that number. */
@@ -229,18 +244,19 @@ static bool takes_three(void)
     return true;
 }
 
-static void try_closefrom(char **unused)
+static void try_closefrom(char **arguments)
 {
-    (void)unused;
-    close_all();
+    const char *folder = arguments[2];
+    close_all(folder);
     begin();
+    NEED(close_all(folder) > 0);
     for (int i = 0; i < 8; i++) {
-        close_all();
+        close_all(folder); /* libvgpu's thread may not have opened them again yet */
         /* the program opens its own file at a number that libvgpu has used or will use */
-        NEED(takes_three());
+        NEED(folder != NULL || takes_three());
         work();
         /* the program's own file is still open; libvgpu's descriptors would be closed by an exec */
-        NEED(fcntl(3, F_GETFD) == 0);
+        NEED(folder != NULL || fcntl(3, F_GETFD) == 0);
     }
 }
 
