@@ -215,6 +215,65 @@ out += [base.value == a, length.value == 4 * MIB, code("cuPointerGetAttribute", 
     assert out == [True, 1, 1, 1, 1, 1, 0, 1, 1, True, True, 0, 2, 1]
 
 
+def test_copies_and_fills_agree_with_a_model_and_leave_memory_sparse(node: SimNode) -> None:
+    """Device memory is a sparse file: copied zeros leave holes in it, at any alignment and across mappings."""
+    out = ask(
+        node,
+        """
+import random
+class Location(c.Structure): _fields_ = [("type", c.c_int), ("id", c.c_int)]
+class Prop(c.Structure): _fields_ = [("type", c.c_int), ("handles", c.c_int), ("location", Location), ("rest", c.c_ubyte * 16)]
+class Access(c.Structure): _fields_ = [("location", Location), ("flags", c.c_int)]
+cu.init(); cu.context()
+SIZE, DENSE = 6 * MIB, 64 * MIB
+def mapped():
+    prop, base, handle = Prop(type=1, location=Location(1, 0)), u64(), u64()
+    cu("cuMemAddressReserve", c.byref(base), size(SIZE), size(0), u64(0), u64(0))
+    for at in range(0, SIZE, 2 * MIB):
+        cu("cuMemCreate", c.byref(handle), size(2 * MIB), c.byref(prop), u64(0))
+        cu("cuMemMap", u64(base.value + at), size(2 * MIB), size(0), handle, u64(0))
+    cu("cuMemSetAccess", base, size(SIZE), c.byref(Access(Location(1, 0), 3)), size(1))
+    return base.value
+draw, memories = random.Random(7), [(cu.alloc(SIZE), bytearray(SIZE)), (mapped(), bytearray(SIZE))]
+back, wrong = c.create_string_buffer(SIZE), []
+def bounds():
+    length = draw.choice([1, 4096, 65536, 100_001, MIB, 3 * MIB])
+    return length, draw.randrange(0, SIZE - length, 4), draw.randrange(0, SIZE - length, draw.choice([4, 4096]))
+for step in range(120):
+    (one, model), (other, copied) = draw.choice(memories), draw.choice(memories)
+    length, at, to = bounds()
+    match draw.choice(["host", "fill", "fill", "copy", "copy", "zero"]):
+        case "host":
+            text = draw.randbytes(5000).ljust(length // 2, bytes(1)).rjust(length, bytes(1))[:length]
+            cu("cuMemcpyHtoD_v2", u64(one + at), text, size(length))
+            model[at:at + length] = text
+        case "fill":
+            word = draw.choice([0, 0x01020304])
+            cu("cuMemsetD32_v2", u64(one + at), word, size(length // 4))
+            model[at:at + length // 4 * 4] = word.to_bytes(4, "little") * (length // 4)
+        case "zero":
+            cu("cuMemsetD8_v2", u64(one + at), 0, size(length))
+            model[at:at + length] = bytes(length)
+        case "copy":
+            cu("cuMemcpyDtoD_v2", u64(other + to), u64(one + at), size(length))
+            copied[to:to + length] = model[at:at + length]
+    if step % 10 == 9:
+        cu("cuMemcpyDtoH_v2", back, u64(other), size(SIZE))
+        if memoryview(back).cast("B") != copied: wrong.append(step)
+def stored():
+    files = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+    return sum(os.stat(f).st_blocks for f in files if os.path.exists(f) and "vgpu-sim-device-memory" in os.readlink(f)) * 512
+large, before = [cu.alloc(DENSE) for _ in range(3)], stored()
+cu("cuMemsetD8_v2", u64(large[0] + DENSE // 2), 1, size(1))
+cu("cuMemcpyDtoD_v2", u64(large[1]), u64(large[0]), size(DENSE))
+cu("cuMemcpyDtoD_v2", u64(large[2]), u64(large[1]), size(DENSE))
+cu("cuMemcpyDtoH_v2", back, u64(large[2] + DENSE // 2), size(2))
+out = [wrong, back.raw[:2].hex(), stored() - before]
+""",
+    )
+    assert out == [[], "0100", 3 * 4096]
+
+
 def test_vmm_maps_memory_into_a_range(node: SimNode) -> None:
     out = ask(
         node,

@@ -4,6 +4,8 @@
  */
 #include "internal.h"
 
+#define PATTERN_BYTES (16u << 10) /* whole values of each width */
+
 CUresult cu_check_device_range(CUdeviceptr p, size_t size)
 {
     bool good;
@@ -29,7 +31,7 @@ CUresult cu_copy(void *to, const void *from, size_t size)
         CU_TRY(cu_check_device_range((CUdeviceptr)to, size));
     if (cu_in_arena((CUdeviceptr)from))
         CU_TRY(cu_check_device_range((CUdeviceptr)from, size));
-    memmove(to, from, size);
+    cu_sparse_copy(to, from, size);
     return CUDA_SUCCESS;
 }
 
@@ -83,13 +85,11 @@ static CUresult fill(CUdeviceptr to, const void *value, size_t width, size_t cou
         return CUDA_SUCCESS;
     CU_CHECK(to % width == 0, CUDA_ERROR_INVALID_VALUE);
     CU_TRY(cu_check_device_range(to, width * count));
-    char *p = (char *)to;
-    if (width == 1) {
-        memset(p, *(const unsigned char *)value, count);
-        return CUDA_SUCCESS;
-    }
-    for (size_t i = 0; i < count; i++)
-        memcpy(p + i * width, value, width);
+    char pattern[PATTERN_BYTES];
+    size_t bytes = width * count, length = bytes < sizeof(pattern) ? bytes : sizeof(pattern);
+    for (size_t i = 0; i < length; i += width)
+        memcpy(pattern + i, value, width);
+    cu_sparse_fill((char *)to, bytes, pattern, length);
     return CUDA_SUCCESS;
 }
 

@@ -272,7 +272,9 @@ void cu_shared_leave(CUevent e);
 
 /* Functions of vmm.c. */
 bool cu_vmm_covers(CUdeviceptr p, size_t size);
-int cu_vmm_ordinal(CUdeviceptr p);            /* ordinal of the memory mapped at p; -1: none */
+int cu_vmm_ordinal(CUdeviceptr p); /* ordinal of the memory mapped at p; -1: none */
+/* The file of the memory mapped at p; -1: none. Lowers *bytes to those that follow p in it. */
+int cu_vmm_file(CUdeviceptr p, uint64_t *offset, size_t *bytes);
 bool cu_vmm_exported(int fd, uint64_t *size); /* returns true if fd is the descriptor of an exported allocation */
 
 /* Functions of host.c. */
@@ -291,6 +293,11 @@ CUresult cu_copy(void *to, const void *from, size_t size);
 CUresult cu_copy_3d(const CUDA_MEMCPY3D *copy);
 CUresult cu_fill_rows(CUdeviceptr to, size_t pitch, const void *value, size_t width, size_t count,
                       size_t rows); /* width: bytes of the value; count: values in a row */
+
+/* Functions of sparse.c. The addresses may be those of a host or of a device; the caller has checked them. */
+void cu_sparse_copy(char *to, const char *from, size_t size);
+void cu_sparse_fill(char *to, size_t size, const char *pattern, size_t length); /* repeats the pattern */
+size_t cu_sparse_zeros(const void *p, size_t size); /* number of bytes at p that were never written */
 
 /* Functions of stream.c. */
 CUresult cu_stream_resolve(CUstream stream, CUcontext *ctx, double *position);

@@ -88,6 +88,18 @@ int cu_vmm_ordinal(CUdeviceptr p)
     return m == NULL ? -1 : m->memory->ordinal;
 }
 
+int cu_vmm_file(CUdeviceptr p, uint64_t *offset, size_t *bytes)
+{
+    const struct mapping *m = mapping_at(p);
+    if (m == NULL)
+        return -1;
+    uint64_t inside = p - m->base;
+    if (*bytes > m->size - inside)
+        *bytes = m->size - inside;
+    *offset = m->memory->offset + inside;
+    return m->memory->file >= 0 ? m->memory->file : g_file;
+}
+
 static CUresult check_prop(const CUmemAllocationProp *prop, int *ordinal)
 {
     CU_CHECK(prop != NULL && prop->type == CU_MEM_ALLOCATION_TYPE_PINNED, CUDA_ERROR_INVALID_VALUE);
