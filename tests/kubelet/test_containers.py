@@ -220,9 +220,9 @@ def test_a_restarted_vgpud_trusts_the_list_of_a_kubelet_that_runs_for_long(short
             await node.kubelet.admit("a/b", UNITS, 5)
             with container() as init:
                 await start(node, "a/b/main", init)
-            node.kubelet.end("a/b")
             await node.until(node.door.allocator.waits_for_a_pod)
             await node.close()
+            node.kubelet.end("a/b")
             assert sizes(node) == [5]
             node.kubelet.looks_old()
             node.open()
@@ -245,6 +245,23 @@ def test_a_kubelet_that_has_listed_a_pod_is_trusted_on_its_end(short: Path) -> N
             before = node.kubelet.listings
             await node.until(lambda: node.kubelet.listings > before + 1)
             node.kubelet.end("a/b")
+            await node.until(lambda: not node.allocations)
+
+    run(story())
+
+
+def test_a_pod_listed_once_under_a_kubelet_that_has_just_started_is_released_at_its_end(short: Path) -> None:
+    """The only list that has the pod is the one by which vgpud learns the name of the allocation's pod."""
+
+    async def story() -> None:
+        slow = SLOW.replace("check_seconds = 0.2", "check_seconds = 3600")
+        async with node_in(short, slow, pace=replace(FAST, settled=3600.0)) as node:
+            await node.kubelet.healthy(UNITS, 160)
+            await node.kubelet.admit("a/b", UNITS, 5)
+            await node.until(lambda: not node.door.allocator.waits_for_a_pod())
+            with container() as init:
+                await start(node, "a/b/main", init)
+                node.kubelet.end("a/b")
             await node.until(lambda: not node.allocations)
 
     run(story())

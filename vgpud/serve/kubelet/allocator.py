@@ -195,7 +195,8 @@ class Allocator:
             old, first = self._listed_since or {}, now if self._listed_since is not None else -math.inf
             self._listed_since = {pod: old.get(pod, first) for pod in listed.pods}
             held = frozenset(hold.pod.rpartition("/")[0] for hold in self.holds)
-            self._listed_once = held & (self._listed_once | listed.pods)
+            # `old` are the pods of the list before, by which the pod of a hold may have become known
+            self._listed_once = held & (self._listed_once | old.keys() | listed.pods)
             self._list_is_whole = self._list_is_whole or listed.has_pods_beside_static(self._node_name)
         return listed
 
