@@ -204,6 +204,37 @@ def test_a_session_has_one_control_connection_on_which_only_its_end_is_sent() ->
     asyncio.run(check())
 
 
+_REVOKED = VgpuError(ErrorCode.NOT_ALLOWED, "grant 095a2834 of alice was revoked", "ask for a new one")
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [(wire.refusal(_REVOKED), _REVOKED), (b"", Session.cause), (b"x", Session.cause)],
+    ids=["cause", "end", "part"],
+)
+def test_the_cause_of_an_end_is_the_last_line_of_the_control_connection(
+    said: bytes, cause: VgpuError
+) -> None:
+    door = RemoteDoor(RemoteSettings(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), Path("unused"))
+
+    async def check() -> bytes:
+        backend, process = socket.socketpair()
+        backend.setblocking(False)
+        near, far = socket.socketpair()
+        door._sessions["one"] = session = _session("one", backend)
+        control = asyncio.ensure_future(door._control(session, *await asyncio.open_connection(sock=near)))
+        await asyncio.sleep(0)
+        with process:
+            process.sendall(said)
+        await asyncio.wait_for(door._hear_backend(session), 300)
+        await asyncio.wait_for(control, 300)
+        with far, far.makefile("rb") as lines:  # a client of an earlier version reads to the end, too
+            return await asyncio.to_thread(lines.read)
+
+    assert asyncio.run(check()) == wire.refusal(cause)
+    assert not door._sessions
+
+
 def test_a_session_that_waits_for_its_rate_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock, "now", lambda: 7.0)
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

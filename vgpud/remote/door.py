@@ -231,7 +231,7 @@ class RemoteDoor:
             await self._attach(self._session(call.session, call.key), reader, writer)
         elif isinstance(call, wire.Resume):
             session = self._session(call.session, call.key)
-            await _send(writer, wire.answer({"allocation": session.allocation}))
+            await _send(writer, wire.answer({}))
             await self._control(session, reader, writer)
         elif isinstance(call, wire.Status):
             backend, found = await self.ask(replace(call, certificate=known_by))

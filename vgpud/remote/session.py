@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -109,14 +109,6 @@ def _with_account(grant: Grant, tenants: Path) -> Grant:
     return replace(grant, gid=account.pw_gid)
 
 
-@dataclass(frozen=True, slots=True)
-class _Slice:
-    id: str
-    user: str
-    environment: dict[str, str]
-    devices: tuple[str, ...]
-
-
 @contextmanager
 def _looking(client: Client, allocation_id: str) -> Iterator[threading.Event]:
     """Yields an event that is set when vgpud says that it has the slice no more: an administrator may release
@@ -160,8 +152,10 @@ def _run(
         _leave_network()
         with _running(held, grant, engine, remote.server) as server:
             _wait_ready(server, engine, door)
-            door.sendall(wire.answer({"allocation": held.id, "user": held.user, "devices": held.devices}))
-            log.info(LogEvent.REMOTE_SESSION_OPENED, allocation=held.id, user=held.user, address=call.address)
+            door.sendall(wire.answer({"allocation": held.id, "user": grant.user}))
+            log.info(
+                LogEvent.REMOTE_SESSION_OPENED, allocation=held.id, user=grant.user, address=call.address
+            )
             with _looking(looks, held.id) as released:
                 cause = _relay(door, server, engine, grants, grant, released)
                 if cause is not None:
@@ -170,7 +164,7 @@ def _run(
     finally:
         _release(client, held.id)
     why = "the door closed the session" if cause is None else cause.sentence
-    log.info(LogEvent.REMOTE_SESSION_ENDED, allocation=held.id, user=held.user, why=why)
+    log.info(LogEvent.REMOTE_SESSION_ENDED, allocation=held.id, user=grant.user, why=why)
 
 
 def _release(client: Client, allocation_id: str) -> None:
@@ -181,7 +175,7 @@ def _release(client: Client, allocation_id: str) -> None:
             raise
 
 
-def _allocate(client: Client, call: wire.Open, grant: Grant, grants: Grants) -> _Slice:
+def _allocate(client: Client, call: wire.Open, grant: Grant, grants: Grants) -> "pb.Allocation":
     """Asks vgpud for the slice of the grant's account. The label names the grant, by which its sums are
     known.
     """
@@ -212,8 +206,7 @@ def _allocate(client: Client, call: wire.Open, grant: Grant, grants: Grants) -> 
         except VgpuError:
             client.release(made.id, True)
             raise
-    environment = {**made.edits.env, **made.edits.host_env}
-    return _Slice(made.id, grant.user, environment, tuple(part.device_uuid for part in made.slices))
+    return made
 
 
 def _label(grant: Grant) -> str:
@@ -267,7 +260,9 @@ def _leave_network() -> None:
 
 
 @contextmanager
-def _running(held: _Slice, grant: Grant, engine: Engine, program: str) -> Iterator["subprocess.Popen[bytes]"]:
+def _running(
+    held: "pb.Allocation", grant: Grant, engine: Engine, program: str
+) -> Iterator["subprocess.Popen[bytes]"]:
     """Runs the server as the grant's account.
 
     The server is pid 1 of its pid namespace. If it ends, the kernel kills all its processes. The programs
@@ -278,7 +273,8 @@ def _running(held: _Slice, grant: Grant, engine: Engine, program: str) -> Iterat
         sentence = f"the engine's server {program} is not a program"
         raise VgpuError(ErrorCode.HELPER_FAILED, sentence, "install it, or correct server in [remote]")
     # command lines are open to all users, so they have only what would change the programs that run as root
-    own = {"PATH": _PATH, "LANG": "C.UTF-8", **held.environment, **engine.server_environment()}
+    of_slice = {**held.edits.env, **held.edits.host_env}
+    own = {"PATH": _PATH, "LANG": "C.UTF-8", **of_slice, **engine.server_environment()}
     words = [
         *(
             "setpriv",
