@@ -32,7 +32,7 @@ from vgpud.node.keeper import NodeKeeper
 from vgpud.node.store.allocations import AllocationStore
 from vgpud.node.store.book import Book
 from vgpud.node.tenants.context import NodeContext
-from vgpud.planner.use import is_anybodys
+from vgpud.planner.use import is_open_to_others
 from vgpud.policy.layers import PolicyPaths
 from vgpud.policy.load import LoadedPolicy, load
 
@@ -113,7 +113,7 @@ class Remembering:
         if self.gate is not None:
             await self.gate.wait()
         self._called("attach")
-        ready = device.uuid in self.applied or is_anybodys(allocation, part)
+        ready = device.uuid in self.applied or is_open_to_others(allocation, part)
         assert ready, "a slice was attached to a device that is not in its mode"
         self.attached[allocation.id, part.device_uuid] = allocation
         return part, Edits(env=(("CUDA_VISIBLE_DEVICES", part.device_uuid),))

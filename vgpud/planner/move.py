@@ -22,7 +22,7 @@ from vgpud.planner.locality import DISTANCE
 from vgpud.planner.places import on_record
 from vgpud.planner.suspend import check_mode, is_away
 from vgpud.planner.terms import Terms
-from vgpud.planner.use import EMPTY, DeviceUse, is_anybodys
+from vgpud.planner.use import EMPTY, DeviceUse, is_open_to_others
 from vgpud.planner.words import shown_bytes, shown_share
 
 # First driver branch in which a restore accepts GPU pairs: CUDA driver API, "CUDA checkpointing".
@@ -122,7 +122,7 @@ def _going(
             _OTHER,
         )
     conflict = use.conflict(part, there.index, allocation.id)
-    if conflict and not is_anybodys(allocation, part):
+    if conflict and not is_open_to_others(allocation, part):
         raise VgpuError(ErrorCode.DEVICE_IN_USE, conflict, _OTHER)
     if is_away(allocation):  # memory and share of a suspended tenant are checked when it is resumed
         _check_room(part, there, replace(use, memory_bytes=0, share_hundredths=0), terms[uuid])
@@ -322,7 +322,7 @@ def end_steps(allocation: Allocation) -> tuple[Step, ...]:
 
 def _ends(allocation: Allocation) -> tuple[Slice, ...]:
     """The moving slices whose target device must be put into their mode."""
-    return tuple(p for p in allocation.slices if p.other_uuid and not is_anybodys(allocation, p))
+    return tuple(p for p in allocation.slices if p.other_uuid and not is_open_to_others(allocation, p))
 
 
 def back_steps(allocation: Allocation) -> tuple[Step, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from vgpud.model.plan import Plan, Step, StepKind
 from vgpud.model.tenancy import Allocation, MigMove, Mode, Slice
-from vgpud.planner.use import EMPTY, DeviceUse, is_anybodys
+from vgpud.planner.use import EMPTY, DeviceUse, is_open_to_others
 
 
 def allocate_steps(
@@ -71,7 +71,7 @@ def repair_steps(allocation: Allocation) -> tuple[Step, ...]:
 
     The commit records what attach may change: a MIG instance that is made again has other ids.
     """
-    held = [piece for piece in allocation.slices if not is_anybodys(allocation, piece)]
+    held = [piece for piece in allocation.slices if not is_open_to_others(allocation, piece)]
     return (
         *(_apply(piece, "the mode is made sure of before the slice is") for piece in _one_per_device(held)),
         *_choose_engines(held),

@@ -129,7 +129,7 @@ def charged(allocation: Allocation) -> tuple[Slice, ...]:
         parts = tuple(end for part in parts for end in _both_ends(part))
     if allocation.state not in _LEFT:
         return parts
-    parts = tuple(part for part in parts if not is_anybodys(allocation, part))
+    parts = tuple(part for part in parts if not is_open_to_others(allocation, part))
     if allocation.state is State.RELEASING:
         return parts
     return tuple(replace(part, memory_bytes=allocation.stays_bytes, share=None) for part in parts)
@@ -138,7 +138,7 @@ def charged(allocation: Allocation) -> tuple[Slice, ...]:
 _LEFT = (State.SUSPENDED, State.RELEASING)
 
 
-def is_anybodys(allocation: Allocation, part: Slice) -> bool:
+def is_open_to_others(allocation: Allocation, part: Slice) -> bool:
     """Can other tenants use the slice's device, in any mode? They can if the slice is the whole card of a
     tenant that is suspended or being released.
     """

@@ -10,7 +10,7 @@ from vgpud import clock
 
 # Two users count as active at the same time if the other one began a change within this time.
 _BESIDE_SECONDS = 1.0
-_NOBODY = -1
+_NO_USER = -1
 T = TypeVar("T")
 
 
@@ -45,7 +45,7 @@ class ChangeTurns:
         self._most_seconds = most_seconds
         self._queues: WeakValueDictionary[int, _Queue] = WeakValueDictionary()
         # the users of the latest change and of the latest one by another user, with the times of their begin
-        self._latest = self._other = (_NOBODY, float("-inf"))
+        self._latest = self._other = (_NO_USER, float("-inf"))
 
     async def run(self, user: int, change: Callable[[], Awaitable[T]]) -> T:
         """Runs `change` in its turn; root's at once. A change that its caller cancels goes on in vgpud, and

@@ -26,7 +26,7 @@ __attribute__((format(printf, 2, 3))) static void say(struct reply *r, const cha
  * The users that may give a command: all users, or the daemon's own user and root. A command that names a server is
  * checked for its rights only if that server exists.
  */
-enum right { ANYBODY, OWNER, OWNER_OF_SERVER };
+enum right { ANY_USER, OWNER, OWNER_OF_SERVER };
 
 struct command {
     const char *name;
@@ -263,25 +263,25 @@ static void quit(struct daemon *d, char **words, int count, struct reply *r)
 }
 
 static const struct command commands[] = {
-    {"get_server_list", ANYBODY, get_server_list},
-    {"start_server", ANYBODY, start_server},
+    {"get_server_list", ANY_USER, get_server_list},
+    {"start_server", ANY_USER, start_server},
     {"shutdown_server", OWNER_OF_SERVER, shutdown_server},
-    {"get_client_list", ANYBODY, get_client_list},
-    {"get_default_active_thread_percentage", ANYBODY, get_default_percentage},
+    {"get_client_list", ANY_USER, get_client_list},
+    {"get_default_active_thread_percentage", ANY_USER, get_default_percentage},
     {"set_default_active_thread_percentage", OWNER, set_default_percentage},
-    {"get_active_thread_percentage", ANYBODY, get_percentage},
+    {"get_active_thread_percentage", ANY_USER, get_percentage},
     {"set_active_thread_percentage", OWNER_OF_SERVER, set_percentage},
-    {"get_default_device_pinned_mem_limit", ANYBODY, get_default_memory},
+    {"get_default_device_pinned_mem_limit", ANY_USER, get_default_memory},
     {"set_default_device_pinned_mem_limit", OWNER, set_default_memory},
-    {"get_device_pinned_mem_limit", ANYBODY, get_memory},
+    {"get_device_pinned_mem_limit", ANY_USER, get_memory},
     {"set_device_pinned_mem_limit", OWNER_OF_SERVER, set_memory},
-    {"get_default_client_priority", ANYBODY, get_default_priority},
+    {"get_default_client_priority", ANY_USER, get_default_priority},
     {"set_default_client_priority", OWNER, set_default_priority},
     {"terminate_client", OWNER_OF_SERVER, terminate_client},
-    {"get_server_status", ANYBODY, get_server_status},
-    {"ps", ANYBODY, ps},
-    {"get_device_client_list", ANYBODY, get_device_client_list},
-    {"device_query", ANYBODY, device_query},
+    {"get_server_status", ANY_USER, get_server_status},
+    {"ps", ANY_USER, ps},
+    {"get_device_client_list", ANY_USER, get_device_client_list},
+    {"device_query", ANY_USER, device_query},
     {"quit", OWNER, quit},
 };
 
@@ -308,7 +308,7 @@ void command_run(struct daemon *d, const struct connection *from, char *line, ch
             continue;
         bool owner = from->uid == 0 || from->uid == geteuid();
         bool named = count > 1 && server_by_pid(d, (pid_t)atol(words[1])) != NULL;
-        if (owner || commands[i].right == ANYBODY || (commands[i].right == OWNER_OF_SERVER && !named))
+        if (owner || commands[i].right == ANY_USER || (commands[i].right == OWNER_OF_SERVER && !named))
             commands[i].run(d, words, count, &r);
         else if (strcmp(words[0], "quit") == 0)
             say(&r, "Not enough privilege to execute quit command\n");

@@ -19,7 +19,7 @@ from vgpud.node.devices.engines import Engines
 from vgpud.node.devices.inventory import Inventory
 from vgpud.node.devices.transitions import Transitions, lost_is_left
 from vgpud.node.store.allocations import AllocationStore, slices_sentence
-from vgpud.planner.use import is_anybodys
+from vgpud.planner.use import is_open_to_others
 
 FaultHook = Callable[[str], None]
 
@@ -97,7 +97,7 @@ class Executor:
         await self._inventory.refresh()
 
     async def _attach(self, allocation: Allocation, part: Slice) -> Allocation:
-        if not is_anybodys(allocation, part):
+        if not is_open_to_others(allocation, part):
             await self._transitions.ensure(part.device_uuid, part.device_mode)
         device = self._inventory.device(part.device_uuid)
         attach = self._stack.attach if part.is_on_top else self._effectors[part.mode].attach

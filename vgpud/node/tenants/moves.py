@@ -36,7 +36,7 @@ from vgpud.planner import move as rules
 from vgpud.planner.places import device_map, devices_of
 from vgpud.planner.suspend import is_away
 from vgpud.planner.terms import all_terms
-from vgpud.planner.use import is_anybodys
+from vgpud.planner.use import is_open_to_others
 from vgpud.proc import start_ticks
 
 # While the driver is busy with another tenant, less memory than this is moved through the host: its host
@@ -204,7 +204,7 @@ class Moves:
             return tuple([replace(p, way=Way.DEEP) for p in found if await self._do.owns(before, p)])
         session = await holds.driver()
         there = (await self._do.placed(session, living(before))).suspended
-        if any(is_anybodys(before, part) for part in before.slices):
+        if any(is_open_to_others(before, part) for part in before.slices):
             return there  # other tenants may use the device too, so vgpud does not search for new processes
         found = await self._do.processes(session, before, there)
         # libvgpu did not hold this new process in time, so the process uses the old device
