@@ -100,7 +100,7 @@ def test_a_client_is_told_that_the_next_door_does_not_know_its_session(remote: R
     remote.door.wait()
     remote.door = remote.start_door()
     assert client.stderr is not None
-    said = "the door has no such session, or it is of another client (E306)"
+    said = "the door has no such session, or it belongs to another client (E306)"
     assert client.stderr.readline() == f"vgpuctl: the remote session has ended: {said}\n"
     client.kill()
     ended(client)

@@ -69,7 +69,7 @@ def test_a_rate_gives_a_burst_and_then_its_rate() -> None:
     assert rate.owe(20, 10.0) == pytest.approx(1.7)
 
 
-def test_rates_are_of_each_key_and_the_keys_that_are_known_are_bounded() -> None:
+def test_each_key_has_its_own_rate_and_the_number_of_keys_is_bounded() -> None:
     rates = Rates(per_second=1, burst=1, most_keys=2)
     assert [rates.take(key, 0.0) for key in "aabbb"] == [True, False, True, False, False]
     assert rates.take("a", 1.0)

@@ -140,14 +140,14 @@ def test_a_session_checks_the_account_of_an_older_grant_again(remote: RemoteNode
     token, account = remote.grant(), pwd.getpwnam(USER)
     free = next(uid for uid in range(64000, 65000) if not _has_account(uid))
     for uid, sentence in (
-        (free, f"is of uid {free}, which has no account on the node (E205)"),
-        (0, "is of root, which vgpud's sockets are open to (E201)"),
+        (free, f"is for uid {free}, which has no account on the node (E205)"),
+        (0, "is for root, who may open vgpud's sockets (E201)"),
     ):
         remote.rewrite(token, uid=uid, gid=64999)
         assert sentence in ended(remote.client(token, "--memory", "1GiB"))
     remote.rewrite(token, uid=account.pw_uid)
     os.chown(remote.node.run_dir / "vgpud.sock", -1, account.pw_gid)
-    assert f"is of {USER}, which vgpud's sockets are open to (E201)" in ended(
+    assert f"is for {USER}, who may open vgpud's sockets (E201)" in ended(
         remote.client(token, "--memory", "1GiB")
     )
     assert remote.held() == []

@@ -76,7 +76,7 @@ def status(arguments: Namespace, terminal: Terminal) -> int:
 
 
 def _place(arguments: Namespace, terminal: Terminal) -> Place:
-    """The door, and what proves the caller. Raises VgpuError(BAD_REQUEST)."""
+    """Returns the door's address and the caller's credentials. Raises VgpuError(BAD_REQUEST)."""
     if bool(arguments.certificate) != bool(arguments.key):
         missing = "--key" if arguments.certificate else "--certificate"
         hint = "give both: the certificate's file and its key's"
@@ -91,7 +91,9 @@ def _place(arguments: Namespace, terminal: Terminal) -> Place:
 
 
 def _token(file: str | None, terminal: Terminal) -> str:
-    """The token, from the file that is named, the variable, or the file in the home folder."""
+    """Returns the token from the file given as an option, else the variable, else the file in the home
+    folder.
+    """
     given = os.environ.get(TOKEN_VARIABLE, "")
     if given and file is None:
         return _checked(given, TOKEN_VARIABLE)
@@ -135,7 +137,7 @@ def _counts(numbers: Sequence[int]) -> str:
 
 
 def grant(arguments: Namespace, terminal: Terminal) -> int:
-    """Makes a grant and prints its token, which is not kept."""
+    """Makes a grant and prints its token, which the node does not store."""
     uid, gid, name = _account(arguments.user)
     now = int(time.time())
     known, certificate = node.of_this_node()
@@ -190,18 +192,18 @@ def _has_server() -> bool:
 
 
 def _fingerprint_of_door(certificate: Path) -> str:
-    """SHA-256 of the door's certificate; "" if there is none. Raises VgpuError."""
+    """Returns the SHA-256 of the door's certificate; "" if the file does not exist. Raises VgpuError."""
     try:
         certificate.stat()
     except FileNotFoundError:
         return ""
     except OSError:
-        pass  # the next line says it
+        pass  # fingerprint_of raises the error
     return certificates.fingerprint_of(certificate)
 
 
 def _left_open(made: node.Grant) -> str:
-    """Says which bounds a grant lacks; "" if it has all."""
+    """Returns a sentence about the limits that a grant does not have; "" if it has all."""
     bounds = {"memory": made.max_memory_bytes, "cores": made.max_cores_percent, "sessions": made.max_sessions}
     missing = ", ".join(name for name, bound in bounds.items() if bound is None)
     lacks = [f"no bound on {missing} but the policy's"] if missing else []
@@ -210,7 +212,7 @@ def _left_open(made: node.Grant) -> str:
 
 
 def _record(change: str) -> None:
-    """Writes a change of the grants to the system's log of authorizations."""
+    """Writes a change of the grants to syslog (facility authpriv)."""
     import syslog
 
     syslog.openlog("vgpuctl", 0, syslog.LOG_AUTHPRIV)
@@ -228,9 +230,7 @@ def _account(user: str) -> tuple[int, int, str]:
         raise VgpuError(ErrorCode.BAD_REQUEST, f"this host has no user {user!r}", hint) from None
     found = account.pw_uid, account.pw_gid, account.pw_name
     if found[0] == 0 or found[1] == node.group_of_tenants():
-        sentence = (
-            f"the programs of a remote user may not run as {found[2]}, which vgpud's sockets are open to"
-        )
+        sentence = f"the programs of a remote user may not run as {found[2]}, who may open vgpud's sockets"
         hint = "name an account for remote users: useradd --system --shell /usr/sbin/nologin gpu-remote"
         raise VgpuError(ErrorCode.BAD_REQUEST, sentence, hint)
     return found

@@ -19,6 +19,5 @@ class LeaseSaves(IntEnum):
 
     NOTHING = layout.SAVES_NOTHING
     REST = layout.SAVES_REST  # the driver saves the rest of the process
-    PARKED = (
-        layout.SAVES_PARKED
-    )  # as REST, for a move to a device that can read this one: memory may wait here
+    # as REST, for a move to a device that can read this one: memory may wait here
+    PARKED = layout.SAVES_PARKED

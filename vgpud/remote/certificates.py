@@ -1,4 +1,4 @@
-"""Certificates in files: what they are known by, and why one cannot be used. Only the standard library."""
+"""Certificates in files: their fingerprints, and why one cannot be used. Needs only the standard library."""
 
 import hashlib
 import re
@@ -14,18 +14,18 @@ _PEM = re.compile("-----BEGIN CERTIFICATE-----(.+?)-----END CERTIFICATE-----", r
 
 
 def fingerprint(certificate: bytes) -> str:
-    """SHA-256, in hexadecimal, of a certificate in DER."""
+    """Returns the SHA-256 of a DER certificate in hexadecimal."""
     return hashlib.sha256(certificate).hexdigest()
 
 
 def fingerprint_of(path: Path) -> str:
-    """As `fingerprint`, of the first certificate in a PEM file. Raises VgpuError."""
+    """Returns the fingerprint of the first certificate in a PEM file. Raises VgpuError."""
     return fingerprint(der_of(path))
 
 
 def client_fingerprint(path: Path, door: str, now_unix_seconds: float) -> str:
-    """As `fingerprint_of`, of a certificate that may prove a client: one that has not expired, and is neither
-    an authority's nor that of the door, whose fingerprint is `door`. Raises VgpuError.
+    """Returns the fingerprint of a client's certificate. Raises VgpuError if the certificate has expired, if
+    it belongs to an authority, or if it is the door's, whose fingerprint is `door`.
     """
     certificate = der_of(path)
     known = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -38,26 +38,28 @@ def client_fingerprint(path: Path, door: str, now_unix_seconds: float) -> str:
     elif (
         end := _not_after(certificate)
     ) <= f"{time.strftime('%Y%m%d%H%M%S', time.gmtime(now_unix_seconds))}Z":
-        why = f"has expired at {end[:4]}-{end[4:6]}-{end[6:8]}T{end[8:10]}:{end[10:12]}:{end[12:]}"
+        why = f"expired at {end[:4]}-{end[4:6]}-{end[6:8]}T{end[8:10]}:{end[10:12]}:{end[12:]}"
     if why:
-        hint = "name the certificate of a client, which an authority has signed for it (docs/remote.md)"
+        hint = "name a client's certificate, which an authority has signed (docs/remote.md)"
         raise VgpuError(ErrorCode.BAD_REQUEST, f"{path} {why}", hint)
     return found
 
 
 def _not_after(certificate: bytes) -> str:
-    """The end of a certificate in DER that OpenSSL has accepted, as YYYYMMDDHHMMSSZ (RFC 5280, 4.1.2.5)."""
+    """Returns the end of the validity of a DER certificate that OpenSSL has accepted, as YYYYMMDDHHMMSSZ
+    (RFC 5280, 4.1.2.5).
+    """
     fields = _parts(_parts(_parts(certificate)[0][1])[0][1])
-    # a version comes first if it is not 1; then the serial number, the algorithm, the issuer, the validity
+    # the order is: version (missing in version 1), serial number, algorithm, issuer, validity
     validity = fields[4 if fields[0][0] == _VERSION_TAG else 3][1]
     tag, end = _parts(validity)[1]
     text = end.decode("ascii")
-    # two digits of a year are those of 1950 to 2049
+    # a year of two digits is from 1950 to 2049
     return text if tag != _UTC_TIME_TAG else f"{'19' if text >= '5' else '20'}{text}"
 
 
 def _parts(der: bytes) -> list[tuple[int, bytes]]:
-    """The tags and contents of the values that follow each other in DER (X.690, 8.1)."""
+    """Returns the tags and contents of consecutive DER values (X.690, 8.1)."""
     found, at = [], 0
     while at < len(der):
         tag, size, at = der[at], der[at + 1], at + 2
@@ -70,7 +72,7 @@ def _parts(der: bytes) -> list[tuple[int, bytes]]:
 
 
 def der_of(path: Path) -> bytes:
-    """The first certificate in a PEM file, in DER. Raises VgpuError."""
+    """Returns the first certificate of a PEM file in DER. Raises VgpuError."""
     hint = "name a file with a certificate that begins with -----BEGIN CERTIFICATE-----"
     try:
         text = path.read_text()
@@ -96,7 +98,7 @@ def der_of(path: Path) -> bytes:
 
 
 def pair_problem(certificate: Path, key: Path) -> str:
-    """A sentence on why OpenSSL does not take a certificate and its key, both of which can be opened."""
+    """Returns a sentence on why OpenSSL refuses a certificate and its key. Both files can be opened."""
     try:
         der_of(certificate)
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)

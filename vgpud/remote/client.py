@@ -1,7 +1,8 @@
-"""The client's side: a tunnel from a loopback port to a slice on another machine, and a program that uses it.
+"""The client: a tunnel from a loopback port to a slice on another machine, and a program that uses it.
 
-It needs only the standard library. A token has the SHA-256 of the door's certificate. With --ca, or without a
-token, the certificate must be valid by --ca or by the system's authorities, and name the host.
+It needs only the standard library. With a token alone, the client accepts only the certificate whose SHA-256
+the token contains. With --ca, or without a token, the door's certificate must be signed by the authority of
+--ca or one of the system's, and contain the host's name.
 """
 
 import asyncio
@@ -26,17 +27,18 @@ _CALL_SECONDS = 150.0  # more than the door's own time limit for a slice
 _CONNECT_SECONDS = 15.0
 _END_SECONDS = 10.0  # for the release of the slice
 _AGAIN_SECONDS = 1.0
-_ATTACHES, _ATTACH_AGAIN_SECONDS = 10, 0.3  # the door bounds handshakes at one time and in a second
+_ATTACHES, _ATTACH_AGAIN_SECONDS = 10, 0.3  # the door limits the number and the rate of handshakes
 _OTHER_NAME = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH (x509_vfy.h)
-_CONNECTED = ("01", "04", "05")  # established, or with an end sent: include/net/tcp_states.h
-_LOOKS, _LOOK_SECONDS = 50, 0.02  # a socket is looked up in /proc/net/tcp, which changes while it is read
+_CONNECTED = ("01", "04", "05")  # ESTABLISHED, FIN_WAIT1, FIN_WAIT2: include/net/tcp_states.h
+_LOOKS, _LOOK_SECONDS = 50, 0.02  # repeats, because a listing that changes while it is read can lack a socket
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 @dataclass(frozen=True)
 class Place:
-    """A door: host and port, what proves the client (a token, or a certificate with its key), and what proves
-    the door. Raises VgpuError(BAD_REQUEST) if `address` is not HOST or HOST:PORT.
+    """The address of a door, the client's credentials (a token, or a certificate with its key), and the
+    authority that signed the door's certificate. Raises VgpuError(BAD_REQUEST) if `address` is not HOST or
+    HOST:PORT.
     """
 
     address: str
@@ -123,7 +125,7 @@ def _why(error: BaseException) -> str:
         return "no answer in time"
     if isinstance(error, EOFError | ConnectionResetError | asyncio.LimitOverrunError):
         return "it closed the connection"
-    if isinstance(error, ConnectionRefusedError):  # its own words have the address once more
+    if isinstance(error, ConnectionRefusedError):  # the exception's text repeats the address
         return "connection refused"
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is refused: {error.verify_message.lower().rstrip('.')}"
@@ -131,7 +133,7 @@ def _why(error: BaseException) -> str:
 
 
 def _hint(error: BaseException) -> str:
-    if isinstance(error, socket.gaierror | UnicodeError):  # the latter: not a name of DNS
+    if isinstance(error, socket.gaierror | UnicodeError):  # UnicodeError: the name is not valid in DNS
         return "correct the host's name, or give its address: this machine does not know the name"
     if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _OTHER_NAME:
         return "call the door by a name or address that its certificate has (subjectAltName)"
@@ -141,7 +143,9 @@ def _hint(error: BaseException) -> str:
 
 
 def _check_pin(place: Place, writer: StreamWriter) -> None:
-    """Nothing is sent to a door whose certificate is not the token's."""
+    """Raises VgpuError(NOT_ALLOWED) if the door's certificate is not the one that the token names. The client
+    has sent nothing to the door yet.
+    """
     if not place.pin or place.authority is not None:
         return
     shown = writer.get_extra_info("ssl_object").getpeercert(True)
@@ -154,7 +158,7 @@ def _check_pin(place: Place, writer: StreamWriter) -> None:
 
 
 async def status(place: Place) -> dict[str, Any]:
-    """The sessions of the token's user."""
+    """Returns the sessions of the client's user."""
     _, writer, reply = await call(place, wire.Status(place.token))
     drop(writer)
     return reply
@@ -202,13 +206,13 @@ class Tunnel:
         await asyncio.gather(*self._streams, self._control, return_exceptions=True)
 
     async def _keep(self, reader: StreamReader, writer: StreamWriter) -> VgpuError | None:
-        """Holds the control connection, and makes it again until the door says why the session has ended, or
-        no longer knows it. Returns the cause, or None after `close`.
+        """Keeps the control connection, and makes it again if it is lost, until the session has ended.
+        Returns the cause of the end; None after `close`.
         """
         while True:
             try:
                 with suppress(OSError, EOFError, asyncio.LimitOverrunError):
-                    while True:  # a later door may say more
+                    while True:  # a later version of the door may send other lines first
                         wire.result(await reader.readuntil(b"\n"))
             except VgpuError as cause:
                 return cause
@@ -260,17 +264,19 @@ class Tunnel:
             finally:
                 drop(far_writer)
         except (VgpuError, OSError):
-            pass  # the program sees that its connection ends
+            pass  # the program's connection is closed
         finally:
             self._streams.discard(task)
             drop(writer)
 
 
 async def _is_own(writer: StreamWriter) -> bool:
-    """Is the program at the other end of this user?"""
+    """Does the program at the other end run as this user?"""
     address, port = writer.get_extra_info("peername")
     own = writer.get_extra_info("sockname")[1]
-    if address != "127.0.0.1":  # another user's 127.0.0.2 could have the port of an own socket
+    if (
+        address != "127.0.0.1"
+    ):  # a socket of another user at 127.0.0.2 could have the same port as one of ours
         return False
     for _ in range(_LOOKS):
         uid = _uid_of(port, own)
@@ -281,9 +287,9 @@ async def _is_own(writer: StreamWriter) -> bool:
 
 
 def _uid_of(port: int, own: int) -> int | None:
-    """The uid of the connected socket from this port of 127.0.0.1 to port `own`, by /proc/net/tcp
-    (proc(5)). None if there is none: a socket that its program has closed is listed as root's without an
-    inode, and a listing that changes while it is read can lack a socket.
+    """Returns the uid of the socket that is connected from `port` to `own` on 127.0.0.1, from /proc/net/tcp
+    (proc(5)). Returns None if it is not listed: a listing that changes while it is read can lack a socket,
+    and a socket that its program has closed is listed as root's, without an inode.
     """
     wanted = [f"0100007F:{port:04X}", f"0100007F:{own:04X}"]
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
@@ -301,10 +307,10 @@ async def run(
     environment: Mapping[str, str],
     tell: Callable[[VgpuError], None],
 ) -> int:
-    """Runs a command with a slice of another machine. Returns its exit code, or 128 and the number of the
-    signal that ended it. If the session ends before the command, `tell` is told the cause, and a command that
-    fails then has the exit code of the cause. Raises VgpuError if there is no slice, OSError if the command
-    cannot be started.
+    """Runs a command with a slice of another machine. Returns its exit code, or 128 plus the number of the
+    signal that ended it. If the session ends before the command, `tell` is called with the cause, and if the
+    command then fails, the exit code is that of the cause. Raises VgpuError if no slice is opened, OSError if
+    the command cannot be started.
     """
     tunnel = Tunnel(place, wanted)
     made = await tunnel.open()
@@ -320,7 +326,9 @@ async def run(
         engine = ENGINES.get(str(made["engine"]))
         if engine is None:
             sentence = f"the node has the engine {made['engine']!r}, which this client does not know"
-            raise VgpuError(ErrorCode.UNSUPPORTED, sentence, "install the client of the node's version")
+            raise VgpuError(
+                ErrorCode.UNSUPPORTED, sentence, "install the client in the same version as vgpud on the node"
+            )
         variables = {**environment, **engine.client_environment(tunnel.port, library, environment)}
         program = await asyncio.create_subprocess_exec(*command, env=variables)
         tunnel.ended.add_done_callback(end)
@@ -335,7 +343,9 @@ async def run(
 
 
 async def _wait(program: asyncio.subprocess.Process) -> int:
-    """Waits for the program, and passes signals on. The terminal itself interrupts the program."""
+    """Waits for the program, and forwards signals to it. SIGINT and SIGQUIT are ignored, because the terminal
+    sends them to the program too.
+    """
     loop = asyncio.get_running_loop()
 
     def pass_on(number: int) -> None:

@@ -1,7 +1,8 @@
-"""The door in the network: TLS, the limits of its clients, and the relay of bytes. It runs without rights.
+"""The network server for remote clients ("the door"): TLS, limits for each client, and the relay of bytes. It
+runs as an unprivileged user.
 
-For each slice it has a connection to a session (entry.py), which verifies the token and gives it
-connections to the engine's server. The door has no access to vgpud and none to the grants.
+For each slice it has a connection to a session process (entry.py), which verifies the token and passes it
+connections to the engine's server. The door has no access to vgpud or to the grants.
 """
 
 import argparse
@@ -36,25 +37,25 @@ from vgpud.settings import load_settings
 
 log = structlog.get_logger(__name__)
 
-SESSION_SOCKET = "remote.sock"  # below the run folder
+SESSION_SOCKET = "remote.sock"  # in the run folder
 
 _CALL_SECONDS = 10.0  # for the handshake and the call's line together
 _BACKLOG, _ACCEPT_AGAIN_SECONDS = 1024, 0.1
 _OPEN_SECONDS = 120.0  # an allocation may wait for devices that change their mode
 _CONNECT_SECONDS = 10.0
 _SWEEP_SECONDS = 0.5
-_FAREWELL_SECONDS = 2.0  # for clients to be told that the door stops
+_FAREWELL_SECONDS = 2.0  # maximum time for telling the clients that the door stops
 _HANDSHAKES_AT_ONCE, _HANDSHAKES_EACH = 128, 32
-# sessions that are being opened: an opening takes a process, and up to _OPEN_SECONDS
+# maximum of sessions that are being opened: each needs a process for up to _OPEN_SECONDS
 _OPENINGS_OF_A_NETWORK, _OPENINGS_OF_A_TOKEN = 8, 4
-_PART_OF_CONNECTIONS = 4  # a network, or a user, has at most a quarter of all connections
+_PART_OF_CONNECTIONS = 4  # a network or a user gets at most a quarter of all connections
 _ASKED_PER_SECOND, _ASKED_AT_ONCE = 1.0, 10.0
-# a network has a quarter of the handshakes' rate, and half of what may come at once: a program makes many
-# connections at its start
+# a network gets at most a quarter of the rate of handshakes; its burst is half of that rate, because a
+# program makes many connections at its start
 _PART_OF_RATE, _PART_OF_BURST = 4, 2
-_PART_OF_KEPT = 16  # of the arrivals that are kept for networks with few, one of them has at most this part
-_NETWORKS = 4096  # whose rates are known
-# a peer that does not answer is given up after some 45 s (tcp(7))
+_PART_OF_KEPT = 16  # a network gets at most a sixteenth of the arrivals that are reserved (see _may_arrive)
+_NETWORKS = 4096  # number of networks whose rates are remembered
+# the connection of a peer that does not answer is closed after about 45 s (tcp(7))
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
 _USER_TIMEOUT_MS = 45_000
 
@@ -65,8 +66,9 @@ _NO_CAUSE = VgpuError(ErrorCode.HELPER_FAILED, "its process on the node has ende
 @dataclass
 class Session:
     """A slice, from the reply to `open` until its end. `used` is the time at which its last bytes passed, or
-    may pass by its rate. `control_ended` is the time at which the control connection ended, or that of the
-    session's begin; None while there is one. `cause` is that of an end of the session process.
+    are allowed to pass by its rate. `control_ended` is None while the session has a control connection;
+    otherwise it is the time at which that connection ended, or at which the session began. `cause` is the
+    reason that is logged if the session process ends.
     """
 
     id: str
@@ -96,7 +98,7 @@ class Session:
 
 
 class RemoteDoor:
-    """`backend` is the socket of sessions. Times are of the daemon's clock."""
+    """`backend` is the socket on which each connection starts a session process. Times are by vgpud.clock."""
 
     def __init__(self, settings: RemoteSettings, tls: ssl.SSLContext, backend: Path) -> None:
         self._settings = settings
@@ -120,7 +122,7 @@ class RemoteDoor:
         self._farewells: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        """Listens. Raises VgpuError(BAD_SETTING)."""
+        """Begins to listen. Raises VgpuError(BAD_SETTING)."""
         host, _, port = self._settings.listen.rpartition(":")
         family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
         try:
@@ -150,11 +152,13 @@ class RemoteDoor:
                 await _readable(listener)
                 try:
                     self._accept_some(listener)
-                except OSError:  # no descriptor is free, or a client left at once
+                except OSError:  # no descriptor is free, or the client has already closed the connection
                     await asyncio.sleep(_ACCEPT_AGAIN_SECONDS)
 
     def _accept_some(self, listener: socket.socket) -> None:
-        """Accepts what waits. What is beyond the rate is closed at once, without a task. Raises OSError."""
+        """Accepts the waiting connections. Those beyond the rate are closed at once, without a task. Raises
+        OSError.
+        """
         for _ in range(_BACKLOG):
             try:
                 arrived, peer = listener.accept()
@@ -167,9 +171,11 @@ class RemoteDoor:
                 arrived.close()
 
     def _may_arrive(self, network: str) -> bool:
-        """Counts a connection: first by its network, so that a single network cannot take the whole rate. A
-        flood from several can take the common rate, of which a network with a session needs no part. A
-        quarter of the whole rate is kept for the first connections of each network.
+        """Counts a new connection. Returns False if it is beyond a rate.
+
+        Each network has a rate, so that a single network cannot use up the whole rate. Many networks together
+        can use up the common rate. A network that has a session is then still accepted, and a quarter of the
+        whole rate is reserved for networks that make few connections.
         """
         now = clock.now()
         if not self._arrivals_of_network.take(network, now):
@@ -185,8 +191,8 @@ class RemoteDoor:
                     await self._serve(arrived, address)
 
     async def _serve(self, arrived: socket.socket, address: str) -> None:
-        """Answers one call. A client that leaves or is too slow raises OSError, EOFError or TimeoutError; one
-        whose line is too long LimitOverrunError.
+        """Answers one call. Raises OSError, EOFError or TimeoutError if the client leaves or is too slow, and
+        LimitOverrunError if its line is too long.
         """
         writer: StreamWriter | None = None
         try:
@@ -207,7 +213,7 @@ class RemoteDoor:
                 drop(writer)
 
     async def _encrypted(self, arrived: socket.socket) -> Stream:
-        """TLS on an accepted connection."""
+        """Makes the TLS handshake on an accepted connection."""
         loop = asyncio.get_running_loop()
         _keep_alive(arrived)
         reader = StreamReader(limit=PIECE_BYTES, loop=loop)
@@ -240,10 +246,10 @@ class RemoteDoor:
             await _send(writer, wire.answer({"user": found["user"], "sessions": rows}))
             await finish(writer)
         else:
-            raise VgpuError(ErrorCode.BAD_REQUEST, "only the door asks for settings", "open a session")
+            raise VgpuError(ErrorCode.BAD_REQUEST, "only the door may ask for settings", "open a session")
 
     def _count_asked(self, address: str) -> None:
-        """Bounds the session processes that a network can have started. Raises VgpuError(OVER_QUOTA)."""
+        """Limits the rate at which a network can start session processes. Raises VgpuError(OVER_QUOTA)."""
         network = network_of(address)
         if not self._asked.take(network, clock.now()):
             sentence = f"calls from {network} come faster than {_ASKED_PER_SECOND:g} a second"
@@ -252,7 +258,7 @@ class RemoteDoor:
     def _session(self, name: str, key: str) -> Session:
         session = self._sessions.get(name)
         if session is None or not hmac.compare_digest(session.key.encode(), key.encode()):
-            sentence = "the door has no such session, or it is of another client"
+            sentence = "the door has no such session, or it belongs to another client"
             raise VgpuError(ErrorCode.NO_SUCH_CLIENT, sentence, "open another session")
         return session
 
@@ -298,8 +304,8 @@ class RemoteDoor:
     @contextmanager
     def _counted(self, call: wire.Open) -> Iterator[None]:
         """Counts a session that is being opened. Raises VgpuError(OVER_QUOTA) if there are too many: in all,
-        from the client's network, or by its token, of which the rest is unknown until the session has
-        verified it. So the whole token counts: a forged one takes no place of the grant that it names.
+        from the client's network, or with its token. The door cannot verify a token, so it counts by the
+        whole token: a forged token that contains the id of a grant does not count against that grant.
         """
         if len(self._sessions) + self._openings.taken >= self._settings.max_sessions:
             held = counted(self._settings.max_sessions, "remote session")
@@ -330,7 +336,7 @@ class RemoteDoor:
             return backend, wire.result(line)
         except (OSError, TimeoutError):
             backend.close()
-            sentence = "the node does not make remote sessions now"
+            sentence = "the node cannot open remote sessions now"
             raise VgpuError(
                 ErrorCode.UNREACHABLE, sentence, "see the journal of vgpud-remote-session"
             ) from None
@@ -339,10 +345,10 @@ class RemoteDoor:
             raise
 
     async def _control(self, session: Session, reader: StreamReader, writer: StreamWriter) -> None:
-        """Waits for the end of a control connection, which ends the one before it: a session has one, because
-        a control has no limit of time. Its end starts the grace period. A client that sends END learns by the
-        end of the connection that the slice is released. Anything else that it sends has no meter, and ends
-        the connection.
+        """Handles a control connection until it ends. A session has one: a new one ends the previous one,
+        because a control connection may stay open without a time limit. Its end starts the grace period. If
+        the client sends END, the door closes the connection when the slice is released. Any other bytes end
+        the connection, because they are not counted against the session's rate.
         """
         if session.control is not None:
             drop(session.control)
@@ -350,15 +356,16 @@ class RemoteDoor:
         try:
             if await reader.read(len(wire.END) + 1) == wire.END:
                 session.cause = "its client has ended it"
-                session.backend.shutdown(socket.SHUT_WR)  # the session process releases the slice, and ends
+                # the session process releases the slice and ends
+                session.backend.shutdown(socket.SHUT_WR)
                 await reader.read(1)
         finally:
             if session.control is writer:
                 session.control, session.control_ended = None, clock.now()
 
     async def _hear_backend(self, session: Session) -> None:
-        """Gives each connection that the session process passes to the stream that asked for it. Its end is
-        the end of the session.
+        """Gives each connection that the session process passes to the stream that asked for it. Ends the
+        session when the session process ends.
         """
         try:
             while True:
@@ -387,7 +394,9 @@ class RemoteDoor:
             session.backend.close()
 
     def _end(self, session: Session, cause: VgpuError | str) -> None:
-        """Ends a session. The client is told a cause that is an error, and has caused any other itself."""
+        """Ends a session. The client is sent a cause that is an error. A text is a cause that the client knows,
+        because it ended the session or left.
+        """
         if self._sessions.pop(session.id, None) is None:
             return
         why = cause.sentence if isinstance(cause, VgpuError) else cause
@@ -410,7 +419,7 @@ class RemoteDoor:
             self._end_late(clock.now())
 
     def _end_late(self, now: float) -> None:
-        """Ends sessions whose grace period is over, and those that carry no bytes for too long."""
+        """Ends sessions whose grace period is over, and sessions that were idle for too long."""
         for session in list(self._sessions.values()):
             ended = session.control_ended
             if ended is not None and now - ended >= self._settings.grace:
@@ -431,7 +440,7 @@ class RemoteDoor:
             server = await self._connection(session)
             if server is None:
                 hint = "end a program of the session, or try again"
-                raise VgpuError(ErrorCode.UNREACHABLE, "the engine's server takes no connection", hint)
+                raise VgpuError(ErrorCode.UNREACHABLE, "the engine's server accepts no connection", hint)
             await _send(writer, wire.answer({}))
             engine = await asyncio.open_connection(sock=server, limit=PIECE_BYTES)
             try:
@@ -442,8 +451,8 @@ class RemoteDoor:
             session.streams.discard(task)
 
     def _check_connections(self, user: str) -> None:
-        """Raises VgpuError(OVER_QUOTA) if the user may not have another connection. Each session has a place
-        for its control connection, also while its client is away.
+        """Raises VgpuError(OVER_QUOTA) if the user may not have another connection. Each session counts one
+        for its control connection, even while the client is not connected.
         """
         held = sum(1 + len(one.streams) for one in self._sessions.values() if one.user == user)
         if held >= self._connections_each:
@@ -451,7 +460,9 @@ class RemoteDoor:
             raise VgpuError(ErrorCode.OVER_QUOTA, sentence, "end a program of the session")
 
     async def _connection(self, session: Session) -> socket.socket | None:
-        """A connection to the engine's server from the session process; None if the server refuses it."""
+        """Asks the session process for a connection to the engine's server. Returns None if the server
+        refuses it.
+        """
         loop = asyncio.get_running_loop()
         waiting: asyncio.Future[socket.socket | None] = loop.create_future()
         session.wanted.append(waiting)
@@ -525,7 +536,7 @@ def context_of(certificate: Path, key: Path, authority: Path | None) -> ssl.SSLC
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    # a resumed handshake does not verify the client's certificate again, which may have expired
+    # no tickets, because a resumed session does not verify again whether the client's certificate has expired
     context.num_tickets = 0
     context.options |= ssl.OP_NO_TICKET
     sentence = ""

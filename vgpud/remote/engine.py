@@ -1,5 +1,5 @@
 """The engine that carries CUDA calls over a connection: a server for the node and libraries for the client.
-Another engine takes its place by another entry in ENGINES.
+Other engines can be added to ENGINES.
 """
 
 from collections.abc import Mapping
@@ -8,9 +8,9 @@ from typing import Protocol
 
 
 class Engine(Protocol):
-    """The server listens on TCP on all addresses; the session gives it a network of its own. `how` says how
-    an administrator has the version that is tried with this vgpud. `library` is the file that a folder of the
-    client's libraries has.
+    """The server listens for TCP on all addresses of its own network namespace. `how` says how an
+    administrator gets the version that was tested with this vgpud. `library` is a file by which a folder with
+    the client's libraries is recognized.
     """
 
     port: int
@@ -18,22 +18,22 @@ class Engine(Protocol):
     library: str
 
     def version(self, program: Path) -> str:
-        """The version of a server program, as far as it can be known; "" if it is no server of this engine.
-        Raises OSError.
+        """Returns the version of a server program as precisely as possible; "" if it is not a server of this
+        engine. Raises OSError.
         """
 
     def server_environment(self) -> dict[str, str]:
-        """The variables with which the server listens on `port`."""
+        """The environment variables that make the server listen on `port`."""
 
     def client_environment(self, port: int, library: str, before: Mapping[str, str]) -> dict[str, str]:
-        """The variables with which a program finds the engine's libraries, and the server at a port of the
-        loopback address.
+        """The environment variables by which a program finds the engine's libraries, and the server at a port
+        of the loopback address.
         """
 
 
 class Lupine:
-    """Lupine (github.com/lupinemachines/lupine), as at commit 7fbd364: LUPINE_PORT in server.cpp,
-    LUPINE_SERVER and /opt/lupine/lib in README.md. It has no limits and no authentication of its own.
+    """Lupine (github.com/lupinemachines/lupine) at commit 7fbd364. LUPINE_PORT is documented in its
+    server.cpp, LUPINE_SERVER and /opt/lupine/lib in its README.md. It has no limits and no authentication.
     """
 
     port = 14833
@@ -41,8 +41,8 @@ class Lupine:
     how = "build github.com/lupinemachines/lupine at 7fbd364, or take its images' server"
 
     def version(self, program: Path) -> str:
-        """The server has no option that says its version, and starts whatever it is given. A header that it
-        sends since 36de703, a commit of the same day as 7fbd364, is a text of its file.
+        """The server has no option that prints its version. Since commit 36de703, of the same day as 7fbd364,
+        the program contains the name of a header that it sends.
         """
         return "36de703 or later" if b"x-lupine-va-base" in program.read_bytes() else ""
 

@@ -1,8 +1,8 @@
 """The start of a session process, as root: reads the door's call, and verifies its token or certificate.
 
 vgpud-remote-session@.service starts this program for each connection of the door, which is its standard
-input. A caller without a grant costs the imports of this module alone. All else that a session needs
-(session.py) is imported for callers with a grant, and for the door's own call.
+input. For a caller without a grant, only the imports of this module are loaded. The rest (session.py) is
+imported for callers with a grant, and for the door's own call.
 """
 
 import os
@@ -16,11 +16,11 @@ from vgpud.remote import wire
 from vgpud.remote.grants import of_this_node
 
 _FIRST_LINE_SECONDS = 10.0
-_OF_THE_CALLER = (ErrorCode.BAD_REQUEST, ErrorCode.NOT_ALLOWED)  # the door logs what it refuses
+_OF_THE_CALLER = (ErrorCode.BAD_REQUEST, ErrorCode.NOT_ALLOWED)  # errors that the door logs itself
 
 
 def main() -> int:
-    """Serves the door's connection on standard input until either end closes it."""
+    """Serves the door's connection on standard input until it is closed."""
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     door = socket.socket(fileno=os.dup(0))
     door.settimeout(_FIRST_LINE_SECONDS)
@@ -32,7 +32,7 @@ def main() -> int:
             from vgpud.remote import session
 
             session.log_failure(failure)
-        with suppress(OSError):  # the door has left
+        with suppress(OSError):  # the door may have closed the connection
             door.sendall(wire.refusal(_told(failure)))
         return failure.code.exit_code
     return 0
@@ -40,7 +40,7 @@ def main() -> int:
 
 def _serve(door: socket.socket, call: wire.Call) -> None:
     if isinstance(call, wire.Attach | wire.Resume):
-        sentence = "the call to a remote session is none of open, status and settings"
+        sentence = "the call to a remote session is not open, status or settings"
         raise VgpuError(ErrorCode.BAD_REQUEST, sentence, wire.JOURNAL)
     if isinstance(call, wire.Settings):
         from vgpud.remote import session
@@ -58,8 +58,8 @@ def _serve(door: socket.socket, call: wire.Call) -> None:
 
 
 def _told(failure: VgpuError) -> VgpuError:
-    """What the client is told. It has proved nothing while the file of grants cannot be read, so it learns
-    neither the path nor what the file has.
+    """Returns the error for the client. While the file of grants cannot be read, the client is not
+    authenticated, so it must not learn the file's path or contents.
     """
     if failure.code is not ErrorCode.LEDGER_FAILED:
         return failure

@@ -1,8 +1,8 @@
-"""The grants: which remote users may have slices, each with its quota. One JSON file, which root alone reads.
+"""The grants: which remote users may have slices, each with its quota. One JSON file, which only root reads.
 
-A grant is known by a token, of which the file has only the SHA-256, or by the SHA-256 of a client
-certificate. A token is ID.SECRET.PIN: the grant, 256 random bits, and the SHA-256 of the door's certificate,
-by which the client knows the door.
+A client proves its grant by a token or by a certificate; the file has the SHA-256 of the token's secret or of
+the certificate. A token is ID.SECRET.PIN: the grant's id, 256 random bits, and the SHA-256 of the door's
+certificate, by which the client recognizes the door.
 """
 
 import fcntl
@@ -22,18 +22,18 @@ from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import counted, show_bytes
 
 ASK_ANEW = "ask the node's administrator for a new one: vgpuctl remote grant USER"
-FILE = "remote/grants.json"  # below the state folder
+FILE = "remote/grants.json"  # in the state folder
 CERTIFICATE = "remote/certificate.pem"  # the door's certificate, in the folder of the policy
 MAX_GRANTS = 10_000
 _ID_BYTES, _SECRET_BYTES = 4, 32
-#: number of characters of a token's three parts: hexadecimal, base64 without padding, the hexadecimal SHA-256
+#: lengths of a token's three parts: hexadecimal, base64 without padding, hexadecimal SHA-256
 TOKEN_CHARACTERS = (2 * _ID_BYTES, 43, 64)
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
     """The right of a remote user to slices that belong to the local account `uid`. Without `max_memory_bytes`
-    or `max_cores_percent`, only the account's [[quota]] bounds the sums. `expires` is a Unix time in seconds.
+    or `max_cores_percent`, only the account's [[quota]] limits them. `expires` is a Unix time in seconds.
     """
 
     id: str
@@ -58,15 +58,16 @@ _KINDS = get_type_hints(Grant)
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What a slice has, or what a caller wants. None means without a bound."""
+    """The sizes of a slice, or those that a caller wants. None means no limit."""
 
     memory_bytes: int | None
     cores_percent: float | None
 
 
 def check_quota(grant: Grant, wanted: Sizes, held: Iterable[Sizes], form: str = "") -> None:
-    """Raises VgpuError(OVER_QUOTA) if the grant does not allow `wanted` beside the slices that it holds.
-    `form` names what has the sizes `wanted`, if it is larger than what was asked.
+    """Raises VgpuError(OVER_QUOTA) if the grant does not allow `wanted` in addition to the slices that it
+    `held`. `form` is set if the slice is larger than the request, and names it for the error: a MIG profile
+    or a whole device.
     """
     before = list(held)
     if grant.max_sessions is not None and len(before) >= grant.max_sessions:
@@ -92,7 +93,7 @@ def _over(grant: Grant, what: str, hint: str) -> VgpuError:
 
 
 def _ask_less(grant: Grant) -> str:
-    """A hint that says what a request without a size asks for."""
+    """Returns a hint that also says how a request without a size counts."""
     memory, cores = grant.max_memory_bytes, grant.max_cores_percent
     counts = [] if memory is None else [f"--memory counts as {show_bytes(memory)}"]
     counts += [] if cores is None else [f"--cores counts as {min(cores, 100.0):g}"]
@@ -100,8 +101,8 @@ def _ask_less(grant: Grant) -> str:
 
 
 def of_this_node() -> "tuple[Grants, Path]":
-    """The grants of this node, and where its door's certificate is. It reads the environment itself, because
-    a session process does not import vgpud.settings for callers without a grant (entry.py).
+    """Returns the grants of this node, and the path of its door's certificate. Reads the environment itself,
+    because a session process does not import vgpud.settings for callers without a grant (entry.py).
     """
     state = Path(os.environ.get("VGPUD_STATE_DIR") or "/var/lib/vgpud")
     config = Path(os.environ.get("VGPUD_CONFIG") or "/etc/vgpud/vgpud.toml")
@@ -109,7 +110,7 @@ def of_this_node() -> "tuple[Grants, Path]":
 
 
 def group_of_tenants() -> int | None:
-    """The gid of the group that vgpud.sock is open to."""
+    """Returns the gid of the group that may open vgpud.sock; None if the host does not have the group."""
     import grp
 
     from vgpud.settings import load_settings
@@ -121,7 +122,7 @@ def group_of_tenants() -> int | None:
 
 
 def _read(row: dict[str, Any]) -> Grant:
-    """A grant of the file. Raises TypeError."""
+    """Reads one grant of the file. Raises TypeError."""
     grant = Grant(**row)
     for name, kind in _KINDS.items():
         value = getattr(grant, name)
@@ -132,14 +133,14 @@ def _read(row: dict[str, Any]) -> Grant:
 
 class Grants:
     """The file of grants. Each method raises VgpuError if the file cannot be used: NOT_ALLOWED if the caller
-    may not, else LEDGER_FAILED.
+    has no permission, otherwise LEDGER_FAILED.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def all(self) -> tuple[Grant, ...]:
-        """The grants, expired ones included, in the order in which they were made."""
+        """Returns all grants in the order in which they were made, including expired ones."""
         try:
             return tuple(_read(one) for one in json.loads(self._path.read_text()))
         except FileNotFoundError:
@@ -148,11 +149,13 @@ class Grants:
             raise self._failed(error) from None
 
     def get(self, grant_id: str) -> Grant | None:
-        """The grant, unless it was revoked."""
+        """Returns the grant; None if it was revoked."""
         return next((one for one in self.all() if one.id == grant_id), None)
 
     def find(self, token: str, certificate: str) -> Grant:
-        """The live grant of a token, or else of a certificate. Raises VgpuError(NOT_ALLOWED)."""
+        """Returns the live grant of the token or, without a token, of the certificate. Raises
+        VgpuError(NOT_ALLOWED).
+        """
         grant_id, _, rest = token.partition(".")
         digest = hashlib.sha256(rest.partition(".")[0].encode()).hexdigest()
         for one in self.all():
@@ -164,13 +167,13 @@ class Grants:
                 return one
         raise VgpuError(
             ErrorCode.NOT_ALLOWED,
-            "the token or certificate is of no grant, or the grant was revoked or has expired",
+            "no grant has this token or certificate, or the grant was revoked or has expired",
             ASK_ANEW,
         )
 
     def add(self, grant: Grant, pin: str) -> tuple[Grant, str]:
-        """Adds a grant under a new id. Returns it with its token; one for a certificate has no token.
-        Raises VgpuError(BAD_REQUEST) if a live grant has the certificate.
+        """Adds a grant under a new id. Returns it with its token; the token of a grant for a certificate is
+        "". Raises VgpuError(BAD_REQUEST) if a live grant has the certificate.
         """
         with self._locked():
             known = self.all()
@@ -219,8 +222,8 @@ class Grants:
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """Excludes other sessions between the check of a quota and the allocation. Grants can be made and
-        revoked meanwhile, because vgpud may not answer for long.
+        """Holds a lock from the check of a quota until the allocation, against other sessions. Grants can be
+        added and revoked meanwhile, because vgpud may take long to answer.
         """
         with self._locked(".counting"):
             yield

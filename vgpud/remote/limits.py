@@ -1,4 +1,4 @@
-"""Bounds what the clients of the door take: a rate, and places in all and for each key. Pure."""
+"""Limits for the clients of the door: rates, and numbers of concurrent uses in all and for each key. Pure."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
@@ -8,20 +8,20 @@ from ipaddress import IPv6Address, ip_address, ip_network
 
 
 def network_of(address: str) -> str:
-    """What counts as one client: an IPv4 address, or the /64 of an IPv6 address, in which a host may take
-    each address (RFC 4291). `address` is as accept(2) gives it.
+    """Returns the network by which a client is counted: its IPv4 address, or the /64 of its IPv6 address,
+    because a host can use every address of its /64 (RFC 4291). `address` is as accept(2) returns it.
     """
     found = ip_address(address.partition("%")[0])
     if not isinstance(found, IPv6Address):
         return str(found)
-    if found.ipv4_mapped is not None:  # a client of IPv4 at a socket of IPv6
+    if found.ipv4_mapped is not None:  # an IPv4 client of an IPv6 socket
         return str(found.ipv4_mapped)
     return str(ip_network((int(found), 64), strict=False))
 
 
 @dataclass(slots=True)
 class Rate:
-    """A token bucket. `burst` is what may come at once; times are in seconds of one clock."""
+    """A token bucket of size `burst`. Times are in seconds of one clock."""
 
     per_second: float
     burst: float
@@ -32,14 +32,14 @@ class Rate:
         self._left = self.burst
 
     def take(self, amount: float, now: float) -> bool:
-        """Takes the amount if it is there."""
+        """Takes the amount if the bucket has it. Returns whether it was taken."""
         if self.owe(0.0, now) > 0.0 or self._left < amount:
             return False
         self._left -= amount
         return True
 
     def owe(self, amount: float, now: float) -> float:
-        """Takes the amount in any case. Returns for how many seconds the caller has to wait then."""
+        """Takes the amount in any case. Returns how many seconds the caller has to wait."""
         if self._at is not None:
             self._left = min(self.burst, self._left + (now - self._at) * self.per_second)
         self._at = now
@@ -49,7 +49,7 @@ class Rate:
 
 @dataclass(slots=True)
 class Rates:
-    """A rate for each key, of which the `most_keys` that were used last are known."""
+    """A rate for each key. The `most_keys` keys that were used last are remembered."""
 
     per_second: float
     burst: float
@@ -57,7 +57,7 @@ class Rates:
     _known: OrderedDict[str, Rate] = field(init=False, default_factory=OrderedDict)
 
     def take(self, key: str, now: float) -> bool:
-        """Takes one of the key's amount if it is there."""
+        """Takes one from the key's bucket if it is not empty. Returns whether it was taken."""
         rate = self._known.pop(key, None) or Rate(self.per_second, self.burst)
         self._known[key] = rate
         if len(self._known) > self.most_keys:
@@ -67,8 +67,9 @@ class Rates:
 
 @dataclass(slots=True)
 class Places:
-    """Counts what is in progress, in all and for each key. The last `kept` places are for keys that hold less
-    than a sixteenth of their most, or than two, so that a few keys together do not shut out all others.
+    """Limits the places in use to `most` in all and `most_each` for each key. The last `kept` places are
+    reserved for keys that hold less than a sixteenth of `most_each`, or less than two, so that a few keys
+    together cannot take all places.
     """
 
     most: int
@@ -78,7 +79,7 @@ class Places:
 
     @contextmanager
     def place(self, key: str) -> Iterator[bool]:
-        """Yields True with a place, which ends with the block, or False if there is none."""
+        """Yields True with a place, which is given back at the end of the block; False if none is free."""
         held, left = self._held[key], self.most - self._held.total()
         if held >= max(2, self.most_each // 16):
             left -= self.kept

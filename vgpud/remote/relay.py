@@ -18,11 +18,12 @@ async def _unseen(_size: int) -> None:
 
 
 async def relay(plain: Stream, pieces: Stream, seen: Seen = _unseen) -> None:
-    """Copies both ways until both have ended, or a connection is lost. `plain` is a connection of a program
-    or of the engine, `pieces` the one between client and door: TLS has no end of one direction, so each piece
-    there has its length before it, and one without bytes is the end of its direction. When one side has
-    ended, the other may still send, with any pause. `seen` is told the size of each piece, and can delay the
-    next one. Closes both connections.
+    """Copies in both directions until both have ended, or a connection is lost. Then closes both connections.
+
+    `plain` is the connection to a program or to the engine's server. `pieces` is the connection between
+    client and door: TLS cannot close one direction alone, so the data is sent in pieces with their length
+    before them, and a piece of length 0 ends a direction. The other direction stays open, even if no data
+    comes for long. `seen` is called with the size of each piece, and can delay the next one.
     """
     join = asyncio.ensure_future(_join(pieces[0], plain[1], seen))
     ways = [join, asyncio.ensure_future(_cut(plain[0], pieces[1], seen))]
@@ -38,7 +39,7 @@ async def relay(plain: Stream, pieces: Stream, seen: Seen = _unseen) -> None:
 
 
 async def _lost(join: "asyncio.Task[None]", source: StreamReader) -> None:
-    """Waits for the loss of a connection of which one direction has ended, where only its loss can follow."""
+    """Waits until `join` has ended its direction, and then until `source` is lost: no more data can come."""
     await asyncio.wait([join])
     if not join.cancelled() and join.exception() is None:
         with suppress(OSError):
@@ -48,14 +49,14 @@ async def _lost(join: "asyncio.Task[None]", source: StreamReader) -> None:
 async def _cut(source: StreamReader, target: StreamWriter, seen: Seen) -> None:
     while data := await source.read(PIECE_BYTES):
         target.write(len(data).to_bytes(_LENGTH_BYTES) + data)
-        await target.drain()  # a slow target stops the source
+        await target.drain()  # reads no more while the target is slow
         await seen(len(data))
     target.write(bytes(_LENGTH_BYTES))
     await target.drain()
 
 
 async def _join(source: StreamReader, target: StreamWriter, seen: Seen) -> None:
-    """Raises IncompleteReadError if the source ends without the end of its direction."""
+    """Raises IncompleteReadError if the source ends before the piece of length 0."""
     while left := int.from_bytes(await source.readexactly(_LENGTH_BYTES)):
         while left:
             data = await source.read(min(left, PIECE_BYTES))
@@ -69,7 +70,9 @@ async def _join(source: StreamReader, target: StreamWriter, seen: Seen) -> None:
 
 
 async def finish(writer: StreamWriter) -> None:
-    """Sends what is written, then closes the connection. A peer that does not read loses it."""
+    """Sends the buffered data, then closes the connection. The data is dropped if the peer does not read it
+    in time.
+    """
     try:
         async with asyncio.timeout(_FLUSH_SECONDS):
             writer.close()
@@ -81,6 +84,6 @@ async def finish(writer: StreamWriter) -> None:
 
 
 def drop(writer: StreamWriter) -> None:
-    """Ends a connection at once. One that is closed already stays so: asyncio's TLS cannot abort it."""
+    """Aborts a connection, unless it is already being closed: asyncio cannot abort TLS then."""
     if not writer.is_closing():
         writer.transport.abort()

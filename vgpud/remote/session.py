@@ -1,9 +1,9 @@
 """One remote session, as root, for a caller with a grant: has a slice made, and runs the engine's server.
 
-entry.py starts it. The door is in the network and has no rights; this program is in no network. It trusts the
-door in one thing, the fingerprint of a client's certificate. The allocation is bound to this process, so its
-end, however it comes, releases the slice. The server runs as the grant's account in namespaces of its own: no
-other process can reach its port, and it ends with this process.
+entry.py calls it. The door is reachable from the network and unprivileged; this process has no network. It
+trusts the door in one thing, the fingerprint of a client's certificate. The allocation is bound to this
+process, so its end, for any reason, releases the slice. The server runs as the grant's account in its own
+namespaces: no other process can reach its port, and it ends with this process.
 """
 
 import array
@@ -52,23 +52,23 @@ LABEL = "remote"  # the first word of the label of a remote allocation
 
 _READY_SECONDS = 20.0
 _CONNECT_SECONDS = 5.0
-_LOOK_SECONDS = 2.0  # interval between looks whether the grant is still live, and the slice is still there
-_ANSWER_SECONDS = 5.0  # maximum time for which a look waits for vgpud
+_LOOK_SECONDS = 2.0  # interval between checks that the grant is still live, and that the slice still exists
+_ANSWER_SECONDS = 5.0  # maximum time for which a check waits for vgpud
 _POLL_SECONDS = 0.02
 _CLONE_NEWNET = 0x40000000  # sched.h
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 0x1  # linux/sockios.h, linux/if.h
-# what the server's programs are found by; everything else of its environment is the slice's and the engine's
+# PATH of the server; the rest of its environment comes from the slice and the engine
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def tell_settings(door: socket.socket) -> None:
-    """Tells the door its table [remote]. Raises VgpuError."""
+    """Sends the door the table [remote] of the policy. Raises VgpuError."""
     door.sendall(wire.answer(_configured()[1].model_dump(mode="python")))
 
 
 def serve(door: socket.socket, call: wire.Open, grant: Grant, grants: Grants) -> None:
-    """Serves the caller that has proved the grant, until either end closes the connection. Raises VgpuError
-    and OSError.
+    """Serves a caller whose token or certificate has been verified, until the connection is closed. Raises
+    VgpuError and OSError.
     """
     settings, remote = _configured()
     if not remote.server:
@@ -93,27 +93,27 @@ def _configured() -> tuple[Settings, RemoteSettings]:
 
 
 def _with_account(grant: Grant, tenants: Path) -> Grant:
-    """The grant with the group that its account has now: the file of grants may be older than the account.
-    `tenants` is vgpud.sock. Raises VgpuError: ACCOUNT_UNKNOWN without an account, NOT_ALLOWED for one that
-    vgpud's sockets are open to.
+    """Returns the grant with the present main group of its account, which may have changed since the grant
+    was made. `tenants` is vgpud.sock. Raises VgpuError: ACCOUNT_UNKNOWN if the account does not exist,
+    NOT_ALLOWED if it may open vgpud's sockets.
     """
     hint = "ask the node's administrator for a grant of another account: vgpuctl remote grant USER"
     try:
         account = pwd.getpwuid(grant.uid)
     except KeyError:
-        sentence = f"grant {grant.id} is of uid {grant.uid}, which has no account on the node"
+        sentence = f"grant {grant.id} is for uid {grant.uid}, which has no account on the node"
         raise VgpuError(ErrorCode.ACCOUNT_UNKNOWN, sentence, hint) from None
     if account.pw_uid == 0 or account.pw_gid == tenants.stat().st_gid:
-        sentence = f"grant {grant.id} is of {account.pw_name}, which vgpud's sockets are open to"
+        sentence = f"grant {grant.id} is for {account.pw_name}, who may open vgpud's sockets"
         raise VgpuError(ErrorCode.NOT_ALLOWED, sentence, hint)
     return replace(grant, gid=account.pw_gid)
 
 
 @contextmanager
 def _looking(client: Client, allocation_id: str) -> Iterator[threading.Event]:
-    """Yields an event that is set when vgpud says that it has the slice no more: an administrator may release
-    it. A thread looks, because vgpud may not answer, and the session passes connections meanwhile. A slice
-    outlives a vgpud that does not answer.
+    """Yields an event that is set when vgpud no longer has the slice, because an administrator has released
+    it. A thread checks this, so that connections are passed even while vgpud does not answer. If vgpud does
+    not answer, the slice counts as existing.
     """
     released, stopping = threading.Event(), threading.Event()
 
@@ -125,7 +125,7 @@ def _looking(client: Client, allocation_id: str) -> Iterator[threading.Event]:
                 if error.code is ErrorCode.NO_SUCH_ALLOCATION:
                     released.set()
                     return
-                client.close()  # the next call connects at once, whatever gRPC's time between attempts is
+                client.close()  # the next call connects at once, without gRPC's back-off
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
@@ -145,7 +145,7 @@ def _run(
     grants: Grants,
     remote: RemoteSettings,
 ) -> None:
-    """Has the slice and its server from the reply to the door until the end of `_relay`."""
+    """Makes the slice, runs its server until the session ends, and releases the slice."""
     held = _allocate(client, call, grant, grants)
     engine = ENGINES[remote.engine]
     try:
@@ -176,8 +176,8 @@ def _release(client: Client, allocation_id: str) -> None:
 
 
 def _allocate(client: Client, call: wire.Open, grant: Grant, grants: Grants) -> "pb.Allocation":
-    """Asks vgpud for the slice of the grant's account. The label names the grant, by which its sums are
-    known.
+    """Asks vgpud for a slice of the grant's account. The label contains the grant's id, so that all slices of
+    a grant can be counted.
     """
     from vgpud.api.gen import vgpud_pb2 as pb
 
@@ -197,12 +197,15 @@ def _allocate(client: Client, call: wire.Open, grant: Grant, grants: Grants) -> 
             owner_uid=grant.uid,
             owner_gid=grant.gid,
         )
-        planned = client.plan(request).slices  # none if vgpud refuses the request: `allocate` says why
+        planned = client.plan(
+            request
+        ).slices  # empty if vgpud refuses the request; `allocate` raises the reason
         check_quota(grant, _sizes_of(planned), held, _form(planned))
         made = client.allocate(request)
         try:
-            check_quota(grant, _sizes_of(made.slices), held, _form(made.slices))  # the plan was another
-            grants.find(call.token, call.certificate)  # it may have been revoked meanwhile
+            # the slices may differ from the plan
+            check_quota(grant, _sizes_of(made.slices), held, _form(made.slices))
+            grants.find(call.token, call.certificate)  # the grant may have been revoked meanwhile
         except VgpuError:
             client.release(made.id, True)
             raise
@@ -215,7 +218,7 @@ def _label(grant: Grant) -> str:
 
 def _held(client: Client, grant: Grant) -> Iterable[Sizes]:
     for one in client.list_allocations().allocations:
-        # another user may have the same label, and does not own the allocation
+        # an allocation of another user may have the same label
         if one.owner_uid == grant.uid and f"{one.label} ".startswith(f"{_label(grant)} "):
             yield _sizes_of(one.slices)
 
@@ -227,7 +230,9 @@ def _sizes_of(slices: "Iterable[pb.Slice]") -> Sizes:
 
 
 def _form(slices: "Iterable[pb.Slice]") -> str:
-    """What a slice is, if that makes it larger than what was asked; "" for any other."""
+    """Returns "MIG profile ..." or "a whole device" for slices that may be larger than the request; "" for
+    others.
+    """
     for part in slices:
         if part.mig.profile_name:
             return f"MIG profile {part.mig.profile_name}"
@@ -237,8 +242,8 @@ def _form(slices: "Iterable[pb.Slice]") -> str:
 
 
 def _sizes(call: wire.Open, grant: Grant) -> Sizes:
-    """The sizes that the caller asks for. What it leaves out is all that its grant allows, but for a whole
-    device, which is not asked for by sizes.
+    """Returns the requested sizes. A size that the caller leaves out is the grant's limit, except in a
+    request for a whole device, which needs no sizes.
     """
     if call.isolation == Isolation.DEVICE and not call.memory and not call.cores:
         return Sizes(None, None)
@@ -248,7 +253,7 @@ def _sizes(call: wire.Open, grant: Grant) -> Sizes:
 
 
 def _leave_network() -> None:
-    """Moves this process into a network of its own, which has only a loopback interface."""
+    """Moves this process into a new network namespace, which has only a loopback interface."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_CLONE_NEWNET) != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
@@ -265,14 +270,15 @@ def _running(
 ) -> Iterator["subprocess.Popen[bytes]"]:
     """Runs the server as the grant's account.
 
-    The server is pid 1 of its pid namespace. If it ends, the kernel kills all its processes. The programs
-    that start it end with their parents. The server has no supplementary groups: members of `vgpu` may open
-    vgpud.sock, where the grant's bounds do not apply.
+    The server is pid 1 of its pid namespace: if it ends, the kernel kills all processes of the namespace.
+    setpriv and unshare, which start it, end with their parents. The server has no supplementary groups:
+    members of `vgpu` may open vgpud.sock, where the grant's limits do not apply.
     """
     if shutil.which(program) is None:
         sentence = f"the engine's server {program} is not a program"
         raise VgpuError(ErrorCode.HELPER_FAILED, sentence, "install it, or correct server in [remote]")
-    # command lines are open to all users, so they have only what would change the programs that run as root
+    # LD_ variables are set by env(1) as the account, because they would change the programs that run as root;
+    # the others are not on the command line, which all users can read
     of_slice = {**held.edits.env, **held.edits.host_env}
     own = {"PATH": _PATH, "LANG": "C.UTF-8", **of_slice, **engine.server_environment()}
     words = [
@@ -331,9 +337,9 @@ def _relay(
     grant: Grant,
     released: threading.Event,
 ) -> VgpuError | None:
-    """Passes a connection to the server for each byte of the door. Returns the cause of the end: with the
-    server, the grant or the slice; None with the door. While the file of grants cannot be used, the grant
-    counts as it was last read.
+    """Passes the door a connection to the server for each byte that it sends. Returns the cause of the end:
+    that of the server, the grant or the slice; None if the door closed the connection. While the file of
+    grants cannot be read, the grant as it was last read counts.
     """
     told = False
     pidfd = os.pidfd_open(server.pid)
@@ -365,12 +371,12 @@ def _relay(
 
 
 def _pass_one(door: socket.socket, engine: Engine) -> bool:
-    """Answers one byte of the door. Returns False if the door has ended."""
+    """Answers one byte of the door. Returns False if the door has closed the connection."""
     if not door.recv(1):
         return False
     try:
         with _connect(engine) as made:
             socket.send_fds(door, [wire.CONNECT], [made.fileno()])
-    except (ConnectionError, TimeoutError):  # the answer without a connection says that the server takes none
+    except (ConnectionError, TimeoutError):  # an answer without a connection means that the server refuses it
         door.sendall(wire.CONNECT)
     return True

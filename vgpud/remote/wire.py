@@ -1,10 +1,10 @@
 """The messages of remote slices: one line of JSON for a call, and one for its reply. Pure.
 
-A client sends its call to the door by TLS. The door sends calls to a session by a Unix socket; after the
-reply to `open`, each byte CONNECT asks the session for one connection to the engine's server. On its control
-connection, after the reply, a client sends only the byte END, when it needs the slice no more. A session that
-ends by itself sends its cause to the door, and the door sends it to the client on the control connection: the
-line of a refusal. Without that line, as of older programs, the end has no cause.
+A client sends its call to the door over TLS. The door sends calls to a session process over a Unix socket;
+after the reply to `open`, each byte CONNECT asks for one connection to the engine's server. On its control
+connection, after the reply, a client sends only the byte END, when it no longer needs the slice. If the
+session ends for another reason, the session process sends the door the cause as an error reply, and the door
+sends it to the client on the control connection. Older versions do not send this line.
 """
 
 import json
@@ -15,10 +15,10 @@ from vgpud.model.errors import BY_NUMBER, ErrorCode, VgpuError
 
 VERSION = 2
 DEFAULT_PORT = 14843
-# Maximum of a line. The longest call has eight texts of 256 bytes, each with six bytes for an escaped byte.
+# Maximum of a line. The longest call has eight texts of 256 bytes, and JSON writes a byte as up to six.
 LINE_BYTES = 16 * 1024
 TEXT_BYTES = 256
-LABEL_BYTES = 128  # the allocation's label has at most 256, and names the user and the address before it
+LABEL_BYTES = 128  # the allocation's label has at most 256, and begins with the user and the address
 CONNECT = b"c"
 END = b"e"
 JOURNAL = "see the journal of vgpud-remote-session on the node"
@@ -26,8 +26,8 @@ JOURNAL = "see the journal of vgpud-remote-session on the node"
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Asks for a slice. The texts of sizes are as vgpuctl takes them. `certificate` (SHA-256 of the client's
-    certificate) and `address` are set by the door.
+    """Asks for a slice. Sizes are written as for vgpuctl. The door sets `certificate` (the SHA-256 of the
+    client's certificate) and `address`.
     """
 
     token: str = ""
@@ -42,7 +42,7 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Attach:
-    """Makes this connection one of the program to the engine's server."""
+    """Makes this connection a connection between the program and the engine's server."""
 
     session: str
     key: str
@@ -50,7 +50,7 @@ class Attach:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Makes this connection the session's control connection. It ends the one before it."""
+    """Makes this connection the session's control connection. The previous one is ended."""
 
     session: str
     key: str
@@ -115,7 +115,7 @@ def refusal(error: VgpuError) -> bytes:
 
 
 def result(line: bytes) -> dict[str, Any]:
-    """Reads a reply. Raises VgpuError: the error that the reply has, or BAD_REQUEST."""
+    """Reads a reply. Raises VgpuError: the error in the reply, or BAD_REQUEST if it is no valid reply."""
     message = _parse(line)
     error = message.get("error")
     if isinstance(error, dict):
@@ -124,7 +124,7 @@ def result(line: bytes) -> dict[str, Any]:
         raise VgpuError(code, str(error.get("sentence", "")), str(error.get("hint", "")))
     found = message.get("result")
     if not isinstance(found, dict):
-        raise _bad("the reply is not one of vgpud's")
+        raise _bad("the reply has neither a result nor an error")
     return found
 
 
