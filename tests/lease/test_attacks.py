@@ -583,8 +583,7 @@ def registers(lease: Path) -> bool:
         try:
             connect_to_arbiter(line, lease)
             line.send(message(1, 0))
-            return bool(
-                struct.unpack_from("<I", line.recv(4096))[0] == REFUSED
-            )  # slot 0 is not locked, so that the answer is a refusal
+            # slot 0 is not locked, so that the answer is a refusal
+            return bool(struct.unpack_from("<I", line.recv(4096))[0] == REFUSED)
         except OSError:
             return False

@@ -50,12 +50,8 @@ for line in sys.stdin:
     calls[line.strip()]()
     say(done=line.strip())
 """
-CALLS = (
-    "launch",
-    "synchronise",
-    "allocate",
-    "free",
-)  # calls of the fake driver; tests/e2e/test_idle.py tests more
+# calls of the fake driver; tests/e2e/test_idle.py tests more
+CALLS = ("launch", "synchronise", "allocate", "free")
 
 
 def ask(process: "Popen[str]", call: str) -> None:

@@ -86,9 +86,8 @@ def test_an_ipc_event_is_opened_by_another_process(node: SimNode) -> None:
         "out = cu.raw('cuIpcGetEventHandle', h, e), bytes(h).hex()"
     )
     assert one.do(give.format(2)).startswith("(1,")  # the memory was made without a handle type
-    assert (
-        one.do("e = c.c_void_p(); out = cu.raw('cuEventCreate', c.byref(e), 4)") == "1"
-    )  # an event for IPC must not record times
+    # an event for IPC must not record times
+    assert one.do("e = c.c_void_p(); out = cu.raw('cuEventCreate', c.byref(e), 4)") == "1"
     handle = one.do(give.format(6)).split("'")[1]
     two.do(HANDLE)
     opened = f"e = c.c_void_p(); out = cu.raw('cuIpcOpenEventHandle', c.byref(e), H.from_buffer_copy(bytes.fromhex('{handle}')))"

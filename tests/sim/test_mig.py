@@ -273,7 +273,6 @@ def test_a_device_in_use_is_not_reset_and_a_reboot_ends_its_processes(sim_node: 
     node.sim("reset", "1")
     node.sim("reboot")
     assert node.dump()["processes"] == []
-    assert (
-        tenant.say("alloc 10") == tenant.say("sync") == "error 4"
-    )  # "error 4" is DEINITIALIZED: the driver under the process is gone
+    # "error 4" is DEINITIALIZED: the driver under the process is gone
+    assert tenant.say("alloc 10") == tenant.say("sync") == "error 4"
     assert Tenant(node).first.startswith("ready")

@@ -15,9 +15,8 @@ MIB = GIB // 1024
 EMPTY_BYTES = 70 * MIB
 ALLOCATION_BYTES = 18 * 1024
 BASE_BYTES = EMPTY_BYTES + 10_000 * ALLOCATION_BYTES
-CONNECTION_BYTES = (
-    64 * 1024
-)  # measured: 17 KiB with 1000 idle connections, for grpc's transport, the relay's pump and its buffers
+# measured: 17 KiB with 1000 idle connections, for grpc's transport, the relay's pump and its buffers
+CONNECTION_BYTES = 64 * 1024
 # bytes of a call whose message is not being read: lookahead_bytes in serve/server.py
 WINDOW_BYTES = 16 * 1024
 CONFIG_COPIES = 6  # copies of a config.json in memory: as bytes, parsed, edited and encoded

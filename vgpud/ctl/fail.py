@@ -19,9 +19,8 @@ DETAILS_MATTER = (
     ErrorCode.BAD_POLICY,
 )
 
-_OF_DEVICE = re.compile(
-    r"device (?P<index>\d+) \([^ )]+\): (?P<text>.*)", re.S
-)  # a reason for one device, in the form that planner/choose.py writes
+# a reason for one device, in the form that planner/choose.py writes
+_OF_DEVICE = re.compile(r"device (?P<index>\d+) \([^ )]+\): (?P<text>.*)", re.S)
 
 
 class CommandFailed(VgpuError):

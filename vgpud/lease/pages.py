@@ -26,9 +26,8 @@ from vgpud.threads import DaemonThreads
 # No card has a pebibyte: larger values are invalid, and sums of clamped values cannot overflow.
 BYTES_MAX = 1 << 50
 _WORD = struct.Struct("<Q")
-_WORDS = struct.Struct(
-    "<4I"
-)  # the words memory, keep_share, paused and saves, which are adjacent in the page
+# the words memory, keep_share, paused and saves, which are adjacent in the page
+_WORDS = struct.Struct("<4I")
 _GRAVE = ".gone"  # ending of the names of leases that are being removed
 _REMOVAL_SECONDS = 1.0
 # mode without read permission for others: by getdents(2) another user could hold a folder's lock in the
@@ -243,9 +242,8 @@ def _fill(draft: Path, body: bytes, uid: int, gid: int) -> None:
         os.ftruncate(fd, layout.USAGE_FILE_SIZE)
         os.pwrite(fd, struct.pack("<II", layout.MAGIC, layout.VERSION), 0)
         if uid == ANYONE:
-            os.fchmod(
-                fd, 0o666
-            )  # the uid in the container is unknown, so every user there may write the file
+            # the uid in the container is unknown, so every user there may write the file
+            os.fchmod(fd, 0o666)
         elif (uid, gid) != (os.geteuid(), os.getegid()):
             os.fchown(fd, uid, gid)
     finally:

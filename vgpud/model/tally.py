@@ -19,9 +19,8 @@ class Tally:
     released: int = 0
     resized: int = 0
     failed: int = 0
-    suspended: Counter[str] = field(
-        default_factory=Counter
-    )  # suspensions by cause; only causes that are rules of the policy count
+    # suspensions by cause; only causes that are rules of the policy count
+    suspended: Counter[str] = field(default_factory=Counter)
     resumed: Counter[str] = field(default_factory=Counter)
     # seconds from the time at which a tenant had work until it was resumed, summed up
     resume_waited_seconds: float = 0.0

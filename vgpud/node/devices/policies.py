@@ -169,9 +169,8 @@ def _of_the_node(old: Policy, new: Policy) -> Iterator[str]:
     nothing.
     """
     for key, before, after in compare(_node_keys(old), _node_keys(new)):
-        of_the_door = key.startswith("remote.") and not key.startswith(
-            "remote.server"
-        )  # which reads them at its start
+        # the door reads its settings at its start
+        of_the_door = key.startswith("remote.") and not key.startswith("remote.server")
         when = " at the next restart of vgpud-remote.service" if of_the_door else ""
         yield f"{key}: {_shown(before)} becomes {_shown(after)}{when}"
     if old.quota != new.quota:

@@ -23,9 +23,8 @@ def with_devices(claim: Json, prepared: Prepared, held: Iterable[Allocation], no
     entries: dict[tuple[str, ...], Json] = {}
     name = ""
     for answer in prepared.answers:
-        name = (
-            answer.cdi[0] if answer.cdi else name
-        )  # later devices of a request have no CDI name of their own
+        # later devices of a request have no CDI name of their own
+        name = answer.cdi[0] if answer.cdi else name
         entry = _entry(answer, by_name.get(name), now)
         entries[_key(entry)] = _with_time(entry, told.get(_key(entry)))
     others = [one for one in listed if one.get("driver") != DRIVER]
