@@ -85,7 +85,7 @@ def _is_said(detail: str, sentence: str) -> bool:
 
 
 def _together(details: Sequence[str]) -> tuple[str, ...]:
-    """The details, with one line for all devices of which the same is said, at the place of the first."""
+    """Returns the details, with one line for all devices that have the same reason, in place of the first."""
     # for each sentence: the first detail that has it, and the indices of all devices that have it
     lines: dict[str, tuple[str, list[str]]] = {}
     for detail in details:

@@ -34,8 +34,9 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True)
 class Operation:
-    """What vgpud does, as in "suspending a1b2". `look` reads how far it has come. `leaves`: the memory leaves
-    the device (True), comes to it (False), or does both (None). `where`: what the line says of the rest.
+    """An operation of vgpud. `doing` describes it, as in "suspending a1b2", and `look` reads its progress.
+    `leaves` says whether memory leaves the device (True), arrives on it (False), or both (None). `where` is
+    printed after the amounts of memory.
     """
 
     doing: str

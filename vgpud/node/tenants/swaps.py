@@ -351,8 +351,8 @@ class Swaps:
             nonlocal began, drained, full, lists
             lists = set()
             if is_asked and allocation.suspended and not waiting(allocation):
-                # All of the tenant's processes have ended, so nothing can answer. (Without an arbiter, their
-                # slots still stand in the lease.)
+                # All of the tenant's processes have ended, so nothing can answer. (Without an arbiter, the
+                # lease still has their slots.)
                 return ()
             swaps, now = self._read(allocation), clock.now()
             if all(swap.phase is wanted for swap in swaps):
