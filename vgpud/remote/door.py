@@ -394,8 +394,8 @@ class RemoteDoor:
             session.backend.close()
 
     def _end(self, session: Session, cause: VgpuError | str) -> None:
-        """Ends a session. The client is sent a cause that is an error. A text is a cause that the client knows,
-        because it ended the session or left.
+        """Ends a session. A cause that is an error is sent to the client. A text is a cause that the client
+        knows, because it ended the session or left.
         """
         if self._sessions.pop(session.id, None) is None:
             return
