@@ -21,6 +21,7 @@ import tempfile
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from threading import Thread
@@ -190,13 +191,16 @@ def _import_all() -> None:
         import_module(name)
     from tests.planner.cards import H200_PROFILES
     from vgpud.ctl.parse import parse
+    from vgpud.hardware.compute import presumed, with_compute
     from vgpud.model.errors import VgpuError
     from vgpud.planner.geometry import geometry_for
     from vgpud.policy.load import load
     from vgpud.settings import load_settings
 
     parse(["ls"])
-    geometry_for(H200_PROFILES)
+    # as vgpud reads them on the simulated node, whose NVML names profiles without "MIG "
+    bare = [replace(one, name=one.name.removeprefix("MIG "), compute=()) for one in H200_PROFILES]
+    geometry_for(tuple(with_compute(one, presumed(one)) for one in sorted(bare, key=lambda one: one.id)))
     with suppress(VgpuError):  # the environment of the tests' own process may be wrong
         load(load_settings().policy_paths())
     gc.collect()

@@ -431,7 +431,8 @@ def test_a_kill_of_vgpud_in_the_move_of_an_evicted_tenant_loses_no_memory(
 
 @needs("driver-580")
 @pytest.mark.parametrize(
-    ("point", "by_host"), [(one, False) for one in MOVE_POINTS] + [("prepared", True), ("unlock-0", True)]
+    ("point", "by_host"),
+    [("out", False), ("save-0", False), ("record-move", False), ("commit", False), ("prepared", True)],
 )
 def test_a_kill_of_vgpud_while_several_tenants_move_loses_no_memory(
     cut_node: DemoNode, point: str, by_host: bool
