@@ -10,6 +10,7 @@ from pathlib import Path
 from tests.conditions import needs
 from tests.e2e.support import eventually
 from tests.fusefile import fuse_file
+from vgpud.node.tenants.sight import visible_devices
 from vgpud.proc import (
     arguments,
     count_users_by,
@@ -114,7 +115,7 @@ def test_an_exec_that_hangs_delays_no_query_about_other_processes(tmp_path: Path
             pin(process.pid, ticks)
         assert is_alive(process.pid, ticks), "no answer does not mean that it has ended"
         assert environment(process.pid)
-        for question in (mount_namespace, arguments, uids):
+        for question in (mount_namespace, arguments, uids, lambda pid: visible_devices(pid, ())):
             question(process.pid)
         with suppress(OSError):
             executable(process.pid)

@@ -119,6 +119,7 @@ class FakeKeeper:
         self.gate: asyncio.Event | None = None
         self.requests: list[Request] = []
         self.callers: list[Caller] = []
+        self.forced: list[bool] = []
         self.held: dict[str, Allocation] = {}
         self.events: list[tuple[Event, Allocation | None]] = []
         self.oldest = 0
@@ -170,6 +171,7 @@ class FakeKeeper:
     async def release(self, allocation_id: str, caller: Caller, force: bool) -> bool:
         self._check()
         self.callers.append(caller)
+        self.forced.append(force)
         held = self.get(allocation_id)
         if not caller.may_touch(held.request.owner.uid):
             raise VgpuError(ErrorCode.NOT_OWNER, f"uid {caller.uid} does not own {allocation_id}", "ask it")

@@ -78,6 +78,13 @@ def test_an_allocation_is_made_resized_and_released(live: Live, tenant: Client) 
     assert code_of(lambda: tenant.release(held.id)) is ErrorCode.NO_SUCH_ALLOCATION
 
 
+def test_only_root_forces_a_release(live: Live, tenant: Client, admin: Client) -> None:
+    """An attack: processes that outlive a forced release hold device memory, which no quota counts."""
+    tenant.release(tenant.allocate(ask()).id, force=True)
+    admin.release(admin.allocate(ask()).id, force=True)
+    assert live.keeper.forced == [False, True]
+
+
 def test_an_empty_request_id_is_generated(live: Live, tenant: Client) -> None:
     ids = {tenant.allocate(pb.AllocateRequest()).request_id for _ in range(2)}
     assert len(ids) == 2

@@ -96,9 +96,10 @@ async def world(
     opened: bool = True,
     limits: RuntimeLimits | None = None,
     environment: bool = False,
+    group: Path | None = None,
 ) -> AsyncIterator[World]:
     """A runtime door in front of a fake node. `held` is a listening socket passed by systemd, if any.
-    `opened` is the policy's [runtime] users.
+    `opened` is the policy's [runtime] users. `group` is the control group of every process.
     """
     hook = folder / "vgpu-hook"
     hook.touch()
@@ -109,7 +110,7 @@ async def world(
     door = RuntimeDoor(
         containers,
         runtime_socket(run_dir, "", passed),
-        lambda pid, starter: f"of {pid}",
+        lambda pid, starter: f"of {pid}" if group is None else f"{group.stat().st_ino} {group}",
         lambda: RuntimeSettings(users=opened, environment=environment),
         limits,
     )
@@ -536,3 +537,25 @@ def test_a_user_cannot_bind_a_process_of_another_user(open_folder: Path) -> None
         assert accepted == "" and len(made.containers.bound) == 1
 
     run(open_folder, scene)
+
+
+@needs("root")
+@pytest.mark.parametrize("owner_uid", [0, 4242])
+def test_a_users_container_has_only_a_control_group_that_is_delegated_to_the_user(
+    open_folder: Path, owner_uid: int
+) -> None:
+    """An attack: the user's process is in the group of a service, beside processes of root. All processes of
+    a container's group can be ended, and get its memory limit.
+    """
+    group = open_folder / "group"
+    group.mkdir()
+    os.chown(group, owner_uid, owner_uid)
+
+    async def scene(made: World) -> None:
+        opened_to_all(made)
+        words = [sys.executable, "-c", BINDS_ROOTS, str(made.path)]
+        await asyncio.to_thread(subprocess.run, words, capture_output=True, text=True, timeout=300)
+        ((_, lifetime),) = made.containers.bound
+        assert lifetime.cgroup == (f"{group.stat().st_ino} {group}" if owner_uid else "")
+
+    run(open_folder, scene, group=group)

@@ -168,7 +168,7 @@ VERBS: tuple[Verb | Group, ...] = (
                 metavar="ALLOCATION",
                 help="an allocation's id, or its first characters (4 or more)",
             ),
-            argument("--force", action="store_true", help="also while its processes run"),
+            argument("--force", action="store_true", help="also while its processes run (root only)"),
         ),
         examples=(
             "vgpuctl release 4f2a91c07be3",

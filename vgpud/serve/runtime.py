@@ -28,6 +28,7 @@ from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.log_event import LogEvent
 from vgpud.model.shares import Shares
 from vgpud.model.tenancy import Allocation, Lifetime, Owner, Request, workload_of
+from vgpud.node.tenants.cgroups import group_owner
 from vgpud.pace import Pace
 from vgpud.policy.model import RuntimeSettings
 from vgpud.proc import read_stat
@@ -294,7 +295,11 @@ class RuntimeDoor:
                 f"process {init.pid} belongs to uid {init.user}, and the caller is uid {caller.user}",
                 "bind the allocation to the init of its own container",
             )
-        return Lifetime(init.pid, init.start_ticks, self._cgroup_of(init.pid, caller.process.pid))
+        cgroup = self._cgroup_of(init.pid, caller.process.pid)
+        # a group that is not delegated to the user may hold processes of other users and of root
+        if not caller.is_admin and (cgroup and group_owner(cgroup)) != caller.user:
+            cgroup = ""
+        return Lifetime(init.pid, init.start_ticks, cgroup)
 
 
 def _is_root(caller: Caller) -> bool:

@@ -45,6 +45,18 @@ def processes_in(cgroup: str) -> tuple[int, ...]:
     return tuple(found)
 
 
+def group_owner(cgroup: str) -> int | None:
+    """The uid to which the control group is delegated (cgroups(7)): the owner of its folder. None if the
+    group no longer exists. Only this uid and root can put processes into the group.
+    """
+    inode, _, path = cgroup.partition(" ")
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return None
+    return found.st_uid if path and found.st_ino == int(inode) else None
+
+
 def _groups(pid: int) -> list[Path]:
     """Folders of the control groups of a process (cgroups(7), /proc/PID/cgroup), the most reliable
     one first.

@@ -60,5 +60,5 @@ def check_ended(allocation_id: str, listed: Iterable[int]) -> None:
         raise VgpuError(
             ErrorCode.TENANT_ALIVE,
             f"allocation {allocation_id} still has {counted(len(pids), 'process')} (pid {named})",
-            "end them first, or release with --force: their processes then keep their memory and get no more",
+            "end them first; root can release with --force: they then keep their memory and get no more",
         )
