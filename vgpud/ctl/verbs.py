@@ -366,7 +366,7 @@ VERBS: tuple[Verb | Group, ...] = (
                         help="the quota of this user, by name or number (default: the calling user)",
                     ),
                 ),
-                examples=("vgpuctl policy explain --device 0", "vgpuctl policy explain --user alice"),
+                examples=("vgpuctl policy explain --device 0", "vgpuctl policy explain --user 1000"),
             ),
             Verb(
                 "diff",
