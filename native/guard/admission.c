@@ -18,6 +18,7 @@
 
 #define SHARE "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 #define MEMORY "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+#define PARTITION "CUDA_MPS_SM_PARTITION"
 
 enum { RECORDS = 64 };
 #define RECORD_BYTES ((off_t)1 << 34) /* two locks of at most UINT32_MAX bytes, with room between them */
@@ -192,6 +193,24 @@ static int take(int file, const struct tenant *tenant)
     return done ? GUARD_SUCCESS : GUARD_NO_MORE_CLIENTS;
 }
 
+/*
+ * Names the tenant's static SM partition to the driver, if it has one. The file is read at each cuInit, because a
+ * restarted control daemon gives new names.
+ */
+static void set_partition(const char *folder)
+{
+    char path[512], name[128];
+    snprintf(path, sizeof(path), "%s/partition", folder);
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0)
+        return;
+    ssize_t length = read(file, name, sizeof(name) - 1);
+    close(file);
+    name[length > 0 ? length : 0] = '\0';
+    name[strcspn(name, "\n")] = '\0';
+    set(PARTITION, name);
+}
+
 int guard_admit(void)
 {
     struct tenant tenant;
@@ -206,7 +225,9 @@ int guard_admit(void)
         /* the allocation was released, or belongs to another tenant: a process without limits is refused */
         return GUARD_NO_CONNECTION;
     int result = take(g_file, &tenant);
-    if (result != GUARD_SUCCESS)
+    if (result == GUARD_SUCCESS)
+        set_partition(folder);
+    else
         guard_leave();
     return result;
 }

@@ -17,9 +17,9 @@ NodeMaker = Callable[..., DemoNode]
 ROOMY = f'{POLICY}\n[pool]\nhost_memory_reserve = "1MiB"\n'
 
 
-def simulated(state: Path, profile: str) -> dict[str, str]:
+def simulated(state: Path, profile: str, driver: str = "") -> dict[str, str]:
     """The environment variables of a new simulated node. A missing build fails the test."""
-    inside: dict[str, str] = create(state, profile).environment(os.environ)
+    inside: dict[str, str] = create(state, profile, driver=driver).environment(os.environ)
     return inside
 
 
@@ -62,8 +62,8 @@ def node_maker(folder: Path) -> Iterator[NodeMaker]:
     """Yields a function that makes nodes. Ends every process that they started after the test."""
     made: list[DemoNode] = []
 
-    def make(profile: str = "h200x8", policy: str = POLICY) -> DemoNode:
-        node = PreparedNode(policy, simulated(folder / f"sim{len(made)}", profile))
+    def make(profile: str = "h200x8", policy: str = POLICY, driver: str = "") -> DemoNode:
+        node = PreparedNode(policy, simulated(folder / f"sim{len(made)}", profile, driver))
         made.append(node)
         return node
 

@@ -48,6 +48,25 @@ def test_ordinary_answers_are_not_taken_for_refusals(good: str) -> None:
     assert answers.refusal(good) is None
 
 
+def test_partitions_are_parsed() -> None:
+    """The table of NVIDIA's MPS guide, and the answers that public scripts for CUDA 13.1 read."""
+    table = (
+        "GPU           Partition   free   used   free  used  clients\n"
+        "                          chunk  chunk  SM    SM\n"
+        "GPU-74d43ed3  -           9      7      76    56    -\n"
+        "GPU-74d43ed3  Dx4AAAAAA   -      7      -     56    Yes\n"
+    )
+    assert answers.partitions(table) == answers.Partitions(16, frozenset({"Dx4AAAAAA"}))
+    assert answers.partitions("Static partitioning is not enabled") is None
+    name = "GPU-74d43ed3-cdf7-e667-3644-bf5b4f46ed65/Dx4AAAAAA"
+    assert answers.partition_name(f"Partition {name} created") == answers.partition_name(name) == name
+    refused = (
+        "Failed to fulfill the requested SM partition of 9 chunks, error "
+        "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION"
+    )
+    assert answers.partition_name(refused) is None and answers.refusal(refused)
+
+
 def test_server_and_client_lists_are_parsed() -> None:
     assert answers.pids("") == ()
     assert answers.pids("1234\n5678\n") == (1234, 5678)

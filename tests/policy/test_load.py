@@ -94,6 +94,7 @@ def test_every_effective_key_has_its_origin(etc: Etc) -> None:
         "device[1].mps.processes_per_tenant": "built-in",
         "device[1].mps.memory": "built-in",
         "device[1].mps.exclusive_process": "built-in",
+        "device[1].mps.static_partitions": "built-in",
         "device[1].mps.client_priority": "built-in",
         "device[1].mps.check_seconds": "built-in",
         "device[1].mps.hang_seconds": "built-in",

@@ -65,6 +65,7 @@ def test_every_effective_key_is_shown_with_its_value_and_origin(etc: Etc) -> Non
         ("device[0].mps.processes_per_tenant", "1", "built-in"),
         ("device[0].mps.memory", '"driver"', "built-in"),
         ("device[0].mps.exclusive_process", "false", "built-in"),
+        ("device[0].mps.static_partitions", "false", "built-in"),
         ("device[0].mps.client_priority", '"normal"', "built-in"),
         ("device[0].mps.check_seconds", "10.0", "built-in"),
         ("device[0].mps.hang_seconds", "30.0", "built-in"),

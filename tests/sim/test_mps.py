@@ -232,6 +232,35 @@ def test_concurrent_clients_are_held_to_their_fractions(
     assert shares == pytest.approx(got, rel=1e-3)
 
 
+def test_clients_name_their_static_partition(sim_node: Make, tmp_path: Path) -> None:
+    mps = Mps(sim_node(driver="595"), tmp_path)
+    uuid = str(mps.node.dump()["devices"][0]["uuid"])
+    assert mps.node.run([CONTROL, "-S", "-d"], mps.env, check=False).returncode == 0
+    try:
+        _, said = mps.say(f"sm_partition add {uuid} 16", f"sm_partition add {uuid} 1", "lspart")
+        made, refused, *table = said.splitlines()
+        assert refused.startswith("Failed to fulfill the requested SM partition of 1 chunks")
+        assert table[2].split()[1:] == ["-", "0", "16", "4", "128", "-"]
+        name = made.split()[1]
+        assert mps.tenant().first == mps.tenant(CUDA_MPS_SM_PARTITION=f"{uuid}/none").first == "error 915"
+        inside = mps.tenant(CUDA_MPS_SM_PARTITION=name)
+        assert inside.first[:5] == "ready"
+        identity = name.split("/")[1]
+        assert "in use" in mps.say(f"sm_partition rm {uuid} {identity}")[1]
+        assert mps.say("lspart")[1].split()[-1] == "Yes"
+        inside.kill()
+        eventually(lambda: mps.say(f"sm_partition rm {uuid} {identity}")[1] == "", "the partition is free")
+    finally:
+        os.kill(mps.pid(), signal.SIGKILL)
+
+
+def test_branches_before_590_have_no_static_partitions(mps: Mps) -> None:
+    assert mps.node.run([CONTROL, "-S", "-d"], mps.env, check=False).returncode == 1
+    mps.daemon()
+    assert "not enabled" in mps.say("sm_partition add GPU-1 1")[1]
+    assert mps.say("lspart") == (0, "")
+
+
 def test_the_daemon_needs_a_node_and_a_short_path(mps: Mps, tmp_path: Path) -> None:
     silent = mps.node.run([CONTROL, "-d"], {**mps.env, "VGPU_SIM_STATE": "/nonexistent"}, check=False)
     assert (silent.returncode, silent.stdout, silent.stderr) == (244, "", "")

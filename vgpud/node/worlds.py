@@ -26,6 +26,7 @@ def mps_rules(settings: MpsSettings) -> MpsRules:
         processes_per_tenant=settings.processes_per_tenant,
         pooled_memory=settings.memory == "libvgpu",
         exclusive_process=settings.exclusive_process,
+        partitions=settings.static_partitions,
         below_normal=settings.client_priority == "below-normal",
         check_seconds=settings.check_seconds,
         hang_seconds=settings.hang_seconds,

@@ -201,6 +201,11 @@ class MpsSettings(PolicyTable):
         description="set compute mode EXCLUSIVE_PROCESS while MPS is on the device, so that no program can "
         "bypass MPS; the earlier compute mode is restored afterwards",
     )
+    static_partitions: bool = Field(
+        False,
+        description="give each tenant multiprocessors of its own, in whole chunks of the device, by the "
+        "static SM partitions of NVIDIA's daemon (R590); devices where it has none are refused",
+    )
     client_priority: Literal["normal", "below-normal"] = Field(
         "normal", description="a hint to the driver, for allocations that ask for no priority of their own"
     )

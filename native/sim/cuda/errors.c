@@ -45,6 +45,7 @@
     E(CUDA_ERROR_MPS_MAX_CLIENTS_REACHED, "the hardware resources required to create MPS client have been exhausted") \
     E(CUDA_ERROR_MPS_CLIENT_TERMINATED, "the MPS client has been terminated by the server")                           \
     E(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "operation not permitted when stream is capturing")                      \
+    E(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION, "invalid resource configuration")                                    \
     E(CUDA_ERROR_UNKNOWN, "unknown error")
 
 struct error {

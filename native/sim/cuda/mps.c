@@ -95,7 +95,8 @@ static void apply_limits(char *text)
     }
 }
 
-static void apply_environment(void)
+/* `fixed`: the process is in a static partition, in which percentages have no effect (MPS guide). */
+static void apply_environment(bool fixed)
 {
     char text[1024];
     const char *limits = getenv("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT");
@@ -103,19 +104,20 @@ static void apply_environment(void)
     if (limits != NULL && snprintf(text, sizeof(text), "%s", limits) < (int)sizeof(text))
         apply_limits(text);
     double wanted = percent == NULL ? 0 : atof(percent) / 100.0;
-    if (wanted > 0 && wanted < cu.mps_fraction)
+    if (!fixed && wanted > 0 && wanted < cu.mps_fraction)
         cu.mps_fraction = wanted;
 }
 
 CUresult cu_mps_connect(void)
 {
-    char line[4096], devices[1024], hello[64];
+    char line[4096], devices[1024], hello[192];
+    const char *partition = getenv("CUDA_MPS_SM_PARTITION");
     double percent;
     int used = 0, refusal;
     int fd = open_control();
     if (fd < 0)
         return CUDA_SUCCESS; /* no daemon: the process runs without MPS and no error is reported, as with the driver */
-    int n = snprintf(hello, sizeof(hello), "HELLO %d\n", (int)getpid());
+    int n = snprintf(hello, sizeof(hello), "HELLO %d %.120s\n", (int)getpid(), partition == NULL ? "" : partition);
     if (send(fd, hello, (size_t)n, MSG_NOSIGNAL) != n || !read_line(fd, line, sizeof(line))) {
         close(fd);
         return CUDA_ERROR_MPS_CONNECTION_FAILED;
@@ -124,7 +126,8 @@ CUresult cu_mps_connect(void)
         close(fd);
         return (CUresult)refusal;
     }
-    if (sscanf(line, "OK %lf %1023s %n", &percent, devices, &used) != 2) {
+    bool fixed = sscanf(line, "FIXED %lf %1023s %n", &percent, devices, &used) == 2;
+    if (!fixed && sscanf(line, "OK %lf %1023s %n", &percent, devices, &used) != 2) {
         close(fd);
         return CUDA_ERROR_MPS_CONNECTION_FAILED;
     }
@@ -134,7 +137,7 @@ CUresult cu_mps_connect(void)
     CU_TRY(cu_find_devices(strcmp(devices, "*") == 0 ? NULL : devices));
     CU_CHECK(cu.device_count > 0, CUDA_ERROR_NO_DEVICE);
     apply_limits(line + used);
-    apply_environment();
+    apply_environment(fixed);
     return CUDA_SUCCESS;
 }
 

@@ -254,6 +254,29 @@ static void device_query(struct daemon *d, char **words, int count, struct reply
         say(r, csv ? "%u,%s,%s\n" : "%-15u %s  %s\n", i, d->state->devices[i].uuid, d->state->devices[i].name);
 }
 
+static void sm_partition(struct daemon *d, char **words, int count, struct reply *r)
+{
+    char text[256];
+    if (!d->static_partitions || count < 4)
+        say(r, "Static partitioning is not enabled\n");
+    else if (strcmp(words[1], "add") == 0)
+        partitions_add(d, words[2], (uint32_t)strtoul(words[3], NULL, 10), text, sizeof(text));
+    else
+        partitions_remove(d, words[3], text, sizeof(text));
+    if (d->static_partitions && count >= 4)
+        say(r, "%s", text);
+}
+
+static void lspart(struct daemon *d, char **words, int count, struct reply *r)
+{
+    char text[8192] = "";
+    (void)words;
+    (void)count;
+    if (d->static_partitions)
+        partitions_print(d, text, sizeof(text));
+    say(r, "%s", text);
+}
+
 static void quit(struct daemon *d, char **words, int count, struct reply *r)
 {
     (void)words;
@@ -282,6 +305,8 @@ static const struct command commands[] = {
     {"ps", ANY_USER, ps},
     {"get_device_client_list", ANY_USER, get_device_client_list},
     {"device_query", ANY_USER, device_query},
+    {"sm_partition", OWNER, sm_partition},
+    {"lspart", ANY_USER, lspart},
     {"quit", OWNER, quit},
 };
 

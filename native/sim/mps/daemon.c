@@ -17,7 +17,8 @@
 #include <unistd.h>
 
 #define DEFAULT_LOG_DIRECTORY "/var/log/nvidia-mps"
-#define MAX_CLIENTS_REACHED 808 /* CUDA_ERROR_MPS_MAX_CLIENTS_REACHED */
+#define MAX_CLIENTS_REACHED 808   /* CUDA_ERROR_MPS_MAX_CLIENTS_REACHED */
+#define INVALID_CONFIGURATION 915 /* CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION */
 
 static volatile sig_atomic_t g_child_died;
 
@@ -199,16 +200,23 @@ static int count_clients(const struct daemon *d, uid_t uid, bool others)
     return n;
 }
 
+static void refuse(struct connection *c, int code)
+{
+    char line[32];
+    snprintf(line, sizeof(line), "REFUSED %d\n", code);
+    (void)!send(c->fd, line, strlen(line), MSG_NOSIGNAL);
+    drop(c);
+}
+
 /* One user at a time: another user's clients wait until the running ones are gone. */
 static void admit(struct daemon *d, struct connection *c)
 {
     char limits[1536], devices[1024], line[4096];
     if (!d->multiuser && count_clients(d, c->uid, true) > 0)
         return;
-    if (count_clients(d, c->uid, false) >= MPS_MAX_CLIENTS) {
-        snprintf(line, sizeof(line), "REFUSED %d\n", MAX_CLIENTS_REACHED);
-        (void)!send(c->fd, line, strlen(line), MSG_NOSIGNAL);
-        drop(c);
+    bool later = sim_branch(d->state) >= MPS_BRANCH_OF_PARTITIONS;
+    if (count_clients(d, c->uid, false) >= (later ? MPS_MAX_CLIENTS_590 : MPS_MAX_CLIENTS)) {
+        refuse(c, MAX_CLIENTS_REACHED);
         return;
     }
     for (int i = 0; !d->multiuser && i < MPS_MAX_SERVERS; i++)
@@ -219,9 +227,14 @@ static void admit(struct daemon *d, struct connection *c)
         drop(c);
         return;
     }
+    double percent = s->limits.thread_percentage;
+    if (d->static_partitions && (percent = partitions_percent(d, c, c->named)) == 0) {
+        refuse(c, INVALID_CONFIGURATION);
+        return;
+    }
     limits_for_client(&s->limits, d->state, limits, sizeof(limits));
     limits_devices(d->state, devices, sizeof(devices));
-    snprintf(line, sizeof(line), "OK %g %s %s\n", s->limits.thread_percentage, devices, limits);
+    snprintf(line, sizeof(line), "%s %g %s %s\n", d->static_partitions ? "FIXED" : "OK", percent, devices, limits);
     c->peer = PEER_CLIENT;
     c->server = s->pid;
     daemon_log(d, "NEW CLIENT %d from user %u: Server already exists", c->pid, c->uid);
@@ -233,6 +246,7 @@ static void answer(struct daemon *d, struct connection *c)
 {
     char reply[16384], head[32];
     if (strncmp(c->line, "HELLO ", 6) == 0) {
+        sscanf(c->line, "HELLO %*d %127s", c->named);
         c->peer = PEER_WAITING;
         admit(d, c);
         return;
@@ -352,7 +366,7 @@ static int go_background(int *ready)
     return -1;
 }
 
-int daemon_run(bool background, bool multiuser, daemon_command command)
+int daemon_run(bool background, bool multiuser, bool static_partitions, daemon_command command)
 {
     static struct daemon d;
     char path[256];
@@ -367,6 +381,7 @@ int daemon_run(bool background, bool multiuser, daemon_command command)
     }
     snprintf(d.log_directory, sizeof(d.log_directory), "%s", log ? log : DEFAULT_LOG_DIRECTORY);
     d.multiuser = multiuser;
+    d.static_partitions = static_partitions;
     d.command = command;
     limits_init(&d.defaults);
     for (int i = 0; i < MPS_MAX_CONNECTIONS; i++)

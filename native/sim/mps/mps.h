@@ -11,7 +11,10 @@
 
 #include "../state/state.h"
 
-enum { MPS_MAX_LIMITS = 32, MPS_MAX_SERVERS = 16, MPS_MAX_CLIENTS = 48, MPS_MAX_CONNECTIONS = 256 };
+/* The first branch with static partitions and 60 clients (MPS guide: CUDA 13.1). */
+enum { MPS_BRANCH_OF_PARTITIONS = 590 };
+enum { MPS_MAX_LIMITS = 32, MPS_MAX_SERVERS = 16, MPS_MAX_CONNECTIONS = 256, MPS_MAX_PARTITIONS = 32 };
+enum { MPS_MAX_CLIENTS = 48, MPS_MAX_CLIENTS_590 = 60 };
 #define MPS_CONTROL "nvidia-cuda-mps-control"
 #define MPS_SERVER "nvidia-cuda-mps-server"
 
@@ -34,6 +37,12 @@ struct server {
     bool fault;
 };
 
+/* A part of the device's SMs that only clients that name it can use. */
+struct partition {
+    char id[24];
+    uint32_t chunks; /* 0: the entry is free */
+};
+
 enum peer { PEER_NEW, PEER_COMMAND, PEER_WAITING, PEER_CLIENT };
 
 struct connection {
@@ -42,7 +51,8 @@ struct connection {
     pid_t pid;
     uid_t uid;
     pid_t server; /* pid of the server that serves this client */
-    char line[1024];
+    const struct partition *partition;
+    char line[1024], named[128]; /* `named`: the partition that the client names */
     size_t used;
 };
 
@@ -55,7 +65,9 @@ struct daemon {
     char directory[108], log_directory[1024];
     int control, privileged, lock;
     FILE *log;
-    bool multiuser, stopping;
+    bool multiuser, static_partitions, stopping;
+    struct partition partitions[MPS_MAX_PARTITIONS];
+    uint32_t partitions_made;
     struct limits defaults;
     struct server servers[MPS_MAX_SERVERS];
     struct connection connections[MPS_MAX_CONNECTIONS];
@@ -73,8 +85,15 @@ void limits_devices(const struct sim_state *s, char *out, size_t size);
 /* Writes "GPU-uuid=BYTES,..." for a client. Ordinals count the devices that the daemon sees. */
 void limits_for_client(const struct limits *l, const struct sim_state *s, char *out, size_t size);
 
+/* Functions of partitions.c. */
+void partitions_add(struct daemon *d, const char *uuid, uint32_t chunks, char *out, size_t size);
+void partitions_remove(struct daemon *d, const char *id, char *out, size_t size);
+void partitions_print(const struct daemon *d, char *out, size_t size);
+/* Puts a client into the partition that it names. Returns the percentage of the device's SMs; 0 if there is none. */
+double partitions_percent(struct daemon *d, struct connection *c, const char *named);
+
 /* Functions of daemon.c. */
-int daemon_run(bool background, bool multiuser, daemon_command command);
+int daemon_run(bool background, bool multiuser, bool static_partitions, daemon_command command);
 void daemon_log(struct daemon *d, const char *format, ...) __attribute__((format(printf, 2, 3)));
 struct server *server_start(struct daemon *d, uid_t uid);
 struct server *server_by_pid(struct daemon *d, pid_t pid);

@@ -17,6 +17,14 @@ _STATES = ("ACTIVE", "FAULT", "INITIALIZING")
 
 
 @dataclass(frozen=True, slots=True)
+class Partitions:
+    """What `lspart` says of a daemon's only device: its chunks, and the partitions' ids."""
+
+    chunks: int
+    ids: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
 class ListedClient:
     """One row of `ps`: a client process and its server, as pids of the daemon's namespace."""
 
@@ -82,3 +90,25 @@ def share_agrees(wanted: float, printed: float | None) -> bool:
 def server_state(answer: str) -> str:
     """The state of a server: ACTIVE, FAULT or INITIALIZING; empty if this driver branch does not print it."""
     return next((state for state in _STATES if state in answer.upper().split()), "")
+
+
+def partitions(answer: str) -> Partitions | None:
+    """What an answer of `lspart` says; None if it has no row of the device, whose partition is "-". The first
+    columns are device, partition, free and used chunks (MPS guide, "Legacy MPS v2 Interface").
+    """
+    rows = [
+        words
+        for line in answer.splitlines()
+        if len(words := line.split()) > 3 and words[0].startswith("GPU-")
+    ]
+    device = next((row for row in rows if row[1] == "-" and all(map(_NUMBER.fullmatch, row[2:4]))), None)
+    if device is None:
+        return None
+    ids = frozenset(row[1] for row in rows if row[1] != "-")
+    return Partitions(int(device[2]) + int(device[3]), ids)
+
+
+def partition_name(answer: str) -> str | None:
+    """The name of a new partition in an answer of `sm_partition add`: the device's UUID and the id."""
+    found = re.search(r"\bGPU-[0-9a-fA-F-]+/[A-Za-z0-9+/=_-]+", answer)
+    return found.group() if found else None

@@ -22,7 +22,7 @@ from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.log_event import LogEvent
 from vgpud.model.quantity import Percent
 from vgpud.modes.mps import answers
-from vgpud.modes.mps.answers import ListedClient
+from vgpud.modes.mps.answers import ListedClient, Partitions
 from vgpud.modes.mps.rules import MpsLimits
 
 log = structlog.get_logger(__name__)
@@ -200,6 +200,28 @@ class MpsControl:
             log.warning(LogEvent.MPS_MEMORY_LIMIT_UNREADABLE, server=server.strip(), answer=answer)
         elif answers.memory(answer) != answers.memory_as_printed(mebibytes):
             raise _refused(name.replace("_", " "), f"{mebibytes}M", answer)
+
+    # --- static SM partitions: Features.partitions, and a daemon that was started with -S
+
+    def partitions(self) -> Partitions:
+        """The chunks and partitions of the daemon's device. Raises VgpuError(MPS_REFUSED)."""
+        answer = self.ask("lspart")
+        found = answers.partitions(answer)
+        if found is None:
+            raise _refused("list of", "SM partitions", answer)
+        return found
+
+    def add_partition(self, device_uuid: str, chunks: int) -> str:
+        """Makes a partition. Returns its name for CUDA_MPS_SM_PARTITION. Raises VgpuError(MPS_REFUSED)."""
+        answer = self.ask(f"sm_partition add {device_uuid} {chunks}")
+        name = None if answers.refusal(answer) else answers.partition_name(answer)
+        if name is None:
+            raise _refused("SM partition", f"of {chunks} chunks", answer)
+        return name
+
+    def remove_partition(self, device_uuid: str, identity: str) -> None:
+        """Removes a partition. The daemon refuses that while a client is in it. Raises VgpuError."""
+        self.ask(f"sm_partition rm {device_uuid} {identity}")
 
     # --- end of clients and servers
 

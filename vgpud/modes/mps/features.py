@@ -17,6 +17,8 @@ _VERSION_SECONDS = 3.0
 _VOLTA = (7, 0)
 # `Binary version` of the first release that allows 60 clients: CUDA 13.1, R590 (MPS guide, "client limits")
 _SIXTY_CLIENTS = 13010
+# the first release with static SM partitions (MPS guide, "Static SM Partitioning")
+_PARTITIONS = 13010
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,7 @@ class Features:
     terminate: bool = False
     priority: bool = False
     multi_user: bool = False
+    partitions: bool = False
 
     def client_limit(self, compute_capability: tuple[int, int] | None) -> int:
         """The number of client processes that one server accepts: 16 before Volta, 48 since Volta, 60 since
@@ -55,13 +58,15 @@ def probe(program: str) -> Features:
 @lru_cache(maxsize=4)
 def _probe(program: str, mtime_ns: int, size: int) -> Features:
     text = Path(program).read_bytes()
+    version = _version(program)
     return Features(
-        version=_version(program),
+        version=version,
         memory_limits=b"set_default_device_pinned_mem_limit" in text,
         server_status=b"get_server_status" in text,
         terminate=b"terminate_client" in text,
         priority=b"set_default_client_priority" in text,
         multi_user=b"multiuser-server" in text,
+        partitions=b"sm_partition" in text and version >= _PARTITIONS,
     )
 
 

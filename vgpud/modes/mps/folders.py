@@ -134,15 +134,22 @@ def tenant_folder(run_dir: Path, allocation_id: str) -> Path:
     return run_dir / "mps" / "t" / allocation_id
 
 
+def inner_folder(folder: Path, uid: int) -> Path:
+    """The part of a tenant's folder that the tenant sees: for ANYONE a folder in `folder`, which users of the
+    host cannot reach.
+    """
+    return folder / ANYONE_FOLDER if uid == ANYONE else folder
+
+
 def write_tenant(folder: Path, part: Slice, rules: MpsRules, uid: int) -> Path:
-    """Writes the file `limits` for native/guard/admission.c. Returns its folder: for ANYONE a folder in
-    `folder`, which users of the host cannot reach. The tenant can write no file there, so it cannot fill the
-    run folder. Only the tenant and root can reach the file, because its processes set locks on it.
+    """Writes the file `limits` for native/guard/admission.c. Returns its folder, `inner_folder`. The tenant
+    can write no file there, so it cannot fill the run folder. Only the tenant and root can reach the file,
+    because its processes set locks on it.
 
     Raises VgpuError(HELPER_FAILED).
     """
     share = (part.share or WHOLE).hundredths
-    inner = folder / ANYONE_FOLDER if uid == ANYONE else folder
+    inner = inner_folder(folder, uid)
     try:
         for parent in (folder.parent.parent, folder.parent):
             _make(parent, 0o711)

@@ -21,6 +21,7 @@ from vgpud.lease import Libraries
 from vgpud.model.device import ComputeMode, Device, DeviceProcess
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.log_event import LogEvent
+from vgpud.model.quantity import WHOLE, Percent
 from vgpud.model.tenancy import Allocation, Edits, Mode, Slice, State
 from vgpud.model.view import MpsDaemon, SliceMeter, SliceUse
 from vgpud.modes.base import Paths, remember
@@ -34,7 +35,13 @@ from vgpud.modes.gpu_use import (
 )
 from vgpud.modes.mps.edits import mps_edits, with_libvgpu
 from vgpud.modes.mps.features import Features, probe
-from vgpud.modes.mps.folders import DeviceFolder, remove_tenant, tenant_folder, write_tenant
+from vgpud.modes.mps.folders import (
+    DeviceFolder,
+    inner_folder,
+    remove_tenant,
+    tenant_folder,
+    write_tenant,
+)
 from vgpud.modes.mps.report import report
 from vgpud.modes.mps.rules import MpsLimits, MpsWorld, Users
 from vgpud.modes.mps.supervisor import Charge, Supervisor, unit_name
@@ -47,6 +54,7 @@ log = structlog.get_logger(__name__)
 ORIGINAL_KEY = "compute_mode"
 _LEAVING_SECONDS = 5.0
 _LOOK_SECONDS = 0.02
+_AMPERE = (8, 0)
 _HELD = (State.ACTIVE, State.FAILED, State.RESIZING)
 
 
@@ -74,6 +82,8 @@ class MpsMode(GpuUse):
         unable = self._unable(device, self._world.rules_for(device.uuid).exclusive_process)
         if unable is not None:
             return unable
+        if self._world.rules_for(device.uuid).partitions and not self._divides(device):
+            return f"{self._paths.mps_control} or the device has no static SM partitions (branch 590, Ampere)"
         held = any(a.state in _HELD for a in self._world.allocations_on(device.uuid))
         if held or await asyncio.to_thread(self._units.running, unit_name(device.uuid)) is not None:
             return None
@@ -90,6 +100,9 @@ class MpsMode(GpuUse):
         if not self.features().memory_limits:
             return f"{self._paths.mps_control} is missing, or too old to limit memory (before 11.5)"
         return None
+
+    def _divides(self, device: Device) -> bool:
+        return self.features().partitions and (device.compute_capability or (0, 0)) >= _AMPERE
 
     async def apply(self, device: Device) -> None:
         await self._close_compute_mode(device)
@@ -121,9 +134,9 @@ class MpsMode(GpuUse):
         supervisor = self._supervisor(part.target, part.device_uuid)
         if part.is_on_top:  # for a slice in a MIG instance, no earlier `apply` has started the daemon
             await self._up_on_top(device, supervisor)
-        await supervisor.limit()
         place = tenant_folder(self._paths.run_dir, allocation.id)
         tenant = write_tenant(place, part, rules, allocation.request.owner.uid)
+        await supervisor.limit()
         nodes = device_nodes(device, part.mig, self._paths.host_root)
         folder = DeviceFolder.of(self._paths.run_dir, part.target)
         self._libraries.hold(self._guard)
@@ -342,9 +355,21 @@ class MpsMode(GpuUse):
                 tenants=lambda: world.users_on(target),
                 died=lambda sentence: self._died(target, device_uuid, sentence),
                 notice=partial(world.notice, target),
+                shares=partial(self._shares, target),
             )
             found = self._supervisors[target] = Supervisor(charge, self._units)
         return found
+
+    def _shares(self, target: str) -> dict[Path, Percent]:
+        """The shares of a daemon's tenants, by the folder that the guard of each reads."""
+        return {
+            inner_folder(
+                tenant_folder(self._paths.run_dir, allocation.id), allocation.request.owner.uid
+            ): part.share or WHOLE
+            for allocation in self._world.allocations_on(target)
+            for part in allocation.slices
+            if part.target == target and part.mode is Mode.MPS
+        }
 
     def _died(self, target: str, device_uuid: str, sentence: str) -> None:
         held = frozenset(a.id for a in self._world.allocations_on(target))

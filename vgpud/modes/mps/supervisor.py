@@ -7,7 +7,7 @@ is closed to tenants at once, and opened again when a new daemon has confirmed e
 
 import asyncio
 import shutil
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,13 @@ import structlog
 from vgpud import audit, clock, proc
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.log_event import LogEvent
+from vgpud.model.quantity import Percent
 from vgpud.modes.edits import driver_environment
 from vgpud.modes.mps.control import MpsControl
 from vgpud.modes.mps.features import Features
 from vgpud.modes.mps.folders import DeviceFolder
 from vgpud.modes.mps.health import Health, Verdict
+from vgpud.modes.mps.partitions import forget, settle
 from vgpud.modes.mps.processes import command, end_servers, of_lives, still_there
 from vgpud.modes.mps.rules import MpsLimits, MpsRules, Users
 from vgpud.modes.mps.silent import cut_silent
@@ -61,6 +63,8 @@ class Charge:
     notice: Callable[..., None]  # gets a sentence, and `audited` if the audit trail has it
     answer_seconds: float = 5.0
     owner_uuid: str = ""
+    # the shares of the device's tenants, by the folders that the guard reads
+    shares: Callable[[], Mapping[Path, Percent]] = dict
 
 
 @dataclass
@@ -68,6 +72,7 @@ class Supervisor:
     charge: Charge
     units: Units
     multi_user: bool = False  # True if the running daemon has one server for all users
+    partitioned: bool = False  # True if the running daemon divides the device into static SM partitions
     _wanted: tuple[MpsLimits, bool | None] | None = None  # the limits that this vgpud set last
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _unwatch: Callable[[], None] | None = None
@@ -119,7 +124,9 @@ class Supervisor:
         life = await asyncio.to_thread(charge.folder.prepare)
         control = self.control(life)
         multi = charge.rules().users is Users.MULTI and charge.features().multi_user
-        options = ("-multiuser-server",) if multi else ()
+        await asyncio.to_thread(forget, charge.shares())
+        self.partitioned = charge.rules().partitions and not charge.device_uuid.startswith("MIG-")
+        options = (*(("-multiuser-server",) if multi else ()), *(("-S",) if self.partitioned else ()))
         spec = UnitSpec(
             name=self.name,
             argv=(shutil.which(charge.program) or charge.program, "-f", *options),
@@ -145,7 +152,8 @@ class Supervisor:
         """Takes over a daemon that an earlier vgpud process started, and sets its limits again."""
         folder = self.charge.folder
         running = await asyncio.to_thread(self.units.running, self.name)
-        self.multi_user = running is not None and b"-multiuser-server" in proc.arguments(running.pid)
+        words = () if running is None else proc.arguments(running.pid)
+        self.multi_user, self.partitioned = b"-multiuser-server" in words, b"-S" in words
         for number in folder.lives():
             life = folder.life(number)
             control = self.control(life)
@@ -169,6 +177,8 @@ class Supervisor:
         below = self.charge.rules().below_normal if self.charge.features().priority else None
         self._wanted = (limits, below)
         await asyncio.to_thread(control.limit, limits, below)
+        if self.partitioned:
+            await asyncio.to_thread(settle, control, self.charge.device_uuid, self.charge.shares())
 
     async def _limit_again(self, control: MpsControl) -> None:
         """If another program has changed limits, sets them again and sends a notice."""
