@@ -186,6 +186,7 @@ def test_a_deep_suspension_leaves_nothing_on_the_device(node: DemoNode) -> None:
     end(node, tenant, name)
 
 
+@needs("driver-580")
 @pytest.mark.parametrize("function", ["cuCheckpointProcessLock", "cuCheckpointProcessCheckpoint"])
 def test_a_deep_suspension_that_fails_leaves_the_tenant_as_it_was(node: DemoNode, function: str) -> None:
     tenant, name = holding(node)

@@ -247,6 +247,7 @@ def test_a_new_process_of_a_suspended_tenant_waits(node: DemoNode) -> None:
     end(node, first, name)
 
 
+@needs("driver-580")
 @pytest.mark.parametrize("function", ["cuCheckpointProcessLock", "cuCheckpointProcessCheckpoint"])
 def test_a_suspension_that_fails_leaves_the_tenant_running(node: DemoNode, function: str) -> None:
     tenant, name = holding(node)
@@ -274,6 +275,7 @@ def test_a_resumption_that_fails_leaves_the_tenant_suspended(node: DemoNode) -> 
     end(node, tenant, name)
 
 
+@needs("driver-580")
 def test_a_suspend_without_a_driver_is_refused_with_the_reason(node: DemoNode) -> None:
     held = quota(node)
     simulate(node, "fault", "fail", "--function", "cuInit", "--code", "100")

@@ -560,6 +560,7 @@ def test_a_context_ends_after_the_host_buffers_that_are_made_in_it(still: DemoNo
     eventually(lambda: not states(still), "it ends")
 
 
+@needs("driver-580")
 def test_a_refused_swap_out_falls_back_to_the_drivers_checkpoint(turns: DemoNode) -> None:
     first, _one = tenant(turns, HOLD, str(SIZE_MIB))
     first.line()
