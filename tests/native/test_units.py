@@ -1,5 +1,5 @@
-"""Accounting, limits, slots and table under the sanitizers, and turns of the arbiter's loop: runs their C
-tests.
+"""Accounting, limits, slots and table under the sanitizers, descriptors of parked memory, and turns of the
+arbiter's loop: runs their C tests.
 """
 
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 from tests.native.harness import TEST_BUILD
 
 
-@pytest.mark.parametrize("program", ["unit-thread", "unit-address-undefined", "arbiter-turns"])
+@pytest.mark.parametrize("program", ["unit-thread", "unit-address-undefined", "unit-parked", "arbiter-turns"])
 def test_a_native_unit_test_passes(program: str) -> None:
     done = subprocess.run(
         [TEST_BUILD / program], capture_output=True, text=True, check=False, timeout=300, env={}

@@ -1,0 +1,153 @@
+/*
+ * parked.c: the descriptors of parked memory (residency/parked.h), with functions in place of the driver's. No program
+ * that the process starts and no child of it has them, since they keep memory allocated. Exit status 0: all passed.
+ */
+#include "parked.h"
+
+#include <fcntl.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "allocation.h"
+#include "functions.h"
+#include "in_child.h"
+#include "lease.h"
+
+#define CHECK(condition)                                                    \
+    do {                                                                    \
+        if (!(condition)) {                                                 \
+            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
+            exit(1);                                                        \
+        }                                                                   \
+    } while (0)
+
+#define DESCRIPTORS 64
+
+void *vgpu_reals[VGPU_FUNCTIONS];
+static struct vgpu_allocation *allocation;
+static char device = 1; /* the first byte of the UUID of the current device */
+static uint32_t phase;
+static unsigned lists;
+
+struct vgpu_allocation *vgpu_allocations(void)
+{
+    return allocation;
+}
+
+CUresult vgpu_chunk_map(struct vgpu_allocation *of, unsigned chunk)
+{
+    of->chunks[chunk].handle = 1;
+    return CUDA_SUCCESS;
+}
+
+void vgpu_chunk_unmap(struct vgpu_allocation *of, unsigned chunk)
+{
+    of->chunks[chunk].handle = 0;
+}
+
+static CUresult succeed(void)
+{
+    return CUDA_SUCCESS;
+}
+
+static CUresult get_uuid(CUuuid *uuid, CUdevice unused)
+{
+    (void)unused;
+    memset(uuid, device, sizeof(*uuid));
+    return CUDA_SUCCESS;
+}
+
+static CUresult create(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *prop,
+                       unsigned long long flags)
+{
+    (void)bytes, (void)prop, (void)flags;
+    *handle = 7;
+    return CUDA_SUCCESS;
+}
+
+/* As the driver's, the descriptor has the lowest free number and is inherited by programs. */
+static CUresult export_block(void *fd, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,
+                             unsigned long long flags)
+{
+    (void)handle, (void)type, (void)flags;
+    *(int *)fd = memfd_create("block", 0);
+    return CUDA_SUCCESS;
+}
+
+void *vgpu_real_found(enum vgpu_function_id id)
+{
+    return id == VGPU_FN_cuDeviceGetUuid_v2             ? (void *)get_uuid
+           : id == VGPU_FN_cuMemCreate                  ? (void *)create
+           : id == VGPU_FN_cuMemExportToShareableHandle ? (void *)export_block
+                                                        : (void *)succeed;
+}
+
+static bool is_memory(int fd)
+{
+    char link[32];
+    char path[64] = "";
+    snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+    return readlink(link, path, sizeof(path) - 1) > 0 && strncmp(path, "/memfd:", 7) == 0;
+}
+
+/* Returns the number of descriptors of memory. Each is above the standard ones, and no program inherits it. */
+static unsigned kept(void)
+{
+    unsigned count = 0;
+    for (int fd = 0; fd < DESCRIPTORS; fd++)
+        if (is_memory(fd)) {
+            CHECK(fd > STDERR_FILENO && (fcntl(fd, F_GETFD) & FD_CLOEXEC) != 0);
+            count++;
+        }
+    return count;
+}
+
+/* Looks while the process waits for the copy: two blocks, and the list of both. */
+static bool look_at_list(void)
+{
+    int fd = (int)(phase >> VGPU_SWAP_KEPT_SHIFT);
+    CHECK((phase & ((1u << VGPU_SWAP_KEPT_SHIFT) - 1)) == VGPU_SWAP_COMING && is_memory(fd));
+    CHECK(kept() == 3);
+    lists++;
+    return true;
+}
+
+static void test_a_child_has_none(void)
+{
+    int status;
+    pid_t child = fork();
+    if (child == 0) {
+        vgpu_in_child();
+        CHECK(kept() == 0 && vgpu_parked_in(NULL, NULL) == CUDA_SUCCESS);
+        exit(0);
+    }
+    CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+    CHECK(kept() == 1);
+}
+
+int main(void)
+{
+    int out = fcntl(STDOUT_FILENO, F_DUPFD, DESCRIPTORS);
+    close(STDIN_FILENO);
+    close(STDOUT_FILENO);
+    allocation = calloc(1, sizeof(*allocation) + sizeof(struct vgpu_chunk));
+    CHECK(allocation != NULL);
+    allocation->bytes = allocation->chunk_bytes = 2 << 20;
+    allocation->chunk_count = 1;
+    allocation->chunks[0].handle = 1;
+    vgpu_parked_start(&phase);
+    vgpu_parked_out(NULL);
+    CHECK(allocation->chunks[0].parked && kept() == 1);
+    test_a_child_has_none();
+    device = 2;
+    CHECK(vgpu_parked_in(NULL, look_at_list) == CUDA_ERROR_NOT_READY && lists == 1 && kept() == 1);
+    device = 1;
+    CHECK(vgpu_parked_in(NULL, NULL) == CUDA_SUCCESS && !allocation->chunks[0].parked && kept() == 0);
+    free(allocation);
+    return dprintf(out, "ok\n") != 3;
+}
