@@ -1,7 +1,6 @@
 #include "in_flight.h"
 
 #include <pthread.h>
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,7 +21,6 @@
 #define STRAY_BATCH 61u
 #define LONG_BATCH 1u /* batches up to this size get a marker after them too, so that each long launch is measured */
 #define WAIT_MIN_NS 2000u
-#define ARRIVE_MAX_NS 500000u
 
 struct context_queue {
     struct context_queue *next;
@@ -218,19 +216,6 @@ static enum vgpu_admission decide(const struct context_queue *queue, uint64_t co
     return VGPU_ADMIT_GO;
 }
 
-/*
- * Called before the first launch of a slice: the device may still have to switch to this context. No tenant is charged
- * for that time, so this function waits until the marker has completed.
- */
-static void arrive(struct context_queue *queue)
-{
-    uint64_t until = now_ns() + ARRIVE_MAX_NS;
-    while (queue->tail != queue->head && now_ns() < until) {
-        sched_yield();
-        reap(queue);
-    }
-}
-
 enum vgpu_admission vgpu_in_flight_admit(CUstream stream, int per_thread, const struct vgpu_turn *turn,
                                          uint64_t left_ns, bool first, uint64_t *batch, uint64_t *wait_ns)
 {
@@ -247,8 +232,6 @@ enum vgpu_admission vgpu_in_flight_admit(CUstream stream, int per_thread, const 
         if (queue->tail == queue->head || queue->counts[last] < count) /* there is already a marker for this launch */
             record(queue, stream, per_thread, count);
         reap(queue);
-        if (first)
-            arrive(queue);
         answer = decide(queue, count, turn, left_ns, first, batch, wait_ns);
         mark_after = answer == VGPU_ADMIT_GO && *batch <= LONG_BATCH;
     }
