@@ -75,9 +75,15 @@ def test_a_tenant_that_cannot_move_is_refused() -> None:
     rules.check_movable(held(0), NODE)
 
 
-def test_a_move_saves_memory_before_it_records_the_new_device() -> None:
+def test_a_move_probes_the_device_before_it_holds_the_tenant_and_saves_memory_before_it_records() -> None:
     kinds = [step.kind for step in rules.move_steps(going(held(0, 1), 2, 3))]
-    order = [StepKind.RECORD_INTENT, StepKind.LOCK, StepKind.SAVE, StepKind.RECORD_MOVE]
+    order = [
+        StepKind.RECORD_INTENT,
+        StepKind.CHOOSE_ENGINE,
+        StepKind.LOCK,
+        StepKind.SAVE,
+        StepKind.RECORD_MOVE,
+    ]
     order += [StepKind.ATTACH, StepKind.RESTORE, StepKind.UNLOCK, StepKind.COMMIT, StepKind.UNAPPLY_MODE]
     assert [kinds.index(kind) for kind in order] == sorted(kinds.index(kind) for kind in order)
 

@@ -20,6 +20,7 @@ from vgpud.model.quantity import GIB, counted
 from vgpud.model.tenancy import Allocation, Mode, Slice
 from vgpud.planner.locality import DISTANCE
 from vgpud.planner.places import on_record
+from vgpud.planner.steps import choose_engines
 from vgpud.planner.suspend import check_mode, is_away
 from vgpud.planner.terms import Terms
 from vgpud.planner.use import EMPTY, DeviceUse, is_open_to_others
@@ -279,6 +280,7 @@ def move_steps(allocation: Allocation) -> tuple[Step, ...]:
             Step(StepKind.APPLY_MODE, "it is to come here", device_uuid=part.other_uuid, mode=part.mode)
             for part in _ends(allocation)
         ),
+        *choose_engines([part for part in turned(allocation).slices if part.other_uuid]),
         *(() if is_away(allocation) else (lock,)),
         Step(StepKind.SAVE, "its memory goes to the host"),
         Step(StepKind.RECORD_MOVE, "a crash from here on is finished at the next start"),

@@ -25,7 +25,7 @@ def allocate_steps(
     idle = tuple(piece for piece in slices if use.get(piece.device_uuid, EMPTY).count == 0)
     effects = (
         *(_apply(piece, "the device holds nothing yet") for piece in _one_per_device(idle)),
-        *_choose_engines(idle),
+        *choose_engines(idle),
         *(_clear(move) for move in moves),
         *_attach(slices),
         Step(StepKind.WRITE_SPEC, "containers get the slices through it"),
@@ -74,14 +74,14 @@ def repair_steps(allocation: Allocation) -> tuple[Step, ...]:
     held = [piece for piece in allocation.slices if not is_open_to_others(allocation, piece)]
     return (
         *(_apply(piece, "the mode is made sure of before the slice is") for piece in _one_per_device(held)),
-        *_choose_engines(held),
+        *choose_engines(held),
         *_attach(allocation.slices),
         Step(StepKind.WRITE_SPEC, "containers get the slices through it"),
         Step(StepKind.COMMIT, "an instance that was made again has new ids"),
     )
 
 
-def _choose_engines(slices: Sequence[Slice]) -> Iterator[Step]:
+def choose_engines(slices: Sequence[Slice]) -> Iterator[Step]:
     """The steps that choose the engine of each device that libvgpu shares as a whole. (MIG instances always
     have the gate.)
     """
