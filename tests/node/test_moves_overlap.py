@@ -581,6 +581,35 @@ def test_a_drain_gives_scarce_host_memory_to_the_first_tenant_of_its_order(
     clock.run(work())
 
 
+def test_a_tenant_that_grew_in_a_drain_is_tried_again_when_the_others_have_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its part of the host's memory is ordered anew when its buffer is made. The driver's part of `second`,
+    which began after it, is free again when that one has moved.
+    """
+
+    async def work() -> None:
+        async with node(tmp_path, bounded(3 * HELD)) as n:
+            for name in ("first", "second"):
+                await n.add(name, 0)
+            swaps = n.world.keeper.suspends.swaps
+            plain, calls = swaps.processes, list[str]()
+
+            async def processes(allocation: Allocation) -> tuple[SuspendedProcess, ...]:
+                calls.append(allocation.id)
+                grown = HELD // 4 if calls.count("first") > 1 and allocation.id == "first" else 0
+                found = await plain(allocation)
+                return tuple(replace(one, memory_bytes=HELD + HELD // 2 + grown) for one in found)
+
+            monkeypatch.setattr(swaps, "processes", processes)
+            gone = await n.world.keeper.relocations.evacuate(uuid(0), ROOT)
+            assert not gone.staying
+            assert calls.count("first") == 4, "it was refused after its buffer was made, and tried again"
+            assert set(n.places().values()) == {uuid(1)}
+
+    clock.run(work())
+
+
 def test_a_drain_says_that_all_other_devices_are_drained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

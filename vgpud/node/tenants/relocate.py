@@ -33,12 +33,14 @@ _Outcome = TenantMove | VgpuError
 
 class _Overlap:
     """Moves in a given order: each begins when the one before it has booked its room, on the devices and on
-    the host. A move without room starts again when the moves before it have ended.
+    the host. One that is refused for room, also because its tenant has grown since, begins anew when the
+    others that move have ended.
     """
 
     def __init__(self, group: asyncio.TaskGroup) -> None:
         self._group = group
         self._running: set[asyncio.Task[_Outcome]] = set()
+        self._waiting: set[asyncio.Task[_Outcome]] = set()  # those that wait for others to end
 
     async def begin(self, move: _Begin) -> asyncio.Task[_Outcome]:
         """Begins a move as soon as fewer than AT_ONCE run. Returns when the move has booked its room or has
@@ -47,24 +49,27 @@ class _Overlap:
         while len(self._running) >= AT_ONCE:
             await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
         booked = asyncio.Event()
-        task = self._group.create_task(self._make(move, booked.set, frozenset(self._running)))
+        task = self._group.create_task(self._make(move, booked.set))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         task.add_done_callback(lambda _: booked.set())
         await booked.wait()
         return task
 
-    async def _make(
-        self, move: _Begin, booked: Callable[[], None], before: frozenset[asyncio.Task[_Outcome]]
-    ) -> _Outcome:
+    async def _make(self, move: _Begin, booked: Callable[[], None]) -> _Outcome:
+        this = asyncio.current_task()
+        assert this is not None
         while True:
-            others = {other for other in before if not other.done()}
+            others = self._running - {this}
             try:
                 return await move(booked)
             except VgpuError as error:
+                others = (others | self._running) - self._waiting - {this}
                 if error.code is not ErrorCode.NO_CAPACITY or not others:
                     return error
+            self._waiting.add(this)
             await asyncio.wait(others)
+            self._waiting.remove(this)
 
 
 class Relocations:
