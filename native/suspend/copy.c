@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -41,7 +42,9 @@ static struct {
     struct end ends[2]; /* 0: the device that is left */
     CUdeviceptr buffer; /* memory of the second device that both can write */
     struct block blocks[BLOCKS];
-    bool ready;
+    enum { FAR, REACHED, OPENING, OPENED } progress;
+    pthread_t opener; /* the thread that makes the contexts and the buffer */
+    CUresult opened;  /* its result */
 } way;
 
 /*
@@ -118,13 +121,24 @@ static CUresult make_buffer(void)
     return result;
 }
 
+static void *open_ends(void *unused)
+{
+    (void)unused;
+    way.opened = open_end(&way.ends[0], NULL);
+    if (way.opened == CUDA_SUCCESS)
+        way.opened = open_end(&way.ends[1], way.blocks);
+    if (way.opened == CUDA_SUCCESS)
+        way.opened = make_buffer();
+    return NULL;
+}
+
 CUresult copy_reach(int pidfd, const CUuuid *from, const CUuuid *to)
 {
     int reaches = 1;
     /* the kernel checks the right to the process first, and then the number */
     if (syscall(SYS_pidfd_getfd, pidfd, INT_MAX, 0) >= 0 || errno != EBADF || !driver_copies())
         return CUDA_ERROR_NOT_SUPPORTED;
-    if (way.ready)
+    if (way.progress != FAR)
         return memcmp(&way.uuids[0], from, sizeof(*from)) == 0 && memcmp(&way.uuids[1], to, sizeof(*to)) == 0
                    ? CUDA_SUCCESS
                    : CUDA_ERROR_INVALID_VALUE;
@@ -133,18 +147,31 @@ CUresult copy_reach(int pidfd, const CUuuid *from, const CUuuid *to)
         result = find(to, &way.ends[1].device);
     if (result == CUDA_SUCCESS && way.ends[0].device != way.ends[1].device)
         result = cuda_copy.reaches(&reaches, way.ends[0].device, way.ends[1].device);
-    if (result == CUDA_SUCCESS && !reaches)
-        result = CUDA_ERROR_NOT_SUPPORTED;
-    if (result == CUDA_SUCCESS)
-        result = open_end(&way.ends[0], NULL);
-    if (result == CUDA_SUCCESS)
-        result = open_end(&way.ends[1], way.blocks);
-    if (result == CUDA_SUCCESS)
-        result = make_buffer();
+    if (result != CUDA_SUCCESS || !reaches)
+        return result == CUDA_SUCCESS ? CUDA_ERROR_NOT_SUPPORTED : result;
     way.uuids[0] = *from;
     way.uuids[1] = *to;
-    way.ready = result == CUDA_SUCCESS;
-    return result;
+    way.progress = REACHED;
+    return CUDA_SUCCESS;
+}
+
+void copy_open(void)
+{
+    if (way.progress != REACHED)
+        return;
+    way.progress = OPENING;
+    if (pthread_create(&way.opener, NULL, open_ends, NULL) == 0)
+        return;
+    open_ends(NULL);
+    way.progress = OPENED;
+}
+
+void copy_wait(void)
+{
+    if (way.progress != OPENING)
+        return;
+    pthread_join(way.opener, NULL);
+    way.progress = OPENED;
 }
 
 /* Takes the memory of a descriptor of the process. */
@@ -223,7 +250,7 @@ static CUresult copy_block(int pidfd, const struct vgpu_parked_block *pair, stru
 
 static CUresult copy_all(int pidfd, const struct vgpu_parked_block *pairs, uint32_t count)
 {
-    CUresult result = CUDA_SUCCESS;
+    CUresult result = cuda_copy.current(way.ends[1].context); /* the thread that made it had it */
     for (uint32_t i = 0; i < count && result == CUDA_SUCCESS; i++)
         result = copy_block(pidfd, &pairs[i], &way.blocks[i % BLOCKS]);
     for (unsigned i = 0; i < BLOCKS; i++) {
@@ -237,8 +264,12 @@ CUresult copy_list(int pidfd, int number)
 {
     struct vgpu_parked_list head;
     struct vgpu_parked_block *pairs = NULL;
+    copy_open();
+    copy_wait();
+    if (way.opened != CUDA_SUCCESS)
+        return way.opened;
     CUresult result = CUDA_ERROR_NOT_FOUND;
-    int fd = number < 0 || !way.ready ? -1 : (int)syscall(SYS_pidfd_getfd, pidfd, number, 0);
+    int fd = number < 0 || way.progress != OPENED ? -1 : (int)syscall(SYS_pidfd_getfd, pidfd, number, 0);
     int seals = fd < 0 ? -1 : fcntl(fd, F_GET_SEALS); /* a sealed file is in memory, so that no read of it waits */
     if (seals >= 0 && (seals & F_SEAL_SHRINK) && pread(fd, &head, sizeof(head), 0) == sizeof(head) &&
         head.magic == VGPU_PARKED_MAGIC && head.result == VGPU_PARKED_ASKED && head.count <= VGPU_PARKED_MAX)

@@ -73,8 +73,10 @@ static CUresult carry_out(int pid, int pidfd, char **words, int count)
         return driver_lock(pid, (unsigned int)milliseconds);
     if (strcmp(words[0], "restore") == 0)
         return restore(pid, words + 3, count - 3);
-    if (count == 3 && strcmp(words[0], "save") == 0)
+    if (count == 3 && strcmp(words[0], "save") == 0) {
+        copy_open();
         return driver_save(pid);
+    }
     if (count == 3 && strcmp(words[0], "unlock") == 0)
         return driver_unlock(pid);
     return count == 3 && strcmp(words[0], "state") == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
@@ -134,18 +136,19 @@ int main(int argc, char **argv)
         return 2;
     }
     setvbuf(stdout, NULL, _IOLBF, 0);
-    if (!alone(argv[1])) {
-        printf("error the lock file cannot be taken: %s\n", strerror(errno));
-        return 1;
-    }
     const char *why = driver_open();
     if (why != NULL) {
         printf("error %s\n", why);
         return 1;
     }
+    if (!alone(argv[1])) {
+        printf("error the lock file cannot be taken: %s\n", strerror(errno));
+        return 1;
+    }
     printf("ready\n");
     while (getline(&line, &room, stdin) > 0)
         answer(line);
+    copy_wait();
     free(line);
     return 0;
 }

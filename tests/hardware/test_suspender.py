@@ -1,6 +1,9 @@
 """vgpu-suspend replaced by a shell script: each answer belongs to its order."""
 
 import asyncio
+import signal
+import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -56,6 +59,33 @@ def test_a_helper_that_dies_leaves_the_result_unknown(tmp_path: Path) -> None:
                 with pytest.raises(VgpuError) as gone:
                     await session.unlock(process(10))
                 assert gone.value.code is ErrorCode.HELPER_FAILED
+
+    asyncio.run(work())
+
+
+def test_a_session_is_over_before_its_program_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end takes 0.1 s on a card; the program is still waited for."""
+
+    async def work() -> None:
+        made, may_end, waited = suspender(tmp_path), threading.Event(), list[int]()
+        wait = subprocess.Popen.wait
+
+        def late(program: "subprocess.Popen[bytes]", timeout: float | None = None) -> int:
+            may_end.wait()
+            waited.append(wait(program, timeout))
+            return waited[-1]
+
+        monkeypatch.setattr(subprocess.Popen, "wait", late)
+        for _ in range(2):
+            async with made.session(1) as session:
+                assert await session.state(process(10)) is ProcessState.RUNNING
+        assert not waited
+        may_end.set()
+        while len(waited) < 2:
+            await asyncio.sleep(0.01)
+        assert waited == [-signal.SIGKILL] * 2
 
     asyncio.run(work())
 

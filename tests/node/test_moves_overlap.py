@@ -370,7 +370,7 @@ def test_a_tenant_that_does_not_park_its_memory_in_time_goes_by_the_host_once(
     clock.run(work())
 
 
-def test_the_driver_is_free_while_memory_that_was_copied_comes_to_its_place(
+def test_the_program_that_copied_memory_ends_when_the_memory_has_come_to_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work() -> None:
@@ -386,8 +386,43 @@ def test_the_driver_is_free_while_memory_that_was_copied_comes_to_its_place(
             monkeypatch.setattr(n.driver, "copy", copy, raising=False)
             await n.move("first", 1)
             (driver,), (into,) = n.spans.of("driver"), n.spans.of("in")
-            assert into.began <= driver.ended < into.ended
+            assert driver.ended >= into.ended, "the end of its contexts slows the driver down"
             assert n.places() == {"first": uuid(1)}
+
+    clock.run(work())
+
+
+@pytest.mark.parametrize("fails", [0, 1])
+def test_a_move_whose_copy_fails_is_tried_once_by_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: int
+) -> None:
+    async def work() -> None:
+        async with node(tmp_path, is_near=True) as n:
+            await n.add("first", 0)
+            n.leases.lists["first"] = 5
+            expect, tries = n.leases.expect, 0
+
+            async def copy(process: Any, parked_list: int, seconds: float) -> None:
+                nonlocal tries
+                tries += 1
+                n.leases.lists.clear()
+                n.leases.phase["first"] = SwapPhase.OUT
+                raise VgpuError(ErrorCode.SUSPEND_FAILED, "the link fails", "")
+
+            def by_host(name: str, soon: bool) -> None:
+                n.driver.fails = fails
+                expect(name, soon)
+
+            monkeypatch.setattr(n.driver, "copy", copy, raising=False)
+            monkeypatch.setattr(n.leases, "expect", by_host)
+            if fails:
+                with pytest.raises(VgpuError, match="the driver refuses"):
+                    await n.move("first", 1)
+            else:
+                await n.move("first", 1)
+            assert n.places() == {"first": uuid(0 if fails else 1)}
+            assert (tries, len(n.spans.of("made"))) == (1, 1)
+            assert n.world.keeper.book.get("first").state is State.ACTIVE
 
     clock.run(work())
 

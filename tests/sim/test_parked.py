@@ -138,3 +138,11 @@ def test_devices_that_do_not_reach_each_other_are_refused(helper: Helper) -> Non
     assert helper.order("reach", *helper.uuids[:2]) == "CUDA_SUCCESS"
     assert helper.order("reach", *helper.uuids[:2]) == "CUDA_SUCCESS"
     assert helper.order("reach", *helper.uuids[1:3]) == "CUDA_ERROR_INVALID_VALUE", "one pair a helper"
+
+
+def test_contexts_that_cannot_be_made_fail_each_copy(helper: Helper) -> None:
+    helper.node.sim("fault", "fail", "--function", "cuDevicePrimaryCtxRetain", "--code", "2", "--count", "1")
+    assert helper.order("reach", *helper.uuids[:2]) == "CUDA_SUCCESS"
+    for _ in range(2):
+        assert helper.order("copy", helper.lists["good"]) == "CUDA_ERROR_OUT_OF_MEMORY"
+    assert helper.seen() == ([1], ASKED)

@@ -158,6 +158,7 @@ class Suspender:
         self._lock = lock
         self._turns = Pace(rest_factor=0)
         self._sessions = 0  # sessions that run or wait
+        self._ends: set[asyncio.Task[int]] = set()
 
     @property
     def is_busy(self) -> bool:
@@ -190,7 +191,10 @@ class Suspender:
             orders.close()
             # killing the program does not undo its last order, which the driver may already execute
             process.kill()
-            await asyncio.to_thread(process.wait)
+            # its contexts end while the next session's program starts, which waits for the lock file
+            end = asyncio.create_task(asyncio.to_thread(process.wait))
+            self._ends.add(end)
+            end.add_done_callback(self._ends.discard)
 
     def _start(self, line: socket.socket) -> subprocess.Popen[bytes]:
         try:

@@ -63,8 +63,8 @@ class Moves:
         self._closed = context.operations.closed
         self._tally = context.tally
         self._links = Links()
-        # allocations whose last direct move failed: the next one goes by the host
-        self._by_host: set[str] = set()
+        # allocations whose last direct move failed: the next one goes by the host. True: it begins at once
+        self._by_host: dict[str, bool] = {}
 
     async def move(
         self,
@@ -83,9 +83,21 @@ class Moves:
         words = audit.of(self._book.get(allocation_id))
         with audit.change("move", **words, to=",".join(to)) as told_of:
             check_owner(self._book.get(allocation_id), caller)
-            moved = await self._checked(allocation_id, to, source, booked)
+            moved = await self._tried(allocation_id, to, source, booked)
             told_of.made = moved is not None
         return self._book.get(allocation_id) if moved is None else moved
+
+    async def _tried(
+        self, allocation_id: str, to: Sequence[str], source: str, booked: Callable[[], None]
+    ) -> Allocation | None:
+        """Moves by the host if a copy from device to device fails, and the tenant is back on its device."""
+        try:
+            return await self._checked(allocation_id, to, source, booked)
+        except VgpuError:
+            is_back = allocation_id in self._book and not self._book.get(allocation_id).moves
+            if not (is_back and self._by_host.get(allocation_id)):
+                raise
+        return await self._checked(allocation_id, to, source, booked)
 
     async def _checked(
         self, allocation_id: str, to: Sequence[str], source: str, booked: Callable[[], None]
@@ -161,8 +173,7 @@ class Moves:
         """Prepares copies from the device to the new one, for which the driver is held from here on. False if
         the memory must go by the host.
         """
-        if going.id in self._by_host:
-            self._by_host.discard(going.id)
+        if self._by_host.pop(going.id, None) is not None:
             return False
         if not rules.is_near(going, self._node):
             return False
@@ -317,7 +328,7 @@ class Moves:
             async with asyncio.timeout(_PARK_SECONDS):
                 await self._evict(held)
         except TimeoutError:
-            self._by_host.add(held.id)
+            self._by_host[held.id] = False
             raise VgpuError(
                 ErrorCode.SUSPEND_FAILED,
                 f"allocation {held.id} did not take its memory off within {_PARK_SECONDS:g} seconds",
@@ -399,7 +410,7 @@ class Moves:
         list has no such descriptor, and refuses.
         """
         (part,) = held.slices
-        self._by_host.add(held.id)
+        self._by_host[held.id] = True
         if not await self._reach(holds, held, part.other_uuid or part.device_uuid, part.device_uuid):
             raise VgpuError(
                 ErrorCode.SUSPEND_FAILED,
@@ -410,11 +421,8 @@ class Moves:
         for process in held.suspended:
             for parked in lists:
                 await session.copy(process, parked, seconds_for(process))
-        self._by_host.discard(held.id)
+        del self._by_host[held.id]
         self._context.fault("move.copied")
-        if len(held.suspended) == 1:
-            # the contexts of vgpu-suspend end while libvgpu brings the memory to its place
-            await holds.end_driver()
 
     async def _commit(self, held: Allocation, sentence: str) -> Allocation:
         ended, change = rules.arrived(held), Change.MOVED_SUSPENDED
