@@ -22,7 +22,7 @@ from vgpud.serve.kubelet.door import Kubelet as Sockets
 from vgpud.serve.kubelet.door import KubeletDoor, Pace
 
 NODE = "node-1"
-FAST = Pace(look=0.02, settle=0.005, unwatched=3600.0, retry=0.05, settled=0.0, often=0.02)
+FAST = Pace(look=0.02, unregistered=0.02, settle=0.005, unwatched=3600.0, retry=0.05, settled=0.0, often=0.02)
 MEMORY = """version = 1
 [kubelet]
 check_seconds = 0.2

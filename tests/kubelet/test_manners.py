@@ -226,6 +226,22 @@ def test_a_failed_allocate_leaves_no_allocation(short: Path) -> None:
     run(story())
 
 
+def test_a_plugin_that_is_not_registered_does_not_wait_for_the_next_look_at_the_kubelet(short: Path) -> None:
+    """After a reboot the kubelet admits its pods soon after its start."""
+
+    async def story() -> None:
+        async with node_in(short) as node:
+            await node.close()
+            await node.kubelet.stop()
+            node.pace = replace(FAST, look=3600.0)
+            node.open()
+            await asyncio.sleep(0.2)  # vgpud looks for a kubelet before there is one
+            await node.kubelet.start()
+            await node.kubelet.healthy(UNITS, 160)
+
+    run(story())
+
+
 def test_the_registration_is_repeated_until_the_kubelet_takes_it(short: Path) -> None:
     async def story() -> None:
         async with node_in(short, pace=replace(FAST, unwatched=0.3)) as node:

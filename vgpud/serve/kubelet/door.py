@@ -53,6 +53,9 @@ class Pace:
     """The intervals of the device plugins in seconds. Tests use shorter ones."""
 
     look: float = 1.0  # interval between checks of the kubelet's socket
+    # the same while no plugin is registered: after a reboot the kubelet admits its pods within a second of
+    # its start, and refuses those whose plugin is not registered
+    unregistered: float = 0.1
     settle: float = 0.05  # wait between a change and the new list, because further changes may follow
     # time after which a registration is repeated if the kubelet has not called ListAndWatch
     unwatched: float = 10.0
@@ -256,7 +259,8 @@ class KubeletDoor:
             if life is not None:
                 for plugin in tuple(self._plugins.values()):
                     await self._present(plugin)
-            await asyncio.sleep(self._pace.look)
+            waits = self._settings.resource and not any(p.registered for p in self._plugins.values())
+            await asyncio.sleep(self._pace.unregistered if waits else self._pace.look)
 
     async def _present(self, plugin: Plugin) -> None:
         """Serves and registers the plugin; a failure is retried at the next check."""
