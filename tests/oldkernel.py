@@ -1,8 +1,8 @@
 """`python -m tests.oldkernel COMMAND...`: runs the command as on a kernel before 6.5, which has fewer ways to
-identify processes.
+identify processes, and passes descriptors to programs that do not want any.
 
-A seccomp filter refuses SO_PEERPIDFD (Linux 6.5) and PIDFD_GET_USER_NAMESPACE (6.11) as that kernel does, so
-that vgpud's code for it runs. The caller is root, or the command gains no privileges.
+A seccomp filter refuses SO_PEERPIDFD (Linux 6.5), PIDFD_GET_USER_NAMESPACE (6.11) and SO_PASSRIGHTS (6.16) as
+that kernel does, so that vgpud's code for it runs. The caller is root, or the command gains no privileges.
 """
 
 import ctypes
@@ -17,8 +17,9 @@ _LOAD, _EQUAL, _RETURN = 0x20, 0x15, 0x06  # from linux/bpf_common.h: BPF_LD|W|A
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000  # from linux/seccomp.h
 # offsets in struct seccomp_data: the call, and the low words of the second and third argument
 _NUMBER, _SECOND, _THIRD = 0, 24, 32
-_CALLS = {"x86_64": (55, 16), "aarch64": (209, 29)}  # numbers of getsockopt and ioctl
-_SO_PEERPIDFD, _PIDFD_GET_USER_NAMESPACE = 77, 0xFF09
+# numbers of getsockopt, setsockopt and ioctl
+_CALLS = {"x86_64": (55, 54, 16), "aarch64": (209, 208, 29)}
+_SO_PEERPIDFD, _SO_PASSRIGHTS, _PIDFD_GET_USER_NAMESPACE = 77, 83, 0xFF09
 
 
 def words() -> list[str]:
@@ -27,12 +28,15 @@ def words() -> list[str]:
 
 
 def _filter() -> bytes:
-    getsockopt, ioctl = _CALLS[platform.machine()]
+    getsockopt, setsockopt, ioctl = _CALLS[platform.machine()]
     rows = [
         (_LOAD, 0, 0, _NUMBER),
-        (_EQUAL, 0, 3, getsockopt),
+        (_EQUAL, 0, 2, getsockopt),
         (_LOAD, 0, 0, _THIRD),
-        (_EQUAL, 0, 5, _SO_PEERPIDFD),
+        (_EQUAL, 3, 8, _SO_PEERPIDFD),
+        (_EQUAL, 0, 3, setsockopt),
+        (_LOAD, 0, 0, _THIRD),
+        (_EQUAL, 0, 5, _SO_PASSRIGHTS),
         (_RETURN, 0, 0, _ERRNO | errno.ENOPROTOOPT),
         (_EQUAL, 0, 3, ioctl),
         (_LOAD, 0, 0, _SECOND),

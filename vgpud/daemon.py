@@ -75,6 +75,7 @@ from vgpud.serve.server import Server
 from vgpud.serve.sockets import claim, passed_sockets, public_sockets, runtime_socket
 from vgpud.settings import Settings, load_settings
 from vgpud.units import Units, choose_units
+from vgpud.untrusted import interrupt_waits
 
 T = TypeVar("T")
 log = structlog.get_logger("vgpud")
@@ -286,6 +287,7 @@ async def serve(settings: Settings) -> None:
     # The handler of SIGHUP is installed first, because the signal's default action would end the daemon.
     hung_up = asyncio.Event()
     loop.add_signal_handler(signal.SIGHUP, hung_up.set)
+    interrupt_waits()
     async with daemon.running() as keeper:
         # Up to ten thousand recovered allocations live as long as the daemon. They are frozen, so that the
         # garbage collector does not visit them.

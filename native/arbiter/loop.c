@@ -7,6 +7,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "untrusted.h"
+
 #define BATCH 64
 
 static void serve_slow(struct source *source, uint32_t events);
@@ -55,16 +57,17 @@ void loop_resume(struct source *source, uint32_t events)
     (void)loop_add(source, events);
 }
 
-void loop_remove(struct source *source)
+uint64_t loop_remove(struct source *source)
 {
     if (source->dead)
-        return;
+        return 0;
     source->dead = 1;
     epoll_ctl(epoll_of(source), EPOLL_CTL_DEL, source->fd, NULL);
-    close(source->fd);
+    uint64_t took_ns = untrusted_close(source->fd);
     source->fd = -1;
     source->next_dead = dead_list;
     dead_list = source;
+    return took_ns;
 }
 
 static void bury(void)
@@ -118,7 +121,7 @@ int loop_accept(int listen_fd)
     close(spare_fd);
     fd = accept4(listen_fd, NULL, NULL, SOCK_CLOEXEC);
     if (fd >= 0)
-        close(fd);
+        (void)untrusted_close(fd);
     spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
     return -EMFILE;
 }

@@ -12,9 +12,17 @@
 #include "process.h"
 #include "rest.h"
 #include "turns.h"
+#include "untrusted.h"
 
 /* maximum of connections for one lease; forked children may keep old connections open */
 #define CONNECTIONS_MAX (2 * VGPU_MAX_SLOTS)
+
+/* Charges the lease for a wait that the tenant caused. */
+static void charge(struct lease *lease, uint64_t ns)
+{
+    if (ns >= RATE_NS_PER_UNIT)
+        (void)rest_afford(lease, (uint32_t)(ns / RATE_NS_PER_UNIT));
+}
 
 void connection_close(struct connection *connection)
 {
@@ -26,7 +34,7 @@ void connection_close(struct connection *connection)
         *link = connection->next;
     VGPU_ASSERT(connection->lease->connection_count > 0);
     connection->lease->connection_count--;
-    loop_remove(&connection->socket);
+    charge(connection->lease, loop_remove(&connection->socket));
     if (connection->pidfd >= 0)
         close(connection->pidfd);
     connection->pidfd = -1;
@@ -95,9 +103,11 @@ static void connection_ready(struct source *source, uint32_t events)
     struct connection *connection = (struct connection *)source;
     struct lease *lease = connection->lease;
     struct vgpu_message request;
-    ssize_t size = recv(source->fd, &request, sizeof(request), MSG_TRUNC);
+    ssize_t size = untrusted_recv(source->fd, &request, sizeof(request));
     if (size < 0 && (errno == EAGAIN || errno == EINTR) && !(events & (EPOLLHUP | EPOLLERR)))
         return;
+    if (size < 0 && errno == EPERM)
+        charge(lease, UNTRUSTED_WAIT_NS);
     if (size != (ssize_t)sizeof(request) || !rest_afford(lease, 1)) {
         connection_close(connection);
         return;
@@ -137,7 +147,7 @@ void register_accept(struct source *source, uint32_t events)
     struct connection *connection = pidfd >= 0 ? calloc(1, sizeof(*connection)) : NULL;
     if (connection == NULL || !lease_hold(lease)) {
         free(connection);
-        close(fd);
+        charge(lease, untrusted_close(fd));
         if (pidfd >= 0)
             close(pidfd);
         return;
@@ -148,7 +158,7 @@ void register_accept(struct source *source, uint32_t events)
         .fd = fd, .slow = true, .ready = connection_ready, .destroy = connection_destroy};
     connection->lease = lease;
     if (loop_add(&connection->socket, EPOLLIN) != 0) {
-        close(fd);
+        (void)untrusted_close(fd);
         close(pidfd);
         free(connection);
         lease_release(lease);

@@ -20,6 +20,7 @@
 #include "register.h"
 #include "rest.h"
 #include "turns.h"
+#include "untrusted.h"
 
 bool lease_id_valid(const char id[VGPU_ID_BYTES])
 {
@@ -137,7 +138,7 @@ static void lease_close(struct lease *lease)
     looks_forget(lease);
     lease_unlink(lease);
     if (lease->unbound_fd >= 0)
-        close(lease->unbound_fd);
+        (void)untrusted_close(lease->unbound_fd);
     loop_remove(&lease->listener);
 }
 
@@ -155,7 +156,11 @@ static int lease_open(int folder_fd, struct lease *lease)
     lease->anyone = (usage.st_mode & S_IWOTH) != 0;
     lease->listener.fd = -1;
     lease->unbound_fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    error = lease->unbound_fd < 0 ? -errno : bind_aside(lease, folder_fd);
+    error = lease->unbound_fd < 0 ? -errno : 0;
+    if (error == 0) {
+        untrusted_listen(lease->unbound_fd);
+        error = bind_aside(lease, folder_fd);
+    }
     if (error != 0) {
         if (lease->unbound_fd >= 0)
             close(lease->unbound_fd);

@@ -43,6 +43,9 @@ class Known:
         user = self.identified.pop(0) if self.identified else user
         return Caller(Door.READ, user, user, Lifetime())
 
+    def waited(self, connection: socket.socket, user: int) -> None:
+        pass
+
 
 async def observe() -> Observation:
     return observation()
@@ -237,9 +240,10 @@ def test_a_failing_page_reveals_no_details(tmp_path: Path) -> None:
         one = socket.socket(socket.AF_UNIX)
         one.bind(str(tmp_path / "s"))
         server = http.Server({"/": broken}, only_loopback=False)
-        listening = await asyncio.start_unix_server(server.connected, sock=one)
+        one.listen()
+        server.start(one)
         answer = await say(get("/"), path=tmp_path / "s")
-        listening.close()
+        server.close()
         assert status(answer) == 500
         assert b"secret" not in answer
 

@@ -24,6 +24,7 @@ from tests.conditions import needs, unmet
 from tests.fusefile import fuse_file, locked_in_the_kernel
 from tests.fuzz.test_arbiter import Tenant, message
 from tests.lease.conftest import Node, eventually
+from tests.lingering import kernel_refuses_descriptors, lingering, passes
 from tests.native.harness import GIB, MIB, PROBE, TEST_BUILD, UUIDS, connect_to_arbiter
 from vgpud import lease_layout as layout
 from vgpud.lease import DeviceLimits, write_lease
@@ -92,6 +93,35 @@ def test_a_tenant_process_registers_and_its_end_is_noticed(any_kernel: Node) -> 
     process.kill()
     process.wait()
     eventually(lambda: any_kernel.client.list("a1") == ())
+
+
+@pytest.mark.parametrize("word", [b"no message", message(1, 0)], ids=["bad packet", "registration"])
+def test_lingering_sockets_that_a_tenant_passes_do_not_stop_the_arbiter(
+    any_kernel: Node, word: bytes
+) -> None:
+    """Each connection has some that the arbiter drops when it receives, and some when it closes. Others wait
+    in the listener's queue when the lease ends.
+    """
+    node, lease = any_kernel, any_kernel.lease()
+    assert node.arbiter is not None
+    refuses = kernel_refuses_descriptors() and not node.before
+    took, lines = set(), []
+    with ExitStack() as stack:
+        node.arbiter.send_signal(signal.SIGSTOP)
+        for _ in range(6):
+            line = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            connect_to_arbiter(line, lease)
+            line.settimeout(300)
+            took |= {passes(line, word, stack.enter_context(lingering())) for _ in range(4)}
+            lines.append(line)
+        node.arbiter.send_signal(signal.SIGCONT)
+        for line in lines[:3]:
+            with suppress(ConnectionResetError):
+                assert line.recv(4096) == b"" or refuses
+        assert node.client.list("a1") == ()
+        node.client.remove("a1")
+        assert registers(node.lease("a2"))
+    assert took == {not refuses}
 
 
 def impostor(node: Node, what: str) -> "subprocess.Popen[str]":

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import partial
 
 from vgpud.serve.gate import Gate, StreamCounter
+from vgpud.untrusted import waited_seconds
 
 _CHUNK_BYTES = 32 * 1024  # size of a chunk: if it consists of frames of 9 bytes, counting them takes 1 ms
 
@@ -50,6 +51,7 @@ class Pump:
             self._loop.remove_reader(end)
             self._loop.remove_writer(end)
             end.close()
+        self._gate.passed(0, waited_seconds(self._near))
         self._ended()
 
     def taken(self) -> None:

@@ -35,6 +35,7 @@ from vgpud.proc import read_stat
 from vgpud.serve.peers import Identities, user_of
 from vgpud.serve.runtime_wire import Message, Status, Verb, packed, receive, reply
 from vgpud.serve.sockets import RuntimeSocket
+from vgpud.untrusted import waited_seconds
 
 log = structlog.get_logger(__name__)
 
@@ -132,23 +133,28 @@ class RuntimeDoor:
             return
         except OSError as error:
             log.warning(LogEvent.RUNTIME_ACCEPT_FAILED, why=error.strerror)
-            loop = asyncio.get_running_loop()
             # the listener stays readable, so without a pause the event loop would spin
-            loop.remove_reader(self._listener.fileno())
-            loop.call_later(_ACCEPT_PAUSE_SECONDS, self._accept_again)
+            self._pause(_ACCEPT_PAUSE_SECONDS)
             return
         connection.setblocking(False)
         try:
             user = user_of(connection)
         except OSError:
             connection.close()
+            self._pause(_REST_FACTOR * waited_seconds(connection))
             return
         if not self._shares.take(user):
             _send_away(connection, self._full(user))
+            self._pause(_REST_FACTOR * waited_seconds(connection))
             return
         task = asyncio.ensure_future(self._serve(connection, user))
         self._open.add(task)
         task.add_done_callback(self._open.discard)
+
+    def _pause(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._listener.fileno())
+        loop.call_later(seconds, self._accept_again)
 
     def _full(self, user: int) -> VgpuError:
         have = f"{self._shares.taken_by(user)} containers being started, of {self._shares.taken} in all"
@@ -169,6 +175,7 @@ class RuntimeDoor:
             # the reply could not be sent; the allocation is bound to the caller and ends with it
             log.debug(LogEvent.RUNTIME_DISCONNECTED, why=str(error), uid=user)
         finally:
+            self._identities.waited(connection, user)
             self._shares.give_back(user)
 
     async def _answer(self, connection: socket.socket, caller: Caller) -> tuple[Status, bytes]:

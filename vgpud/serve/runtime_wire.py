@@ -70,10 +70,10 @@ async def _head(connection: socket.socket) -> tuple[bytes, PassedProcess | None]
     # without a free slot, the message is read without its ancillary data, and the kernel discards the
     # descriptors
     if not _closes.acquire(blocking=False):
-        head = connection.recv(REQUEST.size)
+        head = connection.recvmsg(REQUEST.size)[0]
         return head + await _exactly(connection, REQUEST.size - len(head)), None
     try:
-        head, descriptors, _, _ = socket.recv_fds(connection, REQUEST.size, 1, socket.MSG_CMSG_CLOEXEC)
+        head, descriptors, flags, _ = socket.recv_fds(connection, REQUEST.size, 1, socket.MSG_CMSG_CLOEXEC)
     except OSError:
         _closes.release()
         raise
@@ -82,6 +82,8 @@ async def _head(connection: socket.socket) -> tuple[bytes, PassedProcess | None]
         _close(descriptors)
     else:
         Thread(target=_close, args=(descriptors,), name="close", daemon=True).start()
+    if flags & socket.MSG_CTRUNC:
+        raise ConnectionAbortedError("the peer passed more than one descriptor")
     return head + await _exactly(connection, REQUEST.size - len(head)), process
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from vgpud.api.doors import SOCKET_NAMES
 from vgpud.model.caller import Door
 from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.untrusted import Untrusted, refuse_descriptors
 
 _MODES: dict[Door, int] = {Door.READ: 0o666, Door.TENANT: 0o660, Door.ADMIN: 0o600}
 # Names of the sockets that systemd passes: FileDescriptorName= of the socket units.
@@ -97,9 +98,12 @@ class PublicSockets:
 def public_sockets(run_dir: Path, group: str, passed: Mapping[str, socket.socket]) -> PublicSockets:
     """Returns the sockets that systemd passed, or else creates them. Raises VgpuError(BAD_SETTING)."""
     listening = {door: passed[name] for door, name in _DESCRIPTOR_NAMES.items() if name in passed}
-    if listening:
-        return PublicSockets(run_dir, listening, made=False)
-    return PublicSockets(run_dir, _open_sockets(run_dir, group), made=True)
+    made = not listening
+    if made:
+        listening = _open_sockets(run_dir, group)
+    for one in listening.values():
+        refuse_descriptors(one)
+    return PublicSockets(run_dir, listening, made)
 
 
 def _open_sockets(run_dir: Path, group: str) -> dict[Door, socket.socket]:
@@ -152,7 +156,7 @@ def _listen(folder: Path, path: Path, mode: int, gid: int) -> socket.socket:
     hidden = folder / path.name
     check_length(hidden)
     hidden.unlink(missing_ok=True)
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    made = Untrusted(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         made.bind(str(hidden))
         hidden.chmod(mode)
@@ -234,7 +238,7 @@ def passed_sockets(environment: MutableMapping[str, str]) -> dict[str, socket.so
 def _adopt(descriptor: int, name: str) -> socket.socket:
     fcntl.fcntl(descriptor, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
     try:
-        adopted = socket.socket(fileno=descriptor)
+        adopted = Untrusted(fileno=descriptor)
         listens = adopted.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
     except OSError:
         raise _badly_passed(name, "is not a socket") from None

@@ -18,9 +18,10 @@ from vgpud.model.observation import Observation
 from vgpud.policy.model import Policy
 from vgpud.serve.http.history import SAMPLE_SECONDS, History
 from vgpud.serve.http.page import CONTENT_SECURITY_POLICY, page
-from vgpud.serve.http.server import MAX_HEAD_BYTES, Identities, Page, Response, Server
+from vgpud.serve.http.server import Identities, Page, Response, Server
 from vgpud.serve.metrics.exposition import CONTENT_TYPE
 from vgpud.serve.metrics.render import Renderer
+from vgpud.untrusted import Untrusted, refuse_descriptors
 
 _NAMES_KEPT_SECONDS = 300.0
 _NAMES_WAIT_SECONDS = 0.5
@@ -71,7 +72,7 @@ _HIDDEN = "metrics.new"
 
 @dataclass(frozen=True, slots=True)
 class _Door:
-    server: asyncio.Server
+    server: Server
     pages: dict[str, Page]
 
 
@@ -94,7 +95,7 @@ class Doors:
         self._renderer = Renderer()
         self._history = History()
         self._names = UserNames()
-        self._unix: asyncio.Server | None = None
+        self._unix: Server | None = None
         self._tcp: dict[str, _Door] = {}  # the TCP listeners by address
 
     async def start(self, policy: Policy) -> None:
@@ -103,8 +104,9 @@ class Doors:
         # The socket is created in a private folder, so that no user can connect before its mode is set.
         hidden = self._run_dir / "private" / _HIDDEN
         hidden.unlink(missing_ok=True)
-        one = socket.socket(socket.AF_UNIX)
+        one = Untrusted(socket.AF_UNIX)
         try:
+            refuse_descriptors(one)
             one.bind(str(hidden))
             hidden.chmod(0o666)
             one.listen(_BACKLOG)
@@ -112,9 +114,8 @@ class Doors:
         except OSError as error:
             one.close()
             raise _cannot(str(self._run_dir / SOCKET_NAME), error) from None
-        self._unix = await asyncio.start_unix_server(
-            Server(pages, False, self._identities).connected, sock=one, limit=MAX_HEAD_BYTES
-        )
+        self._unix = Server(pages, False, self._identities)
+        self._unix.start(one)
         try:
             (await self.prepare(policy))(True)
         except VgpuError as error:  # an address that cannot be bound must not prevent vgpud from starting
@@ -141,7 +142,7 @@ class Doors:
         made: dict[str, _Door] = {}
         for address in wanted.keys() - self._tcp.keys():
             try:
-                made[address] = await self._listen(address)
+                made[address] = self._listen(address)
             except VgpuError:
                 for door in made.values():
                     door.server.close()
@@ -166,7 +167,7 @@ class Doors:
         else:
             door.pages.pop("/", None)
 
-    async def _listen(self, address: str) -> "_Door":
+    def _listen(self, address: str) -> "_Door":
         host, _, port = address.rpartition(":")
         bare = host.removeprefix("[").removesuffix("]")
         family = socket.AF_INET6 if ":" in bare else socket.AF_INET
@@ -182,8 +183,8 @@ class Doors:
             one.close()
             raise _cannot(address, error) from None
         pages: dict[str, Page] = {}
-        answer = Server(pages, only_loopback=True).connected
-        server = await asyncio.start_server(answer, sock=one, limit=MAX_HEAD_BYTES)
+        server = Server(pages, only_loopback=True)
+        server.start(one)
         log.info(LogEvent.HTTP_LISTENING, address=address)
         return _Door(server, pages)
 

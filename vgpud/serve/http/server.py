@@ -20,6 +20,7 @@ from vgpud.model.caller import Caller
 from vgpud.model.log_event import LogEvent
 from vgpud.model.shares import Shares
 from vgpud.pace import Pace
+from vgpud.untrusted import waited_seconds
 
 log = structlog.get_logger(__name__)
 
@@ -32,6 +33,8 @@ CONNECTIONS_OF_ROOT = 16  # connections reserved for root, in addition to those 
 # event loop's time
 _REST_FACTOR = 9.0
 _UNKNOWN_USER = -1
+_ACCEPT_PAUSE_SECONDS = 0.1
+_HEAD_END = b"\r\n\r\n"
 
 _REQUEST = re.compile(rb"([A-Z]{1,16}) (/[!-~]{0,2000}) HTTP/1\.[01]")
 _HOST = re.compile(rb"\r\nhost:[ \t]*([!-~]*)[ \t]*\r\n", re.IGNORECASE)
@@ -64,6 +67,8 @@ class Identities(Protocol):
 
     async def of(self, connection: socket.socket, user: int) -> Caller: ...
 
+    def waited(self, connection: socket.socket, user: int) -> None: ...
+
 
 class Server:
     """Serves `pages` by path. With `only_loopback` (TCP), the Host header must be a loopback name.
@@ -83,65 +88,91 @@ class Server:
         self._identities = identities
         self._shares = Shares(MAX_CONNECTIONS, CONNECTIONS_PER_USER, CONNECTIONS_OF_ROOT)
         self._pace = Pace(_REST_FACTOR)
-        self._open: dict[asyncio.StreamWriter, None] = {}  # open TCP connections, oldest first
+        self._listener: socket.socket | None = None
+        self._open: dict[asyncio.Task[None], None] = {}  # open connections, oldest first
 
-    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serves one new connection: the callback for asyncio.start_server."""
-        if self._identities is not None:
-            await self._serve(reader, writer, self._identities)
-            return
-        self._make_room()
-        self._open[writer] = None
+    def start(self, listener: socket.socket) -> None:
+        """Serves the connections of `listener`, which `close` closes."""
+        listener.setblocking(False)
+        self._listener = listener
+        self._accept_later(0)
+
+    def close(self) -> None:
+        """Accepts no more. Open connections are served to their end."""
+        if self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener)
+            self._listener.close()
+            self._listener = None
+
+    def _accept_later(self, seconds: float) -> None:
+        loop, listener = asyncio.get_running_loop(), self._listener
+        if listener is not None and seconds > 0:
+            loop.remove_reader(listener)
+            loop.call_later(seconds, self._accept_later, 0)
+        elif listener is not None:
+            loop.add_reader(listener, self._accept, listener)
+
+    def _accept(self, listener: socket.socket) -> None:
         try:
-            await self._converse(reader, writer, _UNKNOWN_USER)
-        finally:
-            self._open.pop(writer, None)
+            connection, _ = listener.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError:
+            # no descriptor is free; the listener stays readable, so without a pause the event loop would spin
+            self._accept_later(_ACCEPT_PAUSE_SECONDS)
+            return
+        connection.setblocking(False)
+        user = self._admitted(connection, self._identities)
+        if user is None:
+            connection.close()
+            self._accept_later(_REST_FACTOR * waited_seconds(connection))
+            return
+        task = asyncio.ensure_future(self._serve(connection, user))
+        self._open[task] = None
+        task.add_done_callback(lambda ended: self._open.pop(ended, None))
 
-    async def _serve(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, identities: Identities
-    ) -> None:
-        """Serves a connection to the Unix socket. The connection counts for its uid until its process is
-        known, because the look-up of a process takes time of the event loop and must wait for its turn.
-        """
-        connection = writer.get_extra_info("socket")
+    def _admitted(self, connection: socket.socket, identities: Identities | None) -> int | None:
+        """The user for whom a new connection is counted, or None if there is no room for it."""
+        if identities is None:
+            if len(self._open) >= MAX_CONNECTIONS:
+                oldest = next(iter(self._open))
+                del self._open[oldest]
+                oldest.cancel()
+            return _UNKNOWN_USER
         try:
             user = identities.user_of(connection)
         except OSError:  # the connection is already closed
-            writer.close()
-            return
-        if not self._shares.take(user):
-            writer.close()
-            return
-        try:
-            async with asyncio.timeout(PEER_SECONDS):
-                known = (await identities.of(connection, user)).user
-            if known == user or self._shares.pass_on(user, known):
-                user = known
-                await self._converse(reader, writer, user)
-        except (OSError, TimeoutError):
-            pass  # the peer has ended, or the kernel gives no information about its process
-        finally:
-            writer.close()
-            self._shares.give_back(user)
+            return None
+        return user if self._shares.take(user) else None
 
-    def _make_room(self) -> None:
-        if len(self._open) >= MAX_CONNECTIONS:
-            oldest = next(iter(self._open))
-            del self._open[oldest]
-            oldest.transport.abort()
-
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, user: int) -> None:
+    async def _serve(self, connection: socket.socket, user: int) -> None:
+        """Serves a connection. One to the Unix socket counts for its uid until its process is known, because
+        the look-up of a process takes time of the event loop and must wait for its turn.
+        """
         try:
-            async with asyncio.timeout(PEER_SECONDS):
-                head = await reader.readuntil(b"\r\n\r\n")
-            response = await self.answer(head, user)
-            async with asyncio.timeout(PEER_SECONDS):
-                writer.write(_encoded(response, with_body=not head.startswith(b"HEAD ")))
-                await writer.drain()
-        except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # the peer closed the connection, is too slow, or sent too much
+            if self._identities is not None:
+                async with asyncio.timeout(PEER_SECONDS):
+                    known = (await self._identities.of(connection, user)).user
+                if known != user:
+                    if not self._shares.pass_on(user, known):
+                        return
+                    user = known
+            await self._converse(connection, user)
+        except (TimeoutError, OSError):
+            pass  # the peer has ended or closed the connection, is too slow, or sent too much
         finally:
-            writer.close()
+            connection.close()
+            if self._identities is not None:
+                self._identities.waited(connection, user)
+                self._shares.give_back(user)
+
+    async def _converse(self, connection: socket.socket, user: int) -> None:
+        async with asyncio.timeout(PEER_SECONDS):
+            head = await _head(connection)
+        response = await self.answer(head, user)
+        async with asyncio.timeout(PEER_SECONDS):
+            answer = _encoded(response, with_body=not head.startswith(b"HEAD "))
+            await asyncio.get_running_loop().sock_sendall(connection, answer)
 
     async def answer(self, head: bytes, user: int) -> Response:
         """The response to a request from user `user`. `head` is the request's lines up to the empty one."""
@@ -169,6 +200,21 @@ class Server:
                 return await page()
             finally:
                 self._pace.took(clock.now() - began)
+
+
+async def _head(connection: socket.socket) -> bytes:
+    """Receives a request up to its empty line. Raises OSError if the peer closes the connection, or sends too
+    much.
+    """
+    loop, head = asyncio.get_running_loop(), b""
+    while (end := head.find(_HEAD_END)) < 0:
+        if len(head) >= MAX_HEAD_BYTES:
+            raise ConnectionAbortedError("the head is too long")
+        piece = await loop.sock_recv(connection, MAX_HEAD_BYTES)
+        if not piece:
+            raise ConnectionResetError("the peer went away within its request")
+        head += piece
+    return head[: end + len(_HEAD_END)]
 
 
 def _encoded(response: Response, with_body: bool) -> bytes:
