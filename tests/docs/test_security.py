@@ -46,7 +46,8 @@ SENTENCES = [
     f"| `/metrics` and the status page | {PARTS[http._REST_FACTOR]} |",
     f"| new connections, in turns by user | {PARTS[relay._ARRIVAL_REST_FACTOR]} |",
     f"| new connections, in turns by user | {PARTS[peers._REST_FACTOR]} |",
-    f"| bytes that one user sends | {PARTS[gate._TIME_SHARE]} |",
+    f"| bytes that one user sends by gRPC | {PARTS[gate._TIME_SHARE]} "
+    f"| {round(gate._TIME_SHARE / gate.FRAME_SECONDS)} HTTP/2 frames in a second,",
     f"{round(1 / calls._DELIVERY_SECONDS)} in a second | {HISTORIES} watches begin in a second",
     f"while {gate.MOST_QUEUED} calls of a user wait in that queue",
     f"the listener pauses for {relay._CLOSED_PAUSE_SECONDS * 1000:g} ms",

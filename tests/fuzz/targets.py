@@ -51,7 +51,7 @@ from vgpud.remote import relay, wire
 from vgpud.serve.calls import SERVICE
 from vgpud.serve.dra.api import ApiServer
 from vgpud.serve.dra.publisher import Publisher
-from vgpud.serve.gate import StreamCounter
+from vgpud.serve.gate import FrameCounter
 from vgpud.serve.handlers import HANDLERS
 from vgpud.serve.http.server import Response, Server
 from vgpud.serve.kubelet.pods import held_in
@@ -259,14 +259,15 @@ def check_http(data: bytes) -> None:
 
 
 def check_http2(data: bytes) -> None:
-    """A connection's bytes: the count of streams does not depend on where reads cut them. The first bytes say
-    where.
+    """A connection's bytes: the counts of streams and frames do not depend on where reads cut them. The first
+    bytes say where.
     """
     cut = int.from_bytes(data[:2], "little") % (len(data) + 1)
-    whole, parts = StreamCounter(), StreamCounter()
-    opened = sum(parts.count(memoryview(part)) for part in (data[:cut], data[cut:]) if part)
-    assert opened == (whole.count(memoryview(data)) if data else 0)
-    assert opened <= len(data) // 9
+    whole, parts = FrameCounter(), FrameCounter()
+    counts = [parts.count(memoryview(part)) for part in (data[:cut], data[cut:]) if part]
+    opened, frames = (sum(column) for column in zip((0, 0), *counts, strict=True))
+    assert (opened, frames) == (whole.count(memoryview(data)) if data else (0, 0))
+    assert opened <= frames <= len(data) // 9
 
 
 def check_process(data: bytes) -> None:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from vgpud.serve.gate import Gate, StreamCounter
+from vgpud.serve.gate import FRAME_SECONDS, FrameCounter, Gate
 from vgpud.untrusted import waited_seconds
 
 _CHUNK_BYTES = 32 * 1024  # size of a chunk: if it consists of frames of 9 bytes, counting them takes 1 ms
@@ -37,7 +37,7 @@ class Pump:
         self._loop = loop
         self._near, self._far = near, far
         self._gate = gate
-        self._streams = StreamCounter()
+        self._frames = FrameCounter()
         self._ended = ended
         self._closed = False
         for source in (near, far):
@@ -83,12 +83,12 @@ class Pump:
         if received == 0:
             self.close()
             return
-        calls = self._streams.count(self._view[:received]) if source is self._near else 0
+        calls, frames = self._frames.count(self._view[:received]) if source is self._near else (0, 0)
         sent = self._send(sink, self._view[:received])
         if sent < received and not self._closed:
             self._loop.remove_reader(source)
             self._loop.add_writer(sink, self._resume, source, sink, bytes(self._view[sent:received]))
-        self._gate.passed(calls, time.thread_time() - began)
+        self._gate.passed(calls, time.thread_time() - began + frames * FRAME_SECONDS)
 
     def _resume(self, source: socket.socket, sink: socket.socket, rest: bytes) -> None:
         sent = self._send(sink, rest)
