@@ -19,6 +19,7 @@ from structlog.testing import capture_logs
 
 from tests.conditions import needs
 from tests.fusefile import fuse_file
+from tests.lingering import lingering
 from tests.otheruser import open_folder
 from vgpud.inject.hooks import HookProgram
 from vgpud.inject.specs import Specs
@@ -29,8 +30,9 @@ from vgpud.model.tenancy import Allocation, Edits, Lifetime, Request, State, Wor
 from vgpud.policy.model import RuntimeSettings
 from vgpud.proc import start_ticks
 from vgpud.serve import runtime
+from vgpud.serve.peers import PassedProcess
 from vgpud.serve.runtime import RuntimeDoor, RuntimeLimits
-from vgpud.serve.runtime_wire import FOR_PARENT, MAGIC, REPLY, REQUEST, Status, Verb
+from vgpud.serve.runtime_wire import FOR_PARENT, MAGIC, REPLY, REQUEST, Status, Verb, receive
 from vgpud.serve.sockets import runtime_socket
 
 ASKS = json.dumps({"annotations": {"vgpud.io/memory": "1GiB"}, "process": {"user": {"uid": 5, "gid": 6}}})
@@ -260,6 +262,34 @@ def test_a_descriptor_of_a_users_own_file_system_does_not_hold_the_door(tmp_path
     with contextlib.suppress(OSError):  # fails, because the file system's server has ended
         os.close(theirs)
     os.close(own)
+
+
+def test_passed_descriptors_whose_close_waits_take_no_place_of_other_users() -> None:
+    async def process_of(user: int, descriptor: int) -> PassedProcess | None:
+        """The process of a message of `user`. Closes the descriptor."""
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            ours.setblocking(False)
+            socket.send_fds(theirs, [REQUEST.pack(MAGIC, Verb.BIND, 0, 0, 0)], [descriptor])
+            os.close(descriptor)
+            return (await receive(ours, user)).process
+
+    def itself() -> int:
+        return os.pidfd_open(os.getpid())
+
+    async def attack() -> None:
+        with contextlib.ExitStack() as stack:
+            for _ in range(8):
+                assert await process_of(7, stack.enter_context(lingering()).detach()) is None
+            assert await process_of(7, itself()) is None
+            for user in (8, 0):
+                process = await process_of(user, itself())
+                assert process is not None
+                assert process.pid == os.getpid()
+        while await process_of(7, itself()) is None:  # the places are free when the closes have ended
+            await asyncio.sleep(0.01)
+
+    asyncio.run(attack())
 
 
 def test_a_bind_takes_the_process_of_the_passed_pidfd(tmp_path: Path) -> None:

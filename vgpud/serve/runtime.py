@@ -185,7 +185,7 @@ class RuntimeDoor:
             return Status.REFUSED, _told(refusal)
         try:
             async with asyncio.timeout(self._limits.receive_seconds):
-                message = await receive(connection)
+                message = await receive(connection, caller.user)
         except TimeoutError:
             raise ConnectionAbortedError("the message did not end") from None
         except VgpuError as error:

@@ -7,9 +7,10 @@ import struct
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
-from threading import BoundedSemaphore, Thread
+from threading import Thread
 
 from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.shares import Shares
 from vgpud.serve.peers import PassedProcess, passed_process
 
 MAGIC = 0x54524756
@@ -19,8 +20,8 @@ FOR_PARENT = 1
 MAX_ID_BYTES = 4096
 MAX_BODY_BYTES = 1 << 20
 _CHUNK_BYTES = 1 << 18
-_MOST_CLOSES = 64  # maximum of concurrent closes of descriptors that peers passed
-_closes = BoundedSemaphore(_MOST_CLOSES)
+# descriptors that peers passed and whose close is under way: in all, of one user, and of root in addition
+_closes = Shares(64, 8, 64)
 
 
 class Verb(IntEnum):
@@ -49,9 +50,9 @@ class Message:
     name: str = ""
 
 
-async def receive(connection: socket.socket) -> Message:
-    """Receives a message. Raises VgpuError(BAD_REQUEST), or OSError if the peer disconnects."""
-    head, process = await _head(connection)
+async def receive(connection: socket.socket, user: int) -> Message:
+    """Receives a message of `user`. Raises VgpuError(BAD_REQUEST), or OSError if the peer disconnects."""
+    head, process = await _head(connection, user)
     magic, verb, flags, id_length, body_length = REQUEST.unpack(head)
     if magic != MAGIC or verb not in set(Verb) or id_length > MAX_ID_BYTES or body_length > MAX_BODY_BYTES:
         raise VgpuError(
@@ -65,36 +66,43 @@ async def receive(connection: socket.socket) -> Message:
     return Message(Verb(verb), bool(flags & FOR_PARENT), named, body, process, name)
 
 
-async def _head(connection: socket.socket) -> tuple[bytes, PassedProcess | None]:
+async def _head(connection: socket.socket, user: int) -> tuple[bytes, PassedProcess | None]:
     await _readable(connection)
     # without a free slot, the message is read without its ancillary data, and the kernel discards the
     # descriptors
-    if not _closes.acquire(blocking=False):
+    if not _closes.take(user):
         head = connection.recvmsg(REQUEST.size)[0]
         return head + await _exactly(connection, REQUEST.size - len(head)), None
     try:
         head, descriptors, flags, _ = socket.recv_fds(connection, REQUEST.size, 1, socket.MSG_CMSG_CLOEXEC)
     except OSError:
-        _closes.release()
+        _closes.give_back(user)
         raise
     process = passed_process(descriptors[0]) if descriptors else None
     if process is not None or not descriptors:
         _close(descriptors)
+        _closes.give_back(user)
     else:
-        Thread(target=_close, args=(descriptors,), name="close", daemon=True).start()
+        words = (descriptors, asyncio.get_running_loop(), user)
+        Thread(target=_close_aside, args=words, name="close", daemon=True).start()
     if flags & socket.MSG_CTRUNC:
         raise ConnectionAbortedError("the peer passed more than one descriptor")
     return head + await _exactly(connection, REQUEST.size - len(head)), process
 
 
-def _close(descriptors: list[int]) -> None:
-    """Closes descriptors in a thread: a file of the peer's own file system (FUSE) can delay its close without
-    limit.
+def _close_aside(descriptors: list[int], loop: asyncio.AbstractEventLoop, user: int) -> None:
+    """Closes descriptors in a thread: a file of the peer's own file system (FUSE), or a socket that lingers,
+    can delay its close without limit.
     """
+    _close(descriptors)
+    with suppress(RuntimeError):  # vgpud has ended
+        loop.call_soon_threadsafe(_closes.give_back, user)
+
+
+def _close(descriptors: list[int]) -> None:
     for descriptor in descriptors:
         with suppress(OSError):  # the peer's file system can return an error
             os.close(descriptor)
-    _closes.release()
 
 
 async def _readable(connection: socket.socket) -> None:
