@@ -180,6 +180,19 @@ def test_a_session_outlives_a_kill_of_vgpud_and_is_released_at_its_end(short: Re
     until(lambda: not short.held())
 
 
+def test_a_program_that_ends_by_itself_while_vgpud_is_down_keeps_its_exit_code(remote: RemoteNode) -> None:
+    client = opened(remote, remote.grant(), "--memory", "1GiB")
+    remote.node.kill()
+    assert client.stdin is not None
+    client.stdin.write("exit 3\n")
+    assert ended(client) == ""
+    assert client.returncode == 3
+    until(lambda: "remote_release_failed" in remote.log.read_text())
+    until(lambda: remote.sessions.processes[-1].poll() is not None)
+    remote.node.start()
+    until(lambda: not remote.held())
+
+
 def test_a_client_that_loses_its_control_connection_keeps_the_session(remote: RemoteNode) -> None:
     client = opened(remote, remote.grant(), "--memory", "1GiB")
     for made in connections_of(client.pid, remote.port):

@@ -235,6 +235,29 @@ def test_the_cause_of_an_end_is_the_last_line_of_the_control_connection(
     assert not door._sessions
 
 
+def test_a_cause_that_comes_with_the_reply_to_open_is_sent_after_it(tmp_path: Path) -> None:
+    door = RemoteDoor(RemoteSettings(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), tmp_path / "remote.sock")
+
+    async def check() -> list[bytes]:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(tmp_path / "remote.sock"))
+            listener.listen()
+            near, far = socket.socketpair()
+            stream = await asyncio.open_connection(sock=near)
+            opening = asyncio.ensure_future(door._open(wire.Open(address="192.0.2.7"), *stream))
+            process, _ = await asyncio.to_thread(listener.accept)
+            with process:
+                process.sendall(wire.answer({"allocation": "a", "user": "alice"}) + wire.refusal(_REVOKED))
+            await asyncio.wait_for(opening, 300)
+        with far, far.makefile("rb") as lines:
+            return await asyncio.to_thread(lines.readlines)
+
+    reply, cause = asyncio.run(check())
+    assert wire.result(reply)["allocation"] == "a"
+    assert cause == wire.refusal(_REVOKED)
+    assert not door._sessions
+
+
 def test_a_session_that_waits_for_its_rate_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock, "now", lambda: 7.0)
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -127,6 +127,7 @@ class LogEvent(StrEnum):
     RELEASE_FAILED_RETRYING = auto()
     REMOTE_CALL_REFUSED = auto()
     REMOTE_GRANTS_NOT_READ = auto()
+    REMOTE_RELEASE_FAILED = auto()
     REMOTE_SESSION_ENDED = auto()
     REMOTE_SESSION_FAILED = auto()
     REMOTE_SESSION_OPENED = auto()

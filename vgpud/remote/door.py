@@ -495,13 +495,18 @@ async def _send(writer: StreamWriter, data: bytes) -> None:
 
 
 async def _line(backend: socket.socket) -> bytes:
-    """A session's reply. Raises ConnectionResetError if the session process ends without one."""
-    loop, line = asyncio.get_running_loop(), b""
+    """Reads one line of a session process, and leaves what follows it in the socket: the cause of an early
+    end can follow the reply to `open` at once. Raises ConnectionResetError if the session process ends
+    without a line.
+    """
+    line = b""
     while not line.endswith(b"\n"):
-        part = await loop.sock_recv(backend, 4096)
-        if not part:
-            raise ConnectionResetError
-        line += part
+        await _readable(backend)
+        with suppress(BlockingIOError):
+            seen = backend.recv(4096, socket.MSG_PEEK)
+            if not seen:
+                raise ConnectionResetError
+            line += backend.recv(seen.find(b"\n") + 1 or len(seen))
     return line
 
 

@@ -168,11 +168,14 @@ def _run(
 
 
 def _release(client: Client, allocation_id: str) -> None:
+    """Releases the slice. A failure is only logged, because the end of this process releases the slice too,
+    and the failure is not the cause for which the session has ended.
+    """
     try:
         client.release(allocation_id, True)
     except VgpuError as error:
         if error.code is not ErrorCode.NO_SUCH_ALLOCATION:  # an administrator has released it
-            raise
+            log.warning(LogEvent.REMOTE_RELEASE_FAILED, allocation=allocation_id, why=str(error))
 
 
 def _allocate(client: Client, call: wire.Open, grant: Grant, grants: Grants) -> "pb.Allocation":
