@@ -81,10 +81,11 @@ def test_a_session_is_over_before_its_program_has_ended(
         for _ in range(2):
             async with made.session(1) as session:
                 assert await session.state(process(10)) is ProcessState.RUNNING
-        assert not waited
+        settled = asyncio.create_task(made.settle())
+        await asyncio.sleep(0)
+        assert not waited and not settled.done()
         may_end.set()
-        while len(waited) < 2:
-            await asyncio.sleep(0.01)
+        await settled
         assert waited == [-signal.SIGKILL] * 2
 
     asyncio.run(work())

@@ -51,6 +51,9 @@ class Driver:
     gate: asyncio.Event | None = None
     closing: asyncio.Event | None = None
 
+    async def settle(self) -> None:
+        pass
+
     @asynccontextmanager
     async def session(self, user: int) -> AsyncIterator["Driver"]:
         if self.gate is not None:

@@ -23,6 +23,7 @@ _ENDED, _SUCCESS, _INVALID_VALUE, _NOT_FOUND, _NOT_READY, _NOT_SUPPORTED = -1, 0
 # started, and cuInit takes long on a node with many devices
 _START_SECONDS = 60.0
 _STATE_SECONDS = 30.0
+_SETTLE_SECONDS = 2.0
 _WHY = {
     _ENDED: "it has ended",
     2: "the device has no memory left for it",
@@ -163,6 +164,13 @@ class Suspender:
     @property
     def is_busy(self) -> bool:
         return self._sessions > 0
+
+    async def settle(self) -> None:
+        """Waits until the programs of ended sessions have ended, for some seconds at most. NVML lists them on
+        their devices until then.
+        """
+        if self._ends:
+            await asyncio.wait(self._ends, timeout=_SETTLE_SECONDS)
 
     @asynccontextmanager
     async def session(self, user: int) -> AsyncIterator[Session]:

@@ -45,6 +45,7 @@ class AllocationMaker:
         self._policy = context.policy
         self._closed = context.operations.closed
         self._accounts = context.accounts
+        self._suspender = context.suspender
         self._releases = releases
         self._residency = residency
         self._running: dict[RequestKey, tuple[Request, asyncio.Task[Allocation]]] = {}
@@ -136,6 +137,7 @@ class AllocationMaker:
         decision = self._decide(request, account)
         if decision[0].refusal is None:
             return decision
+        await self._suspender.settle()  # a device that a tenant has left may be free then
         leaving = self._releases.attempts
         if leaving:  # a release that is running may free the capacity
             await asyncio.wait(leaving, timeout=_SETTLE_SECONDS)
