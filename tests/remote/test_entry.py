@@ -1,5 +1,6 @@
 """The start of a session process, before the caller has proved a grant."""
 
+import errno
 import json
 import os
 import socket
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.remote.test_parts import ALICE
-from vgpud.remote import wire
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.remote import entry, session, wire
 from vgpud.remote.grants import CERTIFICATE, FILE, Grants, of_this_node
 from vgpud.settings import Settings
 
@@ -69,6 +71,34 @@ def test_the_user_of_a_token_is_told_without_the_costly_imports(tmp_path: Path) 
     said, code, modules = _asked(tmp_path, wire.encode(wire.Status(token=token)))
     assert (json.loads(said), code) == ({"result": {"user": "alice"}}, 0)
     assert not modules & _COSTLY
+
+
+@pytest.mark.parametrize("problem", ["permission", "form", "depth"])
+def test_a_caller_learns_nothing_of_grants_that_cannot_be_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, problem: str
+) -> None:
+    _, token = Grants(tmp_path / FILE).add(ALICE, "f" * 64)
+    if problem == "permission":
+
+        def denied(_: Path) -> str:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+        monkeypatch.setattr(Path, "read_text", denied)
+    else:
+        (tmp_path / FILE).write_text("{}" if problem == "form" else "[" * 100_000)
+    monkeypatch.setenv("VGPUD_STATE_DIR", str(tmp_path))
+    logged: list[VgpuError] = []
+    monkeypatch.setattr(session, "log_failure", logged.append)
+    near, far = socket.socketpair()
+    with near, far:
+        near.sendall(wire.encode(wire.Status(token="x" + token[1:])))
+        monkeypatch.setattr(os, "dup", lambda _: far.detach())
+        assert entry.main() == ErrorCode.LEDGER_FAILED.exit_code
+        with pytest.raises(VgpuError) as told:
+            wire.result(near.recv(4096))
+    assert told.value.sentence == "the node cannot read its grants"
+    assert (told.value.code, told.value.hint) == (ErrorCode.LEDGER_FAILED, wire.JOURNAL)
+    assert str(tmp_path / FILE) in str(logged[0])
 
 
 @pytest.mark.parametrize("is_set", [True, False])

@@ -6,10 +6,11 @@ import socket
 import ssl
 import threading
 import time
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import pytest
 from hypothesis import given
@@ -24,13 +25,15 @@ from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.policy.remote import RemoteSettings
 from vgpud.remote import session as session_module
 from vgpud.remote import wire
-from vgpud.remote.client import Place, status
+from vgpud.remote.certificates import fingerprint_of
+from vgpud.remote.client import Place, Tunnel, status
 from vgpud.remote.door import RemoteDoor, Session, context_of
 from vgpud.remote.engine import ENGINES
 from vgpud.remote.grants import Grant, Grants, Sizes, check_quota
 from vgpud.remote.limits import Places, Rate, Rates, network_of
 from vgpud.remote.session import _allocate, _looking
 
+_T = TypeVar("_T")
 GIB = 1 << 30
 ALICE = Grant(id="", user="alice", uid=1000, gid=1000, created=0)
 _TEXT = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=wire.LABEL_BYTES)
@@ -485,7 +488,12 @@ def test_a_grant_is_revoked_while_a_session_waits_for_its_slice(tmp_path: Path) 
         "[7]",
         json.dumps([{**asdict(ALICE), "uid": "0"}]),
         json.dumps([{**asdict(ALICE), "expires": "never"}]),
+        json.dumps([{**asdict(ALICE), "secret_sha256": "\u00e4" * 64}]),
+        json.dumps([{**asdict(ALICE), "certificate_sha256": "ab"}]),
+        "{}",
+        "[" * 100_000,
     ],
+    ids=["cut", "rest", "number", "uid", "expiry", "secret", "certificate", "object", "depth"],
 )
 def test_a_damaged_file_of_grants_is_an_error_that_names_it(tmp_path: Path, damage: str) -> None:
     (tmp_path / "grants.json").write_text(damage)
@@ -540,6 +548,86 @@ def test_a_door_of_another_name_is_told_apart_from_an_unknown_authority() -> Non
     foreign = asyncio.run(asked("foreign.pem"))
     assert "its certificate is refused: self-signed certificate" in foreign.sentence
     assert "or the authority that has signed it, by --ca" in foreign.hint
+
+
+def _of_door(*lines: bytes, use: Callable[[Place], Coroutine[Any, Any, _T]]) -> _T:
+    """Returns the result of `use` with a door that answers each call by these lines."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.writelines(lines)
+        await reader.read()
+        writer.close()
+
+    async def check() -> _T:
+        tls = context_of(CERTIFICATES / "door.pem", CERTIFICATES / "door.key", None)
+        server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=tls)
+        port = server.sockets[0].getsockname()[1]
+        pin = fingerprint_of(CERTIFICATES / "door.pem")
+        try:
+            return await asyncio.wait_for(use(Place(f"127.0.0.1:{port}", f"a.b.{pin}")), 300)
+        finally:
+            server.close()
+
+    return asyncio.run(check())
+
+
+_OPENED = {"session": "one", "key": "key", "engine": "lupine", "grace": 30.0}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        *({"grace": value} for value in (None, "thirty", [30], -1, float("nan"), 10**400)),
+        *({name: value} for name in ("session", "key", "engine") for value in (None, 7)),
+    ],
+    ids=lambda changed: " ".join(f"{name}={str(value)[:9]}" for name, value in changed.items()),
+)
+def test_a_reply_to_open_without_what_the_client_needs_is_refused(changed: dict[str, Any]) -> None:
+    made = {name: value for name, value in {**_OPENED, **changed}.items() if value is not None}
+    with pytest.raises(VgpuError, match="the reply to open") as raised:
+        _of_door(wire.answer(made), use=lambda place: Tunnel(place, wire.Open()).open())
+    assert raised.value.code is ErrorCode.BAD_REQUEST
+
+
+def test_only_an_error_on_the_control_connection_is_the_cause_of_an_end() -> None:
+    async def ended(place: Place) -> VgpuError | None:
+        tunnel = Tunnel(place, wire.Open())
+        await tunnel.open()
+        cause = await tunnel.ended
+        await tunnel.close()
+        return cause
+
+    lines = wire.answer(_OPENED), b'{"later":1}\n', b"later\n", wire.answer({}), wire.refusal(_REVOKED)
+    cause = _of_door(*lines, use=ended)
+    assert cause is not None
+    assert cause.sentence == _REVOKED.sentence
+
+
+_ROW = {"allocation": "9983c04ad08f", "address": "::1", "connections": 1, "bytes": 7, "connected": True}
+
+
+def test_the_sessions_that_a_door_lists_are_shown() -> None:
+    reply = {"user": "alice", "sessions": [_ROW]}
+    assert _of_door(wire.answer(reply), use=status) == reply
+
+
+@pytest.mark.parametrize(
+    "sessions",
+    [
+        *([{**_ROW, "allocation": value}] for value in ("a\x1b[2J", "a\n", "", None, ["a"])),
+        [{**_ROW, "bytes": "many"}],
+        [{"allocation": "a"}],
+        ["a"],
+        {"a": 1},
+        None,
+    ],
+    ids=repr,
+)
+def test_a_list_of_sessions_whose_ids_are_not_hexadecimal_is_refused(sessions: Any) -> None:
+    with pytest.raises(VgpuError, match="the reply to status is not a list of sessions") as raised:
+        _of_door(wire.answer({"user": "alice", "sessions": sessions}), use=status)
+    assert raised.value.code is ErrorCode.BAD_REQUEST
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def status(arguments: Namespace, terminal: Terminal) -> int:
         ],
     )
     document = {"user": found["user"], "sessions": sessions}
-    terminal.show(View("RemoteStatus", document, [one["allocation"] for one in sessions], [table]))
+    terminal.show(View("RemoteStatus", document, [str(one["allocation"]) for one in sessions], [table]))
     return 0
 
 

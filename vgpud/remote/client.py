@@ -161,6 +161,7 @@ async def status(place: Place) -> dict[str, Any]:
     """Returns the sessions of the client's user."""
     _, writer, reply = await call(place, wire.Status(place.token))
     drop(writer)
+    wire.check_sessions(reply)
     return reply
 
 
@@ -178,6 +179,11 @@ class Tunnel:
     async def open(self) -> dict[str, Any]:
         """Opens the session and the port. Returns the door's reply. Raises VgpuError."""
         reader, writer, self._made = await call(self._place, self._wanted)
+        try:
+            wire.check_opened(self._made)
+        except VgpuError:
+            drop(writer)
+            raise
         self._control_writer = writer
         self._control = asyncio.ensure_future(self._keep(reader, writer))
         self._server = await asyncio.start_server(self._arrived, "127.0.0.1", 0, limit=PIECE_BYTES)
@@ -212,18 +218,18 @@ class Tunnel:
         while True:
             try:
                 with suppress(OSError, EOFError, asyncio.LimitOverrunError):
-                    while True:  # a later version of the door may send other lines first
-                        wire.result(await reader.readuntil(b"\n"))
-            except VgpuError as cause:
-                return cause
+                    while True:
+                        cause = wire.cause(await reader.readuntil(b"\n"))
+                        if cause is not None:
+                            return cause
             finally:
                 drop(writer)
             if self._closing:
                 return None
             try:
                 reader, writer = await self._resume()
-            except VgpuError as cause:
-                return cause
+            except VgpuError as error:
+                return error
             self._control_writer = writer
 
     async def _resume(self) -> tuple[StreamReader, StreamWriter]:

@@ -10,6 +10,7 @@ import hashlib
 import hmac
 import json
 import os
+import re
 import secrets
 import time
 from collections.abc import Iterable, Iterator
@@ -54,6 +55,7 @@ class Grant:
 
 
 _KINDS = get_type_hints(Grant)
+_DIGESTS = ("secret_sha256", "certificate_sha256")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,14 @@ def group_of_tenants() -> int | None:
         return None
 
 
+def _rows(text: str) -> list[dict[str, Any]]:
+    """Raises ValueError, RecursionError and TypeError."""
+    rows = json.loads(text)
+    if not isinstance(rows, list):
+        raise TypeError("it is not a list")
+    return rows
+
+
 def _read(row: dict[str, Any]) -> Grant:
     """Reads one grant of the file. Raises TypeError."""
     grant = Grant(**row)
@@ -128,6 +138,8 @@ def _read(row: dict[str, Any]) -> Grant:
         value = getattr(grant, name)
         if not isinstance(value, kind) and not (isinstance(value, int) and name == "max_cores_percent"):
             raise TypeError(f"{name} of a grant is {value!r}")
+        if name in _DIGESTS and not re.fullmatch("([0-9a-f]{64})?", value):
+            raise TypeError(f"{name} of a grant is not 64 hexadecimal digits")
     return grant
 
 
@@ -142,10 +154,10 @@ class Grants:
     def all(self) -> tuple[Grant, ...]:
         """Returns all grants in the order in which they were made, including expired ones."""
         try:
-            return tuple(_read(one) for one in json.loads(self._path.read_text()))
+            return tuple(_read(one) for one in _rows(self._path.read_text()))
         except FileNotFoundError:
             return ()
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             raise self._failed(error) from None
 
     def get(self, grant_id: str) -> Grant | None:
@@ -153,12 +165,16 @@ class Grants:
         return next((one for one in self.all() if one.id == grant_id), None)
 
     def find(self, token: str, certificate: str) -> Grant:
-        """Returns the live grant of the token or, without a token, of the certificate. Raises
-        VgpuError(NOT_ALLOWED).
+        """Returns the live grant of the token or, without a token, of the certificate. Raises VgpuError:
+        NOT_ALLOWED if there is none, and LEDGER_FAILED for any failure to read the file.
         """
+        try:
+            known = self.all()
+        except VgpuError as error:
+            raise VgpuError(ErrorCode.LEDGER_FAILED, error.sentence, error.hint) from None
         grant_id, _, rest = token.partition(".")
         digest = hashlib.sha256(rest.partition(".")[0].encode()).hexdigest()
-        for one in self.all():
+        for one in known:
             by_token = (
                 one.secret_sha256 and hmac.compare_digest(one.secret_sha256, digest) and one.id == grant_id
             )

@@ -8,6 +8,7 @@ sends it to the client on the control connection. Older versions do not send thi
 """
 
 import json
+import re
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -117,15 +118,58 @@ def refusal(error: VgpuError) -> bytes:
 def result(line: bytes) -> dict[str, Any]:
     """Reads a reply. Raises VgpuError: the error in the reply, or BAD_REQUEST if it is no valid reply."""
     message = _parse(line)
-    error = message.get("error")
-    if isinstance(error, dict):
-        number = error.get("number")
-        code = BY_NUMBER.get(number, ErrorCode.BUG) if isinstance(number, int) else ErrorCode.BUG
-        raise VgpuError(code, str(error.get("sentence", "")), str(error.get("hint", "")))
+    error = _error(message)
+    if error is not None:
+        raise error
     found = message.get("result")
     if not isinstance(found, dict):
         raise _bad("the reply has neither a result nor an error")
     return found
+
+
+def cause(line: bytes) -> VgpuError | None:
+    """Returns the error in a line of the control connection; None for any other line, which a later version
+    of the door may send.
+    """
+    try:
+        return _error(_parse(line))
+    except VgpuError:
+        return None
+
+
+def check_opened(reply: dict[str, Any]) -> None:
+    """Raises VgpuError(BAD_REQUEST) if the reply to `open` lacks what a client needs of it."""
+    if not all(isinstance(reply.get(name), str) for name in ("session", "key", "engine")):
+        raise _bad("the reply to open lacks the session, its key or its engine")
+    grace = reply.get("grace")
+    if not isinstance(grace, int | float) or not 0 <= grace < 1 << 63:
+        raise _bad("the reply to open has no grace period in seconds")
+
+
+def check_sessions(reply: dict[str, Any]) -> None:
+    """Raises VgpuError(BAD_REQUEST) if the reply to `status` is no list of a user's sessions."""
+    rows = reply.get("sessions")
+    if "user" not in reply or not isinstance(rows, list) or not all(map(_is_session, rows)):
+        raise _bad("the reply to status is not a list of sessions")
+
+
+def _is_session(row: object) -> bool:
+    # the id is printed as it is, so it can be nothing but an id
+    return (
+        isinstance(row, dict)
+        and re.fullmatch("[0-9a-f]+", str(row.get("allocation"))) is not None
+        and isinstance(row.get("bytes"), int)
+        and {"address", "connections", "connected"} <= row.keys()
+    )
+
+
+def _error(message: dict[str, Any]) -> VgpuError | None:
+    error = message.get("error")
+    if not isinstance(error, dict):
+        return None
+    number = error.get("number")
+    code = BY_NUMBER.get(number, ErrorCode.BUG) if isinstance(number, int) else ErrorCode.BUG
+    return VgpuError(code, str(error.get("sentence", "")), str(error.get("hint", "")))
 
 
 def _line(message: dict[str, Any]) -> bytes:
