@@ -1,7 +1,9 @@
 """Every call over real sockets: requests, replies, permissions."""
 
+import contextlib
 import json
 import os
+import socket
 from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any
@@ -76,6 +78,30 @@ def test_an_allocation_is_made_resized_and_released(live: Live, tenant: Client) 
     assert not tenant.release(held.id).already_released
     assert live.keeper.callers[0].process.pid == os.getpid()
     assert code_of(lambda: tenant.release(held.id)) is ErrorCode.NO_SUCH_ALLOCATION
+
+
+def test_a_client_tries_again_while_the_listeners_queue_is_full(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An attack: connections without end keep the queue full. The kernel refuses a further one at once."""
+    path = live.run_dir / "full.sock"
+    with contextlib.ExitStack() as opened:
+        listener = opened.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(str(path))
+        listener.listen(0)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                other = opened.enter_context(socket.socket(socket.AF_UNIX))
+                other.setblocking(False)
+                other.connect(str(path))
+
+        def a_place_becomes_free(_: float) -> None:
+            path.unlink(missing_ok=True)
+            path.symlink_to(live.ro)
+
+        monkeypatch.setattr("vgpud.api.client.time.sleep", a_place_becomes_free)
+        with Client(path) as client:
+            assert client.get_node().vgpud_version
 
 
 def test_only_root_forces_a_release(live: Live, tenant: Client, admin: Client) -> None:

@@ -9,7 +9,9 @@ UNREACHABLE, DEADLINE or NOT_ALLOWED of this side.
 """
 
 # mypy: disable-error-code="no-any-return"
+import errno
 import os
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from vgpud.api.gen import vgpud_pb2 as pb
     from vgpud.api.gen.vgpud_pb2_grpc import VgpudStub
 
+# how long, and at what interval, a client tries to get into the full queue of a listener
+_FULL_SECONDS, _FULL_AGAIN_SECONDS = 5.0, 0.02
 _OPTIONS = (
     ("grpc.enable_http_proxy", 0),
     # The subchannel pool is local to this client: with the global pool, the client would reuse the connection
@@ -44,6 +48,13 @@ def _quiet_grpc() -> None:
     """
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+
+def _is_full(failure: "grpc.RpcError") -> bool:
+    """True if the listener's queue of connections was full. gRPC takes the kernel's answer to connect(2),
+    EAGAIN, for a connection that is being made, and fails when it sends. vgpud has not seen the call.
+    """
+    return os.strerror(errno.ENOTCONN) in str(getattr(failure, "details", str)())
 
 
 class Client:
@@ -227,10 +238,16 @@ class Client:
         if request is None:
             service = pb.DESCRIPTOR.services_by_name["Vgpud"]
             request = getattr(pb, service.methods_by_name[method].input_type.name)(**fields)
-        try:
-            return getattr(self._stub(socket), method)(request, timeout=self._timeout_seconds)
-        except grpc.RpcError as failure:
-            raise from_rpc_error(failure, socket, self._timeout_seconds) from None
+        end = time.monotonic() + _FULL_SECONDS
+        while True:
+            try:
+                return getattr(self._stub(socket), method)(request, timeout=self._timeout_seconds)
+            except grpc.RpcError as failure:
+                if not _is_full(failure) or time.monotonic() > end:
+                    raise from_rpc_error(failure, socket, self._timeout_seconds) from None
+            # this channel would pause for a second before it connects again
+            self._channels.pop(socket)[0].close()
+            time.sleep(_FULL_AGAIN_SECONDS)
 
     def _stub(self, socket: Path) -> "VgpudStub":
         known = self._channels.get(socket)
