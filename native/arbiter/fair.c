@@ -20,7 +20,7 @@
 #define HAND_OVER_USUAL_NS 1500000u
 #define HAND_OVERS_PER_QUANTUM 20
 #define ROUND_LONGEST_NS 700e6
-#define ACTIVE_NS 100000000ull /* a tenant that held the device within this time still counts in the weights */
+#define ACTIVE_NS 100000000ull /* a tenant that gave a slice back less than this time ago counts in the weights */
 #define WINDOW_MIN_NS 100e3
 #define WINDOW_MAX_NS 2e6
 #define NONE_SHARE_MIN 0.01

@@ -275,7 +275,7 @@ struct vgpu_channel_table {
     uint32_t off;
     uint32_t samples; /* milliseconds on the device for which the process has sampled its own work */
     /*
-     * those of the `samples` milliseconds in which a sample found unfinished work. It is the process's claim, and only
+     * how many of the `samples` milliseconds had unfinished work. It is the process's claim, and only
      * decides whether other tenants run beside it
      */
     uint32_t unfinished;

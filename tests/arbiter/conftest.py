@@ -171,8 +171,8 @@ def until_turns(where: list[tuple[Path, int]], more: int) -> None:
 
 
 def bypassed_seldom(*leases: Path) -> bool:
-    """Asserts that few slices were bypassed. On a busy machine a process may run so late that the arbiter
-    bypasses it.
+    """True if less than a quarter of the slices were bypassed. On a busy machine a process may run so late
+    that the arbiter bypasses it.
     """
     counted = [counters(lease) for lease in leases]
     return 4 * sum(one["bypasses"] for one in counted) < sum(one["turns"] for one in counted)

@@ -1,5 +1,5 @@
-"""Clocks that jump: time slices are measured by CLOCK_MONOTONIC, and no message needs equal clocks at both
-ends.
+"""Clocks that jump: time slices are measured by CLOCK_MONOTONIC, and no message carries
+a time that sender and receiver read on different clocks.
 """
 
 import os

@@ -167,8 +167,9 @@ def hang_ups(lease: Path, stands: Done) -> None:
 
 
 def holes(lease: Path, stands: Done) -> None:
-    """Makes `usage` larger and punches a hole into it: until the hole is made, a page fault in it waits. In
-    the meantime the tenant uses its device, so that the arbiter writes its counters there.
+    """Allocates 2 GiB of blocks in `usage`, again and again, and punches a hole into it: until the hole is
+    made, a page fault in it waits. In the meantime the tenant uses its device, so that the arbiter writes its
+    counters there.
     """
     usage = os.open(lease / layout.USAGE_FILE, os.O_RDWR)
     fallocate = ctypes.CDLL(None).fallocate

@@ -1,6 +1,6 @@
 """Work that tenants of a simulated device complete, compared with their shares, and the cost of the arbiter.
 
-Real processes in real time: on a machine with cores to spare the first figure is close to the second. The
+Real processes in real time: on a machine with cores to spare the work is close to the share. The
 scheduler alone, on a simulated clock, is exact (tests/arbiter/test_model.py).
 """
 

@@ -131,7 +131,7 @@ def sentences(
     return "\n".join(limiting(allocation, devices, [(now, before or now)], 2.0))
 
 
-def test_the_cause_of_a_memory_limit_is_named() -> None:
+def test_full_memory_and_the_causes_of_refused_memory_are_named() -> None:
     part = pb.Slice(device_uuid=canned.A, mode="preload", memory_bytes=4 * GIB, share_percent=25)
     said = sentences(held(part), pb.SliceMeter(memory_used_bytes=4 * GIB, refusals_limit=3, refusals_card=1))
     assert "memory on device 0: 4GiB of 4GiB, it is full: give it more with 'vgpuctl resize'" in said

@@ -375,7 +375,7 @@ def test_a_pod_deleted_by_force_keeps_its_allocation_while_its_container_runs(sh
     run(story())
 
 
-def test_a_kubelet_without_its_checkpoint_cannot_take_a_running_containers_ids(short: Path) -> None:
+def test_a_kubelet_that_lost_its_checkpoint_cannot_give_away_a_running_containers_ids(short: Path) -> None:
     async def story() -> None:
         async with node_in(short) as node:
             await node.kubelet.healthy(UNITS, 160)

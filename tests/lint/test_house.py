@@ -236,7 +236,7 @@ def test_no_module_imports_itself_through_other_modules() -> None:
         pytest.fail(" -> ".join(error.args[1]))
 
 
-def test_nothing_of_nvidia_is_committed() -> None:
+def test_no_header_or_library_of_nvidia_is_committed() -> None:
     names = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.splitlines()

@@ -127,7 +127,7 @@ def test_a_watch_with_a_full_queue_ends_without_a_gap(
     clock.run(work())
 
 
-def test_events_of_an_allocation_are_counted_to_the_user_whose_quota_counts(tmp_path: Path) -> None:
+def test_events_of_an_allocation_belong_to_its_quota_owner_not_to_its_owner(tmp_path: Path) -> None:
     """An attack: with a subordinate uid for each allocation a user would be 65 536 users of the history."""
 
     async def work() -> None:

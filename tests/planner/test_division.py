@@ -180,7 +180,7 @@ def test_an_idle_divided_gpu_instance_is_removed_for_a_whole_one() -> None:
     assert [move.source for move in decision.moves] == [HALF[1]]
 
 
-def test_memory_is_not_promised_by_hardware() -> None:
+def test_a_compute_instance_with_a_memory_limit_is_refused() -> None:
     refusal = ask(request("1c.3g.71gb", memory_bytes=GIB)).refusal
     assert refusal is not None
     assert refusal.code is ErrorCode.UNSUPPORTED

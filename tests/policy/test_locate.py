@@ -136,7 +136,7 @@ def test_the_nesting_of_toml_is_bounded() -> None:
             locate(f"\n{beyond}")
 
 
-def test_every_spelling_of_a_key_is_located() -> None:
+def test_a_key_path_is_spelled_on_one_line_as_toml() -> None:
     assert spell(()) == ""
     assert spell(("device", 2, "match", "memory_min")) == "device[2].match.memory_min"
     assert spell(("a b", 'c"', "d\ne\x7f\U000e0001")) == '"a b"."c\\""."d\\u000Ae\\u007F\\U000E0001"'

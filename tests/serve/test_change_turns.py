@@ -76,7 +76,7 @@ def test_a_users_changes_pause_only_if_they_queue_while_other_users_have_changes
     clock.run(main())
 
 
-def test_a_change_that_takes_long_or_is_cancelled_keeps_its_turn_for_a_bounded_time() -> None:
+def test_a_slow_or_cancelled_change_keeps_others_waiting_for_a_bounded_time_only() -> None:
     async def main() -> None:
         changes = Changes()
         slow = asyncio.ensure_future(changes.one(7, 100))

@@ -1,4 +1,4 @@
-"""Fixtures of the simulated node, and a CUDA program in Python that runs on it."""
+"""The fixture of the simulated node."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_an_ipc_event_is_opened_by_another_process(node: SimNode) -> None:
         "e = c.c_void_p(); cu('cuEventCreate', c.byref(e), {}); h = (c.c_char * 64)(); "
         "out = cu.raw('cuIpcGetEventHandle', h, e), bytes(h).hex()"
     )
-    assert one.do(give.format(2)).startswith("(1,")  # the memory was made without a handle type
+    assert one.do(give.format(2)).startswith("(1,")  # the event was made without CU_EVENT_INTERPROCESS
     # an event for IPC must not record times
     assert one.do("e = c.c_void_p(); out = cu.raw('cuEventCreate', c.byref(e), 4)") == "1"
     handle = one.do(give.format(6)).split("'")[1]

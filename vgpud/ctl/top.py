@@ -214,7 +214,7 @@ class Screen:
         self.selected = ""
         self.asking: Action | None = None
         self.helping = False
-        self.shown: list[str] = []  # ids of the allocations on the screen, in its order
+        self.shown: list[str] = []  # ids of the allocations that pass the filter, in the order of rows
         self.past = History()
         self.doing = Doing(arguments)
         self.before: Look | None = None

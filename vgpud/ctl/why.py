@@ -227,8 +227,8 @@ def _profile(device: pb.Device | None, profile_id: int) -> pb.MigProfile | None:
 def _held_back(
     part: pb.Slice, now: pb.SliceMeter, before: pb.SliceMeter, seconds: float, name: str, alone: bool
 ) -> Iterator[str]:
-    """A sentence on the time that a slice waited for compute. The meters are updated at each grant of a time
-    slice, so over a short time they can grow by more than that time.
+    """Sentences on the compute that a slice had, waited for, and was held back from. The meters are updated
+    at each grant of a time slice, so over a short time they can grow by more than that time.
     """
     share = words.share(part) or "its share"
     waited = (now.compute_waited_ns - before.compute_waited_ns) / 1e7 / seconds

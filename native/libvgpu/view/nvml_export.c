@@ -124,7 +124,10 @@ static nvmlReturn_t list_mps(nvmlDevice_t device, unsigned *count, struct listed
     return list(2, device, count, entries);
 }
 
-/* Returns a copy of `table` with libvgpu's lists, or `table` itself if its size is wrong or it cannot be copied. */
+/*
+ * Returns a copy of `table` with libvgpu's lists. Returns `table` itself if its size is wrong, memory is short, or another
+ * table was copied before.
+ */
 static const void *with_ours(const void *table)
 {
     static const list_fn mine[LISTS] = {list_compute, list_graphics, list_mps};

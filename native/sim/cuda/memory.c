@@ -91,7 +91,7 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr p)
     return b != NULL ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 
-/* Reads one attribute of a pointer. Returns false if the address is unknown to the driver. */
+/* Reads an attribute of a pointer. False: the driver does not know the address, or its memory has no such attribute. */
 static bool pointer_value(CUpointer_attribute attribute, CUdeviceptr p, void *data)
 {
     const struct cu_block *b = cu_block_at(p);

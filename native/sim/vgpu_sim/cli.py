@@ -37,8 +37,8 @@ def _create(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    """Runs a command inside an existing node, if --state names an existing file; otherwise inside a new node
-    that is removed afterwards.
+    """Runs a command inside the node that --state names, which is made if the file does not exist, and stays.
+    Without --state: inside a new node that is removed afterwards.
     """
     command = [os.environ.get("SHELL", "/bin/sh")] if args.verb == "shell" else args.command
     if command[:1] == ["--"]:

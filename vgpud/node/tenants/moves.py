@@ -39,8 +39,8 @@ from vgpud.planner.terms import all_terms
 from vgpud.planner.use import is_open_to_others
 from vgpud.proc import start_ticks
 
-# While the driver is busy with another tenant, less memory than this is moved through the host: its host
-# buffer is made meanwhile. A direct move would need the driver from its beginning.
+# While the driver is busy with another tenant, a tenant with less memory than this is moved through the host,
+# because its host buffer can be made while it waits. A direct move begins only when the driver is free.
 _WORTH_BYTES = 4 * GIB
 # Maximum time for which a direct move holds the driver for libvgpu to park memory, and again to bring it
 # back: the tenant's process may be stopped
@@ -337,7 +337,9 @@ class Moves:
 
     @contextmanager
     def _parking(self, held: Allocation, direct: bool) -> Iterator[None]:
-        """Lets libvgpu leave the memory on its device, until the block ends."""
+        """For a direct move: libvgpu parks the tenant's memory on its device, in place of moving it to the
+        host, until the block ends. Without `direct` this does nothing.
+        """
         parking = self._context.preload.parking if direct and self._context.preload is not None else set()
         parking.add(held.id)
         try:
