@@ -22,7 +22,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
@@ -39,6 +41,7 @@ _ANSWER_SECONDS = 2.0  # maximum wait for an answer, by the clock, because the e
 # A question is abandoned after its thread was found waiting in the kernel this many times in a row.
 _LOOKS_HELD = 3
 _LATELY_SECONDS = 10.0
+_MOST_GROUPS = 512  # most control groups of a container that are read
 _MOST_LEFT = 256  # maximum of abandoned threads that still wait for an answer
 # Maximum of abandoned questions about the processes of one user: those whose threads still wait, and recent
 # ones, because each costs its asker time.
@@ -373,6 +376,25 @@ def mount_namespace(pid: int) -> Path | None:
         return aside(pid, Path(f"/proc/{pid}/ns/mnt").readlink)
     except OSError:
         return None
+
+
+def members_of(cgroup: Path) -> list[int]:
+    """The pids in a control group and in the groups below it: the first _MOST_GROUPS, because a user can make
+    any number of groups in one that is delegated to it.
+    """
+    found: list[int] = []
+    groups = deque([cgroup])
+    for _ in range(_MOST_GROUPS):
+        if not groups:
+            break
+        folder = groups.popleft()
+        with suppress(OSError):  # the group was removed meanwhile, or its path is too long
+            text = (folder / "cgroup.procs").read_text()
+            found += [int(line) for line in text.split() if line != "0"]
+            with os.scandir(folder) as entries:
+                below = (folder / entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+                groups.extend(islice(below, _MOST_GROUPS - len(groups)))
+    return found
 
 
 def pids() -> Iterator[int]:

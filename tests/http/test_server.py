@@ -344,3 +344,13 @@ def test_an_address_that_cannot_be_used_has_a_hint_of_its_own(
 
     monkeypatch.setattr(socket.socket, "bind", refuse)
     asyncio.run(listen())
+
+
+@pytest.mark.parametrize(
+    ("value", "status"), [("\t" * 1_000_000 + "x y", 421), ("\t localhost \t", 404), ("local host", 421)]
+)
+def test_a_host_header_is_read_in_one_pass(value: str, status: int) -> None:
+    """An attack: a search that goes back in the header's tabs takes hours for a million of them."""
+    server = http.Server({}, only_loopback=True)
+    head = f"GET / HTTP/1.1\r\nHost:{value}\r\n\r\n".encode()
+    assert asyncio.run(server.answer(head, 0)).status == status

@@ -7,6 +7,8 @@ import threading
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import pytest
+
 from tests.conditions import needs
 from tests.e2e.support import eventually
 from tests.fusefile import fuse_file
@@ -19,6 +21,7 @@ from vgpud.proc import (
     has_ended,
     is_alive,
     is_ending,
+    members_of,
     mount_namespace,
     pin,
     read_stat,
@@ -88,7 +91,7 @@ os.execvp("sleep", ["sleep", "1000"])
 """
 
 
-def members_of(session: int) -> set[int]:
+def pids_of_session(session: int) -> set[int]:
     with ExitStack() as opened:
         pidfds = [opened.enter_context(member).fileno() for member in session_members(session)]
         about = [Path(f"/proc/self/fdinfo/{pidfd}").read_text() for pidfd in pidfds]
@@ -119,7 +122,7 @@ def test_an_exec_that_hangs_delays_no_query_about_other_processes(tmp_path: Path
             question(process.pid)
         with suppress(OSError):
             executable(process.pid)
-        assert process.pid in members_of(os.getsid(process.pid))
+        assert process.pid in pids_of_session(os.getsid(process.pid))
         own = start_ticks(os.getpid())
         assert own is not None and is_alive(os.getpid(), own)
     process.kill()
@@ -156,3 +159,21 @@ def test_processes_of_a_users_subordinate_uids_leave_no_more_threads_behind_than
         for process in processes:
             process.kill()
             process.communicate()
+
+
+@pytest.mark.parametrize("shape", ["deep", "wide"])
+def test_only_the_first_groups_of_a_control_group_are_read(tmp_path: Path, shape: str) -> None:
+    """An attack: a user makes groups without end in a control group that is delegated to it."""
+    group = tmp_path
+    for number in range(600):
+        (group / "cgroup.procs").write_text("7\n0\n")
+        (group / "cgroup.stat").touch()
+        made = group / ("g" if shape == "deep" else f"g{number}")
+        made.mkdir()
+        if shape == "deep":
+            group = made
+        else:
+            (made / "cgroup.procs").write_text(f"{number + 1}\n")
+    found = members_of(tmp_path)
+    assert found[0] == 7 and len(found) == 512
+    assert members_of(tmp_path / "gone") == []

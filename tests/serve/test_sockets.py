@@ -32,6 +32,19 @@ def modes(run_dir: Path) -> dict[str, int]:
     return {p.name: stat.S_IMODE(p.stat().st_mode) for p in run_dir.iterdir() if p.is_socket()}
 
 
+def test_a_public_socket_refuses_descriptors_before_a_caller_can_connect(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("ro.sock", "vgpud.sock", "admin.sock")
+    there: list[list[str]] = []
+    monkeypatch.setattr(
+        "vgpud.serve.sockets.refuse_descriptors",
+        lambda _: there.append([name for name in names if (run_dir / name).exists()]),
+    )
+    opened(run_dir).close()
+    assert there == [[], ["ro.sock"], ["ro.sock", "vgpud.sock"]]
+
+
 @pytest.mark.parametrize("umask", [0o000, 0o077, 0o777])
 def test_socket_modes_do_not_depend_on_the_umask(run_dir: Path, umask: int) -> None:
     run_dir.mkdir()

@@ -26,7 +26,7 @@ from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.log_event import LogEvent
 from vgpud.model.marks import Mark, MarkKind
 from vgpud.model.tenancy import Allocation, Mode
-from vgpud.proc import pin
+from vgpud.proc import members_of, pin
 
 log = structlog.get_logger(__name__)
 
@@ -201,7 +201,7 @@ class Walls:
                 self._remove(allocation.id)
                 continue
             limits = wall_limits(self._others(allocation, cgroup), self._devices(), False)
-            full = bool(_members(group))
+            full = bool(members_of(group))
             for uuid in wall_limits([allocation], self._devices(), False):
                 limit_bytes = limits.get(uuid, 0 if full else None)
                 with suppress(VgpuError):  # the device may be lost, or the group removed
@@ -328,11 +328,3 @@ def _enable(*folders: Path) -> None:
         known, enabled = ((folder / f"cgroup.{name}").read_text().split() for name in _CONTROLLERS)
         if "dmem" in known and "dmem" not in enabled:  # vgpud's unit may not write to the root of the tree
             (folder / "cgroup.subtree_control").write_text("+dmem")
-
-
-def _members(group: Path) -> list[str]:
-    found: list[str] = []
-    for folder, _, _ in os.walk(group):
-        with suppress(OSError):
-            found += (Path(folder) / "cgroup.procs").read_text().split()
-    return found

@@ -101,8 +101,9 @@ def public_sockets(run_dir: Path, group: str, passed: Mapping[str, socket.socket
     made = not listening
     if made:
         listening = _open_sockets(run_dir, group)
-    for one in listening.values():
-        refuse_descriptors(one)
+    else:
+        for one in listening.values():
+            refuse_descriptors(one)
     return PublicSockets(run_dir, listening, made)
 
 
@@ -149,15 +150,18 @@ def runtime_socket(run_dir: Path, group: str, passed: Mapping[str, socket.socket
     if _RUNTIME_DESCRIPTOR in passed:
         return RuntimeSocket(passed[_RUNTIME_DESCRIPTOR], None)
     path = run_dir / _RUNTIME_NAME
-    return RuntimeSocket(_listen(private_folder(run_dir), path, _MODES[Door.TENANT], _gid(group)), path)
+    made = _listen(private_folder(run_dir), path, _MODES[Door.TENANT], _gid(group), takes_descriptors=True)
+    return RuntimeSocket(made, path)
 
 
-def _listen(folder: Path, path: Path, mode: int, gid: int) -> socket.socket:
+def _listen(folder: Path, path: Path, mode: int, gid: int, takes_descriptors: bool = False) -> socket.socket:
     hidden = folder / path.name
     check_length(hidden)
     hidden.unlink(missing_ok=True)
     made = Untrusted(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
+        if not takes_descriptors:
+            refuse_descriptors(made)  # before a caller can connect
         made.bind(str(hidden))
         hidden.chmod(mode)
         if mode & stat.S_IRWXG and not mode & stat.S_IRWXO and gid >= 0:

@@ -3,8 +3,9 @@
 If a container shares the host's pid namespace, its other processes can outlive its init process.
 """
 
-import os
 from pathlib import Path
+
+from vgpud.proc import members_of
 
 _ROOT = Path("/sys/fs/cgroup")
 _UNIFIED = (_ROOT, _ROOT / "unified")
@@ -30,19 +31,14 @@ def cgroup_of(pid: int, starter_pid: int) -> str:
 
 
 def processes_in(cgroup: str) -> tuple[int, ...]:
-    """The pids in the control group and below it; none if the group no longer exists."""
+    """The pids in the control group and below it (members_of); none if the group no longer exists."""
     inode, _, path = cgroup.partition(" ")
     try:
         if not path or Path(path).stat().st_ino != int(inode):
             return ()
-        found: list[int] = []
-        for folder, _, files in os.walk(path):
-            if "cgroup.procs" in files:
-                text = (Path(folder) / "cgroup.procs").read_text()
-                found += [int(line) for line in text.split() if line != "0"]
-    except OSError:  # a group was removed while the tree was walked
+    except OSError:
         return ()
-    return tuple(found)
+    return tuple(members_of(Path(path)))
 
 
 def group_owner(cgroup: str) -> int | None:

@@ -37,7 +37,7 @@ _ACCEPT_PAUSE_SECONDS = 0.1
 _HEAD_END = b"\r\n\r\n"
 
 _REQUEST = re.compile(rb"([A-Z]{1,16}) (/[!-~]{0,2000}) HTTP/1\.[01]")
-_HOST = re.compile(rb"\r\nhost:[ \t]*([!-~]*)[ \t]*\r\n", re.IGNORECASE)
+_HOST = re.compile(rb"\r\nhost:([^\r\n]*)\r\n", re.IGNORECASE)
 # Accepted names in the Host header. Any other name is refused: an attacker's web page could resolve its own
 # name to this address (DNS rebinding).
 _LOOPBACK = re.compile(rb"(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]{1,5})?")
@@ -179,9 +179,10 @@ class Server:
         request = _REQUEST.fullmatch(head.partition(b"\r\n")[0])
         if request is None:
             return _plain(HTTPStatus.BAD_REQUEST)
-        host = _HOST.search(head)
-        if self._only_loopback and (host is None or not _LOOPBACK.fullmatch(host[1])):
-            return _plain(HTTPStatus.MISDIRECTED_REQUEST)
+        if self._only_loopback:
+            host = _HOST.search(head)
+            if host is None or not _LOOPBACK.fullmatch(host[1].strip(b" \t")):
+                return _plain(HTTPStatus.MISDIRECTED_REQUEST)
         if request[1] not in (b"GET", b"HEAD"):
             return _plain(HTTPStatus.METHOD_NOT_ALLOWED)
         page = self._pages.get(request[2].partition(b"?")[0].decode("ascii"))
@@ -210,7 +211,7 @@ async def _head(connection: socket.socket) -> bytes:
     while (end := head.find(_HEAD_END)) < 0:
         if len(head) >= MAX_HEAD_BYTES:
             raise ConnectionAbortedError("the head is too long")
-        piece = await loop.sock_recv(connection, MAX_HEAD_BYTES)
+        piece = await loop.sock_recv(connection, MAX_HEAD_BYTES - len(head))
         if not piece:
             raise ConnectionResetError("the peer went away within its request")
         head += piece
