@@ -46,7 +46,8 @@ static pid_t stranger_of(pid_t number)
     struct clone_args how = {.exit_signal = SIGCHLD, .set_tid = (uint64_t)(uintptr_t)&number, .set_tid_size = 1};
     int is_one[2];
     char byte;
-    if (pipe(is_one) != 0)
+    /* the stranger never runs as the lease's owner: its real uid differs from the start */
+    if (pipe(is_one) != 0 || setresuid(STRANGER_UID, (uid_t)-1, (uid_t)-1) != 0)
         return -1;
     pid_t stranger = (pid_t)syscall(SYS_clone3, &how, sizeof(how));
     if (stranger == 0) {
@@ -56,6 +57,8 @@ static pid_t stranger_of(pid_t number)
             pause();
     }
     close(is_one[1]);
+    if (setresuid(0, (uid_t)-1, (uid_t)-1) != 0)
+        return -1;
     return stranger > 0 && read(is_one[0], &byte, 1) == 1 ? stranger : -1;
 }
 
