@@ -6,6 +6,7 @@ import signal
 import socket
 import sys
 from contextlib import ExitStack
+from functools import partial
 
 import pytest
 
@@ -58,7 +59,7 @@ def test_lingering_sockets_that_a_caller_passes_do_not_stop_vgpud(
         node.ctl("status")
         for line in lines:
             line.shutdown(socket.SHUT_WR)
-            eventually(lambda line=line: has_ended(line))  # type: ignore[misc]
+            eventually(partial(has_ended, line))
         node.ctl("status")
         node.stop()
     refuses = kernel_refuses_descriptors() and not before
