@@ -13,6 +13,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from types import CoroutineType
 from typing import Any, TypeVar
 
 import structlog
@@ -518,11 +519,14 @@ async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
     waits for them.
 
     asyncio.run cancels tasks once only: a task that starts while others are being cancelled would be
-    destroyed.
+    destroyed. A task of grpcio that is cancelled prints a traceback (grpcio 1.85, _schedule_rpc_coro), so
+    such a task gets a second to end by itself: its call has ended, and its last steps are under way.
     """
     try:
         return await work
     finally:
+        if ending := {each for each in asyncio.all_tasks() if not isinstance(each.get_coro(), CoroutineType)}:
+            await asyncio.wait(ending, timeout=1.0)
         while left := asyncio.all_tasks() - {asyncio.current_task()}:
             for task in left:
                 task.cancel()
