@@ -114,3 +114,19 @@ def is_held_to(lease: Path, percent: float, turns: int = 10) -> None:
     have_turns(lease, turns=1)
     what = f"about {percent:g} % of its time"
     Accounts(lease).come_to(lambda got: percent / 3 < got.percent < 1.3 * percent, what, turns)
+
+
+def is_bypassed_seldom(*leases: Path, turns: int = 12) -> None:
+    """Waits until less than a quarter of this many successive time slices was bypassed. On a busy machine a
+    process may run so late that the arbiter bypasses it.
+    """
+    account = Accounts(*leases)
+
+    def seldom() -> bool:
+        nonlocal account
+        if sum(account.since("turns")) < turns:
+            return False
+        bypassed, account = account, Accounts(*leases)
+        return 4 * sum(bypassed.since("bypasses")) < sum(bypassed.since("turns"))
+
+    eventually(seldom, "it is seldom bypassed")

@@ -6,7 +6,6 @@ import shutil
 import struct
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -133,49 +132,6 @@ def counters(lease: Path, ordinal: int = 0) -> dict[str, int]:
     raw = (lease / layout.USAGE_FILE).read_bytes()[at:]
     names = ("granted_ns", "used_ns", "waited_ns", "overrun_ns", "turns", "bypasses")
     return dict(zip(names, struct.unpack_from("<6Q", raw), strict=True))
-
-
-@dataclass(frozen=True)
-class Span:
-    """Device time that the arbiter charged to leases while all of them wanted the device."""
-
-    seconds: float
-    used: tuple[float, ...]  # seconds
-
-    @property
-    def percents(self) -> list[float]:
-        """Device time of each lease in percent of the measured time."""
-        return [100 * used / self.seconds for used in self.used]
-
-
-def span(*leases: Path, ordinals: tuple[int, ...] = (), turns: int = 10, seconds: float = 1.0) -> Span:
-    """Measures for `seconds`, and on until each lease has had `turns` more time slices. Begins after the
-    first slice of each. The processes must spin for LONG.
-    """
-    where = list(zip(leases, ordinals or (0,) * len(leases), strict=True))
-    eventually(lambda: all(counters(*one)["used_ns"] > 0 for one in where), "each has had a turn")
-    began, before = time.monotonic(), [counters(*one)["used_ns"] for one in where]
-    time.sleep(seconds)
-    until_turns(where, turns)
-    after = [counters(*one)["used_ns"] for one in where]
-    passed = time.monotonic() - began
-    return Span(passed, tuple((b - a) / 1e9 for a, b in zip(before, after, strict=True)))
-
-
-def until_turns(where: list[tuple[Path, int]], more: int) -> None:
-    wanted = [counters(*one)["turns"] + more for one in where]
-    eventually(
-        lambda: all(counters(*one)["turns"] >= least for one, least in zip(where, wanted, strict=True)),
-        f"{more} turns more for each",
-    )
-
-
-def bypassed_seldom(*leases: Path) -> bool:
-    """True if less than a quarter of the slices were bypassed. On a busy machine a process may run so late
-    that the arbiter bypasses it.
-    """
-    counted = [counters(lease) for lease in leases]
-    return 4 * sum(one["bypasses"] for one in counted) < sum(one["turns"] for one in counted)
 
 
 @contextmanager

@@ -7,8 +7,8 @@ import signal
 import subprocess
 import time
 
-from tests.arbiter.accounts import divide, have_turns, is_held_to
-from tests.arbiter.conftest import LONG, Card, bypassed_seldom, counters
+from tests.arbiter.accounts import divide, have_turns, is_bypassed_seldom, is_held_to
+from tests.arbiter.conftest import LONG, Card, counters
 from tests.conditions import unmet
 from tests.native.harness import TEST_BUILD
 from vgpud.lease import SharePolicy
@@ -28,7 +28,7 @@ def shares_hold(card: Card) -> None:
         card.spin(lease, LONG)
     divide(small, large, least=12, most=36)
     assert all(counters(lease)["used_ns"] < AN_HOUR_NS for lease in (alone, small, large))
-    assert bypassed_seldom(small, large)
+    is_bypassed_seldom(small, large)
 
 
 def test_shares_hold_with_an_arbiter_in_another_time_namespace(card: Card) -> None:
@@ -64,4 +64,4 @@ def test_shares_hold_after_the_node_was_stopped_for_a_second(card: Card) -> None
     for pid in pids:
         os.kill(pid, signal.SIGCONT)
     divide(small, large, least=12, most=40)
-    assert bypassed_seldom(small, large)
+    is_bypassed_seldom(small, large)

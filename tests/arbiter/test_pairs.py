@@ -2,6 +2,7 @@
 native/probe/pair.c.
 """
 
+import struct
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -9,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.arbiter.accounts import have_turns
-from tests.arbiter.conftest import LONG, Card, answer, bypassed_seldom, counters
+from tests.arbiter.accounts import have_turns, is_bypassed_seldom
+from tests.arbiter.conftest import LONG, Card, answer, counters
 from tests.e2e.support import eventually
 from vgpud.lease import SharePolicy
 
 HARD, CONSERVING, NONE = SharePolicy.HARD, SharePolicy.WORK_CONSERVING, SharePolicy.NONE
-SECONDS = "1.0"
 
 
 @pytest.fixture
@@ -24,14 +24,21 @@ def pages() -> Iterator[Path]:
         yield Path(folder)
 
 
-def pair(card: Card, page: Path, leases: tuple[Path, Path], *words: str) -> "list[subprocess.Popen[str]]":
+def pair(
+    card: Card, page: Path, leases: tuple[Path, Path], *words: str, seconds: float = 1.0
+) -> "list[subprocess.Popen[str]]":
     page.write_bytes(bytes(4096))
+    words = ("--file", str(page), "--seconds", f"{seconds}", *words)
     return [
-        card.program(
-            "vgpu-pair", lease, "--file", str(page), "--rank", rank, "--seconds", SECONDS, *words, *device
-        )
+        card.program("vgpu-pair", lease, "--rank", rank, *words, *device)
         for rank, lease, device in zip(("0", "1"), leases, devices_of(leases), strict=True)
     ]
+
+
+def begun_steps(page: Path) -> int:
+    """Number of the last step that the kernels of both ranks have begun."""
+    words = struct.unpack_from("<Q504xQ", page.read_bytes())
+    return int(min(words))
 
 
 def devices_of(leases: tuple[Path, Path]) -> list[tuple[str, str]]:
@@ -62,9 +69,10 @@ def test_a_lone_job_of_two_ranks_makes_progress_under_a_hard_share(
     must not block the other rank until a bypass.
     """
     lease = card.lease("a", HARD, 25, devices=2)
-    ranks = pair(card, pages / "a", (lease, lease), "--work", work)
-    assert min(answer(process)["steps"] for process in ranks) > 0
-    assert bypassed_seldom(lease)
+    pair(card, pages / "a", (lease, lease), "--work", work, seconds=LONG)
+    is_bypassed_seldom(lease)
+    steps = begun_steps(pages / "a")
+    eventually(lambda: begun_steps(pages / "a") > steps + 1, "both ranks go on")
 
 
 def test_ranks_in_separate_leases_make_progress_by_the_drain_bound(card: Card, pages: Path) -> None:

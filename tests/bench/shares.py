@@ -8,7 +8,8 @@ import os
 import time
 from pathlib import Path
 
-from tests.arbiter.conftest import LONG, Card, counters, made_card, span, until_turns
+from tests.arbiter.accounts import Accounts, have_turns
+from tests.arbiter.conftest import LONG, Card, counters, made_card
 from tests.bench.common import Report
 from vgpud.lease import SharePolicy
 
@@ -32,8 +33,7 @@ def _shares(report: Report, card: Card, asked: tuple[float, ...], policy: ShareP
     leases = [card.lease(f"t{n}", policy, share) for n, share in enumerate(asked)]
     for lease in leases:
         card.spin(lease, LONG)
-    got = span(*leases, seconds=_SECONDS)
-    for share, percent in zip(asked, got.percents, strict=True):
+    for share, percent in zip(asked, _percents(*leases), strict=True):
         what = f"{policy.name.lower()}, {share:g} of {'+'.join(f'{one:g}' for one in asked)}"
         report.value(what, percent, "% of the card", f"promised: {share:g}")
 
@@ -44,7 +44,7 @@ def _cost(report: Report, card: Card, busy: int) -> None:
     for lease in leases:
         card.spin(lease, LONG)
     card.spin(latency, LONG, "--every-us", "5000")
-    until_turns([(lease, 0) for lease in (*leases, latency)], 5)
+    have_turns(*leases, latency)
     assert card.arbiter is not None
     before, began, turns = _cpu_seconds(card.arbiter.pid), time.monotonic(), _turns(*leases, latency)
     time.sleep(_SECONDS)
@@ -53,6 +53,16 @@ def _cost(report: Report, card: Card, busy: int) -> None:
     per_second = (_turns(*leases, latency) - turns) / passed
     what = f"the arbiter, {busy} busy and a latency tenant"
     report.value(what, percent, "% of a core", f"at {per_second:.0f} turns a second; aim: below 25")
+
+
+def _percents(*leases: Path) -> list[float]:
+    """Device time that the arbiter charges to each lease while all of them want the device, in percent."""
+    have_turns(*leases, turns=1)
+    account, began = Accounts(*leases), time.monotonic()
+    time.sleep(_SECONDS)
+    have_turns(*leases, turns=10)
+    used_ns, passed = account.since("used_ns"), time.monotonic() - began
+    return [100e-9 * used / passed for used in used_ns]
 
 
 def _turns(*leases: Path) -> int:
