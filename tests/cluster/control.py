@@ -8,7 +8,6 @@ import json
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from tests.demo.node import DemoNode
 from tests.e2e.support import eventually
 from tests.kubelet.double import fixed_plugins
 from tests.kubelet.test_daemon import reboot
+from tests.ports import free_port
 from tests.runtime.containerd import Containerd, documented_config
 
 NODE = "node-1"
@@ -74,14 +74,6 @@ def losing_runc(folder: Path) -> Path:
     return programs
 
 
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
-
-
 def _gate_word(on: bool) -> str:
     return "--feature-gates=" + ",".join(f"{name}={str(on).lower()}" for name in GATES)
 
@@ -124,7 +116,7 @@ class Cluster:
         self.folder, self._programs, self.containerd, self.node = folder, programs, containerd, node
         self.root = node.folder / "k"  # a short path, because a socket's path has at most 108 bytes
         self.tokens = {name: secrets.token_hex(16) for name in ("admin", "kubelet")}
-        self._etcd_port, self._peer_port, self._api_port, kubelet_port = free_ports(4)
+        self._etcd_port, self._peer_port, self._api_port, kubelet_port = (free_port() for _ in range(4))
         self._write_credentials()
         self._kubelet_port = kubelet_port
         self._write_kubelet_config(gates=True)

@@ -19,6 +19,7 @@ from tests.conditions import needs
 from tests.demo.node import BUILD, DemoNode
 from tests.e2e.conftest import NodeMaker
 from tests.e2e.support import eventually, simulate
+from tests.ports import free_port
 from vgpud.model.journal import Message
 
 POLICY = """version = 1
@@ -32,12 +33,6 @@ max_allocations = 3
 mode = "auto"
 """
 OTHER = 4242
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def figures(node: DemoNode) -> dict[str, list[tuple[dict[str, str], float]]]:

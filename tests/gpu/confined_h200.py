@@ -25,7 +25,7 @@ from tests.demo.checks import Checks
 from tests.demo.node import BUILD, POLICY, ROOT, DemoNode
 from tests.e2e.conftest import end_helpers
 from tests.gpu import confine
-from tests.http.test_server import free_port
+from tests.ports import free_port
 from vgpud.model.errors import VgpuError
 from vgpud.model.quantity import MIB
 

@@ -9,7 +9,6 @@ program that is not installed, or needs more GPUs, is skipped, and the reason is
 
 import math
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -22,6 +21,7 @@ import pynvml
 
 from tests.demo.scenes import python_with
 from tests.gpu.memory_node import GIB, MIB, Bench, ledger_bytes, lines, main
+from tests.ports import free_port
 from vgpud.lease import ArbiterClient, DeviceLimits, read_usage, write_lease
 
 LIMIT_BYTES = 6 * GIB
@@ -152,14 +152,8 @@ def hami(bench: Bench) -> Any:
     return [_without_lease(bench, name) for name in WITHOUT_LEASE]
 
 
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
 def _two_ranks(bench: Bench, lease: Path | None, exhaust: bool) -> list[dict[str, Any]]:
-    meet = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    meet = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ranks = [
         subprocess.Popen(
             _command("nccl_train", exhaust),

@@ -143,11 +143,11 @@ def test_calls_wait_longer_while_a_change_is_under_way() -> None:
     fake = FakeNvml(1)
     gateway = Gateway(binding=fake)
     gateway.snapshot()
-    gateway.deadline_seconds = 0.2
     free = fake.hangs["nvmlDeviceSetMigMode"] = threading.Event()
     changing = threading.Thread(target=gateway.set_mig_mode, args=(fake.gpus[0].uuid, True))
     changing.start()
     _until(lambda: "nvmlDeviceSetMigMode" in fake.calls)
+    gateway.deadline_seconds = 0.2
     fake.hangs["nvmlDeviceGetMemoryInfo"] = free
     threading.Timer(0.5, free.set).start()
     assert gateway.snapshot().devices[0].health_reason == ""

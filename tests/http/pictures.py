@@ -23,7 +23,7 @@ from typing import Any
 from tests.bench import plot
 from tests.demo.node import BUILD, ROOT, DemoNode, Tenant
 from tests.e2e.conftest import node_maker
-from tests.http.test_server import free_port
+from tests.ports import free_port
 
 IMAGES = ROOT / "docs" / "images"
 SECONDS = float(os.environ.get("VGPU_PICTURE_SECONDS", "75"))

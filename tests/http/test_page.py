@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.conditions import browser, needs
-from tests.http.test_server import Known, free_port, observe, policy
+from tests.http.test_server import Known, observe, policy
 from tests.metrics.samples import NODE, observation
 from tests.metrics.samples import A as DEVICE_A
+from tests.ports import free_port
 from vgpud.model.device import ComputeInstance, Health, Placement
 from vgpud.model.observation import Observation
 from vgpud.model.quantity import GIB

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tests import clock
 from tests.examples import examples
 from tests.metrics.samples import observation
+from tests.ports import free_port
 from vgpud import clock as daemon_clock
 from vgpud.model.caller import Caller, Door
 from vgpud.model.errors import ErrorCode, VgpuError
@@ -49,12 +50,6 @@ class Known:
 
 async def observe() -> Observation:
     return observation()
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def policy(page: int | None = None, figures: int | None = None) -> Policy:

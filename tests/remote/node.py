@@ -16,6 +16,7 @@ from tests import prepared
 from tests.demo.node import ROOT, Daemon, DemoNode
 from tests.e2e.support import client
 from tests.lease.conftest import eventually as until
+from tests.ports import free_port
 from tests.remote.networks import NODE, Networks
 from tests.simnode import BUILD
 from vgpud.api.gen import vgpud_pb2 as pb
@@ -90,8 +91,7 @@ class RemoteNode:
         self._module = "tests.remote.door" if stands else "vgpud.remote.door"
         self._of_door, self._of_client = (networks.node, networks.client) if networks else ([], [])
         self.host = NODE if networks else "127.0.0.1"
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.node = node
         self.log = self.node.folder / "remote.log"
         config = Path(self.node.environment["VGPUD_CONFIG"])

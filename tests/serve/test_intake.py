@@ -3,6 +3,7 @@ closed.
 """
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from tests.serve.live import Live
 from vgpud.api.client import Client
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.api.gen.vgpud_pb2_grpc import VgpudStub
+from vgpud.model.errors import VgpuError
 from vgpud.model.event import Event
 from vgpud.serve.intake import Bounds
 from vgpud.serve.server import MAX_REQUEST_BYTES
@@ -90,10 +92,16 @@ def test_a_message_unfinished_at_its_deadline_ends_its_connection(method: str, s
                 peer.begin_message(stream, 1000, begun)
             assert peer.ends()
         wait_until(lambda: live.server.relay.peers.served == 0)
-        with Client(live.ro, 300) as client:
-            assert client.get_node().status == "well"
+        wait_until(lambda: serves(live))
     finally:
         live.close()
+
+
+def serves(live: Live) -> bool:
+    """Is a call answered? On a busy machine a call may miss a short deadline."""
+    with Client(live.ro, 300) as client, contextlib.suppress(VgpuError):
+        return client.get_node().status == "well"
+    return False
 
 
 def test_a_reply_unread_at_its_deadline_ends_its_connection_and_no_other() -> None:
@@ -105,8 +113,8 @@ def test_a_reply_unread_at_its_deadline_ends_its_connection_and_no_other() -> No
             assert other.get_node().status == "well"
             silent = Peer(live.ro)
             silent.read_frame()  # acknowledges the settings; grpc itself ends a connection without that
-            silent.begin_message(silent.open("GetPolicy"), 0)
             wait_until(lambda: peers.served == 2)
+            silent.begin_message(silent.open("GetPolicy"), 0)
             wait_until(lambda: peers.served == 1)
             assert silent.ends()
             silent.close()

@@ -17,6 +17,7 @@ import pytest
 from tests.conditions import unmet
 from tests.demo.node import ROOT, DemoNode
 from tests.e2e.conftest import node_maker
+from tests.ports import free_port
 
 SCRIPTS = ROOT / "configs" / "slurm"
 _START_SECONDS = 30.0
@@ -55,13 +56,6 @@ export PATH="{bin}:$PATH" VGPUD_SOCKET={socket} VGPUD_SLURM_DIR={folder}/jobs
 export VGPUD_RUN_DIR={run_dir} SLURM_CONF={folder}/slurm.conf
 exec {script}
 """
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @dataclass

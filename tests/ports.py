@@ -1,0 +1,20 @@
+"""A TCP port for a server that a test starts later."""
+
+import random
+import socket
+
+# Below the ports that Linux gives to clients' sockets (32768 and up, ip(7)), which another test's connection
+# could take before the server starts.
+_FIRST, _LAST = 20000, 32000
+
+
+def free_port() -> int:
+    """A port on which nothing listens on any address. Raises OSError if there is none."""
+    # not the module's functions: Hypothesis sets the same seed in each worker
+    for port in random.SystemRandom().sample(range(_FIRST, _LAST), 100):
+        try:
+            socket.create_server(("", port)).close()
+        except OSError:
+            continue
+        return port
+    raise OSError(f"no free port from {_FIRST} to {_LAST}")
