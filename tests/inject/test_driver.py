@@ -82,7 +82,8 @@ def toolkit(tmp_path: Path, output: str, code: int = 0) -> None:
     program.parent.mkdir(exist_ok=True)
     (tmp_path / "spec").write_text(output)
     program.write_text(
-        f"#!/bin/sh\n[ \"$2 $3\" = 'cdi generate' ] && /bin/cat {tmp_path}/spec; exit {code}\n"
+        f'#!/bin/sh\necho "$@" >{tmp_path}/words\n'
+        f"[ \"$2 $3\" = 'cdi generate' ] && /bin/cat {tmp_path}/spec; exit {code}\n"
     )
     program.chmod(0o755)
 
@@ -109,6 +110,16 @@ def test_nvidias_own_tool_is_preferred(libraries: Path, tmp_path: Path) -> None:
         f"libcuda.so.{VERSION}": f"libcuda.so.{VERSION}"
     }  # the toolkit's mounts of MPS pipes are dropped, because vgpud mounts its own
     assert list(found.hooks) == [hook]
+
+
+@pytest.mark.parametrize(("root", "option"), [("/", []), ("/node", ["--driver-root=/node"])])
+def test_nvidias_own_tool_looks_below_the_hosts_root(
+    libraries: Path, tmp_path: Path, root: str, option: list[str]
+) -> None:
+    """A container of a simulated node gets no files of the driver that the machine may have."""
+    toolkit(tmp_path, '{"containerEdits": {}}')
+    assert find_driver(Path(root)).by_toolkit
+    assert (tmp_path / "words").read_text().split()[3:] == ["--format=json", *option]
 
 
 @pytest.mark.parametrize(("output", "code"), [("", 0), ("{}", 0), ("[]", 0), ("{", 0), ("{}", 1)])

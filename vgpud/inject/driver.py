@@ -72,7 +72,7 @@ def find_driver(host_root: Path = Path("/")) -> DriverFiles:
     toolkit = shutil.which("nvidia-ctk")
     if toolkit is not None:
         try:
-            return _by_toolkit(toolkit)
+            return _by_toolkit(toolkit, host_root)
         except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError) as error:
             why = f"{error}; vgpud searches the driver's files itself"
             log.warning(LogEvent.NVIDIA_CTK_FAILED, why=why)
@@ -158,9 +158,11 @@ def _firmware(version: str) -> Iterable[Mount]:
     return ()
 
 
-def _by_toolkit(program: str) -> DriverFiles:
+def _by_toolkit(program: str, host_root: Path) -> DriverFiles:
+    # without the option the toolkit's own configuration names the root
+    root = () if host_root == Path("/") else (f"--driver-root={host_root}",)
     done = subprocess.run(
-        [program, "--quiet", "cdi", "generate", "--format=json"],
+        [program, "--quiet", "cdi", "generate", "--format=json", *root],
         capture_output=True,
         text=True,
         check=True,
