@@ -205,6 +205,12 @@ CONDITIONS: dict[str, Condition] = {
         real=True,
         look=_kubernetes,
     ),
+    "nvidia-tools": Condition(
+        "NVIDIA's container toolkit and mig-parted on a simulated node",
+        "put `nvidia-ctk` and `nvidia-mig-parted` on the `PATH`, from NVIDIA's packages or releases",
+        real=True,
+        programs=("nvidia-ctk", "nvidia-mig-parted"),
+    ),
     "zsh": installed("zsh", "check the completion script"),
     "fish": installed("fish", "check the completion script, and complete"),
     "apt": Condition(

@@ -53,6 +53,7 @@ MENTIONS = {
     "podman exec",
     "nvidia-smi pmon",
     "nvidia-smi -L",
+    "nvidia-smi -r",
     "nvidia-ctk cdi generate",
     "vgpu-hook precreate",
     "vgpud does not answer at ...",

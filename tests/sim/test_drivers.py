@@ -135,10 +135,17 @@ def test_the_nodes_root_is_completed_for_tools_that_take_a_driver_root(sim_node:
     cards = sorted(root.glob("sys/bus/pci/devices/*"))
     assert len(cards) == len(node.dump()["devices"])
     for card in cards:
-        found = {name: (card / name).read_text().strip() for name in ("vendor", "class")}
-        assert found == {"vendor": "0x10de", "class": "0x030200"}
+        found = {name: (card / name).read_text().strip() for name in ("vendor", "subsystem_vendor", "class")}
+        assert found == {"vendor": "0x10de", "subsystem_vendor": "0x10de", "class": "0x030200"}
+        assert [len(line.split()) for line in (card / "resource").read_text().splitlines()] == [3]
+    assert (root / "proc/modules").read_text().split()[0] == "nvidia"
+    ask(node, "n.nvmlDeviceSetMigMode(h, 1); n.nvmlDeviceCreateGpuInstance(h, 0); out = 0")
     node.sim("root")  # again, as after an upgrade of the driver
     if os.geteuid() == 0:
+        (access,) = root.glob("proc/driver/nvidia/capabilities/gpu0/mig/gi*/access")
+        minor = int(access.read_text().split()[1])
+        made = {one.name for one in (root / "dev/nvidia-caps").iterdir()}
+        assert made == {f"nvidia-cap{number}" for number in (1, 2, minor)}
         numbers = {one.name: one.stat().st_rdev for one in (root / "dev").iterdir()}
         assert numbers["nvidiactl"] == os.makedev(195, 255)
         assert {f"nvidia{one['index']}" for one in node.dump()["devices"]} < numbers.keys()

@@ -130,7 +130,10 @@ static void write_gpu(const struct sim_device *d)
     /* NVML has the device's id in the upper half and the vendor's in the lower one */
     write_pci(d, "vendor", "0x%04x\n", d->pci_device_id & 0xffff);
     write_pci(d, "device", "0x%04x\n", d->pci_device_id >> 16);
-    write_pci(d, "class", "0x%06x\n", 0x030200); /* a 3D controller (PCI Code and ID Assignment Specification) */
+    write_pci(d, "subsystem_vendor", "0x%04x\n", d->pci_subsystem_id & 0xffff);
+    write_pci(d, "subsystem_device", "0x%04x\n", d->pci_subsystem_id >> 16);
+    write_pci(d, "class", "0x%06x\n", 0x030200);      /* a 3D controller (PCI Code and ID Assignment Specification) */
+    write_pci(d, "resource", "0x%016x 0x0 0x0\n", 0); /* start, end and flags of a region: there is none */
     snprintf(name, sizeof(name), CAPABILITIES "/gpu%u/mig", d->minor);
     make_directory(name);
 }
@@ -147,6 +150,7 @@ void sim_tree_write(struct sim_state *s)
                "ModifyDeviceFiles: 1\nDeviceFileUID: 0\nDeviceFileGID: 0\nDeviceFileMode: 438\n");
     write_access(CAPABILITIES "/mig/config", 1);
     write_access(CAPABILITIES "/mig/monitor", 2);
+    write_file("proc/modules", "nvidia 14376960 0 - Live 0x0000000000000000 (O)\n");
     write_file("proc/devices", "Character devices:\n195 nvidia\n195 nvidiactl\n238 nvidia-uvm\n"
                                "241 nvidia-caps\n");
     write_minors(s);

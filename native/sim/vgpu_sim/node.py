@@ -102,7 +102,7 @@ class Node:
         found = self.dump()
         folder = self.host_root / f"usr/lib/{os.uname().machine}-linux-gnu"
         programs = self.host_root / "usr/bin"
-        for made in (folder, programs, self.host_root / "dev"):
+        for made in (folder, programs, self.host_root / "dev/nvidia-caps"):
             made.mkdir(parents=True, exist_ok=True)
         for name in ("libcuda.so", "libnvidia-ml.so"):
             versioned = f"{name}.{found['driver_version']}"
@@ -114,6 +114,10 @@ class Node:
             shutil.copy(program, programs)
         nodes = {f"nvidia{one['index']}": (195, one["index"]) for one in found["devices"]}
         nodes |= {"nvidiactl": (195, 255), "nvidia-uvm": (238, 0), "nvidia-uvm-tools": (238, 1)}
+        capabilities = self.host_root / "proc/driver/nvidia/capabilities"
+        for file in (*capabilities.glob("mig/*"), *capabilities.glob("**/access")):
+            minor = int(file.read_text().split()[1])  # DeviceFileMinor: N
+            nodes[f"nvidia-caps/nvidia-cap{minor}"] = (241, minor)
         for name, numbers in nodes.items():
             with suppress(FileExistsError, PermissionError):
                 os.mknod(self.host_root / "dev" / name, 0o666 | stat.S_IFCHR, os.makedev(*numbers))
