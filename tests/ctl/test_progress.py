@@ -23,7 +23,7 @@ def ready(daemon: Daemon) -> Iterator[threading.Event]:
     event = threading.Event()
 
     def suspend(request: object) -> pb.Allocation:
-        assert event.wait(60)
+        assert event.wait(300)
         return canned.preload()
 
     daemon.replies["Suspend"] = suspend
@@ -41,7 +41,7 @@ def test_a_terminal_shows_the_progress_of_a_suspension(daemon: Daemon, ready: th
         since = len(live.text)
         ready.set()
         live.until("LABEL", since)
-        assert live.process.wait(30) == 0
+        assert live.process.wait(300) == 0
     finally:
         live.close()
 
@@ -52,7 +52,7 @@ def test_the_progress_line_does_not_wrap_in_a_narrow_terminal(daemon: Daemon, re
         live.until("emptying device 0; Ctrl-C leaves it to vgpud")
         live.until("\r1s, 1GiB of 1GiB")
         ready.set()
-        assert live.process.wait(30) == 0
+        assert live.process.wait(300) == 0
     finally:
         live.close()
     lines = re.findall(r"\r(\d+s, [^\x1b\r]*)", live.text)
@@ -67,13 +67,13 @@ def test_a_defragmentation_shows_what_is_still_to_be_moved(daemon: Daemon, ready
     ]
     planned = pb.DefragReply(device_uuid=canned.A, moves=moves)
     daemon.replies["PlanDefrag"] = planned
-    daemon.replies["Defrag"] = lambda request: ready.wait(60) and planned
+    daemon.replies["Defrag"] = lambda request: ready.wait(300) and planned
     live = Live(daemon, verb=("defrag",))
     try:
         live.until("moving tenants to make room; Ctrl-C leaves it to vgpud")
         live.until("\r1s, 2GiB of 3GiB to be moved")
         ready.set()
-        assert live.process.wait(30) == 0
+        assert live.process.wait(300) == 0
     finally:
         live.close()
 
@@ -87,7 +87,7 @@ def test_an_interrupt_prints_that_vgpud_continues_the_suspension(
         live.process.send_signal(signal.SIGINT)
         live.until("vgpud goes on suspending a1b2c3d4")
         ready.set()
-        assert live.process.wait(30) == 130
+        assert live.process.wait(300) == 130
     finally:
         live.close()
 
@@ -98,7 +98,7 @@ def test_an_allocation_that_waits_for_the_arbiter_says_so(daemon: Daemon, ready:
     try:
         live.until("vgpu-arbiter does not answer: wait")
         ready.set()
-        assert live.process.wait(30) == 0
+        assert live.process.wait(300) == 0
     finally:
         live.close()
 

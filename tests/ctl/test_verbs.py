@@ -284,7 +284,7 @@ def test_the_socket_can_be_chosen(main: Ctl, daemon: Daemon, monkeypatch: pytest
 
 def test_a_silent_daemon_is_an_error_with_a_hint(main: Ctl, daemon: Daemon) -> None:
     gate = threading.Event()
-    daemon.replies["ListDevices"] = lambda _request: (gate.wait(30), canned.devices())[1]
+    daemon.replies["ListDevices"] = lambda _request: (gate.wait(300), canned.devices())[1]
     done = main("devices", "--timeout", "0.2")
     gate.set()
     assert done.returncode == 36
@@ -394,7 +394,7 @@ def test_the_state_of_a_suspended_allocation_is_short_in_tables_and_whole_elsewh
 
 def test_an_interrupt_ends_a_call(daemon: Daemon) -> None:
     gate = threading.Event()
-    daemon.replies["Allocate"] = lambda _request: (gate.wait(30), canned.preload())[1]
+    daemon.replies["Allocate"] = lambda _request: (gate.wait(300), canned.preload())[1]
     program = (
         "import signal, sys\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"

@@ -58,7 +58,7 @@ def events(
         for revision in revisions:
             yield canned.event(revision)
         if gate is not None:
-            gate.wait(60)
+            gate.wait(300)
         if fail is not None:
             raise fail
 

@@ -317,7 +317,7 @@ def test_the_next_start_ends_an_interrupted_change_with_an_audit_line(make_node:
     with suppress(VgpuError):
         quota(node)
     assert node.daemon is not None
-    node.daemon.wait(20)
+    node.daemon.wait(300)
     trail = Trail(node)
     trail.lines()
     node.start()

@@ -40,7 +40,7 @@ class Tenant:
         self.line.close()
         self.line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connect_to_arbiter(self.line, lease)
-        self.line.settimeout(10)
+        self.line.settimeout(300)
         self.line.send(message(REGISTER, self.slot))
         (kind,) = struct.unpack_from("<I", self.line.recv(4096))
         return bool(kind == WELCOME)

@@ -67,7 +67,7 @@ def received(words: bytes) -> runtime_wire.Message | None:
             theirs.sendall(words)
             theirs.shutdown(socket.SHUT_WR)
             try:
-                return await asyncio.wait_for(runtime_wire.receive(ours, 0), 30)
+                return await asyncio.wait_for(runtime_wire.receive(ours, 0), 300)
             except VgpuError as error:
                 assert error.code is ErrorCode.BAD_REQUEST
             except OSError:

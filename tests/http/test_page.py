@@ -220,7 +220,7 @@ def test_a_browser_draws_the_page_without_errors(tmp_path: Path) -> None:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
             )
-            out, err = await asyncio.wait_for(process.communicate(), 60)
+            out, err = await asyncio.wait_for(process.communicate(), 300)
         finally:
             doors.close()
         return out.decode(), err.decode()

@@ -38,7 +38,7 @@ def test_the_memory_of_a_process_that_died_before_its_connection_was_accepted_is
     process.kill()
     process.wait()
     node.arbiter.send_signal(signal.SIGCONT)
-    eventually(lambda: is_empty(lease), seconds=60)
+    eventually(lambda: is_empty(lease))
 
 
 def test_the_memory_of_a_process_that_never_connected_is_given_back(node: Node) -> None:
@@ -46,7 +46,7 @@ def test_the_memory_of_a_process_that_never_connected_is_given_back(node: Node) 
     (lease / "arbiter.sock").rename(lease / "elsewhere")
     process = hold(node, lease)
     process.kill()
-    eventually(lambda: is_empty(lease), seconds=60)
+    eventually(lambda: is_empty(lease))
 
 
 def test_a_living_process_that_cannot_register_keeps_its_memory(node: Node) -> None:
@@ -74,4 +74,4 @@ def test_a_kill_before_the_registration_gives_the_slot_back(node: Node, call: st
     tenant = Tenant(lease, (TEST_BUILD / "libdies-at.so", LIBVGPU))
     died = tenant.run(PROBE, "info", DIES_AT=call, DIES_WHEN=when)
     assert died.returncode == -signal.SIGKILL
-    eventually(lambda: is_empty(lease), seconds=60)
+    eventually(lambda: is_empty(lease))

@@ -221,9 +221,9 @@ def test_a_writer_that_fails_ends_every_wait(tmp_path: Path, monkeypatch: pytest
 
                 broken.setattr(Committer, "run", run)
                 with pytest.raises(VgpuError, match="disk I/O error") as failed:
-                    await asyncio.wait_for(ledger.intent(allocation(0)), 5)
+                    await asyncio.wait_for(ledger.intent(allocation(0)), 300)
                 assert failed.value.code is ErrorCode.LEDGER_FAILED
-            await asyncio.wait_for(ledger.intent(allocation(1)), 5)
+            await asyncio.wait_for(ledger.intent(allocation(1)), 300)
 
     asyncio.run(work())
 

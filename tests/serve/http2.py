@@ -13,7 +13,7 @@ class Peer:
 
     def __init__(self, path: Path) -> None:
         self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.settimeout(30)
+        self.socket.settimeout(300)
         self.socket.connect(str(path))
         self.socket.sendall(_PREFACE + _frame(SETTINGS, 0, 0, b""))
         self._next = 1
@@ -57,7 +57,7 @@ class Peer:
         return kind, flags, stream, payload
 
     def ends(self) -> bool:
-        """Reads until the server closes the connection. Returns false if nothing arrives for 30 s."""
+        """Reads until the server closes the connection. Returns false if nothing arrives for 300 s."""
         try:
             while self.socket.recv(65536):
                 pass

@@ -125,7 +125,7 @@ async def world(
 def run(folder: Path, scene: Any, **more: Any) -> None:
     async def play() -> None:
         async with world(folder, **more) as made:
-            await asyncio.wait_for(scene(made), 30)
+            await asyncio.wait_for(scene(made), 300)
 
     asyncio.run(play())
 
@@ -354,7 +354,7 @@ def test_a_connection_made_while_vgpud_is_down_is_served_by_the_next_vgpud(tmp_p
                 async with world(tmp_path, held):
                     assert await answer(peer) == (Status.UNCHANGED, "")
 
-    asyncio.run(asyncio.wait_for(play(), 30))
+    asyncio.run(asyncio.wait_for(play(), 300))
 
 
 def config_asking(**more: object) -> str:
@@ -474,7 +474,7 @@ uid = int(sys.argv[4]); os.setgroups([]); os.setresgid(uid, uid, uid); os.setres
 held = []
 for _ in range(int(sys.argv[2])):
     held.append(socket.socket(socket.AF_UNIX)); held[-1].connect(sys.argv[1])
-held[-1].settimeout(20)
+held[-1].settimeout(300)
 print(held[-1].recv(4096)[12:].decode().splitlines()[0] if sys.argv[3] == "read" else "connected", flush=True)
 input()
 """
@@ -546,7 +546,7 @@ BINDS_ROOTS = """
 import os, socket, sys
 from vgpud.serve.runtime_wire import MAGIC, REQUEST, Verb
 os.setgroups([]); os.setresgid(4242, 4242, 4242); os.setresuid(4242, 4242, 4242)
-peer = socket.socket(socket.AF_UNIX); peer.settimeout(20); peer.connect(sys.argv[1])
+peer = socket.socket(socket.AF_UNIX); peer.settimeout(300); peer.connect(sys.argv[1])
 for pid in (1, os.getpid()):
     with socket.socket(socket.AF_UNIX) as peer:
         peer.connect(sys.argv[1])

@@ -337,14 +337,14 @@ cu("cuEventSynchronize", b)
 waited = time.monotonic() - start
 cu("cuEventElapsedTime", c.byref(ms), a, b)
 bad = [code("cuLaunchKernel", f, *g, *t, 0, None, None, None) for g, t in (((0, 1, 1), (1, 1, 1)), ((1, 1, 1), (1025, 1, 1)), ((1, 70000, 1), (1, 1, 1)))]
-out = [pending, launched < waited, waited >= 0.1, ms.value, bad, code("cuStreamQuery", None)]
+out = [pending, launched < waited, waited, ms.value, bad, code("cuStreamQuery", None)]
 """,
     )
     assert isinstance(out, list)
-    pending, asynchronous, lasted, milliseconds, bad, idle = out
+    pending, asynchronous, waited, milliseconds, bad, idle = out
     assert pending == [600] * 3 and idle == 0  # 600 is CUDA_ERROR_NOT_READY
-    assert asynchronous and lasted
-    assert 100 <= milliseconds < 110  # 50 x 2 ms, plus the time to launch the first kernel
+    assert asynchronous
+    assert 100 <= milliseconds <= 1000 * waited  # 50 kernels of 2 ms
     assert bad == [INVALID_VALUE] * 3
 
 

@@ -230,10 +230,10 @@ def test_the_exit_callback_is_called_once(units: ChildUnits) -> None:
         told: asyncio.Queue[str] = asyncio.Queue()
         units.on_exit("helper", told.put_nowait)
         os.kill(running.pid, signal.SIGKILL)
-        names = [await asyncio.wait_for(told.get(), 30)]
+        names = [await asyncio.wait_for(told.get(), 300)]
         assert read_stat(running.pid) is None, "a zombie is left"
         units.on_exit("helper", told.put_nowait)  # the unit has ended before the callback is registered
-        names.append(await asyncio.wait_for(told.get(), 30))
+        names.append(await asyncio.wait_for(told.get(), 300))
         assert told.empty()
         return names
 
@@ -338,7 +338,7 @@ def test_no_answer_of_the_kernel_is_not_reported_as_the_end_of_a_helper(
             await asyncio.sleep(0.01)
         assert told.empty()
         os.kill(running.pid, signal.SIGKILL)
-        assert await asyncio.wait_for(told.get(), 30) == "helper"
+        assert await asyncio.wait_for(told.get(), 300) == "helper"
 
     asyncio.run(scenario())
 
@@ -377,7 +377,7 @@ def test_an_exit_callback_can_be_cancelled(units: ChildUnits) -> None:
         cancel()
         units.stop("helper", 5)
         units.stop("other", 5)
-        await asyncio.wait_for(gone.wait(), 30)
+        await asyncio.wait_for(gone.wait(), 300)
         return told
 
     assert asyncio.run(scenario()) == []

@@ -162,7 +162,7 @@ def test_the_exit_of_a_unit_is_reported(units: SystemdUnits) -> None:
         told: asyncio.Queue[str] = asyncio.Queue()
         units.on_exit(NAME, told.put_nowait)
         os.kill(running.pid, signal.SIGKILL)
-        return await asyncio.wait_for(told.get(), 30)
+        return await asyncio.wait_for(told.get(), 300)
 
     assert asyncio.run(scenario()) == NAME
 
