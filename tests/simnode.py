@@ -31,7 +31,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = Path(os.environ.get("VGPU_BUILD_DIR", ROOT / "build" / "native")).absolute()
-TIMEOUT_SECONDS = 60
+TIMEOUT_SECONDS = 300
 
 
 def build_dir() -> Path:

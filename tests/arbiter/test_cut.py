@@ -346,4 +346,4 @@ def test_a_refusal_for_one_tenant_gates_no_other(cut_card: Card) -> None:
 
 def fault(card: Card, *words: str) -> None:
     command = [str(card.sim.build / "bin" / "vgpu-sim"), "fault", *words]
-    subprocess.run(command, env=card.sim.environment(), check=True, timeout=60)
+    subprocess.run(command, env=card.sim.environment(), check=True, timeout=300)

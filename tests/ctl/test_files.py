@@ -22,7 +22,7 @@ def ask(daemon: Daemon) -> Callable[[str], Done]:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             check=False,
         )
 

@@ -19,7 +19,7 @@ from vgpud.model.quantity import GIB, MIB, show_bytes
 
 PROBE = str(BUILD / "bin" / "vgpu-probe")
 PIECE = 32 * MIB
-_EMPTY_SECONDS = 60
+_EMPTY_SECONDS = 300
 TORCH = """
 import json, sys, torch
 held = []

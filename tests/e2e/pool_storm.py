@@ -120,7 +120,7 @@ class Storm:
         with client(self.node) as calls:
             self.uuids = [device.uuid for device in calls.list_devices().devices][:DEVICES]
         self.connection = client(self.node)
-        self.arbiter = ArbiterClient(self.node.run_dir / "arbiter" / "control.sock", 10)
+        self.arbiter = ArbiterClient(self.node.run_dir / "arbiter" / "control.sock", 300)
 
     # --- operations
 

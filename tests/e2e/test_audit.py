@@ -81,7 +81,7 @@ class Trail:
             input=json.dumps(told),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             check=True,
         )
         return done.stdout

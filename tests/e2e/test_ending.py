@@ -38,7 +38,7 @@ def keep_calling(node: DemoNode, number: int) -> None:
 
 
 def keep_watching(node: DemoNode) -> None:
-    with pytest.raises(VgpuError) as caught, Client(node.run_dir / READ, 30) as calls:
+    with pytest.raises(VgpuError) as caught, Client(node.run_dir / READ, 300) as calls:
         for _ in calls.watch():
             pass
     assert caught.value.code in (ErrorCode.UNREACHABLE, ErrorCode.STOPPING)

@@ -90,7 +90,7 @@ def test_sixty_four_clients_share_eight_devices_to_the_last_slice(node: DemoNode
         answers = at_once(
             node,
             lambda calls, number: calls.Allocate(
-                pb.AllocateRequest(request_id=f"r{number}", isolation="quota", memory_bytes=size), timeout=30
+                pb.AllocateRequest(request_id=f"r{number}", isolation="quota", memory_bytes=size), timeout=300
             ),
         )
         assert [answer for answer in answers if isinstance(answer, VgpuError)] == []
@@ -103,7 +103,7 @@ def test_concurrent_clients_beyond_the_capacity_are_refused(node: DemoNode) -> N
     answers = at_once(
         node,
         lambda calls, _: calls.Allocate(
-            pb.AllocateRequest(isolation="quota", memory_bytes=45 * GIB), timeout=30
+            pb.AllocateRequest(isolation="quota", memory_bytes=45 * GIB), timeout=300
         ),
     )
     refused = [answer for answer in answers if isinstance(answer, VgpuError)]
@@ -118,7 +118,7 @@ def test_concurrent_clients_get_seven_mig_instances_of_a_device_and_no_more(node
     answers = at_once(
         node,
         lambda calls, _: calls.Allocate(
-            pb.AllocateRequest(isolation="hardware", mig_profile="1g.18gb"), timeout=30
+            pb.AllocateRequest(isolation="hardware", mig_profile="1g.18gb"), timeout=300
         ),
     )
     refused = [answer for answer in answers if isinstance(answer, VgpuError)]
@@ -136,7 +136,7 @@ def test_a_request_id_from_sixty_four_clients_makes_one_allocation(node: DemoNod
     answers = at_once(
         node,
         lambda calls, _: calls.Allocate(
-            pb.AllocateRequest(request_id="one", isolation="quota", memory_bytes=GIB), timeout=30
+            pb.AllocateRequest(request_id="one", isolation="quota", memory_bytes=GIB), timeout=300
         ),
     )
     made = [answer for answer in answers if not isinstance(answer, VgpuError)]

@@ -251,7 +251,7 @@ def put(node: DemoNode, name: str, out: bool, keep_share: int = 0) -> None:
     folder = node.run_dir / "leases" / name
     memory = LeaseMemory.OUT if out else LeaseMemory.HERE
     update_limits(folder, read_limits(folder).devices, away=out, memory=memory, keep_share=keep_share)
-    ArbiterClient(node.run_dir / "arbiter" / "control.sock", 10).look(name)
+    ArbiterClient(node.run_dir / "arbiter" / "control.sock", 300).look(name)
 
 
 def phases(node: DemoNode, name: str) -> set[SwapPhase]:

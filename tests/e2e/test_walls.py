@@ -306,7 +306,7 @@ def test_processes_that_outlive_a_forced_release_get_no_more_memory(walled: Demo
 def hook(node: DemoNode, text: str, *words: str) -> str:
     """`vgpu-hook WORDS`, as a container engine starts it."""
     argv = [str(BUILD / "bin" / "vgpu-hook"), f"--run-dir={node.run_dir}", *words]
-    return subprocess.run(argv, input=text, capture_output=True, text=True, check=True, timeout=60).stdout
+    return subprocess.run(argv, input=text, capture_output=True, text=True, check=True, timeout=300).stdout
 
 
 @needs("cgroups", "root")

@@ -20,7 +20,7 @@ import grpc
 from vgpud.api.gen.kubelet import deviceplugin_v1beta1_pb2 as dp
 from vgpud.api.gen.kubelet import podresources_v1_pb2 as pr
 
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 300.0
 
 
 def encode(message: Any) -> bytes:

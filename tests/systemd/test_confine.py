@@ -53,7 +53,7 @@ def test_a_confined_program_is_denied_what_the_unit_forbids(tmp_path: Path) -> N
         words = [*confined, "--", "sh", "-c", script, "sh", str(tmp_path), sys.executable, *seen]
         try:
             done = subprocess.run(
-                words, cwd=confine.ROOT, capture_output=True, text=True, check=False, timeout=60
+                words, cwd=confine.ROOT, capture_output=True, text=True, check=False, timeout=300
             )
         finally:
             other.kill()
