@@ -33,7 +33,7 @@ _MADE = {
     "reload policy": (LogEvent.POLICY_RELOADED, Message.POLICY_RELOADED),
 }
 _REFUSED = {
-    "allocate": (LogEvent.REFUSED, Message.REFUSED),
+    "allocate": (LogEvent.ALLOCATION_REFUSED, Message.REFUSED),
     "reload policy": (LogEvent.POLICY_REJECTED, Message.POLICY_REJECTED),
 }
 _AUDIT = LogEvent.AUDIT, Message.AUDIT

@@ -25,7 +25,7 @@ def entries() -> dict[str, str]:
 
 def test_a_line_becomes_fields_with_the_id_that_journalctl_knows() -> None:
     event = {
-        "event": "refused",
+        "event": "allocation_refused",
         "level": "info",
         "message_id": Message.REFUSED,
         "uid": 7,
@@ -49,10 +49,11 @@ def test_a_line_of_the_audit_trail_has_the_message_ids_of_its_event_and_of_the_t
 
 
 def test_the_default_view_of_journalctl_has_all_fields() -> None:
-    event = {"event": "refused", "level": "info", "message_id": Message.REFUSED, "uid": 7}
+    event = {"event": "allocation_refused", "level": "info", "message_id": Message.REFUSED, "uid": 7}
     why = {"why": 'no "room"', "label": "", "left_out": 2}
-    assert logs.journal_message(event) == "refused: uid=7"
-    assert logs.journal_message({**event, **why}) == 'refused: uid=7 why="no \\"room\\"" label="" left_out=2'
+    assert logs.journal_message(event) == "allocation_refused: uid=7"
+    text = logs.journal_message({**event, **why})
+    assert text == 'allocation_refused: uid=7 why="no \\"room\\"" label="" left_out=2'
     assert logs.journal_message({"event": "ready"}) == "ready"
     listed = {"event": "x", "waiting": (), "lost": {7: "a1", 8: "a2"}}
     assert logs.journal_message(listed) == 'x: waiting="" lost="7: a1, 8: a2"'
@@ -140,7 +141,7 @@ def kept(thin: logs.Thinned, count: int, **fields: object) -> list[dict[str, obj
     found = []
     for _ in range(count):
         try:
-            found.append(dict(thin(None, "info", {"event": "refused", **fields})))
+            found.append(dict(thin(None, "info", {"event": "allocation_refused", **fields})))
         except structlog.DropEvent:
             continue
     return found

@@ -83,7 +83,7 @@ def serve(door: socket.socket, call: wire.Open, grant: Grant, grants: Grants) ->
 def log_failure(failure: VgpuError) -> None:
     with suppress(VgpuError):  # the failure may be that of the settings
         logs.configure(load_settings().level)
-    log.warning(LogEvent.REMOTE_SESSION_FAILED, why=str(failure))
+    log.warning(LogEvent.REMOTE_CALL_FAILED, why=str(failure))
 
 
 def _configured() -> tuple[Settings, RemoteSettings]:

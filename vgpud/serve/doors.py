@@ -52,7 +52,7 @@ async def set_at_changes(keeper: NodeKeeper, changed: asyncio.Event, pause_secon
             async for _ in keeper.store.subscribe(None):
                 changed.set()
         except VgpuError as error:
-            log.debug(LogEvent.EVENT_SUBSCRIPTION_ENDED, why=str(error))
+            log.debug(LogEvent.OWN_EVENT_WATCH_RESTARTED, why=str(error))
         changed.set()
         await asyncio.sleep(pause_seconds)
 

@@ -173,7 +173,7 @@ class RuntimeDoor:
                     await reply(connection, status, body)
         except (OSError, TimeoutError) as error:
             # the reply could not be sent; the allocation is bound to the caller and ends with it
-            log.debug(LogEvent.RUNTIME_DISCONNECTED, why=str(error), uid=user)
+            log.debug(LogEvent.RUNTIME_REPLY_NOT_SENT, why=str(error), uid=user)
         finally:
             self._identities.waited(connection, user)
             self._shares.give_back(user)

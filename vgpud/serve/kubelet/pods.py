@@ -89,7 +89,7 @@ class Pods:
         except VgpuError as error:
             if self._trouble != str(error):
                 self._trouble = str(error)
-                log.warning(LogEvent.PODS_UNKNOWN_RELEASING_NOTHING, why=str(error))
+                log.warning(LogEvent.PODS_NOT_LISTED_NOTHING_RELEASED, why=str(error))
             return None
         self._trouble = ""
         return listing_of(reply)
