@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_START = 1000.0  # seconds; not 0, so that start-up at time 0 gets no special treatment
+_START = 1000.0  # seconds; not 0, so start-up at time 0 gets no special treatment
 _LIMIT = 30 * 86400.0  # simulated seconds after which a waiting test fails
 _PATIENCE_SECONDS = 300.0  # seconds of real time for processes and threads that the loop does not know
 

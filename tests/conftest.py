@@ -20,7 +20,7 @@ from tests.conditions import CONDITIONS, named_by
 from tests.examples import USUAL
 from tests.gpu import confine
 
-# No deadlines, because a busy machine must not fail a test. Every run draws the same examples, so that a
+# No deadlines, because a busy machine must not fail a test. Every run draws the same examples, so a
 # failure is caused by the change. `./dev test --explore MINUTES` draws new ones.
 settings.register_profile("explore", deadline=None, max_examples=1000, print_blob=True)
 settings.register_profile("vgpud", deadline=None, derandomize=True, max_examples=USUAL)
@@ -29,7 +29,7 @@ settings.load_profile("vgpud")
 MOST_TMPDIR_BYTES = 30
 MEMORY = Path("/dev/shm")
 LEAST_MEMORY_BYTES = 1 << 30
-#: The rooms with the longest files. They run first, so that no worker is left with a long file at the end.
+#: The rooms with the longest files. They run first, so no worker is left with a long file at the end.
 LONG_ROOMS = (
     "e2e",
     "arbiter",
@@ -189,7 +189,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Every worker of xdist collects every test, so that the last worker's count is that of all."""
+    """Every worker of xdist collects every test, so the last worker's count is that of all."""
     node.config.stash[NOT_HERE] = getattr(node, "workeroutput", {}).get("not_here", {})
 
 

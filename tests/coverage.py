@@ -2,7 +2,7 @@
 Python and C.
 
 Branches are counted as well as lines, in the programs that tests start too. The C of native/ is built again,
-with counters (gcov), in build/coverage/native. A killed process writes no counts, so that the figures are
+with counters (gcov), in build/coverage/native. A killed process writes no counts, so the figures are
 lower bounds. Exits 1 when a test fails, and, where no arguments choose tests, when a pure room is below its
 floor. `--pure` runs the tests that see these rooms without a daemon, and shows only them.
 """

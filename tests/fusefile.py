@@ -37,7 +37,7 @@ def attributes(node: int) -> bytes:
 
 
 def reply(kind: int, node: int) -> tuple[int, bytes]:
-    """Returns a negated errno and a body. Attributes of the file are not cached, so that the kernel asks each
+    """Returns a negated errno and a body. Attributes of the file are not cached, so the kernel asks each
     time.
     """
     if kind == INIT:

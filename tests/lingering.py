@@ -25,7 +25,7 @@ def lingering() -> Iterator[socket.socket]:
     waits.
     """
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as ours:
-        # small buffers, so that the bytes stay unsent
+        # small buffers, so the bytes stay unsent
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2304)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
         ours.connect(listener.getsockname())
@@ -40,7 +40,7 @@ def lingering() -> Iterator[socket.socket]:
 
 
 def passes(line: socket.socket, word: bytes, last: socket.socket) -> bool:
-    """Sends `word` and passes `last`, a lingering socket, so that the copy in the queue is the last one. The
+    """Sends `word` and passes `last`, a lingering socket, so the copy in the queue is the last one. The
     receiver is stopped meanwhile. Returns False if the kernel refuses the descriptor, and then sends `word`
     alone.
     """

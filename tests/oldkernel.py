@@ -2,7 +2,7 @@
 identify processes, and passes descriptors to programs that do not want any.
 
 A seccomp filter refuses SO_PEERPIDFD (Linux 6.5), PIDFD_GET_USER_NAMESPACE (6.11) and SO_PASSRIGHTS (6.16) as
-that kernel does, so that vgpud's code for it runs. The caller is root, or the command gains no privileges.
+that kernel does, so vgpud's code for it runs. The caller is root, or the command gains no privileges.
 """
 
 import ctypes

@@ -30,7 +30,7 @@ def open_folder() -> Iterator[Path]:
 def as_user(uid: int, gid: int, groups: Sequence[int] = ()) -> list[str]:
     """The words to put before a command: setpriv of util-linux. The caller is root.
 
-    The program keeps CAP_DAC_READ_SEARCH, so that it can read a tree below /root. To connect to a socket it
+    The program keeps CAP_DAC_READ_SEARCH, so it can read a tree below /root. To connect to a socket it
     still needs write permission, which that capability does not give.
     """
     named = f"--groups={','.join(map(str, groups))}" if groups else "--clear-groups"

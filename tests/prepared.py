@@ -2,7 +2,7 @@
 
 `daemon(...)` replaces `Popen([python, "-m", "vgpud.daemon"], ...)`, and `ctl(...)` the same for `vgpud.ctl`.
 The new process is a child of the forking process, and /proc shows the latter's command line and environment.
-The dynamic loader reads LD_LIBRARY_PATH and LD_PRELOAD only when a program starts, so that each value of them
+The dynamic loader reads LD_LIBRARY_PATH and LD_PRELOAD only when a program starts, so each value of them
 has its own forking process.
 """
 
@@ -68,7 +68,9 @@ class Forked:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            with suppress(ProcessLookupError):  # it has ended, and its status is on the way
+            with suppress(
+                ProcessLookupError
+            ):  # the process has ended, and its exit status has not arrived yet
                 os.kill(self.pid, number)
 
     def terminate(self) -> None:
@@ -172,14 +174,16 @@ def _forker(loader: tuple[str, ...]) -> socket.socket:
 
 
 def _end(process: "subprocess.Popen[bytes]", line: socket.socket) -> None:
-    line.shutdown(socket.SHUT_RDWR)  # shutdown, because other programs may hold the same socket
+    line.shutdown(
+        socket.SHUT_RDWR
+    )  # close alone would not end the connection, because other programs may hold the socket
     line.close()
     process.wait()
 
 
 def _import_all() -> None:
     """Imports all modules, fills the caches of what each start does, and exempts their objects from garbage
-    collection, so that forks need not copy their pages.
+    collection, so forks need not copy their pages.
     """
     from vgpud import ctl, daemon  # noqa: F401
     from vgpud.remote import door, entry, session  # noqa: F401
@@ -198,7 +202,7 @@ def _import_all() -> None:
     from vgpud.settings import load_settings
 
     parse(["ls"])
-    # as vgpud reads them on the simulated node, whose NVML names profiles without "MIG "
+    # the profiles as vgpud reads them on a simulated node, whose NVML names them without "MIG "
     bare = [replace(one, name=one.name.removeprefix("MIG "), compute=()) for one in H200_PROFILES]
     geometry_for(tuple(with_compute(one, presumed(one)) for one in sorted(bare, key=lambda one: one.id)))
     with suppress(VgpuError):  # the environment of the tests' own process may be wrong

@@ -8,7 +8,7 @@ In a room's conftest: `from tests.simnode import sim_node  # noqa: F401`, then
         node.environment()       # for subprocesses of your own
 
 The tree must be built (`./dev build`): VGPU_BUILD_DIR names the build folder, default build/native. A missing
-build fails the test, so that no test is left out silently.
+build fails the test, so no test is left out silently.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def build_dir() -> Path:
 
 @cache
 def simulator(module: str) -> ModuleType:
-    """Imports a module of the built `vgpu-sim`, so that tests can call it without starting a program."""
+    """Imports a module of the built `vgpu-sim`, so tests can call it without starting a program."""
     sys.path.insert(0, str(build_dir() / "sim" / "python"))
     return importlib.import_module(f"vgpu_sim.{module}")
 

@@ -36,7 +36,7 @@ struct threads {
 };
 
 static pthread_mutex_t running_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct threads *running; /* guarded by running_lock, as is its size; it grows only */
+static struct threads *running; /* an array; running_lock guards it and its size, which only increases */
 static size_t running_size;
 
 /* Returns the tenant's entry, else a free one, else NULL. */

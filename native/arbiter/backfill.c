@@ -112,7 +112,7 @@ void backfill_note_work(struct sched_tenant *tenant, uint64_t now)
     for (uint32_t d = 0; d < tenant->device_count && tenant->idle_since != 0; d++) {
         struct sched_entity *entity = tenant->entities[d];
         double used = (double)(entity->count.used_ns - entity->used_before_ns);
-        /* the load of the work itself was reported while it ran */
+        /* 0 of busy time: the process has reported its load while its work ran */
         judge(entity, 0, unused_ns(entity, used, gap, now), tenant->idle_since);
         entity->used_before_ns = entity->count.used_ns;
         if (now - tenant->idle_since >= LIGHT_NS)

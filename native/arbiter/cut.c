@@ -217,8 +217,8 @@ static struct channels_order *order_make(const struct lease *lease, uint32_t ord
 }
 
 /*
- * Records the groups that an earlier arbiter process has, or may have, disabled. A process that is found only after the
- * first call for the entity is adopted then.
+ * Records the groups that an earlier arbiter process has, or may have, disabled. A process that the arbiter finds later,
+ * after its first call for the entity, is adopted when it is found.
  */
 static void adopt(struct lease *lease, uint32_t ordinal)
 {

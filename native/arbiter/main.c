@@ -83,7 +83,7 @@ static bool look_at_one(struct lease *lease)
 static int start(const char *run_dir, const char *control_device)
 {
     char path[4096];
-    int run_fd = open_folder(run_dir, 0711); /* users do not list it: see docs/security.md */
+    int run_fd = open_folder(run_dir, 0711); /* users may enter the folder, but not list it: see docs/security.md */
     if (run_fd < 0)
         return fail(run_dir, run_fd);
     snprintf(path, sizeof(path), "%s/leases", run_dir);

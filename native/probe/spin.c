@@ -461,7 +461,7 @@ static int cost(void)
     __typeof__(&cuLaunchKernel) real = NULL;
     vgpu_objects_walk(find_driver, &real);
     if (real == NULL)
-        /* if libvgpu is not loaded, both are the same function, which shows the noise of the method */
+        /* without libvgpu both measurements use the same function: their difference is the noise of the method */
         real = cu.cuLaunchKernel;
     run.iterations = 1;
     for (int i = 0; i < BLOCKS; i++) {

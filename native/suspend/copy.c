@@ -135,7 +135,7 @@ static void *open_ends(void *unused)
 CUresult copy_reach(int pidfd, const CUuuid *from, const CUuuid *to)
 {
     int reaches = 1;
-    /* the kernel checks the right to the process first, and then the number */
+    /* INT_MAX is no descriptor: EBADF says that this program may get descriptors, which the kernel checks first */
     if (syscall(SYS_pidfd_getfd, pidfd, INT_MAX, 0) >= 0 || errno != EBADF || !driver_copies())
         return CUDA_ERROR_NOT_SUPPORTED;
     if (way.progress != FAR)

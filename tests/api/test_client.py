@@ -32,7 +32,9 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_environment_names_a_socket(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_uses_the_socket_that_the_environment_names(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("VGPUD_SOCKET", "/some/where.sock")
     assert {choose_socket(door) for door in Door} == {Path("/some/where.sock")}
 
@@ -42,13 +44,17 @@ def test_root_uses_the_admin_socket(run_dir: Path, monkeypatch: pytest.MonkeyPat
     assert {choose_socket(door) for door in Door} == {run_dir / "admin.sock"}
 
 
-def test_a_member_of_the_group_uses_vgpud_sock(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_member_of_group_vgpu_connects_to_vgpud_sock(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     (run_dir / "vgpud.sock").touch()
     assert {choose_socket(door) for door in Door} == {run_dir / "vgpud.sock"}
 
 
-def test_any_other_user_reads_by_ro_sock(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_outside_group_vgpu_connects_to_ro_sock(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert choose_socket(Door.READ) == run_dir / "ro.sock"
     (run_dir / "vgpud.sock").touch()

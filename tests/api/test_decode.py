@@ -73,7 +73,7 @@ def test_memory_is_exact_over_the_wire(count: int) -> None:
 
 
 @given(st.floats(allow_nan=True, allow_infinity=True))
-def test_any_double_is_a_share_to_two_decimals_or_refused(value: float) -> None:
+def test_a_share_of_at_most_two_decimals_is_accepted_and_any_other_double_is_refused(value: float) -> None:
     try:
         share = decoded(pb.AllocateRequest(share_percent=value)).share
     except VgpuError as error:
@@ -164,7 +164,7 @@ def test_an_owner_has_both_uid_and_gid_or_is_refused() -> None:
         assert caught.value.code is ErrorCode.BAD_REQUEST
 
 
-def test_only_a_few_of_many_unknown_fields_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_many_unknown_fields_of_a_request_only_a_few_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request may contain 40 000 unknown fields, and is decoded on the event loop."""
     looked: list[int] = []
 

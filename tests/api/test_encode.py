@@ -139,7 +139,7 @@ def test_fields_that_nvml_does_not_report_are_left_out() -> None:
     assert (sent.compute_capability, sent.mode) == ("", "")
 
 
-def test_a_plan_carries_its_refusal() -> None:
+def test_the_reply_to_a_refused_plan_has_the_refusal() -> None:
     refusal = VgpuError(ErrorCode.NO_CAPACITY, "no room for 5GiB", "ask for 4GiB", ("GPU-1: full",))
     sent = encode.plan(Decision(refusal=refusal), ())
     assert not sent.possible
@@ -151,7 +151,7 @@ def test_a_plan_carries_its_refusal() -> None:
     assert (done.steps[0].kind, done.steps[0].mode) == ("attach", "mig")
 
 
-def test_every_other_reply_has_every_field() -> None:
+def test_each_remaining_kind_of_reply_has_all_its_fields() -> None:
     node = encode.node(
         NodeDescription(Node((Device("G", 0),)), 2, 3, "d", "s", 1.5, "no driver"), "host", "1.0"
     )

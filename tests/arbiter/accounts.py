@@ -95,8 +95,8 @@ def device_works(card: Card, pid: int, milliseconds: float = 0) -> None:
 
 
 def is_cut_to(card: Card, lease: Path, percent: float, *pids: int) -> None:
-    """As is_held_to. Asserts besides that the device does no work for these processes, which are all of the
-    lease, that the arbiter does not charge.
+    """As is_held_to. Also asserts that the arbiter charges all work that the device does for the processes of
+    the lease, whose pids are `pids`.
     """
     have_turns(lease, turns=1)  # an arbiter that was just started charges from here on
     account, before = Accounts(lease), done_ns(card, *pids)

@@ -13,8 +13,8 @@ from vgpud.lease import DeviceLimits, SharePolicy, read_usage, write_lease
 
 SHARE = 20
 ROOM_BYTES = 64 * GIB  # a limit with room for the memory of all contexts
-# percent: a tenant that is held to its share uses less; a tenant without a share uses 70 to 100, also on a
-# busy machine
+# percent of the device: a tenant that is held to its share uses less than this; one that is not held uses 70
+# to 100, also on a busy machine
 PARTED = 45
 
 
@@ -33,7 +33,7 @@ def is_held_to_its_share(card: Card, how: str, count: int, kernel_us: int = KERN
     )
     assert (done.returncode, done.stderr) == (0, "")
     account = counters(lease)
-    # the slices as granted: the arbiter of a busy machine ends a slice late, and charges that
+    # compares granted times: on a busy machine the arbiter ends slices late, and charges the longer time
     assert account["granted_ns"] < 2 * SHARE / 100 * (account["granted_ns"] + account["waited_ns"]), account
     # without time slices the kernels would take four times the device time that is charged
     assert json.loads(done.stdout)["kernels"] * kernel_us * 1000 < 2 * account["used_ns"], account

@@ -41,7 +41,7 @@ def table(lease: Path, slot: int = 0) -> tuple[int, list[tuple[int, ...]]]:
     return off, groups
 
 
-def test_the_channels_of_a_context_are_listed(cut_card: Card) -> None:
+def test_libvgpu_lists_the_channels_of_a_context_in_the_lease(cut_card: Card) -> None:
     lease = cut_card.lease("a", HARD, 50)
     cut_card.spin(lease, LONG)
     eventually(lambda: len(table(lease)[1]) == 1, "one group that computes")
@@ -54,7 +54,7 @@ def test_the_channels_of_a_context_are_listed(cut_card: Card) -> None:
     ("mode", "priority"),
     [("eager", 0), ("eager", 1), ("graph", 0), ("callbacks", 0), ("streams", 0), ("green", 0)],
 )
-def test_every_way_to_launch_is_under_the_share(cut_card: Card, mode: str, priority: int) -> None:
+def test_each_kind_of_kernel_launch_is_held_to_the_share(cut_card: Card, mode: str, priority: int) -> None:
     """An idle tenant with priority is not preempted. It is preempted if it has work and no share left."""
     lease = cut_card.lease("a", HARD, 25, priority=priority)
     is_cut_to(cut_card, lease, 25, cut_card.spin(lease, LONG, "--mode", mode).pid)
@@ -105,7 +105,7 @@ def test_a_preempted_tenant_without_an_arbiter_enables_its_channels(cut_card: Ca
     assert process.poll() is None
 
 
-def test_a_restarted_arbiter_continues_the_turns(cut_card: Card) -> None:
+def test_a_restarted_arbiter_continues_to_give_time_slices(cut_card: Card) -> None:
     lease = cut_card.lease("a", HARD, 25)
     process = cut_card.spin(lease, LONG)
     have_turns(lease)
@@ -156,7 +156,7 @@ def test_each_request_of_a_priority_tenant_preempts_the_running_tenant(cut_card:
 
 
 @pytest.mark.parametrize("how", ["reset", "release", "destroy", "green"])
-def test_contexts_that_begin_and_end_stay_under_the_share(cut_card: Card, how: str) -> None:
+def test_a_tenant_that_creates_and_destroys_contexts_is_held_to_its_share(cut_card: Card, how: str) -> None:
     """One process makes 100 contexts, each with work. A channel may be gone when the arbiter disables it."""
     lease = cut_card.lease("a", HARD, 50)
     said = answer(
@@ -166,7 +166,7 @@ def test_contexts_that_begin_and_end_stay_under_the_share(cut_card: Card, how: s
     assert counters(lease)["bypasses"] == 0
 
 
-def test_forty_live_contexts_stay_under_the_share(cut_card: Card) -> None:
+def test_a_tenant_with_forty_live_contexts_is_held_to_its_share(cut_card: Card) -> None:
     lease = cut_card.lease("a", HARD, 25)
     update_limits(lease, [replace(one, memory_bytes=64 * GIB) for one in cut_card.limits(HARD, 25)])
     cut_card.program(str(TEST_BUILD / "context-cycles"), lease, "live", "40", "60", "1000", "1000")
@@ -175,7 +175,7 @@ def test_forty_live_contexts_stay_under_the_share(cut_card: Card) -> None:
     eventually(lambda: channels_off(cut_card) == 40 * 8, "with all of its channels")
 
 
-def test_a_tenant_of_40_contexts_has_slices_much_longer_than_its_hand_over(cut_card: Card) -> None:
+def test_time_slices_of_a_tenant_with_40_contexts_last_much_longer_than_its_hand_over(cut_card: Card) -> None:
     """To preempt or to enable 40 contexts takes five driver calls, which need at least 3 ms. The arbiter
     lengthens such a tenant's slices in proportion. A tenant with one context has slices of 8 ms.
     """
@@ -207,7 +207,7 @@ def channels_off(card: Card) -> int:
 
 
 def test_two_jobs_of_two_ranks_share_two_devices(cut_card: Card, tmp_path: Path) -> None:
-    """The kernels of each rank wait for the other rank, so that a job has both devices at the same time or
+    """The kernels of each rank wait for the other rank, so a job has both devices at the same time or
     neither.
     """
     leases = [cut_card.lease(name, CONSERVING, 50, devices=2) for name in "ab"]
@@ -225,7 +225,7 @@ def launches(lease: Path) -> int:
 
 
 @pytest.mark.parametrize("policy", [HARD, SharePolicy.NONE])
-def test_launches_of_a_process_that_is_cut_are_counted(cut_card: Card, policy: SharePolicy) -> None:
+def test_launches_are_counted_in_a_process_under_the_engine_cut(cut_card: Card, policy: SharePolicy) -> None:
     lease = cut_card.lease("a", policy, 50)
     cut_card.spin(lease, LONG)
     eventually(lambda: launches(lease) > 100, "launches are counted")

@@ -15,7 +15,9 @@ USERS = ("unshare", "--user", "--map-root-user")
 
 @needs("namespaces", "user-namespaces")
 @pytest.mark.parametrize("around", [PIDS, USERS, (*USERS, *PIDS[1:])], ids=["pids", "users", "both"])
-def test_a_tenant_in_namespaces_is_preempted_from_outside(cut_card: Card, around: tuple[str, ...]) -> None:
+def test_an_arbiter_outside_of_a_tenants_namespaces_preempts_the_tenant(
+    cut_card: Card, around: tuple[str, ...]
+) -> None:
     lease = cut_card.lease("a", SharePolicy.HARD, 25)
     cut_card.spin(lease, LONG, around=around)
     eventually(lambda: table(lease)[0] == 1, "it is off")

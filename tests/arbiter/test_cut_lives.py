@@ -101,7 +101,9 @@ def test_a_tenant_whose_arbiter_dies_right_before_or_after_a_call_resumes(
     assert repeated_calls(cut_card, process.pid) == 0
 
 
-def test_a_preempted_process_that_a_new_arbiter_finds_late_resumes(cut_card: Card, tmp_path: Path) -> None:
+def test_a_preempted_process_resumes_although_the_restarted_arbiter_finds_it_late(
+    cut_card: Card, tmp_path: Path
+) -> None:
     """The arbiter may fail to find a process when it starts. The process registers later, with its channels
     disabled by the last arbiter. They must not be disabled a second time.
     """
@@ -141,7 +143,7 @@ def test_a_call_that_hangs_in_the_driver_stops_the_turns_of_its_device_only(cut_
     device_works(cut_card, process.pid)
 
 
-def test_a_process_without_an_arbiter_enables_no_channels_that_are_enabled(cut_card: Card) -> None:
+def test_a_process_whose_arbiter_is_down_enables_only_channels_that_are_disabled(cut_card: Card) -> None:
     lease = cut_card.lease("a", CONSERVING, 50, devices=2)
     process = cut_card.spin(lease, LONG)
     device_works(cut_card, process.pid)

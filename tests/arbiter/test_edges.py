@@ -88,7 +88,7 @@ def test_a_program_without_standard_streams_writes_to_no_descriptor_of_libvgpu(
 
 
 def test_a_fork_during_the_first_call_of_another_thread_succeeds(card: Card) -> None:
-    """The stand-in arbiter accepts the connection and does not reply, so that the first cuInit is waiting
+    """The stand-in arbiter accepts the connection and does not reply, so the first cuInit is waiting
     during the fork.
     """
     lease = lease_of(card, served=False)
@@ -192,7 +192,7 @@ def test_a_program_that_closes_all_its_files_while_the_arbiter_is_down_locks_its
         program.communicate("", timeout=WAIT_S)
 
 
-def test_a_program_that_execs_gives_its_slot_back(card: Card) -> None:
+def test_a_process_that_calls_exec_gives_its_slot_back(card: Card) -> None:
     lease = lease_of(card)
     probe = [str(PROBE), "hold", "64MiB", "--then-wait-on-stdin"]
     driver = "print(ctypes.CDLL('libcuda.so.1').cuInit(0), flush=True)"

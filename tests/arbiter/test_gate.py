@@ -76,18 +76,18 @@ def line(card: Card) -> Iterator[Line]:
         yield line
 
 
-def test_a_turn_without_pacing_ends_when_it_is_revoked(line: Line) -> None:
+def test_a_time_slice_without_pacing_ends_when_the_arbiter_revokes_it(line: Line) -> None:
     line.say(GRANT, 1, OPEN_ENDED, FREE)
     line.say(REVOKE, 1)
     line.until(DONE, 1)
 
 
-def test_a_turn_with_an_end_is_returned_at_its_end_even_without_pacing(line: Line) -> None:
+def test_libvgpu_returns_a_time_slice_without_pacing_at_its_end(line: Line) -> None:
     line.say(GRANT, 1, 5_000_000, FREE)
     line.until(DONE, 1)
 
 
-def test_an_open_ended_turn_takes_an_end_from_a_later_grant(line: Line) -> None:
+def test_a_later_grant_sets_the_end_of_an_open_ended_time_slice(line: Line) -> None:
     line.say(GRANT, 1, OPEN_ENDED)
     line.say(GRANT, 1, 5_000_000, WATCH)
     line.until(DONE, 1)

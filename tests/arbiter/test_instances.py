@@ -16,7 +16,7 @@ print(json.dumps(uuids))
 """
 
 
-def test_shares_of_a_mig_instance_do_not_affect_the_next_instance(card: Card) -> None:
+def test_shares_on_one_mig_instance_give_no_time_slices_on_another_instance(card: Card) -> None:
     uuids = json.loads(card.sim.python(HEAD + TWO))
     card.uuids = tuple(uuids)
     small, large = card.lease("a", HARD, 30), card.lease("b", HARD, 60)

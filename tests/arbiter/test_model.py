@@ -39,7 +39,7 @@ ENDLESS = "0 0"
 
 
 @pytest.mark.parametrize("kind", ["lent", "hard"])
-def test_two_tenants_that_leave_gaps_are_not_preempted(kind: str) -> None:
+def test_two_tenants_with_gaps_between_their_kernels_are_not_preempted(kind: str) -> None:
     for use in backfill(f"{kind} 8000 20000", f"{kind} 8000 20000"):
         assert use.device == pytest.approx(40, abs=0.1)
         assert use.off < 0.1 and use.shared > 10
@@ -62,9 +62,9 @@ def test_two_tenants_that_fill_the_device_have_exclusive_slices(kind: str, work:
 
 
 @pytest.mark.parametrize("work_us", range(4000, 10000, 500))
-def test_gaps_before_an_idle_time_do_not_count_after_it(work_us: int) -> None:
+def test_gaps_between_kernels_before_an_idle_time_do_not_count_after_it(work_us: int) -> None:
     """Each tenant works with gaps for 0.5 s, idles for 4.5 s, and then has endless work. A verdict holds for
-    4 s, so that an earlier one has ended at the return. With some lengths of work the measurement is
+    4 s, so an earlier one has ended at the return. With some lengths of work the measurement is
     unfinished when the idle time begins; it must not end in a verdict at the return.
     """
     for use in backfill(f"returns {work_us} 20000", f"returns {work_us} 20000"):
@@ -104,9 +104,9 @@ def percents(policies: Sequence[str], programs: Sequence[str]) -> list[float]:
 
 
 def check_pair(policy: str, weights: Sequence[int], programs: Sequence[str], times: Sequence[str]) -> None:
-    """Each program has its weight, or what it has alone with that weight if that is less; together they have
-    98 percent of that; and with equal weights 95 percent of what the driver's own slicing gives (in the model
-    slicing costs no time).
+    """Asserts three bounds. Each program gets its weight, or its rate alone with that weight if that is less.
+    The programs together get 98 percent of the sum of these. With equal weights each gets 95 percent of what
+    the driver's own time slicing gives (which costs no time in the model).
     """
     got = percents([f"{policy}:{w}{t}" for w, t in zip(weights, times, strict=True)], programs)
     alone = [percents([f"{policy}:{w}"], [p])[0] for w, p in zip(weights, programs, strict=True)]
@@ -129,7 +129,9 @@ def test_a_program_that_waits_for_its_host_gets_its_share(
 @pytest.mark.parametrize("first", ["the gaps", "the endless work"])
 @pytest.mark.parametrize("policy", ["hard", "lent"])
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_what_a_tenant_used_alone_before_does_not_count(program: str, policy: str, first: str) -> None:
+def test_the_time_that_a_tenant_used_alone_does_not_lower_its_later_share(
+    program: str, policy: str, first: str
+) -> None:
     """One tenant works alone for 2 s and is idle for 2 s; then both work."""
     times = ("@0-4000", "@2000-4050") if first == "the gaps" else ("@2000-4050", "@0-4000")
     check_pair(policy, (50, 50), (ENDLESS_WORK, PROGRAMS[program]), times)

@@ -75,9 +75,11 @@ def test_a_lone_job_of_two_ranks_makes_progress_under_a_hard_share(
     eventually(lambda: begun_steps(pages / "a") > steps + 1, "both ranks go on")
 
 
-def test_ranks_in_separate_leases_make_progress_by_the_drain_bound(card: Card, pages: Path) -> None:
+def test_ranks_in_separate_leases_make_progress_because_the_wait_for_unfinished_kernels_is_bounded(
+    card: Card, pages: Path
+) -> None:
     """The arbiter cannot know that the two leases belong together: one rank may have its slice while the
-    other waits for one. The bound on the drain resolves this.
+    other waits for one. Its kernel then does not end; after a bounded wait the arbiter admits the other rank.
     """
     first = [card.lease(f"a{d}", CONSERVING, 50, first_device=d) for d in range(2)]
     second = [card.lease(f"b{d}", CONSERVING, 50, first_device=d) for d in range(2)]

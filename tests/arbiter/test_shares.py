@@ -63,7 +63,7 @@ def test_a_kernel_longer_than_a_turn_is_charged(card: Card) -> None:
     is_held_to(lease, 10, turns=4)
 
 
-def test_idle_time_is_lent_and_returned(card: Card) -> None:
+def test_time_of_an_idle_tenant_is_lent_and_returned(card: Card) -> None:
     lent, owner = card.lease("a", CONSERVING, 20), card.lease("b", CONSERVING, 80)
     idle = card.spin(owner, LONG, "--every-us", "400000")
     card.spin(lent, LONG)
@@ -73,7 +73,7 @@ def test_idle_time_is_lent_and_returned(card: Card) -> None:
     divide(lent, owner, least=8, most=36)
 
 
-def test_without_limits_no_turns_are_scheduled(card: Card) -> None:
+def test_tenants_without_compute_limits_get_no_time_slices(card: Card) -> None:
     leases = [card.lease(name, NONE, 100) for name in "ab"]
     for process in [card.spin(lease, 0.5) for lease in leases]:
         assert works(process)
@@ -89,7 +89,7 @@ def test_a_change_of_share_takes_effect_in_a_running_tenant(card: Card) -> None:
     is_held_to(lease, 10)
 
 
-def test_a_dead_holders_turn_ends(card: Card) -> None:
+def test_a_time_slice_ends_when_its_holder_dies(card: Card) -> None:
     dying, living = card.lease("a", CONSERVING, 50), card.lease("b", CONSERVING, 50)
     victim = card.spin(dying, LONG)
     card.spin(living, LONG)
@@ -98,7 +98,7 @@ def test_a_dead_holders_turn_ends(card: Card) -> None:
     assert works(card.spin(living, 0.5))
 
 
-def test_a_stopped_holder_is_bypassed(card: Card) -> None:
+def test_a_stopped_holder_of_a_time_slice_is_bypassed(card: Card) -> None:
     stopped, living = card.lease("a", CONSERVING, 50), card.lease("b", CONSERVING, 50)
     victim = card.spin(stopped, LONG)
     card.spin(living, LONG)
@@ -114,7 +114,7 @@ def test_a_stopped_holder_is_bypassed(card: Card) -> None:
     have_turns(stopped, living, turns=3)
 
 
-def test_limits_hold_without_the_arbiter_and_after_its_restart(card: Card) -> None:
+def test_a_share_holds_while_the_arbiter_is_down_and_after_its_restart(card: Card) -> None:
     lease = card.lease("a", HARD, 25)
     card.spin(lease, LONG)
     have_turns(lease)
@@ -160,7 +160,9 @@ def test_a_tenant_of_two_devices_is_not_deadlocked_by_another(card: Card) -> Non
 
 
 @pytest.mark.parametrize("policy", [NONE, CONSERVING])
-def test_a_process_on_the_other_device_joins_the_turn_of_its_tenant(card: Card, policy: SharePolicy) -> None:
+def test_a_process_on_a_second_device_joins_the_time_slice_of_its_tenant(
+    card: Card, policy: SharePolicy
+) -> None:
     """The second process does not wait for a time slice, whether the policy makes time slices or not."""
     lease = card.lease("a", policy, 50, devices=2)
     card.spin(lease, LONG, "--device", "0")
@@ -169,7 +171,7 @@ def test_a_process_on_the_other_device_joins_the_turn_of_its_tenant(card: Card, 
 
 
 @pytest.mark.parametrize("mode", ["multi", "both"])
-def test_a_process_on_several_devices_has_a_turn_on_each(card: Card, mode: str) -> None:
+def test_a_process_on_several_devices_has_time_slices_on_each(card: Card, mode: str) -> None:
     """One launch on all devices, and launches on one device after the other. Launches on the first device
     need no time slice.
     """
@@ -237,7 +239,7 @@ def test_an_idle_arbiter_does_not_wake_up(card: Card) -> None:
     eventually(lambda: waits_for_ever(pid), "the arbiter sleeps until it is woken")
 
 
-def test_an_idle_lease_costs_one_descriptor(card: Card) -> None:
+def test_the_arbiter_keeps_one_descriptor_open_for_an_idle_lease(card: Card) -> None:
     def open_descriptors() -> int:
         assert card.arbiter is not None
         return len(list(Path(f"/proc/{card.arbiter.pid}/fd").iterdir()))

@@ -35,7 +35,7 @@ def test_threads_with_calls_of_all_families_leave_the_ledger_right(
     more = {
         "LD_PRELOAD": " ".join(map(str, LIBRARIES[flavour]())),
         "ASAN_OPTIONS": "detect_leaks=0",
-        # the simulated driver is not instrumented, so that what it orders is not known
+        # the simulated driver is not instrumented, so what it orders is not known
         "TSAN_OPTIONS": "ignore_noninstrumented_modules=1 report_thread_leaks=0",
     }
     with made_card(engine) as card:

@@ -85,7 +85,7 @@ def test_a_process_that_may_not_make_a_system_call_is_limited(card: Card, call: 
 
 
 def test_memory_of_dead_processes_that_never_registered_is_given_back(card: Card) -> None:
-    """A system-call filter kept these processes from connecting, so that the arbiter gets no notice of their
+    """A system-call filter kept these processes from connecting, so the arbiter gets no notice of their
     end.
     """
     lease = lease_of(card)

@@ -54,7 +54,7 @@ def nothing(lease: Path, stands: Done) -> None:
 
 
 def locks_and_bad_packets(lease: Path, stands: Done, locks: int) -> None:
-    """Each slot has an owner, so that the arbiter checks each, and each check goes through all locks."""
+    """Each slot has an owner, so the arbiter checks each, and each check goes through all locks."""
     usage = _locked(lease, locks)
     for slot in range(layout.MAX_SLOTS):
         os.pwrite(usage, b"\1\0\0\0", layout.USAGE_SLOTS + slot * layout.SLOT_SIZE)
@@ -168,7 +168,7 @@ def hang_ups(lease: Path, stands: Done) -> None:
 
 def holes(lease: Path, stands: Done) -> None:
     """Allocates 2 GiB of blocks in `usage`, again and again, and punches a hole into it: until the hole is
-    made, a page fault in it waits. In the meantime the tenant uses its device, so that the arbiter writes its
+    made, a page fault in it waits. In the meantime the tenant uses its device, so the arbiter writes its
     counters there.
     """
     usage = os.open(lease / layout.USAGE_FILE, os.O_RDWR)
@@ -249,7 +249,7 @@ def main() -> None:
     with suppress(OSError):
         os.setpgid(child, child)
     sys.stdin.read()
-    # killpg also kills the child's children; the child is not reaped yet, so that its pid is still valid
+    # killpg also kills the child's children; the child is not reaped yet, so its pid is still valid
     os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)
 

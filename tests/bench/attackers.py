@@ -286,7 +286,7 @@ def main() -> None:
         children.append(child)
     sys.stdin.read()
     for child in children:
-        os.kill(child, 9)  # the child is not reaped yet, so that its pid is still valid
+        os.kill(child, 9)  # the child is not reaped yet, so its pid is still valid
         os.waitpid(child, 0)
 
 

@@ -86,7 +86,7 @@ def _scrapes(report: Report, node: BenchNode, allocations: int) -> None:
 
 
 def _count(usage: Path, turn: int) -> None:
-    """Changes the page as the arbiter does at a grant, so that cached results of it become stale."""
+    """Changes the page as the arbiter does at a grant, so cached results of it become stale."""
     with usage.open("r+b") as file:
         file.seek(layout.USAGE_COMPUTE)
         file.write(struct.pack("<Q", turn * 1000 + 7))

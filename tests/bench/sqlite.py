@@ -8,7 +8,7 @@ from typing import Self
 
 from tests.bench.common import Row, latency_row
 
-WARM = 400  # commits after which SQLite reuses its log from the start, so that the log no longer grows
+WARM = 400  # commits after which SQLite reuses its log from the start, so the log no longer grows
 _ROW_BYTES = 1600
 
 

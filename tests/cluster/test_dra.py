@@ -148,7 +148,9 @@ def test_claims_go_on_while_vgpud_is_killed(with_dra: OnPolicy) -> None:
     assert pods.memory("stays") == mib(5)
 
 
-def test_slices_come_back_after_a_kill_of_the_kubelet_and_of_the_api_server(with_dra: OnPolicy) -> None:
+def test_resource_slices_come_back_after_a_kill_of_the_kubelet_and_of_the_api_server(
+    with_dra: OnPolicy,
+) -> None:
     pods = with_dra(QUOTA + DRA)
     pods.create(template("five", "vgpu-quota", "5Gi"), claiming("p", "five"))
     running(pods, "p")
@@ -188,7 +190,7 @@ def test_a_claim_whose_pod_is_deleted_by_force_is_released(with_dra: OnPolicy) -
     eventually(lambda: not pods.held(), "its allocation is released")
 
 
-def test_new_claims_keep_off_a_drained_card_and_pods_on_it_stay(with_dra: OnPolicy) -> None:
+def test_a_drained_card_gets_no_new_claims_and_keeps_its_pods(with_dra: OnPolicy) -> None:
     pods = with_dra(QUOTA + DRA)
     pods.create(template("five", "vgpu-quota", "5Gi"), claiming("p", "five"))
     running(pods, "p")
@@ -226,7 +228,7 @@ def test_an_extended_resource_of_a_device_class_is_granted_as_a_claim(with_dra: 
 
 
 def test_feature_gates_that_are_turned_off_and_on_are_followed(with_dra: OnPolicy) -> None:
-    """Without DRAConsumableCapacity a shared card is one claim's, so that no card is overcommitted."""
+    """Without DRAConsumableCapacity a shared card is one claim's, so no card is overcommitted."""
     pods = with_dra(KINDS + DRA)
     keys = {"allowMultipleAllocations", "consumesCounters"}
 
@@ -253,7 +255,7 @@ def test_feature_gates_that_are_turned_off_and_on_are_followed(with_dra: OnPolic
         assert pods.memory(name) == mib(5)
 
 
-def test_claims_and_resources_share_a_node_without_overcommitment(with_dra: OnPolicy) -> None:
+def test_claims_and_extended_resources_share_a_node_without_overcommitment(with_dra: OnPolicy) -> None:
     """The device plugin's memory is taken off the published capacity, and a claim's off the plugin's."""
     pods = with_dra(UNITS.replace('"auto"', '"preload"') + DRA)
     served(pods, 8 * 130)

@@ -122,7 +122,7 @@ def running_init(pods: Pods) -> str:
 
 
 @pytest.mark.parametrize(("first", "second"), [(2, 1), (1, 1), (1, 2)])
-def test_whole_cards_of_an_init_container_and_of_the_container_after_it(
+def test_a_pod_whose_init_container_has_whole_cards_gets_as_many_as_its_containers_need(
     on_policy: OnPolicy, first: int, second: int
 ) -> None:
     pods = on_policy(CARDS)

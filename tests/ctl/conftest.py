@@ -29,7 +29,7 @@ def daemon() -> Iterator[Daemon]:
 
 
 def environment(socket: Path | None = None) -> dict[str, str]:
-    """A minimal environment, so that the caller's variables change nothing."""
+    """A minimal environment, so the caller's variables change nothing."""
     base = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "LANG": "C.UTF-8"}
     return base if socket is None else {**base, "VGPUD_SOCKET": str(socket)}
 

@@ -43,7 +43,7 @@ def test_doctor_reports_a_cdi_folder_that_a_user_can_change(tmp_path: Path) -> N
     assert found.sentence.startswith(f"others can write to {tmp_path}/cdi")
 
 
-def test_doctor_reports_a_missing_key_of_the_door(tmp_path: Path) -> None:
+def test_doctor_reports_that_the_key_of_the_remote_door_is_missing(tmp_path: Path) -> None:
     (tmp_path / "certificate.pem").touch()
     assert list(checks.remote(RemoteSettings(), tmp_path / "certificate.pem")) == []
     _, certificate, key = checks.remote(RemoteSettings(server="/bin/true"), tmp_path / "certificate.pem")
@@ -84,7 +84,7 @@ def test_doctor_says_which_build_of_the_remote_engine_is_there(tmp_path: Path) -
     assert upgraded.sentence.endswith(f", and {digest[:16]} is recorded")
 
 
-def test_a_text_that_is_no_digest_is_refused_with_a_hint() -> None:
+def test_a_server_sha256_that_is_no_digest_is_refused_with_a_hint() -> None:
     with pytest.raises(ValidationError, match="a SHA-256 has 64 hexadecimal digits, in small letters"):
         RemoteSettings(server_sha256="F" * 64)
 

@@ -103,7 +103,7 @@ def test_color_marks_failed_states(main: Ctl, daemon: Daemon) -> None:
     assert "\x1b" not in main("devices").stdout
 
 
-def test_vgpuctl_within_the_test_process_prints_the_same(main: Ctl, ctl: Ctl) -> None:
+def test_vgpuctl_prints_the_same_in_the_test_process_as_in_its_own(main: Ctl, ctl: Ctl) -> None:
     for line in ("devices", "show a1b2c3d4 -o json"):
         inside, outside = main(*line.split()), ctl(*line.split())
         assert (outside.returncode, outside.stdout, outside.stderr) == (0, inside.stdout, "")

@@ -22,7 +22,7 @@ def device(index: int, pci: int = 0x233510DE, *profiles: str) -> pb.MigDevice:
     return made
 
 
-def test_the_last_entry_that_covers_a_device_holds(tmp_path: Path) -> None:
+def test_the_last_mig_parted_entry_that_covers_a_device_counts(tmp_path: Path) -> None:
     text = """
 version: v1
 mig-configs:

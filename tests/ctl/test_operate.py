@@ -94,7 +94,9 @@ def test_ps_marks_a_process_that_libvgpu_does_not_count(main: Ctl, daemon: Daemo
     assert "a1b2c3d4 (not counted by libvgpu)" in main("ps").stdout
 
 
-def test_a_tenant_of_an_arbiter_that_does_not_answer_is_not_outside_vgpud(main: Ctl, daemon: Daemon) -> None:
+def test_no_listing_says_outside_vgpud_of_a_process_while_the_arbiter_does_not_answer(
+    main: Ctl, daemon: Daemon
+) -> None:
     process = pb.NodeProcess(pid=4343, command="python", device_uuid=canned.A, silent_mode="preload")
     daemon.replies["ListProcesses"] = pb.ListProcessesReply(processes=[process])
     daemon.replies["GetAllocation"] = VgpuError(ErrorCode.NO_SUCH_ALLOCATION, "no allocation", "")
@@ -131,7 +133,7 @@ def sentences(
     return "\n".join(limiting(allocation, devices, [(now, before or now)], 2.0))
 
 
-def test_full_memory_and_the_causes_of_refused_memory_are_named() -> None:
+def test_why_names_full_memory_and_the_causes_of_refused_memory() -> None:
     part = pb.Slice(device_uuid=canned.A, mode="preload", memory_bytes=4 * GIB, share_percent=25)
     said = sentences(held(part), pb.SliceMeter(memory_used_bytes=4 * GIB, refusals_limit=3, refusals_card=1))
     assert "memory on device 0: 4GiB of 4GiB, it is full: give it more with 'vgpuctl resize'" in said
@@ -141,7 +143,7 @@ def test_full_memory_and_the_causes_of_refused_memory_are_named() -> None:
     assert "full" not in sentences(held(part), pb.SliceMeter(memory_used_bytes=GIB))
 
 
-def test_the_cause_of_a_compute_limit_is_named() -> None:
+def test_why_names_the_causes_that_slow_a_tenants_compute() -> None:
     part = pb.Slice(device_uuid=canned.A, mode="preload", memory_bytes=4 * GIB, share_percent=25)
     before = pb.SliceMeter(compute_used_ns=0, compute_waited_ns=0, throttled_ns=0)
     now = pb.SliceMeter(compute_used_ns=5 * 10**8, compute_waited_ns=10**9, throttled_ns=2 * 10**8)
@@ -239,7 +241,9 @@ def test_drain_takes_several_devices_and_none_if_a_name_is_wrong(main: Ctl, daem
 
 
 @pytest.mark.parametrize(("state", "change"), [("suspending", "suspended or moved"), ("resuming", "resumed")])
-def test_why_mentions_a_change_under_way(main: Ctl, daemon: Daemon, state: str, change: str) -> None:
+def test_why_says_that_an_allocation_is_being_changed(
+    main: Ctl, daemon: Daemon, state: str, change: str
+) -> None:
     held = canned.used()
     held.state = state
     daemon.replies["GetAllocation"] = held
@@ -379,7 +383,7 @@ def test_a_bug_report_hides_names_and_paths() -> None:
 # --- policy diff and test
 
 
-def test_compare_reports_added_removed_and_changed_keys() -> None:
+def test_compare_reports_added_removed_and_changed_keys_of_two_policies() -> None:
     old = {"a": 1, "b": {"c": "x"}, "d": [{"e": 1}]}
     new = {"a": 1, "b": {"c": "y"}, "d": [{"e": 1}, {"e": 2}]}
     assert compare(old, new) == (Change("b.c", "x", "y"), Change("d[1].e", None, 2))
@@ -450,7 +454,7 @@ expect = { mode = "mig" }
 """
 
 
-def test_policy_cases_pass_and_fail(main: Ctl, tmp_path: Path) -> None:
+def test_policy_test_reports_which_cases_pass_and_which_fail(main: Ctl, tmp_path: Path) -> None:
     (tmp_path / "policy.toml").write_text(POLICY)
     (tmp_path / "devices.json").write_text(main("devices", "-o", "json").stdout)
     cases = tmp_path / "cases.toml"
@@ -502,7 +506,7 @@ def test_policy_cases_pass_and_fail(main: Ctl, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_mistake_in_a_policy_case_is_named(main: Ctl, tmp_path: Path, case: str, sentence: str) -> None:
+def test_policy_test_names_a_mistake_in_a_case(main: Ctl, tmp_path: Path, case: str, sentence: str) -> None:
     cases = tmp_path / "cases.toml"
     cases.write_text('[[case]]\nname = "x"\n' + case)
     done = main("policy", "test", str(cases))
@@ -510,7 +514,7 @@ def test_a_mistake_in_a_policy_case_is_named(main: Ctl, tmp_path: Path, case: st
     assert sentence in done.stderr
 
 
-def test_a_refused_tenant_of_a_case_is_named(main: Ctl, tmp_path: Path) -> None:
+def test_policy_test_names_the_refused_tenant_of_a_case(main: Ctl, tmp_path: Path) -> None:
     """The error names the held tenant of the case. Without its name the refusal would read as that of the
     case's request.
     """

@@ -33,7 +33,7 @@ HEAVY = (
 
 
 @pytest.mark.parametrize("line", [["--help"], ["run", "--help"], ["policy", "--help"], ["--version"]])
-def test_help_imports_nothing_heavy(line: list[str]) -> None:
+def test_help_is_printed_without_costly_imports(line: list[str]) -> None:
     program = (
         "import json, sys\n"
         "from vgpud.ctl.main import main\n"
@@ -62,7 +62,7 @@ def test_each_verb_has_help(line: str, verb: Verb, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize(("line", "verb"), LINES, ids=[line for line, _ in LINES])
-def test_each_verb_has_its_function(line: str, verb: Verb) -> None:
+def test_each_verb_of_the_parser_has_a_function(line: str, verb: Verb) -> None:
     from importlib import import_module
 
     module, name = verb.function.split(":")
@@ -267,7 +267,7 @@ def test_the_manual_names_every_verb_option_and_exit_code() -> None:
         assert re.search(rf"^\| {code} \|", manual, re.MULTILINE), code
 
 
-def test_the_entry_point_is_main() -> None:
+def test_the_entry_point_of_vgpuctl_is_the_function_main() -> None:
     import tomllib
 
     project = tomllib.loads((Path(ROOT) / "pyproject.toml").read_text())

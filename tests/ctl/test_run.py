@@ -40,7 +40,7 @@ def start(daemon: Daemon, *command: str, **more: Any) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("code", [0, 1, 7, 126, 255])
-def test_the_exit_code_is_that_of_the_command(ctl: Ctl, code: int) -> None:
+def test_the_exit_code_of_vgpuctl_run_is_that_of_its_command(ctl: Ctl, code: int) -> None:
     done = ctl("run", "--", "sh", "-c", f"exit {code}")
     assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
 
@@ -58,7 +58,7 @@ def test_sigkill_to_the_pid_of_vgpuctl_run_ends_the_command(daemon: Daemon) -> N
         assert process.wait(300) == -signal.SIGKILL
 
 
-def test_run_requests_a_bound_allocation(ctl: Ctl, daemon: Daemon) -> None:
+def test_run_requests_an_allocation_bound_to_its_process(ctl: Ctl, daemon: Daemon) -> None:
     options = "--memory 4GiB --cores 12.5 --count 2 --isolation quota --device 0 --label nightly"
     assert (
         ctl(
@@ -76,7 +76,7 @@ def test_run_requests_a_bound_allocation(ctl: Ctl, daemon: Daemon) -> None:
     assert daemon.requests("Release") == []
 
 
-def test_options_that_are_not_given_are_not_sent(ctl: Ctl, daemon: Daemon) -> None:
+def test_run_sends_only_the_options_that_are_given(ctl: Ctl, daemon: Daemon) -> None:
     assert ctl("run", "--profile", "1g.18gb", "--", "true").returncode == 0
     (request,) = daemon.requests("Allocate")
     assert request.mig_profile == "1g.18gb"
@@ -112,7 +112,7 @@ def test_merged_environments_keep_bytes_that_are_not_utf8() -> None:
     }
 
 
-def test_the_command_inherits_directory_and_standard_input(ctl: Ctl, tmp_path: Path) -> None:
+def test_the_command_inherits_the_working_directory_and_standard_input(ctl: Ctl, tmp_path: Path) -> None:
     done = ctl("run", "--", "sh", "-c", "pwd; cat", cwd=tmp_path, input="through\n")
     assert done.stdout == f"{tmp_path}\nthrough\n"
 
@@ -248,7 +248,7 @@ def test_verbose_prints_the_allocation(ctl: Ctl) -> None:
     assert ctl("run", "-v", "--", "true").stderr == f"allocation a1b2c3d4 on {canned.A}\n"
 
 
-def test_the_exports_of_alloc_set_the_environment_of_run(ctl: Ctl) -> None:
+def test_the_exports_that_alloc_prints_set_the_same_environment_as_run(ctl: Ctl) -> None:
     lines = export_lines(canned.preload())
     show = 'printf "%s\\n" "$CUDA_VISIBLE_DEVICES" "$VGPU_LEASE" "$LD_PRELOAD"'
     for before, preload in (("", "/opt/vgpud/libvgpu.so"), ("/x.so", "/opt/vgpud/libvgpu.so:/x.so")):

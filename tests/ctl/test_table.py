@@ -119,6 +119,8 @@ def test_the_memory_of_equal_slices_is_counted() -> None:
         ("", "mps", "idle"),
     ],
 )
-def test_a_device_shows_the_mode_of_the_policy_that_waits(mode: str, policy: str, shown: str) -> None:
+def test_a_device_shows_the_mode_that_the_policy_will_set_when_its_tenants_have_left(
+    mode: str, policy: str, shown: str
+) -> None:
     row = tables.devices([pb.Device(mode=mode, policy_mode=policy)]).rows[0]
     assert row[3] == shown

@@ -167,7 +167,7 @@ def test_control_characters_of_tenants_do_not_reach_the_terminal() -> None:
     assert "\x1b" not in "".join(lines(TENANT_HEADS, [tenant_cells(evil, "#.")], 400, plain))
 
 
-def test_top_prints_once_and_ends(main: Ctl, daemon: Daemon) -> None:
+def test_top_with_one_sample_prints_once_and_ends(main: Ctl, daemon: Daemon) -> None:
     done = main("top", "-1", "--filter", "a1b2")
     assert done.returncode == 0
     assert "a1b2c3d4" in done.stdout

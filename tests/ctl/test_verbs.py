@@ -268,7 +268,7 @@ def test_an_error_is_a_document_for_machines(main: Ctl, daemon: Daemon) -> None:
     assert "(E301)" in done.stderr
 
 
-def test_an_absent_daemon_is_an_error_with_a_hint(main: Ctl, daemon: Daemon) -> None:
+def test_an_absent_daemon_is_reported_with_a_hint(main: Ctl, daemon: Daemon) -> None:
     daemon.stop()
     done = main("ls")
     assert done.returncode == 32
@@ -276,7 +276,9 @@ def test_an_absent_daemon_is_an_error_with_a_hint(main: Ctl, daemon: Daemon) -> 
     assert main("ls", "--socket", f"{daemon.socket}.other").returncode == 32
 
 
-def test_the_socket_can_be_chosen(main: Ctl, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_option_chooses_the_socket_of_vgpuctl(
+    main: Ctl, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("VGPUD_SOCKET", "/nowhere/vgpud.sock")
     assert main("ls").returncode == 32
     assert main("--socket", str(daemon.socket), "ls").returncode == 0
@@ -392,7 +394,7 @@ def test_the_state_of_a_suspended_allocation_is_short_in_tables_and_whole_elsewh
     assert document["standing"] == item.standing
 
 
-def test_an_interrupt_ends_a_call(daemon: Daemon) -> None:
+def test_an_interrupt_ends_vgpuctl_while_it_waits_for_vgpud(daemon: Daemon) -> None:
     gate = threading.Event()
     daemon.replies["Allocate"] = lambda _request: (gate.wait(300), canned.preload())[1]
     program = (
@@ -427,7 +429,7 @@ def test_an_interrupt_ends_a_call(daemon: Daemon) -> None:
         (1_767_225_600_123_456_789, "2026-01-01T00:00:00.123456789Z"),
     ],
 )
-def test_times_keep_every_nanosecond(unix_ns: int, text: str | None) -> None:
+def test_times_in_json_keep_every_nanosecond(unix_ns: int, text: str | None) -> None:
     assert rfc3339(unix_ns) == text
 
 
@@ -511,7 +513,7 @@ def test_a_listing_is_filtered_by_user_label_and_device(main: Ctl, daemon: Daemo
         assert main("ls", "-o", "name", *line.split()).stdout.split() == names, line
 
 
-def test_a_user_is_named_or_numbered(main: Ctl, daemon: Daemon) -> None:
+def test_a_user_option_accepts_a_name_or_a_number(main: Ctl, daemon: Daemon) -> None:
     assert main("ls", "--user", "root", "-o", "name").returncode == 0
     for verb, user in ("ls", "no-such-user"), ("ls", "4294967295"), ("events", "4294967296"):
         done = main(verb, "--user", user)

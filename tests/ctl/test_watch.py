@@ -43,7 +43,7 @@ def watching(daemon: Daemon, *options: str) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.fixture
 def gate() -> Iterator[threading.Event]:
-    """An event for which the server's streams wait. It is set after the test, so that the server's threads
+    """An event for which the server's streams wait. It is set after the test, so the server's threads
     end.
     """
     event = threading.Event()

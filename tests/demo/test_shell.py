@@ -30,7 +30,9 @@ def test_a_command_runs_on_a_node_of_the_chosen_profile() -> None:
     assert device["name"] == "Tesla T4"
 
 
-def test_the_node_has_the_chosen_driver_and_vgpuctl_is_this_trees_in_every_folder(tmp_path: Path) -> None:
+def test_the_shells_node_has_the_chosen_driver_and_its_vgpuctl_is_the_checkouts_in_every_folder(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "vgpud").mkdir()
     (tmp_path / "vgpud" / "__init__.py").touch()
     status = 'cd "$0" && vgpuctl status -o json'
@@ -39,7 +41,7 @@ def test_the_node_has_the_chosen_driver_and_vgpuctl_is_this_trees_in_every_folde
     assert json.loads(done.stdout)["driverVersion"].startswith("550.")
 
 
-def test_a_killed_vgpud_leaves_no_helper_behind() -> None:
+def test_the_end_of_the_shell_leaves_no_helper_of_a_killed_vgpud() -> None:
     """The arbiter outlives the killed vgpud, and ends with the shell."""
     kill = """vgpuctl alloc --memory 1GiB --isolation quota >/dev/null
     cut -d" " -f1 $VGPUD_RUN_DIR/units/vgpud-arbiter.pid

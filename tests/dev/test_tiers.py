@@ -53,7 +53,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> str:
     return play(tmp_path_factory.mktemp("suite"), before="trap '' INT PIPE;")
 
 
-def test_a_skip_without_a_condition_fails(said: str) -> None:
+def test_a_test_that_skips_without_a_condition_of_the_suite_fails(said: str) -> None:
     assert "2 failed, 1 passed, 2 skipped, 1 xfailed, 1 error" in said
     assert "skipped without a condition of tests/conditions.py: Skipped: not today" in said
     assert 'needs("rocket") is missing on this test, which was skipped: Skipped: rocket: no fuel' in said
@@ -71,12 +71,12 @@ def test_the_first_tier_reports_the_tests_that_it_excludes(tmp_path: Path) -> No
     assert "1 skipped" in told
 
 
-def test_the_documented_table_equals_the_code() -> None:
+def test_the_table_of_conditions_in_testing_md_equals_the_code() -> None:
     assert table() in (ROOT / "docs" / "testing.md").read_text()
     assert [name for name, one in CONDITIONS.items() if not (one.how or one.packages)] == []
 
 
-def test_packages_of_installed_programs_are_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_packages_of_programs_that_are_not_installed_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.conditions.PATH", "/nowhere")
     assert {"podman", "slurmd", "lintian"} <= set(packages())
     monkeypatch.setattr("tests.conditions.shutil.which", lambda name, path=None: f"/usr/bin/{name}")

@@ -1,7 +1,7 @@
 """Runs every command of the pages that is meant for a node on a simulated one, and compares the output.
 
 A `toml` block that begins with `version` becomes the node's policy. One with cases becomes the page's
-CASES.toml. All pages share one daemon, so that a page releases its allocations.
+CASES.toml. All pages share one daemon, so a page releases its allocations.
 """
 
 from collections.abc import Iterator
@@ -53,7 +53,7 @@ def shell(node: DemoNode, tmp_path: Path) -> Iterator[Reader]:
             left.unlink()
         Path(node.environment["VGPUD_CONFIG"]).write_text(POLICY)
         node.ctl("policy", "reload")
-        # after a failed page: releases its allocations, so that the next page finds a free node
+        # after a failed page: releases its allocations, so the next page finds a free node
         if kept := node.ctl("ls", "-o", "name").stdout.split():
             node.ctl("release", "--force", *kept)
 

@@ -103,7 +103,7 @@ def job(cluster: Cluster, tmp_path: Path) -> Iterator[Reader]:  # noqa: F811
 
 @needs("slurm", "root")
 @pytest.mark.parametrize("page", pages_of("slurm"), ids=name_of)
-def test_slurms_commands_print_what_the_page_shows(page: Path, job: Reader, cluster: Cluster) -> None:  # noqa: F811
+def test_slurm_commands_print_what_the_page_shows(page: Path, job: Reader, cluster: Cluster) -> None:  # noqa: F811
     for block in in_place(page, "slurm"):
         for line in re.findall(r"^\$ .*\n(?:[^$].*\n)*", block.text, re.MULTILINE):
             job.follow(replace(block, text=line))

@@ -68,7 +68,7 @@ def test_policy_digests_in_statuses_are_those_of_this_version() -> None:
     assert all(digests == shown["quickstart.md"] for digests in shown.values()), shown
 
 
-def test_every_command_is_run_or_listed_with_a_reason() -> None:
+def test_each_command_of_a_page_is_run_or_listed_with_the_reason_why_not() -> None:
     run = typed()
     assert len(run) > 150
     unknown = [
@@ -79,7 +79,7 @@ def test_every_command_is_run_or_listed_with_a_reason() -> None:
     assert unknown == []
 
 
-def test_every_listed_command_is_on_a_page() -> None:
+def test_each_command_listed_as_not_run_is_on_a_page() -> None:
     for command, why in NOT_RUN.items():
         print(f"not run: {command}: {why}")
     have = {span for _, span in named()}
@@ -90,7 +90,7 @@ def test_every_listed_command_is_on_a_page() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_every_block_has_a_language(page: Path) -> None:
+def test_each_code_block_names_its_language(page: Path) -> None:
     for block in blocks(page):
         assert block.language in (*QUIET, "console"), block
         assert block.place in (PLACES if block.language == "console" else ("",)), block
@@ -104,7 +104,7 @@ def test_every_block_has_a_language(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_the_content_of_each_block_parses(page: Path, tmp_path: Path) -> None:
+def test_the_content_of_each_code_block_parses_in_its_language(page: Path, tmp_path: Path) -> None:
     """A `toml` block is a policy, or part of one, and is checked by vgpud itself."""
     for block in blocks(page):
         if block.language == "json":
@@ -179,7 +179,7 @@ def test_every_page_can_be_found_from_the_first() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_the_answers_of_a_page_are_whole(page: Path) -> None:
+def test_the_answers_that_a_page_shows_are_whole(page: Path) -> None:
     """No line of dots stands for lines that were cut out."""
     shown = [
         line for block in blocks(page) if block.language == "console" for line in block.text.splitlines()

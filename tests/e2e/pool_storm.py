@@ -80,7 +80,7 @@ for line in sys.stdin:
 """
 TENANTS = 4
 DEVICES = 4  # four of the node's eight devices: so few that tenants share devices
-SLICE_GIB = 40  # three slices fill a device, so that a move may find no room
+SLICE_GIB = 40  # three slices fill a device, so a move may find no room
 NO_MOVE = (ErrorCode.NO_CAPACITY, ErrorCode.DEVICE_IN_USE)
 CUT = (ErrorCode.UNREACHABLE, ErrorCode.STOPPING)
 

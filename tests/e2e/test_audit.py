@@ -223,7 +223,7 @@ def prepared(trail: Trail) -> str:
     """Allocates for a container, and returns the allocation's id.
 
     vgpud identifies a container by the process that starts it. In this module that is always the test's
-    process, so that the previous container is released first.
+    process, so the previous container is released first.
     """
     if trail.container in states(trail.node):
         # check=False, because vgpud may have released the container's allocation already
@@ -285,7 +285,7 @@ def test_the_release_of_an_ended_container_leaves_one_audit_line_with_its_reason
 
 @needs("driver-580")
 def test_a_repeated_request_leaves_no_second_audit_line(trail: Trail) -> None:
-    """A repeated request leaves no second line, so that a tenant in a loop cannot fill the journal."""
+    """A repeated request leaves no second line, so a tenant in a loop cannot fill the journal."""
     held = suspended(trail)
     small = quota(trail.node, request_id="again")
     trail.lines()

@@ -73,7 +73,7 @@ def test_a_reload_of_a_bad_policy_keeps_the_old_one(node: DemoNode, kind: str) -
         ('mode = "mig"\nmig.layout = ["1g.10gb*7"]', "mig.layout: device 0"),
     ],
 )
-def test_a_rule_that_the_devices_do_not_support_is_refused_everywhere(
+def test_reload_check_doctor_and_start_refuse_a_rule_that_the_devices_do_not_support(
     node: DemoNode, rule: str, said: str
 ) -> None:
     config(node).write_text(f"version = 1\n[[device]]\n{rule}\n")

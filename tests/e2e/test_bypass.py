@@ -293,7 +293,7 @@ def honest(node: DemoNode) -> dict[str, list[str]]:
 
 
 def test_honest_programs_are_never_marked(make_node: NodeMaker) -> None:
-    """An MPS tenant runs at the same time. All programs call the driver throughout, so that each check of
+    """An MPS tenant runs at the same time. All programs call the driver throughout, so each check of
     vgpud overlaps with their calls.
     """
     node = make_node("h200x8", policy=POLICY.format(rule="stop"))

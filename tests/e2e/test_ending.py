@@ -45,7 +45,7 @@ def keep_watching(node: DemoNode) -> None:
 
 
 @pytest.mark.parametrize("grace", ["10", "0"], ids=["answered", "cut short"])
-def test_no_task_outlives_the_daemon(node: DemoNode, grace: str) -> None:
+def test_no_task_of_the_event_loop_outlives_the_daemon(node: DemoNode, grace: str) -> None:
     node.command = (sys.executable, "-m", "tests.e2e.ending", grace)
     for end in range(2):
         node.start()

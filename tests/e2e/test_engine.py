@@ -126,7 +126,7 @@ def test_a_restart_keeps_the_engine_of_running_tenants_and_the_verdict(cut_node:
 
 
 def test_a_new_driver_that_refuses_cut_selects_the_gate_at_the_next_start(cut_node: DemoNode) -> None:
-    """The arbiter still has the lease. vgpud makes it read the engine again, so that the tenant's next
+    """The arbiter still has the lease. vgpud makes it read the engine again, so the tenant's next
     program runs under engine `gate`.
     """
     cut_node.start()
@@ -201,7 +201,7 @@ def test_a_policy_with_an_unknown_engine_is_refused(cut_node: DemoNode) -> None:
     assert '"cuts" is not one of auto, cut, gate' in done.stderr + json.dumps(done.stdout)
 
 
-def test_a_tenant_is_marked_and_gated_if_the_driver_begins_to_refuse(cut_node: DemoNode) -> None:
+def test_a_tenant_is_marked_and_gets_the_gate_if_the_driver_begins_to_refuse_cut(cut_node: DemoNode) -> None:
     cut_node.start()
     tenant = cut_node.tenant([*ASKED, "--cores", "25"], [*SPIN, "--seconds", str(LONG)])
     eventually(lambda: list(states(cut_node).values()) == ["active"], "it is allocated")

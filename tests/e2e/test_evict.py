@@ -296,7 +296,9 @@ def test_a_move_whose_copy_between_devices_fails_goes_by_the_host_at_once(
 def test_the_hosts_buffers_of_a_moving_tenant_are_not_page_locked_while_the_driver_saves(
     node: DemoNode,
 ) -> None:
-    """The driver refuses one call of each kind: so the call is seen, and its failure does no harm."""
+    """The simulated driver refuses one call that locks host memory, and one that unlocks it. So the test sees
+    that both calls were made; their failure does no harm.
+    """
     simulate(node, *BY_HOST)
     tenant, name = holding(node, str(LARGE_MIB))
     unlock = ("fault", "fail", "--function", "cuMemHostUnregister", "--code", "304", "--count", "1")
@@ -308,7 +310,7 @@ def test_the_hosts_buffers_of_a_moving_tenant_are_not_page_locked_while_the_driv
     assert goes_on(tenant)
     move(node, name, 3)
     assert goes_on(tenant)
-    # the buffer exists, so that this call locks it again for the copies to the other device
+    # the buffer exists, so this call locks it again for the copies to the other device
     simulate(node, "fault", "fail", "--function", "cuMemHostRegister_v2", "--code", "304", "--count", "1")
     move(node, name, 0)
     assert len(simulated(node)["faults"]) == 1

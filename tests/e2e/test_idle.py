@@ -293,7 +293,7 @@ def test_a_vgpud_killed_during_an_idle_suspension_loses_no_tenant(cut_node: Demo
         [sys.executable, "-c", PROGRAM, str(SIZE_MIB)],
     )
     tenant.line()
-    # the daemon may be dead already, so that the id is read from the folder and not by a call
+    # the daemon may be dead already, so the id is read from the folder and not by a call
     (lease,) = (node.run_dir / "leases").iterdir()
     name = lease.name
     assert node.daemon is not None

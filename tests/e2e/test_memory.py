@@ -65,7 +65,7 @@ class Talker:
         eventually(lambda: self.allocation not in states(self.node), "it is released")
 
 
-def test_a_resize_of_memory_holds_for_a_running_tenant(make_node: NodeMaker) -> None:
+def test_a_resize_of_memory_takes_effect_in_a_running_tenant(make_node: NodeMaker) -> None:
     """A resize below the tenant's use kills no process. New memory is refused until the use is below the
     limit.
     """

@@ -89,7 +89,7 @@ def test_a_tenant_moves_to_other_devices_and_back(node: DemoNode) -> None:
         check_at(node, name, to)
         assert allocated(node) == {to: 4 * GIB}
         assert goes_on(tenant)
-    # the tenant is on this device already, so that the move changes nothing
+    # the tenant is on this device already, so the move changes nothing
     assert move(node, name, 0).state == "active"
     end(node, tenant, name)
 

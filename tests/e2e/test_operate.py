@@ -132,7 +132,7 @@ def test_a_reload_is_atomic(node: DemoNode, ports: tuple[int, int]) -> None:
     assert figures(node)["vgpud_config_last_reload_successful"] == [({}, 1)]
 
 
-def test_every_tool_shows_a_tenants_process(node: DemoNode) -> None:
+def test_each_tool_lists_a_tenants_process(node: DemoNode) -> None:
     probe = str(BUILD / "bin" / "vgpu-probe")
     options = ["--isolation", "quota", "--memory", "2GiB", "--label", "training"]
     tenant = node.tenant(options, [probe, "hold", str(512 * 2**20), "--then-wait-on-stdin"])

@@ -67,7 +67,7 @@ def call(
     )
 
 
-def test_every_user_may_read(node: DemoNode) -> None:
+def test_each_user_may_list_allocations_and_devices(node: DemoNode) -> None:
     held = quota(node)
     for words in (("status",), ("devices",), ("ls",), ("show", held.id), ("plan", "--memory", "1GiB")):
         done = call(node, ALICE, *words)

@@ -225,7 +225,7 @@ HOSTILE: dict[str, Callable[[Path], object]] = {
 
 
 def test_a_hostile_usage_file_harms_no_other_tenant(make_node: NodeMaker) -> None:
-    """Root of a container owns its lease directory, so that a tenant can damage the usage file in each of
+    """Root of a container owns its lease directory, so a tenant can damage the usage file in each of
     these ways.
     """
     node = make_node()
@@ -280,7 +280,7 @@ def test_vgpud_refuses_a_state_directory_that_is_a_file(make_node: NodeMaker) ->
 
 
 def test_vgpud_refuses_a_broken_ledger_and_leaves_it_unchanged(make_node: NodeMaker) -> None:
-    """vgpud leaves a broken ledger unchanged, so that an administrator can repair it."""
+    """vgpud leaves a broken ledger unchanged, so an administrator can repair it."""
     node = make_node()
     node.start()
     quota(node)

@@ -349,7 +349,7 @@ def test_a_tenant_can_be_resumed_after_one_of_its_suspended_processes_died(node:
     script = f"exec 3<&0; {one} & echo '{{\"child\": '$!'}}'; {one}; wait"
     asked = ["--isolation", "quota", "--memory", "4GiB", "--device", "0"]
     tenant = node.tenant(asked, ["sh", "-c", script, sys.executable, PROGRAM])
-    # the child's pid, and a line of each of the two processes when it holds memory
+    # three lines: the child's pid, and one from each of the two processes when it holds memory
     said = [tenant.line() for _ in range(3)]
     child = next(line["child"] for line in said if "child" in line)
     (name,) = states(node)
@@ -366,7 +366,7 @@ def _is_zombie(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("how", [[], ["--deep"]])
-def test_a_driver_that_cannot_suspend_is_named(node: DemoNode, how: list[str]) -> None:
+def test_a_refused_suspension_names_the_driver_that_cannot_suspend(node: DemoNode, how: list[str]) -> None:
     def driver() -> str:
         return str(json.loads(node.ctl("status", "-o", "json").stdout)["driverVersion"])
 

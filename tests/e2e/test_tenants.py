@@ -65,7 +65,7 @@ def test_a_killed_tenants_allocation_is_released(node: DemoNode, isolation: str)
 
 
 def test_an_allocation_stays_while_a_child_of_its_tenant_runs(node: DemoNode) -> None:
-    """The child uses the memory, so that the allocation stays until the child ends."""
+    """The child uses the memory, so the allocation stays until the child ends."""
     script = f'exec 3<&0; {PROBE} hold 64MiB --then-wait-on-stdin <&3 & echo "{{\\"child\\": $!}}"; wait'
     tenant = node.tenant(QUOTA, ["sh", "-c", script])
     child = int({**tenant.line(), **tenant.line()}["child"])

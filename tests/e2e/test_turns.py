@@ -195,7 +195,7 @@ CONTEXT_MIB = 700
 
 @pytest.fixture(scope="module")
 def still(make_shared_node: NodeMaker) -> DemoNode:
-    """A node with slices of one hour, so that only the test swaps memory out."""
+    """A node with slices of one hour, so only the test swaps memory out."""
     node = make_shared_node(policy=ROOMY.replace("500ms", "1h"))
     node.start()
     return node

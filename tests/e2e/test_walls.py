@@ -174,7 +174,7 @@ def test_an_mps_tenant_is_behind_a_wall(walled: DemoNode) -> None:
 
 @needs("cgroups")
 @pytest.mark.parametrize(("branch", "rule"), [("595", "driver"), ("615", "libvgpu")])
-def test_libvgpu_limits_the_memory_where_driver_or_policy_do_not(
+def test_libvgpu_limits_the_memory_where_the_driver_lacks_walls_or_the_policy_sets_none(
     tmp_path: Path,
     cgroup: Path,  # noqa: F811
     branch: str,

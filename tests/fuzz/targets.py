@@ -1,6 +1,6 @@
 """Targets for Python parsers of foreign bytes. A target raises if the parser breaks its contract.
 
-A target takes bytes, so that its corpus is data as sent by another program and stays valid when a strategy
+A target takes bytes, so its corpus is data as sent by another program and stays valid when a strategy
 changes.
 """
 

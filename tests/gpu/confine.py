@@ -3,9 +3,9 @@
     python -m tests.gpu.confine prepare FILE                where systemd-analyze and libseccomp are
     python -m tests.gpu.confine run FILE --writable FOLDER ... -- COMMAND ...     as root, anywhere
 
-`prepare` reads the unit and compiles its seccomp filters, so that `run` needs neither systemd nor libseccomp.
+`prepare` reads the unit and compiles its seccomp filters, so `run` needs neither systemd nor libseccomp.
 Each line of [Service] is applied, is not a restriction (IGNORED), or needs systemd (NOT_HERE, which `run`
-prints). Any other line is an error, so that this program follows the unit. systemd.exec(5) says what each
+prints). Any other line is an error, so this program follows the unit. systemd.exec(5) says what each
 line does; the filters are those of systemd 252.
 """
 
@@ -240,7 +240,7 @@ def enter_own_root() -> None:
     """Makes `/` a mount that only this process sees. In a chroot `/` is no mount, and its flags could not be
     changed.
 
-    `/` is bound over /proc, which is a mount in every root. /proc is made private first, so that no other
+    `/` is bound over /proc, which is a mount in every root. /proc is made private first, so no other
     process sees this.
     """
     here = Path.cwd()
@@ -330,7 +330,7 @@ def confine(prepared: dict[str, object], writable: list[str]) -> list[str]:
     _checked("no_new_privs", libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
     loaded = prepared["filters"]
     assert isinstance(loaded, list)
-    # the first filter forbids loading further filters, so that it is loaded last
+    # the first filter forbids loading further filters, so it is loaded last
     for compiled in reversed(loaded):
         seccomp(compiled)
     return missing

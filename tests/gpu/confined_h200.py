@@ -7,7 +7,7 @@ prepare`, from a machine with systemd; else it is prepared here. The MIG mode of
 is off, mode mig is left out. Restrictions that this machine lacks are printed and not checked.
 
 Without systemd the helpers of vgpud are its children, and confined like vgpud. The MPS control daemon has a
-unit of its own with far fewer restrictions, so that it is more confined here than under systemd.
+unit of its own with far fewer restrictions, so it is more confined here than under systemd.
 """
 
 import argparse
@@ -94,7 +94,7 @@ def suspend(node: DemoNode, checks: Checks) -> None:
 
 
 def reload(node: DemoNode, checks: Checks) -> None:
-    """Metrics are served on the Unix socket. The unit forbids TCP without a drop-in, so that such a policy is
+    """Metrics are served on the Unix socket. The unit forbids TCP without a drop-in, so such a policy is
     refused.
     """
     policy, plain = Path(node.environment["VGPUD_CONFIG"]), POLICY

@@ -47,8 +47,8 @@ static void say(const char *what)
 }
 
 /*
- * A graph of `count` allocations of `bytes`. With `frees` the graph frees each: after its own work, or with `beside`
- * after all allocations.
+ * Makes a graph of `count` allocations of `bytes`. With `frees` the graph also frees each allocation after the work on
+ * it; with `beside` only after all allocations.
  */
 static struct graph make(size_t bytes, int count, int frees, int beside)
 {

@@ -395,7 +395,7 @@ static void relay(int first, int second, size_t bytes, double seconds)
     if (pipe(there) != 0 || pipe(back) != 0)
         fail("pipe", CUDA_ERROR_UNKNOWN);
     if (fork() == 0) {
-        close(there[1]); /* closed, so that the second process ends with the first */
+        close(there[1]); /* closed, so the second process ends with the first */
         relay_second(there[0], back[1], second, bytes);
     }
     begin();

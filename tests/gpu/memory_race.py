@@ -1,7 +1,7 @@
 """Racing processes under one limit, read while they race: parts of memory_exact.
 
 Each process writes its current operation into a word of shared memory, and the words are read with NVML's
-figures: a reading over the limit names the operations in flight. They are counted for every reading, so that
+figures: a reading over the limit names the operations in flight. They are counted for every reading, so
 an operation which is more frequent over the limit stands out.
 """
 
@@ -265,7 +265,7 @@ def _outcome(group: Racers) -> dict[str, Any]:
 
 def race(bench: Bench) -> Any:
     """Eight processes make a million operations under one limit. NVML does not read all processes at one
-    instant, so that three figures are taken: their sum while they run; the device's own figure, minus the
+    instant, so three figures are taken: their sum while they run; the device's own figure, minus the
     offset that it has while they are idle; and the sum while all eight are stopped, which is of one instant.
     """
     limit = _limit()
@@ -326,7 +326,7 @@ def deaths(bench: Bench) -> Any:
             if step(group.processes[index]):
                 go_on(group.processes[index])
             else:
-                # the other processes had filled the limit, so that the new process had no room for its
+                # the other processes had filled the limit, so the new process had no room for its
                 # context
                 late += 1
         return {"limit_mib": limit / MIB, "kills": rounds, "found_no_room": late, **flight.said()}

@@ -2,7 +2,7 @@
 are judged.
 
 Two processes without libvgpu allocate in turns: the second allocates only after the first one's free has
-returned, so that there is never more than one piece. If NVML's figure for the device is larger, it includes
+returned, so there is never more than one piece. If NVML's figure for the device is larger, it includes
 memory that the driver is still freeing. A reading of that size in a race is then not an overrun.
 """
 

@@ -87,7 +87,7 @@ class Driver:
         self.check("cuLaunchKernel", self.kernel, blocks, 1, 1, THREADS, 1, 1, 0, None, parameters, None)
 
     def work(self, seconds: float, blocks: int, iterations: int) -> None:
-        """Launches in pairs, so that the next kernel is queued when one ends."""
+        """Launches in pairs, so the next kernel is queued when one ends."""
         launches, began = 0, time.perf_counter()
         while time.perf_counter() - began < seconds:
             for _ in range(2):

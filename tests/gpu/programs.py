@@ -55,7 +55,7 @@ class Driver:
         self("cuModuleGetFunction", c.byref(self.kernel), module, b"spin")
         self("cuMemAlloc_v2", c.byref(self.out), c.c_size_t(64))
         self.steps = c.c_uint64(1_000_000)
-        # the clocks rise at first, so that the fastest of many runs counts
+        # the clocks rise at first, so the fastest of many runs counts
         fastest = min(self.timed() for _ in range(20))
         self.steps = c.c_uint64(max(1, int(1_000_000 * us / 1e6 / fastest)))
 

@@ -154,7 +154,7 @@ static void wait_for(pid_t child, const char *what)
 }
 
 /*
- * The children start at intervals. While a context is made it counts twice, so that three that start at the same time
+ * The children start at intervals. While a context is made it counts twice, so three that start at the same time
  * would not fit.
  */
 static void try_forks(char **unused)
@@ -403,7 +403,7 @@ static void try_ranks(char **unused)
     (void)unused;
     check(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair), "socketpair");
     bool exports = fork() != 0;
-    close(pair[exports ? 1 : 0]); /* closed, so that each process ends with the other */
+    close(pair[exports ? 1 : 0]); /* closed, so each process ends with the other */
     begin();
     do {
         CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,

@@ -91,7 +91,7 @@ def _hang(
 
 
 def _answers(workers: Workers, subject: str) -> bool:
-    """Returns whether calls about the subject are tried, so that no earlier one hangs."""
+    """Returns whether calls about the subject are made. They are not made while an earlier one hangs."""
     try:
         return workers.run(subject, 5, lambda: 42) == 42
     except VgpuError:

@@ -20,7 +20,7 @@ def program(folder: Path, script: str) -> Path:
     return path
 
 
-def test_the_answer_is_kept_with_boot_and_driver(tmp_path: Path) -> None:
+def test_the_probes_answer_is_stored_with_the_boot_and_driver_it_is_valid_for(tmp_path: Path) -> None:
     said = EngineProbe(program(tmp_path, f"echo '{ANSWER}'"), tmp_path).ask("GPU-1", "boot", "580.1")
     assert (said.engine, said.why, said.off_us, said.on_us) == (Engine.CUT, "it stood still", 449.5, 275.0)
     assert (said.boot_id, said.driver_version, said.failed) == ("boot", "580.1", False)

@@ -162,7 +162,9 @@ def test_a_fatal_error_of_a_module_makes_the_device_sick_until_its_repair() -> N
 
 
 class RepairNvml(OperationalNvml):
-    """NVML of a driver with a recovery action for each device; None if the value cannot be read."""
+    """NVML of a driver that reports these recovery actions, one for each device. An action of None cannot be
+    read.
+    """
 
     def __init__(self, *actions: int | None) -> None:
         super().__init__(len(actions))
@@ -192,7 +194,7 @@ def sick_after_a_start(path: Path, module: Path, *actions: int | None) -> list[s
     return [device.uuid for device in gateway.snapshot().devices if device.ailment]
 
 
-def test_a_repair_while_vgpud_is_stopped_ends_the_fatal_error(tmp_path: Path) -> None:
+def test_a_repair_of_the_device_while_vgpud_is_stopped_ends_its_fatal_error(tmp_path: Path) -> None:
     path = tmp_path / "fatal.json"
     told(path, tmp_path, operational(0, groupAttributes=0), operational(1, groupAttributes=0))
     assert sick_after_a_start(path, tmp_path, 0, 0) == [uuid_of(0), uuid_of(1)]
@@ -240,7 +242,7 @@ def test_without_events_on_any_device_there_is_nothing_to_watch() -> None:
     assert "nvmlEventSetFree" in nvml.calls
 
 
-def test_one_lost_device_leaves_the_others_watched() -> None:
+def test_events_of_other_devices_are_watched_after_one_is_lost() -> None:
     nvml = FakeNvml(2)
     nvml.answers["nvmlDeviceGetHandleByIndex", 0] = pynvml.NVML_ERROR_GPU_IS_LOST
     nvml.events = [xid(nvml, 1, 48)]

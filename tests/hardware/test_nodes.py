@@ -77,7 +77,9 @@ def test_device_nodes_are_found_by_minor_number_under_another_root(host: FakeFil
     assert len(device_nodes(DEVICE, SLICE, Path("/nowhere"))) == len(COMMON)
 
 
-def test_the_drivers_table_serves_where_the_capability_file_is_absent(host: FakeFilesystem) -> None:
+def test_capability_nodes_come_from_the_drivers_table_where_the_capability_file_is_absent(
+    host: FakeFilesystem,
+) -> None:
     host.remove_object(CAPABILITIES)
     host.create_file(
         "/proc/driver/nvidia-caps/mig-minors",
@@ -104,7 +106,7 @@ def test_an_instance_that_the_driver_does_not_list_is_an_error(host: FakeFilesys
     assert caught.value.code is ErrorCode.NVML_FAILED
 
 
-def test_an_instance_without_ids_is_a_bug(host: FakeFilesystem) -> None:
+def test_device_nodes_of_a_mig_slice_without_instance_ids_are_a_bug(host: FakeFilesystem) -> None:
     with pytest.raises(VgpuError) as caught:
         device_nodes(DEVICE, MigSlice(19, "1g.18gb", Placement(0, 1)))
     assert caught.value.code is ErrorCode.BUG

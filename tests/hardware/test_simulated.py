@@ -23,7 +23,7 @@ PREFIX = BUILD / "sim"
         ("xids_are_told", "h200x8"),
     ],
 )
-def test_each_scene_holds_on_a_simulated_node(scene: str, profile: str) -> None:
+def test_vgpud_reads_the_state_of_each_scene_from_a_simulated_node(scene: str, profile: str) -> None:
     path = f"{ROOT / 'native/sim'}:{ROOT}"
     env = {
         **os.environ,

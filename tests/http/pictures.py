@@ -87,7 +87,7 @@ def panels(base: str, seconds: float) -> str:
         unit = panel["fieldConfig"]["defaults"]["unit"]
         series: dict[str, list[tuple[float, float]]] = {}
         for target in panel["targets"]:
-            # only a minute was recorded, so that rates are taken over less time than on the dashboard
+            # only a minute was recorded, so rates are taken over less time than on the dashboard
             expression = (
                 target["expr"].replace("$instance", ".*").replace("[5m]", "[20s]").replace("[1m]", "[20s]")
             )

@@ -131,7 +131,9 @@ def test_a_failing_toolkit_falls_back_to_the_search(
     assert not found.by_toolkit and "libcuda.so.1" in by_name(found)
 
 
-def test_the_mark_of_the_drivers_files_changes_with_the_driver(libraries: Path, tmp_path: Path) -> None:
+def test_the_fingerprint_of_the_drivers_files_changes_with_the_driver(
+    libraries: Path, tmp_path: Path
+) -> None:
     before = driver_mark(tmp_path)
     assert driver_mark(tmp_path) == before
     (libraries / "libcuda.so.1").unlink()

@@ -74,7 +74,7 @@ def test_the_image_keeps_its_own_preloads() -> None:
     ]
 
 
-def test_hooks_set_their_own_environment() -> None:
+def test_hooks_in_a_spec_have_an_environment_of_their_own() -> None:
     """runc gives a hook without an environment the container's: the image's LD_PRELOAD would be loaded as
     root on the host.
     """

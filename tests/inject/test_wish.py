@@ -171,7 +171,7 @@ JSON = st.recursive(
     st.fixed_dictionaries({}, optional=dict.fromkeys(("annotations", "process", "linux"), JSON))
     | st.fixed_dictionaries({"linux": st.fixed_dictionaries({"uidMappings": JSON, "gidMappings": JSON})})
 )
-def test_a_missing_config_is_a_bug(config: dict[str, Any]) -> None:
+def test_a_container_without_a_config_raises_the_error_bug(config: dict[str, Any]) -> None:
     for ask in (wish_of, owner_of):
         try:
             ask(config)

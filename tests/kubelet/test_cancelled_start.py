@@ -26,7 +26,7 @@ class Server:
 
 
 @pytest.mark.parametrize("kind", ["device plugin", "dra"])
-def test_a_server_whose_start_is_cancelled_is_stopped(
+def test_a_grpc_server_whose_start_is_cancelled_is_stopped(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that stays open would make grpc.aio wait for ever when the last server is

@@ -210,7 +210,7 @@ def test_the_end_of_a_pods_last_container_releases_at_once(short: Path) -> None:
 
 
 def test_a_restarted_vgpud_trusts_the_list_of_a_kubelet_that_runs_for_long(short: Path) -> None:
-    """The list of a kubelet may lack pods only soon after its start, so that vgpud trusts the list of an
+    """The list of a kubelet may lack pods only soon after its start, so vgpud trusts the list of an
     older kubelet at once.
     """
 
@@ -507,7 +507,7 @@ def test_a_pod_is_refused_while_the_kubelet_lists_no_pods(short: Path, asked: in
     run(story())
 
 
-def test_a_pod_that_gets_a_part_of_an_init_containers_ids_is_another_pod(short: Path) -> None:
+def test_an_admission_with_only_some_ids_of_an_init_container_is_taken_for_another_pod(short: Path) -> None:
     """The kubelet gives a later container of the same pod all ids of the init container, or only those."""
 
     async def story() -> None:
@@ -655,7 +655,7 @@ def test_a_starting_kubelet_ends_no_pod_that_its_predecessor_listed(short: Path)
     run(story())
 
 
-def test_an_init_that_the_runtime_lost_does_not_keep_the_allocation(short: Path) -> None:
+def test_a_containers_init_that_the_runtime_lost_does_not_keep_the_allocation(short: Path) -> None:
     """A runtime that is killed while it creates a container leaves an init that waits for ever, and has not
     called exec.
     """

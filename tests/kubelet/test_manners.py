@@ -63,7 +63,7 @@ def test_a_kubelet_without_its_pod_list_releases_no_allocation(short: Path, turn
             turned.passed = 63000.0
             await allocator.check(3600)
             assert gib(node) == [5]
-            # the pod is listed again, so that the count of misses restarts
+            # the pod is listed again, so the count of misses restarts
             node.kubelet.listing_empty = False
             await allocator.check(3600)
             node.kubelet.end("a/one")
@@ -164,7 +164,7 @@ def test_containers_of_a_pod_share_an_allocation_of_overlapping_ids(short: Path)
     run(story())
 
 
-def test_an_allocation_that_the_kubelet_gave_up_is_released(short: Path) -> None:
+def test_an_allocation_whose_allocate_call_the_kubelet_cancelled_is_released(short: Path) -> None:
     async def story() -> None:
         async with node_in(short) as node:
             ids = sorted(await node.kubelet.healthy(UNITS, 160))[:3]

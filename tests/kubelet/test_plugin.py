@@ -56,7 +56,7 @@ def test_a_pods_memory_units_are_allocated_and_released(short: Path) -> None:
     run(story())
 
 
-def test_units_held_by_other_doors_are_unhealthy(short: Path) -> None:
+def test_memory_units_that_allocations_outside_the_kubelet_hold_are_unhealthy(short: Path) -> None:
     async def story() -> None:
         async with node_in(short) as node:
             await node.kubelet.healthy(UNITS, 160)

@@ -191,7 +191,7 @@ def test_a_claim_takes_the_smallest_mig_instance_that_fits(minor: int) -> None:
     assert profile_of("b", "1Gi") == "1g.18gb"
     assert profile_of("c", "60Gi") == "3g.71gb"
     assert profile_of("d", "1Gi") == "1g.18gb"
-    # all four are on the first device, because the small ones lie where no large one can begin
+    # all four instances are on the first device: the small ones are where no large one can begin
     assert {r["device"].partition("-mig-")[0] for r in cluster.results()} == {"gpu-0"}
 
 
@@ -300,7 +300,7 @@ def test_a_disabled_feature_gate_never_causes_overcommitment() -> None:
     assert cluster.allocate("c", "quota") is None
 
 
-def test_devices_held_by_other_doors_are_not_published() -> None:
+def test_devices_that_allocations_outside_of_dra_hold_are_not_published() -> None:
     node = h200_node(3)
     one, two, three = (d.uuid for d in node.devices)
     sick = replace(node.devices[2], health=Health.LOST)
@@ -354,7 +354,7 @@ def test_an_invalid_quantity_is_refused(text: str) -> None:
         parse(text)
 
 
-def test_published_versions_are_semantic() -> None:
+def test_versions_in_resource_slices_are_semantic_versions() -> None:
     assert [semantic(t) for t in ("580.159.04", "13.0", "9", "", "x.1")] == [
         "580.159.4",
         "13.0.0",

@@ -38,7 +38,7 @@ exec "$@"
 
 @pytest.fixture
 def node() -> Iterator[Node]:
-    """A node in a folder that every user may enter, so that only the lease's own permissions protect it."""
+    """A node in a folder that every user may enter, so only the lease's own permissions protect it."""
     with open_folder() as run_dir:
         (run_dir / "leases").mkdir()
         (run_dir / "leases").chmod(0o755)

@@ -242,7 +242,7 @@ def test_a_running_tenant_gets_its_new_limit(node: Node) -> None:
     assert (info["total_bytes"], info["free_bytes"]) == (2 * GIB, 2 * GIB - HELD - CONTEXT_BYTES)
 
 
-def test_a_closed_lease_grants_nothing_and_kills_no_process(node: Node) -> None:
+def test_a_closed_lease_refuses_new_memory_and_kills_no_process(node: Node) -> None:
     lease = node.lease()
     process = node.tenant(lease, *HOLD)
     held_by(process)

@@ -54,7 +54,7 @@ def cpu_seconds(node: Node) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def test_room_beyond_the_end_of_a_usage_file_is_given_back(shm: Node) -> None:
+def test_blocks_allocated_beyond_the_end_of_a_usage_file_are_freed(shm: Node) -> None:
     usage = shm.lease() / layout.USAGE_FILE
     libc = ctypes.CDLL(None, use_errno=True)
     with usage.open("r+b") as file:
@@ -216,8 +216,8 @@ def test_only_a_user_namespace_of_the_leases_owner_belongs_to_the_lease(
         child.kill()
 
 
-def test_a_bad_packet_starts_no_sweep(node: Node) -> None:
-    """Every slot has an owner. The file has 750 locks, so that a query of the locks is no long look: after
+def test_a_malformed_packet_starts_no_check_of_all_slots(node: Node) -> None:
+    """Every slot has an owner. The file has 750 locks, so a query of the locks is no long look: after
     three long ones the arbiter makes none. A sweep makes 256 queries.
     """
     lease = node.lease()
@@ -234,7 +234,7 @@ def test_a_bad_packet_starts_no_sweep(node: Node) -> None:
     assert after - before < 0.008  # seconds; 0.001, or 0.02 with one sweep
 
 
-def test_bad_packets_cost_another_tenant_less_than_a_millisecond(node: Node) -> None:
+def test_malformed_packets_delay_another_tenant_by_less_than_a_millisecond(node: Node) -> None:
     """The arbiter's processor time from the message to its answer is compared, which other programs do not
     affect.
     """
@@ -256,7 +256,7 @@ def test_bad_packets_cost_another_tenant_less_than_a_millisecond(node: Node) -> 
     assert statistics.median(costs) < 0.001
 
 
-def test_a_lease_with_very_many_locks_gets_no_further_look(node: Node) -> None:
+def test_a_lease_whose_usage_file_has_too_many_locks_is_not_queried_again(node: Node) -> None:
     """Each look at the locks takes longer than the arbiter waits for one."""
     lease = node.lease()
 
@@ -378,7 +378,7 @@ class Writes(Burst):
 def test_another_tenants_message_waits_for_at_most_one_query_of_the_locks(
     node: Node, kind: type[Burst]
 ) -> None:
-    """The arbiter is stopped while the attacker acts and the other tenant sends WANT, so that all events are
+    """The arbiter is stopped while the attacker acts and the other tenant sends WANT, so all events are
     ready at once. The cost is the arbiter's processor time until the GRANT. The test compares the smallest of
     three runs, because work after the GRANT may be counted. For the cost of all events it takes the median,
     because on a busy machine the arbiter may seem to be done too early.
@@ -613,7 +613,7 @@ def registers(lease: Path) -> bool:
         try:
             connect_to_arbiter(line, lease)
             line.send(message(1, 0))
-            # slot 0 is not locked, so that the answer is a refusal
+            # slot 0 is not locked, so the answer is a refusal
             return bool(struct.unpack_from("<I", line.recv(4096))[0] == REFUSED)
         except OSError:
             return False

@@ -136,7 +136,7 @@ def test_every_call_of_a_suspended_process_is_counted(node: Node, lease: Path, t
 @pytest.mark.parametrize(
     "call", ["copy with attributes", "copy in 3D with attributes", "batch in 3D", "batch on the fabric"]
 )
-def test_a_copy_passes_the_gate_as_a_launch_for_each_mib(
+def test_a_copy_counts_at_the_gate_as_a_launch_for_each_mib(
     node: Node, lease: Path, tenant: "Popen[str]", call: str
 ) -> None:
     before = looked(node, lease)

@@ -1,4 +1,4 @@
-"""vgpud copies the measured size of a context from lease to lease, so that later processes need not wait for
+"""vgpud copies the measured size of a context from lease to lease, so later processes need not wait for
 NVML to start.
 """
 

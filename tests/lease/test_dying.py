@@ -2,7 +2,7 @@
 
 The kernel drops a process's locks when it closes the process's files, and NVIDIA's files are released later:
 the device's memory becomes free last. If the arbiter gave it back with the lock, another process could get it
-too early. The release of an inotify file takes some milliseconds, so that a process with several of them dies
+too early. The release of an inotify file takes some milliseconds, so a process with several of them dies
 slowly.
 """
 

@@ -82,7 +82,7 @@ def half_written(lease: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [spoil_limits, cut_limits, remove_limits, cut_usage, half_written])
-def test_an_invalid_lease_refuses_all_memory(tmp_path: Path, damage: object) -> None:
+def test_libvgpu_refuses_all_memory_under_an_invalid_lease(tmp_path: Path, damage: object) -> None:
     lease = write_lease(tmp_path, "a1", [DeviceLimits(UUIDS[0], GIB)], UID, GID)
     assert callable(damage)
     damage(lease)
@@ -95,7 +95,7 @@ def test_an_invalid_lease_refuses_all_memory(tmp_path: Path, damage: object) -> 
 
 
 @pytest.mark.parametrize("path", ["/nowhere/lease", "relative/path"])
-def test_a_missing_lease_refuses_all_memory(path: str) -> None:
+def test_libvgpu_refuses_all_memory_if_the_lease_is_missing(path: str) -> None:
     done = Tenant(Path(path)).run(PROBE, "info")
     assert done.returncode == 5
     assert f"the lease {path if path[0] == '/' else 'of VGPU_LEASE'} cannot be used" in done.stderr

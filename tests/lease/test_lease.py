@@ -203,7 +203,7 @@ def test_an_overwritten_usage_page_is_read_as_bounded_figures(
     assert all(process.pid >= 0 for process in usage.processes)
 
 
-def test_usage_that_is_a_link_is_refused(tmp_path: Path) -> None:
+def test_a_usage_file_that_is_a_symbolic_link_is_refused(tmp_path: Path) -> None:
     folder = write_lease(tmp_path, "a1", DEVICES, UID, GID)
     (folder / "usage").unlink()
     (folder / "usage").symlink_to("/etc/passwd")

@@ -96,7 +96,7 @@ def test_a_kill_at_any_instruction_of_libvgpu_gives_the_memory_back(node: Node, 
             places.add(done.stdout)
         eventually(lambda: lease_used(lease) == HELD)
     assert len(places) > 1
-    # the whole limit can be filled, so that no reservation is left either
+    # the whole limit can be filled, so no reservation is left either
     filled = Tenant(lease).run(PROBE, "fill", "--piece", "4MiB")
     assert json.loads(filled.stdout)["total_bytes"] == 2 * GIB - HELD - CONTEXT_BYTES
 

@@ -70,7 +70,7 @@ def setter(file: Path, kind: int) -> Iterator[str]:
 
 @needs("root")
 @KINDS
-def test_no_process_sets_a_lease_on_limits_that_vgpud_holds(lease: Path, kind: int) -> None:
+def test_no_process_can_take_a_file_lease_on_limits_that_vgpud_holds_open(lease: Path, kind: int) -> None:
     writers = Writers(lease.parent)
     writers.hold("a1")
     with attacker(lease, kind) as answer:
@@ -82,7 +82,7 @@ def test_no_process_sets_a_lease_on_limits_that_vgpud_holds(lease: Path, kind: i
 
 @needs("root")
 @KINDS
-def test_a_lease_set_while_vgpud_did_not_run_delays_no_call(lease: Path, kind: int) -> None:
+def test_a_file_lease_taken_while_vgpud_did_not_run_delays_no_call(lease: Path, kind: int) -> None:
     """Each open(2) for writing waited for 45 s, on the event loop."""
     writers = Writers(lease.parent)
     with attacker(lease, kind) as answer:
@@ -102,7 +102,7 @@ def test_a_lease_set_while_vgpud_did_not_run_delays_no_call(lease: Path, kind: i
 
 
 @needs("root")
-def test_no_process_sets_a_lease_that_delays_programs_which_load_libvgpu(tmp_path: Path) -> None:
+def test_no_process_can_take_a_file_lease_that_delays_programs_loading_libvgpu(tmp_path: Path) -> None:
     library, libraries = tmp_path / "libvgpu.so", Libraries()
     for content in ("of the first package", "of an upgrade"):
         fresh = tmp_path / "new"

@@ -15,7 +15,7 @@ from vgpud.model.tenancy import State
 
 
 def say(verb: str, number: int) -> None:
-    os.write(1, f"{verb} {number}\n".encode())  # unbuffered, so that a kill loses no line
+    os.write(1, f"{verb} {number}\n".encode())  # unbuffered, so a kill loses no line
 
 
 async def life(ledger: Ledger, number: int) -> None:

@@ -54,7 +54,7 @@ def bench(tmp_path: Path) -> Any:
         yield made
 
 
-def test_sixty_four_intents_are_one_commit(bench: Bench) -> None:
+def test_sixty_four_intents_at_once_are_written_in_one_commit(bench: Bench) -> None:
     jobs = [bench.intent(number) for number in range(64)]
     bench.committer.run(jobs)
     assert [job.error for job in jobs] == [None] * 64
@@ -71,7 +71,7 @@ def test_a_refused_job_does_not_fail_its_neighbours(bench: Bench) -> None:
     assert bench.count("COMMIT") == 1
 
 
-def test_a_job_that_breaks_midway_leaves_nothing(bench: Bench) -> None:
+def test_a_job_that_raises_midway_leaves_no_row(bench: Bench) -> None:
     def half(tables: Tables) -> None:
         tables.event(EventKind.DEVICE_CHANGED, "GPU-0", "half done")
         raise ZeroDivisionError
@@ -165,7 +165,7 @@ def test_a_batch_has_the_durability_of_its_strictest_job(bench: Bench) -> None:
     assert level() == 1
 
 
-def test_unsynced_revisions_are_bounded(bench: Bench) -> None:
+def test_the_number_of_revisions_that_are_not_synced_is_bounded(bench: Bench) -> None:
     """A new boot skips more revisions than a power cut can take, which are bounded."""
 
     def note(tables: Tables) -> None:
@@ -193,7 +193,7 @@ def test_concurrent_callers_share_a_commit(tmp_path: Path) -> None:
     assert asyncio.run(work()) == [f"a{n}" for n in range(300)]
 
 
-def test_a_caller_that_leaves_does_not_disturb_the_others(tmp_path: Path) -> None:
+def test_a_cancelled_caller_does_not_disturb_other_callers_of_its_batch(tmp_path: Path) -> None:
     async def work() -> None:
         async with await Ledger.open(ledger_path(tmp_path)) as ledger:
             tasks = [asyncio.ensure_future(ledger.intent(allocation(n))) for n in range(20)]

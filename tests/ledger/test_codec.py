@@ -41,7 +41,7 @@ def test_a_row_holds_every_field_of_an_allocation() -> None:
 
 
 def test_a_row_of_version_1_is_read() -> None:
-    """A row as version 1 wrote it. Users have ledgers in this form, so that it must not change without a
+    """A row as version 1 wrote it. Users have ledgers in this form, so it must not change without a
     migration.
     """
     row = encode_allocation(replace(active(allocation(3)), reasons=allocation(3).reasons[3:5]))

@@ -75,12 +75,12 @@ SHIM = TEST_BUILD / "libsynced.so"  # a preloaded library that records the log's
 
 
 @pytest.mark.parametrize("lines", [1, 2, 3, 8, 21, 34, 60, 100])
-def test_a_power_cut_takes_only_finishing_writes(tmp_path: Path, lines: int) -> None:
+def test_a_power_cut_loses_only_writes_that_finish_an_operation(tmp_path: Path, lines: int) -> None:
     """After a power cut only writes that finish an operation (commit, forget) may be missing. The test cuts
     the log to its length at the last sync.
 
     There is one writer, because an intent of another writer would sync this writer's commits too. It makes
-    few writes, so that SQLite does not begin the log anew.
+    few writes, so SQLite does not begin the log anew.
     """
     path = ledger_path(tmp_path)
     synced = tmp_path / "synced"
@@ -99,7 +99,7 @@ def test_a_power_cut_takes_only_finishing_writes(tmp_path: Path, lines: int) -> 
         assert verb == "intent" or f"GPU-{number}" in originals
 
 
-def test_finishing_writes_are_not_synced_and_intents_are(tmp_path: Path) -> None:
+def test_intents_are_synced_to_disk_and_writes_that_finish_an_operation_are_not(tmp_path: Path) -> None:
     synced = tmp_path / "synced"
     last = churn(ledger_path(tmp_path), 0, 1, 100, {"LD_PRELOAD": str(SHIM), "SYNC_LOG": str(synced)})
     # number of durable writes: intent, original and release

@@ -115,7 +115,7 @@ def test_a_second_daemon_is_refused_by_the_pid_of_the_first(tmp_path: Path) -> N
     fill(path)  # the kernel drops the lock when its process ends
 
 
-def test_a_refused_ledger_is_unlocked(tmp_path: Path) -> None:
+def test_a_ledger_that_is_refused_at_the_start_is_unlocked(tmp_path: Path) -> None:
     path = ledger_path(tmp_path)
     path.write_bytes(b"nonsense")
     assert refusal(path).code is ErrorCode.LEDGER_CORRUPT
@@ -134,7 +134,7 @@ def test_a_newer_ledger_is_left_untouched(tmp_path: Path) -> None:
     assert hashes(tmp_path) == before
 
 
-def test_a_version_that_is_only_in_the_log_counts(tmp_path: Path) -> None:
+def test_a_newer_version_that_stands_only_in_the_write_ahead_log_is_refused(tmp_path: Path) -> None:
     path = ledger_path(tmp_path)
     fill(path)
     with closing(sqlite3.connect(path)) as db:
@@ -203,7 +203,7 @@ def test_a_corrupt_row_is_named_in_the_error(tmp_path: Path) -> None:
     assert caught.value.code is ErrorCode.LEDGER_CORRUPT
 
 
-def test_a_first_start_that_was_cut_leaves_no_trace(tmp_path: Path) -> None:
+def test_a_start_after_a_first_start_that_was_cut_removes_its_files(tmp_path: Path) -> None:
     path = ledger_path(tmp_path)
     for suffix in (".new", ".new-wal", ".new-shm"):
         path.with_name(path.name + suffix).write_bytes(b"half a ledger")

@@ -98,7 +98,7 @@ def test_a_request_id_names_one_allocation(tmp_path: Path) -> None:
     assert [a.id for a in after(tmp_path, again).allocations] == ["a2"]
 
 
-def test_an_id_given_twice_is_a_bug(tmp_path: Path) -> None:
+def test_an_intent_with_the_id_of_another_allocation_is_a_bug(tmp_path: Path) -> None:
     async def work(ledger: Ledger) -> None:
         await ledger.intent(allocation(1))
         await ledger.intent(replace(allocation(2), id="a1"))
@@ -194,7 +194,7 @@ def test_a_user_with_ten_thousand_events_leaves_the_history_of_others_whole(tmp_
     after(tmp_path, look)
 
 
-def test_a_new_boot_skips_what_a_power_cut_may_have_taken(tmp_path: Path) -> None:
+def test_after_a_new_boot_revisions_that_a_power_cut_may_have_taken_are_skipped(tmp_path: Path) -> None:
     async def first(ledger: Ledger) -> None:
         assert await ledger.set_boot_id("one") == 0
         await ledger.event(EventKind.DEVICE_CHANGED, "GPU-0", "it changed")

@@ -28,7 +28,7 @@ class Disk:
         return LedgerRows(RowTable.KUBELET_HOLDS, before, self.write)
 
 
-def test_a_cancelled_change_is_written_before_the_next() -> None:
+def test_a_change_cancelled_during_its_write_is_written_before_the_next() -> None:
     async def story() -> None:
         disk = Disk()
         rows = disk.rows()
@@ -45,7 +45,7 @@ def test_a_cancelled_change_is_written_before_the_next() -> None:
     asyncio.run(story())
 
 
-def test_a_put_during_the_write_of_another_value_is_written_last() -> None:
+def test_a_value_put_while_another_is_being_written_is_written_after_it() -> None:
     async def story() -> None:
         disk = Disk()
         rows = disk.rows(("r", "old"))
@@ -75,7 +75,7 @@ def test_readers_see_a_change_and_its_count_together_and_only_after_the_write() 
     asyncio.run(story())
 
 
-def test_a_change_that_fails_changes_nothing() -> None:
+def test_a_failed_write_leaves_the_rows_in_memory_unchanged() -> None:
     async def story() -> None:
         disk = Disk()
         rows = disk.rows(("r", "1"))

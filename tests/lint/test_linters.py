@@ -1,4 +1,4 @@
-"""The linters run as tests, so that code with findings is not merged."""
+"""The linters run as tests, so code with findings is not merged."""
 
 import re
 import subprocess

@@ -1,6 +1,6 @@
 """Grafana's own dashboard types, fetched once (tests/sim/outside.py) and never committed.
 
-Grafana publishes its dashboard schema in TypeScript (npm: @grafana/schema), so that the TypeScript compiler
+Grafana publishes its dashboard schema in TypeScript (npm: @grafana/schema), so the TypeScript compiler
 can check: the dashboard becomes a literal of the schema's types. A wrong type, a missing field and an unknown
 field are errors. A panel's options and field settings are `unknown` in Panel, and are checked by their
 panel's own types. Prometheus' query is in another package; its fields are listed here.

@@ -99,7 +99,7 @@ def test_metric_values_have_base_units(text: str) -> None:
     assert one("vgpud_allocation_duration_seconds_count") == 2
 
 
-def test_an_unknown_figure_is_left_out_and_not_zero(text: str) -> None:
+def test_an_unknown_figure_has_no_sample_rather_than_zero(text: str) -> None:
     found = samples(text)
     assert [have["gpu_uuid"] for have, _ in found["vgpud_gpu_busy_ratio"]] == [A]
     assert {have["gpu_uuid"] for have, _ in found["vgpud_gpu_temperature_celsius"]} == {A, B}
@@ -135,7 +135,7 @@ def test_cached_lines_are_the_lines_that_would_be_written() -> None:
     assert Renderer().render(first) != Renderer().render(busy) != Renderer().render(changed)
 
 
-def test_each_mark_is_a_sample_and_an_unknown_driver_is_one_sample(text: str) -> None:
+def test_each_mark_of_an_allocation_is_a_sample_and_an_unknown_driver_is_one(text: str) -> None:
     told = samples(text)
     marked = {(labels["allocation"][:4], labels["mark"]) for labels, _ in told["vgpud_allocation_marked"]}
     assert marked == {("aaaa", "bypassed"), ("aaaa", "unknown-calls"), ("bbbb", "unknown-calls")}

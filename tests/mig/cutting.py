@@ -77,7 +77,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 
 class Cut(BaseException):
-    """Raised at a cut, as kill -9. It is no Exception, so that vgpud's code does not catch it."""
+    """Raised at a cut, as kill -9. It is no Exception, so vgpud's code does not catch it."""
 
 
 @dataclass

@@ -31,7 +31,7 @@ def laid_out(state: int) -> tuple[Card, Disk]:
 
 
 @pytest.mark.parametrize("seed", range(PAIRS))
-def test_every_prefix_of_a_plan_converges(seed: int) -> None:
+def test_a_layout_change_cut_at_any_point_converges_at_the_next_start(seed: int) -> None:
     """Changes one random layout into another and cuts at each point in turn. The next start is cut, too."""
     draw = random.Random(seed)
     before, after = draw.choice(STATES), draw.choice(STATES)
@@ -97,7 +97,7 @@ def test_instances_in_use_or_made_by_others_stay(before: int, after: int, data: 
     assert keys(before) - own | busy <= keys(after)
 
 
-def test_a_reboot_brings_the_layout_back_and_drops_the_rest() -> None:
+def test_a_reboot_brings_the_layout_back_and_no_other_instances() -> None:
     card, disk = laid_out(TABLE.state(key for key in keys(STATES[-1])))
     wanted = card.keys()
     card.instances.clear()
@@ -109,14 +109,14 @@ def test_a_reboot_brings_the_layout_back_and_drops_the_rest() -> None:
     assert not disk.originals, "nothing of vgpud is left on record"
 
 
-def test_a_record_without_an_instance_is_dropped_at_the_start() -> None:
+def test_the_start_drops_a_record_whose_mig_instance_is_gone() -> None:
     card, disk = Card(mode=True), Disk().note(("GPU-0", "19@6:1", ""))
     Node1(card, disk).start()
     assert not disk.originals
 
 
 def test_an_older_snapshot_does_not_remove_an_instance_that_was_just_allocated() -> None:
-    """Reconciliation also runs while requests are served, so that its snapshot may be older than an
+    """Reconciliation also runs while requests are served, so its snapshot may be older than an
     allocation.
     """
     card, disk = Card(mode=True), Disk()

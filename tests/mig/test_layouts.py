@@ -227,7 +227,7 @@ def test_instances_made_outside_vgpud_are_kept(
     assert ("2g.35gb@0" in standing(node)) != bool(removed)
 
 
-def test_an_instance_emptied_by_hand_is_made_whole_for_the_next_tenant(node: DemoNode) -> None:
+def test_a_gpu_instance_without_its_compute_instance_is_completed_for_the_next_tenant(node: DemoNode) -> None:
     node.start()
     apply(node, "1g.18gb@6")
     nvml(
@@ -306,8 +306,7 @@ def test_edits_are_the_two_capability_nodes_of_the_instance_also_after_it_is_mad
     assert len(before) == 2
     release(node, filler.id)
     gi = held.slices[0].mig.gpu_instance_id
-    # destroys the held instance outside vgpud, which makes it anew; `filler` has freed another instance id
-    # for it
+    # destroys the held instance outside vgpud, which makes it again; it then gets the id that `filler` had
     nvml(
         node,
         "import time\n"

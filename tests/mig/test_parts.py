@@ -84,7 +84,7 @@ def killed(node: DemoNode, error: VgpuError) -> None:
     assert node.daemon.wait(300) == -9
 
 
-def test_an_allocation_killed_after_its_instance_is_made(node: DemoNode) -> None:
+def test_a_vgpud_killed_after_it_made_a_compute_instance_leaves_no_instance(node: DemoNode) -> None:
     node.start()
     first = allocate(node, "1c.3g.71gb")
     before = parts(node)
@@ -103,7 +103,7 @@ def test_an_allocation_killed_after_its_instance_is_made(node: DemoNode) -> None
 
 
 @pytest.mark.parametrize("point", ["record-intent", "detach-0"])
-def test_a_release_killed_after_a_step_is_finished(node: DemoNode, point: str) -> None:
+def test_a_release_that_is_killed_after_any_step_is_finished(node: DemoNode, point: str) -> None:
     node.start()
     kept, gone = allocate(node, "1c.3g.71gb"), allocate(node, "1c.3g.71gb")
     node.stop()

@@ -54,7 +54,7 @@ def check_records(card: Card, disk: Disk) -> None:
 
 
 @pytest.mark.parametrize("seed", range(PAIRS))
-def test_every_prefix_of_a_plan_converges(seed: int) -> None:
+def test_a_change_of_compute_instances_cut_at_any_point_converges_at_the_next_start(seed: int) -> None:
     """Changes one random layout into another, interrupted at each point in turn, and interrupts the start
     that follows.
     """
@@ -197,7 +197,7 @@ def detach(node: Node1, allocation: Allocation) -> None:
 @pytest.mark.parametrize("act", [attach, detach], ids=["come", "go"])
 def test_an_attach_or_detach_cut_anywhere_leaves_nothing_behind(act: Act, beside: bool) -> None:
     """The attach or the detach of a tenant is cut at each point. The next start undoes the attach and
-    finishes the detach, so that both leave nothing. The other tenant keeps running.
+    finishes the detach, so both leave nothing. The other tenant keeps running.
     """
     one, other = tenant("one", 0), tenant("other", 2)
     kept = (other,) if beside else ()

@@ -47,7 +47,7 @@ def record_in(phase: Phase, allocation: Allocation | None = None) -> Allocation 
 
 
 @pytest.mark.parametrize("phase", [p for p in Phase if p is not Phase.ABSENT])
-def test_a_record_shows_the_phase_it_is_in_and_has_no_problem(phase: Phase) -> None:
+def test_the_phase_of_an_allocation_follows_from_its_record_which_has_no_problem(phase: Phase) -> None:
     record = record_in(phase)
     assert record is not None
     assert phase_of(record) is phase
@@ -66,11 +66,11 @@ def _reached(start: Phase, arrows: set[tuple[Phase, Phase]]) -> set[Phase]:
     return found
 
 
-def test_each_change_is_in_the_table() -> None:
+def test_each_change_is_in_the_table_of_transitions() -> None:
     assert {change for _, change in TABLE} == set(Change)
 
 
-def test_watchers_get_an_event_for_each_outcome_except_bound() -> None:
+def test_each_outcome_except_bound_has_an_event_for_watchers() -> None:
     assert set(EVENT_OF) == set(Change) - INTENTS - {Change.BOUND}
 
 
@@ -81,7 +81,7 @@ def test_a_release_begins_in_every_phase() -> None:
 
 @pytest.mark.parametrize("change", Change)
 @pytest.mark.parametrize("start", Phase)
-def test_a_change_that_the_table_lacks_is_refused(start: Phase, change: Change) -> None:
+def test_a_change_that_the_table_of_transitions_lacks_is_refused(start: Phase, change: Change) -> None:
     for end in Phase:
         if TABLE.get((start, change)) is end:
             check_change(record_in(start), change, record_in(end))
@@ -91,7 +91,7 @@ def test_a_change_that_the_table_lacks_is_refused(start: Phase, change: Change) 
         assert refused.value.code is ErrorCode.BUG
 
 
-def test_an_active_record_with_suspended_processes_is_being_resumed_and_sound() -> None:
+def test_an_active_record_with_suspended_processes_is_valid_and_in_phase_resuming() -> None:
     active = record_in(Phase.ACTIVE)
     assert active is not None
     half = replace(active, suspended=(SAVED,))

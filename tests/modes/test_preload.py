@@ -44,7 +44,7 @@ def test_a_tenant_without_a_share_has_no_share_policy() -> None:
 @pytest.mark.parametrize(
     ("priority", "in_lease"), [("", 0), ("normal", 0), ("above-normal", 1), ("below-normal", -1)]
 )
-def test_a_higher_priority_is_a_higher_number(priority: str, in_lease: int) -> None:
+def test_a_higher_priority_is_a_higher_number_in_the_lease(priority: str, in_lease: int) -> None:
     assert [limits.priority for limits in limits_of(held(priority), RULES.__getitem__)] == [in_lease] * 2
 
 

@@ -113,7 +113,7 @@ def test_a_containers_group_has_the_limit_of_its_allocations(container: Containe
     assert container.limits() == {"GPU-a": 5 * GIB, "GPU-b": GIB}
     assert container.walls.stands("x") and container.walls.stands("y")
     container.drop(second)
-    # the container's slice on this device is gone, so that its limit is 0
+    # the container's slice on this device is gone, so its limit is 0
     assert container.limits() == {"GPU-a": 2 * GIB, "GPU-b": 0}
     container.end()
     container.drop(first)
@@ -138,7 +138,9 @@ def test_a_container_that_is_gone_has_no_wall(container: Container) -> None:
 
 @needs("cgroups")
 @pytest.mark.parametrize("slices", [(part("a", 1, Mode.EXCLUSIVE),), (part("a", 1), part("gone", 1))])
-def test_walls_are_set_only_if_each_slice_has_one(container: Container, slices: tuple[Slice, ...]) -> None:
+def test_an_allocation_has_no_wall_unless_each_of_its_slices_can_have_one(
+    container: Container, slices: tuple[Slice, ...]
+) -> None:
     container.add("x", *slices)
     assert not container.walls.stands("x") and container.limits() == {}
 
@@ -146,7 +148,7 @@ def test_walls_are_set_only_if_each_slice_has_one(container: Container, slices: 
 @needs("cgroups")
 def test_all_users_can_read_a_group_that_vgpud_makes(container: Container, cgroup: Path) -> None:  # noqa: F811
     """A tenant's programs look for their limits in the group. The umask is that of vgpud's unit."""
-    here = Lifetime(os.getpid(), 1)  # the start time is another one, so that no process is moved
+    here = Lifetime(os.getpid(), 1)  # the start time is another one, so no process is moved
     request = Request("x", Owner(0, 0), lifetime=here, own_cgroup=True)
     held = Allocation("x", request, State.ACTIVE, (part("a", 2),))
     before = os.umask(0o077)
@@ -161,7 +163,10 @@ def test_all_users_can_read_a_group_that_vgpud_makes(container: Container, cgrou
 
 
 @needs("cgroups")
-def test_a_driver_without_the_call_gets_no_folder(container: Container, cgroup: Path) -> None:  # noqa: F811
+def test_no_control_group_is_made_for_a_driver_without_memory_walls(
+    container: Container,
+    cgroup: Path,  # noqa: F811
+) -> None:
     container.driver.error = VgpuError(ErrorCode.UNSUPPORTED, "this driver does not have it", "")
     container.add("x", part("a", 2))
     assert not container.walls.stands("x") and not (cgroup / "own").exists()

@@ -86,7 +86,7 @@ def test_server_states_are_parsed(answer: str, state: str) -> None:
 
 
 @given(st.integers(1, 10000))
-def test_a_share_matches_only_its_own_printed_form(hundredths: int) -> None:
+def test_a_share_equals_only_its_own_value_as_mps_prints_it(hundredths: int) -> None:
     """MPS daemons of 535 and 550 print one decimal of a share: 33.3 for 33.33, 12.3 for 12.345."""
     percent = hundredths / 100
     assert answers.share_agrees(percent, answers.share(f"{percent:.1f}"))
@@ -168,7 +168,7 @@ def test_the_end_of_a_hanging_daemon_is_recorded_after_it(monkeypatch: pytest.Mo
         unit.loop = asyncio.get_running_loop()
         supervisor = Supervisor(cast(Any, charge), cast(Any, unit))
         supervisor.watch()
-        # the health check, which the report of the daemon's end cancels
+        # starts the health check's task, which the report of the daemon's end cancels
         supervisor._spawn(supervisor._silent(Verdict.END, "no answer"))
         async with asyncio.timeout(60):
             while "died" not in events:

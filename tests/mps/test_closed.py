@@ -41,7 +41,7 @@ def test_a_request_with_all_devices_closed_is_refused_for_want_of_capacity() -> 
     assert refusal.hint == "'vgpuctl undrain 0' opens it, or allow other devices"
 
 
-def test_all_closed_devices_are_counted_also_those_in_another_mode() -> None:
+def test_a_refusal_counts_all_closed_devices_whatever_their_mode() -> None:
     shut = [
         Unfit(device(i), mode, True, ErrorCode.NO_CAPACITY, "it is drained", closed=True)
         for i, mode in enumerate((Mode.MPS, Mode.MPS, Mode.PRELOAD))

@@ -78,7 +78,7 @@ def test_a_refusal_with_exit_status_0_is_recognised(
     assert refused.value.code is ErrorCode.MPS_REFUSED
 
 
-def test_a_limit_is_set_on_a_running_server_too(control: MpsControl, tmp_path: Path) -> None:
+def test_a_new_limit_is_also_set_on_servers_that_already_run(control: MpsControl, tmp_path: Path) -> None:
     """A default limit applies only to servers that start later. A running server needs the limit too, or a
     larger tenant would have a smaller tenant's limit.
     """
@@ -127,7 +127,7 @@ def test_a_server_that_cannot_read_limits_back_is_accepted(
     control.limit(limits(2048, "50"))
 
 
-def test_terminate_does_not_trust_the_exit_status(control: MpsControl) -> None:
+def test_a_refused_termination_of_a_client_is_an_error_despite_exit_status_0(control: MpsControl) -> None:
     control.terminate_client(7, 100)
     with pytest.raises(VgpuError, match="Server 8 not found") as refused:
         control.terminate_client(8, 100)

@@ -147,7 +147,7 @@ DURING = {
 
 
 @pytest.mark.parametrize("fate", DURING)
-def test_a_daemon_that_dies_during_cuinit_is_noticed(node: Node, fate: str) -> None:
+def test_the_guard_notices_a_daemon_that_dies_during_cuinit(node: Node, fate: str) -> None:
     """The daemon dies during cuInit. The driver may have found no daemon, and this process would then have no
     limit.
     """

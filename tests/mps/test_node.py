@@ -241,7 +241,7 @@ def test_no_program_starts_without_limits(make: NodeMaker) -> None:
 
 
 def test_a_control_daemon_that_died_while_vgpud_was_down_is_noticed(make: NodeMaker) -> None:
-    """While vgpud is down it cannot close the pipe, so that only the guard keeps the tenant from using the
+    """While vgpud is down it cannot close the pipe, so only the guard keeps the tenant from using the
     whole device.
     """
     node = make(policy=QUICK)

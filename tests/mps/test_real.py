@@ -276,7 +276,7 @@ def test_only_tenants_reach_the_real_daemon(real: Watched) -> None:
 def test_limits_changed_by_another_user_are_set_again(real: Watched, logged: list[Any]) -> None:
     """An attack: any program that can connect to the daemon of branch 535 may change all tenants' limits.
 
-    NVIDIA's daemon answers one program at a time, so that the test asks only before and after the check.
+    NVIDIA's daemon answers one program at a time, so the test asks only before and after the check.
     """
 
     async def work() -> None:

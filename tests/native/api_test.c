@@ -86,7 +86,7 @@ static void check_ways_in(void)
     CHECK(next_of("malloc") != NULL && !ours(next_of("malloc")));
     /* RTLD_NEXT still means the library after the caller's */
     CHECK(next_of("next_of") == NULL && dlerror() != NULL);
-    /* this driver lacks the function, so that a look-up fails */
+    /* this driver lacks the function, so a look-up fails */
     CHECK(dlsym(cuda, "cuCtxCreate_v4") == NULL && dlerror() != NULL);
     CHECK(dlsym(RTLD_DEFAULT, "cuCtxCreate_v4") == NULL);
     CHECK(dlvsym(RTLD_DEFAULT, "dlopen", "GLIBC_2.2.5") != NULL ||
@@ -177,7 +177,7 @@ static void check_plain(void)
 }
 
 /*
- * The driver's pitch is larger than libvgpu's estimate, so that the allocation does not fit. Its memory is freed again.
+ * The driver's pitch is larger than libvgpu's estimate, so the allocation does not fit. Its memory is freed again.
  */
 static void check_pitch(void)
 {
@@ -479,11 +479,11 @@ static void check_fork(void)
     pid_t child = fork();
     if (child == 0) {
         CUdeviceptr own;
-        begin(); /* the child has its own slot, so that the parent's memory counts in addition */
+        begin(); /* the child has its own slot, so the parent's memory counts in addition */
         uint64_t left = free_bytes();
         CHECK(left <= LIMIT - CONTEXT - 100 * MIB);
         CHECK(cuMemAlloc_v2(&own, 50 * MIB) == CUDA_SUCCESS && free_bytes() == left - 50 * MIB);
-        /* the allocation belongs to the parent, so that no charge is removed */
+        /* the allocation belongs to the parent, so no charge is removed */
         CHECK(cuMemFree_v2(pointer) != CUDA_SUCCESS);
         CHECK(free_bytes() == left - 50 * MIB);
         exit(0);
@@ -574,7 +574,7 @@ static void check_nvml(void)
     CHECK(info2(device, &memory2) == NVML_SUCCESS && memory2.total == LIMIT && memory2.reserved == 0);
     CHECK(memory2.used == CONTEXT && memory2.free == LIMIT - CONTEXT);
     CHECK(by_index(1, &device) == NVML_SUCCESS && info(device, &memory) == NVML_SUCCESS);
-    CHECK(memory.total == 8192 * MIB); /* device 1 is not in the lease, so that NVML gives the device's own figures */
+    CHECK(memory.total == 8192 * MIB); /* device 1 is not in the lease, so NVML gives the device's own figures */
 }
 
 int main(int argc, char **argv)

@@ -24,7 +24,7 @@ CONTEXT_BYTES = 64 * MIB  # bytes of a context of the fake driver
 
 
 def static_program(name: str) -> Path:
-    """A test program that is linked statically, so that the loader can preload no library into it."""
+    """A test program that is linked statically, so the loader can preload no library into it."""
     program = TEST_BUILD / name
     assert program.exists(), "no libc.a, which comes with the C library's headers: install it, ./dev build"
     return program

@@ -44,7 +44,7 @@ def complaints(done: "subprocess.CompletedProcess[str]") -> list[str]:
 
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("flavour", ["shipped", "sanitized"])
-def test_a_native_check_passes(lease: Path, check: str, flavour: str) -> None:
+def test_each_check_of_the_c_program_api_test_passes(lease: Path, check: str, flavour: str) -> None:
     tenant = Tenant(lease, (LIBVGPU,) if flavour == "shipped" else sanitized())
     done = tenant.run(TEST_BUILD / "api-test", check)
     assert (done.returncode, complaints(done)) == (0, [])

@@ -75,8 +75,10 @@ def test_the_ledger_agrees_with_nvml(run: Callable[..., dict[str, Any]]) -> None
         assert walk["beyond_2_mib"] == []
 
 
-def test_a_device_with_one_piece_at_a_time_never_shows_two(run: Callable[..., dict[str, Any]]) -> None:
-    """The simulator frees memory before the call returns, so that NVML never shows two pieces. A real driver
+def test_nvml_never_shows_two_pieces_of_memory_where_programs_hold_one_at_a_time(
+    run: Callable[..., dict[str, Any]],
+) -> None:
+    """The simulator frees memory before the call returns, so NVML never shows two pieces. A real driver
     may free it later.
     """
     figures = run("memory_exact", "relay", VGPU_RELAY="alloc vmm")["relay"]

@@ -88,7 +88,9 @@ said = [both.launch(), plain(640), Graph((0, 512), (1, 32)).launch()]"""
     assert say(steps) == [0, 0, OUT_OF_MEMORY]
 
 
-def test_a_graph_whose_memory_another_holds_needs_room_to_run_again(say: Callable[[str], Any]) -> None:
+def test_a_graph_whose_memory_another_graph_holds_needs_free_memory_to_run_again(
+    say: Callable[[str], Any],
+) -> None:
     """The second graph uses the memory of the first graph and keeps it. The first graph can run again, in
     that memory, only after the memory is freed.
     """
@@ -116,7 +118,7 @@ said = [graph.launch(), held(), plain(800), held(), graph.launch()]"""
 
 
 def test_graphs_in_turn_on_two_streams_need_no_room_beyond_their_sum(say: Callable[[str], Any]) -> None:
-    """Two graphs run in turn on two streams. The driver's memory for both is enough, so that further launches
+    """Two graphs run in turn on two streams. The driver's memory for both is enough, so further launches
     claim none.
     """
     steps = """
@@ -129,7 +131,7 @@ said += [keeper.free(), keeper.launch(other), held()]"""
     assert say(steps) == [0, 0, 512, 0, 0, 0, 0, 0, 0, 512]
 
 
-def test_memory_of_a_destroyed_graph_is_room_for_the_next(say: Callable[[str], Any]) -> None:
+def test_the_next_graph_can_use_the_memory_of_a_destroyed_graph(say: Callable[[str], Any]) -> None:
     steps = """
 assert plain(512) == 0
 said = []

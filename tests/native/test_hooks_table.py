@@ -59,7 +59,9 @@ def test_a_call_missing_from_the_table_fails_the_build(tmp_path: Path, name: str
     assert not (tmp_path / "out").exists()
 
 
-def test_a_waiting_call_gets_wrappers_for_its_twin_and_its_version(tmp_path: Path) -> None:
+def test_a_call_that_only_waits_gets_wrappers_for_its_per_thread_twin_and_its_versions(
+    tmp_path: Path,
+) -> None:
     """A call that only waits during a suspension, and whose memory is not limited, needs one line in the
     table.
     """

@@ -44,7 +44,9 @@ print(json.dumps([cuda.cuModuleGetFunction(ctypes.byref(function), module, b"ker
 OUT_OF_MEMORY = 2
 
 
-def test_each_lookup_of_a_function_whose_local_memory_passes_the_limit_is_refused(tmp_path: Path) -> None:
+def test_a_lookup_of_a_function_whose_local_memory_exceeds_the_limit_is_refused_each_time(
+    tmp_path: Path,
+) -> None:
     lease = write_lease(tmp_path, "a1", [DeviceLimits(UUIDS[0], GIB)], UID, GID)
     done = Tenant(lease).run(sys.executable, "-c", REFUSED)
     assert done.returncode == 0, done.stderr

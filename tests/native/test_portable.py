@@ -25,7 +25,7 @@ def zig() -> Path:
 
 
 @needs("python-index")
-def test_the_portable_build_makes_both_architectures(tmp_path: Path, zig: Path) -> None:
+def test_the_portable_build_makes_libvgpu_for_x86_64_and_aarch64(tmp_path: Path, zig: Path) -> None:
     for machine, name in (("x86_64", "X86-64"), ("aarch64", "AArch64")):
         script = ROOT / "native/libvgpu/portable.py"
         out = tmp_path / machine

@@ -118,7 +118,7 @@ def test_each_device_has_its_own_limit(scope: dict[str, str]) -> None:
     assert info(Tenant(None), 1, **env)["total_bytes"] == 300 * MIB
 
 
-def test_a_device_without_a_limit_is_whole(scope: dict[str, str]) -> None:
+def test_a_device_without_a_limit_shows_all_its_memory(scope: dict[str, str]) -> None:
     env = scope | {f"{MEMORY}_1": "300m"}
     assert info(Tenant(None), 0, **env)["total_bytes"] == 8 * GIB
 

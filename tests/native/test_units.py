@@ -10,7 +10,7 @@ from tests.native.harness import TEST_BUILD
 
 
 @pytest.mark.parametrize("program", ["unit-thread", "unit-address-undefined", "unit-parked", "arbiter-turns"])
-def test_a_native_unit_test_passes(program: str) -> None:
+def test_each_unit_test_in_c_passes(program: str) -> None:
     done = subprocess.run(
         [TEST_BUILD / program], capture_output=True, text=True, check=False, timeout=300, env={}
     )

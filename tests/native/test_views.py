@@ -105,7 +105,7 @@ def test_nvitop_shows_the_slice_alone(slices: Slices) -> None:
 
 
 def test_cuda_and_nvml_agree_on_the_slice(slices: Slices) -> None:
-    """The querying process also has a CUDA context, so that two contexts are counted."""
+    """The querying process also has a CUDA context, so two contexts are counted."""
     line = json.loads(slices.run("two", str(PROBE), "info").stdout)
     used = 200 * MIB + 2 * CONTEXT_BYTES
     assert (line["total_bytes"], line["device_total_bytes"]) == (8 * GIB, 8 * GIB)

@@ -81,7 +81,7 @@ def test_a_refused_change_leaves_an_audit_line(tmp_path: Path) -> None:
 
 
 def test_repeats_of_a_request_are_counted_and_leave_no_audit_line(tmp_path: Path) -> None:
-    """A tenant repeats one request id. Before the fix this wrote 2940 lines a second, so that the journal
+    """A tenant repeats one request id. Before the fix this wrote 2940 lines a second, so the journal
     dropped other lines.
     """
     counted: list[Any] = []

@@ -98,7 +98,7 @@ async def test_the_probe_runs_again_after_a_boot_and_a_driver_change(
 
 
 @in_a_loop
-async def test_the_engine_in_force_stays_while_the_device_has_tenants(tmp_path: Path) -> None:
+async def test_the_engine_of_a_device_does_not_change_while_it_has_tenants(tmp_path: Path) -> None:
     """The engine in force stays, also across a start of vgpud with another policy. The arbiter reads the
     engine when the first tenant comes.
     """
@@ -119,7 +119,7 @@ async def test_the_engine_in_force_stays_while_the_device_has_tenants(tmp_path: 
 @in_a_loop
 async def test_another_driver_under_kept_allocations_is_probed(tmp_path: Path, able: bool) -> None:
     """Another driver version is probed although allocations are kept. A driver's modules cannot be replaced
-    while a tenant's process lives, so that the probe disturbs no process.
+    while a tenant's process lives, so the probe disturbs no process.
     """
     first = await made(tmp_path)
     await first.engines.settle(UUID)
@@ -132,7 +132,7 @@ async def test_another_driver_under_kept_allocations_is_probed(tmp_path: Path, a
 
 
 @in_a_loop
-async def test_tenants_that_came_before_an_engine_was_chosen_keep_the_gate(tmp_path: Path) -> None:
+async def test_tenants_older_than_the_choice_of_an_engine_keep_the_gate(tmp_path: Path) -> None:
     one = await made(tmp_path)
     assert await one.engines.resume([UUID]) == frozenset()
     await one.engines.settle(UUID)
@@ -174,7 +174,7 @@ async def test_a_probe_that_could_not_start_runs_again(tmp_path: Path) -> None:
     "text", ["", "cut", "cut\nnonsense\nwhy\n", "cut\x00\xff\n\n\n", "{}" * 9000], ids=range(5)
 )
 @in_a_loop
-async def test_a_damaged_file_is_no_engine_and_no_verdict(tmp_path: Path, text: str) -> None:
+async def test_a_damaged_engine_file_counts_as_absent(tmp_path: Path, text: str) -> None:
     files = EngineFiles(tmp_path)
     files.folder.mkdir()
     (files.folder / UUID).write_text(text)

@@ -181,7 +181,7 @@ def test_events_tell_of_starts_drains_and_the_figures_of_a_resize(tmp_path: Path
     clock.run(work())
 
 
-def test_a_busy_node_is_watched_whole_and_in_order(tmp_path: Path) -> None:
+def test_a_watcher_of_a_busy_node_gets_all_events_in_order(tmp_path: Path) -> None:
     async def work() -> None:
         async with world(tmp_path) as w:
             revisions: list[int] = []

@@ -18,7 +18,7 @@ from vgpud.model.quantity import GIB
 from vgpud.model.tenancy import Isolation, Mode, Owner, State, Workload
 
 
-def test_allocate_then_release_leaves_nothing(tmp_path: Path) -> None:
+def test_an_allocation_that_is_released_leaves_nothing(tmp_path: Path) -> None:
     async def work() -> None:
         async with world(tmp_path) as w:
             held = await w.keeper.allocate(request("r"))
@@ -152,7 +152,7 @@ def test_a_user_that_locks_the_spec_folder_in_the_kernel_delays_no_other_call(tm
     asyncio.run(work())
 
 
-def test_racing_requests_never_pass_the_card(tmp_path: Path) -> None:
+def test_concurrent_requests_never_exceed_the_devices_memory(tmp_path: Path) -> None:
     """Two devices of 80 GiB hold ten requests of 16 GiB and no eleventh, in any order of arrival."""
 
     async def work() -> None:
@@ -227,7 +227,7 @@ def test_a_device_stays_in_its_mode_while_it_has_tenants(tmp_path: Path) -> None
     clock.run(work())
 
 
-def test_a_request_that_comes_while_the_mode_is_left_is_served(tmp_path: Path) -> None:
+def test_a_request_that_arrives_while_its_device_leaves_the_mode_is_served(tmp_path: Path) -> None:
     """A request arrives while the device leaves its mode. vgpud puts the device back into the mode before it
     attaches the allocation's slice.
     """
@@ -333,7 +333,7 @@ def test_a_lost_device_fails_its_allocations_alone(tmp_path: Path) -> None:
     clock.run(work())
 
 
-def test_an_intent_that_cannot_be_written_books_nothing(
+def test_an_intent_that_cannot_be_written_leaves_the_book_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work() -> None:

@@ -221,7 +221,7 @@ def test_two_concurrent_resumes_run_once(tmp_path: Path) -> None:
 
 def test_a_process_that_began_to_use_cuda_during_the_suspension_blocks_a_move(tmp_path: Path) -> None:
     """A process began to use CUDA during the suspension. libvgpu cannot stop this process, which would keep
-    using the old device, so that the move is refused.
+    using the old device, so the move is refused.
     """
 
     async def work() -> None:

@@ -200,7 +200,7 @@ def overlap(one: Span, other: Span) -> bool:
     return one.began < other.ended and other.began < one.ended
 
 
-def test_a_tenant_leaves_while_the_driver_works_for_another_and_a_third_makes_its_buffer(
+def test_moves_of_three_tenants_overlap_in_the_driver_the_link_and_the_host_buffer(
     tmp_path: Path,
 ) -> None:
     async def work() -> None:
@@ -218,7 +218,7 @@ def test_a_tenant_leaves_while_the_driver_works_for_another_and_a_third_makes_it
             assert disjoint(out) and disjoint(driver) and disjoint(into)
             assert all(overlap(out[i + 1], driver[i]) and overlap(into[i], driver[i + 1]) for i in range(2))
             assert {span.began for span in n.spans.of("made")} == {began}, "all while all tenants run"
-            # one after the other, without the buffers, they would take 27 s
+            # three moves one after the other, without host buffers, would take 27 s
             assert seconds < MADE_SECONDS + OUT_SECONDS + DRIVER_SECONDS + 3 * IN_SECONDS + 1
 
     clock.run(work())
@@ -298,7 +298,7 @@ def test_a_failed_move_is_undone_while_others_continue(tmp_path: Path) -> None:
     clock.run(work())
 
 
-def test_a_tenant_that_does_not_arrive_does_not_stop_moves_to_other_devices(tmp_path: Path) -> None:
+def test_a_move_that_hangs_does_not_delay_moves_to_other_devices(tmp_path: Path) -> None:
     """`stopped` is stopped by its user on the new device; `next` waits for it there."""
 
     async def work() -> None:
@@ -342,7 +342,9 @@ def test_a_stopped_tenant_that_goes_from_device_to_device_holds_the_driver_for_a
             stopped = asyncio.ensure_future(n.move("stopped", 3))
             await clock.passed(1)
             await n.move("other", 1)
-            assert daemon_clock.now() < began + 33  # 2 x 10 for the stopped one, and what the other takes
+            assert (
+                daemon_clock.now() < began + 33
+            )  # 20 s for the stopped tenant, and the time of the other move
             assert n.driver.reached >= 2
             assert not n.spans.of("made"), "no memory of the host is used"
             stopped.cancel()

@@ -11,7 +11,7 @@ from vgpud.model.device import Node
 from vgpud.model.tenancy import Cause, State
 
 
-def test_the_event_of_a_tenant_suspended_without_a_process_names_no_turn(tmp_path: Path) -> None:
+def test_the_event_of_a_suspension_without_a_process_does_not_mention_turns(tmp_path: Path) -> None:
     async def work() -> None:
         async with world(tmp_path, FakeGateway(Node((device(0),))), cast(Suspender, Driver())) as w:
             held = await w.keeper.allocate(request("r1"))

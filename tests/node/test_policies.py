@@ -38,7 +38,7 @@ def test_settings_changed_beside_the_engine_are_reported_as_done(tmp_path: Path)
     assert len(said.waiting) == 1
 
 
-def test_a_new_mode_does_not_hide_other_changes_of_the_rule(tmp_path: Path) -> None:
+def test_a_reload_that_changes_the_mode_reports_other_changes_of_the_rule_too(tmp_path: Path) -> None:
     said = report(tmp_path, "", '[[device]]\nmode = "preload"\npreload.max_tenants = 8\non_sick = "move"')
     assert said.done == (
         "device 0: mode auto becomes preload",
@@ -57,7 +57,7 @@ def test_a_change_of_several_devices_is_reported_once(tmp_path: Path) -> None:
     )
 
 
-def test_eviction_that_turns_imply_is_reported_as_it_takes_effect(tmp_path: Path) -> None:
+def test_a_reload_reports_that_preload_turn_makes_memory_evictable(tmp_path: Path) -> None:
     said = report(tmp_path, "", '[[device]]\npreload.turn = "30s"')
     assert "device 0: preload.evictable: false becomes true" in said.done
     before, after = "preload.evictable = true", 'preload.idle_suspend = "60s"'

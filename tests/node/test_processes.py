@@ -44,7 +44,7 @@ def test_an_uncounted_process_is_past_its_limits_if_its_tenant_is_marked(
 
 
 @pytest.mark.parametrize(("is_silent", "mode"), [(True, "preload"), (False, "")])
-def test_a_process_without_allocation_names_the_mode_that_did_not_answer(
+def test_a_process_of_no_known_allocation_names_the_mode_that_did_not_answer(
     tmp_path: Path, is_silent: bool, mode: str
 ) -> None:
     async def work() -> None:

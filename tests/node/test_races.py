@@ -107,7 +107,7 @@ def test_a_release_waits_for_a_resize_that_is_under_way(
     clock.run(work())
 
 
-def test_room_that_a_failed_shrink_gave_up_is_not_given_away(
+def test_memory_that_a_failed_shrink_would_free_is_not_allocated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work() -> None:
@@ -275,7 +275,9 @@ def test_a_device_lost_during_an_allocation_fails_the_allocation(tmp_path: Path)
     clock.run(work())
 
 
-def test_a_mode_kept_for_a_failed_allocation_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_leaves_the_mode_that_it_kept_for_an_allocation_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The last allocation of the mode is released while a new one is booked, whose intent then cannot be
     recorded.
     """
@@ -315,7 +317,7 @@ NAMELESS = (
 )
 
 
-def test_a_process_may_have_any_name(tmp_path: Path) -> None:
+def test_a_process_with_a_name_of_any_bytes_is_read(tmp_path: Path) -> None:
     """A process may have a name of any bytes: PR_SET_NAME takes them, and /proc/PID/stat shows them
     (proc(5)).
     """
@@ -365,7 +367,7 @@ def test_a_lack_of_descriptors_is_not_reported_as_the_end_of_a_process() -> None
 # --- start
 
 
-def test_a_resize_that_cannot_be_finished_stops_no_start(tmp_path: Path) -> None:
+def test_vgpud_starts_although_an_interrupted_resize_cannot_be_finished(tmp_path: Path) -> None:
     async def work() -> None:
         async with world(tmp_path) as w:
             held = await w.keeper.allocate(request("r"))

@@ -10,7 +10,7 @@ DEVICES = (Device("GPU-a", 0, minor=0), Device("GPU-b", 1, minor=1))
 HERE = os.getpid()
 
 
-def test_a_process_in_the_daemons_mounts_sees_every_device() -> None:
+def test_a_process_in_the_mount_namespace_of_vgpud_sees_every_device() -> None:
     assert visible_devices(HERE, DEVICES) == {"GPU-a", "GPU-b"}
 
 

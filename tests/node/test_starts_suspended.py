@@ -23,7 +23,7 @@ async def kinds_of(node: World, allocation_id: str) -> list[EventKind]:
     return [event.kind for event in await node.ledger.last_events(100) if event.subject == allocation_id]
 
 
-def test_a_tenant_without_room_starts_suspended_with_one_outcome(tmp_path: Path) -> None:
+def test_a_tenant_without_room_starts_suspended_and_gets_one_event(tmp_path: Path) -> None:
     async def story() -> None:
         async with world(tmp_path, policy=POLICY) as node:
             large = node.parts.inventory.node.devices[0].memory_usable_bytes // 2**30 - 8

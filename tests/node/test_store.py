@@ -121,7 +121,7 @@ async def _raises(*_: object, **__: object) -> None:
 
 @settings(max_examples=30)
 @given(st.data())
-def test_a_change_that_the_table_lacks_leaves_everything_as_it_was(data: st.DataObject) -> None:
+def test_a_change_that_the_table_of_transitions_lacks_leaves_the_store_unchanged(data: st.DataObject) -> None:
     async def work(walk: Walk) -> None:
         await walk.make(None, Change.ALLOCATE, Phase.ALLOCATING)
         for _ in range(data.draw(st.integers(0, 6))):
@@ -146,7 +146,7 @@ def test_a_change_that_the_table_lacks_leaves_everything_as_it_was(data: st.Data
     walking(work)
 
 
-def test_a_reservation_holds_its_room_until_it_is_taken_back() -> None:
+def test_a_reservation_holds_its_memory_until_it_is_cancelled() -> None:
     async def work(walk: Walk) -> None:
         one = walk.new()
         walk.store.reserve(one, Change.ALLOCATE)

@@ -82,8 +82,8 @@ def test_a_resume_waits_while_another_tenant_of_the_device_is_suspended() -> Non
 @pytest.mark.parametrize(
     ("gpu", "seconds"),
     [
-        (GPU, 192.5 + 10),  # the tenant waits for the driver: it counts as long as 69 GiB may take
-        ("GPU-1", 10),  # it is about to arrive, and takes no room yet
+        (GPU, 192.5 + 10),  # the other tenant leaves this device: the wait lasts as long as 69 GiB may take
+        ("GPU-1", 10),  # the other tenant is about to move here, and takes no room yet
     ],
 )
 def test_a_resume_waits_a_bounded_time_for_another_tenant(gpu: str, seconds: float) -> None:
@@ -110,7 +110,7 @@ class Goes(swaps.Swaps):
         return (ProcessSwap(self.phase, 0, 1 << 30, 0),)
 
 
-def test_a_swap_out_waits_for_the_swap_thread_of_a_quiet_tenant() -> None:
+def test_a_swap_out_waits_until_the_tenants_swap_thread_begins_late() -> None:
     """It begins late while it allocates its host buffer, and on a loaded host."""
     goes = Goes(SwapPhase.HERE, quiet=True)
 
@@ -278,20 +278,20 @@ def test_host_buffers_are_ordered_for_as_many_tenants_as_the_host_has_memory_for
             SimpleNamespace(book=(), suspendable=buffers, host=table(buffers, available_gib)),
         )
     )
-    for _ in range(2):  # an order of before does not count against the tenant
+    for _ in range(2):  # twice: the order of the first round does not take room from the second
         host.expect([running(name) for name in buffers.gib], [])
         assert buffers.ordered == ordered
     host.expect([], [running("gone"), running("a")])
     assert buffers.ordered == {**ordered, "a": False}
 
 
-def test_a_buffer_that_exists_is_room_for_its_own_tenant() -> None:
+def test_an_existing_host_buffer_counts_as_room_for_its_own_tenant() -> None:
     buffers = Buffers(a=(4, 4))
     with table(buffers, available_gib=2, limit_gib=5).ordered(running("a"), 4 * GIB, driver_bytes=1 * GIB):
         pass
 
 
-def test_orders_at_the_same_time_do_not_share_room() -> None:
+def test_two_host_buffers_ordered_at_once_do_not_count_the_same_free_memory() -> None:
     """The second tenant finds no room until the first one's order has ended."""
     host = table(Buffers(a=(4, 0), b=(4, 0)), available_gib=8)
     with (
@@ -376,7 +376,7 @@ def process(ended: bool) -> SuspendedProcess:
 @pytest.mark.parametrize(
     ("ended", "held_gib", "stays_gib"), [((True,), 0, 0), ((True, False), 2, 1), ((False, False), 4, 2)]
 )
-def test_the_memory_of_ended_processes_of_a_suspended_tenant_leaves_the_books(
+def test_host_memory_of_ended_processes_of_a_suspended_tenant_is_not_counted_any_more(
     ended: tuple[bool, ...], held_gib: int, stays_gib: int
 ) -> None:
     async def ends() -> None:

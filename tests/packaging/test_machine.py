@@ -423,7 +423,7 @@ def test_kill_9_disturbs_no_tenant(machine: Machine, tenants: Tenants) -> None:
 
 
 def udev_runs(machine: Machine, event: str, module: str) -> list[str]:
-    """The commands that udev would run for the kernel's event about a module. sysfs is replaced, so that the
+    """The commands that udev would run for the kernel's event about a module. sysfs is replaced, so the
     module need not exist.
     """
     made_up = f"mount -t tmpfs none /sys; mkdir -p /sys/module/{module}; echo >/sys/module/{module}/uevent"

@@ -21,7 +21,7 @@ PROGRAMS = {
     "aarch64-linux-gnu-gcc": "crossbuild-essential-arm64",
     "qemu-aarch64-static": "qemu-user-static",
 }
-#: Dependencies of the packages, so that `dpkg -i` installs them without apt, and packages that a machine
+#: Dependencies of the packages, so `dpkg -i` installs them without apt, and packages that a machine
 #: needs to boot.
 INCLUDED = "systemd,systemd-sysv,dbus,python3,python3-systemd,libstdc++6,udev"
 FETCH_SECONDS = 400

@@ -37,7 +37,7 @@ def watched(limit: int = 2 * GIB) -> Watched:
     ("held", "counted", "excess"),
     [
         (0, 0, 0),
-        (CONTEXT, 0, CONTEXT),  # one process that bypasses libvgpu: nothing of its memory is counted
+        (CONTEXT, 0, CONTEXT),  # the process bypasses libvgpu, which counts nothing
         (CONTEXT + 64 * MIB, CONTEXT, 0),  # 64 MiB that libvgpu does not count yet, within the tolerance
         (72 * MIB, 0, 0),
         (73 * MIB, 0, 73 * MIB),
@@ -176,7 +176,7 @@ SHELL = ProcessFacts(10, 5, 1)
         ([ProcessFacts(20, 9, 7, named="pod")], known(), ""),
         ([ProcessFacts(20, 9, 1, named="gone")], known(), ""),
         ([ProcessFacts(20, 9, 1), SHELL], known(registered={10: "a"}), "a"),
-        # the process runs as another user than the allocation's owner, so that its tenant is uncertain
+        # the process runs as another user than the allocation's owner, so its tenant is uncertain
         ([ProcessFacts(20, 9, 2), SHELL], known(registered={10: "a"}), ""),
         ([ProcessFacts(20, 9, 0), SHELL], known(registered={10: "a"}), ""),
         ([ProcessFacts(20, 9, 7), SHELL], known(registered={10: "pod"}), "pod"),

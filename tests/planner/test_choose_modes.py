@@ -74,7 +74,7 @@ def test_preload_serves_a_share() -> None:
     assert only(request(memory=GIB, share=30)) == Slice("GPU-0", Mode.PRELOAD, GIB, Percent(3000))
 
 
-def test_a_whole_share_under_preload_limits_nothing() -> None:
+def test_a_share_of_100_percent_under_preload_sets_no_compute_limit() -> None:
     assert only(request(memory=GIB, share=100)) == Slice("GPU-0", Mode.PRELOAD, GIB)
 
 
@@ -148,7 +148,7 @@ def test_a_foreign_instance_keeps_its_placement() -> None:
     assert decision.slices[0].mig == MigSlice(9, "3g.71gb", Placement(0, 4))
 
 
-def test_held_slices_keep_their_places_before_nvml_shows_them() -> None:
+def test_allocated_mig_slices_keep_their_placement_before_nvml_lists_them() -> None:
     decision = choose(request(mig_profile="9"), NODE, AUTO, {"GPU-0": used_mig((9, 4))})
     assert decision.slices[0].mig == MigSlice(9, "3g.71gb", Placement(0, 4))
 
@@ -188,7 +188,7 @@ def test_overcommit_applies_to_preload_alone() -> None:
     assert choose(request(memory=2 * GIB, isolation=COMPUTE), NODE, rules, use).refusal
 
 
-def test_mps_without_a_share_adds_nothing_to_the_sum_of_shares() -> None:
+def test_an_mps_slice_without_a_share_does_not_count_in_the_sum_of_shares() -> None:
     use = used(Mode.MPS, GIB, share=10000)
     assert only(request(memory=GIB, isolation=COMPUTE), use=use) == Slice("GPU-0", Mode.MPS, GIB)
 

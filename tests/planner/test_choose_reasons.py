@@ -539,13 +539,13 @@ def test_a_refusal_names_the_lost_device_that_is_missing() -> None:
     assert refused(request(count=2), node).code is ErrorCode.GPU_LOST
 
 
-def test_one_mode_serves_all_slices_of_an_allocation() -> None:
+def test_all_slices_of_an_allocation_have_the_same_mode() -> None:
     rules = policy({"index": 0, "mode": "preload"}, {"index": 1, "mode": "mps"})
     error = refused(request(memory=GIB, count=2), h200_node(2), rules)
     assert error.sentence == "2 devices requested, and 1 of the 2 selected devices can serve in one mode"
 
 
-def test_waiting_helps_only_if_enough_devices_could_serve() -> None:
+def test_a_request_is_refused_for_capacity_only_if_enough_devices_could_ever_serve_it() -> None:
     rules = policy({"index": 0, "mode": "unmanaged"})
     use = {"GPU-1": used(Mode.MPS, GIB)}
     assert refused(request(), h200_node(2), rules, use).code is ErrorCode.NO_CAPACITY

@@ -72,13 +72,13 @@ def test_a_whole_device_request_gets_the_smallest_free_card() -> None:
 @pytest.mark.parametrize(
     ("held", "index"),
     [
-        # a 1g at slice 6 already prevents a 3g at slice 4 on device 1, so that another 1g costs less there
+        # the 1g on device 1, at slice 6, already prevents a 3g at slice 4: another 1g costs less on device 1
         ({"GPU-1": used_mig((19, 6))}, 1),
-        # if a 3g takes half of device 0, the gap beside it prevents nothing else
+        # a 3g and three 1g leave a gap on device 0 in which only a 1g fits: a 1g there prevents nothing
         ({"GPU-0": used_mig((9, 4), (19, 0), (19, 1), (19, 2)), "GPU-1": used_mig((19, 6))}, 0),
     ],
 )
-def test_mig_takes_the_device_where_the_fewest_places_are_lost(
+def test_a_mig_slice_goes_to_the_device_where_it_costs_the_fewest_placements(
     held: dict[str, DeviceUse], index: int
 ) -> None:
     node = node_of(*(h200(i, mig_on=True) for i in range(3)))
@@ -117,7 +117,7 @@ def test_numa_counts_before_links_and_links_before_packing() -> None:
     assert taken(request(memory=GIB, count=2), node, AUTO, use) == [5, 6]
 
 
-def test_without_any_link_the_better_fits_are_taken() -> None:
+def test_several_devices_without_links_are_chosen_by_how_well_they_fit() -> None:
     node = node_of(*(h200(i, numa_node=None) for i in range(8)))
     use = {"GPU-5": used(Mode.PRELOAD, 90 * GIB), "GPU-7": used(Mode.PRELOAD, 90 * GIB)}
     assert taken(request(memory=GIB, count=2), node, AUTO, use) == [5, 7]

@@ -145,7 +145,7 @@ def test_equal_tenants_do_not_lengthen_the_search() -> None:
     devices = bins(*[100] * 8, tenants=8)
     pieces = [Piece(f"t{n}", f"d{n % 8}", 18) for n in range(40)]
     way = fewest_moves(devices, pieces, Goal(frozenset(one.uuid for one in devices), 28))
-    assert way is None  # each device has 10 free, so that no piece of 18 fits
+    assert way is None  # each device has 10 free, so no piece of 18 fits
     way = fewest_moves(devices, pieces[:35], Goal(frozenset(one.uuid for one in devices), 45))
     assert way is not None
     assert len(way.moves) == 1

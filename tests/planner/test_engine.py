@@ -42,7 +42,9 @@ def test_the_reason_for_the_engine_gate_is_the_one_that_the_probe_gave() -> None
 
 @pytest.mark.parametrize("device", [DEVICE, GUEST, PARTITIONED])
 @pytest.mark.parametrize("verdict", [PROVED, REFUSED, HUNG, None])
-def test_auto_chooses_as_the_setting_cut_does(device: Device, verdict: EngineVerdict | None) -> None:
+def test_the_setting_auto_chooses_the_same_engine_as_cut(
+    device: Device, verdict: EngineVerdict | None
+) -> None:
     assert choose_engine("auto", device, verdict) == choose_engine("cut", device, verdict)
 
 
@@ -50,7 +52,7 @@ def test_auto_chooses_as_the_setting_cut_does(device: Device, verdict: EngineVer
     ("device", "verdict", "told"),
     [(DEVICE, PROVED, False), (DEVICE, REFUSED, True), (DEVICE, HUNG, True), (PARTITIONED, None, False)],
 )
-def test_under_auto_a_gate_is_a_fallback_only_where_the_probe_failed(
+def test_under_auto_the_gate_counts_as_a_fallback_only_where_the_probe_failed(
     device: Device, verdict: EngineVerdict | None, told: bool
 ) -> None:
     assert is_fallback("auto", choose_engine("auto", device, verdict)) == told

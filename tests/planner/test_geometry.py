@@ -72,7 +72,7 @@ def slices(state: frozenset[Key]) -> tuple[MigSlice, ...]:
     return tuple(MigSlice(number, "", place) for number, place in sorted(state))
 
 
-def test_h200_has_the_723_known_states_without_me() -> None:
+def test_an_h200_has_723_mig_layouts_without_profiles_with_media_engines() -> None:
     assert len(geometry_for(H200_WITHOUT_ME).free_after) == 723
 
 
@@ -123,7 +123,7 @@ def test_an_empty_h200_allocates_the_placements_of_lowest_cost() -> None:
     }
 
 
-def test_two_3g_take_six_of_seven_compute_slices_and_all_memory() -> None:
+def test_after_two_3g_instances_nothing_fits_although_a_compute_slice_is_free() -> None:
     geometry = geometry_for(H200_PROFILES)
     layout = geometry.layout((), used_mig((9, 0), (9, 4)).mig)
     assert geometry.compute_slices == 7
@@ -162,7 +162,7 @@ def test_an_unknown_instance_blocks_overlapping_placements() -> None:
     assert [p.start for p in free_of(geometry, layout, 14)] == [4]
 
 
-def test_a_layout_that_the_table_calls_illegal_gets_nothing_more() -> None:
+def test_no_profile_fits_into_an_illegal_layout() -> None:
     geometry = geometry_for(H200_PROFILES)
     overlapping = (instance(1, 9, 0), instance(2, 19, 1))
     assert geometry.free_profiles(geometry.layout(overlapping, ())) == ()

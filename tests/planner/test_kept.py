@@ -21,7 +21,9 @@ def test_a_suspended_tenant_keeps_as_much_memory_as_there_is_room_for(charged: i
 
 
 @given(charged=sizes, kept=st.dictionaries(st.sampled_from("abcdef"), sizes))
-def test_a_resumed_tenant_has_its_room(charged: int, kept: dict[str, int]) -> None:
+def test_suspended_tenants_give_up_just_the_kept_memory_that_a_resumed_tenant_needs(
+    charged: int, kept: dict[str, int]
+) -> None:
     less = shrunk(CARD, charged, kept)
     after = {**kept, **less}
     assert all(0 <= less[name] < kept[name] for name in less)
@@ -34,7 +36,7 @@ def test_a_resumed_tenant_has_its_room(charged: int, kept: dict[str, int]) -> No
         )
 
 
-def test_the_memory_to_keep_is_what_the_resumed_tenant_leaves() -> None:
+def test_a_suspended_tenant_keeps_the_memory_that_the_resumed_tenant_leaves_free() -> None:
     assert keep_share(CARD, 106 << 30, 105 << 30) == 3309  # in 1/10000 of 105 GiB: 34.75 GiB
     assert keep_share(CARD, CARD, 105 << 30) == 0
     assert keep_share(CARD, 0, 1 << 30) == SHARE_ALL

@@ -56,7 +56,7 @@ def test_an_unknown_word_is_answered_with_the_nearest_one(word: str, meant: str)
     assert wrong.value.hint.startswith(f"did you mean {meant}? it has ")
 
 
-def test_balanced_is_a_half_a_quarter_and_eighths() -> None:
+def test_the_layout_all_balanced_is_a_half_a_quarter_and_two_eighths() -> None:
     """The same as `all-balanced` in mig-parted's shipped configuration, for devices of 7 and 4 slices."""
     assert sorted(w.partition("@")[0] for w in laid("all-balanced").split()) == [
         "1g.18gb",

@@ -45,7 +45,7 @@ def test_an_impossible_destination_is_refused(to: tuple[int, ...]) -> None:
     assert refused.value.code is ErrorCode.BAD_REQUEST
 
 
-def test_one_slice_of_several_moves() -> None:
+def test_a_move_of_an_allocation_with_several_slices_names_the_slice() -> None:
     assert rules.ends_of(held(0, 1), [UUIDS[4]], UUIDS[1]) == (UUIDS[0], UUIDS[4])
     with pytest.raises(VgpuError):
         rules.ends_of(held(0, 1), [UUIDS[4]], UUIDS[2])

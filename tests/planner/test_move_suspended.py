@@ -52,7 +52,9 @@ ORDERS = st.lists(st.permutations(range(6)).map(lambda order: tuple(order[:2])),
 
 
 @given(ORDERS, st.sets(st.sampled_from(UUIDS)))
-def test_the_map_names_every_visible_card_once(places: list[tuple[int, int]], seen: set[str]) -> None:
+def test_the_device_map_of_a_restore_names_every_visible_card_once(
+    places: list[tuple[int, int]], seen: set[str]
+) -> None:
     """The device map names every visible device once, however often the slices were moved since the save."""
     first = [UUIDS[i] for i in places[0]]
     last = [UUIDS[i] for i in places[-1]]
@@ -81,7 +83,9 @@ def test_a_chain_of_moves_maps_to_a_device_of_the_same_model() -> None:
 
 
 @given(ORDERS)
-def test_the_record_keeps_the_device_of_the_save(places: list[tuple[int, int]]) -> None:
+def test_the_record_of_a_suspended_process_keeps_the_device_of_its_save(
+    places: list[tuple[int, int]],
+) -> None:
     allocation = away(held(0, 1))
     at = allocation
     for place in places:

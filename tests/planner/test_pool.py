@@ -89,7 +89,7 @@ def test_a_fixed_layout_allocates_only_its_instances() -> None:
     assert full.refusal is not None
 
 
-def test_fewest_idle_instances_move() -> None:
+def test_as_few_idle_instances_as_possible_are_moved() -> None:
     """A 2g is requested, and idle 1g are at 0, 2, 4 and 5. One move of the 1g at 0 or 2 is enough, which is
     the minimum.
     """

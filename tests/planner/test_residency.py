@@ -110,7 +110,7 @@ def test_a_tenant_that_cannot_be_resumed_delays_no_other() -> None:
     assert told(decide(9, [huge, away("b", 100, 1)], CARD)) == ["wait a 1", "resume b"]
 
 
-def test_the_last_resumed_are_suspended_where_more_are_resident_than_fit() -> None:
+def test_the_tenants_resumed_last_are_suspended_if_not_all_residents_fit() -> None:
     """More tenants are resident than fit. The last resumed one is suspended: its turn has not begun, and it
     has not worked yet.
     """

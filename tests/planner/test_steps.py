@@ -46,7 +46,7 @@ def test_an_engine_is_chosen_before_the_first_preload_tenant_of_a_whole_device()
     assert not any(step.kind is StepKind.CHOOSE_ENGINE for step in allocate_steps(PAIR, {}))
 
 
-def test_the_mode_is_applied_only_to_devices_without_slices() -> None:
+def test_an_allocation_applies_the_mode_only_to_devices_without_slices() -> None:
     use = use_of([allocation(PAIR[0])])
     assert ("apply-mode", "GPU-0") not in short(allocate_steps(PAIR, use))
     assert ("apply-mode", "GPU-1") in short(allocate_steps(PAIR, use))

@@ -63,7 +63,9 @@ def test_every_transition_of_a_seven_slice_card_touches_the_fewest_instances() -
 
 @pytest.mark.parametrize("card", CARDS)
 @given(data=st.data())
-def test_room_is_made_with_the_fewest_idle_instances_lost_then_moved(card: str, data: st.DataObject) -> None:
+def test_making_room_destroys_and_then_moves_as_few_idle_instances_as_possible(
+    card: str, data: st.DataObject
+) -> None:
     profiles = CARDS[card]
     geometry = geometry_for(profiles)
     state = data.draw(st.sampled_from(sorted(every_state(profiles), key=sorted)))

@@ -25,7 +25,7 @@ PIECES = st.lists(
 
 
 @given(PIECES, st.randoms(use_true_random=False))
-def test_removing_slices_in_any_order_gives_empty_use(pieces: list[Slice], random: object) -> None:
+def test_removing_all_slices_in_any_order_leaves_no_use(pieces: list[Slice], random: object) -> None:
     use = EMPTY
     for piece in pieces:
         use = use.with_slice(piece)
@@ -66,7 +66,7 @@ def test_a_whole_card_that_its_tenant_has_left_is_free() -> None:
         use_of([beside, Allocation("a", request(), State.ACTIVE, (card,))])
 
 
-def test_two_modes_on_a_device_are_a_bug() -> None:
+def test_slices_of_two_modes_on_one_device_are_a_bug() -> None:
     use = EMPTY.with_slice(Slice("GPU-0", Mode.MPS, GIB))
     with pytest.raises(VgpuError) as caught:
         use.with_slice(Slice("GPU-0", Mode.PRELOAD, GIB))
@@ -80,7 +80,7 @@ def test_removing_an_absent_slice_is_a_bug(mode: Mode) -> None:
     assert caught.value.code is ErrorCode.BUG
 
 
-def test_use_of_sums_every_device_whatever_the_state() -> None:
+def test_the_use_of_each_device_sums_slices_of_allocations_in_any_state() -> None:
     allocations = [
         Allocation("a", request(), State.ACTIVE, (Slice("GPU-0", Mode.PRELOAD, GIB),)),
         Allocation("b", request(), State.FAILED, (Slice("GPU-0", Mode.PRELOAD, 2 * GIB),)),

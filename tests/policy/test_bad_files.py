@@ -1,4 +1,4 @@
-"""Every wrong file under data/ is refused with the mistakes in its first lines ("#! line key: ...")."""
+"""Every wrong file under data/ is refused with the mistakes of its first lines ("# reported for line")."""
 
 from pathlib import Path
 
@@ -10,11 +10,13 @@ from vgpud.policy.load import check
 
 DATA = Path(__file__).parent / "data"
 FILES = sorted(DATA.glob("*/*.toml"))
+REPORTED = "# reported for line "
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_mistake_is_reported_with_file_line_and_key(path: Path) -> None:
-    expected = [line[3:] for line in path.read_text().splitlines() if line.startswith("#! ")]
+    lines = path.read_text().splitlines()
+    expected = [line.removeprefix(REPORTED) for line in lines if line.startswith(REPORTED)]
     assert expected
     with pytest.raises(VgpuError) as caught:
         check(path)
@@ -81,7 +83,7 @@ def test_a_file_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
         check(path)
 
 
-def test_a_single_mistake_is_the_sentence_itself(tmp_path: Path) -> None:
+def test_an_error_about_a_single_mistake_is_the_sentence_of_that_mistake(tmp_path: Path) -> None:
     path = tmp_path / "vgpud.toml"
     path.write_text("version = 1\nplaner = {}\n")
     with pytest.raises(VgpuError) as caught:

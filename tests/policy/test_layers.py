@@ -93,7 +93,7 @@ def test_a_link_to_dev_null_masks(etc: Etc, hider: str) -> None:
     assert loaded.policy.planner.strategy == "pack"
 
 
-def test_a_mask_in_run_is_itself_hidden_by_etc(etc: Etc) -> None:
+def test_a_file_in_etc_hides_a_mask_of_its_name_in_run(etc: Etc) -> None:
     etc.write("etc/conf.d/50-x.toml", SPREAD)
     (etc.root / "run/conf.d").mkdir(parents=True)
     (etc.root / "run/conf.d/50-x.toml").symlink_to("/dev/null")
@@ -167,7 +167,7 @@ def test_a_drop_in_directory_that_is_a_file_is_an_error(etc: Etc) -> None:
 
 
 def test_a_file_without_read_permission_is_an_error(etc: Etc, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Root may read every file, so that the test simulates the kernel's refusal."""
+    """Root may read every file, so the test simulates the kernel's refusal."""
     main = etc.write("etc/vgpud.toml", "version = 1")
     real_open = os.open
 

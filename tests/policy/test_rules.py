@@ -75,7 +75,7 @@ def test_a_match_covers_a_device_when_all_its_keys_hold(match: Match, covers: bo
         (Match(index=(0,)), Match(index=(0,)), True),
     ],
 )
-def test_one_match_hides_another(wide: Match, narrow: Match, hides: bool) -> None:
+def test_a_match_that_covers_all_devices_of_another_hides_it(wide: Match, narrow: Match, hides: bool) -> None:
     assert subsumes(wide, narrow) is hides
 
 

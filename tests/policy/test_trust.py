@@ -113,7 +113,7 @@ def test_links_that_only_root_can_change_are_followed(etc: Etc) -> None:
 
 
 def test_a_vgpud_without_root_reads_the_files_of_its_user(etc: Etc) -> None:
-    """A vgpud that does not run as root has only its user's permissions, so that it may read that user's
+    """A vgpud that does not run as root has only its user's permissions, so it may read that user's
     files.
     """
     made(etc)

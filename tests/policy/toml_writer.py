@@ -34,7 +34,7 @@ class Writer:
         self.noise()
         self.body(self.draw(BODIES))
         for key in self.draw(st.lists(KEYS.filter(lambda k: k not in ("a", "b")), unique=True, max_size=3)):
-            # tables have a prefix, so that they never collide with keys above
+            # tables have a prefix, so they never collide with keys above
             name = f"tables.{self.key(key)}"
             if self.draw(st.booleans()):
                 self.text += f"[{name}]"

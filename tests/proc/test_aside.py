@@ -61,7 +61,9 @@ def held() -> Iterator[Held]:
     questions.go.set()
 
 
-def test_each_of_two_answers_about_one_process_reaches_its_caller_or_is_discarded(held: Held) -> None:
+def test_each_of_two_concurrent_answers_about_one_process_reaches_its_own_caller_or_is_discarded(
+    held: Held,
+) -> None:
     aside, pid = Aside(), os.getpid()
     answers: list[str] = []
     first_is_left = threading.Event()

@@ -43,7 +43,7 @@ class Networks:
         return self._within(1)
 
     def cut(self) -> None:
-        """Cuts the link: no packet passes any more, so that no end of a connection is noticed."""
+        """Cuts the link: no packet passes any more, so no end of a connection is noticed."""
         self._ip(self.node, "link", "set", "node", "down")
 
     def close(self) -> None:

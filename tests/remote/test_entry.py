@@ -102,7 +102,7 @@ def test_a_caller_learns_nothing_of_grants_that_cannot_be_read(
 
 
 @pytest.mark.parametrize("is_set", [True, False])
-def test_the_grants_are_where_the_settings_say(
+def test_the_grants_file_is_where_the_settings_say(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_set: bool
 ) -> None:
     for name, path in (

@@ -189,7 +189,7 @@ def test_a_file_without_a_certificate_is_named(ctl: Ctl, tmp_path: Path, text: s
 
 
 @pytest.mark.parametrize("words", [("grant", ONE), ("grants",), ("revoke", ONE)], ids=lambda words: words[0])
-def test_without_the_rights_of_root_the_error_says_so(
+def test_grant_commands_without_root_name_the_missing_permission(
     ctl: Ctl, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     (tmp_path / "remote").chmod(0)

@@ -76,7 +76,7 @@ def test_the_bytes_of_a_session_come_at_its_rate_and_those_of_others_at_once(sta
         assert say(other, "echo hello") == "hello"
     said, errors = client.communicate()
     assert said == f"{2 * MIB + 1}\n", errors + remote.log.read_text()
-    # 2 MiB to the server and 2 MiB back, less a quarter of a second's bytes and a last piece of 256 KiB
+    # 4 MiB at 1 MiB a second, less a burst of a quarter of a second and a last piece of 256 KiB
     assert seconds >= 3.5
     other.kill()
     ended(other)

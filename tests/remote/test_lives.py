@@ -35,7 +35,7 @@ def _release(remote: RemoteNode, _: str) -> None:
 
 def _kill_engine(remote: RemoteNode, _: str) -> None:
     for pid in engine_of(remote):
-        with suppress(ProcessLookupError):  # it ended when the first one was killed
+        with suppress(ProcessLookupError):  # this process ended when the first one was killed
             os.kill(pid, signal.SIGKILL)
 
 
@@ -207,7 +207,7 @@ def test_a_client_that_loses_its_control_connection_keeps_the_session(remote: Re
     ended(client)
 
 
-def test_the_slice_ends_with_the_program_and_not_with_the_grace_period(remote: RemoteNode) -> None:
+def test_the_slice_is_released_at_the_programs_end_and_not_after_the_grace_period(remote: RemoteNode) -> None:
     client = remote.client(remote.grant(), "--memory", "1GiB", command=["true"])
     assert ended(client) == ""
     assert client.returncode == 0

@@ -51,21 +51,21 @@ def test_a_call_is_read_as_it_was_written(token: str, memory: str, label: str) -
         lambda fields: json.dumps({"version": wire.VERSION, "call": "open", **fields}).encode()
     )
 )
-def test_any_line_is_a_call_or_a_bad_request(line: bytes) -> None:
+def test_any_line_from_a_client_is_a_call_or_a_bad_request(line: bytes) -> None:
     try:
         assert wire.decode(line)
     except VgpuError as error:
         assert error.code is ErrorCode.BAD_REQUEST
 
 
-def test_an_error_passes_through_a_reply() -> None:
+def test_an_error_sent_in_a_reply_is_raised_again_by_the_client() -> None:
     with pytest.raises(VgpuError) as raised:
         wire.result(wire.refusal(VgpuError(ErrorCode.OVER_QUOTA, "alice has 2 sessions", "end one")))
     assert raised.value.code is ErrorCode.OVER_QUOTA
     assert (raised.value.sentence, raised.value.hint) == ("alice has 2 sessions", "end one")
 
 
-def test_a_rate_gives_a_burst_and_then_its_rate() -> None:
+def test_a_rate_limiter_allows_a_burst_and_then_its_rate() -> None:
     rate = Rate(per_second=10, burst=3)
     assert [rate.take(1, 0.0) for _ in range(4)] == [True, True, True, False]
     assert [rate.take(1, 0.1), rate.take(1, 0.1)] == [True, False]
@@ -100,7 +100,7 @@ def test_a_flood_of_eight_networks_leaves_the_door_open_to_a_client_without_a_se
     assert accepted < 50 * 41  # the burst of one second, and 40 s at the limit
 
 
-def test_handshakes_of_four_networks_leave_places_to_others() -> None:
+def test_handshakes_from_four_networks_leave_connections_for_others() -> None:
     door = RemoteDoor(RemoteSettings(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), Path("unused"))
     for places in (door._handshakes, door._connections):
         with ExitStack() as held:
@@ -123,7 +123,7 @@ def test_a_flood_of_many_networks_leaves_the_door_open_to_those_with_a_session(
         assert not door._may_arrive("192.0.2.250")
 
 
-def test_places_are_bounded_in_all_and_for_each_address() -> None:
+def test_connections_are_bounded_in_all_and_for_each_address() -> None:
     places = Places(most=2, most_each=1)
     with places.place("a") as first, places.place("a") as again, places.place("b") as other:
         assert (first, again, other) == (True, False, True)
@@ -366,7 +366,7 @@ def test_the_door_resumes_no_session_of_tls_whose_certificate_may_have_expired()
     asyncio.run(check())
 
 
-def test_openings_are_bounded_by_network_and_by_token() -> None:
+def test_attempts_to_open_a_session_are_bounded_by_network_and_by_token() -> None:
     door = RemoteDoor(RemoteSettings(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), Path("unused"))
 
     def opening(token: str, address: str) -> AbstractContextManager[None]:
@@ -657,7 +657,7 @@ def test_a_file_that_tls_cannot_use_is_named(names: tuple[str, str, str], senten
 
 
 @pytest.mark.parametrize("lost", [0, 9, 60], ids=["grant", "secret", "digest"])
-def test_a_token_that_is_not_whole_is_refused(tmp_path: Path, lost: int) -> None:
+def test_a_token_that_lacks_a_character_is_refused(tmp_path: Path, lost: int) -> None:
     _, token = Grants(tmp_path / "grants.json").add(ALICE, "f" * 64)
     assert _checked(f"{token}\n", "FILE") == token
     with pytest.raises(VgpuError, match="the token of FILE is not whole: its parts have") as raised:

@@ -98,7 +98,9 @@ def test_a_grant_is_refused_before_the_door_has_a_certificate(remote: RemoteNode
     assert remote.node.ctl_json("remote", "grants")["grants"] == []
 
 
-def test_a_local_label_does_not_count_towards_a_grant(remote: RemoteNode) -> None:
+def test_a_local_allocation_with_a_label_like_a_sessions_does_not_count_towards_a_grant(
+    remote: RemoteNode,
+) -> None:
     token = remote.grant("--sessions", "1", user="65534")
     forged = f"remote 65534/{token.split('.')[0]} 127.0.0.1"
     remote.node.ctl("alloc", "--memory", "1GiB", "--label", forged)

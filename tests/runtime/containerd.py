@@ -179,7 +179,7 @@ def _children(pid: int) -> list[int]:
 def containerd(
     folder: Path, config: str, environment: Mapping[str, str] = os.environ, release: str = "installed"
 ) -> Iterator[Containerd]:
-    """Runs a containerd during the block. All that it makes is in `folder`, so that others can run beside it:
+    """Runs a containerd during the block. All that it makes is in `folder`, so others can run beside it:
     the socket of NRI, which containerd 2 serves unasked, would be /var/run/nri/nri.sock.
     """
     nri = f'\n[plugins."io.containerd.nri.v1.nri"]\n  socket_path = "{folder}/nri.sock"\n'

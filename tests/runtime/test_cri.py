@@ -85,7 +85,7 @@ def test_a_pods_annotation_gives_its_container_a_slice(engine: Engine) -> None:
     [({"vgpud.io/memory": "1000GiB"}, "E402"), ({}, "E103"), ({"vgpud.io/memori": "8GiB"}, "E103")],
 )
 def test_a_pod_that_gets_no_slice_has_no_container(engine: Engine, asks: dict[str, str], error: str) -> None:
-    """A pod that gets no slice has no container. Its runtime class asks for a slice, so that a pod without a
+    """A pod that gets no slice has no container. Its runtime class asks for a slice, so a pod without a
     request is refused, too.
     """
     with pytest.raises(grpc.RpcError) as raised:

@@ -60,7 +60,7 @@ def front(
         ("exec", "--process", "/p.json", "c1"),
     ],
 )
-def test_other_commands_go_to_the_runtime_unchanged(
+def test_commands_other_than_create_go_to_the_runtime_unchanged(
     runtime: Path, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     done = front(runtime, tmp_path / "no-vgpud", *words)

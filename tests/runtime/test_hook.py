@@ -45,7 +45,7 @@ def test_the_hook_programs_load_no_shared_library() -> None:
         assert b"/ld-linux" not in program.read_bytes()
 
 
-def test_bind_sends_the_inits_pidfd(tmp_path: Path) -> None:
+def test_the_hook_bind_sends_the_pidfd_of_the_containers_init(tmp_path: Path) -> None:
     with (
         subprocess.Popen(["sleep", "60"]) as init,
         FakeDoor(tmp_path / "run", [(Status.DONE, b"")]) as door,
@@ -80,7 +80,7 @@ def test_a_user_without_access_to_the_socket_is_told_the_setting_and_the_group(t
     assert "[runtime] users = true" in done.stderr
 
 
-def test_an_end_restores_the_bundle_and_never_fails(tmp_path: Path) -> None:
+def test_the_hook_end_restores_the_bundle_and_never_fails(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("edited")
     (tmp_path / "config.json.vgpud-original").write_text("original")
     done = hook(tmp_path / "no-vgpud", json.dumps({"bundle": str(tmp_path)}), "end", "a1")
@@ -88,9 +88,9 @@ def test_an_end_restores_the_bundle_and_never_fails(tmp_path: Path) -> None:
     assert [path.read_text() for path in tmp_path.iterdir()] == ["original"]
 
 
-def test_an_end_does_not_wait_for_a_daemon_that_is_down(tmp_path: Path) -> None:
+def test_the_hook_end_does_not_wait_for_a_daemon_that_is_down(tmp_path: Path) -> None:
     """The socket stays open while the daemon is down, as systemd holds it. The hook's limit of 60 s applies
-    only to calls that need an answer, so that an end does not wait.
+    only to calls that need an answer, so an end does not wait.
     """
     with socket.socket(socket.AF_UNIX) as held:
         held.bind(str(tmp_path / "runtime.sock"))

@@ -143,7 +143,7 @@ def test_root_in_a_container_can_create_no_file_in_folders_of_the_host(
 
 @pytest.fixture
 def by_cdi(shared_node: DemoNode, rootfs: Path) -> Iterator[Podman]:
-    """Podman reads the specs from a folder of its own, so that the system's folder stays unchanged."""
+    """Podman reads the specs from a folder of its own, so the system's folder stays unchanged."""
     made = podman_with(shared_node, rootfs, "--runtime=runc")
     system = Path("/var/run/cdi")
     links = []

@@ -82,7 +82,9 @@ def test_a_refusal_reaches_the_caller_of_rootless_podman(rootless: Rootless) -> 
     assert refused.returncode != 0 and "E402" in refused.stderr, refused.stderr
 
 
-def test_a_rootless_containers_allocation_is_its_users_and_ends_with_it(rootless: Rootless) -> None:
+def test_a_rootless_containers_allocation_belongs_to_its_user_and_ends_with_the_container(
+    rootless: Rootless,
+) -> None:
     done = rootless.run("--detach", "--name=held", ASKS, command="sleep 600")
     assert done.returncode == 0, done.stderr
     with client(rootless.node) as calls:

@@ -87,7 +87,7 @@ def test_processes_that_outlive_the_init_keep_the_allocation(
 def test_a_container_of_another_user_reaches_its_lease(
     runc: Runc, shared_node: DemoNode, rootfs: Path
 ) -> None:
-    """The host uid of the container's process owns the allocation, so that the process can write to its
+    """The host uid of the container's process owns the allocation, so the process can write to its
     lease.
     """
     spec = config(rootfs, "sleep", "600", asks=ASKS)

@@ -51,7 +51,7 @@ async def _serve(run_dir: Path) -> None:
 
 
 class _Still(FakeKeeper):
-    """A keeper that forgets each allocation, so that all calls cost the same."""
+    """A keeper that forgets each allocation, so all calls cost the same."""
 
     async def allocate(self, request: Any, allocation_id: str | None = None) -> Any:
         held = await super().allocate(request)

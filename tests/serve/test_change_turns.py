@@ -30,7 +30,7 @@ class Changes:
         return asyncio.gather(*(self.one(user) for _ in range(count)))
 
 
-def test_a_user_whose_changes_queue_up_pauses_while_another_user_makes_changes() -> None:
+def test_a_user_with_queued_changes_pauses_while_another_user_makes_changes() -> None:
     """Without the pauses a change of the queue was always under way beside those of the other user, who kept
     41 % of the speed.
     """
@@ -49,7 +49,7 @@ def test_a_user_whose_changes_queue_up_pauses_while_another_user_makes_changes()
 
 
 @pytest.mark.parametrize("other", [0, 8])
-def test_a_queue_has_half_the_time_for_as_long_as_others_make_changes(other: int) -> None:
+def test_queued_changes_of_a_user_get_half_of_the_time_while_other_users_make_changes(other: int) -> None:
     async def main() -> None:
         changes = Changes()
         attack = changes.queue(7, 10)
@@ -62,7 +62,7 @@ def test_a_queue_has_half_the_time_for_as_long_as_others_make_changes(other: int
     clock.run(main())
 
 
-def test_a_users_changes_pause_only_if_they_queue_while_other_users_have_changes() -> None:
+def test_a_users_changes_pause_only_while_they_queue_and_other_users_make_changes() -> None:
     async def main() -> None:
         changes = Changes()
         await changes.queue(7, 5)

@@ -25,7 +25,7 @@ frames = st.lists(st.tuples(st.integers(0, 255), st.binary(max_size=300)), max_s
 
 
 @given(frames=frames, cuts=st.lists(st.integers(1, 60), min_size=1))
-def test_streams_and_frames_are_counted_however_the_bytes_are_cut(
+def test_http_2_streams_and_frames_are_counted_however_the_bytes_are_cut(
     frames: list[tuple[int, bytes]], cuts: list[int]
 ) -> None:
     sent = PREFACE + b"".join(
@@ -40,7 +40,7 @@ def test_streams_and_frames_are_counted_however_the_bytes_are_cut(
     assert counted == len(frames)
 
 
-def test_a_gate_is_closed_while_calls_wait_to_be_taken() -> None:
+def test_the_gate_of_a_users_connections_is_closed_while_too_many_calls_wait_to_be_taken() -> None:
     async def main() -> None:
         gate, resumed = Gate(), []
         gate.passed(MOST_QUEUED, 0.0)

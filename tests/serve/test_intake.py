@@ -130,7 +130,7 @@ def test_watches_of_a_user_are_bounded_by_its_share(live: Live) -> None:
     peer = Peer(live.ro)
     for _ in range(5):
         peer.begin_message(peer.open("Watch"), 0)
-        # the client does not send END_STREAM, so that the call stays open in both directions
+        # the client does not send END_STREAM, so the call stays open in both directions
     watches = live.server.intake.watches
     wait_until(lambda: watches.taken == 2)
     assert len(peer.ended_streams(3)) == 3

@@ -23,7 +23,7 @@ async def steps(clock: Clock) -> str:
     return "done"
 
 
-def test_only_the_steps_of_the_work_itself_are_measured() -> None:
+def test_only_the_loops_time_in_steps_of_the_metered_task_is_measured() -> None:
     async def main() -> None:
         clock = Clock()
         one, other = Metered(steps(clock), clock.now), asyncio.ensure_future(steps(clock))

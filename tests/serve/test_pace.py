@@ -34,7 +34,7 @@ def test_work_of_many_callers_has_a_bounded_share_of_time_and_users_take_turns()
     run(main())
 
 
-def test_work_that_is_reported_after_its_turn_lengthens_the_next_rest() -> None:
+def test_work_reported_after_its_turn_lengthens_the_users_next_pause() -> None:
     async def main() -> None:
         pace = Pace(rest_factor=4)
         for _ in range(3):
@@ -60,7 +60,7 @@ def test_failed_work_ends_its_turn() -> None:
     run(main())
 
 
-def test_the_processes_of_callers_are_identified_in_turns_of_the_users_and_roots_at_once(
+def test_callers_of_users_are_identified_in_turns_and_those_of_root_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A user that connects again and again makes the event loop ask the kernel about each connection."""

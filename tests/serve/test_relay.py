@@ -151,7 +151,7 @@ def test_a_peer_that_has_ended_is_not_taken_for_the_process_that_has_its_pid(
     assert [*told, last] == ["True True", "ended", "ended"]
 
 
-def test_peer_names_are_never_reused() -> None:
+def test_the_relay_never_gives_a_peer_name_twice() -> None:
     table = peers.PeerTable()
     caller = Caller(Door.READ, 7, 7, Lifetime())
     first = table.add(caller)
@@ -166,7 +166,7 @@ def test_peer_names_are_never_reused() -> None:
         assert caught.value.code is ErrorCode.NOT_ALLOWED
 
 
-def test_the_pump_loses_no_byte_with_a_slow_reader() -> None:
+def test_the_relay_loses_no_byte_when_a_reader_is_slow() -> None:
     """Data flows in both directions, far more than the sockets hold. The pump buffers little of it."""
 
     async def carry() -> tuple[bool, int]:

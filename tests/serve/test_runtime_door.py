@@ -420,7 +420,7 @@ def test_a_refusal_is_short_for_a_huge_request(tmp_path: Path) -> None:
 def test_config_json_is_read_and_written_off_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """config.json is read and written on a thread, so that large configurations do not delay other
+    """config.json is read and written on a thread, so large configurations do not delay other
     callers.
     """
     places: list[threading.Thread] = []

@@ -167,7 +167,7 @@ def test_sockets_passed_by_systemd_are_used(tmp_path: Path) -> None:
 
 
 def test_sockets_that_systemd_does_not_pass_are_created(run_dir: Path) -> None:
-    """The unit of one socket is not enabled, so that systemd does not pass it. vgpud creates this socket
+    """The unit of one socket is not enabled, so systemd does not pass it. vgpud creates this socket
     itself.
     """
     run_dir.mkdir()

@@ -161,7 +161,7 @@ if os.fork() == 0:
 
 @needs("user-namespaces")
 def test_a_subordinate_uid_is_no_user_of_its_own_after_its_process_has_ended(path: Path) -> None:
-    """An attack: the user's range is in a directory service alone, so that only the process leads to its
+    """An attack: the user's range is in a directory service alone, so only the process leads to its
     user. The process connects, leaves the connection to its child, and ends.
     """
     with listening(path) as listener:

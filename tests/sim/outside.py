@@ -84,7 +84,7 @@ def once(target: Path, fill: Callable[[Path], str]) -> Path | None:
 
 
 def _download(package: str, suite: str, component: str, uri: str, work: Path) -> str:
-    """Runs apt-get download with its own sources, lists and cache, so that those of the system do not
+    """Runs apt-get download with its own sources, lists and cache, so those of the system do not
     change.
     """
     for name in ("lists/partial", "cache/archives/partial", "parts"):

@@ -302,7 +302,7 @@ def test_a_checkpoint_of_a_killed_controller_is_finished_by_another(sim_node: Ma
         two.process.kill()
 
 
-def test_memory_sums_hold_across_random_suspends_moves_and_kills(sim_node: Make) -> None:
+def test_memory_sums_agree_after_random_suspensions_moves_and_kills(sim_node: Make) -> None:
     """Suspends, resumes, moves and kills in random order. The memory sums agree after every step."""
     node = sim_node("h200x8")
     uuids = [d["uuid"] for d in node.dump()["devices"]]
@@ -336,7 +336,9 @@ def test_memory_sums_hold_across_random_suspends_moves_and_kills(sim_node: Make)
     assert [states[t.process.pid] for t in tenants] == ["checkpointed" if o else "running" for o in out]
 
 
-def test_a_suspend_for_an_earlier_process_of_the_pid_does_nothing(sim_node: Make, tmp_path: Path) -> None:
+def test_a_suspension_meant_for_an_earlier_process_of_the_same_pid_does_nothing(
+    sim_node: Make, tmp_path: Path
+) -> None:
     """A suspension for an earlier process with the same pid does nothing. vgpu-suspend identifies a process
     also by its start time, and holds its pidfd during the driver's call.
     """

@@ -31,7 +31,7 @@ def start(node: SimNode, *words: str) -> subprocess.Popen[str]:
     return process
 
 
-def test_device_sums_hold_beside_two_hundred_processes(sim_node: Make) -> None:
+def test_a_devices_memory_is_the_sum_over_two_hundred_processes(sim_node: Make) -> None:
     node = sim_node()
     holders = [start(node, FIGURES, "hold") for _ in range(HOLDERS)]
     assert node.dump()["devices"][0]["memory_used"] == HOLDERS * CONTEXT
@@ -86,7 +86,7 @@ def crowd(node: SimNode, lasts: Callable[[int], bool], seed: int = 5) -> int:
     return deaths + CROWD
 
 
-def test_memory_sums_hold_after_random_kills_among_many_processes(sim_node: Make) -> None:
+def test_memory_sums_agree_after_random_kills_among_many_processes(sim_node: Make) -> None:
     node = sim_node("h200x1")
     crowd(node, lambda deaths: deaths < CROWD)
     assert measure(node)["launch_ns"] > 0  # no dead process left a lock behind

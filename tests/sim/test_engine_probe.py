@@ -85,7 +85,7 @@ for number in range(2):
 
 def test_a_mig_instance_of_the_simulated_node_can_be_preempted(node: SimNode) -> None:
     """On the simulated node a tenant of a MIG instance can be preempted. This was never tried on a real
-    device, so that vgpud uses engine `gate` for MIG instances (docs/compute.md).
+    device, so vgpud uses engine `gate` for MIG instances (docs/compute.md).
     """
     program = str(node.build / "bin" / "vgpu-engine-probe")
     for uuid in node.python(MIG).split():

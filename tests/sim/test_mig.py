@@ -60,7 +60,7 @@ def ask(node: SimNode, body: str) -> object:
         ("rtxpro4500x2", "all", "rtx4500", 26),
     ],
 )
-def test_instance_placement_agrees_with_the_oracle(
+def test_mig_placements_agree_with_a_brute_force_model(
     sim_node: Make, profile: str, walk: str, table: str, layouts: int | None
 ) -> None:
     """Visits every legal layout of the device, and compares every possible creation and every
@@ -128,7 +128,7 @@ for start in (0, 2, 0):
     assert out[0] == out[2] != out[1]
 
 
-def test_unplaced_instances_fill_from_the_high_end(sim_node: Make) -> None:
+def test_mig_instances_without_a_given_place_fill_the_device_from_its_high_end(sim_node: Make) -> None:
     """Instances without a given place fill the device from its high end: `-cgi 19,19,14,9` fails and
     `9,14,19,19` succeeds (NVIDIA's MIG user guide).
     """

@@ -86,7 +86,7 @@ def test_an_mps_daemon_creates_and_removes_its_files(mps: Mps) -> None:
     assert mps.say("get_server_list") == gone
 
 
-def test_a_killed_daemon_leaves_files_and_forgets_limits(mps: Mps) -> None:
+def test_a_killed_mps_daemon_leaves_its_files_and_the_next_daemon_has_no_limits(mps: Mps) -> None:
     mps.daemon()
     mps.say("set_default_active_thread_percentage 25", "set_default_device_pinned_mem_limit 0 1024M")
     pid = mps.pid()

@@ -122,7 +122,7 @@ def test_a_file_that_is_no_list_of_parked_memory_is_left_alone(helper: Helper, n
     assert helper.seen() == ([1], ASKED)
 
 
-def test_lists_of_memory_that_is_not_there_are_refused_and_change_nothing(helper: Helper) -> None:
+def test_a_list_that_names_memory_that_does_not_exist_is_refused_and_changes_nothing(helper: Helper) -> None:
     helper.order("reach", *helper.uuids[:2])
     refused = {name: helper.order("copy", helper.lists[name]) for name in BAD_LIST}
     assert not set(refused.values()) & {"CUDA_SUCCESS", "CUDA_ERROR_NOT_FOUND", "ENDED"}, refused

@@ -88,7 +88,7 @@ def test_racing_processes_never_exceed_the_device(sim_node: Make) -> None:
     assert used_mib(node) == 6 * context + 64 * room
 
 
-def test_memory_sums_hold_after_random_kills(sim_node: Make) -> None:
+def test_memory_sums_agree_after_random_kills(sim_node: Make) -> None:
     node = sim_node()
     choose = random.Random(7)
     tenants = [Tenant(node) for _ in range(6)]

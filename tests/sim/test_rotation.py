@@ -147,7 +147,7 @@ def scenarios(draw: st.DrawFn) -> tuple[list[Submit], dict[int, float], list[int
 @settings(max_examples=examples(15), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(scenarios())
 @example(([Submit(0, 1, 3 * SLICE), Submit(3 * SLICE + 1, 1, SLICE), Submit(3 * SLICE + 1, 0, 1)], {}, []))
-def test_every_position_of_a_queue_is_reached_at_the_models_time(
+def test_the_time_slicing_model_reaches_each_position_of_a_queue_at_the_expected_time(
     scenario: tuple[list[Submit], dict[int, float], list[int]],
 ) -> None:
     submits, fractions, looks = scenario
@@ -171,7 +171,7 @@ def test_two_endless_queues_get_the_measured_throughput() -> None:
     assert last - min(got.values()) < 2.2e6  # the queues' ends are at most one slice and one switch apart
 
 
-def test_a_new_queue_waits_for_the_end_of_the_time_slice() -> None:
+def test_a_new_queue_waits_for_the_end_of_the_running_time_slice() -> None:
     lines = [f"submit 0 0 {10 * SLICE}", f"submit {SLICE // 2 + 3 * SLICE} 1 1000", f"look {END}"]
     got = run(lines)
     assert got[1, 1000] == 4 * SLICE + SWITCH + 1000
@@ -189,7 +189,7 @@ def test_days_of_time_slices_are_computed_in_one_step() -> None:
     assert max(got.values()) == pytest.approx(8 * days * (SLICE + SWITCH) / SLICE, rel=1e-6)
 
 
-def test_a_run_list_torn_by_a_death_is_rebuilt() -> None:
+def test_a_run_list_that_a_process_left_half_changed_at_its_death_is_rebuilt() -> None:
     lines = [f"submit 0 {q} {50 * SLICE}" for q in (0, 1)]
     got = run([*lines, f"torn {5 * SLICE}", f"leave {9 * SLICE} 0", f"look {END}"])
     assert list(got) == [(1, 50 * SLICE)]

@@ -50,7 +50,7 @@ NodeName=vgpunode NodeHostname={host} NodeAddr=127.0.0.1 CPUs=2 RealMemory=500 \
 Gres=vgpu_memory:{gib},vgpu_cores:100,vgpu_cards:1
 PartitionName=all Nodes=vgpunode Default=YES MaxTime=5 State=UP OverSubscribe=FORCE:4
 """
-# Slurm starts prologs without an environment, so that a script sets the variables of the test's vgpud
+# Slurm starts prologs without an environment, so a script sets the variables of the test's vgpud
 WRAPPER = """#!/bin/sh
 export PATH="{bin}:$PATH" VGPUD_SOCKET={socket} VGPUD_SLURM_DIR={folder}/jobs
 export VGPUD_RUN_DIR={run_dir} SLURM_CONF={folder}/slurm.conf

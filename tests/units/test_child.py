@@ -62,7 +62,7 @@ def test_dead_helpers_are_reaped(units: ChildUnits) -> None:
     until(lambda: units.running("helper") is None and read_stat(running.pid) is None)
 
 
-def test_many_starts_at_once_make_one_helper(tmp_path: Path) -> None:
+def test_concurrent_starts_of_one_helper_make_a_single_process(tmp_path: Path) -> None:
     many = [ChildUnits(tmp_path) for _ in range(3)]
     found: list[Running] = []
     threads = [
@@ -113,7 +113,7 @@ def test_a_file_of_an_earlier_helper_does_not_count_as_ready(units: ChildUnits, 
     assert not other.exists()
 
 
-def test_readiness_can_be_a_function(units: ChildUnits) -> None:
+def test_a_function_can_tell_when_a_helper_is_ready(units: ChildUnits) -> None:
     answers = iter([False, False, True])
     units.start(UnitSpec("helper", SLEEP, ready=lambda: next(answers)))
     assert list(answers) == []
@@ -296,7 +296,7 @@ def test_a_helper_is_started_and_stopped_while_queries_about_processes_fail(
     assert units.running("helper") is None
 
 
-def test_a_helper_of_an_earlier_vgpud_is_asked_about_until_the_kernel_answers(
+def test_vgpud_asks_the_kernel_about_a_helper_of_an_earlier_vgpud_until_it_answers(
     units: ChildUnits, tmp_path: Path, kernel: BusyKernel
 ) -> None:
     spec = UnitSpec("helper", SLEEP)
@@ -310,7 +310,7 @@ def test_a_helper_of_an_earlier_vgpud_is_asked_about_until_the_kernel_answers(
     assert not is_alive(running.pid, running.start_ticks)
 
 
-def test_a_helper_without_an_answer_of_the_kernel_keeps_its_pid_file(
+def test_a_helper_keeps_its_pid_file_while_the_kernel_does_not_answer_about_it(
     units: ChildUnits, tmp_path: Path, kernel: BusyKernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vgpud.units.child._KILL_SECONDS", 0.0)
@@ -324,7 +324,7 @@ def test_a_helper_without_an_answer_of_the_kernel_keeps_its_pid_file(
     assert units.running("helper") == running
 
 
-def test_no_answer_of_the_kernel_is_not_reported_as_the_end_of_a_helper(
+def test_a_helper_is_not_reported_as_ended_while_the_kernel_does_not_answer(
     units: ChildUnits, tmp_path: Path, kernel: BusyKernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vgpud.units.base._LOOK_AGAIN_SECONDS", 0.01)
@@ -343,7 +343,7 @@ def test_no_answer_of_the_kernel_is_not_reported_as_the_end_of_a_helper(
     asyncio.run(scenario())
 
 
-def test_a_helper_that_is_not_begun_in_time_is_ended(
+def test_a_helper_that_does_not_call_exec_in_time_is_ended(
     units: ChildUnits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The helper's shell is stopped before it has written its pid file, as if it got no processor. vgpud ends

@@ -26,10 +26,10 @@
 #define SAMPLE_COSTS 100u
 #define MARKER_PASSES_NS 20000u /* time in which a marker on an idle device completes, which takes 5 to 10 us */
 /*
- * How soon a slice is requested without a call. When the process is taken for idle, a thread may, without
- * membarrier(2), be between its check of the flag and the driver; and another process may cause work without a call
- * here. Such work would wait for a slice that no call requests. So a slice is requested after this time, and then each
- * time after ten times as long, until a call comes.
+ * Time after which a slice is requested for a process that counts as idle, although it made no call. It may have work:
+ * without membarrier(2), a thread may already have passed the check of the flag when the process is taken for idle; and
+ * another process may cause work here. No call would request a slice for such work. Further requests follow, each after
+ * ten times as long, until a call comes.
  */
 #define DOUBT_NS 20000000u
 #define DOUBT_MAX_NS 20000000000u

@@ -469,7 +469,8 @@ static void watch(void)
     pthread_mutex_lock(&gate.lock);
     /* a launch that is being paced is already counted, but has not reached the driver */
     bool asked = __atomic_load_n(&vgpu_launches.asked, __ATOMIC_SEQ_CST) > 0;
-    uint64_t count = vgpu_launches_counted(); /* read once: a later launch must differ from what was seen */
+    /* read only once, so that a launch from here on makes the next check find another count */
+    uint64_t count = vgpu_launches_counted();
     bool quiet = gate.state == OPEN && count == gate.seen_count && !asked;
     bool begin = quiet && !gate.watching;
     uint64_t now = now_ns();
@@ -536,8 +537,8 @@ static bool is_busy(bool closed, bool held, bool same)
 }
 
 /*
- * Answers the arbiter's message LOOK: has this process unfinished work? In a suspended lease, "no" means besides that the
- * slice has been ended and its work has finished, so that no thread of this process waits inside the driver for work.
+ * Answers the arbiter's message LOOK: has this process unfinished work? If the lease is suspended, the answer is "no" only
+ * after the slice has ended and its work has finished: no thread of this process then waits for work inside the driver.
  */
 static void answer_look(void)
 {

@@ -17,7 +17,7 @@
 #define DEPTH_MIN 2u /* number of launches in flight that is always allowed, however long they are */
 #define BATCH_MAX 2048u
 #define FREE_BATCH 4096u /* number of launches between two checks while no limit holds */
-/* launches between two checks while a launch may be the first on a device whose slice another tenant has */
+/* launches between two checks while the next launch may use a device whose slice another tenant has */
 #define STRAY_BATCH 61u
 #define LONG_BATCH 1u /* batches up to this size get a marker after them too, so that each long launch is measured */
 #define WAIT_MIN_NS 2000u

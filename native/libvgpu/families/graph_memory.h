@@ -4,9 +4,9 @@
  *
  * A launch adds nothing if its graph still has the memory of its last launch: since then no graph ran on another
  * stream, none kept its allocations beyond its launch, and nothing was trimmed. Any other launch adds at most what its
- * nodes take, and no more than is missing if all graphs had separate memory. While another thread is inside a launch
- * that claimed nothing, such a launch also claims what that launch would add if this one took its memory. If that does
- * not fit within the limit, memory that no graph uses now is trimmed first, and the earlier work of the stream awaited.
+ * nodes take, and no more than is missing if all graphs had separate memory. It may take the memory of a launch that
+ * claimed nothing and is in progress on another thread; then it claims the bytes of that launch too. If the claim exceeds
+ * the limit, libvgpu first trims the memory that no graph uses now, and waits for the earlier work of the stream.
  *
  * Any thread may call these functions. Each costs one load until a graph that allocates has been made.
  */

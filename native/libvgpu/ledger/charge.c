@@ -106,8 +106,8 @@ static void settle(struct vgpu_charge *charge, uint64_t kept)
 }
 
 /*
- * Gives back what a context that has ended held at a handle, which the driver has meanwhile given to new memory:
- * vgpu_charge_end_context is called after the driver has ended the context.
+ * Removes the entry of a handle that belonged to a context which has ended, and gives back its charge. The driver may give
+ * the handle to new memory before vgpu_charge_end_context, called after the end of the context, has removed the entry.
  */
 static void forget_ended(enum vgpu_kind kind, uint64_t key)
 {
@@ -147,12 +147,12 @@ CUresult vgpu_charge_pointer(struct vgpu_charge *charge, CUresult result, enum v
     uint64_t kept = charge->bytes;
     bool first = true;
     entry.owner = vgpu_charge_context();
-    /* also for a MANAGED entry: a free looks for a POINTER entry first, and would find the old one */
+    /* an old POINTER entry is removed before a MANAGED one is stored, too: a free looks for POINTER first */
     forget_ended(VGPU_KIND_POINTER, pointer);
     if (kind == VGPU_KIND_MANAGED)
         forget_ended(VGPU_KIND_MANAGED, pointer);
     if (kind == VGPU_KIND_POINTER && bytes <= VGPU_SHARED_MAX) {
-        entry.bytes = bytes; /* an allocation below a page is not charged itself: its page is */
+        entry.bytes = bytes; /* a small allocation is not charged: the page that contains it is */
         *keep = vgpu_table_put_in_page(&entry, &first);
         kept = first ? VGPU_PAGE_BYTES : 0;
     } else {

@@ -45,7 +45,7 @@ static void *warm(void *unused)
 
 void vgpu_process_memory_warm(void)
 {
-    /* if the thread cannot be started, the first measurement takes longer */
+    /* without the thread, the first measurement starts NVML, and takes longer */
     (void)vgpu_thread_start(warm, NULL, STACK_BYTES, NULL);
 }
 

@@ -280,7 +280,7 @@ static bool prepare_step(uint64_t bytes)
     if ((lacking < VGPU_PREPARE_STEP_BYTES && lacking <= bytes / VGPU_PREPARED_PART) ||
         vgpu_allocation_find(has_context, &context, false) == NULL || !begin(context))
         return false;
-    (void)vgpu_digest_begin(); /* so that the eviction does not wait for the kernel's compilation */
+    (void)vgpu_digest_begin(); /* compiles the digest kernel now, so that the eviction does not wait for it */
     bool grown = good(vgpu_hostbuf_lock()) && good(vgpu_hostbuf_grow(made + step));
     __atomic_store_n(told, vgpu_hostbuf_bytes(), __ATOMIC_SEQ_CST);
     end();

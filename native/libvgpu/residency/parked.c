@@ -262,7 +262,7 @@ static CUresult land(CUstream stream)
     return result == CUDA_SUCCESS ? done : result;
 }
 
-/* The chunks of the last block are back. */
+/* Records that the chunks of the last block are back on the device. */
 static void settle(void)
 {
     for (struct vgpu_allocation *allocation = vgpu_allocations(); allocation != NULL; allocation = allocation->next)
@@ -305,7 +305,7 @@ void vgpu_parked_start(uint32_t *phase)
     asks = phase;
 }
 
-/* A child would keep the memory allocated after the process has freed it. */
+/* Closes the blocks in a forked child: its copies of the descriptors would keep the memory allocated. */
 static void reset(void)
 {
     while (count > 0)

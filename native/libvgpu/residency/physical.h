@@ -25,7 +25,7 @@ struct vgpu_allocation *vgpu_physical_make(uint64_t bytes, const CUmemAllocation
 /* Returns a name that no handle of the driver has. */
 CUmemGenericAllocationHandle vgpu_physical_name(void);
 
-/* Records that the memory can be moved from now on, with its mapping at `base` (or, _fixed, that it cannot). */
+/* Record that the memory, mapped at `base`, can be moved from now on; or that it cannot be moved (_fixed). */
 void vgpu_physical_movable(struct vgpu_allocation *memory, CUdeviceptr base);
 void vgpu_physical_fixed(struct vgpu_allocation *memory);
 

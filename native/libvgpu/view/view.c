@@ -33,7 +33,7 @@ VGPU_EXPORT CUresult cuInit(unsigned int flags)
     CUresult result = vgpu_tenant_enter(&limited);
     if (result == CUDA_SUCCESS && limited) {
         warm();
-        vgpu_suspended_wait(); /* waits here, because after initialisation the call would wait inside the driver */
+        vgpu_suspended_wait(); /* a call that comes later would wait inside the driver, where vgpud does not see it */
         vgpu_relocated_follow();
         vgpu_unknown_tell(vgpu_tenant_account()->usage);
     }

@@ -1,13 +1,14 @@
 /* A launch occupies the device's engine for a time. */
 #include "graph.h"
 
-#define DIGEST_LOOK_WORDS 8192u /* a digest looks for memory that was never written at these intervals */
+/* digest() checks after so many words whether the memory that follows was never written */
+#define DIGEST_LOOK_WORDS 8192u
 
 static double work_ns(CUfunction f, const struct cu_device *d)
 {
     const struct sim_device *card = &cu.s->devices[d->device];
     double us = cu.kernel_us > 0 ? cu.kernel_us : f->module->kernel_us > 0 ? f->module->kernel_us : card->kernel_us;
-    if (d->gi != SIM_NONE) /* the text's time is that of the whole card; an instance has fewer SMs and takes longer */
+    if (d->gi != SIM_NONE) /* the duration is for the whole card: an instance has fewer SMs and takes longer */
         us *= (double)card->sm_count / card->gis[d->gi].cis[d->ci].sm_count;
     return us * 1000.0;
 }
@@ -71,9 +72,9 @@ static uint64_t mixed(uint64_t x, uint64_t one, uint64_t two)
 }
 
 /*
- * Does what libvgpu's kernel does (libvgpu/residency/digest.c), as it is launched: parameters are an address, a number of
- * units of two words, two seeds, and the address of two sums. Words of zero add nothing here, so that memory that was
- * never written need not be read.
+ * Computes what libvgpu's digest kernel computes (libvgpu/residency/digest.c), at the launch. The parameters are an
+ * address, a number of units of two words, two seeds, and the address of two sums. Unlike in that kernel, a word of zero
+ * adds nothing, so that memory that was never written need not be read.
  */
 static CUresult digest(void **parameters)
 {

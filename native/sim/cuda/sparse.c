@@ -75,7 +75,7 @@ static void write_hole(const struct part *hole, size_t at, char *to, const char 
 
 static void copy_to_hole(const struct part *hole, char *to, const char *from, size_t size)
 {
-    size_t first = 0; /* of the bytes that are to be written */
+    size_t first = 0; /* offset of the first byte that must still be written */
     for (size_t at = 0; at < size; at += ZERO_BYTES) {
         size_t bytes = least(size - at, ZERO_BYTES);
         if (!is_zero(from + at, bytes))

@@ -30,7 +30,7 @@ static int connect_control(void)
     return fd;
 }
 
-/* A reply is its length on a line, and that many bytes. */
+/* Prints a reply. It arrives as a line with its length in bytes, and the bytes. */
 static bool print_reply(FILE *from, bool *silent)
 {
     char head[32], buffer[1024];

@@ -208,7 +208,7 @@ static void refuse(struct connection *c, int code)
     drop(c);
 }
 
-/* One user at a time: another user's clients wait until the running ones are gone. */
+/* Admits the clients of one user at a time: those of another user wait until the running ones have ended. */
 static void admit(struct daemon *d, struct connection *c)
 {
     char limits[1536], devices[1024], line[4096];

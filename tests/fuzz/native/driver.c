@@ -2,7 +2,7 @@
  * driver.c, linked to each harness: fuzz-NAME SECONDS RUNS SEED CURRENT CORPUS
  *
  * Runs each file of CORPUS, and then mutations of them until SECONDS are over or RUNS are done. An input that
- * reaches a new edge of the code is mutated further. The file CURRENT holds the input that is running, so that it is
+ * reaches a new edge of the code is mutated further. The file CURRENT holds the input that is running, so it is
  * known after a crash: its length in 4 bytes, then its bytes.
  */
 #include <dirent.h>

@@ -421,7 +421,7 @@ API CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t widt
 {
     (void)element;
     NEED_CONTEXT
-    *pitch = (width + 1023) & ~1023ul; /* larger than libvgpu's estimate, so that libvgpu must correct its charge */
+    *pitch = (width + 1023) & ~1023ul; /* larger than libvgpu's estimate, so libvgpu must correct its charge */
     return make(fake_device(), *pitch * height, (uint64_t *)pointer);
 }
 

@@ -75,7 +75,7 @@ API CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsig
     return CUDA_SUCCESS;
 }
 
-/* the fake device runs graphs one after another, so that the largest graph's memory is the driver's */
+/* the fake device runs graphs one after another, so the largest graph's memory is the driver's */
 static void hold(uint64_t bytes)
 {
     uint64_t need = (bytes + GRAIN - 1) / GRAIN * GRAIN;
@@ -173,7 +173,7 @@ API CUresult cuCtxGetLimit(size_t *value, CUlimit limit)
     return CUDA_SUCCESS;
 }
 
-/* The memory of the default stack size is part of the context, so that only a larger size needs more. */
+/* The memory of the default stack size is part of the context, so only a larger size needs more. */
 API CUresult cuCtxSetLimit(CUlimit limit, size_t value)
 {
     if (limit != CU_LIMIT_STACK_SIZE)

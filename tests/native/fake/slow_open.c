@@ -1,5 +1,5 @@
 /*
- * slow_open.c: preloaded; delays the caller by 3 ms after open(2) and openat(2), so that other threads run meanwhile.
+ * slow_open.c: preloaded; delays the caller by 3 ms after open(2) and openat(2), so other threads run meanwhile.
  */
 #include <fcntl.h>
 #include <stdarg.h>

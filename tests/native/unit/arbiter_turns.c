@@ -26,7 +26,7 @@
 
 static struct lease leases[2];
 static int looks; /* looks that were made */
-static int seen;  /* looks that were made before the last message */
+static int seen;  /* number of looks that were made when the last message arrived */
 
 static bool look_at_one(struct lease *lease)
 {

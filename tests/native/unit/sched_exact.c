@@ -41,7 +41,7 @@ struct worker {
     bool granted, revoked, finished;
     struct vgpu_turn turn;
     uint64_t granted_at;
-    uint64_t next_at; /* end of a kernel, report of the end of the time slice, or next request */
+    uint64_t next_at; /* time of the next event: a kernel ends, its slice ends, or a request follows */
     uint64_t asked_at;
     uint64_t work_ns, work_before_ns;
 };

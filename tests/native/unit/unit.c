@@ -142,7 +142,7 @@ static void test_account_edges(void)
 {
     fresh_usage();
     CHECK(vgpu_account_reserve(&accounts[0], 1, LIMIT, LIMIT));
-    /* the first reservation is not settled yet, so that it blocks the limit */
+    /* the first reservation is not settled yet, so it blocks the limit */
     CHECK(!vgpu_account_reserve(&accounts[1], 1, 1, LIMIT));
     vgpu_account_settle(&accounts[0], 1, LIMIT, LIMIT);
     CHECK(!vgpu_account_reserve(&accounts[1], 1, 1, LIMIT));
@@ -451,7 +451,7 @@ static void *table_thread(void *argument)
     return NULL;
 }
 
-/* Tests slots. Their locks belong to processes, so that the test forks. */
+/* Tests slots. Their locks belong to processes, so the test forks. */
 static void test_slots(void)
 {
     char path[] = "/tmp/vgpu-unit-XXXXXX";
@@ -524,7 +524,7 @@ int main(void)
 {
     usage = mmap(NULL, sizeof(*usage), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     shared_limits = mmap(NULL, sizeof(*shared_limits), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    /* the next three tests fork, so that they run before threads are started */
+    /* the next three tests fork, so they run before threads are started */
     test_wait_for_a_slot_that_the_arbiter_clears();
     test_slots();
     test_a_busy_cpu_does_not_prolong_a_refusal();

@@ -1,5 +1,5 @@
 /*
- * tour.c: calls both libraries in one process under sanitizers. It includes their sources, so that all code is
+ * tour.c: calls both libraries in one process under sanitizers. It includes their sources, so all code is
  * instrumented, and exits 0 if every result is right. Runs on a simulated node.
  */
 #include <cuda.h>
