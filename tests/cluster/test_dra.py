@@ -12,7 +12,7 @@ from tests.cluster.control import NODE
 from tests.cluster.pods import MEMORY, Pods, container, pod
 from tests.cluster.test_plugin import UNITS, mib, served
 from tests.conditions import needs
-from tests.e2e.support import eventually
+from tests.e2e.support import eventually, simulate
 from tests.kubelet.cluster import Cluster as Double
 from tests.kubelet.test_slices import PROFILES, cards_of_profile, policy_of, publish
 from tests.simnode import ROOT
@@ -206,6 +206,99 @@ def test_a_drained_card_gets_no_new_claims_and_keeps_its_pods(with_dra: OnPolicy
     for index in range(8):
         pods.cluster.node.ctl("undrain", str(index))
     running(pods, "waits")
+
+
+def test_a_container_with_two_requests_does_not_start(with_dra: OnPolicy) -> None:
+    pods = with_dra(QUOTA + DRA)
+    two = template("two", "vgpu-quota", "5Gi")
+    (one,) = two["spec"]["spec"]["devices"]["requests"]
+    two["spec"]["spec"]["devices"]["requests"].append({**one, "name": "second"})
+    pods.create(two, claiming("p", "two"))
+    eventually(lambda: "E103" in pods.events("p"), "the pod's events say why")
+    assert pods.phase("p") != "Running"
+
+
+def test_a_nodes_account_writes_nothing_of_other_nodes(with_dra: OnPolicy) -> None:
+    pods = with_dra(QUOTA + DRA)
+    (one, *_) = slices(pods)
+    other = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceSlice",
+        "metadata": {"name": "other"},
+        "spec": {**one["spec"], "nodeName": "node-2", "pool": {**one["spec"]["pool"], "name": "node-2"}},
+    }
+    claim = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": "elsewhere", "namespace": "default"},
+        "spec": template("", "vgpu-quota")["spec"]["spec"],
+    }
+    as_node = f"--kubeconfig={pods.cluster.folder}/vgpud.conf"
+
+    def refused(*words: str, stdin: str = "") -> str:
+        done = pods.cluster.kubectl(as_node, *words, stdin=stdin, check=False)
+        assert done.returncode != 0
+        return done.stderr
+
+    slices_only = "vgpud of node node-1 may not write slices of node node-2"
+    assert slices_only in refused("create", "-f", "-", stdin=json.dumps(other))
+    pods.cluster.apply(other, claim)
+    try:
+        assert slices_only in refused("delete", "resourceslice", "other")
+        written = json.dumps(pods.cluster.get("resourceclaim", "elsewhere"))
+        words = ("replace", "--subresource=status", "-f", "-")
+        assert "may not write the status of claims of other nodes" in refused(*words, stdin=written)
+    finally:
+        pods.cluster.kubectl("delete", "resourceslice", "other")
+
+
+def test_a_renewed_token_is_read_without_a_restart(with_dra: OnPolicy) -> None:
+    pods = with_dra(QUOTA + DRA)
+    call, config = pods.cluster.kubectl, f"--kubeconfig={pods.cluster.folder}/vgpud.conf"
+    call("-n", "vgpud", "delete", "serviceaccount", NODE)
+    call("-n", "vgpud", "create", "serviceaccount", NODE)
+    eventually(
+        lambda: "logged in" in call(config, "get", "node", NODE, check=False).stderr,
+        "the API server knows the token no more",
+    )
+    call("delete", "resourceslices", "--all", "--wait=true")
+    eventually(lambda: " 401" in pods.cluster.node.log.read_text(), "vgpud is refused")
+    token = call("-n", "vgpud", "create", "token", NODE).stdout.strip()
+    call("config", config, "set-credentials", "vgpud", "--token", token)
+    eventually(lambda: slices(pods), "slices are published again")
+
+
+def test_admin_access_watches_a_card_and_takes_nothing_of_it(with_dra: OnPolicy) -> None:
+    pods = with_dra(QUOTA + DRA)
+    label = "resource.kubernetes.io/admin-access"
+    pods.cluster.kubectl("label", "namespace", "default", f"{label}=true")
+    try:
+        pods.create(template("five", "vgpu-quota", "5Gi"), claiming("p", "five"))
+        pods.create(template("watch", "vgpu-quota", "2Mi", adminAccess=True), claiming("watcher", "watch"))
+        running(pods, "p")
+        running(pods, "watcher")
+        assert "GPU 0" in pods.run("watcher", "/usr/bin/nvidia-smi", "-L")
+        assert [one["workload"]["pod"] for one in pods.held()] == ["p"]
+    finally:
+        pods.clear()
+        pods.cluster.kubectl("label", "namespace", "default", f"{label}-")
+
+
+def test_the_status_of_a_pod_shows_that_its_card_is_unwell(with_dra: OnPolicy) -> None:
+    """The kubelet has this by default from 1.36 on."""
+    pods = with_dra(QUOTA + DRA)
+    pods.create(template("five", "vgpu-quota", "5Gi"), claiming("p", "five"))
+    running(pods, "p")
+    node = pods.cluster.node
+    try:
+        for index in range(8):
+            simulate(node, "fault", "gpu-lost", "--device", str(index))
+        eventually(lambda: "unwell" in json.dumps(devices(pods)), "the cards have taints")
+        if pods.cluster.minor() >= 36:
+            eventually(lambda: "Unhealthy" in json.dumps(pods.status("p")), "the pod's status says so")
+    finally:
+        simulate(node, "fault", "clear")
+    eventually(lambda: "unwell" not in json.dumps(devices(pods)), "the cards are well again")
 
 
 def test_an_extended_resource_of_a_device_class_is_granted_as_a_claim(with_dra: OnPolicy) -> None:

@@ -56,6 +56,15 @@ def test_the_documented_pods_run_with_what_they_ask_for(on_policy: OnPolicy) -> 
     assert "GPU1" in pods.output("two-cards")
 
 
+def test_a_container_with_two_resources_does_not_start(on_policy: OnPolicy) -> None:
+    pods = on_policy(documented_policy())
+    served(pods, 2)
+    served(pods, 1, "vgpud.io/quarter")
+    pods.create(pod("p", container("main", {MEMORY: 2, "vgpud.io/quarter": 1})))
+    eventually(lambda: "E103" in pods.events("p"), "the pod's events say why")
+    assert pods.phase("p") != "Running"
+
+
 #: GiB of the init containers, GiB of the containers, GiB of the pod's allocation while its containers run
 INITS = [
     ((2,), (1,), 2),
