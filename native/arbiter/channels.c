@@ -275,7 +275,6 @@ static bool call(struct worker *worker, struct channels_order *order, const stru
     else if (control.status != RM_OK)
         refused(order, 0, control.status);
     order->last_ended_ns = now_ns();
-    order->calls_ns += order->last_ended_ns - order->last_began_ns;
     if (order->first_ended_ns == 0)
         order->first_ended_ns = order->last_ended_ns;
     enter_foreign(worker);

@@ -70,7 +70,6 @@ struct cut_entity {
     /* end of the first call of the last order that enabled the entity's channels: its work runs from then on */
     uint64_t on_at;
     uint64_t off_at;
-    uint64_t put_on_ns;        /* duration of the last order that enabled the entity's channels */
     uint64_t lost_ns;          /* time of the ending slice in which none of the entity's work ran */
     struct channels_load load; /* the counters of the last report */
     uint64_t loaded_at;        /* time of the last reading; 0: none */
@@ -316,8 +315,8 @@ static void note_done(struct lease *lease, const struct channels_order *order)
 }
 
 /*
- * Records how long a hand-over took. Some of the entity's channels run until the last call of the order that disables
- * them. The copying of a file, which the tenant can prolong, is not counted.
+ * Records the size of a hand-over, and how long the device was idle in it. Some of the entity's channels run until the
+ * last call of the order that disables them. The copying of a file, which the tenant can prolong, is not counted.
  */
 static void note_hand_over(struct lease *lease, const struct channels_order *order)
 {
@@ -326,10 +325,8 @@ static void note_hand_over(struct lease *lease, const struct channels_order *ord
     entity->lost_ns = 0;
     if (order->failed != 0 || order->calls == 0)
         return;
-    if (!order->off && entity->state == OFF)
-        entity->put_on_ns = order->calls_ns;
     if (order->off && entity->state == ON)
-        sched_note_hand_over(lease->tenant.entities[order->ordinal], entity->put_on_ns + order->calls_ns);
+        sched_note_hand_over(lease->tenant.entities[order->ordinal], order->calls);
     if (order->off && last > KERNEL_RUNS_ON_NS)
         entity->lost_ns = last - KERNEL_RUNS_ON_NS < LOST_MAX_NS ? last - KERNEL_RUNS_ON_NS : LOST_MAX_NS;
 }

@@ -14,10 +14,13 @@
 /*
  * The hand-over of a tenant with many contexts takes milliseconds, and its contexts run unequally long meanwhile. If
  * such a tenant is alone, rounds are so long that its quantum is twenty of these hand-overs. Beside other tenants it
- * pays for the hand-overs with its own time, so that contexts made on purpose lengthen no other tenant's wait. The
- * hand-over of one context, 0.8 ms, lengthens nothing.
+ * pays for the hand-overs with its own time, so that contexts made on purpose lengthen no other tenant's wait. A
+ * hand-over by one call lengthens nothing.
+ *
+ * The number of calls counts and not the time that they took: calls for two devices wait for each other in the driver,
+ * in either order. Rounds that become shorter cost a tenant the tokens above the new maximum.
  */
-#define HAND_OVER_USUAL_NS 1500000u
+#define HAND_OVER_CALL_NS 800000u /* usual duration of a call that disables channels and one that enables them */
 #define HAND_OVERS_PER_QUANTUM 20
 #define ROUND_LONGEST_NS 700e6
 #define ACTIVE_NS 100000000ull /* a tenant that gave a slice back less than this time ago counts in the weights */
@@ -134,9 +137,10 @@ static double round_length(const struct sched_device *device, uint64_t now)
     if (device->active > 1)
         return length;
     for (const struct sched_entity *p = device->entities; p != NULL; p = p->next) {
-        if (!fair_active(p, now) || p->hand_over_ns < HAND_OVER_USUAL_NS)
+        if (!fair_active(p, now) || p->hand_over_calls < 2)
             continue;
-        double needed = HAND_OVERS_PER_QUANTUM * (double)p->hand_over_ns / clamp(fair_share(p), 0.02, 1);
+        double hand_over_ns = (double)p->hand_over_calls * HAND_OVER_CALL_NS;
+        double needed = HAND_OVERS_PER_QUANTUM * hand_over_ns / clamp(fair_share(p), 0.02, 1);
         length = clamp(needed, length, ROUND_LONGEST_NS);
     }
     return length;

@@ -74,8 +74,8 @@ struct sched_entity {
     uint64_t light_until;
     /* end of the time that is charged already; set while the tenant holds the device or backfills */
     uint64_t charged_until;
-    uint64_t left_at;      /* when the tenant's last process ended; 0: it never had a process */
-    uint64_t hand_over_ns; /* time to put the tenant on the device and to take it off again; 0: not known */
+    uint64_t left_at;         /* when the tenant's last process ended; 0: it never had a process */
+    uint32_t hand_over_calls; /* number of calls that take the tenant off the device; 0: not known */
     /* device time that the tenant's share has earned and that it has not used; negative: debt */
     double tokens_ns;
     double vtime_ns; /* virtual time: device time that the tenant has used, divided by its share */

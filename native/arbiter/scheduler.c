@@ -385,15 +385,9 @@ void sched_cut_done(struct sched_tenant *tenant, uint64_t lost_ns, uint64_t now)
     }
 }
 
-/*
- * Records the duration of a hand-over. A single slow one may come from a busy host, so the measure rises by a quarter
- * of the difference.
- */
-void sched_note_hand_over(struct sched_entity *entity, uint64_t span_ns)
+void sched_note_hand_over(struct sched_entity *entity, uint32_t calls)
 {
-    if (span_ns > entity->hand_over_ns && entity->hand_over_ns > 0)
-        span_ns = entity->hand_over_ns + (span_ns - entity->hand_over_ns) / 4;
-    entity->hand_over_ns = span_ns;
+    entity->hand_over_calls = calls;
 }
 
 void sched_note_load(struct sched_entity *entity, double load, uint64_t span_ns, uint32_t streams, uint64_t now)

@@ -48,12 +48,8 @@ void sched_idle(struct sched_member *member, uint64_t idle_ns, uint64_t now);
  */
 void sched_cut_done(struct sched_tenant *tenant, uint64_t lost_ns, uint64_t now);
 
-/*
- * Records the latest hand-over of the entity: the time to put it on its device plus the time to take it off. The first
- * time, and a shorter time, count in full. Of a longer time a quarter of the difference counts, because the length of
- * the rounds follows from this figure.
- */
-void sched_note_hand_over(struct sched_entity *entity, uint64_t span_ns);
+/* Records how many calls took the entity off its device. The length of the rounds follows from this figure. */
+void sched_note_hand_over(struct sched_entity *entity, uint32_t calls);
 
 /*
  * Records the load that the tenant reports: the fraction of the last `span_ns` on the device in which some of its work

@@ -1,11 +1,13 @@
 /*
- * sched_cut.c: programs under the engine cut on one device, in virtual time: the scheduler and the engine as they ship
- * (cut.c), a driver whose calls take as long as an H100's, and libvgpu's reports.
+ * sched_cut.c: programs under the engine cut, in virtual time: the scheduler and the engine as they ship (cut.c), a
+ * driver whose calls take as long as an H100's and are carried out in sequence, and libvgpu's reports.
  *
  *   sched-cut POLICY:SHARE[@LEAVES_MS-RETURNS_MS] KERNELS KERNEL_US LAUNCH_US GAP_US ...   a tenant for each five words
- * POLICY: none, hard or lent; SHARE: percent. Between the two times, counted from the start, the tenant makes no step. A step of a tenant's program launches KERNELS kernels, each takes LAUNCH_US
- * of the host, then waits for the last of them, and pauses for GAP_US on average. Without kernels its work is endless.
- * The driver divides the device equally among the tenants on it that have work. After 5 s of warming up it prints, for
+ * POLICY: none, hard or lent; SHARE: percent. With `/2` after the share, the program has a second device, and its kernels
+ * run only while it is on both, like those of a collective operation. Between the two times, counted from the start, the
+ * tenant makes no step. A step of a tenant's program launches KERNELS kernels, each takes LAUNCH_US of the host, then
+ * waits for the last of them, and pauses for GAP_US on average. Without kernels its work is endless. The driver divides
+ * the device equally among the tenants on it that have work. After 5 s of warming up it prints, for
  * each tenant and 20 s: steps a second, percent of the device, percent of the time that the tenant is charged, percent
  * of its time with work in which it is off the device, number of orders.
  */
@@ -21,8 +23,8 @@
 #include "rest.h"
 #include "usage_io.h"
 
-enum { MOST = 4, WORDS = 5 };
-#define UUID "GPU-00000000-0000-0000-0000-000000000001"
+enum { MOST = 4, WORDS = 5, DEVICES = 2 };
+static const char uuids[DEVICES][VGPU_UUID_BYTES] = {"GPU-0", "GPU-1"};
 #define STEP_NS 25000u
 #define BEGIN_NS 1000000000u
 #define WARM_NS 5000000000u
@@ -31,6 +33,8 @@ enum { MOST = 4, WORDS = 5 };
 #define ON_NS 290000u     /* a call that enables channels; their work runs at its end */
 #define OFF_NS 520000u    /* a call that disables channels; their work stops after STOPS_NS */
 #define STOPS_NS 250000u
+#define OUT_OF_ORDER \
+    0.1 /* part of the cases in which the thread that waits for a shorter time gets the driver's lock */
 #define RETURNS_KERNEL_NS 5e6 /* endless work that can stop has kernels of this length */
 #define AHEAD_MOST 1000u      /* launches in flight, above which the driver makes the program wait */
 /* libvgpu/compute/cut.c */
@@ -55,8 +59,9 @@ static struct program {
     bool pauses;
     uint64_t leaves_at, returns_at; /* the program makes no step between these times */
     double queued_ns;               /* unfinished work on the device */
-    /* the device */
-    bool on;
+    /* the devices */
+    uint32_t devices;
+    bool on[DEVICES];
     /* libvgpu */
     bool idle;
     uint64_t quiet_ns, idle_at, call_at, look_at, sample_at, sampled_at, said_at;
@@ -74,8 +79,22 @@ static bool stale;
 
 /* --- what the arbiter's other files do */
 
-static struct channels_order *orders;
-static uint64_t thread_free_at;
+static double random_part(void)
+{
+    static uint64_t state = 88172645463325252u;
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return (double)(state >> 11) / (double)(1ull << 53);
+}
+
+static struct channels_thread {
+    struct channels_order *first; /* its orders, but for the one that it carries out */
+    uint64_t free_at;
+} threads[DEVICES];
+static struct channels_order *calling; /* the order whose call has the driver's lock */
+static uint64_t lock_free_at;
+static struct channels_order *finished;
 static void (*report)(struct channels_order *order);
 
 int channels_open(const char *path, void (*done)(struct channels_order *order))
@@ -92,21 +111,22 @@ bool channels_device(void)
 
 struct channels_thread *channels_thread_start(void)
 {
-    return (struct channels_thread *)&orders;
+    static uint32_t started;
+    return &threads[started++];
+}
+
+static void append(struct channels_order **link, struct channels_order *order)
+{
+    while (*link != NULL)
+        link = &(*link)->next;
+    order->next = NULL;
+    *link = order;
 }
 
 void channels_submit(struct channels_thread *thread, struct channels_order *order)
 {
-    struct channels_order **link = &orders;
-    (void)thread;
-    order->began_ns = order->last_began_ns = now > thread_free_at ? now : thread_free_at;
-    order->calls = 1;
-    order->calls_ns = order->off ? OFF_NS : ON_NS;
-    thread_free_at = order->began_ns + order->calls_ns;
-    order->first_ended_ns = order->last_ended_ns = order->ended_ns = thread_free_at;
-    while (*link != NULL)
-        link = &(*link)->next;
-    *link = order;
+    order->began_ns = now;
+    append(&thread->first, order);
     programs[order->processes[0].slot].orders++;
 }
 
@@ -120,17 +140,45 @@ void channels_order_free(struct channels_order *order)
     free(order);
 }
 
-/* Carries out the calls of the device's thread up to now. */
-static void run_thread(void)
+static uint64_t later(uint64_t a, uint64_t b)
 {
-    while (orders != NULL) {
-        struct channels_order *order = orders;
-        uint64_t acts = order->off ? order->began_ns + STOPS_NS : order->ended_ns;
-        if (now >= acts)
-            programs[order->processes[0].slot].on = !order->off;
-        if (now < order->ended_ns + MESSAGE_NS)
-            return;
-        orders = order->next;
+    return a > b ? a : b;
+}
+
+/* Gives the driver's lock to one of the threads that wait for it: to the first, or at times to the second. */
+static void take_lock(void)
+{
+    struct channels_thread *next = NULL;
+    for (uint32_t d = 0; d < DEVICES; d++)
+        if (threads[d].first != NULL && (next == NULL || random_part() < OUT_OF_ORDER))
+            next = &threads[d];
+    if (next == NULL)
+        return;
+    calling = next->first;
+    next->first = calling->next;
+    calling->began_ns = calling->last_began_ns = later(calling->began_ns, next->free_at);
+    calling->ended_ns = later(calling->began_ns, lock_free_at) + (calling->off ? OFF_NS : ON_NS);
+    calling->first_ended_ns = calling->last_ended_ns = next->free_at = lock_free_at = calling->ended_ns;
+    calling->calls = 1;
+}
+
+/* Carries out the calls up to now. */
+static void run_driver(void)
+{
+    for (;;) {
+        if (calling == NULL)
+            take_lock();
+        if (calling == NULL || now < (calling->off ? calling->ended_ns - OFF_NS + STOPS_NS : calling->ended_ns))
+            break;
+        programs[calling->processes[0].slot].on[calling->ordinal] = !calling->off;
+        if (now < calling->ended_ns)
+            break;
+        append(&finished, calling);
+        calling = NULL;
+    }
+    while (finished != NULL && now >= finished->ended_ns + MESSAGE_NS) {
+        struct channels_order *order = finished;
+        finished = order->next;
         report(order);
         channels_order_free(order);
     }
@@ -188,7 +236,7 @@ bool channels_load(int usage_fd, uint32_t slot, struct channels_load *load)
 
 bool channels_uuid(const char *text, uint8_t uuid[16])
 {
-    memset(uuid, text[0], 16);
+    memset(uuid, text[strlen(text) - 1], 16);
     return true;
 }
 
@@ -226,13 +274,12 @@ static void look_again(void)
 
 /* --- a program and its libvgpu */
 
-static double random_part(void)
+static bool is_on(const struct program *program)
 {
-    static uint64_t state = 88172645463325252u;
-    state ^= state << 13;
-    state ^= state >> 7;
-    state ^= state << 17;
-    return (double)(state >> 11) / (double)(1ull << 53);
+    bool on = true;
+    for (uint32_t d = 0; d < program->devices; d++)
+        on &= program->on[d];
+    return on;
 }
 
 static void say(struct program *program, uint32_t kind, uint64_t idle_ns)
@@ -302,10 +349,10 @@ static void run_looks(struct program *program)
     bool inside = waits(program) && program->queued_ns > 0;
     if (program->idle || now < program->look_at)
         return;
-    program->look_at = now + (program->on ? LOOK_NS : LOOK_OFF_NS);
-    if (!program->on)
+    program->look_at = now + (is_on(program) ? LOOK_NS : LOOK_OFF_NS);
+    if (!is_on(program))
         program->sampled_at = now;
-    if (program->on && now >= program->sample_at) {
+    if (is_on(program) && now >= program->sample_at) {
         bool unfinished = inside || program->queued_ns > MARKER_NS;
         uint32_t ms = (uint32_t)((now - program->sampled_at + SAMPLE_NS / 2) / SAMPLE_NS);
         ms = ms < 1 ? 1 : ms;
@@ -326,7 +373,7 @@ static void hear(struct program *program)
     if (program->said == 0 || now < program->said_at)
         return;
     if (program->said == VGPU_MSG_WANT)
-        sched_want(&program->connection.member, 1, now);
+        sched_want(&program->connection.member, (1u << program->devices) - 1, now);
     else {
         cut_note_load(&program->lease, now);
         sched_idle(&program->connection.member, program->said_idle_ns, now);
@@ -340,7 +387,7 @@ static void run_device(struct program *program, unsigned with_work)
     if (program->queued_ns <= 0)
         return;
     program->worked_ns += STEP_NS;
-    if (!program->on) {
+    if (!is_on(program)) {
         program->off_ns += STEP_NS;
         return;
     }
@@ -356,7 +403,7 @@ static void step(void)
 {
     static uint64_t again;
     unsigned with_work = 0;
-    run_thread();
+    run_driver();
     for (unsigned p = 0; p < count; p++)
         hear(&programs[p]);
     stale |= now >= again;
@@ -367,7 +414,7 @@ static void step(void)
         again = cut < again ? cut : again;
     }
     for (unsigned p = 0; p < count; p++)
-        with_work += programs[p].on && programs[p].queued_ns > 0;
+        with_work += is_on(&programs[p]) && programs[p].queued_ns > 0;
     for (unsigned p = 0; p < count; p++) {
         run_device(&programs[p], with_work);
         run_host(&programs[p]);
@@ -393,13 +440,12 @@ static void read_program(struct program *program, char **words)
         program->kernels = 1;
         program->kernel_ns = at != NULL ? RETURNS_KERNEL_NS : 1e18;
     }
-    program->on = true;
+    program->on[0] = program->on[1] = true;
     program->quiet_ns = QUIET_NS;
 }
 
 static bool join(char **words)
 {
-    static const char uuid[1][VGPU_UUID_BYTES] = {UUID};
     struct program *program = &programs[count];
     struct sched_tenant *tenant = &program->lease.tenant;
     char *share = strchr(words[0], ':');
@@ -409,16 +455,18 @@ static bool join(char **words)
     if (strncmp(words[0], "none", 4) == 0)
         limits.policy = VGPU_SHARE_NONE;
     read_program(program, words);
+    program->devices = strchr(words[0], '/') != NULL ? 2 : 1;
     program->process = (struct process){.slot = count, .pidfd = {.fd = STDIN_FILENO}};
     program->lease.processes = &program->process;
-    if (!sched_tenant_add(tenant, 1, uuid))
+    if (!sched_tenant_add(tenant, program->devices, uuids))
         return false;
-    sched_set_limits(tenant, 0, &limits);
+    for (uint32_t d = 0; d < program->devices; d++)
+        sched_set_limits(tenant, d, &limits);
     cut_lease_add(&program->lease);
     sched_member_add(tenant, &program->connection.member, now);
     program->connection.member.cut = program->lease.cut_entities != NULL;
     cut_lease_stale(&program->lease);
-    sched_want(&program->connection.member, 1, now);
+    sched_want(&program->connection.member, (1u << program->devices) - 1, now);
     count++;
     return program->connection.member.cut;
 }
@@ -427,13 +475,18 @@ static bool join(char **words)
 static int run_folder(void)
 {
     char folder[] = "/tmp/sched-cut.XXXXXX";
+    char path[80];
     if (mkdtemp(folder) == NULL)
         return -1;
     int fd = open(folder, O_RDONLY | O_DIRECTORY);
     mkdirat(fd, "engines", 0700);
-    int engine = openat(fd, "engines/" UUID, O_WRONLY | O_CREAT, 0600);
-    bool said = write(engine, "cut\n", 4) == 4;
-    close(engine);
+    bool said = true;
+    for (uint32_t d = 0; d < DEVICES; d++) {
+        snprintf(path, sizeof(path), "engines/%.63s", uuids[d]);
+        int engine = openat(fd, path, O_WRONLY | O_CREAT, 0600);
+        said &= write(engine, "cut\n", 4) == 4;
+        close(engine);
+    }
     return said ? fd : -1;
 }
 
@@ -442,7 +495,11 @@ static void forget_folder(int fd)
     char link[40];
     char folder[64] = "";
     snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
-    unlinkat(fd, "engines/" UUID, 0);
+    for (uint32_t d = 0; d < DEVICES; d++) {
+        char path[80];
+        snprintf(path, sizeof(path), "engines/%.63s", uuids[d]);
+        unlinkat(fd, path, 0);
+    }
     unlinkat(fd, "engines", AT_REMOVEDIR);
     if (readlink(link, folder, sizeof(folder) - 1) > 0)
         rmdir(folder);
