@@ -231,43 +231,60 @@ def test_launches_are_counted_in_a_process_under_the_engine_cut(cut_card: Card, 
     eventually(lambda: launches(lease) > 100, "launches are counted")
 
 
-def test_random_handles_reach_no_channel_of_another_tenant(cut_card: Card) -> None:
-    """Tenants write random handles into their tables, among them handles of another tenant. The arbiter keeps
-    running, and puts those tenants under engine `gate`.
+def test_100_000_hostile_handles_reach_no_channel_of_another_tenant(cut_card: Card) -> None:
+    """Tenants list handles of another tenant, of an ended process, and random ones, in any mixture with their
+    own. An order makes at most 64 calls, and the arbiter gives a tenant up after eight refused orders.
     """
     other = cut_card.lease("b", SharePolicy.NONE, 100, first_device=1)
     victim = cut_card.spin(other, LONG)
     eventually(lambda: len(table(other)[1]) == 1, "the other's channels are listed")
-    theirs = list(table(other)[1][0])
+    known = list(table(other)[1])
     dice = random.Random(17)
+    handles = 0
     for number in range(8):
         liar = cut_card.lease(f"a{number}", HARD, 10)
         process = cut_card.spin(liar, LONG)
         eventually(partial(lists_its_channels, liar), "its own are, too")
+        known += table(liar)[1]
         at = layout.CHANNELS_AT + layout.CHANNELS_GROUPS
         uuid = (liar / layout.USAGE_FILE).read_bytes()[at:][:16]
         while cut_card.client.registered(liar.name).refusal == "":
-            rows = [made_up(dice, theirs) for _ in range(255)]
+            rows = hostile_rows(dice, known)
             with (liar / layout.USAGE_FILE).open("r+b") as page:
                 os.pwrite(page.fileno(), b"".join(GROUP.pack(uuid, *row) for row in rows), at)
-                os.pwrite(page.fileno(), struct.pack("<I", 255), layout.CHANNELS_AT + layout.CHANNELS_COUNT)
+                os.pwrite(
+                    page.fileno(), struct.pack("<I", len(rows)), layout.CHANNELS_AT + layout.CHANNELS_COUNT
+                )
             (used,) = [p["uses"] for p in cut_card.sim.dump()["processes"] if p["pid"] == victim.pid]
-            assert [one["channels_off"] for one in used] == [0]
+            assert [(one["channels_off"], one["channels_repeated"]) for one in used] == [(0, 0)]
+        handles += ORDERS * len(rows) * CHANNELS
         process.kill()
         process.wait()
-    assert victim.poll() is None and cut_card.client.ready()
+    assert handles >= 100_000 and victim.poll() is None and cut_card.client.ready()
+
+
+ORDERS, CHANNELS = 8, 8  # refused orders of a liar before the arbiter gives it up; channels of a group
 
 
 def lists_its_channels(lease: Path) -> bool:
     return len(table(lease)[1]) == 1
 
 
-def made_up(dice: random.Random, theirs: list[int]) -> list[int]:
-    """A channel group that mixes words of another tenant's group with random words."""
-    row = [dice.getrandbits(32) if dice.random() < 0.5 else word for word in theirs]
-    row[0] = dice.choice([theirs[0], dice.randrange(64), dice.getrandbits(32)])
-    row[3] = dice.choice([8, dice.randrange(16), dice.getrandbits(32)])
-    return row
+def hostile_rows(dice: random.Random, known: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Groups of other processes with words of the process's own group, which is the last, and random words.
+    Each eight have one file, client and subdevice, so that they are one call.
+    """
+    rows = []
+    for call in range(31):
+        theirs = dice.choice(known[:-1])
+        head = [dice.choice((theirs, known[-1]))[word] for word in range(3)]
+        if call > 0 and dice.random() < 0.3:
+            head[dice.randrange(3)] = dice.getrandbits(dice.choice((6, 32)))
+        exact = dice.random() < 0.5
+        for _ in range(8):
+            channels = [theirs[4 + c] if exact else dice.getrandbits(32) for c in range(CHANNELS)]
+            rows.append((*head, dice.choice((CHANNELS, dice.getrandbits(32) | CHANNELS)), *channels))
+    return rows
 
 
 def test_new_limits_reach_a_tenant_that_always_has_work(cut_card: Card) -> None:
