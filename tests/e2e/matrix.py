@@ -14,6 +14,7 @@ from pathlib import Path
 from tests import simnode
 from tests.demo.node import DemoNode
 from tests.e2e.conftest import PreparedNode, end_helpers
+from tests.e2e.cuda import cuda_program
 from tests.e2e.support import GIB, MIB, PROBE, client, eventually, simulate, states
 from tests.native.harness import static_program
 
@@ -36,34 +37,28 @@ GREEDY = [sys.executable, "-c", GREEDY_TEXT]
 HOLD = [PROBE, "hold", "64MiB", "--then-wait-on-stdin"]
 #: Two processes that share memory by CUDA IPC. The first writes a pattern to it. For a line of input the
 #: second prints whether it reads the pattern.
-SHARING_TEXT = """
-import ctypes as c, json, os, sys
+SHARING_TEXT = cuda_program("""
+import os
 given, gives = os.pipe()
 second = os.fork() == 0
-u = c.CDLL("libcuda.so.1")
 class Handle(c.Structure): _fields_ = [("bytes", c.c_char * 64)]
-context, memory, handle = c.c_void_p(), c.c_uint64(), Handle()
-def call(name, *words):
-    code = getattr(u, name)(*words)
-    if code: sys.exit(f"{name}: {code}")
-call("cuInit", 0)
-call("cuDevicePrimaryCtxRetain", c.byref(context), 0)
-call("cuCtxSetCurrent", context)
+memory, handle = c.c_uint64(), Handle()
+begin()
 if second:
     handle = Handle.from_buffer_copy(os.read(given, 64))
     call("cuIpcOpenMemHandle_v2", c.byref(memory), handle, 1)
-    print(json.dumps({"shares": True}), flush=True)
+    say(shares=True)
     sys.stdin.readline()
     back = (c.c_uint32 * 16)()
     call("cuMemcpyDtoH_v2", back, memory, c.c_size_t(64))
-    print(json.dumps({"whole": all(word == 0x5eed for word in back)}), flush=True)
+    say(whole=all(word == 0x5eed for word in back))
 else:
     call("cuMemAlloc_v2", c.byref(memory), c.c_size_t(1 << 16))
     call("cuMemsetD32_v2", memory, c.c_uint(0x5eed), c.c_size_t(1 << 14))
     call("cuIpcGetMemHandle", c.byref(handle), memory)
     os.write(gives, bytes(handle))
     os.wait()
-"""
+""")
 SHARING = [sys.executable, "-c", SHARING_TEXT]
 
 

@@ -28,6 +28,7 @@ from typing import Any
 
 from tests.demo.node import BUILD, POLICY, DemoNode
 from tests.e2e.conftest import node_maker
+from tests.e2e.cuda import cuda_program
 from tests.e2e.support import GIB, MIB, client, eventually
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.lease import ArbiterClient, read_limits, read_usage
@@ -35,18 +36,14 @@ from vgpud.model.errors import ErrorCode, VgpuError
 
 # Reads a command from each line and prints an answer. "fill SEED" writes new bytes, "sum" prints a checksum
 # of all bytes, "grow MIB SEED" allocates more, by cuMemCreate if the seed is odd.
-PROGRAM = """
-import ctypes as c, json, random, sys, zlib
-u = c.CDLL("libcuda.so.1")
-context, held = c.c_void_p(), []
+PROGRAM = cuda_program("""
+import random, zlib
+held = []
 class Location(c.Structure): _fields_ = [("type", c.c_int), ("id", c.c_int)]
 class Prop(c.Structure):
     _fields_ = [("type", c.c_int), ("handles", c.c_int), ("location", Location), ("win32", c.c_void_p),
                 ("flags", c.c_uint64)]
 class Access(c.Structure): _fields_ = [("location", Location), ("flags", c.c_int)]
-def call(name, *words):
-    code = getattr(u, name)(*words)
-    if code: sys.exit(f"{name}: {code}")
 def grow(mib, seed):
     memory, size = c.c_uint64(), mib << 20
     if seed % 2: create(memory, c.c_size_t(size))
@@ -70,14 +67,12 @@ def total():
         call("cuMemcpyDtoH_v2", back, memory, c.c_size_t(size))
         said = zlib.crc32(back.raw, said)
     return said
-call("cuInit", 0)
-call("cuDevicePrimaryCtxRetain", c.byref(context), 0)
-call("cuCtxSetCurrent", context)
+begin()
 for line in sys.stdin:
     verb, *numbers = line.split()
     {"grow": grow, "fill": fill, "sum": lambda: None}[verb](*map(int, numbers))
     print(total(), flush=True)
-"""
+""")
 TENANTS = 4
 DEVICES = 4  # four of the node's eight devices: so few that tenants share devices
 SLICE_GIB = 40  # three slices fill a device, so a move may find no room

@@ -10,6 +10,7 @@ import pytest
 from tests.conditions import needs
 from tests.demo.node import DemoNode, Tenant
 from tests.e2e.conftest import NodeMaker
+from tests.e2e.cuda import cuda_program
 from tests.e2e.support import GIB, MIB, client, eventually, simulate, states
 from tests.e2e.test_idle import CALLS, ask, eventually_stands, shown
 from tests.e2e.test_move import check_at, in_use, move
@@ -106,26 +107,19 @@ def test_a_suspension_evicts_without_the_driver_and_leaves_the_context(node: Dem
 
 
 # Holds 64 MiB that libvgpu can evict, and memory of kinds that it cannot
-KINDS = """
-import ctypes as c, sys
-u = c.CDLL("libcuda.so.1")
-context, memory, piece = c.c_void_p(), c.c_uint64(), c.c_uint64()
+KINDS = cuda_program("""
+memory, piece = c.c_uint64(), c.c_uint64()
 class Prop(c.Structure):
     _fields_ = [("type", c.c_int), ("handles", c.c_int), ("location", c.c_int * 2), ("rest", c.c_uint64 * 2)]
-def call(name, *words):
-    code = getattr(u, name)(*words)
-    if code: sys.exit(f"{name}: {code}")
-call("cuInit", 0)
-call("cuDevicePrimaryCtxRetain", c.byref(context), 0)
-call("cuCtxSetCurrent", context)
+begin()
 call("cuMemAlloc_v2", c.byref(memory), c.c_size_t(64 << 20))
 call("cuMemAlloc_v2", c.byref(piece), c.c_size_t(4096))
 call("cuMemAllocAsync", c.byref(piece), c.c_size_t(20 << 20), None)
 call("cuMemAllocManaged", c.byref(piece), c.c_size_t(6 << 20), 1)
 call("cuMemCreate", c.byref(piece), c.c_size_t(10 << 20), c.byref(Prop(1, 0, (1, 0))), c.c_uint64(0))
-print('{"ready": true}', flush=True)
+say(ready=True)
 sys.stdin.read()
-"""
+""")
 
 
 def test_memory_that_stays_on_the_device_is_reported_by_kind(node: DemoNode) -> None:
@@ -493,21 +487,14 @@ def test_every_kind_of_call_of_an_evicted_tenant_waits_until_it_is_resumed(make_
     node.stop()
 
 
-PINNED = """
-import ctypes as c, json, sys
-u = c.CDLL("libcuda.so.1")
-context, memory, small = c.c_void_p(), c.c_uint64(), [c.c_uint64() for _ in range(int(sys.argv[1]))]
-def call(name, *words):
-    code = getattr(u, name)(*words)
-    if code: sys.exit(f"{name}: {code}")
-call("cuInit", 0)
-call("cuDevicePrimaryCtxRetain", c.byref(context), 0)
-call("cuCtxSetCurrent", context)
+PINNED = cuda_program("""
+memory, small = c.c_uint64(), [c.c_uint64() for _ in range(int(sys.argv[1]))]
+begin()
 call("cuMemAlloc_v2", c.byref(memory), c.c_size_t(2 << 20))
 for one in small: call("cuMemAlloc_v2", c.byref(one), c.c_size_t(1 << 20))
-print(json.dumps({"ready": True}), flush=True)
-for line in sys.stdin: print(json.dumps({"whole": True}), flush=True)
-"""
+say(ready=True)
+for line in sys.stdin: say(whole=True)
+""")
 
 
 @needs("driver-580")

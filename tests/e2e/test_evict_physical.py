@@ -10,6 +10,7 @@ import pytest
 from tests.conditions import needs
 from tests.demo.node import DemoNode, Tenant
 from tests.e2e.conftest import NodeMaker
+from tests.e2e.cuda import cuda_program
 from tests.e2e.support import MIB, client, eventually, states
 from tests.e2e.test_evict import EVICTS, LIMIT, suspend
 from tests.e2e.test_move import check_at, move
@@ -19,9 +20,8 @@ from vgpud.lease import read_swaps
 
 # A pool of 20 MiB pieces in one range of addresses, each with its own content. Follows commands from standard
 # input.
-PROGRAM = """
-import ctypes as c, json, os, random, sys
-u = c.CDLL("libcuda.so.1")
+PROGRAM = cuda_program("""
+import os, random
 PIECE, PIECES = 20 << 20, 8
 class Location(c.Structure): _fields_ = [("type", c.c_int), ("id", c.c_int)]
 class Flags(c.Structure):
@@ -31,16 +31,10 @@ class Prop(c.Structure):
     _fields_ = [("type", c.c_int), ("handles", c.c_int), ("location", Location), ("win32", c.c_void_p),
                 ("flags", Flags)]
 class Access(c.Structure): _fields_ = [("location", Location), ("flags", c.c_int)]
-def say(**words):
-    sys.stdout.write(json.dumps(words) + "\\n")
-    sys.stdout.flush()
-def call(name, *words):
-    code = getattr(u, name)(*words)
-    if code: sys.exit(f"{name}: {code}")
 def data(at): return random.Random(at).randbytes(4096)
 prop = Prop(1, 1, Location(1, 0), None, Flags(0, 1, 0))
 both, read = Access(Location(1, 0), 3), Access(Location(1, 0), 1)
-context, base, filler, handles, also = c.c_void_p(), c.c_uint64(), c.c_uint64(), {}, []
+base, filler, handles, also = c.c_uint64(), c.c_uint64(), {}, []
 def at(piece): return c.c_uint64(base.value + piece * PIECE)
 def make(piece, access=both):
     handle = c.c_uint64()
@@ -61,9 +55,7 @@ def whole():
             call("cuMemcpyDtoH_v2", back, c.c_uint64(at(piece).value + offset), c.c_size_t(4096))
             good = good and back.raw == data(piece + offset)
     return good
-call("cuInit", 0)
-call("cuDevicePrimaryCtxRetain", c.byref(context), 0)
-call("cuCtxSetCurrent", context)
+begin()
 none = c.c_uint64(0)
 call("cuMemAddressReserve", c.byref(base), c.c_size_t(64 * PIECE), c.c_size_t(0), none, none)
 for piece in range(PIECES): make(piece)
@@ -98,7 +90,7 @@ for line in sys.stdin:
         call("cuMemMap", at(piece), c.c_size_t(PIECE), c.c_size_t(0), handles[piece], c.c_uint64(0))
         call("cuMemSetAccess", at(0), c.c_size_t(PIECES * PIECE), c.byref(both), c.c_size_t(1))
     say(whole=word in ("unmap", "read") or whole())
-"""
+""")
 PIECE_MIB, PIECES = 20, 8
 ALL_MIB = PIECE_MIB * PIECES
 

@@ -10,6 +10,7 @@ import pytest
 from tests.conditions import needs
 from tests.demo.node import DemoNode, Tenant
 from tests.e2e.conftest import ROOMY, NodeMaker
+from tests.e2e.cuda import cuda_program
 from tests.e2e.support import GIB, allocate, client, eventually, release, states
 from tests.e2e.test_move import tenant_on
 from tests.e2e.test_move_suspended import check_waits_at
@@ -35,20 +36,11 @@ turn = "500ms"
 """
 
 # Launches only memsets and checks each. Prints their number for each line of input. sys.argv: MiB to hold
-BUSY = """
-import ctypes as c, json, select, sys
-u = c.CDLL("libcuda.so.1")
-context, memory, back = c.c_void_p(), c.c_uint64(), (c.c_uint32 * 1024)()
-def say(**words):
-    sys.stdout.write(json.dumps(words) + "\\n")
-    sys.stdout.flush()
-def call(name, *words):
-    code = getattr(u, name)(*words)
-    if code: sys.exit(f"{name}: {code}")
+BUSY = cuda_program("""
+import select
+memory, back = c.c_uint64(), (c.c_uint32 * 1024)()
 size = int(sys.argv[1]) << 20
-call("cuInit", 0)
-call("cuDevicePrimaryCtxRetain", c.byref(context), 0)
-call("cuCtxSetCurrent", context)
+begin()
 call("cuMemAlloc_v2", c.byref(memory), c.c_size_t(size))
 say(holds=size)
 round, whole = 0, True
@@ -60,24 +52,15 @@ while True:
     if select.select([sys.stdin], [], [], 0.005)[0]:
         if not sys.stdin.readline(): break
         say(rounds=round, whole=whole)
-"""
+""")
 
 
 # Makes the driver call that each line of input names
-CALLS = """
-import ctypes as c, json, struct, sys
-u = c.CDLL("libcuda.so.1")
-context, memory, event, stream = c.c_void_p(), c.c_uint64(), c.c_void_p(), c.c_void_p()
+CALLS = cuda_program("""
+import struct
+memory, event, stream = c.c_uint64(), c.c_void_p(), c.c_void_p()
 text = c.create_string_buffer(4 << 20)
-def call(name, *words):
-    code = getattr(u, name)(*words)
-    if code: sys.exit(f"{name}: {code}")
-def say(**words):
-    sys.stdout.write(json.dumps(words) + "\\n")
-    sys.stdout.flush()
-call("cuInit", 0)
-call("cuDevicePrimaryCtxRetain", c.byref(context), 0)
-call("cuCtxSetCurrent", context)
+begin()
 call("cuMemAlloc_v2", c.byref(memory), c.c_size_t(4 << 20))
 call("cuEventCreate", c.byref(event), 0)
 module, function, number = c.c_void_p(), c.c_void_p(), c.c_size_t()
@@ -125,7 +108,7 @@ for line in sys.stdin:
         continue
     calls[line.strip()]()
     say(done=line.strip())
-"""
+""")
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ import pytest
 
 from tests.conditions import needs
 from tests.demo.node import DemoNode, Tenant
+from tests.e2e.cuda import cuda_program
 from tests.e2e.support import GIB, MIB, allocate, client, eventually, quota, release, states
 from tests.e2e.test_move import SHARED, SIZE_MIB, in_use, move, used_mib, uuids
 from tests.e2e.test_suspend import end, goes_on, holding, resume, suspend
@@ -134,15 +135,8 @@ def test_a_defrag_frees_a_whole_device(node: DemoNode) -> None:
 
 # --- several slices
 
-PAIR = """
-import ctypes as c, json, sys
-u = c.CDLL("libcuda.so.1")
+PAIR = cuda_program("""
 contexts, memories, SIZE = [c.c_void_p() for _ in range(2)], [c.c_uint64() for _ in range(2)], 16 << 20
-def call(name, *words):
-    code = getattr(u, name)(*words)
-    if code: sys.exit(f"{name}: {code}")
-def say(**words):
-    print(json.dumps(words), flush=True)
 call("cuInit", 0)
 for i in range(2):
     call("cuDevicePrimaryCtxRetain", c.byref(contexts[i]), i)
@@ -165,7 +159,7 @@ for line in sys.stdin:
     call("cuMemcpyPeer", memories[0], contexts[0], memories[1], contexts[1], c.c_size_t(16))
     call("cuMemsetD32_v2", memories[0], c.c_uint(7), c.c_size_t(4))
     say(found=found)
-"""
+""")
 
 
 def pair(node: DemoNode, *devices: int) -> tuple[Tenant, str]:

@@ -14,6 +14,7 @@ import pytest
 from tests.conditions import needs
 from tests.demo.node import BUILD, DemoNode, Tenant
 from tests.e2e.conftest import ROOMY, NodeMaker
+from tests.e2e.cuda import cuda_program
 from tests.e2e.support import GIB, MIB, allocate, client, eventually, quota, release, simulate, states
 from tests.otheruser import as_user
 from vgpud.api.gen import vgpud_pb2 as pb
@@ -21,27 +22,17 @@ from vgpud.lease import read_activity, read_limits
 from vgpud.model.errors import ErrorCode, VgpuError
 
 # holds memory with a pattern; for each line of input it prints whether the pattern is unchanged
-PROGRAM = """
-import ctypes as c, json, sys
-u = c.CDLL("libcuda.so.1")
-context, memory, back = c.c_void_p(), c.c_uint64(), (c.c_uint32 * 1024)()
-def say(**words):
-    sys.stdout.write(json.dumps(words) + "\\n")  # at once: others write too
-    sys.stdout.flush()
-def call(name, *words):
-    code = getattr(u, name)(*words)
-    if code: sys.exit(f"{name}: {code}")
+PROGRAM = cuda_program("""
+memory, back = c.c_uint64(), (c.c_uint32 * 1024)()
 size = int(sys.argv[1]) << 20
-call("cuInit", 0)
-call("cuDevicePrimaryCtxRetain", c.byref(context), 0)
-call("cuCtxSetCurrent", context)
+begin()
 call("cuMemAlloc_v2", c.byref(memory), c.c_size_t(size))
 call("cuMemsetD32_v2", memory, c.c_uint(0x5eed), c.c_size_t(size // 4))
 say(holds=size)
 for line in sys.stdin:
     call("cuMemcpyDtoH_v2", back, c.c_uint64(memory.value + size - 4096), c.c_size_t(4096))
     say(whole=all(word == 0x5eed for word in back))
-"""
+""")
 SIZE_MIB = 8
 BIG = 100 * GIB
 

@@ -14,6 +14,7 @@ import pytest
 from tests.conditions import needs
 from tests.demo.node import BUILD, DemoNode, Tenant
 from tests.e2e.conftest import NodeMaker
+from tests.e2e.cuda import cuda_program
 from tests.e2e.support import MIB, client, eventually, simulate, states
 from tests.e2e.test_idle import TURNS, ask, shown
 from vgpud.lease import (
@@ -35,19 +36,9 @@ SIZE_MIB = 8
 # Each thread keeps a number in its own device memory, changes it by memsets, copies and frees, and checks it
 # at each step. The memory of every call must be on the device. Prints the progress of all threads for each
 # line of input.
-RACES = """
-import ctypes as c, json, sys, threading
-u = c.CDLL("libcuda.so.1")
-context = c.c_void_p()
-def say(**words):
-    sys.stdout.write(json.dumps(words) + "\\n")
-    sys.stdout.flush()
-def call(name, *words):
-    code = getattr(u, name)(*words)
-    if code: raise SystemExit(f"{name}: {code}")
-call("cuInit", 0)
-call("cuDevicePrimaryCtxRetain", c.byref(context), 0)
-call("cuCtxSetCurrent", context)
+RACES = cuda_program("""
+import threading
+begin()
 sizes, threads = [2 << 20, 5 << 20, 300 << 10], 3
 rounds, wrong, addresses, ended = [0] * threads, [], [set() for _ in range(threads)], threading.Event()
 def work(number):
@@ -73,23 +64,14 @@ say(ready=True)
 for line in sys.stdin:
     say(rounds=list(rounds), wrong=wrong[:3], alive=sum(one.is_alive() for one in pool))
 ended.set()
-"""
+""")
 
 # Holds a pattern in pieces of several sizes; the second may be larger than a chunk of libvgpu. Prints for
 # each line of input their addresses and whether the pattern is unchanged
-HOLD = """
-import ctypes as c, json, random, sys
-u = c.CDLL("libcuda.so.1")
-context, held = c.c_void_p(), []
-def say(**words):
-    sys.stdout.write(json.dumps(words) + "\\n")
-    sys.stdout.flush()
-def call(name, *words):
-    code = getattr(u, name)(*words)
-    if code: sys.exit(f"{name}: {code}")
-call("cuInit", 0)
-call("cuDevicePrimaryCtxRetain", c.byref(context), 0)
-call("cuCtxSetCurrent", context)
+HOLD = cuda_program("""
+import random
+held = []
+begin()
 second_mib = int(sys.argv[2]) if len(sys.argv) > 2 else 6
 for size in [int(sys.argv[1]) << 20, second_mib << 20, 3 << 20, 2 << 20, 4096]:
     memory, data = c.c_uint64(), random.Random(size).randbytes(min(size, 1 << 20))
@@ -110,18 +92,10 @@ for line in sys.stdin:
     call("cuMemGetAddressRange_v2", c.byref(base), c.byref(bytes_), c.c_uint64(last))
     whole = whole and base.value == second and bytes_.value == second_mib << 20
     say(whole=whole, at=[memory.value for memory, _, _ in held])
-"""
+""")
 # Allocates pieces of many sizes until a refusal, frees half of them, and destroys its context with the rest
-LIMITS = """
-import ctypes as c, json, sys
-u = c.CDLL("libcuda.so.1")
-context, pitch = c.c_void_p(), c.c_size_t()
-def say(**words):
-    sys.stdout.write(json.dumps(words) + "\\n")
-    sys.stdout.flush()
-def call(name, *words):
-    code = getattr(u, name)(*words)
-    if code: sys.exit(f"{name}: {code}")
+LIMITS = cuda_program("""
+pitch = c.c_size_t()
 call("cuInit", 0)
 def fill():
     held, size = [], 1
@@ -145,7 +119,7 @@ for line in sys.stdin:
     sys.stdin.readline()
     call("cuCtxDestroy_v2", context)
     say(ended=True)
-"""
+""")
 # Prefers the first NUMA node for a piece of its memory (mbind)
 PREFERS = """
 import ctypes as c, mmap, platform, sys
@@ -156,22 +130,12 @@ print(flush=True)
 sys.stdin.readline()
 """
 # Runs a kernel that ends with the next line of input
-SPINS = """
-import ctypes as c, json, sys
-u = c.CDLL("libcuda.so.1")
-context, memory, module, kernel = c.c_void_p(), c.c_uint64(), c.c_void_p(), c.c_void_p()
+SPINS = cuda_program("""
+memory, module, kernel = c.c_uint64(), c.c_void_p(), c.c_void_p()
 word, says = c.c_uint64(), c.c_uint64()
 PTX = b".version 7.8\\n.target sm_80\\n// vgpu-sim-waits\\n"
 PTX += b".visible .entry work(.param .u64 a, .param .u64 b, .param .u64 c)\\n{\\nret;\\n}\\n"
-def say(**words):
-    sys.stdout.write(json.dumps(words) + "\\n")
-    sys.stdout.flush()
-def call(name, *words):
-    code = getattr(u, name)(*words)
-    if code: sys.exit(f"{name}: {code}")
-call("cuInit", 0)
-call("cuDevicePrimaryCtxRetain", c.byref(context), 0)
-call("cuCtxSetCurrent", context)
+begin()
 call("cuMemAlloc_v2", c.byref(memory), c.c_size_t(8 << 20))
 call("cuModuleLoadData", c.byref(module), PTX)
 call("cuModuleGetFunction", c.byref(kernel), module, b"work")
@@ -184,7 +148,7 @@ word.value = 1
 call("cuCtxSynchronize")
 say(done=True)
 sys.stdin.readline()
-"""
+""")
 FUTEX = ("202", "98")  # the number of the call on x86-64 and aarch64
 LARGE_MIB = 130  # MiB; more than one chunk of libvgpu
 HELD_MIB = SIZE_MIB + LARGE_MIB + 4 + 2  # MiB in the tenant's whole pages; the small piece is not included

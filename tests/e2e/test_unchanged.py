@@ -8,6 +8,7 @@ import pytest
 
 from tests.demo.node import DemoNode, Tenant
 from tests.e2e.conftest import NodeMaker
+from tests.e2e.cuda import cuda_program
 from tests.e2e.support import MIB, eventually, simulate, states
 from tests.e2e.test_evict import EVICTS, LIMIT, end, refused, suspend
 from tests.e2e.test_suspend import resume
@@ -22,13 +23,9 @@ NO_COPY = ("fault", "fail", "--function", "cuMemcpyDtoHAsync_v2", "--code", "1")
 # Holds pieces of memory. A line of input is a list: ["make", MiB], ["free", piece], ["change", piece, word],
 # or ["check"], which prints whether all pieces have the contents that they should have. Most of each MiB is
 # zeros, which the simulator does not store.
-HOLDS = """
-import ctypes as c, json, random, sys
-u = c.CDLL("libcuda.so.1")
-context, pieces = c.c_void_p(), []
-def call(name, *words):
-    code = getattr(u, name)(*words)
-    if code: sys.exit(f"{name}: {code}")
+HOLDS = cuda_program("""
+import random
+pieces = []
 def make(mib):
     memory, data = c.c_uint64(), random.Random(len(pieces)).randbytes(1 << 16) + bytes(15 << 16)
     call("cuMemAlloc_v2", c.byref(memory), c.c_size_t(mib << 20))
@@ -50,16 +47,14 @@ def check():
             call("cuMemcpyDtoH_v2", back, c.c_uint64(memory.value + (at << 20)), c.c_size_t(1 << 20))
             whole = whole and memoryview(back).cast("B") == changed.get(at, data)
     return whole
-call("cuInit", 0)
-call("cuDevicePrimaryCtxRetain", c.byref(context), 0)
-call("cuCtxSetCurrent", context)
+begin()
 for mib in map(int, sys.argv[1:]): make(mib)
-print('{"ready": true}', flush=True)
+say(ready=True)
 verbs = {"make": make, "free": free, "change": change, "check": check}
 for line in sys.stdin:
     verb, *words = json.loads(line)
-    print(json.dumps({"answer": verbs[verb](*words)}), flush=True)
-"""
+    say(answer=verbs[verb](*words))
+""")
 
 
 @pytest.fixture(scope="module")
