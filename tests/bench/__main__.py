@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tests.bench import (
     arbiter,
+    exposition,
     grpc_bench,
     idle_replay,
     ledger,
@@ -33,6 +34,7 @@ BENCHES: dict[str, Callable[[argparse.Namespace], Report]] = {
     "shares": lambda arguments: shares.run(),
     "arbiter": lambda arguments: arbiter.run(arguments.attack),
     "simulator": lambda arguments: simulator.run(arguments.crowd_seconds),
+    "exposition": lambda arguments: exposition.run(),
     "operate": lambda arguments: operate.run(),
     "soak": lambda arguments: soak.run(arguments.cycles),
     "loop": lambda arguments: loop.run(arguments.attack),

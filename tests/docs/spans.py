@@ -125,6 +125,7 @@ NOT_RUN = {
     "./dev bench arbiter": _LONG,
     "./dev bench loop": _LONG,
     "./dev bench loop --attack listings": _LONG,
+    "./dev bench exposition": _LONG,
     "./dev bench operate": _LONG,
     "./dev bench soak --cycles 200000": _LONG,
     "./dev bench mig-packing": _LONG,

@@ -7,7 +7,6 @@ The probe is a process of its own, because a driver call that fails may never re
 import fcntl
 import json
 import os
-import select
 import signal
 import subprocess
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vgpud.model.engine import Engine, EngineVerdict
+from vgpud.proc import has_exited
 
 # The probe ends itself after 30 s (SECONDS_AT_MOST) by a signal. vgpud waits this long, in case the signal is
 # not delivered.
@@ -100,9 +100,9 @@ class EngineProbe:
         )
         pidfd = os.pidfd_open(process.pid)
         try:
-            if not _ended(pidfd, self._seconds):
+            if not has_exited(pidfd, self._seconds):
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-                if not _ended(pidfd, _KILL_SECONDS):
+                if not has_exited(pidfd, _KILL_SECONDS):
                     return (
                         {},
                         f"the probe hangs in the driver, and still runs {_KILL_SECONDS:g} seconds "
@@ -114,12 +114,6 @@ class EngineProbe:
         finally:
             os.close(pidfd)
         return _parsed(process.returncode, output, errors)
-
-
-def _ended(pidfd: int, seconds: float) -> bool:
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(seconds * 1000))
 
 
 def _parsed(status: int, output: bytes, errors: bytes) -> tuple[dict[str, Any], str]:

@@ -17,14 +17,6 @@ def command(pid: int) -> str:
         return "?"
 
 
-def owner_uid(pid: int) -> int | None:
-    """The user that the process runs as (the owner of /proc/PID); None if it has ended."""
-    try:
-        return Path(f"/proc/{pid}").stat().st_uid
-    except OSError:
-        return None
-
-
 def in_use(what: str, processes: Iterable[DeviceProcess]) -> VgpuError:
     """The error DEVICE_IN_USE. Its details name all processes that use the device."""
     pids = sorted({process.pid for process in processes})

@@ -3,7 +3,8 @@
 import pwd
 from collections.abc import Mapping
 
-from vgpud.hardware.holders import command, owner_uid
+from vgpud import proc
+from vgpud.hardware.holders import command
 from vgpud.model.device import Device, GpuInstance
 from vgpud.model.mig_view import MigDevice, MigFree, MigInstance, MigProcess
 from vgpud.node.devices.mig_pools import Pools
@@ -141,7 +142,7 @@ class Holders:
                 if p.gpu_instance_id == number and (computes is None or p.compute_instance_id in computes)
             }
         )
-        return tuple(MigProcess(pid, owner_uid(pid), command(pid)) for pid in pids)
+        return tuple(MigProcess(pid, proc.owner(pid), command(pid)) for pid in pids)
 
 
 def _named(process: MigProcess) -> str:

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import structlog
 
-from vgpud.hardware.holders import command, owner_uid
+from vgpud import proc
+from vgpud.hardware.holders import command
 from vgpud.model.device import Device, DeviceProcess
 from vgpud.model.errors import VgpuError
 from vgpud.model.log_event import LogEvent
@@ -129,7 +130,7 @@ class Processes:
         allocation, part = held or (None, None)
         return NodeProcess(
             pid=pid,
-            uid=owner_uid(pid),
+            uid=proc.owner(pid),
             command=command(pid),
             allocation_id="" if allocation is None else allocation.id,
             device_uuid=uuid,

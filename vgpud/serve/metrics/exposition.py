@@ -1,8 +1,8 @@
 """Writes the text format of Prometheus, version 0.0.4.
 
 https://prometheus.io/docs/instrumenting/exposition_formats/. This module replaces prometheus-client, which
-takes 11 to 17 ms for the 2200 samples of 200 allocations: that exceeds the 1 % of a core that one scrape per
-second may cost. This module takes 2 ms. The tests parse its output with prometheus-client.
+takes 18 ms for the 3685 samples of 256 allocations (`./dev bench exposition`): that exceeds the 1 % of a core
+that one scrape a second may cost. This module takes 4 ms. The tests parse its output with prometheus-client.
 """
 
 from collections.abc import Iterable, Mapping
