@@ -381,6 +381,45 @@ def test_held_arrow_keys_move_the_selection_and_change_nothing_else(daemon: Daem
         live.close()
 
 
+def test_the_processes_of_a_selected_allocation_are_ended_after_a_confirmation(daemon: Daemon) -> None:
+    with subprocess.Popen(["sleep", "3600"]) as mine, subprocess.Popen(["sleep", "3600"]) as other:
+        listed = [pb.NodeProcess(pid=mine.pid, allocation_id="a1b2c3d4"), pb.NodeProcess(pid=other.pid)]
+        daemon.replies["ListProcesses"] = pb.ListProcessesReply(processes=listed)
+        live = Live(daemon)
+        try:
+            live.until("a1b2c3d4")
+            live.until("\x1b[7ma1b2c3d4", live.press("\x1b[B"))
+            live.until("end the processes of a1b2c3d4 by SIGTERM? y", live.press("k"))
+            live.until("? help", live.press("n"))
+            assert mine.poll() is None
+            live.until("end the processes of a1b2c3d4 by SIGTERM? y", live.press("k"))
+            live.until("1 process of a1b2c3d4 got SIGTERM", live.press("y"))
+            assert live.end() == 0
+            assert mine.wait(300) == -signal.SIGTERM and other.poll() is None
+        finally:
+            live.close()
+            mine.kill()
+            other.kill()
+
+
+def test_the_wheel_and_a_click_select_an_allocation(daemon: Daemon) -> None:
+    live = Live(daemon, verb=("top", "-d", "3600"))  # the screen is drawn once, and then after each key
+    try:
+        live.until("\x1b[?1006h")
+        live.until("? help")
+        screen = PLACES.split(live.text.rpartition("\x1b[H")[2])
+        (line,) = (number for number, row in enumerate(screen, 1) if "a1b2c3d4" in row)
+        live.until("\x1b[7ma1b2c3d4", live.press("\x1b[<65;1;1M"))
+        live.until("\x1b[7me5f6a7b8", live.press("\x1b[<65;1;1M"))
+        live.until("\x1b[7ma1b2c3d4", live.press(f"\x1b[<0;9;{line}M\x1b[<0;9;{line}m"))
+        live.until("\x1b[7me5f6a7b8", live.press("\x1b[<65;1;1M"))
+        live.until("\x1b[7ma1b2c3d4", live.press("\x1b[<64;1;1M"))
+        assert live.end() == 0
+    finally:
+        live.close()
+    assert "\x1b[?1000l" in live.text
+
+
 def test_unlimited_processes_have_rows_of_their_own(main: Ctl, daemon: Daemon) -> None:
     said = main("top", "-1").stdout
     assert re.search(r"4343 +1 +- +outside vgpud", said)

@@ -37,9 +37,10 @@ _TENANTS_LEAST = 3
 AWAY = (ErrorCode.UNREACHABLE, ErrorCode.STOPPING, ErrorCode.DEADLINE)
 FOOT = "q quit  ? help"
 HELP = """keys
-  up, down   select an allocation; s and r ask before they act on it
+  up, down   select an allocation, as a click or the wheel; s, r and k ask first
   s          suspend it: its device memory goes to the host, its processes wait
   r          resume it
+  k          end its processes by SIGTERM
   o  O       order by the next column; reverse the order
   /          filter by text, as in gpu0; an empty text or Esc shows all
   q          quit
@@ -56,10 +57,14 @@ LOAD       BUSY as a bar: part of the time in which the device had work
 any other key goes back"""
 _ARROWS = {"\x1b[A": -1, "\x1b[B": 1, "\x1bOA": -1, "\x1bOB": 1}
 # A key as the terminal sends it: an escape sequence (ECMA-48) or a single character.
-_KEYS = re.compile(r"\x1b\[[0-9;]*[@-~]|\x1bO[ -~]|.", re.S)
-_BEGUN = re.compile(r"\x1b(\[[0-9;]*|O)?\Z")  # an escape sequence whose end has not been read yet
+_KEYS = re.compile(r"\x1b\[<?[0-9;]*[@-~]|\x1bO[ -~]|.", re.S)
+_BEGUN = re.compile(r"\x1b(\[<?[0-9;]*|O)?\Z")  # an escape sequence whose end has not been read yet
 _SEQUENCE_SECONDS = 0.05
-_ENTER_SCREEN, _LEAVE_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+# A mouse event with its line, as xterm reports it in mode 1006 (ctlseqs): left button, wheel up, wheel down.
+_MOUSE = re.compile(r"\x1b\[<(0|64|65);[0-9]+;([0-9]+)M")
+_WHEEL = {"64": -1, "65": 1}
+_ENTER_SCREEN = "\x1b[?1049h\x1b[?25l\x1b[?1000h\x1b[?1006h"
+_LEAVE_SCREEN = "\x1b[?1006l\x1b[?1000l\x1b[?25h\x1b[?1049l"
 _HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
@@ -215,6 +220,7 @@ class Screen:
         self.asking: Action | None = None
         self.helping = False
         self.shown: list[str] = []  # ids of the allocations that pass the filter, in the order of rows
+        self.body: list[str] = []  # the lines on the screen
         self.past = History()
         self.doing = Doing(arguments)
         self.before: Look | None = None
@@ -257,8 +263,8 @@ class Screen:
 
     def _key(self, key: str) -> bool:
         if len(key) > 1:
-            if key in _ARROWS and not self.typing and self.asking is None:
-                self._select(_ARROWS[key])
+            if not self.typing and self.asking is None:
+                self._point(key)
         elif self.typing:
             self._type(key)
         elif self.asking is not None:
@@ -280,6 +286,17 @@ class Screen:
         elif key in ACTIONS and self.selected in self.shown and not self.doing.is_busy:
             self.asking = ACTIONS[key]
         return False
+
+    def _point(self, key: str) -> None:
+        """Selects an allocation by an arrow key, the wheel, or a click on a row that names it."""
+        event = _MOUSE.fullmatch(key)
+        if key in _ARROWS:
+            self._select(_ARROWS[key])
+        elif event and event[1] in _WHEEL:
+            self._select(_WHEEL[event[1]])
+        elif event and int(event[2]) <= len(self.body):
+            line = self.body[int(event[2]) - 1]
+            self.selected = next((name for name in self.shown if name in line), self.selected)
 
     def _select(self, step: int) -> None:
         """Selects the next allocation on the screen (or the previous one); the first if none is selected."""
@@ -319,7 +336,7 @@ class Screen:
                 self.reverse,
             )
             body = [head, *_drawn(self.now, kept[self._scrolled(kept, height) :], how)]
-        body = body[: height - 1]
+        self.body = body = body[: height - 1]
         foot = top_draw.cut(self._foot(len(kept), len(rows)), columns)
         text = "".join(f"{line}{_CLEAR_LINE}\r\n" for line in body)
         text += _CLEAR_BELOW + f"\x1b[{height};1H" + self.terminal.paint(foot, "bold") + _CLEAR_LINE

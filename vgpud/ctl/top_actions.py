@@ -2,14 +2,18 @@
 first.
 """
 
+import os
+import signal
 import threading
 from argparse import Namespace
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
 from vgpud.api.client import Client
 from vgpud.ctl.connect import connect
-from vgpud.model.errors import VgpuError
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.quantity import counted
 
 _PATIENCE_SECONDS = 600.0
 
@@ -32,9 +36,34 @@ def _resume(client: Client, allocation: str) -> str:
     return f"{allocation} is resumed"
 
 
+def _pids(client: Client, allocation: str) -> frozenset[int]:
+    return frozenset(one.pid for one in client.list_processes().processes if one.allocation_id == allocation)
+
+
+def _kill(client: Client, allocation: str) -> str:
+    """Ends the processes of an allocation by SIGTERM. A pid that is listed again after its pidfd was opened
+    was not reused before. Raises VgpuError(NOT_ALLOWED) for a process of another user.
+    """
+    ended = 0
+    for pid in _pids(client, allocation):
+        with suppress(ProcessLookupError):
+            pidfd = os.pidfd_open(pid)
+            try:
+                if pid in _pids(client, allocation):
+                    signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+                    ended += 1
+            except PermissionError:
+                sentence = f"process {pid} of {allocation} belongs to another user"
+                raise VgpuError(ErrorCode.NOT_ALLOWED, sentence, "call as root") from None
+            finally:
+                os.close(pidfd)
+    return f"{counted(ended, 'process')} of {allocation} got SIGTERM"
+
+
 ACTIONS = {
     "s": Action("suspend {}?", "suspending {}; vgpud goes on with it if you leave", _suspend),
     "r": Action("resume {}?", "resuming {}; vgpud goes on with it if you leave", _resume),
+    "k": Action("end the processes of {} by SIGTERM?", "ending the processes of {}", _kill),
 }
 
 
