@@ -257,7 +257,7 @@ def check_mount(settings: Settings) -> None:
     if missing:
         raise VgpuError(
             ErrorCode.BAD_SETTING,
-            f"{settings.run_dir} is on a file system without {' and '.join(missing)}",
+            f"{settings.run_dir} is mounted without {' and '.join(missing)}",
             f"mount -t tmpfs -o nosuid,nodev,mode=711 tmpfs {settings.run_dir}, or set VGPUD_RUN_DIR",
         )
 

@@ -98,7 +98,7 @@ class Settings(BaseSettings):
         if number is None:
             raise VgpuError(
                 ErrorCode.BAD_SETTING,
-                f"VGPUD_LOG_LEVEL is {self.log_level!r}",
+                f"VGPUD_LOG_LEVEL is {self.log_level!r}, which is not a log level",
                 "use debug, info, warning or error",
             )
         return number

@@ -156,7 +156,7 @@ def test_resize_sends_only_what_changes(main: Ctl, daemon: Daemon) -> None:
     said = main("resize", "x1", "--memory", "1GiB").stderr
     assert "it holds 3GiB on GPU-aaaaaaaa, more than its limit: it gets no more until" in said
     done = main("resize", "x1")
-    assert (done.returncode, done.stderr.splitlines()[0]) == (2, "vgpuctl: nothing to change (E103)")
+    assert (done.returncode, done.stderr.splitlines()[0]) == (2, "vgpuctl: no new limit is given (E103)")
 
 
 def test_plan_exits_with_the_code_of_the_refusal(main: Ctl, daemon: Daemon) -> None:

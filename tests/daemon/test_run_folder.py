@@ -78,4 +78,4 @@ def test_vgpud_does_not_start_in_a_run_folder_that_honours_set_user_id(tmp_path:
             node.start()
         assert node.daemon is not None
         assert node.daemon.wait(300) == Exit.CONFIG
-        assert "is on a file system without nosuid" in node.log.read_text()
+        assert "is mounted without nosuid" in node.log.read_text()

@@ -84,7 +84,7 @@ def test_a_missing_group_is_named_with_the_command_that_makes_it(run_dir: Path) 
 
 def test_a_second_daemon_on_the_same_sockets_is_refused(run_dir: Path) -> None:
     first = opened(run_dir)
-    assert "another daemon answers" in refused(run_dir).sentence
+    assert "another process listens on" in refused(run_dir).sentence
     assert set(modes(run_dir)) == {"ro.sock", "vgpud.sock", "admin.sock"}
     first.close()
     opened(run_dir).close()

@@ -71,7 +71,7 @@ def release(arguments: Namespace, terminal: Terminal) -> int:
 
 def resize(arguments: Namespace, terminal: Terminal) -> int:
     if arguments.memory is None and arguments.cores is None:
-        raise VgpuError(ErrorCode.BAD_REQUEST, "nothing to change", "give --memory, --cores or both")
+        raise VgpuError(ErrorCode.BAD_REQUEST, "no new limit is given", "give --memory, --cores or both")
     share = None if arguments.cores is None else arguments.cores.value
     with connect(arguments) as client:
         allocation = client.resize(allocation_id(client, arguments.allocation), arguments.memory, share)

@@ -31,7 +31,7 @@ def resize_slices(
     if memory_bytes is None and share is None:
         raise VgpuError(
             ErrorCode.BAD_REQUEST,
-            f"nothing to change was named for allocation {allocation.id}",
+            f"no new limit is given for allocation {allocation.id}",
             "give a memory limit, a share, or both",
         )
     if memory_bytes is not None:

@@ -82,7 +82,7 @@ def unevictable(allocation: Allocation, found: Evictable) -> VgpuError:
     return VgpuError(
         ErrorCode.SUSPEND_FAILED,
         f"allocation {allocation.id} is not suspended: {found.why_not}",
-        "use 'vgpuctl suspend --deep', by which the driver saves the rest, or set pool.unevictable",
+        "use 'vgpuctl suspend --deep', by which the driver saves what libvgpu cannot evict",
     )
 
 

@@ -188,7 +188,7 @@ def _refuse_second_daemon(path: Path) -> None:
             return
     raise VgpuError(
         ErrorCode.BAD_SETTING,
-        f"another daemon answers on {path}",
+        f"another process listens on {path}",
         "stop it first, or set VGPUD_RUN_DIR to another folder",
     )
 
