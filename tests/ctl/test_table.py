@@ -29,12 +29,12 @@ def test_wide_columns_are_printed_only_with_the_wide_format() -> None:
     assert render(table, wide=True, headers=True) == ["A  B", "1  2"]
 
 
-def test_an_empty_table_prints_its_headers() -> None:
+def test_an_empty_table_still_prints_its_headers() -> None:
     assert render(Table((Column("A"),), []), wide=False, headers=True) == ["A"]
     assert render(Table((Column("A"),), []), wide=False, headers=False) == []
 
 
-def test_facts_without_a_value_are_left_out() -> None:
+def test_a_table_of_facts_leaves_out_those_without_a_value() -> None:
     assert render(facts([("a", "1"), ("long", "2"), ("none", "")]), False, True) == ["a:     1", "long:  2"]
 
 

@@ -64,7 +64,7 @@ def test_rates_are_computed_between_two_samples() -> None:
     assert {row.share_used_percent for row in first} == {None}
 
 
-def test_a_suspended_tenant_uses_what_stays_on_the_device() -> None:
+def test_a_suspended_tenants_row_shows_the_memory_that_stays_on_the_device() -> None:
     allocations = canned.allocations().allocations
     allocations[0].state, allocations[0].stays_bytes = "suspended", 2 * GIB
     sample = look(12.0)._replace(allocations=allocations)

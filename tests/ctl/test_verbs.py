@@ -220,7 +220,7 @@ def test_policy_check_reports_every_mistake(main: Ctl, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("code", list(ErrorCode), ids=lambda code: code.name)
-def test_every_error_has_its_exit_code(main: Ctl, daemon: Daemon, code: ErrorCode) -> None:
+def test_vgpuctl_exits_with_the_code_of_the_error(main: Ctl, daemon: Daemon, code: ErrorCode) -> None:
     daemon.replies["ListDevices"] = VgpuError(code, "3 of 4 are wrong\x1b[2J", "do this", ("one", "two"))
     done = main("devices")
     assert done.returncode == code.exit_code.value
@@ -249,7 +249,7 @@ def test_a_reason_that_repeats_the_refusal_is_not_printed(main: Ctl, daemon: Dae
     assert main("alloc").stderr.splitlines()[1:-1] == ["  device 2 (GPU-c): lost"]
 
 
-def test_an_error_is_a_document_for_machines(main: Ctl, daemon: Daemon) -> None:
+def test_an_error_is_printed_as_a_document_with_output_json(main: Ctl, daemon: Daemon) -> None:
     daemon.replies["GetAllocation"] = VgpuError(
         ErrorCode.NO_SUCH_ALLOCATION, "there is no allocation x", "see vgpuctl ls", ("d",)
     )
@@ -332,7 +332,7 @@ def redirected(daemon: Daemon, line: str, redirection: str) -> Done:
 @pytest.mark.parametrize(
     ("redirection", "why"), [(">/dev/full", "no space left on device"), (">&-", "bad file descriptor")]
 )
-def test_output_that_cannot_be_written_is_an_error(
+def test_vgpuctl_fails_if_its_output_cannot_be_written(
     daemon: Daemon, line: str, redirection: str, why: str
 ) -> None:
     done = redirected(daemon, line, redirection)

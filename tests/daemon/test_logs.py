@@ -23,7 +23,7 @@ def entries() -> dict[str, str]:
     return dict(zip(found[1::2], found[2::2], strict=True))
 
 
-def test_a_line_becomes_fields_with_the_id_that_journalctl_knows() -> None:
+def test_a_log_line_becomes_journal_fields_with_a_message_id() -> None:
     event = {
         "event": "allocation_refused",
         "level": "info",
@@ -104,7 +104,7 @@ def test_the_catalog_names_only_fields_that_lines_have() -> None:
     assert {name for name in named if name.lower() not in given} == set()
 
 
-def test_every_message_id_is_used() -> None:
+def test_every_message_id_is_used_in_the_code() -> None:
     source = "".join(path.read_text() for path in (ROOT / "vgpud").rglob("*.py"))
     assert {message.name for message in Message if f"Message.{message.name}" not in source} == set()
 

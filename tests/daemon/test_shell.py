@@ -63,7 +63,7 @@ def test_a_bad_log_level_is_a_configuration_error() -> None:
     assert "VGPUD_LOG_LEVEL is 'loud'" in done.stderr
 
 
-def test_check_reads_the_policy_and_starts_nothing(tmp_path: Path) -> None:
+def test_the_daemons_option_check_reads_the_policy_and_starts_nothing(tmp_path: Path) -> None:
     good, bad = tmp_path / "good.toml", tmp_path / "bad.toml"
     good.write_text("version = 1\n")
     bad.write_text("version = 1\n[planer]\nstrategy = 'pack'\n")
@@ -89,7 +89,7 @@ def test_readiness_reaches_systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert listener.recv(4096).decode().rstrip("\n") == "READY=1\nSTATUS=8 devices"
 
 
-def test_without_systemd_nothing_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_systemd_vgpud_sends_no_notification(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
     sd.notify("READY=1")
     assert sd.watchdog_seconds() is None

@@ -75,7 +75,7 @@ def was_cut(node: DemoNode, error: VgpuError) -> None:
 
 
 @pytest.mark.parametrize("mode", ASK)
-def test_an_allocate_cut_after_every_step_converges(node: DemoNode, mode: str) -> None:
+def test_an_allocation_cut_after_any_step_converges_at_the_next_start(node: DemoNode, mode: str) -> None:
     for point in ALLOCATE_POINTS:
         node.start(fault_point=f"allocate.{point}")
         with pytest.raises(VgpuError) as cut:
@@ -92,7 +92,7 @@ def test_an_allocate_cut_after_every_step_converges(node: DemoNode, mode: str) -
 
 
 @pytest.mark.parametrize("mode", ASK)
-def test_a_release_cut_after_every_step_converges(node: DemoNode, mode: str) -> None:
+def test_a_release_cut_after_any_step_converges_at_the_next_start(node: DemoNode, mode: str) -> None:
     for point in RELEASE_POINTS:
         node.start(fault_point=f"release.{point}")
         held = allocate(node, mode)
@@ -108,7 +108,7 @@ def test_a_release_cut_after_every_step_converges(node: DemoNode, mode: str) -> 
 
 
 @pytest.mark.parametrize("point", ["record-intent", "apply"])
-def test_a_resize_cut_after_every_step_converges(node: DemoNode, point: str) -> None:
+def test_a_resize_cut_after_any_step_converges_at_the_next_start(node: DemoNode, point: str) -> None:
     node.start(fault_point=f"resize.{point}")
     held = allocate(node, "preload")
     with client(node) as calls, pytest.raises(VgpuError) as cut:
@@ -123,7 +123,7 @@ def test_a_resize_cut_after_every_step_converges(node: DemoNode, point: str) -> 
     release(node, held.id)
 
 
-def test_a_start_cut_after_every_step_converges_at_the_next_start(node: DemoNode) -> None:
+def test_a_start_cut_after_any_step_converges_at_the_next_start(node: DemoNode) -> None:
     """vgpud is killed during a MIG allocation. The next start undoes it and is killed after each step of the
     release.
     """

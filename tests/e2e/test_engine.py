@@ -158,7 +158,7 @@ def test_a_new_driver_that_refuses_cut_selects_the_gate_at_the_next_start(cut_no
 
 
 @pytest.mark.parametrize("point", ["allocate.apply-mode", "allocate.choose-engine", "allocate.attach-0"])
-def test_an_allocate_cut_before_or_after_the_choice_of_the_engine_converges(
+def test_an_allocation_cut_before_or_after_the_choice_of_the_engine_converges(
     cut_node: DemoNode, point: str
 ) -> None:
     cut_node.start(fault_point=point)

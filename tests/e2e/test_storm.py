@@ -113,7 +113,7 @@ class Tenant:
                 time.sleep(0.02)
 
 
-def test_a_storm_of_clients_faults_and_kills_converges(node: DemoNode) -> None:
+def test_no_allocation_is_lost_in_a_storm_of_clients_faults_and_kills(node: DemoNode) -> None:
     node.start()
     calm = threading.Event()
     tenants = [Tenant(node, number, calm) for number in range(CLIENTS)]

@@ -195,7 +195,7 @@ def test_a_suspended_tenant_of_a_whole_card_is_released_beside_the_cards_new_ten
 
 
 @pytest.mark.parametrize("isolation", ["compute", "hardware"])
-def test_a_suspend_in_a_mode_without_it_is_refused(node: DemoNode, isolation: str) -> None:
+def test_a_suspension_is_refused_in_modes_that_cannot_suspend(node: DemoNode, isolation: str) -> None:
     held = allocate(node, isolation=isolation, memory_bytes=GIB, selector=pb.Selector(indices=[4]))
     refused = refusal(node, "suspend", held.id)
     assert refused.code is ErrorCode.UNSUPPORTED
@@ -267,7 +267,7 @@ def test_a_resumption_that_fails_leaves_the_tenant_suspended(node: DemoNode) -> 
 
 
 @needs("driver-580")
-def test_a_suspend_without_a_driver_is_refused_with_the_reason(node: DemoNode) -> None:
+def test_a_suspension_without_a_driver_is_refused_with_the_reason(node: DemoNode) -> None:
     held = quota(node)
     simulate(node, "fault", "fail", "--function", "cuInit", "--code", "100")
     refused = refusal(node, "suspend", held.id)
@@ -312,7 +312,7 @@ def test_kill_of_vgpud_leaves_a_suspended_tenant_suspended(cut_node: DemoNode) -
 
 @needs("driver-580")
 @pytest.mark.parametrize("verb", ["suspend", "resume"])
-def test_a_suspend_or_resume_cut_after_every_step_converges(cut_node: DemoNode, verb: str) -> None:
+def test_a_suspension_or_resumption_cut_after_any_step_converges(cut_node: DemoNode, verb: str) -> None:
     node = cut_node
     points = {
         "suspend": ["record-intent", "limit", "lock-0", "save-0"],

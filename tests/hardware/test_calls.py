@@ -15,7 +15,7 @@ from vgpud.hardware.workers import MAX_STUCK, Workers, beat
 from vgpud.model.errors import ErrorCode, VgpuError
 
 
-def test_texts_of_nvml_are_decoded_from_bytes() -> None:
+def test_texts_that_nvml_returns_as_bytes_are_decoded() -> None:
     nvml = FakeNvml(1)
     gateway = Gateway(binding=nvml)
     assert gateway.call("nvmlSystemGetNVMLVersion") == "13.580.159.04"
@@ -31,7 +31,7 @@ def test_an_nvml_text_that_is_not_utf8_raises_no_error() -> None:
 
 
 @pytest.mark.parametrize("name", ["nvmlDeviceGetSomethingNew", "nvmlDeviceGetSerial"])
-def test_a_function_that_the_binding_lacks_answers_none(name: str) -> None:
+def test_a_call_of_a_function_that_the_binding_lacks_returns_none(name: str) -> None:
     assert Gateway(binding=FakeNvml(1)).call(name) is None
 
 

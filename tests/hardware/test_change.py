@@ -238,7 +238,7 @@ def test_a_compute_mode_that_the_driver_refuses_is_an_error(nvml: FakeNvml, gate
     assert caught.value.code is ErrorCode.UNSUPPORTED
 
 
-def test_an_unknown_device_has_its_own_error(gateway: Gateway) -> None:
+def test_a_change_of_an_unknown_device_has_an_error_of_its_own(gateway: Gateway) -> None:
     for work in (
         lambda: gateway.processes("GPU-none"),
         lambda: gateway.gpu_instances("GPU-none"),

@@ -64,7 +64,7 @@ HOSTILE = ('"}]}', "\x1b]0;x\x07", "a\nb", "\u202e", "{{x}}", "$(x)")
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_text_of_a_tenant_stays_one_value_of_a_spec(tmp_path: Path, text: str) -> None:
+def test_text_from_a_tenant_cannot_add_anything_to_a_cdi_spec(tmp_path: Path, text: str) -> None:
     """The tenant's text is in the label of the request, and in an environment variable of the edits."""
     held = allocation("a1")
     asked = replace(held.request, label=text)
@@ -112,7 +112,7 @@ def test_validation_refuses_what_runtimes_refuse(change: dict[str, object], said
         cdi.validate({**cdi.build_spec(allocation()), **change})
 
 
-def test_an_unwritable_folder_is_named(tmp_path: Path) -> None:
+def test_the_error_about_an_unwritable_cdi_folder_names_it(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(VgpuError, match="cannot be written"):
         cdi.write_spec(tmp_path / "file", allocation())

@@ -135,7 +135,7 @@ def wrong(model: Any, **values: Any) -> Any:
         {"edits": wrong(active(allocation(1)).edits, env=(("A", 1),))},
     ],
 )
-def test_a_wrong_value_is_not_written(changes: dict[str, Any]) -> None:
+def test_a_value_of_a_wrong_type_is_not_written(changes: dict[str, Any]) -> None:
     with pytest.raises(VgpuError) as caught:
         encode_allocation(allocation(1, **changes))
     assert caught.value.code is ErrorCode.BUG
@@ -165,7 +165,7 @@ def test_the_digest_covers_the_request_and_not_its_caller() -> None:
     assert len({digest(request), *map(digest, others)}) == 5
 
 
-def test_every_state_is_read_back() -> None:
+def test_every_state_of_an_allocation_is_read_back() -> None:
     for state in State:
         assert decode_allocation(encode_allocation(allocation(1, state))).state is state
     bare = allocation(1, slices=(Slice("GPU-1", allocation(1).slices[0].mode, 1),), reasons=())

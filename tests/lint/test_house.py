@@ -147,7 +147,7 @@ def test_a_room_imports_only_from_rooms_below_it() -> None:
     assert wrong == []
 
 
-def test_the_inner_rooms_import_only_from_below() -> None:
+def test_rooms_within_a_room_import_only_from_rooms_below() -> None:
     folders = {f"node/{path.parent.name}" for path in (ROOT / "vgpud" / "node").glob("*/__init__.py")}
     assert folders == {room for room in INNER_MAY_IMPORT if room.startswith("node/")}
     for room, below in INNER_MAY_IMPORT.items():
@@ -211,7 +211,7 @@ def c_functions(path: Path) -> Iterator[tuple[str, int]]:
             begin = None
 
 
-def test_functions_are_short() -> None:
+def test_each_function_is_below_the_maximum_length() -> None:
     of_c = [(path, *one) for path in committed("*.[ch]") for one in c_functions(path)]
     of_python = [(path, *one) for path in committed("*.py") for one in python_functions(path)]
     assert min(len(of_c), len(of_python)) > 1000, "the functions are not found"

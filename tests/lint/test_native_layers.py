@@ -99,11 +99,11 @@ def graph(part: Part) -> Graph:
     return found
 
 
-def test_files_call_each_other_in_no_circle(graph: Graph) -> None:
+def test_no_native_files_call_each_other_in_a_circle(graph: Graph) -> None:
     assert circles(graph) == []
 
 
-def test_no_file_calls_one_of_a_higher_folder(part: Part, graph: Graph) -> None:
+def test_no_native_file_calls_one_of_a_higher_folder(part: Part, graph: Graph) -> None:
     height = heights(part)
     pairs = {(name, other) for name, below in graph.items() for other in below}
     assert {(name, other) for name, other in pairs if height.get(other, 0) > height.get(name, 99)} == set()

@@ -30,7 +30,7 @@ def samples(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
     return found
 
 
-def test_names_types_and_labels_are_frozen() -> None:
+def test_names_types_and_labels_of_metrics_do_not_change() -> None:
     """Names, types and labels of metrics do not change, because users' dashboards depend on them. Change the
     golden file only by additions.
     """

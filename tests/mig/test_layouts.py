@@ -138,7 +138,7 @@ def test_a_layout_of_the_policy_follows_when_the_last_tenant_is_moved_away(make_
     end(node, tenant, name)
 
 
-def test_mode_unmanaged_hands_the_device_back(make_node: NodeMaker) -> None:
+def test_a_rule_with_mode_unmanaged_restores_the_devices_original_state(make_node: NodeMaker) -> None:
     node = make_node(policy='version = 1\n[[device]]\nmode = "mig"\nmig.layout = ["all-balanced"]\n')
     node.start()
     assert standing(node) == BALANCED
@@ -149,7 +149,9 @@ def test_mode_unmanaged_hands_the_device_back(make_node: NodeMaker) -> None:
     assert nvml(node, "print(n.nvmlDeviceGetMigMode(h))") == "[0, 0]"
 
 
-def test_mode_unmanaged_also_hands_back_a_layout_that_an_administrator_applied(make_node: NodeMaker) -> None:
+def test_a_rule_with_mode_unmanaged_also_removes_a_layout_that_an_administrator_applied(
+    make_node: NodeMaker,
+) -> None:
     node = make_node()
     node.start()
     apply(node, "3g.71gb@4")
@@ -243,7 +245,7 @@ def test_a_gpu_instance_without_its_compute_instance_is_completed_for_the_next_t
     assert held.slices[0].mig.uuid.startswith("MIG-")
 
 
-def test_ampere_waits_for_a_reset_which_is_never_done_unasked(make_node: NodeMaker) -> None:
+def test_an_ampere_card_waits_for_a_reset_that_vgpud_does_not_make_by_itself(make_node: NodeMaker) -> None:
     node = make_node("a100x8")
     node.start()
     with pytest.raises(VgpuError) as due:
@@ -254,7 +256,7 @@ def test_ampere_waits_for_a_reset_which_is_never_done_unasked(make_node: NodeMak
     assert (shown.current, shown.pending, shown.origin) == (False, False, ""), "the request was taken back"
 
 
-def test_ampere_is_reset_when_the_policy_allows_it(make_node: NodeMaker) -> None:
+def test_an_ampere_card_is_reset_if_the_policy_allows_it(make_node: NodeMaker) -> None:
     node = make_node("a100x8", policy='version = 1\n[[device]]\nmode = "mig"\nmig.reset = true\n')
     tools = node.folder / "tools"
     tools.mkdir()

@@ -116,7 +116,9 @@ def test_a_fraction_finer_than_28_digits_is_not_rounded_away() -> None:
     gap=st.sampled_from(["", " ", "  "]),
 )
 @example(whole=1, fraction="5", unit="GiB", gap="")
-def test_a_size_agrees_with_rational_arithmetic(whole: int, fraction: str, unit: str, gap: str) -> None:
+def test_a_parsed_size_equals_the_one_by_rational_arithmetic(
+    whole: int, fraction: str, unit: str, gap: str
+) -> None:
     number = f"{whole}.{fraction}" if fraction else str(whole)
     exact = Fraction(number) * UNITS[unit]
     if exact.denominator == 1 and 0 < exact <= MAX_BYTES:
@@ -127,7 +129,7 @@ def test_a_size_agrees_with_rational_arithmetic(whole: int, fraction: str, unit:
 
 
 @given(st.integers(1, MAX_BYTES) | st.integers(1, MAX_BYTES // GIB).map(lambda n: n * GIB))
-def test_a_formatted_size_reads_back(value: int) -> None:
+def test_a_formatted_size_is_parsed_to_the_same_size(value: int) -> None:
     assert parse_bytes(format_bytes(value)) == value
 
 
@@ -156,7 +158,7 @@ def test_a_shown_size_is_rounded(value: int, text: str) -> None:
 
 
 @given(st.integers(1, MAX_BYTES))
-def test_a_shown_size_is_near_and_never_1024_of_a_unit(value: int) -> None:
+def test_a_rounded_size_is_near_the_exact_one_and_below_1024_of_its_unit(value: int) -> None:
     shown = show_bytes(value)
     unit = next(unit for unit in ("TiB", "GiB", "MiB", "KiB", "B") if shown.endswith(unit))
     amount = Fraction(shown.removesuffix(unit))
@@ -178,7 +180,7 @@ def test_an_impossible_number_of_bytes_is_refused(value: int) -> None:
 
 
 @given(st.text())
-def test_no_text_breaks_the_parsers(text: str) -> None:
+def test_any_text_is_parsed_or_refused(text: str) -> None:
     for parser in (parse_bytes, Percent.parse):
         try:
             parser(text)

@@ -142,7 +142,7 @@ def test_a_larger_profile_serves_if_the_policy_excludes_the_smaller() -> None:
     assert decision.slices[0].mig == MigSlice(14, "2g.35gb", Placement(4, 2))
 
 
-def test_a_foreign_instance_keeps_its_placement() -> None:
+def test_a_foreign_mig_instance_keeps_its_placement() -> None:
     node = node_of(h200(0, mig_on=True, instances=(instance(3, 19, 6),)))
     decision = choose(request(mig_profile="3g.71gb"), node, AUTO, {})
     assert decision.slices[0].mig == MigSlice(9, "3g.71gb", Placement(0, 4))

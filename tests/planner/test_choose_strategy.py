@@ -39,19 +39,19 @@ def taken(
 HALF = {"GPU-1": used(Mode.PRELOAD, 30 * GIB), "GPU-2": used(Mode.PRELOAD, 100 * GIB)}
 
 
-def test_pack_takes_the_fullest_that_fits() -> None:
+def test_strategy_pack_takes_the_fullest_device_that_fits() -> None:
     assert taken(request(memory=10 * GIB), h200_node(4), AUTO, HALF) == [2]
     assert taken(request(memory=50 * GIB), h200_node(4), AUTO, HALF) == [1]
     assert taken(request(memory=120 * GIB), h200_node(4), AUTO, HALF) == [0]
 
 
-def test_spread_takes_the_emptiest() -> None:
+def test_strategy_spread_takes_the_emptiest_device() -> None:
     full = {**HALF, "GPU-0": used(Mode.PRELOAD, 31 * GIB)}
     assert taken(request(memory=10 * GIB), h200_node(3), SPREAD, full) == [1]
     assert taken(request(memory=10 * GIB), h200_node(4), SPREAD, full) == [3]
 
 
-def test_pack_prefers_a_device_fixed_to_the_mode_over_a_free_card() -> None:
+def test_strategy_pack_prefers_a_device_whose_mode_the_policy_fixes_over_a_free_card() -> None:
     rules = policy({"index": 2, "mode": "preload"})
     assert taken(request(memory=GIB), h200_node(4), rules) == [2]
     whole = policy({"index": 3, "mode": "exclusive"})
@@ -85,7 +85,7 @@ def test_a_mig_slice_goes_to_the_device_where_it_costs_the_fewest_placements(
     assert taken(request(mig_profile="1g.18gb"), node, AUTO, held) == [index]
 
 
-def test_mig_spreads_to_the_device_with_most_places() -> None:
+def test_strategy_spread_puts_a_mig_slice_on_the_device_with_most_placements() -> None:
     node = node_of(*(h200(i, mig_on=True) for i in range(3)))
     held = {"GPU-0": used_mig((19, 6)), "GPU-1": used_mig((9, 4))}
     assert taken(request(isolation=HARDWARE), node, SPREAD, held) == [2]
@@ -101,17 +101,17 @@ def ring(
     return links
 
 
-def test_several_devices_lie_on_one_numa_node() -> None:
+def test_the_devices_of_one_allocation_are_on_one_numa_node() -> None:
     use = {"GPU-1": used(Mode.MPS, GIB)}
     assert taken(request(count=4), h200_node(8), AUTO, use) == [4, 5, 6, 7]
 
 
-def test_several_devices_are_the_nearest_by_link() -> None:
+def test_the_devices_of_one_allocation_have_the_nearest_links() -> None:
     node = node_of(*(h200(i, numa_node=0) for i in range(8)), links=ring((1, 6), (3, 4)))
     assert taken(request(count=2), node) == [1, 6]
 
 
-def test_numa_counts_before_links_and_links_before_packing() -> None:
+def test_nearness_by_numa_node_comes_before_links_and_links_before_packing() -> None:
     node = node_of(*(h200(i) for i in range(8)), links=ring((3, 4), (5, 6)))
     use = {"GPU-0": used(Mode.PRELOAD, 90 * GIB), "GPU-1": used(Mode.PRELOAD, 90 * GIB)}
     assert taken(request(memory=GIB, count=2), node, AUTO, use) == [5, 6]
@@ -123,12 +123,12 @@ def test_several_devices_without_links_are_chosen_by_how_well_they_fit() -> None
     assert taken(request(memory=GIB, count=2), node, AUTO, use) == [5, 7]
 
 
-def test_many_devices_are_searched_greedily_and_still_kept_together() -> None:
+def test_of_many_devices_a_greedy_search_still_chooses_near_ones() -> None:
     devices = [h200(i, numa_node=i % 2) for i in range(16)]
     assert taken(request(count=8), node_of(*devices)) == [0, 2, 4, 6, 8, 10, 12, 14]
 
 
-def test_equal_devices_go_by_index_not_by_order() -> None:
+def test_of_equal_devices_the_one_with_the_lowest_index_is_taken() -> None:
     assert taken(request(), node_of(*(h200(i) for i in (3, 1, 2)))) == [1]
 
 

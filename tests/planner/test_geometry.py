@@ -77,14 +77,14 @@ def test_an_h200_has_723_mig_layouts_without_profiles_with_media_engines() -> No
 
 
 @pytest.mark.parametrize("card", CARDS)
-def test_the_legal_states_equal_brute_force(card: str) -> None:
+def test_the_legal_mig_layouts_equal_brute_force(card: str) -> None:
     geometry = geometry_for(CARDS[card])
     assert {keys_of(geometry, state) for state in geometry.free_after} == every_state(CARDS[card])
 
 
 @pytest.mark.parametrize("card", CARDS)
 @given(data=st.data())
-def test_free_and_best_placements_equal_brute_force(card: str, data: st.DataObject) -> None:
+def test_free_and_best_mig_placements_equal_brute_force(card: str, data: st.DataObject) -> None:
     profiles = CARDS[card]
     geometry = geometry_for(profiles)
     state = data.draw(st.sampled_from(sorted(every_state(profiles), key=sorted)))
@@ -155,7 +155,7 @@ def test_a_foreign_instance_occupies_its_placement() -> None:
     assert free_of(geometry, layout, 9) == (Placement(0, 4),)
 
 
-def test_an_unknown_instance_blocks_overlapping_placements() -> None:
+def test_an_instance_of_no_known_placement_blocks_those_that_it_overlaps() -> None:
     geometry = geometry_for(H200_PROFILES)
     layout = geometry.layout((GpuInstance(1, 77, Placement(1, 2), ()),), ())
     assert [p.start for p in free_of(geometry, layout, 19)] == [0, 3, 4, 5, 6]
@@ -168,14 +168,14 @@ def test_no_profile_fits_into_an_illegal_layout() -> None:
     assert geometry.free_profiles(geometry.layout(overlapping, ())) == ()
 
 
-def test_equal_cards_share_one_table() -> None:
+def test_cards_with_equal_profiles_share_one_table_of_layouts() -> None:
     other_snapshot = tuple(replace(p) for p in H200_PROFILES)
     assert other_snapshot[0] is not H200_PROFILES[0]
     assert other_snapshot is not H200_PROFILES
     assert geometry_for(other_snapshot) is geometry_for(H200_PROFILES)
 
 
-def test_tables_of_different_cards_are_not_mixed_up() -> None:
+def test_tables_of_layouts_of_different_cards_are_not_mixed_up() -> None:
     for first, second in combinations(CARDS.values(), 2):
         assert geometry_for(first).profiles == first
         assert geometry_for(second).profiles == second

@@ -75,7 +75,7 @@ def test_a_layout_keeps_existing_instances() -> None:
     assert laid("1g.18gb*2", now="1g.18gb@3 1g.18gb@0 2g.35gb@4") == "1g.18gb@0 1g.18gb@3"
 
 
-def test_pinned_instances_that_are_in_the_way_are_named() -> None:
+def test_an_impossible_layout_names_the_pinned_instances_that_prevent_it() -> None:
     now = "1g.18gb@1 1g.18gb@6"
     assert laid("4g.71gb 1g.18gb", now=now, pinned=now) == "blocked by 1g.18gb@1"
     assert laid("4g.71gb 1g.18gb", now=now, pinned="1g.18gb@6") == "4g.71gb@0 1g.18gb@6"

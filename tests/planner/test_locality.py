@@ -36,7 +36,7 @@ def cost(node: Node, chosen: tuple[Fit, ...]) -> tuple[int, int, int]:
 
 @settings(deadline=None)
 @given(situations(), st.data())
-def test_the_chosen_set_of_up_to_eight_devices_is_the_nearest(
+def test_of_up_to_eight_devices_the_nearest_set_is_chosen(
     situation: tuple[Node, list[Fit]], data: st.DataObject
 ) -> None:
     node, fits = situation

@@ -103,7 +103,7 @@ def test_a_resize_replaces_the_old_size_in_the_quota() -> None:
     assert sentence(QuotaRule(max_allocations=1), piece(), instead_of="a1") is None
 
 
-def test_the_first_matching_quota_rule_counts() -> None:
+def test_only_the_first_quota_rule_that_covers_the_user_counts() -> None:
     policy = Policy(
         quota=(
             QuotaRule(uids=(1000,), max_allocations=5),
@@ -124,7 +124,7 @@ def test_the_first_matching_quota_rule_counts() -> None:
         ((QuotaRule(gids=(100,), max_devices=0),), ErrorCode.OVER_QUOTA),
     ],
 )
-def test_a_quota_that_needs_an_unknown_account_refuses(
+def test_a_request_is_refused_while_its_quota_rule_needs_an_unknown_account(
     rules: tuple[QuotaRule, ...], code: ErrorCode | None
 ) -> None:
     over = over_quota(Policy(quota=rules), NODE, Owner(1000, 100), (), (piece(),), account=UNKNOWN)

@@ -31,13 +31,13 @@ def test_every_slice_gets_the_new_memory(memory: int) -> None:
     assert made == tuple(replace(piece, memory_bytes=memory) for piece in PIECES)
 
 
-def test_the_fullest_device_bounds_all_slices() -> None:
+def test_the_fullest_device_bounds_the_new_size_of_all_slices() -> None:
     error = refused(H200_USABLE - 100 * GIB + 1)
     assert error.code is ErrorCode.NO_CAPACITY
     assert error.hint == "ask for at most 39.8GiB"
 
 
-def test_a_whole_share_lifts_a_limit() -> None:
+def test_a_resize_to_a_share_of_100_percent_removes_the_compute_limit() -> None:
     limited = replace(MINE, slices=tuple(replace(p, share=Percent(2500)) for p in PIECES))
     assert all(p.share is None for p in resize_slices(limited, None, WHOLE, NODE, USE, AUTO))
 

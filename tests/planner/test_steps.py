@@ -52,7 +52,7 @@ def test_an_allocation_applies_the_mode_only_to_devices_without_slices() -> None
     assert ("apply-mode", "GPU-1") in short(allocate_steps(PAIR, use))
 
 
-def test_release_takes_the_steps_in_reverse() -> None:
+def test_the_steps_of_a_release_are_those_of_the_allocation_in_reverse() -> None:
     mine = allocation(*PAIR)
     assert short(release_steps(mine, use_of([mine]))) == [
         ("record-intent", ""),
@@ -72,7 +72,7 @@ def test_a_device_with_other_slices_stays_in_its_mode() -> None:
     assert ("unapply-mode", "GPU-1") not in points
 
 
-def test_repair_repeats_every_step() -> None:
+def test_a_repair_repeats_every_step_of_the_allocation() -> None:
     assert short(repair_steps(allocation(*PAIR))) == [
         ("apply-mode", "GPU-0"),
         ("apply-mode", "GPU-1"),

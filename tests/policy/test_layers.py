@@ -83,7 +83,7 @@ def test_the_highest_layer_wins_and_a_drop_in_hides_lower_ones_of_its_name(
 
 
 @pytest.mark.parametrize("hider", ["run", "etc"])
-def test_a_link_to_dev_null_masks(etc: Etc, hider: str) -> None:
+def test_a_drop_in_that_links_to_dev_null_hides_lower_ones_of_its_name(etc: Etc, hider: str) -> None:
     etc.write("lib/conf.d/50-x.toml", SPREAD)
     link = etc.write(f"{hider}/conf.d/50-x.toml", "")
     link.unlink()
@@ -113,7 +113,7 @@ def test_links_to_files_are_followed(etc: Etc) -> None:
     assert etc.load().policy.planner.strategy == "spread"
 
 
-def test_only_visible_toml_files_count(etc: Etc) -> None:
+def test_only_files_with_suffix_toml_that_are_not_hidden_are_read(etc: Etc) -> None:
     for name in (".hidden.toml", "50-x.toml~", "50-x.toml.dpkg-new", "README", "50-x.TOML"):
         etc.write(f"etc/conf.d/{name}", "not toml")
     assert etc.load().files == ()

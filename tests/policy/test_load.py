@@ -40,7 +40,7 @@ def test_tables_merge_key_by_key(etc: Etc) -> None:
     assert etc.origin(loaded, "planner.strategy") == "etc/vgpud.toml:4"
 
 
-def test_arrays_replace_so_a_drop_in_rule_drops_all_rules_below(etc: Etc) -> None:
+def test_the_rules_of_a_drop_in_replace_all_rules_of_lower_layers(etc: Etc) -> None:
     etc.write("etc/vgpud.toml", MAIN)
     assert modes(etc.load()) == ["mig", "mps"]
     etc.write("etc/conf.d/50-x.toml", "[[device]]\nmode = 'exclusive'\n")
@@ -61,7 +61,7 @@ def test_a_rule_takes_nothing_from_the_rule_it_replaces(etc: Etc) -> None:
     assert etc.origin(loaded, "device[0].mps.max_tenants") == "built-in"
 
 
-def test_an_empty_array_clears_the_rules(etc: Etc) -> None:
+def test_an_empty_array_in_a_drop_in_removes_the_rules_of_lower_layers(etc: Etc) -> None:
     etc.write("etc/vgpud.toml", MAIN)
     etc.write("etc/conf.d/50-x.toml", "device = []\n")
     loaded = etc.load()
@@ -154,7 +154,7 @@ def flat(table: dict[str, Any], path: tuple[str, ...] = ()) -> dict[tuple[str, .
 
 
 @given(TABLES, TABLES, TABLES)
-def test_merging_is_associative(a: dict[str, Any], b: dict[str, Any], c: dict[str, Any]) -> None:
+def test_merging_of_layers_is_associative(a: dict[str, Any], b: dict[str, Any], c: dict[str, Any]) -> None:
     assert deep_merge(deep_merge(a, b), c) == deep_merge(a, deep_merge(b, c))
 
 

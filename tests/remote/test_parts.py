@@ -72,7 +72,7 @@ def test_a_rate_limiter_allows_a_burst_and_then_its_rate() -> None:
     assert rate.owe(20, 10.0) == pytest.approx(1.7)
 
 
-def test_each_key_has_its_own_rate_and_the_number_of_keys_is_bounded() -> None:
+def test_each_key_of_a_rate_limiter_has_its_own_rate_and_the_number_of_keys_is_bounded() -> None:
     rates = Rates(per_second=1, burst=1, most_keys=2)
     assert [rates.take(key, 0.0) for key in "aabbb"] == [True, False, True, False, False]
     assert rates.take("a", 1.0)
@@ -147,7 +147,7 @@ def test_a_network_is_an_ipv4_address_or_a_64_bit_ipv6_prefix(address: str, netw
     assert network_of(address) == network
 
 
-def test_a_user_has_at_most_a_quarter_of_the_connections_controls_included() -> None:
+def test_a_user_has_at_most_a_quarter_of_all_connections_including_control_connections() -> None:
     door = RemoteDoor(RemoteSettings(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), Path("unused"))
 
     async def check() -> None:

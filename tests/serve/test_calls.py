@@ -138,7 +138,7 @@ def layout() -> pb.MigRequest:
     return pb.MigRequest(targets=[pb.MigTarget(layout=["1g.18gb*2"])])
 
 
-def test_an_error_arrives_with_number_sentence_hint_and_details(live: Live, admin: Client) -> None:
+def test_a_client_gets_an_error_with_number_sentence_hint_and_details(live: Live, admin: Client) -> None:
     calls: dict[str, Callable[[], object]] = {
         "GetNode": admin.get_node,
         "ListDevices": admin.list_devices,
@@ -184,7 +184,9 @@ def test_an_error_arrives_with_number_sentence_hint_and_details(live: Live, admi
         assert "secret" not in repr(caught.value)
 
 
-def test_each_door_admits_its_own_methods(live: Live, reader: Client, tenant: Client, admin: Client) -> None:
+def test_each_socket_admits_only_the_methods_of_its_rights(
+    live: Live, reader: Client, tenant: Client, admin: Client
+) -> None:
     changing: dict[str, Callable[[Client], object]] = {
         "Allocate": lambda c: c.allocate(ask()),
         "Release": lambda c: c.release("nothing"),
@@ -223,7 +225,9 @@ def test_only_the_administrator_names_another_owner(live: Live, tenant: Client, 
     assert live.keeper.requests[0].owner == Owner(1234, 99)
 
 
-def test_edits_are_for_the_owner_and_the_administrator(live: Live, reader: Client, admin: Client) -> None:
+def test_an_allocations_edits_are_sent_only_to_its_owner_and_the_administrator(
+    live: Live, reader: Client, admin: Client
+) -> None:
     theirs = admin.allocate(ask(owner_uid=1234, owner_gid=99))
     mine = admin.allocate(pb.AllocateRequest(request_id="r2"))
     assert theirs.HasField("edits")
@@ -237,7 +241,7 @@ def test_edits_are_for_the_owner_and_the_administrator(live: Live, reader: Clien
     assert [next(events).allocation.HasField("edits") for _ in range(2)] == [False, True]
 
 
-def test_a_uid_in_metadata_is_not_believed(live: Live) -> None:
+def test_a_uid_in_the_metadata_of_a_call_is_ignored(live: Live) -> None:
     claimed = (("uid", "1234"), ("x-uid", "1234"), ("vgpud-uid", "1234"), ("authorization", "uid 1234"))
     with grpc.insecure_channel(f"unix:{live.tenant}") as channel:
         held = VgpudStub(channel).Allocate(ask(), metadata=claimed, timeout=300)

@@ -275,7 +275,7 @@ def test_a_copied_descriptor_of_the_device_keeps_the_memory_of_a_dead_process(
     assert node.dump()["devices"][0]["memory_used"] == 0
 
 
-def test_a_refusing_driver_returns_its_status_and_disables_nothing(
+def test_a_driver_that_refuses_to_disable_channels_returns_its_status_and_disables_none(
     node: SimNode, tenant: Tenant, outside: Outside
 ) -> None:
     node.sim("fault", "fail", "--function", "FIFO_DISABLE_CHANNELS", "--code", str(REFUSED))
@@ -283,7 +283,7 @@ def test_a_refusing_driver_returns_its_status_and_disables_nothing(
     assert entry(node, tenant.process.pid)[1]["channels_off"] == 0
 
 
-def test_a_lying_driver_returns_success_and_disables_nothing(
+def test_a_driver_set_to_lie_returns_success_and_disables_no_channel(
     node: SimNode, tenant: Tenant, outside: Outside
 ) -> None:
     node.sim("fault", "fail", "--function", "FIFO_DISABLE_CHANNELS.lies", "--code", "1")

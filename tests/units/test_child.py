@@ -55,7 +55,7 @@ def test_a_start_is_idempotent_and_restarts_a_dead_helper(units: ChildUnits) -> 
     assert units.start(spec).pid != first.pid
 
 
-def test_dead_helpers_are_reaped(units: ChildUnits) -> None:
+def test_helpers_that_have_ended_are_reaped(units: ChildUnits) -> None:
     running = units.start(UnitSpec("helper", SLEEP))
     os.kill(running.pid, signal.SIGKILL)
     until(lambda: units.running("helper") is None)
