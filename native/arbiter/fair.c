@@ -28,15 +28,17 @@
 #define WINDOW_MAX_NS 2e6
 #define NONE_SHARE_MIN 0.01
 
-bool fair_present(const struct sched_entity *entity)
+/* Returns whether the tenant of this entity has processes. */
+static bool is_present(const struct sched_entity *entity)
 {
     return entity->tenant->members != NULL;
 }
 
-bool fair_active(const struct sched_entity *entity, uint64_t now)
+/* Returns whether the entity competes for time slices: it wants or holds one, or has held one recently. */
+static bool is_active(const struct sched_entity *entity, uint64_t now)
 {
     const struct sched_tenant *tenant = entity->tenant;
-    if (!fair_present(entity))
+    if (!is_present(entity))
         return false;
     return tenant->held != 0 || tenant->wanted != 0 || (tenant->last_held != 0 && now - tenant->last_held < ACTIVE_NS);
 }
@@ -49,7 +51,7 @@ static double asked(const struct sched_entity *entity)
 bool fair_outranked(const struct sched_entity *entity)
 {
     for (const struct sched_entity *p = entity->device->entities; p != NULL; p = p->next)
-        if (p->limits.priority > entity->limits.priority && fair_present(p))
+        if (p->limits.priority > entity->limits.priority && is_present(p))
             return true;
     return false;
 }
@@ -64,7 +66,7 @@ bool fair_matters(const struct sched_device *device)
     unsigned present = 0;
     bool limited = false;
     for (const struct sched_entity *p = device->entities; p != NULL; p = p->next) {
-        if (!fair_present(p))
+        if (!is_present(p))
             continue;
         present++;
         limited |= p->limits.policy != VGPU_SHARE_NONE;
@@ -100,7 +102,7 @@ static void weigh(struct sched_device *device, uint64_t now)
     unsigned unlimited = 0;
     device->active = 0;
     for (const struct sched_entity *p = device->entities; p != NULL; p = p->next) {
-        if (!fair_active(p, now))
+        if (!is_active(p, now))
             continue;
         device->active++;
         if (p->limits.policy == VGPU_SHARE_NONE)
@@ -122,7 +124,7 @@ static double usual_round(const struct sched_device *device, uint64_t now)
     if (device->active > 1)
         return clamp((device->cut ? CUT_ROUND_NS : SHARED_ROUND_NS) * device->active, 0, SHARED_ROUND_MAX_NS);
     for (const struct sched_entity *p = device->entities; p != NULL; p = p->next) {
-        if (!fair_active(p, now))
+        if (!is_active(p, now))
             continue;
         double s = fair_share(p);
         s = clamp(s, 0.02, 0.98);
@@ -137,7 +139,7 @@ static double round_length(const struct sched_device *device, uint64_t now)
     if (device->active > 1)
         return length;
     for (const struct sched_entity *p = device->entities; p != NULL; p = p->next) {
-        if (!fair_active(p, now) || p->hand_over_calls < 2)
+        if (!is_active(p, now) || p->hand_over_calls < 2)
             continue;
         double hand_over_ns = (double)p->hand_over_calls * HAND_OVER_CALL_NS;
         double needed = HAND_OVERS_PER_QUANTUM * hand_over_ns / clamp(fair_share(p), 0.02, 1);
@@ -174,7 +176,7 @@ uint64_t fair_window(const struct sched_device *device, uint64_t now)
 {
     double shortest = 4 * WINDOW_MAX_NS;
     for (const struct sched_entity *p = device->entities; p != NULL; p = p->next)
-        if (fair_active(p, now)) {
+        if (is_active(p, now)) {
             double quantum = fair_quantum(p);
             shortest = quantum < shortest ? quantum : shortest;
         }
@@ -188,7 +190,7 @@ uint64_t fair_window(const struct sched_device *device, uint64_t now)
 static bool is_peer(const struct sched_entity *p, bool can_wait, uint64_t now)
 {
     bool capped = fair_is_hard(p) && !p->holding && p->tokens_ns < fair_threshold(p, true);
-    return fair_active(p, now) && !capped && (p->limits.priority < 0) == can_wait;
+    return is_active(p, now) && !capped && (p->limits.priority < 0) == can_wait;
 }
 
 static double least_vtime(const struct sched_device *device, const struct sched_entity *but, bool can_wait,

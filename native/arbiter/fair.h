@@ -9,12 +9,6 @@
 
 #include "sched_state.h"
 
-/* Returns whether the tenant of this entity has processes. */
-bool fair_present(const struct sched_entity *entity);
-
-/* Returns whether the entity competes for time slices: it wants or holds one, or has held one recently. */
-bool fair_active(const struct sched_entity *entity, uint64_t now);
-
 /* Returns whether a tenant of a higher priority is present on the device. */
 bool fair_outranked(const struct sched_entity *entity);
 

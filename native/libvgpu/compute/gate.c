@@ -383,9 +383,8 @@ CUresult vgpu_gate_look(CUstream stream, int per_thread, uint64_t weight)
     return result;
 }
 
-void vgpu_gate_launched(CUstream stream, int per_thread, uint64_t weight)
+void vgpu_gate_launched(uint64_t weight)
 {
-    vgpu_in_flight_mark_after(stream, per_thread, weight);
     __atomic_sub_fetch(&vgpu_launches.asked, weight, __ATOMIC_SEQ_CST);
 }
 

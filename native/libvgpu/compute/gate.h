@@ -33,6 +33,6 @@ static inline bool vgpu_gate_passes(uint64_t weight)
 CUresult vgpu_gate_look(CUstream stream, int per_thread, uint64_t weight);
 
 /* Called after a launch that vgpu_gate_look admitted. */
-void vgpu_gate_launched(CUstream stream, int per_thread, uint64_t weight);
+void vgpu_gate_launched(uint64_t weight);
 
 #endif

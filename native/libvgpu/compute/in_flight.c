@@ -19,7 +19,6 @@
 #define FREE_BATCH 4096u /* number of launches between two checks while no limit holds */
 /* launches between two checks while the next launch may use a device whose slice another tenant has */
 #define STRAY_BATCH 61u
-#define LONG_BATCH 1u /* batches up to this size get a marker after them too, so that each long launch is measured */
 #define WAIT_MIN_NS 2000u
 
 struct context_queue {
@@ -45,7 +44,6 @@ struct context_queue {
 
 static struct context_queue *queues; /* the queues: one for each live context with launches */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static __thread bool mark_after;
 static uint32_t launched_to; /* devices with launches, as bits */
 /* devices with launches that were reported to the arbiter, as bits; all bits, if none could be reported */
 static uint32_t declared;
@@ -233,23 +231,10 @@ enum vgpu_admission vgpu_in_flight_admit(CUstream stream, int per_thread, const 
             record(queue, stream, per_thread, count);
         reap(queue);
         answer = decide(queue, count, turn, left_ns, first, batch, wait_ns);
-        mark_after = answer == VGPU_ADMIT_GO && *batch <= LONG_BATCH;
     }
     pthread_mutex_unlock(&lock);
     vgpu_capture_restore_if_any(mode);
     return answer;
-}
-
-void vgpu_in_flight_mark_after(CUstream stream, int per_thread, uint64_t weight)
-{
-    if (!mark_after)
-        return;
-    mark_after = false;
-    pthread_mutex_lock(&lock);
-    struct context_queue *queue = queue_find(context_of(stream, per_thread));
-    if (queue != NULL && queue->context != NULL)
-        record(queue, stream, per_thread, launched() + weight);
-    pthread_mutex_unlock(&lock);
 }
 
 enum vgpu_touch vgpu_in_flight_touch(CUstream stream, int per_thread)

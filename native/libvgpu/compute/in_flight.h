@@ -25,9 +25,6 @@ enum vgpu_admission { VGPU_ADMIT_GO, VGPU_ADMIT_WAIT, VGPU_ADMIT_STOP };
 enum vgpu_admission vgpu_in_flight_admit(CUstream stream, int per_thread, const struct vgpu_turn *turn,
                                          uint64_t left_ns, bool first, uint64_t *batch, uint64_t *wait_ns);
 
-/* Called after a launch that is still counted as asked. Records a marker at its end if launches are long. */
-void vgpu_in_flight_mark_after(CUstream stream, int per_thread, uint64_t weight);
-
 enum vgpu_touch { VGPU_TOUCHED, VGPU_TOUCH_NO_CONTEXT, VGPU_TOUCH_NO_MEMORY };
 
 /*

@@ -23,7 +23,7 @@
         if (result != CUDA_SUCCESS)                                                          \
             return result;                                                                   \
         result = CALL_INSIDE(symbol, __VA_ARGS__);                                           \
-        vgpu_gate_launched(stream, per_thread, bytes_ / COPY_LEAST_BYTES);                   \
+        vgpu_gate_launched(bytes_ / COPY_LEAST_BYTES);                                       \
         return result;                                                                       \
     } while (0)
 

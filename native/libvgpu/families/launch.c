@@ -23,7 +23,7 @@
         if (result != CUDA_SUCCESS)                                   \
             return result;                                            \
         result = CALL_INSIDE(symbol, __VA_ARGS__);                    \
-        vgpu_gate_launched(stream, per_thread, weight);               \
+        vgpu_gate_launched(weight);                                   \
         return result;                                                \
     } while (0)
 
