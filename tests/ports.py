@@ -10,7 +10,7 @@ _FIRST, _LAST = 20000, 32000
 
 def free_port() -> int:
     """A port on which nothing listens on any address. Raises OSError if there is none."""
-    # not the module's functions: Hypothesis sets the same seed in each worker
+    # Hypothesis seeds the functions of the module `random` equally in each worker, so they are not used
     for port in random.SystemRandom().sample(range(_FIRST, _LAST), 100):
         try:
             socket.create_server(("", port)).close()

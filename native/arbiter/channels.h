@@ -131,7 +131,7 @@ void channels_note(unsigned char *usage_map, uint32_t slot, uint32_t ordinal, bo
 /* Reads the counters of the load samples that a process takes of itself. Returns false if its table cannot be read. */
 struct channels_load {
     uint32_t sampled_ms;
-    uint32_t busy_ms; /* those of sampled_ms in which work was unfinished */
+    uint32_t busy_ms; /* milliseconds of sampled_ms in which the process had unfinished work */
     uint32_t groups;  /* number of groups on all devices; the driver gives each group time slices */
 };
 bool channels_load(int usage_fd, uint32_t slot, struct channels_load *load);

@@ -74,7 +74,7 @@ def running(release: str, programs: Path, rootfs: Path, folder: Path) -> Iterato
             finally:
                 cluster.stop()
                 made.kill()
-                made.end_containers()  # those of pods that were deleted just now may still end
+                made.end_containers()  # the containers of pods that were just deleted may still run
 
 
 @pytest.fixture(scope="session", params=[release for release in SUITES if release != "installed"])

@@ -130,7 +130,7 @@ def _pair(bench: Bench, index: int) -> dict[str, Any]:
 
 
 def programs(bench: Bench) -> Any:
-    """Each program under a limit of 6 GiB, and twice without one."""
+    """Runs each program under a limit of 6 GiB, and twice without one."""
     with ThreadPoolExecutor(6) as pool:
         return list(pool.map(lambda index: _pair(bench, index), range(len(PROGRAMS))))
 

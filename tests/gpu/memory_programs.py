@@ -157,7 +157,7 @@ def triton_kernel(exhaust: bool) -> Outcome:
 
 
 def nccl_train(exhaust: bool) -> Outcome:
-    """One of two ranks, each on its own GPU: training steps of a model whose gradients both reduce."""
+    """Runs one of two ranks, each on its own GPU: training steps of a model whose gradients both reduce."""
     import torch  # type: ignore[import-not-found,unused-ignore]
     import torch.distributed as group  # type: ignore[import-not-found,unused-ignore]
 

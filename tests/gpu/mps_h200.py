@@ -262,7 +262,7 @@ def halves() -> None:
 
 
 def memory() -> None:
-    """Each family of allocations against a limit of 4 GiB, with a larger tenant beside it."""
+    """Allocates in each family up to a limit of 4 GiB, with a larger tenant beside it."""
     with running() as node:
         held, _ = share(node, 4, 20), share(node, 16, 40)
         filled = {

@@ -25,7 +25,7 @@ def test_an_nvml_text_that_is_not_utf8_raises_no_error() -> None:
     nvml = FakeNvml(1)
     nvml.__dict__["nvmlDeviceGetName"] = lambda gpu: b"NVIDIA\xff"
     assert Gateway(binding=nvml).snapshot().devices[0].name == "NVIDIA\ufffd"
-    # the same decoding error that the binding raises for such a name
+    # the binding itself may decode the name, and raises this error
     nvml.__dict__["nvmlDeviceGetName"] = lambda gpu: b"\xff".decode()
     assert Gateway(binding=nvml).snapshot().devices[0].name == ""
 

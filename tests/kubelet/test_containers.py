@@ -310,8 +310,8 @@ def test_ids_that_the_kubelet_gives_twice_enlarge_no_allocation(short: Path) -> 
 
 @pytest.mark.parametrize("fewer", [True, False])
 def test_a_pod_created_again_before_the_first_started_has_what_it_asks_for(short: Path, fewer: bool) -> None:
-    """It has the name of the first and, in part, its ids. Its admission begins within the time in which the
-    calls for another container of the first pod would come.
+    """The new pod has the name of the first and some of its ids. It is admitted within the time in which a
+    call for another container of the first pod would come.
     """
 
     async def story() -> None:

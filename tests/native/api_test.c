@@ -268,7 +268,8 @@ static void check_pool(void)
     CHECK(cuMemFreeAsync(pointer, NULL) == CUDA_SUCCESS && cuCtxSynchronize() == CUDA_SUCCESS);
     CHECK(free_bytes() == LIMIT - CONTEXT);
     CHECK(cuMemAllocAsync(&pointer, 64 * MIB, NULL) == CUDA_SUCCESS);
-    fake_refuse_attributes(1); /* as after an error that ends the context: the memory stays */
+    /* the driver reports no size of the pool, as after an error that ends the context: its charge stays */
+    fake_refuse_attributes(1);
     CHECK(cuMemAlloc_v2(&second, 4 * MIB) == CUDA_SUCCESS && cuMemFree_v2(second) == CUDA_SUCCESS);
     CHECK(free_bytes() == LIMIT - CONTEXT - 64 * MIB);
     fake_refuse_attributes(0);

@@ -621,8 +621,8 @@ def test_a_drain_gives_scarce_host_memory_to_the_first_tenant_of_its_order(
 def test_a_tenant_that_grew_in_a_drain_is_tried_again_when_the_others_have_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its part of the host's memory is ordered anew when its buffer is made. The driver's part of `second`,
-    which began after it, is free again when that one has moved.
+    """Host memory for the tenant that grew is ordered anew when its buffer is made, and is too little. What
+    was ordered for `second`, which began later, is free again when `second` has moved.
     """
 
     async def work() -> None:

@@ -205,7 +205,7 @@ def test_a_failed_suspension_is_tried_again_after_the_back_off(tmp_path: Path) -
 
 
 def test_the_back_off_lasts_as_long_as_the_failed_suspension(tmp_path: Path) -> None:
-    """Otherwise it would hold the turns of the device's other tenants nearly all the time."""
+    """A tenant that holds up its suspensions would otherwise take nearly all of the other tenants' time."""
 
     async def scene(card: Card) -> None:
         card.add("a")

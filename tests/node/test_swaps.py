@@ -111,7 +111,7 @@ class Goes(swaps.Swaps):
 
 
 def test_a_swap_out_waits_until_the_tenants_swap_thread_begins_late() -> None:
-    """It begins late while it allocates its host buffer, and on a loaded host."""
+    """The swap thread begins late while it allocates its host buffer, and on a loaded host."""
     goes = Goes(SwapPhase.HERE, quiet=True)
 
     async def goes_out() -> None:

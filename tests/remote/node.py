@@ -126,7 +126,8 @@ class RemoteNode:
         kept = {"VGPU_SIM_STATE": str(state), "LD_LIBRARY_PATH": str(simulated)}
         lines = [f"export {name}={shlex.quote(value)}" for name, value in kept.items()]
         preload = f'export LD_PRELOAD="$LD_PRELOAD:{simulated / "libvgpu-sim-rm.so"}"'
-        python = Path(sys.executable).resolve()  # of the system: a virtual environment is below the tree
+        # the system's Python: other users cannot enter the tree with the virtual environment
+        python = Path(sys.executable).resolve()
         script.write_text("\n".join(["#!/bin/sh", *lines, preload, f"exec {python} {engine}", ""]))
         script.chmod(0o755)
         return script

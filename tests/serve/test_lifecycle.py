@@ -167,7 +167,7 @@ def test_a_stop_cancels_calls_beyond_the_grace(live: Live) -> None:
         with pytest.raises(VgpuError) as caught:
             answer.result(20)
         assert caught.value.code in (ErrorCode.STOPPING, ErrorCode.UNREACHABLE)
-    assert live.do(others()) == []  # no task of the server waits for an answer any more
+    assert live.do(others()) == []  # none of the server's tasks waits for an answer any more
     open_gate(live)
 
 

@@ -27,7 +27,7 @@ class FatalEvents:
         self._driver = driver
         self._lock = threading.Lock()
         self._sentences: dict[str, str] = {}
-        self._asked: frozenset[str] = frozenset()  # those of the devices whose repair NVML has asked for
+        self._asked: frozenset[str] = frozenset()  # UUIDs of devices for which NVML asked for a repair
         self._read()
 
     def get(self, uuid: str) -> str:

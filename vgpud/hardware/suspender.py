@@ -199,7 +199,7 @@ class Suspender:
             orders.close()
             # killing the program does not undo its last order, which the driver may already execute
             process.kill()
-            # its contexts end while the next session's program starts, which waits for the lock file
+            # its contexts end while the next vgpu-suspend starts, which waits for the lock file
             end = asyncio.create_task(asyncio.to_thread(process.wait))
             self._ends.add(end)
             end.add_done_callback(self._ends.discard)

@@ -19,5 +19,5 @@ class LeaseSaves(IntEnum):
 
     NOTHING = layout.SAVES_NOTHING
     REST = layout.SAVES_REST  # the driver saves the rest of the process
-    # as REST, for a move to a device that can read this one: memory may wait here
+    # as REST, but the next device can read this one, so libvgpu may leave memory on this device
     PARKED = layout.SAVES_PARKED

@@ -541,7 +541,7 @@ def context_of(certificate: Path, key: Path, authority: Path | None) -> ssl.SSLC
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    # no tickets, because a resumed session does not verify again whether the client's certificate has expired
+    # a session that is resumed by a ticket is not checked for an expired certificate, so no tickets are sent
     context.num_tickets = 0
     context.options |= ssl.OP_NO_TICKET
     sentence = ""

@@ -162,8 +162,8 @@ VGPU_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t si
 }
 
 /*
- * For another reference the driver returns the same handle. The block counts references, and the entry is removed with
- * the last.
+ * The driver returns the same handle for each reference to the memory. So the block counts references, and its entry is
+ * removed with the last reference.
  */
 VGPU_EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 {

@@ -18,7 +18,7 @@
 #include "thread.h"
 #include "in_child.h"
 
-/* as large as the stack of a usual thread: the driver compiles the kernel of digest.h on it */
+/* the swap thread's stack: as large as a usual thread's, because the driver compiles the kernel of digest.h on it */
 #define STACK_BYTES (8 << 20)
 #define LOOK_NS 100000000 /* maximum of time between two looks at the lease; an arbiter reports its changes earlier */
 #define STEP_NS 200000    /* interval of waiting for an event that is expected soon */

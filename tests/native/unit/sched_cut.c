@@ -89,7 +89,7 @@ static double random_part(void)
 }
 
 static struct channels_thread {
-    struct channels_order *first; /* its orders, but for the one that it carries out */
+    struct channels_order *first; /* the thread's waiting orders, without the one that it carries out */
     uint64_t free_at;
 } threads[DEVICES];
 static struct channels_order *calling; /* the order whose call has the driver's lock */

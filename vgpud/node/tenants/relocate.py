@@ -87,7 +87,7 @@ class Relocations:
         """Moves tenants off a device. Running tenants come first, the largest of them first. Suspended
         tenants come last, because they need no free memory. Raises VgpuError(NO_SUCH_DEVICE).
         """
-        await self._suspender.settle()  # else a device that a tenant has just left would be in use
+        await self._suspender.settle()  # NVML then no longer shows a tenant on a device that it has just left
         await self._inventory.refresh()
         self._inventory.device(device_uuid)
         tasks = {}
@@ -148,7 +148,7 @@ class Relocations:
         """The moves that make the requested room. Raises VgpuError: NO_CAPACITY if no moves make it,
         IMPOSSIBLE if no device is large enough, NO_SUCH_DEVICE.
         """
-        await self._suspender.settle()  # else a device that a tenant has just left would be in use
+        await self._suspender.settle()  # NVML then no longer shows a tenant on a device that it has just left
         await self._inventory.refresh()
         node = self._inventory.node
         selected = [device for device in node.devices if selects(wanted.selector, device)]

@@ -87,7 +87,7 @@ class Allocator:
         # The pods that are being admitted, by the request id of their allocation.
         self._admitted: dict[str, _Admission] = {}
         self._cuts = 0  # admissions that failed: by a refusal, or because the kubelet was restarted
-        self._life: Life | None = None  # of the kubelet process whose list was read last
+        self._life: Life | None = None  # identifies the kubelet process whose list was read last
         # The time of the first list that had the pod, by pod; None until the present kubelet process has
         # given a list.
         self._listed_since: dict[str, float] | None = None

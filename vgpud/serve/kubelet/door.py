@@ -53,8 +53,8 @@ class Pace:
     """The intervals of the device plugins in seconds. Tests use shorter ones."""
 
     look: float = 1.0  # interval between checks of the kubelet's socket
-    # the same while no plugin is registered: after a reboot the kubelet admits its pods within a second of
-    # its start, and refuses those whose plugin is not registered
+    # interval between checks of the socket while no plugin is registered: after a reboot the kubelet admits
+    # its pods within a second of its start, and refuses those whose plugin is not registered
     unregistered: float = 0.1
     settle: float = 0.05  # wait between a change and the new list, because further changes may follow
     # time after which a registration is repeated if the kubelet has not called ListAndWatch

@@ -59,7 +59,7 @@ CUresult PTSZ(cuMemAllocAsync)(CUdeviceptr *out, size_t size, CUstream stream)
     CU_TRY(enter_stream("cuMemAllocAsync", stream, &ctx));
     CU_CHECK(out != NULL, CUDA_ERROR_INVALID_VALUE);
     *out = 0;
-    if (size == 0) /* as the driver: no work and no error */
+    if (size == 0) /* for 0 bytes the driver does nothing and returns no error */
         return CUDA_SUCCESS;
     return allocate(out, size, NULL, ctx, own(stream));
 }
