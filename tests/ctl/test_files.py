@@ -1,13 +1,13 @@
 """Files named on the command line: whatever they contain, the answer is quick, and an error has a hint."""
 
 import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.ctl.conftest import COMMAND, Ctl, Done, environment
+from tests import prepared
+from tests.ctl.conftest import Ctl, Done, environment
 from tests.ctl.daemon import Daemon
 
 VERBS = ["alloc -f", "plan -f", "policy test", "convert hami", "mig import"]
@@ -15,16 +15,12 @@ VERBS = ["alloc -f", "plan -f", "policy test", "convert hami", "mig import"]
 
 @pytest.fixture
 def ask(daemon: Daemon) -> Callable[[str], Done]:
+    """Runs vgpuctl in a process of its own, which a file without an end could hold up."""
+
     def run(line: str) -> Done:
-        return subprocess.run(
-            (*COMMAND, *line.split()),
-            env=environment(daemon.socket),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
+        process = prepared.ctl(line.split(), environment(daemon.socket))
+        said, errors = process.communicate(timeout=300)
+        return Done(line, process.wait(), said, errors)
 
     return run
 
