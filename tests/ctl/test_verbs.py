@@ -328,9 +328,15 @@ def redirected(daemon: Daemon, line: str, redirection: str) -> Done:
     )
 
 
-@pytest.mark.parametrize("line", ["devices", "ls -o name", "top -1", "doctor", "policy explain", "help"])
 @pytest.mark.parametrize(
-    ("redirection", "why"), [(">/dev/full", "no space left on device"), (">&-", "bad file descriptor")]
+    ("line", "redirection", "why"),
+    [
+        *(
+            (line, ">/dev/full", "no space left on device")
+            for line in ("devices", "top -1", "doctor", "help")
+        ),
+        *((line, ">&-", "bad file descriptor") for line in ("ls -o name", "policy explain")),
+    ],
 )
 def test_vgpuctl_fails_if_its_output_cannot_be_written(
     daemon: Daemon, line: str, redirection: str, why: str

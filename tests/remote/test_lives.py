@@ -11,8 +11,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-import pytest
-
 from tests.conditions import needs
 from tests.lease.conftest import eventually as until
 from tests.remote.clients import connections_of, ended, engine_of, opened, say
@@ -62,25 +60,22 @@ _CAUSES: dict[Callable[[RemoteNode, str], None], tuple[str, str, int]] = {
 }
 
 
-@pytest.mark.parametrize("end", _CAUSES, ids=lambda end: end.__name__.strip("_"))
-def test_a_client_is_told_why_the_node_ends_its_session(
-    remote: RemoteNode, end: Callable[[RemoteNode, str], None]
-) -> None:
-    sentence, hint, status = _CAUSES[end]
-    token = remote.grant()
-    client = opened(remote, token, "--memory", "1GiB")
-    end(remote, token)
-    assert client.stdin is not None
-    assert client.stderr is not None
-    said = sentence.replace("GRANT", token.partition(".")[0])
-    assert client.stderr.readline() == f"vgpuctl: the remote session has ended: {said}\n"
-    until(lambda: not remote.held())
-    until(lambda: not engine_of(remote))
-    assert say(client, "echo hello") == "closed"
-    client.stdin.write("exit 3\n")
-    client.stdin.close()
-    assert client.stderr.read() == f"hint: {hint}\n"
-    assert client.wait(timeout=300) == status
+def test_a_client_is_told_why_the_node_ends_its_session(remote: RemoteNode) -> None:
+    for end, (sentence, hint, status) in _CAUSES.items():
+        token = remote.grant()
+        client = opened(remote, token, "--memory", "1GiB")
+        end(remote, token)
+        assert client.stdin is not None
+        assert client.stderr is not None
+        said = sentence.replace("GRANT", token.partition(".")[0])
+        assert client.stderr.readline() == f"vgpuctl: the remote session has ended: {said}\n"
+        until(lambda: not remote.held())
+        until(lambda: not engine_of(remote))
+        assert say(client, "echo hello") == "closed"
+        client.stdin.write("exit 3\n")
+        client.stdin.close()
+        assert client.stderr.read() == f"hint: {hint}\n"
+        assert client.wait(timeout=300) == status
     assert "no such session" not in remote.log.read_text()  # the client did not try to come back
 
 
@@ -126,24 +121,23 @@ def test_a_session_outlives_a_file_of_grants_that_cannot_be_read(remote: RemoteN
     ended(client)
 
 
-@pytest.mark.parametrize("victim", ["client", "door", "session", "engine"])
-def test_the_kill_of_any_process_releases_the_slice_and_leaves_no_process(
-    short: RemoteNode, victim: str
-) -> None:
-    client = opened(short, short.grant(), "--memory", "1GiB")
-    assert engine_of(short)
-    if victim == "client":
+def test_the_kill_of_any_process_releases_the_slice_and_leaves_no_process(short: RemoteNode) -> None:
+    token = short.grant()
+    for victim in ("client", "session", "engine", "door"):
+        client = opened(short, token, "--memory", "1GiB")
+        assert engine_of(short), victim
+        if victim == "client":
+            client.kill()
+        elif victim == "session":
+            _kill_session(short, "")
+        elif victim == "engine":
+            _kill_engine(short, "")
+        else:
+            short.door.kill()
+        until(lambda: not short.held())
+        until(lambda: not engine_of(short))
         client.kill()
-    elif victim == "door":
-        short.door.kill()
-    elif victim == "session":
-        _kill_session(short, "")
-    else:
-        _kill_engine(short, "")
-    until(lambda: not short.held())
-    until(lambda: not engine_of(short))
-    client.kill()
-    ended(client)
+        ended(client)
 
 
 def test_the_kill_of_the_door_does_no_harm_to_a_local_tenant_and_the_next_door_serves(

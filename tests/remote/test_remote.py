@@ -140,19 +140,14 @@ def test_the_files_of_the_client_package_need_only_the_standard_library(
     assert "grant" not in ctl("remote", "--help").stdout
 
 
-@pytest.mark.parametrize(
-    ("token", "options", "sentence"),
-    [
+def test_a_client_says_what_is_wrong_before_it_connects(remote: RemoteNode) -> None:
+    for token, options, sentence in (
         ("garbage", (), "what VGPU_REMOTE_TOKEN has is not a token"),
         ("a.b.c", ("--certificate", "x.pem"), "--key is missing"),
-    ],
-)
-def test_a_client_says_what_is_wrong_before_it_connects(
-    remote: RemoteNode, token: str, options: tuple[str, ...], sentence: str
-) -> None:
-    client = remote.client(token, *options, verb="status")
-    assert sentence in ended(client)
-    assert client.returncode == 2
+    ):
+        client = remote.client(token, *options, verb="status")
+        assert sentence in ended(client)
+        assert client.returncode == 2
 
 
 def test_the_folder_of_the_engines_libraries_has_them_and_is_absolute(
