@@ -16,8 +16,16 @@ from tests import simnode
 from tests.cgroups import cgroup  # noqa: F401
 from tests.conditions import needs
 from tests.demo.node import BUILD, POLICY, DemoNode
-from tests.e2e.conftest import PreparedNode, end_helpers
+from tests.e2e.conftest import ROOMY, PreparedNode, end_helpers
 from tests.e2e.support import MIB, PROBE, client, eventually, simulate, states
+from tests.e2e.test_evict import EVICTS, suspend
+from tests.e2e.test_idle import ask as send
+from tests.e2e.test_memory import Talker
+from tests.e2e.test_move import move
+from tests.e2e.test_suspend import resume
+from tests.e2e.test_turns import CONTEXT_MIB, all_but, answer, close, tenant
+from tests.e2e.test_turns import HOLD as HOLDS
+from tests.e2e.test_turns import ROOMY as TURNS
 from tests.kubelet.cluster import Cluster, HttpCluster
 from tests.kubelet.double import fixed_plugins, kubelet
 from tests.kubelet.storm import POLICY as MEMORY_UNITS
@@ -57,6 +65,12 @@ POD_NAMES = {"sandbox-namespace": "ml", "sandbox-name": "train-0", "container-na
 def walled(tmp_path: Path, cgroup: Path) -> Iterator[DemoNode]:  # noqa: F811
     """A daemon with driver 615, whose tenants' control groups are in `cgroup`; not started."""
     yield from node_of(tmp_path, cgroup, "615")
+
+
+@pytest.fixture
+def crowded(tmp_path: Path, cgroup: Path) -> Iterator[DemoNode]:  # noqa: F811
+    """As `walled`, with an overcommitted device on which tenants take turns."""
+    yield from node_of(tmp_path, cgroup, "615", TURNS)
 
 
 @contextmanager
@@ -223,14 +237,99 @@ def test_the_wall_follows_resize_suspension_and_move_and_ends_with_the_tenant(wa
     assert walls(walled) == {name: {**closed, 0: 2048}}
     walled.ctl("resize", name, "--memory", "3GiB")
     assert walls(walled) == {name: {**closed, 0: 3072}}
-    walled.ctl("suspend", name)
-    walled.ctl("resume", name)
+    suspend(walled, name)
+    resume(walled, name)
     assert walls(walled) == {name: {**closed, 0: 3072}}
-    walled.ctl("move", name, "--to", "5")
+    move(walled, name, 5)
     assert walls(walled) == {name: {**closed, 5: 3072}}
     assert tenant.end()[0] == 0
     eventually(lambda: not states(walled), "the tenant has ended")
     assert walls(walled) == {}
+
+
+@needs("cgroups")
+def test_overcommitted_tenants_keep_their_walls_through_turns(crowded: DemoNode) -> None:
+    """The limit of a tenant is the same in its turn and between its turns, because its contexts and those of
+    new programs stay on the device. So the limits of two tenants exceed the device together.
+    """
+    crowded.start()
+    limit_mib = all_but(crowded, CONTEXT_MIB)
+    closed = dict.fromkeys(range(8), 0)
+    first, one = tenant(crowded, HOLDS, "8")
+    first.line()
+    second, two = tenant(crowded, HOLDS, "8")
+    second.line()
+    expected = {one: {**closed, 0: limit_mib}, two: {**closed, 0: limit_mib}}
+    for _ in range(2):
+        for program in (first, second):
+            assert answer(program)["whole"]
+            assert walls(crowded) == expected
+    suspend(crowded, one)
+    assert walls(crowded) == expected
+    move(crowded, one, 5)
+    resume(crowded, one)
+    expected[one] = {**closed, 5: limit_mib}
+    assert walls(crowded) == expected
+    crowded.ctl("resize", one, "--memory", f"{limit_mib - 1024}MiB")
+    expected[one][5] = limit_mib - 1024
+    assert walls(crowded) == expected
+    assert answer(first)["whole"]
+    close(first, second)
+    eventually(lambda: not states(crowded), "both have ended")
+    assert walls(crowded) == {}
+
+
+@needs("cgroups")
+@pytest.mark.parametrize("point", ["swap-out.limit", "swap-out.out", "swap-in.limit", "swap-in.open"])
+def test_a_crash_in_a_turn_leaves_each_tenant_its_wall(crowded: DemoNode, point: str) -> None:
+    crowded.start()
+    first, one = tenant(crowded, HOLDS, "8")
+    first.line()
+    second, two = tenant(crowded, HOLDS, "8")
+    second.line()
+    expected = walls(crowded)
+    assert expected.keys() == {one, two}
+    crowded.stop()
+    crowded.start(fault_point=point)
+    send(first)
+    send(second)
+    assert crowded.daemon is not None
+    crowded.daemon.wait(timeout=300)
+    crowded.start()
+    assert first.line()["whole"]
+    assert second.line()["whole"]
+    assert walls(crowded) == expected
+    close(first, second)
+    eventually(lambda: not states(crowded), "both have ended")
+    assert walls(crowded) == {}
+
+
+@needs("cgroups")
+@pytest.mark.parametrize("deep", [False, True], ids=["", "deep"])
+@pytest.mark.parametrize("policy", [EVICTS, ROOMY], ids=["evicted", "saved"])
+def test_a_tenant_above_its_limit_comes_back_through_its_wall(
+    tmp_path: Path,
+    cgroup: Path,  # noqa: F811
+    policy: str,
+    deep: bool,
+) -> None:
+    """A resize below the tenant's use leaves its memory in place. All of it comes back after a suspension or
+    a move, and then the limit holds again.
+    """
+    for node in node_of(tmp_path, cgroup, "615", policy):
+        node.start()
+        one = Talker(node, "640MiB")
+        assert one.ask("100")[0] == 0
+        node.ctl("resize", one.allocation, "--memory", "600MiB")
+        assert walls(node)[one.allocation][0] == 600
+        suspend(node, one.allocation, deep)
+        assert walls(node)[one.allocation][0] == 526 + 100  # with the context
+        resume(node, one.allocation)
+        assert walls(node)[one.allocation][0] == 600
+        move(node, one.allocation, 5)
+        assert walls(node) == {one.allocation: {**dict.fromkeys(range(8), 0), 5: 600}}
+        assert one.ask("1")[0] == 2
+        one.end()
 
 
 @needs("cgroups")

@@ -3,7 +3,7 @@
 import os
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,17 @@ from tests.cgroups import cgroup  # noqa: F401
 from tests.conditions import needs
 from vgpud.model.device import Device, Node
 from vgpud.model.errors import ErrorCode, VgpuError
-from vgpud.model.tenancy import Allocation, Lifetime, Mode, Owner, Request, Slice, State
+from vgpud.model.tenancy import (
+    Allocation,
+    Lifetime,
+    Mode,
+    Owner,
+    Request,
+    Slice,
+    State,
+    SuspendedProcess,
+    Way,
+)
 from vgpud.modes.walls import Walls, WallWorld, wall_limits
 
 GIB = 1 << 30
@@ -29,6 +39,11 @@ def part(device: str, gib: int, mode: Mode = Mode.PRELOAD, other: str = "") -> S
     return Slice(f"GPU-{device}", mode, gib * GIB, other_uuid=other)
 
 
+def suspended(name: str, *slices: Slice, gone: int, stays: int) -> Allocation:
+    process = SuspendedProcess(1, 1, gone * GIB, Way.SWAP, stays * GIB)
+    return replace(allocation(name, *slices), state=State.SUSPENDED, suspended=(process,))
+
+
 @pytest.mark.parametrize(
     ("holders", "own", "limits"),
     [
@@ -37,10 +52,22 @@ def part(device: str, gib: int, mode: Mode = Mode.PRELOAD, other: str = "") -> S
         ([allocation("x", part("a", 2), part("b", 1))], False, {"GPU-a": 2, "GPU-b": 1}),
         ([allocation("x", part("a", 2)), allocation("y", part("a", 3))], False, {"GPU-a": 5}),
         ([allocation("x", part("a", 2, other="GPU-c"))], False, {"GPU-a": 2, "GPU-c": 2}),
+        ([suspended("x", part("a", 2), gone=1, stays=1)], False, {"GPU-a": 2}),
+        ([suspended("x", part("a", 2), gone=2, stays=1)], False, {"GPU-a": 3}),
         ([allocation("x", part("a", 2, Mode.MPS))], False, {"GPU-a": 2}),
         ([allocation("x", part("a", 2, Mode.EXCLUSIVE))], False, {}),
     ],
-    ids=["one", "own group", "two devices", "two allocations", "in a move", "mps", "a whole card"],
+    ids=[
+        "one",
+        "own group",
+        "two devices",
+        "two allocations",
+        "in a move",
+        "suspended",
+        "suspended above its limit",
+        "mps",
+        "a whole card",
+    ],
 )
 def test_the_limits_of_a_group_are_those_of_its_allocations(
     holders: list[Allocation], own: bool, limits: dict[str, int]

@@ -435,6 +435,11 @@ class Allocation:
         return sum(process.stays_bytes for process in self.suspended if process.way is Way.SWAP)
 
     @property
+    def held_bytes(self) -> int:
+        """Bytes that a suspended tenant has on its devices and on the host together."""
+        return self.stays_bytes + sum(process.memory_bytes for process in self.suspended)
+
+    @property
     def moves(self) -> bool:
         """True while the allocation is being moved from one device to another."""
         return any(part.other_uuid for part in self.slices)

@@ -1,9 +1,9 @@
 """Memory walls: the driver limits the device memory of a tenant's control group, whatever its programs do.
 
 Drivers from branch 615 on have nvmlDeviceSetMemoryLimits_v1 (NVML API reference, "nvmlSetMemoryLimits_v1_t"):
-a soft and a hard limit of a cgroup v2 on a device. Only root may set them, and MIG devices have none. The
-values 0 and NVML_DEVICE_MEMORY_LIMIT_MAX clear a limit, and so does the removal of the group. This was not
-run on a card.
+a soft and a hard limit of a cgroup v2 on a device. Only root may set them, and MIG devices have none. A soft
+limit of 0 with the hard limit NVML_DEVICE_MEMORY_LIMIT_MAX clears them, and so does the removal of the group.
+This was not run on a card.
 
 The group is the container's, or one that vgpud makes for a program that `vgpuctl run` starts. An allocation
 of the kubelet has the groups of all containers that use it. A user cannot leave a group made by vgpud: to
@@ -67,13 +67,15 @@ def wall_limits(holders: Sequence[Allocation], devices: Iterable[Device], own: b
     """The limit of a control group on each device, in bytes by UUID. `holders` are the allocations whose
     processes are in the group.
 
-    During a move the limit holds on both devices. In a group that vgpud made (`own`), all other devices get a
-    limit of nothing, because a program that drops its environment could use them too.
+    During a move the limit holds on both devices. A tenant that was resized below its use may hold more than
+    its limit. While it is suspended, the limit is what it holds, because all of that must come back to the
+    device. In a group that vgpud made (`own`), all other devices get a limit of nothing, because a program
+    that drops its environment could use them too.
     """
     limits = {}
     for device in devices:
         here = [
-            part.memory_bytes
+            max(part.memory_bytes, allocation.held_bytes)
             for allocation in holders
             for part in allocation.slices
             if part.mode in _WALLED
