@@ -35,10 +35,12 @@ print(json.dumps({"mib": got}), flush=True)
 """
 GREEDY = [sys.executable, "-c", GREEDY_TEXT]
 HOLD = [PROBE, "hold", "64MiB", "--then-wait-on-stdin"]
-#: Two processes that share memory by CUDA IPC. The first writes a pattern to it. For a line of input the
-#: second prints whether it reads the pattern.
+#: Two processes in a checkpoint job that share memory by CUDA IPC. The first writes a pattern to it. For a
+#: line of input the second prints whether it reads the pattern.
 SHARING_TEXT = cuda_program("""
 import os
+# as `cuda-checkpoint --launch-job` does, whose file has a content
+os.environ["CUDA_CHECKPOINT_JOB_FILE"] = f"/proc/self/fd/{os.memfd_create('job', 0)}"
 given, gives = os.pipe()
 second = os.fork() == 0
 class Handle(c.Structure): _fields_ = [("bytes", c.c_char * 64)]
@@ -137,7 +139,7 @@ PROMISES: dict[tuple[str, str], Trial] = {
         lambda n: keeps_memory(n, "preload", [str(static_program("bare-static")), "0", "32768"])
     ),
     ("preload", "`suspend --deep`: no memory left on the device"): lambda n: does(n, "suspend", "--deep"),
-    ("preload", "`suspend --deep` of processes that share memory by CUDA IPC"): suspends_sharing,
+    ("preload", "`suspend --deep` of processes that share memory by CUDA IPC (in a job)"): suspends_sharing,
     ("preload", "`move` to another device"): lambda n: does(n, "move", "--to", "1"),
     ("mps", "memory limit of a client"): lambda n: keeps_memory(n, "mps", GREEDY),
     ("mps", "memory limit of a program past the guard (`env -i`)"): (

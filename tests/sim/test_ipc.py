@@ -7,6 +7,7 @@ descriptor.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -254,12 +255,17 @@ def test_external_memory_maps_the_exported_allocation(node: SimNode) -> None:
     assert two.do("out = cu.raw('cuDestroyExternalMemory', None)") == INVALID_HANDLE
 
 
-@pytest.mark.parametrize(("driver", "saved"), [("595", NOT_SUPPORTED), ("615", 0)])
-def test_processes_that_share_by_ipc_are_suspended_by_drivers_from_610_on(
-    sim_node: Make, driver: str, saved: int
+@pytest.mark.parametrize(
+    ("driver", "in_job", "saved"),
+    [("595", True, NOT_SUPPORTED), ("615", False, NOT_SUPPORTED), ("615", True, 0)],
+)
+def test_processes_of_a_job_that_share_by_ipc_are_suspended_by_drivers_from_610_on(
+    sim_node: Make, tmp_path: Path, driver: str, in_job: bool, saved: int
 ) -> None:
     node = sim_node("h200x1", driver=driver)
-    one, two, control = Tenant(node), Tenant(node), Controller(node)
+    (job := tmp_path / "job").touch()
+    env = {"CUDA_CHECKPOINT_JOB_FILE": str(job)} if in_job else {}
+    one, two, control = Tenant(node, env), Tenant(node, env), Controller(node)
     one.say("alloc 10")
     handle = one.do(GIVE)
     assert [take(two, handle), two.do(CLOSE)] == ["0", "0"]

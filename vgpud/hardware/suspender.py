@@ -29,7 +29,7 @@ _WHY = {
     2: "the device has no memory left for it",
     _NOT_READY: "its calls under way did not end in time",
     _NOT_SUPPORTED: "the driver cannot suspend it: MPS clients, and memory shared with other processes "
-    "(NCCL; IPC before branch 610) or managed, are beyond it",
+    "(NCCL; CUDA IPC, but for jobs of cuda-checkpoint) or managed, are beyond it",
     401: "it is in a state that does not allow this",
     999: "it failed while it was suspended before",
 }

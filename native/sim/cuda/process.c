@@ -2,6 +2,8 @@
  * What the simulated libcuda knows of its own process: the lock of its objects, the devices that the process sees, and
  * the gate, at which calls wait while the process is suspended. These functions call no others of this folder.
  */
+#include <unistd.h>
+
 #include "internal.h"
 
 struct cu_process cu = {.lock = PTHREAD_MUTEX_INITIALIZER, .mps_fraction = 1.0, .rm_file = -1};
@@ -74,8 +76,16 @@ void cu_cannot_suspend(int change)
     __atomic_store_n(&cu.proc->cannot_suspend, cu.shared_memories > 0, __ATOMIC_RELEASE);
 }
 
+/* `cuda-checkpoint --launch-job` makes the file, and all processes of a job inherit it. */
+static bool in_checkpoint_job(void)
+{
+    const char *file = getenv("CUDA_CHECKPOINT_JOB_FILE");
+    return file != NULL && access(file, R_OK) == 0;
+}
+
 void cu_shares_by_ipc(int change)
 {
+    uint32_t shares = in_checkpoint_job() ? SIM_SHARES_IN_JOB : SIM_SHARES;
     cu.ipc_memories += change;
-    __atomic_store_n(&cu.proc->shares_by_ipc, cu.ipc_memories > 0, __ATOMIC_RELEASE);
+    __atomic_store_n(&cu.proc->shares_by_ipc, cu.ipc_memories > 0 ? shares : SIM_SHARES_NOT, __ATOMIC_RELEASE);
 }

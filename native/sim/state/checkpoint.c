@@ -7,7 +7,9 @@
  *
  * Sources: the states and results are from NVIDIA's driver API manual. What the driver refuses, and the process that
  * cannot be restored again after a restore ran out of memory, are from the issues and the manual of
- * NVIDIA/cuda-checkpoint, which says that drivers from 610 on suspend memory shared by CUDA IPC.
+ * NVIDIA/cuda-checkpoint. Its section "610 Features" says that drivers from 610 on suspend memory shared by
+ * cuIpcGetMemHandle, for processes in a job of `cuda-checkpoint --launch-job`. What the driver does without a job is
+ * not known; here it refuses.
  */
 #include <cuda.h>
 #include <limits.h>
@@ -85,7 +87,8 @@ int sim_checkpoint_lock(struct sim_state *s, uint32_t pid, uint32_t most_ms)
 
 static bool shares_memory(const struct sim_state *s, const struct sim_proc *p)
 {
-    return p->cannot_suspend || (p->shares_by_ipc && sim_branch(s) < BRANCH_OF_IPC);
+    enum sim_sharing most = sim_branch(s) < BRANCH_OF_IPC ? SIM_SHARES_NOT : SIM_SHARES_IN_JOB;
+    return p->cannot_suspend || p->shares_by_ipc > (uint32_t)most;
 }
 
 static bool has_managed(const struct sim_proc *p)

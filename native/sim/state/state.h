@@ -108,13 +108,15 @@ struct sim_object {
 
 /* The CUprocessState in the low bits of sim_proc.gate; the high bits count the moves to other devices. */
 enum sim_gate { SIM_RUNNING, SIM_LOCKED, SIM_CHECKPOINTED, SIM_FAILED, SIM_GATE_STATES };
+/* Whether a process shares memory by cuIpc*, from the easiest to suspend to the hardest. */
+enum sim_sharing { SIM_SHARES_NOT, SIM_SHARES_IN_JOB, SIM_SHARES };
 
 struct sim_proc {
     _Atomic uint32_t used;
     _Atomic uint32_t gate;                      /* a futex: calls that wait at the gate wake when its value changes */
     uint32_t restore_broken;                    /* 1: a restore ran out of memory, so no later restore succeeds */
     uint32_t cannot_suspend;                    /* 1: the process has memory that it shares with other processes */
-    uint32_t shares_by_ipc;                     /* 1: by cuIpc*, which drivers from branch 610 on can suspend */
+    uint32_t shares_by_ipc;                     /* enum sim_sharing */
     uint8_t card_of[SIM_MAX_DEVICES];           /* for each card, the card that does its work now */
     uint8_t suspended_card_of[SIM_MAX_DEVICES]; /* card_of at the time of the checkpoint */
     uint32_t pid;
